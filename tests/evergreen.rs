@@ -1,6 +1,4 @@
 //! The Evergreen face, from a client's end of a real socket, and the simulation.
-//!
-//! Owns: nothing; the harness is this crate's library. Refuses to know: the rest of the house.
 
 mod abuse;
 mod client;

@@ -1,7 +1,4 @@
 //! What holds at every face alike: whose turn it is (D-54), and what else the table names.
-//!
-//! Owns: [`Way`], every way in which a client gets a model to work, and one client for each. Refuses to know: what is
-//! particular to a face.
 
 mod ends;
 mod heads;
@@ -13,10 +10,10 @@ use std::net::SocketAddr;
 use futures::StreamExt;
 use sapwood_kernel::connect::{evergreen, triton};
 use sapwood_kernel::{Kernel, args};
-use sapwood_net::evergreen::Session;
-use sapwood_net::lmtp::Client;
-use sapwood_proto::lmtp::Generate;
-use sapwood_server::metrics::Face;
+use sapwood_net::evergreen::ClientSession;
+use sapwood_net::lmtp::LmtpClient;
+use sapwood_proto::lmtp::GenerateRequest;
+use sapwood_server::metrics::FaceLabel;
 use sapwood_tests::http::{Answer, Wire, post};
 use sapwood_tests::{Running, spawned, with_model};
 use serde_json::json;
@@ -64,15 +61,15 @@ pub(crate) const WAYS: [Way; 11] = [
 
 impl Way {
     /// Whose the request is where faces are counted.
-    pub(crate) const fn face(self) -> Face {
+    pub(crate) const fn face(self) -> FaceLabel {
         match self {
-            Self::EvergreenGrpc | Self::EvergreenSocket(_) => Face::Evergreen,
-            Self::Lmtp | Self::LmtpPost => Face::Lmtp,
+            Self::EvergreenGrpc | Self::EvergreenSocket(_) => FaceLabel::Evergreen,
+            Self::Lmtp | Self::LmtpPost => FaceLabel::Lmtp,
             Self::Generate
             | Self::GenerateStream
             | Self::Infer
             | Self::ModelInfer
-            | Self::StreamInfer => Face::Generate,
+            | Self::StreamInfer => FaceLabel::Generate,
         }
     }
 
@@ -155,12 +152,12 @@ fn posted(path: &str, key: Option<&str>, body: &str) -> Vec<u8> {
     post(path, &headers, body.as_bytes())
 }
 
-fn told(error: impl std::fmt::Display) -> String {
+fn to_text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-fn refused(fault: impl std::fmt::Debug) -> String {
-    format!("{fault:?}")
+fn refused(error: impl std::fmt::Debug) -> String {
+    format!("{error:?}")
 }
 
 fn succeeded(answer: Answer) -> Result<Answer, String> {
@@ -176,13 +173,13 @@ async fn model_infer(
     key: Option<&str>,
     prompt: &str,
 ) -> Result<String, String> {
-    let mut grpc = Grpc::at(server).await.map_err(told)?;
+    let mut grpc = Grpc::at(server).await.map_err(to_text)?;
     let mut request = tonic::Request::new(grpc::prompt("parrot", "1", prompt, false));
     if let Some(key) = key {
-        let bearer = format!("Bearer {key}").parse().map_err(told)?;
+        let bearer = format!("Bearer {key}").parse().map_err(to_text)?;
         request.metadata_mut().insert("authorization", bearer);
     }
-    let answer = grpc.send("ModelInfer", request).await.map_err(told)?;
+    let answer = grpc.send("ModelInfer", request).await.map_err(to_text)?;
     Ok(grpc::text(&answer))
 }
 
@@ -191,62 +188,62 @@ async fn stream_infer(
     key: Option<&str>,
     prompt: &str,
 ) -> Result<String, String> {
-    let mut address = sapwood_net::triton::Address::new(format!("triton+grpc://{server}"));
+    let mut address = sapwood_net::triton::TritonAddress::new(format!("triton+grpc://{server}"));
     address.key = key.map(Into::into);
-    let client = sapwood_net::triton::Client::connect(&address)
+    let client = sapwood_net::triton::TritonClient::connect(&address)
         .await
-        .map_err(told)?;
+        .map_err(to_text)?;
     let kernel = Kernel::new();
     kernel
-        .add_all(triton::import(&client).await.map_err(told)?)
-        .map_err(told)?;
+        .add_all(triton::import(&client).await.map_err(to_text)?)
+        .map_err(to_text)?;
     called(&kernel, prompt).await
 }
 
 async fn session(url: String, key: Option<&str>, prompt: &str) -> Result<String, String> {
-    let mut address = sapwood_net::evergreen::Address::new(url);
+    let mut address = sapwood_net::evergreen::ServerAddress::new(url);
     if let Some(key) = key {
         address = address.with_key(key);
     }
-    let session = Session::connect(&address, Default::default())
+    let session = ClientSession::connect(&address, Default::default())
         .await
-        .map_err(told)?;
+        .map_err(to_text)?;
     let kernel = Kernel::new();
-    let functions = evergreen::import(&session).await.map_err(told)?;
-    kernel.add_all(functions).map_err(told)?;
+    let functions = evergreen::import(&session).await.map_err(to_text)?;
+    kernel.add_all(functions).map_err(to_text)?;
     called(&kernel, prompt).await
 }
 
 async fn called(kernel: &Kernel, prompt: &str) -> Result<String, String> {
     let config = json!({"prompt_mode": "raw"});
     let run = kernel.run::<String>("parrot", args! { prompt: prompt, config: config });
-    let (text, _) = run.finish().await.map_err(told)?;
+    let (text, _) = run.finish().await.map_err(to_text)?;
     Ok(text)
 }
 
 async fn lmtp(server: SocketAddr, key: Option<&str>, prompt: &str) -> Result<String, String> {
     let mut address =
-        sapwood_net::lmtp::Address::parse(&format!("{server}/lmtp")).map_err(refused)?;
+        sapwood_net::lmtp::PeerAddress::parse(&format!("{server}/lmtp")).map_err(refused)?;
     if let Some(key) = key {
         address = address.with_key(key);
     }
-    let client = Client::connect(address, Default::default())
+    let client = LmtpClient::connect(address, Default::default())
         .await
         .map_err(refused)?;
-    let wanted = Generate {
+    let wanted = GenerateRequest {
         prompt: prompt.bytes().map(u32::from).collect(),
         max_tokens: 1_000,
-        ..Generate::default()
+        ..GenerateRequest::default()
     };
     let mut items = client.generate("parrot", wanted).await.map_err(refused)?;
-    let mut said = Vec::new();
+    let mut reply = Vec::new();
     while let Some(item) = items.next().await {
         match item {
-            Ok(item) => said.extend(item.token.and_then(|token| u8::try_from(token).ok())),
-            Err(fault) => return Err(refused(fault)),
+            Ok(item) => reply.extend(item.token.and_then(|token| u8::try_from(token).ok())),
+            Err(error) => return Err(refused(error)),
         }
     }
-    String::from_utf8(said).map_err(told)
+    String::from_utf8(reply).map_err(to_text)
 }
 
 async fn lmtp_post(server: SocketAddr, key: Option<&str>, prompt: &str) -> Result<String, String> {
@@ -256,27 +253,27 @@ async fn lmtp_post(server: SocketAddr, key: Option<&str>, prompt: &str) -> Resul
     let line = format!("GENERATE {wanted}\n");
     let request = posted("/lmtp", key, &line);
     let answer = succeeded(wire.ask(request).await)?;
-    let mut said = Vec::new();
+    let mut reply = Vec::new();
     for line in answer.text().lines() {
         let Some(items) = line.strip_prefix("TOKEN ") else {
             continue;
         };
-        let items: Vec<serde_json::Value> = serde_json::from_str(items).map_err(told)?;
+        let items: Vec<serde_json::Value> = serde_json::from_str(items).map_err(to_text)?;
         for item in items {
             if let Some(error) = item.get("error") {
                 return Err(format!("{error} {item}"));
             }
             let token = item["token"].as_u64();
-            said.extend(token.and_then(|token| u8::try_from(token).ok()));
+            reply.extend(token.and_then(|token| u8::try_from(token).ok()));
         }
     }
-    String::from_utf8(said).map_err(told)
+    String::from_utf8(reply).map_err(to_text)
 }
 
 /// A face that nobody can ask by any way here is missing from every table of these tests.
 #[tokio::test]
 async fn every_face_has_its_ways() {
-    let faces = [Face::Evergreen, Face::Lmtp, Face::Generate];
+    let faces = [FaceLabel::Evergreen, FaceLabel::Lmtp, FaceLabel::Generate];
     for face in faces {
         assert!(WAYS.iter().any(|way| way.face() == face), "{}", face.name());
     }
@@ -287,7 +284,7 @@ async fn every_face_has_its_ways() {
     )
     .await;
     for way in WAYS {
-        let said = way.ask(server.address, "Hi").await;
-        assert_eq!(said.as_deref(), Ok("Hi"), "{way:?}");
+        let reply = way.ask(server.address, "Hi").await;
+        assert_eq!(reply.as_deref(), Ok("Hi"), "{way:?}");
     }
 }

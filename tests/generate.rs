@@ -1,6 +1,4 @@
 //! The Triton face, from a client's end of a real socket.
-//!
-//! Owns: what its tests share: a server with a parrot, and how it is asked. Refuses to know: the rest of the house.
 
 mod abuse;
 mod beyond;
@@ -19,10 +17,12 @@ mod scripts;
 mod settings;
 mod streams;
 
-use sapwood_engine::scripted::{self, Rule, Script, Step};
+use sapwood_engine::scripted::{self, Script, ScriptRule, ScriptStep};
 use sapwood_kernel::Kernel;
-use sapwood_proto::generate::{Datatype, Input, InputRole, Output, OutputRole, Signature};
-use sapwood_server::generate::{Config, Control, Model};
+use sapwood_proto::generate::{
+    Datatype, InputRole, InputTensor, OutputRole, OutputTensor, Signature,
+};
+use sapwood_server::generate::{Config, ModelOptions, ScriptControl};
 use sapwood_tests::http::{Answer, Wire};
 use sapwood_tests::{Running, spawned};
 
@@ -48,9 +48,9 @@ fn script(script: Script) -> scripted::Config {
 }
 
 /// A script of one rule for every prompt.
-fn steps(steps: Vec<Step>) -> scripted::Config {
+fn steps(steps: Vec<ScriptStep>) -> scripted::Config {
     scripted::Config {
-        rules: vec![Rule {
+        rules: vec![ScriptRule {
             pattern: None,
             steps,
         }],
@@ -68,13 +68,13 @@ async fn demo() -> Running {
 }
 
 /// A server with the model `m` that plays these steps.
-async fn playing(list: Vec<Step>) -> Running {
+async fn playing(list: Vec<ScriptStep>) -> Running {
     Running::generating(kernel(&[("m", steps(list))]), Config::default()).await
 }
 
 /// The example of the page: QUESTION and LIVE in, ANSWER out.
 fn parrot_signature() -> Signature {
-    let input = |name: &str, datatype, shape: &[i64], role| Input {
+    let input = |name: &str, datatype, shape: &[i64], role| InputTensor {
         name: name.into(),
         datatype,
         shape: shape.to_vec(),
@@ -86,12 +86,12 @@ fn parrot_signature() -> Signature {
         inputs: vec![
             input("QUESTION", Datatype::Bytes, &[1, 1], InputRole::Prompt),
             input("LIVE", Datatype::Bool, &[1, 1], InputRole::Stream),
-            Input {
+            InputTensor {
                 optional: true,
                 ..input("hints", Datatype::Int32, &[1, -1], InputRole::Ignore)
             },
         ],
-        outputs: vec![Output {
+        outputs: vec![OutputTensor {
             name: "ANSWER".into(),
             datatype: Datatype::Bytes,
             shape: vec![1, -1],
@@ -105,22 +105,22 @@ fn parrot_signature() -> Signature {
 }
 
 /// A server with the example of the page, and what `change` makes of it.
-async fn parrot(change: impl FnOnce(&mut Model)) -> Running {
+async fn parrot(change: impl FnOnce(&mut ModelOptions)) -> Running {
     let controls = [
-        (Control::Repeat, "TIMES"),
-        (Control::DelayS, "PAUSE"),
-        (Control::FailLast, "BREAK"),
-        (Control::EmptyOutput, "HOLLOW"),
-        (Control::FailFirst, "REFUSE"),
-        (Control::Code, "KIND"),
+        (ScriptControl::Repeat, "TIMES"),
+        (ScriptControl::DelayS, "PAUSE"),
+        (ScriptControl::FailLast, "BREAK"),
+        (ScriptControl::EmptyOutput, "HOLLOW"),
+        (ScriptControl::FailFirst, "REFUSE"),
+        (ScriptControl::Code, "KIND"),
     ];
-    let mut model = Model {
+    let mut model = ModelOptions {
         signature: Some(parrot_signature()),
         controls: controls
             .map(|(control, name)| (control, name.to_owned()))
             .into(),
         fail_message: "the parrot is tired".into(),
-        ..Model::default()
+        ..ModelOptions::default()
     };
     change(&mut model);
     let config = Config {

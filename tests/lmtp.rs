@@ -1,6 +1,4 @@
 //! The LMTP face, from a client's end of a real socket.
-//!
-//! Owns: the client that these tests talk with. Refuses to know: the rest of the house.
 
 mod abuse;
 mod affinity;
@@ -14,10 +12,10 @@ mod transports;
 mod upstream;
 
 use sapwood_engine::scripted::{self, Script};
-use sapwood_engine::{Engine, Owner};
+use sapwood_engine::{Engine, EngineOwner};
 use sapwood_kernel::{Kernel, model};
 use sapwood_server::{lmtp, server};
-use sapwood_tests::socket::{Said, Socket};
+use sapwood_tests::socket::{Socket, SocketReply};
 use sapwood_tests::{Faces, Running, by_hand, spawned};
 use serde_json::Value;
 
@@ -57,7 +55,7 @@ pub(crate) async fn of_parrot() -> Running {
 }
 
 /// A server of one model that the test steps.
-pub(crate) async fn stepped(config: scripted::Config) -> (Owner, Running) {
+pub(crate) async fn stepped(config: scripted::Config) -> (EngineOwner, Running) {
     let (owner, engine) = by_hand(config);
     let kernel = kernel("parrot", engine);
     let server = Running::start(kernel, Default::default(), Vec::new()).await;
@@ -80,8 +78,8 @@ pub(crate) async fn client(server: &Running) -> Socket {
 
 /// The items of the next message, and its type.
 pub(crate) async fn message(socket: &mut Socket) -> (String, Vec<Value>) {
-    match socket.heard().await {
-        Said::Text(text) => parsed(&text),
+    match socket.received().await {
+        SocketReply::Text(text) => parsed(&text),
         other => panic!("no message: {other:?}"),
     }
 }
@@ -108,7 +106,7 @@ pub(crate) async fn stream(socket: &mut Socket, id: impl Into<Value>) -> Vec<Val
 }
 
 /// The tokens of items, and how they end.
-pub(crate) fn told(items: &[Value]) -> (Vec<u64>, String) {
+pub(crate) fn tokens_and_end(items: &[Value]) -> (Vec<u64>, String) {
     let tokens = items.iter().filter_map(|item| item["token"].as_u64());
     let last = items.last().map_or(&Value::Null, |item| {
         item.get("code").unwrap_or_else(|| &item["finish_reason"])

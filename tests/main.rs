@@ -1,6 +1,4 @@
 //! Everything that needs more than one crate: faces over real sockets, and the simulation.
-//!
-//! Owns: how the pieces work together. Refuses to know: their insides; each crate tests its own.
 
 #![allow(
     missing_docs,

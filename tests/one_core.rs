@@ -1,6 +1,4 @@
 //! Every face reaches the same function: one prompt, one seed, and the same tokens at each of them.
-//!
-//! Owns: that comparison. Refuses to know: what each face has besides.
 
 use std::sync::Arc;
 
@@ -8,19 +6,19 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use sapwood_engine::api::Vocabulary;
 use sapwood_engine::scripted::{self, Script};
-use sapwood_engine::tokenizer::{Ends, Files, Tokenizer};
-use sapwood_kernel::connect::lmtp::{Terms, function};
+use sapwood_engine::tokenizer::{FileTokenizer, SpecialTokens, TokenizerFiles};
+use sapwood_kernel::connect::lmtp::{LmtpModelTerms, function};
 use sapwood_kernel::{Kernel, model};
-use sapwood_net::evergreen::Node;
-use sapwood_net::lmtp::pool::Pool;
-use sapwood_net::lmtp::{Address, Client, Options};
+use sapwood_net::evergreen::SessionNode;
+use sapwood_net::lmtp::pool::LmtpPool;
+use sapwood_net::lmtp::{ConnectOptions, LmtpClient, PeerAddress};
 use sapwood_proto::evergreen::Metadata;
 use sapwood_proto::generated::inference::model_infer_request::InferInputTensor;
 use sapwood_proto::generated::inference::{
     ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
 };
 use sapwood_tests::http::Wire;
-use sapwood_tests::socket::{Said, Socket};
+use sapwood_tests::socket::{Socket, SocketReply};
 use sapwood_tests::{Running, request, spawned};
 use serde_json::{Value, json};
 use tonic::transport::Channel;
@@ -63,7 +61,7 @@ async fn evergreen(server: &Running) -> Given {
     let call = session
         .call(request("wanderer", &inputs, &["response", "tokens"]))
         .unwrap();
-    let whole = async |node: Option<Node>| node.unwrap().read().whole().await.unwrap();
+    let whole = async |node: Option<SessionNode>| node.unwrap().read().whole().await.unwrap();
     let (text, tokens) =
         futures::join!(whole(call.output("response")), whole(call.output("tokens")));
     let (words, rest) = tokens.as_chunks::<4>();
@@ -83,10 +81,10 @@ async fn lmtp(server: &Running, prompt: &[u32]) -> Given {
     let mut socket = Socket::open(server, "/lmtp", &[]).await.unwrap();
     let generate = json!({"model": "wanderer", "stream_id": 1, "prompt": prompt, "temperature": 0.9, "top_p": 0.95,
         "max_tokens": TOKENS, "seed": SEED});
-    socket.say(&format!("GENERATE {generate}")).await;
+    socket.send_text(&format!("GENERATE {generate}")).await;
     let mut tokens = Vec::new();
     loop {
-        let Said::Text(text) = socket.heard().await else {
+        let SocketReply::Text(text) = socket.received().await else {
             panic!("no message");
         };
         let items: Vec<Value> = serde_json::from_str(text.strip_prefix("TOKEN ").unwrap()).unwrap();
@@ -206,18 +204,18 @@ async fn grpc(server: &Running, stream: bool) -> Given {
 
 /// What Evergreen gives, once every other face has given the same.
 async fn agreed(server: &Running, vocabulary: &dyn Vocabulary) -> Given {
-    let mut prompt: Vec<u32> = vocabulary.beginning().into_iter().collect();
+    let mut prompt: Vec<u32> = vocabulary.bos().into_iter().collect();
     prompt.extend(vocabulary.tokenize(PROMPT, false));
     let first = evergreen(server).await;
     let tokens = first.tokens.as_ref().unwrap();
     assert_eq!(tokens.len(), TOKENS as usize);
-    let said: Vec<u8> = tokens
+    let reply: Vec<u8> = tokens
         .iter()
         .flat_map(|id| vocabulary.bytes(u32::try_from(*id).unwrap()).to_vec())
         .collect();
     assert_eq!(
         first.text.as_deref(),
-        Some(&*String::from_utf8_lossy(&said))
+        Some(&*String::from_utf8_lossy(&reply))
     );
     let others = [
         ("lmtp", lmtp(server, &prompt).await),
@@ -252,7 +250,7 @@ async fn lm_605_tr_1311_one_prompt_and_one_seed_give_the_same_at_every_face() {
 #[tokio::test]
 async fn lm_712_through_an_upstream_every_face_gives_what_the_model_gives() {
     let engine = spawned(scripted::Config {
-        tokenizer: Some(scripted::Tokenizer::Bytes),
+        tokenizer: Some(scripted::ScriptedTokenizer::Bytes),
         ..wanderer()
     });
     let vocabulary = engine.vocabulary().clone();
@@ -260,22 +258,24 @@ async fn lm_712_through_an_upstream_every_face_gives_what_the_model_gives() {
     kernel.add(model("wanderer", engine)).unwrap();
     let back = Running::start(kernel, Default::default(), Vec::new()).await;
     let near = agreed(&back, &*vocabulary).await;
-    let address = Address::parse(&format!("{}/lmtp", back.address)).unwrap();
+    let address = PeerAddress::parse(&format!("{}/lmtp", back.address)).unwrap();
     let file = address.fetch("/lmtp/tokenizer/wanderer").await.unwrap();
-    let client = Client::connect(address, Options::default()).await.unwrap();
-    let pool = Pool::of(client, "wanderer").await.unwrap();
-    let files = Files {
+    let client = LmtpClient::connect(address, ConnectOptions::default())
+        .await
+        .unwrap();
+    let pool = LmtpPool::of(client, "wanderer").await.unwrap();
+    let files = TokenizerFiles {
         tokenizer: file,
-        ..Files::default()
+        ..TokenizerFiles::default()
     };
-    let ends = Ends {
-        beginning: Some(vocabulary.beginning()),
+    let ends = SpecialTokens {
+        bos: Some(vocabulary.bos()),
         ends: vec![257],
     };
-    let tokenizer = Arc::new(Tokenizer::new(&files, ends).unwrap());
-    let terms = Terms {
+    let tokenizer = Arc::new(FileTokenizer::new(&files, ends).unwrap());
+    let terms = LmtpModelTerms {
         vocabulary: Some(tokenizer.clone()),
-        ..Terms::default()
+        ..LmtpModelTerms::default()
     };
     let kernel = Kernel::new();
     kernel.add(function(&pool, "wanderer", terms)).unwrap();

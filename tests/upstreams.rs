@@ -5,19 +5,21 @@ use futures::{StreamExt, stream};
 use sapwood_engine::{Engine, scripted};
 use sapwood_kernel::connect::{evergreen, lmtp, triton};
 use sapwood_kernel::{Error, Fun, GenerateConfig, Kernel, Port, PromptMode, Run, args};
-use sapwood_net::evergreen::{Address as EvergreenAddress, Options, Session};
-use sapwood_net::lmtp::pool::{Endpoint, Pool};
-use sapwood_net::lmtp::{Address as LmtpAddress, Options as LmtpOptions};
-use sapwood_net::triton::{Address as TritonAddress, Client};
+use sapwood_net::evergreen::{
+    ClientSession, ClientSessionOptions, ServerAddress as EvergreenAddress,
+};
+use sapwood_net::lmtp::pool::{LmtpPool, PoolEndpoint};
+use sapwood_net::lmtp::{ConnectOptions as LmtpOptions, PeerAddress as LmtpAddress};
+use sapwood_net::triton::{TritonAddress, TritonClient};
 use sapwood_proto::lmtp::pool as machine;
-use sapwood_server::health::State;
+use sapwood_server::health::HealthState;
 use sapwood_tests::http::Wire;
 use sapwood_tests::socket::Socket;
 use sapwood_tests::{Running, request, spawned, with_model};
 use serde_json::{Value, json};
 
 use crate::generate::grpc::{Grpc, prompt, text};
-use crate::lmtp::{stream as items, told};
+use crate::lmtp::{stream as items, tokens_and_end};
 
 /// What the model repeats, byte by byte.
 const PROMPT: &str = "two w\u{f6}rds";
@@ -66,14 +68,14 @@ async fn there() -> (Running, Engine) {
     (server, engine)
 }
 
-async fn pool(server: &Running) -> Pool {
-    let endpoint = Endpoint {
+async fn pool(server: &Running) -> LmtpPool {
+    let endpoint = PoolEndpoint {
         address: LmtpAddress::parse(&format!("{}/lmtp", server.address)).unwrap(),
         model: "parrot".into(),
         weight: 1,
     };
-    let (options, settings) = (LmtpOptions::default(), machine::Options::default());
-    Pool::connect(vec![endpoint], &options, settings)
+    let (options, settings) = (LmtpOptions::default(), machine::PoolOptions::default());
+    LmtpPool::connect(vec![endpoint], &options, settings)
         .await
         .unwrap()
 }
@@ -92,18 +94,18 @@ async fn function(server: &Running, engine: &Engine, kind: Upstream) -> Fun {
                 _ => "ws",
             };
             let address = EvergreenAddress::new(format!("{scheme}://{at}"));
-            let options = Options {
+            let options = ClientSessionOptions {
                 partial_failure: true,
-                ..Options::default()
+                ..ClientSessionOptions::default()
             };
-            let session = Session::connect(&address, options).await.unwrap();
+            let session = ClientSession::connect(&address, options).await.unwrap();
             model(evergreen::import(&session).await.unwrap())
         }
         Upstream::Lmtp | Upstream::LmtpTokens => {
             let known = kind == Upstream::Lmtp;
-            let terms = lmtp::Terms {
+            let terms = lmtp::LmtpModelTerms {
                 vocabulary: known.then(|| engine.vocabulary().clone()),
-                ..lmtp::Terms::default()
+                ..lmtp::LmtpModelTerms::default()
             };
             lmtp::function(&pool(server).await, "parrot", terms)
         }
@@ -113,7 +115,7 @@ async fn function(server: &Running, engine: &Engine, kind: Upstream) -> Fun {
                 _ => "triton+grpc",
             };
             let address = TritonAddress::new(format!("{scheme}://{at}"));
-            let client = Client::connect(&address).await.unwrap();
+            let client = TritonClient::connect(&address).await.unwrap();
             model(triton::import(&client).await.unwrap())
         }
     }
@@ -165,8 +167,9 @@ impl Front {
         let plain = std::sync::Arc::new(sapwood_proto::evergreen::Metadata::of("text/plain"));
         input.write(&plain, PROMPT.into()).await.unwrap();
         input.end(&plain).unwrap();
-        let said = call.output("response").unwrap().read().whole().await;
-        said.map(|said| String::from_utf8(said.to_vec()).unwrap())
+        let reply = call.output("response").unwrap().read().whole().await;
+        reply
+            .map(|reply| String::from_utf8(reply.to_vec()).unwrap())
             .map_err(|status| status.code.name().to_owned())
     }
 
@@ -174,9 +177,9 @@ impl Front {
         let mut socket = Socket::open(&self.server, "/lmtp", &[]).await.unwrap();
         let prompt: Vec<u32> = PROMPT.bytes().map(u32::from).collect();
         let message = json!({"stream_id": 1, "model": "parrot", "prompt": prompt, "max_tokens": 99, "top_logprobs": 2});
-        socket.say(&format!("GENERATE {message}")).await;
+        socket.send_text(&format!("GENERATE {message}")).await;
         let items = items(&mut socket, 1).await;
-        let (tokens, end) = told(&items);
+        let (tokens, end) = tokens_and_end(&items);
         if end != "stop" {
             return Err(end);
         }
@@ -208,13 +211,13 @@ impl Front {
         let mut wire = Wire::connect(self.server.address).await;
         let path = format!("/v2/models/parrot/{path}");
         let answer = wire.post(&path, &body.to_string()).await;
-        if answer.told().0 != 200 {
+        if answer.summary().0 != 200 {
             return Err(answer.head.header("sapwood-error").unwrap());
         }
-        let said = |value: &Value| value["text_output"].as_str().unwrap().to_owned();
+        let reply = |value: &Value| value["text_output"].as_str().unwrap().to_owned();
         Ok(match face {
-            Face::Generate => said(&answer.json()),
-            Face::GenerateStream => answer.events().iter().map(said).collect(),
+            Face::Generate => reply(&answer.json()),
+            Face::GenerateStream => answer.events().iter().map(reply).collect(),
             _ => answer.json()["outputs"][0]["data"][0]
                 .as_str()
                 .unwrap()
@@ -235,11 +238,11 @@ impl Front {
             return answer.map(|answer| text(&answer)).map_err(refused);
         }
         let mut answers = grpc.stream(stream::iter([message]), true).await;
-        let mut said = String::new();
+        let mut reply = String::new();
         while let Some(answer) = answers.message().await.map_err(refused)? {
-            said.push_str(&text(&answer.infer_response.unwrap()));
+            reply.push_str(&text(&answer.infer_response.unwrap()));
         }
-        Ok(said)
+        Ok(reply)
     }
 }
 
@@ -324,15 +327,18 @@ async fn d_5_log_probabilities_are_given_or_refused_and_never_left_out() {
             .await;
         if kind.has_tokens() {
             assert!(lines.len() >= PROMPT.len(), "{kind:?}: {lines:?}");
-            let told = answer.json();
-            let told = told["logprobs"].as_str().unwrap();
-            let told: Value = serde_json::from_str(told).unwrap();
-            assert!(told.as_array().unwrap().len() >= PROMPT.len(), "{told}");
+            let received = answer.json();
+            let received = received["logprobs"].as_str().unwrap();
+            let received: Value = serde_json::from_str(received).unwrap();
+            assert!(
+                received.as_array().unwrap().len() >= PROMPT.len(),
+                "{received}"
+            );
             continue;
         }
         let error = lines.into_iter().find_map(Result::err).unwrap();
         assert_eq!(code(&error), "unimplemented", "{kind:?}");
-        assert_eq!(answer.told().0, 501, "{kind:?}: {}", answer.text());
+        assert_eq!(answer.summary().0, 501, "{kind:?}: {}", answer.text());
         let after = engine.stats().prompt_tokens.get();
         assert_eq!(after, asked, "{kind:?}: said before any work");
     }
@@ -346,7 +352,7 @@ async fn lm_331_models_of_upstreams_are_known_at_the_lmtp_face() {
         let front = Front::of(&server, &engine, kind).await;
         let mut socket = Socket::open(&front.server, "/lmtp", &[]).await.unwrap();
         socket
-            .say(r#"MODEL_INFO {"stream_id":1,"model":"parrot"}"#)
+            .send_text(r#"MODEL_INFO {"stream_id":1,"model":"parrot"}"#)
             .await;
         let (word, answer) = crate::lmtp::message(&mut socket).await;
         let facts = &answer[0]["model_info"];
@@ -368,16 +374,16 @@ async fn lm_804_a_server_without_any_upstream_is_unavailable_and_not_ready() {
     health.running("parrot", Box::new(|| std::time::Duration::ZERO));
     server.kill().await;
     health.away("parrot");
-    assert_eq!(health.state("parrot"), Some(State::Away));
+    assert_eq!(health.state("parrot"), Some(HealthState::Away));
     let mut wire = Wire::connect(front.server.address).await;
     for path in ["/readyz", "/v2/health/ready", "/v2/models/parrot/ready"] {
         let answer = wire.get(path).await;
-        assert_ne!(answer.told().0, 200, "{path}");
+        assert_ne!(answer.summary().0, 200, "{path}");
     }
     for path in ["generate", "generate_stream"] {
         let path = format!("/v2/models/parrot/{path}");
         let answer = wire.post(&path, r#"{"text_input":"x"}"#).await;
-        assert_eq!(answer.told().0, 503, "{path}: {}", answer.text());
+        assert_eq!(answer.summary().0, 503, "{path}: {}", answer.text());
         assert!(answer.head.header("retry-after").is_some());
     }
     assert_eq!(front.ask(Face::Evergreen).await, Err("unavailable".into()));

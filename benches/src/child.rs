@@ -1,6 +1,4 @@
 //! A server in a process of its own, so that its processor time and memory can be told from the load's.
-//!
-//! Owns: starting it, waiting for its address, reading `/proc`. Refuses to know: what it serves.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -54,21 +52,21 @@ impl Server {
     ///
     /// # Errors
     /// If it does not start, or ends, or needs more than a minute.
-    pub async fn elsewhere(command: &mut Command, address: SocketAddr, path: &str) -> Result<Self> {
+    pub async fn spawn_at(command: &mut Command, address: SocketAddr, path: &str) -> Result<Self> {
         let process = command
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .context("start the other server")?;
         let mut server = Self { process, address };
-        let patience = Instant::now() + PATIENCE;
+        let timeout = Instant::now() + WAIT_LIMIT;
         while !ready(address, path).await {
             if let Some(status) = server.process.try_wait()? {
                 bail!("the other server ended: {status}");
             }
             ensure!(
-                Instant::now() < patience,
-                "the other server is not ready after {PATIENCE:?}"
+                Instant::now() < timeout,
+                "the other server is not ready after {WAIT_LIMIT:?}"
             );
             tokio::time::sleep(PAUSE).await;
         }
@@ -130,7 +128,7 @@ async fn ready(address: SocketAddr, path: &str) -> bool {
 }
 
 /// Another server may take so long to load its model.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_LIMIT: Duration = Duration::from_secs(60);
 /// Between two looks whether it has.
 const PAUSE: Duration = Duration::from_millis(50);
 /// The kernel reports processor time in hundredths of a second.

@@ -1,7 +1,4 @@
 //! What the embedded benches share: a model to measure, and llama.cpp called bare.
-//!
-//! Owns: the random model's file, the loop without an engine (it samples too), medians. Refuses to know: the engine's
-//! scheduler.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -9,9 +6,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use sapwood_engine::embedded::random::{self, Shape};
-use sapwood_engine::embedded::{Embedded, Options, Source, load};
-use sapwood_engine::model::{Entry, Model, Opening, Row};
+use sapwood_engine::embedded::random::{self, RandomModelShape};
+use sapwood_engine::embedded::{Embedded, LoadOptions, ModelSource, load};
+use sapwood_engine::model::{BatchEntry, Model, OutputRow, SlotPurpose};
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
@@ -31,7 +28,7 @@ pub fn model_file() -> Result<PathBuf> {
     if !path.exists() {
         let unfinished = path.with_extension("unfinished");
         let mut out = BufWriter::new(File::create(&unfinished)?);
-        random::write(&mut out, &Shape::hundred_million(), 1)?;
+        random::write(&mut out, &RandomModelShape::hundred_million(), 1)?;
         out.flush()?;
         std::fs::rename(&unfinished, &path)?;
     }
@@ -52,10 +49,10 @@ pub fn demo_file() -> Result<PathBuf> {
 ///
 /// # Errors
 /// Those of loading.
-pub fn model(options: &Options) -> Result<Embedded> {
+pub fn model(options: &LoadOptions) -> Result<Embedded> {
     Ok(load(
         "bench",
-        &Source::File(model_file()?),
+        &ModelSource::File(model_file()?),
         options,
         &mut |_| true,
     )?)
@@ -88,7 +85,7 @@ pub fn bare(
     for (slot, prompt) in prompts.iter().enumerate() {
         model.open(
             slot as u32,
-            &Opening {
+            &SlotPurpose {
                 prompt,
                 seed: 0,
                 choice: 0,
@@ -98,7 +95,7 @@ pub fn bare(
     }
     let mut next = Vec::with_capacity(sequences);
     let start = Instant::now();
-    let mut batch: Vec<Entry> = prompts
+    let mut batch: Vec<BatchEntry> = prompts
         .iter()
         .enumerate()
         .flat_map(|(slot, prompt)| {
@@ -137,9 +134,9 @@ pub fn bare(
     Ok(taken)
 }
 
-fn entry(slot: usize, at: usize, token: Token) -> Entry {
+fn entry(slot: usize, at: usize, token: Token) -> BatchEntry {
     let row = at + 1 >= PROMPT_TOKENS;
-    Entry {
+    BatchEntry {
         slot: slot as u32,
         position: at as u32,
         token,
@@ -147,7 +144,7 @@ fn entry(slot: usize, at: usize, token: Token) -> Entry {
     }
 }
 
-fn decode(model: &mut dyn Model, batch: &[Entry]) -> Result<()> {
+fn decode(model: &mut dyn Model, batch: &[BatchEntry]) -> Result<()> {
     match model.decode(batch, Time::ZERO) {
         Ok(()) => Ok(()),
         Err(stop) => bail!("the model stopped: {stop:?}"),
@@ -161,7 +158,7 @@ fn sample(
     candidates: &mut Vec<(f32, Token)>,
     random: &mut Random,
 ) -> Result<Token> {
-    let Row::Logits(logits) = model.row(index, Time::ZERO) else {
+    let OutputRow::Logits(logits) = model.row(index, Time::ZERO) else {
         bail!("the model gave no row")
     };
     candidates.clear();

@@ -1,6 +1,4 @@
 //! Benchmarks; each is a binary under `src/bin`. What several of them share stands here.
-//!
-//! Owns: loads, anchors to compare with, child processes to measure. Refuses to know: how what is measured works inside.
 
 pub mod child;
 #[cfg(feature = "embedded")]
@@ -24,7 +22,7 @@ pub const NAME: &str = "load";
 ///
 /// # Errors
 /// If its thread cannot be started.
-pub fn house(model: Box<dyn Model>) -> Result<(Kernel, Engine)> {
+pub fn kernel_and_engine(model: Box<dyn Model>) -> Result<(Kernel, Engine)> {
     let engine = Engine::spawn(model, Config::default())?;
     let kernel = Kernel::new();
     kernel.add(sapwood_kernel::model(NAME, engine.clone()))?;

@@ -1,7 +1,4 @@
 //! What benches measure with.
-//!
-//! Owns: the clock that other processes disturb least, the figures that outliers disturb least, and how often and how long is measured. Refuses to know: what is
-//! measured.
 
 use std::time::Duration;
 

@@ -1,6 +1,4 @@
 //! How a bench says what it found, and what becomes of a goal that was missed.
-//!
-//! Owns: the flags for it, and writing it. Refuses to know: what was measured.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -24,7 +22,7 @@ impl Report {
     ///
     /// # Errors
     /// Those of standard output.
-    pub fn say(self, text: &str, json: &Value) -> std::io::Result<()> {
+    pub fn print(self, text: &str, json: &Value) -> std::io::Result<()> {
         let mut out = std::io::stdout();
         if self.json {
             writeln!(out, "{json}")

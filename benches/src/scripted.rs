@@ -1,6 +1,4 @@
 //! The models of the benches of token faces: scripted ones, and what serves them.
-//!
-//! Owns: their settings. Refuses to know: the face that serves them.
 
 use anyhow::Result;
 use sapwood_engine::Engine;
@@ -32,8 +30,8 @@ pub fn endless() -> Config {
 ///
 /// # Errors
 /// If its thread cannot be started.
-pub fn house(config: Config) -> Result<(Kernel, Engine)> {
-    crate::house(Box::new(Scripted::new(config)?))
+pub fn kernel_and_engine(config: Config) -> Result<(Kernel, Engine)> {
+    crate::kernel_and_engine(Box::new(Scripted::new(config)?))
 }
 
 /// A kernel with the endless model.
@@ -53,5 +51,5 @@ pub fn paced(tokens_per_s: f64) -> Result<Kernel> {
         tokens_per_s,
         ..endless()
     };
-    Ok(house(model)?.0)
+    Ok(kernel_and_engine(model)?.0)
 }

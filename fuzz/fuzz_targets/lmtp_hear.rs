@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| sapwood_proto::lmtp::fuzz::hear(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| sapwood_proto::lmtp::fuzz::client(bytes));

@@ -1,17 +1,14 @@
 //! What strangers do to a server that they do not wish well, as one set, over real sockets.
-//!
-//! Owns: what every such test ends with: the server is none the worse ([`unharmed`]). Refuses to know: the machine's own
-//! tables of limits, which stand where the machine does; here is shown that the whole house keeps them.
 
 mod dialects;
 mod floods;
 mod graphs;
+mod idle;
 mod pieces;
-mod silence;
 mod sizes;
 
-use sapwood_net::evergreen::{Address, Options, Session};
-use sapwood_tests::{PATIENCE, Running, request};
+use sapwood_net::evergreen::{ClientSession, ClientSessionOptions, ServerAddress};
+use sapwood_tests::{Running, WAIT_LIMIT, request};
 
 use super::loopback::{text, whole};
 
@@ -19,8 +16,8 @@ use super::loopback::{text, whole};
 async fn honest(server: &Running) {
     for scheme in ["http", "ws"] {
         let served = async {
-            let address = Address::new(format!("{scheme}://{}", server.address));
-            let session = Session::connect(&address, Options::default())
+            let address = ServerAddress::new(format!("{scheme}://{}", server.address));
+            let session = ClientSession::connect(&address, ClientSessionOptions::default())
                 .await
                 .unwrap();
             let mut writer = session.write().unwrap();
@@ -32,7 +29,7 @@ async fn honest(server: &Running) {
             drop((input, call));
             session.close().await.unwrap();
         };
-        let served = tokio::time::timeout(PATIENCE, served).await;
+        let served = tokio::time::timeout(WAIT_LIMIT, served).await;
         served.expect("an honest client is served at once");
     }
 }
@@ -51,12 +48,12 @@ async fn unharmed(server: &Running) {
         ]
         .map(|gauge| gauge.get())
     };
-    let gone = async {
+    let removed = async {
         while left() != [0; 4] {
             tokio::task::yield_now().await;
         }
     };
-    if tokio::time::timeout(PATIENCE, gone).await.is_err() {
+    if tokio::time::timeout(WAIT_LIMIT, removed).await.is_err() {
         panic!(
             "left of connections, sessions, actions, bytes: {:?}",
             left()

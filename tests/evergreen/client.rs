@@ -5,12 +5,12 @@ use std::sync::Arc;
 use sapwood_engine::scripted;
 use sapwood_kernel::connect::evergreen::import;
 use sapwood_kernel::{Kernel, Name, args};
-use sapwood_net::evergreen::{Address, Options, Session};
+use sapwood_net::evergreen::{ClientSession, ClientSessionOptions, ServerAddress};
 use sapwood_proto::code::Code;
-use sapwood_proto::evergreen::{Limits, Metadata};
-use sapwood_server::allowance::{self, Allowance};
-use sapwood_server::auth::Key;
+use sapwood_proto::evergreen::{Metadata, SessionLimits};
+use sapwood_server::auth::ApiKey;
 use sapwood_server::evergreen::Config;
+use sapwood_server::rate_limit::{self, TokenMeter};
 use sapwood_tests::{Running, key, request, spawned, until, with_model};
 
 const URLS: [&str; 5] = [
@@ -22,17 +22,19 @@ const URLS: [&str; 5] = [
 ];
 
 /// The address of a server, put into one of [`URLS`].
-fn at(server: &Running, url: &str) -> Address {
+fn at(server: &Running, url: &str) -> ServerAddress {
     let (scheme, rest) = url.split_once("://").unwrap();
-    Address::new(format!("{scheme}://{}{rest}", server.address))
+    ServerAddress::new(format!("{scheme}://{}{rest}", server.address))
 }
 
-async fn session(server: &Running, url: &str) -> Session {
-    let options = Options {
+async fn session(server: &Running, url: &str) -> ClientSession {
+    let options = ClientSessionOptions {
         partial_failure: true,
-        ..Options::default()
+        ..ClientSessionOptions::default()
     };
-    Session::connect(&at(server, url), options).await.unwrap()
+    ClientSession::connect(&at(server, url), options)
+        .await
+        .unwrap()
 }
 
 /// EV-973, EV-976
@@ -56,7 +58,8 @@ async fn ev_970_the_url_says_which_dialect_is_spoken_and_all_do_the_same() {
             input.write(&text, word.into()).await.unwrap();
         }
         input.end(&text).unwrap();
-        let read = |call: &sapwood_net::evergreen::Call| call.output("response").unwrap().read();
+        let read =
+            |call: &sapwood_net::evergreen::PeerCall| call.output("response").unwrap().read();
         assert_eq!(read(&second).whole().await.unwrap(), expect, "{url}");
         assert_eq!(read(&first).whole().await.unwrap(), expect, "{url}");
         drop((first, second));
@@ -72,8 +75,8 @@ async fn ev_971_functions_of_a_server_are_functions_here_in_every_dialect() {
         let kernel = Kernel::new();
         let session = session(&server, url).await;
         kernel.add_all(import(&session).await.unwrap()).unwrap();
-        let said = kernel.run::<String>("concat", args! { a: "one", b: "two" });
-        assert_eq!(said.await.unwrap(), "onetwo", "{url}");
+        let reply = kernel.run::<String>("concat", args! { a: "one", b: "two" });
+        assert_eq!(reply.await.unwrap(), "onetwo", "{url}");
         let failed = kernel.run::<String>("fail", ()).await.unwrap_err();
         assert_eq!(failed.code(), Code::Internal, "{url}");
         let answer = kernel.run::<String>("parrot", args! { prompt: "Guten Tag" });
@@ -92,10 +95,11 @@ async fn ev_975_refusals_aborts_and_a_server_that_goes_are_told_by_their_codes()
     let server = Running::start(kernel, Config::default(), vec![key]).await;
     let running = &server.shared.metrics.evergreen.actions_open;
     for url in URLS {
-        let refused = Session::connect(&at(&server, url), Options::default()).await;
+        let refused =
+            ClientSession::connect(&at(&server, url), ClientSessionOptions::default()).await;
         assert_eq!(refused.err().unwrap().code, Code::Unauthenticated, "{url}");
         let address = at(&server, url).with_key("one");
-        let session = Session::connect(&address, Options::default())
+        let session = ClientSession::connect(&address, ClientSessionOptions::default())
             .await
             .unwrap();
         let slow = session.call(request("slow", &[], &["response"])).unwrap();
@@ -113,7 +117,8 @@ async fn ev_975_refusals_aborts_and_a_server_that_goes_are_told_by_their_codes()
         "ws://localhost?dialect=morse",
         "ftp://localhost",
     ] {
-        let bad = Session::connect(&Address::new(url), Options::default()).await;
+        let bad =
+            ClientSession::connect(&ServerAddress::new(url), ClientSessionOptions::default()).await;
         assert_eq!(bad.err().unwrap().code, Code::InvalidRequest, "{url}");
     }
 }
@@ -122,14 +127,14 @@ async fn ev_975_refusals_aborts_and_a_server_that_goes_are_told_by_their_codes()
 #[tokio::test]
 async fn a_session_says_when_it_has_made_much_of_what_it_may() {
     let server = Running::with_test_functions().await;
-    let worn_after = |limits: Limits| {
-        let options = Options {
+    let worn_after = |limits: SessionLimits| {
+        let options = ClientSessionOptions {
             limits: Arc::new(limits),
-            ..Options::default()
+            ..ClientSessionOptions::default()
         };
         let address = at(&server, "http://");
         async move {
-            let session = Session::connect(&address, options).await.unwrap();
+            let session = ClientSession::connect(&address, options).await.unwrap();
             let (worn, text) = (session.worn(), Arc::new(Metadata::of("text/plain")));
             tokio::pin!(worn);
             let mut made = 0;
@@ -143,26 +148,26 @@ async fn a_session_says_when_it_has_made_much_of_what_it_may() {
             made
         }
     };
-    let nodes = Limits {
+    let nodes = SessionLimits {
         max_nodes: 40,
-        ..Limits::default()
+        ..SessionLimits::default()
     };
     assert_eq!(worn_after(nodes).await, 10);
-    let bytes = Limits {
+    let bytes = SessionLimits {
         retained_bytes: 8_000,
-        ..Limits::default()
+        ..SessionLimits::default()
     };
     let made = worn_after(bytes).await;
     assert!((15..35).contains(&made), "{made}");
 }
 
 /// The key `rye`, for these models.
-fn may(models: &[&str]) -> Vec<Key> {
+fn may(models: &[&str]) -> Vec<ApiKey> {
     let mut some = key("anna", "rye");
     let models = models.iter().map(|name| Name::shared(name)).collect();
-    some.allowance = Some(Arc::new(Allowance::new(allowance::Limits {
+    some.allowance = Some(Arc::new(TokenMeter::new(rate_limit::RateLimits {
         models: Some(Arc::new(models)),
-        ..allowance::Limits::default()
+        ..rate_limit::RateLimits::default()
     })));
     vec![some]
 }
@@ -174,11 +179,11 @@ async fn d_45_an_open_session_follows_the_models_of_its_key() {
     let server = Running::start(kernel, Default::default(), may(&["parrot"])).await;
     let open = async || {
         let address = at(&server, "http://").with_key("rye");
-        let options = Options {
+        let options = ClientSessionOptions {
             partial_failure: true,
-            ..Options::default()
+            ..ClientSessionOptions::default()
         };
-        Session::connect(&address, options).await.unwrap()
+        ClientSession::connect(&address, options).await.unwrap()
     };
     // Of both beginnings: one session opens while the key may, the other while it may not.
     let wide = open().await;
@@ -189,7 +194,7 @@ async fn d_45_an_open_session_follows_the_models_of_its_key() {
         let run = kernel.run::<String>("parrot", args! { prompt: "Hi", config: config });
         run.finish().await.map(|(text, _)| text)
     };
-    let lists = async |session: &Session| {
+    let lists = async |session: &ClientSession| {
         let listed = import(session).await.unwrap();
         let mut names = listed.iter().map(|function| &function.spec().name);
         names.any(|name| name.as_str() == "parrot")

@@ -4,7 +4,7 @@
 
 use futures::stream;
 use sapwood_proto::evergreen::wire::{NodeFragment, Payload, SessionMessage};
-use sapwood_tests::raw::{action, call, end, fragments, json, leaf, told};
+use sapwood_tests::raw::{action, call, code_and_reason, end, fragments, json, leaf};
 use sapwood_tests::{Running, until};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -68,7 +68,7 @@ async fn ev_911_a_dropped_node_is_free_and_cannot_be_read_again() {
     let refused = finished(&mut answers, "two").await;
     assert!(refused.contains("NODE_RELEASED"), "{refused:?}");
     drop(send);
-    assert_eq!(told(end(answers).await), (0, String::new()));
+    assert_eq!(code_and_reason(end(answers).await), (0, String::new()));
 }
 
 async fn answers_extensions(server: &Running) -> Vec<String> {
@@ -100,7 +100,7 @@ async fn ev_912_a_node_whose_time_has_come_cannot_be_read_again() {
     let refused = finished(&mut answers, "e").await;
     assert!(refused.contains("NODE_RELEASED"), "{refused:?}");
     drop(send);
-    assert_eq!(told(end(answers).await), (0, String::new()));
+    assert_eq!(code_and_reason(end(answers).await), (0, String::new()));
 }
 
 #[tokio::test]
@@ -116,7 +116,10 @@ async fn ev_924_finish_ends_a_session_whose_client_keeps_its_stream_open() {
     let answers = call(&server, ReceiverStream::new(messages), &[])
         .await
         .unwrap();
-    assert_eq!(told(end(answers).await), (9, "INCOMPLETE_INPUT".into()));
+    assert_eq!(
+        code_and_reason(end(answers).await),
+        (9, "INCOMPLETE_INPUT".into())
+    );
     let (other, messages) = mpsc::channel(8);
     let list = [
         fragments(vec![leaf("p", 0, 10)]),
@@ -128,7 +131,7 @@ async fn ev_924_finish_ends_a_session_whose_client_keeps_its_stream_open() {
     let answers = call(&server, ReceiverStream::new(messages), &[])
         .await
         .unwrap();
-    assert_eq!(told(end(answers).await), (0, String::new()));
+    assert_eq!(code_and_reason(end(answers).await), (0, String::new()));
     drop((send, other));
     let none = stream::iter(Vec::<SessionMessage>::new());
     assert!(end(call(&server, none, &[]).await.unwrap()).await.is_none());
@@ -150,5 +153,5 @@ async fn ev_921_a_status_output_ends_with_its_action() {
     // An empty `google.rpc.Status` is OK: the caller has asked for the end.
     assert_eq!(finished(&mut answers, "s").await, "");
     drop(send);
-    assert_eq!(told(end(answers).await), (0, String::new()));
+    assert_eq!(code_and_reason(end(answers).await), (0, String::new()));
 }

@@ -10,21 +10,21 @@ use std::time::Duration;
 use futures::{StreamExt, stream};
 use prost::Message as _;
 use sapwood_kernel::session::test_functions;
-use sapwood_kernel::{Call, Chunk, Chunks, Input, Kernel, Mime, Output, Port, Spec, raw};
-use sapwood_net::evergreen::{Options, Session};
+use sapwood_kernel::{Call, Chunk, Chunks, InputSpec, Kernel, Mime, OutputSpec, Port, Spec, raw};
+use sapwood_net::evergreen::{ClientSession, ClientSessionOptions};
 use sapwood_proto::evergreen::wire::{NodeFragment, SessionMessage};
-use sapwood_proto::evergreen::{Limits, Status};
+use sapwood_proto::evergreen::{SessionLimits, Status};
 use sapwood_server::evergreen::Config;
-use sapwood_tests::raw::{action, call, end, fragments, leaf, piece, told};
+use sapwood_tests::raw::{action, call, code_and_reason, end, fragments, leaf, piece};
 use sapwood_tests::socket::{Socket, frame};
 use sapwood_tests::{Running, request, until};
 use tokio::sync::{Notify, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::loopback::{text, whole};
-use super::resume::gone_in_time;
+use super::resume::closed_in_time;
 
-async fn limited(limits: Limits) -> Running {
+async fn limited(limits: SessionLimits) -> Running {
     let config = Config {
         limits: Arc::new(limits),
         ..Config::default()
@@ -41,9 +41,9 @@ async fn ended(server: &Running, messages: Vec<SessionMessage>) -> Option<Status
 
 #[tokio::test]
 async fn ev_801_the_quota_of_a_session_holds_over_a_socket() {
-    let server = limited(Limits {
+    let server = limited(SessionLimits {
         retained_bytes: 100_000,
-        ..Limits::default()
+        ..SessionLimits::default()
     })
     .await;
     // The id, 64 for the fragment, the mimetype.
@@ -65,17 +65,17 @@ async fn ev_801_the_quota_of_a_session_holds_over_a_socket() {
 /// EV-801, EV-984
 #[tokio::test]
 async fn ev_955_one_session_streams_many_times_its_quota() {
-    let server = limited(Limits {
+    let server = limited(SessionLimits {
         retained_bytes: 2 << 20,
-        ..Limits::default()
+        ..SessionLimits::default()
     })
     .await;
     let numbers = &server.shared.metrics.evergreen;
-    let options = Options {
+    let options = ClientSessionOptions {
         retain_unread: true,
-        ..Options::default()
+        ..ClientSessionOptions::default()
     };
-    let session = Session::connect(&server.at(), options).await.unwrap();
+    let session = ClientSession::connect(&server.at(), options).await.unwrap();
     assert!(session.announces("retain"));
     let mut input = session.write().unwrap();
     let echo = request("echo", &[("text", input.node())], &["response"]);
@@ -109,8 +109,10 @@ async fn ev_801_all_sessions_share_the_quota_of_the_server() {
     let server = Running::start(kernel, config, Vec::new()).await;
     let numbers = &server.shared.metrics.evergreen;
     let overhead = 1 + 64 + 10;
-    let (hold, held) = mpsc::channel(1);
-    let first = call(&server, ReceiverStream::new(held), &[]).await.unwrap();
+    let (hold, retained) = mpsc::channel(1);
+    let first = call(&server, ReceiverStream::new(retained), &[])
+        .await
+        .unwrap();
     let sixty = fragments(vec![leaf("p", 0, 60_000 - overhead)]);
     hold.send(sixty).await.unwrap();
     until("the first one's bytes are counted", || {
@@ -119,7 +121,7 @@ async fn ev_801_all_sessions_share_the_quota_of_the_server() {
     .await;
     let rest = 40_000 - overhead;
     let fits = ended(&server, vec![fragments(vec![leaf("p", 0, rest)])]).await;
-    assert_eq!(told(fits), (0, String::new()));
+    assert_eq!(code_and_reason(fits), (0, String::new()));
     let past = ended(&server, vec![fragments(vec![leaf("p", 0, rest + 1)])])
         .await
         .unwrap();
@@ -127,14 +129,14 @@ async fn ev_801_all_sessions_share_the_quota_of_the_server() {
         (past.detail("limit"), past.detail("value")),
         (Some("server_retained_bytes"), Some("100001"))
     );
-    assert_eq!(told(Some(past)), (8, "RETAINED_LIMIT".into()));
+    assert_eq!(code_and_reason(Some(past)), (8, "RETAINED_LIMIT".into()));
     let aborts = numbers.aborts.with_label_values(&["RETAINED_LIMIT"]);
     assert_eq!((aborts.get(), numbers.retained_bytes.get()), (1, 60_000));
     // What functions make counts too: an echo of a third is two thirds.
     let third = fragments(vec![leaf("p", 0, 30_000)]);
     let echo = action("echo", &[("text", "p")], &[("response", "r")]);
     let echoed = ended(&server, vec![third, echo]).await;
-    assert_eq!(told(echoed), (8, "RETAINED_LIMIT".into()));
+    assert_eq!(code_and_reason(echoed), (8, "RETAINED_LIMIT".into()));
     // The first one never asked for too much.
     drop(hold);
     assert!(end(first).await.is_none());
@@ -172,14 +174,14 @@ async fn ev_804_fragments_ahead_of_their_turn_are_held_up_to_4096_over_a_socket(
     }
     assert_eq!(echoed, 4_098);
     let past = ended(&server, early(4_097)).await;
-    assert_eq!(told(past), (8, "REORDER_LIMIT".into()));
+    assert_eq!(code_and_reason(past), (8, "REORDER_LIMIT".into()));
 }
 
 /// `ignore`: has an input, never reads it, ends when told to.
 fn ignoring(end: Arc<Notify>) -> Kernel {
     let spec = Spec::new("ignore", "Never reads.")
-        .inputs([Input::new("text").streaming()])
-        .outputs([Output::new(Port::MAIN, Mime::ANY).wire("response")]);
+        .inputs([InputSpec::new("text").streaming()])
+        .outputs([OutputSpec::new(Port::MAIN, Mime::ANY).wire("response")]);
     let kernel = Kernel::new();
     kernel
         .add(raw(spec, move |call: Call| -> Chunks {
@@ -197,7 +199,7 @@ fn ignoring(end: Arc<Notify>) -> Kernel {
 }
 
 /// Lets everybody have many turns: whoever is not stopped by then goes on for ever.
-async fn busy(session: &Session) {
+async fn busy(session: &ClientSession) {
     for _ in 0..30 {
         let mut writer = session.write().unwrap();
         writer.write(&text("USER"), "ping".into()).await.unwrap();
@@ -251,16 +253,16 @@ async fn ev_802_an_action_that_never_reads_stops_its_client_and_its_end_lets_it_
 #[tokio::test]
 async fn ev_109_a_socket_that_is_not_read_is_seen_to_go_all_the_same() {
     let spec = Spec::new("deaf", "Reads nothing and never ends.")
-        .inputs([Input::new("text").streaming()])
-        .outputs([Output::new(Port::MAIN, Mime::ANY).wire("response")]);
+        .inputs([InputSpec::new("text").streaming()])
+        .outputs([OutputSpec::new(Port::MAIN, Mime::ANY).wire("response")]);
     let kernel = Kernel::new();
     kernel
         .add(raw(spec, |_: Call| -> Chunks { stream::pending().boxed() }))
         .unwrap();
     let config = Config {
-        limits: Arc::new(Limits {
+        limits: Arc::new(SessionLimits {
             inbound_high_bytes: 1_000,
-            ..Limits::default()
+            ..SessionLimits::default()
         }),
         ..Config::default()
     };
@@ -284,7 +286,7 @@ async fn ev_109_a_socket_that_is_not_read_is_seen_to_go_all_the_same() {
         drop(socket);
         // Before the first ping could find nobody; who may come back is waited for besides.
         let grace = Duration::from_secs(if resume == "1" { 40 } else { 8 });
-        gone_in_time(&server, grace).await;
+        closed_in_time(&server, grace).await;
         assert_eq!(numbers.actions_open.get(), 0);
     }
 }

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use sapwood_engine::scripted;
-use sapwood_net::evergreen::{Node, Options, Session, Writer};
+use sapwood_net::evergreen::{ClientSession, ClientSessionOptions, PeerNodeWriter, SessionNode};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Metadata;
 use sapwood_proto::time::Time;
-use sapwood_server::allowance::{Allowance, Limits};
-use sapwood_server::auth::Key;
+use sapwood_server::auth::ApiKey;
 use sapwood_server::evergreen::Config;
+use sapwood_server::rate_limit::{RateLimits, TokenMeter};
 
 use sapwood_tests::{Running, by_hand, key, request, spawned, until, with_model};
 
@@ -19,22 +19,22 @@ pub(super) fn text(role: &str) -> Arc<Metadata> {
     Arc::new(Metadata::of("text/plain").with_role(role))
 }
 
-async fn leaf(session: &Session, role: &str, said: &str) -> Node {
+async fn leaf(session: &ClientSession, role: &str, reply: &str) -> SessionNode {
     let mut writer = session.write().unwrap();
     writer
-        .write(&text(role), Bytes::copy_from_slice(said.as_bytes()))
+        .write(&text(role), Bytes::copy_from_slice(reply.as_bytes()))
         .await
         .unwrap();
     writer.end(&text(role)).unwrap()
 }
 
-async fn tree(session: &Session, children: &[Node]) -> Node {
-    let mut writer: Writer = session.write().unwrap();
+async fn tree(session: &ClientSession, children: &[SessionNode]) -> SessionNode {
+    let mut writer: PeerNodeWriter = session.write().unwrap();
     writer.list(children).await.unwrap();
     writer.end(&Arc::default()).unwrap()
 }
 
-pub(super) async fn whole(node: Option<Node>) -> String {
+pub(super) async fn whole(node: Option<SessionNode>) -> String {
     String::from_utf8(node.unwrap().read().whole().await.unwrap()).unwrap()
 }
 
@@ -287,11 +287,11 @@ async fn ev_611_a_client_that_goes_away_frees_its_sequence_within_one_step() {
 #[tokio::test]
 async fn ev_950_a_session_deadline_goes_over_the_wire() {
     let server = Running::with_test_functions().await;
-    let options = Options {
+    let options = ClientSessionOptions {
         timeout: Some(Duration::from_millis(20)),
-        ..Options::default()
+        ..ClientSessionOptions::default()
     };
-    let session = Session::connect(&server.at(), options).await.unwrap();
+    let session = ClientSession::connect(&server.at(), options).await.unwrap();
     let call = session.call(request("slow", &[], &["response"])).unwrap();
     let status = call
         .output("response")
@@ -319,7 +319,7 @@ async fn ev_704_without_the_key_there_is_no_session() {
         (server.at().with_key("wrong"), Some(refused)),
         (server.at().with_key("secret"), None),
     ] {
-        let got = Session::connect(&address, Options::default()).await;
+        let got = ClientSession::connect(&address, ClientSessionOptions::default()).await;
         let got = got.err();
         let got = got.as_ref().map(|status| (status.code, &*status.reason));
         assert_eq!(got, expect);
@@ -329,23 +329,23 @@ async fn ev_704_without_the_key_there_is_no_session() {
 
 #[tokio::test]
 async fn oa_906_a_session_is_charged_to_its_key() {
-    let limits = Limits {
+    let limits = RateLimits {
         requests_per_minute: Some(1),
         tokens_per_minute: Some(600),
-        ..Limits::default()
+        ..RateLimits::default()
     };
-    let allowance = Arc::new(Allowance::new(limits));
-    let key = Key {
+    let allowance = Arc::new(TokenMeter::new(limits));
+    let key = ApiKey {
         allowance: Some(allowance),
         ..key("anna", "secret")
     };
     let kernel = with_model(spawned(scripted::Config::default()));
     let server = Running::start(kernel, Config::default(), vec![key]).await;
-    let options = Options {
+    let options = ClientSessionOptions {
         partial_failure: true,
-        ..Options::default()
+        ..ClientSessionOptions::default()
     };
-    let session = Session::connect(&server.at().with_key("secret"), options)
+    let session = ClientSession::connect(&server.at().with_key("secret"), options)
         .await
         .unwrap();
     let prompt = leaf(&session, "", "one two three").await;
@@ -379,7 +379,7 @@ async fn a_server_full_of_sessions_says_when_to_come_back() {
     };
     let server = Running::start(sapwood_kernel::Kernel::new(), config, Vec::new()).await;
     let first = server.session().await;
-    let refused = Session::connect(&server.at(), Options::default())
+    let refused = ClientSession::connect(&server.at(), ClientSessionOptions::default())
         .await
         .unwrap_err();
     assert_eq!(

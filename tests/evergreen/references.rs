@@ -5,11 +5,11 @@ use std::sync::Arc;
 use futures::stream;
 use sapwood_kernel::Kernel;
 use sapwood_kernel::session::test_functions;
-use sapwood_net::references::{Config, References};
+use sapwood_net::references::{Config, ReferenceResolver};
 use sapwood_proto::evergreen::wire::{NodeFragment, Payload};
 use sapwood_server::evergreen;
 use sapwood_tests::Running;
-use sapwood_tests::raw::{action, call, end, fragments, leaf, told};
+use sapwood_tests::raw::{action, call, code_and_reason, end, fragments, leaf};
 
 use super::extensions::finished;
 
@@ -17,7 +17,7 @@ async fn reading(config: &Config) -> Running {
     let kernel = Kernel::new();
     kernel.add_all(test_functions()).unwrap();
     let config = evergreen::Config {
-        references: Some(Arc::new(References::new(config).unwrap())),
+        references: Some(Arc::new(ReferenceResolver::new(config).unwrap())),
         ..evergreen::Config::default()
     };
     Running::start(kernel, config, Vec::new()).await
@@ -68,7 +68,7 @@ async fn ev_410_what_is_refused_ends_with_its_reason_and_says_which_key_would_al
     .await;
     let missing = format!("file://{}/missing", dir.path().display());
     let inside = format!("http://{}/version", server.address);
-    for (uri, expect, says) in [
+    for (uri, expect, states) in [
         ("file:///etc/passwd", (7, "REF_DENIED"), "references.files"),
         (&*missing, (5, "REF_NOT_FOUND"), "nothing that is there"),
         (&*inside, (7, "REF_DENIED"), "references.private_hosts"),
@@ -79,9 +79,13 @@ async fn ev_410_what_is_refused_ends_with_its_reason_and_says_which_key_would_al
         let messages = stream::iter([fragments(vec![refers("p", 0, uri)]), echo]);
         let ended = end(call(&server, messages, &[]).await.unwrap()).await;
         let message = ended.as_ref().map(|status| status.message.clone());
-        assert_eq!(told(ended), (expect.0, expect.1.to_owned()), "{uri}");
+        assert_eq!(
+            code_and_reason(ended),
+            (expect.0, expect.1.to_owned()),
+            "{uri}"
+        );
         assert!(
-            message.is_some_and(|message| message.contains(says)),
+            message.is_some_and(|message| message.contains(states)),
             "{uri}"
         );
     }

@@ -6,7 +6,8 @@ use futures::{StreamExt, stream};
 use sapwood_engine::scripted;
 use sapwood_kernel::connect::evergreen::import;
 use sapwood_kernel::{
-    Call, Chunk, Kernel, Meta, Mime, Node, Output, Port, Reason, Spec, Usage, args, raw,
+    Call, ChoiceFinish, Chunk, Kernel, Meta, Mime, Node, OutputSpec, Port, RunUsage, Spec, args,
+    raw,
 };
 use sapwood_proto::code::Code;
 
@@ -21,7 +22,7 @@ async fn imported(server: &Running) -> Kernel {
     kernel
 }
 
-fn said(text: &str) -> Node {
+fn text_node(text: &str) -> Node {
     Node::from(Chunk::text(text.to_owned()).with_meta(Meta::default().with_role("USER")))
 }
 
@@ -93,14 +94,14 @@ async fn ke_801_a_remote_function_is_called_like_a_local_one() {
 fn unstreamed() -> Kernel {
     let mut spec =
         Spec::new("whole", "Answers at once.")
-            .outputs([Output::new(Port::MAIN, Mime::TEXT).wire("response")]);
+            .outputs([OutputSpec::new(Port::MAIN, Mime::TEXT).wire("response")]);
     spec.finishes = true;
     let kernel = Kernel::new();
     kernel
         .add(raw(spec, |_: Call| {
             let meta = Meta::default()
-                .with_finish(0, Reason::Length)
-                .with_usage(0, Usage::of(3, 7));
+                .with_finish(0, ChoiceFinish::Length)
+                .with_usage(0, RunUsage::of(3, 7));
             let answer = Chunk::text("all of it, twice: all of it").with_meta(meta);
             stream::iter([Ok(answer)]).boxed()
         }))
@@ -123,7 +124,7 @@ async fn ke_615_a_model_that_does_not_stream_is_one_chunk_with_its_finish_and_us
         assert_eq!(texts, ["all of it, twice: all of it"]);
         let (text, meta) = kernel.run::<String>("whole", ()).finish().await.unwrap();
         assert_eq!(text, texts[0]);
-        assert_eq!(meta.finish.get(&0), Some(&Reason::Length));
+        assert_eq!(meta.finish.get(&0), Some(&ChoiceFinish::Length));
         assert_eq!(
             (meta.usage.prompt_tokens, meta.usage.completion_tokens),
             (3, 7)
@@ -162,12 +163,12 @@ async fn ke_802_what_was_said_and_answered_before_goes_by_id() {
             .with_label_values(&["in"])
             .get()
     };
-    let first = said("a first question of forty-two characters.");
+    let first = text_node("a first question of forty-two characters.");
     let answer = remote.node("GENERATE", args! { prompt: Node::tree([first.clone()]) });
     let text = answer.run::<String>().await.unwrap();
     assert_eq!(text, "a first question of forty-two characters.");
     let before = bytes_in();
-    let second = said("and now?");
+    let second = text_node("and now?");
     let prompt = Node::tree([first, answer, second]);
     assert_eq!(
         remote

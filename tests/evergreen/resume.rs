@@ -1,6 +1,6 @@
 //! A connection that is cut at any byte comes back (EV-940 to EV-943, D-29), over real sockets.
 //!
-//! Owns: [`Cutter`], a wire between client and server that breaks after so many bytes. What goes from one transport to
+//! [`Cutter`], a wire between client and server that breaks after so many bytes. What goes from one transport to
 //! another, by hand, stands in `across`.
 
 mod across;
@@ -13,12 +13,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::{StreamExt, stream};
 use sapwood_kernel::session::test_functions;
-use sapwood_kernel::{Call, Chunks, Input, Kernel, Mime, Output, Port, Spec, raw};
-use sapwood_net::evergreen::{Address, Options, Session};
+use sapwood_kernel::{Call, Chunks, InputSpec, Kernel, Mime, OutputSpec, Port, Spec, raw};
+use sapwood_net::evergreen::{ClientSession, ClientSessionOptions, ServerAddress};
 use sapwood_proto::evergreen::wire::SessionMessage;
-use sapwood_proto::evergreen::{Limits, Status};
+use sapwood_proto::evergreen::{SessionLimits, Status};
 use sapwood_server::evergreen::Config;
-use sapwood_tests::raw::{action, call, end, fragments, json, leaf, told};
+use sapwood_tests::raw::{action, call, code_and_reason, end, fragments, json, leaf};
 use sapwood_tests::{Running, in_time, key, request, until};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -67,7 +67,7 @@ impl Cutter {
     }
 
     /// One connection, until `stopped` is; nobody listens any more then.
-    async fn until_told(server: SocketAddr, mut stopped: mpsc::Receiver<()>) -> Self {
+    async fn until_stopped(server: SocketAddr, mut stopped: mpsc::Receiver<()>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let cutter = Self {
             address: listener.local_addr().unwrap(),
@@ -89,8 +89,8 @@ impl Cutter {
     }
 
     /// Its address in a dialect: the scheme, and what stands behind the port.
-    pub(super) fn at(&self, (scheme, rest): Dialect) -> Address {
-        Address::new(format!("{scheme}://{}{rest}", self.address))
+    pub(super) fn at(&self, (scheme, rest): Dialect) -> ServerAddress {
+        ServerAddress::new(format!("{scheme}://{}{rest}", self.address))
     }
 }
 
@@ -143,11 +143,11 @@ async fn one_way(
 }
 
 /// `twice`: gives every chunk of its input two times, and counts how often it is run.
-fn counting(runs: &Arc<AtomicUsize>) -> Kernel {
+fn request_timer(runs: &Arc<AtomicUsize>) -> Kernel {
     let runs = Arc::clone(runs);
     let spec = Spec::new("twice", "Gives every chunk two times.")
-        .inputs([Input::new("text").streaming()])
-        .outputs([Output::new(Port::MAIN, Mime::ANY).wire("response")]);
+        .inputs([InputSpec::new("text").streaming()])
+        .outputs([OutputSpec::new(Port::MAIN, Mime::ANY).wire("response")]);
     let kernel = Kernel::new();
     kernel
         .add(raw(spec, move |call: Call| -> Chunks {
@@ -170,11 +170,13 @@ async fn conversation(
     cutter: &Cutter,
     dialect: Dialect,
 ) -> Option<Result<(String, String), Arc<Status>>> {
-    let options = Options {
+    let options = ClientSessionOptions {
         resume: true,
-        ..Options::default()
+        ..ClientSessionOptions::default()
     };
-    let session = Session::connect(&cutter.at(dialect), options).await.ok()?;
+    let session = ClientSession::connect(&cutter.at(dialect), options)
+        .await
+        .ok()?;
     assert!(session.announces("resume"));
     let talk = async {
         let mut input = session.write()?;
@@ -211,7 +213,7 @@ async fn conversation(
 async fn ev_943_a_connection_cut_at_any_message_or_within_it_comes_back_and_nobody_notices() {
     for dialect in DIALECTS {
         let runs = Arc::new(AtomicUsize::new(0));
-        let server = Running::over(counting(&runs)).await;
+        let server = Running::over(request_timer(&runs)).await;
         let uncut = Cutter::before(server.address, Vec::new()).await;
         let expect = conversation(&uncut, dialect).await.unwrap().unwrap();
         let borders = uncut.borders.lock().unwrap().clone();
@@ -242,18 +244,18 @@ async fn ev_943_a_connection_cut_at_any_message_or_within_it_comes_back_and_nobo
         }
         assert!(resumed > 80 && resumed + 9 >= tried, "{resumed} of {tried}");
         // Where the answer to the call itself is cut nobody knows the token, and the session waits in vain.
-        gone_in_time(&server, Limits::default().resume_grace).await;
+        closed_in_time(&server, SessionLimits::default().resume_grace).await;
     }
 }
 
 /// EV-943
 #[tokio::test]
 async fn ev_975_who_is_let_in_and_cut_at_once_again_and_again_waits_and_gives_up() {
-    let server = Running::over(counting(&Arc::default())).await;
+    let server = Running::over(request_timer(&Arc::default())).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let tries = Arc::new(AtomicUsize::new(0));
-    let (cut, mut told) = mpsc::channel::<()>(1);
+    let (cut, mut received) = mpsc::channel::<()>(1);
     let (to, counted) = (server.address, Arc::clone(&tries));
     tokio::spawn(async move {
         let (client, _) = listener.accept().await.unwrap();
@@ -262,7 +264,7 @@ async fn ev_975_who_is_let_in_and_cut_at_once_again_and_again_waits_and_gives_up
         // Either may be cancelled: the connection is no more then.
         tokio::select! {
             () = pass(client, server, usize::MAX, bytes) => {}
-            _ = told.recv() => {}
+            _ = received.recv() => {}
         }
         // So many, and nobody listens any more: an endless test would prove less than a failed one.
         while counted.fetch_add(1, Ordering::Relaxed) < 1_000 {
@@ -270,12 +272,12 @@ async fn ev_975_who_is_let_in_and_cut_at_once_again_and_again_waits_and_gives_up
             let _ = tokio_tungstenite::accept_hdr_async(client, agree).await;
         }
     });
-    let options = Options {
+    let options = ClientSessionOptions {
         resume: true,
-        ..Options::default()
+        ..ClientSessionOptions::default()
     };
-    let address = Address::new(format!("ws://{address}/?dialect=protobuf"));
-    let session = Session::connect(&address, options).await.unwrap();
+    let address = ServerAddress::new(format!("ws://{address}/?dialect=protobuf"));
+    let session = ClientSession::connect(&address, options).await.unwrap();
     let input = session.write().unwrap();
     let once = session.call(request("twice", &[("text", input.node())], &["response"]));
     let mut reader = once.unwrap().output("response").unwrap().read();
@@ -301,7 +303,7 @@ fn agree(
 }
 
 /// No session is left once so much time has passed, which nobody waits for.
-pub(super) async fn gone_in_time(server: &Running, grace: Duration) {
+pub(super) async fn closed_in_time(server: &Running, grace: Duration) {
     let open = &server.shared.metrics.evergreen.sessions_open;
     in_time("all have gone", grace * 2, || open.get() == 0).await;
 }
@@ -338,8 +340,8 @@ async fn back(server: &Running, token: &str, key: Option<&str>) -> (i32, String)
     // Who is let in has still to say what it has; nobody here does, and leaves.
     let nothing = stream::iter(Vec::<SessionMessage>::new());
     match call(server, nothing, &headers).await {
-        Ok(answers) => told(end(answers).await),
-        Err(status) => told(Some(sapwood_net::evergreen::grpc::from_grpc(&status))),
+        Ok(answers) => code_and_reason(end(answers).await),
+        Err(status) => code_and_reason(Some(sapwood_net::evergreen::grpc::from_grpc(&status))),
     }
 }
 
@@ -354,7 +356,10 @@ async fn ev_941_a_second_connection_takes_over_and_the_first_is_told() {
     let mut second = call(&server, ReceiverStream::new(messages), &header)
         .await
         .unwrap();
-    assert_eq!(told(end(answers).await), (10, "SUPERSEDED".into()));
+    assert_eq!(
+        code_and_reason(end(answers).await),
+        (10, "SUPERSEDED".into())
+    );
     let mut hello = action("RESUME", &[("have", "h")], &[("have", "theirs")]);
     let have = json("h", "{\"nodes\":{\"i\":9},\"actions\":0}");
     hello.node_fragments.push(have);
@@ -367,7 +372,7 @@ async fn ev_941_a_second_connection_takes_over_and_the_first_is_told() {
     send.send(fragments(vec![leaf("p", 0, 5)])).await.unwrap();
     assert_eq!(finished(&mut second, "r").await, "xxxxx");
     drop(send);
-    assert_eq!(told(end(second).await), (0, String::new()));
+    assert_eq!(code_and_reason(end(second).await), (0, String::new()));
     until("the token ends with the session", || {
         server.shared.metrics.evergreen.sessions_open.get() == 0
     })
@@ -388,10 +393,14 @@ async fn ev_941_whoever_must_not_come_back_gets_one_answer() {
     let mine = [RESUME, ("authorization", "Bearer one")];
     let (send, answers, token) = by_hand(&server, &mine).await;
     let token = token.unwrap();
-    let gone = (5, "NO_SESSION".to_owned());
-    assert_eq!(back(&server, &token, Some("two")).await, gone);
+    let removed = (5, "NO_SESSION".to_owned());
+    assert_eq!(back(&server, &token, Some("two")).await, removed);
     for wrong in ["", "x", &"A".repeat(43), &token[1..]] {
-        assert_eq!(back(&server, wrong, Some("one")).await, gone, "{wrong:?}");
+        assert_eq!(
+            back(&server, wrong, Some("one")).await,
+            removed,
+            "{wrong:?}"
+        );
     }
     // Above the number that is held a session is one without a token, and so is one that did not ask.
     assert_eq!(by_hand(&server, &mine).await.2, None);
@@ -403,7 +412,7 @@ async fn ev_941_whoever_must_not_come_back_gets_one_answer() {
     until("it runs", || numbers.actions_open.get() == 1).await;
     drop((answers, send));
     until("nobody waits", || numbers.sessions_open.get() == 0).await;
-    assert_eq!(back(&server, &token, Some("one")).await, gone);
+    assert_eq!(back(&server, &token, Some("one")).await, removed);
 }
 
 #[tokio::test]
@@ -412,12 +421,12 @@ async fn ev_940_a_session_waits_for_its_grace_and_no_longer() {
         let server = Running::with_test_functions().await;
         let numbers = &server.shared.metrics.evergreen;
         let (stop, stopped) = mpsc::channel::<()>(1);
-        let cutter = Cutter::until_told(server.address, stopped).await;
-        let options = Options {
+        let cutter = Cutter::until_stopped(server.address, stopped).await;
+        let options = ClientSessionOptions {
             resume: true,
-            ..Options::default()
+            ..ClientSessionOptions::default()
         };
-        let session = Session::connect(&cutter.at(dialect), options)
+        let session = ClientSession::connect(&cutter.at(dialect), options)
             .await
             .unwrap();
         let slow = session.call(request("slow", &[], &["response"])).unwrap();
@@ -425,7 +434,7 @@ async fn ev_940_a_session_waits_for_its_grace_and_no_longer() {
         until("it runs", || numbers.actions_open.get() == 1).await;
         drop(stop);
         let began = tokio::time::Instant::now();
-        gone_in_time(&server, Limits::default().resume_grace).await;
+        closed_in_time(&server, SessionLimits::default().resume_grace).await;
         let waited = began.elapsed();
         assert!(waited >= Duration::from_secs(59), "{waited:?}");
         assert_eq!(numbers.actions_open.get(), 0);

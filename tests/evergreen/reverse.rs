@@ -7,9 +7,10 @@ use std::time::Duration;
 use futures::{StreamExt, stream};
 use sapwood_kernel::connect::evergreen::{import, remote, serve};
 use sapwood_kernel::{
-    Call, Chunk, Error, Fun, Input, Kernel, Mime, Output, Port, Run, Spec, args, function, raw,
+    Call, Chunk, Error, Fun, InputSpec, Kernel, Mime, OutputSpec, Port, Run, Spec, args, function,
+    raw,
 };
-use sapwood_net::evergreen::{Address, Options, Session};
+use sapwood_net::evergreen::{ClientSession, ClientSessionOptions, ServerAddress};
 use sapwood_proto::code::Code;
 use sapwood_tests::{Running, until};
 
@@ -40,7 +41,7 @@ fn tools(runs: &Arc<AtomicUsize>, ends: &Arc<AtomicUsize>) -> Kernel {
             .boxed()
         }))
         .unwrap();
-    let sad = Spec::new("sad", "Fails.").outputs([Output::new(Port::MAIN, Mime::TEXT)]);
+    let sad = Spec::new("sad", "Fails.").outputs([OutputSpec::new(Port::MAIN, Mime::TEXT)]);
     kernel
         .add(raw(sad, |_| {
             stream::iter([Err(
@@ -63,17 +64,17 @@ impl Drop for Guard {
 /// A function of the server's that calls the function of its client that `tool` names.
 fn ask() -> Fun {
     let spec = Spec::new("ask", "Asks whom it is told to.")
-        .inputs([Input::new("tool"), Input::new("city")])
-        .outputs([Output::new(Port::MAIN, Mime::TEXT).wire("response")]);
+        .inputs([InputSpec::new("tool"), InputSpec::new("city")])
+        .outputs([OutputSpec::new(Port::MAIN, Mime::TEXT).wire("response")]);
     raw(spec, |call: Call| {
         stream::once(async move {
             let (tool, city): (String, String) = (call.arg("tool").await?, call.arg("city").await?);
-            let told: Run<String> = if tool == "weather" {
+            let received: Run<String> = if tool == "weather" {
                 call.kernel.run(&tool, args! { city: city })
             } else {
                 call.kernel.run(&tool, ())
             };
-            Ok(Chunk::text(format!("it is {}", told.await?)))
+            Ok(Chunk::text(format!("it is {}", received.await?)))
         })
         .boxed()
     })
@@ -90,16 +91,16 @@ async fn asked(kernel: &Kernel, tool: &str, city: &str) -> Result<String, Error>
     kernel.run::<String>("ask", args).await
 }
 
-async fn functions(session: &Session) -> Kernel {
+async fn functions(session: &ClientSession) -> Kernel {
     let kernel = Kernel::new();
     kernel.add_all(import(session).await.unwrap()).unwrap();
     kernel
 }
 
-fn partial() -> Options {
-    Options {
+fn partial() -> ClientSessionOptions {
+    ClientSessionOptions {
         partial_failure: true,
-        ..Options::default()
+        ..ClientSessionOptions::default()
     }
 }
 
@@ -112,8 +113,8 @@ async fn ev_976_the_client_serves_functions_from_a_kernel_in_every_dialect_that_
         "ws://ADDRESS",
         "ws://ADDRESS/?dialect=json",
     ] {
-        let address = Address::new(url.replace("ADDRESS", &server.address.to_string()));
-        let session = Session::connect(&address, partial()).await.unwrap();
+        let address = ServerAddress::new(url.replace("ADDRESS", &server.address.to_string()));
+        let session = ClientSession::connect(&address, partial()).await.unwrap();
         assert!(session.announces("reverse-actions"), "{url}");
         let (runs, ends) = (Arc::default(), Arc::default());
         let served = serve(&session, tools(&runs, &ends)).await.unwrap();
@@ -122,8 +123,8 @@ async fn ev_976_the_client_serves_functions_from_a_kernel_in_every_dialect_that_
         let serving = tokio::spawn(served);
         let kernel = functions(&session).await;
         for city in ["Bergen", "Oslo"] {
-            let told = asked(&kernel, "weather", city).await.unwrap();
-            assert_eq!(told, format!("it is sunny in {city}"), "{url}");
+            let received = asked(&kernel, "weather", city).await.unwrap();
+            assert_eq!(received, format!("it is sunny in {city}"), "{url}");
         }
         let sad = asked(&kernel, "sad", "x").await.unwrap_err();
         assert_eq!(
@@ -138,7 +139,7 @@ async fn ev_976_the_client_serves_functions_from_a_kernel_in_every_dialect_that_
         until("the tool has stopped", || ends.load(Ordering::Relaxed) == 1).await;
         assert_eq!(runs.load(Ordering::Relaxed), 2, "{url}");
         // Another session has no such tools.
-        let other = Session::connect(&address, partial()).await.unwrap();
+        let other = ClientSession::connect(&address, partial()).await.unwrap();
         let refused = asked(&functions(&other).await, "weather", "x")
             .await
             .unwrap_err();
@@ -154,12 +155,14 @@ async fn ev_976_the_client_serves_functions_from_a_kernel_in_every_dialect_that_
 async fn ev_976_what_cannot_be_served_says_so() {
     let server = server().await;
     let tools = tools(&Arc::default(), &Arc::default());
-    let msgpack = Address::new(format!("ws://{}/?dialect=msgpack", server.address));
-    let session = Session::connect(&msgpack, partial()).await.unwrap();
+    let msgpack = ServerAddress::new(format!("ws://{}/?dialect=msgpack", server.address));
+    let session = ClientSession::connect(&msgpack, partial()).await.unwrap();
     let refused = serve(&session, tools.clone()).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unimplemented);
     // The server has that one itself.
-    let session = Session::connect(&server.at(), partial()).await.unwrap();
+    let session = ClientSession::connect(&server.at(), partial())
+        .await
+        .unwrap();
     tools.add(ask()).unwrap();
     let refused = serve(&session, tools.clone()).await.unwrap_err();
     assert_eq!(refused.reason(), "BAD_NAME");
@@ -168,8 +171,8 @@ async fn ev_976_what_cannot_be_served_says_so() {
     let served = serve(&session, tools).await.unwrap();
     let kernel = functions(&session).await;
     drop(served);
-    let gone = asked(&kernel, "weather", "x").await.unwrap_err();
-    assert_eq!(gone.reason(), "UNKNOWN_ACTION");
+    let removed = asked(&kernel, "weather", "x").await.unwrap_err();
+    assert_eq!(removed.reason(), "UNKNOWN_ACTION");
 }
 
 /// EV-940, EV-811
@@ -186,23 +189,25 @@ async fn ev_943_a_tool_at_the_client_is_run_once_wherever_the_connection_is_cut(
     });
     let server = Running::over(kernel).await;
     let talk = async |cutter: &Cutter, dialect: Dialect| {
-        let options = Options {
+        let options = ClientSessionOptions {
             resume: true,
             ..partial()
         };
-        let session = Session::connect(&cutter.at(dialect), options).await.ok()?;
+        let session = ClientSession::connect(&cutter.at(dialect), options)
+            .await
+            .ok()?;
         let served = serve(&session, tools(&runs, &Arc::default())).await;
         let serving = tokio::spawn(served.unwrap());
         let spec = ask().spec().clone();
         let kernel = Kernel::new();
         kernel.add(remote(&session, spec)).unwrap();
-        let mut told = Vec::new();
+        let mut received = Vec::new();
         for city in ["Bergen", "Oslo", "Rome"] {
-            told.push(asked(&kernel, "weather", city).await.unwrap());
+            received.push(asked(&kernel, "weather", city).await.unwrap());
         }
         drop((kernel, session));
         serving.await.unwrap();
-        Some(told)
+        Some(received)
     };
     for dialect in DIALECTS {
         let uncut = Cutter::before(server.address, Vec::new()).await;
@@ -214,10 +219,10 @@ async fn ev_943_a_tool_at_the_client_is_run_once_wherever_the_connection_is_cut(
             asks.store(0, Ordering::Relaxed);
             runs.store(0, Ordering::Relaxed);
             let cutter = Cutter::before(server.address, vec![at]).await;
-            let Some(told) = talk(&cutter, dialect).await else {
+            let Some(received) = talk(&cutter, dialect).await else {
                 continue;
             };
-            assert_eq!(told, expect, "{dialect:?} cut at {at}");
+            assert_eq!(received, expect, "{dialect:?} cut at {at}");
             let ran = (asks.load(Ordering::Relaxed), runs.load(Ordering::Relaxed));
             assert_eq!(ran, (3, 3), "{dialect:?} cut at {at}");
             resumed += usize::from(cutter.connections.load(Ordering::Relaxed) > 1);

@@ -1,6 +1,6 @@
 //! Many clients against the server's shell, over transports in memory and on a virtual clock: cuts, stalls, cancels.
 //!
-//! Owns: the world of one seed. Refuses to know: sockets. A failure prints its seed; the same seed is the same world.
+//! A failure prints its seed; the same seed is the same world.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,9 +9,11 @@ use bytes::Bytes;
 use futures::{FutureExt, StreamExt, stream};
 use sapwood_engine::{Engine, scripted};
 use sapwood_kernel::Kernel;
-use sapwood_kernel::session::{self, Outgoing, test_functions};
-use sapwood_proto::evergreen::{Message, Metadata, Status};
-use sapwood_proto::session::{ActionKey, Call, Config, NodeKey, Read, Session, Side};
+use sapwood_kernel::session::{self, OutgoingMessages, test_functions};
+use sapwood_proto::evergreen::{Metadata, Status, WireMessage};
+use sapwood_proto::session::{
+    ActionKey, ActionRequest, Config, CursorRead, NodeKey, SessionMachine, Side,
+};
 use sapwood_proto::time::Time;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -44,10 +46,10 @@ struct Expected {
 
 struct Client {
     dice: Dice,
-    machine: Session,
+    machine: SessionMachine,
     origin: Instant,
-    send: Option<mpsc::Sender<Result<Message, Status>>>,
-    outgoing: Outgoing,
+    send: Option<mpsc::Sender<Result<WireMessage, Status>>>,
+    outgoing: OutgoingMessages,
     server: JoinHandle<Option<Arc<Status>>>,
     calls: Vec<Expected>,
     text: Arc<Metadata>,
@@ -56,10 +58,10 @@ struct Client {
 impl Client {
     fn new(seed: u64, kernel: Kernel) -> Self {
         let (send, receive) = mpsc::channel(3);
-        let options = session::Options {
+        let options = session::SessionOptions {
             partial_failure: true,
             entropy: seed,
-            ..session::Options::default()
+            ..session::SessionOptions::default()
         };
         let (session, outgoing) = session::open(kernel, options, ());
         let server = tokio::spawn(session.run(ReceiverStream::new(receive), stream::pending()));
@@ -69,7 +71,7 @@ impl Client {
         };
         Self {
             dice: Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
-            machine: Session::new(Side::Client, config, Time::ZERO),
+            machine: SessionMachine::new(Side::Client, config, Time::ZERO),
             origin: Instant::now(),
             send: Some(send),
             outgoing,
@@ -97,11 +99,11 @@ impl Client {
             vec![(port.into(), input)]
         };
         let outputs = vec![("response".into(), output)];
-        let call = Call {
+        let call = ActionRequest {
             name: name.into(),
             inputs,
             outputs,
-            ..Call::default()
+            ..ActionRequest::default()
         };
         let action = self.machine.call(call).unwrap();
         let slow = name == "slow";
@@ -155,10 +157,10 @@ impl Client {
     async fn carry(&mut self) -> bool {
         let now = self.now();
         if let Some(send) = &self.send
-            && let Ok(place) = send.try_reserve()
+            && let Ok(position) = send.try_reserve()
             && let Some(message) = self.machine.next_message(now)
         {
-            place.send(Ok(message));
+            position.send(Ok(message));
         }
         tokio::task::yield_now().await;
         while let Some(answer) = self.outgoing.next().now_or_never() {
@@ -240,8 +242,8 @@ impl Client {
         let mut all = Vec::new();
         loop {
             match self.machine.read(cursor) {
-                Read::Piece(piece) => all.extend_from_slice(&piece.data),
-                Read::End => return all,
+                CursorRead::Piece(piece) => all.extend_from_slice(&piece.data),
+                CursorRead::End => return all,
                 other => panic!("a complete node reads as {other:?}"),
             }
         }

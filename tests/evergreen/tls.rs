@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use sapwood_kernel::Kernel;
 use sapwood_kernel::session::test_functions;
-use sapwood_net::evergreen::{Address, Options, Session};
+use sapwood_net::evergreen::{ClientSession, ClientSessionOptions, ServerAddress};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Metadata;
 use sapwood_server::evergreen::Config;
@@ -39,16 +39,18 @@ async fn oa_907_an_evergreen_session_runs_inside_tls() {
     let server = Running::start_with(config, kernel, Config::default(), Vec::new()).await;
 
     for scheme in ["https", "wss", "evergreen+wss"] {
-        let mut address = Address::new(format!("{scheme}://{}", server.address));
-        let stranger = Session::connect(&address, Options::default()).await;
+        let mut address = ServerAddress::new(format!("{scheme}://{}", server.address));
+        let stranger = ClientSession::connect(&address, ClientSessionOptions::default()).await;
         assert_eq!(stranger.err().unwrap().code, Code::Unavailable, "{scheme}");
         address.authorities = Some(signed.cert.pem().into_bytes());
         echo(&address).await;
     }
 }
 
-async fn echo(address: &Address) {
-    let session = Session::connect(address, Options::default()).await.unwrap();
+async fn echo(address: &ServerAddress) {
+    let session = ClientSession::connect(address, ClientSessionOptions::default())
+        .await
+        .unwrap();
     let metadata = Arc::new(Metadata::of("text/plain"));
     let mut input = session.write().unwrap();
     let call = session

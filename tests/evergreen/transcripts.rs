@@ -1,7 +1,4 @@
 //! The conversations of the protocol document, held with a whole server: they end as they should.
-//!
-//! Owns: the client's part of `testdata/evergreen/*.json`, in JSON over a socket, answered by a real GENERATE. Refuses
-//! to know: every order of arrival and every node's content; the session machine's own tests have those.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,7 +6,7 @@ use std::path::Path;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use sapwood_engine::scripted;
-use sapwood_tests::socket::{Said, Socket};
+use sapwood_tests::socket::{Socket, SocketReply};
 use sapwood_tests::{Running, spawned, with_model};
 use serde_json::{Value, json};
 
@@ -130,18 +127,18 @@ async fn hold(server: &Running, mode: &str, turns: &[Vec<Value>], expected: &str
         &turns[..1]
     };
     for message in turns.iter().flatten() {
-        socket.say(&message.to_string()).await;
+        socket.send_text(&message.to_string()).await;
     }
     if expected.is_empty() {
-        socket.say(r#"{"actions":[{"name":"FINISH"}]}"#).await;
+        socket.send_text(r#"{"actions":[{"name":"FINISH"}]}"#).await;
     }
-    let (said, close) = socket.rest().await;
-    let (code, told) = close.unwrap_or_else(|| panic!("{what}: no Close"));
-    let reason = told.split_once(": ").map_or("", |(_, reason)| reason);
+    let (reply, close) = socket.rest().await;
+    let (code, received) = close.unwrap_or_else(|| panic!("{what}: no Close"));
+    let reason = received.split_once(": ").map_or("", |(_, reason)| reason);
     assert_eq!(reason, expected, "{what}");
     if expected.is_empty() {
         assert_eq!(code, 1000, "{what}");
-        assert_eq!(ended(&said), wanted(turns), "{what}");
+        assert_eq!(ended(&reply), wanted(turns), "{what}");
     }
 }
 
@@ -156,11 +153,11 @@ fn wanted(turns: &[Vec<Value>]) -> BTreeSet<String> {
 }
 
 /// The ids of the nodes that came to their end with something in them.
-fn ended(said: &[Said]) -> BTreeSet<String> {
+fn ended(reply: &[SocketReply]) -> BTreeSet<String> {
     let (mut filled, mut finished) = (BTreeSet::new(), BTreeSet::new());
-    for said in said {
-        let Said::Text(text) = said else {
-            panic!("{said:?} is no text")
+    for reply in reply {
+        let SocketReply::Text(text) = reply else {
+            panic!("{reply:?} is no text")
         };
         let message: Value = serde_json::from_str(text).unwrap();
         for fragment in message["nodeFragments"].as_array().into_iter().flatten() {

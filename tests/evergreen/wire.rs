@@ -2,17 +2,17 @@
 
 use futures::stream;
 use prost::Message;
-use sapwood_proto::evergreen::Limits;
+use sapwood_proto::evergreen::SessionLimits;
 use sapwood_proto::evergreen::wire::SessionMessage;
 use sapwood_tests::Running;
-use sapwood_tests::raw::{action, call, compressed, end, fragments, leaf, told};
+use sapwood_tests::raw::{action, call, code_and_reason, compressed, end, fragments, leaf};
 
 /// How a session of these messages, compressed (EV-703), ends: the gRPC number and the reason.
 async fn ended<M: Message + Default + 'static>(
     server: &Running,
     messages: Vec<M>,
 ) -> (i32, String) {
-    told(end(compressed(server, stream::iter(messages)).await).await)
+    code_and_reason(end(compressed(server, stream::iter(messages)).await).await)
 }
 
 /// EV-902
@@ -40,27 +40,27 @@ async fn ev_703_the_size_of_a_message_is_what_the_operator_says() {
         (exact, (0, String::new())),
         (exact - 1, (8, "MESSAGE_TOO_LARGE".into())),
     ] {
-        let limits = Limits {
+        let limits = SessionLimits {
             max_message_bytes,
-            ..Limits::default()
+            ..SessionLimits::default()
         };
         let server = Running::limited(limits).await;
         // What is packed counts as it is unpacked.
         assert_eq!(ended(&server, vec![message.clone()]).await, expect);
         let plain = stream::iter([message.clone()]);
         let answers = call(&server, plain, &[]).await.unwrap();
-        assert_eq!(told(end(answers).await), expect);
+        assert_eq!(code_and_reason(end(answers).await), expect);
     }
 }
 
 #[tokio::test]
 async fn limits_hold_on_the_wire_at_the_limit_and_past_it() {
-    let limits = Limits {
+    let limits = SessionLimits {
         max_fragment_bytes: 10,
         max_nodes: 3,
         max_id_bytes: 4,
         retained_bytes: 1000,
-        ..Limits::default()
+        ..SessionLimits::default()
     };
     let server = Running::limited(limits).await;
     for (list, reason) in [

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use sapwood_engine::{Engine, Owner};
+use sapwood_engine::{Engine, EngineOwner};
 use sapwood_proto::time::Time;
-use sapwood_server::drain::{self, Phase};
+use sapwood_server::drain::{self, DrainPhase};
 use sapwood_server::server;
 use sapwood_tests::{Faces, Running, by_hand, key, spawned, until, with_model};
 use tokio::task::JoinHandle;
@@ -19,7 +19,7 @@ const PROMPT: &str = "a prompt that is said again byte by byte, which takes a st
 
 /// A request whose model has begun.
 struct Begun {
-    owner: Owner,
+    owner: EngineOwner,
     engine: Engine,
     server: Running,
     asked: JoinHandle<Result<String, String>>,
@@ -85,9 +85,9 @@ async fn d_45_a_key_that_is_revoked_ends_its_work_at_every_face() {
     for way in WAYS {
         let mut begun = Begun::by(way).await;
         begun.server.shared.auth.replace(vec![key("ben", "two")]);
-        let said = timeout(Duration::from_secs(20), &mut begun.asked).await;
-        let said = said.expect("it ends in time").unwrap();
-        assert!(said.is_err(), "{way:?}: {said:?}");
+        let reply = timeout(Duration::from_secs(20), &mut begun.asked).await;
+        let reply = reply.expect("it ends in time").unwrap();
+        assert!(reply.is_err(), "{way:?}: {reply:?}");
         begun.runs(0).await;
         let cancelled = &begun.server.shared.metrics.cancelled;
         let revoked = cancelled.with_label_values(&["revoked"]);
@@ -104,7 +104,7 @@ async fn oa_904_a_drain_ends_nothing_that_runs_and_begins_nothing_at_every_face(
         let drain = begun.server.shared.drain.clone();
         let running = drain.clone();
         let draining = tokio::spawn(async move { running.run().await });
-        drain.reached(Phase::Refusing).await;
+        drain.reached(DrainPhase::Refusing).await;
         let address = begun.server.address;
         let late = timeout(
             Duration::from_secs(20),
@@ -113,9 +113,9 @@ async fn oa_904_a_drain_ends_nothing_that_runs_and_begins_nothing_at_every_face(
         .await;
         assert!(late.expect("it is told").is_err(), "{way:?}");
         begun.runs(0).await;
-        let said = timeout(Duration::from_secs(20), &mut begun.asked).await;
-        let said = said.expect("it ends in time").unwrap();
-        assert_eq!(said.as_deref(), Ok(PROMPT), "{way:?}");
+        let reply = timeout(Duration::from_secs(20), &mut begun.asked).await;
+        let reply = reply.expect("it ends in time").unwrap();
+        assert_eq!(reply.as_deref(), Ok(PROMPT), "{way:?}");
         draining.abort();
     }
 }

@@ -7,7 +7,7 @@ use sapwood_kernel::Kernel;
 use sapwood_server::{evergreen, listener, lmtp, server};
 use sapwood_tests::http::Wire;
 use sapwood_tests::proxy::Proxy;
-use sapwood_tests::raw::{call, end, fragments, leaf, told};
+use sapwood_tests::raw::{call, code_and_reason, end, fragments, leaf};
 use sapwood_tests::socket::Socket;
 use sapwood_tests::{Faces, Running, spawned, until, with_model};
 use tokio::sync::mpsc;
@@ -21,8 +21,8 @@ use crate::lmtp::parrot;
 async fn limited(config: server::Config, faces: Faces) -> (Running, Proxy) {
     let kernel = with_model(spawned(parrot()));
     let server = Running::start_faces(config, kernel, faces, Vec::new()).await;
-    let elsewhere = Proxy::from(Ipv4Addr::new(127, 0, 0, 2), server.address).await;
-    (server, elsewhere)
+    let other = Proxy::from(Ipv4Addr::new(127, 0, 0, 2), server.address).await;
+    (server, other)
 }
 
 /// What a connection of HTTP/2 may send before it is read is in no budget, so that thousands must not hold megabytes each.
@@ -70,16 +70,16 @@ async fn d_45_one_caller_cannot_have_all_sessions_or_connections() {
         },
         ..Faces::default()
     };
-    let (server, elsewhere) = limited(Default::default(), faces).await;
+    let (server, remote) = limited(Default::default(), faces).await;
     let one = (
         Socket::open(&server, "/evergreen", &[]).await.unwrap(),
         Socket::open(&server, "/lmtp", &[]).await.unwrap(),
     );
     // With the last place, and without one. Triton's requests have none.
-    let takes = |way: Way| !matches!(way.face(), sapwood_server::metrics::Face::Generate);
+    let takes = |way: Way| !matches!(way.face(), sapwood_server::metrics::FaceLabel::Generate);
     for way in WAYS {
-        let said = way.ask(server.address, "Hi").await;
-        assert_eq!(said.as_deref(), Ok("Hi"), "{way:?}");
+        let reply = way.ask(server.address, "Hi").await;
+        assert_eq!(reply.as_deref(), Ok("Hi"), "{way:?}");
         let left = || {
             let numbers = &server.shared.metrics;
             (
@@ -94,16 +94,16 @@ async fn d_45_one_caller_cannot_have_all_sessions_or_connections() {
         Socket::open(&server, "/lmtp", &[]).await.unwrap(),
     );
     for way in WAYS {
-        let said = way.ask(server.address, "Hi").await;
+        let reply = way.ask(server.address, "Hi").await;
         if takes(way) {
-            let refused = said.unwrap_err();
+            let refused = reply.unwrap_err();
             let named = refused.contains("_each") || refused.contains("503");
             assert!(named, "{way:?}: {refused}");
         } else {
-            assert_eq!(said.as_deref(), Ok("Hi"), "{way:?}");
+            assert_eq!(reply.as_deref(), Ok("Hi"), "{way:?}");
         }
-        let said = way.ask(elsewhere.address, "Hi").await;
-        assert_eq!(said.as_deref(), Ok("Hi"), "{way:?}, from elsewhere");
+        let reply = way.ask(remote.address, "Hi").await;
+        assert_eq!(reply.as_deref(), Ok("Hi"), "{way:?}, from elsewhere");
     }
     let rejected = server.shared.metrics.rejected.with_label_values(&["share"]);
     let taking = WAYS.into_iter().filter(|way| takes(*way)).count();
@@ -120,7 +120,7 @@ async fn d_45_one_address_cannot_have_all_connections() {
         },
         ..Default::default()
     };
-    let (server, elsewhere) = limited(config, Faces::default()).await;
+    let (server, other) = limited(config, Faces::default()).await;
     let mut first = Wire::connect(server.address).await;
     let mut second = Wire::connect(server.address).await;
     for wire in [&mut first, &mut second] {
@@ -133,7 +133,7 @@ async fn d_45_one_address_cannot_have_all_connections() {
         "{}",
         third.text()
     );
-    let answer = Wire::connect(elsewhere.address).await.get("/livez").await;
+    let answer = Wire::connect(other.address).await.get("/livez").await;
     assert_eq!(answer.head.status, 200);
     // Who goes makes room.
     drop(first);
@@ -157,11 +157,13 @@ async fn d_45_one_caller_cannot_have_all_bytes_that_sessions_hold() {
     };
     let mut server =
         Running::start_faces(Default::default(), Kernel::new(), faces, Vec::new()).await;
-    let elsewhere = Proxy::from(Ipv4Addr::new(127, 0, 0, 2), server.address).await;
+    let other = Proxy::from(Ipv4Addr::new(127, 0, 0, 2), server.address).await;
     let overhead = 1 + 64 + 10;
     // Inputs that are never ended.
-    let (hold, held) = mpsc::channel(1);
-    let first = call(&server, ReceiverStream::new(held), &[]).await.unwrap();
+    let (hold, retained) = mpsc::channel(1);
+    let first = call(&server, ReceiverStream::new(retained), &[])
+        .await
+        .unwrap();
     hold.send(fragments(vec![leaf("p", 0, 60_000 - overhead)]))
         .await
         .unwrap();
@@ -181,18 +183,18 @@ async fn d_45_one_caller_cannot_have_all_bytes_that_sessions_hold() {
             let limit = (status.detail("limit"), status.detail("value"));
             assert_eq!(limit, (Some("retained_bytes_each"), Some("100001")));
             assert!(status.message.contains("end inputs"), "{}", status.message);
-            assert_eq!(told(Some(status)), (8, "RETAINED_LIMIT".into()));
+            assert_eq!(code_and_reason(Some(status)), (8, "RETAINED_LIMIT".into()));
         } else {
-            assert_eq!(told(ended), (0, String::new()));
+            assert_eq!(code_and_reason(ended), (0, String::new()));
         }
     }
     // Everybody else has what is left.
-    server.address = elsewhere.address;
+    server.address = other.address;
     let message = fragments(vec![leaf("p", 0, 90_000 - overhead)]);
     let sent = call(&server, futures::stream::iter([message]), &[])
         .await
         .unwrap();
-    assert_eq!(told(end(sent).await), (0, String::new()));
+    assert_eq!(code_and_reason(end(sent).await), (0, String::new()));
     drop(hold);
     assert!(end(first).await.is_none());
 }

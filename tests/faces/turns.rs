@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use futures::{FutureExt, StreamExt};
-use sapwood_engine::api::{Prompt, Request};
-use sapwood_engine::{Config, Engine, Handle, Owner, scripted};
+use sapwood_engine::api::{GenerationRequest, Prompt};
+use sapwood_engine::{Config, Engine, EngineOwner, RequestHandle, scripted};
 use sapwood_proto::time::Time;
 use sapwood_tests::proxy::Proxy;
 use sapwood_tests::{Running, until, with_model};
@@ -20,32 +20,32 @@ const MANY: usize = 10;
 const FEW: usize = 3;
 
 /// A model with one seat, so that the order in which requests end is that of their turns; and who has the seat first.
-struct Seat {
-    owner: Owner,
+struct BusyEngine {
+    owner: EngineOwner,
     engine: Engine,
-    taken: Option<Handle>,
+    taken: Option<RequestHandle>,
     now: u64,
 }
 
-impl Seat {
+impl BusyEngine {
     /// A model whose seat is taken until it is let go.
     fn taken(config: Config) -> Self {
         let model = scripted::Config {
             parallel: 1,
             ..parrot()
         };
-        let (owner, engine) = Owner::by_hand(sapwood_tests::scripted(model), config);
-        let mut request = Request::new(Prompt::Tokens(vec![7]));
+        let (owner, engine) = EngineOwner::by_hand(sapwood_tests::scripted(model), config);
+        let mut request = GenerationRequest::new(Prompt::Tokens(vec![7]));
         (request.ignore_eos, request.max_tokens) = (true, Some(4_000));
         let taken = Some(engine.submit(request).unwrap());
-        let mut seat = Self {
+        let mut slot = Self {
             owner,
             engine,
             taken,
             now: 0,
         };
-        seat.step();
-        seat
+        slot.step();
+        slot
     }
 
     fn step(&mut self) {
@@ -90,30 +90,30 @@ impl Seat {
 
 /// What comes of ten connections by one way and three by another, from these two.
 async fn shared(many: (Way, &'static str), few: (Way, &'static str)) -> Vec<&'static str> {
-    let mut seat = Seat::taken(Config::default());
-    let kernel = with_model(seat.engine.clone());
+    let mut slot = BusyEngine::taken(Config::default());
+    let kernel = with_model(slot.engine.clone());
     let server = Running::start(kernel, Default::default(), Vec::new()).await;
-    let elsewhere = Proxy::from(Ipv4Addr::new(127, 0, 0, 2), server.address).await;
+    let other = Proxy::from(Ipv4Addr::new(127, 0, 0, 2), server.address).await;
     let (sender, mut answers) = mpsc::channel(1024);
     let mut waiting = 0_u8;
     for (way, name, address, count) in [
         (many.0, many.1, server.address, MANY),
-        (few.0, few.1, elsewhere.address, FEW),
+        (few.0, few.1, other.address, FEW),
     ] {
         for index in 0..count {
             // No two begin alike: who has the same prompt as another waits for it.
             let first = char::from(b'a' + waiting);
             let (sender, prompt) = (sender.clone(), format!("{first}{index}"));
             tokio::spawn(async move {
-                let said = way.ask(address, &prompt).await;
-                assert_eq!(said, Ok(prompt), "{way:?}");
+                let reply = way.ask(address, &prompt).await;
+                assert_eq!(reply, Ok(prompt), "{way:?}");
                 let _ = sender.send(name).await;
             });
             waiting += 1;
-            seat.waits_for(u64::from(waiting)).await;
+            slot.waits_for(u64::from(waiting)).await;
         }
     }
-    seat.ended(&mut answers, MANY + FEW).await
+    slot.ended(&mut answers, MANY + FEW).await
 }
 
 /// Each way beside each other one: whoever has ten connections gets no more than whoever has few.
@@ -136,23 +136,23 @@ async fn oa_910_a_request_that_waits_too_long_ends_at_every_face() {
             queue_timeout_ms: QUEUE_TIMEOUT_MS,
             ..Config::default()
         };
-        let mut seat = Seat::taken(config);
-        let kernel = with_model(seat.engine.clone());
+        let mut slot = BusyEngine::taken(config);
+        let kernel = with_model(slot.engine.clone());
         let server = Running::start(kernel, Default::default(), Vec::new()).await;
         let address = server.address;
         let mut asked = tokio::spawn(async move { way.ask(address, "Hi").await });
-        seat.waits_for(1).await;
-        let timed_out = |seat: &Seat| seat.engine.stats().cancelled_timeout.get();
-        let arrived = seat.now;
-        seat.now = arrived + QUEUE_TIMEOUT_MS - 2;
-        seat.step();
-        assert_eq!(timed_out(&seat), 0, "{way:?}");
-        seat.now = arrived + QUEUE_TIMEOUT_MS;
-        seat.step();
-        assert_eq!(timed_out(&seat), 1, "{way:?}");
-        assert_eq!(seat.engine.stats().requests_waiting.get(), 0, "{way:?}");
-        let said = timeout(Duration::from_secs(20), &mut asked).await;
-        let said = said.expect("it is told").unwrap().unwrap_err();
-        assert!(said.contains("waited too long"), "{way:?}: {said}");
+        slot.waits_for(1).await;
+        let timed_out = |slot: &BusyEngine| slot.engine.stats().cancelled_timeout.get();
+        let arrived = slot.now;
+        slot.now = arrived + QUEUE_TIMEOUT_MS - 2;
+        slot.step();
+        assert_eq!(timed_out(&slot), 0, "{way:?}");
+        slot.now = arrived + QUEUE_TIMEOUT_MS;
+        slot.step();
+        assert_eq!(timed_out(&slot), 1, "{way:?}");
+        assert_eq!(slot.engine.stats().requests_waiting.get(), 0, "{way:?}");
+        let reply = timeout(Duration::from_secs(20), &mut asked).await;
+        let reply = reply.expect("it is told").unwrap().unwrap_err();
+        assert!(reply.contains("waited too long"), "{way:?}: {reply}");
     }
 }

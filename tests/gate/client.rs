@@ -1,6 +1,4 @@
 //! Bare requests over either version of HTTP, in the clear or inside TLS with a certificate.
-//!
-//! Owns: connections, and what of an answer the matrix compares. Refuses to know: what is asked for.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,7 +19,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use sapwood_tests::PATIENCE;
+use sapwood_tests::WAIT_LIMIT;
 
 /// Which version of HTTP is spoken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +38,7 @@ pub(super) struct Way {
 
 /// An answer as far as it tells who was let in.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct Reported {
     /// The HTTP status, or the one that stands for a gRPC status in the head.
     pub(super) class: u16,
     pub(super) headers: HeaderMap,
@@ -65,19 +63,21 @@ impl Client {
     }
 
     /// Sends one request and gives what its answer tells. What was let in is not waited for any longer.
-    pub(super) async fn ask(&mut self, request: Request<Empty<Bytes>>) -> Told {
+    pub(super) async fn ask(&mut self, request: Request<Empty<Bytes>>) -> Reported {
         let asking = async {
             let answer = match self.sender().await {
                 Sender::One(sender) => sender.send_request(request).await,
                 Sender::Two(sender) => sender.send_request(request).await,
             };
-            told(answer.unwrap()).await
+            classify(answer.unwrap()).await
         };
-        let (told, whole) = timeout(PATIENCE, asking).await.expect("an answer in time");
+        let (received, whole) = timeout(WAIT_LIMIT, asking)
+            .await
+            .expect("an answer in time");
         if !whole && self.way.version == Version::One {
             self.sender = None;
         }
-        told
+        received
     }
 
     async fn sender(&mut self) -> &mut Sender {
@@ -137,7 +137,7 @@ where
 }
 
 /// What an answer tells, and whether all of it was read.
-async fn told(answer: Response<Incoming>) -> (Told, bool) {
+async fn classify(answer: Response<Incoming>) -> (Reported, bool) {
     let (head, body) = answer.into_parts();
     let grpc = head.headers.get("grpc-status");
     let class = match grpc.and_then(|status| status.to_str().ok()) {
@@ -155,12 +155,12 @@ async fn told(answer: Response<Incoming>) -> (Told, bool) {
     };
     let whole = matches!(body, Some(Ok(_)));
     let body = body.and_then(Result::ok).map(|body| body.to_bytes());
-    let told = Told {
+    let received = Reported {
         class,
         headers: head.headers,
         body: body.unwrap_or_default(),
     };
-    (told, whole)
+    (received, whole)
 }
 
 /// A refusal is short; what takes longer is none.

@@ -9,18 +9,20 @@ use futures::future::BoxFuture;
 use http::{Method, Request};
 use http_body_util::Empty;
 use sapwood_engine::scripted;
-use sapwood_server::auth::{Access, Key, Scope, Scopes};
-use sapwood_server::generate::{self, Explicit, Failed, Model, Repository};
-use sapwood_server::lmtp::Lmtp;
-use sapwood_server::purpose::Purpose;
-use sapwood_server::route::Kind;
+use sapwood_server::auth::{ApiKey, KeyScope, RouteAccess, Scopes};
+use sapwood_server::generate::{
+    self, ExplicitRepository, ModelControlError, ModelOptions, Repository,
+};
+use sapwood_server::lmtp::LmtpService;
+use sapwood_server::port_purpose::PortPurpose;
+use sapwood_server::route::RouteKind;
 use sapwood_server::tls::Mtls;
-use sapwood_server::{Server, Shared, evergreen, lmtp, origin, server};
+use sapwood_server::{Server, ServerContext, evergreen, lmtp, origin, server};
 use sapwood_tests::{spawned, with_model};
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::client::{Authority, Client, Told, Version, Way};
+use super::client::{Authority, Client, Reported, Version, Way};
 use super::table::{Target, targets};
 
 /// Whoever asks.
@@ -50,15 +52,15 @@ impl Who {
     }
 
     /// What the gate has to say to it.
-    fn judged(self, access: Access) -> Option<u16> {
-        let Access::Needs(scope) = access else {
+    fn judged(self, access: RouteAccess) -> Option<u16> {
+        let RouteAccess::Needs(scope) = access else {
             return None;
         };
-        let scopes: &[Scope] = match self {
+        let scopes: &[KeyScope] = match self {
             Self::Nobody | Self::WrongKey | Self::RevokedKey => return Some(401),
-            Self::Scraper => &[Scope::Metrics],
-            Self::User | Self::Certificate(_) => &[Scope::Infer],
-            Self::Admin => &Scope::ALL,
+            Self::Scraper => &[KeyScope::Metrics],
+            Self::User | Self::Certificate(_) => &[KeyScope::Infer],
+            Self::Admin => &KeyScope::ALL,
         };
         (!scopes.contains(&scope)).then_some(403)
     }
@@ -105,13 +107,13 @@ enum Expect {
     Reached,
 }
 
-fn expect(purpose: Purpose, target: &Target, act: Act, who: Who, grpc: bool) -> Expect {
+fn expect(purpose: PortPurpose, target: &Target, act: Act, who: Who, grpc: bool) -> Expect {
     let scraping = ["/metrics", "/livez", "/readyz", "/health", "/ping"];
     match purpose {
-        Purpose::Metrics if !scraping.contains(&&*target.path) => return Expect::Refused(404),
-        Purpose::Grpc if !grpc => return Expect::Refused(415),
-        Purpose::Grpc if target.kind == Kind::Http => return Expect::Refused(501),
-        Purpose::Everything | Purpose::Grpc | Purpose::Metrics => {}
+        PortPurpose::Metrics if !scraping.contains(&&*target.path) => return Expect::Refused(404),
+        PortPurpose::Grpc if !grpc => return Expect::Refused(415),
+        PortPurpose::Grpc if target.kind == RouteKind::Http => return Expect::Refused(501),
+        PortPurpose::Everything | PortPurpose::Grpc | PortPurpose::Metrics => {}
     }
     match act {
         Act::Preflight(Some(ALLOWED)) => return Expect::Allowed,
@@ -122,13 +124,13 @@ fn expect(purpose: Purpose, target: &Target, act: Act, who: Who, grpc: bool) -> 
         return Expect::Refused(refused);
     }
     let is_post = act == Act::Plain("POST");
-    if target.kind == Kind::Grpc && is_post && !grpc {
+    if target.kind == RouteKind::Grpc && is_post && !grpc {
         return Expect::Refused(415);
     }
     let taken = match (act, target.kind) {
-        (Act::Plain(method), Kind::Grpc) => method == "POST",
-        (Act::Plain(method), Kind::Http) => !matches!(method, "CONNECT" | "TRACE"),
-        (Act::Upgrade(_), kind) => kind == Kind::Http,
+        (Act::Plain(method), RouteKind::Grpc) => method == "POST",
+        (Act::Plain(method), RouteKind::Http) => !matches!(method, "CONNECT" | "TRACE"),
+        (Act::Upgrade(_), kind) => kind == RouteKind::Http,
         (Act::Preflight(_), _) => false,
     };
     if taken {
@@ -143,37 +145,41 @@ fn expect(purpose: Purpose, target: &Target, act: Act, who: Who, grpc: bool) -> 
 struct Notes(Mutex<Vec<String>>);
 
 impl Repository for Notes {
-    fn load(&self, name: &str, _: Option<String>) -> BoxFuture<'static, Result<Model, Failed>> {
+    fn load(
+        &self,
+        name: &str,
+        _: Option<String>,
+    ) -> BoxFuture<'static, Result<ModelOptions, ModelControlError>> {
         self.0.lock().unwrap().push(format!("load {name}"));
-        async { Ok(Model::default()) }.boxed()
+        async { Ok(ModelOptions::default()) }.boxed()
     }
 
-    fn unload(&self, name: &str) -> BoxFuture<'static, Result<(), Failed>> {
+    fn unload(&self, name: &str) -> BoxFuture<'static, Result<(), ModelControlError>> {
         self.0.lock().unwrap().push(format!("unload {name}"));
         async { Ok(()) }.boxed()
     }
 }
 
 /// The whole server on its three ports.
-struct House {
-    ports: Vec<(Purpose, SocketAddr)>,
+struct TestServer {
+    ports: Vec<(PortPurpose, SocketAddr)>,
     targets: Vec<Target>,
-    shared: Shared,
+    shared: ServerContext,
     notes: Arc<Notes>,
     _serving: AbortOnDropHandle<()>,
 }
 
-impl House {
-    async fn open(config: server::Config, keys: Vec<Key>) -> Self {
+impl TestServer {
+    async fn open(config: server::Config, keys: Vec<ApiKey>) -> Self {
         let kernel = with_model(spawned(scripted::Config::default()));
         let builder = Server::builder(config, keys).unwrap();
         let shared = builder.shared().clone();
         let notes = Arc::new(Notes::default());
         let generate = generate::Config {
-            repository: Some(Explicit(Arc::clone(&notes) as Arc<dyn Repository>)),
+            repository: Some(ExplicitRepository(Arc::clone(&notes) as Arc<dyn Repository>)),
             ..generate::Config::default()
         };
-        let lmtp = Lmtp::new(shared.clone(), kernel.clone(), lmtp::Config::default());
+        let lmtp = LmtpService::new(shared.clone(), kernel.clone(), lmtp::Config::default());
         let evergreen = evergreen::Config::default();
         let builder = builder
             .face(evergreen::face(shared.clone(), kernel.clone(), evergreen))
@@ -182,13 +188,13 @@ impl House {
         let mut server = builder.build().unwrap();
         let targets = targets(server.routes());
         let mut ports = Vec::new();
-        for purpose in [Purpose::Grpc, Purpose::Metrics] {
+        for purpose in [PortPurpose::Grpc, PortPurpose::Metrics] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             ports.push((purpose, listener.local_addr().unwrap()));
             server = server.also(listener, purpose);
         }
         let common = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        ports.push((Purpose::Everything, common.local_addr().unwrap()));
+        ports.push((PortPurpose::Everything, common.local_addr().unwrap()));
         let serving = async move {
             server.serve(common, std::future::pending()).await;
         };
@@ -213,7 +219,7 @@ impl House {
         let common = tls.is_some();
         let ports = self.ports.iter().copied();
         for (purpose, address) in
-            ports.filter(|(purpose, _)| !common || *purpose == Purpose::Everything)
+            ports.filter(|(purpose, _)| !common || *purpose == PortPurpose::Everything)
         {
             for version in [Version::One, Version::Two] {
                 let tls = tls.clone();
@@ -226,17 +232,17 @@ impl House {
                     for act in ACTS {
                         // As what it comes is asked where that could make a difference.
                         let forms: &[bool] = match (purpose, target.kind) {
-                            (Purpose::Everything, Kind::Http) => &[false],
+                            (PortPurpose::Everything, RouteKind::Http) => &[false],
                             _ => &[false, true],
                         };
                         for &grpc in forms {
                             let Some(request) = request(target, act, who, version, grpc) else {
                                 continue;
                             };
-                            let told = client.ask(request).await;
+                            let received = client.ask(request).await;
                             let expect = expect(purpose, target, act, who, grpc);
                             let at = (purpose, version, target, act, who, grpc);
-                            check(expect, &told, &format!("{at:?}"));
+                            check(expect, &received, &format!("{at:?}"));
                             cells += 1;
                         }
                     }
@@ -297,14 +303,14 @@ fn request(
     Some(request.body(Empty::new()).unwrap())
 }
 
-fn check(expect: Expect, told: &Told, at: &str) {
-    let Told {
+fn check(expect: Expect, received: &Reported, at: &str) {
+    let Reported {
         class,
         headers,
         body,
-    } = told;
+    } = received;
     let body = String::from_utf8_lossy(body);
-    assert!(headers.contains_key("x-request-id"), "{at}: {told:?}");
+    assert!(headers.contains_key("x-request-id"), "{at}: {received:?}");
     match expect {
         Expect::Refused(status) => {
             assert_eq!(*class, status, "{at}: {body}");
@@ -314,8 +320,8 @@ fn check(expect: Expect, told: &Told, at: &str) {
             assert_eq!(headers["access-control-allow-origin"], ALLOWED, "{at}");
         }
         Expect::Reached => {
-            let refusal = body.contains("invalid_api_key") || body.contains("unchecked_caller");
-            assert!(*class != 401 && !refusal, "{at}: {class}: {body}");
+            let rejection = body.contains("invalid_api_key") || body.contains("unchecked_caller");
+            assert!(*class != 401 && !rejection, "{at}: {class}: {body}");
         }
     }
     if *class == 101 {
@@ -333,37 +339,38 @@ fn config() -> server::Config {
     }
 }
 
-fn keys() -> Vec<Key> {
-    let key =
-        |name, secret, scopes: &[Scope]| Key::new(name, secret, scopes.iter().copied().collect());
+fn keys() -> Vec<ApiKey> {
+    let key = |name, secret, scopes: &[KeyScope]| {
+        ApiKey::new(name, secret, scopes.iter().copied().collect())
+    };
     vec![
-        key("scraper", "scrape", &[Scope::Metrics]),
-        key("user", "use", &[Scope::Infer]),
-        Key::new("admin", "manage", Scopes::ALL),
+        key("scraper", "scrape", &[KeyScope::Metrics]),
+        key("user", "use", &[KeyScope::Infer]),
+        ApiKey::new("admin", "manage", Scopes::ALL),
     ]
 }
 
 /// Everything in the clear, as one caller.
 async fn walked(who: Who) {
-    let before = [keys(), vec![Key::new("gone", "old", Scopes::ALL)]].concat();
-    let house = House::open(config(), before).await;
-    house.shared.auth.replace(keys());
-    let cells = house.walk(who, None).await;
+    let before = [keys(), vec![ApiKey::new("gone", "old", Scopes::ALL)]].concat();
+    let context = TestServer::open(config(), before).await;
+    context.shared.auth.replace(keys());
+    let cells = context.walk(who, None).await;
     assert!(cells > 4_000, "{cells} cells");
-    let done = std::mem::take(&mut *house.notes.0.lock().unwrap());
+    let done = std::mem::take(&mut *context.notes.0.lock().unwrap());
     assert_eq!(done.is_empty(), who != Who::Admin, "{who:?}: {done:?}");
 }
 
 /// The same for whoever shows a certificate, or could.
-async fn certified(keys: Vec<Key>, who: Who) {
+async fn certified(keys: Vec<ApiKey>, who: Who) {
     let authority = Authority::new();
     let config = server::Config {
         tls: Some(authority.tls(Mtls::Optional)),
         ..config()
     };
-    let house = House::open(config, keys).await;
-    house.walk(who, Some(&authority)).await;
-    let done = std::mem::take(&mut *house.notes.0.lock().unwrap());
+    let context = TestServer::open(config, keys).await;
+    context.walk(who, Some(&authority)).await;
+    let done = std::mem::take(&mut *context.notes.0.lock().unwrap());
     assert!(done.is_empty(), "{done:?}");
 }
 

@@ -1,20 +1,20 @@
 //! What the matrix knows of each route: who may come in, and what stands for the names in its path.
 //!
-//! Owns: [`EXPECTED`], which is compared with the router's own table. A route that is not here fails the test.
+//! [`EXPECTED`], which is compared with the router's own table. A route that is not here fails the test.
 
 use prost::Message;
 use prost_types::FileDescriptorSet;
 use sapwood_proto::generated::{DESCRIPTORS, INFERENCE_DESCRIPTORS};
-use sapwood_server::auth::{Access, Scope};
-use sapwood_server::route::{Kind, Route};
+use sapwood_server::auth::{KeyScope, RouteAccess};
+use sapwood_server::route::{Route, RouteKind};
 
-const OPEN: Access = Access::Open;
-const CALL: Access = Access::Needs(Scope::Infer);
-const MANAGE: Access = Access::Needs(Scope::Admin);
-const SCRAPE: Access = Access::Needs(Scope::Metrics);
+const OPEN: RouteAccess = RouteAccess::Open;
+const CALL: RouteAccess = RouteAccess::Needs(KeyScope::Infer);
+const MANAGE: RouteAccess = RouteAccess::Needs(KeyScope::Admin);
+const SCRAPE: RouteAccess = RouteAccess::Needs(KeyScope::Metrics);
 
 /// Every route, and what it asks for.
-pub(super) const EXPECTED: &[(&str, Access)] = &[
+pub(super) const EXPECTED: &[(&str, RouteAccess)] = &[
     ("/", CALL),
     ("/livez", OPEN),
     ("/readyz", OPEN),
@@ -68,7 +68,7 @@ pub(super) const EXPECTED: &[(&str, Access)] = &[
 ];
 
 /// Paths that no pattern names: what the fallback answers, other spellings of what is served, and what might be.
-pub(super) const ELSEWHERE: &[&str] = &[
+pub(super) const OTHER_TABLES: &[&str] = &[
     "/nothing",
     "/livez/",
     "//livez",
@@ -91,8 +91,8 @@ pub(super) const ELSEWHERE: &[&str] = &[
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     pub(super) path: String,
-    pub(super) kind: Kind,
-    pub(super) access: Access,
+    pub(super) kind: RouteKind,
+    pub(super) access: RouteAccess,
 }
 
 /// Every path to ask for: those of the routes, of gRPC every method that the services say they have, and those elsewhere.
@@ -111,8 +111,8 @@ pub(super) fn targets(routes: &[Route]) -> Vec<Target> {
     let methods = methods();
     let each = routes.iter().flat_map(|route| {
         let paths = match route.kind {
-            Kind::Http => vec![filled(&route.path)],
-            Kind::Grpc => spelled(&route.path, &methods),
+            RouteKind::Http => vec![filled(&route.path)],
+            RouteKind::Grpc => spelled(&route.path, &methods),
         };
         paths.into_iter().map(|path| Target {
             path,
@@ -120,16 +120,16 @@ pub(super) fn targets(routes: &[Route]) -> Vec<Target> {
             access: route.access,
         })
     });
-    let elsewhere = ELSEWHERE.iter().map(|path| Target {
+    let other = OTHER_TABLES.iter().map(|path| Target {
         path: (*path).into(),
         kind: if path.starts_with("/inference") && path.contains("Repository%") {
-            Kind::Grpc
+            RouteKind::Grpc
         } else {
-            Kind::Http
+            RouteKind::Http
         },
         access: CALL,
     });
-    each.chain(elsewhere).collect()
+    each.chain(other).collect()
 }
 
 /// The methods of all services.

@@ -7,12 +7,12 @@ use futures::channel::mpsc;
 use futures::{StreamExt, stream};
 use sapwood_engine::{Engine, scripted};
 use sapwood_kernel::Kernel;
-use sapwood_server::allowance;
-use sapwood_server::auth::Key;
+use sapwood_server::auth::ApiKey;
 use sapwood_server::generate::Config;
+use sapwood_server::rate_limit;
 use sapwood_server::{drain, server};
 use sapwood_tests::http::{Wire, head, post};
-use sapwood_tests::{Faces, PATIENCE, Running, key, until};
+use sapwood_tests::{Faces, Running, WAIT_LIMIT, key, until};
 use serde_json::json;
 use tokio::runtime::Handle;
 
@@ -43,18 +43,18 @@ fn endless(tokens_per_s: f64) -> Engine {
 }
 
 /// A server of that model, and its tasks before anybody came.
-struct House {
+struct TestServer {
     server: Running,
     engine: Engine,
     tasks: usize,
 }
 
-impl House {
-    async fn open(keys: Vec<Key>, tokens_per_s: f64) -> Self {
+impl TestServer {
+    async fn open(keys: Vec<ApiKey>, tokens_per_s: f64) -> Self {
         Self::of(server::Config::default(), keys, tokens_per_s).await
     }
 
-    async fn of(config: server::Config, keys: Vec<Key>, tokens_per_s: f64) -> Self {
+    async fn of(config: server::Config, keys: Vec<ApiKey>, tokens_per_s: f64) -> Self {
         let engine = endless(tokens_per_s);
         let kernel = Kernel::new();
         kernel
@@ -87,7 +87,7 @@ impl House {
         let answer = wire
             .ask(post("/v2/models/m/generate", &[BEARER], body))
             .await;
-        assert_eq!(answer.told().0, 200, "{}", answer.text());
+        assert_eq!(answer.summary().0, 200, "{}", answer.text());
     }
 
     /// Connections, streams, pieces of work, and sequences that run, wait or are parked. (Cells hold the beginnings of what is
@@ -114,7 +114,7 @@ impl House {
                 tokio::task::yield_now().await;
             }
         };
-        let waited = tokio::time::timeout(PATIENCE, waiting).await;
+        let waited = tokio::time::timeout(WAIT_LIMIT, waiting).await;
         assert!(
             waited.is_ok(),
             "left: {:?}, tasks {} of {}",
@@ -133,7 +133,7 @@ impl House {
                 tokio::task::yield_now().await;
             }
         };
-        let waited = tokio::time::timeout(PATIENCE, waiting).await;
+        let waited = tokio::time::timeout(WAIT_LIMIT, waiting).await;
         assert!(waited.is_ok(), "{streams} expected: {:?}", self.left());
     }
 
@@ -149,8 +149,8 @@ fn tasks() -> usize {
 /// OA-801, TR-608, TR-904, TR-907: four calls of five hundred requests each on one connection, left in the middle in every way.
 #[tokio::test]
 async fn tr_904_thousands_of_streams_on_one_connection_leave_nothing() {
-    let house = House::open(Vec::new(), 2.0).await;
-    let mut grpc = Grpc::connect(&house.server).await;
+    let context = TestServer::open(Vec::new(), 2.0).await;
+    let mut grpc = Grpc::connect(&context.server).await;
     let mut calls = Vec::new();
     for call in 0..4 {
         // Half of them would send more.
@@ -166,29 +166,29 @@ async fn tr_904_thousands_of_streams_on_one_connection_leave_nothing() {
     for (answers, _) in &mut calls {
         let mut seen = std::collections::BTreeSet::new();
         while seen.len() < 16 {
-            let told = answers.message().await.unwrap().unwrap();
-            assert_eq!(told.error_message, "");
-            let told = told.infer_response.unwrap();
-            assert!(!text(&told).is_empty());
-            seen.insert(told.id);
+            let received = answers.message().await.unwrap().unwrap();
+            assert_eq!(received.error_message, "");
+            let received = received.infer_response.unwrap();
+            assert!(!text(&received).is_empty());
+            seen.insert(received.id);
         }
     }
-    house.holds(2_000).await;
+    context.holds(2_000).await;
     // The engine's numbers are those of its last step.
-    let stats = house.engine.stats();
+    let stats = context.engine.stats();
     until("all of them are at work or wait", || {
         stats.requests_running.get() + stats.requests_waiting.get() == 2_000
     })
     .await;
     // A call that is dropped takes its own with it, and no other's.
     calls.truncate(3);
-    house.holds(1_500).await;
+    context.holds(1_500).await;
     assert!(calls[0].0.message().await.unwrap().is_some());
     drop(calls);
-    house.holds(0).await;
-    let cancelled = &house.server.shared.metrics.cancelled;
-    let gone = cancelled.with_label_values(&["client"]);
-    until("all of them are counted", || gone.get() == 2_000).await;
+    context.holds(0).await;
+    let cancelled = &context.server.shared.metrics.cancelled;
+    let removed = cancelled.with_label_values(&["client"]);
+    until("all of them are counted", || removed.get() == 2_000).await;
     // The connection lives, and carries the next call.
     let mut answers = grpc
         .stream(stream::iter([prompt("m", "", "x", true)]), false)
@@ -200,17 +200,17 @@ async fn tr_904_thousands_of_streams_on_one_connection_leave_nothing() {
         .collect::<Vec<_>>();
     let lost = grpc.stream(stream::iter(calls), false).await;
     drop((answers, lost, grpc));
-    house.is_unharmed().await;
+    context.is_unharmed().await;
 }
 
 /// TR-609 over gRPC: who does not read parks its own sequences; the others go on, also on the same connection.
 #[tokio::test]
 async fn tr_609_a_call_that_is_not_read_parks_its_own_sequences() {
-    let house = House::open(Vec::new(), 0.0).await;
-    let mut grpc = Grpc::connect(&house.server).await;
+    let context = TestServer::open(Vec::new(), 0.0).await;
+    let mut grpc = Grpc::connect(&context.server).await;
     let requests = (0..16).map(|index| prompt("m", &index.to_string(), "x", true));
     let unread = grpc.stream(stream::iter(requests), false).await;
-    let stats = house.engine.stats();
+    let stats = context.engine.stats();
     until("its sequences are parked", || {
         stats.streams_parked.get() == 16
     })
@@ -220,15 +220,15 @@ async fn tr_609_a_call_that_is_not_read_parks_its_own_sequences() {
         .stream(stream::iter([prompt("m", "r", "x", true)]), false)
         .await;
     for _ in 0..300 {
-        let told = read.message().await.unwrap().unwrap();
-        assert_eq!(told.infer_response.unwrap().id, "r");
+        let received = read.message().await.unwrap().unwrap();
+        assert_eq!(received.infer_response.unwrap().id, "r");
     }
     // Of the others not one token has been computed; the reader's outbox and what lies on its way hold a few more.
     assert!(stats.streams_parked.get() >= 16);
     let grown = stats.generation_tokens.get() - computed;
     assert!((300..4_096).contains(&grown), "{grown}");
     drop((unread, read, grpc));
-    house.is_unharmed().await;
+    context.is_unharmed().await;
 }
 
 /// A call that is never read is cut; what it asked for is gone, and the connection carries the next one.
@@ -236,15 +236,15 @@ async fn tr_609_a_call_that_is_not_read_parks_its_own_sequences() {
 async fn tr_609_a_call_that_is_never_read_is_cut() {
     let mut config = server::Config::default();
     config.listener.stall = Duration::from_millis(200);
-    let house = House::of(config, Vec::new(), 0.0).await;
-    let mut grpc = Grpc::connect(&house.server).await;
+    let context = TestServer::of(config, Vec::new(), 0.0).await;
+    let mut grpc = Grpc::connect(&context.server).await;
     let requests = (0..8).map(|index| prompt("m", &index.to_string(), "x", true));
     let mut unread = grpc.stream(stream::iter(requests), false).await;
-    let cancelled = &house.server.shared.metrics.cancelled;
+    let cancelled = &context.server.shared.metrics.cancelled;
     let stalled = cancelled.with_label_values(&["stall"]);
     until("the call is cut", || stalled.get() == 1).await;
-    house.holds(0).await;
-    until("its sequences are gone", || house.left()[3..] == [0; 3]).await;
+    context.holds(0).await;
+    until("its sequences are gone", || context.left()[3..] == [0; 3]).await;
     let mut read = grpc
         .stream(stream::iter([prompt("m", "r", "x", true)]), false)
         .await;
@@ -260,24 +260,24 @@ async fn tr_609_a_call_that_is_never_read_is_cut() {
     };
     assert!(end.is_err());
     drop((unread, read, grpc));
-    house.is_unharmed().await;
+    context.is_unharmed().await;
 }
 
 /// TR-608, TR-610: three hundred connections, each left at another point of its request.
 #[tokio::test]
 async fn tr_608_hundreds_of_connections_left_at_any_point_leave_nothing() {
-    let allowance = allowance::Limits {
+    let allowance = rate_limit::RateLimits {
         requests_running: Some(400),
-        ..allowance::Limits::default()
+        ..rate_limit::RateLimits::default()
     };
     let mut mine = key("anna", "hush");
-    mine.allowance = Some(std::sync::Arc::new(allowance::Allowance::new(allowance)));
-    let house = House::open(vec![mine], 2.0).await;
+    mine.allowance = Some(std::sync::Arc::new(rate_limit::TokenMeter::new(allowance)));
+    let context = TestServer::open(vec![mine], 2.0).await;
     // Twice: what is not given back the first time is missing the second.
     for _ in 0..2 {
         let mut wires = Vec::new();
         for index in 0..300 {
-            let mut wire = Wire::connect(house.server.address).await;
+            let mut wire = Wire::connect(context.server.address).await;
             let stream = br#"{"text_input":"x","stream":true}"#.as_slice();
             let (path, body, missing) = match index % 5 {
                 0 => (
@@ -303,18 +303,18 @@ async fn tr_608_hundreds_of_connections_left_at_any_point_leave_nothing() {
                 wire.chunk().await.unwrap();
             }
         }
-        house.holds(300).await;
+        context.holds(300).await;
         drop(wires);
-        until("all of them are gone", || house.left() == [0; 6]).await;
+        until("all of them are gone", || context.left() == [0; 6]).await;
     }
-    house.is_unharmed().await;
+    context.is_unharmed().await;
 }
 
 /// TR-207: nonsense is answered, one answer for each, and neither the connection nor anybody else minds.
 #[tokio::test]
 async fn tr_905_a_flood_of_bad_requests_is_answered_one_by_one() {
-    let house = House::open(Vec::new(), 2.0).await;
-    let mut grpc = Grpc::connect(&house.server).await;
+    let context = TestServer::open(Vec::new(), 2.0).await;
+    let mut grpc = Grpc::connect(&context.server).await;
     let bad = (0..1_500).map(|index| {
         let id = index.to_string();
         let mut message = prompt("m", &id, "x", true);
@@ -332,9 +332,9 @@ async fn tr_905_a_flood_of_bad_requests_is_answered_one_by_one() {
     let mut answers = grpc.stream(stream::iter(bad.chain([good])), false).await;
     let (mut refused, mut served) = (std::collections::BTreeSet::new(), false);
     while refused.len() < 1_500 || !served {
-        let told = answers.message().await.unwrap().unwrap();
-        let response = told.infer_response.unwrap();
-        if told.error_message.is_empty() {
+        let received = answers.message().await.unwrap().unwrap();
+        let response = received.infer_response.unwrap();
+        if received.error_message.is_empty() {
             assert_eq!(response.id, "good");
             served = true;
         } else {
@@ -343,7 +343,7 @@ async fn tr_905_a_flood_of_bad_requests_is_answered_one_by_one() {
     }
     drop((answers, grpc));
 
-    let mut wire = Wire::connect(house.server.address).await;
+    let mut wire = Wire::connect(context.server.address).await;
     for index in 0..500 {
         let (path, body) = match index % 5 {
             0 => ("/v2/models/m/generate", "{"),
@@ -353,11 +353,11 @@ async fn tr_905_a_flood_of_bad_requests_is_answered_one_by_one() {
             _ => ("/v2/models/m/generate", "[[[[[["),
         };
         let answer = wire.post(path, body).await;
-        assert_eq!(answer.told().0, 400, "{path} {body} {}", answer.text());
+        assert_eq!(answer.summary().0, 400, "{path} {body} {}", answer.text());
         assert!(answer.json()["error"].is_string());
     }
     drop(wire);
-    house.is_unharmed().await;
+    context.is_unharmed().await;
 }
 
 /// OA-801, OA-904 at both doors: a drain waits for what runs; what it has to cut ends with an error of the face.
@@ -402,11 +402,11 @@ async fn oa_904_a_drain_waits_for_streams_and_tells_those_that_it_cuts() {
             event = chunk;
         }
         let event = String::from_utf8(event).unwrap();
-        let mut told = None;
+        let mut received = None;
         while let Some(answer) = answers.message().await.unwrap() {
-            told = Some(answer);
+            received = Some(answer);
         }
-        let told = told.unwrap();
+        let received = received.unwrap();
         let outcome = draining.await.unwrap();
         assert_eq!(
             (outcome.cut > 0, event.contains("shutting down")),
@@ -414,11 +414,11 @@ async fn oa_904_a_drain_waits_for_streams_and_tells_those_that_it_cuts() {
             "{event}"
         );
         assert_eq!(
-            told.error_message.contains("shutting down"),
+            received.error_message.contains("shutting down"),
             cut,
-            "{told:?}"
+            "{received:?}"
         );
-        assert!(last(&told.infer_response.unwrap()));
+        assert!(last(&received.infer_response.unwrap()));
         let cancelled = &server.shared.metrics.cancelled;
         let counted = ["drain", "client"].map(|why| cancelled.with_label_values(&[why]).get());
         assert_eq!(counted, [if cut { 2 } else { 0 }, 0]);

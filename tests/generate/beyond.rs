@@ -3,9 +3,9 @@
 use std::io::Read;
 
 use flate2::read::{GzDecoder, ZlibDecoder};
-use sapwood_engine::scripted::{Script, Step};
+use sapwood_engine::scripted::{Script, ScriptStep};
 use sapwood_proto::generate::Signature;
-use sapwood_server::generate::{Config, Forwarded, Model};
+use sapwood_server::generate::{Config, ForwardedHeaders, ModelOptions};
 use sapwood_tests::http::{Answer, Wire, head, post};
 use sapwood_tests::{Faces, Running, key, spawned, until};
 use serde_json::{Value, json};
@@ -40,8 +40,8 @@ async fn tr_1301_answers_are_packed_from_a_kibibyte_on_and_streams_on_request() 
         let answer = with(&server, ONE, &[&accept], &body).await;
         let head = answer.head.header("content-encoding");
         assert_eq!(head.as_deref(), Some(coding));
-        let told: Value = serde_json::from_str(&unpacked(coding, &answer.body)).unwrap();
-        assert_eq!(told["text_output"], long);
+        let received: Value = serde_json::from_str(&unpacked(coding, &answer.body)).unwrap();
+        assert_eq!(received["text_output"], long);
         let short = with(&server, ONE, &[&accept], r#"{"text_input":"x"}"#).await;
         assert_eq!(short.head.header("content-encoding"), None);
         assert_eq!(short.json()["text_output"], "x");
@@ -49,8 +49,8 @@ async fn tr_1301_answers_are_packed_from_a_kibibyte_on_and_streams_on_request() 
         let body = r#"{"text_input":"one two three","stream":true}"#;
         let plain = with(&server, STREAM, &[&accept], body).await;
         assert_eq!(plain.head.header("content-encoding"), None);
-        let wish = "sapwood-compress-stream: 1";
-        let packed = with(&server, STREAM, &[&accept, wish], body).await;
+        let request = "sapwood-compress-stream: 1";
+        let packed = with(&server, STREAM, &[&accept, request], body).await;
         let head = packed.head.header("content-encoding");
         assert_eq!(head.as_deref(), Some(coding));
         assert_eq!(unpacked(coding, &packed.body), plain.text());
@@ -64,7 +64,7 @@ async fn tr_1302_many_responses_are_one_where_that_is_asked_for() {
     let server = demo().await;
     let collect = ["sapwood-collect: 1"];
     let body = r#"{"text_input":"one two three","stream":true,"return_num_output_tokens":true}"#;
-    assert_eq!(with(&server, ONE, &[], body).await.told().0, 500);
+    assert_eq!(with(&server, ONE, &[], body).await.summary().0, 500);
     let answer = with(&server, ONE, &collect, body).await.json();
     assert_eq!(answer["text_output"], "one two three");
     let tokens = answer["num_output_tokens"].as_array().unwrap();
@@ -83,7 +83,7 @@ async fn tr_1302_many_responses_are_one_where_that_is_asked_for() {
     assert_eq!(ask(r#""TIMES":0"#).await.json()["ANSWER"], json!([]));
     let failed = ask(r#""TIMES":2,"BREAK":true"#).await;
     assert_eq!(
-        (failed.told().0, error(&failed)),
+        (failed.summary().0, error(&failed)),
         (500, "the parrot is tired".into())
     );
 }
@@ -91,20 +91,20 @@ async fn tr_1302_many_responses_are_one_where_that_is_asked_for() {
 /// A ping lets the head go out; what goes wrong afterwards is an event.
 #[tokio::test]
 async fn tr_1304_a_silent_stream_pings_where_that_is_asked_for() {
-    let failure = sapwood_engine::scripted::Failure {
+    let failure = sapwood_engine::scripted::ScriptedFailure {
         code: "internal".into(),
         message: "tired".into(),
     };
-    let server = playing(vec![Step::SleepMs(1_500), Step::Error(failure)]).await;
+    let server = playing(vec![ScriptStep::SleepMs(1_500), ScriptStep::Error(failure)]).await;
     let path = "/v2/models/m/generate_stream";
     let body = r#"{"text_input":"x","stream":true}"#;
     let silent = with(&server, path, &[], body).await;
-    assert_eq!(silent.told().0, 500);
+    assert_eq!(silent.summary().0, 500);
     let answer = with(&server, path, &["sapwood-keepalive: 1"], body).await;
-    assert_eq!(answer.told().0, 200);
+    assert_eq!(answer.summary().0, 200);
     assert_eq!(answer.text(), ": ping\n\ndata: {\"error\":\"tired\"}\n\n");
     let wrong = with(&server, path, &["sapwood-keepalive: soon"], body).await;
-    assert_eq!(wrong.told().0, 400);
+    assert_eq!(wrong.summary().0, 400);
     assert_eq!(
         error(&wrong),
         "header 'sapwood-keepalive' must be seconds, from 1 to 3600"
@@ -116,12 +116,12 @@ async fn tr_1304_a_silent_stream_pings_where_that_is_asked_for() {
 }
 
 async fn batching() -> Running {
-    let model = Model {
+    let model = ModelOptions {
         signature: Some(Signature {
             max_batch_size: 3,
             ..Signature::union()
         }),
-        ..Model::default()
+        ..ModelOptions::default()
     };
     let config = Config {
         models: [("demo".to_owned(), model)].into(),
@@ -159,9 +159,9 @@ async fn tr_1307_rows_of_a_batch_are_elements_and_events_say_whose_they_are() {
     };
     assert_eq!(event["text_output"], json!(["a", "b"]));
     let many = ask(&server, ONE, r#"{"text_input":["a","b","c","d"]}"#).await;
-    let told =
+    let received =
         "[request id: <id_unknown>] inference request batch-size must be from 1 to 3 for 'demo'";
-    assert_eq!((many.told().0, error(&many).as_str()), (400, told));
+    assert_eq!((many.summary().0, error(&many).as_str()), (400, received));
     let body = json!({"inputs": [
         {"name": "text_input", "shape": [2, 1], "datatype": "BYTES", "data": ["one", "two"]},
         {"name": "max_tokens", "shape": [1, 1], "datatype": "INT32", "data": [4]}]});
@@ -177,11 +177,11 @@ async fn tr_1307_rows_of_a_batch_are_elements_and_events_say_whose_they_are() {
 #[tokio::test]
 async fn tr_1309_headers_are_parameters_where_the_operator_says_so() {
     let mut answers = Vec::new();
-    for forwarded in [None, Some(Forwarded::new("^k").unwrap())] {
-        let model = Model {
+    for forwarded in [None, Some(ForwardedHeaders::new("^k").unwrap())] {
+        let model = ModelOptions {
             signature: Some(super::parrot_signature()),
-            controls: [(sapwood_server::generate::Control::Code, "kind".into())].into(),
-            ..Model::default()
+            controls: [(sapwood_server::generate::ScriptControl::Code, "kind".into())].into(),
+            ..ModelOptions::default()
         };
         let config = Config {
             forwarded,
@@ -200,10 +200,10 @@ async fn tr_1309_headers_are_parameters_where_the_operator_says_so() {
             ("/v2/models/parrot/infer", infer),
         ] {
             let answer = with(&server, path, &["Kind: strange", "other: 1"], body).await;
-            answers.push(answer.told().0);
+            answers.push(answer.summary().0);
         }
-        for said in super::grpc::with_metadata(&server, "kind", "strange").await {
-            answers.push(if said { 200 } else { 400 });
+        for reply in super::grpc::with_metadata(&server, "kind", "strange").await {
+            answers.push(if reply { 200 } else { 400 });
         }
     }
     assert_eq!(answers, [[200; 4], [400; 4]].concat());
@@ -221,9 +221,9 @@ async fn tr_1310_infer_may_be_streamed() {
         with(&server, path, &[], &body.to_string()).await
     };
     let answer = ask(true).await;
-    assert_eq!(answer.told().1, "text/event-stream; charset=utf-8");
+    assert_eq!(answer.summary().1, "text/event-stream; charset=utf-8");
     let events = answer.events();
-    let told: Vec<_> = events
+    let received: Vec<_> = events
         .iter()
         .map(|event| {
             assert_eq!(
@@ -236,10 +236,10 @@ async fn tr_1310_infer_may_be_streamed() {
             (output["data"][0].as_str().unwrap(), last.unwrap())
         })
         .collect();
-    let text: String = told.iter().map(|(text, _)| *text).collect();
+    let text: String = received.iter().map(|(text, _)| *text).collect();
     assert_eq!(text, "one two");
-    let last: Vec<bool> = told.iter().map(|(_, last)| *last).collect();
-    assert_eq!(last.iter().filter(|last| **last).count(), 1, "{told:?}");
+    let last: Vec<bool> = received.iter().map(|(_, last)| *last).collect();
+    assert_eq!(last.iter().filter(|last| **last).count(), 1, "{received:?}");
     assert_eq!(last.last(), Some(&true));
     let [event] = &ask(false).await.events()[..] else {
         panic!("there is one event")
@@ -247,7 +247,7 @@ async fn tr_1310_infer_may_be_streamed() {
     assert_eq!(event["parameters"], json!({"triton_final_response": true}));
     let refused = with(&server, path, &[], r#"{"inputs":[]}"#).await;
     assert_eq!(
-        (refused.told().0, refused.told().1.as_str()),
+        (refused.summary().0, refused.summary().1.as_str()),
         (400, "application/json")
     );
 }
@@ -255,7 +255,10 @@ async fn tr_1310_infer_may_be_streamed() {
 /// OA-801
 #[tokio::test]
 async fn tr_1311_a_running_request_is_cancelled_by_its_id() {
-    let engine = spawned(steps(vec![Step::Text("a".into()), Step::Hang(true)]));
+    let engine = spawned(steps(vec![
+        ScriptStep::Text("a".into()),
+        ScriptStep::Hang(true),
+    ]));
     let kernel = sapwood_kernel::Kernel::new();
     kernel
         .add(sapwood_kernel::model("m", engine.clone()))
@@ -271,7 +274,7 @@ async fn tr_1311_a_running_request_is_cancelled_by_its_id() {
     let path = "/v2/requests/a%2F1";
     let mut deleting = async |key: &str| {
         let answer = delete.ask(head("DELETE", path, &[key])).await;
-        answer.told().0
+        answer.summary().0
     };
     assert_eq!(deleting(anna).await, 404);
     let mut streams = Wire::connect(server.address).await;
@@ -310,7 +313,7 @@ async fn tr_1311_a_running_request_is_cancelled_by_its_id() {
     assert_eq!(deleting(anna).await, 204);
     let answer = one.answer().await;
     assert_eq!(
-        (answer.told().0, error(&answer)),
+        (answer.summary().0, error(&answer)),
         (400, "Request was cancelled".into())
     );
     let code = answer.head.header("sapwood-error");
@@ -334,7 +337,7 @@ async fn tr_1312_a_model_says_what_its_requests_look_like() {
     let versioned = wire.get("/v2/models/parrot/versions/1/schema").await;
     assert_eq!(versioned.json(), schema);
     let missing = wire.get("/v2/models/nobody/schema").await;
-    assert_eq!(missing.told().0, 400);
+    assert_eq!(missing.summary().0, 400);
     let function = demo().await;
     let mut wire = Wire::connect(function.address).await;
     let schema = wire.get("/v2/models/concat/schema").await.json();

@@ -7,7 +7,7 @@ use flate2::Compression;
 use flate2::write::{DeflateEncoder, GzEncoder, ZlibEncoder};
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use sapwood_engine::scripted::Script;
-use sapwood_proto::generate::Limits;
+use sapwood_proto::generate::RequestLimits;
 use sapwood_server::generate::Config;
 use sapwood_server::server;
 use sapwood_tests::http::{Wire, head, post};
@@ -23,9 +23,9 @@ async fn limited(config: Config) -> Running {
 
 fn small() -> Config {
     Config {
-        limits: Limits {
+        limits: RequestLimits {
             input_bytes: 1_000,
-            ..Limits::default()
+            ..RequestLimits::default()
         },
         ..Config::default()
     }
@@ -66,12 +66,21 @@ fn chunked(path: &str, headers: &[&str], body: &[u8], size: usize) -> Vec<u8> {
 async fn tr_208_a_body_that_is_too_large_is_drained_and_answered_and_the_connection_lives() {
     let server = limited(small()).await;
     let mut wire = Wire::connect(server.address).await;
-    assert_eq!(wire.ask(post(PATH, &[], &body(1_000))).await.told().0, 200);
+    assert_eq!(
+        wire.ask(post(PATH, &[], &body(1_000))).await.summary().0,
+        200
+    );
     for bytes in [1_001, 3_000_000] {
         let answer = wire.ask(post(PATH, &[], &body(bytes))).await;
-        assert_eq!((answer.told().0, error(&answer)), (400, too_large(bytes)));
+        assert_eq!(
+            (answer.summary().0, error(&answer)),
+            (400, too_large(bytes))
+        );
         let answer = wire.ask(chunked(PATH, &[], &body(bytes), 10_000)).await;
-        assert_eq!((answer.told().0, error(&answer)), (400, too_large(bytes)));
+        assert_eq!(
+            (answer.summary().0, error(&answer)),
+            (400, too_large(bytes))
+        );
     }
     // Refused before the body was needed.
     for (path, status) in [
@@ -80,12 +89,18 @@ async fn tr_208_a_body_that_is_too_large_is_drained_and_answered_and_the_connect
         ("/v2/models/m", 405),
     ] {
         assert_eq!(
-            wire.ask(post(path, &[], &body(3_000_000))).await.told().0,
+            wire.ask(post(path, &[], &body(3_000_000)))
+                .await
+                .summary()
+                .0,
             status,
             "{path}"
         );
     }
-    assert_eq!(wire.ask(post(PATH, &[], &body(1_000))).await.told().0, 200);
+    assert_eq!(
+        wire.ask(post(PATH, &[], &body(1_000))).await.summary().0,
+        200
+    );
 }
 
 #[tokio::test]
@@ -102,7 +117,7 @@ async fn tr_208_beyond_what_is_drained_the_answer_comes_and_the_connection_goes(
     let server = Running::start_faces(config, echo, faces, Vec::new()).await;
     let mut wire = Wire::connect(server.address).await;
     let answer = wire.ask(post(PATH, &[], &body(10_000))).await;
-    assert_eq!(answer.told().0, 400);
+    assert_eq!(answer.summary().0, 400);
     let mut wire = Wire::connect(server.address).await;
     wire.send(head("POST", PATH, &["content-length: 50000000"]))
         .await;
@@ -112,13 +127,13 @@ async fn tr_208_beyond_what_is_drained_the_answer_comes_and_the_connection_goes(
             break;
         }
     }
-    assert_eq!(wire.answer().await.told().0, 400);
+    assert_eq!(wire.answer().await.summary().0, 400);
     // Who asks first is told at once.
     let mut wire = Wire::connect(server.address).await;
     let asking = ["content-length: 50000000", "expect: 100-continue"];
     let answer = wire.ask(head("POST", PATH, &asking)).await;
     assert_eq!(
-        (answer.told().0, error(&answer)),
+        (answer.summary().0, error(&answer)),
         (400, too_large(50_000_000))
     );
 }
@@ -152,29 +167,32 @@ async fn tr_209_bodies_may_be_compressed_within_the_same_limit() {
         let small = wire
             .ask(post(PATH, &[&encoding], &packed(kind, &body(1_000))))
             .await;
-        assert_eq!(small.told().0, 200, "{kind}: {}", small.text());
+        assert_eq!(small.summary().0, 200, "{kind}: {}", small.text());
         let large = wire
             .ask(post(PATH, &[&encoding], &packed(kind, &body(100_000))))
             .await;
         assert_eq!(
-            (large.told().0, error(&large)),
+            (large.summary().0, error(&large)),
             (400, too_large(1_001)),
             "{kind}"
         );
         let corrupt = wire.ask(post(PATH, &[&encoding], b"\x1f\x8bnothing")).await;
-        assert_eq!(corrupt.told().0, 400, "{kind}");
+        assert_eq!(corrupt.summary().0, 400, "{kind}");
         assert!(error(&corrupt).starts_with("the request body is not valid"));
     }
     let answer = wire
         .ask(post(PATH, &["content-encoding: br"], &body(100)))
         .await;
-    let told = "Unsupported content-encoding 'br', supported: identity, gzip, deflate, zstd.";
-    assert_eq!((answer.told().0, error(&answer).as_str()), (400, told));
+    let received = "Unsupported content-encoding 'br', supported: identity, gzip, deflate, zstd.";
+    assert_eq!(
+        (answer.summary().0, error(&answer).as_str()),
+        (400, received)
+    );
     let infer = post("/v2/models/m/infer", &["content-encoding: br"], b"{}");
     let answer = wire.ask(infer).await;
-    let told = answer.head.header("accept-encoding");
+    let received = answer.head.header("accept-encoding");
     assert_eq!(
-        (answer.told().0, told.as_deref()),
+        (answer.summary().0, received.as_deref()),
         (501, Some("gzip, deflate, zstd"))
     );
     let server = limited(Config {
@@ -197,7 +215,7 @@ async fn tr_209_bodies_may_be_compressed_within_the_same_limit() {
     assert_eq!(
         wire.ask(post(PATH, &["content-encoding: identity"], &body(100)))
             .await
-            .told()
+            .summary()
             .0,
         200
     );
@@ -212,12 +230,18 @@ async fn tr_316_a_body_of_too_many_chunks_is_refused() {
     .await;
     let mut wire = Wire::connect(server.address).await;
     assert_eq!(
-        wire.ask(chunked(PATH, &[], &body(100), 1)).await.told().0,
+        wire.ask(chunked(PATH, &[], &body(100), 1))
+            .await
+            .summary()
+            .0,
         200
     );
     let answer = wire.ask(chunked(PATH, &[], &body(101), 1)).await;
-    let told = "Chunked request body exceeds maximum of 100 non-empty chunks. Send fewer or larger HTTP chunks.";
-    assert_eq!((answer.told().0, error(&answer).as_str()), (400, told));
+    let received = "Chunked request body exceeds maximum of 100 non-empty chunks. Send fewer or larger HTTP chunks.";
+    assert_eq!(
+        (answer.summary().0, error(&answer).as_str()),
+        (400, received)
+    );
 }
 
 /// Whatever the pieces of a request are, the answer is the same; no body gives a status of 500 and above.
@@ -233,7 +257,7 @@ async fn tr_301_any_split_gives_the_same_answer() {
     ] {
         let request = post(path, &[], body.as_bytes());
         let whole = Wire::connect(server.address).await.ask(&request).await;
-        assert_eq!(whole.told().0, status);
+        assert_eq!(whole.summary().0, status);
         for size in [1, 7, 64] {
             let mut wire = Wire::connect(server.address).await;
             for piece in request.chunks(size) {
@@ -316,7 +340,7 @@ async fn tr_205_a_body_that_stops_arriving_is_told_so_as_every_error_here_is() {
         let took = in_time("it is answered", limit, || open.get() == 0).await;
         assert!(took >= Duration::from_secs(15), "{took:?}");
         let answer = wire.answer().await;
-        let (status, kind, _) = answer.told();
+        let (status, kind, _) = answer.summary();
         assert_eq!((status, kind.as_str()), (408, "application/json"));
         assert_eq!(error(&answer), "The body of this request stopped arriving.");
         let code = answer.head.header("sapwood-error");

@@ -1,12 +1,12 @@
 //! Our client and its functions against our face (D-5): a server in front of a server.
 
-mod kept;
+mod resumable;
 
 use futures::StreamExt;
-use sapwood_engine::scripted::{Cut, Failure};
+use sapwood_engine::scripted::{ScriptedFailure, TransportCut};
 use sapwood_kernel::connect::triton::import;
-use sapwood_kernel::{Error, GenerateConfig, Reason, args};
-use sapwood_net::triton::{Address, Client};
+use sapwood_kernel::{ChoiceFinish, Error, GenerateConfig, args};
+use sapwood_net::triton::{TritonAddress, TritonClient};
 use sapwood_proto::code::Code;
 use sapwood_tests::until;
 use serde_json::json;
@@ -18,8 +18,8 @@ const SCHEMES: [&str; 2] = ["triton+http", "triton+grpc"];
 
 /// What `server` serves, as functions here; with `model`, only that.
 async fn imported(server: &Running, scheme: &str, model: &str) -> Kernel {
-    let address = Address::new(format!("{scheme}://{}{model}", server.address));
-    let client = Client::connect(&address).await.unwrap();
+    let address = TritonAddress::new(format!("{scheme}://{}{model}", server.address));
+    let client = TritonClient::connect(&address).await.unwrap();
     let kernel = Kernel::new();
     kernel.add_all(import(&client).await.unwrap()).unwrap();
     kernel
@@ -42,16 +42,16 @@ async fn tr_406_a_model_over_the_border_says_what_it_says_here() {
             json!({"prompt_mode": "raw", "stop": ["for"], "seed": 7, "temperature": 0}),
         ] {
             let args = || args! { prompt: prompt, config: config.clone() };
-            let (text, told) = there.run::<String>("demo", args()).finish().await.unwrap();
+            let (text, received) = there.run::<String>("demo", args()).finish().await.unwrap();
             let (same, meta) = here.run::<String>("demo", args()).finish().await.unwrap();
             assert_eq!(same, text, "{scheme} {config}");
-            assert_eq!(meta.finish, told.finish, "{scheme} {config}");
+            assert_eq!(meta.finish, received.finish, "{scheme} {config}");
             assert_eq!(
-                meta.usage.completion_tokens, told.usage.completion_tokens,
+                meta.usage.completion_tokens, received.usage.completion_tokens,
                 "{scheme} {config}"
             );
             assert_eq!(
-                meta.usage.prompt_tokens, told.usage.prompt_tokens,
+                meta.usage.prompt_tokens, received.usage.prompt_tokens,
                 "{scheme} {config}"
             );
         }
@@ -61,7 +61,7 @@ async fn tr_406_a_model_over_the_border_says_what_it_says_here() {
         };
         let args = args! { prompt: prompt }.with("config", config.into_chunk());
         let (_, meta) = here.run::<String>("demo", args).finish().await.unwrap();
-        assert_eq!(meta.finish[&0], Reason::Length);
+        assert_eq!(meta.finish[&0], ChoiceFinish::Length);
     }
 }
 
@@ -69,12 +69,12 @@ async fn tr_406_a_model_over_the_border_says_what_it_says_here() {
 #[tokio::test]
 async fn tr_604_errors_keep_their_codes_and_cuts_are_truncated() {
     let failure = |code: &str| {
-        Step::Error(Failure {
+        ScriptStep::Error(ScriptedFailure {
             code: code.into(),
             message: "the parrot is tired".into(),
         })
     };
-    let words = || Step::Text("one ".into());
+    let words = || ScriptStep::Text("one ".into());
     for (schemes, steps, text, code) in [
         (
             &SCHEMES[..1],
@@ -96,13 +96,21 @@ async fn tr_604_errors_keep_their_codes_and_cuts_are_truncated() {
         ),
         (
             &SCHEMES[..],
-            vec![words(), Step::SleepMs(20), Step::Cut(Cut::Close)],
+            vec![
+                words(),
+                ScriptStep::SleepMs(20),
+                ScriptStep::Cut(TransportCut::Close),
+            ],
             "one ",
             Code::Truncated,
         ),
         (
             &SCHEMES[..],
-            vec![words(), Step::SleepMs(20), Step::Cut(Cut::Reset)],
+            vec![
+                words(),
+                ScriptStep::SleepMs(20),
+                ScriptStep::Cut(TransportCut::Reset),
+            ],
             "one ",
             Code::Truncated,
         ),
@@ -125,6 +133,11 @@ async fn tr_604_errors_keep_their_codes_and_cuts_are_truncated() {
             );
         }
     }
+}
+
+/// TR-605
+#[tokio::test]
+async fn tr_604_a_bad_parameter_is_an_invalid_request() {
     let server = demo().await;
     for scheme in SCHEMES {
         let here = imported(&server, scheme, "").await;
@@ -142,7 +155,10 @@ async fn tr_604_errors_keep_their_codes_and_cuts_are_truncated() {
 #[tokio::test]
 async fn tr_608_dropping_the_run_frees_the_sequence_there() {
     for scheme in SCHEMES {
-        let engine = spawned(steps(vec![Step::Text("a".into()), Step::Hang(true)]));
+        let engine = spawned(steps(vec![
+            ScriptStep::Text("a".into()),
+            ScriptStep::Hang(true),
+        ]));
         let there = Kernel::new();
         there
             .add(sapwood_kernel::model("m", engine.clone()))
@@ -167,7 +183,7 @@ async fn tr_608_dropping_the_run_frees_the_sequence_there() {
 /// A deadline of ours is kept there too.
 #[tokio::test]
 async fn tr_404_a_deadline_ends_the_request_on_both_sides() {
-    let engine = spawned(steps(vec![Step::Hang(true)]));
+    let engine = spawned(steps(vec![ScriptStep::Hang(true)]));
     let there = Kernel::new();
     there
         .add(sapwood_kernel::model("m", engine.clone()))
@@ -195,7 +211,7 @@ async fn tr_1308_a_function_over_the_border_is_a_function() {
         here.run::<String>("concat", args()).await.unwrap(),
         "one two"
     );
-    let missing = Client::connect(&Address::new(format!(
+    let missing = TritonClient::connect(&TritonAddress::new(format!(
         "triton+http://{}/nobody",
         server.address
     )))

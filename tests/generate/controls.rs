@@ -75,9 +75,9 @@ async fn tr_1103_controls_make_the_shapes_of_failure() {
             event.repeat(2),
         ),
     ] {
-        let told = ask(&server, path, &body(members)).await;
+        let received = ask(&server, path, &body(members)).await;
         assert_eq!(
-            told.told(),
+            received.summary(),
             (status, kind.to_owned(), text.as_str()),
             "{path} {members}"
         );
@@ -85,7 +85,7 @@ async fn tr_1103_controls_make_the_shapes_of_failure() {
     let wrong = ask(&server, STREAM, r#"{"QUESTION":"x","LIVE":1}"#).await;
     let text =
         r#"{"error":"Unable to parse 'data': attempt to access JSON non-boolean as boolean"}"#;
-    assert_eq!(wrong.told(), (400, json.to_owned(), text));
+    assert_eq!(wrong.summary(), (400, json.to_owned(), text));
 }
 
 /// Without streaming there is one response, whatever is asked for.
@@ -121,7 +121,7 @@ async fn tr_1103_without_streaming_most_controls_do_nothing_and_wrong_ones_are_r
     ] {
         let answer = ask(&server, STREAM, &self::body(members)).await;
         assert_eq!(
-            (answer.told().0, answer.told().1.as_str()),
+            (answer.summary().0, answer.summary().1.as_str()),
             (400, "application/json")
         );
         assert_eq!(error(&answer), text);
@@ -137,12 +137,12 @@ async fn tr_1501_every_code_has_its_status() {
         let members = format!(r#""REFUSE":true,"KIND":"{code}""#);
         let one = ask(&server, ONE, &body(&members)).await;
         let stream = ask(&server, STREAM, &body(&members)).await;
-        assert_eq!(one.told().0, stream.told().0);
+        assert_eq!(one.summary().0, stream.summary().0);
         assert_eq!(
             one.head.header("sapwood-error").as_deref(),
             Some(code.name())
         );
-        table.push(format!("{code} {}", one.told().0));
+        table.push(format!("{code} {}", one.summary().0));
     }
     let expect = "invalid-request 400, not-found 404, already-exists 400, unauthenticated 401, permission-denied 403, \
                   limit-exceeded 400, rate-limited 429, overloaded 503, failed-precondition 400, cancelled 400, \

@@ -232,7 +232,7 @@ async fn tr_401_bad_words_never_come_over_grpc() {
         message.inputs.push(tensor("bad_words", "BYTES", &[2]));
         let words = [bytes(""), bytes("e two")].concat();
         message.raw_input_contents.push(words.into());
-        let said = if stream {
+        let reply = if stream {
             let answers = grpc.all(vec![message]).await;
             let answers = answers
                 .iter()
@@ -245,10 +245,10 @@ async fn tr_401_bad_words_never_come_over_grpc() {
             text(&grpc.infer(message).await.unwrap())
         };
         assert!(
-            said.starts_with("one") && said.ends_with(" three"),
-            "{said}"
+            reply.starts_with("one") && reply.ends_with(" three"),
+            "{reply}"
         );
-        assert!(!said.contains("e two"), "{said}");
+        assert!(!reply.contains("e two"), "{reply}");
     }
 }
 
@@ -369,8 +369,8 @@ async fn tr_902_statuses_and_texts_of_what_is_not_there() {
             name: model.into(),
             version: version.into(),
         };
-        let told: Result<ModelMetadataResponse, _> = grpc.ask("ModelMetadata", asked).await;
-        assert_eq!(told.unwrap_err().code(), code);
+        let received: Result<ModelMetadataResponse, _> = grpc.ask("ModelMetadata", asked).await;
+        assert_eq!(received.unwrap_err().code(), code);
     }
     let unknown: Result<(), _> = grpc.ask("ModelDream", ()).await;
     assert_eq!(unknown.unwrap_err().code(), Code::Unimplemented);
@@ -392,19 +392,19 @@ async fn tr_907_the_size_of_a_message_is_what_the_operator_says() {
         let kernel = kernel(&[("demo", script(Script::Echo))]);
         let server = Running::generating(kernel, config).await;
         let mut grpc = Grpc::connect(&server).await;
-        let told = grpc.infer(message.clone()).await;
-        assert_eq!(told.map_or_else(|it| it.code(), |_| Code::Ok), code);
+        let received = grpc.infer(message.clone()).await;
+        assert_eq!(received.map_or_else(|it| it.code(), |_| Code::Ok), code);
         let mut answers = grpc.stream(stream::iter([message.clone()]), false).await;
-        let told = answers.message().await;
-        assert_eq!(told.map_or_else(|it| it.code(), |_| Code::Ok), code);
+        let received = answers.message().await;
+        assert_eq!(received.map_or_else(|it| it.code(), |_| Code::Ok), code);
         let mut packing = Grpc::connect(&server).await;
         packing.0 = packing
             .0
             .send_compressed(tonic::codec::CompressionEncoding::Gzip);
-        let told = packing
+        let received = packing
             .infer(prompt("demo", "", &"x".repeat(most * 9), false))
             .await;
-        assert_eq!(told.unwrap_err().code(), Code::ResourceExhausted);
+        assert_eq!(received.unwrap_err().code(), Code::ResourceExhausted);
     }
 }
 
@@ -440,36 +440,36 @@ async fn tr_702_metadata_is_that_of_the_http_face() {
     };
     let ready: ModelReadyResponse = grpc.ask("ModelReady", asked).await.unwrap();
     assert!(ready.ready);
-    let told: ServerMetadataResponse = grpc.ask("ServerMetadata", ()).await.unwrap();
-    assert_eq!(told.name, "sapwood");
-    assert!(told.extensions.iter().any(|it| it == "generate"));
+    let received: ServerMetadataResponse = grpc.ask("ServerMetadata", ()).await.unwrap();
+    assert_eq!(received.name, "sapwood");
+    assert!(received.extensions.iter().any(|it| it == "generate"));
 
     let asked = ModelMetadataRequest {
         name: name.clone(),
         version: version.clone(),
     };
-    let told: ModelMetadataResponse = grpc.ask("ModelMetadata", asked).await.unwrap();
+    let received: ModelMetadataResponse = grpc.ask("ModelMetadata", asked).await.unwrap();
     let http = Wire::connect(server.address)
         .await
         .get("/v2/models/demo")
         .await
         .json();
-    assert_eq!(told.versions, ["1"]);
+    assert_eq!(received.versions, ["1"]);
     let tensors = |list: &[model_metadata_response::TensorMetadata]| {
         let list = list.iter();
         let list =
             list.map(|it| json!({"name": it.name, "datatype": it.datatype, "shape": it.shape}));
         json!(list.collect::<Vec<_>>())
     };
-    assert_eq!(tensors(&told.inputs), http["inputs"]);
-    assert_eq!(tensors(&told.outputs), http["outputs"]);
+    assert_eq!(tensors(&received.inputs), http["inputs"]);
+    assert_eq!(tensors(&received.outputs), http["outputs"]);
 
     let asked = ModelConfigRequest {
         name: name.clone(),
         version: version.clone(),
     };
-    let told: ModelConfigResponse = grpc.ask("ModelConfig", asked).await.unwrap();
-    let config = told.config.unwrap();
+    let received: ModelConfigResponse = grpc.ask("ModelConfig", asked).await.unwrap();
+    let config = received.config.unwrap();
     assert!(config.model_transaction_policy.unwrap().decoupled);
     assert_eq!(config.input[0].name, "text_input");
     assert_eq!(config.input[0].data_type(), DataType::TypeString);
@@ -477,8 +477,8 @@ async fn tr_702_metadata_is_that_of_the_http_face() {
 
     grpc.infer(prompt("demo", "", "x", false)).await.unwrap();
     let asked = ModelStatisticsRequest { name, version };
-    let told: ModelStatisticsResponse = grpc.ask("ModelStatistics", asked).await.unwrap();
-    let stats = &told.model_stats[0];
+    let received: ModelStatisticsResponse = grpc.ask("ModelStatistics", asked).await.unwrap();
+    let stats = &received.model_stats[0];
     assert_eq!((stats.inference_count, &*stats.version), (1, "1"));
     assert_eq!(
         stats
@@ -499,8 +499,8 @@ async fn tr_705_the_repository_and_settings_are_shown() {
     let server = demo().await;
     let mut grpc = Grpc::connect(&server).await;
     let asked = RepositoryIndexRequest::default();
-    let told: RepositoryIndexResponse = grpc.ask("RepositoryIndex", asked).await.unwrap();
-    let first = &told.models[0];
+    let received: RepositoryIndexResponse = grpc.ask("RepositoryIndex", asked).await.unwrap();
+    let first = &received.models[0];
     assert_eq!(
         (&*first.name, &*first.version, &*first.state),
         ("demo", "1", "READY")
@@ -509,8 +509,8 @@ async fn tr_705_the_repository_and_settings_are_shown() {
         repository_name: "mine".into(),
         ready: false,
     };
-    let told: Result<RepositoryIndexResponse, _> = grpc.ask("RepositoryIndex", asked).await;
-    assert_eq!(told.unwrap_err().code(), Code::Unimplemented);
+    let received: Result<RepositoryIndexResponse, _> = grpc.ask("RepositoryIndex", asked).await;
+    assert_eq!(received.unwrap_err().code(), Code::Unimplemented);
     for (method, code) in [
         ("RepositoryModelLoad", Code::Unavailable),
         ("RepositoryModelUnload", Code::Unavailable),
@@ -519,28 +519,33 @@ async fn tr_705_the_repository_and_settings_are_shown() {
         ("SystemSharedMemoryStatus", Code::Ok),
         ("CudaSharedMemoryUnregister", Code::Ok),
     ] {
-        let told: Result<(), _> = grpc.ask(method, ()).await;
+        let received: Result<(), _> = grpc.ask(method, ()).await;
         assert_eq!(
-            told.err().map_or(Code::Ok, |it| it.code()),
+            received.err().map_or(Code::Ok, |it| it.code()),
             code,
             "{method}"
         );
     }
     let asked = TraceSettingRequest::default();
-    let told: TraceSettingResponse = grpc.ask("TraceSetting", asked).await.unwrap();
-    assert_eq!(told.settings["trace_level"].value, ["OFF"]);
-    assert_eq!(told.settings["trace_rate"].value, ["1000"]);
+    let received: TraceSettingResponse = grpc.ask("TraceSetting", asked).await.unwrap();
+    assert_eq!(received.settings["trace_level"].value, ["OFF"]);
+    assert_eq!(received.settings["trace_rate"].value, ["1000"]);
     let mut asked = TraceSettingRequest::default();
     for (level, code) in [("OFF", Code::Ok), ("TIMESTAMPS", Code::Unimplemented)] {
         let value = trace_setting_request::SettingValue {
             value: vec![level.into()],
         };
         asked.settings.insert("trace_level".into(), value);
-        let told: Result<TraceSettingResponse, _> = grpc.ask("TraceSetting", asked.clone()).await;
-        assert_eq!(told.err().map_or(Code::Ok, |it| it.code()), code, "{level}");
+        let received: Result<TraceSettingResponse, _> =
+            grpc.ask("TraceSetting", asked.clone()).await;
+        assert_eq!(
+            received.err().map_or(Code::Ok, |it| it.code()),
+            code,
+            "{level}"
+        );
     }
-    let told: LogSettingsResponse = grpc.ask("LogSettings", ()).await.unwrap();
-    assert_eq!(told.settings.len(), 6);
+    let received: LogSettingsResponse = grpc.ask("LogSettings", ()).await.unwrap();
+    assert_eq!(received.settings.len(), 6);
 }
 
 #[tokio::test]
@@ -552,8 +557,8 @@ async fn tr_908_health_and_reflection_name_the_service() {
     let codec = ProstCodec::<String, i32>::default();
     let path = "/grpc.health.v1.Health/Check".parse().unwrap();
     let asked = Request::new("inference.GRPCInferenceService".to_owned());
-    let told = grpc.0.unary(asked, path, codec).await.unwrap();
-    assert_eq!(told.into_inner(), 1, "it serves");
+    let received = grpc.0.unary(asked, path, codec).await.unwrap();
+    assert_eq!(received.into_inner(), 1, "it serves");
     grpc.0.ready().await.unwrap();
     // Field 7 of the request asks for the list; the answer holds the names.
     let codec = ProstCodec::<ListServices, ListedServices>::default();
@@ -561,14 +566,17 @@ async fn tr_908_health_and_reflection_name_the_service() {
         .parse()
         .unwrap();
     let asked = stream::iter([ListServices { list: "*".into() }]);
-    let told = grpc
+    let received = grpc
         .0
         .streaming(Request::new(asked), path, codec)
         .await
         .unwrap();
-    let told = told.into_inner().message().await.unwrap().unwrap();
-    let told = String::from_utf8_lossy(&told.list).into_owned();
-    assert!(told.contains("inference.GRPCInferenceService"), "{told}");
+    let received = received.into_inner().message().await.unwrap().unwrap();
+    let received = String::from_utf8_lossy(&received.list).into_owned();
+    assert!(
+        received.contains("inference.GRPCInferenceService"),
+        "{received}"
+    );
 }
 
 #[derive(Clone, PartialEq, Message)]

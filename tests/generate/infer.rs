@@ -4,7 +4,7 @@ use std::io::Read;
 
 use flate2::read::{GzDecoder, ZlibDecoder};
 use sapwood_engine::scripted::Script;
-use sapwood_proto::generate::Limits;
+use sapwood_proto::generate::RequestLimits;
 use sapwood_server::generate::Config;
 use sapwood_tests::Running;
 use sapwood_tests::http::{Answer, Wire, post};
@@ -39,7 +39,7 @@ async fn tr_804_an_output_is_requested_once() {
         let body = json!({"id": "7", "inputs": [text("hi")], "outputs": outputs}).to_string();
         let answer = infer(&server, &[], body.as_bytes()).await;
         let text = "[request id: 7] output 'text_output' is requested twice for model 'demo'";
-        assert_eq!((answer.told().0, &*error(&answer)), (400, text));
+        assert_eq!((answer.summary().0, &*error(&answer)), (400, text));
     }
 }
 
@@ -50,7 +50,7 @@ async fn tr_801_json_in_and_json_out() {
     let body = json!({"id": "7", "inputs": [tokens(2), text("one two three")]}).to_string();
     let answer = infer(&server, &[], body.as_bytes()).await;
     let expect = r#"{"id":"7","model_name":"demo","model_version":"1","outputs":[{"name":"text_output","datatype":"BYTES","shape":[1],"data":["one two"]}]}"#;
-    assert_eq!(answer.told(), (200, "application/json".into(), expect));
+    assert_eq!(answer.summary(), (200, "application/json".into(), expect));
     assert_eq!(answer.head.header("inference-header-content-length"), None);
     // A client of another backend puts a batch before the shape, and has names of its own.
     let other = json!({"inputs": [
@@ -82,12 +82,12 @@ async fn tr_401_bad_words_are_a_tensor_of_any_length() {
         let bad = json!({"name": "bad_words", "shape": [words.len()], "datatype": "BYTES", "data": words});
         let body = json!({"inputs": [text("one two three"), bad]}).to_string();
         let answer = infer(&server, &[], body.as_bytes()).await.json();
-        let said = answer["outputs"][0]["data"][0].as_str().unwrap();
-        let held = words
+        let reply = answer["outputs"][0]["data"][0].as_str().unwrap();
+        let retained = words
             .iter()
-            .any(|word| !word.is_empty() && said.contains(word));
-        assert!(said.starts_with("one") && !held, "{said}");
-        assert_eq!(said == "one two three", words == [""]);
+            .any(|word| !word.is_empty() && reply.contains(word));
+        assert!(reply.starts_with("one") && !retained, "{reply}");
+        assert_eq!(reply == "one two three", words == [""]);
     }
 }
 
@@ -123,9 +123,9 @@ async fn tr_802_raw_bytes_stand_behind_the_json_both_ways() {
     // Which is answered so, and has a text of its own where there is too much of it.
     let large = vec![b'x'; 2_000];
     let config = Config {
-        limits: Limits {
+        limits: RequestLimits {
             input_bytes: 1_000,
-            ..Limits::default()
+            ..RequestLimits::default()
         },
         ..Config::default()
     };
@@ -133,7 +133,7 @@ async fn tr_802_raw_bytes_stand_behind_the_json_both_ways() {
     let answer = infer(&small, &["inference-header-content-length: 0"], &large).await;
     let text = "request body size of 2000 bytes exceeds the maximum allowed input size of 1000 bytes. Use \
                 --http-max-input-size to increase the limit.";
-    assert_eq!((answer.told().0, &*error(&answer)), (400, text));
+    assert_eq!((answer.summary().0, &*error(&answer)), (400, text));
     for (header, behind, text) in [
         ("x".to_owned(), &b""[..], "Unable to parse Inference-Header-Content-Length, got: x".to_owned()),
         ("-1".to_owned(), b"", format!("inference header size should be in range (0, {}), got: -1", head.len())),
@@ -148,7 +148,7 @@ async fn tr_802_raw_bytes_stand_behind_the_json_both_ways() {
     ] {
         let header = format!("inference-header-content-length: {header}");
         let answer = infer(&server, &[&header], &[head.as_bytes(), behind].concat()).await;
-        assert_eq!((answer.told().0, error(&answer)), (400, text));
+        assert_eq!((answer.summary().0, error(&answer)), (400, text));
     }
     let wide = r#"{"inputs":[{"name":"max_tokens","shape":[1],"datatype":"INT32","parameters":{"binary_data_size":8}}]}"#;
     let length = format!("inference-header-content-length: {}", wide.len());
@@ -212,7 +212,7 @@ async fn tr_804_outputs_are_raw_where_it_is_asked_for() {
         (json!({"inputs": {}}), "Unable to parse 'inputs'"),
     ] {
         let answer = ask(members).await;
-        assert_eq!(answer.told().0, 400);
+        assert_eq!(answer.summary().0, 400);
         assert!(error(&answer).contains(text), "{}", error(&answer));
     }
 }
@@ -223,18 +223,21 @@ async fn tr_806_a_streamed_infer_is_refused() {
     let stream = json!({"name": "stream", "shape": [1], "datatype": "BOOL", "data": [true]});
     let body = json!({"inputs": [text("hi"), stream]}).to_string();
     let answer = infer(&server, &[], body.as_bytes()).await;
-    let told = "HTTP end point doesn't support models with decoupled transaction policy";
-    assert_eq!((answer.told().0, error(&answer).as_str()), (501, told));
+    let received = "HTTP end point doesn't support models with decoupled transaction policy";
+    assert_eq!(
+        (answer.summary().0, error(&answer).as_str()),
+        (501, received)
+    );
     let compat = Config {
         compat: true,
         ..Config::default()
     };
     let server = Running::generating(kernel(&[("demo", script(Script::Words))]), compat).await;
     let body = json!({"inputs": [text("hi")]}).to_string();
-    assert_eq!(infer(&server, &[], body.as_bytes()).await.told().0, 501);
+    assert_eq!(infer(&server, &[], body.as_bytes()).await.summary().0, 501);
     let unknown = infer(&server, &["content-encoding: br"], body.as_bytes()).await;
     assert_eq!(
-        (unknown.told().0, error(&unknown).as_str()),
+        (unknown.summary().0, error(&unknown).as_str()),
         (501, "Unsupported compression type")
     );
 }
@@ -263,8 +266,8 @@ async fn tr_807_long_answers_are_compressed_where_the_client_likes_it() {
                 .unwrap(),
             None => (&*answer.body).read_to_string(&mut plain).unwrap(),
         };
-        let told: Value = serde_json::from_str(&plain).unwrap();
-        assert_eq!(told["outputs"][0]["data"], json!([prompt]));
+        let received: Value = serde_json::from_str(&plain).unwrap();
+        assert_eq!(received["outputs"][0]["data"], json!([prompt]));
     }
     let short = infer(
         &server,

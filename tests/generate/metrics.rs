@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use sapwood_engine::scripted::{Failure, Script, Step};
+use sapwood_engine::scripted::{Script, ScriptStep, ScriptedFailure};
 use sapwood_kernel::Kernel;
-use sapwood_server::generate::{Config, Model};
+use sapwood_server::generate::{Config, ModelOptions};
 use sapwood_tests::http::{Answer, Wire, head, post};
 use sapwood_tests::{Running, scripted, spawned, until};
 
@@ -26,13 +26,16 @@ async fn scrape(server: &Running) -> String {
     let mut wire = Wire::connect(server.address).await;
     let answer = wire.get("/metrics").await;
     let kind = "text/plain; version=0.0.4; charset=utf-8";
-    assert_eq!((answer.told().0, answer.told().1.as_str()), (200, kind));
+    assert_eq!(
+        (answer.summary().0, answer.summary().1.as_str()),
+        (200, kind)
+    );
     answer.text().to_owned()
 }
 
 /// A server of a model `m` in version 3 that says three words, one `tired` that fails, and one `hangs`.
 async fn server(metrics: bool) -> Running {
-    let tired = Step::Error(Failure {
+    let tired = ScriptStep::Error(ScriptedFailure {
         code: "internal".into(),
         message: "tired".into(),
     });
@@ -43,7 +46,7 @@ async fn server(metrics: bool) -> Running {
         ("tired", steps(vec![tired])),
         (
             "hangs",
-            steps(vec![Step::Text("a".into()), Step::Hang(true)]),
+            steps(vec![ScriptStep::Text("a".into()), ScriptStep::Hang(true)]),
         ),
     ] {
         config.name = name.into();
@@ -51,9 +54,9 @@ async fn server(metrics: bool) -> Running {
         engines.push(engine.clone());
         kernel.add(sapwood_kernel::model(name, engine)).unwrap();
     }
-    let model = Model {
+    let model = ModelOptions {
         versions: vec![1, 3],
-        ..Model::default()
+        ..ModelOptions::default()
     };
     let config = Config {
         metrics,
@@ -76,8 +79,8 @@ struct Scrape {
 
 impl Scrape {
     fn value(&self, name: &str) -> f64 {
-        let told = samples(&self.text);
-        let value = told.get(name);
+        let received = samples(&self.text);
+        let value = received.get(name);
         *value.unwrap_or_else(|| panic!("{name} is missing in\n{}", self.text))
     }
 
@@ -101,11 +104,11 @@ async fn worked() -> Scrape {
     for _ in 0..3 {
         let body = r#"{"text_input":"one two"}"#;
         let answer = ask(&server, "/v2/models/m/generate", body).await;
-        assert_eq!(answer.told().0, 200);
+        assert_eq!(answer.summary().0, 200);
     }
     let body = r#"{"text_input":"x","stream":true}"#;
     let answer = ask(&server, "/v2/models/tired/generate", body).await;
-    assert_eq!(answer.told().0, 500);
+    assert_eq!(answer.summary().0, 500);
     let mut wire = Wire::connect(server.address).await;
     wire.send(post(
         "/v2/models/hangs/generate_stream",
@@ -124,7 +127,7 @@ async fn worked() -> Scrape {
 
 #[tokio::test]
 async fn tr_1001_requests_are_counted_under_the_names_that_dashboards_look_for() {
-    let told = worked().await;
+    let received = worked().await;
     for (name, expect) in [
         ("nv_inference_request_success", 3.0),
         ("nv_inference_count", 3.0),
@@ -133,26 +136,26 @@ async fn tr_1001_requests_are_counted_under_the_names_that_dashboards_look_for()
         ("nv_model_load_duration_secs", 1.5),
         ("nv_inference_first_response_histogram_ms_count", 3.0),
     ] {
-        assert_eq!(told.of_m(name, ""), expect, "{name}");
+        assert_eq!(received.of_m(name, ""), expect, "{name}");
     }
     // All four are there before anything fails.
-    assert_eq!(told.failures("m", 3), [0.0; 4]);
-    assert_eq!(told.failures("tired", 1), [0.0, 0.0, 1.0, 0.0]);
-    assert_eq!(told.failures("hangs", 1), [0.0, 1.0, 0.0, 0.0]);
+    assert_eq!(received.failures("m", 3), [0.0; 4]);
+    assert_eq!(received.failures("tired", 1), [0.0, 0.0, 1.0, 0.0]);
+    assert_eq!(received.failures("hangs", 1), [0.0, 1.0, 0.0, 0.0]);
     let mut before = 0.0;
     for bound in [
         "1.0", "5.0", "10.0", "25.0", "50.0", "100.0", "250.0", "500.0", "1000.0", "2000.0",
         "5000.0", "+Inf",
     ] {
         let name = "nv_inference_first_response_histogram_ms_bucket";
-        let count = told.of_m(name, &format!(",le=\"{bound}\""));
+        let count = received.of_m(name, &format!(",le=\"{bound}\""));
         assert!(before <= count, "{bound}");
         before = count;
     }
     assert_eq!(before, 3.0);
-    assert!((0.0..=1.0).contains(&told.value("nv_cpu_utilization")));
-    let total = told.value("nv_cpu_memory_total_bytes");
-    assert!((1.0..total).contains(&told.value("nv_cpu_memory_used_bytes")));
+    assert!((0.0..=1.0).contains(&received.value("nv_cpu_utilization")));
+    let total = received.value("nv_cpu_memory_total_bytes");
+    assert!((1.0..total).contains(&received.value("nv_cpu_memory_used_bytes")));
     // What nobody measures is not told.
     for absent in [
         "nv_gpu",
@@ -161,22 +164,22 @@ async fn tr_1001_requests_are_counted_under_the_names_that_dashboards_look_for()
         "compute_input",
         "_summary_us",
     ] {
-        assert!(!told.text.contains(absent), "{absent}");
+        assert!(!received.text.contains(absent), "{absent}");
     }
-    let lines = told.text.lines();
+    let lines = received.text.lines();
     let heads: Vec<&str> = lines.filter(|line| line.starts_with("# TYPE")).collect();
-    let apart: BTreeSet<&str> = heads.iter().copied().collect();
-    assert_eq!(heads.len(), apart.len(), "each family has one head");
+    let separate: BTreeSet<&str> = heads.iter().copied().collect();
+    assert_eq!(heads.len(), separate.len(), "each family has one head");
 }
 
 /// Each of them is a number that stands there under our own name as well.
 #[tokio::test]
 async fn tr_1002_a_number_is_the_same_under_both_names() {
-    let told = worked().await;
+    let received = worked().await;
     let ours = r#"sapwood_requests_total{code="ok",face="generate",model="m"}"#;
     assert_eq!(
-        told.value(ours),
-        told.of_m("nv_inference_request_success", "")
+        received.value(ours),
+        received.of_m("nv_inference_request_success", "")
     );
     for (theirs, ours) in [
         (
@@ -192,17 +195,17 @@ async fn tr_1002_a_number_is_the_same_under_both_names() {
             "sapwood_inference_seconds_sum",
         ),
     ] {
-        let seconds = told.value(&format!("{ours}{{model=\"m\"}}"));
+        let seconds = received.value(&format!("{ours}{{model=\"m\"}}"));
         assert!(
-            (told.of_m(theirs, "") - seconds * 1e6).abs() < 1.0,
+            (received.of_m(theirs, "") - seconds * 1e6).abs() < 1.0,
             "{theirs}"
         );
     }
     let blocks = |kind: &str| {
         let label = format!(",kv_cache_block_type=\"{kind}\"");
-        told.of_m("nv_trt_llm_kv_cache_block_metrics", &label)
+        received.of_m("nv_trt_llm_kv_cache_block_metrics", &label)
     };
-    let cells = |name: &str| told.value(&format!("sapwood_kv_blocks_{name}{{model=\"m\"}}"));
+    let cells = |name: &str| received.value(&format!("sapwood_kv_blocks_{name}{{model=\"m\"}}"));
     assert_eq!(blocks("used"), cells("used"));
     assert_eq!(blocks("max"), cells("total"));
     assert_eq!(blocks("free"), cells("total") - cells("used"));
@@ -212,16 +215,16 @@ async fn tr_1002_a_number_is_the_same_under_both_names() {
 /// D-36: OpenMetrics has no place for counters of such names.
 #[tokio::test]
 async fn tr_1002_tritons_names_can_be_left_out_and_are_no_open_metrics() {
-    let told = |server: Running| async move {
+    let received = |server: Running| async move {
         let mut wire = Wire::connect(server.address).await;
         let open = ["accept: application/openmetrics-text"];
         let open = wire.ask(head("GET", "/metrics", &open)).await;
         let answer = wire.ask(head("POST", "/metrics", &[])).await;
-        assert_eq!(answer.told().0, 405);
+        assert_eq!(answer.summary().0, 405);
         [scrape(&server).await, open.text().to_owned()].map(|text| text.contains("nv_"))
     };
-    assert_eq!(told(server(true).await).await, [true, false]);
-    assert_eq!(told(server(false).await).await, [false, false]);
+    assert_eq!(received(server(true).await).await, [true, false]);
+    assert_eq!(received(server(false).await).await, [false, false]);
 }
 
 /// The load of a model beside its answers, for balancers that ask.
@@ -238,7 +241,7 @@ async fn tr_1003_answers_tell_the_load_to_whoever_asks() {
             };
             let format = format!("endpoint-load-metrics-format: {form}");
             let answer: Answer = wire.ask(post(path, &[&format], body)).await;
-            assert_eq!(answer.told().0, 200, "{}", answer.text());
+            assert_eq!(answer.summary().0, 200, "{}", answer.text());
             answer.head.header("endpoint-load-metrics")
         }
     };
@@ -284,7 +287,7 @@ async fn tr_1001_a_full_queue_rejects() {
         queue_requests: 1,
         ..sapwood_engine::Config::default()
     };
-    let (_owner, engine) = sapwood_engine::Owner::by_hand(scripted(config), limits);
+    let (_owner, engine) = sapwood_engine::EngineOwner::by_hand(scripted(config), limits);
     let kernel = Kernel::new();
     kernel
         .add(sapwood_kernel::model("m", engine.clone()))
@@ -292,10 +295,10 @@ async fn tr_1001_a_full_queue_rejects() {
     let server = Running::generating(kernel, Config::default()).await;
     let prompt = sapwood_engine::api::Prompt::Text("x".into());
     let _waiting = engine
-        .submit(sapwood_engine::api::Request::new(prompt))
+        .submit(sapwood_engine::api::GenerationRequest::new(prompt))
         .unwrap();
     let answer = ask(&server, "/v2/models/m/generate", r#"{"text_input":"x"}"#).await;
-    assert_eq!(answer.told().0, 503);
+    assert_eq!(answer.summary().0, 503);
     let text = scrape(&server).await;
     let rejected = r#"nv_inference_request_failure{model="m",version="1",reason="REJECTED"}"#;
     assert_eq!(samples(&text)[rejected], 1.0);

@@ -3,7 +3,7 @@
 use futures::{StreamExt, stream};
 use sapwood_engine::scripted::Script;
 use sapwood_kernel::{Chunk, Spec, raw};
-use sapwood_server::generate::{Config, Model};
+use sapwood_server::generate::{Config, ModelOptions};
 use sapwood_tests::http::{Wire, head, post};
 use sapwood_tests::{Running, key};
 use serde_json::json;
@@ -12,9 +12,9 @@ use super::{ask, demo, error, kernel, parrot, parrot_signature, script};
 
 /// A server whose model `m` has the versions 1 and 3 and is loading as long as `ready` says so.
 async fn versions(ready: bool) -> Running {
-    let model = Model {
+    let model = ModelOptions {
         versions: vec![1, 3],
-        ..Model::default()
+        ..ModelOptions::default()
     };
     let config = Config {
         models: [("m".to_owned(), model)].into(),
@@ -73,8 +73,8 @@ async fn tr_204_versions_and_names_that_are_not_there_have_their_texts() {
         for tail in ["generate", "generate_stream"] {
             let answer = ask(server, &format!("/v2/models/{path}/{tail}"), "{}").await;
             assert_eq!(error(&answer), expect);
-            assert_eq!(answer.told().0, status, "{expect}");
-            assert_eq!(answer.told().1, "application/json", "{expect}");
+            assert_eq!(answer.summary().0, status, "{expect}");
+            assert_eq!(answer.summary().1, "application/json", "{expect}");
         }
     }
     for (path, version) in [("m", "3"), ("m/versions/1", "1")] {
@@ -96,7 +96,7 @@ async fn tr_204_the_status_of_an_unknown_model_can_be_404() {
     };
     let server = Running::generating(kernel(&[]), config).await;
     let answer = ask(&server, "/v2/models/x/generate", "{}").await;
-    assert_eq!(answer.told().0, 404);
+    assert_eq!(answer.summary().0, 404);
 }
 
 /// TR-201
@@ -113,7 +113,7 @@ async fn tr_202_paths_and_methods_that_are_not_there_are_answered_as_json() {
     ] {
         let answer = wire.get(path).await;
         assert_eq!(
-            answer.told(),
+            answer.summary(),
             (404, "application/json".into(), r#"{"error":"Not Found"}"#),
             "{path}"
         );
@@ -126,7 +126,7 @@ async fn tr_202_paths_and_methods_that_are_not_there_are_answered_as_json() {
     ] {
         let answer = wire.ask(head(method, path, &["content-length: 0"])).await;
         assert_eq!(
-            answer.told(),
+            answer.summary(),
             (
                 405,
                 "application/json".into(),
@@ -168,15 +168,18 @@ async fn tr_207_connections_live_on_after_errors() {
     let server = demo().await;
     let mut wire = Wire::connect(server.address).await;
     for _ in 0..3 {
-        assert_eq!(wire.post("/v2/models/x/generate", "{}").await.told().0, 400);
         assert_eq!(
-            wire.post("/v2/models/demo/generate", "[").await.told().0,
+            wire.post("/v2/models/x/generate", "{}").await.summary().0,
+            400
+        );
+        assert_eq!(
+            wire.post("/v2/models/demo/generate", "[").await.summary().0,
             400
         );
         assert_eq!(
             wire.post("/v2/models/demo/generate", r#"{"text_input":"hi"}"#)
                 .await
-                .told()
+                .summary()
                 .0,
             200
         );
@@ -184,7 +187,7 @@ async fn tr_207_connections_live_on_after_errors() {
         head.push_str(&sapwood_tests::http::head("GET", "/v2/health/live", &[]));
         wire.send(head).await;
         assert_eq!(
-            (wire.head().await.status, wire.answer().await.told().0),
+            (wire.head().await.status, wire.answer().await.summary().0),
             (200, 200)
         );
     }
@@ -199,7 +202,7 @@ async fn tr_205_who_has_no_key_is_told_so_as_every_error_here_is() {
     let body = br#"{"text_input":"hi"}"#;
     let answer = wire.ask(post("/v2/models/demo/generate", &[], body)).await;
     assert_eq!(
-        (answer.told().0, answer.told().1.as_str()),
+        (answer.summary().0, answer.summary().1.as_str()),
         (401, "application/json")
     );
     assert!(!error(&answer).is_empty());
@@ -215,7 +218,7 @@ async fn tr_205_who_has_no_key_is_told_so_as_every_error_here_is() {
             body,
         ))
         .await;
-    assert_eq!(answer.told().0, 200);
+    assert_eq!(answer.summary().0, 200);
 }
 
 /// TR-101, TR-709
@@ -238,20 +241,20 @@ async fn tr_701_the_server_and_its_health_say_what_they_are() {
         "/v2/models/demo/versions/1/ready",
     ] {
         assert_eq!(
-            wire.get(path).await.told(),
+            wire.get(path).await.summary(),
             (200, String::new(), ""),
             "{path}"
         );
     }
     server.shared.health.loading("demo");
-    assert_eq!(wire.get("/v2/health/live").await.told().0, 200);
+    assert_eq!(wire.get("/v2/health/live").await.summary().0, 200);
     assert_eq!(
-        wire.get("/v2/health/ready").await.told(),
+        wire.get("/v2/health/ready").await.summary(),
         (400, String::new(), "")
     );
     let ready = wire.get("/v2/models/demo/ready").await;
     assert_eq!(
-        ready.told(),
+        ready.summary(),
         (
             400,
             "application/json".into(),
@@ -433,7 +436,10 @@ async fn tr_705_the_repository_lists_models_and_loads_none() {
         ("/v2/repository/models/m/unload", "{}", 503, not_allowed),
     ] {
         let answer = wire.post(path, body).await;
-        assert_eq!((answer.told().0, error(&answer).as_str()), (status, expect));
+        assert_eq!(
+            (answer.summary().0, error(&answer).as_str()),
+            (status, expect)
+        );
     }
 }
 
@@ -484,7 +490,10 @@ async fn tr_707_settings_are_shown_and_stay_as_they_are() {
         ),
     ] {
         let answer = wire.post(path, body).await;
-        assert_eq!((answer.told().0, error(&answer).as_str()), (status, expect));
+        assert_eq!(
+            (answer.summary().0, error(&answer).as_str()),
+            (status, expect)
+        );
     }
     assert_eq!(
         wire.get("/v2/cudasharedmemory/status").await.json(),
@@ -493,7 +502,7 @@ async fn tr_707_settings_are_shown_and_stay_as_they_are() {
     assert_eq!(
         wire.post("/v2/systemsharedmemory/unregister", "")
             .await
-            .told()
+            .summary()
             .0,
         200
     );
@@ -517,7 +526,7 @@ async fn tr_1308_every_function_is_a_model_with_its_ports_as_tensors() {
             r#"{{"id":"1","model_name":"{name}","model_version":"1","response":"hello","sapwood-mime":"text/plain"}}"#
         );
         assert_eq!(
-            answer.told(),
+            answer.summary(),
             (200, "application/json".into(), expect.as_str())
         );
     }
@@ -531,7 +540,7 @@ async fn tr_1308_every_function_is_a_model_with_its_ports_as_tensors() {
         .collect();
     assert_eq!(text, "hello");
     // A model is no function.
-    assert_eq!(wire.get("/v2/models/fn.demo").await.told().0, 400);
+    assert_eq!(wire.get("/v2/models/fn.demo").await.summary().0, 400);
     let missing = wire.post("/v2/models/echo/generate", "{}").await;
     assert!(error(&missing).contains("missing required input(s) ['text']"));
 }
@@ -554,11 +563,11 @@ async fn d_47_an_answer_in_one_piece_holds_so_many_bytes() {
     for (name, input) in [("function", "prompt"), ("model", "text_input")] {
         let path = format!("/v2/models/{name}/generate");
         let answer = ask(&server, &path, &json!({input: "x"}).to_string()).await;
-        let said = error(&answer);
-        assert_eq!(answer.told().0, 400, "{name}: {said}");
+        let reply = error(&answer);
+        assert_eq!(answer.summary().0, 400, "{name}: {reply}");
         assert!(
-            said.contains("holds at most 16777216 bytes"),
-            "{name}: {said}"
+            reply.contains("holds at most 16777216 bytes"),
+            "{name}: {reply}"
         );
     }
 }

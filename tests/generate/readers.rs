@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sapwood_engine::scripted::{self, Script};
-use sapwood_proto::generate::Limits;
+use sapwood_proto::generate::RequestLimits;
 use sapwood_server::generate::Config;
 use sapwood_server::server;
 use sapwood_tests::http::post;
@@ -30,9 +30,9 @@ async fn tr_609_a_client_that_never_reads_is_reset_and_its_sequence_is_free() {
     config.listener.stall = Duration::from_millis(100);
     let faces = Faces {
         generate: Config {
-            limits: Limits {
+            limits: RequestLimits {
                 new_tokens: 0,
-                ..Limits::default()
+                ..RequestLimits::default()
             },
             ..Config::default()
         },
@@ -54,7 +54,7 @@ async fn tr_609_a_client_that_never_reads_is_reset_and_its_sequence_is_free() {
     .await;
     let other = r#"{"text_input":"x","max_tokens":3}"#;
     let other = ask(&server, "/v2/models/m/generate", other).await;
-    assert_eq!(other.told().0, 200);
+    assert_eq!(other.summary().0, 200);
     until("the sequence is gone", || running() == 0).await;
     let mut seen = Vec::new();
     let end = socket.read_to_end(&mut seen).await;

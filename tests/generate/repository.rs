@@ -10,9 +10,11 @@ use sapwood_proto::generated::inference::model_repository_parameter::ParameterCh
 use sapwood_proto::generated::inference::{
     ModelRepositoryParameter, RepositoryModelLoadRequest, RepositoryModelUnloadRequest,
 };
-use sapwood_server::allowance::{Allowance, Limits};
-use sapwood_server::auth::{Scope, Scopes};
-use sapwood_server::generate::{Config, Explicit, Failed, Model, Repository};
+use sapwood_server::auth::{KeyScope, Scopes};
+use sapwood_server::generate::{
+    Config, ExplicitRepository, ModelControlError, ModelOptions, Repository,
+};
+use sapwood_server::rate_limit::{RateLimits, TokenMeter};
 use sapwood_tests::http::{Wire, post};
 use sapwood_tests::{Faces, Running, key};
 use serde_json::json;
@@ -30,22 +32,22 @@ impl Repository for Notes {
         &self,
         name: &str,
         config: Option<String>,
-    ) -> BoxFuture<'static, Result<Model, Failed>> {
+    ) -> BoxFuture<'static, Result<ModelOptions, ModelControlError>> {
         let config = config.as_deref().unwrap_or("as configured");
         self.0.lock().unwrap().push(format!("load {name} {config}"));
-        let told = match name {
-            "m" => Ok(Model {
+        let received = match name {
+            "m" => Ok(ModelOptions {
                 versions: vec![7],
-                ..Model::default()
+                ..ModelOptions::default()
             }),
-            "bad" => Err(Failed::Config("it does not read".into())),
-            "broken" => Err(Failed::Broken),
-            _ => Err(Failed::Unknown),
+            "bad" => Err(ModelControlError::Config("it does not read".into())),
+            "broken" => Err(ModelControlError::Broken),
+            _ => Err(ModelControlError::Unknown),
         };
-        async move { told }.boxed()
+        async move { received }.boxed()
     }
 
-    fn unload(&self, name: &str) -> BoxFuture<'static, Result<(), Failed>> {
+    fn unload(&self, name: &str) -> BoxFuture<'static, Result<(), ModelControlError>> {
         self.0.lock().unwrap().push(format!("unload {name}"));
         async { Ok(()) }.boxed()
     }
@@ -55,7 +57,7 @@ async fn server() -> (Running, Arc<Notes>) {
     let notes = Arc::new(Notes::default());
     let faces = Faces {
         generate: Config {
-            repository: Some(Explicit(Arc::clone(&notes) as Arc<dyn Repository>)),
+            repository: Some(ExplicitRepository(Arc::clone(&notes) as Arc<dyn Repository>)),
             ..Config::default()
         },
         ..Faces::default()
@@ -65,10 +67,10 @@ async fn server() -> (Running, Arc<Notes>) {
         key("user", "barley"),
         key("some", "rye"),
     ];
-    keys[1].scopes = Scopes::from_iter([Scope::Infer]);
-    keys[2].allowance = Some(Arc::new(Allowance::new(Limits {
+    keys[1].scopes = Scopes::from_iter([KeyScope::Infer]);
+    keys[2].allowance = Some(Arc::new(TokenMeter::new(RateLimits {
         models: Some(Arc::new([Name::new("other")].into())),
-        ..Limits::default()
+        ..RateLimits::default()
     })));
     let kernel = kernel(&[("m", script(Script::Echo))]);
     let server = Running::start_faces(Default::default(), kernel, faces, keys).await;
@@ -82,7 +84,7 @@ async fn tr_706_load_and_unload_say_what_became_of_them() {
     let config = json!({"parameters": {"config": "{}", "unload_dependents": true}}).to_string();
     let file = json!({"parameters": {"file:1/model.gguf": "AAAA"}}).to_string();
     let unknown = "failed to load 'x', no such model in the configuration";
-    for (path, key, body, status, told) in [
+    for (path, key, body, status, received) in [
         ("m/load", "sesame", "", 200, ""),
         ("m/load", "sesame", config.as_str(), 200, ""),
         ("m/unload", "sesame", config.as_str(), 200, ""),
@@ -119,11 +121,11 @@ async fn tr_706_load_and_unload_say_what_became_of_them() {
         let path = format!("/v2/repository/models/{path}");
         let key = format!("authorization: Bearer {key}");
         let answer = wire.ask(post(&path, &[&key], body.as_bytes())).await;
-        assert_eq!(answer.told().0, status, "{path} {body}");
-        if told.is_empty() {
+        assert_eq!(answer.summary().0, status, "{path} {body}");
+        if received.is_empty() {
             assert_eq!(answer.text(), "");
         } else {
-            assert_eq!(error(&answer), told);
+            assert_eq!(error(&answer), received);
         }
     }
     let asked = [

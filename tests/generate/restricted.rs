@@ -25,7 +25,7 @@ async fn tr_210_a_restricted_part_wants_its_header_and_the_others_do_not() {
     let server = Running::generating(kernel(&[("m", script(Script::Words))]), config()).await;
     let mut wire = Wire::connect(server.address).await;
     let body = br#"{"text_input":"x"}"#;
-    let told = "This API is restricted, expecting header 'admin-key'";
+    let received = "This API is restricted, expecting header 'admin-key'";
     for (path, restricted) in [
         ("/v2/models/m/generate", true),
         ("/v2/models/m/generate_stream", true),
@@ -41,10 +41,10 @@ async fn tr_210_a_restricted_part_wants_its_header_and_the_others_do_not() {
             ("admin-key: swordfish", true),
         ] {
             let answer = wire.ask(post(path, &[header], body)).await;
-            let refused = answer.told().0 == 403;
+            let refused = answer.summary().0 == 403;
             assert_eq!(refused, restricted && !opens, "{path} {header}");
             if refused {
-                assert_eq!(error(&answer), told);
+                assert_eq!(error(&answer), received);
                 let code = answer.head.header("sapwood-error");
                 assert_eq!(code.as_deref(), Some("permission-denied"));
             }
@@ -52,9 +52,9 @@ async fn tr_210_a_restricted_part_wants_its_header_and_the_others_do_not() {
     }
     // It is checked before the method is.
     let get = wire.ask(head("GET", "/v2/models/m/generate", &[])).await;
-    assert_eq!(get.told().0, 403);
-    assert_eq!(wire.get("/v2/health/live").await.told().0, 200);
-    assert_eq!(wire.get("/v2/models/m").await.told().0, 200);
+    assert_eq!(get.summary().0, 403);
+    assert_eq!(wire.get("/v2/health/live").await.summary().0, 200);
+    assert_eq!(wire.get("/v2/models/m").await.summary().0, 200);
 }
 
 /// A server with both wants both.
@@ -76,7 +76,7 @@ async fn tr_210_keys_are_wanted_as_well() {
         (&[bearer, header], 200),
     ] {
         let asked = post("/v2/models/m/generate", headers, body);
-        assert_eq!(wire.ask(asked).await.told().0, status, "{headers:?}");
+        assert_eq!(wire.ask(asked).await.summary().0, status, "{headers:?}");
     }
 }
 

@@ -15,15 +15,18 @@ const BODY: &str = r#"{"text_input":"x","stream":true}"#;
 const RESUME: &str = "sapwood-resume: 1";
 
 /// Words that come one by one, with a moment between them.
-fn words() -> Vec<Step> {
+fn words() -> Vec<ScriptStep> {
     let words = ["a ", "lost ", "line ", "is ", "no ", "lost ", "word"];
-    let steps = words.map(|word| [Step::SleepMs(2), Step::Text(word.into())]);
+    let steps = words.map(|word| [ScriptStep::SleepMs(2), ScriptStep::Text(word.into())]);
     steps.into_iter().flatten().collect()
 }
 
 /// A server over a model that says a word and hangs.
 async fn hanging(config: Config, keys: &[&str]) -> (Running, Engine) {
-    let engine = spawned(steps(vec![Step::Text("a".into()), Step::Hang(true)]));
+    let engine = spawned(steps(vec![
+        ScriptStep::Text("a".into()),
+        ScriptStep::Hang(true),
+    ]));
     let kernel = Kernel::new();
     kernel
         .add(sapwood_kernel::model("m", engine.clone()))
@@ -104,20 +107,20 @@ async fn tr_1303_a_stream_that_was_cut_says_what_an_uncut_one_says() {
         if !empty {
             let name = rest.head.header("sapwood-stream-id");
             assert!(path.ends_with(&name.unwrap()));
-            let kind = rest.told().1;
+            let kind = rest.summary().1;
             assert_eq!(kind, "text/event-stream; charset=utf-8");
         }
     }
     // Behind every event, from one stream.
     let (mut wire, head) = begin(&server, &[]).await;
     let path = path(&head);
-    let mut heard = vec![chunk(&mut wire).await];
-    while heard.len() < whole.len() {
-        wire = back(&server, &path, heard.len()).await;
+    let mut received = vec![chunk(&mut wire).await];
+    while received.len() < whole.len() {
+        wire = back(&server, &path, received.len()).await;
         assert_eq!(wire.head().await.status, 200);
-        heard.push(chunk(&mut wire).await);
+        received.push(chunk(&mut wire).await);
     }
-    assert_eq!(heard, whole);
+    assert_eq!(received, whole);
     let open = server.shared.metrics.streams_open.clone();
     until("nothing is open", || {
         open.with_label_values(&["generate"]).get() == 0
@@ -152,8 +155,8 @@ async fn tr_1303_abandoned_streams_are_gone_after_the_grace() {
     until("all run", || running() == 20).await;
     assert_eq!(open.get(), 20);
     let grace = Config::default().resume_grace;
-    let gone = || open.get() == 0 && server.shared.drain.open() == 0;
-    let took = in_time("all are gone", 2 * grace, gone).await;
+    let removed = || open.get() == 0 && server.shared.drain.open() == 0;
+    let took = in_time("all are gone", 2 * grace, removed).await;
     let second = Duration::from_secs(1);
     assert!(
         (grace - 2 * second..grace + 5 * second).contains(&took),
@@ -161,7 +164,7 @@ async fn tr_1303_abandoned_streams_are_gone_after_the_grace() {
     );
     until("no sequence is left", || running() == 0).await;
     for path in &paths {
-        assert_eq!(ask(&server, "GET", path, &[]).await.told().0, 404);
+        assert_eq!(ask(&server, "GET", path, &[]).await.summary().0, 404);
     }
 }
 
@@ -195,7 +198,7 @@ async fn tr_1303_a_stream_belongs_to_its_key() {
         ("sapwood-keepalive: never", 400),
     ] {
         let refused = ask(&server, "GET", &path, &[&anna, header]).await;
-        assert_eq!(refused.told().0, status, "{header}");
+        assert_eq!(refused.summary().0, status, "{header}");
         error(&refused);
     }
     // Whoever only looks, or is refused, takes it from nobody.
@@ -211,7 +214,7 @@ async fn tr_1303_a_stream_belongs_to_its_key() {
     let open = server.shared.metrics.streams_open.clone();
     assert_eq!(open.with_label_values(&["generate"]).get(), 1);
     let deleted = ask(&server, "DELETE", &path, &[&anna]).await;
-    assert_eq!(deleted.told().0, 204);
+    assert_eq!(deleted.summary().0, 204);
     let last = "id: 2\ndata: {\"error\":\"Request was cancelled\"}\n\n";
     assert_eq!(chunk(&mut newer).await, last);
     assert_eq!(chunk(&mut newer).await, "", "the stream ends well");
@@ -223,7 +226,7 @@ async fn tr_1303_a_stream_belongs_to_its_key() {
     let counted = ["delete", "client"].map(|why| cancelled.with_label_values(&[why]).get());
     assert_eq!(counted, [1, 0]);
     let deleted = ask(&server, "DELETE", &path, &[&anna]).await;
-    assert_eq!(deleted.told().0, 404);
+    assert_eq!(deleted.summary().0, 404);
 }
 
 /// A stream for which there is no place is one like any other; and what is too far behind is not to be had.
@@ -249,7 +252,7 @@ async fn tr_1303_places_and_bytes_are_bounded() {
         events += 1;
     }
     let far = ask(&server, "GET", &path, &["last-event-id: 1"]).await;
-    assert_eq!(far.told().0, 410);
+    assert_eq!(far.summary().0, 410);
     assert_eq!(error(&far), "event 2 of this stream is no longer kept");
     let code = far.head.header("sapwood-error");
     assert_eq!(code.as_deref(), Some("failed-precondition"));
@@ -258,7 +261,7 @@ async fn tr_1303_places_and_bytes_are_bounded() {
     // What was read to its end makes room.
     let (_, third) = begin(&server, &[]).await;
     assert!(third.header("sapwood-stream-id").is_some());
-    assert_eq!(ask(&server, "GET", &path, &[]).await.told().0, 404);
+    assert_eq!(ask(&server, "GET", &path, &[]).await.summary().0, 404);
 }
 
 /// TR-1301, TR-1304: who comes back says anew how it wants to read; pings have no number.
@@ -269,12 +272,12 @@ async fn tr_1303_a_reader_has_its_own_wishes() {
     assert!(chunk(&mut wire).await.starts_with("id: 1\n"));
     assert_eq!(chunk(&mut wire).await, ": ping\n\n");
     let mut packed = Wire::connect(server.address).await;
-    let wishes = ["sapwood-compress-stream: 1", "accept-encoding: gzip"];
-    packed.send(head("GET", &path(&first), &wishes)).await;
-    let told = packed.head().await;
-    assert_eq!(told.header("content-encoding").as_deref(), Some("gzip"));
+    let options = ["sapwood-compress-stream: 1", "accept-encoding: gzip"];
+    packed.send(head("GET", &path(&first), &options)).await;
+    let received = packed.head().await;
+    assert_eq!(received.header("content-encoding").as_deref(), Some("gzip"));
     let deleted = ask(&server, "DELETE", &path(&first), &[]).await;
-    assert_eq!(deleted.told().0, 204);
+    assert_eq!(deleted.summary().0, 204);
 }
 
 /// TR-1310; and what fails first is an answer that is whole.
@@ -295,7 +298,7 @@ async fn tr_1303_streams_of_infer_can_be_come_back_to() {
     let cut = whole.chunks.len() - 1;
     let rest = back(&server, &path, cut).await.answer().await;
     assert_eq!(rest.chunks, whole.chunks[cut..]);
-    let failing = playing(vec![Step::Error(scripted::Failure {
+    let failing = playing(vec![ScriptStep::Error(scripted::ScriptedFailure {
         code: "internal".into(),
         message: "tired".into(),
     })])

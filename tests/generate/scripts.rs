@@ -1,6 +1,6 @@
 //! What a scripted model's configuration does to the responses of this face.
 
-use sapwood_engine::scripted::{self, Script, Step};
+use sapwood_engine::scripted::{self, Script, ScriptStep};
 use sapwood_server::generate::Config;
 use sapwood_tests::Running;
 use serde_json::Value;
@@ -16,9 +16,9 @@ fn texts(events: &[Value]) -> Vec<&str> {
 async fn tr_1105_a_chunk_is_one_response_as_it_is() {
     let chunk = "one chunk, however many tokens";
     let server = playing(vec![
-        Step::Text("ab".into()),
-        Step::Chunk(chunk.into()),
-        Step::Text("c".into()),
+        ScriptStep::Text("ab".into()),
+        ScriptStep::Chunk(chunk.into()),
+        ScriptStep::Text("c".into()),
     ])
     .await;
     let body = r#"{"text_input":"x","stream":true,"return_num_output_tokens":true}"#;

@@ -1,7 +1,7 @@
 //! What inputs and parameters do to the answer (sections 3 and 4).
 
 use sapwood_engine::scripted::{self, Script};
-use sapwood_server::generate::{Config, Model};
+use sapwood_server::generate::{Config, ModelOptions};
 use sapwood_tests::Running;
 use serde_json::{Value, json};
 
@@ -41,9 +41,9 @@ async fn tr_401_max_tokens_and_stop_words_work_whichever_way_they_come() {
 #[tokio::test]
 async fn tr_402_control_tokens_are_text_on_request() {
     let server = demo().await;
-    for (skip, said) in [(true, "one"), (false, "one</s></s>")] {
+    for (skip, reply) in [(true, "one"), (false, "one</s></s>")] {
         let body = json!({"text_input": "one", "ignore_eos": true, "max_tokens": 3, "skip_special_tokens": skip});
-        assert_eq!(generate(&server, body).await["text_output"], said);
+        assert_eq!(generate(&server, body).await["text_output"], reply);
     }
 }
 
@@ -89,7 +89,7 @@ async fn tr_401_bad_words_never_come_and_empty_ones_are_dropped() {
     };
     let small = Running::generating(kernel(&[("demo", small)]), Config::default()).await;
     let answer = ask(&small, "/v2/models/demo/generate", &body.to_string()).await;
-    assert_eq!(answer.told().0, 400);
+    assert_eq!(answer.summary().0, 400);
     assert_eq!(
         error(&answer),
         "logit_bias, bad_words and min_tokens together allow no token"
@@ -115,7 +115,7 @@ async fn d_47_an_answer_in_one_piece_holds_so_many_log_probabilities() {
     assert!((6_000..60_000).contains(&of_one), "{of_one}");
     let many = asking(16);
     let answer = ask(&server, "/v2/models/demo/generate", &many.to_string()).await;
-    assert_eq!(answer.told().0, 400);
+    assert_eq!(answer.summary().0, 400);
     assert!(error(&answer).contains("at most 65536 log-probabilities"));
 }
 
@@ -214,9 +214,9 @@ async fn tr_405_the_prompt_stands_before_the_output_only_where_it_is_asked_for()
     );
     let one = events(&server, prompt(false)).await;
     assert_eq!(one[0]["text_output"], "oneone");
-    let model = Model {
+    let model = ModelOptions {
         prepend_prompt_default: true,
-        ..Model::default()
+        ..ModelOptions::default()
     };
     let config = Config {
         models: [("demo".to_owned(), model)].into(),
@@ -251,10 +251,10 @@ async fn tr_408_a_prompt_that_is_too_long_is_refused_with_both_numbers() {
         for tail in ["generate", "generate_stream"] {
             let answer = ask(&server, &format!("/v2/models/demo/{tail}"), &body).await;
             match expect {
-                None => assert_eq!(answer.told().0, 200),
+                None => assert_eq!(answer.summary().0, 200),
                 Some(text) => {
                     assert_eq!(
-                        (answer.told().0, answer.told().1.as_str()),
+                        (answer.summary().0, answer.summary().1.as_str()),
                         (400, "application/json")
                     );
                     assert_eq!(error(&answer), text);
@@ -279,15 +279,15 @@ async fn tr_1306_messages_are_templated_and_bare_prompts_are_not_unless_the_mode
     let both = json!({"messages": [{"role": "user", "content": "a"}], "text_input": "b"});
     let both = ask(&server, "/v2/models/demo/generate", &both.to_string()).await;
     assert_eq!(
-        (both.told().0, error(&both).as_str()),
+        (both.summary().0, error(&both).as_str()),
         (400, "give either 'text_input' or 'messages', not both")
     );
     let count = json!({"text_input": "hello", "return_num_input_tokens": true});
     let raw = generate(&server, count.clone()).await["num_input_tokens"].as_u64();
-    let model = Model {
+    let model = ModelOptions {
         template_raw_prompts: true,
         strict_parameters: true,
-        ..Model::default()
+        ..ModelOptions::default()
     };
     let config = Config {
         models: [("demo".to_owned(), model)].into(),
@@ -303,7 +303,7 @@ async fn tr_1306_messages_are_templated_and_bare_prompts_are_not_unless_the_mode
     )
     .await;
     assert_eq!(
-        (strict.told().0, error(&strict).as_str()),
+        (strict.summary().0, error(&strict).as_str()),
         (400, "unknown parameter 'mystery' for model 'demo'")
     );
 }

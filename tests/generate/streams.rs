@@ -1,6 +1,6 @@
 //! `/generate` and `/generate_stream`: exact answers, what decides the status, and clients that go away (sections 5, 6).
 
-use sapwood_engine::scripted::{Cut, Failure, Finish, Script, Step};
+use sapwood_engine::scripted::{Script, ScriptFinish, ScriptStep, ScriptedFailure, TransportCut};
 use sapwood_server::generate::Config;
 use sapwood_tests::http::{Wire, post};
 use sapwood_tests::{Running, by_hand, until};
@@ -26,7 +26,7 @@ async fn tr_501_one_answer_with_its_exact_head() {
             .await;
         let expect =
             r#"{"id":"a1","model_name":"demo","model_version":"1","text_output":"green tea"}"#;
-        assert_eq!(answer.told(), (200, "application/json".into(), expect));
+        assert_eq!(answer.summary(), (200, "application/json".into(), expect));
         assert_eq!(
             answer.head.header("content-length"),
             Some(expect.len().to_string())
@@ -45,8 +45,8 @@ async fn tr_601_a_stream_is_events_and_nothing_else() {
     let server = demo().await;
     let body = r#"{"id":"a1","text_input":"Say two words","stream":true,"max_tokens":"16"}"#;
     let answer = ask(&server, "/v2/models/demo/generate_stream", body).await;
-    assert_eq!(answer.told().0, 200);
-    assert_eq!(answer.told().1, STREAM);
+    assert_eq!(answer.summary().0, 200);
+    assert_eq!(answer.summary().1, STREAM);
     assert_eq!(
         answer.head.header("cache-control").as_deref(),
         Some("no-cache")
@@ -140,16 +140,16 @@ async fn tr_606_events_that_came_together_are_one_chunk() {
         tokio::task::yield_now().await;
     }
     assert_eq!(wire.head().await.status, 200);
-    let mut said = vec![wire.chunk().await.unwrap()];
+    let mut reply = vec![wire.chunk().await.unwrap()];
     (0..10).for_each(|_| {
         step();
     });
     while let Some(chunk) = wire.chunk().await
         && !chunk.is_empty()
     {
-        said.push(chunk);
+        reply.push(chunk);
     }
-    let counts: Vec<usize> = said
+    let counts: Vec<usize> = reply
         .iter()
         .map(|chunk| String::from_utf8_lossy(chunk).matches("data: ").count())
         .collect();
@@ -160,12 +160,12 @@ async fn tr_606_events_that_came_together_are_one_chunk() {
 #[tokio::test]
 async fn tr_604_a_first_error_decides_the_status_and_a_later_one_is_an_event() {
     let failure = |code: &str| {
-        Step::Error(Failure {
+        ScriptStep::Error(ScriptedFailure {
             code: code.into(),
             message: "the parrot is tired".into(),
         })
     };
-    let told = r#"{"error":"the parrot is tired"}"#;
+    let received = r#"{"error":"the parrot is tired"}"#;
     let body = r#"{"text_input":"x","stream":true}"#;
     for (code, status) in [
         ("internal", 500),
@@ -176,20 +176,24 @@ async fn tr_604_a_first_error_decides_the_status_and_a_later_one_is_an_event() {
         let server = playing(vec![failure(code)]).await;
         let answer = ask(&server, "/v2/models/m/generate", body).await;
         assert_eq!(
-            answer.told(),
-            (status, "application/json".into(), told),
+            answer.summary(),
+            (status, "application/json".into(), received),
             "{code}"
         );
         let answer = ask(&server, "/v2/models/m/generate_stream", body).await;
         assert_eq!(
-            answer.told(),
-            (status, STREAM.into(), format!("data: {told}\n\n").as_str()),
+            answer.summary(),
+            (
+                status,
+                STREAM.into(),
+                format!("data: {received}\n\n").as_str()
+            ),
             "{code}"
         );
     }
-    let server = playing(vec![Step::Text("x".into()), failure("internal")]).await;
+    let server = playing(vec![ScriptStep::Text("x".into()), failure("internal")]).await;
     let answer = ask(&server, "/v2/models/m/generate_stream", body).await;
-    assert_eq!(answer.told().0, 200);
+    assert_eq!(answer.summary().0, 200);
     let events = answer.events();
     assert_eq!(events.len(), 2);
     assert_eq!(events[0]["text_output"], "x");
@@ -202,7 +206,7 @@ async fn tr_604_a_first_error_decides_the_status_and_a_later_one_is_an_event() {
             r#"{"text_input":"x","top_p":7}"#,
         )
         .await;
-        assert_eq!(answer.told().1, "application/json");
+        assert_eq!(answer.summary().1, "application/json");
         assert_eq!(
             error(&answer),
             "parameter 'top_p' must be in (0, 1], got 7.0"
@@ -216,12 +220,12 @@ async fn tr_504_generate_needs_one_response_and_a_stream_may_have_none() {
     let text = "generate expects model to produce exactly 1 response, use generate stream for model that generates \
                 various number of responses";
     let several = demo().await;
-    let none = playing(vec![Step::Finish(Finish::Stop)]).await;
+    let none = playing(vec![ScriptStep::Finish(ScriptFinish::Stop)]).await;
     for (server, path) in [(&several, "demo"), (&none, "m")] {
         let body = r#"{"text_input":"one two three","stream":true}"#;
         let answer = ask(server, &format!("/v2/models/{path}/generate"), body).await;
         assert_eq!(
-            (answer.told().0, error(&answer).as_str()),
+            (answer.summary().0, error(&answer).as_str()),
             (500, text),
             "{path}"
         );
@@ -232,14 +236,14 @@ async fn tr_504_generate_needs_one_response_and_a_stream_may_have_none() {
         r#"{"text_input":"x","stream":true}"#,
     )
     .await;
-    assert_eq!(answer.told(), (200, STREAM.into(), ""));
+    assert_eq!(answer.summary(), (200, STREAM.into(), ""));
     // Unstreamed there is always one.
     let answer = ask(&none, "/v2/models/m/generate", r#"{"text_input":"x"}"#).await;
     assert_eq!(answer.json()["text_output"], "");
     // An error among the responses wins.
     let failing = playing(vec![
-        Step::Text("a".into()),
-        Step::Error(Failure {
+        ScriptStep::Text("a".into()),
+        ScriptStep::Error(ScriptedFailure {
             code: "internal".into(),
             message: "broken".into(),
         }),
@@ -257,7 +261,7 @@ async fn tr_504_generate_needs_one_response_and_a_stream_may_have_none() {
 /// OA-801: each is counted as one whose client has gone.
 #[tokio::test]
 async fn tr_608_a_client_that_goes_away_frees_its_sequence_at_once() {
-    let config = steps(vec![Step::Text("a".into()), Step::Hang(true)]);
+    let config = steps(vec![ScriptStep::Text("a".into()), ScriptStep::Hang(true)]);
     let engine = sapwood_tests::spawned(config);
     let kernel = sapwood_kernel::Kernel::new();
     kernel
@@ -278,34 +282,34 @@ async fn tr_608_a_client_that_goes_away_frees_its_sequence_at_once() {
         until("the sequence is gone", || running(&engine) == 0).await;
     }
     let cancelled = &server.shared.metrics.cancelled;
-    let gone = cancelled.with_label_values(&["client"]);
-    until("both are counted", || gone.get() == 2).await;
+    let removed = cancelled.with_label_values(&["client"]);
+    until("both are counted", || removed.get() == 2).await;
     let mut wire = Wire::connect(server.address).await;
-    assert_eq!(wire.get("/v2/health/ready").await.told().0, 200);
+    assert_eq!(wire.get("/v2/health/ready").await.summary().0, 200);
 }
 
 /// D-11: a script that cuts the transport ends the connection without the stream's own end.
 #[tokio::test]
 async fn tr_1105_a_script_can_cut_the_connection() {
-    for cut in [Cut::Close, Cut::Reset] {
+    for cut in [TransportCut::Close, TransportCut::Reset] {
         let server = playing(vec![
-            Step::Text("one ".into()),
-            Step::SleepMs(20),
-            Step::Cut(cut),
+            ScriptStep::Text("one ".into()),
+            ScriptStep::SleepMs(20),
+            ScriptStep::Cut(cut),
         ])
         .await;
         let body = r#"{"text_input":"x","stream":true}"#;
         let answer = ask(&server, "/v2/models/m/generate_stream", body).await;
-        assert_eq!(answer.told().0, 200);
+        assert_eq!(answer.summary().0, 200);
         assert!(!answer.complete);
         let answer = ask(&server, "/v2/models/m/generate", r#"{"text_input":"x"}"#).await;
-        assert_eq!(answer.told().0, 500);
+        assert_eq!(answer.summary().0, 500);
     }
-    let server = playing(vec![Step::Panic(true)]).await;
+    let server = playing(vec![ScriptStep::Panic(true)]).await;
     let answer = ask(&server, "/v2/models/m/generate", r#"{"text_input":"x"}"#).await;
-    assert_eq!(answer.told().0, 500);
+    assert_eq!(answer.summary().0, 500);
     assert_eq!(
-        ask(&server, "/v2/models/m/generate", "{").await.told().0,
+        ask(&server, "/v2/models/m/generate", "{").await.summary().0,
         400
     );
 }
@@ -313,7 +317,7 @@ async fn tr_1105_a_script_can_cut_the_connection() {
 /// OA-801: each is counted as one whose time was up.
 #[tokio::test]
 async fn tr_404_a_request_that_takes_too_long_is_unavailable() {
-    let server = playing(vec![Step::Text("a".into()), Step::Hang(true)]).await;
+    let server = playing(vec![ScriptStep::Text("a".into()), ScriptStep::Hang(true)]).await;
     let text = "[request id: 5] Request timeout expired";
     let answer = ask(
         &server,
@@ -321,7 +325,7 @@ async fn tr_404_a_request_that_takes_too_long_is_unavailable() {
         r#"{"id":"5","text_input":"x","timeout":20000}"#,
     )
     .await;
-    assert_eq!((answer.told().0, error(&answer).as_str()), (503, text));
+    assert_eq!((answer.summary().0, error(&answer).as_str()), (503, text));
     let body = r#"{"id":"5","text_input":"x","timeout":20000,"stream":true}"#;
     let answer = ask(&server, "/v2/models/m/generate_stream", body).await;
     assert_eq!(answer.events().last().unwrap()["error"], text);
@@ -334,7 +338,7 @@ async fn tr_404_a_request_that_takes_too_long_is_unavailable() {
             br#"{"id":"5","text_input":"x"}"#,
         ))
         .await;
-    assert_eq!((answer.told().0, error(&answer).as_str()), (503, text));
+    assert_eq!((answer.summary().0, error(&answer).as_str()), (503, text));
     let cancelled = &server.shared.metrics.cancelled;
     let counted = ["timeout", "client"].map(|why| cancelled.with_label_values(&[why]).get());
     assert_eq!(counted, [3, 0]);
@@ -347,7 +351,7 @@ async fn tr_605_a_full_queue_is_plain_json_with_its_text() {
         ..sapwood_engine::Config::default()
     };
     let model = sapwood_tests::scripted(script(Script::Echo));
-    let (_owner, engine) = sapwood_engine::Owner::by_hand(model, config);
+    let (_owner, engine) = sapwood_engine::EngineOwner::by_hand(model, config);
     let kernel = sapwood_kernel::Kernel::new();
     kernel
         .add(sapwood_kernel::model("m", engine.clone()))
@@ -355,7 +359,7 @@ async fn tr_605_a_full_queue_is_plain_json_with_its_text() {
     let server = Running::generating(kernel, Config::default()).await;
     let prompt = sapwood_engine::api::Prompt::Text("x".into());
     let _waiting = engine
-        .submit(sapwood_engine::api::Request::new(prompt))
+        .submit(sapwood_engine::api::GenerationRequest::new(prompt))
         .unwrap();
     for tail in ["generate", "generate_stream"] {
         let answer = ask(
@@ -365,7 +369,7 @@ async fn tr_605_a_full_queue_is_plain_json_with_its_text() {
         )
         .await;
         assert_eq!(
-            (answer.told().0, answer.told().1.as_str()),
+            (answer.summary().0, answer.summary().1.as_str()),
             (503, "application/json")
         );
         assert_eq!(error(&answer), "[request id: q] Exceeds maximum queue size");

@@ -1,12 +1,14 @@
 //! What nobody should send, and what is left behind.
 
-use sapwood_proto::lmtp::Limits;
+use sapwood_proto::lmtp::ConnectionLimits;
 use sapwood_server::lmtp;
-use sapwood_tests::socket::{Said, frame};
+use sapwood_tests::socket::{SocketReply, frame};
 use sapwood_tests::{spawned, until};
 use serde_json::json;
 
-use super::{chatter, client, kernel, message, of_parrot, parrot, stream, told, with_config};
+use super::{
+    chatter, client, kernel, message, of_parrot, parrot, stream, tokens_and_end, with_config,
+};
 
 /// LM-201, LM-505
 #[tokio::test]
@@ -22,7 +24,7 @@ async fn lm_202_a_flood_of_bad_lines_ends_its_connection_alone() {
         "GENERATE []",
         "{}",
     ] {
-        flooding.say(bad).await;
+        flooding.send_text(bad).await;
         let (word, items) = message(&mut flooding).await;
         assert_eq!(
             (word.as_str(), &items[0]["code"]),
@@ -30,21 +32,21 @@ async fn lm_202_a_flood_of_bad_lines_ends_its_connection_alone() {
             "{bad}"
         );
         assert_eq!(items[0]["stream_id"], json!(null));
-        flooding.say("FOO {}").await;
+        flooding.send_text("FOO {}").await;
         assert_eq!(
             message(&mut flooding).await.1[0]["code"],
             json!("unknown_command")
         );
     }
     for _ in 0..1000 {
-        flooding.say("no json").await;
+        flooding.send_text("no json").await;
     }
-    let (said, close) = flooding.rest().await;
-    assert_eq!((said.len(), close.map(|(code, _)| code)), (16, Some(1008)));
+    let (reply, close) = flooding.rest().await;
+    assert_eq!((reply.len(), close.map(|(code, _)| code)), (16, Some(1008)));
     other
-        .say(r#"GENERATE {"model":"parrot","prompt":[7],"stream_id":1}"#)
+        .send_text(r#"GENERATE {"model":"parrot","prompt":[7],"stream_id":1}"#)
         .await;
-    assert_eq!(told(&stream(&mut other, 1).await).1, "stop");
+    assert_eq!(tokens_and_end(&stream(&mut other, 1).await).1, "stop");
     let ignored = &server.shared.metrics.lmtp.ignored;
     assert_eq!(ignored.with_label_values(&["malformed"]).get(), 6 + 16);
 }
@@ -57,7 +59,7 @@ async fn lm_201_the_reference_servers_answer_can_be_had_on_a_socket() {
     };
     let server = with_config(kernel("parrot", spawned(parrot())), config).await;
     let mut socket = client(&server).await;
-    socket.say("nothing").await;
+    socket.send_text("nothing").await;
     assert_eq!(socket.rest().await.1.map(|(code, _)| code), Some(1000));
 }
 
@@ -76,9 +78,9 @@ async fn lm_1201_what_is_too_large_or_no_text_closes_behind_last_words() {
         ("/", frame(0x81, &[b'x'; 1025]), 1009, "message_too_large"),
     ] {
         let config = lmtp::Config {
-            limits: std::sync::Arc::new(Limits {
+            limits: std::sync::Arc::new(ConnectionLimits {
                 max_message_in: 1024,
-                ..Limits::default()
+                ..ConnectionLimits::default()
             }),
             ..lmtp::Config::default()
         };
@@ -88,11 +90,11 @@ async fn lm_1201_what_is_too_large_or_no_text_closes_behind_last_words() {
             .await
             .unwrap();
         let fits = r#"GENERATE {"model":"parrot","prompt":[7],"stream_id":1}"#;
-        socket.say(&format!("{fits:1024}")).await;
+        socket.send_text(&format!("{fits:1024}")).await;
         socket.raw(&message).await;
-        let (said, close) = socket.rest().await;
-        let Some(Said::Text(last)) = said.last() else {
-            panic!("no last words: {said:?}");
+        let (reply, close) = socket.rest().await;
+        let Some(SocketReply::Text(last)) = reply.last() else {
+            panic!("no last words: {reply:?}");
         };
         assert!(last.contains(&format!(r#""code":"{reason}""#)), "{last}");
         assert_eq!(close.map(|(code, _)| code), Some(code));
@@ -116,7 +118,7 @@ async fn lm_106_binary_is_passed_over_and_fragments_are_joined() {
         };
         socket.raw(&frame(kind | last, piece)).await;
     }
-    assert_eq!(told(&stream(&mut socket, 1).await).1, "stop");
+    assert_eq!(tokens_and_end(&stream(&mut socket, 1).await).1, "stop");
     let numbers = &server.shared.metrics.lmtp;
     assert_eq!(numbers.ignored.with_label_values(&["binary"]).get(), 1);
     assert_eq!(numbers.unknown_parameters.get(), 2);
@@ -132,7 +134,7 @@ async fn lm_601_a_thousand_streams_of_one_connection_end_once_each() {
             r#"GENERATE {{"model":"m","prompt":[{id}],"stream_id":{id},"max_tokens":{},"top_logprobs":0}}"#,
             1 + id % 20
         );
-        socket.say(&text).await;
+        socket.send_text(&text).await;
     }
     let (mut counts, mut ends) = (vec![0_usize; 1000], 0);
     while ends < 1000 {
@@ -166,7 +168,7 @@ async fn lm_506_abandoned_streams_leave_nothing() {
             let text = format!(
                 r#"GENERATE {{"model":"m","prompt":[{id}],"stream_id":{id},"max_tokens":4000}}"#
             );
-            socket.say(&text).await;
+            socket.send_text(&text).await;
         }
         if round % 2 == 0 {
             message(&mut socket).await;

@@ -1,7 +1,7 @@
 //! What a pool finds in the caches of its servers.
 
 use futures::StreamExt;
-use sapwood_proto::lmtp::{Generate, pool as machine};
+use sapwood_proto::lmtp::{GenerateRequest, pool as machine};
 use sapwood_tests::{Running, spawned};
 
 use super::pool::pool;
@@ -17,16 +17,16 @@ async fn prefix_hits(count: usize) -> u64 {
         servers.push(Running::start(kernel, Default::default(), Vec::new()).await);
     }
     let servers: Vec<_> = servers.iter().collect();
-    let pool = pool(&servers, machine::Options::default()).await;
+    let pool = pool(&servers, machine::PoolOptions::default()).await;
     let mut prompts: Vec<Vec<u32>> = (0..6)
         .map(|query| (0..200).map(|at| 300 + query + at).collect())
         .collect();
     for _ in 0..6 {
         let asking = prompts.iter_mut().map(|prompt| async {
-            let wanted = Generate {
+            let wanted = GenerateRequest {
                 prompt: prompt.clone(),
                 max_tokens: 16,
-                ..Generate::default()
+                ..GenerateRequest::default()
             };
             let mut items = pool.generate(wanted, None);
             while let Some(item) = items.next().await {

@@ -3,18 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sapwood_engine::{Engine, Owner, PrefixSharing, scripted};
-use sapwood_proto::lmtp::Limits;
+use sapwood_engine::{Engine, EngineOwner, PrefixSharing, scripted};
+use sapwood_proto::lmtp::ConnectionLimits;
 use sapwood_proto::time::Time;
-use sapwood_server::allowance::{self, Allowance};
-use sapwood_server::auth::Key;
+use sapwood_server::auth::ApiKey;
 use sapwood_server::lmtp;
+use sapwood_server::rate_limit::{self, TokenMeter};
 use sapwood_tests::socket::Socket;
 use sapwood_tests::{Running, by_hand, spawned, until};
 use serde_json::{Value, json};
 
 use super::{
-    chatter, client, kernel, message, of_parrot, parrot, stepped, stream, told, with_config,
+    chatter, client, kernel, message, of_parrot, parrot, stepped, stream, tokens_and_end,
+    with_config,
 };
 
 const NEGOTIATE: &str = r#"MODEL_INFO {"stream_id":1,"model":"parrot","data":{"lmtp":{"version":2,"features":["text","cancel","usage","samples","teleport"]}}}"#;
@@ -38,15 +39,15 @@ async fn negotiated(server: &Running) -> Socket {
 async fn lm_901_text_is_negotiated_and_generated_without_a_round_trip() {
     let server = of_parrot().await;
     let mut socket = client(&server).await;
-    socket.say(NEGOTIATE).await;
+    socket.send_text(NEGOTIATE).await;
     let ask = r#"GENERATE {"model":"parrot","prompt_text":"Größe","stream_id":2}"#;
-    socket.say(ask).await;
+    socket.send_text(ask).await;
     let (word, items) = message(&mut socket).await;
     assert_eq!(word, "MSG");
-    let said = &items[0]["lmtp"];
-    assert_eq!(said["version"], json!(2));
+    let reply = &items[0]["lmtp"];
+    assert_eq!(reply["version"], json!(2));
     assert_eq!(
-        said["features"],
+        reply["features"],
         json!(["text", "cancel", "usage", "samples"])
     );
     let items = stream(&mut socket, 2).await;
@@ -69,8 +70,8 @@ async fn lm_609_a_key_does_not_see_what_another_has_had_computed() {
         };
         let engine = Engine::spawn(sapwood_tests::scripted(parrot()), limits).unwrap();
         let kernel = kernel("parrot", engine);
-        let keys = ["anna", "ben"].map(|name| Key {
-            allowance: Some(Arc::new(Allowance::new(allowance::Limits::default()))),
+        let keys = ["anna", "ben"].map(|name| ApiKey {
+            allowance: Some(Arc::new(TokenMeter::new(rate_limit::RateLimits::default()))),
             ..sapwood_tests::key(name, name)
         });
         let server = Running::start(kernel, Default::default(), keys.into()).await;
@@ -84,7 +85,7 @@ async fn lm_609_a_key_does_not_see_what_another_has_had_computed() {
             let mut socket = Socket::open(&server, "/lmtp", &headers).await.unwrap();
             let text = "the beginning of everything that I ask";
             let ask = json!({"model": "parrot", "prompt_text": text, "stream_id": 1});
-            socket.say(&format!("GENERATE {ask}")).await;
+            socket.send_text(&format!("GENERATE {ask}")).await;
             let items = stream(&mut socket, 1).await;
             cached.push(items.last().unwrap()["usage"]["cached_tokens"].clone());
         }
@@ -96,12 +97,12 @@ async fn lm_609_a_key_does_not_see_what_another_has_had_computed() {
 async fn lm_912_control_tokens_are_text_on_request() {
     let server = of_parrot().await;
     let mut socket = negotiated(&server).await;
-    for (skip, said) in [("true", "Hi"), ("false", "Hi</s></s>")] {
+    for (skip, reply) in [("true", "Hi"), ("false", "Hi</s></s>")] {
         let ask = format!(
             r#"GENERATE {{"model":"parrot","prompt_text":"Hi","ignore_eos":true,"max_tokens":4,"skip_special":{skip},"stream_id":1}}"#
         );
-        socket.say(&ask).await;
-        assert_eq!(text(&stream(&mut socket, 1).await), said);
+        socket.send_text(&ask).await;
+        assert_eq!(text(&stream(&mut socket, 1).await), reply);
     }
 }
 
@@ -111,7 +112,7 @@ async fn lm_905_the_subprotocol_opens_everything() {
     let server = of_parrot().await;
     let mut socket = negotiated(&server).await;
     socket
-        .say(r#"TOKENIZE {"stream_id":1,"model":"parrot","text":"Hi"}"#)
+        .send_text(r#"TOKENIZE {"stream_id":1,"model":"parrot","text":"Hi"}"#)
         .await;
     let tokens = message(&mut socket).await.1[0]["tokens"].clone();
     assert!(
@@ -119,11 +120,11 @@ async fn lm_905_the_subprotocol_opens_everything() {
         "{tokens}"
     );
     socket
-        .say(r#"DETOKENIZE {"stream_id":1,"model":"parrot","tokens":[72,105]}"#)
+        .send_text(r#"DETOKENIZE {"stream_id":1,"model":"parrot","tokens":[72,105]}"#)
         .await;
     assert_eq!(message(&mut socket).await.1[0]["text"], json!("Hi"));
     let ask = r#"GENERATE {"model":"parrot","prompt_text":"Hello","stop":"lo","stream_id":2}"#;
-    socket.say(ask).await;
+    socket.send_text(ask).await;
     let items = stream(&mut socket, 2).await;
     assert_eq!(text(&items), "Hel");
     assert_eq!(
@@ -133,11 +134,14 @@ async fn lm_905_the_subprotocol_opens_everything() {
     );
     let ask =
         r#"GENERATE {"model":"parrot","messages":[{"role":"user","content":"Yes"}],"stream_id":3}"#;
-    socket.say(ask).await;
+    socket.send_text(ask).await;
     assert_eq!(text(&stream(&mut socket, 3).await), "Yes");
     let ask = r#"GENERATE {"model":"parrot","messages":[{"content":7}],"stream_id":4}"#;
-    socket.say(ask).await;
-    assert_eq!(told(&stream(&mut socket, 4).await).1, "invalid_value");
+    socket.send_text(ask).await;
+    assert_eq!(
+        tokens_and_end(&stream(&mut socket, 4).await).1,
+        "invalid_value"
+    );
 }
 
 #[tokio::test]
@@ -150,12 +154,12 @@ async fn lm_961_a_cancelled_stream_frees_its_row() {
         .streams_open
         .with_label_values(&["lmtp"]);
     let ask = r#"GENERATE {"model":"parrot","prompt":[1],"max_tokens":500,"stream_id":1}"#;
-    socket.say(ask).await;
+    socket.send_text(ask).await;
     until("it is open", || open.get() == 1).await;
     owner.step(Time::ZERO);
     assert_eq!(message(&mut socket).await.0, "TOKEN");
     socket
-        .say(r#"CANCEL {"stream_id":2,"model":"parrot","streams":[1,77]}"#)
+        .send_text(r#"CANCEL {"stream_id":2,"model":"parrot","streams":[1,77]}"#)
         .await;
     let items = stream(&mut socket, 1).await;
     assert_eq!(items.last().unwrap()["finish_reason"], json!("cancelled"));
@@ -174,7 +178,7 @@ async fn lm_973_samples_end_each_and_the_stream_with_the_last() {
     let server = of_parrot().await;
     let mut socket = negotiated(&server).await;
     let ask = r#"GENERATE {"model":"parrot","prompt":[72],"n":3,"stream_id":1}"#;
-    socket.say(ask).await;
+    socket.send_text(ask).await;
     let items = stream(&mut socket, 1).await;
     for sample in 0..3 {
         let tokens: Vec<_> = items
@@ -191,9 +195,9 @@ async fn lm_914_scored_text_has_text_and_alternatives() {
     let server = of_parrot().await;
     let mut socket = negotiated(&server).await;
     let ask = r#"SCORE {"model":"parrot","prompt_text":"ab","scored_text":"ab","top_logprobs":1,"stream_id":1}"#;
-    socket.say(ask).await;
+    socket.send_text(ask).await;
     let items = stream(&mut socket, 1).await;
-    assert_eq!(told(&items), (vec![97, 98], "stop".into()));
+    assert_eq!(tokens_and_end(&items), (vec![97, 98], "stop".into()));
     assert_eq!(text(&items), "ab");
     // The parrot says what it was told, so it is sure of it.
     for (item, token) in items.iter().zip(["97", "98"]) {
@@ -206,7 +210,7 @@ async fn lm_914_scored_text_has_text_and_alternatives() {
 async fn lm_974_prompts_are_weighed_with_the_first_item() {
     let server = of_parrot().await;
     let mut socket = negotiated(&server).await;
-    for (ask, weighed) in [
+    for (ask, scored) in [
         (r#"GENERATE {"prompt":[97,98,99],"n":2"#, 3),
         (r#"GENERATE {"prompt":[97,98,99]"#, 3),
         (r#"GENERATE {"prompt_text":"a""#, 2),
@@ -215,15 +219,15 @@ async fn lm_974_prompts_are_weighed_with_the_first_item() {
         (r#"SCORE {"prompt":[],"scored":[99,97]"#, 0),
     ] {
         socket
-            .say(&format!(
+            .send_text(&format!(
                 r#"{ask},"model":"parrot","prompt_logprobs":true,"stream_id":1}}"#
             ))
             .await;
         let mut items = stream(&mut socket, 1).await;
         items.retain(|item| item["sample"].as_u64().unwrap_or_default() == 0);
-        let told = items[0]["prompt_logprobs"].as_array().unwrap();
-        assert_eq!(told.len(), weighed, "{ask}");
-        for (at, logprob) in told.iter().enumerate() {
+        let received = items[0]["prompt_logprobs"].as_array().unwrap();
+        assert_eq!(received.len(), scored, "{ask}");
+        for (at, logprob) in received.iter().enumerate() {
             let is_known = logprob.as_f64().is_some_and(|logprob| logprob <= 0.0);
             assert!(
                 if at == 0 { logprob.is_null() } else { is_known },
@@ -243,13 +247,13 @@ async fn lm_945_a_mask_is_kept_by_the_engine() {
     let server = of_parrot().await;
     let mut socket = negotiated(&server).await;
     let mask = r#"MASK {"model":"parrot","mask":"k","allow":[[98,99]],"stream_id":1}"#;
-    socket.say(mask).await;
+    socket.send_text(mask).await;
     let answer = message(&mut socket).await.1;
     assert_eq!(answer[0]["mask"]["allowed"], json!(2));
     let ask =
         r#"GENERATE {"model":"parrot","prompt":[97,98],"mask":"k","max_tokens":9,"stream_id":1}"#;
-    socket.say(ask).await;
-    let (tokens, end) = told(&stream(&mut socket, 1).await);
+    socket.send_text(ask).await;
+    let (tokens, end) = tokens_and_end(&stream(&mut socket, 1).await);
     assert_eq!((tokens.len(), &*end), (9, "length"));
     assert!(tokens.iter().all(|token| [98, 99].contains(token)));
 }
@@ -266,27 +270,27 @@ async fn lm_973_samples_of_a_seed_are_those_of_the_seeds_after_it() {
     };
     let mut alone = Vec::new();
     for seed in [10, 11] {
-        socket.say(&ask(seed, "", 1)).await;
-        alone.push(told(&stream(&mut socket, 1).await).0);
+        socket.send_text(&ask(seed, "", 1)).await;
+        alone.push(tokens_and_end(&stream(&mut socket, 1).await).0);
     }
     assert_ne!(alone[0], alone[1]);
-    socket.say(&ask(10, r#","n":2"#, 2)).await;
+    socket.send_text(&ask(10, r#","n":2"#, 2)).await;
     let items = stream(&mut socket, 2).await;
     for (sample, alone) in alone.iter().enumerate() {
         let own = items.iter().filter(|item| item["sample"] == json!(sample));
         let own: Vec<_> = own.cloned().collect();
-        assert_eq!(&told(&own).0, alone);
+        assert_eq!(&tokens_and_end(&own).0, alone);
         assert_eq!(own.last().unwrap()["sample_end"], json!("length"));
     }
 }
 
 /// A server whose engine the test steps, and that tells of streams whenever there is news.
-async fn talkative(config: scripted::Config) -> (Owner, Engine, Running) {
+async fn talkative(config: scripted::Config) -> (EngineOwner, Engine, Running) {
     let (owner, engine) = by_hand(config);
-    let limits = Limits {
+    let limits = ConnectionLimits {
         status_after: Duration::ZERO,
         status_interval: Duration::ZERO,
-        ..Limits::default()
+        ..ConnectionLimits::default()
     };
     let config = lmtp::Config {
         limits: Arc::new(limits),
@@ -316,7 +320,7 @@ async fn lm_921_a_client_is_told_how_its_stream_waits_and_gets_on() {
     };
     let (mut owner, engine, server) = talkative(one_place).await;
     let (mut base, mut socket) = (client(&server).await, negotiated(&server).await);
-    base.say(r#"GENERATE {"model":"parrot","prompt":[1],"max_tokens":900,"stream_id":1}"#)
+    base.send_text(r#"GENERATE {"model":"parrot","prompt":[1],"max_tokens":900,"stream_id":1}"#)
         .await;
     let at = Time::from_millis;
     until("the first has the place", || {
@@ -327,17 +331,17 @@ async fn lm_921_a_client_is_told_how_its_stream_waits_and_gets_on() {
     let ask = format!(
         r#"GENERATE {{"model":"parrot","prompt":[{prompt}],"max_tokens":3,"stream_id":2}}"#
     );
-    socket.say(&ask).await;
+    socket.send_text(&ask).await;
     until("the second waits", || {
         owner.step(at(0));
         engine.stats().requests_waiting.get() == 1
     })
     .await;
     owner.step(at(100));
-    let (word, said) = next(&mut socket, 2).await;
+    let (word, reply) = next(&mut socket, 2).await;
     assert_eq!(word, "STATUS");
     assert_eq!(
-        (&said["event"], &said["queue_pos"]),
+        (&reply["event"], &reply["queue_pos"]),
         (&json!("queued"), &json!(0))
     );
     // It is told again as long as it waits.
@@ -355,19 +359,22 @@ async fn lm_921_a_client_is_told_how_its_stream_waits_and_gets_on() {
     let mut progress = 0.0;
     for ms in [300, 400] {
         owner.step(at(ms));
-        let (word, said) = next(&mut socket, 2).await;
-        assert_eq!((&*word, &said["event"]), ("STATUS", &json!("prefill")));
-        let told = said["progress"].as_f64().unwrap();
-        assert!(progress < told && told < 1.0, "{said}");
-        progress = told;
+        let (word, reply) = next(&mut socket, 2).await;
+        assert_eq!((&*word, &reply["event"]), ("STATUS", &json!("prefill")));
+        let received = reply["progress"].as_f64().unwrap();
+        assert!(progress < received && received < 1.0, "{reply}");
+        progress = received;
     }
     while !owner.is_empty() {
         owner.step(at(401));
     }
-    let (word, said) = next(&mut socket, 2).await;
-    assert_eq!((&*word, &said["event"]), ("STATUS", &json!("running")));
+    let (word, reply) = next(&mut socket, 2).await;
+    assert_eq!((&*word, &reply["event"]), ("STATUS", &json!("running")));
     let items = stream(&mut socket, 2).await;
-    assert_eq!((items.len(), told(&items).1.as_str()), (3, "length"));
+    assert_eq!(
+        (items.len(), tokens_and_end(&items).1.as_str()),
+        (3, "length")
+    );
 }
 
 #[tokio::test]
@@ -385,7 +392,7 @@ async fn lm_921_a_stream_that_has_to_make_room_is_throttled() {
         let ask = format!(
             r#"GENERATE {{"model":"parrot","prompt":[{id}],"max_tokens":200,"stream_id":{id}}}"#
         );
-        socket.say(&ask).await;
+        socket.send_text(&ask).await;
     }
     until("both are in", || {
         owner.step(Time::ZERO);
@@ -400,20 +407,20 @@ async fn lm_921_a_stream_that_has_to_make_room_is_throttled() {
     })
     .await;
     owner.step(Time::from_millis(100));
-    let said = loop {
+    let reply = loop {
         let (word, items) = message(&mut socket).await;
         if word == "STATUS" {
             break items[0].clone();
         }
     };
     assert_eq!(
-        (&said["stream_id"], &said["event"]),
+        (&reply["stream_id"], &reply["event"]),
         (&json!(2), &json!("throttled"))
     );
-    assert!(said["retry_after_ms"].is_u64(), "{said}");
+    assert!(reply["retry_after_ms"].is_u64(), "{reply}");
     while !owner.is_empty() {
         owner.step(Time::from_millis(100));
     }
     let items = stream(&mut socket, 2).await;
-    assert_eq!(told(&items).1, "length", "it went on");
+    assert_eq!(tokens_and_end(&items).1, "length", "it went on");
 }

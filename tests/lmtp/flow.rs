@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 use sapwood_engine::Engine;
-use sapwood_proto::lmtp::Limits;
+use sapwood_proto::lmtp::ConnectionLimits;
 use sapwood_proto::time::Time;
 use sapwood_server::{drain, lmtp, server};
-use sapwood_tests::socket::{Said, Socket};
+use sapwood_tests::socket::{Socket, SocketReply};
 use sapwood_tests::{Faces, Running, by_hand, scripted, spawned, until};
 use serde_json::json;
 
-use super::{chatter, client, kernel, message, parrot, parsed, stepped, stream, told, with_config};
+use super::{
+    chatter, client, kernel, message, parrot, parsed, stepped, stream, tokens_and_end, with_config,
+};
 
 fn generate(id: usize, members: &str) -> String {
     format!(
@@ -23,10 +25,10 @@ async fn lm_601_the_items_of_a_step_share_a_frame_in_order_of_admission() {
     let (mut owner, server) = stepped(parrot()).await;
     let mut socket = client(&server).await;
     for id in 0..8 {
-        socket.say(&generate(id, "")).await;
+        socket.send_text(&generate(id, "")).await;
     }
     // Answered behind everything before it, so they are all in.
-    socket.say("X {}").await;
+    socket.send_text("X {}").await;
     assert_eq!(message(&mut socket).await.0, "MSG");
     let open = server
         .shared
@@ -66,9 +68,9 @@ async fn lm_601_off_gives_one_item_per_message() {
     };
     let server = with_config(kernel("parrot", engine), config).await;
     let mut socket = client(&server).await;
-    socket.say(&generate(1, "")).await;
-    socket.say(&generate(2, "")).await;
-    socket.say("X {}").await;
+    socket.send_text(&generate(1, "")).await;
+    socket.send_text(&generate(2, "")).await;
+    socket.send_text("X {}").await;
     assert_eq!(message(&mut socket).await.0, "MSG");
     while !owner.is_empty() || owner.step(Time::ZERO).step < 2 {
         owner.step(Time::ZERO);
@@ -86,9 +88,11 @@ async fn lm_506_a_client_that_goes_frees_its_rows_by_the_next_step() {
         let cancelled = numbers.cancelled.with_label_values(&["client"]);
         let mut socket = client(&server).await;
         for id in 0..4 {
-            socket.say(&generate(id, r#","max_tokens":1000"#)).await;
+            socket
+                .send_text(&generate(id, r#","max_tokens":1000"#))
+                .await;
         }
-        socket.say("X {}").await;
+        socket.send_text("X {}").await;
         assert_eq!(message(&mut socket).await.0, "MSG");
         owner.step(Time::ZERO);
         assert!(!owner.is_empty());
@@ -113,8 +117,8 @@ async fn lm_506_a_client_that_goes_frees_its_rows_by_the_next_step() {
 async fn lm_508_the_id_of_a_live_stream_is_taken_and_then_free_again() {
     let (mut owner, server) = stepped(parrot()).await;
     let mut socket = client(&server).await;
-    socket.say(&generate(7, "")).await;
-    socket.say(&generate(7, "")).await;
+    socket.send_text(&generate(7, "")).await;
+    socket.send_text(&generate(7, "")).await;
     let (word, items) = message(&mut socket).await;
     let expect =
         json!({"stream_id": 7, "error": "stream_id is in use", "code": "duplicate_stream"});
@@ -127,10 +131,10 @@ async fn lm_508_the_id_of_a_live_stream_is_taken_and_then_free_again() {
         while !owner.is_empty() {
             owner.step(Time::ZERO);
         }
-        let said = stream(&mut socket, 7).await;
-        assert_eq!(told(&said), (vec![72, 105, 257], "stop".into()));
-        socket.say(&generate(7, "")).await;
-        socket.say("X {}").await;
+        let reply = stream(&mut socket, 7).await;
+        assert_eq!(tokens_and_end(&reply), (vec![72, 105, 257], "stop".into()));
+        socket.send_text(&generate(7, "")).await;
+        socket.send_text("X {}").await;
         assert_eq!(message(&mut socket).await.0, "MSG");
         owner.step(Time::ZERO);
     }
@@ -147,17 +151,17 @@ async fn lm_607_a_slow_reader_slows_itself_alone_and_loses_nothing() {
     let mut slow = client(&server).await;
     for id in 0..4 {
         // Wide items fill what the network holds sooner.
-        slow.say(&generate(id, r#","max_tokens":8000,"top_logprobs":40"#))
+        slow.send_text(&generate(id, r#","max_tokens":8000,"top_logprobs":40"#))
             .await;
     }
     until("it is parked", || engine.stats().streams_parked.get() == 4).await;
     let mut quick = client(&server).await;
-    quick.say(&generate(1, r#","max_tokens":500"#)).await;
-    assert_eq!(told(&stream(&mut quick, 1).await).0.len(), 500);
+    quick.send_text(&generate(1, r#","max_tokens":500"#)).await;
+    assert_eq!(tokens_and_end(&stream(&mut quick, 1).await).0.len(), 500);
     assert_eq!(engine.stats().streams_parked.get(), 4);
     let (mut counts, mut ends) = ([0; 4], 0);
     while ends < 4 {
-        let Said::Text(text) = slow.heard().await else {
+        let SocketReply::Text(text) = slow.received().await else {
             panic!("cut");
         };
         for (id, count) in counts.iter_mut().enumerate() {
@@ -175,16 +179,16 @@ async fn lm_607_who_never_reads_is_cut() {
         ..chatter()
     });
     let config = lmtp::Config {
-        limits: std::sync::Arc::new(Limits {
+        limits: std::sync::Arc::new(ConnectionLimits {
             stall_timeout: Duration::from_millis(50),
-            ..Limits::default()
+            ..ConnectionLimits::default()
         }),
         ..lmtp::Config::default()
     };
     let server = with_config(kernel("parrot", engine.clone()), config).await;
     let numbers = &server.shared.metrics;
     let mut mute = client(&server).await;
-    mute.say(&generate(1, r#","max_tokens":4000000,"top_logprobs":200"#))
+    mute.send_text(&generate(1, r#","max_tokens":4000000,"top_logprobs":200"#))
         .await;
     let stalled = numbers.cancelled.with_label_values(&["stall"]);
     until("it is cut", || stalled.get() == 1).await;
@@ -221,7 +225,7 @@ async fn lm_509_a_drain_refuses_new_streams_and_ends_open_ones_at_its_deadline()
     let server = draining(engine, Duration::from_millis(300)).await;
     let mut socket = client(&server).await;
     let mut idle = Socket::open(&server, "/", &[]).await.unwrap();
-    socket.say(&generate(1, "")).await;
+    socket.send_text(&generate(1, "")).await;
     let open = server
         .shared
         .metrics
@@ -230,18 +234,22 @@ async fn lm_509_a_drain_refuses_new_streams_and_ends_open_ones_at_its_deadline()
     until("it is open", || open.get() == 1).await;
     let drain = server.shared.drain.clone();
     let outcome = tokio::spawn(async move { drain.run().await });
-    server.shared.drain.reached(drain::Phase::Refusing).await;
+    server
+        .shared
+        .drain
+        .reached(drain::DrainPhase::Refusing)
+        .await;
     // Nobody knows yet what it would have spoken.
-    let Said::Close(Some((code, _))) = idle.heard().await else {
+    let SocketReply::Close(Some((code, _))) = idle.received().await else {
         panic!("not closed");
     };
     assert_eq!(code, 1001);
-    socket.say(&generate(2, "")).await;
+    socket.send_text(&generate(2, "")).await;
     let (rest, close) = socket.rest().await;
     let codes: Vec<_> = rest
         .iter()
-        .map(|said| match said {
-            Said::Text(text) => parsed(text).1[0].clone(),
+        .map(|reply| match reply {
+            SocketReply::Text(text) => parsed(text).1[0].clone(),
             other => panic!("{other:?}"),
         })
         .map(|item| (item["stream_id"].clone(), item["code"].clone()))
@@ -262,24 +270,24 @@ async fn lm_510_what_there_is_no_room_for_is_told_when_to_come_again() {
         queue_requests: 2,
         ..sapwood_engine::Config::default()
     };
-    let (_owner, engine) = sapwood_engine::Owner::by_hand(model, limits);
+    let (_owner, engine) = sapwood_engine::EngineOwner::by_hand(model, limits);
     let config = lmtp::Config {
         connections: 1,
-        limits: std::sync::Arc::new(Limits {
+        limits: std::sync::Arc::new(ConnectionLimits {
             max_streams: 3,
-            ..Limits::default()
+            ..ConnectionLimits::default()
         }),
         ..lmtp::Config::default()
     };
     let server = with_config(kernel("parrot", engine), config).await;
     let mut socket = client(&server).await;
     for id in 0..4 {
-        socket.say(&generate(id, "")).await;
+        socket.send_text(&generate(id, "")).await;
     }
     // The queue is the engine's and is asked behind the connection's own limit.
     for id in [3, 2] {
         let items = stream(&mut socket, id).await;
-        assert_eq!(told(&items).1, "server_overloaded", "{items:?}");
+        assert_eq!(tokens_and_end(&items).1, "server_overloaded", "{items:?}");
         assert_eq!(items[0]["retryable"], json!(true));
         assert!(items[0]["retry_after_ms"].as_u64().unwrap() > 0);
     }
@@ -294,7 +302,7 @@ async fn lm_510_what_there_is_no_room_for_is_told_when_to_come_again() {
 async fn lm_604_streams_join_between_steps() {
     let (mut owner, server) = stepped(chatter()).await;
     let mut first = client(&server).await;
-    first.say(&generate(1, r#","max_tokens":50"#)).await;
+    first.send_text(&generate(1, r#","max_tokens":50"#)).await;
     let open = server
         .shared
         .metrics
@@ -305,13 +313,13 @@ async fn lm_604_streams_join_between_steps() {
         owner.step(Time::from_millis(step));
     }
     let mut second = client(&server).await;
-    second.say(&generate(1, r#","max_tokens":2"#)).await;
-    second.say("X {}").await;
+    second.send_text(&generate(1, r#","max_tokens":2"#)).await;
+    second.send_text("X {}").await;
     assert_eq!(message(&mut second).await.0, "MSG");
     for step in 10..16 {
         owner.step(Time::from_millis(step));
     }
-    assert_eq!(told(&stream(&mut second, 1).await).1, "length");
+    assert_eq!(tokens_and_end(&stream(&mut second, 1).await).1, "length");
     assert!(!owner.is_empty(), "the first goes on");
 }
 
@@ -325,14 +333,14 @@ async fn lm_608_waiting_streams_of_connections_take_turns() {
     .await;
     let (mut many, mut one) = (client(&server).await, client(&server).await);
     for id in 0..4 {
-        many.say(&generate(id, r#","max_tokens":1"#)).await;
+        many.send_text(&generate(id, r#","max_tokens":1"#)).await;
     }
     for socket in [&mut many, &mut one] {
-        socket.say("X {}").await;
+        socket.send_text("X {}").await;
         assert_eq!(message(socket).await.0, "MSG");
     }
-    one.say(&generate(9, r#","max_tokens":1"#)).await;
-    one.say("X {}").await;
+    one.send_text(&generate(9, r#","max_tokens":1"#)).await;
+    one.send_text("X {}").await;
     assert_eq!(message(&mut one).await.0, "MSG");
     let open = server
         .shared
@@ -346,7 +354,7 @@ async fn lm_608_waiting_streams_of_connections_take_turns() {
         now += 1;
         tokio::task::yield_now().await;
     }
-    assert_eq!(told(&stream(&mut one, 9).await).1, "length");
+    assert_eq!(tokens_and_end(&stream(&mut one, 9).await).1, "length");
     while open.get() > 0 {
         owner.step(Time::from_millis(now));
         now += 1;

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use sapwood_kernel::Kernel;
-use sapwood_server::allowance::{Allowance, Limits};
-use sapwood_server::auth::Fingerprint;
+use sapwood_server::auth::KeyFingerprint;
+use sapwood_server::rate_limit::{RateLimits, TokenMeter};
 use serde_json::{Value, json};
 
 use super::transports::http;
-use super::{chatter, client, kernel, message, of_parrot, parrot, stepped, stream, told};
+use super::{chatter, client, kernel, message, of_parrot, parrot, stepped, stream, tokens_and_end};
 use sapwood_tests::socket::Socket;
 use sapwood_tests::{Faces, Running, key, spawned};
 
@@ -17,7 +17,9 @@ async fn lm_331_a_model_says_what_it_is() {
     let server = of_parrot().await;
     let mut socket = client(&server).await;
     socket
-        .say(r#"MODEL_INFO {"stream_id": "a", "model": "parrot", "data": {"model": "parrot"}}"#)
+        .send_text(
+            r#"MODEL_INFO {"stream_id": "a", "model": "parrot", "data": {"model": "parrot"}}"#,
+        )
         .await;
     let (word, items) = message(&mut socket).await;
     assert_eq!((word.as_str(), items.len()), ("MSG", 1));
@@ -54,7 +56,7 @@ async fn lm_331_a_model_says_what_it_is() {
     assert_eq!(info["tokenizer"]["kind"], json!("bytes"));
     assert_eq!(info["tokenizer"]["sha256"].as_str().map(str::len), Some(64));
     socket
-        .say(r#"MODEL_INFO {"stream_id":1,"model":"nobody"}"#)
+        .send_text(r#"MODEL_INFO {"stream_id":1,"model":"nobody"}"#)
         .await;
     let (word, items) = message(&mut socket).await;
     assert_eq!(
@@ -68,7 +70,7 @@ async fn lm_951_a_tokenizer_says_what_it_is_and_where_it_is_to_be_had() {
     let server = of_parrot().await;
     let mut socket = client(&server).await;
     socket
-        .say(r#"MODEL_INFO {"stream_id":1,"model":"parrot"}"#)
+        .send_text(r#"MODEL_INFO {"stream_id":1,"model":"parrot"}"#)
         .await;
     let facts = message(&mut socket).await.1[0]["model_info"]["tokenizer"].clone();
     for (key, value) in [
@@ -84,7 +86,7 @@ async fn lm_951_a_tokenizer_says_what_it_is_and_where_it_is_to_be_had() {
     }
     let (head, body) = http(&server, "GET /lmtp/tokenizer/parrot", "").await;
     assert!(head.starts_with("http/1.1 200"), "{head}");
-    let digest = Fingerprint::of(&body).to_string();
+    let digest = KeyFingerprint::of(&body).to_string();
     assert_eq!(facts["sha256"], json!(digest), "of the file's bytes");
     assert!(head.contains(&format!("etag: \"{digest}\"")), "{head}");
     let file: Value = serde_json::from_str(&body).unwrap();
@@ -115,9 +117,9 @@ async fn lm_951_a_tokenizer_says_what_it_is_and_where_it_is_to_be_had() {
 #[tokio::test]
 async fn d_45_a_key_for_some_models_learns_nothing_of_the_others() {
     let mut some = key("anna", "rye");
-    some.allowance = Some(Arc::new(Allowance::new(Limits {
+    some.allowance = Some(Arc::new(TokenMeter::new(RateLimits {
         models: Some(Arc::new(["mine".into()].into())),
-        ..Limits::default()
+        ..RateLimits::default()
     })));
     let kernel = kernel("parrot", spawned(parrot()));
     let server =
@@ -130,7 +132,7 @@ async fn d_45_a_key_for_some_models_learns_nothing_of_the_others() {
         ("mine", "model_not_found"),
     ] {
         let asked = format!(r#"MODEL_INFO {{"stream_id":1,"model":"{name}"}}"#);
-        socket.say(&asked).await;
+        socket.send_text(&asked).await;
         let (_, items) = message(&mut socket).await;
         assert_eq!(items[0]["code"], json!(expect), "{name}");
     }
@@ -141,7 +143,7 @@ async fn lm_331_words_are_told_from_bytes() {
     let server = super::with_config(kernel("m", spawned(chatter())), Default::default()).await;
     let mut socket = client(&server).await;
     socket
-        .say(r#"MODEL_INFO {"stream_id":1,"model":"m"}"#)
+        .send_text(r#"MODEL_INFO {"stream_id":1,"model":"m"}"#)
         .await;
     let info = message(&mut socket).await.1[0]["model_info"].clone();
     assert_eq!(info["tokenizer"]["kind"], json!("words"));
@@ -154,10 +156,10 @@ async fn lm_332_a_model_says_what_it_is_while_its_engine_does_nothing() {
     let (_owner, server) = stepped(parrot()).await;
     let mut socket = client(&server).await;
     socket
-        .say(r#"GENERATE {"model":"parrot","prompt":[1],"stream_id":1}"#)
+        .send_text(r#"GENERATE {"model":"parrot","prompt":[1],"stream_id":1}"#)
         .await;
     socket
-        .say(r#"MODEL_INFO {"model":"parrot","stream_id":1}"#)
+        .send_text(r#"MODEL_INFO {"model":"parrot","stream_id":1}"#)
         .await;
     assert_eq!(message(&mut socket).await.0, "MSG");
 }
@@ -166,7 +168,7 @@ async fn lm_332_a_model_says_what_it_is_while_its_engine_does_nothing() {
 #[tokio::test]
 async fn lm_332_a_model_that_is_loading_says_what_its_file_says() {
     let engine = spawned(parrot());
-    let facts = sapwood_kernel::Facts {
+    let facts = sapwood_kernel::ModelFacts {
         info: engine.info().clone(),
         vocabulary: engine.vocabulary().clone(),
     };
@@ -182,12 +184,12 @@ async fn lm_332_a_model_that_is_loading_says_what_its_file_says() {
     let mut socket = client(&server).await;
     let ask = r#"MODEL_INFO {"model":"later","stream_id":1}"#;
     socket
-        .say(r#"GENERATE {"model":"later","prompt":[7],"stream_id":2}"#)
+        .send_text(r#"GENERATE {"model":"later","prompt":[7],"stream_id":2}"#)
         .await;
-    socket.say(ask).await;
-    let (word, told) = message(&mut socket).await;
+    socket.send_text(ask).await;
+    let (word, received) = message(&mut socket).await;
     assert_eq!(word, "MSG");
-    let info = &told[0]["model_info"];
+    let info = &received[0]["model_info"];
     assert_eq!(
         (&info["loading"], &info["vocab_size"]),
         (&json!(true), &json!(258))
@@ -195,10 +197,13 @@ async fn lm_332_a_model_that_is_loading_says_what_its_file_says() {
     kernel.replace(sapwood_kernel::model("later", engine));
     health.running("later", Box::new(|| std::time::Duration::ZERO));
     let items = stream(&mut socket, 2).await;
-    assert_eq!(super::told(&items).0, [7, 257]);
-    socket.say(ask).await;
-    let (_, told) = message(&mut socket).await;
-    assert!(told[0]["model_info"].get("loading").is_none(), "{told:?}");
+    assert_eq!(tokens_and_end(&items).0, [7, 257]);
+    socket.send_text(ask).await;
+    let (_, received) = message(&mut socket).await;
+    assert!(
+        received[0]["model_info"].get("loading").is_none(),
+        "{received:?}"
+    );
 }
 
 /// What takes text alone is no model.
@@ -217,21 +222,21 @@ async fn lm_322_a_stream_waits_for_a_model_that_is_loading() {
     let mut socket = client(&server).await;
     for (id, model) in [(1, "later"), (2, "never"), (3, "upper")] {
         socket
-            .say(&format!(
+            .send_text(&format!(
                 r#"GENERATE {{"model":"{model}","prompt":[7],"stream_id":{id}}}"#
             ))
             .await;
     }
     let items = stream(&mut socket, 3).await;
-    assert_eq!(told(&items).1, "unsupported_operation");
+    assert_eq!(tokens_and_end(&items).1, "unsupported_operation");
     kernel.replace(sapwood_kernel::model("later", spawned(parrot())));
     health.running("later", Box::new(|| std::time::Duration::ZERO));
     assert_eq!(
-        told(&stream(&mut socket, 1).await),
+        tokens_and_end(&stream(&mut socket, 1).await),
         (vec![7, 257], "stop".to_owned())
     );
     health.failed("never");
     let items = stream(&mut socket, 2).await;
-    assert_eq!(told(&items).1, "engine_error");
+    assert_eq!(tokens_and_end(&items).1, "engine_error");
     assert_eq!(items[0]["retryable"], Value::from(true));
 }

@@ -4,29 +4,29 @@ mod hanging;
 mod resume;
 
 use futures::StreamExt;
-use sapwood_engine::Owner;
-use sapwood_engine::scripted::{self, Rule, Script, Step};
+use sapwood_engine::EngineOwner;
+use sapwood_engine::scripted::{self, Script, ScriptRule, ScriptStep};
 use sapwood_kernel::Kernel;
-use sapwood_kernel::connect::lmtp::{Terms, function};
-use sapwood_net::lmtp::pool::{Endpoint, Items, Pool};
-use sapwood_net::lmtp::{Address, Options};
+use sapwood_kernel::connect::lmtp::{LmtpModelTerms, function};
+use sapwood_net::lmtp::pool::{LmtpPool, PoolEndpoint, PooledItems};
+use sapwood_net::lmtp::{ConnectOptions, PeerAddress};
 use sapwood_proto::lmtp::pool::{self as machine, Condition};
-use sapwood_proto::lmtp::{Finish, Generate, Reason, Score};
+use sapwood_proto::lmtp::{GenerateRequest, LmtpReason, Score, StreamFinish};
 use sapwood_proto::time::Time;
 use sapwood_server::metrics::Format;
 use sapwood_tests::{Running, until};
 
-use super::{client, message, of_parrot, parrot, stepped, stream, told};
+use super::{client, message, of_parrot, parrot, stepped, stream, tokens_and_end};
 
 const SAYS: &str = "the quick brown fox jumps over it";
 
 /// What goes on after any beginning of what it says, as models do: what it is asked and what it has said are one to it.
 fn fluent() -> scripted::Config {
-    let rule = |given: usize| Rule {
+    let rule = |given: usize| ScriptRule {
         pattern: Some(format!("^say: {}$", &SAYS[..given])),
         steps: match &SAYS[given..] {
-            "" => vec![Step::Finish(scripted::Finish::Stop)],
-            rest => vec![Step::Text(rest.into())],
+            "" => vec![ScriptStep::Finish(scripted::ScriptFinish::Stop)],
+            rest => vec![ScriptStep::Text(rest.into())],
         },
     };
     scripted::Config {
@@ -41,31 +41,38 @@ fn bytes(text: &str) -> Vec<u32> {
     text.bytes().map(u32::from).collect()
 }
 
-fn say() -> Generate {
-    Generate {
+fn request() -> GenerateRequest {
+    GenerateRequest {
         prompt: bytes("say: "),
         max_tokens: 100,
-        ..Generate::default()
+        ..GenerateRequest::default()
     }
 }
 
-pub(super) async fn pool(servers: &[&Running], settings: machine::Options) -> Pool {
-    speaking(servers, Options::default(), settings).await
+pub(super) async fn pool(servers: &[&Running], settings: machine::PoolOptions) -> LmtpPool {
+    speaking(servers, ConnectOptions::default(), settings).await
 }
 
-async fn speaking(servers: &[&Running], options: Options, settings: machine::Options) -> Pool {
-    let endpoints = servers.iter().map(|server| Endpoint {
-        address: Address::parse(&format!("{}/lmtp", server.address)).unwrap(),
+async fn speaking(
+    servers: &[&Running],
+    options: ConnectOptions,
+    settings: machine::PoolOptions,
+) -> LmtpPool {
+    let endpoints = servers.iter().map(|server| PoolEndpoint {
+        address: PeerAddress::parse(&format!("{}/lmtp", server.address)).unwrap(),
         model: "parrot".into(),
         weight: 1,
     });
-    Pool::connect(endpoints.collect(), &options, settings)
+    LmtpPool::connect(endpoints.collect(), &options, settings)
         .await
         .unwrap()
 }
 
 /// The rest of a stream, with both engines stepped as long as there is something to do.
-async fn rest(items: &mut Items, owners: &mut [&mut Owner]) -> (Vec<u32>, Result<Finish, Reason>) {
+async fn rest(
+    items: &mut PooledItems,
+    owners: &mut [&mut EngineOwner],
+) -> (Vec<u32>, Result<StreamFinish, LmtpReason>) {
     let mut tokens = Vec::new();
     loop {
         for owner in &mut *owners {
@@ -81,7 +88,7 @@ async fn rest(items: &mut Items, owners: &mut [&mut Owner]) -> (Vec<u32>, Result
                         return (tokens, Ok(finish));
                     }
                 }
-                Err(fault) => return (tokens, Err(fault.reason)),
+                Err(error) => return (tokens, Err(error.reason)),
             },
             () = tokio::task::yield_now() => {}
         }
@@ -89,7 +96,7 @@ async fn rest(items: &mut Items, owners: &mut [&mut Owner]) -> (Vec<u32>, Result
 }
 
 /// So many tokens of a stream.
-async fn some(items: &mut Items, owner: &mut Owner, count: usize) -> Vec<u32> {
+async fn some(items: &mut PooledItems, owner: &mut EngineOwner, count: usize) -> Vec<u32> {
     let mut tokens = Vec::new();
     while tokens.len() < count {
         owner.step(Time::ZERO);
@@ -113,8 +120,8 @@ async fn lm_806_a_stream_goes_on_at_another_server_without_a_seam() {
     for cut in [0, 1, 5, SAYS.len() - 1] {
         let (mut first, one) = stepped(fluent()).await;
         let (mut second, two) = stepped(fluent()).await;
-        let pool = pool(&[&one, &two], machine::Options::default()).await;
-        let mut items = pool.generate(say(), None);
+        let pool = pool(&[&one, &two], machine::PoolOptions::default()).await;
+        let mut items = pool.generate(request(), None);
         let mut tokens = some(&mut items, &mut first, cut).await;
         if cut == 0 {
             // It is there, and has not begun.
@@ -137,14 +144,18 @@ async fn lm_806_a_stream_goes_on_at_another_server_without_a_seam() {
         one.kill().await;
         let (after, ended) = rest(&mut items, &mut [&mut second]).await;
         tokens.extend(after);
-        assert_eq!((tokens, ended), (whole(), Ok(Finish::Stop)), "cut at {cut}");
+        assert_eq!(
+            (tokens, ended),
+            (whole(), Ok(StreamFinish::Stop)),
+            "cut at {cut}"
+        );
         assert_eq!(items.next().await, None);
         assert_eq!(pool.moved(), 1);
-        let (metrics, places) = (&two.shared.metrics, pool.seats());
+        let (metrics, positions) = (&two.shared.metrics, pool.peers());
         metrics.watch_pool("parrot", pool.clone());
         let text = metrics.render(Format::Text);
-        for (seat, serving) in places.iter().zip([0, 1]) {
-            let labels = format!("{{model=\"parrot\",upstream=\"{}\"}}", seat.place);
+        for (slot, serving) in positions.iter().zip([0, 1]) {
+            let labels = format!("{{model=\"parrot\",upstream=\"{}\"}}", slot.target);
             for line in [
                 format!("sapwood_upstream_serving{labels} {serving}"),
                 format!("sapwood_upstream_streams_open{labels} 0"),
@@ -153,10 +164,10 @@ async fn lm_806_a_stream_goes_on_at_another_server_without_a_seam() {
             }
         }
         assert!(text.contains("sapwood_upstream_moved_total{model=\"parrot\"} 1"));
-        let seats = pool.seats();
-        assert_eq!(seats[0].condition, Condition::Away);
+        let slots = pool.peers();
+        assert_eq!(slots[0].condition, Condition::Away);
         assert_eq!(
-            (seats[1].condition, seats[1].streams),
+            (slots[1].condition, slots[1].streams),
             (Condition::Serving, 0)
         );
         drop(two);
@@ -167,9 +178,9 @@ async fn lm_806_a_stream_goes_on_at_another_server_without_a_seam() {
 async fn lm_806_a_score_goes_on_and_what_looks_back_at_its_output_does_not() {
     let (mut first, one) = stepped(parrot()).await;
     let (mut second, two) = stepped(parrot()).await;
-    let settings = machine::Options {
+    let settings = machine::PoolOptions {
         seeded: false,
-        ..machine::Options::default()
+        ..machine::PoolOptions::default()
     };
     let pool = pool(&[&one, &two], settings).await;
     let scored = bytes("what is scored");
@@ -179,19 +190,19 @@ async fn lm_806_a_score_goes_on_and_what_looks_back_at_its_output_does_not() {
         top_logprobs: 0,
     });
     let whole_score = rest(&mut score, &mut [&mut first, &mut second]).await;
-    assert_eq!(whole_score, (scored, Ok(Finish::Stop)));
+    assert_eq!(whole_score, (scored, Ok(StreamFinish::Stop)));
     // The other's turn, then the first's again.
     drop(
         rest(
-            &mut pool.generate(say(), None),
+            &mut pool.generate(request(), None),
             &mut [&mut first, &mut second],
         )
         .await,
     );
     let mut penalised = pool.generate(
-        Generate {
+        GenerateRequest {
             repetition_penalty: 1.5,
-            ..say()
+            ..request()
         },
         None,
     );
@@ -200,7 +211,7 @@ async fn lm_806_a_score_goes_on_and_what_looks_back_at_its_output_does_not() {
     let (after, ended) = rest(&mut penalised, &mut [&mut second]).await;
     tokens.extend(after);
     assert!(bytes("say: ").starts_with(&tokens), "{tokens:?}");
-    assert_eq!(ended, Err(Reason::UpstreamError));
+    assert_eq!(ended, Err(LmtpReason::UpstreamError));
     assert_eq!(pool.moved(), 0);
 }
 
@@ -208,21 +219,21 @@ async fn lm_806_a_score_goes_on_and_what_looks_back_at_its_output_does_not() {
 async fn lm_804_a_pool_without_a_server_says_so_at_once() {
     let (_first, one) = stepped(fluent()).await;
     let (_second, two) = stepped(fluent()).await;
-    let pool = pool(&[&one, &two], machine::Options::default()).await;
-    let mut items = pool.generate(say(), None);
+    let pool = pool(&[&one, &two], machine::PoolOptions::default()).await;
+    let mut items = pool.generate(request(), None);
     let ended = tokio::spawn(async move { items.next().await.unwrap().unwrap_err() });
     one.kill().await;
     two.kill().await;
-    let fault = ended.await.unwrap();
-    assert_eq!(fault.reason, Reason::UpstreamError);
-    let fault = pool
-        .generate(say(), None)
+    let error = ended.await.unwrap();
+    assert_eq!(error.reason, LmtpReason::UpstreamError);
+    let error = pool
+        .generate(request(), None)
         .next()
         .await
         .unwrap()
         .unwrap_err();
-    assert_eq!(fault.reason, Reason::UpstreamError);
-    assert!(fault.reason.is_retryable() && fault.retry_after.is_some());
+    assert_eq!(error.reason, LmtpReason::UpstreamError);
+    assert!(error.reason.is_retryable() && error.retry_after.is_some());
 }
 
 /// LM-801, LM-803
@@ -230,8 +241,8 @@ async fn lm_804_a_pool_without_a_server_says_so_at_once() {
 async fn lm_801_streams_of_a_pool_are_shared_among_its_servers() {
     let (mut first, one) = stepped(fluent()).await;
     let (mut second, two) = stepped(fluent()).await;
-    let pool = pool(&[&one, &two], machine::Options::default()).await;
-    let mut streams: Vec<Items> = (0..6).map(|_| pool.generate(say(), None)).collect();
+    let pool = pool(&[&one, &two], machine::PoolOptions::default()).await;
+    let mut streams: Vec<PooledItems> = (0..6).map(|_| pool.generate(request(), None)).collect();
     // Asked when they are read.
     for items in &mut streams {
         tokio::select! {
@@ -240,11 +251,11 @@ async fn lm_801_streams_of_a_pool_are_shared_among_its_servers() {
             () = tokio::task::yield_now() => {}
         }
     }
-    let seats = pool.seats();
-    assert_eq!((seats[0].streams, seats[1].streams), (3, 3));
+    let slots = pool.peers();
+    assert_eq!((slots[0].streams, slots[1].streams), (3, 3));
     for items in &mut streams {
         let ended = rest(items, &mut [&mut first, &mut second]).await;
-        assert_eq!(ended, (whole(), Ok(Finish::Stop)));
+        assert_eq!(ended, (whole(), Ok(StreamFinish::Stop)));
     }
 }
 
@@ -256,7 +267,7 @@ async fn conversation(server: &Running) -> Vec<(Vec<u64>, String)> {
         r#"BUFFER {"stream_id":2,"model":"parrot","buffer":"b","append":[104,101,108]}"#,
         r#"MASK {"stream_id":3,"model":"parrot","mask":"m","allow":[[120,121]]}"#,
     ] {
-        socket.say(request).await;
+        socket.send_text(request).await;
         let (word, answer) = message(&mut socket).await;
         assert!(
             word == "MSG" && answer[0].get("error").is_none(),
@@ -294,8 +305,8 @@ async fn conversation(server: &Running) -> Vec<(Vec<u64>, String)> {
             r#"GENERATE {"stream_id":10,"model":"parrot","prompt":[900]}"#,
         ),
     ] {
-        socket.say(request).await;
-        all.push(told(&stream(&mut socket, id).await));
+        socket.send_text(request).await;
+        all.push(tokens_and_end(&stream(&mut socket, id).await));
     }
     all
 }
@@ -304,20 +315,20 @@ async fn conversation(server: &Running) -> Vec<(Vec<u64>, String)> {
 #[tokio::test]
 async fn lm_807_a_pool_of_base_servers_is_a_whole_server() {
     let (one, two) = (of_parrot().await, of_parrot().await);
-    let settings = machine::Options::default();
-    for options in [Options::base(), Options::default()] {
+    let settings = machine::PoolOptions::default();
+    for options in [ConnectOptions::base(), ConnectOptions::default()] {
         let pool = speaking(&[&one, &two], options, settings.clone()).await;
         let kernel = Kernel::new();
         kernel
-            .add(function(&pool, "parrot", Terms::default()))
+            .add(function(&pool, "parrot", LmtpModelTerms::default()))
             .unwrap();
         let front = Running::start(kernel, Default::default(), Vec::new()).await;
-        let told = conversation(&front).await;
-        assert_eq!(told, conversation(&one).await);
-        assert_eq!(told[0].0, [104, 101, 108, 108, 111, 257]);
+        let received = conversation(&front).await;
+        assert_eq!(received, conversation(&one).await);
+        assert_eq!(received[0].0, [104, 101, 108, 108, 111, 257]);
         // What needs a tokenizer is not to be had.
         let mut socket = client(&front).await;
-        socket.say(r#"MODEL_INFO {"stream_id":1,"model":"parrot","data":{"lmtp":{"version":2,"features":"all"}}}"#).await;
+        socket.send_text(r#"MODEL_INFO {"stream_id":1,"model":"parrot","data":{"lmtp":{"version":2,"features":"all"}}}"#).await;
         let facts = &message(&mut socket).await.1[0]["model_info"];
         assert_eq!(
             (&facts["vocab_size"], &facts["eos"]),
@@ -325,19 +336,19 @@ async fn lm_807_a_pool_of_base_servers_is_a_whole_server() {
         );
         assert!(facts["tokenizer"].is_null());
         socket
-            .say(r#"GENERATE {"stream_id":2,"model":"parrot","prompt_text":"x"}"#)
+            .send_text(r#"GENERATE {"stream_id":2,"model":"parrot","prompt_text":"x"}"#)
             .await;
-        let (_, code) = super::told(&stream(&mut socket, 2).await);
+        let (_, code) = tokens_and_end(&stream(&mut socket, 2).await);
         assert_eq!(code, "unsupported_operation");
     }
 }
 
 /// A long stream of which something has come.
-async fn begun(pool: &Pool, owner: &mut Owner) -> Items {
-    let wanted = Generate {
+async fn begun(pool: &LmtpPool, owner: &mut EngineOwner) -> PooledItems {
+    let wanted = GenerateRequest {
         prompt: vec![1],
         max_tokens: 1_000,
-        ..Generate::default()
+        ..GenerateRequest::default()
     };
     let mut items = pool.generate(wanted, None);
     some(&mut items, owner, 2).await;
@@ -348,7 +359,7 @@ async fn begun(pool: &Pool, owner: &mut Owner) -> Items {
 #[tokio::test]
 async fn lm_702_a_stream_that_is_dropped_is_cancelled_at_its_server() {
     let (mut owner, one) = stepped(super::chatter()).await;
-    let pool = pool(&[&one], machine::Options::default()).await;
+    let pool = pool(&[&one], machine::PoolOptions::default()).await;
     let items = begun(&pool, &mut owner).await;
     drop(items);
     let open = one.shared.metrics.streams_open.with_label_values(&["lmtp"]);

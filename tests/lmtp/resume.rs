@@ -2,22 +2,22 @@
 
 use std::time::Duration;
 
-use sapwood_engine::Owner;
-use sapwood_proto::lmtp::Limits;
+use sapwood_engine::EngineOwner;
+use sapwood_proto::lmtp::ConnectionLimits;
 use sapwood_proto::time::Time;
 use sapwood_server::lmtp;
-use sapwood_tests::socket::{Said, Socket};
+use sapwood_tests::socket::{Socket, SocketReply};
 use sapwood_tests::{Running, by_hand, key, spawned, until};
 use serde_json::{Value, json};
 
-use super::{chatter, client, kernel, message, stepped, told, with_config};
+use super::{chatter, client, kernel, message, stepped, tokens_and_end, with_config};
 
 const AGREE: &str = r#"MODEL_INFO {"stream_id":0,"model":"parrot","data":{"lmtp":{"version":2,"features":["resume","cancel"]}}}"#;
 const GENERATE: &str = r#"GENERATE {"model":"parrot","prompt":[7],"stream_id":1,"temperature":1,"seed":3,"max_tokens":20}"#;
 
 /// The name that the session is given.
 pub(super) async fn agreed(socket: &mut Socket) -> String {
-    socket.say(AGREE).await;
+    socket.send_text(AGREE).await;
     let (word, items) = message(socket).await;
     assert_eq!(word, "MSG");
     items[0]["lmtp"]["session"].as_str().unwrap().to_owned()
@@ -29,7 +29,12 @@ pub(super) fn resume(name: &str, after: i64) -> String {
     )
 }
 
-async fn read(socket: &mut Socket, owner: &mut Owner, items: usize, now: &mut u64) -> Vec<Value> {
+async fn read(
+    socket: &mut Socket,
+    owner: &mut EngineOwner,
+    items: usize,
+    now: &mut u64,
+) -> Vec<Value> {
     let mut all = Vec::new();
     while all.len() < items {
         owner.step(Time::from_millis(*now));
@@ -49,8 +54,8 @@ async fn lm_965_a_lost_connection_costs_nothing() {
         let mut socket = client(&server).await;
         let name = agreed(&mut socket).await;
         assert!(name.starts_with("s_") && name.len() == 2 + 22, "{name}");
-        socket.say(GENERATE).await;
-        socket.say("X {}").await;
+        socket.send_text(GENERATE).await;
+        socket.send_text("X {}").await;
         message(&mut socket).await;
         let mut items = read(&mut socket, &mut owner, 5, &mut now).await;
         if cut {
@@ -66,7 +71,7 @@ async fn lm_965_a_lost_connection_costs_nothing() {
             let other = agreed(&mut socket).await;
             assert_ne!(name, other);
             let after = items.last().unwrap()["seq"].as_i64().unwrap();
-            socket.say(&resume(&name, after)).await;
+            socket.send_text(&resume(&name, after)).await;
             let (word, answer) = message(&mut socket).await;
             assert_eq!(word, "MSG");
             assert_eq!(answer[0]["resumed"], json!([1]), "{answer:?}");
@@ -83,7 +88,7 @@ async fn lm_965_a_lost_connection_costs_nothing() {
         assert!(owner.is_empty());
         // What the first connection counted is not taken back.
         assert_eq!(server.shared.metrics.lmtp.items.get(), 20);
-        runs.push(told(&items));
+        runs.push(tokens_and_end(&items));
     }
     assert_eq!(runs[0], runs[1]);
 }
@@ -93,23 +98,23 @@ async fn lm_965_a_half_dead_connection_is_cut_first() {
     let (mut owner, server) = stepped(chatter()).await;
     let mut old = client(&server).await;
     let name = agreed(&mut old).await;
-    old.say(GENERATE).await;
-    old.say("X {}").await;
+    old.send_text(GENERATE).await;
+    old.send_text("X {}").await;
     message(&mut old).await;
     let mut now = 0;
     read(&mut old, &mut owner, 3, &mut now).await;
     let mut new = client(&server).await;
     agreed(&mut new).await;
-    new.say(&resume(&name, -1)).await;
+    new.send_text(&resume(&name, -1)).await;
     assert_eq!(message(&mut new).await.1[0]["resumed"], json!([1]));
-    let (said, close) = old.rest().await;
-    assert_eq!((said.len(), close), (0, None));
+    let (reply, close) = old.rest().await;
+    assert_eq!((reply.len(), close), (0, None));
     let items = message(&mut new).await.1;
     assert_eq!(items.len(), 3, "from the beginning: {items:?}");
     // What was taken over belongs to nobody else any more.
     let mut third = client(&server).await;
     agreed(&mut third).await;
-    third.say(&resume(&name, -1)).await;
+    third.send_text(&resume(&name, -1)).await;
     assert_eq!(message(&mut third).await.1[0]["code"], json!("stream_gone"));
 }
 
@@ -119,17 +124,17 @@ async fn lm_964_who_says_goodbye_or_stays_away_does_not_come_back() {
     for (goodbye, grace) in [(true, Duration::from_secs(30)), (false, Duration::ZERO)] {
         let (mut owner, engine) = by_hand(chatter());
         let config = lmtp::Config {
-            limits: std::sync::Arc::new(Limits {
+            limits: std::sync::Arc::new(ConnectionLimits {
                 resume_grace: grace,
-                ..Limits::default()
+                ..ConnectionLimits::default()
             }),
             ..lmtp::Config::default()
         };
         let server = with_config(kernel("parrot", engine), config).await;
         let mut socket = client(&server).await;
         let name = agreed(&mut socket).await;
-        socket.say(GENERATE).await;
-        socket.say("X {}").await;
+        socket.send_text(GENERATE).await;
+        socket.send_text("X {}").await;
         message(&mut socket).await;
         owner.step(Time::ZERO);
         if goodbye {
@@ -147,7 +152,7 @@ async fn lm_964_who_says_goodbye_or_stays_away_does_not_come_back() {
         assert!(owner.is_empty());
         let mut socket = client(&server).await;
         agreed(&mut socket).await;
-        socket.say(&resume(&name, -1)).await;
+        socket.send_text(&resume(&name, -1)).await;
         let answer = message(&mut socket).await.1;
         assert_eq!(answer[0]["code"], json!("stream_gone"));
         assert_eq!(answer[0]["retryable"], json!(true));
@@ -170,7 +175,7 @@ async fn lm_965_a_session_belongs_to_its_key() {
     for (secret, code) in [("secret-two", "stream_gone"), ("secret-one", "")] {
         let mut other = open(secret).await;
         agreed(&mut other).await;
-        other.say(&resume(&name, -1)).await;
+        other.send_text(&resume(&name, -1)).await;
         let answer = message(&mut other).await.1;
         assert_eq!(answer[0]["code"].as_str().unwrap_or_default(), code);
     }
@@ -187,15 +192,15 @@ async fn lm_964_places_are_bounded_and_without_one_it_is_not_agreed_on() {
     let mut first = client(&server).await;
     agreed(&mut first).await;
     let mut second = client(&server).await;
-    second.say(AGREE).await;
+    second.send_text(AGREE).await;
     let answer = message(&mut second).await.1;
     assert_eq!(answer[0]["lmtp"]["features"], json!(["cancel"]));
     assert_eq!(answer[0]["lmtp"].get("session"), None);
     // A place is free again when its session is over.
     first.close().await;
     loop {
-        second.say(AGREE).await;
-        let Said::Text(text) = second.heard().await else {
+        second.send_text(AGREE).await;
+        let SocketReply::Text(text) = second.received().await else {
             panic!("no answer");
         };
         if text.contains(r#""session":"s_"#) {
@@ -213,10 +218,10 @@ async fn lm_952_a_stream_stands_still_until_it_is_acknowledged() {
     )
     .await;
     let mut socket = client(&server).await;
-    socket.say(&AGREE.replace("resume", "window")).await;
+    socket.send_text(&AGREE.replace("resume", "window")).await;
     message(&mut socket).await;
     socket
-        .say(&GENERATE.replace(r#""seed":3"#, r#""seed":3,"window":2"#))
+        .send_text(&GENERATE.replace(r#""seed":3"#, r#""seed":3,"window":2"#))
         .await;
     let mut seen = 0;
     while seen < 20 {
@@ -226,13 +231,13 @@ async fn lm_952_a_stream_stands_still_until_it_is_acknowledged() {
         }
         assert_eq!(inside, 2);
         // Nothing else is under way: this is answered next.
-        socket.say("X {}").await;
+        socket.send_text("X {}").await;
         assert_eq!(message(&mut socket).await.0, "MSG");
         seen += inside;
         let ack = format!(
             r#"ACK {{"stream_id":1,"model":"parrot","seq":{}}}"#,
             seen - 1
         );
-        socket.say(&ack).await;
+        socket.send_text(&ack).await;
     }
 }

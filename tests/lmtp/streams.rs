@@ -4,7 +4,7 @@ use sapwood_engine::scripted;
 use sapwood_tests::spawned;
 use serde_json::{Value, json};
 
-use super::{chatter, client, kernel, of_parrot, parrot, stream, told, with_config};
+use super::{chatter, client, kernel, of_parrot, parrot, stream, tokens_and_end, with_config};
 
 /// Prompt and further members of a GENERATE to a parrot; its tokens, and how it ends.
 const GENERATED: &[(&str, &str, &str, &str)] = &[
@@ -83,17 +83,17 @@ async fn lm_404_streams_say_their_tokens_and_end_once() {
         let text = format!(
             r#"GENERATE {{"model":"parrot","prompt":{prompt},"stream_id":{index}{members}}}"#
         );
-        socket.say(&text).await;
+        socket.send_text(&text).await;
         let items = stream(&mut socket, index).await;
         let expect: Vec<u64> = tokens
             .split_whitespace()
             .map(|id| id.parse().unwrap())
             .collect();
-        let (said, how) = told(&items);
+        let (reply, how) = tokens_and_end(&items);
         assert_eq!(how, *end, "{text}");
         // Where only the number of tokens is known, the zero stands for any.
         if expect != [0] {
-            assert_eq!(said, expect, "{text}");
+            assert_eq!(reply, expect, "{text}");
         }
         for item in items.iter().filter(|item| item.get("error").is_none()) {
             let top = item["top_logprobs"].as_object().unwrap();
@@ -117,7 +117,7 @@ async fn lm_311_a_score_has_one_item_for_each_token_and_no_alternatives() {
         let text = format!(
             r#"SCORE {{"model":"parrot","prompt":{prompt},"scored":{scored},"stream_id":"s"}}"#
         );
-        socket.say(&text).await;
+        socket.send_text(&text).await;
         let items = stream(&mut socket, "s").await;
         assert_eq!(items.len(), count, "{text}");
         let tokens: Vec<Value> = items.iter().map(|item| item["token"].clone()).collect();
@@ -129,8 +129,11 @@ async fn lm_311_a_score_has_one_item_for_each_token_and_no_alternatives() {
         }
     }
     let wrong = r#"SCORE {"model":"parrot","prompt":[1],"scored":[],"stream_id":"s"}"#;
-    socket.say(wrong).await;
-    assert_eq!(told(&stream(&mut socket, "s").await).1, "invalid_value");
+    socket.send_text(wrong).await;
+    assert_eq!(
+        tokens_and_end(&stream(&mut socket, "s").await).1,
+        "invalid_value"
+    );
 }
 
 #[tokio::test]
@@ -142,7 +145,7 @@ async fn lm_314_a_score_agrees_with_what_was_generated() {
     let server = with_config(kernel("m", spawned(config)), Default::default()).await;
     let mut socket = client(&server).await;
     let ask = r#"GENERATE {"model":"m","prompt":[72,105],"stream_id":1,"max_tokens":20,"top_logprobs":4}"#;
-    socket.say(ask).await;
+    socket.send_text(ask).await;
     let generated = stream(&mut socket, 1).await;
     for item in &generated {
         // LM-413: the sampled one first, then the best; greedy takes the best.
@@ -155,10 +158,10 @@ async fn lm_314_a_score_agrees_with_what_was_generated() {
         assert_eq!(top.len(), 4);
         assert!(top.windows(2).all(|pair| pair[0] >= pair[1]), "{item}");
     }
-    let scored = told(&generated).0;
+    let scored = tokens_and_end(&generated).0;
     let text =
         format!(r#"SCORE {{"model":"m","prompt":[72,105],"scored":{scored:?},"stream_id":2}}"#);
-    socket.say(&text).await;
+    socket.send_text(&text).await;
     let values = |items: &[Value]| -> Vec<f64> {
         items
             .iter()
@@ -183,11 +186,11 @@ async fn lm_306_the_context_is_all_there_is() {
     ] {
         let prompt = vec![65; prompt];
         socket
-            .say(&format!(
+            .send_text(&format!(
                 r#"GENERATE {{"model":"m","prompt":{prompt:?},"stream_id":1}}"#
             ))
             .await;
-        let (tokens, how) = told(&stream(&mut socket, 1).await);
+        let (tokens, how) = tokens_and_end(&stream(&mut socket, 1).await);
         assert_eq!((tokens.len(), how.as_str()), (count, end));
     }
 }
@@ -206,8 +209,8 @@ async fn lm_1308_a_growing_prompt_is_computed_once() {
             let text = format!(
                 r#"GENERATE {{"model":"m","prompt":{prompt:?},"stream_id":1,"max_tokens":16}}"#
             );
-            socket.say(&text).await;
-            let (tokens, _) = told(&stream(&mut socket, 1).await);
+            socket.send_text(&text).await;
+            let (tokens, _) = tokens_and_end(&stream(&mut socket, 1).await);
             new += tokens.len();
             prompt.extend(tokens);
         }
@@ -245,42 +248,48 @@ async fn lm_605_streams_have_generators_and_parameters_of_their_own() {
         let text = format!(
             r#"GENERATE {{"model":"m","prompt":[1],"stream_id":{id},"max_tokens":12,{members}}}"#
         );
-        socket.say(&text).await;
+        socket.send_text(&text).await;
     }
-    let mut said = vec![Vec::new(); members.len()];
+    let mut reply = vec![Vec::new(); members.len()];
     let mut open = members.len();
     while open > 0 {
         for item in super::message(&mut socket).await.1 {
             let id = usize::try_from(item["stream_id"].as_u64().unwrap()).unwrap();
-            said[id].push(item["token"].as_u64().unwrap());
+            reply[id].push(item["token"].as_u64().unwrap());
             open -= usize::from(!item["finish_reason"].is_null());
         }
     }
-    assert!(said.iter().all(|tokens| tokens.len() == 12));
-    assert_ne!(said[0], said[1]);
-    assert_eq!(said[2], said[3]);
-    assert_ne!(said[2], said[4]);
-    assert_eq!(said[5], said[6]);
-    assert_eq!(said[5], said[7], "the best of one is the best");
+    assert!(reply.iter().all(|tokens| tokens.len() == 12));
+    assert_ne!(reply[0], reply[1]);
+    assert_eq!(reply[2], reply[3]);
+    assert_ne!(reply[2], reply[4]);
+    assert_eq!(reply[5], reply[6]);
+    assert_eq!(reply[5], reply[7], "the best of one is the best");
 }
 
 /// LM-503: what a model does to one request is that request's alone.
 #[tokio::test]
 async fn lm_503_a_failing_stream_fails_alone() {
-    use sapwood_engine::scripted::{Rule, Script, Step};
-    let rule = |pattern: &str, steps| Rule {
+    use sapwood_engine::scripted::{Script, ScriptRule, ScriptStep};
+    let rule = |pattern: &str, steps| ScriptRule {
         pattern: Some(pattern.into()),
         steps,
     };
     let config = scripted::Config {
         script: Script::Steps,
         rules: vec![
-            rule("P", vec![Step::Text("ab".into()), Step::Panic(true)]),
+            rule(
+                "P",
+                vec![ScriptStep::Text("ab".into()), ScriptStep::Panic(true)],
+            ),
             rule(
                 "C",
-                vec![Step::Text("ab".into()), Step::Cut(scripted::Cut::Close)],
+                vec![
+                    ScriptStep::Text("ab".into()),
+                    ScriptStep::Cut(scripted::TransportCut::Close),
+                ],
             ),
-            rule("H", vec![Step::Text("hello".into())]),
+            rule("H", vec![ScriptStep::Text("hello".into())]),
         ],
         ..parrot()
     };
@@ -292,12 +301,12 @@ async fn lm_503_a_failing_stream_fails_alone() {
         (72, "stop", 5),
     ] {
         socket
-            .say(&format!(
+            .send_text(&format!(
                 r#"GENERATE {{"model":"m","prompt":[{prompt}],"stream_id":1}}"#
             ))
             .await;
         let items = stream(&mut socket, 1).await;
-        let (tokens, how) = told(&items);
+        let (tokens, how) = tokens_and_end(&items);
         assert_eq!(how, end, "{prompt}");
         // LM-502: tokens from before the failure come first.
         assert!(tokens.len() >= least, "{items:?}");

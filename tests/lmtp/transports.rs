@@ -3,19 +3,20 @@
 use std::time::Duration;
 
 use sapwood_kernel::Kernel;
-use sapwood_net::lmtp::{Address, Bridged, Options, bridge};
+use sapwood_net::lmtp::{BridgeEnd, ConnectOptions, PeerAddress, bridge};
 use sapwood_proto::evergreen::wire::SessionMessage;
-use sapwood_server::lmtp::Ended;
+use sapwood_server::lmtp::LinesEnd;
 use sapwood_server::{lmtp, server, socket as listening};
 use sapwood_tests::raw::action;
-use sapwood_tests::socket::{Said, Socket};
+use sapwood_tests::socket::{Socket, SocketReply};
 use sapwood_tests::{Faces, Running, by_hand, in_time, key, spawned, until};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::{
-    chatter, client, kernel, message, of_parrot, parrot, parsed, stream, told, with_config,
+    chatter, client, kernel, message, of_parrot, parrot, parsed, stream, tokens_and_end,
+    with_config,
 };
 
 /// A session of everything that the base protocol has.
@@ -41,9 +42,9 @@ async fn lm_105_compression_is_declined_and_what_is_compressed_all_the_same_ends
     let mut socket = Socket::open(&server, "/lmtp", &offer).await.unwrap();
     assert!(!socket.headers.contains_key("sec-websocket-extensions"));
     socket
-        .say(r#"GENERATE {"model":"parrot","prompt":[72],"stream_id":1}"#)
+        .send_text(r#"GENERATE {"model":"parrot","prompt":[72],"stream_id":1}"#)
         .await;
-    let (tokens, why) = told(&stream(&mut socket, 1).await);
+    let (tokens, why) = tokens_and_end(&stream(&mut socket, 1).await);
     assert_eq!((tokens, why.as_str()), (vec![72, 257], "stop"));
     // A text message whose first reserved bit says that it is compressed.
     let mut masked = vec![0b1100_0001, 0x80 | 2];
@@ -75,12 +76,12 @@ fn sorted(messages: impl IntoIterator<Item = String>) -> Vec<Value> {
 async fn over_socket(server: &Running, path: &str) -> Vec<Value> {
     let mut socket = Socket::open(server, path, &[]).await.unwrap();
     for line in SESSION {
-        socket.say(line).await;
+        socket.send_text(line).await;
     }
     let mut texts = Vec::new();
     let mut items = 0;
     while items < ITEMS {
-        let Said::Text(text) = socket.heard().await else {
+        let SocketReply::Text(text) = socket.received().await else {
             panic!("cut");
         };
         items += parsed(&text).1.len();
@@ -97,7 +98,7 @@ fn lines(text: &str) -> Vec<Value> {
 async fn over_unix(server: &Running) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("l");
-    let socket = listening::Socket::unix(&path).unwrap();
+    let socket = listening::ListeningSocket::unix(&path).unwrap();
     let lmtp = server.lmtp.clone();
     let listening = tokio::spawn(async move { lmtp.listen(socket).await });
     let mut stream = UnixStream::connect(&path).await.unwrap();
@@ -105,21 +106,21 @@ async fn over_unix(server: &Running) -> Vec<Value> {
     stream.write_all(text.as_bytes()).await.unwrap();
     // LM-111: a half-close; what runs finishes.
     stream.shutdown().await.unwrap();
-    let mut said = String::new();
-    stream.read_to_string(&mut said).await.unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).await.unwrap();
     listening.abort();
-    lines(&said)
+    lines(&reply)
 }
 
 async fn over_pipes(server: &Running) -> Vec<Value> {
     let (ours, theirs) = duplex(100);
     let (mut reader, mut writer) = tokio::io::split(ours);
     let lmtp = server.lmtp.clone();
-    let spoken = tokio::spawn(async move {
+    let dialect = tokio::spawn(async move {
         let (reader, writer) = tokio::io::split(theirs);
-        lmtp.speak(reader, writer, false).await
+        lmtp.serve_connection(reader, writer, false).await
     });
-    let says = tokio::spawn(async move {
+    let states = tokio::spawn(async move {
         // The last line has no end.
         writer
             .write_all(SESSION.join("\n").as_bytes())
@@ -127,22 +128,22 @@ async fn over_pipes(server: &Running) -> Vec<Value> {
             .unwrap();
         writer.shutdown().await.unwrap();
     });
-    let mut said = String::new();
-    reader.read_to_string(&mut said).await.unwrap();
-    says.await.unwrap();
-    assert_eq!(spoken.await.unwrap(), Ended::Finished);
-    lines(&said)
+    let mut reply = String::new();
+    reader.read_to_string(&mut reply).await.unwrap();
+    states.await.unwrap();
+    assert_eq!(dialect.await.unwrap(), LinesEnd::Finished);
+    lines(&reply)
 }
 
 async fn over_a_bridge(server: &Running) -> Vec<Value> {
     let (ours, theirs) = duplex(1000);
     let (mut reader, mut writer) = tokio::io::split(ours);
-    let address = Address::parse(&server.address.to_string()).unwrap();
+    let address = PeerAddress::parse(&server.address.to_string()).unwrap();
     let bridged = tokio::spawn(async move {
         let (reader, writer) = tokio::io::split(theirs);
-        bridge(&address, &Options::default(), reader, writer, false).await
+        bridge(&address, &ConnectOptions::default(), reader, writer, false).await
     });
-    let says = tokio::spawn(async move {
+    let states = tokio::spawn(async move {
         // What is answered to nobody is not waited for, so it does not come last.
         writer
             .write_all(SESSION.join("\n").as_bytes())
@@ -150,11 +151,11 @@ async fn over_a_bridge(server: &Running) -> Vec<Value> {
             .unwrap();
         writer.shutdown().await.unwrap();
     });
-    let mut said = String::new();
-    reader.read_to_string(&mut said).await.unwrap();
-    says.await.unwrap();
-    assert_eq!(bridged.await.unwrap(), Ok(Bridged::Finished));
-    lines(&said)
+    let mut reply = String::new();
+    reader.read_to_string(&mut reply).await.unwrap();
+    states.await.unwrap();
+    assert_eq!(bridged.await.unwrap(), Ok(BridgeEnd::Finished));
+    lines(&reply)
 }
 
 /// Sends a request over a connection of its own; the head of the answer, and its body.
@@ -214,7 +215,7 @@ async fn lm_101_the_same_session_over_every_transport_gives_equal_items() {
         "content-type: application/x-lmtp",
     ] {
         let head = format!("POST /lmtp\n{kind}").trim_end().to_owned();
-        let (head, said) = http(&server, &head, &body).await;
+        let (head, reply) = http(&server, &head, &body).await;
         assert!(head.starts_with("http/1.1 200"), "{head}");
         for header in [
             "content-type: application/x-lmtp; charset=utf-8",
@@ -223,29 +224,29 @@ async fn lm_101_the_same_session_over_every_transport_gives_equal_items() {
         ] {
             assert!(head.contains(header), "{head}");
         }
-        assert_eq!(lines(&said), expect);
+        assert_eq!(lines(&reply), expect);
     }
     let well_formed: Vec<Value> = expect
         .iter()
         .filter(|item| item["code"] != json!("malformed"))
         .cloned()
         .collect();
-    let (_, said) = http(
+    let (_, reply) = http(
         &server,
         "POST /lmtp\ncontent-type: application/json",
         &array(),
     )
     .await;
-    assert_eq!(lines(&said), well_formed);
+    assert_eq!(lines(&reply), well_formed);
     let events = "POST /lmtp\naccept: text/event-stream";
-    let (head, said) = http(&server, events, &body).await;
+    let (head, reply) = http(&server, events, &body).await;
     assert!(head.contains("content-type: text/event-stream"), "{head}");
-    let mut told: Vec<&str> = said.split_terminator("\n\n").collect();
-    assert_eq!(told.pop(), Some("event: done\ndata: {}"));
-    let told = told
+    let mut received: Vec<&str> = reply.split_terminator("\n\n").collect();
+    assert_eq!(received.pop(), Some("event: done\ndata: {}"));
+    let received = received
         .into_iter()
         .map(|event| event.strip_prefix("data: ").unwrap());
-    assert_eq!(sorted(told.map(str::to_owned)), expect);
+    assert_eq!(sorted(received.map(str::to_owned)), expect);
 }
 
 #[tokio::test]
@@ -267,8 +268,8 @@ async fn lm_102_other_requests_are_told_what_to_ask_for() {
         );
         assert!(answer.contains(header), "{head}: {answer}");
     }
-    let elsewhere = Socket::open(&server, "/lmtp/x", &[]).await;
-    assert_eq!(elsewhere.err().map(|status| status.as_u16()), Some(404));
+    let other = Socket::open(&server, "/lmtp/x", &[]).await;
+    assert_eq!(other.err().map(|status| status.as_u16()), Some(404));
 }
 
 /// LM-102, LM-104
@@ -277,19 +278,19 @@ async fn lm_103_the_first_message_on_the_root_decides() {
     let kernel = kernel("parrot", spawned(parrot()));
     let server = Running::over(kernel).await;
     let mut ours = Socket::open(&server, "/", &[]).await.unwrap();
-    ours.say(r#"GENERATE {"model":"parrot","prompt":[7],"stream_id":1}"#)
+    ours.send_text(r#"GENERATE {"model":"parrot","prompt":[7],"stream_id":1}"#)
         .await;
-    assert_eq!(told(&stream(&mut ours, 1).await).1, "stop");
+    assert_eq!(tokens_and_end(&stream(&mut ours, 1).await).1, "stop");
     // It stays what it is.
-    ours.say(r#"{"actions":[]}"#).await;
+    ours.send_text(r#"{"actions":[]}"#).await;
     assert_eq!(message(&mut ours).await.1[0]["code"], json!("malformed"));
     let mut theirs = Socket::open(&server, "/", &[]).await.unwrap();
     let list: SessionMessage = action("LIST_ACTIONS", &[], &[("actions", "a")]);
     theirs.send(prost::Message::encode_to_vec(&list)).await;
-    assert!(matches!(theirs.heard().await, Said::Binary(_)));
+    assert!(matches!(theirs.received().await, SocketReply::Binary(_)));
     // `/lmtp` is never anything else.
     let mut ours = client(&server).await;
-    ours.say(r#"{"actions":[]}"#).await;
+    ours.send_text(r#"{"actions":[]}"#).await;
     assert_eq!(message(&mut ours).await.1[0]["code"], json!("malformed"));
 }
 
@@ -330,7 +331,7 @@ async fn lm_104_a_subprotocol_is_selected_where_it_is_ours() {
     // Where it is offered there is nothing to find out: a first word that is none is ours to answer.
     let headers = [("sec-websocket-protocol", "lmtp")];
     let mut socket = Socket::open(&server, "/", &headers).await.unwrap();
-    socket.say("{}").await;
+    socket.send_text("{}").await;
     assert_eq!(message(&mut socket).await.1[0]["code"], json!("malformed"));
 }
 
@@ -340,7 +341,7 @@ async fn lm_107_a_socket_that_answers_no_ping_is_dropped_after_90_seconds() {
     let numbers = server.shared.metrics.clone();
     for path in ["/lmtp", "/"] {
         let mut mute = Socket::open(&server, path, &[]).await.unwrap();
-        mute.say("X {}").await;
+        mute.send_text("X {}").await;
         assert_eq!(message(&mut mute).await.0, "MSG");
         let took = in_time("it is dropped", Duration::from_secs(300), || {
             numbers.connections_open.get() == 0
@@ -373,8 +374,8 @@ async fn lm_108_keys_are_asked_for_before_the_upgrade() {
             assert_eq!(named.is_ok(), query_key);
         }
         // A request that only says that it becomes a WebSocket shows its key as others do.
-        let said = "POST /lmtp?key=secret\nupgrade: websocket\nconnection: upgrade";
-        for asked in ["POST /lmtp", said] {
+        let reply = "POST /lmtp?key=secret\nupgrade: websocket\nconnection: upgrade";
+        for asked in ["POST /lmtp", reply] {
             let (head, _) = http(&server, asked, "X {}").await;
             assert!(head.starts_with("http/1.1 401"), "{head}");
         }
@@ -399,15 +400,15 @@ async fn lm_108_a_key_that_is_revoked_ends_its_connections() {
         .unwrap();
     let ask = r#"GENERATE {"model":"parrot","prompt":[7],"stream_id":1}"#;
     for socket in [&mut cut, &mut other] {
-        socket.say(ask).await;
-        socket.say("X {}").await;
+        socket.send_text(ask).await;
+        socket.send_text("X {}").await;
         assert_eq!(message(socket).await.0, "MSG");
     }
     // Under the same name, with another secret.
     server.shared.auth.replace(vec![key("anna", "new"), ben]);
-    let (said, close) = cut.rest().await;
-    let Some(Said::Text(last)) = said.last() else {
-        panic!("no last words: {said:?}");
+    let (reply, close) = cut.rest().await;
+    let Some(SocketReply::Text(last)) = reply.last() else {
+        panic!("no last words: {reply:?}");
     };
     assert!(last.contains(r#""code":"insufficient_scope""#), "{last}");
     assert_eq!(close.map(|(code, _)| code), Some(1008));
@@ -415,7 +416,7 @@ async fn lm_108_a_key_that_is_revoked_ends_its_connections() {
     while !owner.is_empty() {
         owner.step(sapwood_proto::time::Time::ZERO);
     }
-    assert_eq!(told(&stream(&mut other, 1).await).1, "stop");
+    assert_eq!(tokens_and_end(&stream(&mut other, 1).await).1, "stop");
 }
 
 /// A message for each item, and no list.
@@ -437,32 +438,36 @@ async fn lm_114_items_may_be_objects() {
         let items: Vec<Value> = items
             .map(|item| serde_json::from_str(item).unwrap())
             .collect();
-        assert_eq!(told(&items), (vec![7, 257], "stop".to_owned()), "{body}");
+        assert_eq!(
+            tokens_and_end(&items),
+            (vec![7, 257], "stop".to_owned()),
+            "{body}"
+        );
     }
 }
 
 /// Input that has ended, with streams that have not.
-async fn pipes(server: &Running, cancel: bool, kept: bool) -> (Ended, String) {
+async fn pipes(server: &Running, cancel: bool, retained: bool) -> (LinesEnd, String) {
     let (ours, theirs) = duplex(1 << 20);
     let (mut reader, mut writer) = tokio::io::split(ours);
     let lmtp = server.lmtp.clone();
-    let spoken = tokio::spawn(async move {
+    let dialect = tokio::spawn(async move {
         let (reader, writer) = tokio::io::split(theirs);
-        lmtp.speak(reader, writer, cancel).await
+        lmtp.serve_connection(reader, writer, cancel).await
     });
     let text =
         "\n \nGENERATE {\"model\":\"m\",\"prompt\":[1],\"stream_id\":1,\"max_tokens\":2000}\n";
     writer.write_all(text.as_bytes()).await.unwrap();
-    let mut said = String::new();
-    if kept {
+    let mut reply = String::new();
+    if retained {
         writer.shutdown().await.unwrap();
-        reader.read_to_string(&mut said).await.unwrap();
+        reader.read_to_string(&mut reply).await.unwrap();
     } else {
         let mut first = [0; 8];
         reader.read_exact(&mut first).await.unwrap();
         drop((reader, writer));
     }
-    (spoken.await.unwrap(), said)
+    (dialect.await.unwrap(), reply)
 }
 
 #[tokio::test]
@@ -473,14 +478,14 @@ async fn lm_110_at_the_end_of_input_streams_finish_or_are_cancelled_as_wished() 
     };
     let engine = spawned(config);
     let server = with_config(kernel("m", engine.clone()), lmtp::Config::default()).await;
-    let (ended, said) = pipes(&server, false, true).await;
-    assert_eq!((ended, lines(&said).len()), (Ended::Finished, 2000));
-    let (ended, said) = pipes(&server, true, true).await;
-    assert_eq!(ended, Ended::Finished);
-    assert!(lines(&said).len() < 2000);
+    let (ended, reply) = pipes(&server, false, true).await;
+    assert_eq!((ended, lines(&reply).len()), (LinesEnd::Finished, 2000));
+    let (ended, reply) = pipes(&server, true, true).await;
+    assert_eq!(ended, LinesEnd::Finished);
+    assert!(lines(&reply).len() < 2000);
     // Nobody reads any more.
     let (ended, _) = pipes(&server, false, false).await;
-    assert_eq!(ended, Ended::Cut);
+    assert_eq!(ended, LinesEnd::Cut);
     until("nothing runs", || {
         engine.stats().requests_running.get() == 0
     })
@@ -494,7 +499,7 @@ async fn lm_111_a_unix_client_that_hangs_up_cancels_everything() {
     let server = with_config(kernel("m", engine), lmtp::Config::default()).await;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("l");
-    let socket = listening::Socket::unix(&path).unwrap();
+    let socket = listening::ListeningSocket::unix(&path).unwrap();
     let lmtp = server.lmtp.clone();
     let listening = tokio::spawn(async move { lmtp.listen(socket).await });
     let open = server
@@ -525,16 +530,16 @@ async fn lm_111_a_unix_client_that_hangs_up_cancels_everything() {
 async fn lm_113_a_body_that_is_no_list_of_messages_is_refused_at_once() {
     let server = of_parrot().await;
     for body in ["", "[]", "{}", "7", "[[\"X\"]]", "[[1,{}]]"] {
-        let (head, said) = http(&server, "POST /lmtp\ncontent-type: application/json", body).await;
+        let (head, reply) = http(&server, "POST /lmtp\ncontent-type: application/json", body).await;
         assert!(head.starts_with("http/1.1 400"), "{body}: {head}");
-        let error: Value = serde_json::from_str(&said).unwrap();
+        let error: Value = serde_json::from_str(&reply).unwrap();
         assert_eq!(error["error"]["code"], json!("malformed"));
     }
     // Lines of nothing are no fault.
-    let (head, said) = http(&server, "POST /lmtp", "").await;
+    let (head, reply) = http(&server, "POST /lmtp", "").await;
     assert!(
-        head.starts_with("http/1.1 200") && said.is_empty(),
-        "{head} {said}"
+        head.starts_with("http/1.1 200") && reply.is_empty(),
+        "{head} {reply}"
     );
 }
 
@@ -579,8 +584,10 @@ async fn lm_302_a_default_model_stands_for_a_missing_name_on_a_socket() {
     let kernel: Kernel = kernel("parrot", spawned(parrot()));
     let server = with_config(kernel, config).await;
     let mut socket = client(&server).await;
-    socket.say(r#"GENERATE {"prompt":[7],"stream_id":1}"#).await;
-    assert_eq!(told(&stream(&mut socket, 1).await).1, "stop");
+    socket
+        .send_text(r#"GENERATE {"prompt":[7],"stream_id":1}"#)
+        .await;
+    assert_eq!(tokens_and_end(&stream(&mut socket, 1).await).1, "stop");
 }
 
 /// OA-911 is for bodies that are read before they are answered. One that is read as a stream may be silent while its streams
@@ -601,19 +608,19 @@ async fn lm_113_a_silent_client_is_waited_for_while_its_streams_run_and_a_cut_lo
     tcp.write_all(text.as_bytes()).await.unwrap();
     until("it is open", || open.get() == 1).await;
     let mut seconds = 0;
-    let silence = || {
+    let idle_timeout = || {
         seconds += 1;
         seconds > 90
     };
-    in_time("a long silence", Duration::from_secs(100), silence).await;
+    in_time("a long silence", Duration::from_secs(100), idle_timeout).await;
     assert_eq!(open.get(), 1, "it still runs");
-    let mut said = Vec::new();
-    while !String::from_utf8_lossy(&said).contains("\"finish_reason\":\"length\"") {
+    let mut reply = Vec::new();
+    while !String::from_utf8_lossy(&reply).contains("\"finish_reason\":\"length\"") {
         owner.step(sapwood_proto::time::Time::ZERO);
         // Both may be cancelled: nothing is read where nothing has come.
         tokio::select! {
             biased;
-            read = tcp.read_buf(&mut said) => assert_ne!(read.unwrap(), 0),
+            read = tcp.read_buf(&mut reply) => assert_ne!(read.unwrap(), 0),
             () = tokio::task::yield_now() => {}
         }
     }

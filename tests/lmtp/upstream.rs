@@ -2,31 +2,33 @@
 
 use futures::StreamExt;
 use sapwood_engine::api::Tokens;
-use sapwood_kernel::connect::lmtp::{Terms, function};
+use sapwood_kernel::connect::lmtp::{LmtpModelTerms, function};
 use sapwood_kernel::{Chunk, GenerateConfig, Kernel, Mime, PromptMode, args};
-use sapwood_net::lmtp::pool::Pool;
-use sapwood_net::lmtp::{Address, Client, Items, Options};
-use sapwood_proto::lmtp::{Finish, Generate, Reason, Score};
+use sapwood_net::lmtp::pool::LmtpPool;
+use sapwood_net::lmtp::{ConnectOptions, LmtpClient, PeerAddress, StreamItems};
+use sapwood_proto::lmtp::{GenerateRequest, LmtpReason, Score, StreamFinish};
 use sapwood_tests::http::Wire;
 use sapwood_tests::socket::Socket;
 use sapwood_tests::{Running, spawned};
 
 use super::{kernel, of_parrot, parrot, stream};
 
-async fn connected(server: &Running) -> Client {
-    let address = Address::parse(&format!("{}/lmtp", server.address)).unwrap();
-    Client::connect(address, Options::default()).await.unwrap()
+async fn connected(server: &Running) -> LmtpClient {
+    let address = PeerAddress::parse(&format!("{}/lmtp", server.address)).unwrap();
+    LmtpClient::connect(address, ConnectOptions::default())
+        .await
+        .unwrap()
 }
 
-fn wanted(text: &str) -> Generate {
-    Generate {
+fn wanted(text: &str) -> GenerateRequest {
+    GenerateRequest {
         prompt: text.bytes().map(u32::from).collect(),
-        ..Generate::default()
+        ..GenerateRequest::default()
     }
 }
 
 /// The tokens of a stream, and how it ended.
-async fn whole(mut items: Items) -> (Vec<u32>, Result<Finish, Reason>) {
+async fn whole(mut items: StreamItems) -> (Vec<u32>, Result<StreamFinish, LmtpReason>) {
     let mut tokens = Vec::new();
     while let Some(item) = items.next().await {
         match item {
@@ -37,7 +39,7 @@ async fn whole(mut items: Items) -> (Vec<u32>, Result<Finish, Reason>) {
                     return (tokens, Ok(finish));
                 }
             }
-            Err(fault) => return (tokens, Err(fault.reason)),
+            Err(error) => return (tokens, Err(error.reason)),
         }
     }
     panic!("no stream ends silently");
@@ -60,11 +62,11 @@ async fn lm_702_our_client_and_our_face_understand_each_other() {
     };
     let scored = client.score("parrot", scored).await.unwrap();
     let all = tokio::join!(whole(first), whole(second), whole(absent), whole(scored));
-    assert_eq!(all.0, (vec![72, 105, 257], Ok(Finish::Stop)));
+    assert_eq!(all.0, (vec![72, 105, 257], Ok(StreamFinish::Stop)));
     let there = "there".bytes().map(u32::from).chain([257]);
-    assert_eq!(all.1, (there.collect(), Ok(Finish::Stop)));
-    assert_eq!(all.2, (Vec::new(), Err(Reason::ModelNotFound)));
-    assert_eq!(all.3, (vec![72, 105], Ok(Finish::Stop)));
+    assert_eq!(all.1, (there.collect(), Ok(StreamFinish::Stop)));
+    assert_eq!(all.2, (Vec::new(), Err(LmtpReason::ModelNotFound)));
+    assert_eq!(all.3, (vec![72, 105], Ok(StreamFinish::Stop)));
     assert_eq!(client.outstanding(), 0);
     assert!(!client.raw_logprobs());
 }
@@ -73,19 +75,22 @@ async fn lm_702_our_client_and_our_face_understand_each_other() {
 #[tokio::test]
 async fn lm_701_a_request_carries_lines_to_our_face_and_back() {
     let server = of_parrot().await;
-    let address = Address::parse(&format!("post+http://{}", server.address)).unwrap();
-    let client = Client::connect(address, Options::default()).await.unwrap();
+    let address = PeerAddress::parse(&format!("post+http://{}", server.address)).unwrap();
+    let client = LmtpClient::connect(address, ConnectOptions::default())
+        .await
+        .unwrap();
     let facts = client.model_info("parrot").await.unwrap();
     assert!(facts.contains("\"vocab_size\":258"), "{facts}");
     let first = client.generate("parrot", wanted("Hi")).await.unwrap();
     let second = client.generate("parrot", wanted("there")).await.unwrap();
     let both = tokio::join!(whole(first), whole(second));
-    assert_eq!(both.0, (vec![72, 105, 257], Ok(Finish::Stop)));
-    assert_eq!(both.1.1, Ok(Finish::Stop));
+    assert_eq!(both.0, (vec![72, 105, 257], Ok(StreamFinish::Stop)));
+    assert_eq!(both.1.1, Ok(StreamFinish::Stop));
     // Another path knows no such request.
     let url = format!("post+http://{}/elsewhere", server.address);
-    let refused = Client::connect(Address::parse(&url).unwrap(), Options::default()).await;
-    assert_eq!(refused.err().unwrap().reason, Reason::InvalidValue);
+    let refused =
+        LmtpClient::connect(PeerAddress::parse(&url).unwrap(), ConnectOptions::default()).await;
+    assert_eq!(refused.err().unwrap().reason, LmtpReason::InvalidValue);
     drop(client);
     let open = &server.shared.metrics.lmtp.connections_open;
     sapwood_tests::until("the request has ended", || open.get() == 0).await;
@@ -119,8 +124,9 @@ async fn lm_712_a_model_behind_a_connection_gives_what_the_model_itself_gives() 
     let server = of_parrot().await;
     let client = connected(&server).await;
     let here = kernel("parrot", spawned(parrot()));
-    let pool = Pool::of(client, "parrot").await.unwrap();
-    here.add(function(&pool, "far", Terms::default())).unwrap();
+    let pool = LmtpPool::of(client, "parrot").await.unwrap();
+    here.add(function(&pool, "far", LmtpModelTerms::default()))
+        .unwrap();
     let near = sampled(&here, "parrot").await;
     assert_eq!(near.len(), 3);
     assert_eq!(sampled(&here, "far").await, near);
@@ -130,9 +136,12 @@ async fn lm_712_a_model_behind_a_connection_gives_what_the_model_itself_gives() 
 #[tokio::test]
 async fn lm_712_without_a_tokenizer_faces_of_text_say_so_and_those_of_tokens_serve() {
     let server = of_parrot().await;
-    let pool = Pool::of(connected(&server).await, "parrot").await.unwrap();
+    let pool = LmtpPool::of(connected(&server).await, "parrot")
+        .await
+        .unwrap();
     let here = Kernel::new();
-    here.add(function(&pool, "far", Terms::default())).unwrap();
+    here.add(function(&pool, "far", LmtpModelTerms::default()))
+        .unwrap();
     let front = Running::start(here, Default::default(), Vec::new()).await;
     let mut wire = Wire::connect(front.address).await;
     for path in ["generate", "generate_stream"] {
@@ -142,28 +151,31 @@ async fn lm_712_without_a_tokenizer_faces_of_text_say_so_and_those_of_tokens_ser
         assert_eq!(code.as_deref(), Some("unimplemented"), "{}", answer.text());
     }
     let client = connected(&front).await;
-    let stops = Generate {
+    let stops = GenerateRequest {
         stop: vec!["x".into()],
         ..wanted("Hi")
     };
     let refused = whole(client.generate("far", stops).await.unwrap()).await;
-    assert_eq!(refused.1, Err(Reason::UnsupportedOperation));
+    assert_eq!(refused.1, Err(LmtpReason::UnsupportedOperation));
     let tokens = whole(client.generate("far", wanted("Hi")).await.unwrap()).await;
-    assert_eq!(tokens, (vec![72, 105, 257], Ok(Finish::Stop)));
+    assert_eq!(tokens, (vec![72, 105, 257], Ok(StreamFinish::Stop)));
 }
 
 /// What the peer is not asked for is not left out in silence.
 #[tokio::test]
 async fn lm_974_a_prompt_is_not_weighed_through_an_upstream() {
     let server = of_parrot().await;
-    let pool = Pool::of(connected(&server).await, "parrot").await.unwrap();
+    let pool = LmtpPool::of(connected(&server).await, "parrot")
+        .await
+        .unwrap();
     let here = Kernel::new();
-    here.add(function(&pool, "far", Terms::default())).unwrap();
+    here.add(function(&pool, "far", LmtpModelTerms::default()))
+        .unwrap();
     let front = Running::start(here, Default::default(), Vec::new()).await;
     let headers = [("sec-websocket-protocol", "lmtp.v2")];
     let mut socket = Socket::open(&front, "/lmtp", &headers).await.unwrap();
     socket
-        .say(r#"GENERATE {"model":"far","prompt":[72],"prompt_logprobs":true,"stream_id":1}"#)
+        .send_text(r#"GENERATE {"model":"far","prompt":[72],"prompt_logprobs":true,"stream_id":1}"#)
         .await;
     let items = stream(&mut socket, 1).await;
     assert_eq!(items[0]["code"], "unsupported_operation", "{items:?}");

@@ -5,21 +5,21 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::stream;
 use sapwood_engine::scripted;
-use sapwood_net::evergreen::{Node, Options, Session};
+use sapwood_net::evergreen::{ClientSession, ClientSessionOptions, SessionNode};
 use sapwood_proto::evergreen::Metadata;
 use sapwood_tests::raw::{action, call, fragments, leaf};
 use sapwood_tests::{Running, request, spawned, until, with_model};
 
-use super::{TURN, held};
+use super::{TURN, live_bytes};
 
-async fn write(session: &Session, data: &Bytes) -> Node {
+async fn write(session: &ClientSession, data: &Bytes) -> SessionNode {
     let text = Arc::new(Metadata::of("text/plain"));
     let mut writer = session.write().unwrap();
     writer.write(&text, data.clone()).await.unwrap();
     writer.end(&text).unwrap()
 }
 
-async fn echo(session: &Session, data: &Bytes) {
+async fn echo(session: &ClientSession, data: &Bytes) {
     let input = write(session, data).await;
     let call = request("echo", &[("text", &input)], &["response"]);
     let call = session.call(call).unwrap();
@@ -28,9 +28,9 @@ async fn echo(session: &Session, data: &Bytes) {
 }
 
 /// Fifty short sessions.
-async fn echoes(over: &Session) {
+async fn echoes(over: &ClientSession) {
     for _ in 0..50 {
-        let session = over.another(Options::default()).await.unwrap();
+        let session = over.another(ClientSessionOptions::default()).await.unwrap();
         echo(&session, &Bytes::from_static(b"ping")).await;
         session.close().await.unwrap();
     }
@@ -45,7 +45,10 @@ async fn ev_104_memory_after_a_thousand_sessions_is_what_it_was_after_ten() {
     let data = Bytes::from(vec![b'x'; 1 << 20]);
     let mut after_ten = 0;
     for count in 1..=1_000 {
-        let session = first.another(Options::default()).await.unwrap();
+        let session = first
+            .another(ClientSessionOptions::default())
+            .await
+            .unwrap();
         write(&session, &data).await;
         match count % 4 {
             // Every way to end: in good order, by leaving, with work in progress, after an answer.
@@ -62,10 +65,10 @@ async fn ev_104_memory_after_a_thousand_sessions_is_what_it_was_after_ten() {
         }
         until("the session is gone", || sessions_open.get() == 1).await;
         if count == 10 {
-            after_ten = held();
+            after_ten = live_bytes();
         }
     }
-    let grown = held() - after_ten;
+    let grown = live_bytes() - after_ten;
     assert!(grown < 128 << 10, "{grown} bytes in 990 sessions");
 }
 
@@ -82,7 +85,7 @@ async fn ev_805_a_client_that_never_reads_holds_the_servers_memory_flat() {
     let server = Running::over(with_model(engine.clone())).await;
     let other = server.session().await;
     echoes(&other).await;
-    let before = held();
+    let before = live_bytes();
     let generate = action("GENERATE", &[("prompt", "p")], &[("response", "r")]);
     let messages = stream::iter([generate, fragments(vec![leaf("p", 0, 10)])]);
     let unread = call(&server, messages, &[]).await.unwrap();
@@ -93,11 +96,11 @@ async fn ev_805_a_client_that_never_reads_holds_the_servers_memory_flat() {
         echoes(&other).await;
     }
     assert!(engine.stats().streams_parked.get() == 1 && computed < 1 << 18);
-    let parked = held();
+    let parked = live_bytes();
     // A queue of 1 MiB in tokens of five bytes, each with what keeps it in its log.
     assert!(parked - before < 16 << 20, "{} bytes", parked - before);
     echoes(&other).await;
-    let grown = held() - parked;
+    let grown = live_bytes() - parked;
     assert!(grown < 64 << 10, "{grown} bytes in other sessions");
     drop(unread);
 }
@@ -113,7 +116,7 @@ async fn ev_805_small_payloads_pin_no_large_receive_buffer() {
     };
     let (send, receive) = tokio::sync::mpsc::channel(1);
     let messages = tokio_stream::wrappers::ReceiverStream::new(receive);
-    let before = held();
+    let before = live_bytes();
     let mut answers = call(&server, messages, &[]).await.unwrap();
     for round in 0..30 {
         send.send(message(round)).await.unwrap();
@@ -124,7 +127,7 @@ async fn ev_805_small_payloads_pin_no_large_receive_buffer() {
     let echo = action("echo", &[("text", "ping")], &[("response", "pong")]);
     send.send(echo).await.unwrap();
     answers.message().await.unwrap().unwrap();
-    let grown = held() - before;
+    let grown = live_bytes() - before;
     assert!(
         ((4 << 20)..(40 << 20)).contains(&grown),
         "{grown} bytes for one fragment of 4 MiB, buffers of both sides, and 30 small ones"

@@ -7,14 +7,14 @@ use sapwood_tests::http::{Head, Wire, head, post};
 use sapwood_tests::{Faces, Running};
 
 use super::TURN;
-use super::house::House;
+use super::test_server::TestServer;
 
 const STREAM: &str = "/v2/models/m/generate_stream";
 const BODY: &[u8] = br#"{"id":"a","text_input":"x","stream":true,"max_tokens":4000}"#;
 
 /// Nobody may stay away.
-async fn open() -> House {
-    House::open(Faces {
+async fn open() -> TestServer {
+    TestServer::open(Faces {
         generate: generate::Config {
             resume_grace: Duration::ZERO,
             // So little that a stream stands still before it has ended.
@@ -53,13 +53,13 @@ async fn visit(server: &Running, way: usize) {
         3 => {
             let (_wire, path) = begin(server, &[resume]).await;
             let answer = other.ask(head("DELETE", &path, &[])).await;
-            assert_eq!(answer.told().0, 204);
+            assert_eq!(answer.summary().0, 204);
         }
         // Having taken over from oneself, or come too late for it.
         4 => {
             let (_wire, path) = begin(server, &[resume]).await;
-            let wishes = ["sapwood-compress-stream: 1", "accept-encoding: gzip"];
-            other.send(head("GET", &path, &wishes)).await;
+            let options = ["sapwood-compress-stream: 1", "accept-encoding: gzip"];
+            other.send(head("GET", &path, &options)).await;
             // What it does not read is sent nevertheless, and soon forgotten.
             if other.head().await.status == 200 {
                 other.chunk().await.unwrap();
@@ -77,8 +77,8 @@ async fn visit(server: &Running, way: usize) {
 #[tokio::test]
 async fn tr_1303_who_comes_and_goes_leaves_rows_tasks_and_memory_as_they_were() {
     let _turn = TURN.lock().await;
-    let house = open().await;
-    house
-        .keeps_nothing(WAYS, async |way| visit(&house.server, way).await)
+    let context = open().await;
+    context
+        .keeps_nothing(WAYS, async |way| visit(&context.server, way).await)
         .await;
 }

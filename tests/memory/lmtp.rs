@@ -4,23 +4,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use sapwood_proto::lmtp::Limits;
+use sapwood_proto::lmtp::ConnectionLimits;
 use sapwood_server::lmtp;
-use sapwood_tests::socket::{Said, Socket, frame};
+use sapwood_tests::socket::{Socket, SocketReply, frame};
 use sapwood_tests::{Faces, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::house::House;
-use super::{TURN, held, usual_growth};
+use super::test_server::TestServer;
+use super::{TURN, live_bytes, usual_growth};
 
 /// Nobody may stay away.
-async fn open() -> House {
-    let limits = Limits {
+async fn open() -> TestServer {
+    let limits = ConnectionLimits {
         resume_grace: Duration::ZERO,
-        ..Limits::default()
+        ..ConnectionLimits::default()
     };
-    House::open(Faces {
+    TestServer::open(Faces {
         lmtp: lmtp::Config {
             limits: Arc::new(limits),
             ..lmtp::Config::default()
@@ -30,7 +30,7 @@ async fn open() -> House {
     .await
 }
 
-impl House {
+impl TestServer {
     async fn client(&self) -> Socket {
         Socket::open(&self.server, "/lmtp", &[]).await.unwrap()
     }
@@ -44,10 +44,10 @@ impl House {
     async fn others(&self) {
         let mut socket = self.client().await;
         for id in 0..5 {
-            socket.say(&generate(id, 5)).await;
+            socket.send_text(&generate(id, 5)).await;
             let mut ends = 0;
             while ends == 0 {
-                ends = ends_in(&said(&mut socket).await);
+                ends = ends_in(&next_text(&mut socket).await);
             }
         }
         socket.close().await;
@@ -76,9 +76,9 @@ fn generate(id: usize, max_tokens: u32) -> String {
     )
 }
 
-async fn said(socket: &mut Socket) -> String {
-    match socket.heard().await {
-        Said::Text(text) => text,
+async fn next_text(socket: &mut Socket) -> String {
+    match socket.received().await {
+        SocketReply::Text(text) => text,
         other => panic!("no message: {other:?}"),
     }
 }
@@ -91,43 +91,43 @@ fn ends_in(text: &str) -> usize {
 const WAYS: usize = 7;
 
 /// Somebody who comes, asks and goes in one of the [`WAYS`].
-async fn visit(house: &House, way: usize) {
-    let mut socket = house.client().await;
-    socket.say(&generate(1, 4_000)).await;
+async fn visit(context: &TestServer, way: usize) {
+    let mut socket = context.client().await;
+    socket.send_text(&generate(1, 4_000)).await;
     match way {
         // Before anything was said, in the middle of it, in good order.
         0 => {}
-        1 => drop(said(&mut socket).await),
+        1 => drop(next_text(&mut socket).await),
         2 => {
-            said(&mut socket).await;
+            next_text(&mut socket).await;
             socket.close().await;
         }
         // With many streams, of which one has ended.
         3 => {
             for id in 2..16 {
-                socket.say(&generate(id, 4_000)).await;
+                socket.send_text(&generate(id, 4_000)).await;
             }
-            socket.say(&generate(16, 1)).await;
-            while ends_in(&said(&mut socket).await) == 0 {}
+            socket.send_text(&generate(16, 1)).await;
+            while ends_in(&next_text(&mut socket).await) == 0 {}
         }
         // Because of what it says.
         4 => {
             for _ in 0..16 {
-                socket.say("nonsense").await;
+                socket.send_text("nonsense").await;
             }
             let (_, close) = socket.rest().await;
             assert_eq!(close.map(|(code, _)| code), Some(1008));
         }
         // With the right to come back, for no time at all.
         5 => {
-            socket.say(AGREE).await;
-            while !said(&mut socket).await.contains("\"session\"") {}
-            socket.say(&generate(2, 4_000)).await;
-            while !said(&mut socket).await.contains("\"stream_id\":2,") {}
+            socket.send_text(AGREE).await;
+            while !next_text(&mut socket).await.contains("\"session\"") {}
+            socket.send_text(&generate(2, 4_000)).await;
+            while !next_text(&mut socket).await.contains("\"stream_id\":2,") {}
         }
         // Over HTTP, in the middle of the answer.
         _ => {
-            let mut tcp = TcpStream::connect(house.server.address).await.unwrap();
+            let mut tcp = TcpStream::connect(context.server.address).await.unwrap();
             let line = generate(1, 4_000) + "\n";
             let head = format!(
                 "POST /lmtp HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n",
@@ -143,9 +143,9 @@ async fn visit(house: &House, way: usize) {
 #[tokio::test]
 async fn lm_1305_who_comes_and_goes_leaves_rows_tasks_and_memory_as_they_were() {
     let _turn = TURN.lock().await;
-    let house = open().await;
-    house
-        .keeps_nothing(WAYS, async |way| visit(&house, way).await)
+    let context = open().await;
+    context
+        .keeps_nothing(WAYS, async |way| visit(&context, way).await)
         .await;
 }
 
@@ -153,58 +153,58 @@ async fn lm_1305_who_comes_and_goes_leaves_rows_tasks_and_memory_as_they_were() 
 #[tokio::test]
 async fn lm_610_thousands_of_streams_of_one_connection_leave_nothing() {
     let _turn = TURN.lock().await;
-    let house = open().await;
-    let mut socket = house.client().await;
+    let context = open().await;
+    let mut socket = context.client().await;
     let mut after = Vec::new();
     for _ in 0..9 {
         for id in 0..1_000 {
             let max_tokens = 1 + u32::try_from(id % 4).unwrap();
-            socket.say(&generate(id, max_tokens)).await;
+            socket.send_text(&generate(id, max_tokens)).await;
         }
         let (mut ends, mut tokens) = (0, 0);
         while ends < 1_000 {
-            let text = said(&mut socket).await;
+            let text = next_text(&mut socket).await;
             assert!(!text.contains("\"error\""), "{text}");
             ends += ends_in(&text);
             tokens += text.matches("{\"token\"").count();
         }
         assert_eq!((ends, tokens), (1_000, 2_500));
-        let stats = house.stats();
+        let stats = context.stats();
         until("the engine has nothing left", || {
             stats.requests_running.get() + stats.requests_waiting.get() == 0
         })
         .await;
-        after.push(held());
+        after.push(live_bytes());
     }
     assert!(usual_growth(&after) < 32 << 10, "{after:?}");
 }
 
 /// A thousand streams of somebody who does not read, and then does.
-async fn unread(house: &House) {
-    let mut mute = house.mute().await;
-    let computed = house.stats().generation_tokens.get();
+async fn unread(context: &TestServer) {
+    let mut mute = context.mute().await;
+    let computed = context.stats().generation_tokens.get();
     for id in 0..1_000 {
-        mute.say(&generate(id, 120)).await;
+        mute.send_text(&generate(id, 120)).await;
     }
     let (mut visits, mut last) = (0, 0);
     loop {
-        house.others().await;
+        context.others().await;
         visits += 1;
         // What others get is known.
-        let now = house.stats().generation_tokens.get() - computed - 25 * visits;
+        let now = context.stats().generation_tokens.get() - computed - 25 * visits;
         if std::mem::replace(&mut last, now) == now && now > 0 {
             break;
         }
     }
     // The system's own buffers may hold some megabytes, which is up to 40,000 tokens.
     assert!(last < 100_000, "{last} tokens computed for nobody");
-    let full = held();
-    house.others().await;
-    let grown = held() - full;
+    let full = live_bytes();
+    context.others().await;
+    let grown = live_bytes() - full;
     assert!(grown < 64 << 10, "{grown} bytes for others");
     let mut ends = 0;
     while ends < 1_000 {
-        ends += ends_in(&said(&mut mute).await);
+        ends += ends_in(&next_text(&mut mute).await);
     }
 }
 
@@ -212,12 +212,12 @@ async fn unread(house: &House) {
 #[tokio::test]
 async fn lm_607_a_thousand_streams_that_nobody_reads_hold_memory_flat() {
     let _turn = TURN.lock().await;
-    let house = open().await;
+    let context = open().await;
     // What is as wide as the largest batch and queue stays so.
-    unread(&house).await;
-    let before = house.left().await;
-    unread(&house).await;
-    let after = house.left().await;
+    unread(&context).await;
+    let before = context.left().await;
+    unread(&context).await;
+    let after = context.left().await;
     let grown = after - before;
     assert!(grown < 128 << 10, "{grown} bytes left");
 }
@@ -234,11 +234,11 @@ const FLOODS: [&[&str]; 4] = [
 #[tokio::test]
 async fn lm_607_floods_of_lines_whose_answers_nobody_reads_hold_memory_flat() {
     let _turn = TURN.lock().await;
-    let house = open().await;
-    house.others().await;
-    let before = house.left().await;
+    let context = open().await;
+    context.others().await;
+    let before = context.left().await;
     for lines in FLOODS {
-        let mut socket = house.mute().await;
+        let mut socket = context.mute().await;
         let batch: Vec<u8> = lines
             .iter()
             .cycle()
@@ -253,12 +253,12 @@ async fn lm_607_floods_of_lines_whose_answers_nobody_reads_hold_memory_flat() {
                 count.fetch_add(1, Ordering::Relaxed);
             }
         });
-        house.settled(|| sent.load(Ordering::Relaxed)).await;
-        let grown = held() - before;
+        context.settled(|| sent.load(Ordering::Relaxed)).await;
+        let grown = live_bytes() - before;
         assert!(grown < 4 << 20, "{grown} bytes of {}", lines[0]);
         flood.abort();
         assert!(flood.await.unwrap_err().is_cancelled());
-        let after = house.left().await;
+        let after = context.left().await;
         let grown = after - before;
         assert!(grown < 128 << 10, "{grown} bytes left of {}", lines[0]);
     }
@@ -268,20 +268,20 @@ async fn lm_607_floods_of_lines_whose_answers_nobody_reads_hold_memory_flat() {
 #[tokio::test]
 async fn lm_1201_large_messages_pin_no_memory() {
     let _turn = TURN.lock().await;
-    let house = open().await;
-    house.others().await;
-    house.left().await;
-    let before = held();
+    let context = open().await;
+    context.others().await;
+    context.left().await;
+    let before = live_bytes();
     let mut sockets = Vec::new();
     for mut large in [generate(1, 1), "nonsense".to_owned()] {
         large.extend(std::iter::repeat_n(' ', (4 << 20) - large.len()));
-        let mut socket = house.client().await;
+        let mut socket = context.client().await;
         // Past the client's library, which keeps what it had to be as wide.
         socket.raw(&frame(0x81, large.as_bytes())).await;
-        said(&mut socket).await;
+        next_text(&mut socket).await;
         sockets.push(socket);
     }
-    house.others().await;
-    let grown = held() - before;
+    context.others().await;
+    let grown = live_bytes() - before;
     assert!(grown < 1 << 20, "{grown} bytes");
 }

@@ -1,8 +1,6 @@
 //! What a server holds, in bytes of the allocator (EV-104, EV-805, LM-1305, TR-1303).
 //!
-//! Owns: the counting allocator, which is global, so this is a program of its own, and its tests take turns. Refuses to
-//! know: resident memory, which the system's allocator rounds and keeps as it likes. Client and server are one process:
-//! both have to let go.
+//! Client and server are one process: both have to let go.
 
 #![allow(
     missing_docs,
@@ -12,8 +10,8 @@
 
 mod evergreen;
 mod generate;
-mod house;
 mod lmtp;
+mod test_server;
 
 use std::alloc::System;
 
@@ -35,7 +33,7 @@ fn usual_growth(after: &[isize]) -> isize {
 }
 
 /// Bytes allocated and not freed.
-fn held() -> isize {
+fn live_bytes() -> isize {
     let stats = GLOBAL.stats();
     stats.bytes_allocated.cast_signed() - stats.bytes_deallocated.cast_signed()
 }

@@ -1,6 +1,4 @@
 //! One client after the other in one place: each does something else, and knows what must come of it.
-//!
-//! Owns: what clients do, and the check of each content. Refuses to know: memory, and how long it all goes on.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use sapwood_kernel::connect::evergreen::serve;
 use sapwood_kernel::{Kernel, function};
-use sapwood_net::evergreen::{Address, Node, Options, Session};
+use sapwood_net::evergreen::{ClientSession, ClientSessionOptions, ServerAddress, SessionNode};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{Metadata, Status};
 use sapwood_tests::request;
@@ -45,7 +43,7 @@ enum Errand {
     /// Goes without a word.
     Leave,
     /// Sends what is long and takes long, and is refused or has gone by then.
-    Burden,
+    LoadHeader,
 }
 
 const ERRANDS: [Errand; 10] = [
@@ -58,7 +56,7 @@ const ERRANDS: [Errand; 10] = [
     Errand::Fail,
     Errand::Late,
     Errand::Leave,
-    Errand::Burden,
+    Errand::LoadHeader,
 ];
 
 /// Schemes, and what stands behind the port; the first three can be come back to.
@@ -71,12 +69,12 @@ const DIALECTS: [(&str, &str); 4] = [
 
 /// How often each errand was done, and how many bytes came back.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct Totals {
     done: [u64; ERRANDS.len()],
     bytes: u64,
 }
 
-impl Tally {
+impl Totals {
     pub(crate) fn add(&mut self, other: &Self) {
         self.bytes += other.bytes;
         for (mine, theirs) in self.done.iter_mut().zip(other.done) {
@@ -85,7 +83,7 @@ impl Tally {
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let total: u64 = self.done.iter().sum();
         write!(
@@ -105,7 +103,7 @@ pub(crate) struct Client {
     server: SocketAddr,
     dice: Dice,
     number: u64,
-    tally: Tally,
+    totals: Totals,
 }
 
 impl Client {
@@ -114,7 +112,7 @@ impl Client {
             server,
             dice: Dice::new(seed ^ (number << 40)),
             number,
-            tally: Tally {
+            totals: Totals {
                 done: [0; ERRANDS.len()],
                 bytes: 0,
             },
@@ -122,27 +120,27 @@ impl Client {
     }
 
     /// Errand after errand until `end`.
-    pub(crate) async fn run(mut self, end: Instant) -> Result<Tally> {
+    pub(crate) async fn run(mut self, end: Instant) -> Result<Totals> {
         let mut round = 0_u64;
         while Instant::now() < end {
             let which = self.dice.below(ERRANDS.len());
             let errand = ERRANDS[which];
             let dialect = *self.dice.pick(&DIALECTS);
-            let place = || {
+            let position = || {
                 format!(
                     "client {}, round {round}: {errand:?} in {dialect:?}",
                     self.number
                 )
             };
-            let place = place();
-            tokio::time::timeout(PATIENCE, self.do_it(errand, dialect))
+            let position = position();
+            tokio::time::timeout(WAIT_LIMIT, self.do_it(errand, dialect))
                 .await
-                .with_context(|| format!("{place} hangs"))?
-                .context(place)?;
-            self.tally.done[which] += 1;
+                .with_context(|| format!("{position} hangs"))?
+                .context(position)?;
+            self.totals.done[which] += 1;
             round += 1;
         }
-        Ok(self.tally)
+        Ok(self.totals)
     }
 
     async fn do_it(&mut self, errand: Errand, dialect: (&str, &str)) -> Result<()> {
@@ -156,18 +154,22 @@ impl Client {
             Errand::Fail => self.fail(dialect).await,
             Errand::Late => self.late(dialect).await,
             Errand::Leave => self.leave(dialect).await,
-            Errand::Burden => self.burden().await,
+            Errand::LoadHeader => self.load().await,
         }
     }
 
-    async fn session(&self, dialect: (&str, &str), options: Options) -> Result<Session> {
+    async fn session(
+        &self,
+        dialect: (&str, &str),
+        options: ClientSessionOptions,
+    ) -> Result<ClientSession> {
         let address = at(self.server, dialect);
-        Ok(Session::connect(&address, options).await?)
+        Ok(ClientSession::connect(&address, options).await?)
     }
 
     /// One message of most of a megabyte, of parts that take long to read or to take in.
-    async fn burden(&mut self) -> Result<()> {
-        let many = |part: &str| part.repeat(BURDEN_BYTES / part.len());
+    async fn load(&mut self) -> Result<()> {
+        let many = |part: &str| part.repeat(LOAD_HEADER_BYTES / part.len());
         let message = match self.dice.below(3) {
             0 => format!(
                 r#"{{"nodeFragments":[{{"id":"a","childIds":[{}"b"]}}]}}"#,
@@ -178,7 +180,7 @@ impl Client {
                 many("0,")
             ),
             _ => {
-                let nodes = (0..BURDEN_BYTES / 32)
+                let nodes = (0..LOAD_HEADER_BYTES / 32)
                     .map(|node| format!(r#"{{"id":"n{node}","continued":true}}"#));
                 format!(
                     r#"{{"nodeFragments":[{}]}}"#,
@@ -216,7 +218,9 @@ impl Client {
     }
 
     async fn echo(&mut self, dialect: (&str, &str)) -> Result<()> {
-        let session = self.session(dialect, Options::default()).await?;
+        let session = self
+            .session(dialect, ClientSessionOptions::default())
+            .await?;
         let pieces = self.pieces(60, 4_000);
         self.pipeline(&session, pieces).await?;
         session.close().await?;
@@ -224,7 +228,7 @@ impl Client {
     }
 
     /// A stream through two functions; what comes out is read by two, the second when all is over.
-    async fn pipeline(&mut self, session: &Session, pieces: Vec<Bytes>) -> Result<()> {
+    async fn pipeline(&mut self, session: &ClientSession, pieces: Vec<Bytes>) -> Result<()> {
         let expect = pieces.concat();
         let mut writer = session.write()?;
         let first = session.call(request("echo", &[("text", writer.node())], &["response"]))?;
@@ -241,8 +245,8 @@ impl Client {
         let (written, read) = futures::join!(writing, output.read().whole());
         let written: Result<()> = written;
         written?;
-        self.right(&read.map_err(told)?, &expect)?;
-        self.right(&between.read().whole().await.map_err(told)?, &expect)
+        self.right(&read.map_err(to_anyhow)?, &expect)?;
+        self.right(&between.read().whole().await.map_err(to_anyhow)?, &expect)
     }
 
     fn right(&mut self, found: &[u8], expect: &[u8]) -> Result<()> {
@@ -252,12 +256,14 @@ impl Client {
             found.len(),
             expect.len()
         );
-        self.tally.bytes += found.len() as u64;
+        self.totals.bytes += found.len() as u64;
         Ok(())
     }
 
     async fn generate(&mut self, dialect: (&str, &str)) -> Result<()> {
-        let session = self.session(dialect, Options::default()).await?;
+        let session = self
+            .session(dialect, ClientSessionOptions::default())
+            .await?;
         let length = 1 + self.dice.below(400);
         let prompt = self.dice.letters(length);
         let input = leaf(&session, prompt.clone().into()).await?;
@@ -272,7 +278,9 @@ impl Client {
     }
 
     async fn cancel(&mut self, dialect: (&str, &str)) -> Result<()> {
-        let session = self.session(dialect, Options::default()).await?;
+        let session = self
+            .session(dialect, ClientSessionOptions::default())
+            .await?;
         let input = leaf(&session, "on and on".into()).await?;
         let mut ask = request("GENERATE", &[("prompt", &input)], &["response"]);
         ask.target = "endless".into();
@@ -280,7 +288,7 @@ impl Client {
         let mut reader = call.output("response").context("no output")?.read();
         for _ in 0..self.dice.below(20) {
             let piece = reader.next().await.context("it never ends")?;
-            self.tally.bytes += piece.map_err(told)?.data.len() as u64;
+            self.totals.bytes += piece.map_err(to_anyhow)?.data.len() as u64;
         }
         drop((reader, call));
         // The session is as good as before.
@@ -294,11 +302,11 @@ impl Client {
         let dialect = DIALECTS[self.dice.below(3)];
         let after = 2_000 + self.dice.below(100_000);
         let wire = Wire::cut_after(after, self.server).await?;
-        let options = Options {
+        let options = ClientSessionOptions {
             resume: true,
-            ..Options::default()
+            ..ClientSessionOptions::default()
         };
-        let session = Session::connect(&at(wire.address, dialect), options).await?;
+        let session = ClientSession::connect(&at(wire.address, dialect), options).await?;
         let pieces = self.pieces(60, 2_000);
         self.pipeline(&session, pieces).await?;
         session.close().await?;
@@ -306,7 +314,9 @@ impl Client {
     }
 
     async fn slow(&mut self, dialect: (&str, &str)) -> Result<()> {
-        let session = self.session(dialect, Options::default()).await?;
+        let session = self
+            .session(dialect, ClientSessionOptions::default())
+            .await?;
         let pieces = self.pieces(40, 64_000);
         let expect = pieces.concat();
         let mut writer = session.write()?;
@@ -322,7 +332,7 @@ impl Client {
         let reading = async {
             let mut all = Vec::new();
             while let Some(piece) = reader.next().await {
-                all.extend_from_slice(&piece.map_err(told)?.data);
+                all.extend_from_slice(&piece.map_err(to_anyhow)?.data);
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             Ok::<_, anyhow::Error>(all)
@@ -337,12 +347,14 @@ impl Client {
     /// Functions of ours are listed while we are there, and called by their names.
     async fn offer(&mut self) -> Result<()> {
         let dialect = DIALECTS[self.dice.below(3)];
-        let session = self.session(dialect, Options::default()).await?;
+        let session = self
+            .session(dialect, ClientSessionOptions::default())
+            .await?;
         let kernel = Kernel::new();
         kernel.add(function(
             "shout",
             "Says it louder.",
-            |said: Said| async move { said.text.to_uppercase() },
+            |reply: Sent| async move { reply.text.to_uppercase() },
         ))?;
         let served = tokio::spawn(serve(&session, kernel).await?);
         let pieces = self.pieces(5, 1_000);
@@ -357,9 +369,9 @@ impl Client {
     }
 
     async fn fail(&mut self, dialect: (&str, &str)) -> Result<()> {
-        let options = Options {
+        let options = ClientSessionOptions {
             partial_failure: true,
-            ..Options::default()
+            ..ClientSessionOptions::default()
         };
         let session = self.session(dialect, options).await?;
         let call = session.call(request("fail", &[], &["response"]))?;
@@ -382,9 +394,9 @@ impl Client {
     }
 
     async fn late(&self, dialect: (&str, &str)) -> Result<()> {
-        let options = Options {
+        let options = ClientSessionOptions {
             timeout: Some(Duration::from_millis(300)),
-            ..Options::default()
+            ..ClientSessionOptions::default()
         };
         let session = self.session(dialect, options).await?;
         let call = session.call(request("slow", &[], &["response"]))?;
@@ -400,14 +412,21 @@ impl Client {
                 let mut socket = TcpStream::connect(self.server).await?;
                 socket.write_all(b"GET / HTTP/1.1\r\nhos").await?;
             }
-            1 => drop(self.session(dialect, Options::default()).await?),
+            1 => drop(
+                self.session(dialect, ClientSessionOptions::default())
+                    .await?,
+            ),
             2 => {
-                let session = self.session(dialect, Options::default()).await?;
+                let session = self
+                    .session(dialect, ClientSessionOptions::default())
+                    .await?;
                 let call = session.call(request("slow", &[], &["response"]))?;
                 call.detach();
             }
             _ => {
-                let session = self.session(dialect, Options::default()).await?;
+                let session = self
+                    .session(dialect, ClientSessionOptions::default())
+                    .await?;
                 let length = self.dice.below(1 << 18);
                 let mut writer = session.write()?;
                 let call =
@@ -421,36 +440,36 @@ impl Client {
 }
 
 #[derive(serde::Deserialize, schemars::JsonSchema)]
-struct Said {
+struct Sent {
     text: String,
 }
 
-fn at(server: SocketAddr, (scheme, rest): (&str, &str)) -> Address {
-    Address::new(format!("{scheme}://{server}{rest}"))
+fn at(server: SocketAddr, (scheme, rest): (&str, &str)) -> ServerAddress {
+    ServerAddress::new(format!("{scheme}://{server}{rest}"))
 }
 
 fn text() -> Arc<Metadata> {
     Arc::new(Metadata::of("text/plain").with_role("USER"))
 }
 
-async fn leaf(session: &Session, data: Bytes) -> Result<Node> {
+async fn leaf(session: &ClientSession, data: Bytes) -> Result<SessionNode> {
     let mut writer = session.write()?;
     writer.write(&text(), data).await?;
     Ok(writer.end(&text())?)
 }
 
-async fn read(node: Option<Node>) -> Result<Vec<u8>> {
+async fn read(node: Option<SessionNode>) -> Result<Vec<u8>> {
     let whole = node.context("no output")?.read().whole().await;
-    whole.map_err(told)
+    whole.map_err(to_anyhow)
 }
 
-fn told(status: Arc<Status>) -> anyhow::Error {
+fn to_anyhow(status: Arc<Status>) -> anyhow::Error {
     Status::clone(&status).into()
 }
 
 /// Of a message that is a burden.
-const BURDEN_BYTES: usize = 900_000;
+const LOAD_HEADER_BYTES: usize = 900_000;
 /// How it begins to speak JSON.
 const UPGRADE: &[u8] = b"GET /evergreen HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-protocol: evergreen.v2.json\r\n\r\n";
 /// How long one errand may take, on a machine that does other things as well.
-const PATIENCE: Duration = Duration::from_secs(120);
+const WAIT_LIMIT: Duration = Duration::from_secs(120);

@@ -1,6 +1,4 @@
 //! Chance that can be had again.
-//!
-//! Owns: one generator (SplitMix64). Refuses to know: what is decided with it.
 
 /// Numbers that follow from a seed.
 pub(crate) struct Dice(u64);

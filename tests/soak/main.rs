@@ -1,8 +1,5 @@
 //! The soak: many clients of all kinds against a server in a process of its own, for minutes or hours.
 //!
-//! Owns: the clients' tasks, looking at the server meanwhile, the verdict: every content is right, nothing stays open,
-//! and memory does not grow. Refuses to know: who starts the server; `cargo xtask soak` does.
-//!
 //! ```text
 //! soak --server ADDRESS --pid PID [--minutes N] [--clients N] [--seed N]
 //! ```
@@ -22,7 +19,7 @@ use clap::Parser;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use self::client::{Client, Tally};
+use self::client::{Client, Totals};
 use self::victim::{Polls, Sample, Victim};
 
 /// Many clients of all kinds against a running server
@@ -50,13 +47,13 @@ async fn main() -> Result<ExitCode> {
     let args = Args::parse();
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let seed = args.seed.unwrap_or_else(|| u64::from(now.subsec_nanos()));
-    say(&format!(
+    send(&format!(
         "seed {seed}, {} clients, {} min",
         args.clients, args.minutes
     ))?;
     let verdict = soak(&args, seed).await;
     if let Err(error) = &verdict {
-        say(&format!("FAILED with --seed {seed}: {error:#}"))?;
+        send(&format!("FAILED with --seed {seed}: {error:#}"))?;
         return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)
@@ -64,7 +61,7 @@ async fn main() -> Result<ExitCode> {
 
 async fn soak(args: &Args, seed: u64) -> Result<()> {
     let victim = Victim::new(args.server, args.pid);
-    victim.ready(PATIENCE).await?;
+    victim.ready(WAIT_LIMIT).await?;
     let span = Duration::from_secs_f64(args.minutes * 60.0);
     let end = Instant::now() + span;
     let mut clients = JoinSet::new();
@@ -72,13 +69,13 @@ async fn soak(args: &Args, seed: u64) -> Result<()> {
         clients.spawn(Client::new(args.server, seed, number).run(end));
     }
     let samples = watch(&victim, &mut clients, end).await?;
-    let mut tally = Tally::default();
+    let mut totals = Totals::default();
     while let Some(ended) = clients.join_next().await {
-        tally.add(&ended??);
+        totals.add(&ended??);
     }
-    say(&format!("{tally}"))?;
-    victim.empty(PATIENCE).await?;
-    say("nothing is open any more")?;
+    send(&format!("{totals}"))?;
+    victim.empty(WAIT_LIMIT).await?;
+    send("nothing is open any more")?;
     judge_polls(&victim.polls().await?)?;
     judge(&samples, span)
 }
@@ -87,7 +84,7 @@ async fn soak(args: &Args, seed: u64) -> Result<()> {
 /// processor in the middle of a poll: a few may seem long.
 fn judge_polls(polls: &Polls) -> Result<()> {
     let Polls { all, long, longest } = polls;
-    say(&format!(
+    send(&format!(
         "{all} polls, {long} longer than 50 ms, {longest} longer than a second"
     ))?;
     if *longest > 0 || *long > all / LONG_POLLS {
@@ -99,18 +96,18 @@ fn judge_polls(polls: &Polls) -> Result<()> {
 /// Looks at the server every few seconds; gives up as soon as a client has found something wrong.
 async fn watch(
     victim: &Victim,
-    clients: &mut JoinSet<Result<Tally>>,
+    clients: &mut JoinSet<Result<Totals>>,
     end: Instant,
 ) -> Result<Vec<Sample>> {
     let began = Instant::now();
     let mut samples = Vec::new();
-    let mut told = 0;
+    let mut received = 0;
     while Instant::now() < end {
         tokio::time::sleep(EVERY).await;
         let sample = victim.sample(began.elapsed())?;
-        if sample.at.as_secs() / 30 > told {
-            told = sample.at.as_secs() / 30;
-            say(&format!(
+        if sample.at.as_secs() / 30 > received {
+            received = sample.at.as_secs() / 30;
+            send(&format!(
                 "{:>6} s {:>8} KiB",
                 sample.at.as_secs(),
                 sample.resident / 1024
@@ -144,7 +141,7 @@ fn judge(samples: &[Sample], span: Duration) -> Result<()> {
     let growth = (last as f64 - first as f64) / 1024.0 / minutes;
     // What allocators round and keep is the same for a short run as for a long one.
     let most = GROWTH_KIB.max(ROUNDING_KIB / minutes);
-    say(&format!(
+    send(&format!(
         "resident after the warm-up {} KiB, at the end {} KiB: {growth:+.0} KiB per minute (at most {most:.0})",
         first / 1024,
         last / 1024
@@ -161,7 +158,7 @@ fn middle(samples: &[&Sample]) -> u64 {
     resident[resident.len() / 2]
 }
 
-fn say(line: &str) -> Result<()> {
+fn send(line: &str) -> Result<()> {
     Ok(writeln!(std::io::stdout(), "{line}")?)
 }
 
@@ -171,7 +168,7 @@ const EVERY: Duration = Duration::from_secs(1);
 const WARM_UP: Duration = Duration::from_secs(120);
 /// How long models may take to load, and how long after the last client something may still be open: whoever is away is
 /// waited for.
-const PATIENCE: Duration = Duration::from_secs(40);
+const WAIT_LIMIT: Duration = Duration::from_secs(40);
 /// One in so many polls may seem to last longer than 50 ms.
 const LONG_POLLS: u64 = 100;
 /// Growth that passes, in a run that is long enough.

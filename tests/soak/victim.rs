@@ -1,6 +1,4 @@
 //! The server as it is seen from outside: its memory, and its own numbers.
-//!
-//! Owns: reading `/proc` and `/metrics`. Refuses to know: what is right.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -48,7 +46,7 @@ impl Victim {
     }
 
     /// Waits until nothing is open, and nothing has ever panicked.
-    pub(crate) async fn empty(&self, patience: Duration) -> Result<()> {
+    pub(crate) async fn empty(&self, timeout: Duration) -> Result<()> {
         let began = Instant::now();
         loop {
             let numbers = self.numbers().await?;
@@ -66,8 +64,8 @@ impl Victim {
                     panics => bail!("{panics} panics"),
                 };
             }
-            if began.elapsed() > patience {
-                bail!("{patience:?} after the last client: {}", left.join(", "));
+            if began.elapsed() > timeout {
+                bail!("{timeout:?} after the last client: {}", left.join(", "));
             }
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
@@ -91,11 +89,11 @@ impl Victim {
     }
 
     /// Waits until its models are loaded.
-    pub(crate) async fn ready(&self, patience: Duration) -> Result<()> {
+    pub(crate) async fn ready(&self, timeout: Duration) -> Result<()> {
         let began = Instant::now();
         while !self.get("/readyz").await?.starts_with("HTTP/1.1 200 ") {
-            if began.elapsed() > patience {
-                bail!("the server is not ready after {patience:?}");
+            if began.elapsed() > timeout {
+                bail!("the server is not ready after {timeout:?}");
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }

@@ -1,6 +1,4 @@
 //! A wire that breaks once.
-//!
-//! Owns: passing bytes on, and cutting the first connection after so many. Refuses to know: what they mean.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};

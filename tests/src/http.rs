@@ -1,6 +1,4 @@
 //! HTTP/1.1 as bytes on a socket, for what a client library would hide: exact heads, pieces as they come, resets.
-//!
-//! Owns: one connection, what is sent on it and what comes back. Refuses to know: routes.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::PATIENCE;
+use crate::WAIT_LIMIT;
 
 /// A connection.
 pub struct Wire {
@@ -62,7 +60,7 @@ impl Answer {
     }
 
     /// Status, type and text: what most tests compare.
-    pub fn told(&self) -> (u16, String, &str) {
+    pub fn summary(&self) -> (u16, String, &str) {
         let kind = self.head.header("content-type").unwrap_or_default();
         (self.head.status, kind, self.text())
     }
@@ -217,7 +215,7 @@ impl Wire {
     /// Reads until there are so many bytes. False: the connection ended before.
     async fn fill(&mut self, bytes: usize) -> bool {
         while self.ahead.len() < bytes {
-            let read = timeout(PATIENCE, self.socket.read_buf(&mut self.ahead));
+            let read = timeout(WAIT_LIMIT, self.socket.read_buf(&mut self.ahead));
             match read.await.expect("an answer in time") {
                 Ok(0) | Err(_) => return false,
                 Ok(_) => {}

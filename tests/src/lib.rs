@@ -1,8 +1,7 @@
 //! What the test binaries share: a server of their own, scripted engines, and raw Evergreen calls.
 //!
-//! Owns: the harness. Refuses to know: what is tested with it. The integration tests stand in `main.rs`, one binary;
-//! those that count the allocator's bytes stand in `memory/`, because a counting allocator is global.
-//! Everything here panics where it cannot go on, as tests do.
+//! The integration tests stand in `main.rs`, one binary; those that count the allocator's bytes stand in `memory/`,
+//! because a counting allocator is global. Everything here panics where it cannot go on, as tests do.
 
 #![allow(
     clippy::unwrap_used,
@@ -19,18 +18,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sapwood_engine::scripted::{self, Scripted};
-use sapwood_engine::{Engine, Owner};
+use sapwood_engine::{Engine, EngineOwner};
 use sapwood_kernel::session::test_functions;
 use sapwood_kernel::{Kernel, Targets, model};
-use sapwood_net::evergreen::{Address, Node, Options, Request, Session};
-use sapwood_proto::evergreen::Limits;
-use sapwood_server::allowance::Charging;
-use sapwood_server::auth::{Key, Scopes};
-use sapwood_server::counting::Counting;
+use sapwood_net::evergreen::{
+    CallRequest, ClientSession, ClientSessionOptions, ServerAddress, SessionNode,
+};
+use sapwood_proto::evergreen::SessionLimits;
+use sapwood_server::auth::{ApiKey, Scopes};
+use sapwood_server::call_metrics::CallMetricsLayer;
 use sapwood_server::evergreen::{self, Config};
-use sapwood_server::lmtp::{self, Lmtp};
-use sapwood_server::metrics::Face;
-use sapwood_server::{Server, Shared, drain, generate, server};
+use sapwood_server::lmtp::{self, LmtpService};
+use sapwood_server::metrics::FaceLabel;
+use sapwood_server::rate_limit::AllowanceLayer;
+use sapwood_server::{Server, ServerContext, drain, generate, server};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -40,16 +41,16 @@ pub struct Running {
     /// Where it listens.
     pub address: SocketAddr,
     /// Its handles.
-    pub shared: Shared,
+    pub shared: ServerContext,
     /// LMTP over its models, for transports that are not HTTP's.
-    pub lmtp: Lmtp,
+    pub lmtp: LmtpService,
     serving: JoinHandle<()>,
     _stop: oneshot::Sender<()>,
 }
 
 impl Running {
     /// A server over `kernel`'s functions.
-    pub async fn start(kernel: Kernel, config: Config, keys: Vec<Key>) -> Self {
+    pub async fn start(kernel: Kernel, config: Config, keys: Vec<ApiKey>) -> Self {
         Self::start_with(server::Config::default(), kernel, config, keys).await
     }
 
@@ -58,7 +59,7 @@ impl Running {
         server: server::Config,
         kernel: Kernel,
         config: Config,
-        keys: Vec<Key>,
+        keys: Vec<ApiKey>,
     ) -> Self {
         let faces = Faces {
             evergreen: config,
@@ -81,30 +82,30 @@ impl Running {
         server: server::Config,
         kernel: Kernel,
         faces: Faces,
-        keys: Vec<Key>,
+        keys: Vec<ApiKey>,
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let builder = Server::builder(server, keys).unwrap();
         let shared = builder.shared().clone();
         let kernel = kernel.scope();
-        kernel.layer(Charging);
+        kernel.layer(AllowanceLayer);
         let counted = |face| {
             let kernel = kernel.scope();
-            kernel.layer(Counting::new(&shared.metrics, face));
+            kernel.layer(CallMetricsLayer::new(&shared.metrics, face));
             kernel
         };
-        let lmtp = Lmtp::new(shared.clone(), counted(Face::Lmtp), faces.lmtp);
+        let lmtp = LmtpService::new(shared.clone(), counted(FaceLabel::Lmtp), faces.lmtp);
         let evergreen = evergreen::face(shared.clone(), kernel.clone(), faces.evergreen);
-        let generate = generate::face(shared.clone(), counted(Face::Generate), faces.generate);
+        let generate = generate::face(shared.clone(), counted(FaceLabel::Generate), faces.generate);
         let builder = builder.face(evergreen).face(lmtp.face());
         let server = builder.face(generate).build().unwrap();
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(async {
-            let leaving = async {
+            let departing = async {
                 let _ = stopped.await;
             };
-            server.serve(listener, leaving).await;
+            server.serve(listener, departing).await;
         });
         Self {
             address,
@@ -129,7 +130,7 @@ impl Running {
     }
 
     /// A server with the test functions and these limits.
-    pub async fn limited(limits: Limits) -> Self {
+    pub async fn limited(limits: SessionLimits) -> Self {
         let config = Config {
             limits: Arc::new(limits),
             ..Config::default()
@@ -159,24 +160,24 @@ impl Running {
     }
 
     /// Where a client finds it.
-    pub fn at(&self) -> Address {
-        Address::new(format!("http://{}", self.address))
+    pub fn at(&self) -> ServerAddress {
+        ServerAddress::new(format!("http://{}", self.address))
     }
 
     /// A session of our client.
-    pub async fn session(&self) -> Session {
-        Session::connect(&self.at(), Options::default())
+    pub async fn session(&self) -> ClientSession {
+        ClientSession::connect(&self.at(), ClientSessionOptions::default())
             .await
             .unwrap()
     }
 
     /// The same with partial failure (EV-930).
-    pub async fn partial(&self) -> Session {
-        let options = Options {
+    pub async fn partial(&self) -> ClientSession {
+        let options = ClientSessionOptions {
             partial_failure: true,
-            ..Options::default()
+            ..ClientSessionOptions::default()
         };
-        Session::connect(&self.at(), options).await.unwrap()
+        ClientSession::connect(&self.at(), options).await.unwrap()
     }
 }
 
@@ -192,8 +193,8 @@ pub struct Faces {
 }
 
 /// The key of somebody who may do everything.
-pub fn key(name: &str, secret: &str) -> Key {
-    Key::new(name, secret, Scopes::ALL)
+pub fn key(name: &str, secret: &str) -> ApiKey {
+    ApiKey::new(name, secret, Scopes::ALL)
 }
 
 /// A model that plays `config`.
@@ -217,34 +218,34 @@ pub fn spawned(config: scripted::Config) -> Engine {
 }
 
 /// An engine that the test steps.
-pub fn by_hand(config: scripted::Config) -> (Owner, Engine) {
-    Owner::by_hand(scripted(config), sapwood_engine::Config::default())
+pub fn by_hand(config: scripted::Config) -> (EngineOwner, Engine) {
+    EngineOwner::by_hand(scripted(config), sapwood_engine::Config::default())
 }
 
 /// A call of `name` with these inputs and outputs.
-pub fn request(name: &str, inputs: &[(&str, &Node)], outputs: &[&str]) -> Request {
-    Request {
+pub fn request(name: &str, inputs: &[(&str, &SessionNode)], outputs: &[&str]) -> CallRequest {
+    CallRequest {
         name: name.into(),
         inputs: inputs
             .iter()
             .map(|(name, node)| ((*name).to_owned(), (*node).clone()))
             .collect(),
         outputs: outputs.iter().map(|name| (*name).to_owned()).collect(),
-        ..Request::default()
+        ..CallRequest::default()
     }
 }
 
 /// How long a test waits for what must come: only what hangs takes so long, on a busy machine too.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
-/// Lets everything else run until `holds`; a test that waits longer than [`PATIENCE`] has failed.
+/// Lets everything else run until `holds`; a test that waits longer than [`WAIT_LIMIT`] has failed.
 pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let waiting = async {
         while !holds() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(PATIENCE, waiting)
+    tokio::time::timeout(WAIT_LIMIT, waiting)
         .await
         .unwrap_or_else(|_| panic!("{what}: never"));
 }

@@ -1,6 +1,4 @@
 //! What our client would never send: raw messages in a bare gRPC call.
-//!
-//! Owns: the call, and how it ended. Refuses to know: what is sent.
 
 use bytes::Bytes;
 use futures::stream::BoxStream;
@@ -68,8 +66,8 @@ pub struct Open {
 pub fn open<T: Send + 'static>(
     items: impl IntoIterator<Item = T, IntoIter: Send + 'static>,
 ) -> (Open, BoxStream<'static, T>) {
-    let (_kept, told) = oneshot::channel::<()>();
-    let nothing = stream::once(told).filter_map(|_| std::future::ready(None));
+    let (_kept, received) = oneshot::channel::<()>();
+    let nothing = stream::once(received).filter_map(|_| std::future::ready(None));
     let items = stream::iter(items).chain(nothing).boxed();
     (Open { _kept }, items)
 }
@@ -82,12 +80,12 @@ pub async fn request(
     body: impl Into<Bytes>,
     more: bool,
 ) -> (http::Response<Body>, Option<Open>) {
-    let (kept, body) = open([Ok::<_, tonic::Status>(Frame::data(body.into()))]);
-    let kept = more.then_some(kept);
+    let (retained, body) = open([Ok::<_, tonic::Status>(Frame::data(body.into()))]);
+    let retained = more.then_some(retained);
     let request = head.uri(format!("http://{}{}", server.address, grpc::PATH));
     let request = request.body(Body::new(StreamBody::new(body))).unwrap();
     let answer = channel(server).await.oneshot(request).await.unwrap();
-    (answer, kept)
+    (answer, retained)
 }
 
 /// The head of a gRPC call.
@@ -109,7 +107,7 @@ pub async fn outcome((answer, _kept): (http::Response<Body>, Option<Open>)) -> (
         .iter()
         .chain([&head.headers])
         .find_map(tonic::Status::from_header_map);
-    told(
+    code_and_reason(
         status
             .filter(|status| status.code() != tonic::Code::Ok)
             .as_ref()
@@ -139,7 +137,7 @@ pub async fn end(mut answers: Streaming<SessionMessage>) -> Option<Status> {
 }
 
 /// The gRPC number and the reason of an end.
-pub fn told(end: Option<Status>) -> (i32, String) {
+pub fn code_and_reason(end: Option<Status>) -> (i32, String) {
     end.map_or((0, String::new()), |status| {
         (status.code.grpc().into(), status.reason.to_string())
     })

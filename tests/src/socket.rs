@@ -1,6 +1,4 @@
 //! A raw WebSocket to a server of the tests: what any client might send, frame by frame.
-//!
-//! Owns: the connection, and frames of our own making. Refuses to know: dialects.
 
 use bytes::Bytes;
 use futures::{SinkExt, StreamExt};
@@ -22,7 +20,7 @@ pub struct Socket {
 
 /// What the server said.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum SocketReply {
     /// A text message.
     Text(String),
     /// A binary message.
@@ -99,7 +97,7 @@ impl Socket {
     }
 
     /// Sends a text message.
-    pub async fn say(&mut self, text: &str) {
+    pub async fn send_text(&mut self, text: &str) {
         self.stream.send(Message::text(text)).await.unwrap();
     }
 
@@ -121,29 +119,29 @@ impl Socket {
     }
 
     /// What the server says next.
-    pub async fn heard(&mut self) -> Said {
+    pub async fn received(&mut self) -> SocketReply {
         let mut close = None;
         loop {
             match self.stream.next().await {
-                Some(Ok(Message::Text(text))) => return Said::Text(text.to_string()),
-                Some(Ok(Message::Binary(bytes))) => return Said::Binary(bytes),
-                Some(Ok(Message::Close(said))) => {
-                    close = said.map(|frame| (frame.code.into(), frame.reason.to_string()));
+                Some(Ok(Message::Text(text))) => return SocketReply::Text(text.to_string()),
+                Some(Ok(Message::Binary(bytes))) => return SocketReply::Binary(bytes),
+                Some(Ok(Message::Close(reply))) => {
+                    close = reply.map(|frame| (frame.code.into(), frame.reason.to_string()));
                 }
                 Some(Ok(_)) => {}
                 // After the Close the server goes.
-                Some(Err(_)) | None => return Said::Close(close),
+                Some(Err(_)) | None => return SocketReply::Close(close),
             }
         }
     }
 
     /// Everything until the end, and the end.
-    pub async fn rest(&mut self) -> (Vec<Said>, Option<(u16, String)>) {
+    pub async fn rest(&mut self) -> (Vec<SocketReply>, Option<(u16, String)>) {
         let mut all = Vec::new();
         loop {
-            match self.heard().await {
-                Said::Close(close) => return (all, close),
-                said => all.push(said),
+            match self.received().await {
+                SocketReply::Close(close) => return (all, close),
+                reply => all.push(reply),
             }
         }
     }

@@ -120,13 +120,16 @@ mod tests {
             ("something new", "first `error` above"),
         ];
         for (cause, remedy) in cases {
-            let told = after_failed_build(&format!(
+            let reported = after_failed_build(&format!(
                 "{script}\n--- stdout\n{wall}--- stderr\n{cause}\n"
             ));
-            let lines: Vec<_> = told.lines().collect();
-            assert_eq!(lines.len(), 2, "{told}");
-            assert!(lines[0].ends_with("`llama-cpp-sys-2 v0.1.161`"), "{told}");
-            assert!(lines[1].contains(remedy), "{cause}: {told}");
+            let lines: Vec<_> = reported.lines().collect();
+            assert_eq!(lines.len(), 2, "{reported}");
+            assert!(
+                lines[0].ends_with("`llama-cpp-sys-2 v0.1.161`"),
+                "{reported}"
+            );
+            assert!(lines[1].contains(remedy), "{cause}: {reported}");
         }
         assert!(after_failed_build("").contains("without saying why"));
     }

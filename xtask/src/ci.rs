@@ -81,7 +81,7 @@ struct Lane {
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.list {
         for lane in LANES.iter().chain(LONG) {
-            process::say(&format!("{:10} {}", lane.name, lane.about));
+            process::print_line(&format!("{:10} {}", lane.name, lane.about));
         }
         return Ok(());
     }
@@ -113,7 +113,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         };
         let failed = result.is_err();
         let took = start.elapsed();
-        process::say(&format!("{} took {} s", lane.name, took.as_secs()));
+        process::print_line(&format!("{} took {} s", lane.name, took.as_secs()));
         summary.add(Report {
             lane: lane.name,
             took,
@@ -143,7 +143,7 @@ fn install_tools(lanes: &[&Lane]) -> Vec<(&'static str, String)> {
     let mut lacking = Vec::new();
     for tool in tools {
         if let Err(error) = tool.ensure() {
-            process::say(&format!("{} is missing: {error:#}", tool.name));
+            process::print_line(&format!("{} is missing: {error:#}", tool.name));
             lacking.push((tool.name, format!("{error:#}")));
         }
     }

@@ -1,7 +1,7 @@
 //! The tables in `docs/faces/*.md` that say which test proves which rule.
 //!
-//! Owns: finding the tests that carry a rule's id, and the last column of those tables. People write the first two
-//! columns (rule, and what it says in short); a rule without a test must say `n/a` or `deferred` with the reason.
+//! Finding the tests that carry a rule's id, and the last column of those tables. People write the first two columns
+//! (rule, and what it says in short); a rule without a test must say `n/a` or `deferred` with the reason.
 //!
 //! A test carries a rule if its name starts with the id (`ev_206_…`) or a comment above it names it (`EV-206`).
 

@@ -1,6 +1,4 @@
 //! `cargo xtask demo-model`: trains the demo model anew.
-//!
-//! Owns: starting the recipe. Refuses to know: how a model is trained; the recipe stands in `crates/demo/recipe`.
 
 use anyhow::Result;
 

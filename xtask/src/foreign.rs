@@ -1,8 +1,5 @@
 //! The lane `foreign`: clients of other languages against a running server.
 //!
-//! Owns: one environment per client (their pins conflict), and starting them. Refuses to know:
-//! what they check.
-//!
 //! A client is a folder `tests/foreign/NAME` with `requirements.txt` and `check.py`, or with `package.json` and
 //! `check.mjs`. The script is called with `--server HOST:PORT` from the root of the checkout and ends with a line
 //! `N passed, N failed`. The server runs with `tests/foreign/sapwood.toml`; a client that has a `sapwood.toml` of its own
@@ -27,11 +24,11 @@ pub(crate) fn run() -> Result<Outcome> {
             .unwrap_or_default()
             .to_string_lossy()
             .into_owned();
-        let place = root().join("target/foreign").join(&name);
+        let position = root().join("target/foreign").join(&name);
         let prepared = if client.join("check.py").exists() {
-            python(&client, &place)
+            python(&client, &position)
         } else {
-            node(&client, &place)
+            node(&client, &position)
         };
         let Ok((program, script)) = prepared else {
             skipped.push(name);
@@ -46,7 +43,7 @@ pub(crate) fn run() -> Result<Outcome> {
         ));
         // The clients have nothing to do with each other: one that fails must not hide the next one's failure.
         if let Err(error) = checked {
-            process::say(&format!("{name}: {error:#}"));
+            process::print_line(&format!("{name}: {error:#}"));
             failed.push(name);
         }
     }
@@ -101,13 +98,13 @@ fn python(client: &Path, venv: &Path) -> Result<(String, String)> {
 
 /// The same for Node, which finds packages beside the script: a copy of it, and of what all scripts share, stands among
 /// them.
-fn node(client: &Path, place: &Path) -> Result<(String, String)> {
-    std::fs::create_dir_all(place)?;
+fn node(client: &Path, position: &Path) -> Result<(String, String)> {
+    std::fs::create_dir_all(position)?;
     for name in ["package.json", "check.mjs", "../checks.mjs"] {
         let copy = name.trim_start_matches("../");
-        std::fs::copy(client.join(name), place.join(copy))?;
+        std::fs::copy(client.join(name), position.join(copy))?;
     }
-    let folder = place.display().to_string();
+    let folder = position.display().to_string();
     process::run(&mut process::program(
         "npm",
         &[
@@ -121,6 +118,6 @@ fn node(client: &Path, place: &Path) -> Result<(String, String)> {
     ))?;
     Ok((
         "node".to_owned(),
-        place.join("check.mjs").display().to_string(),
+        position.join("check.mjs").display().to_string(),
     ))
 }

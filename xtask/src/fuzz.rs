@@ -40,7 +40,7 @@ pub(crate) fn run(settings: &Settings) -> Result<Outcome> {
     let targets = targets()?;
     let folder = build()?;
     let seed = settings.seed.unwrap_or_else(new_seed);
-    process::say(&format!(
+    process::print_line(&format!(
         "{} targets, {} s each; `--lane fuzz --seed {seed}` repeats this run",
         targets.len(),
         settings.seconds
@@ -53,7 +53,7 @@ pub(crate) fn run(settings: &Settings) -> Result<Outcome> {
             scope.spawn(|| {
                 while let Some(target) = next(&waiting) {
                     if let Err(error) = fuzz(&folder, &target, seed, settings.seconds) {
-                        process::say(&format!("{error:#}"));
+                        process::print_line(&format!("{error:#}"));
                         if let Ok(mut failed) = failed.lock() {
                             failed.push(target);
                         }
@@ -116,10 +116,10 @@ fn build() -> Result<PathBuf> {
 
 /// Runs one target; its output is shown if it found something.
 fn fuzz(folder: &Path, target: &str, seed: u32, seconds: u32) -> Result<()> {
-    let kept = root().join("fuzz/target/corpus").join(target);
+    let retained = root().join("fuzz/target/corpus").join(target);
     let committed = root().join("fuzz/corpus").join(target);
     let artifacts = root().join("fuzz/artifacts").join(target);
-    for folder in [&kept, &artifacts] {
+    for folder in [&retained, &artifacts] {
         std::fs::create_dir_all(folder)
             .with_context(|| format!("cannot create {}", folder.display()))?;
     }
@@ -132,7 +132,7 @@ fn fuzz(folder: &Path, target: &str, seed: u32, seconds: u32) -> Result<()> {
         .arg(format!("-timeout={INPUT_SECONDS_MAX}"))
         .arg("-print_final_stats=1")
         .arg(format!("-artifact_prefix={}/", artifacts.display()))
-        .arg(&kept);
+        .arg(&retained);
     if committed.is_dir() {
         command.arg(committed);
     }
@@ -152,7 +152,7 @@ fn fuzz(folder: &Path, target: &str, seed: u32, seconds: u32) -> Result<()> {
         let end: Vec<_> = end.into_iter().rev().collect();
         bail!("{}\n{target} failed with -seed={seed}", end.join("\n"));
     }
-    process::say(&format!(
+    process::print_line(&format!(
         "{target:20} {:>9} inputs, {:>3} MiB at its peak",
         value("stat::number_of_executed_units:"),
         value("stat::peak_rss_mb:")

@@ -1,6 +1,4 @@
 //! The project's own tasks: `cargo xtask serve | ci | tidy | soak | codegen | demo-model`.
-//!
-//! Owns: how the project is built, checked and regenerated. Refuses to know: anything the crates do at run time.
 
 mod advice;
 mod ci;
@@ -61,7 +59,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            process::say(&format!("error: {error:#}"));
+            process::print_line(&format!("error: {error:#}"));
             ExitCode::FAILURE
         }
     }

@@ -1,4 +1,4 @@
-//! Running other programs. Owns: how a command is shown, run and judged. Refuses to know: which ones.
+//! Running other programs.
 
 use std::io::{IsTerminal, Read, Write};
 use std::process::{Command, ExitStatus, Stdio};
@@ -6,7 +6,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use anyhow::{Context, Result, bail};
 
 /// Prints one line for people, on standard error.
-pub(crate) fn say(line: &str) {
+pub(crate) fn print_line(line: &str) {
     // Nothing sensible is left to do when standard error is gone.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
@@ -14,9 +14,9 @@ pub(crate) fn say(line: &str) {
 /// Prints a heading, bold on a terminal.
 pub(crate) fn heading(line: &str) {
     if std::io::stderr().is_terminal() {
-        say(&format!("\n\u{1b}[1m== {line}\u{1b}[0m"));
+        print_line(&format!("\n\u{1b}[1m== {line}\u{1b}[0m"));
     } else {
-        say(&format!("\n== {line}"));
+        print_line(&format!("\n== {line}"));
     }
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn program(name: &str, arguments: &[&str]) -> Command {
 /// Runs a command with its output shown; an error unless it succeeds.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let shown = show(command);
-    say(&format!("$ {shown}"));
+    print_line(&format!("$ {shown}"));
     let status = command
         .status()
         .with_context(|| format!("cannot start `{shown}`"))?;
@@ -53,7 +53,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 /// It cannot be started.
 pub(crate) fn run_and_keep(command: &mut Command) -> Result<(ExitStatus, String)> {
     let shown = show(command);
-    say(&format!("$ {shown}"));
+    print_line(&format!("$ {shown}"));
     if std::io::stderr().is_terminal() {
         // Cargo sees a pipe where there is a terminal behind it.
         command.env("CARGO_TERM_COLOR", "always");
@@ -64,25 +64,25 @@ pub(crate) fn run_and_keep(command: &mut Command) -> Result<(ExitStatus, String)
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot start `{shown}`"))?;
-    let mut kept = Vec::new();
+    let mut retained = Vec::new();
     if let Some(mut stderr) = child.stderr.take() {
         let mut piece = [0; 4096];
         while let Ok(read @ 1..) = stderr.read(&mut piece) {
             // Nothing sensible is left to do when standard error is gone.
             let _ = std::io::stderr().write_all(&piece[..read]);
-            kept.extend_from_slice(&piece[..read]);
+            retained.extend_from_slice(&piece[..read]);
             // Twice what is kept, so that a long build does not move it at every piece.
-            if kept.len() > 2 * KEPT_BYTES {
-                kept.drain(..kept.len() - KEPT_BYTES);
+            if retained.len() > 2 * RETAINED_BYTES {
+                retained.drain(..retained.len() - RETAINED_BYTES);
             }
         }
     }
     let status = child.wait()?;
-    Ok((status, String::from_utf8_lossy(&kept).into_owned()))
+    Ok((status, String::from_utf8_lossy(&retained).into_owned()))
 }
 
 /// The end of a build's output that is looked at when it failed.
-const KEPT_BYTES: usize = 256 * 1024;
+const RETAINED_BYTES: usize = 256 * 1024;
 
 /// Runs a command quietly; its standard output, or an error with what it said.
 pub(crate) fn output(command: &mut Command) -> Result<String> {

@@ -1,6 +1,4 @@
 //! `cargo xtask serve`: from a fresh clone to a running server.
-//!
-//! Owns: preparing the machine, building the release binary, starting it. Refuses to know: what the server does.
 
 use std::process::Command;
 use std::time::Instant;
@@ -40,10 +38,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let binary = root().join(&folder).join("sapwood");
     build(options, binary.exists())?;
     if options.build_only {
-        process::say(&format!("built {folder}/sapwood"));
+        process::print_line(&format!("built {folder}/sapwood"));
         return Ok(());
     }
-    process::say(&format!(
+    process::print_line(&format!(
         "put {folder} on your PATH to call `sapwood chat` from anywhere"
     ));
     let status = Command::new(&binary)
@@ -59,7 +57,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 fn build(options: &Options, again: bool) -> Result<()> {
     if !again {
-        process::say(
+        process::print_line(
             "building sapwood; the first time takes some minutes, about half of them for llama.cpp",
         );
     }
@@ -81,7 +79,7 @@ fn build(options: &Options, again: bool) -> Result<()> {
         bail!("{}", advice::after_failed_build(&output));
     }
     if !again {
-        process::say(&format!("built in {} s", start.elapsed().as_secs()));
+        process::print_line(&format!("built in {} s", start.elapsed().as_secs()));
     }
     Ok(())
 }

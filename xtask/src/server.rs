@@ -1,6 +1,4 @@
 //! The server of the build under test, for lanes that talk to it from outside.
-//!
-//! Owns: building it, starting it, finding out where it listens, ending it. Refuses to know: who talks to it.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;

@@ -1,6 +1,4 @@
 //! `cargo xtask soak`, and the lane of that name: many clients of all kinds against a running server, for a long time.
-//!
-//! Owns: starting both. Refuses to know: what the clients do, and what they find right (`tests/soak`).
 
 use anyhow::Result;
 

@@ -61,7 +61,7 @@ pub(crate) fn ensure(machine: &Machine) -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
-    process::say(&format!(
+    process::print_line(&format!(
         "missing for the build of llama.cpp: {}",
         names(&missing)
     ));

@@ -28,7 +28,7 @@ impl Tool {
         if (self.present)() {
             return Ok(());
         }
-        process::say(&format!("installing {}", self.name));
+        process::print_line(&format!("installing {}", self.name));
         match (self.install)() {
             Ok(()) if (self.present)() => Ok(()),
             Ok(()) => bail!(
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     /// A tool that is not there, and what installing it does.
-    fn told(install: fn() -> Result<()>) -> String {
+    fn failure_of(install: fn() -> Result<()>) -> String {
         let tool = Tool {
             name: "a tool",
             by_hand: "get tool",
@@ -149,7 +149,10 @@ mod tests {
 
     #[test]
     fn what_cannot_be_installed_says_how_by_hand() {
-        assert_eq!(told(|| bail!("no network")), "no network; try `get tool`");
-        assert!(told(|| Ok(())).ends_with("try `get tool`"));
+        assert_eq!(
+            failure_of(|| bail!("no network")),
+            "no network; try `get tool`"
+        );
+        assert!(failure_of(|| Ok(())).ends_with("try `get tool`"));
     }
 }

@@ -1,8 +1,7 @@
 //! The engine against the same llama.cpp called bare, on random weights; time to the first token beside a long prompt;
 //! what a conversation's second turn costs.
 //!
-//! Owns: alternating rounds, medians, the table. Refuses to know: how the engine schedules. Both loops sample at the
-//! same temperature among as many candidates, with the same threads, cache and batches.
+//! Both loops sample at the same temperature among as many candidates, with the same threads, cache and batches.
 //!
 //! ```text
 //! embedded_decode [--rounds N] [--steps N] [--threads N] [--json] [--gate]
@@ -22,9 +21,9 @@ use sapwood_benches::embedded::{
 };
 use sapwood_benches::measure::median;
 use sapwood_benches::report::Report;
-use sapwood_engine::api::{Kind, Prompt, Request, Usage};
-use sapwood_engine::embedded::{Embedded, Options};
-use sapwood_engine::{Config, Engine, Handle};
+use sapwood_engine::api::{EventKind, GenerationRequest, Prompt, TokenUsage};
+use sapwood_engine::embedded::{Embedded, LoadOptions};
+use sapwood_engine::{Config, Engine, RequestHandle};
 use sapwood_proto::steer::Token;
 use serde_json::json;
 
@@ -50,10 +49,10 @@ struct Args {
 
 fn main() -> Result<ExitCode> {
     let args = Args::parse();
-    let options = Options {
+    let options = LoadOptions {
         parallel: 32,
         threads: args.threads,
-        ..Options::default()
+        ..LoadOptions::default()
     };
     let mut out = std::io::stdout().lock();
     let mut passed = true;
@@ -61,7 +60,7 @@ fn main() -> Result<ExitCode> {
         // llama.cpp looks at every cell in use for every token, whosever it is: what an engine keeps of finished
         // requests slows those that run. The bare loop keeps nothing and computes its prompts in one pass, so the
         // comparison is with an engine that does the same; what keeping costs is a row of its own.
-        let forgetful = Options {
+        let forgetful = LoadOptions {
             kept_prefixes: Some(0),
             parallel: u32::try_from(sequences)?,
             ..options.clone()
@@ -79,8 +78,8 @@ fn main() -> Result<ExitCode> {
     let mut alone = model(&options)?;
     let engine = Engine::spawn(Box::new(model(&options)?), Config::default())?;
     let most = SEQUENCES[SEQUENCES.len() - 1];
-    let kept = ("decode, prefixes kept", most);
-    decode(kept, &mut alone, &engine, &args, &mut out)?;
+    let retained = ("decode, prefixes kept", most);
+    decode(retained, &mut alone, &engine, &args, &mut out)?;
     first_token(&engine, &args, &mut out)?;
     second_turn(&engine, &args, &mut out)?;
     Ok(args.report.exit(passed))
@@ -125,8 +124,8 @@ fn decode(
     Ok(ratio)
 }
 
-fn request(prompt: Vec<Token>, max_tokens: usize) -> Request {
-    let mut request = Request::new(Prompt::Tokens(prompt));
+fn request(prompt: Vec<Token>, max_tokens: usize) -> GenerationRequest {
+    let mut request = GenerationRequest::new(Prompt::Tokens(prompt));
     request.max_tokens = u32::try_from(max_tokens).ok();
     request.ignore_eos = true;
     request.sampling.temperature = TEMPERATURE;
@@ -140,18 +139,18 @@ struct Answer {
     first: Instant,
     last: Instant,
     tokens: Vec<Token>,
-    usage: Usage,
+    usage: TokenUsage,
 }
 
-async fn answer(mut handle: Handle) -> Result<Answer> {
+async fn answer(mut handle: RequestHandle) -> Result<Answer> {
     let (mut first, mut tokens) = (None, Vec::new());
     while let Some(event) = handle.next().await {
         match event.kind {
-            Kind::Tokens(got) => {
+            EventKind::Tokens(got) => {
                 first.get_or_insert_with(Instant::now);
                 tokens.extend(got.tokens.iter().map(|token| token.id));
             }
-            Kind::Usage(usage) => {
+            EventKind::Usage(usage) => {
                 let last = Instant::now();
                 return Ok(Answer {
                     first: first.unwrap_or(last),
@@ -160,14 +159,14 @@ async fn answer(mut handle: Handle) -> Result<Answer> {
                     usage,
                 });
             }
-            Kind::Finish(_) => {}
-            Kind::Fault(fault) => bail!("{fault}"),
+            EventKind::Finish(_) => {}
+            EventKind::Error(error) => bail!("{error}"),
         }
     }
     bail!("the stream ended early")
 }
 
-fn submit(engine: &Engine, request: Request) -> Result<Handle> {
+fn submit(engine: &Engine, request: GenerationRequest) -> Result<RequestHandle> {
     Ok(engine.submit(request)?)
 }
 

@@ -1,8 +1,5 @@
 //! How many threads a pass should use, and whether idle workers should spin: the reasons for the defaults.
 //!
-//! Owns: rounds over threads x polling, with the machine otherwise idle and with one processor kept busy by another
-//! process. Refuses to know: the engine.
-//!
 //! ```text
 //! embedded_threads [--rounds N] [--steps N] [--json]
 //! ```
@@ -14,7 +11,7 @@ use anyhow::Result;
 use clap::Parser;
 use sapwood_benches::embedded::{bare, model, processor_seconds};
 use sapwood_benches::measure::median;
-use sapwood_engine::embedded::Options;
+use sapwood_engine::embedded::LoadOptions;
 use serde_json::json;
 
 const SEQUENCES: [usize; 2] = [1, 8];
@@ -53,10 +50,10 @@ fn main() -> Result<()> {
         let mut figures = vec![[vec![], vec![], vec![], vec![]]; settings.len()];
         for round in 0..rounds {
             for (figures, &(threads, poll)) in figures.iter_mut().zip(&settings) {
-                let mut model = model(&Options {
+                let mut model = model(&LoadOptions {
                     threads: Some(threads),
                     poll,
-                    ..Options::default()
+                    ..LoadOptions::default()
                 })?;
                 for (index, &sequences) in SEQUENCES.iter().enumerate() {
                     let before = processor_seconds()?;

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use clap::Parser;
 use sapwood_benches::measure::{core_time, median};
-use sapwood_engine::api::{Prompt, Request};
-use sapwood_engine::model::{Entry, Model, Opening, Row};
+use sapwood_engine::api::{GenerationRequest, Prompt};
+use sapwood_engine::model::{BatchEntry, Model, OutputRow, SlotPurpose};
 use sapwood_engine::scripted::{Config as Script, Script as Name, Scripted};
-use sapwood_engine::{Config, Handle, Owner};
+use sapwood_engine::{Config, EngineOwner, RequestHandle};
 use sapwood_proto::time::Time;
 
 const SEQUENCES: [u32; 3] = [1, 16, 64];
@@ -65,7 +65,7 @@ fn bare(sequences: u32) -> anyhow::Result<f64> {
     let mut model = model()?;
     let prompt = [256, 97];
     for slot in 0..sequences {
-        let opening = Opening {
+        let opening = SlotPurpose {
             prompt: &prompt,
             seed: u64::from(slot),
             choice: 0,
@@ -81,7 +81,7 @@ fn bare(sequences: u32) -> anyhow::Result<f64> {
             began = core_time()?;
         }
         batch.clear();
-        batch.extend((0..).zip(&tokens).map(|(slot, &token)| Entry {
+        batch.extend((0..).zip(&tokens).map(|(slot, &token)| BatchEntry {
             slot,
             position,
             token,
@@ -91,7 +91,7 @@ fn bare(sequences: u32) -> anyhow::Result<f64> {
             .decode(&batch, Time::ZERO)
             .map_err(|stop| anyhow::anyhow!("{stop:?}"))?;
         for (index, token) in tokens.iter_mut().enumerate() {
-            if let Row::Ranked(ranking) = model.row(index, Time::ZERO) {
+            if let OutputRow::Ranked(ranking) = model.row(index, Time::ZERO) {
                 *token = ranking.first();
             }
         }
@@ -102,7 +102,7 @@ fn bare(sequences: u32) -> anyhow::Result<f64> {
 
 /// The same tokens through the engine: time in steps, and time spent reading.
 fn engine(sequences: u32) -> anyhow::Result<(f64, f64)> {
-    let (mut owner, engine) = Owner::by_hand(
+    let (mut owner, engine) = EngineOwner::by_hand(
         Box::new(model()?),
         Config {
             seed: Some(1),
@@ -111,7 +111,7 @@ fn engine(sequences: u32) -> anyhow::Result<(f64, f64)> {
     );
     let mut handles = Vec::new();
     for _ in 0..sequences {
-        handles.push(engine.submit(Request::new(Prompt::Tokens(vec![256, 97])))?);
+        handles.push(engine.submit(GenerationRequest::new(Prompt::Tokens(vec![256, 97])))?);
     }
     let mut now = Time::ZERO;
     let (mut stepping, mut reading) = (Duration::ZERO, Duration::ZERO);
@@ -136,7 +136,7 @@ fn engine(sequences: u32) -> anyhow::Result<(f64, f64)> {
     ))
 }
 
-fn drain(handle: &mut Handle) {
+fn drain(handle: &mut RequestHandle) {
     while let Some(event) = handle.try_next() {
         std::hint::black_box(event);
     }

@@ -1,8 +1,7 @@
 //! Session echo against a bare echo of the same messages, over gRPC or WebSockets (EV-981, EV-982, EV-984).
 //!
-//! Owns: the alternating rounds, the medians, the gate. Refuses to know: how either server works inside. Both run in
-//! processes of their own with the same settings; one client drives them in turn, one fragment per message (`--coalesced`:
-//! the session joins ready fragments, as it does by default).
+//! Both run in processes of their own with the same settings; one client drives them in turn, one fragment per message
+//! (`--coalesced`: the session joins ready fragments, as it does by default).
 //!
 //! ```text
 //! evergreen_echo [--quick] [--json] [--gate] [--websocket | --msgpack] [--coalesced] [--rounds N] [--seconds S] [--case WORDS] [--idle SESSIONS]

@@ -1,7 +1,6 @@
 //! Events of `generate_stream` against a bare handler that sends the same (TR-1601).
 //!
-//! Owns: the alternating rounds, the medians, the gate. Refuses to know: how either server works inside. Both run in
-//! processes of their own; one client drives them in turn, each stream over a connection of its own.
+//! Both run in processes of their own; one client drives them in turn, each stream over a connection of its own.
 //!
 //! ```text
 //! generate_events [--quick] [--json] [--gate] [--streams N] [--rounds N] [--seconds S]

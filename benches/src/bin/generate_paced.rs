@@ -1,8 +1,6 @@
 //! Events of paced streams against a bare handler that sends the same at the same pace (TR-1602): what one costs, and how
 //! late it comes.
 //!
-//! Owns: the alternating rounds, the medians, the gate. Refuses to know: how either server works inside.
-//!
 //! ```text
 //! generate_paced [--quick] [--json] [--gate] [--streams N] [--pace TOKENS_PER_S] [--rounds N] [--seconds S]
 //! generate_paced --serve generate | bare

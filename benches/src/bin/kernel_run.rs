@@ -1,6 +1,5 @@
 //! What the kernel adds to a stream of small chunks (KE-P1), and what a reader of a shared node costs (KE-P4).
 //!
-//! Owns: alternating rounds in one process, minima and medians, goals. Refuses to know: how the kernel does it.
 //! KE-P1's peers: a bare boxed stream whose bytes are appended, against kernel, one pass-through layer and
 //! `run::<String>().finish()` over the same chunks.
 //!

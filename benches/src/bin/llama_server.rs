@@ -1,8 +1,7 @@
 //! `generate_stream` of the demo model beside llama.cpp's own server with the same file (TR-1603): how soon the first event
 //! comes, and how many tokens.
 //!
-//! Owns: the settings that make both alike, the alternating rounds, the medians, the gate. Refuses to know: how either server
-//! works inside. `llama-server` is not ours: whoever measures says where it is, and has built it for the same instructions.
+//! `llama-server` is not ours: whoever measures says where it is, and has built it for the same instructions.
 //!
 //! ```text
 //! llama_server --llama-server PROGRAM [--quick] [--json] [--gate] [--model FILE] [--threads N] [--words N] [--tokens N]
@@ -25,8 +24,8 @@ use sapwood_benches::generate::face;
 use sapwood_benches::generate::waves::{Waves, answer};
 use sapwood_benches::measure::{median, percentile};
 use sapwood_benches::report::Report;
-use sapwood_benches::{NAME, house};
-use sapwood_engine::embedded::{Options, Source, load};
+use sapwood_benches::{NAME, kernel_and_engine};
+use sapwood_engine::embedded::{LoadOptions, ModelSource, load};
 use serde_json::{Value, json};
 
 /// generate_stream beside llama.cpp's own server, with the same model
@@ -73,15 +72,20 @@ impl Args {
 async fn main() -> Result<ExitCode> {
     let args = Args::parse();
     if args.serve.is_some() {
-        let options = Options {
+        let options = LoadOptions {
             context_tokens: Some(CONTEXT_TOKENS),
             cache_tokens: Some(CONTEXT_TOKENS * PARALLEL),
             parallel: PARALLEL,
             threads: Some(args.threads),
-            ..Options::default()
+            ..LoadOptions::default()
         };
-        let model = load(NAME, &Source::File(args.file()?), &options, &mut |_| true)?;
-        let (kernel, _engine) = house(Box::new(model))?;
+        let model = load(
+            NAME,
+            &ModelSource::File(args.file()?),
+            &options,
+            &mut |_| true,
+        )?;
+        let (kernel, _engine) = kernel_and_engine(Box::new(model))?;
         face::serve(child::listener().await?, kernel).await?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -136,7 +140,7 @@ impl Side {
         }
         Ok(Self {
             name: "llama-server",
-            server: Server::elsewhere(&mut command, address, "/health").await?,
+            server: Server::spawn_at(&mut command, address, "/health").await?,
             path: "/completion",
             body: |prompt, tokens| json!({"prompt": prompt, "stream": true, "n_predict": tokens, "ignore_eos": true, "temperature": 0}),
         })
@@ -145,9 +149,9 @@ impl Side {
     /// The text of one answer.
     async fn text(&self, args: &Args) -> Result<String> {
         let body = (self.body)(&prompt(0, args.words), args.tokens).to_string();
-        let (_, said) = answer(self.server.address, self.path, &body).await?;
-        let said = String::from_utf8_lossy(&said);
-        let events = said.lines().filter_map(|line| line.strip_prefix("data: "));
+        let (_, reply) = answer(self.server.address, self.path, &body).await?;
+        let reply = String::from_utf8_lossy(&reply);
+        let events = reply.lines().filter_map(|line| line.strip_prefix("data: "));
         let mut text = String::new();
         for event in events {
             let event: Value = serde_json::from_str(event)?;
@@ -275,7 +279,7 @@ async fn compare(args: &Args) -> Result<ExitCode> {
                 number += 1;
             }
         }
-        passed &= tell(args, at_once, &sides, figures.map(Figures::medians))?;
+        passed &= report(args, at_once, &sides, figures.map(Figures::medians))?;
     }
     if !args.report.json {
         let memory = [sides[0].server.resident()?, sides[1].server.resident()?].map(|n| n >> 20);
@@ -291,7 +295,7 @@ async fn compare(args: &Args) -> Result<ExitCode> {
 }
 
 /// Writes one line of each server; whether the goals are met.
-fn tell(args: &Args, at_once: u32, sides: &[Side; 2], figures: [Medians; 2]) -> Result<bool> {
+fn report(args: &Args, at_once: u32, sides: &[Side; 2], figures: [Medians; 2]) -> Result<bool> {
     let [theirs, ours] = &figures;
     let (rate, first) = (
         ours.rate / theirs.rate,

@@ -1,8 +1,8 @@
 //! What single things of LMTP cost: large biases and named masks (LM-1307), prompts that grow by what was generated
 //! (LM-1308), items at the client (LM-1310), and streams that are passed on from a pool of two servers (LM-1309).
 //!
-//! Owns: the messages, the figures, the gate. Refuses to know: how the parts work inside. Everything but engines runs on
-//! one thread, whose time on a core is what counts, so that a busy machine blurs little.
+//! Everything but engines runs on one thread, whose time on a core is what counts, so that a busy machine blurs
+//! little.
 //!
 //! ```text
 //! lmtp_costs biases [--json] [--gate]
@@ -31,12 +31,12 @@ use sapwood_benches::{NAME, scripted};
 use sapwood_engine::Engine;
 use sapwood_engine::api::Tokens;
 use sapwood_engine::scripted::Config as Script;
-use sapwood_kernel::connect::lmtp::{Terms, function};
-use sapwood_kernel::{Chunk, GenerateConfig, Kernel, Mime, Ports, PromptMode, Want, args};
-use sapwood_net::lmtp::pool::{Endpoint, Pool};
-use sapwood_net::lmtp::{Address, Client, Items, Options};
-use sapwood_proto::lmtp::{Fault, Generate};
-use sapwood_server::lmtp::{Config, Lmtp};
+use sapwood_kernel::connect::lmtp::{LmtpModelTerms, function};
+use sapwood_kernel::{Chunk, GenerateConfig, Kernel, Mime, PromptMode, RequestedPorts, Want, args};
+use sapwood_net::lmtp::pool::{LmtpPool, PoolEndpoint};
+use sapwood_net::lmtp::{ConnectOptions, LmtpClient, PeerAddress, StreamItems};
+use sapwood_proto::lmtp::{GenerateRequest, LmtpError};
+use sapwood_server::lmtp::{Config, LmtpService};
 use sapwood_server::server;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, ReadHalf, WriteHalf};
@@ -118,12 +118,12 @@ struct Lines {
 impl Lines {
     fn open(model: Script) -> Result<Self> {
         let shared = server::Server::builder(server::Config::default(), Vec::new())?;
-        let (kernel, engine) = scripted::house(model)?;
-        let lmtp = Lmtp::new(shared.shared().clone(), kernel, Config::default());
+        let (kernel, engine) = scripted::kernel_and_engine(model)?;
+        let lmtp = LmtpService::new(shared.shared().clone(), kernel, Config::default());
         let (ours, theirs) = tokio::io::duplex(1 << 20);
         tokio::spawn(async move {
             let (reader, writer) = tokio::io::split(theirs);
-            lmtp.speak(reader, writer, true).await
+            lmtp.serve_connection(reader, writer, true).await
         });
         let (reader, writer) = tokio::io::split(ours);
         Ok(Self {
@@ -188,7 +188,7 @@ async fn biases(report: Report) -> Result<ExitCode> {
         }
     }
     let [plain, masked, biased] = costs.map(median);
-    let said = json!({
+    let reply = json!({
         "plain_us": plain, "mask_us": masked, "goal_mask_us": GOAL_MASK_US,
         "biases": BIASES, "biases_us": biased, "goal_biases_us": GOAL_BIASES_US,
     });
@@ -196,7 +196,7 @@ async fn biases(report: Report) -> Result<ExitCode> {
         "a GENERATE {plain:.1} us, with a mask {masked:.1} us (goal {GOAL_MASK_US}), \
          with {BIASES} biases {biased:.0} us (goal {GOAL_BIASES_US})"
     );
-    report.say(&text, &said)?;
+    report.print(&text, &reply)?;
     Ok(report.exit(masked < GOAL_MASK_US && biased < GOAL_BIASES_US))
 }
 
@@ -245,7 +245,7 @@ async fn prompts(report: Report) -> Result<ExitCode> {
     let prefilled = asked - stats.prefix_hits.get();
     #[allow(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     let share = prefilled as f64 / new as f64;
-    let said = json!({
+    let reply = json!({
         "queries": QUERIES, "generates": ROUNDS, "prompt_tokens": asked, "new_tokens": new,
         "prefilled_tokens": prefilled, "prefilled_per_new": share, "goal": GOAL_PREFILLED,
     });
@@ -253,7 +253,7 @@ async fn prompts(report: Report) -> Result<ExitCode> {
         "{QUERIES} queries of {ROUNDS} GENERATEs: {asked} prompt tokens, {new} of them new, {prefilled} prefilled: \
          {share:.3} of the new (goal {GOAL_PREFILLED})"
     );
-    report.say(&text, &said)?;
+    report.print(&text, &reply)?;
     Ok(report.exit(share <= GOAL_PREFILLED))
 }
 
@@ -286,12 +286,12 @@ async fn reading(rounds: Rounds, report: Report) -> Result<ExitCode> {
         rates.push(items_per_cpu_second(&server, rounds.span()).await?);
     }
     let rate = median(rates);
-    let said =
+    let reply =
         json!({"items_per_cpu_s": rate.round(), "items_per_frame": STREAMS, "goal": GOAL_ITEMS});
     let text = format!(
         "{rate:.0} items per cpu-s at the client, {STREAMS} in a frame (goal {GOAL_ITEMS})"
     );
-    report.say(&text, &said)?;
+    report.print(&text, &reply)?;
     Ok(report.exit(rate >= GOAL_ITEMS))
 }
 
@@ -310,28 +310,32 @@ async fn passing(rounds: Rounds, report: Report) -> Result<ExitCode> {
         rates.push(passed_per_cpu_second(&servers, rounds.span()).await?);
     }
     let rate = median(rates);
-    let said = json!({"tokens_per_cpu_s": rate.round(), "streams": STREAMS, "servers": servers.len(), "goal": GOAL_PASSED});
+    let reply = json!({"tokens_per_cpu_s": rate.round(), "streams": STREAMS, "servers": servers.len(), "goal": GOAL_PASSED});
     let text = format!(
         "{rate:.0} tokens per cpu-s passed on, {STREAMS} streams of {} servers (goal {GOAL_PASSED})",
         servers.len()
     );
-    report.say(&text, &said)?;
+    report.print(&text, &reply)?;
     Ok(report.exit(rate >= GOAL_PASSED))
 }
 
 async fn passed_per_cpu_second(servers: &[Server], span: Duration) -> Result<f64> {
     let mut endpoints = Vec::new();
     for server in servers {
-        endpoints.push(Endpoint {
-            address: Address::parse(&server.address.to_string()).map_err(failed)?,
+        endpoints.push(PoolEndpoint {
+            address: PeerAddress::parse(&server.address.to_string()).map_err(failed)?,
             model: NAME.to_owned(),
             weight: 1,
         });
     }
-    let options = Options::default();
-    let pool = Pool::connect(endpoints, &options, Default::default()).await;
+    let options = ConnectOptions::default();
+    let pool = LmtpPool::connect(endpoints, &options, Default::default()).await;
     let kernel = Kernel::new();
-    kernel.add(function(&pool.map_err(failed)?, NAME, Terms::default()))?;
+    kernel.add(function(
+        &pool.map_err(failed)?,
+        NAME,
+        LmtpModelTerms::default(),
+    ))?;
     let count = Arc::new(AtomicU64::new(0));
     let mut readers = JoinSet::new();
     for stream in 0..STREAMS {
@@ -354,7 +358,7 @@ async fn pass(kernel: Kernel, stream: u32, count: Arc<AtomicU64>) -> Result<()> 
         .collect();
     let prompt = Chunk::bytes(prompt).with_mime(Mime::TOKENS);
     let args = args! { prompt: prompt, config: config.into_chunk() };
-    let mut want = Want::from(Ports::main());
+    let mut want = Want::from(RequestedPorts::main());
     want.inner = true;
     let mut run = kernel.run::<Chunk>(NAME, args).wanting(want);
     while let Some(chunk) = run.next().await {
@@ -367,17 +371,17 @@ async fn pass(kernel: Kernel, stream: u32, count: Arc<AtomicU64>) -> Result<()> 
 }
 
 async fn items_per_cpu_second(server: &Server, span: Duration) -> Result<f64> {
-    let address = Address::parse(&server.address.to_string()).map_err(failed)?;
-    let client = Client::connect(address, Options::base())
+    let address = PeerAddress::parse(&server.address.to_string()).map_err(failed)?;
+    let client = LmtpClient::connect(address, ConnectOptions::base())
         .await
         .map_err(failed)?;
     let count = Arc::new(AtomicU64::new(0));
     let mut readers = JoinSet::new();
     for _ in 0..STREAMS {
-        let wanted = Generate {
+        let wanted = GenerateRequest {
             prompt: vec![1],
             max_tokens: u32::MAX,
-            ..Generate::default()
+            ..GenerateRequest::default()
         };
         let items = client.generate(NAME, wanted).await.map_err(failed)?;
         readers.spawn(read(items, Arc::clone(&count)));
@@ -405,7 +409,7 @@ async fn measured(
     Ok(items / used.as_secs_f64())
 }
 
-async fn read(mut items: Items, count: Arc<AtomicU64>) -> Result<()> {
+async fn read(mut items: StreamItems, count: Arc<AtomicU64>) -> Result<()> {
     while let Some(item) = items.next().await {
         item.map_err(failed)?;
         count.fetch_add(1, Ordering::Relaxed);
@@ -413,6 +417,6 @@ async fn read(mut items: Items, count: Arc<AtomicU64>) -> Result<()> {
     Ok(())
 }
 
-fn failed(fault: Fault) -> Error {
-    anyhow!("{fault:?}")
+fn failed(error: LmtpError) -> Error {
+    anyhow!("{error:?}")
 }

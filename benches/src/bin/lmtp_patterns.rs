@@ -1,8 +1,6 @@
 //! What clients of LMTP do besides reading as fast as they can: tokens that come at their own pace (LM-1303), and
 //! connections that come and go (LM-1305).
 //!
-//! Owns: both loads, the figures, the gate. Refuses to know: how the server works inside; it runs in a process of its own.
-//!
 //! ```text
 //! lmtp_patterns paced [--quick] [--json] [--gate] [--rounds N] [--seconds S]
 //! lmtp_patterns cycles [--count N] [--json] [--gate]
@@ -112,7 +110,7 @@ async fn paced(rounds: Rounds, report: Report) -> Result<ExitCode> {
     }
     let share = median(shares);
     let (first, between) = (percentile(&all.first, 99), percentile(&all.between, 99));
-    let said = json!({
+    let reply = json!({
         "streams": STREAMS, "share_of_pace": share, "goal_share": GOAL_SHARE,
         "between_p50_us": percentile(&all.between, 50), "between_p99_us": between, "goal_between_us": GOAL_BETWEEN_US,
         "first_p50_us": percentile(&all.first, 50), "first_p99_us": first, "goal_first_us": GOAL_FIRST_US,
@@ -121,7 +119,7 @@ async fn paced(rounds: Rounds, report: Report) -> Result<ExitCode> {
         "{STREAMS} streams at {PACE} tokens/s: {share:.3} of the pace (goal {GOAL_SHARE}), p99 {between} us between tokens \
          (goal {GOAL_BETWEEN_US}), p99 {first} us to the first (goal {GOAL_FIRST_US})"
     );
-    report.say(&text, &said)?;
+    report.print(&text, &reply)?;
     let passed = share >= GOAL_SHARE && between < GOAL_BETWEEN_US && first < GOAL_FIRST_US;
     Ok(report.exit(passed))
 }
@@ -175,7 +173,7 @@ async fn cycles(count: u32, report: Report) -> Result<ExitCode> {
         socket.send(Message::text(generate(1, 1 << 16))).await?;
         // Half of them hear something before they go.
         if cycle % 2 == 0 {
-            let _said = socket.next().await.transpose()?;
+            let _reply = socket.next().await.transpose()?;
         }
         drop(socket);
         if cycle == tenth {
@@ -187,7 +185,7 @@ async fn cycles(count: u32, report: Report) -> Result<ExitCode> {
     let freed = alone(&server).await?;
     let after = server.resident()?;
     let grown = after.saturating_sub(before);
-    let said = json!({
+    let reply = json!({
         "cycles": count, "seconds": took.as_secs_f64(), "resident_bytes_after_a_tenth": before, "resident_bytes": after,
         "goal_growth_bytes": GOAL_GROWTH_BYTES, "last_row_freed_after_us": freed.as_micros(),
     });
@@ -197,7 +195,7 @@ async fn cycles(count: u32, report: Report) -> Result<ExitCode> {
         took.as_secs_f64(),
         freed.as_micros()
     );
-    report.say(&text, &said)?;
+    report.print(&text, &reply)?;
     Ok(report.exit(grown <= GOAL_GROWTH_BYTES))
 }
 

@@ -1,7 +1,6 @@
 //! Tokens over LMTP against bare WebSockets that send the same (LM-1301, LM-1302, LM-1304, LM-1306).
 //!
-//! Owns: the alternating rounds, the medians, the gate. Refuses to know: how the servers work inside. Each runs in a
-//! process of its own; one client drives them in turn.
+//! Each runs in a process of its own; one client drives them in turn.
 //!
 //! ```text
 //! lmtp_tokens [--quick] [--json] [--gate] [--rounds N] [--seconds S] [--case WORDS]

@@ -10,10 +10,12 @@ use std::time::Duration;
 
 use clap::Parser;
 use sapwood_benches::measure::{core_time, median};
-use sapwood_engine::api::{ModelInfo, Prompt, Request, Sampling, SharedVocabulary};
-use sapwood_engine::model::{Capacity, Entry, Model, Opening, Row, Slot, Stop};
-use sapwood_engine::scripted::{Config as Script, Script as Name, Scripted, Tokenizer};
-use sapwood_engine::{Config, Owner};
+use sapwood_engine::api::{GenerationRequest, ModelInfo, Prompt, Sampling, SharedVocabulary};
+use sapwood_engine::model::{
+    BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose,
+};
+use sapwood_engine::scripted::{Config as Script, Script as Name, Scripted, ScriptedTokenizer};
+use sapwood_engine::{Config, EngineOwner};
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
@@ -43,7 +45,7 @@ impl Logits {
         let script = Script {
             script: Name::Tokens,
             count: u32::MAX,
-            tokenizer: Some(Tokenizer::Words),
+            tokenizer: Some(ScriptedTokenizer::Words),
             context_tokens: 4096,
             parallel: 1,
             kept_prefixes: 0,
@@ -88,30 +90,30 @@ impl Model for Logits {
         self.scripted.capacity()
     }
 
-    fn open(&mut self, slot: Slot, opening: &Opening<'_>) {
+    fn open(&mut self, slot: SlotId, opening: &SlotPurpose<'_>) {
         self.scripted.open(slot, opening);
     }
 
-    fn fork(&mut self, from: Slot, to: Slot, tokens: u32) {
+    fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32) {
         self.scripted.fork(from, to, tokens);
     }
 
-    fn truncate(&mut self, slot: Slot, tokens: u32) {
+    fn truncate(&mut self, slot: SlotId, tokens: u32) {
         self.scripted.truncate(slot, tokens);
     }
 
-    fn release(&mut self, slot: Slot) {
+    fn release(&mut self, slot: SlotId) {
         self.scripted.release(slot);
     }
 
-    fn decode(&mut self, batch: &[Entry], now: Time) -> Result<(), Stop> {
+    fn decode(&mut self, batch: &[BatchEntry], now: Time) -> Result<(), DecodeStop> {
         self.scripted.decode(batch, now)
     }
 
-    fn row(&mut self, _index: usize, _now: Time) -> Row<'_> {
+    fn row(&mut self, _index: usize, _now: Time) -> OutputRow<'_> {
         self.at = (self.at + 1) % ROWS;
         self.row.clone_from(&self.table[self.at]);
-        Row::Logits(&mut self.row)
+        OutputRow::Logits(&mut self.row)
     }
 }
 
@@ -121,8 +123,8 @@ fn engine(sampling: &Sampling, top_logprobs: Option<u32>) -> anyhow::Result<f64>
         seed: Some(1),
         ..Config::default()
     };
-    let (mut owner, engine) = Owner::by_hand(Box::new(Logits::new()?), config);
-    let mut request = Request::new(Prompt::Tokens(vec![256, 97]));
+    let (mut owner, engine) = EngineOwner::by_hand(Box::new(Logits::new()?), config);
+    let mut request = GenerationRequest::new(Prompt::Tokens(vec![256, 97]));
     request.sampling = sampling.clone();
     request.top_logprobs = top_logprobs;
     request.ignore_eos = true;

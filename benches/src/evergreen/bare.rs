@@ -1,7 +1,5 @@
 //! The anchors of EV-981: a tonic service and a WebSocket that send every message straight back, with the settings of our
 //! listener.
-//!
-//! Owns: the two, without any code of ours in its path. Refuses to know: sessions.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -65,14 +63,14 @@ async fn echo(io: TcpStream) -> Result<(), tungstenite::Error> {
     };
     let mut socket = accept_hdr_async(io, agree).await?;
     loop {
-        let said = match socket.next().now_or_never() {
-            Some(said) => said,
+        let reply = match socket.next().now_or_never() {
+            Some(reply) => reply,
             None => {
                 socket.flush().await?;
                 socket.next().await
             }
         };
-        match said.transpose()? {
+        match reply.transpose()? {
             Some(message @ Message::Binary(_)) => socket.feed(message).await?,
             Some(_) => {}
             None => return Ok(()),

@@ -1,6 +1,4 @@
 //! The one client that drives every server: a window of raw messages.
-//!
-//! Owns: sending, counting, ending a round. Refuses to know: which server answers; both see the same bytes.
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,4 @@
 //! The server under test: a kernel with the test functions behind the Evergreen face and our own listener.
-//!
-//! Owns: its settings: one fragment per message, as the anchor has it (D-33), or as many as are ready. Refuses to know: the load.
 
 use anyhow::Result;
 use sapwood_kernel::Kernel;

@@ -1,6 +1,4 @@
 //! The client's end of a session, over gRPC or a WebSocket: raw messages, no library of ours but the msgpack dialect.
-//!
-//! Owns: connecting, sending, receiving. Refuses to know: what is said.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,9 +8,9 @@ use bytes::{Bytes, BytesMut};
 use futures::stream::{SplitSink, SplitStream};
 use futures::{SinkExt, StreamExt};
 use prost::Message as _;
-use sapwood_proto::evergreen::socket::{Codec, Heard};
+use sapwood_proto::evergreen::socket::{Codec, FrameContent};
 use sapwood_proto::evergreen::wire::SessionMessage;
-use sapwood_proto::evergreen::{Dialect, Frame, protobuf};
+use sapwood_proto::evergreen::{Dialect, WebSocketFrame, protobuf};
 use sapwood_proto::session::Side;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -189,7 +187,7 @@ impl Pack {
 
     fn read(&self, bytes: Bytes) -> Result<Option<SessionMessage>> {
         let mut codec = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Heard::Message(message) = codec.decode(Frame::Binary(bytes))? else {
+        let FrameContent::Message(message) = codec.decode(WebSocketFrame::Binary(bytes))? else {
             return Ok(None);
         };
         let mut out = BytesMut::new();

@@ -1,6 +1,4 @@
 //! When the events of paced streams arrive, against when they were due.
-//!
-//! Owns: asking, noting the time of each event, and how late it is. Refuses to know: which server answers.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -50,13 +48,13 @@ async fn one(mut io: TcpStream, begin: Instant, end: Instant) -> Result<Arrivals
             return Ok(arrivals);
         };
         let now = Instant::now();
-        let Some(said) = room.get(..read?).filter(|said| !said.is_empty()) else {
+        let Some(reply) = room.get(..read?).filter(|reply| !reply.is_empty()) else {
             bail!("the server closed a connection");
         };
-        if said.starts_with(b"HTTP/1.1 ") && !said.starts_with(b"HTTP/1.1 200") {
-            bail!("the server says {}", String::from_utf8_lossy(said));
+        if reply.starts_with(b"HTTP/1.1 ") && !reply.starts_with(b"HTTP/1.1 200") {
+            bail!("the server says {}", String::from_utf8_lossy(reply));
         }
-        for &byte in said {
+        for &byte in reply {
             if byte == b'\n' && last == b'\n' && now >= begin {
                 arrivals.push(now - begin);
             }

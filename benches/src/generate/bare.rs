@@ -1,6 +1,4 @@
 //! The anchor of TR-1601: a bare axum handler that formats an event for each token it gets from a channel.
-//!
-//! Owns: the handler, without any code of ours in its path. Refuses to know: what a client asks.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;

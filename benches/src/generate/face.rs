@@ -1,6 +1,4 @@
 //! The server under test: a model behind the Triton face and our own listener.
-//!
-//! Owns: its settings. Refuses to know: the load.
 
 use anyhow::Result;
 use sapwood_kernel::Kernel;

@@ -1,6 +1,4 @@
 //! The one client that drives both servers: streams that do not end, and a count of their events.
-//!
-//! Owns: asking and counting, over sockets as they are. Refuses to know: which server answers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -74,21 +72,21 @@ async fn listen(mut io: TcpStream, count: Arc<Count>, address: SocketAddr) -> Re
     let mut last = 0;
     loop {
         let read = io.read(&mut room).await?;
-        let Some(said) = room.get(..read).filter(|said| !said.is_empty()) else {
+        let Some(reply) = room.get(..read).filter(|reply| !reply.is_empty()) else {
             bail!("the server closed a connection");
         };
         let mut events = 0;
-        for &byte in said {
+        for &byte in reply {
             events += u64::from(byte == b'\n' && last == b'\n');
             last = byte;
         }
         count.events.fetch_add(events, Ordering::Relaxed);
         count.bytes.fetch_add(read as u64, Ordering::Relaxed);
         // The last chunk of a stream that came to its end.
-        if said.ends_with(b"\r\n0\r\n\r\n") {
+        if reply.ends_with(b"\r\n0\r\n\r\n") {
             io.write_all(request(address).as_bytes()).await?;
-        } else if said.starts_with(b"HTTP/1.1 ") && !said.starts_with(b"HTTP/1.1 200") {
-            bail!("the server says {}", String::from_utf8_lossy(said));
+        } else if reply.starts_with(b"HTTP/1.1 ") && !reply.starts_with(b"HTTP/1.1 200") {
+            bail!("the server says {}", String::from_utf8_lossy(reply));
         }
     }
 }

@@ -1,7 +1,4 @@
 //! Streams that come to their end, a number of them at a time, at any server that sends server-sent events.
-//!
-//! Owns: asking over a new connection each time, the time to the first event, and the time for all. Refuses to know: what a
-//! server is asked and says, but for where an event begins and that the status is 200.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -64,8 +61,8 @@ impl Waves {
         let mut answered = Vec::new();
         let take = || next.fetch_add(1, Ordering::Relaxed) as usize;
         while let Some(body) = self.bodies.get(take()) {
-            let (waited, said) = answer(self.address, self.path, body).await?;
-            answered.push((waited, said.len()));
+            let (waited, reply) = answer(self.address, self.path, body).await?;
+            answered.push((waited, reply.len()));
         }
         Ok(answered)
     }
@@ -85,20 +82,20 @@ pub async fn answer(address: SocketAddr, path: &str, body: &str) -> Result<(Dura
         body.len()
     );
     io.write_all((head + body).as_bytes()).await?;
-    let (mut said, mut waited) = (Vec::with_capacity(ROOM_BYTES), None);
-    while io.read_buf(&mut said).await? > 0 {
-        if waited.is_none() && holds(&said, b"\ndata: ") {
+    let (mut reply, mut waited) = (Vec::with_capacity(ROOM_BYTES), None);
+    while io.read_buf(&mut reply).await? > 0 {
+        if waited.is_none() && holds(&reply, b"\ndata: ") {
             waited = Some(began.elapsed());
         }
     }
-    let refusal = || String::from_utf8_lossy(&said).into_owned();
-    ensure!(said.starts_with(b"HTTP/1.1 200"), "{}", refusal());
-    let waited = waited.with_context(refusal)?;
-    Ok((waited, said))
+    let rejection = || String::from_utf8_lossy(&reply).into_owned();
+    ensure!(reply.starts_with(b"HTTP/1.1 200"), "{}", rejection());
+    let waited = waited.with_context(rejection)?;
+    Ok((waited, reply))
 }
 
-fn holds(said: &[u8], what: &[u8]) -> bool {
-    said.windows(what.len()).any(|part| part == what)
+fn holds(reply: &[u8], what: &[u8]) -> bool {
+    reply.windows(what.len()).any(|part| part == what)
 }
 
 /// About what a stream says.

@@ -1,7 +1,4 @@
 //! The anchors of section 12 of the LMTP page: WebSockets that send items without sessions and without an engine.
-//!
-//! Owns: the two, without any code of ours in their path, with the settings of our listener. Refuses to know: what a
-//! client asks; its first message begins the sending, which ends with the connection.
 
 use std::fmt::Write as _;
 

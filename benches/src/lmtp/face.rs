@@ -1,6 +1,4 @@
 //! The server under test: a scripted model behind the LMTP face and our own listener.
-//!
-//! Owns: its settings, and asking it what it counts. Refuses to know: the load.
 
 use std::net::SocketAddr;
 
@@ -20,7 +18,7 @@ use crate::scripted;
 pub async fn serve(listener: TcpListener, model: Script) -> Result<()> {
     let builder = Server::builder(Config::default(), Vec::new())?;
     let shared = builder.shared().clone();
-    let (kernel, engine) = scripted::house(model)?;
+    let (kernel, engine) = scripted::kernel_and_engine(model)?;
     shared.metrics.watch(engine);
     let face = lmtp::face(shared, kernel, lmtp::Config::default());
     builder

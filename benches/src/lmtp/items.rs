@@ -1,7 +1,4 @@
 //! What the frames of a server say, as far as a load has to know.
-//!
-//! Owns: telling items, their streams and their ends apart without reading JSON, which costs more than what is measured.
-//! Refuses to know: what is done with them.
 
 /// One item of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,4 @@
 //! The one client that drives every server: streams that never end, and a count of what comes.
-//!
-//! Owns: asking, counting, asking again where a stream came to its end. Refuses to know: which server answers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,9 +1,8 @@
 //! What callers of an engine see: a request goes in, a stream of events comes out.
 //!
-//! Owns: [`Request`], [`Event`], [`ModelInfo`], [`Vocabulary`], [`Refusal`]; the handle and the engine itself stand in
-//! `engine.rs`. Refuses to know: faces, kernels, how a model computes. See D-4 to D-11.
+//! See D-4 to D-11.
 //!
-//! A request either generates or, with [`Request::scored`], weighs tokens that are given. Both give the same events.
+//! A request either generates or, with [`GenerationRequest::scored`], weighs tokens that are given. Both give the same events.
 //!
 //! ```text
 //!   Engine::submit(Request) -> Handle ── Event{step, choice, Tokens}* ── Event{Finish} per choice ── Event{Usage} ── end
@@ -21,8 +20,8 @@ use sapwood_proto::code::Code;
 use sapwood_proto::steer::{Steer, Token};
 use smallvec::SmallVec;
 
-use crate::phase::Follower;
 use crate::recommended::RecommendedSampling;
+use crate::request_phase::Follower;
 
 /// Reason of a fault: end the transport in order, but without the protocol's own end.
 pub const CUT_CLOSE: &str = "cut_close";
@@ -37,7 +36,7 @@ pub enum Prompt {
     /// Raw text: no template; special tokens are not parsed; a BOS token as the model says (D-24).
     Text(String),
     /// A conversation for the model's chat template.
-    Chat(Chat),
+    Chat(ChatRequest),
 }
 
 impl Prompt {
@@ -70,9 +69,9 @@ impl Prompt {
 
 /// A conversation, rendered by the model's own chat template.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Chat {
+pub struct ChatRequest {
     /// The messages, oldest first.
-    pub messages: Vec<Message>,
+    pub messages: Vec<ChatMessage>,
     /// Tool definitions in the OpenAI shape, or `Null`.
     pub tools: serde_json::Value,
     /// Further variables for the template; an object or `Null`.
@@ -81,16 +80,16 @@ pub struct Chat {
     pub continue_last: bool,
 }
 
-impl Chat {
+impl ChatRequest {
     fn bytes(&self) -> usize {
-        let messages: usize = self.messages.iter().map(Message::bytes).sum();
+        let messages: usize = self.messages.iter().map(ChatMessage::bytes).sum();
         messages + json_bytes(&self.tools) + json_bytes(&self.template_args)
     }
 }
 
 /// One message of a conversation.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Message {
+pub struct ChatMessage {
     /// `system`, `user`, `assistant`, `tool`, or whatever the template knows.
     pub role: String,
     /// The text. It never turns into special tokens (EV-607).
@@ -103,7 +102,7 @@ pub struct Message {
     pub tool_call_id: Option<String>,
 }
 
-impl Message {
+impl ChatMessage {
     /// What it says of itself, each of which is a name.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         let others = [&self.name, &self.tool_call_id].into_iter();
@@ -174,7 +173,7 @@ impl Default for Sampling {
 }
 
 /// One generation, wanted `n` times.
-pub struct Request {
+pub struct GenerationRequest {
     /// What to generate from.
     pub prompt: Prompt,
     /// How tokens are chosen.
@@ -218,14 +217,14 @@ pub struct Request {
     pub follower: Option<Follower>,
     /// Not to generate: these tokens, at least one, are taken as the output, each with its log-probability given the
     /// prompt and those before it, without bias (LM-312). Only `top_logprobs` counts beside the prompt: nothing stops
-    /// it, nothing is drawn; `n` is 1 and there is no steerer. It ends with [`Reason::Stop`].
+    /// it, nothing is drawn; `n` is 1 and there is no steerer. It ends with [`FinishReason::Stop`].
     pub scored: Option<Vec<Token>>,
     /// How likely the prompt is, with the first tokens of choice 0: [`Tokens::prompt`]. Every token of it but the first is
     /// computed for that, whatever is cached, and weighed without bias.
     pub prompt_logprobs: bool,
 }
 
-impl Request {
+impl GenerationRequest {
     /// A request with the defaults of the core for everything but its prompt.
     #[must_use]
     pub fn new(prompt: Prompt) -> Self {
@@ -257,26 +256,26 @@ impl Request {
 
 /// One thing that happened to a request.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Event {
+pub struct EngineEvent {
     /// The engine's step in which it happened.
     pub step: u64,
     /// Which of the `n` choices (or forks) it concerns; 0 for `Usage` and `Fault`.
     pub choice: u32,
     /// What happened.
-    pub kind: Kind,
+    pub kind: EventKind,
 }
 
 /// The kinds of event.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Kind {
+pub enum EventKind {
     /// Tokens were appended.
     Tokens(Tokens),
     /// The choice ended; the last event of this choice.
-    Finish(Finish),
+    Finish(ChoiceEnd),
     /// What the whole request cost; after the last `Finish`, the last event.
-    Usage(Usage),
+    Usage(TokenUsage),
     /// The request ended early; the last event.
-    Fault(Fault),
+    Error(EngineError),
 }
 
 /// Tokens appended in one step, and the text that became certain with them.
@@ -294,7 +293,7 @@ pub struct Tokens {
     /// Whole characters, never the beginning of a stop string; often empty.
     pub text: CompactString,
     /// Of each token of the prompt but the first, with the first tokens of choice 0 where
-    /// [`Request::prompt_logprobs`] asked for it: its log-probability given those before it.
+    /// [`GenerationRequest::prompt_logprobs`] asked for it: its log-probability given those before it.
     pub prompt: Option<Arc<[f32]>>,
 }
 
@@ -328,16 +327,16 @@ pub struct Sampled {
 
 /// How a choice ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finish {
+pub struct ChoiceEnd {
     /// Why.
-    pub reason: Reason,
+    pub reason: FinishReason,
     /// The stop text or the stop tokens that did it, if they did.
-    pub stop: Option<Stop>,
+    pub stop: Option<StopCause>,
 }
 
 /// Why a choice ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
+pub enum FinishReason {
     /// End-of-sequence, a stop text, stop tokens, or the last of the tokens to be scored.
     Stop,
     /// `max_tokens` or the end of the context.
@@ -350,7 +349,7 @@ pub enum Reason {
 
 /// What stopped a choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub enum StopCause {
     /// This stop text.
     Text(String),
     /// These tokens, the last of the output; one for an end of sequence.
@@ -359,7 +358,7 @@ pub enum Stop {
 
 /// What a request cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct TokenUsage {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
     /// Tokens generated, all choices together.
@@ -377,7 +376,7 @@ pub struct Usage {
 /// Why a request ended early.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
-pub struct Fault {
+pub struct EngineError {
     /// The closed code.
     pub code: Code,
     /// The finer, stable name (`ENGINE_BUSY`, `PROMPT_TOO_LONG`, `timeout` …), or empty.
@@ -388,7 +387,7 @@ pub struct Fault {
     pub retry_after: Option<Duration>,
 }
 
-impl Fault {
+impl EngineError {
     /// A fault with its reason and its message.
     #[must_use]
     pub fn new(code: Code, reason: &'static str, message: impl Into<String>) -> Self {
@@ -409,7 +408,7 @@ impl Fault {
 }
 
 /// Why a request was not taken at all.
-pub type Refusal = Fault;
+pub type SubmitError = EngineError;
 
 /// What a model is and can do. Immutable while it is loaded.
 #[derive(Clone, Debug, PartialEq)]
@@ -487,7 +486,7 @@ pub trait Vocabulary: Send + Sync + 'static {
     fn is_end(&self, token: Token) -> bool;
 
     /// The token to put before raw text, if the model wants one.
-    fn beginning(&self) -> Option<Token>;
+    fn bos(&self) -> Option<Token>;
 
     /// The token that ends a turn, if there is one (EV-607).
     fn end_of_turn(&self) -> Option<Token>;
@@ -496,7 +495,7 @@ pub trait Vocabulary: Send + Sync + 'static {
     ///
     /// # Errors
     /// `NO_TEMPLATE` if there is none; `BAD_ROLE` or `invalid-request` if the template rejects the conversation.
-    fn chat(&self, chat: &Chat) -> Result<Vec<Token>, Fault>;
+    fn chat(&self, chat: &ChatRequest) -> Result<Vec<Token>, EngineError>;
 }
 
 /// A shared vocabulary.

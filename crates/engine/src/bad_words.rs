@@ -1,9 +1,8 @@
 //! Texts that must not come: which tokens would complete one, given what has been said so far.
 //!
-//! Owns: [`Lexicon`], a vocabulary in the order of its bytes, and [`BadWords`], what one request forbids (TR-401).
-//! Refuses to know: sequences and sampling. It is text that is forbidden, in whichever tokens it comes, and in the output
-//! only, as stop texts are looked for. Bytes count: a character that takes several tokens is looked for like any other
-//! text, while U+FFFD, which stands for bytes that are no text, is no byte of an output.
+//! It is text that is forbidden, in whichever tokens it comes, and in the output only, as stop texts are looked for.
+//! Bytes count: a character that takes several tokens is looked for like any other text, while U+FFFD, which stands
+//! for bytes that are no text, is no byte of an output.
 //!
 //! ```text
 //!   output … t h e │c a│   next token  t s …      a token is forbidden if a bad word ends within it:
@@ -23,7 +22,7 @@ use sapwood_proto::steer::{Mask, Token};
 use crate::api::SharedVocabulary;
 
 /// The tokens of a vocabulary that have bytes, in the order of those.
-pub(crate) struct Lexicon {
+pub(crate) struct TokenIndex {
     vocabulary: SharedVocabulary,
     /// Tokens of the vocabulary, those without bytes included.
     size: usize,
@@ -32,7 +31,7 @@ pub(crate) struct Lexicon {
     longest: usize,
 }
 
-impl Lexicon {
+impl TokenIndex {
     /// Sorts the first `size` tokens of a vocabulary, which takes a while: make one for each engine.
     pub(crate) fn new(vocabulary: SharedVocabulary, size: u32) -> Self {
         let mut order: Vec<Token> = (0..size)
@@ -65,17 +64,17 @@ impl Lexicon {
 
 /// The texts that one request forbids, made ready for its steps.
 pub(crate) struct BadWords {
-    lexicon: Arc<Lexicon>,
+    token_index: Arc<TokenIndex>,
     words: Vec<String>,
     /// The tokens in which no word lies as a whole.
     harmless: Mask,
-    endings: Vec<Ending>,
+    endings: Vec<Completion>,
     /// Bytes of output that any ending looks at.
     reach: usize,
 }
 
 /// A way to complete a word: its first bytes have been said, and a token begins with the others.
-struct Ending {
+struct Completion {
     word: usize,
     /// So many bytes of it; at least one, never all.
     begun: usize,
@@ -85,9 +84,9 @@ struct Ending {
 
 impl BadWords {
     /// Looks through the vocabulary once. None of the words is empty.
-    pub(crate) fn new(words: Vec<String>, lexicon: Arc<Lexicon>) -> Self {
+    pub(crate) fn new(words: Vec<String>, token_index: Arc<TokenIndex>) -> Self {
         let words = shortest(words);
-        let mut harmless = Mask::all(lexicon.size);
+        let mut harmless = Mask::all(token_index.size);
         let mut firsts = [false; 256];
         for first in words.iter().filter_map(|word| word.as_bytes().first()) {
             firsts[usize::from(*first)] = true;
@@ -96,17 +95,17 @@ impl BadWords {
             firsts[usize::from(bytes[0])]
                 && words.iter().any(|word| bytes.starts_with(word.as_bytes()))
         };
-        for &token in &lexicon.order {
-            let bytes = lexicon.bytes(token);
+        for &token in &token_index.order {
+            let bytes = token_index.bytes(token);
             if (0..bytes.len()).any(|at| begins_bad(&bytes[at..])) {
                 harmless.forbid(token);
             }
         }
-        let endings = endings(&words, &lexicon);
+        let endings = endings(&words, &token_index);
         let reach = endings.iter().map(|ending| ending.begun).max();
         Self {
             reach: reach.unwrap_or(0),
-            lexicon,
+            token_index,
             words,
             harmless,
             endings,
@@ -121,7 +120,7 @@ impl BadWords {
         for ending in &self.endings {
             let begun = &self.words[ending.word].as_bytes()[..ending.begun];
             if tail.ends_with(begun) {
-                let tokens = &self.lexicon.order[ending.tokens.clone()];
+                let tokens = &self.token_index.order[ending.tokens.clone()];
                 tokens.iter().for_each(|&token| mask.forbid(token));
             }
         }
@@ -136,7 +135,7 @@ impl BadWords {
             if length >= self.reach {
                 break;
             }
-            let bytes = self.lexicon.bytes(token);
+            let bytes = self.token_index.bytes(token);
             length += bytes.len();
             pieces.push(bytes);
         }
@@ -149,24 +148,24 @@ impl BadWords {
 /// two endings with the same rest never hold at once.
 fn shortest(mut words: Vec<String>) -> Vec<String> {
     words.sort_by_key(String::len);
-    let mut kept: Vec<String> = Vec::new();
+    let mut cached: Vec<String> = Vec::new();
     for word in words {
-        if !kept.iter().any(|other| word.contains(other.as_str())) {
-            kept.push(word);
+        if !cached.iter().any(|other| word.contains(other.as_str())) {
+            cached.push(word);
         }
     }
-    kept
+    cached
 }
 
-fn endings(words: &[String], lexicon: &Lexicon) -> Vec<Ending> {
+fn endings(words: &[String], token_index: &TokenIndex) -> Vec<Completion> {
     let mut endings = Vec::new();
     for (index, word) in words.iter().enumerate() {
         // No token begins with a rest that is longer than it.
-        let least = word.len().saturating_sub(lexicon.longest).max(1);
+        let least = word.len().saturating_sub(token_index.longest).max(1);
         for begun in least..word.len() {
-            let tokens = lexicon.beginning_with(&word.as_bytes()[begun..]);
+            let tokens = token_index.beginning_with(&word.as_bytes()[begun..]);
             if !tokens.is_empty() {
-                endings.push(Ending {
+                endings.push(Completion {
                     word: index,
                     begun,
                     tokens,

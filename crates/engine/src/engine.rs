@@ -1,7 +1,6 @@
 //! What callers hold: a cheap, clonable handle on an engine, and the ways to make one.
 //!
-//! Owns: [`Engine`], [`Config`], the bounded inbox's near end, and the thread that a spawned owner runs on.
-//! Refuses to know: steps. All waiting and deciding is the owner's; this side checks, counts and hands over.
+//! All waiting and deciding is the owner's; this side checks, counts and hands over.
 //!
 //! ```text
 //!   Engine::submit ── prepare (caller's thread) ── inbox (bounded) ──► owner thread ── outbox ──► Handle
@@ -17,21 +16,21 @@ use std::time::{Duration, Instant};
 use sapwood_proto::code::Code;
 use sapwood_proto::time::Time;
 
-use crate::api::{ModelInfo, Refusal, Request, SharedVocabulary};
-use crate::bad_words::Lexicon;
+use crate::api::{GenerationRequest, ModelInfo, SharedVocabulary, SubmitError};
+use crate::bad_words::TokenIndex;
 use crate::model::{Interrupt, Model};
-use crate::outbox::{Bell, Handle, Sender, outbox};
-use crate::owner::Owner;
-use crate::queue::{Full, Limits, Queue, at_most};
+use crate::outbox::{OwnerWaker, RequestHandle, Sender, outbox};
+use crate::owner::EngineOwner;
+use crate::queue::{AdmissionQueue, QueueFull, QueueLimits, at_most};
 use crate::ranking::mix;
-use crate::stats::Stats;
+use crate::stats::EngineStats;
 use crate::submission::{CHOICES_MAX, Submission, prepare};
 
 /// Who may profit from a prefix that was computed already. Whoever may can tell by the time whether it was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PrefixSharing {
-    /// Requests of the same scope: [`Request::prefix_scope`].
+    /// Requests of the same scope: [`GenerationRequest::prefix_scope`].
     #[default]
     Scope,
     /// Every request.
@@ -92,60 +91,60 @@ impl Default for Config {
 }
 
 /// What goes through the inbox.
-pub(crate) struct Command {
+pub(crate) struct EngineCommand {
     pub(crate) submission: Submission,
     pub(crate) outbox: Sender,
 }
 
 /// What the owner gets from its making, beside the model.
-pub(crate) struct Inbox {
-    pub(crate) commands: Receiver<Box<Command>>,
-    pub(crate) bell: Arc<Bell>,
-    pub(crate) queue: Arc<Queue>,
-    pub(crate) stats: Arc<Stats>,
+pub(crate) struct OwnerInbox {
+    pub(crate) commands: Receiver<Box<EngineCommand>>,
+    pub(crate) bell: Arc<OwnerWaker>,
+    pub(crate) queue: Arc<AdmissionQueue>,
+    pub(crate) stats: Arc<EngineStats>,
 }
 
-struct Shared {
+struct EngineShared {
     info: ModelInfo,
     vocabulary: SharedVocabulary,
     /// Bytes of its longest token.
     token_bytes_max: usize,
     /// Made for the first request with bad words.
-    lexicon: OnceLock<Arc<Lexicon>>,
+    token_index: OnceLock<Arc<TokenIndex>>,
     config: Config,
-    commands: SyncSender<Box<Command>>,
-    bell: Arc<Bell>,
-    queue: Arc<Queue>,
-    stats: Arc<Stats>,
+    commands: SyncSender<Box<EngineCommand>>,
+    bell: Arc<OwnerWaker>,
+    queue: Arc<AdmissionQueue>,
+    stats: Arc<EngineStats>,
     seeds: AtomicU64,
 }
 
-impl Shared {
-    fn lexicon(&self) -> Arc<Lexicon> {
+impl EngineShared {
+    fn token_index(&self) -> Arc<TokenIndex> {
         let make = || {
             let vocabulary = Arc::clone(&self.vocabulary);
-            Arc::new(Lexicon::new(vocabulary, self.info.vocabulary_tokens))
+            Arc::new(TokenIndex::new(vocabulary, self.info.vocabulary_tokens))
         };
-        Arc::clone(self.lexicon.get_or_init(make))
+        Arc::clone(self.token_index.get_or_init(make))
     }
 
     /// OA-205: at once, with the time after which it is worth asking again.
-    fn refused(&self, full: Full) -> Refusal {
+    fn refused(&self, full: QueueFull) -> SubmitError {
         match full {
-            Full::Requests => self.stats.rejected_queue.add(1),
-            Full::Tokens => self.stats.rejected_tokens.add(1),
+            QueueFull::Requests => self.stats.rejected_queue.add(1),
+            QueueFull::Tokens => self.stats.rejected_tokens.add(1),
         }
         let what = full.name();
         let message = format!("too many {what} wait for this model: try again later");
-        let refusal = Refusal::new(Code::Overloaded, "ENGINE_BUSY", message);
-        refusal.after(self.queue.retry_after())
+        let rejection = SubmitError::new(Code::Overloaded, "ENGINE_BUSY", message);
+        rejection.after(self.queue.retry_after())
     }
 }
 
 /// An engine. Clones are the same engine; when the last one is dropped, its thread ends what runs and is joined.
 #[derive(Clone)]
 pub struct Engine {
-    shared: Arc<Shared>,
+    shared: Arc<EngineShared>,
     /// `None` if the owner is stepped by hand.
     thread: Option<Arc<Thread>>,
 }
@@ -153,7 +152,7 @@ pub struct Engine {
 struct Thread {
     join: Option<JoinHandle<()>>,
     interrupt: Interrupt,
-    bell: Arc<Bell>,
+    bell: Arc<OwnerWaker>,
     started: Instant,
 }
 
@@ -196,20 +195,20 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The engine and its owner, which the caller steps. Nothing happens between two calls of `Owner::step`.
-    pub(crate) fn make(model: Box<dyn Model>, config: Config) -> (Owner, Self) {
+    /// The engine and its owner, which the caller steps. Nothing happens between two calls of `EngineOwner::step`.
+    pub(crate) fn make(model: Box<dyn Model>, config: Config) -> (EngineOwner, Self) {
         let (sender, commands) = sync_channel(at_most(config.queue_requests).max(1));
-        let bell = Arc::new(Bell::default());
-        let queue = Arc::new(Queue::default());
-        let stats = Arc::new(Stats::default());
+        let bell = Arc::new(OwnerWaker::default());
+        let queue = Arc::new(AdmissionQueue::default());
+        let stats = Arc::new(EngineStats::default());
         let seeds = config
             .seed
             .unwrap_or_else(|| RandomState::new().hash_one(0));
-        let shared = Shared {
+        let shared = EngineShared {
             info: model.info(),
             token_bytes_max: model.vocabulary().token_bytes_max(),
             vocabulary: model.vocabulary(),
-            lexicon: OnceLock::new(),
+            token_index: OnceLock::new(),
             config: config.clone(),
             commands: sender,
             bell: Arc::clone(&bell),
@@ -217,10 +216,10 @@ impl Engine {
             stats: Arc::clone(&stats),
             seeds: AtomicU64::new(seeds),
         };
-        let owner = Owner::new(
+        let owner = EngineOwner::new(
             model,
             config,
-            Inbox {
+            OwnerInbox {
                 commands,
                 bell,
                 queue,
@@ -242,23 +241,23 @@ impl Engine {
     /// # Errors
     /// `BAD_CONFIG`, `BAD_TOKENS`, `EMPTY_PROMPT`, `PROMPT_TOO_LONG` and what the chat template says, before anything
     /// else happens; `ENGINE_BUSY` when the queue is full; `engine_dead` when the owner is gone.
-    pub fn submit(&self, request: Request) -> Result<Handle, Refusal> {
+    pub fn submit(&self, request: GenerationRequest) -> Result<RequestHandle, SubmitError> {
         let shared = &self.shared;
         let steered = request.steer.is_some();
         let seed = || mix(shared.seeds.fetch_add(1, Ordering::Relaxed));
-        let lexicon = || shared.lexicon();
+        let token_index = || shared.token_index();
         let (info, vocabulary) = (&shared.info, &*shared.vocabulary);
         let submission = prepare(
             request,
             info,
             vocabulary,
             shared.token_bytes_max,
-            lexicon,
+            token_index,
             seed,
         )?;
         let prompt_tokens = submission.prompt.len();
         let caller = submission.turn.caller;
-        let limits = Limits {
+        let limits = QueueLimits {
             requests: shared.config.queue_requests,
             tokens: shared.config.queue_tokens,
         };
@@ -281,12 +280,12 @@ impl Engine {
         // The inbox has a place for every request that may wait, so it is full only when the owner is gone.
         if let Err(_refused) = shared
             .commands
-            .try_send(Box::new(Command { submission, outbox }))
+            .try_send(Box::new(EngineCommand { submission, outbox }))
         {
             shared.queue.leave(caller, prompt_tokens);
-            return Err(shared.bell.gone());
+            return Err(shared.bell.closed_error());
         }
-        shared.bell.ring();
+        shared.bell.wake();
         Ok(handle)
     }
 
@@ -313,12 +312,12 @@ impl Engine {
 
     /// What is counted.
     #[must_use]
-    pub fn stats(&self) -> &Arc<Stats> {
+    pub fn stats(&self) -> &Arc<EngineStats> {
         &self.shared.stats
     }
 
     /// How long the thread has been in its present step without a sign that it gets on; zero while it is idle or stepped by
-    /// hand (OA-901's watchdog). A model that computes long gives such signs within a pass ([`crate::model::Signals`]).
+    /// hand (OA-901's watchdog). A model that computes long gives such signs within a pass ([`crate::model::DecodeSignals`]).
     /// For ever if the model is lost, or the thread has ended although nobody told it to (OA-913).
     #[must_use]
     pub fn stalled_for(&self) -> Duration {

@@ -6,16 +6,16 @@
 use std::io::{self, Read};
 use std::time::UNIX_EPOCH;
 
-use crate::api::{Chat, Message};
-use crate::gguf::Header;
-use crate::template::{Piece, SpecialTexts, Template};
+use crate::api::{ChatMessage, ChatRequest};
+use crate::gguf::GgufHeader;
+use crate::template::{SpecialTexts, Template, TemplatePiece};
 
 /// Reads `bytes` as the header of a GGUF file.
 ///
 /// # Panics
 /// If an invariant does not hold.
 pub fn gguf(bytes: &[u8]) {
-    let told = |header: Header| {
+    let reported = |header: GgufHeader| {
         let key = "tokenizer.ggml.tokens";
         let tokens = (header.length(key), header.array(key));
         let name = header.text("general.architecture").map(str::to_owned);
@@ -24,8 +24,10 @@ pub fn gguf(bytes: &[u8]) {
         let sizes = (header.tensor_bytes, header.file_bytes);
         (sizes, tokens, name, alignment, merges)
     };
-    let whole = Header::read(bytes).map(told).map_err(|it| it.to_string());
-    let slow = Header::read(OneByOne(bytes)).map(told);
+    let whole = GgufHeader::read(bytes)
+        .map(reported)
+        .map_err(|it| it.to_string());
+    let slow = GgufHeader::read(OneByOne(bytes)).map(reported);
     let slow = slow.map_err(|it| it.to_string());
     assert_eq!(whole, slow, "how bytes come changes nothing");
 }
@@ -55,7 +57,7 @@ pub fn template(bytes: &[u8]) {
         return;
     };
     let special = SpecialTexts {
-        beginning: "<s>".to_owned(),
+        bos: "<s>".to_owned(),
         end: "</s>".to_owned(),
         all: ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
             .map(str::to_owned)
@@ -64,22 +66,22 @@ pub fn template(bytes: &[u8]) {
     let Ok(template) = Template::new(source, &special, || UNIX_EPOCH) else {
         return;
     };
-    let message = |role: &str| Message {
+    let message = |role: &str| ChatMessage {
         role: role.to_owned(),
         content: content.to_owned(),
-        ..Message::default()
+        ..ChatMessage::default()
     };
     for continue_last in [false, true] {
-        let chat = Chat {
+        let chat = ChatRequest {
             messages: ["system", "user", "assistant"].map(message).into(),
             continue_last,
-            ..Chat::default()
+            ..ChatRequest::default()
         };
         let Ok(pieces) = template.render(&chat) else {
             continue;
         };
-        let len = |piece: &Piece| match piece {
-            Piece::Template(text) | Piece::Plain(text) => text.len(),
+        let len = |piece: &TemplatePiece| match piece {
+            TemplatePiece::Template(text) | TemplatePiece::Plain(text) => text.len(),
         };
         let rendered: usize = pieces.iter().map(len).sum();
         assert!(rendered <= RENDERED_BYTES_MAX, "{rendered} bytes");

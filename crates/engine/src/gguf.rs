@@ -1,9 +1,6 @@
 //! Reads the header of a GGUF file, before llama.cpp is given the file.
 //!
-//! Owns: the format's layout, as far as loading safely needs it: is this a GGUF, is it whole, how much memory will it
-//! take. Refuses to know: tensors' contents, what merges mean, llama.cpp.
-//!
-//! Any bytes give a [`Header`] or an [`Error`]: no panic, no allocation beyond the limits below, no loop that the
+//! Any bytes give a [`GgufHeader`] or an [`Error`]: no panic, no allocation beyond the limits below, no loop that the
 //! number of bytes does not bound. Arrays are passed over and not kept, but for the merges of a tokenizer, which llama.cpp
 //! reads and does not give back. What llama.cpp asserts of a header, and would end the process for, is checked in
 //! `embedded::checks`.
@@ -74,7 +71,7 @@ pub(super) enum Error {
 
 /// What a header says.
 #[derive(Debug, Default)]
-pub(super) struct Header {
+pub(super) struct GgufHeader {
     numbers: BTreeMap<String, u64>,
     texts: BTreeMap<String, String>,
     arrays: BTreeMap<String, Array>,
@@ -106,10 +103,10 @@ pub(super) enum Element {
     Other,
 }
 
-impl Header {
+impl GgufHeader {
     /// Reads a header; `bytes` may end after it.
     pub(super) fn read(bytes: impl Read) -> Result<Self, Error> {
-        let mut reader = Reader { bytes, read: 0 };
+        let mut reader = GgufReader { bytes, read: 0 };
         let mut magic = [0_u8; 4];
         match reader.exact(&mut magic) {
             Ok(()) if &magic == b"GGUF" => {}
@@ -200,7 +197,7 @@ impl Header {
         self.arrays.get(key).copied()
     }
 
-    fn pair(&mut self, reader: &mut Reader<impl Read>) -> Result<(), Error> {
+    fn pair(&mut self, reader: &mut GgufReader<impl Read>) -> Result<(), Error> {
         let key = reader.text(NAME_BYTES_MAX)?;
         let kind = reader.u32()?;
         match kind {
@@ -239,7 +236,7 @@ const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
 /// Reads a scalar of a kind; `None` for fractions and negative numbers, which nothing here asks for.
-fn scalar(reader: &mut Reader<impl Read>, kind: u32) -> Result<Option<u64>, Error> {
+fn scalar(reader: &mut GgufReader<impl Read>, kind: u32) -> Result<Option<u64>, Error> {
     let width = scalar_bytes(kind)?;
     let mut bytes = [0_u8; 8];
     reader.exact(&mut bytes[..width])?;
@@ -264,7 +261,7 @@ fn scalar_bytes(kind: u32) -> Result<usize, Error> {
 }
 
 /// Reads an array of texts.
-fn texts(reader: &mut Reader<impl Read>, into: &mut Vec<String>) -> Result<Array, Error> {
+fn texts(reader: &mut GgufReader<impl Read>, into: &mut Vec<String>) -> Result<Array, Error> {
     if reader.u32()? != STRING {
         return Err(Error::Damaged("merges are not texts"));
     }
@@ -284,7 +281,7 @@ fn texts(reader: &mut Reader<impl Read>, into: &mut Vec<String>) -> Result<Array
 }
 
 /// Reads the tokens of a vocabulary, no two of which may be equal: llama.cpp asserts that.
-fn tokens(reader: &mut Reader<impl Read>) -> Result<Array, Error> {
+fn tokens(reader: &mut GgufReader<impl Read>) -> Result<Array, Error> {
     if reader.u32()? != STRING {
         return Err(Error::Damaged("its tokens are not texts"));
     }
@@ -316,7 +313,7 @@ fn tokens(reader: &mut Reader<impl Read>) -> Result<Array, Error> {
 }
 
 /// Passes over an array.
-fn array(reader: &mut Reader<impl Read>) -> Result<Array, Error> {
+fn array(reader: &mut GgufReader<impl Read>) -> Result<Array, Error> {
     let kind = reader.u32()?;
     let length = reader.count(ARRAY_MAX, "elements in an array")?;
     let mut range: Option<(u64, u64)> = None;
@@ -348,7 +345,7 @@ fn array(reader: &mut Reader<impl Read>) -> Result<Array, Error> {
 }
 
 /// Reads what describes one tensor: the offset of its data and how many bytes they are.
-fn tensor(reader: &mut Reader<impl Read>) -> Result<(u64, u64), Error> {
+fn tensor(reader: &mut GgufReader<impl Read>) -> Result<(u64, u64), Error> {
     reader.text(NAME_BYTES_MAX)?;
     let dimensions = reader.u32()?;
     if dimensions > DIMENSIONS_MAX {
@@ -405,12 +402,12 @@ fn layout(kind: u32) -> Option<(u64, u64)> {
     })
 }
 
-struct Reader<R> {
+struct GgufReader<R> {
     bytes: R,
     read: u64,
 }
 
-impl<R: Read> Reader<R> {
+impl<R: Read> GgufReader<R> {
     fn exact(&mut self, into: &mut [u8]) -> Result<(), Error> {
         self.advance(into.len() as u64)?;
         self.bytes
@@ -532,7 +529,7 @@ mod tests {
             &[architecture, number("llama.block_count", 7)],
             &[tensor_of(&[64, 2], 8, 0), tensor_of(&[10], 0, 160)],
         );
-        let read = Header::read(&bytes[..]).unwrap();
+        let read = GgufHeader::read(&bytes[..]).unwrap();
         assert_eq!(read.text("general.architecture"), Some("llama"));
         assert_eq!(read.number("llama.block_count"), Some(7));
         assert_eq!(read.tensor_bytes, 4 * 34 + 40);
@@ -544,22 +541,22 @@ mod tests {
 
     #[test]
     fn says_what_is_wrong() {
-        let damaged = |bytes: &[u8]| Header::read(bytes).unwrap_err().to_string();
-        assert!(matches!(Header::read(&b""[..]), Err(Error::Magic)));
+        let damaged = |bytes: &[u8]| GgufHeader::read(bytes).unwrap_err().to_string();
+        assert!(matches!(GgufHeader::read(&b""[..]), Err(Error::Magic)));
         assert!(matches!(
-            Header::read(&b"PK\x03\x04 and more"[..]),
+            GgufHeader::read(&b"PK\x03\x04 and more"[..]),
             Err(Error::Magic)
         ));
         assert!(matches!(
-            Header::read(&b"GGUF\x01\0\0\0"[..]),
+            GgufHeader::read(&b"GGUF\x01\0\0\0"[..]),
             Err(Error::Version(1))
         ));
         assert!(matches!(
-            Header::read(&b"GGUF\0\0\0\x03"[..]),
+            GgufHeader::read(&b"GGUF\0\0\0\x03"[..]),
             Err(Error::BigEndian)
         ));
         assert!(matches!(
-            Header::read(&b"GGUF\x03\0\0\0"[..]),
+            GgufHeader::read(&b"GGUF\x03\0\0\0"[..]),
             Err(Error::Short)
         ));
         let many = [&b"GGUF\x03\0\0\0"[..], &u64::MAX.to_le_bytes()].concat();
@@ -596,11 +593,11 @@ mod tests {
             )
         };
         assert!(matches!(
-            Header::read(&array(ARRAY_MAX)[..]),
+            GgufHeader::read(&array(ARRAY_MAX)[..]),
             Err(Error::Short)
         ));
         assert!(matches!(
-            Header::read(&array(ARRAY_MAX + 1)[..]),
+            GgufHeader::read(&array(ARRAY_MAX + 1)[..]),
             Err(Error::Excessive(_))
         ));
         let merges = |count: u64| {
@@ -614,14 +611,14 @@ mod tests {
                 &[[head.concat(), text("").repeat(count as usize)].concat()],
                 &[],
             );
-            Header::read(&bytes[..]).unwrap().merges().len() as u64
+            GgufHeader::read(&bytes[..]).unwrap().merges().len() as u64
         };
         assert_eq!(merges(MERGES_MAX), MERGES_MAX);
         assert_eq!(merges(MERGES_MAX + 1), 0);
         let dimensions = |count: usize| header(&[], &[tensor_of(&vec![1; count], 0, 0)]);
-        assert!(Header::read(&dimensions(4)[..]).is_ok());
+        assert!(GgufHeader::read(&dimensions(4)[..]).is_ok());
         assert!(matches!(
-            Header::read(&dimensions(5)[..]),
+            GgufHeader::read(&dimensions(5)[..]),
             Err(Error::Excessive(_))
         ));
     }
@@ -637,7 +634,7 @@ mod tests {
                 (tokens.len() as u64).to_le_bytes().into(),
             ];
             let tokens: Vec<u8> = tokens.iter().flat_map(|token| text(token)).collect();
-            Header::read(&header(&[[head.concat(), tokens].concat()], &[])[..])
+            GgufHeader::read(&header(&[[head.concat(), tokens].concat()], &[])[..])
         };
         let read = vocabulary(&["a", "b", "", "[EMPTY_1]", ""]).unwrap();
         assert_eq!(read.length("tokenizer.ggml.tokens"), Some(5));
@@ -663,7 +660,7 @@ mod tests {
                 bytes[9..16].fill(0);
                 bytes[17..24].fill(0);
             }
-            let _ = Header::read(&bytes[..]);
+            let _ = GgufHeader::read(&bytes[..]);
         }
 
         #[test]
@@ -676,7 +673,7 @@ mod tests {
                 bytes[at] = value;
             }
             bytes.truncate(cut.max(8));
-            let _ = Header::read(&bytes[..]);
+            let _ = GgufHeader::read(&bytes[..]);
         }
     }
 }

@@ -1,8 +1,5 @@
 //! Sapwood's engine: the only room with model code.
 //!
-//! Owns: the engine's interface, the owner thread, the pure scheduler and prefix cache, sampling, the scripted and the
-//! embedded model. Refuses to know: faces, kernels, sockets, configuration files.
-//!
 //! ```text
 //!   Engine (any thread) ── inbox ──► Owner (one thread) ── Model: decode, rows ──► sampling ── outbox ──► Handle
 //!                                        │  scheduler, prefix cache: pure
@@ -21,11 +18,11 @@ mod gguf;
 pub mod model;
 mod outbox;
 mod owner;
-pub mod phase;
 mod prefix_cache;
 mod queue;
 pub mod ranking;
 pub mod recommended;
+pub mod request_phase;
 mod sampling;
 mod scheduler;
 pub mod scripted;
@@ -40,10 +37,10 @@ mod tokenizer_json;
 mod transcript;
 
 pub use engine::{Config, Engine, PrefixSharing};
-pub use outbox::Handle;
-pub use owner::{Owner, SequenceId, StepReport};
+pub use outbox::RequestHandle;
+pub use owner::{EngineOwner, SequenceId, StepReport};
 pub use submission::{
     CHOICES_MAX, STOP_SEQUENCE_TOKENS_MAX, STOP_SEQUENCES_MAX, STOP_TEXT_BYTES_MAX, STOP_TEXTS_MAX,
     TOP_LOGPROBS_MAX,
 };
-pub use transcript::{Transcript, Words};
+pub use transcript::{BadWordIndex, Transcript};

@@ -1,8 +1,7 @@
 //! What the owner thread needs from a model: slots that hold sequences, a batch, and a row per sampled position.
 //!
-//! Owns: [`Model`] and the values it exchanges with its only caller, the owner (`engine::owner`).
-//! Refuses to know: requests, text, sampling, scheduling, steering. A model computes rows; everything else is decided
-//! by its caller, who keeps every promise written here as "the owner".
+//! A model computes rows; everything else is decided by its caller, who keeps every promise written here as "the
+//! owner".
 //!
 //! ```text
 //!   slot:  free ── open ──► empty ── decode ──► holds n tokens ── truncate ──► holds fewer
@@ -11,7 +10,7 @@
 //! ```
 //!
 //! All slots share one cache of [`Capacity::cells`] cells, one cell per token; slots that were forked share the cells
-//! of their common tokens. The owner counts cells; a model that runs out all the same says [`Stop::Full`]. A model whose slots
+//! of their common tokens. The owner counts cells; a model that runs out all the same says [`DecodeStop::Full`]. A model whose slots
 //! have cells of their own has so many that the count never ends before the slots do.
 
 use std::sync::Arc;
@@ -21,26 +20,26 @@ use std::time::{Duration, Instant};
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
-use crate::api::{Fault, ModelInfo, Reason, SharedVocabulary};
-use crate::ranking::Ranking;
+use crate::api::{EngineError, FinishReason, ModelInfo, SharedVocabulary};
+use crate::ranking::RankedRow;
 
 /// The number of a place for one sequence in the model's cache, below [`Capacity::slots`].
-pub type Slot = u32;
+pub type SlotId = u32;
 
 /// What the engine's shell and a running [`Model::decode`] tell each other.
-pub type Interrupt = Arc<Signals>;
+pub type Interrupt = Arc<DecodeSignals>;
 
-/// A flag that asks a running [`Model::decode`] to return early with [`Stop::Aborted`], and the pulse by which the model
+/// A flag that asks a running [`Model::decode`] to return early with [`DecodeStop::Aborted`], and the pulse by which the model
 /// shows that it gets on within a long pass.
 #[derive(Debug)]
-pub struct Signals {
+pub struct DecodeSignals {
     raised: AtomicBool,
     began: Instant,
     /// Milliseconds from `began` to the last pulse.
     pulse_ms: AtomicU64,
 }
 
-impl Default for Signals {
+impl Default for DecodeSignals {
     fn default() -> Self {
         Self {
             raised: AtomicBool::new(false),
@@ -50,7 +49,7 @@ impl Default for Signals {
     }
 }
 
-impl Signals {
+impl DecodeSignals {
     /// Asks a running pass to return.
     pub fn raise(&self) {
         self.raised.store(true, Ordering::Release);
@@ -92,7 +91,7 @@ pub struct Capacity {
 
 /// What a slot is opened for. Real models need none of it; a scripted model computes its rows from it.
 #[derive(Clone, Copy, Debug)]
-pub struct Opening<'a> {
+pub struct SlotPurpose<'a> {
     /// The prompt. Tokens after it are output, also when they are computed again after a preemption.
     pub prompt: &'a [Token],
     /// The seed of the request.
@@ -105,9 +104,9 @@ pub struct Opening<'a> {
 
 /// One token to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct BatchEntry {
     /// Where.
-    pub slot: Slot,
+    pub slot: SlotId,
     /// Its index in the sequence, from 0: always the number of tokens that the slot holds before it.
     pub position: u32,
     /// The token; always below the vocabulary's size.
@@ -118,30 +117,30 @@ pub struct Entry {
 
 /// Why a batch was not computed. Unless said otherwise the slots hold what they held before the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub enum DecodeStop {
     /// The cache has no room for the batch. The owner makes room and tries a smaller one.
     Full,
     /// The [`Interrupt`] was seen. The same batch may be tried again.
     Aborted,
     /// The batch failed. The owner ends the sequences in it and releases their slots; the others go on.
-    Failed(Fault),
+    Failed(EngineError),
     /// The model is lost. The owner ends everything and refuses what comes.
-    Dead(Fault),
+    Dead(EngineError),
 }
 
 /// What follows the last token of a slot.
 #[derive(Debug)]
-pub enum Row<'a> {
+pub enum OutputRow<'a> {
     /// A logit for each token of the vocabulary. The owner overwrites it.
     Logits(&'a mut [f32]),
     /// The same, in closed form: only the owner knows whether the whole vector is needed (D-11).
-    Ranked(Ranking),
+    Ranked(RankedRow),
     /// There is no row before this instant. The owner takes the last token back and decodes it again then.
     NotBefore(Time),
     /// The choice ends here, without a further token.
-    End(Reason),
+    End(FinishReason),
     /// The request ends here.
-    Failed(Fault),
+    Failed(EngineError),
 }
 
 /// A model, called from the owner's thread only.
@@ -160,45 +159,45 @@ pub trait Model: Send {
 
     /// Hands over the flag that aborts a running [`Model::decode`]; called once, before anything else. The owner's
     /// shell raises it when the engine is dropped, so that a long pass does not delay the end. A model whose passes may
-    /// be long calls [`Signals::pulse`] within them, so that nobody takes it for stuck (OA-901).
+    /// be long calls [`DecodeSignals::pulse`] within them, so that nobody takes it for stuck (OA-901).
     fn interrupt(&mut self, _flag: Interrupt) {}
 
     /// Makes a free slot an empty sequence.
-    fn open(&mut self, slot: Slot, opening: &Opening<'_>);
+    fn open(&mut self, slot: SlotId, opening: &SlotPurpose<'_>);
 
     /// Copies the first `tokens` tokens of `from` into `to`, which is open and empty. `from` holds at least as many;
     /// exactly as many if the model does not truncate ([`ModelInfo::truncates`]).
-    fn fork(&mut self, from: Slot, to: Slot, tokens: u32);
+    fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32);
 
     /// Keeps the first `tokens` tokens of a slot that holds at least as many. Never called with fewer than it holds
     /// on a model that does not truncate.
-    fn truncate(&mut self, slot: Slot, tokens: u32);
+    fn truncate(&mut self, slot: SlotId, tokens: u32);
 
     /// Whether a slot, cut to its first `tokens` tokens or copied so far, still holds every position that the next token
     /// attends to (D-48). A model whose layers see a window of tokens drops those before the window, so that a slot
     /// which has gone on may be too short to go back in. The owner asks before each [`Model::fork`] and each
     /// [`Model::truncate`] with fewer tokens than the slot holds, and computes anew where the answer is no.
-    fn can_resume(&self, _slot: Slot, _tokens: u32) -> bool {
+    fn can_resume(&self, _slot: SlotId, _tokens: u32) -> bool {
         true
     }
 
     /// Frees a slot.
-    fn release(&mut self, slot: Slot);
+    fn release(&mut self, slot: SlotId);
 
     /// Computes the batch: at most [`Capacity::batch_tokens`] entries, those of one slot together and in order, with at
     /// most [`Capacity::rows`] rows.
     ///
     /// # Errors
-    /// See [`Stop`].
-    fn decode(&mut self, batch: &[Entry], now: Time) -> Result<(), Stop>;
+    /// See [`DecodeStop`].
+    fn decode(&mut self, batch: &[BatchEntry], now: Time) -> Result<(), DecodeStop>;
 
     /// The row of the entry at `index` in the last batch, which wanted one. Asked at most once per entry, before the
     /// next batch; not after its slot was cut back before the entry, or released.
-    fn row(&mut self, index: usize, now: Time) -> Row<'_>;
+    fn row(&mut self, index: usize, now: Time) -> OutputRow<'_>;
 
     /// Whether readers are told of the token at `output`, counted from 0 after the prompt, together with the one that
     /// follows it. A model that plays a server of larger pieces says so; all others tell of each as it comes.
-    fn joins(&self, _slot: Slot, _output: usize) -> bool {
+    fn joins(&self, _slot: SlotId, _output: usize) -> bool {
         false
     }
 }

@@ -1,9 +1,8 @@
 //! The way of events from the owner to one reader: a queue with a quota, a waker, and flags that go back.
 //!
-//! Owns: [`Sender`] (the owner's end), [`Handle`] (the reader's end) and [`Bell`], which wakes the owner.
-//! Refuses to know: what events mean, and who reads them. Neither end ever takes a lock, so a reader cannot hold up the
-//! owner. The queue is bounded by its sender: a choice whose unread token events reach the quota is parked. A reader sees
-//! whole steps: what is published shows when it is woken, so the last token of a choice never comes without its end.
+//! Neither end ever takes a lock, so a reader cannot hold up the owner. The queue is bounded by its sender: a choice
+//! whose unread token events reach the quota is parked. A reader sees whole steps: what is published shows when it is
+//! woken, so the last token of a choice never comes without its end.
 //!
 //! ```text
 //!   Sender ── publish ──► queue ──► Handle          show and wake once per step
@@ -21,24 +20,24 @@ use futures::Stream;
 use futures::task::AtomicWaker;
 use sapwood_proto::code::Code;
 
-use crate::api::{Event, Fault, Kind};
+use crate::api::{EngineError, EngineEvent, EventKind};
 
 /// Wakes the owner: something changed that it looks at only when told (D-7).
 #[derive(Debug, Default)]
-pub(crate) struct Bell {
+pub(crate) struct OwnerWaker {
     rung: AtomicBool,
     closing: AtomicBool,
     thread: OnceLock<Thread>,
 }
 
-impl Bell {
+impl OwnerWaker {
     /// The thread to unpark from now on. Without one, ringing only leaves its mark.
     pub(crate) fn hang(&self, thread: Thread) {
         // A second owner of one bell does not exist: the owner's shell calls this once.
         let _ = self.thread.set(thread);
     }
 
-    pub(crate) fn ring(&self) {
+    pub(crate) fn wake(&self) {
         self.rung.store(true, Ordering::Release);
         if let Some(thread) = self.thread.get() {
             thread.unpark();
@@ -46,25 +45,25 @@ impl Bell {
     }
 
     /// Whether it rang since the last call.
-    pub(crate) fn heard(&self) -> bool {
+    pub(crate) fn is_observed(&self) -> bool {
         self.rung.load(Ordering::Relaxed) && self.rung.swap(false, Ordering::Acquire)
     }
 
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::Release);
-        self.ring();
+        self.wake();
     }
 
     /// What becomes of requests without an owner: the model was unloaded, or its thread is lost.
-    pub(crate) fn gone(&self) -> Fault {
+    pub(crate) fn closed_error(&self) -> EngineError {
         if self.is_closing() {
-            Fault::new(
+            EngineError::new(
                 Code::Unavailable,
                 "model_unloaded",
                 "the model was unloaded",
             )
         } else {
-            Fault::new(Code::Unavailable, "engine_dead", "the engine stopped")
+            EngineError::new(Code::Unavailable, "engine_dead", "the engine stopped")
         }
     }
 
@@ -75,49 +74,49 @@ impl Bell {
 
 /// What a reader asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum ReaderRequest {
     /// Nothing: go on.
     GoOn,
     /// End every choice here and keep what there is.
     Stop,
     /// Nobody reads any more.
-    Gone,
+    Closed,
 }
 
 const GO_ON: u8 = 0;
 const STOP: u8 = 1;
-const GONE: u8 = 2;
+const CLOSED: u8 = 2;
 
 #[derive(Debug)]
-struct Shared {
-    queue: SegQueue<Event>,
+struct OutboxShared {
+    queue: SegQueue<EngineEvent>,
     /// How many events the reader may have taken by now: those of whole steps.
     shown: AtomicU64,
     /// Token events that were read, per choice. Only the reader writes it.
     read: Box<[AtomicU32]>,
     quota: u32,
-    wish: AtomicU8,
+    request: AtomicU8,
     /// The owner waits for room.
     parked: AtomicBool,
     ended: AtomicBool,
     waker: AtomicWaker,
-    bell: Arc<Bell>,
+    bell: Arc<OwnerWaker>,
 }
 
 /// Makes both ends for a request of at most `choices` choices, each with at most `quota` unread token events.
-pub(crate) fn outbox(choices: u32, quota: u32, bell: Arc<Bell>) -> (Sender, Handle) {
-    let shared = Arc::new(Shared {
+pub(crate) fn outbox(choices: u32, quota: u32, bell: Arc<OwnerWaker>) -> (Sender, RequestHandle) {
+    let shared = Arc::new(OutboxShared {
         queue: SegQueue::new(),
         shown: AtomicU64::new(0),
         read: (0..choices.max(1)).map(|_| AtomicU32::new(0)).collect(),
         quota: quota.max(1),
-        wish: AtomicU8::new(GO_ON),
+        request: AtomicU8::new(GO_ON),
         parked: AtomicBool::new(false),
         ended: AtomicBool::new(false),
         waker: AtomicWaker::new(),
         bell,
     });
-    let handle = Handle {
+    let handle = RequestHandle {
         shared: Arc::clone(&shared),
         taken: 0,
         prompt_tokens: 0,
@@ -128,7 +127,7 @@ pub(crate) fn outbox(choices: u32, quota: u32, bell: Arc<Bell>) -> (Sender, Hand
         step: 0,
         published: 0,
         whole: false,
-        told: vec![0; choices.max(1) as usize].into(),
+        reported: vec![0; choices.max(1) as usize].into(),
     };
     (sender, handle)
 }
@@ -136,22 +135,22 @@ pub(crate) fn outbox(choices: u32, quota: u32, bell: Arc<Bell>) -> (Sender, Hand
 /// The owner's end. Dropping it before [`Sender::end`] tells the reader that the engine is gone.
 #[derive(Debug)]
 pub(crate) struct Sender {
-    shared: Arc<Shared>,
+    shared: Arc<OutboxShared>,
     step: u64,
     published: u64,
     /// The last event of the request was published.
     whole: bool,
     /// Token events that were published, per choice.
-    told: Box<[u32]>,
+    reported: Box<[u32]>,
 }
 
 impl Sender {
     /// Whether the choice may produce another token event.
     pub(crate) fn has_room(&self, choice: u32) -> bool {
         let choice = choice as usize;
-        let counts = self.told.get(choice).zip(self.shared.read.get(choice));
-        counts.is_some_and(|(told, read)| {
-            told.wrapping_sub(read.load(Ordering::SeqCst)) < self.shared.quota
+        let counts = self.reported.get(choice).zip(self.shared.read.get(choice));
+        counts.is_some_and(|(sent, read)| {
+            sent.wrapping_sub(read.load(Ordering::SeqCst)) < self.shared.quota
         })
     }
 
@@ -161,34 +160,34 @@ impl Sender {
         self.shared.parked.store(true, Ordering::SeqCst);
     }
 
-    pub(crate) fn wish(&self) -> Wish {
-        match self.shared.wish.load(Ordering::Acquire) {
-            GO_ON => Wish::GoOn,
-            STOP => Wish::Stop,
-            _ => Wish::Gone,
+    pub(crate) fn reader_request(&self) -> ReaderRequest {
+        match self.shared.request.load(Ordering::Acquire) {
+            GO_ON => ReaderRequest::GoOn,
+            STOP => ReaderRequest::Stop,
+            _ => ReaderRequest::Closed,
         }
     }
 
     /// Appends an event; the reader neither sees it nor is woken before [`Sender::wake`] or [`Sender::end`].
-    pub(crate) fn publish(&mut self, event: Event) {
+    pub(crate) fn publish(&mut self, event: EngineEvent) {
         self.step = event.step;
-        self.whole |= matches!(event.kind, Kind::Usage(_) | Kind::Fault(_));
-        if let (Kind::Tokens(_), Some(told)) =
-            (&event.kind, self.told.get_mut(event.choice as usize))
+        self.whole |= matches!(event.kind, EventKind::Usage(_) | EventKind::Error(_));
+        if let (EventKind::Tokens(_), Some(sent)) =
+            (&event.kind, self.reported.get_mut(event.choice as usize))
         {
-            *told = told.wrapping_add(1);
+            *sent = sent.wrapping_add(1);
         }
         self.shared.queue.push(event);
         self.published += 1;
     }
 
     /// Ends the request with a fault, unless its last event was published.
-    pub(crate) fn fail(&mut self, fault: Fault) {
+    pub(crate) fn fail(&mut self, error: EngineError) {
         if !self.whole {
-            self.publish(Event {
+            self.publish(EngineEvent {
                 step: self.step,
                 choice: 0,
-                kind: Kind::Fault(fault),
+                kind: EventKind::Error(error),
             });
         }
         self.end();
@@ -214,8 +213,8 @@ impl Sender {
 impl Drop for Sender {
     fn drop(&mut self) {
         if !self.shared.ended.load(Ordering::Acquire) {
-            let fault = self.shared.bell.gone();
-            self.fail(fault);
+            let error = self.shared.bell.closed_error();
+            self.fail(error);
         }
         self.wake();
     }
@@ -226,15 +225,15 @@ impl Drop for Sender {
 /// The stream ends after `Usage` or `Fault`. While it is not read, its choices stop at their quota of unread events,
 /// and nothing is lost.
 #[derive(Debug)]
-pub struct Handle {
-    shared: Arc<Shared>,
+pub struct RequestHandle {
+    shared: Arc<OutboxShared>,
     /// How many events were read.
     taken: u64,
     pub(crate) prompt_tokens: u32,
     pub(crate) seed: u64,
 }
 
-impl Handle {
+impl RequestHandle {
     /// Tokens of the prompt.
     #[must_use]
     pub fn prompt_tokens(&self) -> u32 {
@@ -248,25 +247,25 @@ impl Handle {
     }
 
     /// Ends every choice before the next step; each then gives its held-back text, `Finish` with
-    /// [`crate::api::Reason::Cancelled`], and at last comes `Usage`.
+    /// [`crate::api::FinishReason::Cancelled`], and at last comes `Usage`.
     pub fn stop(&self) {
         // Only from "go on": "gone" is final.
-        let _ = self
-            .shared
-            .wish
-            .compare_exchange(GO_ON, STOP, Ordering::AcqRel, Ordering::Relaxed);
-        self.shared.bell.ring();
+        let _ =
+            self.shared
+                .request
+                .compare_exchange(GO_ON, STOP, Ordering::AcqRel, Ordering::Relaxed);
+        self.shared.bell.wake();
     }
 
     /// The next event if it is there, without waiting.
-    pub fn try_next(&mut self) -> Option<Event> {
+    pub fn try_next(&mut self) -> Option<EngineEvent> {
         let shown = self.shared.shown.load(Ordering::Acquire);
         if self.taken == shown {
             return None;
         }
         let event = self.shared.queue.pop()?;
         self.taken += 1;
-        if let (Kind::Tokens(_), Some(read)) =
+        if let (EventKind::Tokens(_), Some(read)) =
             (&event.kind, self.shared.read.get(event.choice as usize))
         {
             let count = read.load(Ordering::Relaxed).wrapping_add(1);
@@ -277,17 +276,17 @@ impl Handle {
                 && self.shared.parked.load(Ordering::SeqCst)
                 && self.shared.parked.swap(false, Ordering::SeqCst)
             {
-                self.shared.bell.ring();
+                self.shared.bell.wake();
             }
         }
         Some(event)
     }
 }
 
-impl Stream for Handle {
-    type Item = Event;
+impl Stream for RequestHandle {
+    type Item = EngineEvent;
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<EngineEvent>> {
         if let Some(event) = self.try_next() {
             return Poll::Ready(Some(event));
         }
@@ -302,11 +301,11 @@ impl Stream for Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for RequestHandle {
     fn drop(&mut self) {
-        self.shared.wish.store(GONE, Ordering::Release);
+        self.shared.request.store(CLOSED, Ordering::Release);
         if !self.shared.ended.load(Ordering::Acquire) {
-            self.shared.bell.ring();
+            self.shared.bell.wake();
         }
     }
 }

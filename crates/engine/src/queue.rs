@@ -1,7 +1,4 @@
 //! What waits before an engine: places for requests and for their prompt tokens, and how fast they come free (OA-910).
-//!
-//! Owns: [`Queue`], which submitters and owner share, and the estimate of when to ask again. Refuses to
-//! know: requests, and in which order they are taken.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,19 +10,19 @@ use sapwood_proto::time::Time;
 
 /// How much may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub(crate) struct QueueLimits {
     pub(crate) requests: usize,
     pub(crate) tokens: usize,
 }
 
 /// The limit that is in the way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Full {
+pub(crate) enum QueueFull {
     Requests,
     Tokens,
 }
 
-impl Full {
+impl QueueFull {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Requests => "requests",
@@ -37,15 +34,15 @@ impl Full {
 /// What has been submitted and not yet been admitted. Beyond the limits there is a quarter more for callers who have little:
 /// one who sends as much as there is room for locks nobody out (D-54).
 #[derive(Debug, Default)]
-pub(crate) struct Queue {
-    places: Mutex<Places>,
+pub(crate) struct AdmissionQueue {
+    shares: Mutex<CallerShares>,
     /// Microseconds from one departure to the next, smoothed; 0: none was seen. Written by the owner alone.
     pace_us: AtomicU64,
 }
 
 /// The sums of `callers` are `all`; whoever has nothing is not among them.
 #[derive(Debug, Default)]
-struct Places {
+struct CallerShares {
     all: Taken,
     callers: HashMap<u64, Taken>,
 }
@@ -56,35 +53,35 @@ struct Taken {
     tokens: usize,
 }
 
-impl Queue {
+impl AdmissionQueue {
     /// Takes places for a prompt of `caller`. One that finds the queue empty is always taken.
     pub(crate) fn enter(
         &self,
         caller: u64,
         prompt_tokens: usize,
-        limits: Limits,
-    ) -> Result<(), Full> {
-        let mut places = self.lock();
-        let Taken { requests, tokens } = places.all;
-        let theirs = places.callers.get(&caller).copied().unwrap_or_default();
+        limits: QueueLimits,
+    ) -> Result<(), QueueFull> {
+        let mut shares = self.lock();
+        let Taken { requests, tokens } = shares.all;
+        let theirs = shares.callers.get(&caller).copied().unwrap_or_default();
         let theirs = theirs.and(prompt_tokens);
         if requests >= room(limits.requests, theirs.requests, requests) {
-            return Err(Full::Requests);
+            return Err(QueueFull::Requests);
         }
         let all = tokens.saturating_add(prompt_tokens);
         if tokens > 0 && all > room(limits.tokens, theirs.tokens, tokens) {
-            return Err(Full::Tokens);
+            return Err(QueueFull::Tokens);
         }
-        places.all = places.all.and(prompt_tokens);
-        places.callers.insert(caller, theirs);
+        shares.all = shares.all.and(prompt_tokens);
+        shares.callers.insert(caller, theirs);
         Ok(())
     }
 
     /// Gives the places back.
     pub(crate) fn leave(&self, caller: u64, prompt_tokens: usize) {
-        let mut places = self.lock();
-        places.all = places.all.without(prompt_tokens);
-        if let Entry::Occupied(mut theirs) = places.callers.entry(caller) {
+        let mut shares = self.lock();
+        shares.all = shares.all.without(prompt_tokens);
+        if let Entry::Occupied(mut theirs) = shares.callers.entry(caller) {
             let left = theirs.get().without(prompt_tokens);
             *theirs.get_mut() = left;
             if left == Taken::default() {
@@ -93,8 +90,8 @@ impl Queue {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, CallerShares> {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// When somebody who finds it full should ask again.
@@ -107,7 +104,7 @@ impl Queue {
     }
 
     /// The owner's end: what it has seen so far.
-    pub(crate) fn tell(&self, pace: &Pace) {
+    pub(crate) fn publish(&self, pace: &QueuePace) {
         let micros = pace.smoothed.map_or(0, |pace| {
             u64::try_from(pace.as_micros()).unwrap_or(u64::MAX).max(1)
         });
@@ -150,12 +147,12 @@ pub(crate) const fn at_most(limit: usize) -> usize {
 
 /// How long it takes from one departure to the next while somebody waits.
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct QueuePace {
     last: Option<Time>,
     smoothed: Option<Duration>,
 }
 
-impl Pace {
+impl QueuePace {
     /// A request that arrived at `arrived` is taken at `now`. An empty queue's rest is not counted: nobody waited then.
     pub(crate) fn departed(&mut self, arrived: Time, now: Time) {
         let since = self.last.map_or(arrived, |last| last.max(arrived));
@@ -169,10 +166,10 @@ impl Pace {
     }
 }
 
-impl Pace {
+impl QueuePace {
     /// How long so many departures may take; `None` where there was none yet.
-    pub(crate) fn after(&self, departures: u32) -> Option<Duration> {
-        self.smoothed.map(|gap| gap.saturating_mul(departures))
+    pub(crate) fn after(&self, write_stalls: u32) -> Option<Duration> {
+        self.smoothed.map(|gap| gap.saturating_mul(write_stalls))
     }
 }
 
@@ -211,8 +208,8 @@ mod tests {
 
     #[test]
     fn oa_910_the_pace_is_what_those_who_wait_see() {
-        let queue = Queue::default();
-        let mut pace = Pace::default();
+        let queue = AdmissionQueue::default();
+        let mut pace = QueuePace::default();
         assert_eq!(queue.retry_after(), LEAST);
         // Ten wait from the beginning, and one goes every four seconds.
         for departure in 1..=10 {
@@ -223,40 +220,40 @@ mod tests {
         let hour = 3_600_000;
         pace.departed(Time::from_millis(hour), Time::from_millis(hour + 4_000));
         assert_eq!(pace.smoothed, Some(Duration::from_secs(4)));
-        queue.tell(&pace);
-        let limits = Limits {
+        queue.publish(&pace);
+        let limits = QueueLimits {
             requests: 6,
             tokens: 100,
         };
         for _ in 0..6 {
             queue.enter(7, 1, limits).unwrap();
         }
-        assert_eq!(queue.enter(7, 1, limits), Err(Full::Requests));
+        assert_eq!(queue.enter(7, 1, limits), Err(QueueFull::Requests));
         assert_eq!(queue.retry_after(), Duration::from_secs(12));
         // A faster engine is believed soon, not at once.
         for departure in 1..=40 {
             let at = Time::from_millis(hour + 4_000 + departure);
             pace.departed(Time::from_millis(hour), at);
         }
-        queue.tell(&pace);
+        queue.publish(&pace);
         assert_eq!(queue.retry_after(), LEAST);
     }
 
     /// OA-910, section 13: `queue_requests` and `queue_tokens` at the limit and one past it.
     #[test]
     fn oa_910_requests_and_tokens_are_taken_up_to_their_limits() {
-        let limits = Limits {
+        let limits = QueueLimits {
             requests: 3,
             tokens: 10,
         };
         for (waiting, comes, full) in [
             (&[][..], 11, None),
             (&[4, 4], 2, None),
-            (&[4, 4], 3, Some(Full::Tokens)),
+            (&[4, 4], 3, Some(QueueFull::Tokens)),
             (&[1, 1], 1, None),
-            (&[1, 1, 1], 1, Some(Full::Requests)),
+            (&[1, 1, 1], 1, Some(QueueFull::Requests)),
         ] {
-            let queue = Queue::default();
+            let queue = AdmissionQueue::default();
             for &tokens in waiting {
                 queue.enter(7, tokens, limits).unwrap();
             }
@@ -273,16 +270,16 @@ mod tests {
     /// Whoever sends as much as there is room for locks nobody out, neither with requests nor with tokens.
     #[test]
     fn d_54_a_caller_with_much_leaves_room_for_those_who_have_little() {
-        let limits = Limits {
+        let limits = QueueLimits {
             requests: 64,
             tokens: 6_400,
         };
         for (tokens, full) in [
-            (1, Full::Requests),
-            (100, Full::Requests),
-            (200, Full::Tokens),
+            (1, QueueFull::Requests),
+            (100, QueueFull::Requests),
+            (200, QueueFull::Tokens),
         ] {
-            let queue = Queue::default();
+            let queue = AdmissionQueue::default();
             let taken = (0..).find(|_| queue.enter(7, tokens, limits).is_err());
             assert_eq!(taken, Some(64.min(6_400 / tokens)));
             assert_eq!(queue.enter(7, tokens, limits), Err(full));
@@ -296,15 +293,15 @@ mod tests {
     /// Many callers who each have little do not lock out one who has nothing.
     #[test]
     fn d_54_several_callers_leave_room_for_one_who_comes_with_nothing() {
-        let limits = Limits {
+        let limits = QueueLimits {
             requests: 1_024,
             tokens: 1 << 20,
         };
-        let queue = Queue::default();
+        let queue = AdmissionQueue::default();
         for caller in 1..=8 {
             while queue.enter(caller, 1, limits).is_ok() {}
         }
         assert_eq!(queue.enter(9, 1, limits), Ok(()));
-        assert_eq!(queue.enter(1, 1, limits), Err(Full::Requests));
+        assert_eq!(queue.enter(1, 1, limits), Err(QueueFull::Requests));
     }
 }

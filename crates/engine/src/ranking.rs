@@ -1,10 +1,9 @@
 //! A row of logits in closed form: a keyed permutation of the vocabulary under one fixed law.
 //!
-//! Owns: [`Law`], which says how likely each rank is, and [`Ranking`], which says which token has which rank.
-//! Refuses to know: why a token is wanted, and what sampling does with it. The best `k` tokens cost O(k); the whole
-//! vector is built only by [`Ranking::fill`], for masks, bias and broad sampling (D-11).
+//! The best `k` tokens cost O(k); the whole vector is built only by [`RankedRow::fill`], for masks, bias and broad
+//! sampling (D-11).
 //!
-//! Rank `r` has the logit `-1.5 ln(r + 1)`, less [`Law::gap`] for every rank but 0 when the first token is chosen. The
+//! Rank `r` has the logit `-1.5 ln(r + 1)`, less [`ZipfDistribution::gap`] for every rank but 0 when the first token is chosen. The
 //! spread stays below 100 for any vocabulary, so that a `logit_bias` of 100 always wins.
 
 use std::sync::Arc;
@@ -16,7 +15,7 @@ const STEEPNESS: f64 = 1.5;
 
 /// How likely each rank is; made once per vocabulary and shared by all its rankings.
 #[derive(Clone, Debug)]
-pub struct Law(Arc<Table>);
+pub struct ZipfDistribution(Arc<Table>);
 
 #[derive(Debug)]
 struct Table {
@@ -27,7 +26,7 @@ struct Table {
     log_total: [f64; 2],
 }
 
-impl Law {
+impl ZipfDistribution {
     /// A law over `vocabulary` tokens (at least 1). A chosen token stands `gap` nats above all others.
     #[must_use]
     pub fn new(vocabulary: u32, gap: f32) -> Self {
@@ -62,20 +61,20 @@ impl Law {
 
 /// One row: every token of the vocabulary has exactly one rank.
 #[derive(Clone, Debug)]
-pub struct Ranking {
-    law: Law,
+pub struct RankedRow {
+    distribution: ZipfDistribution,
     key: u64,
     chosen: Option<Token>,
 }
 
-impl Ranking {
+impl RankedRow {
     /// The ranking that belongs to `key`, with `chosen` moved to rank 0. A chosen token outside the vocabulary counts
     /// as none.
     #[must_use]
-    pub fn new(law: &Law, key: u64, chosen: Option<Token>) -> Self {
-        let chosen = chosen.filter(|&token| token < law.vocabulary());
+    pub fn new(distribution: &ZipfDistribution, key: u64, chosen: Option<Token>) -> Self {
+        let chosen = chosen.filter(|&token| token < distribution.vocabulary());
         Self {
-            law: law.clone(),
+            distribution: distribution.clone(),
             key,
             chosen,
         }
@@ -84,7 +83,7 @@ impl Ranking {
     /// The number of tokens ranked.
     #[must_use]
     pub fn vocabulary(&self) -> u32 {
-        self.law.vocabulary()
+        self.distribution.vocabulary()
     }
 
     /// The token of rank 0.
@@ -96,7 +95,7 @@ impl Ranking {
     /// The most likely tokens with their log-probabilities, best first; as many as there are up to `k`.
     #[must_use]
     pub fn best(&self, k: usize) -> Vec<(Token, f32)> {
-        let k = k.min(self.law.0.logits.len());
+        let k = k.min(self.distribution.0.logits.len());
         let mut best = Vec::with_capacity(k);
         if k == 0 {
             return best;
@@ -119,16 +118,16 @@ impl Ranking {
     #[must_use]
     pub fn logprob(&self, rank: usize) -> f32 {
         let gap = if self.chosen.is_some() && rank > 0 {
-            self.law.gap()
+            self.distribution.gap()
         } else {
             0.0
         };
-        let total = self.law.0.log_total[usize::from(self.chosen.is_some())];
+        let total = self.distribution.0.log_total[usize::from(self.chosen.is_some())];
         #[expect(
             clippy::cast_possible_truncation,
             reason = "log-probabilities are f32 by contract"
         )]
-        let logprob = (f64::from(self.law.0.logits[rank]) - gap - total) as f32;
+        let logprob = (f64::from(self.distribution.0.logits[rank]) - gap - total) as f32;
         logprob.min(0.0)
     }
 
@@ -139,9 +138,9 @@ impl Ranking {
         let (stride, start) = (self.stride(), self.start());
         let inverse = inverse(u64::from(stride), size);
         // How far along the walk a token comes. All factors are below 2^32.
-        let place =
+        let position =
             |token: Token| (u64::from(token) + size - u64::from(start)) % size * inverse % size;
-        let (own, first) = (place(token), place(self.first()));
+        let (own, first) = (position(token), position(self.first()));
         let rank = match own.cmp(&first) {
             std::cmp::Ordering::Less => own + 1,
             std::cmp::Ordering::Equal => 0,
@@ -158,12 +157,12 @@ impl Ranking {
             return 0.0;
         }
         let others = f64::from(self.vocabulary() - 1);
-        1.0 / (1.0 + others * (-self.law.gap() / f64::from(temperature)).exp())
+        1.0 / (1.0 + others * (-self.distribution.gap() / f64::from(temperature)).exp())
     }
 
     /// Writes every token's logit; the row has the vocabulary's size afterwards.
     pub fn fill(&self, row: &mut Vec<f32>) {
-        let logits = &self.law.0.logits;
+        let logits = &self.distribution.0.logits;
         row.clear();
         row.resize(logits.len(), 0.0);
         #[expect(
@@ -171,7 +170,7 @@ impl Ranking {
             reason = "logits are f32 by contract"
         )]
         let gap = if self.chosen.is_some() {
-            self.law.gap() as f32
+            self.distribution.gap() as f32
         } else {
             0.0
         };
@@ -278,7 +277,7 @@ mod tests {
             (258, 8, None),
             (1000, 1, Some(9999)),
         ] {
-            let ranking = Ranking::new(&Law::new(size, 5.0), key, chosen);
+            let ranking = RankedRow::new(&ZipfDistribution::new(size, 5.0), key, chosen);
             let best = ranking.best(size as usize);
             let mut tokens: Vec<_> = best.iter().map(|&(token, _)| token).collect();
             tokens.sort_unstable();
@@ -301,7 +300,7 @@ mod tests {
 
     #[test]
     fn certainty_is_a_lower_bound() {
-        let ranking = Ranking::new(&Law::new(300, 6.0), 5, Some(17));
+        let ranking = RankedRow::new(&ZipfDistribution::new(300, 6.0), 5, Some(17));
         let mut row = Vec::new();
         ranking.fill(&mut row);
         for temperature in [0.3_f32, 1.0, 2.0, 10.0] {
@@ -317,7 +316,7 @@ mod tests {
 
     #[test]
     fn a_bias_of_100_beats_the_chosen_token_in_a_large_vocabulary() {
-        let ranking = Ranking::new(&Law::new(256_000, 40.0), 5, Some(17));
+        let ranking = RankedRow::new(&ZipfDistribution::new(256_000, 40.0), 5, Some(17));
         let mut row = Vec::new();
         ranking.fill(&mut row);
         assert!(row.iter().all(|&logit| logit + 100.0 > 0.0));

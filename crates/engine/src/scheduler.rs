@@ -1,7 +1,6 @@
 //! Who computes next: admission, fairness, the make-up of a step, and who gives way when the cache is full.
 //!
-//! Owns: [`Scheduler`] (the order among sequences) and [`plan`] (how many tokens each computes in a step).
-//! Refuses to know: tokens, slots, models, time. It orders numbers and counts.
+//! It orders numbers and counts.
 //!
 //! ```text
 //!   submit ──► waiting ── seat ──► running ── park ──► parked
@@ -18,36 +17,36 @@
 use std::collections::HashMap;
 
 /// A sequence, by the number its owner has for it.
-pub(crate) type Key = usize;
+pub(crate) type SequenceKey = usize;
 
 /// In whose turn a sequence waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Turn {
+pub(crate) struct SchedulerTurn {
     pub(crate) caller: u64,
     /// A connection or session of that caller's.
     pub(crate) connection: u64,
 }
 
-impl Turn {
+impl SchedulerTurn {
     /// Who takes turns with others: the caller with callers, its connection with those of the same caller.
-    const fn takers(self) -> [Taker; 2] {
+    const fn takers(self) -> [FairKey; 2] {
         [(self.caller, None), (self.caller, Some(self.connection))]
     }
 }
 
 /// A caller, or one of its connections.
-type Taker = (u64, Option<u64>);
+type FairKey = (u64, Option<u64>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Waiting(Waiting),
+enum SequenceStage {
+    Waiting(WaitingFrom),
     Running,
     Parked,
 }
 
 /// What a waiting sequence comes from; the first goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Waiting {
+enum WaitingFrom {
     /// It was preempted or parked.
     Ran,
     New,
@@ -56,19 +55,19 @@ enum Waiting {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Member {
-    key: Key,
+struct QueueMember {
+    key: SequenceKey,
     priority: i32,
-    turn: Turn,
+    turn: SchedulerTurn,
     arrival: u64,
-    stage: Stage,
+    stage: SequenceStage,
 }
 
 /// The order among sequences.
 #[derive(Debug)]
 pub(crate) struct Scheduler {
-    members: Vec<Member>,
-    seats: usize,
+    members: Vec<QueueMember>,
+    slots: usize,
     running: usize,
     arrivals: u64,
     turns: u64,
@@ -77,15 +76,15 @@ pub(crate) struct Scheduler {
     /// New sequences seated.
     seated: u64,
     /// When each caller with waiting sequences had its last turn, and each of their connections.
-    last_turn: HashMap<Taker, u64>,
+    last_turn: HashMap<FairKey, u64>,
 }
 
 impl Scheduler {
     /// A scheduler for at most `seats` running sequences. One turn in `ageing` is that of the oldest's priority.
-    pub(crate) fn new(seats: usize, ageing: u32) -> Self {
+    pub(crate) fn new(slots: usize, ageing: u32) -> Self {
         Self {
             members: Vec::new(),
-            seats: seats.max(1),
+            slots: slots.max(1),
             running: 0,
             arrivals: 0,
             turns: 0,
@@ -96,13 +95,13 @@ impl Scheduler {
     }
 
     /// A new sequence waits.
-    pub(crate) fn submit(&mut self, key: Key, priority: i32, turn: Turn) {
+    pub(crate) fn submit(&mut self, key: SequenceKey, priority: i32, turn: SchedulerTurn) {
         self.arrivals += 1;
         let arrival = self.arrivals;
         // Who comes anew stands behind those that already take turns.
         self.stand_in_line(turn);
-        let stage = Stage::Waiting(Waiting::New);
-        self.members.push(Member {
+        let stage = SequenceStage::Waiting(WaitingFrom::New);
+        self.members.push(QueueMember {
             key,
             priority,
             turn,
@@ -112,8 +111,8 @@ impl Scheduler {
     }
 
     /// Whose turn it is, if there is a seat and an eligible sequence waits.
-    pub(crate) fn next(&self, eligible: impl Fn(Key) -> bool) -> Option<Key> {
-        if self.running >= self.seats {
+    pub(crate) fn next(&self, eligible: impl Fn(SequenceKey) -> bool) -> Option<SequenceKey> {
+        if self.running >= self.slots {
             return None;
         }
         let waiting = || self.in_wait().filter(|member| eligible(member.key));
@@ -124,44 +123,44 @@ impl Scheduler {
     }
 
     /// Who waits, in the order in which they go as things stand: callers take turns, so each departure may change it.
-    pub(crate) fn line(&self) -> Vec<Key> {
+    pub(crate) fn line(&self) -> Vec<SequenceKey> {
         let mut line: Vec<_> = self.in_wait().collect();
         let aged = self.aged(self.in_wait());
         line.sort_by_key(|member| self.rank(member, aged));
         line.into_iter().map(|member| member.key).collect()
     }
 
-    fn in_wait(&self) -> impl Iterator<Item = &Member> {
-        let waits = |member: &&Member| matches!(member.stage, Stage::Waiting(_));
+    fn in_wait(&self) -> impl Iterator<Item = &QueueMember> {
+        let waits = |member: &&QueueMember| matches!(member.stage, SequenceStage::Waiting(_));
         self.members.iter().filter(waits)
     }
 
     /// The priority whose turn it is because of how long one of those waits, if it is such a turn.
-    fn aged<'a>(&self, waiting: impl Iterator<Item = &'a Member>) -> Option<i32> {
+    fn aged<'a>(&self, waiting: impl Iterator<Item = &'a QueueMember>) -> Option<i32> {
         if self.ageing == 0 || !(self.seated + 1).is_multiple_of(self.ageing) {
             return None;
         }
-        let new = waiting.filter(|member| member.stage == Stage::Waiting(Waiting::New));
+        let new = waiting.filter(|member| member.stage == SequenceStage::Waiting(WaitingFrom::New));
         let oldest = new.min_by_key(|member| member.arrival)?;
         Some(oldest.priority)
     }
 
     /// The lowest goes first.
-    fn rank(&self, member: &Member, aged: Option<i32>) -> impl Ord + use<> {
+    fn rank(&self, member: &QueueMember, aged: Option<i32>) -> impl Ord + use<> {
         let waiting = match member.stage {
-            Stage::Waiting(waiting) => waiting,
-            Stage::Running | Stage::Parked => Waiting::Ran,
+            SequenceStage::Waiting(waiting) => waiting,
+            SequenceStage::Running | SequenceStage::Parked => WaitingFrom::Ran,
         };
         let last_turns = match waiting {
-            Waiting::Ran => [0; 2],
-            Waiting::New | Waiting::Yielded => {
+            WaitingFrom::Ran => [0; 2],
+            WaitingFrom::New | WaitingFrom::Yielded => {
                 let last = |taker| self.last_turn.get(&taker).copied().unwrap_or(0);
                 member.turn.takers().map(last)
             }
         };
         let urgency = (aged == Some(member.priority), member.priority);
         (
-            waiting == Waiting::Yielded,
+            waiting == WaitingFrom::Yielded,
             std::cmp::Reverse(urgency),
             waiting,
             last_turns,
@@ -170,20 +169,20 @@ impl Scheduler {
     }
 
     /// How many eligible sequences wait for whom there is no seat.
-    pub(crate) fn lacks_seats(&self, eligible: impl Fn(Key) -> bool) -> usize {
+    pub(crate) fn missing_slots(&self, eligible: impl Fn(SequenceKey) -> bool) -> usize {
         let waits = self.in_wait().filter(|member| eligible(member.key)).count();
-        waits.saturating_sub(self.seats - self.running.min(self.seats))
+        waits.saturating_sub(self.slots - self.running.min(self.slots))
     }
 
     /// A waiting sequence runs.
-    pub(crate) fn seat(&mut self, key: Key) {
+    pub(crate) fn admit(&mut self, key: SequenceKey) {
         self.turns += 1;
         let now = self.turns;
         let Some(member) = self.member(key) else {
             return;
         };
-        let fresh = member.stage == Stage::Waiting(Waiting::New);
-        member.stage = Stage::Running;
+        let fresh = member.stage == SequenceStage::Waiting(WaitingFrom::New);
+        member.stage = SequenceStage::Running;
         let turn = member.turn;
         self.running += 1;
         if fresh {
@@ -192,48 +191,49 @@ impl Scheduler {
                 self.last_turn.insert(taker, now);
             }
         }
-        self.forget(turn);
+        self.remove_turn(turn);
     }
 
     /// A running sequence waits again, before those that never ran.
-    pub(crate) fn preempt(&mut self, key: Key) {
-        self.leave_seat(key, Stage::Waiting(Waiting::Ran));
+    pub(crate) fn preempt(&mut self, key: SequenceKey) {
+        self.release_slot(key, SequenceStage::Waiting(WaitingFrom::Ran));
     }
 
     /// A running sequence gives its seat to those that wait, and comes after them.
-    pub(crate) fn yield_seat(&mut self, key: Key) {
-        self.leave_seat(key, Stage::Waiting(Waiting::Yielded));
+    pub(crate) fn yield_slot(&mut self, key: SequenceKey) {
+        self.release_slot(key, SequenceStage::Waiting(WaitingFrom::Yielded));
     }
 
     /// A running sequence gives its seat away until its reader has caught up.
-    pub(crate) fn park(&mut self, key: Key) {
-        self.leave_seat(key, Stage::Parked);
+    pub(crate) fn park(&mut self, key: SequenceKey) {
+        self.release_slot(key, SequenceStage::Parked);
     }
 
     /// A parked sequence waits for a seat.
-    pub(crate) fn unpark(&mut self, key: Key) {
+    pub(crate) fn unpark(&mut self, key: SequenceKey) {
         if let Some(member) = self
             .member(key)
-            .filter(|member| member.stage == Stage::Parked)
+            .filter(|member| member.stage == SequenceStage::Parked)
         {
-            member.stage = Stage::Waiting(Waiting::Ran);
+            member.stage = SequenceStage::Waiting(WaitingFrom::Ran);
             let turn = member.turn;
             self.stand_in_line(turn);
         }
     }
 
     /// A sequence is over.
-    pub(crate) fn remove(&mut self, key: Key) {
+    pub(crate) fn remove(&mut self, key: SequenceKey) {
         if let Some(index) = self.members.iter().position(|member| member.key == key) {
             let member = self.members.remove(index);
-            self.running -= usize::from(member.stage == Stage::Running);
-            self.forget(member.turn);
+            self.running -= usize::from(member.stage == SequenceStage::Running);
+            self.remove_turn(member.turn);
         }
     }
 
     /// Whether a sequence runs.
-    pub(crate) fn is_running(&self, key: Key) -> bool {
-        let runs = |member: &Member| member.key == key && member.stage == Stage::Running;
+    pub(crate) fn is_running(&self, key: SequenceKey) -> bool {
+        let runs =
+            |member: &QueueMember| member.key == key && member.stage == SequenceStage::Running;
         self.members.iter().any(runs)
     }
 
@@ -243,18 +243,18 @@ impl Scheduler {
     }
 
     /// The running sequences, oldest first.
-    pub(crate) fn running(&self) -> impl Iterator<Item = Key> + '_ {
+    pub(crate) fn running(&self) -> impl Iterator<Item = SequenceKey> + '_ {
         self.members
             .iter()
-            .filter(|member| member.stage == Stage::Running)
+            .filter(|member| member.stage == SequenceStage::Running)
             .map(|member| member.key)
     }
 
     /// The parked sequences, oldest first.
-    pub(crate) fn parked(&self) -> impl Iterator<Item = Key> + '_ {
+    pub(crate) fn parked(&self) -> impl Iterator<Item = SequenceKey> + '_ {
         self.members
             .iter()
-            .filter(|member| member.stage == Stage::Parked)
+            .filter(|member| member.stage == SequenceStage::Parked)
             .map(|member| member.key)
     }
 
@@ -265,8 +265,12 @@ impl Scheduler {
 
     /// Who gives up its cells: of those that hold some, who does not run before who runs, then the lowest priority, then
     /// the youngest. Never the last one that runs, and none that runs unless `running_too`.
-    pub(crate) fn victim(&self, running_too: bool, holds: impl Fn(Key) -> bool) -> Option<Key> {
-        let runs = |member: &Member| member.stage == Stage::Running;
+    pub(crate) fn victim(
+        &self,
+        running_too: bool,
+        holds: impl Fn(SequenceKey) -> bool,
+    ) -> Option<SequenceKey> {
+        let runs = |member: &QueueMember| member.stage == SequenceStage::Running;
         let candidates = self
             .members
             .iter()
@@ -283,10 +287,10 @@ impl Scheduler {
         (!runs(victim) || self.running > 1).then_some(victim.key)
     }
 
-    fn leave_seat(&mut self, key: Key, stage: Stage) {
+    fn release_slot(&mut self, key: SequenceKey, stage: SequenceStage) {
         if let Some(member) = self
             .member(key)
-            .filter(|member| member.stage == Stage::Running)
+            .filter(|member| member.stage == SequenceStage::Running)
         {
             member.stage = stage;
             let turn = member.turn;
@@ -296,45 +300,45 @@ impl Scheduler {
     }
 
     /// A caller and its connection take turns from now on, unless they do already.
-    fn stand_in_line(&mut self, turn: Turn) {
+    fn stand_in_line(&mut self, turn: SchedulerTurn) {
         for taker in turn.takers() {
             self.last_turn.entry(taker).or_insert(self.turns);
         }
     }
 
     /// Forgets the turns of a caller or connection that waits for nothing, so that the table is as small as the queue.
-    fn forget(&mut self, turn: Turn) {
+    fn remove_turn(&mut self, turn: SchedulerTurn) {
         for taker in turn.takers() {
-            let waits = |member: &Member| member.turn.takers().contains(&taker);
+            let waits = |member: &QueueMember| member.turn.takers().contains(&taker);
             if !self.in_wait().any(waits) {
                 self.last_turn.remove(&taker);
             }
         }
     }
 
-    fn member(&mut self, key: Key) -> Option<&mut Member> {
+    fn member(&mut self, key: SequenceKey) -> Option<&mut QueueMember> {
         self.members.iter_mut().find(|member| member.key == key)
     }
 }
 
 /// What a running sequence could compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Work {
-    pub(crate) key: Key,
+pub(crate) struct Runnable {
+    pub(crate) key: SequenceKey,
     /// Tokens that are known and not computed; at least 1. One is a decode, more are a prefill.
     pub(crate) pending: usize,
 }
 
 /// What a sequence computes in this step: its next `tokens` pending tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Share {
-    pub(crate) key: Key,
+pub(crate) struct StepShare {
+    pub(crate) key: SequenceKey,
     pub(crate) tokens: usize,
 }
 
 /// The limits of a step, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Budget {
+pub(crate) struct StepBudget {
     /// The model's batch.
     pub(crate) batch: usize,
     /// Prefill when nothing is decoded.
@@ -352,13 +356,13 @@ pub(crate) struct Budget {
 ///
 /// A quarter of the prefill goes to the oldest prompt, so that it always gets on; the rest goes to the shortest ones
 /// first, so that a short prompt is not stuck behind a long one.
-pub(crate) fn plan(work: &[Work], budget: &Budget, shares: &mut Vec<Share>) -> bool {
+pub(crate) fn plan(work: &[Runnable], budget: &StepBudget, shares: &mut Vec<StepShare>) -> bool {
     shares.clear();
     let most = budget.batch.min(budget.room);
     let decodes = work.iter().filter(|work| work.pending == 1);
     shares.extend(
         decodes
-            .map(|work| Share {
+            .map(|work| StepShare {
                 key: work.key,
                 tokens: 1,
             })
@@ -381,7 +385,7 @@ pub(crate) fn plan(work: &[Work], budget: &Budget, shares: &mut Vec<Share>) -> b
     if left == 0 {
         return decoding == budget.batch;
     }
-    let mut order: Vec<Work> = work
+    let mut order: Vec<Runnable> = work
         .iter()
         .filter(|work| work.pending > 1)
         .copied()
@@ -395,7 +399,7 @@ pub(crate) fn plan(work: &[Work], budget: &Budget, shares: &mut Vec<Share>) -> b
         let more = (work.pending - floor).min(left);
         left -= more;
         if floor + more > 0 {
-            shares.push(Share {
+            shares.push(StepShare {
                 key: work.key,
                 tokens: floor + more,
             });

@@ -1,7 +1,6 @@
 //! What an engine counts: plain atomics that rendering reads without a lock (OA-801).
 //!
-//! Owns: [`Stats`] and the three kinds of number in it. Refuses to know: metric names, labels and text formats; the
-//! server renders. The owner thread writes nearly all of it; the few numbers that submitters write say so.
+//! The owner thread writes nearly all of it; the few numbers that submitters write say so.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -126,7 +125,7 @@ const COUNT: &[f64] = &[
     missing_docs,
     reason = "each field is the metric of its name in the operator's page; units are in the name"
 )]
-pub struct Stats {
+pub struct EngineStats {
     pub requests_running: Gauge,
     pub requests_waiting: Gauge,
     /// Sequences that wait for their reader.
@@ -185,7 +184,7 @@ pub struct Stats {
     pub batch_size: Histogram,
 }
 
-impl Default for Stats {
+impl Default for EngineStats {
     fn default() -> Self {
         Self {
             requests_running: Gauge::default(),
@@ -240,7 +239,7 @@ mod tests {
                 .map(|bound| bound.parse().unwrap())
                 .collect()
         };
-        let stats = Stats::default();
+        let stats = EngineStats::default();
         let first =
             ".001 .005 .01 .02 .04 .06 .08 .1 .25 .5 .75 1 2.5 5 7.5 10 20 40 80 160 640 2560";
         let inter = ".0005 .001 .0025 .005 .01 .025 .05 .075 .1 .15 .2 .3 .4 .5 .75 1 2.5 5 7.5 10 20 40 80";

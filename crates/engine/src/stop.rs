@@ -14,15 +14,15 @@ thread_local! {
 /// Runs `work`, in which [`stopped`] says what `flag` says.
 pub fn with<T>(flag: &Arc<AtomicBool>, work: impl FnOnce() -> T) -> T {
     /// Takes the flag off again, also where the work panics: the thread has other work after it.
-    struct Restore(Option<Arc<AtomicBool>>);
-    impl Drop for Restore {
+    struct RestoreStopFlag(Option<Arc<AtomicBool>>);
+    impl Drop for RestoreStopFlag {
         fn drop(&mut self) {
             let before = self.0.take();
-            FLAG.with_borrow_mut(|held| *held = before);
+            FLAG.with_borrow_mut(|retained| *retained = before);
         }
     }
-    let before = FLAG.with_borrow_mut(|held| held.replace(Arc::clone(flag)));
-    let _restore = Restore(before);
+    let before = FLAG.with_borrow_mut(|retained| retained.replace(Arc::clone(flag)));
+    let _restore = RestoreStopFlag(before);
     work()
 }
 

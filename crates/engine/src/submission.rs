@@ -1,8 +1,7 @@
 //! What becomes of a request before the owner sees it: checked, tokenised, with its seed and its limits settled.
 //!
-//! Owns: the ranges of D-20's core column, [`Submission`], and the refusals that need no scheduler.
-//! Refuses to know: queues and threads. It runs on the caller's thread, so that a long prompt delays nobody else (D-8), and ends
-//! early where nobody waits for it any more ([`stop`]).
+//! It runs on the caller's thread, so that a long prompt delays nobody else (D-8), and ends early where nobody waits
+//! for it any more ([`stop`]).
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -11,10 +10,12 @@ use std::time::Duration;
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::{Steer, Token};
 
-use crate::api::{Message, ModelInfo, Prompt, Refusal, Request, Sampling, Vocabulary};
-use crate::bad_words::{BadWords, Lexicon};
-use crate::phase::Follower;
-use crate::scheduler::Turn;
+use crate::api::{
+    ChatMessage, GenerationRequest, ModelInfo, Prompt, Sampling, SubmitError, Vocabulary,
+};
+use crate::bad_words::{BadWords, TokenIndex};
+use crate::request_phase::Follower;
+use crate::scheduler::SchedulerTurn;
 use crate::stop;
 
 /// Choices of one request, forks of its steerers included.
@@ -35,10 +36,10 @@ pub(crate) struct Submission {
     /// Never empty, shorter than the context, every token within the vocabulary.
     pub(crate) prompt: Arc<[Token]>,
     /// How each choice runs; shared by all of them.
-    pub(crate) terms: Arc<Terms>,
+    pub(crate) terms: Arc<RequestTerms>,
     pub(crate) choices: u32,
     pub(crate) priority: i32,
-    pub(crate) turn: Turn,
+    pub(crate) turn: SchedulerTurn,
     pub(crate) prefix_scope: u64,
     pub(crate) timeout: Option<Duration>,
     pub(crate) cache_key: Option<u64>,
@@ -49,7 +50,7 @@ pub(crate) struct Submission {
 
 /// What all choices of a request have in common.
 #[derive(Debug)]
-pub(crate) struct Terms {
+pub(crate) struct RequestTerms {
     pub(crate) sampling: Sampling,
     pub(crate) seed: u64,
     /// Tokens of output, of each choice; at most what the context leaves.
@@ -70,13 +71,13 @@ pub(crate) struct Terms {
 /// The output of a request that weighs tokens instead of generating them.
 #[derive(Debug)]
 pub(crate) struct Scored {
-    /// What is weighed. Never empty; prompt and these fit in the context.
+    /// What is scored. Never empty; prompt and these fit in the context.
     pub(crate) tokens: Vec<Token>,
     /// The prompt is empty, so the first token follows nothing: it stands as the prompt, and its score is 0 (LM-312).
-    pub(crate) headless: bool,
+    pub(crate) score_only: bool,
 }
 
-impl Terms {
+impl RequestTerms {
     /// What a token adds to the text of an output.
     pub(crate) fn bytes<'v>(&self, vocabulary: &'v dyn Vocabulary, token: Token) -> Cow<'v, [u8]> {
         if self.skip_special_tokens || !vocabulary.is_special(token) {
@@ -116,13 +117,13 @@ impl Terms {
 /// numbers) are about the prompt; a chat template gives its own. A steerer that cannot be forked for the further
 /// choices is `controller-failed`.
 pub(crate) fn prepare(
-    mut request: Request,
+    mut request: GenerationRequest,
     info: &ModelInfo,
     vocabulary: &dyn Vocabulary,
     token_bytes_max: usize,
-    lexicon: impl FnOnce() -> Arc<Lexicon>,
+    token_index: impl FnOnce() -> Arc<TokenIndex>,
     seed: impl FnOnce() -> u64,
-) -> Result<Submission, Refusal> {
+) -> Result<Submission, SubmitError> {
     check(&request, info.vocabulary_tokens)?;
     fits(&request.prompt, info, token_bytes_max)?;
     let (prompt, scored) = match request.scored.take() {
@@ -131,7 +132,7 @@ pub(crate) fn prepare(
     };
     if stop::stopped() {
         // What was tokenised may not be all of it, and nobody waits for it.
-        return Err(Refusal::new(
+        return Err(SubmitError::new(
             Code::Cancelled,
             "",
             "nobody waits for this request any more",
@@ -149,20 +150,20 @@ pub(crate) fn prepare(
         request.bad_words.clear();
     }
     let bad_words = (!request.bad_words.is_empty())
-        .then(|| BadWords::new(std::mem::take(&mut request.bad_words), lexicon()));
+        .then(|| BadWords::new(std::mem::take(&mut request.bad_words), token_index()));
     // A seed matters only where something is drawn; elsewhere it is the same, so that models which follow it repeat
     // themselves.
     let drawn = request.sampling.temperature > 0.0 || !steerers.is_empty();
     let seed = || if drawn && scored.is_none() { seed() } else { 0 };
-    let weighed = scored
+    let scored_len = scored
         .as_ref()
         .map(|scored| u32::try_from(scored.tokens.len()).unwrap_or(u32::MAX));
-    let asked_max_tokens = weighed.or(request.max_tokens);
+    let asked_max_tokens = scored_len.or(request.max_tokens);
     Ok(Submission {
         prompt: prompt.into(),
         choices: request.n,
         priority: request.priority,
-        turn: Turn {
+        turn: SchedulerTurn {
             caller: request.caller,
             connection: request.connection,
         },
@@ -171,7 +172,7 @@ pub(crate) fn prepare(
         cache_key: request.cache_key,
         follower: request.follower,
         steerers,
-        terms: Arc::new(Terms {
+        terms: Arc::new(RequestTerms {
             seed: request.sampling.seed.unwrap_or_else(seed),
             sampling: request.sampling,
             max_tokens: asked_max_tokens.map_or(rest, |max| max.min(rest)),
@@ -189,12 +190,15 @@ pub(crate) fn prepare(
     })
 }
 
-fn fork_steerers(mut first: Box<dyn Steer>, choices: u32) -> Result<Vec<Box<dyn Steer>>, Refusal> {
+fn fork_steerers(
+    mut first: Box<dyn Steer>,
+    choices: u32,
+) -> Result<Vec<Box<dyn Steer>>, SubmitError> {
     let mut others = Vec::new();
     for index in 1..choices {
         let fork = first.fork(index);
         others.push(fork.map_err(|failure| {
-            Refusal::new(Code::ControllerFailed, failure.reason, failure.message)
+            SubmitError::new(Code::ControllerFailed, failure.reason, failure.message)
         })?);
     }
     others.insert(0, first);
@@ -207,35 +211,39 @@ fn scoring(
     tokens: Vec<Token>,
     info: &ModelInfo,
     vocabulary: &dyn Vocabulary,
-) -> Result<(Vec<Token>, Option<Scored>), Refusal> {
+) -> Result<(Vec<Token>, Option<Scored>), SubmitError> {
     inside(&tokens, info)?;
-    let headless = matches!(prompt, Prompt::Tokens(tokens) if tokens.is_empty());
-    let prompt = if headless {
+    let score_only = matches!(prompt, Prompt::Tokens(tokens) if tokens.is_empty());
+    let prompt = if score_only {
         tokens[..1].to_vec()
     } else {
         tokenise(prompt, info, vocabulary)?
     };
-    let length = prompt.len() + tokens.len() - usize::from(headless);
+    let length = prompt.len() + tokens.len() - usize::from(score_only);
     if length > info.context_tokens as usize {
         return Err(too_long("prompt and scored tokens", length, info));
     }
-    Ok((prompt, Some(Scored { tokens, headless })))
+    Ok((prompt, Some(Scored { tokens, score_only })))
 }
 
-fn inside(tokens: &[Token], info: &ModelInfo) -> Result<(), Refusal> {
+fn inside(tokens: &[Token], info: &ModelInfo) -> Result<(), SubmitError> {
     let size = info.vocabulary_tokens;
     let Some(token) = tokens.iter().find(|&&token| token >= size) else {
         return Ok(());
     };
     let message = format!("token {token} is outside the vocabulary of {size} tokens");
-    Err(Refusal::new(Code::InvalidRequest, "BAD_TOKENS", message))
+    Err(SubmitError::new(
+        Code::InvalidRequest,
+        "BAD_TOKENS",
+        message,
+    ))
 }
 
-fn too_long(what: &str, length: usize, info: &ModelInfo) -> Refusal {
+fn too_long(what: &str, length: usize, info: &ModelInfo) -> SubmitError {
     let context = info.context_tokens;
     let message =
         format!("{what} of {length} tokens exceeds the model's context of {context} tokens");
-    Refusal::new(Code::InvalidRequest, "PROMPT_TOO_LONG", message)
+    SubmitError::new(Code::InvalidRequest, "PROMPT_TOO_LONG", message)
 }
 
 /// Bytes of a prompt for each that its tokens may stand for at most: a tokenizer may drop some, of spaces or accents, and a
@@ -246,14 +254,14 @@ const DROPPED_TIMES: usize = 4;
 const NAME_BYTES_MAX: usize = 1024;
 
 /// Refuses what cannot fit, before anything is rendered or tokenised: that takes time and memory.
-fn fits(prompt: &Prompt, info: &ModelInfo, token_bytes_max: usize) -> Result<(), Refusal> {
+fn fits(prompt: &Prompt, info: &ModelInfo, token_bytes_max: usize) -> Result<(), SubmitError> {
     if let Prompt::Chat(chat) = prompt
         && chat.messages.len() > info.context_tokens as usize
     {
         let (count, context) = (chat.messages.len(), info.context_tokens);
         let message =
             format!("{count} messages cannot fit the model's context of {context} tokens");
-        return Err(Refusal::new(
+        return Err(SubmitError::new(
             Code::InvalidRequest,
             "PROMPT_TOO_LONG",
             message,
@@ -263,13 +271,17 @@ fn fits(prompt: &Prompt, info: &ModelInfo, token_bytes_max: usize) -> Result<(),
         Prompt::Chat(chat) => chat.messages.as_slice(),
         Prompt::Tokens(_) | Prompt::Text(_) => &[],
     };
-    let mut names = names.iter().flat_map(Message::names);
+    let mut names = names.iter().flat_map(ChatMessage::names);
     if let Some(long) = names.find(|name| name.len() > NAME_BYTES_MAX) {
         let message = format!(
             "a message's role, name and tool_call_id have at most {NAME_BYTES_MAX} bytes each, and one has {}",
             long.len()
         );
-        return Err(Refusal::new(Code::InvalidRequest, "NAME_TOO_LONG", message));
+        return Err(SubmitError::new(
+            Code::InvalidRequest,
+            "NAME_TOO_LONG",
+            message,
+        ));
     }
     let at_least = prompt.text_bytes() / token_bytes_max.max(1).saturating_mul(DROPPED_TIMES);
     if at_least > info.context_tokens as usize {
@@ -278,7 +290,7 @@ fn fits(prompt: &Prompt, info: &ModelInfo, token_bytes_max: usize) -> Result<(),
             "a prompt of {} bytes, at least {at_least} tokens, exceeds the model's context of {context} tokens",
             prompt.text_bytes()
         );
-        return Err(Refusal::new(
+        return Err(SubmitError::new(
             Code::InvalidRequest,
             "PROMPT_TOO_LONG",
             message,
@@ -291,14 +303,14 @@ fn tokenise(
     prompt: &Prompt,
     info: &ModelInfo,
     vocabulary: &dyn Vocabulary,
-) -> Result<Vec<Token>, Refusal> {
+) -> Result<Vec<Token>, SubmitError> {
     let mut tokens = match prompt {
         Prompt::Tokens(tokens) => {
             inside(tokens, info)?;
             tokens.clone()
         }
         Prompt::Text(text) => {
-            let mut tokens: Vec<_> = vocabulary.beginning().into_iter().collect();
+            let mut tokens: Vec<_> = vocabulary.bos().into_iter().collect();
             tokens.extend(vocabulary.tokenize(text, false));
             tokens
         }
@@ -306,11 +318,15 @@ fn tokenise(
     };
     if tokens.is_empty() {
         // Something has to precede the first token; a model without a beginning cannot go on from nothing.
-        let Some(beginning) = vocabulary.beginning() else {
+        let Some(bos) = vocabulary.bos() else {
             let message = "the prompt is empty: give at least one token of text";
-            return Err(Refusal::new(Code::InvalidRequest, "EMPTY_PROMPT", message));
+            return Err(SubmitError::new(
+                Code::InvalidRequest,
+                "EMPTY_PROMPT",
+                message,
+            ));
         };
-        tokens.push(beginning);
+        tokens.push(bos);
     }
     if tokens.len() >= info.context_tokens as usize {
         return Err(too_long("prompt", tokens.len(), info));
@@ -319,24 +335,28 @@ fn tokenise(
 }
 
 /// A condition, the field that it is about, and the range as people read it.
-type Rule = (bool, &'static str, &'static str);
+type ParameterRule = (bool, &'static str, &'static str);
 
 /// The ranges of D-20's core column.
-fn check(request: &Request, vocabulary_tokens: u32) -> Result<(), Refusal> {
+fn check(request: &GenerationRequest, vocabulary_tokens: u32) -> Result<(), SubmitError> {
     let rules = sampling_rules(&request.sampling, vocabulary_tokens)
         .into_iter()
         .chain(request_rules(request, vocabulary_tokens));
     for (holds, field, range) in rules {
         if !holds {
             let message = format!("{field} must be {range}");
-            return Err(Refusal::new(Code::InvalidRequest, "BAD_CONFIG", message));
+            return Err(SubmitError::new(
+                Code::InvalidRequest,
+                "BAD_CONFIG",
+                message,
+            ));
         }
     }
     Ok(())
 }
 
 /// A NaN is in no range, so it breaks the rule of its field.
-fn sampling_rules(sampling: &Sampling, vocabulary_tokens: u32) -> [Rule; 7] {
+fn sampling_rules(sampling: &Sampling, vocabulary_tokens: u32) -> [ParameterRule; 7] {
     let within = |value: f32, bound: f32| (-bound..=bound).contains(&value);
     let above_0 = |value: f32, most: f32| value > 0.0 && value <= most;
     let bias = &sampling.logit_bias;
@@ -383,7 +403,7 @@ fn sampling_rules(sampling: &Sampling, vocabulary_tokens: u32) -> [Rule; 7] {
     ]
 }
 
-fn request_rules(request: &Request, vocabulary_tokens: u32) -> [Rule; 10] {
+fn request_rules(request: &GenerationRequest, vocabulary_tokens: u32) -> [ParameterRule; 10] {
     let sequences = &request.stop_sequences;
     let sound = |stop: &Vec<Token>| {
         (1..=STOP_SEQUENCE_TOKENS_MAX).contains(&stop.len())
@@ -428,11 +448,11 @@ fn request_rules(request: &Request, vocabulary_tokens: u32) -> [Rule; 10] {
     ]
 }
 
-fn few(field: &'static str, texts: &[String]) -> Rule {
+fn few(field: &'static str, texts: &[String]) -> ParameterRule {
     (texts.len() <= STOP_TEXTS_MAX, field, "at most 64 texts")
 }
 
-fn short(field: &'static str, texts: &[String]) -> Rule {
+fn short(field: &'static str, texts: &[String]) -> ParameterRule {
     let fits = |text: &String| (1..=STOP_TEXT_BYTES_MAX).contains(&text.len());
     (texts.iter().all(fits), field, "texts of 1 to 1024 bytes")
 }

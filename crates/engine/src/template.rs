@@ -1,9 +1,6 @@
 //! Chat templates: a conversation becomes the text that its model was trained on.
 //!
-//! Owns: rendering as Hugging Face's tokenizers do it (block trimming, loop controls, `raise_exception`, `strftime_now`,
-//! Python's string methods and its JSON), and the promise that no value can forge a control token (EV-607).
-//! Refuses to know: models, files, how text becomes tokens. A [`Template`] yields [`Piece`]s, of which a vocabulary makes
-//! [`tokens`].
+//! A [`Template`] yields [`TemplatePiece`]s, of which a vocabulary makes [`tokens`].
 //!
 //! ```text
 //!   values ──► shield covers texts of control tokens ──► render ──► pieces: the template's text, and covered text
@@ -29,9 +26,9 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::Token;
 
-use crate::api::{Chat, Fault, Message, Vocabulary};
+use crate::api::{ChatMessage, ChatRequest, EngineError, Vocabulary};
 use crate::stop;
-use shield::{Covered, Shield};
+use shield::{CoveredTexts, SpecialTextShield};
 
 /// Steps that one rendering may take.
 const FUEL: u64 = 10_000_000;
@@ -48,7 +45,7 @@ const MESSAGE_BYTES_MAX: usize = 300;
 #[derive(Clone, Debug, Default)]
 pub struct SpecialTexts {
     /// Of the token before a text (`bos_token`), or empty.
-    pub beginning: String,
+    pub bos: String,
     /// Of the token after a text (`eos_token`), or empty.
     pub end: String,
     /// Of all control tokens.
@@ -57,7 +54,7 @@ pub struct SpecialTexts {
 
 /// A part of a rendered conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Piece {
+pub enum TemplatePiece {
     /// Text in which the texts of control tokens stand for those tokens.
     Template(String),
     /// Text that came from a value and only looks like a control token: plain text.
@@ -67,17 +64,17 @@ pub enum Piece {
 /// The tokens of a rendered conversation. Most templates print the beginning themselves; it stands there once. Where nobody
 /// waits for them any more ([`stop`]) they are not all of them.
 #[must_use]
-pub fn tokens(pieces: &[Piece], vocabulary: &impl Vocabulary) -> Vec<Token> {
-    let of = |piece: &Piece| match piece {
-        Piece::Template(text) => vocabulary.tokenize(text, true),
-        Piece::Plain(text) => vocabulary.tokenize(text, false),
+pub fn tokens(pieces: &[TemplatePiece], vocabulary: &impl Vocabulary) -> Vec<Token> {
+    let of = |piece: &TemplatePiece| match piece {
+        TemplatePiece::Template(text) => vocabulary.tokenize(text, true),
+        TemplatePiece::Plain(text) => vocabulary.tokenize(text, false),
     };
     let wanted = pieces.iter().take_while(|_| !stop::stopped());
     let mut tokens: Vec<Token> = wanted.flat_map(of).collect();
-    if let Some(beginning) = vocabulary.beginning()
-        && tokens.first() != Some(&beginning)
+    if let Some(bos) = vocabulary.bos()
+        && tokens.first() != Some(&bos)
     {
-        tokens.insert(0, beginning);
+        tokens.insert(0, bos);
     }
     tokens
 }
@@ -105,7 +102,7 @@ pub enum TemplateError {
     NothingToContinue,
 }
 
-impl From<TemplateError> for Fault {
+impl From<TemplateError> for EngineError {
     fn from(error: TemplateError) -> Self {
         let reason = match &error {
             TemplateError::Rejected(why) if why.to_ascii_lowercase().contains("role") => "BAD_ROLE",
@@ -117,9 +114,9 @@ impl From<TemplateError> for Fault {
 
 /// The fault of a model that has no template.
 #[must_use]
-pub fn no_template() -> Fault {
+pub fn no_template() -> EngineError {
     let message = "this model has no chat template: send raw text instead of messages";
-    Fault::new(Code::FailedPrecondition, "NO_TEMPLATE", message)
+    EngineError::new(Code::FailedPrecondition, "NO_TEMPLATE", message)
 }
 
 /// A compiled chat template; shared, renders from any thread.
@@ -127,8 +124,8 @@ pub struct Template {
     environment: Environment<'static>,
     syntax: SyntaxConfig,
     source: String,
-    shield: Shield,
-    beginning: String,
+    shield: SpecialTextShield,
+    bos: String,
     end: String,
 }
 
@@ -172,18 +169,18 @@ impl Template {
         }
         let source = without_generation_tags(source);
         program::compile(NAME, &source, &blocks).map_err(syntax)?;
-        let Ok(shield) = Shield::new(&special.all) else {
+        let Ok(shield) = SpecialTextShield::new(&special.all) else {
             return Err(TemplateError::Syntax(
                 "the control tokens' texts are too many".to_owned(),
             ));
         };
-        let (beginning, end) = (special.beginning.clone(), special.end.clone());
+        let (bos, end) = (special.bos.clone(), special.end.clone());
         Ok(Self {
             environment,
             syntax: blocks,
             source,
             shield,
-            beginning,
+            bos,
             end,
         })
     }
@@ -193,14 +190,14 @@ impl Template {
     /// # Errors
     /// [`TemplateError::TooLong`]. What else it says of this conversation may not be true of others.
     pub fn try_out(&self) -> Result<(), TemplateError> {
-        let message = Message {
+        let message = ChatMessage {
             role: "user".to_owned(),
             content: "Hello".to_owned(),
-            ..Message::default()
+            ..ChatMessage::default()
         };
-        let chat = Chat {
+        let chat = ChatRequest {
             messages: vec![message],
-            ..Chat::default()
+            ..ChatRequest::default()
         };
         match self.render(&chat) {
             Err(TemplateError::TooLong) => Err(TemplateError::TooLong),
@@ -216,8 +213,8 @@ impl Template {
     ///
     /// # Errors
     /// [`TemplateError`], but for its first variant.
-    pub fn render(&self, chat: &Chat) -> Result<Vec<Piece>, TemplateError> {
-        let mut covered = Covered::default();
+    pub fn render(&self, chat: &ChatRequest) -> Result<Vec<TemplatePiece>, TemplateError> {
+        let mut covered = CoveredTexts::default();
         let context = self.context(chat, &mut covered)?;
         let text = self.run(context, chat)?;
         if !chat.continue_last {
@@ -227,8 +224,8 @@ impl Template {
             return Err(TemplateError::NothingToContinue);
         };
         // A template that trims contents has eaten the space after the mark; then what is before it is trimmed too.
-        let kept = text[at + shield::TAIL.len()..].starts_with(' ');
-        let text = if kept {
+        let cached = text[at + shield::TAIL.len()..].starts_with(' ');
+        let text = if cached {
             &text[..at]
         } else {
             text[..at].trim_end()
@@ -237,7 +234,7 @@ impl Template {
     }
 
     /// The text that the template makes of a context.
-    fn run(&self, context: Value, chat: &Chat) -> Result<String, TemplateError> {
+    fn run(&self, context: Value, chat: &ChatRequest) -> Result<String, TemplateError> {
         let program = program::compile(NAME, &self.source, &self.syntax).map_err(failure)?;
         let mut text = String::new();
         let messages = chat.messages.iter().map(|message| message.content.len());
@@ -262,7 +259,11 @@ impl Template {
         Ok(text)
     }
 
-    fn context(&self, chat: &Chat, covered: &mut Covered) -> Result<Value, TemplateError> {
+    fn context(
+        &self,
+        chat: &ChatRequest,
+        covered: &mut CoveredTexts,
+    ) -> Result<Value, TemplateError> {
         let mut pairs = Vec::new();
         if let serde_json::Value::Object(arguments) = &chat.template_args {
             for (name, value) in arguments {
@@ -293,18 +294,18 @@ impl Template {
         pairs.push(("messages".into(), messages.into()));
         pairs.push(("tools".into(), self.value(&chat.tools, covered)));
         pairs.push(("documents".into(), ().into()));
-        pairs.push(("bos_token".into(), self.beginning.as_str().into()));
+        pairs.push(("bos_token".into(), self.bos.as_str().into()));
         pairs.push(("eos_token".into(), self.end.as_str().into()));
         Ok(Value::from_pairs(pairs))
     }
 
-    fn message(&self, message: &Message, tail: bool, covered: &mut Covered) -> Value {
+    fn message(&self, message: &ChatMessage, tail: bool, covered: &mut CoveredTexts) -> Value {
         let mut content = self.shield.cover(&message.content, covered).into_owned();
         if tail {
             content.push_str(shield::TAIL);
             content.push(' ');
         }
-        let text = |text: &str, covered: &mut Covered| {
+        let text = |text: &str, covered: &mut CoveredTexts| {
             Value::from(self.shield.cover(text, covered).as_ref())
         };
         let mut pairs = vec![
@@ -325,7 +326,7 @@ impl Template {
     }
 
     /// A JSON value with all its texts covered. Its depth is bounded by the decoders it came through.
-    fn value(&self, json: &serde_json::Value, covered: &mut Covered) -> Value {
+    fn value(&self, json: &serde_json::Value, covered: &mut CoveredTexts) -> Value {
         use serde_json::Value as Json;
         match json {
             Json::Null => ().into(),

@@ -1,7 +1,5 @@
 //! From token bytes to text that may be shown: whole characters, and never the beginning of a stop text.
 //!
-//! Owns: [`Text`], the assembly of one choice's text. Refuses to know: tokens, vocabularies, events.
-//!
 //! ```text
 //!   bytes ──► unfinished character (at most 3 bytes) ──► held back (may begin a stop) ──► shown
 //! ```
@@ -12,20 +10,20 @@ use compact_str::CompactString;
 
 /// The text of one choice, as far as it goes.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Text {
+pub(crate) struct ChoiceText {
     /// The beginning of a character.
     unfinished: Vec<u8>,
     /// Whole characters that may be the beginning of a stop text.
-    held: String,
+    held_back: String,
     /// Bytes shown so far.
     shown: u64,
 }
 
-impl Text {
+impl ChoiceText {
     /// Adds a token's bytes, if nothing is held back and nothing can be: then they are the text to show. `None`: they
     /// have to be pushed.
     pub(crate) fn pass(&mut self, bytes: &[u8], stops: &[String]) -> Option<CompactString> {
-        let waits = !self.unfinished.is_empty() || !self.held.is_empty();
+        let waits = !self.unfinished.is_empty() || !self.held_back.is_empty();
         if waits || !stops.is_empty() {
             return None;
         }
@@ -44,26 +42,26 @@ impl Text {
         stopping: bool,
         out: &mut String,
     ) -> Option<usize> {
-        let before = self.held.len();
+        let before = self.held_back.len();
         if self.unfinished.is_empty() && bytes.is_ascii() {
             // The usual token: nothing to join, and every byte is a character.
-            self.held
+            self.held_back
                 .push_str(std::str::from_utf8(bytes).unwrap_or_default());
         } else {
             self.unfinished.extend_from_slice(bytes);
             self.finish_characters();
         }
         if stops.is_empty() {
-            self.show(self.held.len(), out);
+            self.show(self.held_back.len(), out);
             return None;
         }
-        if stopping && let Some((at, index)) = first_stop(&self.held, before, stops) {
+        if stopping && let Some((at, index)) = first_stop(&self.held_back, before, stops) {
             self.show(at, out);
-            self.held.clear();
+            self.held_back.clear();
             self.unfinished.clear();
             return Some(index);
         }
-        let safe = self.held.len() - longest_beginning(&self.held, stops);
+        let safe = self.held_back.len() - longest_beginning(&self.held_back, stops);
         self.show(safe, out);
         None
     }
@@ -71,10 +69,10 @@ impl Text {
     /// Shows what was held back: no stop text can follow any more. An unfinished character becomes U+FFFD.
     pub(crate) fn flush(&mut self, out: &mut String) {
         if !self.unfinished.is_empty() {
-            self.held.push(char::REPLACEMENT_CHARACTER);
+            self.held_back.push(char::REPLACEMENT_CHARACTER);
             self.unfinished.clear();
         }
-        self.show(self.held.len(), out);
+        self.show(self.held_back.len(), out);
     }
 
     /// Bytes shown so far.
@@ -83,8 +81,8 @@ impl Text {
     }
 
     fn show(&mut self, bytes: usize, out: &mut String) {
-        out.push_str(&self.held[..bytes]);
-        self.held.drain(..bytes);
+        out.push_str(&self.held_back[..bytes]);
+        self.held_back.drain(..bytes);
         self.shown += bytes as u64;
     }
 
@@ -95,18 +93,18 @@ impl Text {
         while !rest.is_empty() {
             match std::str::from_utf8(rest) {
                 Ok(text) => {
-                    self.held.push_str(text);
+                    self.held_back.push_str(text);
                     return;
                 }
                 Err(error) => {
                     let (valid, after) = rest.split_at(error.valid_up_to());
-                    self.held
+                    self.held_back
                         .push_str(std::str::from_utf8(valid).unwrap_or_default());
                     let Some(invalid) = error.error_len() else {
                         self.unfinished = after.to_vec();
                         return;
                     };
-                    self.held.push(char::REPLACEMENT_CHARACTER);
+                    self.held_back.push(char::REPLACEMENT_CHARACTER);
                     rest = &after[invalid..];
                 }
             }
@@ -115,15 +113,15 @@ impl Text {
 }
 
 /// Where the first complete stop text begins, and which it is; the longest of those that begin there.
-fn first_stop(held: &str, fresh: usize, stops: &[String]) -> Option<(usize, usize)> {
+fn first_stop(retained: &str, fresh: usize, stops: &[String]) -> Option<(usize, usize)> {
     let mut first: Option<(usize, usize)> = None;
     for (index, stop) in stops.iter().enumerate() {
         // What was held before did not contain it, so it ends in what is fresh.
         let mut from = (fresh + 1).saturating_sub(stop.len());
-        while !held.is_char_boundary(from) {
+        while !retained.is_char_boundary(from) {
             from -= 1;
         }
-        let Some(offset) = held[from..].find(stop.as_str()) else {
+        let Some(offset) = retained[from..].find(stop.as_str()) else {
             continue;
         };
         let at = from + offset;
@@ -138,12 +136,12 @@ fn first_stop(held: &str, fresh: usize, stops: &[String]) -> Option<(usize, usiz
 }
 
 /// Bytes at the end of `held` that may be the beginning of a stop text.
-fn longest_beginning(held: &str, stops: &[String]) -> usize {
+fn longest_beginning(retained: &str, stops: &[String]) -> usize {
     let mut longest = 0;
     for stop in stops {
-        let most = held.len().min(stop.len() - 1);
+        let most = retained.len().min(stop.len() - 1);
         for length in (longest + 1..=most).rev() {
-            if held.as_bytes().ends_with(&stop.as_bytes()[..length]) {
+            if retained.as_bytes().ends_with(&stop.as_bytes()[..length]) {
                 longest = length;
                 break;
             }

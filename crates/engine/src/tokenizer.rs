@@ -1,7 +1,4 @@
 //! Vocabularies read from a `tokenizer.json`, for models that other servers compute (LM-712).
-//!
-//! Owns: [`Files`], what stands beside such a file, and [`Tokenizer`], the [`Vocabulary`] that is made of them. Refuses to know:
-//! where files come from, and models.
 
 mod pieces;
 
@@ -15,14 +12,14 @@ use sapwood_proto::steer::Token;
 use serde_json::Value;
 use tokenizers::Tokenizer as Machine;
 
-use self::pieces::Pieces;
-use crate::api::{Chat, Fault, Vocabulary};
+use self::pieces::TokenPieces;
+use crate::api::{ChatRequest, EngineError, Vocabulary};
 use crate::stop;
 use crate::template::{self, SpecialTexts, Template, no_template};
 
 /// The files of a tokenizer, read.
 #[derive(Clone, Debug, Default)]
-pub struct Files {
+pub struct TokenizerFiles {
     /// `tokenizer.json`.
     pub tokenizer: Bytes,
     /// `tokenizer_config.json`: what begins and ends a text, and usually the chat template.
@@ -33,7 +30,7 @@ pub struct Files {
     pub template: Option<String>,
 }
 
-impl Files {
+impl TokenizerFiles {
     /// Reads them, where blocking is allowed: from a folder, or `tokenizer.json` alone if the path is that of a file.
     ///
     /// # Errors
@@ -93,16 +90,16 @@ fn whole(path: &Path) -> io::Result<Vec<u8>> {
 
 /// What is said of the ends of texts by somebody who knows better than the files: whoever computes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ends {
+pub struct SpecialTokens {
     /// What stands before a text: a token, or nothing; not set, the files say it.
-    pub beginning: Option<Option<Token>>,
+    pub bos: Option<Option<Token>>,
     /// What ends an answer, beside what the files say.
     pub ends: Vec<Token>,
 }
 
 /// Why there is no vocabulary. The messages say what is wrong with a file, for whoever put it there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unusable {
+pub enum VocabularyError {
     /// The file does not read as a tokenizer.
     #[error("it is no tokenizer: {0}")]
     Syntax(String),
@@ -120,21 +117,21 @@ pub enum Unusable {
 }
 
 /// A vocabulary from files. Immutable, and never asks for anything again.
-pub struct Tokenizer {
+pub struct FileTokenizer {
     file: Bytes,
     /// Texts of control tokens are plain text to it.
     plain: Machine,
     /// They stand for those tokens to it; only where there is a template that writes them.
     special: Option<Machine>,
-    pieces: Pieces,
+    pieces: TokenPieces,
     /// Bytes of the longest token.
     token_bytes_max: usize,
-    beginning: Option<Token>,
+    bos: Option<Token>,
     ends: Vec<Token>,
     template: Option<Template>,
 }
 
-impl fmt::Debug for Tokenizer {
+impl fmt::Debug for FileTokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tokenizer")
             .field("size", &self.size())
@@ -142,25 +139,25 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
-impl Tokenizer {
+impl FileTokenizer {
     /// Reads a vocabulary. Slow: call it where blocking is allowed.
     ///
     /// # Errors
-    /// [`Unusable`].
-    pub fn new(files: &Files, told: Ends) -> Result<Self, Unusable> {
-        let syntax = |error: &dyn fmt::Display| Unusable::Syntax(error.to_string());
+    /// [`VocabularyError`].
+    pub fn new(files: &TokenizerFiles, reported: SpecialTokens) -> Result<Self, VocabularyError> {
+        let syntax = |error: &dyn fmt::Display| VocabularyError::Syntax(error.to_string());
         let mut plain = Machine::from_bytes(&files.tokenizer).map_err(|error| syntax(&error))?;
         // A file may ask for prompts of one length; ours have theirs.
         plain
             .with_truncation(None)
             .map_err(|error| syntax(&error))?;
         plain.with_padding(None);
-        let pieces = Pieces::of(&plain, &files.tokenizer)?;
-        let beginning = match told.beginning {
-            Some(told) => told,
-            None => beginning(&plain, files, &pieces),
+        let pieces = TokenPieces::of(&plain, &files.tokenizer)?;
+        let bos = match reported.bos {
+            Some(reported) => reported,
+            None => bos(&plain, files, &pieces),
         };
-        let mut ends = told.ends;
+        let mut ends = reported.ends;
         ends.extend(
             files
                 .named("eos_token")
@@ -178,7 +175,7 @@ impl Tokenizer {
         ends.dedup();
         let template = files.template().map(|source| {
             let special = SpecialTexts {
-                beginning: files.named("bos_token").unwrap_or_default().to_owned(),
+                bos: files.named("bos_token").unwrap_or_default().to_owned(),
                 end: files.named("eos_token").unwrap_or_default().to_owned(),
                 all: pieces.names().map(str::to_owned).collect(),
             };
@@ -186,7 +183,7 @@ impl Tokenizer {
         });
         let template = template
             .transpose()
-            .map_err(|error| Unusable::Template(error.to_string()))?;
+            .map_err(|error| VocabularyError::Template(error.to_string()))?;
         let special = template.is_some().then(|| plain.clone());
         plain.set_encode_special_tokens(true);
         Ok(Self {
@@ -198,7 +195,7 @@ impl Tokenizer {
                 .max()
                 .unwrap_or(0),
             pieces,
-            beginning,
+            bos,
             ends,
             template,
         })
@@ -212,7 +209,7 @@ impl Tokenizer {
 }
 
 /// What the files put before a text: what they say of it, or else what the tokenizer does by itself.
-fn beginning(machine: &Machine, files: &Files, pieces: &Pieces) -> Option<Token> {
+fn bos(machine: &Machine, files: &TokenizerFiles, pieces: &TokenPieces) -> Option<Token> {
     match files.config.get("add_bos_token").and_then(Value::as_bool) {
         Some(true) => machine.token_to_id(files.named("bos_token")?),
         Some(false) => None,
@@ -245,7 +242,7 @@ fn tokens(machine: &Machine, text: &str) -> Vec<Token> {
     all
 }
 
-impl Vocabulary for Tokenizer {
+impl Vocabulary for FileTokenizer {
     fn size(&self) -> usize {
         self.pieces.len()
     }
@@ -281,15 +278,15 @@ impl Vocabulary for Tokenizer {
         self.ends.binary_search(&token).is_ok()
     }
 
-    fn beginning(&self) -> Option<Token> {
-        self.beginning
+    fn bos(&self) -> Option<Token> {
+        self.bos
     }
 
     fn end_of_turn(&self) -> Option<Token> {
         self.ends.first().copied()
     }
 
-    fn chat(&self, chat: &Chat) -> Result<Vec<Token>, Fault> {
+    fn chat(&self, chat: &ChatRequest) -> Result<Vec<Token>, EngineError> {
         let template = self.template.as_ref().ok_or_else(no_template)?;
         Ok(template::tokens(&template.render(chat)?, self))
     }

@@ -1,7 +1,4 @@
 //! Files with which others tokenise as a vocabulary here does: `tokenizer.json`, in the format of Hugging Face's `tokenizers`.
-//!
-//! Owns: [`ByteLevel`], what such a file says of a vocabulary whose tokens are made of bytes, and how bytes are shown in it.
-//! Refuses to know: where vocabularies come from, and reading such files.
 
 use std::sync::LazyLock;
 
@@ -18,7 +15,7 @@ pub(crate) struct ByteLevel {
     /// The tokens in the order of their ids: as [`shown`] writes them, and those of `added` as they are.
     pub(crate) tokens: Vec<String>,
     /// The tokens that are found in a text before it is split.
-    pub(crate) added: Vec<Added>,
+    pub(crate) added: Vec<AddedToken>,
     /// Matches of the first of these are pieces of the text, and so is what is between them; these pieces are split by the
     /// second, and so on.
     pub(crate) patterns: Vec<&'static str>,
@@ -29,12 +26,12 @@ pub(crate) struct ByteLevel {
     /// A piece that is a token is that token, whatever would be merged.
     pub(crate) whole_pieces: bool,
     /// What the model wants before a text.
-    pub(crate) beginning: Option<Token>,
+    pub(crate) bos: Option<Token>,
 }
 
 /// A token that is found in a text before it is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Added {
+pub(crate) struct AddedToken {
     pub(crate) token: Token,
     /// It is found only where control tokens are wanted.
     pub(crate) control: bool,
@@ -69,13 +66,13 @@ impl ByteLevel {
             }));
         }
         let added: Vec<Value> = self.added.iter().map(|added| self.added(added)).collect();
-        let beginning = self.beginning();
+        let bos = self.bos();
         let tokens = self.tokens.into_iter().zip(0_u32..);
         let tokens: Map<String, Value> = tokens.map(|(text, id)| (text, json!(id))).collect();
         let file = json!({
             "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
-            "post_processor": beginning, "decoder": bytes,
+            "post_processor": bos, "decoder": bytes,
             "model": {
                 "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
                 "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
@@ -89,7 +86,7 @@ impl ByteLevel {
         self.tokens.get(token as usize).map_or("", String::as_str)
     }
 
-    fn added(&self, added: &Added) -> Value {
+    fn added(&self, added: &AddedToken) -> Value {
         json!({
             "id": added.token, "content": self.text(added.token), "single_word": false,
             "lstrip": added.takes_left, "rstrip": added.takes_right, "normalized": false,
@@ -98,8 +95,8 @@ impl ByteLevel {
     }
 
     /// What puts the beginning before a text.
-    fn beginning(&self) -> Option<Value> {
-        let token = self.beginning?;
+    fn bos(&self) -> Option<Value> {
+        let token = self.bos?;
         let text = self.text(token);
         let begun = |kind: u8| json!({"SpecialToken": {"id": text, "type_id": kind}});
         let text_of = |name: &str, kind: u8| json!({"Sequence": {"id": name, "type_id": kind}});

@@ -1,8 +1,7 @@
 //! Tokens that somebody else computes, as the events of a request.
 //!
-//! Owns: [`Transcript`]: the checks and the tokens of a prompt, and what becomes of tokens as they come: text, stops, limits,
-//! usage (LM-704, LM-712). Refuses to know: who computes, and how it is asked. It does to each token what the owner does to
-//! one that it has sampled, so that a model elsewhere reads like one that is here.
+//! It does to each token what the owner does to one that it has sampled, so that a model elsewhere reads like one that
+//! is here.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,32 +10,32 @@ use sapwood_proto::code::Code;
 use sapwood_proto::steer::{Mask, Token};
 
 use crate::api::{
-    Event, Finish, Kind, ModelInfo, Reason, Refusal, Request, Sampled, SharedVocabulary, Stop,
-    Tokens, Usage,
+    ChoiceEnd, EngineEvent, EventKind, FinishReason, GenerationRequest, ModelInfo, Sampled,
+    SharedVocabulary, StopCause, SubmitError, TokenUsage, Tokens,
 };
-use crate::bad_words::Lexicon;
-use crate::submission::{Submission, Terms, prepare};
-use crate::text::Text;
+use crate::bad_words::TokenIndex;
+use crate::submission::{RequestTerms, Submission, prepare};
+use crate::text::ChoiceText;
 
 /// What the bad words of a model's requests have to know of its vocabulary. It is made when the first of them comes, which takes a
 /// while: keep one for each model.
 #[derive(Default)]
-pub struct Words(OnceLock<Arc<Lexicon>>);
+pub struct BadWordIndex(OnceLock<Arc<TokenIndex>>);
 
 /// One request whose tokens come from elsewhere.
 pub struct Transcript {
     prompt: Arc<[Token]>,
-    terms: Arc<Terms>,
+    terms: Arc<RequestTerms>,
     vocabulary: SharedVocabulary,
-    choices: Vec<Choice>,
+    choices: Vec<ChoiceTranscript>,
     cached: u32,
     /// Of whatever came together.
     step: u64,
 }
 
 #[derive(Default)]
-struct Choice {
-    text: Text,
+struct ChoiceTranscript {
+    text: ChoiceText,
     output: Vec<Token>,
     over: bool,
 }
@@ -48,27 +47,27 @@ impl Transcript {
     /// As [`Engine::submit`](crate::Engine::submit) has them before anything is queued; `unimplemented` for bad words where the
     /// vocabulary has no text, and for log-probabilities of the prompt.
     pub fn new(
-        request: Request,
+        request: GenerationRequest,
         info: &ModelInfo,
         vocabulary: SharedVocabulary,
-        words: &Words,
-    ) -> Result<Self, Refusal> {
+        words: &BadWordIndex,
+    ) -> Result<Self, SubmitError> {
         if !request.bad_words.is_empty() && !vocabulary.has_text() {
             let why = "bad_words are not there for a model whose tokenizer is not known";
-            return Err(Refusal::new(Code::Unimplemented, "", why));
+            return Err(SubmitError::new(Code::Unimplemented, "", why));
         }
         if request.prompt_logprobs {
             let why = "prompt_logprobs are not there for a model elsewhere: score the prompt";
-            return Err(Refusal::new(Code::Unimplemented, "", why));
+            return Err(SubmitError::new(Code::Unimplemented, "", why));
         }
         let made = || {
             let vocabulary = Arc::clone(&vocabulary);
-            Arc::new(Lexicon::new(vocabulary, info.vocabulary_tokens))
+            Arc::new(TokenIndex::new(vocabulary, info.vocabulary_tokens))
         };
-        let lexicon = || Arc::clone(words.0.get_or_init(made));
+        let token_index = || Arc::clone(words.0.get_or_init(made));
         // Whoever computes draws, and has a seed of its own unless one was asked for.
         let longest = vocabulary.token_bytes_max();
-        let submission = prepare(request, info, &*vocabulary, longest, lexicon, || 0)?;
+        let submission = prepare(request, info, &*vocabulary, longest, token_index, || 0)?;
         let Submission {
             prompt,
             terms,
@@ -76,7 +75,7 @@ impl Transcript {
             ..
         } = submission;
         let mut all = Vec::new();
-        all.resize_with(choices as usize, Choice::default);
+        all.resize_with(choices as usize, ChoiceTranscript::default);
         Ok(Self {
             prompt,
             terms,
@@ -91,7 +90,7 @@ impl Transcript {
     #[must_use]
     pub fn prompt(&self) -> &[Token] {
         match &self.terms.scored {
-            Some(scored) if scored.headless => &[],
+            Some(scored) if scored.score_only => &[],
             _ => &self.prompt,
         }
     }
@@ -137,7 +136,12 @@ impl Transcript {
 
     /// What has come of a choice: a token, or the end, or both. Gives the events, the request's last one behind the end of its
     /// last choice. What comes behind an end is nothing.
-    pub fn take(&mut self, choice: u32, token: Option<Sampled>, end: Option<Reason>) -> Vec<Event> {
+    pub fn take(
+        &mut self,
+        choice: u32,
+        token: Option<Sampled>,
+        end: Option<FinishReason>,
+    ) -> Vec<EngineEvent> {
         self.step += 1;
         let mut events = Vec::new();
         let Some(state) = self.choices.get_mut(choice as usize) else {
@@ -157,70 +161,70 @@ impl Transcript {
         }
         let is_full = state.output.len() >= self.terms.max_tokens as usize;
         let reason = match (&stop, end) {
-            (Some(_), _) => Some(Reason::Stop),
+            (Some(_), _) => Some(FinishReason::Stop),
             (None, Some(end)) => Some(end),
-            (None, None) if is_full && self.terms.scored.is_some() => Some(Reason::Stop),
-            (None, None) => is_full.then_some(Reason::Length),
+            (None, None) if is_full && self.terms.scored.is_some() => Some(FinishReason::Stop),
+            (None, None) => is_full.then_some(FinishReason::Length),
         };
-        if reason.is_some() && !matches!(stop, Some(Stop::Text(_))) {
+        if reason.is_some() && !matches!(stop, Some(StopCause::Text(_))) {
             let mut rest = tokens.text.to_string();
             state.text.flush(&mut rest);
             tokens.text = rest.into();
         }
         state.over = reason.is_some();
         if !tokens.tokens.is_empty() || !tokens.text.is_empty() {
-            events.push(self.event(choice, Kind::Tokens(tokens)));
+            events.push(self.event(choice, EventKind::Tokens(tokens)));
         }
         if let Some(reason) = reason {
-            events.push(self.event(choice, Kind::Finish(Finish { reason, stop })));
+            events.push(self.event(choice, EventKind::Finish(ChoiceEnd { reason, stop })));
             if self.choices.iter().all(|choice| choice.over) {
-                events.push(self.event(0, Kind::Usage(self.usage())));
+                events.push(self.event(0, EventKind::Usage(self.usage())));
             }
         }
         events
     }
 
-    const fn event(&self, choice: u32, kind: Kind) -> Event {
-        Event {
+    const fn event(&self, choice: u32, kind: EventKind) -> EngineEvent {
+        EngineEvent {
             step: self.step,
             choice,
             kind,
         }
     }
 
-    fn usage(&self) -> Usage {
+    fn usage(&self) -> TokenUsage {
         let count = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
         let completion = self.choices.iter().map(|choice| choice.output.len()).sum();
-        Usage {
+        TokenUsage {
             prompt_tokens: count(self.prompt.len()),
             completion_tokens: count(completion),
             cached_tokens: self.cached,
             seed: self.terms.seed,
-            ..Usage::default()
+            ..TokenUsage::default()
         }
     }
 }
 
-impl Choice {
+impl ChoiceTranscript {
     /// Appends a token: the text that it makes certain, and what it stops at.
     fn append(
         &mut self,
         token: Token,
-        terms: &Terms,
+        terms: &RequestTerms,
         vocabulary: &SharedVocabulary,
-    ) -> (CompactString, Option<Stop>) {
+    ) -> (CompactString, Option<StopCause>) {
         let stopping = self.output.len() + 1 >= terms.min_tokens as usize;
-        let weighed = terms.scored.is_some();
-        let is_end = vocabulary.is_end(token) && !terms.ignore_eos && !weighed;
+        let scored = terms.scored.is_some();
+        let is_end = vocabulary.is_end(token) && !terms.ignore_eos && !scored;
         let by_tokens = terms
             .stop_sequence(&self.output, token)
-            .filter(|_| stopping && !weighed)
+            .filter(|_| stopping && !scored)
             .map(<[_]>::to_vec);
         self.output.push(token);
         let stop = by_tokens.or_else(|| is_end.then(|| vec![token]));
         if let Some(stop) = stop {
             // The bytes of what stops are no text.
-            return (CompactString::default(), Some(Stop::Tokens(stop)));
+            return (CompactString::default(), Some(StopCause::Tokens(stop)));
         }
         let bytes = terms.bytes(&**vocabulary, token);
         if let Some(text) = self.text.pass(&bytes, &terms.stop) {
@@ -228,7 +232,7 @@ impl Choice {
         }
         let mut text = String::new();
         let stop = self.text.push(&bytes, &terms.stop, stopping, &mut text);
-        let stop = stop.map(|index| Stop::Text(terms.stop[index].clone()));
+        let stop = stop.map(|index| StopCause::Text(terms.stop[index].clone()));
         (text.into(), stop)
     }
 }

@@ -1,6 +1,4 @@
 //! What callers pass: names and nodes.
-//!
-//! Owns: [`Args`], [`IntoArgs`], the macro [`args!`](crate::args!) (KE-148). Refuses to know: which inputs there are.
 
 use serde_json::{Map, Value};
 

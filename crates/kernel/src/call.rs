@@ -1,7 +1,4 @@
 //! One call of a function: what it is given and what is wanted of it.
-//!
-//! Owns: [`Call`], [`CallId`], [`Inputs`], [`Want`], [`Ports`], [`Context`], and reading arguments (KE-137).
-//! Refuses to know: layers, decoding of outputs.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -14,15 +11,15 @@ use futures::future::try_join_all;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::behalf::Behalf;
 use crate::cancel::Cancel;
 use crate::error::Error;
 use crate::kernel::Kernel;
 use crate::name::{Mime, Name, Port};
 use crate::node::Node;
-use crate::payer::Payer;
-use crate::spec::{Input, Spec};
-use crate::witness::Witness;
+use crate::observer::CallObserver;
+use crate::request_context::RequestContext;
+use crate::spec::{InputSpec, Spec};
+use crate::token_charge::TokenCharge;
 use crate::{Chunks, Result};
 
 pub use tokio::time::Instant;
@@ -52,9 +49,9 @@ impl fmt::Display for CallId {
 
 /// Values that a call hands down to the calls made within it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Context(BTreeMap<Name, Value>);
+pub struct Extensions(BTreeMap<Name, Value>);
 
-impl Context {
+impl Extensions {
     /// The value under `key`.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Value> {
@@ -123,7 +120,7 @@ impl Inputs {
             }
             inputs.0.push((input.name.clone(), node));
         }
-        let missing = |input: &&Input| input.required && inputs.get(&input.name).is_none();
+        let missing = |input: &&InputSpec| input.required && inputs.get(&input.name).is_none();
         if let Some(input) = spec.inputs.iter().find(missing) {
             let why = format!("{} needs this input", spec.name);
             return Err(Error::argument(input.name.clone(), why).because("MISSING_INPUT"));
@@ -134,7 +131,7 @@ impl Inputs {
 
 /// Which ports a caller reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Ports {
+pub enum RequestedPorts {
     /// Every one.
     #[default]
     All,
@@ -142,7 +139,7 @@ pub enum Ports {
     Only(Vec<Port>),
 }
 
-impl Ports {
+impl RequestedPorts {
     /// The main port alone.
     #[must_use]
     pub fn main() -> Self {
@@ -164,7 +161,7 @@ impl Ports {
 #[derive(Clone, Debug, Default)]
 pub struct Want {
     /// Which ports it reads.
-    pub ports: Ports,
+    pub ports: RequestedPorts,
     /// Which mimetypes it takes there; patterns allowed.
     pub mimes: Vec<Mime>,
     /// What JSON it wants, if it wants JSON.
@@ -178,7 +175,7 @@ impl Want {
     #[must_use]
     pub fn main(mimes: impl IntoIterator<Item = Mime>) -> Self {
         Self {
-            ports: Ports::main(),
+            ports: RequestedPorts::main(),
             mimes: mimes.into_iter().collect(),
             schema: None,
             inner: false,
@@ -187,8 +184,8 @@ impl Want {
 }
 
 /// Everything: all ports, any mimetype, no raw objects.
-impl From<Ports> for Want {
-    fn from(ports: Ports) -> Self {
+impl From<RequestedPorts> for Want {
+    fn from(ports: RequestedPorts) -> Self {
         Self {
             ports,
             ..Self::main([Mime::ANY])
@@ -199,7 +196,7 @@ impl From<Ports> for Want {
 /// In whose turn a call waits where there is a queue: callers take turns, and within each of theirs its connections or
 /// sessions (D-54). 0 is nobody in particular.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Turn {
+pub struct FairShare {
     /// Whose call it is.
     pub caller: u64,
     /// Which connection or session of that caller's it belongs to.
@@ -226,15 +223,15 @@ pub struct Call {
     /// Fires when nobody wants the rest.
     pub cancel: Cancel,
     /// What its callers handed down.
-    pub context: Arc<Context>,
+    pub context: Arc<Extensions>,
     /// In whose turn it waits where there is a queue; its callers' unless a layer says otherwise.
-    pub turn: Turn,
+    pub turn: FairShare,
     /// Who pays for the tokens, if anybody counts them. Calls made within this one are charged by their own layers.
-    pub payer: Option<Arc<dyn Payer>>,
+    pub token_charge: Option<Arc<dyn TokenCharge>>,
     /// Who is told what a model is asked, if anybody traces it.
-    pub witness: Option<Arc<dyn Witness>>,
+    pub observer: Option<Arc<dyn CallObserver>>,
     /// On whose behalf it is made; its callers' unless a layer says otherwise.
-    pub behalf: Option<Behalf>,
+    pub request_context: Option<RequestContext>,
     /// The models that whoever asks may know of; `None`: all. For functions that look models up by name, so that their errors
     /// name no others. Layers set it anew for the calls made within this one.
     pub known_models: Option<Arc<HashSet<Name>>>,

@@ -1,6 +1,5 @@
 //! Asking for the end.
 //!
-//! Owns: [`Cancel`], a flag with waiters and children (KE-502). Refuses to know: what is cancelled.
 //! Reading the flag takes no lock; firing it wakes every waiter and fires every child, once.
 
 use std::future::Future;
@@ -22,18 +21,18 @@ struct Signal {
 
 #[derive(Debug, Default)]
 struct Listeners {
-    slots: Vec<Option<Listener>>,
+    slots: Vec<Option<CancelListener>>,
     free: Vec<usize>,
 }
 
 #[derive(Debug)]
-enum Listener {
+enum CancelListener {
     Task(Waker),
     Child(Weak<Signal>),
 }
 
 impl Listeners {
-    fn insert(&mut self, listener: Listener) -> usize {
+    fn insert(&mut self, listener: CancelListener) -> usize {
         if let Some(slot) = self.free.pop() {
             self.slots[slot] = Some(listener);
             return slot;
@@ -43,8 +42,8 @@ impl Listeners {
     }
 
     fn remove(&mut self, slot: usize) {
-        if let Some(place) = self.slots.get_mut(slot)
-            && place.take().is_some()
+        if let Some(position) = self.slots.get_mut(slot)
+            && position.take().is_some()
         {
             self.free.push(slot);
         }
@@ -79,7 +78,10 @@ impl Cancel {
     #[must_use]
     pub fn child(&self) -> Self {
         let child = Arc::new_cyclic(|weak| {
-            let slot = self.0.listeners().insert(Listener::Child(weak.clone()));
+            let slot = self
+                .0
+                .listeners()
+                .insert(CancelListener::Child(weak.clone()));
             Signal {
                 fired: AtomicBool::new(false),
                 listeners: Mutex::default(),
@@ -99,15 +101,15 @@ impl Cancel {
         if self.0.fired.swap(true, Ordering::AcqRel) {
             return;
         }
-        let listeners: Vec<Listener> = {
-            let mut held = self.0.listeners();
-            held.slots.iter_mut().filter_map(Option::take).collect()
+        let listeners: Vec<CancelListener> = {
+            let mut retained = self.0.listeners();
+            retained.slots.iter_mut().filter_map(Option::take).collect()
         };
         // Outside the lock: a waker may run anything, and a child has locks of its own.
         for listener in listeners {
             match listener {
-                Listener::Task(waker) => waker.wake(),
-                Listener::Child(child) => {
+                CancelListener::Task(waker) => waker.wake(),
+                CancelListener::Child(child) => {
                     if let Some(signal) = child.upgrade() {
                         Self(signal).cancel();
                     }
@@ -153,7 +155,7 @@ impl Future for Cancelled {
             if let Some((slot, _)) = self.slot.take() {
                 listeners.remove(slot);
             }
-            let slot = listeners.insert(Listener::Task(cx.waker().clone()));
+            let slot = listeners.insert(CancelListener::Task(cx.waker().clone()));
             drop(listeners);
             self.slot = Some((slot, cx.waker().clone()));
         }

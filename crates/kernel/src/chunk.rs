@@ -1,7 +1,6 @@
 //! The typed piece of data that flows through everything.
 //!
-//! Owns: [`Chunk`], [`Text`], [`Part`]. Refuses to know: where chunks come from, how they are cut (KE-111), what
-//! they mean. Cloning a chunk counts references and copies nothing.
+//! Cloning a chunk counts references and copies nothing.
 
 use std::any::Any;
 use std::fmt;

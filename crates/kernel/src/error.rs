@@ -1,14 +1,13 @@
 //! How a run fails.
 //!
-//! Owns: [`Error`], its code, fault, retry advice and finer reason (KE-312).
-//! Refuses to know: how a face writes it. Messages are safe for strangers: no payload, path, query or credential.
+//! Messages are safe for strangers: no payload, path, query or credential.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use sapwood_engine::api;
-use sapwood_proto::code::{Code, Fault, Retry};
-use sapwood_proto::shown::{SHOWN_BYTES_MAX, message, shown};
+use sapwood_proto::clip::{SHOWN_BYTES_MAX, message, shown};
+use sapwood_proto::code::{Blame, Code, RetryAdvice};
 
 use crate::name::{Mime, Name};
 
@@ -90,7 +89,7 @@ pub enum Error {
     },
     /// What was asked for was released (KE-125).
     #[error("the beginning of this stream has been released")]
-    Gone,
+    Released,
     /// Something waits for itself.
     #[error("a stream waits for itself: {path}")]
     Cycle {
@@ -141,7 +140,7 @@ pub enum Error {
     },
     /// What serves the run said so with a code of its own: an engine, a session.
     #[error("{message}")]
-    Fault {
+    Engine {
         /// The closed code.
         code: Code,
         /// The finer, stable name, or empty.
@@ -202,7 +201,7 @@ impl Error {
     /// With this finer reason, where the variant has one of its own to set.
     #[must_use]
     pub fn because(mut self, finer: &'static str) -> Self {
-        if let Self::Argument { reason, .. } | Self::Fault { reason, .. } = &mut self {
+        if let Self::Argument { reason, .. } | Self::Engine { reason, .. } = &mut self {
             *reason = finer;
         }
         self
@@ -223,9 +222,9 @@ impl Error {
             Self::Cancelled => Code::Cancelled,
             Self::Deadline => Code::DeadlineExceeded,
             Self::Limit { .. } => Code::LimitExceeded,
-            Self::Gone => Code::FailedPrecondition,
+            Self::Released => Code::FailedPrecondition,
             Self::Denied { .. } => Code::PermissionDenied,
-            Self::Remote { code, .. } | Self::Fault { code, .. } => *code,
+            Self::Remote { code, .. } | Self::Engine { code, .. } => *code,
             Self::Unavailable { .. } => Code::Unavailable,
             Self::RateLimited { .. } => Code::RateLimited,
             Self::Unimplemented { .. } => Code::Unimplemented,
@@ -243,7 +242,7 @@ impl Error {
                 "input" => "UNKNOWN_PARAM",
                 _ => "",
             },
-            Self::Argument { reason, .. } | Self::Fault { reason, .. } => reason,
+            Self::Argument { reason, .. } | Self::Engine { reason, .. } => reason,
             Self::Remote { reason, .. } => reason,
             Self::Panicked { .. } | Self::Function(_) => "FUNCTION",
             Self::Deadline => "DEADLINE",
@@ -254,11 +253,11 @@ impl Error {
 
     /// Whose doing it is.
     #[must_use]
-    pub const fn fault(&self) -> Fault {
+    pub const fn blame(&self) -> Blame {
         match self {
             // Producers are functions and peers below us: to the caller they are one thing, not theirs.
-            Self::Protocol { .. } => Fault::Upstream,
-            other => other.code().fault(),
+            Self::Protocol { .. } => Blame::Upstream,
+            other => other.code().blame(),
         }
     }
 
@@ -268,7 +267,7 @@ impl Error {
         match self {
             Self::Remote { retryable, .. } => *retryable,
             Self::RateLimited { retry_after, .. } => retry_after.is_some(),
-            other => other.code().retry() != Retry::No,
+            other => other.code().retry() != RetryAdvice::No,
         }
     }
 
@@ -276,9 +275,9 @@ impl Error {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Fault {
+            Self::Engine {
                 code, retry_after, ..
-            } if code.retry() == Retry::Later => retry_after.or(Some(Duration::from_secs(1))),
+            } if code.retry() == RetryAdvice::Later => retry_after.or(Some(Duration::from_secs(1))),
             Self::Remote { retry_after, .. }
             | Self::Unavailable { retry_after, .. }
             | Self::RateLimited { retry_after, .. } => *retry_after,
@@ -292,20 +291,20 @@ impl Error {
         match self {
             Self::Unsupported { .. } => 406,
             Self::Protocol { .. } => 502,
-            Self::Gone => 410,
+            Self::Released => 410,
             Self::Limit { name, .. } if !name.contains("bytes") => 429,
             other => other.code().http(),
         }
     }
 }
 
-impl From<api::Fault> for Error {
-    fn from(fault: api::Fault) -> Self {
-        Self::Fault {
-            code: fault.code,
-            reason: fault.reason,
-            message: fault.message,
-            retry_after: fault.retry_after,
+impl From<api::EngineError> for Error {
+    fn from(error: api::EngineError) -> Self {
+        Self::Engine {
+            code: error.code,
+            reason: error.reason,
+            message: error.message,
+            retry_after: error.retry_after,
         }
     }
 }

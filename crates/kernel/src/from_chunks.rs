@@ -1,6 +1,5 @@
 //! Reading chunks as a type.
 //!
-//! Owns: [`FromChunks`], [`Out`]; the decoders stand beside. Refuses to know: where chunks come from.
 //! Decoders see any bytes and give items or one error; they never panic. With several choices they read choice 0.
 
 mod json;
@@ -14,7 +13,7 @@ use std::collections::VecDeque;
 pub(crate) use self::json::schema_of;
 pub use self::json::{Json, Splitter};
 pub use self::raw::Joined;
-pub use self::text::Held;
+pub use self::text::PartialChar;
 use crate::Result;
 use crate::call::Want;
 use crate::chunk::Chunk;

@@ -1,6 +1,4 @@
 //! What can be called.
-//!
-//! Owns: the [`Function`] trait and [`Fun`]. Refuses to know: who calls, and through which layers.
 
 use std::sync::Arc;
 

@@ -1,12 +1,10 @@
 //! GENERATE: the function that hands a request to the model its input `target` names.
-//!
-//! Owns: [`generate`], [`Targets`]: default and aliases (EV-503, EV-601). Refuses to know: models.
 
 use std::collections::BTreeMap;
 
 use futures::{FutureExt, StreamExt, TryStreamExt};
+use sapwood_proto::clip::shown;
 use sapwood_proto::code::Code;
-use sapwood_proto::shown::shown;
 
 use crate::Result;
 use crate::call::Call;
@@ -17,7 +15,7 @@ use crate::handler::raw;
 use crate::model;
 use crate::name::{Mime, Name};
 use crate::run::Run;
-use crate::spec::{Effect, InnerType, Input, Spec};
+use crate::spec::{Effect, InnerType, InputSpec, Spec};
 
 /// Which models GENERATE finds under which names. The models themselves are looked up in the kernel of the call.
 #[derive(Clone, Debug, Default)]
@@ -34,7 +32,7 @@ pub fn generate(targets: Targets) -> Fun {
         Spec::new("GENERATE", "Generates text on the target model.").effect(Effect::Idempotent);
     spec.inputs = model::inputs();
     spec.inputs
-        .push(Input::new("target").taking([Mime::TEXT]).optional());
+        .push(InputSpec::new("target").taking([Mime::TEXT]).optional());
     spec.outputs = model::outputs();
     spec.finishes = true;
     spec.inner = Some(InnerType::of::<sapwood_engine::api::Tokens>());
@@ -75,7 +73,7 @@ impl Targets {
         // A key that may use some models learns of no others: what it may not use and what is not there are told alike.
         let unknown = |name: &str| match known {
             None => Err(Error::not_found("model", name, models().cloned())),
-            Some(_) => Err(Error::Fault {
+            Some(_) => Err(Error::Engine {
                 code: Code::PermissionDenied,
                 reason: "insufficient_scope",
                 message: format!("this key may call no model of the name {:?}", shown(name)),

@@ -1,7 +1,6 @@
 //! Functions from plain code.
 //!
-//! Owns: [`function`], [`raw`], [`blocking`], [`Handler`]: argument structs in, values or streams out (KE-211 to
-//! KE-213). Refuses to know: kernels, layers. The spec is derived from the types.
+//! The spec is derived from the types.
 
 use std::future::Future;
 use std::panic::resume_unwind;
@@ -23,7 +22,7 @@ use crate::function::{Fun, Function};
 use crate::into_chunks::IntoChunks;
 use crate::layer::Lazy;
 use crate::name::{Mime, Name, Port};
-use crate::spec::{Input, Output, Spec};
+use crate::spec::{InputSpec, OutputSpec, Spec};
 use crate::{Chunks, Result};
 
 /// Plain code that can be a function: `Fn(A) -> Fut` and `Fn(A, Call) -> Fut`, where `A` is a struct of inputs and
@@ -33,7 +32,7 @@ pub trait Handler<M>: Send + Sync + 'static {
     fn schema() -> Value;
 
     /// What it gives.
-    fn output() -> Output;
+    fn output() -> OutputSpec;
 
     /// Calls it.
     fn call(self: Arc<Self>, call: Call) -> Chunks;
@@ -50,7 +49,7 @@ where
         schema_of::<A>()
     }
 
-    fn output() -> Output {
+    fn output() -> OutputSpec {
         output_of::<Fut::Output>()
     }
 
@@ -70,7 +69,7 @@ where
         schema_of::<A>()
     }
 
-    fn output() -> Output {
+    fn output() -> OutputSpec {
         output_of::<Fut::Output>()
     }
 
@@ -93,8 +92,8 @@ where
     chunks.into_stream().try_flatten().boxed()
 }
 
-fn output_of<O: IntoChunks>() -> Output {
-    let mut output = Output::new(Port::MAIN, Mime::ANY);
+fn output_of<O: IntoChunks>() -> OutputSpec {
+    let mut output = OutputSpec::new(Port::MAIN, Mime::ANY);
     output.mimes = O::mimes();
     output.schema = O::schema();
     output.many = O::many();
@@ -137,7 +136,7 @@ impl<F: Fn(Call) -> Chunks + Send + Sync + 'static> Function for Raw<F> {
 }
 
 /// The inputs that an argument struct's schema declares.
-fn inputs_of(schema: &Value) -> Result<Vec<Input>, String> {
+fn inputs_of(schema: &Value) -> Result<Vec<InputSpec>, String> {
     let kind = schema.get("type").and_then(Value::as_str);
     let properties = match (kind, schema.get("properties")) {
         (Some("null"), _) => return Ok(Vec::new()),
@@ -151,7 +150,7 @@ fn inputs_of(schema: &Value) -> Result<Vec<Input>, String> {
         .unwrap_or_default();
     let defs = schema.get("$defs").and_then(Value::as_object);
     let input = |(name, schema): (&String, &Value)| {
-        let mut input = Input::new(Name::shared(name)).schema(with_defs(schema, defs));
+        let mut input = InputSpec::new(Name::shared(name)).schema(with_defs(schema, defs));
         input.required = required.contains(&name.as_str());
         input
     };
@@ -177,15 +176,15 @@ where
     let f = Arc::new(f);
     move |args| {
         let f = f.clone();
-        Blocking(Work::Waiting(Some(Box::new(move || f(args)))))
+        Blocking(HandlerState::Waiting(Some(Box::new(move || f(args)))))
     }
 }
 
 /// What [`blocking`] code gives, once it is done. Needs a tokio runtime.
 #[must_use = "futures do nothing unless they are polled"]
-pub struct Blocking<O>(Work<O>);
+pub struct Blocking<O>(HandlerState<O>);
 
-enum Work<O> {
+enum HandlerState<O> {
     Waiting(Option<Box<dyn FnOnce() -> O + Send>>),
     Running(JoinHandle<O>),
 }
@@ -194,30 +193,30 @@ impl<O: Send + 'static> Future for Blocking<O> {
     type Output = Result<O>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<O>> {
-        let gone = |why: &str| {
+        let removed = |why: &str| {
             Poll::Ready(Err(Error::Unavailable {
                 why: why.into(),
                 retry_after: None,
             }))
         };
-        if let Work::Waiting(work) = &mut self.0 {
+        if let HandlerState::Waiting(work) = &mut self.0 {
             let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-                return gone("blocking code needs a tokio runtime");
+                return removed("blocking code needs a tokio runtime");
             };
             let Some(work) = work.take() else {
-                return gone("blocking code was polled after its end");
+                return removed("blocking code was polled after its end");
             };
-            self.0 = Work::Running(runtime.spawn_blocking(work));
+            self.0 = HandlerState::Running(runtime.spawn_blocking(work));
         }
-        let Work::Running(task) = &mut self.0 else {
-            return gone("blocking code was not started");
+        let HandlerState::Running(task) = &mut self.0 else {
+            return removed("blocking code was not started");
         };
         match ready!(Pin::new(task).poll(cx)) {
             Ok(value) => Poll::Ready(Ok(value)),
             // Caught again at the kernel's border, where the function's name is known.
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => resume_unwind(panic),
-                Err(_) => gone("the runtime is shutting down"),
+                Err(_) => removed("the runtime is shutting down"),
             },
         }
     }

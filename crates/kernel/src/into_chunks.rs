@@ -1,6 +1,5 @@
 //! What plain code may return, as chunks.
 //!
-//! Owns: [`IntoChunks`], [`IntoChunk`], [`Items`] (KE-211, KE-212). Refuses to know: functions.
 //! One plain value is exactly one chunk of choice 0; a stream of values is one chunk each, lazily.
 
 use std::pin::Pin;
@@ -58,7 +57,7 @@ pub trait IntoChunk: Send + 'static {
 ///
 /// Items of text and bytes are pieces of one output; JSON values are NDJSON records; [`Part`]s are parts.
 #[derive(Clone, Debug)]
-pub struct Items<S>(pub S);
+pub struct StreamOf<S>(pub S);
 
 /// The promise of one type as that of another: of the value within, or of the same value under the other trait.
 macro_rules! promises_as {
@@ -203,7 +202,7 @@ where
     }
 }
 
-impl<S> IntoChunks for Items<S>
+impl<S> IntoChunks for StreamOf<S>
 where
     S: Stream + Send + 'static,
     S::Item: IntoChunk,
@@ -232,7 +231,7 @@ where
     }
 
     fn into_chunks(self) -> Chunks {
-        Records {
+        ItemChunks {
             items: Some(Box::pin(self.0)),
             next_part: 0,
         }
@@ -240,13 +239,13 @@ where
     }
 }
 
-/// The chunks of [`Items`].
-struct Records<S> {
+/// The chunks of [`StreamOf`].
+struct ItemChunks<S> {
     items: Option<Pin<Box<S>>>,
     next_part: u32,
 }
 
-impl<S> Stream for Records<S>
+impl<S> Stream for ItemChunks<S>
 where
     S: Stream,
     S::Item: IntoChunk,

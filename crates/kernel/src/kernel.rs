@@ -1,7 +1,5 @@
 //! The registry of functions and layers, and the one verb.
 //!
-//! Owns: [`Kernel`]: names, layers, scopes (KE-132, KE-146, KE-147). Refuses to know: faces, models, what runs do.
-//!
 //! ```text
 //!   scope ──► parent ──► …        lookup: own functions first; layers: own first, then the parent's
 //! ```
@@ -13,8 +11,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::Result;
 use crate::args::IntoArgs;
-use crate::behalf::Behalf;
-use crate::call::{Call, CallId, Context, Inputs, Instant, Turn};
+use crate::call::{Call, CallId, Extensions, FairShare, Inputs, Instant};
 use crate::cancel::Cancel;
 use crate::error::Error;
 use crate::from_chunks::FromChunks;
@@ -23,6 +20,7 @@ use crate::layer::{Layer, Next};
 use crate::limits;
 use crate::name::Name;
 use crate::node::{Demand, Node};
+use crate::request_context::RequestContext;
 use crate::run::Run;
 use crate::run::flow::Setup;
 use crate::spec::Spec;
@@ -32,7 +30,7 @@ use crate::spec::Spec;
 pub struct Kernel {
     registry: Arc<Registry>,
     /// The call within which this handle was given out.
-    caller: Option<Arc<Caller>>,
+    caller: Option<Arc<NestedCaller>>,
 }
 
 #[derive(Default)]
@@ -48,25 +46,25 @@ struct Registry {
 
 #[derive(Default)]
 struct Tables {
-    functions: BTreeMap<Name, Entry>,
+    functions: BTreeMap<Name, Registration>,
     layers: Vec<(Option<Name>, Arc<dyn Layer>)>,
 }
 
 #[derive(Clone)]
-struct Entry {
+struct Registration {
     function: Fun,
     spec: Arc<Spec>,
 }
 
 /// What nested calls inherit (KE-138).
-pub(crate) struct Caller {
+pub(crate) struct NestedCaller {
     pub(crate) id: CallId,
     pub(crate) depth: u32,
     pub(crate) deadline: Option<Instant>,
     pub(crate) cancel: Cancel,
-    pub(crate) context: Arc<Context>,
-    pub(crate) behalf: Option<Behalf>,
-    pub(crate) turn: Turn,
+    pub(crate) context: Arc<Extensions>,
+    pub(crate) request_context: Option<RequestContext>,
+    pub(crate) turn: FairShare,
 }
 
 impl Kernel {
@@ -89,7 +87,7 @@ impl Kernel {
     /// # Errors
     /// As [`Kernel::add`].
     pub fn add_all(&self, functions: impl IntoIterator<Item = Fun>) -> Result<()> {
-        let entries: Vec<Entry> = functions.into_iter().map(Entry::new).collect();
+        let entries: Vec<Registration> = functions.into_iter().map(Registration::new).collect();
         let mut names = std::collections::BTreeSet::new();
         for entry in &entries {
             entry.spec.check()?;
@@ -121,7 +119,7 @@ impl Kernel {
     /// Registers a function in place of the one of that name, which is given back. A function whose spec is not legal
     /// is not registered and is given back itself.
     pub fn replace(&self, function: Fun) -> Option<Fun> {
-        let entry = Entry::new(function);
+        let entry = Registration::new(function);
         if let Err(error) = entry.spec.check() {
             tracing::error!(function = %entry.spec.name, %error, "not registered");
             return Some(entry.function);
@@ -232,7 +230,7 @@ impl Kernel {
 
     /// Checks the arguments of a function, registered or not.
     pub(crate) fn set_up_function(&self, function: Fun, args: impl IntoArgs) -> Result<Setup> {
-        self.prepare(Entry::new(function), args)
+        self.prepare(Registration::new(function), args)
     }
 
     /// Looks a function up and checks its arguments.
@@ -241,7 +239,7 @@ impl Kernel {
         self.prepare(entry, args)
     }
 
-    fn prepare(&self, entry: Entry, args: impl IntoArgs) -> Result<Setup> {
+    fn prepare(&self, entry: Registration, args: impl IntoArgs) -> Result<Setup> {
         let inputs = Inputs::of(&entry.spec, args.into_args()?)?;
         let depth = self.caller.as_ref().map_or(0, |caller| caller.depth) + 1;
         if depth > limits::CALL_DEPTH {
@@ -273,7 +271,7 @@ impl Kernel {
                 && caller.deadline == call.deadline
                 && caller.turn == call.turn
                 && Arc::ptr_eq(&caller.context, &call.context)
-                && match (&caller.behalf, &call.behalf) {
+                && match (&caller.request_context, &call.request_context) {
                     (Some(before), Some(now)) => before.is(now),
                     (before, now) => before.is_none() && now.is_none(),
                 }
@@ -283,13 +281,13 @@ impl Kernel {
         }
         Self {
             registry: self.registry,
-            caller: Some(Arc::new(Caller {
+            caller: Some(Arc::new(NestedCaller {
                 id: call.id,
                 depth: call.depth,
                 deadline: call.deadline,
                 cancel: call.cancel.clone(),
                 context: call.context.clone(),
-                behalf: call.behalf.clone(),
+                request_context: call.request_context.clone(),
                 turn: call.turn,
             })),
         }
@@ -304,7 +302,7 @@ impl Kernel {
     }
 }
 
-impl Entry {
+impl Registration {
     fn new(function: Fun) -> Self {
         let spec = Arc::new(function.spec().clone());
         Self { function, spec }
@@ -321,7 +319,7 @@ impl Registry {
         change(&mut self.tables.write().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn find(&self, name: &str) -> Option<Entry> {
+    fn find(&self, name: &str) -> Option<Registration> {
         let own = || self.look(|tables| tables.functions.get(name).cloned());
         let above = || self.parent.as_ref()?.find(name);
         if self.yields {

@@ -1,6 +1,4 @@
 //! What stands around a function and owns the whole life of its stream.
-//!
-//! Owns: [`Layer`], [`Next`], [`layered`]. Refuses to know: where layers are registered.
 
 use std::pin::Pin;
 use std::sync::Arc;

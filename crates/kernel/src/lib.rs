@@ -1,8 +1,5 @@
 //! Sapwood's kernel: named functions whose inputs and outputs are streams of chunks.
 //!
-//! Owns: Chunk, Node, Function, Layer, Kernel, Run, the model function, sessions executed against functions.
-//! Refuses to know: faces, sockets, wire formats, how a model computes.
-//!
 //! Everything that flows is a [`Chunk`], everything held is a [`Node`], everything callable is a [`Function`],
 //! everything around a call is a [`Layer`], everything named lives in a [`Kernel`]; `run::<T>()` is the only verb.
 //!
@@ -30,7 +27,6 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod behalf;
 mod call;
 mod cancel;
 mod chunk;
@@ -50,19 +46,19 @@ mod meta;
 mod model;
 mod name;
 mod node;
-mod payer;
+mod observer;
 pub mod pool;
 #[cfg(test)]
 mod probe;
+mod request_context;
 mod run;
 pub mod session;
 mod spec;
 mod sync;
-mod witness;
+mod token_charge;
 
 pub use self::args::{Args, IntoArgs};
-pub use self::behalf::Behalf;
-pub use self::call::{Call, CallId, Context, Inputs, Instant, Ports, Turn, Want};
+pub use self::call::{Call, CallId, Extensions, FairShare, Inputs, Instant, RequestedPorts, Want};
 pub use self::cancel::{Cancel, Cancelled};
 pub use self::chunk::{Chunk, Part, Text};
 pub use self::error::Error;
@@ -70,17 +66,18 @@ pub use self::from_chunks::{FromChunks, Json, Out};
 pub use self::function::{Fun, Function};
 pub use self::generate::{Targets, generate};
 pub use self::handler::{Blocking, Handler, blocking, function, raw};
-pub use self::into_chunks::{IntoChunk, IntoChunks, Items};
+pub use self::into_chunks::{IntoChunk, IntoChunks, StreamOf};
 pub use self::kernel::Kernel;
 pub use self::layer::{Layer, Next, layered};
-pub use self::meta::{Meta, Reason, Usage};
-pub use self::model::{CONFIG_CONTEXT, Facts, GenerateConfig, PromptMode, model};
+pub use self::meta::{ChoiceFinish, Meta, RunUsage};
+pub use self::model::{CONFIG_CONTEXT, GenerateConfig, ModelFacts, PromptMode, model};
 pub use self::name::{Mime, Name, Port};
-pub use self::node::{Keep, Node, NodeWriter, source_panics};
-pub use self::payer::Payer;
+pub use self::node::{Node, NodeWriter, Retention, source_panics};
+pub use self::observer::CallObserver;
+pub use self::request_context::RequestContext;
 pub use self::run::{Folding, Run, Settled};
-pub use self::spec::{Effect, InnerType, Input, Output, Spec};
-pub use self::witness::Witness;
+pub use self::spec::{Effect, InnerType, InputSpec, OutputSpec, Spec};
+pub use self::token_charge::TokenCharge;
 
 /// A result whose error is the kernel's.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,6 +1,4 @@
 //! The kernel's limits: each a name, a default and a test at the limit and one past it.
-//!
-//! Owns: the numbers. Refuses to know: who checks them.
 
 /// Bytes a node retains (KE-124).
 pub const NODE_BYTES_MAX: usize = 64 << 20;

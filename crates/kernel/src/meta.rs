@@ -1,7 +1,4 @@
 //! What belongs to a request rather than to its data: usage, finish, model, role.
-//!
-//! Owns: [`Meta`], [`Usage`], [`Reason`] and how two metas merge (KE-302 to KE-304).
-//! Refuses to know: where metadata travels on a wire.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,11 +12,11 @@ use crate::name::Name;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Meta {
     /// The cost of the whole request: the sum over its turns.
-    pub usage: Usage,
+    pub usage: RunUsage,
     /// The cost of each turn.
-    pub usage_by_turn: BTreeMap<u32, Usage>,
+    pub usage_by_turn: BTreeMap<u32, RunUsage>,
     /// How each choice ended.
-    pub finish: BTreeMap<u32, Reason>,
+    pub finish: BTreeMap<u32, ChoiceFinish>,
     /// The model that answered.
     pub model: Option<Name>,
     /// The id of the request at its server.
@@ -37,7 +34,7 @@ pub struct Meta {
 /// Tokens counted.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct RunUsage {
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
     /// Tokens generated, all choices together.
@@ -51,7 +48,7 @@ pub struct Usage {
 /// Why a choice ended.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
-pub enum Reason {
+pub enum ChoiceFinish {
     /// By itself, or at a stop.
     Stop,
     /// At `max_tokens` or the end of the context.
@@ -70,7 +67,7 @@ pub enum Reason {
     Other(Name),
 }
 
-impl Reason {
+impl ChoiceFinish {
     /// The stable name.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -102,13 +99,13 @@ impl Reason {
     }
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for ChoiceFinish {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl Usage {
+impl RunUsage {
     /// Prompt and completion counted; the rest zero.
     #[must_use]
     pub const fn of(prompt_tokens: u64, completion_tokens: u64) -> Self {
@@ -153,7 +150,7 @@ impl Meta {
 
     /// With the running total of one turn.
     #[must_use]
-    pub fn with_usage(mut self, turn: u32, usage: Usage) -> Self {
+    pub fn with_usage(mut self, turn: u32, usage: RunUsage) -> Self {
         self.turn = Some(turn);
         self.usage_by_turn.insert(turn, usage);
         self.usage = self.total();
@@ -162,7 +159,7 @@ impl Meta {
 
     /// With the end of one choice.
     #[must_use]
-    pub fn with_finish(mut self, choice: u32, reason: Reason) -> Self {
+    pub fn with_finish(mut self, choice: u32, reason: ChoiceFinish) -> Self {
         self.finish.insert(choice, reason);
         self
     }
@@ -174,17 +171,17 @@ impl Meta {
         self
     }
 
-    fn total(&self) -> Usage {
+    fn total(&self) -> RunUsage {
         self.usage_by_turn
             .values()
-            .fold(Usage::default(), |sum, usage| sum.plus(*usage))
+            .fold(RunUsage::default(), |sum, usage| sum.plus(*usage))
     }
 
     /// Takes over what `newer` says (KE-303). Within a turn usage replaces, over turns it is summed; everything
     /// else is last wins, and what is absent erases nothing.
     pub fn merge(&mut self, newer: &Self) {
         if newer.usage_by_turn.is_empty() {
-            if newer.usage != Usage::default() {
+            if newer.usage != RunUsage::default() {
                 let turn = newer.turn.unwrap_or(0);
                 self.usage_by_turn.insert(turn, newer.usage);
             }
@@ -210,7 +207,7 @@ impl Meta {
     pub fn get(&self, key: &str) -> Option<Value> {
         let text = |name: &Option<Name>| name.as_ref().map(|name| Value::from(name.as_str()));
         match key {
-            "usage" => (self.usage != Usage::default()).then(|| self.usage.to_json()),
+            "usage" => (self.usage != RunUsage::default()).then(|| self.usage.to_json()),
             "usage_by_turn" => by_number(&self.usage_by_turn, |usage| usage.to_json()),
             "finish" => by_number(&self.finish, |reason| Value::from(reason.name())),
             "model" => text(&self.model),
@@ -250,8 +247,8 @@ mod tests {
             ..Meta::default()
         }
         .with_role("ASSISTANT")
-        .with_usage(2, Usage::of(3, 4))
-        .with_finish(1, Reason::Turns)
+        .with_usage(2, RunUsage::of(3, 4))
+        .with_finish(1, ChoiceFinish::Turns)
         .with_extra("seed", 7);
         for (key, expect) in [
             (
@@ -283,7 +280,7 @@ mod tests {
             "turns",
             "odd",
         ] {
-            assert_eq!(Reason::from_name(reason).name(), reason);
+            assert_eq!(ChoiceFinish::from_name(reason).name(), reason);
         }
     }
 
@@ -292,25 +289,25 @@ mod tests {
         let mut meta = Meta::default();
         meta.merge(
             &Meta::default()
-                .with_usage(0, Usage::of(5, 1))
+                .with_usage(0, RunUsage::of(5, 1))
                 .with_extra("a", 1),
         );
         meta.merge(
             &Meta::default()
-                .with_usage(0, Usage::of(5, 3))
+                .with_usage(0, RunUsage::of(5, 3))
                 .with_extra("b", 2),
         );
-        meta.merge(&Meta::default().with_usage(1, Usage::of(9, 12)));
-        assert_eq!(meta.usage, Usage::of(14, 15));
-        assert_eq!(meta.usage_by_turn[&0], Usage::of(5, 3));
+        meta.merge(&Meta::default().with_usage(1, RunUsage::of(9, 12)));
+        assert_eq!(meta.usage, RunUsage::of(14, 15));
+        assert_eq!(meta.usage_by_turn[&0], RunUsage::of(5, 3));
         // A usage without turns belongs to the turn that its meta names.
         let plain = Meta {
-            usage: Usage::of(1, 1),
+            usage: RunUsage::of(1, 1),
             turn: Some(1),
             ..Meta::default()
         };
         meta.merge(&plain);
-        assert_eq!(meta.usage, Usage::of(6, 4));
+        assert_eq!(meta.usage, RunUsage::of(6, 4));
         assert_eq!(
             (meta.get("a"), meta.get("b")),
             (Some(json!(1)), Some(json!(2)))
@@ -320,15 +317,15 @@ mod tests {
     #[test]
     fn ke_303_the_last_wins_and_absence_erases_nothing() {
         let mut meta = Meta::default()
-            .with_finish(0, Reason::Stop)
+            .with_finish(0, ChoiceFinish::Stop)
             .with_role("USER");
         meta.merge(
             &Meta::default()
-                .with_finish(0, Reason::Length)
-                .with_finish(1, Reason::Stop),
+                .with_finish(0, ChoiceFinish::Length)
+                .with_finish(1, ChoiceFinish::Stop),
         );
         meta.merge(&Meta::default());
-        assert_eq!(meta.finish[&0], Reason::Length);
+        assert_eq!(meta.finish[&0], ChoiceFinish::Length);
         assert_eq!(meta.finish.len(), 2);
         assert_eq!(meta.role, Some(Name::new("USER")));
     }

@@ -1,7 +1,5 @@
 //! Models as functions: an engine's token stream with GENERATE's inputs and outputs (KE-611 to KE-614).
 //!
-//! Owns: [`model`], its spec, and the way from a call to a request. Refuses to know: how tokens are computed; faces.
-//!
 //! ```text
 //!   call ── read config, tools, prompt | messages ──► Request ── Engine::submit ──► Handle ── Answer ──► chunks
 //! ```
@@ -10,11 +8,11 @@
 
 mod answer;
 pub(crate) mod config;
-#[cfg(feature = "net")]
-pub(crate) mod elsewhere;
 mod facts;
 mod markup;
 mod prompt;
+#[cfg(feature = "net")]
+pub(crate) mod remote;
 #[cfg(test)]
 mod tests;
 
@@ -22,26 +20,26 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt};
-use sapwood_engine::api::{self, ModelInfo, Prompt, Request};
-use sapwood_engine::{Engine, Handle};
-use sapwood_proto::bounded_json::{self, Bounds};
+use sapwood_engine::api::{self, GenerationRequest, ModelInfo, Prompt};
+use sapwood_engine::{Engine, RequestHandle};
+use sapwood_proto::bounded_json::{self, JsonBounds};
 use serde_json::{Map, Value};
 
-pub(crate) use self::answer::{Answer, Asked, Told};
+pub(crate) use self::answer::{AnswerChunks, AnswerEvent, SubmittedInfo};
 pub use self::config::{GenerateConfig, PromptMode};
-pub use self::facts::Facts;
+pub use self::facts::ModelFacts;
 #[cfg(feature = "net")]
 pub(crate) use self::facts::UNKNOWN;
 use crate::Result;
-use crate::call::{Call, Instant, Ports};
+use crate::call::{Call, Instant, RequestedPorts};
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::function::Fun;
 use crate::handler::raw;
 use crate::limits;
 use crate::name::{Mime, Name, Port};
-use crate::pool::{Pool, Size};
-use crate::spec::{Effect, InnerType, Input, Output, Spec};
+use crate::pool::{BlockingPool, TaskSize};
+use crate::spec::{Effect, InnerType, InputSpec, OutputSpec, Spec};
 
 /// The key of a call's context under which a base for input `config` may stand, a JSON object; the input overrides it
 /// field by field (EV-601).
@@ -56,7 +54,7 @@ pub fn model(name: impl Into<Name>, engine: Engine) -> Fun {
     spec.inner = Some(InnerType::of::<api::Tokens>());
     spec.model = true;
     spec.sampling = engine.info().sampling;
-    let facts = Arc::new(Facts::of(&engine));
+    let facts = Arc::new(ModelFacts::of(&engine));
     spec.facts = Some(Arc::clone(&facts));
     raw(spec, move |call| {
         let (engine, facts) = (engine.clone(), Arc::clone(&facts));
@@ -68,11 +66,15 @@ pub fn model(name: impl Into<Name>, engine: Engine) -> Fun {
 }
 
 /// GENERATE's inputs but for `target`.
-pub(crate) fn inputs() -> Vec<Input> {
-    let json = |name: &'static str| Input::new(name).taking([Mime::JSON, Mime::TEXT]).optional();
+pub(crate) fn inputs() -> Vec<InputSpec> {
+    let json = |name: &'static str| {
+        InputSpec::new(name)
+            .taking([Mime::JSON, Mime::TEXT])
+            .optional()
+    };
     vec![
         // One of `prompt` and `messages` is required; a schema of single inputs cannot say so.
-        Input::new("prompt").alias("text").optional(),
+        InputSpec::new("prompt").alias("text").optional(),
         json("messages"),
         json("config"),
         json("tools"),
@@ -80,17 +82,17 @@ pub(crate) fn inputs() -> Vec<Input> {
 }
 
 /// GENERATE's outputs.
-pub(crate) fn outputs() -> Vec<Output> {
+pub(crate) fn outputs() -> Vec<OutputSpec> {
     vec![
-        Output::new(Port::MAIN, Mime::TEXT)
+        OutputSpec::new(Port::MAIN, Mime::TEXT)
             .wire("response")
             .alias("text"),
-        Output::new(Port::REASONING, Mime::TEXT),
-        Output::new(Port::TOOL_CALLS, Mime::NDJSON),
-        Output::new(Port::TOKENS, Mime::TOKENS),
-        Output::new(Port::LOGPROBS, Mime::NDJSON),
-        Output::new(Port::META, Mime::JSON),
-        Output::new(Port::CONTROLLER_LOG, Mime::TEXT),
+        OutputSpec::new(Port::REASONING, Mime::TEXT),
+        OutputSpec::new(Port::TOOL_CALLS, Mime::NDJSON),
+        OutputSpec::new(Port::TOKENS, Mime::TOKENS),
+        OutputSpec::new(Port::LOGPROBS, Mime::NDJSON),
+        OutputSpec::new(Port::META, Mime::JSON),
+        OutputSpec::new(Port::CONTROLLER_LOG, Mime::TEXT),
     ]
 }
 
@@ -98,18 +100,18 @@ pub(crate) fn outputs() -> Vec<Output> {
 async fn begin(
     call: Call,
     engine: Engine,
-    facts: Arc<Facts>,
+    facts: Arc<ModelFacts>,
 ) -> Result<impl Stream<Item = Result<Chunk>> + Send> {
     let (request, mut asked) = read(&call, &facts).await?;
     let handle = submit(engine, request).await?;
     asked.prompt_tokens = handle.prompt_tokens();
-    if let Some(payer) = &call.payer {
+    if let Some(token_charge) = &call.token_charge {
         // A refusal drops the handle, and with it the request.
-        payer.prompt(handle.prompt_tokens())?;
+        token_charge.prompt(handle.prompt_tokens())?;
     }
-    Ok(Answer::new(
+    Ok(AnswerChunks::new(
         asked,
-        handle.map(|event| Ok(Told::Event(event))),
+        handle.map(|event| Ok(AnswerEvent::Event(event))),
     ))
 }
 
@@ -119,17 +121,17 @@ const INLINE_BYTES: usize = 2 << 10;
 const INLINE_MESSAGES: usize = 32;
 
 /// Hands a request to the engine; what that takes of the processor first, away from whoever serves connections.
-async fn submit(engine: Engine, request: Request) -> Result<Handle> {
+async fn submit(engine: Engine, request: GenerationRequest) -> Result<RequestHandle> {
     let Some(size) = size(&request.prompt) else {
         return Ok(engine.submit(request)?);
     };
     let turn = request.caller;
-    let submitted = Pool::global().run(turn, size, move || engine.submit(request));
+    let submitted = BlockingPool::global().run(turn, size, move || engine.submit(request));
     Ok(submitted.await??)
 }
 
 /// How much there is to do to make tokens of a prompt; `None` if hardly anything.
-pub(crate) fn size(prompt: &Prompt) -> Option<Size> {
+pub(crate) fn size(prompt: &Prompt) -> Option<TaskSize> {
     let (texts, is_plain) = match prompt {
         Prompt::Tokens(_) => return None,
         Prompt::Text(_) => (1, true),
@@ -144,11 +146,14 @@ pub(crate) fn size(prompt: &Prompt) -> Option<Size> {
         return None;
     }
     // What stands around a message is as long as a short one.
-    Some(Size::of(bytes.saturating_add(texts.saturating_mul(32))))
+    Some(TaskSize::of(bytes.saturating_add(texts.saturating_mul(32))))
 }
 
 /// What a model with these facts is asked, whoever computes its tokens, and what is to be known to tell the answer.
-pub(crate) async fn read(call: &Call, facts: &Facts) -> Result<(Request, Asked)> {
+pub(crate) async fn read(
+    call: &Call,
+    facts: &ModelFacts,
+) -> Result<(GenerationRequest, SubmittedInfo)> {
     let began = Instant::now();
     let config = read_config(call, facts).await?;
     let tools = read_tools(call).await?;
@@ -156,7 +161,7 @@ pub(crate) async fn read(call: &Call, facts: &Facts) -> Result<(Request, Asked)>
     let turn = call.turn.caller;
     let prompt = read_prompt(call, facts, &config, tools, turn).await?;
     let markup = matches!(prompt, Prompt::Chat(_));
-    let asked = Asked {
+    let asked = SubmittedInfo {
         model: Name::shared(&facts.info.name),
         vocabulary: facts.vocabulary.clone(),
         want: call.want.clone(),
@@ -169,25 +174,28 @@ pub(crate) async fn read(call: &Call, facts: &Facts) -> Result<(Request, Asked)>
         prompt_tokens: 0,
         seeded: true,
         began,
-        payer: call.payer.clone(),
-        witness: call.witness.clone(),
+        token_charge: call.token_charge.clone(),
+        observer: call.observer.clone(),
     };
     let request = request(call, config, prompt);
-    if let Some(witness) = &call.witness {
-        witness.asked(&request);
+    if let Some(observer) = &call.observer {
+        observer.asked(&request);
     }
     Ok((request, asked))
 }
 
-fn request(call: &Call, config: GenerateConfig, prompt: Prompt) -> Request {
-    let mut request = Request::new(prompt);
+fn request(call: &Call, config: GenerateConfig, prompt: Prompt) -> GenerationRequest {
+    let mut request = GenerationRequest::new(prompt);
     request.top_logprobs = logprobs(call, &config);
     request.timeout = call
         .deadline
         .map(|deadline| deadline.saturating_duration_since(Instant::now()));
     (request.caller, request.connection) = (call.turn.caller, call.turn.connection);
     // Whoever pays has prefixes of its own; all others have theirs together.
-    request.prefix_scope = call.payer.as_ref().map_or(0, |payer| payer.prefix_scope());
+    request.prefix_scope = call
+        .token_charge
+        .as_ref()
+        .map_or(0, |token_charge| token_charge.prefix_scope());
     config.apply(&mut request);
     request
 }
@@ -195,16 +203,16 @@ fn request(call: &Call, config: GenerateConfig, prompt: Prompt) -> Request {
 /// How many alternatives to compute; `None` if nobody reads log-probabilities (EV-506).
 fn logprobs(call: &Call, config: &GenerateConfig) -> Option<u32> {
     match &call.want.ports {
-        Ports::Only(ports) if ports.contains(&Port::LOGPROBS) => {
+        RequestedPorts::Only(ports) if ports.contains(&Port::LOGPROBS) => {
             Some(config.top_logprobs.unwrap_or(0))
         }
-        Ports::Only(_) if !call.want.inner => None,
+        RequestedPorts::Only(_) if !call.want.inner => None,
         // Who reads everything gets what was configured.
-        Ports::Only(_) | Ports::All => config.top_logprobs,
+        RequestedPorts::Only(_) | RequestedPorts::All => config.top_logprobs,
     }
 }
 
-async fn read_config(call: &Call, facts: &Facts) -> Result<GenerateConfig> {
+async fn read_config(call: &Call, facts: &ModelFacts) -> Result<GenerateConfig> {
     if let Some(config) = typed_config(call).await? {
         return Ok(config);
     }
@@ -266,7 +274,7 @@ async fn read_json(call: &Call, name: &'static str) -> Result<Option<Value>> {
         return Ok(None);
     };
     let turn = call.turn.caller;
-    apart(turn, data.len(), move || parse(name, &data)).await
+    offload(turn, data.len(), move || parse(name, &data)).await
 }
 
 /// An input, all of it; `None` if it was not given.
@@ -278,7 +286,7 @@ async fn whole(call: &Call, name: &str) -> Result<Option<Bytes>> {
 }
 
 /// Does what takes long for so many bytes on the threads for slow work.
-async fn apart<T: Send + 'static>(
+async fn offload<T: Send + 'static>(
     turn: u64,
     bytes: usize,
     work: impl FnOnce() -> Result<T> + Send + 'static,
@@ -286,7 +294,9 @@ async fn apart<T: Send + 'static>(
     if bytes < INLINE_BYTES {
         return work();
     }
-    Pool::global().run(turn, Size::of(bytes), work).await?
+    BlockingPool::global()
+        .run(turn, TaskSize::of(bytes), work)
+        .await?
 }
 
 /// JSON; `None` if there is nothing but white space.
@@ -294,7 +304,7 @@ fn parse(name: &'static str, data: &[u8]) -> Result<Option<Value>> {
     if data.iter().all(u8::is_ascii_whitespace) {
         return Ok(None);
     }
-    let bounds = Bounds {
+    let bounds = JsonBounds {
         values: limits::JSON_VALUES,
         entries: limits::JSON_ENTRIES,
     };
@@ -309,7 +319,7 @@ fn parse(name: &'static str, data: &[u8]) -> Result<Option<Value>> {
 
 async fn read_prompt(
     call: &Call,
-    facts: &Facts,
+    facts: &ModelFacts,
     config: &GenerateConfig,
     tools: Value,
     turn: u64,
@@ -322,7 +332,7 @@ async fn read_prompt(
             let data = whole(call, "messages").await?.unwrap_or_default();
             let bytes = data.len();
             let read = move || prompt::messages(parse("messages", &data)?.unwrap_or(Value::Null));
-            prompt::Prompting::Messages(apart(turn, bytes, read).await?)
+            prompt::PromptInputs::Messages(offload(turn, bytes, read).await?)
         }
         (Some(_), Some(_)) => {
             let why = "give either prompt or messages, not both";
@@ -336,7 +346,7 @@ async fn read_prompt(
     match mode {
         PromptMode::Raw => {
             let (bytes, vocabulary) = (turns.raw_bytes(), facts.vocabulary.clone());
-            apart(turn, bytes, move || turns.raw(&*vocabulary)).await
+            offload(turn, bytes, move || turns.raw(&*vocabulary)).await
         }
         _ => {
             let template_args = config.template_args.clone().unwrap_or(Value::Null);
@@ -348,7 +358,7 @@ async fn read_prompt(
 /// EV-607.
 fn prompt_mode(config: &GenerateConfig, info: &ModelInfo) -> Result<PromptMode> {
     match config.prompt_mode {
-        PromptMode::Chat if !info.chat => Err(api::Fault::new(
+        PromptMode::Chat if !info.chat => Err(api::EngineError::new(
             sapwood_proto::code::Code::FailedPrecondition,
             "NO_TEMPLATE",
             "this model has no chat template; use prompt_mode \"raw\"",

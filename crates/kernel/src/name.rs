@@ -1,7 +1,4 @@
 //! Immutable names whose clone never allocates: of inputs, ports, mimetypes.
-//!
-//! Owns: [`Name`], [`Port`], [`Mime`] and the matching of mimetypes against patterns.
-//! Refuses to know: which names are legal where (that is [`crate::spec`]).
 
 use std::borrow::Borrow;
 use std::fmt;

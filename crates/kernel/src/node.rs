@@ -1,6 +1,5 @@
 //! Nodes: append-only logs of chunks, replayed to any number of readers (D-1).
 //!
-//! Owns: [`Node`], [`Keep`], [`NodeWriter`], the [`Replay`] trait behind a node. Refuses to know: functions, sessions.
 //! Nothing progresses unless a reader is polled (KE-122).
 //!
 //! ```text
@@ -32,7 +31,7 @@ pub use self::channel::NodeWriter;
 pub(crate) use self::convert::finite;
 pub(crate) use self::local::panic_text;
 pub use self::local::source_panics;
-use crate::call::Ports;
+use crate::call::RequestedPorts;
 use crate::chunk::Chunk;
 use crate::from_chunks::FromChunks;
 use crate::limits;
@@ -42,7 +41,7 @@ use crate::{Chunks, Result};
 
 /// What a node keeps for readers to come. Each chunk counts as its data, or as its own size if that is more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
+pub enum Retention {
     /// Everything, up to `bytes`; then readers get `Limit` after what is logged (KE-124).
     All {
         /// Bytes retained at most.
@@ -56,7 +55,7 @@ pub enum Keep {
     },
 }
 
-impl Default for Keep {
+impl Default for Retention {
     fn default() -> Self {
         Self::All {
             bytes: limits::NODE_BYTES_MAX,
@@ -67,27 +66,27 @@ impl Default for Keep {
 /// A stream of chunks that can be read any number of times, from the start, at any time. Cloning shares it.
 #[derive(Clone)]
 pub struct Node {
-    body: Body,
+    body: NodeBody,
     demand: Option<Arc<Demand>>,
 }
 
 #[derive(Clone)]
-enum Body {
+enum NodeBody {
     /// One chunk, or one error: what conversions make.
     One(Arc<Result<Chunk>>),
     Log(Arc<dyn Replay>),
     Tree(Arc<[Node]>),
-    View(Arc<Node>, View),
+    View(Arc<Node>, NodeView),
 }
 
 /// What a view lets through: one port, as the main one, and one choice, as choice 0. `None` lets all of them through.
 #[derive(Clone, Debug, Default)]
-struct View {
+struct NodeView {
     port: Option<Port>,
     choice: Option<u32>,
 }
 
-impl View {
+impl NodeView {
     /// Whether a chunk is let through, and as what.
     fn admit(&self, chunk: &mut Chunk) -> bool {
         if let Some(port) = &self.port {
@@ -118,7 +117,7 @@ impl View {
 
 /// A reader's place in a [`Replay`]. Its numbers mean what their replay says.
 #[derive(Default)]
-pub(crate) struct Cursor {
+pub(crate) struct ReplayCursor {
     /// Which reader this is.
     pub(crate) slot: u64,
     /// How far it is.
@@ -138,13 +137,17 @@ pub(crate) struct Cursor {
 /// [`Replay::poll_next`] must wake the last waker of every cursor that it left pending.
 pub(crate) trait Replay: Send + Sync {
     /// A new reader, at the first chunk. Must not start work.
-    fn open(&self) -> Cursor;
+    fn open(&self) -> ReplayCursor;
 
     /// The next chunk of a reader.
-    fn poll_next(&self, cursor: &mut Cursor, cx: &mut Context<'_>) -> Poll<Option<Result<Chunk>>>;
+    fn poll_next(
+        &self,
+        cursor: &mut ReplayCursor,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Chunk>>>;
 
     /// Ends a reader; called exactly once for each.
-    fn close(&self, cursor: &mut Cursor);
+    fn close(&self, cursor: &mut ReplayCursor);
 
     /// Whether everything has been logged.
     fn is_complete(&self) -> bool;
@@ -152,10 +155,10 @@ pub(crate) trait Replay: Send + Sync {
 
 /// Which ports of a run its node's readers have asked for so far (KE-149).
 #[derive(Debug, Default)]
-pub(crate) struct Demand(Mutex<Asked>);
+pub(crate) struct Demand(Mutex<OnDemand>);
 
 #[derive(Debug, Default)]
-struct Asked {
+struct OnDemand {
     all: bool,
     ports: Vec<Port>,
 }
@@ -179,12 +182,12 @@ impl Demand {
 
 /// Which node something is, without keeping it alive. While an identity exists its place in memory is not reused.
 #[derive(Clone)]
-pub(crate) enum Identity {
+pub(crate) enum NodeIdentity {
     One(std::sync::Weak<Result<Chunk>>),
     Log(std::sync::Weak<dyn Replay>),
 }
 
-impl Identity {
+impl NodeIdentity {
     /// Whether the node is still held by anybody.
     pub(crate) fn is_alive(&self) -> bool {
         match self {
@@ -201,15 +204,15 @@ impl Identity {
     }
 }
 
-impl PartialEq for Identity {
+impl PartialEq for NodeIdentity {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self.address(), other.address())
     }
 }
 
-impl Eq for Identity {}
+impl Eq for NodeIdentity {}
 
-impl std::hash::Hash for Identity {
+impl std::hash::Hash for NodeIdentity {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         self.address().hash(state);
     }
@@ -218,18 +221,21 @@ impl std::hash::Hash for Identity {
 impl Node {
     /// A node over a lazy source, keeping everything up to `node_bytes_max`.
     pub fn new(source: impl Stream<Item = Result<Chunk>> + Send + 'static) -> Self {
-        Self::with(source, Keep::default())
+        Self::with(source, Retention::default())
     }
 
     /// A node over a lazy source. The source runs at most once, whatever the number of readers (KE-121).
-    pub fn with(source: impl Stream<Item = Result<Chunk>> + Send + 'static, keep: Keep) -> Self {
+    pub fn with(
+        source: impl Stream<Item = Result<Chunk>> + Send + 'static,
+        keep: Retention,
+    ) -> Self {
         Self::replaying(Arc::new(local::Local::new(source.boxed(), keep)))
     }
 
     /// A node over a log of one's own.
     pub(crate) fn replaying(log: Arc<dyn Replay>) -> Self {
         Self {
-            body: Body::Log(log),
+            body: NodeBody::Log(log),
             demand: None,
         }
     }
@@ -247,7 +253,7 @@ impl Node {
 
     fn of(chunk: Result<Chunk>) -> Self {
         Self {
-            body: Body::One(Arc::new(chunk)),
+            body: NodeBody::One(Arc::new(chunk)),
             demand: None,
         }
     }
@@ -261,7 +267,7 @@ impl Node {
     /// The concatenation of `parts` in order, each a leaf of its own; a part may itself be a tree (KE-128).
     pub fn tree(parts: impl IntoIterator<Item = Self>) -> Self {
         Self {
-            body: Body::Tree(parts.into_iter().collect()),
+            body: NodeBody::Tree(parts.into_iter().collect()),
             demand: None,
         }
     }
@@ -275,23 +281,23 @@ impl Node {
 
     fn open(&self) -> Chunks {
         match &self.body {
-            Body::One(chunk) => futures::stream::iter([Result::clone(chunk)]).boxed(),
-            Body::Log(log) => read::Reader::new(log.clone()).boxed(),
-            Body::Tree(parts) => read::TreeReader::new(parts.clone()).boxed(),
-            Body::View(node, view) => match &node.body {
-                Body::Log(log) => {
-                    read::Viewed::new(read::Reader::new(log.clone()), view.clone()).boxed()
+            NodeBody::One(chunk) => futures::stream::iter([Result::clone(chunk)]).boxed(),
+            NodeBody::Log(log) => read::LogReader::new(log.clone()).boxed(),
+            NodeBody::Tree(parts) => read::TreeReader::new(parts.clone()).boxed(),
+            NodeBody::View(node, view) => match &node.body {
+                NodeBody::Log(log) => {
+                    read::ViewReader::new(read::LogReader::new(log.clone()), view.clone()).boxed()
                 }
-                _ => read::Viewed::new(node.open(), view.clone()).boxed(),
+                _ => read::ViewReader::new(node.open(), view.clone()).boxed(),
             },
         }
     }
 
     /// Opens a reader that wants these ports only.
-    pub(crate) fn open_for(&self, ports: &Ports) -> Chunks {
+    pub(crate) fn open_for(&self, ports: &RequestedPorts) -> Chunks {
         match ports {
-            Ports::All => self.ask(None),
-            Ports::Only(ports) => ports.iter().for_each(|port| self.ask(Some(port))),
+            RequestedPorts::All => self.ask(None),
+            RequestedPorts::Only(ports) => ports.iter().for_each(|port| self.ask(Some(port))),
         }
         self.open()
     }
@@ -319,7 +325,7 @@ impl Node {
         self.ask(Some(&port));
         // A reader of one port asks for no other.
         self.view(
-            View {
+            NodeView {
                 port: Some(port),
                 choice: None,
             },
@@ -331,7 +337,7 @@ impl Node {
     #[must_use]
     pub fn choice(&self, choice: u32) -> Self {
         self.view(
-            View {
+            NodeView {
                 port: None,
                 choice: Some(choice),
             },
@@ -342,19 +348,19 @@ impl Node {
     /// What a consumer of one input reads: the main port's choice 0.
     pub(crate) fn main(&self) -> Self {
         match &self.body {
-            Body::One(_) => self.clone(),
+            NodeBody::One(_) => self.clone(),
             _ => self.port(Port::MAIN).choice(0),
         }
     }
 
-    fn view(&self, view: View, demand: Option<Arc<Demand>>) -> Self {
+    fn view(&self, view: NodeView, demand: Option<Arc<Demand>>) -> Self {
         let merged = match &self.body {
-            Body::View(node, inner) => view.over(inner).map(|both| (Arc::clone(node), both)),
+            NodeBody::View(node, inner) => view.over(inner).map(|both| (Arc::clone(node), both)),
             _ => None,
         };
         let (node, view) = merged.unwrap_or_else(|| (Arc::new(self.clone()), view));
         Self {
-            body: Body::View(node, view),
+            body: NodeBody::View(node, view),
             demand,
         }
     }
@@ -362,17 +368,17 @@ impl Node {
     /// The parts of a tree.
     pub(crate) fn parts(&self) -> Option<&[Self]> {
         match &self.body {
-            Body::Tree(parts) => Some(parts),
+            NodeBody::Tree(parts) => Some(parts),
             _ => None,
         }
     }
 
     /// What makes this node itself and no other; `None` for trees and views, which are made anew for each use.
-    pub(crate) fn identity(&self) -> Option<Identity> {
+    pub(crate) fn identity(&self) -> Option<NodeIdentity> {
         match &self.body {
-            Body::One(chunk) => Some(Identity::One(Arc::downgrade(chunk))),
-            Body::Log(log) => Some(Identity::Log(Arc::downgrade(log))),
-            Body::Tree(_) | Body::View(..) => None,
+            NodeBody::One(chunk) => Some(NodeIdentity::One(Arc::downgrade(chunk))),
+            NodeBody::Log(log) => Some(NodeIdentity::Log(Arc::downgrade(log))),
+            NodeBody::Tree(_) | NodeBody::View(..) => None,
         }
     }
 
@@ -380,10 +386,10 @@ impl Node {
     #[must_use]
     pub fn is_complete(&self) -> bool {
         match &self.body {
-            Body::One(_) => true,
-            Body::Log(log) => log.is_complete(),
-            Body::Tree(parts) => parts.iter().all(Self::is_complete),
-            Body::View(node, _) => node.is_complete(),
+            NodeBody::One(_) => true,
+            NodeBody::Log(log) => log.is_complete(),
+            NodeBody::Tree(parts) => parts.iter().all(Self::is_complete),
+            NodeBody::View(node, _) => node.is_complete(),
         }
     }
 }
@@ -392,10 +398,10 @@ impl Node {
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match &self.body {
-            Body::One(_) => "one",
-            Body::Log(_) => "log",
-            Body::Tree(_) => "tree",
-            Body::View(..) => "view",
+            NodeBody::One(_) => "one",
+            NodeBody::Log(_) => "log",
+            NodeBody::Tree(_) => "tree",
+            NodeBody::View(..) => "view",
         };
         f.debug_struct("Node")
             .field("kind", &kind)

@@ -14,7 +14,7 @@
 //!   work alone.
 //! - **Bounds.** [`QUEUE_MAX`] pieces of work may wait in all, and [`QUEUE_EACH_MAX`] of one caller.
 //!
-//! The processor belongs to the whole process, so there is one [`Pool::global`].
+//! The processor belongs to the whole process, so there is one [`BlockingPool::global`].
 
 mod queue;
 #[cfg(test)]
@@ -32,7 +32,7 @@ use futures::channel::oneshot;
 pub use sapwood_engine::stop;
 use sapwood_proto::code::Code;
 
-use self::queue::{Job, Queue};
+use self::queue::{FairQueue, QueuedJob};
 use crate::error::Error;
 use crate::name::Name;
 use crate::node::panic_text;
@@ -46,14 +46,14 @@ pub const LARGE_BYTES: usize = 16 << 10;
 
 /// How much there is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Size {
+pub enum TaskSize {
     /// A few milliseconds at most.
     Small,
     /// Anything else.
     Large,
 }
 
-impl Size {
+impl TaskSize {
     /// Of work on a text of so many bytes.
     #[must_use]
     pub const fn of(bytes: usize) -> Self {
@@ -67,11 +67,11 @@ impl Size {
 
 /// Threads for slow work. Clones are the same pool; its threads end some seconds after the last one.
 #[derive(Clone, Debug)]
-pub struct Pool(Arc<Shared>);
+pub struct BlockingPool(Arc<PoolShared>);
 
 #[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
+struct PoolShared {
+    state: Mutex<PoolState>,
     wake: Condvar,
     threads: usize,
     refused: AtomicU64,
@@ -81,9 +81,9 @@ struct Shared {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    small: Queue,
-    large: Queue,
+struct PoolState {
+    small: FairQueue,
+    large: FairQueue,
     started: usize,
     running: usize,
     running_large: usize,
@@ -92,7 +92,7 @@ struct State {
 
 /// What a pool counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct PoolStats {
     /// Pieces of work that wait now.
     pub waiting: usize,
     /// Pieces of work that run now.
@@ -107,11 +107,11 @@ pub struct Stats {
     pub panics: u64,
 }
 
-impl Pool {
+impl BlockingPool {
     /// A pool of so many threads, at least two. They start when there is work for them.
     #[must_use]
     pub fn new(threads: usize) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(PoolShared {
             state: Mutex::default(),
             wake: Condvar::new(),
             threads: threads.max(2),
@@ -125,7 +125,7 @@ impl Pool {
     /// The pool of this process: a thread for each processor, two to eight.
     #[must_use]
     pub fn global() -> &'static Self {
-        static POOL: OnceLock<Pool> = OnceLock::new();
+        static POOL: OnceLock<BlockingPool> = OnceLock::new();
         POOL.get_or_init(|| {
             let processors = std::thread::available_parallelism().map_or(2, usize::from);
             Self::new(processors.min(8))
@@ -140,9 +140,9 @@ impl Pool {
     pub fn run<T: Send + 'static>(
         &self,
         turn: u64,
-        size: Size,
+        size: TaskSize,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Running<T> {
+    ) -> PoolRun<T> {
         self.begin(turn, size, true, work)
     }
 
@@ -151,19 +151,19 @@ impl Pool {
     pub fn run_only<T: Send + 'static>(
         &self,
         turn: u64,
-        size: Size,
+        size: TaskSize,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Running<T> {
+    ) -> PoolRun<T> {
         self.begin(turn, size, false, work)
     }
 
     fn begin<T: Send + 'static>(
         &self,
         turn: u64,
-        size: Size,
+        size: TaskSize,
         bounded: bool,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Running<T> {
+    ) -> PoolRun<T> {
         let (sender, result) = oneshot::channel();
         let stop = Arc::new(AtomicBool::new(false));
         let entered = Instant::now();
@@ -178,16 +178,16 @@ impl Pool {
             // If that fails, nobody waits for it any more.
             let _ = sender.send(outcome.map_err(|_logged| panicked()));
         };
-        let job = Job {
+        let job = QueuedJob {
             id: 0,
             entered,
             run: Box::new(run),
         };
         let id = self.0.enter(turn, size, bounded, job);
-        Running {
+        PoolRun {
             result,
             refused: id.is_none(),
-            work: id.map(|id| Work {
+            work: id.map(|id| PoolTask {
                 pool: Arc::clone(&self.0),
                 turn,
                 size,
@@ -199,10 +199,10 @@ impl Pool {
 
     /// What is counted.
     #[must_use]
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> PoolStats {
         let state = self.0.state();
         let waited = Duration::from_micros(self.0.waited_us.load(Ordering::Relaxed));
-        Stats {
+        PoolStats {
             waiting: state.small.len() + state.large.len(),
             running: state.running,
             done: self.0.done.load(Ordering::Relaxed),
@@ -213,14 +213,20 @@ impl Pool {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl PoolShared {
+    fn state(&self) -> MutexGuard<'_, PoolState> {
         // No work runs under this lock, and the state is whole after every statement.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Queues work; its number, unless there is no room.
-    fn enter(self: &Arc<Self>, turn: u64, size: Size, bounded: bool, mut job: Job) -> Option<u64> {
+    fn enter(
+        self: &Arc<Self>,
+        turn: u64,
+        size: TaskSize,
+        bounded: bool,
+        mut job: QueuedJob,
+    ) -> Option<u64> {
         let mut state = self.state();
         let full = state.small.len() + state.large.len() >= QUEUE_MAX;
         let queue = state.queue(size);
@@ -240,50 +246,50 @@ impl Shared {
 
     /// One more thread, while there is work for more than have been started. Where the system gives none, those that are
     /// there do the work; the first one has to be there.
-    fn start_thread(self: &Arc<Self>, state: &mut State) {
+    fn start_thread(self: &Arc<Self>, state: &mut PoolState) {
         let wanted = state.running + state.small.len() + state.large.len();
         if state.started >= wanted.min(self.threads) {
             return;
         }
         let shared = Arc::downgrade(self);
         let builder = std::thread::Builder::new().name("slow work".to_owned());
-        match builder.spawn(move || work_until_gone(&shared)) {
+        match builder.spawn(move || work_until_closed(&shared)) {
             Ok(_detached) => state.started += 1,
             Err(why) => tracing::error!(%why, "no thread for slow work"),
         }
     }
 }
 
-impl State {
-    fn queue(&mut self, size: Size) -> &mut Queue {
+impl PoolState {
+    fn queue(&mut self, size: TaskSize) -> &mut FairQueue {
         match size {
-            Size::Small => &mut self.small,
-            Size::Large => &mut self.large,
+            TaskSize::Small => &mut self.small,
+            TaskSize::Large => &mut self.large,
         }
     }
 
     /// What a free thread does next.
-    fn next(&mut self, threads: usize) -> Option<(Size, Job)> {
+    fn next(&mut self, threads: usize) -> Option<(TaskSize, QueuedJob)> {
         let for_large = self.running_large + 1 < threads;
         // One thread always goes on with large work, however much small work there is.
         if self.running_large == 0
             && self.running > 0
             && let Some(job) = self.large.pop()
         {
-            return Some((Size::Large, job));
+            return Some((TaskSize::Large, job));
         }
         if let Some(job) = self.small.pop() {
-            return Some((Size::Small, job));
+            return Some((TaskSize::Small, job));
         }
         let job = for_large.then(|| self.large.pop()).flatten()?;
-        Some((Size::Large, job))
+        Some((TaskSize::Large, job))
     }
 }
 
 /// How long an idle thread looks for work before it sees whether its pool is still there.
 const IDLE: Duration = Duration::from_secs(10);
 
-fn work_until_gone(pool: &std::sync::Weak<Shared>) {
+fn work_until_closed(pool: &std::sync::Weak<PoolShared>) {
     while let Some(shared) = pool.upgrade() {
         let mut state = shared.state();
         let next = loop {
@@ -303,7 +309,7 @@ fn work_until_gone(pool: &std::sync::Weak<Shared>) {
             continue;
         };
         state.running += 1;
-        state.running_large += usize::from(size == Size::Large);
+        state.running_large += usize::from(size == TaskSize::Large);
         drop(state);
         let waited = u64::try_from(job.entered.elapsed().as_micros()).unwrap_or(u64::MAX);
         shared.waited_us.fetch_add(waited, Ordering::Relaxed);
@@ -311,7 +317,7 @@ fn work_until_gone(pool: &std::sync::Weak<Shared>) {
         shared.done.fetch_add(1, Ordering::Relaxed);
         let mut state = shared.state();
         state.running -= 1;
-        state.running_large -= usize::from(size == Size::Large);
+        state.running_large -= usize::from(size == TaskSize::Large);
         drop(state);
         // What this one kept others from beginning may begin now, whichever thread is awake.
         shared.wake.notify_one();
@@ -321,13 +327,13 @@ fn work_until_gone(pool: &std::sync::Weak<Shared>) {
 /// Work that waits or runs; resolves to what it gave. Dropping it ends the work.
 #[must_use = "work that nobody waits for is not done"]
 #[derive(Debug)]
-pub struct Running<T> {
+pub struct PoolRun<T> {
     result: oneshot::Receiver<Result<T, Error>>,
     refused: bool,
-    work: Option<Work>,
+    work: Option<PoolTask>,
 }
 
-impl<T> Running<T> {
+impl<T> PoolRun<T> {
     /// Tells the work to end soon, with whatever result.
     pub fn stop(&self) {
         if let Some(work) = &self.work {
@@ -337,15 +343,15 @@ impl<T> Running<T> {
 }
 
 #[derive(Debug)]
-struct Work {
-    pool: Arc<Shared>,
+struct PoolTask {
+    pool: Arc<PoolShared>,
     turn: u64,
-    size: Size,
+    size: TaskSize,
     id: u64,
     stop: Arc<AtomicBool>,
 }
 
-impl Drop for Work {
+impl Drop for PoolTask {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         // What it holds is freed after the lock.
@@ -358,7 +364,7 @@ impl Drop for Work {
     }
 }
 
-impl<T> Future for Running<T> {
+impl<T> Future for PoolRun<T> {
     type Output = Result<T, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -379,7 +385,7 @@ fn panicked() -> Error {
 
 /// The same as when too many requests wait for an engine.
 fn too_much_waits() -> Error {
-    Error::Fault {
+    Error::Engine {
         code: Code::Overloaded,
         reason: "ENGINE_BUSY",
         message: "too many prompts wait to be read: try again later".to_owned(),

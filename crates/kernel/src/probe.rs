@@ -1,6 +1,6 @@
 //! Sources, wakers and functions that tests can look into.
 //!
-//! Owns: test doubles of what stands around the kernel. Compiled for tests only.
+//! Test doubles of what stands around the kernel. Compiled for tests only.
 
 use std::collections::VecDeque;
 use std::pin::Pin;

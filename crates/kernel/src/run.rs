@@ -1,16 +1,13 @@
 //! A call in progress, itself a stream.
 //!
-//! Owns: [`Run`], [`Settled`], [`Folding`]: decoding chunks into items and items into wholes (KE-141 to KE-145).
-//! Refuses to know: what a chunk means (the type that is read does), when a call is late (the flow does).
-//!
 //! ```text
 //!   flow: chunk ── T::push ──► items ── poll_next ──► the caller
 //!                └─ T::push_fold ──► whole             (await, finish, settle)
 //! ```
 
-mod border;
 mod driven;
 pub(crate) mod flow;
+mod output_tracker;
 #[cfg(test)]
 mod tests;
 
@@ -25,7 +22,7 @@ use futures::{Stream, StreamExt};
 use serde_json::Value;
 
 use self::driven::Driven;
-use self::flow::{Flow, Phase, Reading, Setup};
+use self::flow::{Flow, FlowPhase, Setup, TypedInput};
 use crate::Result;
 use crate::call::{CallId, Instant, Want};
 use crate::cancel::Cancel;
@@ -45,14 +42,14 @@ const FOLD_BUDGET: u32 = 256;
 /// [`driven`](Run::driven).
 #[must_use = "a run does nothing unless it is polled"]
 pub struct Run<T: FromChunks = Chunk> {
-    source: Source<T>,
+    source: RunSource<T>,
     state: T::State,
     out: Out<T>,
     /// What comes after the items in `out`.
-    ending: Option<Ending>,
+    ending: Option<RunEnd>,
 }
 
-enum Source<T: FromChunks> {
+enum RunSource<T: FromChunks> {
     Flow(Box<Flow>),
     Driven {
         driven: Driven<T>,
@@ -62,7 +59,7 @@ enum Source<T: FromChunks> {
     },
 }
 
-enum Ending {
+enum RunEnd {
     Error(Error),
     Over,
 }
@@ -79,9 +76,9 @@ pub struct Settled<W> {
 }
 
 impl<T: FromChunks> Run<T> {
-    fn over(phase: Phase) -> Self {
+    fn over(phase: FlowPhase) -> Self {
         Self {
-            source: Source::Flow(Box::new(Flow::new(phase))),
+            source: RunSource::Flow(Box::new(Flow::new(phase))),
             state: T::State::default(),
             out: Out::default(),
             ending: None,
@@ -90,13 +87,13 @@ impl<T: FromChunks> Run<T> {
 
     pub(crate) fn calling(setup: Result<Setup>) -> Self {
         Self::over(match setup {
-            Ok(setup) => Phase::Call(Box::new(setup)),
-            Err(error) => Phase::Failed(error),
+            Ok(setup) => FlowPhase::Call(Box::new(setup)),
+            Err(error) => FlowPhase::Failed(error),
         })
     }
 
     pub(crate) fn reading(node: &Node) -> Self {
-        Self::over(Phase::Node(Box::new(Reading {
+        Self::over(FlowPhase::Node(Box::new(TypedInput {
             node: node.clone(),
             timeout: None,
             port: None,
@@ -150,15 +147,15 @@ impl<T: FromChunks> Run<T> {
 
     fn setup(&mut self) -> Option<&mut Setup> {
         match &mut self.source {
-            Source::Flow(flow) => flow.setup(),
-            Source::Driven { .. } => None,
+            RunSource::Flow(flow) => flow.setup(),
+            RunSource::Driven { .. } => None,
         }
     }
 
-    fn node(&mut self) -> Option<&mut Reading> {
+    fn node(&mut self) -> Option<&mut TypedInput> {
         match &mut self.source {
-            Source::Flow(flow) => flow.reading(),
-            Source::Driven { .. } => None,
+            RunSource::Flow(flow) => flow.reading(),
+            RunSource::Driven { .. } => None,
         }
     }
 
@@ -175,8 +172,8 @@ impl<T: FromChunks> Run<T> {
     /// What the run's only item would be.
     pub fn check(&self) -> Result<()> {
         match &self.source {
-            Source::Flow(flow) => flow.check(&T::want()),
-            Source::Driven { .. } => Ok(()),
+            RunSource::Flow(flow) => flow.check(&T::want()),
+            RunSource::Driven { .. } => Ok(()),
         }
     }
 
@@ -184,8 +181,8 @@ impl<T: FromChunks> Run<T> {
     #[must_use]
     pub const fn id(&self) -> CallId {
         match &self.source {
-            Source::Flow(flow) => flow.id,
-            Source::Driven { id, .. } => *id,
+            RunSource::Flow(flow) => flow.id,
+            RunSource::Driven { id, .. } => *id,
         }
     }
 
@@ -193,22 +190,22 @@ impl<T: FromChunks> Run<T> {
     #[must_use]
     pub const fn meta(&self) -> &Meta {
         match &self.source {
-            Source::Flow(flow) => &flow.meta,
-            Source::Driven { meta, .. } => meta,
+            RunSource::Flow(flow) => &flow.meta,
+            RunSource::Driven { meta, .. } => meta,
         }
     }
 
     fn meta_version(&self) -> u64 {
         match &self.source {
-            Source::Flow(flow) => flow.version,
-            Source::Driven { .. } => 0,
+            RunSource::Flow(flow) => flow.version,
+            RunSource::Driven { .. } => 0,
         }
     }
 
     fn deadline(&self) -> Option<Instant> {
         match &self.source {
-            Source::Flow(flow) => flow.deadline,
-            Source::Driven { .. } => None,
+            RunSource::Flow(flow) => flow.deadline,
+            RunSource::Driven { .. } => None,
         }
     }
 
@@ -216,8 +213,8 @@ impl<T: FromChunks> Run<T> {
     #[must_use]
     pub fn cancel(&self) -> Cancel {
         match &self.source {
-            Source::Flow(flow) => flow.cancel.clone(),
-            Source::Driven { cancel, .. } => cancel.clone(),
+            RunSource::Flow(flow) => flow.cancel.clone(),
+            RunSource::Driven { cancel, .. } => cancel.clone(),
         }
     }
 
@@ -227,7 +224,7 @@ impl<T: FromChunks> Run<T> {
         let (id, cancel, meta) = (self.id(), self.cancel(), Box::new(self.meta().clone()));
         match Driven::spawn(self, capacity) {
             Ok(driven) => Self {
-                source: Source::Driven {
+                source: RunSource::Driven {
                     driven,
                     id,
                     cancel,
@@ -237,17 +234,17 @@ impl<T: FromChunks> Run<T> {
                 out: Out::default(),
                 ending: None,
             },
-            Err(error) => Self::over(Phase::Failed(error)),
+            Err(error) => Self::over(FlowPhase::Failed(error)),
         }
     }
 
     /// Drops the source now; after what was decoded already comes `error`.
     fn stop(&mut self, error: Error) {
-        if let Source::Flow(flow) = &mut self.source
+        if let RunSource::Flow(flow) = &mut self.source
             && !flow.is_done()
         {
             let _ = flow.stop();
-            self.ending = Some(Ending::Error(error));
+            self.ending = Some(RunEnd::Error(error));
         }
     }
 
@@ -305,12 +302,12 @@ impl<T: FromChunks> Run<T> {
     /// Decodes the next chunk into `out`. `Ready(false)` once there are no more.
     fn poll_decode(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         let flow = match &mut self.source {
-            Source::Flow(flow) => flow,
-            Source::Driven { driven, meta, .. } => {
+            RunSource::Flow(flow) => flow,
+            RunSource::Driven { driven, meta, .. } => {
                 match ready!(driven.poll_next(meta, cx)) {
                     Some(Ok(item)) => self.out.push(item),
-                    Some(Err(error)) => self.ending = Some(Ending::Error(error)),
-                    None => self.ending = Some(Ending::Over),
+                    Some(Err(error)) => self.ending = Some(RunEnd::Error(error)),
+                    None => self.ending = Some(RunEnd::Over),
                 }
                 return Poll::Ready(self.ending.is_none());
             }
@@ -319,14 +316,14 @@ impl<T: FromChunks> Run<T> {
             Some(Ok(chunk)) => T::push(&mut self.state, chunk, &mut self.out),
             Some(Err(error)) => Err(error),
             None => {
-                self.ending = Some(Ending::Over);
+                self.ending = Some(RunEnd::Over);
                 T::end(&mut self.state, &mut self.out)
             }
         };
         if let Err(error) = result {
             // The source is dropped; what was decoded before is still delivered first (KE-209).
             let _ = flow.stop();
-            self.ending = Some(Ending::Error(error));
+            self.ending = Some(RunEnd::Error(error));
         }
         Poll::Ready(self.ending.is_none())
     }
@@ -343,12 +340,12 @@ impl<T: FromChunks> Stream for Run<T> {
                 return Poll::Ready(Some(Ok(item)));
             }
             match run.ending.take() {
-                Some(Ending::Error(error)) => {
-                    run.ending = Some(Ending::Over);
+                Some(RunEnd::Error(error)) => {
+                    run.ending = Some(RunEnd::Over);
                     return Poll::Ready(Some(Err(error)));
                 }
-                Some(Ending::Over) => {
-                    run.ending = Some(Ending::Over);
+                Some(RunEnd::Over) => {
+                    run.ending = Some(RunEnd::Over);
                     return Poll::Ready(None);
                 }
                 None => {}
@@ -366,7 +363,7 @@ impl<T: FromChunks> Stream for Run<T> {
 
 impl<T: FromChunks> FusedStream for Run<T> {
     fn is_terminated(&self) -> bool {
-        matches!(self.ending, Some(Ending::Over)) && self.out.is_empty()
+        matches!(self.ending, Some(RunEnd::Over)) && self.out.is_empty()
     }
 }
 
@@ -401,11 +398,11 @@ impl<T: FromChunks> Folding<T> {
                 }
             }
             match self.run.ending.take() {
-                Some(Ending::Error(error)) => return Poll::Ready(Err(error)),
-                Some(Ending::Over) => return Poll::Ready(Ok(())),
+                Some(RunEnd::Error(error)) => return Poll::Ready(Err(error)),
+                Some(RunEnd::Over) => return Poll::Ready(Ok(())),
                 None => {}
             }
-            let Source::Flow(flow) = &mut self.run.source else {
+            let RunSource::Flow(flow) = &mut self.run.source else {
                 ready!(self.run.poll_decode(cx));
                 continue;
             };
@@ -416,12 +413,12 @@ impl<T: FromChunks> Folding<T> {
                         return Poll::Ready(Err(error));
                     }
                 }
-                Some(Err(error)) => self.run.ending = Some(Ending::Error(error)),
+                Some(Err(error)) => self.run.ending = Some(RunEnd::Error(error)),
                 None => {
                     let ended = T::end(&mut self.run.state, &mut self.run.out);
                     self.run.ending = Some(match ended {
-                        Ok(()) => Ending::Over,
-                        Err(error) => Ending::Error(error),
+                        Ok(()) => RunEnd::Over,
+                        Err(error) => RunEnd::Error(error),
                     });
                 }
             }

@@ -1,22 +1,17 @@
 //! Sessions executed against functions: the shell around `proto::session` (D-2).
 //!
-//! Owns: one task per session with its runs, session nodes as kernel nodes, actions as runs, and the end of both.
-//! Refuses to know: sockets, bytes, dialects: it takes messages from a stream and gives messages to one.
-//!
 //! ```text
 //!   incoming ──► Session::run ──► machine ──► Outgoing        (a transport polls both ends)
 //!                  │ start, cancel ▲ fragments
 //!                  └──► runs of the kernel's functions, read through session nodes
 //! ```
 //!
-//! Dialects plug in on both sides of the two streams: each is a codec between its frames and [`Message`], with
-//! [`Options`] that say how it differs.
+//! Dialects plug in on both sides of the two streams: each is a codec between its frames and [`WireMessage`], with
+//! [`SessionOptions`] that say how it differs.
 
 mod action;
-mod back;
 mod bind;
 mod config;
-mod doorbell;
 mod driver;
 pub(crate) mod failure;
 mod guard;
@@ -27,11 +22,13 @@ pub(crate) mod listed;
 pub(crate) mod listing;
 mod offers;
 mod output;
+mod reconnect;
 pub mod reference;
 pub(crate) mod remote;
 mod reserved;
 pub(crate) mod runs;
 mod signals;
+mod task_waker;
 mod test_functions;
 #[cfg(test)]
 mod tests;
@@ -46,29 +43,29 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::Stream;
-use sapwood_proto::evergreen::{Dialect, Limits, Message, MetadataMode, Reason, Status};
-use sapwood_proto::session::{self as machine, Live, Retain, Side, Stats};
+use sapwood_proto::evergreen::{Dialect, MetadataMode, Reason, SessionLimits, Status, WireMessage};
+use sapwood_proto::session::{self as machine, Live, RetentionPolicy, SessionStats, Side};
 use sapwood_proto::time::Time;
 
 use self::driver::Driver;
 use self::guard::Guard;
-use self::intake::Intake;
-use self::link::Link;
-use self::reference::Resolve;
+use self::intake::MessageIntake;
+use self::link::SessionLink;
+use self::reference::ReferenceFetch;
 use self::runs::Runs;
 use crate::kernel::Kernel;
 use crate::name::Name;
 
-pub use self::back::{Back, Connections, Incoming, Lost};
+pub use self::reconnect::{ConnectionLoss, Connections, IncomingMessages, Reconnector};
 pub use self::test_functions::test_functions;
 
 /// How one session behaves, and what it says about itself.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SessionOptions {
     /// The dialect: its name stands in SESSION_INFO, its manners are kept.
     pub dialect: Dialect,
     /// What the session may hold and do.
-    pub limits: Arc<Limits>,
+    pub limits: Arc<SessionLimits>,
     /// How metadata after the first fragment is judged (EV-405).
     pub metadata: MetadataMode,
     /// A failed action leaves the session alive (EV-930).
@@ -76,24 +73,24 @@ pub struct Options {
     /// Ready fragments are joined into messages (EV-706); off for the gated bench alone (D-33).
     pub coalesce: bool,
     /// Which content is kept (EV-955).
-    pub retain: Retain,
+    pub retain: RetentionPolicy,
     /// The session outlives its connection for a while, and this brings a client back to it (EV-940).
-    pub token: Option<Token>,
+    pub token: Option<ResumeToken>,
     /// The session ends this long after it began (EV-950).
     pub timeout: Option<Duration>,
     /// The target of GENERATE where an action names none (EV-503).
     pub default_target: Option<String>,
     /// The models that the client may know of, now and later.
-    pub models: Known,
+    pub models: VisibleModels,
     /// Where references to content elsewhere are followed to; without it only `data:` is (EV-410).
-    pub references: Option<Arc<dyn Resolve>>,
+    pub references: Option<Arc<dyn ReferenceFetch>>,
     /// The extensions that are on, by their names in section 2.
     pub extensions: &'static [&'static str],
     /// Random bits: they make the ids that we give out unguessable.
     pub entropy: u64,
 }
 
-impl Default for Options {
+impl Default for SessionOptions {
     fn default() -> Self {
         Self {
             dialect: Dialect::Grpc,
@@ -101,11 +98,11 @@ impl Default for Options {
             metadata: MetadataMode::Lenient,
             partial_failure: false,
             coalesce: true,
-            retain: Retain::Session,
+            retain: RetentionPolicy::Session,
             token: None,
             timeout: None,
             default_target: None,
-            models: Known::default(),
+            models: VisibleModels::default(),
             references: None,
             extensions: extensions(false, true),
             entropy: 0,
@@ -113,7 +110,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl SessionOptions {
     /// Whether the client may offer functions (EV-810).
     fn takes_offers(&self) -> bool {
         self.extensions.contains(&REVERSE)
@@ -123,11 +120,11 @@ impl Options {
 /// Which models a client may know of. Asked whenever it matters, since what a key may use can change while its sessions are
 /// open. The default: all.
 #[derive(Clone, Default)]
-pub struct Known(Option<Arc<Ask>>);
+pub struct VisibleModels(Option<Arc<ModelFilter>>);
 
-type Ask = dyn Fn() -> Option<Arc<HashSet<Name>>> + Send + Sync;
+type ModelFilter = dyn Fn() -> Option<Arc<HashSet<Name>>> + Send + Sync;
 
-impl Known {
+impl VisibleModels {
     /// Those that `ask` tells at the moment; `None`: all. It is called at the beginning of each action and for each listing:
     /// it must return at once.
     #[must_use]
@@ -141,7 +138,7 @@ impl Known {
     }
 }
 
-impl fmt::Debug for Known {
+impl fmt::Debug for VisibleModels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Known").field(&self.now()).finish()
     }
@@ -149,9 +146,9 @@ impl fmt::Debug for Known {
 
 /// What brings a client back to its session: as good as a key, so it is never shown.
 #[derive(Clone)]
-pub struct Token(pub Arc<str>);
+pub struct ResumeToken(pub Arc<str>);
 
-impl fmt::Debug for Token {
+impl fmt::Debug for ResumeToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token")
     }
@@ -190,7 +187,7 @@ const EXTENSIONS: &[&str] = &[
 
 /// What a transport's owner asks of a live session (EV-960).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum SessionCommand {
     /// Take no new actions, and leave with `GOING_AWAY` once none is running.
     Finish,
     /// Leave with `GOING_AWAY` now.
@@ -208,11 +205,11 @@ pub trait Observe: Send + 'static {
         let _ = failure;
     }
     /// An action was refused before it began, for this reason.
-    fn action_refused(&mut self, refusal: &Status) {
-        let _ = refusal;
+    fn action_refused(&mut self, rejection: &Status) {
+        let _ = rejection;
     }
     /// What was counted since the session began.
-    fn counted(&mut self, stats: &Stats) {
+    fn counted(&mut self, stats: &SessionStats) {
         let _ = stats;
     }
     /// The session holds so many bytes now (EV-801).
@@ -235,21 +232,25 @@ impl Observe for () {}
 /// A session that has not begun to run.
 #[must_use = "a session does nothing unless it is run"]
 pub struct Session<W> {
-    link: Link,
+    link: SessionLink,
     kernel: Kernel,
-    options: Arc<Options>,
+    options: Arc<SessionOptions>,
     observer: W,
 }
 
 /// What LIST_ACTIONS answers, for whoever asks outside a session (EV-914).
 #[must_use]
-pub fn listing(kernel: &Kernel, options: &Options) -> serde_json::Value {
+pub fn listing(kernel: &Kernel, options: &SessionOptions) -> serde_json::Value {
     listing::actions(kernel, options)
 }
 
 /// Opens a session against the functions of `kernel`: what is to be run, and what goes to the transport.
-pub fn open<W: Observe>(kernel: Kernel, options: Options, observer: W) -> (Session<W>, Outgoing) {
-    let link = Link::new(options.dialect, |now| {
+pub fn open<W: Observe>(
+    kernel: Kernel,
+    options: SessionOptions,
+    observer: W,
+) -> (Session<W>, OutgoingMessages) {
+    let link = SessionLink::new(options.dialect, |now| {
         let config = machine::Config {
             limits: Arc::clone(&options.limits),
             metadata: options.metadata,
@@ -258,13 +259,13 @@ pub fn open<W: Observe>(kernel: Kernel, options: Options, observer: W) -> (Sessi
             retain: options.retain,
             references: options.references.is_some(),
             resume: options.token.is_some(),
-            manners: options.dialect.manners(),
+            capabilities: options.dialect.capabilities(),
             deadline: options.timeout.map(|timeout| now + timeout),
             entropy: options.entropy,
         };
-        machine::Session::new(Side::Server, config, now)
+        machine::SessionMachine::new(Side::Server, config, now)
     });
-    let outgoing = Outgoing {
+    let outgoing = OutgoingMessages {
         guard: Guard::new(link.clone(), kernel.panic_count()),
         link: link.clone(),
         ready: VecDeque::new(),
@@ -285,7 +286,7 @@ pub fn open<W: Observe>(kernel: Kernel, options: Options, observer: W) -> (Sessi
 impl<W: Observe> Session<W> {
     /// The stream of messages of a session with a token, and the way back into it.
     #[must_use]
-    pub fn connections(&self, first: Incoming) -> (Connections, Back) {
+    pub fn connections(&self, first: IncomingMessages) -> (Connections, Reconnector) {
         let guard = Guard::new(self.link.clone(), self.kernel.panic_count());
         Connections::new(self.link.clone(), guard, first)
     }
@@ -295,16 +296,16 @@ impl<W: Observe> Session<W> {
     /// (EV-611). Gives the status with which the session was aborted, if it was.
     pub async fn run<I, O>(self, incoming: I, orders: O) -> Option<Arc<Status>>
     where
-        I: Stream<Item = Result<Message, Status>> + Send,
-        O: Stream<Item = Order> + Send,
+        I: Stream<Item = Result<WireMessage, Status>> + Send,
+        O: Stream<Item = SessionCommand> + Send,
     {
         let guard = Guard::new(self.link.clone(), self.kernel.panic_count());
-        let ends = Ends(guard.clone());
+        let ends = SessionGuard(guard.clone());
         let mut driver = Driver {
             runs: Runs::new(self.link.clone(), self.kernel, self.options),
             link: self.link,
             observer: self.observer,
-            intake: Intake::new(incoming),
+            intake: MessageIntake::new(incoming),
             orders: Some(Box::pin(orders)),
             timer: None,
             finishing: false,
@@ -336,9 +337,9 @@ impl<W> fmt::Debug for Session<W> {
 }
 
 /// Ends the session if its task is dropped, so that the transport never waits for ever.
-struct Ends(Guard);
+struct SessionGuard(Guard);
 
-impl Drop for Ends {
+impl Drop for SessionGuard {
     fn drop(&mut self) {
         self.0.end();
     }
@@ -346,17 +347,17 @@ impl Drop for Ends {
 
 /// The messages of a session for its transport; the last item is the status with which it was aborted, if it was.
 #[derive(Debug)]
-pub struct Outgoing {
-    link: Link,
+pub struct OutgoingMessages {
+    link: SessionLink,
     guard: Guard,
     /// Handed out by the machine, many under one lock.
-    ready: VecDeque<Message>,
+    ready: VecDeque<WireMessage>,
     over: bool,
     /// Which one it is, where a session may have several.
     connection: Option<u64>,
 }
 
-impl Outgoing {
+impl OutgoingMessages {
     /// The connection was cut, which is no leave-taking even of a client that has said its last word (EV-940). To drop
     /// this instead leaves that open.
     pub fn cut(&mut self) {
@@ -377,14 +378,14 @@ impl Outgoing {
     }
 }
 
-impl Drop for Outgoing {
+impl Drop for OutgoingMessages {
     fn drop(&mut self) {
         self.leave(Live::let_go);
     }
 }
 
-impl Stream for Outgoing {
-    type Item = Result<Message, Arc<Status>>;
+impl Stream for OutgoingMessages {
+    type Item = Result<WireMessage, Arc<Status>>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if let Some(message) = self.ready.pop_front() {

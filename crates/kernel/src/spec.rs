@@ -1,7 +1,4 @@
 //! What a function promises: its name, inputs, outputs and effect.
-//!
-//! Owns: [`Spec`], [`Input`], [`Output`], [`Effect`], [`InnerType`], and which of them are legal (KE-132 to KE-134).
-//! Refuses to know: how a function works; whether it keeps its promise (the run's border checks that).
 
 use std::any::{Any, TypeId, type_name};
 use std::sync::Arc;
@@ -13,7 +10,7 @@ use crate::Result;
 use crate::chunk::Text;
 use crate::error::Error;
 use crate::limits;
-use crate::model::Facts;
+use crate::model::ModelFacts;
 use crate::name::{Mime, Name, Port};
 
 /// Names that Evergreen sessions keep for themselves.
@@ -41,9 +38,9 @@ pub struct Spec {
     /// Rises when the meaning changes.
     pub version: u32,
     /// The first is the main input.
-    pub inputs: Vec<Input>,
+    pub inputs: Vec<InputSpec>,
     /// The first is the main output.
-    pub outputs: Vec<Output>,
+    pub outputs: Vec<OutputSpec>,
     /// What calling it changes.
     pub effect: Effect,
     /// It gives a finish reason for every choice that produced a chunk (KE-136).
@@ -53,7 +50,7 @@ pub struct Spec {
     /// It is a model: a target of GENERATE, named by its model id, not offered as a tool.
     pub model: bool,
     /// What is known of that model, where it is loaded in this process, or serves tokens elsewhere and says enough of them.
-    pub facts: Option<Arc<Facts>>,
+    pub facts: Option<Arc<ModelFacts>>,
     /// What that model recommends for sampling; for programs that ask on behalf of a person (D-53).
     pub sampling: RecommendedSampling,
     /// Why it cannot be registered, if its maker found out already.
@@ -63,7 +60,7 @@ pub struct Spec {
 /// One named input.
 #[non_exhaustive]
 #[derive(Clone, Debug)]
-pub struct Input {
+pub struct InputSpec {
     /// Its name.
     pub name: Name,
     /// Other names of the same input.
@@ -81,7 +78,7 @@ pub struct Input {
 /// One named output.
 #[non_exhaustive]
 #[derive(Clone, Debug)]
-pub struct Output {
+pub struct OutputSpec {
     /// Its port; `""` is the main one.
     pub port: Port,
     /// Its name on a wire.
@@ -132,7 +129,7 @@ impl InnerType {
     }
 }
 
-impl Input {
+impl InputSpec {
     /// A required text input that takes everything.
     pub fn new(name: impl Into<Name>) -> Self {
         Self {
@@ -186,7 +183,7 @@ impl Input {
     }
 }
 
-impl Output {
+impl OutputSpec {
     /// An output on `port` of this mimetype. Its wire name is the port's, or `output` for the main one.
     pub fn new(port: impl Into<Port>, mime: impl Into<Mime>) -> Self {
         let port = port.into();
@@ -238,7 +235,7 @@ impl Spec {
             description: description.into(),
             version: 1,
             inputs: Vec::new(),
-            outputs: vec![Output::new(Port::MAIN, Mime::TEXT)],
+            outputs: vec![OutputSpec::new(Port::MAIN, Mime::TEXT)],
             effect: Effect::default(),
             finishes: false,
             inner: None,
@@ -251,14 +248,14 @@ impl Spec {
 
     /// With these inputs.
     #[must_use]
-    pub fn inputs(mut self, inputs: impl IntoIterator<Item = Input>) -> Self {
+    pub fn inputs(mut self, inputs: impl IntoIterator<Item = InputSpec>) -> Self {
         self.inputs = inputs.into_iter().collect();
         self
     }
 
     /// With these outputs.
     #[must_use]
-    pub fn outputs(mut self, outputs: impl IntoIterator<Item = Output>) -> Self {
+    pub fn outputs(mut self, outputs: impl IntoIterator<Item = OutputSpec>) -> Self {
         self.outputs = outputs.into_iter().collect();
         self
     }
@@ -272,21 +269,21 @@ impl Spec {
 
     /// The input of this name or alias.
     #[must_use]
-    pub fn input(&self, name: &str) -> Option<&Input> {
-        let named = |input: &&Input| input.names().any(|mine| *mine == *name);
+    pub fn input(&self, name: &str) -> Option<&InputSpec> {
+        let named = |input: &&InputSpec| input.names().any(|mine| *mine == *name);
         self.inputs.iter().find(named)
     }
 
     /// The output on this port.
     #[must_use]
-    pub fn output(&self, port: &str) -> Option<&Output> {
+    pub fn output(&self, port: &str) -> Option<&OutputSpec> {
         self.outputs.iter().find(|output| output.port == *port)
     }
 
     /// The output with this wire name or alias; `""` is the main one.
     #[must_use]
-    pub fn output_on_wire(&self, wire: &str) -> Option<&Output> {
-        let named = |output: &&Output| output.names().any(|mine| *mine == *wire);
+    pub fn output_on_wire(&self, wire: &str) -> Option<&OutputSpec> {
+        let named = |output: &&OutputSpec| output.names().any(|mine| *mine == *wire);
         match wire {
             "" => self.outputs.first(),
             _ => self.outputs.iter().find(named),
@@ -340,7 +337,7 @@ impl Spec {
         if self.inputs.len() > limits::INPUTS {
             return Some(format!("at most {} inputs", limits::INPUTS));
         }
-        bad_names(self.inputs.iter().flat_map(Input::names), "input")
+        bad_names(self.inputs.iter().flat_map(InputSpec::names), "input")
     }
 
     fn bad_outputs(&self) -> Option<String> {
@@ -366,7 +363,7 @@ impl Spec {
         if let Some(port) = first_twice(&ports) {
             return Some(format!("the port {port:?} is declared twice"));
         }
-        bad_names(self.outputs.iter().flat_map(Output::names), "output")
+        bad_names(self.outputs.iter().flat_map(OutputSpec::names), "output")
     }
 }
 

@@ -1,7 +1,7 @@
 //! The few primitives that what is model-checked is built on, so that the checker can put its own in their place.
 //!
-//! Owns: nothing. Refuses to know: everything else. The tests `takeover_loom` and `doorbell_loom` have other
-//! implementations, and compile the files that use this one over them.
+//! The tests `takeover_loom` and `task_waker_loom` have other implementations, and compile the files that use this one
+//! over them.
 
 pub(crate) use std::sync::atomic::AtomicU8;
 pub(crate) use std::sync::{Mutex, MutexGuard};

@@ -27,7 +27,7 @@ use futures::stream::FusedStream;
 use loom::future::block_on;
 use loom::sync::Mutex;
 use loom::thread;
-use relay::{Place, Relay, Retain, Step};
+use relay::{ReaderPosition, Relay, RelayPoll, RelayRetention};
 
 /// One item, once somebody says so.
 struct Source {
@@ -89,34 +89,34 @@ fn made(restless: bool) -> (Shared, Arc<Gate>) {
         given: false,
         restless,
     };
-    let retain = Retain {
+    let retain = RelayRetention {
         window: None,
-        weigh: |_| 1,
+        weight_of: |_| 1,
     };
     (Arc::new(Relay::new(source, retain)), gate)
 }
 
 /// Reads to the end, as a task does.
 fn read_all(relay: &Shared) -> Vec<u8> {
-    let mut place = relay.open();
+    let mut position = relay.open();
     let mut out = Vec::new();
     loop {
-        let step = block_on(poll_fn(|cx| relay.poll(&mut place, cx.waker())));
+        let step = block_on(poll_fn(|cx| relay.poll(&mut position, cx.waker())));
         match step {
-            Step::Item(item) => out.push(item),
-            Step::End => break,
-            Step::Released | Step::Reentered => panic!("neither happened"),
+            RelayPoll::Item(item) => out.push(item),
+            RelayPoll::End => break,
+            RelayPoll::Released | RelayPoll::Reentered => panic!("neither happened"),
         }
     }
-    relay.close(&place);
+    relay.close(&position);
     out
 }
 
 /// Polls once, whatever comes.
-fn poll_once(relay: &Shared) -> Place {
-    let mut place = relay.open();
-    let _whatever = relay.poll(&mut place, Waker::noop());
-    place
+fn poll_once(relay: &Shared) -> ReaderPosition {
+    let mut position = relay.open();
+    let _whatever = relay.poll(&mut position, Waker::noop());
+    position
 }
 
 fn check(model: impl Fn() + Sync + Send + 'static) {
@@ -130,16 +130,16 @@ fn check(model: impl Fn() + Sync + Send + 'static) {
 fn ke_123_a_reader_that_goes_away_in_mid_poll_is_replaced() {
     check(|| {
         let (relay, gate) = made(false);
-        let leaving = {
+        let departing = {
             let relay = relay.clone();
             thread::spawn(move || {
-                let place = poll_once(&relay);
-                relay.close(&place);
+                let position = poll_once(&relay);
+                relay.close(&position);
             })
         };
         let opening = thread::spawn(move || gate.open());
         assert_eq!(read_all(&relay), [7]);
-        leaving.join().unwrap();
+        departing.join().unwrap();
         opening.join().unwrap();
         assert!(relay.is_ended());
     });
@@ -155,9 +155,9 @@ fn ke_123_a_reader_that_stays_but_is_never_polled_again_blocks_nobody() {
         };
         let opening = thread::spawn(move || gate.open());
         assert_eq!(read_all(&relay), [7]);
-        let place = idle.join().unwrap();
+        let position = idle.join().unwrap();
         opening.join().unwrap();
-        relay.close(&place);
+        relay.close(&position);
     });
 }
 

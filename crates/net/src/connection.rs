@@ -1,6 +1,4 @@
 //! Connections to hosts, in the clear or over TLS, as clients need them.
-//!
-//! Owns: [`connect`], [`dial`], [`Tls`]. Refuses to know: what is spoken on a connection.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -24,23 +22,23 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 /// How TLS is spoken to one host. Clones share what was read once.
 #[derive(Clone)]
-pub(crate) struct Tls {
+pub(crate) struct ClientTls {
     connector: TlsConnector,
     name: ServerName<'static>,
 }
 
 /// Why there is none.
 #[derive(Debug)]
-pub(crate) enum Unreached {
+pub(crate) enum ConnectError {
     /// The address, or the authorities to trust, cannot be used ever.
     Bad(&'static str),
     /// Nobody answers there, or not as it should be.
-    Gone(io::Error),
+    Unreachable(io::Error),
 }
 
-impl From<io::Error> for Unreached {
+impl From<io::Error> for ConnectError {
     fn from(error: io::Error) -> Self {
-        Self::Gone(error)
+        Self::Unreachable(error)
     }
 }
 
@@ -49,8 +47,8 @@ pub(crate) async fn connect(
     uri: &Uri,
     secure: bool,
     authorities: Option<&[u8]>,
-) -> Result<Box<dyn Io>, Unreached> {
-    let host = uri.host().ok_or(Unreached::Bad("it has no host"))?;
+) -> Result<Box<dyn Io>, ConnectError> {
+    let host = uri.host().ok_or(ConnectError::Bad("it has no host"))?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let default = if secure { 443 } else { 80 };
     let port = uri.port_u16().unwrap_or(default);
@@ -121,19 +119,19 @@ pub(crate) fn is_loopback(host: &str) -> bool {
 /// TLS to the host of this name.
 ///
 /// # Errors
-/// [`Unreached::Bad`].
-pub(crate) fn tls(host: &str, authorities: Option<&[u8]>) -> Result<Tls, Unreached> {
+/// [`ConnectError::Bad`].
+pub(crate) fn tls(host: &str, authorities: Option<&[u8]>) -> Result<ClientTls, ConnectError> {
     let name = ServerName::try_from(host.to_owned())
-        .map_err(|_| Unreached::Bad("its host is no name that a certificate could have"))?;
-    let config = tls::client(authorities).map_err(|bad| Unreached::Bad(bad.why()))?;
-    Ok(Tls {
+        .map_err(|_| ConnectError::Bad("its host is no name that a certificate could have"))?;
+    let config = tls::client(authorities).map_err(|bad| ConnectError::Bad(bad.why()))?;
+    Ok(ClientTls {
         connector: TlsConnector::from(Arc::new(config)),
         name,
     })
 }
 
 /// Connects to a host, over TLS if that is given.
-pub(crate) async fn dial(host: &str, port: u16, tls: Option<Tls>) -> io::Result<Box<dyn Io>> {
+pub(crate) async fn dial(host: &str, port: u16, tls: Option<ClientTls>) -> io::Result<Box<dyn Io>> {
     let addresses = lookup_host((host, port)).await?.collect();
     let tcp = race(alternating(addresses), TcpStream::connect).await?;
     tcp.set_nodelay(true)?;

@@ -1,6 +1,4 @@
 //! The Evergreen client (EV-970 to EV-975).
-//!
-//! Owns: connections, sessions, typed errors. Refuses to know: kernels; `kernel::connect` makes functions of it.
 
 pub mod grpc;
 mod link;
@@ -9,6 +7,8 @@ mod transport;
 mod websocket;
 
 pub use link::panics;
-pub use sapwood_proto::session::peer::{Call, Node, Peer, Reader, Request, Writer};
-pub use session::{Options, Session};
-pub use transport::Address;
+pub use sapwood_proto::session::peer::{
+    CallRequest, NodeReader, PeerCall, PeerHandle, PeerNodeWriter, SessionNode,
+};
+pub use session::{ClientSession, ClientSessionOptions};
+pub use transport::ServerAddress;

@@ -1,7 +1,4 @@
 //! One HTTP/1.1 request over a connection of its own.
-//!
-//! Owns: an answer that keeps its connection alive, and ends it when it is dropped. Refuses to know: who is dialled and
-//! how, redirects, cookies, credentials, proxies, decompression, pools: none of them is here.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -21,7 +18,7 @@ use tokio_util::task::AbortOnDropHandle;
 pub(crate) async fn exchange<B>(
     io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     request: Request<B>,
-) -> hyper::Result<Response<Answer>>
+) -> hyper::Result<Response<ResponseBody>>
 where
     B: Body + Send + 'static,
     B::Data: Send,
@@ -32,10 +29,10 @@ where
     let (mut sender, connection) = builder.handshake(TokioIo::new(io)).await?;
     // Ends with the answer, which owns it; how it ends the answer tells.
     let connection = AbortOnDropHandle::new(tokio::spawn(async move {
-        let _told_by_the_answer = connection.await;
+        let _shown_by_the_answer = connection.await;
     }));
     let answer = sender.send_request(request).await?;
-    Ok(answer.map(|body| Answer {
+    Ok(answer.map(|body| ResponseBody {
         body,
         _connection: connection,
     }))
@@ -43,12 +40,12 @@ where
 
 /// The body of an answer, together with its connection.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct ResponseBody {
     body: Incoming,
     _connection: AbortOnDropHandle<()>,
 }
 
-impl Body for Answer {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = hyper::Error;
 

@@ -1,7 +1,4 @@
 //! Sapwood's clients: the only home of client sockets.
-//!
-//! Owns: transports and typed clients of every protocol, reconnecting, balancing; what references name.
-//! Refuses to know: kernels, engines, servers.
 
 mod connection;
 pub mod evergreen;

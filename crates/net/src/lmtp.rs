@@ -1,8 +1,5 @@
 //! Peers that speak LMTP: models of token streams elsewhere, the reference server's included (LM-701 to LM-713).
 //!
-//! Owns: [`Client`]: one connection for any number of calls, kept and made anew; [`Items`], what comes of one; [`pool`], several
-//! peers as one. Refuses to know: what is sent and how it is read (`proto::lmtp::Client`), tokenizers, functions.
-//!
 //! ```text
 //!   generate · score ─► asks, bounded ─► keeper: one task, the machine, one connection ─► Items
 //! ```
@@ -23,9 +20,9 @@
 //! # }
 //! ```
 
+mod abandoned;
 mod address;
 mod bridge;
-mod gone;
 mod keeper;
 pub mod pool;
 mod post;
@@ -41,21 +38,23 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures::Stream;
-use sapwood_proto::lmtp::{self as machine, Fault, Feature, Features, Generate, Received, Score};
+use sapwood_proto::lmtp::{
+    self as machine, Feature, Features, GenerateRequest, LmtpError, ReceivedItem, Score,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-pub use self::address::Address;
-pub use self::bridge::{Bridged, bridge};
-use self::gone::Gone;
-use self::keeper::{Ask, Dial, Keeper, Told, What};
-use self::wire::{Wire, lost, until};
+use self::abandoned::AbandonedStreams;
+pub use self::address::PeerAddress;
+pub use self::bridge::{BridgeEnd, bridge};
+use self::keeper::{CallResult, DialPeer, KeeperCall, KeeperRequest, LinkKeeper};
+use self::wire::{LmtpConnection, lost, until};
 
 /// What a client asks its peer for, and how patient it is; `None` waits for ever (LM-709).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct ConnectOptions {
     /// What of version 2 is asked for, on each connection before the first call goes out. A peer that does not know it is
     /// spoken to in the base protocol.
     pub features: Features,
@@ -70,16 +69,16 @@ pub struct Options {
     /// How often a peer behind a WebSocket is pinged.
     pub ping: Option<Duration>,
     /// How long such a peer may be silent, pongs included, until it counts as lost.
-    pub silence: Option<Duration>,
+    pub idle_timeout: Option<Duration>,
     /// How long the connection stands still for a reader that is slow and alone; then its stream is cut off.
     pub stall_timeout: Option<Duration>,
     /// Bytes of a message to the peer (LM-703).
     pub max_message_out: usize,
 }
 
-impl Default for Options {
+impl Default for ConnectOptions {
     fn default() -> Self {
-        let usual = machine::Options::default();
+        let usual = machine::ClientTimeouts::default();
         Self {
             features: Features::NONE
                 .with(Feature::Cancel)
@@ -91,7 +90,7 @@ impl Default for Options {
             item_timeout: usual.item_timeout,
             request_timeout: usual.request_timeout,
             ping: Some(Duration::from_secs(20)),
-            silence: Some(Duration::from_secs(60)),
+            idle_timeout: Some(Duration::from_secs(60)),
             // A server gives a connection up that stands still for a minute (LM-607).
             stall_timeout: Some(Duration::from_secs(45)),
             max_message_out: usual.max_message_out,
@@ -99,7 +98,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl ConnectOptions {
     /// The base protocol and nothing else.
     #[must_use]
     pub fn base() -> Self {
@@ -110,8 +109,8 @@ impl Options {
     }
 
     /// What the machine has to know of it.
-    const fn patience(&self) -> machine::Options {
-        machine::Options {
+    const fn timeouts(&self) -> machine::ClientTimeouts {
+        machine::ClientTimeouts {
             first_item_timeout: self.first_item_timeout,
             item_timeout: self.item_timeout,
             request_timeout: self.request_timeout,
@@ -123,19 +122,19 @@ impl Options {
 
 /// A peer, connected. Clones share the connection; when the last of them and of its streams is dropped, it ends.
 #[derive(Clone)]
-pub struct Client(Arc<Shared>);
+pub struct LmtpClient(Arc<ClientShared>);
 
-struct Shared {
-    asks: mpsc::Sender<Ask>,
+struct ClientShared {
+    asks: mpsc::Sender<KeeperCall>,
     connect_timeout: Option<Duration>,
-    seen: Arc<Seen>,
+    seen: Arc<KeeperView>,
     serials: AtomicU64,
     connected: watch::Receiver<bool>,
     _keeper: AbortOnDropHandle<()>,
 }
 
 /// What the keeper has seen of the peer, and what it is to see of us.
-struct Seen {
+struct KeeperView {
     outstanding: AtomicUsize,
     raw_logprobs: AtomicBool,
     draining: AtomicBool,
@@ -143,18 +142,18 @@ struct Seen {
     base: AtomicBool,
     load: AtomicU64,
     /// Messages that it has sent.
-    heard: AtomicU64,
-    gone: Gone,
+    received_messages: AtomicU64,
+    abandoned: AbandonedStreams,
 }
 
-impl Client {
+impl LmtpClient {
     /// Connects. A connection that is lost later is made anew; its calls are not repeated (LM-713). Streams that the peer keeps go on
     /// over the new one, if it can be made at the first try (LM-965).
     ///
     /// # Errors
     /// `connection_lost`, `invalid_value`, or what the peer refuses the connection with.
-    pub async fn connect(address: Address, options: Options) -> Result<Self, Fault> {
-        let peer = Peer(address, options.clone());
+    pub async fn connect(address: PeerAddress, options: ConnectOptions) -> Result<Self, LmtpError> {
+        let peer = PeerTarget(address, options.clone());
         let wire = peer.dial().await?;
         Ok(Self::keeping(peer, Some(wire), options))
     }
@@ -162,31 +161,31 @@ impl Client {
     /// A peer that may be away: it is connected to when it is there, as if it had been lost before. Calls wait for it as long as
     /// connecting may take.
     #[must_use]
-    pub fn connecting(address: Address, options: Options) -> Self {
-        let peer = Peer(address, options.clone());
+    pub fn connecting(address: PeerAddress, options: ConnectOptions) -> Self {
+        let peer = PeerTarget(address, options.clone());
         Self::keeping(peer, None, options)
     }
 
     /// Speaks lines over `io`, until that ends.
-    pub fn over(io: impl AsyncRead + AsyncWrite + Send + 'static, options: Options) -> Self {
-        Self::keeping(Once, Some(Wire::over(io)), options)
+    pub fn over(io: impl AsyncRead + AsyncWrite + Send + 'static, options: ConnectOptions) -> Self {
+        Self::keeping(Once, Some(LmtpConnection::over(io)), options)
     }
 
-    fn keeping(dial: impl Dial, wire: Option<Wire>, options: Options) -> Self {
+    fn keeping(dial: impl DialPeer, wire: Option<LmtpConnection>, options: ConnectOptions) -> Self {
         let (send, asks) = mpsc::channel(ASKS_MAX);
-        let seen = Arc::new(Seen {
+        let seen = Arc::new(KeeperView {
             outstanding: AtomicUsize::new(0),
             raw_logprobs: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             base: AtomicBool::new(true),
             load: AtomicU64::new(LOAD_UNKNOWN),
-            heard: AtomicU64::new(0),
-            gone: Gone::default(),
+            received_messages: AtomicU64::new(0),
+            abandoned: AbandonedStreams::default(),
         });
         let connect_timeout = options.connect_timeout;
         let (connects, connected) = watch::channel(wire.is_some());
-        let keeper = Keeper::new(dial, options, asks, Arc::clone(&seen), connects);
-        Self(Arc::new(Shared {
+        let keeper = LinkKeeper::new(dial, options, asks, Arc::clone(&seen), connects);
+        Self(Arc::new(ClientShared {
             asks: send,
             connect_timeout,
             seen,
@@ -200,7 +199,11 @@ impl Client {
     ///
     /// # Errors
     /// `connection_lost` if there is no connection in time.
-    pub async fn generate(&self, model: &str, wanted: Generate) -> Result<Items, Fault> {
+    pub async fn generate(
+        &self,
+        model: &str,
+        wanted: GenerateRequest,
+    ) -> Result<StreamItems, LmtpError> {
         self.generate_until(model, wanted, None).await
     }
 
@@ -211,10 +214,10 @@ impl Client {
     pub async fn generate_until(
         &self,
         model: &str,
-        wanted: Generate,
+        wanted: GenerateRequest,
         deadline: Option<Instant>,
-    ) -> Result<Items, Fault> {
-        let what = What::Generate(model.to_owned(), wanted, deadline);
+    ) -> Result<StreamItems, LmtpError> {
+        let what = KeeperRequest::Generate(model.to_owned(), wanted, deadline);
         self.ask(what, ITEMS_MAX).await
     }
 
@@ -222,8 +225,8 @@ impl Client {
     ///
     /// # Errors
     /// As [`Self::generate`].
-    pub async fn score(&self, model: &str, wanted: Score) -> Result<Items, Fault> {
-        self.ask(What::Score(model.to_owned(), wanted), ITEMS_MAX)
+    pub async fn score(&self, model: &str, wanted: Score) -> Result<StreamItems, LmtpError> {
+        self.ask(KeeperRequest::Score(model.to_owned(), wanted), ITEMS_MAX)
             .await
     }
 
@@ -231,12 +234,14 @@ impl Client {
     ///
     /// # Errors
     /// What the peer says; `timeout` if it says nothing.
-    pub async fn model_info(&self, model: &str) -> Result<String, Fault> {
-        let mut items = self.ask(What::ModelInfo(model.to_owned()), 1).await?;
-        match items.told.recv().await {
-            Some(Ok(Told::ModelInfo(facts))) => Ok(facts),
-            Some(Err(fault)) => Err(fault),
-            Some(Ok(Told::Item(_))) | None => Err(lost(GONE)),
+    pub async fn model_info(&self, model: &str) -> Result<String, LmtpError> {
+        let mut items = self
+            .ask(KeeperRequest::ModelInfo(model.to_owned()), 1)
+            .await?;
+        match items.results.recv().await {
+            Some(Ok(CallResult::ModelInfo(facts))) => Ok(facts),
+            Some(Err(error)) => Err(error),
+            Some(Ok(CallResult::Item(_))) | None => Err(lost(CONNECTION_LOST)),
         }
     }
 
@@ -260,8 +265,8 @@ impl Client {
     }
 
     /// How many messages the peer has sent.
-    pub(crate) fn heard(&self) -> u64 {
-        self.0.seen.heard.load(Ordering::Relaxed)
+    pub(crate) fn received_messages(&self) -> u64 {
+        self.0.seen.received_messages.load(Ordering::Relaxed)
     }
 
     /// Whether the peer has said that it goes, and takes nothing new (LM-921).
@@ -286,23 +291,23 @@ impl Client {
         self.0.asks.closed().await;
     }
 
-    async fn ask(&self, what: What, items_max: usize) -> Result<Items, Fault> {
-        let (tell, told) = mpsc::channel(items_max);
+    async fn ask(&self, what: KeeperRequest, items_max: usize) -> Result<StreamItems, LmtpError> {
+        let (notify, reported) = mpsc::channel(items_max);
         let by = self.0.connect_timeout.map(|limit| Instant::now() + limit);
         let serial = self.0.serials.fetch_add(1, Ordering::Relaxed);
-        let ask = Ask {
+        let ask = KeeperCall {
             what,
-            told: tell,
+            results: notify,
             serial,
             by,
         };
         // Both arms may be cancelled: what is not handed over is not asked.
         tokio::select! {
-            sent = self.0.asks.send(ask) => sent.map_err(|_| lost(GONE))?,
+            sent = self.0.asks.send(ask) => sent.map_err(|_| lost(CONNECTION_LOST))?,
             () = until(by) => return Err(lost("the upstream takes no more calls at the moment")),
         }
-        Ok(Items {
-            told,
+        Ok(StreamItems {
+            results: reported,
             ended: false,
             serial,
             client: self.clone(),
@@ -310,7 +315,7 @@ impl Client {
     }
 }
 
-impl fmt::Debug for Client {
+impl fmt::Debug for LmtpClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
             .field("outstanding", &self.outstanding())
@@ -322,41 +327,41 @@ impl fmt::Debug for Client {
 /// stop; the base protocol has no words for it, and the work counts as outstanding until its end is seen.
 ///
 /// Who leaves 16,384 items unread is waited for, and the peer with it, while no other stream of the connection is; else, and
-/// after [`Options::stall_timeout`], the stream is cut off (`stalled`).
+/// after [`ConnectOptions::stall_timeout`], the stream is cut off (`stalled`).
 #[must_use = "a stream that is dropped is abandoned"]
-pub struct Items {
-    told: mpsc::Receiver<Result<Told, Fault>>,
+pub struct StreamItems {
+    results: mpsc::Receiver<Result<CallResult, LmtpError>>,
     ended: bool,
     serial: u64,
-    client: Client,
+    client: LmtpClient,
 }
 
-impl Drop for Items {
+impl Drop for StreamItems {
     fn drop(&mut self) {
         if !self.ended {
-            self.client.0.seen.gone.push(self.serial);
+            self.client.0.seen.abandoned.push(self.serial);
         }
     }
 }
 
-impl Stream for Items {
-    type Item = Result<Received, Fault>;
+impl Stream for StreamItems {
+    type Item = Result<ReceivedItem, LmtpError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if self.ended {
             return Poll::Ready(None);
         }
-        let item = match ready!(self.told.poll_recv(cx)) {
-            Some(Ok(Told::Item(item))) => Ok(item),
-            Some(Err(fault)) => Err(fault),
-            Some(Ok(Told::ModelInfo(_))) | None => Err(lost(GONE)),
+        let item = match ready!(self.results.poll_recv(cx)) {
+            Some(Ok(CallResult::Item(item))) => Ok(item),
+            Some(Err(error)) => Err(error),
+            Some(Ok(CallResult::ModelInfo(_))) | None => Err(lost(CONNECTION_LOST)),
         };
         self.ended = item.as_ref().map_or(true, |item| item.finish.is_some());
         Poll::Ready(Some(item))
     }
 }
 
-impl fmt::Debug for Items {
+impl fmt::Debug for StreamItems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Items")
             .field("ended", &self.ended)
@@ -365,20 +370,20 @@ impl fmt::Debug for Items {
 }
 
 /// A peer at an address.
-struct Peer(Address, Options);
+struct PeerTarget(PeerAddress, ConnectOptions);
 
-impl Dial for Peer {
-    async fn dial(&self) -> Result<Wire, Fault> {
-        Wire::to(&self.0, &self.1).await
+impl DialPeer for PeerTarget {
+    async fn dial(&self) -> Result<LmtpConnection, LmtpError> {
+        LmtpConnection::to(&self.0, &self.1).await
     }
 }
 
 /// What cannot be dialled.
 struct Once;
 
-impl Dial for Once {
-    async fn dial(&self) -> Result<Wire, Fault> {
-        Err(lost(GONE))
+impl DialPeer for Once {
+    async fn dial(&self) -> Result<LmtpConnection, LmtpError> {
+        Err(lost(CONNECTION_LOST))
     }
 
     fn again(&self) -> bool {
@@ -392,7 +397,7 @@ const ASKS_MAX: usize = 64;
 const ITEMS_MAX: usize = 16_384;
 /// Stands where a peer has not said how many streams it has.
 const LOAD_UNKNOWN: u64 = u64::MAX;
-const GONE: &str = "the connection to the upstream is gone";
+const CONNECTION_LOST: &str = "the connection to the upstream is gone";
 
 #[cfg(test)]
 mod tests;

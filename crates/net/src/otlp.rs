@@ -1,7 +1,4 @@
 //! A collector of OpenTelemetry, over gRPC or HTTP (OA-803).
-//!
-//! Owns: the collector's address, its headers, one delivery at a time. Refuses to know: what is delivered and when, and
-//! whether it is worth trying again; whoever delivers decides.
 
 mod http;
 
@@ -25,7 +22,7 @@ pub use opentelemetry_proto::tonic as messages;
 
 /// How a collector is spoken to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Protocol {
+pub enum OtlpProtocol {
     /// gRPC, usually on port 4317.
     #[default]
     Grpc,
@@ -35,25 +32,25 @@ pub enum Protocol {
 
 /// Where a collector is.
 #[derive(Clone)]
-pub struct Address {
+pub struct CollectorAddress {
     /// `http://HOST:PORT` or `https://HOST:PORT`.
     pub url: String,
     /// How it is spoken to.
-    pub protocol: Protocol,
+    pub protocol: OtlpProtocol,
     /// Sent with each delivery; may hold credentials, so they are never logged.
     pub headers: Vec<(String, Secret)>,
     /// How long a delivery may take.
     pub timeout: Duration,
 }
 
-impl Address {
+impl CollectorAddress {
     /// Whether the headers would be sent unencrypted to another machine.
     #[must_use]
     pub fn exposes_headers(&self) -> bool {
         let uri: Option<Uri> = self.url.parse().ok();
         let clear = uri.filter(|uri| uri.scheme() == Some(&Scheme::HTTP));
-        let elsewhere = clear.and_then(|uri| uri.host().map(|host| !is_loopback(host)));
-        !self.headers.is_empty() && elsewhere.unwrap_or(false)
+        let other = clear.and_then(|uri| uri.host().map(|host| !is_loopback(host)));
+        !self.headers.is_empty() && other.unwrap_or(false)
     }
 }
 
@@ -71,22 +68,22 @@ pub enum BadAddress {
 /// Why something was not delivered.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Undelivered(String);
+pub struct DeliveryError(String);
 
 /// A collector. It is connected to when something is delivered.
 #[derive(Clone, Debug)]
-pub struct Collector(Wire);
+pub struct Collector(CollectorTransport);
 
 #[derive(Clone)]
-enum Wire {
+enum CollectorTransport {
     Grpc {
         channel: Channel,
         headers: Vec<(AsciiMetadataKey, AsciiMetadataValue)>,
     },
-    Http(http::Place),
+    Http(http::CollectorTarget),
 }
 
-impl std::fmt::Debug for Wire {
+impl std::fmt::Debug for CollectorTransport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Grpc { .. } => "Grpc",
@@ -100,7 +97,7 @@ impl Collector {
     ///
     /// # Errors
     /// [`BadAddress`].
-    pub fn new(address: &Address) -> Result<Self, BadAddress> {
+    pub fn new(address: &CollectorAddress) -> Result<Self, BadAddress> {
         let uri: Uri = address.url.parse().map_err(|_| BadAddress::Url)?;
         let secure = match uri.scheme() {
             Some(scheme) if *scheme == Scheme::HTTP => false,
@@ -111,8 +108,10 @@ impl Collector {
         if uri.authority().is_some_and(|it| it.as_str().contains('@')) {
             return Err(BadAddress::Url);
         }
-        if address.protocol == Protocol::Http {
-            return Ok(Self(Wire::Http(http::Place::new(&uri, secure, address)?)));
+        if address.protocol == OtlpProtocol::Http {
+            return Ok(Self(CollectorTransport::Http(http::CollectorTarget::new(
+                &uri, secure, address,
+            )?)));
         }
         let mut endpoint = Endpoint::from(uri)
             .connect_timeout(address.timeout)
@@ -129,7 +128,7 @@ impl Collector {
             value.set_sensitive(true);
             Ok((key, value))
         });
-        Ok(Self(Wire::Grpc {
+        Ok(Self(CollectorTransport::Grpc {
             channel: endpoint.connect_lazy(),
             headers: headers.collect::<Result<_, BadAddress>>()?,
         }))
@@ -138,11 +137,13 @@ impl Collector {
     /// Delivers spans.
     ///
     /// # Errors
-    /// [`Undelivered`], if the collector did not take them.
-    pub async fn traces(&self, spans: ExportTraceServiceRequest) -> Result<(), Undelivered> {
+    /// [`DeliveryError`], if the collector did not take them.
+    pub async fn traces(&self, spans: ExportTraceServiceRequest) -> Result<(), DeliveryError> {
         match &self.0 {
-            Wire::Http(place) => place.post("v1/traces", spans.encode_to_vec()).await,
-            Wire::Grpc { channel, .. } => {
+            CollectorTransport::Http(target) => {
+                target.post("v1/traces", spans.encode_to_vec()).await
+            }
+            CollectorTransport::Grpc { channel, .. } => {
                 let mut client = TraceServiceClient::new(channel.clone());
                 let sent = client.export(self.asked(spans)).await;
                 sent.map(drop).map_err(|status| refused(&status))
@@ -153,11 +154,13 @@ impl Collector {
     /// Delivers metrics.
     ///
     /// # Errors
-    /// [`Undelivered`], if the collector did not take them.
-    pub async fn metrics(&self, metrics: ExportMetricsServiceRequest) -> Result<(), Undelivered> {
+    /// [`DeliveryError`], if the collector did not take them.
+    pub async fn metrics(&self, metrics: ExportMetricsServiceRequest) -> Result<(), DeliveryError> {
         match &self.0 {
-            Wire::Http(place) => place.post("v1/metrics", metrics.encode_to_vec()).await,
-            Wire::Grpc { channel, .. } => {
+            CollectorTransport::Http(target) => {
+                target.post("v1/metrics", metrics.encode_to_vec()).await
+            }
+            CollectorTransport::Grpc { channel, .. } => {
                 let mut client = MetricsServiceClient::new(channel.clone());
                 let sent = client.export(self.asked(metrics)).await;
                 sent.map(drop).map_err(|status| refused(&status))
@@ -167,7 +170,7 @@ impl Collector {
 
     fn asked<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
-        if let Wire::Grpc { headers, .. } = &self.0 {
+        if let CollectorTransport::Grpc { headers, .. } = &self.0 {
             for (key, value) in headers {
                 request.metadata_mut().insert(key.clone(), value.clone());
             }
@@ -176,8 +179,8 @@ impl Collector {
     }
 }
 
-fn refused(status: &tonic::Status) -> Undelivered {
-    Undelivered(format!("{}: {}", status.code(), status.message()))
+fn refused(status: &tonic::Status) -> DeliveryError {
+    DeliveryError(format!("{}: {}", status.code(), status.message()))
 }
 
 #[cfg(test)]
@@ -195,8 +198,8 @@ mod tests {
             ("collector.example:4317", false),
             ("", false),
         ] {
-            for protocol in [Protocol::Grpc, Protocol::Http] {
-                let address = Address {
+            for protocol in [OtlpProtocol::Grpc, OtlpProtocol::Http] {
+                let address = CollectorAddress {
                     url: url.into(),
                     protocol,
                     headers: Vec::new(),

@@ -1,8 +1,5 @@
 //! Content that references name: files, the web, object stores, each as far as the operator allows it (EV-412 to EV-415).
 //!
-//! Owns: the allow-list, and one guarded way to each kind of content. Refuses to know: sessions, who reads, how much may
-//! be read (whoever reads sees to that).
-//!
 //! ```text
 //!   URI ──scheme──┬─► files    below a root, whatever links say; regular files only
 //!                 ├─► web      a listed host at a public address, each redirect checked again
@@ -29,10 +26,10 @@ use bytes::Bytes;
 use futures::stream::BoxStream;
 use sapwood_proto::secret::Secret;
 
-use self::files::Files;
+use self::files::FileReferences;
 #[cfg(feature = "stores")]
 use self::stores::Stores;
-use self::web::Web;
+use self::web::WebReferences;
 
 pub use self::error::{BadConfig, Error};
 
@@ -71,14 +68,14 @@ impl std::fmt::Debug for Config {
 }
 
 /// Content that was found and is about to come.
-pub struct Found {
+pub struct ResolvedContent {
     /// How many bytes there will be, where that was declared.
     pub bytes: Option<u64>,
     /// The bytes; after an error nothing follows. Dropping ends it.
     pub pieces: BoxStream<'static, Result<Bytes, Error>>,
 }
 
-impl std::fmt::Debug for Found {
+impl std::fmt::Debug for ResolvedContent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Found")
             .field("bytes", &self.bytes)
@@ -88,14 +85,14 @@ impl std::fmt::Debug for Found {
 
 /// What may be read, and the ways to it.
 #[derive(Debug)]
-pub struct References {
-    files: Files,
-    web: Web,
+pub struct ReferenceResolver {
+    files: FileReferences,
+    web: WebReferences,
     #[cfg(feature = "stores")]
     stores: Stores,
 }
 
-impl References {
+impl ReferenceResolver {
     /// Opens the roots and reads the lists.
     ///
     /// # Errors
@@ -107,8 +104,8 @@ impl References {
             return Err(BadConfig::new("stores", entry, why));
         }
         Ok(Self {
-            files: Files::new(&config.files)?,
-            web: Web::new(config)?,
+            files: FileReferences::new(&config.files)?,
+            web: WebReferences::new(config)?,
             #[cfg(feature = "stores")]
             stores: Stores::new(config)?,
         })
@@ -118,7 +115,7 @@ impl References {
     ///
     /// # Errors
     /// Why it cannot be read, in words that are safe for strangers.
-    pub async fn open(&self, uri: &str) -> Result<Found, Error> {
+    pub async fn open(&self, uri: &str) -> Result<ResolvedContent, Error> {
         let scheme = uri.split_once(':').map_or("", |(scheme, _)| scheme);
         let opened = match scheme.to_ascii_lowercase().as_str() {
             "file" => self.files.open(uri).await,

@@ -1,6 +1,4 @@
 //! TLS as every client of ours speaks it.
-//!
-//! Owns: which authorities are trusted, and the versions. Refuses to know: hosts and connections.
 
 use std::sync::Arc;
 
@@ -11,9 +9,9 @@ use rustls::{ClientConfig, RootCertStore};
 /// Why TLS cannot be spoken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Bad(&'static str);
+pub(crate) struct TlsSetupError(&'static str);
 
-impl Bad {
+impl TlsSetupError {
     /// The same as text.
     pub(crate) const fn why(self) -> &'static str {
         self.0
@@ -21,7 +19,7 @@ impl Bad {
 }
 
 /// TLS 1.2 and 1.3 with the well-known authorities, and with those of `authorities` (PEM) beside them.
-pub(crate) fn client(authorities: Option<&[u8]>) -> Result<ClientConfig, Bad> {
+pub(crate) fn client(authorities: Option<&[u8]>) -> Result<ClientConfig, TlsSetupError> {
     let mut roots = RootCertStore {
         roots: webpki_roots::TLS_SERVER_ROOTS.to_vec(),
     };
@@ -37,5 +35,6 @@ pub(crate) fn client(authorities: Option<&[u8]>) -> Result<ClientConfig, Bad> {
     Ok(builder.with_root_certificates(roots).with_no_client_auth())
 }
 
-const AUTHORITIES: Bad = Bad("the authorities to trust are no PEM certificates");
-const VERSIONS: Bad = Bad("no version of TLS can be spoken");
+const AUTHORITIES: TlsSetupError =
+    TlsSetupError("the authorities to trust are no PEM certificates");
+const VERSIONS: TlsSetupError = TlsSetupError("no version of TLS can be spoken");

@@ -1,8 +1,5 @@
 //! The client of servers that speak the KServe v2 protocol with Triton's generate extension, over HTTP or gRPC.
 //!
-//! Owns: addresses, connections, what a server says of its models, one request and its responses, typed errors. Refuses
-//! to know: kernels; `kernel::connect` makes functions of it.
-//!
 //! ```text
 //!   Address ─► Client ─► models, model ─► Model ─┐
 //!                  └───── generate ◄── Request ◄─┘ ─► Response, Response, … end | Error
@@ -16,55 +13,59 @@ mod bounded;
 mod error;
 mod grpc;
 mod http;
-mod kept;
 mod model;
 mod request;
+mod resumable;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::stream::BoxStream;
 
-pub use self::address::Address;
-pub use self::error::{Error, Said};
-pub use self::model::{Declared, Listed, Model};
-pub use self::request::{Request, Response};
-pub use sapwood_proto::generate::{Data, Datatype, Strings};
+pub use self::address::TritonAddress;
+pub use self::error::{Error, ErrorReply};
+pub use self::model::{Declared, ModelSignature, ReadyModel};
+pub use self::request::{InferRequest, ModelResponse};
+pub use sapwood_proto::generate::{Datatype, Strings, TensorData};
 
-use self::address::{Carrier, Place};
+use self::address::{TritonScheme, TritonTarget};
 
 /// The responses of one request. After an error or the end it gives `None` for ever. The end means that the server has
 /// said that there is no more; a stream without that is [`Error::Truncated`].
-pub type Responses = BoxStream<'static, Result<Response, Error>>;
+pub type ModelResponses = BoxStream<'static, Result<ModelResponse, Error>>;
 
 /// A server. Clones share its connection, where there is one to share.
 #[derive(Clone, Debug)]
-pub struct Client(Arc<Inner>);
+pub struct TritonClient(Arc<TritonInner>);
 
 #[derive(Debug)]
-struct Inner {
-    place: Place,
-    wire: Wire,
+struct TritonInner {
+    target: TritonTarget,
+    wire: TritonTransport,
 }
 
 #[derive(Debug)]
-enum Wire {
+enum TritonTransport {
     Http(Arc<http::Http>),
     Grpc(grpc::Grpc),
 }
 
-impl Client {
+impl TritonClient {
     /// The server at `address`, if it is ready.
     ///
     /// # Errors
     /// The address cannot be used, nobody answers in time, or the server refuses.
-    pub async fn connect(address: &Address) -> Result<Self, Error> {
-        let place = Place::read(&address.url)?;
-        let wire = match place.carrier {
-            Carrier::Http => Wire::Http(Arc::new(http::Http::new(&place, address)?)),
-            Carrier::Grpc => Wire::Grpc(grpc::Grpc::connect(&place, address).await?),
+    pub async fn connect(address: &TritonAddress) -> Result<Self, Error> {
+        let target = TritonTarget::read(&address.url)?;
+        let wire = match target.carrier {
+            TritonScheme::Http => {
+                TritonTransport::Http(Arc::new(http::Http::new(&target, address)?))
+            }
+            TritonScheme::Grpc => {
+                TritonTransport::Grpc(grpc::Grpc::connect(&target, address).await?)
+            }
         };
-        let client = Self(Arc::new(Inner { place, wire }));
+        let client = Self(Arc::new(TritonInner { target, wire }));
         client.ready().await?;
         Ok(client)
     }
@@ -72,7 +73,7 @@ impl Client {
     /// The only model that the address means, if it names one.
     #[must_use]
     pub fn only(&self) -> Option<&str> {
-        self.0.place.model.as_deref()
+        self.0.target.model.as_deref()
     }
 
     /// Asks whether the server can serve now, or the only model.
@@ -81,8 +82,8 @@ impl Client {
     /// It cannot, or does not answer.
     pub async fn ready(&self) -> Result<(), Error> {
         let ready = match &self.0.wire {
-            Wire::Http(http) => in_time(http.ready(self.only())).await?,
-            Wire::Grpc(grpc) => in_time(grpc.ready(self.only())).await?,
+            TritonTransport::Http(http) => in_time(http.ready(self.only())).await?,
+            TritonTransport::Grpc(grpc) => in_time(grpc.ready(self.only())).await?,
         };
         if ready {
             return Ok(());
@@ -94,16 +95,16 @@ impl Client {
     ///
     /// # Errors
     /// The server does not answer, or lists nothing.
-    pub async fn models(&self) -> Result<Vec<Listed>, Error> {
+    pub async fn models(&self) -> Result<Vec<ReadyModel>, Error> {
         if let Some(only) = self.only() {
-            return Ok(vec![Listed {
+            return Ok(vec![ReadyModel {
                 name: only.to_owned(),
                 versions: Vec::new(),
             }]);
         }
         let index = match &self.0.wire {
-            Wire::Http(http) => in_time(http.index()).await?,
-            Wire::Grpc(grpc) => in_time(grpc.index()).await?,
+            TritonTransport::Http(http) => in_time(http.index()).await?,
+            TritonTransport::Grpc(grpc) => in_time(grpc.index()).await?,
         };
         Ok(model::listed(index))
     }
@@ -113,22 +114,22 @@ impl Client {
     ///
     /// # Errors
     /// The server does not answer, does not know the model, or describes it in a way that cannot be read.
-    pub async fn model(&self, name: &str) -> Result<Model, Error> {
+    pub async fn model(&self, name: &str) -> Result<ModelSignature, Error> {
         match &self.0.wire {
-            Wire::Http(http) => in_time(http.model(name)).await,
-            Wire::Grpc(grpc) => in_time(grpc.model(name)).await,
+            TritonTransport::Http(http) => in_time(http.model(name)).await,
+            TritonTransport::Grpc(grpc) => in_time(grpc.model(name)).await,
         }
     }
 
     /// Sends a request. Resolves when the server has taken it or, over HTTP, has begun to answer.
     ///
     /// # Errors
-    /// [`Error::Said`] with `started` false for what the server refuses. Nothing has been generated then, or nothing
+    /// [`Error::Reply`] with `started` false for what the server refuses. Nothing has been generated then, or nothing
     /// that anybody has seen.
-    pub async fn generate(&self, request: Request) -> Result<Responses, Error> {
+    pub async fn generate(&self, request: InferRequest) -> Result<ModelResponses, Error> {
         match &self.0.wire {
-            Wire::Http(http) => http.generate(request).await,
-            Wire::Grpc(grpc) => grpc.generate(request).await,
+            TritonTransport::Http(http) => http.generate(request).await,
+            TritonTransport::Grpc(grpc) => grpc.generate(request).await,
         }
     }
 }

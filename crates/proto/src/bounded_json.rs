@@ -11,7 +11,7 @@ use serde_json::{Map, Number, Value};
 
 /// What a text may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
+pub struct JsonBounds {
     /// Values altogether: each array, text, number, flag and null is one, and an object is eight, because it takes as
     /// much memory as those. A value takes 72 bytes, beside its text.
     pub values: usize,
@@ -21,14 +21,14 @@ pub struct Bounds {
 
 /// Why a text was not read.
 #[derive(Debug, thiserror::Error)]
-pub enum Unread {
+pub enum JsonUnread {
     /// It is no JSON.
     #[error("not JSON: {0}")]
     Syntax(serde_json::Error),
-    /// [`Bounds::values`].
+    /// [`JsonBounds::values`].
     #[error("more than {0} JSON values")]
     Values(usize),
-    /// [`Bounds::entries`].
+    /// [`JsonBounds::entries`].
     #[error("more than {0} entries")]
     Entries(usize),
 }
@@ -36,9 +36,9 @@ pub enum Unread {
 /// Reads a text.
 ///
 /// # Errors
-/// [`Unread`]; reading stops at the first value beyond a bound.
-pub fn read(text: &[u8], bounds: Bounds) -> Result<Value, Unread> {
-    let state = State {
+/// [`JsonUnread`]; reading stops at the first value beyond a bound.
+pub fn read(text: &[u8], bounds: JsonBounds) -> Result<Value, JsonUnread> {
+    let state = ScanState {
         values: Cell::new(0),
         exceeded: Cell::new(None),
         bounds,
@@ -51,9 +51,9 @@ pub fn read(text: &[u8], bounds: Bounds) -> Result<Value, Unread> {
     let value = tree.deserialize(&mut reader);
     let value = value.and_then(|value| reader.end().map(|()| value));
     value.map_err(|error| match state.exceeded.get() {
-        Some(Exceeded::Values) => Unread::Values(bounds.values),
-        Some(Exceeded::Entries) => Unread::Entries(bounds.entries),
-        None => Unread::Syntax(error),
+        Some(Exceeded::Values) => JsonUnread::Values(bounds.values),
+        Some(Exceeded::Entries) => JsonUnread::Entries(bounds.entries),
+        None => JsonUnread::Syntax(error),
     })
 }
 
@@ -64,14 +64,14 @@ enum Exceeded {
 }
 
 /// What has been read so far of one text.
-struct State {
+struct ScanState {
     values: Cell<usize>,
     /// Why reading was stopped: an error of the reader can only carry words.
     exceeded: Cell<Option<Exceeded>>,
-    bounds: Bounds,
+    bounds: JsonBounds,
 }
 
-impl State {
+impl ScanState {
     /// So many values more.
     fn count<E: serde::de::Error>(&self, more: usize) -> Result<(), E> {
         let values = self.values.get() + more;
@@ -91,7 +91,7 @@ impl State {
 /// One value of a text.
 #[derive(Clone, Copy)]
 struct Tree<'a> {
-    state: &'a State,
+    state: &'a ScanState,
     /// How many entries it may have.
     entries: usize,
 }
@@ -186,7 +186,7 @@ const OBJECT_VALUES: usize = 8;
 mod tests {
     use super::*;
 
-    const ANY: Bounds = Bounds {
+    const ANY: JsonBounds = JsonBounds {
         values: usize::MAX,
         entries: usize::MAX,
     };
@@ -218,13 +218,16 @@ mod tests {
             }
         }
         let deep = "[".repeat(200) + &"]".repeat(200);
-        assert!(matches!(read(deep.as_bytes(), ANY), Err(Unread::Syntax(_))));
+        assert!(matches!(
+            read(deep.as_bytes(), ANY),
+            Err(JsonUnread::Syntax(_))
+        ));
     }
 
     #[test]
     fn d_47_values_and_entries_are_bounded_while_they_are_read() {
         let check = |text: &str, values, entries, expect: Option<&str>| {
-            let bounds = Bounds { values, entries };
+            let bounds = JsonBounds { values, entries };
             let error = read(text.as_bytes(), bounds).err();
             assert_eq!(error.map(|error| error.to_string()).as_deref(), expect);
         };

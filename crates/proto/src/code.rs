@@ -1,14 +1,13 @@
 //! The closed set of error codes that every face, function and engine shares.
 //!
-//! Owns: [`Code`] with its fault, scope and retry advice, and its spelling in gRPC and HTTP.
-//! Refuses to know: which rule was broken. Cores have precise enums of their own; one function per core
-//! maps each variant to a code and a reason (DESIGN section 6, D-30). Each code has a page in `docs/errors/`.
+//! Cores have precise enums of their own; one function per core maps each variant to a code and a reason (DESIGN
+//! section 6, D-30). Each code has a page in `docs/errors/`.
 
 use std::fmt;
 
 /// Whose doing an error is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fault {
+pub enum Blame {
     /// The peer asked for something that cannot be done as asked.
     Client,
     /// A server elsewhere failed.
@@ -21,7 +20,7 @@ pub enum Fault {
 
 /// Whether asking again can help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Retry {
+pub enum RetryAdvice {
     /// The same request fails again.
     No,
     /// The same request may be sent again at once.
@@ -31,7 +30,7 @@ pub enum Retry {
 }
 
 macro_rules! codes {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal, $fault:ident, $retry:ident, $grpc:literal, $http:literal;)*) => {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal, $blame:ident, $retry:ident, $grpc:literal, $http:literal;)*) => {
         /// What went wrong, as far as a program needs to know.
         ///
         /// The kebab-case name is stable for ever; the finer name is a *reason* next to it.
@@ -50,14 +49,14 @@ macro_rules! codes {
 
             /// Whose doing it is.
             #[must_use]
-            pub const fn fault(self) -> Fault {
-                match self { $(Self::$variant => Fault::$fault,)* }
+            pub const fn blame(self) -> Blame {
+                match self { $(Self::$variant => Blame::$blame,)* }
             }
 
             /// Whether asking again can help.
             #[must_use]
-            pub const fn retry(self) -> Retry {
-                match self { $(Self::$variant => Retry::$retry,)* }
+            pub const fn retry(self) -> RetryAdvice {
+                match self { $(Self::$variant => RetryAdvice::$retry,)* }
             }
 
             /// The gRPC status number (`google.rpc.Code`).

@@ -1,6 +1,4 @@
 //! The committed inputs of the fuzzers, for tests.
-//!
-//! Owns: finding them. Refuses to know: what they are run against.
 
 /// Runs every input of a target; there has to be one.
 pub(crate) fn replay(target: &str, run: fn(&[u8])) {

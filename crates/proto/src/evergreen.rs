@@ -1,9 +1,5 @@
 //! The Evergreen wire: what its messages look like, apart from what a session does with them.
 //!
-//! Owns: the wire-neutral [`Message`] that every dialect decodes to, the dialects ([`protobuf`], [`json`],
-//! [`msgpack`]) and what they are on a WebSocket ([`socket`]), the errors of the protocol ([`Reason`], [`Status`]) and
-//! its limits ([`Limits`]). Refuses to know: the state of a session ([`crate::session`]).
-//!
 //! ```text
 //!   bytes ──protobuf / json / msgpack──► Message ──► session ──► Message ──dialect──► bytes
 //! ```
@@ -23,11 +19,11 @@ pub mod reference;
 pub mod socket;
 pub mod status;
 
-pub use dialect::{Detected, Dialect, Frame, Manners};
-pub use limits::Limits;
-pub use message::{Action, Chunk, Fragment, Fragments, Id, Message, Param, Payload};
+pub use dialect::{DetectedDialect, Dialect, DialectCapabilities, WebSocketFrame};
+pub use limits::SessionLimits;
+pub use message::{Action, Chunk, Fragment, Fragments, NodeId, Param, Payload, WireMessage};
 pub use metadata::{Metadata, MetadataMode};
-pub use reason::{Reason, Scope};
+pub use reason::{ErrorScope, Reason};
 pub use status::Status;
 
 /// The messages of package `evergreen.v2` as the protobuf dialects encode them.

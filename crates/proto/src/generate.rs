@@ -1,8 +1,5 @@
 //! Triton's generate extension, as pure values: bodies become tensors and parameters, responses become JSON and events.
 //!
-//! Owns: signatures, the mapping from JSON members to tensors with every text of a refusal, what tensors and parameters
-//! set, and how answers are spelled. Refuses to know: HTTP, models, kernels, clocks.
-//!
 //! ```text
 //!   body ──read──► members ──map──► tensors, parameters ──settle──► Settings ──► (work) ──► Response ──► JSON | event
 //! ```
@@ -27,16 +24,18 @@ mod tensor;
 mod union;
 mod wire;
 
-pub use answer::{Head, Response, error_body, error_event};
+pub use answer::{AnswerHead, ResponsePayload, error_body, error_event};
 pub use datatype::Datatype;
 pub use decoded_size::{decoded_answer_bytes, decoded_bytes, decoded_part_bytes};
 pub use infer::Infer;
-pub use limits::Limits;
-pub use refused::{Encoding, Refused};
-pub use request::{Mapped, Mapper, Parameter};
+pub use limits::RequestLimits;
+pub use refused::{Encoding, InvalidRequest};
+pub use request::{Mapped, Mapper, RequestParameter};
 pub use settings::Settings;
-pub use signature::{Input, InputRole, Invalid, Output, OutputRole, Signature};
-pub use tensor::{Data, Strings, Tensor, fit};
+pub use signature::{
+    InputRole, InputTensor, InvalidSignature, OutputRole, OutputTensor, Signature,
+};
+pub use tensor::{Strings, Tensor, TensorData, fit};
 pub use wire::request_bytes;
 
 #[cfg(test)]

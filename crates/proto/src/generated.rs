@@ -1,7 +1,4 @@
 //! Messages generated from `crates/proto/proto` by `cargo xtask codegen`, and their descriptors.
-//!
-//! Owns: nothing by hand. Refuses to know: what the messages mean; [`crate::evergreen`] does, and who serves or
-//! calls package `inference`.
 
 #![allow(
     missing_docs,

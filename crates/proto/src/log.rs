@@ -1,8 +1,7 @@
 //! An append-only log with an end, read by index.
 //!
-//! Owns: the body of every node, a session's and a kernel's alike (D-1). Refuses to know: what an item is, who
-//! reads, who waits. A cursor is nothing but an index, so readers cost nothing and never disturb one another. Whoever
-//! owns the log may let go of its oldest items; their indices stay theirs.
+//! A cursor is nothing but an index, so readers cost nothing and never disturb one another. Whoever owns the log may
+//! let go of its oldest items; their indices stay theirs.
 //!
 //! ```text
 //!   open ──append──► open ──end(E)──► ended
@@ -21,7 +20,7 @@ pub struct Log<T, E = ()> {
 
 /// What stands at a cursor.
 #[derive(Debug, PartialEq, Eq)]
-pub enum At<'a, T, E> {
+pub enum LogRead<'a, T, E> {
     /// An item.
     Item(&'a T),
     /// There was an item, and it was released.
@@ -67,16 +66,16 @@ impl<T, E> Log<T, E> {
         Ok(())
     }
 
-    /// What stands at index `cursor`. Past the last item that is [`At::Pending`] or [`At::End`].
+    /// What stands at index `cursor`. Past the last item that is [`LogRead::Pending`] or [`LogRead::End`].
     #[must_use]
-    pub fn at(&self, cursor: usize) -> At<'_, T, E> {
+    pub fn at(&self, cursor: usize) -> LogRead<'_, T, E> {
         let Some(index) = cursor.checked_sub(self.released) else {
-            return At::Released;
+            return LogRead::Released;
         };
         match (self.items.get(index), &self.end) {
-            (Some(item), _) => At::Item(item),
-            (None, None) => At::Pending,
-            (None, Some(end)) => At::End(end),
+            (Some(item), _) => LogRead::Item(item),
+            (None, None) => LogRead::Pending,
+            (None, Some(end)) => LogRead::End(end),
         }
     }
 
@@ -145,13 +144,20 @@ mod tests {
     #[test]
     fn a_cursor_sees_every_item_then_waits_then_the_end() {
         let mut log: Log<u8, &str> = Log::new();
-        assert_eq!(log.at(0), At::Pending);
+        assert_eq!(log.at(0), LogRead::Pending);
         assert_eq!(log.append(7), Ok(()));
-        assert_eq!((log.at(0), log.at(1)), (At::Item(&7), At::Pending));
+        assert_eq!(
+            (log.at(0), log.at(1)),
+            (LogRead::Item(&7), LogRead::Pending)
+        );
         assert_eq!(log.end("done"), Ok(()));
         assert_eq!(
             (log.at(0), log.at(1), log.at(9)),
-            (At::Item(&7), At::End(&"done"), At::End(&"done"))
+            (
+                LogRead::Item(&7),
+                LogRead::End(&"done"),
+                LogRead::End(&"done")
+            )
         );
     }
 
@@ -173,12 +179,15 @@ mod tests {
         assert_eq!((log.release(), log.release()), (Some(0), Some(1)));
         assert_eq!(
             (log.at(1), log.at(2), log.at(3)),
-            (At::Released, At::Item(&2), At::Pending)
+            (LogRead::Released, LogRead::Item(&2), LogRead::Pending)
         );
         assert_eq!((log.len(), log.released(), log.iter().count()), (3, 2, 1));
         log.end("done").unwrap();
         log.clear();
         assert_eq!((log.release(), log.released()), (None, 3));
-        assert_eq!((log.at(2), log.at(3)), (At::Released, At::End(&"done")));
+        assert_eq!(
+            (log.at(2), log.at(3)),
+            (LogRead::Released, LogRead::End(&"done"))
+        );
     }
 }

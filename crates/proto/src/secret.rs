@@ -130,12 +130,12 @@ pub fn masked(url: &str) -> String {
     let (url, fragment) = url
         .split_once('#')
         .map_or((url, ""), |(url, _)| (url, "#***"));
-    let (place, query) = url
+    let (position, query) = url
         .split_once('?')
-        .map_or((url, None), |(place, query)| (place, Some(query)));
-    let (scheme, rest) = place
+        .map_or((url, None), |(position, query)| (position, Some(query)));
+    let (scheme, rest) = position
         .split_once("://")
-        .map_or((None, place), |(scheme, rest)| (Some(scheme), rest));
+        .map_or((None, position), |(scheme, rest)| (Some(scheme), rest));
     let mut shown = scheme.map_or_else(String::new, |scheme| format!("{scheme}://"));
     // A password may hold a slash that should have been encoded, so the last mark counts.
     match rest.rsplit_once('@') {

@@ -1,8 +1,6 @@
 //! A session of Evergreen: the state that two peers share for as long as a connection lives, as a pure machine.
 //!
-//! Owns: nodes, readers, actions, the order of what is sent, quotas, pauses and timers, for either [`Side`]. Refuses
-//! to know: sockets, tasks, wakers, clocks, functions and dialects. Messages go in and come out wire-neutral
-//! ([`Message`]); time goes in as an argument.
+//! Messages go in and come out wire-neutral ([`WireMessage`]); time goes in as an argument.
 //!
 //! ```text
 //!   handle(message) ──►┌────────────────────────────┐──► next_message()      when the transport can take one
@@ -13,29 +11,29 @@
 //!     └───────────── violation, limit, abort, deadline ─────────────► closed (with a status)
 //! ```
 //!
-//! After every call the shell drains [`Session::poll`], asks [`Session::wake_at`], and lets the transport take
-//! [`Session::next_message`] while it has room. No call blocks, and none recurses over what a stranger sent.
+//! After every call the shell drains [`SessionMachine::poll`], asks [`SessionMachine::wake_at`], and lets the transport take
+//! [`SessionMachine::next_message`] while it has room. No call blocks, and none recurses over what a stranger sent.
 
 mod accept;
 mod actions;
 mod ask;
 mod clock;
 mod closure;
+mod copy_arena;
 mod cursor;
 mod dropping;
 mod flow;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod half_close;
-mod have;
 mod leaves;
 mod live;
 mod outbound;
-mod pack;
 pub mod peer;
 mod port;
 mod produce;
 mod read;
+mod received_seqs;
 mod reference;
 mod release;
 mod reserved;
@@ -54,36 +52,36 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use self::accept::{Accepted, Rules};
+use self::accept::{Acceptance, AcceptanceRules};
 use self::actions::Actions;
 use self::clock::Clock;
-use self::cursor::Cursor;
-use self::flow::Inbound;
-use self::leaves::Leaf;
-use self::outbound::Outbound;
-use self::resume::{Line, Resume};
+use self::cursor::TreeCursor;
+use self::flow::InboundFlow;
+use self::leaves::InputLeaf;
+use self::outbound::SessionOutbound;
+use self::resume::{LinkState, Resume};
 use self::search::Search;
 use self::slab::Slab;
-use self::store::{Owner, Store};
+use self::store::{NodeProducer, Store};
 use self::ttl::Ttls;
-use self::work::Work;
-use crate::evergreen::{Fragment, Id, Message, Payload, Reason, Status};
+use self::work::ReadBudget;
+use crate::evergreen::{Fragment, NodeId, Payload, Reason, Status, WireMessage};
 use crate::time::Time;
 
 pub use self::live::{Live, Wakers};
 pub use self::port::{
-    ActionKey, Call, CancelledBy, Config, CursorId, NodeKey, Output, Piece, Read, Side, Start,
-    Stats, WriteError, Written,
+    ActionKey, ActionRequest, ActionStart, CancelledBy, Config, CursorId, CursorRead, LeafEnd,
+    LeafPiece, NodeKey, SessionOutput, SessionStats, Side, WriteError,
 };
-pub use self::reference::{Elsewhere, Referenced};
-pub use self::release::Retain;
-pub use self::shared::Shared;
-pub use self::slice::Meant;
-pub use crate::evergreen::{Limits, MetadataMode};
+pub use self::reference::{ExternalContent, Referenced};
+pub use self::release::RetentionPolicy;
+pub use self::shared::SharedSession;
+pub use self::slice::SliceOverlap;
+pub use crate::evergreen::{MetadataMode, SessionLimits};
 
 /// Whether the session still takes anything.
 #[derive(Clone, Debug, PartialEq)]
-enum Phase {
+enum SessionPhase {
     Open,
     /// The peer sends nothing more (EV-109).
     HalfClosed,
@@ -95,34 +93,34 @@ enum Phase {
 
 /// The machine. See the module's page.
 #[derive(Debug)]
-pub struct Session {
+pub struct SessionMachine {
     side: Side,
     config: Config,
-    phase: Phase,
+    phase: SessionPhase,
     store: Store,
     search: Search,
-    cursors: Slab<Cursor>,
+    cursors: Slab<TreeCursor>,
     /// How many cursors are parked.
     parked: usize,
     actions: Actions,
     /// Inputs of reserved actions that are still to come.
-    leaves: Vec<Leaf>,
+    leaves: Vec<InputLeaf>,
     /// Whether one of them may go on.
     leaves_ready: bool,
     /// Whether one of them goes on with the next turn.
     leaves_paused: bool,
     /// What readers and searches may still do.
-    work: Work,
+    work: ReadBudget,
     /// Readers that wait for more of that.
     starved: Vec<CursorId>,
     ttls: Ttls,
     /// What is remembered for a connection that comes back.
     resume: Option<Box<Resume>>,
-    outbound: Outbound,
-    inbound: Inbound,
+    outbound: SessionOutbound,
+    inbound: InboundFlow,
     clock: Clock,
-    events: VecDeque<Output>,
-    stats: Stats,
+    events: VecDeque<SessionOutput>,
+    stats: SessionStats,
     /// Whether new actions of the peer are refused (EV-960).
     draining: bool,
     /// Whether not even our own nodes can grow any more.
@@ -130,16 +128,16 @@ pub struct Session {
     /// Whether we have said that we send nothing more.
     sending_finished: bool,
     /// Why the peer sends nothing more, if it said so.
-    farewell: Option<Arc<Status>>,
+    close_status: Option<Arc<Status>>,
 }
 
-impl Session {
+impl SessionMachine {
     /// A session that begins now. Allocates next to nothing until something is sent.
     #[must_use]
     pub fn new(side: Side, config: Config, now: Time) -> Self {
         Self {
             side,
-            phase: Phase::Open,
+            phase: SessionPhase::Open,
             store: Store::new(&config),
             search: Search::default(),
             cursors: Slab::new(),
@@ -148,19 +146,19 @@ impl Session {
             leaves: Vec::new(),
             leaves_ready: false,
             leaves_paused: false,
-            work: Work::new(&config.limits, now),
+            work: ReadBudget::new(&config.limits, now),
             starved: Vec::new(),
             ttls: Ttls::default(),
             resume: config.resume.then(|| Box::new(Resume::new())),
-            outbound: Outbound::default(),
-            inbound: Inbound::default(),
+            outbound: SessionOutbound::default(),
+            inbound: InboundFlow::default(),
             clock: Clock::new(now),
             events: VecDeque::new(),
-            stats: Stats::default(),
+            stats: SessionStats::default(),
             draining: false,
             ending: false,
             sending_finished: false,
-            farewell: None,
+            close_status: None,
             config,
         }
     }
@@ -168,15 +166,16 @@ impl Session {
     /// Takes in one message of the peer: fragments, then actions, then reserved actions (D-26).
     ///
     /// # Errors
-    /// The rule that the message breaks. The session is aborted then, [`Output::Close`] says so as well.
-    pub fn handle(&mut self, message: Message, now: Time) -> Result<(), Arc<Status>> {
+    /// The rule that the message breaks. The session is aborted then, [`SessionOutput::Close`] says so as well.
+    pub fn handle(&mut self, message: WireMessage, now: Time) -> Result<(), Arc<Status>> {
         // Who comes back after its last word has still to say what it has.
-        let returning = matches!(self.line(), Line::Returning(_));
-        let heard = self.phase == Phase::Open || self.phase == Phase::HalfClosed && returning;
-        if !heard || self.is_down() {
+        let returning = matches!(self.line(), LinkState::Returning(_));
+        let incoming =
+            self.phase == SessionPhase::Open || self.phase == SessionPhase::HalfClosed && returning;
+        if !incoming || self.is_down() {
             return Ok(());
         }
-        self.clock.heard(now);
+        self.clock.received(now);
         let (value, max) = (
             message.wire_bytes as u64,
             self.config.limits.max_message_bytes as u64,
@@ -206,7 +205,7 @@ impl Session {
         self.search.settle(&mut self.work);
         match (outcome, &self.phase) {
             (Err(status), _) => Err(self.abort(status)),
-            (Ok(()), Phase::Aborted(status)) => Err(Arc::clone(status)),
+            (Ok(()), SessionPhase::Aborted(status)) => Err(Arc::clone(status)),
             (Ok(()), _) => Ok(()),
         }
     }
@@ -216,31 +215,31 @@ impl Session {
         if self.is_down() {
             // Who has said its last word does not come back (EV-940).
             self.abort_for(Reason::Cancelled, "the connection was lost");
-        } else if self.phase == Phase::Open {
-            self.clock.heard(now);
+        } else if self.phase == SessionPhase::Open {
+            self.clock.received(now);
             self.half_close();
         }
     }
 
     /// The peer leaves in good order and says why, with everything sent that it had to send (EV-960). What has come
     /// whole stays readable; readers of the rest fail with `status`.
-    pub fn farewell(&mut self, status: impl Into<Arc<Status>>, now: Time) {
-        if self.phase == Phase::Open {
-            self.farewell = Some(status.into());
+    pub fn close_with_status(&mut self, status: impl Into<Arc<Status>>, now: Time) {
+        if self.phase == SessionPhase::Open {
+            self.close_status = Some(status.into());
             self.end_of_input(now);
         }
     }
 
     /// Ends the session with `status`; the first abort wins and is returned. Everything is dropped, and
-    /// [`Output::Close`] is the last output.
+    /// [`SessionOutput::Close`] is the last output.
     pub fn abort(&mut self, status: impl Into<Arc<Status>>) -> Arc<Status> {
         match &self.phase {
-            Phase::Aborted(first) => return Arc::clone(first),
-            Phase::Finished => return status.into(),
-            Phase::Open | Phase::HalfClosed => {}
+            SessionPhase::Aborted(first) => return Arc::clone(first),
+            SessionPhase::Finished => return status.into(),
+            SessionPhase::Open | SessionPhase::HalfClosed => {}
         }
         let status = status.into();
-        self.phase = Phase::Aborted(Arc::clone(&status));
+        self.phase = SessionPhase::Aborted(Arc::clone(&status));
         self.store = Store::new(&self.config);
         self.search = Search::default();
         self.cursors = Slab::new();
@@ -249,16 +248,16 @@ impl Session {
         self.leaves_paused = false;
         self.starved = Vec::new();
         self.ttls = Ttls::default();
-        self.outbound = Outbound::default();
+        self.outbound = SessionOutbound::default();
         self.parked = 0;
         self.events.clear();
         self.events
-            .push_back(Output::Close(Some(Arc::clone(&status))));
+            .push_back(SessionOutput::Close(Some(Arc::clone(&status))));
         status
     }
 
     /// The next thing for the shell to do.
-    pub fn poll(&mut self) -> Option<Output> {
+    pub fn poll(&mut self) -> Option<SessionOutput> {
         if self.leaves_ready {
             self.read_leaves();
         }
@@ -267,11 +266,11 @@ impl Session {
 
     /// The next message for the peer, of at most `coalesce_bytes` unless a single fragment is larger. Call it when
     /// the transport can take one: what is not taken stays in the bounded queue, and producers wait (EV-803).
-    pub fn next_message(&mut self, now: Time) -> Option<Message> {
-        if !matches!(self.phase, Phase::Open | Phase::HalfClosed) {
+    pub fn next_message(&mut self, now: Time) -> Option<WireMessage> {
+        if !matches!(self.phase, SessionPhase::Open | SessionPhase::HalfClosed) {
             return None;
         }
-        if self.line() != Line::Up {
+        if self.line() != LinkState::Up {
             return self.hello();
         }
         let coalesce = self.config.coalesce;
@@ -289,7 +288,7 @@ impl Session {
     /// Whether [`Self::next_message`] may give one.
     #[must_use]
     pub fn has_message(&self) -> bool {
-        let sendable = if self.line() == Line::Up {
+        let sendable = if self.line() == LinkState::Up {
             self.outbound.is_sendable()
         } else {
             self.has_hello()
@@ -302,7 +301,7 @@ impl Session {
     /// # Errors
     /// `BAD_ID`, `NODE_LIMIT` or `RETAINED_LIMIT`, and nothing is aborted; or the status of an aborted session.
     pub fn node(&mut self, id: &str) -> Result<NodeKey, Status> {
-        if let Phase::Aborted(status) = &self.phase {
+        if let SessionPhase::Aborted(status) = &self.phase {
             return Err(Status::clone(status));
         }
         let limits = Arc::clone(&self.config.limits);
@@ -311,7 +310,7 @@ impl Session {
 
     /// The id of a node; `None` once it is forgotten, or the session aborted.
     #[must_use]
-    pub fn id(&self, node: NodeKey) -> Option<&Id> {
+    pub fn id(&self, node: NodeKey) -> Option<&NodeId> {
         self.store.has(node).then(|| &self.store.get(node).id)
     }
 
@@ -325,7 +324,7 @@ impl Session {
     #[must_use]
     pub const fn aborted(&self) -> Option<&Arc<Status>> {
         match &self.phase {
-            Phase::Aborted(status) => Some(status),
+            SessionPhase::Aborted(status) => Some(status),
             _ => None,
         }
     }
@@ -333,13 +332,16 @@ impl Session {
     /// Whether the session is over.
     #[must_use]
     pub const fn is_closed(&self) -> bool {
-        matches!(self.phase, Phase::Aborted(_) | Phase::Finished)
+        matches!(
+            self.phase,
+            SessionPhase::Aborted(_) | SessionPhase::Finished
+        )
     }
 
     /// Whether the peer has said its last word (EV-109).
     #[must_use]
     pub fn is_half_closed(&self) -> bool {
-        self.phase == Phase::HalfClosed
+        self.phase == SessionPhase::HalfClosed
     }
 
     /// Bytes held, as the retained quota counts them (EV-801).
@@ -356,7 +358,7 @@ impl Session {
 
     /// What was counted so far (EV-904).
     #[must_use]
-    pub const fn stats(&self) -> Stats {
+    pub const fn stats(&self) -> SessionStats {
         self.stats
     }
 
@@ -379,7 +381,7 @@ impl Session {
             .as_ref()
             .and_then(|chunk| chunk.payload.as_ref());
         self.stats.bytes_in += payload.map_or(0, Payload::len) as u64;
-        if self.config.manners.lax_seq {
+        if self.config.capabilities.lax_seq {
             let Some(seq) = self.store.lax_seq(&fragment) else {
                 self.stats.discarded += 1;
                 return Ok(());
@@ -388,36 +390,36 @@ impl Session {
         }
         let seq = u32::try_from(fragment.seq).unwrap_or_default();
         let lists = !fragment.children.is_empty();
-        let rules = Rules {
+        let rules = AcceptanceRules {
             limits: &self.config.limits,
             mode: self.config.metadata,
             references: self.config.references,
             copy_below,
-            joins: self.config.manners.joins,
-            mixes: self.config.manners.mixes,
+            joins: self.config.capabilities.joins,
+            mixes: self.config.capabilities.mixes,
         };
         let accepted = self.store.accept(fragment, &rules)?;
         let key = match accepted {
-            Accepted::Duplicate => {
+            Acceptance::Duplicate => {
                 self.stats.duplicates += 1;
                 return Ok(());
             }
-            Accepted::Discarded => {
+            Acceptance::Discarded => {
                 self.stats.discarded += 1;
                 return Ok(());
             }
-            Accepted::Held(key) | Accepted::Grown(key) | Accepted::Complete(key) => key,
+            Acceptance::Buffered(key) | Acceptance::Grown(key) | Acceptance::Complete(key) => key,
         };
         if lists {
             self.look_for_cycles(key, seq)?;
             self.inbound.closures_changed();
         }
-        if !matches!(accepted, Accepted::Held(_)) {
+        if !matches!(accepted, Acceptance::Buffered(_)) {
             self.wake(key);
         }
-        if let Owner::Peer(Some(action)) = self.store.get(key).owner {
+        if let NodeProducer::Peer(Some(action)) = self.store.get(key).owner {
             self.is_answered(action);
-            if matches!(accepted, Accepted::Complete(_)) {
+            if matches!(accepted, Acceptance::Complete(_)) {
                 self.output_complete(action);
             }
         }
@@ -463,7 +465,7 @@ impl Session {
         if cursor_is_ours {
             self.leaves_ready = true;
         } else {
-            self.emit(Output::Ready(id));
+            self.emit(SessionOutput::Ready(id));
         }
     }
 
@@ -476,12 +478,12 @@ impl Session {
         if entry.incomplete == 0 {
             self.actions.remove(action);
             self.inbound.closures_changed();
-            self.emit(Output::Done(action));
+            self.emit(SessionOutput::Done(action));
         }
     }
 
     /// Tells the shell something, unless its last word was said.
-    fn emit(&mut self, output: Output) {
+    fn emit(&mut self, output: SessionOutput) {
         if !self.is_closed() {
             self.events.push_back(output);
         }

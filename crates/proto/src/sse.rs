@@ -1,9 +1,8 @@
 //! Server-sent events as a client reads them.
 //!
-//! Owns: [`Events`]: lines, fields and the blank line that ends an event, whatever pieces the bytes come in. Refuses to
-//! know: HTTP, what the data mean. Strict where it matters, for an event counts only with its blank line; tolerant where
-//! servers differ: LF, CRLF or CR, a space after the colon or none, comments, fields that nobody asked for, a byte order
-//! mark, any number of `data` lines.
+//! Strict where it matters, for an event counts only with its blank line; tolerant where servers differ: LF, CRLF or
+//! CR, a space after the colon or none, comments, fields that nobody asked for, a byte order mark, any number of
+//! `data` lines.
 //!
 //! ```text
 //!   bytes ──push──► lines ──► data: … ──blank line──► Event        the body's end ──finish──► whether one was cut off
@@ -16,14 +15,14 @@ use bytes::{Buf, Bytes, BytesMut};
 
 /// How much an event may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct SseLimits {
     /// Bytes of one line.
     pub line_bytes: usize,
     /// Bytes of one event's data.
     pub event_bytes: usize,
 }
 
-impl Default for Limits {
+impl Default for SseLimits {
     fn default() -> Self {
         Self {
             line_bytes: 8 << 20,
@@ -48,7 +47,7 @@ pub enum Violation {
 
 /// One event that has data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Event {
+pub struct SseEvent {
     /// Its type; empty if it has none.
     pub name: Bytes,
     /// Its id, or that of the last event before it that had one; empty if none did.
@@ -59,8 +58,8 @@ pub struct Event {
 
 /// Reads events out of bytes. What is pushed is held until [`next`](Self::next) has given everything before it.
 #[derive(Clone, Debug, Default)]
-pub struct Events {
-    limits: Limits,
+pub struct SseReader {
+    limits: SseLimits,
     buf: BytesMut,
     /// So many bytes of `buf` hold no line's end.
     scanned: usize,
@@ -70,22 +69,22 @@ pub struct Events {
     begun: bool,
     name: Bytes,
     id: Bytes,
-    data: Data,
+    data: EventData,
 }
 
 /// The data of the event that is being read; mostly one line, which is then not copied.
 #[derive(Clone, Debug, Default)]
-enum Data {
+enum EventData {
     #[default]
     None,
     One(Bytes),
     Many(BytesMut),
 }
 
-impl Events {
+impl SseReader {
     /// A reader with these limits.
     #[must_use]
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: SseLimits) -> Self {
         Self {
             limits,
             ..Self::default()
@@ -105,7 +104,7 @@ impl Events {
         clippy::should_implement_trait,
         reason = "an iterator's end is for ever, and this one goes on with the next bytes"
     )]
-    pub fn next(&mut self) -> Result<Option<Event>, Violation> {
+    pub fn next(&mut self) -> Result<Option<SseEvent>, Violation> {
         while let Some(line) = self.line()? {
             if !line.is_empty() {
                 self.field(&line)?;
@@ -113,12 +112,12 @@ impl Events {
             }
             let name = std::mem::take(&mut self.name);
             let data = match std::mem::take(&mut self.data) {
-                Data::None => continue,
-                Data::One(data) => data,
-                Data::Many(data) => data.freeze(),
+                EventData::None => continue,
+                EventData::One(data) => data,
+                EventData::Many(data) => data.freeze(),
             };
             let id = self.id.clone();
-            return Ok(Some(Event { name, id, data }));
+            return Ok(Some(SseEvent { name, id, data }));
         }
         Ok(None)
     }
@@ -128,7 +127,7 @@ impl Events {
     /// # Errors
     /// [`Violation::Cut`] if that was within an event or a line.
     pub fn finish(&self) -> Result<(), Violation> {
-        if self.buf.is_empty() && matches!(self.data, Data::None) {
+        if self.buf.is_empty() && matches!(self.data, EventData::None) {
             Ok(())
         } else {
             Err(Violation::Cut)
@@ -189,22 +188,22 @@ impl Events {
     }
 
     fn more(&mut self, line: Bytes) -> Result<(), Violation> {
-        let held = match &self.data {
-            Data::None => 0,
-            Data::One(data) => data.len() + 1,
-            Data::Many(data) => data.len() + 1,
+        let retained = match &self.data {
+            EventData::None => 0,
+            EventData::One(data) => data.len() + 1,
+            EventData::Many(data) => data.len() + 1,
         };
-        if held + line.len() > self.limits.event_bytes {
+        if retained + line.len() > self.limits.event_bytes {
             return Err(Violation::EventTooLarge(self.limits.event_bytes));
         }
         self.data = match std::mem::take(&mut self.data) {
-            Data::None => Data::One(line),
-            Data::One(data) => {
-                let mut both = BytesMut::with_capacity(held + line.len());
+            EventData::None => EventData::One(line),
+            EventData::One(data) => {
+                let mut both = BytesMut::with_capacity(retained + line.len());
                 both.extend_from_slice(&data);
-                Data::Many(joined(both, &line))
+                EventData::Many(joined(both, &line))
             }
-            Data::Many(data) => Data::Many(joined(data, &line)),
+            EventData::Many(data) => EventData::Many(joined(data, &line)),
         };
         Ok(())
     }

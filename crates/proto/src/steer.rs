@@ -1,8 +1,7 @@
 //! The interface through which something steers one sequence, token by token.
 //!
-//! Owns: the callbacks of the AICI document as a Rust trait ([`Steer`]) and what they may answer.
-//! Refuses to know: Wasm, shared memory, models, clocks, JSON. A Wasm controller, a runtime in another
-//! process and a native constraint stand behind it alike (DESIGN section 5, AI-801, D-12).
+//! A Wasm controller, a runtime in another process and a native constraint stand behind it alike (DESIGN section 5,
+//! AI-801, D-12).
 //!
 //! ```text
 //!   pre ──► mid_begin ──► (forward pass) ──► mid_poll … ──► (sample) ──► post ──► pre …
@@ -164,7 +163,7 @@ pub enum Post {
 /// Why a steerer gave up. The sequence ends as `controller-failed` with this reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}: {message}")]
-pub struct Failure {
+pub struct SteerFailure {
     /// The short, stable name (`trap`, `timeout`, `constraint_failed`, `deadlock` …).
     pub reason: &'static str,
     /// For people; safe for strangers.
@@ -172,7 +171,7 @@ pub struct Failure {
 }
 
 /// One answer of a steerer.
-pub type Steered<T> = Result<T, Failure>;
+pub type Steered<T> = Result<T, SteerFailure>;
 
 /// Steers one sequence. The engine calls the methods in the order of the module's diagram.
 pub trait Steer: Send {

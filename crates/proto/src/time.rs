@@ -1,7 +1,6 @@
 //! Time as the cores see it: a value that is passed in.
 //!
-//! Owns: the one instant type of every state machine (session, scheduler, timers).
-//! Refuses to know: any clock. The shells read clocks; a simulator makes instants up (D-4).
+//! The shells read clocks; a simulator makes instants up (D-4).
 
 use std::fmt;
 use std::ops::{Add, Sub};

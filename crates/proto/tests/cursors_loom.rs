@@ -24,10 +24,12 @@ use std::task::Waker;
 use bytes::Bytes;
 use loom::future::block_on;
 use loom::thread;
-use sapwood_proto::evergreen::{Chunk, Fragment, Message, Metadata, Payload};
-use sapwood_proto::session::{Config, CursorId, Limits, Live, NodeKey, Read, Session, Side};
+use sapwood_proto::evergreen::{Chunk, Fragment, Metadata, Payload, WireMessage};
+use sapwood_proto::session::{
+    Config, CursorId, CursorRead, Live, NodeKey, SessionLimits, SessionMachine, Side,
+};
 use sapwood_proto::time::Time;
-use shared::Shared;
+use shared::SharedSession;
 
 fn check(model: impl Fn() + Sync + Send + 'static) {
     let mut checker = loom::model::Builder::new();
@@ -36,16 +38,16 @@ fn check(model: impl Fn() + Sync + Send + 'static) {
     checker.check(model);
 }
 
-fn session(limits: Limits) -> Shared {
+fn session(limits: SessionLimits) -> SharedSession {
     let config = Config {
         limits: Arc::new(limits),
         ..Config::default()
     };
-    Shared::new(Session::new(Side::Server, config, Time::ZERO))
+    SharedSession::new(SessionMachine::new(Side::Server, config, Time::ZERO))
 }
 
 /// One byte of the node `n`.
-fn fragment(seq: i32, last: bool) -> Message {
+fn fragment(seq: i32, last: bool) -> WireMessage {
     let metadata = (seq == 0).then(|| Arc::new(Metadata::of("text/plain")));
     let chunk = Chunk {
         metadata,
@@ -58,20 +60,20 @@ fn fragment(seq: i32, last: bool) -> Message {
         chunk: Some(chunk),
         ..Fragment::default()
     };
-    Message {
+    WireMessage {
         fragments: [fragment].into_iter().collect(),
-        ..Message::default()
+        ..WireMessage::default()
     }
 }
 
 /// Bytes up to the end, read as a task reads; closes the cursor.
-fn read_all(shared: &Shared, cursor: CursorId) -> usize {
+fn read_all(shared: &SharedSession, cursor: CursorId) -> usize {
     let mut bytes = 0;
     loop {
         let read = block_on(poll_fn(|cx| shared.with(|live| live.poll_read(cursor, cx))));
         match read {
-            Read::Piece(piece) => bytes += piece.data.len(),
-            Read::End => break,
+            CursorRead::Piece(piece) => bytes += piece.data.len(),
+            CursorRead::End => break,
             other => panic!("{other:?}"),
         }
     }
@@ -79,7 +81,7 @@ fn read_all(shared: &Shared, cursor: CursorId) -> usize {
     bytes
 }
 
-fn node(shared: &Shared) -> NodeKey {
+fn node(shared: &SharedSession) -> NodeKey {
     shared
         .with(|live| live.machine().node("n"))
         .expect("an empty session takes a node")
@@ -88,7 +90,7 @@ fn node(shared: &Shared) -> NodeKey {
 #[test]
 fn ev_503_every_reader_of_a_node_is_woken_by_what_arrives() {
     check(|| {
-        let shared = session(Limits::default());
+        let shared = session(SessionLimits::default());
         let key = node(&shared);
         let [one, other] = [(); 2].map(|()| shared.with(|live| live.machine().open(key, None)));
         let connection = {
@@ -114,15 +116,15 @@ fn ev_503_every_reader_of_a_node_is_woken_by_what_arrives() {
 #[test]
 fn ev_503_a_reader_that_leaves_while_it_waits_takes_nobody_along() {
     check(|| {
-        let shared = session(Limits::default());
+        let shared = session(SessionLimits::default());
         let key = node(&shared);
-        let [one, leaving] = [(); 2].map(|()| shared.with(|live| live.machine().open(key, None)));
+        let [one, departing] = [(); 2].map(|()| shared.with(|live| live.machine().open(key, None)));
         let left = {
             let shared = shared.clone();
             thread::spawn(move || {
                 let mut cx = std::task::Context::from_waker(Waker::noop());
-                let _whatever = shared.with(|live| live.poll_read(leaving, &mut cx));
-                shared.with(|live| live.close_cursor(leaving));
+                let _whatever = shared.with(|live| live.poll_read(departing, &mut cx));
+                shared.with(|live| live.close_cursor(departing));
             })
         };
         let connection = {
@@ -142,9 +144,9 @@ fn ev_503_a_reader_that_leaves_while_it_waits_takes_nobody_along() {
 #[test]
 fn ev_803_a_producer_without_room_is_woken_when_the_transport_takes() {
     check(|| {
-        let limits = Limits {
+        let limits = SessionLimits {
             outbound_queue_bytes: 1,
-            ..Limits::default()
+            ..SessionLimits::default()
         };
         let shared = session(limits);
         let key = node(&shared);

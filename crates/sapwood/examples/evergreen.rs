@@ -4,14 +4,16 @@ use std::io::Write;
 
 use futures::StreamExt;
 use sapwood::kernel::{Kernel, args, connect::evergreen::import};
-use sapwood::net::evergreen::{Address, Options, Session};
+use sapwood::net::evergreen::{ClientSession, ClientSessionOptions, ServerAddress};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = std::env::args()
         .nth(1)
         .unwrap_or_else(|| "http://127.0.0.1:8000".into());
-    let session = Session::connect(&Address::new(server), Options::default()).await?;
+    let session =
+        ClientSession::connect(&ServerAddress::new(server), ClientSessionOptions::default())
+            .await?;
     let kernel = Kernel::default();
     kernel.add_all(import(&session).await?)?;
     let mut run = kernel.run::<String>("GENERATE", args! { prompt: "Why is the sky blue?" });

@@ -3,12 +3,15 @@
 
 use futures::StreamExt;
 use sapwood::kernel::{Kernel, args, connect::evergreen::import};
-use sapwood::net::evergreen::{Address, Options, Session};
+use sapwood::net::evergreen::{ClientSession, ClientSessionOptions, ServerAddress};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let session =
-        Session::connect(&Address::new("http://127.0.0.1:8000"), Options::default()).await?;
+    let session = ClientSession::connect(
+        &ServerAddress::new("http://127.0.0.1:8000"),
+        ClientSessionOptions::default(),
+    )
+    .await?;
     let kernel = Kernel::default();
     kernel.add_all(import(&session).await?)?;
     let mut run = kernel.run::<String>(

@@ -1,7 +1,4 @@
 //! The commands and their flags.
-//!
-//! Owns: the tree of commands, and how flags become a layer of the configuration. Refuses to know: what the commands
-//! do; each stands in a file of its own.
 
 mod chat;
 mod completions;
@@ -25,7 +22,7 @@ use sapwood_proto::secret::{Secret, SecretUrl};
 use crate::client::HERE;
 use crate::config::layers::{Flags, Layers, list};
 use crate::config::{Config, DEMO};
-use crate::failure::{Exit, Failure};
+use crate::failure::{CliError, Exit};
 
 /// One server, runtime and library for streaming generative AI.
 #[derive(Debug, Parser)]
@@ -39,7 +36,7 @@ struct Cli {
     #[command(flatten)]
     common: Common,
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
 }
 
 #[derive(Debug, Args)]
@@ -53,25 +50,25 @@ struct Common {
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum CliCommand {
     /// Serve models on one port until told to go
-    Serve(serve::Serve),
+    Serve(serve::ServeCommand),
     /// Speak LMTP over standard input and output, one message a line
-    Lmtp(lmtp::Lmtp),
+    Lmtp(lmtp::LmtpCommand),
     /// Talk to a model; line by line when standard input is no terminal
-    Chat(chat::Chat),
+    Chat(chat::ChatArgs),
     /// Call a function and write what it gives, as it comes
-    Run(run::Run),
+    Run(run::RunArgs),
     /// List the models and functions that can be called
-    Models(models::Models),
+    Models(models::ModelsCommand),
     /// Look at this machine and say what would keep Sapwood from working
-    Doctor(doctor::Doctor),
+    Doctor(doctor::DoctorCommand),
     /// Show the configuration in force
-    Config(config::Command),
+    Config(config::ConfigCommand),
     /// Make API keys
-    Key(key::Command),
+    Key(key::KeyCommand),
     /// Check files of scripted models
-    Mock(mock::Command),
+    Mock(mock::MockCommand),
     /// Print a completion script for a shell
     Completions(completions::Completions),
     /// Load a file and compute a few tokens, for a server that is about to load it
@@ -114,7 +111,7 @@ impl ModelFlags {
         .find_map(|(flag, given)| given.then_some(flag))
     }
 
-    fn set(&self, flags: &mut Flags) -> Result<(), Failure> {
+    fn set(&self, flags: &mut Flags) -> Result<(), CliError> {
         if !self.model.is_empty() {
             let models = self
                 .model
@@ -136,7 +133,7 @@ impl ModelFlags {
 }
 
 /// `NAME=PATH`, or `PATH` under the name of the file without its extension; `demo` is the model in the binary.
-fn model_entry(given: &str) -> Result<Value, Failure> {
+fn model_entry(given: &str) -> Result<Value, CliError> {
     if given == DEMO {
         let demo = Dict::from([("name".into(), Value::from(DEMO))]);
         return Ok(Value::from(demo));
@@ -153,7 +150,7 @@ fn model_entry(given: &str) -> Result<Value, Failure> {
         }
     };
     if name.is_empty() || path.is_empty() {
-        return Err(Failure::usage(format!(
+        return Err(CliError::usage(format!(
             "--model {given}: write --model PATH or --model NAME=PATH"
         )));
     }
@@ -193,15 +190,15 @@ impl ClientFlags {
 
 /// Where to call: a server, or models in this process.
 #[derive(Debug, Default, Args)]
-struct PlaceFlags {
+struct TargetFlags {
     #[command(flatten)]
     models: ModelFlags,
     #[command(flatten)]
     client: ClientFlags,
 }
 
-impl PlaceFlags {
-    fn set(&self, flags: &mut Flags) -> Result<(), Failure> {
+impl TargetFlags {
+    fn set(&self, flags: &mut Flags) -> Result<(), CliError> {
         self.models.set(flags)?;
         self.client.set(flags);
         Ok(())
@@ -209,13 +206,13 @@ impl PlaceFlags {
 
     /// The configuration of a command that calls, and its logs, which are quiet unless asked to talk. Flags that name an engine
     /// mean one in this process, whatever server there is (D-52).
-    fn begin(&self, common: &Common) -> Result<Config, Failure> {
+    fn begin(&self, common: &Common) -> Result<Config, CliError> {
         let mut flags = Flags::default();
         self.set(&mut flags)?;
         if let Some(engine) = self.models.named() {
             match &self.client.server {
                 Some(url) if url.expose() != HERE => {
-                    return Err(Failure::usage(format!(
+                    return Err(CliError::usage(format!(
                         "{engine} is for a model in this process, and --server {url} names one elsewhere: leave one of them out"
                     )));
                 }
@@ -225,7 +222,7 @@ impl PlaceFlags {
         let layers = common.layers(flags)?;
         let config = layers.config()?;
         crate::logs::Logs::start(log_filter(&config, common.log.as_deref()))?;
-        layers.tell_strangers();
+        layers.warn_unknown_keys();
         Ok(config)
     }
 }
@@ -240,18 +237,18 @@ fn log_filter<'a>(config: &'a Config, given: Option<&'a str>) -> &'a str {
 
 impl Common {
     /// The configuration under these flags.
-    fn layers(&self, mut flags: Flags) -> Result<Layers, Failure> {
+    fn layers(&self, mut flags: Flags) -> Result<Layers, CliError> {
         flags.set("log", "--log", self.log.clone());
         Layers::read(self.config.as_deref(), flags)
     }
 
-    fn config(&self, flags: Flags) -> Result<Config, Failure> {
+    fn config(&self, flags: Flags) -> Result<Config, CliError> {
         self.layers(flags)?.config()
     }
 }
 
 /// Runs the command that the arguments name.
-pub(crate) fn main() -> Result<Exit, Failure> {
+pub(crate) fn main() -> Result<Exit, CliError> {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -265,27 +262,27 @@ pub(crate) fn main() -> Result<Exit, Failure> {
         }
     };
     match cli.command {
-        Command::Serve(command) => wait(command.run(cli.common)),
-        Command::Lmtp(command) => wait(command.run(&cli.common)),
-        Command::Chat(command) => wait(command.run(&cli.common)),
-        Command::Run(command) => wait(command.run(&cli.common)),
-        Command::Models(command) => wait(command.run(&cli.common)),
-        Command::Doctor(command) => command.run(&cli.common),
-        Command::Config(command) => command.run(&cli.common),
-        Command::Key(command) => command.run(),
-        Command::Mock(command) => command.run(),
-        Command::Completions(command) => command.run(&mut Cli::command()),
+        CliCommand::Serve(command) => wait(command.run(cli.common)),
+        CliCommand::Lmtp(command) => wait(command.run(&cli.common)),
+        CliCommand::Chat(command) => wait(command.run(&cli.common)),
+        CliCommand::Run(command) => wait(command.run(&cli.common)),
+        CliCommand::Models(command) => wait(command.run(&cli.common)),
+        CliCommand::Doctor(command) => command.run(&cli.common),
+        CliCommand::Config(command) => command.run(&cli.common),
+        CliCommand::Key(command) => command.run(),
+        CliCommand::Mock(command) => command.run(),
+        CliCommand::Completions(command) => command.run(&mut Cli::command()),
         #[cfg(feature = "embedded")]
-        Command::TryModel(command) => command.run(),
+        CliCommand::TryModel(command) => command.run(),
     }
 }
 
 /// Drives a command that talks to sockets, models or people.
-fn wait(command: impl Future<Output = Result<Exit, Failure>>) -> Result<Exit, Failure> {
+fn wait(command: impl Future<Output = Result<Exit, CliError>>) -> Result<Exit, CliError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build();
-    let runtime = runtime.map_err(|error| Failure::new(format!("cannot start: {error}")))?;
+    let runtime = runtime.map_err(|error| CliError::new(format!("cannot start: {error}")))?;
     let ended = runtime.block_on(command);
     // A thread that still reads standard input must not keep the process.
     runtime.shutdown_background();

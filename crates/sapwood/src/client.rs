@@ -1,6 +1,4 @@
 //! Where `chat`, `run` and `models` find their functions: on a server, or in this process.
-//!
-//! Owns: that choice, the goodbye to a server, and what a failed call says to a user. Refuses to know: what is called.
 
 use std::time::Duration;
 
@@ -8,22 +6,22 @@ use sapwood_engine::recommended::RecommendedSampling;
 use sapwood_kernel::connect::evergreen::Listing;
 use sapwood_kernel::connect::{evergreen, triton};
 use sapwood_kernel::{Error, Fun, Kernel};
-use sapwood_net::evergreen::{Address, Options, Session};
-use sapwood_net::triton::{Address as TritonAddress, Client as TritonClient};
+use sapwood_net::evergreen::{ClientSession, ClientSessionOptions, ServerAddress};
+use sapwood_net::triton::{TritonAddress, TritonClient};
 use sapwood_net::{NO_ANSWER, UNTRUSTED};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
 use sapwood_proto::secret::masked;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::config::endpoint::Access;
+use crate::config::endpoint::ServerAccess;
 use crate::config::{Config, DEMO};
-use crate::failure::{Exit, Failure};
-use crate::models::Planned;
+use crate::failure::{CliError, Exit};
+use crate::models::PlannedModel;
 use crate::{models, serving};
 
 /// Functions to call, wherever they run.
-pub(crate) struct Place {
+pub(crate) struct ClientTarget {
     pub(crate) kernel: Kernel,
     /// The model of calls that name none.
     pub(crate) default: Option<String>,
@@ -32,10 +30,10 @@ pub(crate) struct Place {
     /// The model that is part of the binary, if it runs in this process.
     demo: Option<String>,
     /// With the server, if there is one.
-    session: Option<Session>,
+    session: Option<ClientSession>,
 }
 
-impl Place {
+impl ClientTarget {
     /// The names of its models.
     pub(crate) fn models(&self) -> Vec<String> {
         let specs = self.kernel.specs();
@@ -87,7 +85,7 @@ impl Place {
         }
     }
 
-    fn of_this_process(kernel: Kernel, config: &Config, planned: &[Planned]) -> Self {
+    fn of_this_process(kernel: Kernel, config: &Config, planned: &[PlannedModel]) -> Self {
         let demo = planned.iter().find(|model| model.is_demo());
         Self {
             kernel,
@@ -109,7 +107,7 @@ impl Place {
 
 /// Half-closes a session and waits for its end. A server that does not answer the goodbye must not hold anybody up:
 /// then the connection is just dropped.
-pub(crate) async fn leave(session: Session) {
+pub(crate) async fn leave(session: ClientSession) {
     match tokio::time::timeout(GOODBYE, session.close()).await {
         Ok(Ok(())) => {}
         Ok(Err(status)) => tracing::debug!(code = %status.code, "the session had ended before"),
@@ -121,9 +119,9 @@ pub(crate) async fn leave(session: Session) {
 ///
 /// # Errors
 /// [`Exit::Unreachable`] if a server is named and does not answer; [`Exit::Model`] if the model cannot be loaded.
-pub(crate) async fn open(config: &Config) -> Result<Place, Failure> {
+pub(crate) async fn open(config: &Config) -> Result<ClientTarget, CliError> {
     match find(config).await? {
-        Some(place) => Ok(place),
+        Some(target) => Ok(target),
         None => here(config).await,
     }
 }
@@ -132,17 +130,17 @@ pub(crate) async fn open(config: &Config) -> Result<Place, Failure> {
 ///
 /// # Errors
 /// As [`open`].
-pub(crate) async fn look(config: &Config) -> Result<Place, Failure> {
-    if let Some(place) = find(config).await? {
-        return Ok(place);
+pub(crate) async fn look(config: &Config) -> Result<ClientTarget, CliError> {
+    if let Some(target) = find(config).await? {
+        return Ok(target);
     }
     let planned = models::plan(config)?;
     let kernel = serving::kernel(config, &planned)?;
-    Ok(Place::of_this_process(kernel, config, &planned))
+    Ok(ClientTarget::of_this_process(kernel, config, &planned))
 }
 
 /// The server to use, if there is one.
-async fn find(config: &Config) -> Result<Option<Place>, Failure> {
+async fn find(config: &Config) -> Result<Option<ClientTarget>, CliError> {
     if let Some(url) = &config.client.server {
         if url.expose() == HERE {
             return Ok(None);
@@ -156,7 +154,7 @@ async fn find(config: &Config) -> Result<Option<Place>, Failure> {
         return Ok(None);
     };
     match there(&local, config, LOCAL_TIMEOUT).await {
-        Ok(place) => Ok(Some(place)),
+        Ok(target) => Ok(Some(target)),
         // It is ours and does not let us in: running something else instead would only confuse.
         Err(status) if status.code == Code::Unauthenticated || status.reason == UNTRUSTED => {
             Err(unreachable(&local, &status))
@@ -185,7 +183,7 @@ fn local(config: &Config) -> Option<String> {
     Some(format!("{scheme}://{host}:{port}"))
 }
 
-async fn there(url: &str, config: &Config, timeout: Duration) -> Result<Place, Status> {
+async fn there(url: &str, config: &Config, timeout: Duration) -> Result<ClientTarget, Status> {
     let kernel = Kernel::new();
     let broken = |error: Error| Status::other(error.code(), "", error.to_string());
     let access = config.client.access();
@@ -196,7 +194,7 @@ async fn there(url: &str, config: &Config, timeout: Duration) -> Result<Place, S
     let silent = || Status::other(Code::Unavailable, SILENT, "it says nothing");
     let (session, listing) = joined.map_err(|_| silent())??;
     kernel.add_all(listing.functions).map_err(broken)?;
-    Ok(Place {
+    Ok(ClientTarget {
         kernel,
         default: listing.default_target.map(|name| name.as_str().to_owned()),
         url: Some(masked(url)),
@@ -206,8 +204,8 @@ async fn there(url: &str, config: &Config, timeout: Duration) -> Result<Place, S
 }
 
 /// The server at `url`, where we are let in as `access` says.
-pub(crate) fn address(url: &str, access: Access, timeout: Duration) -> Address {
-    let mut address = Address::new(url);
+pub(crate) fn address(url: &str, access: ServerAccess, timeout: Duration) -> ServerAddress {
+    let mut address = ServerAddress::new(url);
     address.key = access.key;
     address.connect_timeout = timeout;
     address.authorities = access.authorities;
@@ -229,19 +227,19 @@ pub(crate) fn warn_of_plain_text(server: &str) {
 ///
 /// # Errors
 /// Nobody answers, the server refuses, or what it lists cannot be read.
-pub(crate) async fn join(address: &Address) -> Result<(Session, Listing), Status> {
-    let options = Options {
+pub(crate) async fn join(address: &ServerAddress) -> Result<(ClientSession, Listing), Status> {
+    let options = ClientSessionOptions {
         partial_failure: true,
-        ..Options::default()
+        ..ClientSessionOptions::default()
     };
-    let session = Session::connect(address, options).await?;
+    let session = ClientSession::connect(address, options).await?;
     let broken = |error: Error| Status::other(error.code(), "", error.to_string());
     let listing = evergreen::list(&session).await.map_err(broken)?;
     Ok((session, listing))
 }
 
 /// The Triton server at `url`, where we are let in as `access` says.
-pub(crate) fn triton_address(url: &str, access: Access, timeout: Duration) -> TritonAddress {
+pub(crate) fn triton_address(url: &str, access: ServerAccess, timeout: Duration) -> TritonAddress {
     let mut address = TritonAddress::new(url);
     address.key = access.key;
     address.connect_timeout = timeout;
@@ -268,14 +266,14 @@ pub(crate) async fn join_triton(
 }
 
 /// Refused is answered: only silence is unreachable.
-pub(crate) fn unreachable(url: &str, status: &Status) -> Failure {
+pub(crate) fn unreachable(url: &str, status: &Status) -> CliError {
     if status.reason == UNTRUSTED {
         let what = format!(
             "{url}: {}; if it is meant, name the authority that signed its certificate with --ca FILE (client.ca), or \
              correct the address",
             status.message
         );
-        return Failure::exit(Exit::Unreachable, what);
+        return CliError::exit(Exit::Unreachable, what);
     }
     if status.reason == SILENT {
         let what = format!(
@@ -283,24 +281,24 @@ pub(crate) fn unreachable(url: &str, status: &Status) -> Failure {
              http:// or https:// is right), and start it again if it is one that hangs",
             ANSWER_TIMEOUT.as_secs()
         );
-        return Failure::exit(Exit::Unreachable, what);
+        return CliError::exit(Exit::Unreachable, what);
     }
     match status.code {
-        Code::Unauthenticated | Code::PermissionDenied => Failure::new(format!(
+        Code::Unauthenticated | Code::PermissionDenied => CliError::new(format!(
             "{url} does not let us in: {}; give a key with --api-key or SAPWOOD_CLIENT_KEY",
             status.message
         )),
         Code::InvalidRequest | Code::Unimplemented => {
-            Failure::usage(format!("--server {url}: {}", status.message))
+            CliError::usage(format!("--server {url}: {}", status.message))
         }
-        Code::Unavailable if status.reason == NO_ANSWER => Failure::exit(
+        Code::Unavailable if status.reason == NO_ANSWER => CliError::exit(
             Exit::Unreachable,
             format!(
                 "no server answers at {url}; start one with `sapwood serve`, or correct the address"
             ),
         ),
         // Somebody does: to start another one would not help.
-        _ => Failure::exit(
+        _ => CliError::exit(
             Exit::Unreachable,
             format!("the server at {url} cannot be used: {}", status.message),
         ),
@@ -308,16 +306,16 @@ pub(crate) fn unreachable(url: &str, status: &Status) -> Failure {
 }
 
 /// Loads the configured models into this process.
-async fn here(config: &Config) -> Result<Place, Failure> {
+async fn here(config: &Config) -> Result<ClientTarget, CliError> {
     let planned = models::plan(config)?;
     let kernel = serving::kernel(config, &planned)?;
-    let place = Place::of_this_process(kernel, config, &planned);
-    serving::load(&place.kernel, planned, |_, _, _| {}).await?;
-    Ok(place)
+    let target = ClientTarget::of_this_process(kernel, config, &planned);
+    serving::load(&target.kernel, planned, |_, _, _| {}).await?;
+    Ok(target)
 }
 
 /// What a failed call says: the message, the finer reason, and what to do about it where we know.
-pub(crate) fn told(error: &Error) -> Failure {
+pub(crate) fn to_cli_error(error: &Error) -> CliError {
     let reason = match error.reason() {
         "" => String::new(),
         reason => format!(" ({reason})"),
@@ -327,14 +325,14 @@ pub(crate) fn told(error: &Error) -> Failure {
         Code::Overloaded | Code::RateLimited => "; try again later",
         _ => "",
     };
-    Failure::new(format!("{error}{reason}{hint}"))
+    CliError::new(format!("{error}{reason}{hint}"))
 }
 
 /// Ctrl-C from now on. Made once for each thing that can be interrupted: a listener made anew would miss what came
 /// between.
-pub(crate) fn interrupts() -> Result<Signal, Failure> {
+pub(crate) fn interrupts() -> Result<Signal, CliError> {
     signal(SignalKind::interrupt())
-        .map_err(|error| Failure::new(format!("cannot watch signals: {error}")))
+        .map_err(|error| CliError::new(format!("cannot watch signals: {error}")))
 }
 
 /// Instead of a URL: no server at all.

@@ -16,21 +16,21 @@ pub(crate) mod upstream;
 
 use std::path::PathBuf;
 
-use sapwood_proto::evergreen::Limits as Evergreen;
+use sapwood_proto::evergreen::SessionLimits as Evergreen;
 use sapwood_proto::secret::{Secret, SecretUrl};
 use sapwood_server::tls;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::failure::Failure;
-use endpoint::Endpoint;
-use generate::{Generate, ModelCompat, Tensor};
-use lmtp::Lmtp;
+use crate::failure::CliError;
+use endpoint::EndpointConfig;
+use generate::{GenerateFaceConfig, ModelCompat, TensorConfig};
+use lmtp::LmtpConfig;
 use ports::Preset;
-use references::References;
+use references::ReferencesConfig;
 use remote_model::RemoteModel;
-use span::Span;
-use trace::Trace;
-use upstream::Upstream;
+use span::Millis;
+use trace::TraceConfig;
+use upstream::UpstreamConfig;
 
 /// Whether the value of a dotted key, or what it stands below, is never shown when it cannot be read. What can be read is of a
 /// type that shows nothing ([`Secret`], [`SecretUrl`]).
@@ -77,22 +77,22 @@ pub(crate) struct Config {
     pub(crate) default_model: Option<String>,
     /// Functions for benchmarks and client tests (EV-511).
     pub(crate) test_functions: bool,
-    pub(crate) engine: Engine,
-    pub(crate) auth: Auth,
-    pub(crate) tls: Tls,
-    pub(crate) limits: Limits,
-    pub(crate) lmtp: Lmtp,
-    pub(crate) generate: Generate,
-    pub(crate) drain: Drain,
-    pub(crate) browser: Browser,
-    pub(crate) metrics: Metrics,
-    pub(crate) trace: Trace,
-    pub(crate) client: Client,
-    pub(crate) references: References,
+    pub(crate) engine: EngineConfig,
+    pub(crate) auth: AuthConfig,
+    pub(crate) tls: TlsConfig,
+    pub(crate) limits: LimitsConfig,
+    pub(crate) lmtp: LmtpConfig,
+    pub(crate) generate: GenerateFaceConfig,
+    pub(crate) drain: DrainConfig,
+    pub(crate) browser: BrowserConfig,
+    pub(crate) metrics: MetricsConfig,
+    pub(crate) trace: TraceConfig,
+    pub(crate) client: ClientConfig,
+    pub(crate) references: ReferencesConfig,
     /// Other servers whose functions are served here too.
-    pub(crate) upstreams: Vec<Endpoint>,
+    pub(crate) upstreams: Vec<EndpointConfig>,
     /// The models served. Without any, the demo model.
-    pub(crate) models: Vec<Model>,
+    pub(crate) models: Vec<ServedModelConfig>,
 }
 
 impl Default for Config {
@@ -106,18 +106,18 @@ impl Default for Config {
             log: "info".into(),
             default_model: None,
             test_functions: false,
-            engine: Engine::default(),
-            auth: Auth::default(),
-            tls: Tls::default(),
-            limits: Limits::default(),
-            lmtp: Lmtp::default(),
-            generate: Generate::default(),
-            drain: Drain::default(),
-            browser: Browser::default(),
-            metrics: Metrics::default(),
-            trace: Trace::default(),
-            client: Client::default(),
-            references: References::default(),
+            engine: EngineConfig::default(),
+            auth: AuthConfig::default(),
+            tls: TlsConfig::default(),
+            limits: LimitsConfig::default(),
+            lmtp: LmtpConfig::default(),
+            generate: GenerateFaceConfig::default(),
+            drain: DrainConfig::default(),
+            browser: BrowserConfig::default(),
+            metrics: MetricsConfig::default(),
+            trace: TraceConfig::default(),
+            client: ClientConfig::default(),
+            references: ReferencesConfig::default(),
             upstreams: Vec::new(),
             models: Vec::new(),
         }
@@ -127,7 +127,7 @@ impl Default for Config {
 /// What holds for every model that does not say otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct Engine {
+pub(crate) struct EngineConfig {
     /// Tokens of context per sequence; 0: what the model was trained for, at most 8,192.
     pub(crate) ctx: u32,
     /// Threads that compute; 0: one less than there are cores, so that the rest of the server has one.
@@ -152,7 +152,7 @@ pub(crate) struct Engine {
     /// A file that is loaded while others are served, or that the server can start without, is tried by a process of its own first.
     pub(crate) try_files: bool,
     /// A busy engine without a step for this long counts as stuck.
-    pub(crate) watchdog: Span,
+    pub(crate) watchdog: Millis,
 }
 
 /// Who shares what was computed of a prompt. Whoever does can tell by the time whether somebody has sent the like.
@@ -166,7 +166,7 @@ pub(crate) enum PrefixScope {
     Server,
 }
 
-impl Default for Engine {
+impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             ctx: 0,
@@ -179,7 +179,7 @@ impl Default for Engine {
             ageing_turns: 8,
             memory_bytes: 0,
             try_files: true,
-            watchdog: Span::seconds(30),
+            watchdog: Millis::seconds(30),
         }
     }
 }
@@ -187,12 +187,12 @@ impl Default for Engine {
 /// One model to serve.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Model {
+pub(crate) struct ServedModelConfig {
     /// The name under which it is called.
     pub(crate) name: String,
     /// What computes it.
     #[serde(default)]
-    pub(crate) backend: Backend,
+    pub(crate) backend: BackendConfig,
     /// The GGUF file of an embedded model; the model `demo` has none if it is that of the binary.
     #[serde(default)]
     pub(crate) path: Option<PathBuf>,
@@ -204,7 +204,7 @@ pub(crate) struct Model {
     pub(crate) scripted: Option<figment::value::Value>,
     /// Where a model of backend `upstream` is computed.
     #[serde(default)]
-    pub(crate) upstream: Option<Upstream>,
+    pub(crate) upstream: Option<UpstreamConfig>,
     /// Overrides `engine.ctx`.
     #[serde(default)]
     pub(crate) ctx: Option<u32>,
@@ -225,10 +225,10 @@ pub(crate) struct Model {
     pub(crate) versions: Option<Vec<u64>>,
     /// Its inputs at the Triton face; without any, those of every text model.
     #[serde(default)]
-    pub(crate) inputs: Vec<Tensor>,
+    pub(crate) inputs: Vec<TensorConfig>,
     /// Its outputs there.
     #[serde(default)]
-    pub(crate) outputs: Vec<Tensor>,
+    pub(crate) outputs: Vec<TensorConfig>,
     /// It may give any number of responses there, which is what it says of itself.
     #[serde(default)]
     pub(crate) decoupled: Option<bool>,
@@ -255,7 +255,7 @@ pub(crate) const DEMO: &str = "demo";
 /// What computes a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Backend {
+pub(crate) enum BackendConfig {
     /// llama.cpp in this process.
     #[default]
     Embedded,
@@ -269,7 +269,7 @@ pub(crate) enum Backend {
 /// Who may call.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct Auth {
+pub(crate) struct AuthConfig {
     /// One key that may do everything.
     #[serde(deserialize_with = "secret")]
     pub(crate) key: Option<Secret>,
@@ -284,7 +284,7 @@ pub(crate) struct Auth {
 /// TLS on the listener: with certificate and key it is on.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct Tls {
+pub(crate) struct TlsConfig {
     /// PEM file of the server's certificate and its chain.
     pub(crate) certificate: Option<PathBuf>,
     /// PEM file of its private key.
@@ -292,29 +292,29 @@ pub(crate) struct Tls {
     /// PEM file of the authority that signs clients' certificates; they are asked for one if it is set.
     pub(crate) client_ca: Option<PathBuf>,
     /// Whether a client without a certificate is turned away.
-    pub(crate) mtls: Mtls,
+    pub(crate) mtls: ClientCertificates,
 }
 
 /// Whether clients show a certificate of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Mtls {
+pub(crate) enum ClientCertificates {
     Optional,
     #[default]
     Required,
 }
 
-impl Tls {
+impl TlsConfig {
     /// What the server is given; none without TLS.
     ///
     /// # Errors
-    /// [`Failure::usage`] if files are missing that belong together.
-    pub(crate) fn files(&self) -> Result<Option<tls::Config>, Failure> {
+    /// [`CliError::usage`] if files are missing that belong together.
+    pub(crate) fn files(&self) -> Result<Option<tls::Config>, CliError> {
         let clients = self.client_ca.clone().map(|authority| tls::Clients {
             authority,
             mtls: match self.mtls {
-                Mtls::Optional => tls::Mtls::Optional,
-                Mtls::Required => tls::Mtls::Required,
+                ClientCertificates::Optional => tls::Mtls::Optional,
+                ClientCertificates::Required => tls::Mtls::Required,
             },
         });
         match (&self.certificate, &self.key) {
@@ -324,7 +324,7 @@ impl Tls {
                 clients,
             })),
             (None, None) if clients.is_none() => Ok(None),
-            _ => Err(Failure::usage(
+            _ => Err(CliError::usage(
                 "tls: TLS needs both tls.certificate (--tls-cert) and tls.key (--tls-key)",
             )),
         }
@@ -334,7 +334,7 @@ impl Tls {
 /// Limits of the listener, and of what may wait.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct Limits {
+pub(crate) struct LimitsConfig {
     /// Connections at a time; above it accepting pauses.
     pub(crate) connections: usize,
     /// Connections at a time from one address; one more is closed.
@@ -346,23 +346,23 @@ pub(crate) struct Limits {
     /// Header lines of a request, over each version of HTTP.
     pub(crate) headers: usize,
     /// A new connection must speak within this time.
-    pub(crate) handshake: Span,
+    pub(crate) handshake: Millis,
     /// A connection without a request for this long is closed.
-    pub(crate) idle: Span,
+    pub(crate) idle: Millis,
     /// A request's body may pause for this long, and of one with more than 4 KiB, 16 KiB must come in such a time.
-    pub(crate) body_idle: Span,
+    pub(crate) body_idle: Millis,
     /// Bytes of requests that are read at a time, of all callers together; what does not fit waits, then 503.
     pub(crate) body_bytes_total: usize,
     /// As many of one key, or of one address without a key.
     pub(crate) body_bytes_each: usize,
     /// How long a request waits for room among them.
-    pub(crate) body_bytes_wait: Span,
+    pub(crate) body_bytes_wait: Millis,
     /// Bytes of a refused request's body that are read before it is answered; without a valid key at most 1 MiB.
     pub(crate) drain_bytes: u64,
     /// A client that reads nothing of its answer for this long has it cut.
-    pub(crate) stall: Span,
+    pub(crate) stall: Millis,
     /// A request may take this long; a client may ask for less.
-    pub(crate) request: Span,
+    pub(crate) request: Millis,
     /// Bytes of one message of an Evergreen client, in any dialect; a longer one ends its session.
     pub(crate) max_message_bytes: usize,
     /// Evergreen sessions at a time; one more is refused.
@@ -378,18 +378,18 @@ pub(crate) struct Limits {
     /// How many of those one key, or one address without a key, may have.
     pub(crate) resumable_sessions_each: usize,
     /// How long such a session of Evergreen, or a stream of the Triton face, waits for its client.
-    pub(crate) resume_grace: Span,
+    pub(crate) resume_grace: Millis,
     /// A client that is asked to run a function that it has offered may take this long.
-    pub(crate) reverse_timeout: Span,
+    pub(crate) reverse_timeout: Millis,
     /// Requests that may wait for one model; one more is refused.
     pub(crate) queue_requests: usize,
     /// Prompt tokens that may wait for one model, together.
     pub(crate) queue_tokens: usize,
     /// A request that waits longer fails.
-    pub(crate) queue_timeout: Span,
+    pub(crate) queue_timeout: Millis,
 }
 
-impl Default for Limits {
+impl Default for LimitsConfig {
     fn default() -> Self {
         Self {
             connections: 20_000,
@@ -397,15 +397,15 @@ impl Default for Limits {
             streams_per_connection: 256,
             header_bytes: 65_536,
             headers: 100,
-            handshake: Span::seconds(10),
-            idle: Span::seconds(75),
-            body_idle: Span::seconds(30),
+            handshake: Millis::seconds(10),
+            idle: Millis::seconds(75),
+            body_idle: Millis::seconds(30),
             body_bytes_total: 160 << 20,
             body_bytes_each: 112 << 20,
-            body_bytes_wait: Span::seconds(5),
+            body_bytes_wait: Millis::seconds(5),
             drain_bytes: 128 << 20,
-            stall: Span::seconds(60),
-            request: Span::seconds(600),
+            stall: Millis::seconds(60),
+            request: Millis::seconds(600),
             max_message_bytes: Evergreen::default().max_message_bytes,
             sessions: 20_000,
             sessions_each: 10_000,
@@ -413,11 +413,11 @@ impl Default for Limits {
             retained_bytes_each: 2 << 30,
             resumable_sessions: 1_000,
             resumable_sessions_each: 250,
-            resume_grace: Span::seconds(60),
-            reverse_timeout: Span::seconds(60),
+            resume_grace: Millis::seconds(60),
+            reverse_timeout: Millis::seconds(60),
             queue_requests: 1_024,
             queue_tokens: 4_194_304,
-            queue_timeout: Span::seconds(60),
+            queue_timeout: Millis::seconds(60),
         }
     }
 }
@@ -425,18 +425,18 @@ impl Default for Limits {
 /// How the server goes away.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct Drain {
+pub(crate) struct DrainConfig {
     /// After the signal, new work is still taken for this long.
-    pub(crate) grace: Span,
+    pub(crate) grace: Millis,
     /// Then running work may take this long to finish.
-    pub(crate) deadline: Span,
+    pub(crate) deadline: Millis,
 }
 
-impl Default for Drain {
+impl Default for DrainConfig {
     fn default() -> Self {
         Self {
-            grace: Span::seconds(5),
-            deadline: Span::seconds(30),
+            grace: Millis::seconds(5),
+            deadline: Millis::seconds(30),
         }
     }
 }
@@ -444,12 +444,12 @@ impl Default for Drain {
 /// What `/metrics` says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct Metrics {
+pub(crate) struct MetricsConfig {
     /// Numbers of models stand there under Triton's names too.
     pub(crate) triton: bool,
 }
 
-impl Default for Metrics {
+impl Default for MetricsConfig {
     fn default() -> Self {
         Self { triton: true }
     }
@@ -458,7 +458,7 @@ impl Default for Metrics {
 /// What web pages may do.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct Browser {
+pub(crate) struct BrowserConfig {
     /// Origins that may call although they are not this host.
     pub(crate) origins: Vec<String>,
     /// Host names that browsers may use; empty: loopback names on a loopback listener, every name elsewhere.
@@ -468,7 +468,7 @@ pub(crate) struct Browser {
 /// What `chat`, `run` and `models` use.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct Client {
+pub(crate) struct ClientConfig {
     /// The server to talk to; `here`: none, the model runs in this process; unset: the local one if it is there, else
     /// `here`.
     pub(crate) server: Option<SecretUrl>,
@@ -483,26 +483,27 @@ impl Config {
     /// Checks what the types cannot say.
     ///
     /// # Errors
-    /// [`Failure::usage`], naming the key.
-    pub(crate) fn check(&self) -> Result<(), Failure> {
+    /// [`CliError::usage`], naming the key.
+    pub(crate) fn check(&self) -> Result<(), CliError> {
         let mut names: Vec<&str> = Vec::new();
         for model in &self.models {
             if model.name.is_empty() || model.name.chars().any(char::is_control) {
-                return Err(Failure::usage(
+                return Err(CliError::usage(
                     "models.name: a model needs a name without control characters",
                 ));
             }
             if names.contains(&model.name.as_str()) {
                 let what = format!("models.name: two models are called `{}`", model.name);
-                return Err(Failure::usage(what));
+                return Err(CliError::usage(what));
             }
-            if model.backend == Backend::Embedded && model.path.is_none() && !model.is_demo() {
+            if model.backend == BackendConfig::Embedded && model.path.is_none() && !model.is_demo()
+            {
                 let what = format!(
                     "models.path: the model `{}` needs the path of its GGUF file; only the demo model needs none, and is \
                      called `{DEMO}`",
                     model.name
                 );
-                return Err(Failure::usage(what));
+                return Err(CliError::usage(what));
             }
             model.check_upstream()?;
             model.check_served()?;
@@ -516,7 +517,7 @@ impl Config {
                 "default_model: no model is called `{name}`; there are: {}",
                 names.join(", ")
             );
-            return Err(Failure::usage(what));
+            return Err(CliError::usage(what));
         }
         self.check_sequences()?;
         self.limits.check()?;
@@ -529,7 +530,7 @@ impl Config {
     }
 
     /// Room is made for each sequence and each kept beginning before anything is computed.
-    fn check_sequences(&self) -> Result<(), Failure> {
+    fn check_sequences(&self) -> Result<(), CliError> {
         let engine = &self.engine;
         let of_engine = ("engine", Some(engine.parallel), Some(engine.kept_prefixes));
         let of_models = self.models.iter();
@@ -537,7 +538,7 @@ impl Config {
         for (table, parallel, kept_prefixes) in std::iter::once(of_engine).chain(of_models) {
             if parallel == Some(0) {
                 let what = format!("{table}.parallel: at least one sequence must run");
-                return Err(Failure::usage(what));
+                return Err(CliError::usage(what));
             }
             for (key, least, value) in [
                 ("parallel", 1, parallel),
@@ -545,7 +546,7 @@ impl Config {
             ] {
                 if value.is_some_and(|value| value > SEQUENCES_MOST) {
                     let what = format!("{table}.{key}: must be from {least} to {SEQUENCES_MOST}");
-                    return Err(Failure::usage(what));
+                    return Err(CliError::usage(what));
                 }
             }
         }
@@ -553,9 +554,9 @@ impl Config {
     }
 }
 
-impl Limits {
+impl LimitsConfig {
     /// Numbers for which room is made before anything comes are in bounds.
-    fn check(&self) -> Result<(), Failure> {
+    fn check(&self) -> Result<(), CliError> {
         for (key, value, least, most) in [
             // Below the least, HTTP has no room to begin.
             ("header_bytes", self.header_bytes as usize, 8 << 10, 1 << 20),
@@ -564,29 +565,29 @@ impl Limits {
         ] {
             if !(least..=most).contains(&value) {
                 let what = format!("limits.{key}: must be from {least} to {most}");
-                return Err(Failure::usage(what));
+                return Err(CliError::usage(what));
             }
         }
         Ok(())
     }
 }
 
-impl Model {
+impl ServedModelConfig {
     /// Whether it is the model that is part of the binary: that has its name, and no file.
     pub(crate) fn is_demo(&self) -> bool {
-        self.backend == Backend::Embedded && self.path.is_none() && self.name == DEMO
+        self.backend == BackendConfig::Embedded && self.path.is_none() && self.name == DEMO
     }
 
     /// A model that servers elsewhere compute says where they are, and no other does.
-    fn check_upstream(&self) -> Result<(), Failure> {
+    fn check_upstream(&self) -> Result<(), CliError> {
         let name = &self.name;
-        match (&self.upstream, self.backend == Backend::Upstream) {
+        match (&self.upstream, self.backend == BackendConfig::Upstream) {
             (Some(upstream), true) => upstream.check(name),
             (None, false) => Ok(()),
-            (None, true) => Err(Failure::usage(format!(
+            (None, true) => Err(CliError::usage(format!(
                 "models.upstream: the model `{name}` needs upstream.endpoints, the servers that compute it"
             ))),
-            (Some(_), false) => Err(Failure::usage(format!(
+            (Some(_), false) => Err(CliError::usage(format!(
                 "models.upstream: the model `{name}` is computed here unless it says backend = \"upstream\""
             ))),
         }
@@ -594,22 +595,22 @@ impl Model {
 }
 
 /// A message has room for its own frame, and a length that four bytes can tell.
-fn check_message_bytes(key: &str, value: usize) -> Result<(), Failure> {
+fn check_message_bytes(key: &str, value: usize) -> Result<(), CliError> {
     let bounds = MESSAGE_BYTES_LEAST..=MESSAGE_BYTES_MOST;
     if bounds.contains(&value) {
         return Ok(());
     }
-    Err(Failure::usage(format!(
+    Err(CliError::usage(format!(
         "{key}: must be from {MESSAGE_BYTES_LEAST} to {MESSAGE_BYTES_MOST}"
     )))
 }
 
 /// D-40: what an upstream's address may look like, as far as it is built.
-fn check_upstream(upstream: &Endpoint) -> Result<(), Failure> {
+fn check_upstream(upstream: &EndpointConfig) -> Result<(), CliError> {
     upstream.check("upstreams")?;
     let url = &upstream.url;
     if upstream.weight.is_some() {
-        return Err(Failure::usage(format!(
+        return Err(CliError::usage(format!(
             "upstreams: `{url}`: a weight is for models.upstream.endpoints, of which several compute one model"
         )));
     }
@@ -623,15 +624,15 @@ fn check_upstream(upstream: &Endpoint) -> Result<(), Failure> {
         | "triton+https" | "triton+grpc" | "triton+grpcs" => Ok(()),
         "lmtp" => match RemoteModel::read(address) {
             Ok(_) => Ok(()),
-            Err(fault) => Err(Failure::usage(format!(
+            Err(error) => Err(CliError::usage(format!(
                 "upstreams: `{url}`: {}",
-                fault.message
+                error.message
             ))),
         },
-        "openai+http" | "openai+https" => Err(Failure::usage(format!(
+        "openai+http" | "openai+https" => Err(CliError::usage(format!(
             "upstreams: {scheme}:// is not built yet; {there_are}"
         ))),
-        _ => Err(Failure::usage(format!(
+        _ => Err(CliError::usage(format!(
             "upstreams: `{url}` is no upstream; {there_are}"
         ))),
     }

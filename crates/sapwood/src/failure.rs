@@ -1,6 +1,4 @@
 //! How a command ends: the exit codes, and the one line that says what to do (`docs/cli.md`).
-//!
-//! Owns: the codes and the line. Refuses to know: which command failed.
 
 use std::fmt;
 use std::io;
@@ -28,14 +26,14 @@ pub(crate) enum Exit {
 
 /// Why a command ended early.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct CliError {
     /// The exit code.
     pub(crate) exit: Exit,
     /// One line: what is wrong and what to do. Empty: say nothing.
     pub(crate) message: String,
 }
 
-impl Failure {
+impl CliError {
     /// The general failure.
     pub(crate) fn new(message: impl Into<String>) -> Self {
         Self::exit(Exit::Failure, message)
@@ -55,14 +53,14 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
 }
 
 /// Writing to standard output failed. A reader that has seen enough (`| head`) is no failure.
-impl From<io::Error> for Failure {
+impl From<io::Error> for CliError {
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Self::exit(Exit::Ok, "");

@@ -1,7 +1,5 @@
 //! From the keys of the ports to sockets that listen (OA-912, TR-908).
 //!
-//! Owns: the three ways to write it, and what is said where it does not work. Refuses to know: what is served.
-//!
 //! ```text
 //!   HOST:PORT ─► TCP        unix:PATH ─► Unix socket        systemd ─► whichever socket was passed (LISTEN_FDS)
 //! ```
@@ -11,33 +9,33 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use listenfd::ListenFd;
-use sapwood_server::purpose::Purpose;
-use sapwood_server::socket::Socket;
+use sapwood_server::port_purpose::PortPurpose;
+use sapwood_server::socket::ListeningSocket;
 use tokio::net::{TcpListener, UnixListener};
 
 use crate::config::Config;
-use crate::config::ports::Port;
-use crate::failure::{Exit, Failure};
+use crate::config::ports::ConfiguredPort;
+use crate::failure::{CliError, Exit};
 
 /// A socket, and how a client names it.
-pub(crate) struct Listening {
-    pub(crate) socket: Socket,
-    pub(crate) name: Name,
+pub(crate) struct BoundSocket {
+    pub(crate) socket: ListeningSocket,
+    pub(crate) name: ServerName,
 }
 
 /// All sockets of a server.
-pub(crate) struct Ports {
-    pub(crate) common: Listening,
+pub(crate) struct BoundSockets {
+    pub(crate) common: BoundSocket,
     /// Those that are for one thing alone.
-    pub(crate) own: Vec<(Listening, Purpose)>,
+    pub(crate) own: Vec<(BoundSocket, PortPurpose)>,
 }
 
-impl Ports {
+impl BoundSockets {
     /// The first that other machines can reach, if any can.
     ///
     /// # Errors
     /// What the system says.
-    pub(crate) fn open_to_others(&self) -> Result<Option<&Name>, Failure> {
+    pub(crate) fn open_to_others(&self) -> Result<Option<&ServerName>, CliError> {
         let own = self.own.iter().map(|(listening, _)| listening);
         for listening in std::iter::once(&self.common).chain(own) {
             if !listening.is_local()? {
@@ -48,27 +46,27 @@ impl Ports {
     }
 }
 
-impl Listening {
+impl BoundSocket {
     /// Whether it can be reached from this machine only.
     ///
     /// # Errors
     /// What the system says.
-    pub(crate) fn is_local(&self) -> Result<bool, Failure> {
+    pub(crate) fn is_local(&self) -> Result<bool, CliError> {
         let local = self.socket.is_local();
-        local.map_err(|error| Failure::new(error.to_string()))
+        local.map_err(|error| CliError::new(error.to_string()))
     }
 }
 
 /// Where the server is.
 #[derive(Clone, Debug)]
-pub(crate) enum Name {
+pub(crate) enum ServerName {
     Tcp(SocketAddr),
     Unix(PathBuf),
     /// A Unix socket without a path.
     Unnamed,
 }
 
-impl std::fmt::Display for Name {
+impl std::fmt::Display for ServerName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Tcp(address) => address.fmt(f),
@@ -82,16 +80,18 @@ impl std::fmt::Display for Name {
 ///
 /// # Errors
 /// [`Exit::Listen`], naming the port and saying what to do.
-pub(crate) async fn open(config: &Config) -> Result<Ports, Failure> {
+pub(crate) async fn open(config: &Config) -> Result<BoundSockets, CliError> {
     let common = listen(&config.common_port()).await?;
     let mut own = Vec::new();
     for port in config.own_ports() {
         own.push((listen(&port).await?, port.purpose));
     }
-    Ok(Ports { common, own })
+    Ok(BoundSockets { common, own })
 }
 
-async fn listen(Port { address, flag, .. }: &Port) -> Result<Listening, Failure> {
+async fn listen(
+    ConfiguredPort { address, flag, .. }: &ConfiguredPort,
+) -> Result<BoundSocket, CliError> {
     let opened = match address.strip_prefix("unix:") {
         Some(path) => unix(Path::new(path)),
         None if address == "systemd" => passed(&mut ListenFd::from_env()),
@@ -99,7 +99,7 @@ async fn listen(Port { address, flag, .. }: &Port) -> Result<Listening, Failure>
     };
     opened.map_err(|error| {
         let what = advice(&error, address, flag);
-        Failure::exit(Exit::Listen, format!("cannot listen on {address}: {what}"))
+        CliError::exit(Exit::Listen, format!("cannot listen on {address}: {what}"))
     })
 }
 
@@ -124,29 +124,29 @@ fn advice(error: &io::Error, address: &str, flag: &str) -> String {
     }
 }
 
-fn tcp(listener: TcpListener) -> io::Result<Listening> {
-    let name = Name::Tcp(listener.local_addr()?);
-    let socket = Socket::Tcp(listener);
-    Ok(Listening { socket, name })
+fn tcp(listener: TcpListener) -> io::Result<BoundSocket> {
+    let name = ServerName::Tcp(listener.local_addr()?);
+    let socket = ListeningSocket::Tcp(listener);
+    Ok(BoundSocket { socket, name })
 }
 
-fn unix(path: &Path) -> io::Result<Listening> {
-    let socket = Socket::unix(path)?;
-    let name = Name::Unix(path.into());
-    Ok(Listening { socket, name })
+fn unix(path: &Path) -> io::Result<BoundSocket> {
+    let socket = ListeningSocket::unix(path)?;
+    let name = ServerName::Unix(path.into());
+    Ok(BoundSocket { socket, name })
 }
 
 /// The first socket that systemd has passed; what file it stands at is systemd's business.
-fn passed(sockets: &mut ListenFd) -> io::Result<Listening> {
+fn passed(sockets: &mut ListenFd) -> io::Result<BoundSocket> {
     if let Ok(Some(listener)) = sockets.take_unix_listener(0) {
         listener.set_nonblocking(true)?;
         let listener = UnixListener::from_std(listener)?;
         let address = listener.local_addr()?;
         let name = address
             .as_pathname()
-            .map_or(Name::Unnamed, |path| Name::Unix(path.into()));
-        let socket = Socket::Unix(listener, None);
-        return Ok(Listening { socket, name });
+            .map_or(ServerName::Unnamed, |path| ServerName::Unix(path.into()));
+        let socket = ListeningSocket::Unix(listener, None);
+        return Ok(BoundSocket { socket, name });
     }
     let Some(listener) = sockets.take_tcp_listener(0)? else {
         let why = "no socket was passed (LISTEN_FDS); start it from a .socket unit";

@@ -15,10 +15,10 @@ use std::time::Duration;
 
 /// The queue. Clones share it.
 #[derive(Clone)]
-pub(crate) struct LogQueue(Arc<Shared>);
+pub(crate) struct LogQueue(Arc<LogQueueShared>);
 
-struct Shared {
-    state: Mutex<State>,
+struct LogQueueShared {
+    state: Mutex<LogQueueState>,
     /// Something was queued.
     queued: Condvar,
     /// Something was written.
@@ -28,7 +28,7 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct State {
+struct LogQueueState {
     lines: VecDeque<Vec<u8>>,
     /// Of all `lines`.
     bytes: usize,
@@ -49,7 +49,7 @@ impl LogQueue {
         sink: impl Write + Send + 'static,
         missed: impl Fn(u64) + Send + 'static,
     ) -> io::Result<Self> {
-        let queue = Self(Arc::new(Shared {
+        let queue = Self(Arc::new(LogQueueShared {
             state: Mutex::default(),
             queued: Condvar::new(),
             written: Condvar::new(),
@@ -80,11 +80,11 @@ impl LogQueue {
     }
 
     /// Waits until everything is written, as long as the reader takes a line within `patience` each.
-    pub(crate) fn flush(&self, patience: Duration) {
+    pub(crate) fn flush(&self, timeouts: Duration) {
         let mut state = self.state();
         while state.writing || !state.lines.is_empty() {
             let before = state.done;
-            let waited = self.0.written.wait_timeout_while(state, patience, |state| {
+            let waited = self.0.written.wait_timeout_while(state, timeouts, |state| {
                 state.done == before && (state.writing || !state.lines.is_empty())
             });
             let (after, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -95,7 +95,7 @@ impl LogQueue {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LogQueueState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -113,7 +113,7 @@ impl LogQueue {
     }
 
     fn empty(&self, mut sink: impl Write, missed: impl Fn(u64)) {
-        let mut told = 0;
+        let mut reported = 0;
         loop {
             let line = self.next();
             // A reader that is gone for good must not end the server either.
@@ -124,9 +124,9 @@ impl LogQueue {
             let dropped = self.0.dropped.load(Ordering::Relaxed);
             // Told when there is room again, or what tells it would be dropped too.
             let has_room = self.state().bytes <= self.0.bytes_max / 2;
-            if written.is_ok() && has_room && dropped > told {
-                missed(dropped - told);
-                told = dropped;
+            if written.is_ok() && has_room && dropped > reported {
+                missed(dropped - reported);
+                reported = dropped;
             }
             let mut state = self.state();
             state.writing = false;
@@ -169,7 +169,7 @@ mod tests {
     fn a_reader_that_stalls_costs_lines_and_they_are_counted() {
         let (allow, allowed) = sync_channel(100);
         let (took, taken) = sync_channel(100);
-        let (missed, told) = sync_channel(100);
+        let (missed, reported) = sync_channel(100);
         let queue = LogQueue::start(8, Slow { allowed, took }, move |count| {
             missed.send(count).unwrap();
         })
@@ -191,13 +191,13 @@ mod tests {
         }
         let lines: Vec<_> = (0..3).map(|_| taken.recv().unwrap()).collect();
         assert_eq!(lines, ["first", "1234", "5678"]);
-        assert_eq!(told.recv().unwrap(), 1);
+        assert_eq!(reported.recv().unwrap(), 1);
         // There is room again.
         queue.push(b"more");
         assert_eq!(taken.recv().unwrap(), "more");
         queue.flush(Duration::from_secs(3600));
         assert_eq!(queue.dropped().load(Ordering::Relaxed), 1);
-        assert!(told.try_recv().is_err());
+        assert!(reported.try_recv().is_err());
     }
 
     #[test]

@@ -12,9 +12,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt, reload};
 
 use crate::config::environment::no_colour;
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::log_queue::LogQueue;
-use crate::progress::Beside;
+use crate::progress::StderrBesideBars;
 
 /// The filter in force, replaceable.
 pub(crate) struct Logs(reload::Handle<EnvFilter, Registry>);
@@ -30,7 +30,7 @@ impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match QUEUE.get() {
             Some(queue) => queue.push(bytes),
-            None => Beside.write_all(bytes)?,
+            None => StderrBesideBars.write_all(bytes)?,
         }
         Ok(bytes.len())
     }
@@ -44,8 +44,8 @@ impl Logs {
     /// Starts logging through `filter`.
     ///
     /// # Errors
-    /// [`Failure::usage`] if the filter does not read.
-    pub(crate) fn start(filter: &str) -> Result<Self, Failure> {
+    /// [`CliError::usage`] if the filter does not read.
+    pub(crate) fn start(filter: &str) -> Result<Self, CliError> {
         let (filter, handle) = reload::Layer::new(parse(filter)?);
         let human = stderr().is_terminal();
         let lines = if human {
@@ -64,7 +64,7 @@ impl Logs {
         // A second subscriber in one process cannot be: only tests could ask for it, and they start processes.
         let _ = tracing_subscriber::registry()
             .with(filter)
-            .with(filter_fn(tells_no_secret))
+            .with(filter_fn(has_no_secret))
             .with(lines)
             .try_init();
         Ok(Self(handle))
@@ -75,13 +75,13 @@ impl Logs {
     ///
     /// # Errors
     /// As [`Self::start`]; the system gives no thread.
-    pub(crate) fn serve(filter: &str) -> Result<Self, Failure> {
+    pub(crate) fn serve(filter: &str) -> Result<Self, CliError> {
         let logs = Self::start(filter)?;
         let missed = |lines| {
             tracing::warn!(lines, "log lines were dropped: nobody read them in time");
         };
-        let queue = LogQueue::start(QUEUE_BYTES, Beside, missed)
-            .map_err(|error| Failure::new(format!("no thread for the log: {error}")))?;
+        let queue = LogQueue::start(QUEUE_BYTES, StderrBesideBars, missed)
+            .map_err(|error| CliError::new(format!("no thread for the log: {error}")))?;
         let _ = QUEUE.set(queue);
         std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "panicked")));
         Ok(logs)
@@ -109,10 +109,10 @@ pub(crate) fn flush() {
 /// Reads a filter.
 ///
 /// # Errors
-/// [`Failure::usage`] if it does not read.
-pub(crate) fn parse(filter: &str) -> Result<EnvFilter, Failure> {
+/// [`CliError::usage`] if it does not read.
+pub(crate) fn parse(filter: &str) -> Result<EnvFilter, CliError> {
     EnvFilter::builder().parse(filter).map_err(|error| {
-        Failure::usage(format!(
+        CliError::usage(format!(
             "log: `{filter}` is no filter ({error}); write for example info or sapwood=debug"
         ))
     })
@@ -120,7 +120,7 @@ pub(crate) fn parse(filter: &str) -> Result<EnvFilter, Failure> {
 
 /// Whether a line may be written, whatever the filter asks for: at `trace`, tungstenite prints the first line of its
 /// request, where the key of an LMTP address stands, and every message whole.
-fn tells_no_secret(line: &Metadata<'_>) -> bool {
+fn has_no_secret(line: &Metadata<'_>) -> bool {
     *line.level() != Level::TRACE || !line.target().starts_with("tungstenite")
 }
 

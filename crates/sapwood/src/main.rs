@@ -1,7 +1,4 @@
 //! The command `sapwood`: the composition root.
-//!
-//! Owns: the process (arguments, configuration, logs, exit codes). Refuses to know: anything that a crate below
-//! already knows.
 
 mod allocator;
 mod cli;
@@ -18,7 +15,7 @@ mod progress;
 mod repository;
 mod sampling;
 mod serving;
-mod telling;
+mod span_export;
 mod trial;
 mod upstreams;
 

@@ -1,7 +1,4 @@
 //! From the configuration to engines that run.
-//!
-//! Owns: which models there are, the checks before anything starts, loading with progress. Refuses to know: who calls
-//! them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,27 +9,27 @@ use std::path::Path;
 #[cfg(feature = "embedded")]
 use sapwood_engine::embedded;
 use sapwood_engine::{Engine, PrefixSharing, scripted};
-use sapwood_kernel::Facts;
+use sapwood_kernel::ModelFacts;
 use sapwood_server::generate;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Backend, Config, Model, PrefixScope};
-use crate::failure::{Exit, Failure};
+use crate::config::{BackendConfig, Config, PrefixScope, ServedModelConfig};
+use crate::failure::{CliError, Exit};
 
 /// One model that can be loaded.
 #[derive(Clone, Debug)]
-pub(crate) struct Planned {
+pub(crate) struct PlannedModel {
     /// The name under which it is called.
     pub(crate) name: String,
     /// The server is ready only with it, and ends if it cannot be loaded (TR-709).
     pub(crate) required: bool,
-    source: Source,
+    source: PlannedSource,
     /// Read only where llama.cpp is built in.
     #[cfg_attr(
         not(feature = "embedded"),
         allow(dead_code, reason = "nothing to apply them to")
     )]
-    size: Size,
+    size: ModelSize,
     limits: sapwood_engine::Config,
     /// Its file is tried in a process of its own where others would suffer.
     #[cfg_attr(
@@ -48,7 +45,7 @@ pub(crate) struct Planned {
     allow(dead_code, reason = "nothing to apply them to")
 )]
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Size {
+pub(crate) struct ModelSize {
     ctx: u32,
     threads: u32,
     parallel: u32,
@@ -60,23 +57,23 @@ pub(crate) struct Size {
 }
 
 #[cfg(feature = "embedded")]
-impl Size {
-    fn options(self) -> embedded::Options {
+impl ModelSize {
+    fn options(self) -> embedded::LoadOptions {
         let unless_zero = |value: u32| (value > 0).then_some(value);
-        embedded::Options {
+        embedded::LoadOptions {
             context_tokens: unless_zero(self.ctx),
             threads: unless_zero(self.threads),
             parallel: self.parallel,
             kept_prefixes: self.prefixes_asked.then_some(self.kept_prefixes),
             cache_tokens: unless_zero(self.cache_tokens),
             memory_bytes: (self.memory_bytes > 0).then_some(self.memory_bytes),
-            ..embedded::Options::default()
+            ..embedded::LoadOptions::default()
         }
     }
 }
 
 #[derive(Clone, Debug)]
-enum Source {
+enum PlannedSource {
     #[cfg(feature = "embedded")]
     File(std::path::PathBuf),
     #[cfg(feature = "demo-model")]
@@ -88,7 +85,7 @@ enum Source {
 ///
 /// # Errors
 /// [`Exit::Usage`] if a scripted model does not read; [`Exit::Model`] if this binary cannot run what is asked for.
-pub(crate) fn plan(config: &Config) -> Result<Vec<Planned>, Failure> {
+pub(crate) fn plan(config: &Config) -> Result<Vec<PlannedModel>, CliError> {
     // Whoever joins another server wants its models, not the demo beside them.
     if config.models.is_empty() && config.upstreams.is_empty() {
         return Ok(vec![demo(config)?]);
@@ -100,14 +97,14 @@ pub(crate) fn plan(config: &Config) -> Result<Vec<Planned>, Failure> {
         .collect()
 }
 
-fn size(engine: &crate::config::Engine, model: &Model) -> Size {
-    Size {
+fn size(engine: &crate::config::EngineConfig, model: &ServedModelConfig) -> ModelSize {
+    ModelSize {
         ctx: model.ctx.unwrap_or(engine.ctx),
         threads: model.threads.unwrap_or(engine.threads),
         parallel: model.parallel.unwrap_or(engine.parallel),
         kept_prefixes: model.kept_prefixes.unwrap_or(engine.kept_prefixes),
         prefixes_asked: model.kept_prefixes.is_some()
-            || engine.kept_prefixes != crate::config::Engine::default().kept_prefixes,
+            || engine.kept_prefixes != crate::config::EngineConfig::default().kept_prefixes,
         cache_tokens: model.cache_tokens.unwrap_or(engine.cache_tokens),
         memory_bytes: engine.memory_bytes,
     }
@@ -117,14 +114,17 @@ fn size(engine: &crate::config::Engine, model: &Model) -> Size {
 ///
 /// # Errors
 /// As [`plan`].
-pub(crate) fn planned(config: &Config, model: &Model) -> Result<Option<Planned>, Failure> {
+pub(crate) fn planned(
+    config: &Config,
+    model: &ServedModelConfig,
+) -> Result<Option<PlannedModel>, CliError> {
     let size = size(&config.engine, model);
     let source = match model.backend {
-        Backend::Scripted => Source::Scripted(Box::new(script(model, size)?)),
-        Backend::Embedded => {
+        BackendConfig::Scripted => PlannedSource::Scripted(Box::new(script(model, size)?)),
+        BackendConfig::Embedded => {
             if model.is_demo() {
                 let demo = demo(config)?;
-                return Ok(Some(Planned {
+                return Ok(Some(PlannedModel {
                     name: model.name.clone(),
                     required: model.required.unwrap_or(true),
                     size,
@@ -137,9 +137,9 @@ pub(crate) fn planned(config: &Config, model: &Model) -> Result<Option<Planned>,
             }
             weights(model)?
         }
-        Backend::Upstream => return Ok(None),
+        BackendConfig::Upstream => return Ok(None),
     };
-    Ok(Some(Planned {
+    Ok(Some(PlannedModel {
         name: model.name.clone(),
         required: model.required.unwrap_or(true),
         source,
@@ -150,10 +150,10 @@ pub(crate) fn planned(config: &Config, model: &Model) -> Result<Option<Planned>,
 }
 
 /// What requests may ask of a scripted model; the names were checked when it was read.
-fn controls(script: &scripted::Config) -> BTreeMap<generate::Control, String> {
+fn controls(script: &scripted::Config) -> BTreeMap<generate::ScriptControl, String> {
     let named = script.controls.iter();
     let known = named.filter_map(|(name, parameter)| {
-        Some((generate::Control::from_name(name)?, parameter.clone()))
+        Some((generate::ScriptControl::from_name(name)?, parameter.clone()))
     });
     known.collect()
 }
@@ -164,19 +164,19 @@ fn controls(script: &scripted::Config) -> BTreeMap<generate::Control, String> {
 /// [`Exit::Usage`] if it does not read.
 pub(crate) fn scripted(
     config: &Config,
-    model: &Model,
-) -> Result<Option<scripted::Config>, Failure> {
+    model: &ServedModelConfig,
+) -> Result<Option<scripted::Config>, CliError> {
     match model.backend {
-        Backend::Scripted => script(model, size(&config.engine, model)).map(Some),
-        Backend::Embedded | Backend::Upstream => Ok(None),
+        BackendConfig::Scripted => script(model, size(&config.engine, model)).map(Some),
+        BackendConfig::Embedded | BackendConfig::Upstream => Ok(None),
     }
 }
 
 /// What a scripted model says; its name and size stand outside.
-fn script(model: &Model, size: Size) -> Result<scripted::Config, Failure> {
+fn script(model: &ServedModelConfig, size: ModelSize) -> Result<scripted::Config, CliError> {
     let wrong = |why: figment::Error| {
         let key = why.path.join(".");
-        Failure::usage(format!(
+        CliError::usage(format!(
             "models `{}`: scripted.{key}: {}",
             model.name, why.kind
         ))
@@ -188,13 +188,13 @@ fn script(model: &Model, size: Size) -> Result<scripted::Config, Failure> {
     if let Some(name) = script
         .controls
         .keys()
-        .find(|name| generate::Control::from_name(name).is_none())
+        .find(|name| generate::ScriptControl::from_name(name).is_none())
     {
-        let known: Vec<&str> = generate::Control::ALL
+        let known: Vec<&str> = generate::ScriptControl::ALL
             .iter()
             .map(|(name, _)| *name)
             .collect();
-        return Err(Failure::usage(format!(
+        return Err(CliError::usage(format!(
             "models `{}`: scripted.controls.{name}: there are: {}",
             model.name,
             known.join(", ")
@@ -229,10 +229,10 @@ fn limits(config: &Config) -> sapwood_engine::Config {
 ///
 /// # Errors
 /// [`Exit::Model`].
-fn look_at(name: &str, path: &Path) -> Result<(), Failure> {
+fn look_at(name: &str, path: &Path) -> Result<(), CliError> {
     is_gguf(path).map_err(|why| {
         let what = format!("cannot load the model `{name}`: {}: {why}", path.display());
-        Failure::exit(Exit::Model, what)
+        CliError::exit(Exit::Model, what)
     })
 }
 
@@ -254,31 +254,31 @@ pub(crate) fn is_gguf(path: &Path) -> Result<(), String> {
 const NO_GGUF: &str = "it is no GGUF file";
 
 #[cfg(feature = "embedded")]
-fn weights(model: &Model) -> Result<Source, Failure> {
-    Ok(Source::File(model.path.clone().unwrap_or_default()))
+fn weights(model: &ServedModelConfig) -> Result<PlannedSource, CliError> {
+    Ok(PlannedSource::File(model.path.clone().unwrap_or_default()))
 }
 
 #[cfg(not(feature = "embedded"))]
-fn weights(model: &Model) -> Result<Source, Failure> {
+fn weights(model: &ServedModelConfig) -> Result<PlannedSource, CliError> {
     let message = format!(
         "cannot load the model `{}`: this binary was built without the embedded engine; build it with `cargo xtask \
          serve`, or with --features cli,embedded",
         model.name
     );
-    Err(Failure::exit(Exit::Model, message))
+    Err(CliError::exit(Exit::Model, message))
 }
 
 #[cfg(feature = "demo-model")]
-fn demo(config: &Config) -> Result<Planned, Failure> {
-    let size = size(&config.engine, &Model::default());
+fn demo(config: &Config) -> Result<PlannedModel, CliError> {
+    let size = size(&config.engine, &ServedModelConfig::default());
     let name = config
         .default_model
         .clone()
         .unwrap_or_else(|| "demo".into());
-    Ok(Planned {
+    Ok(PlannedModel {
         name,
         required: true,
-        source: Source::Demo,
+        source: PlannedSource::Demo,
         size,
         limits: limits(config),
         is_tried: false,
@@ -286,10 +286,10 @@ fn demo(config: &Config) -> Result<Planned, Failure> {
 }
 
 #[cfg(not(feature = "demo-model"))]
-fn demo(_: &Config) -> Result<Planned, Failure> {
+fn demo(_: &Config) -> Result<PlannedModel, CliError> {
     let message = "this binary was built without the demo model, and no other is named; name a GGUF file with \
                    --model PATH, or build with `cargo xtask serve`";
-    Err(Failure::exit(Exit::Model, message))
+    Err(CliError::exit(Exit::Model, message))
 }
 
 /// Loads a file and computes a few tokens, of which nothing is kept.
@@ -297,21 +297,21 @@ fn demo(_: &Config) -> Result<Planned, Failure> {
 /// # Errors
 /// Why it cannot be used, for people.
 #[cfg(feature = "embedded")]
-pub(crate) fn try_out(file: std::path::PathBuf, size: Size) -> Result<(), String> {
-    let source = embedded::Source::File(file);
+pub(crate) fn try_out(file: std::path::PathBuf, size: ModelSize) -> Result<(), String> {
+    let source = embedded::ModelSource::File(file);
     let loaded = embedded::load("trial", &source, &size.options(), &mut |_| true);
     loaded.map_err(|why| why.to_string())?.try_out()
 }
 
-impl Planned {
+impl PlannedModel {
     /// Whether it is the model that is part of the binary.
     pub(crate) fn is_demo(&self) -> bool {
         match self.source {
             #[cfg(feature = "demo-model")]
-            Source::Demo => true,
+            PlannedSource::Demo => true,
             #[cfg(feature = "embedded")]
-            Source::File(_) => false,
-            Source::Scripted(_) => false,
+            PlannedSource::File(_) => false,
+            PlannedSource::Scripted(_) => false,
         }
     }
 
@@ -319,23 +319,23 @@ impl Planned {
     ///
     /// # Errors
     /// As [`Model::signature`].
-    pub(crate) fn served(&self, config: &Config) -> Result<generate::Model, Failure> {
-        let usual = generate::Model::default();
+    pub(crate) fn served(&self, config: &Config) -> Result<generate::ModelOptions, CliError> {
+        let usual = generate::ModelOptions::default();
         let mut served = match &self.source {
-            Source::Scripted(script) => generate::Model {
+            PlannedSource::Scripted(script) => generate::ModelOptions {
                 platform: "scripted".into(),
                 controls: controls(script),
                 fail_message: script.fail_message.clone(),
                 ..usual
             },
             #[cfg(feature = "embedded")]
-            Source::File(_) => generate::Model {
+            PlannedSource::File(_) => generate::ModelOptions {
                 platform: "llama.cpp".into(),
                 ..usual
             },
             // A newcomer's first request is to be answered sensibly (D-24).
             #[cfg(feature = "demo-model")]
-            Source::Demo => generate::Model {
+            PlannedSource::Demo => generate::ModelOptions {
                 platform: "llama.cpp".into(),
                 template_raw_prompts: true,
                 ..usual
@@ -355,24 +355,24 @@ impl Planned {
 
     /// What its file says of it before it is loaded, if it has one that reads. Slow: call it where blocking is allowed.
     #[cfg(feature = "embedded")]
-    pub(crate) fn outline(&self) -> Option<Facts> {
+    pub(crate) fn outline(&self) -> Option<ModelFacts> {
         let source = match &self.source {
-            Source::Scripted(_) => return None,
+            PlannedSource::Scripted(_) => return None,
             #[cfg(feature = "demo-model")]
-            Source::Demo => embedded::Source::Bytes(sapwood_demo::MODEL),
-            Source::File(path) => embedded::Source::File(path.clone()),
+            PlannedSource::Demo => embedded::ModelSource::Bytes(sapwood_demo::MODEL),
+            PlannedSource::File(path) => embedded::ModelSource::File(path.clone()),
         };
         // What is wrong with it is told by whoever loads it.
         let outline = embedded::outline(&self.name, &source, &self.size.options());
         let (info, vocabulary) = outline.ok()?;
-        Some(Facts { info, vocabulary })
+        Some(ModelFacts { info, vocabulary })
     }
 
     /// How a process is told to try its file, if it has one and that is wanted.
     #[cfg(feature = "embedded")]
     pub(crate) fn trial(&self) -> Option<Vec<OsString>> {
         match &self.source {
-            Source::File(path) if self.is_tried => {
+            PlannedSource::File(path) if self.is_tried => {
                 let size = serde_json::to_string(&self.size).ok()?;
                 Some(vec!["--size".into(), size.into(), "--".into(), path.into()])
             }
@@ -387,7 +387,7 @@ impl Planned {
 
     /// Scripted models have no file.
     #[cfg(not(feature = "embedded"))]
-    pub(crate) fn outline(&self) -> Option<Facts> {
+    pub(crate) fn outline(&self) -> Option<ModelFacts> {
         None
     }
 
@@ -396,7 +396,7 @@ impl Planned {
     ///
     /// # Errors
     /// [`Exit::Model`] with one line that says what to do.
-    pub(crate) fn load(self, progress: &mut dyn FnMut(f32) -> bool) -> Result<Engine, Failure> {
+    pub(crate) fn load(self, progress: &mut dyn FnMut(f32) -> bool) -> Result<Engine, CliError> {
         let Self {
             name,
             source,
@@ -406,27 +406,27 @@ impl Planned {
         #[cfg(feature = "embedded")]
         let options = self.size.options();
         let failed = |why: String| {
-            Failure::exit(
+            CliError::exit(
                 Exit::Model,
                 format!("cannot load the model `{name}`: {why}"),
             )
         };
         let model: Box<dyn sapwood_engine::model::Model> = match source {
-            Source::Scripted(script) => {
+            PlannedSource::Scripted(script) => {
                 progress(1.0);
                 Box::new(scripted::Scripted::new(*script).map_err(|why| failed(why.to_string()))?)
             }
             #[cfg(feature = "demo-model")]
-            Source::Demo => {
-                let source = embedded::Source::Bytes(sapwood_demo::MODEL);
+            PlannedSource::Demo => {
+                let source = embedded::ModelSource::Bytes(sapwood_demo::MODEL);
                 Box::new(
                     embedded::load(&name, &source, &options, progress)
                         .map_err(|why| failed(why.to_string()))?,
                 )
             }
             #[cfg(feature = "embedded")]
-            Source::File(path) => {
-                let source = embedded::Source::File(path);
+            PlannedSource::File(path) => {
+                let source = embedded::ModelSource::File(path);
                 Box::new(
                     embedded::load(&name, &source, &options, progress)
                         .map_err(|why| failed(why.to_string()))?,

@@ -1,21 +1,19 @@
 //! Standard output for data, standard error for everything else.
-//!
-//! Owns: writing to both without panicking when nobody reads, colours on terminals. Refuses to know: what is written.
 
 use std::io::{IsTerminal, Write, stderr, stdout};
 
 use serde::Serialize;
 
 use crate::config::environment::no_colour;
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::logs::Stderr;
 use crate::plain::plain;
 
 /// Writes data, at once.
 ///
 /// # Errors
-/// When standard output is closed: a quiet [`Failure`] with exit code 0.
-pub(crate) fn data(bytes: impl AsRef<[u8]>) -> Result<(), Failure> {
+/// When standard output is closed: a quiet [`CliError`] with exit code 0.
+pub(crate) fn data(bytes: impl AsRef<[u8]>) -> Result<(), CliError> {
     let mut out = stdout().lock();
     out.write_all(bytes.as_ref())?;
     Ok(out.flush()?)
@@ -25,7 +23,7 @@ pub(crate) fn data(bytes: impl AsRef<[u8]>) -> Result<(), Failure> {
 ///
 /// # Errors
 /// As [`data`].
-pub(crate) fn foreign(text: &str) -> Result<(), Failure> {
+pub(crate) fn foreign(text: &str) -> Result<(), CliError> {
     if stdout().is_terminal() {
         data(plain(text).as_bytes())
     } else {
@@ -37,43 +35,43 @@ pub(crate) fn foreign(text: &str) -> Result<(), Failure> {
 ///
 /// # Errors
 /// As [`data`].
-pub(crate) fn json(value: &impl Serialize) -> Result<(), Failure> {
+pub(crate) fn json(value: &impl Serialize) -> Result<(), CliError> {
     let text = if stdout().is_terminal() {
         serde_json::to_string_pretty(value)
     } else {
         serde_json::to_string(value)
     };
-    let text = text.map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?;
+    let text = text.map_err(|error| CliError::new(format!("cannot write JSON: {error}")))?;
     data(text + "\n")
 }
 
 /// Tells the user something, beside the data.
-pub(crate) fn say(line: impl AsRef<str>) {
+pub(crate) fn message(line: impl AsRef<str>) {
     // Nobody is left to be told when this fails.
     let _ = Stderr.write_all(format!("{}\n", line.as_ref()).as_bytes());
 }
 
 /// Tells the user something of little weight.
 pub(crate) fn whisper(line: impl AsRef<str>) {
-    say(paint(Style::Dim, &plain(line.as_ref())));
+    message(paint(TextStyle::Dim, &plain(line.as_ref())));
 }
 
 /// The last line of a command that failed.
-pub(crate) fn complain(failure: &Failure) {
+pub(crate) fn complain(failure: &CliError) {
     if !failure.message.is_empty() {
         let failure = failure.to_string();
-        let told = if stderr().is_terminal() {
+        let reported = if stderr().is_terminal() {
             plain(&failure)
         } else {
             failure.as_str().into()
         };
-        say(format!("{} {told}", paint(Style::Red, "sapwood:")));
+        message(format!("{} {reported}", paint(TextStyle::Red, "sapwood:")));
     }
 }
 
 /// How a piece of text on standard error looks on a terminal.
 #[derive(Clone, Copy)]
-pub(crate) enum Style {
+pub(crate) enum TextStyle {
     Dim,
     Red,
     Green,
@@ -81,15 +79,15 @@ pub(crate) enum Style {
 }
 
 /// `text` in a style, if standard error is a terminal that takes colours.
-pub(crate) fn paint(style: Style, text: &str) -> String {
+pub(crate) fn paint(style: TextStyle, text: &str) -> String {
     if !stderr().is_terminal() || no_colour() {
         return text.into();
     }
     let code = match style {
-        Style::Dim => 2,
-        Style::Red => 31,
-        Style::Green => 32,
-        Style::Yellow => 33,
+        TextStyle::Dim => 2,
+        TextStyle::Red => 31,
+        TextStyle::Green => 32,
+        TextStyle::Yellow => 33,
     };
     format!("\u{1b}[{code}m{text}\u{1b}[0m")
 }

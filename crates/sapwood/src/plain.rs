@@ -21,12 +21,12 @@ pub(crate) fn plain(text: &str) -> Cow<'_, str> {
 
 /// The same for bytes that come in pieces, whose borders may lie within characters.
 #[derive(Debug, Default)]
-pub(crate) struct Pieces {
+pub(crate) struct PrintableBytes {
     /// The beginning of a character.
     begun: Vec<u8>,
 }
 
-impl Pieces {
+impl PrintableBytes {
     /// What is to be shown now.
     pub(crate) fn next(&mut self, piece: &[u8]) -> String {
         let mut bytes = std::mem::take(&mut self.begun);
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn an_order_in_two_pieces_is_none() {
-        let mut pieces = Pieces::default();
+        let mut pieces = PrintableBytes::default();
         assert_eq!(pieces.next(b"a\xc2"), "a");
         assert_eq!(pieces.next(b"\x9b2J"), "<U+009B>2J");
         assert_eq!(pieces.next("é".as_bytes()), "é");

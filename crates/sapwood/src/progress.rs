@@ -1,7 +1,4 @@
 //! A bar for things that take a while; nothing where standard error is no terminal.
-//!
-//! Owns: how it looks, and that whatever else is written there meanwhile finds a clean line. Refuses to know: what takes
-//! so long.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,9 +11,9 @@ static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
 /// Standard error beside the bars: they make room for what is written.
 #[derive(Debug)]
-pub(crate) struct Beside;
+pub(crate) struct StderrBesideBars;
 
-impl Write for Beside {
+impl Write for StderrBesideBars {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // Without a terminal there are no bars, and whoever writes must not hold up those who load.
         if !io::stderr().is_terminal() {
@@ -31,7 +28,7 @@ impl Write for Beside {
 }
 
 /// The loading of one model, as a user sees it.
-pub(crate) struct Bar {
+pub(crate) struct LoadingBar {
     bar: ProgressBar,
     stop: Arc<AtomicBool>,
 }
@@ -45,7 +42,7 @@ impl Drop for Stopper {
     }
 }
 
-impl Bar {
+impl LoadingBar {
     /// A bar for the model `name`, and what stops its loading.
     pub(crate) fn new(name: &str) -> (Self, Stopper) {
         Self::among(&BARS, name)
@@ -81,7 +78,7 @@ impl Bar {
     }
 }
 
-impl Drop for Bar {
+impl Drop for LoadingBar {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
@@ -149,7 +146,7 @@ mod tests {
         let screen = Screen::default();
         let target = ProgressDrawTarget::term_like(Box::new(screen.clone()));
         let bars = MultiProgress::with_draw_target(target);
-        let (bar, stopper) = Bar::among(&bars, "parrot");
+        let (bar, stopper) = LoadingBar::among(&bars, "parrot");
         assert!(bar.show(0.5));
         assert!(screen.shows().starts_with("loading parrot"), "{screen:?}");
         bars.suspend(|| assert_eq!(screen.shows(), ""));

@@ -1,7 +1,5 @@
 //! Models that come and go while the server runs (TR-706).
 //!
-//! Owns: [`Models`], what is planned, what runs, and the way from one to the other. Refuses to know: who asks for it.
-//!
 //! ```text
 //!   running ─ unload ─► refuses new calls ─ what runs ends, or its time is over ─► the engine goes
 //!                           ▲──────────────── load: planned ─► engine ◄──────────────────┘
@@ -15,14 +13,14 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use sapwood_engine::Engine;
 use sapwood_kernel::{Kernel, Name, model};
-use sapwood_server::Shared;
-use sapwood_server::generate::{self, Failed, Repository};
+use sapwood_server::ServerContext;
+use sapwood_server::generate::{self, ModelControlError, Repository};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, sleep};
 
-use crate::config::{Config, Model};
-use crate::failure::Failure;
-use crate::models::{self, Planned};
+use crate::config::{Config, ServedModelConfig};
+use crate::failure::CliError;
+use crate::models::{self, PlannedModel};
 use crate::serving;
 use crate::trial;
 
@@ -31,23 +29,28 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// The models of a server. Clones share them.
 #[derive(Clone)]
-pub(crate) struct Models(Arc<Inner>);
+pub(crate) struct ServedModels(Arc<RepositoryInner>);
 
-struct Inner {
+struct RepositoryInner {
     kernel: Kernel,
-    shared: Shared,
+    shared: ServerContext,
     config: Config,
-    planned: BTreeMap<String, Planned>,
+    planned: BTreeMap<String, PlannedModel>,
     engines: Mutex<BTreeMap<String, Engine>>,
     /// One change of a model at a time; different ones change side by side.
     changing: BTreeMap<String, Arc<tokio::sync::Mutex<()>>>,
 }
 
-impl Models {
-    pub(crate) fn new(kernel: Kernel, shared: Shared, config: Config, planned: &[Planned]) -> Self {
+impl ServedModels {
+    pub(crate) fn new(
+        kernel: Kernel,
+        shared: ServerContext,
+        config: Config,
+        planned: &[PlannedModel],
+    ) -> Self {
         let changing = planned.iter().map(|it| (it.name.clone(), Arc::default()));
         let planned = planned.iter();
-        Self(Arc::new(Inner {
+        Self(Arc::new(RepositoryInner {
             kernel,
             shared,
             config,
@@ -58,14 +61,14 @@ impl Models {
     }
 }
 
-impl Models {
+impl ServedModels {
     /// The handles of the server that they belong to.
-    pub(crate) fn shared(&self) -> Shared {
+    pub(crate) fn shared(&self) -> ServerContext {
         self.0.shared.clone()
     }
 
     /// What is loaded at the start; whoever asks for a change meanwhile waits for the end of it.
-    pub(crate) async fn begin(&self, planned: Vec<Planned>) -> Result<(), Failure> {
+    pub(crate) async fn begin(&self, planned: Vec<PlannedModel>) -> Result<(), CliError> {
         let inner = &self.0;
         let health = &inner.shared.health;
         for model in &planned {
@@ -88,21 +91,21 @@ impl Models {
     }
 }
 
-impl Repository for Models {
+impl Repository for ServedModels {
     fn load(
         &self,
         name: &str,
         config: Option<String>,
-    ) -> BoxFuture<'static, Result<generate::Model, Failed>> {
+    ) -> BoxFuture<'static, Result<generate::ModelOptions, ModelControlError>> {
         let (inner, name) = (Arc::clone(&self.0), name.to_owned());
         to_its_end(async move { inner.load(&name, config.as_deref()).await })
     }
 
-    fn unload(&self, name: &str) -> BoxFuture<'static, Result<(), Failed>> {
+    fn unload(&self, name: &str) -> BoxFuture<'static, Result<(), ModelControlError>> {
         let (inner, name) = (Arc::clone(&self.0), name.to_owned());
         to_its_end(async move {
             if !inner.planned.contains_key(&name) {
-                return Err(Failed::Unknown);
+                return Err(ModelControlError::Unknown);
             }
             let _changing = inner.change(&name).await;
             inner.take_out(&name).await;
@@ -114,21 +117,25 @@ impl Repository for Models {
 /// Makes a change in a task of its own: one that stopped half-way, because whoever asked for it went away, would leave a model
 /// that is for ever about to come or to go, and a server that is not ready.
 fn to_its_end<T: Send + 'static>(
-    change: impl Future<Output = Result<T, Failed>> + Send + 'static,
-) -> BoxFuture<'static, Result<T, Failed>> {
+    change: impl Future<Output = Result<T, ModelControlError>> + Send + 'static,
+) -> BoxFuture<'static, Result<T, ModelControlError>> {
     // Nothing begins before whoever asked waits for it, as with any future.
     async move {
         let changed = tokio::spawn(change).await;
         changed.unwrap_or_else(|why| {
             tracing::error!(%why, "a change of the models ended unexpectedly");
-            Err(Failed::Broken)
+            Err(ModelControlError::Broken)
         })
     }
     .boxed()
 }
 
-impl Inner {
-    async fn load(&self, name: &str, config: Option<&str>) -> Result<generate::Model, Failed> {
+impl RepositoryInner {
+    async fn load(
+        &self,
+        name: &str,
+        config: Option<&str>,
+    ) -> Result<generate::ModelOptions, ModelControlError> {
         let (config, planned) = self.plan(name, config)?;
         let served = planned.served(&config).map_err(unreadable)?;
         let _changing = self.change(name).await;
@@ -155,7 +162,7 @@ impl Inner {
                 self.kernel
                     .replace(serving::absent(name, "could not be loaded"));
                 self.shared.health.unloaded(name);
-                Err(Failed::Broken)
+                Err(ModelControlError::Broken)
             }
         }
     }
@@ -167,26 +174,30 @@ impl Inner {
     }
 
     /// What a model is to be, and the configuration in which it is that.
-    fn plan(&self, name: &str, said: Option<&str>) -> Result<(Config, Planned), Failed> {
-        let planned = self.planned.get(name).ok_or(Failed::Unknown)?;
+    fn plan(
+        &self,
+        name: &str,
+        given: Option<&str>,
+    ) -> Result<(Config, PlannedModel), ModelControlError> {
+        let planned = self.planned.get(name).ok_or(ModelControlError::Unknown)?;
         let mut config = self.config.clone();
-        let Some(said) = said else {
+        let Some(given) = given else {
             return Ok((config, planned.clone()));
         };
         let mine = config.models.iter_mut().find(|model| model.name == name);
         let Some(mine) = mine else {
             let why = "it has no configuration that could be replaced";
-            return Err(Failed::Config(why.into()));
+            return Err(ModelControlError::Config(why.into()));
         };
-        *mine = replaced(mine, said).map_err(Failed::Config)?;
+        *mine = replaced(mine, given).map_err(ModelControlError::Config)?;
         let mine = mine.clone();
         config.check().map_err(unreadable)?;
         let planned = models::planned(&config, &mine).map_err(unreadable)?;
-        Ok((config, planned.ok_or(Failed::Unknown)?))
+        Ok((config, planned.ok_or(ModelControlError::Unknown)?))
     }
 
     /// A model is there, or will not be.
-    fn loaded(&self, name: &str, loaded: Result<&Engine, &Failure>, took: Duration) {
+    fn loaded(&self, name: &str, loaded: Result<&Engine, &CliError>, took: Duration) {
         let engine = match loaded {
             Ok(engine) => engine,
             Err(failure) => {
@@ -240,27 +251,28 @@ impl Inner {
     }
 }
 
-fn unreadable(failure: Failure) -> Failed {
-    Failed::Config(failure.to_string())
+fn unreadable(failure: CliError) -> ModelControlError {
+    ModelControlError::Config(failure.to_string())
 }
 
 /// A model's table as a request says it. What computes it, and from which file, is the server's to say.
-fn replaced(mine: &Model, said: &str) -> Result<Model, String> {
-    let said: serde_json::Value = serde_json::from_str(said).map_err(|why| why.to_string())?;
-    let serde_json::Value::Object(mut said) = said else {
+fn replaced(mine: &ServedModelConfig, given: &str) -> Result<ServedModelConfig, String> {
+    let given: serde_json::Value = serde_json::from_str(given).map_err(|why| why.to_string())?;
+    let serde_json::Value::Object(mut given) = given else {
         return Err("parameter 'config' must be the text of a JSON object".into());
     };
     for key in ["name", "backend", "path"] {
-        if said.remove(key).is_some() {
+        if given.remove(key).is_some() {
             return Err(format!("`{key}` can not be changed by a request"));
         }
     }
-    said.insert("name".into(), mine.name.clone().into());
-    let said: Model = serde_json::from_value(said.into()).map_err(|why| why.to_string())?;
-    Ok(Model {
+    given.insert("name".into(), mine.name.clone().into());
+    let given: ServedModelConfig =
+        serde_json::from_value(given.into()).map_err(|why| why.to_string())?;
+    Ok(ServedModelConfig {
         backend: mine.backend,
         path: mine.path.clone(),
-        ..said
+        ..given
     })
 }
 
@@ -287,7 +299,7 @@ mod tests {
         mock = { script = "steps", rules = [{ steps = [{ text = "a" }, { hang = true }] }] }
     "#;
 
-    async fn begun() -> (Models, Kernel, Shared) {
+    async fn begun() -> (ServedModels, Kernel, ServerContext) {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("sapwood.toml");
         std::fs::write(&file, FILE).unwrap();
@@ -297,12 +309,12 @@ mod tests {
         let kernel = serving::kernel(&config, &planned).unwrap();
         let builder = Server::builder(server::Config::default(), Vec::new()).unwrap();
         let shared = builder.shared().clone();
-        let models = Models::new(kernel.clone(), shared.clone(), config, &planned);
+        let models = ServedModels::new(kernel.clone(), shared.clone(), config, &planned);
         models.begin(planned).await.unwrap();
         (models, kernel, shared)
     }
 
-    async fn says(kernel: &Kernel) -> Result<String, &'static str> {
+    async fn states(kernel: &Kernel) -> Result<String, &'static str> {
         let run = kernel.run::<String>("m", args! { prompt: "x" });
         run.await.map_err(|error| error.code().name())
     }
@@ -310,22 +322,22 @@ mod tests {
     #[tokio::test]
     async fn tr_706_a_model_goes_and_comes_back_as_it_was_or_as_a_request_says() {
         let (models, kernel, shared) = begun().await;
-        assert_eq!(says(&kernel).await.as_deref(), Ok("one"));
+        assert_eq!(states(&kernel).await.as_deref(), Ok("one"));
         assert!(shared.health.ready().is_ok());
         models.unload("m").await.unwrap();
-        assert_eq!(says(&kernel).await, Err("unavailable"));
+        assert_eq!(states(&kernel).await, Err("unavailable"));
         assert_eq!(shared.health.ready().unwrap_err().reason, "model_unloaded");
         // What is out is out.
         models.unload("m").await.unwrap();
         let other = r#"{"mock": {"script": "text", "text": "two"}, "versions": [3]}"#;
-        let told = models.load("m", Some(other.into())).await.unwrap();
-        assert_eq!(told.versions, [3]);
-        assert_eq!(says(&kernel).await.as_deref(), Ok("two"));
+        let reported = models.load("m", Some(other.into())).await.unwrap();
+        assert_eq!(reported.versions, [3]);
+        assert_eq!(states(&kernel).await.as_deref(), Ok("two"));
         assert!(shared.health.ready().is_ok());
         // The next time it is what was configured, and it is there once.
-        let told = models.load("m", None).await.unwrap();
-        assert_eq!(told.versions, [1]);
-        assert_eq!(says(&kernel).await.as_deref(), Ok("one"));
+        let reported = models.load("m", None).await.unwrap();
+        assert_eq!(reported.versions, [1]);
+        assert_eq!(states(&kernel).await.as_deref(), Ok("one"));
         for (name, config, expect) in [
             ("nobody", None, "Unknown"),
             ("m", Some("{"), "EOF while parsing"),
@@ -347,11 +359,14 @@ mod tests {
             assert!(failed.contains(expect), "{failed}");
         }
         assert_eq!(
-            says(&kernel).await.as_deref(),
+            states(&kernel).await.as_deref(),
             Ok("one"),
             "it was left alone"
         );
-        assert_eq!(models.unload("nobody").await, Err(Failed::Unknown));
+        assert_eq!(
+            models.unload("nobody").await,
+            Err(ModelControlError::Unknown)
+        );
     }
 
     /// What does not end in its time ends then, and tells its caller why.

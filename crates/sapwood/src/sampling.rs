@@ -60,7 +60,7 @@ mod tests {
             ..RecommendedSampling::default()
         };
         let none = RecommendedSampling::default();
-        for (said, recommended, expect) in [
+        for (sent, recommended, expect) in [
             (
                 json!({}),
                 none,
@@ -78,9 +78,9 @@ mod tests {
                 json!({"top_k": 1, "temperature": 1.0}),
             ),
         ] {
-            let mut config = said.as_object().unwrap().clone();
+            let mut config = sent.as_object().unwrap().clone();
             fill(&mut config, recommended);
-            assert_eq!(Value::Object(config), expect, "{said}");
+            assert_eq!(Value::Object(config), expect, "{sent}");
         }
     }
 }

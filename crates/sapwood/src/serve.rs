@@ -7,11 +7,11 @@ use std::net::SocketAddr;
 
 use sapwood_kernel::Kernel;
 use sapwood_proto::secret::Secret;
-use sapwood_server::allowance::{Allowance, Charging, Limits};
-use sapwood_server::auth::{Fingerprint, Key, Scopes};
-use sapwood_server::counting::Counting;
-use sapwood_server::lmtp::Lmtp;
-use sapwood_server::metrics::Face;
+use sapwood_server::auth::{ApiKey, KeyFingerprint, Scopes};
+use sapwood_server::call_metrics::CallMetricsLayer;
+use sapwood_server::lmtp::LmtpService;
+use sapwood_server::metrics::FaceLabel;
+use sapwood_server::rate_limit::{AllowanceLayer, RateLimits, TokenMeter};
 use sapwood_server::server::BuildError;
 use sapwood_server::{Config, Server, evergreen, generate, lmtp, origin};
 use tokio::net::TcpListener;
@@ -48,7 +48,7 @@ pub enum ServeError {
 }
 
 /// A server that listens and does not answer yet.
-pub struct Bound {
+pub struct BoundServer {
     server: Server,
     listener: TcpListener,
     address: SocketAddr,
@@ -108,7 +108,7 @@ impl Serve {
     ///
     /// # Errors
     /// [`ServeError`].
-    pub async fn bind(self) -> Result<Bound, ServeError> {
+    pub async fn bind(self) -> Result<BoundServer, ServeError> {
         let failed = |cause| ServeError::Listen {
             address: self.listen.clone(),
             cause,
@@ -127,7 +127,7 @@ impl Serve {
             ..Config::default()
         };
         let server = built(&self.kernel, config, self.key.as_ref())?;
-        Ok(Bound {
+        Ok(BoundServer {
             server,
             listener,
             address,
@@ -135,7 +135,7 @@ impl Serve {
     }
 }
 
-impl Bound {
+impl BoundServer {
     /// Where it listens.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
@@ -150,31 +150,35 @@ impl Bound {
 
 /// A server with every face over the functions of `kernel`.
 fn built(kernel: &Kernel, config: Config, key: Option<&Secret>) -> Result<Server, BuildError> {
-    let keys = key.map(|key| Key {
+    let keys = key.map(|key| ApiKey {
         name: "default".into(),
-        fingerprint: Some(Fingerprint::of(key.expose())),
+        fingerprint: Some(KeyFingerprint::of(key.expose())),
         certificate: None,
         scopes: Scopes::ALL,
-        allowance: Some(Allowance::new(Limits::default()).into()),
+        allowance: Some(TokenMeter::new(RateLimits::default()).into()),
     });
     let builder = Server::builder(config, keys.into_iter().collect())?;
     let shared = builder.shared().clone();
     shared.metrics.watch_kernel(kernel.clone());
     let counted = |face| {
         let kernel = kernel.scope();
-        kernel.layer(Charging);
-        kernel.layer(Counting::new(&shared.metrics, face));
+        kernel.layer(AllowanceLayer);
+        kernel.layer(CallMetricsLayer::new(&shared.metrics, face));
         kernel
     };
     let evergreen = evergreen::face(
         shared.clone(),
-        counted(Face::Evergreen),
+        counted(FaceLabel::Evergreen),
         evergreen::Config::default(),
     );
-    let lmtp = Lmtp::new(shared.clone(), counted(Face::Lmtp), lmtp::Config::default());
+    let lmtp = LmtpService::new(
+        shared.clone(),
+        counted(FaceLabel::Lmtp),
+        lmtp::Config::default(),
+    );
     let generate = generate::face(
         shared.clone(),
-        counted(Face::Generate),
+        counted(FaceLabel::Generate),
         generate::Config::default(),
     );
     builder

@@ -1,9 +1,6 @@
 //! A kernel with the configured models in it: what `serve` puts behind a port, and what `chat` and `run` use directly
 //! when no server is there.
 //!
-//! Owns: which functions there are, and the loading of models beside whoever already asks for them. Refuses to know:
-//! faces, terminals.
-//!
 //! ```text
 //!   planned ─► placeholder (`unavailable`, OA-902) ─► engine loaded ─► the model's function in its place
 //! ```
@@ -14,26 +11,26 @@ use std::time::{Duration, Instant};
 use futures::{StreamExt, stream};
 use sapwood_engine::Engine;
 use sapwood_kernel::session::test_functions;
-use sapwood_kernel::{Error, Facts, Fun, Kernel, Name, Spec, Targets, generate, model, raw};
+use sapwood_kernel::{Error, Fun, Kernel, ModelFacts, Name, Spec, Targets, generate, model, raw};
 
 use crate::config::Config;
-use crate::failure::{Exit, Failure};
-use crate::models::Planned;
-use crate::progress::Bar;
+use crate::failure::{CliError, Exit};
+use crate::models::PlannedModel;
+use crate::progress::LoadingBar;
 use crate::trial;
 
 /// A kernel that knows GENERATE, and the planned models as ones that are still loading.
 ///
 /// # Errors
 /// If a model's name cannot be a function's.
-pub(crate) fn kernel(config: &Config, planned: &[Planned]) -> Result<Kernel, Failure> {
+pub(crate) fn kernel(config: &Config, planned: &[PlannedModel]) -> Result<Kernel, CliError> {
     let kernel = Kernel::new();
     let default = config.default_model.as_deref().map(Name::shared);
     let targets = Targets {
         default,
         ..Targets::default()
     };
-    let refused = |error: Error| Failure::usage(format!("models: {error}"));
+    let refused = |error: Error| CliError::usage(format!("models: {error}"));
     kernel.add(generate(targets)).map_err(refused)?;
     if config.test_functions {
         kernel.add_all(test_functions()).map_err(refused)?;
@@ -52,7 +49,7 @@ pub(crate) fn absent(name: &str, what: &'static str) -> Fun {
 }
 
 /// The same, of a model of which something is known.
-fn absent_with(name: &str, what: &'static str, facts: Option<Facts>) -> Fun {
+fn absent_with(name: &str, what: &'static str, facts: Option<ModelFacts>) -> Fun {
     let mut spec = Spec::new(Name::shared(name), format!("This model {what}."));
     spec.model = true;
     spec.facts = facts.map(Arc::new);
@@ -69,7 +66,7 @@ fn absent_with(name: &str, what: &'static str, facts: Option<Facts>) -> Fun {
 }
 
 /// Says of a model that is being loaded what its file says of it (LM-332).
-pub(crate) async fn announce(kernel: &Kernel, planned: &Planned) {
+pub(crate) async fn announce(kernel: &Kernel, planned: &PlannedModel) {
     let (name, planned) = (planned.name.clone(), planned.clone());
     let outline = tokio::task::spawn_blocking(move || planned.outline()).await;
     if let Ok(Some(facts)) = outline {
@@ -83,9 +80,9 @@ pub(crate) async fn announce(kernel: &Kernel, planned: &Planned) {
 /// Of the first one that cannot be loaded and is required: [`Exit::Model`]. What the others do then is stopped.
 pub(crate) async fn load(
     kernel: &Kernel,
-    planned: Vec<Planned>,
-    loaded: impl Fn(&str, Result<&Engine, &Failure>, Duration),
-) -> Result<(), Failure> {
+    planned: Vec<PlannedModel>,
+    loaded: impl Fn(&str, Result<&Engine, &CliError>, Duration),
+) -> Result<(), CliError> {
     let all = planned.into_iter().map(|one| async {
         let (name, required) = (one.name.clone(), one.required);
         announce(kernel, &one).await;
@@ -125,13 +122,13 @@ const LOADED_AT_ONCE: usize = 4;
 ///
 /// # Errors
 /// [`Exit::Model`].
-pub(crate) async fn engine(planned: Planned) -> Result<Engine, Failure> {
+pub(crate) async fn engine(planned: PlannedModel) -> Result<Engine, CliError> {
     let name = planned.name.clone();
-    let (bar, stopper) = Bar::new(&name);
+    let (bar, stopper) = LoadingBar::new(&name);
     let loading = tokio::task::spawn_blocking(move || planned.load(&mut |share| bar.show(share)));
     let loaded = loading.await.map_err(|_| {
         let what = format!("loading the model `{name}` failed unexpectedly");
-        Failure::exit(Exit::Model, what)
+        CliError::exit(Exit::Model, what)
     })?;
     drop(stopper);
     loaded
@@ -183,8 +180,8 @@ mod tests {
         let loading = load(&kernel, planned, |_, loaded, _| assert!(loaded.is_ok()));
         loading.await.unwrap();
         for name in &names {
-            let said = kernel.run::<String>(name, args! { prompt: "hello" }).await;
-            assert_eq!(said.unwrap(), "hello");
+            let sent = kernel.run::<String>(name, args! { prompt: "hello" }).await;
+            assert_eq!(sent.unwrap(), "hello");
         }
     }
 
@@ -203,18 +200,21 @@ mod tests {
             let config = layers.config().unwrap();
             let planned = crate::models::plan(&config).unwrap();
             let kernel = kernel(&config, &planned).unwrap();
-            let told = std::sync::Mutex::new(Vec::new());
+            let reported = std::sync::Mutex::new(Vec::new());
             let loaded = load(&kernel, planned, |name, loaded, _| {
-                told.lock().unwrap().push((name.to_owned(), loaded.is_ok()));
+                reported
+                    .lock()
+                    .unwrap()
+                    .push((name.to_owned(), loaded.is_ok()));
             });
             assert_eq!(loaded.await.is_ok(), serves, "{keys}");
             let all = [("bad".to_owned(), false), ("good".to_owned(), true)];
             let expect = if serves { &all[..] } else { &[] };
             // Side by side: which one is told first is nobody's business.
-            let mut told = told.lock().unwrap().clone();
-            told.sort();
-            told.retain(|(name, _)| serves || name == "bad");
-            assert_eq!(told, expect);
+            let mut reported = reported.lock().unwrap().clone();
+            reported.sort();
+            reported.retain(|(name, _)| serves || name == "bad");
+            assert_eq!(reported, expect);
             let error = kernel.run::<String>("bad", args! { prompt: "x" }).await;
             let error = error.unwrap_err();
             assert_eq!(error.code().name(), "unavailable");

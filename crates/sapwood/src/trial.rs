@@ -16,8 +16,8 @@ use tokio::process::Command;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::failure::{Exit, Failure};
-use crate::models::Planned;
+use crate::failure::{CliError, Exit};
+use crate::models::PlannedModel;
 use crate::plain::plain;
 
 /// Side by side each would count on memory that the other one takes.
@@ -33,7 +33,7 @@ const LAST_WORDS_MAX: usize = 300;
 ///
 /// # Errors
 /// [`Exit::Model`]: it cannot be used, or could not be tried.
-pub(crate) async fn pass(planned: &Planned) -> Result<(), Failure> {
+pub(crate) async fn pass(planned: &PlannedModel) -> Result<(), CliError> {
     let Some(arguments) = planned.trial() else {
         return Ok(());
     };
@@ -45,7 +45,7 @@ pub(crate) async fn pass(planned: &Planned) -> Result<(), Failure> {
     };
     let Some(why) = why else { return Ok(()) };
     let what = format!("cannot load the model `{}`: {why}", planned.name);
-    Err(Failure::exit(Exit::Model, what))
+    Err(CliError::exit(Exit::Model, what))
 }
 
 async fn try_with(arguments: Vec<OsString>) -> std::io::Result<Output> {
@@ -88,8 +88,8 @@ fn verdict(output: &Output) -> Option<String> {
     } else {
         "ended unexpectedly, as llama.cpp ends one for a file that it cannot use"
     };
-    let said = String::from_utf8_lossy(&output.stderr);
-    let last = said.lines().rfind(|line| !line.trim().is_empty());
+    let sent = String::from_utf8_lossy(&output.stderr);
+    let last = sent.lines().rfind(|line| !line.trim().is_empty());
     let last: String = plain(last.unwrap_or("no word"))
         .chars()
         .take(LAST_WORDS_MAX)
@@ -148,8 +148,8 @@ mod tests {
     #[tokio::test]
     async fn a_file_is_refused_by_how_its_trial_ended() {
         assert_eq!(ended("exit 0").await, None);
-        let told = ended("echo 'it has no tokens'; echo noise >&2; exit 5").await;
-        assert_eq!(told.as_deref(), Some("it has no tokens"));
+        let reported = ended("echo 'it has no tokens'; echo noise >&2; exit 5").await;
+        assert_eq!(reported.as_deref(), Some("it has no tokens"));
         for (script, parts) in [
             (
                 "echo first >&2; echo 'GGML_ASSERT(n > 0) failed' >&2; echo >&2; kill -ABRT $$",
@@ -161,11 +161,14 @@ mod tests {
                 ["unexpectedly", "status: 1: a"],
             ),
         ] {
-            let told = ended(script).await.unwrap();
-            assert!(parts.iter().all(|part| told.contains(part)), "{told}");
-            assert!(!told.contains('\u{1b}'), "{told:?}");
+            let reported = ended(script).await.unwrap();
+            assert!(
+                parts.iter().all(|part| reported.contains(part)),
+                "{reported}"
+            );
+            assert!(!reported.contains('\u{1b}'), "{reported:?}");
         }
-        let told = ended("head -c 100000 /dev/zero | tr '\\0' x >&2; exit 1").await;
-        assert!(told.unwrap().len() < 2 * LAST_WORDS_MAX);
+        let reported = ended("head -c 100000 /dev/zero | tr '\\0' x >&2; exit 1").await;
+        assert!(reported.unwrap().len() < 2 * LAST_WORDS_MAX);
     }
 }

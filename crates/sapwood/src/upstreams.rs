@@ -1,8 +1,5 @@
 //! Other servers whose functions are served here too (D-5): joined, and joined again when they were lost.
 //!
-//! Owns: which functions of the kernel are an upstream's, what they say while it is away, and when it is tried again.
-//! Refuses to know: faces, and how a server is reached ([`place`]).
-//!
 //! ```text
 //!   away ── dial, at once ──► joined: its functions are in the kernel ◄── dial ──┐ the session has held for long, and is over;
 //!    ▲  └─ no ──► wait: 1 s, doubling to 30 s ──► dial      │             │ or it is worn: calls go to a new one, those
@@ -13,9 +10,9 @@
 //! Nobody waits for any of this: a server starts at once, and is not ready while none of its upstreams is there and it has no
 //! model of its own (`standing`).
 
-mod place;
 mod pools;
-mod standing;
+mod status;
+mod target;
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -28,24 +25,24 @@ use futures::{StreamExt, stream};
 use sapwood_kernel::{Error, Fun, Kernel, Name, Spec, raw};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
-use sapwood_server::Shared;
-use sapwood_server::metrics::Metrics;
+use sapwood_server::ServerContext;
+use sapwood_server::metrics::ServerMetrics;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use self::place::Place;
 pub(crate) use self::pools::Pools;
-use self::standing::Standing;
+use self::status::UpstreamStatus;
+use self::target::UpstreamTarget;
 use crate::config::Config;
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::{client, serving};
 
 /// The upstreams of a server, each with a task that keeps it.
 pub(crate) struct Upstreams {
     /// Not begun yet.
-    planned: Vec<Upstream<Place>>,
-    failed: mpsc::Sender<Failure>,
+    planned: Vec<UpstreamTask<UpstreamTarget>>,
+    failed: mpsc::Sender<CliError>,
     tasks: JoinSet<()>,
     stop: watch::Sender<bool>,
     pools: Pools,
@@ -60,8 +57,8 @@ impl Upstreams {
     pub(crate) fn plan(
         kernel: &Kernel,
         config: &Config,
-        shared: &Shared,
-    ) -> Result<(Self, mpsc::Receiver<Failure>), Failure> {
+        shared: &ServerContext,
+    ) -> Result<(Self, mpsc::Receiver<CliError>), CliError> {
         let pools = Pools::default();
         let watchers = &Watchers {
             metrics: Arc::clone(&shared.metrics),
@@ -70,22 +67,22 @@ impl Upstreams {
         let mut planned = Vec::new();
         for (listed, number) in config.upstreams.iter().zip(1..) {
             let url = listed.url.to_string();
-            let place = Place::read(listed, config, watchers);
-            let place = place.map_err(|status| client::unreachable(&url, &status))?;
-            let standing = Standing::of_server(&shared.health, number);
-            planned.push(Upstream::new(&url, place, kernel.clone(), standing));
+            let target = UpstreamTarget::read(listed, config, watchers);
+            let target = target.map_err(|status| client::unreachable(&url, &status))?;
+            let standing = UpstreamStatus::of_server(&shared.health, number);
+            planned.push(UpstreamTask::new(&url, target, kernel.clone(), standing));
         }
         for model in &config.models {
             let Some(upstream) = &model.upstream else {
                 continue;
             };
             let name = &*model.name;
-            let place = Place::of_model(model, upstream, config, watchers);
-            let place = place.map_err(|status| client::unreachable(name, &status))?;
+            let target = UpstreamTarget::of_model(model, upstream, config, watchers);
+            let target = target.map_err(|status| client::unreachable(name, &status))?;
             let required = model.required.unwrap_or(true);
-            let standing = Standing::of_model(&shared.health, name, required);
-            let mut upstream = Upstream::new(name, place, kernel.clone(), standing);
-            let refused = |error: Error| Failure::usage(format!("models: {error}"));
+            let standing = UpstreamStatus::of_model(&shared.health, name, required);
+            let mut upstream = UpstreamTask::new(name, target, kernel.clone(), standing);
+            let refused = |error: Error| CliError::usage(format!("models: {error}"));
             upstream.expect(name).map_err(refused)?;
             planned.push(upstream);
         }
@@ -105,8 +102,8 @@ impl Upstreams {
     pub(crate) fn begin(&mut self) {
         for upstream in self.planned.drain(..) {
             let jitter = RandomState::new().hash_one(&upstream.url);
-            let kept = upstream.keep(self.failed.clone(), jitter, self.stop.subscribe());
-            self.tasks.spawn(kept);
+            let retained = upstream.keep(self.failed.clone(), jitter, self.stop.subscribe());
+            self.tasks.spawn(retained);
         }
     }
 
@@ -125,7 +122,7 @@ impl Upstreams {
 /// Whom a pool is shown to, once it is joined.
 #[derive(Clone)]
 struct Watchers {
-    metrics: Arc<Metrics>,
+    metrics: Arc<ServerMetrics>,
     pools: Pools,
 }
 
@@ -138,13 +135,13 @@ const fn is_final(code: Code) -> bool {
 }
 
 /// How an upstream is reached. A value, so that a test can be one that comes and goes.
-trait Dial: Send + Sync + 'static {
+trait DialUpstream: Send + Sync + 'static {
     /// Joins it, once.
-    fn dial(&self) -> impl Future<Output = Result<Link, Status>> + Send;
+    fn dial(&self) -> impl Future<Output = Result<UpstreamLink, Status>> + Send;
 }
 
 /// An upstream that was reached.
-struct Link {
+struct UpstreamLink {
     functions: Vec<Fun>,
     /// Resolves when there should be another one soon: this one has made much of what it may.
     worn: BoxFuture<'static, ()>,
@@ -157,7 +154,7 @@ struct Link {
 }
 
 /// Joins it, in time. A server that takes a connection and says nothing is not there.
-async fn dial(dial: &impl Dial) -> Result<Link, Status> {
+async fn dial(dial: &impl DialUpstream) -> Result<UpstreamLink, Status> {
     let silent = |_| {
         Status::other(
             Code::Unavailable,
@@ -169,7 +166,11 @@ async fn dial(dial: &impl Dial) -> Result<Link, Status> {
 }
 
 /// Once a link is worn: another one. It is tried until it is there, for the worn one may still do.
-async fn renewed(dial: &impl Dial, worn: BoxFuture<'static, ()>, jitter: u64) -> Link {
+async fn renewed(
+    dial: &impl DialUpstream,
+    worn: BoxFuture<'static, ()>,
+    jitter: u64,
+) -> UpstreamLink {
     worn.await;
     let mut delays = delays(jitter);
     loop {
@@ -182,17 +183,17 @@ async fn renewed(dial: &impl Dial, worn: BoxFuture<'static, ()>, jitter: u64) ->
 }
 
 /// One upstream.
-struct Upstream<D> {
+struct UpstreamTask<D> {
     url: Arc<str>,
     dial: D,
     kernel: Kernel,
     /// What stands in the kernel for it.
     ours: BTreeMap<Name, Spec>,
-    standing: Standing,
+    standing: UpstreamStatus,
 }
 
-impl<D: Dial> Upstream<D> {
-    fn new(url: &str, dial: D, kernel: Kernel, standing: Standing) -> Self {
+impl<D: DialUpstream> UpstreamTask<D> {
+    fn new(url: &str, dial: D, kernel: Kernel, standing: UpstreamStatus) -> Self {
         Self {
             url: url.into(),
             dial,
@@ -211,7 +212,7 @@ impl<D: Dial> Upstream<D> {
     }
 
     /// Joins it for the first time. `Err`: that can never be.
-    async fn first(&mut self) -> Result<Option<Link>, Status> {
+    async fn first(&mut self) -> Result<Option<UpstreamLink>, Status> {
         match dial(&self.dial).await {
             Ok(link) => Ok(Some(self.joined(link))),
             Err(status) if is_final(status.code) => Err(status),
@@ -229,14 +230,14 @@ impl<D: Dial> Upstream<D> {
     /// Joined when it can be, again and again, until told to stop.
     async fn keep(
         mut self,
-        failed: mpsc::Sender<Failure>,
+        failed: mpsc::Sender<CliError>,
         jitter: u64,
         mut stop: watch::Receiver<bool>,
     ) {
         // Both may be cancelled: who stops wants no connection, half made or whole.
         let first = tokio::select! {
             first = self.first() => first,
-            () = told(&mut stop) => return,
+            () = stop_requested(&mut stop) => return,
         };
         let mut link = match first {
             Ok(link) => link,
@@ -248,7 +249,7 @@ impl<D: Dial> Upstream<D> {
         };
         let mut delays = delays(jitter);
         loop {
-            let Some(held) = link else {
+            let Some(retained) = link else {
                 let again = async {
                     sleep(delays.next().unwrap_or(DELAY_MAX)).await;
                     dial(&self.dial).await
@@ -256,7 +257,7 @@ impl<D: Dial> Upstream<D> {
                 // Both may be cancelled: who stops wants no connection, half made or whole.
                 let dialled = tokio::select! {
                     dialled = again => dialled,
-                    () = told(&mut stop) => return,
+                    () = stop_requested(&mut stop) => return,
                 };
                 link = dialled
                     .map(|link| self.joined(link))
@@ -270,9 +271,9 @@ impl<D: Dial> Upstream<D> {
             // All may be cancelled: they watch, or dial.
             let next = tokio::select! {
                 biased;
-                () = told(&mut stop) => return held.leave.await,
-                () = held.over => None,
-                link = renewed(&self.dial, held.worn, jitter) => Some(link),
+                () = stop_requested(&mut stop) => return retained.leave.await,
+                () = retained.over => None,
+                link = renewed(&self.dial, retained.worn, jitter) => Some(link),
             };
             // One that comes and goes at once is not to be hammered. One that held has most likely found its session
             // idle (EV-111), and is there again before anybody has missed it.
@@ -280,7 +281,7 @@ impl<D: Dial> Upstream<D> {
                 delays = self::delays(jitter);
                 tokio::select! {
                     dialled = dial(&self.dial) => dialled.ok(),
-                    () = told(&mut stop) => return,
+                    () = stop_requested(&mut stop) => return,
                 }
             } else {
                 next
@@ -293,7 +294,7 @@ impl<D: Dial> Upstream<D> {
     }
 
     /// Puts what it serves now in the place of what it served before.
-    fn joined(&mut self, mut link: Link) -> Link {
+    fn joined(&mut self, mut link: UpstreamLink) -> UpstreamLink {
         let mut before = std::mem::take(&mut self.ours);
         let count = link.functions.len();
         for function in link.functions.drain(..) {
@@ -345,7 +346,7 @@ impl<D: Dial> Upstream<D> {
 }
 
 /// Resolves when told to stop, or when nobody is left to tell.
-async fn told(stop: &mut watch::Receiver<bool>) {
+async fn stop_requested(stop: &mut watch::Receiver<bool>) {
     drop(stop.wait_for(|stop| *stop).await);
 }
 

@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 
 use sapwood::kernel::connect::evergreen::import;
 use sapwood::kernel::{Kernel, args, function};
-use sapwood::net::evergreen::{Address, Options, Session};
+use sapwood::net::evergreen::{ClientSession, ClientSessionOptions, ServerAddress};
 use sapwood::serve::{Serve, ServeError};
 use tokio::sync::oneshot;
 
@@ -44,12 +44,14 @@ async fn a_function_of_a_program_is_served_at_every_face() {
     let address = bound.address();
     let (stop, stopped) = oneshot::channel::<()>();
     let served = tokio::spawn(bound.run_until(async { drop(stopped.await) }));
-    let place = Address::new(format!("http://{address}")).with_key("hush");
-    let session = Session::connect(&place, Options::default()).await.unwrap();
+    let position = ServerAddress::new(format!("http://{address}")).with_key("hush");
+    let session = ClientSession::connect(&position, ClientSessionOptions::default())
+        .await
+        .unwrap();
     let kernel = Kernel::new();
     kernel.add_all(import(&session).await.unwrap()).unwrap();
-    let said = kernel.run::<String>("shout", args! { text: "hello" }).await;
-    assert_eq!(said.unwrap(), "HELLO");
+    let reply = kernel.run::<String>("shout", args! { text: "hello" }).await;
+    assert_eq!(reply.unwrap(), "HELLO");
     session.close().await.unwrap();
     let body = r#"{"text":"hello"}"#;
     let post = move |key: &str| {

@@ -1,8 +1,6 @@
 //! What goes on on one connection: how many requests are in flight, since when none is, and whether one has begun to
 //! arrive (OA-911).
 //!
-//! Owns: the counts behind the limits of idle time and of a request's head. Refuses to know: bytes and HTTP.
-//!
 //! ```text
 //!   idle (75 s) ─ first byte ─► head (10 s) ─ whole ─► in flight ─ answered ─► idle
 //! ```
@@ -44,11 +42,11 @@ impl Activity {
     }
 
     /// Bytes have arrived. While a request is in flight they are its body or the next one in its tracks.
-    pub(crate) fn heard(&self) {
+    pub(crate) fn touch(&self) {
         self.0.send_if_modified(|count| {
-            let news = count.in_flight == 0 && !count.arriving;
-            count.arriving |= news;
-            news
+            let update = count.in_flight == 0 && !count.arriving;
+            count.arriving |= update;
+            update
         });
     }
 
@@ -128,19 +126,19 @@ mod tests {
         };
         // Waiting for a request costs no time of its head.
         step(70).await;
-        activity.heard();
+        activity.touch();
         step(9).await;
         let request = activity.begin();
-        activity.heard();
+        activity.touch();
         step(1_000).await;
         drop(request);
         step(70).await;
         assert!(!late.is_finished());
         let began = Instant::now();
-        activity.heard();
+        activity.touch();
         step(6).await;
         // Another byte buys no time.
-        activity.heard();
+        activity.touch();
         assert!(!late.is_finished());
         late.await.unwrap();
         assert_eq!(began.elapsed(), Duration::from_secs(10));

@@ -1,7 +1,6 @@
 //! Who may do what: bearer keys and their scopes (OA-905, EV-704, D-31).
 //!
-//! Owns: the keys in force, the check of a presented one, what a client certificate stands for. Refuses to know: where
-//! keys are stored, what a route does. Only digests are kept; a secret is never stored, logged or compared directly.
+//! Only digests are kept; a secret is never stored, logged or compared directly.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,15 +14,15 @@ use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 use tokio::sync::watch;
 
-use crate::allowance::Allowance;
-use crate::caller::{Caller, Identity};
-use crate::refusal::Refusal;
+use crate::caller::{Caller, CallerIdentity};
+use crate::rate_limit::TokenMeter;
+use crate::rejection::Rejection;
 use crate::tls::Subject;
 use crate::websocket;
 
 /// What a key may be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Scope {
+pub enum KeyScope {
     /// Call functions.
     Infer,
     /// Store and run controllers.
@@ -34,7 +33,7 @@ pub enum Scope {
     Metrics,
 }
 
-impl Scope {
+impl KeyScope {
     /// Every scope.
     pub const ALL: [Self; 4] = [Self::Infer, Self::Control, Self::Admin, Self::Metrics];
 
@@ -70,22 +69,22 @@ impl Scopes {
 
     /// Whether `scope` is in the set.
     #[must_use]
-    pub const fn has(self, scope: Scope) -> bool {
+    pub const fn has(self, scope: KeyScope) -> bool {
         self.0 & scope.bit() != 0
     }
 }
 
-impl FromIterator<Scope> for Scopes {
-    fn from_iter<I: IntoIterator<Item = Scope>>(scopes: I) -> Self {
+impl FromIterator<KeyScope> for Scopes {
+    fn from_iter<I: IntoIterator<Item = KeyScope>>(scopes: I) -> Self {
         Self(scopes.into_iter().fold(0, |bits, scope| bits | scope.bit()))
     }
 }
 
 /// SHA-256 of a secret.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Fingerprint([u8; 32]);
+pub struct KeyFingerprint([u8; 32]);
 
-impl Fingerprint {
+impl KeyFingerprint {
     /// The digest of `secret`.
     #[must_use]
     pub fn of(secret: &str) -> Self {
@@ -108,13 +107,13 @@ impl Fingerprint {
     }
 }
 
-impl fmt::Display for Fingerprint {
+impl fmt::Display for KeyFingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-impl fmt::Debug for Fingerprint {
+impl fmt::Debug for KeyFingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Fingerprint(…)")
     }
@@ -122,27 +121,27 @@ impl fmt::Debug for Fingerprint {
 
 /// One entry of the keys that the server accepts: a secret, a certificate, or both, and what may be done with either.
 #[derive(Clone, Debug)]
-pub struct Key {
+pub struct ApiKey {
     /// The name under which its use is logged, and whose what it makes is.
     pub name: Arc<str>,
     /// Digest of the secret; without it only a certificate opens.
-    pub fingerprint: Option<Fingerprint>,
+    pub fingerprint: Option<KeyFingerprint>,
     /// Subject of the client certificate that stands for this key; a certificate that no entry names stands for none.
     pub certificate: Option<Arc<str>>,
     /// What it may be used for.
     pub scopes: Scopes,
     /// How much of it, and with which models; also whose turn it is where requests wait, and whose computed prefixes are
     /// shared. `None`: as much as there is, and like whoever has no key.
-    pub allowance: Option<Arc<Allowance>>,
+    pub allowance: Option<Arc<TokenMeter>>,
 }
 
-impl Key {
+impl ApiKey {
     /// A key with this secret and without limits.
     #[must_use]
     pub fn new(name: &str, secret: &str, scopes: Scopes) -> Self {
         Self {
             name: name.into(),
-            fingerprint: Some(Fingerprint::of(secret)),
+            fingerprint: Some(KeyFingerprint::of(secret)),
             certificate: None,
             scopes,
             allowance: None,
@@ -150,9 +149,9 @@ impl Key {
     }
 
     /// Whoever has shown it.
-    fn caller(&self, fingerprint: Option<Fingerprint>) -> Caller {
+    fn caller(&self, fingerprint: Option<KeyFingerprint>) -> Caller {
         Caller {
-            identity: Identity::Key(Arc::clone(&self.name)),
+            identity: CallerIdentity::Key(Arc::clone(&self.name)),
             scopes: self.scopes,
             allowance: self.allowance.clone(),
             fingerprint,
@@ -163,17 +162,17 @@ impl Key {
 
 /// What a route asks of whoever calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Access {
+pub enum RouteAccess {
     /// Nothing: probes reach it without a key (OA-905).
     Open,
     /// A caller with this scope.
-    Needs(Scope),
+    Needs(KeyScope),
 }
 
 /// The keys in force. Cheap to share; replaced as a whole on SIGHUP.
 #[derive(Debug, Default)]
-pub struct Auth {
-    keys: RwLock<Arc<[Key]>>,
+pub struct Authenticator {
+    keys: RwLock<Arc<[ApiKey]>>,
     query_key: bool,
     /// Clients are asked for certificates: nobody is alone with the server.
     certified: bool,
@@ -181,11 +180,11 @@ pub struct Auth {
     replaced: watch::Sender<()>,
 }
 
-impl Auth {
+impl Authenticator {
     /// Checks against these keys. With none of them whoever reaches the server may do everything, but see
     /// [`Self::with_certificates`].
     #[must_use]
-    pub fn new(keys: Vec<Key>) -> Self {
+    pub fn new(keys: Vec<ApiKey>) -> Self {
         Self {
             keys: RwLock::new(keys.into()),
             ..Self::default()
@@ -238,7 +237,7 @@ impl Auth {
 
     /// Puts other keys in force; what callers of keys that are no longer there have open ends. A key that is still there keeps
     /// what is open, within its limits of now, and has used what it has used.
-    pub fn replace(&self, mut keys: Vec<Key>) {
+    pub fn replace(&self, mut keys: Vec<ApiKey>) {
         let before = self.keys();
         for key in &mut keys {
             let same = before.iter().find(|old| old.name == key.name);
@@ -258,36 +257,37 @@ impl Auth {
     }
 
     /// Resolves when `caller` would be let in no more with this scope (LM-108, D-45).
-    pub(crate) async fn revoked(&self, caller: &Caller, scope: Scope) {
+    pub(crate) async fn revoked(&self, caller: &Caller, scope: KeyScope) {
         let mut replaced = self.replaced.subscribe();
         // Its sender is ours.
         while self.stands(caller, scope) && replaced.changed().await.is_ok() {}
     }
 
     /// Whether `caller` would be let in now.
-    fn stands(&self, caller: &Caller, scope: Scope) -> bool {
+    fn stands(&self, caller: &Caller, scope: KeyScope) -> bool {
         let keys = self.keys();
         let scopes = match (&caller.identity, caller.fingerprint) {
-            (Identity::Anonymous(_), _) if keys.is_empty() => self.unkeyed(),
-            (Identity::Anonymous(_), _) => Scopes::default(),
-            (Identity::Key(_), Some(shown)) => {
+            (CallerIdentity::Anonymous(_), _) if keys.is_empty() => self.unkeyed(),
+            (CallerIdentity::Anonymous(_), _) => Scopes::default(),
+            (CallerIdentity::Key(_), Some(shown)) => {
                 let key = keys.iter().find(|key| key.fingerprint == Some(shown));
                 key.map_or_else(Scopes::default, |key| key.scopes)
             }
-            (Identity::Key(name), None) => {
-                let shown = |key: &&Key| key.name == *name && key.certificate == caller.certificate;
+            (CallerIdentity::Key(name), None) => {
+                let shown =
+                    |key: &&ApiKey| key.name == *name && key.certificate == caller.certificate;
                 let key = keys
                     .iter()
                     .filter(|key| key.certificate.is_some())
                     .find(shown);
                 key.map_or_else(Scopes::default, |key| key.scopes)
             }
-            (Identity::Certificate(subject), _) => certified(&keys, subject).scopes,
+            (CallerIdentity::Certificate(subject), _) => certified(&keys, subject).scopes,
         };
         scopes.has(scope)
     }
 
-    fn keys(&self) -> Arc<[Key]> {
+    fn keys(&self) -> Arc<[ApiKey]> {
         Arc::clone(
             &self
                 .keys
@@ -307,15 +307,15 @@ impl Auth {
     ///
     /// # Errors
     /// `unauthenticated` without a valid key, `permission-denied` without the scope of the route.
-    pub fn check(&self, access: Access, request: &Parts) -> Result<Caller, Refusal> {
+    pub fn check(&self, access: RouteAccess, request: &Parts) -> Result<Caller, Rejection> {
         let caller = self.caller(request);
-        let Access::Needs(scope) = access else {
+        let RouteAccess::Needs(scope) = access else {
             let nobody = || Caller::anonymous(&request.extensions, Scopes::default());
             return Ok(caller.unwrap_or_else(nobody));
         };
         let caller = caller.ok_or_else(|| {
             let message = "A valid API key is needed: send it as `Authorization: Bearer KEY`.";
-            Refusal::new(Code::Unauthenticated, "invalid_api_key", message)
+            Rejection::new(Code::Unauthenticated, "invalid_api_key", message)
         })?;
         caller.require(scope)?;
         Ok(caller)
@@ -341,15 +341,15 @@ impl Auth {
 
 /// The caller whom a client's certificate names: the key whose entry names this certificate, or somebody who may call
 /// functions. Names of keys say nothing about certificates: whoever signs those need not know of keys.
-fn certified(keys: &[Key], subject: &Arc<str>) -> Caller {
-    let named = |key: &&Key| key.certificate.as_deref() == Some(&**subject);
+fn certified(keys: &[ApiKey], subject: &Arc<str>) -> Caller {
+    let named = |key: &&ApiKey| key.certificate.as_deref() == Some(&**subject);
     match keys.iter().find(named) {
         Some(key) => Caller {
             certificate: Some(Arc::clone(subject)),
             ..key.caller(None)
         },
         None => Caller {
-            identity: Identity::Certificate(Arc::clone(subject)),
+            identity: CallerIdentity::Certificate(Arc::clone(subject)),
             scopes: INFER,
             allowance: None,
             fingerprint: None,
@@ -359,7 +359,7 @@ fn certified(keys: &[Key], subject: &Arc<str>) -> Caller {
 }
 
 /// What may be done without a key that says more.
-const INFER: Scopes = Scopes(Scope::Infer.bit());
+const INFER: Scopes = Scopes(KeyScope::Infer.bit());
 
 /// The secret that the client presents, in any of the three accepted headers.
 fn presented(headers: &HeaderMap) -> Option<&str> {
@@ -375,8 +375,8 @@ fn presented(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// Compares with every entry, so that the time taken does not tell which one, or how much of one, was right.
-fn matching(keys: &[Key], secret: &str) -> Option<Caller> {
-    let presented = Fingerprint::of(secret);
+fn matching(keys: &[ApiKey], secret: &str) -> Option<Caller> {
+    let presented = KeyFingerprint::of(secret);
     let mut found = u32::MAX;
     for (index, key) in (0_u32..).zip(keys) {
         if let Some(fingerprint) = &key.fingerprint {
@@ -392,20 +392,20 @@ mod tests {
     use sapwood_kernel::Name;
 
     use super::*;
-    use crate::allowance::Limits;
+    use crate::rate_limit::RateLimits;
 
-    const CALL: Access = Access::Needs(Scope::Infer);
-    const SCRAPE: Access = Access::Needs(Scope::Metrics);
-    const MANAGE: Access = Access::Needs(Scope::Admin);
+    const CALL: RouteAccess = RouteAccess::Needs(KeyScope::Infer);
+    const SCRAPE: RouteAccess = RouteAccess::Needs(KeyScope::Metrics);
+    const MANAGE: RouteAccess = RouteAccess::Needs(KeyScope::Admin);
 
-    fn keys() -> Vec<Key> {
-        let key = |name: &str, secret, scopes: &[Scope]| {
-            Key::new(name, secret, scopes.iter().copied().collect())
+    fn keys() -> Vec<ApiKey> {
+        let key = |name: &str, secret, scopes: &[KeyScope]| {
+            ApiKey::new(name, secret, scopes.iter().copied().collect())
         };
         vec![
-            key("anna", "one", &Scope::ALL),
-            key("scraper", "two", &[Scope::Metrics]),
-            key("app", "three", &[Scope::Infer]),
+            key("anna", "one", &KeyScope::ALL),
+            key("scraper", "two", &[KeyScope::Metrics]),
+            key("app", "three", &[KeyScope::Infer]),
         ]
     }
 
@@ -421,16 +421,16 @@ mod tests {
         request.into_parts().0
     }
 
-    fn ask(auth: &Auth, access: Access, request: &Parts) -> Result<String, u16> {
+    fn ask(auth: &Authenticator, access: RouteAccess, request: &Parts) -> Result<String, u16> {
         match auth.check(access, request) {
             Ok(caller) => Ok(caller.identity.to_string()),
-            Err(refusal) => Err(refusal.code.http()),
+            Err(rejection) => Err(rejection.code.http()),
         }
     }
 
     #[test]
     fn oa_905_keys_are_accepted_in_three_headers_and_carry_scopes() {
-        let auth = Auth::new(keys());
+        let auth = Authenticator::new(keys());
         for (access, header, value, expect) in [
             (CALL, "authorization", "Bearer one", Ok("anna")),
             (CALL, "authorization", "bearer three", Ok("app")),
@@ -455,14 +455,14 @@ mod tests {
 
     #[test]
     fn d_45_an_open_route_gives_nobody_more_than_they_have() {
-        let auth = Auth::new(keys());
+        let auth = Authenticator::new(keys());
         for (secret, name, scopes) in [
             ("", "anonymous", Scopes::default()),
             ("wrong", "anonymous", Scopes::default()),
             ("three", "app", INFER),
             ("one", "anna", Scopes::ALL),
         ] {
-            let caller = auth.check(Access::Open, &request("x-api-key", secret, None));
+            let caller = auth.check(RouteAccess::Open, &request("x-api-key", secret, None));
             let caller = caller.unwrap();
             assert_eq!(
                 (&*caller.identity.to_string(), caller.scopes),
@@ -473,7 +473,7 @@ mod tests {
 
     #[test]
     fn oa_905_no_keys_means_no_check() {
-        let auth = Auth::default();
+        let auth = Authenticator::default();
         for access in [CALL, SCRAPE, MANAGE] {
             let got = ask(&auth, access, &request("x-api-key", "any", None));
             assert_eq!(got, Ok("anonymous".into()));
@@ -487,13 +487,13 @@ mod tests {
     fn d_45_a_certificate_has_infer_and_more_only_where_a_key_names_it() {
         let mut mapped = keys();
         mapped[1].certificate = Some("monitor".into());
-        mapped.push(Key {
+        mapped.push(ApiKey {
             fingerprint: None,
             certificate: Some("robot-7".into()),
-            ..Key::new("operator", "", Scopes::ALL)
+            ..ApiKey::new("operator", "", Scopes::ALL)
         });
-        let with = Auth::new(mapped).with_certificates(true);
-        let without = Auth::default().with_certificates(true);
+        let with = Authenticator::new(mapped).with_certificates(true);
+        let without = Authenticator::default().with_certificates(true);
         for (auth, access, secret, subject, expect) in [
             (&with, CALL, None, Some("robot"), Ok("certificate:robot")),
             (&with, SCRAPE, None, Some("robot"), Err(403)),
@@ -541,10 +541,10 @@ mod tests {
 
     #[tokio::test]
     async fn d_45_whoever_would_be_let_in_no_more_is_revoked() {
-        let named = |certificate: &str| Key {
+        let named = |certificate: &str| ApiKey {
             certificate: Some(certificate.into()),
             fingerprint: None,
-            ..Key::new("robot", "", INFER)
+            ..ApiKey::new("robot", "", INFER)
         };
         let all = || [keys(), vec![named("robot-7")]].concat();
         let less = |scopes| {
@@ -568,7 +568,7 @@ mod tests {
             (
                 all(),
                 app(),
-                less([Scope::Admin].into_iter().collect()),
+                less([KeyScope::Admin].into_iter().collect()),
                 false,
             ),
             (all(), app(), less(Scopes::ALL), true),
@@ -580,9 +580,9 @@ mod tests {
             (Vec::new(), request("", "", None), keys(), false),
             (Vec::new(), request("", "", None), Vec::new(), true),
         ] {
-            let auth = Auth::new(before);
+            let auth = Authenticator::new(before);
             let caller = auth.check(CALL, &asked).unwrap();
-            let revoked = auth.revoked(&caller, Scope::Infer);
+            let revoked = auth.revoked(&caller, KeyScope::Infer);
             tokio::pin!(revoked);
             assert!(futures::poll!(&mut revoked).is_pending());
             auth.replace(after);
@@ -599,14 +599,14 @@ mod tests {
         let limited = |per_minute, models: Option<&str>| {
             let mut keys = keys();
             let models = models.map(|name| Arc::new([Name::shared(name)].into()));
-            keys[2].allowance = Some(Arc::new(Allowance::new(Limits {
+            keys[2].allowance = Some(Arc::new(TokenMeter::new(RateLimits {
                 models,
                 requests_per_minute: per_minute,
-                ..Limits::default()
+                ..RateLimits::default()
             })));
             keys
         };
-        let auth = Auth::new(limited(None, Some("alpha")));
+        let auth = Authenticator::new(limited(None, Some("alpha")));
         let caller = auth
             .check(CALL, &request("x-api-key", "three", None))
             .unwrap();
@@ -619,10 +619,10 @@ mod tests {
 
     #[test]
     fn a_fingerprint_reads_back_and_refuses_what_is_none() {
-        let print = Fingerprint::of("secret");
-        assert_eq!(Fingerprint::from_hex(&print.to_string()), Some(print));
-        assert_eq!(Fingerprint::from_hex("00"), None);
-        assert_eq!(Fingerprint::from_hex(&"g".repeat(64)), None);
-        assert_eq!(Fingerprint::from_hex(&"é".repeat(32)), None);
+        let print = KeyFingerprint::of("secret");
+        assert_eq!(KeyFingerprint::from_hex(&print.to_string()), Some(print));
+        assert_eq!(KeyFingerprint::from_hex("00"), None);
+        assert_eq!(KeyFingerprint::from_hex(&"g".repeat(64)), None);
+        assert_eq!(KeyFingerprint::from_hex(&"é".repeat(32)), None);
     }
 }

@@ -24,8 +24,8 @@ use sapwood_proto::code::Code;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use crate::caller::Identity;
-use crate::refusal::Refusal;
+use crate::caller::CallerIdentity;
+use crate::rejection::Rejection;
 
 /// How much may be read at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +73,7 @@ const fn room(most: usize, holds_little: bool) -> usize {
 #[derive(Debug)]
 pub(crate) struct BodyBudget {
     config: Config,
-    state: Mutex<State>,
+    state: Mutex<BudgetState>,
     /// Something was refunded.
     refunded: Notify,
     in_use: IntGauge,
@@ -82,14 +82,14 @@ pub(crate) struct BodyBudget {
 
 /// The sum of `callers` is `used`, and none of them is 0.
 #[derive(Debug, Default)]
-struct State {
+struct BudgetState {
     used: usize,
-    callers: HashMap<Identity, usize>,
+    callers: HashMap<CallerIdentity, usize>,
 }
 
 /// No room came in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Full;
+pub(crate) struct BudgetFull;
 
 impl BodyBudget {
     /// Nothing is read yet; `in_use` shows how much is, and `refused` counts who was told to come later.
@@ -104,17 +104,17 @@ impl BodyBudget {
     }
 
     /// A reservation of nothing yet.
-    pub(crate) fn reserve(self: &Arc<Self>, caller: Identity) -> Reservation {
+    pub(crate) fn reserve(self: &Arc<Self>, caller: CallerIdentity) -> Reservation {
         Reservation {
             budget: Arc::clone(self),
             caller,
-            held: 0,
+            charged: 0,
             waiting: None,
         }
     }
 
     /// Charges so many bytes more to `caller`, if there is room for a request that holds `whole` then.
-    fn charge(&self, caller: &Identity, bytes: usize, whole: usize) -> bool {
+    fn charge(&self, caller: &CallerIdentity, bytes: usize, whole: usize) -> bool {
         let mut state = self.lock();
         let theirs = state.callers.get(caller).copied().unwrap_or_default();
         let Config { total, each, .. } = self.config;
@@ -135,7 +135,7 @@ impl BodyBudget {
         true
     }
 
-    fn refund(&self, caller: &Identity, bytes: usize) {
+    fn refund(&self, caller: &CallerIdentity, bytes: usize) {
         let mut state = self.lock();
         state.used = state.used.saturating_sub(bytes);
         if let Entry::Occupied(mut theirs) = state.callers.entry(caller.clone()) {
@@ -149,13 +149,18 @@ impl BodyBudget {
         self.refunded.notify_waiters();
     }
 
-    fn show(&self, state: &State) {
+    fn show(&self, state: &BudgetState) {
         self.in_use
             .set(i64::try_from(state.used).unwrap_or(i64::MAX));
     }
 
     /// Charges so many bytes as soon as there is room; `false` if that takes too long.
-    async fn charge_later(self: Arc<Self>, caller: Identity, bytes: usize, whole: usize) -> bool {
+    async fn charge_later(
+        self: Arc<Self>,
+        caller: CallerIdentity,
+        bytes: usize,
+        whole: usize,
+    ) -> bool {
         let charging = async {
             loop {
                 let mut refunded = pin!(self.refunded.notified());
@@ -170,20 +175,20 @@ impl BodyBudget {
         timeout(self.config.wait, charging).await.is_ok()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BudgetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-type Waiting = Pin<Box<dyn Future<Output = bool> + Send + Sync>>;
+type PendingCharge = Pin<Box<dyn Future<Output = bool> + Send + Sync>>;
 
 /// Bytes of one body or message; dropping it refunds them.
 pub(crate) struct Reservation {
     budget: Arc<BodyBudget>,
-    caller: Identity,
-    held: usize,
+    caller: CallerIdentity,
+    charged: usize,
     /// For how much more, and until when.
-    waiting: Option<(usize, Waiting)>,
+    waiting: Option<(usize, PendingCharge)>,
 }
 
 impl Reservation {
@@ -191,14 +196,14 @@ impl Reservation {
     /// [`FREE`] bytes are not charged.
     ///
     /// # Errors
-    /// [`Full`]; everything that was held is refunded then.
+    /// [`BudgetFull`]; everything that was held is refunded then.
     pub(crate) fn poll_hold(
         &mut self,
         bytes: usize,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<(), Full>> {
+    ) -> Poll<Result<(), BudgetFull>> {
         let bytes = if bytes <= FREE { 0 } else { bytes };
-        let Some(more) = bytes.checked_sub(self.held).filter(|more| *more > 0) else {
+        let Some(more) = bytes.checked_sub(self.charged).filter(|more| *more > 0) else {
             self.shrink(bytes);
             return Poll::Ready(Ok(()));
         };
@@ -213,7 +218,7 @@ impl Reservation {
             self.waiting = None;
         }
         if self.waiting.is_none() && self.budget.charge(&self.caller, more, bytes) {
-            self.held = bytes;
+            self.charged = bytes;
             return Poll::Ready(Ok(()));
         }
         let (_, waiting) = self.waiting.get_or_insert_with(|| {
@@ -228,33 +233,33 @@ impl Reservation {
         if !charged {
             return Poll::Ready(Err(self.overrun()));
         }
-        self.held = bytes;
+        self.charged = bytes;
         Poll::Ready(Ok(()))
     }
 
     /// As [`Self::poll_hold`].
-    pub(crate) async fn hold(&mut self, bytes: usize) -> Result<(), Full> {
+    pub(crate) async fn hold(&mut self, bytes: usize) -> Result<(), BudgetFull> {
         std::future::poll_fn(|cx| self.poll_hold(bytes, cx)).await
     }
 
     /// Holds no more than `bytes`.
     pub(crate) fn shrink(&mut self, bytes: usize) {
         self.waiting = None;
-        if bytes < self.held {
-            self.budget.refund(&self.caller, self.held - bytes);
-            self.held = bytes;
+        if bytes < self.charged {
+            self.budget.refund(&self.caller, self.charged - bytes);
+            self.charged = bytes;
         }
     }
 
     /// Whether nothing is charged.
     pub(crate) const fn is_empty(&self) -> bool {
-        self.held == 0
+        self.charged == 0
     }
 
-    fn overrun(&mut self) -> Full {
+    fn overrun(&mut self) -> BudgetFull {
         self.shrink(0);
         self.budget.refused.inc();
-        Full
+        BudgetFull
     }
 }
 
@@ -265,10 +270,10 @@ impl Drop for Reservation {
 }
 
 /// What a request is answered that found no room.
-pub(crate) fn overloaded() -> Refusal {
+pub(crate) fn overloaded() -> Rejection {
     let message =
         "The server is reading as much as it may: send this again later, or send less at a time.";
-    Refusal::new(Code::Overloaded, "server_overloaded", message)
+    Rejection::new(Code::Overloaded, "server_overloaded", message)
 }
 
 /// Small bodies are not charged: the limits of connections and streams bound them.

@@ -1,7 +1,4 @@
 //! Whoever sends a request, as far as the server knows (D-45).
-//!
-//! Owns: [`Identity`], which decides what belongs to whom, and [`Caller`], which stands in the extensions of every request
-//! that a handler sees. Refuses to know: how keys and certificates are checked.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -12,15 +9,15 @@ use http::Extensions;
 use sapwood_kernel::Name;
 use sapwood_proto::code::Code;
 
-use crate::allowance::Allowance;
-use crate::auth::{Fingerprint, Scope, Scopes};
-use crate::listener::Peer;
-use crate::refusal::Refusal;
+use crate::auth::{KeyFingerprint, KeyScope, Scopes};
+use crate::listener::PeerInfo;
+use crate::rate_limit::TokenMeter;
+use crate::rejection::Rejection;
 
 /// Whose something is: shares, request ids, streams and resume tokens. A type and not a name, because names are chosen by
 /// whoever issues keys and certificates, and equal names of different kinds are different callers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Identity {
+pub enum CallerIdentity {
     /// Whoever needed no key and has shown none. What is known is its network: of IPv4 the address, of IPv6 the first 64
     /// bits, in which one client has as many addresses as it likes; `None` for a Unix socket.
     Anonymous(Option<IpAddr>),
@@ -30,11 +27,11 @@ pub enum Identity {
     Certificate(Arc<str>),
 }
 
-impl Identity {
+impl CallerIdentity {
     /// Whoever has shown nothing, from this address.
     #[must_use]
     pub fn anonymous(extensions: &Extensions) -> Self {
-        Self::Anonymous(extensions.get().map(|Peer(peer)| network(peer.ip())))
+        Self::Anonymous(extensions.get().map(|PeerInfo(peer)| network(peer.ip())))
     }
 
     /// Whoever has shown nothing, from this address.
@@ -49,7 +46,7 @@ impl Identity {
     }
 }
 
-impl Identity {
+impl CallerIdentity {
     /// In whose turn the calls of a request wait (D-54): a number for this caller, never 0.
     pub(crate) fn number(&self) -> u64 {
         // Seeded, so that nobody can choose a name that takes another's turns.
@@ -59,7 +56,7 @@ impl Identity {
 }
 
 /// As log lines show it.
-impl fmt::Display for Identity {
+impl fmt::Display for CallerIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Anonymous(_) => f.write_str("anonymous"),
@@ -81,13 +78,13 @@ fn network(address: IpAddr) -> IpAddr {
 #[derive(Clone, Debug)]
 pub struct Caller {
     /// Whose the request is, and what comes of it.
-    pub identity: Identity,
+    pub identity: CallerIdentity,
     /// What the caller may do.
     pub scopes: Scopes,
     /// What its calls of models are charged to.
-    pub allowance: Option<Arc<Allowance>>,
+    pub allowance: Option<Arc<TokenMeter>>,
     /// Which key it has shown; `None` if it needed none, or has shown a certificate.
-    pub(crate) fingerprint: Option<Fingerprint>,
+    pub(crate) fingerprint: Option<KeyFingerprint>,
     /// Which certificate it has shown instead: its subject.
     pub(crate) certificate: Option<Arc<str>>,
 }
@@ -97,7 +94,7 @@ impl Caller {
     #[must_use]
     pub fn anonymous(extensions: &Extensions, scopes: Scopes) -> Self {
         Self {
-            identity: Identity::anonymous(extensions),
+            identity: CallerIdentity::anonymous(extensions),
             scopes,
             allowance: None,
             fingerprint: None,
@@ -109,10 +106,10 @@ impl Caller {
     ///
     /// # Errors
     /// `unauthenticated` if nobody has looked who it is: a handler that was reached past the gate does nothing.
-    pub fn of(extensions: &Extensions) -> Result<&Self, Refusal> {
+    pub fn of(extensions: &Extensions) -> Result<&Self, Rejection> {
         extensions.get().ok_or_else(|| {
             let message = "Nobody has checked who sends this request.";
-            Refusal::new(Code::Unauthenticated, "unchecked_caller", message)
+            Rejection::new(Code::Unauthenticated, "unchecked_caller", message)
         })
     }
 
@@ -120,12 +117,12 @@ impl Caller {
     ///
     /// # Errors
     /// `permission-denied`.
-    pub fn require(&self, scope: Scope) -> Result<(), Refusal> {
+    pub fn require(&self, scope: KeyScope) -> Result<(), Rejection> {
         if self.scopes.has(scope) {
             return Ok(());
         }
         let message = format!("This caller does not have the scope `{}`.", scope.name());
-        Err(Refusal::new(
+        Err(Rejection::new(
             Code::PermissionDenied,
             "insufficient_scope",
             message,
@@ -148,7 +145,7 @@ mod tests {
 
     fn from(address: &str) -> Extensions {
         let mut extensions = Extensions::new();
-        extensions.insert(Peer(SocketAddr::new(address.parse().unwrap(), 7)));
+        extensions.insert(PeerInfo(SocketAddr::new(address.parse().unwrap(), 7)));
         extensions
     }
 
@@ -156,18 +153,18 @@ mod tests {
     fn d_45_a_name_makes_nobody_somebody_else() {
         let name = |name: &str| -> Arc<str> { name.into() };
         let all = [
-            Identity::Anonymous(None),
-            Identity::Key(name("anonymous")),
-            Identity::Certificate(name("anonymous")),
-            Identity::Key(name("default")),
-            Identity::Certificate(name("default")),
+            CallerIdentity::Anonymous(None),
+            CallerIdentity::Key(name("anonymous")),
+            CallerIdentity::Certificate(name("anonymous")),
+            CallerIdentity::Key(name("default")),
+            CallerIdentity::Certificate(name("default")),
         ];
         for (i, one) in all.iter().enumerate() {
             for (j, other) in all.iter().enumerate() {
                 assert_eq!(one.may_use_what(other), i == j, "{one:?} {other:?}");
             }
         }
-        let [here, there] = ["10.0.0.1", "10.0.0.2"].map(|it| Identity::anonymous(&from(it)));
+        let [here, there] = ["10.0.0.1", "10.0.0.2"].map(|it| CallerIdentity::anonymous(&from(it)));
         assert!(here != there && here.may_use_what(&there));
     }
 
@@ -179,14 +176,14 @@ mod tests {
             ("2001:db8::1", "2001:db8:0:0:ffff::1", true),
             ("2001:db8::1", "2001:db8:0:1::1", false),
         ] {
-            let [one, other] = [one, other].map(|it| Identity::anonymous(&from(it)));
+            let [one, other] = [one, other].map(|it| CallerIdentity::anonymous(&from(it)));
             assert_eq!(one == other, same, "{one:?} {other:?}");
         }
     }
 
     #[test]
     fn d_45_a_handler_that_finds_no_caller_refuses() {
-        let refusal = Caller::of(&Extensions::new()).unwrap_err();
-        assert_eq!(refusal.code, Code::Unauthenticated);
+        let rejection = Caller::of(&Extensions::new()).unwrap_err();
+        assert_eq!(rejection.code, Code::Unauthenticated);
     }
 }

@@ -1,7 +1,5 @@
 //! The file-descriptor limit, checked once at start (D-31): running out of descriptors in the night is worse than a
 //! word about it in the evening.
-//!
-//! Owns: raising the soft limit where the hard one allows it. Refuses to know: what the descriptors are for.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -13,14 +11,14 @@ pub const LEAST: u64 = 64;
 
 /// What the check found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Descriptors {
+pub struct DescriptorCheck {
     /// The soft limit in force now; `None` is unlimited.
     pub soft: Option<u64>,
     /// The hard limit; `None` is unlimited.
     pub hard: Option<u64>,
 }
 
-impl Descriptors {
+impl DescriptorCheck {
     /// The limits now.
     #[must_use]
     pub fn read() -> Self {
@@ -76,7 +74,7 @@ mod tests {
 
     #[test]
     fn d_31_the_soft_limit_is_raised_as_far_as_the_hard_one_allows() {
-        let limits = |soft, hard| Descriptors { soft, hard };
+        let limits = |soft, hard| DescriptorCheck { soft, hard };
         for (now, connections, wanted, fit) in [
             (
                 limits(Some(1_024), Some(1_048_576)),

@@ -1,8 +1,5 @@
 //! Going away without cutting anybody off: the drain of OA-904, EV-960 and D-31.
 //!
-//! Owns: the phase that the whole server is in, and the count of work that must finish first. Refuses to know:
-//! signals, sockets, what the work is.
-//!
 //! ```text
 //!   Serving ──begin──► Grace (5 s) ──► Refusing ──all work done──► Over
 //!                                          └──── deadline (30 s) ──► Cutting ──► Over
@@ -18,7 +15,7 @@ use std::time::Duration;
 use sapwood_proto::code::Code;
 use tokio::sync::watch;
 
-use crate::refusal::Refusal;
+use crate::rejection::Rejection;
 
 /// How long the phases last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +40,7 @@ impl Default for Config {
 
 /// How far the server is on its way out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
+pub enum DrainPhase {
     /// Not at all.
     Serving,
     /// Asked to leave; unready, still taking work.
@@ -58,14 +55,14 @@ pub enum Phase {
 
 /// How a drain ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct DrainOutcome {
     /// Pieces of work that had to be cut.
     pub cut: u64,
 }
 
 #[derive(Debug)]
-struct State {
-    phase: watch::Sender<Phase>,
+struct DrainState {
+    phase: watch::Sender<DrainPhase>,
     open: watch::Sender<u64>,
     refused: AtomicU64,
     config: Config,
@@ -73,14 +70,14 @@ struct State {
 
 /// A handle on the drain; clones share it.
 #[derive(Clone, Debug)]
-pub struct Drain(Arc<State>);
+pub struct Drain(Arc<DrainState>);
 
 impl Drain {
     /// A server that is serving.
     #[must_use]
     pub fn new(config: Config) -> Self {
-        Self(Arc::new(State {
-            phase: watch::Sender::new(Phase::Serving),
+        Self(Arc::new(DrainState {
+            phase: watch::Sender::new(DrainPhase::Serving),
             open: watch::Sender::new(0),
             refused: AtomicU64::new(0),
             config,
@@ -89,7 +86,7 @@ impl Drain {
 
     /// The phase now.
     #[must_use]
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> DrainPhase {
         *self.0.phase.borrow()
     }
 
@@ -109,27 +106,27 @@ impl Drain {
     ///
     /// # Errors
     /// `unavailable`, reason `draining` (each face has its own spelling), once the grace is over.
-    pub fn admit(&self) -> Result<Work, Refusal> {
+    pub fn admit(&self) -> Result<DrainGuard, Rejection> {
         // Counted first: a drain that sees zero open pieces must not miss one that was let in a moment ago.
         let work = self.hold();
-        if self.phase() < Phase::Refusing {
+        if self.phase() < DrainPhase::Refusing {
             return Ok(work);
         }
         self.0.refused.fetch_add(1, Ordering::Relaxed);
         let message = "The server is shutting down and takes no new work: try another one.";
-        Err(Refusal::new(Code::Unavailable, "draining", message))
+        Err(Rejection::new(Code::Unavailable, "draining", message))
     }
 
     /// Takes in work that belongs to something admitted before, an action of a live session for example. The holder
     /// looks at the phase itself.
     #[must_use]
-    pub fn hold(&self) -> Work {
+    pub fn hold(&self) -> DrainGuard {
         self.0.open.send_modify(|open| *open += 1);
-        Work(self.clone())
+        DrainGuard(self.clone())
     }
 
     /// Resolves once the server is in `phase` or past it. Never misses a phase, may be dropped and called again.
-    pub async fn reached(&self, phase: Phase) {
+    pub async fn reached(&self, phase: DrainPhase) {
         let mut phases = self.0.phase.subscribe();
         // The sender lives in `self`, so waiting cannot fail while we are borrowed.
         let _ = phases.wait_for(|now| *now >= phase).await;
@@ -138,14 +135,14 @@ impl Drain {
     /// Resolves when running work is cut; never, if all of it finishes in time: `Over` alone cuts nobody off.
     pub async fn cutting(&self) {
         let mut phases = self.0.phase.subscribe();
-        let _ = phases.wait_for(|now| *now == Phase::Cutting).await;
+        let _ = phases.wait_for(|now| *now == DrainPhase::Cutting).await;
     }
 
     /// Runs the drain to its end: phases, deadlines and all. The caller decides when.
-    pub async fn run(&self) -> Outcome {
-        self.advance(Phase::Grace);
+    pub async fn run(&self) -> DrainOutcome {
+        self.advance(DrainPhase::Grace);
         tokio::time::sleep(self.0.config.grace).await;
-        self.advance(Phase::Refusing);
+        self.advance(DrainPhase::Refusing);
         let mut open = self.0.open.subscribe();
         let finished = open.wait_for(|open| *open == 0);
         let cut = match tokio::time::timeout(self.0.config.deadline, finished).await {
@@ -153,17 +150,17 @@ impl Drain {
             Err(_) => self.open(),
         };
         if cut > 0 {
-            self.advance(Phase::Cutting);
+            self.advance(DrainPhase::Cutting);
             // Every face says its last word; what ignores this goes with the process.
             let mut open = self.0.open.subscribe();
             let _ = tokio::time::timeout(self.0.config.last_word, open.wait_for(|open| *open == 0))
                 .await;
         }
-        self.advance(Phase::Over);
-        Outcome { cut }
+        self.advance(DrainPhase::Over);
+        DrainOutcome { cut }
     }
 
-    fn advance(&self, to: Phase) {
+    fn advance(&self, to: DrainPhase) {
         self.0.phase.send_if_modified(|phase| {
             let forward = to > *phase;
             if forward {
@@ -182,9 +179,9 @@ impl Default for Drain {
 
 /// A piece of work that a drain waits for. Dropping it says that the work has ended.
 #[derive(Debug)]
-pub struct Work(Drain);
+pub struct DrainGuard(Drain);
 
-impl Drop for Work {
+impl Drop for DrainGuard {
     fn drop(&mut self) {
         self.0.0.open.send_modify(|open| *open -= 1);
     }
@@ -203,10 +200,10 @@ mod tests {
             let drain = drain.clone();
             async move { drain.run().await }
         });
-        drain.reached(Phase::Grace).await;
+        drain.reached(DrainPhase::Grace).await;
         let lagging = drain.admit().unwrap();
         let began = Instant::now();
-        drain.reached(Phase::Refusing).await;
+        drain.reached(DrainPhase::Refusing).await;
         assert_eq!(began.elapsed(), Duration::from_secs(5));
         assert_eq!(drain.admit().unwrap_err().reason, "draining");
         assert_eq!((drain.refused(), drain.open()), (1, 2));
@@ -215,8 +212,8 @@ mod tests {
             async move { drain.cutting().await }
         });
         drop((early, lagging));
-        assert_eq!(running.await.unwrap(), Outcome { cut: 0 });
-        assert_eq!(drain.phase(), Phase::Over);
+        assert_eq!(running.await.unwrap(), DrainOutcome { cut: 0 });
+        assert_eq!(drain.phase(), DrainPhase::Over);
         tokio::task::yield_now().await;
         assert!(!cutting.is_finished(), "what has finished is not cut");
         // All was finished, so nobody waited for the deadline.
@@ -233,10 +230,10 @@ mod tests {
             let drain = drain.clone();
             async move { drain.run().await }
         });
-        drain.reached(Phase::Cutting).await;
+        drain.reached(DrainPhase::Cutting).await;
         assert_eq!(began.elapsed(), Duration::from_secs(35));
         drop(obedient);
-        assert_eq!(running.await.unwrap(), Outcome { cut: 2 });
+        assert_eq!(running.await.unwrap(), DrainOutcome { cut: 2 });
         drop(stubborn);
     }
 }

@@ -1,14 +1,11 @@
 //! Evergreen: sessions of a kernel's functions, over gRPC (`service`) and over WebSockets (`socket`).
-//!
-//! Owns: both transports of the session protocol (section 7 of the page), its options, its metrics. Refuses to know:
-//! what functions do, and every other face.
 
-mod held;
-mod house;
+mod context;
+mod detached;
 mod options;
+mod recorder;
 mod service;
 mod socket;
-mod tally;
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -16,25 +13,25 @@ use std::sync::Arc;
 use axum::body::Body;
 use http::Request;
 use sapwood_kernel::Kernel;
-use sapwood_kernel::session::reference::Resolve;
-use sapwood_kernel::session::{self, Known};
+use sapwood_kernel::session::reference::ReferenceFetch;
+use sapwood_kernel::session::{self, VisibleModels};
 use sapwood_net::evergreen::grpc;
-use sapwood_proto::evergreen::{Dialect, Limits, Reason, Status};
+use sapwood_proto::evergreen::{Dialect, Reason, SessionLimits, Status};
 use sapwood_proto::generated::DESCRIPTORS;
-use sapwood_proto::session::Retain;
+use sapwood_proto::session::RetentionPolicy;
 
-use self::house::House;
-use self::options::Options;
-use self::service::Service;
-use self::socket::Sockets;
-use crate::allowance::Allowance;
-use crate::auth::{Access, Scope};
+use self::context::EvergreenContext;
+use self::options::RequestedOptions;
+use self::service::EvergreenService;
+use self::socket::EvergreenSockets;
+use crate::auth::{KeyScope, RouteAccess};
 use crate::caller::Caller;
+use crate::context::{Face, ServerContext};
 use crate::metrics;
-use crate::reception::{self, Protocol};
-use crate::refusal::Refusal;
+use crate::rate_limit::TokenMeter;
+use crate::rejection::Rejection;
 use crate::route::Route;
-use crate::shared::{Face, Shared};
+use crate::socket_dispatch::{self, SocketProtocol};
 
 /// What a session ends with whose message was lost to a panic, which was counted where it was caught.
 fn unread() -> Status {
@@ -53,11 +50,11 @@ pub struct Config {
     /// Bytes that the sessions of one key, or of one address without a key, may hold together.
     pub retained_bytes_each: u64,
     /// What one session may hold and do.
-    pub limits: Arc<Limits>,
+    pub limits: Arc<SessionLimits>,
     /// The target of GENERATE where an action names none (EV-503).
     pub default_target: Option<String>,
     /// Where references to content elsewhere are followed to; without it only `data:` is (EV-410).
-    pub references: Option<Arc<dyn Resolve>>,
+    pub references: Option<Arc<dyn ReferenceFetch>>,
     /// Sessions at a time that can be come back to after their connection was lost (EV-940), with or without one now; those
     /// above are sessions without resume. 0 turns that off.
     pub resumable_sessions: usize,
@@ -87,13 +84,13 @@ impl Default for Config {
 impl Config {
     /// What is on in a dialect.
     fn extensions(&self, dialect: Dialect) -> &'static [&'static str] {
-        let places = self.resumable_sessions.min(self.resumable_sessions_each);
-        let resume = dialect.resumes() && places > 0;
+        let positions = self.resumable_sessions.min(self.resumable_sessions_each);
+        let resume = dialect.resumes() && positions > 0;
         session::extensions(resume, dialect != Dialect::Msgpack)
     }
 
-    fn session(&self, dialect: Dialect, options: Options) -> session::Options {
-        session::Options {
+    fn session(&self, dialect: Dialect, options: RequestedOptions) -> session::SessionOptions {
+        session::SessionOptions {
             dialect,
             limits: Arc::clone(&self.limits),
             metadata: options.metadata.unwrap_or_else(|| dialect.metadata()),
@@ -103,7 +100,7 @@ impl Config {
             retain: options.retain.unwrap_or_else(|| retain(dialect)),
             timeout: options.timeout,
             default_target: self.default_target.clone(),
-            models: Known::default(),
+            models: VisibleModels::default(),
             references: self.references.clone(),
             token: None,
             extensions: self.extensions(dialect),
@@ -114,45 +111,45 @@ impl Config {
 }
 
 /// The models that a caller may know of, as its key is at the time: one that is read anew changes what its sessions may.
-fn known_models(allowance: Option<Arc<Allowance>>) -> Known {
+fn known_models(allowance: Option<Arc<TokenMeter>>) -> VisibleModels {
     let Some(allowance) = allowance else {
-        return Known::default();
+        return VisibleModels::default();
     };
-    Known::by(move || allowance.limits().models.clone())
+    VisibleModels::by(move || allowance.limits().models.clone())
 }
 
 /// What a session keeps whose client has not said (EV-955).
-const fn retain(dialect: Dialect) -> Retain {
+const fn retain(dialect: Dialect) -> RetentionPolicy {
     match dialect {
         // Its clients know no options and keep one session for as long as they run, and what an action leaves is let go
         // with it anyway (D-55, EV-741).
-        Dialect::Msgpack => Retain::Unread,
-        Dialect::Grpc | Dialect::Protobuf | Dialect::Json => Retain::Session,
+        Dialect::Msgpack => RetentionPolicy::Unread,
+        Dialect::Grpc | Dialect::Protobuf | Dialect::Json => RetentionPolicy::Session,
     }
 }
 
 /// The face over the functions of `kernel`.
 #[must_use]
-pub fn face(shared: Shared, kernel: Kernel, config: Config) -> Face {
-    let options = config.session(Dialect::Grpc, Options::default());
+pub fn face(shared: ServerContext, kernel: Kernel, config: Config) -> Face {
+    let options = config.session(Dialect::Grpc, RequestedOptions::default());
     let listed = kernel.clone();
     let listing = move |request: Request<Body>| async move {
         let models = known_models(Caller::of(request.extensions())?.allowance.clone());
-        let options = session::Options { models, ..options };
-        Ok::<_, Refusal>(axum::Json(session::listing(&listed, &options)))
+        let options = session::SessionOptions { models, ..options };
+        Ok::<_, Rejection>(axum::Json(session::listing(&listed, &options)))
     };
     let drain = shared.drain.clone();
-    let house = Arc::new(House::new(shared, kernel, config));
-    let sockets: Arc<dyn Protocol> = Arc::new(Sockets(Arc::clone(&house)));
-    let upgrades = reception::route(vec![Arc::clone(&sockets)], socket::KEEPALIVE, drain);
-    let access = Access::Needs(Scope::Infer);
+    let context = Arc::new(EvergreenContext::new(shared, kernel, config));
+    let sockets: Arc<dyn SocketProtocol> = Arc::new(EvergreenSockets(Arc::clone(&context)));
+    let upgrades = socket_dispatch::route(vec![Arc::clone(&sockets)], socket::KEEPALIVE, drain);
+    let access = RouteAccess::Needs(KeyScope::Infer);
     let routes = vec![
         Route::http("/evergreen/v2/actions", access, axum::routing::get(listing)),
         Route::http("/evergreen", access, upgrades),
-        Route::grpc(grpc::PATH, access, Service(Arc::clone(&house))),
+        Route::grpc(grpc::PATH, access, EvergreenService(Arc::clone(&context))),
     ];
     Face {
-        name: metrics::Face::Evergreen,
+        name: metrics::FaceLabel::Evergreen,
         routes,
         root: Some(sockets),
         descriptors: vec![DESCRIPTORS],

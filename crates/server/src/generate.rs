@@ -1,7 +1,6 @@
 //! Triton's generate extension, and the KServe v2 protocol around it, over HTTP and gRPC.
 //!
-//! Owns: the routes below `/v2` and the service `inference.GRPCInferenceService`, which functions are models there, the order of checks, statuses and headers. Refuses to
-//! know: how a model computes, and every other face. What a body means is `proto::generate`'s.
+//! What a body means is `proto::generate`'s.
 //!
 //! ```text
 //!   path ─► method ─► version ─► model ─► body ─► tensors ─► a call of the kernel ─► responses ─► JSON | events | messages
@@ -9,37 +8,37 @@
 
 mod batch;
 mod body;
-mod burden;
 mod call;
-mod catalogue;
+mod catalog;
 mod compression;
-mod control;
-mod ending;
+mod decompression;
+mod detached;
 mod endpoint;
+mod event_channel;
 mod events;
-mod failure;
 mod function;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod grpc;
-mod held;
 mod infer;
-mod line;
+mod load_report;
 mod metadata;
+mod model_control;
 mod options;
 mod path;
+mod replay;
 mod repository;
+mod request_end;
+mod request_error;
+mod request_options;
+mod response_json;
 mod restricted;
 mod resume;
 mod running;
 mod scripted;
 mod sending;
 mod stats;
-mod tape;
 mod text;
-mod told;
-mod unpacking;
-mod wishes;
 
 use std::sync::Arc;
 
@@ -49,31 +48,31 @@ use http::{Request, Response};
 use sapwood_kernel::Kernel;
 use sapwood_proto::generated::INFERENCE_DESCRIPTORS;
 
-pub use control::{Explicit, Failed, Repository};
-pub use options::{Config, Control, Model};
+pub use model_control::{ExplicitRepository, ModelControlError, Repository};
+pub use options::{Config, ModelOptions, ScriptControl};
+pub use request_options::ForwardedHeaders;
 pub use restricted::{Category, Restriction};
-pub use wishes::Forwarded;
 
-use self::catalogue::Catalogue;
+use self::catalog::ModelCatalog;
+use crate::context::{Face, ServerContext};
 use crate::metrics;
 use crate::route::Route;
-use crate::shared::{Face, Shared};
 
 /// The face over the functions of `kernel`.
 #[must_use]
-pub fn face(shared: Shared, kernel: Kernel, config: Config) -> Face {
+pub fn face(shared: ServerContext, kernel: Kernel, config: Config) -> Face {
     if config.metrics {
         let versions = config.versions().collect();
         shared.metrics.spell_for_triton(kernel.clone(), versions);
     }
-    let catalogue = Arc::new(Catalogue::new(shared, kernel, config));
-    let service = grpc::Service(Arc::clone(&catalogue));
+    let catalog = Arc::new(ModelCatalog::new(shared, kernel, config));
+    let service = grpc::InferenceService(Arc::clone(&catalog));
     let serve = move |request: Request<Body>| {
-        let catalogue = Arc::clone(&catalogue);
-        async move { answer(catalogue, request).await }
+        let catalog = Arc::clone(&catalog);
+        async move { answer(catalog, request).await }
     };
     Face {
-        name: metrics::Face::Generate,
+        name: metrics::FaceLabel::Generate,
         // One handler for all: what a path means is decided before it is decoded (TR-201).
         routes: path::PATTERNS
             .iter()
@@ -86,7 +85,7 @@ pub fn face(shared: Shared, kernel: Kernel, config: Config) -> Face {
     }
 }
 
-async fn answer(catalogue: Arc<Catalogue>, request: Request<Body>) -> Response<Body> {
+async fn answer(catalog: Arc<ModelCatalog>, request: Request<Body>) -> Response<Body> {
     // Boxed: what waits in it is large, and a connection holds one for each request.
-    Box::pin(endpoint::serve(catalogue, request)).await
+    Box::pin(endpoint::serve(catalog, request)).await
 }

@@ -1,6 +1,4 @@
 //! What gRPC clients expect of any server: `grpc.health.v1` and reflection (EV-703, OA-901).
-//!
-//! Owns: these two services, and the task that keeps the first one true. Refuses to know: the faces' own services.
 
 use std::convert::Infallible;
 
@@ -17,10 +15,10 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::server::HealthReporter;
 use tower::{Service, ServiceExt};
 
-use crate::auth::{Access, Scope};
-use crate::drain::Phase;
+use crate::auth::{KeyScope, RouteAccess};
+use crate::context::{Face, ServerContext};
+use crate::drain::DrainPhase;
 use crate::route::Route;
-use crate::shared::{Face, Shared};
 
 /// What [`follow`] reports through.
 pub(crate) struct Reporter {
@@ -47,8 +45,14 @@ pub(crate) fn routes(
     let routes = vec![
         // It stands open, and asks for the name of a service.
         health_route(health.max_decoding_message_size(1024), over.clone()),
-        service(Access::Needs(Scope::Infer), reflection().build_v1()?),
-        service(Access::Needs(Scope::Infer), reflection().build_v1alpha()?),
+        service(
+            RouteAccess::Needs(KeyScope::Infer),
+            reflection().build_v1()?,
+        ),
+        service(
+            RouteAccess::Needs(KeyScope::Infer),
+            reflection().build_v1alpha()?,
+        ),
     ];
     Ok((routes, Reporter { reporter, over }))
 }
@@ -59,7 +63,7 @@ fn health_route<H: Health>(health: HealthServer<H>, over: CancellationToken) -> 
     let health = ServiceExt::<http::Request<Body>>::map_response(health, move |response| {
         response.map(|body| until_over(Body::new(body), over))
     });
-    Route::grpc(path, Access::Open, health)
+    Route::grpc(path, RouteAccess::Open, health)
 }
 
 /// `body`, and once all that it has at the moment is told and `over` is cancelled, the end of a call whose server goes.
@@ -86,7 +90,7 @@ fn goodbye() -> Frame<Bytes> {
     Frame::trailers(trailers)
 }
 
-fn service<S>(access: Access, service: S) -> Route
+fn service<S>(access: RouteAccess, service: S) -> Route
 where
     S: NamedService
         + Service<http::Request<Body>, Error = Infallible>
@@ -104,11 +108,11 @@ where
 pub(crate) async fn follow(
     Reporter { reporter, over }: Reporter,
     services: Vec<&'static str>,
-    shared: Shared,
+    shared: ServerContext,
 ) {
     let mut readiness = shared.health.readiness();
     loop {
-        let refusing = shared.drain.phase() >= Phase::Refusing;
+        let refusing = shared.drain.phase() >= DrainPhase::Refusing;
         let ready = *readiness.borrow_and_update();
         let status = if ready {
             ServingStatus::Serving
@@ -126,8 +130,8 @@ pub(crate) async fn follow(
         // All may be cancelled: a change not yet seen is seen by the next wait.
         tokio::select! {
             _ = readiness.changed() => {}
-            () = shared.drain.reached(Phase::Refusing), if !refusing => {}
-            () = shared.drain.reached(Phase::Over) => return,
+            () = shared.drain.reached(DrainPhase::Refusing), if !refusing => {}
+            () = shared.drain.reached(DrainPhase::Over) => return,
         }
     }
 }

@@ -19,16 +19,16 @@ use flate2::read::GzDecoder;
 use futures::{StreamExt, stream};
 use http::Request;
 use http_body_util::BodyExt;
-use sapwood_kernel::pool::{Pool, Size};
+use sapwood_kernel::pool::{BlockingPool, TaskSize};
 
-use crate::body_budget::{Full, Reservation, overloaded};
-use crate::intake::Intake;
-use crate::packed::{Packed, STEP, UNPACKED_HERE, Unpacked};
+use crate::body_budget::{BudgetFull, Reservation, overloaded};
+use crate::compressed_limit::{CompressedLimit, STEP, UNPACKED_HERE, UnpackedCount};
+use crate::intake::BodyIntake;
 
 /// The same request with its messages unpacked, each of which has at most `most` bytes.
 pub(crate) fn unpacked(request: Request<Body>, most: usize) -> Request<Body> {
     let encoding = request.headers().get("grpc-encoding");
-    let intake = request.extensions().get::<Arc<Intake>>().cloned();
+    let intake = request.extensions().get::<Arc<BodyIntake>>().cloned();
     let Some(intake) = intake.filter(|_| encoding.is_some_and(|name| name == "gzip")) else {
         return request;
     };
@@ -58,19 +58,19 @@ struct Messages {
     ready: VecDeque<Bytes>,
     /// For what was unpacked last.
     reservation: Reservation,
-    intake: Arc<Intake>,
+    intake: Arc<BodyIntake>,
 }
 
-type Part = Result<Bytes, axum::Error>;
+type GzipPart = Result<Bytes, axum::Error>;
 
 impl Messages {
     /// The next bytes, until nothing more comes.
-    async fn next(mut self) -> Option<(Part, Self)> {
+    async fn next(mut self) -> Option<(GzipPart, Self)> {
         let part = self.part().await?;
         Some((part, self))
     }
 
-    async fn part(&mut self) -> Option<Part> {
+    async fn part(&mut self) -> Option<GzipPart> {
         if let Some(piece) = self.ready.pop_front() {
             return Some(Ok(piece));
         }
@@ -119,14 +119,14 @@ impl Messages {
     }
 
     /// Unpacks a message, and hands its head on.
-    async fn unpack(&mut self, packed: Bytes) -> Part {
+    async fn unpack(&mut self, packed: Bytes) -> GzipPart {
         // The message before was taken.
         self.hold_no_more_than(0);
         let here = packed.len() <= UNPACKED_HERE;
-        let told = Unpacked::default();
-        let mut unpacking = Unpacking {
-            source: GzDecoder::new(Packed::new(packed, told.clone())),
-            told,
+        let reported = UnpackedCount::default();
+        let mut unpacking = GunzipState {
+            source: GzDecoder::new(CompressedLimit::new(packed, reported.clone())),
+            counted: reported,
             pieces: VecDeque::new(),
             bytes: 0,
         };
@@ -141,12 +141,12 @@ impl Messages {
                 let length = u32::try_from(self.most + 1).unwrap_or(u32::MAX);
                 return Ok(head(0, length));
             }
-            if let Err(Full) = self.reservation.hold(unpacking.bytes + STEP).await {
+            if let Err(BudgetFull) = self.reservation.hold(unpacking.bytes + STEP).await {
                 self.intake.overrun();
                 return Err(axum::Error::new(overloaded().to_status()));
             }
             let turn = self.intake.turn();
-            let step = Pool::global().run_only(turn, Size::Large, move || {
+            let step = BlockingPool::global().run_only(turn, TaskSize::Large, move || {
                 let ended = unpacking.step(STEP);
                 (unpacking, ended)
             });
@@ -173,15 +173,15 @@ impl Drop for Messages {
     }
 }
 
-struct Unpacking {
-    source: GzDecoder<Packed>,
-    told: Unpacked,
+struct GunzipState {
+    source: GzDecoder<CompressedLimit>,
+    counted: UnpackedCount,
     pieces: VecDeque<Bytes>,
     /// Of all pieces.
     bytes: usize,
 }
 
-impl Unpacking {
+impl GunzipState {
     /// Unpacks so many bytes more; whether that was the end. Blocks for as long as that takes.
     fn step(&mut self, bytes: usize) -> io::Result<bool> {
         let mut piece = Vec::new();
@@ -192,7 +192,7 @@ impl Unpacking {
             self.pieces.push_back(piece.into());
         }
         self.bytes += read;
-        self.told.set(self.bytes);
+        self.counted.set(self.bytes);
         Ok(read < bytes)
     }
 }
@@ -214,7 +214,7 @@ mod tests {
 
     use super::*;
     use crate::body_budget::{BodyBudget, Config};
-    use crate::caller::Identity;
+    use crate::caller::CallerIdentity;
     use crate::intake::Framing;
 
     fn gzip(bytes: &[u8]) -> Vec<u8> {
@@ -230,9 +230,9 @@ mod tests {
     fn request(bytes: &[u8], size: usize, in_use: &IntGauge) -> Request<Body> {
         let refused = IntCounter::new("refused", "-").unwrap();
         let budget = BodyBudget::new(Config::default(), in_use.clone(), refused);
-        let intake = Intake::new(
+        let intake = BodyIntake::new(
             Arc::new(budget),
-            Identity::Anonymous(None),
+            CallerIdentity::Anonymous(None),
             0,
             std::time::Duration::from_secs(30),
         );
@@ -299,7 +299,11 @@ mod tests {
         let in_use = IntGauge::new("used", "-").unwrap();
         let sent = message(1, &gzip(&vec![b'a'; 3 << 20]));
         let request = unpacked(request(&sent, 4096, &in_use), 4 << 20);
-        let intake = request.extensions().get::<Arc<Intake>>().unwrap().clone();
+        let intake = request
+            .extensions()
+            .get::<Arc<BodyIntake>>()
+            .unwrap()
+            .clone();
         intake.answered();
         let mut body = request.into_body();
         let mut taken = 0;
@@ -329,7 +333,11 @@ mod tests {
         });
         let body = Body::from_stream(stream::iter([Ok(Bytes::from(sent))]).chain(drips));
         let request = request(b"", 1, &in_use);
-        let intake = request.extensions().get::<Arc<Intake>>().unwrap().clone();
+        let intake = request
+            .extensions()
+            .get::<Arc<BodyIntake>>()
+            .unwrap()
+            .clone();
         let request = request.map(|_| intake.charging(body, Framing::Grpc));
         let read = unpacked(request, 4 << 20).into_body().collect().await;
         assert!(read.is_err() && intake.is_slow());
@@ -342,7 +350,11 @@ mod tests {
         let in_use = IntGauge::new("used", "-").unwrap();
         let large = vec![b'a'; 3 << 20];
         let request = unpacked(request(&message(1, &gzip(&large)), 4096, &in_use), 4 << 20);
-        let intake = request.extensions().get::<Arc<Intake>>().unwrap().clone();
+        let intake = request
+            .extensions()
+            .get::<Arc<BodyIntake>>()
+            .unwrap()
+            .clone();
         request.into_body().collect().await.unwrap();
         assert_eq!(in_use.get(), 3 << 20);
         intake.answered();

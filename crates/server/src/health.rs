@@ -1,7 +1,4 @@
 //! Whether the server is alive and whether it takes work: one state, read by every kind of probe (OA-901, OA-902).
-//!
-//! Owns: the list of parts, the engine watchdog, the answers of the probes, and telling whoever follows readiness.
-//! Refuses to know: what an engine is; a part is a name and a closure that tells for how long it has been in a step.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,16 +7,16 @@ use std::time::Duration;
 use sapwood_proto::code::Code;
 use tokio::sync::watch;
 
-use crate::drain::{Drain, Phase};
-use crate::refusal::Refusal;
+use crate::drain::{Drain, DrainPhase};
+use crate::rejection::Rejection;
 
 /// Tells for how long a part has been in its present step; zero while it is idle. Called from probes: must return at
 /// once and take no lock that the part needs.
-pub type Probe = Box<dyn Fn() -> Duration + Send + Sync>;
+pub type StepClock = Box<dyn Fn() -> Duration + Send + Sync>;
 
 /// The state of one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum HealthState {
     /// Not ready yet.
     Loading,
     /// Ready.
@@ -36,7 +33,7 @@ pub enum State {
     Away,
 }
 
-impl State {
+impl HealthState {
     /// The name in `/readyz?verbose`.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -52,16 +49,16 @@ impl State {
     }
 }
 
-struct Part {
-    stage: Stage,
+struct HealthPart {
+    stage: HealthStage,
     /// The server is ready without it.
     optional: bool,
 }
 
-enum Stage {
+enum HealthStage {
     Loading,
     Failed,
-    Running(Probe),
+    Running(StepClock),
     Unloading,
     Unloaded,
     Away,
@@ -69,7 +66,7 @@ enum Stage {
 
 /// The health of the whole server.
 pub struct Health {
-    parts: Mutex<BTreeMap<String, Part>>,
+    parts: Mutex<BTreeMap<String, HealthPart>>,
     changed: watch::Sender<()>,
     /// What [`Health::watch`] found last.
     readiness: watch::Sender<bool>,
@@ -98,33 +95,33 @@ impl Health {
 
     /// A part that will come: the server is not ready until it has, unless it is [`Health::optional`].
     pub fn loading(&self, name: &str) {
-        self.put(name, Stage::Loading);
+        self.put(name, HealthStage::Loading);
     }
 
     /// A part that will not come; it does not make the others unready.
     pub fn failed(&self, name: &str) {
-        self.put(name, Stage::Failed);
+        self.put(name, HealthStage::Failed);
     }
 
     /// A part that is there.
-    pub fn running(&self, name: &str, probe: Probe) {
-        self.put(name, Stage::Running(probe));
+    pub fn running(&self, name: &str, probe: StepClock) {
+        self.put(name, HealthStage::Running(probe));
     }
 
     /// A part that is being taken out.
     pub fn unloading(&self, name: &str) {
-        self.put(name, Stage::Unloading);
+        self.put(name, HealthStage::Unloading);
     }
 
     /// A part that was taken out, and may come back.
     pub fn unloaded(&self, name: &str) {
-        self.put(name, Stage::Unloaded);
+        self.put(name, HealthStage::Unloaded);
     }
 
     /// A part that is computed elsewhere, where nobody answers at the moment. The server is not ready while it needs the part,
     /// nor while no other part is there.
     pub fn away(&self, name: &str) {
-        self.put(name, Stage::Away);
+        self.put(name, HealthStage::Away);
     }
 
     /// There is no such part any more.
@@ -138,14 +135,14 @@ impl Health {
         self.change(name, |part| part.optional = true);
     }
 
-    fn put(&self, name: &str, stage: Stage) {
+    fn put(&self, name: &str, stage: HealthStage) {
         self.change(name, |part| part.stage = stage);
     }
 
-    fn change(&self, name: &str, change: impl FnOnce(&mut Part)) {
+    fn change(&self, name: &str, change: impl FnOnce(&mut HealthPart)) {
         let mut parts = self.parts();
-        let part = parts.entry(name.into()).or_insert(Part {
-            stage: Stage::Loading,
+        let part = parts.entry(name.into()).or_insert(HealthPart {
+            stage: HealthStage::Loading,
             optional: false,
         });
         change(part);
@@ -162,21 +159,21 @@ impl Health {
     /// Keeps [`Health::readiness`] true to [`Health::ready`] until the drain begins.
     pub async fn watch(&self) {
         let mut changes = self.changed.subscribe();
-        while self.drain.phase() == Phase::Serving {
-            self.tell();
+        while self.drain.phase() == DrainPhase::Serving {
+            self.publish();
             // Every arm may be cancelled: each only says that it is time to look again. That a part is stuck or has
             // moved on is announced by nobody, so it is looked for when it can first be.
             tokio::select! {
-                () = self.drain.reached(Phase::Grace) => {}
+                () = self.drain.reached(DrainPhase::Grace) => {}
                 // The sender lives in `self`: waiting cannot fail.
                 _ = changes.changed() => {}
                 () = tokio::time::sleep(self.until_stuck()) => {}
             }
         }
-        self.tell();
+        self.publish();
     }
 
-    fn tell(&self) {
+    fn publish(&self) {
         let now = self.ready().is_ok();
         self.readiness
             .send_if_modified(|ready| std::mem::replace(ready, now) != now);
@@ -186,7 +183,7 @@ impl Health {
     fn until_stuck(&self) -> Duration {
         let parts = self.parts();
         let left = parts.values().filter_map(|part| match &part.stage {
-            Stage::Running(probe) => Some(match self.watchdog.checked_sub(probe()) {
+            HealthStage::Running(probe) => Some(match self.watchdog.checked_sub(probe()) {
                 Some(left) => left + TICK,
                 None => LOOK,
             }),
@@ -197,7 +194,7 @@ impl Health {
 
     /// Every part and its state.
     #[must_use]
-    pub fn parts_now(&self) -> Vec<(String, State)> {
+    pub fn parts_now(&self) -> Vec<(String, HealthState)> {
         let parts = self.parts();
         parts
             .iter()
@@ -207,7 +204,7 @@ impl Health {
 
     /// The state of the part of this name.
     #[must_use]
-    pub fn state(&self, name: &str) -> Option<State> {
+    pub fn state(&self, name: &str) -> Option<HealthState> {
         let parts = self.parts();
         parts.get(name).map(|part| part.state(self.watchdog))
     }
@@ -216,11 +213,11 @@ impl Health {
     ///
     /// # Errors
     /// `unavailable`, reason `engine_dead`.
-    pub fn live(&self) -> Result<(), Refusal> {
+    pub fn live(&self) -> Result<(), Rejection> {
         for (name, state) in self.parts_now() {
-            if state == State::Stuck {
+            if state == HealthState::Stuck {
                 let message = format!("The engine of `{name}` is {}.", state.name());
-                return Err(Refusal::new(Code::Unavailable, "engine_dead", message));
+                return Err(Rejection::new(Code::Unavailable, "engine_dead", message));
             }
         }
         Ok(())
@@ -231,50 +228,52 @@ impl Health {
     ///
     /// # Errors
     /// `unavailable`, reason `draining`, `engine_dead`, `model_loading`, `model_unloaded` or `upstream_away`.
-    pub fn ready(&self) -> Result<(), Refusal> {
-        if self.drain.phase() > Phase::Serving {
+    pub fn ready(&self) -> Result<(), Rejection> {
+        if self.drain.phase() > DrainPhase::Serving {
             let message = "The server is shutting down.";
-            return Err(Refusal::new(Code::Unavailable, "draining", message));
+            return Err(Rejection::new(Code::Unavailable, "draining", message));
         }
         self.live()?;
         let parts = self.parts();
         let required = parts.iter().filter(|(_, part)| !part.optional);
         for (name, part) in required {
             let (reason, what) = match part.stage {
-                Stage::Loading => ("model_loading", "still loading"),
-                Stage::Unloading | Stage::Unloaded => ("model_unloaded", "unloaded"),
-                Stage::Away => ("upstream_away", "without a server that answers"),
-                Stage::Failed | Stage::Running(_) => continue,
+                HealthStage::Loading => ("model_loading", "still loading"),
+                HealthStage::Unloading | HealthStage::Unloaded => ("model_unloaded", "unloaded"),
+                HealthStage::Away => ("upstream_away", "without a server that answers"),
+                HealthStage::Failed | HealthStage::Running(_) => continue,
             };
             let message = format!("The model `{name}` is {what}.");
-            return Err(Refusal::new(Code::Unavailable, reason, message));
+            return Err(Rejection::new(Code::Unavailable, reason, message));
         }
         let serves = parts
             .values()
-            .any(|part| matches!(part.stage, Stage::Running(_)));
-        let is_away = parts.values().any(|part| matches!(part.stage, Stage::Away));
+            .any(|part| matches!(part.stage, HealthStage::Running(_)));
+        let is_away = parts
+            .values()
+            .any(|part| matches!(part.stage, HealthStage::Away));
         if is_away && !serves {
             let message = "No server answers that computes a model of this one.";
-            return Err(Refusal::new(Code::Unavailable, "upstream_away", message));
+            return Err(Rejection::new(Code::Unavailable, "upstream_away", message));
         }
         Ok(())
     }
 
-    fn parts(&self) -> MutexGuard<'_, BTreeMap<String, Part>> {
+    fn parts(&self) -> MutexGuard<'_, BTreeMap<String, HealthPart>> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Part {
-    fn state(&self, watchdog: Duration) -> State {
+impl HealthPart {
+    fn state(&self, watchdog: Duration) -> HealthState {
         match &self.stage {
-            Stage::Loading => State::Loading,
-            Stage::Failed => State::Failed,
-            Stage::Running(probe) if probe() > watchdog => State::Stuck,
-            Stage::Running(_) => State::Ok,
-            Stage::Unloading => State::Unloading,
-            Stage::Unloaded => State::Unloaded,
-            Stage::Away => State::Away,
+            HealthStage::Loading => HealthState::Loading,
+            HealthStage::Failed => HealthState::Failed,
+            HealthStage::Running(probe) if probe() > watchdog => HealthState::Stuck,
+            HealthStage::Running(_) => HealthState::Ok,
+            HealthStage::Unloading => HealthState::Unloading,
+            HealthStage::Unloaded => HealthState::Unloaded,
+            HealthStage::Away => HealthState::Away,
         }
     }
 }
@@ -300,7 +299,7 @@ mod tests {
         for (milliseconds, live) in [(0, true), (30_000, true), (30_001, false), (5, true)] {
             *stalled.lock().unwrap() = Duration::from_millis(milliseconds);
             assert_eq!(health.live().is_ok(), live, "{milliseconds} ms");
-            let why = health.ready().map_err(|refusal| refusal.reason);
+            let why = health.ready().map_err(|rejection| rejection.reason);
             assert_eq!(why, if live { Ok(()) } else { Err("engine_dead") });
         }
     }
@@ -316,7 +315,7 @@ mod tests {
         health.failed("other");
         assert!(health.ready().is_ok());
         tokio::spawn(async move { drain.run().await });
-        health.drain.reached(Phase::Grace).await;
+        health.drain.reached(DrainPhase::Grace).await;
         assert_eq!(health.ready().unwrap_err().reason, "draining");
         assert!(health.live().is_ok());
     }
@@ -329,22 +328,25 @@ mod tests {
         health.optional("other");
         let stage = |name: &str| {
             let steps = [
-                (State::Loading, "model_loading"),
-                (State::Unloading, "model_unloaded"),
-                (State::Unloaded, "model_unloaded"),
+                (HealthState::Loading, "model_loading"),
+                (HealthState::Unloading, "model_unloaded"),
+                (HealthState::Unloaded, "model_unloaded"),
             ];
-            let told = steps.map(|(state, reason)| {
+            let reported = steps.map(|(state, reason)| {
                 match state {
-                    State::Loading => health.loading(name),
-                    State::Unloading => health.unloading(name),
+                    HealthState::Loading => health.loading(name),
+                    HealthState::Unloading => health.unloading(name),
                     _ => health.unloaded(name),
                 }
                 assert_eq!(health.state(name), Some(state));
-                health.ready().err().map(|refusal| refusal.reason == reason)
+                health
+                    .ready()
+                    .err()
+                    .map(|rejection| rejection.reason == reason)
             });
             health.running(name, Box::new(|| Duration::ZERO));
             assert!(health.ready().is_ok());
-            told
+            reported
         };
         assert_eq!(stage("other"), [None; 3]);
         assert_eq!(stage("needed"), [Some(true); 3]);
@@ -379,7 +381,7 @@ mod tests {
         let watching = Arc::clone(&health);
         let watching = tokio::spawn(async move { watching.watch().await });
         let began = Instant::now();
-        let mut told = async |expect: bool| {
+        let mut reported = async |expect: bool| {
             ready.changed().await.unwrap();
             assert_eq!(*ready.borrow_and_update(), expect);
             began.elapsed().as_secs()
@@ -390,11 +392,11 @@ mod tests {
             _ => Duration::ZERO,
         };
         health.running("demo", Box::new(probe));
-        assert_eq!(told(true).await, 0);
-        assert_eq!(told(false).await, 40);
-        assert!((50..=51).contains(&told(true).await));
+        assert_eq!(reported(true).await, 0);
+        assert_eq!(reported(false).await, 40);
+        assert!((50..=51).contains(&reported(true).await));
         tokio::spawn(async move { drain.run().await });
-        assert!(told(false).await <= 51);
+        assert!(reported(false).await <= 51);
         watching.await.unwrap();
     }
 }

@@ -13,16 +13,16 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use hyper::body::{Body as _, Frame, SizeHint};
 
-use crate::body_budget::{BodyBudget, Full, Reservation, overloaded};
-use crate::caller::Identity;
-use crate::leftover::Leftover;
-use crate::pace::Pace;
-use crate::patience;
+use crate::body_budget::{BodyBudget, BudgetFull, Reservation, overloaded};
+use crate::caller::CallerIdentity;
+use crate::drain_body::UnreadRemainder;
+use crate::timeouts;
+use crate::upload_pace::UploadPace;
 
 /// What a request's body and its reader tell each other about its bytes. Stands in the request's extensions.
-pub(crate) struct Intake {
+pub(crate) struct BodyIntake {
     budget: Arc<BodyBudget>,
-    caller: Identity,
+    caller: CallerIdentity,
     /// The answer has begun.
     answered: AtomicBool,
     /// What still comes is read and thrown away.
@@ -33,12 +33,12 @@ pub(crate) struct Intake {
     /// What was unpacked of it is charged, beside what came.
     unpacked: AtomicBool,
     /// Charged until the answer begins.
-    kept: Mutex<Vec<Reservation>>,
+    reservations: Mutex<Vec<Reservation>>,
     /// The body, where its reader has let it go before its end and the answer has not begun.
-    leftover: Mutex<Option<Leftover>>,
+    leftover: Mutex<Option<UnreadRemainder>>,
     /// Bytes of a body that are read although nobody needs them.
     drain_bytes: u64,
-    /// The time in which a client must send as much as [`Pace`] says of what is charged.
+    /// The time in which a client must send as much as [`UploadPace`] says of what is charged.
     pace: Duration,
 }
 
@@ -51,11 +51,11 @@ pub(crate) enum Framing {
     Grpc,
 }
 
-impl Intake {
+impl BodyIntake {
     /// Nothing has come yet of what `caller` sends.
     pub(crate) fn new(
         budget: Arc<BodyBudget>,
-        caller: Identity,
+        caller: CallerIdentity,
         drain_bytes: u64,
         pace: Duration,
     ) -> Arc<Self> {
@@ -70,7 +70,7 @@ impl Intake {
             overloaded: AtomicBool::new(false),
             slow: AtomicBool::new(false),
             unpacked: AtomicBool::new(false),
-            kept: Mutex::default(),
+            reservations: Mutex::default(),
         })
     }
 
@@ -79,16 +79,16 @@ impl Intake {
         if body.is_end_stream() {
             return body;
         }
-        Body::new(Charging {
+        Body::new(ChargedBody {
             body,
             reservation: self.reserve(),
             intake: Arc::clone(self),
-            held: 0,
+            charged: 0,
             read: 0,
             begun: false,
             frame: None,
-            pace: Pace::new(self.pace),
-            cutter: Cutter::new(framing),
+            pace: UploadPace::new(self.pace),
+            cutter: MessageBounds::new(framing),
         })
     }
 
@@ -112,21 +112,27 @@ impl Intake {
     /// Holds this until the answer begins.
     pub(crate) fn keep(&self, reservation: Reservation) {
         if !reservation.is_empty() && !self.is(&self.answered) {
-            let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-            kept.push(reservation);
+            let mut reservations = self
+                .reservations
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            reservations.push(reservation);
         }
     }
 
     /// The answer begins: what it is made of has been read. What has not been read comes back.
-    pub(crate) fn answered(&self) -> Option<Leftover> {
+    pub(crate) fn answered(&self) -> Option<UnreadRemainder> {
         self.answered.store(true, Ordering::Relaxed);
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(std::mem::take(&mut *kept));
-        drop(kept);
+        let mut reservations = self
+            .reservations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        drop(std::mem::take(&mut *reservations));
+        drop(reservations);
         self.leftover().take()
     }
 
-    fn leftover(&self) -> MutexGuard<'_, Option<Leftover>> {
+    fn leftover(&self) -> MutexGuard<'_, Option<UnreadRemainder>> {
         self.leftover.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -167,33 +173,33 @@ impl Intake {
 }
 
 /// A body that is charged.
-struct Charging {
+struct ChargedBody {
     body: Body,
-    intake: Arc<Intake>,
+    intake: Arc<BodyIntake>,
     reservation: Reservation,
     /// Bytes that came and are not done with.
-    held: usize,
+    charged: usize,
     /// Bytes that came in all.
     read: u64,
     /// The reader has asked for it.
     begun: bool,
     /// Came, and waits for room.
     frame: Option<Frame<Bytes>>,
-    pace: Pace,
-    cutter: Cutter,
+    pace: UploadPace,
+    cutter: MessageBounds,
 }
 
-impl Charging {
+impl ChargedBody {
     /// Waits for room for so many bytes more.
-    fn poll_room(&mut self, more: usize, cx: &mut Context<'_>) -> Poll<Result<(), Full>> {
+    fn poll_room(&mut self, more: usize, cx: &mut Context<'_>) -> Poll<Result<(), BudgetFull>> {
         if self.intake.is(&self.intake.discarded) {
-            self.held = 0;
+            self.charged = 0;
             self.reservation.shrink(0);
             return Poll::Ready(Ok(()));
         }
-        let held = self.held.saturating_add(more);
-        ready!(self.reservation.poll_hold(held, cx))?;
-        self.held = held;
+        let retained = self.charged.saturating_add(more);
+        ready!(self.reservation.poll_hold(retained, cx))?;
+        self.charged = retained;
         Poll::Ready(Ok(()))
     }
 
@@ -209,13 +215,13 @@ impl Charging {
     fn give_up(&mut self) -> axum::Error {
         self.intake.slow.store(true, Ordering::Relaxed);
         self.intake.discard();
-        self.held = 0;
+        self.charged = 0;
         self.reservation.shrink(0);
-        axum::Error::new(patience::slow().to_status())
+        axum::Error::new(timeouts::slow().to_status())
     }
 }
 
-impl hyper::body::Body for Charging {
+impl hyper::body::Body for ChargedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -227,8 +233,8 @@ impl hyper::body::Body for Charging {
         this.begun = true;
         if this.frame.is_none() {
             if this.intake.is(&this.intake.answered) {
-                this.held = this.cutter.unfinished;
-                this.reservation.shrink(this.held);
+                this.charged = this.cutter.unfinished;
+                this.reservation.shrink(this.charged);
             }
             match Pin::new(&mut this.body).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
@@ -271,13 +277,13 @@ impl hyper::body::Body for Charging {
 }
 
 /// A reader lets a body go when it has all of it, and not when it has done with it; or when it refuses the request.
-impl Drop for Charging {
+impl Drop for ChargedBody {
     fn drop(&mut self) {
         if !self.body.is_end_stream() {
             // The flag is looked at under the lock: a body that is let go later would be kept for nobody.
             let mut leftover = self.intake.leftover();
             if !self.intake.has_answered() {
-                *leftover = Some(Leftover {
+                *leftover = Some(UnreadRemainder {
                     body: std::mem::take(&mut self.body),
                     read: self.read,
                     begun: self.begun,
@@ -293,7 +299,7 @@ impl Drop for Charging {
 }
 
 /// Where messages end, in bytes that pass by.
-struct Cutter {
+struct MessageBounds {
     framing: Framing,
     /// Bytes of the message that has begun and not ended.
     unfinished: usize,
@@ -303,7 +309,7 @@ struct Cutter {
     left: usize,
 }
 
-impl Cutter {
+impl MessageBounds {
     const fn new(framing: Framing) -> Self {
         Self {
             framing,

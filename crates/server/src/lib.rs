@@ -1,63 +1,60 @@
 //! Sapwood's server: the faces, and what every face needs around it.
 //!
-//! Owns: listeners, faces, keys, admission, health, metrics, drain. Refuses to know: how a model computes, and no
-//! face knows another.
-//!
 //! ```text
 //!   listener ──► table of routes ──► gate (host, origin, caller, method, drain) ──► ops │ grpc │ each face's handlers
 //! ```
 
-mod access;
+mod access_log;
 mod activity;
-pub mod allowance;
 pub mod auth;
 pub mod body_budget;
+pub mod call_metrics;
 pub mod caller;
-pub mod counting;
-mod departures;
+mod compressed_limit;
+pub mod context;
 pub mod descriptors;
 pub mod drain;
+mod drain_body;
 pub mod evergreen;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-mod gate;
 pub mod generate;
 mod grpc;
 mod gunzip;
-mod handover;
 pub mod health;
-mod heard;
-mod held;
 mod intake;
-mod leftover;
 pub mod listener;
 pub mod lmtp;
 pub mod metrics;
-mod open;
+mod middleware;
+mod open_streams;
 mod ops;
 pub mod origin;
-pub mod pace;
-mod packed;
 mod page;
-pub mod patience;
-mod places;
-mod polls;
-pub mod purpose;
-mod reception;
-pub mod refusal;
+mod poll_timing;
+pub mod port_purpose;
+mod quotas;
+pub mod rate_limit;
+mod read_watch;
+pub mod rejection;
 pub mod request_id;
+mod request_trace;
+mod resume_registry;
 mod revocation;
 pub mod route;
 pub mod server;
-pub mod shared;
 pub mod socket;
+mod socket_dispatch;
 pub mod telemetry;
+pub mod timeouts;
 pub mod tls;
-mod trail;
+mod upgrade;
+pub mod upload_pace;
 mod websocket;
+mod write_stall;
 
+pub use context::{Face, ServerContext};
 pub use server::{Builder, Config, Server};
-pub use shared::{Face, Shared};
 
 /// The version of this build.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -1,7 +1,5 @@
 //! The ports: accepts connections and speaks HTTP/1 and HTTP/2 on each, gRPC included (OA-107, OA-911, EV-703).
 //!
-//! Owns: connection limits and timeouts, socket options, the connection tasks. Refuses to know: routes, certificates.
-//!
 //! ```text
 //!   accept ──► first byte (10 s) ──► TLS, if there is any (10 s) ──► HTTP ──► head 10 s, idle 75 s, or draining ──► told to finish ──► closed
 //!                                                                     ├─ an answer that nobody reads (60 s) ──► reset
@@ -28,17 +26,17 @@ use tokio::task::JoinSet;
 use tower::ServiceExt;
 
 use crate::activity::Activity;
-use crate::caller::Identity;
-use crate::departures::Departures;
-use crate::drain::{Drain, Phase};
-use crate::handover::Handover;
-use crate::heard::{Abort, Heard};
-use crate::metrics::Metrics;
-use crate::places::Shares;
-use crate::polls::{TimedExecutor, timed};
-use crate::purpose::Purpose;
-use crate::socket::{Accepted, Socket};
+use crate::caller::CallerIdentity;
+use crate::drain::{Drain, DrainPhase};
+use crate::metrics::ServerMetrics;
+use crate::poll_timing::{TimedExecutor, timed};
+use crate::port_purpose::PortPurpose;
+use crate::quotas::CallerQuotas;
+use crate::read_watch::{AbortConnection, ReadWatch};
+use crate::socket::{AcceptedStream, ListeningSocket};
 use crate::tls::{self, Tls};
+use crate::upgrade::UpgradeSlot;
+use crate::write_stall::WriteStallWatch;
 
 /// Limits of the listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +78,7 @@ impl Default for Config {
 
 /// Whom a request came from; stands in its extensions.
 #[derive(Clone, Copy, Debug)]
-pub struct Peer(pub SocketAddr);
+pub struct PeerInfo(pub SocketAddr);
 
 /// Which connection a request came by; stands in its extensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,56 +93,60 @@ impl ConnectionId {
 }
 
 /// What every connection needs.
-struct Door {
+struct ConnectionContext {
     router: Router,
     drain: Drain,
-    metrics: Arc<Metrics>,
-    shares: Arc<Shares>,
+    metrics: Arc<ServerMetrics>,
+    shares: Arc<CallerQuotas>,
     slots: Arc<Semaphore>,
     wide: auto::Builder<TimedExecutor>,
     narrow: auto::Builder<TimedExecutor>,
     /// Who gets the wide windows.
-    wide_places: Arc<Semaphore>,
+    wide_permits: Arc<Semaphore>,
     tls: Option<Arc<Tls>>,
     config: Config,
 }
 
 /// Accepts on every socket until the drain is over, then waits a moment for the connections to say goodbye.
 pub(crate) async fn run(
-    sockets: Vec<(Socket, Purpose)>,
+    sockets: Vec<(ListeningSocket, PortPurpose)>,
     router: Router,
     drain: Drain,
-    metrics: Arc<Metrics>,
+    metrics: Arc<ServerMetrics>,
     tls: Option<Arc<Tls>>,
     config: Config,
 ) {
     // A port that waits for a connection has a slot in its hand.
     let slots = config.connections.max(sockets.len());
-    let door = Arc::new(Door {
+    let connection = Arc::new(ConnectionContext {
         router,
         drain,
         metrics,
         slots: Arc::new(Semaphore::new(slots)),
-        shares: Shares::new(u64::MAX, config.connections_each as u64),
+        shares: CallerQuotas::new(u64::MAX, config.connections_each as u64),
         wide: protocol(&config, Windows::WIDE),
         narrow: protocol(&config, Windows::NARROW),
-        wide_places: Arc::new(Semaphore::new(WIDE_CONNECTIONS)),
+        wide_permits: Arc::new(Semaphore::new(WIDE_CONNECTIONS)),
         tls,
         config,
     });
     let each = sockets
         .into_iter()
-        .map(|(socket, purpose)| accept_all(socket, purpose, Arc::clone(&door)));
+        .map(|(socket, purpose)| accept_all(socket, purpose, Arc::clone(&connection)));
     join_all(each).await;
 }
 
-async fn accept_all(socket: Socket, purpose: Purpose, door: Arc<Door>) {
+async fn accept_all(
+    socket: ListeningSocket,
+    purpose: PortPurpose,
+    context: Arc<ConnectionContext>,
+) {
     let mut tasks = JoinSet::new();
     loop {
         // Both arms may be cancelled: a connection not yet accepted stays in the backlog, a permit goes back.
         let accepted = tokio::select! {
-            () = door.drain.reached(Phase::Over) => break,
-            accepted = accept(&socket, &door.slots) => accepted,
+            () = context.drain.reached(DrainPhase::Over) => break,
+            accepted = accept(&socket, &context.slots) => accepted,
         };
         while tasks.try_join_next().is_some() {}
         let (accepted, slot) = match accepted {
@@ -156,24 +158,24 @@ async fn accept_all(socket: Socket, purpose: Purpose, door: Arc<Door>) {
                 continue;
             }
         };
-        let place = match &accepted {
-            Accepted::Tcp(socket, peer) => {
-                let Ok(place) = door.shares.take(&Identity::at(peer.ip())) else {
-                    turn_away(socket, &door);
+        let position = match &accepted {
+            AcceptedStream::Tcp(socket, peer) => {
+                let Ok(position) = context.shares.take(&CallerIdentity::at(peer.ip())) else {
+                    turn_away(socket, &context);
                     continue;
                 };
-                Some(place)
+                Some(position)
             }
             // Whoever may open the socket is trusted with all of it; proxies come this way.
-            Accepted::Unix(_) => None,
+            AcceptedStream::Unix(_) => None,
         };
-        let open = door.metrics.connections_open.clone();
-        let door = Arc::clone(&door);
+        let open = context.metrics.connections_open.clone();
+        let context = Arc::clone(&context);
         tasks.spawn(timed(async move {
             open.inc();
-            let _counted = Counted(open);
-            connection(accepted, purpose, &door).await;
-            drop((place, slot));
+            let _counted = CountedConnection(open);
+            connection(accepted, purpose, &context).await;
+            drop((position, slot));
         }));
     }
     let goodbye = async { while tasks.join_next().await.is_some() {} };
@@ -183,15 +185,19 @@ async fn accept_all(socket: Socket, purpose: Purpose, door: Arc<Door>) {
 
 /// Says that there are too many connections from this address, as far as that can be said without waiting: whoever opens
 /// them is not to hold anything here.
-fn turn_away(socket: &TcpStream, door: &Door) {
-    door.metrics.rejected.with_label_values(&["share"]).inc();
+fn turn_away(socket: &TcpStream, connection: &ConnectionContext) {
+    connection
+        .metrics
+        .rejected
+        .with_label_values(&["share"])
+        .inc();
     tracing::debug!("a connection was closed: its address has as many as limits.connections_each");
-    if door.tls.is_some() {
+    if connection.tls.is_some() {
         return;
     }
     let body = format!(
         r#"{{"error":"One address may have {} connections (limits.connections_each): close one, or use those that are open."}}"#,
-        door.config.connections_each
+        connection.config.connections_each
     );
     let answer = format!(
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
@@ -203,18 +209,18 @@ fn turn_away(socket: &TcpStream, door: &Door) {
     let _ = socket.try_write(answer.as_bytes());
 }
 
-struct Counted(prometheus::IntGauge);
+struct CountedConnection(prometheus::IntGauge);
 
-impl Drop for Counted {
+impl Drop for CountedConnection {
     fn drop(&mut self) {
         self.0.dec();
     }
 }
 
 async fn accept(
-    socket: &Socket,
+    socket: &ListeningSocket,
     slots: &Arc<Semaphore>,
-) -> io::Result<(Accepted, tokio::sync::OwnedSemaphorePermit)> {
+) -> io::Result<(AcceptedStream, tokio::sync::OwnedSemaphorePermit)> {
     let slot = Arc::clone(slots)
         .acquire_owned()
         .await
@@ -268,40 +274,40 @@ fn protocol(config: &Config, windows: Windows) -> auto::Builder<TimedExecutor> {
 
 /// Lets one connection in and serves it to its end. Nothing a client leaves out may hold it for longer than the
 /// handshake's limit.
-async fn connection(accepted: Accepted, purpose: Purpose, door: &Door) {
-    let limit = door.config.handshake;
+async fn connection(accepted: AcceptedStream, purpose: PortPurpose, slot: &ConnectionContext) {
+    let limit = slot.config.handshake;
     let caller = match purpose {
-        Purpose::Everything => Extensions::new(),
+        PortPurpose::Everything => Extensions::new(),
         purpose => with(Extensions::new(), purpose),
     };
     let caller = with(caller, ConnectionId::fresh());
     // Waiting for the first byte also keeps an idle connection from costing more than its slot.
     match accepted {
-        Accepted::Tcp(socket, peer) => {
+        AcceptedStream::Tcp(socket, peer) => {
             let mut first = [0];
             let Ok(Ok(1..)) = tokio::time::timeout(limit, socket.peek(&mut first)).await else {
                 return;
             };
-            let caller = with(caller, Peer(peer));
-            secure(socket, first[0] == tls::HANDSHAKE, caller, door).await;
+            let caller = with(caller, PeerInfo(peer));
+            secure(socket, first[0] == tls::HANDSHAKE, caller, slot).await;
         }
         // It cannot be looked into before it is read; a first byte that is no handshake fails the handshake.
-        Accepted::Unix(socket) => {
+        AcceptedStream::Unix(socket) => {
             if let Ok(Ok(())) = tokio::time::timeout(limit, socket.readable()).await {
-                secure(socket, true, caller, door).await;
+                secure(socket, true, caller, slot).await;
             }
         }
     }
 }
 
 /// TLS, if the listener speaks it. `hello`: the first byte looks like it.
-async fn secure<S>(socket: S, hello: bool, caller: Extensions, door: &Door)
+async fn secure<S>(socket: S, hello: bool, caller: Extensions, connection: &ConnectionContext)
 where
-    S: AsyncRead + AsyncWrite + Abort + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + AbortConnection + Unpin + Send + 'static,
 {
-    let limit = door.config.handshake;
-    let Some(tls) = &door.tls else {
-        return serve(socket, caller, door).await;
+    let limit = connection.config.handshake;
+    let Some(tls) = &connection.tls else {
+        return serve(socket, caller, connection).await;
     };
     if !hello {
         let _ = tokio::time::timeout(limit, Box::pin(tls::answer_plain(socket))).await;
@@ -315,7 +321,7 @@ where
                 Some(subject) => with(caller, subject),
                 None => caller,
             };
-            serve(stream, caller, door)
+            serve(stream, caller, connection)
         }
         Ok(Err(error)) => return tracing::debug!(%error, "no TLS handshake"),
         Err(_) => return tracing::debug!("a TLS handshake took too long"),
@@ -329,36 +335,42 @@ fn with<T: Clone + Send + Sync + 'static>(mut extensions: Extensions, value: T) 
 }
 
 /// Serves one connection: HTTP, then what a face has handed over, if it took the connection out of HTTP's hands.
-fn serve<S>(socket: S, caller: Extensions, door: &Door) -> impl Future<Output = ()> + Send
+fn serve<S>(
+    socket: S,
+    caller: Extensions,
+    connection: &ConnectionContext,
+) -> impl Future<Output = ()> + Send
 where
-    S: AsyncRead + AsyncWrite + Abort + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + AbortConnection + Unpin + Send + 'static,
 {
-    let handover = Handover::default();
+    let upgrade = UpgradeSlot::default();
     // Boxed, so that a long session does not hold the room that HTTP needed.
-    let http = Box::pin(http(socket, with(caller, handover.clone()), door));
+    let http = Box::pin(http(socket, with(caller, upgrade.clone()), connection));
     async move {
         http.await;
-        if let Some(rest) = handover.take() {
+        if let Some(rest) = upgrade.take() {
             rest.await;
         }
     }
 }
 
 /// Serves HTTP on one connection; each request carries the `caller` extensions.
-async fn http<S>(socket: S, caller: Extensions, door: &Door)
+async fn http<S>(socket: S, caller: Extensions, connection: &ConnectionContext)
 where
-    S: AsyncRead + AsyncWrite + Abort + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + AbortConnection + Unpin + Send + 'static,
 {
-    let peer = caller.get::<Peer>().copied();
+    let peer = caller.get::<PeerInfo>().copied();
     let activity = Activity::new();
-    let departures = Departures::new();
-    let caller = with(with(caller, activity.clone()), departures.clone());
-    let router = door.router.clone();
-    let wide = Arc::clone(&door.wide_places).try_acquire_owned().ok();
+    let write_stalls = WriteStallWatch::new();
+    let caller = with(with(caller, activity.clone()), write_stalls.clone());
+    let router = connection.router.clone();
+    let wide = Arc::clone(&connection.wide_permits)
+        .try_acquire_owned()
+        .ok();
     let protocol = if wide.is_some() {
-        &door.wide
+        &connection.wide
     } else {
-        &door.narrow
+        &connection.narrow
     };
     let wide = Mutex::new(wide);
     let service = hyper::service::service_fn(move |request: http::Request<Incoming>| {
@@ -370,41 +382,41 @@ where
         request.extensions_mut().extend(caller.clone());
         router.clone().oneshot(request)
     });
-    let heard = Heard::new(socket, activity.clone(), departures.clone());
-    let serving = protocol.serve_connection_with_upgrades(TokioIo::new(heard), service);
+    let received = ReadWatch::new(socket, activity.clone(), write_stalls.clone());
+    let serving = protocol.serve_connection_with_upgrades(TokioIo::new(received), service);
     tokio::pin!(serving);
-    let told = tokio::select! {
-        result = serving.as_mut() => return ended(result, peer, &door.metrics),
-        () = leaving(&door.drain, &activity) => false,
-        () = activity.idle_for(door.config.idle) => true,
+    let reported = tokio::select! {
+        result = serving.as_mut() => return ended(result, peer, &connection.metrics),
+        () = until_drained(&connection.drain, &activity) => false,
+        () = activity.idle_for(connection.config.idle) => true,
         // Half a request cannot be answered.
-        () = activity.late_head(door.config.handshake) => return,
-        () = departures.stalled(door.config.stall) => {
+        () = activity.late_head(connection.config.handshake) => return,
+        () = write_stalls.stalled(connection.config.stall) => {
             // Its next write is where the socket learns of it.
-            departures.reset();
+            write_stalls.reset();
             let _ = tokio::time::timeout(GOODBYE, serving).await;
             return;
         }
     };
     serving.as_mut().graceful_shutdown();
-    if told {
+    if reported {
         let _ = tokio::time::timeout(GOODBYE, serving).await;
     } else {
-        ended(serving.await, peer, &door.metrics);
+        ended(serving.await, peer, &connection.metrics);
     }
 }
 
 /// Resolves when a drain wants the connection to go. One that has just been opened may still ask, and is told why not.
-async fn leaving(drain: &Drain, activity: &Activity) {
-    drain.reached(Phase::Refusing).await;
+async fn until_drained(drain: &Drain, activity: &Activity) {
+    drain.reached(DrainPhase::Refusing).await;
     let _ = tokio::time::timeout(GOODBYE, activity.begun()).await;
 }
 
 /// A connection that breaks is the client's business; it is worth a line only when somebody looks for it.
 fn ended(
     result: Result<(), Box<dyn std::error::Error + Send + Sync>>,
-    peer: Option<Peer>,
-    metrics: &Metrics,
+    peer: Option<PeerInfo>,
+    metrics: &ServerMetrics,
 ) {
     let Err(error) = result else { return };
     let hyper = error.downcast_ref::<hyper::Error>();
@@ -412,7 +424,7 @@ fn ended(
         // hyper has answered 400, 414 or 431 by itself, before there was a request: that answer has no body and no id, and
         // nothing of ours sees it. This is what can be known of it.
         metrics.rejected.with_label_values(&["malformed"]).inc();
-        let client = peer.map(|Peer(address)| tracing::field::display(address));
+        let client = peer.map(|PeerInfo(address)| tracing::field::display(address));
         tracing::info!(client, %error, "refused what is no request of HTTP");
     } else {
         tracing::debug!(%error, "connection ended");

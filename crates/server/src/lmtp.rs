@@ -1,25 +1,22 @@
 //! LMTP, the Language Model Transport Protocol: token streams of a kernel's models, over WebSockets (`socket`), lines
 //! (`lines`) and HTTP (`post`).
 //!
-//! Owns: the transports of section 1 of the page, the work that streams ask for, the face's numbers. Refuses to know: what
-//! messages say (`proto::lmtp` has the machine that every transport drives), how models compute, and every other face.
-//!
 //! ```text
 //!   socket │ lines │ post ──► Conversation ──► lmtp::Session ──► Start ──► Works: runs of the kernel
 //!                      ◄── one message per step ◄── step(pieces) ◄────────────┘
 //! ```
 
 mod catalog;
-mod conversation;
-mod held;
-mod house;
+mod context;
+mod detached;
+mod driver;
 mod lines;
 mod post;
+mod recorder;
 mod refusals;
 mod socket;
-mod tally;
+mod text_codec;
 mod tokenizer;
-mod words;
 mod work;
 mod works;
 
@@ -27,17 +24,17 @@ use std::sync::Arc;
 
 use axum::routing::get;
 use sapwood_kernel::Kernel;
-use sapwood_proto::lmtp::Limits;
+use sapwood_proto::lmtp::ConnectionLimits;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use self::house::House;
-pub use self::lines::Ended;
-use self::lines::Stream;
-use self::socket::Sockets;
-use crate::auth::{Access, Scope};
-use crate::reception::{self, Protocol};
+use self::context::LmtpContext;
+use self::lines::LineStream;
+pub use self::lines::LinesEnd;
+use self::socket::LmtpSockets;
+use crate::auth::{KeyScope, RouteAccess};
+use crate::context::{Face, ServerContext};
 use crate::route::Route;
-use crate::shared::{Face, Shared};
+use crate::socket_dispatch::{self, SocketProtocol};
 use crate::{metrics, socket as listening};
 
 /// What can be set about this face.
@@ -46,7 +43,7 @@ pub struct Config {
     /// Connections of all transports at a time; above it an upgrade is refused with 503 (LM-109).
     pub connections: usize,
     /// What one connection may hold and do.
-    pub limits: Arc<Limits>,
+    pub limits: Arc<ConnectionLimits>,
     /// Sessions that can be come back to, with or without a connection; whoever negotiates above that gets none. 0 turns it off.
     pub resumable_sessions: usize,
     /// How many of them one key may have, or one address where there are no keys.
@@ -81,26 +78,30 @@ impl Default for Config {
 
 /// LMTP over the models of a kernel, for every transport. Clones share it.
 #[derive(Clone)]
-pub struct Lmtp(Arc<House>);
+pub struct LmtpService(Arc<LmtpContext>);
 
-impl Lmtp {
+impl LmtpService {
     /// Over the models of `kernel`.
     #[must_use]
-    pub fn new(shared: Shared, kernel: Kernel, config: Config) -> Self {
-        Self(Arc::new(House::new(shared, kernel, config)))
+    pub fn new(shared: ServerContext, kernel: Kernel, config: Config) -> Self {
+        Self(Arc::new(LmtpContext::new(shared, kernel, config)))
     }
 
     /// What is served over HTTP: WebSockets on `/lmtp` and `/`, and `POST /lmtp`.
     #[must_use]
     pub fn face(&self) -> Face {
         let drain = self.0.shared.drain.clone();
-        let sockets: Arc<dyn Protocol> = Arc::new(Sockets(Arc::clone(&self.0)));
-        let upgrades = reception::route(vec![Arc::clone(&sockets)], reception::PATIENT, drain);
-        let house = Arc::clone(&self.0);
-        let tokenizers = get(move |name, request| tokenizer::answer(house, name, request));
-        let access = Access::Needs(Scope::Infer);
+        let sockets: Arc<dyn SocketProtocol> = Arc::new(LmtpSockets(Arc::clone(&self.0)));
+        let upgrades = socket_dispatch::route(
+            vec![Arc::clone(&sockets)],
+            socket_dispatch::LONG_WAIT,
+            drain,
+        );
+        let context = Arc::clone(&self.0);
+        let tokenizers = get(move |name, request| tokenizer::answer(context, name, request));
+        let access = RouteAccess::Needs(KeyScope::Infer);
         Face {
-            name: metrics::Face::Lmtp,
+            name: metrics::FaceLabel::Lmtp,
             routes: vec![
                 Route::http("/lmtp", access, upgrades.post(post::handler(&self.0))),
                 Route::http("/lmtp/tokenizer/{name}", access, tokenizers),
@@ -113,24 +114,24 @@ impl Lmtp {
 
     /// Speaks lines over a pair of streams until both ends have had enough (LM-110). At the end of input running streams
     /// finish, or are `cancelled` at once if that is wished.
-    pub async fn speak(
+    pub async fn serve_connection(
         &self,
         reader: impl AsyncRead + Send + Unpin,
         writer: impl AsyncWrite + Send + Unpin,
         cancel_at_end: bool,
-    ) -> Ended {
-        let stream = Stream::pair(reader, writer);
-        lines::speak(&self.0, stream, None, cancel_at_end).await
+    ) -> LinesEnd {
+        let stream = LineStream::pair(reader, writer);
+        lines::serve_lines(&self.0, stream, None, cancel_at_end).await
     }
 
     /// Speaks lines with everybody who connects to a Unix socket, until the server is gone (LM-111).
-    pub async fn listen(&self, socket: listening::Socket) {
+    pub async fn listen(&self, socket: listening::ListeningSocket) {
         lines::listen(&self.0, socket).await;
     }
 }
 
 /// The face over the models of `kernel`.
 #[must_use]
-pub fn face(shared: Shared, kernel: Kernel, config: Config) -> Face {
-    Lmtp::new(shared, kernel, config).face()
+pub fn face(shared: ServerContext, kernel: Kernel, config: Config) -> Face {
+    LmtpService::new(shared, kernel, config).face()
 }

@@ -1,7 +1,6 @@
 //! What the server counts, each number once, and the text in which scrapers read it (OA-801, OA-802, EV-904).
 //!
-//! Owns: one typed struct whose fields are handed to whoever counts, and the rendering of `/metrics`. Refuses to know:
-//! what the numbers mean to a face. Labels come from closed sets; rendering takes no lock that an engine needs.
+//! Labels come from closed sets; rendering takes no lock that an engine needs.
 
 mod engines;
 mod format;
@@ -22,18 +21,18 @@ use prometheus::{
     HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
 use sapwood_engine::Engine;
-use sapwood_engine::stats::Stats;
+use sapwood_engine::stats::EngineStats;
 use sapwood_kernel::{Kernel, pool};
-use sapwood_net::lmtp::pool::Pool;
+use sapwood_net::lmtp::pool::LmtpPool;
 
 pub use format::Format;
-use format::Text;
+use format::MetricsText;
 pub(crate) use names::POLL_SECONDS;
-use triton::Spelling;
+use triton::TritonNames;
 
 /// The face through which work came in; a closed set, because it is a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Face {
+pub enum FaceLabel {
     /// Evergreen sessions over gRPC.
     Evergreen,
     /// LMTP, over whichever transport.
@@ -44,7 +43,7 @@ pub enum Face {
     Http,
 }
 
-impl Face {
+impl FaceLabel {
     /// The label's value.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -59,29 +58,29 @@ impl Face {
 
 /// Whose own numbers are read when they are rendered.
 #[derive(Clone, Default)]
-struct Watched {
+struct MetricSources {
     engines: Vec<Engine>,
     /// What engines have counted that have gone, and may count while they end.
-    ending: Vec<Arc<Stats>>,
-    ended: Ended,
+    ending: Vec<Arc<EngineStats>>,
+    ended: RetiredEngineCounts,
     kernels: Vec<Kernel>,
     /// How long loading a model took.
     loaded: BTreeMap<String, Duration>,
     /// By the model that they serve.
-    pools: Vec<(String, Pool)>,
+    pools: Vec<(String, LmtpPool)>,
     /// Lines of the log that found no reader.
     log: Option<Arc<AtomicU64>>,
 }
 
 /// The counts of engines that nobody holds any more, which sums go on with: a counter never falls.
 #[derive(Clone, Copy, Default)]
-struct Ended {
+struct RetiredEngineCounts {
     panics: u64,
     rejected_queue: u64,
     rejected_tokens: u64,
 }
 
-impl Watched {
+impl MetricSources {
     /// Keeps no more of an engine than its sums once it counts nothing more.
     fn fold(&mut self) {
         let (ended, ending) = (&mut self.ended, &mut self.ending);
@@ -97,7 +96,7 @@ impl Watched {
     }
 }
 
-impl std::fmt::Debug for Watched {
+impl std::fmt::Debug for MetricSources {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Watched")
             .field("engines", &self.engines)
@@ -107,11 +106,11 @@ impl std::fmt::Debug for Watched {
 
 /// Every number of the server. Clone the field you count with; clones share the number.
 #[derive(Debug)]
-pub struct Metrics {
+pub struct ServerMetrics {
     registry: Registry,
-    watched: RwLock<Watched>,
+    watched: RwLock<MetricSources>,
     /// Who is written under Triton's names too, if anybody is.
-    triton: OnceLock<Spelling>,
+    triton: OnceLock<TritonNames>,
     /// TCP connections open now.
     pub connections_open: IntGauge,
     /// Bytes of requests that are read now, as far as they are charged (D-47).
@@ -136,14 +135,14 @@ pub struct Metrics {
     /// Parameters of requests that meant nothing (TR-307, LM-207).
     pub unknown_parameters: IntCounter,
     /// What Evergreen sessions count (EV-904).
-    pub evergreen: Evergreen,
+    pub evergreen: EvergreenMetrics,
     /// What LMTP connections count.
-    pub lmtp: Lmtp,
+    pub lmtp: LmtpMetrics,
 }
 
 /// What LMTP connections count.
 #[derive(Debug)]
-pub struct Lmtp {
+pub struct LmtpMetrics {
     /// Connections open now, of every transport.
     pub connections_open: IntGauge,
     /// GENERATE and SCORE that were refused with an error item.
@@ -160,7 +159,7 @@ pub struct Lmtp {
 
 /// What Evergreen sessions count (EV-904).
 #[derive(Debug)]
-pub struct Evergreen {
+pub struct EvergreenMetrics {
     /// Sessions open now.
     pub sessions_open: IntGauge,
     /// Actions that have begun and not ended.
@@ -179,14 +178,14 @@ pub struct Evergreen {
     pub ignored: IntCounterVec,
 }
 
-impl Metrics {
+impl ServerMetrics {
     /// All numbers at zero.
     ///
     /// # Errors
     /// Only if two of our own names collide, which a test rules out.
     pub fn new() -> Result<Self, prometheus::Error> {
-        let shelf = Shelf(Registry::new());
-        let build = shelf.gauges(
+        let registry = MetricsRegistrar(Registry::new());
+        let build = registry.gauges(
             names::BUILD_INFO,
             "What is running.",
             &["version", "commit"],
@@ -194,12 +193,15 @@ impl Metrics {
         build
             .with_label_values(&[crate::VERSION, crate::COMMIT])
             .set(1);
-        let lmtp = Lmtp::new(&shelf)?;
+        let lmtp = LmtpMetrics::new(&registry)?;
         Ok(Self {
-            connections_open: shelf.gauge(names::CONNECTIONS_OPEN, "TCP connections open now.")?,
-            body_bytes: shelf.gauge(names::BODY_BYTES, "Bytes of requests that are read now.")?,
-            draining: shelf.gauge(names::DRAINING, "1 while the server is shutting down.")?,
-            auth_failures: shelf.counter(names::AUTH_FAILURES, "Requests without a valid key.")?,
+            connections_open: registry
+                .gauge(names::CONNECTIONS_OPEN, "TCP connections open now.")?,
+            body_bytes: registry
+                .gauge(names::BODY_BYTES, "Bytes of requests that are read now.")?,
+            draining: registry.gauge(names::DRAINING, "1 while the server is shutting down.")?,
+            auth_failures: registry
+                .counter(names::AUTH_FAILURES, "Requests without a valid key.")?,
             // Not on the shelf: rendered together with what engines count.
             rejected: IntCounterVec::new(Opts::new(names::REJECTED, "-"), &["reason"])?,
             cancelled: IntCounterVec::new(Opts::new(names::CANCELLED, "-"), &["reason"])?,
@@ -211,17 +213,17 @@ impl Metrics {
                 &["model"],
             )?,
             panics: IntCounter::new(names::PANICS, "-")?,
-            streams_open: shelf.gauges(names::STREAMS_OPEN, "Streams open now.", &["face"])?,
-            requests: shelf.counters(
+            streams_open: registry.gauges(names::STREAMS_OPEN, "Streams open now.", &["face"])?,
+            requests: registry.counters(
                 names::REQUESTS,
                 "Calls ended, by how.",
                 &["face", "model", "code"],
             )?,
             // One number for the faces that ignore what they do not know.
             unknown_parameters: lmtp.unknown_parameters.clone(),
-            evergreen: Evergreen::new(&shelf)?,
+            evergreen: EvergreenMetrics::new(&registry)?,
             lmtp,
-            registry: shelf.0,
+            registry: registry.0,
         })
     }
 
@@ -235,11 +237,13 @@ impl Metrics {
 
     /// Leaves an engine out that has gone, but for its part of the sums of all engines.
     pub fn unwatch(&self, engine: &Engine) {
-        let gone = engine.stats();
+        let removed = engine.stats();
         self.change(|watched| {
             watched.fold();
-            watched.engines.retain(|it| !Arc::ptr_eq(it.stats(), gone));
-            watched.ending.push(Arc::clone(gone));
+            watched
+                .engines
+                .retain(|it| !Arc::ptr_eq(it.stats(), removed));
+            watched.ending.push(Arc::clone(removed));
         });
     }
 
@@ -258,11 +262,12 @@ impl Metrics {
     /// Has the models of this kernel written under Triton's names as well, each with its version, which is 1 if nothing is
     /// said of it (TR-1002). Only the first call counts.
     pub fn spell_for_triton(&self, kernel: Kernel, versions: BTreeMap<String, u64>) {
-        self.triton.get_or_init(|| Spelling::new(kernel, versions));
+        self.triton
+            .get_or_init(|| TritonNames::new(kernel, versions));
     }
 
     /// Adds the upstreams that share a model's streams, whose own numbers are read when rendered.
-    pub fn watch_pool(&self, model: &str, pool: Pool) {
+    pub fn watch_pool(&self, model: &str, pool: LmtpPool) {
         self.change(|watched| {
             watched.pools.retain(|(other, _)| other != model);
             watched.pools.push((model.to_owned(), pool));
@@ -292,7 +297,7 @@ impl Metrics {
             .clone()
     }
 
-    fn change(&self, change: impl FnOnce(&mut Watched)) {
+    fn change(&self, change: impl FnOnce(&mut MetricSources)) {
         change(&mut self.watched.write().unwrap_or_else(PoisonError::into_inner));
     }
 
@@ -301,7 +306,7 @@ impl Metrics {
     pub fn render(&self, format: Format) -> String {
         let watched = self.watched.read();
         let watched = watched.unwrap_or_else(PoisonError::into_inner).clone();
-        let mut text = Text::new(format);
+        let mut text = MetricsText::new(format);
         text.gathered(&self.registry.gather());
         self.write_sums(&watched, &mut text);
         engines::write(&watched.engines, &mut text);
@@ -320,13 +325,13 @@ impl Metrics {
     }
 
     /// What several parts count, each event once: the numbers of the server, its engines and its kernels together.
-    fn write_sums(&self, watched: &Watched, text: &mut Text) {
+    fn write_sums(&self, watched: &MetricSources, text: &mut MetricsText) {
         let ended = &watched.ended;
         let engines = || {
             let running = watched.engines.iter().map(Engine::stats);
             running.chain(&watched.ending)
         };
-        let sum = |read: fn(&Stats) -> u64| engines().map(|stats| read(stats)).sum::<u64>();
+        let sum = |read: fn(&EngineStats) -> u64| engines().map(|stats| read(stats)).sum::<u64>();
         text.family(names::REJECTED, "counter", "Work refused at the door.");
         for (reason, engines) in [
             (
@@ -343,8 +348,8 @@ impl Metrics {
             ("body", 0),
             ("malformed", 0),
         ] {
-            let door = self.rejected.with_label_values(&[reason]).get();
-            text.sample(names::REJECTED, &[("reason", reason)], door + engines);
+            let connection = self.rejected.with_label_values(&[reason]).get();
+            text.sample(names::REJECTED, &[("reason", reason)], connection + engines);
         }
         text.family(names::CANCELLED, "counter", "Work that ended early.");
         let reasons = [
@@ -358,7 +363,7 @@ impl Metrics {
         let code = functions
             + sapwood_kernel::source_panics()
             + sapwood_net::evergreen::panics()
-            + pool::Pool::global().stats().panics;
+            + pool::BlockingPool::global().stats().panics;
         let engines = ended.panics + sum(|stats| stats.panics.get());
         let panics = self.panics.get() + code + engines;
         text.family(names::PANICS, "counter", "What panicked and was caught.");
@@ -375,7 +380,7 @@ impl Metrics {
     }
 }
 
-fn write_loads(watched: &Watched, text: &mut Text) {
+fn write_loads(watched: &MetricSources, text: &mut MetricsText) {
     if watched.loaded.is_empty() {
         return;
     }
@@ -386,37 +391,42 @@ fn write_loads(watched: &Watched, text: &mut Text) {
     }
 }
 
-impl Evergreen {
-    fn new(shelf: &Shelf) -> Result<Self, prometheus::Error> {
+impl EvergreenMetrics {
+    fn new(registry: &MetricsRegistrar) -> Result<Self, prometheus::Error> {
         let way = &["direction"];
         let why = &["reason"];
         Ok(Self {
-            sessions_open: shelf.gauge(names::EVERGREEN_SESSIONS_OPEN, "Sessions open now.")?,
-            actions_open: shelf.gauge(names::EVERGREEN_ACTIONS_OPEN, "Actions running now.")?,
-            fragments: shelf.counters(names::EVERGREEN_FRAGMENTS, "Fragments carried.", way)?,
-            bytes: shelf.counters(names::EVERGREEN_BYTES, "Payload bytes carried.", way)?,
-            aborts: shelf.counters(names::EVERGREEN_ABORTS, "Sessions aborted.", why)?,
-            failures: shelf.counters(names::EVERGREEN_FAILURES, "Actions failed.", why)?,
-            retained_bytes: shelf.gauge(names::EVERGREEN_RETAINED_BYTES, "Bytes retained now.")?,
-            ignored: shelf.counters(names::EVERGREEN_IGNORED, "Fragments without effect.", why)?,
+            sessions_open: registry.gauge(names::EVERGREEN_SESSIONS_OPEN, "Sessions open now.")?,
+            actions_open: registry.gauge(names::EVERGREEN_ACTIONS_OPEN, "Actions running now.")?,
+            fragments: registry.counters(names::EVERGREEN_FRAGMENTS, "Fragments carried.", way)?,
+            bytes: registry.counters(names::EVERGREEN_BYTES, "Payload bytes carried.", way)?,
+            aborts: registry.counters(names::EVERGREEN_ABORTS, "Sessions aborted.", why)?,
+            failures: registry.counters(names::EVERGREEN_FAILURES, "Actions failed.", why)?,
+            retained_bytes: registry
+                .gauge(names::EVERGREEN_RETAINED_BYTES, "Bytes retained now.")?,
+            ignored: registry.counters(
+                names::EVERGREEN_IGNORED,
+                "Fragments without effect.",
+                why,
+            )?,
         })
     }
 }
 
-impl Lmtp {
-    fn new(shelf: &Shelf) -> Result<Self, prometheus::Error> {
+impl LmtpMetrics {
+    fn new(registry: &MetricsRegistrar) -> Result<Self, prometheus::Error> {
         Ok(Self {
-            connections_open: shelf
+            connections_open: registry
                 .gauge(names::LMTP_CONNECTIONS_OPEN, "LMTP connections open now.")?,
-            refused: shelf.counter(names::LMTP_REFUSED, "LMTP streams refused.")?,
-            messages: shelf.counter(names::LMTP_MESSAGES, "LMTP messages sent.")?,
-            items: shelf.counter(names::LMTP_ITEMS, "LMTP items sent.")?,
-            ignored: shelf.counters(
+            refused: registry.counter(names::LMTP_REFUSED, "LMTP streams refused.")?,
+            messages: registry.counter(names::LMTP_MESSAGES, "LMTP messages sent.")?,
+            items: registry.counter(names::LMTP_ITEMS, "LMTP items sent.")?,
+            ignored: registry.counters(
                 names::LMTP_IGNORED,
                 "LMTP messages without effect.",
                 &["reason"],
             )?,
-            unknown_parameters: shelf.counter(
+            unknown_parameters: registry.counter(
                 names::UNKNOWN_PARAMETERS,
                 "Members of requests that nothing knows.",
             )?,
@@ -425,9 +435,9 @@ impl Lmtp {
 }
 
 /// Makes metrics and registers them in one go.
-struct Shelf(Registry);
+struct MetricsRegistrar(Registry);
 
-impl Shelf {
+impl MetricsRegistrar {
     fn put<C: Collector + Clone + 'static>(&self, metric: C) -> Result<C, prometheus::Error> {
         self.0.register(Box::new(metric.clone()))?;
         Ok(metric)

@@ -1,6 +1,4 @@
 //! The routes that belong to no face: probes, metrics, version and the page (OA-901, OA-903, D-32).
-//!
-//! Owns: their paths and bodies. Refuses to know: how the state behind them comes about.
 
 use std::sync::Arc;
 
@@ -14,45 +12,45 @@ use sapwood_proto::code::Code;
 use serde_json::json;
 use tower::ServiceExt;
 
-use crate::auth::{Access, Scope};
+use crate::auth::{KeyScope, RouteAccess};
 use crate::caller::Caller;
+use crate::context::ServerContext;
 use crate::metrics::Format;
 use crate::page::Page;
-use crate::refusal::Refusal;
+use crate::rejection::Rejection;
 use crate::route::Route;
-use crate::shared::Shared;
 use crate::websocket;
 
 /// `root` serves the WebSockets of `/`, if anybody does.
 pub(crate) fn routes(
-    shared: Shared,
+    shared: ServerContext,
     root: Option<MethodRouter>,
     metrics_public: bool,
 ) -> Vec<Route> {
     let sockets = middleware::from_fn_with_state(root, socket);
     let state = Arc::new(shared);
-    let known = Access::Needs(Scope::Infer);
+    let known = RouteAccess::Needs(KeyScope::Infer);
     let scraping = if metrics_public {
-        Access::Open
+        RouteAccess::Open
     } else {
-        Access::Needs(Scope::Metrics)
+        RouteAccess::Needs(KeyScope::Metrics)
     };
-    let route = |path, access, methods: MethodRouter<Arc<Shared>>| {
+    let route = |path, access, methods: MethodRouter<Arc<ServerContext>>| {
         Route::http(path, access, methods.with_state(Arc::clone(&state)))
     };
     vec![
         route("/", known, get(page).route_layer(sockets)),
-        route("/livez", Access::Open, get(live)),
-        route("/readyz", Access::Open, get(ready)),
-        route("/health", Access::Open, get(ready)),
-        route("/ping", Access::Open, get(ready)),
+        route("/livez", RouteAccess::Open, get(live)),
+        route("/readyz", RouteAccess::Open, get(ready)),
+        route("/health", RouteAccess::Open, get(ready)),
+        route("/ping", RouteAccess::Open, get(ready)),
         route("/version", known, get(version)),
         route("/load", known, get(load)),
         route("/metrics", scraping, get(metrics)),
     ]
 }
 
-type Ops = State<Arc<Shared>>;
+type Ops = State<Arc<ServerContext>>;
 
 async fn live(State(ops): Ops) -> Response {
     answer(ops.health.live(), None)
@@ -63,7 +61,7 @@ async fn ready(State(ops): Ops, RawQuery(query): RawQuery, request: Request) -> 
     let verbose =
         query.is_some_and(|query| query.split('&').any(|part| part.starts_with("verbose")));
     let caller = Caller::of(request.extensions()).ok();
-    let caller = caller.filter(|caller| verbose && caller.require(Scope::Infer).is_ok());
+    let caller = caller.filter(|caller| verbose && caller.require(KeyScope::Infer).is_ok());
     let parts = caller.map(|caller| {
         let parts = parts(&ops, caller);
         parts.map(|(name, state)| (name, state.into())).collect()
@@ -72,7 +70,7 @@ async fn ready(State(ops): Ops, RawQuery(query): RawQuery, request: Request) -> 
 }
 
 /// The models that a caller may know of, and how each is.
-fn parts(ops: &Shared, caller: &Caller) -> impl Iterator<Item = (String, &'static str)> {
+fn parts(ops: &ServerContext, caller: &Caller) -> impl Iterator<Item = (String, &'static str)> {
     let parts = ops.health.parts_now().into_iter();
     parts
         .filter(|(name, _)| caller.may_use(&Name::shared(name)))
@@ -81,18 +79,18 @@ fn parts(ops: &Shared, caller: &Caller) -> impl Iterator<Item = (String, &'stati
 
 /// `{"status":"ok"}` or the error object; with the parts if they were asked for.
 fn answer(
-    health: Result<(), Refusal>,
+    health: Result<(), Rejection>,
     parts: Option<serde_json::Map<String, serde_json::Value>>,
 ) -> Response {
     let Some(parts) = parts else {
         return match health {
             Ok(()) => axum::Json(json!({"status": "ok"})).into_response(),
-            Err(refusal) => refusal.into_response(),
+            Err(rejection) => rejection.into_response(),
         };
     };
     let (status, word) = match &health {
         Ok(()) => (StatusCode::OK, "ok"),
-        Err(refusal) => (StatusCode::SERVICE_UNAVAILABLE, refusal.reason),
+        Err(rejection) => (StatusCode::SERVICE_UNAVAILABLE, rejection.reason),
     };
     (status, axum::Json(json!({"status": word, "parts": parts}))).into_response()
 }
@@ -143,17 +141,17 @@ async fn page(State(ops): Ops, request: Request) -> Response {
     });
     let caller = match Caller::of(request.extensions()) {
         Ok(caller) => caller,
-        Err(refusal) => return refusal.into_response(),
+        Err(rejection) => return rejection.into_response(),
     };
     let here = parts(&ops, caller).map(|(name, state)| (name, state.to_owned()));
     let mut models: Vec<_> = here.collect();
-    let elsewhere = ops.metrics.models().into_iter();
-    let elsewhere: Vec<_> = elsewhere
+    let other = ops.metrics.models().into_iter();
+    let other: Vec<_> = other
         .filter(|name| models.iter().all(|(here, _)| here != name))
         .filter(|name| caller.may_use(&Name::shared(name)))
         .map(|name| (name, "of an upstream".to_owned()))
         .collect();
-    models.extend(elsewhere);
+    models.extend(other);
     let page = Page {
         scheme: request.uri().scheme_str().unwrap_or("http"),
         key: ops.auth.required(),
@@ -161,7 +159,7 @@ async fn page(State(ops): Ops, request: Request) -> Response {
         state: ops
             .health
             .ready()
-            .map_or_else(|refusal| refusal.reason, |()| "ready"),
+            .map_or_else(|rejection| rejection.reason, |()| "ready"),
         models: &models,
     };
     // Nothing is loaded from anywhere, so nothing needs to be allowed.
@@ -175,21 +173,22 @@ async fn page(State(ops): Ops, request: Request) -> Response {
 /// What a route answers to a method that it does not take.
 pub(crate) async fn wrong_method(request: Request) -> Response {
     let message = format!("{} is not allowed here.", request.method());
-    Refusal::new(Code::InvalidRequest, "method_not_allowed", message)
+    Rejection::new(Code::InvalidRequest, "method_not_allowed", message)
         .with_status(StatusCode::METHOD_NOT_ALLOWED)
         .into_response()
 }
 
 /// OA-101: no answer is without an error object; a gRPC client gets UNIMPLEMENTED.
 pub(crate) async fn unknown(request: Request) -> Response {
-    if crate::refusal::is_grpc(request.headers()) {
+    if crate::rejection::is_grpc(request.headers()) {
         let message = "This gRPC service is not served here.";
-        return Refusal::new(Code::Unimplemented, "unknown_url", message).answer(request.headers());
+        return Rejection::new(Code::Unimplemented, "unknown_url", message)
+            .answer(request.headers());
     }
     let message = format!(
         "There is nothing at {} {}.",
         request.method(),
         request.uri().path()
     );
-    Refusal::new(Code::NotFound, "unknown_url", message).into_response()
+    Rejection::new(Code::NotFound, "unknown_url", message).into_response()
 }

@@ -1,9 +1,8 @@
 //! Which web pages may use the server: none by default, so that none drives a server on somebody's own machine (OA-908,
 //! OA-909).
 //!
-//! Owns: which origins and hosts a request may name, and what a browser is told about it (CORS). Refuses to know: keys. Where
-//! none are needed on loopback, every request must name a host that may be named: a browser sends a plain GET to a rebound
-//! name without anything that shows it to be one (D-45).
+//! Where none are needed on loopback, every request must name a host that may be named: a browser sends a plain GET to
+//! a rebound name without anything that shows it to be one (D-45).
 
 use std::net::IpAddr;
 
@@ -13,8 +12,8 @@ use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version, header};
 use sapwood_proto::code::Code;
 
-use crate::listener::Peer;
-use crate::refusal::Refusal;
+use crate::listener::PeerInfo;
+use crate::rejection::Rejection;
 
 /// What browsers may name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,28 +34,28 @@ impl Config {
     ///
     /// # Errors
     /// `invalid-request`, reason `bad_host`; `permission-denied`, reason `host_not_allowed`.
-    pub fn check_host(&self, request: &Parts, keyed: bool) -> Result<(), Refusal> {
+    pub fn check_host(&self, request: &Parts, keyed: bool) -> Result<(), Rejection> {
         let mut named = request.headers.get_all(header::HOST).iter();
         let (first, more) = (named.next(), named.next().is_some());
         // RFC 9112, section 3.2: exactly one. Intermediaries that read another one than we do would be led astray.
         if more || first.is_none() && request.version == Version::HTTP_11 {
             let message = "A request names its host once, in the header Host.";
-            return Err(Refusal::new(Code::InvalidRequest, "bad_host", message));
+            return Err(Rejection::new(Code::InvalidRequest, "bad_host", message));
         }
         let authority = request.uri.authority().map(Authority::as_str);
-        let said = first.map(|first| first.to_str().unwrap_or_default());
-        if let (Some(authority), Some(said)) = (authority, said)
-            && !authority.eq_ignore_ascii_case(said)
+        let sent = first.map(|first| first.to_str().unwrap_or_default());
+        if let (Some(authority), Some(sent)) = (authority, sent)
+            && !authority.eq_ignore_ascii_case(sent)
         {
             let message = "The header Host names another host than the request itself.";
-            return Err(Refusal::new(Code::InvalidRequest, "bad_host", message));
+            return Err(Rejection::new(Code::InvalidRequest, "bad_host", message));
         }
-        let named = authority.or(said).unwrap_or_default();
+        let named = authority.or(sent).unwrap_or_default();
         // No page reaches a Unix socket.
-        let reachable = request.extensions.get::<Peer>().is_some();
+        let reachable = request.extensions.get::<PeerInfo>().is_some();
         if reachable && !named.is_empty() && !is_host(named) {
             let message = "The header Host names a host and may name its port, and nothing else.";
-            return Err(Refusal::new(Code::InvalidRequest, "bad_host", message));
+            return Err(Rejection::new(Code::InvalidRequest, "bad_host", message));
         }
         let host = without_port(named);
         if keyed || !self.loopback || !reachable || is_loopback(host) || self.lists(host) {
@@ -64,7 +63,7 @@ impl Config {
         }
         let message =
             "Without keys this server answers to loopback names alone: see `browser.hosts`.";
-        Err(Refusal::new(
+        Err(Rejection::new(
             Code::PermissionDenied,
             "host_not_allowed",
             message,
@@ -75,7 +74,7 @@ impl Config {
     ///
     /// # Errors
     /// `permission-denied`, reason `origin_not_allowed`.
-    pub fn check(&self, request: &Parts) -> Result<(), Refusal> {
+    pub fn check(&self, request: &Parts) -> Result<(), Rejection> {
         let headers = &request.headers;
         let origin = text(headers, header::ORIGIN.as_str());
         if !headers.contains_key(header::ORIGIN) && !headers.contains_key("sec-fetch-site") {
@@ -111,7 +110,7 @@ impl Config {
     ///
     /// # Errors
     /// `permission-denied` for a preflight of nobody: browsers name the page that asks.
-    pub fn preflight(&self, request: &Parts) -> Result<Option<Response<Body>>, Refusal> {
+    pub fn preflight(&self, request: &Parts) -> Result<Option<Response<Body>>, Rejection> {
         let headers = &request.headers;
         let Some(asked) = headers.get(header::ACCESS_CONTROL_REQUEST_METHOD) else {
             return Ok(None);
@@ -125,12 +124,12 @@ impl Config {
         let mut answer = Response::new(Body::empty());
         *answer.status_mut() = StatusCode::NO_CONTENT;
         if self.allows(origin) {
-            let told = answer.headers_mut();
-            told.insert(header::ACCESS_CONTROL_ALLOW_METHODS, asked.clone());
+            let reported = answer.headers_mut();
+            reported.insert(header::ACCESS_CONTROL_ALLOW_METHODS, asked.clone());
             if let Some(names) = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
-                told.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
+                reported.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
             }
-            told.insert(header::ACCESS_CONTROL_MAX_AGE, PREFLIGHT_SECONDS);
+            reported.insert(header::ACCESS_CONTROL_MAX_AGE, PREFLIGHT_SECONDS);
         }
         Ok(Some(answer))
     }
@@ -169,8 +168,8 @@ impl Config {
     }
 }
 
-fn refused(message: &str) -> Refusal {
-    Refusal::new(Code::PermissionDenied, "origin_not_allowed", message)
+fn refused(message: &str) -> Rejection {
+    Rejection::new(Code::PermissionDenied, "origin_not_allowed", message)
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
@@ -185,12 +184,12 @@ fn same_host(origin: &str, host: &str) -> bool {
 
 /// Whether this is a host and perhaps its port: nobody (`user@`) and no part of a path stands beside them, so that no other
 /// reader finds another host in it.
-fn is_host(said: &str) -> bool {
+fn is_host(sent: &str) -> bool {
     let port = |authority: &Authority| {
         let rest = &authority.as_str()[authority.host().len()..];
         rest.is_empty() || authority.port_u16().is_some()
     };
-    !said.contains('@') && said.parse().is_ok_and(|authority| port(&authority))
+    !sent.contains('@') && sent.parse().is_ok_and(|authority| port(&authority))
 }
 
 fn without_port(host: &str) -> &str {
@@ -305,7 +304,7 @@ mod tests {
             ..Config::default()
         };
         let open = Config::default();
-        let peer = Peer(([127, 0, 0, 1], 7).into());
+        let peer = PeerInfo(([127, 0, 0, 1], 7).into());
         for (config, keyed, version, uri, hosts, expect) in [
             (&local, false, 11, "/", &["localhost:8000"][..], None),
             (&local, false, 11, "/", &["127.0.0.1"], None),
@@ -343,13 +342,13 @@ mod tests {
                 request = request.header(header::HOST, *host);
             }
             let (mut parts, ()) = request.body(()).unwrap().into_parts();
-            let told = config.check_host(&parts, keyed).err();
-            let told = told.map(|refusal| refusal.code.http());
-            assert_eq!(told, expect, "{keyed} {version:?} {uri} {hosts:?}");
+            let reported = config.check_host(&parts, keyed).err();
+            let reported = reported.map(|rejection| rejection.code.http());
+            assert_eq!(reported, expect, "{keyed} {version:?} {uri} {hosts:?}");
             // No page reaches a Unix socket, whatever a client of it calls us.
-            parts.extensions.remove::<Peer>();
-            let told = config.check_host(&parts, keyed).err();
-            assert!(told.is_none_or(|refusal| refusal.reason == "bad_host"));
+            parts.extensions.remove::<PeerInfo>();
+            let reported = config.check_host(&parts, keyed).err();
+            assert!(reported.is_none_or(|rejection| rejection.reason == "bad_host"));
         }
     }
 
@@ -387,12 +386,12 @@ mod tests {
                 request = request.header("access-control-request-method", "POST");
             }
             let (parts, ()) = request.body(()).unwrap().into_parts();
-            let told = config.preflight(&parts).map_err(drop);
-            let told = told.map(|answer| {
+            let reported = config.preflight(&parts).map_err(drop);
+            let reported = reported.map(|answer| {
                 let allow = header::ACCESS_CONTROL_ALLOW_METHODS;
                 answer.map(|answer| answer.headers().contains_key(allow))
             });
-            assert_eq!(told, expect, "{method} {origin} {asks}");
+            assert_eq!(reported, expect, "{method} {origin} {asks}");
         }
     }
 }

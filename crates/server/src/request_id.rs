@@ -1,6 +1,4 @@
 //! The name of one request, kept from the client or made here (OA-105).
-//!
-//! Owns: what a valid id is, and new ones. Refuses to know: where ids are logged.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -65,7 +63,7 @@ mod tests {
     fn oa_105_decent_ids_are_kept_and_others_replaced() {
         let long = "a".repeat(128);
         let too_long = "a".repeat(129);
-        for (given, kept) in [
+        for (given, retained) in [
             ("job-7:step.2_x", true),
             (long.as_str(), true),
             (too_long.as_str(), false),
@@ -76,7 +74,7 @@ mod tests {
             let mut headers = HeaderMap::new();
             headers.insert(HEADER, given.parse().unwrap());
             let id = RequestId::of(&headers);
-            assert_eq!(id.as_str() == given, kept, "{given}");
+            assert_eq!(id.as_str() == given, retained, "{given}");
             assert!(is_valid(id.as_str()));
         }
         let (one, two) = (RequestId::fresh(), RequestId::fresh());

@@ -1,8 +1,5 @@
 //! What a caller has open ends when its key does (D-45, LM-108).
 //!
-//! Owns: [`Revocation`], made by the gate for every request, and the time that last words may take. Refuses to know: how a face
-//! says them.
-//!
 //! ```text
 //!   keys replaced ─► would this caller still be let in? ─ no ─► faces: last words, reason `revoked`, each in its own spelling
 //!                                                          └──► a moment later the gate cuts whatever has not ended by itself
@@ -15,25 +12,25 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, pending};
 use tokio::time::timeout;
 
-use crate::auth::{Access, Auth};
+use crate::auth::{Authenticator, RouteAccess};
 use crate::caller::Caller;
-use crate::trail::Trail;
+use crate::request_trace::RequestTrace;
 
 /// Knows when what was let in once would be let in no more.
 #[derive(Clone, Debug)]
-pub(crate) struct Revocation(Arc<Inner>);
+pub(crate) struct Revocation(Arc<RevocationInner>);
 
 #[derive(Debug)]
-struct Inner {
-    auth: Arc<Auth>,
+struct RevocationInner {
+    auth: Arc<Authenticator>,
     caller: Caller,
-    access: Access,
+    access: RouteAccess,
 }
 
 impl Revocation {
     /// Of what `caller` has been let in to.
-    pub(crate) fn new(auth: Arc<Auth>, caller: Caller, access: Access) -> Self {
-        Self(Arc::new(Inner {
+    pub(crate) fn new(auth: Arc<Authenticator>, caller: Caller, access: RouteAccess) -> Self {
+        Self(Arc::new(RevocationInner {
             auth,
             caller,
             access,
@@ -43,7 +40,7 @@ impl Revocation {
     /// Resolves when the caller's key is revoked; never where none was asked for.
     pub(crate) fn reached(&self) -> BoxFuture<'static, ()> {
         let inner = Arc::clone(&self.0);
-        let Access::Needs(scope) = inner.access else {
+        let RouteAccess::Needs(scope) = inner.access else {
             return pending().boxed();
         };
         async move { inner.auth.revoked(&inner.caller, scope).await }.boxed()
@@ -74,7 +71,7 @@ impl Revocation {
 
 /// Resolves when the key of the request that is being worked for is revoked; never where that is no request.
 pub(crate) fn reached() -> BoxFuture<'static, ()> {
-    let revocation = Trail::present().and_then(|trail| trail.revocation());
+    let revocation = RequestTrace::present().and_then(|request_trace| request_trace.revocation());
     revocation.map_or_else(|| pending().boxed(), |it| it.reached())
 }
 
@@ -84,17 +81,21 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::auth::{Key, Scope, Scopes};
+    use crate::auth::{ApiKey, KeyScope, Scopes};
 
-    fn asked(auth: &Arc<Auth>, access: Access) -> Revocation {
+    fn asked(auth: &Arc<Authenticator>, access: RouteAccess) -> Revocation {
         let request = http::Request::get("/").header("x-api-key", "one");
         let (parts, ()) = request.body(()).unwrap().into_parts();
         let caller = auth.check(access, &parts).unwrap();
         Revocation::new(Arc::clone(auth), caller, access)
     }
 
-    fn auth() -> Arc<Auth> {
-        Arc::new(Auth::new(vec![Key::new("anna", "one", Scopes::ALL)]))
+    fn auth() -> Arc<Authenticator> {
+        Arc::new(Authenticator::new(vec![ApiKey::new(
+            "anna",
+            "one",
+            Scopes::ALL,
+        )]))
     }
 
     #[tokio::test(start_paused = true)]
@@ -104,13 +105,13 @@ mod tests {
             (LAST_WORDS + Duration::from_millis(1), true),
         ] {
             let auth = auth();
-            let revocation = asked(&auth, Access::Needs(Scope::Infer));
+            let revocation = asked(&auth, RouteAccess::Needs(KeyScope::Infer));
             let words = async {
                 revocation.reached().await;
                 tokio::time::sleep(takes).await;
             };
             let revoke = async {
-                let other = vec![Key::new("ben", "two", Scopes::ALL)];
+                let other = vec![ApiKey::new("ben", "two", Scopes::ALL)];
                 auth.replace(other);
             };
             let (done, ()) = tokio::join!(revocation.within(words), revoke);
@@ -121,8 +122,8 @@ mod tests {
     #[tokio::test]
     async fn d_45_what_needs_no_key_is_not_revoked_with_one() {
         let auth = auth();
-        let revocation = asked(&auth, Access::Open);
-        auth.replace(vec![Key::new("ben", "two", Scopes::ALL)]);
+        let revocation = asked(&auth, RouteAccess::Open);
+        auth.replace(vec![ApiKey::new("ben", "two", Scopes::ALL)]);
         assert!(futures::poll!(revocation.reached()).is_pending());
     }
 }

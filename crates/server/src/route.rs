@@ -1,7 +1,7 @@
 //! The table that the router is built from: each route with what it is and what it asks of whoever calls it (D-45).
 //!
-//! Owns: [`Route`]. Refuses to know: what a route does, and how callers are checked. There is no other way to a handler:
-//! [`crate::server`] makes its router of these, each behind the gate, and gives the same list out to be walked.
+//! There is no other way to a handler: [`crate::server`] makes its router of these, each behind the gate, and gives
+//! the same list out to be walked.
 
 use std::convert::Infallible;
 
@@ -11,11 +11,11 @@ use axum::response::IntoResponse;
 use axum::routing::{MethodRouter, any_service};
 use tower::Service;
 
-use crate::auth::Access;
+use crate::auth::RouteAccess;
 
 /// What is spoken on a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum RouteKind {
     /// HTTP; the route has its methods.
     Http,
     /// gRPC: POST, and nothing else.
@@ -28,19 +28,19 @@ pub struct Route {
     /// As axum writes paths: `{name}` is a segment, `{*rest}` all that follow.
     pub path: String,
     /// What is spoken there.
-    pub kind: Kind,
+    pub kind: RouteKind,
     /// Who may come in.
-    pub access: Access,
+    pub access: RouteAccess,
     pub(crate) methods: MethodRouter,
 }
 
 impl Route {
     /// A route of HTTP.
     #[must_use]
-    pub fn http(path: impl Into<String>, access: Access, methods: MethodRouter) -> Self {
+    pub fn http(path: impl Into<String>, access: RouteAccess, methods: MethodRouter) -> Self {
         Self {
             path: path.into(),
-            kind: Kind::Http,
+            kind: RouteKind::Http,
             access,
             methods,
         }
@@ -48,7 +48,7 @@ impl Route {
 
     /// A route of a gRPC service.
     #[must_use]
-    pub fn grpc<S>(path: impl Into<String>, access: Access, service: S) -> Self
+    pub fn grpc<S>(path: impl Into<String>, access: RouteAccess, service: S) -> Self
     where
         S: Service<Request<Body>, Error = Infallible> + Clone + Send + Sync + 'static,
         S::Response: IntoResponse + 'static,
@@ -56,7 +56,7 @@ impl Route {
     {
         Self {
             path: path.into(),
-            kind: Kind::Grpc,
+            kind: RouteKind::Grpc,
             access,
             methods: any_service(service),
         }

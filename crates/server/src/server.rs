@@ -1,7 +1,4 @@
 //! The server as a whole: faces and operations behind one gate, on one port that has everything and those that have less.
-//!
-//! Owns: how the pieces are put together, and the order of going away. Refuses to know: signals, configuration files,
-//! which models there are.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,19 +6,19 @@ use std::time::Duration;
 use axum::Router;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::auth::{Auth, Key};
+use crate::auth::{ApiKey, Authenticator};
 use crate::body_budget::{self, BodyBudget};
-use crate::descriptors::Descriptors;
-use crate::drain::{self, Drain, Outcome};
-use crate::gate::Gate;
+use crate::context::{Face, ServerContext};
+use crate::descriptors::DescriptorCheck;
+use crate::drain::{self, Drain, DrainOutcome};
 use crate::health::Health;
-use crate::metrics::{self, Metrics};
-use crate::purpose::Purpose;
+use crate::metrics::{self, ServerMetrics};
+use crate::middleware::MiddlewareContext;
+use crate::port_purpose::PortPurpose;
 use crate::route::Route;
-use crate::shared::{Face, Shared};
-use crate::socket::Socket;
+use crate::socket::ListeningSocket;
 use crate::tls::Tls;
-use crate::{grpc, listener, ops, origin, patience, reception};
+use crate::{grpc, listener, ops, origin, socket_dispatch, timeouts};
 
 /// Everything that can be set, with its default.
 #[derive(Clone, Debug)]
@@ -33,7 +30,7 @@ pub struct Config {
     /// What browsers may name.
     pub origin: origin::Config,
     /// How long requests may take.
-    pub patience: patience::Config,
+    pub timeouts: timeouts::Config,
     /// How much may be read at a time.
     pub body_budget: body_budget::Config,
     /// Bytes of a refused request's body that are read before it is answered; of one without a valid key, at most 1 MiB.
@@ -54,7 +51,7 @@ impl Default for Config {
             listener: listener::Config::default(),
             drain: drain::Config::default(),
             origin: origin::Config::default(),
-            patience: patience::Config::default(),
+            timeouts: timeouts::Config::default(),
             body_budget: body_budget::Config::default(),
             drain_bytes: 128 << 20,
             engine_watchdog: Duration::from_secs(30),
@@ -79,7 +76,7 @@ pub enum BuildError {
 /// Collects what a server is made of.
 pub struct Builder {
     config: Config,
-    shared: Shared,
+    shared: ServerContext,
     faces: Vec<Face>,
 }
 
@@ -88,11 +85,11 @@ impl Builder {
     ///
     /// # Errors
     /// [`BuildError::Metrics`].
-    pub fn new(config: Config, keys: Vec<Key>) -> Result<Self, BuildError> {
+    pub fn new(config: Config, keys: Vec<ApiKey>) -> Result<Self, BuildError> {
         let drain = Drain::new(config.drain);
-        let shared = Shared {
+        let shared = ServerContext {
             auth: Arc::new(auth(&config, keys)),
-            metrics: Arc::new(Metrics::new()?),
+            metrics: Arc::new(ServerMetrics::new()?),
             health: Arc::new(Health::new(drain.clone(), config.engine_watchdog)),
             drain,
         };
@@ -105,7 +102,7 @@ impl Builder {
 
     /// What faces are given.
     #[must_use]
-    pub const fn shared(&self) -> &Shared {
+    pub const fn shared(&self) -> &ServerContext {
         &self.shared
     }
 
@@ -132,31 +129,32 @@ impl Builder {
             .flat_map(|face| &face.services)
             .copied()
             .collect();
-        let spoken = faces.iter_mut().filter_map(|face| face.root.take());
-        let spoken: Vec<_> = spoken.collect();
-        let root = (!spoken.is_empty())
-            .then(|| reception::route(spoken, reception::PATIENT, shared.drain.clone()));
+        let dialect = faces.iter_mut().filter_map(|face| face.root.take());
+        let dialect: Vec<_> = dialect.collect();
+        let root = (!dialect.is_empty()).then(|| {
+            socket_dispatch::route(dialect, socket_dispatch::LONG_WAIT, shared.drain.clone())
+        });
         let bodies = BodyBudget::new(
             config.body_budget,
             shared.metrics.body_bytes.clone(),
             shared.metrics.rejected.with_label_values(&["body"]),
         );
-        let gate = Arc::new(Gate {
+        let gate = Arc::new(MiddlewareContext {
             bodies: Arc::new(bodies),
             shared: shared.clone(),
             origin: config.origin.clone(),
-            patience: config.patience,
+            timeouts: config.timeouts,
             headers: config.listener.headers,
             drain_bytes: config.drain_bytes,
         });
         let ours = ops::routes(shared.clone(), root, config.metrics_public);
         let ours = ours.into_iter().chain(grpc);
-        let ours = ours.map(|route| (metrics::Face::Http, route));
+        let ours = ours.map(|route| (metrics::FaceLabel::Http, route));
         let theirs = faces.into_iter().flat_map(|face| {
             let routes = face.routes.into_iter();
             routes.map(move |route| (face.name, route))
         });
-        let table: Vec<(metrics::Face, Route)> = ours.chain(theirs).collect();
+        let table: Vec<(metrics::FaceLabel, Route)> = ours.chain(theirs).collect();
         let listed = table.iter().map(|(_, route)| route.clone()).collect();
         let routes = table
             .into_iter()
@@ -175,9 +173,9 @@ impl Builder {
     }
 }
 
-fn auth(config: &Config, keys: Vec<Key>) -> Auth {
+fn auth(config: &Config, keys: Vec<ApiKey>) -> Authenticator {
     let certificates = config.tls.as_ref().is_some_and(|tls| tls.asks_clients());
-    Auth::new(keys)
+    Authenticator::new(keys)
         .with_query_key(config.query_key)
         .with_certificates(certificates)
 }
@@ -185,12 +183,12 @@ fn auth(config: &Config, keys: Vec<Key>) -> Auth {
 /// A server that can be run.
 pub struct Server {
     config: Config,
-    shared: Shared,
+    shared: ServerContext,
     routes: Router,
     listed: Vec<Route>,
     reporter: grpc::Reporter,
     services: Vec<&'static str>,
-    also: Vec<(Socket, Purpose)>,
+    also: Vec<(ListeningSocket, PortPurpose)>,
 }
 
 impl Server {
@@ -198,13 +196,13 @@ impl Server {
     ///
     /// # Errors
     /// [`BuildError`].
-    pub fn builder(config: Config, keys: Vec<Key>) -> Result<Builder, BuildError> {
+    pub fn builder(config: Config, keys: Vec<ApiKey>) -> Result<Builder, BuildError> {
         Builder::new(config, keys)
     }
 
     /// The handles of this server, for whoever loads models beside it.
     #[must_use]
-    pub const fn shared(&self) -> &Shared {
+    pub const fn shared(&self) -> &ServerContext {
         &self.shared
     }
 
@@ -216,7 +214,7 @@ impl Server {
 
     /// Serves on this socket as well, but for one purpose (TR-908).
     #[must_use]
-    pub fn also(mut self, socket: impl Into<Socket>, purpose: Purpose) -> Self {
+    pub fn also(mut self, socket: impl Into<ListeningSocket>, purpose: PortPurpose) -> Self {
         self.also.push((socket.into(), purpose));
         self
     }
@@ -224,12 +222,12 @@ impl Server {
     /// Serves until `shutdown` resolves and the drain that follows is over.
     pub async fn serve(
         mut self,
-        socket: impl Into<Socket>,
+        socket: impl Into<ListeningSocket>,
         shutdown: impl Future<Output = ()>,
-    ) -> Outcome {
+    ) -> DrainOutcome {
         self.fit_descriptors();
         let shared = self.shared.clone();
-        let leaving = async {
+        let departing = async {
             shutdown.await;
             shared.metrics.draining.set(1);
             tracing::info!(open = shared.drain.open(), "draining");
@@ -245,7 +243,7 @@ impl Server {
         // Goes with the server.
         let _following = following.map(AbortOnDropHandle::new);
         let mut sockets = self.also;
-        sockets.insert(0, (socket.into(), Purpose::Everything));
+        sockets.insert(0, (socket.into(), PortPurpose::Everything));
         let accepting = listener::run(
             sockets,
             self.routes,
@@ -256,14 +254,14 @@ impl Server {
         );
         let reporting = grpc::follow(self.reporter, self.services, shared.clone());
         let watching = shared.health.watch();
-        let (outcome, (), (), ()) = futures::join!(leaving, accepting, reporting, watching);
+        let (outcome, (), (), ()) = futures::join!(departing, accepting, reporting, watching);
         outcome
     }
 
     /// D-31: fewer connections than asked for is better than none to accept with.
     fn fit_descriptors(&mut self) {
         let wanted = self.config.listener.connections;
-        let found = Descriptors::raise_for(wanted);
+        let found = DescriptorCheck::raise_for(wanted);
         let allowed = found.fit(wanted);
         self.config.listener.connections = allowed;
         // Nobody has asked for the default, and it is more than most need.

@@ -1,7 +1,4 @@
 //! What connections are accepted on: a TCP port, or a Unix socket in the file system (OA-912).
-//!
-//! Owns: both kinds behind one `accept`, and the file of a Unix socket from its making to its removal. Refuses to know:
-//! what is spoken on a connection, and who may connect beyond the file's mode.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,26 +9,26 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 /// A socket that listens.
 #[derive(Debug)]
-pub enum Socket {
+pub enum ListeningSocket {
     /// A TCP port.
     Tcp(TcpListener),
     /// A Unix socket. The file, if we made it, goes with this value.
     Unix(UnixListener, Option<SocketFile>),
 }
 
-impl From<TcpListener> for Socket {
+impl From<TcpListener> for ListeningSocket {
     fn from(listener: TcpListener) -> Self {
         Self::Tcp(listener)
     }
 }
 
 /// A connection that has just been accepted.
-pub(crate) enum Accepted {
+pub(crate) enum AcceptedStream {
     Tcp(TcpStream, SocketAddr),
     Unix(UnixStream),
 }
 
-impl Socket {
+impl ListeningSocket {
     /// Listens at `path`, for the owner of this process alone. A socket that nobody listens on any more is replaced.
     ///
     /// # Errors
@@ -64,14 +61,14 @@ impl Socket {
     }
 
     /// The next connection. May be cancelled: one not yet accepted stays in the backlog.
-    pub(crate) async fn accept(&self) -> io::Result<Accepted> {
+    pub(crate) async fn accept(&self) -> io::Result<AcceptedStream> {
         match self {
             Self::Tcp(listener) => {
                 let (socket, peer) = listener.accept().await?;
                 socket.set_nodelay(true)?;
-                Ok(Accepted::Tcp(socket, peer))
+                Ok(AcceptedStream::Tcp(socket, peer))
             }
-            Self::Unix(listener, _) => Ok(Accepted::Unix(listener.accept().await?.0)),
+            Self::Unix(listener, _) => Ok(AcceptedStream::Unix(listener.accept().await?.0)),
         }
     }
 }
@@ -139,13 +136,16 @@ mod tests {
     async fn oa_912_a_unix_socket_is_the_owners_alone_and_goes_with_the_server() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let socket = Socket::unix(&path).unwrap();
+        let socket = ListeningSocket::unix(&path).unwrap();
         assert!(socket.is_local().unwrap());
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let _client = UnixStream::connect(&path).await.unwrap();
-        assert!(matches!(socket.accept().await.unwrap(), Accepted::Unix(_)));
-        let taken = Socket::unix(&path).unwrap_err();
+        assert!(matches!(
+            socket.accept().await.unwrap(),
+            AcceptedStream::Unix(_)
+        ));
+        let taken = ListeningSocket::unix(&path).unwrap_err();
         assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
         drop(socket);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -159,7 +159,7 @@ mod tests {
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         // One that was killed before it had its name; where every server is process 1, it is in the way of each.
         drop(std::os::unix::net::UnixListener::bind(unseen(&path)).unwrap());
-        let first = Socket::unix(&path).unwrap();
+        let first = ListeningSocket::unix(&path).unwrap();
         // Somebody else's socket stands in its place by now: it is not ours to remove.
         std::fs::remove_file(&path).unwrap();
         let other = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -168,10 +168,10 @@ mod tests {
         drop(other);
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "a file").unwrap();
-        let refused = Socket::unix(&path).unwrap_err();
+        let refused = ListeningSocket::unix(&path).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file");
-        let nowhere = Socket::unix(&folder.path().join("none/s")).unwrap_err();
+        let nowhere = ListeningSocket::unix(&folder.path().join("none/s")).unwrap_err();
         assert_eq!(nowhere.kind(), io::ErrorKind::NotFound);
     }
 }

@@ -1,9 +1,6 @@
 //! Spans of generations and the histograms of engines, sent to a collector of OpenTelemetry (OA-803). Off unless a
 //! collector is named.
 //!
-//! Owns: the bounded way from calls to the collector, and the task that walks it. Refuses to know: the wire
-//! (`sapwood_net::otlp`), and what a span says (`span`).
-//!
 //! ```text
 //!   call of a model ─ [`Spans`] ─► span ─► queue (2,048) ─► batch: 512, 2 MiB or 5 s ─► collector
 //!   engines' histograms ─────────────────────────────────► every minute ───────► collector
@@ -26,11 +23,11 @@ use sapwood_net::otlp::messages::collector::trace::v1::ExportTraceServiceRequest
 use sapwood_net::otlp::messages::common::v1::InstrumentationScope;
 use sapwood_net::otlp::messages::resource::v1::Resource;
 use sapwood_net::otlp::messages::trace::v1::{ResourceSpans, ScopeSpans, Span};
-use sapwood_net::otlp::{Collector, Undelivered};
+use sapwood_net::otlp::{Collector, DeliveryError};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
-use crate::metrics::Metrics;
+use crate::metrics::ServerMetrics;
 
 pub use layer::Spans;
 pub(crate) use parent::Parent;
@@ -59,12 +56,12 @@ impl Default for Config {
 
 /// The near end of the queue; clones share it.
 #[derive(Clone, Debug)]
-struct Outlet {
+struct SpanSender {
     spans: mpsc::Sender<Span>,
     dropped: Arc<AtomicU64>,
 }
 
-impl Outlet {
+impl SpanSender {
     fn put(&self, span: Span) {
         if self.spans.try_send(span).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
@@ -75,7 +72,7 @@ impl Outlet {
 /// The far end. [`Telemetry::run`] it until the server has ended.
 pub struct Telemetry {
     collector: Collector,
-    metrics: Arc<Metrics>,
+    metrics: Arc<ServerMetrics>,
     config: Config,
     spans: mpsc::Receiver<Span>,
     dropped: Arc<AtomicU64>,
@@ -86,10 +83,14 @@ pub struct Telemetry {
 
 /// A way for spans to `collector`: the layer that makes them, and the task that sends them.
 #[must_use]
-pub fn open(collector: Collector, metrics: Arc<Metrics>, config: Config) -> (Spans, Telemetry) {
+pub fn open(
+    collector: Collector,
+    metrics: Arc<ServerMetrics>,
+    config: Config,
+) -> (Spans, Telemetry) {
     let (sender, spans) = mpsc::channel(QUEUE_SPANS);
     let dropped = Arc::new(AtomicU64::new(0));
-    let outlet = Outlet {
+    let outlet = SpanSender {
         spans: sender,
         dropped: Arc::clone(&dropped),
     };
@@ -113,7 +114,7 @@ impl Telemetry {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // The first tick comes at once, when nothing has happened yet.
         ticks.tick().await;
-        let (mut batch, mut due) = (Batch::default(), Instant::now());
+        let (mut batch, mut due) = (SpanBatch::default(), Instant::now());
         loop {
             // All arms may be cancelled: a span that was not received stays in the queue.
             tokio::select! {
@@ -133,7 +134,7 @@ impl Telemetry {
                 () = sleep_until(due), if !batch.is_empty() => {
                     self.send(std::mem::take(&mut batch)).await;
                 }
-                _ = ticks.tick() => self.tell_metrics().await,
+                _ = ticks.tick() => self.export_metrics().await,
             }
         }
         while let Ok(span) = self.spans.try_recv() {
@@ -144,10 +145,10 @@ impl Telemetry {
         if !batch.is_empty() {
             self.send(batch).await;
         }
-        self.tell_metrics().await;
+        self.export_metrics().await;
     }
 
-    async fn send(&mut self, Batch { spans, .. }: Batch) {
+    async fn send(&mut self, SpanBatch { spans, .. }: SpanBatch) {
         let count = spans.len();
         let resource_spans = ResourceSpans {
             resource: Some(resource()),
@@ -165,7 +166,7 @@ impl Telemetry {
         self.note(sent, count);
     }
 
-    async fn tell_metrics(&mut self) {
+    async fn export_metrics(&mut self) {
         let Some(request) = histograms::request(&self.metrics.engines(), self.began) else {
             return;
         };
@@ -174,7 +175,7 @@ impl Telemetry {
     }
 
     /// Says when deliveries begin to fail and when they go through again, not each time.
-    fn note(&mut self, sent: Result<(), Undelivered>, spans: usize) {
+    fn note(&mut self, sent: Result<(), DeliveryError>, spans: usize) {
         let dropped = self.dropped.swap(0, Ordering::Relaxed);
         if dropped > 0 {
             tracing::warn!(dropped, "spans were dropped: the collector is too slow");
@@ -195,12 +196,12 @@ impl Telemetry {
 
 /// Spans that are delivered together.
 #[derive(Default)]
-struct Batch {
+struct SpanBatch {
     spans: Vec<Span>,
     bytes: usize,
 }
 
-impl Batch {
+impl SpanBatch {
     /// Whether it has to go now.
     fn put(&mut self, span: Span) -> bool {
         self.bytes += span.encoded_len();

@@ -1,7 +1,4 @@
 //! TLS on the one listener, with certificates that can change while it serves (OA-907).
-//!
-//! Owns: reading certificate, key and client authority; the handshake; the client's name by its certificate. Refuses to
-//! know: what is spoken inside, and who may do what.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -83,7 +80,7 @@ struct Loaded {
 }
 
 /// Files that were read and can be put in force.
-pub struct Prepared(Loaded);
+pub struct PreparedTls(Loaded);
 
 /// TLS as it stands. Shared; replaced as a whole when the files change.
 pub struct Tls {
@@ -135,17 +132,17 @@ impl Tls {
     ///
     /// # Errors
     /// [`TlsError`].
-    pub fn prepare(&self) -> Result<Option<Prepared>, TlsError> {
+    pub fn prepare(&self) -> Result<Option<PreparedTls>, TlsError> {
         let bytes = read(&self.config)?;
         let same = |loaded: &Loaded| loaded.bytes == bytes;
         if same(&self.loaded.read().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(None);
         }
-        load(&self.config, bytes).map(Prepared).map(Some)
+        load(&self.config, bytes).map(PreparedTls).map(Some)
     }
 
     /// Puts in force what was read; connections that stand are not affected.
-    pub fn apply(&self, Prepared(loaded): Prepared) {
+    pub fn apply(&self, PreparedTls(loaded): PreparedTls) {
         *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = loaded;
     }
 

@@ -1,9 +1,8 @@
 //! WebSockets, as every face has them: the upgrade, messages with their limits, pings, and the end (EV-705, D-32).
 //!
-//! Owns: [`Asked`], the handshake with everything that may be refused before it; [`Socket`], whole messages in and
-//! out. Refuses to know: what is in a message, and what a face makes of its end. Extensions are declined: there is no
-//! compression. Heads of frames, close codes and the handshake's key are the library's; the memory around them is ours,
-//! because what is wide enough for large messages is too much for ten thousand idle connections (EV-981, EV-982).
+//! Extensions are declined: there is no compression. Heads of frames, close codes and the handshake's key are the
+//! library's; the memory around them is ours, because what is wide enough for large messages is too much for ten
+//! thousand idle connections (EV-981, EV-982).
 //!
 //! ```text
 //!   GET ─ asked ─► 101 ─► handed over to the connection's task ─► messages ─► last words ─► Close ─► the peer's Close
@@ -31,22 +30,22 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 
-use self::carrier::{Carrier, Watched};
-use self::reader::{Reader, Said};
-use self::writer::{Kind, Writer};
-use crate::body_budget::{FREE, Full, Reservation};
-use crate::handover::Handover;
-use crate::intake::Intake;
-use crate::pace::LEAST_BYTES;
-use crate::refusal::Refusal;
-use crate::trail::{self, Trail};
+use self::carrier::{PeekConnection, SocketIo};
+use self::reader::{FrameReader, ReadFrame};
+use self::writer::{FrameKind, FrameWriter};
+use crate::body_budget::{BudgetFull, FREE, Reservation};
+use crate::intake::BodyIntake;
+use crate::rejection::Rejection;
+use crate::request_trace::{self, RequestTrace};
+use crate::upgrade::UpgradeSlot;
+use crate::upload_pace::LEAST_BYTES;
 
 /// An upgrade that may be accepted.
-pub(crate) struct Asked {
+pub(crate) struct UpgradeRequest {
     key: HeaderValue,
     offered: Vec<String>,
     upgrade: OnUpgrade,
-    handover: Handover,
+    slot: UpgradeSlot,
     /// What its messages are charged to.
     reservation: Option<Reservation>,
 }
@@ -55,12 +54,12 @@ pub(crate) struct Asked {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keepalive {
     pub(crate) every: Duration,
-    pub(crate) silence: Duration,
+    pub(crate) idle_timeout: Duration,
 }
 
 /// A whole message of the peer.
 #[derive(Debug)]
-pub(crate) enum Heard {
+pub(crate) enum SocketMessage {
     /// UTF-8.
     Text(Bytes),
     /// Bytes.
@@ -69,11 +68,11 @@ pub(crate) enum Heard {
 
 /// Why nothing more is heard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lost {
+pub(crate) enum SocketLoss {
     /// The peer has closed in good order: with the code 1000, or with none.
     Left,
     /// The connection is gone, or the peer has closed it for another reason.
-    Gone,
+    Closed,
     /// A message is larger than allowed.
     TooLarge,
     /// A text message is not UTF-8.
@@ -97,25 +96,25 @@ pub(crate) fn is_handshake(request: &Parts) -> bool {
         && request.headers.contains_key(header::SEC_WEBSOCKET_KEY)
 }
 
-impl Asked {
+impl UpgradeRequest {
     /// Looks at a request.
     ///
     /// # Errors
     /// 426 for a request that asks for no WebSocket of a version that we speak, 400 for a malformed one.
-    pub(crate) fn of(request: &mut Request<Body>) -> Result<Self, Refusal> {
+    pub(crate) fn of(request: &mut Request<Body>) -> Result<Self, Rejection> {
         let headers = request.headers();
         let version = headers.get(header::SEC_WEBSOCKET_VERSION);
-        let spoken = version.is_some_and(|version| version == VERSION);
+        let dialect = version.is_some_and(|version| version == VERSION);
         let upgradable = request.version() == Version::HTTP_11 && request.method() == Method::GET;
-        if !is_asked(headers) || !spoken || !upgradable {
+        if !is_asked(headers) || !dialect || !upgradable {
             let message =
                 "This address speaks WebSocket: ask for an upgrade, version 13, over HTTP/1.1.";
             return Err(
-                Refusal::new(Code::InvalidRequest, "upgrade_required", message)
+                Rejection::new(Code::InvalidRequest, "upgrade_required", message)
                     .with_status(StatusCode::UPGRADE_REQUIRED),
             );
         }
-        let malformed = |what| Refusal::new(Code::InvalidRequest, "bad_upgrade", what);
+        let malformed = |what| Rejection::new(Code::InvalidRequest, "bad_upgrade", what);
         if !has_token(headers, header::CONNECTION, "upgrade") {
             return Err(malformed("The header Connection does not say Upgrade."));
         }
@@ -130,16 +129,16 @@ impl Asked {
         let offered = tokens(headers, header::SEC_WEBSOCKET_PROTOCOL);
         let offered = offered.map(ToOwned::to_owned).collect();
         let extensions = request.extensions_mut();
-        let intake = extensions.get::<Arc<Intake>>();
+        let intake = extensions.get::<Arc<BodyIntake>>();
         let reservation = intake.map(|intake| intake.reserve());
-        let (Some(upgrade), Some(handover)) = (extensions.remove(), extensions.remove()) else {
+        let (Some(upgrade), Some(slot)) = (extensions.remove(), extensions.remove()) else {
             return Err(malformed("This connection cannot be upgraded."));
         };
         Ok(Self {
             key,
             offered,
             upgrade,
-            handover,
+            slot,
             reservation,
         })
     }
@@ -156,7 +155,7 @@ impl Asked {
         subprotocol: Option<&'static str>,
         message_bytes_max: usize,
         keepalive: Keepalive,
-        serve: impl FnOnce(Box<Socket>) -> F + Send + 'static,
+        serve: impl FnOnce(Box<WebSocket>) -> F + Send + 'static,
     ) -> Response<Body>
     where
         F: Future<Output = ()> + Send,
@@ -178,14 +177,14 @@ impl Asked {
         let serving = async move {
             // The answer may have been lost on its way.
             if let Ok(upgraded) = upgrade.await {
-                let (io, ahead) = Carrier::of(upgraded);
-                let mut socket = Socket::new(io, ahead, message_bytes_max, keepalive);
+                let (io, ahead) = SocketIo::of(upgraded);
+                let mut socket = WebSocket::new(io, ahead, message_bytes_max, keepalive);
                 socket.reservation = reservation;
                 serve(Box::new(socket)).await;
             }
         };
-        let revocation = Trail::present().and_then(|trail| trail.revocation());
-        self.handover.leave(trail::carry(async move {
+        let revocation = RequestTrace::present().and_then(|trace| trace.revocation());
+        self.slot.leave(request_trace::carry(async move {
             match revocation {
                 // The face has said its last words by then, if it can.
                 Some(revocation) => drop(revocation.within(serving).await),
@@ -197,17 +196,17 @@ impl Asked {
 }
 
 /// A connection that has become a WebSocket.
-pub(crate) struct Socket<S = Carrier> {
+pub(crate) struct WebSocket<S = SocketIo> {
     io: S,
-    reader: Reader,
+    reader: FrameReader,
     /// What is charged for the message that has not come whole; it is refunded when the next one is asked for.
     reservation: Option<Reservation>,
-    writer: Writer,
+    writer: FrameWriter,
     /// The answer to the last ping; whoever sends many before it can be said has one to them all.
     pong: Option<Bytes>,
     keepalive: Keepalive,
     /// When anything came last, a pong included.
-    heard: Instant,
+    last_received: Instant,
     /// Something came since `heard` was set: the clock is not read for every message.
     stirred: bool,
     /// Messages that have come whole.
@@ -218,7 +217,7 @@ pub(crate) struct Socket<S = Carrier> {
     ping_at: Instant,
     timer: Pin<Box<Sleep>>,
     /// Why nothing is read any more.
-    lost: Option<Lost>,
+    lost: Option<SocketLoss>,
     /// Either side has said goodbye: nothing may be said behind it.
     closed: bool,
     /// Something was written and not flushed.
@@ -237,7 +236,7 @@ struct UnderWay {
     since: Instant,
 }
 
-impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
+impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
     /// `io`, of which `ahead` has been read.
     pub(crate) fn new(
         io: S,
@@ -248,12 +247,12 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
         let now = Instant::now();
         Self {
             io,
-            reader: Reader::new(ahead, message_bytes_max),
+            reader: FrameReader::new(ahead, message_bytes_max),
             reservation: None,
-            writer: Writer::default(),
+            writer: FrameWriter::default(),
             pong: None,
             keepalive,
-            heard: now,
+            last_received: now,
             stirred: false,
             messages: 0,
             under_way: None,
@@ -266,35 +265,40 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
     }
 
     /// The next message.
-    pub(crate) fn poll_heard(&mut self, cx: &mut Context<'_>) -> Poll<Result<Heard, Lost>> {
+    pub(crate) fn poll_receive(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<SocketMessage, SocketLoss>> {
         if let Some(lost) = self.lost {
             return Poll::Ready(Err(lost));
         }
         loop {
             let lost = match self.reader.next() {
-                Ok(Some(said)) => {
+                Ok(Some(sent)) => {
                     self.stirred = true;
-                    if matches!(said, Said::Text(_) | Said::Binary(_)) {
+                    if matches!(sent, ReadFrame::Text(_) | ReadFrame::Binary(_)) {
                         self.messages += 1;
                     }
-                    match said {
-                        Said::Text(text) => return Poll::Ready(Ok(Heard::Text(text))),
-                        Said::Binary(bytes) => return Poll::Ready(Ok(Heard::Binary(bytes))),
-                        Said::Ping(data) => {
+                    match sent {
+                        ReadFrame::Text(text) => return Poll::Ready(Ok(SocketMessage::Text(text))),
+                        ReadFrame::Binary(bytes) => {
+                            return Poll::Ready(Ok(SocketMessage::Binary(bytes)));
+                        }
+                        ReadFrame::Ping(data) => {
                             self.pong = Some(data);
                             continue;
                         }
-                        Said::Pong => continue,
-                        Said::Close(code) => self.left(code, cx),
+                        ReadFrame::Pong => continue,
+                        ReadFrame::Close(code) => self.left(code, cx),
                     }
                 }
                 Ok(None) => match self.poll_more(cx) {
                     Poll::Ready(Ok(true)) => continue,
-                    Poll::Ready(Ok(false)) => Lost::Gone,
-                    Poll::Ready(Err(Full)) => {
+                    Poll::Ready(Ok(false)) => SocketLoss::Closed,
+                    Poll::Ready(Err(BudgetFull)) => {
                         // What it held was refunded.
-                        self.reader = Reader::new(Vec::new(), 0);
-                        Lost::Overloaded
+                        self.reader = FrameReader::new(Vec::new(), 0);
+                        SocketLoss::Overloaded
                     }
                     Poll::Pending => {
                         self.reader.rest();
@@ -314,10 +318,10 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
     }
 
     /// Reads what has come, as soon as there is room for what came before; `Ok(false)` if nothing more can.
-    fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Full>> {
-        let held = self.reader.held();
+    fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, BudgetFull>> {
+        let retained = self.reader.held_bytes();
         if let Some(reservation) = &mut self.reservation {
-            ready!(reservation.poll_hold(held, cx))?;
+            ready!(reservation.poll_hold(retained, cx))?;
         }
         // No more at a time than may come before it is charged.
         let mut room = self.reader.room().limit(READ_BYTES);
@@ -330,66 +334,77 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
     }
 
     /// The peer has said goodbye, which it hears back, if it still listens.
-    fn left(&mut self, code: Option<CloseCode>, cx: &mut Context<'_>) -> Lost {
+    fn left(&mut self, code: Option<CloseCode>, cx: &mut Context<'_>) -> SocketLoss {
         if !std::mem::replace(&mut self.closed, true) {
             let code = code.map(|code| u16::from(code).to_be_bytes());
             let echo = code.map_or_else(Bytes::new, |code| Bytes::copy_from_slice(&code));
             self.pong = None;
-            self.put(Kind::Close, echo);
+            self.put(FrameKind::Close, echo);
             let _ = self.poll_sent(cx);
         }
         let well = code.is_none_or(|code| code == CloseCode::Normal);
-        if well { Lost::Left } else { Lost::Gone }
+        if well {
+            SocketLoss::Left
+        } else {
+            SocketLoss::Closed
+        }
     }
 
     /// Dates what came.
     fn settle(&mut self) {
         if std::mem::take(&mut self.stirred) {
-            self.heard = Instant::now();
+            self.last_received = Instant::now();
         }
     }
 
     /// The next message.
-    pub(crate) async fn heard(&mut self) -> Result<Heard, Lost> {
+    pub(crate) async fn receive(&mut self) -> Result<SocketMessage, SocketLoss> {
         std::future::poll_fn(|cx| {
             if self.poll_alive(false, cx).is_ready() {
-                return Poll::Ready(Err(Lost::Gone));
+                return Poll::Ready(Err(SocketLoss::Closed));
             }
-            self.poll_heard(cx)
+            self.poll_receive(cx)
         })
         .await
     }
 
     /// Waits until a message can be sent without piling up.
-    pub(crate) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Lost>> {
+    pub(crate) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SocketLoss>> {
         if self.writer.len() < WRITE_BYTES {
             return Poll::Ready(Ok(()));
         }
         let written = ready!(self.writer.poll_write(Pin::new(&mut self.io), cx));
-        Poll::Ready(written.map_err(|_| Lost::Gone))
+        Poll::Ready(written.map_err(|_| SocketLoss::Closed))
     }
 
     /// Sends a message, text being UTF-8; ask [`Self::poll_room`] before, and [`Self::poll_sent`] after the last one.
-    pub(crate) fn send(&mut self, bytes: Bytes, is_text: bool) -> Result<(), Lost> {
+    pub(crate) fn send(&mut self, bytes: Bytes, is_text: bool) -> Result<(), SocketLoss> {
         if self.closed {
-            return Err(Lost::Gone);
+            return Err(SocketLoss::Closed);
         }
-        self.put(if is_text { Kind::Text } else { Kind::Binary }, bytes);
+        self.put(
+            if is_text {
+                FrameKind::Text
+            } else {
+                FrameKind::Binary
+            },
+            bytes,
+        );
         Ok(())
     }
 
-    fn put(&mut self, kind: Kind, payload: Bytes) {
+    fn put(&mut self, kind: FrameKind, payload: Bytes) {
         self.writer.put(kind, payload);
         self.unflushed = true;
     }
 
     /// Hands everything to the network.
-    pub(crate) fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Lost>> {
+    pub(crate) fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SocketLoss>> {
         if self.writer.len() < WRITE_BYTES
             && let Some(data) = self.pong.take()
             && !self.closed
         {
-            self.put(Kind::Pong, data);
+            self.put(FrameKind::Pong, data);
         }
         if !self.unflushed {
             return Poll::Ready(Ok(()));
@@ -401,13 +416,13 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
             Err(error) => Err(error),
         };
         self.unflushed = false;
-        Poll::Ready(sent.map_err(|_| Lost::Gone))
+        Poll::Ready(sent.map_err(|_| SocketLoss::Closed))
     }
 
     /// Whether less than [`LEAST_BYTES`] come of a message that has begun, for as long as a peer may be silent, or it is not
     /// whole after [`MESSAGE_TIME`]: pongs keep a connection, but what has come of the message is charged to the byte budget (D-47).
     fn stands_still(&mut self, deaf: bool, now: Instant) -> bool {
-        let bytes = self.reader.held();
+        let bytes = self.reader.held_bytes();
         let before = self.messages;
         if deaf || bytes == 0 {
             self.under_way = None;
@@ -421,7 +436,7 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
                     seen.bytes = bytes;
                     seen.moved = now;
                 }
-                now.duration_since(seen.moved) >= self.keepalive.silence
+                now.duration_since(seen.moved) >= self.keepalive.idle_timeout
                     || now.duration_since(seen.since) >= MESSAGE_TIME
             }
             seen => {
@@ -447,7 +462,7 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
             self.stirred |= deaf;
             self.settle();
             let closed = deaf && self.io.is_closed();
-            if closed || now.duration_since(self.heard) >= self.keepalive.silence {
+            if closed || now.duration_since(self.last_received) >= self.keepalive.idle_timeout {
                 return Poll::Ready(());
             }
             if now >= self.ping_at {
@@ -457,7 +472,7 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
                 self.ping_at = now + self.keepalive.every;
                 self.writer.rest();
                 if self.poll_room(cx).is_ready() && !self.closed {
-                    self.put(Kind::Ping, Bytes::new());
+                    self.put(FrameKind::Ping, Bytes::new());
                 }
             }
             let next = if deaf { now + LOOK } else { self.ping_at };
@@ -476,15 +491,18 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
             return;
         }
         self.pong = None;
-        self.put(Kind::Close, farewell(code, &reason));
+        self.put(FrameKind::Close, close_frame(code, &reason));
         self.closed = true;
         let goodbye = async {
-            let said = std::future::poll_fn(|cx| self.poll_sent(cx)).await;
-            if said.is_err() {
+            let sent = std::future::poll_fn(|cx| self.poll_sent(cx)).await;
+            if sent.is_err() {
                 return;
             }
             if self.lost.is_none() {
-                while std::future::poll_fn(|cx| self.poll_heard(cx)).await.is_ok() {}
+                while std::future::poll_fn(|cx| self.poll_receive(cx))
+                    .await
+                    .is_ok()
+                {}
                 return;
             }
             let io = &mut self.io;
@@ -499,7 +517,7 @@ impl<S: AsyncRead + AsyncWrite + Watched + Unpin> Socket<S> {
 }
 
 /// The payload of a Close; one too long is cut where a character ends.
-fn farewell(code: u16, reason: &str) -> Bytes {
+fn close_frame(code: u16, reason: &str) -> Bytes {
     let reason = &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)];
     [&code.to_be_bytes(), reason.as_bytes()].concat().into()
 }

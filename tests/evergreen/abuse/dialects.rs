@@ -2,9 +2,9 @@
 
 use http::{Request, StatusCode};
 use prost::Message;
-use sapwood_kernel::pool::{LARGE_BYTES, Pool};
+use sapwood_kernel::pool::{BlockingPool, LARGE_BYTES};
 use sapwood_tests::raw::{action, call, fragments, head, leaf, open, outcome, request};
-use sapwood_tests::socket::{Said, Socket, frame};
+use sapwood_tests::socket::{Socket, SocketReply, frame};
 use sapwood_tests::{Running, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -30,7 +30,7 @@ fn message(dialect: &str) -> Vec<u8> {
     }
 }
 
-async fn tell(socket: &mut Socket, bytes: &[u8], is_text: bool) {
+async fn send(socket: &mut Socket, bytes: &[u8], is_text: bool) {
     socket
         .raw(&frame(if is_text { 0x81 } else { 0x82 }, bytes))
         .await;
@@ -40,7 +40,7 @@ async fn tell(socket: &mut Socket, bytes: &[u8], is_text: bool) {
 #[tokio::test]
 async fn ev_701_each_dialect_refuses_the_others_and_answers_in_its_own() {
     let server = Running::with_test_functions().await;
-    for (dialect, spoken, is_text, code) in [
+    for (dialect, sent, is_text, code) in [
         (PROTOBUF, JSON, true, 1003),
         (PROTOBUF, JSON, false, 1007),
         (PROTOBUF, MSGPACK, false, 1007),
@@ -53,16 +53,23 @@ async fn ev_701_each_dialect_refuses_the_others_and_answers_in_its_own() {
     ] {
         // At once, and after a message that was all right.
         for before in [false, true] {
-            let what = format!("{spoken} as text: {is_text}, on {dialect}, after one: {before}");
+            let what = format!("{sent} as text: {is_text}, on {dialect}, after one: {before}");
             let mut socket = Socket::speaking(&server, dialect).await;
             if before {
-                tell(&mut socket, &message(dialect), dialect == JSON).await;
-                assert!(!matches!(socket.heard().await, Said::Close(_)), "{what}");
+                send(&mut socket, &message(dialect), dialect == JSON).await;
+                assert!(
+                    !matches!(socket.received().await, SocketReply::Close(_)),
+                    "{what}"
+                );
             }
-            tell(&mut socket, &message(spoken), is_text).await;
-            let (said, close) = socket.rest().await;
-            let last = said.last().unwrap_or_else(|| panic!("last words: {what}"));
-            assert_eq!(matches!(last, Said::Text(_)), dialect == JSON, "{what}");
+            send(&mut socket, &message(sent), is_text).await;
+            let (reply, close) = socket.rest().await;
+            let last = reply.last().unwrap_or_else(|| panic!("last words: {what}"));
+            assert_eq!(
+                matches!(last, SocketReply::Text(_)),
+                dialect == JSON,
+                "{what}"
+            );
             let reason = "INVALID_ARGUMENT: BAD_MESSAGE".to_owned();
             assert_eq!(close, Some((code, reason)), "{what}");
         }
@@ -91,7 +98,7 @@ async fn ev_705_what_is_no_frame_of_a_client_is_closed() {
                 None => Socket::open(&server, "/evergreen", &[]).await.unwrap(),
                 Some(dialect) => {
                     let mut socket = Socket::speaking(&server, dialect).await;
-                    tell(&mut socket, &message(dialect), dialect == JSON).await;
+                    send(&mut socket, &message(dialect), dialect == JSON).await;
                     socket
                 }
             };
@@ -137,11 +144,11 @@ async fn oa_911_bytes_of_other_protocols_are_dropped_or_told_400() {
         let ended = socket.read_to_end(&mut answer);
         let ended = tokio::time::timeout(std::time::Duration::from_secs(8), ended).await;
         assert!(ended.is_ok(), "{what}: not before the limit of a handshake");
-        let told = String::from_utf8_lossy(&answer);
+        let received = String::from_utf8_lossy(&answer);
         let http2 = bytes.starts_with(b"PRI");
         assert!(
-            answer.is_empty() || http2 || told.starts_with("HTTP/1.1 400 "),
-            "{what}: {told}"
+            answer.is_empty() || http2 || received.starts_with("HTTP/1.1 400 "),
+            "{what}: {received}"
         );
         honest(&server).await;
     }
@@ -188,16 +195,16 @@ async fn ev_703_what_is_no_grpc_is_told_so() {
 #[tokio::test]
 async fn d_54_long_messages_are_read_by_threads_for_slow_work_in_every_dialect() {
     let server = Running::with_test_functions().await;
-    let apart = |done: u64, what: &'static str| async move {
-        let stats = || Pool::global().stats();
+    let separate = |done: u64, what: &'static str| async move {
+        let stats = || BlockingPool::global().stats();
         until(what, || stats().done > done).await;
         stats().done
     };
     let of = |bytes| fragments(vec![leaf("a", 0, bytes)]);
-    let (kept, messages) = open([of(LARGE_BYTES)]);
+    let (retained, messages) = open([of(LARGE_BYTES)]);
     let answers = call(&server, messages, &[]).await.unwrap();
-    let mut done = apart(0, "gRPC").await;
-    drop((kept, answers));
+    let mut done = separate(0, "gRPC").await;
+    drop((retained, answers));
     let numbers = format!(r#"{{"what":[{}0]}}"#, "0,".repeat(LARGE_BYTES));
     let nodes = of(LARGE_BYTES).encode_to_vec();
     let strange = [b"\xc6\x00\x00\x80\x00", &[0x80; 0x8000][..]].concat();
@@ -208,18 +215,18 @@ async fn d_54_long_messages_are_read_by_threads_for_slow_work_in_every_dialect()
     ] {
         let mut socket = Socket::speaking(&server, dialect).await;
         match dialect {
-            JSON => socket.say(std::str::from_utf8(&long).unwrap()).await,
+            JSON => socket.send_text(std::str::from_utf8(&long).unwrap()).await,
             _ => socket.send(long.clone()).await,
         }
-        done = apart(done, dialect).await;
+        done = separate(done, dialect).await;
         drop(socket);
         // The message that shows the dialect is read there as well.
         let mut socket = Socket::open(&server, "/evergreen", &[]).await.unwrap();
         match dialect {
-            JSON => socket.say(std::str::from_utf8(&long).unwrap()).await,
+            JSON => socket.send_text(std::str::from_utf8(&long).unwrap()).await,
             _ => socket.send(long).await,
         }
-        done = apart(done, dialect).await;
+        done = separate(done, dialect).await;
         drop(socket);
     }
     // What is short is read where it comes.
@@ -229,6 +236,6 @@ async fn d_54_long_messages_are_read_by_threads_for_slow_work_in_every_dialect()
         .send(action("no such function", &[], &[]).encode_to_vec())
         .await;
     socket.rest().await;
-    assert_eq!(Pool::global().stats().done, done);
+    assert_eq!(BlockingPool::global().stats().done, done);
     unharmed(&server).await;
 }

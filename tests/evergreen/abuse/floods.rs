@@ -2,11 +2,11 @@
 
 use futures::stream;
 use prost::Message;
-use sapwood_net::evergreen::Options;
-use sapwood_proto::evergreen::Limits;
+use sapwood_net::evergreen::ClientSessionOptions;
+use sapwood_proto::evergreen::SessionLimits;
 use sapwood_proto::evergreen::wire::SessionMessage;
-use sapwood_tests::raw::{action, call, end, fragments, json, leaf, open, told, tree};
-use sapwood_tests::socket::{Said, Socket, frame};
+use sapwood_tests::raw::{action, call, code_and_reason, end, fragments, json, leaf, open, tree};
+use sapwood_tests::socket::{Socket, SocketReply, frame};
 use sapwood_tests::{Running, request};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -21,7 +21,7 @@ async fn ended(
     messages: Vec<SessionMessage>,
     headers: &[(&'static str, &str)],
 ) -> (i32, String) {
-    told(end(call(server, stream::iter(messages), headers).await.unwrap()).await)
+    code_and_reason(end(call(server, stream::iter(messages), headers).await.unwrap()).await)
 }
 
 /// So many of the same action in one message, each with an output of its own.
@@ -47,13 +47,13 @@ async fn ev_510_actions_by_the_thousand_run_as_far_as_they_may() {
         let strict = ended(&server, vec![flood], &[]).await;
         assert_eq!(strict, (8, "ACTION_LIMIT".into()));
     }
-    let (kept, messages) = open([flood]);
+    let (retained, messages) = open([flood]);
     let mut answers = call(&server, messages, &[PARTIAL]).await.unwrap();
     let last = finished(&mut answers, "slow4999").await;
     assert!(last.contains("ACTION_LIMIT"), "{last}");
     assert_eq!(running.get(), 256);
     honest(&server).await;
-    drop((answers, kept));
+    drop((answers, retained));
     unharmed(&server).await;
 }
 
@@ -103,12 +103,12 @@ async fn ev_913_reserved_actions_by_the_ten_thousand_are_done_and_cost_no_place(
         let wanted = many(500, name, &inputs, output);
         let flood = [begin, nodes].into_iter();
         let flood = flood.chain(vec![silent; 5]).chain([wanted]);
-        let (kept, messages) = open(flood.collect::<Vec<_>>());
+        let (retained, messages) = open(flood.collect::<Vec<_>>());
         let mut answers = call(&server, messages, &[PARTIAL]).await.unwrap();
         let last = finished(&mut answers, &format!("{name}499")).await;
         assert!(last.starts_with('{'), "{name}: {last}");
         honest(&server).await;
-        drop((answers, kept));
+        drop((answers, retained));
         unharmed(&server).await;
     }
 }
@@ -144,12 +144,12 @@ async fn ev_810_offers_by_the_thousand_replace_one_another_up_to_the_limits() {
             offer
         });
         let offers: Vec<SessionMessage> = offers.collect();
-        let (kept, messages) = open(offers);
+        let (retained, messages) = open(offers);
         let mut answers = call(&server, messages, &[PARTIAL]).await.unwrap();
         let last = finished(&mut answers, "r999").await;
         assert!(last.contains(expect), "{what}: {last}");
         honest(&server).await;
-        drop((answers, kept));
+        drop((answers, retained));
     }
     unharmed(&server).await;
 }
@@ -177,20 +177,20 @@ async fn ev_941_who_comes_back_again_and_again_is_one_session() {
         let mut hello = action("RESUME", &[("have", &have)], &[("have", &theirs)]);
         let nothing = "{\"nodes\":{},\"actions\":0}";
         hello.node_fragments.push(json(&have, nothing));
-        let (kept, messages) = open([hello]);
+        let (retained, messages) = open([hello]);
         let mut next = call(&server, messages, &back).await.unwrap();
-        let ended = told(end(before.0).await);
+        let ended = code_and_reason(end(before.0).await);
         assert_eq!(ended.0, 10, "{round}: {ended:?}");
         assert_eq!(sessions.get(), 1);
         // Every other one does not even wait for the answer.
         if round % 2 == 0 {
             finished(&mut next, &theirs).await;
         }
-        before = (next, Some(kept));
+        before = (next, Some(retained));
     }
     honest(&server).await;
     drop(before);
-    super::super::resume::gone_in_time(&server, Limits::default().resume_grace).await;
+    super::super::resume::closed_in_time(&server, SessionLimits::default().resume_grace).await;
     unharmed(&server).await;
 }
 
@@ -213,8 +213,8 @@ async fn ev_705_pings_by_the_hundred_thousand_hold_up_nobody() {
     all.actions
         .push(action("FINISH", &[], &[]).actions.remove(0));
     socket.send(all.encode_to_vec()).await;
-    let (said, close) = socket.rest().await;
-    assert!(matches!(said[..], [Said::Binary(_)]));
+    let (reply, close) = socket.rest().await;
+    assert!(matches!(reply[..], [SocketReply::Binary(_)]));
     assert_eq!(close, Some((1000, String::new())));
     unharmed(&server).await;
 }
@@ -225,7 +225,10 @@ async fn ev_109_calls_reset_by_the_thousand_leave_nothing() {
     let server = Running::with_test_functions().await;
     let first = server.session().await;
     for _ in 0..1_000 {
-        let session = first.another(Options::default()).await.unwrap();
+        let session = first
+            .another(ClientSessionOptions::default())
+            .await
+            .unwrap();
         let call = session.call(request("slow", &[], &["response"])).unwrap();
         call.detach();
         drop(session);

@@ -3,10 +3,10 @@
 use futures::stream;
 use prost::Message;
 use sapwood_engine::scripted;
-use sapwood_proto::evergreen::Limits;
+use sapwood_proto::evergreen::SessionLimits;
 use sapwood_proto::evergreen::wire::{NodeFragment, SessionMessage};
-use sapwood_tests::raw::{action, call, end, fragments, leaf, told, tree};
-use sapwood_tests::socket::{Said, Socket};
+use sapwood_tests::raw::{action, call, code_and_reason, end, fragments, leaf, tree};
+use sapwood_tests::socket::{Socket, SocketReply};
 use sapwood_tests::{Running, spawned, with_model};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -16,7 +16,7 @@ use super::sizes::resident;
 use super::{honest, unharmed};
 
 async fn ended(server: &Running, messages: Vec<SessionMessage>) -> (i32, String) {
-    told(end(call(server, stream::iter(messages), &[]).await.unwrap()).await)
+    code_and_reason(end(call(server, stream::iter(messages), &[]).await.unwrap()).await)
 }
 
 /// A list in which each holds the next one.
@@ -54,9 +54,9 @@ fn read(id: &str) -> SessionMessage {
 async fn ev_217_circles_end_the_session_that_sends_them_and_no_other() {
     let server = Running::with_test_functions().await;
     let closed = |length: usize| {
-        let mut ring = chain(length);
-        ring.push(tree(&length.to_string(), &["0"]));
-        ring
+        let mut replay = chain(length);
+        replay.push(tree(&length.to_string(), &["0"]));
+        replay
     };
     let itself = vec![fragments(vec![tree("a", &["b", "a"])])];
     let later = vec![
@@ -95,14 +95,14 @@ async fn ev_217_circles_end_the_session_that_sends_them_and_no_other() {
 /// A bomb of chunks, and one of nothing, as every function meets them.
 #[tokio::test]
 async fn ev_306_bombs_end_the_action_that_reads_them_and_the_session_goes_on() {
-    let limits = Limits {
+    let limits = SessionLimits {
         max_visits: 20_000,
-        ..Limits::default()
+        ..SessionLimits::default()
     };
-    for (limits, last, held) in [
+    for (limits, last, retained) in [
         // Half of the visits are chunks of one byte.
         (limits, leaf("", 0, 1), 9_000..11_000),
-        (Limits::default(), NodeFragment::default(), 0..1),
+        (SessionLimits::default(), NodeFragment::default(), 0..1),
     ] {
         let server = Running::limited(limits).await;
         let (send, messages) = mpsc::channel(8);
@@ -114,13 +114,13 @@ async fn ev_306_bombs_end_the_action_that_reads_them_and_the_session_goes_on() {
         let echoed = finished(&mut answers, "r").await;
         assert!(echoed.contains("FLATTEN_LIMIT"), "{} bytes", echoed.len());
         let bytes = echoed.bytes().take_while(|&byte| byte == b'x').count();
-        assert!(held.contains(&bytes), "{bytes}");
+        assert!(retained.contains(&bytes), "{bytes}");
         send.send(fragments(vec![leaf("p", 0, 5)])).await.unwrap();
         let next = action("echo", &[("text", "p")], &[("response", "s")]);
         send.send(next).await.unwrap();
         assert_eq!(finished(&mut answers, "s").await, "xxxxx");
         drop(send);
-        assert_eq!(told(end(answers).await), (0, String::new()));
+        assert_eq!(code_and_reason(end(answers).await), (0, String::new()));
         let strict = vec![fragments(bomb(60, last)), read("0")];
         assert_eq!(ended(&server, strict).await, (8, "FLATTEN_LIMIT".into()));
         unharmed(&server).await;
@@ -181,10 +181,10 @@ async fn ev_106_a_socket_is_told_why_in_its_last_words_and_in_its_close() {
         for message in messages {
             socket.send(message.encode_to_vec()).await;
         }
-        let (said, closed) = socket.rest().await;
+        let (reply, closed) = socket.rest().await;
         assert_eq!(closed, Some((1008, close.into())));
-        let Some(Said::Binary(last)) = said.last() else {
-            panic!("no last words: {said:?}")
+        let Some(SocketReply::Binary(last)) = reply.last() else {
+            panic!("no last words: {reply:?}")
         };
         let last = SessionMessage::decode(last.clone()).unwrap();
         assert_eq!(last.node_fragments[0].id, "__abort__");

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 use prost::Message;
-use sapwood_net::evergreen::{Address, Options, Session};
+use sapwood_net::evergreen::{ClientSession, ClientSessionOptions, ServerAddress};
 use sapwood_tests::raw::{action, leaf};
-use sapwood_tests::socket::{Said, Socket};
+use sapwood_tests::socket::{Socket, SocketReply};
 use sapwood_tests::{Running, request};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -58,8 +58,10 @@ async fn ev_705_bytes_that_come_one_by_one_are_what_they_would_be_together() {
         ("ws", "/?dialect=json"),
         ("ws", "/?dialect=msgpack"),
     ] {
-        let url = Address::new(format!("{scheme}://{address}{rest}"));
-        let session = Session::connect(&url, Options::default()).await.unwrap();
+        let url = ServerAddress::new(format!("{scheme}://{address}{rest}"));
+        let session = ClientSession::connect(&url, ClientSessionOptions::default())
+            .await
+            .unwrap();
         let mut writer = session.write().unwrap();
         let mut expect = String::new();
         for index in 0..40 {
@@ -94,10 +96,10 @@ async fn ev_705_a_large_message_in_frames_of_one_byte_runs_at_speed() {
     let bytes = all.encode_to_vec();
     let (sent, ()) = futures::join!(socket.send_in_pieces(&bytes, 1), honest(&server));
     let () = sent;
-    let (said, close) = socket.rest().await;
+    let (reply, close) = socket.rest().await;
     assert_eq!(close, Some((1000, String::new())));
-    let back = said.iter().map(|said| match said {
-        Said::Binary(bytes) => bytes.len(),
+    let back = reply.iter().map(|reply| match reply {
+        SocketReply::Binary(bytes) => bytes.len(),
         _ => 0,
     });
     assert!(back.sum::<usize>() > 300_000);

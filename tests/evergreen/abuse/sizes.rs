@@ -3,8 +3,10 @@
 use futures::stream;
 use prost::Message;
 use sapwood_proto::evergreen::wire::{Chunk, ChunkMetadata, NodeFragment, SessionMessage};
-use sapwood_tests::raw::{action, call, end, fragments, head, leaf, outcome, request, told, tree};
-use sapwood_tests::socket::{Said, Socket, frame};
+use sapwood_tests::raw::{
+    action, call, code_and_reason, end, fragments, head, leaf, outcome, request, tree,
+};
+use sapwood_tests::socket::{Socket, SocketReply, frame};
 use sapwood_tests::{Running, until};
 
 use super::unharmed;
@@ -61,7 +63,11 @@ async fn ev_201_names_of_any_size_are_refused_past_their_limit_and_not_kept() {
             let ended = end(call(&server, stream::iter([message]), &[]).await.unwrap()).await;
             let text = ended.as_ref().map_or(0, |status| status.message.len());
             assert!(text < 1_000, "{what}: a message of {text} bytes");
-            assert_eq!(told(ended), (3, reason.into()), "{what} of {bytes} bytes");
+            assert_eq!(
+                code_and_reason(ended),
+                (3, reason.into()),
+                "{what} of {bytes} bytes"
+            );
         }
     }
     unharmed(&server).await;
@@ -104,13 +110,13 @@ async fn ev_703_what_is_announced_over_grpc_is_judged_before_it_comes() {
 /// A gzip stream of so many zeros: blocks of one literal and matches of 258, by hand, because the size is the point.
 fn zeros(mib: usize) -> Vec<u8> {
     let mut bytes = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
-    let (mut bit, mut held) = (0, 0_u64);
+    let (mut bit, mut retained) = (0, 0_u64);
     let mut put = |value: u64, count: u32| {
-        held |= value << bit;
+        retained |= value << bit;
         bit += count;
         while bit >= 8 {
-            bytes.push((held & 0xff) as u8);
-            held >>= 8;
+            bytes.push((retained & 0xff) as u8);
+            retained >>= 8;
             bit -= 8;
         }
     };
@@ -169,10 +175,10 @@ async fn ev_705_what_is_announced_over_a_socket_is_judged_before_it_comes() {
         ] {
             let mut socket = Socket::speaking(&server, subprotocol).await;
             socket.raw(&bytes).await;
-            let (said, close) = socket.rest().await;
+            let (reply, close) = socket.rest().await;
             let close = close.map(|(code, _)| code);
             assert_eq!(close, Some(1009), "{subprotocol}: {what}");
-            assert!(!said.is_empty(), "last words");
+            assert!(!reply.is_empty(), "last words");
         }
     }
     // A control frame of more than 125 bytes is none.
@@ -223,20 +229,20 @@ async fn ev_701_lengths_inside_of_a_message_are_not_believed() {
     ] {
         let mut socket = Socket::speaking(&server, subprotocol).await;
         match std::str::from_utf8(&bytes) {
-            Ok(text) if subprotocol.ends_with("json") => socket.say(text).await,
+            Ok(text) if subprotocol.ends_with("json") => socket.send_text(text).await,
             _ => socket.send(bytes.clone()).await,
         }
-        let (said, close) = socket.rest().await;
+        let (reply, close) = socket.rest().await;
         let start = &bytes[..bytes.len().min(16)];
         assert_eq!(
             close.map(|(code, _)| code),
             Some(code),
             "{subprotocol} {start:x?}"
         );
-        let last = match said.last() {
-            Some(Said::Text(text)) => text.len(),
-            Some(Said::Binary(bytes)) => bytes.len(),
-            _ => panic!("no last words: {said:?}"),
+        let last = match reply.last() {
+            Some(SocketReply::Text(text)) => text.len(),
+            Some(SocketReply::Binary(bytes)) => bytes.len(),
+            _ => panic!("no last words: {reply:?}"),
         };
         assert!(last < 2_000, "{last}");
     }
@@ -286,7 +292,8 @@ async fn ev_204_the_same_fragment_again_and_again_is_held_once() {
         .collect();
     let size = again[0].encoded_len();
     assert!(size > 200_000);
-    let (code, reason) = told(end(call(&server, stream::iter(again), &[]).await.unwrap()).await);
+    let (code, reason) =
+        code_and_reason(end(call(&server, stream::iter(again), &[]).await.unwrap()).await);
     assert_eq!((code, &*reason), (0, ""));
     let ignored = numbers.ignored.with_label_values(&["duplicate"]).get();
     assert_eq!(ignored, 200 * 200 - 1);

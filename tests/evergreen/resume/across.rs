@@ -8,18 +8,18 @@ use prost::Message as _;
 use sapwood_kernel::Kernel;
 use sapwood_kernel::session::test_functions;
 use sapwood_proto::evergreen::wire::SessionMessage;
-use sapwood_proto::evergreen::{Dialect, Message, Payload, json as text, protobuf};
+use sapwood_proto::evergreen::{Dialect, Payload, WireMessage, json as text, protobuf};
 use sapwood_proto::session::Side;
 use sapwood_server::evergreen::Config;
 use sapwood_tests::raw::{action, call, end, fragments, json, leaf, piece};
-use sapwood_tests::socket::{Said, Socket, frame};
+use sapwood_tests::socket::{Socket, SocketReply, frame};
 use sapwood_tests::{Running, key, until};
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use super::{RESUME, TOKEN, gone_in_time};
+use super::{RESUME, TOKEN, closed_in_time};
 
 const DIALECTS: [Dialect; 3] = [Dialect::Grpc, Dialect::Json, Dialect::Protobuf];
 
@@ -81,14 +81,14 @@ impl Peer {
                 let message = protobuf::decode(Bytes::from(message.encode_to_vec())).unwrap();
                 let mut out = BytesMut::new();
                 text::encode(&message, Side::Client, &mut out);
-                socket.say(std::str::from_utf8(&out).unwrap()).await;
+                socket.send_text(std::str::from_utf8(&out).unwrap()).await;
             }
             Wire::Socket(socket, _) => socket.send(message.encode_to_vec()).await,
         }
     }
 
     /// The next message, or how the connection ended.
-    async fn next(&mut self) -> Result<Message, String> {
+    async fn next(&mut self) -> Result<WireMessage, String> {
         match &mut self.wire {
             Wire::Call(_, answers) => match answers.message().await {
                 Ok(Some(message)) => {
@@ -104,10 +104,10 @@ impl Peer {
                     ))
                 }
             },
-            Wire::Socket(socket, _) => match socket.heard().await {
-                Said::Text(said) => Ok(text::decode(said.as_bytes()).unwrap().message),
-                Said::Binary(said) => Ok(protobuf::decode(said).unwrap()),
-                Said::Close(close) => {
+            Wire::Socket(socket, _) => match socket.received().await {
+                SocketReply::Text(reply) => Ok(text::decode(reply.as_bytes()).unwrap().message),
+                SocketReply::Binary(reply) => Ok(protobuf::decode(reply).unwrap()),
+                SocketReply::Close(close) => {
                     let (code, reason) = close.unwrap_or_default();
                     Err(format!("{code} {reason}"))
                 }
@@ -228,7 +228,7 @@ async fn ev_940_a_close_in_good_order_ends_the_session_and_any_other_end_is_a_lo
     let server = Running::with_test_functions().await;
     let close = |code: u16| frame(0x88, &code.to_be_bytes());
     for dialect in [Dialect::Json, Dialect::Protobuf] {
-        for (last, held) in [
+        for (last, retained) in [
             (Some(close(1000)), false),
             (Some(frame(0x88, b"")), false),
             (Some(close(1001)), true),
@@ -256,7 +256,7 @@ async fn ev_940_a_close_in_good_order_ends_the_session_and_any_other_end_is_a_lo
                 }
                 drop(socket);
                 let what = format!("{dialect:?} {last:?} {half_closed}");
-                if !held {
+                if !retained {
                     no_session_left(&server).await;
                     let end = Peer::back(&server, dialect, &token).await.end().await;
                     assert_eq!(end, "1008 NOT_FOUND: NO_SESSION", "{what}");
@@ -298,17 +298,17 @@ async fn ev_941_whoever_must_not_come_back_over_a_socket_gets_one_answer() {
         ("authorization", "Bearer two"),
     );
     let json = ("sec-websocket-protocol", "evergreen.v2.json");
-    let held = Socket::open(&server, "/", &[mine, json, RESUME])
+    let retained = Socket::open(&server, "/", &[mine, json, RESUME])
         .await
         .unwrap();
-    let token = held.headers[TOKEN].to_str().unwrap().to_owned();
+    let token = retained.headers[TOKEN].to_str().unwrap().to_owned();
     assert_eq!(token.len(), 43, "32 bytes in base64url");
     // There is room for one, and who does not ask gets none.
     for headers in [vec![mine, json, RESUME], vec![mine, json]] {
         let other = Socket::open(&server, "/", &headers).await.unwrap();
         assert_eq!(other.headers.get(TOKEN), None);
     }
-    let gone = Some((1008, "NOT_FOUND: NO_SESSION".to_owned()));
+    let removed = Some((1008, "NOT_FOUND: NO_SESSION".to_owned()));
     let query = format!("/?evergreen-session-token={token}");
     let msgpack = ("sec-websocket-protocol", "actionengine.msgpack");
     for (path, headers) in [
@@ -320,9 +320,9 @@ async fn ev_941_whoever_must_not_come_back_over_a_socket_gets_one_answer() {
         ("/", vec![mine, json, (TOKEN, &token[1..])]),
     ] {
         let mut socket = Socket::open(&server, path, &headers).await.unwrap();
-        let (said, close) = socket.rest().await;
-        assert_eq!(close, gone, "{path} {headers:?}");
-        assert_eq!(said.len(), 1, "its last word, {path} {headers:?}");
+        let (reply, close) = socket.rest().await;
+        assert_eq!(close, removed, "{path} {headers:?}");
+        assert_eq!(reply.len(), 1, "its last word, {path} {headers:?}");
     }
     // A dialect that has no way to come back, and one close code (EV-739).
     let headers = [mine, msgpack, (TOKEN, token.as_str())];
@@ -333,13 +333,13 @@ async fn ev_941_whoever_must_not_come_back_over_a_socket_gets_one_answer() {
     let nobodys = format!("/?evergreen-session-token={}", "A".repeat(43));
     for (path, caller) in [(&nobodys, mine), (&query, theirs)] {
         let mut socket = Socket::open(&server, path, &[caller]).await.unwrap();
-        assert_eq!(socket.rest().await, (Vec::new(), gone.clone()), "{path}");
+        assert_eq!(socket.rest().await, (Vec::new(), removed.clone()), "{path}");
     }
     // A browser has nothing but the URL, and the first message shows the dialect.
     let mut back = Socket::open(&server, &query, &[mine]).await.unwrap();
-    back.say(r#"{"actions":[{"name":"RESUME","inputs":[{"name":"have","id":"h"}],"outputs":[{"name":"have","id":"m"}]}],"nodeFragments":[{"id":"h","chunkFragment":{"metadata":{"mimetype":"application/json"},"data":"e30="}}]}"#).await;
-    assert!(matches!(back.heard().await, Said::Text(text) if text.contains("\"m\"")));
-    drop(held);
+    back.send_text(r#"{"actions":[{"name":"RESUME","inputs":[{"name":"have","id":"h"}],"outputs":[{"name":"have","id":"m"}]}],"nodeFragments":[{"id":"h","chunkFragment":{"metadata":{"mimetype":"application/json"},"data":"e30="}}]}"#).await;
+    assert!(matches!(back.received().await, SocketReply::Text(text) if text.contains("\"m\"")));
+    drop(retained);
 }
 
 #[tokio::test]
@@ -369,7 +369,7 @@ async fn ev_940_sessions_of_msgpack_are_not_held() {
     let open = &server.shared.metrics.evergreen.sessions_open;
     let ping = b"\xc4\x13\x90\x91\xc4\x0e\xa1A\xa8__ping__\x90\x90\x00\x00";
     shown.send(&ping[..]).await;
-    assert!(matches!(shown.heard().await, Said::Binary(_)));
+    assert!(matches!(shown.received().await, SocketReply::Binary(_)));
     assert_eq!(open.get(), 1);
     drop(shown);
     no_session_left(&server).await;
@@ -393,5 +393,5 @@ async fn ev_960_a_drain_lets_who_is_away_finish_and_nobody_back_in() {
     let json = ("sec-websocket-protocol", "evergreen.v2.json");
     let back = Socket::open(&server, "/", &[json, (TOKEN, &token)]).await;
     assert_eq!(back.err().unwrap().as_u16(), 503);
-    gone_in_time(&server, Duration::from_secs(30)).await;
+    closed_in_time(&server, Duration::from_secs(30)).await;
 }

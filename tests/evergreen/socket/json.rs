@@ -3,19 +3,21 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use sapwood_engine::scripted;
-use sapwood_tests::socket::{Said, Socket};
+use sapwood_tests::socket::{Socket, SocketReply};
 use sapwood_tests::{Running, spawned, with_model};
 use serde_json::Value;
 
-fn json(said: &Said) -> Value {
-    match said {
-        Said::Text(text) => serde_json::from_str(text).unwrap(),
+fn json(reply: &SocketReply) -> Value {
+    match reply {
+        SocketReply::Text(text) => serde_json::from_str(text).unwrap(),
         other => panic!("{other:?} is no text"),
     }
 }
 
-fn fragments(said: &[Said]) -> Vec<Value> {
-    let lists = said.iter().map(|said| json(said)["nodeFragments"].clone());
+fn fragments(reply: &[SocketReply]) -> Vec<Value> {
+    let lists = reply
+        .iter()
+        .map(|reply| json(reply)["nodeFragments"].clone());
     lists
         .flat_map(|list| list.as_array().cloned().unwrap_or_default())
         .collect()
@@ -39,11 +41,11 @@ async fn ev_723_exactly_the_messages_of_the_client_are_answered_as_it_reads_them
         r#"{"nodeFragments":[{"id":"u1","seq":1,"continued":false}]}"#,
         FINISH,
     ] {
-        socket.say(text).await;
+        socket.send_text(text).await;
     }
-    let (said, close) = socket.rest().await;
+    let (reply, close) = socket.rest().await;
     assert_eq!(close, Some((1000, String::new())));
-    let all = fragments(&said);
+    let all = fragments(&reply);
     assert!(all.len() > 1);
     for (seq, fragment) in all.iter().enumerate() {
         assert_eq!(fragment["id"], "u2");
@@ -79,12 +81,12 @@ async fn d_51_the_conversations_of_the_page_run() {
     let server = generating().await;
     let mut socket = Socket::speaking(&server, "evergreen.v2.json").await;
     for example in examples {
-        socket.say(example).await;
+        socket.send_text(example).await;
     }
-    socket.say(FINISH).await;
-    let (said, close) = socket.rest().await;
+    socket.send_text(FINISH).await;
+    let (reply, close) = socket.rest().await;
     assert_eq!(close, Some((1000, String::new())));
-    let all = fragments(&said);
+    let all = fragments(&reply);
     assert_eq!(whole(&all, "a"), "What is a tree?");
     assert_eq!(
         whole(&all, "b"),
@@ -112,9 +114,9 @@ async fn ev_720_what_is_wrong_is_said_in_json_and_closed() {
         ),
     ] {
         let mut socket = Socket::speaking(&server, "evergreen.v2.json").await;
-        socket.say(text).await;
-        let (said, close) = socket.rest().await;
-        let error = &json(said.last().unwrap())["error"];
+        socket.send_text(text).await;
+        let (reply, close) = socket.rest().await;
+        let error = &json(reply.last().unwrap())["error"];
         assert_eq!(error["code"], 3);
         assert_eq!(error["status"], "INVALID_ARGUMENT");
         let detail = &error["details"][0];
@@ -132,16 +134,16 @@ async fn ev_722_answers_come_one_after_the_other_and_are_announced_before() {
     let server = generating().await;
     let mut socket = Socket::speaking(&server, "evergreen.v2.json").await;
     socket
-        .say(
+        .send_text(
             r#"{"actions":[{"name":"GENERATE","inputs":[{"name":"prompt","id":"p"},{"name":"config","id":"c"}],"outputs":[{"name":"response","id":"r"}]}],
                 "nodeFragments":[{"id":"p","chunkFragment":{"metadata":{"mimetype":"text/plain","role":"USER"},"data":"SGkh"}},
                 {"id":"c","chunkFragment":{"metadata":{"mimetype":"application/json"},"data":"eyJuIjozLCJtYXhfdG9rZW5zIjoxMn0="}}]}"#,
         )
         .await;
-    socket.say(FINISH).await;
-    let (said, close) = socket.rest().await;
+    socket.send_text(FINISH).await;
+    let (reply, close) = socket.rest().await;
     assert_eq!(close, Some((1000, String::new())));
-    let all = fragments(&said);
+    let all = fragments(&reply);
     let children: Vec<&Value> = all
         .iter()
         .filter_map(|fragment| fragment["childIds"].as_array())
@@ -194,14 +196,14 @@ async fn ev_722_json_values_are_not_cut() {
         echo("q", "s"),
         list.join(",")
     );
-    socket.say(&text).await;
+    socket.send_text(&text).await;
     let last = piece("p", whole, 1, "MX0=", false);
     socket
-        .say(&format!(r#"{{"nodeFragments":[{last}]}}"#))
+        .send_text(&format!(r#"{{"nodeFragments":[{last}]}}"#))
         .await;
-    socket.say(FINISH).await;
-    let (said, _) = socket.rest().await;
-    let all = fragments(&said);
+    socket.send_text(FINISH).await;
+    let (reply, _) = socket.rest().await;
+    let all = fragments(&reply);
     let data = |node: &str| {
         let of = all.iter().filter(|fragment| fragment["id"] == *node);
         of.filter_map(|fragment| fragment["chunkFragment"]["data"].as_str())

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use sapwood_proto::evergreen::{Limits, Payload, msgpack};
-use sapwood_tests::socket::{Said, Socket};
+use sapwood_proto::evergreen::{Payload, SessionLimits, msgpack};
+use sapwood_tests::socket::{Socket, SocketReply};
 use sapwood_tests::{Running, spawned, until, with_model};
 
 /// A sample of the specification by name.
@@ -84,43 +84,45 @@ async fn speaking(server: &Running) -> Socket {
 
 /// What a node holds: texts of its fragments, and its status (`None`: none; OK is code 0).
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Held {
+struct Detached {
     texts: Vec<String>,
     status: Option<(u8, String)>,
     ended: bool,
 }
 
 /// Puts together what the server said. Every fragment is in its place, and nothing follows an end.
-fn nodes(said: &[Said]) -> BTreeMap<String, Held> {
-    let mut nodes: BTreeMap<String, Held> = BTreeMap::new();
+fn nodes(reply: &[SocketReply]) -> BTreeMap<String, Detached> {
+    let mut nodes: BTreeMap<String, Detached> = BTreeMap::new();
     let mut next: BTreeMap<String, i32> = BTreeMap::new();
-    for said in said {
-        let Said::Binary(bytes) = said else {
-            panic!("{said:?} is no binary message")
+    for reply in reply {
+        let SocketReply::Binary(bytes) = reply else {
+            panic!("{reply:?} is no binary message")
         };
         for fragment in msgpack::decode(bytes.clone()).unwrap().message.fragments {
             let id = fragment.id.to_string();
-            let held = nodes.entry(id.clone()).or_default();
-            let place = next.entry(id).or_default();
+            let retained = nodes.entry(id.clone()).or_default();
+            let position = next.entry(id).or_default();
             assert_eq!(
-                (fragment.seq, held.ended),
-                (*place, false),
+                (fragment.seq, retained.ended),
+                (*position, false),
                 "{}",
                 fragment.id
             );
-            *place += 1;
-            held.ended = fragment.last;
+            *position += 1;
+            retained.ended = fragment.last;
             assert!(
                 fragment.last || fragment.chunk.is_some(),
                 "no null chunk before the end"
             );
             match fragment.chunk.and_then(|chunk| chunk.payload) {
                 Some(Payload::Data(data)) => {
-                    held.texts.push(String::from_utf8(data.to_vec()).unwrap());
+                    retained
+                        .texts
+                        .push(String::from_utf8(data.to_vec()).unwrap());
                 }
                 Some(Payload::Status(status)) => {
-                    let said = status.map(|status| (status.code.grpc(), status.message.clone()));
-                    held.status = Some(said.unwrap_or_default());
+                    let reply = status.map(|status| (status.code.grpc(), status.message.clone()));
+                    retained.status = Some(reply.unwrap_or_default());
                 }
                 _ => {}
             }
@@ -129,11 +131,11 @@ fn nodes(said: &[Said]) -> BTreeMap<String, Held> {
     nodes
 }
 
-fn ok() -> Held {
-    Held {
+fn ok() -> Detached {
+    Detached {
         status: Some((0, String::new())),
         ended: true,
-        ..Held::default()
+        ..Detached::default()
     }
 }
 
@@ -141,8 +143,8 @@ fn ok() -> Held {
 #[tokio::test]
 async fn ev_733_each_chunk_is_a_fragment_and_both_statuses_come_with_the_action() {
     let server = Running::with_test_functions().await;
-    let elsewhere = Socket::open(&server, "/elsewhere", &[]).await;
-    assert!(elsewhere.is_err(), "only on paths that are served");
+    let other = Socket::open(&server, "/elsewhere", &[]).await;
+    assert!(other.is_err(), "only on paths that are served");
     // Detected by its first byte, as its clients choose no subprotocol.
     let mut socket = Socket::open(&server, "/", &[]).await.unwrap();
     let echo = call("A", "echo", &[("text", "p")], &[("response", "")]);
@@ -155,14 +157,17 @@ async fn ev_733_each_chunk_is_a_fragment_and_both_statuses_come_with_the_action(
         .send(message(&[piece("p", &[2], "!", false)], &[]))
         .await;
     socket.send(sample("half-close")).await;
-    let (said, close) = socket.rest().await;
-    assert_eq!(said.last(), Some(&Said::Binary(sample("half-close"))));
+    let (reply, close) = socket.rest().await;
+    assert_eq!(
+        reply.last(),
+        Some(&SocketReply::Binary(sample("half-close")))
+    );
     assert_eq!(close, Some((1000, String::new())));
-    let mut nodes = nodes(&said);
-    let response = Held {
+    let mut nodes = nodes(&reply);
+    let response = Detached {
         texts: ["one ", "two", "!"].map(String::from).to_vec(),
         ended: true,
-        ..Held::default()
+        ..Detached::default()
     };
     // EV-734: a port without an id has the default one.
     assert_eq!(nodes.remove("A#response"), Some(response));
@@ -188,9 +193,11 @@ async fn ev_735_the_status_comes_after_all_outputs_however_long_they_are() {
         socket.send(message(&[fragment], &[])).await;
     }
     socket.send(sample("half-close")).await;
-    let (said, _) = socket.rest().await;
-    let ids = said.iter().flat_map(|said| {
-        let Said::Binary(bytes) = said else { panic!() };
+    let (reply, _) = socket.rest().await;
+    let ids = reply.iter().flat_map(|reply| {
+        let SocketReply::Binary(bytes) = reply else {
+            panic!()
+        };
         let read = msgpack::decode(bytes.clone()).unwrap();
         read.message
             .fragments
@@ -215,8 +222,8 @@ async fn ev_737_failures_end_what_is_open_and_the_session_goes_on() {
         .send(message(&[piece("p", &[0], "on", false)], &[echo]))
         .await;
     socket.send(sample("half-close")).await;
-    let (said, close) = socket.rest().await;
-    let nodes = nodes(&said);
+    let (reply, close) = socket.rest().await;
+    let nodes = nodes(&reply);
     assert_eq!(close, Some((1000, String::new())));
     let unknown = (5, "Action not found in registry: nobody.".to_owned());
     for node in ["A#response", "A#__dispatch_status__", "A#__status__"] {
@@ -245,8 +252,8 @@ async fn ev_738_a_message_with_headers_alone_is_no_half_close() {
         .send(message(&[piece("p", &[0], "x", false)], &[echo]))
         .await;
     socket.send(sample("half-close")).await;
-    let (said, _) = socket.rest().await;
-    assert_eq!(nodes(&said)["A#response"].texts, ["x"]);
+    let (reply, _) = socket.rest().await;
+    assert_eq!(nodes(&reply)["A#response"].texts, ["x"]);
 }
 
 #[tokio::test]
@@ -261,16 +268,16 @@ async fn ev_739_statuses_of_all_that_is_open_then_the_abort_then_the_close() {
     socket
         .send(message(&[piece("A#response", &[0], "x", false)], &[]))
         .await;
-    let (mut said, close) = socket.rest().await;
+    let (mut reply, close) = socket.rest().await;
     assert_eq!(
         close,
         Some((1011, "INVALID_ARGUMENT: NODE_OWNER".to_owned()))
     );
-    let last = said.split_off(said.len() - 1);
+    let last = reply.split_off(reply.len() - 1);
     let abort = nodes(&last);
     assert_eq!(abort.len(), 1);
     assert_eq!(abort["__abort__"].status.as_ref().unwrap().0, 3);
-    let nodes = nodes(&said);
+    let nodes = nodes(&reply);
     for node in ["A#response", "A#__status__", "B#response", "B#__status__"] {
         assert_eq!(nodes[node].status.as_ref().unwrap().0, 3, "{node}");
     }
@@ -287,9 +294,9 @@ async fn ev_739_statuses_of_all_that_is_open_then_the_abort_then_the_close() {
 #[tokio::test]
 async fn d_55_a_session_that_echoes_lives_past_its_quota_without_an_option() {
     let quota = 1 << 20;
-    let server = Running::limited(Limits {
+    let server = Running::limited(SessionLimits {
         retained_bytes: quota,
-        ..Limits::default()
+        ..SessionLimits::default()
     })
     .await;
     let mut socket = speaking(&server).await;
@@ -304,7 +311,7 @@ async fn d_55_a_session_that_echoes_lives_past_its_quota_without_an_option() {
         sent += data.len();
         // As a client that converses does: the answer before the next question.
         while back < sent {
-            let Said::Binary(bytes) = socket.heard().await else {
+            let SocketReply::Binary(bytes) = socket.received().await else {
                 panic!("the session has ended after {back} bytes");
             };
             for fragment in msgpack::decode(bytes).unwrap().message.fragments {
@@ -347,9 +354,9 @@ async fn ev_740_first_wins_what_is_past_the_end_is_ignored_and_no_place_is_the_n
     ];
     socket.send(message(&fragments, &[echo])).await;
     socket.send(sample("half-close")).await;
-    let (said, close) = socket.rest().await;
+    let (reply, close) = socket.rest().await;
     assert_eq!(close, Some((1000, String::new())));
-    let nodes = nodes(&said);
+    let nodes = nodes(&reply);
     assert_eq!(nodes["A#response"].texts, ["a", "b", "c"]);
     assert_eq!(nodes["B#response"].texts, ["x", "y"]);
 }
@@ -369,9 +376,9 @@ async fn ev_740_a_node_of_chunks_and_of_parts_of_others_is_an_input_like_any_oth
     ];
     socket.send(message(&fragments, &[echo])).await;
     socket.send(sample("half-close")).await;
-    let (said, close) = socket.rest().await;
+    let (reply, close) = socket.rest().await;
     assert_eq!(close, Some((1000, String::new())));
-    let nodes = nodes(&said);
+    let nodes = nodes(&reply);
     let expect = ["first ", "01234", "56789", "34", "567", " last"];
     assert_eq!(nodes["A#response"].texts, expect);
     assert_eq!(nodes["A#__status__"], ok());
@@ -389,10 +396,12 @@ async fn ev_740_answers_are_one_port_and_say_which_they_are() {
         .send(message(&[piece("p", &[0], "Hi", false), config], &[call]))
         .await;
     socket.send(sample("half-close")).await;
-    let (said, _) = socket.rest().await;
+    let (reply, _) = socket.rest().await;
     let mut choices = Vec::new();
-    for said in &said {
-        let Said::Binary(bytes) = said else { panic!() };
+    for reply in &reply {
+        let SocketReply::Binary(bytes) = reply else {
+            panic!()
+        };
         for fragment in msgpack::decode(bytes.clone()).unwrap().message.fragments {
             assert!(
                 fragment.children.is_empty(),
@@ -410,7 +419,7 @@ async fn ev_740_answers_are_one_port_and_say_which_they_are() {
             .count()
     };
     assert!(of(b"0") > 0 && of(b"1") > 0, "{choices:?}");
-    assert_eq!(nodes(&said)["A#__status__"], ok());
+    assert_eq!(nodes(&reply)["A#__status__"], ok());
 }
 
 /// EV-742
@@ -429,8 +438,8 @@ async fn ev_741_finished_actions_leave_nothing_and_a_long_session_does_not_grow(
             .await;
         let status = format!("{id}#__status__");
         loop {
-            let said = socket.heard().await;
-            if nodes_of(&said).contains(&status) {
+            let reply = socket.received().await;
+            if nodes_of(&reply).contains(&status) {
                 break;
             }
         }
@@ -455,16 +464,18 @@ async fn ev_741_finished_actions_leave_nothing_and_a_long_session_does_not_grow(
     socket.send(message(&[], &[ping, list, slow])).await;
     socket.send(message(&[], &[cancel])).await;
     socket.send(sample("half-close")).await;
-    let (said, _) = socket.rest().await;
-    let nodes = nodes(&said);
+    let (reply, _) = socket.rest().await;
+    let nodes = nodes(&reply);
     assert_eq!(nodes["P#__status__"], ok());
     assert!(nodes["L#actions"].texts.concat().contains("\"echo\""));
     assert_eq!(nodes["C#result"].texts, [r#"{"cancelled":true}"#]);
     assert_eq!(nodes["S#__status__"], ok());
 }
 
-fn nodes_of(said: &Said) -> Vec<String> {
-    let Said::Binary(bytes) = said else { panic!() };
+fn nodes_of(reply: &SocketReply) -> Vec<String> {
+    let SocketReply::Binary(bytes) = reply else {
+        panic!()
+    };
     let read = msgpack::decode(bytes.clone()).unwrap();
     read.message
         .fragments
@@ -485,7 +496,9 @@ async fn ev_732_an_older_client_is_answered_in_its_own_layout() {
     ]);
     let older = wrap(&[&list(&[piece("p", &[0], "old", false)]), &list(&[echo])]);
     socket.send(older).await;
-    let said = socket.heard().await;
-    let Said::Binary(bytes) = said else { panic!() };
+    let reply = socket.received().await;
+    let SocketReply::Binary(bytes) = reply else {
+        panic!()
+    };
     assert!(msgpack::decode(bytes).unwrap().older);
 }

@@ -6,26 +6,26 @@ use sapwood_proto::evergreen::Status;
 use sapwood_proto::evergreen::wire::{Payload, SessionMessage};
 use sapwood_tests::Running;
 use sapwood_tests::raw::{action, fragments, leaf, piece};
-use sapwood_tests::socket::{Said, Socket};
+use sapwood_tests::socket::{Socket, SocketReply};
 
 /// Sends messages.
-async fn tell(socket: &mut Socket, messages: impl IntoIterator<Item = SessionMessage>) {
+async fn send(socket: &mut Socket, messages: impl IntoIterator<Item = SessionMessage>) {
     for message in messages {
         socket.send(message.encode_to_vec()).await;
     }
 }
 
 /// The message that was said.
-fn message(said: &Said) -> SessionMessage {
-    match said {
-        Said::Binary(bytes) => SessionMessage::decode(bytes.clone()).unwrap(),
+fn message(reply: &SocketReply) -> SessionMessage {
+    match reply {
+        SocketReply::Binary(bytes) => SessionMessage::decode(bytes.clone()).unwrap(),
         other => panic!("{other:?} is no binary message"),
     }
 }
 
 /// The bytes of a node in a list of messages.
-fn content(said: &[Said], id: &str) -> Vec<u8> {
-    let all = said.iter().flat_map(|said| message(said).node_fragments);
+fn content(reply: &[SocketReply], id: &str) -> Vec<u8> {
+    let all = reply.iter().flat_map(|reply| message(reply).node_fragments);
     let chunks = all
         .filter(|fragment| fragment.id == id)
         .filter_map(|fragment| fragment.chunk_fragment?.payload);
@@ -38,8 +38,8 @@ fn content(said: &[Said], id: &str) -> Vec<u8> {
 }
 
 /// The status in the last message.
-fn last_words(said: &[Said]) -> Status {
-    let last = message(said.last().unwrap()).node_fragments.remove(0);
+fn last_words(reply: &[SocketReply]) -> Status {
+    let last = message(reply.last().unwrap()).node_fragments.remove(0);
     assert_eq!((&*last.id, last.continued), ("__abort__", false));
     let chunk = last.chunk_fragment.unwrap();
     let kind = "application/x-protobuf; type=google.rpc.Status";
@@ -66,14 +66,14 @@ async fn ev_710_messages_are_those_of_grpc_and_finish_ends_them() {
             .contains("cancel")
     );
     let echo = action("echo", &[("text", "p")], &[("response", "r")]);
-    tell(&mut socket, [echo]).await;
+    send(&mut socket, [echo]).await;
     for seq in 0..3 {
-        tell(&mut socket, [fragments(vec![piece("p", seq, 5)])]).await;
+        send(&mut socket, [fragments(vec![piece("p", seq, 5)])]).await;
     }
-    tell(&mut socket, [fragments(vec![leaf("p", 3, 5)]), finish()]).await;
-    let (said, close) = socket.rest().await;
-    assert_eq!(content(&said, "r"), vec![b'x'; 20]);
-    let last = message(said.last().unwrap()).node_fragments.pop().unwrap();
+    send(&mut socket, [fragments(vec![leaf("p", 3, 5)]), finish()]).await;
+    let (reply, close) = socket.rest().await;
+    assert_eq!(content(&reply, "r"), vec![b'x'; 20]);
+    let last = message(reply.last().unwrap()).node_fragments.pop().unwrap();
     assert!(!last.continued, "the output is final before the end");
     assert_eq!(close, Some((1000, String::new())));
 }
@@ -86,16 +86,16 @@ async fn ev_924_what_stands_beside_finish_in_a_message_still_counts() {
     let echo = action("echo", &[("text", "p")], &[("response", "r")]);
     all.actions.extend(echo.actions);
     all.node_fragments = vec![leaf("p", 0, 7)];
-    tell(&mut socket, [all]).await;
-    let (said, close) = socket.rest().await;
-    assert_eq!(content(&said, "r").len(), 7);
+    send(&mut socket, [all]).await;
+    let (reply, close) = socket.rest().await;
+    assert_eq!(content(&reply, "r").len(), 7);
     assert_eq!(close, Some((1000, String::new())));
     // What is read and never sent is told, not waited for.
     let mut socket = Socket::speaking(&server, "evergreen.v2.proto").await;
     let echo = action("echo", &[("text", "p")], &[("response", "r")]);
-    tell(&mut socket, [echo, finish()]).await;
-    let (said, close) = socket.rest().await;
-    assert_eq!(last_words(&said).reason, "INCOMPLETE_INPUT");
+    send(&mut socket, [echo, finish()]).await;
+    let (reply, close) = socket.rest().await;
+    assert_eq!(last_words(&reply).reason, "INCOMPLETE_INPUT");
     let reason = "FAILED_PRECONDITION: INCOMPLETE_INPUT".to_owned();
     assert_eq!(close, Some((1008, reason)));
 }
@@ -112,20 +112,20 @@ async fn ev_903_the_last_message_is_the_status_and_the_close_says_it_in_short() 
     ] {
         let mut socket = Socket::speaking(&server, "evergreen.v2.proto").await;
         socket.send(bytes).await;
-        let (said, found) = socket.rest().await;
-        let status = last_words(&said);
+        let (reply, found) = socket.rest().await;
+        let status = last_words(&reply);
         assert_eq!((status.code.grpc(), &*status.reason), (code, reason));
         let text = format!("{}: {reason}", status.code.grpc_name());
         assert_eq!(found, Some((close, text)));
     }
     let mut socket = Socket::speaking(&server, "evergreen.v2.proto").await;
-    tell(
+    send(
         &mut socket,
         [fragments(vec![leaf("p", 0, 1), leaf("p", 7, 1)])],
     )
     .await;
-    let (said, _) = socket.rest().await;
-    let status = last_words(&said);
+    let (reply, _) = socket.rest().await;
+    let status = last_words(&reply);
     assert_eq!(status.detail("node"), Some("p"));
     assert_eq!(status.detail("seq"), Some("7"));
 }
@@ -137,8 +137,8 @@ async fn ev_930_partial_failure_is_asked_for_in_the_query() {
     let path = "/evergreen?evergreen-partial-failure=1";
     let mut socket = Socket::open(&server, path, &[]).await.unwrap();
     let failing = action("fail", &[], &[("response", "r"), ("__status__", "s")]);
-    tell(&mut socket, [failing, finish()]).await;
-    let (said, close) = socket.rest().await;
-    assert!(content(&said, "r").len() > 5 && !content(&said, "s").is_empty());
+    send(&mut socket, [failing, finish()]).await;
+    let (reply, close) = socket.rest().await;
+    assert!(content(&reply, "r").len() > 5 && !content(&reply, "s").is_empty());
     assert_eq!(close, Some((1000, String::new())));
 }

@@ -3,11 +3,11 @@
 use prost::Message;
 use sapwood_kernel::Kernel;
 use sapwood_kernel::session::test_functions;
-use sapwood_proto::evergreen::Limits;
+use sapwood_proto::evergreen::SessionLimits;
 use sapwood_server::evergreen::Config;
 use sapwood_server::{origin, server};
 use sapwood_tests::raw::{action, fragments, leaf};
-use sapwood_tests::socket::{Said, Socket, frame};
+use sapwood_tests::socket::{Socket, SocketReply, frame};
 use sapwood_tests::{Running, key, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -25,19 +25,28 @@ async fn ev_701_the_first_message_decides_on_both_paths() {
         let mut socket = Socket::open(&server, path, &[]).await.unwrap();
         socket.send(Vec::new()).await;
         socket.send(list.clone()).await;
-        assert!(matches!(socket.heard().await, Said::Binary(_)), "{path}");
+        assert!(
+            matches!(socket.received().await, SocketReply::Binary(_)),
+            "{path}"
+        );
         socket.close().await;
         let mut socket = Socket::open(&server, path, &[]).await.unwrap();
-        socket.say(json).await;
-        assert!(matches!(socket.heard().await, Said::Text(_)), "{path}");
+        socket.send_text(json).await;
+        assert!(
+            matches!(socket.received().await, SocketReply::Text(_)),
+            "{path}"
+        );
         // The dialect stays what it is.
         socket.send(list.clone()).await;
-        let (said, close) = socket.rest().await;
-        assert!(matches!(said.last(), Some(Said::Text(_))), "{said:?}");
+        let (reply, close) = socket.rest().await;
+        assert!(
+            matches!(reply.last(), Some(SocketReply::Text(_))),
+            "{reply:?}"
+        );
         assert_eq!(close, bytes(1007, "INVALID_ARGUMENT: BAD_MESSAGE"));
     }
     let mut socket = Socket::speaking(&server, "evergreen.v2.proto").await;
-    socket.say("{}").await;
+    socket.send_text("{}").await;
     let (_, close) = socket.rest().await;
     assert_eq!(close, bytes(1003, "INVALID_ARGUMENT: BAD_MESSAGE"));
 }
@@ -55,10 +64,10 @@ async fn ev_701_what_is_none_of_ours_is_closed() {
         ("/", "", (1007, "INVALID_ARGUMENT: BAD_MESSAGE")),
     ] {
         let mut socket = Socket::open(&server, path, &[]).await.unwrap();
-        socket.say(text).await;
-        let (said, close) = socket.rest().await;
+        socket.send_text(text).await;
+        let (reply, close) = socket.rest().await;
         assert_eq!(
-            (said, close),
+            (reply, close),
             (vec![], bytes(expect.0, expect.1)),
             "{path} {text}"
         );
@@ -200,8 +209,8 @@ async fn ev_705_messages_come_in_any_number_of_frames() {
         .push(action("FINISH", &[], &[]).actions.remove(0));
     let bytes = all.encode_to_vec();
     socket.send_in_pieces(&bytes, 16).await;
-    let (said, close) = socket.rest().await;
-    assert_eq!((said.len(), close), (1, Some((1000, String::new()))));
+    let (reply, close) = socket.rest().await;
+    assert_eq!((reply.len(), close), (1, Some((1000, String::new()))));
     // One byte each, with empty frames and a ping between.
     let mut socket = Socket::open(&server, "/", &[]).await.unwrap();
     all.node_fragments = vec![leaf("p", 0, 100)];
@@ -214,15 +223,15 @@ async fn ev_705_messages_come_in_any_number_of_frames() {
     }
     socket.raw(&frame(0x89, b"there?")).await;
     socket.raw(&frame(0x80, b"")).await;
-    let (said, close) = socket.rest().await;
-    assert_eq!((said.len(), close), (1, Some((1000, String::new()))));
+    let (reply, close) = socket.rest().await;
+    assert_eq!((reply.len(), close), (1, Some((1000, String::new()))));
 }
 
 #[tokio::test]
 async fn ev_705_messages_have_a_limit_and_compression_is_declined() {
-    let limits = Limits {
+    let limits = SessionLimits {
         max_message_bytes: 1000,
-        ..Limits::default()
+        ..SessionLimits::default()
     };
     let server = Running::limited(limits).await;
     let message = |len: usize| {
@@ -246,9 +255,9 @@ async fn ev_705_messages_have_a_limit_and_compression_is_declined() {
             last.node_fragments = vec![leaf("q", 0, 1)];
             socket.send(last.encode_to_vec()).await;
         }
-        let (said, close) = socket.rest().await;
+        let (reply, close) = socket.rest().await;
         assert_eq!(close, bytes(expect.0, expect.1));
-        assert_eq!(said.len(), 1, "the echo, or the last words");
+        assert_eq!(reply.len(), 1, "the echo, or the last words");
     }
 }
 

@@ -74,12 +74,12 @@ fn message(asked: &Asked) -> ModelInferRequest {
 
 /// The raw bytes of an output; its text without the length.
 fn output<'a>(message: &'a ModelInferResponse, name: &str) -> Option<&'a [u8]> {
-    let place = message
+    let slot = message
         .outputs
         .iter()
         .position(|output| output.name == name)?;
-    let raw = &message.raw_output_contents[place];
-    Some(match &*message.outputs[place].datatype {
+    let raw = &message.raw_output_contents[slot];
+    Some(match &*message.outputs[slot].datatype {
         "BYTES" => &raw[4..],
         _ => raw,
     })
@@ -90,10 +90,10 @@ fn number(raw: &[u8]) -> u32 {
 }
 
 /// The tokens of a response with their alternatives, whose text is that of the best ones.
-fn check_logprobs(told: &Value, alternatives: usize, text: &str) -> usize {
-    let told = told.as_array().unwrap();
+fn check_logprobs(received: &Value, alternatives: usize, text: &str) -> usize {
+    let received = received.as_array().unwrap();
     let mut best = String::new();
-    for token in told {
+    for token in received {
         let token = token.as_object().unwrap();
         assert!((1..=alternatives + 1).contains(&token.len()), "{token:?}");
         let mut first = token.values().filter(|entry| entry["rank"] == 1);
@@ -109,7 +109,7 @@ fn check_logprobs(told: &Value, alternatives: usize, text: &str) -> usize {
         }
     }
     assert_eq!(best, text);
-    told.len()
+    received.len()
 }
 
 fn check(asked: &Asked, responses: &[ModelInferResponse]) {
@@ -120,9 +120,9 @@ fn check(asked: &Asked, responses: &[ModelInferResponse]) {
             assert_eq!(raw.is_some(), flag == Some(true), "{name}: {asked:?}");
             raw
         };
-        let said = output(response, "text_output").unwrap();
-        let said = std::str::from_utf8(said).unwrap();
-        text += said;
+        let reply = output(response, "text_output").unwrap();
+        let reply = std::str::from_utf8(reply).unwrap();
+        text += reply;
         if let Some(reason) = has("finish_reason", asked.finish) {
             let is_last = at + 1 == responses.len();
             let expect: &[u8] = if is_last { b"length" } else { b"None" };
@@ -137,12 +137,12 @@ fn check(asked: &Asked, responses: &[ModelInferResponse]) {
         assert_ne!(count, Some(0), "{asked:?}");
         tokens += count.unwrap_or(0) as usize;
         if let Some(raw) = has("logprobs", asked.logprobs) {
-            let told: Value = serde_json::from_slice(raw).unwrap();
+            let received: Value = serde_json::from_slice(raw).unwrap();
             match asked.alternatives {
-                None => assert!(told.is_null(), "{asked:?}: {told}"),
+                None => assert!(received.is_null(), "{asked:?}: {received}"),
                 Some(most) => {
-                    let told = check_logprobs(&told, most as usize, said);
-                    assert!(count.is_none_or(|count| count as usize == told));
+                    let received = check_logprobs(&received, most as usize, reply);
+                    assert!(count.is_none_or(|count| count as usize == received));
                 }
             }
         }
@@ -163,11 +163,11 @@ async fn d_55_additional_outputs_come_with_each_response_in_every_combination() 
     let server = Running::generating(kernel(&[("m", config)]), Config::default()).await;
     let mut grpc = Grpc::connect(&server).await;
     for asked in all() {
-        let told = grpc.all(vec![message(&asked)]).await.into_iter();
-        let mut responses: Vec<_> = told
-            .map(|told| {
-                assert_eq!(told.error_message, "", "{asked:?}");
-                told.infer_response.unwrap()
+        let received = grpc.all(vec![message(&asked)]).await.into_iter();
+        let mut responses: Vec<_> = received
+            .map(|received| {
+                assert_eq!(received.error_message, "", "{asked:?}");
+                received.infer_response.unwrap()
             })
             .collect();
         // Where nothing more is told than text, the flag of the end may come with an empty one.

@@ -55,11 +55,11 @@ fn want(message: &mut ModelInferRequest, name: &str) {
 }
 
 /// A server whose model says the words of its prompt, for these clients or for all.
-async fn ensemble(is_said: bool) -> Running {
-    let signature = is_said.then(Signature::tensorrt_llm);
-    let model = Model {
+async fn ensemble(is_sent: bool) -> Running {
+    let signature = is_sent.then(Signature::tensorrt_llm);
+    let model = ModelOptions {
         signature,
-        ..Model::default()
+        ..ModelOptions::default()
     };
     let config = Config {
         models: [("ensemble".to_owned(), model)].into(),
@@ -70,20 +70,20 @@ async fn ensemble(is_said: bool) -> Running {
 
 /// The row, the choice and the text of a response, read as the client does: `output[0]`, `batch_index[0][0]`.
 fn read(response: &ModelInferResponse) -> (i32, i32, String) {
-    let place = |name: &str| {
+    let slot = |name: &str| {
         response
             .outputs
             .iter()
             .position(|output| output.name == name)
     };
     let index = |name: &str| {
-        place(name).map_or(0, |place| {
-            assert_eq!(response.outputs[place].shape, [1, 1], "{name}");
-            let raw = &response.raw_output_contents[place];
+        slot(name).map_or(0, |slot| {
+            assert_eq!(response.outputs[slot].shape, [1, 1], "{name}");
+            let raw = &response.raw_output_contents[slot];
             i32::from_le_bytes(raw[..].try_into().unwrap())
         })
     };
-    let text = place("text_output").unwrap();
+    let text = slot("text_output").unwrap();
     assert_eq!(response.outputs[text].shape, [1], "a list of one");
     let raw = &response.raw_output_contents[text][4..];
     let text = String::from_utf8(raw.to_vec()).unwrap();
@@ -103,27 +103,31 @@ async fn texts(grpc: &mut Grpc, message: ModelInferRequest) -> Vec<Vec<String>> 
 
 #[tokio::test]
 async fn d_55_the_ensembles_client_streams_with_what_it_sends_by_default() {
-    for is_said in [true, false] {
-        let server = ensemble(is_said).await;
+    for is_sent in [true, false] {
+        let server = ensemble(is_sent).await;
         let mut grpc = Grpc::connect(&server).await;
-        let told = texts(&mut grpc, message(&[PROMPT], true)).await;
-        assert_eq!(told[0][0], PROMPT, "a stream never has the prompt");
-        let told = texts(&mut grpc, message(&[PROMPT], false)).await;
-        assert_eq!(told[0][0], PROMPT.repeat(2), "an answer as a whole has it");
+        let received = texts(&mut grpc, message(&[PROMPT], true)).await;
+        assert_eq!(received[0][0], PROMPT, "a stream never has the prompt");
+        let received = texts(&mut grpc, message(&[PROMPT], false)).await;
+        assert_eq!(
+            received[0][0],
+            PROMPT.repeat(2),
+            "an answer as a whole has it"
+        );
     }
 }
 
 /// TR-405: vLLM's clients are refused as vLLM's backend refuses them.
 #[tokio::test]
 async fn d_55_without_the_ensembles_inputs_a_prompt_in_a_stream_is_refused() {
-    for (is_said, expect) in [
+    for (is_sent, expect) in [
         (
             false,
             "When streaming, `exclude_input_in_output` = False is not allowed.",
         ),
         (true, ""),
     ] {
-        let server = ensemble(is_said).await;
+        let server = ensemble(is_sent).await;
         let mut grpc = Grpc::connect(&server).await;
         let mut asked = message(&[PROMPT], true);
         let beam = asked
@@ -139,20 +143,20 @@ async fn d_55_without_the_ensembles_inputs_a_prompt_in_a_stream_is_refused() {
 
 #[tokio::test]
 async fn d_55_each_response_says_of_which_sequence_it_is() {
-    for (is_said, stream) in [(true, true), (true, false), (false, true), (false, false)] {
-        let server = ensemble(is_said).await;
+    for (is_sent, stream) in [(true, true), (true, false), (false, true), (false, false)] {
+        let server = ensemble(is_sent).await;
         let mut grpc = Grpc::connect(&server).await;
         let mut asked = message(&[PROMPT], stream);
         let two = 2_i32.to_le_bytes().to_vec();
         add(&mut asked, "num_return_sequences", "INT32", 1, two);
         want(&mut asked, "sequence_index");
-        let said = if stream {
+        let reply = if stream {
             PROMPT.to_owned()
         } else {
             PROMPT.repeat(2)
         };
-        let told = texts(&mut grpc, asked).await;
-        assert_eq!(told[0], [said.clone(), said], "{is_said} {stream}");
+        let received = texts(&mut grpc, asked).await;
+        assert_eq!(received[0], [reply.clone(), reply], "{is_sent} {stream}");
     }
 }
 
@@ -168,16 +172,16 @@ async fn d_55_each_response_says_of_which_row_it_is() {
         add(&mut asked, "num_return_sequences", "INT32", 3, two);
         want(&mut asked, "batch_index");
         want(&mut asked, "sequence_index");
-        let told = texts(&mut grpc, asked).await;
-        let said = prompts.map(|prompt| {
-            let said = if stream {
+        let received = texts(&mut grpc, asked).await;
+        let reply = prompts.map(|prompt| {
+            let reply = if stream {
                 prompt.to_owned()
             } else {
                 prompt.repeat(2)
             };
-            vec![said.clone(), said]
+            vec![reply.clone(), reply]
         });
-        assert_eq!(told, said, "{stream}");
+        assert_eq!(received, reply, "{stream}");
     }
 }
 

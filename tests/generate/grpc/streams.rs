@@ -2,8 +2,8 @@
 
 use futures::channel::mpsc;
 use futures::stream;
-use sapwood_engine::Owner;
-use sapwood_engine::scripted::Failure;
+use sapwood_engine::EngineOwner;
+use sapwood_engine::scripted::ScriptedFailure;
 use sapwood_proto::time::Time;
 use sapwood_tests::{by_hand, until};
 
@@ -22,15 +22,19 @@ async fn tr_906_the_end_comes_with_its_flag() {
     assert_eq!(asked.encode_to_vec(), request);
 
     // The end is at hand with the one response.
-    let server = playing(vec![Step::Text("a ".into()), Step::Text("b".into())]).await;
+    let server = playing(vec![
+        ScriptStep::Text("a ".into()),
+        ScriptStep::Text("b".into()),
+    ])
+    .await;
     let mut grpc = Grpc::connect(&server).await;
-    let told = grpc.all(vec![asked.clone()]).await;
-    assert_eq!(told.len(), 1, "{told:?}");
-    let only = told[0].infer_response.as_ref().unwrap();
+    let received = grpc.all(vec![asked.clone()]).await;
+    assert_eq!(received.len(), 1, "{received:?}");
+    let only = received[0].infer_response.as_ref().unwrap();
     assert_eq!((&*text(only), last(only)), ("a b", true));
 
     // It is not with a pause before it, which ends when the test says so.
-    let pieces = vec![Step::Text("a".into()), Step::SleepMs(20)];
+    let pieces = vec![ScriptStep::Text("a".into()), ScriptStep::SleepMs(20)];
     let (mut owner, engine) = by_hand(steps(pieces));
     let kernel = Kernel::new();
     kernel.add(sapwood_kernel::model("m", engine)).unwrap();
@@ -46,13 +50,13 @@ async fn tr_906_the_end_comes_with_its_flag() {
         let first = stepped(&mut owner, before, answers.message()).await;
         let first = first.unwrap().unwrap().infer_response.unwrap();
         assert_eq!((&*text(&first), last(&first)), ("a", false));
-        let told = stepped(&mut owner, after, answers.message()).await;
-        let told = told.unwrap().unwrap();
-        let second = told.infer_response.as_ref().unwrap();
+        let received = stepped(&mut owner, after, answers.message()).await;
+        let received = received.unwrap().unwrap();
+        let second = received.infer_response.as_ref().unwrap();
         assert!(last(second));
         assert!(answers.message().await.unwrap().is_none());
         match expect {
-            None => assert_eq!(told.encode_to_vec(), end),
+            None => assert_eq!(received.encode_to_vec(), end),
             Some(expect) => {
                 assert_eq!(second.outputs[0].name, "text_output");
                 assert_eq!(text(second), expect);
@@ -62,7 +66,7 @@ async fn tr_906_the_end_comes_with_its_flag() {
 }
 
 /// What comes of `waited` while the engine is stepped at this time.
-async fn stepped<T>(owner: &mut Owner, at: Time, waited: impl Future<Output = T>) -> T {
+async fn stepped<T>(owner: &mut EngineOwner, at: Time, waited: impl Future<Output = T>) -> T {
     tokio::pin!(waited);
     loop {
         owner.step(at);
@@ -94,19 +98,19 @@ async fn tr_1103_a_parrot_answers_as_often_as_it_is_told() {
         message.parameters.insert("TIMES".into(), number(times));
         message.parameters.insert("BREAK".into(), flag(broken));
         message.parameters.insert(EMPTY_FINAL.into(), flag(true));
-        let mut told = grpc.all(vec![message.clone()]).await;
-        let end = told.pop().unwrap();
+        let mut received = grpc.all(vec![message.clone()]).await;
+        let end = received.pop().unwrap();
         let response = end.infer_response.unwrap();
         assert!(last(&response));
         assert_eq!(response.id, "p");
-        let said = told
+        let reply = received
             .iter()
             .map(|it| text(it.infer_response.as_ref().unwrap()));
-        let said: Vec<_> = said
+        let reply: Vec<_> = reply
             .chain((!response.outputs.is_empty()).then(|| text(&response)))
             .collect();
         assert_eq!(
-            said,
+            reply,
             vec!["hello"; usize::try_from(times).unwrap()],
             "{times}"
         );
@@ -117,7 +121,10 @@ async fn tr_1103_a_parrot_answers_as_often_as_it_is_told() {
 
 #[tokio::test]
 async fn tr_904_requests_of_a_stream_run_at_once_and_are_told_apart_by_id() {
-    let engine = spawned(steps(vec![Step::Text("a".into()), Step::Hang(true)]));
+    let engine = spawned(steps(vec![
+        ScriptStep::Text("a".into()),
+        ScriptStep::Hang(true),
+    ]));
     let kernel = kernel(&[("demo", script(Script::Words))]);
     kernel
         .add(sapwood_kernel::model("hangs", engine.clone()))
@@ -135,14 +142,14 @@ async fn tr_904_requests_of_a_stream_run_at_once_and_are_told_apart_by_id() {
             .unwrap();
     }
     for _ in 0..8 {
-        let told = answers
+        let received = answers
             .message()
             .await
             .unwrap()
             .unwrap()
             .infer_response
             .unwrap();
-        assert_eq!((&*text(&told), last(&told)), ("a", false));
+        assert_eq!((&*text(&received), last(&received)), ("a", false));
     }
     until("all of them run", || {
         engine.stats().requests_running.get() == 8
@@ -151,9 +158,9 @@ async fn tr_904_requests_of_a_stream_run_at_once_and_are_told_apart_by_id() {
 
     // One more than may run.
     send.try_send(prompt("demo", "more", "x", false)).unwrap();
-    let told = answers.message().await.unwrap().unwrap();
-    assert_eq!(told.error_message, "too many requests on this stream");
-    assert_eq!(told.infer_response.unwrap().id, "more");
+    let received = answers.message().await.unwrap().unwrap();
+    assert_eq!(received.error_message, "too many requests on this stream");
+    assert_eq!(received.infer_response.unwrap().id, "more");
 
     // TR-907, TR-608: a call that is cancelled takes all of them with it.
     drop((answers, send));
@@ -171,14 +178,14 @@ async fn tr_904_requests_of_a_stream_run_at_once_and_are_told_apart_by_id() {
             true,
         )
     });
-    let mut said = vec![String::new(); 6];
+    let mut reply = vec![String::new(); 6];
     for answer in grpc.all(all.collect()).await {
         assert_eq!(answer.error_message, "");
-        let told = answer.infer_response.unwrap();
-        said[told.id.parse::<usize>().unwrap()].push_str(&text(&told));
+        let received = answer.infer_response.unwrap();
+        reply[received.id.parse::<usize>().unwrap()].push_str(&text(&received));
     }
-    for (index, said) in said.iter().enumerate() {
-        assert_eq!(*said, format!("one two {index}"));
+    for (index, reply) in reply.iter().enumerate() {
+        assert_eq!(*reply, format!("one two {index}"));
     }
 }
 
@@ -187,18 +194,18 @@ async fn tr_904_requests_of_a_stream_run_at_once_and_are_told_apart_by_id() {
 async fn tr_904_models_that_are_not_decoupled_keep_the_order() {
     let mut signature = Signature::union();
     signature.decoupled = false;
-    let model = Model {
+    let model = ModelOptions {
         signature: Some(signature),
-        ..Model::default()
+        ..ModelOptions::default()
     };
     let rules = vec![
-        Rule {
+        ScriptRule {
             pattern: Some("slow".into()),
-            steps: vec![Step::SleepMs(50), Step::Text("slow".into())],
+            steps: vec![ScriptStep::SleepMs(50), ScriptStep::Text("slow".into())],
         },
-        Rule {
+        ScriptRule {
             pattern: None,
-            steps: vec![Step::Text("fast".into())],
+            steps: vec![ScriptStep::Text("fast".into())],
         },
     ];
     let config = scripted::Config {
@@ -217,16 +224,16 @@ async fn tr_904_models_that_are_not_decoupled_keep_the_order() {
             prompt("m", "2", "x", false),
         ])
         .await;
-    let told: Vec<_> = all
+    let received: Vec<_> = all
         .iter()
         .map(|it| it.infer_response.as_ref().unwrap())
         .collect();
-    let told: Vec<_> = told
+    let received: Vec<_> = received
         .iter()
         .map(|it| (&*it.id, text(it), last(it)))
         .collect();
     assert_eq!(
-        told,
+        received,
         [
             ("1", "slow".to_owned(), true),
             ("2", "fast".to_owned(), true)
@@ -236,7 +243,7 @@ async fn tr_904_models_that_are_not_decoupled_keep_the_order() {
 
 #[tokio::test]
 async fn tr_905_a_request_that_fails_leaves_the_stream_alone() {
-    let server = playing(vec![Step::Error(Failure {
+    let server = playing(vec![ScriptStep::Error(ScriptedFailure {
         code: "unavailable".into(),
         message: "the parrot is tired".into(),
     })])
@@ -247,19 +254,19 @@ async fn tr_905_a_request_that_fails_leaves_the_stream_alone() {
         prompt("nobody", "a", "x", true),
         prompt("m", "b", "x", true),
     ];
-    let told = grpc.all(list.clone()).await;
-    let told: Vec<_> = told
+    let received = grpc.all(list.clone()).await;
+    let received: Vec<_> = received
         .iter()
         .map(|it| {
             let response = it.infer_response.as_ref().unwrap();
             (&*response.id, &*it.error_message, last(response))
         })
         .collect();
-    assert_eq!(told.len(), 2, "{told:?}");
-    assert_eq!(told[0], ("a", unknown, true));
+    assert_eq!(received.len(), 2, "{received:?}");
+    assert_eq!(received[0], ("a", unknown, true));
     assert!(
-        told[1].0 == "b" && told[1].1.contains("the parrot is tired"),
-        "{told:?}"
+        received[1].0 == "b" && received[1].1.contains("the parrot is tired"),
+        "{received:?}"
     );
 
     // Asked for, the first error is the status of the call.

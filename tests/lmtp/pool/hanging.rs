@@ -7,26 +7,28 @@ use sapwood_tests::proxy::Proxy;
 use super::*;
 
 /// Two servers of a pool, the first behind a way that can hang.
-async fn behind(proxy: &Proxy, two: &Running) -> Pool {
-    let endpoint = |address| Endpoint {
-        address: Address::parse(&format!("{address}/lmtp")).unwrap(),
+async fn behind(proxy: &Proxy, two: &Running) -> LmtpPool {
+    let endpoint = |address| PoolEndpoint {
+        address: PeerAddress::parse(&format!("{address}/lmtp")).unwrap(),
         model: "parrot".into(),
         weight: 1,
     };
     let endpoints = vec![endpoint(proxy.address), endpoint(two.address)];
     // Whoever is only slow, because the machine is busy, comes back with its next answer.
     let often = Duration::from_millis(50);
-    let settings = machine::Options {
+    let settings = machine::PoolOptions {
         probe_interval: often,
         back_off: often,
         back_off_max: often,
-        ..machine::Options::default()
+        ..machine::PoolOptions::default()
     };
-    let options = Options {
+    let options = ConnectOptions {
         request_timeout: Some(Duration::from_millis(200)),
-        ..Options::default()
+        ..ConnectOptions::default()
     };
-    Pool::connect(endpoints, &options, settings).await.unwrap()
+    LmtpPool::connect(endpoints, &options, settings)
+        .await
+        .unwrap()
 }
 
 /// Before its first item and in the midst of it; the minutes that an item may take are not waited for.
@@ -37,21 +39,25 @@ async fn lm_804_streams_of_a_server_that_hangs_go_on_at_another() {
         let (mut second, two) = stepped(fluent()).await;
         let proxy = Proxy::to(one.address).await;
         let pool = behind(&proxy, &two).await;
-        let mut items = pool.generate(say(), None);
+        let mut items = pool.generate(request(), None);
         let mut tokens = some(&mut items, &mut first, cut).await;
         proxy.hang();
         let (after, end) = rest(&mut items, &mut [&mut second]).await;
         tokens.extend(after);
-        assert_eq!((tokens, end), (whole(), Ok(Finish::Stop)), "cut at {cut}");
+        assert_eq!(
+            (tokens, end),
+            (whole(), Ok(StreamFinish::Stop)),
+            "cut at {cut}"
+        );
         assert_eq!(pool.moved(), 1);
-        assert_eq!(pool.seats()[0].condition, Condition::Away);
+        assert_eq!(pool.peers()[0].condition, Condition::Away);
     }
 }
 
 #[tokio::test]
 async fn lm_804_whoever_follows_a_pool_is_told_when_nobody_serves() {
     let (one, two) = (of_parrot().await, of_parrot().await);
-    let pool = pool(&[&one, &two], machine::Options::default()).await;
+    let pool = pool(&[&one, &two], machine::PoolOptions::default()).await;
     let mut served = pool.served();
     assert!(*served.borrow_and_update());
     one.kill().await;
@@ -63,19 +69,19 @@ async fn lm_804_whoever_follows_a_pool_is_told_when_nobody_serves() {
 /// A seed that was promised is kept: the other server computes the stream from its beginning, penalties and all.
 #[tokio::test]
 async fn lm_806_a_promised_seed_is_kept_at_another_server() {
-    let wanted = || Generate {
+    let wanted = || GenerateRequest {
         prompt: vec![7],
         max_tokens: 20,
         temperature: 1.0,
         seed: Some(3),
         repetition_penalty: 1.5,
-        ..Generate::default()
+        ..GenerateRequest::default()
     };
     let mut runs = Vec::new();
     for cut in [None, Some(0), Some(5)] {
         let (mut first, one) = stepped(super::super::chatter()).await;
         let (mut second, two) = stepped(super::super::chatter()).await;
-        let pool = pool(&[&one, &two], machine::Options::default()).await;
+        let pool = pool(&[&one, &two], machine::PoolOptions::default()).await;
         let mut items = pool.generate(wanted(), None);
         let mut tokens = some(&mut items, &mut first, cut.unwrap_or(0)).await;
         if cut.is_some() {
@@ -83,7 +89,11 @@ async fn lm_806_a_promised_seed_is_kept_at_another_server() {
         }
         let (after, end) = rest(&mut items, &mut [&mut first, &mut second]).await;
         tokens.extend(after);
-        assert_eq!((tokens.len(), end), (20, Ok(Finish::Length)), "{cut:?}");
+        assert_eq!(
+            (tokens.len(), end),
+            (20, Ok(StreamFinish::Length)),
+            "{cut:?}"
+        );
         runs.push(tokens);
     }
     assert!(runs[0] == runs[1] && runs[0] == runs[2], "{runs:?}");

@@ -8,7 +8,7 @@ use super::*;
 use crate::lmtp::resume::{agreed, resume};
 
 /// So many more items at a face, with the engines behind it stepped.
-async fn read(socket: &mut Socket, owners: &mut [&mut Owner], count: usize) -> Vec<Value> {
+async fn read(socket: &mut Socket, owners: &mut [&mut EngineOwner], count: usize) -> Vec<Value> {
     let mut all = Vec::new();
     while all.len() < count {
         for owner in &mut *owners {
@@ -30,12 +30,12 @@ async fn read(socket: &mut Socket, owners: &mut [&mut Owner], count: usize) -> V
 /// LM-965: its client is away for a while, and meanwhile the server is lost that computes it; nobody sees a seam.
 #[tokio::test]
 async fn lm_807_a_client_comes_back_to_what_a_pool_computes() {
-    for options in [Options::base(), Options::default()] {
+    for options in [ConnectOptions::base(), ConnectOptions::default()] {
         let (mut first, one) = stepped(fluent()).await;
         let (mut second, two) = stepped(fluent()).await;
-        let pool = speaking(&[&one, &two], options, machine::Options::default()).await;
+        let pool = speaking(&[&one, &two], options, machine::PoolOptions::default()).await;
         let kernel = Kernel::new();
-        let far = function(&pool, "parrot", Terms::default());
+        let far = function(&pool, "parrot", LmtpModelTerms::default());
         kernel.add(far).unwrap();
         let front = Running::start(kernel, Default::default(), Vec::new()).await;
         let mut socket = client(&front).await;
@@ -43,7 +43,7 @@ async fn lm_807_a_client_comes_back_to_what_a_pool_computes() {
         let prompt = json!(bytes("say: "));
         let generate =
             json!({"stream_id": 1, "model": "parrot", "prompt": prompt, "max_tokens": 100});
-        socket.say(&format!("GENERATE {generate}")).await;
+        socket.send_text(&format!("GENERATE {generate}")).await;
         let mut items = read(&mut socket, &mut [&mut first, &mut second], 5).await;
         let before = items.len();
         drop(socket);
@@ -56,7 +56,7 @@ async fn lm_807_a_client_comes_back_to_what_a_pool_computes() {
         let mut socket = client(&front).await;
         agreed(&mut socket).await;
         let last = items[before - 1]["seq"].as_i64().unwrap();
-        socket.say(&resume(&name, last)).await;
+        socket.send_text(&resume(&name, last)).await;
         let answer = message(&mut socket).await.1;
         assert_eq!(answer[0]["resumed"], json!([1]), "{answer:?}");
         while items[items.len() - 1]["finish_reason"].is_null() {
@@ -65,12 +65,12 @@ async fn lm_807_a_client_comes_back_to_what_a_pool_computes() {
         for (seq, item) in items.iter().enumerate() {
             assert_eq!(item["seq"], json!(seq));
         }
-        let (tokens, end) = told(&items);
+        let (tokens, end) = tokens_and_end(&items);
         let expect: Vec<_> = whole().into_iter().map(u64::from).collect();
         assert_eq!((tokens, &*end), (expect, "stop"));
         // And once more, whether it is kept or computed again.
         let again = json!({"stream_id": 2, "retry_of": 1, "model": "parrot", "prompt": prompt, "max_tokens": 100});
-        socket.say(&format!("GENERATE {again}")).await;
+        socket.send_text(&format!("GENERATE {again}")).await;
         let mut repeated: Vec<Value> = Vec::new();
         while repeated
             .last()
@@ -78,19 +78,19 @@ async fn lm_807_a_client_comes_back_to_what_a_pool_computes() {
         {
             repeated.extend(read(&mut socket, &mut [&mut second], 1).await);
         }
-        assert_eq!(told(&repeated), told(&items));
+        assert_eq!(tokens_and_end(&repeated), tokens_and_end(&items));
     }
 }
 
 /// A pool of one server that is reached over a way which can be cut.
-async fn over(proxy: &Proxy) -> Pool {
-    let endpoint = Endpoint {
-        address: Address::parse(&format!("{}/lmtp", proxy.address)).unwrap(),
+async fn over(proxy: &Proxy) -> LmtpPool {
+    let endpoint = PoolEndpoint {
+        address: PeerAddress::parse(&format!("{}/lmtp", proxy.address)).unwrap(),
         model: "parrot".into(),
         weight: 1,
     };
-    let settings = machine::Options::default();
-    Pool::connect(vec![endpoint], &Options::default(), settings)
+    let settings = machine::PoolOptions::default();
+    LmtpPool::connect(vec![endpoint], &ConnectOptions::default(), settings)
         .await
         .unwrap()
 }
@@ -103,13 +103,13 @@ async fn lm_965_an_upstream_that_is_lost_for_a_moment_costs_nothing() {
         let (mut owner, server) = stepped(super::super::chatter()).await;
         let proxy = Proxy::to(server.address).await;
         let pool = over(&proxy).await;
-        let wanted = Generate {
+        let wanted = GenerateRequest {
             prompt: vec![7],
             max_tokens: 20,
             temperature: 1.0,
             seed: Some(3),
             repetition_penalty: 1.5,
-            ..Generate::default()
+            ..GenerateRequest::default()
         };
         let mut items = pool.generate(wanted, None);
         let mut tokens = Vec::new();
@@ -120,7 +120,11 @@ async fn lm_965_an_upstream_that_is_lost_for_a_moment_costs_nothing() {
         }
         let (after, end) = rest(&mut items, &mut [&mut owner]).await;
         tokens.extend(after);
-        assert_eq!((tokens.len(), end), (20, Ok(Finish::Length)), "{cuts} cuts");
+        assert_eq!(
+            (tokens.len(), end),
+            (20, Ok(StreamFinish::Length)),
+            "{cuts} cuts"
+        );
         assert_eq!(pool.moved(), 0);
         runs.push(tokens);
     }
@@ -131,7 +135,7 @@ async fn lm_965_an_upstream_that_is_lost_for_a_moment_costs_nothing() {
 #[tokio::test]
 async fn lm_964_a_pool_that_goes_leaves_nothing_running() {
     let (mut owner, server) = stepped(super::super::chatter()).await;
-    let pool = pool(&[&server], machine::Options::default()).await;
+    let pool = pool(&[&server], machine::PoolOptions::default()).await;
     let items = begun(&pool, &mut owner).await;
     drop((pool, items));
     let metrics = &server.shared.metrics;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use super::busy::BusyLoops;
-use super::port::HeldPort;
+use super::port::ReservedPort;
 use super::{Lane, Outcome, Settings};
 use crate::tools::{COMPILERS, DENY, NEXTEST, NODE, PYTHON, WASM, WASM_TARGET};
 use crate::{foreign, fuzz, process, root, soak, tidy};
@@ -150,7 +150,7 @@ fn test(settings: &Settings) -> Result<Outcome> {
 fn nextest(arguments: &[&str], settings: &Settings) -> Result<Outcome> {
     // Building beside busy loops proves nothing.
     cargo(&[&["nextest", "run", "--no-run"], arguments].concat())?;
-    let _port = HeldPort::take();
+    let _port = ReservedPort::take();
     let _busy = settings.busy.then(|| BusyLoops::start(2));
     cargo(&[&["nextest", "run", "--no-fail-fast"], arguments].concat())
 }

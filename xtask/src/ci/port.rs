@@ -12,21 +12,21 @@ use crate::process;
 const DEFAULT: &str = "127.0.0.1:8000";
 
 /// The default port, held until this is dropped.
-pub(super) struct HeldPort {
+pub(super) struct ReservedPort {
     stop: Arc<AtomicBool>,
     address: String,
     thread: Option<JoinHandle<()>>,
 }
 
-impl HeldPort {
+impl ReservedPort {
     /// Holds it; `None` where something listens there already, which serves as well.
     pub(super) fn take() -> Option<Self> {
-        let held = Self::listen(DEFAULT);
-        process::say(&match held {
+        let retained = Self::listen(DEFAULT);
+        process::print_line(&match retained {
             Some(_) => format!("{DEFAULT} is held during the tests, which must not need it"),
             None => format!("something listens on {DEFAULT}; the tests must not care"),
         });
-        held
+        retained
     }
 
     fn listen(address: &str) -> Option<Self> {
@@ -50,7 +50,7 @@ impl HeldPort {
     }
 }
 
-impl Drop for HeldPort {
+impl Drop for ReservedPort {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         // A connection of our own wakes the thread, which then sees the flag.
@@ -66,16 +66,16 @@ mod tests {
     use std::io::Read;
     use std::net::TcpStream;
 
-    use super::HeldPort;
+    use super::ReservedPort;
 
     #[test]
     fn a_held_port_closes_what_connects_and_is_free_again() {
-        let held = HeldPort::listen("127.0.0.1:0").unwrap();
-        let address = held.address.clone();
-        assert!(HeldPort::listen(&address).is_none());
+        let retained = ReservedPort::listen("127.0.0.1:0").unwrap();
+        let address = retained.address.clone();
+        assert!(ReservedPort::listen(&address).is_none());
         let mut connection = TcpStream::connect(&address).unwrap();
         assert_eq!(connection.read(&mut [0]).unwrap_or(0), 0);
-        drop(held);
+        drop(retained);
         assert!(TcpStream::connect(&address).is_err());
     }
 }

@@ -30,12 +30,12 @@ impl Summary {
     pub(super) fn conclude(&self, allowed: impl Fn(&str) -> bool) -> Result<()> {
         process::heading("summary");
         for report in &self.0 {
-            process::say(&line(report));
+            process::print_line(&line(report));
         }
         let total: Duration = self.0.iter().map(|report| report.took).sum();
         let skipped = self.names(|result| matches!(result, Ok(Outcome::Skipped(_))));
         let failed = self.names(Result::is_err);
-        process::say(&format!(
+        process::print_line(&format!(
             "lanes: {} passed, {} failed, {} skipped, in {} min {} s",
             self.0.len() - failed.len() - skipped.len(),
             failed.len(),
@@ -87,17 +87,17 @@ mod tests {
     #[test]
     fn a_skipped_lane_fails_the_run_unless_it_is_allowed() {
         let skipped = || Ok(Outcome::Skipped("no tool".to_owned()));
-        let told =
+        let reported =
             |results, allowed: &[&str]| concluded(results, allowed).err().map(|e| e.to_string());
-        assert_eq!(told(vec![Ok(Outcome::Passed)], &[]), None);
+        assert_eq!(reported(vec![Ok(Outcome::Passed)], &[]), None);
         let one = "skipped: b; install what is missing, or say `--allow-skips b`".to_owned();
         assert_eq!(
-            told(vec![Ok(Outcome::Passed), skipped()], &[]),
+            reported(vec![Ok(Outcome::Passed), skipped()], &[]),
             Some(one.clone())
         );
-        assert_eq!(told(vec![skipped(), skipped()], &["a"]), Some(one));
-        assert_eq!(told(vec![skipped(), skipped()], &["a", "b"]), None);
-        let failed = told(
+        assert_eq!(reported(vec![skipped(), skipped()], &["a"]), Some(one));
+        assert_eq!(reported(vec![skipped(), skipped()], &["a", "b"]), None);
+        let failed = reported(
             vec![Err(anyhow!("why")), skipped(), Err(anyhow!("why"))],
             &["a"],
         );

@@ -126,14 +126,19 @@ pub(super) fn ignored_tests(tree: &Tree) -> Vec<Finding> {
 
 /// A flaky test is a failing test: nothing is tried twice.
 pub(super) fn tests_tried_twice(tree: &Tree) -> Vec<Finding> {
-    let places = [".config/nextest.toml", ".ci/run", ".cargo/config.toml"];
-    places
+    let positions = [".config/nextest.toml", ".ci/run", ".cargo/config.toml"];
+    positions
         .iter()
-        .filter(|place| {
-            tree.text(place)
+        .filter(|location| {
+            tree.text(location)
                 .is_some_and(|text| text.contains("retries"))
         })
-        .map(|place| Finding::new(*place, "no test is tried twice: mend what makes it flaky"))
+        .map(|location| {
+            Finding::new(
+                *location,
+                "no test is tried twice: mend what makes it flaky",
+            )
+        })
         .collect()
 }
 

@@ -1,7 +1,6 @@
 //! `cargo xtask tidy`: what the compiler cannot check.
 //!
-//! Owns: the list of checks and how findings are shown. Refuses to know: how code is formatted or linted; rustfmt and
-//! clippy do that. Each check is a function from the tree to its findings.
+//! Each check is a function from the tree to its findings.
 
 mod edges;
 mod files;
@@ -21,14 +20,14 @@ pub(crate) struct Options {
 
 /// One thing that is not as it should be: where, and what to do.
 pub(crate) struct Finding {
-    place: String,
+    location: String,
     advice: String,
 }
 
 impl Finding {
-    pub(crate) fn new(place: impl Into<String>, advice: impl Into<String>) -> Self {
+    pub(crate) fn new(location: impl Into<String>, advice: impl Into<String>) -> Self {
         Self {
-            place: place.into(),
+            location: location.into(),
             advice: advice.into(),
         }
     }
@@ -105,7 +104,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let findings = findings()?;
     for finding in &findings {
-        process::say(&format!("{}: {}", finding.place, finding.advice));
+        process::print_line(&format!("{}: {}", finding.location, finding.advice));
     }
     match findings.len() {
         0 => Ok(()),
@@ -141,7 +140,7 @@ mod tests {
         let findings = super::findings().expect("the checkout can be read");
         let shown: Vec<String> = findings
             .iter()
-            .map(|finding| format!("{}: {}", finding.place, finding.advice))
+            .map(|finding| format!("{}: {}", finding.location, finding.advice))
             .collect();
         assert!(shown.is_empty(), "{}", shown.join("\n"));
     }

@@ -106,13 +106,13 @@ fn the_variable_and_llvm_config_say_where_libclang_is() {
         let inside = library.strip_prefix(root.path()).unwrap();
         Some(inside.display().to_string())
     };
-    let elsewhere = Some("opt/llvm/lib/libclang.so.1".to_owned());
-    assert_eq!(found(&[("LIBCLANG_PATH", "opt/llvm/lib")]), elsewhere);
+    let other = Some("opt/llvm/lib/libclang.so.1".to_owned());
+    assert_eq!(found(&[("LIBCLANG_PATH", "opt/llvm/lib")]), other);
     let file = "opt/llvm/lib/libclang.so.1";
-    assert_eq!(found(&[("LIBCLANG_PATH", file)]), elsewhere);
+    assert_eq!(found(&[("LIBCLANG_PATH", file)]), other);
     // It hides every other library, as it does in the build.
     assert_eq!(found(&[("LIBCLANG_PATH", "opt")]), None);
-    assert_eq!(found(&[("LD_LIBRARY_PATH", "opt/llvm/lib")]), elsewhere);
+    assert_eq!(found(&[("LD_LIBRARY_PATH", "opt/llvm/lib")]), other);
     assert_eq!(found(&[]), Some("usr/lib/libclang.so".to_owned()));
     let root = Root::new()
         .library("opt/llvm/lib/libclang.so.1")
@@ -179,21 +179,21 @@ fn what_is_missing_is_installed() {
 /// The message's end is what to do.
 #[test]
 fn what_cannot_be_installed_is_said_at_the_end() {
-    let told = |root: &Root, variables: &[(&'static str, &str)]| {
+    let received = |root: &Root, variables: &[(&'static str, &str)]| {
         ensure(&root.machine(variables)).unwrap_err().to_string()
     };
-    let without_apt = told(&Root::new(), &[]);
+    let without_apt = received(&Root::new(), &[]);
     assert!(without_apt.contains("`apt-get install -y cmake make g++ libclang-dev`"));
     let debian = || Root::new().program("apt-get", "");
     let user = debian().program("id", "echo 1000");
     let by_hand = "run `sudo apt-get install -y cmake make g++ libclang-dev`, then run this again";
-    assert_eq!(told(&user, &[]), by_hand);
+    assert_eq!(received(&user, &[]), by_hand);
     let failing = Root::new()
         .program("apt-get", "[ \"$1\" = --version ]")
         .program("id", "echo 0");
-    assert!(told(&failing, &[]).ends_with("by hand to see why, then run this again"));
+    assert!(received(&failing, &[]).ends_with("by hand to see why, then run this again"));
     let useless = debian().program("id", "echo 0");
-    assert!(told(&useless, &[]).starts_with("still missing after"));
-    let hidden = told(&useless, &[("LIBCLANG_PATH", "nowhere")]);
+    assert!(received(&useless, &[]).starts_with("still missing after"));
+    let hidden = received(&useless, &[("LIBCLANG_PATH", "nowhere")]);
     assert!(hidden.ends_with("unset it"), "{hidden}");
 }

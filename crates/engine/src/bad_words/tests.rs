@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::api::{Chat, Fault, Vocabulary};
+use crate::api::{ChatRequest, EngineError, Vocabulary};
 use crate::model::Model;
 use crate::scripted::{Config, Script, Scripted};
 
@@ -29,7 +29,7 @@ impl Vocabulary for Pieces {
         token as usize == self.0.len()
     }
 
-    fn beginning(&self) -> Option<Token> {
+    fn bos(&self) -> Option<Token> {
         None
     }
 
@@ -37,7 +37,7 @@ impl Vocabulary for Pieces {
         None
     }
 
-    fn chat(&self, _chat: &Chat) -> Result<Vec<Token>, Fault> {
+    fn chat(&self, _chat: &ChatRequest) -> Result<Vec<Token>, EngineError> {
         Ok(Vec::new())
     }
 }
@@ -46,29 +46,29 @@ fn over(pieces: &[&str], words: &[&str]) -> BadWords {
     let pieces = pieces.iter().map(|piece| piece.as_bytes().to_vec());
     let vocabulary = Pieces(pieces.collect());
     let size = u32::try_from(vocabulary.size()).unwrap();
-    let lexicon = Lexicon::new(Arc::new(vocabulary), size);
+    let token_index = TokenIndex::new(Arc::new(vocabulary), size);
     let words = words.iter().map(|word| (*word).to_owned()).collect();
-    BadWords::new(words, Arc::new(lexicon))
+    BadWords::new(words, Arc::new(token_index))
 }
 
 /// A word may come whole, in parts, within longer tokens, and begun more than once at the same time.
 #[test]
 fn tr_401_what_would_complete_a_bad_word_in_any_tokens_is_forbidden() {
     let pieces = ["c", "a", "t", "ca", "at", "cat", "scatter", "ts", " ", "tt"];
-    let said = |text: &[Token]| text.to_vec();
+    let reply = |text: &[Token]| text.to_vec();
     for (words, output, forbidden) in [
-        (&["cat"][..], said(&[]), &[5, 6][..]),
-        (&["cat"], said(&[0]), &[4, 5, 6]),
-        (&["cat"], said(&[0, 1]), &[2, 5, 6, 7, 9]),
-        (&["cat"], said(&[3]), &[2, 5, 6, 7, 9]),
-        (&["cat"], said(&[3, 8]), &[5, 6]),
-        (&["cat"], said(&[8, 3, 10, 10]), &[2, 5, 6, 7, 9]),
-        (&["tt", "t ca", "a t"], said(&[4]), &[2, 6, 7, 9]),
-        (&["tt", "t ca", "a t"], said(&[1, 8]), &[2, 6, 7, 9]),
-        (&["tt", "t ca", "a t"], said(&[2, 8]), &[3, 5, 6, 9]),
+        (&["cat"][..], reply(&[]), &[5, 6][..]),
+        (&["cat"], reply(&[0]), &[4, 5, 6]),
+        (&["cat"], reply(&[0, 1]), &[2, 5, 6, 7, 9]),
+        (&["cat"], reply(&[3]), &[2, 5, 6, 7, 9]),
+        (&["cat"], reply(&[3, 8]), &[5, 6]),
+        (&["cat"], reply(&[8, 3, 10, 10]), &[2, 5, 6, 7, 9]),
+        (&["tt", "t ca", "a t"], reply(&[4]), &[2, 6, 7, 9]),
+        (&["tt", "t ca", "a t"], reply(&[1, 8]), &[2, 6, 7, 9]),
+        (&["tt", "t ca", "a t"], reply(&[2, 8]), &[3, 5, 6, 9]),
         // A token of one letter is a word, too.
-        (&["t"], said(&[3]), &[2, 4, 5, 6, 7, 9]),
-        (&["nowhere"], said(&[3]), &[]),
+        (&["t"], reply(&[3]), &[2, 4, 5, 6, 7, 9]),
+        (&["nowhere"], reply(&[3]), &[]),
     ] {
         let mask = over(&pieces, words).mask(output.iter().rev().copied());
         let seen: Vec<Token> = (0..11).filter(|&token| !mask.allows(token)).collect();
@@ -90,9 +90,9 @@ fn tr_401_a_vocabulary_of_bytes_forbids_the_last_byte_of_a_word() {
         ..Config::default()
     })
     .unwrap();
-    let lexicon = Arc::new(Lexicon::new(model.vocabulary(), 258));
+    let token_index = Arc::new(TokenIndex::new(model.vocabulary(), 258));
     let longest = "é".repeat(512);
-    let bad = BadWords::new(vec![longest.clone()], lexicon);
+    let bad = BadWords::new(vec![longest.clone()], token_index);
     let output = &longest.as_bytes()[..longest.len() - 1];
     let mask = bad.mask(output.iter().rev().map(|&byte| Token::from(byte)));
     assert_eq!((mask.count(), mask.allows(0xa9)), (257, false));
@@ -122,18 +122,18 @@ proptest! {
             (0..text.len()).filter(|&at| text[at..].starts_with(word.as_str())).count()
         }).sum::<usize>();
         // What is said already holds no word.
-        let mut said = Vec::new();
+        let mut reply = Vec::new();
         for index in &output {
-            said.push(index.index(size));
-            if ends(&text(&said)) > 0 {
-                said.pop();
+            reply.push(index.index(size));
+            if ends(&text(&reply)) > 0 {
+                reply.pop();
             }
         }
-        let lexicon = Lexicon::new(Arc::new(Pieces(pieces.clone())), size as u32);
-        let bad = BadWords::new(words.clone(), Arc::new(lexicon));
-        let mask = bad.mask(said.iter().rev().map(|&token| token as Token));
+        let token_index = TokenIndex::new(Arc::new(Pieces(pieces.clone())), size as u32);
+        let bad = BadWords::new(words.clone(), Arc::new(token_index));
+        let mask = bad.mask(reply.iter().rev().map(|&token| token as Token));
         for token in 0..size {
-            let completes = ends(&text(&[&said[..], &[token]].concat())) > 0;
+            let completes = ends(&text(&[&reply[..], &[token]].concat())) > 0;
             prop_assert_eq!(!mask.allows(token as Token), completes, "token {}", token);
         }
     }

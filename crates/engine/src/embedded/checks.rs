@@ -4,7 +4,7 @@
 //! Only what holds for every architecture stands here. What a single architecture asserts fails the loading as well, at a
 //! greater price: see "Assertions" in `llama.rs`.
 
-use crate::gguf::{Element, Header};
+use crate::gguf::{Element, GgufHeader};
 
 /// Layers of a model (`LLAMA_MAX_LAYERS`).
 const LAYERS_MAX: u64 = 512;
@@ -35,7 +35,7 @@ const BYTE_TYPE: u64 = 6;
 ///
 /// # Errors
 /// What is wrong, in words that follow "is not usable".
-pub(super) fn check(header: &Header) -> Result<(), String> {
+pub(super) fn check(header: &GgufHeader) -> Result<(), String> {
     vocabulary(header)?;
     // ggml asserts both of a number that every file may set.
     let alignment = header.number("general.alignment");
@@ -63,7 +63,7 @@ pub(super) fn check(header: &Header) -> Result<(), String> {
 }
 
 /// The lists that go with the tokens are as long, and of the right kind.
-fn vocabulary(header: &Header) -> Result<(), String> {
+fn vocabulary(header: &GgufHeader) -> Result<(), String> {
     let kind = header.text("tokenizer.ggml.model").unwrap_or_default();
     if matches!(kind, "no_vocab" | "none") {
         return Err("it has no vocabulary".to_owned());
@@ -110,7 +110,7 @@ fn vocabulary(header: &Header) -> Result<(), String> {
 
 /// The numbers of one architecture.
 struct Keys<'a> {
-    header: &'a Header,
+    header: &'a GgufHeader,
     architecture: &'a str,
 }
 
@@ -245,15 +245,15 @@ impl Keys<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::random::{Shape, write};
+    use super::super::random::{RandomModelShape, write};
     use super::*;
 
-    fn checked(change: impl FnOnce(&mut Shape)) -> Result<(), String> {
-        let mut shape = Shape::tiny();
+    fn checked(change: impl FnOnce(&mut RandomModelShape)) -> Result<(), String> {
+        let mut shape = RandomModelShape::tiny();
         change(&mut shape);
         let mut bytes = Vec::new();
         write(&mut bytes, &shape, 1).unwrap();
-        check(&Header::read(&bytes[..]).unwrap())
+        check(&GgufHeader::read(&bytes[..]).unwrap())
     }
 
     #[test]
@@ -287,8 +287,8 @@ mod tests {
         }
         for (alignment, refused) in [(1, true), (16, true), (32, false), (64, false)] {
             let number = ("general.alignment".to_owned(), alignment);
-            let told = checked(|shape| shape.numbers.push(number));
-            assert_eq!(told.is_err(), refused, "{alignment}: {told:?}");
+            let reported = checked(|shape| shape.numbers.push(number));
+            assert_eq!(reported.is_err(), refused, "{alignment}: {reported:?}");
         }
         for (key, value) in [
             ("block_count", 512),
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn what_single_architectures_assert_is_refused() {
-        let told = |name, numbers: &[(&str, u32)]| {
+        let reported = |name, numbers: &[(&str, u32)]| {
             checked(|shape| {
                 shape.architecture = name;
                 let numbers = numbers.iter();
@@ -335,16 +335,16 @@ mod tests {
             ("paddleocr", "has no section"),
             ("qwen2vl", "has no section"),
         ] {
-            let error = told(name, &[]).unwrap_err();
+            let error = reported(name, &[]).unwrap_err();
             assert!(error.contains(expected), "{name}: {error}");
         }
-        let width = Shape::tiny().width;
-        let fits = told("jamba", &[("ssm.inner_size", 2 * width)]);
+        let width = RandomModelShape::tiny().width;
+        let fits = reported("jamba", &[("ssm.inner_size", 2 * width)]);
         assert_eq!(fits, Ok(()));
-        let fits = told("qwen3vl", &[("rope.dimension_sections", 8)]);
+        let fits = reported("qwen3vl", &[("rope.dimension_sections", 8)]);
         assert_eq!(fits, Ok(()));
         let experts = [("expert_count", 4), ("expert_used_count", 2)];
-        assert_eq!(told("smallthinker", &experts), Ok(()));
+        assert_eq!(reported("smallthinker", &experts), Ok(()));
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Exceptions of llama.cpp end here, as errors: one that reached Rust would end the process.
 //!
-//! Owns: [`guarded`], and the functions of llama.cpp that throw, declared so that what they throw may pass. Refuses to know: what
-//! they are called for. The other half is `guard.cpp`, because nothing but C++ can catch.
+//! The other half is `guard.cpp`, because nothing but C++ can catch.
 //!
 //! ```text
 //!   guarded (Rust) ──► sapwood_guard (C++: try) ──► run (Rust) ──► llama_decode … (C++: throw)
@@ -85,8 +84,8 @@ pub(super) fn guarded<F: FnOnce() -> R + Copy, R: Copy>(call: F) -> Result<R, St
     match task.returned {
         Some(returned) if thrown == 0 => Ok(returned),
         _ => {
-            let said = CStr::from_bytes_until_nul(&what).unwrap_or_default();
-            Err(said.to_string_lossy().into_owned())
+            let sent = CStr::from_bytes_until_nul(&what).unwrap_or_default();
+            Err(sent.to_string_lossy().into_owned())
         }
     }
 }

@@ -1,16 +1,12 @@
 //! The border with llama.cpp: with `guard.rs` the only file of this crate that contains `unsafe`.
 //!
-//! Owns: the raw pointers, their lifetimes, and the checks without which a call would be undefined behaviour or would
-//! end the process (`GGML_ASSERT` aborts, so whatever it tests is tested here first).
-//! Refuses to know: files' formats, requests, the engine's traits beyond [`Entry`].
-//!
 //! ```text
 //!   Backend ──► Model (read only, shared) ──► Context (one thread at a time) ──► decode ──► rows
 //!                 └── vocabulary functions          └── Pool (ggml's worker threads)
 //! ```
 //!
 //! Three arguments carry all `SAFETY` comments below:
-//! * **Ownership.** [`Model`], [`Context`] and [`Pool`] each hold the only pointer that frees their object. A context
+//! * **Ownership.** [`LlamaModel`], [`LlamaContext`] and [`ComputeThreads`] each hold the only pointer that frees their object. A context
 //!   keeps its model alive through an `Arc`, and is freed before its pool.
 //! * **Threads.** After loading, a `llama_model` and its vocabulary are only read, and llama.cpp documents its tokenizer
 //!   functions as thread-safe. A `llama_context` may move between threads but is never used by two at once: every
@@ -31,14 +27,14 @@ use sapwood_proto::steer::Token;
 
 use super::guard::{guarded, throwing};
 
-use crate::model::{Entry, Interrupt, Signals};
-use crate::tokenizer_json::Added;
+use crate::model::{BatchEntry, DecodeSignals, Interrupt};
+use crate::tokenizer_json::AddedToken;
 
 /// Proof that llama.cpp is initialised and that its log goes to `tracing`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Backend(());
+pub(super) struct LlamaBackend(());
 
-impl Backend {
+impl LlamaBackend {
     /// Initialises llama.cpp, once per process. The caller has checked the CPU.
     pub(super) fn start() -> Self {
         static ONCE: Once = Once::new();
@@ -113,20 +109,20 @@ unsafe extern "C" fn log(level: sys::ggml_log_level, text: *const c_char, _: *mu
 
 /// A loaded model: weights and vocabulary, read only.
 #[derive(Debug)]
-pub(super) struct Model {
+pub(super) struct LlamaModel {
     model: NonNull<sys::llama_model>,
     vocabulary: NonNull<sys::llama_vocab>,
     size: u32,
 }
 
 // SAFETY: see "Threads" above; nothing in a loaded model is bound to the thread that loaded it.
-unsafe impl Send for Model {}
+unsafe impl Send for LlamaModel {}
 // SAFETY: see "Threads" above: shared use is reading.
-unsafe impl Sync for Model {}
+unsafe impl Sync for LlamaModel {}
 
 /// What a model is, as llama.cpp reports it.
 #[derive(Clone, Debug)]
-pub(super) struct Facts {
+pub(super) struct LlamaFacts {
     pub(super) description: String,
     pub(super) parameters: u64,
     pub(super) weight_bytes: u64,
@@ -139,19 +135,19 @@ pub(super) struct Facts {
 
 /// What a token is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Kind {
+pub(super) struct TokenAttributes {
     pub(super) control: bool,
     pub(super) end: bool,
 }
 
-impl Model {
+impl LlamaModel {
     /// Loads a file. `progress` hears fractions from 0 to 1 on this thread, and stops the loading by answering false;
     /// a panic in it ends the process.
     ///
     /// # Errors
     /// What llama.cpp logged.
     pub(super) fn load(
-        _: Backend,
+        _: LlamaBackend,
         path: &Path,
         gpu_layers: u32,
         mmap: bool,
@@ -204,13 +200,13 @@ impl Model {
     }
 
     /// What it is.
-    pub(super) fn facts(&self) -> Facts {
+    pub(super) fn facts(&self) -> LlamaFacts {
         let model = self.model.as_ptr();
         let mut description = [0_u8; 256];
         // SAFETY: the model is live, the buffer has the length passed, and all of these only read.
         unsafe {
             sys::llama_model_desc(model, description.as_mut_ptr().cast(), description.len());
-            Facts {
+            LlamaFacts {
                 description: CStr::from_bytes_until_nul(&description)
                     .map(|text| text.to_string_lossy().into_owned())
                     .unwrap_or_default(),
@@ -263,9 +259,9 @@ impl Model {
     }
 
     /// What a token is; ids outside the vocabulary are nothing special.
-    pub(super) fn kind(&self, token: Token) -> Kind {
+    pub(super) fn kind(&self, token: Token) -> TokenAttributes {
         let Some(id) = self.id(token) else {
-            return Kind {
+            return TokenAttributes {
                 control: false,
                 end: false,
             };
@@ -279,7 +275,7 @@ impl Model {
             )
         };
         let control = sys::LLAMA_TOKEN_ATTR_CONTROL | sys::LLAMA_TOKEN_ATTR_UNKNOWN;
-        Kind {
+        TokenAttributes {
             control: attributes & control != 0,
             end,
         }
@@ -298,14 +294,14 @@ impl Model {
     }
 
     /// How a token is found in a text before anything is split, if it is.
-    pub(super) fn found(&self, token: Token) -> Option<Added> {
+    pub(super) fn found(&self, token: Token) -> Option<AddedToken> {
         let id = self.id(token)?;
         // SAFETY: the vocabulary is live and the id is in it.
         let attributes = unsafe { sys::llama_vocab_get_attr(self.vocabulary.as_ptr(), id) };
         let is = |attribute| attributes & attribute != 0;
         let control = is(sys::LLAMA_TOKEN_ATTR_CONTROL) || is(sys::LLAMA_TOKEN_ATTR_UNKNOWN);
         let found = control || is(sys::LLAMA_TOKEN_ATTR_USER_DEFINED);
-        found.then(|| Added {
+        found.then(|| AddedToken {
             token,
             control,
             takes_left: is(sys::LLAMA_TOKEN_ATTR_LSTRIP),
@@ -314,7 +310,7 @@ impl Model {
     }
 
     /// The token before raw text, if the model wants one there; and the one itself, for templates.
-    pub(super) fn beginning(&self) -> (bool, Option<Token>) {
+    pub(super) fn bos(&self) -> (bool, Option<Token>) {
         let vocabulary = self.vocabulary.as_ptr();
         // SAFETY: the vocabulary is live; both only read.
         let (wanted, token) = unsafe {
@@ -420,7 +416,7 @@ impl Model {
     }
 }
 
-impl Drop for Model {
+impl Drop for LlamaModel {
     fn drop(&mut self) {
         // SAFETY: this is the only owner, and no context is left: each holds an `Arc` of it.
         unsafe { sys::llama_model_free(self.model.as_ptr()) };
@@ -428,7 +424,7 @@ impl Drop for Model {
 }
 
 unsafe extern "C" fn on_progress(fraction: f32, data: *mut c_void) -> bool {
-    // SAFETY: `Model::load` passes the address of its `&mut dyn FnMut`, which lives until the loading returns.
+    // SAFETY: `LlamaModel::load` passes the address of its `&mut dyn FnMut`, which lives until the loading returns.
     let progress = unsafe { &mut *data.cast::<&mut dyn FnMut(f32) -> bool>() };
     progress(fraction)
 }
@@ -438,9 +434,9 @@ const THROWN: i32 = i32::MIN;
 
 /// ggml's worker threads for one context.
 #[derive(Debug)]
-struct Pool(NonNull<sys::ggml_threadpool>);
+struct ComputeThreads(NonNull<sys::ggml_threadpool>);
 
-impl Pool {
+impl ComputeThreads {
     fn new(threads: u32, poll: u32) -> Option<Self> {
         // More would overrun the fixed mask of CPUs.
         let threads = i32::try_from(threads.clamp(1, THREADS_MAX)).ok()?;
@@ -452,7 +448,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ComputeThreads {
     fn drop(&mut self) {
         // SAFETY: the only owner; the context that used it was freed before.
         unsafe { sys::ggml_threadpool_free(self.0.as_ptr()) };
@@ -473,11 +469,11 @@ pub(super) const SCORED_ROWS: u32 = 64;
 
 /// The size of a context.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Size {
+pub(super) struct ContextSize {
     /// Tokens of all slots together.
     pub(super) cells: u32,
     /// Whether each slot has an equal part of the cells to itself, rather than all sharing all.
-    pub(super) apart: bool,
+    pub(super) per_slot: bool,
     pub(super) batch_tokens: u32,
     pub(super) slots: u32,
     pub(super) threads: u32,
@@ -487,7 +483,7 @@ pub(super) struct Size {
 
 /// Why a batch was not computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Failure {
+pub(super) enum DecodeError {
     /// No room in the cache; nothing changed.
     Full,
     /// The interrupt was seen.
@@ -504,11 +500,11 @@ pub(super) enum Failure {
 /// it is a pass for each run of neighbouring slots with as many tokens each. Either way a batch that fails leaves every slot
 /// of a model that can be cut back as it was.
 #[derive(Debug)]
-pub(super) struct Context {
+pub(super) struct LlamaContext {
     context: NonNull<sys::llama_context>,
     memory: NonNull<sys::llama_memory_i>,
     /// Tokens in each slot.
-    held: Vec<u32>,
+    cells_held: Vec<u32>,
     /// The last batch that named each slot, by number.
     named: Vec<u64>,
     batches: u64,
@@ -517,32 +513,33 @@ pub(super) struct Context {
     own: Option<u32>,
     batch_tokens: u32,
     rows: u32,
-    batch: Batch,
+    batch: LlamaBatch,
     interrupt: Interrupt,
     /// Tokens that a sliding-window layer attends to; 0 if every layer attends to all.
     window: u32,
     /// Its state is not a list of cells.
     recurrent: bool,
-    model: Arc<Model>,
+    model: Arc<LlamaModel>,
     /// Declared last: dropped after the context that uses it.
-    _pool: Pool,
+    _pool: ComputeThreads,
 }
 
 // SAFETY: see "Threads" above. The batch's pointers are filled and used within one call.
-unsafe impl Send for Context {}
+unsafe impl Send for LlamaContext {}
 
-impl Context {
+impl LlamaContext {
     /// Makes a context. Must happen before the model is shared: llama.cpp may still adjust it here.
     ///
     /// # Errors
     /// What llama.cpp logged.
-    pub(super) fn new(model: Arc<Model>, size: Size) -> Result<Self, String> {
+    pub(super) fn new(model: Arc<LlamaModel>, size: ContextSize) -> Result<Self, String> {
         let slots = size.slots.clamp(1, SLOTS_MAX);
         // llama.cpp asserts that a row fits for each slot, and pads cells on its own.
         let batch_tokens = size.batch_tokens.max(slots);
         let cells = size.cells.max(batch_tokens).next_multiple_of(CELLS_STEP);
         let threads = size.threads.clamp(1, THREADS_MAX);
-        let pool = Pool::new(threads, size.poll).ok_or("ggml could not start its threads")?;
+        let pool =
+            ComputeThreads::new(threads, size.poll).ok_or("ggml could not start its threads")?;
         // SAFETY: a plain value is returned.
         let mut params = unsafe { sys::llama_context_default_params() };
         params.n_ctx = cells;
@@ -556,7 +553,7 @@ impl Context {
         params.n_threads = threads.cast_signed();
         params.n_threads_batch = threads.cast_signed();
         // Slots that share their cells fork without a copy, and all tokens look at all cells.
-        params.kv_unified = !size.apart;
+        params.kv_unified = !size.per_slot;
         // As many cells for sliding-window layers as for the others, so that most of such models' prefixes can be cut
         // back and forked too. It is no promise: llama.cpp gives cells outside their sequence's window to whoever comes,
         // hence `can_resume`.
@@ -589,18 +586,18 @@ impl Context {
             unsafe { sys::llama_free(context.as_ptr()) };
             return Err("the model keeps no state between tokens".to_owned());
         };
-        let batch = Batch::new(batch_tokens as usize);
-        let (held, named) = (vec![0; slots as usize], vec![0; slots as usize]);
+        let batch = LlamaBatch::new(batch_tokens as usize);
+        let (retained, named) = (vec![0; slots as usize], vec![0; slots as usize]);
         let batches = 0;
         let facts = model.facts();
         Ok(Self {
             context,
             memory,
-            held,
+            cells_held: retained,
             named,
             batches,
             cells,
-            own: size.apart.then_some(own),
+            own: size.per_slot.then_some(own),
             batch_tokens,
             rows,
             batch,
@@ -635,7 +632,7 @@ impl Context {
 
     /// Slots.
     pub(super) fn slots(&self) -> u32 {
-        self.held.len() as u32
+        self.cells_held.len() as u32
     }
 
     /// The flag that aborts a running pass; polled between the nodes of the graph.
@@ -648,9 +645,9 @@ impl Context {
         self.interrupt = flag;
     }
 
-    /// Computes a batch. After an error other than [`Failure::Broken`] the slots of a model that can be cut back hold
+    /// Computes a batch. After an error other than [`DecodeError::Broken`] the slots of a model that can be cut back hold
     /// what they held.
-    pub(super) fn decode(&mut self, entries: &[Entry]) -> Result<(), Failure> {
+    pub(super) fn decode(&mut self, entries: &[BatchEntry]) -> Result<(), DecodeError> {
         self.batch.clear();
         self.check(entries)?;
         self.batch.fill(entries);
@@ -664,65 +661,65 @@ impl Context {
         });
         if code == 0 {
             for entry in entries {
-                self.held[entry.slot as usize] += 1;
+                self.cells_held[entry.slot as usize] += 1;
             }
             return Ok(());
         }
         self.batch.clear();
         self.take_back(entries);
         Err(match code {
-            1 => Failure::Full,
-            2 => Failure::Aborted,
-            -1 => Failure::Invalid("llama.cpp refused the batch"),
-            code => Failure::Broken(code),
+            1 => DecodeError::Full,
+            2 => DecodeError::Aborted,
+            -1 => DecodeError::Invalid("llama.cpp refused the batch"),
+            code => DecodeError::Broken(code),
         })
     }
 
     /// Removes what passes of a batch have left in its slots although a later pass failed.
-    fn take_back(&mut self, entries: &[Entry]) {
+    fn take_back(&mut self, entries: &[BatchEntry]) {
         if self.own.is_none() {
             return;
         }
         for entry in entries {
-            let held = self.held[entry.slot as usize].cast_signed();
+            let retained = self.cells_held[entry.slot as usize].cast_signed();
             // SAFETY: the memory lives with its context, and `check` has found the slot in range.
             unsafe {
                 let memory = self.memory.as_ptr();
-                sys::llama_memory_seq_rm(memory, entry.slot.cast_signed(), held, -1);
+                sys::llama_memory_seq_rm(memory, entry.slot.cast_signed(), retained, -1);
             }
         }
     }
 
-    fn check(&mut self, entries: &[Entry]) -> Result<(), Failure> {
+    fn check(&mut self, entries: &[BatchEntry]) -> Result<(), DecodeError> {
         self.batches += 1;
         if entries.is_empty() || entries.len() > self.batch_tokens as usize {
-            return Err(Failure::Invalid("a batch is empty or too large"));
+            return Err(DecodeError::Invalid("a batch is empty or too large"));
         }
         let (mut rows, reach) = (0, self.own.unwrap_or(self.cells));
         for (index, entry) in entries.iter().enumerate() {
-            let Some(&held) = self.held.get(entry.slot as usize) else {
-                return Err(Failure::Invalid("a slot is out of range"));
+            let Some(&retained) = self.cells_held.get(entry.slot as usize) else {
+                return Err(DecodeError::Invalid("a slot is out of range"));
             };
             if self.model.id(entry.token).is_none() {
-                return Err(Failure::Invalid("a token is outside the vocabulary"));
+                return Err(DecodeError::Invalid("a token is outside the vocabulary"));
             }
             let expected = match index.checked_sub(1).map(|before| entries[before]) {
                 Some(before) if before.slot == entry.slot => before.position + 1,
                 _ if self.named[entry.slot as usize] == self.batches => {
-                    return Err(Failure::Invalid("the entries of a slot are apart"));
+                    return Err(DecodeError::Invalid("the entries of a slot are apart"));
                 }
-                _ => held,
+                _ => retained,
             };
             self.named[entry.slot as usize] = self.batches;
             if entry.position != expected || entry.position >= reach {
-                return Err(Failure::Invalid(
+                return Err(DecodeError::Invalid(
                     "a position does not follow its slot's last",
                 ));
             }
             rows += usize::from(entry.row);
         }
         if rows > self.rows as usize {
-            Err(Failure::Invalid("more rows than there is room for"))
+            Err(DecodeError::Invalid("more rows than there is room for"))
         } else {
             Ok(())
         }
@@ -741,14 +738,15 @@ impl Context {
     }
 
     /// Makes the empty slot `to` hold the first `tokens` tokens of `from`.
-    pub(super) fn fork(&mut self, from: u32, to: u32, tokens: u32) -> Result<(), Failure> {
-        let (Some(&source), Some(&target)) =
-            (self.held.get(from as usize), self.held.get(to as usize))
-        else {
-            return Err(Failure::Invalid("a slot is out of range"));
+    pub(super) fn fork(&mut self, from: u32, to: u32, tokens: u32) -> Result<(), DecodeError> {
+        let (Some(&source), Some(&target)) = (
+            self.cells_held.get(from as usize),
+            self.cells_held.get(to as usize),
+        ) else {
+            return Err(DecodeError::Invalid("a slot is out of range"));
         };
         if from == to || target != 0 || tokens > source {
-            return Err(Failure::Invalid(
+            return Err(DecodeError::Invalid(
                 "a fork wants an empty slot and no more than its source holds",
             ));
         }
@@ -763,11 +761,11 @@ impl Context {
             let memory = self.memory.as_ptr();
             sys::llama_memory_seq_cp(memory, from.cast_signed(), to.cast_signed(), -1, until);
         }
-        self.held[to as usize] = if whole { source } else { tokens };
+        self.cells_held[to as usize] = if whole { source } else { tokens };
         if self.truncate(to, tokens) {
             Ok(())
         } else {
-            Err(Failure::Invalid(
+            Err(DecodeError::Invalid(
                 "a model that cannot be cut back was to be",
             ))
         }
@@ -775,12 +773,12 @@ impl Context {
 
     /// Whether a slot cut to its first `tokens` tokens holds all that the token after them attends to (D-48).
     pub(super) fn can_resume(&self, slot: u32, tokens: u32) -> bool {
-        let Some(&held) = self.held.get(slot as usize) else {
+        let Some(&retained) = self.cells_held.get(slot as usize) else {
             return false;
         };
-        if tokens == 0 || tokens >= held {
+        if tokens == 0 || tokens >= retained {
             // Nothing is attended to, or nothing is cut: llama.cpp itself keeps what the end of a sequence sees.
-            return tokens <= held;
+            return tokens <= retained;
         }
         if self.recurrent || self.window == 0 {
             return !self.recurrent;
@@ -796,11 +794,11 @@ impl Context {
 
     /// Keeps the first `tokens` tokens of a slot; false if this model cannot.
     pub(super) fn truncate(&mut self, slot: u32, tokens: u32) -> bool {
-        let Some(held) = self.held.get_mut(slot as usize) else {
+        let Some(retained) = self.cells_held.get_mut(slot as usize) else {
             return false;
         };
-        if tokens >= *held {
-            return tokens == *held;
+        if tokens >= *retained {
+            return tokens == *retained;
         }
         // Removing everything never fails, also where removing a part does.
         let from = if tokens == 0 {
@@ -812,27 +810,27 @@ impl Context {
         let done =
             unsafe { sys::llama_memory_seq_rm(self.memory.as_ptr(), slot.cast_signed(), from, -1) };
         if done {
-            *held = tokens;
+            *retained = tokens;
         }
         done
     }
 
     /// Empties a slot, whatever llama.cpp kept there after a failure.
     pub(super) fn clear(&mut self, slot: u32) {
-        if let Some(held) = self.held.get_mut(slot as usize) {
-            *held = 0;
+        if let Some(retained) = self.cells_held.get_mut(slot as usize) {
+            *retained = 0;
             // SAFETY: as in `truncate`.
             unsafe { sys::llama_memory_seq_rm(self.memory.as_ptr(), slot.cast_signed(), -1, -1) };
         }
     }
 
     /// Tokens in a slot.
-    pub(super) fn held(&self, slot: u32) -> u32 {
-        self.held.get(slot as usize).copied().unwrap_or(0)
+    pub(super) fn cells_held(&self, slot: u32) -> u32 {
+        self.cells_held.get(slot as usize).copied().unwrap_or(0)
     }
 }
 
-impl Drop for Context {
+impl Drop for LlamaContext {
     fn drop(&mut self) {
         // SAFETY: the only owner; model, flag and pool are dropped afterwards.
         unsafe { sys::llama_free(self.context.as_ptr()) };
@@ -841,17 +839,17 @@ impl Drop for Context {
 
 /// Asked by ggml's first thread before each node of the graph.
 unsafe extern "C" fn on_poll(data: *mut c_void) -> bool {
-    // SAFETY: the address of the context's `Signals`, which its `Arc` keeps alive.
-    unsafe { &*data.cast::<Signals>() }.pulse()
+    // SAFETY: the address of the context's `DecodeSignals`, which its `Arc` keeps alive.
+    unsafe { &*data.cast::<DecodeSignals>() }.pulse()
 }
 
 /// The arrays of a `llama_batch`, kept from batch to batch; in the order of slots, which is that of the cells.
 #[derive(Debug)]
-struct Batch {
+struct LlamaBatch {
     /// The entries, in the order of their slots.
     order: Vec<usize>,
     /// Where each entry stands in that order.
-    places: Vec<i32>,
+    ranks: Vec<i32>,
     tokens: Vec<sys::llama_token>,
     positions: Vec<sys::llama_pos>,
     slots: Vec<sys::llama_seq_id>,
@@ -860,11 +858,11 @@ struct Batch {
     rows: Vec<i8>,
 }
 
-impl Batch {
+impl LlamaBatch {
     fn new(room: usize) -> Self {
         Self {
             order: Vec::with_capacity(room),
-            places: vec![0; room],
+            ranks: vec![0; room],
             tokens: Vec::with_capacity(room),
             positions: Vec::with_capacity(room),
             slots: Vec::with_capacity(room),
@@ -883,13 +881,13 @@ impl Batch {
         self.rows.clear();
     }
 
-    fn fill(&mut self, entries: &[Entry]) {
+    fn fill(&mut self, entries: &[BatchEntry]) {
         self.order.extend(0..entries.len());
         // Entries of one slot stay in their order.
         self.order.sort_by_key(|&index| entries[index].slot);
-        for (place, &index) in (0..).zip(&self.order) {
+        for (location, &index) in (0..).zip(&self.order) {
             let entry = entries[index];
-            self.places[index] = place;
+            self.ranks[index] = location;
             self.tokens.push(entry.token.cast_signed());
             self.positions.push(entry.position.cast_signed());
             self.slots.push(entry.slot.cast_signed());
@@ -902,9 +900,9 @@ impl Batch {
 
     /// Where an entry of the batch stands, if it wants a row.
     fn wanted(&self, index: usize) -> Option<i32> {
-        let place = *self.places.get(..self.order.len())?.get(index)?;
-        let row = *self.rows.get(usize::try_from(place).ok()?)?;
-        (row != 0).then_some(place)
+        let position = *self.ranks.get(..self.order.len())?.get(index)?;
+        let row = *self.rows.get(usize::try_from(position).ok()?)?;
+        (row != 0).then_some(position)
     }
 
     fn raw(&mut self) -> sys::llama_batch {

@@ -1,8 +1,4 @@
 //! Loading a model: every check that can be made before llama.cpp is asked, then llama.cpp, then a context.
-//!
-//! Owns: [`Options`], [`Source`], [`LoadError`] and the order of the checks. Each error is one line that says what is
-//! wrong and what to do; it is for whoever runs the server, and names files. Refuses to know: configuration, progress
-//! bars, requests.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -10,17 +6,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
-use super::memory::{self, Estimate, Reserved, Sizes, readable};
-use super::vocabulary::Vocabulary;
+use super::memory::{self, Estimate, MemoryReservation, Sizes, readable};
+use super::vocabulary::LlamaVocabulary;
 use super::{Embedded, checks, llama};
 use crate::api::ModelInfo;
-use crate::gguf::{self, Header};
+use crate::gguf::{self, GgufHeader};
 use crate::recommended::RecommendedSampling;
 use crate::template::TemplateError;
 
 /// Where a model comes from.
 #[derive(Clone, Debug)]
-pub enum Source {
+pub enum ModelSource {
     /// A GGUF file.
     File(PathBuf),
     /// A GGUF file inside the program.
@@ -29,7 +25,7 @@ pub enum Source {
 
 /// How a model is loaded. The defaults suit a small machine.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct LoadOptions {
     /// Tokens a sequence may hold. `None`: what the model was trained for, at most 8,192. More than it was trained for
     /// is reduced to that, with a warning.
     pub context_tokens: Option<u32>,
@@ -61,7 +57,7 @@ pub struct Options {
     pub memory_bytes: Option<u64>,
 }
 
-impl Default for Options {
+impl Default for LoadOptions {
     fn default() -> Self {
         Self {
             context_tokens: None,
@@ -172,36 +168,43 @@ pub enum LoadError {
 /// [`LoadError`].
 pub fn load(
     name: &str,
-    source: &Source,
-    options: &Options,
+    source: &ModelSource,
+    options: &LoadOptions,
     progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<Embedded, LoadError> {
     check_processor()?;
     let (header, path) = match source {
-        Source::File(path) => (header_of_file(path)?, path.clone()),
-        Source::Bytes(bytes) => {
+        ModelSource::File(path) => (header_of_file(path)?, path.clone()),
+        ModelSource::Bytes(bytes) => {
             let path = PathBuf::from("the model in this program");
             (header_of(*bytes, bytes.len() as u64, &path)?, path)
         }
     };
     let architecture = architecture(&header);
-    let plan = Plan::new(&header, &architecture, options)?;
+    let plan = LoadPlan::new(&header, &architecture, options)?;
     let _reserved = plan.reserve_memory(&header, options, progress)?;
-    let backend = llama::Backend::start();
+    let backend = llama::LlamaBackend::start();
     let mut stopped = false;
-    let mut heard = |fraction: f32| {
+    let mut received = |fraction: f32| {
         stopped = !progress(fraction);
         !stopped
     };
     let staged;
     let path = match source {
-        Source::File(_) => path.as_path(),
-        Source::Bytes(bytes) => {
-            staged = Staged::new(bytes).map_err(|error| LoadError::Unreadable { path, error })?;
+        ModelSource::File(_) => path.as_path(),
+        ModelSource::Bytes(bytes) => {
+            staged =
+                StagedFile::new(bytes).map_err(|error| LoadError::Unreadable { path, error })?;
             staged.path()
         }
     };
-    let loaded = llama::Model::load(backend, path, options.gpu_layers, options.mmap, &mut heard);
+    let loaded = llama::LlamaModel::load(
+        backend,
+        path,
+        options.gpu_layers,
+        options.mmap,
+        &mut received,
+    );
     let model = match loaded {
         Ok(model) => Arc::new(model),
         Err(_) if stopped => return Err(LoadError::Stopped),
@@ -213,13 +216,13 @@ pub fn load(
     embed(name, &header, model, &plan, options)
 }
 
-pub(super) fn architecture(header: &Header) -> String {
+pub(super) fn architecture(header: &GgufHeader) -> String {
     let named = header.text("general.architecture");
     named.unwrap_or_default().to_owned()
 }
 
 /// D-53.
-pub(super) fn recommended(header: &Header) -> RecommendedSampling {
+pub(super) fn recommended(header: &GgufHeader) -> RecommendedSampling {
     let fraction = |name: &str| header.fraction(&format!("general.sampling.{name}"));
     let top_k = header.number("general.sampling.top_k");
     let recommended = RecommendedSampling {
@@ -234,10 +237,10 @@ pub(super) fn recommended(header: &Header) -> RecommendedSampling {
 
 fn embed(
     name: &str,
-    header: &Header,
-    model: Arc<llama::Model>,
-    plan: &Plan,
-    options: &Options,
+    header: &GgufHeader,
+    model: Arc<llama::LlamaModel>,
+    plan: &LoadPlan,
+    options: &LoadOptions,
 ) -> Result<Embedded, LoadError> {
     let architecture = architecture(header);
     let facts = model.facts();
@@ -245,8 +248,8 @@ fn embed(
         return Err(LoadError::NotGenerative(architecture));
     }
     // The state of recurrent models is not in cells.
-    let sizes = match plan.apart {
-        Some(apart) if !facts.recurrent => apart,
+    let sizes = match plan.per_slot {
+        Some(separate) if !facts.recurrent => separate,
         _ => plan.together,
     };
     if let Some(missing) = missing_prefixes(options, sizes) {
@@ -257,21 +260,21 @@ fn embed(
             "the cache has room for fewer kept prefixes than asked for: raise cache_tokens by {missing}, or ask for fewer"
         );
     }
-    let size = llama::Size {
+    let size = llama::ContextSize {
         cells: sizes.cells,
-        apart: sizes.apart,
+        per_slot: sizes.per_slot,
         batch_tokens: sizes.batch_tokens,
         slots: sizes.slots,
         threads: plan.threads,
         poll: options.poll,
     };
-    let context = llama::Context::new(Arc::clone(&model), size).map_err(LoadError::Llama)?;
-    let vocabulary = Arc::new(Vocabulary::new(Arc::clone(&model), header)?);
+    let context = llama::LlamaContext::new(Arc::clone(&model), size).map_err(LoadError::Llama)?;
+    let vocabulary = Arc::new(LlamaVocabulary::new(Arc::clone(&model), header)?);
     // That it can be called is for whoever registers it to say; this is how it came to be.
     tracing::debug!(
         model = name,
         cells = context.cells(),
-        apart = sizes.apart,
+        apart = sizes.per_slot,
         threads = plan.threads,
         sliding_window = facts.sliding_window,
         "weights and cache are in memory"
@@ -298,27 +301,27 @@ fn embed(
 }
 
 /// How many tokens of cache are missing for the kept prefixes that were asked for, where each has cells to itself.
-fn missing_prefixes(options: &Options, sizes: Sizes) -> Option<u32> {
+fn missing_prefixes(options: &LoadOptions, sizes: Sizes) -> Option<u32> {
     let asked = options.parallel.saturating_add(options.kept_prefixes?);
     let missing = asked.min(llama::SLOTS_MAX).saturating_sub(sizes.slots);
     (missing > 0).then(|| missing.saturating_mul(sizes.cells / sizes.slots.max(1)))
 }
 
 /// What the options come to for one model.
-pub(super) struct Plan {
+pub(super) struct LoadPlan {
     pub(super) context_tokens: u32,
     threads: u32,
     /// If all slots share all cells.
     together: Sizes,
     /// If each has its own, for which there must be enough.
-    apart: Option<Sizes>,
+    per_slot: Option<Sizes>,
 }
 
-impl Plan {
+impl LoadPlan {
     pub(super) fn new(
-        header: &Header,
+        header: &GgufHeader,
         architecture: &str,
-        options: &Options,
+        options: &LoadOptions,
     ) -> Result<Self, LoadError> {
         if options.parallel == 0 || options.parallel >= llama::SLOTS_MAX {
             return Err(LoadError::Option("parallel must be from 1 to 255"));
@@ -359,9 +362,9 @@ impl Plan {
             .parallel
             .saturating_add(kept_prefixes)
             .min(llama::SLOTS_MAX);
-        let sizes = |cells, apart, slots| Sizes {
+        let sizes = |cells, separate, slots| Sizes {
             cells,
-            apart,
+            per_slot: separate,
             batch_tokens: options.batch_tokens.clamp(slots, BATCH_TOKENS_MAX),
             slots,
         };
@@ -370,7 +373,7 @@ impl Plan {
         let small = u32::try_from(small).unwrap_or(CONTEXT_TOKENS_MAX);
         let allowed = options.cache_tokens.unwrap_or_else(|| cells.max(small));
         let affordable = allowed / own;
-        let apart = (affordable >= options.parallel).then(|| {
+        let separate = (affordable >= options.parallel).then(|| {
             let slots = slots.min(affordable);
             sizes(own.saturating_mul(slots), true, slots)
         });
@@ -381,7 +384,7 @@ impl Plan {
             context_tokens,
             threads,
             together: sizes(cells, false, slots),
-            apart,
+            per_slot: separate,
         })
     }
 
@@ -389,22 +392,22 @@ impl Plan {
     /// time leave too little, waits for them: what they have then is counted by the system.
     fn reserve_memory(
         &self,
-        header: &Header,
-        options: &Options,
+        header: &GgufHeader,
+        options: &LoadOptions,
         progress: &mut dyn FnMut(f32) -> bool,
-    ) -> Result<Option<Reserved>, LoadError> {
+    ) -> Result<Option<MemoryReservation>, LoadError> {
         // What a GPU takes is not ours to know.
         if options.gpu_layers > 0 {
             return Ok(None);
         }
-        let sizes = self.apart.unwrap_or(self.together);
+        let sizes = self.per_slot.unwrap_or(self.together);
         let estimate = Estimate::new(header, sizes);
         let mut wait = || progress(0.0);
         let available = || options.memory_bytes.or_else(memory::available);
-        match Reserved::take(estimate.total(), available, &mut wait) {
+        match MemoryReservation::take(estimate.total(), available, &mut wait) {
             Ok(reserved) => Ok(Some(reserved)),
-            Err(memory::Short::Stopped) => Err(LoadError::Stopped),
-            Err(memory::Short::Of(available)) => Err(LoadError::Memory {
+            Err(memory::OutOfMemory::Stopped) => Err(LoadError::Stopped),
+            Err(memory::OutOfMemory::Of(available)) => Err(LoadError::Memory {
                 need: estimate.total(),
                 weights: estimate.weights,
                 cache: estimate.cache,
@@ -452,7 +455,7 @@ fn has(_: &str) -> bool {
     true
 }
 
-pub(super) fn header_of_file(path: &Path) -> Result<Header, LoadError> {
+pub(super) fn header_of_file(path: &Path) -> Result<GgufHeader, LoadError> {
     let unreadable = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => LoadError::Missing(path.to_owned()),
         _ => LoadError::Unreadable {
@@ -469,9 +472,13 @@ pub(super) fn header_of_file(path: &Path) -> Result<Header, LoadError> {
     header_of(BufReader::new(file), metadata.len(), path)
 }
 
-pub(super) fn header_of(bytes: impl Read, length: u64, path: &Path) -> Result<Header, LoadError> {
+pub(super) fn header_of(
+    bytes: impl Read,
+    length: u64,
+    path: &Path,
+) -> Result<GgufHeader, LoadError> {
     let path = path.to_owned();
-    match Header::read(bytes) {
+    match GgufHeader::read(bytes) {
         Ok(header) if header.file_bytes > length => Err(LoadError::Truncated {
             path,
             have: length,
@@ -494,12 +501,12 @@ pub(super) fn header_of(bytes: impl Read, length: u64, path: &Path) -> Result<He
 }
 
 /// A copy of a model in the program, as a file that goes away with this value. A mapping of it stays valid.
-struct Staged {
+struct StagedFile {
     file: File,
     path: PathBuf,
 }
 
-impl Staged {
+impl StagedFile {
     #[cfg(target_os = "linux")]
     fn new(bytes: &[u8]) -> io::Result<Self> {
         use std::os::fd::AsRawFd;
@@ -525,7 +532,7 @@ impl Staged {
     }
 }
 
-impl Drop for Staged {
+impl Drop for StagedFile {
     fn drop(&mut self) {
         let _ = self.file.flush();
         // Without a file in memory there is a name to remove; failing leaves a file in the folder for such.

@@ -13,13 +13,13 @@ const PART_BYTES: usize = 4096;
 
 /// Finds tokens of a fixed text.
 #[derive(Debug)]
-pub(super) struct Marks {
+pub(super) struct MarkFinder {
     finder: Option<AhoCorasick>,
     /// Of each, whether what stands before it stays as it is: some tokens take the spaces before them.
     borders: Vec<bool>,
 }
 
-impl Marks {
+impl MarkFinder {
     /// Of texts, each with whether it takes the spaces before it.
     pub(super) fn new(texts: impl IntoIterator<Item = (String, bool)>) -> Self {
         let texts = texts.into_iter().filter(|(text, _)| !text.is_empty());
@@ -87,8 +87,8 @@ impl Marks {
 mod tests {
     use super::*;
 
-    fn marks(texts: &[&str]) -> Marks {
-        Marks::new(
+    fn marks(texts: &[&str]) -> MarkFinder {
+        MarkFinder::new(
             texts
                 .iter()
                 .map(|text| ((*text).to_owned(), *text == "<mask>")),

@@ -1,7 +1,4 @@
 //! How much memory a model will take, and how much there is.
-//!
-//! Owns: the estimate before loading, so that a model too big is refused with numbers instead of the kernel killing the
-//! process in the middle. Refuses to know: llama.cpp; the estimate is made of the file's header alone.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::llama::SCORED_ROWS;
-use crate::gguf::Header;
+use crate::gguf::GgufHeader;
 
 /// Bytes that a model is going to need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +25,7 @@ pub(super) struct Sizes {
     /// Tokens of all slots together.
     pub(super) cells: u32,
     /// Whether each slot has an equal part of them to itself.
-    pub(super) apart: bool,
+    pub(super) per_slot: bool,
     pub(super) batch_tokens: u32,
     pub(super) slots: u32,
 }
@@ -36,7 +33,7 @@ pub(super) struct Sizes {
 impl Sizes {
     /// The cells that a token can see.
     fn reach(self) -> u32 {
-        if self.apart {
+        if self.per_slot {
             self.cells / self.slots.max(1)
         } else {
             self.cells
@@ -45,7 +42,7 @@ impl Sizes {
 }
 
 /// Bytes of one cell: keys and values of 2 bytes for each layer and head.
-pub(super) fn cell_bytes(header: &Header) -> u64 {
+pub(super) fn cell_bytes(header: &GgufHeader) -> u64 {
     let architecture = header.text("general.architecture").unwrap_or_default();
     let of = |key: &str| header.number(&format!("{architecture}.{key}"));
     let width = of("embedding_length").unwrap_or(0);
@@ -63,7 +60,7 @@ pub(super) fn cell_bytes(header: &Header) -> u64 {
 
 /// Bytes of the recurrent state of a slot: 4 for each number of a convolution's past and of the state, in each layer. Which layers
 /// of a hybrid model have one is not asked, so this is what it takes at most.
-fn state_bytes(header: &Header) -> u64 {
+fn state_bytes(header: &GgufHeader) -> u64 {
     let architecture = header.text("general.architecture").unwrap_or_default();
     let of = |key: &str| header.number(&format!("{architecture}.{key}"));
     let or_zero = |key: &str| of(key).unwrap_or(0);
@@ -90,7 +87,7 @@ fn product(factors: &[u64]) -> u64 {
 
 impl Estimate {
     /// Reckons from a header. Keys that are missing count as nothing, so this errs towards too little.
-    pub(super) fn new(header: &Header, sizes: Sizes) -> Self {
+    pub(super) fn new(header: &GgufHeader, sizes: Sizes) -> Self {
         let architecture = header.text("general.architecture").unwrap_or_default();
         let of = |key: &str| header.number(&format!("{architecture}.{key}"));
         let batch = u64::from(sizes.batch_tokens);
@@ -149,25 +146,25 @@ const ASK: Duration = Duration::from_millis(100);
 
 /// Memory that is set aside for a model while it is loaded; released when dropped.
 #[derive(Debug)]
-pub(super) struct Reserved(u64);
+pub(super) struct MemoryReservation(u64);
 
 /// Why memory could not be set aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Short {
+pub(super) enum OutOfMemory {
     /// Only so many bytes are available, and nobody else's loading is in the way.
     Of(u64),
     /// Whoever waited was told to stop.
     Stopped,
 }
 
-impl Reserved {
+impl MemoryReservation {
     /// Sets `bytes` aside of what is `available`, as far as that is known. While others have some set aside and the rest is too
     /// little, waits for them and looks again, for as long as `goes_on`.
     pub(super) fn take(
         bytes: u64,
         available: impl Fn() -> Option<u64>,
         goes_on: &mut dyn FnMut() -> bool,
-    ) -> Result<Self, Short> {
+    ) -> Result<Self, OutOfMemory> {
         let mut reserved = lock();
         loop {
             let available = available();
@@ -178,19 +175,19 @@ impl Reserved {
                 return Ok(Self(bytes));
             }
             if *reserved == 0 {
-                return Err(Short::Of(available.unwrap_or(0)));
+                return Err(OutOfMemory::Of(available.unwrap_or(0)));
             }
             let waited = RELEASED.wait_timeout(reserved, ASK);
             drop(waited.unwrap_or_else(PoisonError::into_inner));
             if !goes_on() {
-                return Err(Short::Stopped);
+                return Err(OutOfMemory::Stopped);
             }
             reserved = lock();
         }
     }
 }
 
-impl Drop for Reserved {
+impl Drop for MemoryReservation {
     fn drop(&mut self) {
         let mut reserved = lock();
         *reserved = reserved.saturating_sub(self.0);
@@ -305,37 +302,37 @@ mod tests {
         let left = Mutex::new(1_000_u64 << 40);
         let available = || Some(*left.lock().unwrap());
         let half = 600 << 40;
-        let first = Reserved::take(half, available, &mut || true).unwrap();
-        let stopped = Reserved::take(half, available, &mut || false);
-        assert_eq!(stopped.unwrap_err(), Short::Stopped);
+        let first = MemoryReservation::take(half, available, &mut || true).unwrap();
+        let stopped = MemoryReservation::take(half, available, &mut || false);
+        assert_eq!(stopped.unwrap_err(), OutOfMemory::Stopped);
         // The first one is loaded while the second waits.
         let mut first = Some(first);
-        let second = Reserved::take(half, available, &mut || {
+        let second = MemoryReservation::take(half, available, &mut || {
             *left.lock().unwrap() = 400 << 40;
             first.take();
             true
         });
-        assert_eq!(second.unwrap_err(), Short::Of(400 << 40));
+        assert_eq!(second.unwrap_err(), OutOfMemory::Of(400 << 40));
         // What was small fits beside it.
-        assert!(Reserved::take(1, available, &mut || true).is_ok());
+        assert!(MemoryReservation::take(1, available, &mut || true).is_ok());
     }
 
     #[test]
     fn recurrent_models_take_a_state_for_each_slot_and_no_cells_where_nothing_attends() {
-        use super::super::random::{Shape, write};
-        let of = |shape: Shape| {
+        use super::super::random::{RandomModelShape, write};
+        let of = |shape: RandomModelShape| {
             let mut bytes = Vec::new();
             write(&mut bytes, &shape, 1).unwrap();
-            let header = Header::read(&bytes[..]).unwrap();
+            let header = GgufHeader::read(&bytes[..]).unwrap();
             (cell_bytes(&header), state_bytes(&header))
         };
         // Two layers, two heads of 16 numbers for keys and for values, 2 bytes each.
-        assert_eq!(of(Shape::tiny()), (2 * 2 * 32 * 2, 0));
+        assert_eq!(of(RandomModelShape::tiny()), (2 * 2 * 32 * 2, 0));
         // A convolution that sees 3 tokens back of a width of 64.
-        assert_eq!(of(Shape::tiny_hybrid()), (256, 2 * 3 * 64 * 4));
-        let without = Shape {
+        assert_eq!(of(RandomModelShape::tiny_hybrid()), (256, 2 * 3 * 64 * 4));
+        let without = RandomModelShape {
             numbers: vec![("mamba.attention.head_count".to_owned(), 0)],
-            ..Shape::tiny_recurrent()
+            ..RandomModelShape::tiny_recurrent()
         };
         // 3 tokens back of an inner width of 128, and 16 numbers of state for each.
         assert_eq!(of(without), (0, 2 * (3 * 128 + 16 * 128) * 4));

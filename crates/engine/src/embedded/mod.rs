@@ -1,8 +1,5 @@
 //! The embedded model: llama.cpp behind the engine's [`Model`].
 //!
-//! Owns: [`Embedded`], and through its files loading ([`load`](self::load())), the vocabulary, the GGUF header and the border
-//! with llama.cpp (`llama.rs`, the only file with `unsafe`). Refuses to know: requests, sampling, scheduling.
-//!
 //! ```text
 //!   load: CPU ── header (gguf) ── memory ── llama::Model ── llama::Context ──► Embedded ──► the owner's thread
 //!                                                 └── Vocabulary ──► every thread
@@ -31,18 +28,20 @@ use std::sync::Arc;
 use sapwood_proto::code::Code;
 use sapwood_proto::time::Time;
 
-pub use self::load::{LoadError, Options, Source, load};
+pub use self::load::{LoadError, LoadOptions, ModelSource, load};
 pub use self::outline::outline;
-use self::vocabulary::Vocabulary;
-use crate::api::{Fault, ModelInfo, SharedVocabulary};
-use crate::model::{Capacity, Entry, Interrupt, Model, Opening, Row, Slot, Stop};
+use self::vocabulary::LlamaVocabulary;
+use crate::api::{EngineError, ModelInfo, SharedVocabulary};
+use crate::model::{
+    BatchEntry, Capacity, DecodeStop, Interrupt, Model, OutputRow, SlotId, SlotPurpose,
+};
 
 /// A loaded model with its cache.
 #[derive(Debug)]
 pub struct Embedded {
     info: ModelInfo,
-    vocabulary: Arc<Vocabulary>,
-    context: llama::Context,
+    vocabulary: Arc<LlamaVocabulary>,
+    context: llama::LlamaContext,
 }
 
 impl Model for Embedded {
@@ -67,13 +66,13 @@ impl Model for Embedded {
         self.context.set_interrupt(flag);
     }
 
-    fn open(&mut self, slot: Slot, _: &Opening<'_>) {
-        if self.context.held(slot) > 0 {
+    fn open(&mut self, slot: SlotId, _: &SlotPurpose<'_>) {
+        if self.context.cells_held(slot) > 0 {
             self.context.clear(slot);
         }
     }
 
-    fn fork(&mut self, from: Slot, to: Slot, tokens: u32) {
+    fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32) {
         // The owner keeps the trait's promises, so that this cannot fail; if it did not, decode would refuse the slot.
         if let Err(failure) = self.context.fork(from, to, tokens) {
             tracing::error!(
@@ -86,46 +85,56 @@ impl Model for Embedded {
         }
     }
 
-    fn truncate(&mut self, slot: Slot, tokens: u32) {
+    fn truncate(&mut self, slot: SlotId, tokens: u32) {
         if !self.context.truncate(slot, tokens) {
             tracing::error!(slot, tokens, "a slot was to be cut back that cannot be");
         }
     }
 
-    fn can_resume(&self, slot: Slot, tokens: u32) -> bool {
+    fn can_resume(&self, slot: SlotId, tokens: u32) -> bool {
         self.context.can_resume(slot, tokens)
     }
 
-    fn release(&mut self, slot: Slot) {
+    fn release(&mut self, slot: SlotId) {
         self.context.clear(slot);
     }
 
-    fn decode(&mut self, batch: &[Entry], _: Time) -> Result<(), Stop> {
+    fn decode(&mut self, batch: &[BatchEntry], _: Time) -> Result<(), DecodeStop> {
         let failure = match self.context.decode(batch) {
             Ok(()) => return Ok(()),
             Err(failure) => failure,
         };
-        let failed = |message: &str| Err(Stop::Failed(Fault::new(Code::Internal, "", message)));
+        let failed = |message: &str| {
+            Err(DecodeStop::Failed(EngineError::new(
+                Code::Internal,
+                "",
+                message,
+            )))
+        };
         match failure {
-            llama::Failure::Full => Err(Stop::Full),
-            llama::Failure::Aborted if self.info.truncates => Err(Stop::Aborted),
+            llama::DecodeError::Full => Err(DecodeStop::Full),
+            llama::DecodeError::Aborted if self.info.truncates => Err(DecodeStop::Aborted),
             // Its state has gone on and cannot be taken back.
-            llama::Failure::Aborted => failed("the model was interrupted"),
-            llama::Failure::Invalid(what) => {
+            llama::DecodeError::Aborted => failed("the model was interrupted"),
+            llama::DecodeError::Invalid(what) => {
                 tracing::error!(what, "a batch was refused");
                 failed("the model refused the batch")
             }
-            llama::Failure::Broken(code) => {
+            llama::DecodeError::Broken(code) => {
                 tracing::error!(code, "llama.cpp failed");
                 failed("the model failed")
             }
         }
     }
 
-    fn row(&mut self, index: usize, _: Time) -> Row<'_> {
+    fn row(&mut self, index: usize, _: Time) -> OutputRow<'_> {
         match self.context.row(index) {
-            Some(logits) => Row::Logits(logits),
-            None => Row::Failed(Fault::new(Code::Internal, "", "the model gave no row")),
+            Some(logits) => OutputRow::Logits(logits),
+            None => OutputRow::Failed(EngineError::new(
+                Code::Internal,
+                "",
+                "the model gave no row",
+            )),
         }
     }
 }

@@ -1,6 +1,4 @@
 //! What the header of a file says of its model, for whoever asks while it is being loaded (LM-332).
-//!
-//! Owns: [`outline`], which loads nothing. Refuses to know: llama.cpp.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,10 +6,11 @@ use std::sync::Arc;
 use sapwood_proto::steer::Token;
 
 use super::load::{
-    LoadError, Options, Plan, Source, architecture, header_of, header_of_file, recommended,
+    LoadError, LoadOptions, LoadPlan, ModelSource, architecture, header_of, header_of_file,
+    recommended,
 };
-use crate::api::{Chat, Fault, ModelInfo, SharedVocabulary, Vocabulary};
-use crate::gguf::Header;
+use crate::api::{ChatRequest, EngineError, ModelInfo, SharedVocabulary, Vocabulary};
+use crate::gguf::GgufHeader;
 use crate::template::no_template;
 
 /// What a model will be once it is loaded, as far as its file's header says: its architecture, size and the ends of its texts.
@@ -21,19 +20,19 @@ use crate::template::no_template;
 /// [`LoadError`], if the file is not one that could be loaded.
 pub fn outline(
     name: &str,
-    source: &Source,
-    options: &Options,
+    source: &ModelSource,
+    options: &LoadOptions,
 ) -> Result<(ModelInfo, SharedVocabulary), LoadError> {
     let header = match source {
-        Source::File(path) => header_of_file(path)?,
-        Source::Bytes(bytes) => {
+        ModelSource::File(path) => header_of_file(path)?,
+        ModelSource::Bytes(bytes) => {
             let path = PathBuf::from("the model in this program");
             header_of(*bytes, bytes.len() as u64, &path)?
         }
     };
     let architecture = architecture(&header);
-    let plan = Plan::new(&header, &architecture, options)?;
-    let vocabulary = Announced::of(&header);
+    let plan = LoadPlan::new(&header, &architecture, options)?;
+    let vocabulary = OutlineVocabulary::of(&header);
     let info = ModelInfo {
         name: name.to_owned(),
         description: header.text("general.name").unwrap_or_default().to_owned(),
@@ -52,15 +51,15 @@ pub fn outline(
 }
 
 /// A vocabulary of which the size and the ends are known.
-struct Announced {
+struct OutlineVocabulary {
     size: u32,
-    beginning: Option<Token>,
+    bos: Option<Token>,
     /// In their order.
     ends: Vec<Token>,
 }
 
-impl Announced {
-    fn of(header: &Header) -> Self {
+impl OutlineVocabulary {
+    fn of(header: &GgufHeader) -> Self {
         let token = |key: &str| {
             let number = header.number(&format!("tokenizer.ggml.{key}_token_id"));
             number.and_then(|number| Token::try_from(number).ok())
@@ -68,8 +67,8 @@ impl Announced {
         let size = header.length("tokenizer.ggml.tokens").unwrap_or(0);
         // What llama.cpp does for the kinds that do not say.
         let is_spm = header.text("tokenizer.ggml.model") == Some("llama");
-        let wants_beginning = match header.number("tokenizer.ggml.add_bos_token") {
-            Some(said) => said != 0,
+        let adds_bos = match header.number("tokenizer.ggml.add_bos_token") {
+            Some(sent) => sent != 0,
             None => is_spm,
         };
         let mut ends: Vec<Token> = ["eos", "eot", "eom"]
@@ -80,13 +79,13 @@ impl Announced {
         ends.dedup();
         Self {
             size: u32::try_from(size).unwrap_or(u32::MAX),
-            beginning: token("bos").filter(|_| wants_beginning),
+            bos: token("bos").filter(|_| adds_bos),
             ends,
         }
     }
 }
 
-impl Vocabulary for Announced {
+impl Vocabulary for OutlineVocabulary {
     fn size(&self) -> usize {
         self.size as usize
     }
@@ -104,22 +103,22 @@ impl Vocabulary for Announced {
     }
 
     fn is_special(&self, token: Token) -> bool {
-        self.is_end(token) || self.beginning == Some(token)
+        self.is_end(token) || self.bos == Some(token)
     }
 
     fn is_end(&self, token: Token) -> bool {
         self.ends.binary_search(&token).is_ok()
     }
 
-    fn beginning(&self) -> Option<Token> {
-        self.beginning
+    fn bos(&self) -> Option<Token> {
+        self.bos
     }
 
     fn end_of_turn(&self) -> Option<Token> {
         None
     }
 
-    fn chat(&self, _: &Chat) -> Result<Vec<Token>, Fault> {
+    fn chat(&self, _: &ChatRequest) -> Result<Vec<Token>, EngineError> {
         Err(no_template())
     }
 }

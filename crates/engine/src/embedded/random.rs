@@ -1,13 +1,10 @@
 //! Models with random weights, for tests and benches: the right shapes, and nothing learnt.
-//!
-//! Owns: a writer of GGUF files of the Llama architecture (and, for what such models cannot do, of a recurrent one, Mamba,
-//! a hybrid one, LFM2, and one with sliding windows, Gemma 3), with a byte-level vocabulary and a ChatML template. Refuses to know: the reader next door; the two meet in tests.
 
 use std::io::{self, Write};
 
 /// The sizes of a model.
 #[derive(Clone, Debug)]
-pub struct Shape {
+pub struct RandomModelShape {
     /// What the header calls it.
     pub architecture: &'static str,
     /// Layers.
@@ -46,7 +43,7 @@ pub struct Shape {
     pub template: String,
 }
 
-impl Shape {
+impl RandomModelShape {
     /// Small enough to load in milliseconds: about 100 KB.
     #[must_use]
     pub fn tiny() -> Self {
@@ -117,7 +114,7 @@ impl Shape {
     }
 }
 
-impl Shape {
+impl RandomModelShape {
     /// Whether a layer of a hybrid model is a recurrent one: every other.
     fn is_recurrent(&self, layer: u32) -> bool {
         self.architecture == "lfm2" && layer.is_multiple_of(2)
@@ -135,9 +132,9 @@ const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message
 ///
 /// # Errors
 /// Those of the writer.
-pub fn write(mut out: impl Write, shape: &Shape, seed: u64) -> io::Result<()> {
+pub fn write(mut out: impl Write, shape: &RandomModelShape, seed: u64) -> io::Result<()> {
     let tensors = tensors(shape);
-    let mut header = Header::default();
+    let mut header = GgufWriterHeader::default();
     metadata(&mut header, shape);
     let mut offset = 0;
     for (name, dimensions) in &tensors {
@@ -157,7 +154,7 @@ pub fn write(mut out: impl Write, shape: &Shape, seed: u64) -> io::Result<()> {
 
 const ALIGNMENT: u64 = 32;
 
-fn tensors(shape: &Shape) -> Vec<(String, Vec<u32>)> {
+fn tensors(shape: &RandomModelShape) -> Vec<(String, Vec<u32>)> {
     let (width, inner) = (shape.width, shape.inner);
     let shared = width / shape.heads * shape.key_value_heads;
     let last_norm = match shape.architecture {
@@ -264,11 +261,11 @@ fn pad(out: &mut impl Write, written: u64) -> io::Result<()> {
     out.write_all(&[0; ALIGNMENT as usize][..missing as usize])
 }
 
-fn metadata(header: &mut Header, shape: &Shape) {
+fn metadata(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
     let name = shape.architecture;
     header.text("general.architecture", name);
     header.text("general.name", "random");
-    let said = |key: &str| shape.numbers.iter().any(|(said, _)| said == key);
+    let sent = |key: &str| shape.numbers.iter().any(|(sent, _)| sent == key);
     for (key, value) in [
         ("context_length", shape.context_tokens),
         ("embedding_length", shape.width),
@@ -278,7 +275,7 @@ fn metadata(header: &mut Header, shape: &Shape) {
         ("rope.dimension_count", shape.width / shape.heads),
     ] {
         let key = format!("{name}.{key}");
-        if !said(&key) {
+        if !sent(&key) {
             header.number(&key, value);
         }
     }
@@ -290,7 +287,7 @@ fn metadata(header: &mut Header, shape: &Shape) {
         });
         header.numbers(&shared, &heads.collect::<Vec<i32>>());
         header.number("lfm2.shortconv.l_cache", CONVOLUTION);
-    } else if !said(&shared) {
+    } else if !sent(&shared) {
         header.number(&shared, shape.key_value_heads);
     }
     if name == "gemma3" {
@@ -307,7 +304,7 @@ fn metadata(header: &mut Header, shape: &Shape) {
         header.number("mamba.ssm.time_step_rank", TIME_STEPS);
     }
     let epsilon = format!("{name}.attention.layer_norm_rms_epsilon");
-    if !shape.fractions.iter().any(|(said, _)| *said == epsilon) {
+    if !shape.fractions.iter().any(|(sent, _)| *sent == epsilon) {
         header.fraction(&epsilon, 1e-5);
     }
     for (key, value) in &shape.fractions {
@@ -316,7 +313,7 @@ fn metadata(header: &mut Header, shape: &Shape) {
     vocabulary(header, shape);
     for (key, token) in [("bos", IM_START + 2), ("eos", IM_START + 1)] {
         let key = format!("tokenizer.ggml.{key}_token_id");
-        if !said(&key) {
+        if !sent(&key) {
             header.number(&key, token);
         }
     }
@@ -324,7 +321,7 @@ fn metadata(header: &mut Header, shape: &Shape) {
 }
 
 /// The tokens, their types and what merges.
-fn vocabulary(header: &mut Header, shape: &Shape) {
+fn vocabulary(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
     header.text("tokenizer.ggml.model", shape.kind);
     header.text("tokenizer.ggml.pre", &shape.pre);
     let mut tokens: Vec<String> = (0..=255).map(byte_text).collect();
@@ -367,13 +364,13 @@ pub(super) fn byte_text(byte: u8) -> String {
 }
 
 #[derive(Default)]
-struct Header {
+struct GgufWriterHeader {
     pairs: Vec<u8>,
     count: u64,
     tensors: Vec<u8>,
 }
 
-impl Header {
+impl GgufWriterHeader {
     fn pair(&mut self, key: &str, kind: u32, value: &[u8]) {
         put_text(&mut self.pairs, key);
         self.pairs.extend(kind.to_le_bytes());

@@ -11,46 +11,46 @@ use std::sync::OnceLock;
 
 use sapwood_proto::steer::Token;
 
-use super::random::{IM_START, Shape};
+use super::random::{IM_START, RandomModelShape};
 use super::*;
-use crate::api::{Chat, Message};
+use crate::api::{ChatMessage, ChatRequest};
 
 fn tiny() -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
-    BYTES.get_or_init(|| written(&Shape::tiny()))
+    BYTES.get_or_init(|| written(&RandomModelShape::tiny()))
 }
 
-fn written(shape: &Shape) -> Vec<u8> {
+fn written(shape: &RandomModelShape) -> Vec<u8> {
     let mut bytes = Vec::new();
     random::write(&mut bytes, shape, 7).unwrap();
     bytes
 }
 
-fn options() -> Options {
-    Options {
+fn options() -> LoadOptions {
+    LoadOptions {
         parallel: 4,
         kept_prefixes: Some(4),
         batch_tokens: 64,
         threads: Some(1),
-        ..Options::default()
+        ..LoadOptions::default()
     }
 }
 
 /// Slots with cells of their own, and slots that share all cells because there are fewer.
 fn layouts() -> [Embedded; 2] {
-    let few = Options {
+    let few = LoadOptions {
         cache_tokens: Some(1024),
         ..options()
     };
     [options(), few].map(|options| loaded(&options))
 }
 
-fn loaded(options: &Options) -> Embedded {
-    load("tiny", &Source::Bytes(tiny()), options, &mut |_| true).unwrap()
+fn loaded(options: &LoadOptions) -> Embedded {
+    load("tiny", &ModelSource::Bytes(tiny()), options, &mut |_| true).unwrap()
 }
 
-fn opening() -> Opening<'static> {
-    Opening {
+fn opening() -> SlotPurpose<'static> {
+    SlotPurpose {
         prompt: &[],
         seed: 0,
         choice: 0,
@@ -58,9 +58,9 @@ fn opening() -> Opening<'static> {
     }
 }
 
-fn entries(slot: Slot, from: u32, tokens: &[Token]) -> Vec<Entry> {
+fn entries(slot: SlotId, from: u32, tokens: &[Token]) -> Vec<BatchEntry> {
     let last = tokens.len() - 1;
-    let entry = |(index, &token): (usize, &Token)| Entry {
+    let entry = |(index, &token): (usize, &Token)| BatchEntry {
         slot,
         position: from + index as u32,
         token,
@@ -70,14 +70,14 @@ fn entries(slot: Slot, from: u32, tokens: &[Token]) -> Vec<Entry> {
 }
 
 /// Decodes and copies the row of the last entry.
-fn row(model: &mut Embedded, batch: &[Entry]) -> Vec<f32> {
+fn row(model: &mut Embedded, batch: &[BatchEntry]) -> Vec<f32> {
     model.decode(batch, Time::ZERO).unwrap();
     row_at(model, batch.len() - 1)
 }
 
 fn row_at(model: &mut Embedded, index: usize) -> Vec<f32> {
     match model.row(index, Time::ZERO) {
-        Row::Logits(logits) => logits.to_vec(),
+        OutputRow::Logits(logits) => logits.to_vec(),
         other => panic!("{other:?}"),
     }
 }
@@ -127,7 +127,7 @@ fn slots_have_cells_of_their_own_where_there_are_enough() {
         (Some(1), 4, (8, 512, None)),
     ];
     for (cache_tokens, kept_prefixes, expected) in cases {
-        let wanted = Options {
+        let wanted = LoadOptions {
             cache_tokens,
             kept_prefixes: Some(kept_prefixes),
             ..options()
@@ -137,8 +137,8 @@ fn slots_have_cells_of_their_own_where_there_are_enough() {
         let own = model.context.own();
         assert_eq!((slots, cells, own), expected, "{cache_tokens:?}");
     }
-    let sample = Sample::new("apart", &written(&Shape::tiny_recurrent()));
-    let source = Source::File(sample.0.clone());
+    let sample = Sample::new("apart", &written(&RandomModelShape::tiny_recurrent()));
+    let source = ModelSource::File(sample.0.clone());
     let recurrent = load("apart", &source, &options(), &mut |_| true).unwrap();
     assert_eq!(recurrent.context.own(), None);
 }
@@ -233,8 +233,8 @@ fn many_sequences_share_a_batch_and_do_not_disturb_each_other() {
             .collect();
         let mut batch = Vec::new();
         for (slot, text) in texts.iter().enumerate() {
-            model.open(slot as Slot, &opening());
-            batch.extend(entries(slot as Slot, 0, text));
+            model.open(slot as SlotId, &opening());
+            batch.extend(entries(slot as SlotId, 0, text));
         }
         model.decode(&batch, Time::ZERO).unwrap();
         alike(&alone, &row_at(&mut model, TEXT.len() - 1));
@@ -258,9 +258,9 @@ fn an_aborted_pass_leaves_every_slot_as_it_was() {
         let at = TEXT.len() as u32;
         model.open(1, &opening());
         let batch = [entries(0, at, &[33]), entries(1, 0, TEXT)].concat();
-        assert_eq!(model.decode(&batch, Time::ZERO), Err(Stop::Aborted));
+        assert_eq!(model.decode(&batch, Time::ZERO), Err(DecodeStop::Aborted));
         assert!(
-            matches!(model.row(0, Time::ZERO), Row::Failed(_)),
+            matches!(model.row(0, Time::ZERO), OutputRow::Failed(_)),
             "no row of an aborted batch"
         );
         flag.lower();
@@ -272,7 +272,7 @@ fn an_aborted_pass_leaves_every_slot_as_it_was() {
 
 #[test]
 fn a_full_cache_says_so_and_takes_what_fits() {
-    let mut model = loaded(&Options {
+    let mut model = loaded(&LoadOptions {
         context_tokens: Some(256),
         cache_tokens: Some(256),
         batch_tokens: 200,
@@ -285,7 +285,7 @@ fn a_full_cache_says_so_and_takes_what_fits() {
     model.decode(&entries(0, 0, &long), Time::ZERO).unwrap();
     assert_eq!(
         model.decode(&entries(1, 0, &long), Time::ZERO),
-        Err(Stop::Full)
+        Err(DecodeStop::Full)
     );
     model
         .decode(&entries(1, 0, &long[..56]), Time::ZERO)
@@ -299,32 +299,32 @@ fn what_would_end_the_process_is_refused() {
     let mut model = loaded(&options());
     model.open(0, &opening());
     let one = |slot, position, token| {
-        vec![Entry {
+        vec![BatchEntry {
             slot,
             position,
             token,
             row: true,
         }]
     };
-    let mut apart = entries(0, 0, &[1]);
-    apart.extend(entries(1, 0, &[1]));
-    apart.extend(entries(0, 1, &[1]));
-    let cases: [(&str, Vec<Entry>); 7] = [
+    let mut per_slot = entries(0, 0, &[1]);
+    per_slot.extend(entries(1, 0, &[1]));
+    per_slot.extend(entries(0, 1, &[1]));
+    let cases: [(&str, Vec<BatchEntry>); 7] = [
         ("empty", Vec::new()),
         ("too many", entries(0, 0, &[1; 65])),
         ("slot", one(8, 0, 1)),
         ("token", one(0, 0, 288)),
         ("token beyond i32", one(0, 0, u32::MAX)),
         ("gap", one(0, 1, 1)),
-        ("apart", apart),
+        ("apart", per_slot),
     ];
     for (what, batch) in cases {
         assert!(
-            matches!(model.decode(&batch, Time::ZERO), Err(Stop::Failed(_))),
+            matches!(model.decode(&batch, Time::ZERO), Err(DecodeStop::Failed(_))),
             "{what}"
         );
     }
-    assert!(matches!(model.row(99, Time::ZERO), Row::Failed(_)));
+    assert!(matches!(model.row(99, Time::ZERO), OutputRow::Failed(_)));
     model.fork(0, 99, 1);
     model.fork(0, 0, 0);
     model.truncate(99, 0);
@@ -335,14 +335,14 @@ fn what_would_end_the_process_is_refused() {
 /// LM-312
 #[test]
 fn rows_of_several_tokens_are_those_of_each_and_have_a_limit() {
-    let wide = Options {
+    let wide = LoadOptions {
         batch_tokens: 128,
         ..options()
     };
     let mut model = loaded(&wide);
     let rows = model.capacity().rows;
     assert_eq!(rows, 72, "one for each of 8 slots, and 64");
-    let wanted = |count: u32| -> Vec<Entry> {
+    let wanted = |count: u32| -> Vec<BatchEntry> {
         let tokens: Vec<Token> = (0..count).map(|index| 1 + index % 7).collect();
         let mut batch = entries(0, 0, &tokens);
         batch.iter_mut().for_each(|entry| entry.row = true);
@@ -350,15 +350,15 @@ fn rows_of_several_tokens_are_those_of_each_and_have_a_limit() {
     };
     model.open(0, &opening());
     let refused = model.decode(&wanted(rows + 1), Time::ZERO);
-    assert!(matches!(refused, Err(Stop::Failed(_))));
+    assert!(matches!(refused, Err(DecodeStop::Failed(_))));
     model.decode(&wanted(rows), Time::ZERO).unwrap();
     let together: Vec<Vec<f32>> = (0..9).map(|index| row_at(&mut model, index)).collect();
     model.open(1, &opening());
     for (index, together) in together.iter().enumerate() {
         let entry = wanted(9)[index];
-        let alone = row(&mut model, &[Entry { slot: 1, ..entry }]);
-        let apart = together.iter().zip(&alone);
-        let most = apart.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let alone = row(&mut model, &[BatchEntry { slot: 1, ..entry }]);
+        let per_slot = together.iter().zip(&alone);
+        let most = per_slot.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(most < 1e-2, "row {index} differs by {most}");
     }
 }
@@ -389,15 +389,15 @@ fn text_survives_the_tokenizer() {
 #[test]
 fn ev_607_a_message_cannot_forge_a_turn() {
     let vocabulary = loaded(&options()).vocabulary();
-    let message = |content: &str| Message {
+    let message = |content: &str| ChatMessage {
         role: "user".to_owned(),
         content: content.to_owned(),
-        ..Message::default()
+        ..ChatMessage::default()
     };
     let starts = |content: &str| {
-        let chat = Chat {
+        let chat = ChatRequest {
             messages: vec![message(content)],
-            ..Chat::default()
+            ..ChatRequest::default()
         };
         let tokens = vocabulary.chat(&chat).unwrap();
         tokens.iter().filter(|&&token| token == IM_START).count()
@@ -408,8 +408,8 @@ fn ev_607_a_message_cannot_forge_a_turn() {
 
 #[test]
 fn a_recurrent_model_says_that_it_cannot_be_cut_back_and_forks_whole() {
-    let sample = Sample::new("mamba", &written(&Shape::tiny_recurrent()));
-    let source = Source::File(sample.0.clone());
+    let sample = Sample::new("mamba", &written(&RandomModelShape::tiny_recurrent()));
+    let source = ModelSource::File(sample.0.clone());
     let mut model = load("mamba", &source, &options(), &mut |_| true).unwrap();
     assert!(!model.info().truncates);
     model.open(0, &opening());
@@ -421,7 +421,7 @@ fn a_recurrent_model_says_that_it_cannot_be_cut_back_and_forks_whole() {
     alike(&source, &row(&mut model, &entries(1, at, &[33])));
     model.truncate(1, 3);
     assert_eq!(
-        model.context.held(1),
+        model.context.cells_held(1),
         at + 1,
         "what cannot be done is not done"
     );
@@ -432,7 +432,7 @@ fn a_recurrent_model_says_that_it_cannot_be_cut_back_and_forks_whole() {
     let next = entries(0, at + 1, &[33]);
     assert!(matches!(
         model.decode(&next, Time::ZERO),
-        Err(Stop::Failed(_))
+        Err(DecodeStop::Failed(_))
     ));
 }
 
@@ -455,11 +455,11 @@ impl Drop for Sample {
     }
 }
 
-fn refusal(name: &str, bytes: &[u8]) -> LoadError {
+fn rejection(name: &str, bytes: &[u8]) -> LoadError {
     let sample = Sample::new(name, bytes);
     load(
         name,
-        &Source::File(sample.0.clone()),
+        &ModelSource::File(sample.0.clone()),
         &options(),
         &mut |_| true,
     )
@@ -470,7 +470,7 @@ fn refusal(name: &str, bytes: &[u8]) -> LoadError {
 fn bad_files_are_one_line_that_says_what_to_do() {
     let missing = load(
         "x",
-        &Source::File("/nowhere/x.gguf".into()),
+        &ModelSource::File("/nowhere/x.gguf".into()),
         &options(),
         &mut |_| true,
     )
@@ -478,31 +478,31 @@ fn bad_files_are_one_line_that_says_what_to_do() {
     assert!(matches!(missing, LoadError::Missing(_)), "{missing}");
     let folder = load(
         "x",
-        &Source::File(std::env::temp_dir()),
+        &ModelSource::File(std::env::temp_dir()),
         &options(),
         &mut |_| true,
     )
     .unwrap_err();
     assert!(matches!(folder, LoadError::NotAFile(_)), "{folder}");
     assert!(matches!(
-        refusal("zip", b"PK\x03\x04 not a model"),
+        rejection("zip", b"PK\x03\x04 not a model"),
         LoadError::NotGguf(_)
     ));
-    assert!(matches!(refusal("empty", b""), LoadError::NotGguf(_)));
+    assert!(matches!(rejection("empty", b""), LoadError::NotGguf(_)));
     let whole = tiny();
     assert!(matches!(
-        refusal("cut", &whole[..whole.len() - 1000]),
+        rejection("cut", &whole[..whole.len() - 1000]),
         LoadError::Truncated { .. }
     ));
     assert!(matches!(
-        refusal("head", &whole[..200]),
+        rejection("head", &whole[..200]),
         LoadError::Damaged { .. }
     ));
-    let strange = written(&Shape {
+    let strange = written(&RandomModelShape {
         architecture: "nonesuch",
-        ..Shape::tiny()
+        ..RandomModelShape::tiny()
     });
-    let strange = refusal("strange", &strange);
+    let strange = rejection("strange", &strange);
     assert!(
         matches!(&strange, LoadError::Architecture(name) if name == "nonesuch"),
         "{strange}"
@@ -521,7 +521,7 @@ fn a_model_that_lacks_a_tensor_is_llamas_own_refusal() {
         .position(|window| window == b"output_norm")
         .unwrap();
     bytes[at] = b'O';
-    let error = refusal("lacking", &bytes);
+    let error = rejection("lacking", &bytes);
     assert!(
         matches!(&error, LoadError::Llama(why) if why.contains("output_norm")),
         "{error}"
@@ -531,11 +531,11 @@ fn a_model_that_lacks_a_tensor_is_llamas_own_refusal() {
 #[test]
 fn too_big_is_refused_before_anything_is_loaded() {
     let refused = |memory| {
-        let options = Options {
+        let options = LoadOptions {
             memory_bytes: Some(memory),
             ..options()
         };
-        load("tiny", &Source::Bytes(tiny()), &options, &mut |_| {
+        load("tiny", &ModelSource::Bytes(tiny()), &options, &mut |_| {
             panic!("loading began")
         })
     };
@@ -554,8 +554,8 @@ fn too_big_is_refused_before_anything_is_loaded() {
     assert!(matches!(
         load(
             "tiny",
-            &Source::Bytes(tiny()),
-            &Options {
+            &ModelSource::Bytes(tiny()),
+            &LoadOptions {
                 parallel: 0,
                 ..options()
             },
@@ -567,22 +567,25 @@ fn too_big_is_refused_before_anything_is_loaded() {
 
 #[test]
 fn progress_is_heard_and_can_stop_the_loading() {
-    let mut heard = Vec::new();
+    let mut received = Vec::new();
     let sample = Sample::new("progress", tiny());
-    let source = Source::File(sample.0.clone());
+    let source = ModelSource::File(sample.0.clone());
     load("tiny", &source, &options(), &mut |fraction| {
-        heard.push(fraction);
+        received.push(fraction);
         true
     })
     .unwrap();
-    assert_eq!(heard.last(), Some(&1.0));
-    assert!(heard.is_sorted());
+    assert_eq!(received.last(), Some(&1.0));
+    assert!(received.is_sorted());
     let stopped = load("tiny", &source, &options(), &mut |_| false);
     assert!(matches!(stopped, Err(LoadError::Stopped)));
     for mmap in [true, false] {
-        load("tiny", &source, &Options { mmap, ..options() }, &mut |_| {
-            true
-        })
+        load(
+            "tiny",
+            &source,
+            &LoadOptions { mmap, ..options() },
+            &mut |_| true,
+        )
         .unwrap();
     }
 }
@@ -598,7 +601,7 @@ fn a_word_without_end_does_not_end_the_process() {
         .unwrap();
     bytes[at..at + 5].copy_from_slice(b"bloom");
     let sample = Sample::new("bloom", &bytes);
-    let source = Source::File(sample.0.clone());
+    let source = ModelSource::File(sample.0.clone());
     let vocabulary = load("bloom", &source, &options(), &mut |_| true)
         .unwrap()
         .vocabulary();
@@ -644,21 +647,21 @@ fn tokenising_ends_where_nobody_waits_for_it() {
 /// llama.cpp throws where a SentencePiece vocabulary has no token for a byte; that is no end of the process.
 #[test]
 fn a_character_without_tokens_is_left_out_of_a_text() {
-    let shape = Shape {
+    let shape = RandomModelShape {
         kind: "llama",
         // What stands before every text there.
         merges: vec![
             ["t".to_owned(), "h".to_owned()],
             ["\u{2581}".to_owned(), String::new()],
         ],
-        ..Shape::tiny()
+        ..RandomModelShape::tiny()
     };
-    let source = Source::Bytes(written(&shape).leak());
+    let source = ModelSource::Bytes(written(&shape).leak());
     let model = load("m", &source, &options(), &mut |_| true).unwrap();
     let vocabulary = model.vocabulary();
     let known = vocabulary.tokenize("th", false);
     assert!(!known.is_empty());
-    let told = vocabulary.tokenize("t\u{65e5}h\u{1f980}", false);
-    assert_eq!(told, known);
+    let received = vocabulary.tokenize("t\u{65e5}h\u{1f980}", false);
+    assert_eq!(received, known);
     assert!(vocabulary.tokenize("\u{65e5}\u{65e5}", false).is_empty());
 }

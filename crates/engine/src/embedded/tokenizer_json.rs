@@ -1,8 +1,5 @@
 //! `tokenizer.json` of a loaded model (LM-951).
 //!
-//! Owns: which vocabularies can be written so that others get llama.cpp's ids, and by which patterns those split texts. Refuses
-//! to know: the file's format, and how a GGUF is read.
-//!
 //! What is not known to come out alike is not written: a wrong file is worse than none. Written are byte pairs whose way of
 //! splitting is in [`split`]; tests hold each of them against llama.cpp.
 
@@ -11,12 +8,12 @@ use std::collections::HashSet;
 use bytes::Bytes;
 
 use super::llama;
-use crate::gguf::Header;
+use crate::gguf::GgufHeader;
 use crate::tokenizer_json::{ByteLevel, alphabet};
 
 /// Why there is no file.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Without {
+pub(super) enum NoTokenizerFile {
     /// Other tokens than byte pairs.
     #[error("vocabularies of the kind {0:?} cannot be written as one yet")]
     Kind(String),
@@ -32,21 +29,24 @@ pub(super) enum Without {
 }
 
 /// The file.
-pub(super) fn file(model: &llama::Model, header: &Header) -> Result<Bytes, Without> {
+pub(super) fn file(
+    model: &llama::LlamaModel,
+    header: &GgufHeader,
+) -> Result<Bytes, NoTokenizerFile> {
     let kind = header.text("tokenizer.ggml.model").unwrap_or_default();
     if kind != "gpt2" {
-        return Err(Without::Kind(kind.to_owned()));
+        return Err(NoTokenizerFile::Kind(kind.to_owned()));
     }
     let name = header.text("tokenizer.ggml.pre").unwrap_or_default();
-    let split = split(name).ok_or_else(|| Without::Split(name.to_owned()))?;
+    let split = split(name).ok_or_else(|| NoTokenizerFile::Split(name.to_owned()))?;
     let tokens: Vec<String> = (0..model.size()).map(|token| model.text(token)).collect();
     let known: HashSet<&str> = tokens.iter().map(String::as_str).collect();
     if known.len() != tokens.len() {
-        return Err(Without::Tokens);
+        return Err(NoTokenizerFile::Tokens);
     }
     let merges = merges(header.merges(), &known)?;
     let lacking = lacking(&known, header.merges())?;
-    let (wants_beginning, beginning) = model.beginning();
+    let (adds_bos, bos) = model.bos();
     let vocabulary = ByteLevel {
         added: (0..model.size())
             .filter_map(|token| model.found(token))
@@ -55,7 +55,7 @@ pub(super) fn file(model: &llama::Model, header: &Header) -> Result<Bytes, Witho
         merges,
         lacking,
         whole_pieces: split.whole_pieces,
-        beginning: beginning.filter(|_| wants_beginning),
+        bos: bos.filter(|_| adds_bos),
         tokens,
     };
     Ok(vocabulary.file())
@@ -63,20 +63,20 @@ pub(super) fn file(model: &llama::Model, header: &Header) -> Result<Bytes, Witho
 
 /// What the bytes are shown as that have no token of their own. llama.cpp leaves them out of a text, but would give a token or
 /// a merge that has such a byte in its midst, which no file can say.
-fn lacking(known: &HashSet<&str>, merges: &[String]) -> Result<Vec<char>, Without> {
+fn lacking(known: &HashSet<&str>, merges: &[String]) -> Result<Vec<char>, NoTokenizerFile> {
     let has_token = |shown: &char| known.contains(shown.encode_utf8(&mut [0; 4]) as &str);
     let lacking: Vec<char> = alphabet().filter(|shown| !has_token(shown)).collect();
     // One that is shown as a letter of one byte would be looked for byte by byte, as others are not.
     let is_used = |text: &str| text.contains(&lacking[..]);
-    let is_told = known.iter().any(|token| is_used(token));
-    if !lacking.is_empty() && (is_told || merges.iter().any(|merge| is_used(merge))) {
-        return Err(Without::Tokens);
+    let is_sent = known.iter().any(|token| is_used(token));
+    if !lacking.is_empty() && (is_sent || merges.iter().any(|merge| is_used(merge))) {
+        return Err(NoTokenizerFile::Tokens);
     }
     Ok(lacking)
 }
 
 /// The merges that can happen, each once.
-fn merges(all: &[String], known: &HashSet<&str>) -> Result<Vec<String>, Without> {
+fn merges(all: &[String], known: &HashSet<&str>) -> Result<Vec<String>, NoTokenizerFile> {
     let mut seen = HashSet::new();
     let mut merges = Vec::new();
     for merge in all {
@@ -91,7 +91,7 @@ fn merges(all: &[String], known: &HashSet<&str>) -> Result<Vec<String>, Without>
             continue;
         }
         if !known.contains(&*[left, right].concat()) {
-            return Err(Without::Merge);
+            return Err(NoTokenizerFile::Merge);
         }
         merges.push(merge.clone());
     }

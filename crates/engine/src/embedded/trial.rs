@@ -8,7 +8,7 @@ use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
 use super::Embedded;
-use crate::model::{Entry, Model, Opening, Row, Slot, Stop};
+use crate::model::{BatchEntry, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
 
 impl Embedded {
     /// Computes a short prompt in two slots at once and one more token in each, which is what requests do. Their slots are
@@ -21,7 +21,7 @@ impl Embedded {
     pub fn try_out(&mut self) -> Result<(), String> {
         let capacity = self.capacity();
         let slots = 0..capacity.slots.min(2);
-        let opening = Opening {
+        let opening = SlotPurpose {
             prompt: &[],
             seed: 0,
             choice: 0,
@@ -36,15 +36,15 @@ impl Embedded {
         let prompt = PROMPT_TOKENS.min(most);
         for positions in [0..prompt, prompt..most.min(prompt + 1)] {
             let last = positions.end.saturating_sub(1);
-            let entry = |slot: Slot, position: u32| Entry {
+            let entry = |slot: SlotId, position: u32| BatchEntry {
                 slot,
                 position,
                 // Which tokens they are does not matter; every vocabulary has the first.
                 token: position as Token % self.info.vocabulary_tokens.max(1),
                 row: position == last,
             };
-            let places = slots.clone();
-            let batch: Vec<Entry> = places
+            let entries = slots.clone();
+            let batch: Vec<BatchEntry> = entries
                 .flat_map(|slot| positions.clone().map(move |position| entry(slot, position)))
                 .collect();
             self.compute(&batch)?;
@@ -54,14 +54,14 @@ impl Embedded {
     }
 
     /// Computes a batch and looks at its rows.
-    fn compute(&mut self, batch: &[Entry]) -> Result<(), String> {
+    fn compute(&mut self, batch: &[BatchEntry]) -> Result<(), String> {
         if batch.is_empty() {
             return Ok(());
         }
         self.decode(batch, Time::ZERO).map_err(|stop| match stop {
-            Stop::Full => "its cache has no room for a few tokens".to_owned(),
-            Stop::Aborted => "it was interrupted at its first tokens".to_owned(),
-            Stop::Failed(fault) | Stop::Dead(fault) => fault.to_string(),
+            DecodeStop::Full => "its cache has no room for a few tokens".to_owned(),
+            DecodeStop::Aborted => "it was interrupted at its first tokens".to_owned(),
+            DecodeStop::Failed(error) | DecodeStop::Dead(error) => error.to_string(),
         })?;
         for (index, entry) in batch.iter().enumerate() {
             if !entry.row {
@@ -69,8 +69,8 @@ impl Embedded {
             }
             match self.row(index, Time::ZERO) {
                 // Infinite ones rule tokens out.
-                Row::Logits(logits) if !logits.iter().any(|logit| logit.is_nan()) => {}
-                Row::Failed(fault) => return Err(fault.to_string()),
+                OutputRow::Logits(logits) if !logits.iter().any(|logit| logit.is_nan()) => {}
+                OutputRow::Failed(error) => return Err(error.to_string()),
                 _ => return Err("its logits are no numbers".to_owned()),
             }
         }

@@ -1,6 +1,4 @@
 //! The vocabulary of a loaded model: tables made once, and llama.cpp's tokenizer.
-//!
-//! Owns: [`Vocabulary`], shared by every thread that tokenises or renders (D-8). Refuses to know: contexts, slots.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -8,13 +6,13 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use sapwood_proto::steer::Token;
 
-use super::marks::Marks;
+use super::marks::MarkFinder;
 use super::{llama, tokenizer_json};
-use crate::api::{self, Chat, Fault};
-use crate::gguf::Header;
+use crate::api::{self, ChatRequest, EngineError};
+use crate::gguf::GgufHeader;
 use crate::stop;
 use crate::template::{self, SpecialTexts, Template, TemplateError, no_template};
-use crate::tokenizer_json::Added;
+use crate::tokenizer_json::AddedToken;
 
 /// Characters between two white spaces (or of white space) that the tokenizer is given at once.
 ///
@@ -25,28 +23,31 @@ const RUN_CHARS_MAX: usize = 1000;
 
 /// A loaded model's vocabulary and chat template.
 #[derive(Debug)]
-pub(super) struct Vocabulary {
-    model: Arc<llama::Model>,
+pub(super) struct LlamaVocabulary {
+    model: Arc<llama::LlamaModel>,
     /// The bytes of all tokens, one after the other; those of token `t` end at `ends[t]`.
     bytes: Vec<u8>,
     ends: Vec<u32>,
-    kinds: Vec<llama::Kind>,
-    beginning: Option<Token>,
+    kinds: Vec<llama::TokenAttributes>,
+    bos: Option<Token>,
     end_of_turn: Option<Token>,
     template: Option<Template>,
     /// Bytes of the longest token.
     token_bytes_max: usize,
     /// Tokens of a fixed text that are found in every text.
-    added: Marks,
+    added: MarkFinder,
     /// Those, and control tokens.
-    fixed: Marks,
+    fixed: MarkFinder,
     /// Its `tokenizer.json`.
     file: Option<Bytes>,
 }
 
-impl Vocabulary {
+impl LlamaVocabulary {
     /// Reads the tables, and makes its file while nobody waits. A template that does not parse is an error: the model could not chat, and nobody would know.
-    pub(super) fn new(model: Arc<llama::Model>, header: &Header) -> Result<Self, TemplateError> {
+    pub(super) fn new(
+        model: Arc<llama::LlamaModel>,
+        header: &GgufHeader,
+    ) -> Result<Self, TemplateError> {
         let mut bytes = Vec::new();
         let mut special = SpecialTexts::default();
         let text = |token: Option<Token>| {
@@ -55,8 +56,8 @@ impl Vocabulary {
                 .unwrap_or_default();
             String::from_utf8_lossy(&piece).into_owned()
         };
-        let (wants_beginning, beginning) = model.beginning();
-        special.beginning = text(beginning);
+        let (adds_bos, bos) = model.bos();
+        special.bos = text(bos);
         special.end = text(model.end());
         let (mut ends, mut kinds, mut fixed) = (Vec::new(), Vec::new(), Vec::new());
         for token in 0..model.size() {
@@ -85,9 +86,9 @@ impl Vocabulary {
         if let Err(why) = &file {
             tracing::info!(%why, "others cannot be given the model's tokenizer as a file");
         }
-        let marks = |of: &dyn Fn(&Added) -> bool| {
+        let marks = |of: &dyn Fn(&AddedToken) -> bool| {
             let those = fixed.iter().filter(|(_, how)| of(how));
-            Marks::new(those.map(|(text, how)| (text.clone(), how.takes_left)))
+            MarkFinder::new(those.map(|(text, how)| (text.clone(), how.takes_left)))
         };
         let starts = std::iter::once(0).chain(ends.iter().copied());
         let lengths = ends.iter().zip(starts).map(|(end, start)| end - start);
@@ -99,7 +100,7 @@ impl Vocabulary {
             bytes,
             ends,
             kinds,
-            beginning: beginning.filter(|_| wants_beginning),
+            bos: bos.filter(|_| adds_bos),
             end_of_turn: model.end_of_turn().or_else(|| model.end()),
             template,
             model,
@@ -112,7 +113,7 @@ impl Vocabulary {
     }
 }
 
-impl api::Vocabulary for Vocabulary {
+impl api::Vocabulary for LlamaVocabulary {
     fn size(&self) -> usize {
         self.kinds.len()
     }
@@ -172,15 +173,15 @@ impl api::Vocabulary for Vocabulary {
         self.kinds.get(token as usize).is_some_and(|kind| kind.end)
     }
 
-    fn beginning(&self) -> Option<Token> {
-        self.beginning
+    fn bos(&self) -> Option<Token> {
+        self.bos
     }
 
     fn end_of_turn(&self) -> Option<Token> {
         self.end_of_turn
     }
 
-    fn chat(&self, chat: &Chat) -> Result<Vec<Token>, Fault> {
+    fn chat(&self, chat: &ChatRequest) -> Result<Vec<Token>, EngineError> {
         let template = self.template.as_ref().ok_or_else(no_template)?;
         Ok(template::tokens(&template.render(chat)?, self))
     }

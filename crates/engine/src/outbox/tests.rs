@@ -1,7 +1,7 @@
 use futures::task::{ArcWake, waker};
 
 use super::*;
-use crate::api::{Tokens, Usage};
+use crate::api::{TokenUsage, Tokens};
 
 #[derive(Default)]
 struct Count(AtomicU32);
@@ -12,17 +12,17 @@ impl ArcWake for Count {
     }
 }
 
-fn tokens(choice: u32) -> Event {
-    Event {
+fn tokens(choice: u32) -> EngineEvent {
+    EngineEvent {
         step: 1,
         choice,
-        kind: Kind::Tokens(Tokens::default()),
+        kind: EventKind::Tokens(Tokens::default()),
     }
 }
 
 #[test]
 fn the_quota_is_per_choice_and_the_reader_rings_when_half_is_read() {
-    let bell = Arc::new(Bell::default());
+    let bell = Arc::new(OwnerWaker::default());
     let (mut sender, mut handle) = outbox(2, 4, Arc::clone(&bell));
     for _ in 0..4 {
         assert!(sender.has_room(0));
@@ -35,13 +35,13 @@ fn the_quota_is_per_choice_and_the_reader_rings_when_half_is_read() {
     sender.park();
     handle.try_next();
     assert!(
-        sender.has_room(0) && !bell.heard(),
+        sender.has_room(0) && !bell.is_observed(),
         "one place is not worth a ring"
     );
     handle.try_next();
-    assert!(bell.heard());
+    assert!(bell.is_observed());
     handle.try_next();
-    assert!(!bell.heard(), "it rings once");
+    assert!(!bell.is_observed(), "it rings once");
 }
 
 #[test]
@@ -62,10 +62,10 @@ fn readers_are_woken_when_told_and_the_end_comes_after_everything() {
     sender.wake();
     assert_eq!(count.0.load(Ordering::SeqCst), 1);
     assert_eq!(poll(), Poll::Ready(Some(tokens(0))));
-    let last = Event {
+    let last = EngineEvent {
         step: 2,
         choice: 0,
-        kind: Kind::Usage(Usage::default()),
+        kind: EventKind::Usage(TokenUsage::default()),
     };
     sender.publish(last.clone());
     sender.end();
@@ -82,31 +82,41 @@ fn readers_are_woken_when_told_and_the_end_comes_after_everything() {
 
 #[test]
 fn what_the_reader_wishes_is_seen_and_leaving_is_final() {
-    let bell = Arc::new(Bell::default());
+    let bell = Arc::new(OwnerWaker::default());
     let (sender, handle) = outbox(1, 4, Arc::clone(&bell));
-    assert_eq!((sender.wish(), bell.heard()), (Wish::GoOn, false));
+    assert_eq!(
+        (sender.reader_request(), bell.is_observed()),
+        (ReaderRequest::GoOn, false)
+    );
     handle.stop();
     assert_eq!(
-        (sender.wish(), bell.heard(), bell.heard()),
-        (Wish::Stop, true, false)
+        (
+            sender.reader_request(),
+            bell.is_observed(),
+            bell.is_observed()
+        ),
+        (ReaderRequest::Stop, true, false)
     );
     drop(handle);
-    assert_eq!((sender.wish(), bell.heard()), (Wish::Gone, true));
+    assert_eq!(
+        (sender.reader_request(), bell.is_observed()),
+        (ReaderRequest::Closed, true)
+    );
 }
 
 #[test]
 fn a_lost_sender_is_a_fault_and_an_ended_one_is_not() {
     let (sender, mut handle) = outbox(1, 4, Arc::default());
     drop(sender);
-    let Some(Event {
-        kind: Kind::Fault(fault),
+    let Some(EngineEvent {
+        kind: EventKind::Error(error),
         ..
     }) = handle.try_next()
     else {
         panic!("no fault")
     };
     assert_eq!(
-        (fault.code, fault.reason),
+        (error.code, error.reason),
         (Code::Unavailable, "engine_dead")
     );
     let (sender, mut handle) = outbox(1, 4, Arc::default());

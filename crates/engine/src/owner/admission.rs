@@ -1,7 +1,4 @@
 //! The first half of a step: who comes, who leaves, who sits.
-//!
-//! Owns: the way from the inbox to a slot, cancelling, deadlines, parking, and the reuse of prefixes.
-//! Refuses to know: rows and tokens to come.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,21 +8,21 @@ use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 use slab::Slab;
 
-use super::Owner;
-use super::sequence::{After, Job, Sequence, Steering};
-use crate::api::{Fault, Finish, Reason};
-use crate::engine::{Command, PrefixSharing};
-use crate::model::{Model, Opening, Slot};
-use crate::outbox::Wish;
-use crate::prefix_cache::{Match, common_prefix};
-use crate::sampling::History;
-use crate::scheduler::Key;
-use crate::text::Text;
+use super::EngineOwner;
+use super::sequence::{AwaitedPrefix, RequestJob, RunningSequence, Steering};
+use crate::api::{ChoiceEnd, EngineError, FinishReason};
+use crate::engine::{EngineCommand, PrefixSharing};
+use crate::model::{Model, SlotId, SlotPurpose};
+use crate::outbox::ReaderRequest;
+use crate::prefix_cache::{PrefixMatch, common_prefix};
+use crate::sampling::TokenHistory;
+use crate::scheduler::SequenceKey;
+use crate::text::ChoiceText;
 
 /// A request waits for another to compute a common prefix of at least so many tokens (LM-609); less is computed twice.
 const SHARED_TOKENS_MIN: usize = 32;
 
-impl Owner {
+impl EngineOwner {
     /// Takes everything from the inbox.
     pub(super) fn receive(&mut self, now: Time) {
         while let Ok(command) = self.inbox.commands.try_recv() {
@@ -33,8 +30,8 @@ impl Owner {
         }
     }
 
-    fn accept(&mut self, command: Command, now: Time) {
-        let Command { submission, outbox } = command;
+    fn accept(&mut self, command: EngineCommand, now: Time) {
+        let EngineCommand { submission, outbox } = command;
         let deadline = submission.timeout.map(|timeout| now + timeout);
         let queue_deadline = now + Duration::from_millis(self.config.queue_timeout_ms);
         let earliest = deadline.map_or(queue_deadline, |deadline| deadline.min(queue_deadline));
@@ -47,7 +44,7 @@ impl Owner {
             self.follow_from(now);
         }
         let nothing_wanted = submission.terms.max_tokens == 0;
-        let job = self.jobs.insert(Job {
+        let job = self.jobs.insert(RequestJob {
             outbox,
             terms: submission.terms,
             prompt: submission.prompt,
@@ -74,39 +71,39 @@ impl Owner {
         let mut first = None;
         for _ in 0..submission.choices {
             let steering = steerers.next().map(Steering::new);
-            let key = self.enrol(job, steering, first);
+            let key = self.enqueue(job, steering, first);
             first.get_or_insert(key);
         }
-        if let Some(fault) = self.dead.clone() {
-            self.fault(job, fault, false);
+        if let Some(error) = self.dead.clone() {
+            self.fail(job, error, false);
         } else if nothing_wanted {
             for key in self.jobs[job].members.clone() {
                 self.finish(
                     key,
-                    Finish {
-                        reason: Reason::Length,
+                    ChoiceEnd {
+                        reason: FinishReason::Length,
                         stop: None,
                     },
                 );
             }
-        } else if self.jobs[job].is_headless() {
+        } else if self.jobs[job].is_score_only() {
             for key in self.jobs[job].members.clone() {
-                self.score_headless(key, now);
+                self.score_only_step(key, now);
             }
         }
     }
 
     /// A new sequence of a job, with its prompt as its tokens.
-    pub(super) fn enrol(
+    pub(super) fn enqueue(
         &mut self,
         job: usize,
         steering: Option<Steering>,
-        after: Option<Key>,
-    ) -> Key {
+        after: Option<SequenceKey>,
+    ) -> SequenceKey {
         let request = &self.jobs[job];
         let tokens = request.tokens();
         let after = match after {
-            Some(key) => Some(After {
+            Some(key) => Some(AwaitedPrefix {
                 key,
                 number: self.sequences[key].number,
                 tokens: request.prompt.len() - 1,
@@ -118,26 +115,26 @@ impl Owner {
             }
             None => None,
         };
-        let headless = usize::from(request.is_headless());
+        let score_only = usize::from(request.is_score_only());
         let request = &mut self.jobs[job];
         let choice = request.next_choice;
         request.next_choice += 1;
-        let key = self.sequences.insert(Sequence {
+        let key = self.sequences.insert(RunningSequence {
             number: self.numbers,
             job,
             choice,
             tokens,
-            prompt_tokens: request.prompt.len() - headless,
+            prompt_tokens: request.prompt.len() - score_only,
             scored: request.terms.scored.is_some(),
             prompt_scores: (choice == 0 && request.terms.prompt_logprobs).then(Vec::new),
             computed: 0,
             slot: None,
             after,
             asleep_until: None,
-            kept_row: None,
+            cached_row: None,
             appended: 0,
-            text: Text::default(),
-            history: History::of(&request.prompt, &request.terms.sampling),
+            text: ChoiceText::default(),
+            history: TokenHistory::of(&request.prompt, &request.terms.sampling),
             steering,
             last_token_at: None,
             untold: None,
@@ -149,8 +146,8 @@ impl Owner {
     }
 
     /// Looks at what readers asked for, if one rang, and at deadlines, if one has come.
-    pub(super) fn heed(&mut self, now: Time) {
-        let rung = self.inbox.bell.heard();
+    pub(super) fn take_cancellations(&mut self, now: Time) {
+        let rung = self.inbox.bell.is_observed();
         let due = self.next_deadline.is_some_and(|deadline| deadline <= now);
         if !rung && !due {
             return;
@@ -164,36 +161,36 @@ impl Owner {
             if job.ended {
                 continue;
             }
-            match job.outbox.wish() {
-                Wish::Gone => self.cancel(index),
-                Wish::Stop => {
+            match job.outbox.reader_request() {
+                ReaderRequest::Closed => self.cancel(index),
+                ReaderRequest::Stop => {
                     for key in job.members.clone() {
                         self.finish(
                             key,
-                            Finish {
-                                reason: Reason::Cancelled,
+                            ChoiceEnd {
+                                reason: FinishReason::Cancelled,
                                 stop: None,
                             },
                         );
                     }
                 }
-                Wish::GoOn if job.deadline.is_some_and(|deadline| deadline <= now) => {
+                ReaderRequest::GoOn if job.deadline.is_some_and(|deadline| deadline <= now) => {
                     self.inbox.stats.cancelled_timeout.add(1);
                     let message = "the time allowed for this request has passed";
-                    self.fault(
+                    self.fail(
                         index,
-                        Fault::new(Code::DeadlineExceeded, "timeout", message),
+                        EngineError::new(Code::DeadlineExceeded, "timeout", message),
                         true,
                     );
                 }
-                Wish::GoOn if queue_deadline.is_some_and(|deadline| deadline <= now) => {
+                ReaderRequest::GoOn if queue_deadline.is_some_and(|deadline| deadline <= now) => {
                     self.inbox.stats.cancelled_timeout.add(1);
                     let message = "the request waited too long for a place: try again later";
-                    let fault = Fault::new(Code::Unavailable, "queue_timeout", message)
+                    let error = EngineError::new(Code::Unavailable, "queue_timeout", message)
                         .after(self.inbox.queue.retry_after());
-                    self.fault(index, fault, true);
+                    self.fail(index, error, true);
                 }
-                Wish::GoOn => {
+                ReaderRequest::GoOn => {
                     let earliest = job.deadline.into_iter().chain(queue_deadline).min();
                     self.next_deadline = self.next_deadline.into_iter().chain(earliest).min();
                 }
@@ -202,7 +199,7 @@ impl Owner {
     }
 
     /// Parks sequences whose reader is slow, brings back those whose reader has caught up, and wakes sleepers.
-    pub(super) fn park_and_rouse(&mut self, now: Time) {
+    pub(super) fn park_and_resume(&mut self, now: Time) {
         let mut order = std::mem::take(&mut self.scratch.order);
         order.clear();
         order.extend(self.scheduler.parked());
@@ -235,10 +232,10 @@ impl Owner {
     /// Gives seats and slots to those that wait, in their order, as long as the first of them fits.
     pub(super) fn admit(&mut self, now: Time) {
         while let Some(key) = self.scheduler.next(|key| self.is_eligible(key)) {
-            if !self.place(key) {
+            if !self.admit_to_slot(key) {
                 return;
             }
-            self.scheduler.seat(key);
+            self.scheduler.admit(key);
             let sequence = &self.sequences[key];
             self.report.admitted.push(sequence.number);
             let job = &mut self.jobs[sequence.job];
@@ -246,7 +243,7 @@ impl Owner {
                 job.started = Some(now);
                 self.inbox.queue.leave(job.turn.caller, job.prompt.len());
                 self.pace.departed(job.arrived, now);
-                self.inbox.queue.tell(&self.pace);
+                self.inbox.queue.publish(&self.pace);
                 self.inbox
                     .stats
                     .queue_seconds
@@ -256,7 +253,7 @@ impl Owner {
     }
 
     /// Whether a waiting sequence may be admitted: those that share a prefix wait until one has computed it.
-    pub(super) fn is_eligible(&self, key: Key) -> bool {
+    pub(super) fn is_eligible(&self, key: SequenceKey) -> bool {
         let Some(after) = self.sequences[key].after else {
             return true;
         };
@@ -265,12 +262,12 @@ impl Owner {
     }
 
     /// Finds a slot with as much of the sequence's prefix as there is. False if it does not fit now.
-    fn place(&mut self, key: Key) -> bool {
+    fn admit_to_slot(&mut self, key: SequenceKey) -> bool {
         if self.sequences[key].slot.is_some() {
             // It was parked and nobody needed its place.
             return true;
         }
-        let Some(shared) = self.make_place(key) else {
+        let Some(shared) = self.free_slot(key) else {
             return false;
         };
         if !self.cache.has_free_slot() {
@@ -281,8 +278,8 @@ impl Owner {
                 self.model.release(slot);
             }
         }
-        if let Some((kept, free)) = self.cache.in_the_way(shared.map(|shared| shared.slot)) {
-            self.shift(kept, free);
+        if let Some((cached, free)) = self.cache.in_the_way(shared.map(|shared| shared.slot)) {
+            self.shift(cached, free);
         }
         let scope = self.jobs[self.sequences[key].job].scope;
         let Some(slot) = self.cache.take(scope) else {
@@ -294,25 +291,25 @@ impl Owner {
         true
     }
 
-    fn shift(&mut self, kept: Slot, free: Slot) {
+    fn shift(&mut self, cached: SlotId, free: SlotId) {
         // Of a sequence that has ended only its tokens are asked for.
-        let opening = Opening {
+        let opening = SlotPurpose {
             prompt: &[],
             seed: 0,
             choice: 0,
             max_tokens: None,
         };
         // A slot holds fewer tokens than the context, which is a u32.
-        let tokens = u32::try_from(self.cache.len(kept)).unwrap_or(u32::MAX);
+        let tokens = u32::try_from(self.cache.len(cached)).unwrap_or(u32::MAX);
         self.model.open(free, &opening);
-        self.model.fork(kept, free, tokens);
-        self.model.release(kept);
-        self.cache.shift(kept, free);
+        self.model.fork(cached, free, tokens);
+        self.model.release(cached);
+        self.cache.shift(cached, free);
     }
 
     /// Room for a sequence's tokens and one more for everybody who runs, and a slot that can be had. Takes both from
     /// those that do not run, never from those that do. The shared prefix, or `None` if it does not fit.
-    fn make_place(&mut self, key: Key) -> Option<Option<Match>> {
+    fn free_slot(&mut self, key: SequenceKey) -> Option<Option<PrefixMatch>> {
         loop {
             let sequence = &self.sequences[key];
             let tokens = &sequence.tokens;
@@ -332,17 +329,17 @@ impl Owner {
                 return Some(shared);
             }
             let sequences = &self.sequences;
-            let holds = |other: Key| other != key && sequences[other].slot.is_some();
+            let holds = |other: SequenceKey| other != key && sequences[other].slot.is_some();
             let victim = self.scheduler.victim(false, holds)?;
             self.preempt(victim);
         }
     }
 
-    fn open(&mut self, key: Key, slot: Slot, shared: Option<Match>) {
+    fn open(&mut self, key: SequenceKey, slot: SlotId, shared: Option<PrefixMatch>) {
         let sequence = &mut self.sequences[key];
         let job = &mut self.jobs[sequence.job];
         let terms = Arc::clone(&job.terms);
-        let opening = Opening {
+        let opening = SlotPurpose {
             prompt: &job.prompt,
             seed: terms.seed,
             choice: sequence.choice,
@@ -355,7 +352,7 @@ impl Owner {
             self.model
                 .fork(shared.slot, slot, u32::try_from(common).unwrap_or(u32::MAX));
             self.cache.fork(shared.slot, slot, common);
-            if shared.kept && shared.whole {
+            if shared.cached && shared.whole {
                 // Whoever begins like it begins like the new one as well.
                 self.cache.discard(shared.slot);
                 self.model.release(shared.slot);
@@ -392,29 +389,29 @@ impl Owner {
 }
 
 /// Whether a slot of the model has what the token after its first `tokens` tokens needs.
-pub(super) fn can_resume(model: &dyn Model, slot: Slot, tokens: usize) -> bool {
+pub(super) fn can_resume(model: &dyn Model, slot: SlotId, tokens: usize) -> bool {
     u32::try_from(tokens).is_ok_and(|tokens| model.can_resume(slot, tokens))
 }
 
 /// Who computes, or will, the longest prefix that is worth waiting for. Nobody waits for a sequence that may sleep or be
 /// suspended before it has computed that much, that has less priority, or whose prefixes are not shared with it.
 fn leader(
-    sequences: &Slab<Sequence>,
-    jobs: &Slab<Job>,
-    request: &Job,
+    sequences: &Slab<RunningSequence>,
+    jobs: &Slab<RequestJob>,
+    request: &RequestJob,
     tokens: &[Token],
-) -> Option<After> {
-    let leads = |other: &Sequence| {
+) -> Option<AwaitedPrefix> {
+    let leads = |other: &RunningSequence| {
         other.after.is_none()
             && other.steering.is_none()
             && jobs[other.job].scope == request.scope
             && jobs[other.job].priority >= request.priority
     };
-    let common = |(key, other): (Key, &Sequence)| {
+    let common = |(key, other): (SequenceKey, &RunningSequence)| {
         let usable = request.prompt.len().saturating_sub(1);
         let common = common_prefix(&other.tokens, &tokens[..usable]).min(other.first_output_row());
         let worth = common >= SHARED_TOKENS_MIN && common > other.computed;
-        worth.then_some(After {
+        worth.then_some(AwaitedPrefix {
             key,
             number: other.number,
             tokens: common,

@@ -1,32 +1,32 @@
 //! How sequences and requests end, and how a sequence loses its cells without ending.
-//!
-//! Owns: finish, fault, cancel, preemption. Refuses to know: when; the other halves of the step decide that.
 
 use std::time::Duration;
 
-use super::Owner;
+use super::EngineOwner;
 use super::admission::can_resume;
-use crate::api::{Event, Fault, Finish, Kind, Reason, Stop, Tokens, Usage};
-use crate::scheduler::Key;
+use crate::api::{
+    ChoiceEnd, EngineError, EngineEvent, EventKind, FinishReason, StopCause, TokenUsage, Tokens,
+};
+use crate::scheduler::SequenceKey;
 
-impl Owner {
+impl EngineOwner {
     /// Ends a sequence with what it has said. The last one of a request ends the request.
-    pub(super) fn finish(&mut self, key: Key, finish: Finish) {
-        self.tell_untold(key);
+    pub(super) fn finish(&mut self, key: SequenceKey, finish: ChoiceEnd) {
+        self.emit_unreported(key);
         let sequence = &self.sequences[key];
         let (job, choice) = (sequence.job, sequence.choice);
         // What a complete stop text leaves behind is never shown; every other end makes sure that none follows.
-        if !matches!(finish.stop, Some(Stop::Text(_))) {
+        if !matches!(finish.stop, Some(StopCause::Text(_))) {
             self.flush_text(key);
         }
         let reason = match finish.reason {
-            Reason::Stop => 0,
-            Reason::Length => 1,
-            Reason::Controller => 2,
-            Reason::Cancelled => 3,
+            FinishReason::Stop => 0,
+            FinishReason::Length => 1,
+            FinishReason::Controller => 2,
+            FinishReason::Cancelled => 3,
         };
         self.inbox.stats.finished[reason].add(1);
-        self.emit(job, choice, Kind::Finish(finish));
+        self.emit(job, choice, EventKind::Finish(finish));
         self.report.finished.push(self.sequences[key].number);
         self.leave(key, true);
         if self.jobs[job].members.is_empty() {
@@ -35,7 +35,7 @@ impl Owner {
     }
 
     /// Shows the text that was held back as the possible beginning of a stop text: nothing follows it.
-    fn flush_text(&mut self, key: Key) {
+    fn flush_text(&mut self, key: SequenceKey) {
         let sequence = &mut self.sequences[key];
         let mut text = String::new();
         sequence.text.flush(&mut text);
@@ -54,8 +54,8 @@ impl Owner {
             .find(|(to, event)| *to == job && event.choice == choice);
         if let Some((
             _,
-            Event {
-                kind: Kind::Tokens(tokens),
+            EngineEvent {
+                kind: EventKind::Tokens(tokens),
                 ..
             },
         )) = last
@@ -66,7 +66,7 @@ impl Owner {
         self.emit(
             job,
             choice,
-            Kind::Tokens(Tokens {
+            EventKind::Tokens(Tokens {
                 text: text.into(),
                 ..Tokens::default()
             }),
@@ -74,16 +74,16 @@ impl Owner {
     }
 
     /// Ends a request with a fault. `sound`: its slots hold what they should, so their prefixes can be kept.
-    pub(super) fn fault(&mut self, job: usize, fault: Fault, sound: bool) {
+    pub(super) fn fail(&mut self, job: usize, error: EngineError, sound: bool) {
         for key in self.jobs[job].members.clone() {
-            self.tell_untold(key);
+            self.emit_unreported(key);
             // The tokens of that text have been told.
             self.flush_text(key);
             self.report.finished.push(self.sequences[key].number);
             self.leave(key, sound);
         }
         self.inbox.stats.failed.add(1);
-        self.emit(job, 0, Kind::Fault(fault));
+        self.emit(job, 0, EventKind::Error(error));
         self.close(job);
     }
 
@@ -103,9 +103,9 @@ impl Owner {
 
     fn conclude(&mut self, job: usize) {
         let request = &self.jobs[job];
-        let usage = Usage {
+        let usage = TokenUsage {
             prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX)
-                - u32::from(request.is_headless()),
+                - u32::from(request.is_score_only()),
             completion_tokens: request.completion_tokens,
             cached_tokens: request.cached_tokens,
             seed: request.terms.seed,
@@ -119,7 +119,7 @@ impl Owner {
             .stats
             .request_generation_tokens
             .observe(f64::from(request.completion_tokens));
-        self.emit(job, 0, Kind::Usage(usage));
+        self.emit(job, 0, EventKind::Usage(usage));
         self.close(job);
     }
 
@@ -154,7 +154,7 @@ impl Owner {
     }
 
     /// Takes a sequence out of everything. `keep`: its tokens stay in its slot for whoever begins the same way.
-    fn leave(&mut self, key: Key, keep: bool) {
+    fn leave(&mut self, key: SequenceKey, keep: bool) {
         let sequence = self.sequences.remove(key);
         self.scheduler.remove(key);
         let job = &mut self.jobs[sequence.job];
@@ -176,10 +176,10 @@ impl Owner {
     }
 
     /// Takes a sequence's cells away; its tokens are computed again when it is admitted again.
-    pub(super) fn preempt(&mut self, key: Key) {
+    pub(super) fn preempt(&mut self, key: SequenceKey) {
         let sequence = &mut self.sequences[key];
         sequence.computed = 0;
-        sequence.kept_row = None;
+        sequence.cached_row = None;
         if let Some(slot) = sequence.slot.take() {
             self.cache.release(slot);
             self.model.release(slot);
@@ -189,27 +189,28 @@ impl Owner {
     }
 
     /// Makes a sequence's slot hold only its first `tokens` tokens; later ones are computed again.
-    pub(super) fn cut_back(&mut self, key: Key, tokens: usize) {
+    pub(super) fn cut_back(&mut self, key: SequenceKey, tokens: usize) {
         let sequence = &mut self.sequences[key];
-        sequence.kept_row = None;
+        sequence.cached_row = None;
         if sequence.computed <= tokens {
             return;
         }
         let Some(slot) = sequence.slot else { return };
         // A slot holds fewer tokens than the context, which is a u32.
-        let kept = u32::try_from(tokens).unwrap_or(u32::MAX);
-        if self.info.truncates && self.model.can_resume(slot, kept) {
+        let cached = u32::try_from(tokens).unwrap_or(u32::MAX);
+        if self.info.truncates && self.model.can_resume(slot, cached) {
             sequence.computed = tokens;
             self.cache.truncate(slot, tokens);
-            self.model.truncate(slot, kept);
+            self.model.truncate(slot, cached);
         } else {
             self.preempt(key);
         }
     }
 
     /// An event of this step; readers get it when the step is over.
-    pub(super) fn emit(&mut self, job: usize, choice: u32, kind: Kind) {
+    pub(super) fn emit(&mut self, job: usize, choice: u32, kind: EventKind) {
         let step = self.report.step;
-        self.outgoing.push((job, Event { step, choice, kind }));
+        self.outgoing
+            .push((job, EngineEvent { step, choice, kind }));
     }
 }

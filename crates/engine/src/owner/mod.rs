@@ -1,8 +1,7 @@
 //! The only caller of a model: takes requests in, steps a batch of sequences, gives events out.
 //!
-//! Owns: [`Owner`], the state of every sequence, and the order of a step. Refuses to know: faces, clocks (its shell in
-//! `thread` has one), what a model computes. What is decided without a model is pure and stands elsewhere: the order
-//! among sequences in [`crate::scheduler`], slots and cells in [`crate::prefix_cache`], tokens in [`crate::sampling`].
+//! What is decided without a model is pure and stands elsewhere: the order among sequences in [`crate::scheduler`],
+//! slots and cells in [`crate::prefix_cache`], tokens in [`crate::sampling`].
 //!
 //! ```text
 //!   step:  receive ─► heed flags and deadlines ─► rouse, park ─► admit ─► pre ─► plan (preempt) ─► mid begins
@@ -19,15 +18,15 @@
 
 mod admission;
 mod ending;
-mod following;
-mod gather;
 mod output;
-mod pass;
+mod prefix_followers;
 mod recovery;
 mod report;
+mod sampling;
 mod scoring;
 mod sequence;
 mod steering;
+mod step;
 mod thread;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,21 +35,21 @@ use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 use slab::Slab;
 
-use crate::api::{Event, Fault, ModelInfo, SharedVocabulary};
-use crate::engine::{Config, Engine, Inbox};
-use crate::model::{Entry, Model};
+use crate::api::{EngineError, EngineEvent, ModelInfo, SharedVocabulary};
+use crate::engine::{Config, Engine, OwnerInbox};
+use crate::model::{BatchEntry, Model};
 use crate::prefix_cache::PrefixCache;
-use crate::queue::Pace;
+use crate::queue::QueuePace;
 use crate::sampling::Sampler;
-use crate::scheduler::{Key, Scheduler, Share, Work};
+use crate::scheduler::{Runnable, Scheduler, SequenceKey, StepShare};
 use recovery::fenced;
-use sequence::{Job, Sequence};
+use sequence::{RequestJob, RunningSequence};
 
 pub use report::{SequenceId, StepReport};
 pub(crate) use thread::run;
 
 /// Owns a model and steps its sequences.
-pub struct Owner {
+pub struct EngineOwner {
     model: Box<dyn Model>,
     info: ModelInfo,
     batch_tokens: usize,
@@ -60,26 +59,26 @@ pub struct Owner {
     /// The tokens that end a generation.
     ends: Vec<Token>,
     config: Config,
-    inbox: Inbox,
-    jobs: Slab<Job>,
-    sequences: Slab<Sequence>,
+    inbox: OwnerInbox,
+    jobs: Slab<RequestJob>,
+    sequences: Slab<RunningSequence>,
     scheduler: Scheduler,
     cache: PrefixCache,
     sampler: Sampler,
     /// How fast requests leave the queue.
-    pace: Pace,
+    pace: QueuePace,
     /// The earliest deadline of any job.
     next_deadline: Option<Time>,
     /// When followers are told next, if there are any.
     phases_due: Option<Time>,
     /// The model is lost; why.
-    dead: Option<Fault>,
+    dead: Option<EngineError>,
     numbers: SequenceId,
     /// The time of this step, as far as it has come.
     now: Time,
     report: StepReport,
     /// Events of this step, in order, with their jobs.
-    outgoing: Vec<(usize, Event)>,
+    outgoing: Vec<(usize, EngineEvent)>,
     /// Reads the time after the forward pass; by hand it stands still during a step.
     clock: Option<Box<dyn Fn() -> Time + Send>>,
     scratch: Scratch,
@@ -88,16 +87,16 @@ pub struct Owner {
 /// Lists that are rebuilt in every step and keep their space.
 #[derive(Default)]
 struct Scratch {
-    order: Vec<Key>,
-    work: Vec<Work>,
-    shares: Vec<Share>,
-    batch: Vec<Entry>,
+    order: Vec<SequenceKey>,
+    work: Vec<Runnable>,
+    shares: Vec<StepShare>,
+    batch: Vec<BatchEntry>,
     /// Sequences whose row is wanted, and where in the batch it is.
-    rows: Vec<(Key, usize)>,
+    rows: Vec<(SequenceKey, usize)>,
     awake: Vec<usize>,
 }
 
-impl Owner {
+impl EngineOwner {
     /// An owner that the caller steps, and the engine that submits to it. Sequences are numbered from 0 in the order of
     /// submission, those of one request in the order of their choices.
     #[must_use]
@@ -105,7 +104,7 @@ impl Owner {
         Engine::make(model, config)
     }
 
-    pub(crate) fn new(model: Box<dyn Model>, config: Config, inbox: Inbox) -> Self {
+    pub(crate) fn new(model: Box<dyn Model>, config: Config, inbox: OwnerInbox) -> Self {
         let info = model.info();
         let capacity = model.capacity();
         let vocabulary = model.vocabulary();
@@ -128,7 +127,7 @@ impl Owner {
             jobs: Slab::new(),
             sequences: Slab::new(),
             sampler: Sampler::default(),
-            pace: Pace::default(),
+            pace: QueuePace::default(),
             next_deadline: None,
             phases_due: None,
             dead: None,
@@ -158,8 +157,8 @@ impl Owner {
         };
         self.now = now;
         self.receive(now);
-        self.heed(now);
-        self.park_and_rouse(now);
+        self.take_cancellations(now);
+        self.park_and_resume(now);
         self.admit(now);
         if self.ask_pre(now) {
             // A fork is cheapest while its branches end where their parent does.
@@ -168,7 +167,7 @@ impl Owner {
         let computed = self.pass(now);
         self.now = self.clock.as_ref().map_or(now, |clock| clock());
         self.gather(self.now);
-        self.tell_phases(self.now);
+        self.report_phases(self.now);
         self.publish();
         self.report.wake_at = self.wake_at(now);
         self.count(now, computed);
@@ -223,8 +222,8 @@ impl Owner {
             let due = match sequence.asleep_until {
                 Some(until) => until,
                 // Nobody tells us when a steerer is ready, so it is asked again soon.
-                None if sequence.is_suspended() || sequence.kept_row.is_some() => {
-                    now + steering::PATIENCE
+                None if sequence.is_suspended() || sequence.cached_row.is_some() => {
+                    now + steering::MIN_WAIT
                 }
                 None => now,
             };
@@ -271,7 +270,7 @@ impl Owner {
     }
 }
 
-impl std::fmt::Debug for Owner {
+impl std::fmt::Debug for EngineOwner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Owner")
             .field("model", &self.info.name)

@@ -1,23 +1,27 @@
 //! Tokens join a sequence: its context, its text, its events, and the question whether that was the last one.
-//!
-//! Owns: what every appended token goes through, sampled or forced. Refuses to know: where it came from.
 
 use compact_str::CompactString;
 use sapwood_proto::steer::{Post, Token};
 use sapwood_proto::time::Time;
 use smallvec::{SmallVec, smallvec};
 
-use super::Owner;
-use super::gather::Lone;
+use super::EngineOwner;
+use super::sampling::SoleToken;
 use super::steering;
-use crate::api::{Finish, Kind, Reason, Sampled, Stop, Tokens};
+use crate::api::{ChoiceEnd, EventKind, FinishReason, Sampled, StopCause, Tokens};
 use crate::sampling::Sample;
-use crate::scheduler::Key;
-use crate::text::Text;
+use crate::scheduler::SequenceKey;
+use crate::text::ChoiceText;
 
-impl Owner {
+impl EngineOwner {
     /// Appends what was sampled, and ends the sequence if that ends it.
-    pub(super) fn append_sampled(&mut self, key: Key, sample: Sample, lone: Lone, now: Time) {
+    pub(super) fn append_sampled(
+        &mut self,
+        key: SequenceKey,
+        sample: Sample,
+        lone: SoleToken,
+        now: Time,
+    ) {
         let Sample {
             token,
             logprob,
@@ -57,18 +61,18 @@ impl Owner {
             text,
             ..Tokens::default()
         };
-        self.tell(key, tokens, joins);
+        self.emit_or_join(key, tokens, joins);
         let by_end = (is_end && (!steered || lone)).then(|| vec![token]);
-        let by_text = stop_text.map(|index| Stop::Text(self.terms(key).stop[index].clone()));
-        let stop = by_tokens.or(by_end).map(Stop::Tokens).or(by_text);
+        let by_text = stop_text.map(|index| StopCause::Text(self.terms(key).stop[index].clone()));
+        let stop = by_tokens.or(by_end).map(StopCause::Tokens).or(by_text);
         self.end_after(key, token, stop, is_end);
     }
 
     /// Asks everybody whether the token just sampled was the last: stops, the steerer, the limits.
-    fn end_after(&mut self, key: Key, token: Token, stop: Option<Stop>, is_end: bool) {
+    fn end_after(&mut self, key: SequenceKey, token: Token, stop: Option<StopCause>, is_end: bool) {
         let steered = self.sequences[key].steering.is_some();
         let post = if steered {
-            self.tell_post(key, 0, &[token], true)
+            self.report_post(key, 0, &[token], true)
         } else {
             Some(Post::Continue)
         };
@@ -76,36 +80,40 @@ impl Owner {
         if stop.is_some() {
             self.finish(
                 key,
-                Finish {
-                    reason: Reason::Stop,
+                ChoiceEnd {
+                    reason: FinishReason::Stop,
                     stop,
                 },
             );
         } else if post == Post::Stop {
             let reason = if is_end {
-                Reason::Stop
+                FinishReason::Stop
             } else {
-                Reason::Controller
+                FinishReason::Controller
             };
-            self.finish(key, Finish { reason, stop: None });
+            self.finish(key, ChoiceEnd { reason, stop: None });
         } else {
             self.finish_if_full(key);
         }
     }
 
     /// Takes tokens back and appends others, as a steerer asked.
-    pub(super) fn splice(&mut self, key: Key, backtrack: u32, tokens: &[Token], now: Time) {
+    pub(super) fn splice(&mut self, key: SequenceKey, backtrack: u32, tokens: &[Token], now: Time) {
         if let Err(failure) = self.check_splice(key, backtrack, tokens) {
-            self.fault(self.sequences[key].job, steering::fault(failure), true);
+            self.fail(
+                self.sequences[key].job,
+                steering::to_engine_error(failure),
+                true,
+            );
             return;
         }
         let withdrawn = self.take_back(key, backtrack as usize);
         self.append_forced(key, backtrack, withdrawn, tokens, now);
-        match self.tell_post(key, backtrack, tokens, false) {
+        match self.report_post(key, backtrack, tokens, false) {
             Some(Post::Stop) => self.finish(
                 key,
-                Finish {
-                    reason: Reason::Controller,
+                ChoiceEnd {
+                    reason: FinishReason::Controller,
                     stop: None,
                 },
             ),
@@ -117,7 +125,7 @@ impl Owner {
     /// Appends forced tokens. Those past the limit of tokens are left out.
     pub(super) fn append_forced(
         &mut self,
-        key: Key,
+        key: SequenceKey,
         backtrack: u32,
         withdrawn: u32,
         tokens: &[Token],
@@ -166,7 +174,7 @@ impl Owner {
     }
 
     /// Withdraws the last tokens from context, penalties and text; gives the bytes of text that are void.
-    fn take_back(&mut self, key: Key, count: usize) -> u32 {
+    fn take_back(&mut self, key: SequenceKey, count: usize) -> u32 {
         if count == 0 {
             return 0;
         }
@@ -174,8 +182,8 @@ impl Owner {
         let left = sequence.tokens.len() - count;
         sequence.tokens.truncate(left);
         if let Some(steering) = &mut sequence.steering {
-            let kept = steering.output.len() - count;
-            for taken in steering.output.drain(kept..) {
+            let cached = steering.output.len() - count;
+            for taken in steering.output.drain(cached..) {
                 if let Some(history) = &mut sequence.history {
                     history.take_back(taken.id);
                 }
@@ -192,13 +200,13 @@ impl Owner {
 
     /// The text of a steered sequence, assembled anew from its output. The same tokens show the same text, so this is
     /// what had been shown when the output ended there.
-    pub(super) fn replay(&self, key: Key) -> (Text, String) {
+    pub(super) fn replay(&self, key: SequenceKey) -> (ChoiceText, String) {
         let sequence = &self.sequences[key];
         let output = sequence
             .steering
             .as_ref()
             .map_or(&[][..], |steering| &steering.output);
-        let (mut text, mut shown) = (Text::default(), String::new());
+        let (mut text, mut shown) = (ChoiceText::default(), String::new());
         for sampled in output {
             // None of them stopped it then, so none is looked for now.
             let terms = self.terms(key);
@@ -212,7 +220,7 @@ impl Owner {
     /// are no text.
     pub(super) fn push_text(
         &mut self,
-        key: Key,
+        key: SequenceKey,
         token: Token,
         hidden: bool,
     ) -> (CompactString, Option<usize>) {
@@ -244,14 +252,14 @@ impl Owner {
         }
     }
 
-    fn push_forced_text(&mut self, key: Key, token: Token, out: &mut String) {
+    fn push_forced_text(&mut self, key: SequenceKey, token: Token, out: &mut String) {
         let sequence = &mut self.sequences[key];
         let terms = &self.jobs[sequence.job].terms;
         let bytes = terms.bytes(&*self.vocabulary, token);
         sequence.text.push(&bytes, &terms.stop, false, out);
     }
 
-    pub(super) fn count_token(&mut self, key: Key, now: Time) {
+    pub(super) fn count_token(&mut self, key: SequenceKey, now: Time) {
         let stats = &self.inbox.stats;
         let sequence = &mut self.sequences[key];
         let job = &mut self.jobs[sequence.job];
@@ -272,18 +280,18 @@ impl Owner {
         }
     }
 
-    pub(super) fn is_full(&self, key: Key) -> bool {
+    pub(super) fn is_full(&self, key: SequenceKey) -> bool {
         let sequence = &self.sequences[key];
         sequence.appended >= self.terms(key).max_tokens
             || sequence.tokens.len() >= self.info.context_tokens as usize
     }
 
-    pub(super) fn finish_if_full(&mut self, key: Key) {
+    pub(super) fn finish_if_full(&mut self, key: SequenceKey) {
         if self.is_full(key) {
             self.finish(
                 key,
-                Finish {
-                    reason: Reason::Length,
+                ChoiceEnd {
+                    reason: FinishReason::Length,
                     stop: None,
                 },
             );
@@ -291,7 +299,7 @@ impl Owner {
     }
 
     /// Whether the token to be appended is told together with the one after it.
-    fn joins(&self, key: Key) -> bool {
+    fn joins(&self, key: SequenceKey) -> bool {
         let sequence = &self.sequences[key];
         let output = sequence.tokens.len() - sequence.prompt_tokens;
         sequence
@@ -300,7 +308,7 @@ impl Owner {
     }
 
     /// Tells readers of tokens with those that were kept back before them, or keeps all of them back.
-    fn tell(&mut self, key: Key, tokens: Tokens, joins: bool) {
+    fn emit_or_join(&mut self, key: SequenceKey, tokens: Tokens, joins: bool) {
         let untold = self.sequences[key].untold.take();
         let tokens = match untold {
             Some(earlier) => earlier.followed_by(tokens),
@@ -314,19 +322,19 @@ impl Owner {
     }
 
     /// Tells readers of what was kept back: nothing follows it.
-    pub(super) fn tell_untold(&mut self, key: Key) {
+    pub(super) fn emit_unreported(&mut self, key: SequenceKey) {
         if let Some(tokens) = self.sequences[key].untold.take() {
             self.emit_tokens(key, *tokens);
         }
     }
 
-    pub(super) fn emit_tokens(&mut self, key: Key, mut tokens: Tokens) {
+    pub(super) fn emit_tokens(&mut self, key: SequenceKey, mut tokens: Tokens) {
         tokens.prompt = self.sequences[key].take_prompt_scores();
         let (job, choice) = (self.sequences[key].job, self.sequences[key].choice);
-        self.emit(job, choice, Kind::Tokens(tokens));
+        self.emit(job, choice, EventKind::Tokens(tokens));
     }
 
-    pub(super) fn terms(&self, key: Key) -> &crate::submission::Terms {
+    pub(super) fn terms(&self, key: SequenceKey) -> &crate::submission::RequestTerms {
         &self.jobs[self.sequences[key].job].terms
     }
 

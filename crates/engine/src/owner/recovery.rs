@@ -8,13 +8,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use sapwood_proto::code::Code;
 use sapwood_proto::time::Time;
 
-use super::{Owner, Scratch, StepReport};
-use crate::api::Fault;
+use super::{EngineOwner, Scratch, StepReport};
+use crate::api::EngineError;
 use crate::prefix_cache::PrefixCache;
 use crate::sampling::Sampler;
 use crate::scheduler::Scheduler;
 
-impl Owner {
+impl EngineOwner {
     /// Ends every request with a fault and empties everything. The model is lost if it cannot release its slots, or if
     /// nothing was there that could have been to blame: then the next step would panic as well.
     pub(super) fn recover(&mut self, now: Time) -> StepReport {
@@ -24,12 +24,12 @@ impl Owner {
             "a step panicked; every request of the model ends"
         );
         let message = "the engine failed in this step and has begun anew: try again";
-        let fault = Fault::new(Code::Internal, "engine_panic", message);
+        let cause = EngineError::new(Code::Internal, "engine_panic", message);
         let was_idle = self.jobs.is_empty() && self.dead.is_none();
         self.outgoing.clear();
         self.scratch = Scratch::default();
         self.sampler = Sampler::default();
-        self.end_requests(&fault);
+        self.end_requests(&cause);
         let capacity = self.model.capacity();
         self.scheduler = Scheduler::new(self.info.parallel as usize, self.config.ageing_turns);
         self.cache = PrefixCache::new(capacity, self.info.truncates);
@@ -37,7 +37,7 @@ impl Owner {
         let released = (0..capacity.slots).all(|slot| fenced(|| self.model.release(slot)));
         if !released || was_idle {
             self.inbox.stats.dead.set(1);
-            self.dead = Some(fault);
+            self.dead = Some(cause);
         }
         self.report = StepReport {
             step: self.report.step,
@@ -47,7 +47,7 @@ impl Owner {
         self.report.clone()
     }
 
-    fn end_requests(&mut self, fault: &Fault) {
+    fn end_requests(&mut self, error: &EngineError) {
         // Steerers, followers and wakers are others' code, which may panic again where it is dropped or called.
         for mut job in std::mem::take(&mut self.jobs)
             .into_iter()
@@ -59,7 +59,7 @@ impl Owner {
             if !job.ended {
                 self.inbox.stats.failed.add(1);
             }
-            job.outbox.fail(fault.clone());
+            job.outbox.fail(error.clone());
             fenced(move || drop(job));
         }
         for (_, sequence) in std::mem::take(&mut self.sequences) {

@@ -1,6 +1,6 @@
 //! What one step did, for tests, the simulator and the thread that decides how long to sleep.
 //!
-//! Owns: [`StepReport`]. Refuses to know: why. Metrics are in [`crate::stats`].
+//! Metrics are in [`crate::stats`].
 
 use sapwood_proto::time::Time;
 

@@ -1,8 +1,5 @@
 //! One generation as the engine sees it, and the request it belongs to.
 //!
-//! Owns: the state of a [`Sequence`] and of a [`Job`]. Refuses to know: the model and the scheduler; the owner's other
-//! files move these values along.
-//!
 //! A sequence is its tokens and how many of them are computed. Prompts, forced tokens, recomputation after a
 //! preemption and plain decoding are all the same: tokens that are known and not computed. Only when none is left does
 //! the row after the last one exist, and with it the choice of a further token.
@@ -14,29 +11,29 @@ use sapwood_proto::time::Time;
 
 use super::SequenceId;
 use crate::api::{Sampled, Tokens};
-use crate::model::Slot;
+use crate::model::SlotId;
 use crate::outbox::Sender;
-use crate::phase::Follower;
-use crate::ranking::Ranking;
-use crate::sampling::History;
-use crate::scheduler::{Key, Turn};
-use crate::submission::Terms;
-use crate::text::Text;
+use crate::ranking::RankedRow;
+use crate::request_phase::Follower;
+use crate::sampling::TokenHistory;
+use crate::scheduler::{SchedulerTurn, SequenceKey};
+use crate::submission::RequestTerms;
+use crate::text::ChoiceText;
 
 /// A request in progress.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct RequestJob {
     pub(super) outbox: Sender,
-    pub(super) terms: Arc<Terms>,
+    pub(super) terms: Arc<RequestTerms>,
     pub(super) prompt: Arc<[Token]>,
     pub(super) priority: i32,
-    pub(super) turn: Turn,
+    pub(super) turn: SchedulerTurn,
     /// Its prefixes are those of requests with the same one.
     pub(super) scope: u64,
     pub(super) cache_key: Option<u64>,
     pub(super) follower: Option<Follower>,
     /// Its sequences that have not ended.
-    pub(super) members: Vec<Key>,
+    pub(super) members: Vec<SequenceKey>,
     pub(super) next_choice: u32,
     pub(super) arrived: Time,
     pub(super) deadline: Option<Time>,
@@ -51,35 +48,35 @@ pub(super) struct Job {
     pub(super) ended: bool,
 }
 
-impl Job {
+impl RequestJob {
     /// What is known at the beginning: the prompt, and what is to be weighed but for the last of it, which nothing
     /// follows.
     pub(super) fn tokens(&self) -> Vec<Token> {
         let mut tokens = self.prompt.to_vec();
         if let Some(scored) = &self.terms.scored {
-            let rest = usize::from(scored.headless)..scored.tokens.len() - 1;
+            let rest = usize::from(scored.score_only)..scored.tokens.len() - 1;
             tokens.extend(scored.tokens.get(rest).unwrap_or_default());
         }
         tokens
     }
 
     /// Tokens are weighed that nothing precedes.
-    pub(super) fn is_headless(&self) -> bool {
+    pub(super) fn is_score_only(&self) -> bool {
         let scored = self.terms.scored.as_ref();
-        scored.is_some_and(|scored| scored.headless)
+        scored.is_some_and(|scored| scored.score_only)
     }
 }
 
 /// A row that waits for its steerer.
 #[derive(Debug)]
-pub(super) enum KeptRow {
+pub(super) enum CachedRow {
     Logits(Vec<f32>),
-    Ranked(Ranking),
+    Ranked(RankedRow),
 }
 
 /// How far a steerer is in its round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum SteerPhase {
     /// `pre` comes next.
     Pre,
     /// `pre` said to run; `mid` begins with the pass that computes the last known token.
@@ -91,7 +88,7 @@ pub(super) enum Phase {
 /// A sequence's steerer.
 pub(super) struct Steering {
     pub(super) steer: Box<dyn Steer>,
-    pub(super) phase: Phase,
+    pub(super) phase: SteerPhase,
     /// When it was found late, if it is.
     pub(super) late: Option<Time>,
     /// It sits this step out.
@@ -112,7 +109,7 @@ impl Steering {
     pub(super) fn new(steer: Box<dyn Steer>) -> Self {
         Self {
             steer,
-            phase: Phase::Pre,
+            phase: SteerPhase::Pre,
             late: None,
             suspended: false,
             output: Vec::new(),
@@ -122,8 +119,8 @@ impl Steering {
 
 /// A prefix that somebody else is computing.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct After {
-    pub(super) key: Key,
+pub(super) struct AwaitedPrefix {
+    pub(super) key: SequenceKey,
     /// Keys are used again; numbers are not.
     pub(super) number: SequenceId,
     /// So many tokens are common.
@@ -132,7 +129,7 @@ pub(super) struct After {
 
 /// One generation.
 #[derive(Debug)]
-pub(super) struct Sequence {
+pub(super) struct RunningSequence {
     pub(super) number: SequenceId,
     /// The request it belongs to.
     pub(super) job: usize,
@@ -147,22 +144,22 @@ pub(super) struct Sequence {
     pub(super) prompt_scores: Option<Vec<f32>>,
     /// How many of them its slot holds; 0 without a slot.
     pub(super) computed: usize,
-    pub(super) slot: Option<Slot>,
+    pub(super) slot: Option<SlotId>,
     /// Waits until somebody has computed what both begin with.
-    pub(super) after: Option<After>,
+    pub(super) after: Option<AwaitedPrefix>,
     pub(super) asleep_until: Option<Time>,
-    pub(super) kept_row: Option<KeptRow>,
+    pub(super) cached_row: Option<CachedRow>,
     /// Tokens ever appended to the output, taken-back ones included (AI-824).
     pub(super) appended: u32,
-    pub(super) text: Text,
-    pub(super) history: Option<History>,
+    pub(super) text: ChoiceText,
+    pub(super) history: Option<TokenHistory>,
     pub(super) steering: Option<Steering>,
     pub(super) last_token_at: Option<Time>,
     /// Tokens that readers are told of together with the next one ([`crate::model::Model::joins`]).
     pub(super) untold: Option<Box<Tokens>>,
 }
 
-impl Sequence {
+impl RunningSequence {
     /// Tokens that are known and not computed.
     pub(super) fn pending(&self) -> usize {
         self.tokens.len() - self.computed
@@ -218,7 +215,7 @@ impl Sequence {
     }
 
     /// What it said, from the end: the tokens themselves, not what stands for them in the context (AI-804).
-    pub(super) fn said(&self) -> impl Iterator<Item = Token> + '_ {
+    pub(super) fn emitted(&self) -> impl Iterator<Item = Token> + '_ {
         let (steered, plain) = match &self.steering {
             Some(steering) => (&steering.output[..], &[][..]),
             None => (&[][..], &self.tokens[self.prompt_tokens..]),

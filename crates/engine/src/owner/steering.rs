@@ -1,24 +1,23 @@
 //! Where steerers are called: `pre` before the batch, `mid` around the forward pass, `post` after a token.
 //!
-//! Owns: their rounds, lateness (AI-812), suspension (AI-813), forks, and what their failures become.
-//! Refuses to know: what stands behind a steerer. Each call is fenced: a panic fails its sequence's request.
+//! Each call is fenced: a panic fails its sequence's request.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use sapwood_proto::code::Code;
-use sapwood_proto::steer::{Failure, Mask, Mid, Post, Pre, Steer, Steered, Token};
+use sapwood_proto::steer::{Mask, Mid, Post, Pre, Steer, SteerFailure, Steered, Token};
 use sapwood_proto::time::Time;
 
-use super::Owner;
-use super::sequence::{Phase, Sequence, Steering};
-use crate::api::{Fault, Finish, Reason, Tokens};
-use crate::scheduler::Key;
+use super::EngineOwner;
+use super::sequence::{RunningSequence, SteerPhase, Steering};
+use crate::api::{ChoiceEnd, EngineError, FinishReason, Tokens};
+use crate::scheduler::SequenceKey;
 use crate::stats::Counter;
 use crate::submission::CHOICES_MAX;
 
 /// How soon a steerer is asked again when nothing else is to be done (AI-813).
-pub(super) const PATIENCE: Duration = Duration::from_millis(1);
+pub(super) const MIN_WAIT: Duration = Duration::from_millis(1);
 /// A steerer fails when it has been late for so many times the time it has: ten steps of a pass that takes no longer than
 /// that (AI-812). Counted in elapsed time, since steps may be far shorter or longer.
 const LATE_TIMES_MAX: u32 = 10;
@@ -42,20 +41,20 @@ pub(super) enum Middle {
 
 /// What the answers of steerers are held against.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rules {
+pub(super) struct SteerRules {
     /// After this long from its beginning, `mid` is late.
-    pub(super) patience: Duration,
+    pub(super) deadline_budget: Duration,
     /// The size that masks must have.
     pub(super) vocabulary: usize,
 }
 
 /// What a failing steerer ends its request with.
-pub(super) fn fault(failure: Failure) -> Fault {
-    Fault::new(Code::ControllerFailed, failure.reason, failure.message)
+pub(super) fn to_engine_error(failure: SteerFailure) -> EngineError {
+    EngineError::new(Code::ControllerFailed, failure.reason, failure.message)
 }
 
-fn bad_result(message: impl Into<String>) -> Failure {
-    Failure {
+fn bad_result(message: impl Into<String>) -> SteerFailure {
+    SteerFailure {
         reason: "bad-result",
         message: message.into(),
     }
@@ -65,26 +64,26 @@ fn bad_result(message: impl Into<String>) -> Failure {
 fn fenced<T>(panics: &Counter, call: impl FnOnce() -> Steered<T>) -> Steered<T> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_panic| {
         panics.add(1);
-        Err(Failure {
+        Err(SteerFailure {
             reason: "trap",
             message: "the controller panicked".to_owned(),
         })
     })
 }
 
-impl Sequence {
+impl RunningSequence {
     /// Whether its steerer is past its time.
     pub(super) fn is_late(&self) -> bool {
         self.steering
             .as_ref()
-            .is_some_and(|steering| matches!(steering.phase, Phase::Begun(_)))
+            .is_some_and(|steering| matches!(steering.phase, SteerPhase::Begun(_)))
     }
 
     /// Asks for the result of `mid`. Without a steerer, sampling is free.
     pub(super) fn poll_mid(
         &mut self,
         now: Time,
-        rules: Rules,
+        rules: SteerRules,
         panics: &Counter,
     ) -> Steered<Middle> {
         let Some(steering) = &mut self.steering else {
@@ -94,29 +93,29 @@ impl Sequence {
                 temperature: None,
             });
         };
-        let Phase::Begun(since) = steering.phase else {
+        let SteerPhase::Begun(since) = steering.phase else {
             // Its row was kept for a round that begins anew: `pre` is asked first.
             return Ok(Middle::Waits);
         };
         let polled = fenced(panics, || steering.steer.mid_poll(now))?;
         let Some(mid) = polled else {
-            if now.since(since) < rules.patience {
+            if now.since(since) < rules.deadline_budget {
                 return Ok(Middle::Waits);
             }
             // From when it was found late: a long pass before that is not its fault.
             let late = now.since(*steering.late.get_or_insert(now));
-            if late < rules.patience * LATE_TIMES_MAX {
+            if late < rules.deadline_budget * LATE_TIMES_MAX {
                 return Ok(Middle::Waits);
             }
-            let allowed = (rules.patience * LATE_TIMES_MAX).as_millis();
+            let allowed = (rules.deadline_budget * LATE_TIMES_MAX).as_millis();
             let message = format!("the controller was late for more than {allowed} ms");
-            return Err(Failure {
+            return Err(SteerFailure {
                 reason: "timeout",
                 message,
             });
         };
         steering.late = None;
-        steering.phase = Phase::Pre;
+        steering.phase = SteerPhase::Pre;
         match mid {
             Mid::Sample {
                 mask,
@@ -148,7 +147,7 @@ impl Sequence {
     }
 }
 
-impl Owner {
+impl EngineOwner {
     /// Asks `pre` of every running steerer whose round begins. True if one of them forked.
     pub(super) fn ask_pre(&mut self, now: Time) -> bool {
         let born = self.numbers;
@@ -167,17 +166,17 @@ impl Owner {
         }
         self.scratch.order = order;
         self.find_deadlocks();
-        let yielded = self.yield_seats();
+        let yielded = self.yield_slots();
         self.numbers > born || yielded
     }
 
     /// Suspended sequences give their seats to those that wait, for whom there is no other: a parent may wait for what
     /// its own child is to do (D-49). True if one did.
-    fn yield_seats(&mut self) -> bool {
+    fn yield_slots(&mut self) -> bool {
         if self.report.suspended.is_empty() {
             return false;
         }
-        let mut wanted = self.scheduler.lacks_seats(|key| self.is_eligible(key));
+        let mut wanted = self.scheduler.missing_slots(|key| self.is_eligible(key));
         let mut order = std::mem::take(&mut self.scratch.order);
         order.clear();
         order.extend(
@@ -191,40 +190,42 @@ impl Owner {
             if wanted == 0 {
                 break;
             }
-            self.scheduler.yield_seat(key);
+            self.scheduler.yield_slot(key);
             wanted -= 1;
         }
         self.scratch.order = order;
         wanted < before
     }
 
-    fn ask_pre_of(&mut self, key: Key, now: Time) {
+    fn ask_pre_of(&mut self, key: SequenceKey, now: Time) {
         let sequence = &mut self.sequences[key];
         let Some(steering) = &mut sequence.steering else {
             return;
         };
         steering.suspended = false;
-        let kept = sequence.kept_row.is_some();
-        if steering.phase != Phase::Pre {
+        let cached = sequence.cached_row.is_some();
+        if steering.phase != SteerPhase::Pre {
             return;
         }
         let pre = fenced(&self.inbox.stats.panics, || steering.steer.pre());
         match pre {
             Ok(Pre::Run { fast_forward }) => {
-                steering.phase = Phase::Ready;
+                steering.phase = SteerPhase::Ready;
                 if fast_forward.is_empty() {
-                    if kept {
+                    if cached {
                         self.begin_mid_of(key, now);
                     }
                     return;
                 }
-                sequence.kept_row = None;
+                sequence.cached_row = None;
                 match self.check_splice(key, 0, &fast_forward) {
                     Ok(()) => {
                         self.append_forced(key, 0, 0, &fast_forward, now);
                         self.finish_if_full(key);
                     }
-                    Err(failure) => self.fault(self.sequences[key].job, fault(failure), true),
+                    Err(failure) => {
+                        self.fail(self.sequences[key].job, to_engine_error(failure), true)
+                    }
                 }
             }
             Ok(Pre::Suspend) => {
@@ -235,24 +236,24 @@ impl Owner {
             Ok(Pre::Fork(branches)) => self.fork(key, branches, now),
             Ok(Pre::Stop) => self.finish(
                 key,
-                Finish {
-                    reason: Reason::Controller,
+                ChoiceEnd {
+                    reason: FinishReason::Controller,
                     stop: None,
                 },
             ),
-            Err(failure) => self.fault(self.sequences[key].job, fault(failure), true),
+            Err(failure) => self.fail(self.sequences[key].job, to_engine_error(failure), true),
         }
     }
 
     /// Makes further choices of a sequence, each with what it has said so far.
-    fn fork(&mut self, key: Key, branches: u32, now: Time) {
+    fn fork(&mut self, key: SequenceKey, branches: u32, now: Time) {
         let job = self.sequences[key].job;
         let more = branches.saturating_sub(1);
         if self.jobs[job].next_choice.saturating_add(more) > CHOICES_MAX {
             let message = format!("a request may have {CHOICES_MAX} choices, forks included");
-            self.fault(
+            self.fail(
                 job,
-                fault(Failure {
+                to_engine_error(SteerFailure {
                     reason: "limit",
                     message,
                 }),
@@ -262,19 +263,19 @@ impl Owner {
         }
         for index in 1..=more {
             if let Err(failure) = self.branch(key, index) {
-                self.fault(job, fault(failure), true);
+                self.fail(job, to_engine_error(failure), true);
                 return;
             }
         }
         if let Some(steering) = &mut self.sequences[key].steering {
-            steering.phase = Phase::Ready;
+            steering.phase = SteerPhase::Ready;
         }
-        if self.sequences[key].kept_row.is_some() {
+        if self.sequences[key].cached_row.is_some() {
             self.begin_mid_of(key, now);
         }
     }
 
-    fn branch(&mut self, key: Key, index: u32) -> Steered<()> {
+    fn branch(&mut self, key: SequenceKey, index: u32) -> Steered<()> {
         let parent = &mut self.sequences[key];
         let Some(steering) = &mut parent.steering else {
             return Ok(());
@@ -282,12 +283,12 @@ impl Owner {
         let steer: Box<dyn Steer> =
             fenced(&self.inbox.stats.panics, || steering.steer.fork(index))?;
         let mut child = Steering::new(steer);
-        child.phase = Phase::Ready;
+        child.phase = SteerPhase::Ready;
         child.output.clone_from(&steering.output);
         let job = parent.job;
         // Before the prompt is computed, the branch waits to share it.
         let after = (!parent.can_share_prompt()).then_some(key);
-        let born = self.enrol(job, Some(child), after);
+        let born = self.enqueue(job, Some(child), after);
         let (text, shown) = self.replay(key);
         let parent = &self.sequences[key];
         let (tokens, history, appended) = (
@@ -295,19 +296,19 @@ impl Owner {
             parent.history.clone(),
             parent.appended,
         );
-        let said = parent
+        let sent = parent
             .steering
             .as_ref()
             .map_or_else(Vec::new, |steering| steering.output.clone());
         let branch = &mut self.sequences[born];
         (branch.tokens, branch.history, branch.appended, branch.text) =
             (tokens, history, appended, text);
-        if !said.is_empty() {
+        if !sent.is_empty() {
             // Its first event repeats what came before the fork, so that every choice is whole (AI-933).
             self.emit_tokens(
                 born,
                 Tokens {
-                    tokens: said.into(),
+                    tokens: sent.into(),
                     text: shown.into(),
                     ..Tokens::default()
                 },
@@ -323,10 +324,10 @@ impl Owner {
         }
         let mut stuck = Vec::new();
         for (index, job) in &mut self.jobs {
-            let suspended = |&key: &Key| self.sequences[key].is_suspended();
+            let suspended = |&key: &SequenceKey| self.sequences[key].is_suspended();
             let all = !job.members.is_empty() && job.members.iter().all(suspended);
             // Those without a seat are not asked, so that a round of all of them takes as many steps more.
-            let runs = |&&key: &&Key| self.scheduler.is_running(key);
+            let runs = |&&key: &&SequenceKey| self.scheduler.is_running(key);
             let asked = job.members.iter().filter(runs).count();
             job.suspended_steps = match (all, asked) {
                 (false, _) => 0,
@@ -342,9 +343,9 @@ impl Owner {
             let message = format!(
                 "every sequence was suspended in more than {SUSPENDED_STEPS_MAX} steps in a row"
             );
-            self.fault(
+            self.fail(
                 job,
-                fault(Failure {
+                to_engine_error(SteerFailure {
                     reason: "deadlock",
                     message,
                 }),
@@ -363,28 +364,28 @@ impl Owner {
         }
     }
 
-    fn begin_mid_of(&mut self, key: Key, now: Time) {
+    fn begin_mid_of(&mut self, key: SequenceKey, now: Time) {
         let Some(steering) = &mut self.sequences[key].steering else {
             return;
         };
-        if steering.phase != Phase::Ready {
+        if steering.phase != SteerPhase::Ready {
             return;
         }
-        steering.phase = Phase::Begun(now);
+        steering.phase = SteerPhase::Begun(now);
         let begun = fenced(&self.inbox.stats.panics, || {
             steering.steer.mid_begin(now);
             Ok(())
         });
         if let Err(failure) = begun {
             // Told at the gathering, when the batch is no longer in the making.
-            steering.steer = Box::new(Failed(failure));
+            steering.steer = Box::new(PanickedSteerer(failure));
         }
     }
 
     /// Tells a steerer what happened. `None`: it failed, and its request with it.
-    pub(super) fn tell_post(
+    pub(super) fn report_post(
         &mut self,
-        key: Key,
+        key: SequenceKey,
         backtrack: u32,
         tokens: &[Token],
         sampled: bool,
@@ -396,14 +397,19 @@ impl Owner {
         match fenced(panics, || steering.steer.post(backtrack, tokens, sampled)) {
             Ok(post) => Some(post),
             Err(failure) => {
-                self.fault(job, fault(failure), true);
+                self.fail(job, to_engine_error(failure), true);
                 None
             }
         }
     }
 
     /// Whether a splice is possible: it stays within the output and the vocabulary (AI-826).
-    pub(super) fn check_splice(&self, key: Key, backtrack: u32, tokens: &[Token]) -> Steered<()> {
+    pub(super) fn check_splice(
+        &self,
+        key: SequenceKey,
+        backtrack: u32,
+        tokens: &[Token],
+    ) -> Steered<()> {
         let sequence = &self.sequences[key];
         let output = sequence.tokens.len() - sequence.prompt_tokens;
         if backtrack as usize > output {
@@ -424,9 +430,9 @@ impl Owner {
 }
 
 /// Stands where a steerer panicked when it should have begun.
-struct Failed(Failure);
+struct PanickedSteerer(SteerFailure);
 
-impl Steer for Failed {
+impl Steer for PanickedSteerer {
     fn pre(&mut self) -> Steered<Pre> {
         Err(self.0.clone())
     }

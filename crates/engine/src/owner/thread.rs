@@ -1,15 +1,13 @@
 //! The thread that steps an owner: steps while there is something to do, sleeps until there is.
-//!
-//! Owns: the clock of a spawned engine. Refuses to know: what a step does.
 
 use std::time::Instant;
 
 use sapwood_proto::time::Time;
 
-use super::Owner;
+use super::EngineOwner;
 
 /// Steps `owner` until the engine is dropped. The drop of the owner then tells every reader.
-pub(crate) fn run(mut owner: Owner, started: Instant) {
+pub(crate) fn run(mut owner: EngineOwner, started: Instant) {
     let clock = move || Time::new(started.elapsed());
     owner.clock = Some(Box::new(clock));
     while !owner.inbox.bell.is_closing() {

@@ -20,16 +20,16 @@ fn cache(truncates: bool) -> PrefixCache {
 }
 
 /// A model that can go on from everywhere.
-fn everywhere(_: Slot, _: usize) -> bool {
+fn everywhere(_: SlotId, _: usize) -> bool {
     true
 }
 
-fn keep(cache: &mut PrefixCache, slot: Slot, key: Option<u64>) -> Vec<Slot> {
+fn keep(cache: &mut PrefixCache, slot: SlotId, key: Option<u64>) -> Vec<SlotId> {
     let prompt = cache.len(slot);
     cache.keep(slot, prompt, key, everywhere)
 }
 
-fn find(cache: &PrefixCache, scope: u64, prompt: &[Token]) -> Option<Match> {
+fn find(cache: &PrefixCache, scope: u64, prompt: &[Token]) -> Option<PrefixMatch> {
     cache.find(scope, prompt, 1, everywhere)
 }
 
@@ -38,13 +38,13 @@ fn a_prefix_is_found_among_live_and_kept_slots_and_the_longest_wins() {
     let mut cache = cache(true);
     let live = cache.take(0).unwrap();
     cache.append(live, &[1, 2, 3, 4]);
-    let kept = cache.take(0).unwrap();
-    cache.append(kept, &[1, 2, 3, 4, 5, 6]);
-    keep(&mut cache, kept, None);
+    let cached = cache.take(0).unwrap();
+    cache.append(cached, &[1, 2, 3, 4, 5, 6]);
+    keep(&mut cache, cached, None);
     let found = |prompt: &[Token]| {
-        find(&cache, 0, prompt).map(|found| (found.slot, found.tokens, found.kept, found.whole))
+        find(&cache, 0, prompt).map(|found| (found.slot, found.tokens, found.cached, found.whole))
     };
-    assert_eq!(found(&[1, 2, 3, 4, 5, 6, 7]), Some((kept, 6, true, true)));
+    assert_eq!(found(&[1, 2, 3, 4, 5, 6, 7]), Some((cached, 6, true, true)));
     assert_eq!(found(&[1, 2, 9]), Some((live, 2, false, false)));
     assert_eq!(
         found(&[1, 2, 3, 4]),
@@ -57,9 +57,9 @@ fn a_prefix_is_found_among_live_and_kept_slots_and_the_longest_wins() {
 #[test]
 fn a_model_that_cannot_cut_back_goes_on_only_where_a_slot_ends() {
     let mut cache = cache(false);
-    let kept = cache.take(0).unwrap();
-    cache.append(kept, &[1, 2, 3]);
-    keep(&mut cache, kept, None);
+    let cached = cache.take(0).unwrap();
+    cache.append(cached, &[1, 2, 3]);
+    keep(&mut cache, cached, None);
     assert_eq!(find(&cache, 0, &[1, 2, 9]), None);
     assert_eq!(
         find(&cache, 0, &[1, 2, 3]),
@@ -75,7 +75,7 @@ fn a_model_that_cannot_cut_back_goes_on_only_where_a_slot_ends() {
 #[test]
 fn the_least_recently_used_goes_first_and_a_key_keeps_its_own_warm() {
     let mut cache = cache(true);
-    let slots: Vec<Slot> = (0..3).map(|_| cache.take(0).unwrap()).collect();
+    let slots: Vec<SlotId> = (0..3).map(|_| cache.take(0).unwrap()).collect();
     for (&slot, key) in slots.iter().zip([Some(7), None, None]) {
         cache.append(slot, &[slot, 1]);
         keep(&mut cache, slot, key);
@@ -113,7 +113,7 @@ fn lm_609_a_prefix_is_found_in_its_own_scope_alone() {
 
 #[test]
 fn what_is_held_twice_is_kept_once() {
-    let kept = |truncates: bool, resumes: fn(Slot, usize) -> bool, all: &[&[Token]]| {
+    let cached = |truncates: bool, resumes: fn(SlotId, usize) -> bool, all: &[&[Token]]| {
         let mut cache = cache(truncates);
         let mut freed = Vec::new();
         for tokens in all {
@@ -125,14 +125,14 @@ fn what_is_held_twice_is_kept_once() {
     };
     let grown: &[&[Token]] = &[&[1, 2], &[1, 2, 3], &[1, 2], &[1, 4]];
     assert_eq!(
-        kept(true, everywhere, grown),
+        cached(true, everywhere, grown),
         (vec![vec![], vec![0], vec![0], vec![]], 5)
     );
     // Where the model can go on at the ends alone, so are beginnings worth their place.
-    let apart = (vec![vec![], vec![], vec![2], vec![]], 7);
-    assert_eq!(kept(false, everywhere, grown), apart);
-    let ends = |_: Slot, tokens: usize| tokens != 2;
-    let (freed, _) = kept(true, ends, &grown[..2]);
+    let per_slot = (vec![vec![], vec![], vec![2], vec![]], 7);
+    assert_eq!(cached(false, everywhere, grown), per_slot);
+    let ends = |_: SlotId, tokens: usize| tokens != 2;
+    let (freed, _) = cached(true, ends, &grown[..2]);
     assert!(freed.iter().all(Vec::is_empty), "{freed:?}");
     // Not across scopes.
     let mut cache = cache(true);
@@ -171,7 +171,7 @@ fn a_match_has_its_least_length_and_d_48_a_model_that_can_go_on_from_it() {
         keep(&mut cache, slot, None);
     }
     let prompt = [1, 2, 3, 4, 6];
-    let tokens = |min, resumes: fn(Slot, usize) -> bool| {
+    let tokens = |min, resumes: fn(SlotId, usize) -> bool| {
         let found = cache.find(0, &prompt, min, resumes);
         found.map(|found| (found.slot, found.tokens))
     };
@@ -190,8 +190,8 @@ fn check(cache: &PrefixCache, naive: &Naive) {
         let cells = naive
             .iter()
             .flatten()
-            .filter(|place| place.1 || !only_live)
-            .flat_map(|place| &place.0);
+            .filter(|entry| entry.1 || !only_live)
+            .flat_map(|entry| &entry.0);
         cells
             .map(|cell| cell.1)
             .collect::<std::collections::BTreeSet<_>>()
@@ -203,33 +203,36 @@ fn check(cache: &PrefixCache, naive: &Naive) {
         CELLS as usize - all(true),
         "room beside what is pinned"
     );
-    for (slot, place) in (0..).zip(naive) {
-        let tokens: Vec<Token> = place
+    for (slot, entry) in (0..).zip(naive) {
+        let tokens: Vec<Token> = entry
             .iter()
-            .flat_map(|place| &place.0)
+            .flat_map(|entry| &entry.0)
             .map(|cell| cell.0)
             .collect();
-        assert_eq!(cache.place(slot).tokens, tokens);
-        assert_eq!(cache.place(slot).cells.len(), tokens.len());
-        assert_eq!(cache.place(slot).held == Held::Free, place.is_none());
+        assert_eq!(cache.cached_slot(slot).tokens, tokens);
+        assert_eq!(cache.cached_slot(slot).cells.len(), tokens.len());
+        assert_eq!(
+            cache.cached_slot(slot).usage == SlotUse::Free,
+            entry.is_none()
+        );
     }
     // No cell is free and held, and each is counted as often as it is held.
-    let mut held = vec![0; CELLS as usize];
+    let mut retained = vec![0; CELLS as usize];
     cache
-        .places
+        .slots
         .iter()
-        .flat_map(|place| &place.cells)
-        .for_each(|&cell| held[cell as usize] += 1);
+        .flat_map(|entry| &entry.cells)
+        .for_each(|&cell| retained[cell as usize] += 1);
     cache
         .free
         .iter()
-        .for_each(|&cell| assert_eq!(held[cell as usize], 0));
+        .for_each(|&cell| assert_eq!(retained[cell as usize], 0));
     assert!(
         cache
             .cells
             .iter()
-            .zip(&held)
-            .all(|(cell, &held)| cell.held == held)
+            .zip(&retained)
+            .all(|(cell, &retained)| cell.usage == retained)
     );
 }
 
@@ -261,18 +264,18 @@ fn act() -> impl Strategy<Value = Act> {
 
 /// A slot that is given up is kept, and another one that is kept begins with all that it holds.
 fn assert_held(naive: &Naive, slot: usize) {
-    let tokens = |place: &(Vec<(Token, u64)>, bool)| -> Vec<Token> {
-        place.0.iter().map(|cell| cell.0).collect()
+    let tokens = |entry: &(Vec<(Token, u64)>, bool)| -> Vec<Token> {
+        entry.0.iter().map(|cell| cell.0).collect()
     };
-    let gone = naive[slot].as_ref().unwrap();
-    assert!(!gone.1, "what runs is not given away");
+    let removed = naive[slot].as_ref().unwrap();
+    assert!(!removed.1, "what runs is not given away");
     let others = naive.iter().enumerate().filter(|(index, _)| *index != slot);
-    let mut kept = others.filter_map(|(_, place)| place.as_ref().filter(|place| !place.1));
-    assert!(kept.any(|place| tokens(place).starts_with(&tokens(gone))));
+    let mut cached = others.filter_map(|(_, entry)| entry.as_ref().filter(|entry| !entry.1));
+    assert!(cached.any(|entry| tokens(entry).starts_with(&tokens(removed))));
 }
 
 fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
-    let live = |naive: &Naive, slot: usize| naive[slot].as_ref().is_some_and(|place| place.1);
+    let live = |naive: &Naive, slot: usize| naive[slot].as_ref().is_some_and(|entry| entry.1);
     match act {
         Act::Take => {
             let slot = cache.take(0);
@@ -289,20 +292,20 @@ fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
             }
             let tokens: Vec<Token> = (0..count as u32).map(|token| token % 3).collect();
             cache.append(slot as u32, &tokens);
-            let place = naive[slot].as_mut().unwrap();
+            let entry = naive[slot].as_mut().unwrap();
             for token in tokens {
                 *cells += 1;
-                place.0.push((token, *cells));
+                entry.0.push((token, *cells));
             }
         }
         Act::Fork(from, count) => {
-            let Some((held, _)) = naive[from].clone() else {
+            let Some((retained, _)) = naive[from].clone() else {
                 return;
             };
             let Some(to) = cache.take(0) else { return };
-            let count = count.min(held.len());
+            let count = count.min(retained.len());
             cache.fork(from as u32, to, count);
-            naive[to as usize] = Some((held[..count].to_vec(), true));
+            naive[to as usize] = Some((retained[..count].to_vec(), true));
         }
         Act::Truncate(slot, count) if live(naive, slot) => {
             cache.truncate(slot as u32, count);
@@ -326,13 +329,13 @@ fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
             }
         }
         Act::Shift(spare) => {
-            if let Some((kept, free)) = cache.in_the_way(Some(spare as u32)) {
-                assert!(naive.iter().flatten().any(|place| place.1), "nobody runs");
-                assert!(kept < free && kept as usize != spare);
-                let place = naive[kept as usize].take().unwrap();
-                assert!(!place.1, "what runs stays where it is");
-                assert!(naive[free as usize].replace(place).is_none());
-                cache.shift(kept, free);
+            if let Some((cached, free)) = cache.in_the_way(Some(spare as u32)) {
+                assert!(naive.iter().flatten().any(|entry| entry.1), "nobody runs");
+                assert!(cached < free && cached as usize != spare);
+                let entry = naive[cached as usize].take().unwrap();
+                assert!(!entry.1, "what runs stays where it is");
+                assert!(naive[free as usize].replace(entry).is_none());
+                cache.shift(cached, free);
             }
         }
         _ => {}
@@ -342,7 +345,7 @@ fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
 #[test]
 fn what_is_kept_makes_room_beside_those_who_run() {
     let mut cache = cache(true);
-    let slots: Vec<Slot> = (0..4).map(|_| cache.take(0).unwrap()).collect();
+    let slots: Vec<SlotId> = (0..4).map(|_| cache.take(0).unwrap()).collect();
     for &slot in &slots {
         cache.append(slot, &[slot, 9]);
     }
@@ -353,7 +356,7 @@ fn what_is_kept_makes_room_beside_those_who_run() {
     assert_eq!(cache.in_the_way(Some(1)), Some((2, 4)));
     cache.shift(1, 4);
     let found = find(&cache, 0, &[1, 9, 5]).unwrap();
-    assert_eq!((found.slot, found.tokens, found.kept), (4, 2, true));
+    assert_eq!((found.slot, found.tokens, found.cached), (4, 2, true));
     assert_eq!(cache.take(0), Some(1));
     assert_eq!(cache.in_the_way(None), None, "no slot is free");
     for slot in [0, 1, 3] {

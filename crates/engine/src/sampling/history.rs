@@ -1,7 +1,4 @@
 //! The tokens a sequence has seen, as far as penalties need them.
-//!
-//! Owns: [`History`] and the three penalties. Refuses to know: anything when no penalty is asked for; then there is
-//! no history at all.
 
 use std::collections::HashMap;
 
@@ -11,17 +8,17 @@ use crate::api::Sampling;
 
 /// Tokens of prompt and output, counted.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct History {
-    seen: HashMap<Token, Seen>,
+pub(crate) struct TokenHistory {
+    seen: HashMap<Token, TokenCount>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct TokenCount {
     in_prompt: bool,
     in_output: u32,
 }
 
-impl History {
+impl TokenHistory {
     /// The history of a prompt, or `None` if no penalty asks for it.
     pub(crate) fn of(prompt: &[Token], sampling: &Sampling) -> Option<Self> {
         let repetition = sampling.repetition_penalty != 1.0;
@@ -66,7 +63,7 @@ impl History {
     }
 }
 
-fn penalised(logit: f32, seen: Seen, sampling: &Sampling) -> f32 {
+fn penalised(logit: f32, seen: TokenCount, sampling: &Sampling) -> f32 {
     let mut logit = logit;
     if seen.in_prompt || seen.in_output > 0 {
         let penalty = sampling.repetition_penalty;

@@ -1,8 +1,6 @@
 //! From a row of logits to one token.
 //!
-//! Owns: the order of what is done to a row, and [`Sampler`], which does it in place.
-//! Refuses to know: sequences, steerers, text. The draw depends on seed, choice and position alone, so batch mates
-//! cannot change it (D-21).
+//! The draw depends on seed, choice and position alone, so batch mates cannot change it (D-21).
 //!
 //! ```text
 //!   logits + bias ─► masks ─► [log-probabilities, D-22] ─► penalties ─► temperature ─► top-k ─► top-p ─► min-p ─► draw
@@ -18,21 +16,21 @@ mod vector;
 use sapwood_proto::steer::{Mask, Token};
 
 use crate::api::Sampling;
-use crate::ranking::Ranking;
+use crate::ranking::RankedRow;
 
-pub(crate) use history::History;
+pub(crate) use history::TokenHistory;
 use vector::{Blocks, Candidate};
 
 /// Everything that decides one token, beside the row.
 #[derive(Debug)]
-pub(crate) struct Draw<'a> {
+pub(crate) struct SampleParams<'a> {
     pub(crate) sampling: &'a Sampling,
     pub(crate) seed: u64,
     pub(crate) choice: u32,
     /// Which draw of the sequence this is.
     pub(crate) index: u32,
     /// Tokens seen, if a penalty asks for them.
-    pub(crate) history: Option<&'a History>,
+    pub(crate) history: Option<&'a TokenHistory>,
     /// Tokens that may not end the sequence yet.
     pub(crate) forbidden: &'a [Token],
     pub(crate) mask: Option<&'a Mask>,
@@ -56,7 +54,7 @@ pub(crate) struct Sample {
 
 /// Why no token can be taken from a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Unsampleable {
+pub(crate) enum SampleError {
     /// A logit is not a number, or positive infinity.
     #[error("the model gave a logit that is not a finite number")]
     NotANumber,
@@ -77,7 +75,7 @@ pub(crate) struct Sampler {
 }
 
 /// What is asked about a row before penalties change it.
-struct Unpenalised {
+struct RawRow {
     log_total: f32,
     top: Vec<(Token, f32)>,
 }
@@ -105,12 +103,12 @@ impl Sampler {
     /// Takes a token from a row, which is overwritten.
     ///
     /// # Errors
-    /// See [`Unsampleable`].
+    /// See [`SampleError`].
     pub(crate) fn sample(
         &mut self,
         row: &mut [f32],
-        draw: &Draw<'_>,
-    ) -> Result<Sample, Unsampleable> {
+        draw: &SampleParams<'_>,
+    ) -> Result<Sample, SampleError> {
         constrain(row, draw);
         let mut best = self.survey(row)?;
         let asked = draw
@@ -122,7 +120,7 @@ impl Sampler {
             best = self.survey(row)?;
         }
         let token = self.pick(row, best, draw);
-        let Some(Unpenalised { log_total, top }) = asked else {
+        let Some(RawRow { log_total, top }) = asked else {
             return Ok(Sample {
                 token,
                 logprob: f32::NAN,
@@ -146,9 +144,9 @@ impl Sampler {
     /// The same for a row in closed form; builds the whole row only if it must (D-11).
     pub(crate) fn sample_ranked(
         &mut self,
-        ranking: &Ranking,
-        draw: &Draw<'_>,
-    ) -> Result<Sample, Unsampleable> {
+        ranking: &RankedRow,
+        draw: &SampleParams<'_>,
+    ) -> Result<Sample, SampleError> {
         let first = ranking.first();
         let sampling = draw.sampling;
         let plain = sampling.logit_bias.is_empty()
@@ -183,15 +181,15 @@ impl Sampler {
     /// What a row says about a token that is given: its log-probability, without bias, and the best `top`.
     ///
     /// # Errors
-    /// See [`Unsampleable`].
-    pub(crate) fn weigh(
+    /// See [`SampleError`].
+    pub(crate) fn score_row(
         &mut self,
         row: &[f32],
         token: Token,
         top: usize,
-    ) -> Result<Sample, Unsampleable> {
+    ) -> Result<Sample, SampleError> {
         let best = self.survey(row)?;
-        let Unpenalised { log_total, top } = self.log_probabilities(row, best.0, top);
+        let RawRow { log_total, top } = self.log_probabilities(row, best.0, top);
         let logit = row
             .get(token as usize)
             .copied()
@@ -205,7 +203,7 @@ impl Sampler {
     }
 
     /// The same for a row in closed form.
-    pub(crate) fn weigh_ranked(ranking: &Ranking, token: Token, top: usize) -> Sample {
+    pub(crate) fn score_ranked(ranking: &RankedRow, token: Token, top: usize) -> Sample {
         let rank = ranking.rank(token);
         Sample {
             token,
@@ -216,19 +214,19 @@ impl Sampler {
     }
 
     /// The most likely logit and its token, lowest id first; also prepares the blocks for what follows.
-    fn survey(&mut self, row: &[f32]) -> Result<Candidate, Unsampleable> {
+    fn survey(&mut self, row: &[f32]) -> Result<Candidate, SampleError> {
         if !self.blocks.survey(row) {
-            return Err(Unsampleable::NotANumber);
+            return Err(SampleError::NotANumber);
         }
-        let best = self.blocks.best(row).ok_or(Unsampleable::NothingAllowed)?;
+        let best = self.blocks.best(row).ok_or(SampleError::NothingAllowed)?;
         if best.0 == f32::INFINITY {
-            Err(Unsampleable::NotANumber)
+            Err(SampleError::NotANumber)
         } else {
             Ok(best)
         }
     }
 
-    fn log_probabilities(&mut self, row: &[f32], max: f32, top: usize) -> Unpenalised {
+    fn log_probabilities(&mut self, row: &[f32], max: f32, top: usize) -> RawRow {
         let log_total = max + vector::exp_total(row, max);
         self.blocks.top(row, top, &mut self.candidates);
         let mut top: Vec<_> = self
@@ -237,10 +235,10 @@ impl Sampler {
             .map(|&(logit, token)| (token, (logit - log_total).min(0.0)))
             .collect();
         top.shrink_to_fit();
-        Unpenalised { log_total, top }
+        RawRow { log_total, top }
     }
 
-    fn pick(&mut self, row: &[f32], best: Candidate, draw: &Draw<'_>) -> Token {
+    fn pick(&mut self, row: &[f32], best: Candidate, draw: &SampleParams<'_>) -> Token {
         let Sampling {
             top_k,
             top_p,
@@ -252,59 +250,71 @@ impl Sampler {
             return best.1;
         }
         let uniform = random::uniform(draw.seed, draw.choice, draw.index);
-        let heat = Heat {
+        let scale = TemperatureScale {
             max: best.0,
             scale: temperature.recip(),
         };
         let limited = (top_k > 0 && (top_k as usize) < row.len()) || top_p < 1.0 || min_p > 0.0;
         if !limited {
-            return vector::draw_from_all(row, best.1, heat, uniform);
+            return vector::draw_from_all(row, best.1, scale, uniform);
         }
         let floor = if min_p > 0.0 {
-            heat.max + temperature * min_p.ln()
+            scale.max + temperature * min_p.ln()
         } else {
             f32::NEG_INFINITY
         };
         if top_k > 0 && (top_k as usize) < row.len() {
-            self.shortlist_by_count(row, heat, top_k as usize, top_p);
+            self.shortlist_by_count(row, scale, top_k as usize, top_p);
         } else {
-            self.shortlist_by_floor(row, heat, floor, top_p);
+            self.shortlist_by_floor(row, scale, floor, top_p);
         }
-        let kept = self
+        let cached = self
             .candidates
             .partition_point(|&(logit, _)| logit >= floor);
-        self.candidates.truncate(kept.max(1));
-        vector::draw_from_sorted(&self.candidates, heat, uniform)
+        self.candidates.truncate(cached.max(1));
+        vector::draw_from_sorted(&self.candidates, scale, uniform)
     }
 
     /// The candidates that top-k and then top-p leave, best first.
-    fn shortlist_by_count(&mut self, row: &[f32], heat: Heat, top_k: usize, top_p: f32) {
+    fn shortlist_by_count(
+        &mut self,
+        row: &[f32],
+        temperature: TemperatureScale,
+        top_k: usize,
+        top_p: f32,
+    ) {
         self.blocks.top(row, top_k, &mut self.candidates);
         if top_p < 1.0 {
-            let total = heat.total(&self.candidates);
-            nucleus(&mut self.candidates, heat, f64::from(top_p) * total);
+            let total = temperature.total(&self.candidates);
+            nucleus(&mut self.candidates, temperature, f64::from(top_p) * total);
         }
     }
 
     /// The candidates that reach `floor`, as far as top-p leaves them, best first.
-    fn shortlist_by_floor(&mut self, row: &[f32], heat: Heat, floor: f32, top_p: f32) {
+    fn shortlist_by_floor(
+        &mut self,
+        row: &[f32],
+        temperature: TemperatureScale,
+        floor: f32,
+        top_p: f32,
+    ) {
         if top_p >= 1.0 {
             self.blocks.reaching(row, floor, &mut self.candidates);
             vector::sort(&mut self.candidates);
             return;
         }
         // The nucleus of a confident row is small: look at what is near the best token first, then further down.
-        let wanted = f64::from(top_p) * vector::heat_total(row, heat);
+        let wanted = f64::from(top_p) * vector::scaled_total(row, temperature);
         let mut reach = 2.0;
         loop {
-            let near = heat.max - reach / heat.scale;
+            let near = temperature.max - reach / temperature.scale;
             self.blocks
                 .reaching(row, near.max(floor), &mut self.candidates);
             let everything = near <= floor || reach > vector::EXP_REACH;
-            if everything || heat.total(&self.candidates) >= wanted {
-                narrow(&mut self.candidates, heat, wanted);
+            if everything || temperature.total(&self.candidates) >= wanted {
+                narrow(&mut self.candidates, temperature, wanted);
                 vector::sort(&mut self.candidates);
-                nucleus(&mut self.candidates, heat, wanted);
+                nucleus(&mut self.candidates, temperature, wanted);
                 return;
             }
             reach *= 1.5;
@@ -314,12 +324,12 @@ impl Sampler {
 
 /// Turns logits into weights: `e^((logit - max) / temperature)`.
 #[derive(Clone, Copy, Debug)]
-struct Heat {
+struct TemperatureScale {
     max: f32,
     scale: f32,
 }
 
-impl Heat {
+impl TemperatureScale {
     fn weight(self, logit: f32) -> f64 {
         f64::from(vector::exp((logit - self.max) * self.scale))
     }
@@ -331,12 +341,12 @@ impl Heat {
 }
 
 /// Leaves out most of those that are not among the best with `wanted` weight together, without sorting them.
-fn narrow(candidates: &mut Vec<Candidate>, heat: Heat, wanted: f64) {
+fn narrow(candidates: &mut Vec<Candidate>, temperature: TemperatureScale, wanted: f64) {
     let (mut start, mut end, mut left) = (0, candidates.len(), wanted);
     while end - start > SORTED {
         let middle = (end - start) / 2;
         let (better, _) = vector::part(&mut candidates[start..end], middle);
-        let weight = heat.total(better);
+        let weight = temperature.total(better);
         if weight >= left {
             end = start + middle;
         } else {
@@ -351,10 +361,10 @@ fn narrow(candidates: &mut Vec<Candidate>, heat: Heat, wanted: f64) {
 const SORTED: usize = 128;
 
 /// Keeps as many of the sorted candidates as have `wanted` weight together, all if that is less.
-fn nucleus(sorted: &mut Vec<Candidate>, heat: Heat, wanted: f64) {
+fn nucleus(sorted: &mut Vec<Candidate>, temperature: TemperatureScale, wanted: f64) {
     let mut total = 0.0;
     let reached = sorted.iter().position(|&(logit, _)| {
-        total += heat.weight(logit);
+        total += temperature.weight(logit);
         total >= wanted
     });
     if let Some(last) = reached {
@@ -363,7 +373,7 @@ fn nucleus(sorted: &mut Vec<Candidate>, heat: Heat, wanted: f64) {
 }
 
 /// Bias and masks: what the log-probabilities already see.
-fn constrain(row: &mut [f32], draw: &Draw<'_>) {
+fn constrain(row: &mut [f32], draw: &SampleParams<'_>) {
     for &(token, bias) in draw.sampling.logit_bias.iter().chain(draw.bias) {
         if let Some(logit) = row.get_mut(token as usize) {
             *logit += bias;

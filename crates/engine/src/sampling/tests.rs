@@ -5,13 +5,13 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::ranking::Law;
+use crate::ranking::ZipfDistribution;
 
 /// Everything that a draw borrows.
 #[derive(Clone, Debug, Default)]
 struct Case {
     sampling: Sampling,
-    history: Option<History>,
+    history: Option<TokenHistory>,
     forbidden: Vec<Token>,
     mask: Option<Mask>,
     bias: Vec<(Token, f32)>,
@@ -19,8 +19,8 @@ struct Case {
 }
 
 impl Case {
-    fn draw(&self, index: u32) -> Draw<'_> {
-        Draw {
+    fn draw(&self, index: u32) -> SampleParams<'_> {
+        SampleParams {
             sampling: &self.sampling,
             seed: 11,
             choice: 0,
@@ -81,11 +81,11 @@ fn reference_distribution(row: &[f32], case: &Case) -> Vec<(Token, f64)> {
     let total: f64 = all.iter().map(|entry| entry.1).sum();
     if sampling.top_p < 1.0 {
         let mut sum = 0.0;
-        let kept = all.iter().position(|entry| {
+        let cached = all.iter().position(|entry| {
             sum += entry.1;
             sum >= f64::from(sampling.top_p) * total
         });
-        all.truncate(kept.map_or(all.len(), |index| index + 1));
+        all.truncate(cached.map_or(all.len(), |index| index + 1));
     }
     all.retain(|entry| entry.1 >= f64::from(sampling.min_p));
     let total: f64 = all.iter().map(|entry| entry.1).sum();
@@ -163,8 +163,8 @@ proptest! {
         prop_assert!(near(sample.token, sample.logprob) && sample.logprob <= 0.0);
         let mut best: Vec<(Token, f64)> = (0..).zip(exact.iter().copied()).filter(|entry| entry.1.is_finite()).collect();
         best.sort_by(|left, right| right.1.total_cmp(&left.1).then(left.0.cmp(&right.0)));
-        let place = best.iter().position(|entry| entry.0 == sample.token).unwrap();
-        prop_assert_eq!(sample.rank, Some(place as u32 + 1));
+        let slot = best.iter().position(|entry| entry.0 == sample.token).unwrap();
+        prop_assert_eq!(sample.rank, Some(slot as u32 + 1));
         best.truncate(case.top_logprobs.unwrap() as usize);
         let tokens = |list: &[(Token, f32)]| list.iter().map(|entry| entry.0).collect::<Vec<_>>();
         prop_assert_eq!(tokens(&sample.top), best.iter().map(|entry| entry.0).collect::<Vec<_>>());
@@ -206,8 +206,8 @@ proptest! {
     /// D-11: the closed form is a short cut, never another answer.
     #[test]
     fn a_ranking_gives_what_its_whole_row_gives((_, case) in row_and_case(), key: u64, gap in 0..3_u8, index in 0..50_u32) {
-        let law = Law::new(400, [0.0, 3.0, 40.0][gap as usize]);
-        let ranking = Ranking::new(&law, key, Some(77));
+        let distribution = ZipfDistribution::new(400, [0.0, 3.0, 40.0][gap as usize]);
+        let ranking = RankedRow::new(&distribution, key, Some(77));
         let case = Case { mask: None, sampling: Sampling { logit_bias: Arc::default(), ..case.sampling }, ..case };
         let mut row = Vec::new();
         ranking.fill(&mut row);
@@ -282,7 +282,7 @@ fn penalties_count_what_was_seen_and_leave_logprobs_alone() {
         frequency_penalty: 0.5,
         ..Sampling::default()
     };
-    let mut history = History::of(&[0], &sampling).unwrap();
+    let mut history = TokenHistory::of(&[0], &sampling).unwrap();
     history.append(1);
     history.append(1);
     history.append(2);
@@ -300,7 +300,7 @@ fn penalties_count_what_was_seen_and_leave_logprobs_alone() {
     assert_eq!((sample.token, row), (0, vec![2.0, 1.0, 1.9, -1.0]));
     assert!((f64::from(sample.logprob) - before[0]).abs() < 1e-5);
     assert_eq!(sample.top[0].0, 1);
-    assert!(History::of(&[0], &Sampling::default()).is_none());
+    assert!(TokenHistory::of(&[0], &Sampling::default()).is_none());
 }
 
 #[test]
@@ -314,11 +314,11 @@ fn rows_that_cannot_be_sampled_say_why() {
         ..Case::default()
     };
     let cases = [
-        (vec![1.0, f32::NAN], Err(Unsampleable::NotANumber)),
-        (vec![1.0, f32::INFINITY], Err(Unsampleable::NotANumber)),
+        (vec![1.0, f32::NAN], Err(SampleError::NotANumber)),
+        (vec![1.0, f32::INFINITY], Err(SampleError::NotANumber)),
         (
             vec![f32::NEG_INFINITY; 40],
-            Err(Unsampleable::NothingAllowed),
+            Err(SampleError::NothingAllowed),
         ),
         (vec![1.0, f32::NEG_INFINITY, 1.0], Ok(0)),
     ];

@@ -1,11 +1,10 @@
 //! Passes over a whole row, written so that the compiler makes vector code of them.
 //!
-//! Owns: maxima by block, the best `k` by threshold, sums of exponentials, the draw from a full distribution.
-//! Refuses to know: why. Ties go to the lowest token everywhere, so results do not depend on how a pass is cut.
+//! Ties go to the lowest token everywhere, so results do not depend on how a pass is cut.
 
 use sapwood_proto::steer::{Mask, Token};
 
-use super::Heat;
+use super::TemperatureScale;
 
 /// A logit and its token.
 pub(super) type Candidate = (f32, Token);
@@ -148,38 +147,43 @@ pub(super) fn exp_total(row: &[f32], max: f32) -> f32 {
         clippy::cast_possible_truncation,
         reason = "log-probabilities are f32 by contract"
     )]
-    let log = heat_total(row, Heat { max, scale: 1.0 }).ln() as f32;
+    let log = scaled_total(row, TemperatureScale { max, scale: 1.0 }).ln() as f32;
     log
 }
 
 /// The weights of a row, added up.
-pub(super) fn heat_total(row: &[f32], heat: Heat) -> f64 {
+pub(super) fn scaled_total(row: &[f32], temperature: TemperatureScale) -> f64 {
     row.chunks(SUM)
-        .map(|chunk| f64::from(chunk_total(chunk, heat)))
+        .map(|chunk| f64::from(chunk_total(chunk, temperature)))
         .sum()
 }
 
-fn chunk_total(chunk: &[f32], heat: Heat) -> f32 {
+fn chunk_total(chunk: &[f32], temperature: TemperatureScale) -> f32 {
     let mut lanes = [0.0_f32; LANES];
     let groups = chunk.chunks_exact(LANES);
     let rest: f32 = groups
         .remainder()
         .iter()
-        .map(|&logit| exp((logit - heat.max) * heat.scale))
+        .map(|&logit| exp((logit - temperature.max) * temperature.scale))
         .sum();
     for group in groups {
         for (lane, &logit) in lanes.iter_mut().zip(group) {
-            *lane += exp((logit - heat.max) * heat.scale);
+            *lane += exp((logit - temperature.max) * temperature.scale);
         }
     }
     lanes.iter().sum::<f32>() + rest
 }
 
 /// Draws from every token of a row: `best` first, then by id.
-pub(super) fn draw_from_all(row: &[f32], best: Token, heat: Heat, uniform: f64) -> Token {
+pub(super) fn draw_from_all(
+    row: &[f32],
+    best: Token,
+    temperature: TemperatureScale,
+    uniform: f64,
+) -> Token {
     let totals: Vec<f64> = row
         .chunks(SUM)
-        .map(|chunk| f64::from(chunk_total(chunk, heat)))
+        .map(|chunk| f64::from(chunk_total(chunk, temperature)))
         .collect();
     // The best token's weight is e^0; the walk over the others skips it by going below zero there.
     let target = uniform * totals.iter().sum::<f64>();
@@ -201,7 +205,7 @@ pub(super) fn draw_from_all(row: &[f32], best: Token, heat: Heat, uniform: f64) 
         for (offset, &logit) in chunk.iter().enumerate() {
             let at = token(first + offset);
             if at != best {
-                left -= heat.weight(logit);
+                left -= temperature.weight(logit);
                 if left < 0.0 {
                     return at;
                 }
@@ -213,10 +217,14 @@ pub(super) fn draw_from_all(row: &[f32], best: Token, heat: Heat, uniform: f64) 
 }
 
 /// Draws from candidates, best first.
-pub(super) fn draw_from_sorted(sorted: &[Candidate], heat: Heat, uniform: f64) -> Token {
-    let mut left = uniform * heat.total(sorted);
+pub(super) fn draw_from_sorted(
+    sorted: &[Candidate],
+    temperature: TemperatureScale,
+    uniform: f64,
+) -> Token {
+    let mut left = uniform * temperature.total(sorted);
     for &(logit, token) in sorted {
-        left -= heat.weight(logit);
+        left -= temperature.weight(logit);
         if left < 0.0 {
             return token;
         }

@@ -3,18 +3,18 @@ use proptest::prelude::*;
 use super::*;
 
 /// The only connection of a caller.
-fn of(caller: u64) -> Turn {
-    Turn {
+fn of(caller: u64) -> SchedulerTurn {
+    SchedulerTurn {
         caller,
         connection: 0,
     }
 }
 
 /// Seats everybody in turn; who runs leaves at once.
-fn order(scheduler: &mut Scheduler) -> Vec<Key> {
+fn order(scheduler: &mut Scheduler) -> Vec<SequenceKey> {
     let mut seated = Vec::new();
     while let Some(key) = scheduler.next(|_| true) {
-        scheduler.seat(key);
+        scheduler.admit(key);
         scheduler.remove(key);
         seated.push(key);
     }
@@ -41,14 +41,14 @@ fn priority_then_turns_of_callers_then_arrival() {
         scheduler.submit(key, priority, of(caller));
     }
     assert_eq!(scheduler.line(), [5, 1, 2, 3, 4, 6]);
-    scheduler.seat(5);
+    scheduler.admit(5);
     assert_eq!(scheduler.line(), [4, 1, 2, 3, 6]);
 }
 
 #[test]
 fn d_54_connections_take_turns_within_their_callers() {
     let mut scheduler = Scheduler::new(1, 0);
-    let from = |caller, connection| Turn { caller, connection };
+    let from = |caller, connection| SchedulerTurn { caller, connection };
     // Ten connections of one caller, two requests each, and one connection of another with four.
     for key in 0..20 {
         scheduler.submit(key, 0, from(1, key as u64 / 2));
@@ -76,7 +76,7 @@ fn one_turn_in_so_many_is_that_of_the_priority_that_waits_longest() {
             scheduler.submit(newcomer, 3, of(1));
             let key = scheduler.next(|_| true).unwrap();
             assert_eq!(scheduler.line()[0], key, "the line says so too");
-            scheduler.seat(key);
+            scheduler.admit(key);
             scheduler.remove(key);
             seated.push(key);
         }
@@ -97,14 +97,14 @@ fn one_turn_in_so_many_is_that_of_the_priority_that_waits_longest() {
 fn d_49_who_yields_its_seat_comes_after_all_others_and_before_nobody() {
     let mut scheduler = Scheduler::new(1, 0);
     scheduler.submit(1, 5, of(0));
-    scheduler.seat(1);
-    assert_eq!(scheduler.lacks_seats(|_| true), 0);
+    scheduler.admit(1);
+    assert_eq!(scheduler.missing_slots(|_| true), 0);
     scheduler.submit(2, 0, of(0));
-    assert_eq!(scheduler.lacks_seats(|_| true), 1);
-    assert_eq!(scheduler.lacks_seats(|key| key != 2), 0);
-    scheduler.yield_seat(1);
+    assert_eq!(scheduler.missing_slots(|_| true), 1);
+    assert_eq!(scheduler.missing_slots(|key| key != 2), 0);
+    scheduler.yield_slot(1);
     assert_eq!(scheduler.next(|_| true), Some(2));
-    scheduler.seat(2);
+    scheduler.admit(2);
     scheduler.remove(2);
     assert_eq!(scheduler.next(|_| true), Some(1));
 }
@@ -117,7 +117,7 @@ fn a_caller_that_comes_anew_does_not_overtake_those_that_take_turns() {
     let mut seated = Vec::new();
     for newcomer in 10..14 {
         let key = scheduler.next(|_| true).unwrap();
-        scheduler.seat(key);
+        scheduler.admit(key);
         scheduler.remove(key);
         seated.push(key);
         scheduler.submit(newcomer, 0, of(newcomer as u64));
@@ -130,12 +130,12 @@ fn who_ran_before_goes_first_and_who_does_not_fit_is_not_overtaken() {
     let mut scheduler = Scheduler::new(1, 0);
     scheduler.submit(1, 0, of(0));
     scheduler.submit(2, 0, of(0));
-    scheduler.seat(1);
+    scheduler.admit(1);
     assert_eq!(scheduler.next(|_| true), None, "no seat");
     scheduler.preempt(1);
     assert_eq!(scheduler.next(|_| true), Some(1));
     assert_eq!(scheduler.next(|_| true), Some(1), "asking changes nothing");
-    scheduler.seat(1);
+    scheduler.admit(1);
     scheduler.park(1);
     assert_eq!(
         scheduler.next(|_| true),
@@ -156,21 +156,21 @@ fn victims_are_the_parked_then_the_lowest_then_the_youngest_and_never_the_last()
     let mut scheduler = Scheduler::new(4, 0);
     for (key, priority) in [(1, 0), (2, 5), (3, 0), (4, 0)] {
         scheduler.submit(key, priority, of(0));
-        scheduler.seat(key);
+        scheduler.admit(key);
     }
     scheduler.park(1);
     let mut victims = Vec::new();
-    let mut gone = Vec::new();
-    while let Some(victim) = scheduler.victim(true, |key| !gone.contains(&key)) {
+    let mut removed = Vec::new();
+    while let Some(victim) = scheduler.victim(true, |key| !removed.contains(&key)) {
         victims.push(victim);
-        gone.push(victim);
+        removed.push(victim);
         scheduler.preempt(victim);
     }
     assert_eq!(victims, [1, 4, 3]);
     assert_eq!(scheduler.victim(false, |key| key == 2), None);
 }
 
-const BUDGET: Budget = Budget {
+const BUDGET: StepBudget = StepBudget {
     batch: 512,
     alone: 256,
     step: 128,
@@ -178,10 +178,10 @@ const BUDGET: Budget = Budget {
     room: 10_000,
 };
 
-fn shares(work: &[(Key, usize)], budget: &Budget) -> (bool, Vec<(Key, usize)>) {
-    let work: Vec<Work> = work
+fn shares(work: &[(SequenceKey, usize)], budget: &StepBudget) -> (bool, Vec<(SequenceKey, usize)>) {
+    let work: Vec<Runnable> = work
         .iter()
-        .map(|&(key, pending)| Work { key, pending })
+        .map(|&(key, pending)| Runnable { key, pending })
         .collect();
     let mut shares = Vec::new();
     let fits = plan(&work, budget, &mut shares);
@@ -196,8 +196,9 @@ fn shares(work: &[(Key, usize)], budget: &Budget) -> (bool, Vec<(Key, usize)>) {
 
 #[test]
 fn decodes_come_first_and_prompts_get_what_is_left() {
-    let many: Vec<(Key, usize)> = (0..100).map(|key| (key, 1)).chain([(100, 900)]).collect();
-    let tight = |room| Budget { room, ..BUDGET };
+    let many: Vec<(SequenceKey, usize)> =
+        (0..100).map(|key| (key, 1)).chain([(100, 900)]).collect();
+    let tight = |room| StepBudget { room, ..BUDGET };
     let cases = [
         (vec![(0, 1), (1, 1)], BUDGET, true, vec![(0, 1), (1, 1)]),
         (vec![(0, 900)], BUDGET, true, vec![(0, 256)]),
@@ -222,7 +223,8 @@ fn decodes_come_first_and_prompts_get_what_is_left() {
         Some(&(100, 64)),
         "the minimum holds beside 100 decodes"
     );
-    let waiting = |count| -> Vec<(Key, usize)> { (1..=count).map(|key| (key, 40)).collect() };
+    let waiting =
+        |count| -> Vec<(SequenceKey, usize)> { (1..=count).map(|key| (key, 40)).collect() };
     let computed = |count: usize| -> usize {
         let work = [vec![(0, 1)], waiting(count)].concat();
         shares(&work, &BUDGET).1.iter().map(|share| share.1).sum()
@@ -240,19 +242,19 @@ proptest! {
         pending in prop::collection::vec(prop_oneof![Just(1_usize), 2..600_usize], 0..40),
         batch in 40..600_usize, alone in 1..600_usize, step in 1..200_usize, prefill_min in 1..100_usize, room in 0..800_usize,
     ) {
-        let budget = Budget { batch, alone, step, prefill_min, room };
-        let work: Vec<Work> = pending.iter().enumerate().map(|(key, &pending)| Work { key, pending }).collect();
+        let budget = StepBudget { batch, alone, step, prefill_min, room };
+        let work: Vec<Runnable> = pending.iter().enumerate().map(|(key, &pending)| Runnable { key, pending }).collect();
         let mut shares = Vec::new();
         let fits = plan(&work, &budget, &mut shares);
         let total: usize = shares.iter().map(|share| share.tokens).sum();
         prop_assert!(total <= batch && total <= room);
-        let mut keys: Vec<Key> = shares.iter().map(|share| share.key).collect();
+        let mut keys: Vec<SequenceKey> = shares.iter().map(|share| share.key).collect();
         keys.sort_unstable();
         keys.dedup();
         prop_assert_eq!(keys.len(), shares.len(), "one share each");
         prop_assert!(shares.iter().all(|share| (1..=pending[share.key]).contains(&share.tokens)));
         if fits {
-            let share = |key: Key| shares.iter().any(|share| share.key == key);
+            let share = |key: SequenceKey| shares.iter().any(|share| share.key == key);
             prop_assert!(work.iter().filter(|work| work.pending == 1).all(|work| share(work.key)));
             let oldest = work.iter().find(|work| work.pending > 1);
             let full = work.iter().filter(|work| work.pending == 1).count() == batch;
@@ -265,12 +267,12 @@ proptest! {
     fn nothing_starves(arrivals in prop::collection::vec((0..4_u64, 0..3_u8), 1..60), seats in 1..4_usize) {
         let mut scheduler = Scheduler::new(seats, 0);
         let mut seen = Vec::new();
-        let mut running: Vec<Key> = Vec::new();
+        let mut running: Vec<SequenceKey> = Vec::new();
         for (key, &(caller, what)) in arrivals.iter().enumerate() {
             scheduler.submit(key, 0, of(caller));
             while let Some(next) = scheduler.next(|_| true) {
                 prop_assert!(!running.contains(&next), "no seat is given twice");
-                scheduler.seat(next);
+                scheduler.admit(next);
                 running.push(next);
             }
             prop_assert!(running.len() <= seats);
@@ -284,7 +286,7 @@ proptest! {
         // From here on only finishing: everybody gets a seat within as many turns as there are sequences.
         for _ in 0..=arrivals.len() {
             while let Some(next) = scheduler.next(|_| true) {
-                scheduler.seat(next);
+                scheduler.admit(next);
                 running.push(next);
             }
             for done in running.drain(..) {

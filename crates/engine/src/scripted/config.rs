@@ -1,6 +1,4 @@
 //! What a scripted model plays, as plain data that a configuration file can hold.
-//!
-//! Owns: [`Config`] and its parts. Refuses to know: files; whoever reads one hands over the finished value.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,7 +19,7 @@ pub struct Config {
     /// The text of script `text`.
     pub text: String,
     /// The rules of script `steps`.
-    pub rules: Vec<Rule>,
+    pub rules: Vec<ScriptRule>,
     /// Tokens of script `tokens` when the request gives no `max_tokens`.
     pub count: u32,
     /// Tokens per second of one sequence; 0 is as fast as the reader takes them.
@@ -31,7 +29,7 @@ pub struct Config {
     /// Varies what script `tokens` says.
     pub seed: u64,
     /// How text becomes tokens; not given: `words` for the scripts `words` and `tokens`, else `bytes`.
-    pub tokenizer: Option<Tokenizer>,
+    pub tokenizer: Option<ScriptedTokenizer>,
     /// Tokens of the vocabulary of tokenizer `words`; at least 1,024.
     pub vocab: u32,
     /// Nats between the token of the script and every other; 40 is certainty, 0 lets sampling wander.
@@ -123,16 +121,16 @@ impl Script {
 /// How text becomes tokens (TR-1106), by its name in a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(from = "String")]
-pub enum Tokenizer {
+pub enum ScriptedTokenizer {
     /// Each byte is a token; 256 begins a turn, 257 ends it.
     Bytes,
     /// The same, and after them words with their leading space. Unknown words are spelled in bytes.
     Words,
-    /// Any other name is the path of a `tokenizer.json`, which no scripted model reads: [`Invalid::Tokenizer`].
+    /// Any other name is the path of a `tokenizer.json`, which no scripted model reads: [`InvalidScript::Tokenizer`].
     File(PathBuf),
 }
 
-impl From<String> for Tokenizer {
+impl From<String> for ScriptedTokenizer {
     fn from(name: String) -> Self {
         match name.as_str() {
             "bytes" => Self::Bytes,
@@ -145,18 +143,18 @@ impl From<String> for Tokenizer {
 /// One case of script `steps`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Rule {
+pub struct ScriptRule {
     /// A regular expression that the prompt's text must contain a match of; not given: any prompt.
     #[serde(default, rename = "match")]
     pub pattern: Option<String>,
     /// What happens then.
-    pub steps: Vec<Step>,
+    pub steps: Vec<ScriptStep>,
 }
 
 /// One thing that a script does (TR-1105).
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Step {
+pub enum ScriptStep {
     /// Says this, by its tokens.
     Text(String),
     /// Says this at once: one response, however many tokens it has.
@@ -170,13 +168,13 @@ pub enum Step {
     /// Says a thought in the markup `<think>` (D-10).
     Reasoning(String),
     /// Ends.
-    Finish(Finish),
+    Finish(ScriptFinish),
     /// Fails the request.
-    Error(Failure),
+    Error(ScriptedFailure),
     /// Waits until cancelled.
     Hang(bool),
     /// Cuts the transport.
-    Cut(Cut),
+    Cut(TransportCut),
     /// Panics inside the model.
     Panic(bool),
 }
@@ -195,7 +193,7 @@ pub struct ToolCall {
 /// How a script ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Finish {
+pub enum ScriptFinish {
     /// With the end-of-sequence token.
     Stop,
     /// As if the length were reached.
@@ -207,7 +205,7 @@ pub enum Finish {
 /// How a script fails.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Failure {
+pub struct ScriptedFailure {
     /// The kebab-case name of a code.
     pub code: String,
     /// The message.
@@ -218,7 +216,7 @@ pub struct Failure {
 /// How a script cuts the transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Cut {
+pub enum TransportCut {
     /// In order.
     Close,
     /// By a reset.
@@ -227,7 +225,7 @@ pub enum Cut {
 
 /// Why a configuration makes no scripted model.
 #[derive(Debug, thiserror::Error)]
-pub enum Invalid {
+pub enum InvalidScript {
     /// A rule's pattern is no regular expression.
     #[error("the pattern {pattern:?} of a rule does not parse: {cause}")]
     Pattern {

@@ -1,8 +1,7 @@
 //! A deterministic model without weights, for tests, demonstrations and load (TR-1102 to TR-1107, D-11).
 //!
-//! Owns: [`Scripted`], the model; [`Config`], what it plays. Refuses to know: requests, sampling, clocks: pauses are
-//! instants in its rows, never sleeps. Each row is a function of script, seed, prompt and the tokens so far, so the same
-//! request gives the same output whatever else runs.
+//! Each row is a function of script, seed, prompt and the tokens so far, so the same request gives the same output
+//! whatever else runs.
 
 mod config;
 mod play;
@@ -14,12 +13,15 @@ use std::time::Duration;
 use sapwood_proto::code::Code;
 use sapwood_proto::time::Time;
 
-use crate::api::{Fault, ModelInfo, SharedVocabulary};
-use crate::model::{Capacity, Entry, Model, Opening, Row, Slot, Stop};
-use crate::ranking::{Law, Ranking, mix};
+use crate::api::{EngineError, ModelInfo, SharedVocabulary};
+use crate::model::{BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
+use crate::ranking::{RankedRow, ZipfDistribution, mix};
 
-pub use config::{Config, Cut, Failure, Finish, Invalid, Rule, Script, Step, Tokenizer, ToolCall};
-use play::{Cue, Library, Play};
+pub use config::{
+    Config, InvalidScript, Script, ScriptFinish, ScriptRule, ScriptStep, ScriptedFailure,
+    ScriptedTokenizer, ToolCall, TransportCut,
+};
+use play::{Cue, Library, ScriptPlayback};
 pub use vocabulary::ScriptedVocabulary;
 
 /// The model. Never runs out of cells by itself, never fails a whole batch.
@@ -29,14 +31,14 @@ pub struct Scripted {
     capacity: Capacity,
     vocabulary: Arc<ScriptedVocabulary>,
     library: Library,
-    law: Law,
-    slots: Vec<Option<Sequence>>,
-    batch: Vec<Entry>,
+    distribution: ZipfDistribution,
+    slots: Vec<Option<ScriptedSequence>>,
+    batch: Vec<BatchEntry>,
 }
 
 #[derive(Debug)]
-struct Sequence {
-    play: Play,
+struct ScriptedSequence {
+    play: ScriptPlayback,
     seed: u64,
     prompt_tokens: usize,
     /// A hash of the tokens up to and including each position.
@@ -49,8 +51,8 @@ impl Scripted {
     /// The model that a configuration describes.
     ///
     /// # Errors
-    /// [`Invalid`] names the member that does not make sense.
-    pub fn new(config: Config) -> Result<Self, Invalid> {
+    /// [`InvalidScript`] names the member that does not make sense.
+    pub fn new(config: Config) -> Result<Self, InvalidScript> {
         let vocabulary = Arc::new(ScriptedVocabulary::new(&config));
         let vocabulary_tokens = vocabulary.len();
         let slots = config.parallel.max(1).saturating_add(config.kept_prefixes);
@@ -79,7 +81,7 @@ impl Scripted {
             // Rows in closed form cost nothing.
             rows: config.batch_tokens.max(info.parallel),
         };
-        let law = Law::new(vocabulary_tokens, config.gap);
+        let distribution = ZipfDistribution::new(vocabulary_tokens, config.gap);
         let library = Library::new(config, Arc::clone(&vocabulary))?;
         let slots = (0..slots).map(|_| None).collect();
         Ok(Self {
@@ -87,13 +89,13 @@ impl Scripted {
             capacity,
             vocabulary,
             library,
-            law,
+            distribution,
             slots,
             batch: Vec::new(),
         })
     }
 
-    fn sequence(&mut self, slot: Slot) -> Option<&mut Sequence> {
+    fn sequence(&mut self, slot: SlotId) -> Option<&mut ScriptedSequence> {
         self.slots.get_mut(slot as usize)?.as_mut()
     }
 }
@@ -111,20 +113,20 @@ impl Model for Scripted {
         self.capacity
     }
 
-    fn open(&mut self, slot: Slot, opening: &Opening<'_>) {
-        let sequence = Sequence {
+    fn open(&mut self, slot: SlotId, opening: &SlotPurpose<'_>) {
+        let sequence = ScriptedSequence {
             play: self.library.play(opening),
             seed: opening.seed,
             prompt_tokens: opening.prompt.len(),
             hashes: Vec::with_capacity(opening.prompt.len() + 64),
             started: None,
         };
-        if let Some(place) = self.slots.get_mut(slot as usize) {
-            *place = Some(sequence);
+        if let Some(position) = self.slots.get_mut(slot as usize) {
+            *position = Some(sequence);
         }
     }
 
-    fn fork(&mut self, from: Slot, to: Slot, tokens: u32) {
+    fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32) {
         let Some(hashes) = self
             .sequence(from)
             .map(|source| source.hashes[..tokens as usize].to_vec())
@@ -136,19 +138,19 @@ impl Model for Scripted {
         }
     }
 
-    fn truncate(&mut self, slot: Slot, tokens: u32) {
+    fn truncate(&mut self, slot: SlotId, tokens: u32) {
         if let Some(sequence) = self.sequence(slot) {
             sequence.hashes.truncate(tokens as usize);
         }
     }
 
-    fn release(&mut self, slot: Slot) {
-        if let Some(place) = self.slots.get_mut(slot as usize) {
-            *place = None;
+    fn release(&mut self, slot: SlotId) {
+        if let Some(position) = self.slots.get_mut(slot as usize) {
+            *position = None;
         }
     }
 
-    fn decode(&mut self, batch: &[Entry], _now: Time) -> Result<(), Stop> {
+    fn decode(&mut self, batch: &[BatchEntry], _now: Time) -> Result<(), DecodeStop> {
         for entry in batch {
             if let Some(sequence) = self.sequence(entry.slot) {
                 debug_assert_eq!(
@@ -165,17 +167,17 @@ impl Model for Scripted {
         Ok(())
     }
 
-    fn row(&mut self, index: usize, now: Time) -> Row<'_> {
+    fn row(&mut self, index: usize, now: Time) -> OutputRow<'_> {
         let entry = self.batch[index];
-        let law = self.law.clone();
+        let distribution = self.distribution.clone();
         let Some(sequence) = self.sequence(entry.slot) else {
-            return Row::Failed(Fault::new(Code::Internal, "", "the sequence is gone"));
+            return OutputRow::Failed(EngineError::new(Code::Internal, "", "the sequence is gone"));
         };
         let hash = sequence.hashes.get(entry.position as usize);
         let hash = hash.copied().unwrap_or_default();
         if entry.position as usize + 1 < sequence.prompt_tokens {
             // No script says what is asked of it, and what was asked does not depend on what is drawn.
-            return Row::Ranked(Ranking::new(&law, mix(hash), None));
+            return OutputRow::Ranked(RankedRow::new(&distribution, mix(hash), None));
         }
         let next = (entry.position as usize + 1).saturating_sub(sequence.prompt_tokens);
         let (started, first) = *sequence.started.get_or_insert((now, next));
@@ -185,20 +187,22 @@ impl Model for Scripted {
                 .delay(next)
                 .saturating_sub(sequence.play.delay_before(first));
         if due > now {
-            return Row::NotBefore(on_beat(due));
+            return OutputRow::NotBefore(on_beat(due));
         }
         match sequence.play.cue(next) {
-            Cue::Token(token) => {
-                Row::Ranked(Ranking::new(&law, mix(hash ^ sequence.seed), Some(token)))
-            }
-            Cue::End(reason) => Row::End(reason),
-            Cue::Fail(fault) => Row::Failed(fault),
-            Cue::Hang => Row::NotBefore(Time::MAX),
+            Cue::Token(token) => OutputRow::Ranked(RankedRow::new(
+                &distribution,
+                mix(hash ^ sequence.seed),
+                Some(token),
+            )),
+            Cue::End(reason) => OutputRow::End(reason),
+            Cue::Fail(error) => OutputRow::Failed(error),
+            Cue::Hang => OutputRow::NotBefore(Time::MAX),
             Cue::Panic => panic!("the script says so"),
         }
     }
 
-    fn joins(&self, slot: Slot, output: usize) -> bool {
+    fn joins(&self, slot: SlotId, output: usize) -> bool {
         let sequence = self.slots.get(slot as usize).and_then(Option::as_ref);
         sequence.is_some_and(|sequence| sequence.play.joins(output))
     }

@@ -1,8 +1,7 @@
 //! A script made ready for one prompt: which token comes n-th, when, and what happens instead.
 //!
-//! Owns: [`Library`] (the scripts of a model) and [`Play`] (one of them for one prompt).
-//! Refuses to know: slots and rows. Everything is a function of the number of the output token, so that forks,
-//! rewinds and preemptions need no bookkeeping.
+//! Everything is a function of the number of the output token, so that forks, rewinds and preemptions need no
+//! bookkeeping.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,26 +10,28 @@ use regex::Regex;
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::Token;
 
-use super::config::{Config, Cut, Finish, Invalid, Script, Step, Tokenizer};
+use super::config::{
+    Config, InvalidScript, Script, ScriptFinish, ScriptStep, ScriptedTokenizer, TransportCut,
+};
 use super::vocabulary::{END, ScriptedVocabulary};
-use crate::api::{CUT_CLOSE, CUT_RESET, Fault, Reason, Vocabulary};
-use crate::model::Opening;
+use crate::api::{CUT_CLOSE, CUT_RESET, EngineError, FinishReason, Vocabulary};
+use crate::model::SlotPurpose;
 use crate::ranking::mix;
 
 /// What comes as a sequence's n-th output token.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Cue {
     Token(Token),
-    End(Reason),
-    Fail(Fault),
+    End(FinishReason),
+    Fail(EngineError),
     Hang,
     Panic,
 }
 
 /// A stretch of a script.
 #[derive(Clone, Debug)]
-enum Part {
-    Said(Arc<[Token]>),
+enum ScriptPart {
+    Emitted(Arc<[Token]>),
     /// Told as one, whatever the model's pieces are.
     Chunk(Arc<[Token]>),
     /// So many words that follow from the key.
@@ -43,10 +44,10 @@ enum Part {
     Last(Cue),
 }
 
-impl Part {
+impl ScriptPart {
     fn tokens(&self) -> usize {
         match self {
-            Self::Said(tokens) | Self::Chunk(tokens) => tokens.len(),
+            Self::Emitted(tokens) | Self::Chunk(tokens) => tokens.len(),
             Self::Random { count, .. } => *count,
             Self::Pause(_) | Self::Last(_) => 0,
         }
@@ -55,8 +56,8 @@ impl Part {
 
 /// A script for one prompt.
 #[derive(Clone, Debug)]
-pub(super) struct Play {
-    parts: Vec<Part>,
+pub(super) struct ScriptPlayback {
+    parts: Vec<ScriptPart>,
     first: Duration,
     /// Between two tokens; zero is no pace.
     pace: Duration,
@@ -65,19 +66,19 @@ pub(super) struct Play {
     vocabulary: Arc<ScriptedVocabulary>,
 }
 
-impl Play {
+impl ScriptPlayback {
     /// What comes as the `n`-th output token, from 0; the end-of-sequence token after the script.
     pub(super) fn cue(&self, n: usize) -> Cue {
         let mut left = n;
         for part in &self.parts {
             match part {
-                Part::Said(tokens) | Part::Chunk(tokens) if left < tokens.len() => {
+                ScriptPart::Emitted(tokens) | ScriptPart::Chunk(tokens) if left < tokens.len() => {
                     return Cue::Token(tokens[left]);
                 }
-                Part::Random { count, key } if left < *count => {
+                ScriptPart::Random { count, key } if left < *count => {
                     return Cue::Token(self.vocabulary.word(mix(key ^ left as u64)));
                 }
-                Part::Last(cue) if left == 0 => return cue.clone(),
+                ScriptPart::Last(cue) if left == 0 => return cue.clone(),
                 _ => left = left.saturating_sub(part.tokens()),
             }
         }
@@ -91,7 +92,7 @@ impl Play {
         for part in &self.parts {
             let tokens = part.tokens();
             if left < tokens {
-                let whole = matches!(part, Part::Chunk(_));
+                let whole = matches!(part, ScriptPart::Chunk(_));
                 return left + 1 < tokens && (whole || !(left + 1).is_multiple_of(self.per_chunk));
             }
             left -= tokens;
@@ -124,7 +125,7 @@ impl Play {
         let mut seen = 0;
         let mut total = Duration::ZERO;
         for part in &self.parts {
-            if let Part::Pause(span) = part
+            if let ScriptPart::Pause(span) = part
                 && (seen < n || inclusive && seen == n)
             {
                 total = total.saturating_add(*span);
@@ -138,7 +139,7 @@ impl Play {
 #[derive(Debug)]
 struct CheckedRule {
     pattern: Option<Regex>,
-    steps: Vec<Step>,
+    steps: Vec<ScriptStep>,
 }
 
 /// The scripts of a model, checked.
@@ -154,24 +155,24 @@ impl Library {
     pub(super) fn new(
         mut config: Config,
         vocabulary: Arc<ScriptedVocabulary>,
-    ) -> Result<Self, Invalid> {
-        if let Some(Tokenizer::File(path)) = &config.tokenizer {
-            return Err(Invalid::Tokenizer(path.clone()));
+    ) -> Result<Self, InvalidScript> {
+        if let Some(ScriptedTokenizer::File(path)) = &config.tokenizer {
+            return Err(InvalidScript::Tokenizer(path.clone()));
         }
         if !config.tokens_per_s.is_finite() || config.tokens_per_s < 0.0 {
-            return Err(Invalid::Range {
+            return Err(InvalidScript::Range {
                 field: "tokens_per_s",
                 range: "0 or more",
             });
         }
         if !(0.0..=80.0).contains(&config.gap) {
-            return Err(Invalid::Range {
+            return Err(InvalidScript::Range {
                 field: "gap",
                 range: "from 0 to 80",
             });
         }
         if config.tokens_per_chunk == 0 {
-            return Err(Invalid::Range {
+            return Err(InvalidScript::Range {
                 field: "tokens_per_chunk",
                 range: "1 or more",
             });
@@ -179,13 +180,13 @@ impl Library {
         let mut rules = Vec::new();
         for rule in std::mem::take(&mut config.rules) {
             let pattern = rule.pattern.map(|pattern| {
-                Regex::new(&pattern).map_err(|cause| Invalid::Pattern { pattern, cause })
+                Regex::new(&pattern).map_err(|cause| InvalidScript::Pattern { pattern, cause })
             });
             for step in &rule.steps {
-                if let Step::Error(failure) = step
+                if let ScriptStep::Error(failure) = step
                     && Code::from_name(&failure.code).is_none()
                 {
-                    return Err(Invalid::Code(failure.code.clone()));
+                    return Err(InvalidScript::Code(failure.code.clone()));
                 }
             }
             rules.push(CheckedRule {
@@ -206,23 +207,23 @@ impl Library {
     }
 
     /// The script for a prompt.
-    pub(super) fn play(&self, opening: &Opening<'_>) -> Play {
+    pub(super) fn play(&self, opening: &SlotPurpose<'_>) -> ScriptPlayback {
         let parts = match self.config.script {
             Script::Echo | Script::Words => {
                 let subject = self.vocabulary.subject(opening.prompt);
-                vec![Part::Said(subject.into())]
+                vec![ScriptPart::Emitted(subject.into())]
             }
-            Script::Text => vec![self.say(&self.config.text)],
+            Script::Text => vec![self.text_part(&self.config.text)],
             Script::Tokens => {
                 let count = opening.max_tokens.unwrap_or(self.config.count) as usize;
-                vec![Part::Random {
+                vec![ScriptPart::Random {
                     count,
                     key: self.key(opening, 0),
                 }]
             }
             Script::Steps => self.steps(opening),
         };
-        Play {
+        ScriptPlayback {
             parts,
             first: Duration::from_millis(self.config.ttft_ms),
             pace: self.pace,
@@ -231,7 +232,7 @@ impl Library {
         }
     }
 
-    fn steps(&self, opening: &Opening<'_>) -> Vec<Part> {
+    fn steps(&self, opening: &SlotPurpose<'_>) -> Vec<ScriptPart> {
         let text = self.vocabulary.text(opening.prompt);
         let matching = self.rules.iter().find(|rule| {
             rule.pattern
@@ -239,37 +240,43 @@ impl Library {
                 .is_none_or(|pattern| pattern.is_match(&text))
         });
         let Some(rule) = matching else {
-            let fault = Fault::new(Code::InvalidRequest, "NO_RULE", "no rule matches");
-            return vec![Part::Last(Cue::Fail(fault))];
+            let error = EngineError::new(Code::InvalidRequest, "NO_RULE", "no rule matches");
+            return vec![ScriptPart::Last(Cue::Fail(error))];
         };
         let parts = rule.steps.iter().zip(0..).filter_map(|(step, index)| {
             Some(match step {
-                Step::Text(text) => self.say(text),
-                Step::Chunk(text) => Part::Chunk(self.tokens(text)),
-                Step::Tokens(count) => Part::Random {
+                ScriptStep::Text(text) => self.text_part(text),
+                ScriptStep::Chunk(text) => ScriptPart::Chunk(self.tokens(text)),
+                ScriptStep::Tokens(count) => ScriptPart::Random {
                     count: *count as usize,
                     key: self.key(opening, index),
                 },
-                Step::SleepMs(ms) => Part::Pause(Duration::from_millis(*ms)),
-                Step::ToolCall(call) => {
+                ScriptStep::SleepMs(ms) => ScriptPart::Pause(Duration::from_millis(*ms)),
+                ScriptStep::ToolCall(call) => {
                     let call = serde_json::json!({"name": call.name, "arguments": call.arguments});
-                    self.say(&format!("<tool_call>\n{call}\n</tool_call>"))
+                    self.text_part(&format!("<tool_call>\n{call}\n</tool_call>"))
                 }
-                Step::Reasoning(thought) => self.say(&format!("<think>\n{thought}\n</think>\n\n")),
-                Step::Finish(Finish::Stop | Finish::ToolCalls) => Part::Last(Cue::Token(END)),
-                Step::Finish(Finish::Length) => Part::Last(Cue::End(Reason::Length)),
-                Step::Error(failure) => Part::Last(Cue::Fail(fault(failure))),
-                Step::Hang(true) => Part::Last(Cue::Hang),
-                Step::Panic(true) => Part::Last(Cue::Panic),
-                Step::Hang(false) | Step::Panic(false) => return None,
-                Step::Cut(cut) => Part::Last(Cue::Fail(cut_fault(*cut))),
+                ScriptStep::Reasoning(thought) => {
+                    self.text_part(&format!("<think>\n{thought}\n</think>\n\n"))
+                }
+                ScriptStep::Finish(ScriptFinish::Stop | ScriptFinish::ToolCalls) => {
+                    ScriptPart::Last(Cue::Token(END))
+                }
+                ScriptStep::Finish(ScriptFinish::Length) => {
+                    ScriptPart::Last(Cue::End(FinishReason::Length))
+                }
+                ScriptStep::Error(failure) => ScriptPart::Last(Cue::Fail(to_engine_error(failure))),
+                ScriptStep::Hang(true) => ScriptPart::Last(Cue::Hang),
+                ScriptStep::Panic(true) => ScriptPart::Last(Cue::Panic),
+                ScriptStep::Hang(false) | ScriptStep::Panic(false) => return None,
+                ScriptStep::Cut(cut) => ScriptPart::Last(Cue::Fail(cut_error(*cut))),
             })
         });
         parts.collect()
     }
 
-    fn say(&self, text: &str) -> Part {
-        Part::Said(self.tokens(text))
+    fn text_part(&self, text: &str) -> ScriptPart {
+        ScriptPart::Emitted(self.tokens(text))
     }
 
     fn tokens(&self, text: &str) -> Arc<[Token]> {
@@ -277,28 +284,27 @@ impl Library {
     }
 
     /// What pseudo-random words follow from: configuration, request and place.
-    fn key(&self, opening: &Opening<'_>, place: u64) -> u64 {
+    fn key(&self, opening: &SlotPurpose<'_>, position: u64) -> u64 {
         let prompt = opening
             .prompt
             .iter()
             .fold(0, |hash, &token| mix(hash ^ u64::from(token)));
         mix(prompt
-            ^ mix(
-                self.config.seed ^ mix(opening.seed ^ mix(u64::from(opening.choice) << 32 | place))
-            ))
+            ^ mix(self.config.seed
+                ^ mix(opening.seed ^ mix(u64::from(opening.choice) << 32 | position))))
     }
 }
 
-fn fault(failure: &super::config::Failure) -> Fault {
+fn to_engine_error(failure: &super::config::ScriptedFailure) -> EngineError {
     // `Library::new` has checked the name.
     let code = Code::from_name(&failure.code).unwrap_or(Code::Internal);
-    Fault::new(code, "scripted", failure.message.clone())
+    EngineError::new(code, "scripted", failure.message.clone())
 }
 
-fn cut_fault(cut: Cut) -> Fault {
+fn cut_error(cut: TransportCut) -> EngineError {
     let reason = match cut {
-        Cut::Close => CUT_CLOSE,
-        Cut::Reset => CUT_RESET,
+        TransportCut::Close => CUT_CLOSE,
+        TransportCut::Reset => CUT_RESET,
     };
-    Fault::new(Code::Truncated, reason, "the script cuts the stream here")
+    EngineError::new(Code::Truncated, reason, "the script cuts the stream here")
 }

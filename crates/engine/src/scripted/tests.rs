@@ -1,5 +1,5 @@
 use super::*;
-use crate::api::{Chat, Message, Vocabulary};
+use crate::api::{ChatMessage, ChatRequest, Vocabulary};
 
 fn model(toml_like: &str) -> Scripted {
     Scripted::new(serde_json::from_str(toml_like).unwrap()).unwrap()
@@ -10,19 +10,19 @@ fn run(model: &mut Scripted, prompt: &str, seed: u64) -> (String, String) {
     let vocabulary = model.vocabulary();
     let mut prompt = vocabulary.tokenize(prompt, false);
     prompt.insert(0, vocabulary::BEGIN);
-    let opening = Opening {
+    let opening = SlotPurpose {
         prompt: &prompt,
         seed,
         choice: 0,
         max_tokens: None,
     };
     model.open(0, &opening);
-    let (mut now, mut said) = (Time::ZERO, Vec::new());
+    let (mut now, mut reply) = (Time::ZERO, Vec::new());
     let mut tokens = prompt.clone();
     let mut computed = 0;
     let end = loop {
-        let batch: Vec<Entry> = (computed..tokens.len())
-            .map(|at| Entry {
+        let batch: Vec<BatchEntry> = (computed..tokens.len())
+            .map(|at| BatchEntry {
                 slot: 0,
                 position: at as u32,
                 token: tokens[at],
@@ -32,28 +32,30 @@ fn run(model: &mut Scripted, prompt: &str, seed: u64) -> (String, String) {
         model.decode(&batch, now).unwrap();
         computed = tokens.len();
         match model.row(batch.len() - 1, now) {
-            Row::Ranked(ranking) if ranking.first() == vocabulary::END => break "end".to_owned(),
-            Row::Ranked(ranking) => {
-                tokens.push(ranking.first());
-                said.extend_from_slice(vocabulary.bytes(ranking.first()));
+            OutputRow::Ranked(ranking) if ranking.first() == vocabulary::END => {
+                break "end".to_owned();
             }
-            Row::NotBefore(Time::MAX) => break "hang".to_owned(),
-            Row::NotBefore(at) => {
+            OutputRow::Ranked(ranking) => {
+                tokens.push(ranking.first());
+                reply.extend_from_slice(vocabulary.bytes(ranking.first()));
+            }
+            OutputRow::NotBefore(Time::MAX) => break "hang".to_owned(),
+            OutputRow::NotBefore(at) => {
                 now = at;
                 computed -= 1;
                 model.truncate(0, computed as u32);
             }
-            Row::End(reason) => break format!("{reason:?}"),
-            Row::Failed(fault) => {
-                break format!("{} {} {}", fault.code, fault.reason, fault.message);
+            OutputRow::End(reason) => break format!("{reason:?}"),
+            OutputRow::Failed(error) => {
+                break format!("{} {} {}", error.code, error.reason, error.message);
             }
-            Row::Logits(_) => unreachable!("scripted rows are ranked"),
+            OutputRow::Logits(_) => unreachable!("scripted rows are ranked"),
         }
     };
     model.release(0);
     let ms = now.since_origin().as_millis();
     (
-        String::from_utf8(said).unwrap(),
+        String::from_utf8(reply).unwrap(),
         if ms > 0 {
             format!("{end} after {ms} ms")
         } else {
@@ -124,10 +126,10 @@ fn tr_1102_scripts_say_what_they_should() {
             "overloaded scripted tired",
         ),
     ];
-    for (config, prompt, said, end) in cases {
+    for (config, prompt, reply, end) in cases {
         assert_eq!(
             run(&mut model(&config), prompt, 1),
-            (said.to_owned(), end.to_owned()),
+            (reply.to_owned(), end.to_owned()),
             "{config}"
         );
     }
@@ -138,8 +140,8 @@ fn tr_1105_calls_and_thoughts_come_as_markup() {
     let config = r#"{"script": "steps", "rules": [{"steps": [
         {"reasoning": "hm"}, {"tool_call": {"name": "f", "arguments": {"x": 1}}}]}]}"#;
     let call = "<tool_call>\n{\"name\":\"f\",\"arguments\":{\"x\":1}}\n</tool_call>";
-    let said = format!("<think>\nhm\n</think>\n\n{call}");
-    assert_eq!(run(&mut model(config), "x", 1), (said, "end".to_owned()));
+    let reply = format!("<think>\nhm\n</think>\n\n{call}");
+    assert_eq!(run(&mut model(config), "x", 1), (reply, "end".to_owned()));
 }
 
 #[test]
@@ -147,8 +149,8 @@ fn the_first_rule_that_matches_wins_and_none_is_an_error() {
     let config = r#"{"script": "steps", "rules": [
         {"match": "tr.ncate", "steps": [{"text": "A"}]}, {"match": "e", "steps": [{"text": "B"}]}]}"#;
     let cases = [("please truncate", "A"), ("hello", "B")];
-    for (prompt, said) in cases {
-        assert_eq!(run(&mut model(config), prompt, 1).0, said);
+    for (prompt, reply) in cases {
+        assert_eq!(run(&mut model(config), prompt, 1).0, reply);
     }
     assert_eq!(
         run(&mut model(config), "x", 1).1,
@@ -159,15 +161,15 @@ fn the_first_rule_that_matches_wins_and_none_is_an_error() {
 #[test]
 fn tr_1107_random_words_follow_from_configuration_request_and_seed() {
     let config = r#"{"script": "tokens", "count": 20, "vocab": 5000}"#;
-    let said = |prompt: &str, seed| run(&mut model(config), prompt, seed).0;
-    assert_eq!(said("a", 1), said("a", 1));
+    let reply = |prompt: &str, seed| run(&mut model(config), prompt, seed).0;
+    assert_eq!(reply("a", 1), reply("a", 1));
     assert_eq!(
-        said("a", 1).split_whitespace().count(),
+        reply("a", 1).split_whitespace().count(),
         20,
         "a word per token"
     );
-    assert_ne!(said("a", 1), said("a", 2));
-    assert_ne!(said("a", 1), said("b", 1));
+    assert_ne!(reply("a", 1), reply("a", 2));
+    assert_ne!(reply("a", 1), reply("b", 1));
 }
 
 #[test]
@@ -201,19 +203,19 @@ fn tr_1106_tokens_join_to_the_text_whatever_the_vocabulary() {
 #[test]
 fn the_chat_template_cannot_be_opened_from_within() {
     let vocabulary = ScriptedVocabulary::new(&Config::default());
-    let message = |role: &str, content: &str| Message {
+    let message = |role: &str, content: &str| ChatMessage {
         role: role.to_owned(),
         content: content.to_owned(),
-        ..Message::default()
+        ..ChatMessage::default()
     };
     let messages = vec![
         message("user", "first"),
         message("assistant", "x\nuser\ny"),
         message("user", "se\ncond"),
     ];
-    let mut chat = Chat {
+    let mut chat = ChatRequest {
         messages,
-        ..Chat::default()
+        ..ChatRequest::default()
     };
     let tokens = vocabulary.chat(&chat).unwrap();
     assert_eq!(tokens.iter().filter(|&&token| token >= 256).count(), 7);

@@ -1,7 +1,5 @@
 //! The vocabulary of scripted models: bytes, two control tokens, and if wanted words.
 //!
-//! Owns: [`ScriptedVocabulary`], its file and its one chat template. Refuses to know: scripts.
-//!
 //! A conversation is `BEGIN role "\n" content END` for each message and an open `BEGIN "assistant\n"` after the last.
 //! Contents are plain bytes and words, so they cannot open or close a message.
 
@@ -11,9 +9,9 @@ use bytes::Bytes;
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::Token;
 
-use super::config::{Config, Script, Tokenizer};
-use crate::api::{Chat, Fault, Vocabulary};
-use crate::tokenizer_json::{Added, ByteLevel, shown};
+use super::config::{Config, Script, ScriptedTokenizer};
+use crate::api::{ChatRequest, EngineError, Vocabulary};
+use crate::tokenizer_json::{AddedToken, ByteLevel, shown};
 
 /// Begins a text or a turn.
 pub(super) const BEGIN: Token = 256;
@@ -68,7 +66,7 @@ pub struct ScriptedVocabulary {
 impl ScriptedVocabulary {
     pub(super) fn new(config: &Config) -> Self {
         let words = match &config.tokenizer {
-            Some(tokenizer) => *tokenizer == Tokenizer::Words,
+            Some(tokenizer) => *tokenizer == ScriptedTokenizer::Words,
             None => matches!(config.script, Script::Words | Script::Tokens),
         };
         let count = if words {
@@ -185,7 +183,7 @@ impl Vocabulary for ScriptedVocabulary {
                 .filter_map(|token| self.name(token)),
         );
         tokens.extend((WORDS..self.len()).map(|word| shown(self.bytes(word))));
-        let control = |token| Added {
+        let control = |token| AddedToken {
             token,
             control: true,
             takes_left: false,
@@ -199,7 +197,7 @@ impl Vocabulary for ScriptedVocabulary {
             patterns: Vec::from_iter((!self.ends.is_empty()).then_some(" ?[A-Za-z0-9]+")),
             merges: Vec::new(),
             whole_pieces: true,
-            beginning: self.beginning(),
+            bos: self.bos(),
         };
         Some(vocabulary.file())
     }
@@ -253,7 +251,7 @@ impl Vocabulary for ScriptedVocabulary {
         token == END
     }
 
-    fn beginning(&self) -> Option<Token> {
+    fn bos(&self) -> Option<Token> {
         Some(BEGIN)
     }
 
@@ -261,16 +259,20 @@ impl Vocabulary for ScriptedVocabulary {
         Some(END)
     }
 
-    fn chat(&self, chat: &Chat) -> Result<Vec<Token>, Fault> {
+    fn chat(&self, chat: &ChatRequest) -> Result<Vec<Token>, EngineError> {
         if !self.chat {
             let message = "this model has no chat template: send raw text";
-            return Err(Fault::new(Code::FailedPrecondition, "NO_TEMPLATE", message));
+            return Err(EngineError::new(
+                Code::FailedPrecondition,
+                "NO_TEMPLATE",
+                message,
+            ));
         }
         let mut tokens = Vec::new();
         for message in &chat.messages {
             if !["system", "user", "assistant", "tool"].contains(&message.role.as_str()) {
                 let text = "roles are system, user, assistant and tool";
-                return Err(Fault::new(Code::InvalidRequest, "BAD_ROLE", text));
+                return Err(EngineError::new(Code::InvalidRequest, "BAD_ROLE", text));
             }
             tokens.push(BEGIN);
             tokens.extend(message.role.bytes().map(Token::from));

@@ -2,30 +2,34 @@ use super::*;
 use crate::model::Model;
 use crate::scripted::{Config, Scripted};
 
-fn refused(change: impl FnOnce(&mut Request)) -> Option<(&'static str, String)> {
-    let mut request = Request::new(Prompt::Text("hello".to_owned()));
+fn refused(change: impl FnOnce(&mut GenerationRequest)) -> Option<(&'static str, String)> {
+    let mut request = GenerationRequest::new(Prompt::Text("hello".to_owned()));
     change(&mut request);
     let model = Scripted::new(Config {
         context_tokens: 32,
         ..Config::default()
     })
     .unwrap();
-    let lexicon = || Arc::new(Lexicon::new(model.vocabulary(), 258));
+    let token_index = || Arc::new(TokenIndex::new(model.vocabulary(), 258));
     let prepared = prepare(
         request,
         &model.info(),
         &*model.vocabulary(),
         8,
-        lexicon,
+        token_index,
         || 7,
     );
     prepared
         .err()
-        .map(|refusal| (refusal.reason, refusal.message))
+        .map(|rejection| (rejection.reason, rejection.message))
 }
 
 /// A field, a value at its limit, and one past it.
-type Case = (&'static str, fn(&mut Request), fn(&mut Request));
+type Case = (
+    &'static str,
+    fn(&mut GenerationRequest),
+    fn(&mut GenerationRequest),
+);
 
 const CASES: &[Case] = &[
     (
@@ -161,8 +165,8 @@ fn d_23_a_prompt_is_refused_iff_it_fills_the_context() {
     assert_eq!(refused(|r| r.prompt = Prompt::Tokens(vec![1; 31])), None);
     let (reason, message) = refused(|r| r.prompt = Prompt::Tokens(vec![1; 32])).unwrap();
     assert_eq!(reason, "PROMPT_TOO_LONG");
-    let told = "prompt of 32 tokens exceeds the model's context of 32 tokens";
-    assert_eq!(message, told);
+    let received = "prompt of 32 tokens exceeds the model's context of 32 tokens";
+    assert_eq!(message, received);
     // With the token that begins a text.
     assert_eq!(refused(|r| r.prompt = Prompt::Text("x".repeat(30))), None);
     assert_eq!(
@@ -209,15 +213,15 @@ fn limits_and_seed_are_settled() {
     })
     .unwrap();
     let terms = |max_tokens, seed| {
-        let mut request = Request::new(Prompt::Tokens(vec![1; 12]));
+        let mut request = GenerationRequest::new(Prompt::Tokens(vec![1; 12]));
         (request.max_tokens, request.sampling.seed) = (max_tokens, seed);
-        let lexicon = || unreachable!("nobody asked for it");
+        let token_index = || unreachable!("nobody asked for it");
         let submission = prepare(
             request,
             &model.info(),
             &*model.vocabulary(),
             8,
-            lexicon,
+            token_index,
             || 7,
         )
         .unwrap();
@@ -244,14 +248,14 @@ fn what_cannot_fit_is_refused_before_it_is_tokenised() {
         why.contains("exceeds") && !why.contains("at least"),
         "tokenised and counted: {why}"
     );
-    let message = || Message {
+    let message = || ChatMessage {
         role: "user".to_owned(),
         ..Default::default()
     };
     let chat = |count| {
         let messages = (0..count).map(|_| message()).collect();
         refused(|r| {
-            r.prompt = Prompt::Chat(crate::api::Chat {
+            r.prompt = Prompt::Chat(crate::api::ChatRequest {
                 messages,
                 ..Default::default()
             })
@@ -267,15 +271,15 @@ fn what_cannot_fit_is_refused_before_it_is_tokenised() {
 fn a_name_that_is_a_text_is_refused_before_it_is_rendered() {
     let long = |bytes: usize| "u".repeat(bytes);
     for set in [
-        |message: &mut Message, text| message.role = text,
-        |message: &mut Message, text| message.name = Some(text),
-        |message: &mut Message, text| message.tool_call_id = Some(text),
+        |message: &mut ChatMessage, text| message.role = text,
+        |message: &mut ChatMessage, text| message.name = Some(text),
+        |message: &mut ChatMessage, text| message.tool_call_id = Some(text),
     ] {
         for (bytes, expect) in [(1024, false), (1025, true)] {
-            let mut message = Message::default();
+            let mut message = ChatMessage::default();
             set(&mut message, long(bytes));
             let why = refused(|r| {
-                r.prompt = Prompt::Chat(crate::api::Chat {
+                r.prompt = Prompt::Chat(crate::api::ChatRequest {
                     messages: vec![message],
                     ..Default::default()
                 });
@@ -294,23 +298,23 @@ fn everything_that_may_be_printed_is_counted() {
     let text = "x".repeat(1000);
     let tools = serde_json::json!([{"function": {"name": text}}]);
     let chats = [
-        crate::api::Chat {
+        crate::api::ChatRequest {
             tools: tools.clone(),
             ..Default::default()
         },
-        crate::api::Chat {
+        crate::api::ChatRequest {
             template_args: serde_json::json!({"a": [text]}),
             ..Default::default()
         },
-        crate::api::Chat {
-            messages: vec![Message {
+        crate::api::ChatRequest {
+            messages: vec![ChatMessage {
                 tool_calls: tools,
                 ..Default::default()
             }],
             ..Default::default()
         },
-        crate::api::Chat {
-            messages: vec![Message {
+        crate::api::ChatRequest {
+            messages: vec![ChatMessage {
                 role: text,
                 ..Default::default()
             }],

@@ -2,7 +2,7 @@
 //!
 //! A rendering runs on one thread from its beginning to its end, so that its budget is the thread's; one that nobody waits for any
 //! more ([`stop`]) has none left. Everything that grows
-//! passes [`held`], [`stored`], [`show`] or one of the wrapped filters; see [`super::program`].
+//! passes [`hold_value`], [`stored`], [`show`] or one of the wrapped filters; see [`super::program`].
 
 use std::cell::Cell;
 use std::fmt::{self, Write};
@@ -27,25 +27,25 @@ const DEPTH_MAX: u32 = 64;
 const ELEMENT_BYTES: usize = 32;
 
 /// Names that no template can write.
-pub(super) const HELD: &str = "@held";
+pub(super) const BYTES_HELD: &str = "@held";
 pub(super) const STORED: &str = "@stored";
 pub(super) const SLICED: &str = "@sliced";
 
 #[derive(Clone, Copy)]
-pub(super) struct Budget {
+pub(super) struct TemplateBudget {
     bytes: usize,
     until: Instant,
 }
 
 thread_local! {
-    static BUDGET: Cell<Option<Budget>> = const { Cell::new(None) };
+    static BUDGET: Cell<Option<TemplateBudget>> = const { Cell::new(None) };
 }
 
 /// Runs a rendering of so many bytes of input under its budget.
 pub(super) fn within<T>(input_bytes: usize, render: impl FnOnce() -> T) -> T {
     let bytes = MADE_BYTES_MAX.saturating_add(input_bytes.saturating_mul(MADE_TIMES_MAX));
     let until = Instant::now() + RENDER_TIME_MAX;
-    BUDGET.set(Some(Budget { bytes, until }));
+    BUDGET.set(Some(TemplateBudget { bytes, until }));
     let rendered = render();
     BUDGET.set(None);
     rendered
@@ -57,7 +57,7 @@ fn too_much() -> Error {
 }
 
 /// Checks that so many bytes are left, and that there is time.
-pub(super) fn check(bytes: usize) -> Result<Budget, Error> {
+pub(super) fn check(bytes: usize) -> Result<TemplateBudget, Error> {
     let budget = BUDGET.get().ok_or_else(too_much)?;
     if bytes > budget.bytes || Instant::now() > budget.until || stop::stopped() {
         return Err(too_much());
@@ -74,7 +74,7 @@ pub(super) fn charge(bytes: usize) -> Result<(), Error> {
 
 /// Puts the bounded filters and the formatter into an environment.
 pub(super) fn install(environment: &mut Environment<'_>) {
-    environment.add_filter(HELD, held);
+    environment.add_filter(BYTES_HELD, hold_value);
     environment.add_filter(STORED, stored);
     environment.add_filter(SLICED, super::slice::sliced);
     let mut wrap = |name: &'static str, filter: Value, check: fn(&[Value]) -> Result<(), Error>| {
@@ -108,15 +108,15 @@ pub(super) fn install(environment: &mut Environment<'_>) {
 }
 
 /// A value that was just made: paid for, and neither too many nor too deep.
-fn held(value: Value) -> Result<Value, Error> {
+fn hold_value(value: Value) -> Result<Value, Error> {
     charge(size(&value))?;
-    weigh(&value, false, 0, &mut 0)?;
+    charge_value(&value, false, 0, &mut 0)?;
     Ok(value)
 }
 
 /// A value that a namespace is to hold: no other namespace, which might be the same one and have no end.
 fn stored(value: Value) -> Result<Value, Error> {
-    weigh(&value, true, 0, &mut 0)?;
+    charge_value(&value, true, 0, &mut 0)?;
     Ok(value)
 }
 
@@ -128,7 +128,7 @@ fn size(value: &Value) -> usize {
     }
 }
 
-pub(super) fn weigh(
+pub(super) fn charge_value(
     value: &Value,
     sole: bool,
     depth: u32,
@@ -153,9 +153,9 @@ pub(super) fn weigh(
             return Err(too_much());
         }
         if value.kind() == ValueKind::Map {
-            weigh(&value.get_item(&item)?, sole, depth + 1, elements)?;
+            charge_value(&value.get_item(&item)?, sole, depth + 1, elements)?;
         } else {
-            weigh(&item, sole, depth + 1, elements)?;
+            charge_value(&item, sole, depth + 1, elements)?;
         }
     }
     Ok(())
@@ -181,7 +181,7 @@ fn show(out: &mut Output<'_>, _: &mut State<'_, '_>, value: &Value) -> Result<()
 /// The text of a value, if there is room for it.
 fn shown(value: &Value) -> Result<String, Error> {
     let left = check(0)?.bytes;
-    weigh(value, false, 0, &mut 0)?;
+    charge_value(value, false, 0, &mut 0)?;
     let mut out = Limited {
         text: String::new(),
         left,

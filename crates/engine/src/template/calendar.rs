@@ -1,6 +1,4 @@
 //! `strftime_now`: the date and time that some templates print.
-//!
-//! Owns: the calendar arithmetic for it, in UTC. Refuses to know: clocks, time zones, languages.
 
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};

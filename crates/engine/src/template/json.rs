@@ -1,12 +1,9 @@
 //! The `tojson` filter, as Hugging Face's tokenizers define it: Python's `json.dumps`, without escaping for HTML.
-//!
-//! Owns: that spelling (`", "` and `": "` between things, unless indented or told otherwise). Refuses to know: what is
-//! spelt.
 
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-struct Style {
+struct PythonJson {
     indent: Option<usize>,
     item: String,
     key: String,
@@ -19,7 +16,7 @@ pub(super) fn filter(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let separators: Option<Vec<String>> = options.get("separators")?;
     let style = match separators.as_deref() {
-        None => Style {
+        None => PythonJson {
             indent,
             item: if indent.is_some() { "," } else { ", " }.to_owned(),
             key: ": ".to_owned(),
@@ -28,7 +25,7 @@ pub(super) fn filter(value: &Value, options: Kwargs) -> Result<String, Error> {
                 .unwrap_or(false),
             sorted: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
         },
-        Some([item, key]) => Style {
+        Some([item, key]) => PythonJson {
             indent,
             item: item.clone(),
             key: key.clone(),
@@ -45,13 +42,13 @@ pub(super) fn filter(value: &Value, options: Kwargs) -> Result<String, Error> {
         }
     };
     options.assert_all_used()?;
-    super::bounds::weigh(value, false, 0, &mut 0)?;
+    super::bounds::charge_value(value, false, 0, &mut 0)?;
     let mut out = String::new();
     style.write(value, 0, &mut out)?;
     Ok(out)
 }
 
-impl Style {
+impl PythonJson {
     fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
         super::bounds::check(out.len())?;
         match value.kind() {

@@ -16,7 +16,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{Error, ErrorKind};
 
-use super::bounds::{HELD, SLICED, STORED};
+use super::bounds::{BYTES_HELD, SLICED, STORED};
 
 /// The product of all numbers that a template multiplies with: constants are multiplied when it is compiled.
 const FACTORS_MAX: u64 = 1_000_000;
@@ -73,13 +73,13 @@ fn check_constants(source: &str, syntax: &SyntaxConfig) -> Result<(), Error> {
 fn bounded(mut from: Instructions<'_>) -> Instructions<'_> {
     let mut to = Instructions::new(from.name(), from.source());
     // Where each instruction comes to stand; jumps go there.
-    let (mut places, mut end) = (Vec::new(), 0);
-    while let Some(instruction) = from.get(places.len() as u32) {
-        places.push(end);
+    let (mut positions, mut end) = (Vec::new(), 0);
+    while let Some(instruction) = from.get(positions.len() as u32) {
+        positions.push(end);
         end += 1 + added(instruction);
     }
-    let place = |target: u32| places.get(target as usize).copied().unwrap_or(end);
-    for index in 0..places.len() as u32 {
+    let position = |target: u32| positions.get(target as usize).copied().unwrap_or(end);
+    for index in 0..positions.len() as u32 {
         let Some(instruction) = from.get_mut(index) else {
             break;
         };
@@ -91,7 +91,7 @@ fn bounded(mut from: Instructions<'_>) -> Instructions<'_> {
                 to.add(Instruction::Emit);
             }
             Instruction::Iterate(target) => {
-                to.add(Instruction::Iterate(place(target)));
+                to.add(Instruction::Iterate(position(target)));
                 to.add(Instruction::LoadConst(Value::from("")));
                 to.add(Instruction::Emit);
             }
@@ -105,24 +105,24 @@ fn bounded(mut from: Instructions<'_>) -> Instructions<'_> {
                 to.add(Instruction::ApplyFilter(SLICED, Some(4), UNCACHED));
             }
             Instruction::Jump(target) => {
-                to.add(Instruction::Jump(place(target)));
+                to.add(Instruction::Jump(position(target)));
             }
             Instruction::JumpIfFalse(target) => {
-                to.add(Instruction::JumpIfFalse(place(target)));
+                to.add(Instruction::JumpIfFalse(position(target)));
             }
             Instruction::JumpIfFalseOrPop(target) => {
-                to.add(Instruction::JumpIfFalseOrPop(place(target)));
+                to.add(Instruction::JumpIfFalseOrPop(position(target)));
             }
             Instruction::JumpIfTrueOrPop(target) => {
-                to.add(Instruction::JumpIfTrueOrPop(place(target)));
+                to.add(Instruction::JumpIfTrueOrPop(position(target)));
             }
             Instruction::BuildMacro(name, target, flags) => {
-                to.add(Instruction::BuildMacro(name, place(target), flags));
+                to.add(Instruction::BuildMacro(name, position(target), flags));
             }
             other => {
                 to.add(other);
                 if after > 0 {
-                    to.add(filter(HELD));
+                    to.add(filter(BYTES_HELD));
                 }
             }
         }

@@ -1,7 +1,5 @@
 //! Keeps values from forging control tokens.
 //!
-//! Owns: the marks that stand for such texts while a template renders. Refuses to know: templates, tokens.
-//!
 //! Each occurrence, in a value, of a control token's text is replaced by a mark before rendering and put back, as plain
 //! text, afterwards. Templates may trim, split, compare and re-encode the rest of the value as they like; a text that
 //! contains no such occurrence, which is nearly every text, is untouched. Letter case is ignored when looking, so that a
@@ -12,7 +10,7 @@ use std::borrow::Cow;
 
 use aho_corasick::{AhoCorasick, BuildError, MatchKind};
 
-use super::Piece;
+use super::TemplatePiece;
 
 /// Noncharacters: no text uses them, every text may contain them.
 const OPEN: char = '\u{fdd0}';
@@ -23,13 +21,13 @@ pub(super) const TAIL: &str = "\u{fdd0}tail\u{fdd1}";
 
 /// Finds the texts to cover.
 #[derive(Debug)]
-pub(super) struct Shield(AhoCorasick);
+pub(super) struct SpecialTextShield(AhoCorasick);
 
 /// The texts that one rendering has covered, by number.
 #[derive(Debug, Default)]
-pub(super) struct Covered(Vec<String>);
+pub(super) struct CoveredTexts(Vec<String>);
 
-impl Shield {
+impl SpecialTextShield {
     pub(super) fn new(specials: &[String]) -> Result<Self, BuildError> {
         let marks = [OPEN.to_string(), CLOSE.to_string()];
         let specials = specials
@@ -44,7 +42,7 @@ impl Shield {
     }
 
     /// `text` with marks for the texts of control tokens.
-    pub(super) fn cover<'a>(&self, text: &'a str, covered: &mut Covered) -> Cow<'a, str> {
+    pub(super) fn cover<'a>(&self, text: &'a str, covered: &mut CoveredTexts) -> Cow<'a, str> {
         let mut out = String::new();
         let mut from = 0;
         for found in self.0.find_iter(text) {
@@ -63,10 +61,10 @@ impl Shield {
     }
 }
 
-impl Covered {
+impl CoveredTexts {
     /// What was rendered, with the covered texts back in their places. Broken marks (a template cut a value in the
     /// middle of one) vanish.
-    pub(super) fn pieces(&self, rendered: &str) -> Vec<Piece> {
+    pub(super) fn pieces(&self, rendered: &str) -> Vec<TemplatePiece> {
         let mut pieces = Vec::new();
         let mut text = String::new();
         let mut rest = rendered;
@@ -88,23 +86,26 @@ impl Covered {
                 .flatten();
             rest = match original {
                 Some(original) => {
-                    push(&mut pieces, Piece::Template(std::mem::take(&mut text)));
-                    push(&mut pieces, Piece::Plain(original.clone()));
+                    push(
+                        &mut pieces,
+                        TemplatePiece::Template(std::mem::take(&mut text)),
+                    );
+                    push(&mut pieces, TemplatePiece::Plain(original.clone()));
                     &inside[digits + CLOSE.len_utf8()..]
                 }
                 None => inside,
             };
         }
         text.push_str(rest);
-        push(&mut pieces, Piece::Template(text));
+        push(&mut pieces, TemplatePiece::Template(text));
         pieces
     }
 }
 
-fn push(pieces: &mut Vec<Piece>, piece: Piece) {
+fn push(pieces: &mut Vec<TemplatePiece>, piece: TemplatePiece) {
     match (pieces.last_mut(), piece) {
-        (_, Piece::Template(text)) if text.is_empty() => {}
-        (Some(Piece::Plain(before)), Piece::Plain(text)) => before.push_str(&text),
+        (_, TemplatePiece::Template(text)) if text.is_empty() => {}
+        (Some(TemplatePiece::Plain(before)), TemplatePiece::Plain(text)) => before.push_str(&text),
         (_, piece) => pieces.push(piece),
     }
 }

@@ -34,7 +34,7 @@ pub(super) fn sliced(
         ValueKind::Undefined | ValueKind::None => Ok(Value::from(Vec::<Value>::new())),
         ValueKind::Seq | ValueKind::Iterable => {
             // What is read while it is made may have no end.
-            bounds::weigh(value, false, 0, &mut 0)?;
+            bounds::charge_value(value, false, 0, &mut 0)?;
             let items: Vec<Value> = value.try_iter()?.collect();
             bounds::charge(items.len().saturating_mul(size_of::<Value>()))?;
             let taken = indices(items.len(), start, stop, step).map(|index| items[index].clone());
@@ -91,16 +91,16 @@ mod tests {
     /// The definition in Python's language reference: i, i + k, ... short of j.
     fn meant(len: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> Vec<usize> {
         let wide = i128::try_from(len).unwrap();
-        let place = |bound: i64| i128::from(bound) + if bound < 0 { wide } else { 0 };
+        let position = |bound: i64| i128::from(bound) + if bound < 0 { wide } else { 0 };
         let by = usize::try_from(step.unsigned_abs()).unwrap();
         let taken: Vec<i128> = if step > 0 {
-            let i = start.map_or(0, place).max(0);
-            let j = stop.map_or(wide, place).min(wide);
+            let i = start.map_or(0, position).max(0);
+            let j = stop.map_or(wide, position).min(wide);
             (i..j).step_by(by).collect()
         } else {
             let last = wide - 1;
-            let i = start.map_or(last, place).min(last);
-            let j = stop.map_or(-1, place).max(-1);
+            let i = start.map_or(last, position).min(last);
+            let j = stop.map_or(-1, position).max(-1);
             (j + 1..=i).rev().step_by(by).collect()
         };
         let taken = taken.into_iter();

@@ -70,7 +70,7 @@ fn specials() -> SpecialTexts {
         "[INST]",
     ];
     SpecialTexts {
-        beginning: "<s>".to_owned(),
+        bos: "<s>".to_owned(),
         end: "</s>".to_owned(),
         all: all.map(str::to_owned).to_vec(),
     }
@@ -83,22 +83,22 @@ fn template(source: &str) -> Template {
     .unwrap()
 }
 
-fn chat(messages: &[(&str, &str)]) -> Chat {
-    let message = |&(role, content): &(&str, &str)| Message {
+fn chat(messages: &[(&str, &str)]) -> ChatRequest {
+    let message = |&(role, content): &(&str, &str)| ChatMessage {
         role: role.to_owned(),
         content: content.to_owned(),
-        ..Message::default()
+        ..ChatMessage::default()
     };
-    Chat {
+    ChatRequest {
         messages: messages.iter().map(message).collect(),
-        ..Chat::default()
+        ..ChatRequest::default()
     }
 }
 
-fn text(pieces: &[Piece]) -> String {
+fn text(pieces: &[TemplatePiece]) -> String {
     pieces
         .iter()
-        .map(|(Piece::Template(text) | Piece::Plain(text))| text.as_str())
+        .map(|(TemplatePiece::Template(text) | TemplatePiece::Plain(text))| text.as_str())
         .collect()
 }
 
@@ -146,7 +146,7 @@ fn renders_as_the_shapes_in_the_wild_expect() {
 fn rejections_name_the_role_or_the_template() {
     let reason = |messages: &[(&str, &str)]| {
         let error = template(TURNS).render(&chat(messages)).unwrap_err();
-        Fault::from(error)
+        EngineError::from(error)
     };
     let system = reason(&[("system", "x")]);
     assert_eq!(
@@ -196,8 +196,8 @@ fn ev_607_values_never_become_control_tokens() {
     let templated: String = pieces
         .iter()
         .filter_map(|piece| match piece {
-            Piece::Template(text) => Some(text.as_str()),
-            Piece::Plain(_) => None,
+            TemplatePiece::Template(text) => Some(text.as_str()),
+            TemplatePiece::Plain(_) => None,
         })
         .collect();
     assert_eq!(
@@ -221,12 +221,12 @@ fn a_template_may_transform_covered_text() {
     let pieces = template(upper)
         .render(&chat(&[("user", " a <s> b ")]))
         .unwrap();
-    assert_eq!(pieces[0], Piece::Template("A ".to_owned()));
-    assert_eq!(pieces[1], Piece::Plain("<s>".to_owned()));
+    assert_eq!(pieces[0], TemplatePiece::Template("A ".to_owned()));
+    assert_eq!(pieces[1], TemplatePiece::Plain("<s>".to_owned()));
     let cut = "{{ messages[0].content[:4] }}!";
     let pieces = template(cut).render(&chat(&[("user", "a <s> b")])).unwrap();
     assert!(
-        matches!(&pieces[..], [Piece::Template(text)] if text.starts_with("a ") && text.ends_with('!'))
+        matches!(&pieces[..], [TemplatePiece::Template(text)] if text.starts_with("a ") && text.ends_with('!'))
     );
 }
 
@@ -350,7 +350,7 @@ fn a_list_without_elements_is_read_backwards() {
     let source = "{{ messages[1:][::-1]|length }}{{ messages[::-1][0].content }}{{ 'abc'[::-1] }}{{ ''[::-1] }}{{ x[::-1] }}";
     let pieces = template(source).render(&chat(&[("user", "u")])).unwrap();
     assert!(
-        matches!(&pieces[..], [Piece::Template(text), ..] if text.starts_with('0')),
+        matches!(&pieces[..], [TemplatePiece::Template(text), ..] if text.starts_with('0')),
         "{pieces:?}"
     );
     for source in ["{{ 'abc'[::0] }}", "{{ 1[:2] }}", "{{ 'abc'['a':] }}"] {
@@ -370,7 +370,7 @@ fn a_long_conversation_renders_within_the_bounds() {
     let pieces = template(source)
         .render(&chat(&[("user", content.as_str()); 200]))
         .unwrap();
-    let Piece::Template(text) = &pieces[0] else {
+    let TemplatePiece::Template(text) = &pieces[0] else {
         panic!("{pieces:?}")
     };
     assert_eq!(text.len(), 200 * 502);

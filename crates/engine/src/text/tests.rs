@@ -4,7 +4,7 @@ use super::*;
 
 /// What is shown and which stop ended it, for bytes that come in these pieces.
 fn assemble(pieces: &[&[u8]], stops: &[String]) -> (String, Option<usize>) {
-    let (mut text, mut out) = (Text::default(), String::new());
+    let (mut text, mut out) = (ChoiceText::default(), String::new());
     for piece in pieces {
         if let Some(stop) = text.push(piece, stops, true, &mut out) {
             return (out, Some(stop));
@@ -47,7 +47,7 @@ fn ev_604_ke_612_characters_and_stops_across_pieces() {
 
 #[test]
 fn below_the_minimum_a_stop_passes_as_text() {
-    let (mut text, mut out) = (Text::default(), String::new());
+    let (mut text, mut out) = (ChoiceText::default(), String::new());
     let stops = strings(&["STOP"]);
     assert_eq!(text.push(b"one STOP ST", &stops, false, &mut out), None);
     assert_eq!(out, "one STOP ");
@@ -57,7 +57,7 @@ fn below_the_minimum_a_stop_passes_as_text() {
 
 #[test]
 fn held_back_text_is_as_short_as_it_can_be() {
-    let (mut text, mut out) = (Text::default(), String::new());
+    let (mut text, mut out) = (ChoiceText::default(), String::new());
     let stops = strings(&["\n\n", "User:"]);
     for (piece, shown) in [
         ("a U", "a "),

@@ -1,7 +1,4 @@
 //! The bytes of each token, by how its tokenizer writes them.
-//!
-//! Owns: [`Pieces`], and the two ways in which such files write bytes: characters that stand for them, and texts in which a
-//! mark stands for a space and `<0x0A>` for a byte. Refuses to know: how text becomes tokens.
 
 use std::collections::HashMap;
 
@@ -9,11 +6,11 @@ use sapwood_proto::steer::Token;
 use serde_json::Value;
 use tokenizers::Tokenizer as Machine;
 
-use super::Unusable;
+use super::VocabularyError;
 use crate::tokenizer_json::alphabet;
 
 /// The tokens of a vocabulary.
-pub(super) struct Pieces {
+pub(super) struct TokenPieces {
     /// The bytes of all tokens, one after the other; those of token `t` end at `ends[t]`.
     bytes: Vec<u8>,
     ends: Vec<u32>,
@@ -22,22 +19,22 @@ pub(super) struct Pieces {
 }
 
 /// How tokens are written.
-enum Spelling {
+enum PieceEncoding {
     /// A character for each byte.
     ByteLevel(HashMap<char, u8>),
     /// As text, with this for a space.
     Marked(String),
 }
 
-impl Pieces {
+impl TokenPieces {
     /// Those of `machine`, which was read from `file`.
-    pub(super) fn of(machine: &Machine, file: &[u8]) -> Result<Self, Unusable> {
-        let spelling = spelling(file)?;
+    pub(super) fn of(machine: &Machine, file: &[u8]) -> Result<Self, VocabularyError> {
+        let encoding_of = encoding(file)?;
         let added = machine.get_added_tokens_decoder();
         let named = machine.get_vocab(true);
         let size = named.values().max().map_or(0, |last| *last as usize + 1);
         if size == 0 || size > TOKENS_MAX {
-            return Err(Unusable::Size);
+            return Err(VocabularyError::Size);
         }
         let mut texts = vec![String::new(); size];
         for (text, id) in named {
@@ -49,7 +46,7 @@ impl Pieces {
             match added.get(&id) {
                 Some(token) if token.special => drop(controls.insert(id, text)),
                 Some(_) => bytes.extend_from_slice(text.as_bytes()),
-                None => spelling.write(&text, &mut bytes),
+                None => encoding_of.write(&text, &mut bytes),
             }
             // A file has fewer bytes than that.
             ends.push(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
@@ -90,9 +87,9 @@ impl Pieces {
 }
 
 /// What the file's way back from tokens to text shows.
-fn spelling(file: &[u8]) -> Result<Spelling, Unusable> {
+fn encoding(file: &[u8]) -> Result<PieceEncoding, VocabularyError> {
     let file: Value =
-        serde_json::from_slice(file).map_err(|error| Unusable::Syntax(error.to_string()))?;
+        serde_json::from_slice(file).map_err(|error| VocabularyError::Syntax(error.to_string()))?;
     let decoder = file.get("decoder").unwrap_or(&Value::Null);
     let listed = decoder.get("decoders").and_then(Value::as_array);
     let steps = listed.map_or_else(|| std::slice::from_ref(decoder), Vec::as_slice);
@@ -101,7 +98,9 @@ fn spelling(file: &[u8]) -> Result<Spelling, Unusable> {
         steps.find(|step| step.get("type").is_some_and(|name| name == kind))
     };
     if step("ByteLevel").is_some() {
-        return Ok(Spelling::ByteLevel(alphabet().zip(0..=u8::MAX).collect()));
+        return Ok(PieceEncoding::ByteLevel(
+            alphabet().zip(0..=u8::MAX).collect(),
+        ));
     }
     let mark = match (step("Metaspace"), step("Replace")) {
         (Some(step), _) => step.get("replacement"),
@@ -109,11 +108,11 @@ fn spelling(file: &[u8]) -> Result<Spelling, Unusable> {
         (None, None) => None,
     };
     let mark = mark.and_then(Value::as_str).filter(|mark| !mark.is_empty());
-    mark.map(|mark| Spelling::Marked(mark.to_owned()))
-        .ok_or(Unusable::Kind)
+    mark.map(|mark| PieceEncoding::Marked(mark.to_owned()))
+        .ok_or(VocabularyError::Kind)
 }
 
-impl Spelling {
+impl PieceEncoding {
     fn write(&self, text: &str, out: &mut Vec<u8>) {
         match self {
             Self::ByteLevel(alphabet) => {

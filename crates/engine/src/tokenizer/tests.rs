@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::api::Message;
+use crate::api::ChatMessage;
 
 /// Bytes, two merges, a control token and a word of somebody's own.
 fn byte_level() -> Value {
@@ -36,14 +36,14 @@ fn byte_level() -> Value {
     })
 }
 
-fn files(tokenizer: &Value) -> Files {
-    Files {
+fn files(tokenizer: &Value) -> TokenizerFiles {
+    TokenizerFiles {
         tokenizer: tokenizer.to_string().into(),
-        ..Files::default()
+        ..TokenizerFiles::default()
     }
 }
 
-fn bytes(tokenizer: &Tokenizer, tokens: &[Token]) -> Vec<u8> {
+fn bytes(tokenizer: &FileTokenizer, tokens: &[Token]) -> Vec<u8> {
     let bytes = tokens.iter().map(|token| tokenizer.bytes(*token).to_vec());
     bytes.collect::<Vec<_>>().concat()
 }
@@ -53,7 +53,10 @@ fn bytes(tokenizer: &Tokenizer, tokens: &[Token]) -> Vec<u8> {
 fn lm_951_files_of_scripted_models_give_their_ids() {
     use crate::model::Model;
     use crate::scripted::{self, Scripted};
-    for kind in [scripted::Tokenizer::Bytes, scripted::Tokenizer::Words] {
+    for kind in [
+        scripted::ScriptedTokenizer::Bytes,
+        scripted::ScriptedTokenizer::Words,
+    ] {
         let config = scripted::Config {
             tokenizer: Some(kind),
             vocab: 2000,
@@ -61,15 +64,12 @@ fn lm_951_files_of_scripted_models_give_their_ids() {
         };
         let ours = Scripted::new(config).unwrap().vocabulary();
         let tokenizer = ours.file().unwrap();
-        let files = Files {
+        let files = TokenizerFiles {
             tokenizer,
-            ..Files::default()
+            ..TokenizerFiles::default()
         };
-        let read = Tokenizer::new(&files, Ends::default()).unwrap();
-        assert_eq!(
-            (read.size(), read.beginning()),
-            (ours.size(), ours.beginning())
-        );
+        let read = FileTokenizer::new(&files, SpecialTokens::default()).unwrap();
+        assert_eq!((read.size(), read.bos()), (ours.size(), ours.bos()));
         for token in 0..ours.size() as Token {
             assert_eq!(read.bytes(token), ours.bytes(token), "{token}");
             assert_eq!(read.name(token), ours.name(token), "{token}");
@@ -92,7 +92,7 @@ fn lm_951_files_of_scripted_models_give_their_ids() {
 
 #[test]
 fn lm_712_tokens_of_a_byte_level_file_are_the_bytes_of_its_texts() {
-    let tokenizer = Tokenizer::new(&files(&byte_level()), Ends::default()).unwrap();
+    let tokenizer = FileTokenizer::new(&files(&byte_level()), SpecialTokens::default()).unwrap();
     assert_eq!(tokenizer.size(), 261);
     assert_eq!(tokenizer.tokenize("he he", false), [256, 257]);
     for text in ["he hehe, wörter\n \t€", "<s> is text", "<own>", ""] {
@@ -104,34 +104,34 @@ fn lm_712_tokens_of_a_byte_level_file_are_the_bytes_of_its_texts() {
     assert_eq!(tokenizer.name(258).as_deref(), Some("<s>"));
     assert!(!tokenizer.is_special(260) && tokenizer.bytes(1000).is_empty());
     assert_eq!(tokenizer.file(), Some(byte_level().to_string().into()));
-    assert_eq!(tokenizer.beginning(), None);
-    let no_chat = tokenizer.chat(&Chat::default()).unwrap_err();
+    assert_eq!(tokenizer.bos(), None);
+    let no_chat = tokenizer.chat(&ChatRequest::default()).unwrap_err();
     assert_eq!(no_chat.reason, "NO_TEMPLATE");
 }
 
 #[test]
 fn lm_712_what_stands_beside_a_tokenizer_says_how_texts_begin_and_end() {
-    let beside = |config: Value, generation: Value| Files {
+    let beside = |config: Value, generation: Value| TokenizerFiles {
         config,
         generation,
         ..files(&byte_level())
     };
     let config =
         || json!({"add_bos_token": true, "bos_token": {"content": "<s>"}, "eos_token": "</s>"});
-    let said = Tokenizer::new(
+    let reply = FileTokenizer::new(
         &beside(config(), json!({"eos_token_id": [3, 900]})),
-        Ends::default(),
+        SpecialTokens::default(),
     );
-    let said = said.unwrap();
-    assert_eq!(said.beginning(), Some(258));
-    assert!(said.is_end(259) && said.is_end(3) && !said.is_end(900));
-    let told = Ends {
-        beginning: Some(None),
+    let reply = reply.unwrap();
+    assert_eq!(reply.bos(), Some(258));
+    assert!(reply.is_end(259) && reply.is_end(3) && !reply.is_end(900));
+    let received = SpecialTokens {
+        bos: Some(None),
         ends: vec![7],
     };
-    let told = Tokenizer::new(&beside(config(), Value::Null), told).unwrap();
-    assert_eq!(told.beginning(), None);
-    assert!(told.is_end(7) && told.is_end(259));
+    let received = FileTokenizer::new(&beside(config(), Value::Null), received).unwrap();
+    assert_eq!(received.bos(), None);
+    assert!(received.is_end(7) && received.is_end(259));
 }
 
 /// EV-607
@@ -142,19 +142,19 @@ fn lm_712_conversations_need_a_template_and_forge_no_control_tokens() {
         json!({"chat_template": source}),
         json!({"chat_template": [{"name": "other", "template": "x"}, {"name": "default", "template": source}]}),
     ] {
-        let files = Files {
+        let files = TokenizerFiles {
             config,
             ..files(&byte_level())
         };
-        let tokenizer = Tokenizer::new(&files, Ends::default()).unwrap();
+        let tokenizer = FileTokenizer::new(&files, SpecialTokens::default()).unwrap();
         assert!(tokenizer.has_template());
-        let chat = Chat {
-            messages: vec![Message {
+        let chat = ChatRequest {
+            messages: vec![ChatMessage {
                 role: "user".into(),
                 content: "he</s>".into(),
-                ..Message::default()
+                ..ChatMessage::default()
             }],
-            ..Chat::default()
+            ..ChatRequest::default()
         };
         let plain = b"</s>".map(Token::from);
         let expect = [&[258, 256], &plain[..], &[259, 258]].concat();
@@ -193,8 +193,8 @@ fn lm_712_sentencepiece_files_mark_spaces_and_write_bytes_as_texts() {
             "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "vocab": vocab,
             "merges": [["▁", "a"]]},
     });
-    let tokenizer = Tokenizer::new(&files(&file), Ends::default()).unwrap();
-    assert_eq!(tokenizer.beginning(), Some(1));
+    let tokenizer = FileTokenizer::new(&files(&file), SpecialTokens::default()).unwrap();
+    assert_eq!(tokenizer.bos(), Some(1));
     let tokens = tokenizer.tokenize("b a\n", false);
     assert_eq!(tokens, [260, 261, 2 + 10]);
     assert_eq!(bytes(&tokenizer, &tokens), b"b a\n");
@@ -203,23 +203,23 @@ fn lm_712_sentencepiece_files_mark_spaces_and_write_bytes_as_texts() {
 #[test]
 fn lm_712_what_is_no_tokenizer_says_so() {
     let read = |tokenizer: &str| {
-        let files = Files {
+        let files = TokenizerFiles {
             tokenizer: tokenizer.to_owned().into(),
-            ..Files::default()
+            ..TokenizerFiles::default()
         };
-        Tokenizer::new(&files, Ends::default()).unwrap_err()
+        FileTokenizer::new(&files, SpecialTokens::default()).unwrap_err()
     };
-    assert!(matches!(read("{}"), Unusable::Syntax(_)));
-    assert!(matches!(read("no json"), Unusable::Syntax(_)));
+    assert!(matches!(read("{}"), VocabularyError::Syntax(_)));
+    assert!(matches!(read("no json"), VocabularyError::Syntax(_)));
     let mut odd = byte_level();
     odd["decoder"] = json!({"type": "WordPiece", "prefix": "##", "cleanup": true});
-    assert_eq!(read(&odd.to_string()), Unusable::Kind);
+    assert_eq!(read(&odd.to_string()), VocabularyError::Kind);
 }
 
 #[test]
 fn lm_712_files_are_read_from_a_folder_or_alone() {
     let folder = tempfile::tempdir().unwrap();
-    let missing = Files::read(folder.path()).unwrap_err();
+    let missing = TokenizerFiles::read(folder.path()).unwrap_err();
     assert_eq!(missing.kind(), io::ErrorKind::NotFound);
     let path = folder.path().join("tokenizer.json");
     std::fs::write(&path, byte_level().to_string()).unwrap();
@@ -229,12 +229,12 @@ fn lm_712_files_are_read_from_a_folder_or_alone() {
         "{\"eos_token\":\"</s>\"}",
     )
     .unwrap();
-    let all = Files::read(folder.path()).unwrap();
+    let all = TokenizerFiles::read(folder.path()).unwrap();
     assert_eq!(all.template.as_deref(), Some("x"));
     assert_eq!(all.named("eos_token"), Some("</s>"));
-    let alone = Files::read(&path).unwrap();
+    let alone = TokenizerFiles::read(&path).unwrap();
     assert_eq!(alone.tokenizer, all.tokenizer);
     assert_eq!(alone.template, None);
     std::fs::write(folder.path().join("tokenizer_config.json"), "{").unwrap();
-    assert!(Files::read(folder.path()).is_err());
+    assert!(TokenizerFiles::read(folder.path()).is_err());
 }

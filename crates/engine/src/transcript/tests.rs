@@ -5,14 +5,14 @@ use std::sync::Arc;
 use sapwood_proto::time::Time;
 
 use super::*;
-use crate::Owner;
+use crate::EngineOwner;
 use crate::api::Prompt;
 use crate::model::Model;
 use crate::scripted::{Config, Script, Scripted};
 
 /// The events of a request at an engine, in order.
-fn computed(request: Request) -> Vec<Event> {
-    let (mut owner, engine) = Owner::by_hand(
+fn computed(request: GenerationRequest) -> Vec<EngineEvent> {
+    let (mut owner, engine) = EngineOwner::by_hand(
         Box::new(Scripted::new(config()).unwrap()),
         crate::Config::default(),
     );
@@ -21,7 +21,7 @@ fn computed(request: Request) -> Vec<Event> {
     loop {
         owner.step(Time::ZERO);
         while let Some(event) = handle.try_next() {
-            let over = matches!(event.kind, Kind::Usage(_));
+            let over = matches!(event.kind, EventKind::Usage(_));
             events.push(event);
             if over {
                 return events;
@@ -38,13 +38,13 @@ fn config() -> Config {
 }
 
 /// The same, of the tokens that it gave.
-fn told(request: Request, tokens: &[Token]) -> Vec<Event> {
+fn received_events(request: GenerationRequest, tokens: &[Token]) -> Vec<EngineEvent> {
     let model = Scripted::new(config()).unwrap();
     let mut transcript = Transcript::new(
         request,
         &model.info(),
         model.vocabulary(),
-        &Words::default(),
+        &BadWordIndex::default(),
     )
     .unwrap();
     let mut events = Vec::new();
@@ -64,25 +64,25 @@ fn told(request: Request, tokens: &[Token]) -> Vec<Event> {
 }
 
 /// Text, ids and end of events.
-fn said(events: &[Event]) -> (String, Vec<Token>, Option<Finish>) {
+fn collected(events: &[EngineEvent]) -> (String, Vec<Token>, Option<ChoiceEnd>) {
     let mut all = (String::new(), Vec::new(), None);
     for event in events {
         match &event.kind {
-            Kind::Tokens(tokens) => {
+            EventKind::Tokens(tokens) => {
                 all.0.push_str(&tokens.text);
                 all.1.extend(tokens.tokens.iter().map(|token| token.id));
             }
-            Kind::Finish(finish) => all.2 = Some(finish.clone()),
-            Kind::Usage(_) | Kind::Fault(_) => {}
+            EventKind::Finish(finish) => all.2 = Some(finish.clone()),
+            EventKind::Usage(_) | EventKind::Error(_) => {}
         }
     }
     all
 }
 
 /// Each of them a way to end.
-fn requests() -> Vec<Request> {
-    let echo = || Request::new(Prompt::Text("wörter, and more: wörter".into()));
-    let changed = |change: fn(&mut Request)| {
+fn requests() -> Vec<GenerationRequest> {
+    let echo = || GenerationRequest::new(Prompt::Text("wörter, and more: wörter".into()));
+    let changed = |change: fn(&mut GenerationRequest)| {
         let mut request = echo();
         change(&mut request);
         request
@@ -113,17 +113,17 @@ fn lm_712_tokens_from_elsewhere_become_what_an_engine_makes_of_its_own() {
     for index in 0..requests().len() {
         let request = || requests().swap_remove(index);
         let near = computed(request());
-        let (text, tokens, finish) = said(&near);
+        let (text, tokens, finish) = collected(&near);
         let whole = "wörter, and more: wörter";
         match index {
             0 | 6 => assert_eq!(text, whole, "request {index}"),
             7 => assert_eq!(text, "wörter, and ", "request {index}"),
             _ => {}
         }
-        let far = told(request(), &tokens);
-        assert_eq!(said(&far), (text, tokens, finish), "request {index}");
-        let usage = |events: &[Event]| match &events.last().unwrap().kind {
-            Kind::Usage(usage) => (usage.prompt_tokens, usage.completion_tokens),
+        let far = received_events(request(), &tokens);
+        assert_eq!(collected(&far), (text, tokens, finish), "request {index}");
+        let usage = |events: &[EngineEvent]| match &events.last().unwrap().kind {
+            EventKind::Usage(usage) => (usage.prompt_tokens, usage.completion_tokens),
             other => panic!("{other:?}"),
         };
         assert_eq!(usage(&far), usage(&near), "request {index}");
@@ -134,11 +134,11 @@ fn lm_712_tokens_from_elsewhere_become_what_an_engine_makes_of_its_own() {
 fn lm_712_whoever_computes_may_end_a_choice_and_nothing_follows_an_end() {
     let model = Scripted::new(config()).unwrap();
     let vocabulary: SharedVocabulary = Arc::clone(&model.vocabulary());
-    let mut request = Request::new(Prompt::Text("x".into()));
+    let mut request = GenerationRequest::new(Prompt::Text("x".into()));
     request.stop = vec!["held".into()];
     request.n = 2;
     let mut transcript =
-        Transcript::new(request, &model.info(), vocabulary, &Words::default()).unwrap();
+        Transcript::new(request, &model.info(), vocabulary, &BadWordIndex::default()).unwrap();
     let token = |byte: u8| Sampled {
         id: byte.into(),
         logprob: 0.0,
@@ -147,22 +147,28 @@ fn lm_712_whoever_computes_may_end_a_choice_and_nothing_follows_an_end() {
         special: false,
         forced: false,
     };
-    assert_eq!(said(&transcript.take(0, Some(token(b'h')), None)).0, "");
-    let ended = transcript.take(0, Some(token(b'e')), Some(Reason::Length));
-    let finish = Finish {
-        reason: Reason::Length,
+    assert_eq!(
+        collected(&transcript.take(0, Some(token(b'h')), None)).0,
+        ""
+    );
+    let ended = transcript.take(0, Some(token(b'e')), Some(FinishReason::Length));
+    let finish = ChoiceEnd {
+        reason: FinishReason::Length,
         stop: None,
     };
-    assert_eq!(said(&ended), ("he".into(), vec![b'e'.into()], Some(finish)));
+    assert_eq!(
+        collected(&ended),
+        ("he".into(), vec![b'e'.into()], Some(finish))
+    );
     assert_eq!(ended.len(), 2, "another choice runs");
     assert!(transcript.is_over(0) && !transcript.is_over(1) && transcript.is_over(2));
     assert!(transcript.take(0, Some(token(b'l')), None).is_empty());
     transcript.cached(1);
-    let ended = transcript.take(1, None, Some(Reason::Stop));
-    let [_, Event { kind, .. }] = &ended[..] else {
+    let ended = transcript.take(1, None, Some(FinishReason::Stop));
+    let [_, EngineEvent { kind, .. }] = &ended[..] else {
         panic!("{ended:?}");
     };
-    let Kind::Usage(usage) = kind else {
+    let EventKind::Usage(usage) = kind else {
         panic!("{kind:?}");
     };
     assert_eq!((usage.completion_tokens, usage.cached_tokens), (2, 1));

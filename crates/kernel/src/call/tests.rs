@@ -110,7 +110,7 @@ fn ke_137_inputs_are_read_concurrently() {
 fn ke_505_unread_inputs_are_never_produced() {
     let (unread, running) = (Count::new(), Count::new());
     let kernel = Kernel::new();
-    let spec = Spec::new("f", "").inputs([Input::new("a"), Input::new("b")]);
+    let spec = Spec::new("f", "").inputs([InputSpec::new("a"), InputSpec::new("b")]);
     kernel
         .add(raw(spec, |call| call.read("b").unwrap().take(1).boxed()))
         .unwrap();

@@ -1,31 +1,28 @@
 //! Functions of another Sapwood, or of any Evergreen server, as functions of this kernel, and functions of this kernel
 //! served to it (KE-706, KE-801, EV-971, EV-976).
-//!
-//! Owns: [`import`], [`remote`] and [`serve`]. Refuses to know: how a session is carried, and what a call of a function of
-//! the other side is (`session::remote`).
 
 mod served;
 
 use std::sync::Arc;
 
-use sapwood_net::evergreen::{Request, Session};
+use sapwood_net::evergreen::{CallRequest, ClientSession};
 
 use crate::Result;
 use crate::error::Error;
 use crate::function::Fun;
 use crate::name::Name;
-use crate::session::listed::Listed;
-use crate::session::remote::{self as peers, Held, told};
+use crate::session::listed::PeerListing;
+use crate::session::remote::{self as peers, SentInputs, to_kernel_error};
 use crate::spec::Spec;
 
-pub use self::served::{Served, serve};
+pub use self::served::{ServedSession, serve};
 
 /// Every function and every model that the server lists, to be added to a kernel. The functions share the session: what
 /// one of them has sent or answered is not sent again as an input of another.
 ///
 /// # Errors
 /// The server lists nothing, or what it lists cannot be read.
-pub async fn import(session: &Session) -> Result<Vec<Fun>> {
+pub async fn import(session: &ClientSession) -> Result<Vec<Fun>> {
     Ok(list(session).await?.functions)
 }
 
@@ -42,13 +39,13 @@ pub struct Listing {
 ///
 /// # Errors
 /// As [`import`].
-pub async fn list(session: &Session) -> Result<Listing> {
+pub async fn list(session: &ClientSession) -> Result<Listing> {
     let listed = ask(session).await?;
-    let (peer, held) = (session.peer(), Arc::<Held>::default());
+    let (peer, retained) = (session.peer(), Arc::<SentInputs>::default());
     let all = listed.functions().into_iter().chain(listed.models());
     Ok(Listing {
         functions: all
-            .map(|spec| peers::function(peer.clone(), spec, &held))
+            .map(|spec| peers::function(peer.clone(), spec, &retained))
             .collect(),
         default_target: listed.default_target.as_deref().map(Name::shared),
     })
@@ -56,21 +53,21 @@ pub async fn list(session: &Session) -> Result<Listing> {
 
 /// The function of this spec as the server serves it; a model is called through GENERATE.
 #[must_use]
-pub fn remote(session: &Session, spec: Spec) -> Fun {
+pub fn remote(session: &ClientSession, spec: Spec) -> Fun {
     peers::function(session.peer(), spec, &Arc::default())
 }
 
-async fn ask(session: &Session) -> Result<Listed> {
+async fn ask(session: &ClientSession) -> Result<PeerListing> {
     if !session.announces("list-actions") {
         let what = "listing the functions of a server that does not announce `list-actions`".into();
         return Err(Error::Unimplemented { what });
     }
-    let call = session.call(Request {
+    let call = session.call(CallRequest {
         name: "LIST_ACTIONS".into(),
         outputs: vec!["actions".into()],
-        ..Request::default()
+        ..CallRequest::default()
     });
-    let call = call.map_err(told)?;
+    let call = call.map_err(to_kernel_error)?;
     let unread = || Error::Protocol {
         peer: Name::new("the server"),
         why: "its list of functions cannot be read".into(),
@@ -80,6 +77,6 @@ async fn ask(session: &Session) -> Result<Listed> {
         .read()
         .whole()
         .await
-        .map_err(|status| told((*status).clone()))?;
-    Listed::read(&text).ok_or_else(unread)
+        .map_err(|status| to_kernel_error((*status).clone()))?;
+    PeerListing::read(&text).ok_or_else(unread)
 }

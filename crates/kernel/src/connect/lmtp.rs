@@ -1,38 +1,37 @@
 //! Models of peers that speak LMTP, as functions of this kernel (LM-712, D-5, D-40).
 //!
-//! Owns: [`function`]: what a call of a model is toward such a peer. Refuses to know: how a peer is reached, and where its
-//! tokenizer comes from. With a tokenizer such a model reads like one that runs here; without, tokens go in, tokens come out in
-//! `inner` and on their port, and whoever wants text is told so before anything is sent.
+//! With a tokenizer such a model reads like one that runs here; without, tokens go in, tokens come out in `inner` and
+//! on their port, and whoever wants text is told so before anything is sent.
 
-mod asking;
-mod known;
-mod voices;
+mod choice_streams;
+mod peer_model;
+mod request;
 
 use std::sync::Arc;
 
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt};
-use sapwood_engine::api::{Prompt, Request, SharedVocabulary, Tokens};
-use sapwood_engine::{Transcript, Words};
-use sapwood_net::lmtp::pool::Pool;
-use sapwood_proto::lmtp::Generate;
+use sapwood_engine::api::{GenerationRequest, Prompt, SharedVocabulary, Tokens};
+use sapwood_engine::{BadWordIndex, Transcript};
+use sapwood_net::lmtp::pool::LmtpPool;
+use sapwood_proto::lmtp::GenerateRequest;
 
-use self::asking::Asking;
-use self::known::Known;
-use self::voices::Voices;
+use self::choice_streams::ChoiceStreams;
+use self::peer_model::PeerModel;
+use self::request::LmtpRequest;
 use crate::Result;
 use crate::call::Call;
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::function::Fun;
 use crate::handler::raw;
-use crate::model::{self, Answer, Facts};
+use crate::model::{self, AnswerChunks, ModelFacts};
 use crate::name::{Name, Port};
-use crate::pool::Pool as SlowWork;
+use crate::pool::BlockingPool as SlowWork;
 use crate::spec::{Effect, InnerType, Spec};
 
 /// What is known of a model beside what its peers say.
 #[derive(Clone)]
-pub struct Terms {
+pub struct LmtpModelTerms {
     /// How its text becomes tokens. `None`: it is served in tokens alone.
     pub vocabulary: Option<SharedVocabulary>,
     /// Whether that renders conversations.
@@ -44,7 +43,7 @@ pub struct Terms {
     pub emulate: bool,
 }
 
-impl Default for Terms {
+impl Default for LmtpModelTerms {
     fn default() -> Self {
         Self {
             vocabulary: None,
@@ -57,8 +56,8 @@ impl Default for Terms {
 
 /// The function `name` of this kernel that is the model of `pool`. It takes what a model takes; without a tokenizer that is
 /// `prompt`, as token ids, and `config`.
-pub fn function(pool: &Pool, name: impl Into<Name>, terms: Terms) -> Fun {
-    let known = pool.facts().map(Known::of).unwrap_or_default();
+pub fn function(pool: &LmtpPool, name: impl Into<Name>, terms: LmtpModelTerms) -> Fun {
+    let known = pool.facts().map(PeerModel::of).unwrap_or_default();
     let name = name.into();
     let has_text = terms.vocabulary.is_some();
     let gives = if has_text { "text" } else { "tokens" };
@@ -84,12 +83,12 @@ pub fn function(pool: &Pool, name: impl Into<Name>, terms: Terms) -> Fun {
     if !ends.is_empty() {
         pool.ends_with(ends);
     }
-    let peer = Arc::new(Peer {
+    let peer = Arc::new(LmtpPeer {
         pool: pool.clone(),
         bounded: facts.context_tokens().is_some(),
         facts,
         emulate: terms.emulate,
-        words: Words::default(),
+        words: BadWordIndex::default(),
     });
     raw(spec, move |call| {
         begin(call, Arc::clone(&peer))
@@ -99,17 +98,20 @@ pub fn function(pool: &Pool, name: impl Into<Name>, terms: Terms) -> Fun {
     })
 }
 
-struct Peer {
-    pool: Pool,
-    facts: Arc<Facts>,
+struct LmtpPeer {
+    pool: LmtpPool,
+    facts: Arc<ModelFacts>,
     /// How many tokens fit is known.
     bounded: bool,
     emulate: bool,
-    words: Words,
+    words: BadWordIndex,
 }
 
 /// Reads the inputs and asks the peer.
-async fn begin(call: Call, peer: Arc<Peer>) -> Result<impl Stream<Item = Result<Chunk>> + Send> {
+async fn begin(
+    call: Call,
+    peer: Arc<LmtpPeer>,
+) -> Result<impl Stream<Item = Result<Chunk>> + Send> {
     let has_text = peer.facts.vocabulary.has_text();
     if !has_text {
         refuse_text(&call)?;
@@ -125,11 +127,11 @@ async fn begin(call: Call, peer: Arc<Peer>) -> Result<impl Stream<Item = Result<
     refuse_words(&request, &peer)?;
     // What is not known to be bounded is asked for as peers have it.
     if !peer.bounded && request.max_tokens.is_none() {
-        request.max_tokens = Some(Generate::default().max_tokens);
+        request.max_tokens = Some(GenerateRequest::default().max_tokens);
     }
     asked.seeded = request.sampling.seed.is_some();
     let wanted = wanted(&request, has_text);
-    let weighed = request.scored.clone();
+    let scored = request.scored.clone();
     let alternatives = request.top_logprobs.unwrap_or(0);
     let vocabulary = peer.facts.vocabulary.clone();
     let (turn, size) = (request.caller, model::size(&request.prompt));
@@ -149,19 +151,19 @@ async fn begin(call: Call, peer: Arc<Peer>) -> Result<impl Stream<Item = Result<
     };
     let prompt = transcript.prompt();
     asked.prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-    if let Some(payer) = &call.payer {
-        payer.prompt(asked.prompt_tokens)?;
+    if let Some(token_charge) = &call.token_charge {
+        token_charge.prompt(asked.prompt_tokens)?;
     }
     let pool = peer.pool.clone();
-    let asking = Asking::new(pool, wanted, &transcript, weighed, call.deadline);
-    Ok(Answer::new(
+    let asking = LmtpRequest::new(pool, wanted, &transcript, scored, call.deadline);
+    Ok(AnswerChunks::new(
         asked,
-        Voices::new(asking, transcript, alternatives),
+        ChoiceStreams::new(asking, transcript, alternatives),
     ))
 }
 
 /// Bad words are watched for here, and what would complete one is asked for anew (LM-704, TR-401). Penalties would see that seam.
-fn refuse_words(request: &Request, peer: &Peer) -> Result<()> {
+fn refuse_words(request: &GenerationRequest, peer: &LmtpPeer) -> Result<()> {
     let sampling = &request.sampling;
     let looks_back = sampling.presence_penalty != 0.0
         || sampling.frequency_penalty != 0.0
@@ -191,7 +193,7 @@ fn refuse_text(call: &Call) -> Result<()> {
 
 /// What a request is in LMTP, but for its prompt and its limit. Texts that stop it are looked for here where that is possible,
 /// so that no peer has to know of them (LM-704).
-fn wanted(request: &Request, has_text: bool) -> Generate {
+fn wanted(request: &GenerationRequest, has_text: bool) -> GenerateRequest {
     let sampling = &request.sampling;
     let mut bias = sampling.logit_bias.to_vec();
     bias.sort_by_key(|(token, _)| *token);
@@ -200,7 +202,7 @@ fn wanted(request: &Request, has_text: bool) -> Generate {
         first.1 += if same { later.1 } else { 0.0 };
         same
     });
-    Generate {
+    GenerateRequest {
         temperature: sampling.temperature,
         top_logprobs: request.top_logprobs.unwrap_or(0),
         logit_bias: bias.into(),
@@ -219,7 +221,7 @@ fn wanted(request: &Request, has_text: bool) -> Generate {
         },
         min_tokens: request.min_tokens,
         ignore_eos: request.ignore_eos,
-        ..Generate::default()
+        ..GenerateRequest::default()
     }
 }
 

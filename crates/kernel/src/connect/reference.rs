@@ -1,23 +1,21 @@
 //! What the clients of `sapwood-net` can read, for sessions that follow references.
-//!
-//! Owns: [`Resolve`] over [`References`]. Refuses to know: schemes and lists.
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt};
-use sapwood_net::references::{Error, References};
+use sapwood_net::references::{Error, ReferenceResolver};
 use sapwood_proto::evergreen::Status;
 
-use crate::session::reference::{Content, Resolve};
+use crate::session::reference::{FoundContent, ReferenceFetch};
 
-impl Resolve for References {
-    fn open<'a>(&'a self, uri: &'a str) -> BoxFuture<'a, Result<Content, Status>> {
+impl ReferenceFetch for ReferenceResolver {
+    fn open<'a>(&'a self, uri: &'a str) -> BoxFuture<'a, Result<FoundContent, Status>> {
         async move {
             let found = Self::open(self, uri).await;
             let found = found.map_err(|error| error.status())?;
-            let told = |error: Error| error.status();
-            Ok(Content {
+            let reported = |error: Error| error.status();
+            Ok(FoundContent {
                 bytes: found.bytes,
-                pieces: found.pieces.map_err(told).boxed(),
+                pieces: found.pieces.map_err(reported).boxed(),
             })
         }
         .boxed()

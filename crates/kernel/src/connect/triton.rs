@@ -1,8 +1,4 @@
 //! Models of a Triton server, or of any server that speaks its protocol, as functions of this kernel.
-//!
-//! Owns: [`import`], and which kind of function a model is: one with `text_input` and `text_output` is a model here too,
-//! with GENERATE's inputs and outputs (`text`); any other is a function of its tensors (`tensors`). Refuses to know:
-//! how requests travel.
 
 mod elements;
 mod failure;
@@ -13,7 +9,7 @@ mod text;
 use std::sync::Arc;
 
 use futures::{StreamExt, stream};
-use sapwood_net::triton::{Client, Model};
+use sapwood_net::triton::{ModelSignature, TritonClient};
 
 use crate::Result;
 use crate::function::Fun;
@@ -24,7 +20,7 @@ use crate::name::Name;
 ///
 /// # Errors
 /// The server does not answer, or the one model that is meant cannot be read.
-pub async fn import(client: &Client) -> Result<Vec<Fun>> {
+pub async fn import(client: &TritonClient) -> Result<Vec<Fun>> {
     let server = Name::new("the server");
     let listed = client.models().await;
     let listed = listed.map_err(|error| failure::error(error, &server))?;
@@ -46,7 +42,7 @@ pub async fn import(client: &Client) -> Result<Vec<Fun>> {
 }
 
 /// The function of this model.
-fn function(client: &Client, model: Model) -> Fun {
+fn function(client: &TritonClient, model: ModelSignature) -> Fun {
     let (client, model) = (client.clone(), Arc::new(model));
     if text::is_text(&model) {
         text::function(client, model)

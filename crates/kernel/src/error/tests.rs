@@ -37,7 +37,7 @@ fn all() -> Vec<Error> {
             name: "call_depth",
             max: 16,
         },
-        Error::Gone,
+        Error::Released,
         Error::Cycle {
             path: "a, b, a".into(),
         },
@@ -62,7 +62,7 @@ fn all() -> Vec<Error> {
         Error::Unimplemented {
             what: "a controller".into(),
         },
-        api::Fault::new(Code::Overloaded, "ENGINE_BUSY", "the queue is full").into(),
+        api::EngineError::new(Code::Overloaded, "ENGINE_BUSY", "the queue is full").into(),
         Error::Panicked {
             function: "f".into(),
         },
@@ -84,7 +84,7 @@ fn ke_312_the_table_of_errors() {
             "{variant:13} {:20} {:18} {:10} retry={:5} after={:9} grpc={:2} http={} | {error}",
             error.code().name(),
             error.reason(),
-            format!("{:?}", error.fault()),
+            format!("{:?}", error.blame()),
             error.retryable(),
             format!("{:?}", error.retry_after()),
             error.code().grpc(),
@@ -110,17 +110,17 @@ fn an_error_is_no_larger_than_a_chunk() {
 
 #[test]
 fn oa_910_the_time_to_come_back_is_the_engines_own_estimate_where_it_has_one() {
-    let busy = || api::Fault::new(Code::Overloaded, "ENGINE_BUSY", "the queue is full");
+    let busy = || api::EngineError::new(Code::Overloaded, "ENGINE_BUSY", "the queue is full");
     let twelve = Duration::from_secs(12);
-    for (fault, expect) in [
+    for (error, expect) in [
         (busy(), Some(Duration::from_secs(1))),
         (busy().after(twelve), Some(twelve)),
         // What a retry cannot cure is never worth one.
         (
-            api::Fault::new(Code::InvalidRequest, "", "").after(twelve),
+            api::EngineError::new(Code::InvalidRequest, "", "").after(twelve),
             None,
         ),
     ] {
-        assert_eq!(Error::from(fault).retry_after(), expect);
+        assert_eq!(Error::from(error).retry_after(), expect);
     }
 }

@@ -1,7 +1,5 @@
 //! Chunks as JSON values, split where values end (KE-203).
 //!
-//! Owns: [`Json`] and the splitter. Refuses to know: how values are cut into chunks.
-//!
 //! ```text
 //!   between values ── first byte ──► in a value ── it closes (or, for a bare word, white space) ──► item
 //! ```
@@ -28,7 +26,7 @@ pub struct Json<T>(pub T);
 #[derive(Debug, Default)]
 pub struct Splitter {
     value: Vec<u8>,
-    kind: Kind,
+    kind: JsonKind,
     depth: usize,
     in_string: bool,
     escaped: bool,
@@ -39,7 +37,7 @@ pub struct Splitter {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Kind {
+enum JsonKind {
     #[default]
     Between,
     /// A number or a literal: nothing but white space or the end shows that it is complete.
@@ -54,16 +52,16 @@ impl Splitter {
         self.offset += 1;
         let space = matches!(byte, b' ' | b'\t' | b'\r' | b'\n');
         match self.kind {
-            Kind::Between if space => return Ok(false),
-            Kind::Between => {
+            JsonKind::Between if space => return Ok(false),
+            JsonKind::Between => {
                 self.kind = match byte {
-                    b'"' => Kind::String,
-                    b'{' | b'[' => Kind::Nested,
-                    _ => Kind::Word,
+                    b'"' => JsonKind::String,
+                    b'{' | b'[' => JsonKind::Nested,
+                    _ => JsonKind::Word,
                 };
             }
-            Kind::Word if space => return Ok(true),
-            Kind::Word | Kind::String | Kind::Nested => {}
+            JsonKind::Word if space => return Ok(true),
+            JsonKind::Word | JsonKind::String | JsonKind::Nested => {}
         }
         if self.value.len() == limits::JSON_VALUE_BYTES {
             return Err(self.wrong(format!("json_value_bytes is {}", limits::JSON_VALUE_BYTES)));
@@ -75,7 +73,7 @@ impl Splitter {
             return Ok(!self.in_string && self.depth == 0);
         }
         match byte {
-            b'"' if self.kind != Kind::Word => self.in_string = true,
+            b'"' if self.kind != JsonKind::Word => self.in_string = true,
             b'{' | b'[' => {
                 self.depth += 1;
                 if self.depth > limits::JSON_DEPTH {
@@ -84,7 +82,7 @@ impl Splitter {
             }
             b'}' | b']' => {
                 self.depth = self.depth.saturating_sub(1);
-                return Ok(self.depth == 0 && self.kind == Kind::Nested);
+                return Ok(self.depth == 0 && self.kind == JsonKind::Nested);
             }
             _ => {}
         }
@@ -99,7 +97,7 @@ impl Splitter {
         let parsed = T::deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
         let value = parsed.map_err(|error| self.wrong(error.to_string()))?;
         self.value.clear();
-        self.kind = Kind::Between;
+        self.kind = JsonKind::Between;
         self.depth = 0;
         self.index += 1;
         Ok(value)
@@ -142,12 +140,14 @@ where
 
     fn end(splitter: &mut Splitter, out: &mut Out<Self>) -> Result<()> {
         match splitter.kind {
-            Kind::Between => Ok(()),
-            Kind::Word => {
+            JsonKind::Between => Ok(()),
+            JsonKind::Word => {
                 out.push(Self(splitter.parse()?));
                 Ok(())
             }
-            Kind::String | Kind::Nested => Err(splitter.wrong("the value never ends".into())),
+            JsonKind::String | JsonKind::Nested => {
+                Err(splitter.wrong("the value never ends".into()))
+            }
         }
     }
 

@@ -1,12 +1,12 @@
 //! Chunks as they are, as bytes, and for their effect only.
 //!
-//! Owns: the decoders of `Chunk`, `Bytes` and `()`. Their items are the pieces as they came.
+//! The decoders of `Chunk`, `Bytes` and `()`. Their items are the pieces as they came.
 
 use bytes::{Bytes, BytesMut};
 
 use super::{FromChunks, Out};
 use crate::Result;
-use crate::call::{Ports, Want};
+use crate::call::{RequestedPorts, Want};
 use crate::chunk::Chunk;
 use crate::name::Mime;
 
@@ -17,7 +17,7 @@ impl FromChunks for Chunk {
 
     fn want() -> Want {
         Want {
-            ports: Ports::All,
+            ports: RequestedPorts::All,
             inner: true,
             ..Want::main([Mime::ANY])
         }

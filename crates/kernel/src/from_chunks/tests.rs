@@ -16,10 +16,10 @@ use crate::probe::{Count, played, whole};
 
 /// `data` cut at these places, as chunks.
 fn cut(data: &[u8], cuts: &[usize], mime: &'static str) -> Vec<Chunk> {
-    let mut places: Vec<usize> = cuts.iter().map(|at| at % (data.len() + 1)).collect();
-    places.extend([0, data.len()]);
-    places.sort_unstable();
-    places
+    let mut positions: Vec<usize> = cuts.iter().map(|at| at % (data.len() + 1)).collect();
+    positions.extend([0, data.len()]);
+    positions.sort_unstable();
+    positions
         .windows(2)
         .map(|pair| Chunk::bytes(Bytes::copy_from_slice(&data[pair[0]..pair[1]])).with_mime(mime))
         .collect()
@@ -162,10 +162,10 @@ fn ke_202_text_is_exact_or_an_error() {
         };
         let (strings, error) = items::<String>(chunks());
         assert_eq!(strings, expect);
-        let said = error.map(|error| error.to_string()).unwrap_or_default();
+        let reply = error.map(|error| error.to_string()).unwrap_or_default();
         assert!(
-            wrong.map_or(said.is_empty(), |wrong| said.contains(wrong)),
-            "{said}"
+            wrong.map_or(reply.is_empty(), |wrong| reply.contains(wrong)),
+            "{reply}"
         );
         let folded = whole(node(chunks()).run::<String>());
         assert_eq!(folded.is_ok(), wrong.is_none());
@@ -258,13 +258,17 @@ fn ke_203_a_value_has_limits() {
 
 #[test]
 fn ke_206_folding_appends_and_makes_no_items() {
-    let mut state = Held::default();
+    let mut state = PartialChar::default();
     let mut acc = String::with_capacity(64);
-    let place = acc.as_ptr();
+    let position = acc.as_ptr();
     for _ in 0..8 {
         String::push_fold(&mut state, &mut acc, Chunk::text("12345678")).unwrap();
     }
-    assert_eq!((acc.len(), acc.as_ptr()), (64, place), "appended in place");
+    assert_eq!(
+        (acc.len(), acc.as_ptr()),
+        (64, position),
+        "appended in place"
+    );
     let one = Bytes::from_static(b"one piece is not copied");
     let mut joined = Joined::default();
     Bytes::push_fold(&mut (), &mut joined, Chunk::bytes(one.clone())).unwrap();

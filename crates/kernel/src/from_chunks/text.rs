@@ -1,6 +1,6 @@
 //! Chunks as text that never ends inside a character (KE-202).
 //!
-//! Owns: the decoders of `Text` and `String`. What is not UTF-8 is an error; no replacement character is ever made.
+//! The decoders of `Text` and `String`. What is not UTF-8 is an error; no replacement character is ever made.
 
 use bytes::{Bytes, BytesMut};
 
@@ -14,14 +14,14 @@ use crate::name::Mime;
 
 /// The beginning of a character, waiting for its rest.
 #[derive(Debug, Default)]
-pub struct Held {
+pub struct PartialChar {
     bytes: [u8; 3],
     len: usize,
     /// Bytes of the output before those held.
     offset: usize,
 }
 
-impl Held {
+impl PartialChar {
     /// The text that a chunk makes certain: whole characters of choice 0, never empty.
     fn take(&mut self, chunk: Chunk) -> Result<Option<Text>> {
         if chunk.choice != 0 || chunk.data.is_empty() {
@@ -105,7 +105,7 @@ fn want() -> Want {
 }
 
 impl FromChunks for Text {
-    type State = Held;
+    type State = PartialChar;
     type Acc = Joined;
     type Whole = Self;
 
@@ -113,15 +113,15 @@ impl FromChunks for Text {
         want()
     }
 
-    fn push(held: &mut Held, chunk: Chunk, out: &mut Out<Self>) -> Result<()> {
-        if let Some(text) = held.take(chunk)? {
+    fn push(retained: &mut PartialChar, chunk: Chunk, out: &mut Out<Self>) -> Result<()> {
+        if let Some(text) = retained.take(chunk)? {
             out.push(text);
         }
         Ok(())
     }
 
-    fn end(held: &mut Held, _out: &mut Out<Self>) -> Result<()> {
-        held.end()
+    fn end(retained: &mut PartialChar, _out: &mut Out<Self>) -> Result<()> {
+        retained.end()
     }
 
     fn fold(acc: &mut Joined, item: Self) -> Result<()> {
@@ -136,7 +136,7 @@ impl FromChunks for Text {
 }
 
 impl FromChunks for String {
-    type State = Held;
+    type State = PartialChar;
     type Acc = Self;
     type Whole = Self;
 
@@ -144,15 +144,15 @@ impl FromChunks for String {
         want()
     }
 
-    fn push(held: &mut Held, chunk: Chunk, out: &mut Out<Self>) -> Result<()> {
-        if let Some(text) = held.take(chunk)? {
+    fn push(retained: &mut PartialChar, chunk: Chunk, out: &mut Out<Self>) -> Result<()> {
+        if let Some(text) = retained.take(chunk)? {
             out.push(text.to_string());
         }
         Ok(())
     }
 
-    fn end(held: &mut Held, _out: &mut Out<Self>) -> Result<()> {
-        held.end()
+    fn end(retained: &mut PartialChar, _out: &mut Out<Self>) -> Result<()> {
+        retained.end()
     }
 
     fn fold(acc: &mut Self, item: Self) -> Result<()> {
@@ -160,9 +160,9 @@ impl FromChunks for String {
         Ok(())
     }
 
-    fn push_fold(held: &mut Held, acc: &mut Self, chunk: Chunk) -> Result<()> {
+    fn push_fold(retained: &mut PartialChar, acc: &mut Self, chunk: Chunk) -> Result<()> {
         if chunk.choice == 0 {
-            held.append(&chunk.data, acc)?;
+            retained.append(&chunk.data, acc)?;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use crate::from_chunks::Json;
 use crate::kernel::Kernel;
 use crate::probe::whole;
 
-fn says(name: &'static str, text: &str) -> Fun {
+fn states(name: &'static str, text: &str) -> Fun {
     let config: Config =
         serde_json::from_value(serde_json::json!({"script": "text", "text": text})).unwrap();
     let engine = Engine::spawn(
@@ -24,7 +24,7 @@ fn kernel(models: &[&'static str], targets: Targets) -> Kernel {
     let kernel = Kernel::new();
     kernel.add(generate(targets)).unwrap();
     for name in models {
-        kernel.add(says(name, &format!("I am {name}"))).unwrap();
+        kernel.add(states(name, &format!("I am {name}"))).unwrap();
     }
     kernel
 }
@@ -78,8 +78,12 @@ fn d_47_a_target_of_megabytes_makes_a_short_error() {
     let kernel = kernel(&["one"], Targets::default());
     let target = "\u{200b}".repeat(1 << 20);
     let error = whole(kernel.run::<String>("GENERATE", args! { prompt: "x", target: target }));
-    let told = error.unwrap_err().to_string();
-    assert!(told.len() < 2048 && told.contains("one"), "{}", told.len());
+    let received = error.unwrap_err().to_string();
+    assert!(
+        received.len() < 2048 && received.contains("one"),
+        "{}",
+        received.len()
+    );
     let error = Error::argument("x".repeat(1 << 20), "y".repeat(1 << 20));
     assert!(error.to_string().len() < 5_000);
 }

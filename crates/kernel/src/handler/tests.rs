@@ -7,7 +7,7 @@ use futures::executor::block_on;
 use super::*;
 use crate::args;
 use crate::from_chunks::Json;
-use crate::into_chunks::Items;
+use crate::into_chunks::StreamOf;
 use crate::kernel::Kernel;
 use crate::probe::whole;
 
@@ -81,7 +81,7 @@ fn ke_213_a_function_may_take_its_call_and_give_a_stream() {
     kernel
         .add(function("count", "", |add: Add, call: Call| async move {
             assert!(call.want.ports.has(""));
-            Items(futures::stream::iter(0..add.a))
+            StreamOf(futures::stream::iter(0..add.a))
         }))
         .unwrap();
     assert_eq!(

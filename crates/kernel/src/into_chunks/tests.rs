@@ -72,9 +72,9 @@ fn ke_211_errors_are_wrapped_once_and_odd_numbers_refused() {
     ));
     let own: Result<String, std::fmt::Error> = Err(std::fmt::Error);
     assert!(matches!(first(own.into_chunks()), Err(Error::Function(_))));
-    let ours: Result<String, Error> = Err(Error::Gone);
+    let ours: Result<String, Error> = Err(Error::Released);
     assert!(
-        matches!(first(ours.into_chunks()), Err(Error::Gone)),
+        matches!(first(ours.into_chunks()), Err(Error::Released)),
         "not wrapped twice"
     );
 }
@@ -82,7 +82,7 @@ fn ke_211_errors_are_wrapped_once_and_odd_numbers_refused() {
 /// KE-R20: one chunk per element, in order, lazily; also KE-112's records.
 #[test]
 fn ke_212_a_stream_is_one_chunk_per_item() {
-    let numbers = Items(iter([1, 2])).into_chunks();
+    let numbers = StreamOf(iter([1, 2])).into_chunks();
     assert_eq!(
         shown(numbers),
         [
@@ -90,7 +90,7 @@ fn ke_212_a_stream_is_one_chunk_per_item() {
             "0.0 application/x-ndjson 2\n"
         ]
     );
-    let words = Items(iter(["a", "b"])).into_chunks();
+    let words = StreamOf(iter(["a", "b"])).into_chunks();
     assert_eq!(shown(words), ["0.0 text/plain a", "0.0 text/plain b"]);
     let part = |text: &'static str| Part {
         mime: Mime::TEXT,
@@ -99,10 +99,10 @@ fn ke_212_a_stream_is_one_chunk_per_item() {
         data: Bytes::from(text),
     };
     assert_eq!(
-        shown(Items(iter([part("a"), part("b")])).into_chunks()),
+        shown(StreamOf(iter([part("a"), part("b")])).into_chunks()),
         ["0.0 text/plain a", "0.1 text/plain b"]
     );
-    let failing = Items(iter([Ok("a"), Err(Error::Gone), Ok("never")])).into_chunks();
+    let failing = StreamOf(iter([Ok("a"), Err(Error::Released), Ok("never")])).into_chunks();
     assert_eq!(
         shown(failing),
         [
@@ -111,7 +111,7 @@ fn ke_212_a_stream_is_one_chunk_per_item() {
         ]
     );
     assert_eq!(
-        <Items<futures::stream::Empty<i32>> as IntoChunks>::mimes(),
+        <StreamOf<futures::stream::Empty<i32>> as IntoChunks>::mimes(),
         [Mime::NDJSON]
     );
 }
@@ -123,7 +123,7 @@ fn ke_r20_a_stream_gives_its_elements_lazily() {
     let numbers = (0..10_u32).inspect(move |_| {
         counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
     });
-    let mut chunks = Items(iter(numbers)).into_chunks();
+    let mut chunks = StreamOf(iter(numbers)).into_chunks();
     for seen in 1..=3 {
         assert!(block_on(chunks.next()).is_some());
         assert_eq!(

@@ -13,7 +13,7 @@ use crate::chunk::Chunk;
 use crate::handler::{function, raw};
 use crate::layer::layered;
 use crate::probe::{Count, played, source, texts, whole};
-use crate::spec::{Input, Output};
+use crate::spec::{InputSpec, OutputSpec};
 use crate::{Chunks, Port};
 
 #[derive(serde::Deserialize, schemars::JsonSchema)]
@@ -24,7 +24,7 @@ struct Named {
     name: String,
 }
 
-fn said(name: &str, text: &'static str) -> Fun {
+fn constant(name: &str, text: &'static str) -> Fun {
     function(name, "Says it.", move |_: Nothing| async move { text })
 }
 
@@ -75,13 +75,13 @@ fn ke_132_which_names_are_legal() {
 #[test]
 fn ke_132_a_taken_name_exists_and_replace_replaces() {
     let kernel = Kernel::new();
-    kernel.add(said("a", "one")).unwrap();
+    kernel.add(constant("a", "one")).unwrap();
     assert!(matches!(
-        kernel.add(said("a", "two")),
+        kernel.add(constant("a", "two")),
         Err(Error::Exists { .. })
     ));
     assert!(matches!(
-        kernel.add_all([said("b", ""), said("a", "")]),
+        kernel.add_all([constant("b", ""), constant("a", "")]),
         Err(Error::Exists { .. })
     ));
     assert!(
@@ -94,7 +94,7 @@ fn ke_132_a_taken_name_exists_and_replace_replaces() {
         ),
         "all or none"
     );
-    assert!(kernel.replace(said("a", "two")).is_some());
+    assert!(kernel.replace(constant("a", "two")).is_some());
     assert_eq!(whole(kernel.run::<String>("a", ())).unwrap(), "two");
     assert!(kernel.remove("a").is_some() && kernel.remove("a").is_none());
 }
@@ -103,23 +103,26 @@ fn ke_132_a_taken_name_exists_and_replace_replaces() {
 #[test]
 fn ke_133_inputs_and_ports_are_unique_and_counted() {
     let check = |spec: Spec| spec.check();
-    let inputs = |count: usize| (0..count).map(|index| Input::new(format!("i{index}")));
+    let inputs = |count: usize| (0..count).map(|index| InputSpec::new(format!("i{index}")));
     assert!(check(Spec::new("f", "").inputs(inputs(64))).is_ok());
     assert!(check(Spec::new("f", "").inputs(inputs(65))).is_err());
     let ports = |count: usize| {
-        let rest = (1..count).map(|index| Output::new(format!("p{index}"), "text/plain"));
-        std::iter::once(Output::new("", "text/plain")).chain(rest)
+        let rest = (1..count).map(|index| OutputSpec::new(format!("p{index}"), "text/plain"));
+        std::iter::once(OutputSpec::new("", "text/plain")).chain(rest)
     };
     assert!(check(Spec::new("f", "").outputs(ports(64))).is_ok());
     assert!(check(Spec::new("f", "").outputs(ports(65))).is_err());
     for spec in [
-        Spec::new("f", "").inputs([Input::new("a"), Input::new("b").alias("a")]),
-        Spec::new("f", "").inputs([Input::new("")]),
-        Spec::new("f", "").outputs([Output::new("a", "text/plain")]),
-        Spec::new("f", "").outputs([Output::new("", "text/plain"), Output::new("", "text/plain")]),
+        Spec::new("f", "").inputs([InputSpec::new("a"), InputSpec::new("b").alias("a")]),
+        Spec::new("f", "").inputs([InputSpec::new("")]),
+        Spec::new("f", "").outputs([OutputSpec::new("a", "text/plain")]),
         Spec::new("f", "").outputs([
-            Output::new("", "text/plain"),
-            Output::new("A", "text/plain"),
+            OutputSpec::new("", "text/plain"),
+            OutputSpec::new("", "text/plain"),
+        ]),
+        Spec::new("f", "").outputs([
+            OutputSpec::new("", "text/plain"),
+            OutputSpec::new("A", "text/plain"),
         ]),
     ] {
         assert!(matches!(check(spec), Err(Error::Argument { .. })));
@@ -136,7 +139,7 @@ fn functions_max_is_accepted_and_one_more_is_not() {
     });
     kernel.add_all(many).unwrap();
     assert!(matches!(
-        kernel.add(said("more", "")),
+        kernel.add(constant("more", "")),
         Err(Error::Limit {
             name: "functions_max",
             ..
@@ -149,7 +152,7 @@ fn ke_141_nothing_happens_before_the_first_poll() {
     let (calls, input) = (Count::new(), Count::new());
     let kernel = Kernel::new();
     let made = calls.clone();
-    let spec = Spec::new("f", "").inputs([Input::new("a")]);
+    let spec = Spec::new("f", "").inputs([InputSpec::new("a")]);
     kernel
         .add(raw(spec, move |call| {
             made.polls.fetch_add(1, Ordering::SeqCst);
@@ -205,13 +208,13 @@ fn ke_141_a_run_that_cannot_begin_has_one_item() {
         ),
     ];
     for (mut run, code, reason) in cases {
-        let told = run.check().unwrap_err();
+        let received = run.check().unwrap_err();
         let items: Vec<_> = block_on(run.by_ref().collect());
         let [Err(error)] = &items[..] else {
             panic!("{items:?}")
         };
         assert_eq!((error.code().name(), error.reason()), (code, reason));
-        assert_eq!(told.to_string(), error.to_string());
+        assert_eq!(received.to_string(), error.to_string());
         assert!(block_on(run.next()).is_none());
     }
 }
@@ -219,10 +222,10 @@ fn ke_141_a_run_that_cannot_begin_has_one_item() {
 #[test]
 fn ke_146_scopes_see_their_parent_and_drop_only_their_own() {
     let kernel = Kernel::new();
-    kernel.add(said("a", "parent")).unwrap();
+    kernel.add(constant("a", "parent")).unwrap();
     let scope = kernel.scope();
-    scope.add(said("b", "own")).unwrap();
-    scope.add(said("a", "shadow")).unwrap();
+    scope.add(constant("b", "own")).unwrap();
+    scope.add(constant("a", "shadow")).unwrap();
     assert_eq!(whole(scope.run::<String>("a", ())).unwrap(), "shadow");
     assert_eq!(whole(kernel.run::<String>("a", ())).unwrap(), "parent");
     let names: Vec<String> = scope
@@ -231,7 +234,7 @@ fn ke_146_scopes_see_their_parent_and_drop_only_their_own() {
         .map(|spec| spec.name.to_string())
         .collect();
     assert_eq!(names, ["a", "b"]);
-    kernel.add(said("late", "seen")).unwrap();
+    kernel.add(constant("late", "seen")).unwrap();
     assert!(scope.get("late").is_ok());
     drop(scope);
     assert!(kernel.get("b").is_err());
@@ -272,7 +275,7 @@ fn ke_147_layers_wrap_in_order_the_first_outermost() {
     let scope = kernel.scope();
     scope.layer(named("own", &log));
     scope
-        .add(layered(said("plugin.f", "x"), named("innermost", &log)))
+        .add(layered(constant("plugin.f", "x"), named("innermost", &log)))
         .unwrap();
     assert_eq!(whole(scope.run::<String>("plugin.f", ())).unwrap(), "x");
     assert_eq!(
@@ -357,8 +360,8 @@ fn ke_r1_streaming_runs_exist_on_kernel_and_handle() {
 /// A function whose costly port counts how often it is computed.
 fn costly(count: &Arc<Count>) -> Fun {
     let spec = Spec::new("f", "").outputs([
-        Output::new("", "text/plain"),
-        Output::new("costly", "text/plain"),
+        OutputSpec::new("", "text/plain"),
+        OutputSpec::new("costly", "text/plain"),
     ]);
     let count = count.clone();
     raw(spec, move |call| {

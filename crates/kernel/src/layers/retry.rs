@@ -1,6 +1,6 @@
 //! Calls that are made again while nothing has been delivered.
 //!
-//! Owns: [`retry`]. Refuses to know: what failed. Inputs replay because they are nodes.
+//! Inputs replay because they are nodes.
 //!
 //! ```text
 //!   calling ── first chunk ──► through, to the end, whatever it is
@@ -27,10 +27,10 @@ const FIRST_DELAY: Duration = Duration::from_millis(100);
 const DELAY_MAX: Duration = Duration::from_secs(10);
 
 /// Calls again, up to `times`, after an error that says it may help and only while no chunk was delivered. Functions
-/// with effects pass through unless [`Retry::force`]d; models have none. Needs a tokio runtime once it has to wait.
+/// with effects pass through unless [`RetryLayer::force`]d; models have none. Needs a tokio runtime once it has to wait.
 #[must_use]
-pub const fn retry(times: u32) -> Retry {
-    Retry {
+pub const fn retry(times: u32) -> RetryLayer {
+    RetryLayer {
         times,
         forced: false,
     }
@@ -38,12 +38,12 @@ pub const fn retry(times: u32) -> Retry {
 
 /// The layer of [`retry`].
 #[derive(Clone, Copy, Debug)]
-pub struct Retry {
+pub struct RetryLayer {
     times: u32,
     forced: bool,
 }
 
-impl Retry {
+impl RetryLayer {
     /// Also for functions with effects.
     #[must_use]
     pub const fn force(mut self) -> Self {
@@ -52,13 +52,13 @@ impl Retry {
     }
 }
 
-impl Layer for Retry {
+impl Layer for RetryLayer {
     fn call(&self, call: Call, next: Next) -> Chunks {
         let spec = next.spec();
         if self.times == 0 || !(self.forced || spec.model || spec.effect != Effect::Effect) {
             return next.call(call);
         }
-        Retrying {
+        RetryStream {
             chunks: Some(next.call(call.clone())),
             waiting: None,
             again: Some((call, next)),
@@ -69,7 +69,7 @@ impl Layer for Retry {
     }
 }
 
-struct Retrying {
+struct RetryStream {
     chunks: Option<Chunks>,
     waiting: Option<Pin<Box<Sleep>>>,
     /// What to call again; gone once a chunk was delivered.
@@ -78,7 +78,7 @@ struct Retrying {
     times: u32,
 }
 
-impl Retrying {
+impl RetryStream {
     /// What to do about an error: `None` to wait and call again.
     fn judge(&mut self, error: Error) -> Option<Error> {
         let Some((call, _)) = &self.again else {
@@ -98,7 +98,7 @@ impl Retrying {
     }
 }
 
-impl Stream for Retrying {
+impl Stream for RetryStream {
     type Item = Result<Chunk>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {

@@ -65,7 +65,7 @@ async fn retry_repeats_while_nothing_was_delivered() {
 
 #[tokio::test(start_paused = true)]
 async fn retry_waits_as_long_as_the_error_says_and_gives_up_after_its_number() {
-    let told = || {
+    let received = || {
         Err(Error::Unavailable {
             why: "busy".into(),
             retry_after: Some(Duration::from_secs(7)),
@@ -73,7 +73,11 @@ async fn retry_waits_as_long_as_the_error_says_and_gives_up_after_its_number() {
     };
     let (kernel, count) = kernel(
         pure(),
-        vec![vec![told()], vec![told()], vec![Ok(Chunk::text("never"))]],
+        vec![
+            vec![received()],
+            vec![received()],
+            vec![Ok(Chunk::text("never"))],
+        ],
     );
     kernel.layer(retry(1));
     let began = Instant::now();
@@ -87,9 +91,9 @@ async fn retry_waits_as_long_as_the_error_says_and_gives_up_after_its_number() {
 #[tokio::test(start_paused = true)]
 async fn retry_leaves_alone_what_it_must() {
     let delivered = vec![Ok(Chunk::text("a")), busy()];
-    let cases: [(Spec, Vec<Result<Chunk>>, Retry, usize); 4] = [
+    let cases: [(Spec, Vec<Result<Chunk>>, RetryLayer, usize); 4] = [
         (pure(), delivered, retry(3), 1),
-        (pure(), vec![Err(Error::Gone)], retry(3), 1),
+        (pure(), vec![Err(Error::Released)], retry(3), 1),
         (Spec::new("f", ""), vec![busy()], retry(3), 1),
         (Spec::new("f", ""), vec![busy()], retry(3).force(), 2),
     ];
@@ -195,10 +199,10 @@ impl tracing::Subscriber for Spans {
 #[test]
 fn a_trace_has_counts_and_outcome_and_no_payload() {
     let spans = Spans::default();
-    let said = tracing::subscriber::with_default(spans.clone(), || {
+    let reply = tracing::subscriber::with_default(spans.clone(), || {
         let (kernel, _) = kernel(
             pure(),
-            vec![vec![Ok(Chunk::text("secret"))], vec![Err(Error::Gone)]],
+            vec![vec![Ok(Chunk::text("secret"))], vec![Err(Error::Released)]],
         );
         kernel.layer(trace());
         assert_eq!(whole(kernel.run::<String>("f", ())).unwrap(), "secret");
@@ -221,9 +225,9 @@ fn a_trace_has_counts_and_outcome_and_no_payload() {
         "outcome=\"failed-precondition\"",
         "outcome=\"dropped\"",
     ] {
-        assert!(said.contains(expect), "{expect} in {said}");
+        assert!(reply.contains(expect), "{expect} in {reply}");
     }
-    assert!(!said.contains("secret"));
+    assert!(!reply.contains("secret"));
 }
 
 /// KE-911's first sentence and KE-912: a layer spans the stream, and one that passes through changes nothing.

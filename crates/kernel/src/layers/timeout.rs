@@ -1,6 +1,6 @@
 //! Streams that must begin, go on and end in time.
 //!
-//! Owns: [`timeout`]. Refuses to know: the call's own deadline, which the run keeps. Needs a tokio runtime.
+//! Needs a tokio runtime.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -39,7 +39,7 @@ impl Layer for Timeout {
             (Some(left), Some(right)) => Some(left.min(right)),
             (left, right) => left.or(right),
         };
-        Timed {
+        TimedStream {
             chunks: Some(next.call(call)),
             limits: *self,
             total,
@@ -50,7 +50,7 @@ impl Layer for Timeout {
     }
 }
 
-struct Timed {
+struct TimedStream {
     chunks: Option<Chunks>,
     limits: Timeout,
     total: Option<Instant>,
@@ -59,7 +59,7 @@ struct Timed {
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl Timed {
+impl TimedStream {
     fn fail(&mut self) -> Poll<Option<Result<Chunk>>> {
         self.chunks = None;
         self.timer = None;
@@ -81,7 +81,7 @@ impl Timed {
     }
 }
 
-impl Stream for Timed {
+impl Stream for TimedStream {
     type Item = Result<Chunk>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {

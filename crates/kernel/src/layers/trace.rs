@@ -1,6 +1,4 @@
 //! One span per call.
-//!
-//! Owns: [`trace`]. Refuses to know: payloads, which never reach a span.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -11,21 +9,21 @@ use tracing::{Span, field};
 use crate::call::{Call, Instant};
 use crate::chunk::Chunk;
 use crate::layer::{Layer, Next};
-use crate::meta::Usage;
+use crate::meta::RunUsage;
 use crate::{Chunks, Result};
 
 /// A span per call, from its first poll to its end or drop: name, id, parent, chunks, bytes, time to the first chunk,
 /// tokens and outcome (`ok`, the error's code, `dropped`). Model calls carry OpenTelemetry's `gen_ai` names too.
 #[must_use]
-pub const fn trace() -> Trace {
-    Trace(())
+pub const fn trace() -> TraceLayer {
+    TraceLayer(())
 }
 
 /// The layer of [`trace`].
 #[derive(Clone, Copy, Debug)]
-pub struct Trace(());
+pub struct TraceLayer(());
 
-impl Layer for Trace {
+impl Layer for TraceLayer {
     fn call(&self, call: Call, next: Next) -> Chunks {
         let spec = next.spec();
         let name = spec.name.clone();
@@ -54,7 +52,7 @@ impl Layer for Trace {
             began: Instant::now(),
             seen: 0,
             bytes: 0,
-            usage: Usage::default(),
+            usage: RunUsage::default(),
             outcome: "dropped",
         }
         .boxed()
@@ -67,7 +65,7 @@ struct Traced {
     began: Instant,
     seen: u64,
     bytes: u64,
-    usage: Usage,
+    usage: RunUsage,
     outcome: &'static str,
 }
 
@@ -80,7 +78,7 @@ impl Traced {
         self.seen += 1;
         self.bytes += chunk.data.len() as u64;
         if let Some(meta) = &chunk.meta
-            && meta.usage != Usage::default()
+            && meta.usage != RunUsage::default()
         {
             self.usage = meta.usage;
         }
@@ -117,7 +115,7 @@ impl Drop for Traced {
         self.span.record("chunks", self.seen);
         self.span.record("bytes", self.bytes);
         self.span.record("outcome", self.outcome);
-        if self.usage != Usage::default() {
+        if self.usage != RunUsage::default() {
             self.span
                 .record("gen_ai.usage.input_tokens", self.usage.prompt_tokens);
             self.span

@@ -1,8 +1,6 @@
 //! The events of a request as a model function's chunks, whether an engine gives them or a server elsewhere.
 //!
-//! Owns: [`Answer`]: ports, choices, finish reasons, usage, the metadata at the end (EV-601, KE-612). Refuses to know:
-//! prompts, sampling. Without markup and without `inner`, one step with text is one chunk, and its bytes are all
-//! that is allocated.
+//! Without markup and without `inner`, one step with text is one chunk, and its bytes are all that is allocated.
 //!
 //! ```text
 //!   Tokens ──► response | reasoning | tool_calls, tokens, logprobs
@@ -16,22 +14,22 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::Stream;
-use sapwood_engine::api::{self, Event, Kind, SharedVocabulary, Stop, Tokens};
+use sapwood_engine::api::{self, EngineEvent, EventKind, SharedVocabulary, StopCause, Tokens};
 use serde_json::{Value, json};
 
-use super::markup::{Markup, Piece};
+use super::markup::{Markup, MarkupPiece};
 use crate::Result;
 use crate::call::{CallId, Instant, Want};
 use crate::chunk::{Chunk, Text};
 use crate::error::Error;
 use crate::limits;
-use crate::meta::{Meta, Reason, Usage};
+use crate::meta::{ChoiceFinish, Meta, RunUsage};
 use crate::name::{Mime, Name, Port};
-use crate::payer::Payer;
-use crate::witness::Witness;
+use crate::observer::CallObserver;
+use crate::token_charge::TokenCharge;
 
 /// What is known when the request is submitted.
-pub(crate) struct Asked {
+pub(crate) struct SubmittedInfo {
     pub(crate) model: Name,
     pub(crate) vocabulary: SharedVocabulary,
     pub(crate) want: Want,
@@ -45,14 +43,14 @@ pub(crate) struct Asked {
     /// Whether the seed that the end tells is the one that was in force.
     pub(crate) seeded: bool,
     pub(crate) began: Instant,
-    pub(crate) payer: Option<Arc<dyn Payer>>,
-    pub(crate) witness: Option<Arc<dyn Witness>>,
+    pub(crate) token_charge: Option<Arc<dyn TokenCharge>>,
+    pub(crate) observer: Option<Arc<dyn CallObserver>>,
 }
 
 /// What is told of a request.
-pub(crate) enum Told {
+pub(crate) enum AnswerEvent {
     /// As engines tell it.
-    Event(Event),
+    Event(EngineEvent),
     /// The choice whose end comes next ended in a way that no engine has.
     #[cfg_attr(
         not(feature = "net"),
@@ -62,20 +60,20 @@ pub(crate) enum Told {
 }
 
 /// The chunks of one request.
-pub(crate) struct Answer<S> {
-    asked: Asked,
-    wants: Wants,
+pub(crate) struct AnswerChunks<S> {
+    asked: SubmittedInfo,
+    wants: WantedPorts,
     role: Arc<Meta>,
     /// Dropped with the stream, or at the end: then the sequence is gone (D-7).
     handle: Option<S>,
     ready: VecDeque<Chunk>,
-    choices: Vec<Choice>,
+    choices: Vec<ChoiceProgress>,
     first_token: Option<Instant>,
 }
 
 /// Which ports are read.
 #[derive(Clone, Copy)]
-struct Wants {
+struct WantedPorts {
     main: bool,
     reasoning: bool,
     tool_calls: bool,
@@ -84,20 +82,20 @@ struct Wants {
     meta: bool,
 }
 
-struct Choice {
+struct ChoiceProgress {
     markup: Markup,
     /// The first chunk of each of these ports carries the role.
     main_begun: bool,
     reasoning_begun: bool,
     calls: u32,
     odd: Option<Name>,
-    finish: Option<(Reason, Option<Stop>)>,
+    finish: Option<(ChoiceFinish, Option<StopCause>)>,
 }
 
-impl<S> Answer<S> {
-    pub(crate) fn new(asked: Asked, handle: S) -> Self {
+impl<S> AnswerChunks<S> {
+    pub(crate) fn new(asked: SubmittedInfo, handle: S) -> Self {
         let has = |port: Port| asked.want.ports.has(&port);
-        let wants = Wants {
+        let wants = WantedPorts {
             main: has(Port::MAIN),
             reasoning: has(Port::REASONING),
             tool_calls: has(Port::TOOL_CALLS),
@@ -110,7 +108,7 @@ impl<S> Answer<S> {
             role: Arc::new(
                 Meta::default()
                     .with_role("ASSISTANT")
-                    .with_usage(0, Usage::of(asked.prompt_tokens.into(), 0)),
+                    .with_usage(0, RunUsage::of(asked.prompt_tokens.into(), 0)),
             ),
             handle: Some(handle),
             ready: VecDeque::new(),
@@ -127,7 +125,7 @@ impl<S> Answer<S> {
         answer
     }
 
-    fn choice(&mut self, index: u32) -> Result<&mut Choice> {
+    fn choice(&mut self, index: u32) -> Result<&mut ChoiceProgress> {
         if index >= limits::CHOICES_SEEN_MAX {
             return Err(Error::Protocol {
                 peer: self.asked.model.clone(),
@@ -135,7 +133,7 @@ impl<S> Answer<S> {
             });
         }
         while self.choices.len() <= index as usize {
-            self.choices.push(Choice {
+            self.choices.push(ChoiceProgress {
                 markup: Markup::new(self.asked.reasoning, self.asked.tools),
                 main_begun: false,
                 reasoning_begun: false,
@@ -147,31 +145,31 @@ impl<S> Answer<S> {
         Ok(&mut self.choices[index as usize])
     }
 
-    fn take(&mut self, told: Told) -> Result<()> {
-        let event = match told {
-            Told::Event(event) => event,
-            Told::Odd(choice, name) => {
+    fn take(&mut self, reported: AnswerEvent) -> Result<()> {
+        let event = match reported {
+            AnswerEvent::Event(event) => event,
+            AnswerEvent::Odd(choice, name) => {
                 self.choice(choice)?.odd = Some(name);
                 return Ok(());
             }
         };
         let choice = event.choice;
         match event.kind {
-            Kind::Tokens(tokens) => self.tokens(choice, tokens),
-            Kind::Finish(finish) => self.finish(choice, finish),
-            Kind::Usage(usage) => {
+            EventKind::Tokens(tokens) => self.tokens(choice, tokens),
+            EventKind::Finish(finish) => self.finish(choice, finish),
+            EventKind::Usage(usage) => {
                 self.end(usage);
                 Ok(())
             }
-            Kind::Fault(fault) => Err(fault.into()),
+            EventKind::Error(error) => Err(error.into()),
         }
     }
 
     fn tokens(&mut self, choice: u32, tokens: Tokens) -> Result<()> {
         if !tokens.tokens.is_empty() {
             self.first_token.get_or_insert_with(Instant::now);
-            if let Some(payer) = &self.asked.payer {
-                payer.output(u32::try_from(tokens.tokens.len()).unwrap_or(u32::MAX));
+            if let Some(token_charge) = &self.asked.token_charge {
+                token_charge.output(u32::try_from(tokens.tokens.len()).unwrap_or(u32::MAX));
             }
         }
         let before = self.ready.len();
@@ -206,7 +204,7 @@ impl<S> Answer<S> {
     fn parse(
         &mut self,
         choice: u32,
-        feed: impl FnOnce(&mut Markup, &mut dyn FnMut(Piece)),
+        feed: impl FnOnce(&mut Markup, &mut dyn FnMut(MarkupPiece)),
     ) -> Result<()> {
         let mut markup =
             std::mem::replace(&mut self.choice(choice)?.markup, Markup::new(false, false));
@@ -215,14 +213,14 @@ impl<S> Answer<S> {
         Ok(())
     }
 
-    fn piece(&mut self, choice: u32, piece: Piece) {
+    fn piece(&mut self, choice: u32, piece: MarkupPiece) {
         match piece {
-            Piece::Text(text) if self.wants.main => self.text(choice, Port::MAIN, text),
-            Piece::Reasoning(text) if self.wants.reasoning => {
+            MarkupPiece::Text(text) if self.wants.main => self.text(choice, Port::MAIN, text),
+            MarkupPiece::Reasoning(text) if self.wants.reasoning => {
                 self.text(choice, Port::REASONING, text);
             }
-            Piece::Text(_) | Piece::Reasoning(_) => {}
-            Piece::Call { name, arguments } => {
+            MarkupPiece::Text(_) | MarkupPiece::Reasoning(_) => {}
+            MarkupPiece::Call { name, arguments } => {
                 let Ok(state) = self.choice(choice) else {
                     return;
                 };
@@ -262,20 +260,20 @@ impl<S> Answer<S> {
         self.ready.push_back(chunk);
     }
 
-    fn finish(&mut self, choice: u32, finish: api::Finish) -> Result<()> {
+    fn finish(&mut self, choice: u32, finish: api::ChoiceEnd) -> Result<()> {
         self.parse(choice, |markup, out| markup.end(out))?;
         let state = self.choice(choice)?;
         if let Some(name) = state.odd.take() {
-            state.finish = Some((Reason::Other(name), finish.stop));
+            state.finish = Some((ChoiceFinish::Other(name), finish.stop));
             return Ok(());
         }
         let reason = match finish.reason {
             // The engine sees an end of sequence where the model waits for its tools.
-            api::Reason::Stop if state.calls > 0 => Reason::ToolCalls,
-            api::Reason::Stop => Reason::Stop,
-            api::Reason::Length => Reason::Length,
-            api::Reason::Controller => Reason::Controller,
-            api::Reason::Cancelled => Reason::Cancelled,
+            api::FinishReason::Stop if state.calls > 0 => ChoiceFinish::ToolCalls,
+            api::FinishReason::Stop => ChoiceFinish::Stop,
+            api::FinishReason::Length => ChoiceFinish::Length,
+            api::FinishReason::Controller => ChoiceFinish::Controller,
+            api::FinishReason::Cancelled => ChoiceFinish::Cancelled,
         };
         state.finish = Some((reason, finish.stop));
         Ok(())
@@ -304,18 +302,18 @@ impl<S> Answer<S> {
     }
 
     /// Everything has been generated: metadata for the port that has it, and for the run.
-    fn end(&mut self, usage: api::Usage) {
-        if let Some(witness) = &self.asked.witness {
-            witness.took(&usage);
+    fn end(&mut self, usage: api::TokenUsage) {
+        if let Some(observer) = &self.asked.observer {
+            observer.took(&usage);
         }
         if self.wants.meta {
             let document = self.meta_document(&usage);
             let data = Bytes::from(document.to_string());
             self.push(0, Port::META, Mime::JSON, data);
         }
-        let counted = Usage {
+        let counted = RunUsage {
             cached_tokens: u64::from(usage.cached_tokens),
-            ..Usage::of(
+            ..RunUsage::of(
                 u64::from(usage.prompt_tokens),
                 u64::from(usage.completion_tokens),
             )
@@ -336,7 +334,7 @@ impl<S> Answer<S> {
         // Who takes tokens is told which text stopped them, too.
         if self.asked.want.inner
             && let Some(first) = self.choices.first()
-            && let Some((_, Some(Stop::Text(text)))) = &first.finish
+            && let Some((_, Some(StopCause::Text(text)))) = &first.finish
         {
             meta = meta.with_extra("stop", text.as_str());
         }
@@ -361,14 +359,15 @@ impl<S> Answer<S> {
         read.map_or((Port::MAIN, Mime::TEXT), |(_, port, mime)| (port, mime))
     }
 
-    fn meta_document(&self, usage: &api::Usage) -> Value {
+    fn meta_document(&self, usage: &api::TokenUsage) -> Value {
         let ms =
             |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1000.0;
         let now = Instant::now();
         let first = self.first_token.map(|first| ms(self.asked.began, first));
-        let finish =
-            |choice: Option<&Choice>| choice.and_then(|choice| choice.finish.as_ref()).cloned();
-        let fields = |finish: Option<(Reason, Option<Stop>)>| {
+        let finish = |choice: Option<&ChoiceProgress>| {
+            choice.and_then(|choice| choice.finish.as_ref()).cloned()
+        };
+        let fields = |finish: Option<(ChoiceFinish, Option<StopCause>)>| {
             let (reason, stop) = finish.unzip();
             (
                 reason.map(|reason| reason.to_string()),
@@ -399,7 +398,7 @@ impl<S> Answer<S> {
     }
 }
 
-impl<S: Stream<Item = Result<Told>> + Unpin> Stream for Answer<S> {
+impl<S: Stream<Item = Result<AnswerEvent>> + Unpin> Stream for AnswerChunks<S> {
     type Item = Result<Chunk>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -411,7 +410,7 @@ impl<S: Stream<Item = Result<Told>> + Unpin> Stream for Answer<S> {
                 return Poll::Ready(None);
             };
             let taken = match ready!(Pin::new(handle).poll_next(cx)) {
-                Some(told) => told.and_then(|told| self.take(told)),
+                Some(reported) => reported.and_then(|reported| self.take(reported)),
                 // An engine that stops in mid-sentence (KE-313).
                 None => Err(Error::Truncated {
                     what: self.asked.model.clone(),
@@ -426,10 +425,10 @@ impl<S: Stream<Item = Result<Told>> + Unpin> Stream for Answer<S> {
     }
 }
 
-fn stop_json(stop: Stop) -> Value {
+fn stop_json(stop: StopCause) -> Value {
     match stop {
-        Stop::Text(text) => text.into(),
-        Stop::Tokens(tokens) => match tokens[..] {
+        StopCause::Text(text) => text.into(),
+        StopCause::Tokens(tokens) => match tokens[..] {
             [token] => token.into(),
             _ => tokens.into(),
         },

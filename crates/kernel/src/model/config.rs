@@ -1,8 +1,5 @@
 //! How a model is asked to generate: the fields of `GenerateConfig`, typed or read from JSON.
 //!
-//! Owns: [`GenerateConfig`], the names and ranges of its JSON (EV-602, EV-603). Refuses to know: protobuf (its face turns
-//! that into the same JSON), what an engine does with a field.
-//!
 //! Two ways lead to input `config` of a model. JSON, from Evergreen and from people, has the ranges of EV-602. A face in
 //! this process that has read its own wire format gives [`GenerateConfig::into_chunk`] instead: no JSON is written or
 //! read, and the ranges are the core's (D-20), which the engine checks once, when the request is submitted.
@@ -11,8 +8,8 @@ mod json;
 
 use std::sync::Arc;
 
-use sapwood_engine::api::Request;
-use sapwood_engine::phase::Follower;
+use sapwood_engine::api::GenerationRequest;
+use sapwood_engine::request_phase::Follower;
 use sapwood_proto::steer::Token;
 use serde_json::{Map, Value};
 
@@ -211,7 +208,7 @@ impl GenerateConfig {
     }
 
     /// Puts what is set into a request.
-    pub(crate) fn apply(self, request: &mut Request) {
+    pub(crate) fn apply(self, request: &mut GenerationRequest) {
         fn put<T>(target: &mut T, value: Option<T>) {
             if let Some(value) = value {
                 *target = value;

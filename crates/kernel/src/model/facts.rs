@@ -1,6 +1,4 @@
 //! What a face may know of a model without calling it.
-//!
-//! Owns: [`Facts`]. Refuses to know: how the model is called; its function is the only way.
 
 use std::fmt;
 
@@ -9,14 +7,14 @@ use sapwood_engine::api::{ModelInfo, SharedVocabulary};
 
 /// The facts of a model. They stand in the promise of its function and change only with it.
 #[derive(Clone)]
-pub struct Facts {
+pub struct ModelFacts {
     /// What it is and can do.
     pub info: ModelInfo,
     /// Its tokens: which there are, and how text becomes some.
     pub vocabulary: SharedVocabulary,
 }
 
-impl Facts {
+impl ModelFacts {
     pub(super) fn of(engine: &Engine) -> Self {
         Self {
             info: engine.info().clone(),
@@ -44,7 +42,7 @@ fn known(tokens: u32) -> Option<u32> {
     (tokens != UNKNOWN).then_some(tokens)
 }
 
-impl fmt::Debug for Facts {
+impl fmt::Debug for ModelFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Facts")
             .field("info", &self.info)

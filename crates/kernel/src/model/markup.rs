@@ -1,7 +1,6 @@
 //! Thoughts and tool calls that a model marks in its text (D-10).
 //!
-//! Owns: [`Markup`], the incremental parser of one choice. Refuses to know: tokens, ports. Text without a `<` passes
-//! through uncopied; only what may be the beginning of a marker is held back.
+//! Text without a `<` passes through uncopied; only what may be the beginning of a marker is held back.
 //!
 //! ```text
 //!   text ── <think> ──► reasoning ── </think> ──► text ── <tool_call> ──► call ── </tool_call> ──► text
@@ -18,14 +17,14 @@ const CALL_END: &str = "</tool_call>";
 
 /// What was found, in order.
 #[derive(Debug, PartialEq)]
-pub(super) enum Piece {
+pub(super) enum MarkupPiece {
     Text(Text),
     Reasoning(Text),
     Call { name: String, arguments: Value },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum MarkupState {
     /// Line feeds right after a marker belong to it.
     Text {
         after_marker: bool,
@@ -41,8 +40,8 @@ enum State {
 pub(super) struct Markup {
     reasoning: bool,
     tools: bool,
-    state: State,
-    held: String,
+    state: MarkupState,
+    buffered: String,
     /// Bytes of `held` that hold no whole marker.
     searched: usize,
 }
@@ -53,59 +52,59 @@ impl Markup {
         Self {
             reasoning,
             tools,
-            state: State::Text {
+            state: MarkupState::Text {
                 after_marker: false,
             },
-            held: String::new(),
+            buffered: String::new(),
             searched: 0,
         }
     }
 
     /// Takes the next text.
-    pub(super) fn push(&mut self, text: Text, out: &mut dyn FnMut(Piece)) {
-        let plain = self.held.is_empty()
+    pub(super) fn push(&mut self, text: Text, out: &mut dyn FnMut(MarkupPiece)) {
+        let plain = self.buffered.is_empty()
             && self.state
-                == State::Text {
+                == MarkupState::Text {
                     after_marker: false,
                 };
         if plain && !((self.reasoning || self.tools) && text.contains('<')) {
             if !text.is_empty() {
-                out(Piece::Text(text));
+                out(MarkupPiece::Text(text));
             }
             return;
         }
-        self.held.push_str(&text);
+        self.buffered.push_str(&text);
         while self.step(out) {}
     }
 
     /// The end: what is held back is text after all.
-    pub(super) fn end(&mut self, out: &mut dyn FnMut(Piece)) {
-        let held = std::mem::take(&mut self.held);
+    pub(super) fn end(&mut self, out: &mut dyn FnMut(MarkupPiece)) {
+        let retained = std::mem::take(&mut self.buffered);
         match self.state {
-            State::Reasoning { .. } => emit(held.trim_end_matches('\n'), true, out),
-            State::Text { .. } => emit(&held, false, out),
-            State::Call => emit(&format!("{CALL}{held}"), false, out),
+            MarkupState::Reasoning { .. } => emit(retained.trim_end_matches('\n'), true, out),
+            MarkupState::Text { .. } => emit(&retained, false, out),
+            MarkupState::Call => emit(&format!("{CALL}{retained}"), false, out),
         }
-        self.state = State::Text {
+        self.state = MarkupState::Text {
             after_marker: false,
         };
         self.searched = 0;
     }
 
     /// Deals with the beginning of `held`. `true` if there may be more to do.
-    fn step(&mut self, out: &mut dyn FnMut(Piece)) -> bool {
+    fn step(&mut self, out: &mut dyn FnMut(MarkupPiece)) -> bool {
         match self.state {
-            State::Text { after_marker } => self.step_text(after_marker, out),
-            State::Reasoning { after_marker } => self.step_reasoning(after_marker, out),
-            State::Call => self.step_call(out),
+            MarkupState::Text { after_marker } => self.step_text(after_marker, out),
+            MarkupState::Reasoning { after_marker } => self.step_reasoning(after_marker, out),
+            MarkupState::Call => self.step_call(out),
         }
     }
 
-    fn step_text(&mut self, after_marker: bool, out: &mut dyn FnMut(Piece)) -> bool {
+    fn step_text(&mut self, after_marker: bool, out: &mut dyn FnMut(MarkupPiece)) -> bool {
         if after_marker && !self.skip_line_feeds() {
             return false;
         }
-        self.state = State::Text {
+        self.state = MarkupState::Text {
             after_marker: false,
         };
         let markers: &[&str] = match (self.reasoning, self.tools) {
@@ -116,77 +115,81 @@ impl Markup {
         };
         let found = markers
             .iter()
-            .filter_map(|marker| Some((self.held.find(marker)?, *marker)))
+            .filter_map(|marker| Some((self.buffered.find(marker)?, *marker)))
             .min_by_key(|(at, _)| *at);
         let Some((at, marker)) = found else {
-            let safe = self.held.len() - held_back(&self.held, markers);
-            emit(&self.held[..safe], false, out);
-            self.held.drain(..safe);
+            let safe = self.buffered.len() - held_back(&self.buffered, markers);
+            emit(&self.buffered[..safe], false, out);
+            self.buffered.drain(..safe);
             return false;
         };
-        emit(&self.held[..at], false, out);
-        self.held.drain(..at + marker.len());
+        emit(&self.buffered[..at], false, out);
+        self.buffered.drain(..at + marker.len());
         self.searched = 0;
         self.state = if marker == THINK {
-            State::Reasoning { after_marker: true }
+            MarkupState::Reasoning { after_marker: true }
         } else {
-            State::Call
+            MarkupState::Call
         };
         true
     }
 
-    fn step_reasoning(&mut self, after_marker: bool, out: &mut dyn FnMut(Piece)) -> bool {
+    fn step_reasoning(&mut self, after_marker: bool, out: &mut dyn FnMut(MarkupPiece)) -> bool {
         if after_marker && !self.skip_line_feeds() {
             return false;
         }
-        self.state = State::Reasoning {
+        self.state = MarkupState::Reasoning {
             after_marker: false,
         };
-        if let Some(at) = self.held.find(THINK_END) {
-            emit(self.held[..at].trim_end_matches('\n'), true, out);
-            self.held.drain(..at + THINK_END.len());
-            self.state = State::Text { after_marker: true };
+        if let Some(at) = self.buffered.find(THINK_END) {
+            emit(self.buffered[..at].trim_end_matches('\n'), true, out);
+            self.buffered.drain(..at + THINK_END.len());
+            self.state = MarkupState::Text { after_marker: true };
             return true;
         }
-        let safe = self.held.len() - held_back(&self.held, &[THINK_END]);
+        let safe = self.buffered.len() - held_back(&self.buffered, &[THINK_END]);
         // Line feeds right before the marker belong to it.
-        let safe = self.held[..safe].trim_end_matches('\n').len();
-        emit(&self.held[..safe], true, out);
-        self.held.drain(..safe);
+        let safe = self.buffered[..safe].trim_end_matches('\n').len();
+        emit(&self.buffered[..safe], true, out);
+        self.buffered.drain(..safe);
         false
     }
 
-    fn step_call(&mut self, out: &mut dyn FnMut(Piece)) -> bool {
-        let from = floor(&self.held, self.searched);
-        let Some(at) = self.held[from..].find(CALL_END).map(|at| at + from) else {
-            self.searched = self.held.len().saturating_sub(CALL_END.len());
+    fn step_call(&mut self, out: &mut dyn FnMut(MarkupPiece)) -> bool {
+        let from = floor(&self.buffered, self.searched);
+        let Some(at) = self.buffered[from..].find(CALL_END).map(|at| at + from) else {
+            self.searched = self.buffered.len().saturating_sub(CALL_END.len());
             return false;
         };
-        match parse_call(&self.held[..at]) {
+        match parse_call(&self.buffered[..at]) {
             Some(call) => out(call),
             // What is no call is not lost: it is text.
-            None => emit(&format!("{CALL}{}{CALL_END}", &self.held[..at]), false, out),
+            None => emit(
+                &format!("{CALL}{}{CALL_END}", &self.buffered[..at]),
+                false,
+                out,
+            ),
         }
-        self.held.drain(..at + CALL_END.len());
-        self.state = State::Text { after_marker: true };
+        self.buffered.drain(..at + CALL_END.len());
+        self.state = MarkupState::Text { after_marker: true };
         true
     }
 
     /// Drops line feeds at the beginning. `false` if nothing else has come yet.
     fn skip_line_feeds(&mut self) -> bool {
-        let kept = self.held.trim_start_matches('\n').len();
-        self.held.drain(..self.held.len() - kept);
-        kept > 0
+        let retained = self.buffered.trim_start_matches('\n').len();
+        self.buffered.drain(..self.buffered.len() - retained);
+        retained > 0
     }
 }
 
-fn emit(text: &str, reasoning: bool, out: &mut dyn FnMut(Piece)) {
+fn emit(text: &str, reasoning: bool, out: &mut dyn FnMut(MarkupPiece)) {
     if !text.is_empty() {
         let text = Text::from(text);
         out(if reasoning {
-            Piece::Reasoning(text)
+            MarkupPiece::Reasoning(text)
         } else {
-            Piece::Text(text)
+            MarkupPiece::Text(text)
         });
     }
 }
@@ -210,7 +213,7 @@ fn floor(text: &str, at: usize) -> usize {
         .unwrap_or(0)
 }
 
-fn parse_call(json: &str) -> Option<Piece> {
+fn parse_call(json: &str) -> Option<MarkupPiece> {
     let Value::Object(mut call) = serde_json::from_str(json.trim()).ok()? else {
         return None;
     };
@@ -221,7 +224,7 @@ fn parse_call(json: &str) -> Option<Piece> {
         .remove("arguments")
         .or_else(|| call.remove("parameters"))
         .unwrap_or_else(|| Value::Object(serde_json::Map::new()));
-    Some(Piece::Call { name, arguments })
+    Some(MarkupPiece::Call { name, arguments })
 }
 
 #[cfg(test)]

@@ -1,49 +1,48 @@
 //! What a model is asked: leaves of an input, or messages, as turns of a conversation or as raw tokens.
 //!
-//! Owns: roles, turns, EndOfTurn, which mimetypes are text (EV-605 to EV-608). Refuses to know: templates and
-//! tokenizers beyond asking one. A prompt is read whole before anything is submitted (D-9).
+//! A prompt is read whole before anything is submitted (D-9).
 
 use bytes::BytesMut;
 use futures::StreamExt;
-use sapwood_engine::api::{Chat, Message, Prompt, Vocabulary};
+use sapwood_engine::api::{ChatMessage, ChatRequest, Prompt, Vocabulary};
 use serde_json::Value;
 
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::limits;
-use crate::meta::{Meta, Reason};
+use crate::meta::{ChoiceFinish, Meta};
 use crate::name::{Mime, Name};
 use crate::{Chunks, Result};
 
 /// What the caller gave.
 #[derive(Debug)]
-pub(super) enum Prompting {
+pub(super) enum PromptInputs {
     /// Leaves of the input `prompt`.
-    Items(Vec<Item>),
+    Items(Vec<PromptLeaf>),
     /// The input `messages`.
-    Messages(Vec<Message>),
+    Messages(Vec<ChatMessage>),
 }
 
 /// One leaf.
 #[derive(Debug)]
-pub(super) struct Item {
+pub(super) struct PromptLeaf {
     role: Name,
-    content: Content,
+    content: LeafContent,
     /// An action wrote it and came to its end: it is not continued (D-51).
     closed: bool,
 }
 
 #[derive(Debug)]
-enum Content {
+enum LeafContent {
     Text(String),
     Tokens(Vec<u32>),
     EndOfTurn,
 }
 
 /// Reads the leaves of an input.
-pub(super) async fn read(mut chunks: Chunks) -> Result<Prompting> {
+pub(super) async fn read(mut chunks: Chunks) -> Result<PromptInputs> {
     let mut items = Vec::new();
-    let mut leaf: Option<Leaf> = None;
+    let mut leaf: Option<OpenLeaf> = None;
     let mut room = limits::PROMPT_BYTES;
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk?;
@@ -55,31 +54,31 @@ pub(super) async fn read(mut chunks: Chunks) -> Result<Prompting> {
             Some(leaf) if leaf.part == chunk.part => leaf.extend(&chunk),
             _ => {
                 items.extend(
-                    leaf.replace(Leaf::new(chunk))
-                        .map(Leaf::item)
+                    leaf.replace(OpenLeaf::new(chunk))
+                        .map(OpenLeaf::item)
                         .transpose()?
                         .flatten(),
                 );
             }
         }
     }
-    items.extend(leaf.map(Leaf::item).transpose()?.flatten());
-    Ok(Prompting::Items(items))
+    items.extend(leaf.map(OpenLeaf::item).transpose()?.flatten());
+    Ok(PromptInputs::Items(items))
 }
 
 /// A leaf being read.
-struct Leaf {
+struct OpenLeaf {
     part: u32,
     mime: Mime,
     role: Name,
     /// The id of the node it came from, if whoever made the chunk says so.
     node: Option<String>,
     /// How the action ended that wrote it.
-    finish: Option<Reason>,
+    finish: Option<ChoiceFinish>,
     data: BytesMut,
 }
 
-impl Leaf {
+impl OpenLeaf {
     fn new(chunk: Chunk) -> Self {
         let meta = chunk.meta.as_deref();
         let node = meta.and_then(|meta| meta.extra.get("node"));
@@ -100,32 +99,39 @@ impl Leaf {
     }
 
     /// `None` for a leaf that says nothing.
-    fn item(self) -> Result<Option<Item>> {
+    fn item(self) -> Result<Option<PromptLeaf>> {
         let wrong = |why: String, reason| Err(Error::argument("prompt", why).because(reason));
-        let place = self
+        let position = self
             .node
             .map_or_else(String::new, |node| format!(" (node {node:?})"));
         let content = if is_end_of_turn(&self.mime) {
-            Content::EndOfTurn
+            LeafContent::EndOfTurn
         } else if self.mime.matches(&Mime::TOKENS) {
             match tokens(&self.data) {
-                Some(tokens) => Content::Tokens(tokens),
-                None => return wrong(format!("token ids are 4 bytes each{place}"), "BAD_TOKENS"),
+                Some(tokens) => LeafContent::Tokens(tokens),
+                None => {
+                    return wrong(
+                        format!("token ids are 4 bytes each{position}"),
+                        "BAD_TOKENS",
+                    );
+                }
             }
         } else if is_text(&self.mime) {
             match String::from_utf8(self.data.into()) {
-                Ok(text) => Content::Text(text),
-                Err(_) => return wrong(format!("text that is not UTF-8{place}"), "BAD_TEXT"),
+                Ok(text) => LeafContent::Text(text),
+                Err(_) => return wrong(format!("text that is not UTF-8{position}"), "BAD_TEXT"),
             }
         } else if self.data.is_empty() {
             return Ok(None);
         } else {
             let shown: String = self.mime.chars().take(80).collect();
-            let why = format!("this model does not take {shown:?}{place}; it takes text");
+            let why = format!("this model does not take {shown:?}{position}; it takes text");
             return wrong(why, "UNSUPPORTED_MIMETYPE");
         };
-        let closed = self.finish.is_some_and(|finish| finish != Reason::Length);
-        Ok(Some(Item {
+        let closed = self
+            .finish
+            .is_some_and(|finish| finish != ChoiceFinish::Length);
+        Ok(Some(PromptLeaf {
             role: self.role,
             content,
             closed,
@@ -134,7 +140,7 @@ impl Leaf {
 }
 
 /// How the answer ended of which a chunk is. A prompt reads one choice, whatever its number was.
-fn finish(meta: &Meta) -> Option<Reason> {
+fn finish(meta: &Meta) -> Option<ChoiceFinish> {
     let first = || meta.finish.values().next();
     meta.finish.get(&0).or_else(first).cloned()
 }
@@ -193,7 +199,7 @@ fn canonical(role: &str) -> Name {
 }
 
 /// Reads the input `messages`: the OpenAI shape.
-pub(super) fn messages(value: Value) -> Result<Vec<Message>> {
+pub(super) fn messages(value: Value) -> Result<Vec<ChatMessage>> {
     let wrong = |why: &str| Error::argument("messages", why);
     let Value::Array(list) = value else {
         return Err(wrong("must be an array of messages"));
@@ -210,7 +216,7 @@ pub(super) fn messages(value: Value) -> Result<Vec<Message>> {
             _ => None,
         };
         let role = text(entry.remove("role")).ok_or_else(|| wrong("a message has no role"))?;
-        messages.push(Message {
+        messages.push(ChatMessage {
             role: canonical(&role).to_string(),
             content: content(entry.remove("content"))?,
             name: text(entry.remove("name")),
@@ -218,7 +224,7 @@ pub(super) fn messages(value: Value) -> Result<Vec<Message>> {
             tool_call_id: text(entry.remove("tool_call_id")),
         });
     }
-    place_context(&mut messages);
+    insert_context(&mut messages);
     Ok(messages)
 }
 
@@ -240,7 +246,7 @@ fn content(value: Option<Value>) -> Result<String> {
 }
 
 /// `context` is told to the model as `system` before the first user turn, else as `user`.
-fn place_context(messages: &mut [Message]) {
+fn insert_context(messages: &mut [ChatMessage]) {
     let mut seen_user = false;
     for message in messages {
         if message.role == "context" {
@@ -251,14 +257,14 @@ fn place_context(messages: &mut [Message]) {
     }
 }
 
-impl Prompting {
+impl PromptInputs {
     /// Bytes of text that [`Self::raw`] makes tokens of.
     pub(super) fn raw_bytes(&self) -> usize {
-        let of = |item: &Item| match &item.content {
-            Content::Text(text) => text.len(),
-            Content::Tokens(_) | Content::EndOfTurn => 0,
+        let of = |item: &PromptLeaf| match &item.content {
+            LeafContent::Text(text) => text.len(),
+            LeafContent::Tokens(_) | LeafContent::EndOfTurn => 0,
         };
-        let is_text = |item: &Item| matches!(item.content, Content::Text(_));
+        let is_text = |item: &PromptLeaf| matches!(item.content, LeafContent::Text(_));
         match self {
             Self::Items(items) if !items.iter().all(is_text) => items.iter().map(of).sum(),
             Self::Items(_) | Self::Messages(_) => 0,
@@ -271,7 +277,7 @@ impl Prompting {
             Self::Messages(messages) => (messages, false),
             Self::Items(items) => turns(items)?,
         };
-        Ok(Prompt::Chat(Chat {
+        Ok(Prompt::Chat(ChatRequest {
             messages,
             tools,
             template_args,
@@ -287,9 +293,9 @@ impl Prompting {
             return Err(Error::argument("messages", why));
         };
         let text = items.into_iter().map(|item| match item.content {
-            Content::Text(text) => Ok(text),
-            Content::EndOfTurn => Ok(String::new()),
-            Content::Tokens(_) => Err(Error::Unimplemented {
+            LeafContent::Text(text) => Ok(text),
+            LeafContent::EndOfTurn => Ok(String::new()),
+            LeafContent::Tokens(_) => Err(Error::Unimplemented {
                 what: "a prompt of token ids for a model that takes text".into(),
             }),
         });
@@ -305,19 +311,19 @@ impl Prompting {
                 return Err(Error::argument("messages", why));
             }
         };
-        let says = |item: &Item| matches!(&item.content, Content::Text(text) if !text.is_empty());
-        if !vocabulary.has_text() && items.iter().any(says) {
+        let states = |item: &PromptLeaf| matches!(&item.content, LeafContent::Text(text) if !text.is_empty());
+        if !vocabulary.has_text() && items.iter().any(states) {
             return Err(Error::Unimplemented {
                 what: "a prompt of text for a model elsewhere whose tokenizer is not known".into(),
             });
         }
         if items
             .iter()
-            .all(|item| matches!(item.content, Content::Text(_)))
+            .all(|item| matches!(item.content, LeafContent::Text(_)))
         {
             let text = items.into_iter().map(|item| match item.content {
-                Content::Text(text) => text,
-                Content::Tokens(_) | Content::EndOfTurn => String::new(),
+                LeafContent::Text(text) => text,
+                LeafContent::Tokens(_) | LeafContent::EndOfTurn => String::new(),
             });
             return Ok(Prompt::Text(text.collect()));
         }
@@ -327,16 +333,16 @@ impl Prompting {
 
 /// Raw items of which some are tokens or ends of turns. A beginning of ours stands before text only: who sends tokens
 /// has said how they begin.
-fn raw_tokens(items: Vec<Item>, vocabulary: &dyn Vocabulary) -> Result<Vec<u32>> {
+fn raw_tokens(items: Vec<PromptLeaf>, vocabulary: &dyn Vocabulary) -> Result<Vec<u32>> {
     let mut out = Vec::new();
-    if let Some(Content::Text(_)) = items.first().map(|item| &item.content) {
-        out.extend(vocabulary.beginning());
+    if let Some(LeafContent::Text(_)) = items.first().map(|item| &item.content) {
+        out.extend(vocabulary.bos());
     }
     for item in items {
         match item.content {
-            Content::Text(text) => out.extend(vocabulary.tokenize(&text, false)),
-            Content::EndOfTurn => out.extend(vocabulary.end_of_turn()),
-            Content::Tokens(tokens) => {
+            LeafContent::Text(text) => out.extend(vocabulary.tokenize(&text, false)),
+            LeafContent::EndOfTurn => out.extend(vocabulary.end_of_turn()),
+            LeafContent::Tokens(tokens) => {
                 if let Some(id) = tokens.iter().find(|id| **id as usize >= vocabulary.size()) {
                     let why = format!("token {id} is outside the vocabulary");
                     return Err(Error::argument("prompt", why).because("BAD_TOKENS"));
@@ -350,21 +356,21 @@ fn raw_tokens(items: Vec<Item>, vocabulary: &dyn Vocabulary) -> Result<Vec<u32>>
 
 /// Groups items into turns (EV-605, EV-606, D-51). Says whether the last one is to be continued: an assistant's that the
 /// client wrote itself, or that was cut at a limit.
-fn turns(items: Vec<Item>) -> Result<(Vec<Message>, bool)> {
-    let speaks = |item: &Item| !matches!(item.content, Content::EndOfTurn);
-    let mut spoken = items.iter().filter(|item| speaks(item));
+fn turns(items: Vec<PromptLeaf>) -> Result<(Vec<ChatMessage>, bool)> {
+    let has_output = |item: &PromptLeaf| !matches!(item.content, LeafContent::EndOfTurn);
+    let mut dialect = items.iter().filter(|item| has_output(item));
     // Where nobody else asks, it is the user who asks about an earlier answer.
-    let asked = spoken.any(|item| canonical(&item.role) == "user");
-    let mut turns: Vec<Message> = Vec::new();
+    let asked = dialect.any(|item| canonical(&item.role) == "user");
+    let mut turns: Vec<ChatMessage> = Vec::new();
     let mut open = false;
     for item in items {
         let text = match item.content {
-            Content::Text(text) => text,
-            Content::EndOfTurn => {
+            LeafContent::Text(text) => text,
+            LeafContent::EndOfTurn => {
                 open = false;
                 continue;
             }
-            Content::Tokens(_) => {
+            LeafContent::Tokens(_) => {
                 let why = "token ids are taken with prompt_mode raw only";
                 return Err(Error::argument("prompt", why).because("UNSUPPORTED_MIMETYPE"));
             }
@@ -376,15 +382,15 @@ fn turns(items: Vec<Item>) -> Result<(Vec<Message>, bool)> {
         }
         match turns.last_mut() {
             Some(turn) if open && turn.role == *role => turn.content.push_str(&text),
-            _ => turns.push(Message {
+            _ => turns.push(ChatMessage {
                 role: role.to_string(),
                 content: text,
-                ..Message::default()
+                ..ChatMessage::default()
             }),
         }
         open = !(answers && asked && item.closed);
     }
-    place_context(&mut turns);
+    insert_context(&mut turns);
     let last_is_ours = turns.last().is_some_and(|turn| turn.role == "assistant");
     Ok((turns, open && last_is_ours))
 }

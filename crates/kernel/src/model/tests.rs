@@ -2,7 +2,7 @@
 
 use futures::executor::block_on;
 use sapwood_engine::scripted::{Config, Scripted};
-use sapwood_engine::{Config as EngineConfig, Owner};
+use sapwood_engine::{Config as EngineConfig, EngineOwner};
 use sapwood_proto::time::Time;
 use serde_json::json;
 
@@ -11,7 +11,7 @@ use crate::args;
 use crate::chunk::Chunk;
 use crate::from_chunks::Json;
 use crate::kernel::Kernel;
-use crate::meta::{Meta, Reason, Usage};
+use crate::meta::{ChoiceFinish, Meta, RunUsage};
 use crate::node::Node;
 use crate::probe::whole;
 use crate::run::Run;
@@ -31,7 +31,7 @@ fn kernel(config: Value) -> Kernel {
     kernel
 }
 
-fn says(text: &str) -> Kernel {
+fn states(text: &str) -> Kernel {
     kernel(json!({"script": "text", "text": text}))
 }
 
@@ -50,7 +50,7 @@ fn error(kernel: &Kernel, config: Value) -> (String, String) {
 
 #[test]
 fn ke_611_a_model_is_a_function_with_generates_ports() {
-    let kernel = says("Hello there");
+    let kernel = states("Hello there");
     let spec = kernel.specs().remove(0);
     let inputs: Vec<&str> = spec.inputs.iter().map(|input| &*input.name).collect();
     let outputs: Vec<&str> = spec.outputs.iter().map(|output| &*output.wire).collect();
@@ -71,7 +71,7 @@ fn ke_611_a_model_is_a_function_with_generates_ports() {
     assert_eq!(spec.output_on_wire("text").unwrap().port, "");
     let (text, meta) = block_on(kernel.run::<String>("m", args! { text: "hi" }).finish()).unwrap();
     assert_eq!(text, "Hello there");
-    assert_eq!(meta.finish[&0], Reason::Stop);
+    assert_eq!(meta.finish[&0], ChoiceFinish::Stop);
     assert_eq!(meta.usage.completion_tokens, 11 + 1);
     assert!(meta.model.is_some() && meta.get("seed").is_some());
 }
@@ -79,7 +79,7 @@ fn ke_611_a_model_is_a_function_with_generates_ports() {
 /// EV-506, KE-305: what is not listed is not made; `meta` comes when it is named.
 #[test]
 fn ke_305_the_meta_port_is_one_object_at_the_end() {
-    let kernel = says("Hi");
+    let kernel = states("Hi");
     let mut metas = whole(
         kernel
             .run::<Json<Value>>("m", args! { prompt: "x" })
@@ -99,7 +99,7 @@ fn ke_305_the_meta_port_is_one_object_at_the_end() {
     let chunks = whole(
         kernel
             .run::<Chunk>("m", args! { prompt: "x" })
-            .wanting(Ports::main().into()),
+            .wanting(RequestedPorts::main().into()),
     )
     .unwrap();
     assert!(chunks.iter().all(|chunk| chunk.port == *""));
@@ -108,11 +108,11 @@ fn ke_305_the_meta_port_is_one_object_at_the_end() {
 /// EV-604
 #[test]
 fn ke_612_text_is_whole_characters_and_held_back_only_for_a_stop() {
-    let kernel = says("caf\u{e9} \u{1f600} STOP more");
+    let kernel = states("caf\u{e9} \u{1f600} STOP more");
     let (text, meta) = block_on(run(&kernel, json!({"stop": ["STOP"]})).finish()).unwrap();
     assert_eq!(
         (text.as_str(), &meta.finish[&0]),
-        ("caf\u{e9} \u{1f600} ", &Reason::Stop)
+        ("caf\u{e9} \u{1f600} ", &ChoiceFinish::Stop)
     );
     let run = kernel
         .run::<Json<Value>>("m", args! { prompt: "x", config: json!({"stop": "STOP"}) })
@@ -122,7 +122,7 @@ fn ke_612_text_is_whole_characters_and_held_back_only_for_a_stop() {
 
 #[test]
 fn ke_612_inner_has_every_token_and_only_when_asked() {
-    let kernel = says("caf\u{e9}");
+    let kernel = states("caf\u{e9}");
     let chunks = whole(kernel.run::<Chunk>("m", args! { prompt: "x" })).unwrap();
     let ids: Vec<u32> = chunks
         .iter()
@@ -145,7 +145,7 @@ fn ke_612_inner_has_every_token_and_only_when_asked() {
     let plain = whole(
         kernel
             .run::<Chunk>("m", args! { prompt: "x" })
-            .wanting(Ports::main().into()),
+            .wanting(RequestedPorts::main().into()),
     )
     .unwrap();
     assert!(plain.iter().all(|chunk| chunk.inner.is_none()));
@@ -156,9 +156,9 @@ fn ke_612_inner_has_every_token_and_only_when_asked() {
 /// EV-604: choices are announced in order.
 #[test]
 fn ke_613_every_choice_has_its_own_text_and_finish() {
-    let kernel = says("abc");
+    let kernel = states("abc");
     let config = json!({"n": 3, "max_tokens": 2});
-    let want = Ports::Only(vec![Port::MAIN, Port::META]);
+    let want = RequestedPorts::Only(vec![Port::MAIN, Port::META]);
     let run = kernel
         .run::<Chunk>("m", args! { prompt: "x", config: config })
         .wanting(want.into());
@@ -172,7 +172,7 @@ fn ke_613_every_choice_has_its_own_text_and_finish() {
         let text: String = mine.map(ToString::to_string).collect();
         assert_eq!(
             (text.as_str(), &meta.finish[&choice]),
-            ("ab", &Reason::Length)
+            ("ab", &ChoiceFinish::Length)
         );
     }
     let document = chunks.iter().find(|chunk| chunk.port == *"meta").unwrap();
@@ -192,7 +192,7 @@ fn ke_613_every_choice_has_its_own_text_and_finish() {
 
 #[test]
 fn ke_614_logprobs_are_as_long_as_asked() {
-    let kernel = says("ab");
+    let kernel = states("ab");
     for (config, length) in [(json!({}), 0), (json!({"top_logprobs": 3}), 3)] {
         let run = kernel
             .run::<Json<Value>>("m", args! { prompt: "x", config: config })
@@ -209,7 +209,7 @@ fn ke_614_logprobs_are_as_long_as_asked() {
 
 #[test]
 fn ke_r18_the_first_item_comes_before_the_model_has_finished() {
-    let (mut owner, engine) = Owner::by_hand(
+    let (mut owner, engine) = EngineOwner::by_hand(
         Box::new(scripted(json!({"script": "text", "text": "abcdef"}))),
         EngineConfig::default(),
     );
@@ -268,7 +268,7 @@ fn thoughts_and_tool_calls_go_to_their_ports() {
         (Some(&json!("add")), Some(&json!(1)), Some(&json!(0)))
     );
     assert!(call.get("id").is_some_and(Value::is_string));
-    assert_eq!(meta.finish[&0], Reason::ToolCalls);
+    assert_eq!(meta.finish[&0], ChoiceFinish::ToolCalls);
     let role = |port: &str| {
         chunks
             .iter()
@@ -308,13 +308,13 @@ fn ev_602_fields_reach_the_engine() {
         .unwrap()
         .1
         .finish;
-    assert_eq!(finish[&0], Reason::Length);
+    assert_eq!(finish[&0], ChoiceFinish::Length);
 }
 
 /// EV-602, and `choices_max`: at the limit and one past it.
 #[test]
 fn ev_603_out_of_range_is_bad_config_before_anything_runs() {
-    let kernel = says("x");
+    let kernel = states("x");
     let many = |count: usize| Value::from(vec!["s"; count]);
     let long = |bytes: usize| Value::from("s".repeat(bytes));
     for good in [
@@ -383,7 +383,7 @@ fn ev_603_out_of_range_is_bad_config_before_anything_runs() {
 
 #[test]
 fn ev_601_a_base_from_the_context_is_overridden_field_by_field() {
-    let kernel = says("abcdef");
+    let kernel = states("abcdef");
     let base = json!({"max_tokens": 2, "stop": ["e"]});
     let with =
         |config: Value| whole(run(&kernel, config).context(CONFIG_CONTEXT, base.clone())).unwrap();
@@ -479,7 +479,7 @@ fn ev_606_an_end_of_turn_closes_the_turn() {
 }
 
 /// What an action has written, and how it ended.
-fn answer(text: &str, end: Reason) -> Node {
+fn answer(text: &str, end: ChoiceFinish) -> Node {
     let begun = Chunk::text(text).with_meta(Meta::default().with_role("ASSISTANT"));
     let ended = Chunk::empty().with_mime(Mime::TEXT);
     let ended = ended.with_meta(Meta::default().with_finish(0, end));
@@ -490,7 +490,7 @@ fn answer(text: &str, end: Reason) -> Node {
 type Conversation = (Vec<Node>, &'static [(&'static str, &'static str)], bool);
 
 fn conversations() -> Vec<Conversation> {
-    use Reason::{Cancelled, Length, Stop, ToolCalls};
+    use ChoiceFinish::{Cancelled, Length, Stop, ToolCalls};
     let (user, ours) = (|text| leaf("USER", text), |text| leaf("ASSISTANT", text));
     vec![
         (vec![answer("a", Stop)], &[("user", "a")], false),
@@ -727,7 +727,7 @@ fn one_of_prompt_and_messages_is_needed() {
 
 #[test]
 fn ke_303_usage_of_a_model_is_counted_once() {
-    let kernel = says("abc");
+    let kernel = states("abc");
     let mut run = kernel.run::<Chunk>("m", args! { prompt: "x" });
     let mut seen = Vec::new();
     while let Some(chunk) = block_on(run.next()) {
@@ -735,7 +735,7 @@ fn ke_303_usage_of_a_model_is_counted_once() {
             .unwrap()
             .meta
             .as_deref()
-            .map_or_else(Usage::default, |meta| meta.usage);
+            .map_or_else(RunUsage::default, |meta| meta.usage);
         seen.push(usage.completion_tokens);
     }
     assert_eq!(seen.iter().filter(|tokens| **tokens > 0).count(), 1);

@@ -1,7 +1,5 @@
 //! A node that is written by hand.
 //!
-//! Owns: [`NodeWriter`], a bounded queue between it and the node's source (KE-127). Refuses to know: readers.
-//!
 //! ```text
 //!   writer ── send (waits while `bytes` are queued) ──► queue ── polled by the leading reader ──► log
 //!     └── finish | fail | drop = Truncated
@@ -21,7 +19,7 @@ use crate::chunk::Chunk;
 use crate::error::Error;
 
 #[derive(Default)]
-struct Queue {
+struct ChannelQueue {
     chunks: VecDeque<Chunk>,
     bytes: usize,
     /// How it ended, once the writer is done: well, or with an error.
@@ -32,13 +30,13 @@ struct Queue {
     writer: Option<Waker>,
 }
 
-struct Shared {
+struct ChannelShared {
     bytes_max: usize,
-    queue: Mutex<Queue>,
+    queue: Mutex<ChannelQueue>,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+impl ChannelShared {
+    fn lock(&self) -> MutexGuard<'_, ChannelQueue> {
         // Nothing panics under this lock.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -58,7 +56,7 @@ impl Shared {
 }
 
 /// The writing end of [`Node::channel`]. Dropped without `finish` or `fail`, readers get `Truncated`.
-pub struct NodeWriter(Arc<Shared>);
+pub struct NodeWriter(Arc<ChannelShared>);
 
 impl NodeWriter {
     /// Appends a chunk; waits while too much is unread.
@@ -111,9 +109,9 @@ impl Drop for NodeWriter {
 }
 
 /// The node's source.
-struct Source(Arc<Shared>);
+struct ChannelSource(Arc<ChannelShared>);
 
-impl Stream for Source {
+impl Stream for ChannelSource {
     type Item = Result<Chunk>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -137,7 +135,7 @@ impl Stream for Source {
     }
 }
 
-impl Drop for Source {
+impl Drop for ChannelSource {
     fn drop(&mut self) {
         let waker = {
             let mut queue = self.0.lock();
@@ -152,11 +150,11 @@ impl Drop for Source {
 }
 
 pub(super) fn channel(bytes: usize) -> (NodeWriter, Node) {
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(ChannelShared {
         // A channel of nothing would let nothing through.
         bytes_max: bytes.max(1),
         queue: Mutex::default(),
     });
-    let node = Node::new(Source(shared.clone()));
+    let node = Node::new(ChannelSource(shared.clone()));
     (NodeWriter(shared), node)
 }

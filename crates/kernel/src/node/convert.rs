@@ -1,6 +1,6 @@
 //! What becomes a node by itself (KE-129).
 //!
-//! Owns: the conversions. Strings are text, bytes are bytes, everything else is JSON; a JSON string is text.
+//! The conversions. Strings are text, bytes are bytes, everything else is JSON; a JSON string is text.
 
 use bytes::Bytes;
 use serde::Serialize;

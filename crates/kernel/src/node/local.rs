@@ -1,7 +1,4 @@
 //! A node's log over a source in this process.
-//!
-//! Owns: [`Local`]: the relay of chunks, and what the source is wrapped in (its limit, its errors, its panics).
-//! Refuses to know: who polls when (that is [`super::relay`]).
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,8 +9,8 @@ use std::task::{Context, Poll};
 use futures::Stream;
 use futures::stream::FusedStream;
 
-use super::relay::{Place, Relay, Retain, Step};
-use super::{Cursor, Keep, Replay};
+use super::relay::{ReaderPosition, Relay, RelayPoll, RelayRetention};
+use super::{Replay, ReplayCursor, Retention};
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::{Chunks, Result};
@@ -22,10 +19,10 @@ use crate::{Chunks, Result};
 pub(super) struct Local(Relay<Guarded>);
 
 impl Local {
-    pub(super) fn new(source: Chunks, keep: Keep) -> Self {
+    pub(super) fn new(source: Chunks, keep: Retention) -> Self {
         let (room, window) = match keep {
-            Keep::All { bytes } => (Some(bytes), None),
-            Keep::Window { bytes } => (None, Some(bytes)),
+            Retention::All { bytes } => (Some(bytes), None),
+            Retention::Window { bytes } => (None, Some(bytes)),
         };
         let source = Guarded {
             source: Some(source),
@@ -35,36 +32,40 @@ impl Local {
         };
         Self(Relay::new(
             source,
-            Retain {
+            RelayRetention {
                 window,
-                weigh: |item| item.as_ref().map_or(0, weight),
+                weight_of: |item| item.as_ref().map_or(0, weight),
             },
         ))
     }
 }
 
 impl Replay for Local {
-    fn open(&self) -> Cursor {
-        let place = self.0.open();
-        cursor(&place)
+    fn open(&self) -> ReplayCursor {
+        let position = self.0.open();
+        cursor(&position)
     }
 
-    fn poll_next(&self, cursor: &mut Cursor, cx: &mut Context<'_>) -> Poll<Option<Result<Chunk>>> {
-        let mut place = place(cursor);
-        let step = self.0.poll(&mut place, cx.waker());
-        cursor.position = place.position as u64;
+    fn poll_next(
+        &self,
+        cursor: &mut ReplayCursor,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Chunk>>> {
+        let mut reader_position = position(cursor);
+        let step = self.0.poll(&mut reader_position, cx.waker());
+        cursor.position = reader_position.position as u64;
         step.map(|step| match step {
-            Step::Item(item) => Some(item),
-            Step::End => None,
-            Step::Released => Some(Err(Error::Gone)),
-            Step::Reentered => Some(Err(Error::Cycle {
+            RelayPoll::Item(item) => Some(item),
+            RelayPoll::End => None,
+            RelayPoll::Released => Some(Err(Error::Released)),
+            RelayPoll::Reentered => Some(Err(Error::Cycle {
                 path: "a node is read inside its own source".into(),
             })),
         })
     }
 
-    fn close(&self, cursor: &mut Cursor) {
-        self.0.close(&place(cursor));
+    fn close(&self, cursor: &mut ReplayCursor) {
+        self.0.close(&position(cursor));
     }
 
     fn is_complete(&self) -> bool {
@@ -72,17 +73,17 @@ impl Replay for Local {
     }
 }
 
-fn cursor(place: &Place) -> Cursor {
-    Cursor {
-        slot: place.slot as u64,
-        position: place.position as u64,
-        ..Cursor::default()
+fn cursor(reader_position: &ReaderPosition) -> ReplayCursor {
+    ReplayCursor {
+        slot: reader_position.slot as u64,
+        position: reader_position.position as u64,
+        ..ReplayCursor::default()
     }
 }
 
-const fn place(cursor: &Cursor) -> Place {
+const fn position(cursor: &ReplayCursor) -> ReaderPosition {
     // Both numbers were made from a `usize`.
-    Place {
+    ReaderPosition {
         slot: cursor.slot as usize,
         position: cursor.position as usize,
     }

@@ -1,6 +1,4 @@
 //! The streams that readers of nodes hold.
-//!
-//! Owns: readers of a log, of a tree and of a view. Refuses to know: how a log waits.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,18 +6,18 @@ use std::task::{Context, Poll, ready};
 
 use futures::Stream;
 
-use super::{Body, Cursor, Node, Replay, View};
+use super::{Node, NodeBody, NodeView, Replay, ReplayCursor};
 use crate::chunk::Chunk;
 use crate::{Chunks, Result};
 
 /// A reader of one log.
-pub(super) struct Reader {
+pub(super) struct LogReader {
     log: Arc<dyn Replay>,
-    cursor: Cursor,
+    cursor: ReplayCursor,
     done: bool,
 }
 
-impl Reader {
+impl LogReader {
     pub(super) fn new(log: Arc<dyn Replay>) -> Self {
         let cursor = log.open();
         Self {
@@ -30,7 +28,7 @@ impl Reader {
     }
 }
 
-impl Stream for Reader {
+impl Stream for LogReader {
     type Item = Result<Chunk>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -47,7 +45,7 @@ impl Stream for Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for LogReader {
     fn drop(&mut self) {
         self.log.close(&mut self.cursor);
     }
@@ -82,7 +80,7 @@ impl TreeReader {
                 continue;
             };
             *index += 1;
-            if let Body::Tree(inner) = &node.body {
+            if let NodeBody::Tree(inner) = &node.body {
                 self.path.push((inner.clone(), 0));
             } else {
                 self.part = self.next_part;
@@ -123,18 +121,18 @@ impl Stream for TreeReader {
 }
 
 /// A reader of a view.
-pub(super) struct Viewed<S> {
+pub(super) struct ViewReader<S> {
     chunks: S,
-    view: View,
+    view: NodeView,
 }
 
-impl<S> Viewed<S> {
-    pub(super) const fn new(chunks: S, view: View) -> Self {
+impl<S> ViewReader<S> {
+    pub(super) const fn new(chunks: S, view: NodeView) -> Self {
         Self { chunks, view }
     }
 }
 
-impl<S: Stream<Item = Result<Chunk>> + Unpin> Stream for Viewed<S> {
+impl<S: Stream<Item = Result<Chunk>> + Unpin> Stream for ViewReader<S> {
     type Item = Result<Chunk>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {

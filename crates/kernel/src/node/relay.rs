@@ -1,8 +1,5 @@
 //! One lazy source, replayed to many readers: who may poll the source, and who is woken.
 //!
-//! Owns: [`Relay`], the log of what the source gave, the readers' places and wakers, the *turn* to poll the source.
-//! Refuses to know: what an item is, limits, errors, panics (the source itself sees to those).
-//!
 //! ```text
 //!   a reader's poll:   item logged? ── yes ──────────────────────────────► Ready(item)
 //!                          │ no, not ended
@@ -23,21 +20,21 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use futures::Stream;
 use futures::stream::FusedStream;
-use sapwood_proto::log::{At, Log};
+use sapwood_proto::log::{Log, LogRead};
 
 use crate::sync::{Mutex, MutexGuard, ThreadId, current_thread};
 
 /// How much of a log is kept.
-pub(super) struct Retain<T> {
+pub(super) struct RelayRetention<T> {
     /// Weight that may lie between the slowest and the leading reader; `None` keeps everything (KE-124, KE-125).
     pub(super) window: Option<usize>,
     /// What one item weighs.
-    pub(super) weigh: fn(&T) -> usize,
+    pub(super) weight_of: fn(&T) -> usize,
 }
 
 /// What a reader's poll gives.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step<T> {
+pub(super) enum RelayPoll<T> {
     /// The next item.
     Item(T),
     /// There is no next item.
@@ -50,51 +47,51 @@ pub(super) enum Step<T> {
 
 /// A reader's place.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ReaderPosition {
     pub(super) slot: usize,
     pub(super) position: usize,
 }
 
 /// The source, its log and its readers.
 pub(super) struct Relay<S: Stream> {
-    board: Arc<Board<S::Item>>,
+    board: Arc<RelayBoard<S::Item>>,
     // Locked only by the reader that has the turn, so it is never contended.
     source: Mutex<Option<(S, Waker)>>,
 }
 
 /// What readers share; also what the source wakes.
-struct Board<T> {
-    state: Mutex<State<T>>,
+struct RelayBoard<T> {
+    state: Mutex<RelayState<T>>,
 }
 
-struct State<T> {
+struct RelayState<T> {
     log: Log<T>,
     /// Weight of the items that are held.
     weight: usize,
-    retain: Retain<T>,
+    retain: RelayRetention<T>,
     /// Who polls the source at this moment.
     turn: Option<ThreadId>,
     /// The source called its waker while somebody had the turn.
     woken: bool,
-    readers: Vec<Option<Reader>>,
+    readers: Vec<Option<RelayReader>>,
     free: Vec<usize>,
 }
 
-struct Reader {
+struct RelayReader {
     position: usize,
     waker: Option<Waker>,
 }
 
 /// Wakers to be called once the lock is released.
-type Calls = smallvec::SmallVec<[Waker; 4]>;
+type PendingWakers = smallvec::SmallVec<[Waker; 4]>;
 
-enum Look<T> {
-    Here(Step<T>),
+enum RelayLook<T> {
+    Here(RelayPoll<T>),
     Wait,
     Turn,
 }
 
-impl<T: Clone + Send + 'static> Wake for Board<T> {
+impl<T: Clone + Send + 'static> Wake for RelayBoard<T> {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -111,8 +108,8 @@ impl<T: Clone + Send + 'static> Wake for Board<T> {
     }
 }
 
-impl<T> Board<T> {
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+impl<T> RelayBoard<T> {
+    fn lock(&self) -> MutexGuard<'_, RelayState<T>> {
         // Nothing panics while this lock is held: sources and wakers run outside it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -124,9 +121,9 @@ where
     S::Item: Clone + Send + 'static,
 {
     /// A relay that has not polled `source` yet.
-    pub(super) fn new(source: S, retain: Retain<S::Item>) -> Self {
-        let board = Arc::new(Board {
-            state: Mutex::new(State {
+    pub(super) fn new(source: S, retain: RelayRetention<S::Item>) -> Self {
+        let board = Arc::new(RelayBoard {
+            state: Mutex::new(RelayState {
                 log: Log::new(),
                 weight: 0,
                 retain,
@@ -144,9 +141,9 @@ where
     }
 
     /// A new reader, at the very first item.
-    pub(super) fn open(&self) -> Place {
+    pub(super) fn open(&self) -> ReaderPosition {
         let mut state = self.board.lock();
-        let reader = Some(Reader {
+        let reader = Some(RelayReader {
             // A reader that comes too late holds nothing back.
             position: if state.log.released() > 0 {
                 usize::MAX
@@ -162,17 +159,17 @@ where
             state.readers.push(reader);
             state.readers.len() - 1
         };
-        Place { slot, position: 0 }
+        ReaderPosition { slot, position: 0 }
     }
 
     /// Ends a reader. If it was to poll the source, one that waits takes over.
-    pub(super) fn close(&self, place: &Place) {
+    pub(super) fn close(&self, position: &ReaderPosition) {
         let calls = {
             let mut state = self.board.lock();
-            if let Some(reader) = state.readers.get_mut(place.slot)
+            if let Some(reader) = state.readers.get_mut(position.slot)
                 && reader.take().is_some()
             {
-                state.free.push(place.slot);
+                state.free.push(position.slot);
             }
             state.release_passed();
             state.waiting()
@@ -181,18 +178,29 @@ where
     }
 
     /// The next item of a reader.
-    pub(super) fn poll(&self, place: &mut Place, waker: &Waker) -> Poll<Step<S::Item>> {
+    pub(super) fn poll(
+        &self,
+        position: &mut ReaderPosition,
+        waker: &Waker,
+    ) -> Poll<RelayPoll<S::Item>> {
         let (look, calls) = {
             let mut state = self.board.lock();
-            let look = state.look(place, waker);
+            let look = state.look(position, waker);
             let room = state.release_passed();
-            (look, if room { state.waiting() } else { Calls::new() })
+            (
+                look,
+                if room {
+                    state.waiting()
+                } else {
+                    PendingWakers::new()
+                },
+            )
         };
         calls.into_iter().for_each(Waker::wake);
         match look {
-            Look::Here(step) => return Poll::Ready(step),
-            Look::Wait => return Poll::Pending,
-            Look::Turn => {}
+            RelayLook::Here(step) => return Poll::Ready(step),
+            RelayLook::Wait => return Poll::Pending,
+            RelayLook::Turn => {}
         }
         let (polled, ended) = self.poll_source();
         let (step, calls) = {
@@ -208,13 +216,13 @@ where
             }
             match polled {
                 Poll::Ready(Some(item)) => {
-                    let step = state.take_next(place, item);
+                    let step = state.take_next(position, item);
                     state.release_passed();
                     (Poll::Ready(step), state.waiting())
                 }
-                Poll::Ready(None) => (Poll::Ready(Step::End), state.waiting()),
+                Poll::Ready(None) => (Poll::Ready(RelayPoll::End), state.waiting()),
                 Poll::Pending if woken => (Poll::Pending, state.waiting()),
-                Poll::Pending => (Poll::Pending, Calls::new()),
+                Poll::Pending => (Poll::Pending, PendingWakers::new()),
             }
         };
         calls.into_iter().for_each(Waker::wake);
@@ -228,59 +236,59 @@ where
 
     /// What the source gives, and whether that was the last of it. An ended source is dropped here.
     fn poll_source(&self) -> (Poll<Option<S::Item>>, bool) {
-        let mut held = self.source.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((source, waker)) = held.as_mut() else {
+        let mut retained = self.source.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((source, waker)) = retained.as_mut() else {
             return (Poll::Ready(None), true);
         };
         let polled = Pin::new(&mut *source).poll_next(&mut Context::from_waker(waker));
         let ended = matches!(polled, Poll::Ready(None)) || source.is_terminated();
         if ended {
-            *held = None;
+            *retained = None;
         }
         (polled, ended)
     }
 }
 
-impl<T: Clone> State<T> {
+impl<T: Clone> RelayState<T> {
     /// What a reader finds, its waker registered if it has to wait.
-    fn look(&mut self, place: &mut Place, waker: &Waker) -> Look<T> {
-        match self.log.at(place.position) {
-            At::Released => return Look::Here(Step::Released),
-            At::Item(item) => {
+    fn look(&mut self, reader_position: &mut ReaderPosition, waker: &Waker) -> RelayLook<T> {
+        match self.log.at(reader_position.position) {
+            LogRead::Released => return RelayLook::Here(RelayPoll::Released),
+            LogRead::Item(item) => {
                 let item = item.clone();
-                return Look::Here(self.take_next(place, item));
+                return RelayLook::Here(self.take_next(reader_position, item));
             }
-            At::End(()) => return Look::Here(Step::End),
-            At::Pending => {}
+            LogRead::End(()) => return RelayLook::Here(RelayPoll::End),
+            LogRead::Pending => {}
         }
         if self.turn == Some(current_thread()) {
-            return Look::Here(Step::Reentered);
+            return RelayLook::Here(RelayPoll::Reentered);
         }
-        if let Some(Some(reader)) = self.readers.get_mut(place.slot) {
+        if let Some(Some(reader)) = self.readers.get_mut(reader_position.slot) {
             match &mut reader.waker {
                 Some(old) if old.will_wake(waker) => {}
                 slot => *slot = Some(waker.clone()),
             }
         }
         if self.turn.is_some() || self.window_is_full() {
-            return Look::Wait;
+            return RelayLook::Wait;
         }
         self.turn = Some(current_thread());
-        Look::Turn
+        RelayLook::Turn
     }
 
     /// Moves a reader past the item it is given.
-    fn take_next(&mut self, place: &mut Place, item: T) -> Step<T> {
-        place.position += 1;
-        if let Some(Some(reader)) = self.readers.get_mut(place.slot) {
-            reader.position = place.position;
+    fn take_next(&mut self, reader_position: &mut ReaderPosition, item: T) -> RelayPoll<T> {
+        reader_position.position += 1;
+        if let Some(Some(reader)) = self.readers.get_mut(reader_position.slot) {
+            reader.position = reader_position.position;
             reader.waker = None;
         }
-        Step::Item(item)
+        RelayPoll::Item(item)
     }
 
     fn append(&mut self, item: T) {
-        self.weight += (self.retain.weigh)(&item);
+        self.weight += (self.retain.weight_of)(&item);
         // The log is open: only the holder of the turn appends or ends it.
         let _refused = self.log.append(item);
     }
@@ -295,21 +303,21 @@ impl<T: Clone> State<T> {
             return false;
         }
         let was_full = self.window_is_full();
-        let places = self.readers.iter().flatten().map(|reader| reader.position);
-        let Some(slowest) = places.min() else {
+        let positions = self.readers.iter().flatten().map(|reader| reader.position);
+        let Some(slowest) = positions.min() else {
             return false;
         };
         while self.log.released() < slowest {
             let Some(item) = self.log.release() else {
                 break;
             };
-            self.weight -= (self.retain.weigh)(&item);
+            self.weight -= (self.retain.weight_of)(&item);
         }
         was_full && !self.window_is_full()
     }
 
     /// Everybody who waits, to be woken.
-    fn waiting(&mut self) -> Calls {
+    fn waiting(&mut self) -> PendingWakers {
         self.readers
             .iter_mut()
             .flatten()

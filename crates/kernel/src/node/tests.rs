@@ -145,7 +145,7 @@ fn ke_124_a_node_keeps_its_limit_and_one_chunk_more_fails() {
     let chunk = || Chunk::bytes(vec![0_u8; 1000]);
     for (chunks, expect_error) in [(3, false), (4, true)] {
         let count = Count::new();
-        let keep = Keep::All { bytes: 3000 };
+        let keep = Retention::All { bytes: 3000 };
         let node = Node::with(played(&count, (0..chunks).map(|_| Ok(chunk()))), keep);
         let items: Vec<_> = block_on(node.read().collect());
         assert_eq!(items.iter().filter(|item| item.is_ok()).count(), 3);
@@ -160,7 +160,7 @@ fn ke_124_a_node_keeps_its_limit_and_one_chunk_more_fails() {
         assert_eq!(count.dropped(), 1);
         assert_eq!(block_on(node.read().count()), items.len(), "replayed alike");
     }
-    assert_eq!(Keep::default(), Keep::All { bytes: 64 << 20 });
+    assert_eq!(Retention::default(), Retention::All { bytes: 64 << 20 });
 }
 
 /// Reading one view to its end before the other is a diamond; nobody waits for anybody.
@@ -177,7 +177,7 @@ fn ke_124_a_diamond_does_not_deadlock() {
 #[test]
 fn ke_125_the_slowest_reader_of_a_window_sets_the_pace() {
     let count = Count::new();
-    let keep = Keep::Window { bytes: 2 * SMALL };
+    let keep = Retention::Window { bytes: 2 * SMALL };
     let node = Node::with(
         played(&count, oks(texts(["0", "1", "2", "3", "4", "5"]))),
         keep,
@@ -194,7 +194,7 @@ fn ke_125_the_slowest_reader_of_a_window_sets_the_pace() {
     assert!(poll_once(&mut fast, &waker).is_ready());
     assert!(matches!(
         poll_once(&mut node.read(), &waker),
-        Poll::Ready(Some(Err(Error::Gone)))
+        Poll::Ready(Some(Err(Error::Released)))
     ));
     drop(slow);
     assert_eq!(
@@ -207,7 +207,7 @@ fn ke_125_the_slowest_reader_of_a_window_sets_the_pace() {
 #[test]
 fn ke_125_a_reader_that_is_never_polled_holds_the_window() {
     let count = Count::new();
-    let keep = Keep::Window { bytes: SMALL };
+    let keep = Retention::Window { bytes: SMALL };
     let node = Node::with(played(&count, oks(texts(["0", "1", "2"]))), keep);
     let (mut fast, idle) = (node.read(), node.read());
     let (woken, waker) = Woken::new();
@@ -223,7 +223,7 @@ fn ke_125_a_reader_that_is_never_polled_holds_the_window() {
 fn ke_125_a_window_lets_go_of_what_all_have_passed() {
     let data = Bytes::from(vec![7_u8; 4096]);
     let copies = data.clone();
-    let keep = Keep::Window { bytes: 1 << 20 };
+    let keep = Retention::Window { bytes: 1 << 20 };
     let node = Node::with(
         stream::iter((0..64).map(move |_| Ok(Chunk::bytes(copies.clone()))))
             .chain(stream::pending()),
@@ -235,10 +235,10 @@ fn ke_125_a_window_lets_go_of_what_all_have_passed() {
     }
     drop(data);
     // The source still has its copy; the log has none.
-    let mut gone = node.read();
+    let mut removed = node.read();
     assert!(matches!(
-        poll_once(&mut gone, Waker::noop()),
-        Poll::Ready(Some(Err(Error::Gone)))
+        poll_once(&mut removed, Waker::noop()),
+        Poll::Ready(Some(Err(Error::Released)))
     ));
     assert!(
         pending(&mut reader, Waker::noop()),
@@ -332,8 +332,8 @@ fn ke_127_how_a_writer_ends_is_how_its_node_ends() {
 fn ke_128_a_tree_is_its_leaves_in_order() {
     let count = Count::new();
     let image = Chunk::bytes(&b"png"[..]).with_mime("image/png");
-    let spoken = Chunk::text("b").with_meta(Meta::default().with_role("ASSISTANT"));
-    let lazy = Node::new(played(&count, oks(vec![spoken, Chunk::text("c")])));
+    let dialect = Chunk::text("b").with_meta(Meta::default().with_role("ASSISTANT"));
+    let lazy = Node::new(played(&count, oks(vec![dialect, Chunk::text("c")])));
     let inner = Node::tree([Node::from(image), Node::tree([])]);
     let tree = Node::tree([Node::from("a"), inner, lazy]);
     let mut chunks = tree.read();
@@ -387,7 +387,10 @@ fn ke_128_views_share_the_log() {
     assert_eq!(whole(node.choice(2).run::<String>()).unwrap(), "2");
     assert_eq!(whole(node.run::<String>()).unwrap(), "m");
     assert_eq!(count.given(), 3, "one log");
-    let error = Node::tree([Node::new(stream::iter([Err(Error::Gone)])), Node::from("x")]);
+    let error = Node::tree([
+        Node::new(stream::iter([Err(Error::Released)])),
+        Node::from("x"),
+    ]);
     assert_eq!(drain(error.read()), ["!failed-precondition"]);
 }
 

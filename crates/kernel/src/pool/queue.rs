@@ -5,13 +5,13 @@ use std::fmt;
 use std::time::Instant;
 
 /// One piece of work.
-pub(super) struct Job {
+pub(super) struct QueuedJob {
     pub(super) id: u64,
     pub(super) entered: Instant,
     pub(super) run: Box<dyn FnOnce() + Send>,
 }
 
-impl fmt::Debug for Job {
+impl fmt::Debug for QueuedJob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Job")
             .field("id", &self.id)
@@ -23,13 +23,13 @@ impl fmt::Debug for Job {
 ///
 /// `order` names each caller once who has an entry in `jobs`, and no entry is empty.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
+pub(super) struct FairQueue {
     order: VecDeque<u64>,
-    jobs: HashMap<u64, VecDeque<Job>>,
+    jobs: HashMap<u64, VecDeque<QueuedJob>>,
     len: usize,
 }
 
-impl Queue {
+impl FairQueue {
     pub(super) const fn len(&self) -> usize {
         self.len
     }
@@ -38,7 +38,7 @@ impl Queue {
         self.jobs.get(&turn).map_or(0, VecDeque::len)
     }
 
-    pub(super) fn push(&mut self, turn: u64, job: Job) {
+    pub(super) fn push(&mut self, turn: u64, job: QueuedJob) {
         let jobs = self.jobs.entry(turn).or_default();
         if jobs.is_empty() {
             self.order.push_back(turn);
@@ -47,7 +47,7 @@ impl Queue {
         self.len += 1;
     }
 
-    pub(super) fn pop(&mut self) -> Option<Job> {
+    pub(super) fn pop(&mut self) -> Option<QueuedJob> {
         let turn = self.order.pop_front()?;
         let jobs = self.jobs.get_mut(&turn)?;
         let job = jobs.pop_front();
@@ -61,7 +61,7 @@ impl Queue {
     }
 
     /// Takes out one that nobody waits for any more, if it still waits.
-    pub(super) fn remove(&mut self, turn: u64, id: u64) -> Option<Job> {
+    pub(super) fn remove(&mut self, turn: u64, id: u64) -> Option<QueuedJob> {
         let jobs = self.jobs.get_mut(&turn)?;
         let at = jobs.iter().position(|job| job.id == id)?;
         let job = jobs.remove(at);

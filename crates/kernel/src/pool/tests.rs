@@ -6,7 +6,7 @@ use futures::executor::block_on;
 use super::*;
 
 /// Work that waits until it is let go, and tells when it has begun.
-fn held(pool: &Pool, turn: u64, size: Size) -> (Running<()>, SyncSender<()>) {
+fn busy(pool: &BlockingPool, turn: u64, size: TaskSize) -> (PoolRun<()>, SyncSender<()>) {
     let (go, gate) = mpsc::sync_channel::<()>(8);
     let (begun, has_begun) = mpsc::sync_channel(8);
     let running = pool.run(turn, size, move || {
@@ -20,12 +20,12 @@ fn held(pool: &Pool, turn: u64, size: Size) -> (Running<()>, SyncSender<()>) {
 
 /// Queues work that writes its name down.
 fn noted(
-    pool: &Pool,
+    pool: &BlockingPool,
     turn: u64,
-    size: Size,
+    size: TaskSize,
     name: &'static str,
     notes: &SyncSender<&'static str>,
-) -> Running<()> {
+) -> PoolRun<()> {
     let notes = notes.clone();
     pool.run(turn, size, move || notes.send(name).unwrap())
 }
@@ -36,15 +36,15 @@ fn drain(notes: &Receiver<&'static str>) -> Vec<&'static str> {
 
 #[test]
 fn d_54_work_is_taken_from_one_caller_after_the_other() {
-    let pool = Pool::new(2);
-    let (_large, _go) = held(&pool, 9, Size::Large);
-    let (small, go) = held(&pool, 9, Size::Small);
+    let pool = BlockingPool::new(2);
+    let (_large, _go) = busy(&pool, 9, TaskSize::Large);
+    let (small, go) = busy(&pool, 9, TaskSize::Small);
     let (notes, read) = mpsc::sync_channel(8);
     let all = [
-        noted(&pool, 1, Size::Small, "1a", &notes),
-        noted(&pool, 1, Size::Small, "1b", &notes),
-        noted(&pool, 1, Size::Small, "1c", &notes),
-        noted(&pool, 2, Size::Small, "2a", &notes),
+        noted(&pool, 1, TaskSize::Small, "1a", &notes),
+        noted(&pool, 1, TaskSize::Small, "1b", &notes),
+        noted(&pool, 1, TaskSize::Small, "1c", &notes),
+        noted(&pool, 2, TaskSize::Small, "2a", &notes),
     ];
     assert_eq!(pool.stats().waiting, 4);
     drop(go);
@@ -57,22 +57,22 @@ fn d_54_work_is_taken_from_one_caller_after_the_other() {
 
 #[test]
 fn small_work_does_not_wait_for_large_work_nor_large_for_all_small() {
-    let pool = Pool::new(2);
-    let (large, go_large) = held(&pool, 1, Size::Large);
+    let pool = BlockingPool::new(2);
+    let (large, go_large) = busy(&pool, 1, TaskSize::Large);
     let (notes, read) = mpsc::sync_channel(8);
-    let waiting = noted(&pool, 1, Size::Large, "large", &notes);
-    block_on(noted(&pool, 1, Size::Small, "small", &notes)).unwrap();
+    let waiting = noted(&pool, 1, TaskSize::Large, "large", &notes);
+    block_on(noted(&pool, 1, TaskSize::Small, "small", &notes)).unwrap();
     assert_eq!(drain(&read), ["small"], "a thread is kept for small work");
     drop(go_large);
     block_on(large).unwrap();
     block_on(waiting).unwrap();
     assert_eq!(drain(&read), ["large"]);
     // A thread is busy with small work, and more small work waits: the other one takes what is large.
-    let (_small, _go) = held(&pool, 1, Size::Small);
-    let (_second, go_second) = held(&pool, 1, Size::Small);
+    let (_small, _go) = busy(&pool, 1, TaskSize::Small);
+    let (_second, go_second) = busy(&pool, 1, TaskSize::Small);
     let later = [
-        noted(&pool, 1, Size::Small, "small", &notes),
-        noted(&pool, 1, Size::Large, "large", &notes),
+        noted(&pool, 1, TaskSize::Small, "small", &notes),
+        noted(&pool, 1, TaskSize::Large, "large", &notes),
     ];
     drop(go_second);
     for running in later {
@@ -83,17 +83,17 @@ fn small_work_does_not_wait_for_large_work_nor_large_for_all_small() {
 
 #[test]
 fn work_that_nobody_waits_for_is_not_begun_or_is_told_to_stop() {
-    let pool = Pool::new(2);
-    let (_large, _go) = held(&pool, 1, Size::Large);
-    let (_small, go) = held(&pool, 1, Size::Small);
+    let pool = BlockingPool::new(2);
+    let (_large, _go) = busy(&pool, 1, TaskSize::Large);
+    let (_small, go) = busy(&pool, 1, TaskSize::Small);
     let (notes, read) = mpsc::sync_channel(8);
-    let dropped = noted(&pool, 2, Size::Small, "dropped", &notes);
+    let dropped = noted(&pool, 2, TaskSize::Small, "dropped", &notes);
     drop(dropped);
     assert_eq!(pool.stats().waiting, 0);
     drop(go);
     let (begun, has_begun) = mpsc::sync_channel(8);
     let (ended, has_ended) = mpsc::sync_channel(8);
-    let running = pool.run(2, Size::Small, move || {
+    let running = pool.run(2, TaskSize::Small, move || {
         begun.send(()).unwrap();
         while !stop::stopped() {
             std::thread::yield_now();
@@ -108,19 +108,19 @@ fn work_that_nobody_waits_for_is_not_begun_or_is_told_to_stop() {
 
 #[test]
 fn a_panic_ends_one_piece_of_work() {
-    let pool = Pool::new(2);
-    let failed: Result<(), _> = block_on(pool.run(1, Size::Small, || panic!("of the test")));
+    let pool = BlockingPool::new(2);
+    let failed: Result<(), _> = block_on(pool.run(1, TaskSize::Small, || panic!("of the test")));
     assert!(matches!(failed, Err(Error::Panicked { .. })), "{failed:?}");
     assert_eq!(pool.stats().panics, 1);
-    assert_eq!(block_on(pool.run(1, Size::Small, || 7)).unwrap(), 7);
+    assert_eq!(block_on(pool.run(1, TaskSize::Small, || 7)).unwrap(), 7);
 }
 
 #[test]
 fn a_caller_may_have_so_much_waiting_and_others_still_wait_beside_it() {
-    let pool = Pool::new(2);
-    let (_large, _go) = held(&pool, 9, Size::Large);
-    let (_small, _gate) = held(&pool, 9, Size::Small);
-    let nothing = |turn| pool.run(turn, Size::Small, || ());
+    let pool = BlockingPool::new(2);
+    let (_large, _go) = busy(&pool, 9, TaskSize::Large);
+    let (_small, _gate) = busy(&pool, 9, TaskSize::Small);
+    let nothing = |turn| pool.run(turn, TaskSize::Small, || ());
     let waiting: Vec<_> = (0..QUEUE_EACH_MAX).map(|_| nothing(1)).collect();
     let refused = block_on(nothing(1)).unwrap_err();
     assert_eq!(
@@ -137,18 +137,18 @@ fn a_caller_may_have_so_much_waiting_and_others_still_wait_beside_it() {
 #[test]
 fn what_is_dropped_with_the_work_is_dropped_outside_of_the_lock() {
     /// Asks the pool something when it goes.
-    struct Asks(Pool, Arc<Mutex<usize>>);
+    struct Asks(BlockingPool, Arc<Mutex<usize>>);
     impl Drop for Asks {
         fn drop(&mut self) {
             *self.1.lock().unwrap() = self.0.stats().waiting + 1;
         }
     }
-    let pool = Pool::new(2);
-    let (_large, _go) = held(&pool, 1, Size::Large);
-    let (_small, _gate) = held(&pool, 1, Size::Small);
+    let pool = BlockingPool::new(2);
+    let (_large, _go) = busy(&pool, 1, TaskSize::Large);
+    let (_small, _gate) = busy(&pool, 1, TaskSize::Small);
     let seen = Arc::new(Mutex::new(0));
     let asks = Asks(pool.clone(), Arc::clone(&seen));
-    let running = pool.run(1, Size::Small, move || drop(asks));
+    let running = pool.run(1, TaskSize::Small, move || drop(asks));
     drop(running);
     assert_eq!(*seen.lock().unwrap(), 1);
 }

@@ -1,6 +1,6 @@
 //! A run that progresses although nobody polls.
 //!
-//! Owns: [`Driven`], the task behind [`crate::Run::driven`] with its bounded buffer (KE-145). It is one of the named
+//! [`Driven`], the task behind [`crate::Run::driven`] with its bounded buffer (KE-145). It is one of the named
 //! exceptions to "no task is spawned" (KE-102); the task ends with its [`Driven`].
 
 use std::pin::pin;
@@ -93,11 +93,11 @@ impl<T> Drop for Driven<T> {
 }
 
 async fn drive<T: FromChunks>(mut run: Run<T>, tx: &mpsc::Sender<Delivery<T>>) -> Meta {
-    let mut told = 0;
+    let mut reported = 0;
     while let Some(item) = run.next().await {
         let version = run.meta_version();
-        let meta = (version != told).then(|| Box::new(run.meta().clone()));
-        told = version;
+        let meta = (version != reported).then(|| Box::new(run.meta().clone()));
+        reported = version;
         // Both arms may be dropped half-way: neither holds an item. On a full buffer the source is dropped at once or on
         // time, and the error follows what is buffered (KE-502, KE-503).
         let ended = ended(run.cancel(), run.deadline());

@@ -1,7 +1,5 @@
 //! A run before decoding: starting the call, time, cancelling, panics, metadata.
 //!
-//! Owns: [`Flow`] and what it starts from ([`Setup`]). Refuses to know: the type that the caller reads.
-//!
 //! ```text
 //!   Call(Setup) ─┐ first poll                  ┌─ end ─────────────────► Done
 //!   Node         ├────────────► Live(stream) ──┤
@@ -18,12 +16,12 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::{Sleep, sleep_until};
 
-use super::border::Border;
-use crate::call::{Call, CallId, Context as Handed, Inputs, Instant, Ports, Want};
+use super::output_tracker::OutputTracker;
+use crate::call::{Call, CallId, Extensions as Handed, Inputs, Instant, RequestedPorts, Want};
 use crate::cancel::{Cancel, Cancelled};
 use crate::chunk::Chunk;
 use crate::error::Error;
-use crate::kernel::{Caller, Kernel};
+use crate::kernel::{Kernel, NestedCaller};
 use crate::layer::Next;
 use crate::meta::Meta;
 use crate::name::{Name, Port};
@@ -37,7 +35,7 @@ const BUDGET: u32 = 64;
 /// A call that has not begun.
 pub(crate) struct Setup {
     pub(crate) kernel: Kernel,
-    pub(crate) caller: Option<Arc<Caller>>,
+    pub(crate) caller: Option<Arc<NestedCaller>>,
     pub(crate) depth: u32,
     pub(crate) inputs: Inputs,
     pub(crate) next: Next,
@@ -51,15 +49,15 @@ pub(crate) struct Setup {
 }
 
 /// A node that is about to be read as a type.
-pub(crate) struct Reading {
+pub(crate) struct TypedInput {
     pub(crate) node: Node,
     pub(crate) timeout: Option<Duration>,
     pub(crate) port: Option<Port>,
 }
 
-pub(super) enum Phase {
+pub(super) enum FlowPhase {
     Call(Box<Setup>),
-    Node(Box<Reading>),
+    Node(Box<TypedInput>),
     Failed(Error),
     Live(Chunks),
     Done,
@@ -73,9 +71,9 @@ pub(super) struct Flow {
     /// Rises whenever `meta` changes.
     pub(super) version: u64,
     pub(super) deadline: Option<Instant>,
-    phase: Phase,
+    phase: FlowPhase,
     name: Name,
-    border: Border,
+    border: OutputTracker,
     /// The port that is read as the main one.
     port: Option<Port>,
     sleep: Option<Pin<Box<Sleep>>>,
@@ -88,9 +86,9 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    pub(super) fn new(phase: Phase) -> Self {
+    pub(super) fn new(phase: FlowPhase) -> Self {
         let (name, cancel) = match &phase {
-            Phase::Call(setup) => (
+            FlowPhase::Call(setup) => (
                 setup.spec.name.clone(),
                 setup
                     .caller
@@ -106,7 +104,7 @@ impl Flow {
             version: 0,
             deadline: None,
             phase,
-            border: Border::new(name.clone(), None, Want::default()),
+            border: OutputTracker::new(name.clone(), None, Want::default()),
             name,
             port: None,
             sleep: None,
@@ -120,15 +118,15 @@ impl Flow {
     /// What has not begun, to be changed; `None` afterwards.
     pub(super) const fn setup(&mut self) -> Option<&mut Setup> {
         match &mut self.phase {
-            Phase::Call(setup) => Some(setup),
+            FlowPhase::Call(setup) => Some(setup),
             _ => None,
         }
     }
 
     /// The same for a node.
-    pub(super) const fn reading(&mut self) -> Option<&mut Reading> {
+    pub(super) const fn reading(&mut self) -> Option<&mut TypedInput> {
         match &mut self.phase {
-            Phase::Node(reading) => Some(reading),
+            FlowPhase::Node(reading) => Some(reading),
             _ => None,
         }
     }
@@ -136,20 +134,20 @@ impl Flow {
     /// Whether the stream can be started and gives what is wanted (KE-142).
     pub(super) fn check(&self, want: &Want) -> Result<()> {
         match &self.phase {
-            Phase::Failed(error) => Err(error.clone()),
-            Phase::Call(setup) => setup.check(want),
-            Phase::Node(_) | Phase::Live(_) | Phase::Done => Ok(()),
+            FlowPhase::Failed(error) => Err(error.clone()),
+            FlowPhase::Call(setup) => setup.check(want),
+            FlowPhase::Node(_) | FlowPhase::Live(_) | FlowPhase::Done => Ok(()),
         }
     }
 
     pub(super) const fn is_done(&self) -> bool {
-        matches!(self.phase, Phase::Done)
+        matches!(self.phase, FlowPhase::Done)
     }
 
     /// Drops the source, and with it everything that it started. A panic of that drop ends this run and nothing else, as
     /// one of a poll does (KE-139): it is given back.
     pub(super) fn stop(&mut self) -> Option<Error> {
-        let source = std::mem::replace(&mut self.phase, Phase::Done);
+        let source = std::mem::replace(&mut self.phase, FlowPhase::Done);
         self.sleep = None;
         self.listening = None;
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(source)));
@@ -166,7 +164,7 @@ impl Flow {
             if self.cancel.is_cancelled() && !self.is_done() {
                 return self.fail(Error::Cancelled);
             }
-            let Phase::Live(chunks) = &mut self.phase else {
+            let FlowPhase::Live(chunks) = &mut self.phase else {
                 if self.is_done() {
                     return Poll::Ready(None);
                 }
@@ -218,22 +216,22 @@ impl Flow {
     }
 
     fn start(&mut self, want: Want) -> Result<()> {
-        match std::mem::replace(&mut self.phase, Phase::Done) {
-            Phase::Call(setup) => self.start_call(*setup, want),
-            Phase::Node(reading) => {
+        match std::mem::replace(&mut self.phase, FlowPhase::Done) {
+            FlowPhase::Call(setup) => self.start_call(*setup, want),
+            FlowPhase::Node(reading) => {
                 let mut want = want;
                 self.port = reading.port;
                 if let Some(port) = &self.port {
-                    want.ports = Ports::Only(vec![port.clone()]);
+                    want.ports = RequestedPorts::Only(vec![port.clone()]);
                 }
                 self.deadline = within(None, reading.timeout);
                 let chunks = reading.node.open_for(&want.ports);
-                self.border = Border::new(self.name.clone(), None, want);
-                self.phase = Phase::Live(chunks);
+                self.border = OutputTracker::new(self.name.clone(), None, want);
+                self.phase = FlowPhase::Live(chunks);
                 Ok(())
             }
-            Phase::Failed(error) => Err(error),
-            Phase::Live(_) | Phase::Done => Ok(()),
+            FlowPhase::Failed(error) => Err(error),
+            FlowPhase::Live(_) | FlowPhase::Done => Ok(()),
         }
     }
 
@@ -241,11 +239,11 @@ impl Flow {
         setup.check(&want)?;
         let mut want = setup.want.take().unwrap_or(want);
         if let Some(port) = &setup.port {
-            want.ports = Ports::Only(vec![port.clone()]);
+            want.ports = RequestedPorts::Only(vec![port.clone()]);
         } else if let Some(ports) = setup.demand.as_ref().and_then(|demand| demand.ports()) {
-            want.ports = Ports::Only(ports);
+            want.ports = RequestedPorts::Only(ports);
         }
-        self.border = Border::new(self.name.clone(), Some(setup.spec.clone()), want.clone());
+        self.border = OutputTracker::new(self.name.clone(), Some(setup.spec.clone()), want.clone());
         let caller = setup.caller.as_ref();
         self.deadline = within(caller.and_then(|caller| caller.deadline), setup.timeout);
         let mut context = caller.map_or_else(Arc::default, |caller| caller.context.clone());
@@ -267,16 +265,16 @@ impl Flow {
             cancel: self.cancel.clone(),
             context,
             turn: caller.map(|caller| caller.turn).unwrap_or_default(),
-            payer: None,
-            witness: None,
-            behalf: caller.and_then(|caller| caller.behalf.clone()),
+            token_charge: None,
+            observer: None,
+            request_context: caller.and_then(|caller| caller.request_context.clone()),
             known_models: None,
             spec: setup.spec,
             depth: setup.depth,
         };
         match catch_unwind(AssertUnwindSafe(|| setup.next.call(call))) {
             Ok(chunks) => {
-                self.phase = Phase::Live(chunks);
+                self.phase = FlowPhase::Live(chunks);
                 Ok(())
             }
             Err(payload) => Err(self.panic_error(&*payload)),

@@ -11,16 +11,16 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::call::{Call, Ports, Want};
+use crate::call::{Call, RequestedPorts, Want};
 use crate::from_chunks::Json;
 use crate::function::Fun;
 use crate::handler::raw;
 use crate::kernel::Kernel;
 use crate::layer::Next;
-use crate::meta::{Reason, Usage};
+use crate::meta::{ChoiceFinish, RunUsage};
 use crate::name::Mime;
 use crate::probe::{Count, Woken, endless, paused, played, poll_once, source, texts, whole};
-use crate::spec::{Input, Output, Spec};
+use crate::spec::{InputSpec, OutputSpec, Spec};
 use crate::{Chunks, args, limits};
 
 fn oks(chunks: Vec<Chunk>) -> impl Iterator<Item = Result<Chunk>> {
@@ -42,7 +42,7 @@ fn spec() -> Spec {
 }
 
 fn many_ports() -> Spec {
-    let ports = ["", "reasoning", "progress"].map(|port| Output::new(port, Mime::ANY).many());
+    let ports = ["", "reasoning", "progress"].map(|port| OutputSpec::new(port, Mime::ANY).many());
     spec().outputs(ports)
 }
 
@@ -194,7 +194,7 @@ fn ke_135_unwanted_ports_are_dropped() {
         Chunk::text("p").on("progress"),
     ];
     let (kernel, _) = playing(many_ports(), chunks);
-    let want = Want::from(Ports::Only(vec!["progress".into()]));
+    let want = Want::from(RequestedPorts::Only(vec!["progress".into()]));
     let seen: Vec<Chunk> = block_on(
         kernel
             .run::<Chunk>("f", ())
@@ -215,7 +215,7 @@ fn ke_136_a_missing_finish_is_truncation() {
     let mut promising = many_ports();
     promising.finishes = true;
     let finish =
-        |choice| Chunk::empty().with_meta(Meta::default().with_finish(choice, Reason::Stop));
+        |choice| Chunk::empty().with_meta(Meta::default().with_finish(choice, ChoiceFinish::Stop));
     for (chunks, expect) in [
         (vec![Chunk::text("a"), finish(0)], vec!["ok", "ok"]),
         (vec![Chunk::text("a")], vec!["ok", "truncated"]),
@@ -238,7 +238,10 @@ fn ke_313_a_stream_without_its_marker_is_truncated() {
 
 #[test]
 fn ke_142_a_type_that_does_not_fit_fails_before_work() {
-    let image = spec().outputs([Output::new("", "image/png"), Output::new("notes", "text/*")]);
+    let image = spec().outputs([
+        OutputSpec::new("", "image/png"),
+        OutputSpec::new("notes", "text/*"),
+    ]);
     let (kernel, count) = playing(image, vec![Chunk::bytes(&b"i"[..]).with_mime("image/png")]);
     for run in [
         kernel.run::<String>("f", ()).check(),
@@ -308,11 +311,11 @@ async fn ke_143_a_timeout_counts_from_the_first_poll_and_comes_too_late_afterwar
 
 #[test]
 fn ke_144_whole_finish_one_and_settle() {
-    let usage = Chunk::empty().with_meta(Meta::default().with_usage(0, Usage::of(3, 2)));
+    let usage = Chunk::empty().with_meta(Meta::default().with_usage(0, RunUsage::of(3, 2)));
     let (kernel, _) = playing(spec(), vec![Chunk::text("a"), Chunk::text("b"), usage]);
     assert_eq!(whole(kernel.run::<String>("f", ())).unwrap(), "ab");
     let (text, meta) = block_on(kernel.run::<String>("f", ()).finish()).unwrap();
-    assert_eq!((text.as_str(), meta.usage), ("ab", Usage::of(3, 2)));
+    assert_eq!((text.as_str(), meta.usage), ("ab", RunUsage::of(3, 2)));
     assert!(
         matches!(
             block_on(kernel.run::<String>("f", ()).one()),
@@ -332,19 +335,19 @@ fn ke_144_whole_finish_one_and_settle() {
 #[test]
 fn ke_144_settle_never_discards_what_arrived() {
     let kernel = Kernel::new();
-    let usage = || Chunk::text("a").with_meta(Meta::default().with_usage(0, Usage::of(1, 1)));
+    let usage = || Chunk::text("a").with_meta(Meta::default().with_usage(0, RunUsage::of(1, 1)));
     kernel
         .add(raw(spec(), move |_| {
-            stream::iter([Ok(usage()), Err(Error::Gone)]).boxed()
+            stream::iter([Ok(usage()), Err(Error::Released)]).boxed()
         }))
         .unwrap();
     let settled = block_on(kernel.run::<String>("f", ()).settle());
     assert_eq!(settled.whole.as_deref(), Some("a"));
-    assert_eq!(settled.meta.usage, Usage::of(1, 1));
-    assert!(matches!(settled.error, Some(Error::Gone)));
+    assert_eq!(settled.meta.usage, RunUsage::of(1, 1));
+    assert!(matches!(settled.error, Some(Error::Released)));
     assert!(matches!(
         block_on(kernel.run::<String>("f", ()).finish()),
-        Err(Error::Gone)
+        Err(Error::Released)
     ));
 }
 
@@ -420,22 +423,26 @@ fn ke_145_driving_without_a_runtime_is_an_error() {
 /// KE-R12
 #[test]
 fn ke_304_meta_is_live_and_usage_may_come_last() {
-    let meta = |completion| Meta::default().with_usage(0, Usage::of(5, completion));
+    let meta = |completion| Meta::default().with_usage(0, RunUsage::of(5, completion));
     let chunks = vec![
         Chunk::text("a").with_meta(meta(1)),
         Chunk::text("b"),
-        Chunk::empty().with_meta(meta(2).with_finish(0, Reason::Stop)),
+        Chunk::empty().with_meta(meta(2).with_finish(0, ChoiceFinish::Stop)),
     ];
     let (kernel, _) = playing(spec(), chunks);
     let mut run = kernel.run::<String>("f", ());
     assert!(block_on(run.next()).is_some());
-    assert_eq!(run.meta().usage, Usage::of(5, 1));
+    assert_eq!(run.meta().usage, RunUsage::of(5, 1));
     assert!(block_on(run.next()).is_some());
-    assert_eq!(run.meta().usage, Usage::of(5, 1), "not ahead of the items");
+    assert_eq!(
+        run.meta().usage,
+        RunUsage::of(5, 1),
+        "not ahead of the items"
+    );
     assert!(block_on(run.next()).is_none());
     assert_eq!(
         (run.meta().usage, run.meta().finish[&0].clone()),
-        (Usage::of(5, 2), Reason::Stop)
+        (RunUsage::of(5, 2), ChoiceFinish::Stop)
     );
 }
 
@@ -471,7 +478,10 @@ fn ke_301_reserved_ports_and_own_ones_may_be_declared() {
         ("2own", false),
         ("a-b", false),
     ] {
-        let declared = spec().outputs([Output::new("", Mime::TEXT), Output::new(port, Mime::TEXT)]);
+        let declared = spec().outputs([
+            OutputSpec::new("", Mime::TEXT),
+            OutputSpec::new(port, Mime::TEXT),
+        ]);
         assert_eq!(declared.check().is_ok(), legal, "{port}");
     }
     let order = vec![
@@ -493,7 +503,7 @@ fn ke_311_an_error_is_the_last_item_for_ever() {
         .add(raw(spec(), |_| {
             stream::iter([
                 Ok(Chunk::text("a")),
-                Err(Error::Gone),
+                Err(Error::Released),
                 Ok(Chunk::text("b")),
                 Err(Error::Deadline),
             ])
@@ -502,7 +512,7 @@ fn ke_311_an_error_is_the_last_item_for_ever() {
         .unwrap();
     let mut run = kernel.run::<String>("f", ());
     let items: Vec<_> = block_on(run.by_ref().collect());
-    assert!(matches!(&items[..], [Ok(_), Err(Error::Gone)]));
+    assert!(matches!(&items[..], [Ok(_), Err(Error::Released)]));
     for _ in 0..3 {
         assert!(block_on(run.next()).is_none());
     }
@@ -681,7 +691,7 @@ fn ke_504_three_of_a_million_make_three() {
         }))
         .unwrap();
     for name in ["second", "third"] {
-        let spec = Spec::new(name, "").inputs([Input::new("a")]);
+        let spec = Spec::new(name, "").inputs([InputSpec::new("a")]);
         kernel
             .add(raw(spec, |call| call.read("a").unwrap()))
             .unwrap();

@@ -1,7 +1,5 @@
 //! One action in progress: a run polled, its chunks written, its end told to the session.
 //!
-//! Owns: [`Serving`], the future of one action. Refuses to know: other actions, the transport.
-//!
 //! ```text
 //!   gather what the run has ──► room? ── no ──► wait (EV-803)
 //!        ▲                       └─ yes ──► write all of it at once ──┐
@@ -21,11 +19,11 @@ use sapwood_proto::evergreen::{Reason, Status};
 use sapwood_proto::session::{ActionKey, WriteError};
 use serde_json::{Value, json};
 
-use super::bind::Bound;
+use super::bind::BoundAction;
 use super::failure;
-use super::link::Link;
+use super::link::SessionLink;
 use super::output::Outputs;
-use super::signals::Signals;
+use super::signals::InputSignals;
 use super::wire::{self, META};
 use crate::cancel::Cancel;
 use crate::chunk::Chunk;
@@ -35,36 +33,36 @@ use crate::run::Run;
 
 /// An action in progress. Resolves to its key and how it failed; dropping it stops the work.
 pub(super) struct Serving {
-    link: Link,
+    link: SessionLink,
     key: ActionKey,
     name: String,
     run: Run,
     cancel: Cancel,
     outputs: Outputs,
-    signals: Arc<Signals>,
+    signals: Arc<InputSignals>,
     /// Whether the session was told that nothing but cursors is waited for (D-3).
     waiting: bool,
     /// Chunks that are to be written.
-    held: VecDeque<Chunk>,
+    retained: VecDeque<Chunk>,
     /// How the run has ended, once it has.
     end: Option<Result<(), Error>>,
 }
 
 /// How an action ended.
-pub(crate) struct Ended {
+pub(crate) struct ActionOutcome {
     pub(crate) key: ActionKey,
     pub(crate) failure: Option<Arc<Status>>,
 }
 
-impl Ended {
+impl ActionOutcome {
     pub(super) const fn well(key: ActionKey) -> Self {
         Self { key, failure: None }
     }
 }
 
 impl Serving {
-    pub(super) fn new(link: Link, key: ActionKey, name: String, bound: Bound) -> Self {
-        let Bound {
+    pub(super) fn new(link: SessionLink, key: ActionKey, name: String, bound: BoundAction) -> Self {
+        let BoundAction {
             run,
             outputs,
             signals,
@@ -78,7 +76,7 @@ impl Serving {
             outputs,
             signals,
             waiting: false,
-            held: VecDeque::new(),
+            retained: VecDeque::new(),
             end: None,
         }
     }
@@ -90,7 +88,7 @@ impl Serving {
 
     fn poll_serve(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {
         for _ in 0..BATCHES {
-            let gathered = if self.held.is_empty() {
+            let gathered = if self.retained.is_empty() {
                 self.poll_gather(cx)
             } else {
                 Poll::Ready(())
@@ -115,11 +113,11 @@ impl Serving {
     /// Takes what the run has, up to a batch; pending if it has nothing more.
     fn poll_gather(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut bytes = 0;
-        while self.held.len() < BATCH && bytes < BATCH_BYTES {
+        while self.retained.len() < BATCH && bytes < BATCH_BYTES {
             match ready!(Pin::new(&mut self.run).poll_next(cx)) {
                 Some(Ok(chunk)) => {
                     bytes += chunk.data.len();
-                    self.held.push_back(chunk);
+                    self.retained.push_back(chunk);
                 }
                 Some(Err(error)) => {
                     self.end = Some(Err(error));
@@ -136,14 +134,14 @@ impl Serving {
 
     /// Writes what was gathered, as far as there is room.
     fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), WriteError>> {
-        if self.held.is_empty() {
+        if self.retained.is_empty() {
             return Poll::Ready(Ok(()));
         }
         self.link.with(|live| {
-            while let Some(chunk) = self.held.front() {
+            while let Some(chunk) = self.retained.front() {
                 match self.outputs.write(live.machine(), chunk) {
                     Ok(()) => {
-                        self.held.pop_front();
+                        self.retained.pop_front();
                     }
                     Err(WriteError::Full) => ready!(live.poll_room(cx)),
                     Err(error) => return Poll::Ready(Err(error)),
@@ -223,20 +221,20 @@ impl Serving {
 }
 
 impl Future for Serving {
-    type Output = Ended;
+    type Output = ActionOutcome;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<ActionOutcome> {
         let this = &mut *self;
         this.signals.take_parked();
         let polled = this.poll_serve(cx);
-        let waiting = polled.is_pending() && this.held.is_empty() && this.signals.take_parked();
+        let waiting = polled.is_pending() && this.retained.is_empty() && this.signals.take_parked();
         // A cursor that becomes ready has told the session already that the wait is over, so each wait is told anew.
         if waiting || this.waiting {
             this.waiting = waiting;
             this.link
                 .with(|live| live.machine().waiting(this.key, waiting));
         }
-        polled.map(|failure| Ended {
+        polled.map(|failure| ActionOutcome {
             key: this.key,
             failure,
         })

@@ -1,24 +1,21 @@
 //! From an action, as it was received, to a run that can be polled (EV-502 to EV-504, EV-509).
-//!
-//! Owns: which inputs under which names, which ports are wanted, the merging of configs. Refuses to
-//! know: how the run is polled and where its chunks go.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytestring::ByteString;
 use futures::{StreamExt, stream};
-use sapwood_proto::session::{NodeKey, Start};
+use sapwood_proto::session::{ActionStart, NodeKey};
 use serde_json::{Map, Value};
 
 use super::config::Configs;
-use super::input::Flattened;
-use super::link::Link;
+use super::input::FlattenedInput;
+use super::link::SessionLink;
 use super::output::Outputs;
-use super::reference::References;
-use super::signals::Signals;
+use super::reference::SessionFetcher;
+use super::signals::InputSignals;
 use super::wire;
-use super::{GENERATE, Options};
+use super::{GENERATE, SessionOptions};
 use crate::Result;
 use crate::chunk::Chunk;
 use crate::error::Error;
@@ -30,10 +27,10 @@ use crate::run::Run;
 use crate::spec::Spec;
 
 /// An action that is ready to run.
-pub(super) struct Bound {
+pub(super) struct BoundAction {
     pub(super) run: Run,
     pub(super) outputs: Outputs,
-    pub(super) signals: Arc<Signals>,
+    pub(super) signals: Arc<InputSignals>,
 }
 
 /// An action of `function`: looks everything up and checks it; nothing is read and nothing begins (KE-141).
@@ -43,15 +40,15 @@ pub(super) struct Bound {
 pub(super) fn bind(
     kernel: &Kernel,
     function: Fun,
-    options: &Options,
-    link: &Link,
-    references: Option<&References>,
-    start: &Start,
-) -> Result<Bound> {
+    options: &SessionOptions,
+    link: &SessionLink,
+    references: Option<&SessionFetcher>,
+    start: &ActionStart,
+) -> Result<BoundAction> {
     let spec = function.spec();
     let configs = Configs::read(spec, &start.configs)?;
     let choices = Arc::new(AtomicU32::new(1));
-    let signals = Arc::new(Signals::default());
+    let signals = Arc::new(InputSignals::default());
     let mut outputs = Outputs::new(start.action, Arc::clone(&choices));
     for (name, node) in &start.outputs {
         bind_output(spec, &mut outputs, name, *node)?;
@@ -63,7 +60,7 @@ pub(super) fn bind(
         if target.is_some() && declared.is_some_and(|input| input.name == *TARGET) {
             continue;
         }
-        let node = Flattened::node(
+        let node = FlattenedInput::node(
             link.clone(),
             *node,
             start.action,
@@ -87,7 +84,7 @@ pub(super) fn bind(
     setup.timeout = left.into_iter().chain(configs.timeout).min();
     let run = Run::calling(Ok(setup));
     run.check()?;
-    Ok(Bound {
+    Ok(BoundAction {
         run,
         outputs,
         signals,
@@ -119,7 +116,7 @@ fn bind_output(spec: &Spec, outputs: &mut Outputs, name: &ByteString, node: Node
 }
 
 /// EV-503: the action's target, else the server's default; an input `target` counts only where the action has none.
-fn target(spec: &Spec, options: &Options, start: &Start) -> Option<String> {
+fn target(spec: &Spec, options: &SessionOptions, start: &ActionStart) -> Option<String> {
     spec.input(TARGET)?;
     if !start.target.is_empty() {
         return Some(start.target.to_string());

@@ -1,7 +1,4 @@
 //! The `configs` of an action: typed messages in, one JSON object and the options of every action out (EV-509).
-//!
-//! Owns: which message types there are, and how their fields become JSON. Refuses to know: what a field means and
-//! which values it takes; the function says so (EV-603).
 
 use std::time::Duration;
 

@@ -1,8 +1,5 @@
 //! The one task of a session: it takes messages in, starts and ends actions, keeps time (D-2).
 //!
-//! Owns: the order in which things are looked at. Refuses to know: bytes, sockets, what
-//! tells it to go away.
-//!
 //! ```text
 //!   every poll:  orders ─► messages (until paused) ─► chores of the machine ─► runs ─► timers ─► wake the transport once
 //!                          └◄───────────────────────────── while busy ─────────────────────┘
@@ -13,21 +10,21 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures::{Stream, StreamExt};
-use sapwood_proto::evergreen::{Message, Reason, Status};
-use sapwood_proto::session::{Live, Output, Start};
+use sapwood_proto::evergreen::{Reason, Status, WireMessage};
+use sapwood_proto::session::{ActionStart, Live, SessionOutput};
 use sapwood_proto::time::Time;
 use tokio::time::{Sleep, sleep_until};
 
-use super::intake::Intake;
-use super::link::Link;
+use super::intake::MessageIntake;
+use super::link::SessionLink;
 use super::runs::Runs;
-use super::{Observe, Order};
+use super::{Observe, SessionCommand};
 
 /// The state of a session's task.
 pub(super) struct Driver<I, O, W> {
-    pub(super) link: Link,
+    pub(super) link: SessionLink,
     pub(super) observer: W,
-    pub(super) intake: Intake<I>,
+    pub(super) intake: MessageIntake<I>,
     pub(super) orders: Option<O>,
     pub(super) runs: Runs,
     pub(super) timer: Option<(Time, Pin<Box<Sleep>>)>,
@@ -39,8 +36,8 @@ pub(super) struct Driver<I, O, W> {
 
 impl<I, O, W> Driver<I, O, W>
 where
-    I: Stream<Item = Result<Message, Status>>,
-    O: Stream<Item = Order> + Unpin,
+    I: Stream<Item = Result<WireMessage, Status>>,
+    O: Stream<Item = SessionCommand> + Unpin,
     W: Observe,
 {
     /// Drives until the session is over; all runs are dropped by then.
@@ -83,12 +80,12 @@ where
             match orders.poll_next_unpin(cx) {
                 Poll::Pending => return,
                 Poll::Ready(None) => self.orders = None,
-                Poll::Ready(Some(Order::Finish)) => {
+                Poll::Ready(Some(SessionCommand::Finish)) => {
                     self.finishing = true;
                     self.link.with(|live| live.machine().drain());
                 }
-                Poll::Ready(Some(Order::Leave)) => self.leave(),
-                Poll::Ready(Some(Order::Revoke)) => {
+                Poll::Ready(Some(SessionCommand::Leave)) => self.leave(),
+                Poll::Ready(Some(SessionCommand::Revoke)) => {
                     let message =
                         "the key of this session is no longer valid: open one with another";
                     self.abort(Status::new(Reason::Revoked, message));
@@ -144,17 +141,19 @@ where
         loop {
             match self.link.with(|live| live.poll_chore(cx)) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Output::Start(start)) => self.start(&start),
-                Poll::Ready(Output::Refused(status)) => self.observer.action_refused(&status),
-                Poll::Ready(Output::Cancel { action, by }) => self.runs.cancel(action, by),
-                Poll::Ready(Output::Close(status)) => return Poll::Ready(status),
+                Poll::Ready(SessionOutput::Start(start)) => self.start(&start),
+                Poll::Ready(SessionOutput::Refused(status)) => {
+                    self.observer.action_refused(&status)
+                }
+                Poll::Ready(SessionOutput::Cancel { action, by }) => self.runs.cancel(action, by),
+                Poll::Ready(SessionOutput::Close(status)) => return Poll::Ready(status),
                 // Reading goes on with the next round; the rest concerns clients.
                 Poll::Ready(_) => {}
             }
         }
     }
 
-    fn start(&mut self, start: &Start) {
+    fn start(&mut self, start: &ActionStart) {
         self.observer.action_began();
         if let Some(ended) = self.runs.start(start) {
             self.observer.action_ended(ended.failure.as_deref());

@@ -1,11 +1,8 @@
 //! How a run's error becomes a status of the protocol, and a status an error again.
-//!
-//! Owns: both directions of that mapping; it is the one table between the two (section 9 of the Evergreen page).
-//! Refuses to know: how a status travels.
 
-use sapwood_proto::code::Retry;
+use sapwood_proto::clip;
+use sapwood_proto::code::RetryAdvice;
 use sapwood_proto::evergreen::{Reason, Status};
-use sapwood_proto::shown;
 
 use super::offers::{MAX_OFFER_BYTES, MAX_OFFERS};
 use crate::error::Error;
@@ -17,7 +14,7 @@ pub(crate) fn status(error: &Error, action: &str) -> Status {
         "" => closest(error).name().to_owned(),
         reason => reason.to_owned(),
     };
-    let message = shown::message(error.to_string());
+    let message = clip::message(error.to_string());
     let mut status = Status::other(error.code(), reason, message).with("action", action);
     if let Some(after) = error.retry_after() {
         status.retry_after = Some(after);
@@ -51,7 +48,7 @@ pub(crate) fn error(status: &Status) -> Error {
             code: status.code,
             reason: Name::from(status.reason.to_string()),
             message: status.message.clone(),
-            retryable: status.code.retry() != Retry::No,
+            retryable: status.code.retry() != RetryAdvice::No,
             retry_after: status.retry_after,
         },
     }
@@ -71,7 +68,7 @@ fn closest(error: &Error) -> Reason {
         Error::Unimplemented { .. } => Reason::Unimplemented,
         Error::Truncated { .. } => Reason::Truncated,
         Error::Unsupported { .. } => Reason::UnsupportedMimetype,
-        Error::Gone => Reason::NodeReleased,
+        Error::Released => Reason::NodeReleased,
         // Of offers: so many actions, and a document of so many bytes.
         Error::Limit { name, .. } if *name == MAX_OFFERS => Reason::ActionLimit,
         Error::Limit { name, .. } if *name == MAX_OFFER_BYTES => Reason::FlattenLimit,

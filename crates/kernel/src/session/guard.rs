@@ -9,20 +9,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use sapwood_proto::evergreen::Status;
 
 use super::failure;
-use super::link::Link;
+use super::link::SessionLink;
 use crate::node::panic_text;
 
 /// Around everything that polls one session. Clones guard the same session. Dropping the guard of the session's task ends
 /// the session if nothing else did, so that neither its transport nor its readers wait for ever.
 #[derive(Clone, Debug)]
 pub(super) struct Guard {
-    link: Link,
+    link: SessionLink,
     /// Where panics are counted (OA-913).
     panics: Arc<AtomicU64>,
 }
 
 impl Guard {
-    pub(super) const fn new(link: Link, panics: Arc<AtomicU64>) -> Self {
+    pub(super) const fn new(link: SessionLink, panics: Arc<AtomicU64>) -> Self {
         Self { link, panics }
     }
 

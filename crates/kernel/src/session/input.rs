@@ -1,7 +1,4 @@
 //! A node of a session as a node of the kernel: the flattening cursor behind [`crate::Node`] (D-1).
-//!
-//! Owns: [`Flattened`], the [`Replay`] over a session's cursors, and how a piece becomes a chunk (section 14 of the
-//! kernel page). Refuses to know: actions, how pieces arrive, and how content elsewhere is fetched.
 
 use std::ops::Range;
 use std::pin::Pin;
@@ -13,48 +10,49 @@ use futures::{Stream, StreamExt};
 use sapwood_proto::evergreen::reference::switched_off;
 use sapwood_proto::evergreen::{Metadata, Status};
 use sapwood_proto::session::{
-    ActionKey, CursorId, Meant, NodeKey, Piece, Read, Referenced, Session, Written,
+    ActionKey, CursorId, CursorRead, LeafEnd, LeafPiece, NodeKey, Referenced, SessionMachine,
+    SliceOverlap,
 };
 
 use super::failure;
-use super::link::Link;
-use super::reference::{Reading, References};
-use super::signals::Signals;
+use super::link::SessionLink;
+use super::reference::{ReferenceReader, SessionFetcher};
+use super::signals::InputSignals;
 use super::wire;
 use crate::Result;
 use crate::chunk::Chunk;
-use crate::meta::{Meta, Reason};
+use crate::meta::{ChoiceFinish, Meta};
 use crate::name::Mime;
-use crate::node::{Cursor, Node, Replay};
+use crate::node::{Node, Replay, ReplayCursor};
 
 /// An input of an action.
-pub(super) struct Flattened {
-    link: Link,
+pub(super) struct FlattenedInput {
+    link: SessionLink,
     node: NodeKey,
     action: ActionKey,
-    signals: Arc<Signals>,
-    references: Option<References>,
+    signals: Arc<InputSignals>,
+    references: Option<SessionFetcher>,
     /// The function gathers it before it goes on: what it has of it is one copy more, and counts (EV-801).
     gathered: bool,
     /// What the last piece was: nearly every piece is of the same leaf as the one before.
-    last: Mutex<Option<Typed>>,
+    last: Mutex<Option<TypedMetadata>>,
 }
 
 /// Metadata of the wire, and what it is in the kernel.
-struct Typed {
+struct TypedMetadata {
     wire: Arc<Metadata>,
     mime: Mime,
     meta: Option<Arc<Meta>>,
 }
 
-impl Flattened {
+impl FlattenedInput {
     /// The node `node` as an input of `action`.
     pub(super) fn node(
-        link: Link,
+        link: SessionLink,
         node: NodeKey,
         action: ActionKey,
-        signals: Arc<Signals>,
-        references: Option<References>,
+        signals: Arc<InputSignals>,
+        references: Option<SessionFetcher>,
         gathered: bool,
     ) -> Node {
         Node::replaying(Arc::new(Self {
@@ -68,11 +66,11 @@ impl Flattened {
         }))
     }
 
-    fn chunk(&self, piece: Piece) -> Chunk {
+    fn chunk(&self, piece: LeafPiece) -> Chunk {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let typed = match &*last {
             Some(typed) if Arc::ptr_eq(&typed.wire, &piece.metadata) => typed,
-            _ => last.insert(Typed::new(&piece.metadata)),
+            _ => last.insert(TypedMetadata::new(&piece.metadata)),
         };
         let mut chunk = Chunk::bytes(piece.data)
             .with_mime(typed.mime.clone())
@@ -84,17 +82,17 @@ impl Flattened {
     }
 
     /// The reader goes on in the content of a reference, which stands in its place.
-    fn follow(&self, cursor: &mut Cursor, reference: &Referenced) {
+    fn follow(&self, cursor: &mut ReplayCursor, reference: &Referenced) {
         let id = CursorId::from_bits(cursor.slot);
         let Some(references) = &self.references else {
             // The machine tells of references only where they are followed.
-            let refusal = switched_off("this kind");
+            let rejection = switched_off("this kind");
             self.link
-                .with(|live| live.machine().fail_reference(id, &refusal));
+                .with(|live| live.machine().fail_reference(id, &rejection));
             return;
         };
-        let typed = Typed::new(&reference.metadata);
-        let followed = Followed {
+        let typed = TypedMetadata::new(&reference.metadata);
+        let followed = ReferencedChunks {
             link: self.link.clone(),
             signals: Arc::clone(&self.signals),
             cursor: id,
@@ -112,10 +110,15 @@ impl Flattened {
     }
 
     /// Takes what else is there: the lock is taken once for all of it, and what comes after is told again.
-    fn read_ahead(&self, machine: &mut Session, cursor: &mut Cursor, first: &Piece) {
+    fn read_ahead(
+        &self,
+        machine: &mut SessionMachine,
+        cursor: &mut ReplayCursor,
+        first: &LeafPiece,
+    ) {
         let mut bytes = first.data.len();
         while cursor.ahead.len() < AHEAD && bytes < AHEAD_BYTES {
-            let Read::Piece(piece) = machine.read(CursorId::from_bits(cursor.slot)) else {
+            let CursorRead::Piece(piece) = machine.read(CursorId::from_bits(cursor.slot)) else {
                 break;
             };
             bytes += piece.data.len();
@@ -127,7 +130,7 @@ impl Flattened {
     }
 
     /// A piece, behind what is to be said of the leaf before it.
-    fn push(&self, machine: &Session, cursor: &mut Cursor, piece: Piece) {
+    fn push(&self, machine: &SessionMachine, cursor: &mut ReplayCursor, piece: LeafPiece) {
         if cursor
             .turn
             .as_ref()
@@ -148,14 +151,14 @@ impl Flattened {
 
 /// An answer that an action has written is whole or was cut, and whoever makes turns of a conversation of it has to know
 /// which (D-51): an empty chunk behind it says so.
-fn end_turn(machine: &Session, cursor: &mut Cursor) {
+fn end_turn(machine: &SessionMachine, cursor: &mut ReplayCursor) {
     let Some((leaf, blank)) = cursor.turn.take() else {
         return;
     };
     let reason = match machine.written(leaf) {
         None => return,
-        Some(Written::Whole) => Reason::Stop,
-        Some(Written::Cut) => Reason::Length,
+        Some(LeafEnd::Whole) => ChoiceFinish::Stop,
+        Some(LeafEnd::Cut) => ChoiceFinish::Length,
     };
     let ended = Meta::default().with_finish(0, reason);
     cursor.ahead.push_back(blank.with_meta(ended));
@@ -168,12 +171,12 @@ fn is_answer(role: &str) -> bool {
 }
 
 /// The function holds `bytes` more until its action ends.
-fn gather(machine: &mut Session, action: ActionKey, bytes: usize) {
+fn gather(machine: &mut SessionMachine, action: ActionKey, bytes: usize) {
     // Without room for it the session is over, and with it the function.
     let _ = machine.hold_aside(action, bytes);
 }
 
-impl Typed {
+impl TypedMetadata {
     fn new(metadata: &Arc<Metadata>) -> Self {
         Self {
             wire: Arc::clone(metadata),
@@ -184,13 +187,13 @@ impl Typed {
 }
 
 /// The content of one reference, as chunks of the item that it is part of (EV-410).
-struct Followed {
-    link: Link,
-    signals: Arc<Signals>,
+struct ReferencedChunks {
+    link: SessionLink,
+    signals: Arc<InputSignals>,
     cursor: CursorId,
     /// The action whose function gathers it.
     gatherer: Option<ActionKey>,
-    reading: Reading,
+    reading: ReferenceReader,
     /// A chunk of the item, without data.
     blank: Chunk,
     /// What the item's first chunk carries, until that was given.
@@ -202,7 +205,7 @@ struct Followed {
     waits: bool,
 }
 
-impl Followed {
+impl ReferencedChunks {
     fn chunk(&mut self, data: Bytes) -> Chunk {
         let meta = self.begins.take().flatten();
         Chunk {
@@ -214,7 +217,7 @@ impl Followed {
 
     /// Counts bytes that have come. Which of them are meant.
     fn count(&mut self, bytes: usize) -> std::result::Result<Range<usize>, Arc<Status>> {
-        let Meant { range, more } = self.link.with(|live| {
+        let SliceOverlap { range, more } = self.link.with(|live| {
             let counted = live.machine().count_reference(self.cursor, bytes);
             if let (Some(action), Ok(meant)) = (self.gatherer, &counted) {
                 gather(live.machine(), action, meant.range.len());
@@ -229,12 +232,12 @@ impl Followed {
     fn set_waits(&mut self, waits: bool) {
         if self.waits != waits {
             self.waits = waits;
-            self.signals.waits_elsewhere(waits);
+            self.signals.waits_for_others(waits);
         }
     }
 }
 
-impl Stream for Followed {
+impl Stream for ReferencedChunks {
     type Item = Result<Chunk>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -274,24 +277,28 @@ impl Stream for Followed {
     }
 }
 
-impl Drop for Followed {
+impl Drop for ReferencedChunks {
     fn drop(&mut self) {
         self.set_waits(false);
     }
 }
 
-impl Replay for Flattened {
-    fn open(&self) -> Cursor {
+impl Replay for FlattenedInput {
+    fn open(&self) -> ReplayCursor {
         let id = self
             .link
             .with(|live| live.machine().open(self.node, Some(self.action)));
-        Cursor {
+        ReplayCursor {
             slot: id.to_bits(),
-            ..Cursor::default()
+            ..ReplayCursor::default()
         }
     }
 
-    fn poll_next(&self, cursor: &mut Cursor, cx: &mut Context<'_>) -> Poll<Option<Result<Chunk>>> {
+    fn poll_next(
+        &self,
+        cursor: &mut ReplayCursor,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Chunk>>> {
         let id = CursorId::from_bits(cursor.slot);
         loop {
             if let Some(inside) = &mut cursor.inside {
@@ -303,11 +310,11 @@ impl Replay for Flattened {
             let read = self.link.with(|live| {
                 let read = live.poll_read(id, cx);
                 match &read {
-                    Poll::Ready(Read::Piece(first)) => {
+                    Poll::Ready(CursorRead::Piece(first)) => {
                         self.push(live.machine(), cursor, first.clone());
                         self.read_ahead(live.machine(), cursor, first);
                     }
-                    Poll::Ready(Read::End) => end_turn(live.machine(), cursor),
+                    Poll::Ready(CursorRead::End) => end_turn(live.machine(), cursor),
                     _ => {}
                 }
                 read
@@ -320,26 +327,28 @@ impl Replay for Flattened {
                     self.signals.park();
                     Poll::Pending
                 }
-                Poll::Ready(Read::Reference(reference)) => {
+                Poll::Ready(CursorRead::Reference(reference)) => {
                     self.follow(cursor, &reference);
                     continue;
                 }
-                Poll::Ready(Read::Busy) => {
+                Poll::Ready(CursorRead::Busy) => {
                     // A graph that is large and gives little: others have their turn. Nothing is waited for.
                     cx.waker().wake_by_ref();
                     Poll::Pending
                 }
-                Poll::Ready(Read::Failed(status)) => {
+                Poll::Ready(CursorRead::Failed(status)) => {
                     self.signals.fail(&status);
                     Poll::Ready(Some(Err(failure::error(&status))))
                 }
                 // `poll_read` keeps a pending cursor waiting, and a piece was given above; what is left is the end.
-                Poll::Ready(Read::End | Read::Pending | Read::Piece(_)) => Poll::Ready(None),
+                Poll::Ready(CursorRead::End | CursorRead::Pending | CursorRead::Piece(_)) => {
+                    Poll::Ready(None)
+                }
             };
         }
     }
 
-    fn close(&self, cursor: &mut Cursor) {
+    fn close(&self, cursor: &mut ReplayCursor) {
         cursor.inside = None;
         self.link
             .with(|live| live.close_cursor(CursorId::from_bits(cursor.slot)));

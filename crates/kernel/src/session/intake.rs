@@ -1,8 +1,5 @@
 //! What has come from the transport and is about to go to the machine.
 //!
-//! Owns: [`Intake`]: taking messages as they come, many under one lock, and holding the rest back while the session is
-//! paused; so many fragments at a time that others get their turn. Refuses to know: what the machine makes of them.
-//!
 //! ```text
 //!   transport ── poll ──► taken (few, and of few bytes) ── hand_over ──► machine
 //!                └ its end stands behind what was taken before it
@@ -13,21 +10,21 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use futures::{Stream, StreamExt};
-use sapwood_proto::evergreen::{Action, Fragments, Message, Status};
-use sapwood_proto::session::Session;
+use sapwood_proto::evergreen::{Action, Fragments, Status, WireMessage};
+use sapwood_proto::session::SessionMachine;
 use sapwood_proto::time::Time;
 
 /// The transport's messages, and those among them that wait for the machine.
-pub(super) struct Intake<I> {
+pub(super) struct MessageIntake<I> {
     /// `None` once it has ended.
     incoming: Option<Pin<Box<I>>>,
-    taken: VecDeque<Message>,
+    taken: VecDeque<WireMessage>,
     /// Stands before those.
-    rest: Option<Rest>,
+    rest: Option<UnreadRest>,
     end: Option<Result<(), Status>>,
 }
 
-impl<I: Stream<Item = Result<Message, Status>>> Intake<I> {
+impl<I: Stream<Item = Result<WireMessage, Status>>> MessageIntake<I> {
     pub(super) fn new(incoming: I) -> Self {
         Self {
             incoming: Some(Box::pin(incoming)),
@@ -69,7 +66,7 @@ impl<I: Stream<Item = Result<Message, Status>>> Intake<I> {
 
     /// Gives the machine what was taken, as far as it wants to have it, and of many fragments a part; the end by itself,
     /// because nobody counts what a session holds once it is over (EV-801).
-    pub(super) fn hand_over(&mut self, machine: &mut Session, now: Time) {
+    pub(super) fn hand_over(&mut self, machine: &mut SessionMachine, now: Time) {
         let mut handed = 0;
         while !machine.inbound_paused() && handed < FRAGMENTS {
             let Some(message) = self.next() else {
@@ -92,20 +89,20 @@ impl<I: Stream<Item = Result<Message, Status>>> Intake<I> {
     }
 
     /// The next message, or part of one: what stands in one message means the same in several (EV-102), its actions last.
-    fn next(&mut self) -> Option<Message> {
+    fn next(&mut self) -> Option<WireMessage> {
         if self.rest.is_none() {
             let message = self.taken.pop_front()?;
             if message.fragments.len() <= FRAGMENTS {
                 return Some(message);
             }
-            self.rest = Some(Rest {
+            self.rest = Some(UnreadRest {
                 fragments: message.fragments.into_iter(),
                 actions: message.actions,
                 wire_bytes: message.wire_bytes,
             });
         }
         let rest = self.rest.as_mut()?;
-        let mut part = Message {
+        let mut part = WireMessage {
             fragments: rest.fragments.by_ref().take(FRAGMENTS).collect(),
             actions: Vec::new(),
             wire_bytes: rest.wire_bytes,
@@ -124,7 +121,7 @@ impl<I: Stream<Item = Result<Message, Status>>> Intake<I> {
 }
 
 /// What of a message the machine does not have yet.
-struct Rest {
+struct UnreadRest {
     fragments: <Fragments as IntoIterator>::IntoIter,
     actions: Vec<Action>,
     wire_bytes: usize,
@@ -154,13 +151,13 @@ mod tests {
             id: format!("n{number}").into(),
             ..Fragment::default()
         };
-        let message = Message {
+        let message = WireMessage {
             fragments: (0..2 * FRAGMENTS + 1).map(named).collect(),
             actions: vec![Action::default()],
             wire_bytes: 8 * FRAGMENTS,
         };
-        let mut machine = Session::new(Side::Server, Config::default(), Time::ZERO);
-        let mut intake = Intake::new(stream::iter([Ok(message)]));
+        let mut machine = SessionMachine::new(Side::Server, Config::default(), Time::ZERO);
+        let mut intake = MessageIntake::new(stream::iter([Ok(message)]));
         assert!(!intake.poll(&mut Context::from_waker(Waker::noop())));
         for (fragments, actions) in [(FRAGMENTS, 0), (2 * FRAGMENTS, 0), (2 * FRAGMENTS + 1, 1)] {
             assert!(intake.is_waiting());

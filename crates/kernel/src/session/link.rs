@@ -1,32 +1,34 @@
 //! A session's machine, and the clock beside it.
-//!
-//! Owns: [`Link`], how everybody of a session reaches its machine. Refuses to know: what they want of it, and the lock.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sapwood_proto::evergreen::Dialect;
-use sapwood_proto::session::{Live, Session, Shared};
+use sapwood_proto::session::{Live, SessionMachine, SharedSession};
 use sapwood_proto::time::Time;
 use tokio::time::Instant;
 
 /// A session's machine, shared by its runs, its nodes and its transport.
 #[derive(Clone, Debug)]
-pub(crate) struct Link {
-    shared: Shared,
+pub(crate) struct SessionLink {
+    shared: SharedSession,
     origin: Instant,
     /// In which dialect the connection speaks.
     dialect: Arc<Mutex<Dialect>>,
 }
 
-impl Link {
+impl SessionLink {
     /// A link to the machine that `make` builds; its time begins now.
-    pub(super) fn new(dialect: Dialect, make: impl FnOnce(Time) -> Session) -> Self {
-        Self::to(Shared::new(make(Time::ZERO)), Instant::now(), dialect)
+    pub(super) fn new(dialect: Dialect, make: impl FnOnce(Time) -> SessionMachine) -> Self {
+        Self::to(
+            SharedSession::new(make(Time::ZERO)),
+            Instant::now(),
+            dialect,
+        )
     }
 
     /// A link to a machine whose times count from `origin`.
-    pub(crate) fn to(shared: Shared, origin: Instant, dialect: Dialect) -> Self {
+    pub(crate) fn to(shared: SharedSession, origin: Instant, dialect: Dialect) -> Self {
         Self {
             shared,
             origin,
@@ -35,7 +37,7 @@ impl Link {
     }
 
     /// The machine alone.
-    pub(super) fn shared(&self) -> Shared {
+    pub(super) fn shared(&self) -> SharedSession {
         self.shared.clone()
     }
 
@@ -60,7 +62,7 @@ impl Link {
         let stands = self.with(|live| {
             let stands = live.connection() == connection;
             if stands {
-                live.machine().speak(dialect.manners());
+                live.machine().set_capabilities(dialect.capabilities());
                 live.returned(now);
             }
             stands
@@ -77,10 +79,10 @@ impl Link {
     }
 }
 
-impl Deref for Link {
-    type Target = Shared;
+impl Deref for SessionLink {
+    type Target = SharedSession;
 
-    fn deref(&self) -> &Shared {
+    fn deref(&self) -> &SharedSession {
         &self.shared
     }
 }

@@ -1,7 +1,6 @@
 //! What a peer lists or offers, as specs (EV-810, EV-914, KE-706).
 //!
-//! Owns: reading what `listing` writes. Refuses to know: who sent it, and how functions are called. What a peer says is
-//! checked like any other spec before it is registered.
+//! What a peer says is checked like any other spec before it is registered.
 
 #[cfg(feature = "net")]
 use std::collections::BTreeMap;
@@ -15,12 +14,12 @@ use serde_json::Value;
 
 use super::remote;
 use crate::name::{Mime, Name, Port};
-use crate::spec::{Input, Output, Spec};
+use crate::spec::{InputSpec, OutputSpec, Spec};
 
 /// What a peer lists.
 #[derive(Deserialize)]
-pub(crate) struct Listed {
-    actions: Vec<Action>,
+pub(crate) struct PeerListing {
+    actions: Vec<ListedAction>,
     /// A server's models; who offers lists none.
     #[cfg(feature = "net")]
     #[serde(default)]
@@ -36,18 +35,18 @@ pub(crate) struct Listed {
 }
 
 #[derive(Deserialize)]
-struct Action {
+struct ListedAction {
     name: String,
     #[serde(default)]
     description: String,
     #[serde(default)]
-    inputs: Vec<Parameter>,
+    inputs: Vec<ListedParameter>,
     #[serde(default)]
-    outputs: Vec<Parameter>,
+    outputs: Vec<ListedParameter>,
 }
 
 #[derive(Deserialize)]
-struct Parameter {
+struct ListedParameter {
     name: String,
     #[serde(default)]
     aliases: Vec<String>,
@@ -62,7 +61,7 @@ struct Parameter {
     many: bool,
 }
 
-impl Listed {
+impl PeerListing {
     /// Reads a list. `None` if it is none.
     pub(crate) fn read(text: &[u8]) -> Option<Self> {
         serde_json::from_slice(text).ok()
@@ -101,12 +100,12 @@ impl Listed {
 
 /// What a peer says that a model recommends; what it says beside that is passed over.
 #[cfg(feature = "net")]
-fn recommended(said: &Map<String, Value>) -> RecommendedSampling {
+fn recommended(sent: &Map<String, Value>) -> RecommendedSampling {
     #[expect(clippy::cast_possible_truncation, reason = "parameters of 32 bits")]
-    let float = |name: &str| said.get(name)?.as_f64().map(|value| value as f32);
+    let float = |name: &str| sent.get(name)?.as_f64().map(|value| value as f32);
     let recommended = RecommendedSampling {
         temperature: float("temperature"),
-        top_k: said
+        top_k: sent
             .get("top_k")
             .and_then(Value::as_u64)
             .and_then(|top_k| u32::try_from(top_k).ok()),
@@ -117,7 +116,7 @@ fn recommended(said: &Map<String, Value>) -> RecommendedSampling {
     recommended.valid()
 }
 
-fn spec(action: &Action) -> Spec {
+fn spec(action: &ListedAction) -> Spec {
     let mut spec = Spec::new(action.name.clone(), action.description.clone());
     spec.inputs = action.inputs.iter().map(input).collect();
     let outputs = action.outputs.iter().enumerate();
@@ -127,8 +126,8 @@ fn spec(action: &Action) -> Spec {
     spec
 }
 
-fn input(parameter: &Parameter) -> Input {
-    let mut input = Input::new(parameter.name.clone()).taking(mimes(parameter));
+fn input(parameter: &ListedParameter) -> InputSpec {
+    let mut input = InputSpec::new(parameter.name.clone()).taking(mimes(parameter));
     // A call of it sends on what comes; the config alone is looked at.
     input.streams = input.name != *remote::CONFIG;
     input.aliases = parameter
@@ -143,13 +142,13 @@ fn input(parameter: &Parameter) -> Input {
     input
 }
 
-fn output(index: usize, parameter: &Parameter) -> Output {
+fn output(index: usize, parameter: &ListedParameter) -> OutputSpec {
     let port = match (&parameter.port, index) {
         (Some(port), _) => Port::shared(port),
         (None, 0) => Port::MAIN,
         (None, _) => Port::shared(&parameter.name),
     };
-    let mut output = Output::new(port, Mime::ANY).wire(parameter.name.clone());
+    let mut output = OutputSpec::new(port, Mime::ANY).wire(parameter.name.clone());
     output.mimes = mimes(parameter);
     output.aliases = parameter
         .aliases
@@ -161,7 +160,7 @@ fn output(index: usize, parameter: &Parameter) -> Output {
     output
 }
 
-fn mimes(parameter: &Parameter) -> Vec<Mime> {
+fn mimes(parameter: &ListedParameter) -> Vec<Mime> {
     if parameter.mimetypes.is_empty() {
         return vec![Mime::ANY];
     }

@@ -1,21 +1,19 @@
 //! What a session tells about its server: LIST_ACTIONS and SESSION_INFO (EV-914); what a client offers (EV-810).
-//!
-//! Owns: the JSON documents. Refuses to know: who asked, and how the answer travels.
 
 use std::sync::Arc;
 
 use sapwood_engine::recommended::RecommendedSampling;
 use sapwood_proto::evergreen::{Dialect, MetadataMode};
-use sapwood_proto::session::Retain;
+use sapwood_proto::session::RetentionPolicy;
 use serde_json::{Map, Value, json};
 
-use super::{Options, config, wire};
+use super::{SessionOptions, config, wire};
 use crate::kernel::Kernel;
 use crate::name::{Mime, Name};
-use crate::spec::{Input, Output, Spec};
+use crate::spec::{InputSpec, OutputSpec, Spec};
 
 /// Every function that a client may call, every target, every extension that is on.
-pub(super) fn actions(kernel: &Kernel, options: &Options) -> Value {
+pub(super) fn actions(kernel: &Kernel, options: &SessionOptions) -> Value {
     let specs = kernel.specs();
     let (models, functions): (Vec<_>, Vec<_>) = specs.iter().partition(|spec| spec.model);
     let known = options.models.now();
@@ -75,7 +73,7 @@ pub(crate) fn offer(kernel: &Kernel) -> Value {
 }
 
 /// The dialect, the options in force and the limits of this session.
-pub(super) fn session(options: &Options, dialect: Dialect) -> Value {
+pub(super) fn session(options: &SessionOptions, dialect: Dialect) -> Value {
     let limits = &options.limits;
     let mode = match options.metadata {
         MetadataMode::Strict => "strict",
@@ -83,8 +81,8 @@ pub(super) fn session(options: &Options, dialect: Dialect) -> Value {
         MetadataMode::PerChunk => "per-chunk",
     };
     let retain = match options.retain {
-        Retain::Session => "session",
-        Retain::Unread => "unread",
+        RetentionPolicy::Session => "session",
+        RetentionPolicy::Unread => "unread",
     };
     json!({
         "dialect": dialect.name(),
@@ -125,7 +123,7 @@ fn action(spec: &Spec) -> Value {
     })
 }
 
-fn input(input: &Input) -> Value {
+fn input(input: &InputSpec) -> Value {
     json!({
         "name": input.name.as_str(),
         "aliases": names(&input.aliases),
@@ -135,7 +133,7 @@ fn input(input: &Input) -> Value {
     })
 }
 
-fn output(output: &Output) -> Value {
+fn output(output: &OutputSpec) -> Value {
     json!({
         "name": output.wire.as_str(),
         "aliases": names(&output.aliases),

@@ -1,8 +1,6 @@
 //! The functions that a client offers for as long as its session lives (EV-810, EV-812).
 //!
-//! Owns: [`Offers`]: the session's own kernel, the action OFFER_ACTIONS, and which offer is in force: the last one, whole.
-//! Refuses to know: who calls them, and how a call travels. What a client offers is seen by its own session alone, and
-//! never stands in the way of a function of the server's.
+//! What a client offers is seen by its own session alone, and never stands in the way of a function of the server's.
 //!
 //! ```text
 //!   server's kernel ◄── scope of the session ── offered functions, each an action of the client's
@@ -14,12 +12,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::BytesMut;
 use futures::{StreamExt, TryStreamExt, stream};
-use sapwood_proto::evergreen::Limits;
-use sapwood_proto::session::peer::Peer;
+use sapwood_proto::evergreen::SessionLimits;
+use sapwood_proto::session::peer::PeerHandle;
 use serde_json::json;
 
-use super::link::Link;
-use super::listed::Listed;
+use super::link::SessionLink;
+use super::listed::PeerListing;
 use super::{OFFER, remote};
 use crate::call::Call;
 use crate::chunk::Chunk;
@@ -29,25 +27,25 @@ use crate::handler::raw;
 use crate::kernel::Kernel;
 use crate::layer::layered;
 use crate::name::{Mime, Name, Port};
-use crate::spec::{Input, Output, Spec};
+use crate::spec::{InputSpec, OutputSpec, Spec};
 use crate::{Chunks, Result};
 
 /// The offers of one session. Dropping it withdraws them.
-pub(super) struct Offers(Arc<Inner>);
+pub(super) struct Offers(Arc<OffersInner>);
 
-struct Inner {
-    link: Link,
+struct OffersInner {
+    link: SessionLink,
     server: Kernel,
     /// The server's functions and the offered ones.
     scope: Kernel,
-    limits: Arc<Limits>,
+    limits: Arc<SessionLimits>,
     /// About what the offer in force takes.
-    held: AtomicU64,
-    state: Mutex<State>,
+    retained: AtomicU64,
+    state: Mutex<OfferState>,
 }
 
 #[derive(Default)]
-struct State {
+struct OfferState {
     /// How many times something was offered, in the order of the actions.
     asked: u64,
     /// Which of these offers is in force.
@@ -57,13 +55,13 @@ struct State {
 }
 
 impl Offers {
-    pub(super) fn new(link: Link, server: Kernel, limits: Arc<Limits>) -> Self {
-        Self(Arc::new(Inner {
+    pub(super) fn new(link: SessionLink, server: Kernel, limits: Arc<SessionLimits>) -> Self {
+        Self(Arc::new(OffersInner {
             link,
             scope: server.annex(),
             server,
             limits,
-            held: AtomicU64::new(0),
+            retained: AtomicU64::new(0),
             state: Mutex::default(),
         }))
     }
@@ -74,8 +72,8 @@ impl Offers {
     }
 
     /// About how many bytes the offer in force takes; its document may be dropped meanwhile.
-    pub(super) fn held(&self) -> u64 {
-        self.0.held.load(Ordering::Relaxed)
+    pub(super) fn retained_bytes(&self) -> u64 {
+        self.0.retained.load(Ordering::Relaxed)
     }
 
     /// What the next OFFER_ACTIONS runs.
@@ -85,8 +83,8 @@ impl Offers {
             state.asked
         });
         let spec = Spec::new(OFFER, "Says which functions the client serves.")
-            .inputs([Input::new(ACTIONS).taking([Mime::JSON, Mime::TEXT])])
-            .outputs([Output::new(Port::MAIN, Mime::JSON).wire("result")]);
+            .inputs([InputSpec::new(ACTIONS).taking([Mime::JSON, Mime::TEXT])])
+            .outputs([OutputSpec::new(Port::MAIN, Mime::JSON).wire("result")]);
         let inner = Arc::clone(&self.0);
         raw(spec, move |call| {
             let inner = Arc::clone(&inner);
@@ -111,8 +109,8 @@ impl Drop for Offers {
     }
 }
 
-impl Inner {
-    fn change<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
+impl OffersInner {
+    fn change<R>(&self, change: impl FnOnce(&mut OfferState) -> R) -> R {
         change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -133,7 +131,7 @@ impl Inner {
 
     /// Puts an offer in the place of the one before, all of it or nothing. How many functions it has.
     fn take(&self, ticket: u64, text: &[u8]) -> Result<usize> {
-        let listed = Listed::read(text).ok_or_else(|| {
+        let listed = PeerListing::read(text).ok_or_else(|| {
             let form = "must be JSON of the form {\"actions\":[{\"name\":…,\"inputs\":[{\"name\":…}],\"outputs\":[…]}]}";
             Error::argument(ACTIONS, form).because("BAD_CONFIG")
         })?;
@@ -142,12 +140,12 @@ impl Inner {
             .into_iter()
             .partition(|spec| spec.name == *CANCEL);
         self.check(&specs)?;
-        let mut client = Peer::new(self.link.shared(), None);
+        let mut client = PeerHandle::new(self.link.shared(), None);
         client.cancels = !cancels.is_empty();
-        let held = Arc::default();
+        let pending = Arc::default();
         let offered: Vec<Fun> = specs
             .into_iter()
-            .map(|spec| gone_with(&client, remote::function(client.clone(), spec, &held)))
+            .map(|spec| until_closed(&client, remote::function(client.clone(), spec, &pending)))
             .collect();
         let count = offered.len();
         self.change(|state| {
@@ -156,8 +154,8 @@ impl Inner {
                 return;
             }
             state.in_force = ticket;
-            let held = text.len() as u64 * BYTES_PER_BYTE;
-            self.held.store(held, Ordering::Relaxed);
+            let pending = text.len() as u64 * BYTES_PER_BYTE;
+            self.retained.store(pending, Ordering::Relaxed);
             let names = offered.iter().map(|offer| offer.spec().name.clone());
             let before = std::mem::replace(&mut state.names, names.collect());
             for offer in offered {
@@ -203,17 +201,17 @@ impl Inner {
 }
 
 /// Calls end as cancelled when the session has ended, however it did (EV-812).
-fn gone_with(client: &Peer, function: Fun) -> Fun {
+fn until_closed(client: &PeerHandle, function: Fun) -> Fun {
     let client = client.clone();
     layered(function, move |call: Call, next: crate::Next| -> Chunks {
         let client = client.clone();
-        let told = move |error| {
+        let reported = move |error| {
             if client.is_over() {
                 return Error::Cancelled;
             }
             error
         };
-        next.call(call).map_err(told).boxed()
+        next.call(call).map_err(reported).boxed()
     })
 }
 

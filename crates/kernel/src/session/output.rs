@@ -1,8 +1,5 @@
 //! The outputs of an action: chunks of a run become fragments of nodes (section 14 of the kernel page).
 //!
-//! Owns: [`Outputs`]: which port is written to which node, and which outputs are trees (EV-508, EV-604, D-25). Refuses
-//! to know: the run, room in the queue, the wire.
-//!
 //! ```text
 //!   leaf:  chunk, chunk, … end                      an output with one answer of one part
 //!   tree:  choice 0, choice 1, …                    n answers; each a leaf, or a tree if it may have many parts
@@ -16,40 +13,40 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use bytes::{Bytes, BytesMut};
 use bytestring::ByteString;
 use sapwood_proto::evergreen::{Metadata, msgpack};
-use sapwood_proto::session::{ActionKey, NodeKey, Session, WriteError};
+use sapwood_proto::session::{ActionKey, NodeKey, SessionMachine, WriteError};
 
 use super::wire;
 use crate::chunk::Chunk;
-use crate::meta::Reason;
+use crate::meta::ChoiceFinish;
 use crate::name::Port;
 use crate::spec;
 
 /// The listed outputs of one action.
 pub(super) struct Outputs {
     action: ActionKey,
-    list: Vec<Output>,
+    list: Vec<ActionOutput>,
     /// How many answers were asked for; known once the config has been read, which is before the first chunk.
     choices: Arc<AtomicU32>,
 }
 
-struct Output {
+struct ActionOutput {
     port: Port,
     /// What an output without any chunk is said to be (EV-404).
     mime: ByteString,
     many: bool,
-    top: Slot,
+    top: OpenNode,
 }
 
 /// A node that is being written.
-struct Slot {
+struct OpenNode {
     node: NodeKey,
-    shape: Shape,
-    begun: Begun,
+    shape: OutputShape,
+    begun: PartialJson,
 }
 
 /// The beginning of a JSON value whose end has not come (EV-722).
 #[derive(Default)]
-struct Begun {
+struct PartialJson {
     /// There is no line end in it: what comes is looked at once, however long a value is.
     bytes: BytesMut,
     /// Bytes that were looked at.
@@ -57,7 +54,7 @@ struct Begun {
     searched: usize,
 }
 
-impl Begun {
+impl PartialJson {
     /// Takes bytes in. Where the last line that is whole by now ends, if there is one. Only what is new is searched: a value that
     /// comes in many small pieces would be searched from its start for each of them otherwise.
     fn push(&mut self, data: &[u8]) -> Option<usize> {
@@ -72,19 +69,19 @@ impl Begun {
     }
 }
 
-enum Shape {
+enum OutputShape {
     /// Nothing is written yet.
     Open,
     /// A leaf and what it is.
     Leaf(Arc<Metadata>),
     /// One child per answer.
-    Choices(Vec<Slot>),
+    Choices(Vec<OpenNode>),
     /// One child per part; only the last is still open.
-    Parts(Vec<Slot>),
+    Parts(Vec<OpenNode>),
     Ended,
 }
 
-type Written = Result<(), WriteError>;
+type WrittenNode = Result<(), WriteError>;
 
 impl Outputs {
     pub(super) const fn new(action: ActionKey, choices: Arc<AtomicU32>) -> Self {
@@ -96,18 +93,18 @@ impl Outputs {
     }
 
     /// Binds `output` of a function to `node`.
-    pub(super) fn bind(&mut self, output: &spec::Output, node: NodeKey) {
+    pub(super) fn bind(&mut self, output: &spec::OutputSpec, node: NodeKey) {
         let mime = output
             .mimes
             .iter()
             .find(|mime| !mime.as_str().contains('*'));
-        self.list.push(Output {
+        self.list.push(ActionOutput {
             port: output.port.clone(),
             mime: mime
                 .map_or("application/octet-stream", |mime| mime.as_str())
                 .into(),
             many: output.many,
-            top: Slot::new(node),
+            top: OpenNode::new(node),
         });
     }
 
@@ -121,12 +118,12 @@ impl Outputs {
         let mut unwritten = self
             .list
             .iter()
-            .filter(|output| matches!(output.top.shape, Shape::Open));
+            .filter(|output| matches!(output.top.shape, OutputShape::Open));
         unwritten.any(|output| output.port == *port)
     }
 
     /// Writes a chunk where it belongs; one for a port that is not listed is dropped (EV-506).
-    pub(super) fn write(&mut self, session: &mut Session, chunk: &Chunk) -> Written {
+    pub(super) fn write(&mut self, session: &mut SessionMachine, chunk: &Chunk) -> WrittenNode {
         let choices = self.choices.load(Ordering::Relaxed);
         let Some(output) = self
             .list
@@ -135,8 +132,8 @@ impl Outputs {
         else {
             return Ok(());
         };
-        let mut pen = Pen::new(session, self.action);
-        if pen.session.config().manners.flat {
+        let mut pen = OutputWriter::new(session, self.action);
+        if pen.session.config().capabilities.flat {
             return output.write_flat(&mut pen, chunk, choices);
         }
         output.write(&mut pen, chunk, choices)
@@ -144,28 +141,37 @@ impl Outputs {
 
     /// Writes the whole of a port to which nothing has been written, and ends it. Needs no room: it is what cannot be said
     /// before the end.
-    pub(super) fn write_last(&mut self, session: &mut Session, chunk: &Chunk) -> Written {
+    pub(super) fn write_last(
+        &mut self,
+        session: &mut SessionMachine,
+        chunk: &Chunk,
+    ) -> WrittenNode {
         let output = self
             .list
             .iter_mut()
             .find(|output| output.port == chunk.port);
-        let Some(output) = output.filter(|output| matches!(output.top.shape, Shape::Open)) else {
+        let Some(output) = output.filter(|output| matches!(output.top.shape, OutputShape::Open))
+        else {
             return Ok(());
         };
-        output.top.shape = Shape::Ended;
+        output.top.shape = OutputShape::Ended;
         let metadata = Arc::new(wire::metadata(chunk));
         session.end_with_data(output.top.node, &metadata, chunk.data.clone())
     }
 
     /// Notes which answers ended at a limit, so that who reads one later knows that it may be continued (D-51).
-    pub(super) fn note_cuts(&self, session: &mut Session, ends: &BTreeMap<u32, Reason>) {
+    pub(super) fn note_cuts(
+        &self,
+        session: &mut SessionMachine,
+        ends: &BTreeMap<u32, ChoiceFinish>,
+    ) {
         let is_cut = |choice: usize| {
             let choice = u32::try_from(choice).unwrap_or(u32::MAX);
-            ends.get(&choice) == Some(&Reason::Length)
+            ends.get(&choice) == Some(&ChoiceFinish::Length)
         };
         for output in &self.list {
             match &output.top.shape {
-                Shape::Choices(answers) => {
+                OutputShape::Choices(answers) => {
                     let cut = answers
                         .iter()
                         .enumerate()
@@ -179,8 +185,8 @@ impl Outputs {
     }
 
     /// Ends every output, those that stayed empty included (EV-508).
-    pub(super) fn finish(&mut self, session: &mut Session) -> Written {
-        let mut pen = Pen::new(session, self.action);
+    pub(super) fn finish(&mut self, session: &mut SessionMachine) -> WrittenNode {
+        let mut pen = OutputWriter::new(session, self.action);
         self.list
             .iter_mut()
             .try_for_each(|output| output.top.finish(&mut pen, &output.mime))
@@ -188,28 +194,33 @@ impl Outputs {
 }
 
 /// What nodes of one action are written with.
-struct Pen<'a> {
-    session: &'a mut Session,
+struct OutputWriter<'a> {
+    session: &'a mut SessionMachine,
     action: ActionKey,
     /// JSON values are not cut (EV-722).
     whole_json: bool,
 }
 
-impl<'a> Pen<'a> {
+impl<'a> OutputWriter<'a> {
     /// What the connection of this moment needs.
-    const fn new(session: &'a mut Session, action: ActionKey) -> Self {
+    const fn new(session: &'a mut SessionMachine, action: ActionKey) -> Self {
         Self {
-            whole_json: session.config().manners.whole_json,
+            whole_json: session.config().capabilities.whole_json,
             session,
             action,
         }
     }
 }
 
-impl Output {
+impl ActionOutput {
     /// One leaf whatever the shape: each chunk is a fragment of its own, and says which answer it belongs to (EV-733,
     /// EV-740).
-    fn write_flat(&mut self, pen: &mut Pen<'_>, chunk: &Chunk, choices: u32) -> Written {
+    fn write_flat(
+        &mut self,
+        pen: &mut OutputWriter<'_>,
+        chunk: &Chunk,
+        choices: u32,
+    ) -> WrittenNode {
         let mut metadata = wire::metadata(chunk);
         let is_plain = metadata.mimetype.starts_with("text/") || metadata.mimetype == DEFAULT_MIME;
         if chunk.data.is_empty() && is_plain {
@@ -221,35 +232,37 @@ impl Output {
             metadata.experimental.push(choice);
         }
         // A function says who speaks once.
-        if let Shape::Leaf(before) = &self.top.shape
+        if let OutputShape::Leaf(before) = &self.top.shape
             && metadata.role.is_empty()
         {
             metadata.role = before.role.clone();
         }
         let metadata = match &self.top.shape {
-            Shape::Leaf(before) if **before == metadata => Arc::clone(before),
+            OutputShape::Leaf(before) if **before == metadata => Arc::clone(before),
             _ => Arc::new(metadata),
         };
         pen.session
             .write(self.top.node, &metadata, chunk.data.clone())?;
-        self.top.shape = Shape::Leaf(metadata);
+        self.top.shape = OutputShape::Leaf(metadata);
         Ok(())
     }
 
-    fn write(&mut self, pen: &mut Pen<'_>, chunk: &Chunk, choices: u32) -> Written {
+    fn write(&mut self, pen: &mut OutputWriter<'_>, chunk: &Chunk, choices: u32) -> WrittenNode {
         let about_all = ABOUT_ALL.contains(&self.port.as_str());
-        if matches!(self.top.shape, Shape::Open) && !about_all && (choices > 1 || chunk.choice > 0)
+        if matches!(self.top.shape, OutputShape::Open)
+            && !about_all
+            && (choices > 1 || chunk.choice > 0)
         {
-            self.top.shape = Shape::Choices(Vec::new());
+            self.top.shape = OutputShape::Choices(Vec::new());
             self.top.grow(pen, choices.max(1) as usize)?;
         }
         let many = self.many;
-        if let Shape::Choices(_) = self.top.shape {
+        if let OutputShape::Choices(_) = self.top.shape {
             self.top.grow(pen, chunk.choice as usize + 1)?;
         }
         match &mut self.top.shape {
             // `grow` has made the child.
-            Shape::Choices(answers) => match answers.get_mut(chunk.choice as usize) {
+            OutputShape::Choices(answers) => match answers.get_mut(chunk.choice as usize) {
                 Some(answer) => answer.write(pen, chunk, many),
                 None => Err(WriteError::Refused),
             },
@@ -260,26 +273,27 @@ impl Output {
     }
 }
 
-impl Slot {
+impl OpenNode {
     fn new(node: NodeKey) -> Self {
         Self {
             node,
-            shape: Shape::Open,
-            begun: Begun::default(),
+            shape: OutputShape::Open,
+            begun: PartialJson::default(),
         }
     }
 
     /// The leaf at its end was cut.
-    fn note_cut(&self, session: &mut Session) {
+    fn note_cut(&self, session: &mut SessionMachine) {
         match &self.shape {
-            Shape::Parts(parts) => parts.iter().for_each(|part| part.note_cut(session)),
+            OutputShape::Parts(parts) => parts.iter().for_each(|part| part.note_cut(session)),
             _ => session.note_cut(self.node),
         }
     }
 
     /// Makes children up to `count`, announced in one fragment before any of them is written.
-    fn grow(&mut self, pen: &mut Pen<'_>, count: usize) -> Written {
-        let (Shape::Choices(children) | Shape::Parts(children)) = &mut self.shape else {
+    fn grow(&mut self, pen: &mut OutputWriter<'_>, count: usize) -> WrittenNode {
+        let (OutputShape::Choices(children) | OutputShape::Parts(children)) = &mut self.shape
+        else {
             return Err(WriteError::Refused);
         };
         let missing = count.saturating_sub(children.len());
@@ -291,12 +305,12 @@ impl Slot {
         Ok(())
     }
 
-    fn write(&mut self, pen: &mut Pen<'_>, chunk: &Chunk, many: bool) -> Written {
-        if many && matches!(self.shape, Shape::Open) {
-            self.shape = Shape::Parts(Vec::new());
+    fn write(&mut self, pen: &mut OutputWriter<'_>, chunk: &Chunk, many: bool) -> WrittenNode {
+        if many && matches!(self.shape, OutputShape::Open) {
+            self.shape = OutputShape::Parts(Vec::new());
         }
         match &mut self.shape {
-            Shape::Parts(parts) => {
+            OutputShape::Parts(parts) => {
                 let wanted = chunk.part as usize + 1;
                 if wanted > parts.len() {
                     if let Some(before) = parts.last_mut() {
@@ -304,7 +318,7 @@ impl Slot {
                     }
                     self.grow(pen, wanted)?;
                 }
-                let Shape::Parts(parts) = &mut self.shape else {
+                let OutputShape::Parts(parts) = &mut self.shape else {
                     return Err(WriteError::Refused);
                 };
                 match parts.last_mut() {
@@ -316,11 +330,11 @@ impl Slot {
         }
     }
 
-    fn write_leaf(&mut self, pen: &mut Pen<'_>, chunk: &Chunk) -> Written {
+    fn write_leaf(&mut self, pen: &mut OutputWriter<'_>, chunk: &Chunk) -> WrittenNode {
         let metadata = match &self.shape {
-            Shape::Leaf(_) if chunk.data.is_empty() => return Ok(()),
-            Shape::Leaf(metadata) => Arc::clone(metadata),
-            Shape::Open => Arc::new(wire::metadata(chunk)),
+            OutputShape::Leaf(_) if chunk.data.is_empty() => return Ok(()),
+            OutputShape::Leaf(metadata) => Arc::clone(metadata),
+            OutputShape::Open => Arc::new(wire::metadata(chunk)),
             _ => return Err(WriteError::Refused),
         };
         let data =
@@ -336,7 +350,7 @@ impl Slot {
         if let Some(data) = data {
             pen.session.write(self.node, &metadata, data)?;
         }
-        self.shape = Shape::Leaf(metadata);
+        self.shape = OutputShape::Leaf(metadata);
         Ok(())
     }
 
@@ -344,7 +358,7 @@ impl Slot {
     /// (EV-801).
     fn whole_values(
         &mut self,
-        pen: &mut Pen<'_>,
+        pen: &mut OutputWriter<'_>,
         mimetype: &str,
         data: &[u8],
     ) -> Result<Option<Bytes>, WriteError> {
@@ -361,24 +375,24 @@ impl Slot {
     }
 
     /// What waited no longer does.
-    fn let_go(&mut self, pen: &mut Pen<'_>, bytes: usize) -> Bytes {
+    fn let_go(&mut self, pen: &mut OutputWriter<'_>, bytes: usize) -> Bytes {
         pen.session.let_go_aside(pen.action, bytes);
         self.begun.bytes.split_to(bytes).freeze()
     }
 
     /// Ends this node and everything below it, children first.
-    fn finish(&mut self, pen: &mut Pen<'_>, mime: &ByteString) -> Written {
+    fn finish(&mut self, pen: &mut OutputWriter<'_>, mime: &ByteString) -> WrittenNode {
         match &mut self.shape {
-            Shape::Ended => return Ok(()),
-            Shape::Leaf(_) | Shape::Open => {}
-            Shape::Choices(children) | Shape::Parts(children) => {
+            OutputShape::Ended => return Ok(()),
+            OutputShape::Leaf(_) | OutputShape::Open => {}
+            OutputShape::Choices(children) | OutputShape::Parts(children) => {
                 children
                     .iter_mut()
                     .try_for_each(|child| child.finish(pen, mime))?;
             }
         }
-        let shape = std::mem::replace(&mut self.shape, Shape::Ended);
-        if let (Shape::Leaf(metadata), false) = (shape, self.begun.bytes.is_empty()) {
+        let shape = std::mem::replace(&mut self.shape, OutputShape::Ended);
+        if let (OutputShape::Leaf(metadata), false) = (shape, self.begun.bytes.is_empty()) {
             let rest = self.let_go(pen, self.begun.bytes.len());
             return pen.session.end_with_data(self.node, &metadata, rest);
         }
@@ -405,7 +419,7 @@ mod tests {
     /// EV-722
     #[test]
     fn ev_722_every_byte_of_json_that_waits_is_looked_at_once() {
-        let mut begun = Begun::default();
+        let mut begun = PartialJson::default();
         let chunk = [b'x'; 64];
         for _ in 0..32_768 {
             assert_eq!(begun.push(&chunk), None);

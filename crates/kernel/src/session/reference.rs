@@ -1,8 +1,5 @@
 //! Content that stands elsewhere: fetched when a reader reaches it, once for all readers of a session (EV-410).
 //!
-//! Owns: [`Resolve`], what a session asks of whoever can fetch; the task that fetches, its limits (EV-416), who shares
-//! what came. Refuses to know: schemes, files, sockets.
-//!
 //! ```text
 //!   untouched ── first reader ──► fetching ── end or error ──► kept, until the fragment with the reference goes
 //!       ▲                            │
@@ -22,32 +19,32 @@ use bytes::Bytes;
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
-use sapwood_proto::evergreen::{Limits, Reason, Status};
-use sapwood_proto::log::{At, Log};
-use sapwood_proto::session::Elsewhere;
+use sapwood_proto::evergreen::{Reason, SessionLimits, Status};
+use sapwood_proto::log::{Log, LogRead};
+use sapwood_proto::session::ExternalContent;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tracing::Instrument;
 
 /// Who fetches content elsewhere.
-pub trait Resolve: fmt::Debug + Send + Sync {
+pub trait ReferenceFetch: fmt::Debug + Send + Sync {
     /// Opens what `uri` names. Nothing happens before the first poll; dropping ends it.
     ///
     /// # Errors
     /// `REF_SCHEME`, `REF_DENIED`, `REF_NOT_FOUND` or `REF_FETCH`, with a message for strangers.
-    fn open<'a>(&'a self, uri: &'a str) -> BoxFuture<'a, Result<Content, Status>>;
+    fn open<'a>(&'a self, uri: &'a str) -> BoxFuture<'a, Result<FoundContent, Status>>;
 }
 
 /// Content that was found and is about to come.
-pub struct Content {
+pub struct FoundContent {
     /// How many bytes there will be, where that was declared.
     pub bytes: Option<u64>,
     /// The bytes; after an error nothing follows. Dropping ends it.
     pub pieces: BoxStream<'static, Result<Bytes, Status>>,
 }
 
-impl fmt::Debug for Content {
+impl fmt::Debug for FoundContent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Content")
             .field("bytes", &self.bytes)
@@ -57,42 +54,42 @@ impl fmt::Debug for Content {
 
 /// What one session fetches.
 #[derive(Clone)]
-pub(super) struct References(Arc<Shared>);
+pub(super) struct SessionFetcher(Arc<FetcherShared>);
 
-struct Shared {
-    resolve: Arc<dyn Resolve>,
-    limits: Arc<Limits>,
-    places: Semaphore,
+struct FetcherShared {
+    resolve: Arc<dyn ReferenceFetch>,
+    limits: Arc<SessionLimits>,
+    permits: Semaphore,
     /// Bytes held of all references.
-    held: AtomicU64,
+    retained: AtomicU64,
 }
 
-impl References {
-    pub(super) fn new(resolve: &Arc<dyn Resolve>, limits: &Arc<Limits>) -> Self {
-        Self(Arc::new(Shared {
+impl SessionFetcher {
+    pub(super) fn new(resolve: &Arc<dyn ReferenceFetch>, limits: &Arc<SessionLimits>) -> Self {
+        Self(Arc::new(FetcherShared {
             resolve: Arc::clone(resolve),
             limits: Arc::clone(limits),
-            places: Semaphore::new(limits.max_ref_fetches),
-            held: AtomicU64::new(0),
+            permits: Semaphore::new(limits.max_ref_fetches),
+            retained: AtomicU64::new(0),
         }))
     }
 
     /// Bytes that the session holds of what it has fetched.
-    pub(super) fn held(&self) -> u64 {
-        self.0.held.load(Ordering::Relaxed)
+    pub(super) fn retained(&self) -> u64 {
+        self.0.retained.load(Ordering::Relaxed)
     }
 
     /// A new reader of `content`, from its first byte; the first one sets off the fetch.
-    pub(super) fn read(&self, content: &Elsewhere) -> Reading {
-        let fetch = content.keep(Fetch::default);
+    pub(super) fn read(&self, content: &ExternalContent) -> ReferenceReader {
+        let fetch = content.keep(CachedFetch::default);
         let mut state = fetch.lock();
         state.readers += 1;
         let running = state
             .running
-            .get_or_insert_with(|| Running::begin(self, content.uri()));
+            .get_or_insert_with(|| RunningFetch::begin(self, content.uri()));
         let fetched = Arc::clone(&running.fetched);
         drop(state);
-        Reading {
+        ReferenceReader {
             fetch,
             fetched,
             position: 0,
@@ -102,7 +99,7 @@ impl References {
     /// Counts bytes that are about to be held.
     fn hold(&self, bytes: u64) -> Result<(), Status> {
         let max = self.0.limits.ref_bytes;
-        let value = self.0.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let value = self.0.retained.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if value > max {
             self.give_back(bytes);
             return Err(Status::limit(Reason::RefLimit, "ref_bytes", value, max));
@@ -111,14 +108,14 @@ impl References {
     }
 
     fn give_back(&self, bytes: u64) {
-        self.0.held.fetch_sub(bytes, Ordering::Relaxed);
+        self.0.retained.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Fetches `uri` into `fetched`.
-    async fn fetch(&self, uri: &str, fetched: &Fetched) -> Result<(), Status> {
+    async fn fetch(&self, uri: &str, fetched: &FetchedBytes) -> Result<(), Status> {
         let limits = &self.0.limits;
         // Never closed.
-        let _place = self.0.places.acquire().await.ok();
+        let _place = self.0.permits.acquire().await.ok();
         let (first, total) = (limits.ref_first_byte, limits.ref_total);
         let fetching = async {
             let opening = async {
@@ -149,32 +146,32 @@ impl References {
         within("max_ref_bytes", bytes, limits.max_ref_bytes)?;
         within(
             "ref_bytes",
-            self.held().saturating_add(bytes),
+            self.retained().saturating_add(bytes),
             limits.ref_bytes,
         )
     }
 }
 
-impl fmt::Debug for References {
+impl fmt::Debug for SessionFetcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("References")
-            .field("held", &self.held())
+            .field("held", &self.retained())
             .finish_non_exhaustive()
     }
 }
 
 /// What stands at a reference: who reads it, and what came so far.
 #[derive(Default)]
-struct Fetch(Mutex<State>);
+struct CachedFetch(Mutex<FetchState>);
 
 #[derive(Default)]
-struct State {
+struct FetchState {
     readers: usize,
-    running: Option<Running>,
+    running: Option<RunningFetch>,
 }
 
-impl Fetch {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl CachedFetch {
+    fn lock(&self) -> MutexGuard<'_, FetchState> {
         // Nothing panics under this lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -193,14 +190,14 @@ impl Fetch {
 }
 
 /// A fetch, from its beginning to when its content is let go. Dropping it aborts the task.
-struct Running {
-    fetched: Arc<Fetched>,
+struct RunningFetch {
+    fetched: Arc<FetchedBytes>,
     task: JoinHandle<()>,
 }
 
-impl Running {
-    fn begin(references: &References, uri: &str) -> Self {
-        let fetched = Arc::new(Fetched {
+impl RunningFetch {
+    fn begin(references: &SessionFetcher, uri: &str) -> Self {
+        let fetched = Arc::new(FetchedBytes {
             references: references.clone(),
             progress: Mutex::default(),
         });
@@ -208,26 +205,26 @@ impl Running {
         let (references, uri) = (references.clone(), uri.to_owned());
         let task = async move {
             // Also said if the resolver panics: no stream ends silently.
-            let ending = Ending(&into);
+            let ending = FetchGuard(&into);
             let outcome = references.fetch(&uri, &into).await;
-            ending.say(outcome);
+            ending.report(outcome);
         };
         let task = tokio::spawn(task.in_current_span());
         Self { fetched, task }
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningFetch {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
 /// Ends what is fetched, in any case.
-struct Ending<'a>(&'a Fetched);
+struct FetchGuard<'a>(&'a FetchedBytes);
 
-impl Ending<'_> {
-    fn say(&self, outcome: Result<(), Status>) {
+impl FetchGuard<'_> {
+    fn report(&self, outcome: Result<(), Status>) {
         if let Err(status) = &outcome {
             tracing::debug!(reason = %status.reason, "a reference was not fetched");
         }
@@ -235,7 +232,7 @@ impl Ending<'_> {
     }
 }
 
-impl Drop for Ending<'_> {
+impl Drop for FetchGuard<'_> {
     fn drop(&mut self) {
         let message = "the content of a reference was not fetched to its end";
         // The first end stands.
@@ -244,19 +241,19 @@ impl Drop for Ending<'_> {
 }
 
 /// What came so far, and how it ended.
-struct Fetched {
-    references: References,
+struct FetchedBytes {
+    references: SessionFetcher,
     progress: Mutex<Progress>,
 }
 
 #[derive(Default)]
 struct Progress {
     log: Log<Bytes, Result<(), Arc<Status>>>,
-    held: u64,
+    retained: u64,
     waiting: Vec<Waker>,
 }
 
-impl Fetched {
+impl FetchedBytes {
     fn lock(&self) -> MutexGuard<'_, Progress> {
         // Nothing panics under this lock.
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
@@ -275,7 +272,7 @@ impl Fetched {
         };
         self.references.hold(cost)?;
         let mut progress = self.lock();
-        progress.held += cost;
+        progress.retained += cost;
         // Only this task ends the log, and afterwards it appends nothing.
         let _open = progress.log.append(data);
         let waiting = std::mem::take(&mut progress.waiting);
@@ -297,21 +294,21 @@ impl Fetched {
     }
 }
 
-impl Drop for Fetched {
+impl Drop for FetchedBytes {
     fn drop(&mut self) {
-        let held = self.lock().held;
-        self.references.give_back(held);
+        let pending = self.lock().retained;
+        self.references.give_back(pending);
     }
 }
 
 /// A reader's place in the content of one reference. The last one to leave ends the fetch.
-pub(super) struct Reading {
-    fetch: Arc<Fetch>,
-    fetched: Arc<Fetched>,
+pub(super) struct ReferenceReader {
+    fetch: Arc<CachedFetch>,
+    fetched: Arc<FetchedBytes>,
     position: usize,
 }
 
-impl Reading {
+impl ReferenceReader {
     /// The next bytes; `None` at the end. After an error nothing follows.
     pub(super) fn poll_piece(
         &mut self,
@@ -319,15 +316,15 @@ impl Reading {
     ) -> Poll<Option<Result<Bytes, Arc<Status>>>> {
         let mut progress = self.fetched.lock();
         match progress.log.at(self.position) {
-            At::Item(data) => {
+            LogRead::Item(data) => {
                 let data = data.clone();
                 self.position += 1;
                 Poll::Ready(Some(Ok(data)))
             }
-            At::End(Err(status)) => Poll::Ready(Some(Err(Arc::clone(status)))),
+            LogRead::End(Err(status)) => Poll::Ready(Some(Err(Arc::clone(status)))),
             // Nothing is released.
-            At::End(Ok(())) | At::Released => Poll::Ready(None),
-            At::Pending => {
+            LogRead::End(Ok(())) | LogRead::Released => Poll::Ready(None),
+            LogRead::Pending => {
                 let known = progress.waiting.iter();
                 if !known.into_iter().any(|waker| waker.will_wake(cx.waker())) {
                     progress.waiting.push(cx.waker().clone());
@@ -338,7 +335,7 @@ impl Reading {
     }
 }
 
-impl Drop for Reading {
+impl Drop for ReferenceReader {
     fn drop(&mut self) {
         self.fetch.leave();
     }

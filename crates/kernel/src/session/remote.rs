@@ -1,8 +1,5 @@
 //! Functions of the other side of a session as functions of a kernel (KE-706, KE-801, EV-971, EV-811).
 //!
-//! Owns: [`function`]: a call as an action, inputs as nodes of the session, outputs as chunks. Refuses to know: which side
-//! this is, what the other side lists, how a session is carried.
-//!
 //! ```text
 //!   call ─► writers for inputs, action ─► poll: inputs are pumped, outputs read ─► chunks, meta at the end
 //!              └─ nodes that the peer holds already go by id (KE-802)
@@ -20,10 +17,10 @@ use futures::{Stream, StreamExt, TryStreamExt};
 use prost::Message;
 use sapwood_proto::evergreen::Status;
 use sapwood_proto::generated::sapwood::v1::ActionOptions;
-use sapwood_proto::session::peer::{Call as Asked, Peer, Request};
+use sapwood_proto::session::peer::{CallRequest, PeerCall as Asked, PeerHandle};
 
-use self::input::Pump;
-use self::output::Output;
+use self::input::InputPump;
+use self::output::RemoteOutput;
 use super::GENERATE;
 use super::failure;
 use super::wire::META;
@@ -38,22 +35,22 @@ use crate::node::Node;
 use crate::spec::{self, Spec};
 use crate::{Chunks, Result};
 
-pub(crate) use self::input::Held;
+pub(crate) use self::input::SentInputs;
 
 /// The function of this spec as `peer` serves it; a model is called through GENERATE. What one function has sent or
 /// answered is not sent again as an input of another with the same `held`.
-pub(crate) fn function(peer: Peer, spec: Spec, held: &Arc<Held>) -> Fun {
+pub(crate) fn function(peer: PeerHandle, spec: Spec, pending: &Arc<SentInputs>) -> Fun {
     let (action, target) = if spec.model {
         (GENERATE.to_owned(), spec.name.to_string())
     } else {
         (spec.name.to_string(), String::new())
     };
-    let remote = Arc::new(Remote {
+    let remote = Arc::new(RemoteFunction {
         peer,
         action,
         target,
         outputs: spec.outputs.clone(),
-        held: Arc::clone(held),
+        retained: Arc::clone(pending),
     });
     raw(spec, move |call| {
         let remote = Arc::clone(&remote);
@@ -64,32 +61,32 @@ pub(crate) fn function(peer: Peer, spec: Spec, held: &Arc<Held>) -> Fun {
 }
 
 /// One remote function.
-struct Remote {
-    peer: Peer,
+struct RemoteFunction {
+    peer: PeerHandle,
     action: String,
     target: String,
-    outputs: Vec<spec::Output>,
-    held: Arc<Held>,
+    outputs: Vec<spec::OutputSpec>,
+    retained: Arc<SentInputs>,
 }
 
-impl Remote {
-    async fn begin(&self, call: Call) -> Result<Running> {
+impl RemoteFunction {
+    async fn begin(&self, call: Call) -> Result<RemoteRun> {
         let config = config(&call).await?;
         let choices = match &config {
             Some(node) => choices(&node.whole().await?).unwrap_or(1),
             None => 1,
         };
-        let mut request = Request {
+        let mut request = CallRequest {
             name: self.action.clone(),
             target: self.target.clone(),
-            ..Request::default()
+            ..CallRequest::default()
         };
         self.bound(&call, &mut request);
         let mut pumps = Vec::new();
         for (name, node) in call.inputs.iter() {
             let node = config.as_ref().filter(|_| *name == *CONFIG).unwrap_or(node);
-            let (id, pump) =
-                input::hand_over(&self.peer, &self.held, node, role(name)).map_err(told)?;
+            let (id, pump) = input::hand_over(&self.peer, &self.retained, node, role(name))
+                .map_err(to_kernel_error)?;
             request.inputs.push((name.to_string(), id));
             pumps.extend(pump);
         }
@@ -103,10 +100,10 @@ impl Remote {
             .iter()
             .map(|output| output.wire.to_string())
             .collect();
-        let asked = self.peer.call(request).map_err(told)?;
+        let asked = self.peer.call(request).map_err(to_kernel_error)?;
         let outputs = wanted.into_iter().filter_map(|output| {
             let node = asked.output(&output.wire)?;
-            Some(Output::new(
+            Some(RemoteOutput::new(
                 output.port.clone(),
                 node,
                 choices > 1,
@@ -114,7 +111,7 @@ impl Remote {
             ))
         });
         let outputs = outputs.collect();
-        Ok(Running {
+        Ok(RemoteRun {
             outputs,
             next: 0,
             pumps: pumps.into_iter().collect(),
@@ -124,7 +121,7 @@ impl Remote {
     }
 
     /// A deadline goes along where the server keeps one (EV-950).
-    fn bound(&self, call: &Call, request: &mut Request) {
+    fn bound(&self, call: &Call, request: &mut CallRequest) {
         let Some(deadline) = call.deadline.filter(|_| self.peer.deadlines) else {
             return;
         };
@@ -142,17 +139,17 @@ impl Remote {
 }
 
 /// A remote call in progress. Dropping it asks the peer to stop (EV-974).
-struct Running {
+struct RemoteRun {
     /// Dropped first: an action whose inputs end because nobody wants it any more is cancelled, it does not fail.
     _asked: Asked,
-    outputs: Vec<Output>,
+    outputs: Vec<RemoteOutput>,
     /// Whose turn it is to be read first.
     next: usize,
-    pumps: FuturesUnordered<Pump>,
+    pumps: FuturesUnordered<InputPump>,
     meta_wanted: bool,
 }
 
-impl Stream for Running {
+impl Stream for RemoteRun {
     type Item = Result<Chunk>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -210,7 +207,7 @@ fn choices(config: &[u8]) -> Option<u64> {
         .as_u64()
 }
 
-pub(crate) fn told(status: Status) -> Error {
+pub(crate) fn to_kernel_error(status: Status) -> Error {
     failure::error(&status)
 }
 

@@ -1,23 +1,21 @@
 //! The reserved actions that ask about the server rather than about the session: LIST_ACTIONS and SESSION_INFO.
-//!
-//! Owns: which they are, and writing their answers. Refuses to know: CANCEL and its like, which the machine answers.
 
 use std::sync::Arc;
 
 use sapwood_proto::evergreen::{Dialect, Metadata, Reason, Status};
-use sapwood_proto::session::Start;
+use sapwood_proto::session::ActionStart;
 use serde_json::Value;
 
-use super::link::Link;
-use super::{Options, listing};
+use super::link::SessionLink;
+use super::{SessionOptions, listing};
 use crate::kernel::Kernel;
 
 /// The answer to a reserved action; `None` if it is none of ours.
 pub(super) fn answer(
     kernel: &Kernel,
-    options: &Options,
+    options: &SessionOptions,
     dialect: Dialect,
-    start: &Start,
+    start: &ActionStart,
 ) -> Option<Result<Value, Status>> {
     let (output, value) = match &*start.name {
         "LIST_ACTIONS" => ("actions", listing::actions(kernel, options)),
@@ -44,7 +42,7 @@ pub(super) fn answer(
 }
 
 /// Writes `value` to every output and finishes the action.
-pub(super) fn write(link: &Link, start: &Start, value: &Value) -> Result<(), Status> {
+pub(super) fn write(link: &SessionLink, start: &ActionStart, value: &Value) -> Result<(), Status> {
     let metadata = Arc::new(Metadata::of("application/json"));
     let text = bytes::Bytes::from(value.to_string());
     link.with(|live| {

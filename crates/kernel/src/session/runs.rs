@@ -1,6 +1,4 @@
 //! The actions of one session that run here: begun, polled together, cancelled, told when they have ended.
-//!
-//! Owns: [`Runs`]. Refuses to know: where actions come from, which side of the session this is, when it ends.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,17 +6,17 @@ use std::task::{Context, Poll, Waker};
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
+use sapwood_proto::clip::shown;
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{Reason, Status};
-use sapwood_proto::session::{ActionKey, CancelledBy, Start};
-use sapwood_proto::shown::shown;
+use sapwood_proto::session::{ActionKey, ActionStart, CancelledBy};
 
-use super::action::{Ended, Serving};
-use super::doorbell::Doorbell;
-use super::link::Link;
+use super::action::{ActionOutcome, Serving};
+use super::link::SessionLink;
 use super::offers::Offers;
-use super::reference::References;
-use super::{OFFER, Options, bind, failure, reserved};
+use super::reference::SessionFetcher;
+use super::task_waker::TaskWaker;
+use super::{OFFER, SessionOptions, bind, failure, reserved};
 use crate::Result;
 use crate::cancel::Cancel;
 use crate::error::Error;
@@ -27,27 +25,27 @@ use crate::kernel::Kernel;
 
 /// Every action in progress.
 pub(crate) struct Runs {
-    link: Link,
+    link: SessionLink,
     /// The functions of this side, with what the other side offers where it may.
     kernel: Kernel,
-    options: Arc<Options>,
+    options: Arc<SessionOptions>,
     offers: Option<Offers>,
     running: FuturesUnordered<Serving>,
     /// What wakes the runs: nearly always the task that polls them, which takes in what they wait for.
-    bell: Arc<Doorbell>,
+    bell: Arc<TaskWaker>,
     cancels: HashMap<ActionKey, Cancel>,
     /// What they fetch from elsewhere.
-    references: Option<References>,
+    references: Option<SessionFetcher>,
 }
 
 impl Runs {
-    pub(crate) fn new(link: Link, kernel: Kernel, options: Arc<Options>) -> Self {
+    pub(crate) fn new(link: SessionLink, kernel: Kernel, options: Arc<SessionOptions>) -> Self {
         let offers = options.takes_offers().then(|| {
             let limits = Arc::clone(&options.limits);
             Offers::new(link.clone(), kernel.clone(), limits)
         });
         let references = options.references.as_ref();
-        let references = references.map(|resolve| References::new(resolve, &options.limits));
+        let references = references.map(|resolve| SessionFetcher::new(resolve, &options.limits));
         Self {
             references,
             link,
@@ -66,18 +64,18 @@ impl Runs {
 
     /// Bytes held beside the machine: fetched from elsewhere, or offered.
     pub(super) fn aside_bytes(&self) -> u64 {
-        let fetched = self.references.as_ref().map_or(0, References::held);
-        fetched + self.offers.as_ref().map_or(0, Offers::held)
+        let fetched = self.references.as_ref().map_or(0, SessionFetcher::retained);
+        fetched + self.offers.as_ref().map_or(0, Offers::retained_bytes)
     }
 
     /// Begins an action. How it ended, if it has.
-    pub(crate) fn start(&mut self, start: &Start) -> Option<Ended> {
+    pub(crate) fn start(&mut self, start: &ActionStart) -> Option<ActionOutcome> {
         let dialect = self.link.dialect();
         let answer = reserved::answer(&self.kernel, &self.options, dialect, start);
         let failed = if let Some(answer) = answer {
             let written = answer.and_then(|value| reserved::write(&self.link, start, &value));
             if written.is_ok() {
-                return Some(Ended::well(start.action));
+                return Some(ActionOutcome::well(start.action));
             }
             written
         } else {
@@ -92,7 +90,7 @@ impl Runs {
         let status = Arc::new(failed.err()?);
         self.link
             .with(|live| live.machine().fail(start.action, Arc::clone(&status)));
-        Some(Ended {
+        Some(ActionOutcome {
             key: start.action,
             failure: Some(status),
         })
@@ -107,7 +105,7 @@ impl Runs {
             let spec = function.spec();
             !spec.model || models.contains(&spec.name)
         };
-        found.ok().filter(permitted).ok_or_else(|| Error::Fault {
+        found.ok().filter(permitted).ok_or_else(|| Error::Engine {
             code: Code::PermissionDenied,
             reason: "insufficient_scope",
             message: format!("this key may call nothing of the name {:?}", shown(name)),
@@ -115,7 +113,7 @@ impl Runs {
         })
     }
 
-    fn bind(&self, start: &Start) -> Result<bind::Bound> {
+    fn bind(&self, start: &ActionStart) -> Result<bind::BoundAction> {
         let kernel = self.offers.as_ref().map_or(&self.kernel, Offers::kernel);
         let function = match &self.offers {
             Some(offers) if *start.name == *OFFER => offers.function(),
@@ -136,7 +134,7 @@ impl Runs {
         )
     }
 
-    fn serve(&mut self, start: &Start, bound: bind::Bound) {
+    fn serve(&mut self, start: &ActionStart, bound: bind::BoundAction) {
         let serving = Serving::new(
             self.link.clone(),
             start.action,
@@ -179,7 +177,7 @@ impl Runs {
     }
 
     /// Polls what may go on, and tells of each that has ended. `true`: something has, or there is more to do.
-    pub(crate) fn poll(&mut self, cx: &Context<'_>, mut ended: impl FnMut(&Ended)) -> bool {
+    pub(crate) fn poll(&mut self, cx: &Context<'_>, mut ended: impl FnMut(&ActionOutcome)) -> bool {
         let waker = Waker::from(Arc::clone(&self.bell));
         let mut any = false;
         // The set of runs rings when it has polled each of them once.

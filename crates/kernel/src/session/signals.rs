@@ -1,7 +1,6 @@
 //! What the inputs of an action tell its future behind the function's back.
 //!
-//! Owns: [`Signals`]: whether a reader was left waiting, and the status with which a read failed. Refuses to know: both
-//! ends. A function sees errors of the kernel, which carry less than a status; the peer is owed the whole of it.
+//! A function sees errors of the kernel, which carry less than a status; the peer is owed the whole of it.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,14 +11,14 @@ use crate::error::Error;
 
 /// Shared by the inputs of one action and its future.
 #[derive(Debug, Default)]
-pub(super) struct Signals {
+pub(super) struct InputSignals {
     parked: AtomicBool,
     /// Readers that wait for content elsewhere, which no peer and no action holds up.
-    elsewhere: AtomicUsize,
+    waiting_for_others: AtomicUsize,
     failed: Mutex<Option<Arc<Status>>>,
 }
 
-impl Signals {
+impl InputSignals {
     /// A reader found nothing.
     pub(super) fn park(&self) {
         self.parked.store(true, Ordering::Relaxed);
@@ -28,15 +27,15 @@ impl Signals {
     /// Whether a reader found nothing since this was asked last, and nobody waits for content elsewhere.
     pub(super) fn take_parked(&self) -> bool {
         let parked = self.parked.swap(false, Ordering::Relaxed);
-        parked && self.elsewhere.load(Ordering::Relaxed) == 0
+        parked && self.waiting_for_others.load(Ordering::Relaxed) == 0
     }
 
     /// A reader waits for content elsewhere, or waits no more.
-    pub(super) fn waits_elsewhere(&self, waits: bool) {
+    pub(super) fn waits_for_others(&self, waits: bool) {
         if waits {
-            self.elsewhere.fetch_add(1, Ordering::Relaxed);
+            self.waiting_for_others.fetch_add(1, Ordering::Relaxed);
         } else {
-            self.elsewhere.fetch_sub(1, Ordering::Relaxed);
+            self.waiting_for_others.fetch_sub(1, Ordering::Relaxed);
         }
     }
 

@@ -1,6 +1,4 @@
 //! Functions that benchmarks and foreign clients call (EV-511): `echo`, `echo_async`, `fail`, `slow`, `concat`.
-//!
-//! Owns: these five. Refuses to know: sessions; they are functions like any other, registered only where asked for.
 
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
@@ -11,7 +9,7 @@ use crate::error::Error;
 use crate::function::Fun;
 use crate::handler::raw;
 use crate::name::{Mime, Port};
-use crate::spec::{Effect, Input, Output, Spec};
+use crate::spec::{Effect, InputSpec, OutputSpec, Spec};
 use crate::{Chunks, Result};
 
 /// All of them.
@@ -34,7 +32,10 @@ pub fn test_functions() -> Vec<Fun> {
             spec(
                 "concat",
                 "Copies `a`, then `b`.",
-                [Input::new("a").streaming(), Input::new("b").streaming()],
+                [
+                    InputSpec::new("a").streaming(),
+                    InputSpec::new("b").streaming(),
+                ],
             ),
             |call| {
                 let (a, b) = (input(&call, "a"), input(&call, "b"));
@@ -48,13 +49,17 @@ fn echo(name: &'static str) -> Fun {
     let spec = spec(
         name,
         "Copies every chunk at once.",
-        [Input::new("text").streaming()],
+        [InputSpec::new("text").streaming()],
     );
     raw(spec, |call| as_one_leaf(input(&call, "text")))
 }
 
-fn spec<const N: usize>(name: &'static str, description: &'static str, inputs: [Input; N]) -> Spec {
-    let output = Output::new(Port::MAIN, Mime::ANY).wire("response");
+fn spec<const N: usize>(
+    name: &'static str,
+    description: &'static str,
+    inputs: [InputSpec; N],
+) -> Spec {
+    let output = OutputSpec::new(Port::MAIN, Mime::ANY).wire("response");
     Spec::new(name, description)
         .inputs(inputs)
         .outputs([output])

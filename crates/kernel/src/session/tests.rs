@@ -17,7 +17,7 @@ use futures::{SinkExt, StreamExt, stream};
 use prost_types::value::Kind;
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{
-    Action, Chunk as WireChunk, Fragment, Message, Metadata, Param, Payload, Status,
+    Action, Chunk as WireChunk, Fragment, Metadata, Param, Payload, Status, WireMessage,
 };
 use sapwood_proto::generated::sapwood::v1::{ActionOptions, GenerateConfig};
 use serde_json::{Value, json};
@@ -28,12 +28,12 @@ use crate::chunk::Chunk;
 use crate::handler::raw;
 use crate::meta::Meta;
 use crate::name::{Mime, Port};
-use crate::spec::{Input, Output, Spec};
+use crate::spec::{InputSpec, OutputSpec, Spec};
 
 /// A session under test: what was sent to it, and what its nodes hold by now.
 struct Probe {
-    send: mpsc::Sender<Result<Message, Status>>,
-    outgoing: Outgoing,
+    send: mpsc::Sender<Result<WireMessage, Status>>,
+    outgoing: OutgoingMessages,
     task: JoinHandle<Option<Arc<Status>>>,
     nodes: BTreeMap<String, Node>,
     /// What the server has asked of its client.
@@ -53,14 +53,18 @@ struct Node {
 }
 
 impl Probe {
-    fn open(functions: impl IntoIterator<Item = crate::Fun>, options: Options) -> Self {
+    fn open(functions: impl IntoIterator<Item = crate::Fun>, options: SessionOptions) -> Self {
         let kernel = Kernel::new();
         kernel.add_all(test_functions()).unwrap();
         kernel.add_all(functions).unwrap();
         Self::over(kernel, options, stream::pending().boxed())
     }
 
-    fn over(kernel: Kernel, options: Options, orders: stream::BoxStream<'static, Order>) -> Self {
+    fn over(
+        kernel: Kernel,
+        options: SessionOptions,
+        orders: stream::BoxStream<'static, SessionCommand>,
+    ) -> Self {
         let (send, incoming) = mpsc::channel(64);
         let (session, outgoing) = open(kernel, options, ());
         let task = tokio::spawn(session.run(incoming, orders));
@@ -74,14 +78,14 @@ impl Probe {
     }
 
     fn plain() -> Self {
-        Self::open([], Options::default())
+        Self::open([], SessionOptions::default())
     }
 
     async fn send(&mut self, fragments: Vec<Fragment>, actions: Vec<Action>) {
-        let message = Message {
+        let message = WireMessage {
             fragments: fragments.into(),
             actions,
-            ..Message::default()
+            ..WireMessage::default()
         };
         self.send.send(Ok(message)).await.unwrap();
     }
@@ -109,7 +113,7 @@ impl Probe {
         }
     }
 
-    fn take(&mut self, message: Message) {
+    fn take(&mut self, message: WireMessage) {
         self.asked.extend(message.actions);
         for fragment in message.fragments {
             let node = self.nodes.entry(fragment.id.to_string()).or_default();
@@ -229,9 +233,9 @@ async fn ev_107_a_failing_action_aborts_the_session_and_cancels_the_others() {
 /// EV-931, EV-921
 #[tokio::test(start_paused = true)]
 async fn ev_930_with_partial_failure_an_error_ends_its_outputs_and_nothing_else() {
-    let options = Options {
+    let options = SessionOptions {
         partial_failure: true,
-        ..Options::default()
+        ..SessionOptions::default()
     };
     let mut probe = Probe::open([], options);
     probe
@@ -279,7 +283,7 @@ async fn ev_930_with_partial_failure_an_error_ends_its_outputs_and_nothing_else(
 async fn ev_502_what_cannot_be_bound_says_why() {
     let twice = raw(
         Spec::new("aliased", "Two names for one input.")
-            .inputs([Input::new("text").alias("prompt")]),
+            .inputs([InputSpec::new("text").alias("prompt")]),
         |_| stream::empty().boxed(),
     );
     for (inputs, outputs, expect) in [
@@ -301,7 +305,7 @@ async fn ev_502_what_cannot_be_bound_says_why() {
             "DUPLICATE_PARAM",
         ),
     ] {
-        let mut probe = Probe::open([twice.clone()], Options::default());
+        let mut probe = Probe::open([twice.clone()], SessionOptions::default());
         probe
             .send(vec![], vec![action("aliased", inputs, outputs)])
             .await;
@@ -344,15 +348,15 @@ async fn ev_913_cancel_ends_one_action_and_not_the_session() {
 #[tokio::test(start_paused = true)]
 async fn ev_913_the_meta_of_a_cancelled_answer_says_so() {
     let spec = Spec::new("talk", "Talks and never ends.").outputs([
-        Output::new(Port::MAIN, Mime::TEXT),
-        Output::new("meta", Mime::JSON),
+        OutputSpec::new(Port::MAIN, Mime::TEXT),
+        OutputSpec::new("meta", Mime::JSON),
     ]);
     let talk = raw(spec, |_| {
         stream::iter([Ok(Chunk::text("well"))])
             .chain(stream::pending())
             .boxed()
     });
-    let mut probe = Probe::open([talk], Options::default());
+    let mut probe = Probe::open([talk], SessionOptions::default());
     probe
         .send(
             vec![],
@@ -374,7 +378,7 @@ async fn a_panic_in_a_function_is_internal_and_not_the_end_of_the_server() {
     let broken = raw(Spec::new("broken", "Panics."), |_| {
         stream::once(async { panic!("a secret of the function") }).boxed()
     });
-    let mut probe = Probe::open([broken], Options::default());
+    let mut probe = Probe::open([broken], SessionOptions::default());
     probe
         .send(vec![], vec![action("broken", &[], &[("output", "r")])])
         .await;
@@ -389,10 +393,10 @@ async fn d_45_what_a_client_may_not_know_is_told_as_what_is_not_there() {
     let mut hidden = Spec::new("hidden", "");
     hidden.model = true;
     let hidden = raw(hidden, |_| stream::empty().boxed());
-    let options = Options {
+    let options = SessionOptions {
         partial_failure: true,
-        models: Known::by(|| Some(Arc::new(["mine".into()].into()))),
-        ..Options::default()
+        models: VisibleModels::by(|| Some(Arc::new(["mine".into()].into()))),
+        ..SessionOptions::default()
     };
     let mut probe = Probe::open([hidden], options);
     let asked = ["hidden", "nobody"].map(|name| action(name, &[], &[("response", name)]));
@@ -408,9 +412,9 @@ async fn d_45_what_a_client_may_not_know_is_told_as_what_is_not_there() {
 /// EV-950
 #[tokio::test(start_paused = true)]
 async fn ev_950_a_session_and_an_action_end_in_time() {
-    let options = Options {
+    let options = SessionOptions {
         timeout: Some(Duration::from_millis(50)),
-        ..Options::default()
+        ..SessionOptions::default()
     };
     let mut probe = Probe::open([], options);
     probe
@@ -419,9 +423,9 @@ async fn ev_950_a_session_and_an_action_end_in_time() {
     assert_eq!(reason(probe.failure().await), "DEADLINE");
     let mut probe = Probe::open(
         [],
-        Options {
+        SessionOptions {
             partial_failure: true,
-            ..Options::default()
+            ..SessionOptions::default()
         },
     );
     let mut late = action("slow", &[], &[("response", "r")]);
@@ -478,9 +482,9 @@ async fn ev_960_a_draining_session_finishes_and_leaves() {
     let kernel = Kernel::new();
     kernel.add_all(test_functions()).unwrap();
     let (mut order, orders) = mpsc::channel(4);
-    let options = Options {
+    let options = SessionOptions {
         partial_failure: true,
-        ..Options::default()
+        ..SessionOptions::default()
     };
     let mut probe = Probe::over(kernel.clone(), options.clone(), orders.boxed());
     probe
@@ -490,7 +494,7 @@ async fn ev_960_a_draining_session_finishes_and_leaves() {
         )
         .await;
     probe.holds("o", "a").await;
-    order.send(Order::Finish).await.unwrap();
+    order.send(SessionCommand::Finish).await.unwrap();
     probe.send(vec![leaf("i", 1, true, "b")], vec![]).await;
     assert_eq!(probe.complete("o").await.data, b"ab");
     assert_eq!(reason(probe.failure().await), "GOING_AWAY");
@@ -498,7 +502,7 @@ async fn ev_960_a_draining_session_finishes_and_leaves() {
     let mut probe = Probe::over(
         kernel,
         options,
-        stream::iter([Order::Finish, Order::Leave]).boxed(),
+        stream::iter([SessionCommand::Finish, SessionCommand::Leave]).boxed(),
     );
     assert_eq!(reason(probe.failure().await), "GOING_AWAY");
 }
@@ -522,7 +526,7 @@ async fn ev_109_the_end_of_the_task_drops_every_run_and_wakes_the_transport() {
         })
         .boxed()
     });
-    let mut probe = Probe::open([hold], Options::default());
+    let mut probe = Probe::open([hold], SessionOptions::default());
     probe
         .send(vec![], vec![action("hold", &[], &[("output", "r")])])
         .await;

@@ -1,6 +1,4 @@
 //! What a leaf's metadata is in the kernel, and a chunk's on the wire (section 14 of the kernel page).
-//!
-//! Owns: both directions, for servers' shells and remote functions alike. Refuses to know: nodes and readers.
 
 use prost_types::Timestamp;
 use sapwood_proto::evergreen::Metadata;
@@ -9,14 +7,14 @@ use serde_json::{Map, Value, json};
 use crate::chunk::Chunk;
 use crate::meta::Meta;
 use crate::name::{Mime, Name, Port};
-use crate::spec::Output;
+use crate::spec::OutputSpec;
 
 /// The port and the output on which metadata travels that trails in a kernel (KE-305).
 pub(super) const META: &str = "meta";
 
 /// The output of that name, for functions that do not declare it.
-pub(super) fn meta_output() -> Output {
-    Output::new(Port::META, Mime::JSON)
+pub(super) fn meta_output() -> OutputSpec {
+    OutputSpec::new(Port::META, Mime::JSON)
 }
 
 /// The document on it, for functions that do not write their own: what GENERATE's says, as far as it is known.

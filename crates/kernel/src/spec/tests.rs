@@ -41,8 +41,10 @@ fn ke_133_the_schema_of_all_inputs() {
 
 #[test]
 fn outputs_are_found_by_port_and_by_wire_name() {
-    let main = Output::new("", "text/plain").wire("response").alias("text");
-    let spec = Spec::new("f", "").outputs([main, Output::new("meta", "application/json")]);
+    let main = OutputSpec::new("", "text/plain")
+        .wire("response")
+        .alias("text");
+    let spec = Spec::new("f", "").outputs([main, OutputSpec::new("meta", "application/json")]);
     for (wire, port) in [("", ""), ("response", ""), ("text", ""), ("meta", "meta")] {
         assert_eq!(
             spec.output_on_wire(wire).map(|output| output.port.as_str()),

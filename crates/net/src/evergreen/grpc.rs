@@ -1,12 +1,11 @@
 //! Evergreen in gRPC's terms, for either side: the codec under the call, and statuses as trailers.
 //!
-//! Owns: [`Wire`] and [`ServerWire`], its buffers and limits, and both directions of a status (EV-703, EV-902). Refuses to know: who
-//! connects to whom. Messages go straight between the session's form and the transport's buffer; the generated stubs
-//! would put a second set of structs in between (EV-985), and allocate 16 KiB per call before a byte has come.
+//! Messages go straight between the session's form and the transport's buffer; the generated stubs would put a second
+//! set of structs in between (EV-985), and allocate 16 KiB per call before a byte has come.
 
 use bytes::{Buf, Bytes};
 use sapwood_proto::code::Code;
-use sapwood_proto::evergreen::{Message, Reason, Status, protobuf};
+use sapwood_proto::evergreen::{Reason, Status, WireMessage, protobuf};
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
 /// The path of the one method (section 1).
@@ -19,13 +18,13 @@ pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
 /// The codec.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wire;
+pub struct GrpcCodec;
 
 /// A message that a server was sent.
 #[derive(Debug)]
-pub enum Received {
+pub enum ReceivedMessage {
     /// A message.
-    Message(Message),
+    Message(WireMessage),
     /// A long one, to be read where that delays nobody, with [`read`].
     Unread(Bytes),
 }
@@ -41,18 +40,18 @@ pub struct ServerWire {
 ///
 /// # Errors
 /// What the dialect says of it.
-pub fn read(bytes: Bytes) -> Result<Message, Status> {
+pub fn read(bytes: Bytes) -> Result<WireMessage, Status> {
     protobuf::decode(bytes)
 }
 
 impl Codec for ServerWire {
-    type Encode = Message;
-    type Decode = Received;
-    type Encoder = Wire;
+    type Encode = WireMessage;
+    type Decode = ReceivedMessage;
+    type Encoder = GrpcCodec;
     type Decoder = Self;
 
-    fn encoder(&mut self) -> Wire {
-        Wire
+    fn encoder(&mut self) -> GrpcCodec {
+        GrpcCodec
     }
 
     fn decoder(&mut self) -> Self {
@@ -61,25 +60,28 @@ impl Codec for ServerWire {
 }
 
 impl Decoder for ServerWire {
-    type Item = Received;
+    type Item = ReceivedMessage;
     type Error = tonic::Status;
 
-    fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<Received>, tonic::Status> {
+    fn decode(
+        &mut self,
+        buf: &mut DecodeBuf<'_>,
+    ) -> Result<Option<ReceivedMessage>, tonic::Status> {
         let len = buf.remaining();
         if len >= self.long_bytes {
-            return Ok(Some(Received::Unread(buf.copy_to_bytes(len))));
+            return Ok(Some(ReceivedMessage::Unread(buf.copy_to_bytes(len))));
         }
-        Ok(Wire.decode(buf)?.map(Received::Message))
+        Ok(GrpcCodec.decode(buf)?.map(ReceivedMessage::Message))
     }
 
     fn buffer_settings(&self) -> BufferSettings {
-        Decoder::buffer_settings(&Wire)
+        Decoder::buffer_settings(&GrpcCodec)
     }
 }
 
-impl Codec for Wire {
-    type Encode = Message;
-    type Decode = Message;
+impl Codec for GrpcCodec {
+    type Encode = WireMessage;
+    type Decode = WireMessage;
     type Encoder = Self;
     type Decoder = Self;
 
@@ -92,11 +94,15 @@ impl Codec for Wire {
     }
 }
 
-impl Encoder for Wire {
-    type Item = Message;
+impl Encoder for GrpcCodec {
+    type Item = WireMessage;
     type Error = tonic::Status;
 
-    fn encode(&mut self, message: Message, buf: &mut EncodeBuf<'_>) -> Result<(), tonic::Status> {
+    fn encode(
+        &mut self,
+        message: WireMessage,
+        buf: &mut EncodeBuf<'_>,
+    ) -> Result<(), tonic::Status> {
         protobuf::encode(&message, buf);
         Ok(())
     }
@@ -106,11 +112,11 @@ impl Encoder for Wire {
     }
 }
 
-impl Decoder for Wire {
-    type Item = Message;
+impl Decoder for GrpcCodec {
+    type Item = WireMessage;
     type Error = tonic::Status;
 
-    fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<Message>, tonic::Status> {
+    fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<WireMessage>, tonic::Status> {
         protobuf::decode(&mut *buf)
             .map(Some)
             .map_err(|status| to_grpc(&status))
@@ -247,9 +253,9 @@ mod tests {
     #[test]
     fn ev_703_a_limit_within_a_message_is_not_told_as_one_of_its_size() {
         let entries = Status::limit(Reason::FragmentLimit, "entries_max", 11, 10);
-        let told = from_client(&to_grpc(&entries), 1 << 20);
-        assert_eq!(told.known(), Some(Reason::FragmentLimit));
-        assert_eq!(told.message, entries.message);
+        let reported = from_client(&to_grpc(&entries), 1 << 20);
+        assert_eq!(reported.known(), Some(Reason::FragmentLimit));
+        assert_eq!(reported.message, entries.message);
         for code in [tonic::Code::OutOfRange, tonic::Code::ResourceExhausted] {
             let large = from_client(&tonic::Status::new(code, "too long"), 1 << 20);
             assert_eq!(large.known(), Some(Reason::MessageTooLarge));

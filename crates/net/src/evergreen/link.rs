@@ -1,7 +1,4 @@
 //! A client's session and its clock, and its task.
-//!
-//! Owns: [`Link`], the session as its task and its transport reach it; [`Outgoing`], what the transport sends; [`pump`],
-//! the task that takes in what comes. Refuses to know: what handles want.
 
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
@@ -11,25 +8,25 @@ use std::time::Duration;
 
 use futures::{FutureExt, Stream, StreamExt};
 use sapwood_proto::code::Code;
-use sapwood_proto::evergreen::{Message, Reason, Status};
-use sapwood_proto::session::{Live, Output, Session, Shared};
+use sapwood_proto::evergreen::{Reason, Status, WireMessage};
+use sapwood_proto::session::{Live, SessionMachine, SessionOutput, SharedSession};
 use sapwood_proto::time::Time;
 use tokio::time::{Instant, sleep_until};
 
-use super::transport::{Connection, Incoming};
+use super::transport::{ServerConnection, ServerMessages};
 
 /// A session's machine, shared by its handles, its transport and its task.
 #[derive(Clone, Debug)]
-pub(super) struct Link {
-    pub(super) shared: Shared,
+pub(super) struct ClientLink {
+    pub(super) shared: SharedSession,
     /// From when the session's times count.
     pub(super) origin: Instant,
 }
 
-impl Link {
-    pub(super) fn new(make: impl FnOnce(Time) -> Session) -> Self {
+impl ClientLink {
+    pub(super) fn new(make: impl FnOnce(Time) -> SessionMachine) -> Self {
         Self {
-            shared: Shared::new(make(Time::ZERO)),
+            shared: SharedSession::new(make(Time::ZERO)),
             origin: Instant::now(),
         }
     }
@@ -52,16 +49,16 @@ impl Link {
 }
 
 /// What the transport sends: messages, then the half-close.
-pub(super) struct Outgoing {
-    pub(super) link: Link,
+pub(super) struct ClientMessages {
+    pub(super) link: ClientLink,
     /// Which connection it is; the next one has the next number.
     pub(super) connection: u64,
 }
 
-impl Stream for Outgoing {
-    type Item = Message;
+impl Stream for ClientMessages {
+    type Item = WireMessage;
 
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Message>> {
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<WireMessage>> {
         let now = self.link.now();
         let polled = self.link.with(|live| {
             if live.connection() != self.connection {
@@ -76,12 +73,12 @@ impl Stream for Outgoing {
 /// Takes in what the server sends until the session is over. The session's handles abort it when all are gone. However
 /// this ends, by a panic or with its runtime, the session ends with it: no reader waits for what nobody takes in.
 pub(super) fn pump(
-    link: Link,
-    incoming: Incoming,
-    back: Option<Back>,
+    link: ClientLink,
+    incoming: ServerMessages,
+    back: Option<ClientReconnect>,
 ) -> impl Future<Output = ()> + Send {
     // Made here and not in the task: one that is dropped before its first poll runs nothing of its own.
-    let ends = Ends(link.clone());
+    let ends = LinkGuard(link.clone());
     async move {
         let pumping = AssertUnwindSafe(take_in(link.clone(), incoming, back));
         if pumping.catch_unwind().await.is_err() {
@@ -93,9 +90,9 @@ pub(super) fn pump(
 }
 
 /// Ends the session with its task.
-struct Ends(Link);
+struct LinkGuard(ClientLink);
 
-impl Drop for Ends {
+impl Drop for LinkGuard {
     fn drop(&mut self) {
         self.0.abort(closed());
     }
@@ -120,34 +117,34 @@ pub(super) fn failed() -> Status {
     Status::new(Reason::Function, "the session ended unexpectedly")
 }
 
-async fn take_in(link: Link, mut incoming: Incoming, back: Option<Back>) {
+async fn take_in(link: ClientLink, mut incoming: ServerMessages, back: Option<ClientReconnect>) {
     let mut tries = None;
     loop {
-        let mut heard = false;
-        let cut = follow(&link, &mut incoming, back.is_some(), &mut heard).await;
+        let mut received = false;
+        let cut = follow(&link, &mut incoming, back.is_some(), &mut received).await;
         let (Some(cut), Some(back)) = (cut, &back) else {
             return;
         };
         // A connection that was let in and cut before anything came is one more try, not a new beginning.
-        if heard {
+        if received {
             tries = None;
         }
         match back
-            .connect(&link, tries.get_or_insert_with(Tries::new))
+            .connect(&link, tries.get_or_insert_with(ReconnectAttempts::new))
             .await
         {
             Some(again) => incoming = again,
-            None => return link.with(|live| live.machine().forgotten(cut)),
+            None => return link.with(|live| live.machine().fail_resume(cut)),
         }
     }
 }
 
 /// The same with one connection. How it was cut, if somebody wants to come back; whether anything was `heard` over it.
 async fn follow(
-    link: &Link,
-    incoming: &mut Incoming,
+    link: &ClientLink,
+    incoming: &mut ServerMessages,
     returns: bool,
-    heard: &mut bool,
+    received: &mut bool,
 ) -> Option<Status> {
     let mut open = true;
     loop {
@@ -160,8 +157,8 @@ async fn follow(
             biased;
             chore = std::future::poll_fn(|cx| link.with(|live| live.poll_chore(cx))) => {
                 match chore {
-                    Output::Close(_) => return None,
-                    Output::Start(start) => {
+                    SessionOutput::Close(_) => return None,
+                    SessionOutput::Start(start) => {
                         link.with(|live| live.machine().fail(start.action, unserved()));
                     }
                     _ => {}
@@ -171,7 +168,7 @@ async fn follow(
                 match item {
                     Some(Err(status)) if returns && was_cut(&status) => return Some(status),
                     item => {
-                        *heard = true;
+                        *received = true;
                         open = take(link, item);
                     }
                 }
@@ -185,7 +182,7 @@ async fn follow(
 }
 
 /// Hands one item to the machine; `false` after the last one.
-fn take(link: &Link, item: Option<Result<Message, Status>>) -> bool {
+fn take(link: &ClientLink, item: Option<Result<WireMessage, Status>>) -> bool {
     let now = link.now();
     match item {
         Some(Ok(message)) => {
@@ -196,12 +193,12 @@ fn take(link: &Link, item: Option<Result<Message, Status>>) -> bool {
         // A server that drains has sent all it had: an answer that came whole must not fail for the goodbye behind it. By its
         // code, because the msgpack dialect has no reasons.
         Some(Err(status)) if status.code == Code::Unavailable => {
-            link.with(|live| live.machine().farewell(status, now));
+            link.with(|live| live.machine().close_with_status(status, now));
             false
         }
         // A socket is let in before it is looked at.
         Some(Err(status)) if &*status.reason == Reason::NoSession.name() => {
-            link.with(|live| live.machine().forgotten(status));
+            link.with(|live| live.machine().fail_resume(status));
             false
         }
         Some(Err(status)) => {
@@ -216,20 +213,20 @@ fn take(link: &Link, item: Option<Result<Message, Status>>) -> bool {
 }
 
 /// The way back to a session whose connection was cut (EV-975).
-pub(super) struct Back {
-    pub(super) connection: Connection,
+pub(super) struct ClientReconnect {
+    pub(super) connection: ServerConnection,
     pub(super) token: String,
     /// How long it is tried.
     pub(super) grace: Duration,
 }
 
 /// Tries to come back, since anything was heard last.
-struct Tries {
+struct ReconnectAttempts {
     began: Instant,
     wait: Duration,
 }
 
-impl Tries {
+impl ReconnectAttempts {
     fn new() -> Self {
         Self {
             began: Instant::now(),
@@ -244,14 +241,18 @@ impl Tries {
     }
 }
 
-impl Back {
+impl ClientReconnect {
     /// A new connection of the session, at the first try or later; `None` if the session is gone or the time is over.
-    async fn connect(&self, link: &Link, tries: &mut Tries) -> Option<Incoming> {
+    async fn connect(
+        &self,
+        link: &ClientLink,
+        tries: &mut ReconnectAttempts,
+    ) -> Option<ServerMessages> {
         while tries.began.elapsed() + tries.wait < self.grace {
             sleep_until(Instant::now() + tries.wait()).await;
             let now = link.now();
             let connection = link.with(|live| live.take_over(now))?;
-            let outgoing = Outgoing {
+            let outgoing = ClientMessages {
                 link: link.clone(),
                 connection,
             };
@@ -309,22 +310,22 @@ fn unserved() -> Status {
 #[cfg(test)]
 mod tests {
     use futures::stream;
-    use sapwood_proto::evergreen::Limits;
-    use sapwood_proto::session::peer::{Peer, Reader};
+    use sapwood_proto::evergreen::SessionLimits;
+    use sapwood_proto::session::peer::{NodeReader, PeerHandle};
     use sapwood_proto::session::{Config, Side};
 
     use super::*;
 
     /// A session, and somebody who waits for what never comes.
-    fn waiting(limits: Limits) -> (Link, Reader) {
+    fn waiting(limits: SessionLimits) -> (ClientLink, NodeReader) {
         let config = Config {
             limits: limits.into(),
             ..Config::default()
         };
-        let link = Link::new(|now| Session::new(Side::Client, config, now));
+        let link = ClientLink::new(|now| SessionMachine::new(Side::Client, config, now));
         let expected = link.with(|live| live.machine().expect());
         assert!(expected.is_ok());
-        let writer = Peer::new(link.shared.clone(), None).write().unwrap();
+        let writer = PeerHandle::new(link.shared.clone(), None).write().unwrap();
         let reader = writer.node().read();
         // It is written as long as the session lives.
         std::mem::forget(writer);
@@ -333,33 +334,36 @@ mod tests {
 
     #[tokio::test]
     async fn oa_913_the_readers_of_a_client_whose_task_panics_are_told_and_it_is_counted() {
-        let (link, mut reader) = waiting(Limits::default());
+        let (link, mut reader) = waiting(SessionLimits::default());
         let reading = tokio::spawn(async move { reader.next().await });
         let broken =
-            stream::iter([()]).map(|()| -> Result<Message, Status> { panic!("on purpose") });
+            stream::iter([()]).map(|()| -> Result<WireMessage, Status> { panic!("on purpose") });
         let before = panics();
         tokio::spawn(pump(link, broken.boxed(), None))
             .await
             .unwrap();
         assert!(panics() > before);
-        let told = reading.await.unwrap().unwrap().unwrap_err();
-        assert_eq!((told.code, &*told.reason), (Code::Internal, "FUNCTION"));
+        let reported = reading.await.unwrap().unwrap().unwrap_err();
+        assert_eq!(
+            (reported.code, &*reported.reason),
+            (Code::Internal, "FUNCTION")
+        );
     }
 
     #[tokio::test]
     async fn ev_974_the_readers_of_a_client_whose_task_is_dropped_are_told() {
-        let (link, mut reader) = waiting(Limits::default());
+        let (link, mut reader) = waiting(SessionLimits::default());
         let task = tokio::spawn(pump(link, stream::pending().boxed(), None));
         task.abort();
-        let told = reader.next().await.unwrap().unwrap_err();
-        assert_eq!(&*told.reason, "CANCELLED");
+        let reported = reader.next().await.unwrap().unwrap_err();
+        assert_eq!(&*reported.reason, "CANCELLED");
     }
 
     #[tokio::test]
     async fn ev_950_a_timer_that_never_comes_ends_no_task() {
-        let (link, _reader) = waiting(Limits {
+        let (link, _reader) = waiting(SessionLimits {
             idle_timeout: Duration::MAX,
-            ..Limits::default()
+            ..SessionLimits::default()
         });
         let task = tokio::spawn(pump(link.clone(), stream::pending().boxed(), None));
         tokio::task::yield_now().await;

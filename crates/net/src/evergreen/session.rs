@@ -1,25 +1,28 @@
 //! A client's session (EV-970 to EV-974).
 //!
-//! Owns: [`Session`]: how it is opened, what its server announced, when it is worn, its end. Refuses to know: functions
-//! and kernels. Calls and nodes are handles of its [`Peer`], the server.
+//! Calls and nodes are handles of its [`PeerHandle`], the server.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use sapwood_proto::evergreen::{Dialect, Limits, Manners, MetadataMode, Reason, Status};
-use sapwood_proto::session::peer::{Call, Keep, Peer, Request, Writer};
-use sapwood_proto::session::{self as machine, Config, Retain, Shared, Side};
+use sapwood_proto::evergreen::{
+    Dialect, DialectCapabilities, MetadataMode, Reason, SessionLimits, Status,
+};
+use sapwood_proto::session::peer::{
+    CallRequest, HandleOwner, PeerCall, PeerHandle, PeerNodeWriter,
+};
+use sapwood_proto::session::{self as machine, Config, RetentionPolicy, SharedSession, Side};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::link::{self, Back, Link, Outgoing, pump};
-use super::transport::{Address, Connection};
+use super::link::{self, ClientLink, ClientMessages, ClientReconnect, pump};
+use super::transport::{ServerAddress, ServerConnection};
 
 /// What a session is asked to be.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct ClientSessionOptions {
     /// A failed action leaves the session alive (EV-930), where the server can do that.
     pub partial_failure: bool,
     /// Content is let go once everybody has read it or it is sent, here and at a server that announces `retain`; who
@@ -31,25 +34,25 @@ pub struct Options {
     /// The session ends this long after it began (EV-950).
     pub timeout: Option<std::time::Duration>,
     /// What we hold and do at most; a server is not trusted (EV-972).
-    pub limits: Arc<Limits>,
+    pub limits: Arc<SessionLimits>,
 }
 
 /// A session with a server. Clones share it; dropping the last handle of any kind closes it.
 #[derive(Clone)]
-pub struct Session(Arc<Inner>);
+pub struct ClientSession(Arc<SessionHandle>);
 
-struct Inner {
-    link: Link,
-    connection: Connection,
+struct SessionHandle {
+    link: ClientLink,
+    connection: ServerConnection,
     extensions: Vec<String>,
     task: AbortHandle,
     /// Nodes made here so far; a session forgets none.
     nodes: AtomicUsize,
-    limits: Arc<Limits>,
+    limits: Arc<SessionLimits>,
     worn: CancellationToken,
 }
 
-impl Drop for Inner {
+impl Drop for SessionHandle {
     fn drop(&mut self) {
         // Ends the request stream; the task's end resets the call, and the server drops what it does for us.
         self.link.abort(link::closed());
@@ -57,7 +60,7 @@ impl Drop for Inner {
     }
 }
 
-impl Keep for Inner {
+impl HandleOwner for SessionHandle {
     /// Notes how much is left for more.
     fn made(&self, nodes: usize, bytes: u64, refused: Option<Reason>) {
         let nodes = self.nodes.fetch_add(nodes, Ordering::Relaxed) + nodes;
@@ -70,24 +73,30 @@ impl Keep for Inner {
     }
 }
 
-impl Session {
+impl ClientSession {
     /// Connects and opens a session.
     ///
     /// # Errors
     /// The address cannot be used, nobody answers, or the server refuses.
-    pub async fn connect(address: &Address, options: Options) -> Result<Self, Status> {
-        Self::over(Connection::open(address).await?, options).await
+    pub async fn connect(
+        address: &ServerAddress,
+        options: ClientSessionOptions,
+    ) -> Result<Self, Status> {
+        Self::over(ServerConnection::open(address).await?, options).await
     }
 
     /// Opens another session over the same connection.
     ///
     /// # Errors
     /// The connection is gone, or the server refuses.
-    pub async fn another(&self, options: Options) -> Result<Self, Status> {
+    pub async fn another(&self, options: ClientSessionOptions) -> Result<Self, Status> {
         Self::over(self.0.connection.clone(), options).await
     }
 
-    async fn over(connection: Connection, options: Options) -> Result<Self, Status> {
+    async fn over(
+        connection: ServerConnection,
+        options: ClientSessionOptions,
+    ) -> Result<Self, Status> {
         let mut headers = Vec::new();
         if options.partial_failure {
             headers.push(("evergreen-partial-failure", "1".to_owned()));
@@ -105,33 +114,33 @@ impl Session {
             ));
         }
         let dialect = connection.dialect();
-        let link = Link::new(|now| {
+        let link = ClientLink::new(|now| {
             let config = Config {
                 // Nothing of ours ends a session that is merely quiet: the server has its own idle limit.
-                limits: Arc::new(Limits {
+                limits: Arc::new(SessionLimits {
                     idle_timeout: IDLE_NEVER,
-                    ..Limits::clone(&options.limits)
+                    ..SessionLimits::clone(&options.limits)
                 }),
                 partial_failure: true,
                 metadata: metadata(dialect),
-                manners: Manners {
-                    lax_seq: dialect.manners().lax_seq,
-                    mixes: dialect.manners().mixes,
+                capabilities: DialectCapabilities {
+                    lax_seq: dialect.capabilities().lax_seq,
+                    mixes: dialect.capabilities().mixes,
                     joins: dialect == Dialect::Msgpack,
-                    ..Manners::default()
+                    ..DialectCapabilities::default()
                 },
                 retain: if options.retain_unread {
-                    Retain::Unread
+                    RetentionPolicy::Unread
                 } else {
-                    Retain::Session
+                    RetentionPolicy::Session
                 },
                 resume: options.resume,
                 entropy: link::entropy(),
                 ..Config::default()
             };
-            machine::Session::new(Side::Client, config, now)
+            machine::SessionMachine::new(Side::Client, config, now)
         });
-        let outgoing = Outgoing {
+        let outgoing = ClientMessages {
             link: link.clone(),
             connection: 0,
         };
@@ -139,13 +148,13 @@ impl Session {
         if options.resume && opened.token.is_none() {
             link.with(|live| live.machine().without_resume());
         }
-        let back = opened.token.map(|token| Back {
+        let back = opened.token.map(|token| ClientReconnect {
             connection: connection.clone(),
             token,
             grace: options.limits.resume_grace,
         });
         let task = tokio::spawn(pump(link.clone(), opened.incoming, back)).abort_handle();
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(SessionHandle {
             link,
             connection,
             extensions: opened.extensions,
@@ -170,9 +179,9 @@ impl Session {
 
     /// The server, as those see it who call its functions; whoever has it keeps the session.
     #[must_use]
-    pub fn peer(&self) -> Peer {
+    pub fn peer(&self) -> PeerHandle {
         let keep = Arc::clone(&self.0);
-        let mut peer = Peer::new(self.0.link.shared.clone(), Some(keep));
+        let mut peer = PeerHandle::new(self.0.link.shared.clone(), Some(keep));
         peer.cancels = self.announces("cancel");
         peer.deadlines = self.announces("deadline");
         peer
@@ -182,25 +191,25 @@ impl Session {
     ///
     /// # Errors
     /// The session is over, or holds as many nodes as it may.
-    pub fn write(&self) -> Result<Writer, Status> {
+    pub fn write(&self) -> Result<PeerNodeWriter, Status> {
         self.peer().write()
     }
 
-    /// Calls a function of the server's, see [`Peer::call`].
+    /// Calls a function of the server's, see [`PeerHandle::call`].
     ///
     /// # Errors
     /// The session is over, or holds as many nodes as it may.
-    pub fn call(&self, request: Request) -> Result<Call, Status> {
+    pub fn call(&self, request: CallRequest) -> Result<PeerCall, Status> {
         self.peer().call(request)
     }
 
     /// The machine of this session, for whoever serves what its server asks for; without keeping the session.
     #[must_use]
-    pub fn shared(&self) -> Shared {
+    pub fn shared(&self) -> SharedSession {
         self.0.link.shared.clone()
     }
 
-    /// From when the times of [`Session::shared`] count.
+    /// From when the times of [`ClientSession::shared`] count.
     #[must_use]
     pub fn origin(&self) -> Instant {
         self.0.link.origin
@@ -232,7 +241,7 @@ impl Session {
     }
 }
 
-impl fmt::Debug for Session {
+impl fmt::Debug for ClientSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session")
             .field("extensions", &self.0.extensions)

@@ -1,7 +1,6 @@
 //! Evergreen as a pair of streams: messages go in, messages come out (EV-702, EV-703, EV-970).
 //!
-//! Owns: addresses, the HTTP/2 connection and its settings, the bearer key, what the server announced. Refuses to know:
-//! what the messages mean; the session does. WebSockets stand in `websocket`.
+//! WebSockets stand in `websocket`.
 
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use http::uri::{PathAndQuery, Scheme};
 use sapwood_proto::code::Code;
-use sapwood_proto::evergreen::{Dialect, Message, Status};
+use sapwood_proto::evergreen::{Dialect, Status, WireMessage};
 use sapwood_proto::secret::{Secret, masked};
 use tonic::client::Grpc;
 use tonic::codec::CompressionEncoding;
@@ -17,13 +16,13 @@ use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Uri};
 use tonic::{Request, Streaming};
 
-use super::grpc::{self, Wire};
-use super::websocket::Place;
+use super::grpc::{self, GrpcCodec};
+use super::websocket::WebSocketTarget;
 use crate::connection::{NO_ANSWER, UNTRUSTED, distrust, is_loopback};
 
 /// Where a server is, and how to be let in.
 #[derive(Clone)]
-pub struct Address {
+pub struct ServerAddress {
     /// `http://HOST:PORT` or `https://HOST:PORT` for gRPC; `ws://` or `wss://` for WebSockets, in protobuf or as
     /// `?dialect=json` or `?dialect=msgpack` says. All also with `evergreen+` in front (D-40).
     pub url: String,
@@ -35,7 +34,7 @@ pub struct Address {
     pub authorities: Option<Vec<u8>>,
 }
 
-impl Address {
+impl ServerAddress {
     /// The server at `url`, without a key.
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
@@ -61,8 +60,8 @@ impl Address {
             return false;
         };
         let secure = matches!(uri.scheme_str(), Some("https" | "wss"));
-        let elsewhere = uri.host().is_some_and(|host| !is_loopback(host));
-        self.key.is_some() && !secure && elsewhere
+        let other = uri.host().is_some_and(|host| !is_loopback(host));
+        self.key.is_some() && !secure && other
     }
 
     fn plain(&self) -> &str {
@@ -111,7 +110,7 @@ impl Address {
     }
 }
 
-impl std::fmt::Debug for Address {
+impl std::fmt::Debug for ServerAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Address")
             .field("url", &masked(&self.url))
@@ -122,34 +121,34 @@ impl std::fmt::Debug for Address {
 
 /// What sessions are opened over. Clones share it.
 #[derive(Clone, Debug)]
-pub(super) enum Connection {
+pub(super) enum ServerConnection {
     /// An HTTP/2 connection that sessions share.
     Grpc {
         channel: Channel,
         key: Option<AsciiMetadataValue>,
     },
     /// Each session has a connection of its own.
-    WebSocket(Place, Box<Address>),
+    WebSocket(WebSocketTarget, Box<ServerAddress>),
 }
 
 /// What a server sends over one connection.
-pub(super) type Incoming = BoxStream<'static, Result<Message, Status>>;
+pub(super) type ServerMessages = BoxStream<'static, Result<WireMessage, Status>>;
 
 /// One accepted call.
-pub(super) struct Opened {
+pub(super) struct OpenedCall {
     /// What the server sends.
-    pub(super) incoming: Incoming,
+    pub(super) incoming: ServerMessages,
     /// The extensions that the server announced.
     pub(super) extensions: Vec<String>,
     /// What brings us back to this session (EV-940).
     pub(super) token: Option<String>,
 }
 
-impl Connection {
+impl ServerConnection {
     /// Connects.
-    pub(super) async fn open(address: &Address) -> Result<Self, Status> {
-        if let Some(place) = Place::of(address.plain()) {
-            return Ok(Self::WebSocket(place?, Box::new(address.clone())));
+    pub(super) async fn open(address: &ServerAddress) -> Result<Self, Status> {
+        if let Some(target) = WebSocketTarget::of(address.plain()) {
+            return Ok(Self::WebSocket(target?, Box::new(address.clone())));
         }
         let key = address.key.as_ref().map(|key| {
             let mut value = AsciiMetadataValue::try_from(key.bearer()).map_err(|_| {
@@ -181,7 +180,7 @@ impl Connection {
     pub(super) const fn dialect(&self) -> Dialect {
         match self {
             Self::Grpc { .. } => Dialect::Grpc,
-            Self::WebSocket(place, _) => place.dialect(),
+            Self::WebSocket(target, _) => target.dialect(),
         }
     }
 
@@ -190,12 +189,12 @@ impl Connection {
         &self,
         options: &[(&'static str, String)],
         token: Option<&str>,
-        outgoing: impl Stream<Item = Message> + Send + Unpin + 'static,
-    ) -> Result<Opened, Status> {
+        outgoing: impl Stream<Item = WireMessage> + Send + Unpin + 'static,
+    ) -> Result<OpenedCall, Status> {
         let (channel, key) = match self {
             Self::Grpc { channel, key } => (channel, key),
-            Self::WebSocket(place, address) => {
-                return place.call(address, options, token, outgoing).await;
+            Self::WebSocket(target, address) => {
+                return target.call(address, options, token, outgoing).await;
             }
         };
         let mut request = Request::new(outgoing);
@@ -227,7 +226,7 @@ impl Connection {
         })?;
         let path = PathAndQuery::from_static(grpc::PATH);
         let answer = client
-            .streaming(request, path, Wire)
+            .streaming(request, path, GrpcCodec)
             .await
             .map_err(|status| grpc::from_grpc(&status))?;
         let announced = answer
@@ -242,7 +241,7 @@ impl Connection {
         let token = answer.metadata().get(TOKEN);
         let token = token.and_then(|token| token.to_str().ok());
         let token = token.map(str::to_owned);
-        Ok(Opened {
+        Ok(OpenedCall {
             token,
             incoming: incoming(answer.into_inner()),
             extensions,
@@ -250,7 +249,7 @@ impl Connection {
     }
 }
 
-fn incoming(messages: Streaming<Message>) -> BoxStream<'static, Result<Message, Status>> {
+fn incoming(messages: Streaming<WireMessage>) -> BoxStream<'static, Result<WireMessage, Status>> {
     messages
         .map(|item| item.map_err(|status| grpc::from_grpc(&status)))
         .boxed()

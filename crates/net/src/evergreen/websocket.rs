@@ -1,14 +1,11 @@
 //! Evergreen over WebSockets as a pair of streams, in every dialect of these (EV-970, EV-976).
 //!
-//! Owns: the address with its dialect, the connection, the handshake, a task that sends, when a silent server is given up. Refuses to know: what messages
-//! mean, and how they are written (`proto::evergreen::socket`).
-//!
 //! ```text
 //!   ws://HOST:PORT/PATH?dialect=json ─► TCP, TLS ─► upgrade ─┬─ task: outgoing ─ codec ─► socket, half-close, pings
 //!                                                            └─ stream: socket ─ codec ─► messages, end or status
 //! ```
 
-mod listening;
+mod liveness;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,8 +18,8 @@ use futures::{Sink, SinkExt, Stream, StreamExt};
 use http::header::{AUTHORIZATION, HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
 use http::{HeaderMap, Uri};
 use sapwood_proto::code::Code;
-use sapwood_proto::evergreen::socket::{Codec, Heard, status_of_close};
-use sapwood_proto::evergreen::{Dialect, Frame, Message, Reason, Status};
+use sapwood_proto::evergreen::socket::{Codec, FrameContent, status_of_close};
+use sapwood_proto::evergreen::{Dialect, Reason, Status, WebSocketFrame, WireMessage};
 use sapwood_proto::secret::masked;
 use sapwood_proto::session::Side;
 use tokio::task::JoinError;
@@ -33,30 +30,30 @@ use tokio_tungstenite::tungstenite::{self, Utf8Bytes};
 use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 use tokio_util::task::AbortOnDropHandle;
 
-use self::listening::{Ear, Listening};
+use self::liveness::{ListeningIo, LivenessFlag};
 use super::grpc::MESSAGE_BYTES_MAX;
 use super::link::{failed, panicked};
-use super::transport::{Address, Incoming, Opened, TOKEN, bad_address};
-use crate::connection::{self, Io, Unreached};
+use super::transport::{OpenedCall, ServerAddress, ServerMessages, TOKEN, bad_address};
+use crate::connection::{self, ConnectError, Io};
 
 /// Where a server is, and in which dialect it is spoken to.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(super) struct WebSocketTarget {
     uri: Uri,
     dialect: Dialect,
     secure: bool,
 }
 
 /// Without its query.
-impl fmt::Debug for Place {
+impl fmt::Debug for WebSocketTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", masked(&self.uri.to_string()))
     }
 }
 
-type Wire = WebSocketStream<Listening>;
+type WebSocketConnection = WebSocketStream<ListeningIo>;
 
-impl Place {
+impl WebSocketTarget {
     /// The place that `url` names; `None` if it is no address of a WebSocket.
     pub(super) fn of(url: &str) -> Option<Result<Self, Status>> {
         let secure = match url.split_once("://")?.0 {
@@ -103,13 +100,13 @@ impl Place {
     /// Connects and upgrades.
     pub(super) async fn call(
         &self,
-        address: &Address,
+        address: &ServerAddress,
         options: &[(&'static str, String)],
         token: Option<&str>,
-        outgoing: impl Stream<Item = Message> + Send + Unpin + 'static,
-    ) -> Result<Opened, Status> {
+        outgoing: impl Stream<Item = WireMessage> + Send + Unpin + 'static,
+    ) -> Result<OpenedCall, Status> {
         let opening = async {
-            let (io, ear) = Listening::to(self.connect(address).await?);
+            let (io, ear) = ListeningIo::to(self.connect(address).await?);
             let (wire, answer) = self.upgrade(io, address, options, token).await?;
             Ok((wire, ear, answer))
         };
@@ -117,22 +114,22 @@ impl Place {
         let (wire, ear, answer) = timeout(address.connect_timeout, opening)
             .await
             .map_err(|_| late())??;
-        let said = |name| answer.get(name).and_then(|value| value.to_str().ok());
-        let names = said("evergreen-extensions").unwrap_or_default().split(',');
+        let reply = |name| answer.get(name).and_then(|value| value.to_str().ok());
+        let names = reply("evergreen-extensions").unwrap_or_default().split(',');
         let names = names.map(|name| name.trim().to_owned());
-        Ok(Opened {
-            token: said(TOKEN).map(str::to_owned),
+        Ok(OpenedCall {
+            token: reply(TOKEN).map(str::to_owned),
             incoming: converse(wire, ear, self.dialect, outgoing),
             extensions: names.filter(|name| !name.is_empty()).collect(),
         })
     }
 
-    async fn connect(&self, address: &Address) -> Result<Box<dyn Io>, Status> {
+    async fn connect(&self, address: &ServerAddress) -> Result<Box<dyn Io>, Status> {
         let authorities = address.authorities.as_deref();
         let connecting = connection::connect(&self.uri, self.secure, authorities);
         connecting.await.map_err(|why| match why {
-            Unreached::Bad(why) => bad_address(why),
-            Unreached::Gone(cause) => {
+            ConnectError::Bad(why) => bad_address(why),
+            ConnectError::Unreachable(cause) => {
                 tracing::debug!(%cause, "cannot connect");
                 if let Some(why) = connection::distrust(&cause) {
                     return Status::other(Code::Unavailable, connection::UNTRUSTED, why);
@@ -146,11 +143,11 @@ impl Place {
 
     async fn upgrade(
         &self,
-        io: Listening,
-        address: &Address,
+        io: ListeningIo,
+        address: &ServerAddress,
         options: &[(&'static str, String)],
         token: Option<&str>,
-    ) -> Result<(Wire, HeaderMap), Status> {
+    ) -> Result<(WebSocketConnection, HeaderMap), Status> {
         let path = match self.uri.path() {
             "" | "/" => "/evergreen",
             path => path,
@@ -201,15 +198,15 @@ impl Place {
 
 /// Both directions of a connection; what the server says.
 fn converse(
-    wire: Wire,
-    ear: Ear,
+    wire: WebSocketConnection,
+    ear: LivenessFlag,
     dialect: Dialect,
-    outgoing: impl Stream<Item = Message> + Send + Unpin + 'static,
-) -> Incoming {
+    outgoing: impl Stream<Item = WireMessage> + Send + Unpin + 'static,
+) -> ServerMessages {
     let (sink, stream) = wire.split();
-    let shared = Shared(Arc::new(Mutex::new(Codec::new(dialect, Side::Client))));
+    let shared = SharedCodec(Arc::new(Mutex::new(Codec::new(dialect, Side::Client))));
     let sending = tokio::spawn(send(sink, shared.clone(), outgoing));
-    receive(Received {
+    receive(WebSocketReceiver {
         stream,
         ear,
         shared,
@@ -219,9 +216,9 @@ fn converse(
 
 /// The codec of one connection, shared by both directions; held only while one message is read or written.
 #[derive(Clone)]
-struct Shared(Arc<Mutex<Codec>>);
+struct SharedCodec(Arc<Mutex<Codec>>);
 
-impl Shared {
+impl SharedCodec {
     fn codec(&self) -> MutexGuard<'_, Codec> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -229,9 +226,9 @@ impl Shared {
 
 /// Sends messages, then the half-close. Pings go out however much is said: who only listens answers nothing else.
 async fn send(
-    mut sink: SplitSink<Wire, tungstenite::Message>,
-    shared: Shared,
-    mut outgoing: impl Stream<Item = Message> + Unpin,
+    mut sink: SplitSink<WebSocketConnection, tungstenite::Message>,
+    shared: SharedCodec,
+    mut outgoing: impl Stream<Item = WireMessage> + Unpin,
 ) {
     let mut buf = BytesMut::new();
     let mut ping_at = Instant::now() + PING;
@@ -267,8 +264,8 @@ async fn send(
 }
 
 async fn finish(
-    mut sink: SplitSink<Wire, tungstenite::Message>,
-    shared: Shared,
+    mut sink: SplitSink<WebSocketConnection, tungstenite::Message>,
+    shared: SharedCodec,
     mut buf: BytesMut,
 ) {
     let due = shared.codec().finish(unix_micros(), &mut buf);
@@ -290,7 +287,7 @@ async fn finish(
 
 async fn feed(
     sink: &mut (impl Sink<tungstenite::Message, Error = tungstenite::Error> + Unpin),
-    shared: &Shared,
+    shared: &SharedCodec,
     buf: &mut BytesMut,
 ) -> Result<(), tungstenite::Error> {
     let bytes = buf.split().freeze();
@@ -305,15 +302,15 @@ async fn feed(
 }
 
 /// What is received from. The task that sends goes with it.
-struct Received {
-    stream: SplitStream<Wire>,
-    ear: Ear,
-    shared: Shared,
+struct WebSocketReceiver {
+    stream: SplitStream<WebSocketConnection>,
+    ear: LivenessFlag,
+    shared: SharedCodec,
     /// `None` once it has ended, which is no end of the connection.
     sending: Option<AbortOnDropHandle<()>>,
 }
 
-impl Received {
+impl WebSocketReceiver {
     /// The next frame. A server from which not a byte comes, pings or not, is given up. Time in which nobody asks counts
     /// for one wait at most, for what has come meanwhile is not seen before.
     async fn next(&mut self) -> Option<Result<tungstenite::Message, Status>> {
@@ -334,7 +331,7 @@ impl Received {
                     }
                 }
                 () = tokio::time::sleep(PING) => {
-                    silent = if self.ear.heard() { 0 } else { silent + 1 };
+                    silent = if self.ear.is_alive() { 0 } else { silent + 1 };
                 }
             }
         }
@@ -352,13 +349,13 @@ async fn ended(task: &mut Option<AbortOnDropHandle<()>>) -> Result<(), JoinError
 }
 
 /// What the server says. Its end is the end of the session.
-fn receive(received: Received) -> Incoming {
+fn receive(received: WebSocketReceiver) -> ServerMessages {
     futures::stream::unfold(Some(received), |received| async move {
         let mut received = received?;
         loop {
             let frame = match received.next().await? {
-                Ok(tungstenite::Message::Text(text)) => Frame::Text(text.into()),
-                Ok(tungstenite::Message::Binary(bytes)) => Frame::Binary(bytes),
+                Ok(tungstenite::Message::Text(text)) => WebSocketFrame::Text(text.into()),
+                Ok(tungstenite::Message::Binary(bytes)) => WebSocketFrame::Binary(bytes),
                 Ok(tungstenite::Message::Close(close)) => {
                     let close =
                         close.map(|frame| status_of_close(frame.code.into(), &frame.reason));
@@ -367,25 +364,25 @@ fn receive(received: Received) -> Incoming {
                 Ok(_) => continue,
                 Err(status) => return Some((Err(status), None)),
             };
-            let heard = received.shared.codec().decode(frame);
-            match heard {
-                Ok(Heard::Message(message)) => return Some((Ok(message), Some(received))),
-                Ok(Heard::Nothing) => {}
-                Ok(Heard::Finish) => return None,
-                Ok(Heard::Abort(status)) | Err(status) => return Some((Err(status), None)),
+            let incoming = received.shared.codec().decode(frame);
+            match incoming {
+                Ok(FrameContent::Message(message)) => return Some((Ok(message), Some(received))),
+                Ok(FrameContent::Nothing) => {}
+                Ok(FrameContent::Finish) => return None,
+                Ok(FrameContent::Abort(status)) | Err(status) => return Some((Err(status), None)),
             }
         }
     })
     .boxed()
 }
 
-fn unavailable(address: &Address, hint: &str) -> Status {
+fn unavailable(address: &ServerAddress, hint: &str) -> Status {
     let message = format!("no answer from {}: {hint}", masked(&address.url));
     Status::other(Code::Unavailable, "", message)
 }
 
 /// A server that does not upgrade says why in its own way; the number is what all have in common.
-fn refused(address: &Address, error: &tungstenite::Error) -> Status {
+fn refused(address: &ServerAddress, error: &tungstenite::Error) -> Status {
     let tungstenite::Error::Http(answer) = error else {
         tracing::debug!(%error, "no upgrade");
         return unavailable(address, "it speaks no WebSocket there");

@@ -1,28 +1,26 @@
 //! Where a peer that speaks LMTP is (LM-701, D-40).
-//!
-//! Owns: [`Address`] and how it is read. Refuses to know: connections.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use http::Uri;
 use percent_encoding::percent_decode_str;
-use sapwood_proto::lmtp::{Fault, Reason};
+use sapwood_proto::lmtp::{LmtpError, LmtpReason};
 use sapwood_proto::secret::Secret;
 
 use crate::connection;
 
 /// The address of a peer.
 #[derive(Clone)]
-pub struct Address {
-    pub(super) place: Place,
+pub struct PeerAddress {
+    pub(super) target: LmtpTarget,
     pub(super) key: Option<Secret>,
     pub(super) authorities: Option<Vec<u8>>,
 }
 
 /// What kind of connection leads there.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum LmtpTarget {
     WebSocket {
         uri: Uri,
         secure: bool,
@@ -37,15 +35,15 @@ pub(super) enum Place {
     Stdio(String, Vec<String>),
 }
 
-impl Address {
+impl PeerAddress {
     /// Reads `host:port`, `ws://`, `wss://` and their `http` spellings, `post+http://` and `post+https://`, all with path and
     /// query; `unix:/path`; or `stdio:COMMAND ARGS`, cut at white space.
     ///
     /// # Errors
     /// `invalid_value` for anything else.
-    pub fn parse(url: &str) -> Result<Self, Fault> {
+    pub fn parse(url: &str) -> Result<Self, LmtpError> {
         Ok(Self {
-            place: place(url)?,
+            target: target(url)?,
             key: None,
             authorities: None,
         })
@@ -56,7 +54,7 @@ impl Address {
     ///
     /// # Errors
     /// `invalid_value` for anything else.
-    pub fn of_model(url: &str) -> Result<(Vec<Self>, String), Fault> {
+    pub fn of_model(url: &str) -> Result<(Vec<Self>, String), LmtpError> {
         let rest = url.strip_prefix("lmtp://");
         let rest = rest.ok_or_else(|| bad("it must begin with lmtp://"))?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -71,7 +69,7 @@ impl Address {
         let peers = hosts
             .split(',')
             .map(|host| Self::parse(&format!("ws://{host}/{question}{query}")));
-        let peers: Result<_, Fault> = peers.collect();
+        let peers: Result<_, LmtpError> = peers.collect();
         Ok((peers?, model))
     }
 
@@ -85,7 +83,9 @@ impl Address {
     /// Whether a key of this address, set or part of its query, would be sent unencrypted to another machine.
     #[must_use]
     pub fn exposes_key(&self) -> bool {
-        let (Place::WebSocket { uri, secure } | Place::Post { uri, secure }) = &self.place else {
+        let (LmtpTarget::WebSocket { uri, secure } | LmtpTarget::Post { uri, secure }) =
+            &self.target
+        else {
             return false;
         };
         let has_key = self.key.is_some() || self.has_own_key();
@@ -95,7 +95,8 @@ impl Address {
     /// Whether its query holds a key (LM-108).
     #[must_use]
     pub fn has_own_key(&self) -> bool {
-        let (Place::WebSocket { uri, .. } | Place::Post { uri, .. }) = &self.place else {
+        let (LmtpTarget::WebSocket { uri, .. } | LmtpTarget::Post { uri, .. }) = &self.target
+        else {
             return false;
         };
         let mut pairs = uri.query().unwrap_or_default().split('&');
@@ -110,14 +111,14 @@ impl Address {
     }
 }
 
-impl fmt::Debug for Address {
+impl fmt::Debug for PeerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.place.fmt(f)
+        self.target.fmt(f)
     }
 }
 
 /// Without the query, and without the arguments of a program.
-impl fmt::Debug for Place {
+impl fmt::Debug for LmtpTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::WebSocket { uri, .. } | Self::Post { uri, .. } => {
@@ -129,19 +130,19 @@ impl fmt::Debug for Place {
     }
 }
 
-fn place(url: &str) -> Result<Place, Fault> {
+fn target(url: &str) -> Result<LmtpTarget, LmtpError> {
     if let Some(path) = url.strip_prefix("unix:") {
         if !path.starts_with('/') {
             return Err(bad(
                 "a Unix socket is named by its whole path, as in unix:/run/lmtp.sock",
             ));
         }
-        return Ok(Place::Unix(path.into()));
+        return Ok(LmtpTarget::Unix(path.into()));
     }
     if let Some(command) = url.strip_prefix("stdio:") {
         let mut words = command.split_whitespace().map(str::to_owned);
         let program = words.next().ok_or_else(|| bad("it names no command"))?;
-        return Ok(Place::Stdio(program, words.collect()));
+        return Ok(LmtpTarget::Stdio(program, words.collect()));
     }
     let (scheme, rest) = url.split_once("://").unwrap_or(("ws", url));
     let (scheme, secure) = match scheme {
@@ -163,16 +164,16 @@ fn place(url: &str) -> Result<Place, Fault> {
             Err(bad("a key belongs into the key option, not into the URL"))
         }
         Some(authority) if !authority.host().is_empty() => Ok(match scheme {
-            "http" | "https" => Place::Post { uri, secure },
-            _ => Place::WebSocket { uri, secure },
+            "http" | "https" => LmtpTarget::Post { uri, secure },
+            _ => LmtpTarget::WebSocket { uri, secure },
         }),
         _ => Err(bad("it has no host")),
     }
 }
 
-fn bad(why: &'static str) -> Fault {
-    Fault::new(
-        Reason::InvalidValue,
+fn bad(why: &'static str) -> LmtpError {
+    LmtpError::new(
+        LmtpReason::InvalidValue,
         format!("the address of an LMTP peer cannot be used: {why}"),
     )
 }
@@ -184,7 +185,7 @@ mod tests {
     #[test]
     fn lm_701_addresses_are_read() {
         let web = |uri: &str, secure| {
-            Some(Place::WebSocket {
+            Some(LmtpTarget::WebSocket {
                 uri: uri.parse().unwrap(),
                 secure,
             })
@@ -201,10 +202,10 @@ mod tests {
                 "wss://models.example/a",
                 web("wss://models.example/a", true),
             ),
-            ("unix:/run/s", Some(Place::Unix("/run/s".into()))),
+            ("unix:/run/s", Some(LmtpTarget::Unix("/run/s".into()))),
             (
                 "stdio:sapwood lmtp  --quiet",
-                Some(Place::Stdio(
+                Some(LmtpTarget::Stdio(
                     "sapwood".into(),
                     vec!["lmtp".into(), "--quiet".into()],
                 )),
@@ -216,7 +217,7 @@ mod tests {
             ("ws://key@host:1", None),
             (
                 "post+https://host:1/lmtp?key=x",
-                Some(Place::Post {
+                Some(LmtpTarget::Post {
                     uri: "https://host:1/lmtp?key=x".parse().unwrap(),
                     secure: true,
                 }),
@@ -226,14 +227,14 @@ mod tests {
             ("", None),
             ("a b", None),
         ] {
-            let read = Address::parse(url);
-            let refused = read.as_ref().err().map(|fault| fault.reason);
+            let read = PeerAddress::parse(url);
+            let refused = read.as_ref().err().map(|error| error.reason);
             assert_eq!(
                 refused,
-                expect.is_none().then_some(Reason::InvalidValue),
+                expect.is_none().then_some(LmtpReason::InvalidValue),
                 "{url}"
             );
-            assert_eq!(read.ok().map(|address| address.place), expect, "{url}");
+            assert_eq!(read.ok().map(|address| address.target), expect, "{url}");
         }
     }
 
@@ -255,17 +256,20 @@ mod tests {
             ("lmtp:///tiny", None),
             ("ws://host:1/tiny", None),
         ] {
-            let read = Address::of_model(url).ok();
+            let read = PeerAddress::of_model(url).ok();
             let expect = expect.map(|(uris, model)| {
-                let place = |uri: &&str| Place::WebSocket {
+                let target = |uri: &&str| LmtpTarget::WebSocket {
                     uri: uri.parse().unwrap(),
                     secure: false,
                 };
-                (uris.iter().map(place).collect::<Vec<_>>(), model.to_owned())
+                (
+                    uris.iter().map(target).collect::<Vec<_>>(),
+                    model.to_owned(),
+                )
             });
             let read = read.map(|(peers, model)| {
-                let places = peers.into_iter().map(|peer| peer.place);
-                (places.collect::<Vec<_>>(), model)
+                let positions = peers.into_iter().map(|peer| peer.target);
+                (positions.collect::<Vec<_>>(), model)
             });
             assert_eq!(read, expect, "{url}");
         }
@@ -286,7 +290,7 @@ mod tests {
             ("ws://localhost/", Some("k"), false),
             ("unix:/run/s", Some("k"), false),
         ] {
-            let address = Address::parse(url).unwrap();
+            let address = PeerAddress::parse(url).unwrap();
             let address = match key {
                 Some(key) => address.with_key(key),
                 None => address,
@@ -297,7 +301,7 @@ mod tests {
 
     #[test]
     fn lm_701_what_is_secret_is_not_shown() {
-        let address = Address::parse("ws://host:1/p?key=secret").unwrap();
+        let address = PeerAddress::parse("ws://host:1/p?key=secret").unwrap();
         let shown = format!("{:?}", address.with_key("secret"));
         assert_eq!(shown, "host:1");
     }

@@ -1,8 +1,5 @@
 //! Lines here, a peer there: what a shell pipe needs to talk to a server elsewhere (LM-110).
 //!
-//! Owns: [`bridge`], and which of the messages that went out are still to be answered, so that the end of the input is not the end
-//! of what was asked. Refuses to know: what messages mean beyond that; they pass as they are.
-//!
 //! ```text
 //!   reader ─ lines ─► peer        reader ended ─► until everything is answered ─► Finished
 //!   writer ◄─ lines ─ peer        peer or writer gone ─► Cut
@@ -13,17 +10,17 @@ use std::collections::{HashMap, HashSet};
 use bytes::{Bytes, BytesMut};
 use bytestring::ByteString;
 use futures::{FutureExt, StreamExt};
-use sapwood_proto::lmtp::{Fault, Line, Lines};
+use sapwood_proto::lmtp::{LineSplitter, LmtpError, WireLine};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::wire::{MESSAGE_BYTES_MAX, Wire};
-use super::{Address, Options};
+use super::wire::{LmtpConnection, MESSAGE_BYTES_MAX};
+use super::{ConnectOptions, PeerAddress};
 
 /// How a bridge ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bridged {
+pub enum BridgeEnd {
     /// The input has ended, and everything was answered or nothing was to be waited for.
     Finished,
     /// The peer, or whoever reads our output, has gone.
@@ -34,28 +31,28 @@ pub enum Bridged {
 /// only LMTP's own tolerant JSON reads (`NaN`) is passed, and not waited for.
 ///
 /// # Errors
-/// As [`super::Client::connect`].
+/// As [`super::LmtpClient::connect`].
 pub async fn bridge(
-    address: &Address,
-    options: &Options,
+    address: &PeerAddress,
+    options: &ConnectOptions,
     reader: impl AsyncRead + Unpin,
     writer: impl AsyncWrite + Unpin,
     cancel: bool,
-) -> Result<Bridged, Fault> {
-    let wire = Wire::to(address, options).await?;
+) -> Result<BridgeEnd, LmtpError> {
+    let wire = LmtpConnection::to(address, options).await?;
     Ok(pass(wire, reader, writer, cancel).await)
 }
 
 async fn pass(
-    mut wire: Wire,
+    mut wire: LmtpConnection,
     mut reader: impl AsyncRead + Unpin,
     mut writer: impl AsyncWrite + Unpin,
     cancel: bool,
-) -> Bridged {
-    let mut cut = Lines::new(MESSAGE_BYTES_MAX);
+) -> BridgeEnd {
+    let mut cut = LineSplitter::new(MESSAGE_BYTES_MAX);
     let (mut buffer, mut out) = (BytesMut::new(), BytesMut::new());
-    let (mut open, mut ahead) = (Open::default(), None::<Bytes>);
-    let (mut ended, mut gone) = (false, false);
+    let (mut open, mut ahead) = (PendingCalls::default(), None::<Bytes>);
+    let (mut ended, mut removed) = (false, false);
     loop {
         while ahead.is_none()
             && let Some(line) = cut
@@ -63,49 +60,49 @@ async fn pass(
                 .or_else(|| ended.then(|| cut.last_line()).flatten())
         {
             match line {
-                Line::Text(text) => {
+                WireLine::Text(text) => {
                     open.asked(&text);
                     ahead = Some(text.into_bytes());
                 }
-                Line::BadText | Line::TooLong => out.extend_from_slice(NO_MESSAGE),
+                WireLine::BadText | WireLine::TooLong => out.extend_from_slice(NO_MESSAGE),
             }
         }
         if !out.is_empty() {
             let written = writer.write_all_buf(&mut out).await;
             if written.is_err() || writer.flush().await.is_err() {
-                return Bridged::Cut;
+                return BridgeEnd::Cut;
             }
         }
         if ended && ahead.is_none() && (cancel || open.is_answered()) {
-            return Bridged::Finished;
+            return BridgeEnd::Finished;
         }
-        if gone {
-            return Bridged::Cut;
+        if removed {
+            return BridgeEnd::Cut;
         }
         buffer.clear();
         // Every arm may be cancelled: what was not read is still there, and a place that was not taken goes back.
         tokio::select! {
             place = wire.outgoing.reserve(), if ahead.is_some() => match (place, ahead.take()) {
-                (Ok(place), Some(message)) => place.send(message),
-                _ => return Bridged::Cut,
+                (Ok(target), Some(message)) => target.send(message),
+                _ => return BridgeEnd::Cut,
             },
             read = reader.read_buf(&mut buffer), if ahead.is_none() && !ended => match read {
                 Ok(1..) => cut.push(&buffer),
                 Ok(0) | Err(_) => ended = true,
             },
-            said = wire.incoming.next() => {
-                let mut said = Some(said);
+            reply = wire.incoming.next() => {
+                let mut reply = Some(reply);
                 // What is there already is written together.
-                while let Some(heard) = said {
-                    let Some(text) = heard else {
-                        gone = true;
+                while let Some(received) = reply {
+                    let Some(text) = received else {
+                        removed = true;
                         break;
                     };
                     open.answered(&text);
                     out.extend_from_slice(text.as_bytes());
                     out.extend_from_slice(b"\n");
                     let more = out.len() < BATCH_BYTES;
-                    said = more.then(|| wire.incoming.next().now_or_never()).flatten();
+                    reply = more.then(|| wire.incoming.next().now_or_never()).flatten();
                 }
             }
         }
@@ -114,14 +111,14 @@ async fn pass(
 
 /// What was asked and is not answered yet, by the bytes of its id.
 #[derive(Default)]
-struct Open {
+struct PendingCalls {
     streams: HashSet<String>,
     requests: HashMap<String, usize>,
 }
 
 /// What of a message is looked at.
 #[derive(Deserialize)]
-struct Head<'a> {
+struct MessageHead<'a> {
     #[serde(borrow)]
     stream_id: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -130,12 +127,12 @@ struct Head<'a> {
     error: Option<&'a RawValue>,
 }
 
-impl Open {
+impl PendingCalls {
     fn asked(&mut self, text: &ByteString) {
         let Some((word, payload)) = text.split_once(' ') else {
             return;
         };
-        let Ok(Head {
+        let Ok(MessageHead {
             stream_id: Some(id),
             ..
         }) = serde_json::from_str(payload)
@@ -156,8 +153,8 @@ impl Open {
         let Some((word, payload)) = text.split_once(' ') else {
             return;
         };
-        let items: Vec<Head<'_>> = serde_json::from_str(payload).unwrap_or_default();
-        for Head {
+        let items: Vec<MessageHead<'_>> = serde_json::from_str(payload).unwrap_or_default();
+        for MessageHead {
             stream_id,
             finish_reason,
             error,

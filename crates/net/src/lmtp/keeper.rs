@@ -1,8 +1,5 @@
 //! The task that keeps a client connected.
 //!
-//! Owns: the calls that wait for a connection, what is agreed on with each peer that is connected to, when it is tried
-//! again (LM-713). Refuses to know: transports, what is asked, whose the answers are ([`Served`] does).
-//!
 //! ```text
 //!   connected ── lost: every call fails, at once ──► 100 ms, doubling to 10 s ──► dial ──► connected
 //!                      │                             calls wait here, for connect_timeout at most
@@ -15,19 +12,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use sapwood_proto::lmtp::{Fault, Generate, Received, Score};
+use sapwood_proto::lmtp::{GenerateRequest, LmtpError, ReceivedItem, Score};
 use sapwood_proto::time::Time;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
-use super::served::Served;
-use super::wire::{Wire, lost, until};
-use super::{Options, Seen};
+use super::served::ServedStreams;
+use super::wire::{LmtpConnection, lost, until};
+use super::{ConnectOptions, KeeperView};
 
 /// How a peer is reached. A value, so that a test can be one that comes and goes.
-pub(super) trait Dial: Send + Sync + 'static {
+pub(super) trait DialPeer: Send + Sync + 'static {
     /// Connects, once.
-    fn dial(&self) -> impl Future<Output = Result<Wire, Fault>> + Send;
+    fn dial(&self) -> impl Future<Output = Result<LmtpConnection, LmtpError>> + Send;
     /// Whether it can be tried again.
     fn again(&self) -> bool {
         true
@@ -35,9 +32,9 @@ pub(super) trait Dial: Send + Sync + 'static {
 }
 
 /// One call, as it is asked for.
-pub(super) struct Ask {
-    pub(super) what: What,
-    pub(super) told: mpsc::Sender<Result<Told, Fault>>,
+pub(super) struct KeeperCall {
+    pub(super) what: KeeperRequest,
+    pub(super) results: mpsc::Sender<Result<CallResult, LmtpError>>,
     /// What it is called where it is given up.
     pub(super) serial: u64,
     /// Until when it may wait for a connection.
@@ -45,45 +42,45 @@ pub(super) struct Ask {
 }
 
 /// What is asked for: the model, and of it what.
-pub(super) enum What {
+pub(super) enum KeeperRequest {
     /// And when nobody waits for it any more.
-    Generate(String, Generate, Option<Instant>),
+    Generate(String, GenerateRequest, Option<Instant>),
     Score(String, Score),
     ModelInfo(String),
 }
 
 /// What came of a call.
-pub(super) enum Told {
-    Item(Received),
+pub(super) enum CallResult {
+    Item(ReceivedItem),
     /// The JSON of `model_info`.
     ModelInfo(String),
 }
 
 /// See the module's page.
-pub(super) struct Keeper<D> {
+pub(super) struct LinkKeeper<D> {
     dial: D,
-    options: Options,
-    asks: mpsc::Receiver<Ask>,
-    waiting: VecDeque<Ask>,
-    seen: Arc<Seen>,
+    options: ConnectOptions,
+    asks: mpsc::Receiver<KeeperCall>,
+    waiting: VecDeque<KeeperCall>,
+    seen: Arc<KeeperView>,
     connected: watch::Sender<bool>,
     /// Of the machine's clock.
     origin: Instant,
 }
 
 /// Why a connection is not served any more.
-enum Over {
+enum ServiceEnd {
     Lost,
     /// Nobody can ask any more.
     Unwanted,
 }
 
-impl<D: Dial> Keeper<D> {
+impl<D: DialPeer> LinkKeeper<D> {
     pub(super) fn new(
         dial: D,
-        options: Options,
-        asks: mpsc::Receiver<Ask>,
-        seen: Arc<Seen>,
+        options: ConnectOptions,
+        asks: mpsc::Receiver<KeeperCall>,
+        seen: Arc<KeeperView>,
         connected: watch::Sender<bool>,
     ) -> Self {
         Self {
@@ -98,29 +95,30 @@ impl<D: Dial> Keeper<D> {
     }
 
     /// Serves calls over `wire`, and over the next connection when that is lost, or when there was none.
-    pub(super) async fn keep(mut self, wire: Option<Wire>) {
+    pub(super) async fn keep(mut self, wire: Option<LmtpConnection>) {
         let mut delay = DELAY_MIN;
         let mut wire = wire;
         // The calls of the connection before, if any of them waits for the next one.
-        let mut apart = None;
+        let mut detached = None;
         loop {
             let Some(wire) = (match wire.take() {
                 Some(wire) => Some(wire),
-                None => self.redial(&mut delay, &mut apart).await,
+                None => self.redial(&mut delay, &mut detached).await,
             }) else {
                 return;
             };
             let began = Instant::now();
             self.connected.send_replace(true);
-            let served = apart.take();
-            let mut served = served
-                .unwrap_or_else(|| Served::new(&self.options, Arc::clone(&self.seen), self.origin));
+            let served = detached.take();
+            let mut served = served.unwrap_or_else(|| {
+                ServedStreams::new(&self.options, Arc::clone(&self.seen), self.origin)
+            });
             let over = self.serve(wire, &mut served).await;
             self.connected.send_replace(false);
-            if matches!(over, Over::Unwanted) || !self.dial.again() {
+            if matches!(over, ServiceEnd::Unwanted) || !self.dial.again() {
                 return served.lost();
             }
-            apart = served.parted().then_some(served);
+            detached = served.parted().then_some(served);
             // One that comes and goes at once is not to be hammered.
             if began.elapsed() >= DELAY_MAX {
                 delay = DELAY_MIN;
@@ -129,37 +127,41 @@ impl<D: Dial> Keeper<D> {
     }
 
     /// Serves calls until the connection is lost.
-    async fn serve(&mut self, mut wire: Wire, served: &mut Served) -> Over {
+    async fn serve(&mut self, mut wire: LmtpConnection, served: &mut ServedStreams) -> ServiceEnd {
         loop {
             // A peer that is there is given the time it needs to say what it can do.
             let late = served.late_at(&self.waiting);
             // All may be cancelled: frames and asks stay where they are, a permit goes back, and what was given up stays listed.
             tokio::select! {
                 text = wire.incoming.next(), if served.is_reading() => match text {
-                    Some(text) => served.heard(&text),
-                    None => return Over::Lost,
+                    Some(text) => served.receive(&text),
+                    None => return ServiceEnd::Lost,
                 },
                 permit = wire.outgoing.reserve(), if served.has_words(&self.waiting) => {
                     let Ok(permit) = permit else {
-                        return Over::Lost;
+                        return ServiceEnd::Lost;
                     };
-                    served.speak(&mut self.waiting, permit);
+                    served.send_waiting(&mut self.waiting, permit);
                 }
                 ask = self.asks.recv(), if self.waiting.len() < WAITING_MAX => match ask {
                     Some(ask) => self.waiting.push_back(ask),
-                    None => return Over::Unwanted,
+                    None => return ServiceEnd::Unwanted,
                 },
                 () = until(late) => late_ask(&mut self.waiting),
                 () = until(served.wake_at()) => served.tick(),
                 () = served.room() => {}
-                () = self.seen.gone.news() => served.abandon(&self.seen.gone.take()),
+                () = self.seen.abandoned.changed() => served.abandon(&self.seen.abandoned.take()),
             }
-            served.tell();
+            served.deliver();
         }
     }
 
     /// The next connection; `None` when nobody can ask any more. What waits for it has failed if the first try does.
-    async fn redial(&mut self, delay: &mut Duration, apart: &mut Option<Served>) -> Option<Wire> {
+    async fn redial(
+        &mut self,
+        delay: &mut Duration,
+        detached: &mut Option<ServedStreams>,
+    ) -> Option<LmtpConnection> {
         loop {
             let span = jittered(*delay);
             *delay = (*delay * 2).min(DELAY_MAX);
@@ -174,9 +176,9 @@ impl<D: Dial> Keeper<D> {
                 tokio::select! {
                     dialled = &mut dialling => match dialled {
                         Ok(wire) => return Some(wire),
-                        Err(fault) => {
-                            tracing::debug!(why = %fault.message, "not connected");
-                            if let Some(mut served) = apart.take() {
+                        Err(error) => {
+                            tracing::debug!(why = %error.message, "not connected");
+                            if let Some(mut served) = detached.take() {
                                 served.lost();
                             }
                             break;
@@ -187,11 +189,11 @@ impl<D: Dial> Keeper<D> {
                     }
                     () = until(late) => late_ask(&mut self.waiting),
                     // What is not asked yet is not asked: who is gone is not there when its turn comes.
-                    () = self.seen.gone.news() => {
-                        let gone = self.seen.gone.take();
-                        if let Some(served) = apart.as_mut() {
-                            served.abandon(&gone);
-                            served.tell();
+                    () = self.seen.abandoned.changed() => {
+                        let removed = self.seen.abandoned.take();
+                        if let Some(served) = detached.as_mut() {
+                            served.abandon(&removed);
+                            served.deliver();
                         }
                     }
                 }
@@ -201,11 +203,11 @@ impl<D: Dial> Keeper<D> {
 }
 
 /// The first call in the line has waited for too long.
-fn late_ask(waiting: &mut VecDeque<Ask>) {
+fn late_ask(waiting: &mut VecDeque<KeeperCall>) {
     if let Some(ask) = waiting.pop_front() {
         // Nobody listens if this fails.
         let _ = ask
-            .told
+            .results
             .try_send(Err(lost("there is no connection to the upstream")));
     }
 }

@@ -1,8 +1,5 @@
 //! One model of several peers, as if it were one's (LM-801 to LM-806).
 //!
-//! Owns: the connections of a pool, the probes that show which of them serve, and [`Items`], one stream wherever it runs. Refuses to
-//! know: which peer a stream goes to, and when one counts as lost; `proto::lmtp::pool` has that.
-//!
 //! ```text
 //!   generate · score ─► route ─► a peer's client ─► Items
 //!                         ▲  lost ◄──────┘            │ goes on elsewhere, unseen
@@ -18,9 +15,11 @@ use std::task::{Context, Poll, ready};
 use futures::future::{BoxFuture, join_all};
 use futures::{FutureExt, Stream, StreamExt};
 use sapwood_proto::lmtp::pool::{
-    self as machine, Condition, Ended, Member, Passage, Passed, Probe,
+    self as machine, Condition, PoolMember, ProbeOutcome, RelayedItem, RelayedStream, StreamOutcome,
 };
-use sapwood_proto::lmtp::{Fault, Generate, Reason, Received, Score, Work};
+use sapwood_proto::lmtp::{
+    GenerateRequest, LmtpError, LmtpReason, ReceivedItem, Score, StreamDemand,
+};
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 use serde_json::Value;
@@ -29,13 +28,13 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::wire::{lost, until};
-use super::{Address, Client, Options};
+use super::{ConnectOptions, LmtpClient, PeerAddress};
 
 /// One peer of a pool.
 #[derive(Clone, Debug)]
-pub struct Endpoint {
+pub struct PoolEndpoint {
     /// Where it is.
-    pub address: Address,
+    pub address: PeerAddress,
     /// What it calls the model.
     pub model: String,
     /// How much it takes beside the others.
@@ -44,22 +43,22 @@ pub struct Endpoint {
 
 /// Peers that serve one model. Clones share them; when the last is dropped, streams that run go on, and nothing else does.
 #[derive(Clone)]
-pub struct Pool(Arc<Kept>);
+pub struct LmtpPool(Arc<PoolHandle>);
 
-struct Kept {
-    peers: Arc<Peers>,
+struct PoolHandle {
+    peers: Arc<PoolPeers>,
     /// One for each peer.
     watches: Mutex<Vec<AbortOnDropHandle<()>>>,
 }
 
 /// What streams share.
-struct Peers {
+struct PoolPeers {
     /// In the order of the machine's members, whose lock is taken first. They only become more.
-    links: RwLock<Vec<Arc<Link>>>,
+    links: RwLock<Vec<Arc<PeerLink>>>,
     /// Never held while anything is awaited.
-    machine: Mutex<machine::Pool>,
+    machine: Mutex<machine::PoolMachine>,
     /// How a peer is spoken to that is named later.
-    options: Options,
+    options: ConnectOptions,
     seeded: bool,
     /// Tokens that end a text, once somebody has said which.
     ends: OnceLock<Arc<[Token]>>,
@@ -71,56 +70,57 @@ struct Peers {
     served: watch::Sender<bool>,
 }
 
-struct Link {
-    client: Client,
+struct PeerLink {
+    client: LmtpClient,
     model: String,
     /// For people.
-    place: String,
+    target: String,
     connected: watch::Receiver<bool>,
     /// When it is to be probed has changed.
-    news: Notify,
+    changed: Notify,
 }
 
 /// One peer as it is now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seat {
+pub struct PeerStatus {
     /// Where it is, without its key.
-    pub place: String,
+    pub target: String,
     /// What may be asked of it.
     pub condition: Condition,
     /// Streams that run there.
     pub streams: u64,
 }
 
-impl Pool {
+impl LmtpPool {
     /// Connects to every peer and asks what the model is. Peers that do not answer are asked again; one is enough.
     ///
     /// # Errors
     /// What the first peer says, if none answers; that of any that can never be used: its address is wrong, or it does
     /// not let us in. `invalid_value` if two have different vocabularies.
     pub async fn connect(
-        endpoints: Vec<Endpoint>,
-        options: &Options,
-        settings: machine::Options,
-    ) -> Result<Self, Fault> {
+        endpoints: Vec<PoolEndpoint>,
+        options: &ConnectOptions,
+        settings: machine::PoolOptions,
+    ) -> Result<Self, LmtpError> {
         let connecting = endpoints.into_iter().map(|endpoint| async move {
-            let Endpoint {
+            let PoolEndpoint {
                 address,
                 model,
                 weight,
             } = endpoint;
-            let place = format!("{address:?}");
-            let connected = Client::connect(address.clone(), options.clone()).await;
+            let target = format!("{address:?}");
+            let connected = LmtpClient::connect(address.clone(), options.clone()).await;
             let (client, away) = match connected {
                 Ok(client) => (client, None),
-                Err(fault) if fault.reason.is_retryable() => {
-                    (Client::connecting(address, options.clone()), Some(fault))
-                }
-                Err(fault) => return Err(fault),
+                Err(error) if error.reason.is_retryable() => (
+                    LmtpClient::connecting(address, options.clone()),
+                    Some(error),
+                ),
+                Err(error) => return Err(error),
             };
-            Ok((Link::new(client, model, place), weight, away))
+            Ok((PeerLink::new(client, model, target), weight, away))
         });
-        let linked: Result<Vec<_>, Fault> = join_all(connecting).await.into_iter().collect();
+        let linked: Result<Vec<_>, LmtpError> = join_all(connecting).await.into_iter().collect();
         Self::over(linked?, options.clone(), settings).await
     }
 
@@ -128,22 +128,22 @@ impl Pool {
     ///
     /// # Errors
     /// What the peer says; one that says nothing in time is asked all the same.
-    pub async fn of(client: Client, model: &str) -> Result<Self, Fault> {
-        let link = Link::new(client, model.to_owned(), String::new());
+    pub async fn of(client: LmtpClient, model: &str) -> Result<Self, LmtpError> {
+        let link = PeerLink::new(client, model.to_owned(), String::new());
         Self::over(
             vec![(link, 1, None)],
-            Options::default(),
-            machine::Options::default(),
+            ConnectOptions::default(),
+            machine::PoolOptions::default(),
         )
         .await
     }
 
     /// Each peer with its weight, and why it is not there.
     async fn over(
-        linked: Vec<(Link, u32, Option<Fault>)>,
-        options: Options,
-        settings: machine::Options,
-    ) -> Result<Self, Fault> {
+        linked: Vec<(PeerLink, u32, Option<LmtpError>)>,
+        options: ConnectOptions,
+        settings: machine::PoolOptions,
+    ) -> Result<Self, LmtpError> {
         let (mut links, mut weights, mut away) = (Vec::new(), Vec::new(), Vec::new());
         for (link, weight, why) in linked {
             links.push(Arc::new(link));
@@ -151,8 +151,8 @@ impl Pool {
             away.push(why);
         }
         let seeded = settings.seeded;
-        let peers = Arc::new(Peers {
-            machine: Mutex::new(machine::Pool::new(weights, settings)),
+        let peers = Arc::new(PoolPeers {
+            machine: Mutex::new(machine::PoolMachine::new(weights, settings)),
             links: RwLock::new(links),
             options,
             seeded,
@@ -166,7 +166,7 @@ impl Pool {
         let greeted = &peers;
         let greeting = members.iter().zip(away).map(|(member, away)| async move {
             match away {
-                Some(fault) => Err(fault),
+                Some(error) => Err(error),
                 None => greeted.greet(*member).await,
             }
         });
@@ -175,18 +175,18 @@ impl Pool {
         for answer in answers {
             match answer {
                 Ok(()) => served = true,
-                Err(fault) if fault.reason == Reason::InvalidValue => return Err(fault),
-                Err(fault) => {
-                    first.get_or_insert(fault);
+                Err(error) if error.reason == LmtpReason::InvalidValue => return Err(error),
+                Err(error) => {
+                    first.get_or_insert(error);
                 }
             }
         }
-        if let Some(fault) = first.filter(|_| !served) {
-            return Err(fault);
+        if let Some(error) = first.filter(|_| !served) {
+            return Err(error);
         }
-        peers.tell_conditions(&peers.machine());
+        peers.report_conditions(&peers.machine());
         let watches = members.into_iter().map(|member| watching(&peers, member));
-        Ok(Self(Arc::new(Kept {
+        Ok(Self(Arc::new(PoolHandle {
             watches: Mutex::new(watches.collect()),
             peers,
         })))
@@ -200,13 +200,13 @@ impl Pool {
 
     /// Asks for tokens, for a caller who does not wait longer than that. Nothing is asked before the stream is read; what
     /// fails is an item of it.
-    pub fn generate(&self, wanted: Generate, deadline: Option<Instant>) -> Items {
-        self.begin(Work::Generate(wanted), deadline)
+    pub fn generate(&self, wanted: GenerateRequest, deadline: Option<Instant>) -> PooledItems {
+        self.begin(StreamDemand::Generate(wanted), deadline)
     }
 
     /// Asks how likely tokens are, in the same way.
-    pub fn score(&self, wanted: Score) -> Items {
-        self.begin(Work::Score(wanted), None)
+    pub fn score(&self, wanted: Score) -> PooledItems {
+        self.begin(StreamDemand::Score(wanted), None)
     }
 
     /// Whether a peer has sent log-probabilities that are none (LM-711).
@@ -224,16 +224,16 @@ impl Pool {
 
     /// The peers as they are now.
     #[must_use]
-    pub fn seats(&self) -> Vec<Seat> {
+    pub fn peers(&self) -> Vec<PeerStatus> {
         let peers = &self.0.peers;
         let machine = peers.machine();
         let links = peers.links();
-        let seat = |member: Member| Seat {
-            place: links[member.index()].place.clone(),
+        let slot = |member: PoolMember| PeerStatus {
+            target: links[member.index()].target.clone(),
             condition: machine.condition(member),
             streams: machine.open(member),
         };
-        machine.members().map(seat).collect()
+        machine.members().map(slot).collect()
     }
 
     /// These are the peers that are configured now. Others are drained, and taken back when they are named again; new ones are
@@ -241,50 +241,50 @@ impl Pool {
     ///
     /// # Panics
     /// Outside a tokio runtime.
-    pub fn keep(&self, endpoints: Vec<Endpoint>) -> Vec<String> {
+    pub fn keep(&self, endpoints: Vec<PoolEndpoint>) -> Vec<String> {
         let options = self.0.peers.options.clone();
         let named = endpoints.into_iter().map(|endpoint| {
-            let place = format!("{:?}", endpoint.address);
+            let target = format!("{:?}", endpoint.address);
             let options = options.clone();
-            let link = move |place: String| {
-                let client = Client::connecting(endpoint.address, options);
-                Link::new(client, endpoint.model, place)
+            let link = move |target: String| {
+                let client = LmtpClient::connecting(endpoint.address, options);
+                PeerLink::new(client, endpoint.model, target)
             };
-            (place, endpoint.weight, link)
+            (target, endpoint.weight, link)
         });
         self.keep_those(named)
     }
 
     fn keep_those(
         &self,
-        named: impl Iterator<Item = (String, u32, impl FnOnce(String) -> Link)>,
+        named: impl Iterator<Item = (String, u32, impl FnOnce(String) -> PeerLink)>,
     ) -> Vec<String> {
         let peers = &self.0.peers;
         let (mut machine, now) = (peers.machine(), peers.now());
-        let (mut kept, mut added) = (Vec::new(), Vec::new());
-        for (place, weight, link) in named {
-            let at = peers.links().iter().position(|link| link.place == place);
+        let (mut retained, mut added) = (Vec::new(), Vec::new());
+        for (slot, weight, link) in named {
+            let at = peers.links().iter().position(|link| link.target == slot);
             let known = machine.members().find(|member| Some(member.index()) == at);
             if let Some(member) = known {
                 machine.restore(member, now);
-                machine.weigh(member, weight);
-                kept.push(member);
+                machine.set_weight(member, weight);
+                retained.push(member);
                 continue;
             }
-            peers.push(link(place.clone()));
+            peers.push(link(slot.clone()));
             let member = machine.add(weight, now);
             let watches = self.0.watches.lock();
             watches
                 .unwrap_or_else(PoisonError::into_inner)
                 .push(watching(peers, member));
-            kept.push(member);
-            added.push(place);
+            retained.push(member);
+            added.push(slot);
         }
         for (member, link) in machine.members().zip(&*peers.links()) {
-            if !kept.contains(&member) {
+            if !retained.contains(&member) {
                 machine.remove(member);
             }
-            link.news.notify_one();
+            link.changed.notify_one();
         }
         added
     }
@@ -301,58 +301,58 @@ impl Pool {
         self.0.peers.moved.load(Ordering::Relaxed)
     }
 
-    fn begin(&self, work: Work, deadline: Option<Instant>) -> Items {
+    fn begin(&self, work: StreamDemand, deadline: Option<Instant>) -> PooledItems {
         let peers = Arc::clone(&self.0.peers);
-        Items {
-            conditions: Conditions::of(&peers),
-            passage: Passage::new(work, peers.seeded)
+        PooledItems {
+            conditions: ConditionsChanged::of(&peers),
+            passage: RelayedStream::new(work, peers.seeded)
                 .with_ends(peers.ends.get().cloned().unwrap_or_default()),
             peers,
             deadline,
-            leg: Leg::Next(None),
-            place: None,
+            leg: StreamLocation::Next(None),
+            target: None,
         }
     }
 }
 
-impl fmt::Debug for Pool {
+impl fmt::Debug for LmtpPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool")
-            .field("seats", &self.seats())
+            .field("seats", &self.peers())
             .finish_non_exhaustive()
     }
 }
 
-impl Link {
-    fn new(client: Client, model: String, place: String) -> Self {
+impl PeerLink {
+    fn new(client: LmtpClient, model: String, slot: String) -> Self {
         let connected = client.connected();
         Self {
             client,
             model,
-            place,
+            target: slot,
             connected,
-            news: Notify::new(),
+            changed: Notify::new(),
         }
     }
 }
 
-impl Peers {
-    fn machine(&self) -> MutexGuard<'_, machine::Pool> {
+impl PoolPeers {
+    fn machine(&self) -> MutexGuard<'_, machine::PoolMachine> {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn links(&self) -> RwLockReadGuard<'_, Vec<Arc<Link>>> {
+    fn links(&self) -> RwLockReadGuard<'_, Vec<Arc<PeerLink>>> {
         self.links.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(&self, link: Link) {
+    fn push(&self, link: PeerLink) {
         let links = self.links.write();
         links
             .unwrap_or_else(PoisonError::into_inner)
             .push(Arc::new(link));
     }
 
-    fn link(&self, member: Member) -> Arc<Link> {
+    fn link(&self, member: PoolMember) -> Arc<PeerLink> {
         Arc::clone(&self.links()[member.index()])
     }
 
@@ -361,54 +361,57 @@ impl Peers {
     }
 
     /// The first probe: who is connected and says nothing is asked all the same.
-    async fn greet(&self, member: Member) -> Result<(), Fault> {
+    async fn greet(&self, member: PoolMember) -> Result<(), LmtpError> {
         let asked = self.probe(member).await;
         let (mut machine, now) = (self.machine(), self.now());
         let probe = match &asked {
-            Ok(()) => Probe::Answered(self.link(member).client.load()),
-            Err(fault) if fault.reason == Reason::Timeout => {
+            Ok(()) => ProbeOutcome::Answered(self.link(member).client.load()),
+            Err(error) if error.reason == LmtpReason::Timeout => {
                 machine.met(member, now);
-                Probe::Missed
+                ProbeOutcome::Missed
             }
-            Err(_) => Probe::Missed,
+            Err(_) => ProbeOutcome::Missed,
         };
         machine.probed(member, probe, now);
         match asked {
-            Err(fault) if fault.reason != Reason::Timeout => Err(fault),
+            Err(error) if error.reason != LmtpReason::Timeout => Err(error),
             Ok(()) | Err(_) => Ok(()),
         }
     }
 
     /// Whether a peer serves the model that the others serve.
-    async fn probe(&self, member: Member) -> Result<(), Fault> {
+    async fn probe(&self, member: PoolMember) -> Result<(), LmtpError> {
         let link = self.link(member);
-        let heard = link.client.heard();
+        let received = link.client.received_messages();
         let facts = match link.client.model_info(&link.model).await {
             // It is busy, and not dead: something else came meanwhile.
-            Err(fault) if fault.reason == Reason::Timeout && link.client.heard() != heard => {
+            Err(error)
+                if error.reason == LmtpReason::Timeout
+                    && link.client.received_messages() != received =>
+            {
                 return Ok(());
             }
-            told => told?,
+            reported => reported?,
         };
         let agreed = self.facts.get_or_init(|| facts.clone());
         if is_same(agreed, &facts) {
             return Ok(());
         }
         tracing::warn!(
-            upstream = link.place,
+            upstream = link.target,
             "an upstream serves another vocabulary than the others of its pool"
         );
         let why = "upstreams of one pool serve models of different vocabularies";
-        Err(Fault::new(Reason::InvalidValue, why))
+        Err(LmtpError::new(LmtpReason::InvalidValue, why))
     }
 
     /// Whoever waits for a peer, or for one that hangs, looks again.
-    fn tell_conditions(&self, machine: &machine::Pool) {
+    fn report_conditions(&self, machine: &machine::PoolMachine) {
         self.served.send_replace(machine.is_served(None));
     }
 
     /// Whether a stream there had better go on elsewhere: its peer is connected and does not answer, and another one does.
-    fn hangs(&self, member: Member) -> bool {
+    fn hangs(&self, member: PoolMember) -> bool {
         let machine = self.machine();
         machine.condition(member) == Condition::Away
             && machine.is_served(Some(member))
@@ -416,7 +419,11 @@ impl Peers {
     }
 
     /// Where a stream goes.
-    fn route(self: &Arc<Self>, passage: &Passage, but: Option<Member>) -> Result<Place, Fault> {
+    fn route(
+        self: &Arc<Self>,
+        passage: &RelayedStream,
+        but: Option<PoolMember>,
+    ) -> Result<PeerSlot, LmtpError> {
         let (mut machine, now) = (self.machine(), self.now());
         let mut changed = false;
         for (member, link) in machine.members().zip(&*self.links()) {
@@ -432,17 +439,22 @@ impl Peers {
             changed |= machine.condition(member) != before;
         }
         if changed {
-            self.tell_conditions(&machine);
+            self.report_conditions(&machine);
         }
         let member = machine.route(passage.tokens(), but, now)?;
-        Ok(Place {
+        Ok(PeerSlot {
             peers: Arc::clone(self),
             member,
-            how: Ended::Left,
+            how: StreamOutcome::Left,
         })
     }
 
-    fn ask(&self, member: Member, passage: &mut Passage, deadline: Option<Instant>) -> Asking {
+    fn ask(
+        &self,
+        member: PoolMember,
+        passage: &mut RelayedStream,
+        deadline: Option<Instant>,
+    ) -> PendingAsk {
         let link = self.link(member);
         let (client, model) = (link.client.clone(), link.model.clone());
         let work = if client.is_base() {
@@ -452,8 +464,10 @@ impl Peers {
         };
         async move {
             match work {
-                Work::Generate(wanted) => client.generate_until(&model, wanted, deadline).await,
-                Work::Score(wanted) => client.score(&model, wanted).await,
+                StreamDemand::Generate(wanted) => {
+                    client.generate_until(&model, wanted, deadline).await
+                }
+                StreamDemand::Score(wanted) => client.score(&model, wanted).await,
             }
         }
         .boxed()
@@ -470,12 +484,12 @@ fn is_same(agreed: &str, facts: &str) -> bool {
     })
 }
 
-fn watching(peers: &Arc<Peers>, member: Member) -> AbortOnDropHandle<()> {
+fn watching(peers: &Arc<PoolPeers>, member: PoolMember) -> AbortOnDropHandle<()> {
     AbortOnDropHandle::new(tokio::spawn(watch(Arc::clone(peers), member)))
 }
 
 /// Probes a peer when that is due, and sees when its connection goes.
-async fn watch(peers: Arc<Peers>, member: Member) {
+async fn watch(peers: Arc<PoolPeers>, member: PoolMember) {
     let link = peers.link(member);
     let mut connected = link.connected.clone();
     loop {
@@ -483,15 +497,15 @@ async fn watch(peers: Arc<Peers>, member: Member) {
         let due = due.map(|at| peers.origin + at.since_origin());
         // All may be cancelled: they only wait, and what is due is looked at anew.
         tokio::select! {
-            () = link.news.notified() => {}
+            () = link.changed.notified() => {}
             () = until(due) => {
                 let probe = match peers.probe(member).await {
-                    Ok(()) => Probe::Answered(link.client.load()),
-                    Err(_) => Probe::Missed,
+                    Ok(()) => ProbeOutcome::Answered(link.client.load()),
+                    Err(_) => ProbeOutcome::Missed,
                 };
                 let before = peers.machine().condition(member);
                 peers.machine().probed(member, probe, peers.now());
-                peers.tell(member, before);
+                peers.report(member, before);
             }
             changed = connected.changed() => {
                 if changed.is_err() {
@@ -501,21 +515,21 @@ async fn watch(peers: Arc<Peers>, member: Member) {
                 if !*connected.borrow_and_update() {
                     let before = peers.machine().condition(member);
                     peers.machine().lost(member, peers.now());
-                    peers.tell(member, before);
+                    peers.report(member, before);
                 }
             }
         }
     }
 }
 
-impl Peers {
-    fn tell(&self, member: Member, before: Condition) {
+impl PoolPeers {
+    fn report(&self, member: PoolMember, before: Condition) {
         let after = self.machine().condition(member);
         if before != after {
-            self.tell_conditions(&self.machine());
+            self.report_conditions(&self.machine());
         }
         let link = self.link(member);
-        let upstream = &*link.place;
+        let upstream = &*link.target;
         match after {
             Condition::Away if before != after => {
                 tracing::warn!(upstream, "an upstream of a pool does not answer");
@@ -529,29 +543,29 @@ impl Peers {
 }
 
 /// A stream's place at a peer, until this is dropped.
-struct Place {
-    peers: Arc<Peers>,
-    member: Member,
-    how: Ended,
+struct PeerSlot {
+    peers: Arc<PoolPeers>,
+    member: PoolMember,
+    how: StreamOutcome,
 }
 
-impl Drop for Place {
+impl Drop for PeerSlot {
     fn drop(&mut self) {
         let now = self.peers.now();
         let mut machine = self.peers.machine();
         let before = machine.condition(self.member);
         machine.ended(self.member, self.how, now);
         if before != machine.condition(self.member) {
-            self.peers.tell_conditions(&machine);
+            self.peers.report_conditions(&machine);
         }
     }
 }
 
 /// Resolves when the condition of some peer has changed, again and again.
-struct Conditions(BoxFuture<'static, watch::Receiver<bool>>);
+struct ConditionsChanged(BoxFuture<'static, watch::Receiver<bool>>);
 
-impl Conditions {
-    fn of(peers: &Peers) -> Self {
+impl ConditionsChanged {
+    fn of(peers: &PoolPeers) -> Self {
         Self::next(peers.served.subscribe())
     }
 
@@ -578,138 +592,138 @@ impl Conditions {
     }
 }
 
-type Asking = BoxFuture<'static, Result<super::Items, Fault>>;
+type PendingAsk = BoxFuture<'static, Result<super::StreamItems, LmtpError>>;
 
 /// Where a stream stands.
-enum Leg {
+enum StreamLocation {
     /// It is to be asked for, not of the peer that was lost.
-    Next(Option<Member>),
-    Asking(Asking),
-    Reading(super::Items),
+    Next(Option<PoolMember>),
+    Asking(PendingAsk),
+    Reading(super::StreamItems),
     Over,
 }
 
 /// The items of one stream of a pool; the last has a finish, or is an error. Dropping it abandons the stream.
 #[must_use = "nothing is asked before it is read"]
-pub struct Items {
-    peers: Arc<Peers>,
-    passage: Passage,
+pub struct PooledItems {
+    peers: Arc<PoolPeers>,
+    passage: RelayedStream,
     deadline: Option<Instant>,
-    leg: Leg,
-    place: Option<Place>,
-    conditions: Conditions,
+    leg: StreamLocation,
+    target: Option<PeerSlot>,
+    conditions: ConditionsChanged,
 }
 
-impl Items {
+impl PooledItems {
     /// Whether the peer hangs, and the stream can go on elsewhere.
     fn is_stuck(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(place) = &self.place else {
+        let Some(slot) = &self.target else {
             return false;
         };
-        self.conditions.poll(cx) && self.peers.hangs(place.member) && self.passage.can_move()
+        self.conditions.poll(cx) && self.peers.hangs(slot.member) && self.passage.can_move()
     }
 
     /// The peer gave this error: what the reader is told, unless the stream goes on elsewhere.
-    fn failed(&mut self, fault: Fault) -> Option<Fault> {
-        let member = self.place.as_ref().map(|place| place.member);
-        self.leave(Ended::Failed(fault.reason));
-        self.leg = Leg::Over;
+    fn failed(&mut self, error: LmtpError) -> Option<LmtpError> {
+        let member = self.target.as_ref().map(|slot| slot.member);
+        self.leave(StreamOutcome::Failed(error.reason));
+        self.leg = StreamLocation::Over;
         // One that says nothing may only be slow: where there is no other, its reader is told what it waited for.
-        if fault.reason == Reason::Timeout && !self.peers.machine().is_served(member) {
-            return Some(fault);
+        if error.reason == LmtpReason::Timeout && !self.peers.machine().is_served(member) {
+            return Some(error);
         }
-        let fault = self.passage.failed(fault).err();
-        if fault.is_none() {
-            self.leg = Leg::Next(member);
+        let error = self.passage.failed(error).err();
+        if error.is_none() {
+            self.leg = StreamLocation::Next(member);
             self.peers.moved.fetch_add(1, Ordering::Relaxed);
         }
-        fault
+        error
     }
 
     fn finished(&mut self) {
-        if let Some(place) = &self.place {
+        if let Some(slot) = &self.target {
             let mut machine = self.peers.machine();
-            machine.remember(place.member, self.passage.tokens());
+            machine.remember(slot.member, self.passage.tokens());
         }
-        self.leave(Ended::Well);
-        self.leg = Leg::Over;
+        self.leave(StreamOutcome::Well);
+        self.leg = StreamLocation::Over;
     }
 
-    fn leave(&mut self, how: Ended) {
-        if let Some(mut place) = self.place.take() {
-            place.how = how;
+    fn leave(&mut self, how: StreamOutcome) {
+        if let Some(mut slot) = self.target.take() {
+            slot.how = how;
         }
     }
 }
 
-impl Stream for Items {
-    type Item = Result<Received, Fault>;
+impl Stream for PooledItems {
+    type Item = Result<ReceivedItem, LmtpError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
         if this.is_stuck(cx)
-            && let Some(fault) = this.failed(lost("the upstream does not answer"))
+            && let Some(error) = this.failed(lost("the upstream does not answer"))
         {
-            return Poll::Ready(Some(Err(fault)));
+            return Poll::Ready(Some(Err(error)));
         }
         loop {
-            let fault = match &mut this.leg {
-                Leg::Over => return Poll::Ready(None),
-                Leg::Next(but) => match this.peers.route(&this.passage, *but) {
-                    Ok(place) => {
+            let error = match &mut this.leg {
+                StreamLocation::Over => return Poll::Ready(None),
+                StreamLocation::Next(but) => match this.peers.route(&this.passage, *but) {
+                    Ok(slot) => {
                         let asking = this
                             .peers
-                            .ask(place.member, &mut this.passage, this.deadline);
-                        this.leg = Leg::Asking(asking);
-                        this.place = Some(place);
+                            .ask(slot.member, &mut this.passage, this.deadline);
+                        this.leg = StreamLocation::Asking(asking);
+                        this.target = Some(slot);
                         continue;
                     }
-                    Err(fault) => {
-                        this.leg = Leg::Over;
-                        return Poll::Ready(Some(Err(fault)));
+                    Err(error) => {
+                        this.leg = StreamLocation::Over;
+                        return Poll::Ready(Some(Err(error)));
                     }
                 },
-                Leg::Asking(asking) => match ready!(asking.poll_unpin(cx)) {
+                StreamLocation::Asking(asking) => match ready!(asking.poll_unpin(cx)) {
                     Ok(items) => {
-                        this.leg = Leg::Reading(items);
+                        this.leg = StreamLocation::Reading(items);
                         continue;
                     }
-                    Err(fault) => fault,
+                    Err(error) => error,
                 },
-                Leg::Reading(items) => match ready!(items.poll_next_unpin(cx)) {
+                StreamLocation::Reading(items) => match ready!(items.poll_next_unpin(cx)) {
                     Some(Ok(mut item)) => {
                         let passed = this.passage.item(&mut item);
                         match passed {
-                            Passed::Known => continue,
-                            Passed::Differs(fault) => {
-                                this.leave(Ended::Left);
-                                this.leg = Leg::Over;
-                                return Poll::Ready(Some(Err(fault)));
+                            RelayedItem::Known => continue,
+                            RelayedItem::Differs(error) => {
+                                this.leave(StreamOutcome::Left);
+                                this.leg = StreamLocation::Over;
+                                return Poll::Ready(Some(Err(error)));
                             }
-                            Passed::On if item.finish.is_none() => {}
-                            Passed::On => this.finished(),
-                            Passed::OnAndAgain => {
+                            RelayedItem::On if item.finish.is_none() => {}
+                            RelayedItem::On => this.finished(),
+                            RelayedItem::OnAndAgain => {
                                 this.finished();
-                                this.leg = Leg::Next(None);
+                                this.leg = StreamLocation::Next(None);
                             }
                         }
                         return Poll::Ready(Some(Ok(item)));
                     }
-                    Some(Err(fault)) => fault,
+                    Some(Err(error)) => error,
                     None => lost("the stream of the upstream has ended without an end"),
                 },
             };
-            if let Some(fault) = this.failed(fault) {
-                return Poll::Ready(Some(Err(fault)));
+            if let Some(error) = this.failed(error) {
+                return Poll::Ready(Some(Err(error)));
             }
         }
     }
 }
 
-impl fmt::Debug for Items {
+impl fmt::Debug for PooledItems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Items")
-            .field("ended", &matches!(self.leg, Leg::Over))
+            .field("ended", &matches!(self.leg, StreamLocation::Over))
             .finish_non_exhaustive()
     }
 }

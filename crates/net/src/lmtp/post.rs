@@ -1,6 +1,4 @@
 //! LMTP in one HTTP request that lasts (LM-113): lines go out in its body, and come in in its answer's.
-//!
-//! Owns: [`open`]. Refuses to know: what lines mean.
 
 use std::convert::Infallible;
 
@@ -11,25 +9,25 @@ use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::{Request, Uri};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use sapwood_proto::lmtp::Fault;
+use sapwood_proto::lmtp::LmtpError;
 use tokio::sync::mpsc;
 
-use super::Options;
-use super::address::Address;
-use super::wire::{self, WAITING_MAX, Wire, lost, next, until};
+use super::ConnectOptions;
+use super::address::PeerAddress;
+use super::wire::{self, LmtpConnection, WAITING_MAX, lost, next, until};
 use crate::connection;
 use crate::http1::exchange;
 
 /// Begins the request, and waits for the head of its answer.
 ///
 /// # Errors
-/// As [`Wire::to`].
+/// As [`LmtpConnection::to`].
 pub(super) async fn open(
     uri: &Uri,
     secure: bool,
-    address: &Address,
-    options: &Options,
-) -> Result<Wire, Fault> {
+    address: &PeerAddress,
+    options: &ConnectOptions,
+) -> Result<LmtpConnection, LmtpError> {
     let authorities = address.authorities.as_deref();
     let connecting = connection::connect(uri, secure, authorities);
     let io = connecting.await.map_err(wire::unreached)?;
@@ -53,16 +51,16 @@ pub(super) async fn open(
     if !answer.status().is_success() {
         return Err(wire::refused_with(answer.status().as_u16()));
     }
-    let said = answer.into_body().into_data_stream();
+    let reply = answer.into_body().into_data_stream();
     // An answer that breaks off has ended.
-    let said = said.scan((), |(), bytes| std::future::ready(bytes.ok()));
-    Ok(Wire::of(wire::cut(said.boxed()), outgoing))
+    let reply = reply.scan((), |(), bytes| std::future::ready(bytes.ok()));
+    Ok(LmtpConnection::of(wire::cut(reply.boxed()), outgoing))
 }
 
 /// A line for each message, and an empty one when nothing was said for long: a server does not wait for a body for ever.
 fn lines(
     messages: mpsc::Receiver<Bytes>,
-    options: &Options,
+    options: &ConnectOptions,
 ) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> + Send + use<> {
     let every = options.ping;
     stream::unfold(messages, move |mut messages| async move {

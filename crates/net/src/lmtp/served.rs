@@ -1,8 +1,5 @@
 //! The calls of one connection.
 //!
-//! Owns: the machine, which call is whose, what is agreed on before the first of them, and what becomes of items that nobody reads.
-//! Refuses to know: connections.
-//!
 //! ```text
 //!   unasked ── MODEL_INFO ──► asked ── an answer, or none in time ──► settled: calls go out
 //! ```
@@ -18,60 +15,60 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use sapwood_proto::lmtp as machine;
-use sapwood_proto::lmtp::{Call, Event, Fault, Reason, Received};
+use sapwood_proto::lmtp::{ClientCallId, ClientEvent, LmtpError, LmtpReason, ReceivedItem};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::Permit;
 use tokio::time::Instant;
 
-use super::keeper::{Ask, Told, What, now};
+use super::keeper::{CallResult, KeeperCall, KeeperRequest, now};
 use super::wire::until;
-use super::{LOAD_UNKNOWN, Options, Seen};
+use super::{ConnectOptions, KeeperView, LOAD_UNKNOWN};
 
 /// See the module's page.
-pub(super) struct Served {
-    machine: machine::Client,
-    options: Options,
-    seen: Arc<Seen>,
+pub(super) struct ServedStreams {
+    machine: machine::ClientMachine,
+    options: ConnectOptions,
+    seen: Arc<KeeperView>,
     origin: Instant,
-    agreement: Agreement,
+    agreement: PeerFeatures,
     settled_at: Instant,
-    open: BTreeMap<Call, Listener>,
-    serials: BTreeMap<u64, Call>,
+    open: BTreeMap<ClientCallId, StreamListener>,
+    serials: BTreeMap<u64, ClientCallId>,
     /// CANCELs, at most one for each open call.
     last_words: VecDeque<Bytes>,
-    held: Option<Held>,
+    pending: Option<PendingItem>,
 }
 
 /// What is known of what the peer can do.
 #[derive(Clone, Copy, PartialEq)]
-enum Agreement {
+enum PeerFeatures {
     Unasked,
-    Asked(Call),
+    Asked(ClientCallId),
     Settled,
 }
 
-struct Listener {
-    told: mpsc::Sender<Result<Told, Fault>>,
+struct StreamListener {
+    results: mpsc::Sender<Result<CallResult, LmtpError>>,
     serial: u64,
     is_stream: bool,
 }
 
 /// An item for which its reader has no room.
-struct Held {
-    call: Call,
-    item: Received,
+struct PendingItem {
+    call: ClientCallId,
+    item: ReceivedItem,
     until: Option<Instant>,
 }
 
-impl Served {
-    pub(super) fn new(options: &Options, seen: Arc<Seen>, origin: Instant) -> Self {
+impl ServedStreams {
+    pub(super) fn new(options: &ConnectOptions, seen: Arc<KeeperView>, origin: Instant) -> Self {
         let agreement = if options.features.is_empty() {
-            Agreement::Settled
+            PeerFeatures::Settled
         } else {
-            Agreement::Unasked
+            PeerFeatures::Unasked
         };
         Self {
-            machine: machine::Client::new(options.patience()),
+            machine: machine::ClientMachine::new(options.timeouts()),
             options: options.clone(),
             seen,
             origin,
@@ -80,41 +77,48 @@ impl Served {
             open: BTreeMap::new(),
             serials: BTreeMap::new(),
             last_words: VecDeque::new(),
-            held: None,
+            pending: None,
         }
     }
 
     /// When the first call in the line has waited for too long: not before what can be sent has had its chance to be.
-    pub(super) fn late_at(&self, waiting: &VecDeque<Ask>) -> Option<Instant> {
+    pub(super) fn late_at(&self, waiting: &VecDeque<KeeperCall>) -> Option<Instant> {
         let by = waiting.front()?.by?;
-        let is_settled = self.agreement == Agreement::Settled;
+        let is_settled = self.agreement == PeerFeatures::Settled;
         is_settled.then(|| by.max(self.settled_at + SENDING))
     }
 
     /// What the peer says can be taken in.
     pub(super) const fn is_reading(&self) -> bool {
-        self.held.is_none()
+        self.pending.is_none()
     }
 
-    pub(super) fn has_words(&self, waiting: &VecDeque<Ask>) -> bool {
-        let is_asked = matches!(self.agreement, Agreement::Asked(_));
-        let asks = !waiting.is_empty() || self.machine.apart().is_some();
+    pub(super) fn has_words(&self, waiting: &VecDeque<KeeperCall>) -> bool {
+        let is_asked = matches!(self.agreement, PeerFeatures::Asked(_));
+        let asks = !waiting.is_empty() || self.machine.detached_session().is_some();
         !self.last_words.is_empty() || (asks && !is_asked)
     }
 
-    pub(super) fn heard(&mut self, text: &str) {
-        self.seen.heard.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn receive(&mut self, text: &str) {
+        self.seen.received_messages.fetch_add(1, Ordering::Relaxed);
         self.machine.handle(text, now(self.origin));
     }
 
     /// Sends what comes first: a CANCEL, what has to be agreed on, what is to be come back to, the call that waits for longest.
-    pub(super) fn speak(&mut self, waiting: &mut VecDeque<Ask>, permit: Permit<'_, Bytes>) {
+    pub(super) fn send_waiting(
+        &mut self,
+        waiting: &mut VecDeque<KeeperCall>,
+        permit: Permit<'_, Bytes>,
+    ) {
         if let Some(words) = self.last_words.pop_front() {
             permit.send(words);
             return;
         }
-        if self.agreement == Agreement::Unasked
-            && let Some(model) = self.machine.apart().or_else(|| model_of(waiting.front()?))
+        if self.agreement == PeerFeatures::Unasked
+            && let Some(model) = self
+                .machine
+                .detached_session()
+                .or_else(|| model_of(waiting.front()?))
         {
             let model = &model.to_owned();
             let features = self.options.features;
@@ -122,14 +126,14 @@ impl Served {
             self.agreement = match asked {
                 Ok((call, message)) => {
                     permit.send(message);
-                    Agreement::Asked(call)
+                    PeerFeatures::Asked(call)
                 }
                 // A name that is too long for a message; its own call will be told.
-                Err(_) => Agreement::Settled,
+                Err(_) => PeerFeatures::Settled,
             };
             return;
         }
-        if self.machine.apart().is_some() {
+        if self.machine.detached_session().is_some() {
             if let Some(message) = self.machine.come_back(now(self.origin)) {
                 permit.send(message);
             }
@@ -140,52 +144,55 @@ impl Served {
         }
     }
 
-    fn begin(&mut self, ask: Ask, permit: Permit<'_, Bytes>) {
-        let Ask {
-            what, told, serial, ..
+    fn begin(&mut self, ask: KeeperCall, permit: Permit<'_, Bytes>) {
+        let KeeperCall {
+            what,
+            results: reported,
+            serial,
+            ..
         } = ask;
-        if told.is_closed() {
+        if reported.is_closed() {
             return;
         }
         let (at, machine) = (now(self.origin), &mut self.machine);
         let begun = match &what {
-            What::Generate(model, wanted, by) => {
+            KeeperRequest::Generate(model, wanted, by) => {
                 let within = by.map(|by| by.saturating_duration_since(Instant::now()));
                 machine.generate_within(model, wanted, within, at)
             }
-            What::Score(model, wanted) => machine.score(model, wanted, at),
-            What::ModelInfo(model) if self.options.features.is_empty() => {
+            KeeperRequest::Score(model, wanted) => machine.score(model, wanted, at),
+            KeeperRequest::ModelInfo(model) if self.options.features.is_empty() => {
                 machine.model_info(model, at)
             }
             // Asked for again each time: how busy the peer is stands in the answer.
-            What::ModelInfo(model) => machine.negotiate(model, self.options.features, at),
+            KeeperRequest::ModelInfo(model) => machine.negotiate(model, self.options.features, at),
         };
         match begun {
             Ok((call, message)) => {
                 permit.send(message);
-                let is_stream = !matches!(what, What::ModelInfo(_));
-                if !is_stream && self.agreement == Agreement::Unasked {
-                    self.agreement = Agreement::Asked(call);
+                let is_stream = !matches!(what, KeeperRequest::ModelInfo(_));
+                if !is_stream && self.agreement == PeerFeatures::Unasked {
+                    self.agreement = PeerFeatures::Asked(call);
                 }
-                let listener = Listener {
-                    told,
+                let listener = StreamListener {
+                    results: reported,
                     serial,
                     is_stream,
                 };
                 self.open.insert(call, listener);
                 self.serials.insert(serial, call);
             }
-            Err(fault) => {
+            Err(error) => {
                 // Nobody listens if this fails.
-                let _ = told.try_send(Err(fault));
+                let _ = reported.try_send(Err(error));
             }
         }
     }
 
     /// When to call [`Self::tick`]. Nothing is late that is not read.
     pub(super) fn wake_at(&self) -> Option<Instant> {
-        match &self.held {
-            Some(held) => held.until,
+        match &self.pending {
+            Some(retained) => retained.until,
             None => {
                 let at = self.machine.wake_at()?;
                 Some(self.origin + at.since_origin())
@@ -194,23 +201,23 @@ impl Served {
     }
 
     pub(super) fn tick(&mut self) {
-        match self.held.take() {
-            Some(held) => self.cut(held.call),
+        match self.pending.take() {
+            Some(retained) => self.cut(retained.call),
             None => self.machine.tick(now(self.origin)),
         }
     }
 
     /// Resolves when there may be room for what is held.
     pub(super) fn room(&self) -> impl Future<Output = ()> + use<> {
-        let held = self
-            .held
+        let retained = self
+            .pending
             .as_ref()
-            .and_then(|held| self.open.get(&held.call));
-        let told = held.map(|listener| listener.told.clone());
+            .and_then(|retained| self.open.get(&retained.call));
+        let reported = retained.map(|listener| listener.results.clone());
         async move {
-            match told {
+            match reported {
                 // Room for an item, and for an end behind it; or nobody is there.
-                Some(told) => drop(told.reserve_many(2).await),
+                Some(reported) => drop(reported.reserve_many(2).await),
                 None => until(None).await,
             }
         }
@@ -220,28 +227,32 @@ impl Served {
     pub(super) fn abandon(&mut self, serials: &[u64]) {
         for serial in serials {
             if let Some(call) = self.serials.get(serial) {
-                self.forget(*call);
+                self.remove_call(*call);
             }
         }
     }
 
     /// Tells everybody what came of the calls, as far as there is room.
-    pub(super) fn tell(&mut self) {
-        let was_held = self.held.is_some();
-        if let Some(Held { call, item, until }) = self.held.take() {
+    pub(super) fn deliver(&mut self) {
+        let was_held = self.pending.is_some();
+        if let Some(PendingItem { call, item, until }) = self.pending.take() {
             self.item(call, item, until);
         }
-        while self.held.is_none()
+        while self.pending.is_none()
             && let Some(event) = self.machine.poll()
         {
             match event {
-                Event::Item(call, item) if item.finish.is_none() => self.item(call, item, None),
-                Event::Item(call, item) => self.end(call, Ok(Told::Item(item))),
-                Event::ModelInfo(call, facts) => self.end(call, Ok(Told::ModelInfo(facts))),
-                Event::Failed(call, fault) => self.end(call, Err(fault)),
+                ClientEvent::Item(call, item) if item.finish.is_none() => {
+                    self.item(call, item, None)
+                }
+                ClientEvent::Item(call, item) => self.end(call, Ok(CallResult::Item(item))),
+                ClientEvent::ModelInfo(call, facts) => {
+                    self.end(call, Ok(CallResult::ModelInfo(facts)))
+                }
+                ClientEvent::Failed(call, error) => self.end(call, Err(error)),
             }
         }
-        if was_held && self.held.is_none() {
+        if was_held && self.pending.is_none() {
             // What was not read meanwhile is not late.
             self.machine.resume(now(self.origin));
         }
@@ -252,7 +263,7 @@ impl Served {
             .fetch_or(machine.raw_logprobs(), Ordering::Relaxed);
         seen.draining
             .store(machine.is_draining(), Ordering::Relaxed);
-        if self.agreement == Agreement::Settled {
+        if self.agreement == PeerFeatures::Settled {
             let base = machine.features().is_empty();
             seen.base.store(base, Ordering::Relaxed);
         }
@@ -263,89 +274,97 @@ impl Served {
     /// The connection is gone.
     pub(super) fn lost(&mut self) {
         // There is nothing to wait for: whoever has no room for an item finds the end behind what it has.
-        self.held = None;
+        self.pending = None;
         self.machine.lost();
-        self.tell();
+        self.deliver();
         self.seen.draining.store(false, Ordering::Relaxed);
     }
 
     /// The connection is gone, and there may be another one. Returns whether any stream waits for that; all other calls have
     /// failed (LM-965).
     pub(super) fn parted(&mut self) -> bool {
-        if self.held.is_some() || !self.machine.part() {
+        if self.pending.is_some() || !self.machine.part() {
             self.lost();
             return false;
         }
         self.last_words.clear();
-        self.agreement = Agreement::Unasked;
-        self.tell();
+        self.agreement = PeerFeatures::Unasked;
+        self.deliver();
         true
     }
 
-    fn item(&mut self, call: Call, item: Received, until: Option<Instant>) {
+    fn item(&mut self, call: ClientCallId, item: ReceivedItem, until: Option<Instant>) {
         let Some(listener) = self.open.get(&call) else {
             return;
         };
         // The last place is for its end.
-        if listener.told.capacity() > 1 || listener.told.is_closed() {
-            if listener.told.try_send(Ok(Told::Item(item))).is_err() {
-                self.forget(call);
+        if listener.results.capacity() > 1 || listener.results.is_closed() {
+            if listener
+                .results
+                .try_send(Ok(CallResult::Item(item)))
+                .is_err()
+            {
+                self.remove_call(call);
             }
             return;
         }
-        let waits = |(other, listener): (&Call, &Listener)| {
-            *other != call && listener.is_stream && listener.told.capacity() > 1
+        let waits = |(other, listener): (&ClientCallId, &StreamListener)| {
+            *other != call && listener.is_stream && listener.results.capacity() > 1
         };
         if self.open.iter().any(waits) {
             return self.cut(call);
         }
-        let patience = self.options.stall_timeout;
-        let until = until.or_else(|| patience.map(|patience| Instant::now() + patience));
-        self.held = Some(Held { call, item, until });
+        let timeout = self.options.stall_timeout;
+        let until = until.or_else(|| timeout.map(|timeout| Instant::now() + timeout));
+        self.pending = Some(PendingItem { call, item, until });
     }
 
     /// Its reader is too slow.
-    fn cut(&mut self, call: Call) {
+    fn cut(&mut self, call: ClientCallId) {
         if let Some(listener) = self.open.get(&call) {
             let why =
                 "the items of the stream were not read as they came, and others wait for theirs";
             // Nobody listens if this fails.
             let _ = listener
-                .told
-                .try_send(Err(Fault::new(Reason::Stalled, why)));
+                .results
+                .try_send(Err(LmtpError::new(LmtpReason::Stalled, why)));
         }
-        self.forget(call);
+        self.remove_call(call);
     }
 
-    fn end(&mut self, call: Call, told: Result<Told, Fault>) {
-        if self.agreement == Agreement::Asked(call) {
-            self.agreement = Agreement::Settled;
+    fn end(&mut self, call: ClientCallId, reported: Result<CallResult, LmtpError>) {
+        if self.agreement == PeerFeatures::Asked(call) {
+            self.agreement = PeerFeatures::Settled;
             self.settled_at = Instant::now();
         }
         if let Some(listener) = self.open.remove(&call) {
             self.serials.remove(&listener.serial);
             // Nobody listens if this fails.
-            let _ = listener.told.try_send(told);
+            let _ = listener.results.try_send(reported);
         }
     }
 
     /// Nobody listens to a call any more; its peer is asked to stop, if that was agreed on.
-    fn forget(&mut self, call: Call) {
+    fn remove_call(&mut self, call: ClientCallId) {
         if let Some(listener) = self.open.remove(&call) {
             self.serials.remove(&listener.serial);
         }
-        if self.held.as_ref().is_some_and(|held| held.call == call) {
-            self.held = None;
+        if self
+            .pending
+            .as_ref()
+            .is_some_and(|retained| retained.call == call)
+        {
+            self.pending = None;
         }
         self.last_words.extend(self.machine.abandon(call));
     }
 }
 
 /// The model that a call asks for tokens, or for what they are worth.
-fn model_of(ask: &Ask) -> Option<&str> {
+fn model_of(ask: &KeeperCall) -> Option<&str> {
     match &ask.what {
-        What::Generate(model, ..) | What::Score(model, _) => Some(model),
-        What::ModelInfo(_) => None,
+        KeeperRequest::Generate(model, ..) | KeeperRequest::Score(model, _) => Some(model),
+        KeeperRequest::ModelInfo(_) => None,
     }
 }
 

@@ -1,7 +1,4 @@
 //! The files of tokenizers that peers serve beside their streams (LM-712, LM-951).
-//!
-//! Owns: fetching one from where a peer says that it is, within limits of size and time. Refuses to know: what is in it, and
-//! whether it is the right one.
 
 use std::time::Duration;
 
@@ -9,36 +6,43 @@ use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT, AUTHORIZATION, HOST};
 use http::{Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Empty};
-use sapwood_proto::lmtp::{Fault, Reason};
+use sapwood_proto::lmtp::{LmtpError, LmtpReason};
 use tokio::time::timeout;
 
-use super::address::{Address, Place};
+use super::address::{LmtpTarget, PeerAddress};
 use super::wire::{self, lost};
 use crate::connection;
 use crate::http1::exchange;
 
-impl Address {
+impl PeerAddress {
     /// Fetches the file at `path` of the server that is here, as facts of its model name it (LM-951): at most
     /// 64 MiB, within 5 s. No redirect is followed.
     ///
     /// # Errors
     /// `unsupported_operation` for a peer that is no HTTP server; `invalid_value` for what is no path; `message_too_large`,
     /// `timeout`, `connection_lost`, or what the peer refuses it with.
-    pub async fn fetch(&self, path: &str) -> Result<Bytes, Fault> {
-        let (Place::WebSocket { uri, secure } | Place::Post { uri, secure }) = &self.place else {
+    pub async fn fetch(&self, path: &str) -> Result<Bytes, LmtpError> {
+        let (LmtpTarget::WebSocket { uri, secure } | LmtpTarget::Post { uri, secure }) =
+            &self.target
+        else {
             let why =
                 "files are fetched over HTTP only, and the upstream is reached in another way";
-            return Err(Fault::new(Reason::UnsupportedOperation, why));
+            return Err(LmtpError::new(LmtpReason::UnsupportedOperation, why));
         };
         if !path.starts_with('/') || path.starts_with("//") {
             return Err(wire::bad("the upstream says that a file is elsewhere"));
         }
-        let late = |_| Fault::new(Reason::Timeout, "the upstream takes too long for a file");
+        let late = |_| {
+            LmtpError::new(
+                LmtpReason::Timeout,
+                "the upstream takes too long for a file",
+            )
+        };
         let fetching = self.get(uri, *secure, path);
         timeout(FILE_TIMEOUT, fetching).await.map_err(late)?
     }
 
-    async fn get(&self, uri: &Uri, secure: bool, path: &str) -> Result<Bytes, Fault> {
+    async fn get(&self, uri: &Uri, secure: bool, path: &str) -> Result<Bytes, LmtpError> {
         let connecting = connection::connect(uri, secure, self.authorities.as_deref());
         let io = connecting.await.map_err(wire::unreached)?;
         // A key may stand there (LM-108).
@@ -68,7 +72,7 @@ impl Address {
             };
             if file.len() + data.len() > FILE_BYTES_MAX {
                 let why = "the upstream's file is larger than any tokenizer's";
-                return Err(Fault::new(Reason::MessageTooLarge, why));
+                return Err(LmtpError::new(LmtpReason::MessageTooLarge, why));
             }
             file.extend_from_slice(&data);
         }

@@ -1,8 +1,5 @@
 //! A connection that carries messages of LMTP, whatever it is made of.
 //!
-//! Owns: [`Wire`]: WebSockets, HTTP requests, Unix sockets, the pipes of a program; pings, and when a silent peer is given up (LM-709).
-//! Refuses to know: what messages mean, and what follows when a connection ends.
-//!
 //! ```text
 //!   outgoing ─► task that writes, and pings ─► peer        a frame or a line for each message
 //!   incoming ◄─ frames, or lines ◄──────────── peer        ends when the peer is lost, for whatever reason
@@ -18,7 +15,7 @@ use futures::stream::BoxStream;
 use futures::{Sink, SinkExt, StreamExt, stream};
 use http::Uri;
 use http::header::{AUTHORIZATION, HeaderValue};
-use sapwood_proto::lmtp::{Fault, Line, Lines, Reason};
+use sapwood_proto::lmtp::{LineSplitter, LmtpError, LmtpReason, WireLine};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::process::Command;
@@ -31,13 +28,13 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Error, Message, Utf8Bytes};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::Options;
-use super::address::{Address, Place};
+use super::ConnectOptions;
+use super::address::{LmtpTarget, PeerAddress};
 use super::post;
-use crate::connection::{self, Unreached};
+use crate::connection::{self, ConnectError};
 
 /// A connection. Dropping it ends it.
-pub(super) struct Wire {
+pub(super) struct LmtpConnection {
     /// One message or several in each text.
     pub(super) incoming: BoxStream<'static, ByteString>,
     /// A message each, without the end of a line. Closed when nothing can be written any more.
@@ -47,24 +44,29 @@ pub(super) struct Wire {
     _here: Option<oneshot::Sender<Infallible>>,
 }
 
-impl Wire {
+impl LmtpConnection {
     /// Connects, once.
     ///
     /// # Errors
     /// `connection_lost` where nobody answers, `invalid_value` for an address that cannot be used, and what the peer's
     /// status says if it does not upgrade.
-    pub(super) async fn to(address: &Address, options: &Options) -> Result<Self, Fault> {
+    pub(super) async fn to(
+        address: &PeerAddress,
+        options: &ConnectOptions,
+    ) -> Result<Self, LmtpError> {
         let opening = async {
-            match &address.place {
-                Place::WebSocket { uri, secure } => {
+            match &address.target {
+                LmtpTarget::WebSocket { uri, secure } => {
                     Self::websocket(uri, *secure, address, options).await
                 }
-                Place::Unix(path) => {
-                    let socket = UnixStream::connect(path).await.map_err(gone)?;
+                LmtpTarget::Unix(path) => {
+                    let socket = UnixStream::connect(path).await.map_err(connection_lost)?;
                     Ok(Self::over(socket))
                 }
-                Place::Stdio(program, args) => Self::program(program, args),
-                Place::Post { uri, secure } => post::open(uri, *secure, address, options).await,
+                LmtpTarget::Stdio(program, args) => Self::program(program, args),
+                LmtpTarget::Post { uri, secure } => {
+                    post::open(uri, *secure, address, options).await
+                }
             }
         };
         match options.connect_timeout {
@@ -95,11 +97,11 @@ impl Wire {
         Self::lines(read, write, ())
     }
 
-    fn program(program: &str, args: &[String]) -> Result<Self, Fault> {
+    fn program(program: &str, args: &[String]) -> Result<Self, LmtpError> {
         let mut command = Command::new(program);
         command.args(args).kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().map_err(gone)?;
+        let mut child = command.spawn().map_err(connection_lost)?;
         let (Some(write), Some(read)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(lost("the upstream's program has no pipes"));
         };
@@ -110,7 +112,7 @@ impl Wire {
     fn lines(
         read: impl AsyncRead + Send + Unpin + 'static,
         mut write: impl AsyncWrite + Send + Unpin + 'static,
-        kept: impl Send + 'static,
+        guard: impl Send + 'static,
     ) -> Self {
         let (outgoing, mut messages) = mpsc::channel::<Bytes>(WAITING_MAX);
         let writing = tokio::spawn(async move {
@@ -127,7 +129,7 @@ impl Wire {
             }
         });
         Self {
-            incoming: read_lines(read, kept),
+            incoming: read_lines(read, guard),
             outgoing,
             _writing: Some(AbortOnDropHandle::new(writing)),
             _here: None,
@@ -137,9 +139,9 @@ impl Wire {
     async fn websocket(
         uri: &Uri,
         secure: bool,
-        address: &Address,
-        options: &Options,
-    ) -> Result<Self, Fault> {
+        address: &PeerAddress,
+        options: &ConnectOptions,
+    ) -> Result<Self, LmtpError> {
         let authorities = address.authorities.as_deref();
         let connecting = connection::connect(uri, secure, authorities);
         let io = connecting.await.map_err(unreached)?;
@@ -163,7 +165,7 @@ impl Wire {
         let writing = write_frames(sink, messages, options.ping);
         // It outlives the connection by a moment, and by no more.
         tokio::spawn(async move {
-            let leaving = async {
+            let departing = async {
                 // Nothing is sent there.
                 let _ = left.await;
                 sleep(GOODBYE).await;
@@ -171,11 +173,11 @@ impl Wire {
             // Both may be cancelled: the connection is over.
             tokio::select! {
                 () = writing => {}
-                () = leaving => {}
+                () = departing => {}
             }
         });
         Ok(Self {
-            incoming: read_frames(frames, options.silence),
+            incoming: read_frames(frames, options.idle_timeout),
             outgoing,
             _writing: None,
             _here: Some(here),
@@ -229,11 +231,11 @@ async fn write_frames(
 /// What a peer says in frames; binary ones mean nothing (LM-705).
 fn read_frames(
     frames: impl stream::Stream<Item = Result<Message, Error>> + Send + Unpin + 'static,
-    silence: Option<Duration>,
+    idle_timeout: Option<Duration>,
 ) -> BoxStream<'static, ByteString> {
     stream::unfold(frames, move |mut frames| async move {
         loop {
-            let frame = match silence {
+            let frame = match idle_timeout {
                 None => frames.next().await,
                 Some(limit) => timeout(limit, frames.next()).await.ok().flatten(),
             };
@@ -254,13 +256,13 @@ fn read_frames(
 /// What is read, as it comes.
 fn read_lines(
     read: impl AsyncRead + Send + Unpin + 'static,
-    kept: impl Send + 'static,
+    guard: impl Send + 'static,
 ) -> BoxStream<'static, ByteString> {
-    let state = (read, kept, BytesMut::new());
-    let chunks = stream::unfold(state, |(mut read, kept, mut buf)| async move {
+    let state = (read, guard, BytesMut::new());
+    let chunks = stream::unfold(state, |(mut read, guard, mut buf)| async move {
         buf.reserve(BUFFER_BYTES);
         match read.read_buf(&mut buf).await {
-            Ok(1..) => Some((buf.split().freeze(), (read, kept, buf))),
+            Ok(1..) => Some((buf.split().freeze(), (read, guard, buf))),
             Ok(0) | Err(_) => None,
         }
     });
@@ -270,11 +272,11 @@ fn read_lines(
 /// What a peer says in lines. One that is too long or no UTF-8 may have been of any stream: then nothing is certain any
 /// more, and the connection is given up. What is not ended when the peer ends is no message.
 pub(super) fn cut(chunks: BoxStream<'static, Bytes>) -> BoxStream<'static, ByteString> {
-    let state = (chunks, Lines::new(MESSAGE_BYTES_MAX));
+    let state = (chunks, LineSplitter::new(MESSAGE_BYTES_MAX));
     stream::unfold(state, |(mut chunks, mut lines)| async move {
         loop {
             if let Some(line) = lines.next_line() {
-                let Line::Text(text) = line else {
+                let WireLine::Text(text) = line else {
                     return None;
                 };
                 return Some((text, (chunks, lines)));
@@ -299,17 +301,17 @@ pub(super) async fn until(at: Option<Instant>) {
 }
 
 /// `connection_lost`, which may be tried again.
-pub(super) fn lost(why: &'static str) -> Fault {
-    Fault::new(Reason::ConnectionLost, why)
+pub(super) fn lost(why: &'static str) -> LmtpError {
+    LmtpError::new(LmtpReason::ConnectionLost, why)
 }
 
-fn gone(error: std::io::Error) -> Fault {
+fn connection_lost(error: std::io::Error) -> LmtpError {
     tracing::debug!(%error, "no connection");
     lost("the upstream cannot be reached: is it running there?")
 }
 
 /// A peer that does not upgrade says why in its own way; the number is what all have in common.
-fn refused(error: &Error) -> Fault {
+fn refused(error: &Error) -> LmtpError {
     let Error::Http(answer) = error else {
         tracing::debug!(%error, "no upgrade");
         return lost("the upstream speaks no WebSocket there");
@@ -318,15 +320,15 @@ fn refused(error: &Error) -> Fault {
 }
 
 /// What the status of an answer says.
-pub(super) fn refused_with(number: u16) -> Fault {
+pub(super) fn refused_with(number: u16) -> LmtpError {
     let reason = match number {
-        401 | 403 => Reason::InsufficientScope,
-        429 => Reason::RateLimitExceeded,
-        503 => Reason::ServerOverloaded,
-        500.. => Reason::UpstreamError,
-        _ => Reason::InvalidValue,
+        401 | 403 => LmtpReason::InsufficientScope,
+        429 => LmtpReason::RateLimitExceeded,
+        503 => LmtpReason::ServerOverloaded,
+        500.. => LmtpReason::UpstreamError,
+        _ => LmtpReason::InvalidValue,
     };
-    Fault::new(
+    LmtpError::new(
         reason,
         format!("the upstream refused the connection ({number})"),
     )
@@ -336,7 +338,7 @@ pub(super) fn refused_with(number: u16) -> Fault {
 ///
 /// # Errors
 /// It cannot stand in a header.
-pub(super) fn credential(address: &Address) -> Result<Option<HeaderValue>, Fault> {
+pub(super) fn credential(address: &PeerAddress) -> Result<Option<HeaderValue>, LmtpError> {
     let Some(key) = &address.key else {
         return Ok(None);
     };
@@ -347,15 +349,15 @@ pub(super) fn credential(address: &Address) -> Result<Option<HeaderValue>, Fault
 }
 
 /// An address that can never be used.
-pub(super) fn bad(what: &'static str) -> Fault {
-    Fault::new(Reason::InvalidValue, what)
+pub(super) fn bad(what: &'static str) -> LmtpError {
+    LmtpError::new(LmtpReason::InvalidValue, what)
 }
 
 /// Why there is no connection.
-pub(super) fn unreached(why: Unreached) -> Fault {
+pub(super) fn unreached(why: ConnectError) -> LmtpError {
     match why {
-        Unreached::Bad(why) => bad(why),
-        Unreached::Gone(error) => gone(error),
+        ConnectError::Bad(why) => bad(why),
+        ConnectError::Unreachable(error) => connection_lost(error),
     }
 }
 

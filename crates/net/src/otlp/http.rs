@@ -1,6 +1,4 @@
 //! Deliveries over HTTP/1.1: one connection each, since there is one every few seconds.
-//!
-//! Owns: the connection and the request. Refuses to know: what is in the body.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +13,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::{Address, BadAddress, Undelivered};
+use super::{BadAddress, CollectorAddress, DeliveryError};
 use crate::tls;
 
 /// A collector, and how to be let in.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(super) struct CollectorTarget {
     host: String,
     port: u16,
     secure: bool,
@@ -30,8 +28,12 @@ pub(super) struct Place {
     timeout: Duration,
 }
 
-impl Place {
-    pub(super) fn new(uri: &Uri, secure: bool, address: &Address) -> Result<Self, BadAddress> {
+impl CollectorTarget {
+    pub(super) fn new(
+        uri: &Uri,
+        secure: bool,
+        address: &CollectorAddress,
+    ) -> Result<Self, BadAddress> {
         let authority = uri.authority().ok_or(BadAddress::Url)?;
         let mut headers = HeaderMap::new();
         let host = HeaderValue::from_str(authority.as_str()).map_err(|_| BadAddress::Url)?;
@@ -60,38 +62,38 @@ impl Place {
         })
     }
 
-    pub(super) async fn post(&self, signal: &str, body: Vec<u8>) -> Result<(), Undelivered> {
-        let late = |_| Undelivered("no answer in time".into());
+    pub(super) async fn post(&self, signal: &str, body: Vec<u8>) -> Result<(), DeliveryError> {
+        let late = |_| DeliveryError("no answer in time".into());
         tokio::time::timeout(self.timeout, self.deliver(signal, body))
             .await
             .map_err(late)?
     }
 
-    async fn deliver(&self, signal: &str, body: Vec<u8>) -> Result<(), Undelivered> {
+    async fn deliver(&self, signal: &str, body: Vec<u8>) -> Result<(), DeliveryError> {
         let tcp = TcpStream::connect((self.host.as_str(), self.port)).await;
-        let tcp = tcp.map_err(|error| gone(&error))?;
+        let tcp = tcp.map_err(|error| unreachable(&error))?;
         if !self.secure {
             return self.send(tcp, signal, body).await;
         }
-        let config = tls::client(None).map_err(|error| gone(&error))?;
-        let name = ServerName::try_from(self.host.clone()).map_err(|error| gone(&error))?;
+        let config = tls::client(None).map_err(|error| unreachable(&error))?;
+        let name = ServerName::try_from(self.host.clone()).map_err(|error| unreachable(&error))?;
         let tls = TlsConnector::from(Arc::new(config))
             .connect(name, tcp)
             .await;
-        self.send(tls.map_err(|error| gone(&error))?, signal, body)
+        self.send(tls.map_err(|error| unreachable(&error))?, signal, body)
             .await
     }
 
-    async fn send<S>(&self, socket: S, signal: &str, body: Vec<u8>) -> Result<(), Undelivered>
+    async fn send<S>(&self, socket: S, signal: &str, body: Vec<u8>) -> Result<(), DeliveryError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let io = TokioIo::new(socket);
         let handshake = hyper::client::conn::http1::handshake::<_, Full<Bytes>>(io).await;
-        let (mut sender, connection) = handshake.map_err(|error| gone(&error))?;
+        let (mut sender, connection) = handshake.map_err(|error| unreachable(&error))?;
         let mut request = http::Request::post(format!("{}{signal}", self.path))
             .body(Full::new(Bytes::from(body)))
-            .map_err(|error| gone(&error))?;
+            .map_err(|error| unreachable(&error))?;
         *request.headers_mut() = self.headers.clone();
         let asking = sender.send_request(request);
         tokio::pin!(asking, connection);
@@ -101,14 +103,14 @@ impl Place {
             // A server that closes right after its answer ends both.
             _ = &mut connection => asking.await,
         };
-        let status = answer.map_err(|error| gone(&error))?.status();
+        let status = answer.map_err(|error| unreachable(&error))?.status();
         if status.is_success() {
             return Ok(());
         }
-        Err(Undelivered(format!("the collector answered {status}")))
+        Err(DeliveryError(format!("the collector answered {status}")))
     }
 }
 
-fn gone(error: &dyn std::fmt::Display) -> Undelivered {
-    Undelivered(error.to_string())
+fn unreachable(error: &dyn std::fmt::Display) -> DeliveryError {
+    DeliveryError(error.to_string())
 }

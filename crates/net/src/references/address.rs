@@ -1,7 +1,4 @@
 //! Which addresses are public (EV-414).
-//!
-//! Owns: the table of special-purpose addresses, and the IPv6 forms that carry an IPv4 address. Refuses to know: names;
-//! what is asked here is the address that is about to be connected to.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

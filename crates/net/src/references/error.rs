@@ -1,6 +1,4 @@
 //! Why a reference cannot be read, and why a list cannot be used.
-//!
-//! Owns: both kinds of error, and what the first ones are in the protocol. Refuses to know: where they came about.
 
 use sapwood_proto::evergreen::{Reason, Status};
 

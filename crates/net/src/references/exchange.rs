@@ -1,6 +1,4 @@
 //! One HTTP request over a connection of its own.
-//!
-//! Owns: dialling an address that was checked, and TLS. Refuses to know: HTTP ([`crate::http1`] speaks it), redirects.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -17,7 +15,7 @@ use url::{Host, Url};
 
 use super::address::is_public;
 use super::error::Error;
-use crate::http1::{Answer, exchange};
+use crate::http1::{ResponseBody, exchange};
 
 /// Dials and asks.
 #[derive(Clone, Debug)]
@@ -45,7 +43,7 @@ impl Dialler {
         url: &Url,
         reach: Reach,
         request: Request<B>,
-    ) -> Result<Response<Answer>, Error>
+    ) -> Result<Response<ResponseBody>, Error>
     where
         B: Body + Send + 'static,
         B::Data: Send,

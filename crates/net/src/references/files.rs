@@ -1,8 +1,7 @@
 //! `file:` references (EV-412).
 //!
-//! Owns: the roots, which are opened once, and files below them. Refuses to know: what a path would mean outside of
-//! them. A path is walked below its root's descriptor, so no symbolic link and no `..` leads out, also not while it is
-//! being walked.
+//! A path is walked below its root's descriptor, so no symbolic link and no `..` leads out, also not while it is being
+//! walked.
 
 use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
@@ -19,12 +18,12 @@ use tokio::io::AsyncReadExt;
 use tokio::task::spawn_blocking;
 use url::Url;
 
-use super::Found;
+use super::ResolvedContent;
 use super::error::{BadConfig, Error};
 
 /// The directories below which files may be read.
 #[derive(Debug)]
-pub(super) struct Files(Vec<Root>);
+pub(super) struct FileReferences(Vec<Root>);
 
 #[derive(Debug)]
 struct Root {
@@ -32,7 +31,7 @@ struct Root {
     dir: Arc<Dir>,
 }
 
-impl Files {
+impl FileReferences {
     /// Opens the roots.
     pub(super) fn new(roots: &[PathBuf]) -> Result<Self, BadConfig> {
         let open = |path: &PathBuf| {
@@ -51,7 +50,7 @@ impl Files {
     }
 
     /// Opens the file that `uri` names.
-    pub(super) async fn open(&self, uri: &str) -> Result<Found, Error> {
+    pub(super) async fn open(&self, uri: &str) -> Result<ResolvedContent, Error> {
         if self.0.is_empty() {
             return Err(denied("references to files are"));
         }
@@ -64,7 +63,7 @@ impl Files {
         let (file, bytes) = opening
             .await
             .map_err(|_| Error::Failed("reading was broken off"))??;
-        Ok(Found {
+        Ok(ResolvedContent {
             bytes: Some(bytes),
             pieces: pieces(File::from_std(file)),
         })
@@ -100,15 +99,15 @@ fn open(dir: &Dir, path: &Path) -> Result<(std::fs::File, u64), Error> {
     options.read(true).custom_flags(flags.bits().cast_signed());
     let file = dir
         .open_with(path, &options)
-        .map_err(|error| refusal(&error))?;
-    let metadata = file.metadata().map_err(|error| refusal(&error))?;
+        .map_err(|error| rejection(&error))?;
+    let metadata = file.metadata().map_err(|error| rejection(&error))?;
     if !metadata.is_file() {
         return Err(IRREGULAR);
     }
     Ok((file.into_std(), metadata.len()))
 }
 
-fn refusal(error: &std::io::Error) -> Error {
+fn rejection(error: &std::io::Error) -> Error {
     tracing::debug!(%error, "a file was not opened");
     match error.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory => Error::NotFound,

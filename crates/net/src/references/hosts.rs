@@ -1,6 +1,4 @@
 //! Lists of hosts.
-//!
-//! Owns: what an entry may look like and which hosts it names. Refuses to know: addresses behind names.
 
 use url::{Host, Url};
 
@@ -8,17 +6,17 @@ use super::error::BadConfig;
 
 /// Hosts that may be asked, at which ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Hosts(Vec<Entry>);
+pub(super) struct Hosts(Vec<HostRule>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Entry {
+struct HostRule {
     names: Names,
-    port: Port,
+    port: AllowedPort,
 }
 
 /// Which ports of a host may be asked: what else listens there was not meant by whoever listed its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Port {
+enum AllowedPort {
     /// That of the scheme.
     Usual,
     One(u16),
@@ -40,7 +38,7 @@ impl Hosts {
     /// Reads the entries under `key`.
     pub(super) fn read(key: &'static str, entries: &[String]) -> Result<Self, BadConfig> {
         let read = |entry: &String| {
-            Entry::read(entry).ok_or_else(|| {
+            HostRule::read(entry).ok_or_else(|| {
                 let why = "write a host without scheme: example.com, *.example.com, 192.0.2.1, [2001:db8::1] or *; \
                        behind it :PORT, or :* for all ports, where the port is not that of the scheme";
                 BadConfig::new(key, entry, why)
@@ -54,12 +52,12 @@ impl Hosts {
         let Some(host) = url.host() else {
             return false;
         };
-        let named = |entry: &&Entry| entry.names.have(&host);
+        let named = |entry: &&HostRule| entry.names.have(&host);
         self.0.iter().filter(named).any(|entry| match entry.port {
             // A URL keeps no port that is its scheme's.
-            Port::Usual => url.port().is_none(),
-            Port::One(port) => url.port_or_known_default() == Some(port),
-            Port::Any => true,
+            AllowedPort::Usual => url.port().is_none(),
+            AllowedPort::One(port) => url.port_or_known_default() == Some(port),
+            AllowedPort::Any => true,
         })
     }
 
@@ -69,17 +67,17 @@ impl Hosts {
     }
 }
 
-impl Entry {
+impl HostRule {
     fn read(text: &str) -> Option<Self> {
         // The colons of an address stand in brackets.
         let behind = text.rfind(']').map_or(0, |bracket| bracket + 1);
         let (names, port) = match text[behind..].split_once(':') {
-            None => (text, Port::Usual),
+            None => (text, AllowedPort::Usual),
             Some((rest, port)) => {
                 let port = match port {
-                    "*" => Port::Any,
+                    "*" => AllowedPort::Any,
                     port if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => {
-                        Port::One(port.parse().ok()?)
+                        AllowedPort::One(port.parse().ok()?)
                     }
                     _ => return None,
                 };

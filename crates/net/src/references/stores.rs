@@ -1,9 +1,7 @@
 //! `s3:`, `gs:` and `az:` references, through `object_store` (EV-413, EV-415).
 //!
-//! Owns: which buckets and prefixes may be read, how their stores are built, and the HTTP that they use: ours, which
-//! follows no redirects. Refuses to know: how a store is asked. What a store is asked with are the server's own
-//! credentials, which is why every bucket has to be listed; endpoints are the operator's choice and may be private, as
-//! may be the services of a cloud that give credentials out.
+//! What a store is asked with are the server's own credentials, which is why every bucket has to be listed; endpoints
+//! are the operator's choice and may be private, as may be the services of a cloud that give credentials out.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -28,15 +26,15 @@ use url::{Position, Url};
 
 use super::error::{BadConfig, Error};
 use super::exchange::{Dialler, Reach};
-use super::{Config, Found};
+use super::{Config, ResolvedContent};
 use crate::tls;
 
 /// The listed buckets.
 #[derive(Debug)]
-pub(super) struct Stores(Vec<Listed>);
+pub(super) struct Stores(Vec<StoreEntry>);
 
 #[derive(Debug)]
-struct Listed {
+struct StoreEntry {
     scheme: String,
     bucket: String,
     prefix: Path,
@@ -56,16 +54,16 @@ impl Stores {
         let options = options.concat();
         let listed = config.stores.iter().map(|entry| {
             let bad = |why: &str| BadConfig::new("stores", entry, why);
-            let place =
-                Place::read(entry).map_err(|_| bad("write s3://BUCKET/PREFIX, gs: or az:"))?;
-            let store = build(&place, &options, &connector);
+            let target =
+                ObjectUri::read(entry).map_err(|_| bad("write s3://BUCKET/PREFIX, gs: or az:"))?;
+            let store = build(&target, &options, &connector);
             // Its message may hold options, and so credentials.
             let store = store
                 .map_err(|_| bad("the store cannot be set up: look at references.store_options"))?;
-            Ok(Listed {
-                scheme: place.scheme,
-                bucket: place.bucket,
-                prefix: place.path,
+            Ok(StoreEntry {
+                scheme: target.scheme,
+                bucket: target.bucket,
+                prefix: target.path,
                 store,
             })
         });
@@ -73,15 +71,15 @@ impl Stores {
     }
 
     /// Opens the object that `uri` names.
-    pub(super) async fn open(&self, uri: &str) -> Result<Found, Error> {
-        let place = Place::read(uri)?;
-        if place.path.as_ref().is_empty() {
+    pub(super) async fn open(&self, uri: &str) -> Result<ResolvedContent, Error> {
+        let target = ObjectUri::read(uri)?;
+        if target.path.as_ref().is_empty() {
             return Err(Error::Malformed("it names no object"));
         }
         let listed = self.0.iter().find(|listed| {
-            listed.scheme == place.scheme
-                && listed.bucket == place.bucket
-                && place.path.prefix_matches(&listed.prefix)
+            listed.scheme == target.scheme
+                && listed.bucket == target.bucket
+                && target.path.prefix_matches(&listed.prefix)
         });
         let listed = listed.ok_or(Error::Denied {
             what: "a reference to this bucket is",
@@ -89,17 +87,20 @@ impl Stores {
         })?;
         let found = listed
             .store
-            .get(&place.path)
+            .get(&target.path)
             .await
-            .map_err(|error| refusal(&error))?;
-        Ok(Found {
+            .map_err(|error| rejection(&error))?;
+        Ok(ResolvedContent {
             bytes: Some(found.meta.size),
-            pieces: found.into_stream().map_err(|error| refusal(&error)).boxed(),
+            pieces: found
+                .into_stream()
+                .map_err(|error| rejection(&error))
+                .boxed(),
         })
     }
 }
 
-fn refusal(error: &object_store::Error) -> Error {
+fn rejection(error: &object_store::Error) -> Error {
     if matches!(error, object_store::Error::NotFound { .. }) {
         return Error::NotFound;
     }
@@ -109,13 +110,13 @@ fn refusal(error: &object_store::Error) -> Error {
 
 /// What the URI of an object says.
 #[derive(Debug)]
-struct Place {
+struct ObjectUri {
     scheme: String,
     bucket: String,
     path: Path,
 }
 
-impl Place {
+impl ObjectUri {
     fn read(uri: &str) -> Result<Self, Error> {
         let malformed = Error::Malformed("write s3://BUCKET/KEY, without a query");
         let url = Url::parse(uri).map_err(|_| malformed)?;
@@ -151,7 +152,7 @@ fn check_options(options: &[(String, Secret)]) -> Result<(), BadConfig> {
 }
 
 fn build(
-    place: &Place,
+    target: &ObjectUri,
     options: &[(String, Secret)],
     connector: &Connector,
 ) -> object_store::Result<Arc<dyn ObjectStore>> {
@@ -160,8 +161,8 @@ fn build(
         retry_timeout: RETRY,
         ..RetryConfig::default()
     };
-    let (bucket, connector) = (place.bucket.as_str(), connector.clone());
-    Ok(match place.scheme.as_str() {
+    let (bucket, connector) = (target.bucket.as_str(), connector.clone());
+    Ok(match target.scheme.as_str() {
         "s3" => Arc::new(
             set(
                 options,

@@ -8,11 +8,11 @@ mod web;
 use futures::TryStreamExt;
 use proptest::prelude::*;
 
-use super::{Config, Error, References};
+use super::{Config, Error, ReferenceResolver};
 
 /// All of what `uri` names, and the length that was declared.
 async fn fetch(config: &Config, uri: &str) -> Result<(String, Option<u64>), Error> {
-    let references = References::new(config).unwrap();
+    let references = ReferenceResolver::new(config).unwrap();
     let found = references.open(uri).await?;
     let pieces: Vec<_> = found.pieces.try_collect().await?;
     Ok((String::from_utf8(pieces.concat()).unwrap(), found.bytes))
@@ -56,7 +56,7 @@ proptest! {
             hosts: vec!["nowhere.invalid".into()],
             ..Config::default()
         };
-        let references = References::new(&config).unwrap();
+        let references = ReferenceResolver::new(&config).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let opened = runtime.block_on(references.open(&format!("{scheme}:{rest}")));
         prop_assert!(opened.is_err());
@@ -69,7 +69,7 @@ fn ev_410_errors_have_the_reasons_of_the_page_and_say_what_would_help() {
         what: "a reference to this host and port is",
         key: "hosts",
     };
-    for (error, reason, says) in [
+    for (error, reason, states) in [
         (denied, "REF_DENIED", "references.hosts"),
         (Error::Refused("because"), "REF_DENIED", "because"),
         (Error::Malformed("because"), "REF_SCHEME", "because"),
@@ -79,14 +79,14 @@ fn ev_410_errors_have_the_reasons_of_the_page_and_say_what_would_help() {
     ] {
         let status = error.status();
         assert_eq!(status.reason, reason);
-        assert!(status.message.contains(says), "{}", status.message);
+        assert!(status.message.contains(states), "{}", status.message);
     }
 }
 
 #[test]
 fn ev_413_entries_that_cannot_be_used_are_named() {
     let strings = |entry: &str| vec![entry.to_owned()];
-    for (config, says) in [
+    for (config, states) in [
         (
             Config {
                 files: vec!["relative".into()],
@@ -116,7 +116,7 @@ fn ev_413_entries_that_cannot_be_used_are_named() {
             "references.stores: `bucket`",
         ),
     ] {
-        let error = References::new(&config).unwrap_err().to_string();
-        assert!(error.starts_with(says), "{error}");
+        let error = ReferenceResolver::new(&config).unwrap_err().to_string();
+        assert!(error.starts_with(states), "{error}");
     }
 }

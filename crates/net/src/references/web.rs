@@ -1,8 +1,6 @@
 //! `https:` and `http:` references (EV-413, EV-414).
 //!
-//! Owns: which URLs may be asked, what is asked, where redirects may lead, which answers are content. Refuses to know:
-//! connections. Every URL comes by here whole, with its query: a store that takes a path for a key would lose that
-//! (EV-415).
+//! Every URL comes by here whole, with its query: a store that takes a path for a key would lose that (EV-415).
 
 use futures::{StreamExt, TryStreamExt, future};
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HOST, LOCATION, USER_AGENT};
@@ -14,20 +12,20 @@ use url::{Position, Url};
 use super::error::{BadConfig, Error};
 use super::exchange::{Dialler, Reach};
 use super::hosts::Hosts;
-use super::{Config, Found};
-use crate::http1::Answer;
+use super::{Config, ResolvedContent};
+use crate::http1::ResponseBody;
 use crate::tls;
 
 /// The web as far as it may be read.
 #[derive(Debug)]
-pub(super) struct Web {
+pub(super) struct WebReferences {
     hosts: Hosts,
     private: Hosts,
     allow_http: bool,
     dialler: Dialler,
 }
 
-impl Web {
+impl WebReferences {
     pub(super) fn new(config: &Config) -> Result<Self, BadConfig> {
         let mut tls = tls::client(config.authorities.as_deref())
             .map_err(|bad| BadConfig::new("ca", "PEM", bad.why()))?;
@@ -41,7 +39,7 @@ impl Web {
     }
 
     /// Opens what `uri` names.
-    pub(super) async fn open(&self, uri: &str) -> Result<Found, Error> {
+    pub(super) async fn open(&self, uri: &str) -> Result<ResolvedContent, Error> {
         if self.hosts.is_empty() && self.private.is_empty() {
             return Err(Error::Denied {
                 what: "references to the web are",
@@ -105,7 +103,7 @@ fn request(url: &Url) -> Result<Request<Empty<Bytes>>, Error> {
 }
 
 /// Where an answer leads, if it leads on.
-fn redirected(from: &Url, answer: &Response<Answer>) -> Result<Option<Url>, Error> {
+fn redirected(from: &Url, answer: &Response<ResponseBody>) -> Result<Option<Url>, Error> {
     if !REDIRECTS.contains(&answer.status()) {
         return Ok(None);
     }
@@ -120,7 +118,7 @@ fn redirected(from: &Url, answer: &Response<Answer>) -> Result<Option<Url>, Erro
 }
 
 /// The content of an answer, if it is content.
-fn content(answer: Response<Answer>) -> Result<Found, Error> {
+fn content(answer: Response<ResponseBody>) -> Result<ResolvedContent, Error> {
     match answer.status() {
         StatusCode::OK | StatusCode::NON_AUTHORITATIVE_INFORMATION | StatusCode::NO_CONTENT => {}
         StatusCode::NOT_FOUND | StatusCode::GONE => return Err(Error::NotFound),
@@ -138,7 +136,7 @@ fn content(answer: Response<Answer>) -> Result<Found, Error> {
             Error::Failed("the answer was cut off")
         })
         .try_filter(|data| future::ready(!data.is_empty()));
-    Ok(Found {
+    Ok(ResolvedContent {
         bytes,
         pieces: pieces.boxed(),
     })

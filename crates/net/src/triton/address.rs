@@ -1,6 +1,4 @@
 //! Where a Triton server is (D-40).
-//!
-//! Owns: [`Address`] and reading its URL. Refuses to know: connections.
 
 use std::time::Duration;
 
@@ -13,7 +11,7 @@ use crate::connection::is_loopback;
 
 /// Where a server is, and how to be let in.
 #[derive(Clone)]
-pub struct Address {
+pub struct TritonAddress {
     /// `triton+http://HOST:PORT`, `triton+https://`, `triton+grpc://` or `triton+grpcs://`, with `/MODEL` behind it where
     /// only one model is meant; what is no letter, digit, `-`, `.`, `_` or `~` there is percent-encoded. Without a port:
     /// 80, 443, and 8001 for gRPC.
@@ -23,12 +21,12 @@ pub struct Address {
     /// How long connecting may take.
     pub connect_timeout: Duration,
     /// How long a server may say nothing while it answers; then its answer counts as cut.
-    pub silence: Duration,
+    pub idle_timeout: Duration,
     /// Authorities (PEM) to trust beside the well-known ones.
     pub authorities: Option<Vec<u8>>,
 }
 
-impl Address {
+impl TritonAddress {
     /// The server at `url`, without a key.
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
@@ -36,23 +34,23 @@ impl Address {
             url: url.into(),
             key: None,
             connect_timeout: Duration::from_secs(10),
-            silence: Duration::from_secs(600),
+            idle_timeout: Duration::from_secs(600),
             authorities: None,
         }
     }
 }
 
-impl Address {
+impl TritonAddress {
     /// Whether the key would be sent unencrypted to another machine.
     #[must_use]
     pub fn exposes_key(&self) -> bool {
-        let place = Place::read(&self.url);
-        let elsewhere = place.is_ok_and(|place| !place.secure && !is_loopback(&place.host));
-        self.key.is_some() && elsewhere
+        let target = TritonTarget::read(&self.url);
+        let other = target.is_ok_and(|target| !target.secure && !is_loopback(&target.host));
+        self.key.is_some() && other
     }
 }
 
-impl std::fmt::Debug for Address {
+impl std::fmt::Debug for TritonAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Address")
             .field("url", &masked(&self.url))
@@ -63,15 +61,15 @@ impl std::fmt::Debug for Address {
 
 /// How requests travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Carrier {
+pub(super) enum TritonScheme {
     Http,
     Grpc,
 }
 
 /// An address, read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) carrier: Carrier,
+pub(super) struct TritonTarget {
+    pub(super) carrier: TritonScheme,
     pub(super) secure: bool,
     /// Without brackets.
     pub(super) host: String,
@@ -81,14 +79,14 @@ pub(super) struct Place {
     pub(super) model: Option<String>,
 }
 
-impl Place {
+impl TritonTarget {
     pub(super) fn read(url: &str) -> Result<Self, Error> {
         let (scheme, rest) = url.split_once("://").ok_or(NO_URL)?;
         let (carrier, secure, port) = match scheme {
-            "triton+http" => (Carrier::Http, false, 80),
-            "triton+https" => (Carrier::Http, true, 443),
-            "triton+grpc" => (Carrier::Grpc, false, 8001),
-            "triton+grpcs" => (Carrier::Grpc, true, 8001),
+            "triton+http" => (TritonScheme::Http, false, 80),
+            "triton+https" => (TritonScheme::Http, true, 443),
+            "triton+grpc" => (TritonScheme::Grpc, false, 8001),
+            "triton+grpcs" => (TritonScheme::Grpc, true, 8001),
             _ => {
                 return Err(Error::Address(
                     "it must begin with triton+http://, triton+https://, triton+grpc:// or triton+grpcs://",
@@ -156,17 +154,31 @@ mod tests {
         for (url, carrier, secure, authority, host, model) in [
             (
                 "triton+http://h:8000",
-                Carrier::Http,
+                TritonScheme::Http,
                 false,
                 "h:8000",
                 "h",
                 None,
             ),
-            ("triton+http://h", Carrier::Http, false, "h:80", "h", None),
-            ("triton+https://h/", Carrier::Http, true, "h:443", "h", None),
+            (
+                "triton+http://h",
+                TritonScheme::Http,
+                false,
+                "h:80",
+                "h",
+                None,
+            ),
+            (
+                "triton+https://h/",
+                TritonScheme::Http,
+                true,
+                "h:443",
+                "h",
+                None,
+            ),
             (
                 "triton+grpc://h/m",
-                Carrier::Grpc,
+                TritonScheme::Grpc,
                 false,
                 "h:8001",
                 "h",
@@ -174,7 +186,7 @@ mod tests {
             ),
             (
                 "triton+grpcs://[::1]:9/org%2Fm",
-                Carrier::Grpc,
+                TritonScheme::Grpc,
                 true,
                 "[::1]:9",
                 "::1",
@@ -182,22 +194,26 @@ mod tests {
             ),
             (
                 "triton+http://h:21",
-                Carrier::Http,
+                TritonScheme::Http,
                 false,
                 "h:21",
                 "h",
                 None,
             ),
         ] {
-            let place = Place::read(url).unwrap();
-            assert_eq!((place.carrier, place.secure), (carrier, secure), "{url}");
+            let target = TritonTarget::read(url).unwrap();
+            assert_eq!((target.carrier, target.secure), (carrier, secure), "{url}");
             assert_eq!(
-                (&*place.authority, &*place.host),
+                (&*target.authority, &*target.host),
                 (authority, host),
                 "{url}"
             );
-            assert_eq!(place.model.as_deref(), model, "{url}");
+            assert_eq!(target.model.as_deref(), model, "{url}");
         }
+    }
+
+    #[test]
+    fn tr_201_anything_else_is_no_address() {
         for url in [
             "",
             "h:8000",
@@ -212,7 +228,10 @@ mod tests {
             "triton+http://h/a%00",
             "triton+http://h/m?x=1",
         ] {
-            assert!(matches!(Place::read(url), Err(Error::Address(_))), "{url}");
+            assert!(
+                matches!(TritonTarget::read(url), Err(Error::Address(_))),
+                "{url}"
+            );
         }
     }
 }

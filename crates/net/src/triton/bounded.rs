@@ -10,12 +10,12 @@ use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic_prost::ProstCodec;
 
 /// Messages that go out are `Q`, and those that come are `A`.
-pub(super) struct Bounded<Q, A> {
+pub(super) struct BoundedCodec<Q, A> {
     size: fn(&[u8]) -> usize,
     of: PhantomData<(Q, A)>,
 }
 
-impl<Q, A> Bounded<Q, A> {
+impl<Q, A> BoundedCodec<Q, A> {
     /// `size`: how many bytes an encoded `A` takes once it is decoded.
     pub(super) const fn by(size: fn(&[u8]) -> usize) -> Self {
         Self {
@@ -25,7 +25,7 @@ impl<Q, A> Bounded<Q, A> {
     }
 }
 
-impl<Q, A> Codec for Bounded<Q, A>
+impl<Q, A> Codec for BoundedCodec<Q, A>
 where
     Q: Message + 'static,
     A: Message + Default + 'static,
@@ -44,7 +44,7 @@ where
     }
 }
 
-impl<Q, A: Message + Default> Decoder for Bounded<Q, A> {
+impl<Q, A: Message + Default> Decoder for BoundedCodec<Q, A> {
     type Item = A;
     type Error = Status;
 

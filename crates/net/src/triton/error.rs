@@ -1,7 +1,4 @@
 //! How a request to a Triton server fails.
-//!
-//! Owns: [`Error`], and which code a server's status or text stands for (section 15 of the page, D-30). Refuses to know:
-//! how a kernel or a face spells it.
 
 use std::time::Duration;
 
@@ -23,7 +20,7 @@ pub enum Error {
     Unreachable(&'static str),
     /// The server said so.
     #[error("{}", .0.message)]
-    Said(Said),
+    Reply(ErrorReply),
     /// The answer ended without its end.
     #[error("the answer ended before it was finished")]
     Truncated,
@@ -42,7 +39,7 @@ pub enum Error {
 
 /// An error as a server tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Said {
+pub struct ErrorReply {
     /// What kind it is.
     pub code: Code,
     /// Its text, one line, cut to 1 KiB.
@@ -60,7 +57,7 @@ impl Error {
         match self {
             Self::Address(_) | Self::Request(_) => Code::InvalidRequest,
             Self::Unreachable(_) => Code::Unavailable,
-            Self::Said(said) => said.code,
+            Self::Reply(reply) => reply.code,
             Self::Truncated => Code::Truncated,
             Self::Protocol(_) | Self::Limit { .. } => Code::UpstreamFailed,
         }
@@ -74,7 +71,7 @@ impl Error {
             .or_else(|| by_text(text))
             .unwrap_or_else(|| by_status(status));
         let seconds = header("retry-after").and_then(|value| value.parse().ok());
-        Self::Said(Said {
+        Self::Reply(ErrorReply {
             code: theirs(code),
             message: shown(
                 text,
@@ -98,7 +95,7 @@ impl Error {
             }
             code => by_text(status.message()).unwrap_or_else(|| Code::from_grpc(code as i32)),
         };
-        Self::Said(Said {
+        Self::Reply(ErrorReply {
             code: theirs(code),
             message: shown(status.message(), "the server failed"),
             retry_after: None,
@@ -108,7 +105,7 @@ impl Error {
 
     /// What an error within a stream means.
     pub(super) fn of_text(text: &str, started: bool) -> Self {
-        Self::Said(Said {
+        Self::Reply(ErrorReply {
             code: by_text(text).unwrap_or(Code::UpstreamFailed),
             message: shown(text, "the server failed"),
             retry_after: None,
@@ -184,14 +181,14 @@ const MESSAGE_BYTES: usize = 1_024;
 mod tests {
     use super::*;
 
-    fn said(error: Error) -> (Code, String, Option<u64>) {
-        let Error::Said(said) = error else {
+    fn reply(error: Error) -> (Code, String, Option<u64>) {
+        let Error::Reply(received) = error else {
             panic!("{error}");
         };
         (
-            said.code,
-            said.message,
-            said.retry_after.map(|after| after.as_secs()),
+            received.code,
+            received.message,
+            received.retry_after.map(|after| after.as_secs()),
         )
     }
 
@@ -234,7 +231,7 @@ mod tests {
             let status = StatusCode::from_u16(status).unwrap();
             let error = Error::of_http(status, &HeaderMap::new(), text);
             assert_eq!(error.code(), code, "{status} {text}");
-            assert!(!said(error).1.is_empty());
+            assert!(!reply(error).1.is_empty());
         }
         for (status, code) in [
             (tonic::Code::InvalidArgument, Code::InvalidRequest),
@@ -260,11 +257,11 @@ mod tests {
         headers.insert("retry-after", "7".parse().unwrap());
         let status = StatusCode::SERVICE_UNAVAILABLE;
         let error = Error::of_http(status, &headers, "a\nb\0");
-        assert_eq!(said(error), (Code::Overloaded, "a b ".into(), Some(7)));
+        assert_eq!(reply(error), (Code::Overloaded, "a b ".into(), Some(7)));
         headers.insert("sapwood-error", "internal".parse().unwrap());
         headers.insert("retry-after", "99999999".parse().unwrap());
         let long = "\u{e9}".repeat(2_000);
-        let (code, text, after) = said(Error::of_http(status, &headers, &long));
+        let (code, text, after) = reply(Error::of_http(status, &headers, &long));
         assert_eq!(
             (code, text.len(), after),
             (Code::UpstreamFailed, 1_024, Some(3_600))

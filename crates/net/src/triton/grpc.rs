@@ -1,7 +1,5 @@
 //! A Triton server over gRPC: section 9 of the page from the client's side.
 //!
-//! Owns: the channel, calls, which response is the last. Refuses to know: what tensors mean.
-//!
 //! Each request is a call of `ModelStreamInfer` of its own. It ends with the response that says so; where a server marks
 //! none, with the call's own good end. An error of the request ends the call with its status (`triton_grpc_error`,
 //! TR-905), or comes as text from servers that do not know of that.
@@ -28,37 +26,43 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use super::Responses;
-use super::address::{Address, Place};
-use super::bounded::{Bounded, DECODED_BYTES_MAX, TAKES_TOO_MUCH};
+use super::ModelResponses;
+use super::address::{TritonAddress, TritonTarget};
+use super::bounded::{BoundedCodec, DECODED_BYTES_MAX, TAKES_TOO_MUCH};
 use super::error::{Error, LOST};
-use super::model::Model;
-use super::request::{Request, Response};
+use super::model::ModelSignature;
+use super::request::{InferRequest, ModelResponse};
 
 /// A server, connected.
 #[derive(Debug)]
 pub(super) struct Grpc {
     channel: Channel,
     key: Option<AsciiMetadataValue>,
-    silence: Duration,
+    idle_timeout: Duration,
 }
 
 impl Grpc {
-    pub(super) async fn connect(place: &Place, address: &Address) -> Result<Self, Error> {
+    pub(super) async fn connect(
+        target: &TritonTarget,
+        address: &TritonAddress,
+    ) -> Result<Self, Error> {
         let key = address.key.as_ref().map(|key| {
             let mut value = AsciiMetadataValue::try_from(key.bearer()).map_err(|_| BAD_KEY)?;
             value.set_sensitive(true);
             Ok(value)
         });
         let key = key.transpose()?;
-        let channel = endpoint(place, address)?.connect().await.map_err(|cause| {
-            tracing::debug!(%cause, "cannot connect");
-            Error::Unreachable("is the server running there?")
-        })?;
+        let channel = endpoint(target, address)?
+            .connect()
+            .await
+            .map_err(|cause| {
+                tracing::debug!(%cause, "cannot connect");
+                Error::Unreachable("is the server running there?")
+            })?;
         Ok(Self {
             channel,
             key,
-            silence: address.silence,
+            idle_timeout: address.idle_timeout,
         })
     }
 
@@ -84,34 +88,36 @@ impl Grpc {
         Ok(answer.models)
     }
 
-    pub(super) async fn model(&self, name: &str) -> Result<Model, Error> {
+    pub(super) async fn model(&self, name: &str) -> Result<ModelSignature, Error> {
         let (name, version) = (name.to_owned(), String::new());
         let request = ModelMetadataRequest {
             name: name.clone(),
             version: version.clone(),
         };
         let metadata: ModelMetadataResponse = self.ask("ModelMetadata", request).await?;
-        let mut model = Model::from_message(metadata)?;
+        let mut model = ModelSignature::from_message(metadata)?;
         let request = ModelConfigRequest { name, version };
         match self
             .ask::<_, ModelConfigResponse>("ModelConfig", request)
             .await
         {
             Ok(answer) => model.configure_by(&answer.config.unwrap_or_default()),
-            Err(Error::Said(said)) => tracing::debug!(code = %said.code, "no configuration"),
+            Err(Error::Reply(reply)) => tracing::debug!(code = %reply.code, "no configuration"),
             Err(error) => return Err(error),
         }
         Ok(model)
     }
 
     /// A request and its stream of responses.
-    pub(super) async fn generate(&self, request: Request) -> Result<Responses, Error> {
+    pub(super) async fn generate(&self, request: InferRequest) -> Result<ModelResponses, Error> {
         let mut message = request.message(ID)?;
         if !request.model.decoupled {
-            let codec = Bounded::<_, ModelInferResponse>::by(decoded_answer_bytes);
+            let codec = BoundedCodec::<_, ModelInferResponse>::by(decoded_answer_bytes);
             let asked = self.ask_by(codec, "ModelInfer", message);
-            let answer = timeout(self.silence, asked).await.map_err(|_| LOST)??;
-            let response = Response::from_message(&request.model, answer).ok_or(UNREAD)?;
+            let answer = timeout(self.idle_timeout, asked)
+                .await
+                .map_err(|_| LOST)??;
+            let response = ModelResponse::from_message(&request.model, answer).ok_or(UNREAD)?;
             return Ok(stream::iter([Ok(response)]).boxed());
         }
         let flag = InferParameter {
@@ -122,19 +128,20 @@ impl Grpc {
         let flag = AsciiMetadataValue::from_static("true");
         asked.metadata_mut().insert(ERROR_AS_STATUS, flag);
         let mut client = self.client().await?;
-        let codec = Bounded::<ModelInferRequest, ModelStreamInferResponse>::by(decoded_part_bytes);
+        let codec =
+            BoundedCodec::<ModelInferRequest, ModelStreamInferResponse>::by(decoded_part_bytes);
         let answer = client.streaming(asked, path("ModelStreamInfer")?, codec);
-        let answer = timeout(self.silence, answer).await.map_err(|_| LOST)?;
+        let answer = timeout(self.idle_timeout, answer).await.map_err(|_| LOST)?;
         let answer = answer.map_err(|status| Error::of_grpc(&status, false))?;
-        let streamed = Streamed {
+        let streamed = GrpcResponses {
             model: request.model,
             answer: answer.into_inner(),
-            silence: self.silence,
+            idle_timeout: self.idle_timeout,
             started: false,
             marked: false,
             ended: false,
         };
-        Ok(stream::try_unfold(streamed, Streamed::next).boxed())
+        Ok(stream::try_unfold(streamed, GrpcResponses::next).boxed())
     }
 
     fn request<T>(&self, message: T) -> tonic::Request<T> {
@@ -182,15 +189,15 @@ impl Grpc {
     }
 }
 
-fn endpoint(place: &Place, address: &Address) -> Result<Endpoint, Error> {
-    let scheme = if place.secure { "https" } else { "http" };
-    let endpoint = Endpoint::from_shared(format!("{scheme}://{}", place.authority))
+fn endpoint(target: &TritonTarget, address: &TritonAddress) -> Result<Endpoint, Error> {
+    let scheme = if target.secure { "https" } else { "http" };
+    let endpoint = Endpoint::from_shared(format!("{scheme}://{}", target.authority))
         .map_err(|_| Error::Address("its host is no host"))?
         .connect_timeout(address.connect_timeout)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEPALIVE)
         .keep_alive_while_idle(true);
-    if !place.secure {
+    if !target.secure {
         return Ok(endpoint);
     }
     let mut tls = ClientTlsConfig::new().with_webpki_roots();
@@ -208,20 +215,20 @@ fn path(method: &str) -> Result<PathAndQuery, Error> {
 }
 
 /// A call that is being read.
-struct Streamed {
-    model: Arc<Model>,
+struct GrpcResponses {
+    model: Arc<ModelSignature>,
     answer: Streaming<ModelStreamInferResponse>,
-    silence: Duration,
+    idle_timeout: Duration,
     started: bool,
     /// The server says of each response whether it is the last (TR-906).
     marked: bool,
     ended: bool,
 }
 
-impl Streamed {
-    async fn next(mut self) -> Result<Option<(Response, Self)>, Error> {
+impl GrpcResponses {
+    async fn next(mut self) -> Result<Option<(ModelResponse, Self)>, Error> {
         while !self.ended {
-            let message = timeout(self.silence, self.answer.message()).await;
+            let message = timeout(self.idle_timeout, self.answer.message()).await;
             let message = message.map_err(|_| Error::Truncated)?;
             let message = message.map_err(|status| failed(&status, self.started))?;
             let Some(message) = message else {
@@ -243,7 +250,7 @@ impl Streamed {
             if message.outputs.is_empty() && (self.ended || message.parameters.len() <= 1) {
                 continue;
             }
-            let response = Response::from_message(&self.model, message).ok_or(UNREAD)?;
+            let response = ModelResponse::from_message(&self.model, message).ok_or(UNREAD)?;
             self.started = true;
             return Ok(Some((response, self)));
         }

@@ -1,7 +1,5 @@
 //! A Triton server over HTTP/1.1: sections 2, 5, 6 and 7 of the page from the client's side.
 //!
-//! Owns: URLs, headers, connections, bodies and their bounds, how an answer ends. Refuses to know: what tensors mean.
-//!
 //! ```text
 //!   POST …/generate_stream ─► status 200 ─► event, event, … ─► the body's own end | truncated
 //!                        │                        ▲   cut, and its server keeps it (`kept`)
@@ -22,33 +20,33 @@ use futures::{StreamExt, stream};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use sapwood_proto::generated::inference::repository_index_response::ModelIndex;
-use sapwood_proto::sse::{self, Events, Violation};
+use sapwood_proto::sse::{self, SseReader, Violation};
 use serde_json::{Map, Value};
 use tokio::time::timeout;
 
-use super::Responses;
-use super::address::{Address, Place};
+use super::ModelResponses;
+use super::address::{TritonAddress, TritonTarget};
 use super::error::{Error, LOST};
-use super::kept::{self, Kept};
-use super::model::{self, Model};
-use super::request::{Request, Response};
-use crate::connection::{self, Tls, Unreached};
-use crate::http1::{Answer, exchange};
+use super::model::{self, ModelSignature};
+use super::request::{InferRequest, ModelResponse};
+use super::resumable::{self, ResumableStream};
+use crate::connection::{self, ClientTls, ConnectError};
+use crate::http1::{ResponseBody, exchange};
 
 /// A server, and how to be let in.
 pub(super) struct Http {
     host: String,
     port: u16,
     headers: HeaderMap,
-    tls: Option<Tls>,
+    tls: Option<ClientTls>,
     connect_timeout: Duration,
-    silence: Duration,
+    idle_timeout: Duration,
 }
 
 impl Http {
-    pub(super) fn new(place: &Place, address: &Address) -> Result<Self, Error> {
+    pub(super) fn new(target: &TritonTarget, address: &TritonAddress) -> Result<Self, Error> {
         let mut headers = HeaderMap::new();
-        let host = HeaderValue::try_from(&*place.authority)
+        let host = HeaderValue::try_from(&*target.authority)
             .map_err(|_| Error::Address("its host is no host"))?;
         headers.insert(HOST, host);
         headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
@@ -59,16 +57,16 @@ impl Http {
             headers.insert(AUTHORIZATION, value);
         }
         Ok(Self {
-            host: place.host.clone(),
-            port: place.port,
+            host: target.host.clone(),
+            port: target.port,
             headers,
-            tls: if place.secure {
-                Some(tls(place, address)?)
+            tls: if target.secure {
+                Some(tls(target, address)?)
             } else {
                 None
             },
             connect_timeout: address.connect_timeout,
-            silence: address.silence,
+            idle_timeout: address.idle_timeout,
         })
     }
 
@@ -95,27 +93,37 @@ impl Http {
         model::index_from_json(&index)
     }
 
-    pub(super) async fn model(&self, name: &str) -> Result<Model, Error> {
+    pub(super) async fn model(&self, name: &str) -> Result<ModelSignature, Error> {
         let path = model_path(name);
         let metadata = self.json(Method::GET, &path, None).await?;
-        let mut model = Model::from_json(&metadata)?;
+        let mut model = ModelSignature::from_json(&metadata)?;
         match self
             .json(Method::GET, &format!("{path}/config"), None)
             .await
         {
             Ok(config) => model.configure(&config),
-            Err(Error::Said(said)) => tracing::debug!(code = %said.code, "no configuration"),
+            Err(Error::Reply(reply)) => tracing::debug!(code = %reply.code, "no configuration"),
             Err(error) => return Err(error),
         }
         Ok(model)
     }
 
     /// A request and its stream of responses.
-    pub(super) async fn generate(self: &Arc<Self>, request: Request) -> Result<Responses, Error> {
+    pub(super) async fn generate(
+        self: &Arc<Self>,
+        request: InferRequest,
+    ) -> Result<ModelResponses, Error> {
         let path = format!("{}/generate_stream", model_path(&request.model.name));
         let body = request.json()?;
-        let asked = self.ask(Method::POST, &path, Some(body), Some(kept::WISH));
-        let answer = timeout(self.silence, asked).await.map_err(|_| LOST)??;
+        let asked = self.ask(
+            Method::POST,
+            &path,
+            Some(body),
+            Some(resumable::RESUME_HEADER),
+        );
+        let answer = timeout(self.idle_timeout, asked)
+            .await
+            .map_err(|_| LOST)??;
         if answer.status() != StatusCode::OK {
             return Err(refused(answer).await);
         }
@@ -130,16 +138,16 @@ impl Http {
                 "its answer is neither an event stream nor JSON",
             ));
         }
-        let streamed = Streamed {
+        let streamed = SseResponses {
             model: request.model,
-            kept: Kept::of(self, answer.headers()),
+            resumable: ResumableStream::of(self, answer.headers()),
             has_end: has_end(answer.headers()),
             body: answer.into_body(),
-            events: Events::new(sse::Limits::default()),
-            silence: self.silence,
+            events: SseReader::new(sse::SseLimits::default()),
+            idle_timeout: self.idle_timeout,
             started: false,
         };
-        Ok(stream::try_unfold(streamed, Streamed::next).boxed())
+        Ok(stream::try_unfold(streamed, SseResponses::next).boxed())
     }
 
     async fn json(&self, method: Method, path: &str, body: Option<Bytes>) -> Result<Value, Error> {
@@ -159,7 +167,7 @@ impl Http {
         path: &str,
         body: Option<Bytes>,
         more: Option<(HeaderName, HeaderValue)>,
-    ) -> Result<::http::Response<Answer>, Error> {
+    ) -> Result<::http::Response<ResponseBody>, Error> {
         let mut request = ::http::Request::new(Full::new(body.clone().unwrap_or_default()));
         *request.method_mut() = method;
         *request.uri_mut() = path
@@ -200,46 +208,46 @@ impl std::fmt::Debug for Http {
     }
 }
 
-fn tls(place: &Place, address: &Address) -> Result<Tls, Error> {
-    let tls = connection::tls(&place.host, address.authorities.as_deref());
+fn tls(target: &TritonTarget, address: &TritonAddress) -> Result<ClientTls, Error> {
+    let tls = connection::tls(&target.host, address.authorities.as_deref());
     tls.map_err(|unreached| match unreached {
-        Unreached::Bad(why) => Error::Address(why),
-        Unreached::Gone(_) => LOST,
+        ConnectError::Bad(why) => Error::Address(why),
+        ConnectError::Unreachable(_) => LOST,
     })
 }
 
 /// A stream of events that is being read.
-struct Streamed {
-    model: Arc<Model>,
+struct SseResponses {
+    model: Arc<ModelSignature>,
     /// Where its server keeps it.
-    kept: Option<Kept>,
+    resumable: Option<ResumableStream>,
     /// The body says itself where it ends: one that goes on until the connection closes cannot tell an end from a cut.
     has_end: bool,
-    body: Answer,
-    events: Events,
-    silence: Duration,
+    body: ResponseBody,
+    events: SseReader,
+    idle_timeout: Duration,
     started: bool,
 }
 
-impl Streamed {
-    async fn next(mut self) -> Result<Option<(Response, Self)>, Error> {
+impl SseResponses {
+    async fn next(mut self) -> Result<Option<(ModelResponse, Self)>, Error> {
         loop {
             if let Some(event) = self.events.next().map_err(broken)? {
                 if &*event.data == DONE {
                     return Ok(self.ended());
                 }
-                if let Some(kept) = &mut self.kept {
-                    kept.read(&event.id);
+                if let Some(resumable) = &mut self.resumable {
+                    resumable.read(&event.id);
                 }
                 let response = read(&self.model, object(&event.data)?, self.started);
-                if matches!(response, Err(Error::Said(_))) {
+                if matches!(response, Err(Error::Reply(_))) {
                     self.ended();
                 }
                 let response = response?;
                 self.started = true;
                 return Ok(Some((response, self)));
             }
-            let frame = timeout(self.silence, self.body.frame()).await;
+            let frame = timeout(self.idle_timeout, self.body.frame()).await;
             match frame.map_err(|_| Error::Truncated)? {
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
@@ -263,17 +271,17 @@ impl Streamed {
     }
 
     /// There is no more, and nothing to be ended.
-    fn ended(&mut self) -> Option<(Response, Self)> {
-        if let Some(kept) = &mut self.kept {
-            kept.finish();
+    fn ended(&mut self) -> Option<(ModelResponse, Self)> {
+        if let Some(resumable) = &mut self.resumable {
+            resumable.finish();
         }
         None
     }
 
     /// It was cut: whether there is more of it, and where it can be read now.
     async fn back(&mut self) -> Result<bool, Error> {
-        let kept = self.kept.as_mut().ok_or(Error::Truncated)?;
-        let Some(answer) = kept.back().await? else {
+        let resumable = self.resumable.as_mut().ok_or(Error::Truncated)?;
+        let Some(answer) = resumable.back().await? else {
             return Ok(false);
         };
         plain(answer.headers())?;
@@ -283,7 +291,7 @@ impl Streamed {
         self.has_end = has_end(answer.headers());
         self.body = answer.into_body();
         // What had come of the next event comes again.
-        self.events = Events::new(sse::Limits::default());
+        self.events = SseReader::new(sse::SseLimits::default());
         Ok(true)
     }
 }
@@ -304,13 +312,17 @@ const fn broken(violation: Violation) -> Error {
 }
 
 /// An answer's members, or the error that they are (TR-604; some servers send one with status 200).
-fn read(model: &Model, members: Map<String, Value>, started: bool) -> Result<Response, Error> {
+fn read(
+    model: &ModelSignature,
+    members: Map<String, Value>,
+    started: bool,
+) -> Result<ModelResponse, Error> {
     if let Some(Value::String(text)) = members.get("error")
         && model.output("error").is_none()
     {
         return Err(Error::of_text(text, started));
     }
-    Response::from_json(model, members).ok_or(Error::Protocol("an output is not of its type"))
+    ModelResponse::from_json(model, members).ok_or(Error::Protocol("an output is not of its type"))
 }
 
 /// The members of an object. A value takes about twenty times the memory of what it is written with, so that bytes alone bound
@@ -330,25 +342,28 @@ fn object(text: &[u8]) -> Result<Map<String, Value>, Error> {
 }
 
 /// What a status other than 200 says, in JSON or as an event.
-async fn refused(answer: ::http::Response<Answer>) -> Error {
+async fn refused(answer: ::http::Response<ResponseBody>) -> Error {
     let (head, body) = answer.into_parts();
-    let body = timeout(REFUSAL_TIMEOUT, Limited::new(body, REFUSAL_BYTES).collect());
+    let body = timeout(
+        ERROR_BODY_TIMEOUT,
+        Limited::new(body, ERROR_BODY_BYTES).collect(),
+    );
     // What cannot be read says no more than the status does.
     let bytes = match body.await {
         Ok(Ok(body)) => body.to_bytes(),
         _ => Bytes::new(),
     };
-    let mut events = Events::default();
+    let mut events = SseReader::default();
     events.push(&bytes);
     let event = events.next().ok().flatten();
     let text = event.map_or(bytes, |event| event.data);
-    let said = serde_json::from_slice::<Value>(&text).ok();
-    let error = said.as_ref().and_then(|said| said.get("error"));
+    let reply = serde_json::from_slice::<Value>(&text).ok();
+    let error = reply.as_ref().and_then(|reply| reply.get("error"));
     let text = error.and_then(Value::as_str).unwrap_or_default();
     Error::of_http(head.status, &head.headers, text)
 }
 
-async fn whole(answer: ::http::Response<Answer>, max: usize) -> Result<Bytes, Error> {
+async fn whole(answer: ::http::Response<ResponseBody>, max: usize) -> Result<Bytes, Error> {
     let body = Limited::new(answer.into_body(), max).collect().await;
     let body = body.map_err(|error| {
         if error.is::<LengthLimitError>() {
@@ -404,5 +419,5 @@ const ANSWER_BYTES: usize = 64 << 20;
 const VALUES_MAX: usize = 1 << 20;
 /// Bytes of what a server says of itself and its models.
 const ABOUT_BYTES: usize = 4 << 20;
-const REFUSAL_BYTES: usize = 64 << 10;
-const REFUSAL_TIMEOUT: Duration = Duration::from_secs(10);
+const ERROR_BODY_BYTES: usize = 64 << 10;
+const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(10);

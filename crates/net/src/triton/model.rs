@@ -1,6 +1,4 @@
 //! What a server says of its models (TR-702, TR-703, TR-705).
-//!
-//! Owns: [`Model`], [`Declared`], [`Listed`], and reading them from either carrier. Refuses to know: what a tensor is for.
 
 use sapwood_proto::generate::Datatype;
 use sapwood_proto::generated::inference::model_metadata_response::TensorMetadata;
@@ -12,7 +10,7 @@ use super::error::Error;
 
 /// A model that a server lists as ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ReadyModel {
     /// Its name.
     pub name: String,
     /// Its versions that are ready, as the server writes them.
@@ -21,7 +19,7 @@ pub struct Listed {
 
 /// A model's tensors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Model {
+pub struct ModelSignature {
     /// Its name.
     pub name: String,
     /// What runs it, as the server says.
@@ -47,7 +45,7 @@ pub struct Declared {
     pub optional: bool,
 }
 
-impl Model {
+impl ModelSignature {
     /// The place of an input.
     #[must_use]
     pub fn input(&self, name: &str) -> Option<usize> {
@@ -115,15 +113,15 @@ impl Model {
     }
 
     fn set_optional(&mut self, name: &str, optional: bool) {
-        if let Some(place) = self.input(name) {
-            self.inputs[place].optional = optional;
+        if let Some(target) = self.input(name) {
+            self.inputs[target].optional = optional;
         }
     }
 }
 
 /// The index's models that are ready, each once.
-pub(super) fn listed(index: Vec<ModelIndex>) -> Vec<Listed> {
-    let mut all: Vec<Listed> = Vec::new();
+pub(super) fn listed(index: Vec<ModelIndex>) -> Vec<ReadyModel> {
+    let mut all: Vec<ReadyModel> = Vec::new();
     // A server that lists ready models only need not repeat it.
     let ready = index
         .into_iter()
@@ -132,7 +130,7 @@ pub(super) fn listed(index: Vec<ModelIndex>) -> Vec<Listed> {
         let known = all.iter_mut().find(|known| known.name == model.name);
         match known {
             Some(known) => known.versions.push(model.version),
-            None => all.push(Listed {
+            None => all.push(ReadyModel {
                 name: model.name,
                 versions: vec![model.version],
             }),

@@ -1,29 +1,26 @@
 //! One request and its responses, in either carrier's words.
-//!
-//! Owns: [`Request`], [`Response`], their JSON (sections 3 and 5 of the page) and their messages (section 9). Refuses to
-//! know: connections, how a stream ends.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use sapwood_proto::generate::{Data, Datatype, Strings, fit};
+use sapwood_proto::generate::{Datatype, Strings, TensorData, fit};
 use sapwood_proto::generated::inference::infer_parameter::ParameterChoice;
 use sapwood_proto::generated::inference::model_infer_request::InferInputTensor;
 use sapwood_proto::generated::inference::{InferParameter, ModelInferRequest, ModelInferResponse};
 use serde_json::{Map, Value};
 
 use super::error::Error;
-use super::model::{Declared, Model};
+use super::model::{Declared, ModelSignature};
 
 /// What is asked of a model.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct InferRequest {
     /// The model, as its server describes it.
-    pub model: Arc<Model>,
+    pub model: Arc<ModelSignature>,
     /// Elements of inputs, by their place in the model's list. They are fitted to the declared shape (TR-309).
-    pub inputs: Vec<(usize, Data)>,
+    pub inputs: Vec<(usize, TensorData)>,
     /// Values that no model declares: flags, numbers and strings.
     pub parameters: Vec<(String, Value)>,
     /// The server is told to give up after so long (TR-404).
@@ -32,17 +29,17 @@ pub struct Request {
 
 /// One payload of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Response {
+pub struct ModelResponse {
     /// Elements of outputs, by their place in the model's list, in the order in which they came.
-    pub outputs: Vec<(usize, Data)>,
+    pub outputs: Vec<(usize, TensorData)>,
     /// What the server says beside them: flags, numbers and strings.
     pub parameters: Vec<(String, Value)>,
 }
 
-impl Request {
+impl InferRequest {
     /// A request without inputs.
     #[must_use]
-    pub const fn new(model: Arc<Model>) -> Self {
+    pub const fn new(model: Arc<ModelSignature>) -> Self {
         Self {
             model,
             inputs: Vec::new(),
@@ -59,8 +56,8 @@ impl Request {
     /// The body for `/generate` and `/generate_stream`.
     pub(super) fn json(&self) -> Result<Bytes, Error> {
         let mut members = Map::new();
-        for (place, data) in &self.inputs {
-            let input = self.declared(*place)?;
+        for (target, data) in &self.inputs {
+            let input = self.declared(*target)?;
             members.insert(input.name.clone(), input_json(input, data)?);
         }
         let mut parameters: Map<String, Value> = self.parameters.iter().cloned().collect();
@@ -81,8 +78,8 @@ impl Request {
             id: id.to_owned(),
             ..ModelInferRequest::default()
         };
-        for (place, data) in &self.inputs {
-            let input = self.declared(*place)?;
+        for (target, data) in &self.inputs {
+            let input = self.declared(*target)?;
             let shape = fit(&input.shape, data.len()).ok_or(UNFIT)?;
             message.inputs.push(InferInputTensor {
                 name: input.name.clone(),
@@ -104,14 +101,14 @@ impl Request {
         Ok(message)
     }
 
-    fn declared(&self, place: usize) -> Result<&Declared, Error> {
-        let input = self.model.inputs.get(place);
+    fn declared(&self, target: usize) -> Result<&Declared, Error> {
+        let input = self.model.inputs.get(target);
         input.ok_or(Error::Request("the model has no such input"))
     }
 }
 
 /// A single element stands alone, as the generate extension's clients write it.
-fn input_json(input: &Declared, data: &Data) -> Result<Value, Error> {
+fn input_json(input: &Declared, data: &TensorData) -> Result<Value, Error> {
     if matches!(input.datatype, Datatype::Fp16 | Datatype::Bf16) {
         return Err(Error::Request(
             "an input of 16-bit floats cannot be sent as JSON: use triton+grpc://",
@@ -125,7 +122,7 @@ fn input_json(input: &Declared, data: &Data) -> Result<Value, Error> {
     })
 }
 
-fn values(data: &Data) -> Result<Vec<Value>, Error> {
+fn values(data: &TensorData) -> Result<Vec<Value>, Error> {
     let number = |x: &f64| {
         let number = serde_json::Number::from_f64(*x);
         let number = number.ok_or(Error::Request("JSON has no infinite numbers"))?;
@@ -137,22 +134,22 @@ fn values(data: &Data) -> Result<Vec<Value>, Error> {
         Ok(Value::from(text))
     };
     match data {
-        Data::Bool(list) => Ok(list.iter().map(|flag| Value::from(*flag)).collect()),
-        Data::Int(list) => Ok(list.iter().map(|number| Value::from(*number)).collect()),
-        Data::Uint(list) => Ok(list.iter().map(|number| Value::from(*number)).collect()),
-        Data::Float(list) => list.iter().map(number).collect(),
-        Data::Bytes(list) => list.iter().map(text).collect(),
+        TensorData::Bool(list) => Ok(list.iter().map(|flag| Value::from(*flag)).collect()),
+        TensorData::Int(list) => Ok(list.iter().map(|number| Value::from(*number)).collect()),
+        TensorData::Uint(list) => Ok(list.iter().map(|number| Value::from(*number)).collect()),
+        TensorData::Float(list) => list.iter().map(number).collect(),
+        TensorData::Bytes(list) => list.iter().map(text).collect(),
     }
 }
 
-impl Response {
+impl ModelResponse {
     /// From a JSON object; `None` if it is none, or an output is not of its type.
-    pub(super) fn from_json(model: &Model, members: Map<String, Value>) -> Option<Self> {
+    pub(super) fn from_json(model: &ModelSignature, members: Map<String, Value>) -> Option<Self> {
         let mut response = Self::default();
         for (name, value) in members {
-            if let Some(place) = model.output(&name) {
-                let data = output(model.outputs[place].datatype, value)?;
-                response.outputs.push((place, data));
+            if let Some(target) = model.output(&name) {
+                let data = output(model.outputs[target].datatype, value)?;
+                response.outputs.push((target, data));
             } else if !matches!(&*name, "id" | "model_name" | "model_version") {
                 response.parameters.push((name, value));
             }
@@ -161,18 +158,21 @@ impl Response {
     }
 
     /// From a message; `None` if an output is not declared, or not what it says.
-    pub(super) fn from_message(model: &Model, message: ModelInferResponse) -> Option<Self> {
+    pub(super) fn from_message(
+        model: &ModelSignature,
+        message: ModelInferResponse,
+    ) -> Option<Self> {
         let mut response = Self::default();
         let raw = !message.raw_output_contents.is_empty();
         for (index, output) in message.outputs.into_iter().enumerate() {
-            let place = model.output(&output.name)?;
+            let target = model.output(&output.name)?;
             let datatype = Datatype::from_name(&output.datatype)?;
             let data = if raw {
-                Data::from_raw(datatype, message.raw_output_contents.get(index)?)?
+                TensorData::from_raw(datatype, message.raw_output_contents.get(index)?)?
             } else {
-                Data::from_contents(datatype, &output.contents.unwrap_or_default())?
+                TensorData::from_contents(datatype, &output.contents.unwrap_or_default())?
             };
-            response.outputs.push((place, data));
+            response.outputs.push((target, data));
         }
         response.parameters = parameters(message.parameters);
         Some(response)
@@ -212,28 +212,34 @@ fn parameter(value: &Value) -> Option<InferParameter> {
 }
 
 /// An output's elements: a scalar, or a flat list (TR-503). What is no number is a float's `null`.
-fn output(datatype: Datatype, value: Value) -> Option<Data> {
+fn output(datatype: Datatype, value: Value) -> Option<TensorData> {
     let list = match value {
         Value::Array(list) => list,
         scalar => vec![scalar],
     };
-    Some(match Data::empty(datatype) {
-        Data::Bool(_) => Data::Bool(list.iter().map(Value::as_bool).collect::<Option<_>>()?),
-        Data::Int(_) => Data::Int(list.iter().map(Value::as_i64).collect::<Option<_>>()?),
-        Data::Uint(_) => Data::Uint(list.iter().map(Value::as_u64).collect::<Option<_>>()?),
-        Data::Float(_) => {
+    Some(match TensorData::empty(datatype) {
+        TensorData::Bool(_) => {
+            TensorData::Bool(list.iter().map(Value::as_bool).collect::<Option<_>>()?)
+        }
+        TensorData::Int(_) => {
+            TensorData::Int(list.iter().map(Value::as_i64).collect::<Option<_>>()?)
+        }
+        TensorData::Uint(_) => {
+            TensorData::Uint(list.iter().map(Value::as_u64).collect::<Option<_>>()?)
+        }
+        TensorData::Float(_) => {
             let number = |value: &Value| match value {
                 Value::Null => Some(f64::NAN),
                 value => value.as_f64(),
             };
-            Data::Float(list.iter().map(number).collect::<Option<_>>()?)
+            TensorData::Float(list.iter().map(number).collect::<Option<_>>()?)
         }
-        Data::Bytes(_) => {
+        TensorData::Bytes(_) => {
             let mut strings = Strings::default();
             for value in &list {
                 strings.push(value.as_str()?.as_bytes());
             }
-            Data::Bytes(strings)
+            TensorData::Bytes(strings)
         }
     })
 }

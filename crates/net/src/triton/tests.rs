@@ -4,20 +4,20 @@ mod grpc;
 mod http;
 
 use futures::StreamExt;
-use sapwood_proto::generate::{Data, Datatype, Strings};
+use sapwood_proto::generate::{Datatype, Strings, TensorData};
 use serde_json::json;
 
 use super::*;
 
 /// A text model as most servers declare it.
-fn demo() -> Arc<Model> {
+fn demo() -> Arc<ModelSignature> {
     let tensor = |name: &str, datatype, optional| Declared {
         name: name.into(),
         datatype,
         shape: vec![-1, 1],
         optional,
     };
-    Arc::new(Model {
+    Arc::new(ModelSignature {
         name: "demo".into(),
         platform: "test".into(),
         inputs: vec![
@@ -33,23 +33,23 @@ fn demo() -> Arc<Model> {
     })
 }
 
-fn texts(list: &[&str]) -> Data {
-    Data::Bytes(list.iter().map(|text| text.as_bytes()).collect::<Strings>())
+fn texts(list: &[&str]) -> TensorData {
+    TensorData::Bytes(list.iter().map(|text| text.as_bytes()).collect::<Strings>())
 }
 
 /// Asks for two words, with a parameter.
-fn two_words() -> Request {
-    let mut request = Request::new(demo());
+fn two_words() -> InferRequest {
+    let mut request = InferRequest::new(demo());
     request.inputs.push((0, texts(&["Say two words"])));
-    request.inputs.push((1, Data::Int(vec![16])));
-    request.inputs.push((2, Data::Bool(vec![true])));
+    request.inputs.push((1, TensorData::Int(vec![16])));
+    request.inputs.push((2, TensorData::Bool(vec![true])));
     request.parameters.push(("top_k".into(), json!(5)));
     request.timeout = Some(Duration::from_millis(1_500));
     request
 }
 
 /// The text of all responses, and how the stream ended.
-async fn read(mut responses: Responses) -> (Vec<String>, Result<(), Error>) {
+async fn read(mut responses: ModelResponses) -> (Vec<String>, Result<(), Error>) {
     let mut all = Vec::new();
     while let Some(response) = responses.next().await {
         match response {
@@ -64,24 +64,24 @@ async fn read(mut responses: Responses) -> (Vec<String>, Result<(), Error>) {
     (all, Ok(()))
 }
 
-fn text(response: &Response) -> String {
+fn text(response: &ModelResponse) -> String {
     let parts = response.outputs.iter().map(|(_, data)| match data {
-        Data::Bytes(list) => list.iter().map(String::from_utf8_lossy).collect::<String>(),
+        TensorData::Bytes(list) => list.iter().map(String::from_utf8_lossy).collect::<String>(),
         other => format!("{other:?}"),
     });
     parts.collect()
 }
 
-async fn asked(client: &Client, request: Request) -> (Vec<String>, Result<(), Error>) {
+async fn asked(client: &TritonClient, request: InferRequest) -> (Vec<String>, Result<(), Error>) {
     match client.generate(request).await {
         Ok(responses) => read(responses).await,
         Err(error) => (Vec::new(), Err(error)),
     }
 }
 
-fn said(error: Error) -> Said {
+fn reply(error: Error) -> ErrorReply {
     match error {
-        Error::Said(said) => said,
+        Error::Reply(received) => received,
         other => panic!("{other:?}"),
     }
 }

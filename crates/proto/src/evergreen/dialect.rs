@@ -1,7 +1,4 @@
 //! The four spellings of a session, and how a WebSocket's first frame shows which one it is (EV-701).
-//!
-//! Owns: their names, their subprotocols, what each one's clients expect of a session ([`Manners`]). Refuses to know:
-//! how a message is written; each dialect has a module for that.
 
 use bytes::Bytes;
 
@@ -22,7 +19,7 @@ pub enum Dialect {
 
 /// One message of a WebSocket, put together from its frames.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Frame {
+pub enum WebSocketFrame {
     /// A text message; the transport has checked that it is UTF-8.
     Text(Bytes),
     /// A binary message.
@@ -31,7 +28,7 @@ pub enum Frame {
 
 /// What a first frame shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Detected {
+pub enum DetectedDialect {
     /// This dialect, for the whole session.
     Dialect(Dialect),
     /// Nothing yet: an empty binary message means nothing in every dialect.
@@ -42,7 +39,7 @@ pub enum Detected {
 
 /// What a dialect's clients cannot do without.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Manners {
+pub struct DialectCapabilities {
     /// Leaves of one output go out one after the other, in reading order: the client appends them as they arrive
     /// (EV-722).
     pub in_order: bool,
@@ -110,10 +107,10 @@ impl Dialect {
 
     /// What its clients expect.
     #[must_use]
-    pub const fn manners(self) -> Manners {
+    pub const fn capabilities(self) -> DialectCapabilities {
         let json = matches!(self, Self::Json);
         let msgpack = matches!(self, Self::Msgpack);
-        Manners {
+        DialectCapabilities {
             in_order: json,
             whole_json: json,
             flat: msgpack,
@@ -125,23 +122,23 @@ impl Dialect {
 
     /// What the first frame of a WebSocket shows.
     #[must_use]
-    pub fn detect(first: &Frame) -> Detected {
+    pub fn detect(first: &WebSocketFrame) -> DetectedDialect {
         match first {
-            Frame::Text(text) => {
+            WebSocketFrame::Text(text) => {
                 let byte = text.iter().find(|byte| !byte.is_ascii_whitespace());
                 match byte {
-                    Some(b'{') => Detected::Dialect(Self::Json),
-                    _ => Detected::Foreign,
+                    Some(b'{') => DetectedDialect::Dialect(Self::Json),
+                    _ => DetectedDialect::Foreign,
                 }
             }
-            Frame::Binary(bytes) => match bytes.first() {
-                None => Detected::Nothing,
-                Some(b'{') => Detected::Dialect(Self::Json),
+            WebSocketFrame::Binary(bytes) => match bytes.first() {
+                None => DetectedDialect::Nothing,
+                Some(b'{') => DetectedDialect::Dialect(Self::Json),
                 // Fields 1 and 2 of SessionMessage; there are no others.
-                Some(0x0a | 0x12) => Detected::Dialect(Self::Protobuf),
+                Some(0x0a | 0x12) => DetectedDialect::Dialect(Self::Protobuf),
                 // A msgpack bin of each size.
-                Some(0xc4..=0xc6) => Detected::Dialect(Self::Msgpack),
-                Some(_) => Detected::Foreign,
+                Some(0xc4..=0xc6) => DetectedDialect::Dialect(Self::Msgpack),
+                Some(_) => DetectedDialect::Foreign,
             },
         }
     }
@@ -153,31 +150,37 @@ mod tests {
 
     #[test]
     fn ev_701_the_first_frame_shows_the_dialect() {
-        let text = |text: &'static str| Frame::Text(Bytes::from_static(text.as_bytes()));
-        let binary = |bytes: &'static [u8]| Frame::Binary(Bytes::from_static(bytes));
+        let text = |text: &'static str| WebSocketFrame::Text(Bytes::from_static(text.as_bytes()));
+        let binary = |bytes: &'static [u8]| WebSocketFrame::Binary(Bytes::from_static(bytes));
         for (frame, expect) in [
-            (text("{}"), Detected::Dialect(Dialect::Json)),
-            (text(" \r\n\t{"), Detected::Dialect(Dialect::Json)),
+            (text("{}"), DetectedDialect::Dialect(Dialect::Json)),
+            (text(" \r\n\t{"), DetectedDialect::Dialect(Dialect::Json)),
             (
                 binary(b"{\"actions\":[]}"),
-                Detected::Dialect(Dialect::Json),
+                DetectedDialect::Dialect(Dialect::Json),
             ),
-            (binary(b"\n{"), Detected::Dialect(Dialect::Protobuf)),
-            (binary(b"\x0a\x00"), Detected::Dialect(Dialect::Protobuf)),
-            (binary(b"\x12\x00"), Detected::Dialect(Dialect::Protobuf)),
+            (binary(b"\n{"), DetectedDialect::Dialect(Dialect::Protobuf)),
+            (
+                binary(b"\x0a\x00"),
+                DetectedDialect::Dialect(Dialect::Protobuf),
+            ),
+            (
+                binary(b"\x12\x00"),
+                DetectedDialect::Dialect(Dialect::Protobuf),
+            ),
             (
                 binary(b"\xc4\x03\x90\x90\x00"),
-                Detected::Dialect(Dialect::Msgpack),
+                DetectedDialect::Dialect(Dialect::Msgpack),
             ),
-            (binary(b"\xc5"), Detected::Dialect(Dialect::Msgpack)),
-            (binary(b"\xc6"), Detected::Dialect(Dialect::Msgpack)),
-            (binary(b""), Detected::Nothing),
-            (binary(b"\x90"), Detected::Foreign),
-            (binary(b" {"), Detected::Foreign),
-            (binary(b"\x1a"), Detected::Foreign),
-            (text(""), Detected::Foreign),
-            (text("[]"), Detected::Foreign),
-            (text("HELLO {}"), Detected::Foreign),
+            (binary(b"\xc5"), DetectedDialect::Dialect(Dialect::Msgpack)),
+            (binary(b"\xc6"), DetectedDialect::Dialect(Dialect::Msgpack)),
+            (binary(b""), DetectedDialect::Nothing),
+            (binary(b"\x90"), DetectedDialect::Foreign),
+            (binary(b" {"), DetectedDialect::Foreign),
+            (binary(b"\x1a"), DetectedDialect::Foreign),
+            (text(""), DetectedDialect::Foreign),
+            (text("[]"), DetectedDialect::Foreign),
+            (text("HELLO {}"), DetectedDialect::Foreign),
         ] {
             assert_eq!(Dialect::detect(&frame), expect, "{frame:?}");
         }

@@ -1,13 +1,12 @@
 //! Any bytes as a message of each dialect, for the fuzzer and for tests.
 //!
-//! Owns: what has to hold of decoding and encoding. Refuses to know: operations on sessions; `session::fuzz` has
-//! those. Built for tests and fuzzing alone.
+//! Built for tests and fuzzing alone.
 
 use bytes::{Bytes, BytesMut};
 
-use super::socket::{Codec, Heard};
-use super::{Dialect, Frame, Message, MetadataMode, protobuf};
-use crate::session::{Config, Read, Session, Side};
+use super::socket::{Codec, FrameContent};
+use super::{Dialect, MetadataMode, WebSocketFrame, WireMessage, protobuf};
+use crate::session::{Config, CursorRead, SessionMachine, Side};
 use crate::time::Time;
 
 /// Decodes `bytes`; what can be decoded survives a round, and no session falls over it.
@@ -49,7 +48,10 @@ pub fn decode(bytes: &[u8]) {
 /// # Panics
 /// If an invariant of the dialect does not hold.
 pub fn decode_json(bytes: &[u8]) {
-    decode_as(Dialect::Json, Frame::Text(Bytes::copy_from_slice(bytes)));
+    decode_as(
+        Dialect::Json,
+        WebSocketFrame::Text(Bytes::copy_from_slice(bytes)),
+    );
 }
 
 /// The same for msgpack.
@@ -59,14 +61,15 @@ pub fn decode_json(bytes: &[u8]) {
 pub fn decode_msgpack(bytes: &[u8]) {
     decode_as(
         Dialect::Msgpack,
-        Frame::Binary(Bytes::copy_from_slice(bytes)),
+        WebSocketFrame::Binary(Bytes::copy_from_slice(bytes)),
     );
 }
 
-fn decode_as(dialect: Dialect, frame: Frame) {
-    let text = matches!(frame, Frame::Text(_));
+fn decode_as(dialect: Dialect, frame: WebSocketFrame) {
+    let text = matches!(frame, WebSocketFrame::Text(_));
     for side in [Side::Server, Side::Client] {
-        let Ok(Heard::Message(message)) = Codec::new(dialect, side).decode(frame.clone()) else {
+        let Ok(FrameContent::Message(message)) = Codec::new(dialect, side).decode(frame.clone())
+        else {
             continue;
         };
         // What we write can be read, and writing settles after one round: by ours again, so that names stay.
@@ -74,15 +77,15 @@ fn decode_as(dialect: Dialect, frame: Frame) {
         Codec::new(dialect, side).encode(&message, 0, &mut once);
         let once = once.freeze();
         let again = if text {
-            Frame::Text(once.clone())
+            WebSocketFrame::Text(once.clone())
         } else {
-            Frame::Binary(once.clone())
+            WebSocketFrame::Binary(once.clone())
         };
         let other = match side {
             Side::Server => Side::Client,
             Side::Client => Side::Server,
         };
-        if let Ok(Heard::Message(again)) = Codec::new(dialect, other).decode(again) {
+        if let Ok(FrameContent::Message(again)) = Codec::new(dialect, other).decode(again) {
             if dialect == Dialect::Json {
                 Codec::new(dialect, side).encode(&again, 0, &mut twice);
                 assert_eq!(once, twice, "writing settles after one round");
@@ -100,8 +103,8 @@ fn decode_as(dialect: Dialect, frame: Frame) {
 }
 
 /// No session falls over a message.
-fn play(message: &Message, config: Config) {
-    let mut session = Session::new(Side::Server, config, Time::ZERO);
+fn play(message: &WireMessage, config: Config) {
+    let mut session = SessionMachine::new(Side::Server, config, Time::ZERO);
     let ids: Vec<_> = message
         .fragments
         .iter()
@@ -115,7 +118,7 @@ fn play(message: &Message, config: Config) {
         };
         let cursor = session.open(node, None);
         for _ in 0..64 {
-            if !matches!(session.read(cursor), Read::Piece(_)) {
+            if !matches!(session.read(cursor), CursorRead::Piece(_)) {
                 break;
             }
         }

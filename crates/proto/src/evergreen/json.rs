@@ -1,8 +1,6 @@
 //! The JSON dialect: a message and its proto3-JSON, as the TypeScript client sends and reads it (section 7.2).
 //!
-//! Owns: both directions, where this dialect puts metadata and statuses (EV-721, EV-903, EV-931), and the limits that
-//! keep a small text from becoming a large message. Refuses to know: sessions and frames. Messages of ours that travel
-//! in `Any` are mapped by descriptor (`any`).
+//! Messages of ours that travel in `Any` are mapped by descriptor (`any`).
 
 pub(super) mod any;
 mod field;
@@ -18,19 +16,20 @@ use prost_types::Timestamp;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use self::any::Read as AnyRead;
-use self::field::{Base64, Int32, Object, Text, absent};
+use self::any::ParsedAny as AnyRead;
+use self::field::{Base64, Int32, Object, SharedString, absent};
 use super::{
-    Action, Chunk, Fragment, Message, Metadata, Param, Payload, Reason, Status, mimetype, protobuf,
+    Action, Chunk, Fragment, Metadata, Param, Payload, Reason, Status, WireMessage, mimetype,
+    protobuf,
 };
 use crate::code::Code;
 use crate::session::Side;
 
 /// What one text holds.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Read {
+pub struct ParsedJson {
     /// The message.
-    pub message: Message,
+    pub message: WireMessage,
     /// How the sender has ended the session, if it says so (EV-903).
     pub error: Option<Status>,
 }
@@ -41,19 +40,19 @@ pub struct Read {
 /// `BAD_MESSAGE` for what is no proto3-JSON of a SessionMessage, or is nested deeper than [`DEPTH_MAX`];
 /// `FRAGMENT_LIMIT` for a message of more than [`ENTRIES_MAX`] parts, or [`ANY_ENTRIES_MAX`] within `Any`, because a part of three bytes takes two hundred
 /// once it is read.
-pub fn decode(text: &[u8]) -> Result<Read, Status> {
+pub fn decode(text: &[u8]) -> Result<ParsedJson, Status> {
     measure(text)?;
     let Object(wire): Object<SessionMessage<'_>> = serde_json::from_slice(text).map_err(|_| {
         // What the parser found is not repeated, because it may quote the sender's bytes.
         bad("a message is no evergreen.v2.SessionMessage in JSON; check names, types and base64")
     })?;
-    let mut anys = Anys::default();
+    let mut anys = ParsedAnys::default();
     let fragments = wire.node_fragments.into_iter();
     let fragments = fragments.map(|fragment| read_fragment(fragment, &mut anys));
     let fragments = fragments.collect::<Result<_, _>>()?;
     let actions = wire.actions.into_iter();
     let actions = actions.map(|action| read_action(action, &mut anys));
-    let message = Message {
+    let message = WireMessage {
         fragments,
         actions: actions.collect::<Result<_, _>>()?,
         wire_bytes: text.len(),
@@ -68,12 +67,12 @@ pub fn decode(text: &[u8]) -> Result<Read, Status> {
     let error = wire
         .error
         .map(|raw| any::read_status(raw.get()).unwrap_or_else(unknown));
-    Ok(Read { message, error })
+    Ok(ParsedJson { message, error })
 }
 
 /// Writes one message. A server repeats metadata on every fragment of a leaf, because the TypeScript client types each
 /// by itself (EV-721); a client says it once, because for a server each repetition begins a new chunk (EV-405).
-pub fn encode(message: &Message, side: Side, out: &mut BytesMut) {
+pub fn encode(message: &WireMessage, side: Side, out: &mut BytesMut) {
     out.put_slice(b"{");
     if !message.fragments.is_empty() {
         out.put_slice(b"\"nodeFragments\":[");
@@ -131,11 +130,11 @@ fn within(limit: &'static str, entries: usize, max: usize) -> Result<(), Status>
 
 /// What of `Any` was read of a message.
 #[derive(Default)]
-struct Anys {
+struct ParsedAnys {
     entries: usize,
 }
 
-impl Anys {
+impl ParsedAnys {
     /// Reads one more of them, before which it is counted.
     fn read(&mut self, raw: &RawValue) -> Result<AnyRead, Status> {
         let text = raw.get();
@@ -193,13 +192,13 @@ struct SessionMessage<'a> {
 #[serde(default, rename_all = "camelCase")]
 struct NodeFragment<'a> {
     #[serde(deserialize_with = "absent")]
-    id: Text,
+    id: SharedString,
     #[serde(deserialize_with = "absent")]
     seq: Int32,
     #[serde(deserialize_with = "absent")]
     continued: bool,
     #[serde(alias = "child_ids", deserialize_with = "absent")]
-    child_ids: Vec<Text>,
+    child_ids: Vec<SharedString>,
     #[serde(borrow, alias = "chunk_fragment")]
     chunk_fragment: Option<Object<WireChunk<'a>>>,
 }
@@ -210,7 +209,7 @@ struct WireChunk<'a> {
     #[serde(borrow)]
     metadata: Option<Object<ChunkMetadata<'a>>>,
     #[serde(rename = "ref")]
-    uri: Option<Text>,
+    uri: Option<SharedString>,
     data: Option<Base64>,
 }
 
@@ -218,13 +217,13 @@ struct WireChunk<'a> {
 #[serde(default, rename_all = "camelCase")]
 struct ChunkMetadata<'a> {
     #[serde(deserialize_with = "absent")]
-    mimetype: Text,
+    mimetype: SharedString,
     #[serde(deserialize_with = "absent")]
-    role: Text,
+    role: SharedString,
     #[serde(alias = "original_file_name", deserialize_with = "absent")]
-    original_file_name: Text,
+    original_file_name: SharedString,
     #[serde(alias = "capture_time")]
-    capture_time: Option<Text>,
+    capture_time: Option<SharedString>,
     #[serde(borrow, deserialize_with = "absent")]
     experimental: Vec<&'a RawValue>,
 }
@@ -233,7 +232,7 @@ struct ChunkMetadata<'a> {
 #[serde(default, rename_all = "camelCase")]
 struct WireAction<'a> {
     #[serde(deserialize_with = "absent")]
-    name: Text,
+    name: SharedString,
     #[serde(deserialize_with = "absent")]
     inputs: Vec<Object<NamedParameter>>,
     #[serde(deserialize_with = "absent")]
@@ -248,21 +247,21 @@ struct WireAction<'a> {
 #[serde(default)]
 struct NamedParameter {
     #[serde(deserialize_with = "absent")]
-    name: Text,
+    name: SharedString,
     #[serde(deserialize_with = "absent")]
-    id: Text,
+    id: SharedString,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct TargetSpec {
     #[serde(deserialize_with = "absent")]
-    id: Text,
+    id: SharedString,
 }
 
 fn read_fragment(
     Object(wire): Object<NodeFragment<'_>>,
-    anys: &mut Anys,
+    anys: &mut ParsedAnys,
 ) -> Result<Fragment, Status> {
     let last = !wire.continued;
     let chunk = wire.chunk_fragment;
@@ -280,7 +279,7 @@ fn read_fragment(
 fn read_chunk(
     Object(wire): Object<WireChunk<'_>>,
     last: bool,
-    anys: &mut Anys,
+    anys: &mut ParsedAnys,
 ) -> Result<Chunk, Status> {
     let metadata = wire.metadata.map(|metadata| read_metadata(metadata, anys));
     let metadata = metadata.transpose()?.map(Arc::new);
@@ -314,7 +313,7 @@ fn failure(chunk: &Chunk) -> Option<Status> {
 
 fn read_metadata(
     Object(wire): Object<ChunkMetadata<'_>>,
-    anys: &mut Anys,
+    anys: &mut ParsedAnys,
 ) -> Result<Metadata, Status> {
     let time = wire.capture_time.map(|text| text.0.parse::<Timestamp>());
     let experimental = wire
@@ -335,7 +334,10 @@ fn read_metadata(
     })
 }
 
-fn read_action(Object(wire): Object<WireAction<'_>>, anys: &mut Anys) -> Result<Action, Status> {
+fn read_action(
+    Object(wire): Object<WireAction<'_>>,
+    anys: &mut ParsedAnys,
+) -> Result<Action, Status> {
     let params = |list: Vec<Object<NamedParameter>>| {
         let one = |Object(param): Object<NamedParameter>| Param {
             name: param.name.0,
@@ -424,11 +426,11 @@ fn write_chunk(out: &mut BytesMut, chunk: &Chunk, described: bool, first: bool) 
 fn write_metadata(out: &mut BytesMut, metadata: &Metadata, whole: bool) {
     out.put_slice(b"\"metadata\":{\"mimetype\":");
     string(out, mimetype::parsable(&metadata.mimetype));
-    for (name, text, said) in [
+    for (name, text, sent) in [
         ("role", &metadata.role, true),
         ("originalFileName", &metadata.file_name, whole),
     ] {
-        if said && !text.is_empty() {
+        if sent && !text.is_empty() {
             out.put_slice(format!(",\"{name}\":").as_bytes());
             string(out, text);
         }

@@ -1,13 +1,10 @@
 //! The limits of one session.
-//!
-//! Owns: every number that bounds what a stranger can make a session hold or do, with its default (section 8.2 of
-//! the Evergreen page). Refuses to know: limits over all sessions; the server has those.
 
 use std::time::Duration;
 
 /// What a session allows. A value equal to a limit is accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct SessionLimits {
     /// Bytes of one message; over it `MESSAGE_TOO_LARGE`. The transport enforces it.
     pub max_message_bytes: usize,
     /// Payload bytes of one fragment; over it `FRAGMENT_LIMIT`.
@@ -88,7 +85,7 @@ pub struct Limits {
     pub cycle_edges_per_message: u32,
 }
 
-impl Default for Limits {
+impl Default for SessionLimits {
     fn default() -> Self {
         Self {
             max_message_bytes: 16 * MIB,

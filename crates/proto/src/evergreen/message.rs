@@ -1,7 +1,4 @@
 //! One session message, as every dialect decodes to it and encodes from it.
-//!
-//! Owns: the shape. Refuses to know: bytes on the wire, and whether a message is legal; the session judges that, so a
-//! fragment here may still carry a negative seq, or chunk and children at once.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,14 +11,14 @@ use smallvec::SmallVec;
 use super::{Metadata, Status};
 
 /// A node's id as the wire spells it. Clones share.
-pub type Id = ByteString;
+pub type NodeId = ByteString;
 
 /// The fragments of a message. Most messages of a stream of tokens have one, which needs no allocation (EV-985).
 pub type Fragments = SmallVec<[Fragment; 1]>;
 
 /// Any mix of fragments and actions. Order inside a message carries no meaning (EV-102).
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Message {
+pub struct WireMessage {
     /// Pieces of nodes.
     pub fragments: Fragments,
     /// Calls.
@@ -31,7 +28,7 @@ pub struct Message {
     pub wire_bytes: usize,
 }
 
-impl Message {
+impl WireMessage {
     /// Bytes of payload in all fragments.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
@@ -47,13 +44,13 @@ impl Message {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fragment {
     /// The node.
-    pub id: Id,
+    pub id: NodeId,
     /// Position in the node, from 0.
     pub seq: i32,
     /// Whether it is the node's last.
     pub last: bool,
     /// Children, if the node is a tree.
-    pub children: Vec<Id>,
+    pub children: Vec<NodeId>,
     /// Which bytes of the child's content are meant, if not all (EV-740). Only msgpack can say so, of one child at a time.
     pub range: Option<Box<Range<u64>>>,
     /// Content, if the node is a leaf.
@@ -120,13 +117,13 @@ pub struct Param {
     /// The parameter.
     pub name: ByteString,
     /// The node.
-    pub id: Id,
+    pub id: NodeId,
 }
 
 impl Param {
     /// `name` bound to the node `id`.
     #[must_use]
-    pub fn new(name: impl Into<ByteString>, id: impl Into<Id>) -> Self {
+    pub fn new(name: impl Into<ByteString>, id: impl Into<NodeId>) -> Self {
         Self {
             name: name.into(),
             id: id.into(),

@@ -1,6 +1,4 @@
 //! What a leaf's bytes are, and how metadata after the first fragment is judged.
-//!
-//! Owns: [`Metadata`], its clean-up (EV-407) and the three modes of EV-405. Refuses to know: nodes.
 
 use bytestring::ByteString;
 use prost_types::{Any, Timestamp};
@@ -101,17 +99,17 @@ pub enum MetadataMode {
 #[must_use]
 pub fn file_name(name: &str) -> String {
     let last = name.rsplit(['/', '\\']).next().unwrap_or_default();
-    let mut kept = String::new();
+    let mut retained = String::new();
     for c in last.chars().filter(|c| !c.is_control()) {
-        if kept.len() + c.len_utf8() > FILE_NAME_BYTES {
+        if retained.len() + c.len_utf8() > FILE_NAME_BYTES {
             break;
         }
-        kept.push(c);
+        retained.push(c);
     }
-    if kept == "." || kept == ".." {
+    if retained == "." || retained == ".." {
         String::new()
     } else {
-        kept
+        retained
     }
 }
 
@@ -124,7 +122,7 @@ mod tests {
     #[test]
     fn ev_407_a_file_name_is_its_last_component_and_never_a_path() {
         let long = "é".repeat(200);
-        for (name, kept) in [
+        for (name, retained) in [
             ("cat.png", "cat.png"),
             ("/etc/passwd", "passwd"),
             ("C:\\tmp\\a b.txt", "a b.txt"),
@@ -134,7 +132,7 @@ mod tests {
             ("x\u{7}\n\u{85}y", "xy"),
             (long.as_str(), &"é".repeat(127)),
         ] {
-            assert_eq!(file_name(name), kept, "{name:?}");
+            assert_eq!(file_name(name), retained, "{name:?}");
         }
     }
 

@@ -1,6 +1,4 @@
 //! Mimetypes, as far as the protocol itself looks at them.
-//!
-//! Owns: comparison, and the two mimetypes with a meaning of their own. Refuses to know: what a consumer accepts.
 
 /// What an empty mimetype stands for (EV-406).
 pub const OCTET_STREAM: &str = "application/octet-stream";
@@ -17,7 +15,7 @@ pub fn same(a: &str, b: &str) -> bool {
     if a == b {
         return true;
     }
-    let (a, b) = (Parsed::new(a), Parsed::new(b));
+    let (a, b) = (ParsedMimetype::new(a), ParsedMimetype::new(b));
     a.essence.eq_ignore_ascii_case(b.essence) && a.parameters() == b.parameters()
 }
 
@@ -36,14 +34,14 @@ pub fn is_json_status(mimetype: &str) -> bool {
 /// Whether this is one JSON value, or a line of JSON each: what must not be cut at any byte (EV-722).
 #[must_use]
 pub fn is_json(mimetype: &str) -> bool {
-    let essence = Parsed::new(mimetype).essence;
+    let essence = ParsedMimetype::new(mimetype).essence;
     JSON.iter().any(|json| essence.eq_ignore_ascii_case(json))
 }
 
 /// Whether values of this mimetype are lines.
 #[must_use]
 pub fn is_lines(mimetype: &str) -> bool {
-    let essence = Parsed::new(mimetype).essence;
+    let essence = ParsedMimetype::new(mimetype).essence;
     is_json(mimetype) && !essence.eq_ignore_ascii_case(JSON[0])
 }
 
@@ -51,7 +49,7 @@ pub fn is_lines(mimetype: &str) -> bool {
 /// parameters (EV-721).
 #[must_use]
 pub fn parsable(mimetype: &str) -> &str {
-    let slashes = Parsed::new(mimetype)
+    let slashes = ParsedMimetype::new(mimetype)
         .essence
         .bytes()
         .filter(|byte| *byte == b'/');
@@ -75,7 +73,7 @@ fn message_type(mimetype: &str) -> Option<String> {
     if !head.eq_ignore_ascii_case(&b'a') {
         return None;
     }
-    let parsed = Parsed::new(mimetype);
+    let parsed = ParsedMimetype::new(mimetype);
     if !parsed
         .essence
         .eq_ignore_ascii_case("application/x-protobuf")
@@ -98,12 +96,12 @@ const JSON: [&str; 4] = [
 ];
 
 /// A mimetype cut at its first semicolon.
-struct Parsed<'a> {
+struct ParsedMimetype<'a> {
     essence: &'a str,
     rest: &'a str,
 }
 
-impl<'a> Parsed<'a> {
+impl<'a> ParsedMimetype<'a> {
     fn new(mimetype: &'a str) -> Self {
         let (essence, rest) = mimetype.split_once(';').unwrap_or((mimetype, ""));
         Self {

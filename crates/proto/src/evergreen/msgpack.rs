@@ -1,8 +1,5 @@
 //! The dialect of Action Engine 0.4.0: structs of msgpack values, each wrapped in a bin (section 7.3).
 //!
-//! Owns: the byte layout in both directions, older layout included (EV-732), where chunks end and statuses begin
-//! (EV-734, EV-735). Refuses to know: which actions are open (`calls` does) and what a session makes of it.
-//!
 //! ```text
 //!   WireMessage   [NodeFragment…] [ActionMessage…] headers
 //!   NodeFragment  0 Chunk | 1 NodeRef, continued, id, seq
@@ -25,18 +22,18 @@ use bytestring::ByteString;
 use prost::Message as _;
 use prost_types::{Any, Timestamp};
 
-use self::value::{Malformed, Reader, put_int, put_text, text_len, wrapped};
-use super::{Chunk, Fragment, Id, Message, Metadata, Payload, Reason, Status, mimetype};
+use self::value::{BadValue, ValueReader, put_int, put_text, text_len, wrapped};
+use super::{Chunk, Fragment, Metadata, NodeId, Payload, Reason, Status, WireMessage, mimetype};
 use crate::code::Code;
 use crate::generated::sapwood::v1::Attributes;
 
 /// What one message holds.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Read {
+pub struct ParsedMsgpack {
     /// Fragments and actions. A fragment that names no place has the seq [`APPEND`].
-    pub message: Message,
+    pub message: WireMessage,
     /// The id of each action.
-    pub ids: Vec<Id>,
+    pub ids: Vec<NodeId>,
     /// Whether it has headers; without them, an empty message is the half-close (EV-738).
     pub headers: bool,
     /// Whether it is in the layout of 0.1 (EV-732).
@@ -45,9 +42,9 @@ pub struct Read {
 
 /// What it takes to write a message beside the message.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Context<'a> {
+pub struct EncodeContext<'a> {
     /// The id of each action.
-    pub ids: &'a [Id],
+    pub ids: &'a [NodeId],
     /// Unix time in microseconds, for statuses.
     pub now: i64,
     /// In the layout of 0.1.
@@ -65,26 +62,26 @@ pub const ENTRIES_MAX: usize = 131_072;
 ///
 /// # Errors
 /// `BAD_MESSAGE`, without repeating anything of the sender's; `FRAGMENT_LIMIT` above [`ENTRIES_MAX`].
-pub fn decode(bytes: Bytes) -> Result<Read, Status> {
+pub fn decode(bytes: Bytes) -> Result<ParsedMsgpack, Status> {
     let wire_bytes = bytes.len();
-    let mut budget = Budget(ENTRIES_MAX);
-    let mut read = wire_message(bytes, &mut budget).map_err(Stop::status)?;
+    let mut budget = PartsBudget(ENTRIES_MAX);
+    let mut read = wire_message(bytes, &mut budget).map_err(ParseStop::status)?;
     read.message.wire_bytes = wire_bytes;
     Ok(read)
 }
 
 /// Writes one message.
-pub fn encode(message: &Message, context: Context<'_>, out: &mut BytesMut) {
-    let fragments: Vec<View<'_>> = message
+pub fn encode(message: &WireMessage, context: EncodeContext<'_>, out: &mut BytesMut) {
+    let fragments: Vec<FragmentView<'_>> = message
         .fragments
         .iter()
-        .map(|fragment| View::new(fragment, context.now))
+        .map(|fragment| FragmentView::new(fragment, context.now))
         .collect();
-    let actions: Vec<action::View<'_>> = message
+    let actions: Vec<action::ActionView<'_>> = message
         .actions
         .iter()
         .zip(context.ids)
-        .map(|(action, id)| action::View::new(action, id, context.older))
+        .map(|(action, id)| action::ActionView::new(action, id, context.older))
         .collect();
     let mut len = value::list_len(fragments.len()) + value::list_len(actions.len());
     len += usize::from(!context.older);
@@ -119,21 +116,21 @@ pub fn attribute(name: &str, value: impl Into<Vec<u8>>) -> Any {
 }
 
 /// How many more parts may be read.
-struct Budget(usize);
+struct PartsBudget(usize);
 
 /// Why nothing was read.
-enum Stop {
+enum ParseStop {
     Malformed,
     Limit,
 }
 
-impl From<Malformed> for Stop {
-    fn from(Malformed: Malformed) -> Self {
+impl From<BadValue> for ParseStop {
+    fn from(BadValue: BadValue) -> Self {
         Self::Malformed
     }
 }
 
-impl Stop {
+impl ParseStop {
     fn status(self) -> Status {
         let max = ENTRIES_MAX as u64;
         match self {
@@ -146,20 +143,20 @@ impl Stop {
     }
 }
 
-impl Budget {
-    fn take(&mut self, entries: usize) -> Result<usize, Stop> {
-        self.0 = self.0.checked_sub(entries).ok_or(Stop::Limit)?;
+impl PartsBudget {
+    fn take(&mut self, entries: usize) -> Result<usize, ParseStop> {
+        self.0 = self.0.checked_sub(entries).ok_or(ParseStop::Limit)?;
         Ok(entries)
     }
 }
 
-fn wire_message(bytes: Bytes, budget: &mut Budget) -> Result<Read, Stop> {
-    let mut outer = Reader::new(bytes);
+fn wire_message(bytes: Bytes, budget: &mut PartsBudget) -> Result<ParsedMsgpack, ParseStop> {
+    let mut outer = ValueReader::new(bytes);
     let mut inner = outer.inner()?;
     if !outer.is_empty() {
-        return Err(Stop::Malformed);
+        return Err(ParseStop::Malformed);
     }
-    let mut read = Read::default();
+    let mut read = ParsedMsgpack::default();
     for _ in 0..budget.take(inner.list()?)? {
         read.message
             .fragments
@@ -180,19 +177,19 @@ fn wire_message(bytes: Bytes, budget: &mut Budget) -> Result<Read, Stop> {
     Ok(read)
 }
 
-fn fragment(mut from: Reader, budget: &mut Budget) -> Result<Fragment, Stop> {
+fn fragment(mut from: ValueReader, budget: &mut PartsBudget) -> Result<Fragment, ParseStop> {
     let variant = from.int()?;
     let content = from.inner()?;
     let continued = from.bool()?;
     let id = from.text()?;
-    let seq = from.optional(Reader::int)?.unwrap_or(-1);
+    let seq = from.optional(ValueReader::int)?.unwrap_or(-1);
     ended(&from)?;
     let mut fragment = Fragment {
         id,
         seq: if seq < 0 {
             APPEND
         } else {
-            i32::try_from(seq).map_err(|_| Stop::Malformed)?
+            i32::try_from(seq).map_err(|_| ParseStop::Malformed)?
         },
         last: !continued,
         ..Fragment::default()
@@ -200,18 +197,18 @@ fn fragment(mut from: Reader, budget: &mut Budget) -> Result<Fragment, Stop> {
     match variant {
         0 => fragment.chunk = chunk(content, !continued, budget)?,
         1 => node_ref(content, &mut fragment)?,
-        _ => return Err(Stop::Malformed),
+        _ => return Err(ParseStop::Malformed),
     }
     Ok(fragment)
 }
 
 /// A child, and which bytes of it are meant if not all.
-fn node_ref(mut from: Reader, into: &mut Fragment) -> Result<(), Stop> {
+fn node_ref(mut from: ValueReader, into: &mut Fragment) -> Result<(), ParseStop> {
     into.children = vec![from.text()?];
     let offset = from.int()?;
-    let len = from.optional(Reader::int)?;
+    let len = from.optional(ValueReader::int)?;
     ended(&from)?;
-    let bytes = |value: i64| u64::try_from(value).map_err(|_| Stop::Malformed);
+    let bytes = |value: i64| u64::try_from(value).map_err(|_| ParseStop::Malformed);
     let begin = bytes(offset)?;
     let end = match len {
         Some(len) => begin.saturating_add(bytes(len)?),
@@ -223,7 +220,11 @@ fn node_ref(mut from: Reader, into: &mut Fragment) -> Result<(), Stop> {
 }
 
 /// A chunk; `None` is the null chunk, which says that nothing more comes (EV-734).
-fn chunk(mut from: Reader, last: bool, budget: &mut Budget) -> Result<Option<Chunk>, Stop> {
+fn chunk(
+    mut from: ValueReader,
+    last: bool,
+    budget: &mut PartsBudget,
+) -> Result<Option<Chunk>, ParseStop> {
     // Where the data is absent, the first value is the reference.
     let data = if from.at_text() {
         Bytes::new()
@@ -231,7 +232,7 @@ fn chunk(mut from: Reader, last: bool, budget: &mut Budget) -> Result<Option<Chu
         from.bin()?
     };
     let uri = from.text()?;
-    let described = from.optional(Reader::inner)?;
+    let described = from.optional(ValueReader::inner)?;
     ended(&from)?;
     let metadata = described.map(|from| metadata(from, budget)).transpose()?;
     let metadata = metadata.unwrap_or_default();
@@ -249,7 +250,7 @@ fn chunk(mut from: Reader, last: bool, budget: &mut Budget) -> Result<Option<Chu
         (true, true) => None,
         (false, true) => Some(Payload::Data(data)),
         (true, false) => Some(Payload::Ref(own(&uri))),
-        (false, false) => return Err(Stop::Malformed),
+        (false, false) => return Err(ParseStop::Malformed),
     };
     Ok(Some(Chunk {
         metadata: Some(Arc::new(metadata)),
@@ -257,25 +258,25 @@ fn chunk(mut from: Reader, last: bool, budget: &mut Budget) -> Result<Option<Chu
     }))
 }
 
-fn metadata(mut from: Reader, budget: &mut Budget) -> Result<Metadata, Stop> {
+fn metadata(mut from: ValueReader, budget: &mut PartsBudget) -> Result<Metadata, ParseStop> {
     let mimetype = own(&from.text()?);
-    let time = from.optional(Reader::inner)?;
+    let time = from.optional(ValueReader::inner)?;
     let mut attributes = pairs(&mut from, budget)?;
     ended(&from)?;
     let micros = match time {
         None => None,
         Some(mut time) => {
-            let micros = time.optional(Reader::int)?;
+            let micros = time.optional(ValueReader::int)?;
             ended(&time)?;
             micros
         }
     };
     // Roles and file names have no field of their own here.
-    let mut named = |name: &str| -> Result<ByteString, Stop> {
+    let mut named = |name: &str| -> Result<ByteString, ParseStop> {
         match attributes.remove(name) {
             Some(bytes) => ByteString::try_from(bytes)
                 .map(|text| own(&text))
-                .map_err(|_| Stop::Malformed),
+                .map_err(|_| ParseStop::Malformed),
             None => Ok(ByteString::new()),
         }
     };
@@ -298,7 +299,10 @@ fn metadata(mut from: Reader, budget: &mut Budget) -> Result<Metadata, Stop> {
 }
 
 /// Headers or attributes. A name that is no text is passed over: nobody could ask for it.
-fn pairs(from: &mut Reader, budget: &mut Budget) -> Result<BTreeMap<String, Bytes>, Stop> {
+fn pairs(
+    from: &mut ValueReader,
+    budget: &mut PartsBudget,
+) -> Result<BTreeMap<String, Bytes>, ParseStop> {
     let mut pairs = BTreeMap::new();
     for _ in 0..budget.take(from.count()?)? {
         let name = from.raw_text()?;
@@ -315,11 +319,11 @@ fn own(text: &str) -> ByteString {
     ByteString::from(text)
 }
 
-fn ended(from: &Reader) -> Result<(), Stop> {
+fn ended(from: &ValueReader) -> Result<(), ParseStop> {
     if from.is_empty() {
         Ok(())
     } else {
-        Err(Stop::Malformed)
+        Err(ParseStop::Malformed)
     }
 }
 
@@ -331,42 +335,42 @@ fn read_status(data: &[u8]) -> Option<Status> {
 }
 
 /// A fragment as it is written.
-struct View<'a> {
+struct FragmentView<'a> {
     fragment: &'a Fragment,
-    content: Content<'a>,
+    content: FragmentContent<'a>,
     /// Bytes of the content.
     content_len: usize,
     /// Bytes of the whole, without its head.
     len: usize,
 }
 
-enum Content<'a> {
+enum FragmentContent<'a> {
     Chunk {
         /// The first byte of a status.
         code: Option<u8>,
         data: Cow<'a, [u8]>,
         uri: &'a str,
-        metadata: Described<'a>,
+        metadata: DescribedChunk<'a>,
     },
     NodeRef {
-        child: &'a Id,
+        child: &'a NodeId,
         offset: i32,
         len: Option<i32>,
     },
 }
 
-struct Described<'a> {
+struct DescribedChunk<'a> {
     mimetype: &'a str,
     micros: Option<i64>,
     attributes: Vec<(String, Vec<u8>)>,
     len: usize,
 }
 
-impl<'a> View<'a> {
+impl<'a> FragmentView<'a> {
     fn new(fragment: &'a Fragment, now: i64) -> Self {
         let content = match fragment.children.first() {
-            Some(child) => Content::of_child(child, fragment.range.as_deref()),
-            None => Content::of_chunk(fragment, now),
+            Some(child) => FragmentContent::of_child(child, fragment.range.as_deref()),
+            None => FragmentContent::of_chunk(fragment, now),
         };
         let content_len = content.len();
         let len = 1
@@ -386,7 +390,7 @@ impl<'a> View<'a> {
         value::put_bin_head(out, self.len);
         put_int(
             out,
-            i32::from(matches!(self.content, Content::NodeRef { .. })),
+            i32::from(matches!(self.content, FragmentContent::NodeRef { .. })),
         );
         value::put_bin_head(out, self.content_len);
         self.content.put(out);
@@ -396,9 +400,9 @@ impl<'a> View<'a> {
     }
 }
 
-impl<'a> Content<'a> {
+impl<'a> FragmentContent<'a> {
     /// What is past the integers that its reader gets right (EV-730) is as good as the rest.
-    fn of_child(child: &'a Id, range: Option<&Range<u64>>) -> Self {
+    fn of_child(child: &'a NodeId, range: Option<&Range<u64>>) -> Self {
         let int = |bytes: u64| i32::try_from(bytes).unwrap_or(i32::MAX);
         let end = range.map(|range| range.end).filter(|end| *end < u64::MAX);
         let begin = range.map_or(0, |range| range.start);
@@ -414,14 +418,14 @@ impl<'a> Content<'a> {
         let payload = chunk.and_then(|chunk| chunk.payload.as_ref());
         if let Some(Payload::Status(status)) = payload {
             let (code, message) = match status {
-                Some(status) => (status.code.grpc(), said(status)),
+                Some(status) => (status.code.grpc(), message_of(status)),
                 None => (0, Cow::Borrowed(&[][..])),
             };
             return Self::Chunk {
                 code: Some(code),
                 data: message,
                 uri: "",
-                metadata: Described::new(STATUS_MIMETYPE, Some(now), Vec::new()),
+                metadata: DescribedChunk::new(STATUS_MIMETYPE, Some(now), Vec::new()),
             };
         }
         let (data, uri): (&[u8], &str) = match payload {
@@ -441,10 +445,10 @@ impl<'a> Content<'a> {
                 } else {
                     metadata.mimetype()
                 };
-                Described::new(typed, micros, attributes_of(metadata))
+                DescribedChunk::new(typed, micros, attributes_of(metadata))
             }
-            None if empty && !fragment.last => Described::new(NOT_NULL, None, Vec::new()),
-            None => Described::new(mimetype::OCTET_STREAM, None, Vec::new()),
+            None if empty && !fragment.last => DescribedChunk::new(NOT_NULL, None, Vec::new()),
+            None => DescribedChunk::new(mimetype::OCTET_STREAM, None, Vec::new()),
         };
         Self::Chunk {
             code: None,
@@ -500,7 +504,7 @@ impl<'a> Content<'a> {
     }
 }
 
-impl<'a> Described<'a> {
+impl<'a> DescribedChunk<'a> {
     fn new(mimetype: &'a str, micros: Option<i64>, attributes: Vec<(String, Vec<u8>)>) -> Self {
         let time = if micros.is_some() {
             wrapped(value::MICROS_LEN)
@@ -541,17 +545,17 @@ fn attributes_of(metadata: &Metadata) -> Vec<(String, Vec<u8>)> {
         .into_iter()
         .filter(|(_, text)| !text.is_empty())
         .map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec()));
-    let kept = metadata
+    let retained = metadata
         .experimental
         .iter()
         .filter(|any| any.type_url == ATTRIBUTES)
         .filter_map(|any| Attributes::decode(&*any.value).ok())
         .flat_map(|found| found.attributes);
-    named.chain(kept).collect()
+    named.chain(retained).collect()
 }
 
 /// What the client's user reads. Its own registry words an unknown action like this (EV-737).
-fn said(status: &Status) -> Cow<'_, [u8]> {
+fn message_of(status: &Status) -> Cow<'_, [u8]> {
     match (status.known(), status.detail("action")) {
         (Some(Reason::UnknownAction), Some(name)) => {
             Cow::Owned(format!("Action not found in registry: {name}.").into())

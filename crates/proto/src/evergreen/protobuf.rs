@@ -1,8 +1,7 @@
 //! The protobuf dialect: a message and the bytes of one `evergreen.v2.SessionMessage`, for gRPC and WebSocket alike.
 //!
-//! Owns: both directions, and where this dialect puts metadata and statuses (EV-404, EV-931). Refuses to know:
-//! sessions, and framing of messages. Both directions go straight between the message and the caller's buffer, without
-//! the generated structs in between, so that a token costs no allocation on its way (EV-985).
+//! Both directions go straight between the message and the caller's buffer, without the generated structs in between,
+//! so that a token costs no allocation on its way (EV-985).
 
 mod read;
 #[cfg(test)]
@@ -11,25 +10,25 @@ mod write;
 
 use bytes::Buf;
 
-use self::read::Refused;
+use self::read::ProtobufError;
 pub(super) use self::read::failure;
 pub(crate) use self::write::status_bytes;
 pub use self::write::{encode, encoded_len};
-use super::{Message, Reason, Status};
+use super::{Reason, Status, WireMessage};
 
 /// Reads one message. Its texts and payloads are views of `bytes`, where these are shared already.
 ///
 /// # Errors
 /// `BAD_MESSAGE`; what the decoder found is not repeated, because it may quote the sender's bytes. `FRAGMENT_LIMIT` for
 /// a message of more than [`ENTRIES_MAX`] parts, because a part of two bytes takes two hundred once it is decoded.
-pub fn decode(mut bytes: impl Buf) -> Result<Message, Status> {
+pub fn decode(mut bytes: impl Buf) -> Result<WireMessage, Status> {
     let bytes = bytes.copy_to_bytes(bytes.remaining());
     read::message(&bytes).map_err(|refused| match refused {
-        Refused::Malformed => {
+        ProtobufError::Malformed => {
             let what = "a message is no evergreen.v2.SessionMessage; check the schema and the UTF-8 of strings";
             Status::new(Reason::BadMessage, what)
         }
-        Refused::TooMany => {
+        ProtobufError::TooMany => {
             let max = ENTRIES_MAX as u64;
             Status::limit(Reason::FragmentLimit, "entries_max", max + 1, max)
         }

@@ -1,13 +1,10 @@
 //! The reasons of the Evergreen protocol: which rule was broken, one finer than a code.
-//!
-//! Owns: the closed list of section 9 with each reason's code, scope and WebSocket close code. Refuses to know: how a
-//! reason came about; [`super::Status`] carries that.
 
 use crate::code::Code;
 
 /// How much an error ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum ErrorScope {
     /// One action; the session as well unless partial failure is on (EV-107, EV-930).
     Action,
     /// The session.
@@ -40,8 +37,8 @@ macro_rules! reasons {
 
             /// How much it ends.
             #[must_use]
-            pub const fn scope(self) -> Scope {
-                match self { $(Self::$variant => Scope::$scope,)* }
+            pub const fn scope(self) -> ErrorScope {
+                match self { $(Self::$variant => ErrorScope::$scope,)* }
             }
 
             /// The close code on a WebSocket.

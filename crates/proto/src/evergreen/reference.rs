@@ -1,7 +1,4 @@
 //! References: payloads that name their content by a URI.
-//!
-//! Owns: which schemes there are, and `data:` (RFC 2397), the one kind that is always on because it carries its content
-//! (EV-411). Refuses to know: files, sockets and stores; what names those is left to whoever reads it.
 
 use base64::Engine as _;
 use base64::alphabet::STANDARD;
@@ -12,35 +9,37 @@ use super::{Reason, Status};
 
 /// Where the content of a reference stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ReferenceTarget {
     /// In the URI itself.
     Inline(Bytes),
     /// Somewhere that a reference of this scheme names.
-    Elsewhere(&'static str),
+    External(&'static str),
 }
 
 /// Where the content of `uri` stands.
 ///
 /// # Errors
 /// `REF_SCHEME` if the scheme is unknown or the `data:` URI malformed.
-pub fn place(uri: &str) -> Result<Place, Status> {
+pub fn target_of(uri: &str) -> Result<ReferenceTarget, Status> {
     let (scheme, rest) = uri.split_once(':').unwrap_or(("", uri));
     if scheme.eq_ignore_ascii_case("data") {
-        return data(rest).map(Place::Inline).ok_or_else(|| {
+        return data(rest).map(ReferenceTarget::Inline).ok_or_else(|| {
             Status::new(
                 Reason::RefScheme,
                 "a data: reference is malformed; send data:[mimetype][;base64],content",
             )
         });
     }
-    let known = ELSEWHERE
+    let known = EXTERNAL_SCHEMES
         .iter()
         .find(|known| scheme.eq_ignore_ascii_case(known));
-    known.map(|scheme| Place::Elsewhere(scheme)).ok_or_else(|| {
-        let known = ELSEWHERE.join(", ");
-        let message = format!("a reference has no supported scheme; there are: data, {known}");
-        Status::new(Reason::RefScheme, message)
-    })
+    known
+        .map(|scheme| ReferenceTarget::External(scheme))
+        .ok_or_else(|| {
+            let known = EXTERNAL_SCHEMES.join(", ");
+            let message = format!("a reference has no supported scheme; there are: data, {known}");
+            Status::new(Reason::RefScheme, message)
+        })
 }
 
 /// What is said of a scheme where it is not followed.
@@ -68,7 +67,7 @@ fn data(rest: &str) -> Option<Bytes> {
     LENIENT.decode(packed).ok().map(Bytes::from)
 }
 
-const ELSEWHERE: &[&str] = &["file", "http", "https", "s3", "gs", "az"];
+const EXTERNAL_SCHEMES: &[&str] = &["file", "http", "https", "s3", "gs", "az"];
 /// Padding is optional, because people leave it out.
 const LENIENT: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
@@ -95,7 +94,11 @@ mod tests {
             ("data:,%FF%zz", b"\xff%zz"),
         ] {
             let bytes = Bytes::from_static(bytes);
-            assert_eq!(place(uri).unwrap(), Place::Inline(bytes), "{uri}");
+            assert_eq!(
+                target_of(uri).unwrap(),
+                ReferenceTarget::Inline(bytes),
+                "{uri}"
+            );
         }
     }
 
@@ -111,8 +114,8 @@ mod tests {
             ("HTTPS://host/x?key=secret", Ok("https")),
             ("s3://bucket/x", Ok("s3")),
         ] {
-            let refused = match (place(uri), expect) {
-                (Ok(Place::Elsewhere(scheme)), Ok(expect)) => {
+            let refused = match (target_of(uri), expect) {
+                (Ok(ReferenceTarget::External(scheme)), Ok(expect)) => {
                     assert_eq!(scheme, expect);
                     switched_off(scheme)
                 }

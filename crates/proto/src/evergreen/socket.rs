@@ -1,8 +1,5 @@
 //! A session on a WebSocket: what its messages mean in each dialect, the half-close and the end included.
 //!
-//! Owns: [`Codec`], one side of one connection; the order of the last words (EV-739, EV-903), close codes and reasons.
-//! Refuses to know: frames, sockets, and what is done with a message.
-//!
 //! ```text
 //!   frame ──decode──► message | finish (EV-738, EV-924) | abort         message ──encode──► frame
 //!   the end of a session:  finish | last words, in messages of their own ──► close
@@ -12,19 +9,19 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
-use super::msgpack::calls::Calls;
+use super::msgpack::calls::OpenActions;
 use super::{
-    Action, Chunk, Dialect, Fragment, Frame, Message, Payload, Reason, Status, json, msgpack,
-    protobuf,
+    Action, Chunk, Dialect, Fragment, Payload, Reason, Status, WebSocketFrame, WireMessage, json,
+    msgpack, protobuf,
 };
 use crate::code::Code;
 use crate::session::Side;
 
 /// What a frame says.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Heard {
+pub enum FrameContent {
     /// A message for the session.
-    Message(Message),
+    Message(WireMessage),
     /// The peer sends nothing more, and waits for what is under way (EV-109).
     Finish,
     /// The peer has ended the session badly.
@@ -36,24 +33,24 @@ pub enum Heard {
 /// A frame of the right kind that was not read yet. Reading it takes as long as it has bytes, needs nothing of the
 /// connection, and may so be done elsewhere.
 #[derive(Clone, Debug)]
-pub struct Unread {
+pub struct UnreadFrame {
     dialect: Dialect,
     bytes: Bytes,
 }
 
 /// What was read of a frame, for [`Codec::take`].
 #[derive(Debug)]
-pub struct Parsed(Parts);
+pub struct ParsedFrame(FrameParts);
 
 #[derive(Debug)]
-enum Parts {
+enum FrameParts {
     Nothing,
-    Json(json::Read),
-    Msgpack(msgpack::Read),
-    Protobuf(Message),
+    Json(json::ParsedJson),
+    Msgpack(msgpack::ParsedMsgpack),
+    Protobuf(WireMessage),
 }
 
-impl Unread {
+impl UnreadFrame {
     /// Bytes to read.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -70,20 +67,22 @@ impl Unread {
     ///
     /// # Errors
     /// What the dialect says of it.
-    pub fn read(self) -> Result<Parsed, Status> {
+    pub fn read(self) -> Result<ParsedFrame, Status> {
         let parts = match self.dialect {
-            Dialect::Json => Parts::Json(json::decode(&self.bytes)?),
-            _ if self.bytes.is_empty() => Parts::Nothing,
-            Dialect::Msgpack => Parts::Msgpack(msgpack::decode(self.bytes)?),
-            Dialect::Protobuf | Dialect::Grpc => Parts::Protobuf(protobuf::decode(self.bytes)?),
+            Dialect::Json => FrameParts::Json(json::decode(&self.bytes)?),
+            _ if self.bytes.is_empty() => FrameParts::Nothing,
+            Dialect::Msgpack => FrameParts::Msgpack(msgpack::decode(self.bytes)?),
+            Dialect::Protobuf | Dialect::Grpc => {
+                FrameParts::Protobuf(protobuf::decode(self.bytes)?)
+            }
         };
-        Ok(Parsed(parts))
+        Ok(ParsedFrame(parts))
     }
 }
 
 /// How a WebSocket is closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Close {
+pub struct SocketClose {
     /// The close code.
     pub code: u16,
     /// At most 123 bytes.
@@ -95,7 +94,7 @@ pub struct Close {
 pub struct Codec {
     dialect: Dialect,
     side: Side,
-    calls: Calls,
+    calls: OpenActions,
     /// The peer writes the layout of 0.1, and is answered in it (EV-732).
     older: bool,
     /// A frame was of the wrong kind, which has a close code of its own (EV-701).
@@ -109,7 +108,7 @@ impl Codec {
         Self {
             dialect,
             side,
-            calls: Calls::default(),
+            calls: OpenActions::default(),
             older: false,
             wrong_kind: false,
         }
@@ -131,44 +130,44 @@ impl Codec {
     ///
     /// # Errors
     /// `BAD_MESSAGE` for a frame of the wrong kind, and what the dialect says of the rest.
-    pub fn decode(&mut self, frame: Frame) -> Result<Heard, Status> {
+    pub fn decode(&mut self, frame: WebSocketFrame) -> Result<FrameContent, Status> {
         let parsed = self.unread(frame)?.read()?;
         Ok(self.take(parsed))
     }
 
-    /// Looks at a frame without reading it: the first step of [`Codec::decode`], which is followed by [`Unread::read`] and
+    /// Looks at a frame without reading it: the first step of [`Codec::decode`], which is followed by [`UnreadFrame::read`] and
     /// [`Codec::take`], frame by frame.
     ///
     /// # Errors
     /// `BAD_MESSAGE` for a frame of the wrong kind.
-    pub fn unread(&mut self, frame: Frame) -> Result<Unread, Status> {
+    pub fn unread(&mut self, frame: WebSocketFrame) -> Result<UnreadFrame, Status> {
         let dialect = self.dialect;
         let bytes = match (frame, dialect) {
-            (Frame::Text(_), dialect) if dialect != Dialect::Json => {
+            (WebSocketFrame::Text(_), dialect) if dialect != Dialect::Json => {
                 self.wrong_kind = true;
                 let what = "a text message in a session of binary ones";
                 return Err(Status::new(Reason::BadMessage, what));
             }
-            (Frame::Text(bytes) | Frame::Binary(bytes), _) => bytes,
+            (WebSocketFrame::Text(bytes) | WebSocketFrame::Binary(bytes), _) => bytes,
         };
-        Ok(Unread { dialect, bytes })
+        Ok(UnreadFrame { dialect, bytes })
     }
 
     /// What the frame that was read says in this connection.
-    pub fn take(&mut self, Parsed(parts): Parsed) -> Heard {
+    pub fn take(&mut self, ParsedFrame(parts): ParsedFrame) -> FrameContent {
         match parts {
-            Parts::Nothing => Heard::Nothing,
-            Parts::Json(read) => {
+            FrameParts::Nothing => FrameContent::Nothing,
+            FrameParts::Json(read) => {
                 let ended = read.error.filter(|_| self.side == Side::Client);
-                ended.map_or(Heard::Message(read.message), Heard::Abort)
+                ended.map_or(FrameContent::Message(read.message), FrameContent::Abort)
             }
-            Parts::Msgpack(read) => self.take_msgpack(read),
-            Parts::Protobuf(message) => heard(message),
+            FrameParts::Msgpack(read) => self.take_msgpack(read),
+            FrameParts::Protobuf(message) => into_content(message),
         }
     }
 
     /// Writes one message. `now` is Unix time in microseconds, for the dialect whose statuses bear one.
-    pub fn encode(&mut self, message: &Message, now: i64, out: &mut BytesMut) {
+    pub fn encode(&mut self, message: &WireMessage, now: i64, out: &mut BytesMut) {
         match self.dialect {
             Dialect::Json => json::encode(message, self.side, out),
             Dialect::Protobuf | Dialect::Grpc => {
@@ -199,14 +198,14 @@ impl Codec {
     /// msgpack alone. Whether there is something to send.
     pub fn finish(&mut self, now: i64, out: &mut BytesMut) -> bool {
         match (self.dialect, self.side) {
-            (Dialect::Msgpack, _) => self.write_msgpack(&Message::default(), &[], now, out),
+            (Dialect::Msgpack, _) => self.write_msgpack(&WireMessage::default(), &[], now, out),
             (_, Side::Client) => {
-                let finish = Message {
+                let finish = WireMessage {
                     actions: vec![Action {
                         name: FINISH.into(),
                         ..Action::default()
                     }],
-                    ..Message::default()
+                    ..WireMessage::default()
                 };
                 self.encode(&finish, now, out);
             }
@@ -239,9 +238,9 @@ impl Codec {
             }),
             ..Fragment::default()
         };
-        let message = Message {
+        let message = WireMessage {
             fragments: [last].into_iter().collect(),
-            ..Message::default()
+            ..WireMessage::default()
         };
         self.encode(&message, now, &mut out);
         words.push(out);
@@ -250,9 +249,9 @@ impl Codec {
 
     /// How the WebSocket is closed after a session that ended like this.
     #[must_use]
-    pub fn close(&self, status: Option<&Status>) -> Close {
+    pub fn close(&self, status: Option<&Status>) -> SocketClose {
         let Some(status) = status else {
-            return Close {
+            return SocketClose {
                 code: NORMAL,
                 reason: String::new(),
             };
@@ -264,21 +263,21 @@ impl Codec {
             _ if self.dialect == Dialect::Msgpack => INTERNAL,
             known => known.map_or(INTERNAL, Reason::close),
         };
-        Close {
+        SocketClose {
             code,
             reason: reason_text(status),
         }
     }
 
-    fn take_msgpack(&mut self, read: msgpack::Read) -> Heard {
+    fn take_msgpack(&mut self, read: msgpack::ParsedMsgpack) -> FrameContent {
         let mut message = read.message;
         self.older |= read.older;
         if message.fragments.is_empty() && message.actions.is_empty() {
             let silent = !read.headers;
             return if silent {
-                Heard::Finish
+                FrameContent::Finish
             } else {
-                Heard::Nothing
+                FrameContent::Nothing
             };
         }
         match self.side {
@@ -287,13 +286,19 @@ impl Codec {
                     self.calls.received(id, action);
                 }
             }
-            Side::Client => self.calls.heard(&mut message),
+            Side::Client => self.calls.note_received(&mut message),
         }
-        heard(message)
+        into_content(message)
     }
 
-    fn write_msgpack(&self, message: &Message, ids: &[super::Id], now: i64, out: &mut BytesMut) {
-        let context = msgpack::Context {
+    fn write_msgpack(
+        &self,
+        message: &WireMessage,
+        ids: &[super::NodeId],
+        now: i64,
+        out: &mut BytesMut,
+    ) {
+        let context = msgpack::EncodeContext {
             ids,
             now,
             older: self.older,
@@ -331,15 +336,15 @@ pub fn status_of_close(code: u16, reason: &str) -> Option<Status> {
 }
 
 /// A message, unless it holds the peer's last word.
-fn heard(message: Message) -> Heard {
+fn into_content(message: WireMessage) -> FrameContent {
     let mut fragments = message.fragments.iter();
     let last = fragments.find(|fragment| fragment.last && *fragment.id == *msgpack::ABORT);
     let Some(last) = last else {
-        return Heard::Message(message);
+        return FrameContent::Message(message);
     };
     match last.chunk.as_ref().and_then(|chunk| chunk.payload.as_ref()) {
-        Some(Payload::Status(Some(status))) => Heard::Abort(Status::clone(status)),
-        _ => Heard::Abort(Status::new(Reason::Cancelled, "the peer ended the session")),
+        Some(Payload::Status(Some(status))) => FrameContent::Abort(Status::clone(status)),
+        _ => FrameContent::Abort(Status::new(Reason::Cancelled, "the peer ended the session")),
     }
 }
 

@@ -1,7 +1,4 @@
 //! How something ended badly, with all that a peer may learn of it.
-//!
-//! Owns: [`Status`], and its form as `google.rpc.Status` with `ErrorInfo`, `RetryInfo` and `BadRequest` (EV-902),
-//! which serves gRPC trailers and status chunks alike. Refuses to know: causes that are not for strangers.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,7 +9,7 @@ use prost::Message;
 use prost_types::Any;
 
 use super::Reason;
-use crate::code::{Code, Retry};
+use crate::code::{Code, RetryAdvice};
 use crate::generated::google::rpc;
 
 /// An error as peers see it: of a session, an action or a node. What [`Status::new`] and its kin are given is cut short
@@ -52,7 +49,7 @@ impl Status {
             reason: reason.into(),
             message: cut(message.into(), MESSAGE_BYTES_MAX),
             details: Vec::new(),
-            retry_after: (code.retry() == Retry::Later).then_some(RETRY_AFTER),
+            retry_after: (code.retry() == RetryAdvice::Later).then_some(RETRY_AFTER),
             fields: Vec::new(),
         }
     }

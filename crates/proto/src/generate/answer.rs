@@ -1,29 +1,27 @@
 //! Responses as clients read them: one JSON object, or one server-sent event (TR-502, TR-503, TR-601 to TR-604).
-//!
-//! Owns: [`Response`], [`Head`] and the text of answers and errors. Refuses to know: HTTP.
 
 use bytes::Bytes;
 use serde::Serialize;
 
 use super::datatype::Datatype;
-use super::request::Parameter;
+use super::request::RequestParameter;
 use super::signature::Signature;
-use super::tensor::{Data, Tensor};
+use super::tensor::{Tensor, TensorData};
 
 /// One payload of a model: outputs by their place in the signature, in that order.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Response {
+pub struct ResponsePayload {
     /// What the model gives.
     pub outputs: Vec<(usize, Tensor)>,
     /// What it says beside it.
-    pub parameters: Vec<(String, Parameter)>,
+    pub parameters: Vec<(String, RequestParameter)>,
 }
 
 /// The members that all answers of a request begin with, written once.
 #[derive(Clone, Debug)]
-pub struct Head(String);
+pub struct AnswerHead(String);
 
-impl Head {
+impl AnswerHead {
     /// The members `id`, if there is one, `model_name` and `model_version`.
     #[must_use]
     pub fn new(id: Option<&str>, model: &str, version: u64) -> Self {
@@ -41,23 +39,23 @@ impl Head {
 
     /// The answer of `/generate`.
     #[must_use]
-    pub fn json(&self, signature: &Signature, response: &Response) -> Bytes {
+    pub fn json(&self, signature: &Signature, response: &ResponsePayload) -> Bytes {
         let mut out = Vec::with_capacity(self.0.len() + 128);
         self.write(&mut out, signature, response);
         out.into()
     }
 
     /// Writes the same as an event behind what is there.
-    pub fn event(&self, signature: &Signature, response: &Response, out: &mut Vec<u8>) {
+    pub fn event(&self, signature: &Signature, response: &ResponsePayload, out: &mut Vec<u8>) {
         out.extend_from_slice(b"data: ");
         self.write(out, signature, response);
         out.extend_from_slice(b"\n\n");
     }
 
-    fn write(&self, out: &mut Vec<u8>, signature: &Signature, response: &Response) {
+    fn write(&self, out: &mut Vec<u8>, signature: &Signature, response: &ResponsePayload) {
         out.extend_from_slice(self.0.as_bytes());
-        for (place, tensor) in &response.outputs {
-            let Some(output) = signature.outputs.get(*place) else {
+        for (location, tensor) in &response.outputs {
+            let Some(output) = signature.outputs.get(*location) else {
                 continue;
             };
             out.push(b',');
@@ -102,13 +100,13 @@ fn put<T: Serialize + ?Sized>(out: &mut Vec<u8>, value: &T) {
 /// TR-503: one element is itself, any other number of them a flat array.
 fn write_tensor(out: &mut Vec<u8>, datatype: Datatype, tensor: &Tensor) {
     match &tensor.data {
-        Data::Bool(list) => write_list(out, list.iter(), put),
-        Data::Int(list) => write_list(out, list.iter(), put),
-        Data::Uint(list) => write_list(out, list.iter(), put),
-        Data::Float(list) => write_list(out, list.iter(), |out, number| {
+        TensorData::Bool(list) => write_list(out, list.iter(), put),
+        TensorData::Int(list) => write_list(out, list.iter(), put),
+        TensorData::Uint(list) => write_list(out, list.iter(), put),
+        TensorData::Float(list) => write_list(out, list.iter(), |out, number| {
             write_float(out, datatype, *number);
         }),
-        Data::Bytes(list) => {
+        TensorData::Bytes(list) => {
             write_list(out, list.iter(), |out, bytes| {
                 match std::str::from_utf8(bytes) {
                     Ok(text) => put(out, text),
@@ -153,11 +151,11 @@ fn write_float(out: &mut Vec<u8>, datatype: Datatype, number: f64) {
     }
 }
 
-fn write_parameter(out: &mut Vec<u8>, value: &Parameter) {
+fn write_parameter(out: &mut Vec<u8>, value: &RequestParameter) {
     match value {
-        Parameter::Bool(flag) => put(out, flag),
-        Parameter::Int(number) => put(out, number),
-        Parameter::Double(number) => put(out, number),
-        Parameter::Text(text) => put(out, text),
+        RequestParameter::Bool(flag) => put(out, flag),
+        RequestParameter::Int(number) => put(out, number),
+        RequestParameter::Double(number) => put(out, number),
+        RequestParameter::Text(text) => put(out, text),
     }
 }

@@ -1,15 +1,12 @@
 //! Several rows as one request, and several responses as one (TR-1302, TR-1307).
-//!
-//! Owns: how a request of a batch falls into requests of one row each, how their responses are put together, and what
-//! becomes of many responses where a client wants one. Refuses to know: what computes them.
 
 use std::ops::Range;
 
-use super::answer::Response;
-use super::refused::Refused;
+use super::answer::ResponsePayload;
+use super::refused::InvalidRequest;
 use super::request::Mapped;
 use super::signature::{OutputRole, Signature};
-use super::tensor::{Data, Strings, Tensor};
+use super::tensor::{Strings, Tensor, TensorData};
 
 impl Mapped {
     /// The rows of a batch, each as a request of its own; `None` where there is one row. An input of one row is every
@@ -17,7 +14,11 @@ impl Mapped {
     ///
     /// # Errors
     /// More rows than the model takes, none, or inputs that have different numbers of them.
-    pub fn rows(&self, signature: &Signature, model: &str) -> Result<Option<Vec<Self>>, Refused> {
+    pub fn rows(
+        &self,
+        signature: &Signature,
+        model: &str,
+    ) -> Result<Option<Vec<Self>>, InvalidRequest> {
         if signature.max_batch_size == 0 {
             return Ok(None);
         }
@@ -25,7 +26,7 @@ impl Mapped {
         let rows = sizes.clone().find(|rows| *rows != 1).unwrap_or(1);
         let refused = |what: String| {
             let id = self.shown_id();
-            Err(Refused::Infer(format!("[request id: {id}] {what}")))
+            Err(InvalidRequest::Infer(format!("[request id: {id}] {what}")))
         };
         if sizes.clone().any(|size| size != 1 && size != rows) {
             return refused(format!(
@@ -46,13 +47,13 @@ impl Mapped {
     }
 
     fn row(&self, row: usize, count: usize) -> Self {
-        let tensors = self.tensors.iter().map(|(place, tensor)| {
+        let tensors = self.tensors.iter().map(|(location, tensor)| {
             let mine = if usize::try_from(tensor.rows()) == Ok(count) {
                 tensor.row(row, count)
             } else {
                 tensor.clone()
             };
-            (*place, mine)
+            (*location, mine)
         });
         Self {
             tensors: tensors.collect(),
@@ -61,15 +62,17 @@ impl Mapped {
     }
 }
 
-impl Response {
+impl ResponsePayload {
     /// What a request gets that gets nothing: its outputs, without elements.
     #[must_use]
     pub fn nothing(signature: &Signature, wanted: &[bool]) -> Self {
         let outputs = signature.outputs.iter().enumerate();
-        let outputs = outputs.filter(|(place, _)| wanted.get(*place) == Some(&true));
+        let outputs = outputs.filter(|(location, _)| wanted.get(*location) == Some(&true));
         Self {
             outputs: outputs
-                .map(|(place, output)| (place, Tensor::flat(Data::empty(output.datatype))))
+                .map(|(location, output)| {
+                    (location, Tensor::flat(TensorData::empty(output.datatype)))
+                })
                 .collect(),
             parameters: Vec::new(),
         }
@@ -78,13 +81,13 @@ impl Response {
     /// TR-1302: a later response of the same request joins. Text goes on where it ended, other outputs get more elements,
     /// of parameters the last one stays.
     pub fn collect(&mut self, signature: &Signature, later: Self) {
-        let is_text = |place: usize| {
-            let output = signature.outputs.get(place);
+        let is_text = |location: usize| {
+            let output = signature.outputs.get(location);
             output.is_some_and(|output| output.role == OutputRole::Text)
         };
-        self.join(later.outputs, |place, mine, more| {
+        self.join(later.outputs, |location, mine, more| {
             match (&mut *mine, &more) {
-                (Data::Bytes(texts), Data::Bytes(more)) if is_text(place) => {
+                (TensorData::Bytes(texts), TensorData::Bytes(more)) if is_text(location) => {
                     *texts = continued(texts, more);
                 }
                 _ => mine.append(more),
@@ -117,18 +120,22 @@ impl Response {
         whole
     }
 
-    fn join(&mut self, later: Vec<(usize, Tensor)>, mut join: impl FnMut(usize, &mut Data, Data)) {
-        for (place, tensor) in later {
-            let mine = self.outputs.iter_mut().find(|(mine, _)| *mine == place);
+    fn join(
+        &mut self,
+        later: Vec<(usize, Tensor)>,
+        mut join: impl FnMut(usize, &mut TensorData, TensorData),
+    ) {
+        for (location, tensor) in later {
+            let mine = self.outputs.iter_mut().find(|(mine, _)| *mine == location);
             match mine {
                 Some((_, mine)) => {
-                    join(place, &mut mine.data, tensor.data);
+                    join(location, &mut mine.data, tensor.data);
                     mine.shape = vec![i64::try_from(mine.data.len()).unwrap_or(i64::MAX)];
                 }
-                None => self.outputs.push((place, tensor)),
+                None => self.outputs.push((location, tensor)),
             }
         }
-        self.outputs.sort_by_key(|(place, _)| *place);
+        self.outputs.sort_by_key(|(location, _)| *location);
     }
 }
 
@@ -163,7 +170,7 @@ impl Tensor {
     }
 }
 
-impl Data {
+impl TensorData {
     /// More elements of the same kind; those of another are left out, and a signature has only one.
     fn append(&mut self, more: Self) {
         match (self, more) {
@@ -193,7 +200,7 @@ impl Data {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Limits, Mapper, Parameter};
+    use super::super::{Mapper, RequestLimits, RequestParameter};
     use super::*;
 
     fn batching(max_batch_size: u32) -> Signature {
@@ -203,13 +210,13 @@ mod tests {
         }
     }
 
-    fn rows(signature: &Signature, body: &str) -> Result<Option<Vec<Mapped>>, Refused> {
+    fn rows(signature: &Signature, body: &str) -> Result<Option<Vec<Mapped>>, InvalidRequest> {
         let mapper = Mapper {
             model: "m",
             signature,
             known: &[],
             strict: false,
-            limits: &Limits::default(),
+            limits: &RequestLimits::default(),
         };
         mapper.map(body.as_bytes())?.rows(signature, "m")
     }
@@ -219,16 +226,16 @@ mod tests {
         let signature = batching(3);
         let body = r#"{"id":"a","text_input":["x","y"],"max_tokens":4,"top_p":[0.1,0.2],"n":2}"#;
         let rows = rows(&signature, body).unwrap().unwrap();
-        let place = |name| signature.input(name).unwrap();
+        let location = |name| signature.input(name).unwrap();
         for (row, text, top_p) in [(0, "x", 0.1), (1, "y", 0.2)] {
             let row: &Mapped = &rows[row];
-            let data = |name| &row.tensor(place(name)).unwrap().data;
+            let data = |name| &row.tensor(location(name)).unwrap().data;
             assert_eq!(data("text_input"), &Tensor::texts([text]).data);
-            assert_eq!(data("max_tokens"), &Data::Int(vec![4]));
-            assert_eq!(data("top_p"), &Data::Float(vec![top_p]));
-            assert_eq!(row.tensor(place("text_input")).unwrap().shape, [1, 1]);
+            assert_eq!(data("max_tokens"), &TensorData::Int(vec![4]));
+            assert_eq!(data("top_p"), &TensorData::Float(vec![top_p]));
+            assert_eq!(row.tensor(location("text_input")).unwrap().shape, [1, 1]);
             assert_eq!(row.id.as_deref(), Some("a"));
-            assert_eq!(row.parameter("n"), Some(&Parameter::Int(2)));
+            assert_eq!(row.parameter("n"), Some(&RequestParameter::Int(2)));
         }
     }
 
@@ -251,29 +258,32 @@ mod tests {
             (0, one, Ok(1)),
             (0, three, Err(shape)),
         ] {
-            let told = rows(&batching(most), body);
-            let told = told.map(|rows| rows.map_or(1, |rows| rows.len()));
+            let written = rows(&batching(most), body);
+            let written = written.map(|rows| rows.map_or(1, |rows| rows.len()));
             let expect = expect.map_err(str::to_owned);
             assert_eq!(
-                told.map_err(|refused| refused.to_string()),
+                written.map_err(|refused| refused.to_string()),
                 expect,
                 "{body}"
             );
         }
     }
 
-    fn response(texts: &[&str], tokens: &[u64], parameter: i64) -> Response {
+    fn response(texts: &[&str], tokens: &[u64], parameter: i64) -> ResponsePayload {
         let signature = Signature::union();
-        let place = |name| signature.output(name).unwrap();
-        Response {
+        let location = |name| signature.output(name).unwrap();
+        ResponsePayload {
             outputs: vec![
-                (place("text_output"), Tensor::texts(texts.iter().copied())),
                 (
-                    place("num_output_tokens"),
-                    Tensor::flat(Data::Uint(tokens.to_vec())),
+                    location("text_output"),
+                    Tensor::texts(texts.iter().copied()),
+                ),
+                (
+                    location("num_output_tokens"),
+                    Tensor::flat(TensorData::Uint(tokens.to_vec())),
                 ),
             ],
-            parameters: vec![("p".into(), Parameter::Int(parameter))],
+            parameters: vec![("p".into(), RequestParameter::Int(parameter))],
         }
     }
 
@@ -283,7 +293,7 @@ mod tests {
         let mut whole = response(&["a", "x"], &[1, 1], 1);
         whole.collect(&signature, response(&["b", ""], &[2, 0], 2));
         assert_eq!(whole, response(&["ab", "x"], &[1, 1, 2, 0], 2));
-        let mut none = Response::nothing(&signature, &signature.wanted(&Mapped::default()));
+        let mut none = ResponsePayload::nothing(&signature, &signature.wanted(&Mapped::default()));
         assert!(
             none.outputs
                 .iter()
@@ -300,10 +310,10 @@ mod tests {
             response(&["a", "b"], &[1, 2], 1),
             response(&["c", "d"], &[3, 4], 2),
         ];
-        let whole = Response::of_rows(rows);
+        let whole = ResponsePayload::of_rows(rows);
         let expect = response(&["a", "b", "c", "d"], &[1, 2, 3, 4], 1);
-        for ((place, tensor), (same, wanted)) in whole.outputs.iter().zip(&expect.outputs) {
-            assert_eq!((place, &tensor.data), (same, &wanted.data));
+        for ((location, tensor), (same, wanted)) in whole.outputs.iter().zip(&expect.outputs) {
+            assert_eq!((location, &tensor.data), (same, &wanted.data));
             assert_eq!(tensor.shape, [2, 2]);
         }
         assert_eq!(whole.parameters, expect.parameters);

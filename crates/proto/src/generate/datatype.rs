@@ -1,6 +1,4 @@
 //! The types of tensors' elements (TR-102).
-//!
-//! Owns: [`Datatype`], its names and widths. Refuses to know: values.
 
 use std::fmt;
 

@@ -3,8 +3,8 @@
 //! An empty tensor is two bytes on the wire and hundreds as a struct, and a number is one byte and eight. The bytes are
 //! only walked through: nothing is allocated, and what is malformed is left to the decoder, which stops at the same place.
 
-use super::limits::Limits;
-use super::refused::Refused;
+use super::limits::RequestLimits;
+use super::refused::InvalidRequest;
 
 /// An upper bound of the memory that an encoded `ModelInferRequest` takes when it is decoded, its texts included.
 #[must_use]
@@ -40,15 +40,15 @@ pub fn decoded_part_bytes(message: &[u8]) -> usize {
     })
 }
 
-impl Limits {
+impl RequestLimits {
     /// Whether a message may be decoded, whose decoded form takes so many bytes.
     ///
     /// # Errors
     /// `DecodedBytes` for more than twice the bytes that tensors may have: texts and shapes stand beside them.
-    pub fn admit_message(&self, decoded: usize) -> Result<(), Refused> {
+    pub fn admit_message(&self, decoded: usize) -> Result<(), InvalidRequest> {
         let max = self.input_bytes.saturating_mul(2);
         if decoded > max {
-            return Err(Refused::DecodedBytes { max });
+            return Err(InvalidRequest::DecodedBytes { max });
         }
         Ok(())
     }
@@ -127,10 +127,10 @@ fn walk(mut message: &[u8], see: &mut impl FnMut(u64, &[u8])) {
 
 fn varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0;
-    for place in 0..10 {
+    for location in 0..10 {
         let (byte, rest) = bytes.split_first()?;
         *bytes = rest;
-        value |= u64::from(byte & 0x7f).checked_shl(7 * place)?;
+        value |= u64::from(byte & 0x7f).checked_shl(7 * location)?;
         if byte & 0x80 == 0 {
             return Some(value);
         }
@@ -339,7 +339,7 @@ mod tests {
             raw_output_contents: vec![Vec::new().into(); N],
             ..plain()
         };
-        let told = ModelInferResponse {
+        let written = ModelInferResponse {
             parameters: parameters(N).collect(),
             ..plain()
         };
@@ -348,7 +348,7 @@ mod tests {
             (N * 8, of(vec![shaped])),
             (N * 24, of(vec![texts])),
             (N * 32, raw),
-            (N * 80, told),
+            (N * 80, written),
         ] {
             let bytes = answer.encode_to_vec();
             assert!(decoded_answer_bytes(&bytes) >= least, "{}", bytes.len());
@@ -381,7 +381,7 @@ mod tests {
 
     #[test]
     fn d_47_a_message_may_take_twice_the_bytes_of_its_tensors_and_no_more() {
-        let limits = Limits::default();
+        let limits = RequestLimits::default();
         assert!(limits.admit_message(128 << 20).is_ok());
         assert!(limits.admit_message((128 << 20) + 1).is_err());
     }

@@ -1,20 +1,20 @@
 //! Any bytes as a body or a message, for the fuzzer and for tests.
 //!
-//! Owns: what has to hold whatever comes: a refusal or tensors that fit their signature, and answers that are JSON.
-//! Built for tests and fuzzing alone.
+//! What has to hold whatever comes: a refusal or tensors that fit their signature, and answers that are JSON. Built
+//! for tests and fuzzing alone.
 
 use prost::Message;
 
 use super::{
-    Data, Datatype, Head, Input, InputRole, Limits, Mapper, Output, OutputRole, Response, Settings,
-    Signature, error_body,
+    AnswerHead, Datatype, InputRole, InputTensor, Mapper, OutputRole, OutputTensor, RequestLimits,
+    ResponsePayload, Settings, Signature, TensorData, error_body,
 };
 use crate::generated::inference::ModelInferRequest;
 
 /// One input of every datatype, and one for JSON.
 #[must_use]
 pub fn every_datatype() -> Signature {
-    let input = |datatype: &Datatype| Input {
+    let input = |datatype: &Datatype| InputTensor {
         name: datatype.name().to_lowercase(),
         datatype: *datatype,
         shape: vec![2, -1],
@@ -23,13 +23,13 @@ pub fn every_datatype() -> Signature {
         accepts_json: false,
     };
     let mut inputs: Vec<_> = Datatype::ALL.iter().map(input).collect();
-    inputs.push(Input {
+    inputs.push(InputTensor {
         name: "json".into(),
         shape: vec![1],
         accepts_json: true,
         ..input(&Datatype::Bytes)
     });
-    let outputs = inputs.iter().map(|input| Output {
+    let outputs = inputs.iter().map(|input| OutputTensor {
         name: input.name.clone(),
         datatype: input.datatype,
         shape: vec![-1],
@@ -50,11 +50,11 @@ pub fn every_datatype() -> Signature {
 /// # Panics
 /// If an invariant does not hold.
 pub fn body(bytes: &[u8]) {
-    let limits = Limits {
+    let limits = RequestLimits {
         input_bytes: 1 << 16,
         json_members: 64,
         tensor_elements: 256,
-        ..Limits::default()
+        ..RequestLimits::default()
     };
     for signature in [Signature::union(), every_datatype()] {
         let mapper = mapper(&signature, &limits);
@@ -62,9 +62,13 @@ pub fn body(bytes: &[u8]) {
         let mapped = match mapper.map(bytes) {
             Ok(mapped) => mapped,
             Err(refused) => {
-                let told = error_body(&refused.to_string());
-                let told: serde_json::Value = serde_json::from_slice(&told).expect("JSON");
-                assert!(told["error"].as_str().is_some_and(|text| !text.is_empty()));
+                let written = error_body(&refused.to_string());
+                let written: serde_json::Value = serde_json::from_slice(&written).expect("JSON");
+                assert!(
+                    written["error"]
+                        .as_str()
+                        .is_some_and(|text| !text.is_empty())
+                );
                 continue;
             }
         };
@@ -81,7 +85,7 @@ pub fn body(bytes: &[u8]) {
     }
 }
 
-fn mapper<'a>(signature: &'a Signature, limits: &'a Limits) -> Mapper<'a> {
+fn mapper<'a>(signature: &'a Signature, limits: &'a RequestLimits) -> Mapper<'a> {
     Mapper {
         model: "m",
         signature,
@@ -99,9 +103,9 @@ pub fn message(bytes: &[u8]) {
     let Ok(message) = ModelInferRequest::decode(bytes) else {
         return;
     };
-    let limits = Limits {
+    let limits = RequestLimits {
         tensor_elements: 256,
-        ..Limits::default()
+        ..RequestLimits::default()
     };
     for signature in [Signature::union(), every_datatype()] {
         let mapper = mapper(&signature, &limits);
@@ -115,25 +119,25 @@ pub fn message(bytes: &[u8]) {
         fits(&mapper, &mapped);
         let _ = Settings::of(&signature, &mapped, &limits);
         let outputs = mapped.tensors.into_iter();
-        let response = Response {
+        let response = ResponsePayload {
             outputs: outputs
-                .filter(|(place, _)| *place < signature.outputs.len())
+                .filter(|(location, _)| *location < signature.outputs.len())
                 .collect(),
             parameters: mapped.parameters,
         };
-        let told = response.message(&signature);
-        assert_eq!(told.outputs.len(), told.raw_output_contents.len());
-        assert_eq!(told.outputs.len(), response.outputs.len());
+        let written = response.message(&signature);
+        assert_eq!(written.outputs.len(), written.raw_output_contents.len());
+        assert_eq!(written.outputs.len(), response.outputs.len());
     }
 }
 
 /// Every tensor is of its kind, and has as many elements as its shape says.
 fn fits(mapper: &Mapper<'_>, mapped: &super::Mapped) {
-    for (place, tensor) in &mapped.tensors {
+    for (location, tensor) in &mapped.tensors {
         let elements: i64 = tensor.shape.iter().product();
         assert_eq!(usize::try_from(elements), Ok(tensor.data.len()));
         assert!(tensor.data.len() <= mapper.limits.tensor_elements);
-        let kind = Data::empty(mapper.signature.inputs[*place].datatype);
+        let kind = TensorData::empty(mapper.signature.inputs[*location].datatype);
         assert_eq!(
             std::mem::discriminant(&kind),
             std::mem::discriminant(&tensor.data)
@@ -151,14 +155,14 @@ fn infer(mapper: &Mapper<'_>, bytes: &[u8]) {
         };
         fits(mapper, &infer.mapped);
         let outputs = infer.mapped.tensors.iter();
-        let response = Response {
+        let response = ResponsePayload {
             outputs: outputs
-                .filter(|(place, _)| *place < mapper.signature.outputs.len())
+                .filter(|(location, _)| *location < mapper.signature.outputs.len())
                 .cloned()
                 .collect(),
             parameters: infer.mapped.parameters.clone(),
         };
-        let head = Head::new(infer.mapped.id.as_deref(), "m", 1);
+        let head = AnswerHead::new(infer.mapped.id.as_deref(), "m", 1);
         let (json, _) = infer.answer(&head, mapper.signature, &response);
         serde_json::from_slice::<serde_json::Value>(&json).expect("JSON");
     }
@@ -167,14 +171,14 @@ fn infer(mapper: &Mapper<'_>, bytes: &[u8]) {
 /// What came in is written as an answer, and is one line of JSON.
 fn echo(signature: &Signature, mapped: &super::Mapped) {
     let outputs = mapped.tensors.iter();
-    let response = Response {
+    let response = ResponsePayload {
         outputs: outputs
-            .filter(|(place, _)| *place < signature.outputs.len())
+            .filter(|(location, _)| *location < signature.outputs.len())
             .cloned()
             .collect(),
         parameters: mapped.parameters.clone(),
     };
-    let head = Head::new(mapped.id.as_deref(), "m", 1);
+    let head = AnswerHead::new(mapped.id.as_deref(), "m", 1);
     let mut event = Vec::new();
     head.event(signature, &response, &mut event);
     let text = event

@@ -1,20 +1,18 @@
 //! Requests and answers of `infer`: tensors with their shapes said, as JSON or as raw bytes behind it (section 8).
-//!
-//! Owns: reading and writing both forms. Refuses to know: HTTP's own compression, and what is computed.
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
-use super::answer::{Head, Response};
+use super::answer::{AnswerHead, ResponsePayload};
 use super::datatype::Datatype;
 use super::json;
-use super::refused::Refused;
-use super::request::{Mapped, Mapper, Parameter, Reading, id};
+use super::refused::InvalidRequest;
+use super::request::{Mapped, Mapper, RequestParameter, TextMember, id};
 use super::settings;
-use super::signature::{Input, Output, OutputRole, Signature};
-use super::tensor::{Data, Tensor, fit};
+use super::signature::{InputTensor, OutputRole, OutputTensor, Signature};
+use super::tensor::{Tensor, TensorData, fit};
+use crate::clip::shown;
 use crate::generated::inference::InferTensorContents;
-use crate::shown::shown;
 
 /// A request of `infer`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -28,16 +26,16 @@ pub struct Infer {
 }
 
 /// One tensor, as it was sent.
-pub(super) struct Given<'a> {
+pub(super) struct GivenTensor<'a> {
     pub(super) name: &'a str,
     pub(super) datatype: &'a str,
     pub(super) shape: &'a [i64],
-    pub(super) from: Source<'a>,
+    pub(super) from: ElementSource<'a>,
 }
 
 /// Where the elements of a tensor stand.
 #[derive(Clone, Copy)]
-pub(super) enum Source<'a> {
+pub(super) enum ElementSource<'a> {
     /// They were left out.
     Nowhere,
     /// In the JSON itself.
@@ -50,7 +48,7 @@ pub(super) enum Source<'a> {
 
 /// One entry of `inputs` in JSON.
 #[derive(Default)]
-struct Entry<'a> {
+struct InputEntry<'a> {
     name: String,
     datatype: String,
     shape: Vec<i64>,
@@ -59,20 +57,20 @@ struct Entry<'a> {
     data: Option<&'a str>,
 }
 
-impl Entry<'_> {
+impl InputEntry<'_> {
     /// The tensor; its bytes are taken off those that are left.
-    fn given<'s, 'b: 's>(&'s self, rest: &mut &'b [u8]) -> Result<Given<'s>, Refused> {
+    fn given<'s, 'b: 's>(&'s self, rest: &mut &'b [u8]) -> Result<GivenTensor<'s>, InvalidRequest> {
         let from = match (self.raw, self.data) {
             (Some(bytes), _) => {
                 let taken = rest.split_at_checked(bytes);
                 let (taken, left) = taken.ok_or_else(|| too_few(&self.name))?;
                 *rest = left;
-                Source::Raw(taken)
+                ElementSource::Raw(taken)
             }
-            (None, Some(text)) => Source::Json(text),
-            (None, None) => Source::Nowhere,
+            (None, Some(text)) => ElementSource::Json(text),
+            (None, None) => ElementSource::Nowhere,
         };
-        Ok(Given {
+        Ok(GivenTensor {
             name: &self.name,
             datatype: &self.datatype,
             shape: &self.shape,
@@ -86,7 +84,7 @@ impl Mapper<'_> {
     ///
     /// # Errors
     /// The first thing that is wrong with it.
-    pub fn infer(&self, body: &[u8], header: Option<&str>) -> Result<Infer, Refused> {
+    pub fn infer(&self, body: &[u8], header: Option<&str>) -> Result<Infer, InvalidRequest> {
         let (text, mut rest) = split(body, header)?;
         if text.is_empty() && header.is_some() {
             return self.raw_body(rest);
@@ -123,8 +121,8 @@ impl Mapper<'_> {
     }
 
     /// The whole body is the one string that the model needs (TR-802).
-    fn raw_body(&self, body: &[u8]) -> Result<Infer, Refused> {
-        let needed = |input: &&Input| !input.optional && input.datatype == Datatype::Bytes;
+    fn raw_body(&self, body: &[u8]) -> Result<Infer, InvalidRequest> {
+        let needed = |input: &&InputTensor| !input.optional && input.datatype == Datatype::Bytes;
         let mut needed = self.signature.inputs.iter().filter(needed);
         let (Some(input), None) = (needed.next(), needed.next()) else {
             let message = format!(
@@ -138,25 +136,29 @@ impl Mapper<'_> {
             all_binary: true,
             ..Infer::default()
         };
-        let place = self.signature.input(&input.name).unwrap_or(0);
-        let data = Data::Bytes([body].into_iter().collect());
-        let shape = fit(&input.shape, 1).ok_or_else(|| Refused::Shape(input.name.clone()))?;
-        infer.mapped.tensors.push((place, Tensor { shape, data }));
+        let location = self.signature.input(&input.name).unwrap_or(0);
+        let data = TensorData::Bytes([body].into_iter().collect());
+        let shape =
+            fit(&input.shape, 1).ok_or_else(|| InvalidRequest::Shape(input.name.clone()))?;
+        infer
+            .mapped
+            .tensors
+            .push((location, Tensor { shape, data }));
         self.complete(&infer.mapped)?;
         Ok(infer)
     }
 
     /// TR-805. Says whether outputs are raw unless something else is said of them.
-    fn parameters(&self, mapped: &mut Mapped, text: &str) -> Result<bool, Refused> {
+    fn parameters(&self, mapped: &mut Mapped, text: &str) -> Result<bool, InvalidRequest> {
         if !text.starts_with('{') {
-            return Err(Refused::Parameters);
+            return Err(InvalidRequest::Parameters);
         }
         let mut binary = false;
         for (name, value) in json::members(text, self.limits)? {
             match name.as_str() {
                 "binary_data_output" => binary = value == "true",
                 "sequence_id" | "sequence_start" | "sequence_end" => {}
-                name if name.starts_with("triton_") => return Err(Refused::Reserved),
+                name if name.starts_with("triton_") => return Err(InvalidRequest::Reserved),
                 name => {
                     let value = super::request::parameter(name, value)?;
                     self.parameter(mapped, name, value)?;
@@ -166,7 +168,7 @@ impl Mapper<'_> {
         Ok(binary)
     }
 
-    pub(super) fn too_many(&self) -> Refused {
+    pub(super) fn too_many(&self) -> InvalidRequest {
         refused(format!(
             "unexpected additional input data for model '{}'",
             self.model
@@ -174,18 +176,18 @@ impl Mapper<'_> {
     }
 
     /// A member of an object.
-    fn member<'a>(&self, object: &'a str, name: &str) -> Result<Option<&'a str>, Refused> {
+    fn member<'a>(&self, object: &'a str, name: &str) -> Result<Option<&'a str>, InvalidRequest> {
         let members = json::members(object, self.limits)?;
         let found = members.into_iter().rfind(|(mine, _)| mine == name);
         Ok(found.map(|(_, value)| value))
     }
 
-    fn entry<'a>(&self, entry: &'a str) -> Result<Entry<'a>, Refused> {
+    fn entry<'a>(&self, entry: &'a str) -> Result<InputEntry<'a>, InvalidRequest> {
         let wrong = |member: &str| refused(format!("Unable to parse '{member}' of an input"));
         if !entry.starts_with('{') {
             return Err(wrong("inputs"));
         }
-        let mut given = Entry::default();
+        let mut given = InputEntry::default();
         for (name, value) in json::members(entry, self.limits)? {
             match name.as_str() {
                 "name" => given.name = json::string(value).map_err(|_| wrong("name"))?.into(),
@@ -210,21 +212,25 @@ impl Mapper<'_> {
     }
 
     /// One tensor more (TR-803, TR-901).
-    pub(super) fn input(&self, mapped: &mut Mapped, given: Given<'_>) -> Result<(), Refused> {
-        let Given {
+    pub(super) fn input(
+        &self,
+        mapped: &mut Mapped,
+        given: GivenTensor<'_>,
+    ) -> Result<(), InvalidRequest> {
+        let GivenTensor {
             name,
             datatype,
             shape,
             from,
         } = given;
         let id = mapped.shown_id().to_owned();
-        let Some(place) = self.signature.input(name) else {
+        let Some(location) = self.signature.input(name) else {
             return self.alias(mapped, &given, &id);
         };
-        let input = &self.signature.inputs[place];
-        if mapped.tensor(place).is_some() {
+        let input = &self.signature.inputs[location];
+        if mapped.tensor(location).is_some() {
             let name = name.to_owned();
-            return Err(Refused::Twice { id, name });
+            return Err(InvalidRequest::Twice { id, name });
         }
         if datatype != input.datatype.name() {
             let (wanted, model) = (input.datatype, self.model);
@@ -237,27 +243,27 @@ impl Mapper<'_> {
         let count = self.elements(input, shape, &id)?;
         let wrong = |what: String| refused(format!("[request id: {id}] {what}"));
         let data = match from {
-            Source::Raw(bytes) => behind(input, bytes, count).map_err(|what| {
+            ElementSource::Raw(bytes) => behind(input, bytes, count).map_err(|what| {
                 let model = self.model;
                 let expecting = expecting(input, bytes, count);
                 wrong(format!("{what} for model '{model}'{expecting}"))
             })?,
-            Source::Json(text) => {
-                let reading = Reading {
+            ElementSource::Json(text) => {
+                let reading = TextMember {
                     input,
                     lenient: self.signature.lenient,
                     limits: self.limits,
                 };
                 let data = reading.data(text)?;
                 if data.len() != count {
-                    let told =
+                    let written =
                         "Unable to parse 'data': Shape does not match true shape of 'data' field";
-                    return Err(refused(told));
+                    return Err(refused(written));
                 }
                 data
             }
-            Source::Contents(contents) => {
-                let data = Data::from_contents(input.datatype, contents);
+            ElementSource::Contents(contents) => {
+                let data = TensorData::from_contents(input.datatype, contents);
                 let data = data
                     .ok_or_else(|| wrong(format!("invalid data for inference input '{name}'")))?;
                 let (got, model) = (data.len(), self.model);
@@ -269,19 +275,24 @@ impl Mapper<'_> {
                 }
                 data
             }
-            Source::Nowhere => return Err(wrong(format!("input '{name}' has no data"))),
+            ElementSource::Nowhere => return Err(wrong(format!("input '{name}' has no data"))),
         };
         let shape = shape.to_vec();
-        mapped.tensors.push((place, Tensor { shape, data }));
+        mapped.tensors.push((location, Tensor { shape, data }));
         Ok(())
     }
 
     /// A shape that was said is one that was declared; the number of its elements. Clients of the union signature may
     /// put ones before it.
-    fn elements(&self, input: &Input, shape: &[i64], id: &str) -> Result<usize, Refused> {
+    fn elements(
+        &self,
+        input: &InputTensor,
+        shape: &[i64],
+        id: &str,
+    ) -> Result<usize, InvalidRequest> {
         let rank = self.limits.tensor_rank;
         if shape.len() > rank {
-            return Err(Refused::Rank(rank));
+            return Err(InvalidRequest::Rank(rank));
         }
         let declared = self.signature.shown(&input.shape);
         let more = shape.len().saturating_sub(declared.len());
@@ -309,14 +320,19 @@ impl Mapper<'_> {
     }
 
     /// D-20: what is not declared is refused by name, unless it is another name of a sampling field.
-    fn alias(&self, mapped: &mut Mapped, given: &Given<'_>, id: &str) -> Result<(), Refused> {
+    fn alias(
+        &self,
+        mapped: &mut Mapped,
+        given: &GivenTensor<'_>,
+        id: &str,
+    ) -> Result<(), InvalidRequest> {
         let name = given.name;
         let value = match (
             self.signature.lenient && settings::is_field(name),
             given.from,
         ) {
             (false, _) => None,
-            (true, Source::Json(text)) => {
+            (true, ElementSource::Json(text)) => {
                 let text = text
                     .trim_start_matches(['[', ' '])
                     .trim_end_matches([']', ' ']);
@@ -334,9 +350,9 @@ impl Mapper<'_> {
     }
 
     /// The place of an output that is asked for by name.
-    pub(super) fn output(&self, name: &str, id: &str) -> Result<usize, Refused> {
+    pub(super) fn output(&self, name: &str, id: &str) -> Result<usize, InvalidRequest> {
         if self.signature.lacks_output(name) {
-            return Err(Refused::Unsupported(name.into()));
+            return Err(InvalidRequest::Unsupported(name.into()));
         }
         self.signature.output(name).ok_or_else(|| {
             let (name, model) = (shown(name), self.model);
@@ -346,7 +362,7 @@ impl Mapper<'_> {
         })
     }
 
-    pub(super) fn output_twice(&self, name: &str, id: &str) -> Refused {
+    pub(super) fn output_twice(&self, name: &str, id: &str) -> InvalidRequest {
         let (name, model) = (shown(name), self.model);
         refused(format!(
             "[request id: {id}] output '{name}' is requested twice for model '{model}'"
@@ -354,7 +370,7 @@ impl Mapper<'_> {
     }
 
     /// TR-804.
-    fn outputs(&self, infer: &mut Infer, text: &str) -> Result<(), Refused> {
+    fn outputs(&self, infer: &mut Infer, text: &str) -> Result<(), InvalidRequest> {
         if !text.starts_with('[') {
             return Err(refused(
                 "Unable to parse 'outputs': attempt to access JSON non-array as array",
@@ -365,20 +381,20 @@ impl Mapper<'_> {
         let mut asked: Vec<usize> = Vec::new();
         json::elements(text, &mut |entry| {
             if asked.len() == most {
-                return Err(Refused::Tensors(most));
+                return Err(InvalidRequest::Tensors(most));
             }
             let name = self.member(entry, "name").ok().flatten();
             let name = name.and_then(|name| json::string(name).ok());
             let name = name.unwrap_or_default();
-            let place = self.output(&name, &id)?;
-            if asked.contains(&place) {
+            let location = self.output(&name, &id)?;
+            if asked.contains(&location) {
                 return Err(self.output_twice(&name, &id));
             }
-            asked.push(place);
+            asked.push(location);
             let parameters = self.member(entry, "parameters").ok().flatten();
             let binary = parameters.and_then(|object| self.member(object, "binary_data").ok()?);
             if binary == Some("true") {
-                infer.binary.push(place);
+                infer.binary.push(location);
             }
             Ok(())
         })?;
@@ -395,20 +411,20 @@ impl Infer {
     #[must_use]
     pub fn answer(
         &self,
-        head: &Head,
+        head: &AnswerHead,
         signature: &Signature,
-        response: &Response,
+        response: &ResponsePayload,
     ) -> (Bytes, Bytes) {
         let mut raw = Vec::new();
         let mut outputs = Vec::new();
-        for (place, tensor) in &response.outputs {
-            let Some(output) = signature.outputs.get(*place) else {
+        for (location, tensor) in &response.outputs {
+            let Some(output) = signature.outputs.get(*location) else {
                 continue;
             };
             let shape = shaped(signature, output, tensor);
-            let mut told =
+            let mut written =
                 json!({"name": output.name, "datatype": output.datatype.name(), "shape": shape});
-            let (key, value) = if self.all_binary || self.binary.contains(place) {
+            let (key, value) = if self.all_binary || self.binary.contains(location) {
                 let before = raw.len();
                 raw.extend(tensor.data.to_raw(output.datatype));
                 (
@@ -418,10 +434,10 @@ impl Infer {
             } else {
                 ("data", Value::Array(tensor.data.shown()))
             };
-            if let Some(object) = told.as_object_mut() {
+            if let Some(object) = written.as_object_mut() {
                 object.insert(key.into(), value);
             }
-            outputs.push(told);
+            outputs.push(written);
         }
         let parameters = response.parameters.iter();
         let parameters: Map<String, Value> = parameters
@@ -437,7 +453,7 @@ impl Infer {
 }
 
 /// The shape under which an output is told: the declared one, as far as it says how elements lie.
-pub(super) fn shaped(signature: &Signature, output: &Output, tensor: &Tensor) -> Vec<i64> {
+pub(super) fn shaped(signature: &Signature, output: &OutputTensor, tensor: &Tensor) -> Vec<i64> {
     if signature.tensorrt_llm && output.role == OutputRole::Text {
         // The ensemble decodes a list of texts, and its client reads one, whatever the configuration declares.
         return vec![i64::try_from(tensor.data.len()).unwrap_or(i64::MAX)];
@@ -456,7 +472,7 @@ pub(super) fn shaped(signature: &Signature, output: &Output, tensor: &Tensor) ->
 }
 
 /// TR-802: where the JSON ends.
-fn split<'a>(body: &'a [u8], header: Option<&str>) -> Result<(&'a [u8], &'a [u8]), Refused> {
+fn split<'a>(body: &'a [u8], header: Option<&str>) -> Result<(&'a [u8], &'a [u8]), InvalidRequest> {
     let Some(header) = header else {
         return Ok((body, &[]));
     };
@@ -477,27 +493,29 @@ fn split<'a>(body: &'a [u8], header: Option<&str>) -> Result<(&'a [u8], &'a [u8]
     })
 }
 
-pub(super) fn too_few(name: &str) -> Refused {
+pub(super) fn too_few(name: &str) -> InvalidRequest {
     refused(format!("unexpected end of input data for input '{name}'"))
 }
 
 /// The one element of a tensor as a parameter.
-fn scalar(datatype: &str, from: Source<'_>) -> Option<Parameter> {
+fn scalar(datatype: &str, from: ElementSource<'_>) -> Option<RequestParameter> {
     let datatype = Datatype::from_name(datatype)?;
     let data = match from {
-        Source::Raw(bytes) => Data::from_raw(datatype, bytes)?,
-        Source::Contents(contents) => Data::from_contents(datatype, contents)?,
-        Source::Json(_) | Source::Nowhere => return None,
+        ElementSource::Raw(bytes) => TensorData::from_raw(datatype, bytes)?,
+        ElementSource::Contents(contents) => TensorData::from_contents(datatype, contents)?,
+        ElementSource::Json(_) | ElementSource::Nowhere => return None,
     };
     Some(match &data {
-        Data::Bool(list) => Parameter::Bool(only(list)?),
-        Data::Int(list) => Parameter::Int(only(list)?),
-        Data::Uint(list) => Parameter::of_unsigned(only(list)?),
-        Data::Float(list) => Parameter::Double(only(list).filter(|number| number.is_finite())?),
-        Data::Bytes(list) if list.len() == 1 => {
-            Parameter::Text(std::str::from_utf8(list.iter().next()?).ok()?.to_owned())
+        TensorData::Bool(list) => RequestParameter::Bool(only(list)?),
+        TensorData::Int(list) => RequestParameter::Int(only(list)?),
+        TensorData::Uint(list) => RequestParameter::of_unsigned(only(list)?),
+        TensorData::Float(list) => {
+            RequestParameter::Double(only(list).filter(|number| number.is_finite())?)
         }
-        Data::Bytes(_) => return None,
+        TensorData::Bytes(list) if list.len() == 1 => {
+            RequestParameter::Text(std::str::from_utf8(list.iter().next()?).ok()?.to_owned())
+        }
+        TensorData::Bytes(_) => return None,
     })
 }
 
@@ -509,13 +527,13 @@ fn only<T: Copy>(list: &[T]) -> Option<T> {
 }
 
 /// So many elements out of the bytes behind the JSON (TR-803), or what is wrong with those.
-fn behind(input: &Input, bytes: &[u8], count: usize) -> Result<Data, String> {
+fn behind(input: &InputTensor, bytes: &[u8], count: usize) -> Result<TensorData, String> {
     let name = &input.name;
     let width = input.datatype.width();
     if width.is_some_and(|width| count.saturating_mul(width) != bytes.len()) {
         return Err(format!("input byte size mismatch for input '{name}'"));
     }
-    let Some(data) = Data::from_raw(input.datatype, bytes) else {
+    let Some(data) = TensorData::from_raw(input.datatype, bytes) else {
         let what = if width.is_none() {
             "incomplete string"
         } else {
@@ -533,7 +551,7 @@ fn behind(input: &Input, bytes: &[u8], count: usize) -> Result<Data, String> {
 }
 
 /// How much it should have been, where that is known.
-fn expecting(input: &Input, bytes: &[u8], count: usize) -> String {
+fn expecting(input: &InputTensor, bytes: &[u8], count: usize) -> String {
     match input
         .datatype
         .width()
@@ -542,7 +560,9 @@ fn expecting(input: &Input, bytes: &[u8], count: usize) -> String {
         Some(expected) if expected != bytes.len() => {
             format!(". Expected {expected}, got {}", bytes.len())
         }
-        None if Data::from_raw(input.datatype, bytes).is_some() => format!(", expecting {count}"),
+        None if TensorData::from_raw(input.datatype, bytes).is_some() => {
+            format!(", expecting {count}")
+        }
         _ => String::new(),
     }
 }
@@ -552,11 +572,11 @@ fn list(shape: &[i64]) -> String {
     format!("[{}]", sizes.join(","))
 }
 
-pub(super) fn refused(text: impl Into<String>) -> Refused {
-    Refused::Infer(text.into())
+pub(super) fn refused(text: impl Into<String>) -> InvalidRequest {
+    InvalidRequest::Infer(text.into())
 }
 
-impl Parameter {
+impl RequestParameter {
     /// An integer; a double where it does not fit, as in JSON.
     #[allow(
         clippy::cast_precision_loss,

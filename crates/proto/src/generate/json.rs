@@ -1,35 +1,37 @@
 //! The body as JSON: members in their order, repeated ones included, each with its text (TR-301 to TR-303).
 //!
-//! Owns: reading, and RapidJSON's words for what does not read. Refuses to know: what members mean. A value stays text
-//! until somebody asks for it with a type, so that a large body costs no tree.
+//! A value stays text until somebody asks for it with a type, so that a large body costs no tree.
 
 use std::borrow::Cow;
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::limits::Limits;
-use super::refused::Refused;
+use super::limits::RequestLimits;
+use super::refused::InvalidRequest;
 
 /// A member's name and the text of its value.
-pub(super) type Member<'a> = (String, &'a str);
+pub(super) type NamedMember<'a> = (String, &'a str);
 
 /// Checks a body and gives its members.
 ///
 /// # Errors
 /// `Syntax`, `Depth`, `NoObject` and `Members`.
-pub(super) fn read<'a>(body: &'a [u8], limits: &Limits) -> Result<Vec<Member<'a>>, Refused> {
-    let text = std::str::from_utf8(body).map_err(|error| Refused::Syntax {
+pub(super) fn read<'a>(
+    body: &'a [u8],
+    limits: &RequestLimits,
+) -> Result<Vec<NamedMember<'a>>, InvalidRequest> {
+    let text = std::str::from_utf8(body).map_err(|error| InvalidRequest::Syntax {
         reason: "Invalid encoding in string.",
         offset: error.valid_up_to(),
     })?;
     let whole: &RawValue =
         serde_json::from_str(text).map_err(|error| syntax(text, text.len(), &error))?;
     if too_deep(text, limits.json_depth) {
-        return Err(Refused::Depth(limits.json_depth));
+        return Err(InvalidRequest::Depth(limits.json_depth));
     }
     if !whole.get().starts_with('{') {
-        return Err(Refused::NoObject);
+        return Err(InvalidRequest::NoObject);
     }
     members(whole.get(), limits)
 }
@@ -38,8 +40,11 @@ pub(super) fn read<'a>(body: &'a [u8], limits: &Limits) -> Result<Vec<Member<'a>
 ///
 /// # Errors
 /// `Members`; `Syntax` for a name that is no text.
-pub(super) fn members<'a>(object: &'a str, limits: &Limits) -> Result<Vec<Member<'a>>, Refused> {
-    let members = Members {
+pub(super) fn members<'a>(
+    object: &'a str,
+    limits: &RequestLimits,
+) -> Result<Vec<NamedMember<'a>>, InvalidRequest> {
+    let members = LimitedMembers {
         max: limits.json_members,
         too_many: false,
     };
@@ -48,7 +53,7 @@ pub(super) fn members<'a>(object: &'a str, limits: &Limits) -> Result<Vec<Member
         .deserialize_map(members)
         .map_err(|error| syntax(object, object.len(), &error))?;
     if too_many {
-        return Err(Refused::Members(limits.json_members));
+        return Err(InvalidRequest::Members(limits.json_members));
     }
     Ok(list)
 }
@@ -57,10 +62,10 @@ pub(super) fn members<'a>(object: &'a str, limits: &Limits) -> Result<Vec<Member
 ///
 /// # Errors
 /// `Syntax` for half of a surrogate pair, which is no text.
-pub(super) fn string(text: &str) -> Result<Cow<'_, str>, Refused> {
+pub(super) fn string(text: &str) -> Result<Cow<'_, str>, InvalidRequest> {
     #[derive(serde::Deserialize)]
-    struct Borrowed<'a>(#[serde(borrow)] Cow<'a, str>);
-    let read = serde_json::from_str(text).map(|Borrowed(text)| text);
+    struct BorrowedText<'a>(#[serde(borrow)] Cow<'a, str>);
+    let read = serde_json::from_str(text).map(|BorrowedText(text)| text);
     read.map_err(|error| syntax(text, text.len(), &error))
 }
 
@@ -68,14 +73,14 @@ pub(super) fn string(text: &str) -> Result<Cow<'_, str>, Refused> {
 ///
 /// # Errors
 /// `Rank`; `None` for what is no array of integers.
-pub(super) fn shape(text: &str, max: usize) -> Result<Option<Vec<i64>>, Refused> {
+pub(super) fn shape(text: &str, max: usize) -> Result<Option<Vec<i64>>, InvalidRequest> {
     if !text.starts_with('[') {
         return Ok(None);
     }
     let (mut sizes, mut sound) = (Vec::new(), true);
     elements(text, &mut |size| {
         if sizes.len() == max {
-            return Err(Refused::Rank(max));
+            return Err(InvalidRequest::Rank(max));
         }
         match size.parse() {
             Ok(size) => sizes.push(size),
@@ -90,14 +95,14 @@ pub(super) fn shape(text: &str, max: usize) -> Result<Option<Vec<i64>>, Refused>
 pub(super) fn compact(text: &str) -> String {
     let (mut in_string, mut escaped) = (false, false);
     let keep = |part: &char| {
-        let kept = in_string || !matches!(part, ' ' | '\t' | '\n' | '\r');
+        let retained = in_string || !matches!(part, ' ' | '\t' | '\n' | '\r');
         match part {
             _ if escaped => escaped = false,
             '\\' if in_string => escaped = true,
             '"' => in_string = !in_string,
             _ => {}
         }
-        kept
+        retained
     };
     text.chars().filter(keep).collect()
 }
@@ -108,10 +113,10 @@ pub(super) fn compact(text: &str) -> String {
 /// What `each` gives.
 pub(super) fn elements(
     array: &str,
-    each: &mut dyn FnMut(&str) -> Result<(), Refused>,
-) -> Result<(), Refused> {
+    each: &mut dyn FnMut(&str) -> Result<(), InvalidRequest>,
+) -> Result<(), InvalidRequest> {
     let mut refused = None;
-    let visiting = Elements {
+    let visiting = ArrayElements {
         each,
         refused: &mut refused,
     };
@@ -123,13 +128,13 @@ pub(super) fn elements(
 }
 
 /// An object's members, up to the limit.
-struct Members {
+struct LimitedMembers {
     max: usize,
     too_many: bool,
 }
 
-impl<'de> Visitor<'de> for Members {
-    type Value = (Vec<Member<'de>>, bool);
+impl<'de> Visitor<'de> for LimitedMembers {
+    type Value = (Vec<NamedMember<'de>>, bool);
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("an object")
@@ -148,12 +153,12 @@ impl<'de> Visitor<'de> for Members {
     }
 }
 
-struct Elements<'a> {
-    each: &'a mut dyn FnMut(&str) -> Result<(), Refused>,
-    refused: &'a mut Option<Refused>,
+struct ArrayElements<'a> {
+    each: &'a mut dyn FnMut(&str) -> Result<(), InvalidRequest>,
+    refused: &'a mut Option<InvalidRequest>,
 }
 
-impl<'de> DeserializeSeed<'de> for Elements<'_> {
+impl<'de> DeserializeSeed<'de> for ArrayElements<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<(), D::Error> {
@@ -161,7 +166,7 @@ impl<'de> DeserializeSeed<'de> for Elements<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Elements<'_> {
+impl<'de> Visitor<'de> for ArrayElements<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -202,7 +207,7 @@ fn too_deep(text: &str, max: usize) -> bool {
 }
 
 /// What the reader says, in RapidJSON's words and with its offset.
-fn syntax(text: &str, end: usize, error: &serde_json::Error) -> Refused {
+fn syntax(text: &str, end: usize, error: &serde_json::Error) -> InvalidRequest {
     const WORDS: [(&str, &str); 14] = [
         (
             "EOF while parsing an object",
@@ -250,13 +255,13 @@ fn syntax(text: &str, end: usize, error: &serde_json::Error) -> Refused {
         ("trailing comma", "Missing a name for object member."),
     ];
     if text.trim_ascii().is_empty() {
-        return Refused::Syntax {
+        return InvalidRequest::Syntax {
             reason: "The document is empty.",
             offset: end,
         };
     }
-    let said = error.to_string();
-    let known = WORDS.iter().find(|(theirs, _)| said.starts_with(theirs));
+    let sent = error.to_string();
+    let known = WORDS.iter().find(|(theirs, _)| sent.starts_with(theirs));
     let offset = if error.is_eof() {
         end
     } else {
@@ -264,7 +269,7 @@ fn syntax(text: &str, end: usize, error: &serde_json::Error) -> Refused {
         let line: usize = text.split_inclusive('\n').take(before).map(str::len).sum();
         (line + error.column().saturating_sub(1)).min(end)
     };
-    Refused::Syntax {
+    InvalidRequest::Syntax {
         reason: known.map_or("Invalid value.", |(_, rapid)| rapid),
         offset,
     }

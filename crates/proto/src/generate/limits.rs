@@ -1,13 +1,11 @@
 //! What a stranger can grow in a request of this face, and how far (section 14 of the page).
-//!
-//! Owns: the limits and their defaults. Refuses to know: who keeps them; each has a test at the limit and one past it.
 
-use super::refused::Refused;
-use super::signature::{Input, InputRole};
+use super::refused::InvalidRequest;
+use super::signature::{InputRole, InputTensor};
 
 /// The limits of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct RequestLimits {
     /// Bytes of the JSON text, and of all tensors together, where a string costs its length and 4 (TR-315).
     pub input_bytes: usize,
     /// How deep JSON may be nested (TR-302).
@@ -34,7 +32,7 @@ pub struct Limits {
     pub biases: usize,
 }
 
-impl Default for Limits {
+impl Default for RequestLimits {
     fn default() -> Self {
         Self {
             input_bytes: 64 << 20,
@@ -53,24 +51,24 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
+impl RequestLimits {
     /// Whether this input may have so many elements; asked before each of them is stored.
     ///
     /// # Errors
     /// `Field` for stop texts and bad words, of which there may be few; `Elements` for everything else.
-    pub(super) fn admit(&self, input: &Input, elements: usize) -> Result<(), Refused> {
+    pub(super) fn admit(&self, input: &InputTensor, elements: usize) -> Result<(), InvalidRequest> {
         if let InputRole::Sampling(field) = &input.role
             && matches!(field.as_str(), "stop" | "bad_words")
             && elements > self.stop_words
         {
-            return Err(Refused::Field {
+            return Err(InvalidRequest::Field {
                 field: field.clone(),
                 range: self.texts_range(),
                 got: "more of them".into(),
             });
         }
         if elements > self.tensor_elements {
-            return Err(Refused::Elements {
+            return Err(InvalidRequest::Elements {
                 name: input.name.clone(),
                 max: self.tensor_elements,
             });

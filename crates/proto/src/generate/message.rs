@@ -1,11 +1,9 @@
 //! Requests and responses as the messages of the gRPC schema (TR-901, TR-906).
-//!
-//! Owns: reading the one and writing the other. Refuses to know: calls, streams, and which response is the last.
 
-use super::answer::Response;
-use super::infer::{Given, Source, refused, shaped, too_few};
-use super::refused::Refused;
-use super::request::{Mapped, Mapper, Parameter};
+use super::answer::ResponsePayload;
+use super::infer::{ElementSource, GivenTensor, refused, shaped, too_few};
+use super::refused::InvalidRequest;
+use super::request::{Mapped, Mapper, RequestParameter};
 use super::signature::Signature;
 use crate::generated::inference::infer_parameter::ParameterChoice;
 use crate::generated::inference::model_infer_response::InferOutputTensor;
@@ -16,9 +14,9 @@ impl Mapper<'_> {
     ///
     /// # Errors
     /// The first thing that is wrong with it.
-    pub fn message(&self, message: &ModelInferRequest) -> Result<Mapped, Refused> {
+    pub fn message(&self, message: &ModelInferRequest) -> Result<Mapped, InvalidRequest> {
         if message.id.len() > self.limits.id_bytes {
-            return Err(Refused::IdBytes(self.limits.id_bytes));
+            return Err(InvalidRequest::IdBytes(self.limits.id_bytes));
         }
         let mut mapped = Mapped {
             id: Some(message.id.clone()).filter(|id| !id.is_empty()),
@@ -36,11 +34,11 @@ impl Mapper<'_> {
                          '{model}'"
                     )));
                 }
-                Some(contents) => Source::Contents(contents),
-                None if raw.is_empty() => Source::Nowhere,
-                None => Source::Raw(raws.next().ok_or_else(|| too_few(&input.name))?),
+                Some(contents) => ElementSource::Contents(contents),
+                None if raw.is_empty() => ElementSource::Nowhere,
+                None => ElementSource::Raw(raws.next().ok_or_else(|| too_few(&input.name))?),
             };
-            let given = Given {
+            let given = GivenTensor {
                 name: &input.name,
                 datatype: &input.datatype,
                 shape: &input.shape,
@@ -55,11 +53,11 @@ impl Mapper<'_> {
             let id = mapped.shown_id().to_owned();
             let mut asked = Vec::with_capacity(message.outputs.len());
             for output in &message.outputs {
-                let place = self.output(&output.name, &id)?;
-                if asked.contains(&place) {
+                let location = self.output(&output.name, &id)?;
+                if asked.contains(&location) {
                     return Err(self.output_twice(&output.name, &id));
                 }
-                asked.push(place);
+                asked.push(location);
             }
             mapped.outputs = Some(asked);
         }
@@ -68,17 +66,21 @@ impl Mapper<'_> {
     }
 
     /// TR-805.
-    fn choices(&self, mapped: &mut Mapped, message: &ModelInferRequest) -> Result<(), Refused> {
+    fn choices(
+        &self,
+        mapped: &mut Mapped,
+        message: &ModelInferRequest,
+    ) -> Result<(), InvalidRequest> {
         if message.parameters.len() > self.limits.json_members {
-            return Err(Refused::Members(self.limits.json_members));
+            return Err(InvalidRequest::Members(self.limits.json_members));
         }
         for (name, value) in &message.parameters {
             match name.as_str() {
                 "sequence_id" | "sequence_start" | "sequence_end" => {}
-                name if name.starts_with("triton_") => return Err(Refused::Reserved),
+                name if name.starts_with("triton_") => return Err(InvalidRequest::Reserved),
                 name => {
-                    let value = Parameter::from_message(value);
-                    let value = value.ok_or_else(|| Refused::ParameterType(name.into()))?;
+                    let value = RequestParameter::from_message(value);
+                    let value = value.ok_or_else(|| InvalidRequest::ParameterType(name.into()))?;
                     self.parameter(mapped, name, value)?;
                 }
             }
@@ -87,13 +89,13 @@ impl Mapper<'_> {
     }
 }
 
-impl Response {
+impl ResponsePayload {
     /// The message, which has yet to be told whose it is.
     #[must_use]
     pub fn message(&self, signature: &Signature) -> ModelInferResponse {
         let mut message = ModelInferResponse::default();
-        for (place, tensor) in &self.outputs {
-            let Some(output) = signature.outputs.get(*place) else {
+        for (location, tensor) in &self.outputs {
+            let Some(output) = signature.outputs.get(*location) else {
                 continue;
             };
             message.outputs.push(InferOutputTensor {
@@ -113,7 +115,7 @@ impl Response {
     }
 }
 
-impl Parameter {
+impl RequestParameter {
     /// `None` if nothing is chosen, or no finite number.
     fn from_message(message: &InferParameter) -> Option<Self> {
         Some(match message.parameter_choice.as_ref()? {

@@ -1,13 +1,10 @@
 //! Elements of tensors as bytes, and as the gRPC schema's contents (TR-803, TR-901).
-//!
-//! Owns: both directions of the bytes, floats of 16 bits included, and reading contents. Refuses to know: shapes, and
-//! where the bytes stand in a message.
 
 use super::datatype::Datatype;
-use super::tensor::{Data, Strings};
+use super::tensor::{Strings, TensorData};
 use crate::generated::inference::InferTensorContents;
 
-impl Data {
+impl TensorData {
     /// The elements that these bytes are. `None` if they are not whole elements, or a `BOOL` is neither 0 nor 1.
     #[must_use]
     pub fn from_raw(datatype: Datatype, bytes: &[u8]) -> Option<Self> {
@@ -192,40 +189,48 @@ mod tests {
         for (datatype, data, bytes) in [
             (
                 Datatype::Bytes,
-                Data::Bytes(strings),
+                TensorData::Bytes(strings),
                 &b"\x02\0\0\0hi\0\0\0\0\x01\0\0\0\xff"[..],
             ),
-            (Datatype::Bool, Data::Bool(vec![true, false]), b"\x01\0"),
+            (
+                Datatype::Bool,
+                TensorData::Bool(vec![true, false]),
+                b"\x01\0",
+            ),
             (
                 Datatype::Int32,
-                Data::Int(vec![8, -2]),
+                TensorData::Int(vec![8, -2]),
                 b"\x08\0\0\0\xfe\xff\xff\xff",
             ),
-            (Datatype::Int8, Data::Int(vec![-1]), b"\xff"),
-            (Datatype::Int16, Data::Int(vec![-2]), b"\xfe\xff"),
-            (Datatype::Int64, Data::Int(vec![1]), b"\x01\0\0\0\0\0\0\0"),
-            (Datatype::Uint8, Data::Uint(vec![255, 0]), b"\xff\0"),
-            (Datatype::Uint16, Data::Uint(vec![258]), b"\x02\x01"),
-            (Datatype::Uint32, Data::Uint(vec![1]), b"\x01\0\0\0"),
+            (Datatype::Int8, TensorData::Int(vec![-1]), b"\xff"),
+            (Datatype::Int16, TensorData::Int(vec![-2]), b"\xfe\xff"),
+            (
+                Datatype::Int64,
+                TensorData::Int(vec![1]),
+                b"\x01\0\0\0\0\0\0\0",
+            ),
+            (Datatype::Uint8, TensorData::Uint(vec![255, 0]), b"\xff\0"),
+            (Datatype::Uint16, TensorData::Uint(vec![258]), b"\x02\x01"),
+            (Datatype::Uint32, TensorData::Uint(vec![1]), b"\x01\0\0\0"),
             (
                 Datatype::Uint64,
-                Data::Uint(vec![u64::MAX]),
+                TensorData::Uint(vec![u64::MAX]),
                 b"\xff\xff\xff\xff\xff\xff\xff\xff",
             ),
-            (Datatype::Fp32, Data::Float(vec![0.5]), b"\0\0\0\x3f"),
+            (Datatype::Fp32, TensorData::Float(vec![0.5]), b"\0\0\0\x3f"),
             (
                 Datatype::Fp64,
-                Data::Float(vec![-2.0]),
+                TensorData::Float(vec![-2.0]),
                 b"\0\0\0\0\0\0\0\xc0",
             ),
             (
                 Datatype::Bf16,
-                Data::Float(vec![1.0, f64::INFINITY]),
+                TensorData::Float(vec![1.0, f64::INFINITY]),
                 b"\x80\x3f\x80\x7f",
             ),
             (
                 Datatype::Fp16,
-                Data::Float(vec![
+                TensorData::Float(vec![
                     1.0,
                     -2.0,
                     65_504.0,
@@ -236,8 +241,16 @@ mod tests {
             ),
         ] {
             assert_eq!(data.to_raw(datatype), bytes, "{datatype}");
-            assert_eq!(Data::from_raw(datatype, bytes), Some(data), "{datatype}");
+            assert_eq!(
+                TensorData::from_raw(datatype, bytes),
+                Some(data),
+                "{datatype}"
+            );
         }
+    }
+
+    #[test]
+    fn tr_803_bytes_that_are_no_tensor_are_refused() {
         for (datatype, bytes) in [
             (Datatype::Bool, &b"\x02"[..]),
             (Datatype::Int32, b"\0\0\0"),
@@ -247,7 +260,7 @@ mod tests {
             (Datatype::Bytes, b"\xff\xff\xff\xff"),
         ] {
             assert_eq!(
-                Data::from_raw(datatype, bytes),
+                TensorData::from_raw(datatype, bytes),
                 None,
                 "{datatype} {bytes:?}"
             );
@@ -276,11 +289,11 @@ mod tests {
         ] {
             assert_eq!(to_half(value), expect, "{value}");
         }
-        let near = Data::Float(vec![1.0 + 2_f64.powi(-9), f64::NAN]).to_raw(Datatype::Bf16);
+        let near = TensorData::Float(vec![1.0 + 2_f64.powi(-9), f64::NAN]).to_raw(Datatype::Bf16);
         assert_eq!(near[..2], [0x80, 0x3f]);
         assert!(matches!(
-            Data::from_raw(Datatype::Bf16, &near),
-            Some(Data::Float(list)) if list[1].is_nan()
+            TensorData::from_raw(Datatype::Bf16, &near),
+            Some(TensorData::Float(list)) if list[1].is_nan()
         ));
     }
 
@@ -295,21 +308,21 @@ mod tests {
             ..InferTensorContents::default()
         };
         for (datatype, expect) in [
-            (Datatype::Bool, Some(Data::Bool(vec![true]))),
-            (Datatype::Int32, Some(Data::Int(vec![200]))),
+            (Datatype::Bool, Some(TensorData::Bool(vec![true]))),
+            (Datatype::Int32, Some(TensorData::Int(vec![200]))),
             (Datatype::Int8, None),
-            (Datatype::Uint16, Some(Data::Uint(vec![200, 300]))),
+            (Datatype::Uint16, Some(TensorData::Uint(vec![200, 300]))),
             (Datatype::Uint8, None),
-            (Datatype::Fp32, Some(Data::Float(vec![0.5]))),
-            (Datatype::Fp64, Some(Data::Float(vec![]))),
+            (Datatype::Fp32, Some(TensorData::Float(vec![0.5]))),
+            (Datatype::Fp64, Some(TensorData::Float(vec![]))),
             (
                 Datatype::Bytes,
-                Some(Data::Bytes([&b"a"[..]].into_iter().collect())),
+                Some(TensorData::Bytes([&b"a"[..]].into_iter().collect())),
             ),
             (Datatype::Fp16, None),
         ] {
             assert_eq!(
-                Data::from_contents(datatype, &contents),
+                TensorData::from_contents(datatype, &contents),
                 expect,
                 "{datatype}"
             );

@@ -1,12 +1,10 @@
 //! Why a request is refused before any work, with the texts that clients match.
-//!
-//! Owns: [`Refused`]; each variant is one text of the page, and all of them are answered 400. Refuses to know: who asked.
 
 use super::datatype::Datatype;
 
 /// Why a request is refused. The text is the contract.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum InvalidRequest {
     /// TR-301: the body is no JSON text.
     #[error("failed to parse the request JSON buffer: {reason} at {offset}")]
     Syntax {

@@ -1,19 +1,17 @@
 //! From the members of a body to tensors and parameters (TR-304 to TR-315).
-//!
-//! Owns: [`Mapper`], [`Mapped`], [`Parameter`] and the order of these checks. Refuses to know: what a tensor does.
 
 use super::datatype::Datatype;
-use super::json::{self, Member};
-use super::limits::Limits;
-use super::refused::Refused;
+use super::json::{self, NamedMember};
+use super::limits::RequestLimits;
+use super::refused::InvalidRequest;
 use super::settings;
-use super::signature::{Input, InputRole, Signature};
-use super::tensor::{Data, Tensor, fit};
-use crate::shown::{SHOWN_BYTES_MAX, shown};
+use super::signature::{InputRole, InputTensor, Signature};
+use super::tensor::{Tensor, TensorData, fit};
+use crate::clip::{SHOWN_BYTES_MAX, shown};
 
 /// A named value that no input declares.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Parameter {
+pub enum RequestParameter {
     /// True or false.
     Bool(bool),
     /// An integer of 64 bits.
@@ -32,7 +30,7 @@ pub struct Mapped {
     /// The tensors given, each with the place of its input in the signature.
     pub tensors: Vec<(usize, Tensor)>,
     /// The parameters, each name once.
-    pub parameters: Vec<(String, Parameter)>,
+    pub parameters: Vec<(String, RequestParameter)>,
     /// Parameters that mean nothing to the model.
     pub unknown: u32,
     /// The outputs asked for by name, where a request can do that.
@@ -51,7 +49,7 @@ pub struct Mapper<'a> {
     /// Other parameters are refused (TR-307).
     pub strict: bool,
     /// How much is taken.
-    pub limits: &'a Limits,
+    pub limits: &'a RequestLimits,
 }
 
 impl Mapped {
@@ -65,13 +63,13 @@ impl Mapped {
     /// The tensor given for an input.
     #[must_use]
     pub fn tensor(&self, input: usize) -> Option<&Tensor> {
-        let found = self.tensors.iter().find(|(place, _)| *place == input);
+        let found = self.tensors.iter().find(|(location, _)| *location == input);
         found.map(|(_, tensor)| tensor)
     }
 
     /// The parameter of this name.
     #[must_use]
-    pub fn parameter(&self, name: &str) -> Option<&Parameter> {
+    pub fn parameter(&self, name: &str) -> Option<&RequestParameter> {
         let found = self.parameters.iter().find(|(mine, _)| mine == name);
         found.map(|(_, value)| value)
     }
@@ -81,9 +79,9 @@ impl Mapped {
         &'a self,
         signature: &'a Signature,
         role: &InputRole,
-    ) -> Option<(&'a Input, &'a Tensor)> {
-        self.tensors.iter().find_map(|(place, tensor)| {
-            let input = signature.inputs.get(*place)?;
+    ) -> Option<(&'a InputTensor, &'a Tensor)> {
+        self.tensors.iter().find_map(|(location, tensor)| {
+            let input = signature.inputs.get(*location)?;
             (input.role == *role).then_some((input, tensor))
         })
     }
@@ -94,9 +92,9 @@ impl Mapper<'_> {
     ///
     /// # Errors
     /// The first thing that is wrong with it, in the order of TR-203.
-    pub fn map(&self, body: &[u8]) -> Result<Mapped, Refused> {
+    pub fn map(&self, body: &[u8]) -> Result<Mapped, InvalidRequest> {
         if body.len() > self.limits.input_bytes {
-            return Err(Refused::JsonBytes {
+            return Err(InvalidRequest::JsonBytes {
                 bytes: body.len() as u64,
                 max: self.limits.input_bytes,
             });
@@ -106,7 +104,7 @@ impl Mapper<'_> {
             id: id(&members, self.limits)?,
             ..Mapped::default()
         };
-        let mut filling = Filling {
+        let mut filling = RequestBuilder {
             mapper: *self,
             into: &mut mapped,
             bytes: 0,
@@ -120,13 +118,13 @@ impl Mapper<'_> {
     ///
     /// # Errors
     /// `Missing`, with all that is missing.
-    pub fn complete(&self, mapped: &Mapped) -> Result<(), Refused> {
+    pub fn complete(&self, mapped: &Mapped) -> Result<(), InvalidRequest> {
         let inputs = &self.signature.inputs;
         let converses = mapped.role(self.signature, &InputRole::Messages).is_some();
         let missing: Vec<&str> = inputs
             .iter()
             .enumerate()
-            .filter(|(place, input)| !input.optional && mapped.tensor(*place).is_none())
+            .filter(|(location, input)| !input.optional && mapped.tensor(*location).is_none())
             // A conversation stands for the prompt.
             .filter(|(_, input)| !(converses && input.role == InputRole::Prompt))
             .map(|(_, input)| &*input.name)
@@ -143,11 +141,11 @@ impl Mapper<'_> {
         let mut got: Vec<&str> = mapped
             .tensors
             .iter()
-            .filter_map(|(place, _)| Some(&*inputs.get(*place)?.name))
+            .filter_map(|(location, _)| Some(&*inputs.get(*location)?.name))
             .collect();
         got.sort_unstable();
         let count = got.len();
-        Err(Refused::Missing(format!(
+        Err(InvalidRequest::Missing(format!(
             "[request id: {}] expected {expected} but got {count} inputs for model '{}'. Got input(s) {}, but missing \
              required input(s) {}. Please provide all required input(s).",
             mapped.shown_id(),
@@ -165,11 +163,11 @@ impl Mapper<'_> {
         &self,
         mapped: &mut Mapped,
         name: &str,
-        value: Parameter,
-    ) -> Result<(), Refused> {
+        value: RequestParameter,
+    ) -> Result<(), InvalidRequest> {
         if !settings::is_field(name) && !self.known.iter().any(|known| known == name) {
             if self.strict {
-                return Err(Refused::UnknownParameter {
+                return Err(InvalidRequest::UnknownParameter {
                     name: shown(name),
                     model: self.model.into(),
                 });
@@ -189,37 +187,40 @@ fn quoted(names: &[&str]) -> String {
 }
 
 /// TR-304: the id, wherever it stands.
-pub(super) fn id(members: &[Member<'_>], limits: &Limits) -> Result<Option<String>, Refused> {
+pub(super) fn id(
+    members: &[NamedMember<'_>],
+    limits: &RequestLimits,
+) -> Result<Option<String>, InvalidRequest> {
     let Some((_, value)) = members.iter().find(|(name, _)| name == "id") else {
         return Ok(None);
     };
     if !value.starts_with('"') {
-        return Err(Refused::Id);
+        return Err(InvalidRequest::Id);
     }
     let id = json::string(value)?;
     if id.len() > limits.id_bytes {
-        return Err(Refused::IdBytes(limits.id_bytes));
+        return Err(InvalidRequest::IdBytes(limits.id_bytes));
     }
     Ok((!id.is_empty()).then(|| id.into()))
 }
 
 /// A request that is being filled.
-struct Filling<'a> {
+struct RequestBuilder<'a> {
     mapper: Mapper<'a>,
     into: &'a mut Mapped,
     /// Of the tensors so far.
     bytes: usize,
 }
 
-impl Filling<'_> {
-    fn members(&mut self, members: &[Member<'_>], outer: bool) -> Result<(), Refused> {
+impl RequestBuilder<'_> {
+    fn members(&mut self, members: &[NamedMember<'_>], outer: bool) -> Result<(), InvalidRequest> {
         let signature = self.mapper.signature;
         for (name, value) in members {
             match (name.as_str(), signature.input(name)) {
                 ("id", _) if outer => {}
-                ("parameters", Some(_)) if outer => return Err(Refused::ParametersIsInput),
+                ("parameters", Some(_)) if outer => return Err(InvalidRequest::ParametersIsInput),
                 ("parameters", None) if outer => self.nested(value)?,
-                (_, Some(place)) => self.tensor(place, value)?,
+                (_, Some(location)) => self.tensor(location, value)?,
                 (name, None) => {
                     let value = parameter(name, value)?;
                     self.mapper.parameter(self.into, name, value)?;
@@ -230,27 +231,27 @@ impl Filling<'_> {
     }
 
     /// TR-306.
-    fn nested(&mut self, value: &str) -> Result<(), Refused> {
+    fn nested(&mut self, value: &str) -> Result<(), InvalidRequest> {
         if !value.starts_with('{') {
-            return Err(Refused::Parameters);
+            return Err(InvalidRequest::Parameters);
         }
         let members = json::members(value, self.mapper.limits)?;
         self.members(&members, false)
-            .map_err(|inner| Refused::Nested(Box::new(inner)))
+            .map_err(|inner| InvalidRequest::Nested(Box::new(inner)))
     }
 
-    fn tensor(&mut self, place: usize, value: &str) -> Result<(), Refused> {
+    fn tensor(&mut self, location: usize, value: &str) -> Result<(), InvalidRequest> {
         let Mapper {
             signature, limits, ..
         } = self.mapper;
-        let input = &signature.inputs[place];
-        if self.into.tensor(place).is_some() {
-            return Err(Refused::Twice {
+        let input = &signature.inputs[location];
+        if self.into.tensor(location).is_some() {
+            return Err(InvalidRequest::Twice {
                 id: self.into.shown_id().into(),
                 name: input.name.clone(),
             });
         }
-        let reading = Reading {
+        let reading = TextMember {
             input,
             lenient: signature.lenient,
             limits,
@@ -259,7 +260,7 @@ impl Filling<'_> {
         let (rows, tensor) = reading.tensor(value, batches)?;
         let bytes = tensor.data.bytes(input.datatype);
         if self.bytes + bytes > limits.input_bytes {
-            return Err(Refused::TensorBytes {
+            return Err(InvalidRequest::TensorBytes {
                 before: self.bytes,
                 name: input.name.clone(),
                 bytes,
@@ -272,61 +273,63 @@ impl Filling<'_> {
             .into_iter()
             .chain(tensor.shape)
             .collect();
-        self.into.tensors.push((place, Tensor { shape, ..tensor }));
+        self.into
+            .tensors
+            .push((location, Tensor { shape, ..tensor }));
         Ok(())
     }
 }
 
 /// TR-307.
-pub(super) fn parameter(name: &str, value: &str) -> Result<Parameter, Refused> {
+pub(super) fn parameter(name: &str, value: &str) -> Result<RequestParameter, InvalidRequest> {
     Ok(match value.as_bytes().first() {
-        Some(b'"') => Parameter::Text(json::string(value)?.into()),
-        Some(b't') => Parameter::Bool(true),
-        Some(b'f') => Parameter::Bool(false),
+        Some(b'"') => RequestParameter::Text(json::string(value)?.into()),
+        Some(b't') => RequestParameter::Bool(true),
+        Some(b'f') => RequestParameter::Bool(false),
         Some(b'-' | b'0'..=b'9') => match value.parse() {
-            Ok(number) => Parameter::Int(number),
-            Err(_) => Parameter::Double(double(value)?),
+            Ok(number) => RequestParameter::Int(number),
+            Err(_) => RequestParameter::Double(double(value)?),
         },
-        _ => return Err(Refused::ParameterType(shown(name))),
+        _ => return Err(InvalidRequest::ParameterType(shown(name))),
     })
 }
 
 /// A number that JSON allows; those that no double holds are refused as RapidJSON refuses them.
-fn double(text: &str) -> Result<f64, Refused> {
+fn double(text: &str) -> Result<f64, InvalidRequest> {
     let number: Option<f64> = text.parse().ok();
     number
         .filter(|number| number.is_finite())
-        .ok_or(Refused::Syntax {
+        .ok_or(InvalidRequest::Syntax {
             reason: "Number too big to be stored in double.",
             offset: 0,
         })
 }
 
 /// How the text of a member becomes a tensor.
-pub(super) struct Reading<'a> {
-    pub(super) input: &'a Input,
+pub(super) struct TextMember<'a> {
+    pub(super) input: &'a InputTensor,
     pub(super) lenient: bool,
-    pub(super) limits: &'a Limits,
+    pub(super) limits: &'a RequestLimits,
 }
 
-impl Reading<'_> {
+impl TextMember<'_> {
     /// The elements of a value, however they are nested.
-    pub(super) fn data(&self, value: &str) -> Result<Data, Refused> {
-        let mut data = Data::empty(self.input.datatype);
+    pub(super) fn data(&self, value: &str) -> Result<TensorData, InvalidRequest> {
+        let mut data = TensorData::empty(self.input.datatype);
         self.flatten(&mut data, value)?;
         Ok(data)
     }
 
     /// The tensor, and of how many rows it is; more than one only where there are `batches` (TR-1307).
-    fn tensor(&self, value: &str, batches: bool) -> Result<(i64, Tensor), Refused> {
+    fn tensor(&self, value: &str, batches: bool) -> Result<(i64, Tensor), InvalidRequest> {
         let input = self.input;
         if matches!(input.datatype, Datatype::Fp16 | Datatype::Bf16) {
-            return Err(Refused::Half {
+            return Err(InvalidRequest::Half {
                 datatype: input.datatype,
                 name: input.name.clone(),
             });
         }
-        let mut data = Data::empty(input.datatype);
+        let mut data = TensorData::empty(input.datatype);
         let count = if input.accepts_json && !value.starts_with('"') {
             self.put(&mut data, &json::compact(value))?;
             1
@@ -345,12 +348,12 @@ impl Reading<'_> {
         let one = fit(&input.shape, count).map(|shape| (1, shape));
         let fitted = one.or_else(|| rows(&input.shape, count).filter(|_| batches));
         let fitted = fitted.filter(|_| count == data.len());
-        let (rows, shape) = fitted.ok_or_else(|| Refused::Shape(input.name.clone()))?;
+        let (rows, shape) = fitted.ok_or_else(|| InvalidRequest::Shape(input.name.clone()))?;
         Ok((rows, Tensor { shape, data }))
     }
 
     /// JSON of this depth was let in: recursion is bounded.
-    fn flatten(&self, data: &mut Data, value: &str) -> Result<(), Refused> {
+    fn flatten(&self, data: &mut TensorData, value: &str) -> Result<(), InvalidRequest> {
         if value.starts_with('[') {
             json::elements(value, &mut |element| self.flatten(data, element))
         } else {
@@ -358,18 +361,18 @@ impl Reading<'_> {
         }
     }
 
-    fn element(&self, data: &mut Data, value: &str) -> Result<(), Refused> {
+    fn element(&self, data: &mut TensorData, value: &str) -> Result<(), InvalidRequest> {
         self.limits.admit(self.input, data.len() + 1)?;
-        let wrong = || Refused::Type(self.input.datatype);
+        let wrong = || InvalidRequest::Type(self.input.datatype);
         if !value.starts_with('"') {
             return match data {
-                Data::Bytes(_) => Err(wrong()),
+                TensorData::Bytes(_) => Err(wrong()),
                 other => self.plain(other, value),
             };
         }
         let text = json::string(value)?;
         match data {
-            Data::Bytes(list) => {
+            TensorData::Bytes(list) => {
                 list.push(text.as_bytes());
                 Ok(())
             }
@@ -379,32 +382,32 @@ impl Reading<'_> {
         }
     }
 
-    fn put(&self, data: &mut Data, text: &str) -> Result<(), Refused> {
+    fn put(&self, data: &mut TensorData, text: &str) -> Result<(), InvalidRequest> {
         match data {
-            Data::Bytes(list) => {
+            TensorData::Bytes(list) => {
                 list.push(text.as_bytes());
                 Ok(())
             }
-            _ => Err(Refused::Type(self.input.datatype)),
+            _ => Err(InvalidRequest::Type(self.input.datatype)),
         }
     }
 
     /// A number or a flag.
-    fn plain(&self, data: &mut Data, text: &str) -> Result<(), Refused> {
-        let wrong = || Refused::Type(self.input.datatype);
+    fn plain(&self, data: &mut TensorData, text: &str) -> Result<(), InvalidRequest> {
+        let wrong = || InvalidRequest::Type(self.input.datatype);
         match data {
-            Data::Bool(list) => list.push(match text {
+            TensorData::Bool(list) => list.push(match text {
                 "true" => true,
                 "false" => false,
                 _ => return Err(wrong()),
             }),
-            Data::Int(list) => {
+            TensorData::Int(list) => {
                 list.push(i64::try_from(self.integer(text)?).map_err(|_| wrong())?);
             }
-            Data::Uint(list) => {
+            TensorData::Uint(list) => {
                 list.push(u64::try_from(self.integer(text)?).map_err(|_| wrong())?);
             }
-            Data::Float(list) => {
+            TensorData::Float(list) => {
                 if !text.starts_with(|first: char| first == '-' || first.is_ascii_digit()) {
                     return Err(wrong());
                 }
@@ -415,23 +418,23 @@ impl Reading<'_> {
                     double(text)?
                 });
             }
-            Data::Bytes(_) => return Err(wrong()),
+            TensorData::Bytes(_) => return Err(wrong()),
         }
         Ok(())
     }
 
-    fn integer(&self, text: &str) -> Result<i128, Refused> {
+    fn integer(&self, text: &str) -> Result<i128, InvalidRequest> {
         let datatype = self.input.datatype;
         let digits = text.strip_prefix('-').unwrap_or(text);
         if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(Refused::Type(datatype));
+            return Err(InvalidRequest::Type(datatype));
         }
         let (least, most) = datatype.range().unwrap_or((0, 0));
         let number = text
             .parse()
             .ok()
             .filter(|number| (least..=most).contains(number));
-        number.ok_or_else(|| Refused::Range {
+        number.ok_or_else(|| InvalidRequest::Range {
             value: shown(text),
             name: self.input.name.clone(),
             datatype,

@@ -1,11 +1,9 @@
 //! What requests and answers of a model look like, as JSON Schema 2020-12 (TR-1312).
-//!
-//! Owns: the schema that follows from a signature. Refuses to know: ranges of values, which are told when they are missed.
 
 use serde_json::{Map, Value, json};
 
 use super::datatype::Datatype;
-use super::signature::{Input, InputRole, Output, Signature};
+use super::signature::{InputRole, InputTensor, OutputTensor, Signature};
 
 impl Signature {
     /// The schema of a request of generate; what it is answered with stands in `$defs`: `response`, which every event of a
@@ -65,7 +63,7 @@ impl Signature {
         }
     }
 
-    fn input_schema(&self, input: &Input) -> Value {
+    fn input_schema(&self, input: &InputTensor) -> Value {
         if input.accepts_json {
             return json!({"description": "any JSON value, or its text"});
         }
@@ -100,7 +98,7 @@ impl Signature {
 }
 
 /// TR-503: one element is itself, any other number of them a list.
-fn output_schema(output: &Output) -> Value {
+fn output_schema(output: &OutputTensor) -> Value {
     let mut element = element(output.datatype, false);
     if output.datatype.range().is_none()
         && !matches!(output.datatype, Datatype::Bytes | Datatype::Bool)

@@ -1,19 +1,17 @@
 //! What tensors and parameters set, one value for each field whichever way it came (TR-402 to TR-408).
-//!
-//! Owns: [`Settings`], the fields' names, ranges and precedence. Refuses to know: engines and their configuration.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::limits::Limits;
-use super::refused::Refused;
+use super::limits::RequestLimits;
+use super::refused::InvalidRequest;
 use super::request::Mapped;
 use super::signature::{InputRole, Signature};
-use super::tensor::{Data, Tensor};
-use crate::bounded_json::{self, Bounds, Unread};
-use crate::shown::shown;
+use super::tensor::{Tensor, TensorData};
+use crate::bounded_json::{self, JsonBounds, JsonUnread};
+use crate::clip::shown;
 
 /// What a request of a text model asks for; what is not set is the model's to decide.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -110,7 +108,11 @@ impl Settings {
     ///
     /// # Errors
     /// The field that is wrong, with its range.
-    pub fn of(signature: &Signature, mapped: &Mapped, limits: &Limits) -> Result<Self, Refused> {
+    pub fn of(
+        signature: &Signature,
+        mapped: &Mapped,
+        limits: &RequestLimits,
+    ) -> Result<Self, InvalidRequest> {
         let mut settings = Self::default();
         let fields = fields(signature, mapped, &mut settings, limits)?;
         // In the order of the names, so that which one wins depends on nothing else.
@@ -126,19 +128,24 @@ impl Settings {
             && settings.exclude_prompt == Some(false)
             && !signature.is_for_tensorrt_llm(mapped)
         {
-            return Err(Refused::PromptInStream);
+            return Err(InvalidRequest::PromptInStream);
         }
         Ok(settings)
     }
 
-    fn limit(&mut self, limits: &Limits) {
+    fn limit(&mut self, limits: &RequestLimits) {
         if limits.new_tokens > 0 {
             let most = limits.new_tokens;
             self.max_tokens = Some(self.max_tokens.map_or(most, |asked| asked.min(most)));
         }
     }
 
-    fn set(&mut self, name: &str, value: &Value, limits: &Limits) -> Result<(), Refused> {
+    fn set(
+        &mut self,
+        name: &str,
+        value: &Value,
+        limits: &RequestLimits,
+    ) -> Result<(), InvalidRequest> {
         let field = Field { name, value };
         match name {
             "max_tokens" | "max_new_tokens" | "max_completion_tokens" => {
@@ -151,8 +158,8 @@ impl Settings {
             }
             "top_p" => self.top_p = Some(field.number("in (0, 1]", |x| x > 0.0 && x <= 1.0)?),
             "top_k" => {
-                let kept = field.integer("at least -1", -1, i128::from(u32::MAX))?;
-                self.top_k = Some(u32::try_from(kept).unwrap_or(0));
+                let retained = field.integer("at least -1", -1, i128::from(u32::MAX))?;
+                self.top_k = Some(u32::try_from(retained).unwrap_or(0));
             }
             "min_p" => self.min_p = Some(field.number("in [0, 1)", |x| (0.0..1.0).contains(&x))?),
             "repetition_penalty" => {
@@ -205,13 +212,13 @@ fn fields(
     signature: &Signature,
     mapped: &Mapped,
     settings: &mut Settings,
-    limits: &Limits,
-) -> Result<BTreeMap<String, Value>, Refused> {
+    limits: &RequestLimits,
+) -> Result<BTreeMap<String, Value>, InvalidRequest> {
     let mut fields = BTreeMap::new();
     let mut declared = Vec::new();
     let mut json = None;
-    for (place, tensor) in &mapped.tensors {
-        let Some(input) = signature.inputs.get(*place) else {
+    for (location, tensor) in &mapped.tensors {
+        let Some(input) = signature.inputs.get(*location) else {
             continue;
         };
         match &input.role {
@@ -220,14 +227,14 @@ fn fields(
             InputRole::SamplingJson => json = Some(tensor),
             InputRole::Sampling(field) => {
                 let values = tensor.data.values();
-                let values = values.ok_or_else(|| Refused::Utf8(input.name.clone()))?;
+                let values = values.ok_or_else(|| InvalidRequest::Utf8(input.name.clone()))?;
                 declared.push((field, only(values, input.shape != [1])));
             }
             InputRole::Unsupported if does_something(tensor) => {
-                return Err(Refused::Unsupported(input.name.clone()));
+                return Err(InvalidRequest::Unsupported(input.name.clone()));
             }
             InputRole::Image if does_something(tensor) => {
-                return Err(Refused::Unsupported(input.name.clone()));
+                return Err(InvalidRequest::Unsupported(input.name.clone()));
             }
             _ => {}
         }
@@ -261,15 +268,18 @@ fn only(mut values: Vec<Value>, list: bool) -> Value {
 /// False, nothing and empty texts ask for nothing.
 fn does_something(tensor: &Tensor) -> bool {
     match &tensor.data {
-        Data::Bool(list) => list.contains(&true),
-        Data::Bytes(list) => list.iter().any(|text| !text.is_empty()),
+        TensorData::Bool(list) => list.contains(&true),
+        TensorData::Bytes(list) => list.iter().any(|text| !text.is_empty()),
         other => !other.is_empty(),
     }
 }
 
 /// TR-403.
-fn sampling_json(tensor: &Tensor, limits: &Limits) -> Result<Map<String, Value>, Refused> {
-    let Data::Bytes(list) = &tensor.data else {
+fn sampling_json(
+    tensor: &Tensor,
+    limits: &RequestLimits,
+) -> Result<Map<String, Value>, InvalidRequest> {
+    let TensorData::Bytes(list) = &tensor.data else {
         return Ok(Map::new());
     };
     let Some(text) = list
@@ -279,15 +289,15 @@ fn sampling_json(tensor: &Tensor, limits: &Limits) -> Result<Map<String, Value>,
     else {
         return Ok(Map::new());
     };
-    let bounds = Bounds {
+    let bounds = JsonBounds {
         values: limits.json_members,
         entries: limits.json_members,
     };
     match bounded_json::read(text, bounds) {
         Ok(Value::Object(map)) => Ok(map),
-        Ok(_) => Err(Refused::SamplingJson("it is another value".into())),
-        Err(Unread::Syntax(error)) => Err(Refused::SamplingJson(error.to_string())),
-        Err(unread) => Err(Refused::SamplingJson(unread.to_string())),
+        Ok(_) => Err(InvalidRequest::SamplingJson("it is another value".into())),
+        Err(JsonUnread::Syntax(error)) => Err(InvalidRequest::SamplingJson(error.to_string())),
+        Err(unread) => Err(InvalidRequest::SamplingJson(unread.to_string())),
     }
 }
 
@@ -299,8 +309,8 @@ struct Field<'a> {
 }
 
 impl Field<'_> {
-    fn wrong(self, range: &str) -> Refused {
-        Refused::Field {
+    fn wrong(self, range: &str) -> InvalidRequest {
+        InvalidRequest::Field {
             field: self.name.into(),
             range: range.into(),
             got: shown(self.value),
@@ -308,7 +318,7 @@ impl Field<'_> {
     }
 
     /// An integer, also as a string, or as a float without a fraction.
-    fn integer(self, range: &str, least: i128, most: i128) -> Result<i128, Refused> {
+    fn integer(self, range: &str, least: i128, most: i128) -> Result<i128, InvalidRequest> {
         let whole = |x: &f64| x.fract() == 0.0 && x.abs() < 1e18;
         let number = match self.value {
             Value::String(text) => text.trim().parse().ok(),
@@ -326,18 +336,18 @@ impl Field<'_> {
     }
 
     /// A count of tokens; what is more than 32 bits hold is as good as no limit.
-    fn cut(self, range: &str) -> Result<u32, Refused> {
+    fn cut(self, range: &str) -> Result<u32, InvalidRequest> {
         let number = self.integer(range, 0, i128::from(u64::MAX))?;
         Ok(u32::try_from(number).unwrap_or(u32::MAX))
     }
 
-    fn between(self, least: u32, most: u32) -> Result<u32, Refused> {
+    fn between(self, least: u32, most: u32) -> Result<u32, InvalidRequest> {
         let range = format!("in [{least}, {most}]");
         let number = self.integer(&range, i128::from(least), i128::from(most))?;
         Ok(u32::try_from(number).unwrap_or(most))
     }
 
-    fn number(self, range: &str, fits: impl Fn(f32) -> bool) -> Result<f32, Refused> {
+    fn number(self, range: &str, fits: impl Fn(f32) -> bool) -> Result<f32, InvalidRequest> {
         let number = match self.value {
             Value::String(text) => text.trim().parse().ok(),
             other => other.as_f64(),
@@ -350,11 +360,11 @@ impl Field<'_> {
             .ok_or_else(|| self.wrong(range))
     }
 
-    fn penalty(self) -> Result<f32, Refused> {
+    fn penalty(self) -> Result<f32, InvalidRequest> {
         self.number("in [-2, 2]", |x| (-2.0..=2.0).contains(&x))
     }
 
-    fn flag(self) -> Result<bool, Refused> {
+    fn flag(self) -> Result<bool, InvalidRequest> {
         match self.value {
             Value::Bool(flag) => Ok(*flag),
             Value::String(text) if text == "true" => Ok(true),
@@ -364,7 +374,7 @@ impl Field<'_> {
     }
 
     /// Empty texts are dropped: a client sends `[""]`.
-    fn texts(self, limits: &Limits) -> Result<Vec<String>, Refused> {
+    fn texts(self, limits: &RequestLimits) -> Result<Vec<String>, InvalidRequest> {
         let range = || limits.texts_range();
         let list = match self.value {
             Value::String(one) => vec![one.clone()],
@@ -383,7 +393,7 @@ impl Field<'_> {
         Ok(list)
     }
 
-    fn tokens(self) -> Result<Vec<u32>, Refused> {
+    fn tokens(self) -> Result<Vec<u32>, InvalidRequest> {
         let range = "a list of token ids";
         let list = self.value.as_array().ok_or_else(|| self.wrong(range))?;
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
@@ -392,14 +402,14 @@ impl Field<'_> {
             .collect()
     }
 
-    fn biases(self, limits: &Limits) -> Result<BTreeMap<u32, f32>, Refused> {
+    fn biases(self, limits: &RequestLimits) -> Result<BTreeMap<u32, f32>, InvalidRequest> {
         let range = format!(
             "an object of at most {} token ids with numbers in [-100, 100]",
             limits.biases
         );
         let wrong = || self.wrong(&range);
         // A parameter can only be text.
-        let bounds = Bounds {
+        let bounds = JsonBounds {
             values: limits.biases + 1,
             entries: limits.biases,
         };
@@ -423,11 +433,15 @@ impl Field<'_> {
     }
 
     /// A field that does nothing here, unless it asks for something.
-    fn harmless(self) -> Result<(), Refused> {
+    fn harmless(self) -> Result<(), InvalidRequest> {
         let nothing = match self.name {
             "beam_width" => {
                 let one = self.integer("1", i128::from(i64::MIN), i128::from(u64::MAX))? == 1;
-                return if one { Ok(()) } else { Err(Refused::Beam) };
+                return if one {
+                    Ok(())
+                } else {
+                    Err(InvalidRequest::Beam)
+                };
             }
             "prompt_logprobs" => {
                 self.integer("0", i128::from(i64::MIN), i128::from(u64::MAX))? == 0
@@ -437,7 +451,7 @@ impl Field<'_> {
         if nothing {
             Ok(())
         } else {
-            Err(Refused::Unsupported(self.name.into()))
+            Err(InvalidRequest::Unsupported(self.name.into()))
         }
     }
 }

@@ -1,7 +1,4 @@
 //! What a model takes and gives: named, typed, shaped tensors with the part each of them plays (TR-101 to TR-105).
-//!
-//! Owns: [`Signature`], roles and their names, and which signatures are legal. Refuses to know: models, configuration
-//! files.
 
 use super::datatype::Datatype;
 use super::request::Mapped;
@@ -11,9 +8,9 @@ use super::tensor::Tensor;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
     /// What it takes, in order.
-    pub inputs: Vec<Input>,
+    pub inputs: Vec<InputTensor>,
     /// What it gives, in the order of answers.
-    pub outputs: Vec<Output>,
+    pub outputs: Vec<OutputTensor>,
     /// Above 0, shapes have a leading dimension for a batch.
     pub max_batch_size: u32,
     /// It may give any number of responses.
@@ -27,7 +24,7 @@ pub struct Signature {
 
 /// One input.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Input {
+pub struct InputTensor {
     /// Its name.
     pub name: String,
     /// The type of its elements.
@@ -44,7 +41,7 @@ pub struct Input {
 
 /// One output.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Output {
+pub struct OutputTensor {
     /// Its name.
     pub name: String,
     /// The type of its elements.
@@ -115,7 +112,7 @@ pub enum OutputRole {
 
 /// Why a signature is not legal (TR-105).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Invalid {
+pub enum InvalidSignature {
     /// Two tensors of one side bear the same name.
     #[error("tensor `{0}` is declared twice")]
     Twice(String),
@@ -181,8 +178,8 @@ impl Signature {
     /// Checks TR-105.
     ///
     /// # Errors
-    /// [`Invalid`], naming the tensor.
-    pub fn check(&self) -> Result<(), Invalid> {
+    /// [`InvalidSignature`], naming the tensor.
+    pub fn check(&self) -> Result<(), InvalidSignature> {
         let inputs: Vec<_> = self
             .inputs
             .iter()
@@ -195,7 +192,7 @@ impl Signature {
             .collect();
         side(&inputs, &["id"])?;
         side(&outputs, &["id", "model_name", "model_version"])?;
-        let works = |input: &Input| {
+        let works = |input: &InputTensor| {
             matches!(
                 input.role,
                 InputRole::Prompt | InputRole::Messages | InputRole::Port(_)
@@ -204,7 +201,7 @@ impl Signature {
         if self.inputs.iter().any(works) {
             Ok(())
         } else {
-            Err(Invalid::NoPrompt)
+            Err(InvalidSignature::NoPrompt)
         }
     }
 
@@ -225,10 +222,10 @@ impl Signature {
     pub fn wanted(&self, mapped: &Mapped) -> Vec<bool> {
         if let Some(asked) = &mapped.outputs {
             return (0..self.outputs.len())
-                .map(|place| asked.contains(&place))
+                .map(|location| asked.contains(&location))
                 .collect();
         }
-        let asks = |output: &Output| {
+        let asks = |output: &OutputTensor| {
             // What vLLM's clients never see.
             if output.role.is_index() {
                 return self.tensorrt_llm;
@@ -242,7 +239,7 @@ impl Signature {
                     _ => false,
                 });
             let flags: Vec<_> = asking
-                .map(|(place, _)| mapped.tensor(place).and_then(Tensor::flag) == Some(true))
+                .map(|(location, _)| mapped.tensor(location).and_then(Tensor::flag) == Some(true))
                 .collect();
             flags.is_empty() || flags.contains(&true)
         };
@@ -257,7 +254,7 @@ impl Signature {
 
     /// Whether each response is of one sequence: the request gets an output that says of which (D-55).
     #[must_use]
-    pub fn is_apart(&self, mapped: &Mapped) -> bool {
+    pub fn is_separate(&self, mapped: &Mapped) -> bool {
         let outputs = self.outputs.iter().zip(self.wanted(mapped));
         outputs
             .into_iter()
@@ -272,16 +269,16 @@ impl Signature {
     }
 }
 
-fn side(tensors: &[(&str, &Vec<i64>)], reserved: &[&str]) -> Result<(), Invalid> {
+fn side(tensors: &[(&str, &Vec<i64>)], reserved: &[&str]) -> Result<(), InvalidSignature> {
     for (index, (name, shape)) in tensors.iter().enumerate() {
         if name.is_empty() || shape.iter().any(|size| *size < -1) {
-            return Err(Invalid::Malformed((*name).into()));
+            return Err(InvalidSignature::Malformed((*name).into()));
         }
         if reserved.contains(name) {
-            return Err(Invalid::Reserved((*name).into()));
+            return Err(InvalidSignature::Reserved((*name).into()));
         }
         if tensors[..index].iter().any(|(earlier, _)| earlier == name) {
-            return Err(Invalid::Twice((*name).into()));
+            return Err(InvalidSignature::Twice((*name).into()));
         }
     }
     Ok(())

@@ -1,6 +1,4 @@
 //! Values of tensors.
-//!
-//! Owns: [`Tensor`], [`Data`], [`Strings`], and how many elements fit a shape (TR-309). Refuses to know: JSON and bytes.
 
 use serde_json::Value;
 use smallvec::SmallVec;
@@ -13,12 +11,12 @@ pub struct Tensor {
     /// Its dimensions, each 0 or more.
     pub shape: Vec<i64>,
     /// Its elements, the last dimension running fastest.
-    pub data: Data,
+    pub data: TensorData,
 }
 
 /// Elements, in the widest type of their kind; the datatype stands in the signature.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Data {
+pub enum TensorData {
     /// Of `BOOL`.
     Bool(Vec<bool>),
     /// Of the signed integers.
@@ -81,7 +79,7 @@ impl<'a> FromIterator<&'a [u8]> for Strings {
     }
 }
 
-impl Data {
+impl TensorData {
     /// None yet, of the kind that this datatype has.
     #[must_use]
     pub fn empty(datatype: Datatype) -> Self {
@@ -143,7 +141,7 @@ impl Data {
     }
 }
 
-impl Data {
+impl TensorData {
     /// The elements as JSON; bytes that are no text are replaced.
     pub(super) fn shown(&self) -> Vec<Value> {
         match self {
@@ -160,12 +158,14 @@ impl Tensor {
     /// A tensor with one dimension of these strings.
     #[must_use]
     pub fn texts<'a>(list: impl IntoIterator<Item = &'a str>) -> Self {
-        Self::flat(Data::Bytes(list.into_iter().map(str::as_bytes).collect()))
+        Self::flat(TensorData::Bytes(
+            list.into_iter().map(str::as_bytes).collect(),
+        ))
     }
 
     /// A tensor with one dimension.
     #[must_use]
-    pub fn flat(data: Data) -> Self {
+    pub fn flat(data: TensorData) -> Self {
         Self {
             shape: vec![i64::try_from(data.len()).unwrap_or(i64::MAX)],
             data,
@@ -175,7 +175,7 @@ impl Tensor {
     /// The first element, if it is true or false.
     pub(super) fn flag(&self) -> Option<bool> {
         match &self.data {
-            Data::Bool(list) => list.first().copied(),
+            TensorData::Bool(list) => list.first().copied(),
             _ => None,
         }
     }

@@ -9,7 +9,7 @@ use crate::corpus;
 mod bounds;
 
 fn parrot() -> Signature {
-    let input = |name: &str, datatype, shape: &[i64], role| Input {
+    let input = |name: &str, datatype, shape: &[i64], role| InputTensor {
         name: name.into(),
         datatype,
         shape: shape.to_vec(),
@@ -21,12 +21,12 @@ fn parrot() -> Signature {
         inputs: vec![
             input("QUESTION", Datatype::Bytes, &[1, 1], InputRole::Prompt),
             input("LIVE", Datatype::Bool, &[1, 1], InputRole::Stream),
-            Input {
+            InputTensor {
                 optional: true,
                 ..input("hints", Datatype::Int32, &[1, -1], InputRole::Ignore)
             },
         ],
-        outputs: vec![Output {
+        outputs: vec![OutputTensor {
             name: "ANSWER".into(),
             datatype: Datatype::Bytes,
             shape: vec![1, -1],
@@ -39,7 +39,7 @@ fn parrot() -> Signature {
     }
 }
 
-fn mapper<'a>(signature: &'a Signature, limits: &'a Limits) -> Mapper<'a> {
+fn mapper<'a>(signature: &'a Signature, limits: &'a RequestLimits) -> Mapper<'a> {
     Mapper {
         model: "parrot",
         signature,
@@ -50,7 +50,7 @@ fn mapper<'a>(signature: &'a Signature, limits: &'a Limits) -> Mapper<'a> {
 }
 
 fn map(signature: &Signature, body: &str) -> Result<Mapped, String> {
-    mapper(signature, &Limits::default())
+    mapper(signature, &RequestLimits::default())
         .map(body.as_bytes())
         .map_err(|refused| refused.to_string())
 }
@@ -84,10 +84,10 @@ fn tr_301_what_is_no_json_is_told_in_the_words_that_clients_know() {
         ),
         (r#"{"text_input":NaN}"#, "Invalid value. at 14"),
     ] {
-        let told = map(&Signature::union(), body).unwrap_err();
-        assert_eq!(told, format!("{prefix}{rest}"), "{body}");
+        let written = map(&Signature::union(), body).unwrap_err();
+        assert_eq!(written, format!("{prefix}{rest}"), "{body}");
     }
-    let odd = mapper(&Signature::union(), &Limits::default())
+    let odd = mapper(&Signature::union(), &RequestLimits::default())
         .map(b"{\"text_input\":\"\xff\"}")
         .unwrap_err();
     assert_eq!(
@@ -107,20 +107,20 @@ fn tr_302_nesting_is_bounded_and_members_keep_their_order_and_their_number() {
             "]".repeat(depth)
         )
     };
-    let told = map(&parrot(), &nested(100)).unwrap_err();
+    let written = map(&parrot(), &nested(100)).unwrap_err();
     assert_eq!(
-        told,
+        written,
         "JSON nesting depth exceeds maximum allowed limit (100)"
     );
     // The body's own object is the hundredth level.
-    let told = map(&parrot(), &nested(99)).unwrap_err();
-    assert!(told.starts_with("The schema can not"), "{told}");
+    let written = map(&parrot(), &nested(99)).unwrap_err();
+    assert!(written.starts_with("The schema can not"), "{written}");
     assert!(map(&parrot(), &nested(1_000_000)).is_err());
     let strings = format!(r#"{{"QUESTION":"{}","LIVE":true}}"#, "[".repeat(1_000));
     assert!(map(&parrot(), &strings).is_ok());
-    let limits = Limits {
+    let limits = RequestLimits {
         json_members: 3,
-        ..Limits::default()
+        ..RequestLimits::default()
     };
     let body = |count: usize| {
         let members: Vec<_> = (0..count).map(|index| format!(r#""p{index}":1"#)).collect();
@@ -131,8 +131,8 @@ fn tr_302_nesting_is_bounded_and_members_keep_their_order_and_their_number() {
             .map(body(count).as_bytes())
             .unwrap_err()
     };
-    assert_eq!(mapped(4), Refused::Members(3));
-    assert!(matches!(mapped(3), Refused::Missing(_)));
+    assert_eq!(mapped(4), InvalidRequest::Members(3));
+    assert!(matches!(mapped(3), InvalidRequest::Missing(_)));
 }
 
 /// TR-304, TR-306, TR-307, TR-310, TR-311, TR-313
@@ -201,9 +201,9 @@ fn tr_303_each_refusal_has_its_text() {
     );
     let mut odd = parrot();
     odd.inputs[2].name = "parameters".into();
-    let told = map(&odd, r#"{"parameters":{}}"#).unwrap_err();
+    let written = map(&odd, r#"{"parameters":{}}"#).unwrap_err();
     assert_eq!(
-        told,
+        written,
         "Keyword 'parameters' for nested schema also given as input tensor name"
     );
 }
@@ -232,8 +232,8 @@ fn tr_304_the_id_is_read_first_and_kept_as_it_is() {
         )
     };
     assert!(map(&parrot(), &body(1_024)).is_ok());
-    let told = map(&parrot(), &body(1_025)).unwrap_err();
-    assert_eq!(told, "'id' must be at most 1024 bytes long");
+    let written = map(&parrot(), &body(1_025)).unwrap_err();
+    assert_eq!(written, "'id' must be at most 1024 bytes long");
 }
 
 /// TR-305, TR-317
@@ -242,18 +242,22 @@ fn tr_306_members_are_inputs_or_parameters_also_one_level_down() {
     let body = r#"{"a":1,"parameters":{"LIVE":true,"b":"two","id":"p","c":1e3},"QUESTION":"q","a":2,
         "sequence_id":5,"timeout":3,"triton_x":false,"big":9223372036854775808}"#;
     let mapped = map(&parrot(), body).unwrap();
-    let given: Vec<usize> = mapped.tensors.iter().map(|(place, _)| *place).collect();
+    let given: Vec<usize> = mapped
+        .tensors
+        .iter()
+        .map(|(location, _)| *location)
+        .collect();
     assert_eq!(given, [1, 0]);
     assert_eq!(mapped.id, None);
     for (name, expect) in [
-        ("a", Parameter::Int(1)),
-        ("b", Parameter::Text("two".into())),
-        ("id", Parameter::Text("p".into())),
-        ("c", Parameter::Double(1000.0)),
-        ("sequence_id", Parameter::Int(5)),
-        ("timeout", Parameter::Int(3)),
-        ("triton_x", Parameter::Bool(false)),
-        ("big", Parameter::Double(9_223_372_036_854_775_808.0)),
+        ("a", RequestParameter::Int(1)),
+        ("b", RequestParameter::Text("two".into())),
+        ("id", RequestParameter::Text("p".into())),
+        ("c", RequestParameter::Double(1000.0)),
+        ("sequence_id", RequestParameter::Int(5)),
+        ("timeout", RequestParameter::Int(3)),
+        ("triton_x", RequestParameter::Bool(false)),
+        ("big", RequestParameter::Double(9_223_372_036_854_775_808.0)),
     ] {
         assert_eq!(mapped.parameter(name), Some(&expect), "{name}");
     }
@@ -262,7 +266,7 @@ fn tr_306_members_are_inputs_or_parameters_also_one_level_down() {
 #[test]
 fn tr_307_what_is_unknown_is_counted_or_refused() {
     let body = br#"{"QUESTION":"q","LIVE":true,"temperature":1,"mystery":1,"known":2}"#;
-    let (signature, limits, known) = (parrot(), Limits::default(), ["known".to_owned()]);
+    let (signature, limits, known) = (parrot(), RequestLimits::default(), ["known".to_owned()]);
     let lax = Mapper {
         known: &known,
         ..mapper(&signature, &limits)
@@ -272,8 +276,8 @@ fn tr_307_what_is_unknown_is_counted_or_refused() {
         strict: true,
         ..lax
     };
-    let told = strict.map(body).unwrap_err().to_string();
-    assert_eq!(told, "unknown parameter 'mystery' for model 'parrot'");
+    let written = strict.map(body).unwrap_err().to_string();
+    assert_eq!(written, "unknown parameter 'mystery' for model 'parrot'");
 }
 
 /// TR-309
@@ -323,12 +327,12 @@ fn tr_308_scalars_and_lists_fit_the_shape_or_are_refused() {
 /// TR-102
 #[test]
 fn tr_310_every_datatype_takes_its_json_type_and_refuses_the_others() {
-    let say = |is: &str, wanted: &str| {
+    let request = |is: &str, wanted: &str| {
         format!("Unable to parse 'data': attempt to access JSON {is} as {wanted}")
     };
     let (signed, unsigned) = (
-        say("non-signed-integer", "signed-integer"),
-        say("non-unsigned-integer", "unsigned-integer"),
+        request("non-signed-integer", "signed-integer"),
+        request("non-unsigned-integer", "unsigned-integer"),
     );
     let half = |kind: &str| {
         let name = kind.to_lowercase();
@@ -339,7 +343,7 @@ fn tr_310_every_datatype_takes_its_json_type_and_refuses_the_others() {
     let bytes = "Unable to parse JSON bytes array: attempt to access JSON non-string as string";
     for (name, value, expect) in [
         ("bool", "true", None),
-        ("bool", "0", Some(say("non-boolean", "boolean"))),
+        ("bool", "0", Some(request("non-boolean", "boolean"))),
         ("int8", "-128", None),
         (
             "int8",
@@ -371,7 +375,7 @@ fn tr_310_every_datatype_takes_its_json_type_and_refuses_the_others() {
         ("uint64", "null", Some(unsigned)),
         ("fp32", "1", None),
         ("fp32", "-1.5e3", None),
-        ("fp32", "\"1\"", Some(say("non-number", "double"))),
+        ("fp32", "\"1\"", Some(request("non-number", "double"))),
         ("fp64", "[]", None),
         ("fp16", "1", Some(half("FP16"))),
         ("bf16", "1", Some(half("BF16"))),
@@ -398,7 +402,7 @@ fn tr_312_the_union_signature_takes_strings_for_numbers_and_flags() {
     let body = r#"{"text_input":["hi"],"max_tokens":"16","temperature":"0.5","stream":"true","seed":" 7 "}"#;
     let union = Signature::union();
     let mapped = map(&union, body).unwrap();
-    let settings = Settings::of(&union, &mapped, &Limits::default()).unwrap();
+    let settings = Settings::of(&union, &mapped, &RequestLimits::default()).unwrap();
     assert_eq!(
         (
             settings.max_tokens,
@@ -446,12 +450,12 @@ fn tr_314_all_that_is_missing_is_told_at_once() {
     }
     let mut strict = parrot();
     strict.inputs.truncate(2);
-    let told = map(&strict, r#"{"LIVE":false}"#).unwrap_err();
+    let written = map(&strict, r#"{"LIVE":false}"#).unwrap_err();
     let expect = format!(
         "[request id: <id_unknown>] expected 2 inputs but got 1 inputs for model 'parrot'. Got input(s) ['LIVE'], but \
          missing required input(s) ['QUESTION']. {tail}"
     );
-    assert_eq!(told, expect);
+    assert_eq!(written, expect);
     let union = Signature::union();
     assert!(
         map(&union, r#"{"messages":[]}"#).is_ok(),
@@ -461,33 +465,33 @@ fn tr_314_all_that_is_missing_is_told_at_once() {
 
 #[test]
 fn tr_315_the_text_and_the_tensors_have_a_limit() {
-    let limits = Limits {
+    let limits = RequestLimits {
         input_bytes: 64,
-        ..Limits::default()
+        ..RequestLimits::default()
     };
     let signature = parrot();
     let small = mapper(&signature, &limits);
     let body = |bytes: usize| format!(r#"{{"LIVE":true,"QUESTION":"{}"}}"#, "x".repeat(bytes - 27));
     assert_eq!(body(64).len(), 64);
     assert!(small.map(body(64).as_bytes()).is_ok());
-    let told = small.map(body(65).as_bytes()).unwrap_err().to_string();
+    let written = small.map(body(65).as_bytes()).unwrap_err().to_string();
     assert_eq!(
-        told,
+        written,
         "request JSON size of 65 bytes exceeds the maximum allowed input size of 64 bytes. Use --http-max-input-size to \
          increase the limit."
     );
-    let told = small
+    let written = small
         .map(br#"{"LIVE":true,"hints":[1,2,3,4,5,6,7,8,9,0,1,2,3,4,5,6]}"#)
         .unwrap_err()
         .to_string();
     assert_eq!(
-        told,
+        written,
         "request size of 1 bytes with input 'hints' of size 64 bytes exceeds the maximum allowed input size of 64. Use \
          --http-max-input-size to increase the limit."
     );
-    let limits = Limits {
+    let limits = RequestLimits {
         tensor_elements: 4,
-        ..Limits::default()
+        ..RequestLimits::default()
     };
     let few = mapper(&signature, &limits);
     let hints = |list: &str| {
@@ -496,7 +500,7 @@ fn tr_315_the_text_and_the_tensors_have_a_limit() {
     assert!(hints("[1,2,3,4]").is_ok());
     assert_eq!(
         hints("[1,2,3,4,5]").unwrap_err(),
-        Refused::Elements {
+        InvalidRequest::Elements {
             name: "hints".into(),
             max: 4
         }
@@ -515,23 +519,23 @@ fn tr_105_a_signature_that_cannot_work_is_refused_by_the_name_of_its_tensor() {
     for (got, expect) in [
         (
             change(|it| it.inputs[1].name = "QUESTION".into()),
-            Invalid::Twice("QUESTION".into()),
+            InvalidSignature::Twice("QUESTION".into()),
         ),
         (
             change(|it| it.inputs[1].name = "id".into()),
-            Invalid::Reserved("id".into()),
+            InvalidSignature::Reserved("id".into()),
         ),
         (
             change(|it| it.outputs[0].name = "model_name".into()),
-            Invalid::Reserved("model_name".into()),
+            InvalidSignature::Reserved("model_name".into()),
         ),
         (
             change(|it| it.inputs[0].role = InputRole::Ignore),
-            Invalid::NoPrompt,
+            InvalidSignature::NoPrompt,
         ),
         (
             change(|it| it.outputs[0].shape = vec![-2]),
-            Invalid::Malformed("ANSWER".into()),
+            InvalidSignature::Malformed("ANSWER".into()),
         ),
     ] {
         assert_eq!(got, Err(expect));
@@ -575,7 +579,7 @@ fn tr_104_every_role_has_a_name() {
 fn settings(body: &str) -> Result<Settings, String> {
     let union = Signature::union();
     let mapped = map(&union, body)?;
-    Settings::of(&union, &mapped, &Limits::default()).map_err(|refused| refused.to_string())
+    Settings::of(&union, &mapped, &RequestLimits::default()).map_err(|refused| refused.to_string())
 }
 
 fn asking(members: &str) -> Result<Settings, String> {
@@ -691,9 +695,9 @@ fn tr_404_fields_have_ranges_and_messages_name_them() {
     ] {
         assert_eq!(asking(members).unwrap_err(), expect, "{members}");
     }
-    let told = asking(r#""timeout":1500,"priority":3"#).unwrap();
+    let written = asking(r#""timeout":1500,"priority":3"#).unwrap();
     assert_eq!(
-        (told.timeout, told.priority),
+        (written.timeout, written.priority),
         (Some(Duration::from_micros(1_500)), 3)
     );
     for name in ["stop_words", "bad_words"] {
@@ -731,7 +735,7 @@ fn tr_404_what_asks_for_nothing_is_taken() {
 #[test]
 fn tr_1306_json_inputs_take_any_value_as_its_text() {
     let union = Signature::union();
-    let place = union.input("messages").unwrap();
+    let location = union.input("messages").unwrap();
     for (value, expect) in [
         (
             r#"[ {"role" : "user", "content":"x"} ]"#,
@@ -740,7 +744,7 @@ fn tr_1306_json_inputs_take_any_value_as_its_text() {
         ("\"[]\"", "[]"),
     ] {
         let mapped = map(&union, &format!(r#"{{"messages":{value}}}"#)).unwrap();
-        let tensor = mapped.tensor(place).unwrap();
+        let tensor = mapped.tensor(location).unwrap();
         assert_eq!(*tensor, Tensor::texts([expect]));
     }
 }
@@ -749,32 +753,35 @@ fn tr_1306_json_inputs_take_any_value_as_its_text() {
 #[test]
 fn tr_503_answers_are_compact_json_with_scalars_where_there_is_one_element() {
     let signature = every_datatype();
-    let place = |name: &str| signature.output(name).unwrap();
+    let location = |name: &str| signature.output(name).unwrap();
     let mut odd = Strings::default();
     odd.push(b"a\xff\n");
-    let response = Response {
+    let response = ResponsePayload {
         outputs: vec![
-            (place("bool"), Tensor::flat(Data::Bool(vec![true]))),
-            (place("int8"), Tensor::flat(Data::Int(vec![-1, 2]))),
+            (location("bool"), Tensor::flat(TensorData::Bool(vec![true]))),
+            (location("int8"), Tensor::flat(TensorData::Int(vec![-1, 2]))),
             (
-                place("fp32"),
-                Tensor::flat(Data::Float(vec![0.1, f64::NAN])),
+                location("fp32"),
+                Tensor::flat(TensorData::Float(vec![0.1, f64::NAN])),
             ),
             (
-                place("fp64"),
-                Tensor::flat(Data::Float(vec![f64::INFINITY])),
+                location("fp64"),
+                Tensor::flat(TensorData::Float(vec![f64::INFINITY])),
             ),
-            (place("bytes"), Tensor::flat(Data::Bytes(odd))),
-            (place("json"), Tensor::flat(Data::Bytes(Strings::default()))),
+            (location("bytes"), Tensor::flat(TensorData::Bytes(odd))),
+            (
+                location("json"),
+                Tensor::flat(TensorData::Bytes(Strings::default())),
+            ),
         ],
         parameters: vec![
-            ("p".into(), Parameter::Double(1.5)),
-            ("q".into(), Parameter::Bool(false)),
+            ("p".into(), RequestParameter::Double(1.5)),
+            ("q".into(), RequestParameter::Bool(false)),
         ],
     };
     let outputs = "\"bool\":true,\"int8\":[-1,2],\"fp32\":[0.1,null],\"fp64\":null,\"bytes\":\"a\u{fffd}\\n\",\
                    \"json\":[],\"p\":1.5,\"q\":false}";
-    let head = Head::new(Some("a\"1"), "org/m", 3);
+    let head = AnswerHead::new(Some("a\"1"), "org/m", 3);
     let expect =
         format!("{{\"id\":\"a\\\"1\",\"model_name\":\"org/m\",\"model_version\":\"3\",{outputs}");
     assert_eq!(head.json(&signature, &response), expect);
@@ -782,9 +789,9 @@ fn tr_503_answers_are_compact_json_with_scalars_where_there_is_one_element() {
     head.event(&signature, &response, &mut events);
     let events = String::from_utf8(events).unwrap();
     assert_eq!(events, format!(": before\n\ndata: {expect}\n\n"));
-    let bare = Head::new(None, "m", 1);
+    let bare = AnswerHead::new(None, "m", 1);
     assert_eq!(
-        bare.json(&signature, &Response::default()),
+        bare.json(&signature, &ResponsePayload::default()),
         r#"{"model_name":"m","model_version":"1"}"#
     );
 }

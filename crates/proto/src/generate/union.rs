@@ -1,10 +1,8 @@
 //! The signature of text models: the union of what clients of two well-known backends send (TR-401).
-//!
-//! Owns: its tables. Refuses to know: what a field does (`settings`).
 
 use super::datatype::Datatype::{self, Bool, Bytes, Fp16, Fp32, Int32, Uint32, Uint64};
 use super::request::Mapped;
-use super::signature::{Input, InputRole, Output, OutputRole, Signature};
+use super::signature::{InputRole, InputTensor, OutputRole, OutputTensor, Signature};
 
 /// Inputs whose name is their sampling field.
 const FIELDS: [(&str, Datatype); 9] = [
@@ -102,7 +100,7 @@ impl Signature {
     pub fn union() -> Self {
         let field = |name: &str| InputRole::Sampling(name.into());
         let mut inputs = vec![
-            Input {
+            InputTensor {
                 optional: false,
                 ..optional("text_input", Bytes, InputRole::Prompt)
             },
@@ -124,7 +122,7 @@ impl Signature {
         ]);
         let unsupported = |(name, datatype)| optional(name, datatype, InputRole::Unsupported);
         inputs.extend(UNSUPPORTED.map(unsupported));
-        let shaped = |(name, datatype, shape): (&str, Datatype, &[i64]), role| Input {
+        let shaped = |(name, datatype, shape): (&str, Datatype, &[i64]), role| InputTensor {
             shape: shape.to_vec(),
             ..optional(name, datatype, role)
         };
@@ -133,7 +131,7 @@ impl Signature {
         inputs.extend(
             WANTED.map(|(name, output)| optional(name, Bool, InputRole::Want(output.into()))),
         );
-        let json = |name, role| Input {
+        let json = |name, role| InputTensor {
             accepts_json: true,
             ..optional(name, Bytes, role)
         };
@@ -173,11 +171,11 @@ impl Signature {
     #[must_use]
     pub(super) fn is_for_tensorrt_llm(&self, mapped: &Mapped) -> bool {
         let mut given = mapped.tensors.iter();
-        let shows = |place: usize| {
-            let input = self.inputs.get(place);
+        let shows = |location: usize| {
+            let input = self.inputs.get(location);
             input.is_some_and(|input| OF_TENSORRT_LLM.contains(&&*input.name))
         };
-        self.tensorrt_llm || self.lenient && given.any(|(place, _)| shows(*place))
+        self.tensorrt_llm || self.lenient && given.any(|(location, _)| shows(*location))
     }
 
     /// Whether this is an output that clients know, and that no text model here has.
@@ -186,8 +184,8 @@ impl Signature {
     }
 }
 
-fn optional(name: &str, datatype: Datatype, role: InputRole) -> Input {
-    Input {
+fn optional(name: &str, datatype: Datatype, role: InputRole) -> InputTensor {
+    InputTensor {
         name: name.into(),
         datatype,
         shape: vec![1],
@@ -197,14 +195,14 @@ fn optional(name: &str, datatype: Datatype, role: InputRole) -> Input {
     }
 }
 
-fn many(input: Input) -> Input {
-    Input {
+fn many(input: InputTensor) -> InputTensor {
+    InputTensor {
         shape: vec![-1],
         ..input
     }
 }
 
-fn outputs() -> Vec<Output> {
+fn outputs() -> Vec<OutputTensor> {
     [
         ("text_output", Bytes, &[-1][..], OutputRole::Text),
         ("finish_reason", Bytes, &[-1], OutputRole::FinishReason),
@@ -234,7 +232,7 @@ fn outputs() -> Vec<Output> {
         ("sequence_index", Int32, &[1, 1], OutputRole::SequenceIndex),
     ]
     .into_iter()
-    .map(|(name, datatype, shape, role)| Output {
+    .map(|(name, datatype, shape, role)| OutputTensor {
         name: name.into(),
         datatype,
         shape: shape.to_vec(),

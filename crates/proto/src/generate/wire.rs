@@ -5,15 +5,15 @@
 
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
-use super::limits::Limits;
-use super::refused::Refused;
+use super::limits::RequestLimits;
+use super::refused::InvalidRequest;
 
 /// Checks the bytes of a `ModelInferRequest`; how much memory the message takes at most.
 ///
 /// # Errors
 /// `Tensors`, `Rank`, `Members` and `MessageBytes`; `Malformed` for what is no message.
-pub fn request_bytes(message: &[u8], limits: &Limits) -> Result<usize, Refused> {
-    let mut counting = Counting {
+pub fn request_bytes(message: &[u8], limits: &RequestLimits) -> Result<usize, InvalidRequest> {
+    let mut counting = FieldCounter {
         limits,
         bytes: 0,
         inputs: 0,
@@ -26,7 +26,7 @@ pub fn request_bytes(message: &[u8], limits: &Limits) -> Result<usize, Refused> 
 
 /// The value of a field.
 #[derive(Clone, Copy)]
-enum Value<'a> {
+enum WireValue<'a> {
     /// A number, and its bytes on the wire.
     Number,
     Bytes(&'a [u8]),
@@ -34,20 +34,22 @@ enum Value<'a> {
 
 fn each_field<'a>(
     mut rest: &'a [u8],
-    each: &mut dyn FnMut(u32, Value<'a>) -> Result<(), Refused>,
-) -> Result<(), Refused> {
+    each: &mut dyn FnMut(u32, WireValue<'a>) -> Result<(), InvalidRequest>,
+) -> Result<(), InvalidRequest> {
     while !rest.is_empty() {
-        let (tag, kind) = decode_key(&mut rest).map_err(|_| Refused::Malformed)?;
+        let (tag, kind) = decode_key(&mut rest).map_err(|_| InvalidRequest::Malformed)?;
         let value = if kind == WireType::LengthDelimited {
-            let len = decode_varint(&mut rest).map_err(|_| Refused::Malformed)?;
-            let len = usize::try_from(len).map_err(|_| Refused::Malformed)?;
-            let (value, after) = rest.split_at_checked(len).ok_or(Refused::Malformed)?;
+            let len = decode_varint(&mut rest).map_err(|_| InvalidRequest::Malformed)?;
+            let len = usize::try_from(len).map_err(|_| InvalidRequest::Malformed)?;
+            let (value, after) = rest
+                .split_at_checked(len)
+                .ok_or(InvalidRequest::Malformed)?;
             rest = after;
-            Value::Bytes(value)
+            WireValue::Bytes(value)
         } else {
             skip_field(kind, tag, &mut rest, DecodeContext::default())
-                .map_err(|_| Refused::Malformed)?;
-            Value::Number
+                .map_err(|_| InvalidRequest::Malformed)?;
+            WireValue::Number
         };
         each(tag, value)?;
     }
@@ -55,105 +57,110 @@ fn each_field<'a>(
 }
 
 /// What has been counted of one message.
-struct Counting<'a> {
-    limits: &'a Limits,
+struct FieldCounter<'a> {
+    limits: &'a RequestLimits,
     bytes: usize,
     inputs: usize,
     outputs: usize,
     parameters: usize,
 }
 
-impl Counting<'_> {
-    fn request(&mut self, tag: u32, value: Value<'_>) -> Result<(), Refused> {
+impl FieldCounter<'_> {
+    fn request(&mut self, tag: u32, value: WireValue<'_>) -> Result<(), InvalidRequest> {
         match (tag, value) {
-            (PARAMETERS, Value::Bytes(bytes)) => self.parameter(bytes.len()),
-            (INPUTS, Value::Bytes(tensor)) => {
+            (PARAMETERS, WireValue::Bytes(bytes)) => self.parameter(bytes.len()),
+            (INPUTS, WireValue::Bytes(tensor)) => {
                 self.inputs += 1;
                 self.tensor(self.inputs)?;
                 let mut rank = 0;
                 each_field(tensor, &mut |tag, value| self.input(tag, value, &mut rank))
             }
-            (OUTPUTS, Value::Bytes(output)) => {
+            (OUTPUTS, WireValue::Bytes(output)) => {
                 self.outputs += 1;
                 self.tensor(self.outputs)?;
                 each_field(output, &mut |tag, value| match (tag, value) {
-                    (OUTPUT_PARAMETERS, Value::Bytes(bytes)) => self.parameter(bytes.len()),
+                    (OUTPUT_PARAMETERS, WireValue::Bytes(bytes)) => self.parameter(bytes.len()),
                     (_, value) => self.text(value),
                 })
             }
             // Views of the message; a tensor's bytes each.
-            (RAW_CONTENTS, Value::Bytes(bytes)) => self.add(ENTRY_BYTES + bytes.len()),
+            (RAW_CONTENTS, WireValue::Bytes(bytes)) => self.add(ENTRY_BYTES + bytes.len()),
             (_, value) => self.text(value),
         }
     }
 
-    fn input(&mut self, tag: u32, value: Value<'_>, rank: &mut usize) -> Result<(), Refused> {
+    fn input(
+        &mut self,
+        tag: u32,
+        value: WireValue<'_>,
+        rank: &mut usize,
+    ) -> Result<(), InvalidRequest> {
         match (tag, value) {
             (SHAPE, value) => {
                 *rank += numbers(value);
                 if *rank > self.limits.tensor_rank {
-                    return Err(Refused::Rank(self.limits.tensor_rank));
+                    return Err(InvalidRequest::Rank(self.limits.tensor_rank));
                 }
                 Ok(())
             }
-            (INPUT_PARAMETERS, Value::Bytes(bytes)) => self.parameter(bytes.len()),
-            (CONTENTS, Value::Bytes(contents)) => {
+            (INPUT_PARAMETERS, WireValue::Bytes(bytes)) => self.parameter(bytes.len()),
+            (CONTENTS, WireValue::Bytes(contents)) => {
                 each_field(contents, &mut |tag, value| self.contents(tag, value))
             }
             (_, value) => self.text(value),
         }
     }
 
-    fn contents(&mut self, tag: u32, value: Value<'_>) -> Result<(), Refused> {
+    fn contents(&mut self, tag: u32, value: WireValue<'_>) -> Result<(), InvalidRequest> {
         let bytes = match (tag, value) {
             (BOOLS, value) => numbers(value),
             (INTS | UINTS, value) => numbers(value) * 4,
             (INT64S | UINT64S, value) => numbers(value) * 8,
             // Four and eight bytes each, as they are on the wire.
-            (FP32S | FP64S, Value::Bytes(bytes)) => bytes.len(),
-            (FP32S | FP64S, Value::Number) => 8,
-            (STRINGS, Value::Bytes(bytes)) => ENTRY_BYTES + bytes.len(),
+            (FP32S | FP64S, WireValue::Bytes(bytes)) => bytes.len(),
+            (FP32S | FP64S, WireValue::Number) => 8,
+            (STRINGS, WireValue::Bytes(bytes)) => ENTRY_BYTES + bytes.len(),
             _ => 0,
         };
         self.add(bytes)
     }
 
-    fn parameter(&mut self, bytes: usize) -> Result<(), Refused> {
+    fn parameter(&mut self, bytes: usize) -> Result<(), InvalidRequest> {
         self.parameters += 1;
         if self.parameters > self.limits.json_members {
-            return Err(Refused::Members(self.limits.json_members));
+            return Err(InvalidRequest::Members(self.limits.json_members));
         }
         self.add(TENSOR_BYTES + bytes)
     }
 
-    fn tensor(&mut self, count: usize) -> Result<(), Refused> {
+    fn tensor(&mut self, count: usize) -> Result<(), InvalidRequest> {
         if count > self.limits.tensors {
-            return Err(Refused::Tensors(self.limits.tensors));
+            return Err(InvalidRequest::Tensors(self.limits.tensors));
         }
         self.add(TENSOR_BYTES)
     }
 
-    fn text(&mut self, value: Value<'_>) -> Result<(), Refused> {
+    fn text(&mut self, value: WireValue<'_>) -> Result<(), InvalidRequest> {
         match value {
-            Value::Bytes(bytes) => self.add(bytes.len()),
-            Value::Number => Ok(()),
+            WireValue::Bytes(bytes) => self.add(bytes.len()),
+            WireValue::Number => Ok(()),
         }
     }
 
-    fn add(&mut self, bytes: usize) -> Result<(), Refused> {
+    fn add(&mut self, bytes: usize) -> Result<(), InvalidRequest> {
         self.bytes = self.bytes.saturating_add(bytes);
         if self.bytes > self.limits.input_bytes {
-            return Err(Refused::MessageBytes(self.limits.input_bytes));
+            return Err(InvalidRequest::MessageBytes(self.limits.input_bytes));
         }
         Ok(())
     }
 }
 
 /// How many numbers a field has: packed ones end with a byte below 128 each.
-fn numbers(value: Value<'_>) -> usize {
+fn numbers(value: WireValue<'_>) -> usize {
     match value {
-        Value::Number => 1,
-        Value::Bytes(bytes) => bytes.iter().filter(|byte| **byte < 0x80).count(),
+        WireValue::Number => 1,
+        WireValue::Bytes(bytes) => bytes.iter().filter(|byte| **byte < 0x80).count(),
     }
 }
 
@@ -190,7 +197,11 @@ mod tests {
     };
     use crate::generated::inference::{InferTensorContents, ModelInferRequest};
 
-    fn check(message: &ModelInferRequest, limits: &Limits, expect: Result<(), Refused>) {
+    fn check(
+        message: &ModelInferRequest,
+        limits: &RequestLimits,
+        expect: Result<(), InvalidRequest>,
+    ) {
         let counted = request_bytes(&message.encode_to_vec(), limits);
         assert_eq!(counted.map(|_| ()), expect);
     }
@@ -211,7 +222,7 @@ mod tests {
 
     #[test]
     fn d_47_the_rank_of_a_shape_is_bounded_before_it_is_decoded() {
-        let limits = Limits::default();
+        let limits = RequestLimits::default();
         let shape = |rank| {
             input(InferInputTensor {
                 shape: vec![1; rank],
@@ -219,7 +230,7 @@ mod tests {
             })
         };
         check(&shape(16), &limits, Ok(()));
-        check(&shape(17), &limits, Err(Refused::Rank(16)));
+        check(&shape(17), &limits, Err(InvalidRequest::Rank(16)));
         // One by one, as older libraries write them: field 3 as a number.
         let one_by_one = |rank| {
             let tensor = [SHAPE as u8 * 8, 1].repeat(rank);
@@ -227,28 +238,28 @@ mod tests {
         };
         assert!(request_bytes(&one_by_one(16), &limits).is_ok());
         let error = request_bytes(&one_by_one(17), &limits);
-        assert_eq!(error, Err(Refused::Rank(16)));
+        assert_eq!(error, Err(InvalidRequest::Rank(16)));
     }
 
     #[test]
     fn d_47_tensors_and_parameters_are_bounded_before_they_are_decoded() {
-        let limits = Limits {
+        let limits = RequestLimits {
             tensors: 2,
             json_members: 2,
-            ..Limits::default()
+            ..RequestLimits::default()
         };
         let inputs = |count| ModelInferRequest {
             inputs: vec![InferInputTensor::default(); count],
             ..ModelInferRequest::default()
         };
         check(&inputs(2), &limits, Ok(()));
-        check(&inputs(3), &limits, Err(Refused::Tensors(2)));
+        check(&inputs(3), &limits, Err(InvalidRequest::Tensors(2)));
         let outputs = |count| ModelInferRequest {
             outputs: vec![InferRequestedOutputTensor::default(); count],
             ..ModelInferRequest::default()
         };
         check(&outputs(2), &limits, Ok(()));
-        check(&outputs(3), &limits, Err(Refused::Tensors(2)));
+        check(&outputs(3), &limits, Err(InvalidRequest::Tensors(2)));
         // Of the request and of its tensors together.
         let parameter = |name: &str| (name.to_owned(), Default::default());
         let mut message = inputs(1);
@@ -256,14 +267,14 @@ mod tests {
         message.parameters = [parameter("a")].into();
         check(&message, &limits, Ok(()));
         message.parameters = ["a", "b"].map(parameter).into();
-        check(&message, &limits, Err(Refused::Members(2)));
+        check(&message, &limits, Err(InvalidRequest::Members(2)));
     }
 
     #[test]
     fn d_47_elements_are_counted_as_they_will_be_stored() {
-        let room = |bytes| Limits {
+        let room = |bytes| RequestLimits {
             input_bytes: TENSOR_BYTES + bytes,
-            ..Limits::default()
+            ..RequestLimits::default()
         };
         let numbers = |count: usize| {
             contents(InferTensorContents {
@@ -273,7 +284,11 @@ mod tests {
         };
         check(&numbers(10), &room(80), Ok(()));
         let max = TENSOR_BYTES + 80;
-        check(&numbers(11), &room(80), Err(Refused::MessageBytes(max)));
+        check(
+            &numbers(11),
+            &room(80),
+            Err(InvalidRequest::MessageBytes(max)),
+        );
         let strings = |count: usize| {
             contents(InferTensorContents {
                 bytes_contents: vec![Default::default(); count],
@@ -282,7 +297,7 @@ mod tests {
         };
         check(&strings(10), &room(10 * ENTRY_BYTES), Ok(()));
         let max = TENSOR_BYTES + 10 * ENTRY_BYTES;
-        let error = Err(Refused::MessageBytes(max));
+        let error = Err(InvalidRequest::MessageBytes(max));
         check(&strings(11), &room(10 * ENTRY_BYTES), error);
         let raw = |count| ModelInferRequest {
             raw_input_contents: vec![Default::default(); count],
@@ -290,14 +305,21 @@ mod tests {
         };
         check(&raw(5), &room(ENTRY_BYTES), Ok(()));
         let max = TENSOR_BYTES + ENTRY_BYTES;
-        check(&raw(6), &room(ENTRY_BYTES), Err(Refused::MessageBytes(max)));
+        check(
+            &raw(6),
+            &room(ENTRY_BYTES),
+            Err(InvalidRequest::MessageBytes(max)),
+        );
     }
 
     #[test]
     fn d_47_what_is_no_message_is_refused() {
-        let limits = Limits::default();
+        let limits = RequestLimits::default();
         for bytes in [&[0xff][..], &[INPUTS as u8 * 8 + 2, 9, 0], &[0x0a, 0xff]] {
-            assert_eq!(request_bytes(bytes, &limits), Err(Refused::Malformed));
+            assert_eq!(
+                request_bytes(bytes, &limits),
+                Err(InvalidRequest::Malformed)
+            );
         }
     }
 }

@@ -1,11 +1,9 @@
 //! A session of LMTP at the client's end: calls of ours at one peer, as a pure machine.
 //!
-//! Owns: ids, what is sent toward a base peer, the tolerant reading of what servers really send (LM-705), and that each
-//! call ends exactly once. Refuses to know: sockets, tasks, clocks, which upstream is asked. Text goes in, events come
-//! out; the messages to send are returned by the calls.
+//! Text goes in, events come out; the messages to send are returned by the calls.
 
-mod apart;
 mod received;
+mod remote_buffers;
 mod send;
 mod stops;
 
@@ -14,23 +12,23 @@ use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 
-use super::json::Value;
+use super::json::RawValue;
 use super::write::{self, member};
-use super::{Fault, Feature, Features, Finish, Generate, Reason, Score, read};
+use super::{Feature, Features, GenerateRequest, LmtpError, LmtpReason, Score, StreamFinish, read};
 use crate::time::Time;
-use apart::Apart;
-use received::Members;
+use received::ItemMembers;
+use remote_buffers::RemoteBuffers;
 use stops::Stops;
 
-pub use received::{Received, Usage};
+pub use received::{ReceivedItem, StreamUsage};
 
 /// A stream or request of ours. Never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Call(u64);
+pub struct ClientCallId(u64);
 
 /// How patient a client is. `None` waits for ever (LM-709).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct ClientTimeouts {
     /// To the first item of a stream.
     pub first_item_timeout: Option<Duration>,
     /// From one item of a stream to the next.
@@ -43,7 +41,7 @@ pub struct Options {
     pub text: bool,
 }
 
-impl Default for Options {
+impl Default for ClientTimeouts {
     fn default() -> Self {
         Self {
             first_item_timeout: Some(Duration::from_secs(300)),
@@ -57,17 +55,17 @@ impl Default for Options {
 
 /// What came of a call. A call ends with an item that has a finish, with its model's facts, or with a failure.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
+pub enum ClientEvent {
     /// One item of a stream.
-    Item(Call, Received),
+    Item(ClientCallId, ReceivedItem),
     /// The answer to MODEL_INFO: the JSON of `model_info`.
-    ModelInfo(Call, String),
+    ModelInfo(ClientCallId, String),
     /// The stream or request failed.
-    Failed(Call, Fault),
+    Failed(ClientCallId, LmtpError),
 }
 
 #[derive(Debug)]
-enum Kind {
+enum CallKind {
     /// How many of the most likely tokens were asked for.
     Generate(u32),
     Score,
@@ -76,7 +74,7 @@ enum Kind {
     Resume,
 }
 
-impl Kind {
+impl CallKind {
     /// It is answered by a MSG.
     const fn is_request(&self) -> bool {
         matches!(self, Self::ModelInfo | Self::Cancel | Self::Resume)
@@ -84,8 +82,8 @@ impl Kind {
 }
 
 #[derive(Debug)]
-struct Open {
-    kind: Kind,
+struct OpenCall {
+    kind: CallKind,
     model: String,
     /// Items that may still come (LM-707).
     left: u64,
@@ -98,18 +96,18 @@ struct Open {
     /// The number of the next item, where the peer numbers them (LM-963).
     next: Option<u64>,
     /// Its connection is gone, and no other one has it yet.
-    apart: bool,
+    detached: bool,
     /// What ends it here, because its peer does not know of it (LM-704).
     stops: Option<Stops>,
 }
 
 /// The machine. See the module's page.
 #[derive(Debug)]
-pub struct Client {
-    options: Options,
-    open: BTreeMap<u64, Open>,
+pub struct ClientMachine {
+    options: ClientTimeouts,
+    open: BTreeMap<u64, OpenCall>,
     last_id: u64,
-    events: VecDeque<Event>,
+    events: VecDeque<ClientEvent>,
     dropped: u64,
     raw_logprobs: bool,
     /// What the peer has agreed to.
@@ -121,13 +119,13 @@ pub struct Client {
     /// By this name the peer keeps what it has begun when the connection is lost.
     session: Option<String>,
     /// What an earlier connection has left behind.
-    apart: Option<Apart>,
+    detached: Option<RemoteBuffers>,
 }
 
-impl Client {
+impl ClientMachine {
     /// A connection without calls.
     #[must_use]
-    pub const fn new(options: Options) -> Self {
+    pub const fn new(options: ClientTimeouts) -> Self {
         Self {
             options,
             open: BTreeMap::new(),
@@ -140,7 +138,7 @@ impl Client {
             load: None,
             draining: false,
             session: None,
-            apart: None,
+            detached: None,
         }
     }
 
@@ -153,9 +151,9 @@ impl Client {
     pub fn generate(
         &mut self,
         model: &str,
-        wanted: &Generate,
+        wanted: &GenerateRequest,
         now: Time,
-    ) -> Result<(Call, Bytes), Fault> {
+    ) -> Result<(ClientCallId, Bytes), LmtpError> {
         self.generate_within(model, wanted, None, now)
     }
 
@@ -166,10 +164,10 @@ impl Client {
     pub fn generate_within(
         &mut self,
         model: &str,
-        wanted: &Generate,
+        wanted: &GenerateRequest,
         within: Option<Duration>,
         now: Time,
-    ) -> Result<(Call, Bytes), Fault> {
+    ) -> Result<(ClientCallId, Bytes), LmtpError> {
         let whole = !self.features.is_empty();
         if !whole {
             refuse_unsent(wanted)?;
@@ -186,7 +184,7 @@ impl Client {
             member(&mut out, "deadline_ms", &ms);
         }
         out.put_u8(b'}');
-        let kind = Kind::Generate(wanted.top_logprobs);
+        let kind = CallKind::Generate(wanted.top_logprobs);
         let begun = self.begin(out, model, kind, u64::from(wanted.max_tokens), now)?;
         if !whole && let Some(open) = self.open.get_mut(&begun.0.0) {
             open.stops = Stops::of(wanted);
@@ -203,7 +201,7 @@ impl Client {
         model: &str,
         wanted: &Score,
         now: Time,
-    ) -> Result<(Call, Bytes), Fault> {
+    ) -> Result<(ClientCallId, Bytes), LmtpError> {
         let mut out = BytesMut::from(&b"SCORE {\"model\":"[..]);
         write::json(&mut out, model);
         out.put_slice(b",\"prompt\":");
@@ -212,21 +210,25 @@ impl Client {
         write::json(&mut out, &wanted.scored);
         member(&mut out, "stream_id", &(self.last_id + 1));
         out.put_u8(b'}');
-        self.begin(out, model, Kind::Score, wanted.scored.len() as u64, now)
+        self.begin(out, model, CallKind::Score, wanted.scored.len() as u64, now)
     }
 
     /// Asks what a model is.
     ///
     /// # Errors
     /// `message_too_large`.
-    pub fn model_info(&mut self, model: &str, now: Time) -> Result<(Call, Bytes), Fault> {
+    pub fn model_info(
+        &mut self,
+        model: &str,
+        now: Time,
+    ) -> Result<(ClientCallId, Bytes), LmtpError> {
         let mut out = BytesMut::from(&b"MODEL_INFO {\"model\":"[..]);
         write::json(&mut out, model);
         member(&mut out, "stream_id", &(self.last_id + 1));
         out.put_slice(b",\"data\":{\"model\":");
         write::json(&mut out, model);
         out.put_slice(b"}}");
-        self.begin(out, model, Kind::ModelInfo, 0, now)
+        self.begin(out, model, CallKind::ModelInfo, 0, now)
     }
 
     /// Asks what a model is, and for features of version 2. Ends like [`Self::model_info`]; what was agreed on holds for
@@ -239,7 +241,7 @@ impl Client {
         model: &str,
         features: Features,
         now: Time,
-    ) -> Result<(Call, Bytes), Fault> {
+    ) -> Result<(ClientCallId, Bytes), LmtpError> {
         let mut out = BytesMut::from(&b"MODEL_INFO {\"model\":"[..]);
         write::json(&mut out, model);
         member(&mut out, "stream_id", &(self.last_id + 1));
@@ -249,7 +251,7 @@ impl Client {
         let names: Vec<_> = features.names().collect();
         write::json(&mut out, &names);
         out.put_slice(b"}}}");
-        self.begin(out, model, Kind::ModelInfo, 0, now)
+        self.begin(out, model, CallKind::ModelInfo, 0, now)
     }
 
     /// What the peer has agreed to; nothing for an old server.
@@ -289,7 +291,7 @@ impl Client {
                     if rest.starts_with("TOKEN ") {
                         // Whose items they were cannot be known: better all fail than one hang (LM-706).
                         self.fail_all(
-                            Reason::UpstreamError,
+                            LmtpReason::UpstreamError,
                             "the upstream sent items that cannot be read",
                             |open| !open.kind.is_request(),
                         );
@@ -302,8 +304,8 @@ impl Client {
 
     /// Nobody listens to a call any more: nothing more is told of it. It counts as [`Self::outstanding`] until its end.
     /// The message, if there is one, asks the peer to stop it (LM-702); without it the peer works on.
-    pub fn abandon(&mut self, call: Call) -> Option<Bytes> {
-        if self.forsake(call) {
+    pub fn abandon(&mut self, call: ClientCallId) -> Option<Bytes> {
+        if self.abandon_buffer(call) {
             return None;
         }
         let open = self.open.get_mut(&call.0)?;
@@ -320,8 +322,8 @@ impl Client {
         member(&mut out, "stream_id", &self.last_id);
         member(&mut out, "streams", &[call.0]);
         out.put_u8(b'}');
-        let open = Open {
-            kind: Kind::Cancel,
+        let open = OpenCall {
+            kind: CallKind::Cancel,
             model,
             left: 0,
             due: None,
@@ -329,7 +331,7 @@ impl Client {
             abandoned: true,
             begun: false,
             next: None,
-            apart: false,
+            detached: false,
             stops: None,
         };
         self.open.insert(self.last_id, open);
@@ -338,12 +340,12 @@ impl Client {
 
     /// The connection is gone: every call fails (LM-709). See [`Self::part`].
     pub fn lost(&mut self) {
-        self.apart = None;
-        self.fail_all(Reason::ConnectionLost, apart::LOST, |_| true);
+        self.detached = None;
+        self.fail_all(LmtpReason::ConnectionLost, remote_buffers::LOST, |_| true);
     }
 
     /// What came of the calls.
-    pub fn poll(&mut self) -> Option<Event> {
+    pub fn poll(&mut self) -> Option<ClientEvent> {
         self.events.pop_front()
     }
 
@@ -370,19 +372,21 @@ impl Client {
                 "no answer in time from the upstream's model '{}'",
                 open.model
             );
-            self.fail(id, Fault::new(Reason::Timeout, message));
+            self.fail(id, LmtpError::new(LmtpReason::Timeout, message));
         }
     }
 
     /// Nothing was read for a while, for reasons of ours: what is waited for has as much time again.
     pub fn resume(&mut self, now: Time) {
         for open in self.open.values_mut() {
-            let patience = match open.kind {
-                Kind::ModelInfo | Kind::Cancel | Kind::Resume => self.options.request_timeout,
-                Kind::Generate(_) | Kind::Score if open.begun => self.options.item_timeout,
-                Kind::Generate(_) | Kind::Score => self.options.first_item_timeout,
+            let timeout = match open.kind {
+                CallKind::ModelInfo | CallKind::Cancel | CallKind::Resume => {
+                    self.options.request_timeout
+                }
+                CallKind::Generate(_) | CallKind::Score if open.begun => self.options.item_timeout,
+                CallKind::Generate(_) | CallKind::Score => self.options.first_item_timeout,
             };
-            open.due = open.due.and(patience).map(|patience| now + patience);
+            open.due = open.due.and(timeout).map(|timeout| now + timeout);
         }
     }
 
@@ -408,40 +412,42 @@ impl Client {
         &mut self,
         out: BytesMut,
         model: &str,
-        kind: Kind,
+        kind: CallKind,
         left: u64,
         now: Time,
-    ) -> Result<(Call, Bytes), Fault> {
+    ) -> Result<(ClientCallId, Bytes), LmtpError> {
         if out.len() > self.options.max_message_out {
             let message = format!(
                 "the message has {} bytes, and the upstream takes {}",
                 out.len(),
                 self.options.max_message_out
             );
-            return Err(Fault::new(Reason::MessageTooLarge, message));
+            return Err(LmtpError::new(LmtpReason::MessageTooLarge, message));
         }
         self.last_id += 1;
-        let patience = match kind {
-            Kind::ModelInfo | Kind::Cancel | Kind::Resume => self.options.request_timeout,
-            Kind::Generate(_) | Kind::Score => self.options.first_item_timeout,
+        let timeout = match kind {
+            CallKind::ModelInfo | CallKind::Cancel | CallKind::Resume => {
+                self.options.request_timeout
+            }
+            CallKind::Generate(_) | CallKind::Score => self.options.first_item_timeout,
         };
         let is_numbered = !kind.is_request() && self.features.has(Feature::Resume);
-        let open = Open {
+        let open = OpenCall {
             kind,
             model: model.to_owned(),
             left,
-            due: patience.map(|patience| now + patience),
+            due: timeout.map(|timeout| now + timeout),
             abandoned: false,
             begun: false,
             next: is_numbered.then_some(0),
-            apart: false,
+            detached: false,
             stops: None,
         };
         self.open.insert(self.last_id, open);
-        Ok((Call(self.last_id), out.freeze()))
+        Ok((ClientCallId(self.last_id), out.freeze()))
     }
 
-    fn message(&mut self, word: &str, payload: Value<'_>, now: Time) {
+    fn message(&mut self, word: &str, payload: RawValue<'_>, now: Time) {
         match (word, payload.elements()) {
             // Types of later versions (LM-705).
             ("TOKEN" | "MSG", Some(items)) => items.for_each(|item| self.object(word, item, now)),
@@ -449,15 +455,15 @@ impl Client {
             ("TOKEN" | "MSG", None) => self.object(word, payload, now),
             ("STATUS", Some(items)) if self.features.has(Feature::Status) => {
                 items
-                    .filter_map(Members::of)
-                    .for_each(|news| self.news(&news, now));
+                    .filter_map(ItemMembers::of)
+                    .for_each(|update| self.receive_update(&update, now));
             }
             _ => self.dropped += 1,
         }
     }
 
-    fn object(&mut self, word: &str, item: Value<'_>, now: Time) {
-        let Some(members) = Members::of(item) else {
+    fn object(&mut self, word: &str, item: RawValue<'_>, now: Time) {
+        let Some(members) = ItemMembers::of(item) else {
             self.dropped += 1;
             return;
         };
@@ -469,39 +475,41 @@ impl Client {
     }
 
     /// News of a stream show that it is not forgotten: its first item may take as long again (LM-922).
-    fn news(&mut self, news: &Members<'_>, now: Time) {
-        match news.id {
-            None => self.draining |= matches!(news.event.as_deref(), Some("draining" | "shutdown")),
+    fn receive_update(&mut self, update: &ItemMembers<'_>, now: Time) {
+        match update.id {
+            None => {
+                self.draining |= matches!(update.event.as_deref(), Some("draining" | "shutdown"))
+            }
             Some(id) => {
-                let patience = self.options.first_item_timeout;
+                let timeout = self.options.first_item_timeout;
                 if let Some(open) = self.open.get_mut(&id)
                     && !open.begun
                     && !open.kind.is_request()
                 {
-                    open.due = patience.map(|patience| now + patience);
+                    open.due = timeout.map(|timeout| now + timeout);
                 }
             }
         }
     }
 
     /// A MSG answers a pending request first; an error ends a live stream, but for an id in use (LM-708, D-39).
-    fn notice(&mut self, members: &Members<'_>, now: Time) {
+    fn notice(&mut self, members: &ItemMembers<'_>, now: Time) {
         let Some((id, open)) = members.id.and_then(|id| Some((id, self.open.get(&id)?))) else {
             self.dropped += 1;
             return;
         };
         let is_request = open.kind.is_request();
-        let fault = members.fault();
-        match (is_request, fault, members.model_info) {
-            (true, Some(fault), _) => self.fail(id, fault),
-            (true, None, None) if members.cancelled && matches!(open.kind, Kind::Cancel) => {
+        let cause = members.error();
+        match (is_request, cause, members.model_info) {
+            (true, Some(cause), _) => self.fail(id, cause),
+            (true, None, None) if members.cancelled && matches!(open.kind, CallKind::Cancel) => {
                 self.open.remove(&id);
             }
-            (true, None, None) if members.resumed && matches!(open.kind, Kind::Resume) => {
+            (true, None, None) if members.resumed && matches!(open.kind, CallKind::Resume) => {
                 self.open.remove(&id);
                 self.came_back(members, now);
             }
-            (true, None, Some(facts)) if !matches!(open.kind, Kind::Resume) => {
+            (true, None, Some(facts)) if !matches!(open.kind, CallKind::Resume) => {
                 if members.lmtp.is_some() {
                     self.features = members.features();
                     self.session = members.session();
@@ -511,16 +519,16 @@ impl Client {
                     self.vocabularies.insert(open.model.clone(), size);
                 }
                 let facts = facts.as_str().to_owned();
-                self.end(id, |call| Event::ModelInfo(call, facts));
+                self.end(id, |call| ClientEvent::ModelInfo(call, facts));
             }
-            (false, Some(fault), _) if fault.reason != Reason::DuplicateStream => {
-                self.fail(id, fault);
+            (false, Some(cause), _) if cause.reason != LmtpReason::DuplicateStream => {
+                self.fail(id, cause);
             }
             _ => self.dropped += 1,
         }
     }
 
-    fn item(&mut self, members: &Members<'_>, now: Time) {
+    fn item(&mut self, members: &ItemMembers<'_>, now: Time) {
         let open = members
             .id
             .and_then(|id| Some((id, self.open.get_mut(&id)?)));
@@ -528,8 +536,8 @@ impl Client {
             self.dropped += 1;
             return;
         };
-        if let Some(fault) = members.fault() {
-            return self.fail(id, fault);
+        if let Some(cause) = members.error() {
+            return self.fail(id, cause);
         }
         if let (Some(next), Some(seq)) = (open.next, members.seq) {
             if seq < next {
@@ -538,7 +546,7 @@ impl Client {
             }
             if seq > next {
                 let why = "the upstream has left out items of the stream";
-                return self.fail(id, Fault::new(Reason::ConnectionLost, why));
+                return self.fail(id, LmtpError::new(LmtpReason::ConnectionLost, why));
             }
             open.next = Some(next + 1);
         }
@@ -548,70 +556,77 @@ impl Client {
             return;
         }
         self.raw_logprobs |= item.logprob.is_some_and(|logprob| logprob > RAW_ABOVE);
-        open.due = self.options.item_timeout.map(|patience| now + patience);
+        open.due = self.options.item_timeout.map(|timeout| now + timeout);
         open.begun = true;
         open.left = open.left.saturating_sub(u64::from(item.token.is_some()));
         let stops = open.stops.as_mut().zip(item.token);
         let stopped = stops.is_some_and(|(stops, token)| stops.end_with(token));
         let unreasoned = match open.kind {
-            Kind::Generate(top) => {
+            CallKind::Generate(top) => {
                 item.keep_top(top);
-                Finish::Length
+                StreamFinish::Length
             }
-            Kind::Score | Kind::ModelInfo | Kind::Cancel | Kind::Resume => {
+            CallKind::Score | CallKind::ModelInfo | CallKind::Cancel | CallKind::Resume => {
                 item.top.clear();
-                Finish::Stop
+                StreamFinish::Stop
             }
         };
         if open.left == 0 {
             item.finish.get_or_insert(unreasoned);
         }
-        if stopped && item.finish == Some(Finish::Length) {
-            item.finish = Some(Finish::Stop);
+        if stopped && item.finish == Some(StreamFinish::Length) {
+            item.finish = Some(StreamFinish::Stop);
         }
         if item.finish.is_some() {
-            self.end(id, |call| Event::Item(call, item));
+            self.end(id, |call| ClientEvent::Item(call, item));
         } else if stopped && !open.abandoned {
             // The peer works on, and nobody listens.
-            item.finish = Some(Finish::Stop);
+            item.finish = Some(StreamFinish::Stop);
             open.abandoned = true;
-            self.events.push_back(Event::Item(Call(id), item));
+            self.events
+                .push_back(ClientEvent::Item(ClientCallId(id), item));
         } else if !open.abandoned {
-            self.events.push_back(Event::Item(Call(id), item));
+            self.events
+                .push_back(ClientEvent::Item(ClientCallId(id), item));
         }
     }
 
-    fn fail(&mut self, id: u64, fault: Fault) {
+    fn fail(&mut self, id: u64, error: LmtpError) {
         if matches!(
             self.open.get(&id),
-            Some(Open {
-                kind: Kind::Resume,
+            Some(OpenCall {
+                kind: CallKind::Resume,
                 ..
             })
         ) {
             self.open.remove(&id);
-            return self.stay_apart();
+            return self.stay_detached();
         }
-        self.end(id, |call| Event::Failed(call, fault));
+        self.end(id, |call| ClientEvent::Failed(call, error));
     }
 
-    fn end(&mut self, id: u64, event: impl FnOnce(Call) -> Event) {
+    fn end(&mut self, id: u64, event: impl FnOnce(ClientCallId) -> ClientEvent) {
         if self.open.remove(&id).is_some_and(|open| !open.abandoned) {
-            self.events.push_back(event(Call(id)));
+            self.events.push_back(event(ClientCallId(id)));
         }
     }
 
-    fn fail_all(&mut self, reason: Reason, message: &'static str, which: impl Fn(&Open) -> bool) {
+    fn fail_all(
+        &mut self,
+        reason: LmtpReason,
+        message: &'static str,
+        which: impl Fn(&OpenCall) -> bool,
+    ) {
         let open = self.open.iter().filter(|(_, open)| which(open));
         let ids: Vec<u64> = open.map(|(id, _)| *id).collect();
         for id in ids {
-            self.fail(id, Fault::new(reason, message));
+            self.fail(id, LmtpError::new(reason, message));
         }
     }
 }
 
 /// What a reference server does not take (LM-704).
-fn refuse_unsent(wanted: &Generate) -> Result<(), Fault> {
+fn refuse_unsent(wanted: &GenerateRequest) -> Result<(), LmtpError> {
     for (name, is_set) in [
         ("seed", wanted.seed.is_some()),
         ("min_p", wanted.min_p != 0.0),
@@ -621,7 +636,7 @@ fn refuse_unsent(wanted: &Generate) -> Result<(), Fault> {
     ] {
         if is_set {
             let message = format!("the upstream does not take '{name}'");
-            return Err(Fault::new(Reason::UnsupportedOperation, message));
+            return Err(LmtpError::new(LmtpReason::UnsupportedOperation, message));
         }
     }
     Ok(())

@@ -1,6 +1,4 @@
 //! What version 2 adds, piece by piece (section 9 of the page).
-//!
-//! Owns: the names of features and sets of them. Refuses to know: what each does; `session` has a file for each.
 
 /// One feature of version 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Any bytes at both machines, for the fuzzer and for tests.
 //!
-//! Owns: what has to hold whatever comes: every message is one line of a list in strict JSON, every accepted stream ends
+//! What has to hold whatever comes: every message is one line of a list in strict JSON, every accepted stream ends
 //! exactly once, how bytes are cut changes nothing, and a client's call ends exactly once. Built for tests and fuzzing
 //! alone.
 
@@ -12,9 +12,10 @@ use bytestring::ByteString;
 use serde_json::Value;
 
 use super::{
-    Carrier, Client, Close, Config, Event, Fault, Feature, Features, Finish, Generate, Item,
-    Limits, Line, Lines, Load, Model, Models, Options, Output, Piece, Reason, Score, Session,
-    Status, StreamKey, Tokenizer, Unreadable, Vocabulary, Work,
+    ClientEvent, ClientMachine, ClientTimeouts, Config, ConnectionLimits, Feature, Features,
+    GenerateRequest, LineSplitter, LmtpClose, LmtpError, LmtpModelInfo, LmtpOutput, LmtpReason,
+    LmtpSession, Load, MessageFraming, ModelLookup, Score, StreamDemand, StreamFinish, StreamKey,
+    StreamPiece, StreamUpdate, TextCodec, TokenItem, TokenizerInfo, Unreadable, WireLine,
 };
 use crate::steer::Token;
 use crate::time::Time;
@@ -22,18 +23,18 @@ use crate::time::Time;
 /// The models `tiny`, `bare` without tokenizer, BOS and EOS, and `far`, of which nothing is known but its name; the key may
 /// not use `secret`.
 #[derive(Debug)]
-pub struct Shelf;
+pub struct FuzzModels;
 
-impl Models for Shelf {
-    fn find(&self, name: &str) -> Result<Arc<Model>, Reason> {
-        let tiny = Model {
+impl ModelLookup for FuzzModels {
+    fn find(&self, name: &str) -> Result<Arc<LmtpModelInfo>, LmtpReason> {
+        let tiny = LmtpModelInfo {
             constructor: "sapwood:mock tokens".to_owned(),
             model_type: "mock".to_owned(),
             vocab_size: Some(258),
             max_context: Some(4_096),
             bos: Some(256),
             eos: vec![257],
-            tokenizer: Some(Tokenizer {
+            tokenizer: Some(TokenizerInfo {
                 kind: "bytes".to_owned(),
                 vocab_size: 258,
                 ends: None,
@@ -46,13 +47,13 @@ impl Models for Shelf {
         };
         match name {
             "tiny" => Ok(Arc::new(tiny)),
-            "bare" => Ok(Arc::new(Model {
+            "bare" => Ok(Arc::new(LmtpModelInfo {
                 bos: None,
                 eos: Vec::new(),
                 tokenizer: None,
                 ..tiny
             })),
-            "far" => Ok(Arc::new(Model {
+            "far" => Ok(Arc::new(LmtpModelInfo {
                 vocab_size: None,
                 max_context: None,
                 bos: None,
@@ -60,14 +61,14 @@ impl Models for Shelf {
                 tokenizer: None,
                 ..tiny
             })),
-            "secret" => Err(Reason::InsufficientScope),
-            _ => Err(Reason::ModelNotFound),
+            "secret" => Err(LmtpReason::InsufficientScope),
+            _ => Err(LmtpReason::ModelNotFound),
         }
     }
 
-    fn vocabulary(&self, name: &str) -> Option<Arc<dyn Vocabulary>> {
+    fn vocabulary(&self, name: &str) -> Option<Arc<dyn TextCodec>> {
         (name == "tiny")
-            .then(|| Arc::new(ByteTokens((0..=u8::MAX).collect())) as Arc<dyn Vocabulary>)
+            .then(|| Arc::new(ByteTokens((0..=u8::MAX).collect())) as Arc<dyn TextCodec>)
     }
 
     fn load(&self) -> Load {
@@ -83,12 +84,12 @@ impl Models for Shelf {
 #[derive(Debug)]
 struct ByteTokens(Vec<u8>);
 
-impl Vocabulary for ByteTokens {
+impl TextCodec for ByteTokens {
     fn tokenize(&self, text: &str) -> Vec<Token> {
         text.bytes().map(Token::from).collect()
     }
 
-    fn beginning(&self) -> Option<Token> {
+    fn bos(&self) -> Option<Token> {
         Some(256)
     }
 
@@ -97,12 +98,15 @@ impl Vocabulary for ByteTokens {
         self.0.get(at..=at).unwrap_or_default()
     }
 
-    fn chat(&self, messages: &Value, generation: bool) -> Result<Vec<Token>, Fault> {
+    fn chat(&self, messages: &Value, generation: bool) -> Result<Vec<Token>, LmtpError> {
         let texts = messages.as_array().into_iter().flatten();
         let texts = texts.filter_map(|message| message["content"].as_str());
         let mut tokens = self.tokenize(&texts.collect::<Vec<_>>().join("|"));
         if tokens.is_empty() {
-            return Err(Fault::new(Reason::InvalidValue, "'messages' say nothing"));
+            return Err(LmtpError::new(
+                LmtpReason::InvalidValue,
+                "'messages' say nothing",
+            ));
         }
         tokens.extend(generation.then_some(Token::from(b'>')));
         Ok(tokens)
@@ -119,23 +123,23 @@ pub fn serve(bytes: &[u8]) {
     let pieces = lines(bytes, usize::from(*cut) % 16 + 1);
     assert_eq!(whole, pieces, "how bytes are cut changes nothing");
     if let Ok(text) = std::str::from_utf8(bytes) {
-        let mut desk = Desk::new(Carrier::Frames);
-        desk.say(ByteString::from(text));
+        let mut desk = Desk::new(MessageFraming::Frames);
+        desk.receive_text(ByteString::from(text));
         desk.close();
     }
 }
 
 fn lines(bytes: &[u8], cut: usize) -> Vec<String> {
-    let mut desk = Desk::new(Carrier::Lines);
-    let mut lines = Lines::new(LINE_BYTES);
+    let mut desk = Desk::new(MessageFraming::Lines);
+    let mut lines = LineSplitter::new(LINE_BYTES);
     for piece in bytes.chunks(cut) {
         lines.push(piece);
         while let Some(line) = lines.next_line() {
-            desk.hear(line);
+            desk.client(line);
         }
     }
     if let Some(line) = lines.last_line() {
-        desk.hear(line);
+        desk.client(line);
     }
     desk.close();
     desk.sent
@@ -152,14 +156,14 @@ const ROOM_BYTES: usize = 2_000;
 /// # Panics
 /// If an invariant does not hold.
 pub fn ops(bytes: &[u8]) {
-    let mut tape = bytes.iter().copied();
-    let carrier = match tape.next() {
-        Some(0..128) => Carrier::Lines,
-        _ => Carrier::Frames,
+    let mut input = bytes.iter().copied();
+    let carrier = match input.next() {
+        Some(0..128) => MessageFraming::Lines,
+        _ => MessageFraming::Frames,
     };
     let mut desk = Desk::new(carrier);
-    while let Some(op) = tape.next() {
-        desk.operate(op, tape.next().unwrap_or(0));
+    while let Some(op) = input.next() {
+        desk.operate(op, input.next().unwrap_or(0));
         desk.poll();
         desk.check_streams();
     }
@@ -211,9 +215,9 @@ const FAILURES: &[&str] = &[
 /// A session with an engine that gives every stream a piece a step, and everything it said.
 #[derive(Debug)]
 struct Desk {
-    session: Session,
-    carrier: Carrier,
-    running: Vec<(StreamKey, Work)>,
+    session: LmtpSession,
+    carrier: MessageFraming,
+    running: Vec<(StreamKey, StreamDemand)>,
     /// Ids that were accepted, as JSON, and how often their end has not been heard: an id may be used again before.
     open: BTreeMap<String, usize>,
     /// Streams that ended before the shell looked, or whose id it was not told: their first item tells.
@@ -229,11 +233,11 @@ struct Desk {
     /// Ids that were used again before their end was heard: whose item is whose cannot be told.
     blurred: BTreeSet<String>,
     /// Nobody hears any more.
-    gone: bool,
+    disconnected: bool,
 }
 
 impl Desk {
-    fn new(carrier: Carrier) -> Self {
+    fn new(carrier: MessageFraming) -> Self {
         Self {
             session: Self::session(carrier),
             carrier,
@@ -247,12 +251,12 @@ impl Desk {
             standing: BTreeSet::new(),
             next: BTreeMap::new(),
             blurred: BTreeSet::new(),
-            gone: false,
+            disconnected: false,
         }
     }
 
-    fn session(carrier: Carrier) -> Session {
-        let limits = Limits {
+    fn session(carrier: MessageFraming) -> LmtpSession {
+        let limits = ConnectionLimits {
             // Small, so that parking happens.
             outbox_bytes: OUTBOX_BYTES,
             outbox_low_bytes: 200,
@@ -261,9 +265,9 @@ impl Desk {
             resume_items: 4,
             resume_bytes: 500,
             resume_session_bytes: 900,
-            ..Limits::default()
+            ..ConnectionLimits::default()
         };
-        Session::new(Config {
+        LmtpSession::new(Config {
             limits: Arc::new(limits),
             carrier,
             ..Config::default()
@@ -275,7 +279,7 @@ impl Desk {
             0..5 if self.session.wants_input() => {
                 let message = MESSAGES[usize::from(with) % MESSAGES.len()];
                 let resumed = self.session.stats().resumed;
-                let rest = self.session.handle(message.into(), &Shelf, self.now);
+                let rest = self.session.handle(message.into(), &FuzzModels, self.now);
                 assert_eq!(rest, None, "one message is taken whole");
                 if self.session.stats().resumed > resumed {
                     let id = if message.ends_with("10}") { "1" } else { "10" };
@@ -287,11 +291,11 @@ impl Desk {
             11 => while self.take() {},
             12 => {
                 self.now = self.now + Duration::from_secs(u64::from(with) / 4);
-                let (unsent, held) = (self.session.unsent_bytes(), self.session.is_held());
+                let (unsent, retained) = (self.session.unsent_bytes(), self.session.is_detached());
                 self.session.tick(self.now);
                 // Who was too slow has not heard everything, and who stayed away has not either.
-                self.gone |= self.session.unsent_bytes() < unsent;
-                self.gone |= held && self.session.is_closed();
+                self.disconnected |= self.session.unsent_bytes() < unsent;
+                self.disconnected |= retained && self.session.is_closed();
             }
             13 if with < 64 => self.session.drain(),
             13 if with < 96 => self.session.end_of_input(),
@@ -305,21 +309,22 @@ impl Desk {
             }
             15 => match with {
                 0..16 => {
-                    self.gone |= self.session.is_held();
-                    self.session.close(Close::INTERNAL, self.now);
+                    self.disconnected |= self.session.is_detached();
+                    self.session.close(LmtpClose::INTERNAL, self.now);
                 }
                 128..176 => {
-                    self.gone |= !self.session.is_held() && !self.session.lose(self.now);
+                    self.disconnected |=
+                        !self.session.is_detached() && !self.session.lose(self.now);
                 }
-                176..224 if self.session.is_held() => self.come_back(),
+                176..224 if self.session.is_detached() => self.come_back(),
                 16..32 => {
-                    self.gone = true;
+                    self.disconnected = true;
                     self.session.hang_up();
                 }
                 64..96 => {
                     if let Some((stream, _)) = self.running.first() {
-                        let news = Status::Prefill { progress: 0.5 };
-                        self.session.status(*stream, &news, self.now);
+                        let update = StreamUpdate::Prefill { progress: 0.5 };
+                        self.session.status(*stream, &update, self.now);
                     }
                 }
                 32..64 if self.session.wants_input() => {
@@ -337,7 +342,7 @@ impl Desk {
         let fresh = Self::session(self.carrier);
         let old = std::mem::replace(&mut self.session, fresh);
         self.parked = false;
-        assert_eq!(self.session.handle(ALL.into(), &Shelf, self.now), None);
+        assert_eq!(self.session.handle(ALL.into(), &FuzzModels, self.now), None);
         self.poll();
         while self.take() {}
         let known = self.open.keys().filter(|id| !self.blurred.contains(*id));
@@ -357,8 +362,11 @@ impl Desk {
         );
         // By another name than its own.
         let resume = resume.replace("s_1", "s_9");
-        assert_eq!(self.session.handle(resume.into(), &Shelf, self.now), None);
-        assert!(matches!(self.session.poll(), Some(Output::Resume(name)) if name == "s_9"));
+        assert_eq!(
+            self.session.handle(resume.into(), &FuzzModels, self.now),
+            None
+        );
+        assert!(matches!(self.session.poll(), Some(LmtpOutput::Resume(name)) if name == "s_9"));
         let moved: BTreeMap<_, _> = self
             .session
             .resumed(Some(old), self.now)
@@ -396,11 +404,11 @@ impl Desk {
         }
     }
 
-    fn hear(&mut self, line: Line) {
+    fn client(&mut self, line: WireLine) {
         match line {
-            Line::Text(text) => self.say(text),
-            Line::BadText => self.unreadable(Unreadable::BadText),
-            Line::TooLong => self.unreadable(Unreadable::TooLarge),
+            WireLine::Text(text) => self.receive_text(text),
+            WireLine::BadText => self.unreadable(Unreadable::BadText),
+            WireLine::TooLong => self.unreadable(Unreadable::TooLarge),
         }
     }
 
@@ -409,11 +417,11 @@ impl Desk {
         self.settle();
     }
 
-    fn say(&mut self, text: ByteString) {
+    fn receive_text(&mut self, text: ByteString) {
         let mut rest = Some(text);
         while let Some(text) = rest {
             let resumed = self.session.stats().resumed;
-            rest = self.session.handle(text, &Shelf, self.now);
+            rest = self.session.handle(text, &FuzzModels, self.now);
             // Under an id that nobody has told.
             self.brief += usize::try_from(self.session.stats().resumed - resumed).expect("few");
             self.settle();
@@ -436,17 +444,19 @@ impl Desk {
         for (stream, work) in going.filter(|(stream, _)| !self.standing.contains(stream)) {
             let dice = self.steps.wrapping_mul(31) + stream.0 as u32 * 7;
             let piece = match (work, dice % 23) {
-                (_, 3) => Piece::Failed(Fault::new(Reason::EngineError, "a step failed")),
-                (Work::Score(_), _) | (_, 0..12) => Piece::Item(item(dice, None)),
-                (_, 12) => Piece::Item(Item {
+                (_, 3) => {
+                    StreamPiece::Failed(LmtpError::new(LmtpReason::EngineError, "a step failed"))
+                }
+                (StreamDemand::Score(_), _) | (_, 0..12) => StreamPiece::Item(item(dice, None)),
+                (_, 12) => StreamPiece::Item(TokenItem {
                     logprob: f32::NAN,
                     ..item(dice, None)
                 }),
-                _ => Piece::Item(item(dice, Some(Finish::Stop))),
+                _ => StreamPiece::Item(item(dice, Some(StreamFinish::Stop))),
             };
             let ends = match &piece {
-                Piece::Item(item) => item.finish.is_some() && !item.logprob.is_nan(),
-                Piece::Failed(_) => true,
+                StreamPiece::Item(item) => item.finish.is_some() && !item.logprob.is_nan(),
+                StreamPiece::Failed(_) => true,
             };
             if ends {
                 over.insert(*stream);
@@ -458,13 +468,13 @@ impl Desk {
     }
 
     fn close(&mut self) {
-        self.gone |= self.session.is_held();
-        self.session.close(Close::SHUTDOWN, self.now);
+        self.disconnected |= self.session.is_detached();
+        self.session.close(LmtpClose::SHUTDOWN, self.now);
         self.settle();
         assert!(self.session.is_closed());
         self.check_streams();
         assert!(
-            self.gone || self.open.is_empty() && self.brief == 0,
+            self.disconnected || self.open.is_empty() && self.brief == 0,
             "every stream ends: {:?}",
             self.open
         );
@@ -499,7 +509,7 @@ impl Desk {
         while let Some(output) = self.session.poll() {
             any = true;
             match output {
-                Output::Start(start) => {
+                LmtpOutput::Start(start) => {
                     match self.session.id(start.stream) {
                         _ if start.sample > 0 => {}
                         Some(id) => self.opens(id.as_json().to_owned()),
@@ -507,23 +517,23 @@ impl Desk {
                     }
                     self.running.push((start.stream, start.work));
                 }
-                Output::Cancel(stream) => {
+                LmtpOutput::Cancel(stream) => {
                     self.standing.remove(&stream);
                     self.running.retain(|(key, _)| *key != stream);
                 }
-                Output::ParkStream(stream) => {
+                LmtpOutput::ParkStream(stream) => {
                     assert!(self.standing.insert(stream), "it went before");
                 }
-                Output::UnparkStream(stream) => {
+                LmtpOutput::UnparkStream(stream) => {
                     assert!(self.standing.remove(&stream), "it stood before");
                 }
-                Output::Name => self.session.named(Some("s_1".into())),
-                Output::Resume(_) => {
+                LmtpOutput::Name => self.session.named(Some("s_1".into())),
+                LmtpOutput::Resume(_) => {
                     assert!(self.session.resumed(None, self.now).is_empty());
                 }
-                Output::Park => self.parked = true,
-                Output::Unpark => self.parked = false,
-                Output::Close(_) | Output::Reset => {
+                LmtpOutput::Park => self.parked = true,
+                LmtpOutput::Unpark => self.parked = false,
+                LmtpOutput::Close(_) | LmtpOutput::Reset => {
                     assert!(self.session.is_closed() && self.session.poll().is_none());
                 }
             }
@@ -619,13 +629,13 @@ impl Desk {
     }
 }
 
-fn item(token: u32, finish: Option<Finish>) -> Item {
-    Item {
+fn item(token: u32, finish: Option<StreamFinish>) -> TokenItem {
+    TokenItem {
         token: token % 258,
         logprob: -0.5,
         top: vec![(1, -0.25), (2, -0.5)],
         finish,
-        ..Item::default()
+        ..TokenItem::default()
     }
 }
 
@@ -634,19 +644,20 @@ fn item(token: u32, finish: Option<Finish>) -> Item {
 ///
 /// # Panics
 /// If an invariant does not hold.
-pub fn hear(bytes: &[u8]) {
-    let mut client = Client::new(Options::default());
-    let generate = Generate {
+pub fn client(bytes: &[u8]) {
+    let mut client = ClientMachine::new(ClientTimeouts::default());
+    let generate = GenerateRequest {
         prompt: vec![1],
         max_tokens: 3,
-        ..Generate::default()
+        ..GenerateRequest::default()
     };
     let score = Score {
         prompt: vec![1],
         scored: vec![2, 3],
         ..Score::default()
     };
-    let negotiate = |client: &mut Client| client.negotiate("tiny", Features::ALL, Time::ZERO);
+    let negotiate =
+        |client: &mut ClientMachine| client.negotiate("tiny", Features::ALL, Time::ZERO);
     let asked = negotiate(&mut client).expect("a small message").0;
     let mut open = BTreeSet::from([asked]);
     if bytes.len().is_multiple_of(2) {
@@ -668,7 +679,7 @@ pub fn hear(bytes: &[u8]) {
         match text.trim() {
             "\u{1}" => {
                 let waits = client.part();
-                assert_eq!(waits, client.apart().is_some());
+                assert_eq!(waits, client.detached_session().is_some());
                 ends(&mut client, &mut open);
                 assert_eq!(waits, !open.is_empty(), "what is over is told");
                 let again = negotiate(&mut client).expect("a small message");
@@ -698,13 +709,15 @@ pub fn hear(bytes: &[u8]) {
 /// A peer that keeps what it has begun.
 const AGREED: &str = r#"MSG [{"stream_id":1,"model_info":{},"lmtp":{"version":2,"features":["resume","cancel"],"session":"s"}}]"#;
 
-fn ends(client: &mut Client, open: &mut BTreeSet<super::Call>) {
+fn ends(client: &mut ClientMachine, open: &mut BTreeSet<super::ClientCallId>) {
     while let Some(event) = client.poll() {
         match event {
-            Event::Item(call, item) if item.finish.is_none() => {
+            ClientEvent::Item(call, item) if item.finish.is_none() => {
                 assert!(open.contains(&call), "nothing follows an end");
             }
-            Event::Item(call, _) | Event::ModelInfo(call, _) | Event::Failed(call, _) => {
+            ClientEvent::Item(call, _)
+            | ClientEvent::ModelInfo(call, _)
+            | ClientEvent::Failed(call, _) => {
                 assert!(open.remove(&call), "a call ends once");
             }
         }
@@ -721,11 +734,11 @@ mod tests {
     fn the_corpus_is_replayed() {
         replay("lmtp_ops", super::ops);
         replay("lmtp_serve", super::serve);
-        replay("lmtp_hear", super::hear);
+        replay("lmtp_hear", super::client);
     }
 
     /// What clients say, whole and broken.
-    const SAID: &[&str] = &[
+    const SENT: &[&str] = &[
         r#"GENERATE {"model":"tiny","prompt":[1,2],"stream_id":1}"#,
         r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":2,"max_tokens":2}"#,
         r#"GENERATE {"model":"nope","prompt":[1],"stream_id":3}"#,
@@ -747,7 +760,7 @@ mod tests {
     ];
 
     /// What servers say.
-    const HEARD: &[&str] = &[
+    const RECEIVED: &[&str] = &[
         r#"TOKEN [{"token":1,"stream_id":2,"logprob":-1.5,"finish_reason":null,"top_logprobs":{"1":-1.5}}]"#,
         r#"TOKEN {"token":1,"stream_id":3,"logprob":NaN,"finish_reason":null}"#,
         r#"TOKEN [{"stream_id":2,"finish_reason":"cancelled"}]"#,
@@ -781,12 +794,12 @@ mod tests {
         #[test]
         fn lm_501_any_bytes_leave_every_stream_ended_once(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             super::serve(&bytes);
-            super::hear(&bytes);
+            super::client(&bytes);
         }
 
         /// LM-405, LM-601: any interleaving of requests and steps, in any cut.
         #[test]
-        fn lm_501_any_interleaving_ends_every_stream_exactly_once(cut in any::<u8>(), text in texts(SAID)) {
+        fn lm_501_any_interleaving_ends_every_stream_exactly_once(cut in any::<u8>(), text in texts(SENT)) {
             let bytes: Vec<u8> = std::iter::once(cut).chain(text).collect();
             super::serve(&bytes);
         }
@@ -794,7 +807,7 @@ mod tests {
         /// Near what is sent, where the interesting mistakes are.
         #[test]
         fn lm_501_messages_with_some_bytes_changed_end_every_stream_exactly_once(
-            text in texts(SAID),
+            text in texts(SENT),
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5),
         ) {
             let mut bytes = text;
@@ -814,8 +827,8 @@ mod tests {
 
         /// LM-705, LM-706: whatever servers send.
         #[test]
-        fn lm_709_any_answers_end_every_call_exactly_once(text in texts(HEARD)) {
-            super::hear(&text);
+        fn lm_709_any_answers_end_every_call_exactly_once(text in texts(RECEIVED)) {
+            super::client(&text);
         }
     }
 }

@@ -1,7 +1,5 @@
 //! JSON as the peers of LMTP write it, read in place.
 //!
-//! Owns: a checked view of one value with its text as sent. Refuses to know: messages and their members.
-//!
 //! A reader of our own, because the protocol asks for what JSON crates refuse or lose: the bare words `NaN`, `Infinity`
 //! and `-Infinity` as Python writes them (LM-205), ids echoed byte for byte (LM-206), a second message behind the value
 //! (LM-204), and a million biases without a string for each (LM-1307). One tolerant pass stands for the strict one and
@@ -14,20 +12,20 @@ pub(super) const DEPTH_MAX: usize = 64;
 
 /// What is wrong with a text, without quoting it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Malformed(pub(super) &'static str);
+pub(super) struct BadJson(pub(super) &'static str);
 
 /// A value that was checked, as it was sent, without white space around it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Value<'a>(&'a str);
+pub(super) struct RawValue<'a>(&'a str);
 
 /// Reads the value at the beginning of `text`; returns it with what stands behind it.
-pub(super) fn value(text: &str) -> Result<(Value<'_>, &str), Malformed> {
+pub(super) fn value(text: &str) -> Result<(RawValue<'_>, &str), BadJson> {
     let mut scan = Scan { text, at: 0 };
     let value = scan.value(0)?;
     Ok((value, &text[scan.at..]))
 }
 
-impl<'a> Value<'a> {
+impl<'a> RawValue<'a> {
     /// The text as sent.
     pub(super) const fn as_str(self) -> &'a str {
         self.0
@@ -94,16 +92,16 @@ impl<'a> Value<'a> {
     }
 
     /// The elements of an array.
-    pub(super) fn elements(self) -> Option<Elements<'a>> {
-        self.0.starts_with('[').then_some(Elements(Scan {
+    pub(super) fn elements(self) -> Option<JsonElements<'a>> {
+        self.0.starts_with('[').then_some(JsonElements(Scan {
             text: self.0,
             at: 1,
         }))
     }
 
     /// The members of an object, in the order sent, repeated ones included.
-    pub(super) fn members(self) -> Option<Members<'a>> {
-        self.0.starts_with('{').then_some(Members(Scan {
+    pub(super) fn members(self) -> Option<ObjectMembers<'a>> {
+        self.0.starts_with('{').then_some(ObjectMembers(Scan {
             text: self.0,
             at: 1,
         }))
@@ -112,12 +110,12 @@ impl<'a> Value<'a> {
 
 /// Iterates over an array.
 #[derive(Debug)]
-pub(super) struct Elements<'a>(Scan<'a>);
+pub(super) struct JsonElements<'a>(Scan<'a>);
 
-impl<'a> Iterator for Elements<'a> {
-    type Item = Value<'a>;
+impl<'a> Iterator for JsonElements<'a> {
+    type Item = RawValue<'a>;
 
-    fn next(&mut self) -> Option<Value<'a>> {
+    fn next(&mut self) -> Option<RawValue<'a>> {
         self.0.skip(|byte| byte == b',' || is_space(byte));
         self.0.checked()
     }
@@ -125,11 +123,11 @@ impl<'a> Iterator for Elements<'a> {
 
 /// Iterates over an object.
 #[derive(Debug)]
-pub(super) struct Members<'a>(Scan<'a>);
+pub(super) struct ObjectMembers<'a>(Scan<'a>);
 
-impl<'a> Iterator for Members<'a> {
+impl<'a> Iterator for ObjectMembers<'a> {
     /// Name and value. A name that is no text is empty, which no member is called.
-    type Item = (Cow<'a, str>, Value<'a>);
+    type Item = (Cow<'a, str>, RawValue<'a>);
 
     fn next(&mut self) -> Option<Self::Item> {
         self.0.skip(|byte| byte == b',' || is_space(byte));
@@ -147,22 +145,22 @@ struct Scan<'a> {
 
 impl<'a> Scan<'a> {
     /// One value, inside `depth` others.
-    fn value(&mut self, depth: usize) -> Result<Value<'a>, Malformed> {
+    fn value(&mut self, depth: usize) -> Result<RawValue<'a>, BadJson> {
         self.skip(is_space);
         let from = self.at;
         match self.peek() {
-            None => return Err(Malformed("EOF while parsing a value")),
+            None => return Err(BadJson("EOF while parsing a value")),
             Some(b'{') => self.object(depth)?,
             Some(b'[') => self.array(depth)?,
             Some(b'"') => self.string()?,
             Some(b'-' | b'0'..=b'9') => self.number()?,
             Some(_) => self.word(&["true", "false", "null", "NaN", "Infinity"])?,
         }
-        Ok(Value(&self.text[from..self.at]))
+        Ok(RawValue(&self.text[from..self.at]))
     }
 
     /// One value of a text that [`Scan::value`] has checked; none at the end of what it stands in.
-    fn checked(&mut self) -> Option<Value<'a>> {
+    fn checked(&mut self) -> Option<RawValue<'a>> {
         let from = self.at;
         match self.peek()? {
             b'}' | b']' => return None,
@@ -170,7 +168,7 @@ impl<'a> Scan<'a> {
             b'{' | b'[' => self.checked_nest()?,
             _ => self.skip(|byte| !matches!(byte, b',' | b':' | b'}' | b']') && !is_space(byte)),
         }
-        Some(Value(&self.text[from..self.at]))
+        Some(RawValue(&self.text[from..self.at]))
     }
 
     fn checked_string(&mut self) {
@@ -203,7 +201,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    fn object(&mut self, depth: usize) -> Result<(), Malformed> {
+    fn object(&mut self, depth: usize) -> Result<(), BadJson> {
         self.enter(depth)?;
         if self.closes(b'}') {
             return Ok(());
@@ -212,8 +210,8 @@ impl<'a> Scan<'a> {
             self.skip(is_space);
             match self.peek() {
                 Some(b'"') => self.string()?,
-                None => return Err(Malformed("EOF while parsing an object")),
-                Some(_) => return Err(Malformed("a member's name must be a string")),
+                None => return Err(BadJson("EOF while parsing an object")),
+                Some(_) => return Err(BadJson("a member's name must be a string")),
             }
             self.skip(is_space);
             if !self.takes(b':') {
@@ -229,7 +227,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    fn array(&mut self, depth: usize) -> Result<(), Malformed> {
+    fn array(&mut self, depth: usize) -> Result<(), BadJson> {
         self.enter(depth)?;
         if self.closes(b']') {
             return Ok(());
@@ -246,15 +244,15 @@ impl<'a> Scan<'a> {
     }
 
     /// Into an object or list.
-    const fn enter(&mut self, depth: usize) -> Result<(), Malformed> {
+    const fn enter(&mut self, depth: usize) -> Result<(), BadJson> {
         if depth >= DEPTH_MAX {
-            return Err(Malformed("nested deeper than 64 levels"));
+            return Err(BadJson("nested deeper than 64 levels"));
         }
         self.at += 1;
         Ok(())
     }
 
-    fn string(&mut self) -> Result<(), Malformed> {
+    fn string(&mut self) -> Result<(), BadJson> {
         self.at += 1;
         loop {
             self.skip(|byte| byte >= 0x20 && byte != b'"' && byte != b'\\');
@@ -265,19 +263,19 @@ impl<'a> Scan<'a> {
                     Some(b'u') => {
                         for _ in 0..4 {
                             if !self.next().is_some_and(|byte| byte.is_ascii_hexdigit()) {
-                                return Err(Malformed("invalid escape in a string"));
+                                return Err(BadJson("invalid escape in a string"));
                             }
                         }
                     }
-                    _ => return Err(Malformed("invalid escape in a string")),
+                    _ => return Err(BadJson("invalid escape in a string")),
                 },
-                Some(_) => return Err(Malformed("a control character stands in a string")),
-                None => return Err(Malformed("EOF while parsing a string")),
+                Some(_) => return Err(BadJson("a control character stands in a string")),
+                None => return Err(BadJson("EOF while parsing a string")),
             }
         }
     }
 
-    fn number(&mut self) -> Result<(), Malformed> {
+    fn number(&mut self) -> Result<(), BadJson> {
         if self.takes(b'-') && self.peek() == Some(b'I') {
             return self.word(&["Infinity"]);
         }
@@ -293,28 +291,28 @@ impl<'a> Scan<'a> {
         }
         // `01` and `1x` are one thing that is no number, not a number and something else.
         match self.peek() {
-            Some(byte) if byte.is_ascii_alphanumeric() => Err(Malformed("invalid number")),
+            Some(byte) if byte.is_ascii_alphanumeric() => Err(BadJson("invalid number")),
             _ => Ok(()),
         }
     }
 
-    fn digits(&mut self) -> Result<(), Malformed> {
+    fn digits(&mut self) -> Result<(), BadJson> {
         let from = self.at;
         self.skip(|byte| byte.is_ascii_digit());
         if self.at > from {
             Ok(())
         } else {
-            Err(Malformed("invalid number"))
+            Err(BadJson("invalid number"))
         }
     }
 
-    fn word(&mut self, words: &[&str]) -> Result<(), Malformed> {
+    fn word(&mut self, words: &[&str]) -> Result<(), BadJson> {
         let from = self.at;
         self.skip(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
         if words.contains(&&self.text[from..self.at]) {
             Ok(())
         } else {
-            Err(Malformed("expected a value"))
+            Err(BadJson("expected a value"))
         }
     }
 
@@ -345,11 +343,11 @@ impl<'a> Scan<'a> {
         }
     }
 
-    fn missing(&self, what: &'static str) -> Malformed {
+    fn missing(&self, what: &'static str) -> BadJson {
         if self.at == self.text.len() {
-            Malformed("EOF while parsing a value")
+            BadJson("EOF while parsing a value")
         } else {
-            Malformed(what)
+            BadJson(what)
         }
     }
 }

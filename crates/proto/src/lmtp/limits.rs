@@ -1,13 +1,10 @@
 //! The limits of one connection.
-//!
-//! Owns: every number that bounds what a stranger can make a connection hold or do, with its default (section 10 of the
-//! LMTP page; stops as D-20 has them). Refuses to know: limits over all connections; the server has those.
 
 use std::time::Duration;
 
 /// What a connection allows. A value equal to a limit is accepted (LM-1201).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ConnectionLimits {
     /// Bytes of one frame or line; over it `message_too_large`.
     pub max_message_in: usize,
     /// Bytes of one TOKEN message; what is more goes into the next, split between items.
@@ -87,7 +84,7 @@ pub struct Limits {
     pub retry_after: Duration,
 }
 
-impl Default for Limits {
+impl Default for ConnectionLimits {
     fn default() -> Self {
         Self {
             max_message_in: 16 << 20,

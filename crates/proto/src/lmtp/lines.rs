@@ -1,13 +1,11 @@
 //! Bytes of a line transport, cut into lines.
-//!
-//! Owns: the bytes of the line that is not whole yet. Refuses to know: what a line says.
 
 use bytes::{Buf as _, BytesMut};
 use bytestring::ByteString;
 
 /// What stands between two line ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Line {
+pub enum WireLine {
     /// A line that is not empty.
     Text(ByteString),
     /// A line that is not UTF-8.
@@ -20,7 +18,7 @@ pub enum Line {
 ///
 /// Take [`Self::next_line`] until it gives nothing before pushing more: then no more than one line and one push is held.
 #[derive(Debug)]
-pub struct Lines {
+pub struct LineSplitter {
     buffer: BytesMut,
     /// How far there is no line end.
     searched: usize,
@@ -29,7 +27,7 @@ pub struct Lines {
     max: usize,
 }
 
-impl Lines {
+impl LineSplitter {
     /// Lines of at most `max` bytes, their ends not counted.
     #[must_use]
     pub fn new(max: usize) -> Self {
@@ -47,7 +45,7 @@ impl Lines {
     }
 
     /// The next line, if it is whole or too long.
-    pub fn next_line(&mut self) -> Option<Line> {
+    pub fn next_line(&mut self) -> Option<WireLine> {
         loop {
             let rest = &self.buffer[self.searched..];
             let Some(end) = memchr::memchr(b'\n', rest) else {
@@ -66,7 +64,7 @@ impl Lines {
     }
 
     /// The line that was not ended when the input ended.
-    pub fn last_line(&mut self) -> Option<Line> {
+    pub fn last_line(&mut self) -> Option<WireLine> {
         let line = self.buffer.split();
         self.searched = 0;
         let skipped = std::mem::take(&mut self.skipping);
@@ -74,28 +72,28 @@ impl Lines {
     }
 
     /// A line without an end that is too long by now.
-    fn overflow(&mut self) -> Option<Line> {
-        let held = self.buffer.len();
+    fn overflow(&mut self) -> Option<WireLine> {
+        let retained = self.buffer.len();
         // The last byte may be half of a line end.
         let half = usize::from(self.buffer.last() == Some(&b'\r'));
-        if !self.skipping && held - half <= self.max {
+        if !self.skipping && retained - half <= self.max {
             return None;
         }
         self.buffer.clear();
         self.searched = 0;
-        (!std::mem::replace(&mut self.skipping, true)).then_some(Line::TooLong)
+        (!std::mem::replace(&mut self.skipping, true)).then_some(WireLine::TooLong)
     }
 
-    fn read(&self, mut line: BytesMut) -> Option<Line> {
+    fn read(&self, mut line: BytesMut) -> Option<WireLine> {
         if line.last() == Some(&b'\r') {
             line.truncate(line.len() - 1);
         }
         if line.len() > self.max {
-            return Some(Line::TooLong);
+            return Some(WireLine::TooLong);
         }
         match ByteString::try_from(line.freeze()) {
-            Ok(text) => (!text.trim().is_empty()).then_some(Line::Text(text)),
-            Err(_) => Some(Line::BadText),
+            Ok(text) => (!text.trim().is_empty()).then_some(WireLine::Text(text)),
+            Err(_) => Some(WireLine::BadText),
         }
     }
 }

@@ -1,6 +1,5 @@
 //! What the messages of LMTP say, apart from how they are spelled.
 //!
-//! Owns: requests with their defaults filled in, items, and ids. Refuses to know: JSON; `read` and `write` have that.
 //! Programs in one process exchange these values and no text.
 
 use std::fmt;
@@ -13,9 +12,9 @@ use crate::steer::Token;
 
 /// The id of a stream or request: the bytes of a JSON value as the client sent them (LM-206).
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Id(ByteString);
+pub struct StreamId(ByteString);
 
-impl Id {
+impl StreamId {
     /// Takes JSON that was checked. A copy, so that an id does not keep its message in memory.
     pub(super) fn new(json: &str) -> Self {
         Self(ByteString::from(json))
@@ -28,7 +27,7 @@ impl Id {
     }
 }
 
-impl fmt::Debug for Id {
+impl fmt::Debug for StreamId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -36,7 +35,7 @@ impl fmt::Debug for Id {
 
 /// GENERATE, with defaults for what was not sent. Ranges are those of section 3.1.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Generate {
+pub struct GenerateRequest {
     /// Token ids, used as they are.
     pub prompt: Vec<Token>,
     /// The stream has at most this many items; at least 1.
@@ -76,7 +75,7 @@ pub struct Generate {
     pub priority: i32,
 }
 
-impl Default for Generate {
+impl Default for GenerateRequest {
     fn default() -> Self {
         Self {
             prompt: Vec::new(),
@@ -114,7 +113,7 @@ pub struct Score {
 
 /// One token of a stream.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Item {
+pub struct TokenItem {
     /// Its id.
     pub token: Token,
     /// Natural logarithm of its probability, as LM-411 normalises it.
@@ -123,7 +122,7 @@ pub struct Item {
     /// SCORE.
     pub top: Vec<(Token, f32)>,
     /// Why the stream ends with it, if it does.
-    pub finish: Option<Finish>,
+    pub finish: Option<StreamFinish>,
     /// The text that became certain with it: whole characters, without what may begin a stop. Of several tokens of one
     /// step the last may have the text of all. Shown to streams that asked (version 2).
     pub text: CompactString,
@@ -138,7 +137,7 @@ pub struct Item {
 
 /// Why a stream ended well.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Finish {
+pub enum StreamFinish {
     /// End-of-sequence or a stop.
     Stop,
     /// `max_tokens` or the end of the context.
@@ -153,7 +152,7 @@ pub enum Finish {
     Other(String),
 }
 
-impl Finish {
+impl StreamFinish {
     /// The name on the wire.
     #[must_use]
     pub fn name(&self) -> &str {

@@ -1,18 +1,15 @@
 //! What a connection has to know of a model.
-//!
-//! Owns: the facts that checks and MODEL_INFO need. Refuses to know: where models come from and how they run; the shell
-//! keeps a table and answers from memory (LM-332).
 
 use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::{Fault, Reason};
+use super::{LmtpError, LmtpReason};
 use crate::steer::Token;
 
 /// One model, as MODEL_INFO describes it and as requests are checked against it. The members go out in this order (LM-331).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Model {
+pub struct LmtpModelInfo {
     /// How it is served, in a few words for people.
     pub constructor: String,
     /// Its architecture.
@@ -26,7 +23,7 @@ pub struct Model {
     /// The tokens that end one.
     pub eos: Vec<Token>,
     /// How text becomes tokens; `None` serves tokens alone, and `stop` is `unsupported_operation`.
-    pub tokenizer: Option<Tokenizer>,
+    pub tokenizer: Option<TokenizerInfo>,
     /// The server's version.
     pub version: String,
     /// It is still being loaded, and this is what its file says: how text becomes tokens follows.
@@ -34,7 +31,7 @@ pub struct Model {
     pub loading: bool,
 }
 
-impl Model {
+impl LmtpModelInfo {
     /// Whether there is a token of this id, as far as that is known.
     #[must_use]
     pub fn has_token(&self, id: Token) -> bool {
@@ -51,14 +48,14 @@ impl Model {
 
 /// Which tokenizer a model has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Tokenizer {
+pub struct TokenizerInfo {
     /// `bpe`, `spm`, `bytes` or `words`.
     pub kind: String,
     /// How many ids it has.
     pub vocab_size: u32,
     /// Its tokens at both ends of a text, if that is known.
     #[serde(flatten)]
-    pub ends: Option<Ends>,
+    pub ends: Option<TextEnds>,
     /// The digest of its file, in hex; without one, of the vocabulary itself.
     pub sha256: String,
     /// The control tokens and what they are called; at most 256.
@@ -71,7 +68,7 @@ pub struct Tokenizer {
 
 /// What a tokenizer puts around a text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Ends {
+pub struct TextEnds {
     /// The token that begins one.
     pub bos: Option<Token>,
     /// The tokens that end one.
@@ -81,24 +78,24 @@ pub struct Ends {
 }
 
 /// The models by the names that clients may use (LM-321).
-pub trait Models {
+pub trait ModelLookup {
     /// The model of exactly this name or alias. Answers from memory.
     ///
     /// # Errors
-    /// [`Reason::ModelNotFound`], or [`Reason::InsufficientScope`] if the caller may not use it.
-    fn find(&self, name: &str) -> Result<Arc<Model>, Reason>;
+    /// [`LmtpReason::ModelNotFound`], or [`LmtpReason::InsufficientScope`] if the caller may not use it.
+    fn find(&self, name: &str) -> Result<Arc<LmtpModelInfo>, LmtpReason>;
 
     /// The same for whoever only asks what it is: known of a model that is still loading, too, as far as its file says it
     /// (LM-332).
     ///
     /// # Errors
-    /// As [`Models::find`].
-    fn describe(&self, name: &str) -> Result<Arc<Model>, Reason> {
+    /// As [`ModelLookup::find`].
+    fn describe(&self, name: &str) -> Result<Arc<LmtpModelInfo>, LmtpReason> {
         self.find(name)
     }
 
     /// The vocabulary of this model, if its tokenizer is at hand; without one version 2 has no text of it.
-    fn vocabulary(&self, _name: &str) -> Option<Arc<dyn Vocabulary>> {
+    fn vocabulary(&self, _name: &str) -> Option<Arc<dyn TextCodec>> {
         None
     }
 
@@ -109,12 +106,12 @@ pub trait Models {
 }
 
 /// From text to tokens and back: what text mode needs of a model (LM-911). Answers at once, on the connection's task.
-pub trait Vocabulary: Send + Sync {
+pub trait TextCodec: Send + Sync {
     /// The tokens of a text, in which control tokens are not looked for.
     fn tokenize(&self, text: &str) -> Vec<Token>;
 
     /// The token that the tokenizer puts before a text, if it does.
-    fn beginning(&self) -> Option<Token>;
+    fn bos(&self) -> Option<Token>;
 
     /// The bytes of a token; none for control tokens.
     fn bytes(&self, token: Token) -> &[u8];
@@ -127,7 +124,7 @@ pub trait Vocabulary: Send + Sync {
         &self,
         messages: &serde_json::Value,
         add_generation_prompt: bool,
-    ) -> Result<Vec<Token>, Fault>;
+    ) -> Result<Vec<Token>, LmtpError>;
 }
 
 /// Streams of the server, or of a pool.

@@ -1,19 +1,17 @@
 //! What waits to be sent.
-//!
-//! Owns: messages in their order, and the joining of items into TOKEN messages (LM-601). Refuses to know: streams.
 
 use std::collections::VecDeque;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 
-use super::port::Carrier;
+use super::port::MessageFraming;
 
 /// What no message may pass, because `aiohttp` refuses it (LM-1202).
 const FRAME_BYTES_MAX: usize = 4_194_303;
 const OPENING: &[u8] = b"TOKEN [";
 
 #[derive(Debug, Default)]
-pub(super) struct Outbound {
+pub(super) struct LmtpOutbound {
     /// Each item is a message, and no list (LM-114).
     bare: bool,
     /// Messages that grow no more.
@@ -24,7 +22,7 @@ pub(super) struct Outbound {
     pub(super) bytes: usize,
 }
 
-impl Outbound {
+impl LmtpOutbound {
     pub(super) fn new(bare: bool) -> Self {
         Self {
             bare,
@@ -42,12 +40,13 @@ impl Outbound {
             return self.alone(OPENING, write);
         }
         let max = max.min(FRAME_BYTES_MAX);
-        let held = self.open.len();
-        self.open.put_slice(if held == 0 { OPENING } else { b"," });
+        let retained = self.open.len();
+        self.open
+            .put_slice(if retained == 0 { OPENING } else { b"," });
         write(&mut self.open);
-        self.bytes += self.open.len() - held;
-        if held > 0 && self.open.len() + ENDING_BYTES > max {
-            let item = self.open.split_off(held);
+        self.bytes += self.open.len() - retained;
+        if retained > 0 && self.open.len() + ENDING_BYTES > max {
+            let item = self.open.split_off(retained);
             self.end_items();
             self.open.put_slice(OPENING);
             self.open.put_slice(&item[1..]);
@@ -86,13 +85,13 @@ impl Outbound {
     }
 
     /// The next message, if any waits.
-    pub(super) fn take(&mut self, carrier: Carrier) -> Option<Bytes> {
+    pub(super) fn take(&mut self, carrier: MessageFraming) -> Option<Bytes> {
         if self.whole.is_empty() {
             self.end_items();
         }
         let mut message = self.whole.pop_front()?;
         self.bytes -= message.len();
-        if carrier == Carrier::Lines {
+        if carrier == MessageFraming::Lines {
             message.put_u8(b'\n');
         }
         Some(message.freeze())

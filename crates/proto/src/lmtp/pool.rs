@@ -1,9 +1,5 @@
 //! Which of several upstreams a stream goes to, as a pure machine (LM-801 to LM-806).
 //!
-//! Owns: which upstreams can be asked, how busy each is, which prompts it has seen; where a stream goes next, and whether it
-//! goes on elsewhere when its upstream is lost ([`Passage`]). Refuses to know: connections, clocks, the items of streams
-//! beyond what their passage needs.
-//!
 //! ```text
 //!   away ── a good probe ──► serving ── two probes missed · connection lost · three engine errors in a row ──► away
 //!    ▲                          └─ says that it drains ──► draining: what runs there ends there ─┐
@@ -11,20 +7,20 @@
 //! ```
 
 mod affinity;
-mod passage;
+mod relayed_stream;
 
 use std::time::Duration;
 
-use super::{Fault, Reason};
+use super::{LmtpError, LmtpReason};
 use crate::steer::Token;
 use crate::time::Time;
-use affinity::Affinity;
+use affinity::AffinityTable;
 
-pub use passage::{Passage, Passed};
+pub use relayed_stream::{RelayedItem, RelayedStream};
 
 /// How a pool behaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct PoolOptions {
     /// From one probe of an upstream that serves to the next.
     pub probe_interval: Duration,
     /// From the loss of an upstream to the first probe.
@@ -42,7 +38,7 @@ pub struct Options {
     pub seeded: bool,
 }
 
-impl Default for Options {
+impl Default for PoolOptions {
     fn default() -> Self {
         Self {
             probe_interval: Duration::from_secs(10),
@@ -58,9 +54,9 @@ impl Default for Options {
 
 /// One upstream of a pool, by its place in the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Member(usize);
+pub struct PoolMember(usize);
 
-impl Member {
+impl PoolMember {
     /// The number of its place, from 0.
     #[must_use]
     pub const fn index(self) -> usize {
@@ -81,7 +77,7 @@ pub enum Condition {
 
 /// What came of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Probe {
+pub enum ProbeOutcome {
     /// It answered. With the streams of everybody there, where it says how many (LM-902).
     Answered(Option<u64>),
     /// It did not, or not as one that serves the model.
@@ -90,17 +86,17 @@ pub enum Probe {
 
 /// How a stream at one upstream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum StreamOutcome {
     /// With a finish.
     Well,
     /// With an error.
-    Failed(Reason),
+    Failed(LmtpReason),
     /// Nobody reads it any more.
     Left,
 }
 
 #[derive(Debug)]
-struct Upstream {
+struct UpstreamState {
     weight: u64,
     condition: Condition,
     /// No longer configured.
@@ -121,7 +117,7 @@ struct Upstream {
     served_from: Time,
 }
 
-impl Upstream {
+impl UpstreamState {
     /// One that nothing is known of, to be probed then.
     fn new(weight: u32, delay: Duration, probe_at: Time) -> Self {
         Self {
@@ -147,40 +143,40 @@ impl Upstream {
 
 /// The machine. See the module's page.
 #[derive(Debug)]
-pub struct Pool {
-    options: Options,
-    upstreams: Vec<Upstream>,
-    affinity: Affinity,
+pub struct PoolMachine {
+    options: PoolOptions,
+    upstreams: Vec<UpstreamState>,
+    affinity: AffinityTable,
     streams: u64,
 }
 
-impl Pool {
+impl PoolMachine {
     /// A pool of so many upstreams, all away and to be probed at once. A weight of 0 counts as 1.
-    pub fn new(weights: impl IntoIterator<Item = u32>, options: Options) -> Self {
-        let upstream = |weight| Upstream::new(weight, options.back_off, Time::ZERO);
+    pub fn new(weights: impl IntoIterator<Item = u32>, options: PoolOptions) -> Self {
+        let upstream = |weight| UpstreamState::new(weight, options.back_off, Time::ZERO);
         Self {
             upstreams: weights.into_iter().map(upstream).collect(),
-            affinity: Affinity::new(options.blocks),
+            affinity: AffinityTable::new(options.blocks),
             streams: 0,
             options,
         }
     }
 
     /// Another upstream is configured: it is probed at once, and asked as soon as it answers (LM-805).
-    pub fn add(&mut self, weight: u32, now: Time) -> Member {
-        let upstream = Upstream::new(weight, self.options.back_off, now);
+    pub fn add(&mut self, weight: u32, now: Time) -> PoolMember {
+        let upstream = UpstreamState::new(weight, self.options.back_off, now);
         self.upstreams.push(upstream);
-        Member(self.upstreams.len() - 1)
+        PoolMember(self.upstreams.len() - 1)
     }
 
     /// The weight of an upstream is this now; 0 counts as 1.
-    pub fn weigh(&mut self, at: Member, weight: u32) {
+    pub fn set_weight(&mut self, at: PoolMember, weight: u32) {
         self.upstreams[at.0].weight = u64::from(weight.max(1));
     }
 
     /// Every upstream.
-    pub fn members(&self) -> impl Iterator<Item = Member> + use<> {
-        (0..self.upstreams.len()).map(Member)
+    pub fn members(&self) -> impl Iterator<Item = PoolMember> + use<> {
+        (0..self.upstreams.len()).map(PoolMember)
     }
 
     /// Chooses an upstream for a stream with this prompt, which counts there until [`Self::ended`]; never `but` (LM-803).
@@ -190,10 +186,10 @@ impl Pool {
     pub fn route(
         &mut self,
         prompt: &[Token],
-        but: Option<Member>,
+        but: Option<PoolMember>,
         now: Time,
-    ) -> Result<Member, Fault> {
-        let usable = |member: Member| self.serves(member) && Some(member) != but;
+    ) -> Result<PoolMember, LmtpError> {
+        let usable = |member: PoolMember| self.serves(member) && Some(member) != but;
         let known = self.affinity.longest(prompt, usable);
         let known = known.filter(|member| !self.is_crowded(*member));
         let chosen = known.or_else(|| {
@@ -212,60 +208,62 @@ impl Pool {
     }
 
     /// A stream has ended at its upstream.
-    pub fn ended(&mut self, at: Member, how: Ended, now: Time) {
+    pub fn ended(&mut self, at: PoolMember, how: StreamOutcome, now: Time) {
         let upstream = &mut self.upstreams[at.0];
         upstream.open = upstream.open.saturating_sub(1);
         match how {
-            Ended::Failed(Reason::EngineError | Reason::EngineDead | Reason::Timeout) => {
+            StreamOutcome::Failed(
+                LmtpReason::EngineError | LmtpReason::EngineDead | LmtpReason::Timeout,
+            ) => {
                 upstream.engine_errors += 1;
                 if upstream.engine_errors >= self.options.engine_errors {
                     self.lost(at, now);
                 }
             }
-            Ended::Failed(Reason::Draining) => self.drains(at),
-            Ended::Failed(Reason::ConnectionLost) => self.lost(at, now),
-            Ended::Well | Ended::Failed(_) => upstream.engine_errors = 0,
-            Ended::Left => {}
+            StreamOutcome::Failed(LmtpReason::Draining) => self.drains(at),
+            StreamOutcome::Failed(LmtpReason::ConnectionLost) => self.lost(at, now),
+            StreamOutcome::Well | StreamOutcome::Failed(_) => upstream.engine_errors = 0,
+            StreamOutcome::Left => {}
         }
     }
 
     /// An upstream has computed this prompt and output; what begins so goes there again (LM-802).
-    pub fn remember(&mut self, at: Member, tokens: &[Token]) {
+    pub fn remember(&mut self, at: PoolMember, tokens: &[Token]) {
         self.affinity.enter(tokens, at);
     }
 
     /// How many calls the connection to an upstream has open, abandoned ones included.
-    pub fn counts(&mut self, at: Member, calls: usize) {
+    pub fn counts(&mut self, at: PoolMember, calls: usize) {
         self.upstreams[at.0].counted = calls as u64;
     }
 
     /// When to probe an upstream; never one that was removed.
     #[must_use]
-    pub fn probe_at(&self, at: Member) -> Option<Time> {
+    pub fn probe_at(&self, at: PoolMember) -> Option<Time> {
         let upstream = &self.upstreams[at.0];
         (!upstream.removed).then_some(upstream.probe_at)
     }
 
     /// An upstream was connected to and has still to show what it serves; it is asked all the same, for reference servers
     /// may be busy loading a model.
-    pub fn met(&mut self, at: Member, now: Time) {
+    pub fn met(&mut self, at: PoolMember, now: Time) {
         self.serve(at, now);
     }
 
     /// A probe has come back.
-    pub fn probed(&mut self, at: Member, probe: Probe, now: Time) {
+    pub fn probed(&mut self, at: PoolMember, probe: ProbeOutcome, now: Time) {
         let upstream = &mut self.upstreams[at.0];
         upstream.probe_at = now + self.options.probe_interval;
         match (probe, upstream.condition) {
-            (Probe::Answered(streams), condition) => {
+            (ProbeOutcome::Answered(streams), condition) => {
                 upstream.missed = 0;
                 upstream.others = streams.map_or(0, |all| all.saturating_sub(upstream.open));
                 if condition == Condition::Away {
                     self.serve(at, now);
                 }
             }
-            (Probe::Missed, Condition::Away) => self.postpone(at, now),
-            (Probe::Missed, Condition::Serving | Condition::Draining) => {
+            (ProbeOutcome::Missed, Condition::Away) => self.postpone(at, now),
+            (ProbeOutcome::Missed, Condition::Serving | Condition::Draining) => {
                 upstream.missed += 1;
                 // Whether it hangs is not to be found out a whole interval later.
                 upstream.probe_at = now + self.options.back_off;
@@ -277,7 +275,7 @@ impl Pool {
     }
 
     /// The connection to an upstream is lost, or as good as that. Its streams are told by whoever reads them.
-    pub fn lost(&mut self, at: Member, now: Time) {
+    pub fn lost(&mut self, at: PoolMember, now: Time) {
         let upstream = &mut self.upstreams[at.0];
         if upstream.condition == Condition::Away {
             return;
@@ -290,7 +288,7 @@ impl Pool {
     }
 
     /// An upstream has said that it goes. It is asked again once it has gone and come back (LM-805).
-    pub fn drains(&mut self, at: Member) {
+    pub fn drains(&mut self, at: PoolMember) {
         let upstream = &mut self.upstreams[at.0];
         if upstream.condition == Condition::Serving {
             upstream.condition = Condition::Draining;
@@ -298,13 +296,13 @@ impl Pool {
     }
 
     /// An upstream is not configured any more: what runs there ends there, and it does not come back by itself (LM-805).
-    pub fn remove(&mut self, at: Member) {
+    pub fn remove(&mut self, at: PoolMember) {
         self.drains(at);
         self.upstreams[at.0].removed = true;
     }
 
     /// One that was removed is configured again: it is asked as soon as it answers a probe.
-    pub fn restore(&mut self, at: Member, now: Time) {
+    pub fn restore(&mut self, at: PoolMember, now: Time) {
         let upstream = &mut self.upstreams[at.0];
         if std::mem::replace(&mut upstream.removed, false) {
             upstream.condition = Condition::Away;
@@ -314,37 +312,37 @@ impl Pool {
 
     /// What may be asked of an upstream now.
     #[must_use]
-    pub fn condition(&self, at: Member) -> Condition {
+    pub fn condition(&self, at: PoolMember) -> Condition {
         self.upstreams[at.0].condition
     }
 
     /// Streams that are followed there.
     #[must_use]
-    pub fn open(&self, at: Member) -> u64 {
+    pub fn open(&self, at: PoolMember) -> u64 {
         self.upstreams[at.0].open
     }
 
     /// Whether any upstream can be asked; with `but`, any other.
     #[must_use]
-    pub fn is_served(&self, but: Option<Member>) -> bool {
+    pub fn is_served(&self, but: Option<PoolMember>) -> bool {
         self.members()
             .any(|member| Some(member) != but && self.serves(member))
     }
 
-    fn serves(&self, at: Member) -> bool {
+    fn serves(&self, at: PoolMember) -> bool {
         let upstream = &self.upstreams[at.0];
         upstream.condition == Condition::Serving && !upstream.removed
     }
 
     /// It has more than twice what the others have on average, and four.
-    fn is_crowded(&self, at: Member) -> bool {
+    fn is_crowded(&self, at: PoolMember) -> bool {
         let serving = self.members().filter(|member| self.serves(*member));
         let loads = serving.map(|member| self.upstreams[member.0].load());
         let (count, all) = loads.fold((0, 0), |(count, all), load| (count + 1, all + load));
         self.upstreams[at.0].load() * count > 2 * all + 4 * count
     }
 
-    fn serve(&mut self, at: Member, now: Time) {
+    fn serve(&mut self, at: PoolMember, now: Time) {
         let upstream = &mut self.upstreams[at.0];
         if upstream.removed {
             return;
@@ -356,19 +354,19 @@ impl Pool {
     }
 
     /// The next probe of one that is away, later each time.
-    fn postpone(&mut self, at: Member, now: Time) {
+    fn postpone(&mut self, at: PoolMember, now: Time) {
         let upstream = &mut self.upstreams[at.0];
         upstream.probe_at = now + upstream.delay;
         upstream.delay = (upstream.delay * 2).min(self.options.back_off_max);
         upstream.others = 0;
     }
 
-    fn nobody(&self, now: Time) -> Fault {
+    fn nobody(&self, now: Time) -> LmtpError {
         let probes = self.members().filter_map(|member| self.probe_at(member));
-        Fault {
+        LmtpError {
             retry_after: probes.min().map(|at| at.since(now).max(SOON)),
-            ..Fault::new(
-                Reason::UpstreamError,
+            ..LmtpError::new(
+                LmtpReason::UpstreamError,
                 "no upstream of this model is there at the moment; try again",
             )
         }
@@ -376,7 +374,9 @@ impl Pool {
 }
 
 /// The fewest streams for its weight; of equals the one that was idle for longest.
-fn by_load(pool: &Pool) -> impl Fn(&Member, &Member) -> std::cmp::Ordering + use<'_> {
+fn by_load(
+    pool: &PoolMachine,
+) -> impl Fn(&PoolMember, &PoolMember) -> std::cmp::Ordering + use<'_> {
     |a, b| {
         let (a, b) = (&pool.upstreams[a.0], &pool.upstreams[b.0]);
         let loads = (a.load() * b.weight).cmp(&(b.load() * a.weight));

@@ -1,13 +1,14 @@
 //! What goes in and out of a session beside messages.
-//!
-//! Owns: the plain data between the machine and its shell. Refuses to know: how either works.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytestring::ByteString;
 
-use super::{Fault, Features, Generate, Item, Limits, Model, Reason, Score};
+use super::{
+    ConnectionLimits, Features, GenerateRequest, LmtpError, LmtpModelInfo, LmtpReason, Score,
+    TokenItem,
+};
 
 /// A stream of one session, in order of admission. Stale once the stream has ended; never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -15,7 +16,7 @@ pub struct StreamKey(pub(super) u64);
 
 /// What separates messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carrier {
+pub enum MessageFraming {
     /// Frames: one message each going out, one or several coming in (LM-204).
     Frames,
     /// Lines: one message each, ended by `\n`.
@@ -26,9 +27,9 @@ pub enum Carrier {
 #[derive(Clone, Debug)]
 pub struct Config {
     /// What it may hold and do.
-    pub limits: Arc<Limits>,
+    pub limits: Arc<ConnectionLimits>,
     /// What its transport is made of.
-    pub carrier: Carrier,
+    pub carrier: MessageFraming,
     /// The model of messages that name none.
     pub default_model: Option<ByteString>,
     /// Whether unknown members of GENERATE are refused instead of ignored (LM-207).
@@ -49,7 +50,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             limits: Arc::default(),
-            carrier: Carrier::Frames,
+            carrier: MessageFraming::Frames,
             default_model: None,
             strict_parameters: false,
             coalesce: true,
@@ -63,9 +64,9 @@ impl Default for Config {
 
 /// What the machine asks of its shell.
 #[derive(Clone, Debug)]
-pub enum Output {
-    /// Do this work. Its items go into [`super::Session::step`].
-    Start(Box<Start>),
+pub enum LmtpOutput {
+    /// Do this work. Its items go into [`super::LmtpSession::step`].
+    Start(Box<StreamStart>),
     /// Stop the work of this stream; its key is stale.
     Cancel(StreamKey),
     /// Too much waits to be sent: let no stream take part in further steps (LM-607).
@@ -76,19 +77,19 @@ pub enum Output {
     ParkStream(StreamKey),
     /// It may go on.
     UnparkStream(StreamKey),
-    /// The client wants to be able to come back: answer with [`super::Session::named`]. Nothing is read before.
+    /// The client wants to be able to come back: answer with [`super::LmtpSession::named`]. Nothing is read before.
     Name,
-    /// The client comes back to the session of this name: answer with [`super::Session::resumed`]. Nothing is read before.
+    /// The client comes back to the session of this name: answer with [`super::LmtpSession::resumed`]. Nothing is read before.
     Resume(ByteString),
     /// Close the connection in order; everything that had to be said was taken, or had its time. Nothing follows.
-    Close(Close),
+    Close(LmtpClose),
     /// Break the connection off: its peer does not read. Nothing follows.
     Reset,
 }
 
 /// Work for one accepted stream.
 #[derive(Clone, Debug)]
-pub struct Start {
+pub struct StreamStart {
     /// The stream, or one sample of it: each has work of its own.
     pub stream: StreamKey,
     /// Which sample; 0 for most streams.
@@ -96,36 +97,36 @@ pub struct Start {
     /// What the client called the model.
     pub name: ByteString,
     /// The model.
-    pub model: Arc<Model>,
+    pub model: Arc<LmtpModelInfo>,
     /// What to do with it.
-    pub work: Work,
-    /// Its client wants to know how it is: give that to [`super::Session::status`].
+    pub work: StreamDemand,
+    /// Its client wants to know how it is: give that to [`super::LmtpSession::status`].
     pub statuses: bool,
-    /// Its first item is to say how likely the prompt is: [`Item::prompt`] (LM-974).
+    /// Its first item is to say how likely the prompt is: [`TokenItem::prompt`] (LM-974).
     pub prompt_logprobs: bool,
 }
 
 /// What a stream wants.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Work {
+pub enum StreamDemand {
     /// Tokens.
-    Generate(Generate),
+    Generate(GenerateRequest),
     /// The probabilities of tokens.
     Score(Score),
 }
 
 /// What work gives.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Piece {
+pub enum StreamPiece {
     /// A token.
-    Item(Item),
+    Item(TokenItem),
     /// The end, badly.
-    Failed(Fault),
+    Failed(LmtpError),
 }
 
 /// News of a stream or of the connection (LM-921).
 #[derive(Clone, Debug, PartialEq)]
-pub enum Status {
+pub enum StreamUpdate {
     /// Its model is being loaded.
     Loading {
         /// From 0 to 1, if that is known.
@@ -166,7 +167,7 @@ pub enum Status {
     Shutdown,
 }
 
-impl Status {
+impl StreamUpdate {
     /// The event's name on the wire.
     #[must_use]
     pub const fn name(&self) -> &'static str {
@@ -186,7 +187,7 @@ impl Status {
 /// What the transport could not make a text of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreadable {
-    /// More than [`Limits::max_message_in`] bytes.
+    /// More than [`ConnectionLimits::max_message_in`] bytes.
     TooLarge,
     /// No UTF-8.
     BadText,
@@ -194,47 +195,51 @@ pub enum Unreadable {
 
 /// How a connection is closed, and what open streams are told before (LM-505).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Close {
+pub struct LmtpClose {
     /// The WebSocket close code.
     pub code: u16,
     /// What streams end with.
-    pub reason: Reason,
+    pub reason: LmtpReason,
     /// For people.
     pub message: &'static str,
 }
 
-impl Close {
+impl LmtpClose {
     /// Everything that was asked is done; there are no open streams.
-    pub const FINISHED: Self = Self::new(1000, Reason::ConnectionLost, "");
+    pub const FINISHED: Self = Self::new(1000, LmtpReason::ConnectionLost, "");
     /// As the reference server closes after a malformed message.
     pub const AS_REFERENCE: Self =
-        Self::new(1000, Reason::Malformed, "a malformed message was sent");
+        Self::new(1000, LmtpReason::Malformed, "a malformed message was sent");
     /// The server stops.
-    pub const SHUTDOWN: Self = Self::new(1001, Reason::Draining, "the server is shutting down");
+    pub const SHUTDOWN: Self = Self::new(1001, LmtpReason::Draining, "the server is shutting down");
     /// A text that is not UTF-8.
     pub const BAD_TEXT: Self = Self::new(
         1007,
-        Reason::Malformed,
+        LmtpReason::Malformed,
         "a message that is not UTF-8 was sent",
     );
     /// The key was revoked.
-    pub const REVOKED: Self = Self::new(1008, Reason::InsufficientScope, "the key was revoked");
+    pub const REVOKED: Self = Self::new(1008, LmtpReason::InsufficientScope, "the key was revoked");
     /// Too many malformed messages (LM-202).
     pub const MALFORMED: Self = Self::new(
         1008,
-        Reason::Malformed,
+        LmtpReason::Malformed,
         "too many malformed messages were sent",
     );
     /// A frame above the limit (LM-1201).
     pub const TOO_LARGE: Self = Self::new(
         1009,
-        Reason::MessageTooLarge,
+        LmtpReason::MessageTooLarge,
         "a message larger than max_message_in was sent",
     );
     /// A defect of ours.
-    pub const INTERNAL: Self = Self::new(1011, Reason::EngineError, "the server failed; try again");
+    pub const INTERNAL: Self = Self::new(
+        1011,
+        LmtpReason::EngineError,
+        "the server failed; try again",
+    );
 
-    const fn new(code: u16, reason: Reason, message: &'static str) -> Self {
+    const fn new(code: u16, reason: LmtpReason, message: &'static str) -> Self {
         Self {
             code,
             reason,
@@ -245,7 +250,7 @@ impl Close {
 
 /// What a session has counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct LmtpStats {
     /// Streams accepted and given to the shell.
     pub streams: u64,
     /// GENERATE and SCORE refused with an error item.

@@ -1,47 +1,47 @@
 //! The members of client messages, checked.
-//!
-//! Owns: which members there are, their types and ranges, and the order in which they are looked at (LM-302). Refuses to
-//! know: streams and what else is live.
 
 use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
-use super::json::{Malformed, Value, is_space, value};
-use super::{Fault, Feature, Features, Generate, Id, Limits, Model, Reason, Score};
+use super::json::{BadJson, RawValue, is_space, value};
+use super::{
+    ConnectionLimits, Feature, Features, GenerateRequest, LmtpError, LmtpModelInfo, LmtpReason,
+    Score, StreamId,
+};
 use crate::steer::Token;
 
 /// One `TYPE JSON` unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Command<'a> {
+pub(super) struct ClientCommand<'a> {
     /// The type, whatever it is.
     pub(super) word: &'a str,
     /// The payload, whatever it is.
-    pub(super) payload: Value<'a>,
+    pub(super) payload: RawValue<'a>,
 }
 
 /// Reads the message at the beginning of `text`, and returns it with the messages behind it (LM-201, LM-204).
-pub(super) fn command(text: &str) -> Result<(Command<'_>, &str), Malformed> {
+pub(super) fn command(text: &str) -> Result<(ClientCommand<'_>, &str), BadJson> {
     let (word, rest) = text
         .split_once(' ')
-        .ok_or(Malformed("expected a type, one space, and JSON"))?;
+        .ok_or(BadJson("expected a type, one space, and JSON"))?;
     if word.is_empty() || word.bytes().any(is_space) {
-        return Err(Malformed("expected a type, one space, and JSON"));
+        return Err(BadJson("expected a type, one space, and JSON"));
     }
     let (payload, rest) = value(rest)?;
     let next = rest.trim_start_matches(|c: char| u8::try_from(c).is_ok_and(is_space));
     if !next.is_empty() && !rest[..rest.len() - next.len()].contains('\n') {
-        return Err(Malformed("something stands behind the value"));
+        return Err(BadJson("something stands behind the value"));
     }
-    Ok((Command { word, payload }, next))
+    Ok((ClientCommand { word, payload }, next))
 }
 
 /// The members of a payload by name; of repeated ones the last (LM-205).
 #[derive(Debug)]
-pub(super) struct Members<'a> {
-    known: [Option<Value<'a>>; NAMES.len()],
+pub(super) struct PayloadMembers<'a> {
+    known: [Option<RawValue<'a>>; NAMES.len()],
     /// Those of version 2 whose feature was negotiated; for everybody else they are unknown (LM-207).
-    added: Vec<(&'static str, Value<'a>)>,
+    added: Vec<(&'static str, RawValue<'a>)>,
     /// A controller is asked for.
     controller: bool,
     /// The first unknown name, and how many there are.
@@ -116,9 +116,9 @@ const ADDED: [(&str, Feature); 34] = [
 /// What two requests for the same may differ in (LM-963).
 const ASIDE: [&str; 5] = ["stream_id", "retry_of", "deadline_ms", "ttft_ms", "data"];
 
-impl<'a> Members<'a> {
+impl<'a> PayloadMembers<'a> {
     /// The members of an object; nothing else has any.
-    pub(super) fn of(payload: Value<'a>, features: Features) -> Option<Self> {
+    pub(super) fn of(payload: RawValue<'a>, features: Features) -> Option<Self> {
         let mut members = Self {
             known: [None; NAMES.len()],
             added: Vec::new(),
@@ -154,7 +154,7 @@ impl<'a> Members<'a> {
     }
 
     /// A member that is there and not null.
-    pub(super) fn value(&self, name: &str) -> Option<Value<'a>> {
+    pub(super) fn value(&self, name: &str) -> Option<RawValue<'a>> {
         let value = match NAMES.iter().position(|known| *known == name) {
             Some(at) => self.known[at],
             None => self
@@ -200,15 +200,15 @@ impl<'a> Members<'a> {
     }
 
     /// The id to echo.
-    pub(super) fn id(&self, limits: &Limits) -> Result<Id, Fault> {
+    pub(super) fn id(&self, limits: &ConnectionLimits) -> Result<StreamId, LmtpError> {
         let value = self
             .value("stream_id")
-            .ok_or_else(|| Fault::new(Reason::MissingRequiredParameter, "'stream_id'"))?;
+            .ok_or_else(|| LmtpError::new(LmtpReason::MissingRequiredParameter, "'stream_id'"))?;
         id(value, limits)
     }
 
     /// True or false; `None` where the member is absent.
-    pub(super) fn flag(&self, name: &str) -> Result<Option<bool>, Fault> {
+    pub(super) fn flag(&self, name: &str) -> Result<Option<bool>, LmtpError> {
         let Some(value) = self.value(name) else {
             return Ok(None);
         };
@@ -218,7 +218,11 @@ impl<'a> Members<'a> {
     }
 
     /// The name of something that the client has named.
-    pub(super) fn name(&self, name: &str, limits: &Limits) -> Result<Option<String>, Fault> {
+    pub(super) fn name(
+        &self,
+        name: &str,
+        limits: &ConnectionLimits,
+    ) -> Result<Option<String>, LmtpError> {
         let Some(value) = self.value(name) else {
             return Ok(None);
         };
@@ -231,19 +235,22 @@ impl<'a> Members<'a> {
     }
 
     /// How many of the most likely tokens to show.
-    pub(super) fn top_logprobs(&self, limits: &Limits) -> Result<Option<u32>, Fault> {
+    pub(super) fn top_logprobs(&self, limits: &ConnectionLimits) -> Result<Option<u32>, LmtpError> {
         let count = self.count("top_logprobs", "0 or more", 0)?;
         match count {
             Some(count) if count > limits.max_top_logprobs => {
                 let message = format!("'top_logprobs' must be at most {}", limits.max_top_logprobs);
-                Err(Fault::new(Reason::InvalidValue, message))
+                Err(LmtpError::new(LmtpReason::InvalidValue, message))
             }
             count => Ok(count),
         }
     }
 
     /// The model's name, if one is given.
-    pub(super) fn model(&self, limits: &Limits) -> Result<Option<Cow<'a, str>>, Fault> {
+    pub(super) fn model(
+        &self,
+        limits: &ConnectionLimits,
+    ) -> Result<Option<Cow<'a, str>>, LmtpError> {
         let Some(value) = self.value("model") else {
             return Ok(None);
         };
@@ -251,7 +258,7 @@ impl<'a> Members<'a> {
             .string()
             .ok_or_else(|| wrong_type("model", "a string"))?;
         if name.len() > limits.max_model_bytes {
-            return Err(Fault::model(Reason::ModelNotFound));
+            return Err(LmtpError::model(LmtpReason::ModelNotFound));
         }
         Ok(Some(name))
     }
@@ -262,7 +269,7 @@ impl<'a> Members<'a> {
         name: &str,
         range: &'static str,
         is_in: impl Fn(f32) -> bool,
-    ) -> Result<Option<f32>, Fault> {
+    ) -> Result<Option<f32>, LmtpError> {
         let Some(value) = self.value(name) else {
             return Ok(None);
         };
@@ -280,7 +287,7 @@ impl<'a> Members<'a> {
         name: &str,
         range: &'static str,
         is_in: impl Fn(i128) -> bool,
-    ) -> Result<Option<i128>, Fault> {
+    ) -> Result<Option<i128>, LmtpError> {
         let Some(value) = self.value(name) else {
             return Ok(None);
         };
@@ -294,16 +301,25 @@ impl<'a> Members<'a> {
     }
 
     /// A count, which may be larger than anything here can be.
-    fn count(&self, name: &str, range: &'static str, least: i128) -> Result<Option<u32>, Fault> {
+    fn count(
+        &self,
+        name: &str,
+        range: &'static str,
+        least: i128,
+    ) -> Result<Option<u32>, LmtpError> {
         let number = self.integer(name, range, |number| number >= least)?;
         Ok(number.map(|number| u32::try_from(number.max(0)).unwrap_or(u32::MAX)))
     }
 
     /// Token ids; `[null]` is `[]` in a prompt (LM-303).
-    pub(super) fn tokens(&self, name: &str, model: &Model) -> Result<Vec<Token>, Fault> {
+    pub(super) fn tokens(
+        &self,
+        name: &str,
+        model: &LmtpModelInfo,
+    ) -> Result<Vec<Token>, LmtpError> {
         let value = self.value(name).ok_or_else(|| {
-            Fault::new(
-                Reason::MissingRequiredParameter,
+            LmtpError::new(
+                LmtpReason::MissingRequiredParameter,
                 format!("'{name}' is required: a list of token ids"),
             )
         })?;
@@ -312,7 +328,7 @@ impl<'a> Members<'a> {
             .ok_or_else(|| wrong_type(name, "a list of token ids"))?;
         let mut first_two = value.elements().into_iter().flatten();
         let only = first_two.next().filter(|_| first_two.next().is_none());
-        if name == "prompt" && only.is_some_and(Value::is_null) {
+        if name == "prompt" && only.is_some_and(RawValue::is_null) {
             return Ok(Vec::new());
         }
         let ids = elements
@@ -324,16 +340,16 @@ impl<'a> Members<'a> {
 
 /// GENERATE.
 pub(super) fn generate(
-    members: &Members<'_>,
-    model: &Model,
-    limits: &Limits,
+    members: &PayloadMembers<'_>,
+    model: &LmtpModelInfo,
+    limits: &ConnectionLimits,
     strict: bool,
     prompt: Vec<Token>,
-) -> Result<Generate, Fault> {
-    let default = Generate::default();
+) -> Result<GenerateRequest, LmtpError> {
+    let default = GenerateRequest::default();
     let prompt = opened(prompt, model)?;
     let penalty = |number: f32| (-100.0..=100.0).contains(&number);
-    let generate = Generate {
+    let generate = GenerateRequest {
         max_tokens: members
             .count("max_tokens", "at least 1", 1)?
             .unwrap_or(default.max_tokens),
@@ -383,13 +399,13 @@ pub(super) fn generate(
         None | Some(1) => {}
         Some(_) => {
             let message = "'num_samples' other than 1 is not supported; send several messages";
-            return Err(Fault::new(Reason::UnsupportedOperation, message));
+            return Err(LmtpError::new(LmtpReason::UnsupportedOperation, message));
         }
     }
     if let Some((name, _)) = members.unknown.as_ref().filter(|_| strict) {
         let name = super::write::cut(name, 64);
         let message = format!("unknown member '{name}'");
-        return Err(Fault::new(Reason::UnknownParameter, message));
+        return Err(LmtpError::new(LmtpReason::UnknownParameter, message));
     }
     // D-23.
     let length = generate.prompt.len();
@@ -399,10 +415,10 @@ pub(super) fn generate(
 
 /// SCORE; other members are ignored.
 pub(super) fn score(
-    members: &Members<'_>,
-    model: &Model,
+    members: &PayloadMembers<'_>,
+    model: &LmtpModelInfo,
     prompt: Vec<Token>,
-) -> Result<Score, Fault> {
+) -> Result<Score, LmtpError> {
     let score = Score {
         prompt,
         scored: members.tokens("scored", model)?,
@@ -413,7 +429,7 @@ pub(super) fn score(
 
 impl Score {
     /// Whether there is something to score, and room for it (LM-313).
-    pub(super) fn checked(self, model: &Model) -> Result<Self, Fault> {
+    pub(super) fn checked(self, model: &LmtpModelInfo) -> Result<Self, LmtpError> {
         if self.scored.is_empty() {
             return Err(out_of_range("scored", "a list with at least one token id"));
         }
@@ -425,15 +441,15 @@ impl Score {
 
 /// Lists of token ids under one name.
 pub(super) fn token_lists(
-    members: &Members<'_>,
+    members: &PayloadMembers<'_>,
     name: &str,
-    model: &Model,
+    model: &LmtpModelInfo,
     max: usize,
-) -> Result<Vec<Vec<Token>>, Fault> {
+) -> Result<Vec<Vec<Token>>, LmtpError> {
     let wrong = || wrong_type(name, "a list of lists of token ids");
     let lists = members
         .value(name)
-        .and_then(Value::elements)
+        .and_then(RawValue::elements)
         .ok_or_else(wrong)?;
     let mut all = Vec::new();
     for list in lists {
@@ -453,21 +469,21 @@ pub(super) fn token_lists(
 /// The tokens in a list of inclusive ranges, ascending; ids outside the vocabulary are left out (LM-945). However the
 /// ranges overlap, this costs no more than they and the vocabulary are long.
 pub(super) fn ranges(
-    members: &Members<'_>,
+    members: &PayloadMembers<'_>,
     name: &str,
     size: u32,
-) -> Result<impl Iterator<Item = Token> + use<>, Fault> {
+) -> Result<impl Iterator<Item = Token> + use<>, LmtpError> {
     let wrong = || wrong_type(name, "a list of [first, last]");
     let lists = members
         .value(name)
-        .and_then(Value::elements)
+        .and_then(RawValue::elements)
         .ok_or_else(wrong)?;
     let mut changes = vec![0_i32; size as usize + 1];
     for list in lists {
         let ends: Option<Vec<_>> = list
             .elements()
             .ok_or_else(wrong)?
-            .map(Value::integer)
+            .map(RawValue::integer)
             .collect();
         let Some([first, last]) = ends.as_deref() else {
             return Err(wrong());
@@ -490,53 +506,57 @@ pub(super) fn ranges(
 }
 
 /// An id to echo. JSON alone can be echoed: the bare words cannot, nor raw line ends inside a list.
-pub(super) fn id(value: Value<'_>, limits: &Limits) -> Result<Id, Fault> {
+pub(super) fn id(value: RawValue<'_>, limits: &ConnectionLimits) -> Result<StreamId, LmtpError> {
     let json = value.as_str();
     if json.len() > limits.max_id_bytes {
         let message = format!("'stream_id' has more than {} bytes", limits.max_id_bytes);
-        return Err(Fault::new(Reason::InvalidValue, message));
+        return Err(LmtpError::new(LmtpReason::InvalidValue, message));
     }
     let strict = serde_json::from_str::<serde::de::IgnoredAny>(json).is_ok();
     if !strict || json.bytes().any(|byte| byte < b' ') {
         let message = "'stream_id' must be JSON on one line, without NaN and Infinity";
-        return Err(Fault::new(Reason::InvalidValue, message));
+        return Err(LmtpError::new(LmtpReason::InvalidValue, message));
     }
-    Ok(Id::new(json))
+    Ok(StreamId::new(json))
 }
 
 /// The prompt that generation starts from: an empty one begins a text (LM-303).
-fn opened(prompt: Vec<Token>, model: &Model) -> Result<Vec<Token>, Fault> {
+fn opened(prompt: Vec<Token>, model: &LmtpModelInfo) -> Result<Vec<Token>, LmtpError> {
     if !prompt.is_empty() {
         return Ok(prompt);
     }
     let first = model.bos.or_else(|| model.eos.first().copied());
     let first = first.ok_or_else(|| {
         let message = "'prompt' must not be empty: the model has no token that begins a text";
-        Fault::new(Reason::InvalidValue, message)
+        LmtpError::new(LmtpReason::InvalidValue, message)
     })?;
     Ok(vec![first])
 }
 
 /// What no context is known of, its server judges.
-fn fits(model: &Model, length: usize, does: impl FnOnce(usize) -> bool) -> Result<(), Fault> {
+fn fits(
+    model: &LmtpModelInfo,
+    length: usize,
+    does: impl FnOnce(usize) -> bool,
+) -> Result<(), LmtpError> {
     let Some(context) = model.max_context.filter(|context| !does(*context)) else {
         return Ok(());
     };
     let message =
         format!("{length} tokens do not fit the context of {context} tokens; shorten the prompt");
-    Err(Fault::new(Reason::ContextLengthExceeded, message))
+    Err(LmtpError::new(LmtpReason::ContextLengthExceeded, message))
 }
 
 /// Ascending, of each id the last, ids outside the vocabulary left out (LM-305).
 fn biases(
-    members: &Members<'_>,
-    model: &Model,
-    limits: &Limits,
-) -> Result<Arc<[(Token, f32)]>, Fault> {
+    members: &PayloadMembers<'_>,
+    model: &LmtpModelInfo,
+    limits: &ConnectionLimits,
+) -> Result<Arc<[(Token, f32)]>, LmtpError> {
     let Some(value) = members.value("logit_bias") else {
         return Ok(Arc::default());
     };
-    let refused = |what: &'static str| Fault::new(Reason::InvalidValue, what);
+    let refused = |what: &'static str| LmtpError::new(LmtpReason::InvalidValue, what);
     let entries = value
         .members()
         .ok_or_else(|| refused("'logit_bias' must be an object from token ids to numbers"))?;
@@ -560,23 +580,23 @@ fn biases(
     }
     // Stable: of repeated ids the last stands last, and is kept.
     biases.sort_by_key(|(token, _)| *token);
-    biases.dedup_by(|later, kept| {
-        let same = later.0 == kept.0;
+    biases.dedup_by(|later, retained| {
+        let same = later.0 == retained.0;
         if same {
-            kept.1 = later.1;
+            retained.1 = later.1;
         }
         same
     });
     let forbidden = biases.iter().filter(|(_, bias)| *bias == f32::NEG_INFINITY);
     if model.is_all(forbidden.count()) {
         let message = "'logit_bias' forbids every token; allow at least one";
-        return Err(Fault::new(Reason::ConstraintFailed, message));
+        return Err(LmtpError::new(LmtpReason::ConstraintFailed, message));
     }
     Ok(biases.into())
 }
 
 /// Signed and unsigned 64 bits alike (D-20).
-fn seed(members: &Members<'_>) -> Result<Option<u64>, Fault> {
+fn seed(members: &PayloadMembers<'_>) -> Result<Option<u64>, LmtpError> {
     let bits = |number: i128| {
         let negative = |_| i64::try_from(number).map(i64::cast_unsigned);
         u64::try_from(number).or_else(negative).ok()
@@ -587,10 +607,10 @@ fn seed(members: &Members<'_>) -> Result<Option<u64>, Fault> {
 }
 
 fn stop_tokens(
-    members: &Members<'_>,
-    model: &Model,
-    limits: &Limits,
-) -> Result<Vec<Vec<Token>>, Fault> {
+    members: &PayloadMembers<'_>,
+    model: &LmtpModelInfo,
+    limits: &ConnectionLimits,
+) -> Result<Vec<Vec<Token>>, LmtpError> {
     let name = "stop_tokens";
     let Some(value) = members.value(name) else {
         return Ok(Vec::new());
@@ -625,7 +645,11 @@ fn stop_tokens(
     Ok(stops)
 }
 
-fn stops(members: &Members<'_>, model: &Model, limits: &Limits) -> Result<Vec<String>, Fault> {
+fn stops(
+    members: &PayloadMembers<'_>,
+    model: &LmtpModelInfo,
+    limits: &ConnectionLimits,
+) -> Result<Vec<String>, LmtpError> {
     let name = "stop";
     let wrong = || wrong_type(name, "a string or a list of strings");
     let Some(value) = members.value(name) else {
@@ -650,16 +674,21 @@ fn stops(members: &Members<'_>, model: &Model, limits: &Limits) -> Result<Vec<St
     }
     if !stops.is_empty() && model.tokenizer.is_none() {
         let message = "'stop' needs a tokenizer, and this model has none; send 'stop_tokens'";
-        return Err(Fault::new(Reason::UnsupportedOperation, message));
+        return Err(LmtpError::new(LmtpReason::UnsupportedOperation, message));
     }
     Ok(stops)
 }
 
 /// One token id; `index` is its place, for the message.
-fn token(name: &str, index: usize, value: Value<'_>, model: &Model) -> Result<Token, Fault> {
+fn token(
+    name: &str,
+    index: usize,
+    value: RawValue<'_>,
+    model: &LmtpModelInfo,
+) -> Result<Token, LmtpError> {
     let wrong = || {
         let message = format!("'{name}' must hold integers; index {index} is none");
-        Fault::new(Reason::InvalidType, message)
+        LmtpError::new(LmtpReason::InvalidType, message)
     };
     let id = integer(value).ok_or_else(wrong)?.ok();
     let id = id.and_then(|id| Token::try_from(id).ok());
@@ -668,7 +697,7 @@ fn token(name: &str, index: usize, value: Value<'_>, model: &Model) -> Result<To
             .vocab_size
             .map_or(Token::MAX, |size| size.saturating_sub(1));
         let message = format!("'{name}' must hold ids of 0 to {last}; index {index} is none");
-        Fault::new(Reason::InvalidValue, message)
+        LmtpError::new(LmtpReason::InvalidValue, message)
     })
 }
 
@@ -676,19 +705,25 @@ fn token(name: &str, index: usize, value: Value<'_>, model: &Model) -> Result<To
 struct NotFinite;
 
 /// An integer, or a number that is beyond all; `None` for anything else.
-fn integer(value: Value<'_>) -> Option<Result<i128, NotFinite>> {
+fn integer(value: RawValue<'_>) -> Option<Result<i128, NotFinite>> {
     match value.integer() {
         Some(number) => Some(Ok(number)),
         None => (!value.number()?.is_finite()).then_some(Err(NotFinite)),
     }
 }
 
-fn wrong_type(name: &str, wanted: &str) -> Fault {
-    Fault::new(Reason::InvalidType, format!("'{name}' must be {wanted}"))
+fn wrong_type(name: &str, wanted: &str) -> LmtpError {
+    LmtpError::new(
+        LmtpReason::InvalidType,
+        format!("'{name}' must be {wanted}"),
+    )
 }
 
-fn out_of_range(name: &str, wanted: &str) -> Fault {
-    Fault::new(Reason::InvalidValue, format!("'{name}' must be {wanted}"))
+fn out_of_range(name: &str, wanted: &str) -> LmtpError {
+    LmtpError::new(
+        LmtpReason::InvalidValue,
+        format!("'{name}' must be {wanted}"),
+    )
 }
 
 #[cfg(test)]

@@ -1,7 +1,4 @@
 //! The errors of LMTP: which rule was broken, one finer than a code.
-//!
-//! Owns: the closed list of section 11 with each reason's code and whether asking again can help, and [`Fault`], one
-//! error with its text. Refuses to know: how they are written and whom they are told.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -12,9 +9,9 @@ macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $code:ident, $retryable:literal;)*) => {
         /// The rule that was broken, as member `code` names it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum Reason { $($(#[$doc])* $variant,)* }
+        pub enum LmtpReason { $($(#[$doc])* $variant,)* }
 
-        impl Reason {
+        impl LmtpReason {
             /// Every reason, in table order.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
@@ -100,7 +97,7 @@ reasons! {
     StreamGone = "stream_gone", NotFound, true;
 }
 
-impl Reason {
+impl LmtpReason {
     /// The reason with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
@@ -113,18 +110,18 @@ impl Reason {
 
 /// One error: what a stream or request ends with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct LmtpError {
     /// Which rule.
-    pub reason: Reason,
+    pub reason: LmtpReason,
     /// For people: what is wrong and what to do.
     pub message: Cow<'static, str>,
     /// When to come again, where that is known.
     pub retry_after: Option<Duration>,
 }
 
-impl Fault {
+impl LmtpError {
     /// An error with its text.
-    pub fn new(reason: Reason, message: impl Into<Cow<'static, str>>) -> Self {
+    pub fn new(reason: LmtpReason, message: impl Into<Cow<'static, str>>) -> Self {
         Self {
             reason,
             message: message.into(),
@@ -134,16 +131,16 @@ impl Fault {
 
     /// The text that clients of the reference server know (LM-321).
     #[must_use]
-    pub fn model(reason: Reason) -> Self {
+    pub fn model(reason: LmtpReason) -> Self {
         Self::new(
             reason,
             match reason {
-                Reason::ModelNotFound => {
+                LmtpReason::ModelNotFound => {
                     "The requested model is not loaded and the server is not configured to load it on demand."
                 }
-                Reason::ModelLoading => "the model is still loading; try again soon",
-                Reason::EngineError => "the model could not be loaded",
-                Reason::UnsupportedOperation => {
+                LmtpReason::ModelLoading => "the model is still loading; try again soon",
+                LmtpReason::EngineError => "the model could not be loaded",
+                LmtpReason::UnsupportedOperation => {
                     "this function takes text and gives text; only models are served as tokens"
                 }
                 _ => "this key may not use the model",
@@ -158,8 +155,8 @@ mod tests {
 
     #[test]
     fn names_read_back() {
-        for &reason in Reason::ALL {
-            assert_eq!(Reason::from_name(reason.name()), Some(reason));
+        for &reason in LmtpReason::ALL {
+            assert_eq!(LmtpReason::from_name(reason.name()), Some(reason));
         }
     }
 }

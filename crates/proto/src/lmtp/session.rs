@@ -1,7 +1,6 @@
 //! A session of LMTP at the server's end: the streams of one connection, as a pure machine for every transport (LM-101).
 //!
-//! Owns: which streams live, that each ends exactly once, what is refused, the order of what is sent, and last words.
-//! Refuses to know: sockets, tasks, clocks, engines. Text goes in, messages come out; time goes in as an argument.
+//! Text goes in, messages come out; time goes in as an argument.
 //!
 //! ```text
 //!   handle(text)  ──►┌──────────────────┐──► next_message()   when the transport can take one
@@ -14,7 +13,7 @@
 //!     └────── hang_up, stall ─────────────────────────────────► closed
 //! ```
 //!
-//! After every call the shell drains [`Session::poll`] and asks [`Session::wake_at`].
+//! After every call the shell drains [`LmtpSession::poll`] and asks [`LmtpSession::wake_at`].
 
 mod buffers;
 mod cancel;
@@ -23,9 +22,9 @@ mod loading;
 mod masks;
 mod negotiation;
 mod opening;
+mod replays;
 mod resume;
 mod retry;
-mod rings;
 mod samples;
 mod status;
 mod text;
@@ -36,35 +35,40 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use bytes::{Bytes, BytesMut};
 use bytestring::ByteString;
 
-use super::json::Malformed;
-use super::outbound::Outbound;
-use super::port::{Carrier, Close, Config, Output, Piece, Stats, Status, StreamKey, Unreadable};
-use super::read::{self, Members};
-use super::{Fault, Features, Finish, Id, Item, Models, Reason, write};
+use super::json::BadJson;
+use super::outbound::LmtpOutbound;
+use super::port::{
+    Config, LmtpClose, LmtpOutput, LmtpStats, MessageFraming, StreamKey, StreamPiece, StreamUpdate,
+    Unreadable,
+};
+use super::read::{self, PayloadMembers};
+use super::{
+    Features, LmtpError, LmtpReason, ModelLookup, StreamFinish, StreamId, TokenItem, write,
+};
 use crate::time::Time;
 use buffers::Buffers;
-use extended::{Extended, Part, number};
+use extended::{ExtendedStream, SampleKey, number};
 use loading::Loading;
 use masks::Masks;
-use resume::Question;
-use rings::Rings;
+use replays::ReplayBuffers;
+use resume::ResumeQuestion;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Phase {
+enum LmtpPhase {
     Open,
     /// The client sends nothing more; its streams go on (LM-110).
     HalfClosed,
     /// Everybody was told the end; the transport may take it until then (LM-505).
-    LastWords(Close, Time),
+    LastWords(LmtpClose, Time),
     /// Its connection is lost, and its client may come back until then (LM-964).
-    Held(Time),
+    Detached(Time),
     Closed,
 }
 
 /// What lives under an id, or one sample of it.
 #[derive(Debug)]
-struct Stream {
-    id: Id,
+struct LmtpStream {
+    id: StreamId,
     /// Items that may still come; never 0.
     left: u64,
     /// How many of the most likely tokens an item shows; `None` shows not even the member, as for SCORE.
@@ -72,47 +76,47 @@ struct Stream {
     /// It is a SCORE.
     scores: bool,
     /// What version 2 knows of it stands elsewhere; `None` for the base protocol.
-    part: Option<Part>,
+    part: Option<SampleKey>,
 }
 
 /// The machine. See the module's page.
 #[derive(Debug)]
-pub struct Session {
+pub struct LmtpSession {
     config: Config,
-    phase: Phase,
-    streams: BTreeMap<StreamKey, Stream>,
+    phase: LmtpPhase,
+    streams: BTreeMap<StreamKey, LmtpStream>,
     /// The first sample of each.
-    ids: BTreeMap<Id, StreamKey>,
+    ids: BTreeMap<StreamId, StreamKey>,
     /// What was negotiated (LM-903).
     features: Features,
     /// Streams of version 2, by their first samples.
-    extended: BTreeMap<StreamKey, Extended>,
+    extended: BTreeMap<StreamKey, ExtendedStream>,
     /// When they have to have begun or ended.
     due: BTreeSet<(Time, StreamKey)>,
     /// Requests whose model is being loaded.
     loading: Loading,
     /// Items that may be wanted again, and those that wait.
-    rings: Rings,
+    replays: ReplayBuffers,
     buffers: Buffers,
     masks: Masks,
     /// By what its client comes back.
     name: Option<ByteString>,
     /// What the shell has to answer before anything is read.
-    question: Option<Question>,
+    question: Option<ResumeQuestion>,
     /// How many streams there were.
     admitted: u64,
-    outbound: Outbound,
-    events: VecDeque<Output>,
+    outbound: LmtpOutbound,
+    events: VecDeque<LmtpOutput>,
     /// Since when nothing was taken although too much waits (LM-607).
     parked: Option<Time>,
     /// Malformed messages in a row.
     malformed: u32,
     /// Whether new streams are refused (LM-509).
     draining: bool,
-    stats: Stats,
+    stats: LmtpStats,
 }
 
-impl Session {
+impl LmtpSession {
     /// A session that begins now. Allocates next to nothing until something is sent.
     #[must_use]
     pub fn new(config: Config) -> Self {
@@ -121,17 +125,17 @@ impl Session {
         } else {
             Features::NONE
         };
-        let outbound = Outbound::new(config.bare);
+        let outbound = LmtpOutbound::new(config.bare);
         Self {
             config,
-            phase: Phase::Open,
+            phase: LmtpPhase::Open,
             streams: BTreeMap::new(),
             ids: BTreeMap::new(),
             features,
             extended: BTreeMap::new(),
             due: BTreeSet::new(),
             loading: Loading::default(),
-            rings: Rings::default(),
+            replays: ReplayBuffers::default(),
             name: None,
             question: None,
             buffers: Buffers::default(),
@@ -142,7 +146,7 @@ impl Session {
             parked: None,
             malformed: 0,
             draining: false,
-            stats: Stats::default(),
+            stats: LmtpStats::default(),
         }
     }
 
@@ -151,13 +155,13 @@ impl Session {
     pub fn handle(
         &mut self,
         text: ByteString,
-        models: &dyn Models,
+        models: &dyn ModelLookup,
         now: Time,
     ) -> Option<ByteString> {
         // Text that holds nothing is one malformed message, not none.
         let mut rest = &*text;
         loop {
-            if self.phase != Phase::Open {
+            if self.phase != LmtpPhase::Open {
                 return None;
             }
             if !self.wants_input() {
@@ -166,7 +170,7 @@ impl Session {
             match read::command(rest) {
                 Ok((command, behind)) => {
                     rest = behind;
-                    match Members::of(command.payload, self.features) {
+                    match PayloadMembers::of(command.payload, self.features) {
                         Some(members) => {
                             self.malformed = 0;
                             self.command(command.word, &members, models, now);
@@ -175,7 +179,7 @@ impl Session {
                     }
                 }
                 // What follows in the same text is discarded (LM-204).
-                Err(Malformed(what)) => {
+                Err(BadJson(what)) => {
                     rest = "";
                     self.refuse_malformed(what, now);
                 }
@@ -190,31 +194,31 @@ impl Session {
     /// Something came that is no text, where [`Self::wants_input`] had asked for input. A line is answered and reading
     /// goes on; a frame ends the connection (LM-106, LM-112, LM-1201).
     pub fn handle_unreadable(&mut self, what: Unreadable, now: Time) {
-        if self.phase != Phase::Open {
+        if self.phase != LmtpPhase::Open {
             return;
         }
         match (self.config.carrier, what) {
-            (Carrier::Frames, Unreadable::TooLarge) => self.close(Close::TOO_LARGE, now),
-            (Carrier::Frames, Unreadable::BadText) => self.close(Close::BAD_TEXT, now),
-            (Carrier::Lines, Unreadable::TooLarge) => {
+            (MessageFraming::Frames, Unreadable::TooLarge) => self.close(LmtpClose::TOO_LARGE, now),
+            (MessageFraming::Frames, Unreadable::BadText) => self.close(LmtpClose::BAD_TEXT, now),
+            (MessageFraming::Lines, Unreadable::TooLarge) => {
                 let max = self.config.limits.max_message_in;
                 let message = format!("a line has more than {max} bytes");
-                self.notice(None, &Fault::new(Reason::MessageTooLarge, message));
+                self.notice(None, &LmtpError::new(LmtpReason::MessageTooLarge, message));
             }
-            (Carrier::Lines, Unreadable::BadText) => self.refuse_malformed("not UTF-8", now),
+            (MessageFraming::Lines, Unreadable::BadText) => self.refuse_malformed("not UTF-8", now),
         }
         self.park(now);
     }
 
     /// Takes in what one step gave, for any of the streams; it goes out in order of admission (LM-601). What comes for a
     /// stream that has ended is dropped.
-    pub fn step(&mut self, mut pieces: Vec<(StreamKey, Piece)>, now: Time) {
+    pub fn step(&mut self, mut pieces: Vec<(StreamKey, StreamPiece)>, now: Time) {
         // Stable: several pieces of a stream keep their order.
         pieces.sort_by_key(|(stream, _)| *stream);
         for (stream, piece) in pieces {
             match piece {
-                Piece::Item(item) => self.item(stream, item, now),
-                Piece::Failed(fault) => self.fail(stream, &fault, now),
+                StreamPiece::Item(item) => self.item(stream, item, now),
+                StreamPiece::Failed(error) => self.fail(stream, &error, now),
             }
         }
         self.park(now);
@@ -223,8 +227,8 @@ impl Session {
 
     /// The work of a stream is over. If it has not said how, the stream fails rather than hang (LM-501).
     pub fn finished(&mut self, stream: StreamKey, now: Time) {
-        let fault = Fault::new(Reason::EngineError, "the work ended without an end");
-        self.fail(stream, &fault, now);
+        let error = LmtpError::new(LmtpReason::EngineError, "the work ended without an end");
+        self.fail(stream, &error, now);
         self.park(now);
         self.settle();
     }
@@ -232,60 +236,60 @@ impl Session {
     /// The client sends nothing more, and nothing that it sent is left; what runs finishes, and then the session closes
     /// (LM-110, LM-113).
     pub fn end_of_input(&mut self) {
-        if self.phase == Phase::Open {
-            self.phase = Phase::HalfClosed;
+        if self.phase == LmtpPhase::Open {
+            self.phase = LmtpPhase::HalfClosed;
             self.settle();
         }
     }
 
-    /// The connection is gone: everything of it stops (LM-506). Nothing follows but [`Output::Cancel`].
+    /// The connection is gone: everything of it stops (LM-506). Nothing follows but [`LmtpOutput::Cancel`].
     pub fn hang_up(&mut self) {
-        self.phase = Phase::Closed;
+        self.phase = LmtpPhase::Closed;
         self.question = None;
-        self.outbound = Outbound::default();
+        self.outbound = LmtpOutbound::default();
         self.cancel_all();
     }
 
     /// New streams are refused from here on (LM-509).
     pub fn drain(&mut self) {
-        if !std::mem::replace(&mut self.draining, true) && self.phase == Phase::Open {
-            self.announce(&Status::Draining { deadline: None });
+        if !std::mem::replace(&mut self.draining, true) && self.phase == LmtpPhase::Open {
+            self.announce(&StreamUpdate::Draining { deadline: None });
         }
     }
 
     /// Ends every open stream with an error item, and then the connection (LM-505).
-    pub fn close(&mut self, close: Close, now: Time) {
-        if self.is_held() {
+    pub fn close(&mut self, close: LmtpClose, now: Time) {
+        if self.is_detached() {
             return self.hang_up();
         }
-        if !matches!(self.phase, Phase::Open | Phase::HalfClosed) {
+        if !matches!(self.phase, LmtpPhase::Open | LmtpPhase::HalfClosed) {
             return;
         }
-        if close == Close::SHUTDOWN {
-            self.announce(&Status::Shutdown);
+        if close == LmtpClose::SHUTDOWN {
+            self.announce(&StreamUpdate::Shutdown);
         }
-        let fault = Fault::new(close.reason, close.message);
+        let error = LmtpError::new(close.reason, close.message);
         while let Some((&stream, _)) = self.streams.first_key_value() {
-            self.events.push_back(Output::Cancel(stream));
-            self.fail(stream, &fault, now);
+            self.events.push_back(LmtpOutput::Cancel(stream));
+            self.fail(stream, &error, now);
         }
         if let Some(question) = self.question.take() {
-            self.request_failed(question.id(), &fault);
+            self.request_failed(question.id(), &error);
         }
-        self.fail_waiting(&fault);
-        self.rings.open_windows();
-        self.phase = Phase::LastWords(close, now + self.config.limits.last_words);
+        self.fail_waiting(&error);
+        self.replays.open_windows();
+        self.phase = LmtpPhase::LastWords(close, now + self.config.limits.last_words);
         self.flow(now);
         self.settle();
     }
 
     /// The next thing for the shell to do.
-    pub fn poll(&mut self) -> Option<Output> {
+    pub fn poll(&mut self) -> Option<LmtpOutput> {
         self.events.pop_front()
     }
 
     /// The next message for the client, with the line's end on a line transport. Call it when the transport can take one:
-    /// what steps give in the meantime is joined, within [`super::Limits::max_frame_out`] (LM-607).
+    /// what steps give in the meantime is joined, within [`super::ConnectionLimits::max_frame_out`] (LM-607).
     pub fn next_message(&mut self, now: Time) -> Option<Bytes> {
         let message = self.outbound.take(self.config.carrier)?;
         self.stats.messages_out += 1;
@@ -293,7 +297,7 @@ impl Session {
             self.parked = Some(now);
             if self.outbound.bytes < self.config.limits.outbox_low_bytes {
                 self.parked = None;
-                self.events.push_back(Output::Unpark);
+                self.events.push_back(LmtpOutput::Unpark);
             }
         }
         self.flow(now);
@@ -311,40 +315,40 @@ impl Session {
     /// seen: answers wait for room as items do.
     #[must_use]
     pub fn wants_input(&self) -> bool {
-        self.phase == Phase::Open && self.parked.is_none() && self.question.is_none()
+        self.phase == LmtpPhase::Open && self.parked.is_none() && self.question.is_none()
     }
 
     /// Whether the session is over.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.phase == Phase::Closed
+        self.phase == LmtpPhase::Closed
     }
 
     /// When to call [`Self::tick`], if nothing happens before.
     #[must_use]
     pub fn wake_at(&self) -> Option<Time> {
         match self.phase {
-            Phase::Open | Phase::HalfClosed => {
+            LmtpPhase::Open | LmtpPhase::HalfClosed => {
                 let due = self.due.first().map(|(due, _)| *due);
                 let timeout = self.config.limits.stall_timeout;
-                let stalled = self.rings.stalled(timeout).map(|(at, _)| at);
+                let stalled = self.replays.stalled(timeout).map(|(at, _)| at);
                 let all = self.stalls_at().into_iter().chain(due).chain(stalled);
                 let waiting = self
-                    .rings
+                    .replays
                     .expires_at()
                     .into_iter()
                     .chain(self.loading_due());
                 all.chain(waiting).min()
             }
-            Phase::Held(until) => self
+            LmtpPhase::Detached(until) => self
                 .due
                 .first()
                 .map(|(due, _)| *due)
                 .into_iter()
                 .chain([until])
                 .min(),
-            Phase::LastWords(_, until) => Some(until),
-            Phase::Closed => None,
+            LmtpPhase::LastWords(_, until) => Some(until),
+            LmtpPhase::Closed => None,
         }
     }
 
@@ -354,18 +358,18 @@ impl Session {
             return;
         }
         match self.phase {
-            Phase::LastWords(close, _) => self.end(Output::Close(close)),
-            Phase::Held(until) if until <= now => self.hang_up(),
+            LmtpPhase::LastWords(close, _) => self.end(LmtpOutput::Close(close)),
+            LmtpPhase::Detached(until) if until <= now => self.hang_up(),
             _ if self.stalls_at().is_some_and(|at| at <= now) => {
                 // Who does not read cannot be told (LM-607).
                 self.cancel_all();
-                self.end(Output::Reset);
+                self.end(LmtpOutput::Reset);
             }
             _ => {
                 self.expire(now);
                 self.expire_loading(now);
                 self.expire_windows(now);
-                self.rings.expire(now, self.config.limits.resume_grace);
+                self.replays.expire(now, self.config.limits.resume_grace);
                 self.park(now);
                 self.settle();
             }
@@ -379,7 +383,7 @@ impl Session {
 
     /// What the client calls a live stream.
     #[must_use]
-    pub fn id(&self, stream: StreamKey) -> Option<&Id> {
+    pub fn id(&self, stream: StreamKey) -> Option<&StreamId> {
         self.streams.get(&stream).map(|stream| &stream.id)
     }
 
@@ -397,33 +401,33 @@ impl Session {
 
     /// What was counted.
     #[must_use]
-    pub const fn stats(&self) -> Stats {
+    pub const fn stats(&self) -> LmtpStats {
         self.stats
     }
 
-    fn item(&mut self, key: StreamKey, mut item: Item, now: Time) {
+    fn item(&mut self, key: StreamKey, mut item: TokenItem, now: Time) {
         let Some(stream) = self.streams.get_mut(&key) else {
             return;
         };
         let nan = item.logprob.is_nan() || item.top.iter().any(|(_, value)| value.is_nan());
         if nan {
-            self.events.push_back(Output::Cancel(key));
+            self.events.push_back(LmtpOutput::Cancel(key));
             let message = "the engine gave a probability that is no number";
-            return self.fail(key, &Fault::new(Reason::EngineError, message), now);
+            return self.fail(key, &LmtpError::new(LmtpReason::EngineError, message), now);
         }
         let work_goes_on = item.finish.is_none();
         stream.left -= 1;
         if stream.scores {
             // One item for each token, and the last says so (LM-311).
-            item.finish = (stream.left == 0).then_some(Finish::Stop);
+            item.finish = (stream.left == 0).then_some(StreamFinish::Stop);
         } else if stream.left == 0 {
             // Exact, whatever the engine does (LM-602).
-            item.finish.get_or_insert(Finish::Length);
+            item.finish.get_or_insert(StreamFinish::Length);
         }
         let ends = item.finish.is_some();
         let max = self.config.limits.max_frame_out;
         let (top, part) = (stream.top, stream.part);
-        self.tell_running(part);
+        self.send_running(part);
         let Some(stream) = self.streams.get(&key) else {
             return;
         };
@@ -435,11 +439,11 @@ impl Session {
             }),
             Some((part, extended)) => {
                 extended.take(&item);
-                let seq = self.rings.seq(part.first);
+                let seq = self.replays.seq(part.first);
                 let write = |out: &mut BytesMut| extended.item(out, item, top, part.index, seq);
                 let outbound = &mut self.outbound;
                 let full = self
-                    .rings
+                    .replays
                     .put(part.first, outbound, &self.config, now, write);
                 parks = full.then_some(part.first);
                 extended.fresh = false;
@@ -453,9 +457,9 @@ impl Session {
         }
         self.stats.items_out += 1;
         if ends {
-            self.forget(key, now);
+            self.remove_stream(key, now);
             if work_goes_on {
-                self.events.push_back(Output::Cancel(key));
+                self.events.push_back(LmtpOutput::Cancel(key));
             }
         }
         if let Some(first) = parks {
@@ -464,24 +468,30 @@ impl Session {
     }
 
     /// A stream ends badly, unless it has ended; the work of this sample of it is over.
-    fn fail(&mut self, key: StreamKey, fault: &Fault, now: Time) {
+    fn fail(&mut self, key: StreamKey, error: &LmtpError, now: Time) {
         if let Some(stream) = self.streams.get(&key) {
             let first = stream.part.map_or(key, |part| part.first);
-            self.fail_all_of(first, Some(key), fault, now);
+            self.fail_all_of(first, Some(key), error, now);
         }
     }
 
     /// A stream ends badly, by its first sample.
-    fn fail_all_of(&mut self, first: StreamKey, but: Option<StreamKey>, fault: &Fault, now: Time) {
+    fn fail_all_of(
+        &mut self,
+        first: StreamKey,
+        but: Option<StreamKey>,
+        error: &LmtpError,
+        now: Time,
+    ) {
         let Some((id, extended)) = self.dissolve(first, but, now) else {
             return;
         };
-        self.rings.open_window(first);
-        let seq = self.rings.seq(first);
+        self.replays.open_window(first);
+        let seq = self.replays.seq(first);
         let max = self.config.limits.max_error_bytes;
-        self.rings
+        self.replays
             .put(first, &mut self.outbound, &self.config, now, |out| {
-                write::failure(out, &id, fault, max, |out| {
+                write::failure(out, &id, error, max, |out| {
                     number(out, seq);
                     if let Some(extended) = &extended {
                         extended.closing(out);
@@ -494,7 +504,7 @@ impl Session {
     }
 
     /// A sample has ended. With its last one a stream has, and its id may be used again (LM-508).
-    fn forget(&mut self, key: StreamKey, now: Time) {
+    fn remove_stream(&mut self, key: StreamKey, now: Time) {
         let Some(stream) = self.streams.remove(&key) else {
             return;
         };
@@ -515,67 +525,67 @@ impl Session {
         first: StreamKey,
         but: Option<StreamKey>,
         now: Time,
-    ) -> Option<(Id, Option<Extended>)> {
+    ) -> Option<(StreamId, Option<ExtendedStream>)> {
         let Some(extended) = self.extended.remove(&first) else {
             let stream = self.streams.remove(&first)?;
             if but != Some(first) {
-                self.events.push_back(Output::Cancel(first));
+                self.events.push_back(LmtpOutput::Cancel(first));
             }
             self.ids.remove(&stream.id);
             return Some((stream.id, None));
         };
         for key in extended.keys(first) {
             if self.streams.remove(&key).is_some() && but != Some(key) {
-                self.events.push_back(Output::Cancel(key));
+                self.events.push_back(LmtpOutput::Cancel(key));
             }
         }
         self.ids.remove(&extended.id);
         for due in extended.deadline.into_iter().chain(extended.first_due) {
             self.due.remove(&(due, first));
         }
-        self.kept(&extended, now);
+        self.store_output(&extended, now);
         let limits = &self.config.limits;
-        self.rings.end(first, now + limits.resume_grace, limits);
+        self.replays.end(first, now + limits.resume_grace, limits);
         Some((extended.id.clone(), Some(extended)))
     }
 
     /// A request gets the error that answers it, with the members of an error item (LM-504).
-    fn request_failed(&mut self, id: &Id, fault: &Fault) {
+    fn request_failed(&mut self, id: &StreamId, error: &LmtpError) {
         let max = self.config.limits.max_error_bytes;
         self.outbound
-            .notice(|out| write::failure(out, id, fault, max, |_| {}));
+            .notice(|out| write::failure(out, id, error, max, |_| {}));
     }
 
-    fn notice(&mut self, id: Option<&Id>, fault: &Fault) {
+    fn notice(&mut self, id: Option<&StreamId>, error: &LmtpError) {
         let max = self.config.limits.max_error_bytes;
         self.outbound
-            .notice(|out| write::notice(out, id, fault, max));
+            .notice(|out| write::notice(out, id, error, max));
     }
 
     fn refuse_malformed(&mut self, what: &str, now: Time) {
         self.stats.malformed += 1;
         self.malformed += 1;
         let message = format!("malformed message: {what}");
-        self.notice(None, &Fault::new(Reason::Malformed, message));
+        self.notice(None, &LmtpError::new(LmtpReason::Malformed, message));
         if self.config.close_on_malformed {
-            self.close(Close::AS_REFERENCE, now);
+            self.close(LmtpClose::AS_REFERENCE, now);
         } else if self.malformed >= self.config.limits.max_malformed {
-            self.close(Close::MALFORMED, now);
+            self.close(LmtpClose::MALFORMED, now);
         }
     }
 
     /// Says what waits in rings, as far as there is room.
     fn flow(&mut self, now: Time) {
         let (outbound, config) = (&mut self.outbound, &self.config);
-        for first in self.rings.flow(outbound, config, now) {
-            let going = self.samples(first).map(Output::UnparkStream);
+        for first in self.replays.flow(outbound, config, now) {
+            let going = self.samples(first).map(LmtpOutput::UnparkStream);
             let going: Vec<_> = going.collect();
             self.events.extend(going);
         }
     }
 
     fn park_stream(&mut self, first: StreamKey) {
-        let standing = self.samples(first).map(Output::ParkStream);
+        let standing = self.samples(first).map(LmtpOutput::ParkStream);
         let standing: Vec<_> = standing.collect();
         self.events.extend(standing);
     }
@@ -592,7 +602,7 @@ impl Session {
         self.flow(now);
         if self.parked.is_none() && self.outbound.bytes > self.config.limits.outbox_bytes {
             self.parked = Some(now);
-            self.events.push_back(Output::Park);
+            self.events.push_back(LmtpOutput::Park);
         }
     }
 
@@ -602,20 +612,20 @@ impl Session {
             return;
         }
         match self.phase {
-            Phase::LastWords(close, _) => self.end(Output::Close(close)),
-            Phase::HalfClosed
-                if self.streams.is_empty() && self.rings.is_told() && self.loading.len() == 0 =>
+            LmtpPhase::LastWords(close, _) => self.end(LmtpOutput::Close(close)),
+            LmtpPhase::HalfClosed
+                if self.streams.is_empty() && self.replays.is_sent() && self.loading.len() == 0 =>
             {
-                self.end(Output::Close(Close::FINISHED))
+                self.end(LmtpOutput::Close(LmtpClose::FINISHED))
             }
             _ => {}
         }
     }
 
-    fn end(&mut self, how: Output) {
-        self.phase = Phase::Closed;
-        self.outbound = Outbound::default();
-        self.rings = Rings::default();
+    fn end(&mut self, how: LmtpOutput) {
+        self.phase = LmtpPhase::Closed;
+        self.outbound = LmtpOutbound::default();
+        self.replays = ReplayBuffers::default();
         self.events.push_back(how);
     }
 
@@ -625,7 +635,8 @@ impl Session {
         self.extended.clear();
         self.due.clear();
         self.loading = Loading::default();
-        self.rings = Rings::default();
-        self.events.extend(streams.into_keys().map(Output::Cancel));
+        self.replays = ReplayBuffers::default();
+        self.events
+            .extend(streams.into_keys().map(LmtpOutput::Cancel));
     }
 }

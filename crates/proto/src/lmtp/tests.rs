@@ -1,8 +1,8 @@
 //! The server's machine against the rules, by tables and by hand.
 
 mod cancel;
+mod detached;
 mod flow;
-mod held;
 mod loading;
 mod negotiation;
 mod resume;
@@ -17,15 +17,15 @@ use std::sync::Arc;
 
 use bytestring::ByteString;
 
-use super::fuzz::Shelf;
+use super::fuzz::FuzzModels;
 use super::*;
 use crate::time::Time;
 
 /// A session and a shell that keeps what it is asked.
 pub(super) struct Server {
-    pub(super) session: Session,
-    pub(super) started: Vec<Start>,
-    pub(super) outputs: Vec<Output>,
+    pub(super) session: LmtpSession,
+    pub(super) started: Vec<StreamStart>,
+    pub(super) outputs: Vec<LmtpOutput>,
     pub(super) now: Time,
 }
 
@@ -36,12 +36,12 @@ impl Server {
 
     pub(super) fn lines() -> Self {
         Self::with(Config {
-            carrier: Carrier::Lines,
+            carrier: MessageFraming::Lines,
             ..Config::default()
         })
     }
 
-    pub(super) fn limited(limits: Limits) -> Self {
+    pub(super) fn limited(limits: ConnectionLimits) -> Self {
         Self::with(Config {
             limits: Arc::new(limits),
             ..Config::default()
@@ -50,7 +50,7 @@ impl Server {
 
     pub(super) fn with(config: Config) -> Self {
         Self {
-            session: Session::new(config),
+            session: LmtpSession::new(config),
             started: Vec::new(),
             outputs: Vec::new(),
             now: Time::ZERO,
@@ -58,34 +58,34 @@ impl Server {
     }
 
     /// The client sends; what there was no room for comes back.
-    pub(super) fn say(&mut self, text: &str) -> Option<ByteString> {
-        let rest = self.session.handle(text.into(), &Shelf, self.now);
+    pub(super) fn send(&mut self, text: &str) -> Option<ByteString> {
+        let rest = self.session.handle(text.into(), &FuzzModels, self.now);
         self.poll();
         rest
     }
 
     /// What the client reads when it reads everything.
-    pub(super) fn heard(&mut self) -> Vec<String> {
-        let mut heard = Vec::new();
+    pub(super) fn received(&mut self) -> Vec<String> {
+        let mut incoming = Vec::new();
         while let Some(message) = self.session.next_message(self.now) {
-            heard.push(String::from_utf8(message.to_vec()).unwrap());
+            incoming.push(String::from_utf8(message.to_vec()).unwrap());
         }
         assert!(!self.session.has_message());
         self.poll();
-        heard
+        incoming
     }
 
     /// The answer to one message.
     pub(super) fn ask(&mut self, text: &str) -> String {
-        assert_eq!(self.say(text), None);
-        self.heard().join("\n")
+        assert_eq!(self.send(text), None);
+        self.received().join("\n")
     }
 
     /// The only items of one step.
-    pub(super) fn step(&mut self, pieces: Vec<(StreamKey, Piece)>) -> Vec<String> {
+    pub(super) fn step(&mut self, pieces: Vec<(StreamKey, StreamPiece)>) -> Vec<String> {
         self.session.step(pieces, self.now);
         self.poll();
-        self.heard()
+        self.received()
     }
 
     /// A stream that is accepted.
@@ -99,8 +99,8 @@ impl Server {
     pub(super) fn poll(&mut self) {
         while let Some(output) = self.session.poll() {
             match output {
-                Output::Start(start) => self.started.push(*start),
-                Output::Name => self.session.named(Some("s_1".into())),
+                LmtpOutput::Start(start) => self.started.push(*start),
+                LmtpOutput::Name => self.session.named(Some("s_1".into())),
                 other => self.outputs.push(other),
             }
         }
@@ -120,24 +120,24 @@ impl Server {
     pub(super) fn outputs(&mut self) -> Vec<String> {
         let outputs = std::mem::take(&mut self.outputs);
         let short = outputs.into_iter().map(|output| match output {
-            Output::Cancel(stream) => format!("cancel {}", stream.0),
-            Output::ParkStream(stream) => format!("park {}", stream.0),
-            Output::UnparkStream(stream) => format!("unpark {}", stream.0),
-            Output::Resume(name) => format!("resume {name}"),
-            Output::Close(close) => format!("close {}", close.code),
+            LmtpOutput::Cancel(stream) => format!("cancel {}", stream.0),
+            LmtpOutput::ParkStream(stream) => format!("park {}", stream.0),
+            LmtpOutput::UnparkStream(stream) => format!("unpark {}", stream.0),
+            LmtpOutput::Resume(name) => format!("resume {name}"),
+            LmtpOutput::Close(close) => format!("close {}", close.code),
             other => format!("{other:?}").to_lowercase(),
         });
         short.collect()
     }
 }
 
-pub(super) fn item(token: u32, logprob: f32, finish: Option<Finish>) -> Item {
-    Item {
+pub(super) fn item(token: u32, logprob: f32, finish: Option<StreamFinish>) -> TokenItem {
+    TokenItem {
         token,
         logprob,
         top: vec![(token, logprob)],
         finish,
-        ..Item::default()
+        ..TokenItem::default()
     }
 }
 
@@ -147,6 +147,6 @@ pub(super) fn after<'a>(message: &'a str, name: &str) -> &'a str {
     rest.unwrap_or_else(|| panic!("no {name} in {message}")).1
 }
 
-pub(super) fn piece(token: u32) -> Piece {
-    Piece::Item(item(token, -0.5, None))
+pub(super) fn piece(token: u32) -> StreamPiece {
+    StreamPiece::Item(item(token, -0.5, None))
 }

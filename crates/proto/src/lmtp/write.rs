@@ -1,22 +1,21 @@
 //! Items and notices as JSON.
 //!
-//! Owns: their members, in the order of the seed (LM-208), and how numbers are spelled. Refuses to know: which messages
-//! they travel in. Everything is compact, without raw control characters.
+//! Everything is compact, without raw control characters.
 
 use std::fmt::Write as _;
 
 use bytes::{BufMut as _, BytesMut};
 use serde::Serialize;
 
-use super::{Fault, Finish, Id, Item, Model};
+use super::{LmtpError, LmtpModelInfo, StreamFinish, StreamId, TokenItem};
 use crate::steer::Token;
 
 /// An item with a token; `top` is how many of the most likely are shown, and `None` leaves that member out (SCORE).
 /// `more` writes what version 2 adds, each member with a comma before it.
 pub(super) fn item(
     out: &mut BytesMut,
-    id: &Id,
-    item: &Item,
+    id: &StreamId,
+    item: &TokenItem,
     top: Option<u32>,
     more: impl FnOnce(&mut BytesMut),
 ) {
@@ -47,7 +46,12 @@ pub(super) fn item(
 }
 
 /// An end without a token (LM-961).
-pub(super) fn end(out: &mut BytesMut, id: &Id, finish: &Finish, more: impl FnOnce(&mut BytesMut)) {
+pub(super) fn end(
+    out: &mut BytesMut,
+    id: &StreamId,
+    finish: &StreamFinish,
+    more: impl FnOnce(&mut BytesMut),
+) {
     out.put_slice(b"{\"stream_id\":");
     out.put_slice(id.as_json().as_bytes());
     out.put_slice(b",\"finish_reason\":");
@@ -84,15 +88,15 @@ pub(super) fn logprobs(out: &mut BytesMut, name: &str, values: &[Option<f32>]) {
 /// An item that ends its stream badly (LM-502).
 pub(super) fn failure(
     out: &mut BytesMut,
-    id: &Id,
-    fault: &Fault,
+    id: &StreamId,
+    cause: &LmtpError,
     max_bytes: usize,
     more: impl FnOnce(&mut BytesMut),
 ) {
-    error(out, Some(id), fault, max_bytes);
+    error(out, Some(id), cause, max_bytes);
     out.put_slice(b",\"retryable\":");
-    json(out, &fault.reason.is_retryable());
-    if let Some(after) = fault.retry_after {
+    json(out, &cause.reason.is_retryable());
+    if let Some(after) = cause.retry_after {
         out.put_slice(b",\"retry_after_ms\":");
         integer(out, u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
     }
@@ -101,7 +105,7 @@ pub(super) fn failure(
 }
 
 /// The answer to a request of version 2; `body` writes its members, each with a comma before it.
-pub(super) fn answer(out: &mut BytesMut, id: &Id, body: impl FnOnce(&mut BytesMut)) {
+pub(super) fn answer(out: &mut BytesMut, id: &StreamId, body: impl FnOnce(&mut BytesMut)) {
     out.put_slice(b"{\"stream_id\":");
     out.put_slice(id.as_json().as_bytes());
     body(out);
@@ -109,24 +113,29 @@ pub(super) fn answer(out: &mut BytesMut, id: &Id, body: impl FnOnce(&mut BytesMu
 }
 
 /// What a MSG says of an error that no stream and no request can be told of.
-pub(super) fn notice(out: &mut BytesMut, id: Option<&Id>, fault: &Fault, max_bytes: usize) {
-    error(out, id, fault, max_bytes);
+pub(super) fn notice(
+    out: &mut BytesMut,
+    id: Option<&StreamId>,
+    cause: &LmtpError,
+    max_bytes: usize,
+) {
+    error(out, id, cause, max_bytes);
     out.put_u8(b'}');
 }
 
 /// What MODEL_INFO is answered with (LM-331); `name` is the model's as asked.
 pub(super) fn model_info(
     out: &mut BytesMut,
-    id: &Id,
+    id: &StreamId,
     name: &str,
-    model: &Model,
+    model: &LmtpModelInfo,
     more: impl FnOnce(&mut BytesMut),
 ) {
     #[derive(Serialize)]
     struct Info<'a> {
         model: &'a str,
         #[serde(flatten)]
-        facts: &'a Model,
+        facts: &'a LmtpModelInfo,
     }
     out.put_slice(b"{\"stream_id\":");
     out.put_slice(id.as_json().as_bytes());
@@ -161,13 +170,13 @@ fn top_logprob(out: &mut BytesMut, token: Token, value: f32) {
     logprob(out, value);
 }
 
-fn error(out: &mut BytesMut, id: Option<&Id>, fault: &Fault, max_bytes: usize) {
+fn error(out: &mut BytesMut, id: Option<&StreamId>, cause: &LmtpError, max_bytes: usize) {
     out.put_slice(b"{\"stream_id\":");
-    out.put_slice(id.map_or("null", Id::as_json).as_bytes());
+    out.put_slice(id.map_or("null", StreamId::as_json).as_bytes());
     out.put_slice(b",\"error\":");
-    json(out, cut(&fault.message, max_bytes));
+    json(out, cut(&cause.message, max_bytes));
     out.put_slice(b",\"code\":\"");
-    out.put_slice(fault.reason.name().as_bytes());
+    out.put_slice(cause.reason.name().as_bytes());
     out.put_u8(b'"');
 }
 

@@ -1,25 +1,24 @@
 //! Taking in one fragment.
 //!
-//! Owns: the rules of sections 3 and 5 of the Evergreen page that look at one node alone. Refuses to know: readers
-//! and actions. The outcome never depends on the order in which legal fragments arrive.
+//! The outcome never depends on the order in which legal fragments arrive.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::dropping::Fate;
-use super::pack::Packer;
+use super::copy_arena::CopyArena;
+use super::dropping::NodeFate;
 use super::port::NodeKey;
-use super::reference::Elsewhere;
-use super::store::{Kind, Node, Owner, Piece, Reference, Slice, Store};
-use crate::evergreen::reference::{self, Place};
+use super::reference::ExternalContent;
+use super::store::{ChildSlice, LogPiece, NodeKind, NodeProducer, Reference, Store, StoredNode};
+use crate::evergreen::reference::{self, ReferenceTarget};
 use crate::evergreen::{
-    Chunk, Fragment, Limits, Metadata, MetadataMode, Payload, Reason, Status, metadata,
+    Chunk, Fragment, Metadata, MetadataMode, Payload, Reason, SessionLimits, Status, metadata,
 };
 
 /// What a fragment is judged by.
-pub(super) struct Rules<'a> {
-    pub(super) limits: &'a Limits,
+pub(super) struct AcceptanceRules<'a> {
+    pub(super) limits: &'a SessionLimits,
     pub(super) mode: MetadataMode,
     /// Whether the shell follows references (EV-410).
     pub(super) references: bool,
@@ -33,13 +32,13 @@ pub(super) struct Rules<'a> {
 
 /// What became of a fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Accepted {
+pub(super) enum Acceptance {
     /// Its seq was there already (EV-204).
     Duplicate,
     /// Its node was dropped (EV-911).
     Discarded,
     /// It is held until those before it have come.
-    Held(NodeKey),
+    Buffered(NodeKey),
     /// The contiguous prefix of its node grew.
     Grown(NodeKey),
     /// Its node is complete.
@@ -51,8 +50,8 @@ impl Store {
     pub(super) fn accept(
         &mut self,
         fragment: Fragment,
-        rules: &Rules<'_>,
-    ) -> Result<Accepted, Status> {
+        rules: &AcceptanceRules<'_>,
+    ) -> Result<Acceptance, Status> {
         let limits = rules.limits;
         let key = self.mention(&fragment.id, limits)?;
         let (node, packer) = self.get_with_packer(key);
@@ -60,22 +59,22 @@ impl Store {
             return Err(at(Reason::BadSeq, "seq is negative", node, fragment.seq));
         };
         match node.owner {
-            Owner::Local(_) => {
+            NodeProducer::Local(_) => {
                 let what = "a fragment for a node that the receiver produces";
                 return Err(at(Reason::NodeOwner, what, node, fragment.seq));
             }
-            Owner::Unclaimed => node.owner = Owner::Peer(None),
-            Owner::Peer(_) => {}
+            NodeProducer::Unclaimed => node.owner = NodeProducer::Peer(None),
+            NodeProducer::Peer(_) => {}
         }
-        if node.fate != Fate::Kept {
-            return Ok(Accepted::Discarded);
+        if node.fate != NodeFate::Retained {
+            return Ok(Acceptance::Discarded);
         }
         // Before any look at the content, so that a retry is never worse than the first try (EV-204).
         if node.has(seq) {
             if node.repeated.is_none() && differs(node, seq, &fragment) {
                 node.repeated = Some(seq);
             }
-            return Ok(Accepted::Duplicate);
+            return Ok(Acceptance::Duplicate);
         }
         check_end(node, seq, fragment.last)?;
         let (last, children, range) = (fragment.last, fragment.children, fragment.range);
@@ -88,20 +87,20 @@ impl Store {
                 check_chunk(&chunk, node, seq, rules)?;
                 leaf_piece(chunk, node, seq, rules, packer)?
             }
-            None if children.is_empty() => Piece::Empty,
+            None if children.is_empty() => LogPiece::Empty,
             None => {
                 let children = self.mention_all(key, seq, &children, limits)?;
                 match (range, children.first()) {
                     (Some(range), Some(&child)) => {
                         let range = *range;
-                        Piece::Slice(Box::new(Slice { child, range }))
+                        LogPiece::Slice(Box::new(ChildSlice { child, range }))
                     }
-                    _ => Piece::Children(children),
+                    _ => LogPiece::Children(children),
                 }
             }
         };
         self.hold(seq, &piece, limits)?;
-        self.place(key, seq, last, piece, rules)
+        self.insert(key, seq, last, piece, rules)
     }
 
     /// Where a fragment goes in a dialect that is lax about it: after the highest, if it names no place (EV-731), and
@@ -140,8 +139,8 @@ impl Store {
         &mut self,
         key: NodeKey,
         seq: u32,
-        children: &[crate::evergreen::Id],
-        limits: &Limits,
+        children: &[crate::evergreen::NodeId],
+        limits: &SessionLimits,
     ) -> Result<Box<[NodeKey]>, Status> {
         let (value, max) = (children.len(), limits.max_children_per_fragment);
         if value > max {
@@ -157,14 +156,14 @@ impl Store {
     }
 
     /// Puts a judged piece into the log, or holds it ahead of its turn.
-    fn place(
+    fn insert(
         &mut self,
         key: NodeKey,
         seq: u32,
         last: bool,
-        piece: Piece,
-        rules: &Rules<'_>,
-    ) -> Result<Accepted, Status> {
+        piece: LogPiece,
+        rules: &AcceptanceRules<'_>,
+    ) -> Result<Acceptance, Status> {
         let bytes = piece.len() as u64;
         self.unread += bytes;
         let node = self.get_mut(key);
@@ -186,7 +185,7 @@ impl Store {
                 return Err(status.with("node", &node.id).with("seq", seq));
             }
             early.insert(seq, piece);
-            return Ok(Accepted::Held(key));
+            return Ok(Acceptance::Buffered(key));
         }
         let mut dropped = if seq == 0 {
             type_by_first(node, &piece, rules.mode)?
@@ -197,17 +196,17 @@ impl Store {
         let complete = node.is_complete();
         self.give_back(dropped);
         Ok(if complete {
-            Accepted::Complete(key)
+            Acceptance::Complete(key)
         } else {
-            Accepted::Grown(key)
+            Acceptance::Grown(key)
         })
     }
 }
 
-impl Node {
+impl StoredNode {
     /// Appends a piece and whatever was held for just after it, and ends the log if that was all. Gives what the metadata
     /// dropped by that counted.
-    fn extend(&mut self, piece: Piece, joins: bool) -> u64 {
+    fn extend(&mut self, piece: LogPiece, joins: bool) -> u64 {
         let mut dropped = 0;
         let mut next = Some(piece);
         while let Some(mut piece) = next {
@@ -228,20 +227,20 @@ impl Node {
     }
 
     /// A piece that is described as the one before it begins nothing new. By its seq, not by when it came.
-    fn join(&mut self, piece: Piece) -> Piece {
+    fn join(&mut self, piece: LogPiece) -> LogPiece {
         match piece {
-            Piece::Begin(metadata, data) if self.metadata.as_ref() == Some(&metadata) => {
+            LogPiece::Begin(metadata, data) if self.metadata.as_ref() == Some(&metadata) => {
                 if data.is_empty() {
-                    Piece::Empty
+                    LogPiece::Empty
                 } else {
-                    Piece::Data(data)
+                    LogPiece::Data(data)
                 }
             }
-            Piece::Begin(metadata, data) => {
+            LogPiece::Begin(metadata, data) => {
                 self.metadata = Some(Arc::clone(&metadata));
-                Piece::Begin(metadata, data)
+                LogPiece::Begin(metadata, data)
             }
-            Piece::Children(_) | Piece::Slice(_) => {
+            LogPiece::Children(_) | LogPiece::Slice(_) => {
                 // Between two pieces of one kind, children make two items of them.
                 self.metadata = None;
                 piece
@@ -253,18 +252,18 @@ impl Node {
 
 /// Whether a fragment is another one than that which has come with its seq, as far as its length and its end show. A retry
 /// is the same; who numbers fragments wrongly sends another.
-fn differs(node: &Node, seq: u32, fragment: &Fragment) -> bool {
+fn differs(node: &StoredNode, seq: u32, fragment: &Fragment) -> bool {
     let chunk = fragment.chunk.as_ref();
     let payload = chunk.and_then(|chunk| chunk.payload.as_ref());
     let bytes = match (payload, node.piece(seq)) {
-        (Some(Payload::Data(data)), Some(held)) => data.len() != held.len(),
+        (Some(Payload::Data(data)), Some(retained)) => data.len() != retained.len(),
         _ => false,
     };
     bytes || fragment.last != (node.last == Some(seq))
 }
 
 /// EV-206: nothing stands after the final fragment, whichever came first.
-fn check_end(node: &Node, seq: u32, last: bool) -> Result<(), Status> {
+fn check_end(node: &StoredNode, seq: u32, last: bool) -> Result<(), Status> {
     let past_known = node.last.is_some_and(|known| seq > known);
     let before_held = last && node.highest().is_some_and(|highest| highest > seq);
     if past_known || before_held {
@@ -282,18 +281,18 @@ fn check_end(node: &Node, seq: u32, last: bool) -> Result<(), Status> {
 
 /// EV-209: a node is leaf or tree; where both are allowed, children make a tree of it (EV-740).
 fn check_kind(
-    node: &mut Node,
+    node: &mut StoredNode,
     seq: u32,
     children: bool,
     chunk: bool,
-    rules: &Rules<'_>,
+    rules: &AcceptanceRules<'_>,
 ) -> Result<(), Status> {
     let kind = match (children, chunk) {
         (false, false) => return Ok(()),
-        (true, false) if rules.mixes => Kind::Tree,
-        (false, true) if rules.mixes && node.kind == Kind::Tree => Kind::Tree,
-        (true, false) if node.kind != Kind::Leaf => Kind::Tree,
-        (false, true) if node.kind != Kind::Tree => Kind::Leaf,
+        (true, false) if rules.mixes => NodeKind::Tree,
+        (false, true) if rules.mixes && node.kind == NodeKind::Tree => NodeKind::Tree,
+        (true, false) if node.kind != NodeKind::Leaf => NodeKind::Tree,
+        (false, true) if node.kind != NodeKind::Tree => NodeKind::Leaf,
         _ => {
             return Err(at(
                 Reason::NodeKind,
@@ -308,7 +307,12 @@ fn check_kind(
 }
 
 /// Sizes, and EV-401 and EV-405 as far as this fragment shows them.
-fn check_chunk(chunk: &Chunk, node: &mut Node, seq: u32, rules: &Rules<'_>) -> Result<(), Status> {
+fn check_chunk(
+    chunk: &Chunk,
+    node: &mut StoredNode,
+    seq: u32,
+    rules: &AcceptanceRules<'_>,
+) -> Result<(), Status> {
     check_sizes(chunk, node, seq, rules.limits)?;
     if matches!(chunk.payload, Some(Payload::Status(_))) {
         // The one permitted change of mimetype (EV-931), in every mode (EV-812).
@@ -340,7 +344,12 @@ fn check_chunk(chunk: &Chunk, node: &mut Node, seq: u32, rules: &Rules<'_>) -> R
     }
 }
 
-fn check_sizes(chunk: &Chunk, node: &Node, seq: u32, limits: &Limits) -> Result<(), Status> {
+fn check_sizes(
+    chunk: &Chunk,
+    node: &StoredNode,
+    seq: u32,
+    limits: &SessionLimits,
+) -> Result<(), Status> {
     let metadata = chunk.metadata.as_deref();
     let len = |value: fn(&Metadata) -> usize| metadata.map_or(0, value);
     let sizes = [
@@ -380,7 +389,7 @@ fn check_sizes(chunk: &Chunk, node: &Node, seq: u32, limits: &Limits) -> Result<
 }
 
 /// EV-405, lenient: later metadata says what the first one said.
-fn agree(node: &Node, seq: u32, later: &Metadata) -> Result<(), Status> {
+fn agree(node: &StoredNode, seq: u32, later: &Metadata) -> Result<(), Status> {
     let agrees = match &node.metadata {
         Some(first) => first.agrees_with(later),
         None => Metadata::default().agrees_with(later),
@@ -393,10 +402,14 @@ fn agree(node: &Node, seq: u32, later: &Metadata) -> Result<(), Status> {
 }
 
 /// Seq 0 has come: types the leaf, and judges what was held untyped. Gives what the metadata dropped by that counted.
-fn type_by_first(node: &mut Node, first: &Piece, mode: MetadataMode) -> Result<u64, Status> {
+fn type_by_first(
+    node: &mut StoredNode,
+    first: &LogPiece,
+    mode: MetadataMode,
+) -> Result<u64, Status> {
     node.metadata = match first {
-        Piece::Begin(metadata, _) => Some(Arc::clone(metadata)),
-        Piece::Ref(reference) => reference.metadata.clone(),
+        LogPiece::Begin(metadata, _) => Some(Arc::clone(metadata)),
+        LogPiece::Ref(reference) => reference.metadata.clone(),
         _ => None,
     };
     if node.metadata.is_none() && node.relies_on_first {
@@ -410,16 +423,16 @@ fn type_by_first(node: &mut Node, first: &Piece, mode: MetadataMode) -> Result<u
     for (&seq, piece) in &mut early {
         let before = piece.cost(seq);
         match piece {
-            Piece::Begin(later, data) => {
+            LogPiece::Begin(later, data) => {
                 agree(node, seq, later)?;
                 let data = std::mem::take(data);
                 *piece = if data.is_empty() {
-                    Piece::Empty
+                    LogPiece::Empty
                 } else {
-                    Piece::Data(data)
+                    LogPiece::Data(data)
                 };
             }
-            Piece::Ref(reference) => {
+            LogPiece::Ref(reference) => {
                 if let Some(later) = reference.metadata.take() {
                     agree(node, seq, &later)?;
                 }
@@ -435,11 +448,11 @@ fn type_by_first(node: &mut Node, first: &Piece, mode: MetadataMode) -> Result<u
 /// The piece of a chunk that was judged.
 fn leaf_piece(
     chunk: Chunk,
-    node: &Node,
+    node: &StoredNode,
     seq: u32,
-    rules: &Rules<'_>,
-    packer: &mut Packer,
-) -> Result<Piece, Status> {
+    rules: &AcceptanceRules<'_>,
+    packer: &mut CopyArena,
+) -> Result<LogPiece, Status> {
     // In lenient mode metadata after the first is dropped, once the first is there to compare it with.
     let dropped = rules.mode == MetadataMode::Lenient && seq > 0 && node.next_seq() > 0;
     let metadata = chunk.metadata.filter(|_| !dropped).map(clean);
@@ -447,27 +460,29 @@ fn leaf_piece(
         None => Bytes::new(),
         Some(Payload::Data(data)) if data.len() < rules.copy_below => packer.copy(&data),
         Some(Payload::Data(data)) => data,
-        Some(Payload::Status(status)) => return Ok(Piece::Status(status)),
+        Some(Payload::Status(status)) => return Ok(LogPiece::Status(status)),
         Some(Payload::Ref(uri)) => {
-            let content = match reference::place(&uri) {
-                Ok(Place::Inline(data)) => return Ok(plain_piece(metadata, data)),
-                Ok(Place::Elsewhere(_)) if rules.references => Ok(Arc::new(Elsewhere::new(&uri))),
-                Ok(Place::Elsewhere(scheme)) => Err(reference::switched_off(scheme)),
-                Err(refusal) => Err(refusal),
+            let content = match reference::target_of(&uri) {
+                Ok(ReferenceTarget::Inline(data)) => return Ok(plain_piece(metadata, data)),
+                Ok(ReferenceTarget::External(_)) if rules.references => {
+                    Ok(Arc::new(ExternalContent::new(&uri)))
+                }
+                Ok(ReferenceTarget::External(scheme)) => Err(reference::switched_off(scheme)),
+                Err(rejection) => Err(rejection),
             };
             let content = content
-                .map_err(|refusal| Arc::new(refusal.with("node", &node.id).with("seq", seq)));
-            return Ok(Piece::Ref(Box::new(Reference { metadata, content })));
+                .map_err(|rejection| Arc::new(rejection.with("node", &node.id).with("seq", seq)));
+            return Ok(LogPiece::Ref(Box::new(Reference { metadata, content })));
         }
     };
     Ok(plain_piece(metadata, data))
 }
 
-fn plain_piece(metadata: Option<Arc<Metadata>>, data: Bytes) -> Piece {
+fn plain_piece(metadata: Option<Arc<Metadata>>, data: Bytes) -> LogPiece {
     match metadata {
-        Some(metadata) => Piece::Begin(metadata, data),
-        None if data.is_empty() => Piece::Empty,
-        None => Piece::Data(data),
+        Some(metadata) => LogPiece::Begin(metadata, data),
+        None if data.is_empty() => LogPiece::Empty,
+        None => LogPiece::Data(data),
     }
 }
 
@@ -483,12 +498,12 @@ fn clean(found: Arc<Metadata>) -> Arc<Metadata> {
     })
 }
 
-fn missing(node: &Node, seq: u32) -> Status {
+fn missing(node: &StoredNode, seq: u32) -> Status {
     let what = "a leaf has content and its first fragment no metadata; send the mimetype at seq 0";
     at(Reason::MetadataMissing, what, node, seq)
 }
 
-fn at(reason: Reason, what: &str, node: &Node, seq: impl std::fmt::Display) -> Status {
+fn at(reason: Reason, what: &str, node: &StoredNode, seq: impl std::fmt::Display) -> Status {
     let id = &node.id;
     Status::new(reason, format!("{what}: node {id:?}, seq {seq}"))
         .with("node", id)

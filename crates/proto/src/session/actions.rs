@@ -1,8 +1,5 @@
 //! The unfinished actions of one session, the peer's and ours.
 //!
-//! Owns: what each reads and writes, whether it waits, when it has to be finished. Refuses to know: nodes' content,
-//! and what a function does.
-//!
 //! ```text
 //!   served:  received ──► running ──finish / fail / deadline──► gone
 //!   asked:   sent ──► running at the peer ──every output complete──► gone
@@ -18,7 +15,7 @@ use super::slab::Slab;
 use crate::time::Time;
 
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct ActionEntry {
     pub(super) name: ByteString,
     pub(super) inputs: Vec<NodeKey>,
     /// Bound outputs, those for statuses not among them.
@@ -43,12 +40,12 @@ pub(super) struct Entry {
     /// How many actions of ours were sent up to it, where that is remembered (EV-942).
     pub(super) ordinal: usize,
     /// How long its answer may take once there is a connection, of an action that we asked for (EV-811).
-    patience: Option<Duration>,
+    time_limit: Option<Duration>,
     /// What the shell holds for it as long as it runs: its configs, and what it says besides.
     pub(super) aside_bytes: u64,
 }
 
-impl Entry {
+impl ActionEntry {
     pub(super) fn new(name: ByteString, served: bool) -> Self {
         Self {
             name,
@@ -64,7 +61,7 @@ impl Entry {
             incomplete: 0,
             unopened: Vec::new(),
             ordinal: 0,
-            patience: None,
+            time_limit: None,
             aside_bytes: 0,
         }
     }
@@ -81,14 +78,14 @@ impl Entry {
 
 #[derive(Debug)]
 pub(super) struct Actions {
-    entries: Slab<Entry>,
+    entries: Slab<ActionEntry>,
     deadlines: BTreeSet<(Time, ActionKey)>,
     /// How many wait for nothing but cursors.
     waiting: usize,
     /// How many are the peer's.
     served: usize,
     /// Those of ours whose time has not begun.
-    patient: Vec<ActionKey>,
+    unstarted: Vec<ActionKey>,
 }
 
 impl Actions {
@@ -98,31 +95,31 @@ impl Actions {
             deadlines: BTreeSet::new(),
             waiting: 0,
             served: 0,
-            patient: Vec::new(),
+            unstarted: Vec::new(),
         }
     }
 
-    pub(super) fn insert(&mut self, entry: Entry) -> ActionKey {
+    pub(super) fn insert(&mut self, entry: ActionEntry) -> ActionKey {
         self.served += usize::from(entry.served);
         ActionKey(self.entries.insert(entry))
     }
 
-    pub(super) fn remove(&mut self, key: ActionKey) -> Option<Entry> {
+    pub(super) fn remove(&mut self, key: ActionKey) -> Option<ActionEntry> {
         let entry = self.entries.remove(key.0)?;
         self.waiting -= usize::from(entry.waiting);
         self.served -= usize::from(entry.served);
-        self.patient.retain(|other| *other != key);
+        self.unstarted.retain(|other| *other != key);
         if let Some(deadline) = entry.deadline {
             self.deadlines.remove(&(deadline, key));
         }
         Some(entry)
     }
 
-    pub(super) fn get(&self, key: ActionKey) -> Option<&Entry> {
+    pub(super) fn get(&self, key: ActionKey) -> Option<&ActionEntry> {
         self.entries.get(key.0)
     }
 
-    pub(super) fn get_mut(&mut self, key: ActionKey) -> Option<&mut Entry> {
+    pub(super) fn get_mut(&mut self, key: ActionKey) -> Option<&mut ActionEntry> {
         self.entries.get_mut(key.0)
     }
 
@@ -141,7 +138,7 @@ impl Actions {
         asked.map(|(key, _)| key)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (ActionKey, &Entry)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ActionKey, &ActionEntry)> {
         self.entries
             .iter()
             .map(|(key, entry)| (ActionKey(key), entry))
@@ -159,26 +156,26 @@ impl Actions {
         }
     }
 
-    /// An action of ours may take so long; its time begins with [`Actions::count_patience`].
-    pub(super) fn be_patient(&mut self, key: ActionKey, patience: Duration) {
+    /// An action of ours may take so long; its time begins with [`Actions::start_time_limits`].
+    pub(super) fn set_time_limit(&mut self, key: ActionKey, limit: Duration) {
         if let Some(entry) = self.entries.get_mut(key.0) {
-            entry.patience = Some(patience);
-            self.patient.push(key);
+            entry.time_limit = Some(limit);
+            self.unstarted.push(key);
         }
     }
 
     /// There is a connection: the time runs.
-    pub(super) fn count_patience(&mut self, now: Time) {
-        for key in std::mem::take(&mut self.patient) {
+    pub(super) fn start_time_limits(&mut self, now: Time) {
+        for key in std::mem::take(&mut self.unstarted) {
             let entry = self.entries.get_mut(key.0);
-            if let Some(patience) = entry.and_then(|entry| entry.patience.take()) {
-                self.set_deadline(key, now + patience);
+            if let Some(limit) = entry.and_then(|entry| entry.time_limit.take()) {
+                self.set_deadline(key, now + limit);
             }
         }
     }
 
     /// The connection is lost: the time of ours stands still, with what is left of it.
-    pub(super) fn hold_patience(&mut self, now: Time) {
+    pub(super) fn pause_time_limits(&mut self, now: Time) {
         let asked: Vec<ActionKey> = self.asked().collect();
         for key in asked {
             let Some(entry) = self.entries.get_mut(key.0) else {
@@ -186,7 +183,7 @@ impl Actions {
             };
             if let Some(deadline) = entry.deadline.take() {
                 self.deadlines.remove(&(deadline, key));
-                self.be_patient(key, deadline - now);
+                self.set_time_limit(key, deadline - now);
             }
         }
     }

@@ -1,8 +1,5 @@
 //! Actions of ours, which the peer runs.
 //!
-//! Owns: sending them, the nodes that are expected back, how long a server waits for its client, and what is left of an
-//! action that nobody waits for any more (EV-103, EV-811, EV-913). Refuses to know: which functions the peer has.
-//!
 //! ```text
 //!   asked ──every output complete──► done
 //!     ├── abandoned, or later than reverse_timeout while the connection stands ──► forgotten: readers fail, late
@@ -11,17 +8,17 @@
 
 use std::sync::Arc;
 
-use super::actions::Entry;
-use super::dropping::Fate;
-use super::port::{self, ActionKey, Call, CursorId, NodeKey, Output, Side};
-use super::resume::Line;
-use super::store::Owner;
-use super::{Phase, Session, reserved};
+use super::actions::ActionEntry;
+use super::dropping::NodeFate;
+use super::port::{self, ActionKey, ActionRequest, CursorId, NodeKey, SessionOutput, Side};
+use super::resume::LinkState;
+use super::store::NodeProducer;
+use super::{SessionMachine, SessionPhase, reserved};
 use crate::evergreen::{Action, Param, Reason, Status};
 use crate::time::Time;
 
-impl Session {
-    /// A new node that the peer is to produce, as an output of [`Session::call`].
+impl SessionMachine {
+    /// A new node that the peer is to produce, as an output of [`SessionMachine::call`].
     ///
     /// # Errors
     /// `NODE_LIMIT` or `RETAINED_LIMIT`; nothing is aborted. Or the status of an aborted session.
@@ -37,7 +34,7 @@ impl Session {
         }
     }
 
-    /// Sends an action to the peer and expects its outputs. [`Output::Done`] follows when all are complete; an action
+    /// Sends an action to the peer and expects its outputs. [`SessionOutput::Done`] follows when all are complete; an action
     /// without outputs has no visible end (EV-507), its key is stale at once. A server waits for `reverse_timeout`
     /// (EV-811).
     ///
@@ -45,7 +42,7 @@ impl Session {
     /// `OUTPUT_NOT_NEW` if an output is anybody's already; `RETAINED_LIMIT` if a session that may be resumed has no room
     /// to remember it; of a server also `ACTION_LIMIT`, and `CANCELLED` once its
     /// client has said its last word; the status of the abort if the session is over.
-    pub fn call(&mut self, call: Call) -> Result<ActionKey, Status> {
+    pub fn call(&mut self, call: ActionRequest) -> Result<ActionKey, Status> {
         if let Some(status) = self.aborted() {
             return Err(Status::clone(status));
         }
@@ -54,7 +51,7 @@ impl Session {
         }
         for (name, output) in &call.outputs {
             let node = self.store.get(*output);
-            if node.owner != Owner::Unclaimed {
+            if node.owner != NodeProducer::Unclaimed {
                 let message = format!(
                     "output {name:?} is bound to {:?}, which is not new",
                     node.id
@@ -71,7 +68,7 @@ impl Session {
             configs: call.configs,
         };
         self.ask(action)?;
-        let mut entry = Entry::new(call.name, false);
+        let mut entry = ActionEntry::new(call.name, false);
         entry.ordinal = self
             .resume
             .as_ref()
@@ -82,14 +79,14 @@ impl Session {
         let outputs = entry.outputs.clone();
         let key = self.actions.insert(entry);
         for output in &outputs {
-            self.store.get_mut(*output).owner = Owner::Peer(Some(key));
+            self.store.get_mut(*output).owner = NodeProducer::Peer(Some(key));
         }
         if outputs.is_empty() {
             self.actions.remove(key);
         } else if self.side == Side::Server {
-            let patience = self.config.limits.reverse_timeout;
-            self.actions.be_patient(key, patience);
-            self.emit(Output::Timed);
+            let time_limit = self.config.limits.reverse_timeout;
+            self.actions.set_time_limit(key, time_limit);
+            self.emit(SessionOutput::Timed);
         }
         self.inbound.closures_changed();
         Ok(key)
@@ -117,13 +114,13 @@ impl Session {
 
     /// Nobody waits for an action of ours any more; `tell` the peer, if it understands CANCEL. A client's nodes stay as
     /// they are: its server ends them. A server forgets: what its client still sends of them is ignored.
-    pub fn abandon(&mut self, action: ActionKey, tell: bool) {
-        if tell {
+    pub fn abandon(&mut self, action: ActionKey, notify: bool) {
+        if notify {
             self.cancel(action);
         }
         if self.side == Side::Server && !self.is_closed() {
             let status = Status::new(Reason::Cancelled, "the server does not want this any more");
-            self.forget_asked(action, &Arc::new(status));
+            self.remove_asked(action, &Arc::new(status));
         }
     }
 
@@ -133,7 +130,7 @@ impl Session {
         let message = "the client has not answered the action in the time allowed";
         let status =
             Status::new(Reason::Deadline, message).with("action", name.unwrap_or_default());
-        self.forget_asked(action, &Arc::new(status));
+        self.remove_asked(action, &Arc::new(status));
     }
 
     /// The peer has said its last word: it answers nothing more.
@@ -145,19 +142,20 @@ impl Session {
     }
 
     /// Begins to count the time of actions that were asked since, while there is a connection to answer over.
-    pub(super) fn count_patience(&mut self, now: Time) {
-        if self.line() == Line::Up {
-            self.actions.count_patience(now);
+    pub(super) fn start_time_limits(&mut self, now: Time) {
+        if self.line() == LinkState::Up {
+            self.actions.start_time_limits(now);
         }
     }
 
     /// EV-110 for what the client was to produce.
     pub(super) fn is_expected(&self, node: NodeKey) -> bool {
-        self.side == Side::Server && matches!(self.store.get(node).owner, Owner::Peer(Some(_)))
+        self.side == Side::Server
+            && matches!(self.store.get(node).owner, NodeProducer::Peer(Some(_)))
     }
 
     fn check_client_answers(&self) -> Result<(), Status> {
-        if self.phase != Phase::Open {
+        if self.phase != SessionPhase::Open {
             return Err(unanswered());
         }
         let (value, max) = (
@@ -171,7 +169,7 @@ impl Session {
         Ok(())
     }
 
-    fn forget_asked(&mut self, action: ActionKey, status: &Arc<Status>) {
+    fn remove_asked(&mut self, action: ActionKey, status: &Arc<Status>) {
         if self.actions.get(action).is_none_or(|entry| entry.served) {
             return;
         }
@@ -180,9 +178,9 @@ impl Session {
         };
         for &input in &entry.inputs {
             let node = self.store.get(input);
-            let is_open = node.owner == Owner::Local(None) && !node.is_complete();
+            let is_open = node.owner == NodeProducer::Local(None) && !node.is_complete();
             // The client must not wait for what nobody writes any more.
-            if is_open && node.fate == Fate::Kept && !self.is_closed() {
+            if is_open && node.fate == NodeFate::Retained && !self.is_closed() {
                 let _ = self.end_with(input, Some(Arc::clone(status)));
             }
         }

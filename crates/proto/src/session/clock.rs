@@ -1,11 +1,11 @@
 //! Everything that happens because time passes: idle, stall, deadlines (EV-111, EV-803, EV-950).
 //!
-//! Owns: since when, and until when. Refuses to know: any clock. Times that begin between two calls are anchored at
-//! the next call that brings the time along, so a timer can start late by that much, never early.
+//! Times that begin between two calls are anchored at the next call that brings the time along, so a timer can start
+//! late by that much, never early.
 
 use std::time::Duration;
 
-use super::Session;
+use super::SessionMachine;
 use crate::evergreen::Reason;
 use crate::time::Time;
 
@@ -25,7 +25,7 @@ impl Clock {
         }
     }
 
-    pub(super) const fn heard(&mut self, now: Time) {
+    pub(super) const fn received(&mut self, now: Time) {
         self.idle_since = Some(now);
     }
 
@@ -40,7 +40,7 @@ impl Clock {
     }
 }
 
-impl Session {
+impl SessionMachine {
     /// When to call [`Self::tick`] next, if nothing else happens before. Ask after every call.
     pub fn wake_at(&mut self, now: Time) -> Option<Time> {
         if self.is_closed() {
@@ -111,7 +111,7 @@ impl Session {
 
     /// Starts and stops what the last calls have changed.
     fn anchor(&mut self, now: Time) {
-        self.count_patience(now);
+        self.start_time_limits(now);
         self.clock.idle_since = if self.actions.any_runs() {
             None
         } else {

@@ -1,7 +1,6 @@
 //! What lies below some nodes, each node once, within a budget.
 //!
-//! Owns: a walk in reading order over every edge that is known so far. Refuses to know: what it is walked for. A
-//! stranger may list the same children a million times, so edges are counted, not nodes alone.
+//! A stranger may list the same children a million times, so edges are counted, not nodes alone.
 
 use std::collections::HashSet;
 

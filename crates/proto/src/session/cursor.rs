@@ -1,8 +1,5 @@
 //! Reading a node: depth-first, left to right, without recursion and without consuming (section 4).
 //!
-//! Owns: one reader's path through the tree, and its counts of depth, visits and bytes. Refuses to know: who waits
-//! for it, and what an error does to the session.
-//!
 //! ```text
 //!   path:  [tree at piece 2, child 1] ► [tree at piece 0, child 0] ► [leaf at piece 7]
 //! ```
@@ -10,19 +7,19 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::dropping::Fate;
+use super::dropping::NodeFate;
 use super::port::{self, ActionKey, CursorId, NodeKey};
 use super::reference::Referenced;
 use super::release::released;
-use super::slice::{Meant, Slices};
-use super::store::{Owner, Piece, Reference, Store};
-use super::work::{Refused, Work};
-use crate::evergreen::{Limits, Metadata, Reason, Status, mimetype, protobuf};
-use crate::log::At;
+use super::slice::{SliceOverlap, Slices};
+use super::store::{LogPiece, NodeProducer, Reference, Store};
+use super::work::{ReadBudget, ReadStop};
+use crate::evergreen::{Metadata, Reason, SessionLimits, Status, mimetype, protobuf};
+use crate::log::LogRead;
 
 /// One node on the path: which piece is next, and which child of it.
 #[derive(Clone, Copy, Debug)]
-struct Frame {
+struct CursorFrame {
     node: NodeKey,
     piece: u32,
     child: u32,
@@ -30,7 +27,7 @@ struct Frame {
 
 /// A reader. Memory grows with depth, never with content (EV-306).
 #[derive(Debug)]
-pub(super) struct Cursor {
+pub(super) struct TreeCursor {
     pub(super) root: NodeKey,
     /// The action that reads; it must not read its own outputs (EV-308).
     pub(super) reader: Option<ActionKey>,
@@ -46,7 +43,7 @@ pub(super) struct Cursor {
     pub(super) ours: bool,
     /// What it is known as to those who keep nodes for it.
     me: Option<CursorId>,
-    path: Vec<Frame>,
+    path: Vec<CursorFrame>,
     /// The nodes on the path, kept only where cycles may have escaped the eager search.
     on_path: Option<HashSet<NodeKey>>,
     begun: bool,
@@ -62,14 +59,14 @@ pub(super) struct Cursor {
 
 /// What one step gives.
 #[derive(Debug)]
-pub(super) enum Step {
-    Piece(port::Piece),
-    /// Content elsewhere; the cursor stays until [`Cursor::pass_reference`].
+pub(super) enum CursorStep {
+    Piece(port::LeafPiece),
+    /// Content elsewhere; the cursor stays until [`TreeCursor::pass_reference`].
     Reference(Referenced),
     /// Nothing more until this node grows.
     Park(NodeKey),
     /// It would go on, and others have their turn.
-    Pause(Refused),
+    Pause(ReadStop),
     End,
     /// The read fails; the session may live on.
     Fail(Arc<Status>),
@@ -77,7 +74,7 @@ pub(super) enum Step {
     Abort(Status),
 }
 
-impl Cursor {
+impl TreeCursor {
     pub(super) const fn new(root: NodeKey, reader: Option<ActionKey>) -> Self {
         Self {
             root,
@@ -105,10 +102,10 @@ impl Cursor {
         &mut self,
         me: CursorId,
         store: &mut Store,
-        limits: &Limits,
+        limits: &SessionLimits,
         cycles: bool,
-        work: &mut Work,
-    ) -> Step {
+        work: &mut ReadBudget,
+    ) -> CursorStep {
         if let Err(stop) = self.begin(me, store, limits, cycles) {
             return stop;
         }
@@ -120,24 +117,24 @@ impl Cursor {
             }
             let index = frame.piece;
             let piece = match store.get(frame.node).log.at(index as usize) {
-                At::Pending if store.get(frame.node).fate != Fate::Kept => {
-                    return Step::Fail(released(store, frame.node));
+                LogRead::Pending if store.get(frame.node).fate != NodeFate::Retained => {
+                    return CursorStep::Fail(released(store, frame.node));
                 }
-                At::Pending => return Step::Park(frame.node),
-                At::Released => return Step::Fail(released(store, frame.node)),
-                At::End(()) => {
+                LogRead::Pending => return CursorStep::Park(frame.node),
+                LogRead::Released => return CursorStep::Fail(released(store, frame.node)),
+                LogRead::End(()) => {
                     self.leave(store);
                     continue;
                 }
-                At::Item(piece) => piece,
+                LogRead::Item(piece) => piece,
             };
             if visits(piece, frame)
                 && let Err(refused) = work.visit()
             {
-                return Step::Pause(refused);
+                return CursorStep::Pause(refused);
             }
             match piece {
-                Piece::Children(children) => {
+                LogPiece::Children(children) => {
                     if let Some(&child) = children.get(frame.child as usize) {
                         self.advance(0, 1);
                         if let Err(stop) = self.enter(child, store, limits, cycles) {
@@ -146,7 +143,7 @@ impl Cursor {
                         continue;
                     }
                 }
-                Piece::Slice(slice) if frame.child == 0 => {
+                LogPiece::Slice(slice) if frame.child == 0 => {
                     let (child, range) = (slice.child, slice.range.clone());
                     self.advance(0, 1);
                     if let Err(stop) = self.enter(child, store, limits, cycles) {
@@ -155,23 +152,23 @@ impl Cursor {
                     self.slices.enter(self.path.len(), range);
                     continue;
                 }
-                Piece::Status(Some(status)) => {
-                    return Step::Fail(upstream(status, store, frame.node));
+                LogPiece::Status(Some(status)) => {
+                    return CursorStep::Fail(upstream(status, store, frame.node));
                 }
-                Piece::Ref(reference) => return self.refer(frame.node, reference),
-                Piece::Slice(_) => {}
-                Piece::Empty => {
+                LogPiece::Ref(reference) => return self.refer(frame.node, reference),
+                LogPiece::Slice(_) => {}
+                LogPiece::Empty => {
                     if let Err(stop) = self.visit(store, limits) {
                         return stop;
                     }
                 }
-                Piece::Begin(_, _) | Piece::Data(_) | Piece::Status(None) => {
+                LogPiece::Begin(_, _) | LogPiece::Data(_) | LogPiece::Status(None) => {
                     match self.give(frame, store, limits) {
                         Some(step) => return step,
                         // Nothing of it is meant, which is a visit like that of an empty piece.
                         None => match work.visit() {
                             Ok(()) => continue,
-                            Err(refused) => return Step::Pause(refused),
+                            Err(refused) => return CursorStep::Pause(refused),
                         },
                     }
                 }
@@ -179,7 +176,7 @@ impl Cursor {
             store.pass(frame.node, index, 0);
             self.advance(1, 0);
         }
-        Step::End
+        CursorStep::End
     }
 
     /// Enters the root before the first step: a cursor is made before its node may be read.
@@ -187,9 +184,9 @@ impl Cursor {
         &mut self,
         me: CursorId,
         store: &mut Store,
-        limits: &Limits,
+        limits: &SessionLimits,
         cycles: bool,
-    ) -> Result<(), Step> {
+    ) -> Result<(), CursorStep> {
         self.me = Some(me);
         if self.begun {
             return Ok(());
@@ -201,17 +198,24 @@ impl Cursor {
     }
 
     /// Yields the piece at `frame`, if anything of it is meant; with metadata it begins an item.
-    fn give(&mut self, frame: Frame, store: &mut Store, limits: &Limits) -> Option<Step> {
+    fn give(
+        &mut self,
+        frame: CursorFrame,
+        store: &mut Store,
+        limits: &SessionLimits,
+    ) -> Option<CursorStep> {
         let (begins, data) = match store.get(frame.node).log.at(frame.piece as usize) {
-            At::Item(Piece::Begin(metadata, data)) => (Some(Arc::clone(metadata)), data.clone()),
-            At::Item(Piece::Data(data)) => (None, data.clone()),
+            LogRead::Item(LogPiece::Begin(metadata, data)) => {
+                (Some(Arc::clone(metadata)), data.clone())
+            }
+            LogRead::Item(LogPiece::Data(data)) => (None, data.clone()),
             _ => {
                 let metadata = Arc::new(Metadata::of(mimetype::STATUS));
                 (Some(metadata), protobuf::status_bytes(None))
             }
         };
         if let Err(status) = self.count(data.len(), store, limits) {
-            return Some(Step::Fail(status));
+            return Some(CursorStep::Fail(status));
         }
         store.pass(frame.node, frame.piece, data.len());
         self.advance(1, 0);
@@ -219,13 +223,13 @@ impl Cursor {
             self.fresh = true;
             self.metadata = Some(metadata);
         }
-        let Some(Meant { range, .. }) = self.slices.take(data.len()) else {
+        let Some(SliceOverlap { range, .. }) = self.slices.take(data.len()) else {
             return self.visit(store, limits).err();
         };
         let whole = range.len() == data.len();
         let first = std::mem::take(&mut self.fresh);
         self.items = self.items.saturating_add(u32::from(first));
-        Some(Step::Piece(port::Piece {
+        Some(CursorStep::Piece(port::LeafPiece {
             item: self.items.saturating_sub(1),
             first,
             node: frame.node,
@@ -239,7 +243,7 @@ impl Cursor {
         &mut self,
         bytes: usize,
         store: &Store,
-        limits: &Limits,
+        limits: &SessionLimits,
     ) -> Result<(), Arc<Status>> {
         self.bytes = self.bytes.saturating_add(bytes as u64);
         let (value, max) = (self.bytes, limits.max_read_bytes);
@@ -250,15 +254,15 @@ impl Cursor {
         Err(Arc::new(status.with("node", &store.get(self.root).id)))
     }
 
-    fn refer(&self, node: NodeKey, reference: &Reference) -> Step {
+    fn refer(&self, node: NodeKey, reference: &Reference) -> CursorStep {
         let content = match &reference.content {
             Ok(content) => Arc::clone(content),
-            Err(refusal) => return Step::Fail(Arc::clone(refusal)),
+            Err(rejection) => return CursorStep::Fail(Arc::clone(rejection)),
         };
         let begins = reference.metadata.as_ref();
         let first = begins.is_some() || self.fresh;
         let metadata = begins.or(self.metadata.as_ref()).cloned();
-        Step::Reference(Referenced {
+        CursorStep::Reference(Referenced {
             item: self.items.saturating_sub(u32::from(!first)),
             first,
             node,
@@ -268,8 +272,8 @@ impl Cursor {
     }
 
     /// Which of the next `bytes` of a reference's content are meant.
-    pub(super) fn meant(&mut self, bytes: usize) -> Meant {
-        let nothing = Meant {
+    pub(super) fn meant(&mut self, bytes: usize) -> SliceOverlap {
+        let nothing = SliceOverlap {
             range: 0..0,
             more: !self.slices.is_over(),
         };
@@ -280,7 +284,7 @@ impl Cursor {
     pub(super) fn reference<'a>(&self, store: &'a Store) -> Option<(NodeKey, u32, &'a Reference)> {
         let frame = self.path.last()?;
         match store.get(frame.node).log.at(frame.piece as usize) {
-            At::Item(Piece::Ref(reference)) => Some((frame.node, frame.piece, reference)),
+            LogRead::Item(LogPiece::Ref(reference)) => Some((frame.node, frame.piece, reference)),
             _ => None,
         }
     }
@@ -314,23 +318,24 @@ impl Cursor {
         &mut self,
         node: NodeKey,
         store: &mut Store,
-        limits: &Limits,
+        limits: &SessionLimits,
         cycles: bool,
-    ) -> Result<(), Step> {
+    ) -> Result<(), CursorStep> {
         let open = match store.get(node).fate {
-            Fate::Kept => store.get(node).log.released() == 0,
-            Fate::Dropped(batch) => self.me.is_some_and(|me| store.keeps_for(batch, me)),
-            Fate::Gone => false,
+            NodeFate::Retained => store.get(node).log.released() == 0,
+            NodeFate::Dropped(batch) => self.me.is_some_and(|me| store.keeps_for(batch, me)),
+            NodeFate::Removed => false,
         };
         if !open {
-            return Err(Step::Fail(released(store, node)));
+            return Err(CursorStep::Fail(released(store, node)));
         }
         let id = &store.get(node).id;
-        if let (Owner::Local(Some(producer)), Some(reader)) = (store.get(node).owner, self.reader)
+        if let (NodeProducer::Local(Some(producer)), Some(reader)) =
+            (store.get(node).owner, self.reader)
             && producer == reader
         {
             let message = format!("an action reads its own output {id:?}");
-            return Err(Step::Abort(
+            return Err(CursorStep::Abort(
                 Status::new(Reason::ActionCycle, message).with("node", id),
             ));
         }
@@ -341,7 +346,7 @@ impl Cursor {
                 .get_or_insert_with(|| path.iter().map(|frame| frame.node).collect());
             if !on_path.insert(node) {
                 let message = format!("node {id:?} contains itself");
-                return Err(Step::Abort(
+                return Err(CursorStep::Abort(
                     Status::new(Reason::Cycle, message).with("node", id),
                 ));
             }
@@ -355,9 +360,9 @@ impl Cursor {
                 value,
                 limits.max_depth as u64,
             );
-            return Err(Step::Abort(status.with("node", id)));
+            return Err(CursorStep::Abort(status.with("node", id)));
         }
-        self.path.push(Frame {
+        self.path.push(CursorFrame {
             node,
             piece: 0,
             child: 0,
@@ -367,7 +372,7 @@ impl Cursor {
     }
 
     /// Counts a node, or a piece that gives nothing (EV-306).
-    fn visit(&mut self, store: &Store, limits: &Limits) -> Result<(), Step> {
+    fn visit(&mut self, store: &Store, limits: &SessionLimits) -> Result<(), CursorStep> {
         self.visits = self.visits.saturating_add(1);
         let (value, max) = (self.visits, limits.max_visits);
         if value <= max {
@@ -375,7 +380,7 @@ impl Cursor {
         }
         let status = Status::limit(Reason::FlattenLimit, "max_visits", value.into(), max.into());
         let root = &store.get(self.root).id;
-        Err(Step::Fail(Arc::new(status.with("node", root))))
+        Err(CursorStep::Fail(Arc::new(status.with("node", root))))
     }
 
     fn leave(&mut self, store: &mut Store) {
@@ -425,12 +430,12 @@ impl Cursor {
 }
 
 /// Whether the next step is a visit: of a child, or of a piece that gives nothing.
-fn visits(piece: &Piece, frame: Frame) -> bool {
+fn visits(piece: &LogPiece, frame: CursorFrame) -> bool {
     match piece {
-        Piece::Children(children) => (frame.child as usize) < children.len(),
-        Piece::Slice(_) => frame.child == 0,
-        Piece::Empty => true,
-        Piece::Begin(..) | Piece::Data(_) | Piece::Ref(_) | Piece::Status(_) => false,
+        LogPiece::Children(children) => (frame.child as usize) < children.len(),
+        LogPiece::Slice(_) => frame.child == 0,
+        LogPiece::Empty => true,
+        LogPiece::Begin(..) | LogPiece::Data(_) | LogPiece::Ref(_) | LogPiece::Status(_) => false,
     }
 }
 

@@ -1,8 +1,7 @@
 //! Nodes that are dropped before the session ends (EV-911).
 //!
-//! Owns: which nodes go together, who may still finish reading them, and the moment when their bytes are free. Refuses
-//! to know: who asked. The id of a dropped node stays taken: what still comes for it is ignored. (Where the store forgets
-//! ids, that holds for the last ones.)
+//! The id of a dropped node stays taken: what still comes for it is ignored. (Where the store forgets ids, that holds
+//! for the last ones.)
 //!
 //! ```text
 //!   kept ──DROP──► dropped ──last reader gone, wholly sent──► gone
@@ -10,39 +9,39 @@
 
 use std::collections::HashSet;
 
-use super::Session;
-use super::cursor::Cursor;
+use super::SessionMachine;
+use super::cursor::TreeCursor;
 use super::port::{CursorId, NodeKey};
 use super::release::released;
-use super::slab::Key;
+use super::slab::SlabKey;
 use super::store::Store;
 
 /// What becomes of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum NodeFate {
     /// It is an ordinary node.
     #[default]
-    Kept,
+    Retained,
     /// It takes nothing more; those who were reading it may finish.
-    Dropped(Key),
+    Dropped(SlabKey),
     /// Nothing of it is left but its id.
-    Gone,
+    Removed,
 }
 
 /// Nodes that were dropped together, and who keeps them.
 #[derive(Debug, Default)]
-pub(super) struct Batch {
+pub(super) struct DropBatch {
     nodes: Vec<NodeKey>,
     readers: Vec<CursorId>,
     /// How many of them are ours and not wholly sent.
     unsent: usize,
 }
 
-impl Session {
+impl SessionMachine {
     /// Drops nodes; where the flag is set, also what lies below and no other live node lists. Gives how many went, and
     /// how many bytes that is.
     pub(super) fn drop_nodes(&mut self, named: &[(NodeKey, bool)]) -> (usize, u64) {
-        let (batch, bytes) = self.store.doom(named);
+        let (batch, bytes) = self.store.mark_for_removal(named);
         let nodes = self.store.batch_nodes(batch).to_vec();
         if nodes.is_empty() {
             self.store.keep_for(batch, Vec::new());
@@ -79,7 +78,7 @@ impl Session {
 
     /// Whoever may still come by one of these nodes. The searches of one message share a budget (D-27); past it a
     /// reader is believed to.
-    fn readers_of(&mut self, batch: Key) -> Vec<CursorId> {
+    fn readers_of(&mut self, batch: SlabKey) -> Vec<CursorId> {
         let mut readers = Vec::new();
         for (key, cursor) in self.cursors.iter() {
             let edges = &mut self.search.edges_left;
@@ -91,7 +90,7 @@ impl Session {
     }
 
     /// A reader reads nothing more: it gives up its places, and what was kept for it.
-    pub(super) fn reader_gone(&mut self, id: CursorId) {
+    pub(super) fn reader_closed(&mut self, id: CursorId) {
         let Some(cursor) = self.cursors.get_mut(id.0) else {
             return;
         };
@@ -103,9 +102,9 @@ impl Session {
 }
 
 /// Whether a reader is in a node of the batch, or one is still ahead of it.
-fn reaches(cursor: &Cursor, batch: Key, store: &Store, edges: &mut u32) -> bool {
-    let doomed = |node: NodeKey| store.get(node).fate == Fate::Dropped(batch);
-    if cursor.inside().any(doomed) {
+fn reaches(cursor: &TreeCursor, batch: SlabKey, store: &Store, edges: &mut u32) -> bool {
+    let marked = |node: NodeKey| store.get(node).fate == NodeFate::Dropped(batch);
+    if cursor.inside().any(marked) {
         return true;
     }
     if *edges == 0 {
@@ -116,7 +115,7 @@ fn reaches(cursor: &Cursor, batch: Key, store: &Store, edges: &mut u32) -> bool 
     *edges = edges.saturating_sub(u32::try_from(stack.len()).unwrap_or(u32::MAX));
     let mut seen = HashSet::with_hasher(store.hasher());
     while let Some(node) = stack.pop() {
-        if doomed(node) {
+        if marked(node) {
             return true;
         }
         if !seen.insert(node) {
@@ -135,17 +134,17 @@ fn reaches(cursor: &Cursor, batch: Key, store: &Store, edges: &mut u32) -> bool 
 
 impl Store {
     /// Marks what goes. Gives the batch, and what its nodes count in the quota.
-    fn doom(&mut self, named: &[(NodeKey, bool)]) -> (Key, u64) {
-        let batch = self.drops.insert(Batch::default());
+    fn mark_for_removal(&mut self, named: &[(NodeKey, bool)]) -> (SlabKey, u64) {
+        let batch = self.drops.insert(DropBatch::default());
         let (mut nodes, mut orphans, mut bytes) = (Vec::new(), Vec::new(), 0);
         let mut stack: Vec<(NodeKey, bool)> = named.iter().rev().copied().collect();
         while let Some((key, whole)) = stack.pop() {
-            if self.get(key).fate != Fate::Kept {
+            if self.get(key).fate != NodeFate::Retained {
                 continue;
             }
             let children: Vec<NodeKey> = self.get(key).children().collect();
             let node = self.get_mut(key);
-            node.fate = Fate::Dropped(batch);
+            node.fate = NodeFate::Dropped(batch);
             bytes += node.content_cost();
             let unread = std::mem::take(&mut node.unread);
             // What is held ahead of a gap will never be read.
@@ -174,25 +173,25 @@ impl Store {
     }
 
     /// A node that nobody but a dropped one lists goes with it.
-    pub(super) fn drop_with(&mut self, batch: Key, node: NodeKey) {
+    pub(super) fn drop_with(&mut self, batch: SlabKey, node: NodeKey) {
         self.unlist(node);
         if let Some(known) = self.drops.get_mut(batch) {
             known.nodes.push(node);
-            self.get_mut(node).fate = Fate::Dropped(batch);
+            self.get_mut(node).fate = NodeFate::Dropped(batch);
         }
     }
 
-    fn batch_nodes(&self, batch: Key) -> &[NodeKey] {
+    fn batch_nodes(&self, batch: SlabKey) -> &[NodeKey] {
         self.drops.get(batch).map_or(&[], |batch| &batch.nodes)
     }
 
     /// Whether this reader may still read nodes of the batch.
-    pub(super) fn keeps_for(&self, batch: Key, reader: CursorId) -> bool {
+    pub(super) fn keeps_for(&self, batch: SlabKey, reader: CursorId) -> bool {
         let batch = self.drops.get(batch);
         batch.is_some_and(|batch| batch.readers.contains(&reader))
     }
 
-    fn keep_for(&mut self, batch: Key, readers: Vec<CursorId>) {
+    fn keep_for(&mut self, batch: SlabKey, readers: Vec<CursorId>) {
         let unsent = self
             .batch_nodes(batch)
             .iter()
@@ -205,13 +204,13 @@ impl Store {
     }
 
     fn stop_keeping_for(&mut self, reader: CursorId) {
-        let held: Vec<Key> = self
+        let retained: Vec<SlabKey> = self
             .drops
             .iter()
             .filter(|(_, batch)| batch.readers.contains(&reader))
             .map(|(key, _)| key)
             .collect();
-        for batch in held {
+        for batch in retained {
             if let Some(known) = self.drops.get_mut(batch) {
                 known.readers.retain(|other| *other != reader);
             }
@@ -221,7 +220,7 @@ impl Store {
 
     /// The last fragment of a node has been handed to the transport.
     pub(super) fn was_wholly_sent(&mut self, key: NodeKey) {
-        if let Fate::Dropped(batch) = self.get(key).fate {
+        if let NodeFate::Dropped(batch) = self.get(key).fate {
             if let Some(known) = self.drops.get_mut(batch) {
                 known.unsent = known.unsent.saturating_sub(1);
             }
@@ -231,7 +230,7 @@ impl Store {
 
     /// Sending has begun anew somewhere else: what of the dropped is unsent is counted again.
     pub(super) fn recount_unsent(&mut self) {
-        let batches: Vec<Key> = self.drops.iter().map(|(key, _)| key).collect();
+        let batches: Vec<SlabKey> = self.drops.iter().map(|(key, _)| key).collect();
         for batch in batches {
             let nodes = self.batch_nodes(batch).iter();
             let unsent = nodes.filter(|node| self.get(**node).is_unsent()).count();
@@ -242,8 +241,8 @@ impl Store {
         }
     }
 
-    fn free_if_done(&mut self, batch: Key) {
-        let done = |batch: &Batch| batch.readers.is_empty() && batch.unsent == 0;
+    fn free_if_done(&mut self, batch: SlabKey) {
+        let done = |batch: &DropBatch| batch.readers.is_empty() && batch.unsent == 0;
         if !self.drops.get(batch).is_some_and(done) {
             return;
         }
@@ -255,7 +254,7 @@ impl Store {
             node.metadata = None;
             node.readers = None;
             self.give_back(bytes);
-            self.is_gone(key);
+            self.mark_removed(key);
         }
     }
 }

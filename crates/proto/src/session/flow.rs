@@ -1,34 +1,34 @@
 //! When to stop reading the connection, and when to go on (EV-802, D-28).
 //!
-//! Owns: the decision. Refuses to know: sockets. What is retained is retained either way; a pause only keeps the
-//! bytes that nobody reads yet at the sender. It may never hold back what a reader waits for, so there is none while
-//! any reader is parked, and bytes that no running action could read count against the quota alone.
+//! What is retained is retained either way; a pause only keeps the bytes that nobody reads yet at the sender. It may
+//! never hold back what a reader waits for, so there is none while any reader is parked, and bytes that no running
+//! action could read count against the quota alone.
 
 use super::closure::Closure;
-use super::port::Output;
-use super::resume::Line;
-use super::{Phase, Session};
+use super::port::SessionOutput;
+use super::resume::LinkState;
+use super::{SessionMachine, SessionPhase};
 
 #[derive(Debug, Default)]
-pub(super) struct Inbound {
+pub(super) struct InboundFlow {
     pub(super) paused: bool,
     /// While the unread bytes of all nodes are above this, counting anew may change the answer.
     recount_at: u64,
 }
 
-impl Inbound {
+impl InboundFlow {
     /// What running actions can read has changed.
     pub(super) const fn closures_changed(&mut self) {
         self.recount_at = 0;
     }
 }
 
-impl Session {
-    /// Whether the shell should read nothing more from the connection until [`Output::Resume`]. It still watches it
+impl SessionMachine {
+    /// Whether the shell should read nothing more from the connection until [`SessionOutput::Resume`]. It still watches it
     /// for a close.
     pub fn inbound_paused(&mut self) -> bool {
         // Nothing is held back of who comes back: what it has not said yet is what the session waits for.
-        if self.phase != Phase::Open || self.line() != Line::Up {
+        if self.phase != SessionPhase::Open || self.line() != LinkState::Up {
             return false;
         }
         let limits = &self.config.limits;
@@ -52,7 +52,7 @@ impl Session {
 
     fn resume(&mut self) {
         if std::mem::take(&mut self.inbound.paused) {
-            self.emit(Output::Resume);
+            self.emit(SessionOutput::Resume);
         }
     }
 

@@ -1,21 +1,20 @@
 //! Lists of operations on a session, made from any bytes, for the fuzzer and for tests.
 //!
-//! Owns: the reading of bytes as operations, and what has to hold after each of them. Refuses to know: messages on
-//! the wire; `evergreen::fuzz` has those. Built for tests and fuzzing alone.
+//! Built for tests and fuzzing alone.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use prost_types::Any;
 
-use super::leaves::Leaf;
+use super::leaves::InputLeaf;
 use super::{
-    ActionKey, Call, CancelledBy, Config, CursorId, NodeKey, Output, Phase, Read, Retain, Session,
-    Side,
+    ActionKey, ActionRequest, CancelledBy, Config, CursorId, CursorRead, NodeKey, RetentionPolicy,
+    SessionMachine, SessionOutput, SessionPhase, Side,
 };
 use crate::evergreen::{
-    Action, Chunk, Dialect, Fragment, Id, Limits, Message, Metadata, MetadataMode, Param, Payload,
-    Reason, Status,
+    Action, Chunk, Dialect, Fragment, Metadata, MetadataMode, NodeId, Param, Payload, Reason,
+    SessionLimits, Status, WireMessage,
 };
 use crate::time::Time;
 
@@ -24,8 +23,8 @@ use crate::time::Time;
 /// # Panics
 /// If an invariant of the machine does not hold.
 pub fn ops(bytes: &[u8]) {
-    let mut play = Play::new(Tape(bytes));
-    while !play.tape.0.is_empty() {
+    let mut play = Play::new(InputBytes(bytes));
+    while !play.input.0.is_empty() {
         play.step();
         play.settle();
         play.check();
@@ -34,9 +33,9 @@ pub fn ops(bytes: &[u8]) {
 }
 
 /// The bytes that are left; zeros after the end.
-struct Tape<'a>(&'a [u8]);
+struct InputBytes<'a>(&'a [u8]);
 
-impl Tape<'_> {
+impl InputBytes<'_> {
     fn next(&mut self) -> u8 {
         let Some((&first, rest)) = self.0.split_first() else {
             return 0;
@@ -53,13 +52,13 @@ impl Tape<'_> {
         self.next() & 1 == 1
     }
 
-    fn id(&mut self) -> Id {
+    fn id(&mut self) -> NodeId {
         let at = self.below(18);
         // Two ids are bad, and one might be ours.
         match at {
-            16 => Id::new(),
-            17 => Id::from("~5a9da00d.0"),
-            at => Id::from(format!("n{at}")),
+            16 => NodeId::new(),
+            17 => NodeId::from("~5a9da00d.0"),
+            at => NodeId::from(format!("n{at}")),
         }
     }
 }
@@ -73,26 +72,26 @@ struct Reader {
 }
 
 struct Play<'a> {
-    tape: Tape<'a>,
-    server: Session,
-    client: Session,
+    input: InputBytes<'a>,
+    server: SessionMachine,
+    client: SessionMachine,
     now: Time,
     running: Vec<(ActionKey, Vec<NodeKey>)>,
     /// What the client was asked, and the ids of its answers.
-    asked: Vec<(ActionKey, Vec<Id>)>,
+    asked: Vec<(ActionKey, Vec<NodeId>)>,
     readers: Vec<Reader>,
     closed: bool,
 }
 
 impl<'a> Play<'a> {
-    fn new(mut tape: Tape<'a>) -> Self {
+    fn new(mut bytes: InputBytes<'a>) -> Self {
         let modes = [
             MetadataMode::Strict,
             MetadataMode::Lenient,
             MetadataMode::PerChunk,
         ];
         let dialects = [Dialect::Grpc, Dialect::Json, Dialect::Msgpack];
-        let limits = Limits {
+        let limits = SessionLimits {
             max_nodes: 64,
             max_depth: 6,
             max_visits: 64,
@@ -103,10 +102,10 @@ impl<'a> Play<'a> {
             coalesce_bytes: 200,
             inbound_high_bytes: 100,
             inbound_low_bytes: 20,
-            cycle_visits: u32::from(tape.below(8)),
-            ..Limits::default()
+            cycle_visits: u32::from(bytes.below(8)),
+            ..SessionLimits::default()
         };
-        let (mode, partial_failure, sending) = (tape.below(3), tape.flag(), tape.next());
+        let (mode, partial_failure, sending) = (bytes.below(3), bytes.flag(), bytes.next());
         let config = Config {
             limits: Arc::new(limits),
             metadata: modes[usize::from(mode)],
@@ -114,15 +113,16 @@ impl<'a> Play<'a> {
             coalesce: sending & 1 == 1,
             resume: sending & 4 == 4,
             references: sending & 8 == 8,
-            retain: [Retain::Session, Retain::Unread][usize::from(sending >> 1 & 1)],
-            deadline: tape.flag().then(|| Time::from_millis(500_000)),
-            manners: dialects[usize::from(tape.below(3))].manners(),
+            retain: [RetentionPolicy::Session, RetentionPolicy::Unread]
+                [usize::from(sending >> 1 & 1)],
+            deadline: bytes.flag().then(|| Time::from_millis(500_000)),
+            capabilities: dialects[usize::from(bytes.below(3))].capabilities(),
             ..Config::default()
         };
         Self {
-            server: Session::new(Side::Server, config, Time::ZERO),
-            client: Session::new(Side::Client, Config::default(), Time::ZERO),
-            tape,
+            server: SessionMachine::new(Side::Server, config, Time::ZERO),
+            client: SessionMachine::new(Side::Client, Config::default(), Time::ZERO),
+            input: bytes,
             now: Time::ZERO,
             running: Vec::new(),
             asked: Vec::new(),
@@ -132,7 +132,7 @@ impl<'a> Play<'a> {
     }
 
     fn step(&mut self) {
-        match self.tape.below(16) {
+        match self.input.below(16) {
             0..4 => self.send_fragment(),
             4 | 5 => self.send_action(),
             6 => self.open(),
@@ -147,7 +147,7 @@ impl<'a> Play<'a> {
             12 => self.end_action(),
             13 => self.deliver(),
             14 => self.pass_time(),
-            _ => match self.tape.below(8) {
+            _ => match self.input.below(8) {
                 0 => self.server.end_of_input(self.now),
                 1 => self.server.drain(),
                 2 => self.server.finish_sending(),
@@ -160,7 +160,7 @@ impl<'a> Play<'a> {
                 5 => self.ask(),
                 _ => {
                     if let Some(at) = self.pick(self.running.len()) {
-                        let waiting = self.tape.flag();
+                        let waiting = self.input.flag();
                         self.server.waiting(self.running[at].0, waiting);
                     }
                 }
@@ -171,10 +171,10 @@ impl<'a> Play<'a> {
     /// Asks the client, or does not want its answer any more (EV-811). What is asked is nobody's fragment yet: the client
     /// of the play has nothing to say, the tape says it.
     fn ask(&mut self) {
-        if self.tape.flag() {
+        if self.input.flag() {
             if let Some(at) = self.pick(self.asked.len()) {
-                let tell = self.tape.flag();
-                self.server.abandon(self.asked.swap_remove(at).0, tell);
+                let notify = self.input.flag();
+                self.server.abandon(self.asked.swap_remove(at).0, notify);
             }
             return;
         }
@@ -182,11 +182,11 @@ impl<'a> Play<'a> {
             return;
         };
         let id = self.server.id(output).cloned();
-        let call = Call {
+        let call = ActionRequest {
             name: "look".into(),
             inputs: vec![("q".into(), input)],
             outputs: vec![("a".into(), output)],
-            ..Call::default()
+            ..ActionRequest::default()
         };
         if let Ok(action) = self.server.call(call) {
             self.asked.push((action, id.into_iter().collect()));
@@ -194,33 +194,33 @@ impl<'a> Play<'a> {
             let _ = self
                 .server
                 .write(input, &metadata, Bytes::from_static(b"q"));
-            if self.tape.flag() {
+            if self.input.flag() {
                 let _ = self.server.end(input, &metadata);
             }
         }
     }
 
     fn pick(&mut self, len: usize) -> Option<usize> {
-        let at = usize::from(self.tape.next());
+        let at = usize::from(self.input.next());
         (len > 0).then(|| at % len)
     }
 
     fn send_fragment(&mut self) {
         let theirs = self.pick(self.asked.len() * 2);
         let theirs = theirs.and_then(|at| self.asked.get(at)?.1.first().cloned());
-        let tape = &mut self.tape;
+        let bytes = &mut self.input;
         let (id, seq, last) = (
-            theirs.unwrap_or_else(|| tape.id()),
-            i32::from(tape.below(7)) - i32::from(tape.below(50) == 0),
-            tape.flag(),
+            theirs.unwrap_or_else(|| bytes.id()),
+            i32::from(bytes.below(7)) - i32::from(bytes.below(50) == 0),
+            bytes.flag(),
         );
-        let shape = tape.below(8);
+        let shape = bytes.below(8);
         let children = if shape < 3 {
-            (0..=shape).map(|_| tape.id()).collect()
+            (0..=shape).map(|_| bytes.id()).collect()
         } else {
             Vec::new()
         };
-        let chunk = (2..7).contains(&shape).then(|| chunk(tape, seq));
+        let chunk = (2..7).contains(&shape).then(|| chunk(bytes, seq));
         let fragment = Fragment {
             id,
             seq,
@@ -230,15 +230,15 @@ impl<'a> Play<'a> {
             children,
             chunk,
         };
-        let message = Message {
+        let message = WireMessage {
             fragments: vec![fragment].into(),
-            ..Message::default()
+            ..WireMessage::default()
         };
         let _ = self.server.handle(message, self.now);
     }
 
     fn send_action(&mut self) {
-        let tape = &mut self.tape;
+        let bytes = &mut self.input;
         let name = [
             "f",
             "g",
@@ -250,9 +250,9 @@ impl<'a> Play<'a> {
             "SET_TTL",
             "RESUME",
             "OFFER_ACTIONS",
-        ][usize::from(tape.below(10))];
+        ][usize::from(bytes.below(10))];
         let mut params = |most: u8| -> Vec<Param> {
-            let count = tape.below(most);
+            let count = bytes.below(most);
             let names = [
                 "action",
                 "result",
@@ -266,25 +266,25 @@ impl<'a> Play<'a> {
                 "have",
             ];
             (0..count)
-                .map(|_| Param::new(names[usize::from(tape.below(10))], tape.id()))
+                .map(|_| Param::new(names[usize::from(bytes.below(10))], bytes.id()))
                 .collect()
         };
         let action = Action {
             name: name.into(),
             inputs: params(4),
             outputs: params(4),
-            configs: lifetimes(tape),
+            configs: lifetimes(bytes),
             ..Action::default()
         };
-        let message = Message {
+        let message = WireMessage {
             actions: vec![action],
-            ..Message::default()
+            ..WireMessage::default()
         };
         let _ = self.server.handle(message, self.now);
     }
 
     fn open(&mut self) {
-        let id = self.tape.id();
+        let id = self.input.id();
         let reader = self
             .pick(self.running.len() + 1)
             .and_then(|at| self.running.get(at))
@@ -307,11 +307,11 @@ impl<'a> Play<'a> {
         let reader = &mut self.readers[at];
         for _ in 0..8 {
             match self.server.read(reader.id) {
-                Read::Piece(piece) => reader.bytes += piece.data.len(),
-                Read::Reference(_) => self.server.end_reference(reader.id),
-                Read::Pending => reader.pending = true,
-                Read::Busy => self.server.begin_turn(),
-                Read::End | Read::Failed(_) => return,
+                CursorRead::Piece(piece) => reader.bytes += piece.data.len(),
+                CursorRead::Reference(_) => self.server.end_reference(reader.id),
+                CursorRead::Pending => reader.pending = true,
+                CursorRead::Busy => self.server.begin_turn(),
+                CursorRead::End | CursorRead::Failed(_) => return,
             }
         }
     }
@@ -326,9 +326,9 @@ impl<'a> Play<'a> {
             return;
         };
         let metadata = Arc::new(Metadata::of("text/plain"));
-        match self.tape.below(4) {
+        match self.input.below(4) {
             0 | 1 => {
-                let data = Bytes::from(vec![b'x'; usize::from(self.tape.next())]);
+                let data = Bytes::from(vec![b'x'; usize::from(self.input.next())]);
                 let _ = self.server.write(node, &metadata, data);
             }
             2 => {
@@ -351,7 +351,7 @@ impl<'a> Play<'a> {
         };
         let (action, _) = self.running.swap_remove(at);
         let reasons = [Reason::BadConfig, Reason::SeqPastFinal, Reason::GoingAway];
-        match self.tape.below(6) {
+        match self.input.below(6) {
             at @ 0..3 => self
                 .server
                 .fail(action, Status::new(reasons[usize::from(at)], "made up")),
@@ -360,7 +360,7 @@ impl<'a> Play<'a> {
     }
 
     fn deliver(&mut self) {
-        for _ in 0..=self.tape.below(4) {
+        for _ in 0..=self.input.below(4) {
             let Some(message) = self.server.next_message(self.now) else {
                 return;
             };
@@ -379,7 +379,7 @@ impl<'a> Play<'a> {
     }
 
     fn pass_time(&mut self) {
-        self.now = self.now + std::time::Duration::from_secs(u64::from(self.tape.next()));
+        self.now = self.now + std::time::Duration::from_secs(u64::from(self.input.next()));
         let _ = self.server.wake_at(self.now);
         self.server.tick(self.now);
     }
@@ -389,36 +389,36 @@ impl<'a> Play<'a> {
         while let Some(output) = self.server.poll() {
             assert!(!self.closed, "nothing follows a close: {output:?}");
             match output {
-                Output::Start(start) => {
+                SessionOutput::Start(start) => {
                     self.running.push((
                         start.action,
                         start.outputs.iter().map(|(_, node)| *node).collect(),
                     ));
                 }
-                Output::Cancel {
+                SessionOutput::Cancel {
                     action,
                     by: CancelledBy::Peer,
                 } => {
                     self.running.retain(|(key, _)| *key != action);
                     self.server.finish(action);
                 }
-                Output::Cancel {
+                SessionOutput::Cancel {
                     action,
                     by: CancelledBy::Deadline,
                 } => {
                     self.running.retain(|(key, _)| *key != action);
                 }
-                Output::Ready(id) => {
+                SessionOutput::Ready(id) => {
                     let ready = self.readers.iter_mut().find(|reader| reader.id == id);
                     ready.into_iter().for_each(|reader| reader.pending = false);
                 }
-                Output::Close(_) => self.closed = true,
-                Output::Writable
-                | Output::Resume
-                | Output::Timed
-                | Output::Done(_)
-                | Output::Refused(_)
-                | Output::HalfClose => {}
+                SessionOutput::Close(_) => self.closed = true,
+                SessionOutput::Writable
+                | SessionOutput::Resume
+                | SessionOutput::Timed
+                | SessionOutput::Done(_)
+                | SessionOutput::Refused(_)
+                | SessionOutput::HalfClose => {}
             }
         }
     }
@@ -426,7 +426,7 @@ impl<'a> Play<'a> {
     fn check(&mut self) {
         let session = &self.server;
         assert_eq!(self.closed, session.is_closed(), "an end is told at once");
-        if let Phase::Aborted(_) = session.phase {
+        if let SessionPhase::Aborted(_) = session.phase {
             assert_eq!(
                 session.retained_bytes(),
                 0,
@@ -444,7 +444,7 @@ impl<'a> Play<'a> {
         let nodes = session.store.keys().map(|key| session.store.get(key));
         let unread: u64 = nodes.clone().map(|node| node.unread).sum();
         assert_eq!(session.store.unread, unread, "unread bytes are counted");
-        let held: u64 = nodes
+        let retained: u64 = nodes
             .clone()
             .map(|node| node.id.len() as u64 + node.content_cost())
             .sum();
@@ -453,10 +453,11 @@ impl<'a> Play<'a> {
             .iter()
             .map(|(_, entry)| entry.aside_bytes)
             .sum();
-        let being_read: u64 = session.leaves.iter().map(Leaf::text_bytes).sum();
+        let being_read: u64 = session.leaves.iter().map(InputLeaf::text_bytes).sum();
         assert_eq!(
             session.retained_bytes(),
-            held + configs
+            retained
+                + configs
                 + being_read
                 + session
                     .resume
@@ -464,14 +465,17 @@ impl<'a> Play<'a> {
                     .map_or(0, |resume| resume.asked_bytes()),
             "what is held is counted"
         );
-        if session.config.kept() == Retain::Unread {
+        if session.config.retention() == RetentionPolicy::Unread {
             let inside: usize = nodes.clone().map(|node| node.inside()).sum();
-            let places: usize = session
+            let positions: usize = session
                 .cursors
                 .iter()
                 .map(|(_, cursor)| cursor.depth())
                 .sum();
-            assert_eq!(inside, places, "readers are where nodes believe them to be");
+            assert_eq!(
+                inside, positions,
+                "readers are where nodes believe them to be"
+            );
         }
         let waiters: usize = nodes.map(|node| node.waiters.len()).sum();
         assert_eq!(waiters, parked, "each parked cursor waits at one node");
@@ -500,7 +504,7 @@ impl<'a> Play<'a> {
             served.count(),
             "actions of the client's are counted"
         );
-        if session.phase == Phase::HalfClosed {
+        if session.phase == SessionPhase::HalfClosed {
             assert_eq!(
                 session.actions.asked().count(),
                 0,
@@ -513,21 +517,21 @@ impl<'a> Play<'a> {
     fn nothing_was_slept_through(&mut self) {
         for reader in std::mem::take(&mut self.readers) {
             // What was released cannot be read again.
-            let kept = self.server.config.kept() == Retain::Session;
-            if !reader.pending || !kept || self.server.is_closed() {
+            let retained = self.server.config.retention() == RetentionPolicy::Session;
+            if !reader.pending || !retained || self.server.is_closed() {
                 continue;
             }
             let again = self.server.open(reader.root, None);
             let mut bytes = 0;
             let stop = loop {
                 match self.server.read(again) {
-                    Read::Piece(piece) => bytes += piece.data.len(),
-                    Read::Reference(_) => self.server.end_reference(again),
+                    CursorRead::Piece(piece) => bytes += piece.data.len(),
+                    CursorRead::Reference(_) => self.server.end_reference(again),
                     stop => break stop,
                 }
             };
             // Who comes after a drop sees less.
-            let dropped = matches!(&stop, Read::Failed(status)
+            let dropped = matches!(&stop, CursorRead::Failed(status)
                 if status.known() == Some(Reason::NodeReleased));
             assert!(
                 self.server.is_closed() || dropped || bytes == reader.bytes,
@@ -539,8 +543,8 @@ impl<'a> Play<'a> {
     }
 }
 
-fn lifetimes(tape: &mut Tape<'_>) -> Vec<Any> {
-    let seconds = i64::from(tape.below(8)) - 1;
+fn lifetimes(input: &mut InputBytes<'_>) -> Vec<Any> {
+    let seconds = i64::from(input.below(8)) - 1;
     let config = prost_types::Duration { seconds, nanos: 0 };
     let any = Any {
         type_url: "type.googleapis.com/google.protobuf.Duration".into(),
@@ -549,14 +553,14 @@ fn lifetimes(tape: &mut Tape<'_>) -> Vec<Any> {
     (seconds < 5).then_some(any).into_iter().collect()
 }
 
-fn chunk(tape: &mut Tape<'_>, seq: i32) -> Chunk {
+fn chunk(input: &mut InputBytes<'_>, seq: i32) -> Chunk {
     let mimetypes = ["text/plain", "TEXT/plain", "image/png", ""];
-    let metadata = (seq == 0 || tape.below(8) == 0).then(|| {
+    let metadata = (seq == 0 || input.below(8) == 0).then(|| {
         Arc::new(Metadata::of(
-            mimetypes[usize::from(tape.below(4) * tape.below(2))],
+            mimetypes[usize::from(input.below(4) * input.below(2))],
         ))
     });
-    let payload = match tape.below(10) {
+    let payload = match input.below(10) {
         0 => None,
         1 => Some(Payload::Ref("data:,abc".into())),
         2 => Some(Payload::Ref("file:///x".into())),
@@ -570,7 +574,7 @@ fn chunk(tape: &mut Tape<'_>, seq: i32) -> Chunk {
         ))),
         _ => Some(Payload::Data(Bytes::from(vec![
             b'y';
-            usize::from(tape.below(40))
+            usize::from(input.below(40))
         ]))),
     };
     Chunk { metadata, payload }

@@ -1,7 +1,4 @@
 //! After the peer's last word: what can no longer come, and who waits for whom (EV-109, EV-110, D-3).
-//!
-//! Owns: judging cursors that can never go on, and the end of a session that has nothing left to do. Refuses to know:
-//! why a function reads what it reads.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
@@ -9,15 +6,15 @@ use std::sync::Arc;
 
 use super::ask::unanswered;
 use super::closure::Closure;
-use super::port::{ActionKey, CursorId, NodeKey, Output, Side};
-use super::resume::Line;
-use super::store::Owner;
-use super::{Phase, Session};
+use super::port::{ActionKey, CursorId, NodeKey, SessionOutput, Side};
+use super::resume::LinkState;
+use super::store::NodeProducer;
+use super::{SessionMachine, SessionPhase};
 use crate::evergreen::{Reason, Status};
 
-impl Session {
+impl SessionMachine {
     pub(super) fn half_close(&mut self) {
-        self.phase = Phase::HalfClosed;
+        self.phase = SessionPhase::HalfClosed;
         self.stop_asking();
         self.fail_stuck_readers();
         self.look_for_deadlock();
@@ -43,12 +40,12 @@ impl Session {
 
     /// Whether a node will stay as it is for ever.
     pub(super) fn can_never_grow(&self, node: NodeKey) -> bool {
-        self.phase != Phase::Open && (self.ending || !self.store.get(node).owner.is_local())
+        self.phase != SessionPhase::Open && (self.ending || !self.store.get(node).owner.is_local())
     }
 
     /// The error of a reader of `root` that can never go on, naming what is missing.
     pub(super) fn incomplete(&self, root: NodeKey) -> Arc<Status> {
-        if let Some(status) = &self.farewell {
+        if let Some(status) = &self.close_status {
             return Arc::clone(status);
         }
         if self.is_expected(root) {
@@ -107,7 +104,7 @@ impl Session {
 
     /// Fails the cursors of actions that wait for nothing but each other's outputs (D-3).
     pub(super) fn look_for_deadlock(&mut self) {
-        if self.phase != Phase::HalfClosed || self.parked == 0 {
+        if self.phase != SessionPhase::HalfClosed || self.parked == 0 {
             return;
         }
         let stuck = self.stuck_actions();
@@ -138,7 +135,7 @@ impl Session {
                 continue;
             };
             match self.store.get(node).owner {
-                Owner::Local(Some(producer)) => {
+                NodeProducer::Local(Some(producer)) => {
                     readers_of.entry(producer).or_default().push(reader);
                     stuck.insert(reader);
                 }
@@ -171,12 +168,12 @@ impl Session {
 
     /// EV-109: every action finished, every output sent.
     pub(super) fn close_if_finished(&mut self) {
-        if self.phase != Phase::HalfClosed {
+        if self.phase != SessionPhase::HalfClosed {
             return;
         }
         let done = match self.side {
             Side::Server => {
-                self.actions.len() == 0 && self.outbound.is_empty() && self.line() == Line::Up
+                self.actions.len() == 0 && self.outbound.is_empty() && self.line() == LinkState::Up
             }
             // Nobody is left to send to.
             Side::Client => true,
@@ -184,8 +181,8 @@ impl Session {
         if done {
             self.ending = true;
             self.fail_stuck_readers();
-            self.emit(Output::Close(None));
-            self.phase = Phase::Finished;
+            self.emit(SessionOutput::Close(None));
+            self.phase = SessionPhase::Finished;
         }
     }
 }

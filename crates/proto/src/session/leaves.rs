@@ -1,16 +1,15 @@
 //! Small inputs of reserved actions that the machine reads itself.
 //!
-//! Owns: waiting for them, and their bounded text. Refuses to know: what they mean. They are nodes like any other and
-//! may come after the action, or be somebody's output.
+//! They are nodes like any other and may come after the action, or be somebody's output.
 
-use super::Session;
-use super::port::{ActionKey, CursorId, NodeKey, Read};
+use super::SessionMachine;
+use super::port::{ActionKey, CursorId, CursorRead, NodeKey};
 use crate::evergreen::{Reason, Status};
 use crate::time::Time;
 
 /// What an input is read for.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Wanted {
+pub(super) enum ReadPurpose {
     /// How long this node is to live (EV-912).
     Ttl(Option<NodeKey>),
     /// What a client has that comes back (EV-942).
@@ -21,16 +20,16 @@ pub(super) enum Wanted {
 
 /// An input that is being read.
 #[derive(Debug)]
-pub(super) struct Leaf {
+pub(super) struct InputLeaf {
     /// Whose input it is; of none where we read an answer.
     action: Option<ActionKey>,
     cursor: CursorId,
     text: Vec<u8>,
-    wanted: Wanted,
+    wanted: ReadPurpose,
     since: Time,
 }
 
-impl Leaf {
+impl InputLeaf {
     /// Whether it is an input of this action.
     pub(super) fn is_of(&self, action: ActionKey) -> bool {
         self.action == Some(action)
@@ -38,7 +37,7 @@ impl Leaf {
 
     /// Whether it says what the other side has.
     pub(super) const fn is_of_resume(&self) -> bool {
-        !matches!(self.wanted, Wanted::Ttl(_))
+        !matches!(self.wanted, ReadPurpose::Ttl(_))
     }
 
     /// Bytes of the text, which the quota counts until the input was read.
@@ -47,13 +46,13 @@ impl Leaf {
     }
 }
 
-impl Session {
+impl SessionMachine {
     /// Reads the input `id` of a reserved action; gives its answer if that could be done at once.
     pub(super) fn read_leaf(
         &mut self,
         action: Option<ActionKey>,
         id: &str,
-        wanted: Wanted,
+        wanted: ReadPurpose,
         since: Time,
     ) -> Option<Result<String, Status>> {
         let limits = std::sync::Arc::clone(&self.config.limits);
@@ -64,7 +63,7 @@ impl Session {
         };
         let known = self.store.get_mut(node);
         known.referenced = true;
-        known.transient |= !matches!(wanted, Wanted::Ttl(_));
+        known.transient |= !matches!(wanted, ReadPurpose::Ttl(_));
         if let Some(entry) = action.and_then(|action| self.actions.get_mut(action)) {
             entry.inputs.push(node);
         }
@@ -73,7 +72,7 @@ impl Session {
         if let Some(cursor) = self.cursors.get_mut(cursor.0) {
             cursor.ours = true;
         }
-        let leaf = Leaf {
+        let leaf = InputLeaf {
             action,
             cursor,
             text: Vec::new(),
@@ -113,7 +112,7 @@ impl Session {
 
     /// The connection is lost, and with it whoever was just coming back.
     pub(super) fn stop_resuming(&mut self) {
-        while let Some(at) = self.leaves.iter().position(Leaf::is_of_resume) {
+        while let Some(at) = self.leaves.iter().position(InputLeaf::is_of_resume) {
             let leaf = self.leaves.swap_remove(at);
             self.leaf_is_done(&leaf);
             if let Some(action) = leaf.action {
@@ -122,30 +121,30 @@ impl Session {
         }
     }
 
-    fn read_on(&mut self, mut leaf: Leaf) -> Option<Result<String, Status>> {
+    fn read_on(&mut self, mut leaf: InputLeaf) -> Option<Result<String, Status>> {
         let most = match leaf.wanted {
-            Wanted::Ttl(_) => TEXT_BYTES,
-            Wanted::Have | Wanted::Answer => self.config.limits.max_message_bytes,
+            ReadPurpose::Ttl(_) => TEXT_BYTES,
+            ReadPurpose::Have | ReadPurpose::Answer => self.config.limits.max_message_bytes,
         };
         let answer = loop {
             match self.read(leaf.cursor) {
-                Read::Piece(piece) if leaf.text.len() + piece.data.len() > most => {
+                CursorRead::Piece(piece) if leaf.text.len() + piece.data.len() > most => {
                     let message = format!("an input has more than {most} bytes");
                     break Err(Status::new(Reason::BadConfig, message));
                 }
-                Read::Piece(piece) => {
+                CursorRead::Piece(piece) => {
                     let bytes = piece.data.len() as u64;
                     if let Err(status) = self.store.retain(bytes, &self.config.limits) {
                         break Err(status);
                     }
                     leaf.text.extend_from_slice(&piece.data);
                 }
-                Read::Busy => {
+                CursorRead::Busy => {
                     self.leaves.push(leaf);
                     self.pause_leaves();
                     return None;
                 }
-                Read::Pending => {
+                CursorRead::Pending => {
                     let action = leaf.action;
                     self.leaves.push(leaf);
                     if let Some(action) = action {
@@ -153,15 +152,15 @@ impl Session {
                     }
                     return None;
                 }
-                Read::Reference(_) => {
+                CursorRead::Reference(_) => {
                     let message = "inputs of reserved actions are sent inline";
                     break Err(Status::new(Reason::RefDenied, message));
                 }
-                Read::Failed(status) => break Err(Status::clone(&status)),
-                Read::End => {
+                CursorRead::Failed(status) => break Err(Status::clone(&status)),
+                CursorRead::End => {
                     break match leaf.wanted {
-                        Wanted::Ttl(node) => self.ttl_was_read(node, &leaf.text, leaf.since),
-                        Wanted::Have | Wanted::Answer => self.have_was_read(&leaf.text),
+                        ReadPurpose::Ttl(node) => self.ttl_was_read(node, &leaf.text, leaf.since),
+                        ReadPurpose::Have | ReadPurpose::Answer => self.have_was_read(&leaf.text),
                     };
                 }
             }
@@ -175,7 +174,7 @@ impl Session {
     }
 
     /// Nothing more is read, and the copy of the text, which the quota counts, goes.
-    fn leaf_is_done(&mut self, leaf: &Leaf) {
+    fn leaf_is_done(&mut self, leaf: &InputLeaf) {
         let root = self.cursors.get(leaf.cursor.0).map(|cursor| cursor.root);
         self.close(leaf.cursor);
         self.store.give_back(leaf.text_bytes());

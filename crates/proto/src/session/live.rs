@@ -1,9 +1,8 @@
 //! A session machine together with everybody who waits for it.
 //!
-//! Owns: [`Live`]: which waker belongs to which cursor, to the producers, to the transport and to the owner. Refuses to
-//! know: locks, tasks, clocks. A shell keeps one behind a lock of its own and calls the wakers that [`Live::settle`]
-//! collects after it has let go, so that nobody wakes into a held lock. Both shells, a server's over functions and a
-//! client's over handles, are thin because of it (D-2).
+//! A shell keeps one behind a lock of its own and calls the wakers that [`Live::settle`] collects after it has let go,
+//! so that nobody wakes into a held lock. Both shells, a server's over functions and a client's over handles, are thin
+//! because of it (D-2).
 //!
 //! ```text
 //!   reader ── poll_read ──┐                  ┌── Ready(cursor) ──► its waker
@@ -20,8 +19,8 @@ use std::task::{Context, Poll, Waker};
 use ahash::RandomState;
 use smallvec::SmallVec;
 
-use super::{CursorId, Output, Read, Session};
-use crate::evergreen::{Message, Reason, Status};
+use super::{CursorId, CursorRead, SessionMachine, SessionOutput};
+use crate::evergreen::{Reason, Status, WireMessage};
 use crate::time::Time;
 
 /// Wakers to be called once the lock is released.
@@ -30,7 +29,7 @@ pub type Wakers = SmallVec<[Waker; 4]>;
 /// The machine and its waiters.
 #[derive(Debug)]
 pub struct Live {
-    machine: Session,
+    machine: SessionMachine,
     readers: HashMap<CursorId, Waker, RandomState>,
     producers: Vec<Waker>,
     /// Those who wait for the end.
@@ -39,9 +38,9 @@ pub struct Live {
     owner: Option<Waker>,
     /// Waits until nothing is left to send.
     emptied: Option<Waker>,
-    chores: VecDeque<Output>,
+    chores: VecDeque<SessionOutput>,
     /// What a worker apart from the owner is to run and to stop, if there is one.
-    work: Option<VecDeque<Output>>,
+    work: Option<VecDeque<SessionOutput>>,
     worker: Option<Waker>,
     closed: Option<Option<Arc<Status>>>,
     /// We have said our last word, and it is on its way.
@@ -56,7 +55,7 @@ pub struct Live {
 impl Live {
     /// `machine`, with nobody waiting.
     #[must_use]
-    pub fn new(machine: Session) -> Self {
+    pub fn new(machine: SessionMachine) -> Self {
         Self {
             machine,
             // Ids of cursors are made by the machine, so nobody outside can choose them to collide.
@@ -78,14 +77,14 @@ impl Live {
     }
 
     /// The machine, to be told or asked something. Call [`Live::settle`] afterwards.
-    pub const fn machine(&mut self) -> &mut Session {
+    pub const fn machine(&mut self) -> &mut SessionMachine {
         &mut self.machine
     }
 
     /// What a cursor yields next; pending leaves the waker.
-    pub fn poll_read(&mut self, cursor: CursorId, cx: &mut Context<'_>) -> Poll<Read> {
+    pub fn poll_read(&mut self, cursor: CursorId, cx: &mut Context<'_>) -> Poll<CursorRead> {
         match self.machine.read(cursor) {
-            Read::Pending => {
+            CursorRead::Pending => {
                 self.readers.insert(cursor, cx.waker().clone());
                 Poll::Pending
             }
@@ -123,7 +122,7 @@ impl Live {
         &mut self,
         now: Time,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Message, Option<Arc<Status>>>> {
+    ) -> Poll<Result<WireMessage, Option<Arc<Status>>>> {
         if let Some(message) = self.machine.next_message(now) {
             if !self.machine.has_message() {
                 self.woken.extend(self.emptied.take());
@@ -148,7 +147,7 @@ impl Live {
         now: Time,
         most: usize,
         bytes: usize,
-        into: &mut VecDeque<Message>,
+        into: &mut VecDeque<WireMessage>,
     ) {
         let mut taken = 0;
         while into.len() < most && taken < bytes {
@@ -173,7 +172,7 @@ impl Live {
     }
 
     /// The next thing that only the owner of the session can do.
-    pub fn poll_chore(&mut self, cx: &mut Context<'_>) -> Poll<Output> {
+    pub fn poll_chore(&mut self, cx: &mut Context<'_>) -> Poll<SessionOutput> {
         if let Some(chore) = self.chores.pop_front() {
             return Poll::Ready(chore);
         }
@@ -182,14 +181,14 @@ impl Live {
     }
 
     /// From here on actions of the peer are a worker's business and no chores. `false`: there is a worker.
-    pub fn hire(&mut self) -> bool {
+    pub fn acquire_worker(&mut self) -> bool {
         let free = self.work.is_none();
         self.work.get_or_insert_default();
         free
     }
 
     /// The next action to start or to stop; `None` once the session is over.
-    pub fn poll_work(&mut self, cx: &mut Context<'_>) -> Poll<Option<Output>> {
+    pub fn poll_work(&mut self, cx: &mut Context<'_>) -> Poll<Option<SessionOutput>> {
         if self.closed.is_some() {
             return Poll::Ready(None);
         }
@@ -201,7 +200,7 @@ impl Live {
     }
 
     /// There is no worker any more: what is not begun is the owner's again.
-    pub fn dismiss(&mut self) {
+    pub fn release_worker(&mut self) {
         self.chores.extend(self.work.take().into_iter().flatten());
         self.woken.extend(self.owner.take());
     }
@@ -231,7 +230,7 @@ impl Live {
     /// has left then, and nobody comes back (EV-940).
     pub fn let_go(&mut self, now: Time) {
         if self.machine.is_half_closed() {
-            self.machine.abort(gone());
+            self.machine.abort(session_ended());
         }
         self.lost(now);
         self.cut = false;
@@ -275,19 +274,19 @@ impl Live {
         let before = self.chores.len();
         while let Some(output) = self.machine.poll() {
             match output {
-                Output::Ready(cursor) => self.woken.extend(self.readers.remove(&cursor)),
-                Output::Writable => self.woken.extend(self.producers.drain(..)),
-                Output::HalfClose => self.half_closed = true,
-                Output::Close(status) => {
+                SessionOutput::Ready(cursor) => self.woken.extend(self.readers.remove(&cursor)),
+                SessionOutput::Writable => self.woken.extend(self.producers.drain(..)),
+                SessionOutput::HalfClose => self.half_closed = true,
+                SessionOutput::Close(status) => {
                     self.closed = Some(status.clone());
                     self.woken
                         .extend(self.readers.drain().map(|(_, waker)| waker));
                     self.woken.extend(self.producers.drain(..));
                     self.woken.extend(self.enders.drain(..));
                     self.woken.extend(self.worker.take());
-                    self.chores.push_back(Output::Close(status));
+                    self.chores.push_back(SessionOutput::Close(status));
                 }
-                Output::Start(_) | Output::Cancel { .. } if self.work.is_some() => {
+                SessionOutput::Start(_) | SessionOutput::Cancel { .. } if self.work.is_some() => {
                     self.work.get_or_insert_default().push_back(output);
                     self.woken.extend(self.worker.take());
                 }
@@ -313,14 +312,14 @@ impl Live {
     }
 }
 
-fn gone() -> Status {
+fn session_ended() -> Status {
     Status::new(Reason::Cancelled, "the connection was lost")
 }
 
-fn keep(place: &mut Option<Waker>, cx: &Context<'_>) {
-    match place {
+fn keep(position: &mut Option<Waker>, cx: &Context<'_>) {
+    match position {
         Some(waker) if waker.will_wake(cx.waker()) => {}
-        place => *place = Some(cx.waker().clone()),
+        position => *position = Some(cx.waker().clone()),
     }
 }
 

@@ -1,17 +1,15 @@
 //! What waits to be sent.
 //!
-//! Owns: the order in which nodes of ours take turns, the bytes that wait, and the joining of fragments into messages
-//! (EV-706, EV-803). Refuses to know: the wire. Content is not queued twice: a node's log is the queue, and the
-//! transport is one more cursor on it.
+//! Content is not queued twice: a node's log is the queue, and the transport is one more cursor on it.
 
 use std::collections::VecDeque;
 
-use super::port::{NodeKey, Stats};
-use super::store::{FRAGMENT_BYTES, Kind, Piece, Store};
-use crate::evergreen::{Action, Chunk, Fragment, Limits, Message, Payload};
+use super::port::{NodeKey, SessionStats};
+use super::store::{FRAGMENT_BYTES, LogPiece, NodeKind, Store};
+use crate::evergreen::{Action, Chunk, Fragment, Payload, SessionLimits, WireMessage};
 
 #[derive(Debug, Default)]
-pub(super) struct Outbound {
+pub(super) struct SessionOutbound {
     /// Nodes with something to send, in turn.
     turns: VecDeque<NodeKey>,
     /// Actions go before fragments, so that the peer can start (EV-215).
@@ -22,7 +20,7 @@ pub(super) struct Outbound {
     pub(super) refused: bool,
 }
 
-impl Outbound {
+impl SessionOutbound {
     /// Whether nothing waits, trees whose end is held back included.
     pub(super) const fn is_empty(&self) -> bool {
         self.bytes == 0
@@ -42,9 +40,9 @@ impl Outbound {
     pub(super) fn push(&mut self, key: NodeKey, bytes: usize, store: &mut Store) {
         let bytes = bytes + FRAGMENT_BYTES;
         let producer = store.get_mut(key).producer.get_or_insert_default();
-        match &mut producer.held {
+        match &mut producer.pending_at {
             // Nobody waits for room that only this node's end can make: the quota alone bounds what is held.
-            Some(held) => *held += bytes,
+            Some(retained) => *retained += bytes,
             None => {
                 self.bytes += bytes;
                 self.queue(key, store);
@@ -66,8 +64,8 @@ impl Outbound {
         let pieces = (sent..node.next_seq()).filter_map(|seq| node.piece(seq));
         let bytes: usize = pieces.map(|piece| piece.len() + FRAGMENT_BYTES).sum();
         let producer = node.producer.get_or_insert_default();
-        match &mut producer.held {
-            Some(held) => *held = bytes,
+        match &mut producer.pending_at {
+            Some(retained) => *retained = bytes,
             None if bytes > 0 => {
                 self.bytes += bytes;
                 self.queue(key, store);
@@ -79,7 +77,7 @@ impl Outbound {
     /// Gives a node its place in the turn.
     pub(super) fn queue(&mut self, key: NodeKey, store: &mut Store) {
         let producer = store.get_mut(key).producer.get_or_insert_default();
-        if !producer.queued && producer.held.is_none() {
+        if !producer.queued && producer.pending_at.is_none() {
             producer.queued = true;
             self.turns.push_back(key);
         }
@@ -89,14 +87,14 @@ impl Outbound {
     pub(super) fn message(
         &mut self,
         store: &mut Store,
-        limits: &Limits,
+        limits: &SessionLimits,
         coalesce: bool,
-        stats: &mut Stats,
-    ) -> Option<Message> {
+        stats: &mut SessionStats,
+    ) -> Option<WireMessage> {
         let budget = if coalesce { limits.coalesce_bytes } else { 0 };
-        let mut message = Message {
+        let mut message = WireMessage {
             actions: std::mem::take(&mut self.actions),
-            ..Message::default()
+            ..WireMessage::default()
         };
         let mut used = message.actions.iter().map(action_bytes).sum::<usize>();
         self.bytes -= used;
@@ -145,21 +143,21 @@ impl Outbound {
         };
         let node = store.get(key);
         match node.piece(sent) {
-            Some(Piece::Begin(metadata, data)) => {
+            Some(LogPiece::Begin(metadata, data)) => {
                 let payload = (!data.is_empty()).then(|| Payload::Data(data.clone()));
                 fragment.chunk = Some(Chunk {
                     metadata: Some(metadata.clone()),
                     payload,
                 });
             }
-            Some(Piece::Data(data)) => {
+            Some(LogPiece::Data(data)) => {
                 let payload = Some(Payload::Data(data.clone()));
                 fragment.chunk = Some(Chunk {
                     metadata: node.metadata.clone(),
                     payload,
                 });
             }
-            Some(Piece::Children(children)) => {
+            Some(LogPiece::Children(children)) => {
                 fragment.children = children
                     .iter()
                     .map(|&child| store.get(child).id.clone())
@@ -167,7 +165,7 @@ impl Outbound {
                 let children = children.clone();
                 self.announced(key, &children, store);
             }
-            Some(Piece::Status(status)) => {
+            Some(LogPiece::Status(status)) => {
                 let payload = Some(Payload::Status(status.clone()));
                 fragment.chunk = Some(Chunk {
                     metadata: None,
@@ -175,7 +173,7 @@ impl Outbound {
                 });
             }
             // The end of a leaf says once more what it was, for dialects that need that (EV-721).
-            Some(Piece::Empty) if node.kind == Kind::Leaf => {
+            Some(LogPiece::Empty) if node.kind == NodeKind::Leaf => {
                 let metadata = node.metadata.clone();
                 fragment.chunk = metadata.map(|metadata| Chunk {
                     metadata: Some(metadata),
@@ -183,7 +181,7 @@ impl Outbound {
                 });
             }
             // Of ours there are none of these two.
-            Some(Piece::Empty | Piece::Ref(_) | Piece::Slice(_)) | None => {}
+            Some(LogPiece::Empty | LogPiece::Ref(_) | LogPiece::Slice(_)) | None => {}
         }
         if last {
             self.wholly_sent(key, store);
@@ -213,8 +211,9 @@ impl Outbound {
     fn announced(&mut self, tree: NodeKey, children: &[NodeKey], store: &mut Store) {
         let waiting = |child: &&NodeKey| {
             let producer = store.get(**child).producer.as_ref();
-            producer
-                .is_some_and(|producer| producer.parent == Some(tree) && producer.held.is_some())
+            producer.is_some_and(|producer| {
+                producer.parent == Some(tree) && producer.pending_at.is_some()
+            })
         };
         let count = children.iter().filter(waiting).count();
         if let Some(producer) = &mut store.get_mut(tree).producer {
@@ -235,9 +234,9 @@ impl Outbound {
         producer.announced -= 1;
         producer.turn = producer.line.pop_front();
         let Some(next) = producer.turn else { return };
-        let held = store.get_mut(next).producer.as_mut();
-        self.bytes += held
-            .and_then(|producer| producer.held.take())
+        let retained = store.get_mut(next).producer.as_mut();
+        self.bytes += retained
+            .and_then(|producer| producer.pending_at.take())
             .unwrap_or_default();
         if next_bytes(next, store).is_some() {
             self.queue(next, store);
@@ -251,8 +250,8 @@ fn next_bytes(key: NodeKey, store: &Store) -> Option<usize> {
     let producer = node.producer.as_ref()?;
     let piece = node.piece(producer.sent)?;
     // A tree ends after everything below it (EV-508), and so does the status of an action (EV-735).
-    let held = node.last == Some(producer.sent) && producer.open_children > 0;
-    (!held).then_some(piece.len() + FRAGMENT_BYTES)
+    let retained = node.last == Some(producer.sent) && producer.open_children > 0;
+    (!retained).then_some(piece.len() + FRAGMENT_BYTES)
 }
 
 /// What an action counts.

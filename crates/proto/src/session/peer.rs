@@ -1,8 +1,7 @@
 //! The other side of a session, as those see it who call its functions (EV-970 to EV-974, EV-811).
 //!
-//! Owns: [`Peer`] and its handles: calls, the nodes written for them, the nodes read from them. Refuses to know:
-//! functions and kernels, connections, which side this is. Ids, sequence numbers, the order on the wire and the closing
-//! of nodes are the machine's business; a handle that is dropped leaves nothing behind.
+//! Ids, sequence numbers, the order on the wire and the closing of nodes are the machine's business; a handle that is
+//! dropped leaves nothing behind.
 //!
 //! ```text
 //!   Peer ── call(Request) ──► Call ── output("response") ──► Node ── read() ──► Reader ── pieces, end or status
@@ -18,11 +17,11 @@ use bytes::Bytes;
 use bytestring::ByteString;
 use prost_types::Any;
 
-use super::{ActionKey, CursorId, Live, NodeKey, Piece, Read, Shared, WriteError};
+use super::{ActionKey, CursorId, CursorRead, LeafPiece, Live, NodeKey, SharedSession, WriteError};
 use crate::evergreen::{Metadata, Reason, Status};
 
 /// What lives as long as anybody has a handle, and is told what the handles make.
-pub trait Keep: Send + Sync {
+pub trait HandleOwner: Send + Sync {
     /// So many nodes were made, or were refused for this reason; the session holds so many bytes now.
     fn made(&self, nodes: usize, bytes: u64, refused: Option<Reason>) {
         let _ = (nodes, bytes, refused);
@@ -31,19 +30,19 @@ pub trait Keep: Send + Sync {
 
 /// The other side. Clones are the same.
 #[derive(Clone)]
-pub struct Peer {
-    shared: Shared,
-    keep: Option<Arc<dyn Keep>>,
+pub struct PeerHandle {
+    shared: SharedSession,
+    keep: Option<Arc<dyn HandleOwner>>,
     /// Whether it understands CANCEL.
     pub cancels: bool,
     /// Whether it keeps deadlines (EV-950).
     pub deadlines: bool,
 }
 
-impl Peer {
+impl PeerHandle {
     /// The other side of `shared`, which understands nothing beyond the seed. `keep` is kept by every handle.
     #[must_use]
-    pub fn new(shared: Shared, keep: Option<Arc<dyn Keep>>) -> Self {
+    pub fn new(shared: SharedSession, keep: Option<Arc<dyn HandleOwner>>) -> Self {
         Self {
             shared,
             keep,
@@ -56,10 +55,10 @@ impl Peer {
     ///
     /// # Errors
     /// The session is over, or holds as many nodes as it may.
-    pub fn write(&self) -> Result<Writer, Status> {
+    pub fn write(&self) -> Result<PeerNodeWriter, Status> {
         let key = self.make(1, |live| live.machine().make(None))?;
-        Ok(Writer {
-            node: Node {
+        Ok(PeerNodeWriter {
+            node: SessionNode {
                 peer: self.clone(),
                 key,
             },
@@ -72,7 +71,7 @@ impl Peer {
     ///
     /// # Errors
     /// The session is over, or holds as many nodes as it may.
-    pub fn call(&self, request: Request) -> Result<Call, Status> {
+    pub fn call(&self, request: CallRequest) -> Result<PeerCall, Status> {
         self.make(request.outputs.len(), |live| {
             let machine = live.machine();
             let mut outputs = Vec::with_capacity(request.outputs.len());
@@ -84,14 +83,14 @@ impl Peer {
                 .into_iter()
                 .map(|(name, node)| (name.into(), node.key))
                 .collect();
-            let action = machine.call(super::Call {
+            let action = machine.call(super::ActionRequest {
                 name: request.name.into(),
                 target: request.target.into(),
                 inputs,
                 outputs: outputs.clone(),
                 configs: request.configs,
             })?;
-            Ok(Call {
+            Ok(PeerCall {
                 peer: self.clone(),
                 action,
                 outputs,
@@ -121,7 +120,7 @@ impl Peer {
     }
 }
 
-impl fmt::Debug for Peer {
+impl fmt::Debug for PeerHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Peer").finish_non_exhaustive()
     }
@@ -129,13 +128,13 @@ impl fmt::Debug for Peer {
 
 /// A call to be made.
 #[derive(Clone, Debug, Default)]
-pub struct Request {
+pub struct CallRequest {
     /// The function.
     pub name: String,
     /// The target; empty for the peer's default.
     pub target: String,
     /// Inputs: parameter and node.
-    pub inputs: Vec<(String, Node)>,
+    pub inputs: Vec<(String, SessionNode)>,
     /// Outputs wanted. What is not listed is not computed (EV-506).
     pub outputs: Vec<String>,
     /// Configs.
@@ -144,17 +143,17 @@ pub struct Request {
 
 /// A node of a session, ours or the peer's. Clones are the same node.
 #[derive(Clone)]
-pub struct Node {
-    peer: Peer,
+pub struct SessionNode {
+    peer: PeerHandle,
     key: NodeKey,
 }
 
-impl Node {
+impl SessionNode {
     /// Reads the node from its first item on; the same content for every reader, whenever it begins.
     #[must_use]
-    pub fn read(&self) -> Reader {
+    pub fn read(&self) -> NodeReader {
         let open = |live: &mut Live| live.machine().open(self.key, None);
-        Reader {
+        NodeReader {
             cursor: self.peer.shared.with_flushed(open),
             peer: self.peer.clone(),
             over: false,
@@ -163,29 +162,29 @@ impl Node {
 
     /// Whether it belongs to a session with this peer, so that it can be bound in a call there.
     #[must_use]
-    pub fn is_of(&self, peer: &Peer) -> bool {
+    pub fn is_of(&self, peer: &PeerHandle) -> bool {
         self.peer.shared.is(&peer.shared)
     }
 }
 
-impl fmt::Debug for Node {
+impl fmt::Debug for SessionNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Node").field(&self.key).finish()
     }
 }
 
-/// Writes a node of ours: a leaf, or a tree. Dropped before [`Writer::end`], it ends the node as aborted: whoever reads
+/// Writes a node of ours: a leaf, or a tree. Dropped before [`PeerNodeWriter::end`], it ends the node as aborted: whoever reads
 /// it fails with that.
 #[derive(Debug)]
-pub struct Writer {
-    node: Node,
+pub struct PeerNodeWriter {
+    node: SessionNode,
     ended: bool,
 }
 
-impl Writer {
+impl PeerNodeWriter {
     /// The node, to be bound as an input.
     #[must_use]
-    pub const fn node(&self) -> &Node {
+    pub const fn node(&self) -> &SessionNode {
         &self.node
     }
 
@@ -197,7 +196,7 @@ impl Writer {
     /// Appends bytes of a leaf; what they are is said by the first write.
     ///
     /// # Errors
-    /// [`WriteError::Full`] where [`Writer::poll_room`] would wait.
+    /// [`WriteError::Full`] where [`PeerNodeWriter::poll_room`] would wait.
     pub fn try_write(&mut self, metadata: &Arc<Metadata>, data: Bytes) -> Result<(), WriteError> {
         self.with(|live, node| live.machine().write(node, metadata, data))
     }
@@ -220,7 +219,7 @@ impl Writer {
     ///
     /// # Errors
     /// The node or the session cannot take it.
-    pub async fn list(&mut self, children: &[Node]) -> Result<(), WriteError> {
+    pub async fn list(&mut self, children: &[SessionNode]) -> Result<(), WriteError> {
         let keys: Vec<NodeKey> = children.iter().map(|child| child.key).collect();
         loop {
             poll_fn(|cx| self.poll_room(cx)).await;
@@ -235,7 +234,7 @@ impl Writer {
     ///
     /// # Errors
     /// The session is over.
-    pub fn end(mut self, metadata: &Arc<Metadata>) -> Result<Node, WriteError> {
+    pub fn end(mut self, metadata: &Arc<Metadata>) -> Result<SessionNode, WriteError> {
         self.ended = true;
         self.with(|live, node| live.machine().end(node, metadata))?;
         Ok(self.node.clone())
@@ -252,12 +251,12 @@ impl Writer {
     }
 
     fn with<R>(&self, act: impl FnOnce(&mut Live, NodeKey) -> R) -> R {
-        let Node { peer, key } = &self.node;
+        let SessionNode { peer, key } = &self.node;
         peer.shared.with_flushed(|live| act(live, *key))
     }
 }
 
-impl Drop for Writer {
+impl Drop for PeerNodeWriter {
     fn drop(&mut self) {
         if !self.ended {
             let message = "whoever wrote this node has stopped before its end";
@@ -268,19 +267,19 @@ impl Drop for Writer {
 
 /// A call under way. Dropping it asks the peer to stop, where the peer understands that (EV-974).
 #[derive(Debug)]
-pub struct Call {
-    peer: Peer,
+pub struct PeerCall {
+    peer: PeerHandle,
     action: ActionKey,
     outputs: Vec<(ByteString, NodeKey)>,
     detached: bool,
 }
 
-impl Call {
+impl PeerCall {
     /// The output bound to this parameter.
     #[must_use]
-    pub fn output(&self, name: &str) -> Option<Node> {
+    pub fn output(&self, name: &str) -> Option<SessionNode> {
         let (_, key) = self.outputs.iter().find(|(mine, _)| *mine == *name)?;
-        Some(Node {
+        Some(SessionNode {
             peer: self.peer.clone(),
             key: *key,
         })
@@ -300,11 +299,11 @@ impl Call {
     }
 }
 
-impl Drop for Call {
+impl Drop for PeerCall {
     fn drop(&mut self) {
         if !self.detached {
             // A call whose outputs are complete has a stale key, and nothing is sent.
-            let Peer {
+            let PeerHandle {
                 shared, cancels, ..
             } = &self.peer;
             shared.with_flushed(|live| live.machine().abandon(self.action, *cancels));
@@ -314,15 +313,18 @@ impl Drop for Call {
 
 /// Reads one node. Dropping it costs nothing.
 #[derive(Debug)]
-pub struct Reader {
-    peer: Peer,
+pub struct NodeReader {
+    peer: PeerHandle,
     cursor: CursorId,
     over: bool,
 }
 
-impl Reader {
+impl NodeReader {
     /// The next piece; `None` at the end. Of a failure nothing follows.
-    pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, Arc<Status>>>> {
+    pub fn poll_piece(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<LeafPiece, Arc<Status>>>> {
         if self.over {
             return Poll::Ready(None);
         }
@@ -331,24 +333,24 @@ impl Reader {
             live.poll_read(self.cursor, cx)
         };
         Poll::Ready(match ready!(self.peer.shared.with_flushed(read)) {
-            Read::Piece(piece) => Some(Ok(piece)),
-            Read::Failed(status) => {
+            CursorRead::Piece(piece) => Some(Ok(piece)),
+            CursorRead::Failed(status) => {
                 self.over = true;
                 Some(Err(status))
             }
-            Read::Reference(_) => {
+            CursorRead::Reference(_) => {
                 self.over = true;
                 let message = "references in an answer are not followed; send the content inline";
-                let refusal = Status::new(Reason::RefDenied, message);
-                let fail = |live: &mut Live| live.machine().fail_reference(self.cursor, &refusal);
+                let rejection = Status::new(Reason::RefDenied, message);
+                let fail = |live: &mut Live| live.machine().fail_reference(self.cursor, &rejection);
                 Some(Err(self.peer.shared.with_flushed(fail)))
             }
-            Read::Busy => {
+            CursorRead::Busy => {
                 // A graph that is large and gives little: others have their turn.
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            Read::End | Read::Pending => {
+            CursorRead::End | CursorRead::Pending => {
                 self.over = true;
                 None
             }
@@ -359,14 +361,14 @@ impl Reader {
     ///
     /// # Errors
     /// How the node, or the session, failed; an unfinished node of a finished session is `TRUNCATED`.
-    pub async fn next(&mut self) -> Option<Result<Piece, Arc<Status>>> {
+    pub async fn next(&mut self) -> Option<Result<LeafPiece, Arc<Status>>> {
         poll_fn(|cx| self.poll_piece(cx)).await
     }
 
     /// All bytes to the end.
     ///
     /// # Errors
-    /// As [`Reader::next`].
+    /// As [`NodeReader::next`].
     pub async fn whole(mut self) -> Result<Vec<u8>, Arc<Status>> {
         let mut all = Vec::new();
         while let Some(piece) = self.next().await {
@@ -376,7 +378,7 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for NodeReader {
     fn drop(&mut self) {
         let close = |live: &mut Live| live.close_cursor(self.cursor);
         self.peer.shared.with_flushed(close);

@@ -1,6 +1,4 @@
 //! What goes in and out of a session beside messages.
-//!
-//! Owns: the plain data between the machine and its shell. Refuses to know: how either works.
 
 use std::sync::Arc;
 
@@ -9,9 +7,9 @@ use bytestring::ByteString;
 use prost_types::Any;
 
 use super::reference::Referenced;
-use super::release::Retain;
-use super::slab::Key;
-use crate::evergreen::{Limits, Manners, Metadata, MetadataMode, Param, Status};
+use super::release::RetentionPolicy;
+use super::slab::SlabKey;
+use crate::evergreen::{DialectCapabilities, Metadata, MetadataMode, Param, SessionLimits, Status};
 use crate::time::Time;
 
 /// A node of one session. Valid as long as the session; where a session forgets nodes (EV-741), what has become of a
@@ -20,16 +18,16 @@ use crate::time::Time;
 pub struct NodeKey {
     pub(super) index: u32,
     /// Which of the nodes that had this place one after the other.
-    pub(super) tenant: u32,
+    pub(super) generation: u32,
 }
 
 /// An action of one session, ours or the peer's. Stale once the action is finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ActionKey(pub(super) Key);
+pub struct ActionKey(pub(super) SlabKey);
 
 /// A reader of one node. Stale once closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct CursorId(pub(super) Key);
+pub struct CursorId(pub(super) SlabKey);
 
 impl CursorId {
     /// The id as a number, for shells whose own cursors are numbers.
@@ -41,13 +39,13 @@ impl CursorId {
     /// The id that `bits` was made from; any other number is a stale id.
     #[must_use]
     pub const fn from_bits(bits: u64) -> Self {
-        Self(Key::from_bits(bits))
+        Self(SlabKey::from_bits(bits))
     }
 }
 
 /// How an action came to the end of a leaf that it wrote (D-51).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Written {
+pub enum LeafEnd {
     /// By itself, as far as anybody has said.
     Whole,
     /// At a limit: there would have been more.
@@ -67,7 +65,7 @@ pub enum Side {
 #[derive(Clone, Debug)]
 pub struct Config {
     /// What it may hold and do.
-    pub limits: Arc<Limits>,
+    pub limits: Arc<SessionLimits>,
     /// How metadata after the first fragment is judged (EV-405).
     pub metadata: MetadataMode,
     /// Whether a failed action leaves the session alive (EV-930).
@@ -75,9 +73,9 @@ pub struct Config {
     /// Whether ready fragments are joined into messages; off gives one fragment per message (D-33).
     pub coalesce: bool,
     /// Which pieces are kept (EV-955).
-    pub retain: Retain,
+    pub retain: RetentionPolicy,
     /// What the peer's dialect cannot do without.
-    pub manners: Manners,
+    pub capabilities: DialectCapabilities,
     /// Whether the shell follows references to content elsewhere (EV-410); without it they are `REF_DENIED`.
     pub references: bool,
     /// Whether the session outlives its connection for a while (EV-940). It keeps everything then, whatever `retain`
@@ -92,9 +90,9 @@ pub struct Config {
 
 impl Config {
     /// Which pieces are kept in truth.
-    pub(super) fn kept(&self) -> Retain {
+    pub(super) fn retention(&self) -> RetentionPolicy {
         if self.resume {
-            Retain::Session
+            RetentionPolicy::Session
         } else {
             self.retain
         }
@@ -108,10 +106,10 @@ impl Default for Config {
             metadata: MetadataMode::Lenient,
             partial_failure: false,
             coalesce: true,
-            retain: Retain::Session,
+            retain: RetentionPolicy::Session,
             references: false,
             resume: false,
-            manners: Manners::default(),
+            capabilities: DialectCapabilities::default(),
             deadline: None,
             entropy: 0,
         }
@@ -120,9 +118,9 @@ impl Default for Config {
 
 /// What the machine asks of its shell.
 #[derive(Clone, Debug)]
-pub enum Output {
-    /// Run this action. It ends with [`super::Session::finish`] or [`super::Session::fail`].
-    Start(Box<Start>),
+pub enum SessionOutput {
+    /// Run this action. It ends with [`super::SessionMachine::finish`] or [`super::SessionMachine::fail`].
+    Start(Box<ActionStart>),
     /// An action of the peer's ended badly before there was anything to run. There is nothing to do but to count it.
     Refused(Arc<Status>),
     /// Stop this action's work.
@@ -134,15 +132,15 @@ pub enum Output {
     },
     /// Reading this cursor again gives something else than pending.
     Ready(CursorId),
-    /// There is room for output again, after [`super::Session::has_room`] said no.
+    /// There is room for output again, after [`super::SessionMachine::has_room`] said no.
     Writable,
-    /// Reading of the connection may go on, after [`super::Session::inbound_paused`] said it should not.
+    /// Reading of the connection may go on, after [`super::SessionMachine::inbound_paused`] said it should not.
     Resume,
-    /// A time has come nearer: ask [`super::Session::wake_at`] anew.
+    /// A time has come nearer: ask [`super::SessionMachine::wake_at`] anew.
     Timed,
     /// All outputs of an action that we sent are complete; its key is stale from here on.
     Done(ActionKey),
-    /// Everything we had to send is sent, after [`super::Session::finish_sending`]: half-close the connection.
+    /// Everything we had to send is sent, after [`super::SessionMachine::finish_sending`]: half-close the connection.
     HalfClose,
     /// The session is over: well, or with this status, which the peer is to be told. Nothing follows.
     Close(Option<Arc<Status>>),
@@ -159,7 +157,7 @@ pub enum CancelledBy {
 
 /// An action of the peer that is to be run.
 #[derive(Clone, Debug)]
-pub struct Start {
+pub struct ActionStart {
     /// Its key.
     pub action: ActionKey,
     /// The function's name, as sent.
@@ -178,7 +176,7 @@ pub struct Start {
 
 /// An action for the peer to run.
 #[derive(Clone, Debug, Default)]
-pub struct Call {
+pub struct ActionRequest {
     /// The function's name.
     pub name: ByteString,
     /// The target; empty for the peer's default.
@@ -193,17 +191,17 @@ pub struct Call {
 
 /// What a cursor yields.
 #[derive(Clone, Debug)]
-pub enum Read {
+pub enum CursorRead {
     /// A piece of an item.
-    Piece(Piece),
+    Piece(LeafPiece),
     /// Content that stands elsewhere, in this place. The answer stays the same until the shell has said with
-    /// [`super::Session::end_reference`] that all of it was read, or with [`super::Session::fail_reference`] why it
+    /// [`super::SessionMachine::end_reference`] that all of it was read, or with [`super::SessionMachine::fail_reference`] why it
     /// cannot be.
     Reference(Referenced),
-    /// Nothing yet; [`Output::Ready`] will tell.
+    /// Nothing yet; [`SessionOutput::Ready`] will tell.
     Pending,
     /// There is more, but this turn has made visits enough: read again in the next one, after
-    /// [`super::Session::begin_turn`].
+    /// [`super::SessionMachine::begin_turn`].
     Busy,
     /// The end of the content.
     End,
@@ -213,7 +211,7 @@ pub enum Read {
 
 /// A piece of an item, the content of a leaf (EV-301).
 #[derive(Clone, Debug)]
-pub struct Piece {
+pub struct LeafPiece {
     /// Which item, counted from 0. Items never merge (EV-304).
     pub item: u32,
     /// Whether this is the item's first piece. An item may be nothing but an empty first piece.
@@ -229,7 +227,7 @@ pub struct Piece {
 /// Why something was not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
-    /// The outbound queue is full: wait for [`Output::Writable`].
+    /// The outbound queue is full: wait for [`SessionOutput::Writable`].
     #[error("the outbound queue is full")]
     Full,
     /// The session is over.
@@ -248,7 +246,7 @@ pub enum WriteError {
 
 /// What a session has counted (EV-904). Only ever grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct SessionStats {
     /// Fragments received, duplicates included.
     pub fragments_in: u64,
     /// Payload bytes received, duplicates included.

@@ -1,21 +1,20 @@
 //! Writing nodes of our own.
 //!
-//! Owns: appending to outputs and inputs that we produce, how they end, and room in the outbound queue. Refuses to
-//! know: what is written and why. What is written is readable here at once, like any other node (EV-307).
+//! What is written is readable here at once, like any other node (EV-307).
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::dropping::Fate;
-use super::port::{ActionKey, NodeKey, WriteError, Written};
-use super::resume::Line;
-use super::store::{Kind, Owner, Piece};
-use super::{Phase, Session};
+use super::dropping::NodeFate;
+use super::port::{ActionKey, LeafEnd, NodeKey, WriteError};
+use super::resume::LinkState;
+use super::store::{LogPiece, NodeKind, NodeProducer};
+use super::{SessionMachine, SessionPhase};
 use crate::evergreen::{Metadata, Status};
 
-impl Session {
-    /// Whether a producer may write. After a no, [`super::Output::Writable`] says when (EV-803).
+impl SessionMachine {
+    /// Whether a producer may write. After a no, [`super::SessionOutput::Writable`] says when (EV-803).
     pub fn has_room(&mut self) -> bool {
         let room = self.outbound.bytes < self.config.limits.outbound_queue_bytes;
         self.outbound.refused |= !room;
@@ -27,12 +26,12 @@ impl Session {
     /// # Errors
     /// `NODE_LIMIT` or `RETAINED_LIMIT`; nothing is aborted.
     pub fn make(&mut self, action: Option<ActionKey>) -> Result<NodeKey, Status> {
-        if let Phase::Aborted(status) = &self.phase {
+        if let SessionPhase::Aborted(status) = &self.phase {
             return Err(Status::clone(status));
         }
         let limits = Arc::clone(&self.config.limits);
         let node = self.store.make(&limits)?;
-        self.store.get_mut(node).owner = Owner::Local(action);
+        self.store.get_mut(node).owner = NodeProducer::Local(action);
         if let Some(entry) = action.and_then(|action| self.actions.get_mut(action)) {
             entry.made.push(node);
         }
@@ -44,19 +43,19 @@ impl Session {
     /// # Errors
     /// [`WriteError::Refused`] if somebody produces it already.
     pub fn produce(&mut self, node: NodeKey) -> Result<(), WriteError> {
-        if matches!(self.phase, Phase::Aborted(_)) {
+        if matches!(self.phase, SessionPhase::Aborted(_)) {
             return Err(WriteError::Closed);
         }
         let node = self.store.get_mut(node);
-        if node.owner != Owner::Unclaimed {
+        if node.owner != NodeProducer::Unclaimed {
             return Err(WriteError::Refused);
         }
-        node.owner = Owner::Local(None);
+        node.owner = NodeProducer::Local(None);
         Ok(())
     }
 
     /// Appends bytes to a leaf. The first write fixes its metadata; later ones only add, unless the dialect takes each
-    /// for itself ([`crate::evergreen::Manners::flat`]). Payloads above
+    /// for itself ([`crate::evergreen::DialectCapabilities::flat`]). Payloads above
     /// `max_fragment_bytes` are cut, which means nothing (EV-211).
     ///
     /// # Errors
@@ -69,7 +68,7 @@ impl Session {
         data: Bytes,
     ) -> Result<(), WriteError> {
         if !self.has_room() && !self.is_dropped(node) {
-            self.check_writable(node, Kind::Leaf)?;
+            self.check_writable(node, NodeKind::Leaf)?;
             return Err(WriteError::Full);
         }
         self.put(node, metadata, data)
@@ -99,20 +98,20 @@ impl Session {
         if self.is_dropped(node) {
             return Ok(());
         }
-        self.check_writable(node, Kind::Leaf)?;
+        self.check_writable(node, NodeKind::Leaf)?;
         let most = self.config.limits.max_fragment_bytes.max(1);
         let mut rest = data;
         loop {
             let part = rest.split_to(rest.len().min(most));
             let known = self.store.get_mut(node);
             let first = known.metadata.is_none();
-            let piece = if first || (self.config.manners.flat && !part.is_empty()) {
+            let piece = if first || (self.config.capabilities.flat && !part.is_empty()) {
                 known.metadata = Some(Arc::clone(metadata));
-                Piece::Begin(Arc::clone(metadata), part)
+                LogPiece::Begin(Arc::clone(metadata), part)
             } else if part.is_empty() {
                 return Ok(());
             } else {
-                Piece::Data(part)
+                LogPiece::Data(part)
             };
             self.append(node, piece)?;
             if rest.is_empty() {
@@ -130,19 +129,19 @@ impl Session {
             for &child in children {
                 if self.is_new(child) {
                     // It was made below a dropped one, and nobody knows of it yet.
-                    self.store.is_gone(child);
+                    self.store.mark_removed(child);
                 }
             }
             return Ok(());
         }
-        self.check_writable(node, Kind::Tree)?;
+        self.check_writable(node, NodeKind::Tree)?;
         if !self.has_room() {
             return Err(WriteError::Full);
         }
         let most = self.config.limits.max_children_per_fragment.max(1);
         for part in children.chunks(most) {
             self.adopt(node, part);
-            self.append(node, Piece::Children(part.into()))?;
+            self.append(node, LogPiece::Children(part.into()))?;
         }
         Ok(())
     }
@@ -159,12 +158,12 @@ impl Session {
         action: ActionKey,
     ) -> Result<Vec<NodeKey>, WriteError> {
         if !self.is_dropped(tree) {
-            self.check_writable(tree, Kind::Tree)?;
+            self.check_writable(tree, NodeKind::Tree)?;
             if !self.has_room() {
                 return Err(WriteError::Full);
             }
         }
-        if !self.store.has_place_for(count, &self.config.limits) {
+        if !self.store.has_room_for(count, &self.config.limits) {
             return Err(WriteError::Refused);
         }
         // A session without room for the bytes of ids is over for this action; only then are some made and not listed.
@@ -184,8 +183,8 @@ impl Session {
             return Ok(());
         }
         let kind = match self.store_kind(node) {
-            Some(Kind::Tree) => Kind::Tree,
-            _ => Kind::Leaf,
+            Some(NodeKind::Tree) => NodeKind::Tree,
+            _ => NodeKind::Leaf,
         };
         self.check_writable(node, kind)?;
         let known = self.store.get_mut(node);
@@ -193,18 +192,18 @@ impl Session {
             .producer
             .as_ref()
             .is_some_and(|producer| producer.sent < known.next_seq());
-        if kind == Kind::Leaf && unsent {
+        if kind == NodeKind::Leaf && unsent {
             // Nobody has seen the last piece: it becomes the final one.
             known.last = known.next_seq().checked_sub(1);
             let _ = known.log.end(());
             self.node_ended(node);
             return Ok(());
         }
-        let piece = if kind == Kind::Leaf && known.metadata.is_none() {
+        let piece = if kind == NodeKind::Leaf && known.metadata.is_none() {
             known.metadata = Some(Arc::clone(metadata));
-            Piece::Begin(Arc::clone(metadata), Bytes::new())
+            LogPiece::Begin(Arc::clone(metadata), Bytes::new())
         } else {
-            Piece::Empty
+            LogPiece::Empty
         };
         self.append_last(node, piece)
     }
@@ -228,10 +227,10 @@ impl Session {
         status: Option<Arc<Status>>,
     ) -> Result<(), WriteError> {
         match self.store_kind(node) {
-            Some(Kind::Tree) => {
+            Some(NodeKind::Tree) => {
                 // A tree gets a last child that holds the status.
                 let action = match self.store.get(node).owner {
-                    Owner::Local(action) => action,
+                    NodeProducer::Local(action) => action,
                     _ => None,
                 };
                 let child = match self.make(action) {
@@ -242,19 +241,19 @@ impl Session {
                         return Err(WriteError::Closed);
                     }
                 };
-                self.store.get_mut(child).kind = Kind::Leaf;
+                self.store.get_mut(child).kind = NodeKind::Leaf;
                 self.adopt(node, &[child]);
-                self.append(node, Piece::Children([child].into()))?;
-                if let Fate::Dropped(batch) = self.store.get(node).fate {
+                self.append(node, LogPiece::Children([child].into()))?;
+                if let NodeFate::Dropped(batch) = self.store.get(node).fate {
                     // It goes with its tree: nobody else names it.
                     self.store.drop_with(batch, child);
                 }
-                self.append_last(child, Piece::Status(status))?;
-                self.append_last(node, Piece::Empty)
+                self.append_last(child, LogPiece::Status(status))?;
+                self.append_last(node, LogPiece::Empty)
             }
             _ => {
-                self.check_writable(node, Kind::Leaf)?;
-                self.append_last(node, Piece::Status(status))
+                self.check_writable(node, NodeKind::Leaf)?;
+                self.append_last(node, LogPiece::Status(status))
             }
         }
     }
@@ -268,12 +267,14 @@ impl Session {
 
     /// How a leaf that an action has written came to its end; `None` for one that its sender wrote itself.
     #[must_use]
-    pub fn written(&self, node: NodeKey) -> Option<Written> {
+    pub fn written(&self, node: NodeKey) -> Option<LeafEnd> {
         let known = self.store.get(node);
         match known.owner {
-            Owner::Local(Some(_)) | Owner::Peer(Some(_)) if known.cut => Some(Written::Cut),
-            Owner::Local(Some(_)) | Owner::Peer(Some(_)) => Some(Written::Whole),
-            Owner::Local(None) | Owner::Peer(None) | Owner::Unclaimed => None,
+            NodeProducer::Local(Some(_)) | NodeProducer::Peer(Some(_)) if known.cut => {
+                Some(LeafEnd::Cut)
+            }
+            NodeProducer::Local(Some(_)) | NodeProducer::Peer(Some(_)) => Some(LeafEnd::Whole),
+            NodeProducer::Local(None) | NodeProducer::Peer(None) | NodeProducer::Unclaimed => None,
         }
     }
 
@@ -286,7 +287,7 @@ impl Session {
     }
 
     /// Says that we send nothing more: no new nodes, no new actions. When the queue is empty,
-    /// [`super::Output::HalfClose`] follows.
+    /// [`super::SessionOutput::HalfClose`] follows.
     pub fn finish_sending(&mut self) {
         self.sending_finished = true;
         self.after_sending();
@@ -294,7 +295,7 @@ impl Session {
 
     /// Whether the peer has dropped a node: whatever is written to it goes nowhere, and that is no error (EV-911).
     fn is_dropped(&self, node: NodeKey) -> bool {
-        self.aborted().is_none() && self.store.get(node).fate != Fate::Kept
+        self.aborted().is_none() && self.store.get(node).fate != NodeFate::Retained
     }
 
     /// Whether a node of ours has neither content nor anybody who lists it.
@@ -303,18 +304,18 @@ impl Session {
         node.owner.is_local() && node.listed == 0 && node.log.is_empty()
     }
 
-    fn store_kind(&self, node: NodeKey) -> Option<Kind> {
+    fn store_kind(&self, node: NodeKey) -> Option<NodeKind> {
         let over = self.aborted().is_some();
         (!over).then(|| self.store.get(node).kind)
     }
 
-    fn check_writable(&mut self, node: NodeKey, kind: Kind) -> Result<(), WriteError> {
+    fn check_writable(&mut self, node: NodeKey, kind: NodeKind) -> Result<(), WriteError> {
         if self.is_closed() || self.store_kind(node).is_none() {
             return Err(WriteError::Closed);
         }
         let max_seq = self.config.limits.max_seq;
         let node = self.store.get_mut(node);
-        if !node.owner.is_local() || (node.kind != Kind::Unknown && node.kind != kind) {
+        if !node.owner.is_local() || (node.kind != NodeKind::Unknown && node.kind != kind) {
             return Err(WriteError::Refused);
         }
         if node.is_complete() {
@@ -329,7 +330,8 @@ impl Session {
 
     /// Notes which children of ours have to be sent before the tree may end.
     pub(super) fn adopt(&mut self, tree: NodeKey, children: &[NodeKey]) {
-        let in_line = self.config.manners.in_order && self.store.get(tree).kind == Kind::Tree;
+        let in_line =
+            self.config.capabilities.in_order && self.store.get(tree).kind == NodeKind::Tree;
         let mut open = 0;
         let mut line = Vec::new();
         for &child in children {
@@ -349,7 +351,7 @@ impl Session {
                 (producer.parent, producer.awaited) = (Some(tree), true);
                 open += 1;
                 if in_line && unwritten {
-                    producer.held = Some(0);
+                    producer.pending_at = Some(0);
                     line.push(child);
                 }
             }
@@ -359,7 +361,7 @@ impl Session {
         producer.line.extend(line);
     }
 
-    fn append_last(&mut self, node: NodeKey, piece: Piece) -> Result<(), WriteError> {
+    fn append_last(&mut self, node: NodeKey, piece: LogPiece) -> Result<(), WriteError> {
         let known = self.store.get_mut(node);
         known.last = Some(known.next_seq());
         self.append(node, piece)?;
@@ -368,7 +370,7 @@ impl Session {
         Ok(())
     }
 
-    fn append(&mut self, node: NodeKey, piece: Piece) -> Result<(), WriteError> {
+    fn append(&mut self, node: NodeKey, piece: LogPiece) -> Result<(), WriteError> {
         let bytes = piece.len();
         let limits = &self.config.limits;
         let seq = self.store.get(node).next_seq();
@@ -395,15 +397,15 @@ impl Session {
         let half = self.config.limits.outbound_queue_bytes / 2;
         if self.outbound.refused && self.outbound.bytes <= half {
             self.outbound.refused = false;
-            self.emit(super::Output::Writable);
+            self.emit(super::SessionOutput::Writable);
         }
-        let sent = self.outbound.is_empty() && self.line() == Line::Up;
+        let sent = self.outbound.is_empty() && self.line() == LinkState::Up;
         if self.sending_finished && sent && !self.is_closed() {
             self.sending_finished = false;
             if let Some(resume) = &mut self.resume {
                 resume.half_closed = true;
             }
-            self.emit(super::Output::HalfClose);
+            self.emit(super::SessionOutput::HalfClose);
         }
         self.close_if_finished();
     }

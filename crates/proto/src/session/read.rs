@@ -1,16 +1,14 @@
 //! Readers, as the shell uses them.
-//!
-//! Owns: opening, reading, parking and closing cursors. Refuses to know: wakers; the shell maps cursor ids to them.
 
 use std::sync::Arc;
 
-use super::cursor::{Cursor, Step};
-use super::port::{ActionKey, CursorId, NodeKey, Read};
-use super::work::{Refused, Work};
-use super::{Phase, Session};
+use super::cursor::{CursorStep, TreeCursor};
+use super::port::{ActionKey, CursorId, CursorRead, NodeKey};
+use super::work::{ReadBudget, ReadStop};
+use super::{SessionMachine, SessionPhase};
 use crate::evergreen::Status;
 
-impl Session {
+impl SessionMachine {
     /// A reader of `node`'s content from its first item on (EV-302), on behalf of `reader` if an action reads.
     pub fn open(&mut self, node: NodeKey, reader: Option<ActionKey>) -> CursorId {
         let bound = reader
@@ -19,28 +17,28 @@ impl Session {
         if !bound {
             self.store.bind_reader(node);
         }
-        CursorId(self.cursors.insert(Cursor::new(node, reader)))
+        CursorId(self.cursors.insert(TreeCursor::new(node, reader)))
     }
 
-    /// The next piece. After [`Read::Pending`] wait for [`super::Output::Ready`], after [`Read::Busy`] for the next turn
-    /// ([`Session::begin_turn`]); after the end or a failure the
+    /// The next piece. After [`CursorRead::Pending`] wait for [`super::SessionOutput::Ready`], after [`CursorRead::Busy`] for the next turn
+    /// ([`SessionMachine::begin_turn`]); after the end or a failure the
     /// answer stays the same. Reading may abort the session (`DEPTH_LIMIT`, `CYCLE`, `ACTION_CYCLE`).
-    pub fn read(&mut self, id: CursorId) -> Read {
-        if let Phase::Aborted(status) = &self.phase {
-            return Read::Failed(Arc::clone(status));
+    pub fn read(&mut self, id: CursorId) -> CursorRead {
+        if let SessionPhase::Aborted(status) = &self.phase {
+            return CursorRead::Failed(Arc::clone(status));
         }
         let Some(cursor) = self.cursors.get_mut(id.0) else {
-            return Read::End;
+            return CursorRead::End;
         };
         if let Some(status) = &cursor.failed {
-            return Read::Failed(Arc::clone(status));
+            return CursorRead::Failed(Arc::clone(status));
         }
-        let over = self.phase == Phase::Finished;
+        let over = self.phase == SessionPhase::Finished;
         if cursor.parked.is_some() || cursor.starved && !over {
-            return Read::Pending;
+            return CursorRead::Pending;
         }
         // Of a session that is over the rest is read at once: no time passes for it any more.
-        let mut unbounded = Work::unlimited(self.work.turn());
+        let mut unbounded = ReadBudget::unlimited(self.work.turn());
         let work = if over { &mut unbounded } else { &mut self.work };
         let step = cursor.step(
             id,
@@ -53,26 +51,26 @@ impl Session {
             self.work.set_turn(unbounded.turn());
         }
         match step {
-            Step::Piece(piece) => {
+            CursorStep::Piece(piece) => {
                 self.bytes_were_read();
-                Read::Piece(piece)
+                CursorRead::Piece(piece)
             }
-            Step::Reference(reference) => Read::Reference(reference),
-            Step::Park(node) => self.park(id, node),
-            Step::Pause(Refused::Turn) => Read::Busy,
-            Step::Pause(Refused::Budget) => self.starve(id),
-            Step::End => {
+            CursorStep::Reference(reference) => CursorRead::Reference(reference),
+            CursorStep::Park(node) => self.park(id, node),
+            CursorStep::Pause(ReadStop::Turn) => CursorRead::Busy,
+            CursorStep::Pause(ReadStop::Budget) => self.starve(id),
+            CursorStep::End => {
                 self.bytes_were_read();
-                Read::End
+                CursorRead::End
             }
-            Step::Fail(status) => self.fail_read(id, status),
-            Step::Abort(status) => Read::Failed(self.abort(status)),
+            CursorStep::Fail(status) => self.fail_read(id, status),
+            CursorStep::Abort(status) => CursorRead::Failed(self.abort(status)),
         }
     }
 
     /// Closes a reader. Closing twice does nothing.
     pub fn close(&mut self, id: CursorId) {
-        self.reader_gone(id);
+        self.reader_closed(id);
         let Some(cursor) = self.cursors.remove(id.0) else {
             return;
         };
@@ -88,13 +86,13 @@ impl Session {
         }
     }
 
-    fn park(&mut self, id: CursorId, node: NodeKey) -> Read {
+    fn park(&mut self, id: CursorId, node: NodeKey) -> CursorRead {
         if self.can_never_grow(node) {
             let status = self
                 .cursors
                 .get(id.0)
                 .map(|cursor| self.incomplete(cursor.root));
-            return status.map_or(Read::End, |status| self.fail_read(id, status));
+            return status.map_or(CursorRead::End, |status| self.fail_read(id, status));
         }
         if let Some(cursor) = self.cursors.get_mut(id.0) {
             cursor.parked = Some(node);
@@ -102,14 +100,14 @@ impl Session {
             self.store.get_mut(node).waiters.push(id);
         }
         self.reader_parked();
-        Read::Pending
+        CursorRead::Pending
     }
 
-    pub(super) fn fail_read(&mut self, id: CursorId, status: Arc<Status>) -> Read {
+    pub(super) fn fail_read(&mut self, id: CursorId, status: Arc<Status>) -> CursorRead {
         if let Some(cursor) = self.cursors.get_mut(id.0) {
             cursor.failed = Some(Arc::clone(&status));
         }
-        self.reader_gone(id);
-        Read::Failed(status)
+        self.reader_closed(id);
+        CursorRead::Failed(status)
     }
 }

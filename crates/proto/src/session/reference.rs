@@ -1,7 +1,4 @@
 //! Content that stands elsewhere, as readers meet it (EV-410).
-//!
-//! Owns: what a cursor says of a reference, and what the shell answers: counting what was read, going on after it,
-//! failing at it. Refuses to know: how the content comes; the shell fetches it, and leaves here what it has.
 
 use std::any::Any;
 use std::fmt;
@@ -9,9 +6,9 @@ use std::sync::{Arc, OnceLock};
 
 use bytestring::ByteString;
 
-use super::Session;
+use super::SessionMachine;
 use super::port::{CursorId, NodeKey};
-use super::slice::Meant;
+use super::slice::SliceOverlap;
 use crate::evergreen::{Metadata, Status};
 
 /// A reference that a reader has reached (EV-410).
@@ -26,17 +23,17 @@ pub struct Referenced {
     /// What the item is; not what the URI is.
     pub metadata: Arc<Metadata>,
     /// Its content.
-    pub content: Arc<Elsewhere>,
+    pub content: Arc<ExternalContent>,
 }
 
 /// Content that stands elsewhere, and a place for what the shell has fetched of it: all readers share that, and it goes
 /// when the fragment with the reference is let go.
-pub struct Elsewhere {
+pub struct ExternalContent {
     uri: ByteString,
     fetched: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
-impl Elsewhere {
+impl ExternalContent {
     /// What `uri` names. A copy: the URI may be a view of a receive buffer (EV-805).
     #[must_use]
     pub fn new(uri: &str) -> Self {
@@ -54,27 +51,31 @@ impl Elsewhere {
 
     /// What the shell keeps here, made at the first call. One shell keeps one type of thing.
     pub fn keep<T: Any + Send + Sync>(&self, make: impl Fn() -> T) -> Arc<T> {
-        let kept = self.fetched.get_or_init(|| Arc::new(make()));
-        let kept = Arc::clone(kept).downcast();
-        kept.unwrap_or_else(|_| Arc::new(make()))
+        let retained = self.fetched.get_or_init(|| Arc::new(make()));
+        let retained = Arc::clone(retained).downcast();
+        retained.unwrap_or_else(|_| Arc::new(make()))
     }
 }
 
-impl fmt::Debug for Elsewhere {
+impl fmt::Debug for ExternalContent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Elsewhere")
     }
 }
 
-impl Session {
+impl SessionMachine {
     /// The reader has got `bytes` more of the content that it stands at. Gives which of them are meant, where a part of a
     /// node is read (EV-740).
     ///
     /// # Errors
     /// `FLATTEN_LIMIT` if that is too much for one read (EV-306); the reader has failed then.
-    pub fn count_reference(&mut self, id: CursorId, bytes: usize) -> Result<Meant, Arc<Status>> {
+    pub fn count_reference(
+        &mut self,
+        id: CursorId,
+        bytes: usize,
+    ) -> Result<SliceOverlap, Arc<Status>> {
         let Some(cursor) = self.cursors.get_mut(id.0) else {
-            return Ok(Meant::all(bytes));
+            return Ok(SliceOverlap::all(bytes));
         };
         let counted = cursor.count(bytes, &self.store, &self.config.limits);
         let meant = cursor.meant(bytes);
@@ -94,9 +95,9 @@ impl Session {
     /// The content cannot be read: the reader fails, with the status and the place of the reference.
     pub fn fail_reference(&mut self, id: CursorId, status: &Status) -> Arc<Status> {
         let cursor = self.cursors.get(id.0);
-        let place = cursor.and_then(|cursor| cursor.reference(&self.store));
+        let position = cursor.and_then(|cursor| cursor.reference(&self.store));
         let mut status = status.clone();
-        if let Some((node, seq, _)) = place {
+        if let Some((node, seq, _)) = position {
             let id = &self.store.get(node).id;
             status = status.with("node", id).with("seq", seq);
         }

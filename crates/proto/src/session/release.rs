@@ -1,8 +1,5 @@
 //! Letting go of what everybody has passed (EV-955).
 //!
-//! Owns: who still has to pass the pieces of a node, and the moment when nobody has. Refuses to know: which readers
-//! they are: those at the same place are interchangeable.
-//!
 //! ```text
 //!   bound (input of an action, reader not begun) ──► inside, at piece n ──► gone
 //!   listed by a held piece of a tree  ─┐
@@ -14,14 +11,14 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::dropping::Fate;
+use super::dropping::NodeFate;
 use super::port::NodeKey;
 use super::store::Store;
 use crate::evergreen::{Reason, Status};
 
 /// Which pieces a session keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Retain {
+pub enum RetentionPolicy {
     /// All of them, to the session's end (EV-214).
     #[default]
     Session,
@@ -33,7 +30,7 @@ pub enum Retain {
 #[derive(Debug, Default)]
 pub(super) struct Readers {
     /// Where those inside stand. An action reads an input once or twice, so these are few: a list is searched.
-    places: SmallVec<[u32; 4]>,
+    positions: SmallVec<[u32; 4]>,
     /// Those who are bound to come.
     bound: u32,
 }
@@ -58,7 +55,7 @@ impl Store {
     pub(super) fn enter(&mut self, key: NodeKey) {
         if self.releases() {
             let readers = self.get_mut(key).readers.get_or_insert_default();
-            readers.places.push(0);
+            readers.positions.push(0);
         }
     }
 
@@ -67,19 +64,23 @@ impl Store {
         let Some(readers) = &mut self.get_mut(key).readers else {
             return;
         };
-        if let Some(place) = readers.places.iter_mut().find(|place| **place == from) {
-            *place += 1;
+        if let Some(position) = readers
+            .positions
+            .iter_mut()
+            .find(|position| **position == from)
+        {
+            *position += 1;
             self.release(key);
         }
     }
 
     /// A reader at piece `place` goes away.
-    pub(super) fn leave(&mut self, key: NodeKey, place: u32) {
+    pub(super) fn leave(&mut self, key: NodeKey, slot: u32) {
         let Some(readers) = &mut self.get_mut(key).readers else {
             return;
         };
-        if let Some(at) = readers.places.iter().position(|other| *other == place) {
-            readers.places.swap_remove(at);
+        if let Some(at) = readers.positions.iter().position(|other| *other == slot) {
+            readers.positions.swap_remove(at);
             self.release(key);
         }
     }
@@ -98,8 +99,8 @@ impl Store {
                     break;
                 };
                 // What a dropped tree lists was told so when it was dropped.
-                let kept = self.get(key).fate == Fate::Kept;
-                if kept {
+                let retained = self.get(key).fate == NodeFate::Retained;
+                if retained {
                     let children = piece.children().iter().copied();
                     stack.extend(children.filter(|&child| self.unlist(child)));
                 }
@@ -117,7 +118,7 @@ impl Store {
         let slowest = node
             .readers
             .as_ref()
-            .and_then(|readers| readers.places.iter().copied().min());
+            .and_then(|readers| readers.positions.iter().copied().min());
         let sent = node.producer.as_ref().map(|producer| producer.sent);
         match (slowest, sent) {
             (Some(slowest), Some(sent)) => slowest.min(sent),
@@ -128,12 +129,12 @@ impl Store {
 }
 
 #[cfg(any(test, fuzzing))]
-impl super::store::Node {
+impl super::store::StoredNode {
     /// How many readers are inside.
     pub(super) fn inside(&self) -> usize {
         self.readers
             .as_ref()
-            .map_or(0, |readers| readers.places.len())
+            .map_or(0, |readers| readers.positions.len())
     }
 }
 

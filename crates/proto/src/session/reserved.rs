@@ -1,16 +1,12 @@
 //! Actions with a meaning of their own.
-//!
-//! Owns: which names they are, what they take, and the answers of those that are about the session itself: CANCEL
-//! (EV-913), DROP (EV-911), SET_TTL (EV-912), FINISH (EV-924), RESUME (EV-942). Refuses to know: what LIST_ACTIONS and SESSION_INFO
-//! answer, and what OFFER_ACTIONS offers; the shell knows functions, so those are started like any other action.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::port::{ActionKey, CancelledBy, NodeKey, Output, Side};
-use super::store::Owner;
-use super::{Phase, Session};
+use super::port::{ActionKey, CancelledBy, NodeKey, SessionOutput, Side};
+use super::store::NodeProducer;
+use super::{SessionMachine, SessionPhase};
 use crate::evergreen::{Action, Metadata, Param, Reason, Status};
 use crate::time::Time;
 
@@ -77,7 +73,7 @@ pub(super) fn ends_at_once(action: &Action) -> bool {
     is_no_work(&action.name) && !(&*action.name == SET_TTL && waits())
 }
 
-impl Session {
+impl SessionMachine {
     /// Whether the machine has dealt with a reserved action itself.
     pub(super) fn serve_reserved(&mut self, key: ActionKey, action: &Action, now: Time) -> bool {
         let answer = match &*action.name {
@@ -107,7 +103,7 @@ impl Session {
             _ => return false,
         };
         self.answer(key, answer);
-        if &*action.name == FINISH && self.phase == Phase::Open {
+        if &*action.name == FINISH && self.phase == SessionPhase::Open {
             self.half_close();
         }
         true
@@ -121,12 +117,12 @@ impl Session {
                 self.send_again(node);
                 let entry = self.actions.get(key);
                 let resumes = entry.filter(|entry| &*entry.name == RESUME);
-                let said: Vec<NodeKey> = resumes.map_or_else(Vec::new, |entry| {
+                let sent: Vec<NodeKey> = resumes.map_or_else(Vec::new, |entry| {
                     let statuses = entry.status.iter().chain(&entry.dispatch);
                     entry.outputs.iter().chain(statuses).copied().collect()
                 });
                 self.finish(key);
-                self.forget_when_sent(&said);
+                self.remove_when_sent(&sent);
             }
             // Of a session that is over nothing is told any more.
             Err(_) if self.is_closed() => {}
@@ -150,7 +146,7 @@ impl Session {
             .find(&param.id)
             .map(|node| self.store.get(node).owner);
         let target = match owner {
-            Some(Owner::Local(target)) => target,
+            Some(NodeProducer::Local(target)) => target,
             _ => None,
         };
         let entry = target.and_then(|target| Some((target, self.actions.get_mut(target)?)));
@@ -165,7 +161,7 @@ impl Session {
         }
         if !std::mem::replace(&mut entry.cancelled, true) {
             self.actions.set_waiting(target, false);
-            self.emit(Output::Cancel {
+            self.emit(SessionOutput::Cancel {
                 action: target,
                 by: CancelledBy::Peer,
             });

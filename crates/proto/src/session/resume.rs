@@ -1,8 +1,6 @@
 //! A connection that was lost and comes back (EV-940 to EV-943, D-29).
 //!
-//! Owns: whether there is a connection, what each side says that it holds, and what is sent again because of that.
-//! Refuses to know: tokens, who may come back, how many sessions wait. The logs of our nodes are what is sent again, so
-//! nothing is copied for it but the actions.
+//! The logs of our nodes are what is sent again, so nothing is copied for it but the actions.
 //!
 //! ```text
 //!   up ──lost──► down ──returned──► returning ──what the other side has──► up
@@ -16,21 +14,22 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::have::Have;
-use super::leaves::{Leaf, Wanted};
+use super::leaves::{InputLeaf, ReadPurpose};
 use super::outbound::action_bytes;
 use super::port::{ActionKey, NodeKey, Side};
+use super::received_seqs::ReceivedSeqs;
 use super::reserved::{HAVE, RESUME};
-use super::store::{Kind, Owner, Piece, Producer, Store};
-use super::{Phase, Session};
+use super::store::{LogPiece, NodeKind, NodeProducer, Producer, Store};
+use super::{SessionMachine, SessionPhase};
 use crate::evergreen::{
-    Action, Chunk, Fragment, Manners, Message, Metadata, Param, Payload, Reason, Status,
+    Action, Chunk, DialectCapabilities, Fragment, Metadata, Param, Payload, Reason, Status,
+    WireMessage,
 };
 use crate::time::Time;
 
 /// Whether there is a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Line {
+pub(super) enum LinkState {
     Up,
     /// Lost, since then.
     Down(Time),
@@ -41,7 +40,7 @@ pub(super) enum Line {
 /// What a session remembers that may lose its connection.
 #[derive(Debug)]
 pub(super) struct Resume {
-    pub(super) line: Line,
+    pub(super) line: LinkState,
     /// Actions of ours that the other side may not have, in order; the quota counts them. It has what it has answered, and
     /// what was sent before that.
     asked: Vec<Action>,
@@ -50,11 +49,11 @@ pub(super) struct Resume {
     /// How many actions of the peer's were taken in, RESUME aside.
     received: u64,
     /// What goes out first on a new connection.
-    hello: Option<Message>,
+    hello: Option<WireMessage>,
     /// The node of ours in it.
-    said: Option<NodeKey>,
+    reply_node: Option<NodeKey>,
     /// What the other side has, learnt and still to be acted upon.
-    theirs: Option<Have>,
+    theirs: Option<ReceivedSeqs>,
     /// Whether we have said that we send nothing more: it has to be said again.
     pub(super) half_closed: bool,
 }
@@ -62,12 +61,12 @@ pub(super) struct Resume {
 impl Resume {
     pub(super) const fn new() -> Self {
         Self {
-            line: Line::Up,
+            line: LinkState::Up,
             asked: Vec::new(),
             known: 0,
             received: 0,
             hello: None,
-            said: None,
+            reply_node: None,
             theirs: None,
             half_closed: false,
         }
@@ -79,10 +78,10 @@ impl Resume {
     }
 
     /// The other side has the first `known` of them. Gives what those counted that were remembered until now.
-    fn forget_asked(&mut self, known: usize) -> u64 {
-        let news = known.saturating_sub(self.known).min(self.asked.len());
-        self.known += news;
-        let bytes = self.asked.drain(..news);
+    fn remove_asked(&mut self, known: usize) -> u64 {
+        let update = known.saturating_sub(self.known).min(self.asked.len());
+        self.known += update;
+        let bytes = self.asked.drain(..update);
         bytes.map(|action| action_bytes(&action) as u64).sum()
     }
 }
@@ -98,7 +97,7 @@ impl Resume {
     }
 }
 
-impl Session {
+impl SessionMachine {
     /// The connection is lost: nothing is dropped, and nothing is sent until it is back (EV-940). Without resume that
     /// is the end (EV-109).
     pub fn lost(&mut self, now: Time) {
@@ -106,10 +105,10 @@ impl Session {
             self.abort_for(Reason::Cancelled, "the connection was lost");
             return;
         };
-        resume.line = Line::Down(now);
+        resume.line = LinkState::Down(now);
         resume.hello = None;
         self.clock.disconnected();
-        self.actions.hold_patience(now);
+        self.actions.pause_time_limits(now);
         self.stop_resuming();
     }
 
@@ -118,9 +117,9 @@ impl Session {
         let Some(resume) = &mut self.resume else {
             return;
         };
-        resume.line = Line::Returning(now);
+        resume.line = LinkState::Returning(now);
         if self.side == Side::Client
-            && let Err(status) = self.say_hello(now)
+            && let Err(status) = self.send_hello(now)
         {
             self.abort(status);
         }
@@ -128,12 +127,12 @@ impl Session {
 
     /// The other side does not know the session any more. With every action answered and our last word said, that is how
     /// it ends; if anything was still to come, it ends with `status`.
-    pub fn forgotten(&mut self, status: Status) {
-        let said = self
+    pub fn fail_resume(&mut self, status: Status) {
+        let sent = self
             .resume
             .as_ref()
             .is_some_and(|resume| resume.half_closed);
-        if said && self.phase == Phase::Open && self.actions.len() == 0 {
+        if sent && self.phase == SessionPhase::Open && self.actions.len() == 0 {
             self.half_close();
         } else {
             self.abort(status);
@@ -143,20 +142,24 @@ impl Session {
     /// Whether the connection is lost.
     #[must_use]
     pub fn is_down(&self) -> bool {
-        matches!(self.line(), Line::Down(_))
+        matches!(self.line(), LinkState::Down(_))
     }
 
-    pub(super) fn line(&self) -> Line {
-        self.resume.as_ref().map_or(Line::Up, |resume| resume.line)
+    pub(super) fn line(&self) -> LinkState {
+        self.resume
+            .as_ref()
+            .map_or(LinkState::Up, |resume| resume.line)
     }
 
     /// Until when the connection, or RESUME, has to come.
     pub(super) fn resume_until(&self) -> Option<Time> {
         let grace = self.config.limits.resume_grace;
         match (self.line(), self.side) {
-            (Line::Up, _) => None,
-            (Line::Down(since), _) | (Line::Returning(since), Side::Client) => Some(since + grace),
-            (Line::Returning(since), Side::Server) => Some(since + HELLO),
+            (LinkState::Up, _) => None,
+            (LinkState::Down(since), _) | (LinkState::Returning(since), Side::Client) => {
+                Some(since + grace)
+            }
+            (LinkState::Returning(since), Side::Server) => Some(since + HELLO),
         }
     }
 
@@ -165,13 +168,13 @@ impl Session {
     pub fn without_resume(&mut self) {
         self.resume = None;
         self.config.resume = false;
-        self.store.keep(self.config.kept());
+        self.store.keep(self.config.retention());
     }
 
     /// The connection speaks another dialect than the last one (EV-941). What a session of msgpack is cannot be changed.
-    pub const fn speak(&mut self, manners: Manners) {
-        self.config.manners.in_order = manners.in_order;
-        self.config.manners.whole_json = manners.whole_json;
+    pub const fn set_capabilities(&mut self, capabilities: DialectCapabilities) {
+        self.config.capabilities.in_order = capabilities.in_order;
+        self.config.capabilities.whole_json = capabilities.whole_json;
     }
 
     /// Sends an action, and remembers it as long as it may have to be sent again.
@@ -198,7 +201,7 @@ impl Session {
             return;
         };
         if let Some(entry) = self.actions.get(action) {
-            self.store.give_back(resume.forget_asked(entry.ordinal));
+            self.store.give_back(resume.remove_asked(entry.ordinal));
         }
     }
 
@@ -208,7 +211,7 @@ impl Session {
             return Ok(());
         };
         // A server asks as soon as it knows what its client has, which may be before the client knows of the server.
-        if resume.line != Line::Up && self.side == Side::Server {
+        if resume.line != LinkState::Up && self.side == Side::Server {
             let message = "the first action on a new connection of an old session is RESUME";
             return Err(Status::new(Reason::BadMessage, message));
         }
@@ -217,7 +220,7 @@ impl Session {
     }
 
     /// The client's first words.
-    pub(super) fn hello(&mut self) -> Option<Message> {
+    pub(super) fn hello(&mut self) -> Option<WireMessage> {
         self.resume.as_mut()?.hello.take()
     }
 
@@ -226,18 +229,18 @@ impl Session {
         resume.is_some_and(|resume| resume.hello.is_some())
     }
 
-    fn say_hello(&mut self, now: Time) -> Result<(), Status> {
+    fn send_hello(&mut self, now: Time) -> Result<(), Status> {
         let limits = Arc::clone(&self.config.limits);
         self.hello_is_answered();
         let (ours, theirs) = (self.store.make(&limits)?, self.store.make(&limits)?);
         let known = self.store.get_mut(ours);
-        (known.owner, known.transient) = (Owner::Local(None), true);
+        (known.owner, known.transient) = (NodeProducer::Local(None), true);
         let (have, answer) = (
             self.store.get(ours).id.clone(),
             self.store.get(theirs).id.clone(),
         );
         let mut rest = Bytes::from(self.have());
-        let mut message = Message::default();
+        let mut message = WireMessage::default();
         while message.fragments.is_empty() || !rest.is_empty() {
             let part = rest.split_to(rest.len().min(limits.max_fragment_bytes.max(1)));
             let seq = i32::try_from(message.fragments.len()).unwrap_or(i32::MAX);
@@ -260,23 +263,26 @@ impl Session {
             ..Action::default()
         });
         if let Some(resume) = &mut self.resume {
-            (resume.hello, resume.said) = (Some(message), Some(ours));
+            (resume.hello, resume.reply_node) = (Some(message), Some(ours));
         }
-        self.store.get_mut(theirs).owner = Owner::Peer(None);
-        let _ = self.read_leaf(None, &answer, Wanted::Answer, now);
+        self.store.get_mut(theirs).owner = NodeProducer::Peer(None);
+        let _ = self.read_leaf(None, &answer, ReadPurpose::Answer, now);
         Ok(())
     }
 
     /// What we have said that we have is of no use any more, as it was read or the connection was lost.
     pub(super) fn hello_is_answered(&mut self) {
-        let said = self.resume.as_mut().and_then(|resume| resume.said.take());
-        if let Some(node) = said {
-            self.store.is_gone(node);
+        let sent = self
+            .resume
+            .as_mut()
+            .and_then(|resume| resume.reply_node.take());
+        if let Some(node) = sent {
+            self.store.mark_removed(node);
         }
     }
 
     /// What RESUME was answered with goes when it is sent, or with the connection that it was meant for.
-    pub(super) fn forget_when_sent(&mut self, nodes: &[NodeKey]) {
+    pub(super) fn remove_when_sent(&mut self, nodes: &[NodeKey]) {
         if nodes.is_empty() || self.is_closed() {
             return;
         }
@@ -294,12 +300,12 @@ impl Session {
         action: &Action,
         now: Time,
     ) -> Option<Result<String, Status>> {
-        if !matches!(self.line(), Line::Returning(_)) {
+        if !matches!(self.line(), LinkState::Returning(_)) {
             let message = "RESUME is for a session opened with evergreen-resume: 1, \
                  as the first action on its new connection";
             return Some(Err(Status::new(Reason::Unimplemented, message)));
         }
-        if self.leaves.iter().any(Leaf::is_of_resume) {
+        if self.leaves.iter().any(InputLeaf::is_of_resume) {
             let message = "a new connection takes one RESUME, and only the client's";
             return Some(Err(Status::new(Reason::BadMessage, message)));
         }
@@ -308,17 +314,17 @@ impl Session {
             let status = Status::new(Reason::MissingInput, message).with("param", HAVE);
             return Some(Err(status));
         };
-        self.read_leaf(Some(key), &param.id, Wanted::Have, now)
+        self.read_leaf(Some(key), &param.id, ReadPurpose::Have, now)
     }
 
     /// What the other side has is known; gives what we have.
     pub(super) fn have_was_read(&mut self, text: &[u8]) -> Result<String, Status> {
-        if !matches!(self.line(), Line::Returning(_)) {
+        if !matches!(self.line(), LinkState::Returning(_)) {
             let message = "what the other side has was said before on this connection";
             return Err(Status::new(Reason::BadMessage, message));
         }
         let max = self.config.limits.max_nodes;
-        let theirs = Have::parse(text, max).ok_or_else(|| {
+        let theirs = ReceivedSeqs::parse(text, max).ok_or_else(|| {
             let message = format!(
                 "have is not of the form {{\"nodes\":{{\"ID\":SEQ}},\"actions\":N}} with at most {max} nodes"
             );
@@ -326,7 +332,7 @@ impl Session {
         })?;
         let ours = self.have();
         if let Some(resume) = &mut self.resume {
-            resume.line = Line::Up;
+            resume.line = LinkState::Up;
             resume.theirs = Some(theirs);
         }
         Ok(ours)
@@ -340,7 +346,7 @@ impl Session {
         let Some(theirs) = resume.theirs.take() else {
             return;
         };
-        self.store.give_back(resume.forget_asked(theirs.actions));
+        self.store.give_back(resume.remove_asked(theirs.actions));
         let asked = resume.asked.clone();
         self.sending_finished |= resume.half_closed;
         self.outbound.clear();
@@ -349,7 +355,7 @@ impl Session {
         }
         self.store.rewind(&theirs);
         self.store.recount_unsent();
-        let trees = if self.config.manners.in_order {
+        let trees = if self.config.capabilities.in_order {
             self.store.line_up()
         } else {
             Vec::new()
@@ -369,24 +375,24 @@ impl Session {
     /// The contiguous prefix of each of the peer's nodes, and how many actions have come.
     fn have(&self) -> String {
         let nodes = self.store.keys().map(|key| self.store.get(key));
-        let theirs = nodes.filter(|node| matches!(node.owner, Owner::Peer(_)));
-        let held: serde_json::Map<String, Value> = theirs
+        let theirs = nodes.filter(|node| matches!(node.owner, NodeProducer::Peer(_)));
+        let retained: serde_json::Map<String, Value> = theirs
             .filter(|node| !node.log.is_empty())
             .map(|node| (node.id.to_string(), Value::from(node.next_seq())))
             .collect();
         let received = self.resume.as_ref().map_or(0, |resume| resume.received);
-        json!({ "nodes": held, "actions": received }).to_string()
+        json!({ "nodes": retained, "actions": received }).to_string()
     }
 }
 
 impl Store {
     /// Nodes of ours stand where the other side has them, and trees wait for what it has not whole (EV-508).
-    fn rewind(&mut self, theirs: &Have) {
+    fn rewind(&mut self, theirs: &ReceivedSeqs) {
         for key in self.keys() {
             let node = self.get_mut(key);
             let next = node.next_seq();
             // What was dropped since cannot be sent again.
-            let held = u32::try_from(node.log.released()).unwrap_or(u32::MAX);
+            let retained = u32::try_from(node.log.released()).unwrap_or(u32::MAX);
             let has = theirs.nodes.get(&*node.id).copied().unwrap_or(0);
             // What answered another RESUME is of no use now.
             let has = if node.transient {
@@ -396,7 +402,7 @@ impl Store {
             };
             if let Some(producer) = &mut node.producer {
                 **producer = Producer {
-                    sent: has.min(next).max(held),
+                    sent: has.min(next).max(retained),
                     parent: producer.parent,
                     ..Producer::default()
                 };
@@ -421,33 +427,38 @@ impl Store {
     fn line_up(&mut self) -> Vec<NodeKey> {
         let trees = self.keys().filter(|tree| {
             let node = self.get(*tree);
-            node.kind == Kind::Tree && node.producer.is_some()
+            node.kind == NodeKind::Tree && node.producer.is_some()
         });
         let trees: Vec<NodeKey> = trees.collect();
         for &tree in &trees {
-            let told = self.get(tree).producer.as_ref().map_or(0, |it| it.sent);
+            let reported = self.get(tree).producer.as_ref().map_or(0, |it| it.sent);
             let listed: Vec<(bool, NodeKey)> = (0..self.get(tree).next_seq())
                 .filter_map(|seq| match self.get(tree).piece(seq) {
-                    Some(Piece::Children(children)) => Some((seq < told, children)),
+                    Some(LogPiece::Children(children)) => Some((seq < reported, children)),
                     _ => None,
                 })
-                .flat_map(|(told, children)| children.iter().map(move |child| (told, *child)))
+                .flat_map(|(reported, children)| {
+                    children.iter().map(move |child| (reported, *child))
+                })
                 .collect();
             let (mut line, mut announced, mut turn) = (VecDeque::new(), 0, None);
-            for (told, child) in listed {
+            for (reported, child) in listed {
                 let Some(producer) = &mut self.get_mut(child).producer else {
                     continue;
                 };
-                if producer.parent != Some(tree) || !producer.awaited || producer.held.is_some() {
+                if producer.parent != Some(tree)
+                    || !producer.awaited
+                    || producer.pending_at.is_some()
+                {
                     continue;
                 }
                 if producer.sent > 0 {
                     turn = Some(child);
                     continue;
                 }
-                producer.held = Some(0);
+                producer.pending_at = Some(0);
                 line.push_back(child);
-                announced += usize::from(told);
+                announced += usize::from(reported);
             }
             if let Some(producer) = &mut self.get_mut(tree).producer {
                 (producer.line, producer.announced, producer.turn) = (line, announced, turn);

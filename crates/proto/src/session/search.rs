@@ -1,14 +1,10 @@
 //! The eager search for cycles.
-//!
-//! Owns: EV-217 and EV-308 at the moment an edge or an action is seen, within a budget of visited nodes per search and
-//! of followed edges per message (D-27). Refuses to know: reading; what the budget leaves undone is found there, and
-//! [`Search::incomplete`] says that there may be something.
 
 use super::actions::Actions;
 use super::port::{ActionKey, NodeKey};
-use super::store::{Kind, Owner, Store};
-use super::work::Work;
-use crate::evergreen::{Limits, Reason, Status};
+use super::store::{NodeKind, NodeProducer, Store};
+use super::work::ReadBudget;
+use crate::evergreen::{Reason, SessionLimits, Status};
 
 #[derive(Debug, Default)]
 pub(super) struct Search {
@@ -25,13 +21,13 @@ pub(super) struct Search {
 
 impl Search {
     /// A new message: a new budget, as far as the session's own reaches.
-    pub(super) fn refill(&mut self, limits: &Limits, work: &Work) {
+    pub(super) fn refill(&mut self, limits: &SessionLimits, work: &ReadBudget) {
         self.granted = limits.cycle_edges_per_message.min(work.left());
         self.edges_left = self.granted;
     }
 
     /// What was followed for this message counts against the session's budget.
-    pub(super) fn settle(&mut self, work: &mut Work) {
+    pub(super) fn settle(&mut self, work: &mut ReadBudget) {
         work.charge(self.granted - self.edges_left);
         self.granted = self.edges_left;
     }
@@ -43,7 +39,7 @@ impl Search {
         children: &[NodeKey],
         store: &mut Store,
         actions: &Actions,
-        limits: &Limits,
+        limits: &SessionLimits,
     ) -> Result<(), Status> {
         if children.contains(&parent) {
             return Err(cycle(store, parent));
@@ -57,7 +53,7 @@ impl Search {
                 .filter(|&child| needs_search(store, child))
                 .collect();
             let found = self.walk(&below, store, limits, |store, node| {
-                if let Owner::Local(Some(action)) = store.get(node).owner {
+                if let NodeProducer::Local(Some(action)) = store.get(node).owner {
                     outputs.push(action);
                 }
                 node == parent
@@ -82,7 +78,7 @@ impl Search {
         action: ActionKey,
         store: &Store,
         actions: &Actions,
-        limits: &Limits,
+        limits: &SessionLimits,
     ) -> Result<(), Status> {
         let Some(entry) = actions.get(action) else {
             return Ok(());
@@ -107,13 +103,13 @@ impl Search {
         &mut self,
         roots: &[NodeKey],
         store: &Store,
-        limits: &Limits,
+        limits: &SessionLimits,
         mut wanted: impl FnMut(&Store, NodeKey) -> bool,
     ) -> bool {
         if roots.is_empty() {
             return false;
         }
-        self.begin(store.places());
+        self.begin(store.capacity());
         self.stack.clear();
         self.stack.extend_from_slice(roots);
         let mut visits = limits.cycle_visits;
@@ -156,7 +152,7 @@ impl Search {
 /// Whether anything can be below this node, or it is an output itself.
 fn needs_search(store: &Store, node: NodeKey) -> bool {
     let node = store.get(node);
-    node.kind == Kind::Tree || matches!(node.owner, Owner::Local(Some(_)))
+    node.kind == NodeKind::Tree || matches!(node.owner, NodeProducer::Local(Some(_)))
 }
 
 fn cycle(store: &Store, node: NodeKey) -> Status {

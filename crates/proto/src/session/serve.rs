@@ -1,23 +1,20 @@
 //! Actions of the peer, which we run.
-//!
-//! Owns: the rules of section 6 of the Evergreen page that need no knowledge of functions, and how an action ends.
-//! Refuses to know: which functions and targets exist, what parameters they have, and what they do.
 
 use std::sync::Arc;
 
 use prost::Message as _;
 use prost_types::Any;
 
-use super::actions::Entry;
-use super::dropping::Fate;
-use super::port::{ActionKey, CancelledBy, NodeKey, Output, Start, WriteError};
-use super::store::Owner;
-use super::{Session, reserved};
-use crate::evergreen::{Action, Metadata, Param, Reason, Scope, Status, mimetype};
+use super::actions::ActionEntry;
+use super::dropping::NodeFate;
+use super::port::{ActionKey, ActionStart, CancelledBy, NodeKey, SessionOutput, WriteError};
+use super::store::NodeProducer;
+use super::{SessionMachine, reserved};
+use crate::evergreen::{Action, ErrorScope, Metadata, Param, Reason, Status, mimetype};
 use crate::generated::sapwood::v1::ActionOptions;
 use crate::time::Time;
 
-impl Session {
+impl SessionMachine {
     /// The shell says that an action waits for nothing but its cursors, or no longer does (D-3). A cursor that
     /// becomes ready says the latter by itself.
     pub fn waiting(&mut self, action: ActionKey, waiting: bool) {
@@ -32,7 +29,7 @@ impl Session {
         if self.is_closed() {
             return;
         }
-        let Some(entry) = self.forget(action) else {
+        let Some(entry) = self.remove_action(action) else {
             return;
         };
         let metadata = Arc::new(Metadata::of(mimetype::OCTET_STREAM));
@@ -44,7 +41,7 @@ impl Session {
             self.conclude(node, &entry, None);
         }
         self.let_go_of(&entry);
-        self.action_is_gone();
+        self.action_removed();
     }
 
     /// An action of the peer's ended badly: the session aborts (EV-107), or with partial failure every open output
@@ -54,20 +51,20 @@ impl Session {
             return;
         }
         let status = status.into();
-        let scope = status.known().map_or(Scope::Action, Reason::scope);
+        let scope = status.known().map_or(ErrorScope::Action, Reason::scope);
         self.fail_within(action, status, scope);
     }
 
     /// The same with the scope decided.
-    fn fail_within(&mut self, action: ActionKey, mut status: Arc<Status>, scope: Scope) {
-        let Some(entry) = self.forget(action) else {
+    fn fail_within(&mut self, action: ActionKey, mut status: Arc<Status>, scope: ErrorScope) {
+        let Some(entry) = self.remove_action(action) else {
             return;
         };
         self.stats.failures += 1;
         if status.detail("action").is_none() {
             status = Arc::new(Status::clone(&status).with("action", &entry.name));
         }
-        if !self.config.partial_failure || scope == Scope::Session {
+        if !self.config.partial_failure || scope == ErrorScope::Session {
             self.abort(status);
             return;
         }
@@ -84,7 +81,7 @@ impl Session {
             self.conclude(node, &entry, Some(status));
         }
         self.let_go_of(&entry);
-        self.action_is_gone();
+        self.action_removed();
     }
 
     /// The shell says that it has begun an action of the peer's (EV-736).
@@ -96,7 +93,7 @@ impl Session {
     }
 
     /// Writes a status of an action, unless it is written. That of its end goes behind all of its outputs (EV-735).
-    fn conclude(&mut self, node: NodeKey, entry: &Entry, status: Option<Arc<Status>>) {
+    fn conclude(&mut self, node: NodeKey, entry: &ActionEntry, status: Option<Arc<Status>>) {
         if self.is_closed() || self.store.get(node).is_complete() {
             return;
         }
@@ -108,8 +105,8 @@ impl Session {
 
     /// In a dialect whose sessions last for years, what an action leaves is dropped with it (EV-741), unless another
     /// one reads it, or still writes it: then it goes with that one.
-    fn let_go_of(&mut self, entry: &Entry) {
-        if !self.config.manners.flat || self.is_closed() {
+    fn let_go_of(&mut self, entry: &ActionEntry) {
+        if !self.config.capabilities.flat || self.is_closed() {
             return;
         }
         let all = entry.inputs.iter().chain(&entry.outputs);
@@ -117,11 +114,11 @@ impl Session {
         let is_used = |node: &NodeKey| {
             let known = self.store.get(*node);
             let written = match known.owner {
-                Owner::Local(Some(other)) | Owner::Peer(Some(other)) => {
+                NodeProducer::Local(Some(other)) | NodeProducer::Peer(Some(other)) => {
                     self.actions.get(other).is_some()
                 }
-                Owner::Local(None) => !known.is_complete(),
-                Owner::Unclaimed | Owner::Peer(None) => false,
+                NodeProducer::Local(None) => !known.is_complete(),
+                NodeProducer::Unclaimed | NodeProducer::Peer(None) => false,
             };
             let mut others = self.actions.iter();
             written || others.any(|(_, other)| other.inputs.contains(node))
@@ -164,7 +161,7 @@ impl Session {
     }
 
     /// Takes an action of the peer's off the books; what it held and had still to read is free.
-    fn forget(&mut self, action: ActionKey) -> Option<Entry> {
+    fn remove_action(&mut self, action: ActionKey) -> Option<ActionEntry> {
         let entry = self.actions.remove(action)?;
         self.stop_reading(action);
         self.store.give_back(entry.aside_bytes);
@@ -192,7 +189,7 @@ impl Session {
         self.store.retain(config_bytes, &self.config.limits)?;
         // Counted before this one is among them.
         let room = self.has_room_for(&action);
-        let mut entry = Entry::new(copy(&action.name), true);
+        let mut entry = ActionEntry::new(copy(&action.name), true);
         entry.aside_bytes = config_bytes;
         let key = self.actions.insert(entry);
         let outputs = self.claim_outputs(key, &action)?;
@@ -211,7 +208,7 @@ impl Session {
             Err(status) => {
                 // Also a drain ends this action alone (D-31).
                 let status = Arc::new(status);
-                self.fail_within(key, Arc::clone(&status), Scope::Action);
+                self.fail_within(key, Arc::clone(&status), ErrorScope::Action);
                 self.refused(status);
                 return Ok(());
             }
@@ -226,7 +223,7 @@ impl Session {
             .action(key, &self.store, &self.actions, &self.config.limits)?;
         self.inbound.closures_changed();
         let deadline = own.into_iter().chain(self.config.deadline).min();
-        self.emit(Output::Start(Box::new(Start {
+        self.emit(SessionOutput::Start(Box::new(ActionStart {
             action: key,
             name: copy(&action.name),
             target: copy(&action.target),
@@ -244,7 +241,7 @@ impl Session {
 
     /// Tells of an action that was never started, also where that has ended the session: before it says so.
     pub(super) fn refused(&mut self, status: Arc<Status>) {
-        self.events.push_front(Output::Refused(status));
+        self.events.push_front(SessionOutput::Refused(status));
     }
 
     /// EV-510 and EV-960; what is about actions and nodes that are there is no new work.
@@ -284,13 +281,13 @@ impl Session {
         let mut outputs = Vec::with_capacity(action.outputs.len().min(limits.max_params));
         for Param { name, id } in &action.outputs {
             let node = self.store.mention(id, &limits)?;
-            let dropped = self.store.get(node).fate != Fate::Kept;
+            let dropped = self.store.get(node).fate != NodeFate::Retained;
             let owner = &mut self.store.get_mut(node).owner;
-            if *owner != Owner::Unclaimed || dropped {
+            if *owner != NodeProducer::Unclaimed || dropped {
                 let (reason, what) = match owner {
                     // The same whichever came first (D-26).
-                    Owner::Unclaimed => (Reason::OutputNotNew, "it was dropped"),
-                    Owner::Peer(None) => (Reason::NodeOwner, "the sender has written it"),
+                    NodeProducer::Unclaimed => (Reason::OutputNotNew, "it was dropped"),
+                    NodeProducer::Peer(None) => (Reason::NodeOwner, "the sender has written it"),
                     _ => (Reason::OutputNotNew, "it is an output already"),
                 };
                 let message = format!("output {name:?} is bound to node {id:?}, but {what}");
@@ -298,7 +295,7 @@ impl Session {
                     .with("node", id)
                     .with("output", name));
             }
-            *owner = Owner::Local(Some(key));
+            *owner = NodeProducer::Local(Some(key));
             let Some(entry) = self.actions.get_mut(key) else {
                 continue;
             };
@@ -340,7 +337,7 @@ impl Session {
 
     /// The deadline of an action has passed (EV-950).
     pub(super) fn action_is_late(&mut self, action: ActionKey) {
-        self.emit(Output::Cancel {
+        self.emit(SessionOutput::Cancel {
             action,
             by: CancelledBy::Deadline,
         });
@@ -353,7 +350,7 @@ impl Session {
         );
     }
 
-    fn action_is_gone(&mut self) {
+    fn action_removed(&mut self) {
         self.inbound.closures_changed();
         self.bytes_were_read();
         self.look_for_deadlock();
@@ -362,7 +359,7 @@ impl Session {
 }
 
 /// EV-504, EV-509, and the limits of an action's own lists.
-fn check_params(action: &Action, session: &Session) -> Result<(), Status> {
+fn check_params(action: &Action, session: &SessionMachine) -> Result<(), Status> {
     let limits = &session.config.limits;
     let name_is_legal = |name: &str| !name.is_empty() && name.len() <= limits.max_name_bytes;
     let names = action

@@ -1,22 +1,21 @@
 //! The one lock of a session.
 //!
-//! Owns: [`Shared`], how everybody of a session reaches its machine, for shells on either side. Refuses to know: clocks
-//! and tasks, and what anybody wants of the machine. The lock is never held while a waker is called, nor across an await.
+//! The lock is never held while a waker is called, nor across an await.
 
 use std::sync::Arc;
 use std::task::Waker;
 
-use super::{Live, Session};
+use super::{Live, SessionMachine};
 use crate::sync::Mutex;
 
 /// A machine behind its lock. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Shared(Arc<Mutex<Live>>);
+pub struct SharedSession(Arc<Mutex<Live>>);
 
-impl Shared {
+impl SharedSession {
     /// Shares `machine`.
     #[must_use]
-    pub fn new(machine: Session) -> Self {
+    pub fn new(machine: SessionMachine) -> Self {
         Self(Arc::new(Mutex::new(Live::new(machine))))
     }
 

@@ -1,16 +1,15 @@
 //! A table whose keys are never mistaken for one another.
 //!
-//! Owns: reuse of places, with a generation per place so that a stale key finds nothing. Refuses to know: what it
-//! holds. Cursors and actions come and go by the thousand in one session; nodes do not, and have plain indices.
+//! Cursors and actions come and go by the thousand in one session; nodes do not, and have plain indices.
 
 /// A place and the generation of its tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Key {
+pub(super) struct SlabKey {
     index: u32,
     generation: u32,
 }
 
-impl Key {
+impl SlabKey {
     pub(super) const fn to_bits(self) -> u64 {
         (self.generation as u64) << 32 | self.index as u64
     }
@@ -28,86 +27,89 @@ impl Key {
 }
 
 #[derive(Debug)]
-struct Place<T> {
+struct SlabEntry<T> {
     generation: u32,
-    tenant: Option<T>,
+    value: Option<T>,
 }
 
 /// The table.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
-    places: Vec<Place<T>>,
+    entries: Vec<SlabEntry<T>>,
     free: Vec<u32>,
 }
 
 impl<T> Slab<T> {
     pub(super) const fn new() -> Self {
         Self {
-            places: Vec::new(),
+            entries: Vec::new(),
             free: Vec::new(),
         }
     }
 
-    pub(super) fn insert(&mut self, tenant: T) -> Key {
+    pub(super) fn insert(&mut self, value: T) -> SlabKey {
         if let Some(index) = self.free.pop() {
-            let place = &mut self.places[index as usize];
-            place.tenant = Some(tenant);
-            return Key {
+            let position = &mut self.entries[index as usize];
+            position.value = Some(value);
+            return SlabKey {
                 index,
-                generation: place.generation,
+                generation: position.generation,
             };
         }
         // Limits keep every slab far below 2^32 places.
-        let index = u32::try_from(self.places.len()).unwrap_or(u32::MAX);
-        self.places.push(Place {
+        let index = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);
+        self.entries.push(SlabEntry {
             generation: 0,
-            tenant: Some(tenant),
+            value: Some(value),
         });
-        Key {
+        SlabKey {
             index,
             generation: 0,
         }
     }
 
-    pub(super) fn remove(&mut self, key: Key) -> Option<T> {
-        let place = self.places.get_mut(key.index as usize)?;
-        if place.generation != key.generation {
+    pub(super) fn remove(&mut self, key: SlabKey) -> Option<T> {
+        let position = self.entries.get_mut(key.index as usize)?;
+        if position.generation != key.generation {
             return None;
         }
-        let tenant = place.tenant.take()?;
-        place.generation = place.generation.wrapping_add(1);
+        let value = position.value.take()?;
+        position.generation = position.generation.wrapping_add(1);
         self.free.push(key.index);
-        Some(tenant)
+        Some(value)
     }
 
-    pub(super) fn get(&self, key: Key) -> Option<&T> {
-        let place = self.places.get(key.index as usize)?;
-        place
-            .tenant
+    pub(super) fn get(&self, key: SlabKey) -> Option<&T> {
+        let position = self.entries.get(key.index as usize)?;
+        position
+            .value
             .as_ref()
-            .filter(|_| place.generation == key.generation)
+            .filter(|_| position.generation == key.generation)
     }
 
-    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
-        let place = self.places.get_mut(key.index as usize)?;
-        place
-            .tenant
+    pub(super) fn get_mut(&mut self, key: SlabKey) -> Option<&mut T> {
+        let position = self.entries.get_mut(key.index as usize)?;
+        position
+            .value
             .as_mut()
-            .filter(|_| place.generation == key.generation)
+            .filter(|_| position.generation == key.generation)
     }
 
     pub(super) const fn len(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.entries.len() - self.free.len()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
-        self.places.iter().enumerate().filter_map(|(index, place)| {
-            let key = Key {
-                index: u32::try_from(index).ok()?,
-                generation: place.generation,
-            };
-            place.tenant.as_ref().map(|tenant| (key, tenant))
-        })
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SlabKey, &T)> {
+        self.entries
+            .iter()
+            .enumerate()
+            .filter_map(|(index, position)| {
+                let key = SlabKey {
+                    index: u32::try_from(index).ok()?,
+                    generation: position.generation,
+                };
+                position.value.as_ref().map(|value| (key, value))
+            })
     }
 }
 

@@ -1,8 +1,5 @@
 //! Parts of nodes: which bytes of what is being read are meant (EV-740).
 //!
-//! Owns: the arithmetic of ranges within ranges, at the same cost however deep they are. Refuses to know: nodes, and
-//! whether a range reaches past the end of one: there it ends with the node.
-//!
 //! ```text
 //!   outer      ····[────────────────)      of its own content: A, then 3..8 of B, then C
 //!   inner          A A A ·[─────)· C C     what is left of B counts there, and nothing else of it
@@ -12,14 +9,14 @@ use std::ops::Range;
 
 /// What is meant of some bytes that were read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Meant {
+pub struct SliceOverlap {
     /// These of them.
     pub range: Range<usize>,
     /// Whether anything that comes after them may be meant as well.
     pub more: bool,
 }
 
-impl Meant {
+impl SliceOverlap {
     /// All of them.
     pub(super) const fn all(bytes: usize) -> Self {
         Self {
@@ -31,11 +28,11 @@ impl Meant {
 
 /// The ranges around a reader's place, the innermost last. Most readers never have one.
 #[derive(Debug)]
-pub(super) struct Slices(Vec<Slice>);
+pub(super) struct Slices(Vec<NodeSlice>);
 
 /// The range of one node on the path.
 #[derive(Debug)]
-struct Slice {
+struct NodeSlice {
     /// How long the path is there.
     depth: usize,
     begin: u64,
@@ -47,7 +44,7 @@ struct Slice {
     left: u64,
 }
 
-impl Slice {
+impl NodeSlice {
     /// A range that means nothing more needs no look at what it would have passed over, unless others count that.
     const fn is_over(&self) -> bool {
         self.left == 0 && (self.skip == 0 || self.len == 0)
@@ -67,7 +64,7 @@ impl Slices {
             .map_or((0, u64::MAX), |outer| (outer.skip, outer.left));
         let len = range.end.saturating_sub(range.start);
         let passed_over = skip.min(len);
-        self.0.push(Slice {
+        self.0.push(NodeSlice {
             depth,
             begin: range.start,
             len,
@@ -90,27 +87,27 @@ impl Slices {
 
     /// Whether nothing more is meant before the innermost node with a range is left.
     pub(super) fn is_over(&self) -> bool {
-        self.0.last().is_some_and(Slice::is_over)
+        self.0.last().is_some_and(NodeSlice::is_over)
     }
 
     /// The reader passes `bytes`. Gives which of them are meant; `None` if none are, and an item that ends with them is not
     /// either. An item without bytes is meant where it stands inside.
-    pub(super) fn take(&mut self, bytes: usize) -> Option<Meant> {
+    pub(super) fn take(&mut self, bytes: usize) -> Option<SliceOverlap> {
         let Some(slice) = self.0.last_mut() else {
-            return Some(Meant::all(bytes));
+            return Some(SliceOverlap::all(bytes));
         };
         let meant = slice.pass(bytes as u64);
         let inside = meant.start < meant.end || (bytes == 0 && slice.skip == 0 && slice.left > 0);
         // Both are at most `bytes`.
-        let at = |place: u64| usize::try_from(place).unwrap_or(bytes);
-        inside.then(|| Meant {
+        let at = |position: u64| usize::try_from(position).unwrap_or(bytes);
+        inside.then(|| SliceOverlap {
             range: at(meant.start)..at(meant.end),
             more: !slice.is_over(),
         })
     }
 }
 
-impl Slice {
+impl NodeSlice {
     fn pass(&mut self, bytes: u64) -> Range<u64> {
         self.passed = self.passed.saturating_add(bytes);
         let begin = self.skip.min(bytes);

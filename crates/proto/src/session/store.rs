@@ -1,8 +1,5 @@
 //! The nodes of one session.
 //!
-//! Owns: ids and their keys, each node's log with what is held ahead of it, who produces it, and the retained bytes
-//! (EV-801). Refuses to know: actions, readers' positions, the wire.
-//!
 //! ```text
 //!   mentioned ──fragment──► growing ──final, all before it──► complete
 //!                             │ ▲
@@ -18,18 +15,18 @@ use bytes::Bytes;
 use bytestring::ByteString;
 use smallvec::SmallVec;
 
-use super::dropping::{Batch, Fate};
-use super::pack::Packer;
+use super::copy_arena::CopyArena;
+use super::dropping::{DropBatch, NodeFate};
 use super::port::{ActionKey, Config, CursorId, NodeKey};
-use super::reference::Elsewhere;
-use super::release::{Readers, Retain};
+use super::reference::ExternalContent;
+use super::release::{Readers, RetentionPolicy};
 use super::slab::Slab;
-use crate::evergreen::{Id, Limits, Metadata, Reason, Status};
+use crate::evergreen::{Metadata, NodeId, Reason, SessionLimits, Status};
 use crate::log::Log;
 
 /// One accepted fragment. Its index in the log is its seq.
 #[derive(Debug)]
-pub(super) enum Piece {
+pub(super) enum LogPiece {
     /// Nothing (EV-210).
     Empty,
     /// The beginning of an item.
@@ -41,14 +38,14 @@ pub(super) enum Piece {
     /// Children of a tree.
     Children(Box<[NodeKey]>),
     /// A part of a child.
-    Slice(Box<Slice>),
+    Slice(Box<ChildSlice>),
     /// How the producer ended.
     Status(Option<Arc<Status>>),
 }
 
 /// A child, and which bytes of its content are meant (EV-740).
 #[derive(Debug)]
-pub(super) struct Slice {
+pub(super) struct ChildSlice {
     pub(super) child: NodeKey,
     pub(super) range: Range<u64>,
 }
@@ -57,7 +54,7 @@ pub(super) struct Slice {
 #[derive(Debug)]
 pub(super) struct Reference {
     pub(super) metadata: Option<Arc<Metadata>>,
-    pub(super) content: Result<Arc<Elsewhere>, Arc<Status>>,
+    pub(super) content: Result<Arc<ExternalContent>, Arc<Status>>,
 }
 
 impl Reference {
@@ -68,14 +65,14 @@ impl Reference {
     }
 }
 
-impl Piece {
+impl LogPiece {
     /// What the quota counts for it at this seq (EV-801).
     pub(super) fn cost(&self, seq: u32) -> u64 {
         let (metadata, more) = match self {
             Self::Begin(metadata, _) => (Some(metadata), 0),
             Self::Ref(reference) => (reference.metadata.as_ref(), reference.uri_bytes()),
             Self::Children(children) => (None, children.len() * CHILD_BYTES),
-            Self::Slice(_) => (None, size_of::<Slice>()),
+            Self::Slice(_) => (None, size_of::<ChildSlice>()),
             Self::Data(_) | Self::Empty | Self::Status(_) => (None, 0),
         };
         // One piece of metadata is part of a leaf; more of it is more to hold.
@@ -109,7 +106,7 @@ impl Piece {
 
 /// What a node turned out to be (EV-209).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum NodeKind {
     Unknown,
     Leaf,
     /// Where the dialect mixes them (EV-740), there may be chunks between its children.
@@ -118,13 +115,13 @@ pub(super) enum Kind {
 
 /// Who produces a node (EV-216), and for which action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Owner {
+pub(super) enum NodeProducer {
     Unclaimed,
     Peer(Option<ActionKey>),
     Local(Option<ActionKey>),
 }
 
-impl Owner {
+impl NodeProducer {
     pub(super) const fn is_local(self) -> bool {
         matches!(self, Self::Local(_))
     }
@@ -144,7 +141,7 @@ pub(super) struct Producer {
     /// Children of ours that are not wholly sent.
     pub(super) open_children: u32,
     /// Set while its turn has not come, for peers that take leaves as they arrive (EV-722): the bytes that wait with it.
-    pub(super) held: Option<usize>,
+    pub(super) pending_at: Option<usize>,
     /// Children of ours whose turn has not come, in reading order.
     pub(super) line: VecDeque<NodeKey>,
     /// How many of those the peer has been told about.
@@ -154,16 +151,16 @@ pub(super) struct Producer {
 }
 
 #[derive(Debug)]
-pub(super) struct Node {
-    pub(super) id: Id,
+pub(super) struct StoredNode {
+    pub(super) id: NodeId,
     /// The contiguous prefix.
-    pub(super) log: Log<Piece>,
+    pub(super) log: Log<LogPiece>,
     /// Fragments ahead of their turn.
-    pub(super) early: BTreeMap<u32, Piece>,
+    pub(super) early: BTreeMap<u32, LogPiece>,
     /// The seq of the final fragment.
     pub(super) last: Option<u32>,
-    pub(super) kind: Kind,
-    pub(super) owner: Owner,
+    pub(super) kind: NodeKind,
+    pub(super) owner: NodeProducer,
     /// Whether it is a child or an input of something; what is not cannot be part of a cycle yet.
     pub(super) referenced: bool,
     /// Whether a fragment after the first has a payload that relies on the first one's metadata (EV-401).
@@ -181,7 +178,7 @@ pub(super) struct Node {
     pub(super) listed: u32,
     /// Who has still to pass it, where that decides what is kept (EV-955).
     pub(super) readers: Option<Box<Readers>>,
-    pub(super) fate: Fate,
+    pub(super) fate: NodeFate,
     /// It serves one RESUME: nothing refers to it later, so that its id goes with it and its place is given out anew.
     pub(super) transient: bool,
     /// Whoever wrote it was stopped before the end, and says so (D-51).
@@ -189,19 +186,19 @@ pub(super) struct Node {
     /// The first seq that came twice and not the same: of the two the first counts, and what waits for the rest is told so.
     pub(super) repeated: Option<u32>,
     /// Which of those it is that had its place.
-    tenant: u32,
+    generation: u32,
 }
 
-impl Node {
-    fn new(id: Id, tenant: u32) -> Self {
+impl StoredNode {
+    fn new(id: NodeId, generation: u32) -> Self {
         Self {
             id,
-            tenant,
+            generation,
             log: Log::new(),
             early: BTreeMap::new(),
             last: None,
-            kind: Kind::Unknown,
-            owner: Owner::Unclaimed,
+            kind: NodeKind::Unknown,
+            owner: NodeProducer::Unclaimed,
             referenced: false,
             relies_on_first: false,
             metadata: None,
@@ -211,7 +208,7 @@ impl Node {
             producer: None,
             listed: 0,
             readers: None,
-            fate: Fate::Kept,
+            fate: NodeFate::Retained,
             transient: false,
             cut: false,
             repeated: None,
@@ -240,9 +237,9 @@ impl Node {
     }
 
     /// The accepted fragment with this seq.
-    pub(super) fn piece(&self, seq: u32) -> Option<&Piece> {
+    pub(super) fn piece(&self, seq: u32) -> Option<&LogPiece> {
         match self.log.at(seq as usize) {
-            crate::log::At::Item(piece) => Some(piece),
+            crate::log::LogRead::Item(piece) => Some(piece),
             _ => self.early.get(&seq),
         }
     }
@@ -283,7 +280,7 @@ impl Node {
     /// The same, with `None` for each piece that lists nothing: whoever looks at them within a budget pays for these too.
     pub(super) fn edges(&self) -> impl Iterator<Item = Option<NodeKey>> + '_ {
         let ahead = self.early.values();
-        let pieces = if self.kind == Kind::Tree {
+        let pieces = if self.kind == NodeKind::Tree {
             Some(self.log.iter().chain(ahead))
         } else {
             None
@@ -303,17 +300,17 @@ impl Node {
 /// given out anew, and whoever still has the key of one finds a node that was released.
 #[derive(Debug)]
 pub(super) struct Store {
-    nodes: Vec<Node>,
+    nodes: Vec<StoredNode>,
     /// Places without a tenant.
     vacant: Vec<u32>,
     /// What can be forgotten, the oldest first.
-    gone: VecDeque<NodeKey>,
-    forgets: bool,
+    removed: VecDeque<NodeKey>,
+    removes_nodes: bool,
     /// What is found where a node was forgotten.
-    forgotten: Box<Node>,
+    removed_node: Box<StoredNode>,
     /// Small payloads of all nodes.
-    packer: Packer,
-    ids: HashMap<Id, NodeKey, RandomState>,
+    packer: CopyArena,
+    ids: HashMap<NodeId, NodeKey, RandomState>,
     /// Bytes held (EV-801).
     retained: u64,
     /// Payload bytes of the peer's that no reader has passed.
@@ -323,27 +320,27 @@ pub(super) struct Store {
     made: u64,
     /// How many ids without a prefix were made.
     plain: u64,
-    retain: Retain,
+    retain: RetentionPolicy,
     /// What was dropped and is still being read.
-    pub(super) drops: Slab<Batch>,
+    pub(super) drops: Slab<DropBatch>,
 }
 
 impl Store {
     pub(super) fn new(config: &Config) -> Self {
-        let (entropy, retain) = (config.entropy, config.kept());
+        let (entropy, retain) = (config.entropy, config.retention());
         let seed = |salt: u64| entropy.rotate_left(17) ^ salt;
-        let forgotten = Node {
-            owner: Owner::Peer(None),
-            fate: Fate::Gone,
-            ..Node::new(Id::default(), 0)
+        let evicted = StoredNode {
+            owner: NodeProducer::Peer(None),
+            fate: NodeFate::Removed,
+            ..StoredNode::new(NodeId::default(), 0)
         };
         Self {
             nodes: Vec::new(),
             vacant: Vec::new(),
-            gone: VecDeque::new(),
-            forgets: config.manners.flat,
-            forgotten: Box::new(forgotten),
-            packer: Packer::default(),
+            removed: VecDeque::new(),
+            removes_nodes: config.capabilities.flat,
+            removed_node: Box::new(evicted),
+            packer: CopyArena::default(),
             ids: HashMap::with_hasher(RandomState::with_seeds(entropy, seed(1), seed(2), seed(3))),
             retained: 0,
             unread: 0,
@@ -356,22 +353,22 @@ impl Store {
         }
     }
 
-    pub(super) fn get(&self, key: NodeKey) -> &Node {
+    pub(super) fn get(&self, key: NodeKey) -> &StoredNode {
         match self.nodes.get(key.index as usize) {
-            Some(node) if node.tenant == key.tenant => node,
-            _ => &self.forgotten,
+            Some(node) if node.generation == key.generation => node,
+            _ => &self.removed_node,
         }
     }
 
-    pub(super) fn get_mut(&mut self, key: NodeKey) -> &mut Node {
+    pub(super) fn get_mut(&mut self, key: NodeKey) -> &mut StoredNode {
         self.get_with_packer(key).0
     }
 
     /// A node, and what copies its small payloads.
-    pub(super) fn get_with_packer(&mut self, key: NodeKey) -> (&mut Node, &mut Packer) {
+    pub(super) fn get_with_packer(&mut self, key: NodeKey) -> (&mut StoredNode, &mut CopyArena) {
         let node = match self.nodes.get_mut(key.index as usize) {
-            Some(node) if node.tenant == key.tenant => node,
-            _ => &mut self.forgotten,
+            Some(node) if node.generation == key.generation => node,
+            _ => &mut self.removed_node,
         };
         (node, &mut self.packer)
     }
@@ -379,25 +376,25 @@ impl Store {
     /// Whether there is such a node.
     pub(super) fn has(&self, key: NodeKey) -> bool {
         let node = self.nodes.get(key.index as usize);
-        node.is_some_and(|node| node.tenant == key.tenant)
+        node.is_some_and(|node| node.generation == key.generation)
     }
 
     /// How many places there are, those without a tenant included.
-    pub(super) const fn places(&self) -> usize {
+    pub(super) const fn capacity(&self) -> usize {
         self.nodes.len()
     }
 
     /// Changes what is kept, before anything is.
-    pub(super) const fn keep(&mut self, retain: Retain) {
+    pub(super) const fn keep(&mut self, retain: RetentionPolicy) {
         self.retain = retain;
     }
 
     /// All nodes, and places without one, of which nothing is known.
     pub(super) fn keys(&self) -> impl Iterator<Item = NodeKey> + Clone + use<> {
         // The tenants of now: nobody forgets while this is looked at.
-        let tenants: Vec<u32> = self.nodes.iter().map(|node| node.tenant).collect();
-        let places = (0..).zip(tenants);
-        places.map(|(index, tenant)| NodeKey { index, tenant })
+        let tenants: Vec<u32> = self.nodes.iter().map(|node| node.generation).collect();
+        let positions = (0..).zip(tenants);
+        positions.map(|(index, generation)| NodeKey { index, generation })
     }
 
     pub(super) const fn retained(&self) -> u64 {
@@ -415,14 +412,14 @@ impl Store {
     }
 
     /// The node with this id, made on its first mention.
-    pub(super) fn mention(&mut self, id: &str, limits: &Limits) -> Result<NodeKey, Status> {
+    pub(super) fn mention(&mut self, id: &str, limits: &SessionLimits) -> Result<NodeKey, Status> {
         if let Some(&key) = self.ids.get(id) {
             return Ok(key);
         }
         check_id(id, limits)?;
         let max = limits.max_nodes;
         if self.live() >= max {
-            self.forget();
+            self.remove_oldest();
         }
         if self.live() >= max {
             let value = self.live() as u64 + 1;
@@ -436,26 +433,29 @@ impl Store {
         self.retain(id.len() as u64, limits)?;
         // A copy: the id may be a view of a receive buffer (EV-805).
         let id = ByteString::from(id.to_owned());
-        let key = self.lodge(id.clone());
+        let key = self.allocate(id.clone());
         self.ids.insert(id, key);
         Ok(key)
     }
 
     /// A place for a new node.
-    fn lodge(&mut self, id: Id) -> NodeKey {
+    fn allocate(&mut self, id: NodeId) -> NodeKey {
         if let Some(index) = self.vacant.pop() {
-            let place = &mut self.nodes[index as usize];
-            let tenant = place.tenant;
-            *place = Node::new(id, tenant);
-            return NodeKey { index, tenant };
+            let position = &mut self.nodes[index as usize];
+            let generation = position.generation;
+            *position = StoredNode::new(id, generation);
+            return NodeKey { index, generation };
         }
         let index = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
-        self.nodes.push(Node::new(id, 0));
-        NodeKey { index, tenant: 0 }
+        self.nodes.push(StoredNode::new(id, 0));
+        NodeKey {
+            index,
+            generation: 0,
+        }
     }
 
     /// Whether so many more nodes can be made.
-    pub(super) fn has_place_for(&self, count: usize, limits: &Limits) -> bool {
+    pub(super) fn has_room_for(&self, count: usize, limits: &SessionLimits) -> bool {
         self.live().saturating_add(count) <= limits.max_nodes
     }
 
@@ -465,23 +465,23 @@ impl Store {
 
     /// Nothing is left of a node but its id. Where that may be forgotten it will be, once enough others have gone the same
     /// way: what still comes for it is ignored until then.
-    pub(super) fn is_gone(&mut self, key: NodeKey) {
-        let before = std::mem::replace(&mut self.get_mut(key).fate, Fate::Gone);
+    pub(super) fn mark_removed(&mut self, key: NodeKey) {
+        let before = std::mem::replace(&mut self.get_mut(key).fate, NodeFate::Removed);
         if self.get(key).transient {
             self.vacate(key);
             return;
         }
-        if self.forgets && self.has(key) && before != Fate::Gone {
-            self.gone.push_back(key);
-            if self.gone.len() > GONE_KNOWN {
-                self.forget();
+        if self.removes_nodes && self.has(key) && before != NodeFate::Removed {
+            self.removed.push_back(key);
+            if self.removed.len() > REMOVED_KNOWN {
+                self.remove_oldest();
             }
         }
     }
 
     /// Forgets the node that has been gone for the longest.
-    fn forget(&mut self) {
-        if let Some(key) = self.gone.pop_front() {
+    fn remove_oldest(&mut self) {
+        if let Some(key) = self.removed.pop_front() {
             self.vacate(key);
         }
     }
@@ -492,10 +492,10 @@ impl Store {
             return;
         }
         let node = self.get_mut(key);
-        let next = Node {
-            fate: Fate::Gone,
-            owner: Owner::Peer(None),
-            ..Node::new(Id::default(), key.tenant.wrapping_add(1))
+        let next = StoredNode {
+            fate: NodeFate::Removed,
+            owner: NodeProducer::Peer(None),
+            ..StoredNode::new(NodeId::default(), key.generation.wrapping_add(1))
         };
         let id = std::mem::replace(node, next).id;
         self.ids.remove(&id);
@@ -504,7 +504,7 @@ impl Store {
     }
 
     /// A node under an id of our making (EV-216).
-    pub(super) fn make(&mut self, limits: &Limits) -> Result<NodeKey, Status> {
+    pub(super) fn make(&mut self, limits: &SessionLimits) -> Result<NodeKey, Status> {
         loop {
             let id = format!("~{:08x}.{}", self.prefix, self.made);
             self.made += 1;
@@ -515,7 +515,7 @@ impl Store {
     }
 
     /// A node under a short id of our making.
-    pub(super) fn make_plain(&mut self, limits: &Limits) -> Result<NodeKey, Status> {
+    pub(super) fn make_plain(&mut self, limits: &SessionLimits) -> Result<NodeKey, Status> {
         loop {
             let id = format!("{:x}", self.plain);
             self.plain += 1;
@@ -526,7 +526,7 @@ impl Store {
     }
 
     /// Counts bytes against the quota, unless they are too many.
-    pub(super) fn retain(&mut self, bytes: u64, limits: &Limits) -> Result<(), Status> {
+    pub(super) fn retain(&mut self, bytes: u64, limits: &SessionLimits) -> Result<(), Status> {
         let (value, max) = (self.retained.saturating_add(bytes), limits.retained_bytes);
         if value > max {
             return Err(Status::limit(
@@ -546,7 +546,12 @@ impl Store {
     }
 
     /// Counts a piece that is to be held, and what it lists.
-    pub(super) fn hold(&mut self, seq: u32, piece: &Piece, limits: &Limits) -> Result<(), Status> {
+    pub(super) fn hold(
+        &mut self,
+        seq: u32,
+        piece: &LogPiece,
+        limits: &SessionLimits,
+    ) -> Result<(), Status> {
         self.retain(piece.cost(seq), limits)?;
         for child in piece.children() {
             self.get_mut(*child).listed += 1;
@@ -555,7 +560,7 @@ impl Store {
     }
 
     /// Takes the oldest held piece out of a node's log.
-    pub(super) fn let_go(&mut self, key: NodeKey) -> Option<Piece> {
+    pub(super) fn let_go(&mut self, key: NodeKey) -> Option<LogPiece> {
         let node = self.get_mut(key);
         let seq = u32::try_from(node.log.released()).unwrap_or(u32::MAX);
         let piece = node.log.release()?;
@@ -576,7 +581,7 @@ impl Store {
 
     /// Whether what everybody has passed is let go.
     pub(super) fn releases(&self) -> bool {
-        self.retain == Retain::Unread
+        self.retain == RetentionPolicy::Unread
     }
 
     /// A reader has passed piece `index` of a node.
@@ -593,7 +598,7 @@ impl Store {
     }
 }
 
-pub(super) fn check_id(id: &str, limits: &Limits) -> Result<(), Status> {
+pub(super) fn check_id(id: &str, limits: &SessionLimits) -> Result<(), Status> {
     if !id.is_empty() && id.len() <= limits.max_id_bytes {
         return Ok(());
     }
@@ -612,7 +617,7 @@ pub(super) fn check_id(id: &str, limits: &Limits) -> Result<(), Status> {
 }
 
 /// Of how many nodes that are gone a session that forgets still knows the ids.
-const GONE_KNOWN: usize = 1024;
+const REMOVED_KNOWN: usize = 1024;
 /// About what a status takes beside its text.
 const STATUS_BYTES: usize = 128;
 /// What the quota, and the outbound queue, count per fragment beside its payload (EV-801, EV-803).

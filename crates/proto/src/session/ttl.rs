@@ -1,6 +1,5 @@
 //! Nodes that go when their time has come (EV-912).
 //!
-//! Owns: SET_TTL: what it takes, until when a node lives, and who goes with it. Refuses to know: how nodes are dropped.
 //! A time to live holds for a node and whatever is below it when the time comes; what several cover lives to the
 //! latest. Times are rounded up to the next second, so that a session is swept once a second at most.
 
@@ -10,10 +9,10 @@ use std::time::Duration;
 use ahash::RandomState;
 use prost::Message as _;
 
-use super::Session;
+use super::SessionMachine;
 use super::closure::Closure;
-use super::dropping::Fate;
-use super::leaves::Wanted;
+use super::dropping::NodeFate;
+use super::leaves::ReadPurpose;
 use super::port::{ActionKey, NodeKey};
 use super::reserved::TTL_INPUT;
 use super::serve::{OPTIONS, type_name};
@@ -58,19 +57,19 @@ impl Ttls {
         due
     }
 
-    fn forget_gone(&mut self, store: &Store) {
-        let kept = |node: &NodeKey| store.get(*node).fate == Fate::Kept;
-        self.until.retain(|node, _| kept(node));
-        self.order.retain(|(_, node)| kept(node));
+    fn purge_removed(&mut self, store: &Store) {
+        let retained = |node: &NodeKey| store.get(*node).fate == NodeFate::Retained;
+        self.until.retain(|node, _| retained(node));
+        self.order.retain(|(_, node)| retained(node));
     }
 
     fn others<'a>(&'a self, store: &'a Store) -> impl Iterator<Item = NodeKey> + 'a {
         let nodes = self.until.keys().copied();
-        nodes.filter(|node| store.get(*node).fate == Fate::Kept)
+        nodes.filter(|node| store.get(*node).fate == NodeFate::Retained)
     }
 }
 
-impl Session {
+impl SessionMachine {
     /// Takes in SET_TTL: an input `node`, and how long as a config or as an input `ttl`. `None`: the input is still to
     /// be read.
     pub(super) fn set_ttl(
@@ -93,7 +92,9 @@ impl Session {
         }
         let node = self.store.find(&node.id);
         match (given(TTL_INPUT), own.next()) {
-            (Some(Param { id, .. }), _) => self.read_leaf(Some(key), id, Wanted::Ttl(node), now),
+            (Some(Param { id, .. }), _) => {
+                self.read_leaf(Some(key), id, ReadPurpose::Ttl(node), now)
+            }
             (None, Some((_, any))) => {
                 let sent = prost_types::Duration::decode(&*any.value).ok();
                 let ttl = sent.and_then(|sent| Duration::try_from(sent).ok());
@@ -123,13 +124,13 @@ impl Session {
 
     /// What is not known any more, or never was, is no failure.
     fn live_for(&mut self, node: Option<NodeKey>, ttl: Duration, since: Time) -> String {
-        let node = node.filter(|node| self.store.get(*node).fate == Fate::Kept);
+        let node = node.filter(|node| self.store.get(*node).fate == NodeFate::Retained);
         if let Some(node) = node {
             let limits = &self.config.limits;
             let ttl = ttl.min(limits.max_ttl);
             // Nodes that are gone wait for their time as well, and may be followed by any number of others.
             if self.ttls.until.len() > 2 * limits.max_nodes {
-                self.ttls.forget_gone(&self.store);
+                self.ttls.purge_removed(&self.store);
             }
             self.ttls.set(
                 node,
@@ -158,10 +159,10 @@ impl Session {
             return;
         };
         // Each edge of what goes is followed this once, so that does not need a budget.
-        let doomed: Vec<(NodeKey, bool)> = Closure::beside(&self.store, due, covered)
+        let marked: Vec<(NodeKey, bool)> = Closure::beside(&self.store, due, covered)
             .map(|node| (node, false))
             .collect();
-        self.drop_nodes(&doomed);
+        self.drop_nodes(&marked);
     }
 }
 

@@ -11,14 +11,14 @@
 
 use std::time::Duration;
 
-use super::Session;
-use super::port::{CursorId, Output, Read};
-use crate::evergreen::Limits;
+use super::SessionMachine;
+use super::port::{CursorId, CursorRead, SessionOutput};
+use crate::evergreen::SessionLimits;
 use crate::time::Time;
 
 /// The budget.
 #[derive(Debug)]
-pub(super) struct Work {
+pub(super) struct ReadBudget {
     left: u32,
     /// Until when it was filled.
     since: Time,
@@ -28,15 +28,15 @@ pub(super) struct Work {
 
 /// Why a reader goes no further for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(super) enum ReadStop {
     /// The turn is over: ask again in the next one.
     Turn,
     /// The budget is used up.
     Budget,
 }
 
-impl Work {
-    pub(super) const fn new(limits: &Limits, now: Time) -> Self {
+impl ReadBudget {
+    pub(super) const fn new(limits: &SessionLimits, now: Time) -> Self {
         Self {
             left: limits.session_visits,
             since: now,
@@ -69,12 +69,12 @@ impl Work {
     }
 
     /// One more visit, if there is any.
-    pub(super) const fn visit(&mut self) -> Result<(), Refused> {
+    pub(super) const fn visit(&mut self) -> Result<(), ReadStop> {
         if self.left == 0 {
-            return Err(Refused::Budget);
+            return Err(ReadStop::Budget);
         }
         if self.turn == 0 {
-            return Err(Refused::Turn);
+            return Err(ReadStop::Turn);
         }
         self.left -= 1;
         self.turn -= 1;
@@ -92,7 +92,7 @@ impl Work {
     }
 
     /// Time has passed.
-    pub(super) fn refill(&mut self, limits: &Limits, now: Time) {
+    pub(super) fn refill(&mut self, limits: &SessionLimits, now: Time) {
         let rate = u128::from(limits.session_visits_per_second);
         let gained = (now - self.since).as_micros() * rate / MICROS;
         // What is less than one visit adds up.
@@ -104,12 +104,12 @@ impl Work {
     }
 
     /// Whether waiting readers may go on.
-    fn is_enough(&self, limits: &Limits) -> bool {
+    fn is_enough(&self, limits: &SessionLimits) -> bool {
         self.left >= ENOUGH.min(limits.session_visits.max(1))
     }
 
     /// When waiting readers may go on.
-    fn enough_at(&self, limits: &Limits) -> Time {
+    fn enough_at(&self, limits: &SessionLimits) -> Time {
         let missing = ENOUGH.min(limits.session_visits.max(1));
         let missing = u64::from(missing.saturating_sub(self.left));
         let rate = u64::from(limits.session_visits_per_second.max(1));
@@ -118,26 +118,26 @@ impl Work {
     }
 }
 
-impl Session {
+impl SessionMachine {
     /// Another turn of whoever drives this session: readers may make some more visits.
     pub const fn begin_turn(&mut self) {
         self.work.begin_turn();
     }
 
     /// A reader has used up the budget: it waits until there is some again.
-    pub(super) fn starve(&mut self, id: CursorId) -> Read {
+    pub(super) fn starve(&mut self, id: CursorId) -> CursorRead {
         if let Some(cursor) = self.cursors.get_mut(id.0) {
             cursor.starved = true;
             self.starved.push(id);
-            self.emit(Output::Timed);
+            self.emit(SessionOutput::Timed);
         }
-        Read::Pending
+        CursorRead::Pending
     }
 
     /// What the session reads itself goes on with the next turn.
     pub(super) fn pause_leaves(&mut self) {
         self.leaves_paused = true;
-        self.emit(Output::Timed);
+        self.emit(SessionOutput::Timed);
     }
 
     /// When starved readers go on, or what the session reads itself does.

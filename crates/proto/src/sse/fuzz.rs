@@ -2,10 +2,10 @@
 //!
 //! What has to hold: the same events however the bytes come, and none beyond its limits. Built for tests and fuzzing alone.
 
-use super::{Event, Events, Limits, Violation};
+use super::{SseEvent, SseLimits, SseReader, Violation};
 
 /// Small, so that the fuzzer finds long lines.
-const LIMITS: Limits = Limits {
+const LIMITS: SseLimits = SseLimits {
     line_bytes: 512,
     event_bytes: 1_024,
 };
@@ -25,8 +25,8 @@ pub fn events(bytes: &[u8]) {
     }
 }
 
-fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<Event>, Result<(), Violation>) {
-    let mut events = Events::new(LIMITS);
+fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<SseEvent>, Result<(), Violation>) {
+    let mut events = SseReader::new(LIMITS);
     let mut all = Vec::new();
     for piece in pieces {
         events.push(piece);

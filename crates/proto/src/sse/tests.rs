@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::*;
 
 /// The data of all events, and how the stream ended.
-fn read(pieces: &[&[u8]], limits: Limits) -> (Vec<String>, Result<(), Violation>) {
-    let mut events = Events::new(limits);
+fn read(pieces: &[&[u8]], limits: SseLimits) -> (Vec<String>, Result<(), Violation>) {
+    let mut events = SseReader::new(limits);
     let mut all = Vec::new();
     for piece in pieces {
         events.push(piece);
@@ -22,7 +22,7 @@ fn read(pieces: &[&[u8]], limits: Limits) -> (Vec<String>, Result<(), Violation>
 }
 
 fn whole(text: &str) -> (Vec<String>, Result<(), Violation>) {
-    read(&[text.as_bytes()], Limits::default())
+    read(&[text.as_bytes()], SseLimits::default())
 }
 
 /// What real servers send, beside what TR-601 says.
@@ -55,7 +55,7 @@ fn tr_601_events_are_read_as_servers_write_them() {
         assert_eq!(events, expect, "{text:?}");
         assert_eq!(end, Ok(()), "{text:?}");
     }
-    let mut events = Events::default();
+    let mut events = SseReader::default();
     events.push(b"event: done\ndata: x\n\ndata: y\n\n");
     assert_eq!(events.next().unwrap().unwrap().name, "done");
     assert_eq!(
@@ -86,7 +86,7 @@ fn tr_602_an_event_counts_with_its_blank_line_only() {
 
 #[test]
 fn tr_606_lines_and_events_are_bounded() {
-    let limits = Limits {
+    let limits = SseLimits {
         line_bytes: 10,
         event_bytes: 9,
     };
@@ -124,7 +124,7 @@ proptest! {
         cuts.sort_unstable();
         let pieces: Vec<&[u8]> = cuts.windows(2).map(|cut| &bytes[cut[0]..cut[1]]).collect();
         let (events, end) = whole(&text);
-        let split = read(&pieces, Limits::default());
+        let split = read(&pieces, SseLimits::default());
         prop_assert_eq!(&split.0, &events);
         // A CR at the very end may or may not be followed by an LF: both are ends.
         prop_assert_eq!(split.1, end);

@@ -17,22 +17,22 @@ use std::time::Instant;
 
 use clap::Args;
 use futures::StreamExt;
-use sapwood_kernel::{Error, Node, Reason};
+use sapwood_kernel::{ChoiceFinish, Error, Node};
 use sapwood_proto::code::Code;
 use serde_json::{Map, Value};
 
-use super::{Common, PlaceFlags};
-use crate::client::{self, Place, told};
-use crate::failure::{Exit, Failure};
+use super::{Common, TargetFlags};
+use crate::client::{self, ClientTarget, to_cli_error};
+use crate::failure::{CliError, Exit};
 use crate::{output, sampling};
-use command::{Command, HELP};
-use conversation::{Conversation, Turn, said};
-use echo::Quiet;
-use lines::{Line, Lines};
-use pace::Pace;
+use command::{ChatCommand, HELP};
+use conversation::{ChatHistory, ChatTurn, message_node};
+use echo::EchoOff;
+use lines::{InputLine, LineSource};
+use pace::ReadingPace;
 
 #[derive(Debug, Args)]
-pub(super) struct Chat {
+pub(super) struct ChatArgs {
     /// The system message
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
@@ -55,11 +55,11 @@ pub(super) struct Chat {
     #[arg(long)]
     full_speed: bool,
     #[command(flatten)]
-    place: PlaceFlags,
+    server: TargetFlags,
 }
 
 /// How an answer ended.
-enum Ended {
+enum AnswerEnd {
     /// By itself.
     Whole,
     /// By the user.
@@ -68,37 +68,37 @@ enum Ended {
     Full,
     /// The conversation did not even fit before it.
     TooLong,
-    Failed(Failure),
+    Failed(CliError),
 }
 
-impl Chat {
-    pub(super) async fn run(self, common: &Common) -> Result<Exit, Failure> {
-        let config = self.place.begin(common)?;
-        let place = client::open(&config).await?;
-        let mut lines = Lines::open(!self.no_history)?;
-        let ended = Talk::new(&self, &place).run(&mut lines).await;
-        place.close().await;
+impl ChatArgs {
+    pub(super) async fn run(self, common: &Common) -> Result<Exit, CliError> {
+        let config = self.server.begin(common)?;
+        let target = client::open(&config).await?;
+        let mut lines = LineSource::open(!self.no_history)?;
+        let ended = ChatSession::new(&self, &target).run(&mut lines).await;
+        target.close().await;
         ended
     }
 }
 
 /// A chat that goes on.
-struct Talk<'a> {
-    chat: &'a Chat,
-    place: &'a Place,
-    conversation: Conversation,
+struct ChatSession<'a> {
+    chat: &'a ChatArgs,
+    server: &'a ClientTarget,
+    conversation: ChatHistory,
     /// As asked for at last.
     target: Option<String>,
     temperature: Option<f64>,
     exit: Exit,
 }
 
-impl<'a> Talk<'a> {
-    fn new(chat: &'a Chat, place: &'a Place) -> Self {
+impl<'a> ChatSession<'a> {
+    fn new(chat: &'a ChatArgs, target: &'a ClientTarget) -> Self {
         Self {
             chat,
-            place,
-            conversation: Conversation::new(chat.system.clone()),
+            server: target,
+            conversation: ChatHistory::new(chat.system.clone()),
             target: chat.target.clone(),
             temperature: chat.temperature,
             exit: Exit::Ok,
@@ -106,18 +106,18 @@ impl<'a> Talk<'a> {
     }
 
     /// Answers line after line until there are no more.
-    async fn run(mut self, lines: &mut Lines) -> Result<Exit, Failure> {
-        lines.greet(&self.place.greeting(self.target.as_deref()));
+    async fn run(mut self, lines: &mut LineSource) -> Result<Exit, CliError> {
+        lines.greet(&self.server.greeting(self.target.as_deref()));
         loop {
             let line = match lines.next().await? {
-                Line::End => return Ok(self.exit),
-                Line::Interrupted => return Ok(Exit::Interrupted),
-                Line::Text(line) => line,
+                InputLine::End => return Ok(self.exit),
+                InputLine::Interrupted => return Ok(Exit::Interrupted),
+                InputLine::Text(line) => line,
             };
-            match Command::read(&line) {
-                Command::Quit => return Ok(self.exit),
-                Command::Ask(question) => self.ask(question).await?,
-                Command::Retry => match self.conversation.take_back() {
+            match ChatCommand::read(&line) {
+                ChatCommand::Quit => return Ok(self.exit),
+                ChatCommand::Ask(question) => self.ask(question).await?,
+                ChatCommand::Retry => match self.conversation.take_back() {
                     Some(question) => self.ask(&question).await?,
                     None => output::whisper("Nothing has been asked yet."),
                 },
@@ -127,57 +127,58 @@ impl<'a> Talk<'a> {
     }
 
     /// Does what needs no answer.
-    fn settle(&mut self, command: &Command<'_>) {
+    fn settle(&mut self, command: &ChatCommand<'_>) {
         match *command {
-            Command::Help => output::say(HELP),
-            Command::New => {
+            ChatCommand::Help => output::message(HELP),
+            ChatCommand::New => {
                 self.conversation.clear();
                 output::whisper("A new conversation.");
             }
-            Command::System("") => match self.conversation.system() {
-                Some(text) => output::say(text),
+            ChatCommand::System("") => match self.conversation.system() {
+                Some(text) => output::message(text),
                 None => output::whisper("There is no system message."),
             },
-            Command::System(text) => {
+            ChatCommand::System(text) => {
                 self.conversation
                     .set_system(if text == "-" { "" } else { text });
                 output::whisper("The system message is set.");
             }
-            Command::Model(name) => self.choose(name),
-            Command::Temperature(given) => self.heat(given),
-            Command::Save(path) => self.save(path),
-            Command::Unknown(name) => output::say(format!("There is no {name}.\n{HELP}")),
-            Command::Nothing | Command::Ask(_) | Command::Retry | Command::Quit => {}
+            ChatCommand::Model(name) => self.choose(name),
+            ChatCommand::Temperature(given) => self.set_temperature(given),
+            ChatCommand::Save(path) => self.save(path),
+            ChatCommand::Unknown(name) => output::message(format!("There is no {name}.\n{HELP}")),
+            ChatCommand::Nothing | ChatCommand::Ask(_) | ChatCommand::Retry | ChatCommand::Quit => {
+            }
         }
     }
 
     /// Talks to another model from now on.
     fn choose(&mut self, name: &str) {
-        let models = self.place.models();
+        let models = self.server.models();
         if models.iter().any(|model| model == name) {
             self.target = Some(name.to_owned());
-            return output::whisper(self.place.greeting(Some(name)));
+            return output::whisper(self.server.greeting(Some(name)));
         }
         if !name.is_empty() {
-            output::say(format!("There is no model {name}; there are:"));
+            output::message(format!("There is no model {name}; there are:"));
         }
-        let now = self.place.model(self.target.as_deref());
+        let now = self.server.model(self.target.as_deref());
         for model in models {
             let mark = if now.as_ref() == Some(&model) {
                 "*"
             } else {
                 " "
             };
-            output::say(format!("{mark} {model}"));
+            output::message(format!("{mark} {model}"));
         }
     }
 
-    fn heat(&mut self, given: &str) {
+    fn set_temperature(&mut self, given: &str) {
         match (given, given.parse::<f64>()) {
             ("", _) => {}
             ("-", _) => self.temperature = None,
             (_, Ok(value)) if (0.0..=100.0).contains(&value) => self.temperature = Some(value),
-            _ => return output::say("Write a number from 0 to 100, such as /temperature 0.7"),
+            _ => return output::message("Write a number from 0 to 100, such as /temperature 0.7"),
         }
         let config = self.config();
         let temperature = config.get("temperature");
@@ -187,19 +188,19 @@ impl<'a> Talk<'a> {
 
     fn save(&self, path: &str) {
         if path.is_empty() {
-            return output::say("Write /save FILE");
+            return output::message("Write /save FILE");
         }
         let is_json = std::path::Path::new(path)
             .extension()
             .is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
         match std::fs::write(path, self.conversation.written(is_json)) {
             Ok(()) => output::whisper(format!("Written to {path}.")),
-            Err(error) => output::say(format!("cannot write {path}: {error}")),
+            Err(error) => output::message(format!("cannot write {path}: {error}")),
         }
     }
 
     /// Answers a question; one that fails ends nothing but itself.
-    async fn ask(&mut self, question: &str) -> Result<(), Failure> {
+    async fn ask(&mut self, question: &str) -> Result<(), CliError> {
         if let Err(failure) = self.answer(question).await? {
             output::complain(&failure);
             self.exit = Exit::Failure;
@@ -209,44 +210,44 @@ impl<'a> Talk<'a> {
 
     /// Asks until the conversation fits, leaving out the oldest turns. The outer error ends the chat, the inner one
     /// this answer only.
-    async fn answer(&mut self, asked: &str) -> Result<Result<(), Failure>, Failure> {
-        let question = said("USER", asked);
+    async fn answer(&mut self, asked: &str) -> Result<Result<(), CliError>, CliError> {
+        let question = message_node("USER", asked);
         loop {
             let inputs = self.inputs(self.conversation.prompt(&question));
-            let answer = self.place.kernel.node("GENERATE", inputs);
+            let answer = self.server.kernel.node("GENERATE", inputs);
             let mut text = String::new();
             let ended = self.show(&answer, &mut text).await?;
-            let turn = |text: String, answer| Turn {
+            let turn = |text: String, answer| ChatTurn {
                 question: (asked.to_owned(), question.clone()),
                 answer: (text, answer),
             };
             match ended {
-                Ended::Whole => self.conversation.add(turn(text, answer)),
-                Ended::Full => {
+                AnswerEnd::Whole => self.conversation.add(turn(text, answer)),
+                AnswerEnd::Full => {
                     self.conversation.add(turn(text, answer));
-                    if self.conversation.forget_oldest() {
+                    if self.conversation.drop_oldest() {
                         output::whisper(
                             "The context is full: the oldest turn is left out from now on.",
                         );
                     }
                 }
-                Ended::Cancelled => {
+                AnswerEnd::Cancelled => {
                     // Letting go of the node is what cancels; what was said stays part of the conversation.
                     drop(answer);
-                    let answer = said("ASSISTANT", &text);
+                    let answer = message_node("ASSISTANT", &text);
                     self.conversation.add(turn(text, answer));
                     output::whisper("cancelled");
                 }
-                Ended::TooLong if self.conversation.forget_oldest() => {
+                AnswerEnd::TooLong if self.conversation.drop_oldest() => {
                     output::whisper("The context is full: the oldest turn is left out.");
                     continue;
                 }
-                Ended::TooLong => {
+                AnswerEnd::TooLong => {
                     let message =
                         "this question alone is longer than the model's context; ask a shorter one";
-                    return Ok(Err(Failure::new(message)));
+                    return Ok(Err(CliError::new(message)));
                 }
-                Ended::Failed(failure) => return Ok(Err(failure)),
+                AnswerEnd::Failed(failure) => return Ok(Err(failure)),
             }
             return Ok(Ok(()));
         }
@@ -273,20 +274,20 @@ impl<'a> Talk<'a> {
             .into_iter()
             .filter_map(|(name, value)| Some((name.to_owned(), value?)));
         let mut config: Map<String, Value> = given.collect();
-        sampling::fill(&mut config, self.place.recommended(self.target.as_deref()));
+        sampling::fill(&mut config, self.server.recommended(self.target.as_deref()));
         config
     }
 
     /// Writes the answer as it streams, and what it cost.
-    async fn show(&self, answer: &Node, text: &mut String) -> Result<Ended, Failure> {
+    async fn show(&self, answer: &Node, text: &mut String) -> Result<AnswerEnd, CliError> {
         let mut interrupts = client::interrupts()?;
-        let _quiet = Quiet::begin();
+        let _quiet = EchoOff::begin();
         let mut run = answer.run::<String>();
         let asked = Instant::now();
         let slow = !self.chat.full_speed
             && stdout().is_terminal()
-            && self.place.is_demo(self.target.as_deref());
-        let mut pace = Pace::new(slow);
+            && self.server.is_demo(self.target.as_deref());
+        let mut pace = ReadingPace::new(slow);
         // How the stream ended, and when; what came before is still being shown.
         let mut over = None;
         let (ended, took) = loop {
@@ -294,15 +295,15 @@ impl<'a> Talk<'a> {
             tokio::select! {
                 next = run.next(), if over.is_none() => match next {
                     Some(Ok(piece)) => pace.push(piece),
-                    Some(Err(error)) if too_long(&error) => return Ok(Ended::TooLong),
-                    Some(Err(error)) => over = Some((Ended::Failed(told(&error)), asked.elapsed())),
-                    None => over = Some((Ended::Whole, asked.elapsed())),
+                    Some(Err(error)) if too_long(&error) => return Ok(AnswerEnd::TooLong),
+                    Some(Err(error)) => over = Some((AnswerEnd::Failed(to_cli_error(&error)), asked.elapsed())),
+                    None => over = Some((AnswerEnd::Whole, asked.elapsed())),
                 },
                 Some(piece) = pace.next() => {
                     text.push_str(&piece);
                     output::foreign(&piece)?;
                 }
-                _ = interrupts.recv() => break (Ended::Cancelled, asked.elapsed()),
+                _ = interrupts.recv() => break (AnswerEnd::Cancelled, asked.elapsed()),
             }
             if pace.is_empty()
                 && let Some(over) = over.take()
@@ -314,15 +315,18 @@ impl<'a> Talk<'a> {
             output::data("\n")?;
         }
         let meta = run.meta();
-        if !matches!(ended, Ended::Whole) {
+        if !matches!(ended, AnswerEnd::Whole) {
             return Ok(ended);
         }
         output::whisper(cost(meta.usage, took));
-        let cut = meta.finish.values().any(|reason| *reason == Reason::Length);
+        let cut = meta
+            .finish
+            .values()
+            .any(|reason| *reason == ChoiceFinish::Length);
         Ok(if cut && self.chat.max_tokens.is_none() {
-            Ended::Full
+            AnswerEnd::Full
         } else {
-            Ended::Whole
+            AnswerEnd::Whole
         })
     }
 }
@@ -330,7 +334,7 @@ impl<'a> Talk<'a> {
 /// Tokens, how long they took from the question to the end, and how much of the prompt did not have to be computed again.
 /// Short answers come in one burst, so a rate from their first token to their last says nothing.
 #[expect(clippy::cast_precision_loss, reason = "exact below 2^53 tokens")]
-fn cost(usage: sapwood_kernel::Usage, took: std::time::Duration) -> String {
+fn cost(usage: sapwood_kernel::RunUsage, took: std::time::Duration) -> String {
     let seconds = took.as_secs_f64();
     let tokens = usage.completion_tokens;
     let rate = tokens as f64 / seconds.max(f64::EPSILON);

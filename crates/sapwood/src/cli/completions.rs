@@ -3,7 +3,7 @@
 use clap::Args;
 use clap_complete::Shell;
 
-use crate::failure::{Exit, Failure};
+use crate::failure::{CliError, Exit};
 use crate::output;
 
 #[derive(Debug, Args)]
@@ -13,7 +13,7 @@ pub(super) struct Completions {
 }
 
 impl Completions {
-    pub(super) fn run(&self, tree: &mut clap::Command) -> Result<Exit, Failure> {
+    pub(super) fn run(&self, tree: &mut clap::Command) -> Result<Exit, CliError> {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, tree, "sapwood", &mut script);
         output::data(script)?;

@@ -4,41 +4,41 @@ use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
 use super::serve::load_tls;
-use super::{Common, PlaceFlags};
+use super::{Common, TargetFlags};
 use crate::config::keys;
 use crate::config::layers::{Flags, Layers};
-use crate::failure::{Exit, Failure};
-use crate::output::{self, Style};
+use crate::failure::{CliError, Exit};
+use crate::output::{self, TextStyle};
 
 #[derive(Debug, Args)]
-pub(super) struct Command {
+pub(super) struct ConfigCommand {
     #[command(subcommand)]
-    command: Sub,
+    command: ConfigSubcommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Sub {
+enum ConfigSubcommand {
     /// Print every value and where it came from; secrets are masked
     Show {
         /// Print JSON
         #[arg(long)]
         json: bool,
         #[command(flatten)]
-        place: PlaceFlags,
+        target: TargetFlags,
     },
     /// Exit 0 if the configuration is sound, 2 if not
     Check,
 }
 
-impl Command {
-    pub(super) fn run(&self, common: &Common) -> Result<Exit, Failure> {
+impl ConfigCommand {
+    pub(super) fn run(&self, common: &Common) -> Result<Exit, CliError> {
         match &self.command {
-            Sub::Show { json, place } => {
+            ConfigSubcommand::Show { json, target } => {
                 let mut flags = Flags::default();
-                place.set(&mut flags)?;
+                target.set(&mut flags)?;
                 show(&common.layers(flags)?, *json)
             }
-            Sub::Check => {
+            ConfigSubcommand::Check => {
                 let layers = common.layers(Flags::default())?;
                 let config = layers.config()?;
                 warn_of_strangers(&layers);
@@ -46,7 +46,7 @@ impl Command {
                 load_tls(&config)?;
                 config.trace.collector()?;
                 config.references.clients()?;
-                output::say("The configuration is sound.");
+                output::message("The configuration is sound.");
                 Ok(Exit::Ok)
             }
         }
@@ -55,18 +55,18 @@ impl Command {
 
 fn warn_of_strangers(layers: &Layers) {
     for stranger in layers.strangers() {
-        output::say(format!(
+        output::message(format!(
             "{} {stranger}",
-            output::paint(Style::Yellow, "warning:")
+            output::paint(TextStyle::Yellow, "warning:")
         ));
     }
 }
 
-fn show(layers: &Layers, as_json: bool) -> Result<Exit, Failure> {
+fn show(layers: &Layers, as_json: bool) -> Result<Exit, CliError> {
     let config = layers.config()?;
     warn_of_strangers(layers);
     let mut leaves = Vec::new();
-    let tree = serde_json::to_value(&config).map_err(|error| Failure::new(error.to_string()))?;
+    let tree = serde_json::to_value(&config).map_err(|error| CliError::new(error.to_string()))?;
     flatten("", tree, &mut leaves);
     let rows = leaves.into_iter().map(|(key, value)| {
         let origin = layers.origin(&key);

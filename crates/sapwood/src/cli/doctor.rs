@@ -6,18 +6,18 @@ use std::path::Path;
 use clap::Args;
 use serde::Serialize;
 
-use super::{Common, PlaceFlags};
+use super::{Common, TargetFlags};
 use crate::config::keys;
 use crate::config::layers::Flags;
-use crate::config::ports::Port;
-use crate::config::{Backend, Config};
-use crate::failure::{Exit, Failure};
-use crate::output::{self, Style, paint};
+use crate::config::ports::ConfiguredPort;
+use crate::config::{BackendConfig, Config};
+use crate::failure::{CliError, Exit};
+use crate::output::{self, TextStyle, paint};
 use sapwood_proto::secret::SecretUrl;
-use sapwood_server::descriptors::{Descriptors, RESERVE};
+use sapwood_server::descriptors::{DescriptorCheck, RESERVE};
 
 #[derive(Debug, Args)]
-pub(super) struct Doctor {
+pub(super) struct DoctorCommand {
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -25,7 +25,7 @@ pub(super) struct Doctor {
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
     #[command(flatten)]
-    place: PlaceFlags,
+    target: TargetFlags,
 }
 
 /// How one check came out.
@@ -39,14 +39,14 @@ enum Verdict {
 
 /// One check: what was looked at, what was found, what to do.
 #[derive(Debug, Serialize)]
-struct Finding {
+struct CheckResult {
     check: &'static str,
     verdict: Verdict,
     found: String,
     hint: Option<String>,
 }
 
-impl Finding {
+impl CheckResult {
     fn new(check: &'static str, verdict: Verdict, found: impl Into<String>, hint: &str) -> Self {
         let hint = (verdict != Verdict::Ok).then(|| hint.to_owned());
         Self {
@@ -58,16 +58,16 @@ impl Finding {
     }
 }
 
-impl Doctor {
-    pub(super) fn run(&self, common: &Common) -> Result<Exit, Failure> {
+impl DoctorCommand {
+    pub(super) fn run(&self, common: &Common) -> Result<Exit, CliError> {
         let mut flags = Flags::default();
         flags.set("listen", "--listen", self.listen.clone());
-        self.place.set(&mut flags)?;
+        self.target.set(&mut flags)?;
         let findings = match common.config(flags) {
             Ok(config) => examine(&config),
             Err(failure) => {
                 let hint = "correct it, then look again: without it nothing else can be looked at";
-                vec![Finding::new(
+                vec![CheckResult::new(
                     "configuration",
                     Verdict::Fail,
                     failure.message,
@@ -87,11 +87,11 @@ impl Doctor {
     }
 }
 
-fn line(finding: &Finding) -> String {
+fn line(finding: &CheckResult) -> String {
     let mark = match finding.verdict {
-        Verdict::Ok => paint(Style::Green, "ok  "),
-        Verdict::Warn => paint(Style::Yellow, "warn"),
-        Verdict::Fail => paint(Style::Red, "FAIL"),
+        Verdict::Ok => paint(TextStyle::Green, "ok  "),
+        Verdict::Warn => paint(TextStyle::Yellow, "warn"),
+        Verdict::Fail => paint(TextStyle::Red, "FAIL"),
     };
     let hint = finding
         .hint
@@ -105,7 +105,7 @@ fn line(finding: &Finding) -> String {
     )
 }
 
-fn examine(config: &Config) -> Vec<Finding> {
+fn examine(config: &Config) -> Vec<CheckResult> {
     let mut findings = vec![configuration(config), cpu(), memory(), descriptors(config)];
     findings.push(port(&config.common_port()));
     findings.extend(config.own_ports().iter().map(port));
@@ -127,13 +127,13 @@ fn examine(config: &Config) -> Vec<Finding> {
     findings
 }
 
-fn configuration(config: &Config) -> Finding {
+fn configuration(config: &Config) -> CheckResult {
     match keys::load(&config.auth) {
         Ok(keys) => {
             let found = format!("sound; {} API keys", keys.len());
-            Finding::new("configuration", Verdict::Ok, found, "")
+            CheckResult::new("configuration", Verdict::Ok, found, "")
         }
-        Err(failure) => Finding::new(
+        Err(failure) => CheckResult::new(
             "configuration",
             Verdict::Fail,
             failure.message,
@@ -143,15 +143,15 @@ fn configuration(config: &Config) -> Finding {
 }
 
 /// llama.cpp is built for AVX2 on this architecture; without it the process would die of an illegal instruction.
-fn cpu() -> Finding {
+fn cpu() -> CheckResult {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let found = format!("{} with {cores} cores", std::env::consts::ARCH);
     let missing = missing_cpu_features();
     if missing.is_empty() {
-        return Finding::new("cpu", Verdict::Ok, found, "");
+        return CheckResult::new("cpu", Verdict::Ok, found, "");
     }
     let hint = "build on this machine with GGML_NATIVE=ON, or use another machine";
-    Finding::new(
+    CheckResult::new(
         "cpu",
         Verdict::Fail,
         format!("{found}; lacks {}", missing.join(", ")),
@@ -179,7 +179,7 @@ fn missing_cpu_features() -> Vec<&'static str> {
     Vec::new()
 }
 
-fn memory() -> Finding {
+fn memory() -> CheckResult {
     let info = rustix::system::sysinfo();
     let unit = u64::from(info.mem_unit);
     let total = info.totalram.saturating_mul(unit) >> 20;
@@ -190,7 +190,7 @@ fn memory() -> Finding {
         Verdict::Ok
     };
     let found = format!("{free} MiB available of {total} MiB");
-    Finding::new(
+    CheckResult::new(
         "memory",
         verdict,
         found,
@@ -207,8 +207,8 @@ fn free_mebibytes() -> Option<u64> {
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? >> 10)
 }
 
-fn descriptors(config: &Config) -> Finding {
-    let Descriptors { soft, hard } = Descriptors::read();
+fn descriptors(config: &Config) -> CheckResult {
+    let DescriptorCheck { soft, hard } = DescriptorCheck::read();
     let needed = config.limits.connections as u64 + RESERVE;
     let enough = hard.is_none_or(|hard| hard >= needed);
     let show =
@@ -220,45 +220,45 @@ fn descriptors(config: &Config) -> Finding {
     );
     let verdict = if enough { Verdict::Ok } else { Verdict::Warn };
     let hint = "raise the hard limit (ulimit -Hn, LimitNOFILE=) or lower limits.connections";
-    Finding::new("file descriptors", verdict, found, hint)
+    CheckResult::new("file descriptors", verdict, found, hint)
 }
 
-fn port(Port { address, flag, .. }: &Port) -> Finding {
+fn port(ConfiguredPort { address, flag, .. }: &ConfiguredPort) -> CheckResult {
     match TcpListener::bind(address.as_str()) {
-        Ok(_) => Finding::new("port", Verdict::Ok, format!("{address} is free"), ""),
+        Ok(_) => CheckResult::new("port", Verdict::Ok, format!("{address} is free"), ""),
         Err(error) => {
             let hint = format!(
                 "a server may be running there already; otherwise choose another with {flag}"
             );
-            Finding::new("port", Verdict::Warn, format!("{address}: {error}"), &hint)
+            CheckResult::new("port", Verdict::Warn, format!("{address}: {error}"), &hint)
         }
     }
 }
 
-fn file(path: &Path) -> Finding {
+fn file(path: &Path) -> CheckResult {
     let shown = path.display();
     match crate::models::is_gguf(path) {
         Ok(()) => {
             let found = format!("{shown} is a GGUF file");
-            Finding::new("model file", Verdict::Ok, found, "")
+            CheckResult::new("model file", Verdict::Ok, found, "")
         }
         Err(why) => {
             let hint = "check the path and its permissions; a model in another format has to be converted to GGUF";
-            Finding::new("model file", Verdict::Fail, format!("{shown}: {why}"), hint)
+            CheckResult::new("model file", Verdict::Fail, format!("{shown}: {why}"), hint)
         }
     }
 }
 
-fn models(config: &Config) -> Finding {
+fn models(config: &Config) -> CheckResult {
     let embedded = cfg!(feature = "embedded");
     let wanted = config
         .models
         .iter()
-        .any(|model| model.backend == Backend::Embedded);
+        .any(|model| model.backend == BackendConfig::Embedded);
     if wanted && !embedded {
         let hint = "build with `cargo xtask serve`, or with --features cli,embedded";
         let found = "this binary was built without the embedded engine";
-        return Finding::new("models", Verdict::Fail, found, hint);
+        return CheckResult::new("models", Verdict::Fail, found, hint);
     }
     let names: Vec<_> = config
         .models
@@ -267,18 +267,18 @@ fn models(config: &Config) -> Finding {
         .collect();
     if names.is_empty() && !cfg!(feature = "demo-model") {
         let hint = "name one with --model PATH.gguf, or build with the feature demo-model";
-        return Finding::new("models", Verdict::Warn, "none configured", hint);
+        return CheckResult::new("models", Verdict::Warn, "none configured", hint);
     }
     let found = if names.is_empty() {
         "the demo model".into()
     } else {
         names.join(", ")
     };
-    Finding::new("models", Verdict::Ok, found, "")
+    CheckResult::new("models", Verdict::Ok, found, "")
 }
 
 /// Only whether something listens there: what it is shows `sapwood models --server URL`.
-fn server(url: &SecretUrl) -> Finding {
+fn server(url: &SecretUrl) -> CheckResult {
     let whole = url.expose();
     let rest = whole.split_once("://").map_or(whole, |(_, rest)| rest);
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
@@ -289,10 +289,10 @@ fn server(url: &SecretUrl) -> Finding {
         Err(error) => Err(error),
     };
     match answer {
-        Ok(_) => Finding::new("server", Verdict::Ok, format!("{url} answers"), ""),
+        Ok(_) => CheckResult::new("server", Verdict::Ok, format!("{url} answers"), ""),
         Err(error) => {
             let hint = "start it with `sapwood serve`, or correct --server";
-            Finding::new("server", Verdict::Fail, format!("{url}: {error}"), hint)
+            CheckResult::new("server", Verdict::Fail, format!("{url}: {error}"), hint)
         }
     }
 }

@@ -3,17 +3,17 @@
 use clap::{Args, Subcommand};
 
 use crate::config::keys;
-use crate::failure::{Exit, Failure};
+use crate::failure::{CliError, Exit};
 use crate::output;
 
 #[derive(Debug, Args)]
-pub(super) struct Command {
+pub(super) struct KeyCommand {
     #[command(subcommand)]
-    command: Sub,
+    command: KeySubcommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Sub {
+enum KeySubcommand {
     /// Make a key: its entry for the key file goes to standard output, the secret to standard error, once
     New {
         /// Under which name its use is logged
@@ -29,12 +29,12 @@ enum Sub {
     },
 }
 
-impl Command {
-    pub(super) fn run(&self) -> Result<Exit, Failure> {
-        let Sub::New { name, scopes } = &self.command;
+impl KeyCommand {
+    pub(super) fn run(&self) -> Result<Exit, CliError> {
+        let KeySubcommand::New { name, scopes } = &self.command;
         let (secret, entry) = keys::new(name, scopes)?;
         output::data(entry)?;
-        output::say(format!("The key, shown this once: {secret}"));
+        output::message(format!("The key, shown this once: {secret}"));
         Ok(Exit::Ok)
     }
 }

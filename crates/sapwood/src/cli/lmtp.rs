@@ -7,10 +7,10 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use sapwood_net::lmtp::{Address, Bridged, Options, bridge};
-use sapwood_proto::lmtp::Fault;
+use sapwood_net::lmtp::{BridgeEnd, ConnectOptions, PeerAddress, bridge};
+use sapwood_proto::lmtp::LmtpError;
 use sapwood_proto::secret::SecretUrl;
-use sapwood_server::lmtp::{Ended, Lmtp as Spoken};
+use sapwood_server::lmtp::{LinesEnd, LmtpService};
 use sapwood_server::{Server, drain};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -18,12 +18,12 @@ use super::{Common, ModelFlags, log_filter};
 use crate::client::warn_of_plain_text;
 use crate::config::Config;
 use crate::config::layers::Flags;
-use crate::failure::{Exit, Failure};
+use crate::failure::{CliError, Exit};
 use crate::logs::Logs;
 use crate::{models, serving};
 
 #[derive(Debug, Args)]
-pub(super) struct Lmtp {
+pub(super) struct LmtpCommand {
     /// Speak to a server elsewhere in place of models here: HOST:PORT, ws://HOST:PORT/lmtp, wss://.., unix:PATH
     #[arg(long, value_name = "URL")]
     connect: Option<SecretUrl>,
@@ -43,14 +43,14 @@ enum OnEof {
     Cancel,
 }
 
-impl Lmtp {
-    pub(super) async fn run(self, common: &Common) -> Result<Exit, Failure> {
+impl LmtpCommand {
+    pub(super) async fn run(self, common: &Common) -> Result<Exit, CliError> {
         let mut flags = Flags::default();
         self.models.set(&mut flags)?;
         let layers = common.layers(flags)?;
         let config = layers.config()?;
         Logs::serve(log_filter(&config, common.log.as_deref()))?;
-        layers.tell_strangers();
+        layers.warn_unknown_keys();
         if let Some(url) = &self.connect {
             return self.bridge(&config, url).await;
         }
@@ -66,12 +66,12 @@ impl Lmtp {
         };
         let builder = Server::builder(settings, Vec::new());
         let shared = builder
-            .map_err(|error| Failure::new(error.to_string()))?
+            .map_err(|error| CliError::new(error.to_string()))?
             .shared()
             .clone();
         let kernel = serving::kernel(&config, &planned)?;
         serving::load(&kernel, planned, |_, _, _| {}).await?;
-        let lmtp = Spoken::new(
+        let lmtp = LmtpService::new(
             shared.clone(),
             kernel,
             config
@@ -79,30 +79,31 @@ impl Lmtp {
                 .face(config.default_model.clone(), &config.limits),
         );
         let mut terminate = signal(SignalKind::terminate())
-            .map_err(|error| Failure::new(format!("cannot watch signals: {error}")))?;
+            .map_err(|error| CliError::new(format!("cannot watch signals: {error}")))?;
         let cancel = self.on_eof == OnEof::Cancel;
-        let spoken = lmtp.speak(tokio::io::stdin(), tokio::io::stdout(), cancel);
-        tokio::pin!(spoken);
+        let serving = lmtp.serve_connection(tokio::io::stdin(), tokio::io::stdout(), cancel);
+        tokio::pin!(serving);
         // Waiting for a signal may be cancelled; the conversation is only ever put aside.
         let ended = tokio::select! {
-            ended = &mut spoken => ended,
+            ended = &mut serving => ended,
             _ = terminate.recv() => {
-                let (ended, outcome) = futures::join!(spoken, shared.drain.run());
-                if outcome.cut > 0 { Ended::Cut } else { ended }
+                let (ended, outcome) = futures::join!(serving, shared.drain.run());
+                if outcome.cut > 0 { LinesEnd::Cut } else { ended }
             }
         };
         Ok(match ended {
-            Ended::Finished => Exit::Ok,
-            Ended::Cut => Exit::Cut,
+            LinesEnd::Finished => Exit::Ok,
+            LinesEnd::Cut => Exit::Cut,
         })
     }
 }
 
-impl Lmtp {
+impl LmtpCommand {
     /// Lines here, a server there.
-    async fn bridge(&self, config: &Config, url: &SecretUrl) -> Result<Exit, Failure> {
-        let wrong = |fault: Fault| Failure::usage(format!("--connect {url}: {}", fault.message));
-        let mut address = Address::parse(url.expose()).map_err(wrong)?;
+    async fn bridge(&self, config: &Config, url: &SecretUrl) -> Result<Exit, CliError> {
+        let wrong =
+            |error: LmtpError| CliError::usage(format!("--connect {url}: {}", error.message));
+        let mut address = PeerAddress::parse(url.expose()).map_err(wrong)?;
         let access = config.client.access()?;
         if let Some(key) = access.key.filter(|_| !address.has_own_key()) {
             address = address.with_key(key);
@@ -115,13 +116,13 @@ impl Lmtp {
         }
         let (input, output) = (tokio::io::stdin(), tokio::io::stdout());
         let cancel = self.on_eof == OnEof::Cancel;
-        let ended = bridge(&address, &Options::default(), input, output, cancel).await;
+        let ended = bridge(&address, &ConnectOptions::default(), input, output, cancel).await;
         match ended {
-            Ok(Bridged::Finished) => Ok(Exit::Ok),
-            Ok(Bridged::Cut) => Ok(Exit::Cut),
-            Err(fault) => {
-                let what = format!("--connect {url}: {}", fault.message);
-                Err(Failure::exit(Exit::Unreachable, what))
+            Ok(BridgeEnd::Finished) => Ok(Exit::Ok),
+            Ok(BridgeEnd::Cut) => Ok(Exit::Cut),
+            Err(error) => {
+                let what = format!("--connect {url}: {}", error.message);
+                Err(CliError::exit(Exit::Unreachable, what))
             }
         }
     }

@@ -6,17 +6,17 @@ use clap::{Args, Subcommand};
 use sapwood_engine::scripted::Scripted;
 
 use crate::config::layers::{Flags, Layers};
-use crate::failure::{Exit, Failure};
+use crate::failure::{CliError, Exit};
 use crate::{models, output};
 
 #[derive(Debug, Args)]
-pub(super) struct Command {
+pub(super) struct MockCommand {
     #[command(subcommand)]
-    act: Act,
+    act: MockAction,
 }
 
 #[derive(Debug, Subcommand)]
-enum Act {
+enum MockAction {
     /// Read a configuration file and print the models it makes; exit code 2 if it makes none
     Check {
         /// The file
@@ -24,9 +24,9 @@ enum Act {
     },
 }
 
-impl Command {
-    pub(super) fn run(self) -> Result<Exit, Failure> {
-        let Act::Check { file } = self.act;
+impl MockCommand {
+    pub(super) fn run(self) -> Result<Exit, CliError> {
+        let MockAction::Check { file } = self.act;
         let config = Layers::read(Some(&file), Flags::default())?.config()?;
         let mut text = String::new();
         for model in &config.models {
@@ -36,7 +36,7 @@ impl Command {
             };
             let named = script.script.name();
             Scripted::new(script)
-                .map_err(|why| Failure::usage(format!("models `{}`: {why}", model.name)))?;
+                .map_err(|why| CliError::usage(format!("models `{}`: {why}", model.name)))?;
             let signature = model.signature()?;
             let names = |list: Vec<&String>| {
                 let names: Vec<&str> = list.into_iter().map(String::as_str).collect();

@@ -4,31 +4,31 @@ use clap::Args;
 use sapwood_kernel::Spec;
 use serde_json::json;
 
-use super::{Common, PlaceFlags};
-use crate::client::{self, Place};
-use crate::failure::{Exit, Failure};
+use super::{Common, TargetFlags};
+use crate::client::{self, ClientTarget};
+use crate::failure::{CliError, Exit};
 use crate::output;
 
 #[derive(Debug, Args)]
-pub(super) struct Models {
+pub(super) struct ModelsCommand {
     /// Print JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    place: PlaceFlags,
+    target: TargetFlags,
 }
 
-impl Models {
-    pub(super) async fn run(self, common: &Common) -> Result<Exit, Failure> {
-        let config = self.place.begin(common)?;
-        let place = client::look(&config).await?;
-        let ended = self.list(&place);
-        place.close().await;
+impl ModelsCommand {
+    pub(super) async fn run(self, common: &Common) -> Result<Exit, CliError> {
+        let config = self.target.begin(common)?;
+        let target = client::look(&config).await?;
+        let ended = self.list(&target);
+        target.close().await;
         ended
     }
 
-    fn list(&self, place: &Place) -> Result<Exit, Failure> {
-        let specs = place.kernel.specs();
+    fn list(&self, target: &ClientTarget) -> Result<Exit, CliError> {
+        let specs = target.kernel.specs();
         let (models, functions): (Vec<_>, Vec<_>) = specs.iter().partition(|spec| spec.model);
         if self.json {
             output::json(&json!({
@@ -37,11 +37,11 @@ impl Models {
             }))?;
             return Ok(Exit::Ok);
         }
-        let place = match &place.url {
+        let target = match &target.url {
             Some(url) => format!("At {url}:"),
             None => "In this process:".to_owned(),
         };
-        output::whisper(place);
+        output::whisper(target);
         let models = models
             .iter()
             .map(|spec| format!("model     {}\n", spec.name));

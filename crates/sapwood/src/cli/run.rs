@@ -10,14 +10,14 @@ use sapwood_kernel::{Chunk, Kernel, Mime, Node, Port};
 use serde_json::{Map, json};
 use tokio::io::AsyncReadExt;
 
-use super::{Common, PlaceFlags};
-use crate::client::{self, Place, told};
-use crate::failure::{Exit, Failure};
-use crate::plain::Pieces;
+use super::{Common, TargetFlags};
+use crate::client::{self, ClientTarget, to_cli_error};
+use crate::failure::{CliError, Exit};
+use crate::plain::PrintableBytes;
 use crate::{output, sampling};
 
 #[derive(Debug, Args)]
-pub(super) struct Run {
+pub(super) struct RunArgs {
     /// The function, as `sapwood models` and LIST_ACTIONS name it
     name: String,
     /// An input: NAME=TEXT, NAME=@FILE, or NAME=- for standard input; may be repeated
@@ -36,12 +36,12 @@ pub(super) struct Run {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    place: PlaceFlags,
+    server: TargetFlags,
 }
 
-impl Run {
-    pub(super) async fn run(self, common: &Common) -> Result<Exit, Failure> {
-        let config = self.place.begin(common)?;
+impl RunArgs {
+    pub(super) async fn run(self, common: &Common) -> Result<Exit, CliError> {
+        let config = self.server.begin(common)?;
         let mut inputs = self
             .input
             .iter()
@@ -49,9 +49,11 @@ impl Run {
             .collect::<Result<Vec<_>, _>>()?;
         if let Some(target) = &self.target {
             if inputs.iter().any(|(name, _)| name == TARGET) {
-                return Err(Failure::usage("--target: the inputs name a target already"));
+                return Err(CliError::usage(
+                    "--target: the inputs name a target already",
+                ));
             }
-            inputs.push((TARGET.to_owned(), Given::Text(target.clone())));
+            inputs.push((TARGET.to_owned(), GivenInput::Text(target.clone())));
         }
         let place = client::open(&config).await?;
         let inputs = self.sampled(&place, inputs);
@@ -62,8 +64,12 @@ impl Run {
 
     /// The inputs, with how to sample where the user says nothing of it (D-53): in calls of GENERATE and of models, unless their
     /// config comes from where it cannot be looked at.
-    fn sampled(&self, place: &Place, mut inputs: Vec<(String, Given)>) -> Vec<(String, Node)> {
-        let text = |inputs: &[(String, Given)], wanted: &str| {
+    fn sampled(
+        &self,
+        place: &ClientTarget,
+        mut inputs: Vec<(String, GivenInput)>,
+    ) -> Vec<(String, Node)> {
+        let text = |inputs: &[(String, GivenInput)], wanted: &str| {
             let given = inputs.iter().find(|(name, _)| name == wanted);
             given.map(|(_, given)| given.text().map(str::to_owned))
         };
@@ -81,23 +87,27 @@ impl Run {
             sampling::fill(&mut config, place.recommended(model.as_deref()));
             inputs.retain(|(name, _)| name != CONFIG);
             let config = serde_json::Value::Object(config);
-            inputs.push((CONFIG.to_owned(), Given::Node(Node::from(config))));
+            inputs.push((CONFIG.to_owned(), GivenInput::Node(Node::from(config))));
         }
-        let node = |(name, given): (String, Given)| (name, given.into_node());
+        let node = |(name, given): (String, GivenInput)| (name, given.into_node());
         inputs.into_iter().map(node).collect()
     }
 
     /// Calls and writes. Returning drops the run, which is what cancels it.
-    async fn call(&self, place: &Place, inputs: Vec<(String, Node)>) -> Result<Exit, Failure> {
+    async fn call(
+        &self,
+        target: &ClientTarget,
+        inputs: Vec<(String, Node)>,
+    ) -> Result<Exit, CliError> {
         let mut sink = Sink::open(self.output.as_deref())?;
-        let port = self.port(&place.kernel)?;
+        let port = self.port(&target.kernel)?;
         let mut interrupts = client::interrupts()?;
-        let mut run = place.kernel.run::<Chunk>(&self.name, inputs).port(port);
+        let mut run = target.kernel.run::<Chunk>(&self.name, inputs).port(port);
         loop {
             // Both may be cancelled: an interrupt ends everything, and a piece that was not taken is not lost.
             let next = tokio::select! {
                 next = run.next() => next,
-                _ = interrupts.recv() => return Err(Failure::exit(Exit::Interrupted, "cancelled")),
+                _ = interrupts.recv() => return Err(CliError::exit(Exit::Interrupted, "cancelled")),
             };
             match next {
                 // It carries what the totals will say, and no data.
@@ -106,7 +116,7 @@ impl Run {
                 // Further choices would be mixed into the first; `--json` keeps them apart.
                 Some(Ok(chunk)) if chunk.choice == 0 => sink.write(&chunk.data)?,
                 Some(Ok(_)) => {}
-                Some(Err(error)) => return Err(told(&error)),
+                Some(Err(error)) => return Err(to_cli_error(&error)),
                 None => break,
             }
         }
@@ -128,13 +138,15 @@ impl Run {
     }
 }
 
-impl Run {
+impl RunArgs {
     /// The port that `--port` means: users know the names on the wire.
-    fn port(&self, kernel: &Kernel) -> Result<Port, Failure> {
+    fn port(&self, kernel: &Kernel) -> Result<Port, CliError> {
         let Some(asked) = &self.port else {
             return Ok(Port::MAIN);
         };
-        let function = kernel.get(&self.name).map_err(|error| told(&error))?;
+        let function = kernel
+            .get(&self.name)
+            .map_err(|error| to_cli_error(&error))?;
         let spec = function.spec();
         let found = spec.output_on_wire(asked).or_else(|| spec.output(asked));
         found.map(|output| output.port.clone()).ok_or_else(|| {
@@ -143,7 +155,7 @@ impl Run {
                 .iter()
                 .map(|output| output.wire.as_str())
                 .collect();
-            Failure::usage(format!(
+            CliError::usage(format!(
                 "--port {asked}: {} gives {}",
                 self.name,
                 known.join(", ")
@@ -162,14 +174,14 @@ fn piece(chunk: &Chunk) -> serde_json::Value {
 }
 
 /// An input, as far as it can be looked at.
-enum Given {
+enum GivenInput {
     Text(String),
     /// The text of a `.json` file.
     Json(String),
     Node(Node),
 }
 
-impl Given {
+impl GivenInput {
     fn text(&self) -> Option<&str> {
         match self {
             Self::Text(text) | Self::Json(text) => Some(text),
@@ -186,28 +198,28 @@ impl Given {
     }
 }
 
-fn input(given: &str) -> Result<(String, Given), Failure> {
+fn input(given: &str) -> Result<(String, GivenInput), CliError> {
     let Some((name, value)) = given.split_once('=') else {
-        return Err(Failure::usage(format!(
+        return Err(CliError::usage(format!(
             "--input {given}: write NAME=TEXT, NAME=@FILE or NAME=-"
         )));
     };
     let node = match value.strip_prefix('@') {
         Some(path) => file(path)?,
-        None if value == "-" => Given::Node(standard_input()),
-        None => Given::Text(value.to_owned()),
+        None if value == "-" => GivenInput::Node(standard_input()),
+        None => GivenInput::Text(value.to_owned()),
     };
     Ok((name.to_owned(), node))
 }
 
-fn file(path: &str) -> Result<Given, Failure> {
+fn file(path: &str) -> Result<GivenInput, CliError> {
     let bytes = std::fs::read(path)
-        .map_err(|error| Failure::usage(format!("--input: cannot read {path}: {error}")))?;
+        .map_err(|error| CliError::usage(format!("--input: cannot read {path}: {error}")))?;
     let json = path.ends_with(".json");
     Ok(match String::from_utf8(bytes) {
-        Ok(text) if json => Given::Json(text),
-        Ok(text) => Given::Text(text),
-        Err(error) => Given::Node(Node::from(Chunk::bytes(error.into_bytes()))),
+        Ok(text) if json => GivenInput::Json(text),
+        Ok(text) => GivenInput::Text(text),
+        Err(error) => GivenInput::Node(Node::from(Chunk::bytes(error.into_bytes()))),
     })
 }
 
@@ -236,25 +248,27 @@ enum Sink {
     /// On a terminal, what others wrote is shown and not obeyed.
     Standard {
         newline: bool,
-        pieces: Option<Pieces>,
+        pieces: Option<PrintableBytes>,
     },
     File(File),
 }
 
 impl Sink {
-    fn open(path: Option<&std::path::Path>) -> Result<Self, Failure> {
+    fn open(path: Option<&std::path::Path>) -> Result<Self, CliError> {
         let Some(path) = path else {
             return Ok(Self::Standard {
                 newline: true,
-                pieces: std::io::stdout().is_terminal().then(Pieces::default),
+                pieces: std::io::stdout()
+                    .is_terminal()
+                    .then(PrintableBytes::default),
             });
         };
         let file = File::create(path)
-            .map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))?;
+            .map_err(|error| CliError::new(format!("cannot write {}: {error}", path.display())))?;
         Ok(Self::File(file))
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), CliError> {
         match self {
             Self::Standard { newline, pieces } => {
                 *newline = bytes.last().map_or(*newline, |last| *last == b'\n');
@@ -267,12 +281,12 @@ impl Sink {
         }
     }
 
-    fn line(&mut self, value: &serde_json::Value) -> Result<(), Failure> {
+    fn line(&mut self, value: &serde_json::Value) -> Result<(), CliError> {
         self.write(format!("{value}\n").as_bytes())
     }
 
     /// A terminal's next prompt belongs on a line of its own; files and pipes get the bytes alone.
-    fn end(self) -> Result<(), Failure> {
+    fn end(self) -> Result<(), CliError> {
         match self {
             Self::Standard { newline: false, .. } if std::io::stdout().is_terminal() => {
                 output::data("\n")

@@ -9,40 +9,41 @@ use std::sync::Arc;
 
 use clap::Args;
 use sapwood_kernel::Kernel;
-use sapwood_net::references::References;
-use sapwood_proto::evergreen::Limits;
+use sapwood_net::references::ReferenceResolver;
+use sapwood_proto::evergreen::SessionLimits;
 use sapwood_proto::secret::{Secret, SecretUrl};
-use sapwood_server::allowance::Charging;
-use sapwood_server::auth::Key;
-use sapwood_server::counting::Counting;
-use sapwood_server::descriptors::{Descriptors, LEAST};
-use sapwood_server::generate::Explicit;
-use sapwood_server::lmtp::Lmtp;
-use sapwood_server::purpose::Purpose;
-use sapwood_server::socket::Socket;
+use sapwood_server::auth::ApiKey;
+use sapwood_server::call_metrics::CallMetricsLayer;
+use sapwood_server::descriptors::{DescriptorCheck, LEAST};
+use sapwood_server::generate::ExplicitRepository;
+use sapwood_server::lmtp::LmtpService;
+use sapwood_server::metrics::FaceLabel;
+use sapwood_server::port_purpose::PortPurpose;
+use sapwood_server::rate_limit::AllowanceLayer;
+use sapwood_server::socket::ListeningSocket;
 use sapwood_server::tls::Tls;
 use sapwood_server::{
-    Face, Server, Shared, body_budget, drain, evergreen, generate, listener, metrics, origin,
-    patience,
+    Face, Server, ServerContext, body_budget, drain, evergreen, generate, listener, origin,
+    timeouts,
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 
 use super::{Common, ModelFlags};
-use crate::config::generate::Control;
+use crate::config::generate::ModelControl;
 use crate::config::layers::{Flags, Layers, list};
-use crate::config::{Config, Mtls, keys};
-use crate::failure::{Exit, Failure};
-use crate::listening::{Name, Ports};
+use crate::config::{ClientCertificates, Config, keys};
+use crate::failure::{CliError, Exit};
+use crate::listening::{BoundSockets, ServerName};
 use crate::logs::Logs;
-use crate::models::Planned;
-use crate::repository::Models;
-use crate::telling::Telling;
+use crate::models::PlannedModel;
+use crate::repository::ServedModels;
+use crate::span_export::SpanExport;
 use crate::upstreams::{Pools, Upstreams};
 use crate::{listening, logs, models, output, serving};
 
 #[derive(Debug, Args)]
-pub(super) struct Serve {
+pub(super) struct ServeCommand {
     /// Where to serve: HOST:PORT, unix:PATH, or systemd for the socket that it passes
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
@@ -84,16 +85,16 @@ pub(super) struct Serve {
     models: ModelFlags,
 }
 
-impl Serve {
-    fn layers(&self, common: &Common) -> Result<Layers, Failure> {
+impl ServeCommand {
+    fn layers(&self, common: &Common) -> Result<Layers, CliError> {
         let mut flags = Flags::default();
-        for (key, flag, said) in [
+        for (key, flag, sent) in [
             ("listen", "--listen", &self.listen),
             ("listen_grpc", "--listen-grpc", &self.listen_grpc),
             ("listen_metrics", "--listen-metrics", &self.listen_metrics),
             ("preset", "--preset", &self.preset),
         ] {
-            flags.set(key, flag, said.clone());
+            flags.set(key, flag, sent.clone());
         }
         let key = self.api_key.as_ref().map(Secret::expose);
         flags.set("auth.key", "--api-key", key);
@@ -123,18 +124,18 @@ impl Serve {
     }
 
     /// The configuration, and the log, from where on nothing waits for its reader.
-    fn begin(&self, common: &Common) -> Result<(Config, Logs), Failure> {
+    fn begin(&self, common: &Common) -> Result<(Config, Logs), CliError> {
         let layers = self.layers(common)?;
         let config = layers.config()?;
         let logs = Logs::serve(&config.log)?;
-        layers.tell_strangers();
+        layers.warn_unknown_keys();
         enough_descriptors(&config)?;
         Ok((config, logs))
     }
 
-    pub(super) async fn run(self, common: Common) -> Result<Exit, Failure> {
+    pub(super) async fn run(self, common: Common) -> Result<Exit, CliError> {
         // First of all: who starts the server may stop it at any time.
-        let signals = Signals::install()?;
+        let signals = UnixSignals::install()?;
         let (config, logs) = self.begin(&common)?;
         let planned = models::plan(&config)?;
         let keys = keys::load(&config.auth)?;
@@ -142,7 +143,7 @@ impl Serve {
         let references = config.references.clients()?;
         let ports = open(&config, &keys).await?;
         let local = ports.common.is_local()?;
-        let broken = |error: sapwood_server::server::BuildError| Failure::new(error.to_string());
+        let broken = |error: sapwood_server::server::BuildError| CliError::new(error.to_string());
         let settings = server_config(&config, local, tls.clone());
         let builder = Server::builder(settings, keys).map_err(broken)?;
         let shared = builder.shared().clone();
@@ -150,18 +151,18 @@ impl Serve {
         let kernel = serving::kernel(&config, &planned)?;
         let (mut upstreams, mut failures) = Upstreams::plan(&kernel, &config, &shared)?;
         shared.metrics.watch_kernel(kernel.clone());
-        kernel.layer(Charging);
-        let telling = Telling::begin(&config, &shared, &kernel)?;
+        kernel.layer(AllowanceLayer);
+        let reporter = SpanExport::begin(&config, &shared, &kernel)?;
         let counting = |face| counted(&kernel, &shared, face);
         let settings = evergreen_config(&config, &planned, references);
-        let evergreen =
-            evergreen::face(shared.clone(), counting(metrics::Face::Evergreen), settings);
+        let counted_kernel = counting(FaceLabel::Evergreen);
+        let evergreen = evergreen::face(shared.clone(), counted_kernel, settings);
         let settings = config
             .lmtp
             .face(config.default_model.clone(), &config.limits);
-        let lmtp = Lmtp::new(shared.clone(), counting(metrics::Face::Lmtp), settings);
+        let lmtp = LmtpService::new(shared.clone(), counting(FaceLabel::Lmtp), settings);
         let lines = lines(&config)?;
-        let loading = Models::new(kernel.clone(), shared.clone(), config.clone(), &planned);
+        let loading = ServedModels::new(kernel.clone(), shared.clone(), config.clone(), &planned);
         let generate = generate_face(&config, &planned, &loading, &kernel)?;
         let faces = builder.face(evergreen).face(lmtp.face()).face(generate);
         let server = faces.build().map_err(broken)?;
@@ -175,7 +176,7 @@ impl Serve {
         };
         announce(&ports, &config, &planned);
         upstreams.begin();
-        let Ports { common, own } = ports;
+        let BoundSockets { common, own } = ports;
         let server = own.into_iter().fold(server, |server, (port, purpose)| {
             server.also(port.socket, purpose)
         });
@@ -196,7 +197,7 @@ impl Serve {
         tokio::select! {
             outcome = served => {
                 upstreams.leave().await;
-                telling.end().await;
+                reporter.end().await;
                 Ok(if outcome.cut > 0 { Exit::Cut } else { Exit::Ok })
             }
             failure = load(loading, planned) => Err(failure),
@@ -207,7 +208,7 @@ impl Serve {
 }
 
 /// The sockets, none of which lets strangers in by mistake.
-async fn open(config: &Config, keys: &[Key]) -> Result<Ports, Failure> {
+async fn open(config: &Config, keys: &[ApiKey]) -> Result<BoundSockets, CliError> {
     let ports = listening::open(config).await?;
     match ports.open_to_others()? {
         Some(name) if keys.is_empty() && is_open(config) => Err(open_to_all(name)),
@@ -216,14 +217,14 @@ async fn open(config: &Config, keys: &[Key]) -> Result<Ports, Failure> {
 }
 
 /// # Errors
-/// [`Failure::usage`] where a server could not even open its files.
-fn enough_descriptors(config: &Config) -> Result<(), Failure> {
-    let found = Descriptors::raise_for(config.limits.connections);
+/// [`CliError::usage`] where a server could not even open its files.
+fn enough_descriptors(config: &Config) -> Result<(), CliError> {
+    let found = DescriptorCheck::raise_for(config.limits.connections);
     if found.suffice() {
         return Ok(());
     }
     let soft = found.soft.unwrap_or_default();
-    Err(Failure::usage(format!(
+    Err(CliError::usage(format!(
         "this process may open {soft} files, and a server needs {LEAST} at least: raise the limit (`ulimit -n`, \
          LimitNOFILE= of systemd, --ulimit nofile= of Docker)"
     )))
@@ -231,45 +232,46 @@ fn enough_descriptors(config: &Config) -> Result<(), Failure> {
 
 /// Whether nothing but keys keeps strangers out, and nobody has said that this is meant.
 fn is_open(config: &Config) -> bool {
-    let certified = config.tls.client_ca.is_some() && config.tls.mtls == Mtls::Required;
+    let certified =
+        config.tls.client_ca.is_some() && config.tls.mtls == ClientCertificates::Required;
     !certified && !config.insecure
 }
 
-fn open_to_all(name: &Name) -> Failure {
-    Failure::usage(format!(
+fn open_to_all(name: &ServerName) -> CliError {
+    CliError::usage(format!(
         "{name} can be reached from other machines and no key is configured: set --api-key, --key-file or \
          --tls-client-ca, or say --insecure if that is meant"
     ))
 }
 
 /// The functions, with calls that come through `face` counted as its own.
-fn counted(kernel: &Kernel, shared: &Shared, face: metrics::Face) -> Kernel {
+fn counted(kernel: &Kernel, shared: &ServerContext, face: FaceLabel) -> Kernel {
     let kernel = kernel.scope();
-    kernel.layer(Counting::new(&shared.metrics, face));
+    kernel.layer(CallMetricsLayer::new(&shared.metrics, face));
     kernel
 }
 
 /// The Unix socket of LMTP's lines, if one is configured (LM-111).
-fn lines(config: &Config) -> Result<Option<Socket>, Failure> {
+fn lines(config: &Config) -> Result<Option<ListeningSocket>, CliError> {
     let open = |path: &PathBuf| {
-        Socket::unix(path).map_err(|error| {
+        ListeningSocket::unix(path).map_err(|error| {
             let what = format!("lmtp.unix: cannot listen on {}: {error}", path.display());
-            Failure::exit(Exit::Listen, what)
+            CliError::exit(Exit::Listen, what)
         })
     };
     config.lmtp.unix.as_ref().map(open).transpose()
 }
 
 /// Loads the models while the port already answers (OA-902). Ends only if one cannot be loaded.
-async fn load(models: Models, planned: Vec<Planned>) -> Failure {
+async fn load(models: ServedModels, planned: Vec<PlannedModel>) -> CliError {
     match models.begin(planned).await {
         Ok(()) => std::future::pending().await,
         Err(failure) => failure,
     }
 }
 
-pub(super) fn load_tls(config: &Config) -> Result<Option<Arc<Tls>>, Failure> {
-    let load = |files| Tls::load(files).map_err(|error| Failure::usage(format!("tls: {error}")));
+pub(super) fn load_tls(config: &Config) -> Result<Option<Arc<Tls>>, CliError> {
+    let load = |files| Tls::load(files).map_err(|error| CliError::usage(format!("tls: {error}")));
     Ok(config.tls.files()?.map(load).transpose()?.map(Arc::new))
 }
 
@@ -296,7 +298,7 @@ fn server_config(config: &Config, local: bool, tls: Option<Arc<Tls>>) -> sapwood
             hosts: config.browser.hosts.clone(),
             loopback: local,
         },
-        patience: patience::Config {
+        timeouts: timeouts::Config {
             body_idle: limits.body_idle.get(),
             request: limits.request.get(),
         },
@@ -315,8 +317,8 @@ fn server_config(config: &Config, local: bool, tls: Option<Arc<Tls>>) -> sapwood
 
 fn evergreen_config(
     config: &Config,
-    planned: &[Planned],
-    references: Arc<References>,
+    planned: &[PlannedModel],
+    references: Arc<ReferenceResolver>,
 ) -> evergreen::Config {
     let only = || (planned.len() == 1).then(|| planned[0].name.clone());
     evergreen::Config {
@@ -327,11 +329,11 @@ fn evergreen_config(
         default_target: config.default_model.clone().or_else(only),
         resumable_sessions: config.limits.resumable_sessions,
         resumable_sessions_each: config.limits.resumable_sessions_each,
-        limits: Arc::new(Limits {
+        limits: Arc::new(SessionLimits {
             max_message_bytes: config.limits.max_message_bytes,
             resume_grace: config.limits.resume_grace.get(),
             reverse_timeout: config.limits.reverse_timeout.get(),
-            ..Limits::default()
+            ..SessionLimits::default()
         }),
         references: Some(references),
         ..evergreen::Config::default()
@@ -340,46 +342,46 @@ fn evergreen_config(
 
 fn generate_face(
     config: &Config,
-    planned: &[Planned],
-    loading: &Models,
+    planned: &[PlannedModel],
+    loading: &ServedModels,
     kernel: &Kernel,
-) -> Result<Face, Failure> {
+) -> Result<Face, CliError> {
     let models = planned
         .iter()
         .map(|model| Ok((model.name.clone(), model.served(config)?)));
-    let models: Result<_, Failure> = models.collect();
+    let models: Result<_, CliError> = models.collect();
     let shared = loading.shared();
-    let kernel = counted(kernel, &shared, metrics::Face::Generate);
-    let explicit = config.generate.model_control == Control::Explicit;
+    let kernel = counted(kernel, &shared, FaceLabel::Generate);
+    let explicit = config.generate.model_control == ModelControl::Explicit;
     let settings = generate::Config {
         metrics: config.metrics.triton,
         resumable_streams: config.limits.resumable_sessions,
         resumable_streams_each: config.limits.resumable_sessions_each,
         resume_grace: config.limits.resume_grace.get(),
-        repository: explicit.then(|| Explicit(Arc::new(loading.clone()))),
+        repository: explicit.then(|| ExplicitRepository(Arc::new(loading.clone()))),
         ..config.generate.face(models?)?
     };
     Ok(generate::face(shared, kernel, settings))
 }
 
-fn announce(ports: &Ports, config: &Config, planned: &[Planned]) {
+fn announce(ports: &BoundSockets, config: &Config, planned: &[PlannedModel]) {
     let names: Vec<_> = planned.iter().map(|model| model.name.as_str()).collect();
-    let url = |name: &Name| match (name, &config.tls.certificate) {
-        (Name::Tcp(address), None) => format!("http://{address}"),
-        (Name::Tcp(address), Some(_)) => format!("https://{address}"),
-        (Name::Unix(_) | Name::Unnamed, _) => name.to_string(),
+    let url = |name: &ServerName| match (name, &config.tls.certificate) {
+        (ServerName::Tcp(address), None) => format!("http://{address}"),
+        (ServerName::Tcp(address), Some(_)) => format!("https://{address}"),
+        (ServerName::Unix(_) | ServerName::Unnamed, _) => name.to_string(),
     };
     let name = &ports.common.name;
     tracing::info!(url = url(name), models = names.join(", "), "listening");
     for (port, purpose) in &ports.own {
         let purpose = match purpose {
-            Purpose::Everything => "everything",
-            Purpose::Grpc => "gRPC",
-            Purpose::Metrics => "metrics",
+            PortPurpose::Everything => "everything",
+            PortPurpose::Grpc => "gRPC",
+            PortPurpose::Metrics => "metrics",
         };
         tracing::info!(url = url(&port.name), purpose, "listening too");
     }
-    if matches!(name, Name::Tcp(_)) {
+    if matches!(name, ServerName::Tcp(_)) {
         output::whisper(format!("Talk to it: sapwood chat --server {}", url(name)));
     }
 }
@@ -387,28 +389,28 @@ fn announce(ports: &Ports, config: &Config, planned: &[Planned]) {
 /// What SIGHUP does: keys, certificates, the log filter and which servers of a pool are asked are read again; everything else
 /// needs a restart.
 struct Reload {
-    serve: Serve,
+    serve: ServeCommand,
     common: Common,
     logs: Logs,
-    auth: Arc<sapwood_server::auth::Auth>,
+    auth: Arc<sapwood_server::auth::Authenticator>,
     tls: Option<Arc<Tls>>,
     pools: Pools,
 }
 
 impl Reload {
     /// Reads everything before anything is put in force: after a mistake in any part all of them are as they were.
-    fn run(&self) -> Result<(), Failure> {
+    fn run(&self) -> Result<(), CliError> {
         let config = self.serve.layers(&self.common)?.config()?;
         let keys = keys::load(&config.auth)?;
         // Without this a file emptied by mistake would open the server to everybody.
         if keys.is_empty() && self.auth.required() {
-            return Err(Failure::usage(
+            return Err(CliError::usage(
                 "the configuration holds no key any more; the old ones stay",
             ));
         }
         let read = |tls: &Arc<Tls>| {
             let read = tls.prepare();
-            read.map_err(|error| Failure::usage(format!("tls: {error}")))
+            read.map_err(|error| CliError::usage(format!("tls: {error}")))
         };
         let certificates = self.tls.as_ref().map(read).transpose()?.flatten();
         let filter = logs::parse(&config.log)?;
@@ -425,16 +427,16 @@ impl Reload {
 }
 
 /// The signals of OA-904. Installed before anything else: what comes while the server starts is there when it serves.
-struct Signals {
+struct UnixSignals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
 }
 
-impl Signals {
-    fn install() -> Result<Self, Failure> {
+impl UnixSignals {
+    fn install() -> Result<Self, CliError> {
         let listen = |kind| {
-            signal(kind).map_err(|error| Failure::new(format!("cannot watch signals: {error}")))
+            signal(kind).map_err(|error| CliError::new(format!("cannot watch signals: {error}")))
         };
         Ok(Self {
             terminate: listen(SignalKind::terminate())?,
@@ -444,8 +446,8 @@ impl Signals {
     }
 
     /// The first SIGTERM or SIGINT drains, the second ends the process; SIGHUP reloads.
-    async fn watch(mut self, reload: Reload, stop: Arc<Notify>) -> Failure {
-        let mut told = false;
+    async fn watch(mut self, reload: Reload, stop: Arc<Notify>) -> CliError {
+        let mut reported = false;
         loop {
             // Waiting for a signal may be cancelled: what arrived meanwhile is still there at the next call.
             tokio::select! {
@@ -459,10 +461,10 @@ impl Signals {
                     continue;
                 }
             }
-            if told {
-                return Failure::exit(Exit::Interrupted, "ended at once, as asked twice");
+            if reported {
+                return CliError::exit(Exit::Interrupted, "ended at once, as asked twice");
             }
-            told = true;
+            reported = true;
             output::whisper("Finishing what runs; interrupt again to end at once.");
             stop.notify_one();
         }

@@ -4,26 +4,26 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::failure::{Exit, Failure};
-use crate::models::Size;
+use crate::failure::{CliError, Exit};
+use crate::models::ModelSize;
 use crate::{models, output, trial};
 
 #[derive(Debug, Args)]
 pub(super) struct TryModel {
     /// How much of it runs at a time, as JSON
     #[arg(long, value_parser = size)]
-    size: Size,
+    size: ModelSize,
     /// The GGUF file
     file: PathBuf,
 }
 
-fn size(given: &str) -> Result<Size, serde_json::Error> {
+fn size(given: &str) -> Result<ModelSize, serde_json::Error> {
     serde_json::from_str(given)
 }
 
 impl TryModel {
     /// Why a file cannot be used goes to standard output, so that nothing that llama.cpp says mixes with it.
-    pub(super) fn run(self) -> Result<Exit, Failure> {
+    pub(super) fn run(self) -> Result<Exit, CliError> {
         trial::be_expendable();
         match models::try_out(self.file, self.size) {
             Ok(()) => Ok(Exit::Ok),

@@ -9,13 +9,13 @@ use serde::de::value::{MapAccessDeserializer, StrDeserializer};
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::Client;
-use crate::failure::Failure;
+use super::ClientConfig;
+use crate::failure::CliError;
 
 /// A server elsewhere. What is not given of key and authorities is as `[client]` has it.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, remote = "Self")]
-pub(crate) struct Endpoint {
+pub(crate) struct EndpointConfig {
     /// Where it is.
     pub(crate) url: SecretUrl,
     /// The key to present there.
@@ -35,13 +35,13 @@ pub(crate) struct Endpoint {
 
 /// How we are let in at a server.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Access {
+pub(crate) struct ServerAccess {
     pub(crate) key: Option<Secret>,
     /// PEM.
     pub(crate) authorities: Option<Vec<u8>>,
 }
 
-impl Endpoint {
+impl EndpointConfig {
     /// The server at `url`, with nothing of its own.
     pub(crate) fn new(url: impl Into<SecretUrl>) -> Self {
         Self {
@@ -60,10 +60,10 @@ impl Endpoint {
     /// Checks what the types cannot say; `at` is the list that it stands in.
     ///
     /// # Errors
-    /// [`Failure::usage`].
-    pub(crate) fn check(&self, at: &str) -> Result<(), Failure> {
+    /// [`CliError::usage`].
+    pub(crate) fn check(&self, at: &str) -> Result<(), CliError> {
         if self.key.is_some() && self.key_file.is_some() {
-            return Err(Failure::usage(format!(
+            return Err(CliError::usage(format!(
                 "{at}: `{}`: there is one key: write `key` or `key_file`",
                 self.url
             )));
@@ -75,15 +75,15 @@ impl Endpoint {
     /// shown no other.
     ///
     /// # Errors
-    /// [`Failure::usage`] if a file cannot be read; never with what is in it.
-    pub(crate) fn access(&self, client: &Client) -> Result<Access, Failure> {
+    /// [`CliError::usage`] if a file cannot be read; never with what is in it.
+    pub(crate) fn access(&self, client: &ClientConfig) -> Result<ServerAccess, CliError> {
         let own = match (&self.key, &self.key_file) {
             (Some(key), _) => Some(key.clone()),
             (None, Some(path)) => Some(key_in(path)?),
             (None, None) => None,
         };
         let shared = || client.key.clone().filter(|_| !self.has_key_in_url());
-        Ok(Access {
+        Ok(ServerAccess {
             key: own.or_else(shared),
             authorities: authorities("ca", self.ca.as_deref().or(client.ca.as_deref()))?,
         })
@@ -99,21 +99,21 @@ impl Endpoint {
     }
 }
 
-impl Client {
+impl ClientConfig {
     /// How the server of `chat`, `run` and `models` lets us in.
     ///
     /// # Errors
-    /// [`Failure::usage`] if the authorities cannot be read.
-    pub(crate) fn access(&self) -> Result<Access, Failure> {
-        Ok(Access {
+    /// [`CliError::usage`] if the authorities cannot be read.
+    pub(crate) fn access(&self) -> Result<ServerAccess, CliError> {
+        Ok(ServerAccess {
             key: self.key.clone(),
             authorities: authorities("client.ca", self.ca.as_deref())?,
         })
     }
 }
 
-fn key_in(path: &Path) -> Result<Secret, Failure> {
-    let wrong = |why: String| Failure::usage(format!("key_file {}: {why}", path.display()));
+fn key_in(path: &Path) -> Result<Secret, CliError> {
+    let wrong = |why: String| CliError::usage(format!("key_file {}: {why}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
     match text.trim_end_matches(['\r', '\n']) {
         "" => Err(wrong("it is empty".into())),
@@ -121,31 +121,31 @@ fn key_in(path: &Path) -> Result<Secret, Failure> {
     }
 }
 
-fn authorities(key: &str, path: Option<&Path>) -> Result<Option<Vec<u8>>, Failure> {
+fn authorities(key: &str, path: Option<&Path>) -> Result<Option<Vec<u8>>, CliError> {
     let read = |path: &Path| {
         std::fs::read(path)
-            .map_err(|error| Failure::usage(format!("{key} {}: {error}", path.display())))
+            .map_err(|error| CliError::usage(format!("{key} {}: {error}", path.display())))
     };
     path.map(read).transpose()
 }
 
-impl<'de> Deserialize<'de> for Endpoint {
+impl<'de> Deserialize<'de> for EndpointConfig {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         struct Either;
 
         impl<'de> Visitor<'de> for Either {
-            type Value = Endpoint;
+            type Value = EndpointConfig;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("the address of a server, or a table with its url")
             }
 
-            fn visit_str<E: serde::de::Error>(self, url: &str) -> Result<Endpoint, E> {
-                SecretUrl::deserialize(StrDeserializer::new(url)).map(Endpoint::new)
+            fn visit_str<E: serde::de::Error>(self, url: &str) -> Result<EndpointConfig, E> {
+                SecretUrl::deserialize(StrDeserializer::new(url)).map(EndpointConfig::new)
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, table: A) -> Result<Endpoint, A::Error> {
-                Endpoint::deserialize(MapAccessDeserializer::new(table))
+            fn visit_map<A: MapAccess<'de>>(self, table: A) -> Result<EndpointConfig, A::Error> {
+                EndpointConfig::deserialize(MapAccessDeserializer::new(table))
             }
         }
 
@@ -153,7 +153,7 @@ impl<'de> Deserialize<'de> for Endpoint {
     }
 }
 
-impl Serialize for Endpoint {
+impl Serialize for EndpointConfig {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         if self.is_plain() {
             return self.url.serialize(to);
@@ -171,23 +171,23 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("key");
         std::fs::write(&file, "from a file\n").unwrap();
-        let client = Client {
+        let client = ClientConfig {
             key: Some("shared".into()),
-            ..Client::default()
+            ..ClientConfig::default()
         };
-        let plain = |url: &str| Endpoint::new(url);
+        let plain = |url: &str| EndpointConfig::new(url);
         for (endpoint, key) in [
             (plain("evergreen+http://h:1"), Some("shared")),
             (plain("lmtp://h:1/m?key=own"), None),
             (
-                Endpoint {
+                EndpointConfig {
                     key: Some("own".into()),
                     ..plain("lmtp://h:1/m?key=other")
                 },
                 Some("own"),
             ),
             (
-                Endpoint {
+                EndpointConfig {
                     key_file: Some(file.clone()),
                     ..plain("http://h:1")
                 },
@@ -198,12 +198,12 @@ mod tests {
             assert_eq!(access.key.as_ref().map(Secret::expose), key, "{endpoint:?}");
         }
         std::fs::write(&file, "\n").unwrap();
-        let empty = Endpoint {
+        let empty = EndpointConfig {
             key_file: Some(file),
             ..plain("http://h:1")
         };
         assert!(empty.access(&client).is_err());
-        let two = Endpoint {
+        let two = EndpointConfig {
             key: Some("hush".into()),
             ..empty
         };

@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn d_46_others_are_told_with_what_was_probably_meant() {
-        for (name, value, said) in [
+        for (name, value, sent) in [
             ("SAPWOOD_PORT", "9000", "sets nothing"),
             ("SAPWOOD_PORT_X_TCP", "1", "sets nothing"),
             ("SAPWOOD_LISEN", "a:1", "did you mean SAPWOOD_LISTEN?"),
@@ -242,11 +242,14 @@ mod tests {
             ("SAPWOOD_WHATEVER_THAT_IS", "hush", "sets nothing"),
         ] {
             let environment = read(&[(name, value)]);
-            let [told] = environment.strangers() else {
+            let [reported] = environment.strangers() else {
                 panic!("{name}: {:?}", environment.strangers());
             };
-            assert!(told.starts_with(name) && told.contains(said), "{told}");
-            assert!(!told.contains("hush"), "{told}");
+            assert!(
+                reported.starts_with(name) && reported.contains(sent),
+                "{reported}"
+            );
+            assert!(!reported.contains("hush"), "{reported}");
         }
     }
 

@@ -1,22 +1,22 @@
 //! The keys of `[generate]`, and what a model's own table says of it at the Triton face.
-//!
-//! Owns: the keys, and the face's settings that are made of them. Refuses to know: the protocol.
 
 use std::collections::BTreeMap;
 
-use sapwood_proto::generate::{Datatype, Input, InputRole, Limits, Output, OutputRole, Signature};
+use sapwood_proto::generate::{
+    Datatype, InputRole, InputTensor, OutputRole, OutputTensor, RequestLimits, Signature,
+};
 use sapwood_proto::secret::Secret;
-use sapwood_server::generate::{self, Category, Forwarded, Restriction};
+use sapwood_server::generate::{self, Category, ForwardedHeaders, Restriction};
 use serde::{Deserialize, Serialize};
 
-use super::span::Span;
-use super::{Model, check_message_bytes};
-use crate::failure::Failure;
+use super::span::Millis;
+use super::{ServedModelConfig, check_message_bytes};
+use crate::failure::CliError;
 
 /// What requests of the Triton face may hold, and where it behaves as the reference does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct Generate {
+pub(crate) struct GenerateFaceConfig {
     /// Bytes of a body, and of all its tensors together.
     pub(crate) http_max_input_size: usize,
     /// Tokens that one request may ask for; 0: the context is the only limit.
@@ -34,9 +34,9 @@ pub(crate) struct Generate {
     /// The name that the server gives itself.
     pub(crate) metadata_name: String,
     /// Whether requests may load and unload models.
-    pub(crate) model_control: Control,
+    pub(crate) model_control: ModelControl,
     /// What runs may finish for so long when its model is unloaded.
-    pub(crate) unload_timeout: Span,
+    pub(crate) unload_timeout: Millis,
     /// Headers whose names match this regular expression become parameters.
     pub(crate) header_forward_pattern: Option<String>,
     /// Parts of the protocol that need a header of their own, by the part's name.
@@ -54,7 +54,7 @@ pub(crate) struct Restricted {
 /// Whether requests may load and unload models.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Control {
+pub(crate) enum ModelControl {
     /// What is configured is loaded at the start, and stays.
     #[default]
     None,
@@ -85,9 +85,9 @@ pub(crate) enum ModelCompat {
     TensorRtLlm,
 }
 
-impl Default for Generate {
+impl Default for GenerateFaceConfig {
     fn default() -> Self {
-        let limits = Limits::default();
+        let limits = RequestLimits::default();
         let face = generate::Config::default();
         Self {
             http_max_input_size: limits.input_bytes,
@@ -98,31 +98,31 @@ impl Default for Generate {
             unknown_model_status: face.unknown_model_status,
             compat: Compat::Sapwood,
             metadata_name: face.metadata_name,
-            model_control: Control::None,
-            unload_timeout: Span::seconds(30),
+            model_control: ModelControl::None,
+            unload_timeout: Millis::seconds(30),
             header_forward_pattern: None,
             restricted: BTreeMap::new(),
         }
     }
 }
 
-impl Generate {
+impl GenerateFaceConfig {
     /// Checks what the types cannot say.
     ///
     /// # Errors
-    /// [`Failure::usage`], naming the key.
-    pub(crate) fn check(&self) -> Result<(), Failure> {
+    /// [`CliError::usage`], naming the key.
+    pub(crate) fn check(&self) -> Result<(), CliError> {
         if self.grpc_requests_per_stream == 0 {
-            return Err(Failure::usage(
+            return Err(CliError::usage(
                 "generate.grpc_requests_per_stream: must be 1 or more",
             ));
         }
         if self.resume_bytes == 0 {
-            return Err(Failure::usage("generate.resume_bytes: must be 1 or more"));
+            return Err(CliError::usage("generate.resume_bytes: must be 1 or more"));
         }
         check_message_bytes("generate.grpc_message_size", self.grpc_message_size)?;
         if !matches!(self.unknown_model_status, 400 | 404) {
-            return Err(Failure::usage(
+            return Err(CliError::usage(
                 "generate.unknown_model_status: must be 400 or 404",
             ));
         }
@@ -130,20 +130,20 @@ impl Generate {
         self.restricted().map(|_| ())
     }
 
-    fn forwarded(&self) -> Result<Option<Forwarded>, Failure> {
+    fn forwarded(&self) -> Result<Option<ForwardedHeaders>, CliError> {
         let pattern = self.header_forward_pattern.as_deref();
-        let forwarded = pattern.map(Forwarded::new).transpose();
-        forwarded.map_err(|why| Failure::usage(format!("generate.header_forward_pattern: {why}")))
+        let forwarded = pattern.map(ForwardedHeaders::new).transpose();
+        forwarded.map_err(|why| CliError::usage(format!("generate.header_forward_pattern: {why}")))
     }
 
-    fn restricted(&self) -> Result<BTreeMap<Category, Restriction>, Failure> {
-        let each = self.restricted.iter().map(|(name, said)| {
-            let wrong = |what: String| Failure::usage(format!("generate.restricted.{name}{what}"));
+    fn restricted(&self) -> Result<BTreeMap<Category, Restriction>, CliError> {
+        let each = self.restricted.iter().map(|(name, sent)| {
+            let wrong = |what: String| CliError::usage(format!("generate.restricted.{name}{what}"));
             let category = Category::from_name(name).ok_or_else(|| {
                 let known = Category::ALL.map(|(known, _)| known).join(", ");
                 wrong(format!(": there are: {known}"))
             })?;
-            let restriction = Restriction::new(&said.header, said.value.expose());
+            let restriction = Restriction::new(&sent.header, sent.value.expose());
             let restriction =
                 restriction.ok_or_else(|| wrong(".header: no header has such a name".into()))?;
             Ok((category, restriction))
@@ -154,16 +154,16 @@ impl Generate {
     /// The face's settings, with what is said of single models.
     ///
     /// # Errors
-    /// As [`Generate::check`].
+    /// As [`GenerateFaceConfig::check`].
     pub(crate) fn face(
         &self,
-        models: BTreeMap<String, generate::Model>,
-    ) -> Result<generate::Config, Failure> {
+        models: BTreeMap<String, generate::ModelOptions>,
+    ) -> Result<generate::Config, CliError> {
         Ok(generate::Config {
-            limits: Limits {
+            limits: RequestLimits {
                 input_bytes: self.http_max_input_size,
                 new_tokens: self.new_tokens,
-                ..Limits::default()
+                ..RequestLimits::default()
             },
             grpc_message_size: self.grpc_message_size,
             grpc_requests_per_stream: self.grpc_requests_per_stream,
@@ -182,7 +182,7 @@ impl Generate {
 /// A tensor of a model's signature (TR-101).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Tensor {
+pub(crate) struct TensorConfig {
     pub(crate) name: String,
     pub(crate) datatype: String,
     pub(crate) shape: Vec<i64>,
@@ -194,8 +194,8 @@ pub(crate) struct Tensor {
     pub(crate) accepts_json: bool,
 }
 
-impl Tensor {
-    fn datatype(&self, model: &str) -> Result<Datatype, Failure> {
+impl TensorConfig {
+    fn datatype(&self, model: &str) -> Result<Datatype, CliError> {
         let known = Datatype::from_name(&self.datatype);
         known.ok_or_else(|| {
             let what = format!(
@@ -206,7 +206,7 @@ impl Tensor {
         })
     }
 
-    fn no_role(&self, model: &str) -> Failure {
+    fn no_role(&self, model: &str) -> CliError {
         let role = self.role.as_deref().unwrap_or_default();
         wrong(
             model,
@@ -214,12 +214,12 @@ impl Tensor {
         )
     }
 
-    fn input(&self, model: &str) -> Result<Input, Failure> {
+    fn input(&self, model: &str) -> Result<InputTensor, CliError> {
         let role = match &self.role {
             None => Some(InputRole::Ignore),
             Some(name) => InputRole::from_name(name),
         };
-        Ok(Input {
+        Ok(InputTensor {
             name: self.name.clone(),
             datatype: self.datatype(model)?,
             shape: self.shape.clone(),
@@ -229,12 +229,12 @@ impl Tensor {
         })
     }
 
-    fn output(&self, model: &str) -> Result<Output, Failure> {
+    fn output(&self, model: &str) -> Result<OutputTensor, CliError> {
         let role = match &self.role {
             None => Some(OutputRole::Nothing),
             Some(name) => OutputRole::from_name(name),
         };
-        Ok(Output {
+        Ok(OutputTensor {
             name: self.name.clone(),
             datatype: self.datatype(model)?,
             shape: self.shape.clone(),
@@ -243,16 +243,16 @@ impl Tensor {
     }
 }
 
-fn wrong(model: &str, what: &str) -> Failure {
-    Failure::usage(format!("models `{model}`: {what}"))
+fn wrong(model: &str, what: &str) -> CliError {
+    CliError::usage(format!("models `{model}`: {what}"))
 }
 
-impl Model {
+impl ServedModelConfig {
     /// The signature of its own, if it has one (TR-103, TR-105).
     ///
     /// # Errors
-    /// [`Failure::usage`], naming model and tensor.
-    pub(crate) fn signature(&self) -> Result<Option<Signature>, Failure> {
+    /// [`CliError::usage`], naming model and tensor.
+    pub(crate) fn signature(&self) -> Result<Option<Signature>, CliError> {
         let name = self.name.as_str();
         let changed = self.decoupled.is_some() || self.max_batch_size.is_some();
         let is_own = !self.inputs.is_empty() || !self.outputs.is_empty();
@@ -289,8 +289,8 @@ impl Model {
     /// Checks what is said of it at this face.
     ///
     /// # Errors
-    /// [`Failure::usage`], naming model and key.
-    pub(crate) fn check_served(&self) -> Result<(), Failure> {
+    /// [`CliError::usage`], naming model and key.
+    pub(crate) fn check_served(&self) -> Result<(), CliError> {
         let versions = self.versions.as_deref().unwrap_or(&[1]);
         let least = versions.iter().all(|version| *version >= 1);
         if versions.is_empty() || !least {

@@ -1,6 +1,4 @@
 //! The keys that a server accepts, from the configuration and the key file (OA-905).
-//!
-//! Owns: the key file's format, making a new key. Refuses to know: how a key is checked.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,24 +6,24 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use sapwood_kernel::Name;
-use sapwood_server::allowance::{self, Allowance};
-use sapwood_server::auth::{Fingerprint, Key, Scope, Scopes};
+use sapwood_server::auth::{ApiKey, KeyFingerprint, KeyScope, Scopes};
+use sapwood_server::rate_limit::{self, TokenMeter};
 
-use super::Auth;
-use crate::failure::Failure;
+use super::AuthConfig;
+use crate::failure::CliError;
 
 /// A file of keys: `[[keys]]` entries.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct KeyFile {
     #[serde(default)]
-    keys: Vec<Entry>,
+    keys: Vec<KeyEntry>,
 }
 
 /// One entry; without scopes it may only `infer`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct KeyEntry {
     name: String,
     #[serde(default)]
     sha256: Option<String>,
@@ -38,13 +36,13 @@ struct Entry {
     #[serde(default)]
     models: Option<Vec<String>>,
     #[serde(default)]
-    limits: Limits,
+    limits: KeyLimits,
 }
 
 /// How much a key may use; what is absent is not limited.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Limits {
+struct KeyLimits {
     requests_running: Option<u32>,
     requests_per_minute: Option<u32>,
     tokens_per_minute: Option<u32>,
@@ -53,13 +51,13 @@ struct Limits {
 /// All keys that `auth` names.
 ///
 /// # Errors
-/// [`Failure::usage`] if the file cannot be read or an entry is wrong; never with the key in it.
-pub(crate) fn load(auth: &Auth) -> Result<Vec<Key>, Failure> {
+/// [`CliError::usage`] if the file cannot be read or an entry is wrong; never with the key in it.
+pub(crate) fn load(auth: &AuthConfig) -> Result<Vec<ApiKey>, CliError> {
     let mut keys = Vec::new();
     if let Some(secret) = &auth.key {
-        keys.push(Key {
-            allowance: Some(Arc::new(Allowance::new(allowance::Limits::default()))),
-            ..Key::new(DEFAULT, secret.expose(), Scopes::ALL)
+        keys.push(ApiKey {
+            allowance: Some(Arc::new(TokenMeter::new(rate_limit::RateLimits::default()))),
+            ..ApiKey::new(DEFAULT, secret.expose(), Scopes::ALL)
         });
     }
     if let Some(path) = &auth.key_file {
@@ -69,8 +67,8 @@ pub(crate) fn load(auth: &Auth) -> Result<Vec<Key>, Failure> {
 }
 
 /// Adds the keys of a file. A name is whom a key's bearer is: two keys of one name would answer for each other.
-fn read(path: &Path, keys: &mut Vec<Key>) -> Result<(), Failure> {
-    let wrong = |what: String| Failure::usage(format!("auth.key_file {}: {what}", path.display()));
+fn read(path: &Path, keys: &mut Vec<ApiKey>) -> Result<(), CliError> {
+    let wrong = |what: String| CliError::usage(format!("auth.key_file {}: {what}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
     for key in parse(&text).map_err(wrong)? {
         if keys.iter().any(|other| other.name == key.name) {
@@ -85,7 +83,7 @@ fn read(path: &Path, keys: &mut Vec<Key>) -> Result<(), Failure> {
             )));
         }
         let named =
-            |other: &&Key| key.certificate.is_some() && other.certificate == key.certificate;
+            |other: &&ApiKey| key.certificate.is_some() && other.certificate == key.certificate;
         if let Some(other) = keys.iter().find(named) {
             let (one, two) = (&other.name, &key.name);
             return Err(wrong(format!(
@@ -97,7 +95,7 @@ fn read(path: &Path, keys: &mut Vec<Key>) -> Result<(), Failure> {
     Ok(())
 }
 
-fn parse(text: &str) -> Result<Vec<Key>, String> {
+fn parse(text: &str) -> Result<Vec<ApiKey>, String> {
     use figment::providers::{Format, Toml};
     let file: KeyFile = figment::Figment::from(Toml::string(text))
         .extract()
@@ -105,17 +103,17 @@ fn parse(text: &str) -> Result<Vec<Key>, String> {
     if file.keys.is_empty() {
         return Err("it holds no [[keys]] entry".into());
     }
-    file.keys.into_iter().map(Entry::into_key).collect()
+    file.keys.into_iter().map(KeyEntry::into_key).collect()
 }
 
-impl Entry {
-    fn into_key(self) -> Result<Key, String> {
+impl KeyEntry {
+    fn into_key(self) -> Result<ApiKey, String> {
         let scopes = self
             .scopes
-            .unwrap_or_else(|| vec![Scope::Infer.name().into()]);
+            .unwrap_or_else(|| vec![KeyScope::Infer.name().into()]);
         let scopes = scopes.iter().map(|name| {
-            Scope::from_name(name).ok_or_else(|| {
-                let known = Scope::ALL.map(Scope::name).join(", ");
+            KeyScope::from_name(name).ok_or_else(|| {
+                let known = KeyScope::ALL.map(KeyScope::name).join(", ");
                 format!(
                     "key `{}`: no scope is called `{name}`; there are: {known}",
                     self.name
@@ -129,7 +127,7 @@ impl Entry {
             ));
         }
         let hex = |digits: &String| {
-            Fingerprint::from_hex(digits)
+            KeyFingerprint::from_hex(digits)
                 .ok_or_else(|| format!("key `{}`: sha256 must be 64 hex digits", self.name))
         };
         let fingerprint = self.sha256.as_ref().map(hex).transpose()?;
@@ -141,7 +139,7 @@ impl Entry {
             ));
         }
         let scopes = scopes.collect::<Result<_, _>>()?;
-        let limits = allowance::Limits {
+        let limits = rate_limit::RateLimits {
             models: self
                 .models
                 .map(|models| Arc::new(models.into_iter().map(Name::from).collect())),
@@ -149,12 +147,12 @@ impl Entry {
             requests_per_minute: self.limits.requests_per_minute,
             tokens_per_minute: self.limits.tokens_per_minute,
         };
-        Ok(Key {
+        Ok(ApiKey {
             name: self.name.into(),
             fingerprint,
             certificate: certificate.map(Into::into),
             scopes,
-            allowance: Some(Arc::new(Allowance::new(limits))),
+            allowance: Some(Arc::new(TokenMeter::new(limits))),
         })
     }
 }
@@ -163,11 +161,11 @@ impl Entry {
 ///
 /// # Errors
 /// If the operating system gives no randomness.
-pub(crate) fn new(name: &str, scopes: &[String]) -> Result<(String, String), Failure> {
+pub(crate) fn new(name: &str, scopes: &[String]) -> Result<(String, String), CliError> {
     let mut random = [0_u8; 32];
     let got = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
     if got != Ok(random.len()) {
-        return Err(Failure::new("the operating system gives no randomness"));
+        return Err(CliError::new("the operating system gives no randomness"));
     }
     let secret = random.iter().fold(String::from("sw_"), |secret, byte| {
         format!("{secret}{byte:02x}")
@@ -175,11 +173,11 @@ pub(crate) fn new(name: &str, scopes: &[String]) -> Result<(String, String), Fai
     let scopes: Vec<_> = scopes.iter().map(|scope| format!("\"{scope}\"")).collect();
     let entry = format!(
         "[[keys]]\nname = \"{name}\"\nsha256 = \"{}\"\nscopes = [{}]\n",
-        Fingerprint::of(&secret),
+        KeyFingerprint::of(&secret),
         scopes.join(", ")
     );
     // What is printed must read back, whatever the name is made of.
-    parse(&entry).map_err(Failure::usage)?;
+    parse(&entry).map_err(CliError::usage)?;
     Ok((secret, entry))
 }
 
@@ -196,8 +194,8 @@ mod tests {
     fn oa_905_a_new_key_reads_back_and_wrong_entries_say_why() {
         let (secret, entry) = new("anna", &["infer".into(), "metrics".into()]).unwrap();
         let keys = parse(&entry).unwrap();
-        assert_eq!(keys[0].fingerprint, Some(Fingerprint::of(&secret)));
-        assert!(keys[0].scopes.has(Scope::Metrics) && !keys[0].scopes.has(Scope::Admin));
+        assert_eq!(keys[0].fingerprint, Some(KeyFingerprint::of(&secret)));
+        assert!(keys[0].scopes.has(KeyScope::Metrics) && !keys[0].scopes.has(KeyScope::Admin));
         assert!(new("an\"na", &[]).is_err());
         for (text, why) in [
             ("", "no [[keys]]"),
@@ -232,9 +230,9 @@ mod tests {
     fn d_45_an_entry_names_the_certificate_that_stands_for_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("keys.toml");
-        let auth = Auth {
+        let auth = AuthConfig {
             key_file: Some(path.clone()),
-            ..Auth::default()
+            ..AuthConfig::default()
         };
         let entry = |name: &str, subject: &str| {
             format!("[[keys]]\nname = \"{name}\"\ncertificate = \"{subject}\"\n")
@@ -267,16 +265,16 @@ mod tests {
         ] {
             let text: Vec<_> = names.iter().copied().map(entry).collect();
             std::fs::write(&path, text.join("\n")).unwrap();
-            let auth = Auth {
+            let auth = AuthConfig {
                 key: beside.then(|| "secret".into()),
                 key_file: Some(path.clone()),
-                ..Auth::default()
+                ..AuthConfig::default()
             };
             match (load(&auth), fails) {
                 (Ok(keys), None) => assert_eq!(keys.len(), names.len() + usize::from(beside)),
                 (Err(failure), Some(why)) => {
-                    let said = format!("{failure:?}");
-                    assert!(said.contains(why), "{said}");
+                    let sent = format!("{failure:?}");
+                    assert!(sent.contains(why), "{sent}");
                 }
                 (Ok(_), Some(why)) => panic!("{names:?}: {why} is accepted"),
                 (Err(failure), None) => panic!("{names:?}: {failure:?}"),

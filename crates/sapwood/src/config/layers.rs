@@ -9,7 +9,7 @@ use figment::{Figment, Metadata, Profile, Provider, Source};
 
 use super::environment::{Environment, SOURCE};
 use super::{Config, may_hold_secret};
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// The values that flags set, by dotted key. Not to be shown: some are secrets.
 #[derive(Clone, Default)]
@@ -68,14 +68,14 @@ pub(super) fn merge(mut into: Dict, from: Dict) -> Dict {
 
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Origin {
+pub(crate) enum ValueOrigin {
     Default,
     File(PathBuf),
     Environment(String),
     Flag(&'static str),
 }
 
-impl std::fmt::Display for Origin {
+impl std::fmt::Display for ValueOrigin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
@@ -98,13 +98,13 @@ impl Layers {
     /// Merges the layers. Without `file`, `sapwood.toml` of the current directory is used if it is there.
     ///
     /// # Errors
-    /// [`Failure::usage`] if `file` cannot be read.
-    pub(crate) fn read(file: Option<&Path>, flags: Flags) -> Result<Self, Failure> {
+    /// [`CliError::usage`] if `file` cannot be read.
+    pub(crate) fn read(file: Option<&Path>, flags: Flags) -> Result<Self, CliError> {
         let mut figment = Figment::from(Serialized::defaults(Config::default()));
         let path = file.unwrap_or_else(|| Path::new("sapwood.toml"));
         if file.is_some() || path.is_file() {
             let text = std::fs::read_to_string(path).map_err(|error| {
-                Failure::usage(format!(
+                CliError::usage(format!(
                     "cannot read the configuration file {}: {error}",
                     path.display()
                 ))
@@ -129,7 +129,7 @@ impl Layers {
     }
 
     /// Logs them.
-    pub(crate) fn tell_strangers(&self) {
+    pub(crate) fn warn_unknown_keys(&self) {
         for stranger in self.strangers() {
             tracing::warn!("{stranger}");
         }
@@ -141,8 +141,8 @@ impl Layers {
     /// The effective configuration, checked.
     ///
     /// # Errors
-    /// [`Failure::usage`], naming key and origin of what is wrong.
-    pub(crate) fn config(&self) -> Result<Config, Failure> {
+    /// [`CliError::usage`], naming key and origin of what is wrong.
+    pub(crate) fn config(&self) -> Result<Config, CliError> {
         let config: Config = self
             .figment
             .extract()
@@ -152,31 +152,31 @@ impl Layers {
     }
 
     /// Where the value of a dotted key came from.
-    pub(crate) fn origin(&self, key: &str) -> Origin {
+    pub(crate) fn origin(&self, key: &str) -> ValueOrigin {
         let Some(metadata) = self.figment.find_metadata(key) else {
-            return Origin::Default;
+            return ValueOrigin::Default;
         };
         self.name(metadata, key)
     }
 
-    fn name(&self, metadata: &Metadata, key: &str) -> Origin {
+    fn name(&self, metadata: &Metadata, key: &str) -> ValueOrigin {
         match &metadata.source {
-            Some(Source::File(path)) => Origin::File(path.clone()),
+            Some(Source::File(path)) => ValueOrigin::File(path.clone()),
             _ if metadata.name == FLAGS => {
-                Origin::Flag(self.flags.name_of(key).unwrap_or("on the command line"))
+                ValueOrigin::Flag(self.flags.name_of(key).unwrap_or("on the command line"))
             }
-            _ if metadata.name == SOURCE => {
-                Origin::Environment(self.environment.name_of(key).unwrap_or_default().to_owned())
-            }
-            _ => Origin::Default,
+            _ if metadata.name == SOURCE => ValueOrigin::Environment(
+                self.environment.name_of(key).unwrap_or_default().to_owned(),
+            ),
+            _ => ValueOrigin::Default,
         }
     }
 
     /// One line: what is wrong, with which key, and where it was written.
-    fn explain(&self, error: figment::Error) -> Failure {
+    fn explain(&self, error: figment::Error) -> CliError {
         let first = error.into_iter().next();
         let Some(first) = first else {
-            return Failure::usage("the configuration cannot be read");
+            return CliError::usage("the configuration cannot be read");
         };
         let mut path = first.path.clone();
         if let figment::error::Kind::UnknownField(name, _) = &first.kind
@@ -201,7 +201,7 @@ impl Layers {
             other => unquoted(&other.to_string()),
         };
         let origin = origin.unwrap_or_default();
-        Failure::usage(format!("configuration: {key}{what}{origin}"))
+        CliError::usage(format!("configuration: {key}{what}{origin}"))
     }
 }
 
@@ -227,8 +227,8 @@ fn unquoted(error: &str) -> String {
         let rest = line.trim_start_matches(|c: char| c == ' ' || c.is_ascii_digit());
         rest.starts_with('|') || rest.is_empty()
     };
-    let told: Vec<&str> = error.lines().filter(|line| !is_quoted(line)).collect();
-    told.join(": ")
+    let reported: Vec<&str> = error.lines().filter(|line| !is_quoted(line)).collect();
+    reported.join(": ")
 }
 
 /// A file that was read already, so that a missing one is never taken for an empty one.

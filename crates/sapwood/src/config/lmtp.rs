@@ -1,21 +1,19 @@
 //! The keys of `[lmtp]`: what connections of LMTP may hold and do, and the Unix socket of its own.
-//!
-//! Owns: the keys, and the face's settings that are made of them. Refuses to know: the protocol.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use sapwood_proto::lmtp::Limits;
+use sapwood_proto::lmtp::ConnectionLimits;
 use sapwood_server::lmtp;
 use serde::{Deserialize, Serialize};
 
-use super::span::Span;
-use crate::failure::Failure;
+use super::span::Millis;
+use crate::failure::CliError;
 
 /// What connections of LMTP may hold and do (section 10 of its page).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct Lmtp {
+pub(crate) struct LmtpConfig {
     /// A Unix socket that speaks its lines.
     pub(crate) unix: Option<PathBuf>,
     /// Connections at a time; one more is refused.
@@ -31,15 +29,15 @@ pub(crate) struct Lmtp {
     /// Unsent bytes of a connection above which its streams stand still.
     pub(crate) outbox_bytes: usize,
     /// A connection that stands still for so long is cut.
-    pub(crate) stall_timeout: Span,
+    pub(crate) stall_timeout: Millis,
     /// How long a session waits for a client whose connection was lost, and ended streams are kept.
-    pub(crate) resume_grace: Span,
+    pub(crate) resume_grace: Millis,
     /// Unknown members of GENERATE are refused instead of ignored.
     pub(crate) strict_parameters: bool,
     /// What shares a message.
     pub(crate) coalesce: Coalesce,
     /// What becomes of a malformed message.
-    pub(crate) malformed: Malformed,
+    pub(crate) malformed: MalformedPolicy,
 }
 
 /// What shares a message.
@@ -56,7 +54,7 @@ pub(crate) enum Coalesce {
 /// What becomes of a malformed message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Malformed {
+pub(crate) enum MalformedPolicy {
     /// It is answered, and the connection lives on.
     #[default]
     Answer,
@@ -64,9 +62,9 @@ pub(crate) enum Malformed {
     Close,
 }
 
-impl Default for Lmtp {
+impl Default for LmtpConfig {
     fn default() -> Self {
-        let limits = Limits::default();
+        let limits = ConnectionLimits::default();
         Self {
             unix: None,
             max_connections: 10_000,
@@ -75,21 +73,21 @@ impl Default for Lmtp {
             max_message_in: limits.max_message_in,
             max_frame_out: limits.max_frame_out,
             outbox_bytes: limits.outbox_bytes,
-            stall_timeout: Span::seconds(60),
-            resume_grace: Span::seconds(30),
+            stall_timeout: Millis::seconds(60),
+            resume_grace: Millis::seconds(30),
             strict_parameters: false,
             coalesce: Coalesce::default(),
-            malformed: Malformed::default(),
+            malformed: MalformedPolicy::default(),
         }
     }
 }
 
-impl Lmtp {
+impl LmtpConfig {
     /// Checks what the types cannot say.
     ///
     /// # Errors
-    /// [`Failure::usage`], naming the key.
-    pub(super) fn check(&self) -> Result<(), Failure> {
+    /// [`CliError::usage`], naming the key.
+    pub(super) fn check(&self) -> Result<(), CliError> {
         for (key, value) in [
             ("max_connections", self.max_connections),
             ("connections_each", self.connections_each),
@@ -99,11 +97,11 @@ impl Lmtp {
             ("outbox_bytes", self.outbox_bytes),
         ] {
             if value == 0 {
-                return Err(Failure::usage(format!("lmtp.{key}: at least 1")));
+                return Err(CliError::usage(format!("lmtp.{key}: at least 1")));
             }
         }
         if self.max_frame_out > FRAME_OUT_MAX {
-            return Err(Failure::usage(format!(
+            return Err(CliError::usage(format!(
                 "lmtp.max_frame_out: at most {FRAME_OUT_MAX}, because clients refuse larger messages"
             )));
         }
@@ -114,14 +112,14 @@ impl Lmtp {
     pub(crate) fn face(
         &self,
         default_model: Option<String>,
-        limits: &super::Limits,
+        limits: &super::LimitsConfig,
     ) -> lmtp::Config {
         lmtp::Config {
             connections: self.max_connections,
             connections_each: self.connections_each,
             resumable_sessions: limits.resumable_sessions,
             resumable_sessions_each: limits.resumable_sessions_each,
-            limits: Arc::new(Limits {
+            limits: Arc::new(ConnectionLimits {
                 max_streams: self.max_streams,
                 max_message_in: self.max_message_in,
                 max_frame_out: self.max_frame_out,
@@ -129,12 +127,12 @@ impl Lmtp {
                 outbox_low_bytes: self.outbox_bytes / 4,
                 stall_timeout: self.stall_timeout.get(),
                 resume_grace: self.resume_grace.get(),
-                ..Limits::default()
+                ..ConnectionLimits::default()
             }),
             default_model,
             strict_parameters: self.strict_parameters,
             coalesce: self.coalesce == Coalesce::Step,
-            close_on_malformed: self.malformed == Malformed::Close,
+            close_on_malformed: self.malformed == MalformedPolicy::Close,
         }
     }
 }

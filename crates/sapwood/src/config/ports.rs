@@ -1,13 +1,10 @@
 //! The ports: the common one, and those that are for one thing alone (TR-908).
-//!
-//! Owns: the keys `listen`, `listen_grpc`, `listen_metrics` and `preset`, and what they come to together. Refuses to know:
-//! sockets.
 
-use sapwood_server::purpose::Purpose;
+use sapwood_server::port_purpose::PortPurpose;
 use serde::{Deserialize, Serialize};
 
 use super::Config;
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// Which ports there are where nothing is said of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,8 +16,8 @@ pub(crate) enum Preset {
 
 /// A port, and what sets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Port {
-    pub(crate) purpose: Purpose,
+pub(crate) struct ConfiguredPort {
+    pub(crate) purpose: PortPurpose,
     pub(crate) address: String,
     /// The flag that chooses another one.
     pub(crate) flag: &'static str,
@@ -28,32 +25,32 @@ pub(crate) struct Port {
 
 impl Config {
     /// The common port.
-    pub(crate) fn common_port(&self) -> Port {
-        Port {
-            purpose: Purpose::Everything,
+    pub(crate) fn common_port(&self) -> ConfiguredPort {
+        ConfiguredPort {
+            purpose: PortPurpose::Everything,
             address: self.listen.clone(),
             flag: "--listen",
         }
     }
 
     /// Those beside it.
-    pub(crate) fn own_ports(&self) -> Vec<Port> {
+    pub(crate) fn own_ports(&self) -> Vec<ConfiguredPort> {
         let preset = |port: u16| {
             self.preset
                 .map(|Preset::Triton| format!("{}:{port}", self.host()))
         };
-        let port = |purpose, flag, said: &Option<String>, usual| {
-            let address = said.clone().or_else(|| preset(usual))?;
-            Some(Port {
+        let port = |purpose, flag, sent: &Option<String>, usual| {
+            let address = sent.clone().or_else(|| preset(usual))?;
+            Some(ConfiguredPort {
                 purpose,
                 address,
                 flag,
             })
         };
         [
-            port(Purpose::Grpc, "--listen-grpc", &self.listen_grpc, GRPC),
+            port(PortPurpose::Grpc, "--listen-grpc", &self.listen_grpc, GRPC),
             port(
-                Purpose::Metrics,
+                PortPurpose::Metrics,
                 "--listen-metrics",
                 &self.listen_metrics,
                 METRICS,
@@ -74,17 +71,17 @@ impl Config {
     /// Checks what the types cannot say.
     ///
     /// # Errors
-    /// [`Failure::usage`], naming the key.
-    pub(super) fn check_ports(&self) -> Result<(), Failure> {
-        for (key, said) in [
+    /// [`CliError::usage`], naming the key.
+    pub(super) fn check_ports(&self) -> Result<(), CliError> {
+        for (key, sent) in [
             ("listen_grpc", &self.listen_grpc),
             ("listen_metrics", &self.listen_metrics),
         ] {
-            if said.as_deref() == Some("systemd") {
+            if sent.as_deref() == Some("systemd") {
                 let what = format!(
                     "{key}: systemd passes the common socket alone; write HOST:PORT or unix:PATH"
                 );
-                return Err(Failure::usage(what));
+                return Err(CliError::usage(what));
             }
         }
         Ok(())
@@ -115,8 +112,8 @@ mod tests {
         let triton = Some(Preset::Triton);
         let both = |grpc: &str, metrics: &str| {
             vec![
-                (Purpose::Grpc, grpc.to_owned()),
-                (Purpose::Metrics, metrics.to_owned()),
+                (PortPurpose::Grpc, grpc.to_owned()),
+                (PortPurpose::Metrics, metrics.to_owned()),
             ]
         };
         assert_eq!(ports("127.0.0.1:8000", None, None), []);
@@ -133,7 +130,7 @@ mod tests {
         ] {
             assert_eq!(ports(listen, grpc, triton), expect, "{listen}");
         }
-        let grpc = vec![(Purpose::Grpc, "h:2".to_owned())];
+        let grpc = vec![(PortPurpose::Grpc, "h:2".to_owned())];
         assert_eq!(ports("h:1", Some("h:2"), None), grpc);
         let named: Preset = serde_json::from_str("\"triton\"").unwrap();
         assert_eq!(named, Preset::Triton);

@@ -1,6 +1,4 @@
 //! What clients may name by a URI instead of sending it: the keys under `references` (EV-412 to EV-415).
-//!
-//! Owns: the keys, and the clients that are made of them. Refuses to know: how anything is fetched.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,12 +9,12 @@ use sapwood_proto::secret::Secret;
 use serde::{Deserialize, Serialize};
 
 use super::environment;
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// Lists of what may be read. By default they are empty, and nothing is but what stands in the reference itself.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct References {
+pub(crate) struct ReferencesConfig {
     /// Directories whose regular files may be read by `file:`.
     pub(crate) files: Vec<PathBuf>,
     /// Hosts with public addresses that may be asked by `https:`.
@@ -33,15 +31,15 @@ pub(crate) struct References {
     pub(crate) store_options: BTreeMap<String, Secret>,
 }
 
-impl References {
+impl ReferencesConfig {
     /// The clients for what is listed.
     ///
     /// # Errors
-    /// [`Failure::usage`], naming the entry that cannot be used.
-    pub(crate) fn clients(&self) -> Result<Arc<references::References>, Failure> {
+    /// [`CliError::usage`], naming the entry that cannot be used.
+    pub(crate) fn clients(&self) -> Result<Arc<references::ReferenceResolver>, CliError> {
         let read = |path: &PathBuf| {
             std::fs::read(path).map_err(|error| {
-                Failure::usage(format!("references.ca {}: {error}", path.display()))
+                CliError::usage(format!("references.ca {}: {error}", path.display()))
             })
         };
         let environment = if self.stores.is_empty() {
@@ -59,8 +57,8 @@ impl References {
             store_options: self.store_options.clone().into_iter().collect(),
             store_environment: environment,
         };
-        references::References::new(&config)
+        references::ReferenceResolver::new(&config)
             .map(Arc::new)
-            .map_err(|error| Failure::usage(error.to_string()))
+            .map_err(|error| CliError::usage(error.to_string()))
     }
 }

@@ -1,18 +1,16 @@
 //! A model of servers that speak LMTP, as one URL names it (D-40).
-//!
-//! Owns: [`RemoteModel`] and what may stand in the query of its URL. Refuses to know: connections, and what is in a tokenizer.
 
 use std::path::PathBuf;
 
 use percent_encoding::percent_decode_str;
-use sapwood_net::lmtp::Address;
-use sapwood_proto::lmtp::{Fault, Reason};
+use sapwood_net::lmtp::PeerAddress;
+use sapwood_proto::lmtp::{LmtpError, LmtpReason};
 
 /// `lmtp://HOST:PORT[,HOST:PORT]/MODEL[?tokenizer=PATH][&key=KEY]`.
 #[derive(Debug)]
 pub(crate) struct RemoteModel {
     /// The servers, each with the key that its own query has.
-    pub(crate) peers: Vec<Address>,
+    pub(crate) peers: Vec<PeerAddress>,
     /// What they call it.
     pub(crate) model: String,
     /// `tokenizer.json`, or the folder that it stands in, where the servers do not give theirs.
@@ -24,8 +22,8 @@ impl RemoteModel {
     ///
     /// # Errors
     /// `invalid_value`, which names what cannot be used.
-    pub(crate) fn read(url: &str) -> Result<Self, Fault> {
-        let (place, query) = url.split_once('?').unwrap_or((url, ""));
+    pub(crate) fn read(url: &str) -> Result<Self, LmtpError> {
+        let (target, query) = url.split_once('?').unwrap_or((url, ""));
         let mut tokenizer = None;
         let mut theirs = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -50,7 +48,8 @@ impl RemoteModel {
             }
         }
         let question = if theirs.is_empty() { "" } else { "?" };
-        let (peers, model) = Address::of_model(&format!("{place}{question}{}", theirs.join("&")))?;
+        let (peers, model) =
+            PeerAddress::of_model(&format!("{target}{question}{}", theirs.join("&")))?;
         Ok(Self {
             peers,
             model,
@@ -59,7 +58,7 @@ impl RemoteModel {
     }
 }
 
-fn decoded(path: &str) -> Result<PathBuf, Fault> {
+fn decoded(path: &str) -> Result<PathBuf, LmtpError> {
     if path.is_empty() {
         return Err(bad("its tokenizer needs a path: ?tokenizer=PATH"));
     }
@@ -68,9 +67,9 @@ fn decoded(path: &str) -> Result<PathBuf, Fault> {
     Ok(PathBuf::from(path.into_owned()))
 }
 
-fn bad(why: &str) -> Fault {
-    Fault::new(
-        Reason::InvalidValue,
+fn bad(why: &str) -> LmtpError {
+    LmtpError::new(
+        LmtpReason::InvalidValue,
         format!("the address of a model of an LMTP server cannot be used: {why}"),
     )
 }
@@ -105,7 +104,7 @@ mod tests {
             assert_eq!(read.model, model, "{url}");
             assert_eq!(read.tokenizer.as_deref(), tokenizer.map(AsRef::as_ref));
         }
-        for (url, says) in [
+        for (url, states) in [
             ("lmtp://a:1/tiny?tokeniser=x", "'tokeniser'"),
             ("lmtp://a:1/tiny?tokenizer", "?tokenizer=PATH"),
             ("lmtp://a:1/tiny?tokenizer=", "?tokenizer=PATH"),
@@ -113,9 +112,9 @@ mod tests {
             ("lmtp://a:1/tiny?tokenizer=%ff", "no UTF-8"),
             ("lmtp://a:1?tokenizer=x", "MODEL"),
         ] {
-            let fault = RemoteModel::read(url).unwrap_err();
-            assert_eq!(fault.reason, Reason::InvalidValue, "{url}");
-            assert!(fault.message.contains(says), "{url}: {}", fault.message);
+            let error = RemoteModel::read(url).unwrap_err();
+            assert_eq!(error.reason, LmtpReason::InvalidValue, "{url}");
+            assert!(error.message.contains(states), "{url}: {}", error.message);
         }
     }
 }

@@ -1,6 +1,4 @@
 //! A length of time as people write it: `500ms`, `30s`, `5m`, `2h`.
-//!
-//! Owns: reading and writing it. Refuses to know: what is timed.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,9 +7,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 /// A length of time in whole milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Span(Duration);
+pub(crate) struct Millis(Duration);
 
-impl Span {
+impl Millis {
     pub(crate) const fn seconds(seconds: u64) -> Self {
         Self(Duration::from_secs(seconds))
     }
@@ -35,7 +33,7 @@ impl Span {
     }
 }
 
-impl fmt::Display for Span {
+impl fmt::Display for Millis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let milliseconds = self.0.as_millis();
         for (factor, unit) in [(3_600_000, "h"), (60_000, "m"), (1_000, "s")] {
@@ -47,13 +45,13 @@ impl fmt::Display for Span {
     }
 }
 
-impl Serialize for Span {
+impl Serialize for Millis {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Span {
+impl<'de> Deserialize<'de> for Millis {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let text = String::deserialize(from)?;
         Self::parse(&text).ok_or_else(|| {
@@ -78,7 +76,7 @@ mod tests {
             ("2h", 7_200_000, "2h"),
             ("0s", 0, "0ms"),
         ] {
-            let span = Span::parse(text).unwrap();
+            let span = Millis::parse(text).unwrap();
             assert_eq!(
                 (span.get(), span.to_string()),
                 (Duration::from_millis(milliseconds), shown.into())
@@ -94,7 +92,7 @@ mod tests {
             "5d",
             "99999999999999999999h",
         ] {
-            assert_eq!(Span::parse(text), None, "{text}");
+            assert_eq!(Millis::parse(text), None, "{text}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use figment::Jail;
 
-use super::layers::{Flags, Layers, Origin};
+use super::layers::{Flags, Layers, ValueOrigin};
 use super::*;
 
 fn in_jail(test: impl FnOnce(&mut Jail)) {
@@ -75,7 +75,7 @@ fn oa_912_file_environment_and_flags_win_in_this_order_and_are_remembered() {
             Some("01234567"),
             "digits stay text"
         );
-        assert_eq!(layers.origin("models"), Origin::Default);
+        assert_eq!(layers.origin("models"), ValueOrigin::Default);
     });
 }
 
@@ -332,15 +332,15 @@ fn the_example_file_holds_every_key_with_its_default() {
         assert_eq!(config, Config::default());
     });
     let mut full = Config {
-        models: vec![Model::default()],
+        models: vec![ServedModelConfig::default()],
         ..Config::default()
     };
     full.models[0].name = "x".into();
-    full.upstreams = vec![Endpoint {
+    full.upstreams = vec![EndpointConfig {
         key: Some("k".into()),
         key_file: Some("f".into()),
         ca: Some("c".into()),
-        ..Endpoint::new("u")
+        ..EndpointConfig::new("u")
     }];
     let mut keys = Vec::new();
     names(&serde_json::to_value(&full).unwrap(), &mut keys);
@@ -441,7 +441,11 @@ fn the_demo_model_stands_beside_others_by_its_name_and_needs_no_file() {
             Layers::read(None, Flags::default()).unwrap().config()
         };
         let config = read(jail, "demo").unwrap();
-        let demos: Vec<_> = config.models.iter().map(Model::is_demo).collect();
+        let demos: Vec<_> = config
+            .models
+            .iter()
+            .map(ServedModelConfig::is_demo)
+            .collect();
         assert_eq!(demos, [false, true]);
         let planned = crate::models::planned(&config, &config.models[1]);
         if cfg!(feature = "demo-model") {

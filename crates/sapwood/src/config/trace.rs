@@ -1,41 +1,39 @@
 //! The keys of `[trace]`: where spans and histograms are sent.
-//!
-//! Owns: the keys, and the collector that they name. Refuses to know: what is sent.
 
 use std::time::Duration;
 
-use sapwood_net::otlp::{Address, Collector, Protocol};
+use sapwood_net::otlp::{Collector, CollectorAddress, OtlpProtocol};
 use sapwood_proto::secret::{Secret, SecretUrl};
 use sapwood_server::telemetry;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::span::Span;
-use crate::failure::Failure;
+use super::span::Millis;
+use crate::failure::CliError;
 
 /// Where spans of generations go (OA-803). Without an endpoint nothing is sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct Trace {
+pub(crate) struct TraceConfig {
     /// `http://HOST:PORT` or `https://HOST:PORT` of a collector of OpenTelemetry.
     pub(crate) endpoint: Option<SecretUrl>,
     /// How it is spoken to.
-    pub(crate) protocol: Wire,
+    pub(crate) protocol: TraceProtocol,
     /// Sent along, each as `name: value`; may hold credentials.
-    pub(crate) headers: Vec<Header>,
+    pub(crate) headers: Vec<TraceHeader>,
     /// Prompts and outputs are part of spans.
     pub(crate) content: bool,
     /// How often histograms are sent.
-    pub(crate) metrics_every: Span,
+    pub(crate) metrics_every: Millis,
 }
 
-impl Default for Trace {
+impl Default for TraceConfig {
     fn default() -> Self {
         Self {
             endpoint: None,
-            protocol: Wire::default(),
+            protocol: TraceProtocol::default(),
             headers: Vec::new(),
             content: false,
-            metrics_every: Span::seconds(60),
+            metrics_every: Millis::seconds(60),
         }
     }
 }
@@ -43,7 +41,7 @@ impl Default for Trace {
 /// How a collector is spoken to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Wire {
+pub(crate) enum TraceProtocol {
     #[default]
     Grpc,
     Http,
@@ -52,16 +50,16 @@ pub(crate) enum Wire {
 /// A line of `headers`; only the name is shown.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(transparent)]
-pub(crate) struct Header(Secret);
+pub(crate) struct TraceHeader(Secret);
 
-impl Header {
+impl TraceHeader {
     fn parts(&self) -> Option<(&str, &str)> {
         let (name, value) = self.0.expose().split_once(':')?;
         Some((name.trim(), value.trim()))
     }
 }
 
-impl Serialize for Header {
+impl Serialize for TraceHeader {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self.parts() {
             Some((name, _)) => to.collect_str(&format_args!("{name}: {}", self.0)),
@@ -70,27 +68,27 @@ impl Serialize for Header {
     }
 }
 
-impl Trace {
+impl TraceConfig {
     /// The collector, if one is named. Must be called within a runtime.
     ///
     /// # Errors
-    /// [`Failure::usage`], naming the key.
-    pub(crate) fn collector(&self) -> Result<Option<Collector>, Failure> {
+    /// [`CliError::usage`], naming the key.
+    pub(crate) fn collector(&self) -> Result<Option<Collector>, CliError> {
         let Some(url) = &self.endpoint else {
             return Ok(None);
         };
-        let header = |header: &Header| {
+        let header = |header: &TraceHeader| {
             let (name, value) = header.parts().ok_or_else(|| {
                 // What stands there may be a credential.
-                Failure::usage("trace.headers: write each as \"name: value\"")
+                CliError::usage("trace.headers: write each as \"name: value\"")
             })?;
-            Ok::<_, Failure>((name.to_owned(), Secret::from(value)))
+            Ok::<_, CliError>((name.to_owned(), Secret::from(value)))
         };
-        let address = Address {
+        let address = CollectorAddress {
             url: url.expose().to_owned(),
             protocol: match self.protocol {
-                Wire::Grpc => Protocol::Grpc,
-                Wire::Http => Protocol::Http,
+                TraceProtocol::Grpc => OtlpProtocol::Grpc,
+                TraceProtocol::Http => OtlpProtocol::Http,
             },
             headers: self.headers.iter().map(header).collect::<Result<_, _>>()?,
             timeout: DELIVERY,
@@ -102,7 +100,7 @@ impl Trace {
             );
         }
         let collector = Collector::new(&address);
-        let wrong = |error| Failure::usage(format!("trace.endpoint: {error}"));
+        let wrong = |error| CliError::usage(format!("trace.endpoint: {error}"));
         collector.map(Some).map_err(wrong)
     }
 

@@ -1,27 +1,25 @@
 //! The keys of `models.upstream`: a model that servers elsewhere compute (LM-712, LM-801).
-//!
-//! Owns: the keys, and the peers that they name. Refuses to know: connections.
 
 use std::path::PathBuf;
 
-use sapwood_net::lmtp::Address;
+use sapwood_net::lmtp::PeerAddress;
 use sapwood_net::lmtp::pool;
-use sapwood_proto::lmtp::{Fault, Reason};
+use sapwood_proto::lmtp::{LmtpError, LmtpReason};
 use serde::{Deserialize, Serialize};
 
-use super::endpoint::Endpoint;
+use super::endpoint::EndpointConfig;
 use super::remote_model::RemoteModel;
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// Servers that compute one model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Upstream {
+pub(crate) struct UpstreamConfig {
     /// What they speak.
     #[serde(default)]
-    pub(crate) kind: Kind,
+    pub(crate) kind: UpstreamKind,
     /// Where they are.
-    pub(crate) endpoints: Vec<Endpoint>,
+    pub(crate) endpoints: Vec<EndpointConfig>,
     /// What they call the model; not given: as it is called here.
     #[serde(default)]
     pub(crate) model: Option<String>,
@@ -42,7 +40,7 @@ const fn yes() -> bool {
 /// What servers elsewhere speak.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
+pub(crate) enum UpstreamKind {
     #[default]
     Lmtp,
 }
@@ -61,12 +59,15 @@ impl Default for Failover {
     }
 }
 
-impl Upstream {
+impl UpstreamConfig {
     /// The peers of the model that is called `name` here, each with the entry that it stands in.
     ///
     /// # Errors
     /// An address cannot be used.
-    pub(crate) fn peers(&self, name: &str) -> Result<Vec<(pool::Endpoint, &Endpoint)>, Fault> {
+    pub(crate) fn peers(
+        &self,
+        name: &str,
+    ) -> Result<Vec<(pool::PoolEndpoint, &EndpointConfig)>, LmtpError> {
         let mut peers = Vec::new();
         for endpoint in &self.endpoints {
             let url = endpoint.url.expose();
@@ -75,16 +76,16 @@ impl Upstream {
                 let named = RemoteModel::read(url)?;
                 if named.tokenizer.is_some() {
                     let why = "the tokenizer of a configured model stands beside its endpoints, in models.upstream.tokenizer";
-                    return Err(Fault::new(Reason::InvalidValue, why));
+                    return Err(LmtpError::new(LmtpReason::InvalidValue, why));
                 }
                 (named.peers, named.model)
             } else {
                 let model = self.model.as_deref().unwrap_or(name);
-                (vec![Address::parse(url)?], model.to_owned())
+                (vec![PeerAddress::parse(url)?], model.to_owned())
             };
             peers.extend(addresses.into_iter().map(|address| {
                 let model = model.clone();
-                let peer = pool::Endpoint {
+                let peer = pool::PoolEndpoint {
                     address,
                     model,
                     weight,
@@ -98,10 +99,10 @@ impl Upstream {
     /// Checks what the types cannot say.
     ///
     /// # Errors
-    /// [`Failure::usage`], naming the key.
-    pub(crate) fn check(&self, name: &str) -> Result<(), Failure> {
+    /// [`CliError::usage`], naming the key.
+    pub(crate) fn check(&self, name: &str) -> Result<(), CliError> {
         let wrong = |why: &str| {
-            Failure::usage(format!(
+            CliError::usage(format!(
                 "models.upstream.endpoints: the model `{name}`: {why}"
             ))
         };
@@ -114,7 +115,7 @@ impl Upstream {
                 Err(wrong("a weight is at least 1"))
             }
             Ok(_) => Ok(()),
-            Err(fault) => Err(wrong(&fault.message)),
+            Err(error) => Err(wrong(&error.message)),
         }
     }
 }

@@ -1,24 +1,22 @@
 //! The pools of models that servers elsewhere share, as far as they were joined (LM-805).
-//!
-//! Owns: [`Pools`]: which there are, and what a reloaded configuration says to them. Refuses to know: where streams go.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use sapwood_net::lmtp::pool::{Endpoint, Pool};
+use sapwood_net::lmtp::pool::{LmtpPool, PoolEndpoint};
 use sapwood_proto::evergreen::Status;
 
-use super::place;
+use super::target;
 use crate::config::Config;
 use crate::config::remote_model::RemoteModel;
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// The pools by the names of their models. Clones share them.
 #[derive(Clone, Default)]
-pub(crate) struct Pools(Arc<Mutex<Vec<(String, Pool)>>>);
+pub(crate) struct Pools(Arc<Mutex<Vec<(String, LmtpPool)>>>);
 
 impl Pools {
     /// One was joined.
-    pub(super) fn add(&self, model: &str, pool: Pool) {
+    pub(super) fn add(&self, model: &str, pool: LmtpPool) {
         let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         pools.retain(|(other, _)| other != model);
         pools.push((model.to_owned(), pool));
@@ -28,26 +26,26 @@ impl Pools {
     /// is new or gone needs a restart.
     ///
     /// # Errors
-    /// [`Failure::usage`] if the servers of one cannot be used; nothing is changed.
-    pub(crate) fn prepare(&self, config: &Config) -> Result<Prepared, Failure> {
+    /// [`CliError::usage`] if the servers of one cannot be used; nothing is changed.
+    pub(crate) fn prepare(&self, config: &Config) -> Result<PreparedPools, CliError> {
         let pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut prepared = Vec::new();
         for (model, pool) in &*pools {
             let endpoints = endpoints(config, model).map_err(|status| {
-                Failure::usage(format!("upstreams of `{model}`: {}", status.message))
+                CliError::usage(format!("upstreams of `{model}`: {}", status.message))
             })?;
             if !endpoints.is_empty() {
                 prepared.push((model.clone(), pool.clone(), endpoints));
             }
         }
-        Ok(Prepared(prepared))
+        Ok(PreparedPools(prepared))
     }
 }
 
 /// What pools will consist of.
-pub(crate) struct Prepared(Vec<(String, Pool, Vec<Endpoint>)>);
+pub(crate) struct PreparedPools(Vec<(String, LmtpPool, Vec<PoolEndpoint>)>);
 
-impl Prepared {
+impl PreparedPools {
     /// Has them consist of that.
     pub(crate) fn apply(self) {
         for (model, pool, endpoints) in self.0 {
@@ -62,11 +60,11 @@ impl Prepared {
 ///
 /// # Errors
 /// A key or the authorities to trust cannot be read.
-fn endpoints(config: &Config, model: &str) -> Result<Vec<Endpoint>, Status> {
+fn endpoints(config: &Config, model: &str) -> Result<Vec<PoolEndpoint>, Status> {
     let mut configured = config.models.iter().filter(|one| one.name == model);
     if let Some(upstream) = configured.find_map(|one| one.upstream.as_ref()) {
         let peers = upstream.peers(model).unwrap_or_default().into_iter();
-        let let_in = |(peer, server)| Ok(place::let_in(peer, &place::access(server, config)?));
+        let let_in = |(peer, server)| Ok(target::let_in(peer, &target::access(server, config)?));
         return peers.map(let_in).collect();
     }
     let mut endpoints = Vec::new();
@@ -75,14 +73,14 @@ fn endpoints(config: &Config, model: &str) -> Result<Vec<Endpoint>, Status> {
         let Some(named) = named.ok().filter(|named| named.model == model) else {
             continue;
         };
-        let access = place::access(server, config)?;
+        let access = target::access(server, config)?;
         endpoints.extend(named.peers.into_iter().map(|address| {
-            let endpoint = Endpoint {
+            let endpoint = PoolEndpoint {
                 address,
                 model: named.model.clone(),
                 weight: 1,
             };
-            place::let_in(endpoint, &access)
+            target::let_in(endpoint, &access)
         }));
     }
     Ok(endpoints)

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use futures::FutureExt;
-use sapwood_kernel::{Chunk, Mime, Output, Port};
+use sapwood_kernel::{Chunk, Mime, OutputSpec, Port};
 use sapwood_server::drain::Drain;
 use sapwood_server::health::Health;
 use tokio::task::JoinHandle;
@@ -26,8 +26,8 @@ struct Fake {
     mute: watch::Receiver<bool>,
 }
 
-impl Dial for Fake {
-    async fn dial(&self) -> Result<Link, Status> {
+impl DialUpstream for Fake {
+    async fn dial(&self) -> Result<UpstreamLink, Status> {
         self.tried.lock().unwrap().push(Instant::now());
         if *self.mute.borrow() {
             std::future::pending::<()>().await;
@@ -39,8 +39,8 @@ impl Dial for Fake {
         worn.mark_unchanged();
         ended.mark_unchanged();
         let (mut serves, left) = (self.serves.clone(), Arc::clone(&self.left));
-        Ok(Link {
-            functions: names.iter().copied().map(says_hello).collect(),
+        Ok(UpstreamLink {
+            functions: names.iter().copied().map(sends_hello).collect(),
             worn: async move { drop(worn.changed().await) }.boxed(),
             over: async move {
                 tokio::select! {
@@ -55,8 +55,8 @@ impl Dial for Fake {
     }
 }
 
-fn says_hello(name: &'static str) -> Fun {
-    let spec = Spec::new(name, "").outputs([Output::new(Port::MAIN, Mime::TEXT)]);
+fn sends_hello(name: &'static str) -> Fun {
+    let spec = Spec::new(name, "").outputs([OutputSpec::new(Port::MAIN, Mime::TEXT)]);
     raw(spec, |_| stream::iter([Ok(Chunk::text("hello"))]).boxed())
 }
 
@@ -90,8 +90,9 @@ impl Bench {
             mute: muted,
         };
         let health = Arc::new(Health::new(Drain::default(), Duration::from_secs(30)));
-        let standing = Standing::of_server(&health, 1);
-        let upstream = Upstream::new("evergreen+http://there:1", fake, kernel.clone(), standing);
+        let standing = UpstreamStatus::of_server(&health, 1);
+        let upstream =
+            UpstreamTask::new("evergreen+http://there:1", fake, kernel.clone(), standing);
         let (failed, _) = mpsc::channel(1);
         let task = tokio::spawn(upstream.keep(failed, jitter, stopped));
         Self {
@@ -149,7 +150,7 @@ async fn waits_double_up_to_a_bound_and_are_spread() {
 async fn what_it_serves_is_there_while_it_is_and_unavailable_while_it_is_not() {
     let bench = Bench::start(7);
     let settle = || sleep(Duration::from_secs(31));
-    bench.kernel.add(says_hello("taken")).unwrap();
+    bench.kernel.add(sends_hello("taken")).unwrap();
     assert_eq!(bench.call("far").await.unwrap_err().code(), Code::NotFound);
     bench.serves.send_replace(Some(&["far", "taken"]));
     settle().await;
@@ -193,13 +194,13 @@ async fn one_that_held_is_tried_again_soon_and_one_that_flaps_is_not() {
     let bench = Bench::start(3);
     sleep(Duration::from_secs(100)).await;
     let tries = || bench.tried.lock().unwrap().len();
-    for (held, soon) in [(5, false), (60, true)] {
+    for (retained, soon) in [(5, false), (60, true)] {
         bench.serves.send_replace(Some(&["far"]));
-        sleep(Duration::from_secs(31 + held)).await;
+        sleep(Duration::from_secs(31 + retained)).await;
         bench.serves.send_replace(None);
         let before = tries();
         sleep(Duration::from_secs(3)).await;
-        assert_eq!(tries() > before, soon, "after {held} s");
+        assert_eq!(tries() > before, soon, "after {retained} s");
         sleep(Duration::from_secs(100)).await;
     }
 }

@@ -58,7 +58,7 @@ fn a_target_is_a_flag_as_well() {
                 scripted = { script = \"text\", text = \"miaow\" }\n";
     let here = with_echo("run-target", more);
     let call = ["run", "GENERATE", "--input", "prompt=straight"];
-    for (target, code, says) in [
+    for (target, code, states) in [
         (&[][..], 0, "miaow"),
         (&["--target", "parrot"], 0, "straight"),
         (
@@ -77,7 +77,7 @@ fn a_target_is_a_flag_as_well() {
         let ended = run(&here, &[&call[..], target].concat());
         assert_eq!(
             (ended.code, &*ended.out),
-            (code, says),
+            (code, states),
             "{target:?}: {ended:?}"
         );
     }

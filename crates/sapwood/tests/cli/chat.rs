@@ -126,7 +126,7 @@ fn questions_are_remembered_unless_that_is_unwanted_or_impossible() {
     let here = with_echo("chat-history", "");
     let state = here.join("state");
     let file = state.join("sapwood").join("chat-history");
-    for (arguments, question, kept) in [
+    for (arguments, question, retained) in [
         (&[][..], "the first", "#V2\nthe first\n/quit\n"),
         (&["--no-history"], "the second", "#V2\nthe first\n/quit\n"),
         (
@@ -139,7 +139,7 @@ fn questions_are_remembered_unless_that_is_unwanted_or_impossible() {
         assert!(code == 0 && out.contains(question), "{out}{err}");
         assert_eq!(
             std::fs::read_to_string(&file).unwrap(),
-            kept,
+            retained,
             "{arguments:?}"
         );
     }

@@ -29,7 +29,7 @@ fn tr_1108_what_is_wrong_in_a_file_is_named() {
     let here = folder("mock-check");
     let tensor = |text: &str| format!("inputs = [{text}]");
     let prompt = r#"{ name = "q", datatype = "BYTES", shape = [1], role = "prompt" }"#;
-    for (keys, told) in [
+    for (keys, received) in [
         (
             tensor(r#"{ name = "q", datatype = "TEXT", shape = [1] }"#),
             "tensor `q`: there is no datatype `TEXT`",
@@ -78,9 +78,9 @@ fn tr_1108_what_is_wrong_in_a_file_is_named() {
         std::fs::write(&file, text).unwrap();
         let ended = run(&here, &["mock", "check", "m.toml"]);
         assert_eq!(ended.code, 2, "{keys}: {ended:?}");
-        assert!(ended.err.contains(told), "{keys}: {ended:?}");
+        assert!(ended.err.contains(received), "{keys}: {ended:?}");
         assert!(
-            ended.err.contains("`m`") || ["odd", "required"].contains(&told),
+            ended.err.contains("`m`") || ["odd", "required"].contains(&received),
             "{keys}: {ended:?}"
         );
     }

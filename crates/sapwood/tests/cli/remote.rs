@@ -300,17 +300,17 @@ fn oa_904_a_running_answer_is_finished_in_the_drain_or_cut_with_exit_code_3() {
         let (served, log) = serving.end();
         assert_eq!(served, code, "{log}");
         let text = String::from_utf8(ended.stdout).unwrap();
-        let told = String::from_utf8(ended.stderr).unwrap();
+        let received = String::from_utf8(ended.stderr).unwrap();
         if code == 0 {
             assert_eq!(
                 (ended.status.code(), &*text),
                 (Some(0), " dozen words"),
-                "{told}"
+                "{received}"
             );
         } else {
             assert!(
-                ended.status.code() == Some(1) && told.contains("GOING_AWAY"),
-                "{told}"
+                ended.status.code() == Some(1) && received.contains("GOING_AWAY"),
+                "{received}"
             );
             // OA-804: what is logged of a session can be found by the request that opened it.
             let lines: Vec<Value> = log.lines().flat_map(serde_json::from_str).collect();
@@ -370,10 +370,10 @@ fn an_upstream_s_models_and_functions_are_served_here_too() {
         .unwrap();
     drop(back);
     let ended = running.wait_with_output().unwrap();
-    let told = String::from_utf8(ended.stderr).unwrap();
+    let received = String::from_utf8(ended.stderr).unwrap();
     assert!(
-        told.contains("the connection to the server was lost"),
-        "{told}"
+        received.contains("the connection to the server was lost"),
+        "{received}"
     );
     drop(typed);
     // Later calls are told too, and a server that begins without it begins all the same.
@@ -476,11 +476,11 @@ fn d_53_a_model_of_a_server_recommends_how_to_sample() {
             "/temperature\n/temperature 0.5\n/temperature -\n/temperature x\nhello\n",
         );
         assert_eq!((ended.code, &*ended.out), (0, "hello\n"), "{ended:?}");
-        let told = format!("The temperature is {expect}.");
+        let received = format!("The temperature is {expect}.");
         let lines: Vec<&str> = ended.err.lines().take(3).collect();
         assert_eq!(
             lines,
-            [&*told, "The temperature is 0.5.", &*told],
+            [&*received, "The temperature is 0.5.", &*received],
             "{ended:?}"
         );
     }

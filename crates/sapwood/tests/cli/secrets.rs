@@ -342,9 +342,9 @@ fn d_31_few_file_descriptors_are_shared_out_or_refused() {
     );
     let serving = Serving::of(limited(&here, 256));
     // More than one at a time.
-    let held: Vec<_> = (0..100)
+    let retained: Vec<_> = (0..100)
         .map(|_| TcpStream::connect(serving.address()).unwrap())
         .collect();
     assert!(serving.get("/livez", "").starts_with("HTTP/1.1 200"));
-    drop(held);
+    drop(retained);
 }

@@ -6,14 +6,14 @@ use std::path::Path;
 use std::process::Stdio;
 
 use rustix::fs::{CWD, Mode, mkfifoat};
-use sapwood_engine::embedded::random::{self, Shape};
+use sapwood_engine::embedded::random::{self, RandomModelShape};
 
 use crate::process::{Serving, folder, sapwood};
 
 const SIZE: &str = r#"{"ctx":0,"threads":1,"parallel":2,"kept_prefixes":0,"prefixes_asked":false,"cache_tokens":0,"memory_bytes":0}"#;
 
-fn write(to: &Path, change: impl FnOnce(&mut Shape)) {
-    let mut shape = Shape::tiny();
+fn write(to: &Path, change: impl FnOnce(&mut RandomModelShape)) {
+    let mut shape = RandomModelShape::tiny();
     change(&mut shape);
     let mut bytes = Vec::new();
     random::write(&mut bytes, &shape, 7).unwrap();
@@ -62,15 +62,15 @@ fn tr_706_a_file_that_ends_its_process_does_not_end_the_server() {
     assert_eq!(line["model"], "fatal");
     let why = line["failure"].as_str().unwrap();
     assert!(why.contains("GGML_ASSERT"), "{why}");
-    let told = post(&serving, "/v2/repository/models/fatal/load", "");
-    assert!(told.starts_with("HTTP/1.1 500 "), "{told}");
-    let told = post(&serving, "/v2/repository/models/good/load", "");
-    assert!(told.starts_with("HTTP/1.1 200 "), "{told}");
+    let received = post(&serving, "/v2/repository/models/fatal/load", "");
+    assert!(received.starts_with("HTTP/1.1 500 "), "{received}");
+    let received = post(&serving, "/v2/repository/models/good/load", "");
+    assert!(received.starts_with("HTTP/1.1 200 "), "{received}");
     let ask = r#"{"text_input": "hello", "max_tokens": 2}"#;
     for (model, status) in [("steady", 200), ("good", 200), ("fatal", 404)] {
-        let told = post(&serving, &format!("/v2/models/{model}/generate"), ask);
+        let received = post(&serving, &format!("/v2/models/{model}/generate"), ask);
         let expect = format!("HTTP/1.1 {status} ");
-        assert!(told.starts_with(&expect), "{model}: {told}");
+        assert!(received.starts_with(&expect), "{model}: {received}");
     }
 }
 
@@ -97,9 +97,9 @@ fn a_file_is_tried_and_the_reason_told() {
         let _open = child.stdin.take();
         let ended = child.wait_with_output().unwrap();
         assert_eq!(ended.status.code(), code, "{file}: {ended:?}");
-        for (said, expect) in [(ended.stdout, out), (ended.stderr, err)] {
-            let said = String::from_utf8(said).unwrap();
-            assert!(said.contains(expect), "{file}: {said}");
+        for (reply, expect) in [(ended.stdout, out), (ended.stderr, err)] {
+            let reply = String::from_utf8(reply).unwrap();
+            assert!(reply.contains(expect), "{file}: {reply}");
         }
     }
 }

@@ -31,8 +31,8 @@ fn lm_712_a_model_of_a_server_is_asked_in_text_like_one_that_is_here() {
     let upstream = format!("lmtp://127.0.0.1:9,{}/parrot", back.address());
     let mut front = Serving::start(&here, &["--upstream", &upstream]);
     front.wait_for("joined an upstream");
-    let said = asked(&here, &front.url, "h\u{e4}lt es?");
-    assert_eq!(said, (0, "h\u{e4}lt es?".into()));
+    let reply = asked(&here, &front.url, "h\u{e4}lt es?");
+    assert_eq!(reply, (0, "h\u{e4}lt es?".into()));
     // Whoever is a client of ours finds the file here, too.
     let files = [&front, &back].map(|server| server.get("/lmtp/tokenizer/parrot", ""));
     let [ours, theirs] = files.map(|file| file.split_once("\r\n\r\n").unwrap().1.to_owned());
@@ -87,13 +87,13 @@ fn lm_712_the_address_of_a_model_names_its_tokenizer() {
     let template = "{% for message in messages %}<{{ message.content }}>{% endfor %}";
     std::fs::write(here.join("its files/chat_template.jinja"), template).unwrap();
     let upstream = |query: &str| format!("lmtp://{}/parrot?{query}", back.address());
-    for (query, says) in [
+    for (query, states) in [
         ("tokenizer=nowhere.json", "nowhere.json"),
         ("tokeniser=its", "'tokeniser'"),
     ] {
         let serve = ["serve", "--listen", "127.0.0.1:0", "--upstream"];
         let ended = run(&here, &[&serve[..], &[&upstream(query)]].concat());
-        assert!(ended.code != 0 && ended.err.contains(says), "{ended:?}");
+        assert!(ended.code != 0 && ended.err.contains(states), "{ended:?}");
     }
     let named = format!("tokenizer={}/its%20files", here.display());
     let mut front = Serving::start(&here, &["--upstream", &upstream(&named)]);

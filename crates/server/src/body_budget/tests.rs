@@ -19,8 +19,8 @@ fn budget(total: usize, each: usize) -> Arc<BodyBudget> {
     Arc::new(BodyBudget::new(config, in_use, refused))
 }
 
-fn key(name: &str) -> Identity {
-    Identity::Key(name.into())
+fn key(name: &str) -> CallerIdentity {
+    CallerIdentity::Key(name.into())
 }
 
 #[tokio::test(start_paused = true)]
@@ -31,13 +31,19 @@ async fn d_47_what_fits_is_charged_and_one_byte_more_waits_and_is_refused() {
     assert_eq!(budget.in_use.get(), 32 * 1024);
     // More than one request may ever hold is refused at once.
     let began = Instant::now();
-    assert_eq!(budget.reserve(key("b")).hold(32 * KIB + 1).await, Err(Full));
+    assert_eq!(
+        budget.reserve(key("b")).hold(32 * KIB + 1).await,
+        Err(BudgetFull)
+    );
     assert_eq!(began.elapsed(), Duration::ZERO);
     // Another caller has room, and then the server has none for a third.
     let mut other = budget.reserve(key("b"));
     assert_eq!(other.hold(32 * KIB).await, Ok(()));
     let began = Instant::now();
-    assert_eq!(budget.reserve(key("c")).hold(FREE + 1).await, Err(Full));
+    assert_eq!(
+        budget.reserve(key("c")).hold(FREE + 1).await,
+        Err(BudgetFull)
+    );
     assert_eq!(began.elapsed(), budget.config.wait);
     assert_eq!(budget.refused.get(), 2);
     // What is small needs no room.
@@ -58,8 +64,11 @@ async fn d_47_who_waits_goes_on_as_soon_as_there_is_room() {
         first.shrink(16 * KIB);
     };
     let began = Instant::now();
-    let (held, ()) = futures::join!(second.hold(16 * KIB), release);
-    assert_eq!((held, began.elapsed()), (Ok(()), Duration::from_secs(3)));
+    let (retained, ()) = futures::join!(second.hold(16 * KIB), release);
+    assert_eq!(
+        (retained, began.elapsed()),
+        (Ok(()), Duration::from_secs(3))
+    );
     assert_eq!(budget.in_use.get(), 32 * 1024);
     // Less is a refund.
     second.hold(8 * KIB).await.unwrap();
@@ -81,7 +90,7 @@ async fn d_47_requests_that_wait_for_each_other_end() {
     });
     let began = Instant::now();
     let ended = futures::future::join_all(each).await;
-    assert!(ended.contains(&Err(Full)), "{ended:?}");
+    assert!(ended.contains(&Err(BudgetFull)), "{ended:?}");
     assert!(began.elapsed() <= budget.config.wait);
     assert_eq!(budget.in_use.get(), 0);
     assert_eq!(budget.reserve(key("a")).hold(64 * KIB).await, Ok(()));
@@ -109,18 +118,21 @@ async fn d_47_large_requests_leave_room_for_ordinary_ones() {
     let mut large = Vec::new();
     for caller in ["a", "b"] {
         let mut one = budget.reserve(key(caller));
-        assert_eq!(one.hold(24 * MIB + 1).await, Err(Full));
+        assert_eq!(one.hold(24 * MIB + 1).await, Err(BudgetFull));
         assert_eq!(one.hold(24 * MIB).await, Ok(()));
         large.push(one);
     }
     // The last quarter is for who holds little in all, however many of them there are.
-    assert_eq!(budget.reserve(key("a")).hold(MIB).await, Err(Full));
-    assert_eq!(budget.reserve(key("c")).hold(4 * MIB + 1).await, Err(Full));
+    assert_eq!(budget.reserve(key("a")).hold(MIB).await, Err(BudgetFull));
+    assert_eq!(
+        budget.reserve(key("c")).hold(4 * MIB + 1).await,
+        Err(BudgetFull)
+    );
     for (caller, count) in [("c", 4), ("d", 4), ("e", 4), ("f", 2), ("g", 1), ("h", 1)] {
         for nth in 0..=count {
             let mut ordinary = budget.reserve(key(caller));
-            let held = ordinary.hold(MIB).await;
-            assert_eq!(held.is_ok(), nth < count, "{caller} {nth}");
+            let retained = ordinary.hold(MIB).await;
+            assert_eq!(retained.is_ok(), nth < count, "{caller} {nth}");
             large.push(ordinary);
         }
     }
@@ -154,10 +166,13 @@ async fn d_47_one_callers_large_requests_leave_room_for_its_ordinary_ones() {
     let budget = budget(128 * MIB, 32 * MIB);
     let mut large = budget.reserve(key("a"));
     assert_eq!(large.hold(24 * MIB).await, Ok(()));
-    assert_eq!(budget.reserve(key("a")).hold(MIB + 1).await, Err(Full));
+    assert_eq!(
+        budget.reserve(key("a")).hold(MIB + 1).await,
+        Err(BudgetFull)
+    );
     let mut ordinary: Vec<_> = (0..8).map(|_| budget.reserve(key("a"))).collect();
     for one in &mut ordinary {
         assert_eq!(one.hold(MIB).await, Ok(()));
     }
-    assert_eq!(budget.reserve(key("a")).hold(MIB).await, Err(Full));
+    assert_eq!(budget.reserve(key("a")).hold(MIB).await, Err(BudgetFull));
 }

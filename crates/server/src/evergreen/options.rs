@@ -1,7 +1,6 @@
 //! Session options as request metadata, headers and query parameters spell them (section 2 of the Evergreen page).
 //!
-//! Owns: the names, the values and the refusal of malformed ones before a session starts. Refuses to know: what an
-//! option does. Options we do not know are ignored, so that newer clients work.
+//! Options we do not know are ignored, so that newer clients work.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +8,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::percent_decode_str;
 use sapwood_proto::evergreen::MetadataMode;
-use sapwood_proto::session::Retain;
+use sapwood_proto::session::RetentionPolicy;
 
 /// The header of a session's token, both ways (EV-940).
 pub(crate) const TOKEN: &str = "evergreen-session-token";
@@ -17,13 +16,13 @@ pub(crate) const TOKEN: &str = "evergreen-session-token";
 /// What a client asked of its session; `None` where the dialect's default holds.
 #[derive(Clone, Default, PartialEq, Eq)]
 #[cfg_attr(test, derive(Debug))]
-pub(crate) struct Options {
+pub(crate) struct RequestedOptions {
     /// `evergreen-metadata` (EV-405).
     pub(crate) metadata: Option<MetadataMode>,
     /// `evergreen-partial-failure` (EV-930).
     pub(crate) partial_failure: bool,
     /// `evergreen-retain` (EV-955).
-    pub(crate) retain: Option<Retain>,
+    pub(crate) retain: Option<RetentionPolicy>,
     /// `evergreen-resume` (EV-940).
     pub(crate) resume: bool,
     /// `evergreen-session-token`: it wants its earlier session back (EV-941). As good as a key, so it is never shown.
@@ -35,25 +34,25 @@ pub(crate) struct Options {
 /// An option whose value cannot be read: its name and what would be accepted. Never the value itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{option} is malformed: send {accepts}")]
-pub(crate) struct Malformed {
+pub(crate) struct BadOption {
     option: &'static str,
     accepts: &'static str,
 }
 
-impl Malformed {
+impl BadOption {
     /// Which option.
     pub(crate) const fn name(&self) -> &'static str {
         self.option
     }
 }
 
-impl Options {
+impl RequestedOptions {
     /// Reads every option out of the headers of an upgrade, and out of the query, where browsers have to put them.
     /// A header wins.
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub(crate) fn of_upgrade(headers: &HeaderMap, query: &str) -> Result<Self, Malformed> {
+    pub(crate) fn of_upgrade(headers: &HeaderMap, query: &str) -> Result<Self, BadOption> {
         let mut all = headers.clone();
         let named = query.split('&').filter_map(|pair| pair.split_once('='));
         for (name, value) in named.filter(|(name, _)| name.starts_with("evergreen-")) {
@@ -72,7 +71,7 @@ impl Options {
     ///
     /// # Errors
     /// The first malformed value, also of options that this server does not enable.
-    pub(crate) fn read(headers: &HeaderMap) -> Result<Self, Malformed> {
+    pub(crate) fn read(headers: &HeaderMap) -> Result<Self, BadOption> {
         let metadata = choice(
             headers,
             "evergreen-metadata",
@@ -90,8 +89,8 @@ impl Options {
         let resume = choice(headers, "evergreen-resume", "0 or 1", flag)?;
         let retain = choice(headers, "evergreen-retain", "session or unread", |value| {
             Some(match value {
-                "session" => Retain::Session,
-                "unread" => Retain::Unread,
+                "session" => RetentionPolicy::Session,
+                "unread" => RetentionPolicy::Unread,
                 _ => return None,
             })
         })?;
@@ -125,12 +124,12 @@ fn choice<T>(
     option: &'static str,
     accepts: &'static str,
     read: impl Fn(&str) -> Option<T>,
-) -> Result<Option<T>, Malformed> {
+) -> Result<Option<T>, BadOption> {
     let Some(value) = headers.get(option) else {
         return Ok(None);
     };
     let read = value.to_str().ok().and_then(read);
-    read.map(Some).ok_or(Malformed { option, accepts })
+    read.map(Some).ok_or(BadOption { option, accepts })
 }
 
 fn flag(value: &str) -> Option<bool> {
@@ -169,10 +168,10 @@ const DAY_MS: u64 = 86_400_000;
 mod tests {
     use super::*;
 
-    fn read(name: &'static str, value: &'static [u8]) -> Result<Options, &'static str> {
+    fn read(name: &'static str, value: &'static [u8]) -> Result<RequestedOptions, &'static str> {
         let mut headers = HeaderMap::new();
         headers.insert(name, HeaderValue::from_bytes(value).unwrap());
-        Options::read(&headers).map_err(|malformed| malformed.option)
+        RequestedOptions::read(&headers).map_err(|malformed| malformed.option)
     }
 
     #[test]
@@ -210,7 +209,7 @@ mod tests {
         both.insert("grpc-timeout", HeaderValue::from_static("1S"));
         both.insert("evergreen-timeout-ms", HeaderValue::from_static("10"));
         assert_eq!(
-            Options::read(&both).unwrap().timeout,
+            RequestedOptions::read(&both).unwrap().timeout,
             Some(Duration::from_millis(10))
         );
     }
@@ -219,7 +218,7 @@ mod tests {
     fn options_stand_in_the_query_too_and_a_header_wins() {
         let mut headers = HeaderMap::new();
         let read = |headers: &HeaderMap, query| {
-            let options = Options::of_upgrade(headers, query);
+            let options = RequestedOptions::of_upgrade(headers, query);
             options
                 .map(|options| (options.metadata, options.timeout))
                 .map_err(|malformed| malformed.name())
@@ -243,9 +242,9 @@ mod tests {
 
     #[test]
     fn options_are_read_unknown_ones_ignored_and_malformed_ones_named() {
-        let lenient = Options {
+        let lenient = RequestedOptions {
             metadata: Some(MetadataMode::Lenient),
-            ..Options::default()
+            ..RequestedOptions::default()
         };
         assert_eq!(read("evergreen-metadata", b"lenient"), Ok(lenient));
         assert!(
@@ -254,15 +253,15 @@ mod tests {
                 .partial_failure
         );
         for (value, expect) in [
-            (&b"session"[..], Retain::Session),
-            (b"unread", Retain::Unread),
+            (&b"session"[..], RetentionPolicy::Session),
+            (b"unread", RetentionPolicy::Unread),
         ] {
             let read = read("evergreen-retain", value).unwrap();
             assert_eq!(read.retain, Some(expect));
         }
         assert_eq!(
             read("evergreen-from-the-future", b"\xff"),
-            Ok(Options::default())
+            Ok(RequestedOptions::default())
         );
         for (name, value) in [
             ("evergreen-metadata", &b"Strict"[..]),

@@ -8,18 +8,18 @@ use bytes::BytesMut;
 use http::request::Parts;
 use http::{HeaderMap, Version, header};
 use http_body_util::BodyExt;
-use sapwood_kernel::pool::{Pool, Size};
+use sapwood_kernel::pool::{BlockingPool, TaskSize};
 use sapwood_proto::code::Code;
-use sapwood_proto::generate::Refused;
+use sapwood_proto::generate::InvalidRequest;
 
 use super::compression::Coding;
-use super::failure::Failure;
+use super::decompression::DecompressedBody;
 use super::options::Config;
-use super::unpacking::Unpacking;
-use crate::body_budget::{Full, overloaded};
-use crate::intake::Intake;
-use crate::leftover::read_away;
-use crate::packed::{STEP, UNPACKED_HERE};
+use super::request_error::RequestError;
+use crate::body_budget::{BudgetFull, overloaded};
+use crate::compressed_limit::{STEP, UNPACKED_HERE};
+use crate::drain_body::read_away;
+use crate::intake::BodyIntake;
 
 /// A body that is still to come.
 pub(super) struct Upload {
@@ -28,24 +28,24 @@ pub(super) struct Upload {
     chunked: bool,
     read: u64,
     /// What it is charged to.
-    intake: Option<Arc<Intake>>,
+    intake: Option<Arc<BodyIntake>>,
 }
 
 /// Which error an unknown encoding is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Style {
+pub(super) enum EncodingErrorStyle {
     Generate,
     Infer,
-    /// [`Style::Infer`] with raw bytes behind its JSON, or in its place.
+    /// [`EncodingErrorStyle::Infer`] with raw bytes behind its JSON, or in its place.
     Raw,
 }
 
-impl Style {
+impl EncodingErrorStyle {
     /// A body of so many bytes is larger than allowed.
-    pub(super) fn too_large(self, bytes: u64, max: usize) -> Failure {
+    pub(super) fn too_large(self, bytes: u64, max: usize) -> RequestError {
         match self {
-            Self::Generate | Self::Infer => Refused::JsonBytes { bytes, max }.into(),
-            Self::Raw => Refused::BodyBytes { bytes, max }.into(),
+            Self::Generate | Self::Infer => InvalidRequest::JsonBytes { bytes, max }.into(),
+            Self::Raw => InvalidRequest::BodyBytes { bytes, max }.into(),
         }
     }
 }
@@ -68,9 +68,9 @@ impl Upload {
     pub(super) async fn whole(
         mut self,
         headers: &HeaderMap,
-        style: Style,
+        style: EncodingErrorStyle,
         config: &Config,
-    ) -> Result<Bytes, Failure> {
+    ) -> Result<Bytes, RequestError> {
         let coding = Coding::of(headers, style, config)?;
         let max = config.limits.input_bytes;
         if let Some(length) = self.length
@@ -81,7 +81,10 @@ impl Upload {
         let bytes = self.collect(style, max, config).await?;
         match coding {
             Coding::Identity => Ok(bytes),
-            coding => self.unpack(Unpacking::new(coding, bytes, max), max).await,
+            coding => {
+                self.unpack(DecompressedBody::new(coding, bytes, max), max)
+                    .await
+            }
         }
     }
 
@@ -90,13 +93,17 @@ impl Upload {
         clippy::needless_pass_by_ref_mut,
         reason = "shared over an await, an upload would have to be Sync"
     )]
-    async fn unpack(&mut self, mut unpacking: Unpacking, max: usize) -> Result<Bytes, Failure> {
+    async fn unpack(
+        &mut self,
+        mut unpacking: DecompressedBody,
+        max: usize,
+    ) -> Result<Bytes, RequestError> {
         let mut reservation = self.intake.as_ref().map(|intake| intake.reserve());
         let mut ended = self.read <= UNPACKED_HERE as u64 && unpacking.step(STEP)?;
         while !ended {
             let part = STEP.min(max);
             if let Some(reservation) = &mut reservation
-                && let Err(Full) = reservation.hold(unpacking.held() + part).await
+                && let Err(BudgetFull) = reservation.hold(unpacking.held_bytes() + part).await
             {
                 if let Some(intake) = &self.intake {
                     intake.overrun();
@@ -104,17 +111,17 @@ impl Upload {
                 return Err(overloaded().into());
             }
             let turn = self.intake.as_ref().map_or(0, |intake| intake.turn());
-            let step = Pool::global().run_only(turn, Size::Large, move || {
+            let step = BlockingPool::global().run_only(turn, TaskSize::Large, move || {
                 let ended = unpacking.step(part);
                 (unpacking, ended)
             });
-            let defect = |_| Failure::new(Code::Internal, "the body could not be decoded");
+            let defect = |_| RequestError::new(Code::Internal, "the body could not be decoded");
             let (given_back, step) = step.await.map_err(defect)?;
             unpacking = given_back;
             ended = step?;
         }
         if let (Some(intake), Some(mut reservation)) = (&self.intake, reservation) {
-            reservation.shrink(unpacking.held());
+            reservation.shrink(unpacking.held_bytes());
             intake.keep(reservation);
         }
         Ok(unpacking.into_bytes())
@@ -122,10 +129,10 @@ impl Upload {
 
     async fn collect(
         &mut self,
-        style: Style,
+        style: EncodingErrorStyle,
         max: usize,
         config: &Config,
-    ) -> Result<Bytes, Failure> {
+    ) -> Result<Bytes, RequestError> {
         let chunks_max = config.http_chunks;
         let mut all = BytesMut::new();
         let mut first = Bytes::new();
@@ -137,7 +144,7 @@ impl Upload {
                     "Chunked request body exceeds maximum of {chunks_max} non-empty chunks. Send fewer or larger HTTP \
                      chunks."
                 );
-                return Err(Failure::new(Code::InvalidRequest, message));
+                return Err(RequestError::new(Code::InvalidRequest, message));
             }
             if all.is_empty() && first.is_empty() {
                 first = data;
@@ -164,9 +171,9 @@ impl Upload {
         Ok(if all.is_empty() { first } else { all.freeze() })
     }
 
-    async fn frame(&mut self) -> Result<Option<Bytes>, Failure> {
+    async fn frame(&mut self) -> Result<Option<Bytes>, RequestError> {
         while let Some(frame) = self.body.frame().await {
-            let broken = |_| Failure::new(Code::InvalidRequest, "the request body broke off");
+            let broken = |_| RequestError::new(Code::InvalidRequest, "the request body broke off");
             if let Ok(data) = frame.map_err(broken)?.into_data() {
                 self.read += data.len() as u64;
                 return Ok(Some(data));

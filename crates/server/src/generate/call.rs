@@ -1,6 +1,4 @@
 //! From what a request gives to a call of the kernel, and the responses that come of it.
-//!
-//! Owns: [`Call`], [`Responses`]. Refuses to know: how responses are sent.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -9,38 +7,44 @@ use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, Stream, StreamExt};
 use sapwood_proto::code::Code;
-use sapwood_proto::generate::{Data, InputRole, Mapped, Response, Settings, Signature, Tensor};
+use sapwood_proto::generate::{
+    InputRole, Mapped, ResponsePayload, Settings, Signature, Tensor, TensorData,
+};
 use tokio::time::Instant;
 
-use super::catalogue::{Catalogue, Found};
-use super::ending::Early;
-use super::failure::Failure;
+use super::catalog::{FoundModel, ModelCatalog};
+use super::request_end::EarlyEnd;
+use super::request_error::RequestError;
 use super::{batch, function, scripted, text};
 use crate::revocation;
 
 /// Responses as they come; the end is the final flag. Dropping it ends the work.
-pub(super) type Responses = BoxStream<'static, Result<Response, Failure>>;
+pub(super) type CallResponses = BoxStream<'static, Result<ResponsePayload, RequestError>>;
 
 /// A request that has passed every check of its form.
 #[derive(Debug)]
-pub(super) struct Call {
-    pub(super) found: Found,
+pub(super) struct CheckedRequest {
+    pub(super) found: FoundModel,
     pub(super) mapped: Mapped,
     /// When it must be over.
     pub(super) deadline: Instant,
 }
 
-impl Call {
+impl CheckedRequest {
     /// The responses, of which none has been asked for yet. `pieces`: one for each chunk of a function's output, or for each
     /// sequence of a request that tells them apart (D-55), rather than one for all.
     ///
     /// # Errors
     /// What TR-203 checks of values.
-    pub(super) fn begin(self, catalogue: &Catalogue, pieces: bool) -> Result<Responses, Failure> {
-        let cutting = catalogue.shared.drain.clone();
+    pub(super) fn begin(
+        self,
+        catalog: &ModelCatalog,
+        pieces: bool,
+    ) -> Result<CallResponses, RequestError> {
+        let cutting = catalog.shared.drain.clone();
         let cutting = async move { cutting.cutting().await };
-        Ok(Cuttable {
-            responses: self.responses(catalogue, pieces)?,
+        Ok(CuttableResponses {
+            responses: self.responses(catalog, pieces)?,
             cutting: cutting.boxed(),
             revoked: revocation::reached(),
             over: false,
@@ -48,15 +52,19 @@ impl Call {
         .boxed())
     }
 
-    fn responses(self, catalogue: &Catalogue, pieces: bool) -> Result<Responses, Failure> {
-        let kernel = &catalogue.kernel;
+    fn responses(
+        self,
+        catalog: &ModelCatalog,
+        pieces: bool,
+    ) -> Result<CallResponses, RequestError> {
+        let kernel = &catalog.kernel;
         if !self.found.text {
             return function::begin(self, kernel, pieces);
         }
-        let limits = &catalogue.config.limits;
+        let limits = &catalog.config.limits;
         let rows = self.mapped.rows(&self.found.signature, &self.found.name)?;
         if let Some(rows) = rows {
-            return batch::begin(self, rows, catalogue, pieces);
+            return batch::begin(self, rows, catalog, pieces);
         }
         let settings = Settings::of(&self.found.signature, &self.mapped, limits)?;
         if self.found.model.controls.is_empty() {
@@ -72,15 +80,15 @@ impl Call {
 }
 
 /// Responses that a drain may cut, or a revoked key: what they end with then is an error of this face (OA-904, D-45).
-struct Cuttable {
-    responses: Responses,
+struct CuttableResponses {
+    responses: CallResponses,
     cutting: BoxFuture<'static, ()>,
     revoked: BoxFuture<'static, ()>,
     over: bool,
 }
 
-impl Stream for Cuttable {
-    type Item = Result<Response, Failure>;
+impl Stream for CuttableResponses {
+    type Item = Result<ResponsePayload, RequestError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if self.over {
@@ -94,7 +102,7 @@ impl Stream for Cuttable {
         } else {
             ready!(self.cutting.poll_unpin(cx));
             let message = "The server is shutting down: try another one.";
-            Failure::new(Code::Unavailable, message).because(Early::Drain)
+            RequestError::new(Code::Unavailable, message).because(EarlyEnd::Drain)
         };
         self.over = true;
         // The work ends here, and not when its reader has gone.
@@ -104,11 +112,11 @@ impl Stream for Cuttable {
 }
 
 /// What a request ends with whose key is good no more.
-pub(super) fn revoked() -> Failure {
+pub(super) fn revoked() -> RequestError {
     let message = "revoked: the key of this request is no longer valid";
-    Failure::new(Code::Unauthenticated, message)
+    RequestError::new(Code::Unauthenticated, message)
         .late()
-        .because(Early::Revoked)
+        .because(EarlyEnd::Revoked)
 }
 
 /// What the request gives for the first input with this role.
@@ -117,25 +125,26 @@ pub(super) fn given<'a>(
     mapped: &'a Mapped,
     role: impl Fn(&InputRole) -> bool,
 ) -> Option<(&'a str, &'a Tensor)> {
-    mapped.tensors.iter().find_map(|(place, tensor)| {
-        let input = signature.inputs.get(*place)?;
+    mapped.tensors.iter().find_map(|(registration, tensor)| {
+        let input = signature.inputs.get(*registration)?;
         role(&input.role).then_some((&*input.name, tensor))
     })
 }
 
 /// Whether a request asks for its responses as they come.
-pub(super) fn streams(found: &Found, mapped: &Mapped) -> bool {
+pub(super) fn streams(found: &FoundModel, mapped: &Mapped) -> bool {
     let asked = given(&found.signature, mapped, |role| *role == InputRole::Stream);
     asked.is_some_and(|(_, tensor)| match &tensor.data {
-        Data::Bool(list) => list.contains(&true),
+        TensorData::Bool(list) => list.contains(&true),
         _ => false,
     })
 }
 
 /// The elements of a tensor as texts.
-pub(super) fn texts(name: &str, tensor: &Tensor) -> Result<Vec<String>, Failure> {
-    let wrong = |why: &str| Failure::new(Code::InvalidRequest, format!("input '{name}' {why}"));
-    let Data::Bytes(list) = &tensor.data else {
+pub(super) fn texts(name: &str, tensor: &Tensor) -> Result<Vec<String>, RequestError> {
+    let wrong =
+        |why: &str| RequestError::new(Code::InvalidRequest, format!("input '{name}' {why}"));
+    let TensorData::Bytes(list) = &tensor.data else {
         return Err(wrong("must be of datatype BYTES"));
     };
     list.iter()
@@ -147,6 +156,6 @@ pub(super) fn texts(name: &str, tensor: &Tensor) -> Result<Vec<String>, Failure>
 }
 
 /// A single failure as responses.
-pub(super) fn failed(failure: Failure) -> Responses {
+pub(super) fn failed(failure: RequestError) -> CallResponses {
     stream::iter([Err(failure)]).boxed()
 }

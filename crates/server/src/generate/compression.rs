@@ -1,7 +1,4 @@
 //! Compressed bodies, both ways (TR-209, TR-807, TR-1301).
-//!
-//! Owns: [`Coding`], what a request's body is written in; [`Packing`], what an answer's may be written in; [`Packer`], which
-//! packs events one by one. Refuses to know: limits of bodies and where they come from.
 
 use std::io::Write;
 
@@ -12,9 +9,9 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::Encoding;
 
-use super::body::Style;
-use super::failure::Failure;
+use super::body::EncodingErrorStyle;
 use super::options::Config;
+use super::request_error::RequestError;
 
 /// Answers of fewer bytes are not worth compressing.
 const COMPRESSED_FROM: usize = 1_024;
@@ -33,7 +30,11 @@ impl Coding {
     ///
     /// # Errors
     /// What nobody here reads, and everything but identity where the reference's behaviour is wanted.
-    pub(super) fn of(headers: &HeaderMap, style: Style, config: &Config) -> Result<Self, Failure> {
+    pub(super) fn of(
+        headers: &HeaderMap,
+        style: EncodingErrorStyle,
+        config: &Config,
+    ) -> Result<Self, RequestError> {
         let Some(given) = headers.get(header::CONTENT_ENCODING) else {
             return Ok(Self::Identity);
         };
@@ -45,15 +46,18 @@ impl Coding {
             "zstd" => Some(Self::Zstd),
             _ => None,
         };
-        let refuse = |encoding: Encoding| Failure::new(Code::InvalidRequest, encoding.to_string());
+        let refuse =
+            |encoding: Encoding| RequestError::new(Code::InvalidRequest, encoding.to_string());
         match (coding, style) {
-            (_, Style::Generate) if config.compat => Err(refuse(Encoding::IdentityOnly)),
+            (_, EncodingErrorStyle::Generate) if config.compat => {
+                Err(refuse(Encoding::IdentityOnly))
+            }
             (Some(coding), _) => Ok(coding),
-            (None, Style::Generate) => {
+            (None, EncodingErrorStyle::Generate) => {
                 let shown: String = given.chars().take(64).collect();
                 Err(refuse(Encoding::Unknown(shown)))
             }
-            (None, Style::Infer | Style::Raw) => {
+            (None, EncodingErrorStyle::Infer | EncodingErrorStyle::Raw) => {
                 let failure = refuse(Encoding::UnknownCompression);
                 let read = HeaderValue::from_static("gzip, deflate, zstd");
                 Err(failure
@@ -76,12 +80,12 @@ impl Coding {
 
 /// What an answer may be written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Packing {
+pub(super) enum AcceptedEncoding {
     Gzip,
     Deflate,
 }
 
-impl Packing {
+impl AcceptedEncoding {
     /// The first of what we can do that the client lists.
     pub(super) fn of(asked: &HeaderMap) -> Option<Self> {
         let lists = asked.get_all(header::ACCEPT_ENCODING).iter();
@@ -111,7 +115,7 @@ impl Packing {
     pub(super) fn whole(asked: &HeaderMap, body: Bytes) -> (Bytes, Option<Self>) {
         let packing = Self::of(asked).filter(|_| body.len() > COMPRESSED_FROM);
         let packed = packing.and_then(|packing| {
-            let mut packer = Packer::new(packing);
+            let mut packer = StreamCompressor::new(packing);
             let (head, tail) = (packer.write(&body)?, packer.end()?);
             Some((Bytes::from([head, tail].concat()), Some(packing)))
         });
@@ -121,17 +125,17 @@ impl Packing {
 
 /// Packs what goes out piece by piece.
 #[derive(Debug)]
-pub(super) enum Packer {
+pub(super) enum StreamCompressor {
     Gzip(GzEncoder<Vec<u8>>),
     Deflate(ZlibEncoder<Vec<u8>>),
 }
 
-impl Packer {
-    pub(super) fn new(packing: Packing) -> Self {
+impl StreamCompressor {
+    pub(super) fn new(packing: AcceptedEncoding) -> Self {
         let level = Compression::fast();
         match packing {
-            Packing::Gzip => Self::Gzip(GzEncoder::new(Vec::new(), level)),
-            Packing::Deflate => Self::Deflate(ZlibEncoder::new(Vec::new(), level)),
+            AcceptedEncoding::Gzip => Self::Gzip(GzEncoder::new(Vec::new(), level)),
+            AcceptedEncoding::Deflate => Self::Deflate(ZlibEncoder::new(Vec::new(), level)),
         }
     }
 
@@ -181,28 +185,28 @@ mod tests {
     use axum::body::Bytes;
     use flate2::read::{MultiGzDecoder, ZlibDecoder};
 
-    use super::super::unpacking::Unpacking;
+    use super::super::decompression::DecompressedBody;
     use super::*;
 
     #[test]
     fn tr_807_the_client_chooses_what_an_answer_is_written_in() {
         for (asked, expect) in [
-            ("gzip", Some(Packing::Gzip)),
-            ("br, deflate;q=0.5, gzip", Some(Packing::Deflate)),
-            ("gzip;q=0, deflate", Some(Packing::Deflate)),
+            ("gzip", Some(AcceptedEncoding::Gzip)),
+            ("br, deflate;q=0.5, gzip", Some(AcceptedEncoding::Deflate)),
+            ("gzip;q=0, deflate", Some(AcceptedEncoding::Deflate)),
             ("gzip; q=0.0", None),
             ("zstd, br", None),
             ("", None),
         ] {
             let value = asked.parse().unwrap();
             let headers: HeaderMap = [(header::ACCEPT_ENCODING, value)].into_iter().collect();
-            assert_eq!(Packing::of(&headers), expect, "{asked}");
+            assert_eq!(AcceptedEncoding::of(&headers), expect, "{asked}");
         }
-        assert_eq!(Packing::of(&HeaderMap::new()), None);
+        assert_eq!(AcceptedEncoding::of(&HeaderMap::new()), None);
     }
 
     fn unpacked(coding: Coding, bytes: Vec<u8>) -> Bytes {
-        let mut unpacking = Unpacking::new(coding, bytes.into(), 1_000);
+        let mut unpacking = DecompressedBody::new(coding, bytes.into(), 1_000);
         while !unpacking.step(100).unwrap() {}
         unpacking.into_bytes()
     }
@@ -210,28 +214,28 @@ mod tests {
     /// Each event can be read as soon as it is there.
     #[test]
     fn tr_1301_events_are_packed_one_by_one() {
-        for packing in [Packing::Gzip, Packing::Deflate] {
-            let mut packer = Packer::new(packing);
+        for packing in [AcceptedEncoding::Gzip, AcceptedEncoding::Deflate] {
+            let mut packer = StreamCompressor::new(packing);
             let mut sent = Vec::new();
-            let mut said = String::new();
+            let mut reply = String::new();
             for event in ["data: 1\n\n", "data: 2\n\n", "data: 3\n\n"] {
                 sent.extend(packer.event(event.as_bytes()).unwrap());
-                said.push_str(event);
+                reply.push_str(event);
                 // There is no end yet: what is there is read, and then the bytes end too soon.
                 let mut seen = Vec::new();
                 let read = match packing {
-                    Packing::Gzip => MultiGzDecoder::new(&sent[..]).read_to_end(&mut seen),
-                    Packing::Deflate => ZlibDecoder::new(&sent[..]).read_to_end(&mut seen),
+                    AcceptedEncoding::Gzip => MultiGzDecoder::new(&sent[..]).read_to_end(&mut seen),
+                    AcceptedEncoding::Deflate => ZlibDecoder::new(&sent[..]).read_to_end(&mut seen),
                 };
-                assert!(read.is_err() || packing == Packing::Deflate);
-                assert_eq!(String::from_utf8(seen).unwrap(), said);
+                assert!(read.is_err() || packing == AcceptedEncoding::Deflate);
+                assert_eq!(String::from_utf8(seen).unwrap(), reply);
             }
             sent.extend(packer.end().unwrap());
             let coding = match packing {
-                Packing::Gzip => Coding::Gzip,
-                Packing::Deflate => Coding::Deflate,
+                AcceptedEncoding::Gzip => Coding::Gzip,
+                AcceptedEncoding::Deflate => Coding::Deflate,
             };
-            assert_eq!(unpacked(coding, sent), said);
+            assert_eq!(unpacked(coding, sent), reply);
         }
     }
 }

@@ -1,7 +1,4 @@
 //! What each route answers: generate and generate_stream here, the rest by those who know it.
-//!
-//! Owns: the order of the checks (TR-203), how responses become one answer (section 5). Refuses to know: how models are found,
-//! what bodies mean, and streams of events.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,43 +7,43 @@ use axum::body::{Body, Bytes};
 use futures::StreamExt;
 use http::request::Parts;
 use http::{Extensions, HeaderMap, HeaderValue, Request, Response, StatusCode, header};
-use sapwood_kernel::pool::{Pool, Size};
+use sapwood_kernel::pool::{BlockingPool, TaskSize};
 use sapwood_proto::code::Code;
-use sapwood_proto::generate::{Mapper, Refused};
+use sapwood_proto::generate::{InvalidRequest, Mapper};
 use tokio::time::Instant;
 
-use super::body::{Style, Upload};
-use super::burden::Burden;
-use super::call::{Call, Responses};
-use super::catalogue::{Catalogue, Found};
-use super::compression::Packing;
-use super::failure::{Failure, JSON};
-use super::path::{Route, Target};
-use super::stats::Counting;
-use super::told::Told;
-use super::wishes::Wishes;
+use super::body::{EncodingErrorStyle, Upload};
+use super::call::{CallResponses, CheckedRequest};
+use super::catalog::{FoundModel, ModelCatalog};
+use super::compression::AcceptedEncoding;
+use super::load_report::LoadReportRequest;
+use super::path::{GenerateRoute, Target};
+use super::request_error::{JSON, RequestError};
+use super::request_options::RequestOptions;
+use super::response_json::JsonResponseContext;
+use super::stats::RequestTimer;
 use super::{events, infer, metadata, repository, resume};
 use crate::caller::Caller;
-use crate::patience::Deadline;
-use crate::trail;
+use crate::request_trace;
+use crate::timeouts::Deadline;
 
 /// JSON of more than this is read where it holds up nobody.
 const READ_HERE: usize = 64 << 10;
 
 /// Answers one request.
-pub(super) async fn serve(catalogue: Arc<Catalogue>, request: Request<Body>) -> Response<Body> {
+pub(super) async fn serve(catalog: Arc<ModelCatalog>, request: Request<Body>) -> Response<Body> {
     let (parts, body) = request.into_parts();
     let upload = Upload::new(&parts, body);
-    let answered = match Route::read(parts.uri.path()) {
-        None => Err(Failure::new(Code::NotFound, "Not Found")),
-        Some(route) => allowed(route, &parts, &catalogue),
+    let answered = match GenerateRoute::read(parts.uri.path()) {
+        None => Err(RequestError::new(Code::NotFound, "Not Found")),
+        Some(route) => allowed(route, &parts, &catalog),
     };
     match answered {
         Ok(route) => {
-            let burden = Burden::of(&catalogue, &route, &parts);
-            let mut answered = to(route, &catalogue, &parts, upload).await;
-            if let (Ok(answer), Some(burden)) = (&mut answered, burden) {
-                burden.tell(answer.headers_mut());
+            let load = LoadReportRequest::of(&catalog, &route, &parts);
+            let mut answered = to(route, &catalog, &parts, upload).await;
+            if let (Ok(answer), Some(load)) = (&mut answered, load) {
+                load.add_header(answer.headers_mut());
             }
             answered.unwrap_or_else(|failure| failure.answer())
         }
@@ -55,75 +52,82 @@ pub(super) async fn serve(catalogue: Arc<Catalogue>, request: Request<Body>) -> 
 }
 
 /// TR-203: who may come in, and how. The header `Allow` goes with the refusal of a method.
-fn allowed(route: Route, parts: &Parts, catalogue: &Catalogue) -> Result<Route, Failure> {
-    let restriction = catalogue.config.restricted.get(&route.category());
+fn allowed(
+    route: GenerateRoute,
+    parts: &Parts,
+    catalog: &ModelCatalog,
+) -> Result<GenerateRoute, RequestError> {
+    let restriction = catalog.config.restricted.get(&route.category());
     restriction.map_or(Ok(()), |restriction| restriction.check(&parts.headers))?;
     if route.takes(&parts.method) {
         return Ok(route);
     }
-    let failure = Failure::new(Code::InvalidRequest, "Method Not Allowed")
+    let failure = RequestError::new(Code::InvalidRequest, "Method Not Allowed")
         .with_status(StatusCode::METHOD_NOT_ALLOWED);
     Err(failure.with_header(header::ALLOW, HeaderValue::from_static(route.allow())))
 }
 
 async fn to(
-    route: Route,
-    catalogue: &Catalogue,
+    route: GenerateRoute,
+    catalog: &ModelCatalog,
     parts: &Parts,
     upload: Upload,
-) -> Result<Response<Body>, Failure> {
+) -> Result<Response<Body>, RequestError> {
     match route {
-        Route::Generate(target) => {
-            let (call, counting, wishes) = read(catalogue, &target, parts, upload).await?;
-            let told = Told::of(&call);
-            let wanted = wishes.collect.then(|| told.signature.wanted(&call.mapped));
-            let responses = begin(catalogue, call, &counting, parts, false)?;
+        GenerateRoute::Generate(target) => {
+            let (call, request_timer, options) = read(catalog, &target, parts, upload).await?;
+            let reported = JsonResponseContext::of(&call);
+            let wanted = options
+                .collect
+                .then(|| reported.signature.wanted(&call.mapped));
+            let responses = begin(catalog, call, &request_timer, parts, false)?;
             let response = match wanted {
-                Some(wanted) => collected(responses, counting, &told, &wanted).await?,
-                None => one(responses, counting).await?,
+                Some(wanted) => collected(responses, request_timer, &reported, &wanted).await?,
+                None => one(responses, request_timer).await?,
             };
-            Ok(json(&parts.headers, told.json(&response)))
+            Ok(json(&parts.headers, reported.json(&response)))
         }
-        Route::GenerateStream(target) => {
-            let (call, counting, wishes) = read(catalogue, &target, parts, upload).await?;
-            let told = Told::of(&call);
-            let responses = begin(catalogue, call, &counting, parts, true)?;
-            let place = resume::place(catalogue, parts, wishes);
-            events::answer(responses, told, counting, wishes, place).await
+        GenerateRoute::GenerateStream(target) => {
+            let (call, request_timer, options) = read(catalog, &target, parts, upload).await?;
+            let reported = JsonResponseContext::of(&call);
+            let responses = begin(catalog, call, &request_timer, parts, true)?;
+            let registration = resume::register(catalog, parts, options);
+            events::answer(responses, reported, request_timer, options, registration).await
         }
-        Route::Infer(target) => infer::answer(target, catalogue, parts, upload).await,
-        Route::InferStream(target) => infer::stream(target, catalogue, parts, upload).await,
-        Route::Request(id) => cancel(catalogue, parts, &id),
-        Route::Stream(name) => resume::answer(&name, catalogue, parts),
-        Route::Index | Route::Load(_) | Route::Unload(_) | Route::Repository => {
-            repository::answer(route, catalogue, parts, upload).await
-        }
-        other => metadata::answer(other, catalogue, parts, upload).await,
+        GenerateRoute::Infer(target) => infer::answer(target, catalog, parts, upload).await,
+        GenerateRoute::InferStream(target) => infer::stream(target, catalog, parts, upload).await,
+        GenerateRoute::Request(id) => cancel(catalog, parts, &id),
+        GenerateRoute::Stream(name) => resume::answer(&name, catalog, parts),
+        GenerateRoute::Index
+        | GenerateRoute::Load(_)
+        | GenerateRoute::Unload(_)
+        | GenerateRoute::Repository => repository::answer(route, catalog, parts, upload).await,
+        other => metadata::answer(other, catalog, parts, upload).await,
     }
 }
 
 /// The responses of a call, which its sender may cancel by its id.
 pub(super) fn begin(
-    catalogue: &Catalogue,
-    call: Call,
-    counting: &Counting,
+    catalog: &ModelCatalog,
+    call: CheckedRequest,
+    request_timer: &RequestTimer,
     parts: &Parts,
     pieces: bool,
-) -> Result<Responses, Failure> {
+) -> Result<CallResponses, RequestError> {
     let id = call.mapped.id.clone();
-    let responses = call.begin(catalogue, pieces)?;
+    let responses = call.begin(catalog, pieces)?;
     let caller = Caller::of(&parts.extensions)?;
-    let running = &catalogue.running;
+    let running = &catalog.running;
     let responses = running.list(&caller.identity, id.as_deref(), responses);
-    Ok(counting.watch(responses))
+    Ok(request_timer.watch(responses))
 }
 
 /// TR-1311.
-fn cancel(catalogue: &Catalogue, parts: &Parts, id: &str) -> Result<Response<Body>, Failure> {
+fn cancel(catalog: &ModelCatalog, parts: &Parts, id: &str) -> Result<Response<Body>, RequestError> {
     let caller = Caller::of(&parts.extensions)?;
-    if !catalogue.running.cancel(&caller.identity, id) {
+    if !catalog.running.cancel(&caller.identity, id) {
         let message = "no request of this id is running";
-        return Err(Failure::new(Code::NotFound, message));
+        return Err(RequestError::new(Code::NotFound, message));
     }
     Ok(nothing())
 }
@@ -137,32 +141,32 @@ pub(super) fn nothing() -> Response<Body> {
 
 /// Everything that is checked before there is work.
 async fn read(
-    catalogue: &Catalogue,
+    catalog: &ModelCatalog,
     target: &Target,
     parts: &Parts,
     upload: Upload,
-) -> Result<(Call, Counting, Wishes), Failure> {
-    let config = &catalogue.config;
-    let wishes = Wishes::of(&parts.headers)?;
+) -> Result<(CheckedRequest, RequestTimer, RequestOptions), RequestError> {
+    let config = &catalog.config;
+    let options = RequestOptions::of(&parts.headers)?;
     let caller = Caller::of(&parts.extensions)?;
-    let found = catalogue.find(caller, target)?;
-    let counting = catalogue.stats.begin(&found);
+    let found = catalog.find(caller, target)?;
+    let request_timer = catalog.stats.begin(&found);
     let bytes = upload
-        .whole(&parts.headers, Style::Generate, config)
+        .whole(&parts.headers, EncodingErrorStyle::Generate, config)
         .await?;
     let size = bytes.len();
-    let mut mapped = reading(&found, catalogue, size, move |mapper| mapper.map(&bytes)).await?;
+    let mut mapped = reading(&found, catalog, size, move |mapper| mapper.map(&bytes)).await?;
     if let Some(forwarded) = &config.forwarded {
         forwarded.join(&parts.headers, &mut mapped);
     }
-    let unknown = &catalogue.shared.metrics.unknown_parameters;
+    let unknown = &catalog.shared.metrics.unknown_parameters;
     unknown.inc_by(mapped.unknown.into());
-    let call = Call {
+    let call = CheckedRequest {
         found,
         mapped,
         deadline: deadline(&parts.extensions),
     };
-    Ok((call, counting, wishes))
+    Ok((call, request_timer, options))
 }
 
 /// When an answer has to be there: a moment before the gate gives its own, which is no answer of this face.
@@ -176,12 +180,12 @@ const FOREVER: Duration = Duration::from_secs(86_400);
 
 /// Reads a request of this many bytes for a model, on a thread of its own where it is large.
 pub(super) async fn reading<T: Send + 'static>(
-    found: &Found,
-    catalogue: &Catalogue,
+    found: &FoundModel,
+    catalog: &ModelCatalog,
     size: usize,
-    read: impl FnOnce(&Mapper<'_>) -> Result<T, Refused> + Send + 'static,
-) -> Result<T, Failure> {
-    let limits = catalogue.config.limits.clone();
+    read: impl FnOnce(&Mapper<'_>) -> Result<T, InvalidRequest> + Send + 'static,
+) -> Result<T, RequestError> {
+    let limits = catalog.config.limits.clone();
     let found = found.clone();
     let large = size > READ_HERE;
     let reading = move || {
@@ -196,9 +200,9 @@ pub(super) async fn reading<T: Send + 'static>(
         read(&mapper)
     };
     let read = if large {
-        let defect = |_| Failure::new(Code::Internal, "the request could not be read");
-        let turn = trail::present_turn().caller;
-        let reading = Pool::global().run_only(turn, Size::of(size), reading);
+        let defect = |_| RequestError::new(Code::Internal, "the request could not be read");
+        let turn = request_trace::present_turn().caller;
+        let reading = BlockingPool::global().run_only(turn, TaskSize::of(size), reading);
         reading.await.map_err(defect)?
     } else {
         reading()
@@ -208,25 +212,25 @@ pub(super) async fn reading<T: Send + 'static>(
 
 /// TR-504: exactly one response.
 pub(super) async fn one(
-    mut responses: Responses,
-    mut counting: Counting,
-) -> Result<sapwood_proto::generate::Response, Failure> {
+    mut responses: CallResponses,
+    mut request_timer: RequestTimer,
+) -> Result<sapwood_proto::generate::ResponsePayload, RequestError> {
     let wrong = || {
         let message = "generate expects model to produce exactly 1 response, use generate stream for model that \
                        generates various number of responses";
-        Failure::new(Code::Internal, message).late()
+        RequestError::new(Code::Internal, message).late()
     };
     let response = responses.next().await.ok_or_else(wrong)??;
-    counting.responded(1);
+    request_timer.responded(1);
     match responses.next().await {
         None => {
-            counting.succeeded();
+            request_timer.succeeded();
             Ok(response)
         }
         Some(Err(failure)) => Err(failure),
         // Dropped, and cancelled with it.
         Some(Ok(_)) => {
-            counting.ending().decide(None);
+            request_timer.ending().decide(None);
             Err(wrong())
         }
     }
@@ -234,23 +238,23 @@ pub(super) async fn one(
 
 /// TR-1302: whatever responses there are, as one.
 async fn collected(
-    mut responses: Responses,
-    mut counting: Counting,
-    told: &Told,
+    mut responses: CallResponses,
+    mut request_timer: RequestTimer,
+    reported: &JsonResponseContext,
     wanted: &[bool],
-) -> Result<sapwood_proto::generate::Response, Failure> {
-    let mut whole = sapwood_proto::generate::Response::nothing(&told.signature, wanted);
+) -> Result<sapwood_proto::generate::ResponsePayload, RequestError> {
+    let mut whole = sapwood_proto::generate::ResponsePayload::nothing(&reported.signature, wanted);
     while let Some(response) = responses.next().await {
-        whole.collect(&told.signature, response?);
-        counting.responded(1);
+        whole.collect(&reported.signature, response?);
+        request_timer.responded(1);
     }
-    counting.succeeded();
+    request_timer.succeeded();
     Ok(whole)
 }
 
 /// A whole answer, in what the client likes to unpack (TR-1301).
 fn json(asked: &HeaderMap, body: Bytes) -> Response<Body> {
-    let (body, packing) = Packing::whole(asked, body);
+    let (body, packing) = AcceptedEncoding::whole(asked, body);
     let mut answer = Response::new(Body::from(body));
     let headers = answer.headers_mut();
     headers.insert(header::CONTENT_TYPE, JSON);

@@ -1,8 +1,5 @@
 //! Responses as server-sent events (section 6), and what a request may ask of them beside that (TR-1301, TR-1303, TR-1304).
 //!
-//! Owns: what decides the status, pings, packed streams. Refuses to know: what is computed, the events and their order
-//! (`sending`), and how a stream is held.
-//!
 //! ```text
 //!   responses ─► sending ─► held, if wished for ─► pings in silence, if wished for ─► packed, if wished for ─► the answer's body
 //! ```
@@ -16,15 +13,15 @@ use futures::{Stream, StreamExt, stream};
 use http::{HeaderName, HeaderValue, Response, header};
 use tokio::time::timeout;
 
-use super::call::Responses;
-use super::compression::{Packer, Packing};
-use super::failure::{EVENTS, Failure};
-use super::held::Place;
-use super::line::Reader;
+use super::call::CallResponses;
+use super::compression::{AcceptedEncoding, StreamCompressor};
+use super::detached::StreamRegistration;
+use super::event_channel::EventReader;
+use super::request_error::{EVENTS, RequestError};
+use super::request_options::RequestOptions;
+use super::response_json::JsonResponseContext;
 use super::sending::{Sending, cut};
-use super::stats::Counting;
-use super::told::Told;
-use super::wishes::Wishes;
+use super::stats::RequestTimer;
 
 /// What a stream says that has nothing to say (TR-1304).
 const PING: Bytes = Bytes::from_static(b": ping\n\n");
@@ -33,7 +30,7 @@ const PING: Bytes = Bytes::from_static(b": ping\n\n");
 const STREAM: HeaderName = HeaderName::from_static("sapwood-stream-id");
 
 /// The events of a request, as they go to its client.
-pub(super) type Events = BoxStream<'static, io::Result<Bytes>>;
+pub(super) type EventStream = BoxStream<'static, io::Result<Bytes>>;
 
 /// TR-602 to TR-604: the first thing that comes decides the status. With a `place` the stream can be come back to, once
 /// there is one.
@@ -41,15 +38,15 @@ pub(super) type Events = BoxStream<'static, io::Result<Bytes>>;
 /// # Errors
 /// What was refused before a model began.
 pub(super) async fn answer(
-    mut responses: Responses,
-    told: Told,
-    mut counting: Counting,
-    wishes: Wishes,
-    place: Option<Place<'_>>,
-) -> Result<Response<Body>, Failure> {
-    let first = match wishes.ping {
+    mut responses: CallResponses,
+    reported: JsonResponseContext,
+    mut request_timer: RequestTimer,
+    options: RequestOptions,
+    registration: Option<StreamRegistration<'_>>,
+) -> Result<Response<Body>, RequestError> {
+    let first = match options.ping {
         None => Some(responses.next().await),
-        Some(silence) => timeout(silence, responses.next()).await.ok(),
+        Some(idle_timeout) => timeout(idle_timeout, responses.next()).await.ok(),
     };
     let begun = first.is_some();
     let first = match first.flatten() {
@@ -57,31 +54,36 @@ pub(super) async fn answer(
         Some(Err(failure)) if !failure.cut => return Ok(failure.stream()),
         Some(Err(failure)) => return Ok(stream_of(stream::iter([Err(cut(&failure))]))),
         None if begun => {
-            counting.succeeded();
+            request_timer.succeeded();
             let mut end = Vec::new();
-            told.end(&mut end);
+            reported.end(&mut end);
             return Ok(stream_of(stream::iter([Ok(end.into())])));
         }
         Some(Ok(response)) => Some(Ok(response)),
         None => None,
     };
-    let ending = counting.ending();
-    let sending = Sending::new(responses, told, counting, first);
-    let Some(place) = place else {
-        return Ok(dressed(sending, wishes, !begun));
+    let ending = request_timer.ending();
+    let sending = Sending::new(responses, reported, request_timer, first);
+    let Some(registration) = registration else {
+        return Ok(dressed(sending, options, !begun));
     };
-    let name = place.name().to_owned();
+    let name = registration.name().to_owned();
     Ok(read_on(
-        place.keep(sending.singly().boxed(), ending),
+        registration.keep(sending.singly().boxed(), ending),
         &name,
-        wishes,
+        options,
         !begun,
     ))
 }
 
 /// What a reader reads of the stream with this name. `silent`: nothing has been said for long.
-pub(super) fn read_on(reader: Reader, name: &str, wishes: Wishes, silent: bool) -> Response<Body> {
-    let mut answer = dressed(reader.events(), wishes, silent);
+pub(super) fn read_on(
+    reader: EventReader,
+    name: &str,
+    options: RequestOptions,
+    silent: bool,
+) -> Response<Body> {
+    let mut answer = dressed(reader.events(), options, silent);
     // Letters and digits, which a header takes.
     if let Ok(name) = HeaderValue::from_str(name) {
         answer.headers_mut().insert(STREAM, name);
@@ -92,17 +94,17 @@ pub(super) fn read_on(reader: Reader, name: &str, wishes: Wishes, silent: bool) 
 /// Events as a request wishes them to be sent.
 fn dressed(
     events: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
-    wishes: Wishes,
+    options: RequestOptions,
     silent: bool,
 ) -> Response<Body> {
-    if wishes.ping.is_none() && wishes.packing.is_none() {
+    if options.ping.is_none() && options.packing.is_none() {
         return stream_of(events);
     }
     let mut events = events.boxed();
-    if let Some(silence) = wishes.ping {
-        events = pinging(events, silence, silent);
+    if let Some(idle_timeout) = options.ping {
+        events = pinging(events, idle_timeout, silent);
     }
-    let Some(packing) = wishes.packing else {
+    let Some(packing) = options.packing else {
         return stream_of(events);
     };
     let mut answer = stream_of(packed(events, packing));
@@ -121,13 +123,13 @@ fn stream_of(events: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> 
 }
 
 /// A comment wherever nothing was said for so long; `silent`: that is so already.
-fn pinging(events: Events, silence: Duration, silent: bool) -> Events {
+fn pinging(events: EventStream, idle_timeout: Duration, silent: bool) -> EventStream {
     let pinging = stream::unfold((events, silent), move |(mut events, silent)| async move {
         if silent {
             return Some((Ok(PING), (events, false)));
         }
         // Nothing is lost where the wait ends first: the event is still to come.
-        match timeout(silence, events.next()).await {
+        match timeout(idle_timeout, events.next()).await {
             Ok(event) => Some((event?, (events, false))),
             Err(_elapsed) => Some((Ok(PING), (events, false))),
         }
@@ -136,8 +138,8 @@ fn pinging(events: Events, silence: Duration, silent: bool) -> Events {
 }
 
 /// Each event packed, with nothing left behind in the packer.
-fn packed(events: Events, packing: Packing) -> Events {
-    let begin = Some((events, Packer::new(packing)));
+fn packed(events: EventStream, packing: AcceptedEncoding) -> EventStream {
+    let begin = Some((events, StreamCompressor::new(packing)));
     let packed = stream::unfold(begin, |state| async move {
         let (mut events, mut packer) = state?;
         let failed = || io::Error::other("packing failed");

@@ -1,22 +1,22 @@
 //! Plain functions as models: a signature derived from ports, and one response for each chunk (TR-1308).
-//!
-//! Owns: the derivation, the call. Refuses to know: text models.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{StreamExt, stream};
-use sapwood_kernel::{Args, Chunk, Input as Taken, Kernel, Mime, Port, Ports, Run, Spec, Want};
+use sapwood_kernel::{
+    Args, Chunk, InputSpec as Taken, Kernel, Mime, Port, RequestedPorts, Run, Spec, Want,
+};
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::{
-    Data, Datatype, Input, InputRole, Output, OutputRole, Parameter, Response, Signature, Strings,
-    Tensor,
+    Datatype, InputRole, InputTensor, OutputRole, OutputTensor, RequestParameter, ResponsePayload,
+    Signature, Strings, Tensor, TensorData,
 };
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::call::{Call, Responses};
-use super::failure::Failure;
+use super::call::{CallResponses, CheckedRequest};
+use super::request_error::RequestError;
 use super::text::{PIECE_BYTES_MAX, too_much};
 
 /// What a part of an output takes besides its bytes.
@@ -31,7 +31,7 @@ pub(super) fn signature(spec: &Spec) -> Signature {
         outputs: spec
             .outputs
             .iter()
-            .map(|output| Output {
+            .map(|output| OutputTensor {
                 name: output.wire.to_string(),
                 datatype: Datatype::Bytes,
                 shape: vec![-1],
@@ -45,7 +45,7 @@ pub(super) fn signature(spec: &Spec) -> Signature {
     }
 }
 
-fn input(taken: &Taken) -> Input {
+fn input(taken: &Taken) -> InputTensor {
     let datatype = match taken.schema.get("type").and_then(Value::as_str) {
         Some("integer") => Datatype::Int64,
         Some("number") => Datatype::Fp64,
@@ -54,7 +54,7 @@ fn input(taken: &Taken) -> Input {
     };
     let says_text = taken.schema.get("type").and_then(Value::as_str) == Some("string");
     let json = taken.mimes.iter().any(|mime| Mime::JSON.matches(mime));
-    Input {
+    InputTensor {
         name: taken.name.to_string(),
         datatype,
         shape: vec![1],
@@ -65,52 +65,59 @@ fn input(taken: &Taken) -> Input {
 }
 
 /// Calls the function.
-pub(super) fn begin(call: Call, kernel: &Kernel, pieces: bool) -> Result<Responses, Failure> {
+pub(super) fn begin(
+    call: CheckedRequest,
+    kernel: &Kernel,
+    pieces: bool,
+) -> Result<CallResponses, RequestError> {
     let Some(spec) = kernel.get(&call.found.function).ok() else {
-        return Err(Failure::new(Code::Unavailable, "the function has gone"));
+        return Err(RequestError::new(
+            Code::Unavailable,
+            "the function has gone",
+        ));
     };
     let args = args(&call, spec.spec())?;
     let left = call.deadline.saturating_duration_since(Instant::now());
     let run = kernel
         .run::<Chunk>(&call.found.function, args)
-        .wanting(Want::from(Ports::Only(ports(&call, spec.spec()))))
+        .wanting(Want::from(RequestedPorts::Only(ports(&call, spec.spec()))))
         .timeout(left);
-    let telling = Telling {
+    let reporter = FunctionResponses {
         run,
         signature: Arc::clone(&call.found.signature),
         id: call.shown_id().to_owned(),
         pieces,
         over: false,
     };
-    let told = stream::unfold(telling, |mut telling| async move {
-        let response = telling.next().await?;
-        Some((response, telling))
+    let reported = stream::unfold(reporter, |mut reporter| async move {
+        let response = reporter.next().await?;
+        Some((response, reporter))
     });
-    Ok(told.boxed())
+    Ok(reported.boxed())
 }
 
 /// The ports that are read: those of the outputs that the request names; without any, the main one, and whatever else is text
 /// and no detail of single tokens.
-fn ports(call: &Call, spec: &Spec) -> Vec<Port> {
+fn ports(call: &CheckedRequest, spec: &Spec) -> Vec<Port> {
     // A signature that is derived has the function's outputs in their order.
     let outputs = spec.outputs.iter().enumerate();
-    let read = outputs.filter(|(place, output)| match &call.mapped.outputs {
-        Some(asked) => asked.contains(place),
-        None => *place == 0 || (output.port != Port::LOGPROBS && is_text(output)),
+    let read = outputs.filter(|(registration, output)| match &call.mapped.outputs {
+        Some(asked) => asked.contains(registration),
+        None => *registration == 0 || (output.port != Port::LOGPROBS && is_text(output)),
     });
     read.map(|(_, output)| output.port.clone()).collect()
 }
 
 /// It may give text.
-fn is_text(output: &sapwood_kernel::Output) -> bool {
+fn is_text(output: &sapwood_kernel::OutputSpec) -> bool {
     let any = |mime: &Mime| *mime == Mime::ANY || mime.is_text();
     output.mimes.iter().any(any)
 }
 
-fn args(call: &Call, spec: &Spec) -> Result<Args, Failure> {
+fn args(call: &CheckedRequest, spec: &Spec) -> Result<Args, RequestError> {
     let mut args = Args::new();
-    for (place, tensor) in &call.mapped.tensors {
-        let Some(input) = call.found.signature.inputs.get(*place) else {
+    for (registration, tensor) in &call.mapped.tensors {
+        let Some(input) = call.found.signature.inputs.get(*registration) else {
             continue;
         };
         let InputRole::Port(port) = &input.role else {
@@ -125,9 +132,9 @@ fn args(call: &Call, spec: &Spec) -> Result<Args, Failure> {
 }
 
 /// An element as what the function reads.
-fn chunk(input: &Input, tensor: &Tensor, mimes: &[Mime]) -> Result<Chunk, Failure> {
+fn chunk(input: &InputTensor, tensor: &Tensor, mimes: &[Mime]) -> Result<Chunk, RequestError> {
     let wrong = |why: &str| {
-        Failure::new(
+        RequestError::new(
             Code::InvalidRequest,
             format!("input '{}' {why}", input.name),
         )
@@ -137,11 +144,11 @@ fn chunk(input: &Input, tensor: &Tensor, mimes: &[Mime]) -> Result<Chunk, Failur
     }
     let json = |value: Value| Chunk::json(&value).map_err(|_| wrong("has no JSON"));
     match &tensor.data {
-        Data::Bool(list) => json(list[0].into()),
-        Data::Int(list) => json(list[0].into()),
-        Data::Uint(list) => json(list[0].into()),
-        Data::Float(list) => json(list[0].into()),
-        Data::Bytes(list) => {
+        TensorData::Bool(list) => json(list[0].into()),
+        TensorData::Int(list) => json(list[0].into()),
+        TensorData::Uint(list) => json(list[0].into()),
+        TensorData::Float(list) => json(list[0].into()),
+        TensorData::Bytes(list) => {
             let data = Bytes::copy_from_slice(list.iter().next().unwrap_or_default());
             let takes = |mime: &Mime| mimes.iter().any(|pattern| mime.matches(pattern));
             let mime = match std::str::from_utf8(&data) {
@@ -154,7 +161,7 @@ fn chunk(input: &Input, tensor: &Tensor, mimes: &[Mime]) -> Result<Chunk, Failur
     }
 }
 
-struct Telling {
+struct FunctionResponses {
     run: Run<Chunk>,
     signature: Arc<Signature>,
     id: String,
@@ -162,8 +169,8 @@ struct Telling {
     over: bool,
 }
 
-impl Telling {
-    async fn next(&mut self) -> Option<Result<Response, Failure>> {
+impl FunctionResponses {
+    async fn next(&mut self) -> Option<Result<ResponsePayload, RequestError>> {
         if self.over {
             return None;
         }
@@ -181,7 +188,7 @@ impl Telling {
                 }
                 Some(Err(error)) => {
                     self.over = true;
-                    return Some(Err(Failure::of(&error, &self.id)));
+                    return Some(Err(RequestError::of(&error, &self.id)));
                 }
                 None => {
                     self.over = true;
@@ -191,46 +198,46 @@ impl Telling {
         }
     }
 
-    fn place(&self, chunk: &Chunk) -> Option<usize> {
-        let mine = |output: &Output| matches!(&output.role, OutputRole::Port(port) if chunk.port == **port);
+    fn choice_of(&self, chunk: &Chunk) -> Option<usize> {
+        let mine = |output: &OutputTensor| matches!(&output.role, OutputRole::Port(port) if chunk.port == **port);
         self.signature.outputs.iter().position(mine)
     }
 
-    fn piece(&self, chunk: &Chunk) -> Option<Response> {
-        let place = self.place(chunk)?;
+    fn piece(&self, chunk: &Chunk) -> Option<ResponsePayload> {
+        let registration = self.choice_of(chunk)?;
         let mut text = Strings::default();
         text.push(&chunk.data);
-        Some(Response {
-            outputs: vec![(place, Tensor::flat(Data::Bytes(text)))],
-            parameters: vec![(MIME.into(), Parameter::Text(chunk.mime.to_string()))],
+        Some(ResponsePayload {
+            outputs: vec![(registration, Tensor::flat(TensorData::Bytes(text)))],
+            parameters: vec![(MIME.into(), RequestParameter::Text(chunk.mime.to_string()))],
         })
     }
 
     /// Everything in one response: one element for each part of an output.
-    async fn whole(&mut self) -> Result<Response, Failure> {
+    async fn whole(&mut self) -> Result<ResponsePayload, RequestError> {
         let mut parts: Vec<Vec<(u32, Vec<u8>)>> = vec![Vec::new(); self.signature.outputs.len()];
         let mut mime = None;
-        let mut held = 0_usize;
+        let mut retained = 0_usize;
         while let Some(chunk) = self.run.next().await {
-            let chunk = chunk.map_err(|error| Failure::of(&error, &self.id))?;
-            let Some(place) = self.place(&chunk) else {
+            let chunk = chunk.map_err(|error| RequestError::of(&error, &self.id))?;
+            let Some(registration) = self.choice_of(&chunk) else {
                 continue;
             };
-            let parts = &mut parts[place];
-            held += chunk.data.len();
+            let parts = &mut parts[registration];
+            retained += chunk.data.len();
             match parts.last_mut() {
                 Some((part, data)) if *part == chunk.part => data.extend_from_slice(&chunk.data),
                 _ => {
-                    held += PART_BYTES;
+                    retained += PART_BYTES;
                     parts.push((chunk.part, chunk.data.to_vec()));
                 }
             }
-            if held > PIECE_BYTES_MAX {
+            if retained > PIECE_BYTES_MAX {
                 return Err(too_much(&format!("{PIECE_BYTES_MAX} bytes")));
             }
             // One that is faster than this would keep the worker for itself.
             tokio::task::coop::consume_budget().await;
-            if place == 0 && mime.is_none() && !chunk.data.is_empty() {
+            if registration == 0 && mime.is_none() && !chunk.data.is_empty() {
                 mime = Some(chunk.mime.to_string());
             }
         }
@@ -238,14 +245,17 @@ impl Telling {
             .iter()
             .enumerate()
             .filter(|(_, parts)| !parts.is_empty());
-        let outputs = outputs.map(|(place, parts)| {
+        let outputs = outputs.map(|(registration, parts)| {
             let texts = parts.iter().map(|(_, data)| data.as_slice());
-            (place, Tensor::flat(Data::Bytes(texts.collect())))
+            (
+                registration,
+                Tensor::flat(TensorData::Bytes(texts.collect())),
+            )
         });
-        Ok(Response {
+        Ok(ResponsePayload {
             outputs: outputs.collect(),
             parameters: mime
-                .map(|mime| (MIME.into(), Parameter::Text(mime)))
+                .map(|mime| (MIME.into(), RequestParameter::Text(mime)))
                 .into_iter()
                 .collect(),
         })

@@ -4,19 +4,19 @@
 
 use axum::body::Bytes;
 use prost::Message;
-use sapwood_proto::generate::{Limits, Mapper, Signature};
+use sapwood_proto::generate::{Mapper, RequestLimits, Signature};
 use sapwood_proto::generated::inference::ModelInferRequest;
 
 use super::compression::Coding;
-use super::failure::Failure;
-use super::unpacking::Unpacking;
+use super::decompression::DecompressedBody;
+use super::request_error::RequestError;
 
 /// Bytes that a body may unpack to.
 const UNPACKED_BYTES_MAX: usize = 1 << 20;
 /// Bytes that are unpacked at a time.
 const STEP_BYTES: usize = 100_000;
 /// Bytes of the headers of a refusal.
-const REFUSAL_BYTES_MAX: usize = 8 << 10;
+const REJECTION_BYTES_MAX: usize = 8 << 10;
 
 /// Unpacks `bytes` in every coding.
 ///
@@ -25,7 +25,7 @@ const REFUSAL_BYTES_MAX: usize = 8 << 10;
 pub fn decompress(bytes: &[u8]) {
     for coding in [Coding::Gzip, Coding::Deflate, Coding::Zstd] {
         let packed = Bytes::copy_from_slice(bytes);
-        let mut unpacking = Unpacking::new(coding, packed, UNPACKED_BYTES_MAX);
+        let mut unpacking = DecompressedBody::new(coding, packed, UNPACKED_BYTES_MAX);
         while let Ok(false) = unpacking.step(STEP_BYTES) {}
         assert!(unpacking.into_bytes().len() <= UNPACKED_BYTES_MAX + 1);
     }
@@ -39,7 +39,7 @@ pub fn grpc(bytes: &[u8]) {
     let Ok(message) = ModelInferRequest::decode(bytes) else {
         return;
     };
-    let limits = Limits::default();
+    let limits = RequestLimits::default();
     let mapper = Mapper {
         model: "m",
         signature: &Signature::union(),
@@ -50,10 +50,10 @@ pub fn grpc(bytes: &[u8]) {
     let Err(refused) = mapper.message(&message) else {
         return;
     };
-    let answer = super::grpc::status(&Failure::from(refused)).into_http::<()>();
+    let answer = super::grpc::status(&RequestError::from(refused)).into_http::<()>();
     let lengths = answer.headers().iter();
     let length: usize = lengths
         .map(|(name, value)| name.as_str().len() + value.len())
         .sum();
-    assert!(length <= REFUSAL_BYTES_MAX, "{length} bytes of headers");
+    assert!(length <= REJECTION_BYTES_MAX, "{length} bytes of headers");
 }

@@ -1,7 +1,4 @@
 //! The same models over gRPC: `inference.GRPCInferenceService` (section 9).
-//!
-//! Owns: which method is answered by what, limits of messages, failures as statuses (TR-902). Refuses to know: what the
-//! methods say; that is shared with the HTTP routes.
 
 mod codec;
 mod cut;
@@ -22,34 +19,34 @@ use futures::future::{BoxFuture, ready};
 use http::{Extensions, HeaderValue, StatusCode};
 use prost::Message;
 use sapwood_proto::code::Code;
-use sapwood_proto::generate::Limits;
+use sapwood_proto::generate::RequestLimits;
 use sapwood_proto::generated::inference::ModelStreamInferResponse;
 use tonic::codec::CompressionEncoding;
 use tonic::metadata::MetadataValue;
 use tonic::server::Grpc;
 use tonic::{Request, Response, Streaming};
 
-use self::codec::{Encoded, Undecoded};
-use super::catalogue::Catalogue;
-use super::failure::Failure;
+use self::codec::{DeferredCodec, Encoded};
+use super::catalog::ModelCatalog;
+use super::request_error::RequestError;
 use super::restricted::Category;
-use crate::auth::{Access, Scope};
+use crate::auth::{KeyScope, RouteAccess};
 use crate::gunzip;
-use crate::intake::Intake;
+use crate::intake::BodyIntake;
 
 /// The paths of its methods; those that change what is loaded stand alone.
-pub(super) const METHODS: [(&str, Access); 3] = [
+pub(super) const METHODS: [(&str, RouteAccess); 3] = [
     (
         "/inference.GRPCInferenceService/{method}",
-        Access::Needs(Scope::Infer),
+        RouteAccess::Needs(KeyScope::Infer),
     ),
     (
         "/inference.GRPCInferenceService/RepositoryModelLoad",
-        Access::Needs(Scope::Admin),
+        RouteAccess::Needs(KeyScope::Admin),
     ),
     (
         "/inference.GRPCInferenceService/RepositoryModelUnload",
-        Access::Needs(Scope::Admin),
+        RouteAccess::Needs(KeyScope::Admin),
     ),
 ];
 /// The full name of the service.
@@ -57,9 +54,9 @@ pub(super) const SERVICE: &str = "inference.GRPCInferenceService";
 
 /// The service. Clones share everything.
 #[derive(Clone)]
-pub(super) struct Service(pub(super) Arc<Catalogue>);
+pub(super) struct InferenceService(pub(super) Arc<ModelCatalog>);
 
-impl tower::Service<http::Request<Body>> for Service {
+impl tower::Service<http::Request<Body>> for InferenceService {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
@@ -69,52 +66,49 @@ impl tower::Service<http::Request<Body>> for Service {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let catalogue = Arc::clone(&self.0);
-        Box::pin(async move { Ok(answer(catalogue, request).await) })
+        let catalog = Arc::clone(&self.0);
+        Box::pin(async move { Ok(answer(catalog, request).await) })
     }
 }
 
-async fn answer(catalogue: Arc<Catalogue>, request: http::Request<Body>) -> http::Response<Body> {
+async fn answer(catalog: Arc<ModelCatalog>, request: http::Request<Body>) -> http::Response<Body> {
     let path = request.uri().path().to_owned();
     let method = path.rsplit('/').next().unwrap_or_default();
-    let restriction = &catalogue
-        .config
-        .restricted
-        .get(&Category::of_method(method));
+    let restriction = &catalog.config.restricted.get(&Category::of_method(method));
     if let Some(Err(failure)) = restriction.map(|it| it.check_grpc(request.headers())) {
         return status(&failure).into_http();
     }
-    let most = catalogue.config.grpc_message_size;
-    let request = Received {
+    let most = catalog.config.grpc_message_size;
+    let request = UnaryCall {
         most: match method {
             "ModelInfer" | "ModelStreamInfer" | "RepositoryModelLoad" => most,
             _ => most.min(QUESTION_BYTES),
         },
-        limits: catalogue.config.limits.clone(),
+        limits: catalog.config.limits.clone(),
         request,
     };
     let request = request.unpacked();
     match method {
         "ModelInfer" => {
             asked(request, |request| async move {
-                infer::answer(&catalogue, request).await
+                infer::answer(&catalog, request).await
             })
             .await
         }
-        "ModelStreamInfer" => streamed(catalogue, request).await,
-        method => metadata::answer(method, catalogue, request).await,
+        "ModelStreamInfer" => streamed(catalog, request).await,
+        method => metadata::answer(method, catalog, request).await,
     }
 }
 
 /// A call whose messages are still to be read.
-struct Received {
+struct UnaryCall {
     request: http::Request<Body>,
     /// Bytes that one of them may have (TR-907).
     most: usize,
-    limits: Limits,
+    limits: RequestLimits,
 }
 
-impl Received {
+impl UnaryCall {
     fn unpacked(self) -> Self {
         let request = gunzip::unpacked(self.request, self.most);
         Self { request, ..self }
@@ -122,9 +116,9 @@ impl Received {
 }
 
 /// A method of one message each way, which is answered at once.
-async fn told<Q, A>(
-    request: Received,
-    answer: impl FnOnce(Q, &Extensions) -> Result<A, Failure> + Send,
+async fn logged<Q, A>(
+    request: UnaryCall,
+    answer: impl FnOnce(Q, &Extensions) -> Result<A, RequestError> + Send,
 ) -> http::Response<Body>
 where
     Q: Message + Default + 'static,
@@ -139,20 +133,20 @@ where
 
 /// A method of one message each way.
 async fn asked<Q, A, W>(
-    Received {
+    UnaryCall {
         request,
         most,
         limits,
-    }: Received,
+    }: UnaryCall,
     answer: impl FnOnce(Request<Q>) -> W + Send,
 ) -> http::Response<Body>
 where
     Q: Message + Default + 'static,
     A: Message + Default + 'static,
-    W: Future<Output = Result<A, Failure>> + Send,
+    W: Future<Output = Result<A, RequestError>> + Send,
 {
     let mut answer = Some(answer);
-    let intake = request.extensions().get::<Arc<Intake>>().cloned();
+    let intake = request.extensions().get::<Arc<BodyIntake>>().cloned();
     let service = tower::service_fn(move |request: Request<Encoded>| {
         let (answer, limits, intake) = (answer.take(), limits.clone(), intake.clone());
         async move {
@@ -168,7 +162,7 @@ where
             answered.map(Response::new).map_err(|it| status(&it))
         }
     });
-    let mut grpc = Grpc::new(Undecoded::<A>::default())
+    let mut grpc = Grpc::new(DeferredCodec::<A>::default())
         .accept_compressed(CompressionEncoding::Gzip)
         .send_compressed(CompressionEncoding::Gzip)
         .max_decoding_message_size(most);
@@ -184,16 +178,16 @@ where
 
 /// Nothing is awaited before the headers go out (TR-907).
 async fn streamed(
-    catalogue: Arc<Catalogue>,
-    Received {
+    catalog: Arc<ModelCatalog>,
+    UnaryCall {
         request,
         most,
         limits,
-    }: Received,
+    }: UnaryCall,
 ) -> http::Response<Body> {
     let cut = Arc::new(AtomicBool::new(false));
     let cuts = Arc::clone(&cut);
-    let intake = request.extensions().get::<Arc<Intake>>().cloned();
+    let intake = request.extensions().get::<Arc<BodyIntake>>().cloned();
     let service = tower::service_fn(move |request: Request<Streaming<Encoded>>| {
         let (limits, intake) = (limits.clone(), intake.clone());
         let request = request.map(|messages| {
@@ -203,18 +197,18 @@ async fn streamed(
             });
             decoded.boxed()
         });
-        let outgoing = stream::Outgoing::new(Arc::clone(&catalogue), request, Arc::clone(&cuts));
+        let outgoing = stream::StreamBody::new(Arc::clone(&catalog), request, Arc::clone(&cuts));
         ready(Ok::<_, tonic::Status>(Response::new(outgoing)))
     });
-    let mut grpc = Grpc::new(Undecoded::<ModelStreamInferResponse>::default())
+    let mut grpc = Grpc::new(DeferredCodec::<ModelStreamInferResponse>::default())
         .accept_compressed(CompressionEncoding::Gzip)
         .max_decoding_message_size(most);
     let answer = grpc.streaming(service, request).await;
-    answer.map(|body| Body::new(cut::Cuttable::new(Body::new(body), cut)))
+    answer.map(|body| Body::new(cut::CuttableBody::new(Body::new(body), cut)))
 }
 
 /// A failure as a status; the closed code stands beside it (TR-206).
-pub(super) fn status(failure: &Failure) -> tonic::Status {
+pub(super) fn status(failure: &RequestError) -> tonic::Status {
     let mut status = tonic::Status::new(grpc_code(failure), failure.message.clone());
     let metadata = status.metadata_mut();
     metadata.insert(
@@ -229,7 +223,7 @@ pub(super) fn status(failure: &Failure) -> tonic::Status {
 }
 
 /// TR-902, TR-1501: what is a fault of the request over HTTP is one here.
-fn grpc_code(failure: &Failure) -> tonic::Code {
+fn grpc_code(failure: &RequestError) -> tonic::Code {
     let bad = failure.status == StatusCode::BAD_REQUEST;
     match failure.code {
         Code::InvalidRequest | Code::FailedPrecondition | Code::LimitExceeded | Code::Aborted => {
@@ -278,11 +272,11 @@ mod tests {
             (Code::Internal, tonic::Code::Internal),
             (Code::Truncated, tonic::Code::Internal),
         ] {
-            let status = status(&Failure::new(code, "why"));
+            let status = status(&RequestError::new(code, "why"));
             assert_eq!((status.code(), status.message()), (expect, "why"), "{code}");
             assert_eq!(status.metadata().get("sapwood-error").unwrap(), code.name());
         }
-        let unknown = Failure::new(Code::NotFound, "why").with_status(StatusCode::BAD_REQUEST);
+        let unknown = RequestError::new(Code::NotFound, "why").with_status(StatusCode::BAD_REQUEST);
         assert_eq!(status(&unknown).code(), tonic::Code::InvalidArgument);
     }
 }

@@ -1,7 +1,4 @@
 //! What the server and its models say of themselves (TR-701 to TR-704, TR-707 to TR-709).
-//!
-//! Owns: the bodies of health, metadata, configuration, statistics and of the settings that are constant here. Refuses to
-//! know: requests of models.
 
 use std::sync::Arc;
 
@@ -13,11 +10,11 @@ use sapwood_proto::code::Code;
 use sapwood_proto::generate::Signature;
 use serde_json::{Map, Value, json};
 
-use super::body::{Style, Upload};
-use super::catalogue::{Catalogue, Found, State};
-use super::failure::{Failure, JSON};
-use super::options::Model;
-use super::path::{MemoryAct, Route, Target};
+use super::body::{EncodingErrorStyle, Upload};
+use super::catalog::{FoundModel, ModelCatalog, Readiness};
+use super::options::ModelOptions;
+use super::path::{GenerateRoute, MemoryAct, Target};
+use super::request_error::{JSON, RequestError};
 use crate::caller::Caller;
 
 /// What is announced (TR-701).
@@ -35,52 +32,52 @@ pub(super) const EXTENSIONS: [&str; 9] = [
 
 /// Answers a route that is not about a model's work.
 pub(super) async fn answer(
-    route: Route,
-    catalogue: &Catalogue,
+    route: GenerateRoute,
+    catalog: &ModelCatalog,
     parts: &Parts,
     upload: Upload,
-) -> Result<Response<Body>, Failure> {
+) -> Result<Response<Body>, RequestError> {
     let caller = Caller::of(&parts.extensions)?;
     Ok(match route {
-        Route::Live => Response::new(Body::empty()),
-        Route::Ready => ready(catalogue.shared.health.ready().is_ok()),
-        Route::Server => say(&json!({
-            "name": catalogue.config.metadata_name,
-            "version": catalogue.config.metadata_version,
+        GenerateRoute::Live => Response::new(Body::empty()),
+        GenerateRoute::Ready => ready(catalog.shared.health.ready().is_ok()),
+        GenerateRoute::Server => json_response(&json!({
+            "name": catalog.config.metadata_name,
+            "version": catalog.config.metadata_version,
             "extensions": EXTENSIONS,
         })),
-        Route::Model(target) => say(&model(&catalogue.find(caller, &target)?)),
-        Route::ModelReady(target) => model_ready(catalogue, caller, &target)?,
-        Route::Config(target) => say(&config(&catalogue.find(caller, &target)?)),
-        Route::Schema(target) => {
-            let found = catalogue.find(caller, &target)?;
-            say(&found.signature.schema(&found.name))
+        GenerateRoute::Model(target) => json_response(&model(&catalog.find(caller, &target)?)),
+        GenerateRoute::ModelReady(target) => model_ready(catalog, caller, &target)?,
+        GenerateRoute::Config(target) => json_response(&config(&catalog.find(caller, &target)?)),
+        GenerateRoute::Schema(target) => {
+            let found = catalog.find(caller, &target)?;
+            json_response(&found.signature.schema(&found.name))
         }
-        Route::Stats(target) => say(&stats(catalogue, caller, target.as_ref())?),
-        Route::Trace if parts.method == Method::POST => {
-            settings(upload, parts, catalogue, trace()).await?
+        GenerateRoute::Stats(target) => json_response(&stats(catalog, caller, target.as_ref())?),
+        GenerateRoute::Trace if parts.method == Method::POST => {
+            settings(upload, parts, catalog, trace()).await?
         }
-        Route::Logging if parts.method == Method::POST => {
-            settings(upload, parts, catalogue, logging()).await?
+        GenerateRoute::Logging if parts.method == Method::POST => {
+            settings(upload, parts, catalog, logging()).await?
         }
-        Route::Trace => say(&trace()),
-        Route::Logging => say(&logging()),
-        Route::Memory(act) => match act {
-            MemoryAct::Status => say(&json!([])),
+        GenerateRoute::Trace => json_response(&trace()),
+        GenerateRoute::Logging => json_response(&logging()),
+        GenerateRoute::Memory(act) => match act {
+            MemoryAct::Status => json_response(&json!([])),
             MemoryAct::Unregister => Response::new(Body::empty()),
             MemoryAct::Register => {
-                return Err(Failure::new(
+                return Err(RequestError::new(
                     Code::Unimplemented,
                     "shared memory is not supported",
                 ));
             }
         },
-        _ => return Err(Failure::new(Code::NotFound, "Not Found")),
+        _ => return Err(RequestError::new(Code::NotFound, "Not Found")),
     })
 }
 
 /// A JSON answer.
-pub(super) fn say(value: &Value) -> Response<Body> {
+pub(super) fn json_response(value: &Value) -> Response<Body> {
     let mut answer = Response::new(Body::from(value.to_string()));
     answer.headers_mut().insert(header::CONTENT_TYPE, JSON);
     answer
@@ -96,20 +93,22 @@ fn ready(ready: bool) -> Response<Body> {
 }
 
 fn model_ready(
-    catalogue: &Catalogue,
+    catalog: &ModelCatalog,
     caller: &Caller,
     target: &Target,
-) -> Result<Response<Body>, Failure> {
-    let found = catalogue.known(caller, &target.model)?;
-    if catalogue.state(&found.function) != State::Ready {
-        return Err(Failure::new(Code::Unavailable, "Model version not ready")
-            .with_status(http::StatusCode::BAD_REQUEST));
+) -> Result<Response<Body>, RequestError> {
+    let found = catalog.known(caller, &target.model)?;
+    if catalog.state(&found.function) != Readiness::Ready {
+        return Err(
+            RequestError::new(Code::Unavailable, "Model version not ready")
+                .with_status(http::StatusCode::BAD_REQUEST),
+        );
     }
-    catalogue.find(caller, target).map(|_| ready(true))
+    catalog.find(caller, target).map(|_| ready(true))
 }
 
 /// TR-702.
-fn model(found: &Found) -> Value {
+fn model(found: &FoundModel) -> Value {
     let signature = &found.signature;
     let tensor = |name: &str, datatype: &str, shape: &[i64]| json!({"name": name, "datatype": datatype, "shape": signature.shown(shape)});
     let inputs = signature.inputs.iter();
@@ -124,7 +123,7 @@ fn model(found: &Found) -> Value {
 }
 
 /// TR-703.
-fn config(found: &Found) -> Value {
+fn config(found: &FoundModel) -> Value {
     let Signature {
         inputs, outputs, ..
     } = &*found.signature;
@@ -164,32 +163,32 @@ fn config(found: &Found) -> Value {
 
 /// TR-704.
 fn stats(
-    catalogue: &Catalogue,
+    catalog: &ModelCatalog,
     caller: &Caller,
     target: Option<&Target>,
-) -> Result<Value, Failure> {
-    let all = counted(catalogue, caller, target)?.into_iter();
+) -> Result<Value, RequestError> {
+    let all = counted(catalog, caller, target)?.into_iter();
     let list: Vec<Value> = all
-        .map(|(function, name, version)| catalogue.stats.json(&function, &name, version))
+        .map(|(function, name, version)| catalog.stats.json(&function, &name, version))
         .collect();
     Ok(json!({"model_stats": list}))
 }
 
 /// Whose statistics are asked for: the function, the name it is asked by, the version.
 pub(super) fn counted(
-    catalogue: &Catalogue,
+    catalog: &ModelCatalog,
     caller: &Caller,
     target: Option<&Target>,
-) -> Result<Vec<(Name, Arc<str>, u64)>, Failure> {
+) -> Result<Vec<(Name, Arc<str>, u64)>, RequestError> {
     let Some(target) = target else {
-        let all = catalogue.all(caller).into_iter();
-        let each = |(name, model, _): (Name, Arc<Model>, State)| {
+        let all = catalog.all(caller).into_iter();
+        let each = |(name, model, _): (Name, Arc<ModelOptions>, Readiness)| {
             let versions = model.versions.clone().into_iter();
             versions.map(move |version| (name.clone(), name.as_str().into(), version))
         };
         return Ok(all.flat_map(each).collect());
     };
-    let found = catalogue.find(caller, target)?;
+    let found = catalog.find(caller, target)?;
     let one = target.version.as_ref().map(|_| vec![found.version]);
     let versions = one.unwrap_or_else(|| found.model.versions.clone());
     let each = |version| (found.function.clone(), Arc::clone(&found.name), version);
@@ -223,19 +222,19 @@ pub(super) fn logging() -> Value {
 async fn settings(
     upload: Upload,
     parts: &Parts,
-    catalogue: &Catalogue,
+    catalog: &ModelCatalog,
     now: Value,
-) -> Result<Response<Body>, Failure> {
-    let asked = object(upload, parts, catalogue).await?;
+) -> Result<Response<Body>, RequestError> {
+    let asked = object(upload, parts, catalog).await?;
     unchanged(&now, &asked)?;
-    Ok(say(&now))
+    Ok(json_response(&now))
 }
 
 /// Settings that are what they are: asking for that, or for the default, is granted.
-pub(super) fn unchanged(now: &Value, asked: &Map<String, Value>) -> Result<(), Failure> {
+pub(super) fn unchanged(now: &Value, asked: &Map<String, Value>) -> Result<(), RequestError> {
     for (key, value) in asked {
         let Some(current) = now.get(key) else {
-            return Err(Failure::new(
+            return Err(RequestError::new(
                 Code::InvalidRequest,
                 format!("unknown setting '{key}'"),
             ));
@@ -251,7 +250,7 @@ pub(super) fn unchanged(now: &Value, asked: &Map<String, Value>) -> Result<(), F
         let logs = now.get("log_file").is_some();
         let kind = if logs { "log" } else { "trace" };
         let message = format!("{kind} {what} can not be updated through network protocol");
-        return Err(Failure::new(Code::Unimplemented, message));
+        return Err(RequestError::new(Code::Unimplemented, message));
     }
     Ok(())
 }
@@ -260,16 +259,20 @@ pub(super) fn unchanged(now: &Value, asked: &Map<String, Value>) -> Result<(), F
 pub(super) async fn object(
     upload: Upload,
     parts: &Parts,
-    catalogue: &Catalogue,
-) -> Result<Map<String, Value>, Failure> {
+    catalog: &ModelCatalog,
+) -> Result<Map<String, Value>, RequestError> {
     let bytes = upload
-        .whole(&parts.headers, Style::Generate, &catalogue.config)
+        .whole(
+            &parts.headers,
+            EncodingErrorStyle::Generate,
+            &catalog.config,
+        )
         .await?;
     if bytes.trim_ascii().is_empty() {
         return Ok(Map::new());
     }
     serde_json::from_slice(&bytes).map_err(|error| {
         let message = format!("failed to parse the request JSON buffer: {error}");
-        Failure::new(Code::InvalidRequest, message)
+        RequestError::new(Code::InvalidRequest, message)
     })
 }

@@ -1,21 +1,19 @@
 //! What can be set about this face.
-//!
-//! Owns: [`Config`] and what can be said of a single model. Refuses to know: files.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use sapwood_proto::generate::{Limits, Signature};
+use sapwood_proto::generate::{RequestLimits, Signature};
 
-use super::control::Explicit;
+use super::model_control::ExplicitRepository;
+use super::request_options::ForwardedHeaders;
 use super::restricted::{Category, Restriction};
-use super::wishes::Forwarded;
 
 /// What can be set about this face.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// What one request may hold.
-    pub limits: Limits,
+    pub limits: RequestLimits,
     /// Pieces of a chunked body (TR-316).
     pub http_chunks: usize,
     /// Bytes of one message of a gRPC client, unpacked (TR-907).
@@ -43,17 +41,17 @@ pub struct Config {
     /// What needs a header of its own (TR-210).
     pub restricted: BTreeMap<Category, Restriction>,
     /// Whoever loads and unloads models on request; without it nobody does (TR-706).
-    pub repository: Option<Explicit>,
+    pub repository: Option<ExplicitRepository>,
     /// Headers of requests whose names match become parameters (TR-1309).
-    pub forwarded: Option<Forwarded>,
+    pub forwarded: Option<ForwardedHeaders>,
     /// What is said of single models, by name; the others have the defaults.
-    pub models: BTreeMap<String, Model>,
+    pub models: BTreeMap<String, ModelOptions>,
 }
 
 impl Default for Config {
     fn default() -> Self {
         Self {
-            limits: Limits::default(),
+            limits: RequestLimits::default(),
             http_chunks: 65_536,
             grpc_message_size: 64 << 20,
             grpc_requests_per_stream: 1_024,
@@ -85,7 +83,7 @@ impl Config {
 
 /// What is said of one model.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Model {
+pub struct ModelOptions {
     /// Its versions, each 1 or more.
     pub versions: Vec<u64>,
     /// What computes it, for whoever reads its metadata.
@@ -99,12 +97,12 @@ pub struct Model {
     /// A bare prompt is one turn of a conversation (D-24).
     pub template_raw_prompts: bool,
     /// What requests may ask a scripted model to do, and the parameter that asks for it (TR-1103).
-    pub controls: BTreeMap<Control, String>,
+    pub controls: BTreeMap<ScriptControl, String>,
     /// What a scripted model says when it is asked to fail.
     pub fail_message: String,
 }
 
-impl Default for Model {
+impl Default for ModelOptions {
     fn default() -> Self {
         Self {
             versions: vec![1],
@@ -119,7 +117,7 @@ impl Default for Model {
     }
 }
 
-impl Model {
+impl ModelOptions {
     /// Its highest version.
     pub(super) fn latest(&self) -> u64 {
         self.versions.iter().copied().max().unwrap_or(1)
@@ -128,7 +126,7 @@ impl Model {
 
 /// What a request may ask a scripted model to do (TR-1103).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Control {
+pub enum ScriptControl {
     /// That many equal responses.
     Repeat,
     /// So many seconds before each response.
@@ -143,7 +141,7 @@ pub enum Control {
     Code,
 }
 
-impl Control {
+impl ScriptControl {
     /// All of them, with their names.
     pub const ALL: [(&'static str, Self); 6] = [
         ("repeat", Self::Repeat),

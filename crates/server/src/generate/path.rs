@@ -1,25 +1,22 @@
 //! What a path below `/v2` means (TR-201, TR-202).
-//!
-//! Owns: [`Route`] and its reading: the path is split first and decoded then, so that names may hold slashes. Refuses to
-//! know: which models there are.
 
 use http::Method;
 use percent_encoding::percent_decode_str;
 
 use super::restricted::Category;
-use crate::auth::{Access, Scope};
+use crate::auth::{KeyScope, RouteAccess};
 
 /// What a route of this face asks of a caller.
-const CALL: Access = Access::Needs(Scope::Infer);
-const MANAGE: Access = Access::Needs(Scope::Admin);
+const CALL: RouteAccess = RouteAccess::Needs(KeyScope::Infer);
+const MANAGE: RouteAccess = RouteAccess::Needs(KeyScope::Admin);
 
 /// The paths, as the router knows them, and who may come in. A path that is written another way (`%6coad`) means the same and
 /// is one of the last: what needs more than to be called asks for it once more where it is done.
-pub(super) const PATTERNS: &[(&str, Access)] = &[
+pub(super) const PATTERNS: &[(&str, RouteAccess)] = &[
     ("/v2", CALL),
     ("/v2/", CALL),
-    ("/v2/health/live", Access::Open),
-    ("/v2/health/ready", Access::Open),
+    ("/v2/health/live", RouteAccess::Open),
+    ("/v2/health/ready", RouteAccess::Open),
     ("/v2/models/stats", CALL),
     ("/v2/models/{model}", CALL),
     ("/v2/models/{model}/ready", CALL),
@@ -52,7 +49,7 @@ pub(super) struct Target {
 
 /// Where a request goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Route {
+pub(super) enum GenerateRoute {
     Server,
     Live,
     Ready,
@@ -89,7 +86,7 @@ pub(super) enum MemoryAct {
     Unregister,
 }
 
-impl Route {
+impl GenerateRoute {
     /// Reads a raw path. `None`: nothing is there.
     pub(super) fn read(path: &str) -> Option<Self> {
         let rest = path.strip_prefix("/v2")?;
@@ -226,19 +223,22 @@ mod tests {
     #[test]
     fn tr_201_a_path_is_split_and_then_decoded() {
         for (path, expect) in [
-            ("/v2", Some(Route::Server)),
+            ("/v2", Some(GenerateRoute::Server)),
             ("/v2/", None),
-            ("/v2/models/m", Some(Route::Model(target("m", None)))),
+            (
+                "/v2/models/m",
+                Some(GenerateRoute::Model(target("m", None))),
+            ),
             (
                 "/v2/models/org%2Fname/generate",
-                Some(Route::Generate(target("org/name", None))),
+                Some(GenerateRoute::Generate(target("org/name", None))),
             ),
             ("/v2/models/m%/generate", None),
             ("/v2/models/m%2/generate", None),
             ("/v2/models/%ff/generate", None),
             (
                 "/v2/models/m/versions/7/generate_stream",
-                Some(Route::GenerateStream(target("m", Some("7")))),
+                Some(GenerateRoute::GenerateStream(target("m", Some("7")))),
             ),
             ("/v2/models/m/versions/x/generate", None),
             ("/v2/models/m/versions/-1/generate", None),
@@ -246,21 +246,27 @@ mod tests {
             ("/v2/models/m/generate/", None),
             ("/v2/models/m/generate/more", None),
             ("/v2/models//generate", None),
-            ("/v2/models/stats", Some(Route::Stats(None))),
-            ("/v2/repository/index", Some(Route::Index)),
-            ("/v2/repository/mine/index", Some(Route::Repository)),
+            ("/v2/models/stats", Some(GenerateRoute::Stats(None))),
+            ("/v2/repository/index", Some(GenerateRoute::Index)),
+            ("/v2/repository/mine/index", Some(GenerateRoute::Repository)),
             (
                 "/v2/cudasharedmemory/region/a%20b/register",
-                Some(Route::Memory(MemoryAct::Register)),
+                Some(GenerateRoute::Memory(MemoryAct::Register)),
             ),
-            ("/v2/requests/a%2Fb", Some(Route::Request("a/b".into()))),
+            (
+                "/v2/requests/a%2Fb",
+                Some(GenerateRoute::Request("a/b".into())),
+            ),
             ("/v2/requests/", None),
-            ("/v2/streams/a-_9", Some(Route::Stream("a-_9".into()))),
+            (
+                "/v2/streams/a-_9",
+                Some(GenerateRoute::Stream("a-_9".into())),
+            ),
             ("/v2/streams", None),
             ("/v2/streams/a/b", None),
             ("/v2/health", None),
         ] {
-            assert_eq!(Route::read(path), expect, "{path}");
+            assert_eq!(GenerateRoute::read(path), expect, "{path}");
         }
     }
 }

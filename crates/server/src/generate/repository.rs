@@ -1,6 +1,4 @@
 //! The repository of models as KServe sees it: a list, and models that come and go (TR-705, TR-706).
-//!
-//! Owns: index, load and unload over HTTP. Refuses to know: who may do that, and how.
 
 use std::sync::Arc;
 
@@ -12,48 +10,44 @@ use sapwood_proto::code::Code;
 use serde_json::{Value, json};
 
 use super::body::Upload;
-use super::catalogue::{Catalogue, State};
-use super::control::{self, Act, Asked, allowed};
-use super::failure::Failure;
-use super::metadata::{object, say};
-use super::options::Model;
-use super::path::Route;
+use super::catalog::{ModelCatalog, Readiness};
+use super::metadata::{json_response, object};
+use super::model_control::{self, ControlAction, LoadParameters, allowed};
+use super::options::ModelOptions;
+use super::path::GenerateRoute;
+use super::request_error::RequestError;
 use crate::caller::Caller;
 
 /// Answers a route of the repository.
 pub(super) async fn answer(
-    route: Route,
-    catalogue: &Catalogue,
+    route: GenerateRoute,
+    catalog: &ModelCatalog,
     parts: &Parts,
     upload: Upload,
-) -> Result<Response<Body>, Failure> {
+) -> Result<Response<Body>, RequestError> {
     let (name, loads) = match route {
-        Route::Index => {
-            let asked = object(upload, parts, catalogue).await?;
-            return index(
-                catalogue,
-                Caller::of(&parts.extensions)?,
-                asked.get("ready"),
-            );
+        GenerateRoute::Index => {
+            let asked = object(upload, parts, catalog).await?;
+            return index(catalog, Caller::of(&parts.extensions)?, asked.get("ready"));
         }
-        Route::Load(name) => (name, true),
-        Route::Unload(name) => (name, false),
+        GenerateRoute::Load(name) => (name, true),
+        GenerateRoute::Unload(name) => (name, false),
         _ => return Err(named()),
     };
-    let explicit = allowed(catalogue, &parts.extensions, &name)?;
-    let asked = object(upload, parts, catalogue).await?;
+    let explicit = allowed(catalog, &parts.extensions, &name)?;
+    let asked = object(upload, parts, catalog).await?;
     let act = if loads {
-        Act::Load(said(asked.get("parameters"))?)
+        ControlAction::Load(parse_parameters(asked.get("parameters"))?)
     } else {
-        Act::Unload
+        ControlAction::Unload
     };
-    control::act(catalogue, explicit, &name, act).await?;
+    model_control::act(catalog, explicit, &name, act).await?;
     Ok(Response::new(Body::empty()))
 }
 
 /// The parameters of a request to load.
-fn said(parameters: Option<&Value>) -> Result<Asked, Failure> {
-    let mut asked = Asked::default();
+fn parse_parameters(parameters: Option<&Value>) -> Result<LoadParameters, RequestError> {
+    let mut asked = LoadParameters::default();
     for (name, value) in parameters.and_then(Value::as_object).into_iter().flatten() {
         asked.take(name, value.as_str())?;
     }
@@ -61,39 +55,39 @@ fn said(parameters: Option<&Value>) -> Result<Asked, Failure> {
 }
 
 /// There is one repository, without a name.
-pub(super) fn named() -> Failure {
+pub(super) fn named() -> RequestError {
     let message = "'repository_name' specification is not supported";
-    Failure::new(Code::Unimplemented, message)
+    RequestError::new(Code::Unimplemented, message)
 }
 
 fn index(
-    catalogue: &Catalogue,
+    catalog: &ModelCatalog,
     caller: &Caller,
     ready: Option<&Value>,
-) -> Result<Response<Body>, Failure> {
+) -> Result<Response<Body>, RequestError> {
     let only = match ready {
         None | Some(Value::Null) => false,
         Some(Value::Bool(only)) => *only,
         Some(_) => {
             let message = "Invalid value for 'ready': expected a boolean";
-            return Err(Failure::new(Code::InvalidRequest, message));
+            return Err(RequestError::new(Code::InvalidRequest, message));
         }
     };
-    let list = list(catalogue, caller, only).into_iter().map(|(name, version, state)| {
+    let list = list(catalog, caller, only).into_iter().map(|(name, version, state)| {
         json!({"name": name.as_str(), "version": version.to_string(), "state": state.name(), "reason": ""})
     });
-    Ok(say(&Value::Array(list.collect())))
+    Ok(json_response(&Value::Array(list.collect())))
 }
 
 /// Every version of every model, or those that are ready.
 pub(super) fn list(
-    catalogue: &Catalogue,
+    catalog: &ModelCatalog,
     caller: &Caller,
     only_ready: bool,
-) -> Vec<(Name, u64, State)> {
-    let all = catalogue.all(caller).into_iter();
-    let shown = all.filter(|(.., state)| !only_ready || *state == State::Ready);
-    let each = |(name, model, state): (Name, Arc<Model>, State)| {
+) -> Vec<(Name, u64, Readiness)> {
+    let all = catalog.all(caller).into_iter();
+    let shown = all.filter(|(.., state)| !only_ready || *state == Readiness::Ready);
+    let each = |(name, model, state): (Name, Arc<ModelOptions>, Readiness)| {
         let versions = model.versions.clone().into_iter();
         versions.map(move |version| (name.clone(), version, state))
     };

@@ -1,7 +1,4 @@
 //! Which parts of the protocol want a header of their own (TR-210), over HTTP and gRPC.
-//!
-//! Owns: [`Category`], [`Restriction`], the check. Refuses to know: API keys, which are checked for every face before; where
-//! both are configured, both are needed.
 
 use std::fmt;
 
@@ -9,7 +6,7 @@ use http::{HeaderMap, HeaderName};
 use sapwood_proto::code::Code;
 use subtle::ConstantTimeEq;
 
-use super::failure::Failure;
+use super::request_error::RequestError;
 
 /// What stands before the name of a header in gRPC's metadata.
 const OVER_GRPC: &str = "triton-grpc-protocol-";
@@ -100,19 +97,19 @@ impl Restriction {
     ///
     /// # Errors
     /// `permission-denied`, 403.
-    pub(super) fn check(&self, headers: &HeaderMap) -> Result<(), Failure> {
+    pub(super) fn check(&self, headers: &HeaderMap) -> Result<(), RequestError> {
         if self.holds(headers, &self.header) {
             return Ok(());
         }
         let message = format!("This API is restricted, expecting header '{}'", self.header);
-        Err(Failure::new(Code::PermissionDenied, message))
+        Err(RequestError::new(Code::PermissionDenied, message))
     }
 
     /// The same for a call over gRPC, whose clients know another answer.
     ///
     /// # Errors
     /// `unavailable`.
-    pub(super) fn check_grpc(&self, metadata: &HeaderMap) -> Result<(), Failure> {
+    pub(super) fn check_grpc(&self, metadata: &HeaderMap) -> Result<(), RequestError> {
         if self.holds(metadata, &self.over_grpc) {
             return Ok(());
         }
@@ -120,7 +117,7 @@ impl Restriction {
             "This protocol is restricted, expecting header '{}'",
             self.over_grpc
         );
-        Err(Failure::new(Code::Unavailable, message))
+        Err(RequestError::new(Code::Unavailable, message))
     }
 
     fn holds(&self, headers: &HeaderMap, name: &HeaderName) -> bool {
@@ -164,8 +161,8 @@ mod tests {
             let name = HeaderName::try_from(name).unwrap();
             let headers: HeaderMap = [(name, value.parse().unwrap())].into_iter().collect();
             assert_eq!(restriction.check(&headers).is_ok(), http, "{headers:?}");
-            let told = restriction.check_grpc(&headers);
-            assert_eq!(told.is_ok(), grpc, "{headers:?}");
+            let reported = restriction.check_grpc(&headers);
+            assert_eq!(reported.is_ok(), grpc, "{headers:?}");
         }
         let none = restriction.check(&HeaderMap::new()).unwrap_err();
         assert_eq!(

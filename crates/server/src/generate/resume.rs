@@ -1,54 +1,52 @@
 //! Coming back to a stream: the answers below `/v2/streams` (TR-1303).
-//!
-//! Owns: their headers and statuses, and who gets a place. Refuses to know: how a stream is held.
 
 use axum::body::Body;
 use http::request::Parts;
 use http::{HeaderMap, Method, Response, header};
 use sapwood_proto::code::Code;
 
-use super::catalogue::Catalogue;
+use super::catalog::ModelCatalog;
+use super::detached::StreamRegistration;
 use super::endpoint::nothing;
 use super::events::read_on;
-use super::failure::{EVENTS, Failure};
-use super::held::Place;
-use super::wishes::Wishes;
+use super::request_error::{EVENTS, RequestError};
+use super::request_options::RequestOptions;
 use crate::caller::Caller;
 
 /// The number of the last event that the client has.
 const LAST: &str = "last-event-id";
 
 /// A place for the stream of a request, where that is wished for and there is one.
-pub(super) fn place<'a>(
-    catalogue: &'a Catalogue,
+pub(super) fn register<'a>(
+    catalog: &'a ModelCatalog,
     parts: &Parts,
-    wishes: Wishes,
-) -> Option<Place<'a>> {
+    options: RequestOptions,
+) -> Option<StreamRegistration<'a>> {
     let caller = Caller::of(&parts.extensions).ok()?;
-    let place = || catalogue.streams.place(&caller.identity);
-    wishes.resume.then(place).flatten()
+    let slot = || catalog.streams.registration(&caller.identity);
+    options.resume.then(slot).flatten()
 }
 
 /// Answers one request about the stream of this name.
 pub(super) fn answer(
     name: &str,
-    catalogue: &Catalogue,
+    catalog: &ModelCatalog,
     parts: &Parts,
-) -> Result<Response<Body>, Failure> {
-    let visitor = Caller::of(&parts.extensions)?.identity.clone();
-    let streams = &catalogue.streams;
+) -> Result<Response<Body>, RequestError> {
+    let caller_identity = Caller::of(&parts.extensions)?.identity.clone();
+    let streams = &catalog.streams;
     if parts.method == Method::DELETE {
-        return streams.cancel(name, &visitor).map(|()| nothing());
+        return streams.cancel(name, &caller_identity).map(|()| nothing());
     }
-    let wishes = Wishes::of(&parts.headers)?;
+    let options = RequestOptions::of(&parts.headers)?;
     let after = last(&parts.headers)?;
     if parts.method == Method::HEAD {
         // Whoever asks this much takes nothing from who reads.
-        let there = streams.look(name, &visitor, after)?;
+        let there = streams.look(name, &caller_identity, after)?;
         return Ok(if there { head() } else { nothing() });
     }
-    let reader = streams.read(name, &visitor, after)?;
-    let answer = reader.map(|reader| read_on(reader, name, wishes, false));
+    let reader = streams.read(name, &caller_identity, after)?;
+    let answer = reader.map(|reader| read_on(reader, name, options, false));
     // What tells a browser's `EventSource` that it need not come again.
     Ok(answer.unwrap_or_else(nothing))
 }
@@ -60,7 +58,7 @@ fn head() -> Response<Body> {
 }
 
 /// The event to go on behind; the beginning where none is named.
-fn last(headers: &HeaderMap) -> Result<u64, Failure> {
+fn last(headers: &HeaderMap) -> Result<u64, RequestError> {
     let Some(last) = headers.get(LAST) else {
         return Ok(0);
     };
@@ -73,7 +71,7 @@ fn last(headers: &HeaderMap) -> Result<u64, Failure> {
     }
 }
 
-fn wrong() -> Failure {
+fn wrong() -> RequestError {
     let message = format!("header '{LAST}' must be the number of an event");
-    Failure::new(Code::InvalidRequest, message)
+    RequestError::new(Code::InvalidRequest, message)
 }

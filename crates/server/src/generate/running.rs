@@ -1,7 +1,6 @@
 //! Requests with an id, while they run: whoever sent one may cancel it by that id (TR-1311).
 //!
-//! Owns: [`Running`], which ids run for whom. Refuses to know: what runs. Ids need not be unique; who cancels one cancels
-//! all of its own that bear it.
+//! Ids need not be unique; who cancels one cancels all of its own that bear it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,39 +9,39 @@ use futures::{StreamExt, stream};
 use sapwood_proto::code::Code;
 use tokio_util::sync::CancellationToken;
 
-use super::call::Responses;
-use super::ending::Early;
-use super::failure::Failure;
-use crate::caller::Identity;
+use super::call::CallResponses;
+use super::request_end::EarlyEnd;
+use super::request_error::RequestError;
+use crate::caller::CallerIdentity;
 
 /// What runs, by key and id.
 #[derive(Debug, Default)]
-pub(super) struct Running(Mutex<HashMap<Name, Vec<Entry>>>);
+pub(super) struct RunningRequests(Mutex<HashMap<RequestName, Vec<RunningEntry>>>);
 
-type Name = (Identity, Box<str>);
+type RequestName = (CallerIdentity, Box<str>);
 
 #[derive(Debug)]
-struct Entry {
+struct RunningEntry {
     number: u64,
     token: CancellationToken,
 }
 
 /// A request that is on the list until this goes.
 #[derive(Debug)]
-struct Listed {
-    running: Arc<Running>,
-    name: Name,
+struct RunningGuard {
+    running: Arc<RunningRequests>,
+    name: RequestName,
     number: u64,
     token: CancellationToken,
 }
 
 /// Whose requests of an id these are. Whoever has no key is known by nothing but the id itself: one that others cannot guess
 /// is as good as a token, and under another one nothing can be cancelled (D-45).
-fn name(caller: &Identity, id: &str) -> Option<Name> {
+fn name(caller: &CallerIdentity, id: &str) -> Option<RequestName> {
     let owner = match caller {
-        Identity::Anonymous(_) if id.len() < TOKEN_BYTES => return None,
+        CallerIdentity::Anonymous(_) if id.len() < TOKEN_BYTES => return None,
         // The same from wherever it comes.
-        Identity::Anonymous(_) => Identity::Anonymous(None),
+        CallerIdentity::Anonymous(_) => CallerIdentity::Anonymous(None),
         known => known.clone(),
     };
     Some((owner, id.into()))
@@ -51,19 +50,19 @@ fn name(caller: &Identity, id: &str) -> Option<Name> {
 /// The shortest id that is taken for a secret, as long as a random one of 128 bits in hexadecimal digits.
 const TOKEN_BYTES: usize = 32;
 
-impl Running {
+impl RunningRequests {
     /// The responses of a request that can be cancelled by its id, if it has one.
     pub(super) fn list(
         self: &Arc<Self>,
-        caller: &Identity,
+        caller: &CallerIdentity,
         id: Option<&str>,
-        responses: Responses,
-    ) -> Responses {
+        responses: CallResponses,
+    ) -> CallResponses {
         let Some(name) = id.and_then(|id| name(caller, id)) else {
             return responses;
         };
         let listed = self.enter(name);
-        let told = stream::unfold(Some((responses, listed)), |state| async move {
+        let reported = stream::unfold(Some((responses, listed)), |state| async move {
             let (mut responses, listed) = state?;
             // Both arms may be cancelled: a response that was not taken is still there. Whoever cancels goes first.
             tokio::select! {
@@ -72,11 +71,11 @@ impl Running {
                 next = responses.next() => Some((next?, Some((responses, listed)))),
             }
         });
-        told.boxed()
+        reported.boxed()
     }
 
     /// Cancels what `caller` runs under this id. Says whether there was anything.
-    pub(super) fn cancel(&self, caller: &Identity, id: &str) -> bool {
+    pub(super) fn cancel(&self, caller: &CallerIdentity, id: &str) -> bool {
         let all = self.all();
         let entries = name(caller, id).and_then(|name| all.get(&name));
         let entries = entries.map_or(&[][..], Vec::as_slice);
@@ -84,16 +83,16 @@ impl Running {
         !entries.is_empty()
     }
 
-    fn enter(self: &Arc<Self>, name: Name) -> Listed {
+    fn enter(self: &Arc<Self>, name: RequestName) -> RunningGuard {
         let token = CancellationToken::new();
         let mut all = self.all();
         let entries = all.entry(name.clone()).or_default();
         let number = entries.last().map_or(0, |last| last.number + 1);
-        entries.push(Entry {
+        entries.push(RunningEntry {
             number,
             token: token.clone(),
         });
-        Listed {
+        RunningGuard {
             running: Arc::clone(self),
             name,
             number,
@@ -101,12 +100,12 @@ impl Running {
         }
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<Name, Vec<Entry>>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<RequestName, Vec<RunningEntry>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Listed {
+impl Drop for RunningGuard {
     fn drop(&mut self) {
         let mut all = self.running.all();
         if let Some(entries) = all.get_mut(&self.name) {
@@ -119,10 +118,10 @@ impl Drop for Listed {
 }
 
 /// What a request ends with that its sender has cancelled.
-pub(super) fn cancelled() -> Failure {
-    Failure::new(Code::Cancelled, "Request was cancelled")
+pub(super) fn cancelled() -> RequestError {
+    RequestError::new(Code::Cancelled, "Request was cancelled")
         .late()
-        .because(Early::Delete)
+        .because(EarlyEnd::Delete)
 }
 
 #[cfg(test)]
@@ -131,17 +130,17 @@ mod tests {
 
     #[tokio::test]
     async fn tr_1311_who_sent_a_request_may_cancel_it_and_nobody_else() {
-        let running = Arc::new(Running::default());
+        let running = Arc::new(RunningRequests::default());
         let list = |caller: &str, id| {
-            let pending: Responses = stream::pending().boxed();
-            running.list(&Identity::Key(caller.into()), id, pending)
+            let pending: CallResponses = stream::pending().boxed();
+            running.list(&CallerIdentity::Key(caller.into()), id, pending)
         };
         let mut mine = [list("anna", Some("a")), list("anna", Some("a"))];
         let mut other = list("anna", Some("b"));
         let theirs = list("ben", Some("a"));
         let nameless = list("anna", None);
-        assert!(!running.cancel(&Identity::Key("carl".into()), "a"));
-        assert!(running.cancel(&Identity::Key("anna".into()), "a"));
+        assert!(!running.cancel(&CallerIdentity::Key("carl".into()), "a"));
+        assert!(running.cancel(&CallerIdentity::Key("anna".into()), "a"));
         for responses in &mut mine {
             let failure = responses.next().await.unwrap().unwrap_err();
             assert_eq!(
@@ -152,17 +151,17 @@ mod tests {
         }
         assert!(futures::poll!(other.next()).is_pending());
         // Who has gone is not on the list.
-        assert!(!running.cancel(&Identity::Key("anna".into()), "a"));
+        assert!(!running.cancel(&CallerIdentity::Key("anna".into()), "a"));
         drop((mine, other, theirs, nameless));
         assert!(running.all().is_empty());
     }
 
     #[tokio::test]
     async fn d_45_without_a_key_only_an_id_that_nobody_guesses_cancels() {
-        let running = Arc::new(Running::default());
+        let running = Arc::new(RunningRequests::default());
         let [here, there] = ["10.0.0.1", "10.0.0.2"]
-            .map(|address| Identity::Anonymous(Some(address.parse().unwrap())));
-        let key = Identity::Key("anonymous".into());
+            .map(|address| CallerIdentity::Anonymous(Some(address.parse().unwrap())));
+        let key = CallerIdentity::Key("anonymous".into());
         for (length, cancels) in [(TOKEN_BYTES - 1, false), (TOKEN_BYTES, true)] {
             let id = "a".repeat(length);
             let listed = running.list(&here, Some(&id), stream::pending().boxed());

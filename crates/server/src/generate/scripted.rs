@@ -1,6 +1,4 @@
 //! What requests may ask of a scripted model beside its text: several responses, pauses, failures (TR-1103).
-//!
-//! Owns: the controls, their types and what they do. Refuses to know: scripts; each response is a call of the model.
 
 use std::time::Duration;
 
@@ -8,12 +6,12 @@ use futures::{StreamExt, stream};
 use sapwood_kernel::Kernel;
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::{
-    Data, InputRole, OutputRole, Parameter, Response, Settings, Strings, Tensor,
+    InputRole, OutputRole, RequestParameter, ResponsePayload, Settings, Strings, Tensor, TensorData,
 };
 
-use super::call::{Call, Responses, failed, given, texts};
-use super::failure::Failure;
-use super::options::Control;
+use super::call::{CallResponses, CheckedRequest, failed, given, texts};
+use super::options::ScriptControl;
+use super::request_error::RequestError;
 use super::text;
 
 /// What one request asks for.
@@ -27,14 +25,18 @@ struct Controls {
 }
 
 /// Calls the model once for each response.
-pub(super) fn begin(call: Call, settings: Settings, kernel: &Kernel) -> Result<Responses, Failure> {
+pub(super) fn begin(
+    call: CheckedRequest,
+    settings: Settings,
+    kernel: &Kernel,
+) -> Result<CallResponses, RequestError> {
     let controls = controls(&call, settings.stream)?;
     let prompts = prompts(&call)?;
-    let failure = Failure::new(controls.code, call.found.model.fail_message.clone()).late();
+    let failure = RequestError::new(controls.code, call.found.model.fail_message.clone()).late();
     if controls.fail_first {
         return Ok(failed(failure));
     }
-    let playing = Playing {
+    let playing = PlaybackSettings {
         call,
         settings,
         kernel: kernel.clone(),
@@ -44,14 +46,14 @@ pub(super) fn begin(call: Call, settings: Settings, kernel: &Kernel) -> Result<R
         failure,
         over: false,
     };
-    let told = stream::unfold(playing, |mut playing| async move {
+    let reported = stream::unfold(playing, |mut playing| async move {
         let response = playing.next().await?;
         Some((response, playing))
     });
-    Ok(told.boxed())
+    Ok(reported.boxed())
 }
 
-fn prompts(call: &Call) -> Result<Vec<String>, Failure> {
+fn prompts(call: &CheckedRequest) -> Result<Vec<String>, RequestError> {
     match given(&call.found.signature, &call.mapped, |role| {
         *role == InputRole::Prompt
     }) {
@@ -60,19 +62,19 @@ fn prompts(call: &Call) -> Result<Vec<String>, Failure> {
     }
 }
 
-struct Playing {
-    call: Call,
+struct PlaybackSettings {
+    call: CheckedRequest,
     settings: Settings,
     kernel: Kernel,
     prompts: Vec<String>,
     left: u64,
     controls: Controls,
-    failure: Failure,
+    failure: RequestError,
     over: bool,
 }
 
-impl Playing {
-    async fn next(&mut self) -> Option<Result<Response, Failure>> {
+impl PlaybackSettings {
+    async fn next(&mut self) -> Option<Result<ResponsePayload, RequestError>> {
         if self.over {
             return None;
         }
@@ -87,77 +89,80 @@ impl Playing {
         Some(response)
     }
 
-    async fn response(&self) -> Result<Response, Failure> {
-        let mut said = Strings::default();
+    async fn response(&self) -> Result<ResponsePayload, RequestError> {
+        let mut sent = Strings::default();
         if !self.controls.empty {
             for prompt in &self.prompts {
                 let prompt = prompt.clone();
                 let text = text::whole(&self.call, &self.settings, prompt, &self.kernel).await?;
-                said.push(text.as_bytes());
+                sent.push(text.as_bytes());
             }
         }
         let outputs = self.call.found.signature.outputs.iter().enumerate();
         let outputs = outputs.filter(|(_, output)| output.role == OutputRole::Text);
-        Ok(Response {
+        Ok(ResponsePayload {
             outputs: outputs
-                .map(|(place, _)| (place, Tensor::flat(Data::Bytes(said.clone()))))
+                .map(|(registration, _)| {
+                    (registration, Tensor::flat(TensorData::Bytes(sent.clone())))
+                })
                 .collect(),
             parameters: Vec::new(),
         })
     }
 }
 
-fn controls(call: &Call, stream: bool) -> Result<Controls, Failure> {
-    let read = |control| Reading { call, control };
-    let code = match read(Control::Code).text()? {
+fn controls(call: &CheckedRequest, stream: bool) -> Result<Controls, RequestError> {
+    let read = |control| ControlValue { call, control };
+    let code = match read(ScriptControl::Code).text()? {
         Some(name) => {
             let known = Code::from_name(&name);
-            known.ok_or_else(|| read(Control::Code).wrong("the name of an error code"))?
+            known.ok_or_else(|| read(ScriptControl::Code).wrong("the name of an error code"))?
         }
         None => Code::Internal,
     };
-    let seconds = read(Control::DelayS).number()?.unwrap_or(0.0);
+    let seconds = read(ScriptControl::DelayS).number()?.unwrap_or(0.0);
     let delay = Duration::try_from_secs_f64(seconds);
-    let delay = delay.map_err(|_| read(Control::DelayS).wrong("a number of seconds, 0 or more"))?;
-    let repeat = read(Control::Repeat).count()?.unwrap_or(1);
-    let fail_last = read(Control::FailLast).flag()?;
+    let delay =
+        delay.map_err(|_| read(ScriptControl::DelayS).wrong("a number of seconds, 0 or more"))?;
+    let repeat = read(ScriptControl::Repeat).count()?.unwrap_or(1);
+    let fail_last = read(ScriptControl::FailLast).flag()?;
     Ok(Controls {
         repeat: if stream { repeat } else { 1 },
         delay: if stream { delay } else { Duration::ZERO },
-        fail_first: read(Control::FailFirst).flag()?,
+        fail_first: read(ScriptControl::FailFirst).flag()?,
         fail_last: stream && fail_last,
-        empty: read(Control::EmptyOutput).flag()?,
+        empty: read(ScriptControl::EmptyOutput).flag()?,
         code,
     })
 }
 
 /// One control of a request: the parameter, or the input with its role.
 #[derive(Clone, Copy)]
-struct Reading<'a> {
-    call: &'a Call,
-    control: Control,
+struct ControlValue<'a> {
+    call: &'a CheckedRequest,
+    control: ScriptControl,
 }
 
-impl Reading<'_> {
+impl ControlValue<'_> {
     fn name(self) -> String {
         let named = self.call.found.model.controls.get(&self.control).cloned();
         named.unwrap_or_else(|| self.role().to_owned())
     }
 
     fn role(self) -> &'static str {
-        let mine = Control::ALL
+        let mine = ScriptControl::ALL
             .iter()
             .find(|(_, control)| *control == self.control);
         mine.map_or("", |(name, _)| name)
     }
 
-    fn wrong(self, wanted: &str) -> Failure {
+    fn wrong(self, wanted: &str) -> RequestError {
         let message = format!("parameter '{}' must be {wanted}", self.name());
-        Failure::new(Code::InvalidRequest, message)
+        RequestError::new(Code::InvalidRequest, message)
     }
 
-    fn value(self) -> Option<Parameter> {
-        let Call { found, mapped, .. } = self.call;
+    fn value(self) -> Option<RequestParameter> {
+        let CheckedRequest { found, mapped, .. } = self.call;
         let parameter = found.model.controls.get(&self.control);
         if let Some(value) = parameter.and_then(|name| mapped.parameter(name)) {
             return Some(value.clone());
@@ -166,51 +171,53 @@ impl Reading<'_> {
             |role: &InputRole| matches!(role, InputRole::Control(name) if name == self.role());
         let (_, tensor) = given(&found.signature, mapped, mine)?;
         match &tensor.data {
-            Data::Bool(list) => list.first().map(|flag| Parameter::Bool(*flag)),
-            Data::Int(list) => list.first().map(|number| Parameter::Int(*number)),
-            Data::Uint(list) => {
+            TensorData::Bool(list) => list.first().map(|flag| RequestParameter::Bool(*flag)),
+            TensorData::Int(list) => list.first().map(|number| RequestParameter::Int(*number)),
+            TensorData::Uint(list) => {
                 let number = list.first().and_then(|number| i64::try_from(*number).ok());
-                number.map(Parameter::Int)
+                number.map(RequestParameter::Int)
             }
-            Data::Float(list) => list.first().map(|number| Parameter::Double(*number)),
-            Data::Bytes(list) => {
+            TensorData::Float(list) => list.first().map(|number| RequestParameter::Double(*number)),
+            TensorData::Bytes(list) => {
                 let text = list.iter().next().map(String::from_utf8_lossy);
-                text.map(|text| Parameter::Text(text.into_owned()))
+                text.map(|text| RequestParameter::Text(text.into_owned()))
             }
         }
     }
 
-    fn flag(self) -> Result<bool, Failure> {
+    fn flag(self) -> Result<bool, RequestError> {
         match self.value() {
             None => Ok(false),
-            Some(Parameter::Bool(flag)) => Ok(flag),
+            Some(RequestParameter::Bool(flag)) => Ok(flag),
             Some(_) => Err(self.wrong("true or false")),
         }
     }
 
-    fn count(self) -> Result<Option<u64>, Failure> {
+    fn count(self) -> Result<Option<u64>, RequestError> {
         let wrong = || self.wrong("an integer, 0 or more");
         match self.value() {
             None => Ok(None),
-            Some(Parameter::Int(number)) => u64::try_from(number).map(Some).map_err(|_| wrong()),
+            Some(RequestParameter::Int(number)) => {
+                u64::try_from(number).map(Some).map_err(|_| wrong())
+            }
             Some(_) => Err(wrong()),
         }
     }
 
-    fn number(self) -> Result<Option<f64>, Failure> {
+    fn number(self) -> Result<Option<f64>, RequestError> {
         match self.value() {
             None => Ok(None),
             #[allow(clippy::cast_precision_loss, reason = "seconds")]
-            Some(Parameter::Int(number)) => Ok(Some(number as f64)),
-            Some(Parameter::Double(number)) => Ok(Some(number)),
+            Some(RequestParameter::Int(number)) => Ok(Some(number as f64)),
+            Some(RequestParameter::Double(number)) => Ok(Some(number)),
             Some(_) => Err(self.wrong("a number of seconds, 0 or more")),
         }
     }
 
-    fn text(self) -> Result<Option<String>, Failure> {
+    fn text(self) -> Result<Option<String>, RequestError> {
         match self.value() {
             None => Ok(None),
-            Some(Parameter::Text(text)) => Ok(Some(text)),
+            Some(RequestParameter::Text(text)) => Ok(Some(text)),
             Some(_) => Err(self.wrong("the name of an error code")),
         }
     }

@@ -1,8 +1,5 @@
 //! The responses of a request as events (TR-601 to TR-604).
 //!
-//! Owns: [`Sending`]: which events there are, in which order, and which of them go out together. Refuses to know: what an
-//! event looks like, and what becomes of it.
-//!
 //! Events that are there already are told as one piece (D-6): whoever reads slower than its model says pays for a piece,
 //! and not for each event, on all the way to its socket.
 
@@ -12,12 +9,12 @@ use std::task::{Context, Poll};
 
 use axum::body::Bytes;
 use futures::{Stream, StreamExt};
-use sapwood_proto::generate::{Response, error_event};
+use sapwood_proto::generate::{ResponsePayload, error_event};
 
-use super::call::Responses;
-use super::failure::Failure;
-use super::stats::Counting;
-use super::told::Told;
+use super::call::CallResponses;
+use super::request_error::RequestError;
+use super::response_json::JsonResponseContext;
+use super::stats::RequestTimer;
 
 /// A piece of several events is not much larger than this.
 const PIECE_BYTES: usize = 8 << 10;
@@ -26,43 +23,43 @@ const EVENT_BYTES: usize = 256;
 
 /// A stream on its way, as pieces of whole events. Dropped with the body, whose client has gone then (TR-608).
 pub(super) struct Sending {
-    responses: Responses,
-    told: Told,
-    counting: Counting,
+    responses: CallResponses,
+    response_context: JsonResponseContext,
+    request_timer: RequestTimer,
     /// What has been looked at already.
-    ahead: Option<Result<Response, Failure>>,
+    ahead: Option<Result<ResponsePayload, RequestError>>,
     /// Events that are to go out.
     piece: Vec<u8>,
     /// A piece is full with this many bytes.
     full: usize,
-    rest: Rest,
+    rest: AfterPiece,
 }
 
 /// What follows the piece.
-enum Rest {
+enum AfterPiece {
     Events,
     Nothing,
     /// The connection ends without the protocol's own end (D-11).
-    Cut(Failure, CutsNow),
+    Cut(RequestError, CutsNow),
 }
 
 type CutsNow = bool;
 
 impl Sending {
     pub(super) const fn new(
-        responses: Responses,
-        told: Told,
-        counting: Counting,
-        first: Option<Result<Response, Failure>>,
+        responses: CallResponses,
+        reported: JsonResponseContext,
+        timer: RequestTimer,
+        first: Option<Result<ResponsePayload, RequestError>>,
     ) -> Self {
         Self {
             responses,
-            told,
-            counting,
+            response_context: reported,
+            request_timer: timer,
             ahead: first,
             piece: Vec::new(),
             full: PIECE_BYTES,
-            rest: Rest::Events,
+            rest: AfterPiece::Events,
         }
     }
 
@@ -75,39 +72,42 @@ impl Sending {
     /// Takes what is there, up to a full piece.
     fn gather(&mut self, cx: &mut Context<'_>) {
         let mut events = 0;
-        while matches!(self.rest, Rest::Events) && self.piece.len() < self.full {
+        while matches!(self.rest, AfterPiece::Events) && self.piece.len() < self.full {
             let Poll::Ready(response) = self.poll_response(cx) else {
                 break;
             };
             match response {
                 Some(Ok(response)) => {
                     events += 1;
-                    self.tell(&response, cx);
+                    self.write_event(&response, cx);
                 }
-                Some(Err(failure)) if failure.cut => self.rest = Rest::Cut(failure, false),
+                Some(Err(failure)) if failure.cut => self.rest = AfterPiece::Cut(failure, false),
                 Some(Err(failure)) => {
                     self.piece.extend_from_slice(&error_event(&failure.message));
-                    self.rest = Rest::Nothing;
+                    self.rest = AfterPiece::Nothing;
                 }
                 None => {
                     self.succeed();
-                    self.told.end(&mut self.piece);
+                    self.response_context.end(&mut self.piece);
                 }
             }
         }
-        self.counting.responded(events);
+        self.request_timer.responded(events);
     }
 
-    fn poll_response(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Response, Failure>>> {
+    fn poll_response(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<ResponsePayload, RequestError>>> {
         match self.ahead.take() {
             Some(ahead) => Poll::Ready(Some(ahead)),
             None => self.responses.poll_next_unpin(cx),
         }
     }
 
-    fn tell(&mut self, response: &Response, cx: &mut Context<'_>) {
+    fn write_event(&mut self, response: &ResponsePayload, cx: &mut Context<'_>) {
         let mut last = false;
-        if self.told.marks_the_last() {
+        if self.response_context.marks_the_last() {
             // An end that is at hand is told with the response before it; no response waits for one.
             match self.responses.poll_next_unpin(cx) {
                 Poll::Ready(None) => last = true,
@@ -118,12 +118,12 @@ impl Sending {
         if last {
             self.succeed();
         }
-        self.told.event(response, last, &mut self.piece);
+        self.response_context.event(response, last, &mut self.piece);
     }
 
     fn succeed(&mut self) {
-        self.rest = Rest::Nothing;
-        self.counting.succeeded();
+        self.rest = AfterPiece::Nothing;
+        self.request_timer.succeeded();
     }
 }
 
@@ -140,15 +140,15 @@ impl Stream for Sending {
             return Poll::Ready(Some(Ok(piece.into())));
         }
         match &mut sending.rest {
-            Rest::Events => Poll::Pending,
-            Rest::Nothing => Poll::Ready(None),
-            Rest::Cut(failure, now) if *now => {
+            AfterPiece::Events => Poll::Pending,
+            AfterPiece::Nothing => Poll::Ready(None),
+            AfterPiece::Cut(failure, now) if *now => {
                 let cut = cut(failure);
-                sending.rest = Rest::Nothing;
+                sending.rest = AfterPiece::Nothing;
                 Poll::Ready(Some(Err(cut)))
             }
             // What was told before goes out first: an error drops whatever the connection still holds.
-            Rest::Cut(_, now) => {
+            AfterPiece::Cut(_, now) => {
                 *now = true;
                 cx.waker().wake_by_ref();
                 Poll::Pending
@@ -158,6 +158,6 @@ impl Stream for Sending {
 }
 
 /// D-11: the connection ends without the protocol's own end.
-pub(super) fn cut(failure: &Failure) -> io::Error {
+pub(super) fn cut(failure: &RequestError) -> io::Error {
     io::Error::other(failure.message.clone())
 }

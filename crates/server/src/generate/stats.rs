@@ -1,6 +1,4 @@
 //! How many requests each model had, and how long they took (TR-704); and that a drain waits for those that run (OA-904).
-//!
-//! Owns: the counts. Refuses to know: engines, whose own numbers stand in `/metrics`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,30 +12,30 @@ use sapwood_proto::generated::inference::{
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
-use super::call::Responses;
-use super::catalogue::Found;
-use super::ending::{Ending, Watched};
+use super::call::CallResponses;
+use super::catalog::FoundModel;
+use super::request_end::{RequestEnd, WatchedResponses};
+use crate::context::ServerContext;
 use crate::drain::Drain;
-use crate::metrics::{Face, Metrics};
-use crate::open::Open;
-use crate::shared::Shared;
+use crate::metrics::{FaceLabel, ServerMetrics};
+use crate::open_streams::OpenStreamGuard;
 
 /// Responses from this one on are counted together.
-const RESPONSES_APART: usize = 16;
+const RESPONSES_PER_SAMPLE: usize = 16;
 
 /// The counts of every model that was asked.
-pub(super) struct Stats {
-    all: Mutex<BTreeMap<(Name, u64), Kept>>,
-    metrics: Arc<Metrics>,
+pub(super) struct InferenceStats {
+    all: Mutex<BTreeMap<(Name, u64), VersionStats>>,
+    metrics: Arc<ServerMetrics>,
     drain: Drain,
 }
 
 /// The counts of one version of a model.
-type Kept = Arc<Mutex<Counts>>;
+type VersionStats = Arc<Mutex<Counts>>;
 
 /// A number of times, and how long they took together.
 #[derive(Clone, Copy, Debug, Default)]
-struct Span {
+struct DurationTotal {
     count: u64,
     ns: u64,
 }
@@ -45,13 +43,13 @@ struct Span {
 #[derive(Clone, Debug, Default)]
 struct Counts {
     last_ms: u64,
-    success: Span,
-    fail: Span,
-    infer: Span,
-    responses: Vec<Span>,
+    success: DurationTotal,
+    fail: DurationTotal,
+    infer: DurationTotal,
+    responses: Vec<DurationTotal>,
 }
 
-impl Span {
+impl DurationTotal {
     fn add(&mut self, ns: u64) {
         self.count += 1;
         self.ns = self.ns.saturating_add(ns);
@@ -69,8 +67,8 @@ impl Span {
     }
 }
 
-impl Stats {
-    pub(super) fn new(shared: &Shared) -> Self {
+impl InferenceStats {
+    pub(super) fn new(shared: &ServerContext) -> Self {
         Self {
             all: Mutex::default(),
             metrics: Arc::clone(&shared.metrics),
@@ -79,18 +77,18 @@ impl Stats {
     }
 
     /// A request that begins now. It has failed unless it says otherwise before it goes.
-    pub(super) fn begin(&self, found: &Found) -> Counting {
+    pub(super) fn begin(&self, found: &FoundModel) -> RequestTimer {
         let key = (found.function.clone(), found.version);
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        Counting {
+        RequestTimer {
             counts: Arc::clone(all.entry(key).or_default()),
             began: now,
             last: now,
             responses: 0,
             ok: false,
-            ending: Ending::new(&self.metrics),
-            _open: Open::begin(&self.metrics, &self.drain, Face::Generate),
+            ending: RequestEnd::new(&self.metrics),
+            _open: OpenStreamGuard::begin(&self.metrics, &self.drain, FaceLabel::Generate),
         }
     }
 
@@ -118,18 +116,18 @@ impl Stats {
 
 impl Counts {
     fn to_json(&self, name: &str, version: u64) -> Value {
-        let none = Span::default().to_json();
+        let none = DurationTotal::default().to_json();
         // What happens inside an engine is not known apart here: it is all counted as inference.
-        let passed = Span {
+        let passed = DurationTotal {
             count: self.success.count,
             ns: 0,
         }
         .to_json();
         let responses = self.responses.iter().enumerate().map(|(index, span)| {
             let span = span.to_json();
-            let told = json!({"compute_infer": span, "compute_output": none, "success": span, "fail": none,
+            let reported = json!({"compute_infer": span, "compute_output": none, "success": span, "fail": none,
                 "empty_response": none, "cancel": none});
-            (index.to_string(), told)
+            (index.to_string(), reported)
         });
         let responses: Map<String, Value> = responses.collect();
         json!({
@@ -159,7 +157,7 @@ impl Counts {
         let count = self.success.count;
         let passed = Some(StatisticDuration { count, ns: 0 });
         let responses = self.responses.iter().enumerate().map(|(index, span)| {
-            let told = InferResponseStatistics {
+            let reported = InferResponseStatistics {
                 compute_infer: span.to_message(),
                 compute_output: none,
                 success: span.to_message(),
@@ -167,7 +165,7 @@ impl Counts {
                 empty_response: none,
                 cancel: none,
             };
-            (index.to_string(), told)
+            (index.to_string(), reported)
         });
         ModelStatistics {
             name: name.into(),
@@ -193,24 +191,24 @@ impl Counts {
 
 /// A request that is being counted.
 #[derive(Debug)]
-pub(super) struct Counting {
-    counts: Kept,
+pub(super) struct RequestTimer {
+    counts: VersionStats,
     began: Instant,
     last: Instant,
     responses: usize,
     ok: bool,
-    ending: Ending,
-    _open: Open,
+    ending: RequestEnd,
+    _open: OpenStreamGuard,
 }
 
-impl Counting {
+impl RequestTimer {
     /// The responses of the request, as ones that count why they end early.
-    pub(super) fn watch(&self, responses: Responses) -> Responses {
-        Watched::new(responses, self.ending()).boxed()
+    pub(super) fn watch(&self, responses: CallResponses) -> CallResponses {
+        WatchedResponses::new(responses, self.ending()).boxed()
     }
 
     /// Where it is said what becomes of the request.
-    pub(super) fn ending(&self) -> Ending {
+    pub(super) fn ending(&self) -> RequestEnd {
         self.ending.clone()
     }
 
@@ -224,10 +222,12 @@ impl Counting {
         self.last = now;
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..responses {
-            let index = self.responses.min(RESPONSES_APART);
+            let index = self.responses.min(RESPONSES_PER_SAMPLE);
             self.responses += 1;
             if counts.responses.len() <= index {
-                counts.responses.resize_with(index + 1, Span::default);
+                counts
+                    .responses
+                    .resize_with(index + 1, DurationTotal::default);
             }
             counts.responses[index].add(std::mem::take(&mut took));
         }
@@ -239,7 +239,7 @@ impl Counting {
     }
 }
 
-impl Drop for Counting {
+impl Drop for RequestTimer {
     fn drop(&mut self) {
         let took = nanoseconds(self.began, Instant::now());
         let since = SystemTime::now()

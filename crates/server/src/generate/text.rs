@@ -1,8 +1,5 @@
 //! A text model's chunks as responses (TR-401 to TR-407, TR-502).
 //!
-//! Owns: the call of a model's function, what of its ports is read, and when a response is made of it. Refuses to know:
-//! JSON, events.
-//!
 //! ```text
 //!   chunks ──► each choice: text, tokens, log-probabilities ──► stream: a response when text is there; the end is told with
 //!                                                                       the last one where it is at hand, else in one of its own
@@ -18,43 +15,44 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use sapwood_kernel::{
-    Args, Chunk, Error, GenerateConfig, Kernel, Mime, Port, Ports, PromptMode, Reason, Run, Want,
+    Args, ChoiceFinish, Chunk, Error, GenerateConfig, Kernel, Mime, Port, PromptMode,
+    RequestedPorts, Run, Want,
 };
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::{
-    Data, InputRole, OutputRole, Response, Settings, Signature, Strings, Tensor,
+    InputRole, OutputRole, ResponsePayload, Settings, Signature, Strings, Tensor, TensorData,
 };
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
-use super::call::{Call, Responses, given, texts};
-use super::failure::Failure;
+use super::call::{CallResponses, CheckedRequest, given, texts};
+use super::request_error::RequestError;
 
 /// Chunks that are joined into one response where several choices are told together.
 const JOINED_MAX: usize = 64;
 
 /// What the model is asked.
-pub(super) enum Prompt {
+pub(super) enum TextPrompt {
     Text(String),
     Messages(String),
 }
 
 /// Calls the model.
 pub(super) fn begin(
-    call: Call,
+    call: CheckedRequest,
     settings: &Settings,
     kernel: &Kernel,
     pieces: bool,
-) -> Result<Responses, Failure> {
+) -> Result<CallResponses, RequestError> {
     let prompt = prompt(&call)?;
-    let mut telling = Telling::new(&call, settings, &prompt, kernel);
-    telling.is_apart = pieces && call.found.signature.is_apart(&call.mapped);
-    Ok(telling.boxed())
+    let mut reporter = TextResponses::new(&call, settings, &prompt, kernel);
+    reporter.is_separate = pieces && call.found.signature.is_separate(&call.mapped);
+    Ok(reporter.boxed())
 }
 
-fn prompt(call: &Call) -> Result<Prompt, Failure> {
+fn prompt(call: &CheckedRequest) -> Result<TextPrompt, RequestError> {
     let signature = &call.found.signature;
-    let wrong = |message: String| Failure::new(Code::InvalidRequest, message);
+    let wrong = |message: String| RequestError::new(Code::InvalidRequest, message);
     let text = given(signature, &call.mapped, |role| *role == InputRole::Prompt);
     let messages = given(signature, &call.mapped, |role| *role == InputRole::Messages);
     let (name, tensor, chat) = match (text, messages) {
@@ -69,8 +67,8 @@ fn prompt(call: &Call) -> Result<Prompt, Failure> {
     };
     let mut all = texts(name, tensor)?;
     match (all.pop(), all.is_empty()) {
-        (Some(text), true) if chat => Ok(Prompt::Messages(text)),
-        (Some(text), true) => Ok(Prompt::Text(text)),
+        (Some(text), true) if chat => Ok(TextPrompt::Messages(text)),
+        (Some(text), true) => Ok(TextPrompt::Text(text)),
         _ => Err(wrong(format!(
             "input '{name}' must have exactly one element"
         ))),
@@ -79,18 +77,18 @@ fn prompt(call: &Call) -> Result<Prompt, Failure> {
 
 /// The whole text that a model says to one prompt, for whoever makes responses of it by other rules.
 pub(super) async fn whole(
-    call: &Call,
+    call: &CheckedRequest,
     settings: &Settings,
     prompt: String,
     kernel: &Kernel,
-) -> Result<String, Failure> {
-    let mut telling = Telling::new(call, settings, &Prompt::Text(prompt), kernel);
-    telling.read_all().await?;
-    Ok(telling.choices.swap_remove(0).text)
+) -> Result<String, RequestError> {
+    let mut reporter = TextResponses::new(call, settings, &TextPrompt::Text(prompt), kernel);
+    reporter.read_all().await?;
+    Ok(reporter.choices.swap_remove(0).text)
 }
 
 /// A call whose answer is being told.
-struct Telling {
+struct TextResponses {
     run: Run<Chunk>,
     signature: Arc<Signature>,
     /// Which outputs are told.
@@ -105,11 +103,11 @@ struct Telling {
     alternatives: bool,
     stream: bool,
     id: String,
-    choices: Vec<Choice>,
+    choices: Vec<ChoiceDelta>,
     /// A response is of one choice, and says of which (D-55).
-    is_apart: bool,
+    is_separate: bool,
     /// Those of the last step that are still to be told.
-    queued: VecDeque<Response>,
+    queued: VecDeque<ResponsePayload>,
     /// What comes after the last response; it was found while the end was looked for.
     ahead: Option<Result<Chunk, Error>>,
     over: bool,
@@ -117,7 +115,7 @@ struct Telling {
 
 /// What one choice has to tell since the last response.
 #[derive(Default)]
-struct Choice {
+struct ChoiceDelta {
     text: String,
     tokens: u32,
     /// Of the whole output so far.
@@ -126,36 +124,41 @@ struct Choice {
     token_logprobs: Vec<f64>,
     /// Log-probabilities that were told, of all tokens together.
     alternatives: usize,
-    finish: Option<Reason>,
+    finish: Option<ChoiceFinish>,
 }
 
-impl Telling {
-    fn new(call: &Call, settings: &Settings, prompt: &Prompt, kernel: &Kernel) -> Self {
+impl TextResponses {
+    fn new(
+        call: &CheckedRequest,
+        settings: &Settings,
+        prompt: &TextPrompt,
+        kernel: &Kernel,
+    ) -> Self {
         let signature = Arc::clone(&call.found.signature);
         let wanted = signature.wanted(&call.mapped);
-        let told = |roles: &[OutputRole]| {
+        let reported = |roles: &[OutputRole]| {
             let pairs = signature.outputs.iter().zip(&wanted);
             pairs
                 .into_iter()
                 .any(|(output, wanted)| *wanted && roles.contains(&output.role))
         };
-        let logprobs = told(&[
+        let logprobs = reported(&[
             OutputRole::Logprobs,
             OutputRole::TokenLogprobs,
             OutputRole::CumulativeLogprob,
         ]);
-        let tokens = logprobs || told(&[OutputRole::NumOutputTokens]);
+        let tokens = logprobs || reported(&[OutputRole::NumOutputTokens]);
         let mut ports = vec![Port::MAIN];
         ports.extend(tokens.then_some(Port::TOKENS));
         ports.extend(logprobs.then_some(Port::LOGPROBS));
         let args = args(call, settings, prompt, logprobs);
         let run = kernel
             .run::<Chunk>(&call.found.function, args)
-            .wanting(Want::from(Ports::Only(ports)))
+            .wanting(Want::from(RequestedPorts::Only(ports)))
             .timeout(time(call, settings));
-        let mut choices: Vec<Choice> = Vec::new();
-        choices.resize_with(settings.choices.unwrap_or(1) as usize, Choice::default);
-        if let (Prompt::Text(text), true) = (prompt, prepends(call, settings)) {
+        let mut choices: Vec<ChoiceDelta> = Vec::new();
+        choices.resize_with(settings.choices.unwrap_or(1) as usize, ChoiceDelta::default);
+        if let (TextPrompt::Text(text), true) = (prompt, prepends(call, settings)) {
             choices
                 .iter_mut()
                 .for_each(|choice| choice.text.clone_from(text));
@@ -165,13 +168,13 @@ impl Telling {
             counts: tokens,
             logprobs,
             alternatives: settings.top_logprobs.is_some(),
-            more: tokens || told(&[OutputRole::FinishReason, OutputRole::NumInputTokens]),
+            more: tokens || reported(&[OutputRole::FinishReason, OutputRole::NumInputTokens]),
             signature,
             wanted,
             stream: settings.stream,
             id: call.shown_id().to_owned(),
             choices,
-            is_apart: false,
+            is_separate: false,
             queued: VecDeque::new(),
             ahead: None,
             over: false,
@@ -179,10 +182,10 @@ impl Telling {
     }
 
     /// Everything to the end.
-    async fn read_all(&mut self) -> Result<(), Failure> {
+    async fn read_all(&mut self) -> Result<(), RequestError> {
         self.over = true;
         while let Some(chunk) = self.run.next().await {
-            let chunk = chunk.map_err(|error| Failure::of(&error, &self.id))?;
+            let chunk = chunk.map_err(|error| RequestError::of(&error, &self.id))?;
             self.take(&chunk);
             if let Some(failure) = self.overfull() {
                 return Err(failure);
@@ -195,8 +198,8 @@ impl Telling {
     }
 
     /// Whether an answer in one piece has become larger than it may.
-    fn overfull(&self) -> Option<Failure> {
-        let sum = |of: fn(&Choice) -> usize| self.choices.iter().map(of).sum::<usize>();
+    fn overfull(&self) -> Option<RequestError> {
+        let sum = |of: fn(&ChoiceDelta) -> usize| self.choices.iter().map(of).sum::<usize>();
         let most = if self.stream {
             return None;
         } else if sum(|choice| choice.alternatives) > ALTERNATIVES_MAX {
@@ -280,14 +283,14 @@ impl Telling {
 
     /// What there is to tell, which is told with it: all of it, or of the first choice that has something while the others
     /// queue.
-    fn tell(&mut self, last: bool) -> Option<Result<Response, Failure>> {
-        if !self.is_apart {
+    fn flush(&mut self, last: bool) -> Option<Result<ResponsePayload, RequestError>> {
+        if !self.is_separate {
             return Some(Ok(self.response(0..self.choices.len(), last)));
         }
-        for place in 0..self.choices.len() {
+        for registration in 0..self.choices.len() {
             let has_end = last && (self.more || !self.stream);
-            if has_end || !self.choices[place].text.is_empty() {
-                let response = self.response(place..place + 1, last);
+            if has_end || !self.choices[registration].text.is_empty() {
+                let response = self.response(registration..registration + 1, last);
                 self.queued.push_back(response);
             }
         }
@@ -295,36 +298,36 @@ impl Telling {
     }
 
     /// What these choices have to tell, which is told with it.
-    fn response(&mut self, told: Range<usize>, last: bool) -> Response {
+    fn response(&mut self, reported: Range<usize>, last: bool) -> ResponsePayload {
         let mut outputs = Vec::with_capacity(1);
-        for (place, output) in self.signature.outputs.iter().enumerate() {
-            if self.wanted.get(place) == Some(&true)
-                && let Some(tensor) = self.output(&output.role, told.clone(), last)
+        for (registration, output) in self.signature.outputs.iter().enumerate() {
+            if self.wanted.get(registration) == Some(&true)
+                && let Some(tensor) = self.output(&output.role, reported.clone(), last)
             {
-                outputs.push((place, tensor));
+                outputs.push((registration, tensor));
             }
         }
-        for choice in &mut self.choices[told] {
+        for choice in &mut self.choices[reported] {
             choice.text.clear();
             choice.tokens = 0;
             choice.logprobs.clear();
             choice.token_logprobs.clear();
         }
-        Response {
+        ResponsePayload {
             outputs,
             parameters: Vec::new(),
         }
     }
 
-    fn output(&self, role: &OutputRole, told: Range<usize>, last: bool) -> Option<Tensor> {
-        let choices = &self.choices[told.clone()];
+    fn output(&self, role: &OutputRole, reported: Range<usize>, last: bool) -> Option<Tensor> {
+        let choices = &self.choices[reported.clone()];
         let data = match role {
             OutputRole::Text => {
                 let texts = choices.iter().map(|choice| choice.text.as_bytes());
-                Data::Bytes(texts.collect())
+                TensorData::Bytes(texts.collect())
             }
             OutputRole::FinishReason => {
-                let reason = |choice: &Choice| {
+                let reason = |choice: &ChoiceDelta| {
                     let reason = choice.finish.as_ref().filter(|_| last);
                     reason.map_or_else(|| "None".to_owned(), ToString::to_string)
                 };
@@ -332,26 +335,26 @@ impl Telling {
                 choices
                     .iter()
                     .for_each(|choice| reasons.push(reason(choice).as_bytes()));
-                Data::Bytes(reasons)
+                TensorData::Bytes(reasons)
             }
             OutputRole::CumulativeLogprob => {
-                Data::Float(choices.iter().map(|choice| choice.cumulative).collect())
+                TensorData::Float(choices.iter().map(|choice| choice.cumulative).collect())
             }
             OutputRole::Logprobs => {
                 let mut texts = Strings::default();
                 choices.iter().for_each(|choice| {
-                    let told = if self.alternatives && !choice.logprobs.is_empty() {
+                    let reported = if self.alternatives && !choice.logprobs.is_empty() {
                         Value::Array(choice.logprobs.clone())
                     } else {
                         Value::Null
                     };
-                    texts.push(told.to_string().as_bytes());
+                    texts.push(reported.to_string().as_bytes());
                 });
-                Data::Bytes(texts)
+                TensorData::Bytes(texts)
             }
             OutputRole::TokenLogprobs => {
                 let all = choices.iter().flat_map(|choice| &choice.token_logprobs);
-                Data::Float(all.copied().collect())
+                TensorData::Float(all.copied().collect())
             }
             OutputRole::NumInputTokens => {
                 let tokens = self.run.meta().usage.prompt_tokens;
@@ -359,14 +362,16 @@ impl Telling {
                 if tokens == 0 && !last {
                     return None;
                 }
-                Data::Uint(vec![tokens])
+                TensorData::Uint(vec![tokens])
             }
             OutputRole::NumOutputTokens => {
-                Data::Uint(choices.iter().map(|choice| choice.tokens.into()).collect())
+                TensorData::Uint(choices.iter().map(|choice| choice.tokens.into()).collect())
             }
             // Of a batch, whoever puts its rows together says which is which.
-            OutputRole::BatchIndex => Data::Int(vec![0; choices.len()]),
-            OutputRole::SequenceIndex => Data::Int((0..).take(told.end).skip(told.start).collect()),
+            OutputRole::BatchIndex => TensorData::Int(vec![0; choices.len()]),
+            OutputRole::SequenceIndex => {
+                TensorData::Int((0..).take(reported.end).skip(reported.start).collect())
+            }
             OutputRole::Embedding | OutputRole::Port(_) | OutputRole::Nothing => return None,
         };
         Some(Tensor::flat(data))
@@ -374,54 +379,54 @@ impl Telling {
 }
 
 /// The responses: each as soon as its text is there, or one at the end.
-impl Stream for Telling {
-    type Item = Result<Response, Failure>;
+impl Stream for TextResponses {
+    type Item = Result<ResponsePayload, RequestError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let telling = &mut *self;
-        if let Some(queued) = telling.queued.pop_front() {
+        let reporter = &mut *self;
+        if let Some(queued) = reporter.queued.pop_front() {
             return Poll::Ready(Some(Ok(queued)));
         }
         let mut taken = 0;
-        while !telling.over {
-            let polled = match telling.ahead.take() {
+        while !reporter.over {
+            let polled = match reporter.ahead.take() {
                 Some(ahead) => Poll::Ready(Some(ahead)),
-                None => telling.run.poll_next_unpin(cx),
+                None => reporter.run.poll_next_unpin(cx),
             };
             match polled {
                 Poll::Ready(Some(Ok(chunk))) => {
-                    telling.take(&chunk);
+                    reporter.take(&chunk);
                     taken += 1;
-                    if let Some(failure) = telling.overfull() {
-                        telling.over = true;
+                    if let Some(failure) = reporter.overfull() {
+                        reporter.over = true;
                         return Poll::Ready(Some(Err(failure)));
                     }
                     // A model that is faster than this would keep the worker for itself.
-                    if !telling.stream && taken > JOINED_MAX {
+                    if !reporter.stream && taken > JOINED_MAX {
                         cx.waker().wake_by_ref();
                         return Poll::Pending;
                     }
                     // Choices of one step are told together: what is there already is taken with the first of them.
-                    if telling.choices.len() > 1 && taken <= JOINED_MAX {
+                    if reporter.choices.len() > 1 && taken <= JOINED_MAX {
                         continue;
                     }
                 }
                 Poll::Ready(Some(Err(error))) => {
-                    telling.over = true;
-                    return Poll::Ready(Some(Err(Failure::of(&error, &telling.id))));
+                    reporter.over = true;
+                    return Poll::Ready(Some(Err(RequestError::of(&error, &reporter.id))));
                 }
                 Poll::Ready(None) => {
-                    telling.over = true;
-                    telling.finish();
-                    let tells = !telling.stream || telling.more || telling.has_text();
-                    return Poll::Ready(if tells { telling.tell(true) } else { None });
+                    reporter.over = true;
+                    reporter.finish();
+                    let reports = !reporter.stream || reporter.more || reporter.has_text();
+                    return Poll::Ready(if reports { reporter.flush(true) } else { None });
                 }
-                Poll::Pending if taken == 0 || !telling.is_tellable() => return Poll::Pending,
+                Poll::Pending if taken == 0 || !reporter.is_tellable() => return Poll::Pending,
                 Poll::Pending => {}
             }
-            if telling.is_tellable() {
-                let last = telling.is_last(cx);
-                return Poll::Ready(telling.tell(last));
+            if reporter.is_tellable() {
+                let last = reporter.is_last(cx);
+                return Poll::Ready(reporter.flush(last));
             }
         }
         Poll::Ready(None)
@@ -429,11 +434,11 @@ impl Stream for Telling {
 }
 
 /// What a request is answered whose answer in one piece would be too large.
-pub(super) fn too_much(most: &str) -> Failure {
+pub(super) fn too_much(most: &str) -> RequestError {
     let message = format!(
         "an answer in one piece holds at most {most}: stream it, or ask for fewer tokens, choices or alternatives"
     );
-    Failure::new(Code::LimitExceeded, message).late()
+    RequestError::new(Code::LimitExceeded, message).late()
 }
 
 /// Each takes some 600 bytes until the answer is written (D-47).
@@ -442,10 +447,10 @@ const ALTERNATIVES_MAX: usize = 65_536;
 /// need have no end.
 pub(super) const PIECE_BYTES_MAX: usize = 16 << 20;
 
-impl Choice {
+impl ChoiceDelta {
     /// One line of the port `logprobs`: a token, and the best beside it.
     fn logprob(&mut self, line: &[u8]) {
-        let Ok(told) = serde_json::from_slice::<Value>(line) else {
+        let Ok(reported) = serde_json::from_slice::<Value>(line) else {
             return;
         };
         let number = |value: &Value| {
@@ -454,28 +459,31 @@ impl Choice {
                 .and_then(Value::as_f64)
                 .unwrap_or(f64::NAN)
         };
-        let own = number(&told);
+        let own = number(&reported);
         self.cumulative += own;
         self.token_logprobs.push(own);
         let none = Vec::new();
-        let top = told.get("top").and_then(Value::as_array).unwrap_or(&none);
+        let top = reported
+            .get("top")
+            .and_then(Value::as_array)
+            .unwrap_or(&none);
         let entry = |value: &Value, rank: u64| {
             let id = value
                 .get("token_id")
                 .map(ToString::to_string)
                 .unwrap_or_default();
             let text = value.get("text").cloned().unwrap_or_default();
-            let told =
+            let reported =
                 json!({"logprob": value.get("logprob"), "rank": rank, "decoded_token": text});
-            (id, told)
+            (id, reported)
         };
         let mut map: Map<String, Value> = (1..)
             .zip(top)
             .map(|(rank, value)| entry(value, rank))
             .collect();
         // Behind those that are told, if whoever computed it does not say where.
-        let rank = told.get("rank").and_then(Value::as_u64);
-        let (id, own) = entry(&told, rank.unwrap_or(top.len() as u64 + 1));
+        let rank = reported.get("rank").and_then(Value::as_u64);
+        let (id, own) = entry(&reported, rank.unwrap_or(top.len() as u64 + 1));
         map.entry(id).or_insert(own);
         self.alternatives += map.len();
         self.logprobs.push(Value::Object(map));
@@ -483,7 +491,7 @@ impl Choice {
 }
 
 /// TR-405.
-fn prepends(call: &Call, settings: &Settings) -> bool {
+fn prepends(call: &CheckedRequest, settings: &Settings) -> bool {
     match settings.exclude_prompt {
         // A stream has never the prompt, whoever may ask for it there (D-55).
         Some(exclude) => !exclude && !settings.stream,
@@ -492,24 +500,29 @@ fn prepends(call: &Call, settings: &Settings) -> bool {
 }
 
 /// What is left of the time of the request.
-fn time(call: &Call, settings: &Settings) -> Duration {
+fn time(call: &CheckedRequest, settings: &Settings) -> Duration {
     let left = call.deadline.saturating_duration_since(Instant::now());
     settings.timeout.map_or(left, |asked| asked.min(left))
 }
 
-fn args(call: &Call, settings: &Settings, prompt: &Prompt, logprobs: bool) -> Args {
+fn args(call: &CheckedRequest, settings: &Settings, prompt: &TextPrompt, logprobs: bool) -> Args {
     let config = config(call, settings, prompt, logprobs);
     let args = Args::new().with("config", config.into_chunk());
     match prompt {
-        Prompt::Text(text) => args.with("prompt", text.as_str()),
-        Prompt::Messages(text) => {
+        TextPrompt::Text(text) => args.with("prompt", text.as_str()),
+        TextPrompt::Messages(text) => {
             args.with("messages", Chunk::text(text.as_str()).with_mime(Mime::JSON))
         }
     }
 }
 
 /// What the model is asked for, in the core's ranges (D-20): no JSON is written for it.
-fn config(call: &Call, settings: &Settings, prompt: &Prompt, logprobs: bool) -> GenerateConfig {
+fn config(
+    call: &CheckedRequest,
+    settings: &Settings,
+    prompt: &TextPrompt,
+    logprobs: bool,
+) -> GenerateConfig {
     let templated = call.found.model.template_raw_prompts;
     let tokens = settings.stop_token_ids.iter();
     let biases = settings.logit_bias.iter();
@@ -541,7 +554,7 @@ fn config(call: &Call, settings: &Settings, prompt: &Prompt, logprobs: bool) -> 
         follower: None,
         prompt_mode: match prompt {
             // D-24
-            Prompt::Text(_) if !templated => PromptMode::Raw,
+            TextPrompt::Text(_) if !templated => PromptMode::Raw,
             _ => PromptMode::Auto,
         },
         template_args: None,

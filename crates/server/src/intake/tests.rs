@@ -5,7 +5,7 @@ use prometheus::{IntCounter, IntGauge};
 use super::*;
 use crate::body_budget::Config;
 
-fn intake(total: usize) -> (Arc<Intake>, IntGauge) {
+fn intake(total: usize) -> (Arc<BodyIntake>, IntGauge) {
     let in_use = IntGauge::new("used", "-").unwrap();
     let refused = IntCounter::new("refused", "-").unwrap();
     let config = Config {
@@ -14,8 +14,8 @@ fn intake(total: usize) -> (Arc<Intake>, IntGauge) {
         ..Config::default()
     };
     let budget = BodyBudget::new(config, in_use.clone(), refused);
-    let caller = Identity::Key("a".into());
-    (Intake::new(Arc::new(budget), caller, 0, PACE), in_use)
+    let caller = CallerIdentity::Key("a".into());
+    (BodyIntake::new(Arc::new(budget), caller, 0, PACE), in_use)
 }
 
 /// In such a time 16 KiB must come.
@@ -97,8 +97,8 @@ async fn d_47_what_is_charged_must_come_fast_enough() {
         while came < length && body.frame().await.unwrap().is_ok() {
             came += 1;
         }
-        let told = (came < length).then(|| (began.elapsed().as_secs(), came));
-        assert_eq!(told, end, "{name}");
+        let received = (came < length).then(|| (began.elapsed().as_secs(), came));
+        assert_eq!(received, end, "{name}");
         assert_eq!(intake.is_slow(), end.is_some(), "{name}");
         if end.is_some() {
             assert_eq!(in_use.get(), 0, "{name}");

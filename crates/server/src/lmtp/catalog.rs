@@ -1,54 +1,53 @@
 //! The models as clients of LMTP see them (LM-321, LM-331).
-//!
-//! Owns: [`Catalog`]: the facts of each model, gathered once for each time it is loaded. Refuses to know: connections, and
-//! how models run.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::Bytes;
 use sapwood_engine::api::Vocabulary;
-use sapwood_kernel::{Facts, Kernel, Name};
-use sapwood_proto::lmtp::{self, Ends, Load, Model, Models, Reason, Tokenizer};
+use sapwood_kernel::{Kernel, ModelFacts, Name};
+use sapwood_proto::lmtp::{
+    self, LmtpModelInfo, LmtpReason, Load, ModelLookup, TextEnds, TokenizerInfo,
+};
 use sapwood_proto::steer::Token;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 
+use super::text_codec::EngineTextCodec;
 use super::tokenizer;
-use super::words::Words;
-use crate::allowance::Allowance;
-use crate::health::{Health, State};
-use crate::metrics::Metrics;
-use crate::shared::Shared;
+use crate::context::ServerContext;
+use crate::health::{Health, HealthState};
+use crate::metrics::ServerMetrics;
+use crate::rate_limit::TokenMeter;
 
 /// The models of a kernel.
 pub(super) struct Catalog {
     kernel: Kernel,
     health: Arc<Health>,
-    metrics: Arc<Metrics>,
+    metrics: Arc<ServerMetrics>,
     /// What was gathered of which facts; never held while gathering.
-    known: RwLock<HashMap<Name, Known>>,
+    known: RwLock<HashMap<Name, CatalogSnapshot>>,
     /// What is said of a model of which nothing is known.
-    unknown: Known,
+    unknown: CatalogSnapshot,
 }
 
 /// What was gathered, and of which facts.
 #[derive(Clone)]
-struct Known {
-    of: Option<Arc<Facts>>,
-    model: Arc<Model>,
+struct CatalogSnapshot {
+    of: Option<Arc<ModelFacts>>,
+    model: Arc<LmtpModelInfo>,
     /// The file of its tokenizer, if there is one.
     file: Option<Bytes>,
 }
 
 impl Catalog {
-    pub(super) fn new(kernel: Kernel, shared: &Shared) -> Self {
+    pub(super) fn new(kernel: Kernel, shared: &ServerContext) -> Self {
         Self {
             kernel,
             health: Arc::clone(&shared.health),
             metrics: Arc::clone(&shared.metrics),
             known: RwLock::default(),
-            unknown: Known {
+            unknown: CatalogSnapshot {
                 of: None,
                 model: Arc::new(unknown()),
                 file: None,
@@ -57,26 +56,29 @@ impl Catalog {
     }
 
     /// The models that a caller with this allowance may use.
-    pub(super) const fn for_caller(&self, allowance: Option<Arc<Allowance>>) -> Permitted<'_> {
-        Permitted {
+    pub(super) const fn for_caller(&self, allowance: Option<Arc<TokenMeter>>) -> CallerCatalog<'_> {
+        CallerCatalog {
             catalog: self,
             allowance,
         }
     }
 
-    fn model(&self, name: &str) -> Result<(Name, Known), Reason> {
-        let function = self.kernel.get(name).map_err(|_| Reason::ModelNotFound)?;
+    fn model(&self, name: &str) -> Result<(Name, CatalogSnapshot), LmtpReason> {
+        let function = self
+            .kernel
+            .get(name)
+            .map_err(|_| LmtpReason::ModelNotFound)?;
         let spec = function.spec();
         let Some(facts) = &spec.facts else {
             return match self.health.state(&spec.name) {
-                Some(State::Loading) => Err(Reason::ModelLoading),
-                Some(State::Failed) => Err(Reason::EngineError),
+                Some(HealthState::Loading) => Err(LmtpReason::ModelLoading),
+                Some(HealthState::Failed) => Err(LmtpReason::EngineError),
                 // A server elsewhere computes it, and judges what it is asked (LM-712).
-                None | Some(State::Ok | State::Away) if spec.model => {
+                None | Some(HealthState::Ok | HealthState::Away) if spec.model => {
                     Ok((spec.name.clone(), self.unknown.clone()))
                 }
                 // D-17: other functions take text, which is version 2's.
-                _ => Err(Reason::UnsupportedOperation),
+                _ => Err(LmtpReason::UnsupportedOperation),
             };
         };
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
@@ -87,7 +89,7 @@ impl Catalog {
         }
         drop(known);
         let (model, file) = describe(&spec.name, facts);
-        let found = Known {
+        let found = CatalogSnapshot {
             of: Some(Arc::clone(facts)),
             model: Arc::new(model),
             file,
@@ -111,13 +113,13 @@ impl Catalog {
 }
 
 /// A catalog with a caller's eyes.
-pub(super) struct Permitted<'a> {
+pub(super) struct CallerCatalog<'a> {
     catalog: &'a Catalog,
-    allowance: Option<Arc<Allowance>>,
+    allowance: Option<Arc<TokenMeter>>,
 }
 
-impl Permitted<'_> {
-    fn known(&self, name: &str) -> Result<(Name, Arc<Model>), Reason> {
+impl CallerCatalog<'_> {
+    fn known(&self, name: &str) -> Result<(Name, Arc<LmtpModelInfo>), LmtpReason> {
         let limits = self.allowance.as_ref().map(|allowance| allowance.limits());
         let models = limits.as_ref().and_then(|limits| limits.models.as_ref());
         let may = |name: &Name| models.is_none_or(|models| models.contains(name));
@@ -125,39 +127,39 @@ impl Permitted<'_> {
             Ok((name, known)) if may(&name) => Ok((name, known.model)),
             Err(why) if may(&Name::shared(name)) => Err(why),
             // Whether it is there, and how it is, is told to those who may use it.
-            _ => Err(Reason::InsufficientScope),
+            _ => Err(LmtpReason::InsufficientScope),
         }
     }
 }
 
-impl Models for Permitted<'_> {
-    fn find(&self, name: &str) -> Result<Arc<Model>, Reason> {
+impl ModelLookup for CallerCatalog<'_> {
+    fn find(&self, name: &str) -> Result<Arc<LmtpModelInfo>, LmtpReason> {
         let (name, model) = self.known(name)?;
         // What its file says is no engine yet.
-        if self.catalog.health.state(&name) == Some(State::Loading) {
-            return Err(Reason::ModelLoading);
+        if self.catalog.health.state(&name) == Some(HealthState::Loading) {
+            return Err(LmtpReason::ModelLoading);
         }
         Ok(model)
     }
 
-    fn describe(&self, name: &str) -> Result<Arc<Model>, Reason> {
+    fn describe(&self, name: &str) -> Result<Arc<LmtpModelInfo>, LmtpReason> {
         let (name, model) = self.known(name)?;
-        if self.catalog.health.state(&name) != Some(State::Loading) {
+        if self.catalog.health.state(&name) != Some(HealthState::Loading) {
             return Ok(model);
         }
-        Ok(Arc::new(Model {
+        Ok(Arc::new(LmtpModelInfo {
             loading: true,
-            ..Model::clone(&model)
+            ..LmtpModelInfo::clone(&model)
         }))
     }
 
-    fn vocabulary(&self, name: &str) -> Option<Arc<dyn lmtp::Vocabulary>> {
+    fn vocabulary(&self, name: &str) -> Option<Arc<dyn lmtp::TextCodec>> {
         let function = self.catalog.kernel.get(name).ok()?;
         let facts = function.spec().facts.as_ref()?;
         if !facts.vocabulary.has_text() {
             return None;
         }
-        Some(Arc::new(Words(facts.vocabulary.clone())))
+        Some(Arc::new(EngineTextCodec(facts.vocabulary.clone())))
     }
 
     fn load(&self) -> Load {
@@ -173,8 +175,8 @@ impl Models for Permitted<'_> {
 }
 
 /// What MODEL_INFO says of a model, and the file of its tokenizer, if there is one.
-fn describe(name: &Name, facts: &Facts) -> (Model, Option<Bytes>) {
-    let Facts { info, vocabulary } = facts;
+fn describe(name: &Name, facts: &ModelFacts) -> (LmtpModelInfo, Option<Bytes>) {
+    let ModelFacts { info, vocabulary } = facts;
     // What is not known has neither ends nor a tokenizer.
     let known = facts.vocabulary_tokens();
     let size = known.unwrap_or(0);
@@ -183,22 +185,22 @@ fn describe(name: &Name, facts: &Facts) -> (Model, Option<Bytes>) {
         .collect();
     let special = (0..size).filter_map(|token| Some((token, vocabulary.name(token)?)));
     let file = vocabulary.file();
-    let beginning = vocabulary.beginning();
-    let model = Model {
+    let bos = vocabulary.bos();
+    let model = LmtpModelInfo {
         constructor: format!("sapwood:{} {}", info.architecture, info.description),
         model_type: info.architecture.clone(),
         vocab_size: known,
         max_context: facts.context_tokens().map(|tokens| tokens as usize),
-        bos: beginning,
+        bos,
         eos: eos.clone(),
         // A model elsewhere is served in tokens alone (LM-712).
-        tokenizer: vocabulary.has_text().then(|| Tokenizer {
+        tokenizer: vocabulary.has_text().then(|| TokenizerInfo {
             kind: kind(&**vocabulary, size).to_owned(),
             vocab_size: size,
-            ends: Some(Ends {
-                bos: beginning,
+            ends: Some(TextEnds {
+                bos,
                 eos,
-                add_bos: beginning.is_some(),
+                add_bos: bos.is_some(),
             }),
             sha256: match &file {
                 Some(file) => hex(Sha256::digest(file)),
@@ -214,8 +216,8 @@ fn describe(name: &Name, facts: &Facts) -> (Model, Option<Bytes>) {
 }
 
 /// What MODEL_INFO says of a model of which nothing but its name is known.
-fn unknown() -> Model {
-    Model {
+fn unknown() -> LmtpModelInfo {
+    LmtpModelInfo {
         constructor: "sapwood:upstream".to_owned(),
         model_type: "upstream".to_owned(),
         vocab_size: None,

@@ -1,7 +1,4 @@
 //! LMTP as lines: over standard input and output (LM-110), and over Unix sockets (LM-111).
-//!
-//! Owns: the wire of lines, half-closes and hang-ups, the accepting of Unix connections. Refuses to know: where the streams
-//! come from, and what a line says.
 
 use std::io;
 use std::pin::Pin;
@@ -11,23 +8,23 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use futures::FutureExt;
-use sapwood_proto::lmtp::{Close, Line, Lines as Cut, Unreadable};
+use sapwood_proto::lmtp::{LineSplitter as Cut, LmtpClose, Unreadable, WireLine};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::task::JoinSet;
 use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
-use super::conversation::{Conversation, End, Gone, Heard, Wire};
-use super::house::{Guest, House};
-use crate::caller::Identity;
-use crate::drain::Phase;
-use crate::socket::{Accepted, Socket};
-use crate::trail;
+use super::context::{LmtpClientInfo, LmtpContext};
+use super::driver::{ClientClosed, ConnectionDriver, ConversationEnd, LmtpInput, LmtpTransport};
+use crate::caller::CallerIdentity;
+use crate::drain::DrainPhase;
+use crate::request_trace;
+use crate::socket::{AcceptedStream, ListeningSocket};
 
 /// How a conversation over a pair of streams ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum LinesEnd {
     /// Everything that was asked for was said, or a drain has ended it in order.
     Finished,
     /// The reader of our output has gone, or what it sent could not be read on.
@@ -35,13 +32,13 @@ pub enum Ended {
 }
 
 /// A reader and a writer, and how to see that the peer of both has gone.
-pub(super) struct Stream<R, W> {
+pub(super) struct LineStream<R, W> {
     reader: R,
     writer: W,
     hung_up: fn(&W) -> bool,
 }
 
-impl<R, W> Stream<R, W> {
+impl<R, W> LineStream<R, W> {
     /// Of which nothing can be seen but by reading and writing.
     pub(super) const fn pair(reader: R, writer: W) -> Self {
         Self {
@@ -52,7 +49,7 @@ impl<R, W> Stream<R, W> {
     }
 }
 
-impl Stream<OwnedReadHalf, OwnedWriteHalf> {
+impl LineStream<OwnedReadHalf, OwnedWriteHalf> {
     fn unix(stream: UnixStream) -> Self {
         let (reader, writer) = stream.into_split();
         Self {
@@ -67,69 +64,77 @@ impl Stream<OwnedReadHalf, OwnedWriteHalf> {
 }
 
 /// Talks lines to the end. A `visitor` can come back.
-pub(super) async fn speak(
-    house: &Arc<House>,
-    stream: Stream<impl AsyncRead + Send + Unpin, impl AsyncWrite + Send + Unpin>,
-    visitor: Option<Identity>,
+pub(super) async fn serve_lines(
+    context: &Arc<LmtpContext>,
+    stream: LineStream<impl AsyncRead + Send + Unpin, impl AsyncWrite + Send + Unpin>,
+    caller_identity: Option<CallerIdentity>,
     cancel_at_end: bool,
-) -> Ended {
-    let guest = Guest {
-        visitor,
-        ..Guest::of_lines()
+) -> LinesEnd {
+    let connection = LmtpClientInfo {
+        identity: caller_identity,
+        ..LmtpClientInfo::of_lines()
     };
-    let mut conversation = Conversation::new(house, guest);
-    let mut wire = Lines::new(stream, house.config.limits.max_message_in);
+    let mut conversation = ConnectionDriver::new(context, connection);
+    let mut wire = LineTransport::new(stream, context.config.limits.max_message_in);
     let end = std::future::poll_fn(|cx| {
         let end = conversation.poll_end(&mut wire, cx);
         if end.is_pending() && cancel_at_end && wire.ended && conversation.is_busy() {
-            return Poll::Ready(End::Gone);
+            return Poll::Ready(ConversationEnd::Closed);
         }
         end
     });
     let end = end.await;
-    if end == End::Lost {
+    if end == ConversationEnd::Lost {
         conversation.wait();
-        return Ended::Cut;
+        return LinesEnd::Cut;
     }
     drop(conversation);
-    if matches!(end, End::Close(_)) {
-        let said = std::future::poll_fn(|cx| wire.poll_sent(cx));
+    if matches!(end, ConversationEnd::Close(_)) {
+        let sent = std::future::poll_fn(|cx| wire.poll_sent(cx));
         // Whoever does not take the last words by then goes without them (LM-505).
-        if !matches!(timeout(GOODBYE, said).await, Ok(Ok(()))) {
-            return Ended::Cut;
+        if !matches!(timeout(GOODBYE, sent).await, Ok(Ok(()))) {
+            return LinesEnd::Cut;
         }
     }
     match end {
-        End::Close(Close::FINISHED | Close::SHUTDOWN) => Ended::Finished,
-        End::Gone if cancel_at_end && wire.ended => Ended::Finished,
-        End::Close(_) | End::Gone | End::Reset | End::Lost | End::Taken => Ended::Cut,
+        ConversationEnd::Close(LmtpClose::FINISHED | LmtpClose::SHUTDOWN) => LinesEnd::Finished,
+        ConversationEnd::Closed if cancel_at_end && wire.ended => LinesEnd::Finished,
+        ConversationEnd::Close(_)
+        | ConversationEnd::Closed
+        | ConversationEnd::Reset
+        | ConversationEnd::Lost
+        | ConversationEnd::Taken => LinesEnd::Cut,
     }
 }
 
 /// Talks with everybody who connects, until the server is gone.
-pub(super) async fn listen(house: &Arc<House>, socket: Socket) {
-    let drain = house.shared.drain.clone();
+pub(super) async fn listen(context: &Arc<LmtpContext>, socket: ListeningSocket) {
+    let drain = context.shared.drain.clone();
     let mut tasks = JoinSet::new();
     loop {
         // Both arms may be cancelled: a connection not yet accepted stays in the backlog.
         let accepted = tokio::select! {
-            () = drain.reached(Phase::Refusing) => break,
+            () = drain.reached(DrainPhase::Refusing) => break,
             accepted = socket.accept() => accepted,
         };
         while tasks.try_join_next().is_some() {}
         match accepted {
-            Ok(Accepted::Unix(stream)) => {
-                let visitor = Identity::Anonymous(None);
-                let Ok(place) = house.admit(&visitor) else {
+            Ok(AcceptedStream::Unix(stream)) => {
+                let identity = CallerIdentity::Anonymous(None);
+                let Ok(position) = context.admit(&identity) else {
                     continue;
                 };
-                let house = Arc::clone(house);
-                tasks.spawn(trail::in_turns_of(&Identity::Anonymous(None), async move {
-                    speak(&house, Stream::unix(stream), Some(visitor), false).await;
-                    drop(place);
-                }));
+                let context = Arc::clone(context);
+                tasks.spawn(request_trace::in_turns_of(
+                    &CallerIdentity::Anonymous(None),
+                    async move {
+                        serve_lines(&context, LineStream::unix(stream), Some(identity), false)
+                            .await;
+                        drop(position);
+                    },
+                ));
             }
-            Ok(Accepted::Tcp(..)) => {}
+            Ok(AcceptedStream::Tcp(..)) => {}
             Err(error) => {
                 tracing::warn!(%error, "could not accept a connection");
                 tokio::time::sleep(PAUSE_AFTER_ERROR).await;
@@ -142,8 +147,8 @@ pub(super) async fn listen(house: &Arc<House>, socket: Socket) {
 }
 
 /// The wire of lines.
-struct Lines<R, W> {
-    stream: Stream<R, W>,
+struct LineTransport<R, W> {
+    stream: LineStream<R, W>,
     cut: Cut,
     scratch: Box<[u8]>,
     out: BytesMut,
@@ -152,8 +157,8 @@ struct Lines<R, W> {
     look: Pin<Box<Interval>>,
 }
 
-impl<R, W> Lines<R, W> {
-    fn new(stream: Stream<R, W>, max: usize) -> Self {
+impl<R, W> LineTransport<R, W> {
+    fn new(stream: LineStream<R, W>, max: usize) -> Self {
         let mut look = Box::pin(interval(LOOK));
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
@@ -167,15 +172,15 @@ impl<R, W> Lines<R, W> {
     }
 }
 
-fn heard(line: Line) -> Heard {
+fn to_input(line: WireLine) -> LmtpInput {
     match line {
-        Line::Text(text) => Heard::Text(text),
-        Line::BadText => Heard::Unreadable(Unreadable::BadText),
-        Line::TooLong => Heard::Unreadable(Unreadable::TooLarge),
+        WireLine::Text(text) => LmtpInput::Text(text),
+        WireLine::BadText => LmtpInput::Unreadable(Unreadable::BadText),
+        WireLine::TooLong => LmtpInput::Unreadable(Unreadable::TooLarge),
     }
 }
 
-impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Lines<R, W> {
+impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> LineTransport<R, W> {
     fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.out.is_empty() {
             let written = ready!(Pin::new(&mut self.stream.writer).poll_write(cx, &self.out))?;
@@ -184,32 +189,32 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Lines<R, W> {
             }
             self.out.advance(written);
         }
-        if self.out.capacity() > KEPT_BYTES {
+        if self.out.capacity() > RETAINED_BYTES {
             self.out = BytesMut::new();
         }
         Poll::Ready(Ok(()))
     }
 }
 
-impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Wire for Lines<R, W> {
-    fn poll_heard(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
+impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> LmtpTransport for LineTransport<R, W> {
+    fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<LmtpInput> {
         loop {
             if let Some(line) = self.cut.next_line() {
-                return Poll::Ready(heard(line));
+                return Poll::Ready(to_input(line));
             }
             if self.ended {
-                return Poll::Ready(self.cut.last_line().map_or(Heard::End, heard));
+                return Poll::Ready(self.cut.last_line().map_or(LmtpInput::End, to_input));
             }
             let mut buffer = ReadBuf::new(&mut self.scratch);
             match ready!(Pin::new(&mut self.stream.reader).poll_read(cx, &mut buffer)) {
                 Ok(()) if buffer.filled().is_empty() => self.ended = true,
                 Ok(()) => self.cut.push(buffer.filled()),
-                Err(_) => return Poll::Ready(Heard::Gone),
+                Err(_) => return Poll::Ready(LmtpInput::Closed),
             }
         }
     }
 
-    fn poll_gone(&mut self, deaf: bool, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_closed(&mut self, deaf: bool, cx: &mut Context<'_>) -> Poll<()> {
         // Half-closed and hung up look alike to whoever reads.
         while deaf && self.look.poll_tick(cx).is_ready() {
             if (self.stream.hung_up)(&self.stream.writer) {
@@ -219,23 +224,23 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Wire for Lines<R, W> {
         Poll::Pending
     }
 
-    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ClientClosed>> {
         if self.out.len() < WRITE_BYTES {
             return Poll::Ready(Ok(()));
         }
-        self.poll_write(cx).map_err(|_| Gone)
+        self.poll_write(cx).map_err(|_| ClientClosed)
     }
 
-    fn send(&mut self, message: Bytes) -> Result<(), Gone> {
+    fn send(&mut self, message: Bytes) -> Result<(), ClientClosed> {
         self.out.extend_from_slice(&message);
         Ok(())
     }
 
-    fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Gone>> {
-        ready!(self.poll_write(cx)).map_err(|_| Gone)?;
+    fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ClientClosed>> {
+        ready!(self.poll_write(cx)).map_err(|_| ClientClosed)?;
         Pin::new(&mut self.stream.writer)
             .poll_flush(cx)
-            .map_err(|_| Gone)
+            .map_err(|_| ClientClosed)
     }
 }
 
@@ -247,6 +252,6 @@ const READ_BYTES: usize = 4 * 1024;
 /// What is gathered before it is written; then it is one write.
 const WRITE_BYTES: usize = 64 * 1024;
 /// Room for messages that is kept while nothing is said.
-const KEPT_BYTES: usize = 16 * 1024;
+const RETAINED_BYTES: usize = 16 * 1024;
 /// How often a peer that is not read from is looked at.
 const LOOK: Duration = Duration::from_secs(1);

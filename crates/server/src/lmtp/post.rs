@@ -1,8 +1,5 @@
 //! LMTP in one HTTP request: `POST /lmtp` (LM-113 to LM-115).
 //!
-//! Owns: the forms (lines or an array in, lines or events out, items in lists or bare), and the wire between a request's body
-//! and its answer's. Refuses to know: messages.
-//!
 //! ```text
 //!   request's body ─ lines │ array ─► conversation, in a task of its own ─ lines │ events ─► channel of one ─► answer's body
 //! ```
@@ -29,63 +26,63 @@ use futures::{Stream, StreamExt};
 use http::{HeaderMap, Request, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use sapwood_proto::code::Code;
-use sapwood_proto::lmtp::{Line, Lines, Unreadable};
+use sapwood_proto::lmtp::{LineSplitter, Unreadable, WireLine};
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 use tokio_util::sync::PollSender;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::conversation::{Conversation, End, Gone, Heard, Wire};
-use super::house::{Guest, House};
+use super::context::{LmtpClientInfo, LmtpContext};
+use super::driver::{ClientClosed, ConnectionDriver, ConversationEnd, LmtpInput, LmtpTransport};
 use crate::caller::Caller;
-use crate::intake::Intake;
-use crate::patience::Arrival;
-use crate::refusal::Refusal;
-use crate::trail;
+use crate::intake::BodyIntake;
+use crate::rejection::Rejection;
+use crate::request_trace;
+use crate::timeouts::BodyArrival;
 
 /// What answers `POST /lmtp`.
 pub(super) fn handler(
-    house: &Arc<House>,
+    context: &Arc<LmtpContext>,
 ) -> impl Fn(Request<Body>) -> Pin<Box<dyn Future<Output = Response> + Send>> + Clone + Send + 'static
 {
-    let house = Arc::clone(house);
+    let context = Arc::clone(context);
     move |request| {
-        let house = Arc::clone(&house);
+        let context = Arc::clone(&context);
         Box::pin(async move {
-            let answered = answer(house, request).await;
+            let answered = answer(context, request).await;
             answered.unwrap_or_else(IntoResponse::into_response)
         })
     }
 }
 
-async fn answer(house: Arc<House>, request: Request<Body>) -> Result<Response, Refusal> {
+async fn answer(context: Arc<LmtpContext>, request: Request<Body>) -> Result<Response, Rejection> {
     let (parts, body) = request.into_parts();
     let caller = Caller::of(&parts.extensions)?.clone();
-    let place = house.admit(&caller.identity)?;
-    let form = Form::of(&parts.headers);
-    let max = house.config.limits.max_message_in;
+    let position = context.admit(&caller.identity)?;
+    let form = PostFormat::of(&parts.headers);
+    let max = context.config.limits.max_message_in;
     let incoming = if media_type(&parts.headers, header::CONTENT_TYPE) == "application/json" {
-        Incoming::Array(array(body, max).await?)
+        PostInput::Array(array(body, max).await?)
     } else {
-        Incoming::Lines {
+        PostInput::Lines {
             body: body.into_data_stream(),
-            cut: Lines::new(max),
+            cut: LineSplitter::new(max),
             ended: false,
         }
     };
     let query = parts.uri.query().unwrap_or_default();
-    let guest = Guest {
+    let connection = LmtpClientInfo {
         bare: query.split('&').any(|pair| pair == "items=object"),
         caller: Some(caller),
-        ..Guest::of_lines()
+        ..LmtpClientInfo::of_lines()
     };
-    let arrival = parts.extensions.get::<Arc<Arrival>>().cloned();
+    let arrival = parts.extensions.get::<Arc<BodyArrival>>().cloned();
     let arrival = arrival.unwrap_or_default();
     let whole = Arc::new(AtomicBool::new(false));
     let (sender, receiver) = mpsc::channel(1);
-    let mut conversation = Conversation::new(&house, guest);
-    let mut wire = Exchange {
+    let mut conversation = ConnectionDriver::new(&context, connection);
+    let mut wire = PostTransport {
         incoming,
         intake: parts.extensions.get().cloned(),
         form,
@@ -93,8 +90,8 @@ async fn answer(house: Arc<House>, request: Request<Body>) -> Result<Response, R
         sender: PollSender::new(sender),
         ping: form.ping(),
     };
-    let told_whole = Arc::clone(&whole);
-    let task = tokio::spawn(trail::carry(async move {
+    let sent_whole = Arc::clone(&whole);
+    let task = tokio::spawn(request_trace::carry(async move {
         let end = std::future::poll_fn(|cx| {
             let end = conversation.poll_end(&mut wire, cx);
             if arrival.exempt(conversation.is_busy()) {
@@ -105,19 +102,19 @@ async fn answer(house: Arc<House>, request: Request<Body>) -> Result<Response, R
         });
         let end = end.await;
         drop(conversation);
-        if matches!(end, End::Close(_)) {
-            told_whole.store(true, Ordering::Relaxed);
+        if matches!(end, ConversationEnd::Close(_)) {
+            sent_whole.store(true, Ordering::Relaxed);
             wire.form.end(&mut wire.out);
             // Whoever does not take the last words by then goes without them (LM-505).
-            let said = std::future::poll_fn(|cx| wire.poll_sent(cx));
-            let _ = timeout(GOODBYE, said).await;
+            let sent = std::future::poll_fn(|cx| wire.poll_sent(cx));
+            let _ = timeout(GOODBYE, sent).await;
         }
-        drop(place);
+        drop(position);
     }));
-    let answer = Answer {
+    let answer = PostBody {
         receiver,
         whole,
-        ended: Ending::Open,
+        ended: PostEnd::Open,
         _task: AbortOnDropHandle::new(task),
     };
     let headers = [
@@ -129,14 +126,14 @@ async fn answer(house: Arc<House>, request: Request<Body>) -> Result<Response, R
 }
 
 /// The messages of a JSON array of pairs, each as it would stand on a line but for its white space.
-async fn array(body: Body, max: usize) -> Result<VecDeque<ByteString>, Refusal> {
+async fn array(body: Body, max: usize) -> Result<VecDeque<ByteString>, Rejection> {
     let wrong = |why: String| {
         let message = format!("{why}: send [[\"TYPE\", {{..}}], ..], or lines as text/plain.");
-        Refusal::new(Code::InvalidRequest, "malformed", message)
+        Rejection::new(Code::InvalidRequest, "malformed", message)
     };
     let body = Limited::new(body, max).collect().await.map_err(|_| {
         let message = format!("The body has more than {max} bytes, or ended early.");
-        Refusal::new(Code::LimitExceeded, "message_too_large", message)
+        Rejection::new(Code::LimitExceeded, "message_too_large", message)
             .with_status(StatusCode::PAYLOAD_TOO_LARGE)
     })?;
     let body = body.to_bytes();
@@ -150,10 +147,10 @@ async fn array(body: Body, max: usize) -> Result<VecDeque<ByteString>, Refusal> 
 }
 
 /// What comes.
-enum Incoming {
+enum PostInput {
     Lines {
         body: BodyDataStream,
-        cut: Lines,
+        cut: LineSplitter,
         ended: bool,
     },
     Array(VecDeque<ByteString>),
@@ -161,13 +158,13 @@ enum Incoming {
 
 /// How messages are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum PostFormat {
     Lines,
     /// Server-sent events (LM-114).
     Events,
 }
 
-impl Form {
+impl PostFormat {
     fn of(headers: &HeaderMap) -> Self {
         let accepted = headers.get_all(header::ACCEPT).into_iter();
         let mut accepted = accepted.filter_map(|value| value.to_str().ok());
@@ -213,26 +210,26 @@ impl Form {
 }
 
 /// The wire between both bodies.
-struct Exchange {
-    incoming: Incoming,
-    intake: Option<Arc<Intake>>,
-    form: Form,
+struct PostTransport {
+    incoming: PostInput,
+    intake: Option<Arc<BodyIntake>>,
+    form: PostFormat,
     out: BytesMut,
     sender: PollSender<Bytes>,
     ping: Option<Pin<Box<Interval>>>,
 }
 
-impl Wire for Exchange {
-    fn poll_heard(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
+impl LmtpTransport for PostTransport {
+    fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<LmtpInput> {
         match &mut self.incoming {
-            Incoming::Array(messages) => {
-                Poll::Ready(messages.pop_front().map_or(Heard::End, Heard::Text))
+            PostInput::Array(messages) => {
+                Poll::Ready(messages.pop_front().map_or(LmtpInput::End, LmtpInput::Text))
             }
-            Incoming::Lines { body, cut, ended } => loop {
+            PostInput::Lines { body, cut, ended } => loop {
                 let line = if *ended {
                     match cut.next_line().or_else(|| cut.last_line()) {
                         Some(line) => line,
-                        None => return Poll::Ready(Heard::End),
+                        None => return Poll::Ready(LmtpInput::End),
                     }
                 } else if let Some(line) = cut.next_line() {
                     line
@@ -243,22 +240,22 @@ impl Wire for Exchange {
                         Some(Err(_))
                             if self.intake.as_ref().is_some_and(|it| it.is_overloaded()) =>
                         {
-                            return Poll::Ready(Heard::Overloaded);
+                            return Poll::Ready(LmtpInput::Overloaded);
                         }
-                        Some(Err(_)) => return Poll::Ready(Heard::Gone),
+                        Some(Err(_)) => return Poll::Ready(LmtpInput::Closed),
                     }
                     continue;
                 };
                 return Poll::Ready(match line {
-                    Line::Text(text) => Heard::Text(text),
-                    Line::BadText => Heard::Unreadable(Unreadable::BadText),
-                    Line::TooLong => Heard::Unreadable(Unreadable::TooLarge),
+                    WireLine::Text(text) => LmtpInput::Text(text),
+                    WireLine::BadText => LmtpInput::Unreadable(Unreadable::BadText),
+                    WireLine::TooLong => LmtpInput::Unreadable(Unreadable::TooLarge),
                 });
             },
         }
     }
 
-    fn poll_gone(&mut self, _: bool, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_closed(&mut self, _: bool, cx: &mut Context<'_>) -> Poll<()> {
         while let Some(ping) = &mut self.ping
             && ping.poll_tick(cx).is_ready()
         {
@@ -270,68 +267,68 @@ impl Wire for Exchange {
         Poll::Pending
     }
 
-    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ClientClosed>> {
         if self.out.len() < WRITE_BYTES {
             return Poll::Ready(Ok(()));
         }
         self.poll_sent(cx)
     }
 
-    fn send(&mut self, message: Bytes) -> Result<(), Gone> {
+    fn send(&mut self, message: Bytes) -> Result<(), ClientClosed> {
         self.form.write(&message, &mut self.out);
         Ok(())
     }
 
-    fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+    fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ClientClosed>> {
         if self.out.is_empty() {
             return Poll::Ready(Ok(()));
         }
-        ready!(self.sender.poll_reserve(cx)).map_err(|_| Gone)?;
+        ready!(self.sender.poll_reserve(cx)).map_err(|_| ClientClosed)?;
         let bytes = self.out.split().freeze();
-        Poll::Ready(self.sender.send_item(bytes).map_err(|_| Gone))
+        Poll::Ready(self.sender.send_item(bytes).map_err(|_| ClientClosed))
     }
 }
 
 /// The answer's body.
-struct Answer {
+struct PostBody {
     receiver: mpsc::Receiver<Bytes>,
     /// Set before the last words: without it the answer is cut.
     whole: Arc<AtomicBool>,
-    ended: Ending,
+    ended: PostEnd,
     /// Ends the conversation when nobody wants the answer any more.
     _task: AbortOnDropHandle<()>,
 }
 
 /// How far the end of an answer is.
 #[derive(Clone, Copy, PartialEq)]
-enum Ending {
+enum PostEnd {
     Open,
     /// What was told before goes out first: an error drops whatever the connection still holds.
     Cutting,
     Over,
 }
 
-impl Stream for Answer {
+impl Stream for PostBody {
     type Item = io::Result<Bytes>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let bytes = match self.ended {
-            Ending::Open => ready!(self.receiver.poll_recv(cx)),
-            Ending::Cutting => {
-                self.ended = Ending::Over;
+            PostEnd::Open => ready!(self.receiver.poll_recv(cx)),
+            PostEnd::Cutting => {
+                self.ended = PostEnd::Over;
                 let cut = io::Error::other("the conversation broke off");
                 return Poll::Ready(Some(Err(cut)));
             }
-            Ending::Over => return Poll::Ready(None),
+            PostEnd::Over => return Poll::Ready(None),
         };
         if bytes.is_some() {
             return Poll::Ready(bytes.map(Ok));
         }
         if self.whole.load(Ordering::Relaxed) {
-            self.ended = Ending::Over;
+            self.ended = PostEnd::Over;
             return Poll::Ready(None);
         }
-        self.ended = Ending::Cutting;
+        self.ended = PostEnd::Cutting;
         cx.waker().wake_by_ref();
         Poll::Pending
     }

@@ -1,49 +1,47 @@
 //! Errors of the kernel as clients of LMTP read them (section 11, D-30).
-//!
-//! Owns: the one table from codes and reasons to LMTP's. Refuses to know: who is told.
 
 use sapwood_kernel::Error;
+use sapwood_proto::clip;
 use sapwood_proto::code::Code;
-use sapwood_proto::lmtp::{Fault, Reason};
-use sapwood_proto::shown;
+use sapwood_proto::lmtp::{LmtpError, LmtpReason};
 
 /// How a stream ends that failed so.
-pub(super) fn fault(error: &Error) -> Fault {
+pub(super) fn to_lmtp_error(error: &Error) -> LmtpError {
     let reason = reason(error);
-    Fault {
+    LmtpError {
         retry_after: error.retry_after().filter(|_| reason.is_retryable()),
-        ..Fault::new(reason, shown::message(error.to_string()))
+        ..LmtpError::new(reason, clip::message(error.to_string()))
     }
 }
 
-fn reason(error: &Error) -> Reason {
+fn reason(error: &Error) -> LmtpReason {
     match error.reason() {
-        "PROMPT_TOO_LONG" => return Reason::ContextLengthExceeded,
-        "queue_timeout" => return Reason::QueueTimeout,
-        "engine_dead" => return Reason::EngineDead,
-        "constraint_failed" => return Reason::ConstraintFailed,
-        "upstream_error" => return Reason::UpstreamError,
+        "PROMPT_TOO_LONG" => return LmtpReason::ContextLengthExceeded,
+        "queue_timeout" => return LmtpReason::QueueTimeout,
+        "engine_dead" => return LmtpReason::EngineDead,
+        "constraint_failed" => return LmtpReason::ConstraintFailed,
+        "upstream_error" => return LmtpReason::UpstreamError,
         _ => {}
     }
     match error.code() {
-        Code::InvalidRequest => Reason::InvalidValue,
-        Code::NotFound => Reason::ModelNotFound,
-        Code::Unauthenticated | Code::PermissionDenied => Reason::InsufficientScope,
-        Code::LimitExceeded => Reason::InvalidValue,
-        Code::RateLimited => Reason::RateLimitExceeded,
-        Code::Overloaded => Reason::ServerOverloaded,
-        Code::DeadlineExceeded => Reason::Timeout,
-        Code::UpstreamFailed => Reason::UpstreamError,
-        Code::ControllerFailed => Reason::ControllerFailed,
-        Code::Unavailable => Reason::ModelLoading,
-        Code::Unimplemented => Reason::UnsupportedOperation,
+        Code::InvalidRequest => LmtpReason::InvalidValue,
+        Code::NotFound => LmtpReason::ModelNotFound,
+        Code::Unauthenticated | Code::PermissionDenied => LmtpReason::InsufficientScope,
+        Code::LimitExceeded => LmtpReason::InvalidValue,
+        Code::RateLimited => LmtpReason::RateLimitExceeded,
+        Code::Overloaded => LmtpReason::ServerOverloaded,
+        Code::DeadlineExceeded => LmtpReason::Timeout,
+        Code::UpstreamFailed => LmtpReason::UpstreamError,
+        Code::ControllerFailed => LmtpReason::ControllerFailed,
+        Code::Unavailable => LmtpReason::ModelLoading,
+        Code::Unimplemented => LmtpReason::UnsupportedOperation,
         // D-11: a model that cuts its connection cuts one of many streams here.
         Code::AlreadyExists
         | Code::FailedPrecondition
         | Code::Cancelled
         | Code::Truncated
         | Code::Aborted
-        | Code::Internal => Reason::EngineError,
+        | Code::Internal => LmtpReason::EngineError,
     }
 }
 
@@ -56,19 +54,19 @@ mod tests {
     /// The whole table, and what is told of it.
     #[test]
     fn lm_502_every_code_has_its_spelling() {
-        let told: Vec<_> = Code::ALL
+        let reported: Vec<_> = Code::ALL
             .iter()
             .map(|&code| {
-                let error = Error::Fault {
+                let error = Error::Engine {
                     code,
                     reason: "",
                     message: "why".into(),
                     retry_after: Some(Duration::from_secs(3)),
                 };
-                let fault = fault(&error);
-                assert_eq!(fault.message, "why");
-                assert!(fault.retry_after.is_none() || fault.reason.is_retryable());
-                format!("{}={}", code.name(), fault.reason.name())
+                let cause = to_lmtp_error(&error);
+                assert_eq!(cause.message, "why");
+                assert!(cause.retry_after.is_none() || cause.reason.is_retryable());
+                format!("{}={}", code.name(), cause.reason.name())
             })
             .collect();
         let expect = "invalid-request=invalid_value not-found=model_not_found \
@@ -80,10 +78,10 @@ mod tests {
                       unavailable=model_loading unimplemented=unsupported_operation aborted=engine_error \
                       internal=engine_error";
         let mut expect: Vec<_> = expect.split_ascii_whitespace().collect();
-        let mut told: Vec<_> = told.iter().map(String::as_str).collect();
+        let mut reported: Vec<_> = reported.iter().map(String::as_str).collect();
         expect.sort_unstable();
-        told.sort_unstable();
-        assert_eq!(told, expect);
+        reported.sort_unstable();
+        assert_eq!(reported, expect);
     }
 
     #[test]
@@ -92,19 +90,23 @@ mod tests {
             (
                 Code::InvalidRequest,
                 "PROMPT_TOO_LONG",
-                Reason::ContextLengthExceeded,
+                LmtpReason::ContextLengthExceeded,
             ),
-            (Code::Overloaded, "ENGINE_BUSY", Reason::ServerOverloaded),
-            (Code::Overloaded, "queue_timeout", Reason::QueueTimeout),
-            (Code::Unavailable, "engine_dead", Reason::EngineDead),
+            (
+                Code::Overloaded,
+                "ENGINE_BUSY",
+                LmtpReason::ServerOverloaded,
+            ),
+            (Code::Overloaded, "queue_timeout", LmtpReason::QueueTimeout),
+            (Code::Unavailable, "engine_dead", LmtpReason::EngineDead),
         ] {
-            let error = Error::Fault {
+            let error = Error::Engine {
                 code,
                 reason,
                 message: String::new(),
                 retry_after: None,
             };
-            assert_eq!(fault(&error).reason, expect);
+            assert_eq!(to_lmtp_error(&error).reason, expect);
         }
     }
 }

@@ -1,7 +1,4 @@
 //! LMTP over WebSockets (LM-102 to LM-109).
-//!
-//! Owns: who is let in, which first message is LMTP's, and the wire of frames. Refuses to know: the upgrade (`reception`),
-//! frames (`websocket`), messages.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -11,23 +8,23 @@ use axum::body::Body;
 use bytes::Bytes;
 use bytestring::ByteString;
 use http::{HeaderMap, Request};
-use sapwood_proto::lmtp::{Carrier, Unreadable};
+use sapwood_proto::lmtp::{MessageFraming, Unreadable};
 
-use super::conversation::{Conversation, End, Gone, Heard, Wire};
-use super::house::{Guest, House};
+use super::context::{LmtpClientInfo, LmtpContext};
+use super::driver::{ClientClosed, ConnectionDriver, ConversationEnd, LmtpInput, LmtpTransport};
 use crate::caller::Caller;
 use crate::metrics;
-use crate::places::Place;
-use crate::reception::{Invited, Protocol};
-use crate::refusal::Refusal;
-use crate::websocket::{self, Lost, Socket};
+use crate::quotas::Permit;
+use crate::rejection::Rejection;
+use crate::socket_dispatch::{AllowedProtocols, SocketProtocol};
+use crate::websocket::{self, SocketLoss, WebSocket};
 
 /// LMTP, as the reception knows it.
-pub(super) struct Sockets(pub(super) Arc<House>);
+pub(super) struct LmtpSockets(pub(super) Arc<LmtpContext>);
 
-impl Protocol for Sockets {
-    fn face(&self) -> metrics::Face {
-        metrics::Face::Lmtp
+impl SocketProtocol for LmtpSockets {
+    fn face(&self) -> metrics::FaceLabel {
+        metrics::FaceLabel::Lmtp
     }
 
     /// LM-104
@@ -37,8 +34,8 @@ impl Protocol for Sockets {
     }
 
     /// LM-103: a word and one space.
-    fn is_begun_by(&self, first: &websocket::Heard) -> bool {
-        let websocket::Heard::Text(text) = first else {
+    fn is_begun_by(&self, first: &websocket::SocketMessage) -> bool {
+        let websocket::SocketMessage::Text(text) = first else {
             return false;
         };
         let word = text.iter().take_while(|byte| is_word(**byte)).count();
@@ -53,29 +50,29 @@ impl Protocol for Sockets {
         &self,
         request: &Request<Body>,
         chosen: Option<&'static str>,
-    ) -> Result<Invited, Refusal> {
+    ) -> Result<AllowedProtocols, Rejection> {
         let negotiated = chosen == Some(VERSION_2);
-        let house = Arc::clone(&self.0);
+        let context = Arc::clone(&self.0);
         let caller = Caller::of(request.extensions())?.clone();
-        let place = house.admit(&caller.identity)?;
-        let guest = Guest {
-            carrier: Carrier::Frames,
+        let position = context.admit(&caller.identity)?;
+        let connection = LmtpClientInfo {
+            carrier: MessageFraming::Frames,
             negotiated,
             bare: false,
-            visitor: Some(caller.identity.clone()),
+            identity: Some(caller.identity.clone()),
             caller: Some(caller),
         };
-        Ok(Invited {
+        Ok(AllowedProtocols {
             headers: HeaderMap::new(),
             decided: false,
             serve: Box::new(move |socket, first| {
-                let wire = Frames {
+                let wire = FrameTransport {
                     socket,
                     first,
-                    max: house.config.limits.max_message_in,
+                    max: context.config.limits.max_message_in,
                 };
-                let conversation = Conversation::new(&house, guest);
-                Box::pin(serve(conversation, wire, place))
+                let conversation = ConnectionDriver::new(&context, connection);
+                Box::pin(serve(conversation, wire, position))
             }),
         })
     }
@@ -86,66 +83,66 @@ const fn is_word(byte: u8) -> bool {
 }
 
 /// Talks to the end, and closes.
-async fn serve(mut conversation: Conversation, mut wire: Frames, place: Place) {
+async fn serve(mut conversation: ConnectionDriver, mut wire: FrameTransport, position: Permit) {
     let end = conversation.run(&mut wire).await;
-    if end == End::Lost {
+    if end == ConversationEnd::Lost {
         return conversation.wait();
     }
     drop(conversation);
-    if let End::Close(close) = end {
+    if let ConversationEnd::Close(close) = end {
         let reason = close.message.to_owned();
         Box::pin(wire.socket.close(close.code, reason, GOODBYE)).await;
     }
-    drop(place);
+    drop(position);
 }
 
 /// The wire of frames.
-struct Frames {
-    socket: Box<Socket>,
+struct FrameTransport {
+    socket: Box<WebSocket>,
     /// Heard before anybody knew whose it was.
-    first: Option<websocket::Heard>,
+    first: Option<websocket::SocketMessage>,
     max: usize,
 }
 
-impl Wire for Frames {
-    fn poll_heard(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
-        let heard = match self.first.take() {
-            Some(heard) => Ok(heard),
-            None => ready!(self.socket.poll_heard(cx)),
+impl LmtpTransport for FrameTransport {
+    fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<LmtpInput> {
+        let received = match self.first.take() {
+            Some(received) => Ok(received),
+            None => ready!(self.socket.poll_receive(cx)),
         };
-        Poll::Ready(match heard {
+        Poll::Ready(match received {
             // Where another protocol takes more, a message of ours is still limited.
-            Ok(websocket::Heard::Text(text)) if text.len() > self.max => {
-                Heard::Unreadable(Unreadable::TooLarge)
+            Ok(websocket::SocketMessage::Text(text)) if text.len() > self.max => {
+                LmtpInput::Unreadable(Unreadable::TooLarge)
             }
-            Ok(websocket::Heard::Text(text)) => match ByteString::try_from(text) {
-                Ok(text) => Heard::Text(text),
-                Err(_) => Heard::Unreadable(Unreadable::BadText),
+            Ok(websocket::SocketMessage::Text(text)) => match ByteString::try_from(text) {
+                Ok(text) => LmtpInput::Text(text),
+                Err(_) => LmtpInput::Unreadable(Unreadable::BadText),
             },
-            Ok(websocket::Heard::Binary(_)) => Heard::Ignored,
-            Err(Lost::Left) => Heard::Left,
-            Err(Lost::Gone) => Heard::Gone,
-            Err(Lost::TooLarge) => Heard::Unreadable(Unreadable::TooLarge),
-            Err(Lost::NotText) => Heard::Unreadable(Unreadable::BadText),
-            Err(Lost::Broken) => Heard::Broken,
-            Err(Lost::Overloaded) => Heard::Overloaded,
+            Ok(websocket::SocketMessage::Binary(_)) => LmtpInput::Ignored,
+            Err(SocketLoss::Left) => LmtpInput::Left,
+            Err(SocketLoss::Closed) => LmtpInput::Closed,
+            Err(SocketLoss::TooLarge) => LmtpInput::Unreadable(Unreadable::TooLarge),
+            Err(SocketLoss::NotText) => LmtpInput::Unreadable(Unreadable::BadText),
+            Err(SocketLoss::Broken) => LmtpInput::Broken,
+            Err(SocketLoss::Overloaded) => LmtpInput::Overloaded,
         })
     }
 
-    fn poll_gone(&mut self, deaf: bool, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_closed(&mut self, deaf: bool, cx: &mut Context<'_>) -> Poll<()> {
         self.socket.poll_alive(deaf, cx)
     }
 
-    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Gone>> {
-        self.socket.poll_room(cx).map_err(|_| Gone)
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ClientClosed>> {
+        self.socket.poll_room(cx).map_err(|_| ClientClosed)
     }
 
-    fn send(&mut self, message: Bytes) -> Result<(), Gone> {
-        self.socket.send(message, true).map_err(|_| Gone)
+    fn send(&mut self, message: Bytes) -> Result<(), ClientClosed> {
+        self.socket.send(message, true).map_err(|_| ClientClosed)
     }
 
-    fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Gone>> {
-        self.socket.poll_sent(cx).map_err(|_| Gone)
+    fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ClientClosed>> {
+        self.socket.poll_sent(cx).map_err(|_| ClientClosed)
     }
 }
 

@@ -1,6 +1,4 @@
 //! The files of tokenizers, for clients that tokenise by themselves (LM-951).
-//!
-//! Owns: how they are served. Refuses to know: how they are made; a vocabulary has its file or none.
 
 use std::sync::Arc;
 
@@ -9,11 +7,11 @@ use axum::extract::Path;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, Request, StatusCode, header};
 use sapwood_proto::code::Code;
-use sapwood_proto::lmtp::Models;
+use sapwood_proto::lmtp::ModelLookup;
 
-use super::house::House;
+use super::context::LmtpContext;
 use crate::caller::Caller;
-use crate::refusal::Refusal;
+use crate::rejection::Rejection;
 
 /// Where the file of this model is to be had.
 pub(super) fn url(name: &str) -> String {
@@ -23,19 +21,19 @@ pub(super) fn url(name: &str) -> String {
 
 /// What answers `GET /lmtp/tokenizer/NAME`.
 pub(super) async fn answer(
-    house: Arc<House>,
+    context: Arc<LmtpContext>,
     Path(name): Path<String>,
     request: Request<Body>,
 ) -> Response {
     let allowance = match Caller::of(request.extensions()) {
         Ok(caller) => caller.allowance.clone(),
-        Err(refusal) => return refusal.into_response(),
+        Err(rejection) => return rejection.into_response(),
     };
-    let permitted = house.catalog.for_caller(allowance).find(&name).is_ok();
-    let found = house.catalog.tokenizer(&name).filter(|_| permitted);
+    let permitted = context.catalog.for_caller(allowance).find(&name).is_ok();
+    let found = context.catalog.tokenizer(&name).filter(|_| permitted);
     let Some((file, sha256)) = found else {
         let message = "There is no such model, or no tokenizer file of it is known.";
-        return Refusal::new(Code::NotFound, "tokenizer_not_found", message).into_response();
+        return Rejection::new(Code::NotFound, "tokenizer_not_found", message).into_response();
     };
     let tag = format!("\"{sha256}\"");
     let headers = [

@@ -1,7 +1,4 @@
 //! The work of one stream: a call of its model's function, and the items that come of it.
-//!
-//! Owns: how GENERATE and SCORE are put to the kernel, and how chunks become items. Refuses to know: who polls it when
-//! (`works`), and the connection.
 
 mod ported;
 
@@ -13,22 +10,24 @@ use std::task::{Context, Poll};
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::Stream;
 use sapwood_engine::api;
-use sapwood_engine::phase::{Follower, Phase};
+use sapwood_engine::request_phase::{Follower, RequestPhase};
 use sapwood_kernel::{
-    Args, Chunk, Error, GenerateConfig, InnerType, Kernel, Mime, Ports, PromptMode, Reason, Run,
-    Want,
+    Args, ChoiceFinish, Chunk, Error, GenerateConfig, InnerType, Kernel, Mime, PromptMode,
+    RequestedPorts, Run, Want,
 };
-use sapwood_proto::lmtp::{self, Finish, Generate, Item, Piece, Score, Start, Status};
+use sapwood_proto::lmtp::{
+    self, GenerateRequest, Score, StreamFinish, StreamPiece, StreamStart, StreamUpdate, TokenItem,
+};
 use sapwood_proto::steer::Token;
 
 use serde_json::Value;
 
-use self::ported::Ported;
-use super::refusals::fault;
+use self::ported::PortTokens;
+use super::refusals::to_lmtp_error;
 
 /// What a look at some work has shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum WorkUpdate {
     /// It waits, and will wake who looked.
     Waiting,
     /// One step's items were taken, and there is more.
@@ -42,13 +41,13 @@ pub(super) enum Seen {
     clippy::large_enum_variant,
     reason = "models of this process are the usual case: their run stays in place, without an allocation per stream"
 )]
-enum Source {
+enum WorkSource {
     /// The model's function gives them beside its text.
     Inner(Run<Chunk>),
-    Ported(Box<Ported>),
+    Ported(Box<PortTokens>),
 }
 
-impl Source {
+impl WorkSource {
     fn of(kernel: &Kernel, name: &str, args: Args) -> Self {
         // A name that is unknown by now is told so by its run.
         let inner = kernel
@@ -56,9 +55,9 @@ impl Source {
             .ok()
             .and_then(|function| function.spec().inner);
         if inner != Some(InnerType::of::<api::Tokens>()) {
-            return Self::Ported(Box::new(Ported::new(kernel, name, args)));
+            return Self::Ported(Box::new(PortTokens::new(kernel, name, args)));
         }
-        let mut want = Want::from(Ports::main());
+        let mut want = Want::from(RequestedPorts::main());
         want.inner = true;
         Self::Inner(kernel.run::<Chunk>(name, args).wanting(want))
     }
@@ -72,19 +71,19 @@ impl Source {
 }
 
 /// The work of one stream.
-pub(super) struct Work {
+pub(super) struct StreamWork {
     /// `None` where there was nothing to compute.
-    run: Option<Source>,
+    run: Option<WorkSource>,
     /// What is known to be said and was not looked at yet: what the engine need not be asked for, or the beginning of the
     /// next step. Its last item waits for the end that may follow.
-    ahead: VecDeque<Item>,
+    ahead: VecDeque<TokenItem>,
     /// Knows how the engine is getting on, if the client wants to know (LM-921).
     follower: Option<Follower>,
 }
 
-impl Work {
+impl StreamWork {
     /// Prepares the work; nothing happens before the first look.
-    pub(super) fn new(kernel: &Kernel, start: Start) -> Self {
+    pub(super) fn new(kernel: &Kernel, start: StreamStart) -> Self {
         let name = &*start.name;
         let base = GenerateConfig {
             follower: start.statuses.then(Follower::new),
@@ -93,12 +92,12 @@ impl Work {
             ..GenerateConfig::default()
         };
         match start.work {
-            lmtp::Work::Generate(wanted) => {
+            lmtp::StreamDemand::Generate(wanted) => {
                 let prompt = tokens(&wanted.prompt);
                 let config = generate(wanted, base);
                 Self::calling(kernel, name, prompt, config, VecDeque::new())
             }
-            lmtp::Work::Score(wanted) => Self::scoring(kernel, name, wanted, base),
+            lmtp::StreamDemand::Score(wanted) => Self::scoring(kernel, name, wanted, base),
         }
     }
 
@@ -114,10 +113,10 @@ impl Work {
             prompt.push(scored.remove(0));
             // Nothing of the prompt is there to be weighed.
             let known = std::mem::take(&mut base.prompt_logprobs);
-            ahead.push_back(Item {
+            ahead.push_back(TokenItem {
                 token: prompt[0],
                 prompt: known.then(Vec::new),
-                ..Item::default()
+                ..TokenItem::default()
             });
         }
         if scored.is_empty() {
@@ -140,36 +139,40 @@ impl Work {
         name: &str,
         prompt: Bytes,
         config: GenerateConfig,
-        ahead: VecDeque<Item>,
+        ahead: VecDeque<TokenItem>,
     ) -> Self {
         let follower = config.follower.clone();
         let args = Args::new()
             .with("prompt", Chunk::bytes(prompt).with_mime(Mime::TOKENS))
             .with("config", config.into_chunk());
         Self {
-            run: Some(Source::of(kernel, name, args)),
+            run: Some(WorkSource::of(kernel, name, args)),
             ahead,
             follower,
         }
     }
 
     /// How the engine is getting on, if there is news. Look at the work first: that is what wakes who looks.
-    pub(super) fn news(&self) -> Option<Status> {
+    pub(super) fn updates(&self) -> Option<StreamUpdate> {
         let phase = self.follower.as_ref()?.latest()?;
         Some(match phase {
-            Phase::Waits { ahead, eta } => Status::Queued {
+            RequestPhase::Waits { ahead, eta } => StreamUpdate::Queued {
                 position: ahead.into(),
                 eta,
             },
-            Phase::Prefill { computed, prompt } => Status::Prefill {
+            RequestPhase::Prefill { computed, prompt } => StreamUpdate::Prefill {
                 progress: progress(computed, prompt),
             },
-            Phase::Displaced { eta } => Status::Throttled { retry_after: eta },
+            RequestPhase::Displaced { eta } => StreamUpdate::Throttled { retry_after: eta },
         })
     }
 
     /// Takes what one step has for this stream. Never more, so that the connection can stop reading between steps.
-    pub(super) fn look(&mut self, cx: &mut Context<'_>, mut take: impl FnMut(Piece)) -> Seen {
+    pub(super) fn look(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut take: impl FnMut(StreamPiece),
+    ) -> WorkUpdate {
         let mut taken = !self.ahead.is_empty();
         loop {
             let polled = match &mut self.run {
@@ -179,28 +182,28 @@ impl Work {
             let chunk = match polled {
                 // A reader is shown whole steps: had this been the last item, its end would stand beside it.
                 Poll::Pending => {
-                    self.say_all(&mut take);
-                    return Seen::Waiting;
+                    self.emit_all(&mut take);
+                    return WorkUpdate::Waiting;
                 }
                 Poll::Ready(Some(Ok(chunk))) => chunk,
                 Poll::Ready(Some(Err(error))) => {
-                    self.say_all(&mut take);
-                    take(Piece::Failed(fault(&error)));
-                    return Seen::Over;
+                    self.emit_all(&mut take);
+                    take(StreamPiece::Failed(to_lmtp_error(&error)));
+                    return WorkUpdate::Over;
                 }
                 Poll::Ready(None) => {
-                    self.say_all(&mut take);
-                    return Seen::Over;
+                    self.emit_all(&mut take);
+                    return WorkUpdate::Over;
                 }
             };
             let end = chunk.meta.filter(|meta| meta.finish.contains_key(&0));
             if let Some(tokens) = chunk.inner.and_then(|inner| inner.downcast().ok()) {
                 if taken {
-                    self.say_all(&mut take);
+                    self.emit_all(&mut take);
                 }
                 add(tokens, &mut self.ahead);
                 if std::mem::replace(&mut taken, true) {
-                    return Seen::More;
+                    return WorkUpdate::More;
                 }
             }
             if let (Some(meta), Some(last)) = (end, self.ahead.back_mut()) {
@@ -209,19 +212,19 @@ impl Work {
                 last.stop = stop.map(str::to_owned);
                 let cached = meta.usage.cached_tokens;
                 last.cached_tokens = u32::try_from(cached).unwrap_or(u32::MAX);
-                self.say_all(&mut take);
-                return Seen::Over;
+                self.emit_all(&mut take);
+                return WorkUpdate::Over;
             }
         }
     }
 
-    fn say_all(&mut self, take: &mut impl FnMut(Piece)) {
-        self.ahead.drain(..).map(Piece::Item).for_each(take);
+    fn emit_all(&mut self, take: &mut impl FnMut(StreamPiece)) {
+        self.ahead.drain(..).map(StreamPiece::Item).for_each(take);
     }
 }
 
 /// Adds the items of a step's tokens, without a copy where nobody else holds them. The last has the text of all.
-fn add(tokens: Arc<api::Tokens>, items: &mut VecDeque<Item>) {
+fn add(tokens: Arc<api::Tokens>, items: &mut VecDeque<TokenItem>) {
     let api::Tokens {
         tokens,
         text,
@@ -229,11 +232,11 @@ fn add(tokens: Arc<api::Tokens>, items: &mut VecDeque<Item>) {
         ..
     } = Arc::unwrap_or_clone(tokens);
     let first = items.len();
-    items.extend(tokens.into_iter().map(|sampled| Item {
+    items.extend(tokens.into_iter().map(|sampled| TokenItem {
         token: sampled.id,
         logprob: sampled.logprob,
         top: sampled.top,
-        ..Item::default()
+        ..TokenItem::default()
     }));
     if let Some(last) = items.back_mut() {
         last.text = text;
@@ -252,10 +255,10 @@ fn progress(computed: u32, prompt: u32) -> f32 {
 }
 
 /// What base clients know of endings (LM-405).
-fn ending(reason: &Reason) -> Finish {
+fn ending(reason: &ChoiceFinish) -> StreamFinish {
     match reason {
-        Reason::Length => Finish::Length,
-        _ => Finish::Stop,
+        ChoiceFinish::Length => StreamFinish::Length,
+        _ => StreamFinish::Stop,
     }
 }
 
@@ -266,7 +269,7 @@ fn tokens(ids: &[Token]) -> Bytes {
 }
 
 /// How a model is asked for what a GENERATE wants. Ranges were checked, and are the core's (D-20).
-fn generate(wanted: Generate, base: GenerateConfig) -> GenerateConfig {
+fn generate(wanted: GenerateRequest, base: GenerateConfig) -> GenerateConfig {
     GenerateConfig {
         max_tokens: Some(wanted.max_tokens),
         min_tokens: Some(wanted.min_tokens),

@@ -1,7 +1,5 @@
 //! The work of all streams of one connection, looked at together.
 //!
-//! Owns: [`Works`]: which work there is, and one waker for all of it. Refuses to know: messages, sockets.
-//!
 //! An engine shows a step to all its readers and then wakes them one by one. The first wakes the connection's task, the
 //! others find the bell rung; a look at every work then gives the whole step, which becomes one message (D-6, LM-601).
 
@@ -10,19 +8,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 
 use futures::task::AtomicWaker;
-use sapwood_proto::lmtp::{Piece, Status, StreamKey};
+use sapwood_proto::lmtp::{StreamKey, StreamPiece, StreamUpdate};
 
-use super::work::{Seen, Work};
-use crate::open::Open;
+use super::work::{StreamWork, WorkUpdate};
+use crate::open_streams::OpenStreamGuard;
 
 /// Rung by whatever some work waits for.
 #[derive(Default)]
-struct Bell {
+struct WorksWaker {
     rung: AtomicBool,
     task: AtomicWaker,
 }
 
-impl Wake for Bell {
+impl Wake for WorksWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -36,34 +34,34 @@ impl Wake for Bell {
 }
 
 /// Work of one stream, counted as long as it lasts.
-struct Running {
+struct CountedWork {
     stream: StreamKey,
-    work: Work,
+    work: StreamWork,
     /// Nobody looks at it for now (LM-952, LM-964).
     stands: bool,
-    _open: Open,
+    _open: OpenStreamGuard,
 }
 
 /// What a look at all work has shown.
 #[derive(Default)]
-pub(super) struct Sights {
-    pub(super) pieces: Vec<(StreamKey, Piece)>,
+pub(super) struct WorkUpdates {
+    pub(super) pieces: Vec<(StreamKey, StreamPiece)>,
     pub(super) over: Vec<StreamKey>,
-    pub(super) news: Vec<(StreamKey, Status)>,
+    pub(super) updates: Vec<(StreamKey, StreamUpdate)>,
 }
 
 /// All work of a connection, in order of admission.
-pub(super) struct Works {
-    running: Vec<Running>,
-    bell: Arc<Bell>,
+pub(super) struct StreamWorks {
+    running: Vec<CountedWork>,
+    bell: Arc<WorksWaker>,
     waker: Waker,
     /// Nobody looks while too much waits to be sent (LM-607): engines park what is not read.
     parked: bool,
 }
 
-impl Works {
+impl StreamWorks {
     pub(super) fn new() -> Self {
-        let bell = Arc::new(Bell::default());
+        let bell = Arc::new(WorksWaker::default());
         Self {
             running: Vec::new(),
             waker: Waker::from(Arc::clone(&bell)),
@@ -77,8 +75,8 @@ impl Works {
         self.bell.task.register(cx.waker());
     }
 
-    pub(super) fn begin(&mut self, stream: StreamKey, work: Work, open: Open) {
-        self.running.push(Running {
+    pub(super) fn begin(&mut self, stream: StreamKey, work: StreamWork, open: OpenStreamGuard) {
+        self.running.push(CountedWork {
             stream,
             work,
             stands: false,
@@ -122,7 +120,7 @@ impl Works {
         for running in other.running {
             let found = moved.iter().find(|(old, _)| *old == running.stream);
             if let Some((_, stream)) = found.copied() {
-                self.running.push(Running { stream, ..running });
+                self.running.push(CountedWork { stream, ..running });
             }
         }
         self.running.sort_by_key(|running| running.stream);
@@ -135,7 +133,7 @@ impl Works {
     }
 
     /// Takes what one step has for any stream, the streams whose work is over, and news of those that give nothing.
-    pub(super) fn look(&mut self, sights: &mut Sights) {
+    pub(super) fn look(&mut self, client_info: &mut WorkUpdates) {
         if self.parked || !self.bell.rung.swap(false, Ordering::AcqRel) {
             return;
         }
@@ -146,19 +144,21 @@ impl Works {
                 return true;
             }
             let stream = running.stream;
-            let seen = running
-                .work
-                .look(&mut context, |piece| sights.pieces.push((stream, piece)));
-            more |= seen == Seen::More;
+            let seen = running.work.look(&mut context, |piece| {
+                client_info.pieces.push((stream, piece))
+            });
+            more |= seen == WorkUpdate::More;
             match seen {
-                Seen::Over => sights.over.push(stream),
-                Seen::Waiting => {
-                    let news = running.work.news();
-                    sights.news.extend(news.map(|news| (stream, news)));
+                WorkUpdate::Over => client_info.over.push(stream),
+                WorkUpdate::Waiting => {
+                    let updates = running.work.updates();
+                    client_info
+                        .updates
+                        .extend(updates.map(|updates| (stream, updates)));
                 }
-                Seen::More => {}
+                WorkUpdate::More => {}
             }
-            seen != Seen::Over
+            seen != WorkUpdate::Over
         });
         if more {
             self.bell.rung.store(true, Ordering::Release);

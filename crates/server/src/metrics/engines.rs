@@ -1,34 +1,32 @@
 //! The numbers of the engines, read from their own counters without a lock when `/metrics` is rendered, under our names
 //! and under those that dashboards for vLLM look for (OA-801, OA-802).
-//!
-//! Owns: which counter has which names. Refuses to know: who counts, and when.
 
 use sapwood_engine::Engine;
-use sapwood_engine::stats::{Histogram, Stats};
+use sapwood_engine::stats::{EngineStats, Histogram};
 
-use super::format::Text;
+use super::format::MetricsText;
 use super::names::{self, vllm};
 
 /// One number of an engine.
-struct Number {
+struct EngineNumber {
     name: &'static str,
     /// Its other name, if it has one.
     vllm: Option<&'static str>,
     kind: &'static str,
     help: &'static str,
-    read: fn(&Stats) -> f64,
+    read: fn(&EngineStats) -> f64,
 }
 
 /// One histogram of an engine.
-struct Shape {
+struct EngineHistogram {
     name: &'static str,
     vllm: Option<&'static str>,
     help: &'static str,
-    pick: fn(&Stats) -> &Histogram,
+    pick: fn(&EngineStats) -> &Histogram,
 }
 
 /// Writes every number of every engine, labelled with its model.
-pub(super) fn write(engines: &[Engine], text: &mut Text) {
+pub(super) fn write(engines: &[Engine], text: &mut MetricsText) {
     if engines.is_empty() {
         return;
     }
@@ -71,7 +69,7 @@ fn vllm_labels(model: &str) -> Vec<(&str, &str)> {
 }
 
 /// What is constant about a cache stands in labels there. Our cells hold one token each.
-fn write_cache(engines: &[Engine], text: &mut Text) {
+fn write_cache(engines: &[Engine], text: &mut MetricsText) {
     text.family(vllm::CACHE_CONFIG, "gauge", "The cache, in its labels.");
     for engine in engines {
         let blocks = engine.stats().cells_total.get().to_string();
@@ -82,7 +80,7 @@ fn write_cache(engines: &[Engine], text: &mut Text) {
 }
 
 /// How choices ended, in the words of vLLM.
-fn write_endings(engines: &[Engine], text: &mut Text) {
+fn write_endings(engines: &[Engine], text: &mut MetricsText) {
     text.family(
         vllm::REQUEST_SUCCESS,
         "counter",
@@ -106,17 +104,17 @@ fn write_endings(engines: &[Engine], text: &mut Text) {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "exact below 2^53")]
-fn used_ratio(stats: &Stats) -> f64 {
+fn used_ratio(stats: &EngineStats) -> f64 {
     stats.cells_used.get() as f64 / stats.cells_total.get().max(1) as f64
 }
 
 macro_rules! number {
     ($kind:literal $name:ident, $vllm:expr, $field:ident, $help:literal) => {{
         #[expect(clippy::cast_precision_loss, reason = "exact below 2^53")]
-        fn read(stats: &Stats) -> f64 {
+        fn read(stats: &EngineStats) -> f64 {
             stats.$field.get() as f64
         }
-        Number {
+        EngineNumber {
             name: names::$name,
             vllm: $vllm,
             kind: $kind,
@@ -127,13 +125,13 @@ macro_rules! number {
 }
 
 #[rustfmt::skip]
-const NUMBERS: &[Number] = &[
+const NUMBERS: &[EngineNumber] = &[
     number!("gauge" REQUESTS_RUNNING, Some(vllm::REQUESTS_RUNNING), requests_running, "Requests computed now."),
     number!("gauge" REQUESTS_WAITING, Some(vllm::REQUESTS_WAITING), requests_waiting, "Requests waiting for a place."),
     number!("gauge" STREAMS_PARKED, None, streams_parked, "Sequences waiting for their reader."),
     number!("gauge" KV_USED, None, cells_used, "Cache cells in use, kept prefixes included."),
     number!("gauge" KV_TOTAL, None, cells_total, "Cache cells there are."),
-    Number {
+    EngineNumber {
         name: names::KV_RATIO,
         vllm: Some(vllm::KV_RATIO),
         kind: "gauge",
@@ -151,7 +149,7 @@ const NUMBERS: &[Number] = &[
 
 macro_rules! shape {
     ($name:ident, $vllm:expr, $field:ident, $help:literal) => {
-        Shape {
+        EngineHistogram {
             name: names::$name,
             vllm: $vllm,
             help: $help,
@@ -161,7 +159,7 @@ macro_rules! shape {
 }
 
 #[rustfmt::skip]
-const HISTOGRAMS: &[Shape] = &[
+const HISTOGRAMS: &[EngineHistogram] = &[
     shape!(TIME_TO_FIRST_TOKEN, Some(vllm::TIME_TO_FIRST_TOKEN), first_token_seconds, "Seconds from submission to the first token."),
     shape!(INTER_TOKEN, Some(vllm::INTER_TOKEN), inter_token_seconds, "Seconds between two tokens."),
     shape!(OUTPUT_TOKEN, Some(vllm::OUTPUT_TOKEN), output_token_seconds, "Seconds between two tokens, the mean of each request."),

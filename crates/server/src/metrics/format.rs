@@ -1,6 +1,4 @@
 //! The two text formats that scrapers read: 0.0.4 of Prometheus, and OpenMetrics 1.0 (OA-801).
-//!
-//! Owns: both formats, and which of them a scraper is given. Refuses to know: which numbers there are.
 
 use std::fmt::{Display, Write};
 
@@ -57,7 +55,7 @@ fn quality(element: &str) -> f32 {
 
 /// A text that grows family by family.
 #[derive(Debug, Default)]
-pub(super) struct Text {
+pub(super) struct MetricsText {
     written: String,
     format: Format,
 }
@@ -65,7 +63,7 @@ pub(super) struct Text {
 /// Labels of one sample.
 pub(super) type Labels<'a> = &'a [(&'a str, &'a str)];
 
-impl Text {
+impl MetricsText {
     pub(super) fn new(format: Format) -> Self {
         Self {
             written: String::new(),
@@ -182,7 +180,7 @@ mod tests {
 
     #[test]
     fn label_values_cannot_break_out() {
-        let mut text = Text::default();
+        let mut text = MetricsText::default();
         text.sample("x", &[("model", "a\"b\\c\nd")], 1);
         text.sample("y", &[], 2.5);
         assert_eq!(text.end(), "x{model=\"a\\\"b\\\\c\\nd\"} 1\ny 2.5\n");
@@ -217,7 +215,7 @@ mod tests {
     #[test]
     fn oa_801_open_metrics_names_counters_without_their_ending_and_says_where_it_ends() {
         let write = |format| {
-            let mut text = Text::new(format);
+            let mut text = MetricsText::new(format);
             text.family("x_total", "counter", "All.");
             text.sample("x_total", &[], 1);
             text.end()

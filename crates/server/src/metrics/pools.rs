@@ -1,31 +1,29 @@
 //! The numbers of upstreams that share a model's streams, read from their pools when `/metrics` is rendered (LM-801).
-//!
-//! Owns: which number has which name. Refuses to know: who counts, and where streams go.
 
-use sapwood_net::lmtp::pool::{Pool, Seat};
+use sapwood_net::lmtp::pool::{LmtpPool, PeerStatus};
 use sapwood_proto::lmtp::pool::Condition;
 
-use super::format::Text;
+use super::format::MetricsText;
 use super::names;
 
 /// One number of one upstream.
-struct Number {
+struct UpstreamNumber {
     name: &'static str,
     help: &'static str,
-    read: fn(&Seat) -> u64,
+    read: fn(&PeerStatus) -> u64,
 }
 
 /// Writes the numbers of every pool, labelled with the model and, where they are its own, the upstream. Both stand in the configuration.
-pub(super) fn write(pools: &[(String, Pool)], text: &mut Text) {
+pub(super) fn write(pools: &[(String, LmtpPool)], text: &mut MetricsText) {
     if pools.is_empty() {
         return;
     }
     for number in NUMBERS {
         text.family(number.name, "gauge", number.help);
         for (model, pool) in pools {
-            for seat in pool.seats() {
-                let labels = [("model", model.as_str()), ("upstream", &seat.place)];
-                text.sample(number.name, &labels, (number.read)(&seat));
+            for slot in pool.peers() {
+                let labels = [("model", model.as_str()), ("upstream", &slot.target)];
+                text.sample(number.name, &labels, (number.read)(&slot));
             }
         }
     }
@@ -36,15 +34,15 @@ pub(super) fn write(pools: &[(String, Pool)], text: &mut Text) {
     }
 }
 
-const NUMBERS: [Number; 2] = [
-    Number {
+const NUMBERS: [UpstreamNumber; 2] = [
+    UpstreamNumber {
         name: names::UPSTREAM_SERVING,
         help: "1 while streams go there.",
-        read: |seat| u64::from(seat.condition == Condition::Serving),
+        read: |slot| u64::from(slot.condition == Condition::Serving),
     },
-    Number {
+    UpstreamNumber {
         name: names::UPSTREAM_STREAMS,
         help: "Streams that run there.",
-        read: |seat| seat.streams,
+        read: |slot| slot.streams,
     },
 ];

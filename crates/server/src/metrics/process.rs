@@ -1,10 +1,8 @@
 //! What the operating system knows about this process, under the names that scrapers expect of any program.
-//!
-//! Owns: reading `/proc`; where there is none, the numbers are left out. Refuses to know: everything else.
 
-use super::format::Text;
+use super::format::MetricsText;
 
-pub(super) fn write(text: &mut Text) {
+pub(super) fn write(text: &mut MetricsText) {
     if let Some(bytes) = resident_bytes() {
         text.family(
             "process_resident_memory_bytes",
@@ -27,7 +25,7 @@ pub(super) fn write(text: &mut Text) {
         text.family("process_open_fds", "gauge", "Open file descriptors.");
         text.sample("process_open_fds", &[], open);
     }
-    if let Some(most) = crate::descriptors::Descriptors::read().soft {
+    if let Some(most) = crate::descriptors::DescriptorCheck::read().soft {
         text.family("process_max_fds", "gauge", "File descriptors allowed.");
         text.sample("process_max_fds", &[], most);
     }

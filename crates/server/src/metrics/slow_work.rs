@@ -1,12 +1,12 @@
 //! What the threads for slow work count.
 
-use sapwood_kernel::pool::Pool;
+use sapwood_kernel::pool::BlockingPool;
 
-use super::format::Text;
+use super::format::MetricsText;
 use super::names;
 
-pub(super) fn write(text: &mut Text) {
-    let stats = Pool::global().stats();
+pub(super) fn write(text: &mut MetricsText) {
+    let stats = BlockingPool::global().stats();
     let gauges = [
         (
             names::SLOW_WORK_WAITING,

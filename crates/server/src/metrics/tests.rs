@@ -4,10 +4,12 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
 
 use futures::{StreamExt, stream};
-use sapwood_engine::api::{ModelInfo, Prompt, Request, SharedVocabulary};
-use sapwood_engine::model::{Capacity, Entry, Model, Opening, Row, Slot, Stop};
+use sapwood_engine::api::{GenerationRequest, ModelInfo, Prompt, SharedVocabulary};
+use sapwood_engine::model::{
+    BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose,
+};
 use sapwood_engine::scripted::{Config as Script, Scripted};
-use sapwood_engine::{Config, Owner};
+use sapwood_engine::{Config, EngineOwner};
 use sapwood_kernel::{Chunk, Chunks, Node, Result, Spec, raw};
 use sapwood_proto::time::Time;
 
@@ -15,7 +17,7 @@ use super::*;
 
 #[test]
 fn oa_801_numbers_are_rendered_under_their_own_names() {
-    let metrics = Metrics::new().unwrap();
+    let metrics = ServerMetrics::new().unwrap();
     metrics.connections_open.set(3);
     metrics.rejected.with_label_values(&["drain"]).inc();
     let text = metrics.render(Format::Text);
@@ -38,14 +40,14 @@ fn oa_801_numbers_are_rendered_under_their_own_names() {
 }
 
 /// One request of two choices, stepped by hand.
-fn busy(model: &str) -> (Owner, Engine) {
+fn busy(model: &str) -> (EngineOwner, Engine) {
     let script = Script {
         name: model.into(),
         ..Script::default()
     };
     let (mut owner, engine) =
-        Owner::by_hand(Box::new(Scripted::new(script).unwrap()), Config::default());
-    let mut request = Request::new(Prompt::Text("abc".into()));
+        EngineOwner::by_hand(Box::new(Scripted::new(script).unwrap()), Config::default());
+    let mut request = GenerationRequest::new(Prompt::Text("abc".into()));
     request.n = 2;
     let handle = engine.submit(request).unwrap();
     for step in 1..10 {
@@ -58,7 +60,7 @@ fn busy(model: &str) -> (Owner, Engine) {
 /// The whole table, each number under both names with the same value.
 #[test]
 fn oa_802_each_number_has_its_spelling_for_vllm() {
-    let metrics = Metrics::new().unwrap();
+    let metrics = ServerMetrics::new().unwrap();
     let (_owner, engine) = busy("parrot");
     metrics.watch(engine);
     let text = metrics.render(Format::Text);
@@ -128,14 +130,14 @@ fn oa_802_each_number_has_its_spelling_for_vllm() {
 
 #[tokio::test]
 async fn oa_913_panics_are_one_number_wherever_they_were_caught() {
-    let metrics = Metrics::new().unwrap();
+    let metrics = ServerMetrics::new().unwrap();
     let before = sapwood_kernel::source_panics();
     let rules = r#"{"script": "steps", "rules": [{"steps": [{"panic": true}]}]}"#;
     let model = Scripted::new(serde_json::from_str(rules).unwrap()).unwrap();
-    let (mut owner, engine) = Owner::by_hand(Box::new(model), Config::default());
+    let (mut owner, engine) = EngineOwner::by_hand(Box::new(model), Config::default());
     metrics.watch(engine.clone());
     let _handle = engine
-        .submit(Request::new(Prompt::Text("x".into())))
+        .submit(GenerationRequest::new(Prompt::Text("x".into())))
         .unwrap();
     owner.step(Time::from_millis(1));
     let kernel = Kernel::new();
@@ -156,8 +158,8 @@ async fn oa_913_panics_are_one_number_wherever_they_were_caught() {
 /// An engine that goes takes nothing off the sums, neither while somebody still holds it nor afterwards.
 #[test]
 fn oa_913_counts_of_an_engine_that_has_gone_stay() {
-    let metrics = Metrics::new().unwrap();
-    let count = |metrics: &Metrics, name: &str| {
+    let metrics = ServerMetrics::new().unwrap();
+    let count = |metrics: &ServerMetrics, name: &str| {
         let text = metrics.render(Format::Text);
         let line = text.lines().find_map(|line| line.strip_prefix(name));
         line.unwrap().trim().parse::<u64>().unwrap()
@@ -174,9 +176,9 @@ fn oa_913_counts_of_an_engine_that_has_gone_stay() {
             queue_requests: 1,
             ..Config::default()
         };
-        let (mut owner, engine) = Owner::by_hand(Box::new(model), config);
+        let (mut owner, engine) = EngineOwner::by_hand(Box::new(model), config);
         metrics.watch(engine.clone());
-        let ask = || engine.submit(Request::new(Prompt::Text("x".into())));
+        let ask = || engine.submit(GenerationRequest::new(Prompt::Text("x".into())));
         let _handle = ask().unwrap();
         assert!(ask().is_err(), "the queue is full");
         metrics.unwatch(&engine);
@@ -204,24 +206,24 @@ impl Model for Stuck {
     fn capacity(&self) -> Capacity {
         self.model.capacity()
     }
-    fn open(&mut self, slot: Slot, opening: &Opening<'_>) {
+    fn open(&mut self, slot: SlotId, opening: &SlotPurpose<'_>) {
         self.model.open(slot, opening);
     }
-    fn release(&mut self, slot: Slot) {
+    fn release(&mut self, slot: SlotId) {
         self.model.release(slot);
     }
-    fn fork(&mut self, from: Slot, to: Slot, tokens: u32) {
+    fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32) {
         self.model.fork(from, to, tokens);
     }
-    fn truncate(&mut self, slot: Slot, tokens: u32) {
+    fn truncate(&mut self, slot: SlotId, tokens: u32) {
         self.model.truncate(slot, tokens);
     }
-    fn decode(&mut self, batch: &[Entry], now: Time) -> Result<(), Stop> {
+    fn decode(&mut self, batch: &[BatchEntry], now: Time) -> Result<(), DecodeStop> {
         self.reached.send(()).unwrap();
         let _ = self.go.lock().unwrap().recv();
         self.model.decode(batch, now)
     }
-    fn row(&mut self, index: usize, now: Time) -> Row<'_> {
+    fn row(&mut self, index: usize, now: Time) -> OutputRow<'_> {
         self.model.row(index, now)
     }
 }
@@ -236,10 +238,10 @@ fn oa_801_rendering_does_not_wait_for_an_engine_in_the_middle_of_a_step() {
         reached,
     };
     let engine = Engine::spawn(Box::new(model), Config::default()).unwrap();
-    let metrics = Metrics::new().unwrap();
+    let metrics = ServerMetrics::new().unwrap();
     metrics.watch(engine.clone());
     let handle = engine
-        .submit(Request::new(Prompt::Text("x".into())))
+        .submit(GenerationRequest::new(Prompt::Text("x".into())))
         .unwrap();
     there.recv().unwrap();
     // The thread is inside the model, and stays there until after this.

@@ -1,8 +1,8 @@
 //! The numbers of models under the names that dashboards for Triton look for, and what those want to know of the machine
 //! (TR-1001, TR-1002).
 //!
-//! Owns: which of our numbers has which of those names. Refuses to know: who counts. What nobody measures here is left
-//! out: graphics processors, a cache of responses, tokenising and detokenising apart from the inference.
+//! What nobody measures here is left out: graphics processors, a cache of responses, tokenising and detokenising apart
+//! from the inference.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -10,13 +10,13 @@ use std::sync::{Mutex, PoisonError};
 use prometheus::IntCounterVec;
 use prometheus::core::{Collector, Metric};
 use sapwood_engine::Engine;
-use sapwood_engine::stats::{Histogram, Stats};
+use sapwood_engine::stats::{EngineStats, Histogram};
 use sapwood_kernel::{Kernel, Name};
 use sapwood_proto::code::Code;
 
-use super::format::Text;
+use super::format::MetricsText;
 use super::names::triton as names;
-use super::{Metrics, Watched};
+use super::{MetricSources, ServerMetrics};
 
 /// Upper bounds of the times to a first response, in milliseconds.
 pub(super) const FIRST_RESPONSE_MS: &[f64] = &[
@@ -24,7 +24,7 @@ pub(super) const FIRST_RESPONSE_MS: &[f64] = &[
 ];
 
 /// Who is written under these names.
-pub(super) struct Spelling {
+pub(super) struct TritonNames {
     kernel: Kernel,
     /// The version that a model says it is, where it is not 1.
     versions: BTreeMap<String, u64>,
@@ -32,7 +32,7 @@ pub(super) struct Spelling {
     processors: Mutex<(Ticks, f64)>,
 }
 
-impl std::fmt::Debug for Spelling {
+impl std::fmt::Debug for TritonNames {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Spelling")
             .field("versions", &self.versions)
@@ -42,7 +42,7 @@ impl std::fmt::Debug for Spelling {
 
 /// How calls end, as Triton tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Outcome {
+enum CallOutcome {
     Success,
     Rejected,
     Canceled,
@@ -51,14 +51,14 @@ enum Outcome {
 }
 
 /// Every failure, with its label.
-const FAILURES: [(Outcome, &str); 4] = [
-    (Outcome::Rejected, "REJECTED"),
-    (Outcome::Canceled, "CANCELED"),
-    (Outcome::Backend, "BACKEND"),
-    (Outcome::Other, "OTHER"),
+const FAILURES: [(CallOutcome, &str); 4] = [
+    (CallOutcome::Rejected, "REJECTED"),
+    (CallOutcome::Canceled, "CANCELED"),
+    (CallOutcome::Backend, "BACKEND"),
+    (CallOutcome::Other, "OTHER"),
 ];
 
-impl Outcome {
+impl CallOutcome {
     /// Of the label under which a call was counted.
     fn of(label: &str) -> Self {
         match Code::from_name(label) {
@@ -74,19 +74,19 @@ impl Outcome {
 }
 
 /// A model, and the engine behind it if it is computed here.
-struct Model<'a> {
+struct ModelMetrics<'a> {
     name: Name,
     version: String,
     engine: Option<&'a Engine>,
 }
 
-impl Model<'_> {
+impl ModelMetrics<'_> {
     fn labels(&self) -> [(&str, &str); 2] {
         [("model", &self.name), ("version", &self.version)]
     }
 }
 
-impl Spelling {
+impl TritonNames {
     pub(super) fn new(kernel: Kernel, versions: BTreeMap<String, u64>) -> Self {
         Self {
             kernel,
@@ -96,7 +96,12 @@ impl Spelling {
     }
 
     /// Writes what is known of every model, and of the machine.
-    pub(super) fn write(&self, metrics: &Metrics, watched: &Watched, text: &mut Text) {
+    pub(super) fn write(
+        &self,
+        metrics: &ServerMetrics,
+        watched: &MetricSources,
+        text: &mut MetricsText,
+    ) {
         let models = self.models(&watched.engines);
         write_requests(&models, &metrics.requests, text);
         for (name, help, pick) in DURATIONS {
@@ -122,11 +127,11 @@ impl Spelling {
         self.write_machine(text);
     }
 
-    fn models<'a>(&self, engines: &'a [Engine]) -> Vec<Model<'a>> {
+    fn models<'a>(&self, engines: &'a [Engine]) -> Vec<ModelMetrics<'a>> {
         let specs = self.kernel.specs();
         let models = specs.iter().filter(|spec| spec.model);
         models
-            .map(|spec| Model {
+            .map(|spec| ModelMetrics {
                 name: spec.name.clone(),
                 version: self.versions.get(&*spec.name).unwrap_or(&1).to_string(),
                 engine: engines
@@ -136,7 +141,7 @@ impl Spelling {
             .collect()
     }
 
-    fn write_machine(&self, text: &mut Text) {
+    fn write_machine(&self, text: &mut MetricsText) {
         if let Some(ticks) = Ticks::read() {
             let busy = {
                 let mut last = self
@@ -169,7 +174,7 @@ impl Spelling {
 }
 
 /// A name, what it says, and the observations whose sum it is.
-type Duration = (&'static str, &'static str, fn(&Stats) -> &Histogram);
+type Duration = (&'static str, &'static str, fn(&EngineStats) -> &Histogram);
 
 const DURATIONS: [Duration; 3] = [
     (
@@ -190,16 +195,18 @@ const DURATIONS: [Duration; 3] = [
 ];
 
 /// The models that are computed here.
-fn computed<'a>(models: &'a [Model<'a>]) -> impl Iterator<Item = (&'a Model<'a>, &'a Stats)> {
+fn computed<'a>(
+    models: &'a [ModelMetrics<'a>],
+) -> impl Iterator<Item = (&'a ModelMetrics<'a>, &'a EngineStats)> {
     models
         .iter()
         .filter_map(|model| Some((model, &**model.engine?.stats())))
 }
 
 /// A request is one inference and one execution here: its sequences join the batch whenever there is a place.
-fn write_requests(models: &[Model<'_>], requests: &IntCounterVec, text: &mut Text) {
+fn write_requests(models: &[ModelMetrics<'_>], requests: &IntCounterVec, text: &mut MetricsText) {
     let ended = ended(requests);
-    let count = |model: &Model<'_>, outcome| {
+    let count = |model: &ModelMetrics<'_>, outcome| {
         let key = (model.name.to_string(), outcome);
         ended.get(&key).copied().unwrap_or(0.0)
     };
@@ -210,7 +217,7 @@ fn write_requests(models: &[Model<'_>], requests: &IntCounterVec, text: &mut Tex
     ] {
         text.family(name, "counter", help);
         for model in models {
-            text.sample(name, &model.labels(), count(model, Outcome::Success));
+            text.sample(name, &model.labels(), count(model, CallOutcome::Success));
         }
     }
     text.family(
@@ -228,13 +235,13 @@ fn write_requests(models: &[Model<'_>], requests: &IntCounterVec, text: &mut Tex
 }
 
 /// The calls of each model, whichever face they came through.
-fn ended(requests: &IntCounterVec) -> BTreeMap<(String, Outcome), f64> {
+fn ended(requests: &IntCounterVec) -> BTreeMap<(String, CallOutcome), f64> {
     let mut ended = BTreeMap::new();
     for metric in requests.collect().iter().flat_map(|it| it.get_metric()) {
         let labels = metric.get_label();
         let label = |name| labels.iter().find(|label| label.name() == name);
         if let (Some(model), Some(code)) = (label("model"), label("code")) {
-            let key = (model.value().to_owned(), Outcome::of(code.value()));
+            let key = (model.value().to_owned(), CallOutcome::of(code.value()));
             *ended.entry(key).or_insert(0.0) += metric.get_counter().get_value();
         }
     }
@@ -242,7 +249,7 @@ fn ended(requests: &IntCounterVec) -> BTreeMap<(String, Outcome), f64> {
 }
 
 /// Our cells hold one token each.
-fn write_cache(models: &[Model<'_>], text: &mut Text) {
+fn write_cache(models: &[ModelMetrics<'_>], text: &mut MetricsText) {
     text.family(names::CACHE_BLOCKS, "gauge", "Blocks of the token cache.");
     for (model, stats) in computed(models) {
         let (used, most) = (stats.cells_used.get(), stats.cells_total.get());
@@ -259,21 +266,25 @@ fn write_cache(models: &[Model<'_>], text: &mut Text) {
     }
 }
 
-fn write_first_responses(models: &[Model<'_>], metrics: &Metrics, text: &mut Text) {
+fn write_first_responses(
+    models: &[ModelMetrics<'_>],
+    metrics: &ServerMetrics,
+    text: &mut MetricsText,
+) {
     let help = "Milliseconds to the first output of a request.";
     text.family(names::FIRST_RESPONSE, "histogram", help);
     for model in models {
         let counted = metrics.first_response_ms.with_label_values(&[&*model.name]);
-        let told = counted.metric();
-        let told = told.get_histogram();
-        let buckets = told.get_bucket().iter();
+        let reported = counted.metric();
+        let reported = reported.get_histogram();
+        let buckets = reported.get_bucket().iter();
         let buckets = buckets.map(|bucket| (bucket.upper_bound(), bucket.cumulative_count()));
-        let all = [(f64::INFINITY, told.get_sample_count())];
+        let all = [(f64::INFINITY, reported.get_sample_count())];
         text.buckets(
             names::FIRST_RESPONSE,
             &model.labels(),
             buckets.chain(all),
-            told.get_sample_sum(),
+            reported.get_sample_sum(),
         );
     }
 }
@@ -313,9 +324,9 @@ impl Ticks {
 
 /// Bytes of the machine's memory, and how many of them are to be had.
 fn memory() -> Option<(u64, u64)> {
-    let told = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let reported = std::fs::read_to_string("/proc/meminfo").ok()?;
     let bytes = |name: &str| {
-        let line = told.lines().find_map(|line| line.strip_prefix(name))?;
+        let line = reported.lines().find_map(|line| line.strip_prefix(name))?;
         let kibibytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
         Some(kibibytes * 1_024)
     };
@@ -338,11 +349,11 @@ mod tests {
                 | Code::Truncated => "BACKEND",
                 _ => "OTHER",
             };
-            let outcome = Outcome::of(code.name());
+            let outcome = CallOutcome::of(code.name());
             let label = FAILURES.iter().find(|(known, _)| *known == outcome);
             assert_eq!(label.map(|(_, label)| *label), Some(expect), "{code}");
         }
-        assert_eq!(Outcome::of("ok"), Outcome::Success);
+        assert_eq!(CallOutcome::of("ok"), CallOutcome::Success);
     }
 
     #[test]

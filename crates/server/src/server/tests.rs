@@ -12,20 +12,20 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::*;
-use crate::auth::{Access, Scope, Scopes};
-use crate::drain::{Phase, Work};
+use crate::auth::{KeyScope, RouteAccess, Scopes};
+use crate::drain::{DrainGuard, DrainPhase};
 
 struct Running {
     address: SocketAddr,
-    shared: Shared,
+    shared: ServerContext,
     stop: Option<oneshot::Sender<()>>,
-    ended: JoinHandle<Outcome>,
+    ended: JoinHandle<DrainOutcome>,
 }
 
 impl Running {
-    async fn start(config: Config, keys: Vec<Key>) -> Self {
+    async fn start(config: Config, keys: Vec<ApiKey>) -> Self {
         use axum::routing::get;
-        let access = Access::Needs(Scope::Infer);
+        let access = RouteAccess::Needs(KeyScope::Infer);
         let routes = vec![
             Route::http(
                 "/panic",
@@ -42,7 +42,7 @@ impl Running {
         ];
         let builder = Server::builder(config, keys).unwrap();
         let face = Face {
-            name: metrics::Face::Http,
+            name: metrics::FaceLabel::Http,
             root: None,
             routes,
             descriptors: Vec::new(),
@@ -96,11 +96,11 @@ async fn ask(address: SocketAddr, method: &str, path: &str, headers: &str) -> (u
 
 /// A drain that waits for events rather than for the clock.
 fn drains(deadline: Duration) -> Config {
-    let patience = Duration::from_secs(600);
+    let timeouts = Duration::from_secs(600);
     let drain = drain::Config {
         grace: Duration::from_millis(20),
         deadline,
-        last_word: patience,
+        last_word: timeouts,
     };
     Config {
         drain,
@@ -145,7 +145,7 @@ async fn oa_901_probes_metrics_version_and_page_answer() {
 /// TR-1001: the port for metrics. With a key like everything else, and with fewer slots than there are ports.
 #[tokio::test]
 async fn tr_908_a_port_for_grpc_and_one_for_metrics_serve_nothing_else() {
-    let key = Key::new("ops", "s3cret", [Scope::Metrics].into_iter().collect());
+    let key = ApiKey::new("ops", "s3cret", [KeyScope::Metrics].into_iter().collect());
     let config = Config {
         listener: listener::Config {
             connections: 1,
@@ -161,7 +161,7 @@ async fn tr_908_a_port_for_grpc_and_one_for_metrics_serve_nothing_else() {
         addresses.push(listener.local_addr().unwrap());
         listeners.push(listener);
     }
-    for purpose in [Purpose::Metrics, Purpose::Grpc] {
+    for purpose in [PortPurpose::Metrics, PortPurpose::Grpc] {
         server = server.also(listeners.pop().unwrap(), purpose);
     }
     let common = listeners.pop().unwrap();
@@ -243,7 +243,7 @@ async fn oa_101_errors_are_objects_on_every_path() {
 
 #[tokio::test]
 async fn oa_908_pages_of_allowed_origins_may_call_and_no_others() {
-    let key = Key::new("app", "one", Scopes::ALL);
+    let key = ApiKey::new("app", "one", Scopes::ALL);
     let config = |origins: &[&str]| Config {
         origin: origin::Config {
             origins: origins.iter().map(|&origin| origin.into()).collect(),
@@ -306,7 +306,7 @@ async fn oa_908_pages_of_allowed_origins_may_call_and_no_others() {
 
 #[tokio::test]
 async fn oa_905_no_route_of_any_face_answers_without_a_key() {
-    let key = Key::new("anna", "one", Scopes::ALL);
+    let key = ApiKey::new("anna", "one", Scopes::ALL);
     let server = Running::start(Config::default(), vec![key]).await;
     for path in ["/", "/work", "/version", "/load", "/metrics", "/nothing"] {
         let (status, answer) = server.get(path, "").await;
@@ -362,7 +362,7 @@ async fn oa_901_grpc_health_follows_readiness() {
 #[tokio::test]
 async fn oa_904_a_drain_ends_whoever_watches_health() {
     let mut server = Running::start(drains(Duration::from_secs(600)), Vec::new()).await;
-    let work: Work = server.shared.drain.admit().unwrap();
+    let work: DrainGuard = server.shared.drain.admit().unwrap();
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", server.address));
     let channel = endpoint.unwrap().connect().await.unwrap();
     let mut client = HealthClient::new(channel);
@@ -370,7 +370,7 @@ async fn oa_904_a_drain_ends_whoever_watches_health() {
     let mut watch = watch.unwrap().into_inner();
     assert!(watch.message().await.unwrap().is_some());
     server.stop();
-    server.shared.drain.reached(Phase::Refusing).await;
+    server.shared.drain.reached(DrainPhase::Refusing).await;
     let rest = async {
         let mut last = None;
         loop {
@@ -394,18 +394,18 @@ async fn oa_904_a_draining_server_refuses_finishes_and_tells_what_it_cut() {
     for stubborn in [false, true] {
         let deadline = Duration::from_secs(if stubborn { 0 } else { 600 });
         let mut server = Running::start(drains(deadline), Vec::new()).await;
-        let work: Work = server.shared.drain.admit().unwrap();
+        let work: DrainGuard = server.shared.drain.admit().unwrap();
         // An idle connection kept open by a client must not hold the drain up.
         let _idle = TcpStream::connect(server.address).await.unwrap();
         server.stop();
-        server.shared.drain.reached(Phase::Grace).await;
+        server.shared.drain.reached(DrainPhase::Grace).await;
         assert_eq!(server.get("/readyz", "").await.0, 503);
         assert_eq!(server.get("/livez", "").await.0, 200);
         assert_eq!(server.shared.metrics.draining.get(), 1);
         if stubborn {
-            server.shared.drain.reached(Phase::Cutting).await;
+            server.shared.drain.reached(DrainPhase::Cutting).await;
         } else {
-            server.shared.drain.reached(Phase::Refusing).await;
+            server.shared.drain.reached(DrainPhase::Refusing).await;
         }
         let (status, answer) = server.get("/work", "").await;
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
@@ -415,7 +415,7 @@ async fn oa_904_a_draining_server_refuses_finishes_and_tells_what_it_cut() {
         let address = server.address;
         assert_eq!(
             server.ended.await.unwrap(),
-            Outcome {
+            DrainOutcome {
                 cut: u64::from(stubborn)
             }
         );
@@ -494,9 +494,9 @@ async fn d_31_accepting_pauses_at_the_limit_of_connections() {
 #[tokio::test]
 async fn oa_911_what_takes_too_long_is_answered_all_the_same() {
     let config = Config {
-        patience: patience::Config {
+        timeouts: timeouts::Config {
             body_idle: Duration::from_millis(20),
-            ..patience::Config::default()
+            ..timeouts::Config::default()
         },
         ..Config::default()
     };
@@ -533,9 +533,9 @@ async fn oa_911_what_takes_too_long_is_answered_all_the_same() {
 #[tokio::test]
 async fn d_47_a_body_that_drips_is_answered() {
     let config = Config {
-        patience: patience::Config {
+        timeouts: timeouts::Config {
             body_idle: Duration::from_millis(500),
-            ..patience::Config::default()
+            ..timeouts::Config::default()
         },
         ..Config::default()
     };

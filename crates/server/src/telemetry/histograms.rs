@@ -1,11 +1,9 @@
 //! The engines' histograms under their `gen_ai` names (OA-803), from the same counters that `/metrics` reads.
-//!
-//! Owns: names and units. Refuses to know: who counts, and when this is sent.
 
 use std::time::SystemTime;
 
 use sapwood_engine::Engine;
-use sapwood_engine::stats::{Histogram as Counted, Stats};
+use sapwood_engine::stats::{EngineStats, Histogram as Counted};
 use sapwood_net::otlp::messages::collector::metrics::v1::ExportMetricsServiceRequest;
 use sapwood_net::otlp::messages::metrics::v1::metric::Data;
 use sapwood_net::otlp::messages::metrics::v1::{
@@ -16,15 +14,15 @@ use super::span::attribute;
 use super::{nanos, resource, scope};
 
 /// Name, unit, the kind of token if it counts tokens, and how to read it.
-type Row = (
+type HistogramRow = (
     &'static str,
     &'static str,
     Option<&'static str>,
-    fn(&Stats) -> &Counted,
+    fn(&EngineStats) -> &Counted,
 );
 
 #[rustfmt::skip]
-const ROWS: &[Row] = &[
+const ROWS: &[HistogramRow] = &[
     ("gen_ai.server.time_to_first_token", "s", None, |stats| &stats.first_token_seconds),
     ("gen_ai.server.time_per_output_token", "s", None, |stats| &stats.inter_token_seconds),
     ("gen_ai.server.request.duration", "s", None, |stats| &stats.request_seconds),

@@ -1,7 +1,4 @@
 //! The layer that makes a span of each call of a model (OA-803).
-//!
-//! Owns: watching one call from its first poll to its end or drop. Refuses to know: what a span looks like, and where it
-//! goes.
 
 use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
@@ -11,45 +8,47 @@ use std::time::{Duration, SystemTime};
 
 use futures::Stream;
 use sapwood_engine::api;
-use sapwood_kernel::{Call, Chunk, Chunks, Layer, Name, Next, Port, Result, Usage, Witness};
+use sapwood_kernel::{
+    Call, CallObserver, Chunk, Chunks, Layer, Name, Next, Port, Result, RunUsage,
+};
 use sapwood_proto::code::Code;
 use tokio::time::Instant;
 
-use super::span::{Asked, CONTENT_BYTES_MAX, Generation};
-use super::{Outlet, Parent};
-use crate::trail::Trail;
+use super::span::{CONTENT_BYTES_MAX, Generation, RequestAttributes};
+use super::{Parent, SpanSender};
+use crate::request_trace::RequestTrace;
 
 /// A layer for kernels whose models are traced.
 #[derive(Clone, Debug)]
 pub struct Spans {
-    outlet: Outlet,
+    outlet: SpanSender,
     content: bool,
 }
 
 impl Spans {
-    pub(super) fn new(outlet: Outlet, content: bool) -> Self {
+    pub(super) fn new(outlet: SpanSender, content: bool) -> Self {
         Self { outlet, content }
     }
 }
 
 impl Layer for Spans {
     fn call(&self, mut call: Call, next: Next) -> Chunks {
-        let trail = Trail::of(&mut call);
-        let parent = trail.as_ref().and_then(Trail::parent);
+        let request_trace = RequestTrace::of(&mut call);
+        let parent = request_trace.as_ref().and_then(RequestTrace::parent);
         if !next.spec().model || parent.is_some_and(|parent| !parent.sampled) {
             return next.call(call);
         }
-        let notes = Arc::new(Notes {
+        let notes = Arc::new(SpanNotes {
             began: Instant::now(),
             content: self.content,
             seen: Mutex::default(),
         });
-        call.witness = Some(Arc::clone(&notes) as Arc<dyn Witness>);
+        call.observer = Some(Arc::clone(&notes) as Arc<dyn CallObserver>);
         let watch = Watch {
             outlet: self.outlet.clone(),
             model: next.spec().name.clone(),
             parent,
-            request: trail.map(|trail| trail.request()),
+            request: request_trace.map(|request_trace| request_trace.request()),
             started: SystemTime::now(),
             notes,
             first_chunk: None,
@@ -59,48 +58,48 @@ impl Layer for Spans {
             ended: None,
         };
         let chunks = next.call(call);
-        Box::pin(Watched { chunks, watch })
+        Box::pin(TracedCall { chunks, watch })
     }
 }
 
 /// What the model's function says on the way.
 #[derive(Debug)]
-struct Notes {
+struct SpanNotes {
     began: Instant,
     content: bool,
-    seen: Mutex<Seen>,
+    seen: Mutex<FirstTokenWatch>,
 }
 
 #[derive(Debug, Default)]
-struct Seen {
-    asked: Option<Asked>,
+struct FirstTokenWatch {
+    asked: Option<RequestAttributes>,
     phases: Option<(Duration, Duration)>,
 }
 
-impl Notes {
-    fn with<R>(&self, act: impl FnOnce(&mut Seen) -> R) -> R {
+impl SpanNotes {
+    fn with<R>(&self, act: impl FnOnce(&mut FirstTokenWatch) -> R) -> R {
         act(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl Witness for Notes {
-    fn asked(&self, request: &api::Request) {
-        let asked = Asked::of(request, self.began.elapsed(), self.content);
+impl CallObserver for SpanNotes {
+    fn asked(&self, request: &api::GenerationRequest) {
+        let asked = RequestAttributes::of(request, self.began.elapsed(), self.content);
         self.with(|seen| seen.asked = Some(asked));
     }
 
-    fn took(&self, usage: &api::Usage) {
+    fn took(&self, usage: &api::TokenUsage) {
         self.with(|seen| seen.phases = Some((usage.queued, usage.prefill)));
     }
 }
 
 /// A call on its way.
-struct Watched {
+struct TracedCall {
     chunks: Chunks,
     watch: Watch,
 }
 
-impl Stream for Watched {
+impl Stream for TracedCall {
     type Item = Result<Chunk>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -116,15 +115,15 @@ impl Stream for Watched {
 
 /// Becomes a span when it goes, so that a call that is dropped has one too.
 struct Watch {
-    outlet: Outlet,
+    outlet: SpanSender,
     model: Name,
     parent: Option<Parent>,
     request: Option<String>,
     started: SystemTime,
-    notes: Arc<Notes>,
+    notes: Arc<SpanNotes>,
     first_chunk: Option<Duration>,
     finish: Vec<String>,
-    usage: Option<Usage>,
+    usage: Option<RunUsage>,
     output: Option<String>,
     /// How it ended; nothing as long as it has not.
     ended: Option<std::result::Result<(), Code>>,
@@ -138,7 +137,7 @@ impl Watch {
 
     fn see(&mut self, chunk: &Chunk) {
         if let Some(meta) = &chunk.meta {
-            if meta.usage != Usage::default() {
+            if meta.usage != RunUsage::default() {
                 self.usage = Some(meta.usage);
             }
             if !meta.finish.is_empty() {

@@ -1,6 +1,4 @@
 //! The span of a caller, as `traceparent` names it (W3C Trace Context).
-//!
-//! Owns: reading the header. Refuses to know: spans of ours.
 
 use http::HeaderMap;
 

@@ -1,12 +1,11 @@
 //! What the span of one generation says, in the words of OpenTelemetry's conventions for generative AI (OA-803).
 //!
-//! Owns: names, attributes, events. Refuses to know: when a generation began and how it is watched. Content is in it only
-//! if whoever recorded it put it there.
+//! Content is in it only if whoever recorded it put it there.
 
 use std::time::{Duration, SystemTime};
 
 use sapwood_engine::api::{self, Prompt};
-use sapwood_kernel::Usage;
+use sapwood_kernel::RunUsage;
 use sapwood_net::otlp::messages::common::v1::any_value::Value;
 use sapwood_net::otlp::messages::common::v1::{AnyValue, ArrayValue, KeyValue};
 use sapwood_net::otlp::messages::trace::v1::span::{Event, SpanKind};
@@ -26,11 +25,11 @@ pub(super) struct Generation {
     pub(super) request: Option<String>,
     pub(super) began: SystemTime,
     pub(super) took: Duration,
-    pub(super) asked: Option<Asked>,
+    pub(super) asked: Option<RequestAttributes>,
     /// From its beginning to its first output.
     pub(super) first_chunk: Option<Duration>,
     pub(super) finish: Vec<String>,
-    pub(super) usage: Option<Usage>,
+    pub(super) usage: Option<RunUsage>,
     /// Waiting, and then computing the prompt; known at the end.
     pub(super) phases: Option<(Duration, Duration)>,
     /// The code of what ended it early.
@@ -40,15 +39,15 @@ pub(super) struct Generation {
 
 /// What was asked of the model.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct RequestAttributes {
     chat: bool,
     /// From the beginning of the call to its submission.
     pub(super) after: Duration,
     attributes: Vec<KeyValue>,
 }
 
-impl Asked {
-    pub(super) fn of(request: &api::Request, after: Duration, content: bool) -> Self {
+impl RequestAttributes {
+    pub(super) fn of(request: &api::GenerationRequest, after: Duration, content: bool) -> Self {
         let sampling = &request.sampling;
         let mut attributes = vec![
             number(
@@ -93,7 +92,7 @@ impl Asked {
 fn input(prompt: &Prompt) -> String {
     let mut left = CONTENT_BYTES_MAX;
     let mut messages = Vec::new();
-    let mut tell = |role: &str, text: &str| {
+    let mut notify = |role: &str, text: &str| {
         let role = &role[..role.floor_char_boundary(left)];
         left = left.saturating_sub(role.len() + MESSAGE_BYTES);
         let text = &text[..text.floor_char_boundary(left)];
@@ -105,14 +104,14 @@ fn input(prompt: &Prompt) -> String {
     match prompt {
         Prompt::Tokens(_) => {}
         Prompt::Text(text) => {
-            tell("user", text);
+            notify("user", text);
         }
         Prompt::Chat(chat) => {
             // As many as there is room for.
             let _all = chat
                 .messages
                 .iter()
-                .all(|one| tell(&one.role, &one.content));
+                .all(|one| notify(&one.role, &one.content));
         }
     }
     serde_json::Value::from(messages).to_string()
@@ -259,8 +258,8 @@ mod tests {
             (1 << 63, Value::StringValue("9223372036854775808".into())),
             (u64::MAX, Value::StringValue("18446744073709551615".into())),
         ] {
-            let told = whole("gen_ai.request.seed", seed);
-            assert_eq!(told.value.unwrap().value, Some(expect));
+            let reported = whole("gen_ai.request.seed", seed);
+            assert_eq!(reported.value.unwrap().value, Some(expect));
         }
     }
 }

@@ -21,15 +21,15 @@ use sapwood_net::otlp::messages::collector::trace::v1::trace_service_server::{
 };
 use sapwood_net::otlp::messages::common::v1::any_value::Value;
 use sapwood_net::otlp::messages::metrics::v1::metric::Data;
-use sapwood_net::otlp::{Address, Protocol};
+use sapwood_net::otlp::{CollectorAddress, OtlpProtocol};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tonic::{Request, Response, Status};
 
 use super::*;
-use crate::access::Entry;
+use crate::access_log::AccessRecord;
 use crate::request_id::RequestId;
-use crate::trail::Trail;
+use crate::request_trace::RequestTrace;
 
 /// What a collector was sent, and with which header.
 #[derive(Clone, Default)]
@@ -87,10 +87,10 @@ impl MetricsService for Received {
 
 impl Received {
     /// A collector that speaks `protocol`, and its address.
-    async fn serve(&self, protocol: Protocol) -> String {
+    async fn serve(&self, protocol: OtlpProtocol) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        if protocol == Protocol::Grpc {
+        if protocol == OtlpProtocol::Grpc {
             let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
             let server = tonic::transport::Server::builder()
                 .add_service(TraceServiceServer::new(self.clone()))
@@ -118,13 +118,13 @@ impl Received {
 
 /// Runs `work` on a kernel with the traced model `parrot`, under `parent`; gives what the collector got.
 async fn traced<F: Future<Output = ()>>(
-    protocol: Protocol,
+    protocol: OtlpProtocol,
     config: Config,
     parent: &str,
     work: impl FnOnce(Kernel) -> F,
 ) -> Received {
     let received = Received::default();
-    let address = Address {
+    let address = CollectorAddress {
         url: received.serve(protocol).await,
         protocol,
         headers: vec![("X-Key".into(), "hush".into())],
@@ -136,7 +136,7 @@ async fn traced<F: Future<Output = ()>>(
     };
     let scripted = Box::new(Scripted::new(script).unwrap());
     let engine = Engine::spawn(scripted, sapwood_engine::Config::default()).unwrap();
-    let metrics = Arc::new(Metrics::new().unwrap());
+    let metrics = Arc::new(ServerMetrics::new().unwrap());
     metrics.watch(engine.clone());
     let collector = Collector::new(&address).unwrap();
     let (spans, telemetry) = open(collector, metrics, config);
@@ -148,9 +148,9 @@ async fn traced<F: Future<Output = ()>>(
     let (asked, ()) = http::Request::new(()).into_parts();
     let mut id = HeaderMap::new();
     id.insert(crate::request_id::HEADER, "req-7".parse().unwrap());
-    let entry = Entry::new(RequestId::of(&id), None, &asked);
-    let trail = Trail::new(entry, None).within_trace(Parent::of(&headers));
-    trail.follow(work(kernel)).await;
+    let entry = AccessRecord::new(RequestId::of(&id), None, &asked);
+    let request_trace = RequestTrace::new(entry, None).within_trace(Parent::of(&headers));
+    request_trace.follow(work(kernel)).await;
     // The kernel is gone, and with it the last layer: what was recorded is sent without waiting for more.
     telemetry.run(std::future::pending()).await;
     received
@@ -189,7 +189,7 @@ async fn ask(kernel: Kernel) {
 
 #[tokio::test]
 async fn oa_803_a_generation_is_a_span_of_the_callers_trace() {
-    for protocol in [Protocol::Grpc, Protocol::Http] {
+    for protocol in [OtlpProtocol::Grpc, OtlpProtocol::Http] {
         let received = traced(protocol, Config::default(), PARENT, ask).await;
         let got = received.0.lock().unwrap();
         let [span] = &got.spans[..] else {
@@ -252,7 +252,7 @@ async fn oa_803_a_generation_is_a_span_of_the_callers_trace() {
 /// The same counters that `/metrics` reads.
 #[tokio::test]
 async fn oa_803_histograms_are_sent_under_their_gen_ai_names() {
-    for protocol in [Protocol::Grpc, Protocol::Http] {
+    for protocol in [OtlpProtocol::Grpc, OtlpProtocol::Http] {
         let received = traced(protocol, Config::default(), PARENT, ask).await;
         let got = received.0.lock().unwrap();
         let last = &got.metrics.last().unwrap().resource_metrics[0].scope_metrics[0].metrics;
@@ -289,7 +289,7 @@ async fn oa_803_content_is_told_only_where_that_is_switched_on() {
             content,
             ..Config::default()
         };
-        let received = traced(Protocol::Grpc, config, PARENT, ask).await;
+        let received = traced(OtlpProtocol::Grpc, config, PARENT, ask).await;
         let got = received.0.lock().unwrap();
         let attributes = attributes(&got.spans[0]);
         assert_eq!(attributes.contains_key("gen_ai.input.messages"), content);
@@ -312,11 +312,11 @@ async fn oa_803_content_in_spans_is_limited() {
         let run = kernel.run::<String>("parrot", args! { prompt: prompt });
         drop(run.await);
     };
-    let received = traced(Protocol::Grpc, config, PARENT, long).await;
+    let received = traced(OtlpProtocol::Grpc, config, PARENT, long).await;
     let got = received.0.lock().unwrap();
     let attributes = attributes(&got.spans[0]);
-    let told = attributes["gen_ai.input.messages"].len();
-    assert!((60_000..=70_000).contains(&told), "{told}");
+    let output = attributes["gen_ai.input.messages"].len();
+    assert!((60_000..=70_000).contains(&output), "{output}");
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn oa_803_a_delivery_is_limited_in_spans_and_bytes() {
         ..Span::default()
     };
     let until_full = |bytes| {
-        let mut batch = Batch::default();
+        let mut batch = SpanBatch::default();
         (1..).find(|_| batch.put(span(bytes))).unwrap()
     };
     assert_eq!(until_full(1), BATCH_SPANS);
@@ -341,7 +341,7 @@ async fn oa_803_a_trace_that_its_caller_does_not_record_is_not_recorded_here() {
         ("nonsense", 1, false),
         (PARENT, 1, true),
     ] {
-        let received = traced(Protocol::Grpc, Config::default(), parent, ask).await;
+        let received = traced(OtlpProtocol::Grpc, Config::default(), parent, ask).await;
         let got = received.0.lock().unwrap();
         assert_eq!(got.spans.len(), spans, "{parent}");
         for span in &got.spans {
@@ -356,7 +356,7 @@ async fn oa_803_a_trace_that_its_caller_does_not_record_is_not_recorded_here() {
 #[tokio::test]
 async fn oa_803_a_generation_that_ends_early_says_how() {
     let received = traced(
-        Protocol::Grpc,
+        OtlpProtocol::Grpc,
         Config::default(),
         PARENT,
         |kernel| async move {
@@ -389,7 +389,7 @@ async fn oa_803_a_generation_that_ends_early_says_how() {
 #[test]
 fn oa_803_spans_that_find_no_room_are_dropped_and_counted() {
     let (spans, mut queue) = mpsc::channel(QUEUE_SPANS);
-    let outlet = Outlet {
+    let outlet = SpanSender {
         spans,
         dropped: Arc::default(),
     };

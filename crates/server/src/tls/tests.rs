@@ -11,9 +11,9 @@ use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
 use super::*;
-use crate::auth::{Access, Scope};
+use crate::auth::{KeyScope, RouteAccess};
 use crate::caller::Caller;
-use crate::metrics::Metrics;
+use crate::metrics::ServerMetrics;
 use crate::route::Route;
 use crate::{Face, Server};
 
@@ -98,7 +98,7 @@ async fn serving(signed: &Signed, mtls: Option<Mtls>) -> (std::net::SocketAddr, 
 async fn watched(
     signed: &Signed,
     mtls: Option<Mtls>,
-) -> (std::net::SocketAddr, Arc<Tls>, Arc<Metrics>) {
+) -> (std::net::SocketAddr, Arc<Tls>, Arc<ServerMetrics>) {
     let tls = Arc::new(Tls::load(signed.config(mtls)).unwrap());
     let config = crate::Config {
         tls: Some(Arc::clone(&tls)),
@@ -106,9 +106,13 @@ async fn watched(
     };
     let who = |caller: axum::Extension<Caller>| async move { caller.identity.to_string() };
     let face = Face {
-        name: crate::metrics::Face::Http,
+        name: crate::metrics::FaceLabel::Http,
         root: None,
-        routes: vec![Route::http("/who", Access::Needs(Scope::Infer), get(who))],
+        routes: vec![Route::http(
+            "/who",
+            RouteAccess::Needs(KeyScope::Infer),
+            get(who),
+        )],
         descriptors: Vec::new(),
         services: Vec::new(),
     };
@@ -230,7 +234,7 @@ async fn oa_907_a_new_certificate_is_taken_and_a_bad_one_is_not() {
 #[test]
 fn oa_907_files_that_do_not_fit_are_named() {
     let signed = Signed::new();
-    let gone = Config {
+    let removed = Config {
         key: signed.path("gone.key"),
         ..signed.config(None)
     };
@@ -245,7 +249,7 @@ fn oa_907_files_that_do_not_fit_are_named() {
         ..signed.config(None)
     };
     for (config, why) in [
-        (gone, "gone.key"),
+        (removed, "gone.key"),
         (swapped, "holds no private key"),
         (foreign, "cannot be used"),
     ] {

@@ -1,7 +1,7 @@
 //! What carries a WebSocket once HTTP has let go of the connection.
 //!
-//! Owns: [`Carrier`], and [`Watched`]: whether the peer has closed, seen without reading. Refuses to know: frames. Nothing
-//! of HTTP is kept, neither its buffers nor its wrappers, so a connection that says little holds little (EV-982).
+//! Nothing of HTTP is kept, neither its buffers nor its wrappers, so a connection that says little holds little
+//! (EV-982).
 
 use std::io;
 use std::pin::Pin;
@@ -15,21 +15,21 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, Ready};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::server::TlsStream;
 
-use crate::heard::{Abort, Heard};
+use crate::read_watch::{AbortConnection, ReadWatch};
 
 /// The connection itself, as the listener has accepted it.
-pub(crate) struct Carrier(Box<dyn Connection>);
+pub(crate) struct SocketIo(Box<dyn AcceptedConnection>);
 
 /// A connection that can be looked at without being read.
-pub(crate) trait Watched {
+pub(crate) trait PeekConnection {
     /// Whether the peer has closed it, or it broke, behind whatever is still unread.
     fn is_closed(&self) -> bool;
 }
 
-trait Connection: Watched + AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: Watched + AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
+trait AcceptedConnection: PeekConnection + AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: PeekConnection + AsyncRead + AsyncWrite + Send + Unpin> AcceptedConnection for T {}
 
-impl Carrier {
+impl SocketIo {
     /// The connection of an upgrade, and what was read ahead of it.
     pub(super) fn of(upgraded: Upgraded) -> (Self, Vec<u8>) {
         let found = taken::<TcpStream>(upgraded)
@@ -40,58 +40,58 @@ impl Carrier {
     }
 
     pub(super) fn over(
-        connection: impl Watched + AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        connection: impl PeekConnection + AsyncRead + AsyncWrite + Send + Unpin + 'static,
     ) -> Self {
         Self(Box::new(connection))
     }
 }
 
 /// What is below HTTP's wrappers, if it is of this type.
-fn taken<T>(upgraded: Upgraded) -> Result<(Carrier, Vec<u8>), Upgraded>
+fn taken<T>(upgraded: Upgraded) -> Result<(SocketIo, Vec<u8>), Upgraded>
 where
-    T: Watched + Abort + AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    T: PeekConnection + AbortConnection + AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let parts = downcast::<TokioIo<Heard<T>>>(upgraded)?;
+    let parts = downcast::<TokioIo<ReadWatch<T>>>(upgraded)?;
     let connection = parts.io.into_inner().into_inner();
-    Ok((Carrier::over(connection), parts.read_buf.into()))
+    Ok((SocketIo::over(connection), parts.read_buf.into()))
 }
 
 fn closed(ready: Option<io::Result<Ready>>) -> bool {
     ready.is_some_and(|ready| ready.map_or(true, Ready::is_read_closed))
 }
 
-impl Watched for TcpStream {
+impl PeekConnection for TcpStream {
     fn is_closed(&self) -> bool {
         closed(self.ready(Interest::READABLE).now_or_never())
     }
 }
 
-impl Watched for UnixStream {
+impl PeekConnection for UnixStream {
     fn is_closed(&self) -> bool {
         closed(self.ready(Interest::READABLE).now_or_never())
     }
 }
 
-impl<S: Watched> Watched for TlsStream<S> {
+impl<S: PeekConnection> PeekConnection for TlsStream<S> {
     fn is_closed(&self) -> bool {
         self.get_ref().0.is_closed()
     }
 }
 
 /// None of this house's listeners gives one of those, and nothing can be seen of it.
-impl Watched for TokioIo<Upgraded> {
+impl PeekConnection for TokioIo<Upgraded> {
     fn is_closed(&self) -> bool {
         false
     }
 }
 
-impl Watched for Carrier {
+impl PeekConnection for SocketIo {
     fn is_closed(&self) -> bool {
         self.0.is_closed()
     }
 }
 
-impl AsyncRead for Carrier {
+impl AsyncRead for SocketIo {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -101,7 +101,7 @@ impl AsyncRead for Carrier {
     }
 }
 
-impl AsyncWrite for Carrier {
+impl AsyncWrite for SocketIo {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

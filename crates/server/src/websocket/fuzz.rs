@@ -2,8 +2,8 @@
 //!
 //! What has to hold: the same messages however the bytes come, and none beyond its limit.
 
-use super::Lost;
-use super::reader::{Reader, Said};
+use super::SocketLoss;
+use super::reader::{FrameReader, ReadFrame};
 
 /// Bytes of a message; small, so that the fuzzer finds long ones.
 const MESSAGE_BYTES_MAX: usize = 4_096;
@@ -17,20 +17,20 @@ pub fn websocket(bytes: &[u8]) {
     let whole = read(bytes, usize::MAX);
     let pieces = read(bytes, usize::from(*most) + 1);
     assert_eq!(whole, pieces, "how bytes come changes nothing");
-    for said in whole.0 {
-        if let Said::Text(bytes) | Said::Binary(bytes) | Said::Ping(bytes) = said {
+    for sent in whole.0 {
+        if let ReadFrame::Text(bytes) | ReadFrame::Binary(bytes) | ReadFrame::Ping(bytes) = sent {
             assert!(bytes.len() <= MESSAGE_BYTES_MAX);
         }
     }
 }
 
 /// What was said, and how it ended, where at most `most` bytes come at a time.
-fn read(bytes: &[u8], most: usize) -> (Vec<Said>, Option<Lost>) {
-    let mut reader = Reader::new(Vec::new(), MESSAGE_BYTES_MAX);
+fn read(bytes: &[u8], most: usize) -> (Vec<ReadFrame>, Option<SocketLoss>) {
+    let mut reader = FrameReader::new(Vec::new(), MESSAGE_BYTES_MAX);
     let (mut all, mut rest) = (Vec::new(), bytes);
     loop {
         match reader.next() {
-            Ok(Some(said)) => all.push(said),
+            Ok(Some(sent)) => all.push(sent),
             Err(lost) => return (all, Some(lost)),
             Ok(None) if rest.is_empty() => return (all, None),
             Ok(None) => {

@@ -1,8 +1,5 @@
 //! What a client says, out of the bytes of its frames (RFC 6455, sections 5 and 7).
 //!
-//! Owns: [`Reader`]: frames and their masks, messages that come in pieces, and the memory that they are read into. Refuses
-//! to know: sockets, and what is answered.
-//!
 //! Memory is held while something is under way and not otherwise, so an idle connection holds none (EV-982):
 //!
 //! ```text
@@ -17,10 +14,10 @@ use bytes::{Buf, Bytes, BytesMut};
 use tokio_tungstenite::tungstenite::protocol::frame::FrameHeader;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::{CloseCode, Control, Data, OpCode};
 
-use super::Lost;
+use super::SocketLoss;
 
 /// Bytes of a client, until they are messages.
-pub(super) struct Reader {
+pub(super) struct FrameReader {
     /// What came and was not taken.
     buf: BytesMut,
     /// How large the allocation is in which `buf` stands.
@@ -28,15 +25,15 @@ pub(super) struct Reader {
     /// The last read filled all the room that there was.
     filled: bool,
     /// The frame whose payload is awaited.
-    frame: Option<Frame>,
+    frame: Option<FrameHead>,
     /// The message of which pieces have come.
-    pieces: Option<Pieces>,
+    pieces: Option<PartialMessage>,
     message_bytes_max: usize,
 }
 
 /// What a client has said.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Said {
+pub(super) enum ReadFrame {
     /// UTF-8.
     Text(Bytes),
     Binary(Bytes),
@@ -46,21 +43,21 @@ pub(super) enum Said {
     Close(Option<CloseCode>),
 }
 
-struct Frame {
+struct FrameHead {
     kind: OpCode,
     is_final: bool,
     mask: [u8; 4],
     len: usize,
 }
 
-struct Pieces {
+struct PartialMessage {
     kind: Data,
     bytes: BytesMut,
     /// Frames that may still come, beside one for each byte (EV-705).
     frames_left: usize,
 }
 
-impl Reader {
+impl FrameReader {
     /// `ahead` has been read already; a message has at most `message_bytes_max`.
     pub(super) fn new(ahead: Vec<u8>, message_bytes_max: usize) -> Self {
         let ahead = Bytes::from(ahead);
@@ -78,7 +75,7 @@ impl Reader {
     ///
     /// # Errors
     /// `TooLarge`, `NotText` or `Broken`; what comes behind one of these cannot be told apart any more.
-    pub(super) fn next(&mut self) -> Result<Option<Said>, Lost> {
+    pub(super) fn next(&mut self) -> Result<Option<ReadFrame>, SocketLoss> {
         loop {
             let frame = match self.frame.take() {
                 Some(frame) => frame,
@@ -91,8 +88,8 @@ impl Reader {
                 self.frame = Some(frame);
                 return Ok(None);
             }
-            if let Some(said) = self.take(&frame)? {
-                return Ok(Some(said));
+            if let Some(sent) = self.take(&frame)? {
+                return Ok(Some(sent));
             }
         }
     }
@@ -126,7 +123,7 @@ impl Reader {
     }
 
     /// Bytes that came and are in no message that was handed out.
-    pub(super) fn held(&self) -> usize {
+    pub(super) fn held_bytes(&self) -> usize {
         let pieces = self.pieces.as_ref().map_or(0, |pieces| pieces.bytes.len());
         self.buf.len() + pieces
     }
@@ -141,16 +138,16 @@ impl Reader {
     }
 
     /// The head of the next frame, and whether it may stand where it does.
-    fn head(&mut self) -> Result<Option<Frame>, Lost> {
+    fn head(&mut self) -> Result<Option<FrameHead>, SocketLoss> {
         let mut cursor = Cursor::new(&self.buf[..self.buf.len().min(HEAD_MAX)]);
-        let head = FrameHeader::parse(&mut cursor).map_err(|_| Lost::Broken)?;
+        let head = FrameHeader::parse(&mut cursor).map_err(|_| SocketLoss::Broken)?;
         let Some((head, len)) = head else {
             return Ok(None);
         };
         let read = usize::try_from(cursor.position()).unwrap_or(HEAD_MAX);
-        let len = usize::try_from(len).map_err(|_| Lost::TooLarge)?;
+        let len = usize::try_from(len).map_err(|_| SocketLoss::TooLarge)?;
         let Some(mask) = head.mask else {
-            return Err(Lost::Broken);
+            return Err(SocketLoss::Broken);
         };
         let reserved = head.rsv1 || head.rsv2 || head.rsv3;
         let placed = match (head.opcode, &self.pieces) {
@@ -159,15 +156,15 @@ impl Reader {
             (OpCode::Data(_), pieces) => pieces.is_none(),
         };
         if reserved || !placed {
-            return Err(Lost::Broken);
+            return Err(SocketLoss::Broken);
         }
         let before = self.pieces.as_ref().map_or(0, |pieces| pieces.bytes.len());
         let left = self.message_bytes_max - before.min(self.message_bytes_max);
         if matches!(head.opcode, OpCode::Data(_)) && len > left {
-            return Err(Lost::TooLarge);
+            return Err(SocketLoss::TooLarge);
         }
         self.buf.advance(read);
-        Ok(Some(Frame {
+        Ok(Some(FrameHead {
             kind: head.opcode,
             is_final: head.is_final,
             mask,
@@ -176,20 +173,20 @@ impl Reader {
     }
 
     /// What a whole frame says, if that is not yet to come.
-    fn take(&mut self, frame: &Frame) -> Result<Option<Said>, Lost> {
+    fn take(&mut self, frame: &FrameHead) -> Result<Option<ReadFrame>, SocketLoss> {
         let mut payload = self.buf.split_to(frame.len);
         unmask(&mut payload, frame.mask);
         let kind = match frame.kind {
             OpCode::Control(Control::Close) => return close(&payload).map(Some),
             OpCode::Control(Control::Ping) => {
-                return Ok(Some(Said::Ping(Bytes::copy_from_slice(&payload))));
+                return Ok(Some(ReadFrame::Ping(Bytes::copy_from_slice(&payload))));
             }
-            OpCode::Control(_) => return Ok(Some(Said::Pong)),
+            OpCode::Control(_) => return Ok(Some(ReadFrame::Pong)),
             OpCode::Data(kind) => kind,
         };
         let mut pieces = match self.pieces.take() {
             None if frame.is_final => return message(kind, self.alone(payload)).map(Some),
-            None => Pieces {
+            None => PartialMessage {
                 kind,
                 bytes: BytesMut::new(),
                 frames_left: FRAMES_MAX,
@@ -207,7 +204,7 @@ impl Reader {
     /// A message that stands in a much larger allocation is copied out, lest it keep all of that; the smallest ones are
     /// left to whoever keeps them (EV-805).
     fn alone(&self, payload: BytesMut) -> Bytes {
-        let pins = payload.len() >= KEPT_WHOLE && self.block / 4 > payload.len();
+        let pins = payload.len() >= RETAINED_WHOLE && self.block / 4 > payload.len();
         if pins {
             Bytes::copy_from_slice(&payload)
         } else {
@@ -216,38 +213,40 @@ impl Reader {
     }
 }
 
-impl Pieces {
-    fn add(&mut self, payload: &[u8]) -> Result<(), Lost> {
+impl PartialMessage {
+    fn add(&mut self, payload: &[u8]) -> Result<(), SocketLoss> {
         self.bytes.extend_from_slice(payload);
         self.frames_left = (self.frames_left + payload.len())
             .checked_sub(1)
-            .ok_or(Lost::TooLarge)?;
+            .ok_or(SocketLoss::TooLarge)?;
         Ok(())
     }
 }
 
-fn message(kind: Data, bytes: Bytes) -> Result<Said, Lost> {
+fn message(kind: Data, bytes: Bytes) -> Result<ReadFrame, SocketLoss> {
     if kind != Data::Text {
-        return Ok(Said::Binary(bytes));
+        return Ok(ReadFrame::Binary(bytes));
     }
     match std::str::from_utf8(&bytes) {
-        Ok(_) => Ok(Said::Text(bytes)),
-        Err(_) => Err(Lost::NotText),
+        Ok(_) => Ok(ReadFrame::Text(bytes)),
+        Err(_) => Err(SocketLoss::NotText),
     }
 }
 
-fn close(payload: &[u8]) -> Result<Said, Lost> {
+fn close(payload: &[u8]) -> Result<ReadFrame, SocketLoss> {
     let Some((code, reason)) = payload.split_first_chunk() else {
         let bare = payload.is_empty();
-        return bare.then_some(Said::Close(None)).ok_or(Lost::Broken);
+        return bare
+            .then_some(ReadFrame::Close(None))
+            .ok_or(SocketLoss::Broken);
     };
     let code = CloseCode::from(u16::from_be_bytes(*code));
     if !code.is_allowed() {
-        return Err(Lost::Broken);
+        return Err(SocketLoss::Broken);
     }
     match std::str::from_utf8(reason) {
-        Ok(_) => Ok(Said::Close(Some(code))),
-        Err(_) => Err(Lost::NotText),
+        Ok(_) => Ok(ReadFrame::Close(Some(code))),
+        Err(_) => Err(SocketLoss::NotText),
     }
 }
 
@@ -274,7 +273,7 @@ const NARROW: usize = 4 * 1024;
 /// Room for one that does.
 const WIDE: usize = 16 * 1024;
 /// Whoever keeps less than this copies it anyway.
-const KEPT_WHOLE: usize = 1024;
+const RETAINED_WHOLE: usize = 1024;
 /// Frames of a message, beside one for each byte (EV-705).
 const FRAMES_MAX: usize = 1_048_576;
 

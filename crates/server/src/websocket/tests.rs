@@ -4,11 +4,11 @@ use super::*;
 
 const KEEPALIVE: Keepalive = Keepalive {
     every: Duration::from_secs(30),
-    silence: Duration::from_secs(60),
+    idle_timeout: Duration::from_secs(60),
 };
 
 /// Nothing can be seen of it but by reading.
-impl Watched for DuplexStream {
+impl PeekConnection for DuplexStream {
     fn is_closed(&self) -> bool {
         false
     }
@@ -31,9 +31,9 @@ fn frame(head: u8, payload: &[u8]) -> Vec<u8> {
 #[tokio::test(start_paused = true)]
 async fn ev_705_a_peer_is_pinged_every_30_seconds_and_dead_30_seconds_after_the_last_sign() {
     let (mut client, server) = duplex(1024);
-    let mut socket = Socket::new(server, Vec::new(), 1024, KEEPALIVE);
+    let mut socket = WebSocket::new(server, Vec::new(), 1024, KEEPALIVE);
     let began = Instant::now();
-    let heard = tokio::spawn(async move { socket.heard().await.unwrap_err() });
+    let received = tokio::spawn(async move { socket.receive().await.unwrap_err() });
     let mut ping = [0; 2];
     client.read_exact(&mut ping).await.unwrap();
     assert_eq!((ping, began.elapsed().as_secs()), ([0x89, 0], 30));
@@ -41,14 +41,14 @@ async fn ev_705_a_peer_is_pinged_every_30_seconds_and_dead_30_seconds_after_the_
     // The pong counts from when it came; pings go on.
     client.read_exact(&mut ping).await.unwrap();
     assert_eq!(began.elapsed().as_secs(), 60);
-    assert_eq!(heard.await.unwrap(), Lost::Gone);
+    assert_eq!(received.await.unwrap(), SocketLoss::Closed);
     assert_eq!(began.elapsed().as_secs(), 90);
 }
 
 #[tokio::test(start_paused = true)]
 async fn ev_705_a_peer_that_is_not_listened_to_is_not_called_dead() {
     let (_client, server) = duplex(1024);
-    let mut socket = Socket::new(server, Vec::new(), 1024, KEEPALIVE);
+    let mut socket = WebSocket::new(server, Vec::new(), 1024, KEEPALIVE);
     let mut deaf = true;
     let began = Instant::now();
     let hour = tokio::time::sleep(Duration::from_secs(3600));
@@ -69,14 +69,14 @@ async fn d_47_a_message_that_stands_still_or_trickles_is_not_waited_for() {
     // (how often some bytes of it come, how many, when the connection is given up)
     for (every, bytes, expect) in [(3600, 1, 90), (10, 1, 630), (1, 120, 90)] {
         let (mut client, server) = duplex(1024);
-        let mut socket = Socket::new(server, Vec::new(), 1 << 20, KEEPALIVE);
+        let mut socket = WebSocket::new(server, Vec::new(), 1 << 20, KEEPALIVE);
         let began = Instant::now();
-        let heard = tokio::spawn(async move { socket.heard().await.unwrap_err() });
+        let received = tokio::spawn(async move { socket.receive().await.unwrap_err() });
         // One that never ends, in small frames.
         let mut kind = 0x02;
         let mut second = tokio::time::interval(Duration::from_secs(1));
         let mut seconds = 0_u32;
-        while !heard.is_finished() {
+        while !received.is_finished() {
             second.tick().await;
             if seconds.is_multiple_of(every) {
                 let _ = client
@@ -86,7 +86,7 @@ async fn d_47_a_message_that_stands_still_or_trickles_is_not_waited_for() {
             let _ = client.write_all(&frame(0x8a, b"")).await;
             seconds += 1;
         }
-        assert_eq!(heard.await.unwrap(), Lost::Gone);
+        assert_eq!(received.await.unwrap(), SocketLoss::Closed);
         let took = began.elapsed().as_secs();
         assert!((expect..expect + 3).contains(&took), "{took} s");
     }
@@ -96,7 +96,7 @@ async fn d_47_a_message_that_stands_still_or_trickles_is_not_waited_for() {
 #[tokio::test(start_paused = true)]
 async fn d_47_messages_that_get_on_are_waited_for() {
     let (mut client, server) = duplex(1024);
-    let mut socket = Socket::new(server, Vec::new(), 1 << 20, KEEPALIVE);
+    let mut socket = WebSocket::new(server, Vec::new(), 1 << 20, KEEPALIVE);
     let client = tokio::spawn(async move {
         for message in 0..30_u8 {
             for (part, head) in [0x02, 0x00, 0x80].into_iter().enumerate() {
@@ -110,7 +110,7 @@ async fn d_47_messages_that_get_on_are_waited_for() {
         client
     });
     for message in 0..30_u8 {
-        let Heard::Binary(bytes) = socket.heard().await.unwrap() else {
+        let SocketMessage::Binary(bytes) = socket.receive().await.unwrap() else {
             panic!("no bytes");
         };
         assert_eq!((bytes[0], bytes.len()), (message, 297));
@@ -125,40 +125,40 @@ async fn ev_705_what_cannot_be_read_is_told_apart() {
     cut.extend(frame(0x80, &long));
     for (bytes, expect) in [
         (frame(0x82, &long), None),
-        (frame(0x82, &[b'x'; 101]), Some(Lost::TooLarge)),
+        (frame(0x82, &[b'x'; 101]), Some(SocketLoss::TooLarge)),
         // 16-byte pieces count together.
-        (cut, Some(Lost::TooLarge)),
-        (frame(0x81, b"\xff"), Some(Lost::NotText)),
-        (frame(0x83, b""), Some(Lost::Broken)),
-        (frame(0xc2, b""), Some(Lost::Broken)),
-        (vec![0x82, 0x01, b'x'], Some(Lost::Broken)),
-        (frame(0x88, b"\x03\xe8"), Some(Lost::Left)),
-        (frame(0x88, b""), Some(Lost::Left)),
+        (cut, Some(SocketLoss::TooLarge)),
+        (frame(0x81, b"\xff"), Some(SocketLoss::NotText)),
+        (frame(0x83, b""), Some(SocketLoss::Broken)),
+        (frame(0xc2, b""), Some(SocketLoss::Broken)),
+        (vec![0x82, 0x01, b'x'], Some(SocketLoss::Broken)),
+        (frame(0x88, b"\x03\xe8"), Some(SocketLoss::Left)),
+        (frame(0x88, b""), Some(SocketLoss::Left)),
         // EV-940: these are lost, and may come back.
-        (frame(0x88, b"\x03\xe9"), Some(Lost::Gone)),
-        (frame(0x88, b"\x0f\xa0"), Some(Lost::Gone)),
+        (frame(0x88, b"\x03\xe9"), Some(SocketLoss::Closed)),
+        (frame(0x88, b"\x0f\xa0"), Some(SocketLoss::Closed)),
     ] {
         let (mut client, server) = duplex(1024);
-        let mut socket = Socket::new(server, Vec::new(), 100, KEEPALIVE);
+        let mut socket = WebSocket::new(server, Vec::new(), 100, KEEPALIVE);
         client.write_all(&bytes).await.unwrap();
-        assert_eq!(socket.heard().await.err(), expect, "{bytes:02x?}");
+        assert_eq!(socket.receive().await.err(), expect, "{bytes:02x?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn ev_705_a_close_goes_behind_what_was_said_and_what_still_comes_is_thrown_away() {
     let (mut client, server) = duplex(64);
-    let mut socket = Socket::new(server, Vec::new(), 10, KEEPALIVE);
+    let mut socket = WebSocket::new(server, Vec::new(), 10, KEEPALIVE);
     client.write_all(&frame(0x82, &[b'x'; 11])).await.unwrap();
-    assert_eq!(socket.heard().await.err(), Some(Lost::TooLarge));
+    assert_eq!(socket.receive().await.err(), Some(SocketLoss::TooLarge));
     socket.send(Bytes::from_static(b"sorry"), false).unwrap();
     let limit = Duration::from_secs(1);
     let closing = tokio::spawn(Box::new(socket).close(1009, "TOO_LARGE".into(), limit));
     // More than the pipe holds: somebody reads it.
     client.write_all(&[0; 500]).await.unwrap();
-    let mut said = [0; 7 + 13];
-    client.read_exact(&mut said).await.unwrap();
-    assert_eq!(said, *b"\x82\x05sorry\x88\x0b\x03\xf1TOO_LARGE");
+    let mut reply = [0; 7 + 13];
+    client.read_exact(&mut reply).await.unwrap();
+    assert_eq!(reply, *b"\x82\x05sorry\x88\x0b\x03\xf1TOO_LARGE");
     drop(client);
     closing.await.unwrap();
 }
@@ -168,17 +168,17 @@ async fn ev_705_what_was_read_ahead_of_the_upgrade_is_heard_first() {
     let (mut client, server) = duplex(1024);
     let mut message = frame(0x82, b"hello");
     let rest = message.split_off(3);
-    let mut socket = Socket::new(server, message, 1024, KEEPALIVE);
+    let mut socket = WebSocket::new(server, message, 1024, KEEPALIVE);
     client.write_all(&rest).await.unwrap();
-    let heard = socket.heard().await.unwrap();
-    assert!(matches!(heard, Heard::Binary(bytes) if bytes == "hello"));
+    let received = socket.receive().await.unwrap();
+    assert!(matches!(received, SocketMessage::Binary(bytes) if bytes == "hello"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn ev_705_pings_are_answered_and_a_close_is_said_back() {
     let (mut client, server) = duplex(1024);
-    let mut socket = Socket::new(server, Vec::new(), 1024, KEEPALIVE);
-    let heard = tokio::spawn(async move { socket.heard().await.unwrap_err() });
+    let mut socket = WebSocket::new(server, Vec::new(), 1024, KEEPALIVE);
+    let received = tokio::spawn(async move { socket.receive().await.unwrap_err() });
     client.write_all(&frame(0x89, b"there?")).await.unwrap();
     let mut pong = [0; 8];
     client.read_exact(&mut pong).await.unwrap();
@@ -188,25 +188,28 @@ async fn ev_705_pings_are_answered_and_a_close_is_said_back() {
     let mut rest = Vec::new();
     client.read_to_end(&mut rest).await.unwrap();
     assert_eq!(rest, b"\x88\x02\x03\xe8");
-    assert_eq!(heard.await.unwrap(), Lost::Left);
+    assert_eq!(received.await.unwrap(), SocketLoss::Left);
 }
 
 /// Whoever sends pings and reads nothing does not make us keep an answer to each.
 #[tokio::test(start_paused = true)]
 async fn ev_705_many_pings_have_one_answer_waiting() {
     let (mut client, server) = duplex(64);
-    let mut socket = Socket::new(server, Vec::new(), 1024, KEEPALIVE);
+    let mut socket = WebSocket::new(server, Vec::new(), 1024, KEEPALIVE);
     let mut pings = frame(0x89, &[b'x'; 60]).repeat(1000);
     pings.extend(frame(0x89, b"last"));
     pings.extend(frame(0x82, b"hello"));
-    let told = tokio::spawn(async move {
+    let received = tokio::spawn(async move {
         client.write_all(&pings).await.unwrap();
         client
     });
-    assert!(matches!(socket.heard().await.unwrap(), Heard::Binary(_)));
+    assert!(matches!(
+        socket.receive().await.unwrap(),
+        SocketMessage::Binary(_)
+    ));
     let waiting = socket.writer.len();
     assert!(waiting <= WRITE_BYTES + 62, "{waiting}");
-    let mut client = told.await.unwrap();
+    let mut client = received.await.unwrap();
     let sent = tokio::spawn(async move {
         std::future::poll_fn(|cx| socket.poll_sent(cx))
             .await
@@ -229,7 +232,7 @@ async fn ev_109_a_peer_that_is_not_listened_to_is_seen_to_go() {
     let address = listener.local_addr().unwrap();
     let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
     let (server, _) = listener.accept().await.unwrap();
-    let mut socket = Socket::new(Carrier::over(server), Vec::new(), 1024, KEEPALIVE);
+    let mut socket = WebSocket::new(SocketIo::over(server), Vec::new(), 1024, KEEPALIVE);
     // Much that nobody reads stands before the end.
     client.write_all(&[0; 10_000]).await.unwrap();
     tokio::time::pause();

@@ -1,7 +1,4 @@
 //! What is said to a client, as frames on their way out.
-//!
-//! Owns: [`Writer`]: small messages gathered, large ones as they are; what is written lets go of its memory. Refuses to
-//! know: when there is room, and what is said.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -15,7 +12,7 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::{Control, Data, OpC
 
 /// Frames that are not yet written.
 #[derive(Default)]
-pub(super) struct Writer {
+pub(super) struct FrameWriter {
     /// Ahead of `open`.
     pieces: VecDeque<Bytes>,
     /// Where small frames are gathered.
@@ -26,7 +23,7 @@ pub(super) struct Writer {
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FrameKind {
     Text,
     Binary,
     Ping,
@@ -34,14 +31,14 @@ pub(super) enum Kind {
     Close,
 }
 
-impl Writer {
+impl FrameWriter {
     /// Bytes that wait.
     pub(super) const fn len(&self) -> usize {
         self.len
     }
 
     /// Appends a frame.
-    pub(super) fn put(&mut self, kind: Kind, payload: Bytes) {
+    pub(super) fn put(&mut self, kind: FrameKind, payload: Bytes) {
         let before = self.open.len();
         head(kind, payload.len(), &mut self.open);
         self.len += self.open.len() - before + payload.len();
@@ -79,7 +76,7 @@ impl Writer {
 
     /// Lets go of what was needed for more than is usual.
     pub(super) fn rest(&mut self) {
-        if self.len == 0 && self.open.capacity() > KEPT_BYTES {
+        if self.len == 0 && self.open.capacity() > RETAINED_BYTES {
             *self = Self::default();
         }
     }
@@ -99,13 +96,13 @@ impl Writer {
 }
 
 /// The head of a frame; a server's has no mask, and a message of ours is never in pieces (EV-705).
-fn head(kind: Kind, len: usize, out: &mut BytesMut) {
+fn head(kind: FrameKind, len: usize, out: &mut BytesMut) {
     let opcode = match kind {
-        Kind::Text => OpCode::Data(Data::Text),
-        Kind::Binary => OpCode::Data(Data::Binary),
-        Kind::Ping => OpCode::Control(Control::Ping),
-        Kind::Pong => OpCode::Control(Control::Pong),
-        Kind::Close => OpCode::Control(Control::Close),
+        FrameKind::Text => OpCode::Data(Data::Text),
+        FrameKind::Binary => OpCode::Data(Data::Binary),
+        FrameKind::Ping => OpCode::Control(Control::Ping),
+        FrameKind::Pong => OpCode::Control(Control::Pong),
+        FrameKind::Close => OpCode::Control(Control::Close),
     };
     let head = FrameHeader {
         opcode,
@@ -120,7 +117,7 @@ const GATHERED: usize = 4 * 1024;
 /// Pieces that are written with one call.
 const AT_ONCE: usize = 16;
 /// Room that is kept while nothing is said.
-const KEPT_BYTES: usize = 4 * 1024;
+const RETAINED_BYTES: usize = 4 * 1024;
 
 #[cfg(test)]
 mod tests;

@@ -11,8 +11,10 @@ use futures::executor::block_on;
 use serde_json::Value;
 
 use super::super::*;
-use crate::api::{Chat, Kind, Message, Prompt, Reason, Request, Sampling};
-use crate::{Config, Engine, Handle};
+use crate::api::{
+    ChatMessage, ChatRequest, EventKind, FinishReason, GenerationRequest, Prompt, Sampling,
+};
+use crate::{Config, Engine, RequestHandle};
 
 /// Every so many held-out questions of a family are asked.
 const EVERY: usize = 6;
@@ -31,28 +33,28 @@ fn demo() -> Option<PathBuf> {
 }
 
 fn engine(folder: &Path) -> Engine {
-    let source = Source::File(folder.join("sapwood-demo.gguf"));
-    let options = Options {
+    let source = ModelSource::File(folder.join("sapwood-demo.gguf"));
+    let options = LoadOptions {
         threads: Some(1),
-        ..Options::default()
+        ..LoadOptions::default()
     };
     let model = load("demo", &source, &options, &mut |_| true).unwrap();
     Engine::spawn(Box::new(model), Config::default()).unwrap()
 }
 
-fn chat(question: &Value) -> Chat {
+fn chat(question: &Value) -> ChatRequest {
     let messages = question["messages"].as_array().unwrap();
-    let message = |message: &Value| Message {
+    let message = |message: &Value| ChatMessage {
         role: message["role"].as_str().unwrap().to_owned(),
         content: message["content"].as_str().unwrap_or_default().to_owned(),
         tool_calls: message.get("tool_calls").cloned().unwrap_or_default(),
-        ..Message::default()
+        ..ChatMessage::default()
     };
-    Chat {
+    ChatRequest {
         // The last one is the answer.
         messages: messages[..messages.len() - 1].iter().map(message).collect(),
         tools: question.get("tools").cloned().unwrap_or_default(),
-        ..Chat::default()
+        ..ChatRequest::default()
     }
 }
 
@@ -74,8 +76,8 @@ fn recommended(seed: u64) -> Sampling {
     }
 }
 
-fn request(chat: Chat, sampling: Sampling) -> Request {
-    let mut request = Request::new(Prompt::Chat(chat));
+fn request(chat: ChatRequest, sampling: Sampling) -> GenerationRequest {
+    let mut request = GenerationRequest::new(Prompt::Chat(chat));
     request.sampling = sampling;
     // Stories are the longest answers.
     request.max_tokens = Some(160);
@@ -83,14 +85,14 @@ fn request(chat: Chat, sampling: Sampling) -> Request {
 }
 
 /// The text of an answer; `None` if it did not end by itself.
-fn text(handle: Handle) -> Option<String> {
+fn text(handle: RequestHandle) -> Option<String> {
     let (mut text, mut ended) = (String::new(), false);
     for event in block_on(handle.collect::<Vec<_>>()) {
         match event.kind {
-            Kind::Tokens(tokens) => text.push_str(&tokens.text),
-            Kind::Finish(finish) => ended = finish.reason == Reason::Stop,
-            Kind::Usage(_) => {}
-            Kind::Fault(fault) => panic!("{fault}"),
+            EventKind::Tokens(tokens) => text.push_str(&tokens.text),
+            EventKind::Finish(finish) => ended = finish.reason == FinishReason::Stop,
+            EventKind::Usage(_) => {}
+            EventKind::Error(error) => panic!("{error}"),
         }
     }
     ended.then_some(text)
@@ -242,14 +244,14 @@ fn answered(engine: &Engine, questions: &[Value], sampling: impl Fn(u64) -> Samp
     let asked: Vec<_> = (0..)
         .zip(questions)
         .map(|(number, question)| {
-            let message = Message {
+            let message = ChatMessage {
                 role: "user".to_owned(),
                 content: question["question"].as_str().unwrap().to_owned(),
-                ..Message::default()
+                ..ChatMessage::default()
             };
-            let chat = Chat {
+            let chat = ChatRequest {
                 messages: vec![message],
-                ..Chat::default()
+                ..ChatRequest::default()
             };
             let handle = engine.submit(request(chat, sampling(number))).unwrap();
             (question, handle)

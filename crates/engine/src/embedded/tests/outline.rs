@@ -4,13 +4,13 @@ use super::*;
 
 #[test]
 fn lm_332_a_header_says_what_the_loaded_model_says() {
-    let source = Source::Bytes(tiny());
+    let source = ModelSource::Bytes(tiny());
     let (info, announced) = outline("tiny", &source, &options()).unwrap();
     let loaded = loaded(&options());
-    let told = loaded.info();
+    let received = loaded.info();
     assert_eq!(
         (&info.name, &info.architecture),
-        (&told.name, &told.architecture)
+        (&received.name, &received.architecture)
     );
     assert_eq!(
         (
@@ -20,15 +20,15 @@ fn lm_332_a_header_says_what_the_loaded_model_says() {
             info.chat
         ),
         (
-            told.context_tokens,
-            told.vocabulary_tokens,
-            told.parallel,
-            told.chat
+            received.context_tokens,
+            received.vocabulary_tokens,
+            received.parallel,
+            received.chat
         )
     );
     let vocabulary = loaded.vocabulary();
-    assert_eq!(announced.beginning(), vocabulary.beginning());
-    let mut ends = (0..told.vocabulary_tokens).filter(|&token| announced.is_end(token));
+    assert_eq!(announced.bos(), vocabulary.bos());
+    let mut ends = (0..received.vocabulary_tokens).filter(|&token| announced.is_end(token));
     assert!(ends.clone().count() > 0);
     assert!(ends.all(|token| vocabulary.is_end(token)));
     assert!(!announced.has_text());
@@ -36,7 +36,7 @@ fn lm_332_a_header_says_what_the_loaded_model_says() {
 
 #[test]
 fn lm_332_a_file_that_cannot_be_loaded_has_no_outline() {
-    let none = Source::File("/nothing/there.gguf".into());
+    let none = ModelSource::File("/nothing/there.gguf".into());
     assert!(matches!(
         outline("m", &none, &options()),
         Err(LoadError::Missing(_))

@@ -1,37 +1,37 @@
 //! D-48: equal text with a cold and a warm cache, for each kind of model, in both layouts of the cache.
 
 use super::*;
-use crate::api::{Event, Kind, Prompt, Request};
-use crate::{Config, Engine, Owner};
+use crate::api::{EngineEvent, EventKind, GenerationRequest, Prompt};
+use crate::{Config, Engine, EngineOwner};
 
 /// A model and the engine around it, stepped by hand.
 struct Bench {
-    owner: Owner,
+    owner: EngineOwner,
     engine: Engine,
 }
 
 impl Bench {
-    fn new(shape: &Shape, options: &Options) -> Self {
+    fn new(shape: &RandomModelShape, options: &LoadOptions) -> Self {
         let bytes: &'static [u8] = written(shape).leak();
-        let model = load("m", &Source::Bytes(bytes), options, &mut |_| true).unwrap();
+        let model = load("m", &ModelSource::Bytes(bytes), options, &mut |_| true).unwrap();
         let config = Config {
             prefix_tokens_min: 1,
             seed: Some(1),
             ..Config::default()
         };
-        let (owner, engine) = Owner::by_hand(Box::new(model), config);
+        let (owner, engine) = EngineOwner::by_hand(Box::new(model), config);
         Self { owner, engine }
     }
 
     /// The choices of each of these requests, which run together.
-    fn answers(&mut self, requests: Vec<Request>) -> Vec<Answer> {
+    fn answers(&mut self, requests: Vec<GenerationRequest>) -> Vec<Answer> {
         let submit = |request| self.engine.submit(request).unwrap();
         let mut handles: Vec<_> = requests.into_iter().map(submit).collect();
         self.owner.step(Time::ZERO);
         while !self.owner.is_empty() {
             self.owner.step(Time::ZERO);
         }
-        let events = |handle: &mut crate::Handle| {
+        let events = |handle: &mut crate::RequestHandle| {
             let mut answer = Answer::default();
             while let Some(event) = handle.try_next() {
                 answer.take(event);
@@ -50,19 +50,19 @@ struct Answer {
 }
 
 impl Answer {
-    fn take(&mut self, event: Event) {
+    fn take(&mut self, event: EngineEvent) {
         let choice = event.choice as usize;
         if self.choices.len() <= choice {
             self.choices.resize(choice + 1, Vec::new());
         }
         match event.kind {
-            Kind::Tokens(tokens) => {
-                let told = tokens.tokens.iter().map(|token| (token.id, token.logprob));
-                self.choices[choice].extend(told);
+            EventKind::Tokens(tokens) => {
+                let received = tokens.tokens.iter().map(|token| (token.id, token.logprob));
+                self.choices[choice].extend(received);
             }
-            Kind::Usage(usage) => self.cached = usage.cached_tokens,
-            Kind::Finish(_) => {}
-            Kind::Fault(fault) => panic!("{fault:?}"),
+            EventKind::Usage(usage) => self.cached = usage.cached_tokens,
+            EventKind::Finish(_) => {}
+            EventKind::Error(error) => panic!("{error:?}"),
         }
     }
 
@@ -83,15 +83,15 @@ impl Answer {
 }
 
 /// Scored, so that the same tokens are compared whatever would have been said.
-fn scored(prompt: &[Token], output: &[Token]) -> Request {
-    let mut request = Request::new(Prompt::Tokens(prompt.to_vec()));
+fn scored(prompt: &[Token], output: &[Token]) -> GenerationRequest {
+    let mut request = GenerationRequest::new(Prompt::Tokens(prompt.to_vec()));
     request.scored = Some(output.to_vec());
     request.top_logprobs = Some(0);
     request
 }
 
-fn generated(prompt: &[Token], tokens: u32, n: u32) -> Request {
-    let mut request = Request::new(Prompt::Tokens(prompt.to_vec()));
+fn generated(prompt: &[Token], tokens: u32, n: u32) -> GenerationRequest {
+    let mut request = GenerationRequest::new(Prompt::Tokens(prompt.to_vec()));
     request.sampling.temperature = 0.0;
     (request.max_tokens, request.n) = (Some(tokens), n);
     request.ignore_eos = true;
@@ -133,12 +133,12 @@ fn rounds() -> Vec<Vec<(Vec<Token>, u32, u32)>> {
     ]
 }
 
-fn shapes() -> [(&'static str, Shape); 4] {
+fn shapes() -> [(&'static str, RandomModelShape); 4] {
     [
-        ("full attention", Shape::tiny()),
-        ("sliding window", Shape::tiny_windowed()),
-        ("recurrent", Shape::tiny_recurrent()),
-        ("hybrid", Shape::tiny_hybrid()),
+        ("full attention", RandomModelShape::tiny()),
+        ("sliding window", RandomModelShape::tiny_windowed()),
+        ("recurrent", RandomModelShape::tiny_recurrent()),
+        ("hybrid", RandomModelShape::tiny_hybrid()),
     ]
 }
 
@@ -146,7 +146,7 @@ fn shapes() -> [(&'static str, Shape); 4] {
 fn d_48_a_warm_cache_gives_what_a_cold_one_gives() {
     for (kind, shape) in shapes() {
         for cache_tokens in [None, Some(1024)] {
-            let options = Options {
+            let options = LoadOptions {
                 cache_tokens,
                 ..options()
             };
@@ -170,12 +170,12 @@ fn d_48_a_warm_cache_gives_what_a_cold_one_gives() {
                     cached += answer.cached;
                 }
                 // The conversation goes on, and what other answers to it would have cost.
-                let said = answers[0].choices[0].iter().map(|told| told.0);
+                let reply = answers[0].choices[0].iter().map(|received| received.0);
                 let prompt: Vec<Token> = round[0]
                     .0
                     .iter()
                     .copied()
-                    .chain(said)
+                    .chain(reply)
                     .chain([9; 5])
                     .collect();
                 let next = warm.answers(vec![generated(&prompt, 9, 1)]).remove(0);
@@ -203,17 +203,17 @@ fn d_48_a_warm_cache_gives_what_a_cold_one_gives() {
 /// The cells before a window are others' as soon as these want them.
 #[test]
 fn d_48_a_windowed_slot_that_has_gone_on_cannot_go_far_back() {
-    let few = Options {
+    let few = LoadOptions {
         context_tokens: Some(512),
         cache_tokens: Some(512),
         ..options()
     };
-    let shape = Shape {
+    let shape = RandomModelShape {
         sliding_window: 32,
-        ..Shape::tiny_windowed()
+        ..RandomModelShape::tiny_windowed()
     };
     let bytes: &'static [u8] = written(&shape).leak();
-    let mut model = load("m", &Source::Bytes(bytes), &few, &mut |_| true).unwrap();
+    let mut model = load("m", &ModelSource::Bytes(bytes), &few, &mut |_| true).unwrap();
     let fill = |model: &mut Embedded, slot, from: u32, tokens: &[Token]| {
         for (index, part) in tokens.chunks(50).enumerate() {
             let at = from + 50 * index as u32;
@@ -237,7 +237,7 @@ fn d_48_a_windowed_slot_that_has_gone_on_cannot_go_far_back() {
     model.open(1, &opening());
     model.fork(2, 1, 41);
     let next = row(&mut model, &entries(1, 41, &[7]));
-    let mut fresh = load("m", &Source::Bytes(bytes), &few, &mut |_| true).unwrap();
+    let mut fresh = load("m", &ModelSource::Bytes(bytes), &few, &mut |_| true).unwrap();
     fresh.open(0, &opening());
     fill(&mut fresh, 0, 0, &text(2, 41));
     alike(&row(&mut fresh, &entries(0, 41, &[7])), &next);

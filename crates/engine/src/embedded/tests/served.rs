@@ -5,29 +5,29 @@ use futures::executor::block_on;
 use sapwood_proto::steer::Token;
 
 use super::{TEXT, loaded, options};
-use crate::api::{Kind, Prompt, Request, Usage};
-use crate::{Config, Engine, Handle};
+use crate::api::{EventKind, GenerationRequest, Prompt, TokenUsage};
+use crate::{Config, Engine, RequestHandle};
 
 fn engine() -> Engine {
     Engine::spawn(Box::new(loaded(&options())), Config::default()).unwrap()
 }
 
-fn request(prompt: Vec<Token>, max_tokens: u32) -> Request {
-    let mut request = Request::new(Prompt::Tokens(prompt));
+fn request(prompt: Vec<Token>, max_tokens: u32) -> GenerationRequest {
+    let mut request = GenerationRequest::new(Prompt::Tokens(prompt));
     request.sampling.temperature = 0.0;
     request.ignore_eos = true;
     request.max_tokens = Some(max_tokens);
     request
 }
 
-fn answer(handle: Handle) -> (Vec<Token>, Usage) {
+fn answer(handle: RequestHandle) -> (Vec<Token>, TokenUsage) {
     let mut tokens = Vec::new();
     for event in block_on(handle.collect::<Vec<_>>()) {
         match event.kind {
-            Kind::Tokens(got) => tokens.extend(got.tokens.iter().map(|token| token.id)),
-            Kind::Finish(_) => {}
-            Kind::Usage(usage) => return (tokens, usage),
-            Kind::Fault(fault) => panic!("{fault}"),
+            EventKind::Tokens(got) => tokens.extend(got.tokens.iter().map(|token| token.id)),
+            EventKind::Finish(_) => {}
+            EventKind::Usage(usage) => return (tokens, usage),
+            EventKind::Error(error) => panic!("{error}"),
         }
     }
     panic!("the stream ended early");
@@ -50,12 +50,12 @@ fn a_second_turn_computes_only_what_is_new() {
 fn lm_974_a_prompt_is_as_likely_as_its_tokens_score() {
     let engine = engine();
     let prompt = TEXT.repeat(8);
-    let told = |mut request: Request| {
+    let received = |mut request: GenerationRequest| {
         request.top_logprobs = Some(0);
         let handle = engine.submit(request).unwrap();
         let (mut prompt, mut output) = (Vec::new(), Vec::new());
         for event in block_on(handle.collect::<Vec<_>>()) {
-            if let Kind::Tokens(tokens) = event.kind {
+            if let EventKind::Tokens(tokens) = event.kind {
                 prompt.extend(tokens.prompt.iter().flat_map(|prompt| prompt.to_vec()));
                 output.extend(tokens.tokens.iter().map(|token| token.logprob));
             }
@@ -64,21 +64,21 @@ fn lm_974_a_prompt_is_as_likely_as_its_tokens_score() {
     };
     let mut scored = request(prompt[..1].to_vec(), 1);
     scored.scored = Some(prompt[1..].to_vec());
-    let (_, scores) = told(scored);
+    let (_, scores) = received(scored);
     for _ in 0..2 {
         let mut asked = request(prompt.clone(), 3);
         asked.prompt_logprobs = true;
-        let (weights, output) = told(asked);
+        let (weights, output) = received(asked);
         assert_eq!((weights.len(), output.len()), (prompt.len() - 1, 3));
-        let apart = weights.iter().zip(&scores).map(|(a, b)| (a - b).abs());
-        assert!(apart.fold(0.0, f32::max) < 1e-2);
+        let per_slot = weights.iter().zip(&scores).map(|(a, b)| (a - b).abs());
+        assert!(per_slot.fold(0.0, f32::max) < 1e-2);
     }
 }
 
 #[test]
 fn more_requests_than_slots_are_all_answered_alike() {
     let engine = engine();
-    let handles: Vec<Handle> = (0..12)
+    let handles: Vec<RequestHandle> = (0..12)
         .map(|number| {
             engine
                 .submit(request([&[number], TEXT].concat(), 30))

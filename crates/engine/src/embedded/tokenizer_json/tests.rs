@@ -6,30 +6,30 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use tokenizers::Tokenizer as Reader;
 
-use super::super::random::{self, Shape, byte_text};
-use super::super::{Options, Source, load};
+use super::super::random::{self, RandomModelShape, byte_text};
+use super::super::{LoadOptions, ModelSource, load};
 use crate::api::SharedVocabulary;
 use crate::model::Model;
 
-fn loaded(source: &Source) -> SharedVocabulary {
-    let options = Options {
+fn loaded(source: &ModelSource) -> SharedVocabulary {
+    let options = LoadOptions {
         threads: Some(1),
-        ..Options::default()
+        ..LoadOptions::default()
     };
     let model = load("m", source, &options, &mut |_| true).unwrap();
     model.vocabulary()
 }
 
-fn shaped(shape: &Shape) -> SharedVocabulary {
+fn shaped(shape: &RandomModelShape) -> SharedVocabulary {
     let mut bytes = Vec::new();
     random::write(&mut bytes, shape, 7).unwrap();
-    loaded(&Source::Bytes(bytes.leak()))
+    loaded(&ModelSource::Bytes(bytes.leak()))
 }
 
 fn demo() -> Option<SharedVocabulary> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/sapwood-demo.gguf");
     if path.is_file() {
-        return Some(loaded(&Source::File(path)));
+        return Some(loaded(&ModelSource::File(path)));
     }
     eprintln!("skipped: the demo model is not there");
     None
@@ -148,12 +148,12 @@ fn lm_951_every_known_split_is_llamas() {
     let texts = prop::collection::vec(letter, 0..14);
     let texts = texts.prop_map(|letters| letters.into_iter().collect::<String>());
     for name in NAMES {
-        let shape = Shape {
+        let shape = RandomModelShape {
             pre: (*name).to_owned(),
             vocabulary: 259 + merges.len() as u32,
             token_types: 259 + merges.len() as u32,
             merges: merges.clone(),
-            ..Shape::tiny()
+            ..RandomModelShape::tiny()
         };
         let two = Two::of(shaped(&shape));
         for text in TEXTS {
@@ -186,10 +186,10 @@ fn lm_951_bytes_without_a_token_are_left_out_of_texts() {
         (b'~', "t~h ~th~ [~]"),
         (b']', "t]h ]th] [~]-"),
     ] {
-        let shape = Shape {
+        let shape = RandomModelShape {
             pre: "smollm".to_owned(),
             lacking: Some(byte),
-            ..Shape::tiny()
+            ..RandomModelShape::tiny()
         };
         let two = Two::of(shaped(&shape));
         for text in TEXTS.iter().chain([&text]) {
@@ -197,25 +197,25 @@ fn lm_951_bytes_without_a_token_are_left_out_of_texts() {
                 .unwrap_or_else(|why| panic!("{byte:#x}: {why}"));
         }
     }
-    let used = Shape {
+    let used = RandomModelShape {
         lacking: Some(b't'),
-        ..Shape::tiny()
+        ..RandomModelShape::tiny()
     };
     assert!(shaped(&used).file().is_none(), "t and h are merged");
 }
 
 #[test]
 fn lm_951_what_cannot_be_written_has_no_file() {
-    let of = |pre: &str| Shape {
+    let of = |pre: &str| RandomModelShape {
         pre: pre.to_owned(),
-        ..Shape::tiny()
+        ..RandomModelShape::tiny()
     };
     assert!(shaped(&of("gpt-2")).file().is_some());
     assert!(
         shaped(&of("bloom")).file().is_none(),
         "its pattern is not known"
     );
-    let lacking = Shape {
+    let lacking = RandomModelShape {
         merges: vec![["t".to_owned(), "h".to_owned()]],
         ..of("gpt-2")
     };
@@ -226,6 +226,6 @@ fn lm_951_what_cannot_be_written_has_no_file() {
         .position(|window| window == b"t h")
         .unwrap();
     bytes[merge] = b'q';
-    let lacking = loaded(&Source::Bytes(bytes.leak()));
+    let lacking = loaded(&ModelSource::Bytes(bytes.leak()));
     assert!(lacking.file().is_none(), "q and h are merged to no token");
 }

@@ -3,13 +3,13 @@
 use proptest::prelude::*;
 use sapwood_proto::steer::{Mask, Mid, Pre};
 
-use super::harness::{Answer, Bench, read, say};
+use super::harness::{Answer, Bench, read, request_for};
 use super::probe::Probe;
-use crate::api::{Fault, Kind, Reason, Request};
+use crate::api::{EngineError, EventKind, FinishReason, GenerationRequest};
 use crate::scripted::{Config as Script, Script as Name};
 
-fn forbidding(text: &str, words: &[&str]) -> Request {
-    let mut request = say(text);
+fn forbidding(text: &str, words: &[&str]) -> GenerationRequest {
+    let mut request = request_for(text);
     request.bad_words = words.iter().map(|word| (*word).to_owned()).collect();
     request
 }
@@ -51,8 +51,8 @@ fn tr_401_a_bad_word_does_not_come_and_the_script_goes_on_behind_it() {
             seen.chars().zip(expect.chars()).all(like),
             "{seen} {expect}"
         );
-        let mut held = words.iter().filter(|word| seen.contains(**word));
-        assert_eq!(held.next(), None, "{seen}");
+        let mut retained = words.iter().filter(|word| seen.contains(**word));
+        assert_eq!(retained.next(), None, "{seen}");
         assert_eq!(
             answer.usage.unwrap().completion_tokens as usize,
             text.len() + 1
@@ -71,7 +71,7 @@ fn tr_401_a_forbidden_token_is_no_alternative() {
     let vocabulary = bench.engine.vocabulary();
     let mut seen = 0;
     while let Some(event) = handle.try_next() {
-        let Kind::Tokens(tokens) = event.kind else {
+        let EventKind::Tokens(tokens) = event.kind else {
             continue;
         };
         for token in &tokens.tokens {
@@ -90,7 +90,7 @@ fn tr_401_a_forbidden_token_is_no_alternative() {
 fn tr_401_bad_words_that_leave_nothing_end_the_request_and_no_other() {
     let refused = |words: &[&str], bias: Vec<(u32, f32)>| -> Answer {
         let mut bench = echo();
-        let mut beside = bench.submit(say("ab"));
+        let mut beside = bench.submit(request_for("ab"));
         let mut request = forbidding("aaaa", words);
         request.sampling.logit_bias = bias.into();
         let answer = bench.answer(request);
@@ -99,12 +99,12 @@ fn tr_401_bad_words_that_leave_nothing_end_the_request_and_no_other() {
     };
     let answer = refused(&["aa"], all_but(97));
     assert_eq!(answer.text(), "a", "what came before stands");
-    let Fault {
+    let EngineError {
         code,
         reason,
         message,
         ..
-    } = answer.fault.unwrap();
+    } = answer.error.unwrap();
     assert_eq!(
         (code.name(), reason),
         ("invalid-request", "constraint_failed")
@@ -116,7 +116,7 @@ fn tr_401_bad_words_that_leave_nothing_end_the_request_and_no_other() {
     endless.push((97, 1e20));
     let answer = refused(&["aa"], endless);
     let finish = answer.choices[0].2.clone().unwrap();
-    assert_eq!((answer.text(), finish.reason), ("a", Reason::Stop));
+    assert_eq!((answer.text(), finish.reason), ("a", FinishReason::Stop));
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn tr_401_bad_words_hold_together_with_a_mask_and_after_forced_tokens() {
     assert!(plain.text().contains("cat"), "{}", plain.text());
     let answer = steered(&["cat"]);
     assert!(
-        answer.fault.is_none() && !answer.text().contains("cat"),
+        answer.error.is_none() && !answer.text().contains("cat"),
         "{}",
         answer.text()
     );
@@ -171,9 +171,9 @@ fn tr_401_bad_words_hold_together_with_a_mask_and_after_forced_tokens() {
     };
     let mut request = forbidding("aaa", &["aa"]);
     request.steer = Some(Box::new(probe));
-    let fault = echo().answer(request).fault.unwrap();
+    let cause = echo().answer(request).error.unwrap();
     assert_eq!(
-        (fault.code.name(), fault.reason),
+        (cause.code.name(), cause.reason),
         ("controller-failed", "constraint_failed")
     );
 }
@@ -184,7 +184,7 @@ fn tr_401_tokens_that_are_weighed_may_be_anything() {
     request.scored = Some(vec![97, 98]);
     let answer = echo().answer(request);
     assert_eq!(answer.choices[0].1, [97, 98]);
-    assert_eq!(answer.fault, None);
+    assert_eq!(answer.error, None);
 }
 
 proptest! {
@@ -207,7 +207,7 @@ proptest! {
         (request.sampling.top_k, request.sampling.top_p) = (limits.0, limits.1);
         request.sampling.frequency_penalty = if seed % 2 == 0 { 1.0 } else { 0.0 };
         let answer = wandering().answer(request);
-        prop_assert_eq!(answer.fault, None);
+        prop_assert_eq!(answer.error, None);
         for (text, ids, _) in &answer.choices {
             prop_assert_eq!(ids.len(), 40);
             for word in &words {

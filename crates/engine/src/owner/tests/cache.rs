@@ -1,7 +1,7 @@
 //! Prefixes, shared prompts, and a cache that is too small.
 
-use super::harness::{Bench, read, say};
-use crate::api::{Reason, Request};
+use super::harness::{Bench, read, request_for};
+use crate::api::{FinishReason, GenerationRequest};
 use crate::scripted::{Config as Script, Script as Name};
 use crate::{Config, PrefixSharing};
 
@@ -26,10 +26,10 @@ fn the_second_turn_of_a_conversation_pays_only_its_new_tokens() {
             truncates,
             ..Script::default()
         });
-        let first = bench.answer(say("a question"));
+        let first = bench.answer(request_for("a question"));
         assert_eq!(first.usage.unwrap().cached_tokens, 0);
         // What was said, end token left out, and a new question.
-        let mut handle = bench.submit(say("a questiona question and more"));
+        let mut handle = bench.submit(request_for("a questiona question and more"));
         let reports = bench.settle();
         let usage = read(&mut handle).usage.unwrap();
         assert_eq!(
@@ -43,8 +43,8 @@ fn the_second_turn_of_a_conversation_pays_only_its_new_tokens() {
 }
 
 /// A request whose prefixes are those of this scope.
-fn of_scope(scope: u64, prompt: &str) -> Request {
-    let mut request = say(prompt);
+fn of_scope(scope: u64, prompt: &str) -> GenerationRequest {
+    let mut request = request_for(prompt);
     request.prefix_scope = scope;
     request
 }
@@ -109,14 +109,14 @@ fn equal_requests_do_not_evict_a_conversation() {
     };
     let mut bench = Bench::new(script);
     let words = "a word of a conversation ".repeat(10);
-    let first = bench.answer(say(&words));
+    let first = bench.answer(request_for(&words));
     assert_eq!(first.usage.unwrap().cached_tokens, 0);
     for seed in 0..40 {
-        let mut request = say(&"the same request again ".repeat(4));
+        let mut request = request_for(&"the same request again ".repeat(4));
         (request.sampling.temperature, request.sampling.seed) = (1.0, Some(seed));
         bench.answer(request);
     }
-    let second = bench.answer(say(&(words + "and on")));
+    let second = bench.answer(request_for(&(words + "and on")));
     let usage = second.usage.unwrap();
     assert!(usage.prompt_tokens - usage.cached_tokens < 8, "{usage:?}");
 }
@@ -126,8 +126,8 @@ fn a_match_shorter_than_its_minimum_is_computed() {
     // A token begins every prompt.
     for (common, cached) in [(14, 0), (15, 16), (16, 17)] {
         let mut bench = Bench::new(Script::default());
-        bench.answer(say(&("p".repeat(common) + &"x".repeat(20))));
-        let answer = bench.answer(say(&("p".repeat(common) + &"y".repeat(20))));
+        bench.answer(request_for(&("p".repeat(common) + &"x".repeat(20))));
+        let answer = bench.answer(request_for(&("p".repeat(common) + &"y".repeat(20))));
         assert_eq!(answer.usage.unwrap().cached_tokens, cached, "{common}");
     }
 }
@@ -141,9 +141,9 @@ fn prefixes_are_shared_across_requests_that_run() {
     };
     let mut bench = Bench::new(script);
     let prompt = "the word ".repeat(40);
-    let _first = bench.submit(say(&prompt));
+    let _first = bench.submit(request_for(&prompt));
     bench.step();
-    let _second = bench.submit(say(&(prompt + "and")));
+    let _second = bench.submit(request_for(&(prompt + "and")));
     let report = bench.step();
     assert_eq!(report.prefilled.len(), 1);
     assert!(report.prefilled[0].1 <= 2, "{report:?}");
@@ -156,17 +156,14 @@ fn n_choices_share_one_prefill() {
             truncates,
             ..Script::default()
         });
-        let mut request = say(&"p".repeat(200));
+        let mut request = request_for(&"p".repeat(200));
         (request.n, request.max_tokens) = (8, Some(3));
         let mut handle = bench.submit(request);
         let reports = bench.settle();
         let answer = read(&mut handle);
         assert!(
-            answer
-                .choices
-                .iter()
-                .all(|choice| choice.0 == "ppp"
-                    && choice.2.as_ref().unwrap().reason == Reason::Length)
+            answer.choices.iter().all(|choice| choice.0 == "ppp"
+                && choice.2.as_ref().unwrap().reason == FinishReason::Length)
         );
         assert_eq!(answer.choices.len(), 8);
         let usage = answer.usage.unwrap();
@@ -183,7 +180,7 @@ fn more_choices_than_seats_take_turns() {
         kept_prefixes: 1,
         ..Script::default()
     });
-    let mut request = say("turns");
+    let mut request = request_for("turns");
     request.n = 7;
     let answer = bench.answer(request);
     assert_eq!(
@@ -206,7 +203,7 @@ fn choices_of_a_sampled_request_differ_and_repeat_with_their_seed() {
             count: 12,
             ..Script::default()
         };
-        let mut request = say("x");
+        let mut request = request_for("x");
         (
             request.n,
             request.sampling.seed,
@@ -240,7 +237,7 @@ fn a_full_cache_preempts_and_everybody_ends_as_if_alone() {
             ..script(150)
         });
         let request = |index: u64| {
-            let mut request = say(&"ab".repeat(index as usize + 1));
+            let mut request = request_for(&"ab".repeat(index as usize + 1));
             (request.sampling.seed, request.sampling.temperature) = (Some(index), 1.0);
             request.top_logprobs = Some(2);
             request
@@ -274,7 +271,7 @@ fn the_lowest_priority_gives_way() {
     let handles: Vec<_> = [1, 0, 2]
         .into_iter()
         .map(|priority| {
-            let mut request = say("0123456789");
+            let mut request = request_for("0123456789");
             request.priority = priority;
             bench.submit(request)
         })
@@ -299,7 +296,10 @@ fn the_end_of_the_context_is_length() {
         context_tokens: 20,
         ..Script::default()
     });
-    let answer = bench.answer(say("12345"));
-    assert_eq!(answer.choices[0].2.as_ref().unwrap().reason, Reason::Length);
+    let answer = bench.answer(request_for("12345"));
+    assert_eq!(
+        answer.choices[0].2.as_ref().unwrap().reason,
+        FinishReason::Length
+    );
     assert_eq!(answer.usage.unwrap().completion_tokens, 14);
 }

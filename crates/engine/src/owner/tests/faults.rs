@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use sapwood_proto::code::Code;
 use sapwood_proto::time::Time;
 
-use super::harness::{Bench, read, say};
-use crate::api::{Fault, ModelInfo, SharedVocabulary};
-use crate::model::{Capacity, Entry, Model, Opening, Row, Slot, Stop};
+use super::harness::{Bench, read, request_for};
+use crate::api::{EngineError, ModelInfo, SharedVocabulary};
+use crate::model::{BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
 use crate::scripted::{Config as Script, Scripted};
 use crate::{Config, Engine};
 
@@ -45,46 +45,46 @@ impl Model for Faulty {
     fn capacity(&self) -> Capacity {
         self.model.capacity()
     }
-    fn open(&mut self, slot: Slot, opening: &Opening<'_>) {
+    fn open(&mut self, slot: SlotId, opening: &SlotPurpose<'_>) {
         self.panic_at(Trouble::PanicInOpen);
         self.model.open(slot, opening);
     }
-    fn fork(&mut self, from: Slot, to: Slot, tokens: u32) {
+    fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32) {
         self.model.fork(from, to, tokens);
     }
-    fn truncate(&mut self, slot: Slot, tokens: u32) {
+    fn truncate(&mut self, slot: SlotId, tokens: u32) {
         self.panic_at(Trouble::PanicInTruncate);
         self.model.truncate(slot, tokens);
     }
-    fn release(&mut self, slot: Slot) {
+    fn release(&mut self, slot: SlotId) {
         self.panic_at(Trouble::PanicInRelease);
         self.model.release(slot);
     }
-    fn decode(&mut self, batch: &[Entry], now: Time) -> Result<(), Stop> {
+    fn decode(&mut self, batch: &[BatchEntry], now: Time) -> Result<(), DecodeStop> {
         let mut trouble = self.trouble.lock().unwrap();
         self.now = *trouble;
         // What is to happen in another call waits for it.
-        let elsewhere = matches!(self.now, Trouble::PanicInOpen | Trouble::PanicInTruncate);
-        if !self.lasting && !elsewhere {
+        let other = matches!(self.now, Trouble::PanicInOpen | Trouble::PanicInTruncate);
+        if !self.lasting && !other {
             *trouble = Trouble::None;
         }
         drop(trouble);
-        let fault = || Fault::new(Code::Internal, "broken", "broken");
+        let error = || EngineError::new(Code::Internal, "broken", "broken");
         match self.now {
-            Trouble::Full => Err(Stop::Full),
-            Trouble::Aborted => Err(Stop::Aborted),
-            Trouble::Failed => Err(Stop::Failed(fault())),
-            Trouble::Dead => Err(Stop::Dead(fault())),
+            Trouble::Full => Err(DecodeStop::Full),
+            Trouble::Aborted => Err(DecodeStop::Aborted),
+            Trouble::Failed => Err(DecodeStop::Failed(error())),
+            Trouble::Dead => Err(DecodeStop::Dead(error())),
             Trouble::PanicInPass => panic!("broken"),
             _ => self.model.decode(batch, now),
         }
     }
-    fn row(&mut self, index: usize, now: Time) -> Row<'_> {
+    fn row(&mut self, index: usize, now: Time) -> OutputRow<'_> {
         match self.now {
             Trouble::PanicInRow if index == 0 => panic!("broken"),
             Trouble::NotANumber if index == 0 => {
                 self.row = vec![f32::NAN; 258];
-                Row::Logits(&mut self.row)
+                OutputRow::Logits(&mut self.row)
             }
             _ => self.model.row(index, now),
         }
@@ -124,18 +124,21 @@ fn faulty(lasting: bool) -> (Faulty, Arc<Mutex<Trouble>>) {
 fn play(trouble: Trouble) -> [String; 3] {
     let (model, switch) = faulty(false);
     let mut bench = Bench::over(Box::new(model), Config::default());
-    let (mut first, mut second) = (bench.submit(say("first")), bench.submit(say("second")));
+    let (mut first, mut second) = (
+        bench.submit(request_for("first")),
+        bench.submit(request_for("second")),
+    );
     bench.step();
     bench.step();
     *switch.lock().unwrap() = trouble;
     bench.step();
-    let mut third = bench.submit(say("third"));
+    let mut third = bench.submit(request_for("third"));
     bench.settle();
     [&mut first, &mut second, &mut third].map(|handle| {
         let answer = read(handle);
-        answer.fault.as_ref().map_or_else(
+        answer.error.as_ref().map_or_else(
             || answer.text().to_owned(),
-            |fault| format!("{} {}", fault.code, fault.reason),
+            |cause| format!("{} {}", cause.code, cause.reason),
         )
     })
 }
@@ -174,9 +177,9 @@ fn a_model_with_room_for_nobody_fails_the_last_one_and_does_not_loop() {
     let (model, switch) = faulty(true);
     *switch.lock().unwrap() = Trouble::Full;
     let mut bench = Bench::over(Box::new(model), Config::default());
-    let mut handle = bench.submit(say("x"));
+    let mut handle = bench.submit(request_for("x"));
     bench.step();
-    assert_eq!(read(&mut handle).fault.unwrap().reason, "CACHE_FULL");
+    assert_eq!(read(&mut handle).error.unwrap().reason, "CACHE_FULL");
 }
 
 /// TR-1105.
@@ -185,11 +188,14 @@ fn a_script_that_panics_ends_its_request_only() {
     let rules = r#"{"script": "steps", "rules": [
         {"match": "bad", "steps": [{"text": "o"}, {"panic": true}]}, {"steps": [{"text": "fine"}]}]}"#;
     let mut bench = Bench::new(serde_json::from_str(rules).unwrap());
-    let (mut bad, mut good) = (bench.submit(say("bad")), bench.submit(say("good")));
+    let (mut bad, mut good) = (
+        bench.submit(request_for("bad")),
+        bench.submit(request_for("good")),
+    );
     bench.settle();
     let bad = read(&mut bad);
     assert_eq!(
-        (bad.text(), bad.fault.as_ref().unwrap().reason),
+        (bad.text(), bad.error.as_ref().unwrap().reason),
         ("o", "model_panic")
     );
     assert_eq!(read(&mut good).text(), "fine");
@@ -205,7 +211,7 @@ fn oa_913_a_panic_of_the_model_is_counted_and_a_lost_model_is_known_to_be_lost()
     ] {
         let (model, switch) = faulty(false);
         let mut bench = Bench::over(Box::new(model), Config::default());
-        let handle = bench.submit(say("first"));
+        let handle = bench.submit(request_for("first"));
         bench.step();
         *switch.lock().unwrap() = trouble;
         bench.step();
@@ -226,7 +232,7 @@ fn oa_913_an_engine_whose_model_or_thread_is_lost_counts_as_stuck_for_ever() {
     *switch.lock().unwrap() = Trouble::Dead;
     let engine = Engine::spawn(Box::new(model), Config::default()).unwrap();
     assert_eq!(engine.stalled_for(), std::time::Duration::ZERO);
-    let handle = engine.submit(say("x")).unwrap();
+    let handle = engine.submit(request_for("x")).unwrap();
     assert_eq!(futures::executor::block_on_stream(handle).count(), 1);
     assert_eq!(engine.stalled_for(), std::time::Duration::MAX);
 }
@@ -234,10 +240,13 @@ fn oa_913_an_engine_whose_model_or_thread_is_lost_counts_as_stuck_for_ever() {
 #[test]
 fn a_lost_owner_tells_every_reader_and_refuses_what_comes() {
     let Bench { owner, engine, .. } = Bench::new(Script::default());
-    let mut handle = engine.submit(say("x")).unwrap();
+    let mut handle = engine.submit(request_for("x")).unwrap();
     drop(owner);
-    assert_eq!(read(&mut handle).fault.unwrap().reason, "engine_dead");
-    assert_eq!(engine.submit(say("x")).unwrap_err().reason, "engine_dead");
+    assert_eq!(read(&mut handle).error.unwrap().reason, "engine_dead");
+    assert_eq!(
+        engine.submit(request_for("x")).unwrap_err().reason,
+        "engine_dead"
+    );
 }
 
 #[test]
@@ -249,7 +258,7 @@ fn a_spawned_engine_answers_and_ends_with_its_last_clone() {
         let ask = |text: &'static str| {
             let engine = &engine;
             scope.spawn(move || {
-                let handle = engine.submit(say(text)).unwrap();
+                let handle = engine.submit(request_for(text)).unwrap();
                 let mut answer = super::harness::Answer::default();
                 futures::executor::block_on_stream(handle).for_each(|event| answer.take(event));
                 answer.text().to_owned()
@@ -266,15 +275,15 @@ fn a_spawned_engine_answers_and_ends_with_its_last_clone() {
     let rules = r#"{"script": "steps", "rules": [{"steps": [{"hang": true}]}]}"#;
     let hanging = Scripted::new(serde_json::from_str(rules).unwrap()).unwrap();
     let engine = Engine::spawn(Box::new(hanging), Config::default()).unwrap();
-    let handle = engine.submit(say("x")).unwrap();
+    let handle = engine.submit(request_for("x")).unwrap();
     drop(engine);
     let mut last = None;
     futures::executor::block_on_stream(handle).for_each(|event| last = Some(event));
-    let crate::api::Kind::Fault(fault) = last.unwrap().kind else {
+    let crate::api::EventKind::Error(error) = last.unwrap().kind else {
         panic!("no fault")
     };
     assert_eq!(
-        (fault.reason, &*fault.message),
+        (error.reason, &*error.message),
         ("model_unloaded", "the model was unloaded")
     );
     assert_eq!(clone.stalled_for(), std::time::Duration::ZERO);
@@ -286,34 +295,34 @@ fn oa_913_an_owner_begins_anew_after_a_panic_that_nothing_else_catches() {
     for trouble in [Trouble::PanicInOpen, Trouble::PanicInTruncate] {
         let (model, switch) = faulty(false);
         let mut bench = Bench::over(Box::new(model), Config::default());
-        let mut first = bench.submit(say("first"));
+        let mut first = bench.submit(request_for("first"));
         bench.step();
         *switch.lock().unwrap() = trouble;
         let mut second = match trouble {
-            Trouble::PanicInOpen => bench.submit(say("second")),
+            Trouble::PanicInOpen => bench.submit(request_for("second")),
             _ => bench.submit(rewinding()),
         };
         let mut done = Vec::new();
         while done.len() < 2 {
             bench.step();
             for handle in [&mut first, &mut second] {
-                done.extend(read(handle).fault);
+                done.extend(read(handle).error);
             }
         }
-        let ends: Vec<_> = done.iter().map(|fault| fault.reason).collect();
+        let ends: Vec<_> = done.iter().map(|cause| cause.reason).collect();
         assert_eq!(ends, ["engine_panic"; 2], "{trouble:?}");
         assert!(bench.owner.is_empty());
         let stats = Arc::clone(bench.engine.stats());
         assert_eq!((stats.panics.get(), stats.dead.get()), (1, 0));
         let third = "a third that is long enough to be kept";
-        assert_eq!(bench.answer(say(third)).text(), third);
+        assert_eq!(bench.answer(request_for(third)).text(), third);
         let mut fresh = Bench::new(Script::default());
-        fresh.answer(say(third));
-        let kept = fresh.engine.stats().cells_used.get();
-        assert!(kept > 0);
+        fresh.answer(request_for(third));
+        let cached = fresh.engine.stats().cells_used.get();
+        assert!(cached > 0);
         assert_eq!(
             stats.cells_used.get(),
-            kept,
+            cached,
             "nothing of the old ones is left"
         );
         assert_eq!(stats.requests_waiting.get(), 0);
@@ -321,7 +330,7 @@ fn oa_913_an_owner_begins_anew_after_a_panic_that_nothing_else_catches() {
 }
 
 /// A steerer that takes its first token back once.
-fn rewinding() -> crate::api::Request {
+fn rewinding() -> crate::api::GenerationRequest {
     use sapwood_proto::steer::Mid;
     let mut probe = super::probe::Probe::new();
     probe.mid = |round| {
@@ -337,7 +346,7 @@ fn rewinding() -> crate::api::Request {
             },
         }))
     };
-    let mut request = say("xx");
+    let mut request = request_for("xx");
     request.steer = Some(Box::new(probe));
     request
 }
@@ -347,13 +356,16 @@ fn oa_913_a_model_that_cannot_release_its_slots_is_lost() {
     let (model, switch) = faulty(true);
     *switch.lock().unwrap() = Trouble::PanicInRelease;
     let mut bench = Bench::over(Box::new(model), Config::default());
-    let mut request = say("x");
+    let mut request = request_for("x");
     request.max_tokens = Some(1);
     let mut handle = bench.submit(request);
     bench.settle();
     assert_eq!(bench.engine.stats().dead.get(), 1);
     assert!(read(&mut handle).usage.is_some() || bench.owner.is_empty());
-    assert_eq!(bench.answer(say("y")).fault.unwrap().reason, "engine_panic");
+    assert_eq!(
+        bench.answer(request_for("y")).error.unwrap().reason,
+        "engine_panic"
+    );
 }
 
 /// Whatever a reader's waker does, others are none the worse.
@@ -366,7 +378,10 @@ fn a_waker_that_panics_ends_nothing_but_itself() {
         }
     }
     let mut bench = Bench::new(Script::default());
-    let (mut bad, mut good) = (bench.submit(say("bad")), bench.submit(say("good")));
+    let (mut bad, mut good) = (
+        bench.submit(request_for("bad")),
+        bench.submit(request_for("good")),
+    );
     let waker = std::task::Waker::from(Arc::new(Bad));
     let mut context = std::task::Context::from_waker(&waker);
     use futures::StreamExt;
@@ -402,19 +417,19 @@ impl Model for Slow {
     fn interrupt(&mut self, signals: crate::model::Interrupt) {
         self.signals = signals;
     }
-    fn open(&mut self, slot: Slot, opening: &Opening<'_>) {
+    fn open(&mut self, slot: SlotId, opening: &SlotPurpose<'_>) {
         self.model.open(slot, opening);
     }
-    fn fork(&mut self, from: Slot, to: Slot, tokens: u32) {
+    fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32) {
         self.model.fork(from, to, tokens);
     }
-    fn truncate(&mut self, slot: Slot, tokens: u32) {
+    fn truncate(&mut self, slot: SlotId, tokens: u32) {
         self.model.truncate(slot, tokens);
     }
-    fn release(&mut self, slot: Slot) {
+    fn release(&mut self, slot: SlotId) {
         self.model.release(slot);
     }
-    fn decode(&mut self, batch: &[Entry], now: Time) -> Result<(), Stop> {
+    fn decode(&mut self, batch: &[BatchEntry], now: Time) -> Result<(), DecodeStop> {
         let _ = self.begun.try_send(());
         while self.pulses.recv().is_ok() {
             self.signals.pulse();
@@ -422,7 +437,7 @@ impl Model for Slow {
         }
         self.model.decode(batch, now)
     }
-    fn row(&mut self, index: usize, now: Time) -> Row<'_> {
+    fn row(&mut self, index: usize, now: Time) -> OutputRow<'_> {
         self.model.row(index, now)
     }
 }
@@ -442,7 +457,7 @@ fn oa_901_a_long_pass_that_gets_on_is_not_stuck() {
         pulsed,
     };
     let engine = Engine::spawn(Box::new(model), Config::default()).unwrap();
-    let handle = engine.submit(say("x")).unwrap();
+    let handle = engine.submit(request_for("x")).unwrap();
     in_pass.recv().unwrap();
     while engine.stalled_for() < Duration::from_millis(20) {
         std::thread::yield_now();

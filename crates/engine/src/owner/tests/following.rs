@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::harness::{Bench, read, say};
-use crate::api::Request;
-use crate::phase::{Follower, Phase};
+use super::harness::{Bench, read, request_for};
+use crate::api::GenerationRequest;
+use crate::request_phase::{Follower, RequestPhase};
 use crate::scripted::{Config as Script, Script as Name};
-use crate::{Config, Handle};
+use crate::{Config, RequestHandle};
 
 /// Ten tokens a second, one sequence at a time.
 fn slow() -> Script {
@@ -17,7 +17,7 @@ fn slow() -> Script {
     }
 }
 
-fn followed(bench: &Bench, mut request: Request) -> (Handle, Follower) {
+fn followed(bench: &Bench, mut request: GenerationRequest) -> (RequestHandle, Follower) {
     let follower = Follower::new();
     request.follower = Some(follower.clone());
     (bench.submit(request), follower)
@@ -33,9 +33,9 @@ fn run_until(bench: &mut Bench, ms: u64) {
     }
 }
 
-fn ahead(phase: Option<Phase>) -> Option<u32> {
+fn ahead(phase: Option<RequestPhase>) -> Option<u32> {
     match phase {
-        Some(Phase::Waits { ahead, .. }) => Some(ahead),
+        Some(RequestPhase::Waits { ahead, .. }) => Some(ahead),
         _ => None,
     }
 }
@@ -43,13 +43,13 @@ fn ahead(phase: Option<Phase>) -> Option<u32> {
 #[test]
 fn lm_921_those_who_wait_are_told_how_many_go_before_them() {
     let mut bench = Bench::new(slow());
-    let first = bench.submit(say("aaaaaaaaaaaaaaaaaaaa"));
+    let first = bench.submit(request_for("aaaaaaaaaaaaaaaaaaaa"));
     run_until(&mut bench, 50);
-    let mut several = say("bbb");
+    let mut several = request_for("bbb");
     several.n = 3;
     let _several = bench.submit(several);
-    let (_second, second_follower) = followed(&bench, say("bbbbb"));
-    let mut urgent = say("c");
+    let (_second, second_follower) = followed(&bench, request_for("bbbbb"));
+    let mut urgent = request_for("c");
     urgent.priority = 1;
     let (_third, third_follower) = followed(&bench, urgent);
     run_until(&mut bench, 100);
@@ -64,7 +64,7 @@ fn lm_921_those_who_wait_are_told_how_many_go_before_them() {
     assert_eq!(ahead(second_follower.latest()), Some(2));
     drop(first);
     run_until(&mut bench, 1_000);
-    let Some(Phase::Waits { ahead, eta }) = second_follower.latest() else {
+    let Some(RequestPhase::Waits { ahead, eta }) = second_follower.latest() else {
         panic!("it waits")
     };
     assert_eq!(ahead, 1, "the urgent one has its place");
@@ -87,7 +87,7 @@ fn lm_921_a_long_prompt_is_told_as_it_is_computed() {
         ..Config::default()
     };
     let mut bench = Bench::with(script, config);
-    let mut prompt = say("");
+    let mut prompt = request_for("");
     prompt.prompt = crate::api::Prompt::Tokens(vec![97; 1000]);
     let (mut handle, follower) = followed(&bench, prompt);
     let mut seen = Vec::new();
@@ -95,7 +95,7 @@ fn lm_921_a_long_prompt_is_told_as_it_is_computed() {
         // A pass takes a while.
         bench.now = bench.now + Duration::from_millis(60);
         bench.owner.step(bench.now);
-        if let Some(Phase::Prefill { computed, prompt }) = follower.latest() {
+        if let Some(RequestPhase::Prefill { computed, prompt }) = follower.latest() {
             assert_eq!(prompt, 1000);
             seen.push(computed);
         }
@@ -123,8 +123,8 @@ fn lm_921_who_is_displaced_is_told_and_goes_on() {
         ..Script::default()
     };
     let mut bench = Bench::new(script);
-    let (mut first, _) = followed(&bench, say("a"));
-    let (mut second, follower) = followed(&bench, say("b"));
+    let (mut first, _) = followed(&bench, request_for("a"));
+    let (mut second, follower) = followed(&bench, request_for("b"));
     bench.step();
     let mut displaced = 0;
     let mut reports = 0;
@@ -133,7 +133,7 @@ fn lm_921_who_is_displaced_is_told_and_goes_on() {
         let report = bench.owner.step(bench.now);
         displaced += report.preempted.len();
         reports += 1;
-        if displaced > 0 && matches!(follower.latest(), Some(Phase::Displaced { .. })) {
+        if displaced > 0 && matches!(follower.latest(), Some(RequestPhase::Displaced { .. })) {
             break;
         }
     }
@@ -158,11 +158,11 @@ fn lm_921_without_a_follower_nobody_is_told_and_nothing_wakes_the_owner() {
         Bench::new(script)
     };
     let mut bench = hang();
-    let _hangs = bench.submit(say("x"));
+    let _hangs = bench.submit(request_for("x"));
     bench.step();
     let queue_timeout = bench.step().wake_at;
     let mut bench = hang();
-    let (hangs, follower) = followed(&bench, say("x"));
+    let (hangs, follower) = followed(&bench, request_for("x"));
     bench.step();
     let soon = bench.step().wake_at.unwrap();
     assert!(queue_timeout.is_none_or(|at| soon < at));

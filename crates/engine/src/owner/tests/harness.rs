@@ -2,12 +2,14 @@
 
 use sapwood_proto::time::Time;
 
-use crate::api::{Event, Fault, Finish, Kind, Prompt, Request, Usage};
+use crate::api::{
+    ChoiceEnd, EngineError, EngineEvent, EventKind, GenerationRequest, Prompt, TokenUsage,
+};
 use crate::scripted::{Config as Script, Scripted};
-use crate::{Config, Engine, Handle, Owner, StepReport};
+use crate::{Config, Engine, EngineOwner, RequestHandle, StepReport};
 
 pub(super) struct Bench {
-    pub(super) owner: Owner,
+    pub(super) owner: EngineOwner,
     pub(super) engine: Engine,
     pub(super) now: Time,
 }
@@ -16,34 +18,34 @@ pub(super) struct Bench {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Answer {
     /// Per choice: text, ids, finish.
-    pub(super) choices: Vec<(String, Vec<u32>, Option<Finish>)>,
-    pub(super) usage: Option<Usage>,
-    pub(super) fault: Option<Fault>,
+    pub(super) choices: Vec<(String, Vec<u32>, Option<ChoiceEnd>)>,
+    pub(super) usage: Option<TokenUsage>,
+    pub(super) error: Option<EngineError>,
 }
 
 impl Answer {
-    pub(super) fn take(&mut self, event: Event) {
+    pub(super) fn take(&mut self, event: EngineEvent) {
         let choice = event.choice as usize;
         if self.choices.len() <= choice {
             self.choices
                 .resize(choice + 1, (String::new(), Vec::new(), None));
         }
         assert!(
-            self.fault.is_none() && self.usage.is_none(),
+            self.error.is_none() && self.usage.is_none(),
             "nothing follows the last event"
         );
         let (text, ids, finish) = &mut self.choices[choice];
         match event.kind {
-            Kind::Tokens(tokens) => {
+            EventKind::Tokens(tokens) => {
                 assert!(finish.is_none(), "nothing follows a finish");
                 ids.truncate(ids.len() - tokens.backtrack as usize);
                 text.truncate(text.len() - tokens.withdrawn as usize);
                 ids.extend(tokens.tokens.iter().map(|token| token.id));
                 text.push_str(&tokens.text);
             }
-            Kind::Finish(end) => *finish = Some(end),
-            Kind::Usage(usage) => self.usage = Some(usage),
-            Kind::Fault(fault) => self.fault = Some(fault),
+            EventKind::Finish(end) => *finish = Some(end),
+            EventKind::Usage(usage) => self.usage = Some(usage),
+            EventKind::Error(cause) => self.error = Some(cause),
         }
     }
 
@@ -67,7 +69,7 @@ impl Bench {
             seed: config.seed.or(Some(1)),
             ..config
         };
-        let (owner, engine) = Owner::by_hand(model, config);
+        let (owner, engine) = EngineOwner::by_hand(model, config);
         Self {
             owner,
             engine,
@@ -75,7 +77,7 @@ impl Bench {
         }
     }
 
-    pub(super) fn submit(&self, request: Request) -> Handle {
+    pub(super) fn submit(&self, request: GenerationRequest) -> RequestHandle {
         self.engine.submit(request).unwrap()
     }
 
@@ -101,7 +103,7 @@ impl Bench {
     }
 
     /// Steps until the engine rests, reading everything as it comes.
-    pub(super) fn answer(&mut self, request: Request) -> Answer {
+    pub(super) fn answer(&mut self, request: GenerationRequest) -> Answer {
         let mut handle = self.submit(request);
         self.settle();
         read(&mut handle)
@@ -109,7 +111,7 @@ impl Bench {
 }
 
 /// What is there to be read.
-pub(super) fn read(handle: &mut Handle) -> Answer {
+pub(super) fn read(handle: &mut RequestHandle) -> Answer {
     let mut answer = Answer::default();
     while let Some(event) = handle.try_next() {
         answer.take(event);
@@ -118,8 +120,8 @@ pub(super) fn read(handle: &mut Handle) -> Answer {
 }
 
 /// A request for raw text, greedy.
-pub(super) fn say(text: &str) -> Request {
-    let mut request = Request::new(Prompt::Text(text.to_owned()));
+pub(super) fn request_for(text: &str) -> GenerationRequest {
+    let mut request = GenerationRequest::new(Prompt::Text(text.to_owned()));
     request.sampling.temperature = 0.0;
     request
 }

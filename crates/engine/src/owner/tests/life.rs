@@ -2,25 +2,25 @@
 
 use std::time::Duration;
 
-use super::harness::{Bench, read, say};
-use crate::api::{Finish, Kind, Reason, Stop, Usage};
+use super::harness::{Bench, read, request_for};
+use crate::api::{ChoiceEnd, EventKind, FinishReason, StopCause, TokenUsage};
 use crate::scripted::{Config as Script, Script as Name};
 
 #[test]
 fn tr_1104_echo_answers_with_the_prompt_and_ends_with_usage() {
     let mut bench = Bench::new(Script::default());
-    let answer = bench.answer(say("héllo"));
+    let answer = bench.answer(request_for("héllo"));
     assert_eq!(answer.text(), "héllo");
-    let stop = Some(Stop::Tokens(vec![257]));
+    let stop = Some(StopCause::Tokens(vec![257]));
     assert_eq!(
         answer.choices[0].2,
-        Some(Finish {
-            reason: Reason::Stop,
+        Some(ChoiceEnd {
+            reason: FinishReason::Stop,
             stop
         })
     );
     let seed = answer.usage.unwrap().seed;
-    let usage = Usage {
+    let usage = TokenUsage {
         prompt_tokens: 7,
         completion_tokens: 7,
         cached_tokens: 0,
@@ -36,14 +36,14 @@ fn tr_1104_echo_answers_with_the_prompt_and_ends_with_usage() {
 fn max_tokens_ends_a_choice_with_length_and_zero_generates_nothing() {
     let mut bench = Bench::new(Script::default());
     for (max, text) in [(0, ""), (1, "h"), (5, "hello")] {
-        let mut request = say("hello there");
+        let mut request = request_for("hello there");
         request.max_tokens = Some(max);
         let answer = bench.answer(request);
         assert_eq!(answer.text(), text);
         assert_eq!(
             answer.choices[0].2,
-            Some(Finish {
-                reason: Reason::Length,
+            Some(ChoiceEnd {
+                reason: FinishReason::Length,
                 stop: None
             })
         );
@@ -59,7 +59,7 @@ fn each_step_is_one_event_per_choice_and_a_stop_text_is_never_leaked() {
         ..Script::default()
     };
     let mut bench = Bench::new(script);
-    let mut request = say("x");
+    let mut request = request_for("x");
     request.stop = vec!["END".to_owned()];
     let mut handle = bench.submit(request);
     let mut seen = String::new();
@@ -68,7 +68,7 @@ fn each_step_is_one_event_per_choice_and_a_stop_text_is_never_leaked() {
         let mut token_events = 0;
         while let Some(event) = handle.try_next() {
             assert_eq!(event.step, report.step);
-            if let Kind::Tokens(tokens) = event.kind {
+            if let EventKind::Tokens(tokens) = event.kind {
                 token_events += 1;
                 seen.push_str(&tokens.text);
             }
@@ -90,9 +90,12 @@ fn a_dropped_handle_leaves_the_batch_before_the_next_step() {
         ..Script::default()
     };
     let mut bench = Bench::new(script);
-    let (gone, mut stays) = (bench.submit(say("a")), bench.submit(say("b")));
+    let (removed, mut stays) = (
+        bench.submit(request_for("a")),
+        bench.submit(request_for("b")),
+    );
     assert_eq!(bench.step().batch().count(), 2);
-    drop(gone);
+    drop(removed);
     let report = bench.step();
     assert_eq!(report.cancelled, [0]);
     assert_eq!(report.batch().collect::<Vec<_>>(), [1]);
@@ -101,18 +104,18 @@ fn a_dropped_handle_leaves_the_batch_before_the_next_step() {
 
 #[test]
 fn stop_tokens_end_and_are_told_but_not_shown() {
-    let mut request = say("abcd");
+    let mut request = request_for("abcd");
     request.stop_sequences = vec![vec![99]];
     let answer = Bench::new(Script::default()).answer(request);
     assert_eq!(
         (answer.text(), &answer.choices[0].1[..]),
         ("ab", &[97, 98, 99][..])
     );
-    let stop = Some(Stop::Tokens(vec![99]));
+    let stop = Some(StopCause::Tokens(vec![99]));
     assert_eq!(
         answer.choices[0].2,
-        Some(Finish {
-            reason: Reason::Stop,
+        Some(ChoiceEnd {
+            reason: FinishReason::Stop,
             stop
         })
     );
@@ -137,14 +140,14 @@ fn lm_307_stops_are_sequences_of_the_output_and_the_completing_token_is_told() {
         (&[], 0, &[97, 98, 97, 98, 257], &[257]),
     ];
     for (stops, min_tokens, ids, stop) in cases {
-        let mut request = say("abab");
+        let mut request = request_for("abab");
         request.stop_sequences = stops.iter().map(|stop| stop.to_vec()).collect();
         request.min_tokens = min_tokens;
         let answer = Bench::new(Script::default()).answer(request);
         assert_eq!(answer.choices[0].1, ids, "{stops:?}");
         let finish = answer.choices[0].2.as_ref().unwrap();
-        let stop = Some(Stop::Tokens(stop.to_vec()));
-        assert_eq!((finish.reason, &finish.stop), (Reason::Stop, &stop));
+        let stop = Some(StopCause::Tokens(stop.to_vec()));
+        assert_eq!((finish.reason, &finish.stop), (FinishReason::Stop, &stop));
     }
 }
 
@@ -155,13 +158,13 @@ fn before_min_tokens_nothing_stops_and_with_ignore_eos_the_end_does_not() {
         text: "ab".to_owned(),
         ..Script::default()
     };
-    let mut request = say("x");
+    let mut request = request_for("x");
     (request.min_tokens, request.max_tokens, request.stop) = (5, Some(9), vec!["a".to_owned()]);
     let answer = Bench::new(script.clone()).answer(request);
     assert!(answer.text().starts_with("ab"));
     assert!(answer.choices[0].1.len() >= 5 && !answer.choices[0].1[..5].contains(&257));
     for (skip_special_tokens, text) in [(true, "ab"), (false, "ab</s></s>")] {
-        let mut request = say("x");
+        let mut request = request_for("x");
         (request.ignore_eos, request.max_tokens) = (true, Some(4));
         request.skip_special_tokens = skip_special_tokens;
         let answer = Bench::new(script.clone()).answer(request);
@@ -169,8 +172,8 @@ fn before_min_tokens_nothing_stops_and_with_ignore_eos_the_end_does_not() {
         assert_eq!(answer.text(), text);
         assert_eq!(
             answer.choices[0].2,
-            Some(Finish {
-                reason: Reason::Length,
+            Some(ChoiceEnd {
+                reason: FinishReason::Length,
                 stop: None
             })
         );
@@ -180,12 +183,12 @@ fn before_min_tokens_nothing_stops_and_with_ignore_eos_the_end_does_not() {
 #[test]
 fn lm_411_a_bias_of_100_wins_with_logprob_zero() {
     let mut bench = Bench::new(Script::default());
-    let mut request = say("ab");
+    let mut request = request_for("ab");
     request.sampling.logit_bias = [(257, 100.0)].into();
     request.top_logprobs = Some(3);
     let mut handle = bench.submit(request);
     bench.settle();
-    let Some(Kind::Tokens(tokens)) = handle.try_next().map(|event| event.kind) else {
+    let Some(EventKind::Tokens(tokens)) = handle.try_next().map(|event| event.kind) else {
         panic!("no token")
     };
     assert_eq!((tokens.tokens[0].id, tokens.tokens[0].logprob), (257, 0.0));
@@ -196,7 +199,7 @@ fn lm_411_a_bias_of_100_wins_with_logprob_zero() {
 #[test]
 fn lm_305_a_bias_is_added_as_sent_and_minus_infinity_forbids() {
     let first = |bias: &[(u32, f32)]| {
-        let mut request = say("a");
+        let mut request = request_for("a");
         (request.sampling.logit_bias, request.max_tokens) = (bias.into(), Some(1));
         Bench::new(Script::default()).answer(request).choices[0].1[0]
     };
@@ -213,11 +216,11 @@ fn lm_305_a_bias_is_added_as_sent_and_minus_infinity_forbids() {
 #[test]
 fn lm_305_a_bias_that_forbids_everything_is_a_fault_of_this_request_only() {
     let mut bench = Bench::new(Script::default());
-    let mut beside = bench.submit(say("ab"));
-    let mut request = say("ab");
+    let mut beside = bench.submit(request_for("ab"));
+    let mut request = request_for("ab");
     request.sampling.logit_bias = (0..258).map(|token| (token, f32::NEG_INFINITY)).collect();
-    let fault = bench.answer(request).fault.unwrap();
-    assert_eq!(fault.reason, "constraint_failed");
+    let cause = bench.answer(request).error.unwrap();
+    assert_eq!(cause.reason, "constraint_failed");
     assert_eq!(read(&mut beside).text(), "ab");
 }
 
@@ -231,7 +234,7 @@ fn lm_603_every_row_of_a_step_may_differ() {
         ..Script::default()
     };
     let request = |index: u32| {
-        let mut request = say("once");
+        let mut request = request_for("once");
         request.sampling.temperature = index as f32 / 8.0;
         request.sampling.seed = Some(u64::from(index));
         (request.sampling.top_k, request.max_tokens) = (index, Some(index + 1));
@@ -258,24 +261,27 @@ fn tr_1105_pauses_hangs_errors_and_cuts_come_as_the_script_says() {
         {"match": "slow", "steps": [{"text": "a"}, {"sleep_ms": 500}, {"text": "b"}, {"finish": "length"}]}]}"#;
     let script: Script = serde_json::from_str(script).unwrap();
     let mut bench = Bench::new(script);
-    let mut hangs = bench.submit(say("hang"));
+    let mut hangs = bench.submit(request_for("hang"));
     let before = bench.now;
-    let slow = bench.answer(say("slow"));
+    let slow = bench.answer(request_for("slow"));
     assert_eq!(
         (slow.text(), slow.choices[0].2.as_ref().unwrap().reason),
-        ("ab", Reason::Length)
+        ("ab", FinishReason::Length)
     );
     assert!(bench.now.since(before).as_millis() >= 500);
-    let cut = bench.answer(say("cut"));
+    let cut = bench.answer(request_for("cut"));
     assert_eq!(
-        (cut.text(), cut.fault.as_ref().unwrap().reason),
+        (cut.text(), cut.error.as_ref().unwrap().reason),
         ("a", crate::api::CUT_CLOSE)
     );
     assert_eq!(
-        bench.answer(say("fail")).fault.unwrap().code.name(),
+        bench.answer(request_for("fail")).error.unwrap().code.name(),
         "upstream-failed"
     );
-    assert_eq!(bench.answer(say("else")).fault.unwrap().reason, "NO_RULE");
+    assert_eq!(
+        bench.answer(request_for("else")).error.unwrap().reason,
+        "NO_RULE"
+    );
     assert!(read(&mut hangs).usage.is_none(), "it hangs on");
     drop(hangs);
     assert_eq!(bench.step().cancelled.len(), 1);
@@ -291,7 +297,7 @@ fn bytes_that_are_no_text_flow_and_none_is_split() {
     let mut bench = Bench::new(script);
     let mut prompt = vec![256, 0xe2, 0x82];
     prompt.extend([0xac, 0xff, u32::from(b'a'), 0xc3]);
-    let mut request = say("");
+    let mut request = request_for("");
     request.prompt = crate::api::Prompt::Tokens(prompt);
     request.max_tokens = Some(6);
     assert_eq!(bench.answer(request).text(), "€\u{fffd}a\u{fffd}");

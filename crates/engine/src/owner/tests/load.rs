@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use super::harness::{Answer, Bench, read, say};
+use super::harness::{Answer, Bench, read, request_for};
 use crate::Config;
-use crate::api::{Kind, Reason, Request};
+use crate::api::{EventKind, FinishReason, GenerationRequest};
 use crate::ranking::mix;
-use crate::scripted::{Config as Script, Script as Name, Tokenizer};
+use crate::scripted::{Config as Script, Script as Name, ScriptedTokenizer};
 
 /// Says letters that sampling chooses, so that every difference shows.
 fn wandering() -> Script {
     Script {
         script: Name::Tokens,
-        tokenizer: Some(Tokenizer::Bytes),
+        tokenizer: Some(ScriptedTokenizer::Bytes),
         gap: 0.0,
         count: 40,
         parallel: 16,
@@ -21,8 +21,8 @@ fn wandering() -> Script {
     }
 }
 
-fn sampled(text: &str, seed: u64) -> Request {
-    let mut request = say(text);
+fn sampled(text: &str, seed: u64) -> GenerationRequest {
+    let mut request = request_for(text);
     (
         request.sampling.temperature,
         request.sampling.top_p,
@@ -52,7 +52,7 @@ fn d_21_batch_mates_change_nothing() {
 fn a_long_prefill_does_not_stall_running_streams() {
     let mut bench = Bench::new(Script {
         script: Name::Tokens,
-        tokenizer: Some(Tokenizer::Bytes),
+        tokenizer: Some(ScriptedTokenizer::Bytes),
         count: 500,
         ..Script::default()
     });
@@ -110,7 +110,7 @@ fn a_slow_reader_parks_alone_and_loses_nothing() {
             ..Config::default()
         },
     );
-    let mut slow = bench.submit(say("slow"));
+    let mut slow = bench.submit(request_for("slow"));
     let mut brisk: Vec<_> = (0..3)
         .map(|seed| bench.submit(sampled("brisk", seed)))
         .collect();
@@ -150,7 +150,7 @@ fn a_slow_reader_parks_alone_and_loses_nothing() {
         count: 100,
         ..Script::default()
     });
-    assert_eq!(answer.text(), { alone }.answer(say("slow")).text());
+    assert_eq!(answer.text(), { alone }.answer(request_for("slow")).text());
 }
 
 /// OA-910: `queue_timeout`. OA-911.
@@ -170,16 +170,16 @@ fn time_ends_requests_that_run_and_requests_that_wait() {
             ..Config::default()
         },
     );
-    let mut request = say("x");
+    let mut request = request_for("x");
     request.timeout = Some(Duration::from_millis(3050));
-    let (mut runs, mut waits) = (bench.submit(request), bench.submit(say("y")));
+    let (mut runs, mut waits) = (bench.submit(request), bench.submit(request_for("y")));
     bench.settle();
     let runs = read(&mut runs);
     assert_eq!(
-        (runs.fault.as_ref().unwrap().reason, runs.choices[0].1.len()),
+        (runs.error.as_ref().unwrap().reason, runs.choices[0].1.len()),
         ("timeout", 31)
     );
-    let waits = read(&mut waits).fault.unwrap();
+    let waits = read(&mut waits).error.unwrap();
     assert_eq!(
         (waits.reason, waits.code.name()),
         ("queue_timeout", "unavailable")
@@ -194,7 +194,7 @@ fn a_stop_keeps_what_there_is() {
         text: "one STOP".to_owned(),
         ..Script::default()
     });
-    let mut request = say("x");
+    let mut request = request_for("x");
     (request.stop, request.n) = (vec!["STOPPED".to_owned()], 2);
     let mut handle = bench.submit(request);
     for _ in 0..8 {
@@ -208,7 +208,7 @@ fn a_stop_keeps_what_there_is() {
             text.starts_with("one S"),
             "held-back text is released: {text}"
         );
-        assert_eq!(finish.as_ref().unwrap().reason, Reason::Cancelled);
+        assert_eq!(finish.as_ref().unwrap().reason, FinishReason::Cancelled);
     }
     assert!(answer.usage.is_some());
 }
@@ -227,23 +227,26 @@ fn ev_609_a_full_queue_refuses_and_has_room_again() {
         ..Config::default()
     };
     let mut bench = Bench::with(script, config);
-    let _first = bench.submit(say("a"));
-    let second = bench.submit(say("b"));
-    let refusal = bench.engine.submit(say("c")).unwrap_err();
+    let _first = bench.submit(request_for("a"));
+    let second = bench.submit(request_for("b"));
+    let rejection = bench.engine.submit(request_for("c")).unwrap_err();
     assert_eq!(
-        (refusal.reason, refusal.code.name()),
+        (rejection.reason, rejection.code.name()),
         ("ENGINE_BUSY", "overloaded")
     );
-    assert_eq!(refusal.retry_after, Some(Duration::from_secs(1)));
+    assert_eq!(rejection.retry_after, Some(Duration::from_secs(1)));
     bench.step();
-    let long = bench.engine.submit(say(&"~".repeat(100))).unwrap_err();
+    let long = bench
+        .engine
+        .submit(request_for(&"~".repeat(100)))
+        .unwrap_err();
     assert_eq!(
         long.reason, "ENGINE_BUSY",
         "too many tokens beside the one that waits"
     );
     drop(second);
     bench.step();
-    let _alone = bench.submit(say(&"~".repeat(100)));
+    let _alone = bench.submit(request_for(&"~".repeat(100)));
     let stats = bench.engine.stats();
     assert_eq!(
         (stats.rejected_queue.get(), stats.rejected_tokens.get()),
@@ -259,8 +262,11 @@ fn oa_910_a_queued_request_whose_reader_left_is_removed_before_its_turn() {
         ..Script::default()
     };
     let mut bench = Bench::new(script);
-    let _runs = bench.submit(say("a"));
-    let (left, stays) = (bench.submit(say("b")), bench.submit(say("c")));
+    let _runs = bench.submit(request_for("a"));
+    let (left, stays) = (
+        bench.submit(request_for("b")),
+        bench.submit(request_for("c")),
+    );
     bench.step();
     let stats = std::sync::Arc::clone(bench.engine.stats());
     assert_eq!(stats.requests_waiting.get(), 2);
@@ -289,7 +295,10 @@ fn oa_801_the_life_of_a_request_is_observed_in_its_parts() {
         ..Script::default()
     };
     let mut bench = Bench::new(script);
-    let (first, second) = (bench.submit(say("a")), bench.submit(say("b")));
+    let (first, second) = (
+        bench.submit(request_for("a")),
+        bench.submit(request_for("b")),
+    );
     bench.settle();
     let stats = bench.engine.stats();
     let parts = [
@@ -324,7 +333,7 @@ impl Dice {
 
 /// One client of the simulation: what it asked for, and what it has read.
 struct Client {
-    handle: crate::Handle,
+    handle: crate::RequestHandle,
     answer: Answer,
     seed: u64,
     text: String,
@@ -332,7 +341,7 @@ struct Client {
 }
 
 impl Client {
-    fn request(&self) -> Request {
+    fn request(&self) -> GenerationRequest {
         let mut request = sampled(&self.text, self.seed);
         request.n = self.n;
         request
@@ -381,7 +390,7 @@ impl Crowd {
             }
         }
         let over =
-            |client: &mut Client| client.answer.usage.is_some() || client.answer.fault.is_some();
+            |client: &mut Client| client.answer.usage.is_some() || client.answer.error.is_some();
         self.done.extend(self.clients.extract_if(.., over));
     }
 }
@@ -416,8 +425,8 @@ fn simulate(seed: u64) {
             crowd.come();
         }
         if open && crowd.dice.roll(40) == 0 && !crowd.clients.is_empty() {
-            let gone = crowd.dice.roll(crowd.clients.len() as u64) as usize;
-            drop(crowd.clients.swap_remove(gone));
+            let removed = crowd.dice.roll(crowd.clients.len() as u64) as usize;
+            drop(crowd.clients.swap_remove(removed));
         }
         crowd.step(seed);
         if !open && crowd.clients.is_empty() {
@@ -468,7 +477,7 @@ fn each_step_is_published_whole() {
             assert_eq!(
                 events
                     .iter()
-                    .filter(|event| matches!(event.kind, Kind::Tokens(_)))
+                    .filter(|event| matches!(event.kind, EventKind::Tokens(_)))
                     .count(),
                 1
             );

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use sapwood_proto::time::Time;
 
-use super::harness::{Bench, read, say};
+use super::harness::{Bench, read, request_for};
 use super::probe::Probe;
 use crate::Config;
 use crate::api::{ModelInfo, SharedVocabulary};
-use crate::model::{Capacity, Entry, Model, Opening, Row, Slot, Stop};
+use crate::model::{BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
 use crate::scripted::{Config as Script, Scripted};
 
 /// A clock; clones tell the same time.
@@ -44,24 +44,24 @@ impl Model for Slow {
     fn capacity(&self) -> Capacity {
         self.model.capacity()
     }
-    fn open(&mut self, slot: Slot, opening: &Opening<'_>) {
+    fn open(&mut self, slot: SlotId, opening: &SlotPurpose<'_>) {
         self.model.open(slot, opening);
     }
-    fn fork(&mut self, from: Slot, to: Slot, tokens: u32) {
+    fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32) {
         self.model.fork(from, to, tokens);
     }
-    fn truncate(&mut self, slot: Slot, tokens: u32) {
+    fn truncate(&mut self, slot: SlotId, tokens: u32) {
         self.model.truncate(slot, tokens);
     }
-    fn release(&mut self, slot: Slot) {
+    fn release(&mut self, slot: SlotId) {
         self.model.release(slot);
     }
-    fn decode(&mut self, batch: &[Entry], now: Time) -> Result<(), Stop> {
+    fn decode(&mut self, batch: &[BatchEntry], now: Time) -> Result<(), DecodeStop> {
         let done = self.model.decode(batch, now);
         self.clock.go_to(self.clock.now() + self.pass);
         done
     }
-    fn row(&mut self, index: usize, now: Time) -> Row<'_> {
+    fn row(&mut self, index: usize, now: Time) -> OutputRow<'_> {
         self.model.row(index, now)
     }
 }
@@ -75,11 +75,11 @@ fn between_tokens(mask_ms: u64) -> Vec<u128> {
         clock: clock.clone(),
     };
     let mut bench = Bench::over(Box::new(model), Config::default());
-    let told = clock.clone();
-    bench.owner.clock = Some(Box::new(move || told.now()));
+    let received = clock.clone();
+    bench.owner.clock = Some(Box::new(move || received.now()));
     let mut probe = Probe::new();
     probe.slow = Duration::from_millis(mask_ms);
-    let mut request = say("abcdef");
+    let mut request = request_for("abcdef");
     request.steer = Some(Box::new(probe));
     request.max_tokens = Some(6);
     let mut handle = bench.submit(request);

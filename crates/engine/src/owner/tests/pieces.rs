@@ -1,41 +1,43 @@
 //! Models that play servers of larger pieces: what is told together, and that nothing waits for more than it should.
 
-use super::harness::{Bench, say};
-use crate::api::{Kind, Request};
-use crate::scripted::{Config as Script, Failure, Script as Kind2, Step, Tokenizer};
+use super::harness::{Bench, request_for};
+use crate::api::{EventKind, GenerationRequest};
+use crate::scripted::{
+    Config as Script, Script as Kind2, ScriptStep, ScriptedFailure, ScriptedTokenizer,
+};
 
 /// The texts of the token events that a request gets, and how it ends.
-fn pieces(script: Script, request: Request) -> (Vec<String>, &'static str) {
+fn pieces(script: Script, request: GenerationRequest) -> (Vec<String>, &'static str) {
     let mut bench = Bench::new(script);
     let mut handle = bench.submit(request);
     bench.settle();
-    let (mut told, mut end) = (Vec::new(), "nothing");
+    let (mut received, mut end) = (Vec::new(), "nothing");
     while let Some(event) = handle.try_next() {
         match event.kind {
-            Kind::Tokens(tokens) if tokens.text.is_empty() => {}
-            Kind::Tokens(tokens) => told.push(tokens.text.to_string()),
-            Kind::Finish(_) => {}
-            Kind::Usage(_) => end = "usage",
-            Kind::Fault(_) => end = "fault",
+            EventKind::Tokens(tokens) if tokens.text.is_empty() => {}
+            EventKind::Tokens(tokens) => received.push(tokens.text.to_string()),
+            EventKind::Finish(_) => {}
+            EventKind::Usage(_) => end = "usage",
+            EventKind::Error(_) => end = "fault",
         }
     }
-    (told, end)
+    (received, end)
 }
 
 fn text(text: &str, tokens_per_chunk: u32) -> Script {
     Script {
         script: Kind2::Text,
         text: text.into(),
-        tokenizer: Some(Tokenizer::Bytes),
+        tokenizer: Some(ScriptedTokenizer::Bytes),
         tokens_per_chunk,
         ..Script::default()
     }
 }
 
-fn steps(steps: Vec<Step>, tokens_per_chunk: u32) -> Script {
+fn steps(steps: Vec<ScriptStep>, tokens_per_chunk: u32) -> Script {
     Script {
         script: Kind2::Steps,
-        rules: vec![crate::scripted::Rule {
+        rules: vec![crate::scripted::ScriptRule {
             pattern: None,
             steps,
         }],
@@ -45,18 +47,18 @@ fn steps(steps: Vec<Step>, tokens_per_chunk: u32) -> Script {
 
 #[test]
 fn tr_1104_tokens_are_told_by_as_many_as_the_script_says() {
-    let short = |max_tokens| Request {
+    let short = |max_tokens| GenerationRequest {
         max_tokens: Some(max_tokens),
-        ..say("x")
+        ..request_for("x")
     };
     for (script, request, expect) in [
         (
             text("abcdefg", 1),
-            say("x"),
+            request_for("x"),
             &["a", "b", "c", "d", "e", "f", "g"][..],
         ),
-        (text("abcdefg", 3), say("x"), &["abc", "def", "g"]),
-        (text("abcdefg", 100), say("x"), &["abcdefg"]),
+        (text("abcdefg", 3), request_for("x"), &["abc", "def", "g"]),
+        (text("abcdefg", 100), request_for("x"), &["abcdefg"]),
         // What ends early is told as far as it came.
         (text("abcdefg", 3), short(5), &["abc", "de"]),
         (text("abcdefg", 100), short(5), &["abcde"]),
@@ -71,35 +73,38 @@ fn tr_1104_tokens_are_told_by_as_many_as_the_script_says() {
 /// A chunk is one piece, and so is what stands before a pause or an error.
 #[test]
 fn tr_1105_a_chunk_is_told_at_once_as_it_is() {
-    let say_text = |text: &str| Step::Text(text.into());
-    let chunk = |text: &str| Step::Chunk(text.into());
-    let error = Step::Error(Failure {
+    let text_part = |text: &str| ScriptStep::Text(text.into());
+    let chunk = |text: &str| ScriptStep::Chunk(text.into());
+    let error = ScriptStep::Error(ScriptedFailure {
         code: "internal".into(),
         message: String::new(),
     });
     for (script, expect, end) in [
         (
             steps(
-                vec![chunk("one two"), say_text("ab"), chunk("\u{fc}\u{1f375}")],
+                vec![chunk("one two"), text_part("ab"), chunk("\u{fc}\u{1f375}")],
                 1,
             ),
             &["one two", "a", "b", "\u{fc}\u{1f375}"][..],
             "usage",
         ),
         (
-            steps(vec![say_text("abc"), Step::SleepMs(20), say_text("de")], 2),
+            steps(
+                vec![text_part("abc"), ScriptStep::SleepMs(20), text_part("de")],
+                2,
+            ),
             &["ab", "c", "de"],
             "usage",
         ),
         (
-            steps(vec![say_text("abc"), error.clone()], 2),
+            steps(vec![text_part("abc"), error.clone()], 2),
             &["ab", "c"],
             "fault",
         ),
         (steps(vec![chunk("abc"), error], 1), &["abc"], "fault"),
     ] {
         assert_eq!(
-            pieces(script, say("x")),
+            pieces(script, request_for("x")),
             (expect.iter().map(ToString::to_string).collect(), end)
         );
     }
@@ -109,21 +114,24 @@ fn tr_1105_a_chunk_is_told_at_once_as_it_is() {
 #[test]
 fn tokens_that_were_kept_back_come_before_the_fault_of_a_sibling() {
     let mut bench = Bench::new(text("abcdefg", 100));
-    let request = Request {
+    let request = GenerationRequest {
         timeout: Some(std::time::Duration::from_millis(4)),
-        ..say("x")
+        ..request_for("x")
     };
     let mut handle = bench.submit(request);
     bench.settle();
-    let mut told = String::new();
+    let mut received = String::new();
     let mut faults = 0;
     while let Some(event) = handle.try_next() {
         match event.kind {
-            Kind::Tokens(tokens) => told.push_str(&tokens.text),
-            Kind::Fault(_) => faults += 1,
+            EventKind::Tokens(tokens) => received.push_str(&tokens.text),
+            EventKind::Error(_) => faults += 1,
             _ => {}
         }
     }
     assert_eq!(faults, 1);
-    assert!("abcdefg".starts_with(&told) && !told.is_empty(), "{told}");
+    assert!(
+        "abcdefg".starts_with(&received) && !received.is_empty(),
+        "{received}"
+    );
 }

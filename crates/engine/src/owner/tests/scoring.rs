@@ -1,9 +1,9 @@
 //! Tokens that are weighed instead of generated.
 
-use super::harness::{Bench, read, say};
-use crate::api::{Finish, Kind, Prompt, Reason, Request, Sampled};
+use super::harness::{Bench, read, request_for};
+use crate::api::{ChoiceEnd, EventKind, FinishReason, GenerationRequest, Prompt, Sampled};
 use crate::scripted::{Config as Script, Script as Name};
-use crate::{Config, Handle};
+use crate::{Config, RequestHandle};
 
 fn wanders() -> Script {
     Script {
@@ -14,16 +14,16 @@ fn wanders() -> Script {
     }
 }
 
-fn score(prompt: &[u32], scored: &[u32]) -> Request {
-    let mut request = Request::new(Prompt::Tokens(prompt.to_vec()));
+fn score(prompt: &[u32], scored: &[u32]) -> GenerationRequest {
+    let mut request = GenerationRequest::new(Prompt::Tokens(prompt.to_vec()));
     request.scored = Some(scored.to_vec());
     request
 }
 
-fn tokens(handle: &mut Handle) -> Vec<Sampled> {
+fn tokens(handle: &mut RequestHandle) -> Vec<Sampled> {
     let mut all = Vec::new();
     while let Some(event) = handle.try_next() {
-        if let Kind::Tokens(tokens) = event.kind {
+        if let EventKind::Tokens(tokens) = event.kind {
             all.extend(tokens.tokens);
         }
     }
@@ -49,8 +49,8 @@ fn lm_311_each_scored_token_is_told_once_in_order_and_the_last_ends_with_stop() 
     let answer = bench.answer(request);
     assert_eq!(answer.choices[0].1, [98, 257, 99, 98]);
     assert_eq!(answer.text(), "bcb");
-    let finish = Finish {
-        reason: Reason::Stop,
+    let finish = ChoiceEnd {
+        reason: FinishReason::Stop,
         stop: None,
     };
     assert_eq!(answer.choices[0].2, Some(finish));
@@ -94,21 +94,21 @@ fn lm_312_a_score_is_the_logprob_over_the_whole_vocabulary_without_bias() {
 fn lm_312_after_nothing_the_first_is_certain_and_the_rest_follow_it() {
     let mut bench = Bench::new(wanders());
     assert_eq!(scores(&mut bench, &[], &[9]), [0.0]);
-    let headless = scores(&mut bench, &[], &[9, 8, 7]);
-    assert_eq!(headless[0], 0.0);
-    assert_eq!(headless[1..], scores(&mut bench, &[9], &[8, 7]));
-    assert!(headless[1] < 0.0);
+    let score_only = scores(&mut bench, &[], &[9, 8, 7]);
+    assert_eq!(score_only[0], 0.0);
+    assert_eq!(score_only[1..], scores(&mut bench, &[9], &[8, 7]));
+    assert!(score_only[1] < 0.0);
 }
 
 #[test]
 fn lm_314_scoring_what_was_generated_gives_the_logprobs_of_generating() {
     for script in [wanders(), Script::default()] {
         let mut bench = Bench::new(script);
-        let mut request = say("hello there");
+        let mut request = request_for("hello there");
         (request.top_logprobs, request.max_tokens) = (Some(3), Some(12));
         let prompt = {
             let vocabulary = bench.engine.vocabulary();
-            let mut prompt: Vec<u32> = vocabulary.beginning().into_iter().collect();
+            let mut prompt: Vec<u32> = vocabulary.bos().into_iter().collect();
             prompt.extend(vocabulary.tokenize("hello there", false));
             prompt
         };
@@ -132,7 +132,7 @@ fn lm_314_concurrent_requests_with_a_common_prefix_prefill_it_once() {
     let mut handles: Vec<_> = (0..20)
         .map(|index| bench.submit(score(&prompt, &[index, index + 1])))
         .collect();
-    let mut generating = Request::new(Prompt::Tokens(prompt.clone()));
+    let mut generating = GenerationRequest::new(Prompt::Tokens(prompt.clone()));
     generating.max_tokens = Some(4);
     handles.push(bench.submit(generating));
     let computed: u32 = bench
@@ -228,14 +228,14 @@ fn a_score_is_parked_behind_a_slow_reader_and_cancelled_without_one() {
 }
 
 /// What a request for the prompt's log-probabilities gives: those, its output, and how much of the prompt was cached.
-fn weighed(bench: &mut Bench, mut request: Request) -> (Vec<f32>, Vec<u32>, u32) {
+fn scored(bench: &mut Bench, mut request: GenerationRequest) -> (Vec<f32>, Vec<u32>, u32) {
     request.prompt_logprobs = true;
     let mut handle = bench.submit(request);
     bench.settle();
     let (mut prompt, mut output, mut cached) = (Vec::new(), Vec::new(), None);
     while let Some(event) = handle.try_next() {
         match event.kind {
-            Kind::Tokens(tokens) => {
+            EventKind::Tokens(tokens) => {
                 let first = output.is_empty() && event.choice == 0;
                 assert_eq!(
                     tokens.prompt.is_some(),
@@ -252,16 +252,16 @@ fn weighed(bench: &mut Bench, mut request: Request) -> (Vec<f32>, Vec<u32>, u32)
                     output.extend(tokens.tokens.iter().map(|token| token.id));
                 }
             }
-            Kind::Usage(usage) => cached = Some(usage.cached_tokens),
-            Kind::Finish(_) => {}
-            Kind::Fault(fault) => panic!("{fault}"),
+            EventKind::Usage(usage) => cached = Some(usage.cached_tokens),
+            EventKind::Finish(_) => {}
+            EventKind::Error(error) => panic!("{error}"),
         }
     }
     (prompt, output, cached.unwrap())
 }
 
-fn generate(prompt: &[u32]) -> Request {
-    let mut request = Request::new(Prompt::Tokens(prompt.to_vec()));
+fn generate(prompt: &[u32]) -> GenerationRequest {
+    let mut request = GenerationRequest::new(Prompt::Tokens(prompt.to_vec()));
     request.max_tokens = Some(5);
     request.sampling.temperature = 0.0;
     request
@@ -276,7 +276,7 @@ fn lm_974_a_prompt_is_weighed_over_the_whole_vocabulary_without_bias() {
     for token in 0..vocabulary {
         let mut request = generate(&[5, 6, token]);
         request.sampling.logit_bias = [(token, 50.0)].into();
-        let (prompt, _, cached) = weighed(&mut bench, request);
+        let (prompt, _, cached) = scored(&mut bench, request);
         assert_eq!((prompt.len(), cached), (2, 0));
         total += f64::from(prompt[1]).exp();
     }
@@ -287,7 +287,7 @@ fn lm_974_a_prompt_is_weighed_over_the_whole_vocabulary_without_bias() {
 #[test]
 fn lm_974_the_prompt_is_weighed_alike_however_it_is_computed() {
     let prompt: Vec<u32> = (0..90).map(|index| index * 7).collect();
-    let expected = weighed(&mut Bench::new(wanders()), generate(&prompt));
+    let expected = scored(&mut Bench::new(wanders()), generate(&prompt));
     assert_eq!((expected.0.len(), expected.2), (89, 0));
     assert!(expected.0.iter().all(|logprob| *logprob < 0.0));
     let ways = ways().into_iter().chain([(wanders(), Config::default())]);
@@ -298,10 +298,10 @@ fn lm_974_the_prompt_is_weighed_alike_however_it_is_computed() {
         let output: Vec<u32> = tokens(&mut before).iter().map(|token| token.id).collect();
         assert_eq!(output, expected.1);
         let _beside = bench.submit(generate(&[&prompt[..40], &[1; 30]].concat()));
-        assert_eq!(weighed(&mut bench, generate(&prompt)), expected);
+        assert_eq!(scored(&mut bench, generate(&prompt)), expected);
         let mut several = generate(&prompt);
         several.n = 3;
-        let (weights, _, _) = weighed(&mut bench, several);
+        let (weights, _, _) = scored(&mut bench, several);
         assert_eq!(weights, expected.0, "one of the choices tells it");
         assert!(bench.owner.is_empty());
     }
@@ -311,10 +311,10 @@ fn lm_974_the_prompt_is_weighed_alike_however_it_is_computed() {
 #[test]
 fn lm_974_a_prompt_of_one_token_has_nothing_to_weigh_and_scores_have_theirs() {
     let mut bench = Bench::new(wanders());
-    assert!(weighed(&mut bench, generate(&[5])).0.is_empty());
-    let (prompt, output, _) = weighed(&mut bench, score(&[5, 6, 7], &[8, 9]));
+    assert!(scored(&mut bench, generate(&[5])).0.is_empty());
+    let (prompt, output, _) = scored(&mut bench, score(&[5, 6, 7], &[8, 9]));
     assert_eq!((prompt.len(), output), (2, vec![8, 9]));
-    assert_eq!(prompt, weighed(&mut bench, generate(&[5, 6, 7])).0);
-    let (prompt, output, _) = weighed(&mut bench, score(&[], &[8, 9]));
+    assert_eq!(prompt, scored(&mut bench, generate(&[5, 6, 7])).0);
+    let (prompt, output, _) = scored(&mut bench, score(&[], &[8, 9]));
     assert!(prompt.is_empty() && output == [8, 9]);
 }

@@ -3,13 +3,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use sapwood_proto::steer::{Failure, Mask, Mid, Post, Pre, Steer, Steered, Token};
+use sapwood_proto::steer::{Mask, Mid, Post, Pre, Steer, SteerFailure, Steered, Token};
 use sapwood_proto::time::Time;
 
-use super::harness::{Answer, Bench, read, say};
+use super::harness::{Answer, Bench, read, request_for};
 use super::probe::Probe;
 use crate::Config;
-use crate::api::{Finish, Prompt, Reason, Request};
+use crate::api::{ChoiceEnd, FinishReason, GenerationRequest, Prompt};
 use crate::scripted::{Config as Script, Script as Name};
 
 fn free() -> Mid {
@@ -28,8 +28,8 @@ fn letters(allowed: &[u8]) -> Option<Mask> {
     Some(mask)
 }
 
-fn steered(text: &str, probe: &Probe) -> Request {
-    let mut request = say(text);
+fn steered(text: &str, probe: &Probe) -> GenerationRequest {
+    let mut request = request_for(text);
     request.steer = Some(Box::new(probe.clone()));
     request
 }
@@ -38,17 +38,17 @@ fn echo() -> Bench {
     Bench::new(Script::default())
 }
 
-fn controller() -> Option<Finish> {
-    Some(Finish {
-        reason: Reason::Controller,
+fn controller() -> Option<ChoiceEnd> {
+    Some(ChoiceEnd {
+        reason: FinishReason::Controller,
         stop: None,
     })
 }
 
-fn fault_of(answer: &Answer) -> (&str, &str) {
-    let fault = answer.fault.as_ref().unwrap();
-    assert_eq!(fault.code.name(), "controller-failed");
-    (fault.reason, &fault.message)
+fn error_of(answer: &Answer) -> (&str, &str) {
+    let cause = answer.error.as_ref().unwrap();
+    assert_eq!(cause.code.name(), "controller-failed");
+    (cause.reason, &cause.message)
 }
 
 #[test]
@@ -117,7 +117,8 @@ fn lm_411_the_only_token_a_mask_leaves_has_logprob_zero() {
     let mut bench = echo();
     let mut handle = bench.submit(request);
     bench.settle();
-    let Some(crate::api::Kind::Tokens(tokens)) = handle.try_next().map(|event| event.kind) else {
+    let Some(crate::api::EventKind::Tokens(tokens)) = handle.try_next().map(|event| event.kind)
+    else {
         panic!("no token")
     };
     assert_eq!(
@@ -145,7 +146,7 @@ fn ai_804_a_lone_end_of_sequence_ends_and_another_stands_as_a_space() {
     let answer = echo().answer(steered("abcdef", &probe));
     assert_eq!(
         (answer.text(), answer.choices[0].2.as_ref().unwrap().reason),
-        ("ab", Reason::Stop)
+        ("ab", FinishReason::Stop)
     );
     probe = Probe::new();
     let mut request = steered("a", &probe);
@@ -167,8 +168,8 @@ fn ai_804_a_lone_end_of_sequence_ends_and_another_stands_as_a_space() {
     assert_eq!(answer.choices[0].1, [97, 257]);
     assert_eq!(
         answer.choices[0].2,
-        Some(Finish {
-            reason: Reason::Stop,
+        Some(ChoiceEnd {
+            reason: FinishReason::Stop,
             stop: None
         })
     );
@@ -240,7 +241,7 @@ fn ai_822_a_splice_takes_back_tokens_and_text_and_appends_others() {
             "every token ever appended (AI-824)"
         );
     }
-    let told = probe
+    let received = probe
         .log
         .lock()
         .unwrap()
@@ -248,7 +249,7 @@ fn ai_822_a_splice_takes_back_tokens_and_text_and_appends_others() {
         .filter(|line| line.contains("false"))
         .cloned()
         .collect::<Vec<_>>();
-    assert_eq!(&told[..2], ["post 2 [88] false", "post 1 [] false"]);
+    assert_eq!(&received[..2], ["post 2 [88] false", "post 1 [] false"]);
 }
 
 #[test]
@@ -265,7 +266,7 @@ fn ai_826_a_splice_past_the_beginning_or_out_of_the_vocabulary_fails() {
         }))
     };
     assert_eq!(
-        fault_of(&echo().answer(steered("ab", &probe))),
+        error_of(&echo().answer(steered("ab", &probe))),
         ("bad-result", "backtrack 2 past the beginning")
     );
     probe.mid = |_| {
@@ -275,7 +276,7 @@ fn ai_826_a_splice_past_the_beginning_or_out_of_the_vocabulary_fails() {
         }))
     };
     assert_eq!(
-        fault_of(&echo().answer(steered("ab", &probe))).0,
+        error_of(&echo().answer(steered("ab", &probe))).0,
         "bad-result"
     );
     probe.mid = |_| {
@@ -286,7 +287,7 @@ fn ai_826_a_splice_past_the_beginning_or_out_of_the_vocabulary_fails() {
         }))
     };
     assert_eq!(
-        fault_of(&echo().answer(steered("ab", &probe))).0,
+        error_of(&echo().answer(steered("ab", &probe))).0,
         "bad-result"
     );
     probe.mid = |_| {
@@ -297,7 +298,7 @@ fn ai_826_a_splice_past_the_beginning_or_out_of_the_vocabulary_fails() {
         }))
     };
     assert_eq!(
-        fault_of(&echo().answer(steered("ab", &probe))).0,
+        error_of(&echo().answer(steered("ab", &probe))).0,
         "constraint_failed"
     );
 }
@@ -354,7 +355,7 @@ fn ai_821_a_fork_gives_whole_choices_that_go_their_own_ways_and_share_the_cache(
 fn too_many_forks_fail() {
     let mut probe = Probe::new();
     probe.pre = |_| Ok(Pre::Fork(65));
-    assert_eq!(fault_of(&echo().answer(steered("ab", &probe))).0, "limit");
+    assert_eq!(error_of(&echo().answer(steered("ab", &probe))).0, "limit");
 }
 
 #[test]
@@ -407,7 +408,7 @@ impl Steer for Waiter {
 fn ai_813_a_suspended_sequence_costs_no_pass_and_four_steps_of_it_are_a_deadlock() {
     let flag = Arc::new(Mutex::new(false));
     let mut bench = echo();
-    let mut request = say("abcd");
+    let mut request = request_for("abcd");
     request.max_tokens = Some(4);
     request.steer = Some(Box::new(Waiter(Arc::clone(&flag), Probe::new())));
     let mut handle = bench.submit(request);
@@ -418,10 +419,10 @@ fn ai_813_a_suspended_sequence_costs_no_pass_and_four_steps_of_it_are_a_deadlock
     *flag.lock().unwrap() = true;
     assert_eq!(batches(&mut bench, 3), [0, 0, 0]);
     assert!(
-        bench.owner.step(bench.now).wake_at.is_none() || read(&mut handle).fault.is_some(),
+        bench.owner.step(bench.now).wake_at.is_none() || read(&mut handle).error.is_some(),
         "the fourth is one too many"
     );
-    let mut request = say("abcd");
+    let mut request = request_for("abcd");
     *flag.lock().unwrap() = true;
     request.max_tokens = Some(2);
     request.steer = Some(Box::new(Waiter(Arc::clone(&flag), Probe::new())));
@@ -453,11 +454,11 @@ fn d_49_a_suspended_parent_gives_its_seat_to_its_child() {
             parallel,
             ..Script::default()
         });
-        let mut request = say("abc");
+        let mut request = request_for("abc");
         request.steer = Some(Box::new(family));
         request.max_tokens = Some(3);
         let answer = bench.answer(request);
-        assert_eq!(answer.fault, None, "{parallel}");
+        assert_eq!(answer.error, None, "{parallel}");
         let texts: Vec<&str> = answer.choices.iter().map(|choice| &*choice.0).collect();
         assert_eq!(texts, ["abc", "abc"], "{parallel}");
         assert!(*done.lock().unwrap());
@@ -513,7 +514,7 @@ fn a_deadlock_is_told_as_such() {
     let mut probe = Probe::new();
     probe.pre = |_| Ok(Pre::Suspend);
     let answer = echo().answer(steered("ab", &probe));
-    assert_eq!(fault_of(&answer).0, "deadlock");
+    assert_eq!(error_of(&answer).0, "deadlock");
 }
 
 #[test]
@@ -523,7 +524,7 @@ fn ai_812_a_late_steerer_keeps_its_row_and_delays_nobody() {
     let mut bench = echo();
     let mut slow = steered("ab", &probe);
     slow.max_tokens = Some(2);
-    let (mut slow, mut quick) = (bench.submit(slow), bench.submit(say("0123456789")));
+    let (mut slow, mut quick) = (bench.submit(slow), bench.submit(request_for("0123456789")));
     let mut batches = Vec::new();
     for _ in 0..6 {
         let report = bench.step();
@@ -565,8 +566,8 @@ fn ai_812_d_49_a_steerer_is_late_by_the_clock_and_not_by_the_step() {
             bench.owner.step(bench.now);
             steps += 1;
             let answer = read(&mut handle);
-            if answer.fault.is_some() {
-                return (steps, fault_of(&answer).0.to_owned());
+            if answer.error.is_some() {
+                return (steps, error_of(&answer).0.to_owned());
             }
         }
     };
@@ -583,19 +584,19 @@ fn ai_812_d_49_a_steerer_is_late_by_the_clock_and_not_by_the_step() {
 fn a_steerer_that_fails_or_panics_ends_its_request_only() {
     let mut probes = vec![Probe::new(); 6];
     probes[0].pre = |_| {
-        Err(Failure {
+        Err(SteerFailure {
             reason: "trap",
             message: "the controller panicked".to_owned(),
         })
     };
     probes[1].mid = |_| {
-        Err(Failure {
+        Err(SteerFailure {
             reason: "trap",
             message: "the controller panicked".to_owned(),
         })
     };
     probes[2].post = |_, _| {
-        Err(Failure {
+        Err(SteerFailure {
             reason: "trap",
             message: "the controller panicked".to_owned(),
         })
@@ -608,10 +609,10 @@ fn a_steerer_that_fails_or_panics_ends_its_request_only() {
         let mut bench = echo();
         let (mut failing, mut mate) = (
             bench.submit(steered("ab", &probe)),
-            bench.submit(say("fine")),
+            bench.submit(request_for("fine")),
         );
         bench.settle();
-        assert_eq!(fault_of(&read(&mut failing)).0, "trap");
+        assert_eq!(error_of(&read(&mut failing)).0, "trap");
         assert_eq!(read(&mut mate).text(), "fine");
         assert_eq!(bench.engine.stats().panics.get(), u64::from(index >= 3));
     }
@@ -659,7 +660,7 @@ fn a_steered_sequence_survives_preemption() {
         }))
     };
     let alone = {
-        let mut request = Request::new(Prompt::Text("steady".to_owned()));
+        let mut request = GenerationRequest::new(Prompt::Text("steady".to_owned()));
         request.sampling.temperature = 0.0;
         request.max_tokens = Some(30);
         request.steer = Some(Box::new(probe.clone()));
@@ -673,7 +674,7 @@ fn a_steered_sequence_survives_preemption() {
         ..Script::default()
     };
     let mut bench = Bench::new(script);
-    let mut first = say(&"x".repeat(25));
+    let mut first = request_for(&"x".repeat(25));
     first.priority = 1;
     let mut other = bench.submit(first);
     let mut request = steered("steady", &probe);

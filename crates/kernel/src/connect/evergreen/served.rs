@@ -1,7 +1,4 @@
 //! Functions of this kernel that a server may call (EV-976).
-//!
-//! Owns: [`serve`]: the offer, and [`Served`], which runs what the server asks for. Refuses to know: how a function runs
-//! against a session (`session::runs`, the same as at a server), and how messages travel.
 
 use std::fmt;
 use std::future::Future;
@@ -9,17 +6,17 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use sapwood_net::evergreen::{Request, Session};
+use sapwood_net::evergreen::{CallRequest, ClientSession};
 use sapwood_proto::evergreen::{Dialect, Metadata};
-use sapwood_proto::session::{Live, Output};
+use sapwood_proto::session::{Live, SessionOutput};
 
 use crate::Result;
 use crate::error::Error;
 use crate::kernel::Kernel;
-use crate::session::link::Link;
-use crate::session::remote::told;
+use crate::session::link::SessionLink;
+use crate::session::remote::to_kernel_error;
 use crate::session::runs::Runs;
-use crate::session::{OFFER, Options, REVERSE, listing};
+use crate::session::{OFFER, REVERSE, SessionOptions, listing};
 
 /// Offers the functions of `kernel` to the server, models excepted: from here on every function that runs for an action of
 /// this session can call them by their names, and nobody else can. What is added to `kernel` later is not offered. A
@@ -51,52 +48,52 @@ use crate::session::{OFFER, Options, REVERSE, listing};
 /// # Errors
 /// `Unimplemented` if the server does not announce `reverse-actions`; `Exists` if the session is served already; what the
 /// server has against the offer, `BAD_NAME` where it has a function of the same name.
-pub async fn serve(session: &Session, kernel: Kernel) -> Result<Served> {
+pub async fn serve(session: &ClientSession, kernel: Kernel) -> Result<ServedSession> {
     if !session.announces(REVERSE) {
         let what = format!("serving functions to a server that does not announce `{REVERSE}`");
         return Err(Error::Unimplemented { what });
     }
     // No dialect asks a client for manners.
-    let link = Link::to(session.shared(), session.origin(), Dialect::Grpc);
-    if !link.with(Live::hire) {
+    let link = SessionLink::to(session.shared(), session.origin(), Dialect::Grpc);
+    if !link.with(Live::acquire_worker) {
         return Err(Error::Exists { name: OFFER.into() });
     }
-    let options = Options {
+    let options = SessionOptions {
         extensions: &[],
-        ..Options::default()
+        ..SessionOptions::default()
     };
     let document = listing::offer(&kernel);
-    let served = Served {
+    let served = ServedSession {
         runs: Runs::new(link.clone(), kernel, Arc::new(options)),
         link,
     };
-    let mut writer = session.write().map_err(told)?;
-    let call = session.call(Request {
+    let mut writer = session.write().map_err(to_kernel_error)?;
+    let call = session.call(CallRequest {
         name: OFFER.into(),
         inputs: vec![("actions".into(), writer.node().clone())],
         outputs: vec!["result".into()],
-        ..Request::default()
+        ..CallRequest::default()
     });
-    let call = call.map_err(told)?;
+    let call = call.map_err(to_kernel_error)?;
     let metadata = Arc::new(Metadata::of("application/json"));
     // Whoever does not take it says why in the result.
     let _ = writer.write(&metadata, document.to_string().into()).await;
     let _ = writer.end(&metadata);
     if let Some(result) = call.output("result") {
         let taken = result.read().whole().await;
-        taken.map_err(|status| told((*status).clone()))?;
+        taken.map_err(|status| to_kernel_error((*status).clone()))?;
     }
     Ok(served)
 }
 
 /// Runs what the server asks for, until the session is over. Does not keep the session.
 #[must_use = "nothing is served unless it is polled"]
-pub struct Served {
-    link: Link,
+pub struct ServedSession {
+    link: SessionLink,
     runs: Runs,
 }
 
-impl Future for Served {
+impl Future for ServedSession {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -106,10 +103,10 @@ impl Future for Served {
         for _ in 0..ROUNDS {
             loop {
                 match this.link.with(|live| live.poll_work(cx)) {
-                    Poll::Ready(Some(Output::Start(start))) => {
+                    Poll::Ready(Some(SessionOutput::Start(start))) => {
                         this.runs.start(&start);
                     }
-                    Poll::Ready(Some(Output::Cancel { action, by })) => {
+                    Poll::Ready(Some(SessionOutput::Cancel { action, by })) => {
                         this.runs.cancel(action, by);
                     }
                     Poll::Ready(Some(_)) => {}
@@ -129,15 +126,15 @@ impl Future for Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for ServedSession {
     fn drop(&mut self) {
         self.runs.give_up();
-        self.link.with(Live::dismiss);
+        self.link.with(Live::release_worker);
         self.link.flush();
     }
 }
 
-impl fmt::Debug for Served {
+impl fmt::Debug for ServedSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Served").finish_non_exhaustive()
     }

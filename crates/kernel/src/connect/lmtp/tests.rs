@@ -1,20 +1,20 @@
 //! A model of a scripted peer, called as any function is.
 
-use sapwood_net::lmtp::{Client, Options};
+use sapwood_net::lmtp::{ConnectOptions, LmtpClient};
 use sapwood_proto::code::Code;
-use sapwood_proto::lmtp::Reason as Rule;
+use sapwood_proto::lmtp::LmtpReason;
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex};
 
 use sapwood_engine::api::Sampled;
 use sapwood_engine::model::Model;
 use sapwood_engine::scripted::{Config, Scripted};
-use sapwood_proto::lmtp::Fault;
+use sapwood_proto::lmtp::LmtpError;
 use serde_json::Value;
 
 use super::*;
-use crate::call::Ports;
-use crate::meta::Reason;
+use crate::call::RequestedPorts;
+use crate::meta::ChoiceFinish;
 use crate::model::{GenerateConfig, PromptMode};
 use crate::name::Mime;
 use crate::{Kernel, Run, args};
@@ -23,13 +23,13 @@ use crate::{Kernel, Run, args};
 struct Fake(BufReader<DuplexStream>);
 
 impl Fake {
-    async fn heard(&mut self) -> String {
+    async fn received(&mut self) -> String {
         let mut line = String::new();
         self.0.read_line(&mut line).await.unwrap();
         line.trim_end().to_owned()
     }
 
-    async fn say(&mut self, line: &str) {
+    async fn send(&mut self, line: &str) {
         self.0.write_all(line.as_bytes()).await.unwrap();
         self.0.write_all(b"\n").await.unwrap();
     }
@@ -38,10 +38,10 @@ impl Fake {
 const FACTS: &str =
     r#"MSG [{"stream_id":1,"model_info":{"model":"tiny","vocab_size":300,"max_context":64}}]"#;
 
-async fn joined(facts: &str) -> Result<(Kernel, Fake), Fault> {
-    let terms = Terms {
+async fn joined(facts: &str) -> Result<(Kernel, Fake), LmtpError> {
+    let terms = LmtpModelTerms {
         emulate: false,
-        ..Terms::default()
+        ..LmtpModelTerms::default()
     };
     joined_on(facts, terms).await
 }
@@ -51,27 +51,27 @@ async fn of_bytes() -> (Kernel, Fake) {
     joined_on(FACTS, byte_terms()).await.unwrap()
 }
 
-fn byte_terms() -> Terms {
+fn byte_terms() -> LmtpModelTerms {
     let script = Config {
         chat: true,
         ..Config::default()
     };
-    Terms {
+    LmtpModelTerms {
         vocabulary: Some(Scripted::new(script).unwrap().vocabulary()),
         chat: true,
-        ..Terms::default()
+        ..LmtpModelTerms::default()
     }
 }
 
-async fn joined_on(facts: &str, terms: Terms) -> Result<(Kernel, Fake), Fault> {
+async fn joined_on(facts: &str, terms: LmtpModelTerms) -> Result<(Kernel, Fake), LmtpError> {
     let (ours, theirs) = duplex(1 << 16);
-    let client = Client::over(ours, Options::base());
+    let client = LmtpClient::over(ours, ConnectOptions::base());
     let mut fake = Fake(BufReader::new(theirs));
     let answering = async {
-        fake.heard().await;
-        fake.say(facts).await;
+        fake.received().await;
+        fake.send(facts).await;
     };
-    let (made, ()) = tokio::join!(Pool::of(client, "tiny"), answering);
+    let (made, ()) = tokio::join!(LmtpPool::of(client, "tiny"), answering);
     let kernel = Kernel::new();
     kernel.add(function(&made?, "far", terms)).unwrap();
     Ok((kernel, fake))
@@ -109,11 +109,11 @@ async fn lm_712_a_model_elsewhere_is_called_with_tokens_and_gives_tokens() {
     let run = typed(&kernel, &[1, 2], config);
     let answering = async {
         assert_eq!(
-            fake.heard().await,
+            fake.received().await,
             r#"GENERATE {"max_tokens":2,"temperature":0.0,"top_logprobs":2,"model":"tiny","prompt":[1,2],"stream_id":2,"logit_bias":{"3":-100.0,"9":1.0}}"#
         );
-        fake.say(r#"TOKEN [{"stream_id":2,"token":7,"logprob":-2.5,"top_logprobs":{"7":-2.5,"4":-0.5,"5":-1.5}}]"#).await;
-        fake.say(r#"TOKEN [{"stream_id":2,"token":4,"logprob":-0.5,"finish_reason":"stop","top_logprobs":{"4":-0.5,"5":-1.0}}]"#).await;
+        fake.send(r#"TOKEN [{"stream_id":2,"token":7,"logprob":-2.5,"top_logprobs":{"7":-2.5,"4":-0.5,"5":-1.5}}]"#).await;
+        fake.send(r#"TOKEN [{"stream_id":2,"token":4,"logprob":-0.5,"finish_reason":"stop","top_logprobs":{"4":-0.5,"5":-1.0}}]"#).await;
     };
     let (ended, ()) = tokio::join!(run.finish(), answering);
     let (chunks, meta) = ended.unwrap();
@@ -132,7 +132,7 @@ async fn lm_712_a_model_elsewhere_is_called_with_tokens_and_gives_tokens() {
     let port = chunks.iter().filter(|chunk| chunk.port == Port::TOKENS);
     let listed: Vec<u8> = port.flat_map(|chunk| chunk.data.to_vec()).collect();
     assert_eq!(listed, [7, 0, 0, 0, 4, 0, 0, 0]);
-    assert_eq!(meta.finish[&0], Reason::Stop);
+    assert_eq!(meta.finish[&0], ChoiceFinish::Stop);
     assert_eq!(
         (meta.usage.prompt_tokens, meta.usage.completion_tokens),
         (2, 2)
@@ -144,12 +144,12 @@ async fn lm_712_a_model_elsewhere_is_called_with_tokens_and_gives_tokens() {
 async fn tr_401_bad_words_of_a_model_elsewhere_are_refused_where_they_could_come() {
     let (tokens, _silent) = joined(FACTS).await.unwrap();
     let (bytes, _silent) = of_bytes().await;
-    let terms = Terms {
+    let terms = LmtpModelTerms {
         emulate: false,
         ..byte_terms()
     };
     let (strict, _silent) = joined_on(FACTS, terms).await.unwrap();
-    for (kernel, penalty, says) in [
+    for (kernel, penalty, states) in [
         (&tokens, 1.0, "tokenizer"),
         (&strict, 1.0, "emulated"),
         (&bytes, 1.5, "penalties"),
@@ -162,7 +162,7 @@ async fn tr_401_bad_words_of_a_model_elsewhere_are_refused_where_they_could_come
         };
         let error = typed(kernel, &[1], config).finish().await.unwrap_err();
         assert_eq!(error.code(), Code::Unimplemented, "{error}");
-        assert!(error.to_string().contains(says), "{error}");
+        assert!(error.to_string().contains(states), "{error}");
     }
 }
 
@@ -183,7 +183,7 @@ async fn tr_401_bad_words_of_a_model_elsewhere_do_not_come() {
         (head, tail)
     };
     let answering = async {
-        for (asked, said) in [
+        for (asked, reply) in [
             (
                 asks("1", 5, 2, r#""120":-100.0"#),
                 r#"TOKEN [{"stream_id":2,"token":97},{"stream_id":2,"token":98},{"stream_id":2,"token":98}]"#,
@@ -205,21 +205,21 @@ async fn tr_401_bad_words_of_a_model_elsewhere_do_not_come() {
                 r#"TOKEN [{"stream_id":6,"token":98},{"stream_id":6,"token":100,"finish_reason":"length"}]"#,
             ),
         ] {
-            let heard = fake.heard().await;
+            let incoming = fake.received().await;
             let (head, tail) = asked;
             assert!(
-                heard.starts_with(&head) && heard.ends_with(&tail),
-                "{heard}"
+                incoming.starts_with(&head) && incoming.ends_with(&tail),
+                "{incoming}"
             );
-            fake.say(said).await;
+            fake.send(reply).await;
         }
         fake
     };
     let (ended, _fake) = tokio::join!(run.finish(), answering);
     let (chunks, meta) = ended.unwrap();
-    let said: Vec<u32> = sampled(&chunks).iter().map(|token| token.id).collect();
-    assert_eq!(said, b"aacbd".map(u32::from));
-    assert_eq!(meta.finish[&0], Reason::Length);
+    let reply: Vec<u32> = sampled(&chunks).iter().map(|token| token.id).collect();
+    assert_eq!(reply, b"aacbd".map(u32::from));
+    assert_eq!(meta.finish[&0], ChoiceFinish::Length);
     assert_eq!(
         (meta.usage.prompt_tokens, meta.usage.completion_tokens),
         (1, 5)
@@ -237,14 +237,18 @@ async fn tr_401_a_peer_that_does_not_keep_to_it_is_not_asked_for_ever() {
     let run = typed(&kernel, &[1], config);
     let answering = async {
         for id in [2, 3] {
-            fake.heard().await;
-            fake.say(&format!(r#"TOKEN [{{"stream_id":{id},"token":120}}]"#))
+            fake.received().await;
+            fake.send(&format!(r#"TOKEN [{{"stream_id":{id},"token":120}}]"#))
                 .await;
         }
     };
     let (ended, ()) = tokio::join!(run.finish(), answering);
     let error = ended.unwrap_err();
-    assert_eq!(error.reason(), Rule::ConstraintFailed.name(), "{error}");
+    assert_eq!(
+        error.reason(),
+        LmtpReason::ConstraintFailed.name(),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -272,7 +276,7 @@ async fn lm_712_what_it_cannot_give_is_refused_before_anything_is_sent() {
         ),
         (
             "text as an answer",
-            typed(&kernel, &[1], one()).wanting(Ports::main().into()),
+            typed(&kernel, &[1], one()).wanting(RequestedPorts::main().into()),
             Code::Unimplemented,
         ),
         (
@@ -307,9 +311,9 @@ async fn lm_712_what_it_cannot_give_is_refused_before_anything_is_sent() {
     }
     let run = typed(&kernel, &[1], one());
     let answering = async {
-        let heard = fake.heard().await;
-        assert!(heard.contains("\"stream_id\":2"), "nothing was sent");
-        fake.say(r#"TOKEN [{"stream_id":2,"token":7}]"#).await;
+        let incoming = fake.received().await;
+        assert!(incoming.contains("\"stream_id\":2"), "nothing was sent");
+        fake.send(r#"TOKEN [{"stream_id":2,"token":7}]"#).await;
     };
     let (ended, ()) = tokio::join!(run.finish(), answering);
     assert!(ended.is_ok());
@@ -321,8 +325,8 @@ async fn lm_712_what_the_peer_has_against_it_is_told() {
     let (kernel, mut fake) = joined(FACTS).await.unwrap();
     let run = typed(&kernel, &[1], GenerateConfig::default());
     let answering = async {
-        fake.heard().await;
-        fake.say(r#"TOKEN [{"stream_id":2,"error":"busy","code":"server_overloaded","retry_after_ms":70}]"#).await;
+        fake.received().await;
+        fake.send(r#"TOKEN [{"stream_id":2,"error":"busy","code":"server_overloaded","retry_after_ms":70}]"#).await;
     };
     let (ended, ()) = tokio::join!(run.finish(), answering);
     let error = ended.unwrap_err();
@@ -346,29 +350,29 @@ async fn lm_712_json_is_read_as_a_model_reads_it_and_scoring_is_passed_on() {
         args! { prompt: ids(&[1, 2, 3]), config: json!({"topK": 5}) },
     );
     let answering = async {
-        let heard = fake.heard().await;
+        let incoming = fake.received().await;
         assert!(
-            heard.starts_with(r#"GENERATE {"max_tokens":61,"temperature":1.0,"#),
-            "{heard}"
+            incoming.starts_with(r#"GENERATE {"max_tokens":61,"temperature":1.0,"#),
+            "{incoming}"
         );
-        assert!(heard.ends_with(r#","top_k":5}"#), "{heard}");
-        fake.say(r#"TOKEN [{"stream_id":2,"token":7,"finish_reason":"length"}]"#)
+        assert!(incoming.ends_with(r#","top_k":5}"#), "{incoming}");
+        fake.send(r#"TOKEN [{"stream_id":2,"token":7,"finish_reason":"length"}]"#)
             .await;
     };
     let (ended, ()) = tokio::join!(run.finish(), answering);
-    assert_eq!(ended.unwrap().1.finish[&0], Reason::Length);
+    assert_eq!(ended.unwrap().1.finish[&0], ChoiceFinish::Length);
     let config = GenerateConfig {
         scored: Some(vec![5, 6]),
         ..GenerateConfig::default()
     };
     let run = typed(&kernel, &[1], config);
     let answering = async {
-        let heard = fake.heard().await;
+        let incoming = fake.received().await;
         assert_eq!(
-            heard,
+            incoming,
             r#"SCORE {"model":"tiny","prompt":[1],"scored":[5,6],"stream_id":3}"#
         );
-        fake.say(r#"TOKEN [{"stream_id":3,"token":5,"logprob":-1.0},{"stream_id":3,"token":6,"logprob":-2.0,"finish_reason":"stop"}]"#).await;
+        fake.send(r#"TOKEN [{"stream_id":3,"token":5,"logprob":-1.0},{"stream_id":3,"token":6,"logprob":-2.0,"finish_reason":"stop"}]"#).await;
     };
     let (ended, ()) = tokio::join!(run.finish(), answering);
     let scores: Vec<f32> = sampled(&ended.unwrap().0)
@@ -388,8 +392,8 @@ async fn lm_711_what_is_no_probability_is_not_passed_on() {
     };
     let run = typed(&kernel, &[1], config);
     let answering = async {
-        fake.heard().await;
-        fake.say(r#"TOKEN [{"stream_id":2,"token":7,"logprob":12.5,"top_logprobs":{"7":12.5}}]"#)
+        fake.received().await;
+        fake.send(r#"TOKEN [{"stream_id":2,"token":7,"logprob":12.5,"top_logprobs":{"7":12.5}}]"#)
             .await;
     };
     let (ended, ()) = tokio::join!(run.finish(), answering);
@@ -404,7 +408,7 @@ async fn lm_712_a_model_that_says_little_is_served_and_one_that_is_not_there_is_
     let (kernel, mut fake) = joined(little).await.unwrap();
     let run: Run<Chunk> = kernel.run("far", args! { prompt: ids(&[1]) });
     let answering = async {
-        assert!(fake.heard().await.contains("\"max_tokens\":32,"));
+        assert!(fake.received().await.contains("\"max_tokens\":32,"));
         drop(fake);
     };
     let (ended, ()) = tokio::join!(run.finish(), answering);
@@ -414,7 +418,7 @@ async fn lm_712_a_model_that_says_little_is_served_and_one_that_is_not_there_is_
     assert!(error.retryable() && error.retry_after().is_some());
     let absent = r#"MSG [{"stream_id":1,"error":"no","code":"model_not_found"}]"#;
     let refused = joined(absent).await.err().unwrap();
-    assert_eq!(refused.reason, Rule::ModelNotFound);
+    assert_eq!(refused.reason, LmtpReason::ModelNotFound);
 }
 
 /// LM-704: stop texts are found here.
@@ -427,18 +431,18 @@ async fn lm_712_with_a_tokenizer_text_goes_in_and_text_comes_out() {
     );
     let answering = async {
         assert_eq!(
-            fake.heard().await,
+            fake.received().await,
             r#"GENERATE {"max_tokens":9,"temperature":1.0,"top_logprobs":1,"model":"tiny","prompt":[256,72,105],"stream_id":2}"#
         );
         for token in b"a c\xc3\xb6!".map(u32::from) {
-            fake.say(&format!(r#"TOKEN [{{"stream_id":2,"token":{token}}}]"#))
+            fake.send(&format!(r#"TOKEN [{{"stream_id":2,"token":{token}}}]"#))
                 .await;
         }
     };
     let (ended, ()) = tokio::join!(asking.finish(), answering);
     let (text, meta) = ended.unwrap();
     assert_eq!(text, "a ");
-    assert_eq!(meta.finish[&0], Reason::Stop);
+    assert_eq!(meta.finish[&0], ChoiceFinish::Stop);
     // What stopped it was computed.
     assert_eq!(
         (meta.usage.prompt_tokens, meta.usage.completion_tokens),
@@ -453,17 +457,17 @@ async fn lm_712_a_template_makes_conversations_and_an_end_is_no_text() {
     let messages = json!([{"role": "user", "content": "x"}]);
     let asking: Run<String> = kernel.run("far", args! { messages: messages });
     let answering = async {
-        let heard = fake.heard().await;
+        let incoming = fake.received().await;
         let open: Vec<String> = b"user\nx".map(|byte| byte.to_string()).into();
         let prompt = format!("\"prompt\":[256,{},257,256,", open.join(","));
-        assert!(heard.contains(&prompt), "{heard}");
+        assert!(incoming.contains(&prompt), "{incoming}");
         // Its name of an end, which is not ours; and a token behind it.
-        fake.say(r#"TOKEN [{"stream_id":2,"token":121},{"stream_id":2,"token":257,"finish_reason":"eos"},{"stream_id":2,"token":9}]"#).await;
+        fake.send(r#"TOKEN [{"stream_id":2,"token":121},{"stream_id":2,"token":257,"finish_reason":"eos"},{"stream_id":2,"token":9}]"#).await;
     };
     let (ended, ()) = tokio::join!(asking.finish(), answering);
     let (text, meta) = ended.unwrap();
     assert_eq!(text, "y");
-    assert_eq!(meta.finish[&0], Reason::Other(Name::new("eos")));
+    assert_eq!(meta.finish[&0], ChoiceFinish::Other(Name::new("eos")));
 }
 
 #[tokio::test]
@@ -472,29 +476,29 @@ async fn lm_704_choices_are_streams_beside_each_other() {
     let config = json!({"n": 2, "maxTokens": 2, "promptMode": "raw"});
     let asking: Run<Chunk> = kernel.run("far", args! { prompt: "x", config: config });
     let answering = async {
-        let (first, second) = (fake.heard().await, fake.heard().await);
+        let (first, second) = (fake.received().await, fake.received().await);
         assert!(first.ends_with(r#""stream_id":2}"#), "{first}");
         assert_eq!(
             second,
             first.replace(r#""stream_id":2}"#, r#""stream_id":3}"#)
         );
-        fake.say(r#"TOKEN [{"stream_id":3,"token":98},{"stream_id":2,"token":97}]"#)
+        fake.send(r#"TOKEN [{"stream_id":3,"token":98},{"stream_id":2,"token":97}]"#)
             .await;
-        fake.say(r#"TOKEN [{"stream_id":2,"token":97,"finish_reason":"length"},{"stream_id":3,"token":257,"finish_reason":"stop"}]"#).await;
+        fake.send(r#"TOKEN [{"stream_id":2,"token":97,"finish_reason":"length"},{"stream_id":3,"token":257,"finish_reason":"stop"}]"#).await;
     };
     let (ended, ()) = tokio::join!(asking.finish(), answering);
     let (chunks, meta) = ended.unwrap();
-    let said = |choice| {
+    let reply = |choice| {
         let chunks = chunks
             .iter()
             .filter(|chunk| chunk.port == Port::MAIN && chunk.choice == choice);
         let bytes: Vec<u8> = chunks.flat_map(|chunk| chunk.data.to_vec()).collect();
         String::from_utf8(bytes).unwrap()
     };
-    assert_eq!((said(0), said(1)), ("aa".into(), "b".into()));
+    assert_eq!((reply(0), reply(1)), ("aa".into(), "b".into()));
     assert_eq!(
         (&meta.finish[&0], &meta.finish[&1]),
-        (&Reason::Length, &Reason::Stop)
+        (&ChoiceFinish::Length, &ChoiceFinish::Stop)
     );
     assert_eq!(meta.usage.completion_tokens, 4);
 }
@@ -505,5 +509,8 @@ async fn lm_712_nothing_is_asked_of_a_peer_for_no_tokens() {
     let config = json!({"maxTokens": 0});
     let asking: Run<String> = kernel.run("far", args! { prompt: "x", config: config });
     let (text, meta) = asking.finish().await.unwrap();
-    assert_eq!((text.as_str(), &meta.finish[&0]), ("", &Reason::Length));
+    assert_eq!(
+        (text.as_str(), &meta.finish[&0]),
+        ("", &ChoiceFinish::Length)
+    );
 }

@@ -1,47 +1,49 @@
 //! Elements of tensors as JSON values.
-//!
-//! Owns: both directions (TR-308, TR-310, TR-311, TR-503). Refuses to know: shapes and names.
 
-use sapwood_net::triton::{Data, Datatype, Strings};
+use sapwood_net::triton::{Datatype, Strings, TensorData};
 use serde_json::{Number, Value};
 
 /// A value, or an array of values however nested, as elements; `None` if one is not of this datatype or out of its range.
-pub(super) fn from_json(datatype: Datatype, value: &Value) -> Option<Data> {
+pub(super) fn from_json(datatype: Datatype, value: &Value) -> Option<TensorData> {
     let mut flat = Vec::new();
     flatten(value, &mut flat);
     let range = datatype.range();
     let fits = |number: i128| range.is_some_and(|(min, max)| (min..=max).contains(&number));
-    Some(match Data::empty(datatype) {
-        Data::Bool(_) => Data::Bool(flat.iter().map(|it| it.as_bool()).collect::<Option<_>>()?),
-        Data::Int(_) => {
-            let one = |it: &&Value| whole(it).filter(|it| fits(*it))?.try_into().ok();
-            Data::Int(flat.iter().map(one).collect::<Option<_>>()?)
+    Some(match TensorData::empty(datatype) {
+        TensorData::Bool(_) => {
+            TensorData::Bool(flat.iter().map(|it| it.as_bool()).collect::<Option<_>>()?)
         }
-        Data::Uint(_) => {
+        TensorData::Int(_) => {
             let one = |it: &&Value| whole(it).filter(|it| fits(*it))?.try_into().ok();
-            Data::Uint(flat.iter().map(one).collect::<Option<_>>()?)
+            TensorData::Int(flat.iter().map(one).collect::<Option<_>>()?)
         }
-        Data::Float(_) => Data::Float(flat.iter().map(|it| it.as_f64()).collect::<Option<_>>()?),
-        Data::Bytes(_) => {
+        TensorData::Uint(_) => {
+            let one = |it: &&Value| whole(it).filter(|it| fits(*it))?.try_into().ok();
+            TensorData::Uint(flat.iter().map(one).collect::<Option<_>>()?)
+        }
+        TensorData::Float(_) => {
+            TensorData::Float(flat.iter().map(|it| it.as_f64()).collect::<Option<_>>()?)
+        }
+        TensorData::Bytes(_) => {
             let mut strings = Strings::default();
             for value in flat {
                 strings.push(value.as_str()?.as_bytes());
             }
-            Data::Bytes(strings)
+            TensorData::Bytes(strings)
         }
     })
 }
 
 /// One element as a scalar, any other number as an array. Bytes that are no UTF-8 are replaced; so is a number that
 /// JSON has not, by null.
-pub(super) fn to_json(data: &Data) -> Value {
+pub(super) fn to_json(data: &TensorData) -> Value {
     let float = |x: &f64| Number::from_f64(*x).map_or(Value::Null, Value::Number);
     let mut list: Vec<Value> = match data {
-        Data::Bool(list) => list.iter().map(|it| Value::from(*it)).collect(),
-        Data::Int(list) => list.iter().map(|it| Value::from(*it)).collect(),
-        Data::Uint(list) => list.iter().map(|it| Value::from(*it)).collect(),
-        Data::Float(list) => list.iter().map(float).collect(),
-        Data::Bytes(list) => list
+        TensorData::Bool(list) => list.iter().map(|it| Value::from(*it)).collect(),
+        TensorData::Int(list) => list.iter().map(|it| Value::from(*it)).collect(),
+        TensorData::Uint(list) => list.iter().map(|it| Value::from(*it)).collect(),
+        TensorData::Float(list) => list.iter().map(float).collect(),
+        TensorData::Bytes(list) => list
             .iter()
             .map(|it| Value::from(String::from_utf8_lossy(it)))
             .collect(),

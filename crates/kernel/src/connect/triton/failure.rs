@@ -1,11 +1,9 @@
 //! What a failed request to a Triton server is here (D-30).
-//!
-//! Owns: that mapping. Refuses to know: how the server said it; the client has read that.
 
 use std::time::Duration;
 
 use sapwood_net::triton;
-use sapwood_proto::code::{Code, Retry};
+use sapwood_proto::code::{Code, RetryAdvice};
 
 use crate::error::Error;
 use crate::name::Name;
@@ -26,15 +24,15 @@ pub(super) fn error(error: triton::Error, function: &Name) -> Error {
             why: format!("the server of {function} does not answer"),
             retry_after: Some(RETRY_AFTER),
         },
-        triton::Error::Said(said) => match said.code {
+        triton::Error::Reply(reply) => match reply.code {
             Code::Cancelled => Error::Cancelled,
             Code::DeadlineExceeded => Error::Deadline,
             code => Error::Remote {
                 code,
-                reason: reason(code, &said.message),
-                message: said.message,
-                retryable: code.retry() != Retry::No,
-                retry_after: said.retry_after,
+                reason: reason(code, &reply.message),
+                message: reply.message,
+                retryable: code.retry() != RetryAdvice::No,
+                retry_after: reply.retry_after,
             },
         },
         other => Error::argument(function.clone(), other.to_string()),

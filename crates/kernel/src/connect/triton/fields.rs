@@ -1,16 +1,13 @@
 //! How a model elsewhere is asked to sample.
-//!
-//! Owns: where each field of [`GenerateConfig`] goes: into the input of its name, else into the JSON object of
-//! `sampling_parameters`, else among the request's parameters (TR-401 to TR-403). Refuses to know: prompts, answers.
 
-use sapwood_net::triton::{Data, Model, Request};
+use sapwood_net::triton::{InferRequest, ModelSignature, TensorData};
 use serde_json::{Map, Value, json};
 
 use super::elements;
 use crate::Result;
 use crate::error::Error;
 use crate::model::GenerateConfig;
-use crate::model::elsewhere::unimplemented;
+use crate::model::remote::unimplemented;
 use crate::name::Name;
 
 /// Sets what `config` sets.
@@ -18,7 +15,7 @@ use crate::name::Name;
 /// # Errors
 /// `Argument` with `BAD_CONFIG` for a value that the declared input cannot hold; `Unimplemented` for a field that the
 /// model has no place for.
-pub(super) fn fill(request: &mut Request, config: &GenerateConfig) -> Result<()> {
+pub(super) fn fill(request: &mut InferRequest, config: &GenerateConfig) -> Result<()> {
     let mut fields = Fields {
         sampling: request.model.input(SAMPLING).map(|_| Map::new()),
         request,
@@ -86,7 +83,7 @@ fn single(config: &GenerateConfig) -> [(&'static [&'static str], Option<Value>);
 }
 
 struct Fields<'a> {
-    request: &'a mut Request,
+    request: &'a mut InferRequest,
     /// What goes into `sampling_parameters`, if the model has that.
     sampling: Option<Map<String, Value>>,
 }
@@ -94,9 +91,9 @@ struct Fields<'a> {
 impl Fields<'_> {
     fn put(&mut self, names: &[&str], value: Value) -> Result<()> {
         let name = names[0];
-        if let Some(place) = names.iter().find_map(|name| self.request.model.input(name)) {
-            let data = element(&self.request.model, place, &value)?;
-            self.request.inputs.push((place, data));
+        if let Some(target) = names.iter().find_map(|name| self.request.model.input(name)) {
+            let data = element(&self.request.model, target, &value)?;
+            self.request.inputs.push((target, data));
         } else if let Some(sampling) = &mut self.sampling {
             sampling.insert(name.into(), value);
         } else {
@@ -117,9 +114,9 @@ impl Fields<'_> {
     }
 
     fn stop(&mut self, stop: &[String]) -> Result<()> {
-        if let Some(place) = self.request.model.input("stop_words") {
-            let data = element(&self.request.model, place, &json!(stop))?;
-            self.request.inputs.push((place, data));
+        if let Some(target) = self.request.model.input("stop_words") {
+            let data = element(&self.request.model, target, &json!(stop))?;
+            self.request.inputs.push((target, data));
             return Ok(());
         }
         if self.sampling.is_some() {
@@ -134,11 +131,11 @@ impl Fields<'_> {
 
     /// A model without a place for them would say them.
     fn bad_words(&mut self, words: &[String]) -> Result<()> {
-        let Some(place) = self.request.model.input(BAD_WORDS) else {
+        let Some(target) = self.request.model.input(BAD_WORDS) else {
             return self.sample(BAD_WORDS, json!(words));
         };
-        let data = element(&self.request.model, place, &json!(words))?;
-        self.request.inputs.push((place, data));
+        let data = element(&self.request.model, target, &json!(words))?;
+        self.request.inputs.push((target, data));
         Ok(())
     }
 
@@ -153,17 +150,17 @@ impl Fields<'_> {
         let Some(sampling) = self.sampling.filter(|sampling| !sampling.is_empty()) else {
             return;
         };
-        if let Some(place) = self.request.model.input(SAMPLING) {
+        if let Some(target) = self.request.model.input(SAMPLING) {
             let text = Value::Object(sampling).to_string();
-            let text = Data::Bytes([text.as_bytes()].into_iter().collect());
-            self.request.inputs.push((place, text));
+            let text = TensorData::Bytes([text.as_bytes()].into_iter().collect());
+            self.request.inputs.push((target, text));
         }
     }
 }
 
 /// A value as the elements of this input.
-fn element(model: &Model, place: usize, value: &Value) -> Result<Data> {
-    let input = &model.inputs[place];
+fn element(model: &ModelSignature, target: usize, value: &Value) -> Result<TensorData> {
+    let input = &model.inputs[target];
     elements::from_json(input.datatype, value).ok_or_else(|| {
         let why = format!("the model's server takes {} here", input.datatype);
         Error::argument(Name::shared(&input.name), why).because("BAD_CONFIG")

@@ -1,8 +1,5 @@
 //! Models elsewhere that are no text models, as functions of their tensors.
 //!
-//! Owns: [`function`]: ports derived from tensors (as TR-1308 derives tensors from ports), reading inputs, writing
-//! outputs. Refuses to know: what the numbers mean.
-//!
 //! An input of `BYTES` takes one string of text or bytes, or several as a JSON array where its shape has room; any other
 //! takes JSON: a value, or an array of values, nested or not. An output of `BYTES` is text, several strings of a response
 //! being lines; one of a fixed number of strings, and any other, is JSON, one value for each response.
@@ -12,11 +9,14 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
-use sapwood_net::triton::{Client, Data, Datatype, Declared, Model, Request, Response, Responses};
+use sapwood_net::triton::{
+    Datatype, Declared, InferRequest, ModelResponse, ModelResponses, ModelSignature, TensorData,
+    TritonClient,
+};
 use serde_json::{Value, json};
 
 use super::{elements, failure};
-use crate::call::{Call, Instant, Ports};
+use crate::call::{Call, Instant, RequestedPorts};
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::function::Fun;
@@ -24,24 +24,24 @@ use crate::handler::raw;
 use crate::limits;
 use crate::name::{Mime, Name, Port};
 use crate::node::Node;
-use crate::spec::{Input, Output, Spec};
+use crate::spec::{InputSpec, OutputSpec, Spec};
 use crate::{Chunks, Result};
 
 /// The function of such a model, under its name with `_` for what no name can have (KE-132).
-pub(super) fn function(client: Client, model: Arc<Model>) -> Fun {
+pub(super) fn function(client: TritonClient, model: Arc<ModelSignature>) -> Fun {
     let name = Name::from(name(&model.name));
     let mut spec = Spec::new(name.clone(), "A model of another server.");
     spec.inputs = model.inputs.iter().map(input).collect();
     let outputs = model.outputs.iter().enumerate();
     spec.outputs = outputs
-        .map(|(place, declared)| output(place, declared, model.decoupled))
+        .map(|(target, declared)| output(target, declared, model.decoupled))
         .collect();
     let ports = spec
         .outputs
         .iter()
         .map(|output| output.port.clone())
         .collect();
-    let remote = Arc::new(Remote {
+    let remote = Arc::new(TritonTensorModel {
         client,
         model,
         name,
@@ -54,19 +54,19 @@ pub(super) fn function(client: Client, model: Arc<Model>) -> Fun {
     })
 }
 
-struct Remote {
-    client: Client,
-    model: Arc<Model>,
+struct TritonTensorModel {
+    client: TritonClient,
+    model: Arc<ModelSignature>,
     name: Name,
     /// Of the outputs, in order.
     ports: Vec<Port>,
 }
 
-async fn begin(remote: Arc<Remote>, call: Call) -> Result<Chunks> {
-    let mut request = Request::new(Arc::clone(&remote.model));
-    for (place, declared) in remote.model.inputs.iter().enumerate() {
+async fn begin(remote: Arc<TritonTensorModel>, call: Call) -> Result<Chunks> {
+    let mut request = InferRequest::new(Arc::clone(&remote.model));
+    for (target, declared) in remote.model.inputs.iter().enumerate() {
         if let Some(node) = call.inputs.get(&declared.name) {
-            request.inputs.push((place, read(declared, node).await?));
+            request.inputs.push((target, read(declared, node).await?));
         }
     }
     request.timeout = call
@@ -74,23 +74,23 @@ async fn begin(remote: Arc<Remote>, call: Call) -> Result<Chunks> {
         .map(|deadline| deadline.saturating_duration_since(Instant::now()));
     let responses = remote.client.generate(request).await;
     let responses = responses.map_err(|error| failure::error(error, &remote.name))?;
-    let answer = Answer {
+    let answer = TensorAnswer {
         remote,
         want: call.want.ports,
         responses,
         ready: VecDeque::new(),
     };
-    Ok(stream::try_unfold(answer, Answer::next).boxed())
+    Ok(stream::try_unfold(answer, TensorAnswer::next).boxed())
 }
 
-struct Answer {
-    remote: Arc<Remote>,
-    want: Ports,
-    responses: Responses,
+struct TensorAnswer {
+    remote: Arc<TritonTensorModel>,
+    want: RequestedPorts,
+    responses: ModelResponses,
     ready: VecDeque<Chunk>,
 }
 
-impl Answer {
+impl TensorAnswer {
     async fn next(mut self) -> Result<Option<(Chunk, Self)>> {
         loop {
             if let Some(chunk) = self.ready.pop_front() {
@@ -104,11 +104,11 @@ impl Answer {
         }
     }
 
-    fn take(&mut self, response: &Response) {
-        for (place, data) in &response.outputs {
-            let port = &self.remote.ports[*place];
+    fn take(&mut self, response: &ModelResponse) {
+        for (target, data) in &response.outputs {
+            let port = &self.remote.ports[*target];
             if self.want.has(port) {
-                let declared = &self.remote.model.outputs[*place];
+                let declared = &self.remote.model.outputs[*target];
                 let chunk = chunk(declared, data, self.remote.model.decoupled);
                 self.ready.push_back(chunk.on(port.clone()));
             }
@@ -116,8 +116,8 @@ impl Answer {
     }
 }
 
-fn chunk(declared: &Declared, data: &Data, decoupled: bool) -> Chunk {
-    if let (true, Data::Bytes(strings)) = (is_text(declared), data) {
+fn chunk(declared: &Declared, data: &TensorData, decoupled: bool) -> Chunk {
+    if let (true, TensorData::Bytes(strings)) = (is_text(declared), data) {
         let mut text = BytesMut::new();
         for (index, string) in strings.iter().enumerate() {
             if index > 0 {
@@ -136,7 +136,7 @@ fn chunk(declared: &Declared, data: &Data, decoupled: bool) -> Chunk {
 }
 
 /// An input, read whole.
-async fn read(declared: &Declared, node: &Node) -> Result<Data> {
+async fn read(declared: &Declared, node: &Node) -> Result<TensorData> {
     let (mime, bytes) = gather(node).await?;
     let wrong = |why: String| Error::argument(Name::shared(&declared.name), why);
     let json = || serde_json::from_slice::<Value>(&bytes);
@@ -146,7 +146,7 @@ async fn read(declared: &Declared, node: &Node) -> Result<Data> {
         let strings = list
             .filter(Value::is_array)
             .and_then(|list| elements::from_json(Datatype::Bytes, &list));
-        return Ok(strings.unwrap_or_else(|| Data::Bytes([&bytes[..]].into_iter().collect())));
+        return Ok(strings.unwrap_or_else(|| TensorData::Bytes([&bytes[..]].into_iter().collect())));
     }
     let value = json().map_err(|error| wrong(format!("not JSON: {error}")))?;
     let data = elements::from_json(declared.datatype, &value);
@@ -175,22 +175,22 @@ async fn gather(node: &Node) -> Result<(Mime, Bytes)> {
     Ok((mime.unwrap_or(Mime::TEXT), all.freeze()))
 }
 
-fn input(declared: &Declared) -> Input {
+fn input(declared: &Declared) -> InputSpec {
     let mimes = if declared.datatype == Datatype::Bytes {
         vec![Mime::TEXT, Mime::JSON, Mime::BYTES, Mime::ANY]
     } else {
         vec![Mime::JSON, Mime::TEXT]
     };
-    let mut input = Input::new(Name::shared(&declared.name))
+    let mut input = InputSpec::new(Name::shared(&declared.name))
         .taking(mimes)
         .schema(schema(declared));
     input.required = !declared.optional;
     input
 }
 
-fn output(place: usize, declared: &Declared, decoupled: bool) -> Output {
+fn output(target: usize, declared: &Declared, decoupled: bool) -> OutputSpec {
     let wire = Name::shared(&declared.name);
-    let port = if place == 0 {
+    let port = if target == 0 {
         Port::MAIN
     } else {
         Port::from(port(&declared.name))
@@ -200,17 +200,17 @@ fn output(place: usize, declared: &Declared, decoupled: bool) -> Output {
         (false, true) => Mime::NDJSON,
         (false, false) => Mime::JSON,
     };
-    let mut output = Output::new(port, mime).wire(wire);
+    let mut output = OutputSpec::new(port, mime).wire(wire);
     output.schema = (!is_text(declared)).then(|| schema(declared));
     output
 }
 
 fn schema(declared: &Declared) -> Value {
-    let kind = match Data::empty(declared.datatype) {
-        Data::Bool(_) => "boolean",
-        Data::Int(_) | Data::Uint(_) => "integer",
-        Data::Float(_) => "number",
-        Data::Bytes(_) => "string",
+    let kind = match TensorData::empty(declared.datatype) {
+        TensorData::Bool(_) => "boolean",
+        TensorData::Int(_) | TensorData::Uint(_) => "integer",
+        TensorData::Float(_) => "number",
+        TensorData::Bytes(_) => "string",
     };
     match size(declared) {
         Some(1) => json!({"type": kind}),

@@ -5,7 +5,7 @@ mod text;
 
 use std::sync::Mutex;
 
-use sapwood_net::triton::Address;
+use sapwood_net::triton::TritonAddress;
 use sapwood_proto::code::Code;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -44,7 +44,8 @@ impl Server {
     /// Serves these and imports them into a kernel of its own.
     async fn start(world: World) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = Address::new(format!("triton+http://{}", listener.local_addr().unwrap()));
+        let address =
+            TritonAddress::new(format!("triton+http://{}", listener.local_addr().unwrap()));
         let (asked, left) = (Arc::default(), Arc::default());
         let server = (Arc::new(world), Arc::clone(&asked), Arc::clone(&left));
         let task = tokio::spawn(async move {
@@ -55,7 +56,7 @@ impl Server {
                 });
             }
         });
-        let client = Client::connect(&address).await.unwrap();
+        let client = TritonClient::connect(&address).await.unwrap();
         let kernel = Kernel::new();
         kernel.add_all(import(&client).await.unwrap()).unwrap();
         Self {

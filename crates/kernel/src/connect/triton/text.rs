@@ -1,7 +1,5 @@
 //! Text models elsewhere: `text_input` in, `text_output` out, GENERATE's inputs and outputs around it.
 //!
-//! Owns: [`function`], the request, and the way from responses to chunks. Refuses to know: where fields of a config go.
-//!
 //! ```text
 //!   call ── read, refuse ──► Request ── Client ──► Response … ──► response chunks ──► meta, one chunk with the run's
 //! ```
@@ -14,7 +12,9 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use sapwood_engine::recommended::RecommendedSampling;
-use sapwood_net::triton::{Client, Data, Datatype, Model, Request, Response, Responses};
+use sapwood_net::triton::{
+    Datatype, InferRequest, ModelResponse, ModelResponses, ModelSignature, TensorData, TritonClient,
+};
 use serde_json::{Value, json};
 
 use super::{failure, fields};
@@ -22,15 +22,15 @@ use crate::call::{Call, Instant};
 use crate::chunk::Chunk;
 use crate::function::Fun;
 use crate::handler::raw;
-use crate::meta::{Meta, Reason, Usage};
+use crate::meta::{ChoiceFinish, Meta, RunUsage};
 use crate::model;
-use crate::model::elsewhere::{Asked, Prompt, unimplemented};
+use crate::model::remote::{RemoteCall, RemotePrompt, unimplemented};
 use crate::name::{Mime, Name, Port};
 use crate::spec::{Effect, Spec};
 use crate::{Chunks, Result};
 
 /// Whether it is one.
-pub(super) fn is_text(model: &Model) -> bool {
+pub(super) fn is_text(model: &ModelSignature) -> bool {
     let text = |found: Option<Datatype>| found == Some(Datatype::Bytes);
     text(model.input(TEXT_INPUT).map(|it| model.inputs[it].datatype))
         && text(
@@ -42,7 +42,7 @@ pub(super) fn is_text(model: &Model) -> bool {
 
 /// The function of a text model. It reports a finish reason and token counts where its server can tell them; a server
 /// that cannot has always stopped.
-pub(super) fn function(client: Client, model: Arc<Model>) -> Fun {
+pub(super) fn function(client: TritonClient, model: Arc<ModelSignature>) -> Fun {
     let name = Name::shared(&model.name);
     let what = "A text model of another server.";
     let mut spec = Spec::new(name.clone(), what).effect(Effect::Idempotent);
@@ -56,7 +56,7 @@ pub(super) fn function(client: Client, model: Arc<Model>) -> Fun {
         top_p: Some(0.95),
         ..RecommendedSampling::default()
     };
-    let remote = Remote {
+    let remote = TritonTextModel {
         client,
         model,
         name,
@@ -69,22 +69,22 @@ pub(super) fn function(client: Client, model: Arc<Model>) -> Fun {
 }
 
 #[derive(Clone)]
-struct Remote {
-    client: Client,
-    model: Arc<Model>,
+struct TritonTextModel {
+    client: TritonClient,
+    model: Arc<ModelSignature>,
     name: Name,
 }
 
-impl Remote {
+impl TritonTextModel {
     async fn begin(self, call: Call) -> Result<Chunks> {
-        let asked = Asked::read(&call).await?;
+        let asked = RemoteCall::read(&call).await?;
         let mut request = self.request(asked)?;
         request.timeout = call
             .deadline
             .map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let responses = self.client.generate(request).await;
         let responses = responses.map_err(|error| failure::error(error, &self.name))?;
-        let answer = Answer {
+        let answer = TextAnswer {
             name: self.name,
             model: self.model,
             main: call.want.ports.has(&Port::MAIN),
@@ -96,29 +96,31 @@ impl Remote {
             prompt_tokens: None,
             completion_tokens: None,
         };
-        Ok(stream::try_unfold(answer, Answer::next).boxed())
+        Ok(stream::try_unfold(answer, TextAnswer::next).boxed())
     }
 
-    fn request(&self, asked: Asked) -> Result<Request> {
-        let mut request = Request::new(Arc::clone(&self.model));
-        let text = |text: &str| Data::Bytes([text.as_bytes()].into_iter().collect());
+    fn request(&self, asked: RemoteCall) -> Result<InferRequest> {
+        let mut request = InferRequest::new(Arc::clone(&self.model));
+        let text = |text: &str| TensorData::Bytes([text.as_bytes()].into_iter().collect());
         let (input, prompt) = match &asked.prompt {
-            Prompt::Text(prompt) => (TEXT_INPUT, text(prompt)),
-            Prompt::Messages(messages) => ("messages", text(&messages.to_string())),
+            RemotePrompt::Text(prompt) => (TEXT_INPUT, text(prompt)),
+            RemotePrompt::Messages(messages) => ("messages", text(&messages.to_string())),
         };
-        let place = self.model.input(input);
-        let place = place.ok_or_else(|| unimplemented("input messages"))?;
-        request.inputs.push((place, prompt));
+        let target = self.model.input(input);
+        let target = target.ok_or_else(|| unimplemented("input messages"))?;
+        request.inputs.push((target, prompt));
         if asked
             .tools
             .as_array()
             .is_some_and(|tools| !tools.is_empty())
         {
-            let place = self
+            let target = self
                 .model
                 .input("tools")
                 .ok_or_else(|| unimplemented("tools"))?;
-            request.inputs.push((place, text(&asked.tools.to_string())));
+            request
+                .inputs
+                .push((target, text(&asked.tools.to_string())));
         }
         self.flag(&mut request, "stream", self.model.decoupled);
         self.flag(&mut request, "exclude_input_in_output", true);
@@ -132,32 +134,32 @@ impl Remote {
     }
 
     /// Sets an input, if the model has it.
-    fn flag(&self, request: &mut Request, name: &str, value: bool) {
-        let place = self.model.input(name);
-        let place = place.filter(|place| self.model.inputs[*place].datatype == Datatype::Bool);
-        if let Some(place) = place {
-            request.inputs.push((place, Data::Bool(vec![value])));
+    fn flag(&self, request: &mut InferRequest, name: &str, value: bool) {
+        let target = self.model.input(name);
+        let target = target.filter(|target| self.model.inputs[*target].datatype == Datatype::Bool);
+        if let Some(target) = target {
+            request.inputs.push((target, TensorData::Bool(vec![value])));
         }
     }
 }
 
 /// An answer that is being read.
-struct Answer {
+struct TextAnswer {
     name: Name,
-    model: Arc<Model>,
+    model: Arc<ModelSignature>,
     main: bool,
     meta: bool,
     /// `None` at the end.
-    responses: Option<Responses>,
+    responses: Option<ModelResponses>,
     ready: VecDeque<Chunk>,
     /// The first chunk carries the role.
     begun: bool,
-    finish: Option<Reason>,
+    finish: Option<ChoiceFinish>,
     prompt_tokens: Option<u64>,
     completion_tokens: Option<u64>,
 }
 
-impl Answer {
+impl TextAnswer {
     async fn next(mut self) -> Result<Option<(Chunk, Self)>> {
         loop {
             if let Some(chunk) = self.ready.pop_front() {
@@ -174,19 +176,19 @@ impl Answer {
         }
     }
 
-    fn take(&mut self, response: &Response) {
-        for (place, data) in &response.outputs {
-            match (&*self.model.outputs[*place].name, data) {
-                (TEXT_OUTPUT, Data::Bytes(texts)) => {
+    fn take(&mut self, response: &ModelResponse) {
+        for (target, data) in &response.outputs {
+            match (&*self.model.outputs[*target].name, data) {
+                (TEXT_OUTPUT, TensorData::Bytes(texts)) => {
                     let mut all = BytesMut::new();
                     texts.iter().for_each(|text| all.extend_from_slice(text));
                     self.text(all.freeze());
                 }
-                (FINISH, Data::Bytes(reasons)) => {
+                (FINISH, TensorData::Bytes(reasons)) => {
                     let reason = reasons.iter().next().map(String::from_utf8_lossy);
                     let reason = reason.filter(|reason| !matches!(&**reason, "" | "None"));
                     if let Some(reason) = reason {
-                        self.finish = Some(Reason::from_name(&reason));
+                        self.finish = Some(ChoiceFinish::from_name(&reason));
                     }
                 }
                 (INPUT_TOKENS, counts) => self.prompt_tokens = count(counts).or(self.prompt_tokens),
@@ -216,7 +218,7 @@ impl Answer {
     /// The server has said that there is no more.
     fn end(&mut self) {
         self.responses = None;
-        let finish = self.finish.clone().unwrap_or(Reason::Stop);
+        let finish = self.finish.clone().unwrap_or(ChoiceFinish::Stop);
         let mut meta = Meta::default()
             .with_role("ASSISTANT")
             .with_finish(0, finish.clone());
@@ -225,7 +227,7 @@ impl Answer {
         let prompt = self.prompt_tokens.unwrap_or(0);
         let completion = self.completion_tokens.unwrap_or(0);
         if counted {
-            meta = meta.with_usage(0, Usage::of(prompt, completion));
+            meta = meta.with_usage(0, RunUsage::of(prompt, completion));
         }
         let carrier = if self.main || !self.meta {
             Chunk::empty()
@@ -251,10 +253,10 @@ impl Answer {
 }
 
 /// The sum of some counts.
-fn count(data: &Data) -> Option<u64> {
+fn count(data: &TensorData) -> Option<u64> {
     match data {
-        Data::Uint(list) => Some(list.iter().sum()),
-        Data::Int(list) => list.iter().map(|count| u64::try_from(*count).ok()).sum(),
+        TensorData::Uint(list) => Some(list.iter().sum()),
+        TensorData::Int(list) => list.iter().map(|count| u64::try_from(*count).ok()).sum(),
         _ => None,
     }
 }

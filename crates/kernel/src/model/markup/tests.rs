@@ -9,11 +9,11 @@ use super::*;
 fn parse(pieces: &[&str], reasoning: bool, tools: bool) -> Vec<String> {
     let mut markup = Markup::new(reasoning, tools);
     let mut found: Vec<(char, String)> = Vec::new();
-    let mut out = |piece: Piece| {
+    let mut out = |piece: MarkupPiece| {
         let (kind, text) = match piece {
-            Piece::Text(text) => ('t', text.to_string()),
-            Piece::Reasoning(text) => ('r', text.to_string()),
-            Piece::Call { name, arguments } => ('c', format!("{name}{arguments}")),
+            MarkupPiece::Text(text) => ('t', text.to_string()),
+            MarkupPiece::Reasoning(text) => ('r', text.to_string()),
+            MarkupPiece::Call { name, arguments } => ('c', format!("{name}{arguments}")),
         };
         match found.last_mut() {
             Some((last, joined)) if *last == kind && kind != 'c' => joined.push_str(&text),
@@ -64,7 +64,7 @@ fn text_without_a_marker_is_passed_on_uncopied_and_at_once() {
     let text = Text::from_static("as it is");
     let mut seen = Vec::new();
     markup.push(text.clone(), &mut |piece| seen.push(piece));
-    let [Piece::Text(same)] = &seen[..] else {
+    let [MarkupPiece::Text(same)] = &seen[..] else {
         panic!("{seen:?}");
     };
     assert_eq!(same.as_bytes().as_ptr(), text.as_bytes().as_ptr());
@@ -72,7 +72,7 @@ fn text_without_a_marker_is_passed_on_uncopied_and_at_once() {
     markup.push(Text::from("a <thin"), &mut |piece| seen.push(piece));
     assert_eq!(
         seen,
-        [Piece::Text("a ".into())],
+        [MarkupPiece::Text("a ".into())],
         "only what may begin a marker is held back"
     );
 }
@@ -86,10 +86,10 @@ proptest! {
             "<tool_call><tool_call>{}</tool_call>",
             "\n<think>\n\n</think>\n",
         ][choose];
-        let mut places: Vec<usize> = cuts.iter().map(|at| floor(text, at % (text.len() + 1))).collect();
-        places.extend([0, text.len()]);
-        places.sort_unstable();
-        let pieces: Vec<&str> = places.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
+        let mut positions: Vec<usize> = cuts.iter().map(|at| floor(text, at % (text.len() + 1))).collect();
+        positions.extend([0, text.len()]);
+        positions.sort_unstable();
+        let pieces: Vec<&str> = positions.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
         prop_assert_eq!(parse(&pieces, true, true), parse(&[text], true, true));
     }
 }
@@ -99,7 +99,7 @@ fn arguments_may_be_called_parameters() {
     let call = parse_call("{\"name\": \"f\", \"parameters\": {\"a\": 1}}");
     assert_eq!(
         call,
-        Some(Piece::Call {
+        Some(MarkupPiece::Call {
             name: "f".into(),
             arguments: json!({"a": 1})
         })

@@ -29,11 +29,11 @@ fn sampled(chunks: &[Chunk]) -> Vec<api::Sampled> {
     tokens.flat_map(|tokens| tokens.tokens.clone()).collect()
 }
 
-fn told(chunks: &[Chunk]) -> Vec<u32> {
+fn received_events(chunks: &[Chunk]) -> Vec<u32> {
     sampled(chunks).iter().map(|token| token.id).collect()
 }
 
-fn finish(chunks: &[Chunk]) -> Reason {
+fn finish(chunks: &[Chunk]) -> ChoiceFinish {
     let meta = chunks.last().unwrap().meta.clone().unwrap();
     meta.finish[&0].clone()
 }
@@ -78,8 +78,8 @@ fn lm_307_the_end_and_the_token_that_completes_a_stop_are_told() {
         };
         let answer = chunks(&kernel, &[256, 97, 98, 99], config).unwrap();
         assert_eq!(
-            (told(&answer), finish(&answer)),
-            (expected.to_vec(), Reason::Stop)
+            (received_events(&answer), finish(&answer)),
+            (expected.to_vec(), ChoiceFinish::Stop)
         );
         let main = answer.iter().filter(|chunk| chunk.port == *"");
         let shown: String = main.map(ToString::to_string).collect();
@@ -106,17 +106,17 @@ fn lm_314_scored_tokens_come_with_the_logprobs_of_generating_them() {
     };
     let answer = chunks(&kernel, &[5, 6], score.clone()).unwrap();
     assert_eq!(sampled(&answer), generated);
-    assert_eq!(finish(&answer), Reason::Stop);
+    assert_eq!(finish(&answer), ChoiceFinish::Stop);
     let usage = answer.last().unwrap().meta.clone().unwrap().usage;
     assert_eq!((usage.prompt_tokens, usage.completion_tokens), (2, 7));
     // An empty prompt is one, too.
-    let headless = sampled(&chunks(&kernel, &[], score).unwrap());
-    assert_eq!((headless.len(), headless[0].logprob), (7, 0.0));
+    let score_only = sampled(&chunks(&kernel, &[], score).unwrap());
+    assert_eq!((score_only.len(), score_only[0].logprob), (7, 0.0));
 }
 
 #[test]
 fn d_20_a_bias_of_minus_100_in_json_forbids() {
-    let kernel = says("ab");
+    let kernel = states("ab");
     let forbid = json!({"logit_bias": {"97": -100}, "max_tokens": 1, "temperature": 0});
     assert_ne!(whole(run(&kernel, forbid)).unwrap(), "a");
     // Everything is 100 less likely: nothing changes.
@@ -130,7 +130,7 @@ fn d_20_a_bias_of_minus_100_in_json_forbids() {
 /// The same for whoever calls the function, typed or in JSON.
 #[test]
 fn tr_401_bad_words_reach_the_engine() {
-    let kernel = says("abcab");
+    let kernel = states("abcab");
     let text = whole(run(&kernel, json!({"badWords": "ab", "temperature": 0}))).unwrap();
     assert!(text.starts_with('a') && !text.contains("ab"), "{text}");
     let config = GenerateConfig {
@@ -139,7 +139,7 @@ fn tr_401_bad_words_reach_the_engine() {
         ..GenerateConfig::default()
     };
     let answer = chunks(&kernel, &[256], config.clone()).unwrap();
-    let ids = told(&answer);
+    let ids = received_events(&answer);
     assert_eq!((ids[0], ids[2], ids.len()), (97, 99, 6));
     assert!(ids.windows(2).all(|pair| pair != [97, 98]), "{ids:?}");
     let past = GenerateConfig {

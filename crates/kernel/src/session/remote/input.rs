@@ -1,7 +1,6 @@
 //! Inputs of remote calls: nodes of the kernel become nodes of the session.
 //!
-//! Owns: [`hand_over`], which node goes by id and which is written, and [`Held`], what the peer holds already. Refuses to
-//! know: calls and outputs. Nothing is spawned: a pump progresses while the call is polled.
+//! Nothing is spawned: a pump progresses while the call is polled.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,37 +9,38 @@ use futures::future::{BoxFuture, try_join_all};
 use futures::{FutureExt, StreamExt};
 use sapwood_proto::evergreen::{Metadata, Status};
 use sapwood_proto::session::WriteError;
-use sapwood_proto::session::peer::{Node as Remote, Peer, Writer};
+use sapwood_proto::session::peer::{PeerHandle, PeerNodeWriter, SessionNode as Remote};
 
 use super::super::{failure, wire};
 use super::{output, read};
 use crate::Result;
 use crate::chunk::Chunk;
 use crate::error::Error;
-use crate::node::{Identity, Node};
+use crate::node::{Node, NodeIdentity};
 
 /// Writes one input; ends when all of it has been handed over.
-pub(super) type Pump = BoxFuture<'static, Result<()>>;
+pub(super) type InputPump = BoxFuture<'static, Result<()>>;
 
 /// Nodes of ours that the peer holds, as long as both live. A conversation's earlier turns are among them (KE-802).
 #[derive(Default)]
-pub(crate) struct Held(Mutex<HashMap<Identity, Remote>>);
+pub(crate) struct SentInputs(Mutex<HashMap<NodeIdentity, Remote>>);
 
-impl Held {
-    fn get(&self, peer: &Peer, node: &Node) -> Option<Remote> {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        held.retain(|identity, _| identity.is_alive());
-        held.get(&node.identity()?)
+impl SentInputs {
+    fn get(&self, peer: &PeerHandle, node: &Node) -> Option<Remote> {
+        let mut retained = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        retained.retain(|identity, _| identity.is_alive());
+        retained
+            .get(&node.identity()?)
             .filter(|remote| remote.is_of(peer))
             .cloned()
     }
 
     fn put(&self, node: &Node, remote: Remote) {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut retained = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(identity) = node.identity()
-            && held.len() < HELD_MAX
+            && retained.len() < RETAINED_MAX
         {
-            held.insert(identity, remote);
+            retained.insert(identity, remote);
         }
     }
 }
@@ -50,12 +50,12 @@ impl Held {
 /// # Errors
 /// The session is over, or holds as many nodes as it may.
 pub(super) fn hand_over(
-    peer: &Peer,
-    held: &Arc<Held>,
+    peer: &PeerHandle,
+    retained: &Arc<SentInputs>,
     node: &Node,
     role: Option<&'static str>,
-) -> Result<(Remote, Option<Pump>), Status> {
-    if let Some(remote) = held
+) -> Result<(Remote, Option<InputPump>), Status> {
+    if let Some(remote) = retained
         .get(peer, node)
         .or_else(|| output::whole_of(peer, node))
     {
@@ -63,13 +63,13 @@ pub(super) fn hand_over(
     }
     let writer = peer.write()?;
     let remote = writer.node().clone();
-    let (peer, held, node) = (peer.clone(), Arc::clone(held), node.clone());
+    let (peer, retained, node) = (peer.clone(), Arc::clone(retained), node.clone());
     let pump = async move {
         let mut writer = writer;
-        match write(&peer, &held, &node, &mut writer, role).await {
+        match write(&peer, &retained, &node, &mut writer, role).await {
             Ok(metadata) => {
                 let remote = writer.end(&metadata).map_err(unwritten)?;
-                held.put(&node, remote);
+                retained.put(&node, remote);
                 Ok(())
             }
             Err(error) => {
@@ -84,15 +84,19 @@ pub(super) fn hand_over(
 
 /// Writes all of a node but its end. What it is said to be where nothing was written.
 async fn write(
-    peer: &Peer,
-    held: &Arc<Held>,
+    peer: &PeerHandle,
+    retained: &Arc<SentInputs>,
     node: &Node,
-    writer: &mut Writer,
+    writer: &mut PeerNodeWriter,
     role: Option<&'static str>,
 ) -> Result<Arc<Metadata>> {
     if let Some(parts) = node.parts() {
-        let handed = parts.iter().map(|part| hand_over(peer, held, part, role));
-        let handed: Vec<_> = handed.collect::<Result<_, Status>>().map_err(super::told)?;
+        let handed = parts
+            .iter()
+            .map(|part| hand_over(peer, retained, part, role));
+        let handed: Vec<_> = handed
+            .collect::<Result<_, Status>>()
+            .map_err(super::to_kernel_error)?;
         let children: Vec<Remote> = handed.iter().map(|(remote, _)| remote.clone()).collect();
         // Parents before children (EV-971).
         writer.list(&children).await.map_err(unwritten)?;
@@ -136,4 +140,4 @@ fn unwritten(error: WriteError) -> Error {
 }
 
 /// Nodes remembered at most; what is forgotten is sent again.
-const HELD_MAX: usize = 16_384;
+const RETAINED_MAX: usize = 16_384;

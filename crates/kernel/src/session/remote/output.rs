@@ -1,7 +1,4 @@
 //! Outputs of remote calls: nodes of the session become chunks.
-//!
-//! Owns: [`Output`], one output's reader, and `Origin`, by which a chunk is known as a piece of a node of the peer's.
-//! Refuses to know: calls and inputs.
 
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
@@ -9,8 +6,8 @@ use std::task::{Context, Poll, ready};
 use bytes::{Bytes, BytesMut};
 use futures::{FutureExt, StreamExt};
 use sapwood_proto::evergreen::Metadata;
-use sapwood_proto::session::Piece;
-use sapwood_proto::session::peer::{Node as Remote, Peer, Reader};
+use sapwood_proto::session::LeafPiece;
+use sapwood_proto::session::peer::{NodeReader, PeerHandle, SessionNode as Remote};
 use serde_json::Value;
 
 use super::super::{failure, wire};
@@ -18,42 +15,42 @@ use super::{META, PEER, read};
 use crate::Result;
 use crate::chunk::Chunk;
 use crate::error::Error;
-use crate::meta::{Meta, Reason, Usage};
+use crate::meta::{ChoiceFinish, Meta, RunUsage};
 use crate::name::{Mime, Name, Port};
 use crate::node::Node;
 
 /// One output that is being read.
-pub(super) struct Output {
+pub(super) struct RemoteOutput {
     port: Port,
-    reader: Option<Reader>,
+    reader: Option<NodeReader>,
     /// Whether the items of the tree are answers, or parts of one.
     choices: bool,
     mime: Option<(Arc<Metadata>, Mime)>,
-    origin: Option<Arc<Source>>,
+    origin: Option<Arc<RemoteNode>>,
     read: u64,
     /// What `meta` said so far; it is of use only whole.
     meta: BytesMut,
 }
 
 /// A node of the peer's, as the chunks that were read from it remember it.
-struct Source {
+struct RemoteNode {
     node: Remote,
     /// How long it is, once it is known.
     len: OnceLock<u64>,
 }
 
 /// The raw object of a chunk: where in which node its bytes stand.
-struct Origin {
-    source: Arc<Source>,
+struct ChunkOrigin {
+    source: Arc<RemoteNode>,
     offset: u64,
     data: Bytes,
 }
 
-impl Output {
+impl RemoteOutput {
     pub(super) fn new(port: Port, node: Remote, choices: bool, inner: bool) -> Self {
         let reader = Some(node.read());
         let origin = inner.then(|| {
-            Arc::new(Source {
+            Arc::new(RemoteNode {
                 node,
                 len: OnceLock::new(),
             })
@@ -100,7 +97,7 @@ impl Output {
         }
     }
 
-    fn chunk(&mut self, piece: Piece) -> Chunk {
+    fn chunk(&mut self, piece: LeafPiece) -> Chunk {
         let mime = match &self.mime {
             Some((metadata, mime)) if Arc::ptr_eq(metadata, &piece.metadata) => mime.clone(),
             _ => {
@@ -124,7 +121,7 @@ impl Output {
         }
         if let Some(source) = &self.origin {
             let (source, data) = (Arc::clone(source), chunk.data.clone());
-            chunk.inner = Some(Arc::new(Origin {
+            chunk.inner = Some(Arc::new(ChunkOrigin {
                 source,
                 offset: self.read,
                 data,
@@ -162,7 +159,7 @@ fn meta(document: &Value) -> Meta {
     let text = |key: &str| document.get(key).and_then(Value::as_str);
     meta.model = text("model").map(Name::shared);
     if let Some(reason) = text("finish_reason") {
-        meta = meta.with_finish(0, Reason::from_name(reason));
+        meta = meta.with_finish(0, ChoiceFinish::from_name(reason));
     }
     for choice in document
         .get("choices")
@@ -176,12 +173,12 @@ fn meta(document: &Value) -> Meta {
             .and_then(|index| u32::try_from(index).ok());
         let reason = choice.get("finish_reason").and_then(Value::as_str);
         if let Some((index, reason)) = index.zip(reason) {
-            meta = meta.with_finish(index, Reason::from_name(reason));
+            meta = meta.with_finish(index, ChoiceFinish::from_name(reason));
         }
     }
     if let Some(usage) = document.get("usage") {
         let count = |key: &str| usage.get(key).and_then(Value::as_u64).unwrap_or(0);
-        let mut counted = Usage::of(count("prompt_tokens"), count("completion_tokens"));
+        let mut counted = RunUsage::of(count("prompt_tokens"), count("completion_tokens"));
         counted.cached_tokens = count("cached_tokens");
         counted.reasoning_tokens = count("reasoning_tokens");
         meta = meta.with_usage(0, counted);
@@ -196,16 +193,16 @@ fn meta(document: &Value) -> Meta {
 
 /// The node of the session with `peer` that `node` is a faithful and complete copy of, if it is one: every chunk is the very piece
 /// that was read from it, from its first byte to its last. Nobody has changed anything on the way.
-pub(super) fn whole_of(peer: &Peer, node: &Node) -> Option<Remote> {
+pub(super) fn whole_of(peer: &PeerHandle, node: &Node) -> Option<Remote> {
     if !node.is_complete() {
         return None;
     }
     let mut chunks = read(node);
-    let (mut source, mut read): (Option<Arc<Source>>, u64) = (None, 0);
+    let (mut source, mut read): (Option<Arc<RemoteNode>>, u64) = (None, 0);
     // Complete: nothing is waited for.
     while let Some(chunk) = chunks.next().now_or_never()? {
         let chunk = chunk.ok()?;
-        let Some(origin) = chunk.inner::<Origin>() else {
+        let Some(origin) = chunk.inner::<ChunkOrigin>() else {
             if chunk.data.is_empty() {
                 continue;
             }

@@ -42,13 +42,13 @@ async fn ev_508_trees_announce_their_children_and_end_last() {
         };
         stream::iter((0..3).map(of).map(Ok)).boxed()
     };
-    let input = || Input::new("many").optional();
+    let input = || InputSpec::new("many").optional();
     let plain = Spec::new("choices", "Three answers.").inputs([input()]);
     let parts = Spec::new("parts", "Three parts.")
         .inputs([input()])
-        .outputs([Output::new(Port::MAIN, Mime::TEXT).many()]);
-    let n =
-        Spec::new("n", "As many answers as asked for.").inputs([Input::new("config").optional()]);
+        .outputs([OutputSpec::new(Port::MAIN, Mime::TEXT).many()]);
+    let n = Spec::new("n", "As many answers as asked for.")
+        .inputs([InputSpec::new("config").optional()]);
     let mut probe = Probe::open(
         [
             raw(plain, move |call| chunks(call).skip(1).boxed()),
@@ -60,7 +60,7 @@ async fn ev_508_trees_announce_their_children_and_end_last() {
                     .boxed()
             }),
         ],
-        Options::default(),
+        SessionOptions::default(),
     );
     probe
         .send(
@@ -97,7 +97,7 @@ async fn ev_508_an_output_without_content_is_one_final_fragment_of_its_type() {
     let silent = raw(Spec::new("silent", "Says nothing."), |_| {
         stream::empty().boxed()
     });
-    let mut probe = Probe::open([silent], Options::default());
+    let mut probe = Probe::open([silent], SessionOptions::default());
     probe
         .send(vec![], vec![action("silent", &[], &[("output", "r")])])
         .await;
@@ -112,8 +112,8 @@ async fn ev_508_an_output_without_content_is_one_final_fragment_of_its_type() {
 #[tokio::test(start_paused = true)]
 async fn ev_509_configs_are_read_by_type_and_the_input_goes_over_them() {
     let spec =
-        Spec::new("configured", "Tells its config.").inputs([Input::new("config").optional()]);
-    let tell = raw(spec, |call| {
+        Spec::new("configured", "Tells its config.").inputs([InputSpec::new("config").optional()]);
+    let notify = raw(spec, |call| {
         stream::once(async move {
             Ok(Chunk::text(
                 call.inputs
@@ -160,7 +160,7 @@ async fn ev_509_configs_are_read_by_type_and_the_input_goes_over_them() {
             json!({"max_tokens": 7, "top_p": 0.25}),
         ),
     ] {
-        let mut probe = Probe::open([tell.clone()], Options::default());
+        let mut probe = Probe::open([notify.clone()], SessionOptions::default());
         let mut configured = action("configured", &[], &[("output", "r")]);
         configured.configs.push(config);
         let mut fragments = vec![];
@@ -169,15 +169,16 @@ async fn ev_509_configs_are_read_by_type_and_the_input_goes_over_them() {
             fragments.push(leaf("o", 0, true, over));
         }
         probe.send(fragments, vec![configured]).await;
-        let told: Value = serde_json::from_slice(&probe.complete("r").await.data).unwrap();
-        assert_eq!(told, expect);
+        let received: Value = serde_json::from_slice(&probe.complete("r").await.data).unwrap();
+        assert_eq!(received, expect);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn ev_509_configs_that_cannot_be_used_are_refused() {
-    let spec = Spec::new("configured", "Takes a config.").inputs([Input::new("config").optional()]);
-    let tell = raw(spec, |_| stream::empty().boxed());
+    let spec =
+        Spec::new("configured", "Takes a config.").inputs([InputSpec::new("config").optional()]);
+    let notify = raw(spec, |_| stream::empty().boxed());
     let nan = GenerateConfig {
         temperature: Some(f32::NAN),
         ..Default::default()
@@ -193,7 +194,7 @@ async fn ev_509_configs_that_cannot_be_used_are_refused() {
             "BAD_CONFIG",
         ),
     ] {
-        let mut probe = Probe::open([tell.clone()], Options::default());
+        let mut probe = Probe::open([notify.clone()], SessionOptions::default());
         let mut configured = action("configured", &[], &[("output", "r")]);
         configured.configs.push(config);
         probe.send(vec![], vec![configured]).await;
@@ -204,24 +205,25 @@ async fn ev_509_configs_that_cannot_be_used_are_refused() {
 /// EV-605, EV-606
 #[tokio::test(start_paused = true)]
 async fn d_51_a_reader_learns_how_an_answer_ended_that_an_action_wrote() {
-    use crate::meta::Reason;
+    use crate::meta::ChoiceFinish;
     // Answers as a model does, and stops for the reason that it is given.
     let spec = Spec::new("answer", "Answers.")
-        .inputs([Input::new("end")])
-        .outputs([Output::new(Port::MAIN, Mime::TEXT).wire("response")]);
+        .inputs([InputSpec::new("end")])
+        .outputs([OutputSpec::new(Port::MAIN, Mime::TEXT).wire("response")]);
     let answers = raw(spec, |call: crate::Call| {
         stream::once(async move { call.arg::<String>("end").await })
             .flat_map(|end| {
-                let end = Meta::default().with_finish(0, Reason::from_name(&end.unwrap()));
+                let end = Meta::default().with_finish(0, ChoiceFinish::from_name(&end.unwrap()));
                 let role = Meta::default().with_role("ASSISTANT");
                 let text = Chunk::text("hi").with_meta(role);
                 stream::iter([Ok(text), Ok(Chunk::text("").with_meta(end))])
             })
             .boxed()
     });
-    let spec = Spec::new("tell", "Tells what it reads.").inputs([Input::new("prompt").streaming()]);
-    let tell = raw(spec, |call: crate::Call| {
-        let told = call.read("prompt").unwrap().map(|chunk| {
+    let spec =
+        Spec::new("tell", "Tells what it reads.").inputs([InputSpec::new("prompt").streaming()]);
+    let notify = raw(spec, |call: crate::Call| {
+        let received = call.read("prompt").unwrap().map(|chunk| {
             let chunk = chunk?;
             let meta = chunk.meta.as_deref();
             let role = meta.and_then(|meta| meta.role.as_ref());
@@ -230,9 +232,9 @@ async fn d_51_a_reader_learns_how_an_answer_ended_that_an_action_wrote() {
             let part = chunk.part;
             Ok(Chunk::text(format!("{part}{role:?}{text}{end:?};")))
         });
-        told.boxed()
+        received.boxed()
     });
-    let mut probe = Probe::open([answers, tell], Options::default());
+    let mut probe = Probe::open([answers, notify], SessionOptions::default());
     let ends = ["stop", "length", "cancelled"];
     let mut asked = Vec::new();
     let mut fragments = Vec::new();
@@ -249,14 +251,14 @@ async fn d_51_a_reader_learns_how_an_answer_ended_that_an_action_wrote() {
     fragments.push(leaf("q", 0, true, "why"));
     asked.push(action("tell", &[("prompt", "t")], &[("output", "told")]));
     probe.send(fragments, asked).await;
-    let told = probe.complete("told").await.data;
-    let told = String::from_utf8(told).unwrap();
+    let received = probe.complete("told").await.data;
+    let received = String::from_utf8(received).unwrap();
     let (user, ours) = (r#"Some("USER")"#, r#"Some("ASSISTANT")"#);
     let expect = format!(
         "0{user}whyNone;1{ours}hiNone;1NoneSome(Stop);2{ours}hiNone;2NoneSome(Length);\
          3{ours}hiNone;3NoneSome(Stop);4{user}whyNone;"
     );
-    assert_eq!(told, expect);
+    assert_eq!(received, expect);
     assert_eq!(reason(probe.end().await), "OK");
 }
 
@@ -264,17 +266,18 @@ async fn d_51_a_reader_learns_how_an_answer_ended_that_an_action_wrote() {
 #[tokio::test(start_paused = true)]
 async fn ev_803_a_tree_that_waits_for_room_makes_no_child_twice() {
     let spec =
-        Spec::new("parts", "Three parts.").outputs([Output::new(Port::MAIN, Mime::TEXT).many()]);
+        Spec::new("parts", "Three parts.")
+            .outputs([OutputSpec::new(Port::MAIN, Mime::TEXT).many()]);
     let parts = raw(spec, |_| {
         let part = |k: u32| Ok(Chunk::text("x".repeat(1_000)).with_part(k));
         stream::iter((0..3).map(part)).boxed()
     });
-    let options = Options {
-        limits: Arc::new(Limits {
+    let options = SessionOptions {
+        limits: Arc::new(SessionLimits {
             outbound_queue_bytes: 100,
             ..Default::default()
         }),
-        ..Options::default()
+        ..SessionOptions::default()
     };
     let mut probe = Probe::open([parts], options);
     let asked = vec![action("parts", &[], &[("output", "r")])];
@@ -296,7 +299,7 @@ async fn ev_803_a_tree_that_waits_for_room_makes_no_child_twice() {
 async fn ev_507_an_action_without_outputs_runs_to_its_end() {
     let given = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&given);
-    let spec = Spec::new("work", "Works.").outputs([Output::new(Port::MAIN, Mime::TEXT)]);
+    let spec = Spec::new("work", "Works.").outputs([OutputSpec::new(Port::MAIN, Mime::TEXT)]);
     let work = raw(spec, move |_| {
         let count = Arc::clone(&count);
         let chunks = stream::iter(0..100).then(move |_| {
@@ -309,7 +312,7 @@ async fn ev_507_an_action_without_outputs_runs_to_its_end() {
         });
         chunks.boxed()
     });
-    let mut probe = Probe::open([work], Options::default());
+    let mut probe = Probe::open([work], SessionOptions::default());
     probe.send(vec![], vec![action("work", &[], &[])]).await;
     assert_eq!(reason(probe.end().await), "OK");
     assert_eq!(given.load(Ordering::SeqCst), 100);

@@ -1,14 +1,14 @@
 //! Panics, wherever they are: of a function one action ends, of the session's own code that session; all are counted, and
 //! everybody else goes on.
 
-use sapwood_proto::evergreen::Limits;
-use sapwood_proto::session::Stats;
+use sapwood_proto::evergreen::SessionLimits;
+use sapwood_proto::session::SessionStats;
 
 use super::*;
 use crate::probe::{FRAGILE_POLLS, Panics, fragile};
 
 fn spec() -> Spec {
-    Spec::new("fragile", "Panics.").outputs([Output::new(Port::MAIN, Mime::TEXT)])
+    Spec::new("fragile", "Panics.").outputs([OutputSpec::new(Port::MAIN, Mime::TEXT)])
 }
 
 /// A kernel whose function panics there, and what is shared with all of the function that is not dropped yet.
@@ -20,10 +20,10 @@ fn kernel(panics: Panics, endless: bool) -> (Kernel, Arc<()>) {
     (kernel, alive)
 }
 
-fn partial() -> Options {
-    Options {
+fn partial() -> SessionOptions {
+    SessionOptions {
         partial_failure: true,
-        ..Options::default()
+        ..SessionOptions::default()
     }
 }
 
@@ -43,7 +43,7 @@ async fn goes_on(probe: &mut Probe) {
 }
 
 /// Every place at which a function can panic.
-fn places() -> impl Iterator<Item = Panics> {
+fn sites() -> impl Iterator<Item = Panics> {
     let polls = 0..FRAGILE_POLLS;
     let both = polls.clone().map(Panics::PollAndDrop);
     let polls = polls.map(Panics::Poll);
@@ -56,8 +56,8 @@ fn places() -> impl Iterator<Item = Panics> {
 /// KE-139, EV-930
 #[tokio::test(start_paused = true)]
 async fn oa_913_a_function_that_panics_anywhere_ends_its_own_action_and_is_counted_once() {
-    for place in places() {
-        let (kernel, alive) = kernel(place, false);
+    for position in sites() {
+        let (kernel, alive) = kernel(position, false);
         let mut probe = session(&kernel);
         let outputs = [("output", "f"), ("__status__", "s")];
         let slow = action("slow", &[], &[("response", "other")]);
@@ -67,22 +67,29 @@ async fn oa_913_a_function_that_panics_anywhere_ends_its_own_action_and_is_count
         assert_eq!(
             (status.code, &*status.reason),
             (Code::Internal, "FUNCTION"),
-            "{place:?}"
+            "{position:?}"
         );
-        assert!(!status.message.contains("on purpose"), "{place:?}");
+        assert!(!status.message.contains("on purpose"), "{position:?}");
         assert_eq!(
             reason(probe.complete("f").await.status),
             "FUNCTION",
-            "{place:?}"
+            "{position:?}"
         );
         goes_on(&mut probe).await;
-        assert!(!probe.nodes.contains_key("other"), "{place:?}: it goes on");
-        assert_eq!(kernel.panics(), 1, "{place:?}");
+        assert!(
+            !probe.nodes.contains_key("other"),
+            "{position:?}: it goes on"
+        );
+        assert_eq!(kernel.panics(), 1, "{position:?}");
         drop(probe.send);
         probe.task.abort();
         let _ = probe.task.await;
         drop(kernel);
-        assert_eq!(Arc::strong_count(&alive), 1, "{place:?}: nothing is left");
+        assert_eq!(
+            Arc::strong_count(&alive),
+            1,
+            "{position:?}: nothing is left"
+        );
     }
 }
 
@@ -134,7 +141,7 @@ async fn oa_913_a_panic_in_a_drop_by_cancel_deadline_or_end_is_counted_and_ends_
 struct Nervous;
 
 impl Observe for Nervous {
-    fn counted(&mut self, stats: &Stats) {
+    fn counted(&mut self, stats: &SessionStats) {
         assert!(stats.actions == 0, "on purpose");
     }
 }
@@ -145,32 +152,33 @@ async fn oa_913_a_panic_of_a_sessions_own_task_ends_that_session_with_a_code() {
     kernel.add_all(test_functions()).unwrap();
     let mut other = session(&kernel);
     // What the transport gives, and who counts, panic.
-    let broken = stream::iter([()]).map(|()| -> Result<Message, Status> { panic!("on purpose") });
+    let broken =
+        stream::iter([()]).map(|()| -> Result<WireMessage, Status> { panic!("on purpose") });
     let (session, mut outgoing) = open(kernel.clone(), partial(), ());
-    let task = tokio::spawn(session.run(broken, stream::pending::<Order>()));
-    let said = outgoing.next().await.unwrap().unwrap_err();
-    assert_eq!((said.code, &*said.reason), (Code::Internal, "FUNCTION"));
+    let task = tokio::spawn(session.run(broken, stream::pending::<SessionCommand>()));
+    let reply = outgoing.next().await.unwrap().unwrap_err();
+    assert_eq!((reply.code, &*reply.reason), (Code::Internal, "FUNCTION"));
     assert!(outgoing.next().await.is_none());
     assert_eq!(reason(task.await.unwrap()), "FUNCTION");
     assert_eq!(kernel.panics(), 1);
 
     let (session, mut outgoing) = open(kernel.clone(), partial(), Nervous);
     let echo = action("echo", &[("text", "i")], &[("response", "o")]);
-    let message = Message {
+    let message = WireMessage {
         fragments: [leaf("i", 0, true, "in")].into_iter().collect(),
         actions: vec![echo],
-        ..Message::default()
+        ..WireMessage::default()
     };
     let incoming = stream::iter([Ok(message)]).chain(stream::pending());
-    let task = tokio::spawn(session.run(incoming, stream::pending::<Order>()));
-    let said = loop {
+    let task = tokio::spawn(session.run(incoming, stream::pending::<SessionCommand>()));
+    let reply = loop {
         match outgoing.next().await {
             Some(Ok(_)) => {}
             Some(Err(status)) => break status,
             None => panic!("it ended well"),
         }
     };
-    assert_eq!((said.code, &*said.reason), (Code::Internal, "FUNCTION"));
+    assert_eq!((reply.code, &*reply.reason), (Code::Internal, "FUNCTION"));
     assert_eq!(reason(task.await.unwrap()), "FUNCTION");
     // Once as it was told of the action, once as it was told of the end.
     assert_eq!(kernel.panics(), 3);
@@ -198,11 +206,11 @@ async fn ev_950_durations_of_any_length_are_taken_and_end_nothing() {
         (u32::MAX.into(), 0),
         (315_576_000_000, 999_999_999),
     ] {
-        let options = Options {
-            limits: Arc::new(Limits {
+        let options = SessionOptions {
+            limits: Arc::new(SessionLimits {
                 // Nothing else sets a timer.
                 idle_timeout: Duration::MAX,
-                ..Limits::default()
+                ..SessionLimits::default()
             }),
             timeout: Some(Duration::MAX),
             ..partial()

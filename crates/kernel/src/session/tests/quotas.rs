@@ -5,7 +5,7 @@ use super::*;
 /// KE-305, EV-803
 #[tokio::test(start_paused = true)]
 async fn ev_601_the_last_word_needs_no_room_in_a_full_queue() {
-    let spec = || Spec::new("talk", "Talks.").outputs([Output::new(Port::MAIN, Mime::TEXT)]);
+    let spec = || Spec::new("talk", "Talks.").outputs([OutputSpec::new(Port::MAIN, Mime::TEXT)]);
     let words = || {
         let meta = Meta::default().with_extra("mood", "good");
         let chunk = Chunk::text("x".repeat(500)).with_meta(meta);
@@ -16,13 +16,13 @@ async fn ev_601_the_last_word_needs_no_room_in_a_full_queue() {
             let rest = stream::pending().take(usize::from(endless));
             words().chain(rest).boxed()
         });
-        let limits = Arc::new(Limits {
+        let limits = Arc::new(SessionLimits {
             outbound_queue_bytes: 100,
-            ..Limits::default()
+            ..SessionLimits::default()
         });
-        let options = Options {
+        let options = SessionOptions {
             limits,
-            ..Options::default()
+            ..SessionOptions::default()
         };
         let mut probe = Probe::open([talk], options);
         let outputs = [("output", "r"), ("meta", "m")];
@@ -43,15 +43,15 @@ async fn ev_601_the_last_word_needs_no_room_in_a_full_queue() {
 /// EV-722
 #[tokio::test(start_paused = true)]
 async fn ev_801_json_that_waits_to_be_whole_counts_and_is_given_back() {
-    let spec = || Spec::new("list", "Lists.").outputs([Output::new(Port::MAIN, Mime::JSON)]);
+    let spec = || Spec::new("list", "Lists.").outputs([OutputSpec::new(Port::MAIN, Mime::JSON)]);
     let piece = || Ok(Chunk::text("x".repeat(1000)).with_mime(Mime::JSON));
-    let options = |retained_bytes| Options {
+    let options = |retained_bytes| SessionOptions {
         dialect: Dialect::Json,
-        limits: Arc::new(Limits {
+        limits: Arc::new(SessionLimits {
             retained_bytes,
-            ..Limits::default()
+            ..SessionLimits::default()
         }),
-        ..Options::default()
+        ..SessionOptions::default()
     };
     let list = raw(spec(), move |_| {
         stream::iter([piece(), piece(), piece()])
@@ -64,7 +64,7 @@ async fn ev_801_json_that_waits_to_be_whole_counts_and_is_given_back() {
             .send(vec![], vec![action("list", &[], &[("output", "r")])])
             .await;
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let held = probe
+        let retained = probe
             .outgoing
             .link
             .with(|live| live.machine().retained_bytes());
@@ -72,7 +72,7 @@ async fn ev_801_json_that_waits_to_be_whole_counts_and_is_given_back() {
             assert_eq!(reason(probe.failure().await), expect);
             continue;
         }
-        assert_eq!(held, 3_001, "the id of the output, and what waits");
+        assert_eq!(retained, 3_001, "the id of the output, and what waits");
         let cancel = action("CANCEL", &[("action", "r")], &[]);
         probe.send(vec![], vec![cancel]).await;
         assert_eq!(
@@ -87,21 +87,21 @@ async fn ev_801_json_that_waits_to_be_whole_counts_and_is_given_back() {
         .send(vec![], vec![action("list", &[], &[("output", "r")])])
         .await;
     assert_eq!(probe.complete("r").await.data.len(), 2000);
-    let held = probe
+    let retained = probe
         .outgoing
         .link
         .with(|live| live.machine().retained_bytes());
     let metadata = "application/json".len() as u64;
-    assert_eq!(held, 1 + 2000 + 64 + metadata);
+    assert_eq!(retained, 1 + 2000 + 64 + metadata);
 }
 
 /// Many actions that gather one node are many copies of it, which a stranger must not have for the price of one.
 #[tokio::test(start_paused = true)]
 async fn ev_801_what_functions_gather_counts_until_their_actions_end() {
-    let gather = |name: &'static str, input: Input| {
+    let gather = |name: &'static str, input: InputSpec| {
         let spec = Spec::new(name, "Gathers.")
             .inputs([input])
-            .outputs([Output::new(Port::MAIN, Mime::TEXT)]);
+            .outputs([OutputSpec::new(Port::MAIN, Mime::TEXT)]);
         raw(spec, |call| {
             stream::once(async move { Ok(Chunk::text(call.arg::<String>("x").await?)) }).boxed()
         })
@@ -112,16 +112,16 @@ async fn ev_801_what_functions_gather_counts_until_their_actions_end() {
         ("gathers", 9, Some("RETAINED_LIMIT")),
         ("streams", 9, None),
     ] {
-        let options = Options {
-            limits: Arc::new(Limits {
+        let options = SessionOptions {
+            limits: Arc::new(SessionLimits {
                 retained_bytes: 10_000,
-                ..Limits::default()
+                ..SessionLimits::default()
             }),
-            ..Options::default()
+            ..SessionOptions::default()
         };
         let functions = [
-            gather("gathers", Input::new("x")),
-            gather("streams", Input::new("x").streaming()),
+            gather("gathers", InputSpec::new("x")),
+            gather("streams", InputSpec::new("x").streaming()),
         ];
         let mut probe = Probe::open(functions, options);
         let all = vec![action(name, &[("x", "a")], &[]); actions];
@@ -134,8 +134,8 @@ async fn ev_801_what_functions_gather_counts_until_their_actions_end() {
         probe.send(vec![leaf("a", 1, true, "")], vec![]).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
         let link = &probe.outgoing.link;
-        let held = link.with(|live| live.machine().retained_bytes());
-        assert!(held < 2_000, "{held}");
+        let retained = link.with(|live| live.machine().retained_bytes());
+        assert!(retained < 2_000, "{retained}");
         assert_eq!(reason(probe.end().await), "OK");
     }
 }
@@ -153,7 +153,7 @@ async fn ev_803_a_peer_that_does_not_read_stops_the_run_and_ends_the_session() {
         };
         stream::repeat_with(chunk).boxed()
     });
-    let mut probe = Probe::open([flood], Options::default());
+    let mut probe = Probe::open([flood], SessionOptions::default());
     probe
         .send(vec![], vec![action("flood", &[], &[("output", "r")])])
         .await;
@@ -175,30 +175,30 @@ async fn ev_803_a_peer_that_does_not_read_stops_the_run_and_ends_the_session() {
 async fn ev_904_an_observer_is_told_of_actions_that_were_refused_before_they_began() {
     struct Refused(Arc<std::sync::Mutex<Vec<String>>>);
     impl Observe for Refused {
-        fn action_refused(&mut self, refusal: &Status) {
-            self.0.lock().unwrap().push(refusal.reason.to_string());
+        fn action_refused(&mut self, rejection: &Status) {
+            self.0.lock().unwrap().push(rejection.reason.to_string());
         }
     }
-    let told = Arc::default();
+    let received = Arc::default();
     let kernel = Kernel::new();
     kernel.add_all(test_functions()).unwrap();
-    let limits = Limits {
+    let limits = SessionLimits {
         max_actions: 1,
-        ..Limits::default()
+        ..SessionLimits::default()
     };
-    let options = Options {
+    let options = SessionOptions {
         limits: Arc::new(limits),
-        ..Options::default()
+        ..SessionOptions::default()
     };
     let (mut send, incoming) = mpsc::channel(4);
-    let (session, _outgoing) = open(kernel, options, Refused(Arc::clone(&told)));
+    let (session, _outgoing) = open(kernel, options, Refused(Arc::clone(&received)));
     let slow = ["1", "2"].map(|id| action("slow", &[], &[("response", id)]));
-    let message = Message {
+    let message = WireMessage {
         actions: slow.into(),
-        ..Message::default()
+        ..WireMessage::default()
     };
     send.send(Ok(message)).await.unwrap();
     let ended = session.run(incoming, stream::pending()).await;
     assert_eq!(reason(ended), "ACTION_LIMIT");
-    assert_eq!(*told.lock().unwrap(), ["ACTION_LIMIT"]);
+    assert_eq!(*received.lock().unwrap(), ["ACTION_LIMIT"]);
 }

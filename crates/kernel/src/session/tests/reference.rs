@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 
 use futures::future::BoxFuture;
-use sapwood_proto::evergreen::{Limits, Reason};
+use sapwood_proto::evergreen::{Reason, SessionLimits};
 
 use super::*;
-use crate::session::reference::{Content, Resolve};
+use crate::session::reference::{FoundContent, ReferenceFetch};
 
 /// What stands under a URI.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ enum Item {
 
 /// A resolver that counts.
 #[derive(Debug, Default)]
-struct Shelf {
+struct TestFiles {
     items: HashMap<String, Item>,
     opened: Mutex<Vec<String>>,
     live: Arc<AtomicUsize>,
@@ -42,8 +42,8 @@ impl Drop for Open {
     }
 }
 
-impl Resolve for Shelf {
-    fn open<'a>(&'a self, uri: &'a str) -> BoxFuture<'a, Result<Content, Status>> {
+impl ReferenceFetch for TestFiles {
+    fn open<'a>(&'a self, uri: &'a str) -> BoxFuture<'a, Result<FoundContent, Status>> {
         self.opened.lock().unwrap().push(uri.to_owned());
         let live = self.live.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(live, Ordering::SeqCst);
@@ -62,7 +62,7 @@ impl Resolve for Shelf {
                 Item::Panics => panic!("as told"),
             };
             let pieces = pieces.inspect(move |_| _ = &open).boxed();
-            Ok(Content { bytes, pieces })
+            Ok(FoundContent { bytes, pieces })
         })
     }
 }
@@ -77,23 +77,23 @@ fn bytes(pieces: usize, each: usize, declared: Option<u64>) -> Item {
 
 fn options(
     items: impl IntoIterator<Item = (&'static str, Item)>,
-    change: impl FnOnce(&mut Limits),
-) -> (Options, Arc<Shelf>) {
+    change: impl FnOnce(&mut SessionLimits),
+) -> (SessionOptions, Arc<TestFiles>) {
     let items = items.into_iter();
-    let shelf = Arc::new(Shelf {
+    let models = Arc::new(TestFiles {
         items: items.map(|(uri, item)| (uri.to_owned(), item)).collect(),
-        ..Shelf::default()
+        ..TestFiles::default()
     });
-    let mut limits = Limits::default();
+    let mut limits = SessionLimits::default();
     change(&mut limits);
-    let resolve: Arc<dyn Resolve> = shelf.clone();
-    let options = Options {
+    let resolve: Arc<dyn ReferenceFetch> = models.clone();
+    let options = SessionOptions {
         partial_failure: true,
         limits: Arc::new(limits),
         references: Some(resolve),
-        ..Options::default()
+        ..SessionOptions::default()
     };
-    (options, shelf)
+    (options, models)
 }
 
 fn refers(id: &str, seq: i32, last: bool, uri: &str) -> Fragment {
@@ -112,7 +112,7 @@ fn echo(input: &str, output: &str) -> Action {
 #[tokio::test(start_paused = true)]
 async fn ev_410_a_function_reads_a_reference_as_if_its_content_had_been_sent() {
     let pieces = vec![Bytes::from("one "), Bytes::new(), Bytes::from("two ")];
-    let (options, shelf) = options(
+    let (options, models) = options(
         [
             ("file:///a", Item::Whole(pieces, Some(8))),
             ("https://h/b?q", whole(" four")),
@@ -134,7 +134,7 @@ async fn ev_410_a_function_reads_a_reference_as_if_its_content_had_been_sent() {
         (read.data.as_slice(), read.mime.as_str(), read.role.as_str()),
         (&b"one two three four"[..], "text/plain", "USER")
     );
-    let opened = shelf.opened.lock().unwrap().clone();
+    let opened = models.opened.lock().unwrap().clone();
     assert_eq!(opened, ["s3://b/nothing", "file:///a", "https://h/b?q"]);
     assert_eq!(reason(probe.end().await), "OK");
 }
@@ -142,7 +142,7 @@ async fn ev_410_a_function_reads_a_reference_as_if_its_content_had_been_sent() {
 #[tokio::test(start_paused = true)]
 async fn ev_410_a_reference_is_fetched_once_for_all_readers_and_never_if_nobody_reads_it() {
     let uris = [("file:///a", whole("a")), ("file:///b", whole("b"))];
-    let (options, shelf) = options(uris, |_| {});
+    let (options, models) = options(uris, |_| {});
     let mut probe = Probe::open([], options);
     let nodes = vec![
         refers("a", 0, true, "file:///a"),
@@ -154,7 +154,7 @@ async fn ev_410_a_reference_is_fetched_once_for_all_readers_and_never_if_nobody_
     assert_eq!(probe.complete("c").await.data, b"aa");
     probe.send(vec![], vec![echo("a", "late")]).await;
     assert_eq!(probe.complete("late").await.data, b"a");
-    assert_eq!(*shelf.opened.lock().unwrap(), ["file:///a"]);
+    assert_eq!(*models.opened.lock().unwrap(), ["file:///a"]);
     assert_eq!(reason(probe.end().await), "OK");
 }
 
@@ -196,9 +196,12 @@ async fn ev_410_without_a_resolver_references_are_denied() {
 }
 
 /// What an action that reads one reference after the other comes to.
-async fn outcome(items: Vec<(&'static str, Item)>, change: impl FnOnce(&mut Limits)) -> String {
+async fn outcome(
+    items: Vec<(&'static str, Item)>,
+    change: impl FnOnce(&mut SessionLimits),
+) -> String {
     let uris: Vec<_> = items.iter().map(|(uri, _)| *uri).collect();
-    let (options, shelf) = options(items, change);
+    let (options, models) = options(items, change);
     let mut probe = Probe::open([], options);
     let nodes = uris.iter().enumerate().map(|(at, uri)| {
         let seq = i32::try_from(at).unwrap();
@@ -206,7 +209,7 @@ async fn outcome(items: Vec<(&'static str, Item)>, change: impl FnOnce(&mut Limi
     });
     probe.send(nodes.collect(), vec![echo("a", "r")]).await;
     let read = probe.complete("r").await;
-    assert_eq!(shelf.live.load(Ordering::SeqCst), 0, "nothing goes on");
+    assert_eq!(models.live.load(Ordering::SeqCst), 0, "nothing goes on");
     match &read.status {
         Some(status) => format!(
             "{} {}",
@@ -231,7 +234,7 @@ async fn ev_416_bytes_of_a_reference_are_limited_exactly() {
         ),
     ] {
         let what = format!("{item:?}");
-        let limited = |limits: &mut Limits| limits.max_ref_bytes = 1000;
+        let limited = |limits: &mut SessionLimits| limits.max_ref_bytes = 1000;
         let outcome = outcome(vec![("file:///a", item)], limited).await;
         assert_eq!(outcome, expect, "{what}");
     }
@@ -295,7 +298,7 @@ async fn ev_416_a_reference_that_does_not_begin_or_end_in_time_fails() {
 #[tokio::test(start_paused = true)]
 async fn ev_416_so_many_are_fetched_at_a_time_and_others_wait() {
     let names: Vec<String> = (0..5).map(|at| format!("n{at}")).collect();
-    let (options, shelf) = options([("file:///a", Item::Silent)], |limits| {
+    let (options, models) = options([("file:///a", Item::Silent)], |limits| {
         limits.max_ref_fetches = 2;
     });
     let mut probe = Probe::open([], options);
@@ -306,17 +309,17 @@ async fn ev_416_so_many_are_fetched_at_a_time_and_others_wait() {
         let status = probe.complete(&format!("r-{name}")).await.status.unwrap();
         assert_eq!(&*status.reason, "REF_FETCH");
     }
-    assert_eq!(shelf.opened.lock().unwrap().len(), 5);
-    assert_eq!(shelf.most.load(Ordering::SeqCst), 2);
+    assert_eq!(models.opened.lock().unwrap().len(), 5);
+    assert_eq!(models.most.load(Ordering::SeqCst), 2);
 }
 
 /// EV-913
 #[tokio::test(start_paused = true)]
 async fn ev_410_a_cancelled_action_ends_its_fetch_unless_another_reads() {
-    let (options, shelf) = options([("file:///a", Item::Stuck("some"))], |limits| {
+    let (options, models) = options([("file:///a", Item::Stuck("some"))], |limits| {
         limits.ref_total = Duration::from_secs(3600);
     });
-    let live = Arc::clone(&shelf.live);
+    let live = Arc::clone(&models.live);
     let mut probe = Probe::open([], options);
     let nodes = vec![refers("a", 0, true, "file:///a")];
     probe
@@ -338,7 +341,7 @@ async fn ev_410_a_cancelled_action_ends_its_fetch_unless_another_reads() {
     assert_eq!(
         (
             live.load(Ordering::SeqCst),
-            shelf.opened.lock().unwrap().len()
+            models.opened.lock().unwrap().len()
         ),
         (1, 2)
     );
@@ -383,10 +386,10 @@ async fn ev_416_fetched_bytes_count_among_what_the_server_holds() {
     let most = Arc::new(AtomicUsize::new(0));
     let (mut send, incoming) = mpsc::channel(4);
     let (session, outgoing) = open(kernel, options, Most(Arc::clone(&most)));
-    let message = Message {
+    let message = WireMessage {
         fragments: vec![refers("a", 0, true, "file:///a")].into(),
         actions: vec![action("echo", &[("text", "a")], &[])],
-        ..Message::default()
+        ..WireMessage::default()
     };
     send.send(Ok(message)).await.unwrap();
     send.close_channel();
@@ -404,7 +407,7 @@ async fn ev_740_of_a_part_of_what_is_fetched_no_more_is_fetched_than_is_meant() 
         ("file:///stuck", Item::Stuck("0123456789")),
         ("file:///short", whole("01")),
     ];
-    let (mut options, shelf) = options(uris, |_| {});
+    let (mut options, models) = options(uris, |_| {});
     options.dialect = Dialect::Msgpack;
     options.metadata = Dialect::Msgpack.metadata();
     let mut probe = Probe::open([], options);
@@ -433,7 +436,7 @@ async fn ev_740_of_a_part_of_what_is_fetched_no_more_is_fetched_than_is_meant() 
         tokio::task::yield_now().await;
     }
     assert_eq!(
-        shelf.live.load(Ordering::SeqCst),
+        models.live.load(Ordering::SeqCst),
         0,
         "nobody waits for the rest"
     );

@@ -3,13 +3,13 @@
 use std::sync::Mutex;
 
 use futures::future::BoxFuture;
-use sapwood_proto::evergreen::{Limits, Reason};
+use sapwood_proto::evergreen::{Reason, SessionLimits};
 use tokio::sync::oneshot;
 
 use super::*;
 use crate::call::Call;
 use crate::error::Error;
-use crate::session::reference::{Content, Resolve};
+use crate::session::reference::{FoundContent, ReferenceFetch};
 use crate::{Fun, Run, args};
 
 /// What a plain client writes.
@@ -20,8 +20,8 @@ const WEATHER_AND_CANCEL: &str = r#"{"actions":[{"name":"weather","inputs":[{"na
 /// A function of the server's that calls `weather`, whoever serves it.
 fn ask() -> Fun {
     let spec = Spec::new("ask", "Asks for the weather.")
-        .inputs([Input::new("city")])
-        .outputs([Output::new(Port::MAIN, Mime::TEXT).wire("response")]);
+        .inputs([InputSpec::new("city")])
+        .outputs([OutputSpec::new(Port::MAIN, Mime::TEXT).wire("response")]);
     raw(spec, |call: Call| {
         stream::once(async move {
             let city: String = call.arg("city").await?;
@@ -32,13 +32,13 @@ fn ask() -> Fun {
     })
 }
 
-fn session(change: impl FnOnce(&mut Options, &mut Limits)) -> Probe {
+fn session(change: impl FnOnce(&mut SessionOptions, &mut SessionLimits)) -> Probe {
     let (mut options, mut limits) = (
-        Options {
+        SessionOptions {
             partial_failure: true,
-            ..Options::default()
+            ..SessionOptions::default()
         },
-        Limits::default(),
+        SessionLimits::default(),
     );
     change(&mut options, &mut limits);
     options.limits = Arc::new(limits);
@@ -56,10 +56,10 @@ impl Probe {
         );
         self.send(vec![leaf(&input, 0, true, document)], vec![offer])
             .await;
-        let told = self.complete(&result).await;
-        match told.status {
+        let received = self.complete(&result).await;
+        match received.status {
             Some(status) => Err(status.reason.to_string()),
-            None => Ok(String::from_utf8(told.data).unwrap()),
+            None => Ok(String::from_utf8(received.data).unwrap()),
         }
     }
 
@@ -85,7 +85,7 @@ impl Probe {
         String::from_utf8(node.data).unwrap()
     }
 
-    async fn refusal(&mut self, node: &str) -> String {
+    async fn rejection(&mut self, node: &str) -> String {
         reason(self.complete(node).await.status)
     }
 }
@@ -125,7 +125,7 @@ async fn ev_812_a_running_function_calls_what_its_client_offers() {
 async fn ev_810_a_client_that_has_offered_nothing_is_asked_nothing() {
     let mut probe = session(|_, _| {});
     probe.ask("a", "Bergen").await;
-    assert_eq!(probe.refusal("a").await, "UNKNOWN_ACTION");
+    assert_eq!(probe.rejection("a").await, "UNKNOWN_ACTION");
     assert!(probe.asked.is_empty());
 }
 
@@ -136,7 +136,7 @@ async fn ev_810_a_later_offer_takes_the_place_of_the_one_before() {
     let tides = r#"{"actions":[{"name":"tides"},{"name":"moon.phase"}]}"#;
     assert_eq!(probe.offer("2", tides).await.unwrap(), r#"{"offered":2}"#);
     probe.ask("a", "Bergen").await;
-    assert_eq!(probe.refusal("a").await, "UNKNOWN_ACTION");
+    assert_eq!(probe.rejection("a").await, "UNKNOWN_ACTION");
     // One that is refused changes nothing.
     assert_eq!(
         probe.offer("3", r#"{"actions":[{"name":"echo"}]}"#).await,
@@ -158,7 +158,7 @@ async fn ev_810_a_later_offer_takes_the_place_of_the_one_before() {
     let under_way = probe.asked().await.outputs[0].id.to_string();
     probe.offer("5", r#"{"actions":[]}"#).await.unwrap();
     probe.ask("c", "Bergen").await;
-    assert_eq!(probe.refusal("c").await, "UNKNOWN_ACTION");
+    assert_eq!(probe.rejection("c").await, "UNKNOWN_ACTION");
     let answer = leaf(&under_way, 0, true, "fine");
     probe.send(vec![answer], vec![]).await;
     assert_eq!(probe.text("b").await, "it is fine");
@@ -200,7 +200,7 @@ async fn ev_810_what_cannot_be_offered_is_refused() {
     }
     let offer = action("OFFER_ACTIONS", &[], &[("result", "nothing")]);
     probe.send(vec![], vec![offer]).await;
-    assert_eq!(probe.refusal("nothing").await, "MISSING_INPUT");
+    assert_eq!(probe.rejection("nothing").await, "MISSING_INPUT");
     let mut deaf = session(|options, _| options.extensions = extensions(false, false));
     assert_eq!(
         deaf.offer("", WEATHER).await,
@@ -214,11 +214,11 @@ async fn ev_812_a_function_that_the_server_gets_later_is_not_hidden_by_an_offer(
     kernel.add(ask()).unwrap();
     let mut probe = Probe::over(
         kernel.clone(),
-        Options::default(),
+        SessionOptions::default(),
         stream::pending().boxed(),
     );
     assert!(probe.offer("", WEATHER).await.is_ok());
-    let spec = Spec::new("weather", "Knows.").inputs([Input::new("city")]);
+    let spec = Spec::new("weather", "Knows.").inputs([InputSpec::new("city")]);
     let known = |_| stream::iter([Ok(Chunk::text("known here"))]).boxed();
     kernel.add(raw(spec, known)).unwrap();
     probe.ask("a", "Bergen").await;
@@ -263,9 +263,13 @@ async fn ev_810_what_is_offered_counts_among_what_the_server_holds() {
     }
     let kernel = Kernel::new();
     kernel.add_all(test_functions()).unwrap();
-    let held = Arc::new(AtomicUsize::new(0));
+    let retained = Arc::new(AtomicUsize::new(0));
     let (mut send, incoming) = mpsc::channel(4);
-    let (session, mut outgoing) = open(kernel, Options::default(), Last(Arc::clone(&held)));
+    let (session, mut outgoing) = open(
+        kernel,
+        SessionOptions::default(),
+        Last(Arc::clone(&retained)),
+    );
     let session = tokio::spawn(session.run(incoming, stream::pending()));
     let schema = json!({ "enum": vec![0; 5_000] });
     let input = json!({ "name": "x", "schema": schema });
@@ -276,39 +280,42 @@ async fn ev_810_what_is_offered_counts_among_what_the_server_holds() {
         (vec![leaf("o", 0, true, &document)], offer, "r"),
         (vec![], drop, "d"),
     ] {
-        let message = Message {
+        let message = WireMessage {
             fragments: fragments.into(),
             actions: vec![action],
-            ..Message::default()
+            ..WireMessage::default()
         };
         send.send(Ok(message)).await.unwrap();
-        let is_last = |message: Message| {
+        let is_last = |message: WireMessage| {
             let mut fragments = message.fragments.into_iter();
             fragments.any(|fragment| fragment.id == result && fragment.last)
         };
         while !is_last(outgoing.next().await.unwrap().unwrap()) {}
     }
     tokio::task::yield_now().await;
-    let held_for_it = held.load(Ordering::SeqCst);
-    assert!(held_for_it > 5_000 * size_of::<Value>(), "{held_for_it}");
+    let reserved_for_it = retained.load(Ordering::SeqCst);
+    assert!(
+        reserved_for_it > 5_000 * size_of::<Value>(),
+        "{reserved_for_it}"
+    );
     send.close_channel();
     assert_eq!(reason(session.await.unwrap()), "OK");
-    assert!(held.load(Ordering::SeqCst) < document.len());
+    assert!(retained.load(Ordering::SeqCst) < document.len());
 }
 
 #[tokio::test(start_paused = true)]
 async fn ev_812_other_sessions_see_nothing_of_an_offer() {
     let kernel = Kernel::new();
     kernel.add(ask()).unwrap();
-    let options = Options {
+    let options = SessionOptions {
         partial_failure: true,
-        ..Options::default()
+        ..SessionOptions::default()
     };
     let open = || Probe::over(kernel.clone(), options.clone(), stream::pending().boxed());
     let (mut one, mut other) = (open(), open());
     one.offer("", WEATHER).await.unwrap();
     other.ask("a", "Bergen").await;
-    assert_eq!(other.refusal("a").await, "UNKNOWN_ACTION");
+    assert_eq!(other.rejection("a").await, "UNKNOWN_ACTION");
     assert!(kernel.get("weather").is_err());
     one.send(
         vec![],
@@ -346,9 +353,15 @@ async fn ev_931_a_client_says_how_it_failed_with_a_status() {
             ..Fragment::default()
         };
         probe.send(vec![failed], vec![]).await;
-        let told = probe.complete(id).await.status.unwrap();
-        assert_eq!((told.code, &*told.reason), (Code::NotFound, "NO_SUCH_CITY"));
-        assert!(told.message.contains("Bergen is unknown"), "{told:?}");
+        let received = probe.complete(id).await.status.unwrap();
+        assert_eq!(
+            (received.code, &*received.reason),
+            (Code::NotFound, "NO_SUCH_CITY")
+        );
+        assert!(
+            received.message.contains("Bergen is unknown"),
+            "{received:?}"
+        );
     }
 }
 
@@ -359,7 +372,7 @@ async fn ev_811_an_answer_that_does_not_come_fails_the_function_that_waits() {
     let began = tokio::time::Instant::now();
     probe.ask("a", "Bergen").await;
     let report = probe.asked().await.outputs[0].id.to_string();
-    assert_eq!(probe.refusal("a").await, "DEADLINE");
+    assert_eq!(probe.rejection("a").await, "DEADLINE");
     assert_eq!(began.elapsed().as_secs(), 7);
     // What comes late is ignored, and the session goes on.
     probe
@@ -376,7 +389,7 @@ async fn ev_811_an_answer_that_does_not_come_fails_the_function_that_waits() {
 /// EV-810
 #[tokio::test(start_paused = true)]
 async fn ev_974_only_a_client_that_offers_cancel_is_told_that_nobody_waits() {
-    for (offer, told) in [(WEATHER, false), (WEATHER_AND_CANCEL, true)] {
+    for (offer, received) in [(WEATHER, false), (WEATHER_AND_CANCEL, true)] {
         let mut probe = session(|_, _| {});
         probe.offer("", offer).await.unwrap();
         probe.ask("a", "Bergen").await;
@@ -396,22 +409,22 @@ async fn ev_974_only_a_client_that_offers_cancel_is_told_that_nobody_waits() {
             .asked
             .iter()
             .map(|action| (&*action.name, &*action.inputs[0].id));
-        let expect = told.then_some(("CANCEL", &*asked.outputs[0].id));
+        let expect = received.then_some(("CANCEL", &*asked.outputs[0].id));
         assert_eq!(cancels.collect::<Vec<_>>(), Vec::from_iter(expect));
     }
 }
 
 /// Somebody who goes on when the session has ended.
-fn linger(told: oneshot::Sender<(Error, Error)>) -> Fun {
-    let told = Mutex::new(Some(told));
+fn linger(received: oneshot::Sender<(Error, Error)>) -> Fun {
+    let received = Mutex::new(Some(received));
     raw(Spec::new("linger", "Stays."), move |call: Call| {
-        let told = told.lock().unwrap().take().unwrap();
+        let received = received.lock().unwrap().take().unwrap();
         let weather =
             |kernel: &Kernel| -> Run<String> { kernel.run("weather", args! { city: "x" }) };
         tokio::spawn(async move {
             let in_flight = weather(&call.kernel).await.unwrap_err();
             let after = weather(&call.kernel).await.unwrap_err();
-            told.send((in_flight, after)).unwrap();
+            received.send((in_flight, after)).unwrap();
         });
         stream::once(futures::future::pending()).boxed()
     })
@@ -420,8 +433,8 @@ fn linger(told: oneshot::Sender<(Error, Error)>) -> Fun {
 /// EV-104
 #[tokio::test(start_paused = true)]
 async fn ev_812_offers_vanish_with_the_session_and_calls_in_flight_are_cancelled() {
-    let (send, told) = oneshot::channel();
-    let mut probe = Probe::open([linger(send)], Options::default());
+    let (send, received) = oneshot::channel();
+    let mut probe = Probe::open([linger(send)], SessionOptions::default());
     probe.offer("", WEATHER).await.unwrap();
     probe
         .send(vec![], vec![action("linger", &[], &[("output", "o")])])
@@ -433,7 +446,7 @@ async fn ev_812_offers_vanish_with_the_session_and_calls_in_flight_are_cancelled
         .await
         .unwrap();
     assert_eq!(reason(probe.failure().await), "GOING_AWAY");
-    let (in_flight, after) = told.await.unwrap();
+    let (in_flight, after) = received.await.unwrap();
     assert!(matches!(in_flight, Error::Cancelled), "{in_flight:?}");
     assert_eq!(after.reason(), "UNKNOWN_ACTION", "{after:?}");
 }
@@ -443,14 +456,14 @@ async fn ev_812_offers_vanish_with_the_session_and_calls_in_flight_are_cancelled
 async fn ev_811_a_reference_in_an_answer_is_not_followed_and_what_stands_in_it_is_read() {
     #[derive(Debug)]
     struct Never;
-    impl Resolve for Never {
-        fn open<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Content, Status>> {
+    impl ReferenceFetch for Never {
+        fn open<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<FoundContent, Status>> {
             panic!("nothing is fetched for an answer")
         }
     }
     for follows in [false, true] {
         let mut probe = session(|options, _| {
-            options.references = follows.then(|| Arc::new(Never) as Arc<dyn Resolve>);
+            options.references = follows.then(|| Arc::new(Never) as Arc<dyn ReferenceFetch>);
         });
         assert!(probe.offer("", WEATHER).await.is_ok());
         for (output, uri, expect) in [
@@ -467,7 +480,7 @@ async fn ev_811_a_reference_in_an_answer_is_not_followed_and_what_stands_in_it_i
             probe.send(vec![answer], vec![]).await;
             match expect {
                 Ok(text) => assert_eq!(probe.text(output).await, text),
-                Err(reason) => assert_eq!(probe.refusal(output).await, reason, "{uri}"),
+                Err(reason) => assert_eq!(probe.rejection(output).await, reason, "{uri}"),
             }
         }
         assert_eq!(reason(probe.end().await), "OK");

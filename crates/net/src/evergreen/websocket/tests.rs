@@ -7,19 +7,19 @@ use super::*;
 
 /// Our side of a connection, and the server's.
 async fn connected(
-    outgoing: impl Stream<Item = Message> + Send + Unpin + 'static,
-) -> (Incoming, DuplexStream) {
+    outgoing: impl Stream<Item = WireMessage> + Send + Unpin + 'static,
+) -> (ServerMessages, DuplexStream) {
     let (ours, theirs) = tokio::io::duplex(1 << 20);
-    let (io, ear) = Listening::to(Box::new(ours));
+    let (io, ear) = ListeningIo::to(Box::new(ours));
     let wire = WebSocketStream::from_raw_socket(io, Role::Client, None).await;
     (converse(wire, ear, Dialect::Protobuf, outgoing), theirs)
 }
 
 /// Says something every second.
-fn talking() -> impl Stream<Item = Message> + Send + Unpin {
+fn talking() -> impl Stream<Item = WireMessage> + Send + Unpin {
     let every_second = futures::stream::repeat(()).then(|()| async {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        Message::default()
+        WireMessage::default()
     });
     every_second.boxed()
 }
@@ -45,7 +45,7 @@ async fn a_server_that_only_answers_pings_is_there() {
         let mut server = WebSocketStream::from_raw_socket(theirs, Role::Server, None).await;
         let server = async { while server.next().await.is_some_and(|read| read.is_ok()) {} };
         tokio::select! {
-            heard = incoming.next() => panic!("{heard:?}"),
+            received = incoming.next() => panic!("{received:?}"),
             () = server => panic!("the connection was given up"),
             () = tokio::time::sleep(PING * 30) => {}
         }
@@ -68,11 +68,14 @@ async fn a_message_may_take_its_time_and_so_may_its_reader() {
 
 #[tokio::test]
 async fn oa_913_a_task_that_panics_as_it_sends_ends_the_session() {
-    let broken = futures::stream::iter([()]).map(|()| -> Message { panic!("on purpose") });
+    let broken = futures::stream::iter([()]).map(|()| -> WireMessage { panic!("on purpose") });
     let before = super::super::link::panics();
     let (mut incoming, _theirs) = connected(broken.boxed()).await;
-    let told = incoming.next().await.unwrap().unwrap_err();
-    assert_eq!((told.code, &*told.reason), (Code::Internal, "FUNCTION"));
+    let received = incoming.next().await.unwrap().unwrap_err();
+    assert_eq!(
+        (received.code, &*received.reason),
+        (Code::Internal, "FUNCTION")
+    );
     assert!(super::super::link::panics() > before);
     assert!(incoming.next().await.is_none());
 }

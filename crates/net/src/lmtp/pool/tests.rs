@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex};
 use tokio::time::sleep;
 
-use super::super::keeper::Dial;
-use super::super::wire::Wire;
+use super::super::keeper::DialPeer;
+use super::super::wire::LmtpConnection;
 use super::*;
 
 /// How a peer behaves.
@@ -19,7 +19,7 @@ enum Mode {
     Drains,
     /// Its engine fails.
     Fails,
-    Gone,
+    Closed,
 }
 
 /// A peer. Every stream has one token, which is its number.
@@ -50,7 +50,7 @@ impl Fake {
             let mut line = String::new();
             // A line that is half read is not read on: the peer has gone.
             tokio::select! {
-                _ = mode.wait_for(|mode| *mode == Mode::Gone) => return,
+                _ = mode.wait_for(|mode| *mode == Mode::Closed) => return,
                 read = io.read_line(&mut line) => if read.unwrap_or(0) == 0 {
                     return;
                 },
@@ -68,7 +68,7 @@ impl Fake {
         let id = &payload["stream_id"];
         let (number, size) = (self.number, self.vocabulary);
         Some(match (word, mode) {
-            (_, Mode::Silent | Mode::Gone) => return None,
+            (_, Mode::Silent | Mode::Closed) => return None,
             ("MODEL_INFO", _) => format!(
                 "MSG [{{\"stream_id\":{id},\"model_info\":{{\"model\":\"m\",\"vocab_size\":{size}}}}}]\n"
             ),
@@ -85,59 +85,64 @@ impl Fake {
     }
 }
 
-impl Dial for Fake {
-    async fn dial(&self) -> Result<Wire, Fault> {
-        if *self.mode.borrow() == Mode::Gone {
+impl DialPeer for Fake {
+    async fn dial(&self) -> Result<LmtpConnection, LmtpError> {
+        if *self.mode.borrow() == Mode::Closed {
             return Err(lost("away"));
         }
         let (ours, theirs) = duplex(1 << 16);
         tokio::spawn(self.clone().serve(theirs));
-        Ok(Wire::over(ours))
+        Ok(LmtpConnection::over(ours))
     }
 }
 
-async fn pool(fakes: &[&Fake]) -> Result<Pool, Fault> {
+async fn pool(fakes: &[&Fake]) -> Result<LmtpPool, LmtpError> {
     let mut linked = Vec::new();
     for fake in fakes {
         let (wire, away) = match fake.dial().await {
             Ok(wire) => (Some(wire), None),
-            Err(fault) => (None, Some(fault)),
+            Err(error) => (None, Some(error)),
         };
-        let client = Client::keeping((*fake).clone(), wire, Options::default());
-        let place = fake.number.to_string();
-        linked.push((Link::new(client, "m".into(), place), 1, away));
+        let client = LmtpClient::keeping((*fake).clone(), wire, ConnectOptions::default());
+        let target = fake.number.to_string();
+        linked.push((PeerLink::new(client, "m".into(), target), 1, away));
     }
-    Pool::over(linked, Options::default(), machine::Options::default()).await
+    LmtpPool::over(
+        linked,
+        ConnectOptions::default(),
+        machine::PoolOptions::default(),
+    )
+    .await
 }
 
 /// The configuration names these now.
-fn keep(pool: &Pool, fakes: &[&Fake]) -> Vec<String> {
+fn keep(pool: &LmtpPool, fakes: &[&Fake]) -> Vec<String> {
     let named = fakes.iter().map(|fake| {
         let fake = (*fake).clone();
-        let place = fake.number.to_string();
-        let link = move |place| {
-            let client = Client::keeping(fake, None, Options::default());
-            Link::new(client, "m".into(), place)
+        let target = fake.number.to_string();
+        let link = move |target| {
+            let client = LmtpClient::keeping(fake, None, ConnectOptions::default());
+            PeerLink::new(client, "m".into(), target)
         };
-        (place, 1, link)
+        (target, 1, link)
     });
     pool.keep_those(named)
 }
 
 /// Who says what a stream says, or how it fails.
-async fn asked(pool: &Pool) -> Result<u32, Reason> {
-    let wanted = Generate {
+async fn asked(pool: &LmtpPool) -> Result<u32, LmtpReason> {
+    let wanted = GenerateRequest {
         prompt: vec![1],
-        ..Generate::default()
+        ..GenerateRequest::default()
     };
     let mut items = pool.generate(wanted, None);
     let item = items.next().await.expect("no stream ends silently");
-    let told = item.map(|item| item.token.unwrap());
+    let received = item.map(|item| item.token.unwrap());
     assert_eq!(items.next().await, None);
-    told.map_err(|fault| fault.reason)
+    received.map_err(|error| error.reason)
 }
 
-async fn all(pool: &Pool, count: usize) -> Vec<u32> {
+async fn all(pool: &LmtpPool, count: usize) -> Vec<u32> {
     let mut all = Vec::new();
     for _ in 0..count {
         all.push(asked(pool).await.unwrap());
@@ -145,9 +150,9 @@ async fn all(pool: &Pool, count: usize) -> Vec<u32> {
     all
 }
 
-fn conditions(pool: &Pool) -> Vec<Condition> {
-    let seats = pool.seats().into_iter();
-    seats.map(|seat| seat.condition).collect()
+fn conditions(pool: &LmtpPool) -> Vec<Condition> {
+    let slots = pool.peers().into_iter();
+    slots.map(|slot| slot.condition).collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -161,15 +166,17 @@ async fn lm_801_streams_go_to_each_of_the_peers_in_turn() {
 
 #[tokio::test(start_paused = true)]
 async fn lm_804_a_peer_that_is_not_there_at_the_start_is_joined_when_it_is() {
-    let (one, two) = (Fake::new(1, Mode::Gone), Fake::new(2, Mode::Serves));
+    let (one, two) = (Fake::new(1, Mode::Closed), Fake::new(2, Mode::Serves));
     let pool = pool(&[&one, &two]).await.unwrap();
     assert_eq!(all(&pool, 3).await, [2, 2, 2]);
     one.becomes(Mode::Serves);
     sleep(Duration::from_secs(60)).await;
     assert_eq!(conditions(&pool), [Condition::Serving; 2]);
     assert_eq!(all(&pool, 2).await, [1, 2]);
-    let none = self::pool(&[&Fake::new(3, Mode::Gone)]).await.unwrap_err();
-    assert_eq!(none.reason, Reason::ConnectionLost);
+    let none = self::pool(&[&Fake::new(3, Mode::Closed)])
+        .await
+        .unwrap_err();
+    assert_eq!(none.reason, LmtpReason::ConnectionLost);
 }
 
 /// LM-805: a server that goes says so to who asks, and nobody notices.
@@ -177,10 +184,10 @@ async fn lm_804_a_peer_that_is_not_there_at_the_start_is_joined_when_it_is() {
 async fn lm_804_a_lost_connection_takes_a_peer_out_until_it_answers() {
     let (one, two) = (Fake::new(1, Mode::Serves), Fake::new(2, Mode::Serves));
     let pool = pool(&[&one, &two]).await.unwrap();
-    for mode in [Mode::Gone, Mode::Drains] {
+    for mode in [Mode::Closed, Mode::Drains] {
         one.becomes(mode);
         assert_eq!(all(&pool, 3).await, [2, 2, 2], "{mode:?}");
-        one.becomes(Mode::Gone);
+        one.becomes(Mode::Closed);
         sleep(Duration::from_secs(1)).await;
         assert_eq!(conditions(&pool)[0], Condition::Away, "{mode:?}");
         one.becomes(Mode::Serves);
@@ -217,7 +224,7 @@ async fn lm_804_a_peer_whose_engine_fails_again_and_again_is_not_asked() {
         match asked(&pool).await {
             Ok(number) => assert_eq!(number, 2),
             Err(reason) => {
-                assert_eq!(reason, Reason::EngineError);
+                assert_eq!(reason, LmtpReason::EngineError);
                 failed += 1;
             }
         }
@@ -231,9 +238,9 @@ async fn lm_712_peers_of_different_vocabularies_are_no_pool() {
     let (one, mut two) = (Fake::new(1, Mode::Serves), Fake::new(2, Mode::Serves));
     two.vocabulary = 99;
     let refused = pool(&[&one, &two]).await.unwrap_err();
-    assert_eq!(refused.reason, Reason::InvalidValue);
+    assert_eq!(refused.reason, LmtpReason::InvalidValue);
     // One that was away when the pool began is just not asked.
-    two.becomes(Mode::Gone);
+    two.becomes(Mode::Closed);
     let pool = pool(&[&one, &two]).await.unwrap();
     two.becomes(Mode::Serves);
     sleep(Duration::from_secs(120)).await;
@@ -258,11 +265,11 @@ async fn lm_702_a_stream_that_is_dropped_gives_its_place_back() {
     let one = Fake::new(1, Mode::Serves);
     let pool = pool(&[&one]).await.unwrap();
     one.becomes(Mode::Silent);
-    let mut items = pool.generate(Generate::default(), None);
+    let mut items = pool.generate(GenerateRequest::default(), None);
     assert!(items.next().now_or_never().is_none());
-    assert_eq!(pool.seats()[0].streams, 1);
+    assert_eq!(pool.peers()[0].streams, 1);
     drop(items);
-    assert_eq!(pool.seats()[0].streams, 0);
+    assert_eq!(pool.peers()[0].streams, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -285,7 +292,7 @@ async fn lm_805_a_peer_that_is_not_named_any_more_is_drained_and_taken_back_when
 
 #[tokio::test(start_paused = true)]
 async fn lm_805_a_peer_that_is_named_later_joins_the_others() {
-    let (one, two) = (Fake::new(1, Mode::Serves), Fake::new(2, Mode::Gone));
+    let (one, two) = (Fake::new(1, Mode::Serves), Fake::new(2, Mode::Closed));
     let pool = pool(&[&one]).await.unwrap();
     assert_eq!(keep(&pool, &[&one, &two]), ["2"]);
     assert_eq!(conditions(&pool), [Condition::Serving, Condition::Away]);
@@ -307,11 +314,11 @@ async fn lm_805_a_peer_that_is_named_later_joins_the_others() {
     );
     assert_eq!(all(&pool, 3).await, [2, 2, 2]);
     assert!(keep(&pool, &[&two, &three]).is_empty());
-    assert_eq!(pool.seats().len(), 3);
+    assert_eq!(pool.peers().len(), 3);
 }
 
 /// A peer of the base protocol, which is never told of a minimum, and says so many tokens as it is asked for.
-async fn base(io: DuplexStream, told: tokio::sync::mpsc::Sender<Value>) {
+async fn base(io: DuplexStream, received: tokio::sync::mpsc::Sender<Value>) {
     let mut io = BufReader::new(io);
     let mut line = String::new();
     while io.read_line(&mut line).await.unwrap_or(0) > 0 {
@@ -322,7 +329,7 @@ async fn base(io: DuplexStream, told: tokio::sync::mpsc::Sender<Value>) {
             format!("MSG [{{\"stream_id\":{id},\"model_info\":{{}}}}]\n")
         } else {
             let count = payload["max_tokens"].as_u64().unwrap();
-            told.send(payload).await.unwrap();
+            received.send(payload).await.unwrap();
             let item = |at: u64| {
                 let end = if at + 1 == count {
                     ",\"finish_reason\":\"length\""
@@ -342,19 +349,22 @@ async fn base(io: DuplexStream, told: tokio::sync::mpsc::Sender<Value>) {
 #[tokio::test(start_paused = true)]
 async fn lm_704_a_minimum_of_tokens_is_made_of_two_askings_where_the_peer_knows_none() {
     let (ours, theirs) = duplex(1 << 16);
-    let (tell, mut told) = tokio::sync::mpsc::channel(8);
-    tokio::spawn(base(theirs, tell));
-    let pool = Pool::of(Client::over(ours, Options::base()), "m")
+    let (notify, mut received) = tokio::sync::mpsc::channel(8);
+    tokio::spawn(base(theirs, notify));
+    let pool = LmtpPool::of(LmtpClient::over(ours, ConnectOptions::base()), "m")
         .await
         .unwrap();
-    let wanted = Generate {
+    let wanted = GenerateRequest {
         prompt: vec![90],
         max_tokens: 5,
         min_tokens: 2,
-        ..Generate::default()
+        ..GenerateRequest::default()
     };
     let refused = pool.generate(wanted.clone(), None).next().await.unwrap();
-    assert_eq!(refused.unwrap_err().reason, Reason::UnsupportedOperation);
+    assert_eq!(
+        refused.unwrap_err().reason,
+        LmtpReason::UnsupportedOperation
+    );
     pool.ends_with([7]);
     let items: Vec<_> = pool.generate(wanted, None).collect().await;
     let tokens = items.iter().map(|item| item.as_ref().unwrap());
@@ -365,10 +375,10 @@ async fn lm_704_a_minimum_of_tokens_is_made_of_two_askings_where_the_peer_knows_
         tokens,
         [(0, false), (1, false), (0, false), (1, false), (2, true)]
     );
-    let first = told.recv().await.unwrap();
+    let first = received.recv().await.unwrap();
     assert_eq!(first["logit_bias"]["7"], -100.0);
     assert_eq!(first["max_tokens"], 2);
-    let second = told.recv().await.unwrap();
+    let second = received.recv().await.unwrap();
     assert_eq!(second["prompt"], serde_json::json!([90, 0, 1]));
     assert!(second.get("logit_bias").is_none());
     assert_eq!(pool.moved(), 0);

@@ -6,7 +6,7 @@ use tokio::net::TcpListener;
 use super::*;
 
 /// What comes of asking a server that answers so, and what it heard.
-async fn asked(path: &str, answer: &'static [u8]) -> (Result<Bytes, Reason>, String) {
+async fn asked(path: &str, answer: &'static [u8]) -> (Result<Bytes, LmtpReason>, String) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let serving = tokio::spawn(async move {
@@ -17,41 +17,48 @@ async fn asked(path: &str, answer: &'static [u8]) -> (Result<Bytes, Reason>, Str
         io.shutdown().await.unwrap();
         String::from_utf8_lossy(&head[..length]).into_owned()
     });
-    let address = Address::parse(&format!("ws://{address}/lmtp?key=q")).unwrap();
+    let address = PeerAddress::parse(&format!("ws://{address}/lmtp?key=q")).unwrap();
     let got = address.with_key("k").fetch(path).await;
-    let heard = serving.await.unwrap();
-    (got.map_err(|fault| fault.reason), heard)
+    let received = serving.await.unwrap();
+    (got.map_err(|error| error.reason), received)
 }
 
 #[tokio::test]
 async fn lm_712_a_file_is_fetched_from_the_server_of_the_streams() {
     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
-    let (file, heard) = asked("/lmtp/tokenizer/m", answer).await;
+    let (file, received) = asked("/lmtp/tokenizer/m", answer).await;
     assert_eq!(file, Ok(Bytes::from_static(b"{}")));
     assert!(
-        heard.starts_with("GET /lmtp/tokenizer/m?key=q HTTP/1.1\r\n"),
-        "{heard}"
+        received.starts_with("GET /lmtp/tokenizer/m?key=q HTTP/1.1\r\n"),
+        "{received}"
     );
-    assert!(heard.contains("authorization: Bearer k\r\n"), "{heard}");
+    assert!(
+        received.contains("authorization: Bearer k\r\n"),
+        "{received}"
+    );
 }
 
 #[tokio::test]
 async fn lm_712_what_is_no_file_of_that_server_is_not_fetched() {
     let missing = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n";
-    assert_eq!(asked("/x", missing).await.0, Err(Reason::InvalidValue));
+    assert_eq!(asked("/x", missing).await.0, Err(LmtpReason::InvalidValue));
     let cut = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}";
-    assert_eq!(asked("/x", cut).await.0, Err(Reason::ConnectionLost));
+    assert_eq!(asked("/x", cut).await.0, Err(LmtpReason::ConnectionLost));
     // Nobody is asked.
-    for (place, path, reason) in [
+    for (target, path, reason) in [
         (
             "ws://127.0.0.1:9/",
             "http://elsewhere/",
-            Reason::InvalidValue,
+            LmtpReason::InvalidValue,
         ),
-        ("ws://127.0.0.1:9/", "//elsewhere/x", Reason::InvalidValue),
-        ("unix:/nowhere/s", "/x", Reason::UnsupportedOperation),
+        (
+            "ws://127.0.0.1:9/",
+            "//elsewhere/x",
+            LmtpReason::InvalidValue,
+        ),
+        ("unix:/nowhere/s", "/x", LmtpReason::UnsupportedOperation),
     ] {
-        let refused = Address::parse(place).unwrap().fetch(path).await;
+        let refused = PeerAddress::parse(target).unwrap().fetch(path).await;
         assert_eq!(refused.unwrap_err().reason, reason, "{path}");
     }
 }

@@ -14,7 +14,7 @@ fn config(root: &Path) -> Config {
 }
 
 /// A root with everything in it that could be there, beside a directory that must not be read.
-fn house() -> (tempfile::TempDir, std::path::PathBuf) {
+fn context() -> (tempfile::TempDir, std::path::PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("root");
     std::fs::create_dir_all(root.join("inner")).unwrap();
@@ -47,7 +47,7 @@ fn house() -> (tempfile::TempDir, std::path::PathBuf) {
 
 #[tokio::test]
 async fn ev_412_regular_files_below_a_root_are_read() {
-    let (_dir, root) = house();
+    let (_dir, root) = context();
     for (path, text) in [
         ("plain", "plain"),
         ("empty", ""),
@@ -69,7 +69,7 @@ async fn ev_412_regular_files_below_a_root_are_read() {
 
 #[tokio::test]
 async fn ev_412_nothing_leads_out_of_a_root() {
-    let (_dir, root) = house();
+    let (_dir, root) = context();
     for path in [
         "out",
         "parent/secret",
@@ -92,7 +92,7 @@ async fn ev_412_nothing_leads_out_of_a_root() {
 
 #[tokio::test]
 async fn ev_412_only_regular_files_are_read_and_nothing_is_waited_for() {
-    let (_dir, root) = house();
+    let (_dir, root) = context();
     for (path, expect) in [
         ("pipe", Err("REF_DENIED")),
         ("socket", Err("REF_DENIED")),
@@ -111,7 +111,7 @@ async fn ev_412_only_regular_files_are_read_and_nothing_is_waited_for() {
 
 #[tokio::test]
 async fn ev_412_only_one_form_of_uri_is_taken() {
-    let (_dir, root) = house();
+    let (_dir, root) = context();
     let root_path = root.display();
     for uri in [
         format!("file:{root_path}/plain"),
@@ -138,8 +138,8 @@ async fn ev_412_only_one_form_of_uri_is_taken() {
 /// The root is what it was when it was opened, not what its name has become.
 #[tokio::test]
 async fn ev_412_a_root_is_opened_once() {
-    let (dir, root) = house();
-    let references = References::new(&config(&root)).unwrap();
+    let (dir, root) = context();
+    let references = ReferenceResolver::new(&config(&root)).unwrap();
     std::fs::rename(&root, dir.path().join("moved")).unwrap();
     symlink(dir.path().join("root2"), &root).unwrap();
     let uri = |name: &str| format!("file://{}/{name}", root.display());

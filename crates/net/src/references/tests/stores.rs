@@ -99,7 +99,7 @@ fn ev_415_options_are_those_that_a_store_knows() {
     config
         .store_options
         .push(("aws_regoin".into(), "secret".into()));
-    let error = References::new(&config).unwrap_err().to_string();
+    let error = ReferenceResolver::new(&config).unwrap_err().to_string();
     assert!(
         error.contains("references.store_options: `aws_regoin`"),
         "{error}"

@@ -259,7 +259,7 @@ async fn ev_416_a_length_is_declared_or_not() {
 }
 
 /// A server that sends these bytes and then closes.
-async fn say(bytes: &'static [u8]) -> u16 {
+async fn send(bytes: &'static [u8]) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
@@ -279,7 +279,7 @@ async fn ev_414_what_is_cut_off_or_no_http_fails() {
         b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nshort",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nshort\r\n",
     ] {
-        let port = say(bytes).await;
+        let port = send(bytes).await;
         let uri = format!("http://127.0.0.1:{port}/");
         let outcome = fetch(&private(&["127.0.0.1"]), &uri).await;
         assert!(matches!(outcome, Err(Error::Failed(_))), "{outcome:?}");
@@ -298,9 +298,9 @@ async fn ev_416_dropping_ends_the_connection() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let uri = format!("http://127.0.0.1:{port}/");
-    let references = References::new(&private(&["127.0.0.1"])).unwrap();
+    let references = ReferenceResolver::new(&private(&["127.0.0.1"])).unwrap();
     let mut head = [0; 1024];
-    for says in [
+    for states in [
         &b""[..],
         b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nshort",
     ] {
@@ -310,14 +310,14 @@ async fn ev_416_dropping_ends_the_connection() {
             assert_eq!(pieces.try_next().await.unwrap().unwrap(), "short");
             pieces.try_next().await.map(drop)
         };
-        let gone = async {
+        let removed = async {
             let (mut tcp, _) = listener.accept().await.unwrap();
             assert!(tcp.read(&mut head).await.unwrap() > 0);
-            tcp.write_all(says).await.unwrap();
+            tcp.write_all(states).await.unwrap();
             tcp
         };
         let mut tcp = tokio::select! {
-            tcp = gone => tcp,
+            tcp = removed => tcp,
             ended = asking => panic!("{ended:?}"),
         };
         // The asking side was dropped by now.

@@ -34,13 +34,13 @@ struct Script {
 }
 
 struct Server {
-    address: Address,
+    address: TritonAddress,
     /// Requests, and `None` when a client has left a stream that waits.
-    heard: mpsc::Receiver<Option<(ModelInferRequest, bool)>>,
+    received: mpsc::Receiver<Option<(ModelInferRequest, bool)>>,
     _task: AbortOnDropHandle<()>,
 }
 
-type Heard = mpsc::Sender<Option<(ModelInferRequest, bool)>>;
+type Received = mpsc::Sender<Option<(ModelInferRequest, bool)>>;
 
 /// One method with one answer.
 struct Says<T>(Result<T, Status>);
@@ -53,15 +53,15 @@ impl<Q, T: Clone + Send + 'static> UnaryService<Q> for Says<T> {
     }
 }
 
-struct Streams(Script, Heard);
+struct Streams(Script, Received);
 type Items = Pin<Box<dyn futures::Stream<Item = Result<ModelStreamInferResponse, Status>> + Send>>;
 
 /// Tells when a stream is dropped.
-struct Left(Option<Heard>);
+struct Left(Option<Received>);
 impl Drop for Left {
     fn drop(&mut self) {
-        if let Some(heard) = &self.0 {
-            let _ = heard.try_send(None);
+        if let Some(received) = &self.0 {
+            let _ = received.try_send(None);
         }
     }
 }
@@ -71,14 +71,14 @@ impl StreamingService<ModelInferRequest> for Streams {
     type ResponseStream = Items;
     type Future = Pin<Box<dyn Future<Output = Result<tonic::Response<Items>, Status>> + Send>>;
     fn call(&mut self, request: tonic::Request<Streaming<ModelInferRequest>>) -> Self::Future {
-        let (script, heard) = (self.0.clone(), self.1.clone());
+        let (script, received) = (self.0.clone(), self.1.clone());
         Box::pin(async move {
             let as_status = request.metadata().get("triton_grpc_error").is_some();
             let mut messages = request.into_inner();
             let first = messages.message().await?.unwrap();
-            heard.send(Some((first, as_status))).await.unwrap();
+            received.send(Some((first, as_status))).await.unwrap();
             assert!(messages.message().await?.is_none(), "it is half-closed");
-            let left = Left(script.waits.then_some(heard));
+            let left = Left(script.waits.then_some(received));
             let items = stream::iter(script.items);
             let items: Items = if script.waits {
                 let waiting = stream::pending().map(move |item| {
@@ -97,11 +97,11 @@ impl StreamingService<ModelInferRequest> for Streams {
 async fn answer(
     request: HttpRequest<Incoming>,
     script: Script,
-    heard: Heard,
+    received: Received,
 ) -> Result<::http::Response<tonic::body::Body>, std::convert::Infallible> {
     async fn unary<Q, T>(
         request: HttpRequest<Incoming>,
-        said: Result<T, Status>,
+        reply: Result<T, Status>,
     ) -> ::http::Response<tonic::body::Body>
     where
         Q: Message + Default + 'static,
@@ -109,7 +109,7 @@ async fn answer(
     {
         let codec = ProstCodec::<T, Q>::default();
         tonic::server::Grpc::new(codec)
-            .unary(Says(said), request)
+            .unary(Says(reply), request)
             .await
     }
     let method = request.uri().path().rsplit('/').next().unwrap().to_owned();
@@ -125,29 +125,30 @@ async fn answer(
         "ModelConfig" => unary::<ModelConfigRequest, _>(request, Ok(config())).await,
         "ModelInfer" => {
             let first = script.items.into_iter().next().unwrap();
-            let said = first.map(|message| message.infer_response.unwrap());
-            unary::<ModelInferRequest, _>(request, said).await
+            let reply = first.map(|message| message.infer_response.unwrap());
+            unary::<ModelInferRequest, _>(request, reply).await
         }
         _ => {
             let codec = ProstCodec::<ModelStreamInferResponse, ModelInferRequest>::default();
             tonic::server::Grpc::new(codec)
-                .streaming(Streams(script, heard), request)
+                .streaming(Streams(script, received), request)
                 .await
         }
     })
 }
 
 impl Server {
-    async fn saying(script: Script) -> (Self, Client) {
+    async fn saying(script: Script) -> (Self, TritonClient) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = Address::new(format!("triton+grpc://{}", listener.local_addr().unwrap()));
-        let (tell, heard) = mpsc::channel(64);
+        let address =
+            TritonAddress::new(format!("triton+grpc://{}", listener.local_addr().unwrap()));
+        let (notify, incoming) = mpsc::channel(64);
         let task = tokio::spawn(async move {
             while let Ok((tcp, _)) = listener.accept().await {
-                let (script, tell) = (script.clone(), tell.clone());
+                let (script, notify) = (script.clone(), notify.clone());
                 tokio::spawn(async move {
                     let service =
-                        service_fn(|request| answer(request, script.clone(), tell.clone()));
+                        service_fn(|request| answer(request, script.clone(), notify.clone()));
                     let builder = auto::Builder::new(TokioExecutor::new());
                     let _ = builder.serve_connection(TokioIo::new(tcp), service).await;
                 });
@@ -155,10 +156,10 @@ impl Server {
         });
         let server = Self {
             address,
-            heard,
+            received: incoming,
             _task: AbortOnDropHandle::new(task),
         };
-        let client = Client::connect(&server.address).await.unwrap();
+        let client = TritonClient::connect(&server.address).await.unwrap();
         (server, client)
     }
 }
@@ -211,7 +212,7 @@ fn config() -> ModelConfigResponse {
 }
 
 /// A response with this text, if it has one, that says of itself whether it is the last.
-fn says(text: Option<&str>, last: Option<bool>) -> Result<ModelStreamInferResponse, Status> {
+fn reply_of(text: Option<&str>, last: Option<bool>) -> Result<ModelStreamInferResponse, Status> {
     let mut response = ModelInferResponse {
         id: "1".into(),
         ..ModelInferResponse::default()
@@ -249,10 +250,10 @@ fn script(items: impl IntoIterator<Item = Result<ModelStreamInferResponse, Statu
 
 #[tokio::test]
 async fn tr_906_the_request_asks_for_the_final_mark_and_errors_as_statuses() {
-    let (mut server, client) = Server::saying(script([says(None, Some(true))])).await;
+    let (mut server, client) = Server::saying(script([reply_of(None, Some(true))])).await;
     let (found, end) = asked(&client, two_words()).await;
     assert_eq!((found.len(), end), (0, Ok(())));
-    let (request, as_status) = server.heard.recv().await.unwrap().unwrap();
+    let (request, as_status) = server.received.recv().await.unwrap().unwrap();
     assert!(as_status);
     let choice = |value| InferParameter {
         parameter_choice: Some(value),
@@ -296,39 +297,42 @@ async fn tr_906_the_last_response_is_the_one_that_says_so() {
     let cut = Status::unavailable("gone");
     for (items, expect, end) in [
         (
-            vec![says(Some("a"), Some(false)), says(None, Some(true))],
+            vec![reply_of(Some("a"), Some(false)), reply_of(None, Some(true))],
             &["a"][..],
             Ok(()),
         ),
         (
-            vec![says(Some("a"), Some(false)), says(Some("b"), Some(true))],
+            vec![
+                reply_of(Some("a"), Some(false)),
+                reply_of(Some("b"), Some(true)),
+            ],
             &["a", "b"],
             Ok(()),
         ),
         (
             vec![
-                says(Some(""), Some(true)),
-                says(Some("past the end"), Some(true)),
+                reply_of(Some(""), Some(true)),
+                reply_of(Some("past the end"), Some(true)),
             ],
             &[""],
             Ok(()),
         ),
         (
-            vec![says(Some("a"), None), says(Some("b"), None)],
+            vec![reply_of(Some("a"), None), reply_of(Some("b"), None)],
             &["a", "b"],
             Ok(()),
         ),
         (vec![], &[], Ok(())),
         (
             vec![
-                says(Some("a"), Some(false)),
-                says(None, Some(false)),
-                says(Some("b"), Some(false)),
+                reply_of(Some("a"), Some(false)),
+                reply_of(None, Some(false)),
+                reply_of(Some("b"), Some(false)),
             ],
             &["a", "b"],
             Err(Error::Truncated),
         ),
-        (vec![says(None, Some(true)), Err(cut)], &[], Ok(())),
+        (vec![reply_of(None, Some(true)), Err(cut)], &[], Ok(())),
     ] {
         let (_server, client) = Server::saying(script(items)).await;
         let (found, ended) = asked(&client, two_words()).await;
@@ -348,7 +352,7 @@ async fn tr_905_errors_come_as_text_or_status_first_or_later() {
     for (items, code, started) in [
         (vec![text("tired")], Code::UpstreamFailed, false),
         (
-            vec![says(Some("a"), Some(false)), text("tired")],
+            vec![reply_of(Some("a"), Some(false)), text("tired")],
             Code::UpstreamFailed,
             true,
         ),
@@ -363,7 +367,10 @@ async fn tr_905_errors_come_as_text_or_status_first_or_later() {
             false,
         ),
         (
-            vec![says(Some("a"), None), Err(Status::unavailable("draining"))],
+            vec![
+                reply_of(Some("a"), None),
+                Err(Status::unavailable("draining")),
+            ],
             Code::Unavailable,
             true,
         ),
@@ -381,12 +388,12 @@ async fn tr_905_errors_come_as_text_or_status_first_or_later() {
         let (_server, client) = Server::saying(script(items)).await;
         let (found, end) = asked(&client, two_words()).await;
         assert_eq!(found.len(), usize::from(started));
-        let said = said(end.unwrap_err());
+        let received = reply(end.unwrap_err());
         assert_eq!(
-            (said.code, said.started),
+            (received.code, received.started),
             (code, started),
             "{}",
-            said.message
+            received.message
         );
     }
 }
@@ -394,7 +401,7 @@ async fn tr_905_errors_come_as_text_or_status_first_or_later() {
 /// Before the first response, and in the middle.
 #[tokio::test]
 async fn tr_907_dropping_the_responses_cancels_the_call() {
-    for first in [vec![], vec![says(Some("a"), Some(false))]] {
+    for first in [vec![], vec![reply_of(Some("a"), Some(false))]] {
         let some = !first.is_empty();
         let script = Script {
             items: first,
@@ -405,9 +412,12 @@ async fn tr_907_dropping_the_responses_cancels_the_call() {
         if some {
             assert!(responses.next().await.unwrap().is_ok());
         }
-        assert!(server.heard.recv().await.unwrap().is_some());
+        assert!(server.received.recv().await.unwrap().is_some());
         drop(responses);
-        assert!(server.heard.recv().await.unwrap().is_none(), "it has left");
+        assert!(
+            server.received.recv().await.unwrap().is_none(),
+            "it has left"
+        );
     }
 }
 
@@ -436,8 +446,8 @@ async fn tr_901_outputs_come_as_bytes_or_contents_of_their_type() {
     let (_server, client) = Server::saying(script([good])).await;
     let mut responses = client.generate(two_words()).await.unwrap();
     let response = responses.next().await.unwrap().unwrap();
-    assert_eq!(response.outputs, [(1, Data::Float(vec![0.5]))]);
-    let mut short = says(Some("abc"), None).unwrap();
+    assert_eq!(response.outputs, [(1, TensorData::Float(vec![0.5]))]);
+    let mut short = reply_of(Some("abc"), None).unwrap();
     let raw = &mut short.infer_response.as_mut().unwrap().raw_output_contents[0];
     *raw = raw.slice(..5);
     for bad in [
@@ -455,7 +465,7 @@ async fn tr_901_outputs_come_as_bytes_or_contents_of_their_type() {
 #[tokio::test]
 async fn tr_903_a_model_that_is_not_decoupled_is_asked_once() {
     for (item, expect) in [
-        (says(Some("all"), None), Ok(())),
+        (reply_of(Some("all"), None), Ok(())),
         (Err(Status::unavailable("full")), Err(Code::Unavailable)),
     ] {
         let (_server, client) = Server::saying(script([item])).await;
@@ -511,6 +521,6 @@ async fn tr_908_models_are_listed_and_described() {
     });
     let mut only = server.address.clone();
     only.url.push_str("/demo");
-    let error = Client::connect(&only).await.unwrap_err();
+    let error = TritonClient::connect(&only).await.unwrap_err();
     assert_eq!(error.code(), Code::Unavailable, "the model is not ready");
 }

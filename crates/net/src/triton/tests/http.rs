@@ -1,6 +1,6 @@
 //! HTTP, byte for byte.
 
-mod kept;
+mod resumable;
 
 use sapwood_proto::code::Code;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -19,39 +19,40 @@ struct Script {
 
 /// A server that answers by the request's first line.
 struct Server {
-    address: Address,
+    address: TritonAddress,
     /// Requests as they came, and an empty one when the client has left a connection that was its to leave.
-    heard: mpsc::Receiver<String>,
+    received: mpsc::Receiver<String>,
     _task: AbortOnDropHandle<()>,
 }
 
 impl Server {
     async fn start(answer: impl Fn(&str) -> Script + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = Address::new(format!("triton+http://{}", listener.local_addr().unwrap()));
-        let (tell, heard) = mpsc::channel(64);
+        let address =
+            TritonAddress::new(format!("triton+http://{}", listener.local_addr().unwrap()));
+        let (notify, incoming) = mpsc::channel(64);
         let answer = Arc::new(answer);
         let task = tokio::spawn(async move {
             while let Ok((tcp, _)) = listener.accept().await {
-                tokio::spawn(serve(tcp, Arc::clone(&answer), tell.clone()));
+                tokio::spawn(serve(tcp, Arc::clone(&answer), notify.clone()));
             }
         });
         Self {
             address,
-            heard,
+            received: incoming,
             _task: AbortOnDropHandle::new(task),
         }
     }
 
     /// One that is ready and answers everything else with this.
-    async fn saying(script: Script) -> (Self, Client) {
+    async fn saying(script: Script) -> (Self, TritonClient) {
         let server = Self::start(move |line| match line {
             "GET /v2/health/ready HTTP/1.1" => ok("text/plain", ""),
             _ => script.clone(),
         });
         let mut server = server.await;
-        let client = Client::connect(&server.address).await.unwrap();
-        server.heard.recv().await.unwrap();
+        let client = TritonClient::connect(&server.address).await.unwrap();
+        server.received.recv().await.unwrap();
         (server, client)
     }
 }
@@ -59,7 +60,7 @@ impl Server {
 async fn serve(
     mut tcp: TcpStream,
     answer: Arc<impl Fn(&str) -> Script>,
-    tell: mpsc::Sender<String>,
+    notify: mpsc::Sender<String>,
 ) {
     let mut request = Vec::new();
     while !is_whole(&request) {
@@ -69,7 +70,7 @@ async fn serve(
     }
     let request = String::from_utf8(request).unwrap();
     let script = answer(request.lines().next().unwrap());
-    tell.send(request).await.unwrap();
+    notify.send(request).await.unwrap();
     for write in script.writes {
         tcp.write_all(&write).await.unwrap();
         tcp.flush().await.unwrap();
@@ -79,7 +80,7 @@ async fn serve(
         let left = tcp.read(&mut more).await;
         assert!(matches!(left, Ok(0) | Err(_)));
         // The test may be over.
-        let _ = tell.send(String::new()).await;
+        let _ = notify.send(String::new()).await;
     }
 }
 
@@ -143,12 +144,15 @@ async fn tr_601_a_request_and_its_events() {
         "names of the model are no parameters"
     );
     let second = responses.next().await.unwrap().unwrap();
-    let expect = [(0, texts(&[" caf\u{e9}"])), (1, Data::Float(vec![0.5]))];
+    let expect = [
+        (0, texts(&[" caf\u{e9}"])),
+        (1, TensorData::Float(vec![0.5])),
+    ];
     assert_eq!(second.outputs, expect);
     assert_eq!(second.parameters, [("odd".to_owned(), json!(7))]);
     assert!(responses.next().await.is_none());
 
-    let request = server.heard.recv().await.unwrap();
+    let request = server.received.recv().await.unwrap();
     let (head, body) = request.split_once("\r\n\r\n").unwrap();
     assert!(
         head.starts_with("POST /v2/models/demo/generate_stream HTTP/1.1\r\n"),
@@ -296,13 +300,13 @@ async fn tr_605_errors_know_whether_something_had_come() {
         let (_server, client) = Server::saying(script).await;
         let (found, end) = asked(&client, two_words()).await;
         assert_eq!(found.len(), count, "{message}");
-        let said = said(end.unwrap_err());
+        let received = reply(end.unwrap_err());
         assert_eq!(
-            (said.code, &*said.message, said.started),
+            (received.code, &*received.message, received.started),
             (code, message, started)
         );
         let after = (code == Code::Overloaded).then_some(Duration::from_secs(3));
-        assert_eq!(said.retry_after, after);
+        assert_eq!(received.retry_after, after);
     }
 }
 
@@ -358,10 +362,10 @@ async fn tr_608_dropping_the_responses_leaves_the_server() {
         if !first.is_empty() {
             assert!(responses.next().await.unwrap().is_ok());
         }
-        assert!(server.heard.recv().await.unwrap().starts_with("POST"));
+        assert!(server.received.recv().await.unwrap().starts_with("POST"));
         drop(responses);
         assert_eq!(
-            server.heard.recv().await.unwrap(),
+            server.received.recv().await.unwrap(),
             "",
             "the connection was closed"
         );
@@ -406,7 +410,7 @@ fn library(line: &str) -> Script {
 #[tokio::test]
 async fn tr_702_models_are_listed_and_described() {
     let server = Server::start(library).await;
-    let client = Client::connect(&server.address).await.unwrap();
+    let client = TritonClient::connect(&server.address).await.unwrap();
     let names: Vec<_> = client
         .models()
         .await
@@ -424,7 +428,7 @@ async fn tr_702_models_are_listed_and_described() {
     };
     assert_eq!(
         model,
-        Model {
+        ModelSignature {
             name: "org/c".into(),
             platform: "p".into(),
             inputs: vec![
@@ -445,7 +449,7 @@ async fn tr_702_models_are_listed_and_described() {
 
     let mut only = server.address.clone();
     only.url.push_str("/org%2Fc");
-    let error = Client::connect(&only).await.unwrap_err();
+    let error = TritonClient::connect(&only).await.unwrap_err();
     assert_eq!(
         error.code(),
         Code::NotFound,
@@ -456,12 +460,12 @@ async fn tr_702_models_are_listed_and_described() {
 #[tokio::test]
 async fn tr_709_a_server_that_is_not_ready_or_not_there_is_unavailable() {
     let server = Server::start(|_| answer("400 Bad Request", "", "")).await;
-    let error = Client::connect(&server.address).await.unwrap_err();
+    let error = TritonClient::connect(&server.address).await.unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
     let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = Address::new(format!("triton+http://{}", free.local_addr().unwrap()));
+    let address = TritonAddress::new(format!("triton+http://{}", free.local_addr().unwrap()));
     drop(free);
-    let error = Client::connect(&address).await.unwrap_err();
+    let error = TritonClient::connect(&address).await.unwrap_err();
     assert!(matches!(error, Error::Unreachable(_)), "{error}");
 }
 
@@ -469,9 +473,9 @@ async fn tr_709_a_server_that_is_not_ready_or_not_there_is_unavailable() {
 async fn tr_210_the_key_is_a_bearer_and_stands_in_no_debug_output() {
     let mut server = Server::start(|_| answer("401 Unauthorized", "", r#"{"error":"no"}"#)).await;
     server.address.key = Some("s3cret".into());
-    let error = Client::connect(&server.address).await.unwrap_err();
+    let error = TritonClient::connect(&server.address).await.unwrap_err();
     assert_eq!(error.code(), Code::Unauthenticated);
-    let request = server.heard.recv().await.unwrap();
+    let request = server.received.recv().await.unwrap();
     assert!(
         request.contains("authorization: Bearer s3cret\r\n"),
         "{request}"
@@ -484,18 +488,18 @@ async fn tr_210_the_key_is_a_bearer_and_stands_in_no_debug_output() {
 async fn tr_310_a_request_that_cannot_be_json_is_refused_here() {
     let (_server, client) = Server::saying(events(&[], true)).await;
     for inputs in [
-        vec![(0, Data::Bytes([&b"\xff"[..]].into_iter().collect()))],
-        vec![(9, Data::Int(vec![1]))],
+        vec![(0, TensorData::Bytes([&b"\xff"[..]].into_iter().collect()))],
+        vec![(9, TensorData::Int(vec![1]))],
     ] {
-        let mut request = Request::new(demo());
+        let mut request = InferRequest::new(demo());
         request.inputs = inputs;
         let error = client.generate(request).await.err().unwrap();
         assert_eq!(error.code(), Code::InvalidRequest);
     }
     let mut fixed = (*demo()).clone();
     fixed.inputs[1].shape = vec![2];
-    let mut request = Request::new(Arc::new(fixed));
-    request.inputs.push((1, Data::Int(vec![1])));
+    let mut request = InferRequest::new(Arc::new(fixed));
+    request.inputs.push((1, TensorData::Int(vec![1])));
     assert!(matches!(
         client.generate(request).await,
         Err(Error::Request(_))

@@ -1,7 +1,7 @@
 //! `google.protobuf.Any` and `google.rpc.Status` in JSON, by the descriptors that we serve for reflection anyway.
 //!
-//! Owns: both directions. Refuses to know: what the messages inside mean. A type without a descriptor here travels as
-//! `{"@type": …, "value": base64}`, in both directions, so that what is opaque stays whole.
+//! A type without a descriptor here travels as `{"@type": …, "value": base64}`, in both directions, so that what is
+//! opaque stays whole.
 
 use std::sync::LazyLock;
 
@@ -14,12 +14,12 @@ use serde::Deserialize;
 use serde_json::Deserializer;
 use serde_json::value::RawValue;
 
-use super::field::{Base64, Text};
+use super::field::{Base64, SharedString};
 use crate::code::Code;
 use crate::evergreen::Status;
 
 /// What an `Any` turned out to be.
-pub(crate) enum Read {
+pub(crate) enum ParsedAny {
     /// A message.
     Fits(Any),
     /// JSON that is no message of this type.
@@ -27,13 +27,13 @@ pub(crate) enum Read {
 }
 
 /// Reads an `Any`; the caller knows that the text is JSON.
-pub(crate) fn read(json: &str) -> Read {
+pub(crate) fn read(json: &str) -> ParsedAny {
     let known = dynamic(ANY, json).and_then(|message| message.transcode_to::<Any>().ok());
     if let Some(any) = known {
-        return Read::Fits(any);
+        return ParsedAny::Fits(any);
     }
     let Ok(opaque) = serde_json::from_str::<Opaque<'_>>(json) else {
-        return Read::Unfit(String::new());
+        return ParsedAny::Unfit(String::new());
     };
     let type_url = opaque
         .type_url
@@ -41,7 +41,7 @@ pub(crate) fn read(json: &str) -> Read {
         .unwrap_or_default();
     let name = type_url.rsplit('/').next().unwrap_or_default();
     if type_url.is_empty() || descriptor(name).is_some() {
-        return Read::Unfit(type_url);
+        return ParsedAny::Unfit(type_url);
     }
     let value = match opaque
         .value
@@ -51,7 +51,7 @@ pub(crate) fn read(json: &str) -> Read {
         // JSON of a type that nobody here knows: its name is enough to refuse it by.
         Some(Err(_)) | None => Vec::new(),
     };
-    Read::Fits(Any { type_url, value })
+    ParsedAny::Fits(Any { type_url, value })
 }
 
 /// An `Any` whose bytes are no message of any type.
@@ -111,7 +111,7 @@ pub(crate) fn write_details(status: &Status) -> String {
 #[derive(Deserialize)]
 struct Opaque<'a> {
     #[serde(rename = "@type")]
-    type_url: Option<Text>,
+    type_url: Option<SharedString>,
     #[serde(borrow)]
     value: Option<&'a RawValue>,
 }

@@ -1,6 +1,4 @@
 //! The fields of proto3-JSON whose JSON is not simply their type's: everything that the mapping lets clients choose.
-//!
-//! Owns: objects that are objects, integers as numbers or strings, base64 in both alphabets, `null` as absent (EV-720). Refuses to know: messages.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -28,7 +26,7 @@ pub(super) struct Object<T>(pub(super) T);
 
 /// A string that shares.
 #[derive(Debug, Default)]
-pub(super) struct Text(pub(super) ByteString);
+pub(super) struct SharedString(pub(super) ByteString);
 
 /// An int32: a number, or a string that holds one.
 #[derive(Debug, Default)]
@@ -40,8 +38,8 @@ pub(super) struct Base64(pub(super) Bytes);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Seen<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Seen<T> {
+        struct StringVisitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for StringVisitor<T> {
             type Value = Object<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -52,29 +50,29 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
                 T::deserialize(MapAccessDeserializer::new(map)).map(Object)
             }
         }
-        from.deserialize_map(Seen(PhantomData))
+        from.deserialize_map(StringVisitor(PhantomData))
     }
 }
 
-impl<'de> Deserialize<'de> for Text {
+impl<'de> Deserialize<'de> for SharedString {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Seen;
-        impl Visitor<'_> for Seen {
-            type Value = Text;
+        struct ListVisitor;
+        impl Visitor<'_> for ListVisitor {
+            type Value = SharedString;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a string")
             }
 
-            fn visit_str<E: Error>(self, text: &str) -> Result<Text, E> {
-                Ok(Text(text.into()))
+            fn visit_str<E: Error>(self, text: &str) -> Result<SharedString, E> {
+                Ok(SharedString(text.into()))
             }
 
-            fn visit_string<E: Error>(self, text: String) -> Result<Text, E> {
-                Ok(Text(text.into()))
+            fn visit_string<E: Error>(self, text: String) -> Result<SharedString, E> {
+                Ok(SharedString(text.into()))
             }
         }
-        from.deserialize_string(Seen)
+        from.deserialize_string(ListVisitor)
     }
 }
 

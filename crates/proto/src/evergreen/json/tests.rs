@@ -11,15 +11,15 @@ use crate::evergreen::Param;
 use crate::evergreen::tests::leaf;
 use crate::generated::sapwood::v1::{ActionOptions, GenerateConfig};
 
-fn read(text: &str) -> Message {
+fn read(text: &str) -> WireMessage {
     let read = decode(text.as_bytes()).unwrap_or_else(|status| panic!("{status}: {text}"));
-    Message {
+    WireMessage {
         wire_bytes: 0,
         ..read.message
     }
 }
 
-fn written(message: &Message, side: Side) -> String {
+fn written(message: &WireMessage, side: Side) -> String {
     let mut out = BytesMut::new();
     encode(message, side, &mut out);
     String::from_utf8(out.to_vec()).unwrap()
@@ -32,10 +32,10 @@ fn chunk(mimetype: &'static str, role: &'static str, data: Option<&'static str>)
     })
 }
 
-fn one(fragment: Fragment) -> Message {
-    Message {
+fn one(fragment: Fragment) -> WireMessage {
+    WireMessage {
         fragments: [fragment].into_iter().collect(),
-        ..Message::default()
+        ..WireMessage::default()
     }
 }
 
@@ -48,9 +48,9 @@ fn ev_723_exactly_these_messages_of_the_client_are_read() {
         outputs: vec![Param::new("response", "u2")],
         ..Action::default()
     };
-    let called = Message {
+    let called = WireMessage {
         actions: vec![action],
-        ..Message::default()
+        ..WireMessage::default()
     };
     for (text, message) in [
         (
@@ -109,7 +109,7 @@ fn ev_721_exactly_these_messages_are_sent_to_the_client() {
             one(leaf("m", 0, true, chunk("text", "", Some("?>")))),
             r#"{"nodeFragments":[{"id":"m","seq":0,"continued":false,"chunkFragment":{"metadata":{"mimetype":"application/octet-stream"},"data":"Pz4="}}]}"#,
         ),
-        (Message::default(), "{}"),
+        (WireMessage::default(), "{}"),
     ] {
         assert_eq!(written(&message, Side::Server), text);
     }
@@ -138,7 +138,7 @@ fn ev_720_what_the_mapping_lets_clients_choose_is_read_alike() {
     };
     assert_eq!(*data, [0xff, 0xef][..]);
     for nothing in ["{}", r#"{"nodeFragments":null}"#, r#"{"error":{"code":3}}"#] {
-        assert_eq!(read(nothing), Message::default());
+        assert_eq!(read(nothing), WireMessage::default());
     }
 }
 

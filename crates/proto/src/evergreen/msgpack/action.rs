@@ -1,6 +1,4 @@
 //! Actions of Action Engine: ports, headers, and what both are here (EV-741, EV-742).
-//!
-//! Owns: the struct ActionMessage in both directions. Refuses to know: which action is which; an id is only carried.
 
 use std::collections::BTreeMap;
 
@@ -9,20 +7,23 @@ use bytestring::ByteString;
 use prost::Message as _;
 use prost_types::{Any, Duration};
 
-use super::value::{self, Reader, put_text, text_len, wrapped};
-use super::{Budget, Stop, ended, pairs};
+use super::value::{self, ValueReader, put_text, text_len, wrapped};
+use super::{ParseStop, PartsBudget, ended, pairs};
 use crate::evergreen::json::any;
-use crate::evergreen::{Action, Id, Param};
+use crate::evergreen::{Action, NodeId, Param};
 use crate::generated::sapwood::v1::ActionOptions;
 
 /// An action as it was read.
-pub(super) struct Called {
-    pub(super) id: Id,
+pub(super) struct ParsedAction {
+    pub(super) id: NodeId,
     pub(super) action: Action,
     pub(super) older: bool,
 }
 
-pub(super) fn read(mut from: Reader, budget: &mut Budget) -> Result<Called, Stop> {
+pub(super) fn read(
+    mut from: ValueReader,
+    budget: &mut PartsBudget,
+) -> Result<ParsedAction, ParseStop> {
     let id = from.text()?;
     let name = from.text()?;
     let inputs = ports(&mut from, &id, budget)?;
@@ -41,17 +42,21 @@ pub(super) fn read(mut from: Reader, budget: &mut Budget) -> Result<Called, Stop
         name,
         target: target
             .transpose()
-            .map_err(|_| Stop::Malformed)?
+            .map_err(|_| ParseStop::Malformed)?
             .unwrap_or_default(),
         inputs,
         outputs,
         configs: configs(&headers),
     };
-    Ok(Called { id, action, older })
+    Ok(ParsedAction { id, action, older })
 }
 
 /// A port without an id has the default one (EV-734).
-fn ports(from: &mut Reader, action: &str, budget: &mut Budget) -> Result<Vec<Param>, Stop> {
+fn ports(
+    from: &mut ValueReader,
+    action: &str,
+    budget: &mut PartsBudget,
+) -> Result<Vec<Param>, ParseStop> {
     let mut ports = Vec::new();
     for _ in 0..budget.take(from.list()?)? {
         let mut port = from.inner()?;
@@ -97,22 +102,22 @@ fn options(ms: u32) -> Vec<u8> {
 }
 
 /// An action as it is written.
-pub(super) struct View<'a> {
-    id: &'a Id,
+pub(super) struct ActionView<'a> {
+    id: &'a NodeId,
     action: &'a Action,
     /// `None` in the older layout, which has no headers.
     headers: Option<Vec<(&'static str, String)>>,
     pub(super) len: usize,
 }
 
-impl<'a> View<'a> {
-    pub(super) fn new(action: &'a Action, id: &'a Id, older: bool) -> Self {
+impl<'a> ActionView<'a> {
+    pub(super) fn new(action: &'a Action, id: &'a NodeId, older: bool) -> Self {
         let headers = (!older).then(|| headers(action));
         let ports = |list: &[Param]| {
             let each = list.iter().map(|param| wrapped(port_len(param)));
             value::list_len(list.len()) + each.sum::<usize>()
         };
-        let said = headers.as_ref().map_or(0, |headers| {
+        let sent = headers.as_ref().map_or(0, |headers| {
             let each = headers
                 .iter()
                 .map(|(name, value)| text_len(name.as_bytes()) + text_len(value.as_bytes()));
@@ -122,7 +127,7 @@ impl<'a> View<'a> {
             + text_len(action.name.as_bytes())
             + ports(&action.inputs)
             + ports(&action.outputs)
-            + said;
+            + sent;
         Self {
             id,
             action,

@@ -1,8 +1,5 @@
 //! The actions of a msgpack session that have not ended, and how far their outputs have come.
 //!
-//! Owns: the ids of actions, which this dialect has and the session has not; the two status nodes of each (EV-735,
-//! EV-736); what has to be said of open outputs before a session is aborted (EV-739). Refuses to know: bytes.
-//!
 //! ```text
 //!   server:  received(action) ──► + __dispatch_status__, __status__ ──► sent(fragment)… ──► final: forgotten
 //!   client:  asked(action) ──► id ──► heard(message): status nodes taken out, what they leave open is ended
@@ -12,31 +9,31 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::evergreen::{
-    Action, Chunk, Fragment, Fragments, Id, Message, Param, Payload, Reason, Status,
+    Action, Chunk, Fragment, Fragments, NodeId, Param, Payload, Reason, Status, WireMessage,
 };
 
 /// The open actions of one session.
 #[derive(Debug, Default)]
-pub(crate) struct Calls {
-    actions: BTreeMap<Id, Vec<Id>>,
-    nodes: BTreeMap<Id, Open>,
+pub(crate) struct OpenActions {
+    actions: BTreeMap<NodeId, Vec<NodeId>>,
+    nodes: BTreeMap<NodeId, OpenOutput>,
     /// Actions asked for, or nodes received, so far.
     count: u64,
 }
 
 /// An output that is not final.
 #[derive(Debug)]
-struct Open {
+struct OpenOutput {
     next: i32,
     /// Statuses end after the outputs that were opened before them.
     order: u64,
     /// Its end is the end of this action.
-    ends: Option<Id>,
+    ends: Option<NodeId>,
 }
 
-impl Calls {
+impl OpenActions {
     /// A server takes in an action: its names become ours, and its two status nodes become outputs.
-    pub(crate) fn received(&mut self, id: &Id, action: &mut Action) {
+    pub(crate) fn received(&mut self, id: &NodeId, action: &mut Action) {
         if *action.name == *LIST_THERE {
             action.name = LIST_HERE.into();
         }
@@ -73,23 +70,24 @@ impl Calls {
     }
 
     /// What a server says before it aborts: every open output of every action ends with `status`.
-    pub(crate) fn failures(&mut self, status: &Arc<Status>) -> Message {
+    pub(crate) fn failures(&mut self, status: &Arc<Status>) -> WireMessage {
         self.actions.clear();
-        let mut open: Vec<(Id, Open)> = std::mem::take(&mut self.nodes).into_iter().collect();
+        let mut open: Vec<(NodeId, OpenOutput)> =
+            std::mem::take(&mut self.nodes).into_iter().collect();
         open.sort_by_key(|(_, open)| open.order);
-        let failed = |(id, open): (Id, Open)| ending(id, open.next, status);
-        Message {
+        let failed = |(id, open): (NodeId, OpenOutput)| ending(id, open.next, status);
+        WireMessage {
             fragments: open.into_iter().map(failed).collect(),
-            ..Message::default()
+            ..WireMessage::default()
         }
     }
 
     /// A client asks for an action: the id under which it is sent.
-    pub(crate) fn asked(&mut self, action: &Action) -> Id {
+    pub(crate) fn asked(&mut self, action: &Action) -> NodeId {
         self.count += 1;
-        let id = Id::from(format!("call-{}", self.count));
+        let id = NodeId::from(format!("call-{}", self.count));
         let outputs = action.outputs.iter().map(|param| param.id.clone());
-        let outputs: Vec<Id> = outputs.collect();
+        let outputs: Vec<NodeId> = outputs.collect();
         outputs.iter().for_each(|node| self.open(node, None));
         self.actions.insert(id.clone(), outputs);
         id
@@ -97,12 +95,12 @@ impl Calls {
 
     /// A client takes in what a server says: the status nodes of its actions are taken out, and what they leave open
     /// ends as they say. Nobody waits for an output whose action is over.
-    pub(crate) fn heard(&mut self, message: &mut Message) {
-        let mut heard = Fragments::with_capacity(message.fragments.len());
+    pub(crate) fn note_received(&mut self, message: &mut WireMessage) {
+        let mut received = Fragments::with_capacity(message.fragments.len());
         for fragment in std::mem::take(&mut message.fragments) {
             let Some((action, dispatched)) = self.status_of(&fragment.id) else {
                 self.grown(&fragment);
-                heard.push(fragment);
+                received.push(fragment);
                 continue;
             };
             let failure = match fragment.chunk.and_then(|chunk| chunk.payload) {
@@ -115,15 +113,15 @@ impl Calls {
             for node in outputs {
                 if let Some(open) = self.nodes.remove(&node) {
                     let status = failure.clone().unwrap_or_else(truncated);
-                    heard.push(ending(node, open.next, &status));
+                    received.push(ending(node, open.next, &status));
                 }
             }
         }
-        message.fragments = heard;
+        message.fragments = received;
     }
 
     /// Whether a node holds the status of one of our actions: which, and whether of its dispatch.
-    fn status_of(&self, node: &Id) -> Option<(Id, bool)> {
+    fn status_of(&self, node: &NodeId) -> Option<(NodeId, bool)> {
         let (action, name) = node.rsplit_once('#')?;
         let (action, _) = self.actions.get_key_value(action)?;
         match name {
@@ -133,10 +131,10 @@ impl Calls {
         }
     }
 
-    fn open(&mut self, node: &Id, ends: Option<Id>) {
+    fn open(&mut self, node: &NodeId, ends: Option<NodeId>) {
         self.count += 1;
         let order = self.count;
-        let open = Open {
+        let open = OpenOutput {
             next: 0,
             order,
             ends,
@@ -161,7 +159,7 @@ impl Calls {
     }
 }
 
-fn ending(id: Id, seq: i32, status: &Arc<Status>) -> Fragment {
+fn ending(id: NodeId, seq: i32, status: &Arc<Status>) -> Fragment {
     Fragment {
         id,
         seq,
@@ -180,7 +178,7 @@ fn truncated() -> Arc<Status> {
     Arc::new(Status::new(Reason::Truncated, message))
 }
 
-fn status_node(action: &str, name: &str) -> Id {
+fn status_node(action: &str, name: &str) -> NodeId {
     format!("{action}#{name}").into()
 }
 

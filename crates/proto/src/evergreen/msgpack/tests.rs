@@ -3,7 +3,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message as _;
 
-use super::value::{Reader, put_int};
+use super::value::{ValueReader, put_int};
 use super::*;
 use crate::evergreen::tests::leaf;
 use crate::evergreen::{Action, Param};
@@ -27,9 +27,9 @@ pub(in crate::evergreen) fn hex(text: &str) -> Bytes {
     digits.chunks(2).map(byte).collect()
 }
 
-fn written(message: &Message, ids: &[Id]) -> Bytes {
+fn written(message: &WireMessage, ids: &[NodeId]) -> Bytes {
     let mut out = BytesMut::new();
-    let context = Context {
+    let context = EncodeContext {
         ids,
         now: NOW,
         older: false,
@@ -38,10 +38,10 @@ fn written(message: &Message, ids: &[Id]) -> Bytes {
     out.freeze()
 }
 
-fn fragments(list: Vec<Fragment>) -> Message {
-    Message {
+fn fragments(list: Vec<Fragment>) -> WireMessage {
+    WireMessage {
         fragments: list.into(),
-        ..Message::default()
+        ..WireMessage::default()
     }
 }
 
@@ -76,12 +76,12 @@ fn generate() -> Action {
 /// EV-735, EV-739
 #[test]
 fn ev_730_the_samples_are_written_and_read_byte_for_byte() {
-    let action = Message {
+    let action = WireMessage {
         actions: vec![generate()],
-        ..Message::default()
+        ..WireMessage::default()
     };
     let table = [
-        ("half-close", Message::default()),
+        ("half-close", WireMessage::default()),
         ("fragment", fragments(vec![leaf("q", 0, false, text("yo"))])),
         (
             "fragment-at-128",
@@ -99,7 +99,7 @@ fn ev_730_the_samples_are_written_and_read_byte_for_byte() {
         ),
     ];
     for (name, message) in table {
-        let ids = [Id::from_static("A1")];
+        let ids = [NodeId::from_static("A1")];
         let bytes = sample(name);
         assert_eq!(written(&message, &ids), bytes, "{name}");
         let read = decode(bytes.clone()).unwrap();
@@ -107,7 +107,7 @@ fn ev_730_the_samples_are_written_and_read_byte_for_byte() {
         let wire_bytes = bytes.len();
         assert_eq!(
             read.message,
-            Message {
+            WireMessage {
                 wire_bytes,
                 ..message
             },
@@ -140,7 +140,7 @@ fn ev_730_integers_are_written_in_the_forms_that_are_read_rightly() {
         put_int(&mut out, value);
         assert_eq!(out, hex(bytes), "{value}");
         assert_eq!(value::int_len(value), out.len());
-        assert_eq!(Reader::new(out.freeze()).int(), Ok(i64::from(value)));
+        assert_eq!(ValueReader::new(out.freeze()).int(), Ok(i64::from(value)));
     }
 }
 
@@ -238,13 +238,13 @@ fn ev_731_chunks_are_read_generously() {
         .unwrap();
     assert_eq!(*untimed.metadata.unwrap(), Metadata::of("a/b"));
     // An attribute that is no text, and one that is a role.
-    let said = chunk("c4 01 78 a0 c4 12 a3 612f62 c0 02 a1 6b a2 ff00 a4 726f6c65 a1 55")
+    let reply = chunk("c4 01 78 a0 c4 12 a3 612f62 c0 02 a1 6b a2 ff00 a4 726f6c65 a1 55")
         .unwrap()
         .unwrap();
-    let said = said.metadata.unwrap();
-    assert_eq!(&*said.role, "U");
-    let kept = Attributes::decode(&*said.experimental[0].value).unwrap();
-    assert_eq!(kept.attributes["k"], [0xff, 0]);
+    let reply = reply.metadata.unwrap();
+    assert_eq!(&*reply.role, "U");
+    let retained = Attributes::decode(&*reply.experimental[0].value).unwrap();
+    assert_eq!(retained.attributes["k"], [0xff, 0]);
     // A null chunk with and without metadata (EV-734).
     assert_eq!(chunk("c4 00 a0 c0"), Ok(None));
     // A failure has a code; without one, nobody knows which.
@@ -337,7 +337,7 @@ fn ev_740_a_node_ref_says_which_bytes_are_meant() {
         let read = decode(bytes).unwrap().message;
         assert_eq!(
             read,
-            Message {
+            WireMessage {
                 wire_bytes,
                 ..message
             }
@@ -370,7 +370,7 @@ fn ev_732_the_older_layout_is_told_by_what_it_lacks_and_answered_alike() {
     assert!(read.older);
     assert_eq!(read.message.actions, [generate()]);
     let mut out = BytesMut::new();
-    let context = Context {
+    let context = EncodeContext {
         ids: &read.ids,
         now: NOW,
         older: true,
@@ -400,13 +400,13 @@ fn ev_737_an_unknown_action_is_worded_as_its_own_registry_words_it() {
     let unknown = Status::new(Reason::UnknownAction, "no such").with("action", "nope");
     let message = fragments(vec![leaf("A#__status__", 0, true, status(Some(unknown)))]);
     let read = decode(written(&message, &[])).unwrap();
-    let Some(Payload::Status(Some(said))) =
+    let Some(Payload::Status(Some(reply))) =
         &read.message.fragments[0].chunk.as_ref().unwrap().payload
     else {
         panic!("a status was sent");
     };
     assert_eq!(
-        (said.code, &*said.message),
+        (reply.code, &*reply.message),
         (Code::NotFound, "Action not found in registry: nope.")
     );
 }
@@ -438,11 +438,11 @@ fn ev_741_headers_are_target_config_and_timeout() {
         outputs: vec![Param::new("response", "")],
         ..generate()
     };
-    let message = Message {
+    let message = WireMessage {
         actions: vec![action.clone()],
-        ..Message::default()
+        ..WireMessage::default()
     };
-    let read = decode(written(&message, &[Id::from_static("A1")])).unwrap();
+    let read = decode(written(&message, &[NodeId::from_static("A1")])).unwrap();
     let expect = Action {
         outputs: vec![Param::new("response", "A1#response")],
         ..action

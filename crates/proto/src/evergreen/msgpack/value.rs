@@ -1,22 +1,19 @@
 //! The values of msgpack, as Action Engine 0.4.0 writes and reads them.
-//!
-//! Owns: reading any legal form (EV-731), writing only the forms that its decoder reads rightly (EV-730), and the length
-//! of what is written. Refuses to know: structs.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use bytestring::ByteString;
 
 /// What is no value, or not the value that stands here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Malformed;
+pub(super) struct BadValue;
 
 /// Reads values off the front of some bytes; payloads are views of them.
 #[derive(Clone, Debug)]
-pub(super) struct Reader {
+pub(super) struct ValueReader {
     bytes: Bytes,
 }
 
-impl Reader {
+impl ValueReader {
     pub(super) const fn new(bytes: Bytes) -> Self {
         Self { bytes }
     }
@@ -31,7 +28,7 @@ impl Reader {
     }
 
     /// An integer in any of its forms.
-    pub(super) fn int(&mut self) -> Result<i64, Malformed> {
+    pub(super) fn int(&mut self) -> Result<i64, BadValue> {
         let marker = self.byte()?;
         Ok(match marker {
             0x00..=0x7f => i64::from(marker),
@@ -44,15 +41,15 @@ impl Reader {
             0xd1 => i64::from(self.fixed::<2>().map(i16::from_be_bytes)?),
             0xd2 => i64::from(self.fixed::<4>().map(i32::from_be_bytes)?),
             0xd3 => self.fixed::<8>().map(i64::from_be_bytes)?,
-            _ => return Err(Malformed),
+            _ => return Err(BadValue),
         })
     }
 
     /// A value that may be absent.
     pub(super) fn optional<T>(
         &mut self,
-        read: impl FnOnce(&mut Self) -> Result<T, Malformed>,
-    ) -> Result<Option<T>, Malformed> {
+        read: impl FnOnce(&mut Self) -> Result<T, BadValue>,
+    ) -> Result<Option<T>, BadValue> {
         if self.peek() == Some(NIL) {
             self.bytes.advance(1);
             return Ok(None);
@@ -60,30 +57,30 @@ impl Reader {
         read(self).map(Some)
     }
 
-    pub(super) fn bool(&mut self) -> Result<bool, Malformed> {
+    pub(super) fn bool(&mut self) -> Result<bool, BadValue> {
         match self.byte()? {
             0xc2 => Ok(false),
             0xc3 => Ok(true),
-            _ => Err(Malformed),
+            _ => Err(BadValue),
         }
     }
 
     /// The bytes of a str, which may be no UTF-8: headers and attributes are bytes in disguise.
-    pub(super) fn raw_text(&mut self) -> Result<Bytes, Malformed> {
+    pub(super) fn raw_text(&mut self) -> Result<Bytes, BadValue> {
         let marker = self.byte()?;
         let len = match marker {
             0xa0..=0xbf => usize::from(marker & 0x1f),
             0xd9 => self.length(1)?,
             0xda => self.length(2)?,
             0xdb => self.length(4)?,
-            _ => return Err(Malformed),
+            _ => return Err(BadValue),
         };
         self.take(len)
     }
 
     /// A str that is text.
-    pub(super) fn text(&mut self) -> Result<ByteString, Malformed> {
-        ByteString::try_from(self.raw_text()?).map_err(|_| Malformed)
+    pub(super) fn text(&mut self) -> Result<ByteString, BadValue> {
+        ByteString::try_from(self.raw_text()?).map_err(|_| BadValue)
     }
 
     /// Whether a str comes next.
@@ -91,66 +88,66 @@ impl Reader {
         matches!(self.peek(), Some(0xa0..=0xbf | 0xd9..=0xdb))
     }
 
-    pub(super) fn bin(&mut self) -> Result<Bytes, Malformed> {
+    pub(super) fn bin(&mut self) -> Result<Bytes, BadValue> {
         let len = match self.byte()? {
             0xc4 => self.length(1)?,
             0xc5 => self.length(2)?,
             0xc6 => self.length(4)?,
-            _ => return Err(Malformed),
+            _ => return Err(BadValue),
         };
         self.take(len)
     }
 
     /// A struct: values in a bin.
-    pub(super) fn inner(&mut self) -> Result<Self, Malformed> {
+    pub(super) fn inner(&mut self) -> Result<Self, BadValue> {
         self.bin().map(Self::new)
     }
 
     /// How many values of a list follow.
-    pub(super) fn list(&mut self) -> Result<usize, Malformed> {
+    pub(super) fn list(&mut self) -> Result<usize, BadValue> {
         let marker = self.byte()?;
         match marker {
             0x90..=0x9f => Ok(usize::from(marker & 0x0f)),
             0xdc => self.length(2),
             0xdd => self.length(4),
-            _ => Err(Malformed),
+            _ => Err(BadValue),
         }
     }
 
     /// A count of pairs.
-    pub(super) fn count(&mut self) -> Result<usize, Malformed> {
-        usize::try_from(self.int()?).map_err(|_| Malformed)
+    pub(super) fn count(&mut self) -> Result<usize, BadValue> {
+        usize::try_from(self.int()?).map_err(|_| BadValue)
     }
 
-    fn byte(&mut self) -> Result<u8, Malformed> {
-        let byte = self.peek().ok_or(Malformed)?;
+    fn byte(&mut self) -> Result<u8, BadValue> {
+        let byte = self.peek().ok_or(BadValue)?;
         self.bytes.advance(1);
         Ok(byte)
     }
 
-    fn take(&mut self, len: usize) -> Result<Bytes, Malformed> {
+    fn take(&mut self, len: usize) -> Result<Bytes, BadValue> {
         if len > self.bytes.len() {
-            return Err(Malformed);
+            return Err(BadValue);
         }
         Ok(self.bytes.split_to(len))
     }
 
-    fn fixed<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
-        let (bytes, _) = self.bytes.split_first_chunk::<N>().ok_or(Malformed)?;
+    fn fixed<const N: usize>(&mut self) -> Result<[u8; N], BadValue> {
+        let (bytes, _) = self.bytes.split_first_chunk::<N>().ok_or(BadValue)?;
         let bytes = *bytes;
         self.bytes.advance(N);
         Ok(bytes)
     }
 
-    fn unsigned(&mut self, bytes: usize) -> Result<i64, Malformed> {
+    fn unsigned(&mut self, bytes: usize) -> Result<i64, BadValue> {
         if self.bytes.len() < bytes {
-            return Err(Malformed);
+            return Err(BadValue);
         }
-        i64::try_from(self.bytes.get_uint(bytes)).map_err(|_| Malformed)
+        i64::try_from(self.bytes.get_uint(bytes)).map_err(|_| BadValue)
     }
 
-    fn length(&mut self, bytes: usize) -> Result<usize, Malformed> {
-        usize::try_from(self.unsigned(bytes)?).map_err(|_| Malformed)
+    fn length(&mut self, bytes: usize) -> Result<usize, BadValue> {
+        usize::try_from(self.unsigned(bytes)?).map_err(|_| BadValue)
     }
 }
 

@@ -1,7 +1,4 @@
 //! Reading: from the bytes of a message to its parts, in one pass.
-//!
-//! Owns: what is legal on the wire, as the protobuf library has it: the last of a repeated single field wins, parts of a
-//! message that comes twice are joined, unknown fields are skipped. Refuses to know: whether a message is legal.
 
 use std::sync::Arc;
 
@@ -11,7 +8,7 @@ use prost::Message as _;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
 use super::super::{
-    Action, Chunk, Fragment, Message, Metadata, Param, Payload, Status, mimetype, wire,
+    Action, Chunk, Fragment, Metadata, Param, Payload, Status, WireMessage, mimetype, wire,
 };
 use super::{
     ACTIONS, CAPTURE_TIME, CHILD_IDS, CHUNK, CONTINUED, DATA, ENTRIES_MAX, EXPERIMENTAL, FILE_NAME,
@@ -20,28 +17,30 @@ use super::{
 
 /// Why bytes are no message.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(super) enum ProtobufError {
     /// They are not what the schema says.
     Malformed,
     /// There are more parts than [`ENTRIES_MAX`].
     TooMany,
 }
 
-type Result<T> = std::result::Result<T, Refused>;
+type ReadResult<T> = Result<T, ProtobufError>;
 
 /// Reads one message.
-pub(super) fn message(bytes: &Bytes) -> Result<Message> {
-    let mut reader = Reader { bytes, entries: 0 };
-    let mut message = Message {
+pub(super) fn message(bytes: &Bytes) -> ReadResult<WireMessage> {
+    let mut reader = MessageReader { bytes, entries: 0 };
+    let mut message = WireMessage {
         wire_bytes: bytes.len(),
-        ..Message::default()
+        ..WireMessage::default()
     };
     let mut rest = &bytes[..];
     while let Some((tag, value)) = reader.field(&mut rest)? {
         match (tag, value) {
-            (FRAGMENTS, Value::Bytes(bytes)) => message.fragments.push(reader.fragment(bytes)?),
-            (ACTIONS, Value::Bytes(bytes)) => message.actions.push(reader.action(bytes)?),
-            (FRAGMENTS | ACTIONS, _) => return Err(Refused::Malformed),
+            (FRAGMENTS, FieldValue::Bytes(bytes)) => {
+                message.fragments.push(reader.fragment(bytes)?)
+            }
+            (ACTIONS, FieldValue::Bytes(bytes)) => message.actions.push(reader.action(bytes)?),
+            (FRAGMENTS | ACTIONS, _) => return Err(ProtobufError::Malformed),
             _ => {}
         }
     }
@@ -49,7 +48,7 @@ pub(super) fn message(bytes: &Bytes) -> Result<Message> {
 }
 
 /// A field's value, as far as its wire type tells.
-enum Value<'a> {
+enum FieldValue<'a> {
     Number(u64),
     Bytes(&'a [u8]),
     /// Of a kind that the schema has nowhere.
@@ -57,59 +56,61 @@ enum Value<'a> {
 }
 
 /// The message being read, and how many parts it has had so far.
-struct Reader<'a> {
+struct MessageReader<'a> {
     bytes: &'a Bytes,
     entries: usize,
 }
 
-impl Reader<'_> {
+impl MessageReader<'_> {
     /// The next field of a message.
-    fn field<'a>(&mut self, rest: &mut &'a [u8]) -> Result<Option<(u32, Value<'a>)>> {
+    fn field<'a>(&mut self, rest: &mut &'a [u8]) -> ReadResult<Option<(u32, FieldValue<'a>)>> {
         if rest.is_empty() {
             return Ok(None);
         }
         let (tag, kind) = decode_key(rest).map_err(malformed)?;
         let value = match kind {
-            WireType::Varint => Value::Number(decode_varint(rest).map_err(malformed)?),
+            WireType::Varint => FieldValue::Number(decode_varint(rest).map_err(malformed)?),
             WireType::LengthDelimited => {
                 self.entries += 1;
                 if self.entries > ENTRIES_MAX {
-                    return Err(Refused::TooMany);
+                    return Err(ProtobufError::TooMany);
                 }
                 let len = decode_varint(rest).map_err(malformed)?;
                 let len = usize::try_from(len).map_err(malformed)?;
-                let (field, after) = rest.split_at_checked(len).ok_or(Refused::Malformed)?;
+                let (field, after) = rest.split_at_checked(len).ok_or(ProtobufError::Malformed)?;
                 *rest = after;
-                Value::Bytes(field)
+                FieldValue::Bytes(field)
             }
             other => {
                 skip_field(other, tag, rest, DecodeContext::default()).map_err(malformed)?;
-                Value::Other
+                FieldValue::Other
             }
         };
         Ok(Some((tag, value)))
     }
 
     /// A text as a view of the message.
-    fn text(&self, bytes: &[u8]) -> Result<ByteString> {
+    fn text(&self, bytes: &[u8]) -> ReadResult<ByteString> {
         ByteString::try_from(self.bytes.slice_ref(bytes)).map_err(malformed)
     }
 
-    fn fragment(&mut self, mut rest: &[u8]) -> Result<Fragment> {
+    fn fragment(&mut self, mut rest: &[u8]) -> ReadResult<Fragment> {
         let mut fragment = Fragment {
             last: true,
             ..Fragment::default()
         };
         while let Some((tag, value)) = self.field(&mut rest)? {
             match (tag, value) {
-                (ID, Value::Bytes(bytes)) => fragment.id = self.text(bytes)?,
-                (SEQ, Value::Number(number)) => fragment.seq = int32(number),
-                (CONTINUED, Value::Number(number)) => fragment.last = number == 0,
-                (CHILD_IDS, Value::Bytes(bytes)) => fragment.children.push(self.text(bytes)?),
-                (CHUNK, Value::Bytes(bytes)) => {
+                (ID, FieldValue::Bytes(bytes)) => fragment.id = self.text(bytes)?,
+                (SEQ, FieldValue::Number(number)) => fragment.seq = int32(number),
+                (CONTINUED, FieldValue::Number(number)) => fragment.last = number == 0,
+                (CHILD_IDS, FieldValue::Bytes(bytes)) => fragment.children.push(self.text(bytes)?),
+                (CHUNK, FieldValue::Bytes(bytes)) => {
                     self.chunk(bytes, fragment.chunk.get_or_insert_default())?;
                 }
-                (ID | SEQ | CONTINUED | CHILD_IDS | CHUNK, _) => return Err(Refused::Malformed),
+                (ID | SEQ | CONTINUED | CHILD_IDS | CHUNK, _) => {
+                    return Err(ProtobufError::Malformed);
+                }
                 _ => {}
             }
         }
@@ -122,42 +123,44 @@ impl Reader<'_> {
         Ok(fragment)
     }
 
-    fn chunk(&mut self, mut rest: &[u8], chunk: &mut Chunk) -> Result<()> {
+    fn chunk(&mut self, mut rest: &[u8], chunk: &mut Chunk) -> ReadResult<()> {
         while let Some((tag, value)) = self.field(&mut rest)? {
             match (tag, value) {
-                (METADATA, Value::Bytes(bytes)) => {
+                (METADATA, FieldValue::Bytes(bytes)) => {
                     let metadata = chunk.metadata.get_or_insert_default();
                     self.metadata(bytes, Arc::make_mut(metadata))?;
                 }
-                (REF, Value::Bytes(bytes)) => {
+                (REF, FieldValue::Bytes(bytes)) => {
                     chunk.payload = Some(Payload::Ref(own(self.text(bytes)?)));
                 }
-                (DATA, Value::Bytes(bytes)) => {
+                (DATA, FieldValue::Bytes(bytes)) => {
                     chunk.payload = Some(Payload::Data(self.bytes.slice_ref(bytes)));
                 }
-                (METADATA | REF | DATA, _) => return Err(Refused::Malformed),
+                (METADATA | REF | DATA, _) => return Err(ProtobufError::Malformed),
                 _ => {}
             }
         }
         Ok(())
     }
 
-    fn metadata(&mut self, mut rest: &[u8], metadata: &mut Metadata) -> Result<()> {
+    fn metadata(&mut self, mut rest: &[u8], metadata: &mut Metadata) -> ReadResult<()> {
         while let Some((tag, value)) = self.field(&mut rest)? {
             match (tag, value) {
-                (MIMETYPE, Value::Bytes(bytes)) => metadata.mimetype = own(self.text(bytes)?),
-                (ROLE, Value::Bytes(bytes)) => metadata.role = own(self.text(bytes)?),
-                (FILE_NAME, Value::Bytes(bytes)) => metadata.file_name = own(self.text(bytes)?),
-                (CAPTURE_TIME, Value::Bytes(bytes)) => {
+                (MIMETYPE, FieldValue::Bytes(bytes)) => metadata.mimetype = own(self.text(bytes)?),
+                (ROLE, FieldValue::Bytes(bytes)) => metadata.role = own(self.text(bytes)?),
+                (FILE_NAME, FieldValue::Bytes(bytes)) => {
+                    metadata.file_name = own(self.text(bytes)?)
+                }
+                (CAPTURE_TIME, FieldValue::Bytes(bytes)) => {
                     let time = metadata.capture_time.get_or_insert_default();
                     time.merge(bytes).map_err(malformed)?;
                 }
-                (EXPERIMENTAL, Value::Bytes(bytes)) => {
+                (EXPERIMENTAL, FieldValue::Bytes(bytes)) => {
                     let any = prost_types::Any::decode(bytes).map_err(malformed)?;
                     metadata.experimental.push(any);
                 }
                 (MIMETYPE | ROLE | FILE_NAME | CAPTURE_TIME | EXPERIMENTAL, _) => {
-                    return Err(Refused::Malformed);
+                    return Err(ProtobufError::Malformed);
                 }
                 _ => {}
             }
@@ -166,7 +169,7 @@ impl Reader<'_> {
     }
 
     /// Actions are rare and small: the generated struct reads them, once their parts are counted.
-    fn action(&mut self, bytes: &[u8]) -> Result<Action> {
+    fn action(&mut self, bytes: &[u8]) -> ReadResult<Action> {
         let mut rest = bytes;
         while self.field(&mut rest)?.is_some() {}
         let action = wire::Action::decode(bytes).map_err(malformed)?;
@@ -213,6 +216,6 @@ const fn int32(number: u64) -> i32 {
 }
 
 /// What exactly is wrong would quote the sender's bytes.
-fn malformed<E>(_: E) -> Refused {
-    Refused::Malformed
+fn malformed<E>(_: E) -> ProtobufError {
+    ProtobufError::Malformed
 }

@@ -9,9 +9,9 @@ use super::super::{Action, Chunk, Fragment, Metadata, Param, Payload, mimetype};
 use super::*;
 
 /// What a message is, by way of the generated structs.
-fn by_the_schema(bytes: &[u8]) -> Option<Message> {
+fn by_the_schema(bytes: &[u8]) -> Option<WireMessage> {
     let message = SessionMessage::decode(bytes).ok()?;
-    Some(Message {
+    Some(WireMessage {
         fragments: message.node_fragments.into_iter().map(fragment).collect(),
         actions: message.actions.into_iter().map(action).collect(),
         wire_bytes: bytes.len(),

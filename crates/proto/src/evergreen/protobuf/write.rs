@@ -1,12 +1,12 @@
 //! Writing: from a message into the caller's buffer.
-//!
-//! Owns: the bytes of what we send. Refuses to know: how often it is called, and where the buffer goes.
 
 use bytes::{BufMut, Bytes};
 use prost::Message as _;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len, message};
 
-use super::super::{Action, Fragment, Message, Metadata, Param, Payload, Status, mimetype, wire};
+use super::super::{
+    Action, Fragment, Metadata, Param, Payload, Status, WireMessage, mimetype, wire,
+};
 use super::{
     ACTIONS, CAPTURE_TIME, CHILD_IDS, CHUNK, CONTINUED, DATA, EXPERIMENTAL, FILE_NAME, FRAGMENTS,
     ID, METADATA, MIMETYPE, REF, ROLE, SEQ,
@@ -14,7 +14,7 @@ use super::{
 
 /// How many bytes [`encode`] writes.
 #[must_use]
-pub fn encoded_len(message: &Message) -> usize {
+pub fn encoded_len(message: &WireMessage) -> usize {
     let fragments = message
         .fragments
         .iter()
@@ -27,7 +27,7 @@ pub fn encoded_len(message: &Message) -> usize {
 }
 
 /// Writes one message.
-pub fn encode(message: &Message, buf: &mut impl BufMut) {
+pub fn encode(message: &WireMessage, buf: &mut impl BufMut) {
     for fragment in &message.fragments {
         head(FRAGMENTS, fragment_len(fragment), buf);
         encode_fragment(fragment, buf);

@@ -4,21 +4,21 @@ use bytes::BytesMut;
 
 use super::*;
 use crate::evergreen::msgpack::tests::{hex, sample};
-use crate::evergreen::{Id, Param};
+use crate::evergreen::{NodeId, Param};
 
-fn binary(bytes: Bytes) -> Frame {
-    Frame::Binary(bytes)
+fn binary(bytes: Bytes) -> WebSocketFrame {
+    WebSocketFrame::Binary(bytes)
 }
 
-fn message(heard: Result<Heard, Status>) -> Message {
-    match heard {
-        Ok(Heard::Message(message)) => message,
+fn message(received: Result<FrameContent, Status>) -> WireMessage {
+    match received {
+        Ok(FrameContent::Message(message)) => message,
         other => panic!("{other:?} is no message"),
     }
 }
 
 /// A server of msgpack that has taken in the sample's action.
-fn with_action() -> (Codec, Message) {
+fn with_action() -> (Codec, WireMessage) {
     let mut codec = Codec::new(Dialect::Msgpack, Side::Server);
     let message = message(codec.decode(binary(sample("action"))));
     (codec, message)
@@ -28,7 +28,7 @@ fn data(id: &str, seq: i32, last: bool) -> Fragment {
     let metadata = Some(Arc::new(crate::evergreen::Metadata::of("text/plain")));
     let payload = Some(Payload::Data(Bytes::from_static(b"x")));
     Fragment {
-        id: Id::from(id.to_owned()),
+        id: NodeId::from(id.to_owned()),
         seq,
         last,
         chunk: Some(Chunk { metadata, payload }),
@@ -46,18 +46,18 @@ fn ended(id: &str, status: Option<Status>) -> Fragment {
     }
 }
 
-fn say(codec: &mut Codec, fragments: Vec<Fragment>) -> Bytes {
+fn send(codec: &mut Codec, fragments: Vec<Fragment>) -> Bytes {
     let mut out = BytesMut::new();
-    let message = Message {
+    let message = WireMessage {
         fragments: fragments.into(),
-        ..Message::default()
+        ..WireMessage::default()
     };
     codec.encode(&message, 0, &mut out);
     out.freeze()
 }
 
 /// The fragments of some bytes as `id@seq`, with the code of those that are failures.
-fn told(bytes: &[u8]) -> Vec<(String, u8)> {
+fn decoded(bytes: &[u8]) -> Vec<(String, u8)> {
     let read = msgpack::decode(Bytes::copy_from_slice(bytes)).unwrap();
     let one = |fragment: Fragment| {
         assert!(fragment.last);
@@ -90,16 +90,16 @@ fn ev_736_an_action_has_two_status_nodes_beside_its_ports() {
 #[test]
 fn ev_739_statuses_of_all_that_is_open_go_before_the_abort_in_a_message_of_their_own() {
     let (mut codec, _) = with_action();
-    say(&mut codec, vec![ended("A1#__dispatch_status__", None)]);
-    say(&mut codec, vec![data("r", 0, false), data("r", 1, false)]);
+    send(&mut codec, vec![ended("A1#__dispatch_status__", None)]);
+    send(&mut codec, vec![data("r", 0, false), data("r", 1, false)]);
     let status = Arc::new(Status::new(Reason::RetainedLimit, "full"));
     let words = codec.abort(&status, 0);
-    let told: Vec<_> = words.iter().map(|word| told(word)).collect();
+    let received: Vec<_> = words.iter().map(|word| decoded(word)).collect();
     let expect = vec![
         vec![("r@2".to_owned(), 8), ("A1#__status__@0".to_owned(), 8)],
         vec![("__abort__@0".to_owned(), 8)],
     ];
-    assert_eq!(told, expect);
+    assert_eq!(received, expect);
     let close = codec.close(Some(&status));
     assert_eq!(
         (close.code, &*close.reason),
@@ -108,7 +108,7 @@ fn ev_739_statuses_of_all_that_is_open_go_before_the_abort_in_a_message_of_their
     // What has ended is not ended twice.
     let (mut codec, _) = with_action();
     for node in ["A1#__dispatch_status__", "r", "A1#__status__"] {
-        say(&mut codec, vec![ended(node, None)]);
+        send(&mut codec, vec![ended(node, None)]);
     }
     assert_eq!(codec.abort(&status, 0).len(), 1);
 }
@@ -121,17 +121,17 @@ fn ev_738_an_empty_message_is_the_half_close_from_either_side() {
         let mut codec = Codec::new(Dialect::Msgpack, side);
         assert_eq!(
             codec.decode(binary(sample("half-close"))),
-            Ok(Heard::Finish)
+            Ok(FrameContent::Finish)
         );
         let with_header = hex("c4 07 90 90 01 a1 61 a1 62");
-        assert_eq!(codec.decode(binary(with_header)), Ok(Heard::Nothing));
+        assert_eq!(codec.decode(binary(with_header)), Ok(FrameContent::Nothing));
         assert!(codec.finish(0, &mut out));
         assert_eq!(out.split(), sample("half-close"));
     }
     for dialect in [Dialect::Protobuf, Dialect::Json] {
         assert!(Codec::new(dialect, Side::Client).finish(0, &mut out));
         let frame = match dialect {
-            Dialect::Json => Frame::Text(out.split().freeze()),
+            Dialect::Json => WebSocketFrame::Text(out.split().freeze()),
             _ => binary(out.split().freeze()),
         };
         let mut server = Codec::new(dialect, Side::Server);
@@ -156,19 +156,19 @@ fn ev_742_names_of_theirs_become_ours_and_an_action_is_cancelled_by_its_id() {
             inputs: vec![Param::new("action", input)],
             ..Action::default()
         };
-        let asked = Message {
+        let asked = WireMessage {
             actions: vec![action],
-            ..Message::default()
+            ..WireMessage::default()
         };
         client.encode(&asked, 0, &mut out);
-        let heard = message(codec.decode(binary(out.split().freeze())));
-        let action = &heard.actions[0];
+        let received = message(codec.decode(binary(out.split().freeze())));
+        let action = &received.actions[0];
         assert_eq!((&*action.name, &*action.inputs[0].id), expect);
     }
 }
 
 /// A client that has asked for an action with these outputs, and the action's id.
-fn asking(outputs: &[&'static str]) -> (Codec, Id) {
+fn asking(outputs: &[&'static str]) -> (Codec, NodeId) {
     let mut client = Codec::new(Dialect::Msgpack, Side::Client);
     let mut out = BytesMut::new();
     let action = Action {
@@ -176,9 +176,9 @@ fn asking(outputs: &[&'static str]) -> (Codec, Id) {
         outputs: outputs.iter().map(|id| Param::new(*id, *id)).collect(),
         ..Action::default()
     };
-    let asked = Message {
+    let asked = WireMessage {
         actions: vec![action],
-        ..Message::default()
+        ..WireMessage::default()
     };
     client.encode(&asked, 0, &mut out);
     let read = msgpack::decode(out.freeze()).unwrap();
@@ -189,7 +189,7 @@ fn asking(outputs: &[&'static str]) -> (Codec, Id) {
 #[test]
 fn ev_972_a_client_takes_statuses_out_and_ends_what_they_leave_open() {
     let failed = || Some(Status::other(Code::Internal, "", "no"));
-    for (said, expect) in [
+    for (reply, expect) in [
         // It went well, and both outputs were ended.
         (
             vec![
@@ -221,18 +221,18 @@ fn ev_972_a_client_takes_statuses_out_and_ends_what_they_leave_open() {
         (vec![ended("__dispatch_status__", None)], vec![]),
     ] {
         let (mut client, id) = asking(&["a", "b"]);
-        let said = said.into_iter().map(|mut fragment| {
+        let reply = reply.into_iter().map(|mut fragment| {
             if fragment.id.starts_with("__") {
                 fragment.id = format!("{id}#{}", fragment.id).into();
             }
             fragment
         });
-        let bytes = say(
+        let bytes = send(
             &mut Codec::new(Dialect::Msgpack, Side::Server),
-            said.collect(),
+            reply.collect(),
         );
-        let heard = message(client.decode(binary(bytes)));
-        let heard: Vec<String> = heard
+        let received = message(client.decode(binary(bytes)));
+        let received: Vec<String> = received
             .fragments
             .iter()
             .map(|fragment| {
@@ -248,7 +248,7 @@ fn ev_972_a_client_takes_statuses_out_and_ends_what_they_leave_open() {
                 format!("{}@{}{mark}", fragment.id, fragment.seq)
             })
             .collect();
-        assert_eq!(heard, expect);
+        assert_eq!(received, expect);
     }
 }
 
@@ -265,17 +265,17 @@ fn ev_903_the_last_words_of_each_dialect_are_understood_by_the_other_side() {
         assert_eq!(words.len(), 1);
         let bytes = words.remove(0).freeze();
         let frame = if server.is_text() {
-            Frame::Text(bytes)
+            WebSocketFrame::Text(bytes)
         } else {
             binary(bytes)
         };
-        let heard = Codec::new(dialect, Side::Client).decode(frame);
-        let Ok(Heard::Abort(heard)) = heard else {
-            panic!("{heard:?} is no abort");
+        let received = Codec::new(dialect, Side::Client).decode(frame);
+        let Ok(FrameContent::Abort(received)) = received else {
+            panic!("{received:?} is no abort");
         };
-        assert_eq!((heard.code, &*heard.message), (status.code, "past"));
+        assert_eq!((received.code, &*received.message), (status.code, "past"));
         if dialect != Dialect::Msgpack {
-            assert_eq!(heard, *status);
+            assert_eq!(received, *status);
         }
         let closed = server.close(Some(&status));
         assert_eq!(
@@ -298,10 +298,13 @@ fn ev_903_the_last_words_of_each_dialect_are_understood_by_the_other_side() {
 
 #[test]
 fn ev_701_a_later_frame_of_the_wrong_kind_is_refused() {
-    let text = || Frame::Text(Bytes::from_static(b"{}"));
+    let text = || WebSocketFrame::Text(Bytes::from_static(b"{}"));
     for dialect in [Dialect::Protobuf, Dialect::Msgpack] {
         let mut codec = Codec::new(dialect, Side::Server);
-        assert_eq!(codec.decode(binary(Bytes::new())), Ok(Heard::Nothing));
+        assert_eq!(
+            codec.decode(binary(Bytes::new())),
+            Ok(FrameContent::Nothing)
+        );
         let refused = codec.decode(text()).unwrap_err();
         assert_eq!(refused.known(), Some(Reason::BadMessage));
         assert_eq!(codec.close(Some(&refused)).code, 1003);
@@ -313,9 +316,9 @@ fn ev_701_a_later_frame_of_the_wrong_kind_is_refused() {
     assert_eq!(json.close(Some(&refused)).code, 1007);
     assert_eq!(
         json.decode(binary(Bytes::from_static(b"{}"))),
-        Ok(Heard::Message(Message {
+        Ok(FrameContent::Message(WireMessage {
             wire_bytes: 2,
-            ..Message::default()
+            ..WireMessage::default()
         }))
     );
     let mut alien = Codec::new(Dialect::Protobuf, Side::Server);

@@ -6,9 +6,10 @@ use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
 use prost_types::Timestamp;
 
-use crate::evergreen::socket::{Codec, Heard};
+use crate::evergreen::socket::{Codec, FrameContent};
 use crate::evergreen::{
-    Action, Chunk, Dialect, Fragment, Frame, Message, Metadata, Param, Payload, Reason, Status,
+    Action, Chunk, Dialect, Fragment, Metadata, Param, Payload, Reason, Status, WebSocketFrame,
+    WireMessage,
 };
 use crate::session::Side;
 
@@ -86,25 +87,25 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 /// A client says it, a server hears it; what the dialect has besides is taken away.
-fn said(dialect: Dialect, message: &Message) -> Message {
+fn round_trip(dialect: Dialect, message: &WireMessage) -> WireMessage {
     let mut out = BytesMut::new();
     Codec::new(dialect, Side::Client).encode(message, 0, &mut out);
     let bytes = out.freeze();
     let frame = match dialect {
-        Dialect::Json => Frame::Text(bytes),
-        _ => Frame::Binary(bytes),
+        Dialect::Json => WebSocketFrame::Text(bytes),
+        _ => WebSocketFrame::Binary(bytes),
     };
-    let heard = Codec::new(dialect, Side::Server).decode(frame);
-    let Ok(Heard::Message(mut heard)) = heard else {
-        panic!("{dialect:?} hears {heard:?}");
+    let received = Codec::new(dialect, Side::Server).decode(frame);
+    let Ok(FrameContent::Message(mut received)) = received else {
+        panic!("{dialect:?} hears {received:?}");
     };
-    heard.wire_bytes = 0;
-    for action in &mut heard.actions {
+    received.wire_bytes = 0;
+    for action in &mut received.actions {
         action
             .outputs
             .retain(|param| !param.id.starts_with("call-"));
     }
-    for fragment in &mut heard.fragments {
+    for fragment in &mut received.fragments {
         // How the form of a status says that it is one.
         if let Some(Chunk {
             metadata,
@@ -114,7 +115,7 @@ fn said(dialect: Dialect, message: &Message) -> Message {
             *metadata = None;
         }
     }
-    heard
+    received
 }
 
 proptest! {
@@ -123,9 +124,9 @@ proptest! {
         fragments in prop::collection::vec(fragment(), 0..4),
         actions in prop::collection::vec(action(), 1..3),
     ) {
-        let message = Message { fragments: fragments.into(), actions, wire_bytes: 0 };
+        let message = WireMessage { fragments: fragments.into(), actions, wire_bytes: 0 };
         for dialect in Dialect::OF_SOCKETS {
-            prop_assert_eq!(&said(dialect, &message), &message, "{:?}", dialect);
+            prop_assert_eq!(&round_trip(dialect, &message), &message, "{:?}", dialect);
         }
     }
 }
@@ -149,11 +150,11 @@ fn ev_408_metadata_goes_through_every_dialect() {
         }),
         ..Fragment::default()
     };
-    let message = Message {
+    let message = WireMessage {
         fragments: [fragment].into_iter().collect(),
-        ..Message::default()
+        ..WireMessage::default()
     };
     for dialect in Dialect::OF_SOCKETS {
-        assert_eq!(said(dialect, &message), message, "{dialect:?}");
+        assert_eq!(round_trip(dialect, &message), message, "{dialect:?}");
     }
 }

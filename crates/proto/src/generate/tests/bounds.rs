@@ -4,7 +4,7 @@ use super::*;
 
 fn infer(inputs: &str) -> Result<Infer, String> {
     let body = format!(r#"{{"inputs":[{inputs}]}}"#);
-    let (signature, limits) = (Signature::union(), Limits::default());
+    let (signature, limits) = (Signature::union(), RequestLimits::default());
     let read = mapper(&signature, &limits).infer(body.as_bytes(), None);
     read.map_err(|refused| refused.to_string())
 }
@@ -76,7 +76,8 @@ fn d_47_sampling_parameters_are_bounded_while_they_are_read() {
         let body = format!(r#"{{"text_input":"x","sampling_parameters":"{list}"}}"#);
         let signature = Signature::union();
         let mapped = map(&signature, &body).unwrap();
-        Settings::of(&signature, &mapped, &Limits::default()).map_err(|refused| refused.to_string())
+        Settings::of(&signature, &mapped, &RequestLimits::default())
+            .map_err(|refused| refused.to_string())
     };
     // An object counts eight, and the list is one.
     assert!(settings(9_991).is_ok());

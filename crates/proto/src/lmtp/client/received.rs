@@ -1,17 +1,15 @@
 //! Items and notices as peers really send them (LM-705).
-//!
-//! Owns: which members are looked at, and what they may be. Refuses to know: whose they are.
 
 use std::borrow::Cow;
 use std::time::Duration;
 
-use crate::lmtp::json::Value;
-use crate::lmtp::{Fault, Features, Finish, Reason};
+use crate::lmtp::json::RawValue;
+use crate::lmtp::{Features, LmtpError, LmtpReason, StreamFinish};
 use crate::steer::Token;
 
 /// One item as a peer sent it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Received {
+pub struct ReceivedItem {
     /// Its id; absent where a peer ends a stream without one.
     pub token: Option<Token>,
     /// As the peer computes it; `None` where it is no number.
@@ -19,18 +17,18 @@ pub struct Received {
     /// The sampled token and the most likely ones, in the peer's order.
     pub top: Vec<(Token, f32)>,
     /// Why the stream ended, if it did. Nothing follows then.
-    pub finish: Option<Finish>,
+    pub finish: Option<StreamFinish>,
     /// The text that became certain with it, of peers that send it (version 2).
     pub text: Option<String>,
     /// The stop text that ended the stream (version 2).
     pub stop: Option<String>,
     /// What the stream cost, with its last item (version 2).
-    pub usage: Option<Usage>,
+    pub usage: Option<StreamUsage>,
 }
 
 /// What a stream cost, as its peer counts it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct StreamUsage {
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
     /// Tokens of the prompt that had not to be computed.
@@ -39,7 +37,7 @@ pub struct Usage {
     pub completion_tokens: u64,
 }
 
-impl Received {
+impl ReceivedItem {
     /// What was asked for, whatever the peer showed: the reference server gives all streams of a batch its maximum, and
     /// our 0 has to be asked for as 1.
     pub(super) fn keep_top(&mut self, top: u32) {
@@ -61,35 +59,35 @@ impl Received {
 
 /// The members of one item or notice.
 #[derive(Debug, Default)]
-pub(super) struct Members<'a> {
+pub(super) struct ItemMembers<'a> {
     pub(super) id: Option<u64>,
     token: Option<Token>,
-    logprob: Option<Value<'a>>,
+    logprob: Option<RawValue<'a>>,
     finish: Option<Cow<'a, str>>,
-    top: Option<Value<'a>>,
-    error: Option<Value<'a>>,
+    top: Option<RawValue<'a>>,
+    error: Option<RawValue<'a>>,
     code: Option<Cow<'a, str>>,
     retry_after: Option<Duration>,
-    pub(super) model_info: Option<Value<'a>>,
+    pub(super) model_info: Option<RawValue<'a>>,
     /// What was agreed on of version 2.
-    pub(super) lmtp: Option<Value<'a>>,
+    pub(super) lmtp: Option<RawValue<'a>>,
     /// The answer to CANCEL.
     pub(super) cancelled: bool,
     /// The answer to RESUME, and the streams that do not go on.
     pub(super) resumed: bool,
-    gone: Option<Value<'a>>,
-    conflict: Option<Value<'a>>,
+    gone: Option<RawValue<'a>>,
+    conflict: Option<RawValue<'a>>,
     /// The item's number in its stream.
     pub(super) seq: Option<u64>,
     /// The news of a STATUS.
     pub(super) event: Option<Cow<'a, str>>,
     text: Option<Cow<'a, str>>,
     stop: Option<Cow<'a, str>>,
-    usage: Option<Value<'a>>,
+    usage: Option<RawValue<'a>>,
 }
 
-impl<'a> Members<'a> {
-    pub(super) fn of(object: Value<'a>) -> Option<Self> {
+impl<'a> ItemMembers<'a> {
+    pub(super) fn of(object: RawValue<'a>) -> Option<Self> {
         let mut members = Self::default();
         for (name, value) in object.members()? {
             let whole = || {
@@ -150,28 +148,28 @@ impl<'a> Members<'a> {
     /// The streams that a RESUME asked for and that do not go on.
     pub(super) fn left_behind(&self) -> impl Iterator<Item = u64> {
         let lists = [self.gone, self.conflict].into_iter().flatten();
-        let ids = lists.filter_map(Value::elements).flatten();
+        let ids = lists.filter_map(RawValue::elements).flatten();
         ids.filter_map(|id| u64::try_from(id.integer()?).ok())
     }
 
     /// The features that a peer has agreed to.
     pub(super) fn features(&self) -> Features {
         let member = |name| member(self.lmtp?, name);
-        let version = member("version").and_then(Value::integer);
+        let version = member("version").and_then(RawValue::integer);
         if version.is_none_or(|version| version < 2) {
             return Features::NONE;
         }
-        let names = member("features").and_then(Value::elements);
+        let names = member("features").and_then(RawValue::elements);
         let names: Vec<_> = names
             .into_iter()
             .flatten()
-            .filter_map(Value::string)
+            .filter_map(RawValue::string)
             .collect();
         Features::named(names.iter().map(AsRef::as_ref))
     }
 
     /// The error, if there is one; of a peer that names no code of ours it is the upstream's.
-    pub(super) fn fault(&self) -> Option<Fault> {
+    pub(super) fn error(&self) -> Option<LmtpError> {
         let error = self.error?;
         let message = match error.string() {
             Some(text) => text.into_owned(),
@@ -179,26 +177,26 @@ impl<'a> Members<'a> {
             None => serde_json::from_str::<serde_json::Value>(error.as_str())
                 .map_or_else(|_| error.as_str().to_owned(), |value| value.to_string()),
         };
-        let reason = self.code.as_deref().and_then(Reason::from_name);
-        Some(Fault {
+        let reason = self.code.as_deref().and_then(LmtpReason::from_name);
+        Some(LmtpError {
             retry_after: self.retry_after,
-            ..Fault::new(reason.unwrap_or(Reason::UpstreamError), message)
+            ..LmtpError::new(reason.unwrap_or(LmtpReason::UpstreamError), message)
         })
     }
 
-    pub(super) fn item(&self) -> Received {
-        let number = |value: Value<'_>| {
+    pub(super) fn item(&self) -> ReceivedItem {
+        let number = |value: RawValue<'_>| {
             let number = value.number().filter(|number| !number.is_nan())?;
             Some(number as f32)
         };
-        let top = self.top.and_then(Value::members).into_iter().flatten();
-        Received {
+        let top = self.top.and_then(RawValue::members).into_iter().flatten();
+        ReceivedItem {
             token: self.token,
             logprob: self.logprob.and_then(number),
             top: top
                 .filter_map(|(id, value)| Some((id.parse().ok()?, number(value)?)))
                 .collect(),
-            finish: self.finish.as_deref().map(Finish::from_name),
+            finish: self.finish.as_deref().map(StreamFinish::from_name),
             text: self.text.as_deref().map(str::to_owned),
             stop: self.stop.as_deref().map(str::to_owned),
             usage: self.usage.and_then(usage),
@@ -206,13 +204,13 @@ impl<'a> Members<'a> {
     }
 }
 
-fn member<'a>(object: Value<'a>, name: &str) -> Option<Value<'a>> {
+fn member<'a>(object: RawValue<'a>, name: &str) -> Option<RawValue<'a>> {
     let mut members = object.members()?;
     members.find(|(own, _)| own == name).map(|(_, value)| value)
 }
 
-fn usage(value: Value<'_>) -> Option<Usage> {
-    let mut usage = Usage::default();
+fn usage(value: RawValue<'_>) -> Option<StreamUsage> {
+    let mut usage = StreamUsage::default();
     for (name, value) in value.members()? {
         let count = value.integer().and_then(|count| u64::try_from(count).ok());
         let count = count.unwrap_or_default();

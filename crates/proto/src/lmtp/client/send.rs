@@ -1,10 +1,8 @@
 //! GENERATE as a client writes it.
-//!
-//! Owns: which members go out, and in which order. Refuses to know: calls and peers.
 
 use bytes::{BufMut as _, BytesMut};
 
-use crate::lmtp::Generate;
+use crate::lmtp::GenerateRequest;
 use crate::lmtp::write::{self, member};
 use crate::steer::Token;
 
@@ -15,7 +13,7 @@ pub(super) fn generate(
     out: &mut BytesMut,
     id: u64,
     model: &str,
-    wanted: &Generate,
+    wanted: &GenerateRequest,
     size: Option<u32>,
     whole: bool,
 ) {
@@ -33,7 +31,7 @@ pub(super) fn generate(
         size.and_then(|size| allowing(&wanted.logit_bias, size))
     };
     biases(out, bias.as_deref().unwrap_or(&wanted.logit_bias), whole);
-    let default = Generate::default();
+    let default = GenerateRequest::default();
     if wanted.top_p.to_bits() != default.top_p.to_bits() {
         member(out, "top_p", &wanted.top_p);
     }
@@ -109,7 +107,7 @@ fn allowing(bias: &[(Token, f32)], size: u32) -> Option<Vec<(Token, f32)>> {
 }
 
 /// What the reference server does not take.
-fn rest(out: &mut BytesMut, wanted: &Generate) {
+fn rest(out: &mut BytesMut, wanted: &GenerateRequest) {
     if let Some(seed) = wanted.seed {
         member(out, "seed", &seed);
     }

@@ -1,8 +1,6 @@
 //! Sequences of tokens that end a stream, for peers that do not know of them (LM-704).
-//!
-//! Owns: [`Stops`], which sees them come. Refuses to know: items, and what follows.
 
-use crate::lmtp::Generate;
+use crate::lmtp::GenerateRequest;
 use crate::steer::Token;
 
 /// Sequences of tokens that end a stream, watched for at our end.
@@ -15,7 +13,7 @@ pub(super) struct Stops {
 
 impl Stops {
     /// What of a request is to be watched for; `None` if that is nothing.
-    pub(super) fn of(wanted: &Generate) -> Option<Self> {
+    pub(super) fn of(wanted: &GenerateRequest) -> Option<Self> {
         let sequences = wanted.stop_tokens.iter().filter(|stop| !stop.is_empty());
         let sequences: Vec<_> = sequences.cloned().collect();
         (!sequences.is_empty()).then_some(Self {

@@ -1,18 +1,18 @@
-mod apart;
+mod detached;
 
 use super::*;
 
-fn wanted() -> Generate {
-    Generate {
+fn wanted() -> GenerateRequest {
+    GenerateRequest {
         prompt: vec![1, 2],
         max_tokens: 3,
-        ..Generate::default()
+        ..GenerateRequest::default()
     }
 }
 
 /// A client with MODEL_INFO 1, GENERATE 2 and SCORE 3 under way.
-fn busy() -> Client {
-    let mut client = Client::new(Options::default());
+fn busy() -> ClientMachine {
+    let mut client = ClientMachine::new(ClientTimeouts::default());
     client.model_info("tiny", Time::ZERO).unwrap();
     client.generate("tiny", &wanted(), Time::ZERO).unwrap();
     let score = Score {
@@ -25,10 +25,10 @@ fn busy() -> Client {
 }
 
 /// What comes of it, in short.
-fn events(client: &mut Client) -> Vec<String> {
+fn events(client: &mut ClientMachine) -> Vec<String> {
     let events = std::iter::from_fn(|| client.poll());
     let short = events.map(|event| match event {
-        Event::Item(call, item) => {
+        ClientEvent::Item(call, item) => {
             let token = item
                 .token
                 .map_or_else(|| "-".to_owned(), |token| token.to_string());
@@ -37,15 +37,15 @@ fn events(client: &mut Client) -> Vec<String> {
                 .map_or_else(String::new, |finish| format!(" {}", finish.name()));
             format!("{}: {token}{finish}", call.0)
         }
-        Event::ModelInfo(call, facts) => format!("{}: {facts}", call.0),
-        Event::Failed(call, fault) => {
-            format!("{}: {} {}", call.0, fault.reason.name(), fault.message)
+        ClientEvent::ModelInfo(call, facts) => format!("{}: {facts}", call.0),
+        ClientEvent::Failed(call, error) => {
+            format!("{}: {} {}", call.0, error.reason.name(), error.message)
         }
     });
     short.collect()
 }
 
-fn hear(texts: &[&str]) -> Vec<String> {
+fn receive(texts: &[&str]) -> Vec<String> {
     let mut client = busy();
     for text in texts {
         client.handle(text, Time::ZERO);
@@ -54,20 +54,20 @@ fn hear(texts: &[&str]) -> Vec<String> {
 }
 
 /// The item that a text makes.
-fn item(text: &str) -> Received {
+fn item(text: &str) -> ReceivedItem {
     let mut client = busy();
     client.handle(text, Time::ZERO);
     match client.poll() {
-        Some(Event::Item(_, item)) => item,
+        Some(ClientEvent::Item(_, item)) => item,
         other => panic!("{text}: {other:?}"),
     }
 }
 
 #[test]
 fn lm_703_messages_are_those_of_lmqls_own_client() {
-    let mut client = Client::new(Options::default());
+    let mut client = ClientMachine::new(ClientTimeouts::default());
     let mut wanted = wanted();
-    let sent = |client: &mut Client, wanted: &Generate| {
+    let sent = |client: &mut ClientMachine, wanted: &GenerateRequest| {
         String::from_utf8(
             client
                 .generate("ti\"ny", wanted, Time::ZERO)
@@ -81,7 +81,7 @@ fn lm_703_messages_are_those_of_lmqls_own_client() {
         sent(&mut client, &wanted),
         r#"GENERATE {"max_tokens":3,"temperature":0.0,"top_logprobs":1,"model":"ti\"ny","prompt":[1,2],"stream_id":1}"#
     );
-    wanted = Generate {
+    wanted = GenerateRequest {
         temperature: 0.7,
         top_logprobs: 0,
         logit_bias: [(5, 100.0), (6, f32::NEG_INFINITY)].into(),
@@ -119,32 +119,33 @@ fn lm_703_messages_are_those_of_lmqls_own_client() {
 
 #[test]
 fn lm_703_a_message_that_the_peer_would_not_take_is_not_sent() {
-    let message = Client::new(Options::default()).generate("m", &wanted(), Time::ZERO);
+    let message =
+        ClientMachine::new(ClientTimeouts::default()).generate("m", &wanted(), Time::ZERO);
     let length = message.unwrap().1.len();
     for (max, fits) in [(length, true), (length - 1, false)] {
-        let mut client = Client::new(Options {
+        let mut client = ClientMachine::new(ClientTimeouts {
             max_message_out: max,
-            ..Options::default()
+            ..ClientTimeouts::default()
         });
         let outcome = client.generate("m", &wanted(), Time::ZERO);
         assert_eq!(outcome.is_ok(), fits);
         assert_eq!(client.outstanding(), usize::from(fits));
-        if let Err(fault) = outcome {
-            assert_eq!(fault.reason, Reason::MessageTooLarge);
+        if let Err(error) = outcome {
+            assert_eq!(error.reason, LmtpReason::MessageTooLarge);
         }
     }
 }
 
 #[test]
 fn lm_704_what_the_peer_lacks_is_refused_before_it_is_sent() {
-    let with = |change: fn(&mut Generate)| {
+    let with = |change: fn(&mut GenerateRequest)| {
         let mut wanted = wanted();
         change(&mut wanted);
-        let mut client = Client::new(Options::default());
-        let fault = client.generate("m", &wanted, Time::ZERO).unwrap_err();
+        let mut client = ClientMachine::new(ClientTimeouts::default());
+        let error = client.generate("m", &wanted, Time::ZERO).unwrap_err();
         assert_eq!(
-            (fault.reason, client.outstanding()),
-            (Reason::UnsupportedOperation, 0)
+            (error.reason, client.outstanding()),
+            (LmtpReason::UnsupportedOperation, 0)
         );
     };
     with(|wanted| wanted.seed = Some(1));
@@ -164,7 +165,7 @@ fn lm_705_lists_and_bare_objects_are_items_alike() {
         format!("hello\n\nSTATUS [{{}}]\nTOKEN  {item}"),
         format!("TOKEN []\nTOKEN [{item},7,null,{{\"token\":1}},{{\"token\":1,\"stream_id\":9}}]"),
     ] {
-        assert_eq!(hear(&[&text]), ["2: 7"], "{text}");
+        assert_eq!(receive(&[&text]), ["2: 7"], "{text}");
     }
 }
 
@@ -180,9 +181,12 @@ fn lm_705_odd_items_are_read_as_they_are_meant() {
     let read = item(r#"TOKEN {"token":7,"stream_id":2,"logprob":-0.5,"error":null}"#);
     assert_eq!(read.top, [(7, -0.5)], "made of what there is");
     let read = item(r#"TOKEN {"stream_id":2,"finish_reason":"cancelled"}"#);
-    assert_eq!((read.token, read.finish), (None, Some(Finish::Cancelled)));
+    assert_eq!(
+        (read.token, read.finish),
+        (None, Some(StreamFinish::Cancelled))
+    );
     let read = item(r#"TOKEN {"token":1,"stream_id":2,"finish_reason":"tired"}"#);
-    assert_eq!(read.finish, Some(Finish::Other("tired".to_owned())));
+    assert_eq!(read.finish, Some(StreamFinish::Other("tired".to_owned())));
     // The reference shows the batch's maximum.
     let read = item(
         r#"TOKEN {"token":7,"stream_id":2,"logprob":-2,"top_logprobs":{"7":-2,"1":-1,"2":-1.5}}"#,
@@ -204,64 +208,64 @@ fn lm_705_errors_of_any_type_end_their_stream() {
         (r#""error":"""#, "2: upstream_error "),
     ] {
         let text = format!(r#"TOKEN [{{"stream_id":2,{error}}}]"#);
-        assert_eq!(hear(&[&text, &text]), [expected]);
+        assert_eq!(receive(&[&text, &text]), [expected]);
     }
     let mut client = busy();
     client.handle(
         r#"TOKEN [{"stream_id":2,"error":"x","retry_after_ms":20}]"#,
         Time::ZERO,
     );
-    let Some(Event::Failed(_, fault)) = client.poll() else {
+    let Some(ClientEvent::Failed(_, cause)) = client.poll() else {
         panic!("a failure");
     };
-    assert_eq!(fault.retry_after, Some(Duration::from_millis(20)));
+    assert_eq!(cause.retry_after, Some(Duration::from_millis(20)));
 }
 
 #[test]
 fn lm_706_items_that_cannot_be_read_fail_every_stream() {
     let message = "upstream_error the upstream sent items that cannot be read";
     let failed = [format!("2: {message}"), format!("3: {message}")];
-    assert_eq!(hear(&["TOKEN [{\"stream_id\":2"]), failed);
-    assert!(hear(&["MSG [{\"stream_id\":2"]).is_empty());
+    assert_eq!(receive(&["TOKEN [{\"stream_id\":2"]), failed);
+    assert!(receive(&["MSG [{\"stream_id\":2"]).is_empty());
     // Bare words inside a string are text.
     let text = r#"TOKEN {"stream_id":2,"error":"NaN, -Infinity"}"#;
-    assert_eq!(hear(&[text]), ["2: upstream_error NaN, -Infinity"]);
+    assert_eq!(receive(&[text]), ["2: upstream_error NaN, -Infinity"]);
 }
 
 #[test]
 fn lm_707_what_runs_on_is_cut_off() {
     let next = r#"TOKEN {"token":1,"stream_id":2,"logprob":-1,"finish_reason":null}"#;
     assert_eq!(
-        hear(&[next, next, next, next]),
+        receive(&[next, next, next, next]),
         ["2: 1", "2: 1", "2: 1 length"]
     );
     let last = r#"TOKEN {"token":1,"stream_id":2,"logprob":-1,"finish_reason":"stop"}"#;
-    assert_eq!(hear(&[last, last, next]), ["2: 1 stop"]);
+    assert_eq!(receive(&[last, last, next]), ["2: 1 stop"]);
     let scored = r#"TOKEN {"token":1,"stream_id":3,"logprob":-1,"finish_reason":null}"#;
-    assert_eq!(hear(&[scored, scored, scored]), ["3: 1", "3: 1 stop"]);
+    assert_eq!(receive(&[scored, scored, scored]), ["3: 1", "3: 1 stop"]);
 }
 
 /// D-39: a request is answered first, and an id in use ends nothing.
 #[test]
 fn lm_708_an_error_in_a_msg_ends_what_it_names() {
     assert_eq!(
-        hear(&[r#"MSG [{"stream_id":2,"error":"'scored'"}]"#]),
+        receive(&[r#"MSG [{"stream_id":2,"error":"'scored'"}]"#]),
         ["2: upstream_error 'scored'"]
     );
     assert_eq!(
-        hear(&[r#"MSG {"stream_id":1,"error":"no"}"#]),
+        receive(&[r#"MSG {"stream_id":1,"error":"no"}"#]),
         ["1: upstream_error no"]
     );
     let duplicate =
         r#"MSG [{"stream_id":2,"error":"stream_id is in use","code":"duplicate_stream"}]"#;
-    assert!(hear(&[duplicate]).is_empty());
+    assert!(receive(&[duplicate]).is_empty());
     for ignored in [
         r#"MSG [{"stream_id":null,"error":"malformed","code":"malformed"}]"#,
         r#"MSG [{"stream_id":9,"error":"x"}]"#,
         r#"MSG [{"stream_id":2,"model_info":{}}]"#,
         r#"MSG [{"stream_id":2,"error":null}]"#,
     ] {
-        assert!(hear(&[ignored]).is_empty(), "{ignored}");
+        assert!(receive(&[ignored]).is_empty(), "{ignored}");
     }
 }
 
@@ -271,10 +275,13 @@ fn lm_331_the_facts_of_a_model_are_handed_on() {
         r#"MSG [{"stream_id":1,"model_info":{"model":"tiny", "eos":[2]}}]"#,
         r#"MSG {"stream_id":1,"model_info":{"model":"tiny", "eos":[2]}}"#,
     ] {
-        assert_eq!(hear(&[text, text]), [r#"1: {"model":"tiny", "eos":[2]}"#]);
+        assert_eq!(
+            receive(&[text, text]),
+            [r#"1: {"model":"tiny", "eos":[2]}"#]
+        );
     }
     assert_eq!(
-        hear(&[r#"MSG [{"stream_id":1,"model_info":"<unavailable>"}]"#]),
+        receive(&[r#"MSG [{"stream_id":1,"model_info":"<unavailable>"}]"#]),
         [r#"1: "<unavailable>""#]
     );
 }
@@ -282,7 +289,7 @@ fn lm_331_the_facts_of_a_model_are_handed_on() {
 #[test]
 fn lm_702_an_abandoned_stream_counts_until_its_end() {
     let mut client = busy();
-    client.abandon(Call(2));
+    client.abandon(ClientCallId(2));
     client.handle(r#"TOKEN {"token":1,"stream_id":2}"#, Time::ZERO);
     assert_eq!(client.outstanding(), 3);
     client.handle(
@@ -326,7 +333,7 @@ fn lm_709_a_lost_connection_fails_every_call() {
         events(&mut client),
         [1, 2, 3].map(|call| format!("{call}: {message}"))
     );
-    assert!(Reason::ConnectionLost.is_retryable());
+    assert!(LmtpReason::ConnectionLost.is_retryable());
 }
 
 #[test]
@@ -347,11 +354,11 @@ fn lm_711_probabilities_above_one_are_none() {
 /// LM-101: our own server and our own client, without a wire.
 #[test]
 fn lm_702_both_machines_understand_each_other() {
-    use crate::lmtp::fuzz::Shelf;
-    use crate::lmtp::{Config, Item, Output, Piece, Session, Work};
-    let mut client = Client::new(Options::default());
-    let mut server = Session::new(Config::default());
-    let wanted = Generate {
+    use crate::lmtp::fuzz::FuzzModels;
+    use crate::lmtp::{Config, LmtpOutput, LmtpSession, StreamDemand, StreamPiece, TokenItem};
+    let mut client = ClientMachine::new(ClientTimeouts::default());
+    let mut server = LmtpSession::new(Config::default());
+    let wanted = GenerateRequest {
         top_logprobs: 2,
         logit_bias: [(4, -1.5)].into(),
         ..wanted()
@@ -360,50 +367,50 @@ fn lm_702_both_machines_understand_each_other() {
     let (call, generate) = client.generate("tiny", &wanted, Time::ZERO).unwrap();
     for message in [info, generate] {
         let text = String::from_utf8(message.to_vec()).unwrap();
-        assert_eq!(server.handle(text.into(), &Shelf, Time::ZERO), None);
+        assert_eq!(server.handle(text.into(), &FuzzModels, Time::ZERO), None);
     }
-    let Some(Output::Start(start)) = server.poll() else {
+    let Some(LmtpOutput::Start(start)) = server.poll() else {
         panic!("work");
     };
-    assert_eq!(start.work, Work::Generate(wanted));
+    assert_eq!(start.work, StreamDemand::Generate(wanted));
     let top = vec![(9, -0.125), (5, -0.25)];
     let token = |finish| {
-        Piece::Item(Item {
+        StreamPiece::Item(TokenItem {
             token: 5,
             logprob: -0.25,
             top: top.clone(),
             finish,
-            ..Item::default()
+            ..TokenItem::default()
         })
     };
     let pieces = vec![
         (start.stream, token(None)),
-        (start.stream, token(Some(Finish::Stop))),
+        (start.stream, token(Some(StreamFinish::Stop))),
     ];
     server.step(pieces, Time::ZERO);
     while let Some(message) = server.next_message(Time::ZERO) {
         client.handle(std::str::from_utf8(&message).unwrap(), Time::ZERO);
     }
-    assert!(matches!(client.poll(), Some(Event::ModelInfo(..))));
-    let received = |finish| Received {
+    assert!(matches!(client.poll(), Some(ClientEvent::ModelInfo(..))));
+    let received = |finish| ReceivedItem {
         token: Some(5),
         logprob: Some(-0.25),
         top: vec![(5, -0.25), (9, -0.125)],
         finish,
-        ..Received::default()
+        ..ReceivedItem::default()
     };
-    assert_eq!(client.poll(), Some(Event::Item(call, received(None))));
+    assert_eq!(client.poll(), Some(ClientEvent::Item(call, received(None))));
     assert_eq!(
         client.poll(),
-        Some(Event::Item(call, received(Some(Finish::Stop))))
+        Some(ClientEvent::Item(call, received(Some(StreamFinish::Stop))))
     );
     assert_eq!((client.poll(), client.outstanding()), (None, 0));
 }
 
-fn agreed() -> Client {
-    let mut client = Client::new(Options {
+fn agreed() -> ClientMachine {
+    let mut client = ClientMachine::new(ClientTimeouts {
         text: true,
-        ..Options::default()
+        ..ClientTimeouts::default()
     });
     let asked = Features::NONE.with(Feature::Cancel).with(Feature::Text);
     let (_, message) = client.negotiate("m", asked, Time::ZERO).unwrap();
@@ -412,7 +419,7 @@ fn agreed() -> Client {
     assert!(client.features().is_empty());
     let answer = r#"MSG [{"stream_id":1,"model_info":{},"lmtp":{"version":2,"features":["text","cancel"]}}]"#;
     client.handle(answer, Time::ZERO);
-    assert!(matches!(client.poll(), Some(Event::ModelInfo(..))));
+    assert!(matches!(client.poll(), Some(ClientEvent::ModelInfo(..))));
     assert_eq!(client.features(), asked);
     client
 }
@@ -420,7 +427,7 @@ fn agreed() -> Client {
 /// LM-703, LM-704: who has agreed on version 2 is no reference server.
 #[test]
 fn lm_901_a_peer_that_agrees_is_sent_everything() {
-    let wanted = Generate {
+    let wanted = GenerateRequest {
         prompt: vec![1],
         seed: Some(7),
         stop: vec!["x".into()],
@@ -428,7 +435,7 @@ fn lm_901_a_peer_that_agrees_is_sent_everything() {
         min_p: 0.5,
         min_tokens: 1,
         ignore_eos: true,
-        ..Generate::default()
+        ..GenerateRequest::default()
     };
     let mut client = agreed();
     let (_, message) = client.generate("m", &wanted, Time::ZERO).unwrap();
@@ -448,7 +455,7 @@ fn lm_901_an_old_server_stays_an_old_server() {
         r#"MSG [{"stream_id":1,"model_info":{},"lmtp":{"version":1,"features":["text"]}}]"#,
         r#"MSG [{"stream_id":1,"model_info":{},"lmtp":7}]"#,
     ] {
-        let mut client = Client::new(Options::default());
+        let mut client = ClientMachine::new(ClientTimeouts::default());
         client.negotiate("m", Features::ALL, Time::ZERO).unwrap();
         client.handle(answer, Time::ZERO);
         assert!(client.features().is_empty(), "{answer}");
@@ -457,9 +464,9 @@ fn lm_901_an_old_server_stays_an_old_server() {
 
 #[test]
 fn lm_702_a_stream_that_nobody_reads_is_cancelled_where_that_was_agreed() {
-    let wanted = Generate {
+    let wanted = GenerateRequest {
         prompt: vec![1],
-        ..Generate::default()
+        ..GenerateRequest::default()
     };
     let mut client = agreed();
     let (call, _) = client.generate("m", &wanted, Time::ZERO).unwrap();
@@ -476,7 +483,7 @@ fn lm_702_a_stream_that_nobody_reads_is_cancelled_where_that_was_agreed() {
     client.handle(answer, Time::ZERO);
     assert_eq!((client.outstanding(), client.dropped()), (0, 0));
     assert_eq!(client.poll(), None);
-    let mut base = Client::new(Options::default());
+    let mut base = ClientMachine::new(ClientTimeouts::default());
     let (call, _) = base.generate("m", &wanted, Time::ZERO).unwrap();
     assert_eq!(base.abandon(call), None);
 }
@@ -485,21 +492,21 @@ fn lm_702_a_stream_that_nobody_reads_is_cancelled_where_that_was_agreed() {
 #[test]
 fn lm_702_what_version_2_adds_to_items_is_read() {
     let mut client = agreed();
-    let wanted = Generate {
+    let wanted = GenerateRequest {
         prompt: vec![1],
-        ..Generate::default()
+        ..GenerateRequest::default()
     };
     client.generate("m", &wanted, Time::ZERO).unwrap();
     let item = r#"TOKEN [{"token":5,"stream_id":2,"logprob":-0.5,"finish_reason":"stop","text":"\u00e9","stop_match":"x","usage":{"prompt_tokens":3,"cached_tokens":2,"completion_tokens":1}}]"#;
     client.handle(item, Time::ZERO);
-    let Some(Event::Item(_, item)) = client.poll() else {
+    let Some(ClientEvent::Item(_, item)) = client.poll() else {
         panic!("an item");
     };
     assert_eq!(
         (item.text.as_deref(), item.stop.as_deref()),
         (Some("\u{e9}"), Some("x"))
     );
-    let usage = Usage {
+    let usage = StreamUsage {
         prompt_tokens: 3,
         cached_tokens: 2,
         completion_tokens: 1,
@@ -509,11 +516,11 @@ fn lm_702_what_version_2_adds_to_items_is_read() {
 
 #[test]
 fn lm_962_a_deadline_is_passed_on_where_that_was_agreed() {
-    let wanted = Generate {
+    let wanted = GenerateRequest {
         prompt: vec![1],
-        ..Generate::default()
+        ..GenerateRequest::default()
     };
-    let sent = |mut client: Client, within| {
+    let sent = |mut client: ClientMachine, within| {
         let sent = client.generate_within("m", &wanted, within, Time::ZERO);
         String::from_utf8(sent.unwrap().1.to_vec()).unwrap()
     };
@@ -529,38 +536,38 @@ fn lm_962_a_deadline_is_passed_on_where_that_was_agreed() {
         let message = sent(agreed(), within);
         assert_eq!(message.contains("deadline_ms"), member.is_some());
         assert!(message.ends_with(member.unwrap_or("}")), "{message}");
-        let base = sent(Client::new(Options::default()), within);
+        let base = sent(ClientMachine::new(ClientTimeouts::default()), within);
         assert!(!base.contains("deadline_ms"), "{base}");
     }
 }
 
 #[test]
 fn lm_902_how_busy_a_peer_is_and_that_it_goes_are_noticed() {
-    let mut client = Client::new(Options::default());
+    let mut client = ClientMachine::new(ClientTimeouts::default());
     client.negotiate("m", Features::ALL, Time::ZERO).unwrap();
     assert_eq!((client.load(), client.is_draining()), (None, false));
     client.handle(r#"MSG [{"stream_id":1,"model_info":{},"lmtp":{"version":2,"features":["status"],"load":{"running":3,"queued":2,"parked":1,"x":9}}}]"#, Time::ZERO);
     assert_eq!(client.load(), Some(6));
-    for news in [
+    for update in [
         r#"STATUS [{"stream_id":null,"event":"odd"}]"#,
         r#"STATUS [{"stream_id":7,"event":"draining"}]"#,
         r#"STATUS [{"stream_id":null}]"#,
     ] {
-        client.handle(news, Time::ZERO);
-        assert!(!client.is_draining(), "{news}");
+        client.handle(update, Time::ZERO);
+        assert!(!client.is_draining(), "{update}");
     }
-    let news = r#"STATUS [{"stream_id":null,"event":"draining","deadline_ms":5000}]"#;
-    client.handle(news, Time::ZERO);
+    let update = r#"STATUS [{"stream_id":null,"event":"draining","deadline_ms":5000}]"#;
+    client.handle(update, Time::ZERO);
     assert!(client.is_draining());
     // A base peer has no words for that.
-    let mut base = Client::new(Options::default());
-    base.handle(news, Time::ZERO);
+    let mut base = ClientMachine::new(ClientTimeouts::default());
+    base.handle(update, Time::ZERO);
     assert!(!base.is_draining() && base.dropped() == 1);
 }
 
 #[test]
 fn lm_922_news_of_a_stream_renew_the_wait_for_its_first_item() {
-    let mut client = Client::new(Options::default());
+    let mut client = ClientMachine::new(ClientTimeouts::default());
     let status = Features::NONE.with(Feature::Status);
     client.negotiate("m", status, Time::ZERO).unwrap();
     client.handle(
@@ -568,24 +575,24 @@ fn lm_922_news_of_a_stream_renew_the_wait_for_its_first_item() {
         Time::ZERO,
     );
     client
-        .generate("m", &Generate::default(), Time::ZERO)
+        .generate("m", &GenerateRequest::default(), Time::ZERO)
         .unwrap();
-    let news = r#"STATUS [{"stream_id":2,"event":"queued","queue_pos":3}]"#;
-    client.handle(news, Time::from_millis(200_000));
+    let update = r#"STATUS [{"stream_id":2,"event":"queued","queue_pos":3}]"#;
+    client.handle(update, Time::from_millis(200_000));
     assert_eq!(client.wake_at(), Some(Time::from_millis(500_000)));
     let item = r#"TOKEN [{"stream_id":2,"token":1}]"#;
     client.handle(item, Time::from_millis(300_000));
-    client.handle(news, Time::from_millis(310_000));
+    client.handle(update, Time::from_millis(310_000));
     assert_eq!(client.wake_at(), Some(Time::from_millis(360_000)));
 }
 
 /// LM-307: the sequence is sent.
 #[test]
 fn lm_704_sequences_of_tokens_stop_a_stream_of_a_peer_that_does_not_know_them() {
-    let wanted = Generate {
+    let wanted = GenerateRequest {
         prompt: vec![3, 4],
         stop_tokens: vec![vec![3, 4, 5], vec![9], Vec::new()],
-        ..Generate::default()
+        ..GenerateRequest::default()
     };
     for (tokens, stopped) in [
         (&[4, 5, 3, 4, 5][..], true),
@@ -593,7 +600,7 @@ fn lm_704_sequences_of_tokens_stop_a_stream_of_a_peer_that_does_not_know_them() 
         (&[9], true),
         (&[5, 3, 4, 4, 5], false),
     ] {
-        let mut client = Client::new(Options::default());
+        let mut client = ClientMachine::new(ClientTimeouts::default());
         let (_, message) = client.generate("m", &wanted, Time::ZERO).unwrap();
         let message = String::from_utf8(message.to_vec()).unwrap();
         assert!(!message.contains("stop"), "{message}");
@@ -602,31 +609,31 @@ fn lm_704_sequences_of_tokens_stop_a_stream_of_a_peer_that_does_not_know_them() 
             client.handle(&item, Time::ZERO);
         }
         let mut finishes = Vec::new();
-        while let Some(Event::Item(_, item)) = client.poll() {
+        while let Some(ClientEvent::Item(_, item)) = client.poll() {
             finishes.push(item.finish);
         }
         let mut expect = vec![None; tokens.len()];
-        expect[tokens.len() - 1] = stopped.then_some(Finish::Stop);
+        expect[tokens.len() - 1] = stopped.then_some(StreamFinish::Stop);
         assert_eq!(finishes, expect, "{tokens:?}");
         // Also as the last that there may be.
-        let last = Generate {
+        let last = GenerateRequest {
             max_tokens: tokens.len() as u32,
             ..wanted.clone()
         };
-        let mut short = Client::new(Options::default());
+        let mut short = ClientMachine::new(ClientTimeouts::default());
         short.generate("m", &last, Time::ZERO).unwrap();
         for token in tokens {
             let item = format!(r#"TOKEN [{{"stream_id":1,"token":{token}}}]"#);
             short.handle(&item, Time::ZERO);
         }
         let ends = std::iter::from_fn(|| short.poll()).filter_map(|event| match event {
-            Event::Item(_, item) => item.finish,
+            ClientEvent::Item(_, item) => item.finish,
             _ => None,
         });
         let end = if stopped {
-            Finish::Stop
+            StreamFinish::Stop
         } else {
-            Finish::Length
+            StreamFinish::Length
         };
         assert_eq!(
             (ends.collect::<Vec<_>>(), short.outstanding()),
@@ -648,17 +655,17 @@ fn lm_703_the_shorter_of_two_lists_of_biases_is_sent() {
         let mut client = if agrees {
             agreed()
         } else {
-            Client::new(Options::default())
+            ClientMachine::new(ClientTimeouts::default())
         };
         client.model_info("m", Time::ZERO).unwrap();
         client.handle(
             &info.replace(":1,", if agrees { ":2," } else { ":1," }),
             Time::ZERO,
         );
-        let wanted = Generate {
+        let wanted = GenerateRequest {
             prompt: vec![1],
             logit_bias: bias.into(),
-            ..Generate::default()
+            ..GenerateRequest::default()
         };
         let (_, message) = client.generate("m", &wanted, Time::ZERO).unwrap();
         let message = String::from_utf8(message.to_vec()).unwrap();

@@ -3,7 +3,7 @@ use super::*;
 fn read(text: &str) -> Result<&str, &'static str> {
     match value(text) {
         Ok((value, _)) => Ok(value.as_str()),
-        Err(Malformed(what)) => Err(what),
+        Err(BadJson(what)) => Err(what),
     }
 }
 
@@ -122,7 +122,7 @@ fn lm_205_members_and_elements_are_those_that_were_sent() {
     );
     assert_eq!(rest, " \nrest");
     let list = value("[ 1 ,[2,3],\"a,b\" ]").unwrap().0;
-    let elements: Vec<_> = list.elements().unwrap().map(Value::as_str).collect();
+    let elements: Vec<_> = list.elements().unwrap().map(RawValue::as_str).collect();
     assert_eq!(elements, ["1", "[2,3]", "\"a,b\""]);
 }
 
@@ -141,7 +141,7 @@ fn lm_205_parts_of_what_was_checked_end_where_they_did() {
     ] {
         let list = format!("[{inner}, {inner} ,{inner}]");
         let (list, rest) = value(&list).unwrap();
-        let elements: Vec<_> = list.elements().unwrap().map(Value::as_str).collect();
+        let elements: Vec<_> = list.elements().unwrap().map(RawValue::as_str).collect();
         assert_eq!((elements, rest), (vec![inner; 3], ""));
         let object = format!(r#"{{"x":{inner},"\u0079" : {inner} }}"#);
         let (object, _) = value(&object).unwrap();

@@ -1,7 +1,7 @@
 use super::*;
 
 fn cut(max: usize, pieces: &[&[u8]]) -> Vec<String> {
-    let mut lines = Lines::new(max);
+    let mut lines = LineSplitter::new(max);
     let mut all = Vec::new();
     for piece in pieces {
         lines.push(piece);
@@ -11,7 +11,7 @@ fn cut(max: usize, pieces: &[&[u8]]) -> Vec<String> {
     }
     all.extend(lines.last_line());
     let shown = all.into_iter().map(|line| match line {
-        Line::Text(text) => text.to_string(),
+        WireLine::Text(text) => text.to_string(),
         other => format!("{other:?}"),
     });
     shown.collect()
@@ -34,9 +34,9 @@ fn lm_112_a_long_line_is_skipped_and_the_next_is_read() {
     ] {
         assert_eq!(cut(4, pieces), ["1234", "TooLong", "TooLong", "ab"]);
     }
-    let mut lines = Lines::new(4);
+    let mut lines = LineSplitter::new(4);
     lines.push(b"123456");
-    assert_eq!(lines.next_line(), Some(Line::TooLong), "told at once");
+    assert_eq!(lines.next_line(), Some(WireLine::TooLong), "told at once");
     for _ in 0..100 {
         lines.push(&[b'x'; 1_000]);
         assert_eq!(lines.next_line(), None);

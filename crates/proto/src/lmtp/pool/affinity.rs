@@ -1,34 +1,31 @@
 //! Which upstream has seen the beginning of a prompt (LM-802).
-//!
-//! Owns: a bounded table from blocks of tokens to upstreams, the least recently used going first. Refuses to know: whether an
-//! upstream can be asked.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hasher};
 
 use ahash::RandomState;
 
-use super::Member;
+use super::PoolMember;
 use crate::steer::Token;
 
 /// The table.
 #[derive(Debug)]
-pub(super) struct Affinity {
+pub(super) struct AffinityTable {
     max: usize,
     hasher: RandomState,
-    blocks: HashMap<u64, Known, RandomState>,
+    blocks: HashMap<u64, CachedPrefixEntry, RandomState>,
     /// The blocks by when they were last entered.
     order: BTreeMap<u64, u64>,
     entered: u64,
 }
 
 #[derive(Debug)]
-struct Known {
-    member: Member,
+struct CachedPrefixEntry {
+    member: PoolMember,
     entered: u64,
 }
 
-impl Affinity {
+impl AffinityTable {
     pub(super) fn new(max: usize) -> Self {
         // Which prompts share a hash must not depend on the run: the machine knows no chance (D-4).
         let hasher = RandomState::with_seeds(1, 2, 3, 4);
@@ -45,8 +42,8 @@ impl Affinity {
     pub(super) fn longest(
         &self,
         prompt: &[Token],
-        usable: impl Fn(Member) -> bool,
-    ) -> Option<Member> {
+        usable: impl Fn(PoolMember) -> bool,
+    ) -> Option<PoolMember> {
         if self.blocks.is_empty() {
             return None;
         }
@@ -58,10 +55,10 @@ impl Affinity {
     }
 
     /// An upstream has seen these tokens. The first blocks are the last to be forgotten: later ones mean nothing without.
-    pub(super) fn enter(&mut self, tokens: &[Token], member: Member) {
+    pub(super) fn enter(&mut self, tokens: &[Token], member: PoolMember) {
         for hash in self.hashes(tokens).into_iter().rev() {
             self.entered += 1;
-            let known = Known {
+            let known = CachedPrefixEntry {
                 member,
                 entered: self.entered,
             };

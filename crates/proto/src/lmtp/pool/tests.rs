@@ -3,17 +3,17 @@
 mod journeys;
 
 use super::*;
-use crate::lmtp::{Finish, Generate, Received, Score, Usage, Work};
+use crate::lmtp::{GenerateRequest, ReceivedItem, Score, StreamDemand, StreamFinish, StreamUsage};
 
 const fn at(seconds: u64) -> Time {
     Time::from_millis(1_000 * seconds)
 }
 
 /// A pool whose upstreams all serve.
-fn pool(weights: &[u32]) -> Pool {
-    let mut pool = Pool::new(weights.iter().copied(), Options::default());
+fn pool(weights: &[u32]) -> PoolMachine {
+    let mut pool = PoolMachine::new(weights.iter().copied(), PoolOptions::default());
     for member in pool.members() {
-        pool.probed(member, Probe::Answered(None), Time::ZERO);
+        pool.probed(member, ProbeOutcome::Answered(None), Time::ZERO);
     }
     pool
 }
@@ -23,16 +23,16 @@ fn prompt(name: u32, blocks: u32) -> Vec<Token> {
     (0..16 * blocks).map(|at| 1_000 * name + at).collect()
 }
 
-fn route(pool: &mut Pool, prompt: &[Token]) -> usize {
+fn route(pool: &mut PoolMachine, prompt: &[Token]) -> usize {
     pool.route(prompt, None, Time::ZERO).unwrap().index()
 }
 
 /// Where so many streams of prompts that nobody knows go.
-fn spread(pool: &mut Pool, streams: usize) -> Vec<usize> {
+fn spread(pool: &mut PoolMachine, streams: usize) -> Vec<usize> {
     (0..streams).map(|_| route(pool, &[])).collect()
 }
 
-fn conditions(pool: &Pool) -> Vec<Condition> {
+fn conditions(pool: &PoolMachine) -> Vec<Condition> {
     pool.members().map(|one| pool.condition(one)).collect()
 }
 
@@ -46,51 +46,51 @@ fn lm_801_each_stream_is_routed_on_its_own() {
 fn lm_802_the_upstream_of_the_longest_known_prefix_is_taken() {
     let mut pool = pool(&[1, 1, 1]);
     let long = prompt(1, 4);
-    pool.remember(Member(1), &long[..32]);
-    pool.remember(Member(2), &long);
+    pool.remember(PoolMember(1), &long[..32]);
+    pool.remember(PoolMember(2), &long);
     assert_eq!(route(&mut pool, &long), 2);
     // A block that differs hides what follows, equal or not.
     let mut other = long.clone();
     other[20] += 1;
-    pool.remember(Member(1), &long[..16]);
+    pool.remember(PoolMember(1), &long[..16]);
     assert_eq!(route(&mut pool, &other), 1);
     // Less than a block is nothing.
     assert_eq!(route(&mut pool, &long[..15]), 0);
     // One that cannot be asked is passed over for who knows less.
-    pool.remember(Member(1), &long[..32]);
-    pool.lost(Member(2), at(1));
+    pool.remember(PoolMember(1), &long[..32]);
+    pool.lost(PoolMember(2), at(1));
     assert_eq!(route(&mut pool, &long), 1);
 }
 
 #[test]
 fn lm_802_the_table_forgets_what_was_used_least_recently() {
-    let options = Options {
+    let options = PoolOptions {
         blocks: 8,
-        ..Options::default()
+        ..PoolOptions::default()
     };
-    let mut pool = Pool::new([1, 1], options);
+    let mut pool = PoolMachine::new([1, 1], options);
     for member in pool.members() {
-        pool.probed(member, Probe::Answered(None), Time::ZERO);
+        pool.probed(member, ProbeOutcome::Answered(None), Time::ZERO);
     }
     let prompts = [prompt(1, 4), prompt(2, 4)];
     for prompt in &prompts {
-        pool.remember(Member(1), prompt);
+        pool.remember(PoolMember(1), prompt);
     }
     // The limit: both are known. What was used again stays, and one more block costs the end of the other.
     assert_eq!(
         pool.affinity.longest(&prompts[0], |_| true),
-        Some(Member(1))
+        Some(PoolMember(1))
     );
-    pool.remember(Member(1), &prompts[0]);
-    pool.remember(Member(0), &prompt(3, 1));
-    pool.remember(Member(0), &prompts[1][..48]);
+    pool.remember(PoolMember(1), &prompts[0]);
+    pool.remember(PoolMember(0), &prompt(3, 1));
+    pool.remember(PoolMember(0), &prompts[1][..48]);
     assert_eq!(
         pool.affinity.longest(&prompts[1], |_| true),
-        Some(Member(0))
+        Some(PoolMember(0))
     );
-    pool.remember(Member(0), &prompt(4, 8));
-    for forgotten in [&prompts[0], &prompts[1], &prompt(3, 1)] {
-        assert_eq!(pool.affinity.longest(forgotten, |_| true), None);
+    pool.remember(PoolMember(0), &prompt(4, 8));
+    for removed in [&prompts[0], &prompts[1], &prompt(3, 1)] {
+        assert_eq!(pool.affinity.longest(removed, |_| true), None);
     }
 }
 
@@ -102,8 +102,8 @@ fn lm_803_the_upstream_with_the_fewest_streams_for_its_weight_is_taken() {
     // Of equals the one that was idle for longest, and streams that ended do not count.
     let mut pool = pool(&[1, 1, 1]);
     assert_eq!(spread(&mut pool, 3), [0, 1, 2]);
-    pool.ended(Member(2), Ended::Well, at(1));
-    pool.ended(Member(1), Ended::Well, at(1));
+    pool.ended(PoolMember(2), StreamOutcome::Well, at(1));
+    pool.ended(PoolMember(1), StreamOutcome::Well, at(1));
     assert_eq!(spread(&mut pool, 3), [1, 2, 0]);
 }
 
@@ -111,13 +111,13 @@ fn lm_803_the_upstream_with_the_fewest_streams_for_its_weight_is_taken() {
 fn lm_803_a_candidate_with_too_many_streams_is_not_taken() {
     let mut pool = pool(&[1, 1]);
     let prompt = prompt(1, 1);
-    pool.remember(Member(0), &prompt);
+    pool.remember(PoolMember(0), &prompt);
     // With n streams at one of two, n > 2 · n / 2 + 4 never holds: the mean has them, too.
     for _ in 0..20 {
         assert_eq!(route(&mut pool, &prompt), 0);
     }
     let mut pool = self::pool(&[1, 1, 1, 1]);
-    pool.remember(Member(0), &prompt);
+    pool.remember(PoolMember(0), &prompt);
     // Of four: n > n / 2 + 4 from 9 on.
     for _ in 0..9 {
         assert_eq!(route(&mut pool, &prompt), 0);
@@ -129,154 +129,173 @@ fn lm_803_a_candidate_with_too_many_streams_is_not_taken() {
 #[test]
 fn lm_803_what_others_do_there_counts_and_what_was_abandoned() {
     let mut pool = pool(&[1, 1]);
-    pool.counts(Member(0), 2);
+    pool.counts(PoolMember(0), 2);
     assert_eq!(spread(&mut pool, 3), [1, 1, 0]);
-    pool.counts(Member(0), 0);
-    pool.probed(Member(1), Probe::Answered(Some(9)), at(1));
+    pool.counts(PoolMember(0), 0);
+    pool.probed(PoolMember(1), ProbeOutcome::Answered(Some(9)), at(1));
     assert_eq!(spread(&mut pool, 3), [0, 0, 0]);
     // Ours are among the nine.
-    pool.probed(Member(1), Probe::Answered(Some(2)), at(2));
+    pool.probed(PoolMember(1), ProbeOutcome::Answered(Some(2)), at(2));
     assert_eq!(spread(&mut pool, 2), [1, 1]);
 }
 
 #[test]
 fn lm_804_two_missed_probes_take_an_upstream_out_and_a_good_one_brings_it_back() {
     let mut pool = pool(&[1, 1]);
-    assert_eq!(pool.probe_at(Member(0)), Some(at(10)));
-    pool.probed(Member(0), Probe::Missed, at(10));
-    assert_eq!(pool.condition(Member(0)), Condition::Serving);
+    assert_eq!(pool.probe_at(PoolMember(0)), Some(at(10)));
+    pool.probed(PoolMember(0), ProbeOutcome::Missed, at(10));
+    assert_eq!(pool.condition(PoolMember(0)), Condition::Serving);
     // One that may hang is asked again soon.
-    assert_eq!(pool.probe_at(Member(0)), Some(at(11)));
-    assert!(pool.is_served(Some(Member(1))));
-    pool.probed(Member(0), Probe::Missed, at(100));
-    assert!(pool.is_served(None) && !pool.is_served(Some(Member(1))));
-    assert_eq!(pool.condition(Member(0)), Condition::Away);
+    assert_eq!(pool.probe_at(PoolMember(0)), Some(at(11)));
+    assert!(pool.is_served(Some(PoolMember(1))));
+    pool.probed(PoolMember(0), ProbeOutcome::Missed, at(100));
+    assert!(pool.is_served(None) && !pool.is_served(Some(PoolMember(1))));
+    assert_eq!(pool.condition(PoolMember(0)), Condition::Away);
     assert_eq!(spread(&mut pool, 3), [1, 1, 1]);
     // Waits double up to half a minute.
     let mut now = at(100);
     for wait in [1, 2, 4, 8, 16, 30, 30] {
         assert_eq!(
-            pool.probe_at(Member(0)),
+            pool.probe_at(PoolMember(0)),
             Some(now + Duration::from_secs(wait))
         );
         now = now + Duration::from_secs(wait);
-        pool.probed(Member(0), Probe::Missed, now);
+        pool.probed(PoolMember(0), ProbeOutcome::Missed, now);
     }
-    pool.probed(Member(0), Probe::Answered(None), now);
+    pool.probed(PoolMember(0), ProbeOutcome::Answered(None), now);
     assert_eq!(route(&mut pool, &[]), 0);
     // One that comes and goes is not trusted at once; one that held is.
-    for (held, wait) in [(29, 30), (30, 1)] {
-        now = now + Duration::from_secs(held);
-        pool.lost(Member(0), now);
+    for (retained, wait) in [(29, 30), (30, 1)] {
+        now = now + Duration::from_secs(retained);
+        pool.lost(PoolMember(0), now);
         assert_eq!(
-            pool.probe_at(Member(0)),
+            pool.probe_at(PoolMember(0)),
             Some(now + Duration::from_secs(wait))
         );
-        pool.probed(Member(0), Probe::Answered(None), now);
+        pool.probed(PoolMember(0), ProbeOutcome::Answered(None), now);
     }
 }
 
 #[test]
 fn lm_804_a_miss_between_good_probes_is_forgiven() {
     let mut pool = pool(&[1]);
-    for probe in [Probe::Missed, Probe::Answered(None), Probe::Missed] {
-        pool.probed(Member(0), probe, at(10));
+    for probe in [
+        ProbeOutcome::Missed,
+        ProbeOutcome::Answered(None),
+        ProbeOutcome::Missed,
+    ] {
+        pool.probed(PoolMember(0), probe, at(10));
     }
-    assert_eq!(pool.condition(Member(0)), Condition::Serving);
+    assert_eq!(pool.condition(PoolMember(0)), Condition::Serving);
 }
 
 #[test]
 fn lm_804_three_engine_errors_in_a_row_take_an_upstream_out() {
     let mut pool = pool(&[1, 1]);
-    let engine = Ended::Failed(Reason::EngineError);
-    for how in [engine, engine, Ended::Well, engine, Ended::Left, engine] {
-        pool.ended(Member(0), how, at(1));
-        assert_eq!(pool.condition(Member(0)), Condition::Serving);
+    let engine = StreamOutcome::Failed(LmtpReason::EngineError);
+    for how in [
+        engine,
+        engine,
+        StreamOutcome::Well,
+        engine,
+        StreamOutcome::Left,
+        engine,
+    ] {
+        pool.ended(PoolMember(0), how, at(1));
+        assert_eq!(pool.condition(PoolMember(0)), Condition::Serving);
     }
     // What the caller did wrong shows that the engine is there.
-    pool.ended(Member(0), Ended::Failed(Reason::InvalidValue), at(1));
+    pool.ended(
+        PoolMember(0),
+        StreamOutcome::Failed(LmtpReason::InvalidValue),
+        at(1),
+    );
     for how in [engine, engine] {
-        pool.ended(Member(0), how, at(1));
+        pool.ended(PoolMember(0), how, at(1));
     }
-    assert_eq!(pool.condition(Member(0)), Condition::Serving);
-    pool.ended(Member(0), engine, at(1));
-    assert_eq!(pool.condition(Member(0)), Condition::Away);
+    assert_eq!(pool.condition(PoolMember(0)), Condition::Serving);
+    pool.ended(PoolMember(0), engine, at(1));
+    assert_eq!(pool.condition(PoolMember(0)), Condition::Away);
 }
 
 #[test]
 fn lm_804_nobody_there_is_an_upstream_error_that_says_when_to_come_back() {
     let mut pool = pool(&[1, 1]);
-    pool.lost(Member(0), at(50));
-    let failed = Ended::Failed(Reason::ConnectionLost);
-    pool.ended(Member(1), failed, at(50));
-    let fault = pool.route(&[], None, at(50)).unwrap_err();
-    assert_eq!(fault.reason, Reason::UpstreamError);
-    assert!(fault.reason.is_retryable());
-    assert_eq!(fault.retry_after, Some(Duration::from_secs(1)));
-    pool.met(Member(1), at(51));
-    assert_eq!(pool.route(&[], None, at(51)), Ok(Member(1)));
+    pool.lost(PoolMember(0), at(50));
+    let failed = StreamOutcome::Failed(LmtpReason::ConnectionLost);
+    pool.ended(PoolMember(1), failed, at(50));
+    let error = pool.route(&[], None, at(50)).unwrap_err();
+    assert_eq!(error.reason, LmtpReason::UpstreamError);
+    assert!(error.reason.is_retryable());
+    assert_eq!(error.retry_after, Some(Duration::from_secs(1)));
+    pool.met(PoolMember(1), at(51));
+    assert_eq!(pool.route(&[], None, at(51)), Ok(PoolMember(1)));
     // Nor is one that was just lost asked again for the same stream.
-    assert!(pool.route(&[], Some(Member(1)), at(51)).is_err());
+    assert!(pool.route(&[], Some(PoolMember(1)), at(51)).is_err());
 }
 
 #[test]
 fn lm_805_one_that_drains_gets_nothing_new_until_it_has_gone_and_come_back() {
     let mut pool = pool(&[1, 1]);
     assert_eq!(spread(&mut pool, 2), [0, 1]);
-    pool.ended(Member(0), Ended::Failed(Reason::Draining), at(1));
+    pool.ended(
+        PoolMember(0),
+        StreamOutcome::Failed(LmtpReason::Draining),
+        at(1),
+    );
     assert_eq!(conditions(&pool), [Condition::Draining, Condition::Serving]);
     assert_eq!(spread(&mut pool, 2), [1, 1]);
     // A draining server still answers.
-    pool.probed(Member(0), Probe::Answered(None), at(10));
+    pool.probed(PoolMember(0), ProbeOutcome::Answered(None), at(10));
     assert_eq!(spread(&mut pool, 1), [1]);
-    pool.lost(Member(0), at(12));
-    pool.probed(Member(0), Probe::Answered(None), at(13));
+    pool.lost(PoolMember(0), at(12));
+    pool.probed(PoolMember(0), ProbeOutcome::Answered(None), at(13));
     assert_eq!(spread(&mut pool, 1), [0]);
 }
 
 #[test]
 fn lm_805_one_that_is_not_configured_any_more_comes_back_when_it_is() {
     let mut pool = pool(&[1, 1]);
-    pool.remove(Member(0));
-    assert_eq!(pool.condition(Member(0)), Condition::Draining);
+    pool.remove(PoolMember(0));
+    assert_eq!(pool.condition(PoolMember(0)), Condition::Draining);
     assert_eq!(spread(&mut pool, 2), [1, 1]);
-    pool.lost(Member(0), at(1));
-    pool.probed(Member(0), Probe::Answered(None), at(2));
-    assert_eq!(pool.probe_at(Member(0)), None);
+    pool.lost(PoolMember(0), at(1));
+    pool.probed(PoolMember(0), ProbeOutcome::Answered(None), at(2));
+    assert_eq!(pool.probe_at(PoolMember(0)), None);
     assert_eq!(spread(&mut pool, 2), [1, 1]);
-    pool.restore(Member(0), at(3));
-    assert_eq!(pool.probe_at(Member(0)), Some(at(3)));
+    pool.restore(PoolMember(0), at(3));
+    assert_eq!(pool.probe_at(PoolMember(0)), Some(at(3)));
     assert_eq!(spread(&mut pool, 1), [1]);
-    pool.probed(Member(0), Probe::Answered(None), at(3));
+    pool.probed(PoolMember(0), ProbeOutcome::Answered(None), at(3));
     assert_eq!(spread(&mut pool, 1), [0]);
     // One that was never gone is left as it is.
-    pool.restore(Member(1), at(4));
-    assert_eq!(pool.condition(Member(1)), Condition::Serving);
+    pool.restore(PoolMember(1), at(4));
+    assert_eq!(pool.condition(PoolMember(1)), Condition::Serving);
 }
 
-fn generate(change: impl FnOnce(&mut Generate)) -> Passage {
-    let mut wanted = Generate {
+fn generate(change: impl FnOnce(&mut GenerateRequest)) -> RelayedStream {
+    let mut wanted = GenerateRequest {
         prompt: vec![1, 2, 3],
         max_tokens: 9,
         temperature: 0.5,
-        ..Generate::default()
+        ..GenerateRequest::default()
     };
     change(&mut wanted);
-    Passage::new(Work::Generate(wanted), false)
+    RelayedStream::new(StreamDemand::Generate(wanted), false)
 }
 
-fn give(passage: &mut Passage, tokens: &[Token]) {
+fn give(passage: &mut RelayedStream, tokens: &[Token]) {
     for token in tokens {
-        let passed = passage.item(&mut Received {
+        let passed = passage.item(&mut ReceivedItem {
             token: Some(*token),
-            ..Received::default()
+            ..ReceivedItem::default()
         });
-        assert_eq!(passed, Passed::On);
+        assert_eq!(passed, RelayedItem::On);
     }
 }
 
-fn lost() -> Fault {
-    Fault::new(Reason::ConnectionLost, "gone")
+fn lost() -> LmtpError {
+    LmtpError::new(LmtpReason::ConnectionLost, "gone")
 }
 
 #[test]
@@ -289,26 +308,26 @@ fn lm_806_a_stream_without_an_item_is_sent_elsewhere_once_and_as_it_was() {
     let whole = passage.work();
     assert_eq!(passage.failed(lost()), Ok(()));
     assert_eq!(passage.work(), whole);
-    let fault = passage.failed(lost()).unwrap_err();
-    assert_eq!(fault.reason, Reason::UpstreamError);
-    assert!(fault.reason.is_retryable());
+    let error = passage.failed(lost()).unwrap_err();
+    assert_eq!(error.reason, LmtpReason::UpstreamError);
+    assert!(error.reason.is_retryable());
 }
 
 #[test]
 fn lm_806_after_items_it_goes_on_with_what_is_left() {
     let mut passage = generate(|wanted| wanted.min_tokens = 3);
     give(&mut passage, &[4, 5]);
-    for reason in [Reason::Draining, Reason::EngineDead] {
-        assert_eq!(passage.failed(Fault::new(reason, "")), Ok(()));
-        let Work::Generate(rest) = passage.work() else {
+    for reason in [LmtpReason::Draining, LmtpReason::EngineDead] {
+        assert_eq!(passage.failed(LmtpError::new(reason, "")), Ok(()));
+        let StreamDemand::Generate(rest) = passage.work() else {
             panic!("tokens");
         };
-        let expected = Generate {
+        let expected = GenerateRequest {
             prompt: passage.tokens().to_vec(),
             max_tokens: 9 - (rest.prompt.len() as u32 - 3),
             min_tokens: 3_u32.saturating_sub(rest.prompt.len() as u32 - 3),
             temperature: 0.5,
-            ..Generate::default()
+            ..GenerateRequest::default()
         };
         assert_eq!(rest, expected);
         give(&mut passage, &[6]);
@@ -323,7 +342,7 @@ fn lm_806_after_items_it_goes_on_with_what_is_left() {
         scored: vec![7, 8, 9],
         top_logprobs: 2,
     };
-    let mut passage = Passage::new(Work::Score(score), false);
+    let mut passage = RelayedStream::new(StreamDemand::Score(score), false);
     give(&mut passage, &[7]);
     assert_eq!(passage.failed(lost()), Ok(()));
     let rest = Score {
@@ -331,12 +350,12 @@ fn lm_806_after_items_it_goes_on_with_what_is_left() {
         scored: vec![8, 9],
         top_logprobs: 2,
     };
-    assert_eq!(passage.work(), Work::Score(rest));
+    assert_eq!(passage.work(), StreamDemand::Score(rest));
 }
 
 #[test]
 fn lm_806_what_looks_back_at_the_output_does_not_go_on() {
-    type Case = (&'static str, fn(&mut Generate), bool);
+    type Case = (&'static str, fn(&mut GenerateRequest), bool);
     let cases: [Case; 8] = [
         ("plain", |_| {}, true),
         (
@@ -375,23 +394,23 @@ fn lm_806_what_looks_back_at_the_output_does_not_go_on() {
         give(&mut passage, &[4]);
         let outcome = passage.failed(lost());
         assert_eq!(outcome.is_ok(), goes_on, "{what}");
-        if let Err(fault) = outcome {
-            assert_eq!(fault.reason, Reason::UpstreamError, "{what}");
+        if let Err(error) = outcome {
+            assert_eq!(error.reason, LmtpReason::UpstreamError, "{what}");
         }
     }
 }
 
 /// A seeded stream that was lost after three tokens: it is computed again from its beginning, penalties and all.
-fn repeated() -> (Passage, Work) {
-    let wanted = Generate {
+fn repeated() -> (RelayedStream, StreamDemand) {
+    let wanted = GenerateRequest {
         prompt: vec![1, 2],
         max_tokens: 9,
         seed: Some(1),
         temperature: 1.0,
         presence_penalty: 0.5,
-        ..Generate::default()
+        ..GenerateRequest::default()
     };
-    let mut passage = Passage::new(Work::Generate(wanted), true);
+    let mut passage = RelayedStream::new(StreamDemand::Generate(wanted), true);
     let whole = passage.work();
     give(&mut passage, &[4, 5, 6]);
     assert!(passage.can_move());
@@ -399,11 +418,11 @@ fn repeated() -> (Passage, Work) {
     (passage, whole)
 }
 
-fn one(token: Token, finish: Option<Finish>) -> Received {
-    Received {
+fn one(token: Token, finish: Option<StreamFinish>) -> ReceivedItem {
+    ReceivedItem {
         token: Some(token),
         finish,
-        ..Received::default()
+        ..ReceivedItem::default()
     }
 }
 
@@ -412,22 +431,22 @@ fn lm_806_a_promised_seed_is_kept_by_computing_the_stream_again() {
     let (mut passage, whole) = repeated();
     assert_eq!(passage.work(), whole);
     for known in [4, 5] {
-        assert_eq!(passage.item(&mut one(known, None)), Passed::Known);
+        assert_eq!(passage.item(&mut one(known, None)), RelayedItem::Known);
     }
     // Lost once more before anything new: the other way round is the last.
     assert_eq!(passage.failed(lost()), Ok(()));
     assert!(!passage.can_move());
     for known in [4, 5, 6] {
-        assert_eq!(passage.item(&mut one(known, None)), Passed::Known);
+        assert_eq!(passage.item(&mut one(known, None)), RelayedItem::Known);
     }
-    let mut end = one(7, Some(Finish::Length));
-    let usage = Usage {
+    let mut end = one(7, Some(StreamFinish::Length));
+    let usage = StreamUsage {
         prompt_tokens: 2,
         cached_tokens: 0,
         completion_tokens: 4,
     };
     end.usage = Some(usage);
-    assert_eq!(passage.item(&mut end), Passed::On);
+    assert_eq!(passage.item(&mut end), RelayedItem::On);
     assert_eq!(end.usage, Some(usage), "all of it was computed there");
     assert_eq!(passage.tokens(), [1, 2, 4, 5, 6, 7]);
 }
@@ -437,31 +456,34 @@ fn lm_806_a_promised_seed_is_kept_by_computing_the_stream_again() {
 fn lm_806_another_text_for_the_same_seed_is_an_error() {
     for item in [
         one(9, None),
-        one(4, Some(Finish::Stop)),
-        Received {
-            finish: Some(Finish::Length),
-            ..Received::default()
+        one(4, Some(StreamFinish::Stop)),
+        ReceivedItem {
+            finish: Some(StreamFinish::Length),
+            ..ReceivedItem::default()
         },
     ] {
         let (mut passage, _) = repeated();
-        let Passed::Differs(fault) = passage.item(&mut item.clone()) else {
+        let RelayedItem::Differs(error) = passage.item(&mut item.clone()) else {
             panic!("{item:?}");
         };
-        assert_eq!(fault.reason, Reason::UpstreamError);
-        assert!(fault.message.contains("seed"), "{}", fault.message);
+        assert_eq!(error.reason, LmtpReason::UpstreamError);
+        assert!(error.message.contains("seed"), "{}", error.message);
     }
 }
 
 #[test]
 fn lm_806_other_errors_end_the_stream_as_they_are() {
-    for &reason in Reason::ALL {
+    for &reason in LmtpReason::ALL {
         let is_loss = matches!(
             reason,
-            Reason::ConnectionLost | Reason::Draining | Reason::EngineDead | Reason::Timeout
+            LmtpReason::ConnectionLost
+                | LmtpReason::Draining
+                | LmtpReason::EngineDead
+                | LmtpReason::Timeout
         );
-        let fault = Fault::new(reason, "as it came");
-        let outcome = generate(|_| {}).failed(fault.clone());
-        assert_eq!(outcome, if is_loss { Ok(()) } else { Err(fault) });
+        let error = LmtpError::new(reason, "as it came");
+        let outcome = generate(|_| {}).failed(error.clone());
+        assert_eq!(outcome, if is_loss { Ok(()) } else { Err(error) });
     }
 }
 
@@ -471,52 +493,52 @@ fn lm_806_the_seam_does_not_show_in_stops_and_usage() {
     let mut passage = generate(|wanted| wanted.stop_tokens = vec![vec![4, 5]]);
     give(&mut passage, &[4]);
     passage.failed(lost()).unwrap();
-    let mut item = Received {
+    let mut item = ReceivedItem {
         token: Some(5),
-        usage: Some(Usage {
+        usage: Some(StreamUsage {
             prompt_tokens: 4,
             cached_tokens: 4,
             completion_tokens: 1,
         }),
-        ..Received::default()
+        ..ReceivedItem::default()
     };
-    assert_eq!(passage.item(&mut item), Passed::On);
-    assert_eq!(item.finish, Some(Finish::Stop));
-    let told = item.usage.take();
-    item.finish = Some(Finish::Length);
+    assert_eq!(passage.item(&mut item), RelayedItem::On);
+    assert_eq!(item.finish, Some(StreamFinish::Stop));
+    let received = item.usage.take();
+    item.finish = Some(StreamFinish::Length);
     give(&mut passage, &[4]);
-    assert_eq!(passage.item(&mut item), Passed::On);
+    assert_eq!(passage.item(&mut item), RelayedItem::On);
     assert_eq!(
         item.finish,
-        Some(Finish::Stop),
+        Some(StreamFinish::Stop),
         "also as the last that there may be"
     );
-    let usage = Usage {
+    let usage = StreamUsage {
         prompt_tokens: 3,
         cached_tokens: 3,
         completion_tokens: 2,
     };
-    assert_eq!(told, Some(usage));
+    assert_eq!(received, Some(usage));
 }
 
 /// What is asked of a base upstream.
-fn asked(passage: &mut Passage) -> Generate {
+fn asked(passage: &mut RelayedStream) -> GenerateRequest {
     match passage.base_work() {
-        Work::Generate(wanted) => wanted,
-        Work::Score(_) => panic!("tokens"),
+        StreamDemand::Generate(wanted) => wanted,
+        StreamDemand::Score(_) => panic!("tokens"),
     }
 }
 
-fn last(token: Token) -> Received {
-    Received {
+fn last(token: Token) -> ReceivedItem {
+    ReceivedItem {
         token: Some(token),
-        finish: Some(Finish::Length),
-        usage: Some(Usage {
+        finish: Some(StreamFinish::Length),
+        usage: Some(StreamUsage {
             prompt_tokens: 3,
             cached_tokens: 0,
             completion_tokens: 2,
         }),
-        ..Received::default()
+        ..ReceivedItem::default()
     }
 }
 
@@ -536,7 +558,7 @@ fn lm_704_a_minimum_of_tokens_is_asked_for_first_and_with_its_ends_forbidden() {
     assert_eq!(*first.logit_bias, forbidden);
     give(&mut passage, &[6]);
     let mut seam = last(4);
-    assert_eq!(passage.item(&mut seam), Passed::OnAndAgain);
+    assert_eq!(passage.item(&mut seam), RelayedItem::OnAndAgain);
     assert_eq!((seam.finish, seam.usage), (None, None));
     let rest = asked(&mut passage);
     assert_eq!(rest.prompt, [1, 2, 3, 6, 4]);
@@ -546,8 +568,8 @@ fn lm_704_a_minimum_of_tokens_is_asked_for_first_and_with_its_ends_forbidden() {
     // It stops across the seam, too.
     let mut item = last(5);
     item.finish = None;
-    assert_eq!(passage.item(&mut item), Passed::On);
-    assert_eq!(item.finish, Some(Finish::Stop));
+    assert_eq!(passage.item(&mut item), RelayedItem::On);
+    assert_eq!(item.finish, Some(StreamFinish::Stop));
     assert_eq!(item.usage.map(|usage| usage.completion_tokens), Some(4));
 }
 
@@ -555,8 +577,8 @@ fn lm_704_a_minimum_of_tokens_is_asked_for_first_and_with_its_ends_forbidden() {
 fn lm_704_a_minimum_ends_where_the_stream_does_and_needs_to_be_possible() {
     // As many as there are at most; and a stop that its last token completes.
     for (most, stop, expect) in [
-        (2, vec![9, 9], Finish::Length),
-        (5, vec![6, 4], Finish::Stop),
+        (2, vec![9, 9], StreamFinish::Length),
+        (5, vec![6, 4], StreamFinish::Stop),
     ] {
         let mut passage = generate(|wanted| {
             wanted.min_tokens = 2;
@@ -567,7 +589,7 @@ fn lm_704_a_minimum_ends_where_the_stream_does_and_needs_to_be_possible() {
         assert_eq!(asked(&mut passage).max_tokens, 2);
         give(&mut passage, &[6]);
         let mut item = last(4);
-        assert_eq!(passage.item(&mut item), Passed::On);
+        assert_eq!(passage.item(&mut item), RelayedItem::On);
         assert_eq!(item.finish, Some(expect));
     }
     // Lost within it: what is left of it is asked for again.
@@ -575,13 +597,13 @@ fn lm_704_a_minimum_ends_where_the_stream_does_and_needs_to_be_possible() {
     assert_eq!(asked(&mut passage).max_tokens, 3);
     give(&mut passage, &[4, 5]);
     passage.failed(lost()).unwrap();
-    let Work::Generate(elsewhere) = passage.work() else {
+    let StreamDemand::Generate(other) = passage.work() else {
         panic!("tokens");
     };
-    assert_eq!((elsewhere.max_tokens, elsewhere.min_tokens), (7, 1));
+    assert_eq!((other.max_tokens, other.min_tokens), (7, 1));
     assert_eq!(asked(&mut passage).max_tokens, 1);
     // Whoever looks back would see the seam, and without ends nothing is known to forbid: it is left to be refused.
-    type Case = fn(&mut Generate);
+    type Case = fn(&mut GenerateRequest);
     let cases: [(Case, &[Token]); 2] = [
         (|wanted| wanted.presence_penalty = 1.0, &[8]),
         (|_| {}, &[]),
@@ -603,8 +625,8 @@ fn lm_805_an_upstream_that_is_added_is_asked_once_it_has_answered() {
     assert_eq!(pool.probe_at(added), Some(at(5)));
     assert_eq!(pool.condition(added), Condition::Away);
     assert_eq!(spread(&mut pool, 2), [0, 0]);
-    pool.probed(added, Probe::Answered(None), at(5));
+    pool.probed(added, ProbeOutcome::Answered(None), at(5));
     assert_eq!(spread(&mut pool, 3), [1, 1, 1]);
-    pool.weigh(Member(0), 9);
+    pool.set_weight(PoolMember(0), 9);
     assert_eq!(spread(&mut pool, 3), [0, 0, 0]);
 }

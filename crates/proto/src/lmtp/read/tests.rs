@@ -1,40 +1,45 @@
 use super::*;
-use crate::lmtp::Models as _;
-use crate::lmtp::fuzz::Shelf;
+use crate::lmtp::ModelLookup as _;
+use crate::lmtp::fuzz::FuzzModels;
 
-fn with(word: &str, model: &str, members: &str, limits: &Limits) -> Result<Generate, Fault> {
+fn with(
+    word: &str,
+    model: &str,
+    members: &str,
+    limits: &ConnectionLimits,
+) -> Result<GenerateRequest, LmtpError> {
     let text = format!("{word} {{{members}}}");
     let (command, _) = command(&text).expect("a message");
-    let members = Members::of(command.payload, Features::NONE).expect("an object");
-    let model = Shelf.find(model).unwrap();
+    let members = PayloadMembers::of(command.payload, Features::NONE).expect("an object");
+    let model = FuzzModels.find(model).unwrap();
     let prompt = members.tokens("prompt", &model)?;
     if word == "SCORE" {
         let Score { prompt, scored, .. } = score(&members, &model, prompt)?;
-        return Ok(Generate {
+        return Ok(GenerateRequest {
             prompt,
             stop_tokens: vec![scored],
-            ..Generate::default()
+            ..GenerateRequest::default()
         });
     }
     generate(&members, &model, limits, false, prompt)
 }
 
-fn read(members: &str) -> Result<Generate, Fault> {
-    with("GENERATE", "tiny", members, &Limits::default())
+fn read(members: &str) -> Result<GenerateRequest, LmtpError> {
+    with("GENERATE", "tiny", members, &ConnectionLimits::default())
 }
 
 /// With a prompt.
-fn said(members: &str) -> Result<Generate, Fault> {
+fn parse(members: &str) -> Result<GenerateRequest, LmtpError> {
     read(&format!(r#""prompt":[1],{members}"#))
 }
 
-fn refused(members: &str) -> Reason {
-    match said(members) {
+fn refused(members: &str) -> LmtpReason {
+    match parse(members) {
         Ok(read) => panic!("{members} is {read:?}"),
-        Err(fault) => {
+        Err(error) => {
             let name = members.split('"').nth(1).unwrap();
-            assert!(fault.message.contains(name), "{members}: {}", fault.message);
-            fault.reason
+            assert!(error.message.contains(name), "{members}: {}", error.message);
+            error.reason
         }
     }
 }
@@ -46,7 +51,7 @@ fn lm_301_what_lmql_sends_is_read() {
         r#""stream_id": 3, "logit_bias": {"5": 100, "300": -100}, "top_p": 0.5, "top_k": 3, "#,
         r#""repetition_penalty": 1.5, "presence_penalty": -1, "frequency_penalty": 0.25, "length_penalty": 2"#
     ));
-    let expected = Generate {
+    let expected = GenerateRequest {
         prompt: vec![256, 72],
         max_tokens: 16,
         temperature: 1.2,
@@ -57,7 +62,7 @@ fn lm_301_what_lmql_sends_is_read() {
         repetition_penalty: 1.5,
         presence_penalty: -1.0,
         frequency_penalty: 0.25,
-        ..Generate::default()
+        ..GenerateRequest::default()
     };
     assert_eq!(read, Ok(expected));
 }
@@ -65,24 +70,24 @@ fn lm_301_what_lmql_sends_is_read() {
 /// LM-205: null is absent.
 #[test]
 fn lm_301_defaults_are_the_pages() {
-    let read = said(
+    let read = parse(
         r#""max_tokens":null,"temperature":null,"top_logprobs":null,"logit_bias":null,"stop":null,"seed":null,"ignore_eos":null"#,
     )
     .unwrap();
-    let expected = Generate {
+    let expected = GenerateRequest {
         prompt: vec![1],
         max_tokens: 32,
         temperature: 0.0,
         top_logprobs: 1,
-        ..Generate::default()
+        ..GenerateRequest::default()
     };
     assert_eq!(read, expected);
 }
 
 #[test]
 fn lm_303_prompts_are_lists_of_ids() {
-    use Reason::{InvalidType, InvalidValue, MissingRequiredParameter};
-    for (members, reason, says) in [
+    use LmtpReason::{InvalidType, InvalidValue, MissingRequiredParameter};
+    for (members, reason, states) in [
         (r#""a":1"#, MissingRequiredParameter, "'prompt'"),
         (r#""prompt":null"#, MissingRequiredParameter, "'prompt'"),
         (r#""prompt":"Hi""#, InvalidType, "'prompt'"),
@@ -102,9 +107,13 @@ fn lm_303_prompts_are_lists_of_ids() {
             "index 0",
         ),
     ] {
-        let fault = read(members).unwrap_err();
-        assert_eq!(fault.reason, reason, "{members}");
-        assert!(fault.message.contains(says), "{members}: {}", fault.message);
+        let error = read(members).unwrap_err();
+        assert_eq!(error.reason, reason, "{members}");
+        assert!(
+            error.message.contains(states),
+            "{members}: {}",
+            error.message
+        );
     }
     assert_eq!(read(r#""prompt":[ 1.0, 257 ]"#).unwrap().prompt, [1, 257]);
 }
@@ -114,8 +123,8 @@ fn lm_303_an_empty_prompt_begins_a_text() {
     for empty in ["[]", "[null]", "[ ]"] {
         let members = format!(r#""prompt":{empty}"#);
         assert_eq!(read(&members).unwrap().prompt, [256]);
-        let fault = with("GENERATE", "bare", &members, &Limits::default()).unwrap_err();
-        assert_eq!(fault.reason, Reason::InvalidValue);
+        let error = with("GENERATE", "bare", &members, &ConnectionLimits::default()).unwrap_err();
+        assert_eq!(error.reason, LmtpReason::InvalidValue);
     }
 }
 
@@ -181,11 +190,11 @@ const RANGES: &[Range] = &[
 /// LM-1201: at the limit, and one past it.
 #[test]
 fn lm_304_members_are_in_range_or_refused() {
-    use Reason::{InvalidType, InvalidValue};
+    use LmtpReason::{InvalidType, InvalidValue};
     for &(name, good, bad, wrong) in RANGES {
         for value in good {
             let members = format!("\"{name}\":{value}");
-            assert!(said(&members).is_ok(), "{members}");
+            assert!(parse(&members).is_ok(), "{members}");
         }
         for value in bad {
             assert_eq!(
@@ -202,25 +211,30 @@ fn lm_304_members_are_in_range_or_refused() {
             );
         }
     }
-    assert_eq!(refused(r#""num_samples":2"#), Reason::UnsupportedOperation);
-    assert_eq!(said(r#""seed":-1"#).unwrap().seed, Some(u64::MAX));
-    assert_eq!(said(r#""top_k":-1"#).unwrap().top_k, 0);
-    assert_eq!(said(r#""max_tokens":1e300"#).unwrap().max_tokens, u32::MAX);
+    assert_eq!(
+        refused(r#""num_samples":2"#),
+        LmtpReason::UnsupportedOperation
+    );
+    assert_eq!(parse(r#""seed":-1"#).unwrap().seed, Some(u64::MAX));
+    assert_eq!(parse(r#""top_k":-1"#).unwrap().top_k, 0);
+    assert_eq!(parse(r#""max_tokens":1e300"#).unwrap().max_tokens, u32::MAX);
 }
 
 #[test]
 fn lm_205_of_repeated_members_the_last_wins() {
     assert_eq!(
-        said(r#""max_tokens":0,"max_tokens":7"#).unwrap().max_tokens,
+        parse(r#""max_tokens":0,"max_tokens":7"#)
+            .unwrap()
+            .max_tokens,
         7
     );
     assert_eq!(
-        said(r#""max_tokens":7,"max_tokens":null"#)
+        parse(r#""max_tokens":7,"max_tokens":null"#)
             .unwrap()
             .max_tokens,
         32
     );
-    assert_eq!(said(r#""max_t\u006fkens":5"#).unwrap().max_tokens, 5);
+    assert_eq!(parse(r#""max_t\u006fkens":5"#).unwrap().max_tokens, 5);
 }
 
 /// D-20: additive as sent.
@@ -244,7 +258,7 @@ fn lm_305_biases_are_added_by_id() {
             ],
         ),
     ] {
-        let read = said(&format!(r#""logit_bias":{sent}"#)).unwrap();
+        let read = parse(&format!(r#""logit_bias":{sent}"#)).unwrap();
         assert_eq!(read.logit_bias[..], expected[..], "{sent}");
     }
     for sent in [
@@ -266,7 +280,7 @@ fn lm_305_biases_are_added_by_id() {
     ] {
         assert_eq!(
             refused(&format!(r#""logit_bias":{sent}"#)),
-            Reason::InvalidValue,
+            LmtpReason::InvalidValue,
             "{sent}"
         );
     }
@@ -278,16 +292,16 @@ fn lm_305_a_bias_that_forbids_everything_is_refused() {
         let entries: Vec<_> = (0..count).map(|id| format!("\"{id}\":-Infinity")).collect();
         format!(r#""logit_bias":{{{}}}"#, entries.join(","))
     };
-    assert!(said(&all(257)).is_ok());
-    assert_eq!(refused(&all(258)), Reason::ConstraintFailed);
+    assert!(parse(&all(257)).is_ok());
+    assert_eq!(refused(&all(258)), LmtpReason::ConstraintFailed);
 }
 
 /// LM-1201
 #[test]
 fn lm_305_biases_have_a_limit() {
-    let limits = Limits {
+    let limits = ConnectionLimits {
         max_biases: 2,
-        ..Limits::default()
+        ..ConnectionLimits::default()
     };
     let read = |bias: &str| {
         with(
@@ -300,7 +314,7 @@ fn lm_305_biases_have_a_limit() {
     assert!(read(r#"{"1":1,"2":1}"#).is_ok());
     assert_eq!(
         read(r#"{"1":1,"2":1,"900":1}"#).unwrap_err().reason,
-        Reason::InvalidValue
+        LmtpReason::InvalidValue
     );
 }
 
@@ -311,22 +325,22 @@ fn lm_306_a_prompt_is_shorter_than_the_context() {
     assert_eq!(read(&prompt(4_095)).unwrap().prompt.len(), 4_095);
     assert_eq!(
         read(&prompt(4_096)).unwrap_err().reason,
-        Reason::ContextLengthExceeded
+        LmtpReason::ContextLengthExceeded
     );
 }
 
 /// LM-1201, D-20
 #[test]
 fn lm_307_stops_are_texts_or_tokens() {
-    use Reason::{InvalidType, InvalidValue};
-    assert_eq!(said(r#""stop":"\n""#).unwrap().stop, ["\n"]);
+    use LmtpReason::{InvalidType, InvalidValue};
+    assert_eq!(parse(r#""stop":"\n""#).unwrap().stop, ["\n"]);
     assert_eq!(
-        said(r#""stop":["a","b\u00e9"]"#).unwrap().stop,
+        parse(r#""stop":["a","b\u00e9"]"#).unwrap().stop,
         ["a", "b\u{e9}"]
     );
-    assert_eq!(said(r#""stop":[]"#).unwrap().stop, [""; 0]);
+    assert_eq!(parse(r#""stop":[]"#).unwrap().stop, [""; 0]);
     assert_eq!(
-        said(r#""stop_tokens":[10,[1,2]]"#).unwrap().stop_tokens,
+        parse(r#""stop_tokens":[10,[1,2]]"#).unwrap().stop_tokens,
         [vec![10], vec![1, 2]]
     );
     for (sent, reason) in [
@@ -346,30 +360,30 @@ fn lm_307_stops_are_texts_or_tokens() {
         let stop = format!("\"{}\"", "x".repeat(bytes));
         format!(r#""stop":[{}]"#, vec![stop; count].join(","))
     };
-    assert!(said(&strings(64, 1_024)).is_ok());
+    assert!(parse(&strings(64, 1_024)).is_ok());
     assert_eq!(refused(&strings(65, 1)), InvalidValue);
     assert_eq!(refused(&strings(1, 1_025)), InvalidValue);
     let lists = |count: usize, ids: usize| {
         let list = format!("[{}]", vec!["1"; ids].join(","));
         format!(r#""stop_tokens":[{}]"#, vec![list; count].join(","))
     };
-    assert!(said(&lists(64, 64)).is_ok());
+    assert!(parse(&lists(64, 64)).is_ok());
     assert_eq!(refused(&lists(65, 1)), InvalidValue);
     assert_eq!(refused(&lists(1, 65)), InvalidValue);
-    let fault = with(
+    let error = with(
         "GENERATE",
         "bare",
         r#""prompt":[1],"stop":"x""#,
-        &Limits::default(),
+        &ConnectionLimits::default(),
     );
-    assert_eq!(fault.unwrap_err().reason, Reason::UnsupportedOperation);
+    assert_eq!(error.unwrap_err().reason, LmtpReason::UnsupportedOperation);
 }
 
 /// LM-312: an empty prompt stays empty, nothing precedes the first token.
 #[test]
 fn lm_313_a_score_has_something_to_score() {
-    use Reason::{ContextLengthExceeded, InvalidType, InvalidValue, MissingRequiredParameter};
-    let score = |members: &str| with("SCORE", "tiny", members, &Limits::default());
+    use LmtpReason::{ContextLengthExceeded, InvalidType, InvalidValue, MissingRequiredParameter};
+    let score = |members: &str| with("SCORE", "tiny", members, &ConnectionLimits::default());
     let read = score(r#""prompt":[],"scored":[1,2],"max_tokens":"x""#).unwrap();
     assert_eq!((read.prompt, &*read.stop_tokens[0]), (vec![], &[1, 2][..]));
     assert_eq!(

@@ -1,7 +1,4 @@
 //! Token sequences that a client names once and continues again and again (LM-941 to LM-943).
-//!
-//! Owns: [`Buffers`], their quota and their time. Refuses to know: caches of the engine; equal prefixes are found there
-//! without names.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,13 +6,13 @@ use std::time::Duration;
 use bytestring::ByteString;
 use serde::Serialize;
 
-use super::Session;
-use super::extended::{Extended, Keep};
-use super::text::About;
-use crate::lmtp::json::Value;
-use crate::lmtp::read::Members;
+use super::LmtpSession;
+use super::extended::{BufferRequest, ExtendedStream};
+use super::text::RequestSubject;
+use crate::lmtp::json::RawValue;
+use crate::lmtp::read::PayloadMembers;
 use crate::lmtp::write::{self, member};
-use crate::lmtp::{Fault, Id, Limits, Model, Models, Reason};
+use crate::lmtp::{ConnectionLimits, LmtpError, LmtpModelInfo, LmtpReason, ModelLookup, StreamId};
 use crate::steer::Token;
 use crate::time::Time;
 
@@ -39,7 +36,7 @@ pub(super) struct Buffers {
 
 /// What is said of a buffer that was made.
 #[derive(Serialize)]
-struct Made<'a> {
+struct BufferReply<'a> {
     id: &'a str,
     len: usize,
     /// Nothing is computed before it is asked for.
@@ -54,22 +51,22 @@ struct Dropped<'a> {
 }
 
 /// What a BUFFER did.
-enum Done {
+enum BufferOutcome {
     Made { len: usize, ttl: Duration },
     Dropped(bool),
 }
 
 impl Buffers {
     /// The tokens of a buffer, which are used now.
-    fn get(&mut self, name: &str, model: &str, now: Time) -> Result<&[Token], Fault> {
+    fn get(&mut self, name: &str, model: &str, now: Time) -> Result<&[Token], LmtpError> {
         self.named.retain(|_, buffer| buffer.expires > now);
         let buffer = self.named.get_mut(name).ok_or_else(|| {
             let message = "there is no buffer of this name; send the full prompt";
-            Fault::new(Reason::BufferNotFound, message)
+            LmtpError::new(LmtpReason::BufferNotFound, message)
         })?;
         if buffer.model != model {
             let message = "the buffer belongs to another model";
-            return Err(Fault::new(Reason::InvalidValue, message));
+            return Err(LmtpError::new(LmtpReason::InvalidValue, message));
         }
         self.uses += 1;
         buffer.used = self.uses;
@@ -77,7 +74,7 @@ impl Buffers {
         Ok(&buffer.tokens)
     }
 
-    fn put(&mut self, name: String, mut buffer: Buffer, limits: &Limits) {
+    fn put(&mut self, name: String, mut buffer: Buffer, limits: &ConnectionLimits) {
         let quota = buffer.quota;
         self.uses += 1;
         buffer.used = self.uses;
@@ -97,7 +94,7 @@ impl Buffers {
 
 impl Buffers {
     /// Takes over what another connection has named; what is named here stays.
-    pub(super) fn take_over(&mut self, other: Self, now: Time, limits: &Limits) {
+    pub(super) fn take_over(&mut self, other: Self, now: Time, limits: &ConnectionLimits) {
         let mut others: Vec<_> = other.named.into_iter().collect();
         others.retain(|(name, buffer)| buffer.expires > now && !self.named.contains_key(name));
         others.sort_by_key(|(_, buffer)| buffer.used);
@@ -107,33 +104,33 @@ impl Buffers {
     }
 }
 
-impl Session {
+impl LmtpSession {
     /// Makes, replaces or drops a buffer.
     pub(super) fn buffer(
         &mut self,
-        id: &Id,
-        members: &Members<'_>,
-        models: &dyn Models,
+        id: &StreamId,
+        members: &PayloadMembers<'_>,
+        models: &dyn ModelLookup,
         now: Time,
     ) {
         let done = self.about(members, models, |session, about| {
             let name = members.name("buffer", &session.config.limits)?;
             let name = name.ok_or_else(|| {
                 let message = "'buffer' is required: a name for it";
-                Fault::new(Reason::MissingRequiredParameter, message)
+                LmtpError::new(LmtpReason::MissingRequiredParameter, message)
             })?;
             let done = session.change_buffer(members, about, &name, now)?;
             Ok((name, done))
         });
         match done {
-            Err(fault) => self.request_failed(id, &fault),
+            Err(error) => self.request_failed(id, &error),
             Ok((name, done)) => self.outbound.notice(|out| {
                 write::answer(out, id, |out| match done {
-                    Done::Dropped(dropped) => {
+                    BufferOutcome::Dropped(dropped) => {
                         member(out, "buffer", &Dropped { id: &name, dropped });
                     }
-                    Done::Made { len, ttl } => {
-                        let made = Made {
+                    BufferOutcome::Made { len, ttl } => {
+                        let made = BufferReply {
                             id: &name,
                             len,
                             cached: 0,
@@ -148,20 +145,22 @@ impl Session {
 
     fn change_buffer(
         &mut self,
-        members: &Members<'_>,
-        about: About<'_>,
+        members: &PayloadMembers<'_>,
+        about: RequestSubject<'_>,
         name: &str,
         now: Time,
-    ) -> Result<Done, Fault> {
+    ) -> Result<BufferOutcome, LmtpError> {
         if members.flag("drop")? == Some(true) {
-            return Ok(Done::Dropped(self.buffers.named.remove(name).is_some()));
+            return Ok(BufferOutcome::Dropped(
+                self.buffers.named.remove(name).is_some(),
+            ));
         }
         let mut tokens = self
             .part_of(members, "from", about, now)?
             .unwrap_or_default();
         if members.value("append").is_some() && members.value("append_text").is_some() {
             let message = "'append' and 'append_text' exclude each other; send one";
-            return Err(Fault::new(Reason::InvalidValue, message));
+            return Err(LmtpError::new(LmtpReason::InvalidValue, message));
         }
         if members.value("append_text").is_some() {
             let begins = tokens.is_empty();
@@ -173,7 +172,7 @@ impl Session {
         let quota = self.buffer_quota(about.model);
         if tokens.len() > quota {
             let message = format!("a buffer must have at most {quota} tokens");
-            return Err(Fault::new(Reason::InvalidValue, message));
+            return Err(LmtpError::new(LmtpReason::InvalidValue, message));
         }
         let asked = members.integer("ttl_s", "at least 1", |ttl| ttl >= 1)?;
         let asked = asked.map(|ttl| Duration::from_secs(u64::try_from(ttl).unwrap_or(u64::MAX)));
@@ -188,7 +187,7 @@ impl Session {
             (ttl, quota),
             now,
         );
-        Ok(Done::Made { len, ttl })
+        Ok(BufferOutcome::Made { len, ttl })
     }
 
     fn put_buffer(
@@ -210,7 +209,7 @@ impl Session {
         self.buffers.put(name, buffer, &self.config.limits);
     }
 
-    fn buffer_quota(&self, model: &Model) -> usize {
+    fn buffer_quota(&self, model: &LmtpModelInfo) -> usize {
         model
             .max_context
             .unwrap_or(CONTEXT_UNKNOWN)
@@ -220,30 +219,30 @@ impl Session {
     /// The prefix of a request, if it has one.
     pub(super) fn prefix(
         &mut self,
-        members: &Members<'_>,
-        about: About<'_>,
+        members: &PayloadMembers<'_>,
+        about: RequestSubject<'_>,
         now: Time,
-    ) -> Result<Option<Vec<Token>>, Fault> {
+    ) -> Result<Option<Vec<Token>>, LmtpError> {
         self.part_of(members, "prefix", about, now)
     }
 
     /// `{"buffer": name, "len": n}` under this name: so many tokens of that buffer, or all.
     fn part_of(
         &mut self,
-        members: &Members<'_>,
+        members: &PayloadMembers<'_>,
         name: &str,
-        about: About<'_>,
+        about: RequestSubject<'_>,
         now: Time,
-    ) -> Result<Option<Vec<Token>>, Fault> {
+    ) -> Result<Option<Vec<Token>>, LmtpError> {
         let Some(value) = members.value(name) else {
             return Ok(None);
         };
-        let wrong = |reason, what: &str| Fault::new(reason, format!("'{name}' must be {what}"));
+        let wrong = |reason, what: &str| LmtpError::new(reason, format!("'{name}' must be {what}"));
         let shape = "{\"buffer\": name, \"len\": number}";
         let entries = value
             .members()
-            .ok_or_else(|| wrong(Reason::InvalidType, shape))?;
-        let (mut buffer, mut len): (Option<Value<'_>>, Option<Value<'_>>) = (None, None);
+            .ok_or_else(|| wrong(LmtpReason::InvalidType, shape))?;
+        let (mut buffer, mut len): (Option<RawValue<'_>>, Option<RawValue<'_>>) = (None, None);
         for (key, value) in entries {
             match &*key {
                 "buffer" => buffer = Some(value),
@@ -251,8 +250,8 @@ impl Session {
                 _ => {}
             }
         }
-        let buffer = buffer.and_then(Value::string);
-        let buffer = buffer.ok_or_else(|| wrong(Reason::InvalidType, shape))?;
+        let buffer = buffer.and_then(RawValue::string);
+        let buffer = buffer.ok_or_else(|| wrong(LmtpReason::InvalidType, shape))?;
         let tokens = self.buffers.get(&buffer, about.name, now)?;
         let len = match len.filter(|len| !len.is_null()) {
             None => tokens.len(),
@@ -260,7 +259,7 @@ impl Session {
                 let len = len.integer().and_then(|len| usize::try_from(len).ok());
                 let len = len.filter(|len| *len <= tokens.len());
                 let range = "a part of the buffer: 'len' from 0 to its length";
-                len.ok_or_else(|| wrong(Reason::InvalidValue, range))?
+                len.ok_or_else(|| wrong(LmtpReason::InvalidValue, range))?
             }
         };
         Ok(Some(tokens[..len].to_vec()))
@@ -269,18 +268,18 @@ impl Session {
     /// The buffer that a stream leaves behind, if it asked for one.
     pub(super) fn keep(
         &self,
-        members: &Members<'_>,
-        about: About<'_>,
+        members: &PayloadMembers<'_>,
+        about: RequestSubject<'_>,
         samples: usize,
-    ) -> Result<Option<Keep>, Fault> {
+    ) -> Result<Option<BufferRequest>, LmtpError> {
         let Some(buffer) = members.name("keep", &self.config.limits)? else {
             return Ok(None);
         };
         if samples > 1 {
             let message = "'keep' is for streams of one sample";
-            return Err(Fault::new(Reason::InvalidValue, message));
+            return Err(LmtpError::new(LmtpReason::InvalidValue, message));
         }
-        Ok(Some(Keep {
+        Ok(Some(BufferRequest {
             buffer,
             model: about.name.clone(),
             quota: self.buffer_quota(about.model),
@@ -288,7 +287,7 @@ impl Session {
     }
 
     /// A stream that asked for it has ended, however it did.
-    pub(super) fn kept(&mut self, extended: &Extended, now: Time) {
+    pub(super) fn store_output(&mut self, extended: &ExtendedStream, now: Time) {
         let Some(keep) = &extended.keep else {
             return;
         };

@@ -1,43 +1,41 @@
 //! Streams that end before their work does: CANCEL, deadlines (LM-961, LM-962).
-//!
-//! Owns: ends without a token. Refuses to know: how work stops; the shell is told, and what still comes is dropped.
 
 use std::time::Duration;
 
 use bytes::{BufMut as _, BytesMut};
 
-use super::{Phase, Session};
+use super::{LmtpPhase, LmtpSession};
 use crate::lmtp::port::StreamKey;
-use crate::lmtp::read::{self, Members};
-use crate::lmtp::{Fault, Finish, Id, Models, Reason, write};
+use crate::lmtp::read::{self, PayloadMembers};
+use crate::lmtp::{LmtpError, LmtpReason, ModelLookup, StreamFinish, StreamId, write};
 use crate::time::Time;
 
 /// The longest deadline (LM-962).
 const DEADLINE_MS_MAX: i128 = 86_400_000;
 const DEADLINE_RANGE: &str = "1 to 86400000";
 
-impl Session {
+impl LmtpSession {
     /// Each live stream ends at once, and then the request is answered.
     pub(super) fn cancel(
         &mut self,
-        id: &Id,
-        members: &Members<'_>,
-        models: &dyn Models,
+        id: &StreamId,
+        members: &PayloadMembers<'_>,
+        models: &dyn ModelLookup,
         now: Time,
     ) {
         let named = match self.model(members, models) {
             Ok(_) => self.named_streams(members),
-            Err(fault) => Err(fault),
+            Err(error) => Err(error),
         };
         let named = match named {
             Ok(named) => named,
-            Err(fault) => return self.request_failed(id, &fault),
+            Err(error) => return self.request_failed(id, &error),
         };
         let (mut cancelled, mut unknown) = (Vec::new(), Vec::new());
         for stream in named {
             match self.ids.get(&stream).copied() {
                 Some(key) => {
-                    self.end_early(key, &Finish::Cancelled, now);
+                    self.end_early(key, &StreamFinish::Cancelled, now);
                     cancelled.push(stream);
                 }
                 None if self.cancel_waiting(&stream) => cancelled.push(stream),
@@ -52,14 +50,14 @@ impl Session {
         });
     }
 
-    fn named_streams(&self, members: &Members<'_>) -> Result<Vec<Id>, Fault> {
+    fn named_streams(&self, members: &PayloadMembers<'_>) -> Result<Vec<StreamId>, LmtpError> {
         let wrong = |reason, what: &str| {
             let message = format!("'streams' must be {what}");
-            Fault::new(reason, message)
+            LmtpError::new(reason, message)
         };
         let value = members.value("streams").ok_or_else(|| {
             let message = "'streams' is required: a list of stream ids, or \"all\"";
-            Fault::new(Reason::MissingRequiredParameter, message)
+            LmtpError::new(LmtpReason::MissingRequiredParameter, message)
         })?;
         if value.string().as_deref() == Some("all") {
             let mut all: Vec<_> = self
@@ -74,12 +72,12 @@ impl Session {
         let limits = &self.config.limits;
         let elements = value
             .elements()
-            .ok_or_else(|| wrong(Reason::InvalidType, "a list of stream ids, or \"all\""))?;
+            .ok_or_else(|| wrong(LmtpReason::InvalidType, "a list of stream ids, or \"all\""))?;
         let mut named = Vec::new();
         for element in elements {
             if named.len() == limits.max_streams {
                 let most = format!("at most {} ids", limits.max_streams);
-                return Err(wrong(Reason::InvalidValue, &most));
+                return Err(wrong(LmtpReason::InvalidValue, &most));
             }
             named.push(read::id(element, limits)?);
         }
@@ -87,13 +85,13 @@ impl Session {
     }
 
     /// Ends a stream with what it has said.
-    fn end_early(&mut self, first: StreamKey, finish: &Finish, now: Time) {
+    fn end_early(&mut self, first: StreamKey, finish: &StreamFinish, now: Time) {
         let Some((id, extended)) = self.dissolve(first, None, now) else {
             return;
         };
-        self.rings.open_window(first);
-        let seq = self.rings.seq(first);
-        self.rings.put(
+        self.replays.open_window(first);
+        let seq = self.replays.seq(first);
+        self.replays.put(
             first,
             &mut self.outbound,
             &self.config,
@@ -110,9 +108,9 @@ impl Session {
 
     /// When a stream has to have ended, and when to have begun.
     pub(super) fn deadlines(
-        members: &Members<'_>,
+        members: &PayloadMembers<'_>,
         now: Time,
-    ) -> Result<(Option<Time>, Option<Time>), Fault> {
+    ) -> Result<(Option<Time>, Option<Time>), LmtpError> {
         let read = |name: &str| {
             let in_range = |ms| (1..=DEADLINE_MS_MAX).contains(&ms);
             let ms = members.integer(name, DEADLINE_RANGE, in_range)?;
@@ -125,7 +123,11 @@ impl Session {
     /// Ends what has had its time.
     pub(super) fn expire(&mut self, now: Time) {
         while let Some((due, first)) = self.due.first().copied() {
-            if due > now || !matches!(self.phase, Phase::Open | Phase::HalfClosed | Phase::Held(_))
+            if due > now
+                || !matches!(
+                    self.phase,
+                    LmtpPhase::Open | LmtpPhase::HalfClosed | LmtpPhase::Detached(_)
+                )
             {
                 return;
             }
@@ -134,17 +136,17 @@ impl Session {
                 continue;
             };
             if extended.deadline == Some(due) {
-                self.end_early(first, &Finish::Deadline, now);
+                self.end_early(first, &StreamFinish::Deadline, now);
             } else if extended.first_due.take() == Some(due) {
                 let message = "no token came within 'ttft_ms'";
-                let fault = Fault::new(Reason::Timeout, message);
-                self.fail_all_of(first, None, &fault, now);
+                let error = LmtpError::new(LmtpReason::Timeout, message);
+                self.fail_all_of(first, None, &error, now);
             }
         }
     }
 }
 
-pub(super) fn ids(out: &mut BytesMut, name: &str, ids: &[Id]) {
+pub(super) fn ids(out: &mut BytesMut, name: &str, ids: &[StreamId]) {
     out.put_u8(b',');
     write::json(out, name);
     out.put_slice(b":[");

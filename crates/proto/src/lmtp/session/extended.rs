@@ -1,6 +1,5 @@
 //! What version 2 knows of a stream beside its id and its items to come.
 //!
-//! Owns: [`Extended`] and the members that its items have more than others. Refuses to know: how streams begin and end.
 //! A stream of the base protocol has none of this, and costs nothing for it.
 
 use std::fmt;
@@ -13,13 +12,13 @@ use bytestring::ByteString;
 use serde::Serialize;
 
 use crate::lmtp::write::{self, member};
-use crate::lmtp::{Feature, Features, Finish, Id, Item, StreamKey, Vocabulary};
+use crate::lmtp::{Feature, Features, StreamFinish, StreamId, StreamKey, TextCodec, TokenItem};
 use crate::steer::Token;
 use crate::time::Time;
 
 /// Which sample of which stream a key stands for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
+pub(super) struct SampleKey {
     /// The stream, by its first sample.
     pub(super) first: StreamKey,
     pub(super) index: u32,
@@ -27,7 +26,7 @@ pub(super) struct Part {
 
 /// What text of its items a stream wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Shown {
+pub(super) struct TextMode {
     pub(super) text: bool,
     pub(super) bytes: bool,
     /// Of the most likely tokens.
@@ -38,7 +37,7 @@ pub(super) struct Shown {
 
 /// A buffer to be made of a stream (LM-942).
 #[derive(Clone, Debug)]
-pub(super) struct Keep {
+pub(super) struct BufferRequest {
     pub(super) buffer: String,
     pub(super) model: ByteString,
     /// Tokens of all buffers of this model together.
@@ -46,8 +45,8 @@ pub(super) struct Keep {
 }
 
 /// A stream of a connection that has negotiated something, under the key of its first sample.
-pub(super) struct Extended {
-    pub(super) id: Id,
+pub(super) struct ExtendedStream {
+    pub(super) id: StreamId,
     /// What was negotiated when it began (LM-903).
     pub(super) features: Features,
     /// What was asked for, in short, where a client may come back for it.
@@ -59,10 +58,10 @@ pub(super) struct Extended {
     pub(super) open: u32,
     /// Items say which sample they are of.
     pub(super) numbered: bool,
-    pub(super) shown: Shown,
+    pub(super) shown: TextMode,
     /// Its first item says how likely the prompt is.
     pub(super) prompt_logprobs: bool,
-    pub(super) vocabulary: Option<Arc<dyn Vocabulary>>,
+    pub(super) vocabulary: Option<Arc<dyn TextCodec>>,
     pub(super) prompt: Vec<Token>,
     /// Tokens sent, of all samples.
     pub(super) sent: u64,
@@ -73,29 +72,29 @@ pub(super) struct Extended {
     pub(super) deadline: Option<Time>,
     /// When the first token has to be there.
     pub(super) first_due: Option<Time>,
-    pub(super) keep: Option<Keep>,
+    pub(super) keep: Option<BufferRequest>,
     /// The output, where it is to be kept.
     pub(super) output: Vec<Token>,
     /// When its client was last told how it is.
-    pub(super) told: Option<Time>,
+    pub(super) notified: Option<Time>,
     /// Its client was told that it waits.
     pub(super) waited: bool,
 }
 
 #[derive(Serialize)]
-struct Usage {
+struct BufferUsage {
     prompt_tokens: usize,
     cached_tokens: u32,
     completion_tokens: u64,
 }
 
 #[derive(Serialize)]
-struct Kept<'a> {
+struct SavedBuffer<'a> {
     id: &'a str,
     len: usize,
 }
 
-impl Extended {
+impl ExtendedStream {
     /// The keys of its samples, ended ones included.
     pub(super) fn keys(&self, first: StreamKey) -> impl Iterator<Item = StreamKey> + use<> {
         let end = first.0 + u64::from(self.samples);
@@ -103,7 +102,7 @@ impl Extended {
     }
 
     /// Books an item.
-    pub(super) fn take(&mut self, item: &Item) {
+    pub(super) fn take(&mut self, item: &TokenItem) {
         self.sent += 1;
         self.cached = self.cached.max(item.cached_tokens);
         if self.keep.is_some() {
@@ -115,7 +114,7 @@ impl Extended {
     pub(super) fn item(
         &self,
         out: &mut BytesMut,
-        mut item: Item,
+        mut item: TokenItem,
         top: Option<u32>,
         index: u32,
         seq: Option<u64>,
@@ -144,7 +143,7 @@ impl Extended {
     }
 
     /// An end without a token.
-    pub(super) fn end(&self, out: &mut BytesMut, finish: &Finish, seq: Option<u64>) {
+    pub(super) fn end(&self, out: &mut BytesMut, finish: &StreamFinish, seq: Option<u64>) {
         write::end(out, &self.id, finish, |out| {
             number(out, seq);
             self.closing(out);
@@ -156,7 +155,7 @@ impl Extended {
         if let Some(keep) = &self.keep {
             let len = self.prompt.len() + self.output.len();
             let id = &*keep.buffer;
-            member(out, "buffer", &Kept { id, len });
+            member(out, "buffer", &SavedBuffer { id, len });
         }
         self.usage(out);
     }
@@ -164,7 +163,7 @@ impl Extended {
     /// What it has cost by now, if its client wants to know.
     pub(super) fn usage(&self, out: &mut BytesMut) {
         if self.features.has(Feature::Usage) {
-            let usage = Usage {
+            let usage = BufferUsage {
                 prompt_tokens: self.prompt.len(),
                 cached_tokens: self.cached,
                 completion_tokens: self.sent,
@@ -173,7 +172,7 @@ impl Extended {
         }
     }
 
-    fn text(&self, out: &mut BytesMut, item: &Item, top: Option<u32>) {
+    fn text(&self, out: &mut BytesMut, item: &TokenItem, top: Option<u32>) {
         if self.shown.text {
             member(out, "text", &*item.text);
             if let Some(stop) = &item.stop {
@@ -217,7 +216,7 @@ pub(super) fn number(out: &mut BytesMut, seq: Option<u64>) {
     }
 }
 
-impl fmt::Debug for Extended {
+impl fmt::Debug for ExtendedStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Extended")
             .field("id", &self.id)

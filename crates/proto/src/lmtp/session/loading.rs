@@ -1,22 +1,21 @@
 //! Requests whose model is being loaded (LM-322).
-//!
-//! Owns: [`Loading`]: what waits, since when and until when, and what is said meanwhile. Refuses to know: how models are
-//! loaded; the shell says when it is worth looking again.
 
 use bytestring::ByteString;
 
-use super::Session;
+use super::LmtpSession;
 use super::extended::number;
 use crate::lmtp::json;
-use crate::lmtp::port::Status;
-use crate::lmtp::read::Members;
-use crate::lmtp::{Fault, Feature, Features, Finish, Id, Models, Reason, write};
+use crate::lmtp::port::StreamUpdate;
+use crate::lmtp::read::PayloadMembers;
+use crate::lmtp::{
+    Feature, Features, LmtpError, LmtpReason, ModelLookup, StreamFinish, StreamId, write,
+};
 use crate::time::Time;
 
 /// A request as it came.
 #[derive(Debug)]
-struct Request {
-    id: Id,
+struct DeferredRequest {
+    id: StreamId,
     word: String,
     payload: ByteString,
     /// What was agreed on when it came (LM-903).
@@ -27,13 +26,13 @@ struct Request {
     /// When the first token has to be there.
     first_due: Option<Time>,
     /// Its client was told that it waits.
-    told: bool,
+    notified: bool,
 }
 
 /// The requests that wait, in the order in which they came.
 #[derive(Debug, Default)]
 pub(super) struct Loading {
-    requests: Vec<Request>,
+    requests: Vec<DeferredRequest>,
     bytes: usize,
 }
 
@@ -42,20 +41,20 @@ impl Loading {
         self.requests.len()
     }
 
-    pub(super) fn has(&self, id: &Id) -> bool {
+    pub(super) fn has(&self, id: &StreamId) -> bool {
         self.requests.iter().any(|request| request.id == *id)
     }
 
-    pub(super) fn ids(&self) -> impl Iterator<Item = &Id> {
+    pub(super) fn ids(&self) -> impl Iterator<Item = &StreamId> {
         self.requests.iter().map(|request| &request.id)
     }
 
-    fn push(&mut self, request: Request) {
+    fn push(&mut self, request: DeferredRequest) {
         self.bytes += request.payload.len();
         self.requests.push(request);
     }
 
-    fn remove(&mut self, index: usize) -> Request {
+    fn remove(&mut self, index: usize) -> DeferredRequest {
         let request = self.requests.remove(index);
         self.bytes -= request.payload.len();
         request
@@ -63,12 +62,12 @@ impl Loading {
 }
 
 /// How a request ends that waited in vain.
-enum End {
-    Finish(Finish),
-    Fault(Fault),
+enum LoadWaitEnd {
+    Finish(StreamFinish),
+    Error(LmtpError),
 }
 
-impl Session {
+impl LmtpSession {
     /// Streams that wait for their model.
     #[must_use]
     pub fn waiting(&self) -> usize {
@@ -79,8 +78,8 @@ impl Session {
     pub(super) fn wait_for_model(
         &mut self,
         word: &str,
-        id: &Id,
-        members: &Members<'_>,
+        id: &StreamId,
+        members: &PayloadMembers<'_>,
         now: Time,
     ) -> bool {
         let limits = &self.config.limits;
@@ -93,7 +92,7 @@ impl Session {
         if limits.load_wait.is_zero() || self.draining {
             return false;
         }
-        self.loading.push(Request {
+        self.loading.push(DeferredRequest {
             id: id.clone(),
             word: word.to_owned(),
             payload: payload.into(),
@@ -102,23 +101,23 @@ impl Session {
             gives_up: now + limits.load_wait,
             deadline,
             first_due,
-            told: false,
+            notified: false,
         });
         true
     }
 
     /// Some model was loaded, or could not be: whoever waited for it begins, or hears why not.
-    pub fn models_changed(&mut self, models: &dyn Models, now: Time) {
+    pub fn models_changed(&mut self, models: &dyn ModelLookup, now: Time) {
         let agreed = self.features;
         for request in std::mem::take(&mut self.loading).requests {
             self.features = request.features;
             // It was read before.
             let value = json::value(&request.payload).ok();
-            let members = value.and_then(|(value, _)| Members::of(value, request.features));
+            let members = value.and_then(|(value, _)| PayloadMembers::of(value, request.features));
             let Some(members) = members else {
                 continue;
             };
-            let loads = |fault: Fault| fault.reason == Reason::ModelLoading;
+            let loads = |error: LmtpError| error.reason == LmtpReason::ModelLoading;
             if self.model(&members, models).is_err_and(loads) {
                 self.loading.push(request);
                 continue;
@@ -127,7 +126,7 @@ impl Session {
             self.open(&request.word, id, &members, models, request.received);
             let first = self.ids.get(&request.id);
             if let Some(extended) = first.and_then(|first| self.extended.get_mut(first)) {
-                extended.waited = request.told;
+                extended.waited = request.notified;
             }
         }
         self.features = agreed;
@@ -138,16 +137,16 @@ impl Session {
     /// When one of them has waited long enough, for whatever.
     pub(super) fn loading_due(&self) -> Option<Time> {
         let due = self.loading.requests.iter().flat_map(|request| {
-            let told = self.to_be_told(request);
+            let reported = self.notify_at(request);
             let ends = [Some(request.gives_up), request.deadline, request.first_due];
-            ends.into_iter().chain([told]).flatten()
+            ends.into_iter().chain([reported]).flatten()
         });
         due.min()
     }
 
     /// When its client is to be told, if it was not (LM-922).
-    fn to_be_told(&self, request: &Request) -> Option<Time> {
-        let wanted = request.features.has(Feature::Status) && !request.told;
+    fn notify_at(&self, request: &DeferredRequest) -> Option<Time> {
+        let wanted = request.features.has(Feature::Status) && !request.notified;
         wanted.then(|| request.received + self.config.limits.status_after)
     }
 
@@ -157,14 +156,17 @@ impl Session {
         while let Some(request) = self.loading.requests.get(index) {
             let over = |due: Option<Time>| due.is_some_and(|due| due <= now);
             let end = if over(request.deadline) {
-                Some(End::Finish(Finish::Deadline))
+                Some(LoadWaitEnd::Finish(StreamFinish::Deadline))
             } else if over(request.first_due) {
                 let message = "no token came within 'ttft_ms'; the model is still loading";
-                Some(End::Fault(Fault::new(Reason::Timeout, message)))
+                Some(LoadWaitEnd::Error(LmtpError::new(
+                    LmtpReason::Timeout,
+                    message,
+                )))
             } else if request.gives_up <= now {
-                Some(End::Fault(Fault {
+                Some(LoadWaitEnd::Error(LmtpError {
                     retry_after: Some(self.config.limits.retry_after),
-                    ..Fault::model(Reason::ModelLoading)
+                    ..LmtpError::model(LmtpReason::ModelLoading)
                 }))
             } else {
                 None
@@ -174,15 +176,15 @@ impl Session {
                 self.end_waiting(&request, &end);
                 continue;
             }
-            if over(self.to_be_told(request)) {
+            if over(self.notify_at(request)) {
                 let id = request.id.clone();
                 if let Some(request) = self.loading.requests.get_mut(index) {
-                    request.told = true;
+                    request.notified = true;
                 }
                 if self.outbound.bytes <= self.config.limits.outbox_low_bytes {
-                    self.tell(
+                    self.send_status(
                         Some(&id),
-                        &Status::Loading {
+                        &StreamUpdate::Loading {
                             progress: None,
                             eta: None,
                         },
@@ -194,31 +196,31 @@ impl Session {
     }
 
     /// Ends one that waits, as its client wants it; whether there was one.
-    pub(super) fn cancel_waiting(&mut self, id: &Id) -> bool {
+    pub(super) fn cancel_waiting(&mut self, id: &StreamId) -> bool {
         let mut requests = self.loading.requests.iter();
         let Some(index) = requests.position(|request| request.id == *id) else {
             return false;
         };
         let request = self.loading.remove(index);
-        self.end_waiting(&request, &End::Finish(Finish::Cancelled));
+        self.end_waiting(&request, &LoadWaitEnd::Finish(StreamFinish::Cancelled));
         true
     }
 
     /// Ends all that wait (LM-505).
-    pub(super) fn fail_waiting(&mut self, fault: &Fault) {
+    pub(super) fn fail_waiting(&mut self, error: &LmtpError) {
         for request in std::mem::take(&mut self.loading).requests {
-            self.end_waiting(&request, &End::Fault(fault.clone()));
+            self.end_waiting(&request, &LoadWaitEnd::Error(error.clone()));
         }
     }
 
-    fn end_waiting(&mut self, request: &Request, end: &End) {
+    fn end_waiting(&mut self, request: &DeferredRequest, end: &LoadWaitEnd) {
         let agreed = std::mem::replace(&mut self.features, request.features);
         match end {
-            End::Fault(fault) => {
+            LoadWaitEnd::Error(error) => {
                 self.stats.refused += 1;
-                self.refuse(&request.id, fault);
+                self.refuse(&request.id, error);
             }
-            End::Finish(finish) => {
+            LoadWaitEnd::Finish(finish) => {
                 let seq = self.features.has(Feature::Resume).then_some(0);
                 self.outbound.item(self.config.limits.max_frame_out, |out| {
                     write::end(out, &request.id, finish, |out| number(out, seq));

@@ -1,6 +1,4 @@
 //! Masks that a client names once and uses again and again (LM-945).
-//!
-//! Owns: [`Masks`], their quota, and how one becomes part of a bias. Refuses to know: sampling.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,11 +8,13 @@ use base64::engine::general_purpose::STANDARD;
 use bytestring::ByteString;
 use serde::Serialize;
 
-use super::Session;
-use super::text::About;
-use crate::lmtp::read::{self, Members};
+use super::LmtpSession;
+use super::text::RequestSubject;
+use crate::lmtp::read::{self, PayloadMembers};
 use crate::lmtp::write::{self, member};
-use crate::lmtp::{Fault, Generate, Id, Limits, Model, Models, Reason};
+use crate::lmtp::{
+    ConnectionLimits, GenerateRequest, LmtpError, LmtpModelInfo, LmtpReason, ModelLookup, StreamId,
+};
 use crate::steer::{Mask, Token};
 
 /// A bias, as requests have it.
@@ -38,13 +38,13 @@ pub(super) struct Masks {
 }
 
 #[derive(Serialize)]
-struct Made<'a> {
+struct MaskReply<'a> {
     id: &'a str,
     allowed: usize,
 }
 
 impl Masks {
-    fn put(&mut self, name: String, model: ByteString, mask: Mask, limits: &Limits) {
+    fn put(&mut self, name: String, model: ByteString, mask: Mask, limits: &ConnectionLimits) {
         self.remove(&name);
         self.bytes += bytes(&mask);
         self.uses += 1;
@@ -60,7 +60,7 @@ impl Masks {
     }
 
     /// Takes over what another connection has named; what is named here stays.
-    pub(super) fn take_over(&mut self, other: Self, limits: &Limits) {
+    pub(super) fn take_over(&mut self, other: Self, limits: &ConnectionLimits) {
         let mut others: Vec<_> = other.named.into_iter().collect();
         others.retain(|(name, _)| !self.named.contains_key(name));
         others.sort_by_key(|(_, named)| named.used);
@@ -83,14 +83,14 @@ impl Masks {
     }
 
     /// What a mask forbids, as a bias; for the model of this name.
-    fn spell(&mut self, name: &str, model: &str) -> Result<Biases, Fault> {
+    fn spell(&mut self, name: &str, model: &str) -> Result<Biases, LmtpError> {
         let named = self.named.get_mut(name).ok_or_else(|| {
             let message = "there is no mask of this name; send it again";
-            Fault::new(Reason::MaskNotFound, message)
+            LmtpError::new(LmtpReason::MaskNotFound, message)
         })?;
         if named.model != model {
             let message = "'mask' was made for another model";
-            return Err(Fault::new(Reason::InvalidValue, message));
+            return Err(LmtpError::new(LmtpReason::InvalidValue, message));
         }
         self.uses += 1;
         named.used = self.uses;
@@ -111,20 +111,25 @@ fn bytes(mask: &Mask) -> usize {
     size_of_val(mask.words())
 }
 
-impl Session {
+impl LmtpSession {
     /// Makes or replaces a mask.
-    pub(super) fn mask(&mut self, id: &Id, members: &Members<'_>, models: &dyn Models) {
+    pub(super) fn mask(
+        &mut self,
+        id: &StreamId,
+        members: &PayloadMembers<'_>,
+        models: &dyn ModelLookup,
+    ) {
         let made = self.about(members, models, |session, about| {
             let name = members.name("mask", &session.config.limits)?;
             let name = name.ok_or_else(|| {
                 let message = "'mask' is required: a name for it";
-                Fault::new(Reason::MissingRequiredParameter, message)
+                LmtpError::new(LmtpReason::MissingRequiredParameter, message)
             })?;
             let mask = read(members, about.model)?;
             let allowed = mask.count();
             if allowed == 0 {
                 let message = "the mask allows no token; allow at least one";
-                return Err(Fault::new(Reason::InvalidValue, message));
+                return Err(LmtpError::new(LmtpReason::InvalidValue, message));
             }
             let limits = &session.config.limits;
             let model = about.name.clone();
@@ -134,23 +139,23 @@ impl Session {
         match made {
             Ok((name, allowed)) => self.outbound.notice(|out| {
                 let id_of_mask = &*name;
-                let made = Made {
+                let made = MaskReply {
                     id: id_of_mask,
                     allowed,
                 };
                 write::answer(out, id, |out| member(out, "mask", &made));
             }),
-            Err(fault) => self.request_failed(id, &fault),
+            Err(error) => self.request_failed(id, &error),
         }
     }
 
     /// Puts the mask of a GENERATE, if it names one, into its bias.
     pub(super) fn masked(
         &mut self,
-        members: &Members<'_>,
-        about: About<'_>,
-        wanted: &mut Generate,
-    ) -> Result<(), Fault> {
+        members: &PayloadMembers<'_>,
+        about: RequestSubject<'_>,
+        wanted: &mut GenerateRequest,
+    ) -> Result<(), LmtpError> {
         let Some(name) = members.name("mask", &self.config.limits)? else {
             return Ok(());
         };
@@ -166,7 +171,7 @@ impl Session {
         let forbidden = all.iter().filter(|(_, bias)| *bias == f32::NEG_INFINITY);
         if about.model.is_all(forbidden.count()) {
             let message = "'mask' and 'logit_bias' forbid every token; allow at least one";
-            return Err(Fault::new(Reason::ConstraintFailed, message));
+            return Err(LmtpError::new(LmtpReason::ConstraintFailed, message));
         }
         wanted.logit_bias = all.into();
         Ok(())
@@ -174,8 +179,8 @@ impl Session {
 }
 
 /// The mask that a message describes in one of three ways.
-fn read(members: &Members<'_>, model: &Model) -> Result<Mask, Fault> {
-    let wrong = |message: &'static str| Fault::new(Reason::InvalidValue, message);
+fn read(members: &PayloadMembers<'_>, model: &LmtpModelInfo) -> Result<Mask, LmtpError> {
+    let wrong = |message: &'static str| LmtpError::new(LmtpReason::InvalidValue, message);
     let ways = ["allow", "deny", "bitmap"];
     let given: Vec<_> = ways
         .into_iter()
@@ -184,7 +189,7 @@ fn read(members: &Members<'_>, model: &Model) -> Result<Mask, Fault> {
     let vocabulary = model.vocab_size.ok_or_else(|| {
         let message = "a mask needs the size of the vocabulary, which the server of this model does not tell; send \
                        'logit_bias'";
-        Fault::new(Reason::UnsupportedOperation, message)
+        LmtpError::new(LmtpReason::UnsupportedOperation, message)
     })?;
     let size = vocabulary as usize;
     match given[..] {

@@ -1,6 +1,4 @@
 //! Version 2 is asked for with MODEL_INFO (LM-901 to LM-905).
-//!
-//! Owns: what is asked and what is answered. Refuses to know: what features do.
 
 use std::sync::Arc;
 
@@ -8,12 +6,15 @@ use bytes::{BufMut as _, BytesMut};
 use bytestring::ByteString;
 use serde::Serialize;
 
-use super::Session;
-use super::resume::Question;
-use crate::lmtp::json::Value;
-use crate::lmtp::port::Output;
-use crate::lmtp::read::Members;
-use crate::lmtp::{Fault, Feature, Features, Id, Limits, Load, Model, Models, Reason, write};
+use super::LmtpSession;
+use super::resume::ResumeQuestion;
+use crate::lmtp::json::RawValue;
+use crate::lmtp::port::LmtpOutput;
+use crate::lmtp::read::PayloadMembers;
+use crate::lmtp::{
+    ConnectionLimits, Feature, Features, LmtpError, LmtpModelInfo, LmtpReason, Load, ModelLookup,
+    StreamId, write,
+};
 
 /// The version that we speak.
 const VERSION: i128 = 2;
@@ -21,25 +22,25 @@ const VERSION: i128 = 2;
 const NEGOTIATED: u8 = 2;
 
 /// What `data.lmtp` asks for.
-struct Asked {
+struct RequestedFeatures {
     version: i128,
     features: Features,
 }
 
 /// What is answered beside the model's facts.
 #[derive(Serialize)]
-struct Answer<'a> {
+struct NegotiatedFeatures<'a> {
     version: u8,
     features: Vec<&'static str>,
     #[serde(skip_serializing_if = "str::is_empty")]
     session: &'a str,
-    limits: Shown,
+    limits: AdvertisedLimits,
     load: Load,
 }
 
 /// The limits of a connection by the names of the page (LM-902).
 #[derive(Serialize)]
-struct Shown {
+struct AdvertisedLimits {
     max_message_in: usize,
     max_frame_out: usize,
     max_streams: usize,
@@ -63,16 +64,16 @@ struct Shown {
 
 /// What MODEL_INFO is answered with, once everything is known.
 #[derive(Debug)]
-pub(super) struct Introduction {
-    pub(super) id: Id,
+pub(super) struct ModelInfoReply {
+    pub(super) id: StreamId,
     name: ByteString,
-    model: Arc<Model>,
+    model: Arc<LmtpModelInfo>,
     /// The version agreed on, and how busy the server is.
     agreed: Option<(u8, Load)>,
 }
 
-impl Shown {
-    fn of(limits: &Limits) -> Self {
+impl AdvertisedLimits {
+    fn of(limits: &ConnectionLimits) -> Self {
         Self {
             max_message_in: limits.max_message_in,
             max_frame_out: limits.max_frame_out,
@@ -97,16 +98,21 @@ impl Shown {
     }
 }
 
-impl Session {
+impl LmtpSession {
     /// Answered from memory, at once (LM-332); what it negotiates takes effect for the messages after it (LM-903).
-    pub(super) fn model_info(&mut self, id: &Id, members: &Members<'_>, models: &dyn Models) {
+    pub(super) fn model_info(
+        &mut self,
+        id: &StreamId,
+        members: &PayloadMembers<'_>,
+        models: &dyn ModelLookup,
+    ) {
         let found = self.model_name(members).and_then(|name| {
-            let model = models.describe(&name).map_err(Fault::model)?;
+            let model = models.describe(&name).map_err(LmtpError::model)?;
             Ok((name, model, asked(members)?))
         });
         let (name, model, asked) = match found {
             Ok(found) => found,
-            Err(fault) => return self.request_failed(id, &fault),
+            Err(error) => return self.request_failed(id, &error),
         };
         let version = asked.map(|asked| {
             let version = asked.version.min(VERSION);
@@ -121,7 +127,7 @@ impl Session {
         });
         // Whoever has negotiated without asking reads the facts here (LM-905).
         let version = version.or_else(|| self.config.negotiated.then_some(NEGOTIATED));
-        let introduction = Introduction {
+        let introduction = ModelInfoReply {
             id: id.clone(),
             name,
             model,
@@ -131,16 +137,16 @@ impl Session {
             && self.features.has(Feature::Resume)
             && self.name.is_none()
         {
-            self.question = Some(Question::Name(introduction));
-            self.events.push_back(Output::Name);
+            self.question = Some(ResumeQuestion::Name(introduction));
+            self.events.push_back(LmtpOutput::Name);
         } else {
             self.introduce(&introduction);
         }
     }
 
     /// Says what was agreed. Without a name its client cannot come back, and so that is not agreed on.
-    pub(super) fn introduce(&mut self, introduction: &Introduction) {
-        let Introduction {
+    pub(super) fn introduce(&mut self, introduction: &ModelInfoReply) {
+        let ModelInfoReply {
             id,
             name,
             model,
@@ -149,11 +155,11 @@ impl Session {
         if self.name.is_none() {
             self.features = self.features.without(Feature::Resume);
         }
-        let answer = agreed.map(|(version, load)| Answer {
+        let answer = agreed.map(|(version, load)| NegotiatedFeatures {
             version,
             features: self.features.names().collect(),
             session: self.name.as_deref().unwrap_or_default(),
-            limits: Shown::of(&self.config.limits),
+            limits: AdvertisedLimits::of(&self.config.limits),
             load,
         });
         self.outbound.notice(|out: &mut BytesMut| {
@@ -168,31 +174,31 @@ impl Session {
 }
 
 /// What is asked for, if anything is.
-fn asked(members: &Members<'_>) -> Result<Option<Asked>, Fault> {
+fn asked(members: &PayloadMembers<'_>) -> Result<Option<RequestedFeatures>, LmtpError> {
     let lmtp = members.value("data").and_then(|data| named(data, "lmtp"));
     let Some(lmtp) = lmtp.filter(|lmtp| !lmtp.is_null()) else {
         return Ok(None);
     };
     let wrong = || {
         let message = "'data.lmtp' must be {\"version\": 2, \"features\": [names] or \"all\"}";
-        Fault::new(Reason::InvalidValue, message)
+        LmtpError::new(LmtpReason::InvalidValue, message)
     };
-    let version = named(lmtp, "version").and_then(Value::integer);
+    let version = named(lmtp, "version").and_then(RawValue::integer);
     let version = version.filter(|version| *version >= 1).ok_or_else(wrong)?;
     let features = named(lmtp, "features").ok_or_else(wrong)?;
     let features = match features.elements() {
         None if features.string().as_deref() == Some("all") => Features::ALL,
         None => return Err(wrong()),
         Some(names) => {
-            let names: Option<Vec<_>> = names.map(Value::string).collect();
+            let names: Option<Vec<_>> = names.map(RawValue::string).collect();
             Features::named(names.ok_or_else(wrong)?.iter().map(AsRef::as_ref))
         }
     };
-    Ok(Some(Asked { version, features }))
+    Ok(Some(RequestedFeatures { version, features }))
 }
 
 /// The last member of this name.
-fn named<'a>(object: Value<'a>, name: &str) -> Option<Value<'a>> {
+fn named<'a>(object: RawValue<'a>, name: &str) -> Option<RawValue<'a>> {
     let members = object.members()?.filter(|(own, _)| own == name);
     members.last().map(|(_, value)| value)
 }

@@ -1,41 +1,39 @@
 //! Messages find what answers them, and streams begin or are refused.
-//!
-//! Owns: the list of types, and the order in which a request is judged (LM-302). Refuses to know: how streams go on.
 
 use std::sync::Arc;
 
 use bytestring::ByteString;
 
-use super::extended::{Extended, Part, number};
-use super::{Session, Stream};
-use crate::lmtp::port::{Output, Start, StreamKey, Work};
-use crate::lmtp::read::{self, Members};
-use crate::lmtp::{Fault, Feature, Id, Model, Models, Reason, write};
+use super::extended::{ExtendedStream, SampleKey, number};
+use super::{LmtpSession, LmtpStream};
+use crate::lmtp::port::{LmtpOutput, StreamDemand, StreamKey, StreamStart};
+use crate::lmtp::read::{self, PayloadMembers};
+use crate::lmtp::{Feature, LmtpError, LmtpModelInfo, LmtpReason, ModelLookup, StreamId, write};
 use crate::time::Time;
 
 /// What a request becomes once nothing speaks against it.
-pub(super) struct Admitted {
+pub(super) struct AdmittedRequest {
     pub(super) name: ByteString,
-    pub(super) model: Arc<Model>,
+    pub(super) model: Arc<LmtpModelInfo>,
     /// One for each sample; at least one.
-    pub(super) works: Vec<Work>,
-    pub(super) extended: Option<Extended>,
+    pub(super) works: Vec<StreamDemand>,
+    pub(super) extended: Option<ExtendedStream>,
 }
 
-impl Session {
+impl LmtpSession {
     pub(super) fn command(
         &mut self,
         word: &str,
-        members: &Members<'_>,
-        models: &dyn Models,
+        members: &PayloadMembers<'_>,
+        models: &dyn ModelLookup,
         now: Time,
     ) {
         let id = members.id(&self.config.limits);
         let Some(feature) = feature(word) else {
             let shown: String = word.chars().take(WORD_CHARS).collect();
             let message = format!("Unknown command: {shown}");
-            let fault = Fault::new(Reason::UnknownCommand, message);
-            return self.notice(id.ok().as_ref(), &fault);
+            let error = LmtpError::new(LmtpReason::UnknownCommand, message);
+            return self.notice(id.ok().as_ref(), &error);
         };
         if let Some(feature) = feature.filter(|feature| !self.features.has(*feature)) {
             let message = if self.features.is_empty() {
@@ -43,17 +41,17 @@ impl Session {
             } else {
                 format!("feature '{}' was not negotiated", feature.name())
             };
-            let fault = Fault::new(Reason::NotNegotiated, message);
-            return self.notice(id.ok().as_ref(), &fault);
+            let error = LmtpError::new(LmtpReason::NotNegotiated, message);
+            return self.notice(id.ok().as_ref(), &error);
         }
         let id = match id {
             Ok(id) => id,
-            Err(fault) => return self.notice(None, &fault),
+            Err(error) => return self.notice(None, &error),
         };
         match word {
             "GENERATE" | "SCORE" if self.is_in_use(&id) => {
-                let fault = Fault::new(Reason::DuplicateStream, "stream_id is in use");
-                self.notice(Some(&id), &fault);
+                let error = LmtpError::new(LmtpReason::DuplicateStream, "stream_id is in use");
+                self.notice(Some(&id), &error);
             }
             "GENERATE" | "SCORE" => self.open(word, id, members, models, now),
             "MODEL_INFO" => self.model_info(&id, members, models),
@@ -73,27 +71,27 @@ impl Session {
     pub(super) fn open(
         &mut self,
         word: &str,
-        id: Id,
-        members: &Members<'_>,
-        models: &dyn Models,
+        id: StreamId,
+        members: &PayloadMembers<'_>,
+        models: &dyn ModelLookup,
         now: Time,
     ) {
         let admitted = match self.retry(word, &id, members, models, now) {
             Ok(true) => return,
             Ok(false) => self.admit(word, &id, members, models, now),
-            Err(fault) => Err(fault),
+            Err(error) => Err(error),
         };
         match admitted {
             Ok(admitted) => {
                 self.begin(&id, admitted);
                 self.warn_of_unknown(word, &id, members);
             }
-            Err(fault)
-                if fault.reason == Reason::ModelLoading
+            Err(error)
+                if error.reason == LmtpReason::ModelLoading
                     && self.wait_for_model(word, &id, members, now) => {}
-            Err(fault) => {
+            Err(error) => {
                 self.stats.refused += 1;
-                self.refuse(&id, &fault);
+                self.refuse(&id, &error);
             }
         }
     }
@@ -101,11 +99,11 @@ impl Session {
     fn admit(
         &mut self,
         word: &str,
-        id: &Id,
-        members: &Members<'_>,
-        models: &dyn Models,
+        id: &StreamId,
+        members: &PayloadMembers<'_>,
+        models: &dyn ModelLookup,
         now: Time,
-    ) -> Result<Admitted, Fault> {
+    ) -> Result<AdmittedRequest, LmtpError> {
         let (name, model) = self.model(members, models)?;
         let (works, extended) = if self.features.is_empty() {
             let prompt = members.tokens("prompt", &model)?;
@@ -115,7 +113,7 @@ impl Session {
         };
         if self.draining {
             let message = "the server is shutting down; ask another";
-            return Err(Fault::new(Reason::Draining, message));
+            return Err(LmtpError::new(LmtpReason::Draining, message));
         }
         let limits = &self.config.limits;
         if self.streams.len() + self.loading.len() + works.len() > limits.max_streams {
@@ -123,12 +121,12 @@ impl Session {
                 "{} streams are open on this connection; wait for one to end",
                 limits.max_streams
             );
-            return Err(Fault {
+            return Err(LmtpError {
                 retry_after: Some(limits.retry_after),
-                ..Fault::new(Reason::ServerOverloaded, message)
+                ..LmtpError::new(LmtpReason::ServerOverloaded, message)
             });
         }
-        Ok(Admitted {
+        Ok(AdmittedRequest {
             name,
             model,
             works,
@@ -140,21 +138,21 @@ impl Session {
     pub(super) fn work(
         &mut self,
         word: &str,
-        members: &Members<'_>,
-        model: &Model,
+        members: &PayloadMembers<'_>,
+        model: &LmtpModelInfo,
         prompt: Vec<crate::steer::Token>,
-    ) -> Result<Work, Fault> {
+    ) -> Result<StreamDemand, LmtpError> {
         let limits = &self.config.limits;
         if word == "SCORE" {
-            return Ok(Work::Score(read::score(members, model, prompt)?));
+            return Ok(StreamDemand::Score(read::score(members, model, prompt)?));
         }
         self.stats.unknown_parameters += members.unknown();
         let strict = self.config.strict_parameters;
         let generate = read::generate(members, model, limits, strict, prompt)?;
-        Ok(Work::Generate(generate))
+        Ok(StreamDemand::Generate(generate))
     }
 
-    fn begin(&mut self, id: &Id, admitted: Admitted) {
+    fn begin(&mut self, id: &StreamId, admitted: AdmittedRequest) {
         let first = StreamKey(self.admitted);
         let is_extended = admitted.extended.is_some();
         let extended = admitted.extended.as_ref();
@@ -163,13 +161,13 @@ impl Session {
         self.ids.insert(id.clone(), first);
         // A stream without numbers keeps nothing, and what is kept under its id is of another one: whoever came back to it
         // would be given that.
-        self.rings.forget(id);
+        self.replays.remove(id);
         if let Some(extended) = admitted.extended {
             let due = extended.deadline.into_iter().chain(extended.first_due);
             self.due.extend(due.map(|due| (due, first)));
             let (request, window) = (extended.request, extended.window);
             if request.is_some() || window.is_some() {
-                self.rings.begin(first, id, request, window);
+                self.replays.begin(first, id, request, window);
             }
             self.extended.insert(first, extended);
         }
@@ -178,42 +176,45 @@ impl Session {
             self.admitted += 1;
             self.stats.streams += 1;
             let (left, top) = match &work {
-                Work::Generate(wanted) => (u64::from(wanted.max_tokens), Some(wanted.top_logprobs)),
-                Work::Score(wanted) => {
+                StreamDemand::Generate(wanted) => {
+                    (u64::from(wanted.max_tokens), Some(wanted.top_logprobs))
+                }
+                StreamDemand::Score(wanted) => {
                     let top = Some(wanted.top_logprobs).filter(|top| *top > 0);
                     (wanted.scored.len() as u64, top)
                 }
             };
-            let stream = Stream {
+            let stream = LmtpStream {
                 id: id.clone(),
                 left,
                 top,
-                scores: matches!(work, Work::Score(_)),
-                part: is_extended.then_some(Part { first, index }),
+                scores: matches!(work, StreamDemand::Score(_)),
+                part: is_extended.then_some(SampleKey { first, index }),
             };
             self.streams.insert(key, stream);
-            self.events.push_back(Output::Start(Box::new(Start {
-                stream: key,
-                sample: index,
-                name: admitted.name.clone(),
-                model: Arc::clone(&admitted.model),
-                work,
-                // What is true of one sample is true of all.
-                statuses: statuses && index == 0,
-                prompt_logprobs: prompt_logprobs && index == 0,
-            })));
+            self.events
+                .push_back(LmtpOutput::Start(Box::new(StreamStart {
+                    stream: key,
+                    sample: index,
+                    name: admitted.name.clone(),
+                    model: Arc::clone(&admitted.model),
+                    work,
+                    // What is true of one sample is true of all.
+                    statuses: statuses && index == 0,
+                    prompt_logprobs: prompt_logprobs && index == 0,
+                })));
         }
     }
 
     /// What never began has one item, the first (LM-963).
-    pub(super) fn refuse(&mut self, id: &Id, fault: &Fault) {
+    pub(super) fn refuse(&mut self, id: &StreamId, cause: &LmtpError) {
         let (frame, error) = (
             self.config.limits.max_frame_out,
             self.config.limits.max_error_bytes,
         );
         let seq = self.features.has(Feature::Resume).then_some(0);
         self.outbound.item(frame, |out| {
-            write::failure(out, id, fault, error, |out| number(out, seq));
+            write::failure(out, id, cause, error, |out| number(out, seq));
         });
         if !self.config.coalesce {
             self.outbound.end_items();
@@ -221,29 +222,29 @@ impl Session {
     }
 
     /// Whether a stream of this id has not told its end.
-    pub(super) fn is_in_use(&self, id: &Id) -> bool {
-        self.ids.contains_key(id) || self.rings.speaks(id) || self.loading.has(id)
+    pub(super) fn is_in_use(&self, id: &StreamId) -> bool {
+        self.ids.contains_key(id) || self.replays.has_unsent(id) || self.loading.has(id)
     }
 
     pub(super) fn model(
         &self,
-        members: &Members<'_>,
-        models: &dyn Models,
-    ) -> Result<(ByteString, Arc<Model>), Fault> {
+        members: &PayloadMembers<'_>,
+        models: &dyn ModelLookup,
+    ) -> Result<(ByteString, Arc<LmtpModelInfo>), LmtpError> {
         let name = self.model_name(members)?;
-        let model = models.find(&name).map_err(Fault::model)?;
+        let model = models.find(&name).map_err(LmtpError::model)?;
         Ok((name, model))
     }
 
     /// The model that is asked for, or the one that is meant where none is named.
-    pub(super) fn model_name(&self, members: &Members<'_>) -> Result<ByteString, Fault> {
+    pub(super) fn model_name(&self, members: &PayloadMembers<'_>) -> Result<ByteString, LmtpError> {
         let named = members.model(&self.config.limits)?;
         let named = named.map(|name| ByteString::from(&*name));
         named
             .or_else(|| self.config.default_model.clone())
             .ok_or_else(|| {
                 let message = "'model' is required: the name of a model";
-                Fault::new(Reason::MissingRequiredParameter, message)
+                LmtpError::new(LmtpReason::MissingRequiredParameter, message)
             })
     }
 }

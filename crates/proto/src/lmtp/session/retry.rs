@@ -1,41 +1,39 @@
 //! A request that was sent before (LM-963).
-//!
-//! Owns: whether it is the same, and what becomes of the stream that has its work. Refuses to know: why it is sent again.
 
-use super::Session;
+use super::LmtpSession;
 use super::extended::number;
-use crate::lmtp::read::{self, Members};
-use crate::lmtp::{Fault, Finish, Id, Models, Reason, write};
+use crate::lmtp::read::{self, PayloadMembers};
+use crate::lmtp::{LmtpError, LmtpReason, ModelLookup, StreamFinish, StreamId, write};
 use crate::time::Time;
 
-impl Session {
+impl LmtpSession {
     /// Gives a request the work of the stream that it repeats, if that is known and can be told from its beginning; whether
     /// it has it now. Otherwise it is a request like any other, and no work is done twice for it.
     pub(super) fn retry(
         &mut self,
         word: &str,
-        id: &Id,
-        members: &Members<'_>,
-        models: &dyn Models,
+        id: &StreamId,
+        members: &PayloadMembers<'_>,
+        models: &dyn ModelLookup,
         now: Time,
-    ) -> Result<bool, Fault> {
+    ) -> Result<bool, LmtpError> {
         let Some(earlier) = members.value("retry_of") else {
             return Ok(false);
         };
         let earlier = read::id(earlier, &self.config.limits)?;
         self.model(members, models)?;
-        let Some(first) = self.rings.named(&earlier) else {
+        let Some(first) = self.replays.named(&earlier) else {
             return Ok(false);
         };
-        if !self.rings.is_numbered(first) {
+        if !self.replays.is_numbered(first) {
             return Ok(false);
         }
-        if !self.rings.is_of(first, members.digest(word)) {
+        if !self.replays.is_of(first, members.digest(word)) {
             let message = "'retry_of' names a stream that another request has begun";
-            return Err(Fault::new(Reason::InvalidValue, message));
+            return Err(LmtpError::new(LmtpReason::InvalidValue, message));
         }
         let dues = Self::deadlines(members, now)?;
-        let whole = self.rings.reaches(first, 0);
+        let whole = self.replays.reaches(first, 0);
         if self.is_in_use(&earlier) {
             self.supersede(&earlier, now, !whole);
         }
@@ -44,7 +42,7 @@ impl Session {
         }
         self.ids.remove(&earlier);
         let grace = self.config.limits.resume_grace;
-        self.rings.rename(first, id, (now, grace));
+        self.replays.rename(first, id, (now, grace));
         self.stats.resumed += 1;
         if let Some(extended) = self.extended.get_mut(&first) {
             extended.id = id.clone();
@@ -66,14 +64,14 @@ impl Session {
     }
 
     /// Whoever waits for the earlier stream hears that it has ended. Its work too, if nobody takes it over.
-    fn supersede(&mut self, earlier: &Id, now: Time, stop: bool) {
-        let Some(first) = self.rings.named(earlier) else {
+    fn supersede(&mut self, earlier: &StreamId, now: Time, stop: bool) {
+        let Some(first) = self.replays.named(earlier) else {
             return;
         };
-        let seq = self.rings.said(first);
+        let seq = self.replays.next_unsent(first);
         let extended = self.extended.get(&first);
         self.outbound.item(self.config.limits.max_frame_out, |out| {
-            write::end(out, earlier, &Finish::Superseded, |out| {
+            write::end(out, earlier, &StreamFinish::Superseded, |out| {
                 number(out, seq);
                 if let Some(extended) = extended {
                     extended.usage(out);
@@ -85,7 +83,7 @@ impl Session {
         }
         if stop {
             drop(self.dissolve(first, None, now));
-            drop(self.rings.take(first));
+            drop(self.replays.take(first));
         }
     }
 }

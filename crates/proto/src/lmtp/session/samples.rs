@@ -1,36 +1,33 @@
 //! A request of a connection that has negotiated something becomes work: one for each sample (LM-973).
 //!
-//! Owns: which members of version 2 a stream has, and how one request becomes several works. Refuses to know: what the
-//! works do; that they begin alike is for the engine to see.
-//!
 //! Each sample is work of its own with a seed of its own, so that nobody below has to know of samples.
 
 use std::sync::Arc;
 
 use bytestring::ByteString;
 
-use super::Session;
-use super::extended::Extended;
-use super::text::{self, About};
-use crate::lmtp::port::Work;
-use crate::lmtp::read::Members;
-use crate::lmtp::{Fault, Feature, Id, Model, Models, Reason, Score};
+use super::LmtpSession;
+use super::extended::ExtendedStream;
+use super::text::{self, RequestSubject};
+use crate::lmtp::port::StreamDemand;
+use crate::lmtp::read::PayloadMembers;
+use crate::lmtp::{Feature, LmtpError, LmtpModelInfo, LmtpReason, ModelLookup, Score, StreamId};
 use crate::steer::Token;
 use crate::time::Time;
 
-impl Session {
+impl LmtpSession {
     /// What a request becomes here.
     pub(super) fn extended(
         &mut self,
         word: &str,
-        id: &Id,
-        members: &Members<'_>,
-        models: &dyn Models,
-        (name, model): (&ByteString, &Arc<Model>),
+        id: &StreamId,
+        members: &PayloadMembers<'_>,
+        models: &dyn ModelLookup,
+        (name, model): (&ByteString, &Arc<LmtpModelInfo>),
         now: Time,
-    ) -> Result<(Vec<Work>, Option<Extended>), Fault> {
+    ) -> Result<(Vec<StreamDemand>, Option<ExtendedStream>), LmtpError> {
         let vocabulary = models.vocabulary(name);
-        let about = About {
+        let about = RequestSubject {
             name,
             model,
             vocabulary: vocabulary.as_ref(),
@@ -48,14 +45,14 @@ impl Session {
         let keep = self.keep(members, about, works.len())?;
         // LM-302 has the context before the other members; they are few, and none of them depends on it.
         let prompt = match &works[0] {
-            Work::Generate(wanted) => wanted.prompt.clone(),
-            Work::Score(wanted) => wanted.prompt.clone(),
+            StreamDemand::Generate(wanted) => wanted.prompt.clone(),
+            StreamDemand::Score(wanted) => wanted.prompt.clone(),
         };
         let prompt_logprobs = members.flag("prompt_logprobs")? == Some(true);
         let window = self.window(members)?;
         let resumes = self.features.has(Feature::Resume);
         let samples = u32::try_from(works.len()).unwrap_or(u32::MAX);
-        let extended = Extended {
+        let extended = ExtendedStream {
             id: id.clone(),
             features: self.features,
             request: resumes.then(|| members.digest(word)),
@@ -75,7 +72,7 @@ impl Session {
             first_due,
             keep,
             output: Vec::new(),
-            told: None,
+            notified: None,
             waited: false,
         };
         Ok((works, Some(extended)))
@@ -84,17 +81,17 @@ impl Session {
     /// Works of GENERATE, and whether their items say which sample they are of.
     fn generates(
         &mut self,
-        members: &Members<'_>,
-        about: About<'_>,
+        members: &PayloadMembers<'_>,
+        about: RequestSubject<'_>,
         prompt: Vec<Token>,
-    ) -> Result<(Vec<Work>, bool), Fault> {
+    ) -> Result<(Vec<StreamDemand>, bool), LmtpError> {
         let max = self.config.limits.max_samples;
         let n = members.integer("n", "at least 1 and not above the limit", |n| {
             (1..=i128::from(max)).contains(&n)
         })?;
         let priority = members.integer("priority", "-10 to 10", |p| (-10..=10).contains(&p))?;
         let mut work = self.work("GENERATE", members, about.model, prompt)?;
-        let Work::Generate(wanted) = &mut work else {
+        let StreamDemand::Generate(wanted) = &mut work else {
             return Ok((vec![work], false));
         };
         wanted.priority = priority.and_then(|p| i32::try_from(p).ok()).unwrap_or(0);
@@ -102,7 +99,7 @@ impl Session {
         let works = (0..n.unwrap_or(1)).zip(0..).map(|(_, index)| {
             let mut wanted = wanted.clone();
             wanted.seed = wanted.seed.map(|seed| seed.wrapping_add(index));
-            Work::Generate(wanted)
+            StreamDemand::Generate(wanted)
         });
         Ok((works.collect(), n.is_some()))
     }
@@ -110,10 +107,10 @@ impl Session {
     /// Works of SCORE, the same.
     fn scores(
         &self,
-        members: &Members<'_>,
-        about: About<'_>,
+        members: &PayloadMembers<'_>,
+        about: RequestSubject<'_>,
         prompt: Vec<Token>,
-    ) -> Result<(Vec<Work>, bool), Fault> {
+    ) -> Result<(Vec<StreamDemand>, bool), LmtpError> {
         let lists = text::scored(self, members, about)?;
         let numbered = members.value("scored_many").is_some();
         let top_logprobs = if self.features.has(Feature::Samples) {
@@ -127,17 +124,17 @@ impl Session {
                 scored,
                 top_logprobs,
             };
-            score.checked(about.model).map(Work::Score)
+            score.checked(about.model).map(StreamDemand::Score)
         });
         Ok((works.collect::<Result<_, _>>()?, numbered))
     }
 }
 
 /// Nothing here runs controllers; that a request asks for one must not be overlooked.
-fn refuse_controllers(members: &Members<'_>) -> Result<(), Fault> {
+fn refuse_controllers(members: &PayloadMembers<'_>) -> Result<(), LmtpError> {
     if members.names_controller() {
         let message = "controllers are not supported yet";
-        return Err(Fault::new(Reason::UnsupportedOperation, message));
+        return Err(LmtpError::new(LmtpReason::UnsupportedOperation, message));
     }
     Ok(())
 }

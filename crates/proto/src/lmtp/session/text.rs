@@ -1,18 +1,16 @@
 //! Text instead of token ids: prompts, TOKENIZE, DETOKENIZE (LM-911 to LM-915).
-//!
-//! Owns: which of several spellings of a prompt is meant. Refuses to know: tokenizers; [`Vocabulary`] stands for one.
 
 use std::sync::Arc;
 
 use bytestring::ByteString;
 
-use super::Session;
-use super::extended::Shown;
-use crate::bounded_json::{self, Bounds, Unread};
-use crate::lmtp::json::Value;
-use crate::lmtp::read::{self, Members};
+use super::LmtpSession;
+use super::extended::TextMode;
+use crate::bounded_json::{self, JsonBounds, JsonUnread};
+use crate::lmtp::json::RawValue;
+use crate::lmtp::read::{self, PayloadMembers};
 use crate::lmtp::write::{self, member};
-use crate::lmtp::{Fault, Id, Model, Models, Reason, Vocabulary};
+use crate::lmtp::{LmtpError, LmtpModelInfo, LmtpReason, ModelLookup, StreamId, TextCodec};
 use crate::steer::Token;
 use crate::time::Time;
 
@@ -21,32 +19,32 @@ const ANSWER_BYTES_MAX: usize = 4_000_000;
 
 /// What a request is about: a model by the name that it was asked by.
 #[derive(Clone, Copy)]
-pub(super) struct About<'a> {
+pub(super) struct RequestSubject<'a> {
     pub(super) name: &'a ByteString,
-    pub(super) model: &'a Arc<Model>,
-    pub(super) vocabulary: Option<&'a Arc<dyn Vocabulary>>,
+    pub(super) model: &'a Arc<LmtpModelInfo>,
+    pub(super) vocabulary: Option<&'a Arc<dyn TextCodec>>,
 }
 
-impl<'a> About<'a> {
+impl<'a> RequestSubject<'a> {
     /// The vocabulary, where a request cannot do without.
-    pub(super) fn vocabulary(&self) -> Result<&'a dyn Vocabulary, Fault> {
+    pub(super) fn vocabulary(&self) -> Result<&'a dyn TextCodec, LmtpError> {
         let vocabulary = self.vocabulary.map(|vocabulary| &**vocabulary);
         vocabulary.ok_or_else(|| {
             let message = "this model has no tokenizer here; send token ids";
-            Fault::new(Reason::UnsupportedOperation, message)
+            LmtpError::new(LmtpReason::UnsupportedOperation, message)
         })
     }
 }
 
-impl Session {
+impl LmtpSession {
     /// The prompt of GENERATE or SCORE in whichever form it came, after its prefix if it has one (LM-911, LM-942). And
     /// whether it was text.
     pub(super) fn prompt(
         &mut self,
-        members: &Members<'_>,
-        about: About<'_>,
+        members: &PayloadMembers<'_>,
+        about: RequestSubject<'_>,
         now: Time,
-    ) -> Result<(Vec<Token>, bool), Fault> {
+    ) -> Result<(Vec<Token>, bool), LmtpError> {
         let given = ["prompt", "prompt_text", "messages"];
         let given: Vec<_> = given
             .into_iter()
@@ -55,7 +53,7 @@ impl Session {
         let prefix = self.prefix(members, about, now)?;
         if given.len() > 1 {
             let message = "'prompt', 'prompt_text' and 'messages' exclude each other; send one";
-            return Err(Fault::new(Reason::InvalidValue, message));
+            return Err(LmtpError::new(LmtpReason::InvalidValue, message));
         }
         let continues = prefix.as_ref().is_some_and(|prefix| !prefix.is_empty());
         let (own, is_text) = match given.first() {
@@ -74,72 +72,76 @@ impl Session {
     /// A text as tokens. `begins`: what the tokenizer puts before a text belongs there, if nobody says otherwise.
     pub(super) fn text(
         &self,
-        members: &Members<'_>,
+        members: &PayloadMembers<'_>,
         name: &str,
-        about: About<'_>,
+        about: RequestSubject<'_>,
         begins: bool,
-    ) -> Result<Vec<Token>, Fault> {
+    ) -> Result<Vec<Token>, LmtpError> {
         let value = members.value(name).ok_or_else(|| {
-            Fault::new(
-                Reason::MissingRequiredParameter,
+            LmtpError::new(
+                LmtpReason::MissingRequiredParameter,
                 format!("'{name}' is required: a text"),
             )
         })?;
-        let wrong = || Fault::new(Reason::InvalidType, format!("'{name}' must be a text"));
+        let wrong = || LmtpError::new(LmtpReason::InvalidType, format!("'{name}' must be a text"));
         let text = value.string().ok_or_else(wrong)?;
         self.is_short(name, value)?;
         let vocabulary = about.vocabulary()?;
-        let beginning = match members.flag("add_bos")? {
-            None if begins => vocabulary.beginning(),
+        let bos = match members.flag("add_bos")? {
+            None if begins => vocabulary.bos(),
             Some(true) => about.model.bos,
             None | Some(false) => None,
         };
-        let mut tokens: Vec<_> = beginning.into_iter().collect();
+        let mut tokens: Vec<_> = bos.into_iter().collect();
         tokens.extend(vocabulary.tokenize(&text));
         Ok(tokens)
     }
 
-    fn messages(&self, members: &Members<'_>, about: About<'_>) -> Result<Vec<Token>, Fault> {
+    fn messages(
+        &self,
+        members: &PayloadMembers<'_>,
+        about: RequestSubject<'_>,
+    ) -> Result<Vec<Token>, LmtpError> {
         let wrong = || {
             let message = "'messages' must be a list of messages, each with role and content";
-            Fault::new(Reason::InvalidType, message)
+            LmtpError::new(LmtpReason::InvalidType, message)
         };
         let value = members.value("messages").ok_or_else(wrong)?;
         self.is_short("messages", value)?;
-        let bounds = Bounds {
+        let bounds = JsonBounds {
             values: self.config.limits.max_message_values,
             entries: self.config.limits.max_messages,
         };
         let messages = bounded_json::read(value.as_str().as_bytes(), bounds);
         let messages = messages.map_err(|unread| match unread {
-            Unread::Syntax(_) => wrong(),
-            _ => Fault::new(Reason::InvalidValue, format!("'messages' has {unread}")),
+            JsonUnread::Syntax(_) => wrong(),
+            _ => LmtpError::new(LmtpReason::InvalidValue, format!("'messages' has {unread}")),
         })?;
         let generation = members.flag("add_generation_prompt")?.unwrap_or(true);
         about.vocabulary()?.chat(&messages, generation)
     }
 
-    fn is_short(&self, name: &str, value: Value<'_>) -> Result<(), Fault> {
+    fn is_short(&self, name: &str, value: RawValue<'_>) -> Result<(), LmtpError> {
         let max = self.config.limits.max_text_bytes;
         if value.as_str().len() <= max {
             return Ok(());
         }
         let message = format!("'{name}' must have at most {max} bytes");
-        Err(Fault::new(Reason::InvalidValue, message))
+        Err(LmtpError::new(LmtpReason::InvalidValue, message))
     }
 
     /// What items show of text (LM-911 to LM-913).
     pub(super) fn shown(
-        members: &Members<'_>,
-        about: About<'_>,
+        members: &PayloadMembers<'_>,
+        about: RequestSubject<'_>,
         is_text: bool,
-    ) -> Result<Shown, Fault> {
+    ) -> Result<TextMode, LmtpError> {
         let text = match members.value("text") {
             Some(value) if value.string().as_deref() == Some("bytes") => Some("bytes"),
             Some(_) => members.flag("text")?.map(|on| if on { "text" } else { "" }),
             None => is_text.then_some("text"),
         };
-        let shown = Shown {
+        let shown = TextMode {
             text: matches!(text, Some("text" | "bytes")),
             bytes: text == Some("bytes"),
             top: members.flag("top_text")?.unwrap_or(false),
@@ -152,13 +154,18 @@ impl Session {
     }
 
     /// Answered at once; no engine is asked.
-    pub(super) fn tokenize(&mut self, id: &Id, members: &Members<'_>, models: &dyn Models) {
+    pub(super) fn tokenize(
+        &mut self,
+        id: &StreamId,
+        members: &PayloadMembers<'_>,
+        models: &dyn ModelLookup,
+    ) {
         let tokens = self.about(members, models, |session, about| {
             let given = (members.value("text"), members.value("messages"));
             match given {
                 (Some(_), Some(_)) => {
                     let message = "'text' and 'messages' exclude each other; send one";
-                    Err(Fault::new(Reason::InvalidValue, message))
+                    Err(LmtpError::new(LmtpReason::InvalidValue, message))
                 }
                 (None, Some(_)) => session.messages(members, about),
                 _ => session.text(members, "text", about, true),
@@ -166,12 +173,17 @@ impl Session {
         });
         match tokens {
             Ok(tokens) => self.answer(id, "tokens", &tokens),
-            Err(fault) => self.request_failed(id, &fault),
+            Err(error) => self.request_failed(id, &error),
         }
     }
 
     /// Answered at once; what is no text becomes U+FFFD.
-    pub(super) fn detokenize(&mut self, id: &Id, members: &Members<'_>, models: &dyn Models) {
+    pub(super) fn detokenize(
+        &mut self,
+        id: &StreamId,
+        members: &PayloadMembers<'_>,
+        models: &dyn ModelLookup,
+    ) {
         let text = self.about(members, models, |session, about| {
             let vocabulary = about.vocabulary()?;
             let tokens = members.tokens("tokens", about.model)?;
@@ -180,27 +192,27 @@ impl Session {
                 bytes.extend_from_slice(vocabulary.bytes(token));
                 if bytes.len() > session.config.limits.max_text_bytes {
                     let message = "the text of 'tokens' is too long; ask for it in parts";
-                    return Err(Fault::new(Reason::InvalidValue, message));
+                    return Err(LmtpError::new(LmtpReason::InvalidValue, message));
                 }
             }
             Ok(String::from_utf8_lossy(&bytes).into_owned())
         });
         match text {
             Ok(text) => self.answer(id, "text", &text),
-            Err(fault) => self.request_failed(id, &fault),
+            Err(error) => self.request_failed(id, &error),
         }
     }
 
     /// Finds the model that a request is about.
     pub(super) fn about<T>(
         &mut self,
-        members: &Members<'_>,
-        models: &dyn Models,
-        then: impl FnOnce(&mut Self, About<'_>) -> Result<T, Fault>,
-    ) -> Result<T, Fault> {
+        members: &PayloadMembers<'_>,
+        models: &dyn ModelLookup,
+        then: impl FnOnce(&mut Self, RequestSubject<'_>) -> Result<T, LmtpError>,
+    ) -> Result<T, LmtpError> {
         let (name, model) = self.model(members, models)?;
         let vocabulary = models.vocabulary(&name);
-        let about = About {
+        let about = RequestSubject {
             name: &name,
             model: &model,
             vocabulary: vocabulary.as_ref(),
@@ -208,12 +220,12 @@ impl Session {
         then(self, about)
     }
 
-    fn answer<T: serde::Serialize + ?Sized>(&mut self, id: &Id, name: &str, value: &T) {
+    fn answer<T: serde::Serialize + ?Sized>(&mut self, id: &StreamId, name: &str, value: &T) {
         let mut body = bytes::BytesMut::new();
         member(&mut body, name, value);
         if body.len() > ANSWER_BYTES_MAX {
             let message = "the answer does not fit a message; ask for it in parts";
-            return self.request_failed(id, &Fault::new(Reason::InvalidValue, message));
+            return self.request_failed(id, &LmtpError::new(LmtpReason::InvalidValue, message));
         }
         self.outbound
             .notice(|out| write::answer(out, id, |out| out.extend_from_slice(&body)));
@@ -222,10 +234,10 @@ impl Session {
 
 /// The tokens of a SCORE: ids or text, as one list or several (LM-914, LM-973).
 pub(super) fn scored(
-    session: &Session,
-    members: &Members<'_>,
-    about: About<'_>,
-) -> Result<Vec<Vec<Token>>, Fault> {
+    session: &LmtpSession,
+    members: &PayloadMembers<'_>,
+    about: RequestSubject<'_>,
+) -> Result<Vec<Vec<Token>>, LmtpError> {
     let given = ["scored", "scored_text", "scored_many"];
     let given: Vec<_> = given
         .into_iter()
@@ -240,7 +252,7 @@ pub(super) fn scored(
         [] | ["scored"] => vec![members.tokens("scored", about.model)?],
         _ => {
             let message = "'scored', 'scored_text' and 'scored_many' exclude each other; send one";
-            return Err(Fault::new(Reason::InvalidValue, message));
+            return Err(LmtpError::new(LmtpReason::InvalidValue, message));
         }
     };
     Ok(lists)

@@ -1,16 +1,14 @@
 //! Streams whose client says how much it takes (LM-952).
-//!
-//! Owns: ACK, and what becomes of a stream without it. Refuses to know: how items wait; `rings` does.
 
-use super::Session;
+use super::LmtpSession;
 use super::extended::number;
-use crate::lmtp::read::Members;
-use crate::lmtp::{Fault, Id, Reason, write};
+use crate::lmtp::read::PayloadMembers;
+use crate::lmtp::{LmtpError, LmtpReason, StreamId, write};
 use crate::time::Time;
 
-impl Session {
+impl LmtpSession {
     /// What a request says about it.
-    pub(super) fn window(&self, members: &Members<'_>) -> Result<Option<u32>, Fault> {
+    pub(super) fn window(&self, members: &PayloadMembers<'_>) -> Result<Option<u32>, LmtpError> {
         let max = self.config.limits.max_window;
         let range = "at least 1 and not above the limit";
         let size = members.integer("window", range, |size| {
@@ -20,35 +18,36 @@ impl Session {
     }
 
     /// The client has got everything up to an item. Not answered, whatever it says.
-    pub(super) fn acknowledge(&mut self, id: &Id, members: &Members<'_>, now: Time) {
+    pub(super) fn acknowledge(&mut self, id: &StreamId, members: &PayloadMembers<'_>, now: Time) {
         let seq = members.integer("seq", "0 or more", |seq| seq >= 0);
         let below = seq.ok().flatten().and_then(|seq| u64::try_from(seq).ok());
-        if let (Some(first), Some(below)) = (self.rings.named(id), below) {
-            self.rings.acknowledge(first, below.saturating_add(1), now);
+        if let (Some(first), Some(below)) = (self.replays.named(id), below) {
+            self.replays
+                .acknowledge(first, below.saturating_add(1), now);
         }
     }
 
     /// Ends the streams whose clients have said nothing for too long.
     pub(super) fn expire_windows(&mut self, now: Time) {
         let timeout = self.config.limits.stall_timeout;
-        while let Some((at, first)) = self.rings.stalled(timeout)
+        while let Some((at, first)) = self.replays.stalled(timeout)
             && at <= now
         {
             let message = "no item was acknowledged for too long";
-            let fault = Fault::new(Reason::Stalled, message);
-            let Some(id) = self.rings.silence(first) else {
+            let error = LmtpError::new(LmtpReason::Stalled, message);
+            let Some(id) = self.replays.discard_unsent(first) else {
                 return;
             };
             if self.extended.contains_key(&first) {
-                self.fail_all_of(first, None, &fault, now);
+                self.fail_all_of(first, None, &error, now);
                 continue;
             }
             // Its work has ended, and its client was not told yet.
-            let seq = self.rings.seq(first);
+            let seq = self.replays.seq(first);
             let max = self.config.limits.max_error_bytes;
-            self.rings
+            self.replays
                 .put(first, &mut self.outbound, &self.config, now, |out| {
-                    write::failure(out, &id, &fault, max, |out| {
+                    write::failure(out, &id, &error, max, |out| {
                         number(out, seq);
                     });
                 });

@@ -11,11 +11,11 @@ fn lm_961_streams_end_without_a_token_and_then_the_request_is_answered() {
     let stream = server.open(&format!("{GENERATE}}}"));
     server.step(vec![(stream, piece(7)), (stream, piece(8))]);
     let message = r#"CANCEL {"stream_id":9,"model":"tiny","streams":[3,77,3]}"#;
-    server.say(message);
-    let heard = server.heard();
+    server.send(message);
+    let incoming = server.received();
     let usage = r#""usage":{"prompt_tokens":2,"cached_tokens":0,"completion_tokens":2}"#;
     assert_eq!(
-        heard,
+        incoming,
         [
             format!(r#"TOKEN [{{"stream_id":3,"finish_reason":"cancelled",{usage}}}]"#),
             r#"MSG [{"stream_id":9,"cancelled":[3],"unknown":[77,3]}]"#.to_owned(),
@@ -71,11 +71,11 @@ fn lm_962_a_deadline_ends_the_stream_and_keeps_what_was_said() {
     server.step(vec![(stream, piece(7))]);
     server.now = Time::from_millis(499);
     server.session.tick(server.now);
-    assert!(server.heard().is_empty());
+    assert!(server.received().is_empty());
     server.now = Time::from_millis(500);
     server.session.tick(server.now);
     assert_eq!(
-        server.heard(),
+        server.received(),
         [r#"TOKEN [{"stream_id":3,"finish_reason":"deadline"}]"#]
     );
     assert_eq!(server.outputs(), ["cancel 0"]);
@@ -88,10 +88,10 @@ fn lm_962_no_token_in_time_is_a_timeout_and_one_token_is_enough() {
     server.open(&format!(r#"{GENERATE},"ttft_ms":50}}"#));
     server.now = Time::from_millis(50);
     server.session.tick(server.now);
-    let heard = server.heard().join("");
+    let incoming = server.received().join("");
     assert!(
-        heard.contains(r#""code":"timeout","retryable":true"#),
-        "{heard}"
+        incoming.contains(r#""code":"timeout","retryable":true"#),
+        "{incoming}"
     );
     let stream = server.open(&format!(r#"{GENERATE},"ttft_ms":50}}"#));
     server.step(vec![(stream, piece(7))]);
@@ -117,7 +117,7 @@ fn lm_962_times_and_priorities_have_a_range() {
     }
     let mut server = Server::agreed(r#"["cancel"]"#);
     server.open(&format!(r#"{GENERATE},"priority":-3}}"#));
-    let Work::Generate(wanted) = &server.started[0].work else {
+    let StreamDemand::Generate(wanted) = &server.started[0].work else {
         panic!("work");
     };
     assert_eq!(wanted.priority, -3);
@@ -132,17 +132,20 @@ fn lm_950_the_last_item_has_the_usage_whatever_it_is() {
     };
     let mut server = Server::agreed(r#"["usage"]"#);
     let stream = server.open(&format!("{GENERATE}}}"));
-    let mut last = item(8, -0.5, Some(Finish::Stop));
+    let mut last = item(8, -0.5, Some(StreamFinish::Stop));
     last.cached_tokens = 1;
-    let heard = server.step(vec![(stream, piece(7)), (stream, Piece::Item(last))]);
-    assert_eq!(heard[0].matches("usage").count(), 1);
+    let received = server.step(vec![(stream, piece(7)), (stream, StreamPiece::Item(last))]);
+    assert_eq!(received[0].matches("usage").count(), 1);
     assert!(
-        heard[0].ends_with(&format!("{}}}]", usage(2, 1))),
+        received[0].ends_with(&format!("{}}}]", usage(2, 1))),
         "{}",
-        heard[0]
+        received[0]
     );
     let stream = server.open(&format!("{GENERATE}}}"));
-    let fault = Fault::new(Reason::EngineError, "no");
-    let heard = server.step(vec![(stream, piece(7)), (stream, Piece::Failed(fault))]);
-    assert!(heard[0].ends_with(&format!(r#""retryable":true,{}}}]"#, usage(1, 0))));
+    let error = LmtpError::new(LmtpReason::EngineError, "no");
+    let received = server.step(vec![
+        (stream, piece(7)),
+        (stream, StreamPiece::Failed(error)),
+    ]);
+    assert!(received[0].ends_with(&format!(r#""retryable":true,{}}}]"#, usage(1, 0))));
 }

@@ -20,10 +20,10 @@ fn lm_601_one_step_is_one_message_in_order_of_admission() {
     let streams: Vec<_> = [30, 10, 20].map(|id| server.open(&generate(id))).into();
     let pieces = [(2, 1), (0, 2), (1, 3), (0, 4)];
     let pieces = pieces.map(|(at, token): (usize, u32)| (streams[at], piece(token)));
-    let heard = server.step(pieces.into());
-    assert_eq!(heard.len(), 1);
-    assert_eq!(ids(&heard[0]), ["30", "30", "10", "20"]);
-    assert!(heard[0].find(r#""token":2"#) < heard[0].find(r#""token":4"#));
+    let received = server.step(pieces.into());
+    assert_eq!(received.len(), 1);
+    assert_eq!(ids(&received[0]), ["30", "30", "10", "20"]);
+    assert!(received[0].find(r#""token":2"#) < received[0].find(r#""token":4"#));
 }
 
 #[test]
@@ -49,15 +49,15 @@ fn lm_1202_messages_are_split_between_items() {
     let two = whole.step(vec![(stream, piece(1)), (stream, piece(2))]);
     let size = two[0].len();
     for (max, messages) in [(size + 1, 1), (size, 2), (1, 2)] {
-        let mut server = Server::limited(Limits {
+        let mut server = Server::limited(ConnectionLimits {
             max_frame_out: max,
-            ..Limits::default()
+            ..ConnectionLimits::default()
         });
         let stream = server.open(&generate(1));
-        let heard = server.step(vec![(stream, piece(1)), (stream, piece(2))]);
-        assert_eq!(heard.len(), messages, "{max}");
+        let received = server.step(vec![(stream, piece(1)), (stream, piece(2))]);
+        assert_eq!(received.len(), messages, "{max}");
         assert_eq!(server.session.unsent_bytes(), 0);
-        assert!(heard.iter().all(|message| message.ends_with("}]")));
+        assert!(received.iter().all(|message| message.ends_with("}]")));
     }
 }
 
@@ -68,19 +68,19 @@ fn lm_607_steps_join_while_nothing_is_taken() {
     let stream = server.open(&generate(1));
     server.session.step(vec![(stream, piece(1))], server.now);
     server.session.step(vec![(stream, piece(2))], server.now);
-    server.say(r#"FROB {"stream_id":9}"#);
+    server.send(r#"FROB {"stream_id":9}"#);
     server.session.step(vec![(stream, piece(3))], server.now);
-    let heard = server.heard();
-    let all: Vec<_> = heard.iter().map(|message| ids(message)).collect();
+    let incoming = server.received();
+    let all: Vec<_> = incoming.iter().map(|message| ids(message)).collect();
     assert_eq!(all, [vec!["1", "1"], vec!["9"], vec!["1"]]);
 }
 
 fn narrow() -> Server {
-    let mut server = Server::limited(Limits {
+    let mut server = Server::limited(ConnectionLimits {
         outbox_bytes: 300,
         outbox_low_bytes: 200,
         max_frame_out: 100,
-        ..Limits::default()
+        ..ConnectionLimits::default()
     });
     server.open(&generate(1));
     server
@@ -132,30 +132,30 @@ fn lm_607_who_takes_nothing_for_a_minute_is_cut_off() {
 /// Many small requests in one frame cannot make a heap of answers (LM-607).
 #[test]
 fn lm_607_answers_wait_for_room_too() {
-    let mut server = Server::limited(Limits {
+    let mut server = Server::limited(ConnectionLimits {
         outbox_bytes: 300,
         outbox_low_bytes: 200,
-        ..Limits::default()
+        ..ConnectionLimits::default()
     });
-    let mut rest = server.say(&"A {}\n".repeat(50));
+    let mut rest = server.send(&"A {}\n".repeat(50));
     let mut answers = 0;
     while let Some(text) = rest {
         assert!(server.session.unsent_bytes() < 500);
         assert_eq!(
-            server.say(&text),
+            server.send(&text),
             Some(text.clone()),
             "nothing is taken while parked"
         );
-        answers += server.heard().len();
-        rest = server.say(&text);
+        answers += server.received().len();
+        rest = server.send(&text);
     }
-    assert_eq!(answers + server.heard().len(), 50);
+    assert_eq!(answers + server.received().len(), 50);
 }
 
 #[test]
 fn lm_402_nothing_is_said_before_the_client() {
     let mut server = Server::new();
-    assert!(server.heard().is_empty());
+    assert!(server.received().is_empty());
     assert_eq!(server.session.wake_at(), None);
 }
 
@@ -163,11 +163,11 @@ fn lm_402_nothing_is_said_before_the_client() {
 #[test]
 fn lm_505_every_stream_is_told_before_a_close() {
     for (close, code, expected) in [
-        (Close::SHUTDOWN, "draining", "close 1001"),
-        (Close::BAD_TEXT, "malformed", "close 1007"),
-        (Close::REVOKED, "insufficient_scope", "close 1008"),
-        (Close::TOO_LARGE, "message_too_large", "close 1009"),
-        (Close::INTERNAL, "engine_error", "close 1011"),
+        (LmtpClose::SHUTDOWN, "draining", "close 1001"),
+        (LmtpClose::BAD_TEXT, "malformed", "close 1007"),
+        (LmtpClose::REVOKED, "insufficient_scope", "close 1008"),
+        (LmtpClose::TOO_LARGE, "message_too_large", "close 1009"),
+        (LmtpClose::INTERNAL, "engine_error", "close 1011"),
     ] {
         let mut server = Server::new();
         let stream = server.open(&generate(1));
@@ -180,13 +180,16 @@ fn lm_505_every_stream_is_told_before_a_close() {
             ["cancel 0", "cancel 1"],
             "not before it is taken"
         );
-        let heard = server.heard();
-        assert_eq!(ids(&heard[0]), ["1", "1", "2"]);
-        assert_eq!(heard[0].matches(&format!(r#""code":"{code}""#)).count(), 2);
+        let incoming = server.received();
+        assert_eq!(ids(&incoming[0]), ["1", "1", "2"]);
+        assert_eq!(
+            incoming[0].matches(&format!(r#""code":"{code}""#)).count(),
+            2
+        );
         assert_eq!(server.outputs(), [expected]);
-        server.say("FROB {}");
+        server.send("FROB {}");
         server.session.step(vec![(stream, piece(1))], server.now);
-        assert!(server.heard().is_empty(), "nothing follows");
+        assert!(server.received().is_empty(), "nothing follows");
     }
 }
 
@@ -194,7 +197,7 @@ fn lm_505_every_stream_is_told_before_a_close() {
 fn lm_505_last_words_have_two_seconds() {
     let mut server = Server::new();
     server.open(&generate(1));
-    server.session.close(Close::SHUTDOWN, server.now);
+    server.session.close(LmtpClose::SHUTDOWN, server.now);
     assert_eq!(server.session.wake_at(), Some(Time::from_millis(2_000)));
     server.session.tick(Time::from_millis(1_999));
     assert!(!server.session.is_closed());
@@ -207,7 +210,7 @@ fn lm_505_last_words_have_two_seconds() {
 #[test]
 fn lm_505_an_idle_connection_is_closed_at_once() {
     let mut server = Server::new();
-    server.session.close(Close::SHUTDOWN, server.now);
+    server.session.close(LmtpClose::SHUTDOWN, server.now);
     server.poll();
     assert_eq!(server.outputs(), ["close 1001"]);
 }
@@ -235,9 +238,9 @@ fn lm_110_streams_finish_after_the_last_line() {
     server.session.end_of_input();
     server.poll();
     assert!(server.outputs().is_empty());
-    let heard = server.step(vec![(stream, piece(1))]);
-    assert!(heard[0].ends_with("]\n"));
-    let end = Piece::Item(item(1, -0.5, Some(Finish::Stop)));
+    let received = server.step(vec![(stream, piece(1))]);
+    assert!(received[0].ends_with("]\n"));
+    let end = StreamPiece::Item(item(1, -0.5, Some(StreamFinish::Stop)));
     assert_eq!(server.step(vec![(stream, end)]).len(), 1);
     assert_eq!(server.outputs(), ["close 1000"]);
 }
@@ -259,8 +262,8 @@ fn lm_509_a_draining_server_takes_no_new_streams() {
         1,
         "what runs goes on"
     );
-    server.session.close(Close::SHUTDOWN, server.now);
-    assert!(server.heard()[0].contains(r#""code":"draining""#));
+    server.session.close(LmtpClose::SHUTDOWN, server.now);
+    assert!(server.received()[0].contains(r#""code":"draining""#));
     assert_eq!(server.outputs(), ["cancel 0", "close 1001"]);
 }
 
@@ -275,9 +278,9 @@ fn lm_112_what_cannot_be_read_costs_a_line_its_answer_and_frames_the_connection(
     lines
         .session
         .handle_unreadable(Unreadable::BadText, lines.now);
-    let heard = lines.heard();
-    assert!(heard[0].starts_with(r#"MSG [{"stream_id":null,"error":"a line has more than 16777216 bytes","code":"message_too_large"}]"#));
-    assert!(heard[1].contains(r#""code":"malformed""#));
+    let incoming = lines.received();
+    assert!(incoming[0].starts_with(r#"MSG [{"stream_id":null,"error":"a line has more than 16777216 bytes","code":"message_too_large"}]"#));
+    assert!(incoming[1].contains(r#""code":"malformed""#));
     assert!(lines.outputs().is_empty() && lines.session.live() == 1);
 
     for (what, close) in [
@@ -287,7 +290,7 @@ fn lm_112_what_cannot_be_read_costs_a_line_its_answer_and_frames_the_connection(
         let mut frames = Server::new();
         frames.open(&generate(1));
         frames.session.handle_unreadable(what, frames.now);
-        assert_eq!(ids(&frames.heard()[0]), ["1"]);
+        assert_eq!(ids(&frames.received()[0]), ["1"]);
         assert_eq!(frames.outputs(), ["cancel 0", close]);
     }
 }
@@ -297,7 +300,7 @@ fn lm_610_ended_streams_leave_nothing() {
     let mut server = Server::new();
     for _ in 0..10_000 {
         let stream = server.open(&generate(1));
-        let end = Piece::Item(item(1, -0.5, Some(Finish::Stop)));
+        let end = StreamPiece::Item(item(1, -0.5, Some(StreamFinish::Stop)));
         server.step(vec![(stream, end)]);
         server.started.clear();
     }
@@ -321,11 +324,11 @@ fn lm_114_an_item_may_be_a_message_of_its_own_and_no_list() {
         ..Config::default()
     });
     let stream = server.open(r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":1}"#);
-    let said = server.step(vec![(stream, piece(7)), (stream, piece(8))]);
-    assert_eq!(said.len(), 2);
+    let reply = server.step(vec![(stream, piece(7)), (stream, piece(8))]);
+    assert_eq!(reply.len(), 2);
     assert!(
-        said[0].starts_with(r#"TOKEN {"token":7,"#) && said[0].ends_with('}'),
-        "{said:?}"
+        reply[0].starts_with(r#"TOKEN {"token":7,"#) && reply[0].ends_with('}'),
+        "{reply:?}"
     );
     assert_eq!(
         server.ask("X {}"),

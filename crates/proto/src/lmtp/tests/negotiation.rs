@@ -81,13 +81,15 @@ fn lm_903_it_takes_effect_for_what_follows() {
         agree("[]"),
         generate(4),
     ];
-    server.say(&text.join("\n"));
-    server.heard();
+    server.send(&text.join("\n"));
+    server.received();
     let streams: Vec<_> = server.started.iter().map(|start| start.stream).collect();
-    let heard = streams
+    let incoming = streams
         .iter()
         .map(|stream| server.step(vec![(*stream, piece(7))]));
-    let usage: Vec<_> = heard.map(|heard| heard[0].contains("usage")).collect();
+    let usage: Vec<_> = incoming
+        .map(|incoming| incoming[0].contains("usage"))
+        .collect();
     assert_eq!(usage, [false, true, false]);
 }
 

@@ -33,10 +33,10 @@ struct Playing {
 
 /// Both ends of the recorded run.
 struct Play {
-    session: Session,
+    session: LmtpSession,
     engine: Playing,
     /// Raw items by id, in the order read.
-    heard: BTreeMap<String, Vec<String>>,
+    received: BTreeMap<String, Vec<String>>,
     ended: BTreeSet<String>,
     asked: Vec<String>,
     sessions: u32,
@@ -47,9 +47,9 @@ struct Play {
 impl Play {
     fn new() -> Self {
         let mut play = Self {
-            session: Session::new(Config::default()),
+            session: LmtpSession::new(Config::default()),
             engine: Playing::default(),
-            heard: BTreeMap::new(),
+            received: BTreeMap::new(),
             ended: BTreeSet::new(),
             asked: Vec::new(),
             sessions: 0,
@@ -66,16 +66,19 @@ impl Play {
         let ask = format!(
             r#"MODEL_INFO {{"stream_id":0,"model":"tiny","data":{{"lmtp":{{"version":2,"features":{FEATURES}}}}}}}"#
         );
-        self.say(&ask);
+        self.send(&ask);
         let answer = self.session.next_message(self.now).unwrap();
         let answer = String::from_utf8(answer.to_vec()).unwrap();
         let session = format!(r#""session":"{}""#, self.name);
         assert!(answer.contains(&session), "{answer}");
     }
 
-    fn say(&mut self, text: &str) {
+    fn send(&mut self, text: &str) {
         if !text.is_empty() {
-            assert_eq!(self.session.handle(text.into(), &Shelf, self.now), None);
+            assert_eq!(
+                self.session.handle(text.into(), &FuzzModels, self.now),
+                None
+            );
         }
         self.poll();
     }
@@ -83,23 +86,23 @@ impl Play {
     fn poll(&mut self) {
         while let Some(output) = self.session.poll() {
             match output {
-                Output::Start(start) => {
+                LmtpOutput::Start(start) => {
                     let id = self.session.id(start.stream).unwrap().as_json().to_owned();
                     let playing = (id, start.sample, 0);
                     self.engine.running.insert(start.stream, playing);
                 }
-                Output::Cancel(stream) => {
+                LmtpOutput::Cancel(stream) => {
                     self.engine.running.remove(&stream);
                 }
-                Output::ParkStream(stream) => {
+                LmtpOutput::ParkStream(stream) => {
                     self.engine.parked.insert(stream);
                 }
-                Output::UnparkStream(stream) => {
+                LmtpOutput::UnparkStream(stream) => {
                     self.engine.parked.remove(&stream);
                 }
-                Output::Name => self.session.named(Some(self.name.as_str().into())),
-                Output::Park | Output::Unpark | Output::Resume(_) => {}
-                Output::Close(_) | Output::Reset => panic!("nobody closes"),
+                LmtpOutput::Name => self.session.named(Some(self.name.as_str().into())),
+                LmtpOutput::Park | LmtpOutput::Unpark | LmtpOutput::Resume(_) => {}
+                LmtpOutput::Close(_) | LmtpOutput::Reset => panic!("nobody closes"),
             }
         }
     }
@@ -133,9 +136,13 @@ impl Play {
         for raw in items {
             let item: serde_json::Value = serde_json::from_str(raw.get()).unwrap();
             let id = item["stream_id"].to_string();
-            let heard = self.heard.entry(id.clone()).or_default();
-            assert_eq!(item["seq"], heard.len(), "each once, in order: {message}");
-            heard.push(raw.get().to_owned());
+            let incoming = self.received.entry(id.clone()).or_default();
+            assert_eq!(
+                item["seq"],
+                incoming.len(),
+                "each once, in order: {message}"
+            );
+            incoming.push(raw.get().to_owned());
             if item.get("code").is_some() || !item["finish_reason"].is_null() {
                 assert!(self.ended.insert(id), "one end: {message}");
             }
@@ -155,18 +162,18 @@ impl Play {
             self.now = self.now + Duration::from_secs(1);
             self.step();
         }
-        let old = std::mem::replace(&mut self.session, Session::new(Config::default()));
+        let old = std::mem::replace(&mut self.session, LmtpSession::new(Config::default()));
         let name = self.name.clone();
         self.negotiate();
         let open = self.asked.iter().filter(|id| !self.ended.contains(*id));
         let wanted: Vec<_> = open
             .map(|id| {
-                let after = self.heard.get(id).map_or(0, Vec::len) as i64 - 1;
+                let after = self.received.get(id).map_or(0, Vec::len) as i64 - 1;
                 format!(r#"{{"stream_id":{id},"after_seq":{after}}}"#)
             })
             .collect();
         let streams = wanted.join(",");
-        self.say(&format!(
+        self.send(&format!(
             r#"RESUME {{"stream_id":99,"model":"tiny","session":"{name}","streams":[{streams}]}}"#
         ));
         let moved = self.session.resumed(Some(old), self.now);
@@ -193,9 +200,9 @@ fn play(cuts: &[Cut]) -> BTreeMap<String, Vec<String>> {
     let mut read = 0;
     let mut script = SCRIPT.iter();
     loop {
-        let said = script.next();
-        if let Some(text) = said {
-            play.say(text);
+        let reply = script.next();
+        if let Some(text) = reply {
+            play.send(text);
             let value: Option<serde_json::Value> = text
                 .split_once(' ')
                 .map(|(_, payload)| serde_json::from_str(payload).unwrap());
@@ -217,9 +224,9 @@ fn play(cuts: &[Cut]) -> BTreeMap<String, Vec<String>> {
             }
             read += 1;
         }
-        if said.is_none() && play.engine.running.is_empty() && !play.session.has_message() {
-            assert_eq!(play.ended.len(), play.heard.len());
-            return play.heard;
+        if reply.is_none() && play.engine.running.is_empty() && !play.session.has_message() {
+            assert_eq!(play.ended.len(), play.received.len());
+            return play.received;
         }
     }
 }
@@ -250,7 +257,7 @@ proptest! {
 }
 
 /// A server that has agreed to be come back to.
-fn agreed(limits: Limits) -> Server {
+fn agreed(limits: ConnectionLimits) -> Server {
     let mut server = Server::limited(limits);
     let answer = server.ask(
         r#"MODEL_INFO {"stream_id":0,"model":"tiny","data":{"lmtp":{"version":2,"features":"all"}}}"#,
@@ -265,10 +272,10 @@ fn generate(id: u32) -> String {
 
 /// A new connection asks for streams of `old`, and hears this.
 fn back(old: Server, streams: &str) -> (Server, String, usize) {
-    let mut server = agreed(Limits::default());
+    let mut server = agreed(ConnectionLimits::default());
     server.now = old.now;
     assert_eq!(
-        server.say(&format!(
+        server.send(&format!(
             r#"RESUME {{"stream_id":2,"model":"tiny","session":"s_x","streams":{streams}}}"#
         )),
         None
@@ -276,31 +283,31 @@ fn back(old: Server, streams: &str) -> (Server, String, usize) {
     assert_eq!(server.outputs(), ["resume s_x"]);
     assert!(!server.session.wants_input(), "what follows waits");
     let moved = server.session.resumed(Some(old.session), server.now).len();
-    let heard = server.heard().join("\n");
-    (server, heard, moved)
+    let incoming = server.received().join("\n");
+    (server, incoming, moved)
 }
 
 #[test]
 fn lm_964_a_lost_session_goes_on_until_its_rings_are_full() {
     for (limits, room) in [
         (
-            Limits {
+            ConnectionLimits {
                 resume_items: 3,
-                ..Limits::default()
+                ..ConnectionLimits::default()
             },
             3,
         ),
         (
-            Limits {
+            ConnectionLimits {
                 resume_bytes: 300,
-                ..Limits::default()
+                ..ConnectionLimits::default()
             },
             3,
         ),
         (
-            Limits {
+            ConnectionLimits {
                 resume_session_bytes: 300,
-                ..Limits::default()
+                ..ConnectionLimits::default()
             },
             3,
         ),
@@ -308,17 +315,21 @@ fn lm_964_a_lost_session_goes_on_until_its_rings_are_full() {
         let mut server = agreed(limits);
         let stream = server.open(&generate(1));
         assert!(server.session.lose(server.now));
-        assert!(server.session.is_held());
+        assert!(server.session.is_detached());
         for given in 1..=room {
             assert_eq!(server.outputs(), Vec::<String>::new(), "{given} fit");
             assert!(server.step(vec![(stream, piece(given))]).is_empty());
         }
         assert_eq!(server.outputs(), ["park 0"], "a full ring stands still");
-        let (mut server, heard, moved) = back(server, r#"[{"stream_id":1,"after_seq":-1}]"#);
+        let (mut server, received, moved) = back(server, r#"[{"stream_id":1,"after_seq":-1}]"#);
         assert!(
-            heard.starts_with(r#"MSG [{"stream_id":2,"resumed":[1],"gone":[],"conflict":[]}]"#)
+            received.starts_with(r#"MSG [{"stream_id":2,"resumed":[1],"gone":[],"conflict":[]}]"#)
         );
-        assert_eq!((heard.matches("token").count(), moved), (3, 1), "{heard}");
+        assert_eq!(
+            (received.matches("token").count(), moved),
+            (3, 1),
+            "{received}"
+        );
         assert_eq!(server.outputs(), ["unpark 0"]);
         assert_eq!(server.session.stats().resumed, 1);
     }
@@ -326,7 +337,7 @@ fn lm_964_a_lost_session_goes_on_until_its_rings_are_full() {
 
 #[test]
 fn lm_964_who_does_not_come_back_is_cancelled_after_the_grace() {
-    let mut server = agreed(Limits::default());
+    let mut server = agreed(ConnectionLimits::default());
     server.open(&generate(1));
     server.session.lose(server.now);
     let end = Time::ZERO + Duration::from_secs(30);
@@ -360,10 +371,13 @@ fn lm_964_streams_without_the_feature_go_with_their_connection() {
     mixed.poll();
     assert_eq!(mixed.outputs(), ["cancel 0", "cancel 2"]);
     // Nobody has a name without room for it.
-    let mut full = Session::new(Config::default());
+    let mut full = LmtpSession::new(Config::default());
     let ask = agree(r#"["usage","resume"]"#);
-    assert_eq!(full.handle(ask.as_str().into(), &Shelf, Time::ZERO), None);
-    assert!(matches!(full.poll(), Some(Output::Name)));
+    assert_eq!(
+        full.handle(ask.as_str().into(), &FuzzModels, Time::ZERO),
+        None
+    );
+    assert!(matches!(full.poll(), Some(LmtpOutput::Name)));
     full.named(None);
     let answer = full.next_message(Time::ZERO).unwrap();
     let answer = String::from_utf8(answer.to_vec()).unwrap();
@@ -376,9 +390,9 @@ fn lm_964_streams_without_the_feature_go_with_their_connection() {
 
 #[test]
 fn lm_965_what_is_named_goes_on_and_everything_else_is_told() {
-    let limits = Limits {
+    let limits = ConnectionLimits {
         resume_items: 2,
-        ..Limits::default()
+        ..ConnectionLimits::default()
     };
     let mut server = agreed(limits);
     let streams: Vec<_> = (1..=4).map(|id| server.open(&generate(id))).collect();
@@ -394,8 +408,8 @@ fn lm_965_what_is_named_goes_on_and_everything_else_is_told() {
     server.ask(r#"MASK {"stream_id":5,"model":"tiny","mask":"k","allow":[[1,9]]}"#);
     // 0 is no longer in the ring, 4 is not named, 7 never was, and nobody has got what was not sent.
     let wanted = r#"[{"stream_id":1,"after_seq":0},{"stream_id":2,"after_seq":2},{"stream_id":3},{"stream_id":7},{"stream_id":1}]"#;
-    let (mut server, heard, moved) = back(server, wanted);
-    let (answer, items) = heard.split_once('\n').unwrap();
+    let (mut server, received, moved) = back(server, wanted);
+    let (answer, items) = received.split_once('\n').unwrap();
     assert_eq!(
         answer,
         r#"MSG [{"stream_id":2,"resumed":[1,2],"gone":[3,7],"conflict":[1]}]"#
@@ -415,21 +429,21 @@ fn lm_965_what_is_named_goes_on_and_everything_else_is_told() {
 
 #[test]
 fn lm_965_a_session_that_is_not_there_is_one_answer() {
-    let gone = r#""code":"stream_gone","retryable":true"#;
-    let mut server = agreed(Limits::default());
+    let removed = r#""code":"stream_gone","retryable":true"#;
+    let mut server = agreed(ConnectionLimits::default());
     let ask = |session: &str| {
         format!(r#"RESUME {{"stream_id":2,"model":"tiny","session":{session},"streams":[]}}"#)
     };
     // Its own.
-    assert!(server.ask(&ask("\"s_1\"")).contains(gone));
-    assert_eq!(server.say(&ask("\"s_2\"")), None);
+    assert!(server.ask(&ask("\"s_1\"")).contains(removed));
+    assert_eq!(server.send(&ask("\"s_2\"")), None);
     assert_eq!(server.session.resumed(None, server.now), []);
-    assert!(server.heard()[0].contains(gone));
+    assert!(server.received()[0].contains(removed));
     // One that nobody can come back to.
-    assert_eq!(server.say(&ask("\"s_3\"")), None);
-    let base = Session::new(Config::default());
+    assert_eq!(server.send(&ask("\"s_3\"")), None);
+    let base = LmtpSession::new(Config::default());
     assert_eq!(server.session.resumed(Some(base), server.now), []);
-    assert!(server.heard()[0].contains(gone));
+    assert!(server.received()[0].contains(removed));
     for (bad, code) in [
         (r#""streams":[]"#, "missing_required_parameter"),
         (r#""session":7,"streams":[]"#, "invalid_value"),
@@ -449,28 +463,28 @@ fn lm_965_a_session_that_is_not_there_is_one_answer() {
         assert!(answer.contains(code), "{bad}: {answer}");
     }
     // A close does not leave the question open.
-    assert_eq!(server.say(&ask("\"s_4\"")), None);
-    server.session.close(Close::SHUTDOWN, server.now);
-    let last = server.heard().join("\n");
+    assert_eq!(server.send(&ask("\"s_4\"")), None);
+    server.session.close(LmtpClose::SHUTDOWN, server.now);
+    let last = server.received().join("\n");
     assert!(last.contains(r#"MSG [{"stream_id":2,"error":"#), "{last}");
 }
 
 /// LM-607: what is told again waits for room as everything else does.
 #[test]
 fn lm_965_items_that_are_told_again_wait_for_room() {
-    let mut server = agreed(Limits::default());
+    let mut server = agreed(ConnectionLimits::default());
     let stream = server.open(&generate(1));
     for token in 0..90 {
         server.step(vec![(stream, piece(token))]);
     }
     let old = server;
-    let limits = Limits {
+    let limits = ConnectionLimits {
         outbox_bytes: 4_000,
         outbox_low_bytes: 1_000,
-        ..Limits::default()
+        ..ConnectionLimits::default()
     };
     let mut server = agreed(limits);
-    server.say(
+    server.send(
         r#"RESUME {"stream_id":2,"model":"tiny","session":"s_x","streams":[{"stream_id":1}]}"#,
     );
     server.session.resumed(Some(old.session), server.now);
@@ -491,18 +505,18 @@ fn lm_965_items_that_are_told_again_wait_for_room() {
 /// An ended stream is kept as long as a lost one would be, and its items go before those of others.
 #[test]
 fn lm_965_the_end_that_was_not_heard_is_told_again_for_a_while() {
-    let limits = Limits {
+    let limits = ConnectionLimits {
         resume_session_bytes: 200,
-        ..Limits::default()
+        ..ConnectionLimits::default()
     };
     for (wait, limits, known) in [
-        (29, Limits::default(), true),
-        (30, Limits::default(), false),
+        (29, ConnectionLimits::default(), true),
+        (30, ConnectionLimits::default(), false),
         (0, limits, false),
     ] {
         let mut server = agreed(limits);
         let stream = server.open(&generate(1));
-        let end = Piece::Item(item(7, -0.5, Some(Finish::Stop)));
+        let end = StreamPiece::Item(item(7, -0.5, Some(StreamFinish::Stop)));
         server.step(vec![(stream, end)]);
         let other = server.open(&generate(2));
         for token in 0..3 {
@@ -510,8 +524,8 @@ fn lm_965_the_end_that_was_not_heard_is_told_again_for_a_while() {
         }
         server.now = server.now + Duration::from_secs(wait);
         server.session.tick(server.now);
-        let (_, heard, _) = back(server, r#"[{"stream_id":1}]"#);
-        assert_eq!(heard.contains(r#""resumed":[1]"#), known, "{heard}");
-        assert_eq!(heard.contains(r#""token":7"#), known);
+        let (_, received, _) = back(server, r#"[{"stream_id":1}]"#);
+        assert_eq!(received.contains(r#""resumed":[1]"#), known, "{received}");
+        assert_eq!(received.contains(r#""token":7"#), known);
     }
 }

@@ -23,17 +23,17 @@ fn lm_963_items_bear_numbers_the_last_and_errors_included() {
     let mut server = agreed();
     let stream = begin(&mut server);
     for seq in 0..3 {
-        let said = server.step(vec![(stream, piece(seq))]);
+        let reply = server.step(vec![(stream, piece(seq))]);
         assert!(
-            said[0].ends_with(&format!(r#","seq":{seq}}}]"#)),
-            "{said:?}"
+            reply[0].ends_with(&format!(r#","seq":{seq}}}]"#)),
+            "{reply:?}"
         );
     }
-    let fault = Fault::new(Reason::EngineError, "x");
-    let said = server.step(vec![(stream, Piece::Failed(fault))]);
+    let error = LmtpError::new(LmtpReason::EngineError, "x");
+    let reply = server.step(vec![(stream, StreamPiece::Failed(error))]);
     assert!(
-        said[0].contains(r#""retryable":true,"seq":3,"usage""#),
-        "{said:?}"
+        reply[0].contains(r#""retryable":true,"seq":3,"usage""#),
+        "{reply:?}"
     );
     let refused = server.ask(r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[900]}"#);
     assert!(
@@ -59,10 +59,10 @@ fn lm_963_a_live_stream_is_taken_over_and_told_from_its_beginning() {
     server.step(vec![(stream, piece(65))]);
     server.step(vec![(stream, piece(66))]);
     // White space and times may differ.
-    let said = server.ask(&again(
+    let reply = server.ask(&again(
         r#""prompt":[1, 2],"model":"tiny" , "deadline_ms":50,"temperature":0.5"#,
     ));
-    let (first, rest) = said.split_once("},{").unwrap();
+    let (first, rest) = reply.split_once("},{").unwrap();
     assert_eq!(
         first,
         r#"TOKEN [{"stream_id":3,"finish_reason":"superseded","seq":2,"usage":{"prompt_tokens":2,"cached_tokens":0,"completion_tokens":2}"#
@@ -74,15 +74,15 @@ fn lm_963_a_live_stream_is_taken_over_and_told_from_its_beginning() {
         (1, 1),
         "one work"
     );
-    let said = server.step(vec![(stream, piece(67))]);
-    assert!(said[0].starts_with(r#"TOKEN [{"token":67,"stream_id":8,"#));
-    assert!(said[0].ends_with(r#""seq":2}]"#));
+    let reply = server.step(vec![(stream, piece(67))]);
+    assert!(reply[0].starts_with(r#"TOKEN [{"token":67,"stream_id":8,"#));
+    assert!(reply[0].ends_with(r#""seq":2}]"#));
     // The id is free, and the deadline is the new one.
     begin(&mut server);
     assert_eq!(server.session.wake_at(), Some(Time::from_millis(50)));
     server.now = Time::from_millis(50);
     server.session.tick(server.now);
-    assert!(server.heard()[0].contains(r#""stream_id":8,"finish_reason":"deadline","seq":3"#));
+    assert!(server.received()[0].contains(r#""stream_id":8,"finish_reason":"deadline","seq":3"#));
 }
 
 #[test]
@@ -92,15 +92,15 @@ fn lm_963_an_ended_stream_is_told_again_as_long_as_it_is_kept() {
         let stream = begin(&mut server);
         server.step(vec![(
             stream,
-            Piece::Item(item(65, -0.5, Some(Finish::Stop))),
+            StreamPiece::Item(item(65, -0.5, Some(StreamFinish::Stop))),
         )]);
         server.now = Time::ZERO + Duration::from_secs(wait);
         server.session.tick(server.now);
-        let said = server.ask(&again(ASK));
+        let reply = server.ask(&again(ASK));
         assert_eq!(server.started.len(), if known { 1 } else { 2 }, "{wait}");
-        let told =
-            said.contains(r#""token":65,"stream_id":8,"logprob":-0.5,"finish_reason":"stop""#);
-        assert_eq!(told, known, "{said}");
+        let received =
+            reply.contains(r#""token":65,"stream_id":8,"logprob":-0.5,"finish_reason":"stop""#);
+        assert_eq!(received, known, "{reply}");
     }
 }
 
@@ -113,10 +113,10 @@ fn lm_963_another_request_is_no_retry_and_an_unknown_stream_begins_afresh() {
         r#""model":"tiny","prompt":[1,3],"temperature":0.5"#,
         r#""model":"tiny","prompt":[1,2],"temperature":0.5,"seed":1"#,
     ] {
-        let said = server.ask(&again(other));
+        let reply = server.ask(&again(other));
         assert!(
-            said.contains(r#""code":"invalid_value""#),
-            "{other}: {said}"
+            reply.contains(r#""code":"invalid_value""#),
+            "{other}: {reply}"
         );
     }
     assert_eq!(server.session.live(), 1, "the stream lives on");
@@ -134,9 +134,9 @@ fn lm_963_another_request_is_no_retry_and_an_unknown_stream_begins_afresh() {
 /// Where the beginning is not kept any more, the work begins again, and only once.
 #[test]
 fn lm_963_a_stream_whose_beginning_is_gone_is_replaced() {
-    let limits = Limits {
+    let limits = ConnectionLimits {
         resume_items: 2,
-        ..Limits::default()
+        ..ConnectionLimits::default()
     };
     let mut server = Server::limited(limits);
     server.ask(r#"MODEL_INFO {"stream_id":0,"model":"tiny","data":{"lmtp":{"version":2,"features":"all"}}}"#);
@@ -144,10 +144,10 @@ fn lm_963_a_stream_whose_beginning_is_gone_is_replaced() {
     for token in 0..3 {
         server.step(vec![(stream, piece(token))]);
     }
-    let said = server.ask(&again(ASK));
+    let reply = server.ask(&again(ASK));
     assert!(
-        said.contains(r#""stream_id":3,"finish_reason":"superseded","seq":3"#),
-        "{said}"
+        reply.contains(r#""stream_id":3,"finish_reason":"superseded","seq":3"#),
+        "{reply}"
     );
     assert_eq!(server.outputs(), ["cancel 0"]);
     assert_eq!((server.started.len(), server.session.live()), (2, 1));
@@ -168,7 +168,7 @@ fn lm_963_a_stream_without_numbers_is_not_mistaken_for_the_one_that_is_kept_unde
         let stream = begin(&mut server);
         server.step(vec![(
             stream,
-            Piece::Item(item(65, -0.5, Some(Finish::Stop))),
+            StreamPiece::Item(item(65, -0.5, Some(StreamFinish::Stop))),
         )]);
         negotiate(&mut server, features);
         let stream = server.open(r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[7]}"#);
@@ -179,9 +179,9 @@ fn lm_963_a_stream_without_numbers_is_not_mistaken_for_the_one_that_is_kept_unde
             2,
             "both run, and nothing is told again"
         );
-        let said = server.step(vec![(stream, piece(66)), (retry, piece(67))]);
-        let said = said.join("\n");
-        assert!(said.contains(r#""token":66,"stream_id":3,"#), "{said}");
-        assert!(said.contains(r#""token":67,"stream_id":8,"#), "{said}");
+        let reply = server.step(vec![(stream, piece(66)), (retry, piece(67))]);
+        let reply = reply.join("\n");
+        assert!(reply.contains(r#""token":66,"stream_id":3,"#), "{reply}");
+        assert!(reply.contains(r#""token":67,"stream_id":8,"#), "{reply}");
     }
 }

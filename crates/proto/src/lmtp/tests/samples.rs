@@ -11,8 +11,8 @@ fn lm_973_each_sample_is_work_with_its_own_seed_and_ends_by_itself() {
     server.ask(TWO);
     let keys: Vec<_> = server.started.iter().map(|start| start.stream).collect();
     let seeds = server.started.iter().map(|start| match &start.work {
-        Work::Generate(wanted) => (start.sample, wanted.seed),
-        Work::Score(_) => panic!("work"),
+        StreamDemand::Generate(wanted) => (start.sample, wanted.seed),
+        StreamDemand::Score(_) => panic!("work"),
     });
     assert_eq!(seeds.collect::<Vec<_>>(), [(0, Some(10)), (1, Some(11))]);
     let first = server.step(vec![(keys[1], piece(5)), (keys[0], piece(6))]);
@@ -24,8 +24,8 @@ fn lm_973_each_sample_is_work_with_its_own_seed_and_ends_by_itself() {
     assert!(second[0].contains(r#""finish_reason":null"#));
     assert!(second[0].ends_with(r#""sample":1,"sample_end":"length"}]"#));
     assert!(server.ask(TWO).contains("duplicate_stream"));
-    let stop = item(257, -0.5, Some(Finish::Stop));
-    let last = server.step(vec![(keys[0], Piece::Item(stop))]);
+    let stop = item(257, -0.5, Some(StreamFinish::Stop));
+    let last = server.step(vec![(keys[0], StreamPiece::Item(stop))]);
     assert!(last[0].contains(r#""finish_reason":"stop""#));
     let usage = r#""usage":{"prompt_tokens":1,"cached_tokens":0,"completion_tokens":4}"#;
     assert!(last[0].ends_with(&format!(r#""sample":0,"sample_end":"stop",{usage}}}]"#)));
@@ -39,9 +39,12 @@ fn lm_973_each_sample_is_work_with_its_own_seed_and_ends_by_itself() {
 fn lm_973_a_failure_or_a_cancel_ends_all_samples_once() {
     let mut server = Server::agreed(r#"["samples","cancel"]"#);
     server.ask(TWO);
-    let fault = Fault::new(Reason::EngineError, "no");
-    let heard = server.step(vec![(server.started[1].stream, Piece::Failed(fault))]);
-    assert_eq!((heard.len(), heard[0].matches("stream_id").count()), (1, 1));
+    let error = LmtpError::new(LmtpReason::EngineError, "no");
+    let received = server.step(vec![(server.started[1].stream, StreamPiece::Failed(error))]);
+    assert_eq!(
+        (received.len(), received[0].matches("stream_id").count()),
+        (1, 1)
+    );
     assert_eq!(server.outputs(), ["cancel 0"]);
     server.ask(TWO);
     server.ask(r#"CANCEL {"stream_id":9,"model":"tiny","streams":[3]}"#);
@@ -59,7 +62,7 @@ fn lm_973_scores_of_many_are_numbered_and_bounded() {
         .map(|start| start.work.clone())
         .collect();
     let work = |scored: &[u32]| {
-        Work::Score(Score {
+        StreamDemand::Score(Score {
             prompt: vec![1],
             scored: scored.to_vec(),
             ..Score::default()
@@ -67,8 +70,8 @@ fn lm_973_scores_of_many_are_numbered_and_bounded() {
     };
     assert_eq!(works, [work(&[5]), work(&[6, 7])]);
     let key = server.started[0].stream;
-    let heard = server.step(vec![(key, piece(5))]);
-    assert!(heard[0].ends_with(r#""finish_reason":null,"sample":0,"sample_end":"stop"}]"#));
+    let received = server.step(vec![(key, piece(5))]);
+    assert!(received[0].ends_with(r#""finish_reason":null,"sample":0,"sample_end":"stop"}]"#));
     let lists = |count: usize| {
         let lists = vec!["[1]"; count].join(",");
         format!(r#"SCORE {{"stream_id":4,"model":"tiny","prompt":[1],"scored_many":[{lists}]}}"#)
@@ -88,9 +91,9 @@ fn lm_973_the_number_of_samples_has_a_range_and_counts_as_streams() {
         let mut server = Server::agreed(r#"["samples"]"#);
         assert_eq!(server.ask(&generate(n)).contains("invalid_value"), refused);
     }
-    let mut server = Server::limited(Limits {
+    let mut server = Server::limited(ConnectionLimits {
         max_streams: 3,
-        ..Limits::default()
+        ..ConnectionLimits::default()
     });
     let agree = r#"MODEL_INFO {"stream_id":0,"model":"tiny","data":{"lmtp":{"version":2,"features":"all"}}}"#;
     server.ask(agree);
@@ -104,8 +107,8 @@ fn lm_974_scores_show_alternatives_where_that_was_agreed() {
     for (features, shown) in [(r#"["samples"]"#, true), (r#"["usage"]"#, false)] {
         let mut server = Server::agreed(features);
         let stream = server.open(text);
-        let heard = server.step(vec![(stream, piece(5))]);
-        assert_eq!(heard[0].contains(r#""top_logprobs":{"5":-0.5}"#), shown);
+        let received = server.step(vec![(stream, piece(5))]);
+        assert_eq!(received[0].contains(r#""top_logprobs":{"5":-0.5}"#), shown);
     }
 }
 
@@ -153,42 +156,46 @@ fn lm_974_the_first_item_says_how_likely_the_prompt_is_to_who_asked() {
     let mut server = Server::agreed(r#"["samples"]"#);
     let text = r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1,2,3]"#;
     let stream = server.open(&format!("{text},{member}}}"));
-    let first = Item {
+    let first = TokenItem {
         prompt: Some(vec![None, Some(-0.5), Some(f32::NEG_INFINITY)]),
         token: 5,
         logprob: -0.5,
-        ..Item::default()
+        ..TokenItem::default()
     };
-    let heard = server.step(vec![(stream, Piece::Item(first))]);
-    let said = r#""top_logprobs":{"5":-0.5},"prompt_logprobs":[null,-0.5,-3.4028235e38]}]"#;
-    assert!(heard[0].ends_with(said), "{}", heard[0]);
-    let heard = server.step(vec![(stream, piece(6))]);
-    assert!(!heard[0].contains("prompt_logprobs"));
+    let received = server.step(vec![(stream, StreamPiece::Item(first))]);
+    let reply = r#""top_logprobs":{"5":-0.5},"prompt_logprobs":[null,-0.5,-3.4028235e38]}]"#;
+    assert!(received[0].ends_with(reply), "{}", received[0]);
+    let received = server.step(vec![(stream, piece(6))]);
+    assert!(!received[0].contains("prompt_logprobs"));
 }
 
 #[test]
 fn lm_922_news_are_rare_and_waiting_is_told_after_a_while() {
     let mut server = Server::agreed(r#"["status"]"#);
     let stream = server.open(r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1]}"#);
-    let tell = |server: &mut Server, ms: u64, status: Status| {
+    let notify = |server: &mut Server, ms: u64, status: StreamUpdate| {
         server.now = Time::from_millis(ms);
         server.session.status(stream, &status, server.now);
-        server.heard().join("")
+        server.received().join("")
     };
-    let queued = || Status::Queued {
+    let queued = || StreamUpdate::Queued {
         position: 4,
         eta: Some(std::time::Duration::from_millis(70)),
     };
-    assert_eq!(tell(&mut server, 1, Status::Running), "", "it did not wait");
-    assert_eq!(tell(&mut server, 99, queued()), "");
-    let said = r#"STATUS [{"stream_id":3,"event":"queued","queue_pos":4,"eta_ms":70}]"#;
-    assert_eq!(tell(&mut server, 100, queued()), said);
-    assert_eq!(tell(&mut server, 349, Status::Running), "");
-    let said = r#"STATUS [{"stream_id":3,"event":"running"}]"#;
-    assert_eq!(tell(&mut server, 350, Status::Running), said);
-    let last = item(1, -0.5, Some(Finish::Stop));
-    server.step(vec![(stream, Piece::Item(last))]);
-    let after = tell(&mut server, 9_000, Status::Running);
+    assert_eq!(
+        notify(&mut server, 1, StreamUpdate::Running),
+        "",
+        "it did not wait"
+    );
+    assert_eq!(notify(&mut server, 99, queued()), "");
+    let reply = r#"STATUS [{"stream_id":3,"event":"queued","queue_pos":4,"eta_ms":70}]"#;
+    assert_eq!(notify(&mut server, 100, queued()), reply);
+    assert_eq!(notify(&mut server, 349, StreamUpdate::Running), "");
+    let reply = r#"STATUS [{"stream_id":3,"event":"running"}]"#;
+    assert_eq!(notify(&mut server, 350, StreamUpdate::Running), reply);
+    let last = item(1, -0.5, Some(StreamFinish::Stop));
+    server.step(vec![(stream, StreamPiece::Item(last))]);
+    let after = notify(&mut server, 9_000, StreamUpdate::Running);
     assert_eq!(after, "", "never after the end");
 }
 
@@ -214,40 +221,40 @@ fn lm_921_only_streams_whose_client_agreed_to_it_are_followed() {
 fn lm_921_the_connection_is_told_of_its_end_and_of_ignored_members() {
     let mut base = Server::new();
     base.session.drain();
-    assert!(base.heard().is_empty());
+    assert!(base.received().is_empty());
     let mut server = Server::agreed(r#"["status"]"#);
     let warned = server.ask(r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1],"zzz":1}"#);
-    let said = r#"STATUS [{"stream_id":3,"event":"warning","message":"ignored: 'zzz'"}]"#;
-    assert_eq!(warned, said);
+    let reply = r#"STATUS [{"stream_id":3,"event":"warning","message":"ignored: 'zzz'"}]"#;
+    assert_eq!(warned, reply);
     server.session.drain();
     server.session.drain();
     assert_eq!(
-        server.heard(),
+        server.received(),
         [r#"STATUS [{"stream_id":null,"event":"draining"}]"#]
     );
-    server.session.close(Close::SHUTDOWN, server.now);
-    let heard = server.heard();
+    server.session.close(LmtpClose::SHUTDOWN, server.now);
+    let incoming = server.received();
     assert_eq!(
-        heard[0],
+        incoming[0],
         r#"STATUS [{"stream_id":null,"event":"shutdown"}]"#
     );
-    assert!(heard[1].contains(r#""code":"draining""#));
+    assert!(incoming[1].contains(r#""code":"draining""#));
 }
 
 #[test]
 fn lm_923_news_of_streams_are_dropped_where_items_wait() {
-    let mut server = Server::limited(Limits {
+    let mut server = Server::limited(ConnectionLimits {
         outbox_low_bytes: 10,
-        ..Limits::default()
+        ..ConnectionLimits::default()
     });
     server.ask(r#"MODEL_INFO {"stream_id":0,"model":"tiny","data":{"lmtp":{"version":2,"features":["status"]}}}"#);
     let stream = server.open(r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1]}"#);
     server.session.step(vec![(stream, piece(1))], server.now);
     server
         .session
-        .status(stream, &Status::Prefill { progress: 0.5 }, server.now);
+        .status(stream, &StreamUpdate::Prefill { progress: 0.5 }, server.now);
     server.session.drain();
-    let heard = server.heard();
-    assert_eq!(heard.len(), 2, "{heard:?}");
-    assert!(heard[1].contains("draining"));
+    let incoming = server.received();
+    assert_eq!(incoming.len(), 2, "{incoming:?}");
+    assert!(incoming[1].contains("draining"));
 }

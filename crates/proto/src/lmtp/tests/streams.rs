@@ -69,10 +69,10 @@ fn lm_202_sixteen_malformed_messages_in_a_row_close_the_connection() {
         server.ask("x");
     }
     assert!(!server.session.is_closed(), "fifteen are allowed");
-    server.say("x");
-    let heard = server.heard();
-    assert_eq!(code(&heard[0]), ("MSG", "malformed"));
-    assert_eq!(code(&heard[1]), ("TOKEN", "malformed"));
+    server.send("x");
+    let incoming = server.received();
+    assert_eq!(code(&incoming[0]), ("MSG", "malformed"));
+    assert_eq!(code(&incoming[1]), ("TOKEN", "malformed"));
     assert_eq!(server.outputs(), ["cancel 0", "close 1008"]);
 }
 
@@ -83,9 +83,9 @@ fn lm_201_the_reference_servers_answer_can_be_had() {
         ..Config::default()
     });
     server.open(GENERATE);
-    server.say("x");
-    let heard = server.heard();
-    assert_eq!(code(&heard[1]), ("TOKEN", "malformed"));
+    server.send("x");
+    let incoming = server.received();
+    assert_eq!(code(&incoming[1]), ("TOKEN", "malformed"));
     assert_eq!(server.outputs(), ["cancel 0", "close 1000"]);
 }
 
@@ -113,12 +113,12 @@ fn lm_203_unknown_types_are_named_and_need_no_model() {
 #[test]
 fn lm_204_several_messages_in_a_frame_are_handled_in_order() {
     let mut server = Server::new();
-    server.say("FROB {\n \"stream_id\":\n1 } \r\n\n A {\"stream_id\":2}\nx\nB {\"stream_id\":3}");
-    let heard = server.heard();
-    assert!(heard[0].contains(r#""stream_id":1,"error":"Unknown command: FROB""#));
-    assert!(heard[1].contains(r#""stream_id":2,"error":"Unknown command: A""#));
-    assert_eq!(code(&heard[2]), ("MSG", "malformed"));
-    assert_eq!(heard.len(), 3, "what follows is discarded");
+    server.send("FROB {\n \"stream_id\":\n1 } \r\n\n A {\"stream_id\":2}\nx\nB {\"stream_id\":3}");
+    let incoming = server.received();
+    assert!(incoming[0].contains(r#""stream_id":1,"error":"Unknown command: FROB""#));
+    assert!(incoming[1].contains(r#""stream_id":2,"error":"Unknown command: A""#));
+    assert_eq!(code(&incoming[2]), ("MSG", "malformed"));
+    assert_eq!(incoming.len(), 3, "what follows is discarded");
 }
 
 #[test]
@@ -142,10 +142,10 @@ fn lm_206_ids_are_echoed_byte_for_byte() {
         let mut server = Server::new();
         let text = format!(r#"GENERATE {{"model":"tiny","prompt":[1],"stream_id": {id} }}"#);
         let stream = server.open(&text);
-        let heard = server.step(vec![(stream, piece(1))]);
+        let received = server.step(vec![(stream, piece(1))]);
         assert!(
-            heard[0].contains(&format!(r#""stream_id":{id},"logprob""#)),
-            "{heard:?}"
+            received[0].contains(&format!(r#""stream_id":{id},"logprob""#)),
+            "{received:?}"
         );
     }
     let mut server = Server::new();
@@ -180,9 +180,9 @@ fn lm_206_what_is_no_id_is_told_without_one() {
 /// LM-303, LM-304, LM-306, LM-313, LM-510: each message breaks every later rule as well.
 #[test]
 fn lm_302_the_first_rule_broken_is_the_answer() {
-    let mut server = Server::limited(Limits {
+    let mut server = Server::limited(ConnectionLimits {
         max_streams: 1,
-        ..Limits::default()
+        ..ConnectionLimits::default()
     });
     server.open(GENERATE);
     let long = vec!["1"; 4_096].join(",");
@@ -264,13 +264,13 @@ fn lm_405_a_stream_has_one_end_and_nothing_behind_it() {
     let mut server = Server::new();
     let stream =
         server.open(r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":1,"max_tokens":2}"#);
-    let heard = server.step(vec![
+    let incoming = server.step(vec![
         (stream, piece(1)),
         (stream, piece(2)),
         (stream, piece(3)),
     ]);
     assert_eq!(
-        heard,
+        incoming,
         [concat!(
             r#"TOKEN [{"token":1,"stream_id":1,"logprob":-0.5,"finish_reason":null,"top_logprobs":{"1":-0.5}},"#,
             r#"{"token":2,"stream_id":1,"logprob":-0.5,"finish_reason":"length","top_logprobs":{"2":-0.5}}]"#
@@ -283,7 +283,7 @@ fn lm_405_a_stream_has_one_end_and_nothing_behind_it() {
     );
     assert!(server.step(vec![(stream, piece(4))]).is_empty());
     server.session.finished(stream, server.now);
-    assert!(server.heard().is_empty());
+    assert!(server.received().is_empty());
 }
 
 #[test]
@@ -291,10 +291,10 @@ fn lm_404_eos_as_the_last_token_allowed_is_a_stop() {
     let mut server = Server::new();
     let stream =
         server.open(r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":1,"max_tokens":1}"#);
-    let end = Piece::Item(item(257, -0.5, Some(Finish::Stop)));
-    let heard = server.step(vec![(stream, end)]);
+    let end = StreamPiece::Item(item(257, -0.5, Some(StreamFinish::Stop)));
+    let received = server.step(vec![(stream, end)]);
     assert!(
-        heard[0].contains(r#""token":257,"stream_id":1,"logprob":-0.5,"finish_reason":"stop""#)
+        received[0].contains(r#""token":257,"stream_id":1,"logprob":-0.5,"finish_reason":"stop""#)
     );
     assert!(server.outputs().is_empty());
 }
@@ -305,10 +305,10 @@ fn lm_311_a_score_has_one_item_for_each_token_and_no_alternatives() {
     let mut server = Server::new();
     let stream = server.open(r#"SCORE {"model":"tiny","prompt":[1],"scored":[7,8],"stream_id":1}"#);
     // An early end of the engine's is none.
-    let early = Piece::Item(item(7, -0.5, Some(Finish::Stop)));
-    let heard = server.step(vec![(stream, early), (stream, piece(8))]);
+    let early = StreamPiece::Item(item(7, -0.5, Some(StreamFinish::Stop)));
+    let received = server.step(vec![(stream, early), (stream, piece(8))]);
     assert_eq!(
-        heard,
+        received,
         [concat!(
             r#"TOKEN [{"token":7,"stream_id":1,"logprob":-0.5,"finish_reason":null},"#,
             r#"{"token":8,"stream_id":1,"logprob":-0.5,"finish_reason":"stop"}]"#
@@ -332,8 +332,8 @@ fn lm_412_probabilities_are_short_finite_numbers() {
     ] {
         let mut server = Server::new();
         let stream = server.open(GENERATE);
-        let heard = server.step(vec![(stream, Piece::Item(item(1, value, None)))]);
-        let (_, rest) = heard[0].split_once(r#""logprob":"#).unwrap();
+        let received = server.step(vec![(stream, StreamPiece::Item(item(1, value, None)))]);
+        let (_, rest) = received[0].split_once(r#""logprob":"#).unwrap();
         assert_eq!(rest.split(',').next(), Some(expected));
         assert!(rest.contains(&format!(r#"{{"1":{expected}}}"#)));
         assert!(expected.contains(['.', 'e']));
@@ -346,13 +346,13 @@ fn lm_412_probabilities_are_short_finite_numbers() {
 fn lm_503_what_is_no_number_ends_its_stream_only() {
     let mut server = Server::new();
     let (bad, good) = (server.open(&generate(1)), server.open(&generate(2)));
-    let heard = server.step(vec![
-        (bad, Piece::Item(item(1, f32::NAN, None))),
+    let received = server.step(vec![
+        (bad, StreamPiece::Item(item(1, f32::NAN, None))),
         (good, piece(5)),
     ]);
-    assert_eq!(code(&heard[0]), ("TOKEN", "engine_error"));
-    assert!(heard[0].contains(r#""retryable":true"#));
-    assert!(heard[0].contains(r#"{"token":5,"stream_id":2"#));
+    assert_eq!(code(&received[0]), ("TOKEN", "engine_error"));
+    assert!(received[0].contains(r#""retryable":true"#));
+    assert!(received[0].contains(r#"{"token":5,"stream_id":2"#));
     assert_eq!(server.outputs(), ["cancel 0"]);
     assert_eq!(server.session.live(), 1);
 }
@@ -372,15 +372,15 @@ fn lm_413_the_sampled_token_comes_first_and_once() {
         let stream = server.open(&format!(
             r#"GENERATE {{"model":"tiny","prompt":[1],"stream_id":1,"top_logprobs":{k}}}"#
         ));
-        let item = Item {
+        let item = TokenItem {
             token,
             logprob: if token == 5 { -0.25 } else { -0.5 },
             top: top.clone(),
             finish: None,
-            ..Item::default()
+            ..TokenItem::default()
         };
-        let heard = server.step(vec![(stream, Piece::Item(item))]);
-        let shown = heard[0].split_once(r#""top_logprobs":"#).unwrap().1;
+        let received = server.step(vec![(stream, StreamPiece::Item(item))]);
+        let shown = received[0].split_once(r#""top_logprobs":"#).unwrap().1;
         assert_eq!(shown.strip_suffix("}]"), Some(expected), "{k} {token}");
     }
 }
@@ -390,18 +390,18 @@ fn lm_413_the_sampled_token_comes_first_and_once() {
 fn lm_501_a_failure_is_one_item_without_token() {
     let mut server = Server::new();
     let stream = server.open(GENERATE);
-    let fault = Fault {
+    let error = LmtpError {
         retry_after: Some(Duration::from_millis(1_500)),
-        ..Fault::new(Reason::QueueTimeout, "waited \"too\" long\n")
+        ..LmtpError::new(LmtpReason::QueueTimeout, "waited \"too\" long\n")
     };
     let pieces = vec![
         (stream, piece(1)),
-        (stream, Piece::Failed(fault)),
+        (stream, StreamPiece::Failed(error)),
         (stream, piece(2)),
     ];
-    let heard = server.step(pieces);
+    let received = server.step(pieces);
     assert_eq!(
-        heard,
+        received,
         [concat!(
             r#"TOKEN [{"token":1,"stream_id":1,"logprob":-0.5,"finish_reason":null,"top_logprobs":{"1":-0.5}},"#,
             r#"{"stream_id":1,"error":"waited \"too\" long\n","code":"queue_timeout","retryable":true,"retry_after_ms":1500}]"#
@@ -414,19 +414,19 @@ fn lm_501_work_that_ends_without_an_end_is_a_failure() {
     let mut server = Server::new();
     let stream = server.open(GENERATE);
     server.session.finished(stream, server.now);
-    assert_eq!(code(&server.heard()[0]), ("TOKEN", "engine_error"));
+    assert_eq!(code(&server.received()[0]), ("TOKEN", "engine_error"));
 }
 
 #[test]
 fn lm_502_long_errors_are_cut_between_characters() {
-    let mut server = Server::limited(Limits {
+    let mut server = Server::limited(ConnectionLimits {
         max_error_bytes: 4,
-        ..Limits::default()
+        ..ConnectionLimits::default()
     });
     let stream = server.open(GENERATE);
-    let fault = Fault::new(Reason::EngineError, "ab\u{e9}\u{e9}");
-    let heard = server.step(vec![(stream, Piece::Failed(fault))]);
-    assert!(heard[0].contains("\"error\":\"ab\u{e9}\","));
+    let error = LmtpError::new(LmtpReason::EngineError, "ab\u{e9}\u{e9}");
+    let received = server.step(vec![(stream, StreamPiece::Failed(error))]);
+    assert!(received[0].contains("\"error\":\"ab\u{e9}\","));
 }
 
 /// LM-504
@@ -437,7 +437,7 @@ fn lm_508_an_id_in_use_leaves_the_live_stream_alone() {
     assert_eq!(code(&server.ask(GENERATE)), ("MSG", "duplicate_stream"));
     let info = server.ask(r#"MODEL_INFO {"stream_id":1,"model":"tiny"}"#);
     assert!(info.starts_with(r#"MSG [{"stream_id":1,"model_info":{"model":"tiny""#));
-    let end = Piece::Item(item(1, -0.5, Some(Finish::Stop)));
+    let end = StreamPiece::Item(item(1, -0.5, Some(StreamFinish::Stop)));
     assert_eq!(server.step(vec![(stream, end)]).len(), 1);
     assert_ne!(server.open(GENERATE), stream, "it may be used again");
 }
@@ -472,9 +472,9 @@ fn lm_331_a_model_without_a_tokenizer_says_so() {
 /// LM-1201: at the limit a stream, above it a refusal that says when to come again.
 #[test]
 fn lm_510_more_streams_than_allowed_are_refused() {
-    let mut server = Server::limited(Limits {
+    let mut server = Server::limited(ConnectionLimits {
         max_streams: 2,
-        ..Limits::default()
+        ..ConnectionLimits::default()
     });
     let first = server.open(&generate(1));
     server.open(&generate(2));
@@ -483,7 +483,7 @@ fn lm_510_more_streams_than_allowed_are_refused() {
     assert!(answer.ends_with(r#""retryable":true,"retry_after_ms":1000}]"#));
     server.step(vec![(
         first,
-        Piece::Item(item(1, -0.5, Some(Finish::Stop))),
+        StreamPiece::Item(item(1, -0.5, Some(StreamFinish::Stop))),
     )]);
     server.open(&generate(3));
 }

@@ -4,8 +4,8 @@ use super::*;
 
 fn prompt(server: &Server, at: usize) -> Vec<u32> {
     match &server.started[at].work {
-        Work::Generate(wanted) => wanted.prompt.clone(),
-        Work::Score(wanted) => [&*wanted.prompt, &[999], &*wanted.scored].concat(),
+        StreamDemand::Generate(wanted) => wanted.prompt.clone(),
+        StreamDemand::Score(wanted) => [&*wanted.prompt, &[999], &*wanted.scored].concat(),
     }
 }
 
@@ -57,7 +57,7 @@ fn lm_911_a_prompt_comes_in_one_of_three_forms() {
     assert!(server.ask(bare).contains("unsupported_operation"));
 }
 
-fn said(token: u32, text: &str) -> Item {
+fn text_item(token: u32, text: &str) -> TokenItem {
     let mut item = item(token, -0.5, None);
     item.text = text.into();
     item
@@ -67,25 +67,26 @@ fn said(token: u32, text: &str) -> Item {
 fn lm_912_items_have_the_text_that_became_certain() {
     let mut server = Server::agreed(r#"["text"]"#);
     let stream = server.open(r#"GENERATE {"stream_id":2,"model":"tiny","prompt_text":"Hi"}"#);
-    let items = [said(195, ""), said(169, "\u{e9}")].map(|item| (stream, Piece::Item(item)));
-    let heard = server.step(items.into());
+    let items = [text_item(195, ""), text_item(169, "\u{e9}")]
+        .map(|item| (stream, StreamPiece::Item(item)));
+    let received = server.step(items.into());
     let expected = concat!(
         r#"TOKEN [{"token":195,"stream_id":2,"logprob":-0.5,"finish_reason":null,"top_logprobs":{"195":-0.5},"text":"","prompt_len":3},"#,
         r#"{"token":169,"stream_id":2,"logprob":-0.5,"finish_reason":null,"top_logprobs":{"169":-0.5},"text":"é"}]"#,
     );
-    assert_eq!(heard, [expected]);
+    assert_eq!(received, [expected]);
     let ids = r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1],"text":"bytes"}"#;
     let stream = server.open(ids);
-    let heard = server.step(vec![(stream, Piece::Item(said(195, "")))]);
+    let received = server.step(vec![(stream, StreamPiece::Item(text_item(195, "")))]);
     assert!(
-        heard[0].contains(r#""text":"","bytes":"ww==","prompt_len":1}"#),
+        received[0].contains(r#""text":"","bytes":"ww==","prompt_len":1}"#),
         "{}",
-        heard[0]
+        received[0]
     );
     let ids = r#"GENERATE {"stream_id":4,"model":"tiny","prompt":[1]}"#;
     let stream = server.open(ids);
-    let heard = server.step(vec![(stream, Piece::Item(said(97, "a")))]);
-    assert!(!heard[0].contains(r#""text""#));
+    let received = server.step(vec![(stream, StreamPiece::Item(text_item(97, "a")))]);
+    assert!(!received[0].contains(r#""text""#));
 }
 
 #[test]
@@ -93,11 +94,11 @@ fn lm_913_the_stop_that_matched_and_the_prompt_are_shown_where_asked() {
     let mut server = Server::agreed(r#"["text"]"#);
     let text = r#"GENERATE {"stream_id":2,"model":"tiny","prompt_text":"a","echo_prompt_tokens":true,"top_text":true}"#;
     let stream = server.open(text);
-    let mut last = item(98, -0.5, Some(Finish::Stop));
+    let mut last = item(98, -0.5, Some(StreamFinish::Stop));
     last.stop = Some("b".to_owned());
-    let heard = server.step(vec![(stream, Piece::Item(last))]);
+    let received = server.step(vec![(stream, StreamPiece::Item(last))]);
     let end = r#""text":"","stop_match":"b","top_text":{"98":"b"},"prompt_len":2,"prompt_tokens":[256,97]}]"#;
-    assert!(heard[0].ends_with(end), "{}", heard[0]);
+    assert!(received[0].ends_with(end), "{}", received[0]);
 }
 
 #[test]
@@ -106,8 +107,8 @@ fn lm_914_scored_text_is_made_tokens_by_itself() {
     let stream =
         server.open(r#"SCORE {"stream_id":2,"model":"tiny","prompt_text":"a","scored_text":"bc"}"#);
     assert_eq!(prompt(&server, 0), [256, 97, 999, 98, 99]);
-    let heard = server.step(vec![(stream, Piece::Item(said(98, "b")))]);
-    assert!(heard[0].contains(r#""text":"b""#));
+    let received = server.step(vec![(stream, StreamPiece::Item(text_item(98, "b")))]);
+    assert!(received[0].contains(r#""text":"b""#));
     let both =
         r#"SCORE {"stream_id":3,"model":"tiny","prompt":[1],"scored_text":"a","scored":[1]}"#;
     assert!(server.ask(both).contains("invalid_value"));
@@ -169,10 +170,10 @@ fn lm_915_text_becomes_tokens_and_tokens_text_at_once() {
 #[test]
 fn lm_1201_a_text_has_a_limit() {
     for (bytes, refused) in [(8, false), (9, true)] {
-        let mut server = Server::limited(Limits {
+        let mut server = Server::limited(ConnectionLimits {
             // With its quotes.
             max_text_bytes: 10,
-            ..Limits::default()
+            ..ConnectionLimits::default()
         });
         server.ask(r#"MODEL_INFO {"stream_id":0,"model":"tiny","data":{"lmtp":{"version":2,"features":"all"}}}"#);
         let text = "a".repeat(bytes);

@@ -11,31 +11,31 @@ fn transcript(name: &str) -> String {
 fn play(name: &str, mut server: Server, end: &str) {
     let text = transcript(name);
     let mut step = Vec::new();
-    let mut said = Vec::new();
+    let mut reply = Vec::new();
     for line in text.lines() {
         let (mark, rest) = line.split_at(1);
         let rest = rest.trim_start();
         if mark != "=" && !step.is_empty() {
-            said.extend(server.step(std::mem::take(&mut step)));
+            reply.extend(server.step(std::mem::take(&mut step)));
         }
         match mark {
             ">" => {
-                assert!(said.is_empty(), "{name}: not expected: {said:?}");
-                server.say(rest);
-                said.extend(server.heard());
+                assert!(reply.is_empty(), "{name}: not expected: {reply:?}");
+                server.send(rest);
+                reply.extend(server.received());
             }
             "=" => step.push(given(&server, rest)),
             "<" => {
-                assert!(!said.is_empty(), "{name}: expected {rest}");
-                assert_eq!(said.remove(0), format!("{rest}{end}"), "{name}");
+                assert!(!reply.is_empty(), "{name}: expected {rest}");
+                assert_eq!(reply.remove(0), format!("{rest}{end}"), "{name}");
             }
             _ => {}
         }
     }
-    assert!(said.is_empty(), "{name}: not expected: {said:?}");
+    assert!(reply.is_empty(), "{name}: not expected: {reply:?}");
 }
 
-fn given(server: &Server, line: &str) -> (StreamKey, Piece) {
+fn given(server: &Server, line: &str) -> (StreamKey, StreamPiece) {
     let mut words = line.split(' ');
     let mut word = || words.next();
     let id = word().unwrap();
@@ -47,19 +47,21 @@ fn given(server: &Server, line: &str) -> (StreamKey, Piece) {
     let stream = live.rfind(is_named).unwrap();
     let token = word().unwrap().parse().unwrap();
     let logprob = word().unwrap().parse().unwrap();
-    let finish = word().filter(|word| *word != "-").map(Finish::from_name);
+    let finish = word()
+        .filter(|word| *word != "-")
+        .map(StreamFinish::from_name);
     let top = words.map(|pair| {
         let (id, value) = pair.split_once(':').unwrap();
         (id.parse::<Token>().unwrap(), value.parse::<f32>().unwrap())
     });
-    let item = Item {
+    let item = TokenItem {
         token,
         logprob,
         finish,
         top: top.collect(),
-        ..Item::default()
+        ..TokenItem::default()
     };
-    (stream, Piece::Item(item))
+    (stream, StreamPiece::Item(item))
 }
 
 /// LM-401, LM-402, LM-404, LM-406, LM-311, LM-331: the page's own conversation, byte for byte.
@@ -92,10 +94,10 @@ fn lm_101_one_line_is_ended_by_one_byte() {
 fn lm_101_frames_and_lines_hold_the_same_bytes() {
     let line =
         b"\x4d\x53\x47\x20\x5b\x7b\x22\x73\x74\x72\x65\x61\x6d\x5f\x69\x64\x22\x3a\x34\x7d\x5d\x0a";
-    let mut lines = Lines::new(21);
+    let mut lines = LineSplitter::new(21);
     lines.push(line);
     let text = "MSG [{\"stream_id\":4}]";
-    assert_eq!(lines.next_line(), Some(Line::Text(text.into())));
+    assert_eq!(lines.next_line(), Some(WireLine::Text(text.into())));
 
     let masked = [0x59, 0x48, 0x43, 0x5f, 0x4f, 0x2b, 0x77, 0x70_u8];
     let mask = [0x0a, 0x0b, 0x0c, 0x0d];

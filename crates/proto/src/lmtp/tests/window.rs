@@ -18,7 +18,7 @@ fn ack(server: &mut Server, seq: i64) -> String {
     ))
 }
 
-fn pieces(stream: StreamKey, tokens: std::ops::Range<u32>) -> Vec<(StreamKey, Piece)> {
+fn pieces(stream: StreamKey, tokens: std::ops::Range<u32>) -> Vec<(StreamKey, StreamPiece)> {
     tokens.map(|token| (stream, piece(token))).collect()
 }
 
@@ -29,10 +29,10 @@ fn lm_952_no_more_items_are_under_way_than_the_window_allows() {
     assert_eq!(server.step(pieces(stream, 0..1)).len(), 1);
     assert_eq!(server.outputs(), Vec::<String>::new());
     // A step may have more than fits; what does not waits.
-    let said = server.step(pieces(stream, 1..4)).concat();
+    let reply = server.step(pieces(stream, 1..4)).concat();
     assert!(
-        said.contains(r#""token":1,"#) && !said.contains(r#""token":2,"#),
-        "{said}"
+        reply.contains(r#""token":1,"#) && !reply.contains(r#""token":2,"#),
+        "{reply}"
     );
     assert_eq!(server.outputs(), ["park 0"]);
     assert_eq!(
@@ -48,21 +48,21 @@ fn lm_952_no_more_items_are_under_way_than_the_window_allows() {
         server.ask(r#"ACK {"stream_id":7,"model":"tiny","seq":1}"#),
         ""
     );
-    let said = ack(&mut server, 0);
+    let reply = ack(&mut server, 0);
     assert!(
-        said.contains(r#""token":2,"#) && !said.contains("seq"),
-        "{said}"
+        reply.contains(r#""token":2,"#) && !reply.contains("seq"),
+        "{reply}"
     );
     assert_eq!(ack(&mut server, 0), "");
-    let said = ack(&mut server, 2);
-    assert!(said.contains(r#""token":3,"#), "{said}");
+    let reply = ack(&mut server, 2);
+    assert!(reply.contains(r#""token":3,"#), "{reply}");
     assert_eq!(server.outputs(), ["unpark 0"]);
 }
 
 #[test]
 fn lm_952_the_end_waits_for_its_turn_and_the_id_with_it() {
     let (mut server, stream) = agreed(1);
-    let end = Piece::Item(item(8, -0.5, Some(Finish::Stop)));
+    let end = StreamPiece::Item(item(8, -0.5, Some(StreamFinish::Stop)));
     let mut both = pieces(stream, 7..8);
     both.push((stream, end));
     assert!(!server.step(both).concat().contains("stop"));
@@ -81,7 +81,7 @@ fn lm_952_a_silent_client_loses_its_stream_and_no_other() {
         let (mut server, stream) = agreed(1);
         server.step(pieces(stream, 0..1));
         if ended {
-            let end = Piece::Item(item(8, -0.5, Some(Finish::Stop)));
+            let end = StreamPiece::Item(item(8, -0.5, Some(StreamFinish::Stop)));
             server.step(vec![(stream, end)]);
         }
         let at = server.session.wake_at().unwrap();
@@ -94,12 +94,12 @@ fn lm_952_a_silent_client_loses_its_stream_and_no_other() {
             server.session.tick(server.now);
             assert_eq!(server.session.has_message(), seconds == 60);
         }
-        let said = server.heard().concat();
+        let reply = server.received().concat();
         assert!(
-            said.contains(r#""code":"stalled","retryable":false"#),
-            "{said}"
+            reply.contains(r#""code":"stalled","retryable":false"#),
+            "{reply}"
         );
-        assert!(!said.contains("stop") && server.session.live() == 0);
+        assert!(!reply.contains("stop") && server.session.live() == 0);
     }
 }
 
@@ -113,22 +113,22 @@ fn lm_952_a_window_has_a_range_and_early_ends_do_not_wait() {
         ("\"x\"", false),
     ] {
         let mut server = Server::agreed(r#"["window"]"#);
-        let said = server.ask(&format!(
+        let reply = server.ask(&format!(
             r#"GENERATE {{"model":"tiny","prompt":[1],"stream_id":1,"window":{window}}}"#
         ));
-        assert_eq!(said.is_empty(), accepted, "{window}: {said}");
+        assert_eq!(reply.is_empty(), accepted, "{window}: {reply}");
     }
     let (mut server, stream) = agreed(1);
     server.step(pieces(stream, 0..2));
-    let said = server.ask(r#"CANCEL {"model":"tiny","stream_id":2,"streams":[1]}"#);
+    let reply = server.ask(r#"CANCEL {"model":"tiny","stream_id":2,"streams":[1]}"#);
     assert!(
-        said.contains(r#"{"stream_id":1,"finish_reason":"cancelled"}"#),
-        "{said}"
+        reply.contains(r#"{"stream_id":1,"finish_reason":"cancelled"}"#),
+        "{reply}"
     );
     // Where nobody can acknowledge any more, it ends all the same.
     let (mut server, stream) = agreed(1);
     server.step(pieces(stream, 0..2));
-    server.session.close(Close::SHUTDOWN, server.now);
-    let said = server.heard().concat();
-    assert!(said.contains(r#""code":"draining""#), "{said}");
+    server.session.close(LmtpClose::SHUTDOWN, server.now);
+    let reply = server.received().concat();
+    assert!(reply.contains(r#""code":"draining""#), "{reply}");
 }

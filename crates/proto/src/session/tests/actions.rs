@@ -4,9 +4,9 @@ use prost::Message as _;
 use prost_types::{Any, Duration};
 
 use super::harness::*;
-use crate::evergreen::{Action, Fragment, Message, Param, Reason};
+use crate::evergreen::{Action, Fragment, Param, Reason, WireMessage};
 use crate::generated::sapwood::v1::ActionOptions;
-use crate::session::{Call, CancelledBy, Config, Output, Session, Side};
+use crate::session::{ActionRequest, CancelledBy, Config, SessionMachine, SessionOutput, Side};
 
 fn config(url: &str, value: Vec<u8>) -> Any {
     Any {
@@ -39,9 +39,9 @@ fn ev_501_an_action_starts_as_sent_and_any_output_id_names_it() {
     for id in ["m", "r"] {
         act(&mut session, action("CANCEL", &format!("action={id}"), "")).unwrap();
     }
-    let cancels: Vec<Output> = outputs(&mut session);
+    let cancels: Vec<SessionOutput> = outputs(&mut session);
     assert!(
-        matches!(cancels[..], [Output::Cancel { action, by: CancelledBy::Peer }] if action == start.action),
+        matches!(cancels[..], [SessionOutput::Cancel { action, by: CancelledBy::Peer }] if action == start.action),
         "once, by whichever id: {cancels:?}"
     );
 }
@@ -163,23 +163,24 @@ fn ev_508_the_root_of_a_tree_is_announced_first_and_ends_last() {
 
 #[test]
 fn ev_507_an_action_that_we_asked_for_is_done_when_its_outputs_are_final() {
-    let mut client = Session::new(Side::Client, Config::default(), T0);
-    let outputs_of = |client: &mut Session, ids: &[&str]| -> Vec<(bytestring::ByteString, _)> {
-        ids.iter()
-            .map(|&id| (id.into(), client.node(id).unwrap()))
-            .collect()
-    };
+    let mut client = SessionMachine::new(Side::Client, Config::default(), T0);
+    let outputs_of =
+        |client: &mut SessionMachine, ids: &[&str]| -> Vec<(bytestring::ByteString, _)> {
+            ids.iter()
+                .map(|&id| (id.into(), client.node(id).unwrap()))
+                .collect()
+        };
     let outputs_two = outputs_of(&mut client, &["a", "b"]);
-    let call = Call {
+    let call = ActionRequest {
         name: "f".into(),
         outputs: outputs_two,
-        ..Call::default()
+        ..ActionRequest::default()
     };
     let key = client.call(call).unwrap();
     client
-        .call(Call {
+        .call(ActionRequest {
             name: "g".into(),
-            ..Call::default()
+            ..ActionRequest::default()
         })
         .unwrap();
     assert_eq!(
@@ -192,7 +193,7 @@ fn ev_507_an_action_that_we_asked_for_is_done_when_its_outputs_are_final() {
     feed(&mut client, [more("b", 0, "y")]).unwrap();
     let done = outputs(&mut client);
     assert!(
-        matches!(done[..], [Output::Done(action)] if action == key),
+        matches!(done[..], [SessionOutput::Done(action)] if action == key),
         "{done:?}"
     );
 }
@@ -314,7 +315,7 @@ fn ev_612_the_example_is_one_message_in_any_order_and_reads_as_a_conversation() 
         }
         session
             .handle(
-                Message {
+                WireMessage {
                     fragments: order.into(),
                     actions,
                     wire_bytes: 0,
@@ -343,21 +344,21 @@ fn ev_612_the_example_is_one_message_in_any_order_and_reads_as_a_conversation() 
 #[test]
 fn ev_103_both_sides_produce_nodes_and_actions() {
     let mut server = server();
-    let mut client = Session::new(Side::Client, Config::default(), T0);
+    let mut client = SessionMachine::new(Side::Client, Config::default(), T0);
     let node = server.make(None).unwrap();
     let out = server.make(None).unwrap();
     let out_id = server.id(out).unwrap().clone();
     // `make` claims a node for us; an output of the peer's is only named.
     let asked = server.node("answer").unwrap();
-    let call = Call {
+    let call = ActionRequest {
         name: "look".into(),
         inputs: vec![("q".into(), node)],
         outputs: vec![("a".into(), asked)],
-        ..Call::default()
+        ..ActionRequest::default()
     };
     assert!(
         server
-            .call(Call {
+            .call(ActionRequest {
                 outputs: vec![("a".into(), out)],
                 ..call.clone()
             })
@@ -400,7 +401,7 @@ fn reserved_actions_come_last_and_offers_are_for_servers() {
     let mut session = server();
     assert_eq!(act(&mut session, offer.clone()), Ok(()));
     assert_eq!(start(&mut session).name, "OFFER_ACTIONS", "the shell's");
-    let mut client = Session::new(Side::Client, Config::default(), T0);
+    let mut client = SessionMachine::new(Side::Client, Config::default(), T0);
     assert_eq!(act(&mut client, offer), Err(Reason::Unimplemented));
     let call = Action {
         inputs: vec![Param::new("node", "n")],

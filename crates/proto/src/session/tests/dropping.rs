@@ -6,11 +6,13 @@ use bytes::Bytes;
 
 use super::harness::*;
 use crate::evergreen::{Dialect, Fragment, Reason};
-use crate::session::dropping::Fate;
-use crate::session::{NodeKey, Output, Read, Retain, Session, WriteError};
+use crate::session::dropping::NodeFate;
+use crate::session::{
+    CursorRead, NodeKey, RetentionPolicy, SessionMachine, SessionOutput, WriteError,
+};
 
 /// A tree over two leaves, one of which another tree lists as well.
-fn family() -> Session {
+fn family() -> SessionMachine {
     let mut session = server_with(|config, _| config.partial_failure = true);
     let list = [
         tree("t", 0, &["a", "b"]),
@@ -23,7 +25,7 @@ fn family() -> Session {
 }
 
 /// Drops, and gives what the result says.
-fn dropped(session: &mut Session, inputs: &str) -> String {
+fn dropped(session: &mut SessionMachine, inputs: &str) -> String {
     act(session, action("DROP", inputs, "result=~res")).unwrap();
     let result = texts(session, "~res").concat();
     assert!(sent(session).iter().any(|fragment| &*fragment.id == "~res"));
@@ -36,7 +38,7 @@ const CHILD: u64 = 8;
 
 #[test]
 fn ev_911_a_node_goes_alone_and_a_tree_with_what_nobody_else_lists() {
-    let gone = Stop::Failed(Reason::NodeReleased);
+    let removed = Stop::Failed(Reason::NodeReleased);
     let table = [
         ("node=a", 1, LEAF, vec!["a"], vec!["b"]),
         ("node=t", 1, TREE + 2 * CHILD, vec!["t"], vec!["a", "b"]),
@@ -63,7 +65,7 @@ fn ev_911_a_node_goes_alone_and_a_tree_with_what_nobody_else_lists() {
         ),
         ("node=nobody", 0, 0, vec![], vec!["t", "a", "b"]),
     ];
-    for (inputs, count, bytes, away, kept) in table {
+    for (inputs, count, bytes, away, retained) in table {
         let mut session = family();
         let before = session.retained_bytes();
         let result = dropped(&mut session, inputs);
@@ -79,9 +81,9 @@ fn ev_911_a_node_goes_alone_and_a_tree_with_what_nobody_else_lists() {
             "{inputs}"
         );
         for id in away {
-            assert_eq!(content(&mut session, id).1, gone, "{inputs}: {id}");
+            assert_eq!(content(&mut session, id).1, removed, "{inputs}: {id}");
         }
-        for id in kept {
+        for id in retained {
             assert_eq!(content(&mut session, id).1, Stop::End, "{inputs}: {id}");
         }
     }
@@ -120,7 +122,7 @@ fn ev_911_what_comes_for_a_dropped_id_is_ignored_and_the_id_stays_taken() {
     );
 }
 
-fn dropped_again(session: &mut Session) -> String {
+fn dropped_again(session: &mut SessionMachine) -> String {
     act(session, action("DROP", "tree=p", "result=~again")).unwrap();
     texts(session, "~again").concat()
 }
@@ -134,7 +136,7 @@ fn ev_911_a_running_reader_finishes_on_what_there_is_and_its_end_frees_the_bytes
         session.open(root, None),
         session.open(root, None),
     );
-    assert!(matches!(session.read(reader), Read::Piece(_)));
+    assert!(matches!(session.read(reader), CursorRead::Piece(_)));
     let mut items = Vec::new();
     assert_eq!(drain(&mut session, ended, &mut items), Stop::End);
     let before = session.retained_bytes();
@@ -165,10 +167,10 @@ fn ev_911_a_running_reader_finishes_on_what_there_is_and_its_end_frees_the_bytes
     let cursor = session.open(node, None);
     assert_eq!(drain(&mut session, cursor, &mut Vec::new()), Stop::Pending);
     act(&mut session, action("DROP", "node=p", "")).unwrap();
-    let told = outputs(&mut session);
+    let received = outputs(&mut session);
     assert!(
-        matches!(told[..], [Output::Ready(id)] if id == cursor),
-        "{told:?}"
+        matches!(received[..], [SessionOutput::Ready(id)] if id == cursor),
+        "{received:?}"
     );
     let stop = drain(&mut session, cursor, &mut Vec::new());
     assert_eq!(stop, Stop::Failed(Reason::NodeReleased));
@@ -195,10 +197,10 @@ fn ev_911_a_reader_holds_nothing_that_lies_behind_it() {
     feed(&mut session, [tree("s", 1, &["y"])]).unwrap();
     let step = session.read(cursor);
     assert!(
-        matches!(&step, Read::Piece(piece) if piece.data == "Y"),
+        matches!(&step, CursorRead::Piece(piece) if piece.data == "Y"),
         "{step:?}"
     );
-    assert!(matches!(session.read(cursor), Read::End));
+    assert!(matches!(session.read(cursor), CursorRead::End));
 }
 
 #[test]
@@ -296,11 +298,17 @@ fn ev_924_finish_is_a_half_close() {
         2,
         "the status of FINISH and the output of f"
     );
-    assert!(matches!(outputs(&mut session)[..], [Output::Close(None)]));
+    assert!(matches!(
+        outputs(&mut session)[..],
+        [SessionOutput::Close(None)]
+    ));
     // Without anything to do it is the end at once.
     let mut session = server();
     act(&mut session, action("FINISH", "", "")).unwrap();
-    assert!(matches!(outputs(&mut session)[..], [Output::Close(None)]));
+    assert!(matches!(
+        outputs(&mut session)[..],
+        [SessionOutput::Close(None)]
+    ));
     assert_eq!(
         act(&mut server(), action("FINISH", "x=p", "")),
         Err(Reason::UnknownParam)
@@ -318,7 +326,7 @@ fn ev_911_looking_for_readers_has_a_budget_and_nothing_to_drop_is_not_looked_for
     let root = session.node("t").unwrap();
     for _ in 0..10 {
         let cursor = session.open(root, None);
-        assert!(matches!(session.read(cursor), Read::Pending));
+        assert!(matches!(session.read(cursor), CursorRead::Pending));
     }
     act(&mut session, action("DROP", "node=nobody", "")).unwrap();
     assert_eq!(session.search.edges_left, 250);
@@ -330,7 +338,7 @@ fn ev_911_looking_for_readers_has_a_budget_and_nothing_to_drop_is_not_looked_for
 /// EV-801
 #[test]
 fn ev_911_what_is_gone_keeps_no_metadata() {
-    for retain in [Retain::Session, Retain::Unread] {
+    for retain in [RetentionPolicy::Session, RetentionPolicy::Unread] {
         let mut session = server_with(|config, _| config.retain = retain);
         act(&mut session, action("f", "", "o=o")).unwrap();
         let running = start(&mut session);
@@ -341,7 +349,7 @@ fn ev_911_what_is_gone_keeps_no_metadata() {
             .unwrap();
         session.finish(running.action);
         sent(&mut session);
-        if retain == Retain::Session {
+        if retain == RetentionPolicy::Session {
             assert!(Arc::strong_count(&text) > 1);
             act(&mut session, action("DROP", "node=o", "")).unwrap();
         }
@@ -352,7 +360,7 @@ fn ev_911_what_is_gone_keeps_no_metadata() {
 /// EV-741
 #[test]
 fn ev_911_an_action_that_ends_leaves_what_another_still_writes() {
-    let mut session = server_with(|config, _| config.manners.flat = true);
+    let mut session = server_with(|config, _| config.capabilities.flat = true);
     act(&mut session, action("f", "", "o=x")).unwrap();
     let writer = start(&mut session);
     act(&mut session, action("g", "i=x", "o=y")).unwrap();
@@ -370,10 +378,10 @@ fn ev_911_an_action_that_ends_leaves_what_another_still_writes() {
     );
     session.finish(writer.action);
     sent(&mut session);
-    let gone = Stop::Failed(Reason::NodeReleased);
+    let removed = Stop::Failed(Reason::NodeReleased);
     assert_eq!(
         content(&mut session, "x").1,
-        gone,
+        removed,
         "its writer was the last"
     );
 }
@@ -384,13 +392,13 @@ fn ev_741_a_session_that_lasts_for_years_forgets_what_its_actions_left() {
     // The number of nodes is what makes it forget, or it does so by itself.
     for (max_nodes, most) in [(40, 40), (65_536, 1_024 + 8)] {
         let mut session = server_with(|config, limits| {
-            (config.manners.flat, config.manners.lax_seq) = (true, true);
+            (config.capabilities.flat, config.capabilities.lax_seq) = (true, true);
             config.partial_failure = true;
             limits.max_nodes = max_nodes;
         });
         let text = of("text/plain", "").unwrap();
         let mut first = None;
-        let mut held = 0;
+        let mut retained = 0;
         for round in 0..5_000 {
             let id = |name: &str| format!("{round:04}#{name}");
             let outputs = format!("o={} __status__={}", id("o"), id("s"));
@@ -409,25 +417,29 @@ fn ev_741_a_session_that_lasts_for_years_forgets_what_its_actions_left() {
             feed(&mut session, [more(&id("i"), 1, "late")]).unwrap();
             assert_eq!(session.stats().discarded, before + 1, "{round}");
             if round == 3_000 {
-                held = session.retained_bytes();
+                retained = session.retained_bytes();
             }
             first.get_or_insert(run);
         }
-        assert!(session.store.places() <= most, "{}", session.store.places());
-        assert_eq!(session.retained_bytes(), held);
+        assert!(
+            session.store.capacity() <= most,
+            "{}",
+            session.store.capacity()
+        );
+        assert_eq!(session.retained_bytes(), retained);
         // Whoever still knows the first action's nodes finds what was released, and not who has its place now.
         let first = first.unwrap();
         let (input, output) = (first.inputs[0].1, first.outputs[0].1);
-        let gone = Stop::Failed(Reason::NodeReleased);
+        let removed = Stop::Failed(Reason::NodeReleased);
         for node in [input, output] {
-            assert_eq!(read_node(&mut session, node, None).1, gone);
+            assert_eq!(read_node(&mut session, node, None).1, removed);
             assert_eq!((session.id(node), session.is_complete(node)), (None, false));
             assert_eq!(session.produce(node), Err(WriteError::Refused));
         }
         let late = Bytes::from_static(b"late");
         assert_eq!(session.write(output, &text, late), Ok(()));
         assert_eq!(session.end(output, &text), Ok(()));
-        assert!(sent(&mut session).is_empty() && session.retained_bytes() == held);
+        assert!(sent(&mut session).is_empty() && session.retained_bytes() == retained);
         // Its name is free again.
         act(&mut session, action("g", "", "o=0000#o")).unwrap();
     }
@@ -448,12 +460,12 @@ fn ev_911_the_status_child_of_a_dropped_open_tree_goes_with_it() {
             .any(|fragment| &*fragment.id == "o" && fragment.last)
     );
     session.finish(run.action);
-    let kept: Vec<NodeKey> = session
+    let retained: Vec<NodeKey> = session
         .store
         .keys()
-        .filter(|key| session.store.get(*key).fate != Fate::Gone)
+        .filter(|key| session.store.get(*key).fate != NodeFate::Removed)
         .collect();
-    assert!(kept.is_empty(), "{kept:?} besides {children:?}");
+    assert!(retained.is_empty(), "{retained:?} besides {children:?}");
     assert_eq!(session.store.drops.len(), 0);
     let listed = session
         .store
@@ -465,14 +477,15 @@ fn ev_911_the_status_child_of_a_dropped_open_tree_goes_with_it() {
 /// EV-741
 #[test]
 fn ev_741_a_node_is_forgotten_once_and_who_has_its_place_is_left_alone() {
-    let mut session = server_with(|config, _| config.manners = Dialect::Msgpack.manners());
+    let mut session =
+        server_with(|config, _| config.capabilities = Dialect::Msgpack.capabilities());
     let first = session.node("first").unwrap();
-    session.store.is_gone(first);
-    session.store.is_gone(first);
+    session.store.mark_removed(first);
+    session.store.mark_removed(first);
     // So many that the first is forgotten, and its place has another tenant.
     for count in 0..1_100 {
         let node = session.node(&format!("n{count}")).unwrap();
-        session.store.is_gone(node);
+        session.store.mark_removed(node);
     }
     let before = session.store.live();
     session.store.vacate(first);

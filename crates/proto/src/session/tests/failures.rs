@@ -6,10 +6,12 @@ use prost_types::Any;
 
 use super::harness::*;
 use crate::code::Code;
-use crate::evergreen::{Action, Fragment, Message, MetadataMode, Payload, Reason, Scope, Status};
-use crate::session::{CancelledBy, Config, Output, Session, Side};
+use crate::evergreen::{
+    Action, ErrorScope, Fragment, MetadataMode, Payload, Reason, Status, WireMessage,
+};
+use crate::session::{CancelledBy, Config, SessionMachine, SessionOutput, Side};
 
-fn partial() -> Session {
+fn partial() -> SessionMachine {
     server_with(|config, _| config.partial_failure = true)
 }
 
@@ -18,7 +20,7 @@ fn no(reason: Reason) -> Status {
 }
 
 /// Everything that a server session sends now, as its client sees it.
-fn through(server: &mut Session, client: &mut Session) {
+fn through(server: &mut SessionMachine, client: &mut SessionMachine) {
     while let Some(message) = server.next_message(T0) {
         let mut bytes = Vec::new();
         crate::evergreen::protobuf::encode(&message, &mut bytes);
@@ -54,7 +56,7 @@ fn ev_930_a_failed_action_ends_its_outputs_and_leaves_the_others_alone() {
         .write(all[1].outputs[0].1, &text, "fine".into())
         .unwrap();
     session.finish(all[1].action);
-    let mut client = Session::new(Side::Client, Config::default(), T0);
+    let mut client = SessionMachine::new(Side::Client, Config::default(), T0);
     through(&mut session, &mut client);
     let failed = Stop::Failed(Reason::BadConfig);
     assert_eq!(content(&mut client, "fresh"), (vec![], failed.clone()));
@@ -72,7 +74,7 @@ fn ev_930_a_failed_action_ends_its_outputs_and_leaves_the_others_alone() {
 #[test]
 fn ev_930_a_reader_of_a_failed_node_fails_alike_when_it_gets_there() {
     let mut session = partial();
-    let message = Message {
+    let message = WireMessage {
         fragments: vec![tree("t", 0, &["p", "o"]), leaf("p", 0, "before")].into(),
         actions: vec![action("f", "", "out=o"), action("g", "in=t", "out=o2")],
         wire_bytes: 0,
@@ -84,7 +86,7 @@ fn ev_930_a_reader_of_a_failed_node_fails_alike_when_it_gets_there() {
     drain(&mut session, cursor, &mut items);
     assert_eq!(items.len(), 1, "up to there it reads");
     session.fail(all[0].action, no(Reason::PromptTooLong));
-    let crate::session::Read::Failed(status) = session.read(cursor) else {
+    let crate::session::CursorRead::Failed(status) = session.read(cursor) else {
         panic!("it fails")
     };
     assert_eq!(
@@ -142,8 +144,8 @@ fn ev_931_a_status_is_the_first_fragment_or_the_last_or_a_trees_last_child() {
     let t = of_id("t");
     let [lists, end] = t[..] else { panic!("{t:?}") };
     assert!(!lists.last && end.last && end.chunk.is_none() && lists.children.len() == 1);
-    let held = of_id(&lists.children[0]);
-    assert!(matches!(held[..], [only] if only.seq == 0 && only.last && status(only)));
+    let retained = of_id(&lists.children[0]);
+    assert!(matches!(retained[..], [only] if only.seq == 0 && only.last && status(only)));
     let c = of_id(&open_child);
     assert!(
         matches!(c[..], [only] if only.last && status(only)),
@@ -236,7 +238,7 @@ fn ev_921_the_status_output_ends_with_the_action_and_cancels_it() {
     let second = start(&mut session);
     act(&mut session, action("CANCEL", "action=s2", "")).unwrap();
     assert!(
-        matches!(outputs(&mut session)[..], [Output::Cancel { action, .. }] if action == second.action)
+        matches!(outputs(&mut session)[..], [SessionOutput::Cancel { action, .. }] if action == second.action)
     );
 }
 
@@ -253,7 +255,7 @@ fn ev_913_cancel_stops_one_action_and_nothing_else() {
     act(&mut session, action("CANCEL", "action=o", "result=r1")).unwrap();
     let events = outputs(&mut session);
     assert!(
-        matches!(events[..], [Output::Cancel { action, by: CancelledBy::Peer }] if action == all[0].action),
+        matches!(events[..], [SessionOutput::Cancel { action, by: CancelledBy::Peer }] if action == all[0].action),
         "{events:?}"
     );
     // The shell writes what meta should say and finishes the action; the outputs end.
@@ -290,10 +292,10 @@ fn ev_913_cancel_stops_one_action_and_nothing_else() {
 /// EV-974
 #[test]
 fn ev_913_a_client_cancels_by_an_output_id() {
-    let mut client = Session::new(Side::Client, Config::default(), T0);
+    let mut client = SessionMachine::new(Side::Client, Config::default(), T0);
     let mut server = server();
     let node = client.node("o").unwrap();
-    let call = crate::session::Call {
+    let call = crate::session::ActionRequest {
         name: "f".into(),
         outputs: vec![("out".into(), node)],
         ..Default::default()
@@ -306,8 +308,8 @@ fn ev_913_a_client_cancels_by_an_output_id() {
         matches!(
             events[..],
             [
-                Output::Start(_),
-                Output::Cancel {
+                SessionOutput::Start(_),
+                SessionOutput::Cancel {
                     by: CancelledBy::Peer,
                     ..
                 }
@@ -394,22 +396,29 @@ fn ev_904_what_was_refused_before_it_ran_is_told_to_be_counted() {
             }
             let refused = act(&mut session, action("g", "", "o=2"));
             assert_eq!(refused.is_ok(), partial);
-            let told: Vec<Output> = outputs(&mut session);
+            let received: Vec<SessionOutput> = outputs(&mut session);
             let expect = if drains {
                 Reason::GoingAway
             } else {
                 Reason::ActionLimit
             };
-            assert!(matches!(&told[0], Output::Refused(status) if reason(status) == expect));
-            let closes = told.iter().any(|output| matches!(output, Output::Close(_)));
-            assert_eq!((told.len(), closes), (1 + usize::from(!partial), !partial));
+            assert!(
+                matches!(&received[0], SessionOutput::Refused(status) if reason(status) == expect)
+            );
+            let closes = received
+                .iter()
+                .any(|output| matches!(output, SessionOutput::Close(_)));
+            assert_eq!(
+                (received.len(), closes),
+                (1 + usize::from(!partial), !partial)
+            );
         }
     }
     let mut session = partial();
     act(&mut session, action("DROP", "what=x", "result=r")).unwrap();
-    let told = outputs(&mut session);
+    let received = outputs(&mut session);
     assert!(
-        matches!(&told[..], [Output::Refused(status)] if reason(status) == Reason::UnknownParam)
+        matches!(&received[..], [SessionOutput::Refused(status)] if reason(status) == Reason::UnknownParam)
     );
 }
 
@@ -432,80 +441,80 @@ fn ev_901_ev_902_the_table_of_reasons_is_as_the_page_has_it() {
 }
 
 /// Code number, scope, close code, reasons: section 9.
-const REASONS: &[(u8, Scope, u16, &str)] = &[
+const REASONS: &[(u8, ErrorScope, u16, &str)] = &[
     (
         3,
-        Scope::Session,
+        ErrorScope::Session,
         1008,
         "BAD_ID BAD_SEQ SEQ_PAST_FINAL NODE_KIND NODE_OWNER CYCLE ACTION_CYCLE",
     ),
     (
         3,
-        Scope::Session,
+        ErrorScope::Session,
         1008,
         "METADATA_MISSING METADATA_REPEATED METADATA_CONFLICT",
     ),
-    (3, Scope::Session, 1007, "BAD_MESSAGE"),
+    (3, ErrorScope::Session, 1007, "BAD_MESSAGE"),
     (
         3,
-        Scope::Action,
+        ErrorScope::Action,
         1008,
         "DUPLICATE_PARAM UNKNOWN_PARAM MISSING_INPUT PARAM_LIMIT BAD_NAME TARGET_REQUIRED",
     ),
     (
         3,
-        Scope::Action,
+        ErrorScope::Action,
         1008,
         "UNKNOWN_CONFIG DUPLICATE_CONFIG BAD_CONFIG BAD_ROLE BAD_TEXT BAD_TOKENS",
     ),
     (
         3,
-        Scope::Action,
+        ErrorScope::Action,
         1008,
         "UNSUPPORTED_MIMETYPE PROMPT_TOO_LONG REF_SCHEME",
     ),
     (
         5,
-        Scope::Action,
+        ErrorScope::Action,
         1008,
         "UNKNOWN_ACTION UNKNOWN_TARGET UNKNOWN_CONTROLLER REF_NOT_FOUND",
     ),
-    (5, Scope::Connection, 1008, "NO_SESSION"),
-    (6, Scope::Session, 1008, "OUTPUT_NOT_NEW"),
-    (7, Scope::Action, 1008, "REF_DENIED"),
-    (8, Scope::Session, 1009, "MESSAGE_TOO_LARGE"),
+    (5, ErrorScope::Connection, 1008, "NO_SESSION"),
+    (6, ErrorScope::Session, 1008, "OUTPUT_NOT_NEW"),
+    (7, ErrorScope::Action, 1008, "REF_DENIED"),
+    (8, ErrorScope::Session, 1009, "MESSAGE_TOO_LARGE"),
     (
         8,
-        Scope::Session,
+        ErrorScope::Session,
         1008,
         "RETAINED_LIMIT NODE_LIMIT CHILD_LIMIT FRAGMENT_LIMIT DEPTH_LIMIT REORDER_LIMIT",
     ),
-    (8, Scope::Session, 1008, "SLOW_READER"),
+    (8, ErrorScope::Session, 1008, "SLOW_READER"),
     (
         8,
-        Scope::Action,
+        ErrorScope::Action,
         1008,
         "FLATTEN_LIMIT ACTION_LIMIT REF_LIMIT",
     ),
     (
         9,
-        Scope::Action,
+        ErrorScope::Action,
         1008,
         "INCOMPLETE_INPUT DEADLOCK NO_TEMPLATE NODE_RELEASED",
     ),
-    (1, Scope::Action, 1008, "CANCELLED"),
-    (4, Scope::Action, 1011, "DEADLINE"),
-    (4, Scope::Session, 1001, "IDLE_TIMEOUT"),
-    (10, Scope::Connection, 1008, "SUPERSEDED"),
-    (16, Scope::Session, 1008, "REVOKED"),
-    (13, Scope::Action, 1011, "FUNCTION CONTROLLER"),
+    (1, ErrorScope::Action, 1008, "CANCELLED"),
+    (4, ErrorScope::Action, 1011, "DEADLINE"),
+    (4, ErrorScope::Session, 1001, "IDLE_TIMEOUT"),
+    (10, ErrorScope::Connection, 1008, "SUPERSEDED"),
+    (16, ErrorScope::Session, 1008, "REVOKED"),
+    (13, ErrorScope::Action, 1011, "FUNCTION CONTROLLER"),
     // Not on the page: limits of a key (OA-906).
-    (8, Scope::Action, 1013, "RATE_LIMITED"),
-    (14, Scope::Action, 1013, "REF_FETCH ENGINE_BUSY"),
-    (14, Scope::Session, 1001, "GOING_AWAY"),
+    (8, ErrorScope::Action, 1013, "RATE_LIMITED"),
+    (14, ErrorScope::Action, 1013, "REF_FETCH ENGINE_BUSY"),
+    (14, ErrorScope::Session, 1001, "GOING_AWAY"),
     // Ours, not the page's.
-    (14, Scope::Action, 1011, "TRUNCATED"),
-    (12, Scope::Action, 1008, "UNIMPLEMENTED"),
+    (14, ErrorScope::Action, 1011, "TRUNCATED"),
+    (12, ErrorScope::Action, 1008, "UNIMPLEMENTED"),
 ];
 
 /// EV-913, EV-924

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::harness::*;
-use crate::evergreen::{Chunk, Fragment, Message, Metadata, Payload, Reason};
-use crate::session::{NodeKey, Output, Session, WriteError};
+use crate::evergreen::{Chunk, Fragment, Metadata, Payload, Reason, WireMessage};
+use crate::session::{NodeKey, SessionMachine, SessionOutput, WriteError};
 use crate::time::Time;
 
 /// A server session with one action, and the nodes of its outputs.
-fn producer(session: &mut Session, outputs: &str) -> Vec<NodeKey> {
+fn producer(session: &mut SessionMachine, outputs: &str) -> Vec<NodeKey> {
     act(session, action("f", "", outputs)).unwrap();
     start(session)
         .outputs
@@ -27,7 +27,7 @@ fn zeros(bytes: usize) -> Bytes {
     Bytes::from(vec![0; bytes])
 }
 
-fn payload_bytes(message: &Message) -> usize {
+fn payload_bytes(message: &WireMessage) -> usize {
     let payloads = message
         .fragments
         .iter()
@@ -43,7 +43,7 @@ fn ev_706_what_is_ready_is_joined_up_to_64_kib_and_a_larger_fragment_goes_alone(
         session.write(nodes[0], &text(), zeros(1_000)).unwrap();
     }
     session.write(nodes[1], &text(), zeros(300_000)).unwrap();
-    let messages: Vec<Message> = std::iter::from_fn(|| session.next_message(T0)).collect();
+    let messages: Vec<WireMessage> = std::iter::from_fn(|| session.next_message(T0)).collect();
     for message in &messages {
         let bytes = payload_bytes(message);
         assert!(
@@ -100,7 +100,7 @@ fn coalescing_off_gives_one_fragment_per_message() {
         session.write(node, &text(), "x".into()).unwrap();
         session.write(node, &text(), "y".into()).unwrap();
     }
-    let messages: Vec<Message> = std::iter::from_fn(|| session.next_message(T0)).collect();
+    let messages: Vec<WireMessage> = std::iter::from_fn(|| session.next_message(T0)).collect();
     assert!(messages.iter().all(|message| message.fragments.len() == 1));
     assert_eq!(messages.len(), 4);
 }
@@ -147,9 +147,9 @@ fn ev_803_what_a_fragment_takes_beside_its_payload_fills_the_queue_as_well() {
         tokens += 1;
     }
     assert_eq!(tokens, 100, "64 and 5 bytes each");
-    let held = session.retained_bytes() - before;
+    let retained = session.retained_bytes() - before;
     assert_eq!(
-        held,
+        retained,
         6_900 + 10,
         "the queue holds what it says, and the mimetype"
     );
@@ -171,7 +171,10 @@ fn ev_803_producers_wait_for_room_and_the_excess_is_one_fragment() {
     assert!(outputs(&mut session).is_empty());
     while session.next_message(T0).is_some() {}
     let events = outputs(&mut session);
-    assert!(matches!(events[..], [Output::Writable]), "{events:?}");
+    assert!(
+        matches!(events[..], [SessionOutput::Writable]),
+        "{events:?}"
+    );
     assert!(session.has_room());
     session.write(nodes[1], &text(), zeros(1)).unwrap();
 }
@@ -212,7 +215,7 @@ fn ev_804_early_fragments_are_held_up_to_4096_per_node() {
 }
 
 /// Feeds KiB pieces of `id` until the machine asks for a pause; how many it took.
-fn flood(session: &mut Session, id: &str, most: i32) -> i32 {
+fn flood(session: &mut SessionMachine, id: &str, most: i32) -> i32 {
     for seq in 0..most {
         if session.inbound_paused() {
             return seq;
@@ -250,7 +253,7 @@ fn ev_802_ev_805_an_action_that_never_reads_stops_the_connection_at_the_high_wat
         session.read(cursor);
         if outputs(&mut session)
             .iter()
-            .any(|output| matches!(output, Output::Resume))
+            .any(|output| matches!(output, SessionOutput::Resume))
         {
             resumed_at = Some(taken - read);
             break;
@@ -278,7 +281,9 @@ fn ev_802_ev_805_no_pause_while_a_reader_waits_or_before_an_action_claims_the_by
     session.finish(start.action);
     let events = outputs(&mut session);
     assert!(
-        events.iter().any(|output| matches!(output, Output::Resume)),
+        events
+            .iter()
+            .any(|output| matches!(output, SessionOutput::Resume)),
         "{events:?}"
     );
 
@@ -294,14 +299,16 @@ fn ev_802_ev_805_no_pause_while_a_reader_waits_or_before_an_action_claims_the_by
     session.read(cursor);
     let events = outputs(&mut session);
     assert!(
-        events.iter().any(|output| matches!(output, Output::Resume)),
+        events
+            .iter()
+            .any(|output| matches!(output, SessionOutput::Resume)),
         "a reader parks: {events:?}"
     );
 }
 
 #[test]
 fn ev_805_small_payloads_do_not_pin_the_receive_buffer() {
-    let kept_from = |payload: Bytes, wire_bytes: usize| {
+    let retained_from = |payload: Bytes, wire_bytes: usize| {
         let range = payload.as_ptr_range();
         let chunk = Some(Chunk {
             metadata: Some(text()),
@@ -316,7 +323,7 @@ fn ev_805_small_payloads_do_not_pin_the_receive_buffer() {
         let mut session = server();
         session
             .handle(
-                Message {
+                WireMessage {
                     fragments: vec![fragment].into(),
                     actions: Vec::new(),
                     wire_bytes,
@@ -326,19 +333,19 @@ fn ev_805_small_payloads_do_not_pin_the_receive_buffer() {
             .unwrap();
         let node = session.node("p").unwrap();
         let cursor = session.open(node, None);
-        let crate::session::Read::Piece(piece) = session.read(cursor) else {
+        let crate::session::CursorRead::Piece(piece) = session.read(cursor) else {
             panic!("there is one")
         };
         range.contains(&piece.data.as_ptr())
     };
     let buffer = zeros(1 << 20);
-    assert!(!kept_from(buffer.slice(..1_000), 1_010), "small");
+    assert!(!retained_from(buffer.slice(..1_000), 1_010), "small");
     assert!(
-        !kept_from(buffer.slice(..100_000), 1 << 20),
+        !retained_from(buffer.slice(..100_000), 1 << 20),
         "a small part of its message"
     );
     assert!(
-        kept_from(buffer.slice(..900_000), 1 << 20),
+        retained_from(buffer.slice(..900_000), 1 << 20),
         "most of its message: not copied"
     );
 }
@@ -346,5 +353,9 @@ fn ev_805_small_payloads_do_not_pin_the_receive_buffer() {
 #[test]
 fn an_idle_session_is_small() {
     // EV-982: the machine's own share of 20 KiB.
-    assert!(size_of::<Session>() <= 1_024, "{}", size_of::<Session>());
+    assert!(
+        size_of::<SessionMachine>() <= 1_024,
+        "{}",
+        size_of::<SessionMachine>()
+    );
 }

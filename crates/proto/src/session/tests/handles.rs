@@ -8,19 +8,19 @@ use bytes::Bytes;
 
 use super::harness::*;
 use crate::evergreen::{Fragment, Payload, Reason, Status};
-use crate::session::peer::Peer;
-use crate::session::{Config, Live, Session, Shared, Side};
+use crate::session::peer::PeerHandle;
+use crate::session::{Config, Live, SessionMachine, SharedSession, Side};
 
-fn client() -> (Shared, Peer) {
+fn client() -> (SharedSession, PeerHandle) {
     let config = Config {
         partial_failure: true,
         ..Config::default()
     };
-    let shared = Shared::new(Session::new(Side::Client, config, T0));
-    (shared.clone(), Peer::new(shared, None))
+    let shared = SharedSession::new(SessionMachine::new(Side::Client, config, T0));
+    (shared.clone(), PeerHandle::new(shared, None))
 }
 
-fn said(shared: &Shared) -> Vec<Fragment> {
+fn sent_fragments(shared: &SharedSession) -> Vec<Fragment> {
     shared.with(|live| sent(live.machine()))
 }
 
@@ -42,7 +42,7 @@ fn ev_931_a_writer_that_is_dropped_ends_its_node_as_cancelled() {
     let mut begun = peer.write().unwrap();
     begun.try_write(&text, data()).unwrap();
     drop(begun);
-    let ends: Vec<Option<Reason>> = said(&shared).iter().map(end).collect();
+    let ends: Vec<Option<Reason>> = sent_fragments(&shared).iter().map(end).collect();
     assert_eq!(
         ends,
         [Some(Reason::Cancelled), None, Some(Reason::Cancelled)],
@@ -52,10 +52,14 @@ fn ev_931_a_writer_that_is_dropped_ends_its_node_as_cancelled() {
     ended.try_write(&text, data()).unwrap();
     let node = ended.end(&text).unwrap();
     drop(node);
-    assert!(said(&shared).iter().all(|fragment| end(fragment).is_none()));
+    assert!(
+        sent_fragments(&shared)
+            .iter()
+            .all(|fragment| end(fragment).is_none())
+    );
     let failed = peer.write().unwrap();
     failed.fail(Status::new(Reason::BadText, ""));
-    assert_eq!(end(&said(&shared)[0]), Some(Reason::BadText));
+    assert_eq!(end(&sent_fragments(&shared)[0]), Some(Reason::BadText));
     // A session that is over takes no end.
     let late = peer.write().unwrap();
     shared.with(|live| live.machine().abort(status()));

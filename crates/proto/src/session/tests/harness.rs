@@ -5,10 +5,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::evergreen::{
-    Action, Chunk, Fragment, Id, Limits, Message, Metadata, MetadataMode, Param, Payload, Reason,
-    Status,
+    Action, Chunk, Fragment, Metadata, MetadataMode, NodeId, Param, Payload, Reason, SessionLimits,
+    Status, WireMessage,
 };
-use crate::session::{ActionKey, Config, CursorId, NodeKey, Output, Read, Session, Side, Start};
+use crate::session::{
+    ActionKey, ActionStart, Config, CursorId, CursorRead, NodeKey, SessionMachine, SessionOutput,
+    Side,
+};
 use crate::time::Time;
 
 pub(crate) const T0: Time = Time::ZERO;
@@ -39,7 +42,7 @@ pub(crate) fn chunk(
 ) -> Fragment {
     let payload = data.map(|data| Payload::Data(Bytes::copy_from_slice(data.as_bytes())));
     Fragment {
-        id: Id::from(id),
+        id: NodeId::from(id),
         seq,
         chunk: Some(Chunk { metadata, payload }),
         ..Fragment::default()
@@ -48,9 +51,9 @@ pub(crate) fn chunk(
 
 /// The last fragment of a tree.
 pub(crate) fn tree(id: &str, seq: i32, children: &[&str]) -> Fragment {
-    let children = children.iter().map(|&child| Id::from(child)).collect();
+    let children = children.iter().map(|&child| NodeId::from(child)).collect();
     Fragment {
-        id: Id::from(id),
+        id: NodeId::from(id),
         seq,
         last: true,
         children,
@@ -69,7 +72,7 @@ pub(crate) fn branch(id: &str, seq: i32, children: &[&str]) -> Fragment {
 /// A fragment that adds nothing (EV-210).
 pub(crate) fn empty(id: &str, seq: i32, last: bool) -> Fragment {
     Fragment {
-        id: Id::from(id),
+        id: NodeId::from(id),
         seq,
         last,
         ..Fragment::default()
@@ -96,46 +99,46 @@ pub(crate) fn action(name: &str, inputs: &str, outputs: &str) -> Action {
     }
 }
 
-pub(crate) fn fragments(list: impl IntoIterator<Item = Fragment>) -> Message {
-    Message {
+pub(crate) fn fragments(list: impl IntoIterator<Item = Fragment>) -> WireMessage {
+    WireMessage {
         fragments: list.into_iter().collect(),
-        ..Message::default()
+        ..WireMessage::default()
     }
 }
 
-pub(crate) fn actions(list: impl IntoIterator<Item = Action>) -> Message {
-    Message {
+pub(crate) fn actions(list: impl IntoIterator<Item = Action>) -> WireMessage {
+    WireMessage {
         actions: list.into_iter().collect(),
-        ..Message::default()
+        ..WireMessage::default()
     }
 }
 
 /// A server session with everything at its default.
-pub(crate) fn server() -> Session {
+pub(crate) fn server() -> SessionMachine {
     server_with(|_, _| {})
 }
 
 /// A server session with changed limits or configuration.
-pub(crate) fn server_with(change: impl FnOnce(&mut Config, &mut Limits)) -> Session {
+pub(crate) fn server_with(change: impl FnOnce(&mut Config, &mut SessionLimits)) -> SessionMachine {
     let (mut config, mut limits) = (
         Config {
             entropy: 7,
             ..Config::default()
         },
-        Limits::default(),
+        SessionLimits::default(),
     );
     change(&mut config, &mut limits);
     config.limits = Arc::new(limits);
-    Session::new(Side::Server, config, T0)
+    SessionMachine::new(Side::Server, config, T0)
 }
 
-pub(crate) fn mode(mode: MetadataMode) -> Session {
+pub(crate) fn mode(mode: MetadataMode) -> SessionMachine {
     server_with(|config, _| config.metadata = mode)
 }
 
 /// Handles one fragment per message; the reason of the first abort, if any.
 pub(crate) fn feed(
-    session: &mut Session,
+    session: &mut SessionMachine,
     list: impl IntoIterator<Item = Fragment>,
 ) -> Result<(), Reason> {
     for fragment in list {
@@ -147,7 +150,7 @@ pub(crate) fn feed(
 }
 
 /// Handles one action; the reason of the abort, if any.
-pub(crate) fn act(session: &mut Session, one: Action) -> Result<(), Reason> {
+pub(crate) fn act(session: &mut SessionMachine, one: Action) -> Result<(), Reason> {
     session
         .handle(actions([one]), T0)
         .map_err(|status| reason(&status))
@@ -158,30 +161,30 @@ pub(crate) fn reason(status: &Status) -> Reason {
 }
 
 /// Everything that the machine asks for now.
-pub(crate) fn outputs(session: &mut Session) -> Vec<Output> {
+pub(crate) fn outputs(session: &mut SessionMachine) -> Vec<SessionOutput> {
     std::iter::from_fn(|| session.poll()).collect()
 }
 
 /// The actions that are to be started now.
-pub(crate) fn starts(session: &mut Session) -> Vec<Start> {
+pub(crate) fn starts(session: &mut SessionMachine) -> Vec<ActionStart> {
     let started = outputs(session)
         .into_iter()
         .filter_map(|output| match output {
-            Output::Start(start) => Some(*start),
+            SessionOutput::Start(start) => Some(*start),
             _ => None,
         });
     started.collect()
 }
 
 /// The one action that is to be started now.
-pub(crate) fn start(session: &mut Session) -> Start {
+pub(crate) fn start(session: &mut SessionMachine) -> ActionStart {
     let mut all = starts(session);
     assert_eq!(all.len(), 1, "one action starts");
     all.remove(0)
 }
 
 /// Everything that would be sent now, in order.
-pub(crate) fn sent(session: &mut Session) -> Vec<Fragment> {
+pub(crate) fn sent(session: &mut SessionMachine) -> Vec<Fragment> {
     std::iter::from_fn(|| session.next_message(T0))
         .flat_map(|message| message.fragments)
         .collect()
@@ -214,10 +217,10 @@ pub(crate) enum Stop {
 }
 
 /// Reads on until the cursor stops, adding to `items`.
-pub(crate) fn drain(session: &mut Session, cursor: CursorId, items: &mut Vec<Item>) -> Stop {
+pub(crate) fn drain(session: &mut SessionMachine, cursor: CursorId, items: &mut Vec<Item>) -> Stop {
     loop {
         match session.read(cursor) {
-            Read::Piece(piece) => {
+            CursorRead::Piece(piece) => {
                 if piece.first {
                     assert_eq!(piece.item as usize, items.len(), "items are counted");
                     items.push(item(&piece.metadata.mimetype, &piece.metadata.role, ""));
@@ -225,23 +228,25 @@ pub(crate) fn drain(session: &mut Session, cursor: CursorId, items: &mut Vec<Ite
                 let last = items.last_mut().expect("an item has begun");
                 last.data.extend_from_slice(&piece.data);
             }
-            Read::Reference(reference) => return Stop::At(reference.content.uri().to_owned()),
-            Read::Pending => return Stop::Pending,
-            Read::Busy => session.begin_turn(),
-            Read::End => return Stop::End,
-            Read::Failed(status) => return Stop::Failed(reason(&status)),
+            CursorRead::Reference(reference) => {
+                return Stop::At(reference.content.uri().to_owned());
+            }
+            CursorRead::Pending => return Stop::Pending,
+            CursorRead::Busy => session.begin_turn(),
+            CursorRead::End => return Stop::End,
+            CursorRead::Failed(status) => return Stop::Failed(reason(&status)),
         }
     }
 }
 
 /// The content of a node as far as it can be read now.
-pub(crate) fn content(session: &mut Session, id: &str) -> (Vec<Item>, Stop) {
+pub(crate) fn content(session: &mut SessionMachine, id: &str) -> (Vec<Item>, Stop) {
     let node = session.node(id).expect("a legal id");
     read_node(session, node, None)
 }
 
 pub(crate) fn read_node(
-    session: &mut Session,
+    session: &mut SessionMachine,
     node: NodeKey,
     reader: Option<ActionKey>,
 ) -> (Vec<Item>, Stop) {
@@ -253,7 +258,7 @@ pub(crate) fn read_node(
 }
 
 /// The texts of a complete node's items.
-pub(crate) fn texts(session: &mut Session, id: &str) -> Vec<String> {
+pub(crate) fn texts(session: &mut SessionMachine, id: &str) -> Vec<String> {
     let (items, stop) = content(session, id);
     assert_eq!(stop, Stop::End, "{id} is complete");
     items

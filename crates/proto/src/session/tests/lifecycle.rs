@@ -4,15 +4,17 @@ use std::sync::Arc;
 
 use super::harness::*;
 use crate::code::Code;
-use crate::evergreen::{Fragment, Manners, Message, MetadataMode, Reason, Status};
-use crate::session::{CancelledBy, Config, CursorId, Output, Read, Session, Side, Start};
+use crate::evergreen::{DialectCapabilities, Fragment, MetadataMode, Reason, Status, WireMessage};
+use crate::session::{
+    ActionStart, CancelledBy, Config, CursorId, CursorRead, SessionMachine, SessionOutput, Side,
+};
 use crate::time::Time;
 
-fn closed(session: &mut Session) -> Option<Option<Arc<Status>>> {
+fn closed(session: &mut SessionMachine) -> Option<Option<Arc<Status>>> {
     outputs(session)
         .into_iter()
         .find_map(|output| match output {
-            Output::Close(status) => Some(status),
+            SessionOutput::Close(status) => Some(status),
             _ => None,
         })
 }
@@ -20,7 +22,7 @@ fn closed(session: &mut Session) -> Option<Option<Arc<Status>>> {
 #[test]
 fn ev_101_ev_106_one_machine_is_one_session_and_either_side_may_abort_it() {
     for side in [Side::Client, Side::Server] {
-        let mut session = Session::new(side, Config::default(), T0);
+        let mut session = SessionMachine::new(side, Config::default(), T0);
         feed(&mut session, [leaf("p", 0, "x")]).unwrap();
         session.abort(Status::new(Reason::Cancelled, "enough"));
         let status = closed(&mut session).unwrap().unwrap();
@@ -51,10 +53,10 @@ fn ev_102_order_inside_a_message_means_nothing_and_an_empty_one_is_legal() {
     for order in orders(&list) {
         for actions in orders(&calls) {
             let mut session = server();
-            session.handle(Message::default(), T0).unwrap();
+            session.handle(WireMessage::default(), T0).unwrap();
             session
                 .handle(
-                    Message {
+                    WireMessage {
                         fragments: order.clone().into(),
                         actions,
                         wire_bytes: 0,
@@ -107,7 +109,7 @@ fn ev_107_a_failing_action_aborts_the_session_and_all_others() {
         .write(all[1].outputs[0].1, &text, "not sent".into())
         .unwrap();
     let cursor = session.open(all[1].inputs[0].1, Some(all[1].action));
-    assert!(matches!(session.read(cursor), Read::Pending));
+    assert!(matches!(session.read(cursor), CursorRead::Pending));
     session.fail(all[0].action, Status::new(Reason::BadConfig, "no"));
     let status = closed(&mut session).unwrap().unwrap();
     assert_eq!(
@@ -118,7 +120,7 @@ fn ev_107_a_failing_action_aborts_the_session_and_all_others() {
         session.next_message(T0).is_none(),
         "queued output is dropped"
     );
-    assert!(matches!(session.read(cursor), Read::Failed(found) if found == status));
+    assert!(matches!(session.read(cursor), CursorRead::Failed(found) if found == status));
     // The first abort wins.
     session.fail(all[1].action, Status::new(Reason::Function, "late"));
     assert!(outputs(&mut session).is_empty());
@@ -152,7 +154,7 @@ fn ev_109_after_half_close_running_actions_go_on_and_then_the_session_ends_well(
 }
 
 /// Runs `message`, opens each action's inputs, and says that all wait.
-fn parked(session: &mut Session, message: Message) -> Vec<(Start, Vec<CursorId>)> {
+fn parked(session: &mut SessionMachine, message: WireMessage) -> Vec<(ActionStart, Vec<CursorId>)> {
     session.handle(message, T0).unwrap();
     let mut all = Vec::new();
     for start in starts(session) {
@@ -181,7 +183,7 @@ fn ev_110_what_can_no_longer_come_fails_its_reader_and_is_named() {
     ] {
         for parks_first in [true, false] {
             let mut session = server();
-            let message = Message {
+            let message = WireMessage {
                 fragments: list.clone().into(),
                 actions: vec![action("f", "in=p", "out=o")],
                 wire_bytes: 0,
@@ -196,7 +198,7 @@ fn ev_110_what_can_no_longer_come_fails_its_reader_and_is_named() {
             let events = outputs(&mut session);
             let cursor = if let Some((_, cursors)) = all.first() {
                 assert!(
-                    matches!(events[..], [Output::Ready(id)] if id == cursors[0]),
+                    matches!(events[..], [SessionOutput::Ready(id)] if id == cursors[0]),
                     "{events:?}"
                 );
                 cursors[0]
@@ -207,11 +209,11 @@ fn ev_110_what_can_no_longer_come_fails_its_reader_and_is_named() {
             let mut items = Vec::new();
             let read = loop {
                 match session.read(cursor) {
-                    Read::Piece(piece) => items.push(piece),
+                    CursorRead::Piece(piece) => items.push(piece),
                     other => break other,
                 }
             };
-            let Read::Failed(status) = read else {
+            let CursorRead::Failed(status) = read else {
                 panic!("{missing}: {read:?}")
             };
             assert_eq!(
@@ -241,7 +243,7 @@ fn ev_110_at_most_16_missing_items_are_named_and_unread_ones_are_no_error() {
         Stop::End
     );
     let cursor = session.open(start.inputs[1].1, Some(start.action));
-    let Read::Failed(status) = session.read(cursor) else {
+    let CursorRead::Failed(status) = session.read(cursor) else {
         panic!("it can never come")
     };
     assert_eq!(
@@ -254,9 +256,9 @@ fn ev_110_at_most_16_missing_items_are_named_and_unread_ones_are_no_error() {
 
 #[test]
 fn ev_110_actions_that_wait_for_one_another_are_ended() {
-    let ring = || actions([action("f", "in=b", "out=a"), action("g", "in=a", "out=b")]);
+    let replay = || actions([action("f", "in=b", "out=a"), action("g", "in=a", "out=b")]);
     let mut session = server();
-    let all = parked(&mut session, ring());
+    let all = parked(&mut session, replay());
     assert!(
         outputs(&mut session).is_empty(),
         "before half-close the client could still cancel"
@@ -264,23 +266,23 @@ fn ev_110_actions_that_wait_for_one_another_are_ended() {
     session.end_of_input(T0);
     for (_, cursors) in &all {
         assert!(
-            matches!(session.read(cursors[0]), Read::Failed(status) if reason(&status) == Reason::Deadlock)
+            matches!(session.read(cursors[0]), CursorRead::Failed(status) if reason(&status) == Reason::Deadlock)
         );
     }
 
     // An action that does something else as well may still break the ring; only when it waits too, nobody can.
     let mut session = server();
-    let all = parked(&mut session, ring());
+    let all = parked(&mut session, replay());
     session.waiting(all[0].0.action, false);
     session.end_of_input(T0);
     assert!(
         all.iter()
-            .all(|(_, cursors)| matches!(session.read(cursors[0]), Read::Pending))
+            .all(|(_, cursors)| matches!(session.read(cursors[0]), CursorRead::Pending))
     );
     session.waiting(all[0].0.action, true);
     assert!(
         all.iter()
-            .all(|(_, cursors)| matches!(session.read(cursors[0]), Read::Failed(_)))
+            .all(|(_, cursors)| matches!(session.read(cursors[0]), CursorRead::Failed(_)))
     );
 }
 
@@ -299,7 +301,7 @@ fn ev_110_whoever_waits_for_the_living_is_not_stuck() {
     assert!(
         all[..2]
             .iter()
-            .all(|(_, cursors)| matches!(session.read(cursors[0]), Read::Pending))
+            .all(|(_, cursors)| matches!(session.read(cursors[0]), CursorRead::Pending))
     );
     let text = of("text/plain", "").unwrap();
     session
@@ -314,10 +316,10 @@ fn ev_110_whoever_waits_for_the_living_is_not_stuck() {
 fn ev_111_the_idle_limit_counts_neither_messages_nor_running_actions() {
     let half_hour = 30 * 60 * 1_000;
     let at = Time::from_millis;
-    let idle_at = |session: &mut Session, now: u64| session.wake_at(at(now));
+    let idle_at = |session: &mut SessionMachine, now: u64| session.wake_at(at(now));
     let mut session = server();
     assert_eq!(idle_at(&mut session, 0), Some(at(half_hour)));
-    session.handle(Message::default(), at(1_000)).unwrap();
+    session.handle(WireMessage::default(), at(1_000)).unwrap();
     assert_eq!(idle_at(&mut session, 1_000), Some(at(half_hour + 1_000)));
     session
         .handle(actions([action("f", "in=p", "out=o")]), at(2_000))
@@ -328,7 +330,7 @@ fn ev_111_the_idle_limit_counts_neither_messages_nor_running_actions() {
     assert!(session.aborted().is_none());
     // Waiting for what nobody sends is not running.
     let cursor = session.open(start.inputs[0].1, Some(start.action));
-    assert!(matches!(session.read(cursor), Read::Pending));
+    assert!(matches!(session.read(cursor), CursorRead::Pending));
     session.waiting(start.action, true);
     let now = half_hour * 5 + 10;
     assert_eq!(idle_at(&mut session, now), Some(at(now + half_hour)));
@@ -385,7 +387,7 @@ fn ev_950_deadlines_bound_the_session_and_an_action() {
     assert_eq!(session.wake_at(at(50)), Some(at(150)));
     session.tick(at(150));
     let events = outputs(&mut session);
-    let late = |output: &Output| matches!(output, Output::Cancel { by: CancelledBy::Deadline, action } if *action == all[0].action);
+    let late = |output: &SessionOutput| matches!(output, SessionOutput::Cancel { by: CancelledBy::Deadline, action } if *action == all[0].action);
     assert!(events.iter().any(late), "{events:?}");
     assert_eq!(content(&mut session, "o").1, Stop::Failed(Reason::Deadline));
     assert!(
@@ -397,16 +399,16 @@ fn ev_950_deadlines_bound_the_session_and_an_action() {
 /// EV-972
 #[test]
 fn ev_972_a_client_reads_with_the_same_limits_and_an_early_end_is_truncation() {
-    let mut client = Session::new(Side::Client, Config::default(), T0);
+    let mut client = SessionMachine::new(Side::Client, Config::default(), T0);
     let node = client.node("r").unwrap();
-    let call = crate::session::Call {
+    let call = crate::session::ActionRequest {
         name: "f".into(),
         outputs: vec![("out".into(), node)],
         ..Default::default()
     };
     client.call(call).unwrap();
     let cursor = client.open(node, None);
-    assert!(matches!(client.read(cursor), Read::Pending));
+    assert!(matches!(client.read(cursor), CursorRead::Pending));
     feed(&mut client, [more("r", 0, "half of an ")]).unwrap();
     let mut items = Vec::new();
     drain(&mut client, cursor, &mut items);
@@ -414,10 +416,13 @@ fn ev_972_a_client_reads_with_the_same_limits_and_an_early_end_is_truncation() {
     client.end_of_input(T0);
     let events = outputs(&mut client);
     assert!(
-        matches!(events[..], [Output::Ready(_), Output::Close(None)]),
+        matches!(
+            events[..],
+            [SessionOutput::Ready(_), SessionOutput::Close(None)]
+        ),
         "{events:?}"
     );
-    let Read::Failed(status) = client.read(cursor) else {
+    let CursorRead::Failed(status) = client.read(cursor) else {
         panic!("never a normal end")
     };
     assert_eq!(
@@ -430,7 +435,7 @@ fn ev_972_a_client_reads_with_the_same_limits_and_an_early_end_is_truncation() {
         "what has come can be read again"
     );
 
-    let mut client = Session::new(Side::Client, Config::default(), T0);
+    let mut client = SessionMachine::new(Side::Client, Config::default(), T0);
     assert_eq!(
         feed(&mut client, [leaf("p", 0, "a"), leaf("p", 1, "b")]),
         Err(Reason::SeqPastFinal),
@@ -455,13 +460,13 @@ fn ev_972_what_is_described_as_the_chunk_before_it_is_more_of_it_whenever_it_cam
     for order in orders(&list) {
         let config = Config {
             metadata: MetadataMode::PerChunk,
-            manners: Manners {
+            capabilities: DialectCapabilities {
                 joins: true,
-                ..Manners::default()
+                ..DialectCapabilities::default()
             },
             ..Config::default()
         };
-        let mut client = Session::new(Side::Client, config, T0);
+        let mut client = SessionMachine::new(Side::Client, config, T0);
         feed(&mut client, order).unwrap();
         let expect = vec![
             item("text/plain", "", "ab"),
@@ -471,8 +476,8 @@ fn ev_972_what_is_described_as_the_chunk_before_it_is_more_of_it_whenever_it_cam
         assert_eq!(content(&mut client, "p"), (expect, Stop::End));
         // What is not held does not count.
         let again = 2 * (128 + "text/html".len() as u64) + 1;
-        let held = 5 * 64 + 5 + "text/plain".len() as u64 + 1;
-        assert_eq!(client.retained_bytes(), held + again);
+        let retained = 5 * 64 + 5 + "text/plain".len() as u64 + 1;
+        assert_eq!(client.retained_bytes(), retained + again);
     }
 }
 
@@ -488,7 +493,7 @@ fn ev_204_two_different_fragments_with_one_seq_are_told_as_what_they_are() {
         assert_eq!(drain(&mut session, cursor, &mut items), Stop::Pending);
         session.end_of_input(T0);
         match session.read(cursor) {
-            Read::Failed(status) => status.message.clone(),
+            CursorRead::Failed(status) => status.message.clone(),
             other => panic!("{other:?}"),
         }
     };

@@ -3,15 +3,15 @@
 use prost_types::Any;
 
 use super::harness::*;
-use crate::evergreen::{Action, Fragment, Limits, Message, Param, Reason};
-use crate::session::Session;
+use crate::evergreen::{Action, Fragment, Param, Reason, SessionLimits, WireMessage};
+use crate::session::SessionMachine;
 
 /// What happens to a session with small limits, `at` the limit or past it.
 type Case = (
     &'static str,
     Reason,
-    fn(&mut Limits),
-    fn(&mut Session, usize) -> Result<(), Reason>,
+    fn(&mut SessionLimits),
+    fn(&mut SessionMachine, usize) -> Result<(), Reason>,
 );
 
 fn params(count: usize, of: &str) -> Vec<Param> {
@@ -30,9 +30,9 @@ const CASES: &[Case] = &[
         Reason::MessageTooLarge,
         |limits| limits.max_message_bytes = 5,
         |session, n| {
-            let message = Message {
+            let message = WireMessage {
                 wire_bytes: n,
-                ..Message::default()
+                ..WireMessage::default()
             };
             session
                 .handle(message, T0)
@@ -191,7 +191,7 @@ fn each_limit_is_kept_at_n_and_at_n_plus_1() {
 
 #[test]
 fn the_defaults_are_those_of_the_page() {
-    let limits = Limits::default();
+    let limits = SessionLimits::default();
     let numbers = [
         limits.max_message_bytes,
         limits.max_fragment_bytes,

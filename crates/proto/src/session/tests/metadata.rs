@@ -275,13 +275,13 @@ fn ev_408_metadata_is_kept_with_the_chunk_and_its_size_is_limited() {
     feed(&mut session, [last(chunk("p", 0, meta(3), Some("x")))]).unwrap();
     let node = session.node("p").unwrap();
     let cursor = session.open(node, None);
-    let crate::session::Read::Piece(piece) = session.read(cursor) else {
+    let crate::session::CursorRead::Piece(piece) = session.read(cursor) else {
         panic!("there is one")
     };
-    let kept = meta(3).unwrap();
+    let retained = meta(3).unwrap();
     assert_eq!(
         (piece.metadata.capture_time, &piece.metadata.experimental),
-        (kept.capture_time, &kept.experimental)
+        (retained.capture_time, &retained.experimental)
     );
     assert_eq!(&*piece.metadata.file_name, "cat.png");
 }

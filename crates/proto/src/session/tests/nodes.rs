@@ -287,7 +287,7 @@ fn ev_216_only_the_producer_writes_a_node_whichever_came_first() {
     feed(&mut session, [leaf("o", 0, "x")]).unwrap();
     assert_eq!(act(&mut session, call()), Err(Reason::NodeOwner));
     let mut session = server();
-    let both = crate::evergreen::Message {
+    let both = crate::evergreen::WireMessage {
         fragments: vec![leaf("o", 0, "x")].into(),
         actions: vec![call()],
         wire_bytes: 0,

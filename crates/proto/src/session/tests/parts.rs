@@ -3,17 +3,17 @@
 use std::ops::Range;
 
 use super::harness::*;
-use crate::evergreen::{Fragment, Limits, MetadataMode, Payload, Reason};
-use crate::session::{Config, Meant, Read, Retain, Session};
+use crate::evergreen::{Fragment, MetadataMode, Payload, Reason, SessionLimits};
+use crate::session::{Config, CursorRead, RetentionPolicy, SessionMachine, SliceOverlap};
 
 /// A session in which nodes are mixed.
-fn mixing() -> Session {
+fn mixing() -> SessionMachine {
     mixing_with(|_, _| {})
 }
 
-fn mixing_with(change: impl FnOnce(&mut Config, &mut Limits)) -> Session {
+fn mixing_with(change: impl FnOnce(&mut Config, &mut SessionLimits)) -> SessionMachine {
     server_with(|config, limits| {
-        config.manners.mixes = true;
+        config.capabilities.mixes = true;
         config.metadata = MetadataMode::PerChunk;
         change(config, limits);
     })
@@ -45,7 +45,7 @@ fn ev_740_a_node_of_chunks_and_children_reads_in_order_whatever_came_first() {
     ];
     for joins in [false, true] {
         for order in orders(&list) {
-            let mut session = mixing_with(|config, _| config.manners.joins = joins);
+            let mut session = mixing_with(|config, _| config.capabilities.joins = joins);
             feed(&mut session, order).unwrap();
             assert_eq!(texts(&mut session, "m"), ["one ", "0123456", "23", "two"]);
         }
@@ -60,7 +60,7 @@ fn ev_740_a_node_of_chunks_and_children_reads_in_order_whatever_came_first() {
 /// EV-304
 #[test]
 fn ev_740_a_part_is_counted_in_bytes_of_what_the_child_flattens_to() {
-    let nodes = |session: &mut Session| {
+    let nodes = |session: &mut SessionMachine| {
         let eot = chunk("eot", 0, of("x/end", ""), None);
         let eot = Fragment { last: true, ..eot };
         let list = [
@@ -161,7 +161,7 @@ fn ev_306_fragments_that_add_nothing_are_visits() {
 /// EV-741
 #[test]
 fn ev_740_what_was_listed_for_a_part_is_released_with_the_rest() {
-    let mut session = mixing_with(|config, _| config.retain = Retain::Unread);
+    let mut session = mixing_with(|config, _| config.retain = RetentionPolicy::Unread);
     let last = Fragment {
         last: true,
         ..part("m", 0, "a", 1..2)
@@ -192,8 +192,8 @@ fn ev_740_of_content_elsewhere_a_part_is_meant_as_well() {
     feed(&mut session, list).unwrap();
     let node = session.node("m").unwrap();
     let cursor = session.open(node, None);
-    assert!(matches!(session.read(cursor), Read::Reference(_)));
-    let meant = |range, more| Meant { range, more };
+    assert!(matches!(session.read(cursor), CursorRead::Reference(_)));
+    let meant = |range, more| SliceOverlap { range, more };
     assert_eq!(session.count_reference(cursor, 2), Ok(meant(0..0, true)));
     assert_eq!(session.count_reference(cursor, 4), Ok(meant(1..4, true)));
     assert_eq!(session.count_reference(cursor, 9), Ok(meant(0..2, false)));

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 
 use super::harness::*;
-use crate::evergreen::{Chunk, Fragment, Id, MetadataMode, Payload};
-use crate::session::Session;
+use crate::evergreen::{Chunk, Fragment, MetadataMode, NodeId, Payload};
+use crate::session::SessionMachine;
 
 /// A legal forest: leaves `l0..`, and trees `t0..` that list leaves and later trees only.
 #[derive(Clone, Debug)]
@@ -49,9 +49,9 @@ impl Forest {
             let name = |&child: &usize| {
                 let later = self.trees.len() - at - 1;
                 if child < later {
-                    Id::from(format!("t{}", at + 1 + child))
+                    NodeId::from(format!("t{}", at + 1 + child))
                 } else {
-                    Id::from(format!("l{}", child % self.leaves.len()))
+                    NodeId::from(format!("l{}", child % self.leaves.len()))
                 }
             };
             let lists: Vec<&[usize]> = if children.is_empty() {
@@ -73,7 +73,10 @@ impl Forest {
 }
 
 /// What every root flattens to.
-fn contents(session: &mut Session, roots: impl Iterator<Item = String>) -> Vec<(Vec<Item>, Stop)> {
+fn contents(
+    session: &mut SessionMachine,
+    roots: impl Iterator<Item = String>,
+) -> Vec<(Vec<Item>, Stop)> {
     roots.map(|root| content(session, &root)).collect()
 }
 
@@ -130,7 +133,7 @@ proptest! {
     #[test]
     fn ev_202_names_mean_nothing(forest in forest(), prefix in "[~/#.\u{0}-\u{7f}é]{0,20}") {
         let list = forest.fragments(3);
-        let rename = |id: &Id| Id::from(format!("{prefix}{}", id.chars().rev().collect::<String>()));
+        let rename = |id: &NodeId| NodeId::from(format!("{prefix}{}", id.chars().rev().collect::<String>()));
         let renamed = list.iter().map(|fragment| Fragment {
             id: rename(&fragment.id),
             children: fragment.children.iter().map(rename).collect(),
@@ -140,7 +143,7 @@ proptest! {
         feed(&mut strange, renamed).unwrap();
         feed(&mut plain, list.clone()).unwrap();
         let roots: Vec<String> = forest.roots().collect();
-        let strange_roots: Vec<String> = roots.iter().map(|root| rename(&Id::from(root.as_str())).to_string()).collect();
+        let strange_roots: Vec<String> = roots.iter().map(|root| rename(&NodeId::from(root.as_str())).to_string()).collect();
         prop_assert_eq!(
             contents(&mut plain, roots.into_iter()),
             contents(&mut strange, strange_roots.into_iter())
@@ -149,9 +152,9 @@ proptest! {
 
     /// EV-201, EV-203, EV-209, EV-401
     #[test]
-    fn ev_206_one_fault_gives_one_reason_in_every_order(forest in forest(), fault in 0usize..6, seed: u64) {
+    fn ev_206_one_fault_gives_one_reason_in_every_order(forest in forest(), kind in 0usize..6, seed: u64) {
         let mut list = forest.fragments(2);
-        let bad = match fault {
+        let bad = match kind {
             0 => leaf("", 0, "x"),
             1 => leaf("l0", -1, "x"),
             2 => empty("l0", 1_000, false),
@@ -176,7 +179,7 @@ proptest! {
             limits.outbound_queue_bytes = room;
             limits.coalesce_bytes = 2_000;
         });
-        let mut client = Session::new(crate::session::Side::Client, crate::session::Config::default(), T0);
+        let mut client = SessionMachine::new(crate::session::Side::Client, crate::session::Config::default(), T0);
         act(&mut server, action("f", "", "a=n0 b=n1 c=n2 d=n3")).unwrap();
         let start = start(&mut server);
         let text = of("text/plain", "").unwrap();

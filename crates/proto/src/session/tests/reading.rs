@@ -2,7 +2,7 @@
 
 use super::harness::*;
 use crate::evergreen::{Fragment, Reason};
-use crate::session::{Output, Read};
+use crate::session::{CursorRead, SessionOutput};
 
 #[test]
 fn ev_301_content_is_leaves_depth_first_left_to_right() {
@@ -54,7 +54,7 @@ fn ev_302_cursors_are_independent_and_late_ones_see_all() {
     assert_eq!(drain(&mut session, late, &mut seen_late), Stop::End);
     assert_eq!(seen_early, seen_late);
     assert!(
-        matches!(session.read(early), Read::End),
+        matches!(session.read(early), CursorRead::End),
         "the end stays the end"
     );
 }
@@ -79,7 +79,7 @@ fn ev_303_a_cursor_parks_at_the_first_missing_thing_and_wakes_for_it() {
         feed(&mut session, [fragment.clone()]).unwrap();
         let woken = outputs(&mut session)
             .iter()
-            .any(|output| matches!(output, Output::Ready(id) if *id == cursor));
+            .any(|output| matches!(output, SessionOutput::Ready(id) if *id == cursor));
         assert_eq!(woken, wakes, "{fragment:?}");
         drain(&mut session, cursor, &mut items);
         let texts: Vec<&str> = items
@@ -88,7 +88,7 @@ fn ev_303_a_cursor_parks_at_the_first_missing_thing_and_wakes_for_it() {
             .collect();
         assert_eq!(texts.join("|"), readable, "{fragment:?}");
     }
-    assert!(matches!(session.read(cursor), Read::End));
+    assert!(matches!(session.read(cursor), CursorRead::End));
 }
 
 /// EV-211
@@ -109,7 +109,7 @@ fn ev_304_leaves_do_not_merge_and_fragments_do() {
 }
 
 /// A chain `n0 -> n1 -> ... -> n(len-1)`, the last one a leaf.
-fn chain(session: &mut crate::session::Session, len: usize, up: bool) {
+fn chain(session: &mut crate::session::SessionMachine, len: usize, up: bool) {
     let link = |at: usize| {
         if at + 1 == len {
             leaf(&format!("n{at}"), 0, "end")
@@ -169,7 +169,7 @@ fn ev_305_a_chain_of_a_million_nodes_is_read_and_freed_without_recursion() {
 }
 
 /// `levels` trees that list the next one twice, over `bottom`.
-pub(super) fn bomb(session: &mut crate::session::Session, levels: usize, bottom: Fragment) {
+pub(super) fn bomb(session: &mut crate::session::SessionMachine, levels: usize, bottom: Fragment) {
     for level in 0..levels {
         let below = if level + 1 == levels {
             "bottom".to_owned()
@@ -248,7 +248,7 @@ fn ev_307_an_output_is_read_while_it_is_produced_even_if_mentioned_before_its_ac
         assert!(
             outputs(&mut session)
                 .iter()
-                .any(|output| matches!(output, Output::Ready(id) if *id == cursor))
+                .any(|output| matches!(output, SessionOutput::Ready(id) if *id == cursor))
         );
         assert_eq!(
             drain(&mut session, cursor, &mut items),
@@ -270,7 +270,7 @@ fn ev_307_an_output_is_read_while_it_is_produced_even_if_mentioned_before_its_ac
 #[test]
 fn ev_307_a_whole_plan_is_one_message() {
     let mut session = server();
-    let plan = crate::evergreen::Message {
+    let plan = crate::evergreen::WireMessage {
         fragments: vec![leaf("p", 0, "x")].into(),
         actions: vec![
             action("c", "in=o2", "out=o3"),

@@ -6,13 +6,13 @@ use bytestring::ByteString;
 
 use super::harness::*;
 use crate::evergreen::{Chunk, Fragment, Payload, Reason, Status};
-use crate::session::{Config, CursorId, Read, Retain, Session};
+use crate::session::{Config, CursorId, CursorRead, RetentionPolicy, SessionMachine};
 
-fn following() -> Session {
+fn following() -> SessionMachine {
     server_with(follow)
 }
 
-fn follow(config: &mut Config, _: &mut crate::evergreen::Limits) {
+fn follow(config: &mut Config, _: &mut crate::evergreen::SessionLimits) {
     config.references = true;
 }
 
@@ -28,21 +28,21 @@ fn refers(id: &str, seq: i32, mimetype: &str, uri: &str, last: bool) -> Fragment
     }
 }
 
-fn open(session: &mut Session, id: &str) -> CursorId {
+fn open(session: &mut SessionMachine, id: &str) -> CursorId {
     let node = session.node(id).unwrap();
     session.open(node, None)
 }
 
-fn at(session: &mut Session, cursor: CursorId) -> (u32, bool, String) {
+fn at(session: &mut SessionMachine, cursor: CursorId) -> (u32, bool, String) {
     match session.read(cursor) {
-        Read::Reference(found) => (found.item, found.first, found.content.uri().to_owned()),
+        CursorRead::Reference(found) => (found.item, found.first, found.content.uri().to_owned()),
         other => panic!("{other:?}"),
     }
 }
 
-fn piece(session: &mut Session, cursor: CursorId) -> (u32, bool, String) {
+fn piece(session: &mut SessionMachine, cursor: CursorId) -> (u32, bool, String) {
     match session.read(cursor) {
-        Read::Piece(found) => {
+        CursorRead::Piece(found) => {
             let text = String::from_utf8(found.data.to_vec()).unwrap();
             (found.item, found.first, text)
         }
@@ -73,9 +73,9 @@ fn ev_410_a_reader_stands_at_a_reference_until_its_content_was_read() {
     session.end_reference(cursor);
     assert_eq!(at(&mut session, cursor), (1, true, "s3://b/4".into()));
     session.end_reference(cursor);
-    assert!(matches!(session.read(cursor), Read::End));
+    assert!(matches!(session.read(cursor), CursorRead::End));
     session.end_reference(cursor);
-    assert!(matches!(session.read(cursor), Read::End));
+    assert!(matches!(session.read(cursor), CursorRead::End));
 }
 
 #[test]
@@ -88,21 +88,21 @@ fn ev_410_the_error_is_the_readers_and_says_which_reference_it_was() {
     .unwrap();
     let (one, other) = (open(&mut session, "a"), open(&mut session, "a"));
     at(&mut session, one);
-    let refusal = Status::new(Reason::RefNotFound, "there is no such file");
-    let status = session.fail_reference(one, &refusal);
+    let rejection = Status::new(Reason::RefNotFound, "there is no such file");
+    let status = session.fail_reference(one, &rejection);
     assert_eq!(
         (status.detail("node"), status.detail("seq")),
         (Some("a"), Some("0"))
     );
     let read = session.read(one);
-    assert!(matches!(read, Read::Failed(again) if Arc::ptr_eq(&again, &status)));
+    assert!(matches!(read, CursorRead::Failed(again) if Arc::ptr_eq(&again, &status)));
     assert_eq!(at(&mut session, other).2, "file:///1");
     assert!(session.aborted().is_none());
 }
 
 #[test]
 fn ev_410_what_was_fetched_is_shared_by_readers_and_goes_with_the_fragment() {
-    for retain in [Retain::Session, Retain::Unread] {
+    for retain in [RetentionPolicy::Session, RetentionPolicy::Unread] {
         let mut session = server_with(|config, _| {
             config.references = true;
             config.retain = retain;
@@ -113,19 +113,19 @@ fn ev_410_what_was_fetched_is_shared_by_readers_and_goes_with_the_fragment() {
         )
         .unwrap();
         let (one, other) = (open(&mut session, "a"), open(&mut session, "a"));
-        let fetched = |session: &mut Session, cursor| match session.read(cursor) {
-            Read::Reference(found) => Arc::downgrade(&found.content.keep(|| 7_u8)),
+        let fetched = |session: &mut SessionMachine, cursor| match session.read(cursor) {
+            CursorRead::Reference(found) => Arc::downgrade(&found.content.keep(|| 7_u8)),
             other => panic!("{other:?}"),
         };
-        let kept = fetched(&mut session, one);
-        assert!(kept.ptr_eq(&fetched(&mut session, other)));
+        let retained = fetched(&mut session, one);
+        assert!(retained.ptr_eq(&fetched(&mut session, other)));
         session.end_reference(one);
-        assert!(kept.upgrade().is_some(), "the other reads it still");
+        assert!(retained.upgrade().is_some(), "the other reads it still");
         session.end_reference(other);
-        let released = retain == Retain::Unread;
-        assert_eq!(kept.upgrade().is_none(), released);
+        let released = retain == RetentionPolicy::Unread;
+        assert_eq!(retained.upgrade().is_none(), released);
         session.abort(Status::new(Reason::Cancelled, "over"));
-        assert!(kept.upgrade().is_none());
+        assert!(retained.upgrade().is_none());
     }
 }
 
@@ -145,19 +145,19 @@ fn ev_306_content_elsewhere_counts_as_read() {
         let counted = session.count_reference(cursor, bytes - 3);
         assert_eq!(counted.is_err(), fails, "{bytes}");
         let failed = matches!(session.read(cursor),
-            Read::Failed(status) if reason(&status) == Reason::FlattenLimit);
+            CursorRead::Failed(status) if reason(&status) == Reason::FlattenLimit);
         assert_eq!(failed, fails);
     }
 }
 
 #[test]
 fn ev_801_a_uri_counts_against_the_quota() {
-    let held = |uri: &str| {
+    let retained = |uri: &str| {
         let mut session = following();
         feed(&mut session, [refers("a", 0, "text/plain", uri, true)]).unwrap();
         session.retained_bytes()
     };
-    assert_eq!(held("file:///12345") - held("file:///"), 5);
+    assert_eq!(retained("file:///12345") - retained("file:///"), 5);
 }
 
 #[test]

@@ -4,29 +4,33 @@ use bytes::Bytes;
 
 use super::harness::*;
 use crate::evergreen::{MetadataMode, Reason};
-use crate::session::{Read, Retain, Session, Start};
+use crate::session::{ActionStart, CursorRead, RetentionPolicy, SessionMachine};
 
-fn unread() -> Session {
-    server_with(|config, _| config.retain = Retain::Unread)
+fn unread() -> SessionMachine {
+    server_with(|config, _| config.retain = RetentionPolicy::Unread)
 }
 
 /// Copies what its input has to its output, as the function echo does; `true` at the end.
-fn echo(session: &mut Session, start: &Start, cursor: crate::session::CursorId) -> bool {
+fn echo(
+    session: &mut SessionMachine,
+    start: &ActionStart,
+    cursor: crate::session::CursorId,
+) -> bool {
     loop {
         match session.read(cursor) {
-            Read::Piece(piece) => {
+            CursorRead::Piece(piece) => {
                 let output = start.outputs[0].1;
                 session.write(output, &piece.metadata, piece.data).unwrap();
             }
-            Read::End => {
+            CursorRead::End => {
                 session.close(cursor);
                 session.finish(start.action);
                 return true;
             }
-            Read::Pending => return false,
-            Read::Busy => session.begin_turn(),
-            Read::Reference(_) => unreachable!("nothing refers elsewhere"),
-            Read::Failed(status) => panic!("{status:?}"),
+            CursorRead::Pending => return false,
+            CursorRead::Busy => session.begin_turn(),
+            CursorRead::Reference(_) => unreachable!("nothing refers elsewhere"),
+            CursorRead::Failed(status) => panic!("{status:?}"),
         }
     }
 }
@@ -35,7 +39,7 @@ fn echo(session: &mut Session, start: &Start, cursor: crate::session::CursorId) 
 #[test]
 fn ev_955_a_session_that_echoes_for_ever_holds_no_more_at_its_end_than_at_its_beginning() {
     let mut session = server_with(|config, limits| {
-        config.retain = Retain::Unread;
+        config.retain = RetentionPolicy::Unread;
         limits.retained_bytes = 10_000;
     });
     act(&mut session, action("echo", "text=in", "response=out")).unwrap();
@@ -114,7 +118,7 @@ fn ev_955_nothing_is_let_go_that_a_reader_has_still_to_pass() {
     let mut items = Vec::new();
     assert_eq!(drain(&mut session, fast, &mut items), Stop::Pending);
     assert_eq!(session.retained_bytes(), before);
-    assert!(matches!(session.read(slow), Read::Piece(_)));
+    assert!(matches!(session.read(slow), CursorRead::Piece(_)));
     assert_eq!(before - session.retained_bytes(), 64 + 3 + 10);
     session.close(slow);
     assert_eq!(session.retained_bytes(), 1, "the id");
@@ -179,7 +183,7 @@ fn ev_955_the_count_of_what_is_held_does_not_drift() {
         MetadataMode::PerChunk,
     ] {
         let mut session = server_with(|config, _| {
-            (config.retain, config.metadata) = (Retain::Unread, mode);
+            (config.retain, config.metadata) = (RetentionPolicy::Unread, mode);
         });
         let again = (mode != MetadataMode::Strict)
             .then(|| of("text/plain", ""))
@@ -200,8 +204,8 @@ fn ev_955_the_count_of_what_is_held_does_not_drift() {
 #[test]
 fn ev_955_children_listed_past_a_final_fragment_are_listed_no_more() {
     let mut session = server_with(|config, _| {
-        config.retain = Retain::Unread;
-        config.manners.lax_seq = true;
+        config.retain = RetentionPolicy::Unread;
+        config.capabilities.lax_seq = true;
     });
     feed(&mut session, [branch("t", 5, &["c"]), leaf("c", 0, "C")]).unwrap();
     assert_eq!(texts(&mut session, "c"), ["C"]);

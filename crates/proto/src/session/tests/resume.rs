@@ -6,9 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::harness::*;
-use crate::evergreen::{Dialect, Fragment, Limits, Message, Payload, Reason};
+use crate::evergreen::{Dialect, Fragment, Payload, Reason, SessionLimits, WireMessage};
 use crate::session::{
-    ActionKey, Call, Config, CursorId, NodeKey, Output, Read, Session, Side, Start,
+    ActionKey, ActionRequest, ActionStart, Config, CursorId, CursorRead, NodeKey, SessionMachine,
+    SessionOutput, Side,
 };
 use crate::time::Time;
 
@@ -16,11 +17,11 @@ fn config(entropy: u64) -> Config {
     Config {
         entropy,
         resume: true,
-        limits: std::sync::Arc::new(Limits {
+        limits: std::sync::Arc::new(SessionLimits {
             // Many small messages: many places to cut.
             coalesce_bytes: 150,
             outbound_queue_bytes: 700,
-            ..Limits::default()
+            ..SessionLimits::default()
         }),
         ..Config::default()
     }
@@ -28,12 +29,12 @@ fn config(entropy: u64) -> Config {
 
 /// A client, a server and what is on its way between them.
 struct Pair {
-    client: Session,
-    server: Session,
-    up: VecDeque<Message>,
-    down: VecDeque<Message>,
+    client: SessionMachine,
+    server: SessionMachine,
+    up: VecDeque<WireMessage>,
+    down: VecDeque<WireMessage>,
     /// Echoes that the server runs.
-    runs: Vec<(Start, CursorId, bool)>,
+    runs: Vec<(ActionStart, CursorId, bool)>,
     started: Vec<String>,
     /// A reader at the client that reads while it comes, and what it got.
     reader: Option<CursorId>,
@@ -46,8 +47,8 @@ struct Pair {
 impl Pair {
     fn new() -> Self {
         Self {
-            client: Session::new(Side::Client, config(1), T0),
-            server: Session::new(Side::Server, config(2), T0),
+            client: SessionMachine::new(Side::Client, config(1), T0),
+            server: SessionMachine::new(Side::Server, config(2), T0),
             up: VecDeque::new(),
             down: VecDeque::new(),
             runs: Vec::new(),
@@ -63,8 +64,8 @@ impl Pair {
     fn work(&mut self) {
         while let Some(output) = self.client.poll() {
             match output {
-                Output::HalfClose => self.half_close = true,
-                Output::Close(status) => assert!(status.is_none(), "{status:?}"),
+                SessionOutput::HalfClose => self.half_close = true,
+                SessionOutput::Close(status) => assert!(status.is_none(), "{status:?}"),
                 _ => {}
             }
         }
@@ -87,12 +88,12 @@ impl Pair {
     fn serve(&mut self) {
         while let Some(output) = self.server.poll() {
             match output {
-                Output::Start(start) => {
+                SessionOutput::Start(start) => {
                     self.started.push(start.name.to_string());
                     let cursor = self.server.open(start.inputs[0].1, Some(start.action));
                     self.runs.push((*start, cursor, false));
                 }
-                Output::Close(status) => {
+                SessionOutput::Close(status) => {
                     assert!(status.is_none(), "{status:?}");
                     self.over = true;
                 }
@@ -103,18 +104,18 @@ impl Pair {
         for (start, cursor, done) in &mut self.runs {
             while !*done && server.has_room() {
                 match server.read(*cursor) {
-                    Read::Piece(piece) => {
+                    CursorRead::Piece(piece) => {
                         let output = start.outputs[0].1;
                         server.write(output, &piece.metadata, piece.data).unwrap();
                     }
-                    Read::Pending => break,
-                    Read::Busy => server.begin_turn(),
-                    Read::End => {
+                    CursorRead::Pending => break,
+                    CursorRead::Busy => server.begin_turn(),
+                    CursorRead::End => {
                         server.finish(start.action);
                         *done = true;
                     }
-                    Read::Reference(_) => unreachable!("nothing refers elsewhere"),
-                    Read::Failed(status) => panic!("{status:?}"),
+                    CursorRead::Reference(_) => unreachable!("nothing refers elsewhere"),
+                    CursorRead::Failed(status) => panic!("{status:?}"),
                 }
             }
         }
@@ -187,13 +188,13 @@ impl Pair {
     }
 }
 
-fn call(client: &mut Session, input: NodeKey, output: &str) -> (ActionKey, NodeKey) {
+fn call(client: &mut SessionMachine, input: NodeKey, output: &str) -> (ActionKey, NodeKey) {
     let node = client.node(output).unwrap();
-    let call = Call {
+    let call = ActionRequest {
         name: format!("echo to {output}").into(),
         inputs: vec![("text".into(), input)],
         outputs: vec![("response".into(), node)],
-        ..Call::default()
+        ..ActionRequest::default()
     };
     (client.call(call).unwrap(), node)
 }
@@ -311,7 +312,7 @@ fn ev_940_a_session_waits_for_its_connection_as_long_as_it_is_allowed_to() {
     act(&mut server, action("RESUME", "have=h", "have=mine")).unwrap();
     let sent = sent(&mut server);
     assert_eq!(&*sent[0].id, "mine", "what the client waits for goes first");
-    let texts = said(&sent, "mine");
+    let texts = text_sent_to(&sent, "mine");
     assert_eq!(
         texts, "{\"nodes\":{\"h\":1},\"actions\":1}",
         "RESUME itself is not counted"
@@ -398,7 +399,7 @@ fn ev_942_what_is_no_have_is_refused_and_resume_is_for_who_comes_back() {
 }
 
 /// The text of a leaf among what was sent.
-fn said(sent: &[Fragment], id: &str) -> String {
+fn text_sent_to(sent: &[Fragment], id: &str) -> String {
     let chunks = sent.iter().filter(|fragment| &*fragment.id == id);
     let payloads = chunks.filter_map(|fragment| fragment.chunk.as_ref()?.payload.as_ref());
     payloads
@@ -442,7 +443,7 @@ fn ev_942_coming_back_costs_nothing_once_it_is_done() {
             pair.cut(0);
         }
         calm(&mut pair);
-        let cost = |side: &Session| (side.retained_bytes(), side.store.live());
+        let cost = |side: &SessionMachine| (side.retained_bytes(), side.store.live());
         costs.push((cost(&pair.client), cost(&pair.server)));
     }
     assert!(costs.windows(2).all(|pair| pair[0] == pair[1]), "{costs:?}");
@@ -480,7 +481,7 @@ fn ev_942_one_resume_at_a_time_whose_text_is_counted_and_bounded() {
     );
     feed(&mut server, [leaf("h", 1, "\"}")]).unwrap();
     assert!(outputs(&mut server).is_empty());
-    assert!(!said(&sent(&mut server), "m").is_empty());
+    assert!(!text_sent_to(&sent(&mut server), "m").is_empty());
     assert_eq!(server.retained_bytes(), 0, "all of it is given back");
     // More nodes than there can be.
     for (entries, accepted) in [(3, true), (4, false)] {
@@ -499,9 +500,9 @@ fn ev_942_one_resume_at_a_time_whose_text_is_counted_and_bounded() {
 }
 
 /// A server with a tree of three leaves on its way, and what a client that has taken so many messages has of it.
-fn leaves_under_way(taken: usize, dialect: Dialect) -> (Session, Vec<(String, i32)>) {
+fn leaves_under_way(taken: usize, dialect: Dialect) -> (SessionMachine, Vec<(String, i32)>) {
     let mut server = server_with(|config, limits| {
-        (config.resume, config.manners) = (true, dialect.manners());
+        (config.resume, config.capabilities) = (true, dialect.capabilities());
         limits.coalesce_bytes = 1;
     });
     act(&mut server, action("f", "", "o=o")).unwrap();
@@ -544,7 +545,7 @@ fn ev_942_leaves_take_their_turns_after_a_resume_and_what_waits_is_counted_once(
         for after in [Dialect::Protobuf, Dialect::Json] {
             for taken in 0..9 {
                 let (mut server, has) = leaves_under_way(taken, before);
-                server.speak(after.manners());
+                server.set_capabilities(after.capabilities());
                 server.returned(T0);
                 let mut next = std::collections::BTreeMap::new();
                 for (id, seq) in &has {
@@ -599,7 +600,7 @@ fn ev_911_dropped_nodes_are_kept_until_a_resumed_client_has_them() {
     act(&mut server, action("DROP", "node=a node.1=b", "")).unwrap();
     let first = server.next_message(T0).unwrap();
     assert_eq!(first.fragments.len(), 1, "one of the two is out");
-    let resume = |server: &mut Session, have: &str, id: &str| {
+    let resume = |server: &mut SessionMachine, have: &str, id: &str| {
         server.lost(T0);
         server.returned(T0);
         feed(server, [leaf(id, 0, have)]).unwrap();
@@ -629,18 +630,18 @@ fn ev_911_dropped_nodes_are_kept_until_a_resumed_client_has_them() {
 /// EV-801
 #[test]
 fn ev_942_actions_are_remembered_until_the_other_side_has_them_and_counted() {
-    let mut client = Session::new(Side::Client, config(1), T0);
+    let mut client = SessionMachine::new(Side::Client, config(1), T0);
     let before = client.retained_bytes();
     client
-        .call(Call {
+        .call(ActionRequest {
             name: "f".into(),
-            ..Call::default()
+            ..ActionRequest::default()
         })
         .unwrap();
     client
-        .call(Call {
+        .call(ActionRequest {
             name: "g".into(),
-            ..Call::default()
+            ..ActionRequest::default()
         })
         .unwrap();
     assert_eq!(client.retained_bytes(), before + 2 * 65);
@@ -662,20 +663,20 @@ fn ev_942_actions_are_remembered_until_the_other_side_has_them_and_counted() {
     assert_eq!(sizes, [1, 1, 0]);
     // There is room for some, and nothing is sent that could not be sent again.
     let mut config = config(1);
-    config.limits = std::sync::Arc::new(Limits {
+    config.limits = std::sync::Arc::new(SessionLimits {
         retained_bytes: 100,
-        ..Limits::default()
+        ..SessionLimits::default()
     });
-    let mut client = Session::new(Side::Client, config, T0);
+    let mut client = SessionMachine::new(Side::Client, config, T0);
     client
-        .call(Call {
+        .call(ActionRequest {
             name: "f".into(),
-            ..Call::default()
+            ..ActionRequest::default()
         })
         .unwrap();
-    let refused = client.call(Call {
+    let refused = client.call(ActionRequest {
         name: "g".into(),
-        ..Call::default()
+        ..ActionRequest::default()
     });
     assert_eq!(reason(&refused.unwrap_err()), Reason::RetainedLimit);
     assert_eq!(client.next_message(T0).unwrap().actions.len(), 1);
@@ -683,9 +684,9 @@ fn ev_942_actions_are_remembered_until_the_other_side_has_them_and_counted() {
     client.without_resume();
     for _ in 0..9 {
         client
-            .call(Call {
+            .call(ActionRequest {
                 name: "g".into(),
-                ..Call::default()
+                ..ActionRequest::default()
             })
             .unwrap();
     }
@@ -693,29 +694,29 @@ fn ev_942_actions_are_remembered_until_the_other_side_has_them_and_counted() {
 
 #[test]
 fn ev_942_what_was_answered_is_remembered_no_longer() {
-    let mut client = Session::new(Side::Client, config(1), T0);
-    let call = |client: &mut Session| {
+    let mut client = SessionMachine::new(Side::Client, config(1), T0);
+    let call = |client: &mut SessionMachine| {
         let node = client.expect().unwrap();
         let outputs = vec![("response".into(), node)];
         let name = "f".into();
         client
-            .call(Call {
+            .call(ActionRequest {
                 name,
                 outputs,
-                ..Call::default()
+                ..ActionRequest::default()
             })
             .unwrap();
         client.id(node).unwrap().to_string()
     };
-    let asked = |client: &Session| client.resume.as_ref().unwrap().asked_bytes();
+    let asked = |client: &SessionMachine| client.resume.as_ref().unwrap().asked_bytes();
     let ids: Vec<String> = (0..4).map(|_| call(&mut client)).collect();
     let each = asked(&client) / 4;
     let before = client.retained_bytes();
     // Who has begun to answer the third has the first two as well.
     feed(&mut client, [more(&ids[2], 0, "x")]).unwrap();
     assert_eq!(asked(&client), each);
-    let held = (64 + 1 + "text/plain".len()) as u64;
-    assert_eq!(client.retained_bytes(), before + held - 3 * each);
+    let retained = (64 + 1 + "text/plain".len()) as u64;
+    assert_eq!(client.retained_bytes(), before + retained - 3 * each);
     feed(&mut client, [leaf(&ids[0], 0, "x"), leaf(&ids[2], 1, "y")]).unwrap();
     assert_eq!(asked(&client), each);
     // What it says of itself later goes on from there.

@@ -4,18 +4,19 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::harness::*;
-use crate::evergreen::{Limits, Message, Reason};
+use crate::evergreen::{Reason, SessionLimits, WireMessage};
 use crate::session::{
-    ActionKey, Call, Config, CursorId, NodeKey, Output, Read, Session, Side, Start,
+    ActionKey, ActionRequest, ActionStart, Config, CursorId, CursorRead, NodeKey, SessionMachine,
+    SessionOutput, Side,
 };
 use crate::time::Time;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// A server and its client, with nothing between them.
 struct Pair {
-    server: Session,
-    client: Session,
+    server: SessionMachine,
+    client: SessionMachine,
 }
 
 /// An action of the server's: its key, its input, its output.
@@ -26,7 +27,7 @@ struct Asked {
     output: NodeKey,
 }
 
-fn pair(change: impl FnOnce(&mut Config, &mut Limits)) -> Pair {
+fn pair(change: impl FnOnce(&mut Config, &mut SessionLimits)) -> Pair {
     let config = Config {
         entropy: u64::MAX,
         partial_failure: true,
@@ -34,7 +35,7 @@ fn pair(change: impl FnOnce(&mut Config, &mut Limits)) -> Pair {
     };
     Pair {
         server: server_with(change),
-        client: Session::new(Side::Client, config, T0),
+        client: SessionMachine::new(Side::Client, config, T0),
     }
 }
 
@@ -46,11 +47,11 @@ impl Pair {
     fn try_ask(&mut self) -> Result<Asked, Reason> {
         let input = self.server.make(None).unwrap();
         let output = self.server.expect().unwrap();
-        let call = Call {
+        let call = ActionRequest {
             name: "look".into(),
             inputs: vec![("q".into(), input)],
             outputs: vec![("a".into(), output)],
-            ..Call::default()
+            ..ActionRequest::default()
         };
         let action = self.server.call(call).map_err(|status| reason(&status))?;
         Ok(Asked {
@@ -83,7 +84,7 @@ impl Pair {
         self.server.end(asked.input, &text).unwrap();
     }
 
-    fn answer(&mut self, start: &Start, text: &str) {
+    fn answer(&mut self, start: &ActionStart, text: &str) {
         let plain = of("text/plain", "").unwrap();
         let output = start.outputs[0].1;
         self.client
@@ -98,7 +99,7 @@ impl Pair {
     }
 }
 
-fn stop(session: &mut Session, cursor: CursorId) -> Stop {
+fn stop(session: &mut SessionMachine, cursor: CursorId) -> Stop {
     drain(session, cursor, &mut Vec::new())
 }
 
@@ -123,9 +124,10 @@ fn ev_811_ids_are_the_servers_and_all_node_rules_hold_with_roles_swapped() {
     assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
     pair.answer(&begun, "here");
     pair.up().unwrap();
-    let told = outputs(&mut pair.server);
-    let done = |output: &Output| matches!(output, Output::Done(key) if *key == asked.action);
-    assert!(told.iter().any(done), "{told:?}");
+    let received = outputs(&mut pair.server);
+    let done =
+        |output: &SessionOutput| matches!(output, SessionOutput::Done(key) if *key == asked.action);
+    assert!(received.iter().any(done), "{received:?}");
     let mut items = Vec::new();
     assert_eq!(drain(&mut pair.server, cursor, &mut items), Stop::End);
     assert_eq!(items, [item("text/plain", "", "here")]);
@@ -158,23 +160,23 @@ fn ev_811_an_answer_that_is_complete_before_anybody_reads_is_an_answer() {
 
 #[test]
 fn ev_811_an_answer_that_does_not_come_in_time_fails_that_call_alone() {
-    let mut pair = pair(|_, limits| limits.reverse_timeout = PATIENCE);
+    let mut pair = pair(|_, limits| limits.reverse_timeout = WAIT_LIMIT);
     let (late, other) = (pair.ask(), pair.ask());
     let cursor = pair.server.open(late.output, None);
     assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
     assert!(
         outputs(&mut pair.server)
             .iter()
-            .any(|told| matches!(told, Output::Timed))
+            .any(|received| matches!(received, SessionOutput::Timed))
     );
-    assert_eq!(pair.server.wake_at(T0), Some(Time::new(PATIENCE)));
+    assert_eq!(pair.server.wake_at(T0), Some(Time::new(WAIT_LIMIT)));
     pair.down();
     let begun = starts(&mut pair.client);
     pair.answer(&begun[1], "in time");
     pair.up().unwrap();
-    pair.time(PATIENCE.checked_sub(Duration::from_millis(1)).unwrap());
+    pair.time(WAIT_LIMIT.checked_sub(Duration::from_millis(1)).unwrap());
     assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
-    pair.time(PATIENCE);
+    pair.time(WAIT_LIMIT);
     assert_eq!(
         stop(&mut pair.server, cursor),
         Stop::Failed(Reason::Deadline)
@@ -198,13 +200,13 @@ fn ev_811_an_answer_that_does_not_come_in_time_fails_that_call_alone() {
 fn ev_811_time_stands_still_while_there_is_no_connection() {
     let mut pair = pair(|config, limits| {
         config.resume = true;
-        limits.reverse_timeout = PATIENCE;
-        limits.resume_grace = PATIENCE * 3;
+        limits.reverse_timeout = WAIT_LIMIT;
+        limits.resume_grace = WAIT_LIMIT * 3;
     });
     let asked = pair.ask();
     let cursor = pair.server.open(asked.output, None);
     assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
-    let at = |times: u32| PATIENCE / 4 * times;
+    let at = |times: u32| WAIT_LIMIT / 4 * times;
     pair.time(at(0));
     pair.server.lost(Time::new(at(1)));
     pair.time(at(9));
@@ -243,25 +245,25 @@ fn ev_811_time_stands_still_while_there_is_no_connection() {
 /// EV-810
 #[test]
 fn ev_974_an_abandoned_call_is_forgotten_and_only_who_understands_is_told() {
-    for tell in [false, true] {
+    for notify in [false, true] {
         let mut pair = pair(|_, _| {});
         let asked = pair.ask();
         let cursor = pair.server.open(asked.output, None);
         assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
         pair.down();
         let begun = start(&mut pair.client);
-        pair.server.abandon(asked.action, tell);
-        pair.server.abandon(asked.action, tell);
+        pair.server.abandon(asked.action, notify);
+        pair.server.abandon(asked.action, notify);
         assert_eq!(
             stop(&mut pair.server, cursor),
             Stop::Failed(Reason::Cancelled)
         );
         assert_eq!(pair.server.unfinished(), 0);
         pair.down();
-        let cancels = outputs(&mut pair.client)
-            .iter()
-            .any(|told| matches!(told, Output::Cancel { action, .. } if *action == begun.action));
-        assert_eq!(cancels, tell);
+        let cancels = outputs(&mut pair.client).iter().any(
+            |received| matches!(received, SessionOutput::Cancel { action, .. } if *action == begun.action),
+        );
+        assert_eq!(cancels, notify);
         pair.answer(&begun, "for nobody");
         pair.up().unwrap();
         // A node of the client's own that it has put to use is its own.
@@ -301,8 +303,11 @@ fn ev_812_calls_in_flight_are_cancelled_when_the_client_has_said_its_last_word()
     // What the client is owed is finished, and nothing waits for what it will not say.
     pair.server.finish(served.action);
     while pair.server.next_message(T0).is_some() {}
-    let told = outputs(&mut pair.server);
-    assert!(matches!(told.last(), Some(Output::Close(None))), "{told:?}");
+    let received = outputs(&mut pair.server);
+    assert!(
+        matches!(received.last(), Some(SessionOutput::Close(None))),
+        "{received:?}"
+    );
 }
 
 /// EV-510
@@ -327,8 +332,8 @@ fn ev_811_actions_under_way_are_limited_in_each_direction_by_itself() {
 /// A connection that is cut before message `cut` of either direction and comes back.
 struct Line {
     pair: Pair,
-    up: VecDeque<Message>,
-    down: VecDeque<Message>,
+    up: VecDeque<WireMessage>,
+    down: VecDeque<WireMessage>,
     started: usize,
     /// Messages until it is cut; none once it was.
     left: Option<usize>,
@@ -393,7 +398,7 @@ fn ev_943_an_action_of_the_servers_is_neither_lost_nor_run_twice_wherever_it_is_
             entropy: u64::MAX,
             ..Config::default()
         };
-        pair.client = Session::new(Side::Client, config, T0);
+        pair.client = SessionMachine::new(Side::Client, config, T0);
         let mut line = Line {
             pair,
             up: VecDeque::new(),
@@ -440,7 +445,7 @@ fn ev_811_a_reader_that_is_between_two_pieces_fails_as_well() {
     )
     .unwrap();
     let cursor = pair.server.open(asked.output, None);
-    assert!(matches!(pair.server.read(cursor), Read::Piece(_)));
+    assert!(matches!(pair.server.read(cursor), CursorRead::Piece(_)));
     pair.server.abandon(asked.action, false);
     assert_eq!(
         stop(&mut pair.server, cursor),

@@ -11,7 +11,7 @@ use crate::evergreen::wire::{
     Action, Chunk, ChunkMetadata, NamedParameter, NodeFragment, Payload, SessionMessage,
 };
 use crate::evergreen::{self, Fragment, MetadataMode, Reason, protobuf};
-use crate::session::{NodeKey, Session};
+use crate::session::{NodeKey, SessionMachine};
 
 /// EV-307, EV-403, EV-405, EV-410, EV-601, EV-606, EV-612
 #[test]
@@ -78,7 +78,7 @@ fn play(turns: &Value, mode_of: MetadataMode, expect: &Value, what: &str) {
 }
 
 /// Sends each item as a message of its own, through the bytes of the dialect.
-fn send(session: &mut Session, items: &[Value]) -> Result<(), Reason> {
+fn send(session: &mut SessionMachine, items: &[Value]) -> Result<(), Reason> {
     items.iter().try_for_each(|item| {
         let bytes = message(item).encode_to_vec();
         session
@@ -141,7 +141,7 @@ fn message(item: &Value) -> SessionMessage {
 }
 
 /// Plays the functions' part of a turn.
-fn answer(session: &mut Session, turn: &Value, open: &mut HashMap<String, NodeKey>) {
+fn answer(session: &mut SessionMachine, turn: &Value, open: &mut HashMap<String, NodeKey>) {
     for start in starts(session) {
         for (_, node) in start.outputs {
             let id = session.id(node).unwrap().to_string();
@@ -161,7 +161,7 @@ fn answer(session: &mut Session, turn: &Value, open: &mut HashMap<String, NodeKe
 }
 
 fn check(
-    session: &mut Session,
+    session: &mut SessionMachine,
     outcome: Result<(), Reason>,
     sent_all: &[Fragment],
     expect: &Value,

@@ -7,7 +7,7 @@ use prost_types::Any;
 
 use super::harness::*;
 use crate::evergreen::{Action, Reason};
-use crate::session::{Output, Session};
+use crate::session::{SessionMachine, SessionOutput};
 use crate::time::Time;
 
 fn seconds(seconds: u64) -> Time {
@@ -27,7 +27,7 @@ fn ttl(node: &str, seconds: i64) -> Action {
 }
 
 /// Two trees that share a leaf.
-fn family() -> Session {
+fn family() -> SessionMachine {
     let mut session = server_with(|config, _| config.partial_failure = true);
     let list = [
         branch("t", 0, &["a", "b"]),
@@ -40,10 +40,10 @@ fn family() -> Session {
 }
 
 /// Which of these can still be read.
-fn kept(session: &mut Session, ids: &[&'static str]) -> Vec<&'static str> {
-    let gone = Stop::Failed(Reason::NodeReleased);
-    let kept = |id: &&&'static str| content(session, id).1 != gone;
-    ids.iter().filter(kept).copied().collect()
+fn retained_ids(session: &mut SessionMachine, ids: &[&'static str]) -> Vec<&'static str> {
+    let removed = Stop::Failed(Reason::NodeReleased);
+    let retained = |id: &&&'static str| content(session, id).1 != removed;
+    ids.iter().filter(retained).copied().collect()
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn ev_912_a_node_and_what_is_below_it_live_until_the_latest_of_their_times() {
                 .filter(|id| expect.contains(id))
                 .copied()
                 .collect();
-            assert_eq!(kept(&mut session, &all), expect, "{sets:?} at {at}");
+            assert_eq!(retained_ids(&mut session, &all), expect, "{sets:?} at {at}");
         }
     }
 }
@@ -98,11 +98,11 @@ fn ev_912_the_machine_asks_to_be_woken_and_what_was_added_later_goes_as_well() {
     let cursor = session.open(node, None);
     session.tick(seconds(5));
     // A reader of that moment finishes, and its end frees the bytes.
-    let held = session.retained_bytes();
+    let retained = session.retained_bytes();
     assert_eq!(drain(&mut session, cursor, &mut Vec::new()), Stop::End);
     session.close(cursor);
-    assert!(session.retained_bytes() < held);
-    assert!(kept(&mut session, &["t", "a", "b", "c"]).is_empty());
+    assert!(session.retained_bytes() < retained);
+    assert!(retained_ids(&mut session, &["t", "a", "b", "c"]).is_empty());
     assert_ne!(
         session.wake_at(seconds(5)),
         Some(seconds(5)),
@@ -111,13 +111,13 @@ fn ev_912_the_machine_asks_to_be_woken_and_what_was_added_later_goes_as_well() {
     // Now is now, also within a message; a fraction is rounded up and never down.
     let mut session = family();
     act(&mut session, ttl("other", 0)).unwrap();
-    assert_eq!(kept(&mut session, &["other", "b", "a"]), ["a"]);
+    assert_eq!(retained_ids(&mut session, &["other", "b", "a"]), ["a"]);
     feed(&mut session, [leaf("l", 0, "\"1.25s\"")]).unwrap();
     act(&mut session, action("SET_TTL", "node=a ttl=l", "")).unwrap();
     session.tick(Time::from_millis(1_999));
-    assert_eq!(kept(&mut session, &["a"]), ["a"]);
+    assert_eq!(retained_ids(&mut session, &["a"]), ["a"]);
     session.tick(seconds(2));
-    assert!(kept(&mut session, &["a"]).is_empty());
+    assert!(retained_ids(&mut session, &["a"]).is_empty());
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn ev_912_the_input_ttl_may_come_late_or_never() {
         ("{\"set\":true}".into(), 0)
     );
     session.tick(seconds(3));
-    assert!(kept(&mut session, &["a"]).is_empty());
+    assert!(retained_ids(&mut session, &["a"]).is_empty());
     // Cancelled by its output: the end is a good one.
     let mut session = family();
     let never = action("SET_TTL", "node=a ttl=never", "result=r");
@@ -155,14 +155,20 @@ fn ev_912_the_input_ttl_may_come_late_or_never() {
     let mut session = family();
     act(&mut session, never).unwrap();
     session.end_of_input(T0);
-    assert!(matches!(outputs(&mut session)[..], [Output::Refused(_)]));
+    assert!(matches!(
+        outputs(&mut session)[..],
+        [SessionOutput::Refused(_)]
+    ));
     assert_eq!(session.unfinished(), 0);
     assert_eq!(
         content(&mut session, "r").1,
         Stop::Failed(Reason::IncompleteInput)
     );
     while session.next_message(T0).is_some() {}
-    assert!(matches!(outputs(&mut session)[..], [Output::Close(None)]));
+    assert!(matches!(
+        outputs(&mut session)[..],
+        [SessionOutput::Close(None)]
+    ));
 }
 
 /// EV-504
@@ -250,11 +256,11 @@ fn ev_912_what_could_not_be_searched_is_tried_again() {
     act(&mut session, ttl("huge", 1_000)).unwrap();
     act(&mut session, ttl("a", 5)).unwrap();
     session.tick(seconds(5));
-    assert_eq!(kept(&mut session, &["a"]), ["a"]);
+    assert_eq!(retained_ids(&mut session, &["a"]), ["a"]);
     assert_eq!(session.ttls.next(), Some(seconds(65)));
     act(&mut session, action("DROP", "tree=huge", "")).unwrap();
     session.tick(seconds(65));
-    assert!(kept(&mut session, &["a"]).is_empty());
+    assert!(retained_ids(&mut session, &["a"]).is_empty());
 }
 
 /// EV-509

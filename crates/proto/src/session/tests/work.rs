@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::harness::*;
 use super::reading::bomb;
 use crate::evergreen::Reason;
-use crate::session::{CursorId, Output, Read, Session};
+use crate::session::{CursorId, CursorRead, SessionMachine, SessionOutput};
 use crate::time::Time;
 
 fn at(millis: u64) -> Time {
@@ -13,7 +13,7 @@ fn at(millis: u64) -> Time {
 }
 
 /// A session with a bomb of nodes that give nothing, and so many readers of it.
-fn readers(count: usize, visits: u32) -> (Session, Vec<CursorId>) {
+fn readers(count: usize, visits: u32) -> (SessionMachine, Vec<CursorId>) {
     let mut session = server_with(|_, limits| {
         (limits.session_visits, limits.session_visits_per_second) = (visits, visits);
     });
@@ -24,18 +24,18 @@ fn readers(count: usize, visits: u32) -> (Session, Vec<CursorId>) {
 }
 
 /// Reads on as far as the budget reaches; who is to be woken.
-fn exhaust(session: &mut Session, readers: &[CursorId]) {
+fn exhaust(session: &mut SessionMachine, readers: &[CursorId]) {
     for &reader in readers {
         let mut items = Vec::new();
         assert_eq!(drain(session, reader, &mut items), Stop::Pending);
     }
 }
 
-fn woken(session: &mut Session) -> Vec<CursorId> {
+fn woken(session: &mut SessionMachine) -> Vec<CursorId> {
     let ready = outputs(session)
         .into_iter()
         .filter_map(|output| match output {
-            Output::Ready(cursor) => Some(cursor),
+            SessionOutput::Ready(cursor) => Some(cursor),
             _ => None,
         });
     ready.collect()
@@ -80,13 +80,16 @@ fn d_27_one_turn_makes_few_visits_and_the_next_goes_on() {
     let mut turns = 0;
     loop {
         match session.read(readers[0]) {
-            Read::Busy => {
+            CursorRead::Busy => {
                 turns += 1;
-                assert!(matches!(session.read(readers[0]), Read::Busy), "not before");
+                assert!(
+                    matches!(session.read(readers[0]), CursorRead::Busy),
+                    "not before"
+                );
                 assert_eq!(before - session.work.left(), turns * 16_384);
                 session.begin_turn();
             }
-            Read::Failed(status) => {
+            CursorRead::Failed(status) => {
                 assert_eq!(reason(&status), Reason::FlattenLimit);
                 break;
             }

@@ -2,7 +2,7 @@
 
 /// A line, read.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Command<'a> {
+pub(super) enum ChatCommand<'a> {
     Nothing,
     Ask(&'a str),
     Help,
@@ -19,7 +19,7 @@ pub(super) enum Command<'a> {
     Unknown(&'a str),
 }
 
-impl<'a> Command<'a> {
+impl<'a> ChatCommand<'a> {
     pub(super) fn read(line: &'a str) -> Self {
         let line = line.trim();
         if !line.starts_with('/') {
@@ -62,20 +62,20 @@ mod tests {
     #[test]
     fn a_line_is_a_command_or_a_question() {
         for (line, command) in [
-            ("  ", Command::Nothing),
-            (" What? ", Command::Ask("What?")),
-            ("/new", Command::New),
-            ("/exit ", Command::Quit),
-            ("/retry", Command::Retry),
-            ("/system", Command::System("")),
-            ("/system  Be brief. ", Command::System("Be brief.")),
-            ("/systematic", Command::Unknown("/systematic")),
-            ("/model\tb", Command::Model("b")),
-            ("/temperature 0.2", Command::Temperature("0.2")),
-            ("/save a b.txt", Command::Save("a b.txt")),
-            ("/", Command::Unknown("/")),
+            ("  ", ChatCommand::Nothing),
+            (" What? ", ChatCommand::Ask("What?")),
+            ("/new", ChatCommand::New),
+            ("/exit ", ChatCommand::Quit),
+            ("/retry", ChatCommand::Retry),
+            ("/system", ChatCommand::System("")),
+            ("/system  Be brief. ", ChatCommand::System("Be brief.")),
+            ("/systematic", ChatCommand::Unknown("/systematic")),
+            ("/model\tb", ChatCommand::Model("b")),
+            ("/temperature 0.2", ChatCommand::Temperature("0.2")),
+            ("/save a b.txt", ChatCommand::Save("a b.txt")),
+            ("/", ChatCommand::Unknown("/")),
         ] {
-            assert_eq!(Command::read(line), command, "{line}");
+            assert_eq!(ChatCommand::read(line), command, "{line}");
         }
     }
 }

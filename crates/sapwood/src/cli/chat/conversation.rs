@@ -6,23 +6,23 @@ use sapwood_kernel::{Chunk, Meta, Node};
 use serde_json::{Value, json};
 
 /// What has been said so far.
-pub(super) struct Conversation {
+pub(super) struct ChatHistory {
     system: Option<(String, Node)>,
-    turns: VecDeque<Turn>,
+    turns: VecDeque<ChatTurn>,
 }
 
 /// A question and its answer, for the next prompt and for people.
-pub(super) struct Turn {
+pub(super) struct ChatTurn {
     pub(super) question: (String, Node),
     pub(super) answer: (String, Node),
 }
 
 /// Something said by `role`.
-pub(super) fn said(role: &'static str, text: &str) -> Node {
+pub(super) fn message_node(role: &'static str, text: &str) -> Node {
     Node::from(Chunk::text(text.to_owned()).with_meta(Meta::default().with_role(role)))
 }
 
-impl Conversation {
+impl ChatHistory {
     pub(super) fn new(system: Option<String>) -> Self {
         let mut conversation = Self {
             system: None,
@@ -42,12 +42,12 @@ impl Conversation {
         Node::tree(system.chain(turns).chain([question]).cloned())
     }
 
-    pub(super) fn add(&mut self, turn: Turn) {
+    pub(super) fn add(&mut self, turn: ChatTurn) {
         self.turns.push_back(turn);
     }
 
     /// Leaves the oldest turn out; false if there is none.
-    pub(super) fn forget_oldest(&mut self) -> bool {
+    pub(super) fn drop_oldest(&mut self) -> bool {
         self.turns.pop_front().is_some()
     }
 
@@ -67,7 +67,7 @@ impl Conversation {
 
     /// Sets the system message of all prompts to come; an empty one is none.
     pub(super) fn set_system(&mut self, text: &str) {
-        self.system = (!text.is_empty()).then(|| (text.to_owned(), said("SYSTEM", text)));
+        self.system = (!text.is_empty()).then(|| (text.to_owned(), message_node("SYSTEM", text)));
     }
 
     /// Everything said, with who said it.
@@ -101,20 +101,20 @@ impl Conversation {
 mod tests {
     use super::*;
 
-    fn turn(question: &str, answer: &str) -> Turn {
-        Turn {
-            question: (question.into(), said("USER", question)),
-            answer: (answer.into(), said("ASSISTANT", answer)),
+    fn turn(question: &str, answer: &str) -> ChatTurn {
+        ChatTurn {
+            question: (question.into(), message_node("USER", question)),
+            answer: (answer.into(), message_node("ASSISTANT", answer)),
         }
     }
 
     #[tokio::test]
     async fn a_prompt_is_everything_said_until_the_oldest_is_forgotten() {
-        let mut conversation = Conversation::new(Some("s ".into()));
+        let mut conversation = ChatHistory::new(Some("s ".into()));
         conversation.add(turn("q1 ", "a1 "));
         conversation.add(turn("q2 ", "a2 "));
-        let question = said("USER", "q3");
-        let text = async |conversation: &Conversation| {
+        let question = message_node("USER", "q3");
+        let text = async |conversation: &ChatHistory| {
             let bytes = conversation.prompt(&question).whole().await.unwrap();
             String::from_utf8(bytes.to_vec()).unwrap()
         };
@@ -123,7 +123,7 @@ mod tests {
             conversation.written(false),
             "system: s\n\nuser: q1\n\nassistant: a1\n\nuser: q2\n\nassistant: a2\n\n"
         );
-        assert!(conversation.forget_oldest());
+        assert!(conversation.drop_oldest());
         assert_eq!(text(&conversation).await, "s q2 a2 q3");
         conversation.set_system("");
         let written: Value = serde_json::from_str(&conversation.written(true)).unwrap();
@@ -132,7 +132,7 @@ mod tests {
             json!([{"role": "user", "content": "q2 "}, {"role": "assistant", "content": "a2 "}])
         );
         assert_eq!(conversation.take_back().as_deref(), Some("q2 "));
-        assert!(!conversation.forget_oldest() && conversation.take_back().is_none());
+        assert!(!conversation.drop_oldest() && conversation.take_back().is_none());
         assert_eq!(text(&conversation).await, "q3");
     }
 }

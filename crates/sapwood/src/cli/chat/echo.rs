@@ -6,9 +6,9 @@ use std::io::{IsTerminal, stdin};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
 /// Until it is dropped nothing typed is shown.
-pub(super) struct Quiet(Option<Termios>);
+pub(super) struct EchoOff(Option<Termios>);
 
-impl Quiet {
+impl EchoOff {
     /// Where standard input is no terminal nothing happens.
     pub(super) fn begin() -> Self {
         if !stdin().is_terminal() {
@@ -27,7 +27,7 @@ impl Quiet {
     }
 }
 
-impl Drop for Quiet {
+impl Drop for EchoOff {
     fn drop(&mut self) {
         if let Some(before) = &self.0 {
             // A terminal that is gone needs nothing.

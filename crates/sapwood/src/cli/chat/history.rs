@@ -1,7 +1,4 @@
 //! The questions of earlier chats, in a file of the user's state directory.
-//!
-//! Owns: where the file is, who may read it, how long it gets, and that it never stands in the way: whatever goes wrong
-//! is one warning, and from then on there is no file. Refuses to know: how a line is edited.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -15,7 +12,7 @@ use rustyline::{Config, DefaultEditor};
 use crate::output;
 
 /// An editor that remembers.
-pub(super) struct History {
+pub(super) struct LineHistory {
     editor: DefaultEditor,
     /// Gone when there is no file to keep, or no more.
     file: Option<PathBuf>,
@@ -23,11 +20,11 @@ pub(super) struct History {
 
 /// The user's file, if the system says where such things belong.
 pub(super) fn file() -> Option<PathBuf> {
-    let places = etcetera::choose_base_strategy().ok()?;
-    Some(places.state_dir()?.join("sapwood").join("chat-history"))
+    let positions = etcetera::choose_base_strategy().ok()?;
+    Some(positions.state_dir()?.join("sapwood").join("chat-history"))
 }
 
-impl History {
+impl LineHistory {
     /// An editor with what stands in `file`, which is made if it is not there.
     ///
     /// # Errors
@@ -101,11 +98,11 @@ mod tests {
     fn the_last_lines_are_kept_for_the_next_time_and_for_nobody_else() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("state").join("chat-history");
-        let mut first = History::open(Some(file.clone())).unwrap();
+        let mut first = LineHistory::open(Some(file.clone())).unwrap();
         for index in 0..LINES_MAX {
             first.keep(&format!("question {index}"));
         }
-        let mut second = History::open(Some(file.clone())).unwrap();
+        let mut second = LineHistory::open(Some(file.clone())).unwrap();
         second.keep("the newest");
         let lines: Vec<String> = second.editor.history().iter().cloned().collect();
         assert_eq!(lines.len(), LINES_MAX);
@@ -127,7 +124,7 @@ mod tests {
         let in_the_way = folder.path().join("state");
         std::fs::write(&in_the_way, "no folder").unwrap();
         for file in [None, Some(in_the_way.join("chat-history"))] {
-            let mut history = History::open(file).unwrap();
+            let mut history = LineHistory::open(file).unwrap();
             history.keep("a question");
             assert!(history.file.is_none());
             assert_eq!(history.editor.history().iter().count(), 1);

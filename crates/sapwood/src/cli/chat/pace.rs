@@ -7,14 +7,14 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 /// Text that waits to be shown.
-pub(super) struct Pace {
+pub(super) struct ReadingPace {
     words: VecDeque<String>,
     /// For each letter; `None`: at once.
     letter: Option<Duration>,
     next_at: Instant,
 }
 
-impl Pace {
+impl ReadingPace {
     pub(super) fn new(slow: bool) -> Self {
         Self {
             words: VecDeque::new(),
@@ -67,7 +67,7 @@ mod tests {
             (false, vec!["One two ", "three"], 0),
         ] {
             let began = Instant::now();
-            let mut pace = Pace::new(slow);
+            let mut pace = ReadingPace::new(slow);
             pace.push("One two ".into());
             pace.push("three".into());
             let mut shown = Vec::new();

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// How long an answer is waited for; a connection that is left open is as good.
-const PATIENCE: Duration = Duration::from_secs(20);
+const WAIT_LIMIT: Duration = Duration::from_secs(20);
 
 /// One way to send bytes.
 #[derive(Clone, Debug)]
@@ -20,8 +20,8 @@ pub(super) enum Way {
 
 fn connect(address: SocketAddr) -> TcpStream {
     let socket = TcpStream::connect(address).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
-    socket.set_write_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(WAIT_LIMIT)).unwrap();
+    socket.set_write_timeout(Some(WAIT_LIMIT)).unwrap();
     socket
 }
 

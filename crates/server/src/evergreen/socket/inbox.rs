@@ -1,7 +1,6 @@
 //! Between a connection and a session in tasks of their own: room for one message.
 //!
-//! Owns: [`Inbox`] and [`Incoming`], its two ends. Refuses to know: sockets and sessions. A message that the session does
-//! not want yet holds up the connection, and with it the network (EV-802).
+//! A message that the session does not want yet holds up the connection, and with it the network (EV-802).
 //!
 //! ```text
 //!   connection ── put ──► one message ──► Incoming ── session
@@ -13,25 +12,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use futures::Stream;
-use sapwood_kernel::session::Lost;
-use sapwood_proto::evergreen::Message;
+use sapwood_kernel::session::ConnectionLoss;
+use sapwood_proto::evergreen::WireMessage;
 
-type Item = Result<Message, Lost>;
+type InboxItem = Result<WireMessage, ConnectionLoss>;
 
 /// The connection's end. Dropping it is a cut, unless something else was said last.
-pub(super) struct Inbox(Arc<Shared>);
+pub(super) struct InboxSender(Arc<InboxShared>);
 
 /// The session's end.
-pub(super) struct Incoming(Arc<Shared>);
+pub(super) struct InboxReceiver(Arc<InboxShared>);
 
 #[derive(Default)]
-struct Shared(Mutex<Mail>);
+struct InboxShared(Mutex<InboxState>);
 
 #[derive(Default)]
-struct Mail {
-    item: Option<Item>,
+struct InboxState {
+    item: Option<InboxItem>,
     /// Stands behind the item.
-    last: Option<Lost>,
+    last: Option<ConnectionLoss>,
     /// Nobody takes anything any more.
     abandoned: bool,
     session: Option<Waker>,
@@ -39,18 +38,18 @@ struct Mail {
 }
 
 /// Both ends.
-pub(super) fn new() -> (Inbox, Incoming) {
-    let shared = Arc::<Shared>::default();
-    (Inbox(Arc::clone(&shared)), Incoming(shared))
+pub(super) fn new() -> (InboxSender, InboxReceiver) {
+    let shared = Arc::<InboxShared>::default();
+    (InboxSender(Arc::clone(&shared)), InboxReceiver(shared))
 }
 
-impl Shared {
-    fn mail(&self) -> MutexGuard<'_, Mail> {
+impl InboxShared {
+    fn mail(&self) -> MutexGuard<'_, InboxState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Inbox {
+impl InboxSender {
     /// Waits until the session has taken what came before. Once it is gone this waits for ever, and is woken when it goes.
     pub(super) fn poll_room(&self, cx: &Context<'_>) -> Poll<()> {
         let mut mail = self.0.mail();
@@ -67,7 +66,7 @@ impl Inbox {
     }
 
     /// Something has come. A message needs room; how the connection ended stands behind it, and the first end counts.
-    pub(super) fn put(&self, item: Item) {
+    pub(super) fn put(&self, item: InboxItem) {
         let mut mail = self.0.mail();
         match item {
             Ok(message) => mail.item = Some(Ok(message)),
@@ -81,16 +80,16 @@ impl Inbox {
     }
 }
 
-impl Drop for Inbox {
+impl Drop for InboxSender {
     fn drop(&mut self) {
-        self.put(Err(Lost::Cut));
+        self.put(Err(ConnectionLoss::Cut));
     }
 }
 
-impl Stream for Incoming {
-    type Item = Item;
+impl Stream for InboxReceiver {
+    type Item = InboxItem;
 
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Item>> {
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<InboxItem>> {
         let mut mail = self.0.mail();
         if let Some(item) = mail.item.take() {
             let connection = mail.connection.take();
@@ -106,7 +105,7 @@ impl Stream for Incoming {
     }
 }
 
-impl Drop for Incoming {
+impl Drop for InboxReceiver {
     fn drop(&mut self) {
         let mut mail = self.0.mail();
         mail.abandoned = true;
@@ -116,9 +115,9 @@ impl Drop for Incoming {
     }
 }
 
-fn keep(place: &mut Option<Waker>, cx: &Context<'_>) {
-    match place {
+fn keep(position: &mut Option<Waker>, cx: &Context<'_>) {
+    match position {
         Some(waker) if waker.will_wake(cx.waker()) => {}
-        place => *place = Some(cx.waker().clone()),
+        position => *position = Some(cx.waker().clone()),
     }
 }

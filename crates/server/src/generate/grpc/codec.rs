@@ -13,8 +13,8 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use bytes::Buf;
 use prost::Message;
-use sapwood_kernel::pool::{Pool, Size};
-use sapwood_proto::generate::{Limits, decoded_bytes};
+use sapwood_kernel::pool::{BlockingPool, TaskSize};
+use sapwood_proto::generate::{RequestLimits, decoded_bytes};
 use sapwood_proto::generated::inference::ModelInferRequest;
 use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder};
@@ -22,37 +22,37 @@ use tonic_prost::ProstCodec;
 
 use super::status;
 use crate::body_budget::{Reservation, overloaded};
-use crate::generate::failure::Failure;
-use crate::intake::Intake;
+use crate::generate::request_error::RequestError;
+use crate::intake::BodyIntake;
 
 /// Messages of the schema go out as `A`; what comes in is left encoded.
-pub(super) struct Undecoded<A>(PhantomData<A>);
+pub(super) struct DeferredCodec<A>(PhantomData<A>);
 
-impl<A> Default for Undecoded<A> {
+impl<A> Default for DeferredCodec<A> {
     fn default() -> Self {
         Self(PhantomData)
     }
 }
 
-impl<A: Message + Default + 'static> Codec for Undecoded<A> {
+impl<A: Message + Default + 'static> Codec for DeferredCodec<A> {
     type Encode = A;
     type Decode = Encoded;
     type Encoder = <ProstCodec<A, A> as Codec>::Encoder;
-    type Decoder = Cutter;
+    type Decoder = MessageSplitter;
 
     fn encoder(&mut self) -> Self::Encoder {
         ProstCodec::<A, A>::default().encoder()
     }
 
-    fn decoder(&mut self) -> Cutter {
-        Cutter
+    fn decoder(&mut self) -> MessageSplitter {
+        MessageSplitter
     }
 }
 
 /// Cuts a message out of what has come.
-pub(super) struct Cutter;
+pub(super) struct MessageSplitter;
 
-impl Decoder for Cutter {
+impl Decoder for MessageSplitter {
     type Item = Encoded;
     type Error = Status;
 
@@ -71,8 +71,8 @@ impl Encoded {
     /// It is malformed, too much for `limits` once it is decoded, or finds no room in the byte budget.
     pub(super) async fn decode<Q>(
         self,
-        limits: &Limits,
-        intake: Option<&Arc<Intake>>,
+        limits: &RequestLimits,
+        intake: Option<&Arc<BodyIntake>>,
     ) -> Result<(Q, Option<Reservation>), Status>
     where
         Q: Message + Default + 'static,
@@ -85,21 +85,21 @@ impl Encoded {
         let is_large = bytes.len() > DECODED_HERE;
         let turn = intake.turn();
         let measured = bytes.clone();
-        let size = apart(is_large, turn, move || decoded_bytes(&measured)).await?;
+        let size = offload(is_large, turn, move || decoded_bytes(&measured)).await?;
         let admitted = limits.admit_message(size);
-        admitted.map_err(|refused| status(&Failure::from(refused)))?;
+        admitted.map_err(|refused| status(&RequestError::from(refused)))?;
         let mut reservation = intake.reserve();
         if reservation.hold(size).await.is_err() {
             intake.overrun();
             return Err(overloaded().to_status());
         }
-        let message = apart(is_large, turn, move || decoded(bytes)).await??;
+        let message = offload(is_large, turn, move || decoded(bytes)).await??;
         Ok((message, Some(reservation)))
     }
 }
 
 /// Does it where it holds up nobody, if it `is_large`.
-async fn apart<T: Send + 'static>(
+async fn offload<T: Send + 'static>(
     is_large: bool,
     turn: u64,
     work: impl FnOnce() -> T + Send + 'static,
@@ -107,7 +107,9 @@ async fn apart<T: Send + 'static>(
     if !is_large {
         return Ok(work());
     }
-    let done = Pool::global().run_only(turn, Size::Large, work).await;
+    let done = BlockingPool::global()
+        .run_only(turn, TaskSize::Large, work)
+        .await;
     done.map_err(|error| Status::internal(error.to_string()))
 }
 

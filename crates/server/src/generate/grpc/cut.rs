@@ -1,6 +1,4 @@
 //! A call that a script cuts: its answer has no end, as if the server had gone (D-11).
-//!
-//! Owns: [`Cuttable`]. Refuses to know: scripts.
 
 use std::io;
 use std::pin::Pin;
@@ -12,20 +10,20 @@ use axum::body::{Body, Bytes};
 use hyper::body::{Body as Frames, Frame};
 
 /// A body whose trailers are kept back once `cut` is set; an error stands in their place.
-pub(super) struct Cuttable {
+pub(super) struct CuttableBody {
     body: Body,
     cut: Arc<AtomicBool>,
     ended: bool,
 }
 
-impl Cuttable {
+impl CuttableBody {
     pub(super) const fn new(body: Body, cut: Arc<AtomicBool>) -> Self {
         let ended = false;
         Self { body, cut, ended }
     }
 }
 
-impl Frames for Cuttable {
+impl Frames for CuttableBody {
     type Data = Bytes;
     type Error = axum::Error;
 

@@ -1,37 +1,35 @@
 //! One message as a call, and its responses as messages (TR-901, TR-903).
-//!
-//! Owns: [`read`], [`Told`], `ModelInfer`. Refuses to know: streams of requests.
 
 use std::sync::Arc;
 
 use prost::Message;
 use sapwood_proto::code::Code;
-use sapwood_proto::generate::{Response, Signature};
+use sapwood_proto::generate::{ResponsePayload, Signature};
 use sapwood_proto::generated::inference::{ModelInferRequest, ModelInferResponse};
 use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 
 use crate::caller::Caller;
-use crate::generate::call::Call;
-use crate::generate::catalogue::{Catalogue, Found};
+use crate::generate::call::CheckedRequest;
+use crate::generate::catalog::{FoundModel, ModelCatalog};
 use crate::generate::endpoint::{deadline, one, reading};
-use crate::generate::failure::Failure;
 use crate::generate::infer::gives_many;
 use crate::generate::path::Target;
-use crate::generate::stats::Counting;
+use crate::generate::request_error::RequestError;
+use crate::generate::stats::RequestTimer;
 
 /// What responses are written with.
 #[derive(Clone, Debug)]
-pub(super) struct Told {
+pub(super) struct GrpcResponseContext {
     pub(super) signature: Arc<Signature>,
     model: Arc<str>,
     version: u64,
     id: String,
 }
 
-impl Told {
-    pub(super) fn of(call: &Call) -> Self {
-        let Found {
+impl GrpcResponseContext {
+    pub(super) fn of(call: &CheckedRequest) -> Self {
+        let FoundModel {
             name,
             version,
             signature,
@@ -45,7 +43,7 @@ impl Told {
         }
     }
 
-    pub(super) fn message(&self, response: &Response) -> ModelInferResponse {
+    pub(super) fn message(&self, response: &ResponsePayload) -> ModelInferResponse {
         ModelInferResponse {
             model_name: (*self.model).into(),
             model_version: self.version.to_string(),
@@ -57,32 +55,32 @@ impl Told {
 
 /// Answers `ModelInfer`.
 pub(super) async fn answer(
-    catalogue: &Catalogue,
+    catalog: &ModelCatalog,
     request: tonic::Request<ModelInferRequest>,
-) -> Result<ModelInferResponse, Failure> {
+) -> Result<ModelInferResponse, RequestError> {
     let (metadata, extensions, message) = request.into_parts();
     let caller = Caller::of(&extensions)?;
-    let found = catalogue.find(caller, &target(&message.model_name, &message.model_version))?;
-    let counting = catalogue.stats.begin(&found);
+    let found = catalog.find(caller, &target(&message.model_name, &message.model_version))?;
+    let request_timer = catalog.stats.begin(&found);
     let deadline = deadline(&extensions);
-    let call = read(catalogue, found, message, &metadata, deadline).await?;
-    if gives_many(&call.found, &call.mapped, catalogue.config.compat) {
+    let call = read(catalog, found, message, &metadata, deadline).await?;
+    if gives_many(&call.found, &call.mapped, catalog.config.compat) {
         let message = "ModelInfer RPC doesn't support models with decoupled transaction policy";
-        return Err(Failure::new(Code::Unimplemented, message));
+        return Err(RequestError::new(Code::Unimplemented, message));
     }
-    whole(catalogue, call, counting).await
+    whole(catalog, call, request_timer).await
 }
 
 /// Exactly one response.
 pub(super) async fn whole(
-    catalogue: &Catalogue,
-    call: Call,
-    counting: Counting,
-) -> Result<ModelInferResponse, Failure> {
-    let told = Told::of(&call);
-    let responses = counting.watch(call.begin(catalogue, false)?);
-    let response = one(responses, counting).await?;
-    Ok(told.message(&response))
+    catalog: &ModelCatalog,
+    call: CheckedRequest,
+    request_timer: RequestTimer,
+) -> Result<ModelInferResponse, RequestError> {
+    let reported = GrpcResponseContext::of(&call);
+    let responses = request_timer.watch(call.begin(catalog, false)?);
+    let response = one(responses, request_timer).await?;
+    Ok(reported.message(&response))
 }
 
 /// A model and the version asked for, which may be left out. No name and no version is as long as what is cut off: copied
@@ -99,23 +97,23 @@ const LONGEST: usize = 1024;
 
 /// What is checked of a message before there is work.
 pub(super) async fn read(
-    catalogue: &Catalogue,
-    found: Found,
+    catalog: &ModelCatalog,
+    found: FoundModel,
     message: ModelInferRequest,
     metadata: &MetadataMap,
     deadline: Instant,
-) -> Result<Call, Failure> {
+) -> Result<CheckedRequest, RequestError> {
     let size = message.encoded_len();
-    let reading = reading(&found, catalogue, size, move |mapper| {
+    let reading = reading(&found, catalog, size, move |mapper| {
         mapper.message(&message)
     });
     let mut mapped = reading.await?;
-    if let Some(forwarded) = &catalogue.config.forwarded {
+    if let Some(forwarded) = &catalog.config.forwarded {
         forwarded.join_metadata(metadata, &mut mapped);
     }
-    let unknown = &catalogue.shared.metrics.unknown_parameters;
+    let unknown = &catalog.shared.metrics.unknown_parameters;
     unknown.inc_by(mapped.unknown.into());
-    Ok(Call {
+    Ok(CheckedRequest {
         found,
         mapped,
         deadline,

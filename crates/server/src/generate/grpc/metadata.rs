@@ -1,6 +1,4 @@
 //! What the server and its models say of themselves, as messages (TR-701 to TR-709).
-//!
-//! Owns: every method but those that ask a model. Refuses to know: requests of models.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +6,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use http::Extensions;
 use sapwood_proto::code::Code;
-use sapwood_proto::generate::{Input, Output};
+use sapwood_proto::generate::{InputTensor, OutputTensor};
 use sapwood_proto::generated::inference::log_settings_request::setting_value::ParameterChoice as Asked;
 use sapwood_proto::generated::inference::log_settings_response::setting_value::ParameterChoice as Shown;
 use sapwood_proto::generated::inference::model_metadata_response::TensorMetadata;
@@ -28,38 +26,38 @@ use serde_json::{Map, Value};
 use tonic::Request;
 
 use super::infer::target;
-use super::{Received, asked, told};
+use super::{UnaryCall, asked, logged};
 use crate::caller::Caller;
-use crate::generate::catalogue::{Catalogue, Found, State};
-use crate::generate::control::{self, Act, act, allowed};
-use crate::generate::failure::Failure;
+use crate::generate::catalog::{FoundModel, ModelCatalog, Readiness};
 use crate::generate::metadata::{EXTENSIONS, counted, logging, trace, unchanged};
+use crate::generate::model_control::{self, ControlAction, act, allowed};
 use crate::generate::repository::{list, named};
+use crate::generate::request_error::RequestError;
 
 /// Answers a method by its name.
 pub(super) async fn answer(
     method: &str,
-    catalogue: Arc<Catalogue>,
-    request: Received,
+    catalog: Arc<ModelCatalog>,
+    request: UnaryCall,
 ) -> http::Response<Body> {
-    let it = &*catalogue;
+    let it = &*catalog;
     match method {
-        "ServerLive" => told(request, |(), _| Ok(ServerLiveResponse { live: true })).await,
+        "ServerLive" => logged(request, |(), _| Ok(ServerLiveResponse { live: true })).await,
         "ServerReady" => {
             let ready = it.shared.health.ready().is_ok();
-            told(request, |(), _| Ok(ServerReadyResponse { ready })).await
+            logged(request, |(), _| Ok(ServerReadyResponse { ready })).await
         }
         "ModelReady" => {
             let answer = |asked, whose: &Extensions| model_ready(it, Caller::of(whose)?, &asked);
-            told(request, answer).await
+            logged(request, answer).await
         }
-        "ServerMetadata" => told(request, |(), _| Ok(server(it))).await,
+        "ServerMetadata" => logged(request, |(), _| Ok(server(it))).await,
         "ModelMetadata" => {
             let answer = |asked: ModelMetadataRequest, whose: &Extensions| {
                 let found = it.find(Caller::of(whose)?, &target(&asked.name, &asked.version))?;
                 Ok(model(&found))
             };
-            told(request, answer).await
+            logged(request, answer).await
         }
         "ModelConfig" => {
             let answer = |asked: ModelConfigRequest, whose: &Extensions| {
@@ -67,46 +65,47 @@ pub(super) async fn answer(
                 let config = Some(config(&found));
                 Ok(ModelConfigResponse { config })
             };
-            told(request, answer).await
+            logged(request, answer).await
         }
         "ModelStatistics" => {
             let answer = |asked, whose: &Extensions| stats(it, Caller::of(whose)?, &asked);
-            told(request, answer).await
+            logged(request, answer).await
         }
-        "TraceSetting" => told(request, |asked, _| tracing(asked)).await,
-        "LogSettings" => told(request, |asked, _| logs(asked)).await,
+        "TraceSetting" => logged(request, |asked, _| tracing(asked)).await,
+        "LogSettings" => logged(request, |asked, _| logs(asked)).await,
         method => repository(method, it, request).await,
     }
 }
 
 async fn repository(
     method: &str,
-    catalogue: &Catalogue,
-    request: Received,
+    catalog: &ModelCatalog,
+    request: UnaryCall,
 ) -> http::Response<Body> {
     match method {
         "RepositoryIndex" => {
-            let answer = |asked, whose: &Extensions| index(catalogue, Caller::of(whose)?, &asked);
-            told(request, answer).await
+            let answer = |asked, whose: &Extensions| index(catalog, Caller::of(whose)?, &asked);
+            logged(request, answer).await
         }
         "RepositoryModelLoad" => {
             asked(
                 request,
-                |request| async move { load(catalogue, request).await },
+                |request| async move { load(catalog, request).await },
             )
             .await
         }
         "RepositoryModelUnload" => {
-            asked(request, |request| async move {
-                unload(catalogue, request).await
-            })
+            asked(
+                request,
+                |request| async move { unload(catalog, request).await },
+            )
             .await
         }
         // TR-708: nothing is registered, and nothing can be.
         "SystemSharedMemoryStatus"
         | "SystemSharedMemoryUnregister"
         | "CudaSharedMemoryStatus"
-        | "CudaSharedMemoryUnregister" => told(request, |(), _| Ok(())).await,
+        | "CudaSharedMemoryUnregister" => logged(request, |(), _| Ok(())).await,
         "SystemSharedMemoryRegister" | "CudaSharedMemoryRegister" => {
             refuse(request, "shared memory is not supported").await
         }
@@ -115,7 +114,7 @@ async fn repository(
 }
 
 /// There is one repository, and it has no name.
-fn is_the_one(repository: &str) -> Result<(), Failure> {
+fn is_the_one(repository: &str) -> Result<(), RequestError> {
     if repository.is_empty() {
         Ok(())
     } else {
@@ -125,63 +124,75 @@ fn is_the_one(repository: &str) -> Result<(), Failure> {
 
 /// TR-706.
 async fn load(
-    catalogue: &Catalogue,
+    catalog: &ModelCatalog,
     request: Request<RepositoryModelLoadRequest>,
-) -> Result<(), Failure> {
+) -> Result<(), RequestError> {
     let (_, extensions, message) = request.into_parts();
     is_the_one(&message.repository_name)?;
-    let explicit = allowed(catalogue, &extensions, &message.model_name)?;
-    let mut said = control::Asked::default();
+    let explicit = allowed(catalog, &extensions, &message.model_name)?;
+    let mut sent = model_control::LoadParameters::default();
     for (name, value) in &message.parameters {
         let text = match &value.parameter_choice {
             Some(ModelChoice::StringParam(text)) => Some(text.as_str()),
             _ => None,
         };
-        said.take(name, text)?;
+        sent.take(name, text)?;
     }
-    act(catalogue, explicit, &message.model_name, Act::Load(said)).await
+    act(
+        catalog,
+        explicit,
+        &message.model_name,
+        ControlAction::Load(sent),
+    )
+    .await
 }
 
 /// TR-706.
 async fn unload(
-    catalogue: &Catalogue,
+    catalog: &ModelCatalog,
     request: Request<RepositoryModelUnloadRequest>,
-) -> Result<(), Failure> {
+) -> Result<(), RequestError> {
     let (_, extensions, message) = request.into_parts();
     is_the_one(&message.repository_name)?;
-    let explicit = allowed(catalogue, &extensions, &message.model_name)?;
-    act(catalogue, explicit, &message.model_name, Act::Unload).await
+    let explicit = allowed(catalog, &extensions, &message.model_name)?;
+    act(
+        catalog,
+        explicit,
+        &message.model_name,
+        ControlAction::Unload,
+    )
+    .await
 }
 
-async fn refuse(request: Received, why: &str) -> http::Response<Body> {
-    told(request, |(), _| {
-        Err::<(), _>(Failure::new(Code::Unimplemented, why))
+async fn refuse(request: UnaryCall, why: &str) -> http::Response<Body> {
+    logged(request, |(), _| {
+        Err::<(), _>(RequestError::new(Code::Unimplemented, why))
     })
     .await
 }
 
 fn model_ready(
-    catalogue: &Catalogue,
+    catalog: &ModelCatalog,
     caller: &Caller,
     asked: &ModelReadyRequest,
-) -> Result<ModelReadyResponse, Failure> {
-    let found = catalogue.known(caller, &asked.name)?;
-    let ready = catalogue.state(&found.function) == State::Ready;
+) -> Result<ModelReadyResponse, RequestError> {
+    let found = catalog.known(caller, &asked.name)?;
+    let ready = catalog.state(&found.function) == Readiness::Ready;
     if ready {
-        catalogue.find(caller, &target(&asked.name, &asked.version))?;
+        catalog.find(caller, &target(&asked.name, &asked.version))?;
     }
     Ok(ModelReadyResponse { ready })
 }
 
-fn server(catalogue: &Catalogue) -> ServerMetadataResponse {
+fn server(catalog: &ModelCatalog) -> ServerMetadataResponse {
     ServerMetadataResponse {
-        name: catalogue.config.metadata_name.clone(),
-        version: catalogue.config.metadata_version.clone(),
+        name: catalog.config.metadata_name.clone(),
+        version: catalog.config.metadata_version.clone(),
         extensions: EXTENSIONS.map(str::to_owned).into(),
     }
 }
 
-fn model(found: &Found) -> ModelMetadataResponse {
+fn model(found: &FoundModel) -> ModelMetadataResponse {
     let signature = &found.signature;
     let tensor = |name: &str, datatype: &str, shape: &[i64]| TensorMetadata {
         name: name.into(),
@@ -203,7 +214,7 @@ fn model(found: &Found) -> ModelMetadataResponse {
     }
 }
 
-fn config(found: &Found) -> ModelConfig {
+fn config(found: &FoundModel) -> ModelConfig {
     let signature = &found.signature;
     let versions = found.model.versions.iter();
     let versions = versions.map(|version| i64::try_from(*version).unwrap_or(i64::MAX));
@@ -232,7 +243,7 @@ fn config(found: &Found) -> ModelConfig {
     }
 }
 
-fn input(input: &Input) -> ModelInput {
+fn input(input: &InputTensor) -> ModelInput {
     ModelInput {
         name: input.name.clone(),
         data_type: input.datatype.number(),
@@ -242,7 +253,7 @@ fn input(input: &Input) -> ModelInput {
     }
 }
 
-fn output(output: &Output) -> ModelOutput {
+fn output(output: &OutputTensor) -> ModelOutput {
     ModelOutput {
         name: output.name.clone(),
         data_type: output.datatype.number(),
@@ -252,25 +263,25 @@ fn output(output: &Output) -> ModelOutput {
 }
 
 fn stats(
-    catalogue: &Catalogue,
+    catalog: &ModelCatalog,
     caller: &Caller,
     asked: &ModelStatisticsRequest,
-) -> Result<ModelStatisticsResponse, Failure> {
+) -> Result<ModelStatisticsResponse, RequestError> {
     let target = (!asked.name.is_empty()).then(|| target(&asked.name, &asked.version));
-    let all = counted(catalogue, caller, target.as_ref())?.into_iter();
+    let all = counted(catalog, caller, target.as_ref())?.into_iter();
     let model_stats = all
-        .map(|(function, name, version)| catalogue.stats.message(&function, &name, version))
+        .map(|(function, name, version)| catalog.stats.message(&function, &name, version))
         .collect();
     Ok(ModelStatisticsResponse { model_stats })
 }
 
 fn index(
-    catalogue: &Catalogue,
+    catalog: &ModelCatalog,
     caller: &Caller,
     asked: &RepositoryIndexRequest,
-) -> Result<RepositoryIndexResponse, Failure> {
+) -> Result<RepositoryIndexResponse, RequestError> {
     is_the_one(&asked.repository_name)?;
-    let all = list(catalogue, caller, asked.ready).into_iter();
+    let all = list(catalog, caller, asked.ready).into_iter();
     let models = all.map(|(name, version, state)| ModelIndex {
         name: name.as_str().into(),
         version: version.to_string(),
@@ -283,7 +294,7 @@ fn index(
 }
 
 /// TR-707: values are lists of strings here.
-fn tracing(asked: TraceSettingRequest) -> Result<TraceSettingResponse, Failure> {
+fn tracing(asked: TraceSettingRequest) -> Result<TraceSettingResponse, RequestError> {
     let now = trace();
     let asked = asked.settings.into_iter().map(|(name, setting)| {
         let mut list = setting.value;
@@ -315,7 +326,7 @@ fn tracing(asked: TraceSettingRequest) -> Result<TraceSettingResponse, Failure> 
 }
 
 /// TR-707.
-fn logs(asked: LogSettingsRequest) -> Result<LogSettingsResponse, Failure> {
+fn logs(asked: LogSettingsRequest) -> Result<LogSettingsResponse, RequestError> {
     let now = logging();
     let asked = asked.settings.into_iter().map(|(name, setting)| {
         let value = match setting.parameter_choice {

@@ -1,8 +1,5 @@
 //! `ModelStreamInfer`: any number of requests on one stream, and their responses (TR-904 to TR-907).
 //!
-//! Owns: [`Outgoing`], how many requests run at once, in which order responses are told, which one is the last. Refuses
-//! to know: what a request asks for.
-//!
 //! ```text
 //!   messages in ─► decoupled: a stream of responses each ──► as they come ──┐
 //!                └► one response each ──► in the order of the requests ────┴─► messages out
@@ -20,7 +17,7 @@ use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, FuturesOrdered, SelectAll};
 use futures::{FutureExt, Stream, StreamExt};
 use sapwood_proto::code::Code;
-use sapwood_proto::generate::{Data, OutputRole, Parameter, Response, Tensor};
+use sapwood_proto::generate::{OutputRole, RequestParameter, ResponsePayload, Tensor, TensorData};
 use sapwood_proto::generated::inference::infer_parameter::ParameterChoice;
 use sapwood_proto::generated::inference::{
     ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
@@ -29,17 +26,17 @@ use tokio::time::Instant;
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 
-use super::infer::{Told, read, target, whole};
+use super::infer::{GrpcResponseContext, read, target, whole};
 use super::status;
 use crate::body_budget::Reservation;
 use crate::caller::Caller;
-use crate::drain::Phase;
-use crate::generate::call::{Call, Responses, revoked};
-use crate::generate::catalogue::{Catalogue, Found};
+use crate::drain::DrainPhase;
+use crate::generate::call::{CallResponses, CheckedRequest, revoked};
+use crate::generate::catalog::{FoundModel, ModelCatalog};
 use crate::generate::endpoint::deadline;
-use crate::generate::failure::Failure;
-use crate::generate::stats::Counting;
-use crate::refusal::Refusal;
+use crate::generate::request_error::RequestError;
+use crate::generate::stats::RequestTimer;
+use crate::rejection::Rejection;
 use crate::revocation;
 
 /// The mark of the response that ends a request.
@@ -50,25 +47,25 @@ const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
 const ERROR_AS_STATUS: &str = "triton_grpc_error";
 
 /// What a request has to tell.
-type Item = Result<ModelInferResponse, Failed>;
+type ResponseItem = Result<ModelInferResponse, FailedRequest>;
 
 /// The requests of a stream, each with what it is charged until it has been read.
-type Incoming = BoxStream<'static, Result<(ModelInferRequest, Option<Reservation>), Status>>;
+type ChargedRequests = BoxStream<'static, Result<(ModelInferRequest, Option<Reservation>), Status>>;
 
 /// A request that has failed.
-struct Failed {
+struct FailedRequest {
     id: String,
-    failure: Failure,
+    failure: RequestError,
 }
 
 /// The body of the answer.
-pub(super) struct Outgoing {
-    catalogue: Arc<Catalogue>,
-    caller: Result<Caller, Refusal>,
+pub(super) struct StreamBody {
+    catalog: Arc<ModelCatalog>,
+    caller: Result<Caller, Rejection>,
     /// `None` when no request comes any more.
-    incoming: Option<Incoming>,
-    running: SelectAll<BoxStream<'static, Item>>,
-    ordered: FuturesOrdered<BoxFuture<'static, Item>>,
+    incoming: Option<ChargedRequests>,
+    running: SelectAll<BoxStream<'static, ResponseItem>>,
+    ordered: FuturesOrdered<BoxFuture<'static, ResponseItem>>,
     /// What came with the call, for all its requests.
     metadata: Arc<MetadataMap>,
     /// How long one request may take.
@@ -83,28 +80,28 @@ pub(super) struct Outgoing {
     cut: Arc<AtomicBool>,
 }
 
-impl Outgoing {
+impl StreamBody {
     pub(super) fn new(
-        catalogue: Arc<Catalogue>,
-        request: tonic::Request<Incoming>,
+        catalog: Arc<ModelCatalog>,
+        request: tonic::Request<ChargedRequests>,
         cut: Arc<AtomicBool>,
     ) -> Self {
         let (metadata, extensions, incoming) = request.into_parts();
-        let drain = catalogue.shared.drain.clone();
-        let leaving = async move { drain.reached(Phase::Refusing).await };
+        let drain = catalog.shared.drain.clone();
+        let departing = async move { drain.reached(DrainPhase::Refusing).await };
         Self {
             caller: Caller::of(&extensions).cloned(),
-            incoming: Some(incoming.take_until(leaving.boxed()).boxed()),
+            incoming: Some(incoming.take_until(departing.boxed()).boxed()),
             running: SelectAll::new(),
             ordered: FuturesOrdered::new(),
             time: deadline(&extensions).saturating_duration_since(Instant::now()),
-            error_as_status: says_so(&metadata),
+            error_as_status: asks_for_it(&metadata),
             metadata: Arc::new(metadata),
             refused: false,
             revoked: Some(revocation::reached()),
             over: false,
             cut,
-            catalogue,
+            catalog,
         }
     }
 
@@ -112,30 +109,30 @@ impl Outgoing {
     fn begin(
         &mut self,
         (message, reservation): (ModelInferRequest, Option<Reservation>),
-    ) -> Option<Item> {
+    ) -> Option<ResponseItem> {
         let id = message.id.clone();
         let refuse = |failure| {
             let id = id.clone();
-            Some(Err(Failed { id, failure }))
+            Some(Err(FailedRequest { id, failure }))
         };
-        let most = self.catalogue.config.grpc_requests_per_stream;
+        let most = self.catalog.config.grpc_requests_per_stream;
         if self.running.len() + self.ordered.len() >= most {
             let message = "too many requests on this stream";
-            return refuse(Failure::new(Code::Overloaded, message));
+            return refuse(RequestError::new(Code::Overloaded, message));
         }
         let target = target(&message.model_name, &message.model_version);
         let found = self
             .caller
             .as_ref()
-            .map_err(|refusal| refusal.clone().into());
-        let found = found.and_then(|caller| self.catalogue.find(caller, &target));
+            .map_err(|rejection| rejection.clone().into());
+        let found = found.and_then(|caller| self.catalog.find(caller, &target));
         let found = match found {
             Ok(found) => found,
             Err(failure) => return refuse(failure),
         };
-        let asked = Asked {
-            counting: self.catalogue.stats.begin(&found),
-            catalogue: Arc::clone(&self.catalogue),
+        let asked = UncheckedRequest {
+            request_timer: self.catalog.stats.begin(&found),
+            catalog: Arc::clone(&self.catalog),
             metadata: Arc::clone(&self.metadata),
             deadline: Instant::now() + self.time,
             empty_final: false,
@@ -144,7 +141,7 @@ impl Outgoing {
             reservation,
         };
         if asked.found.signature.decoupled {
-            let state = State::Asked(Box::new(asked));
+            let state = RequestProgress::Asked(Box::new(asked));
             self.running.push(stream::unfold((state, id), next).boxed());
         } else {
             self.ordered.push_back(single(asked, id).boxed());
@@ -152,12 +149,15 @@ impl Outgoing {
         None
     }
 
-    fn poll_incoming(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Item, Status>>> {
+    fn poll_incoming(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<ResponseItem, Status>>> {
         while let Some(incoming) = &mut self.incoming {
             match incoming.poll_next_unpin(cx) {
                 Poll::Ready(Some(Ok(message))) => {
-                    if let Some(refusal) = self.begin(message) {
-                        return Poll::Ready(Some(Ok(refusal)));
+                    if let Some(rejection) = self.begin(message) {
+                        return Poll::Ready(Some(Ok(rejection)));
                     }
                 }
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(client(&error)))),
@@ -169,7 +169,7 @@ impl Outgoing {
         Poll::Ready(None)
     }
 
-    fn poll_running(&mut self, cx: &mut Context<'_>) -> Poll<Option<Item>> {
+    fn poll_running(&mut self, cx: &mut Context<'_>) -> Poll<Option<ResponseItem>> {
         let running = self.running.poll_next_unpin(cx);
         if let Poll::Ready(Some(_)) = running {
             return running;
@@ -181,18 +181,18 @@ impl Outgoing {
     }
 
     /// TR-905.
-    fn tell(&mut self, item: Item) -> Result<ModelStreamInferResponse, Status> {
+    fn encode(&mut self, item: ResponseItem) -> Result<ModelStreamInferResponse, Status> {
         match item {
             Ok(response) => Ok(ModelStreamInferResponse {
                 error_message: String::new(),
                 infer_response: Some(response),
             }),
-            Err(Failed { failure, .. }) if self.error_as_status || failure.cut => {
+            Err(FailedRequest { failure, .. }) if self.error_as_status || failure.cut => {
                 self.over = true;
                 self.cut.store(failure.cut, Ordering::Relaxed);
                 Err(status(&failure))
             }
-            Err(Failed { id, failure }) => {
+            Err(FailedRequest { id, failure }) => {
                 let message = ModelInferResponse {
                     id,
                     ..ModelInferResponse::default()
@@ -208,7 +208,7 @@ impl Outgoing {
     }
 }
 
-impl Stream for Outgoing {
+impl Stream for StreamBody {
     type Item = Result<ModelStreamInferResponse, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -224,13 +224,13 @@ impl Stream for Outgoing {
         if std::mem::take(&mut self.refused)
             && let Poll::Ready(Some(item)) = self.poll_running(cx)
         {
-            return Poll::Ready(Some(self.tell(item)));
+            return Poll::Ready(Some(self.encode(item)));
         }
         let came = self.poll_incoming(cx);
         if let Poll::Ready(Some(item)) = came {
             self.refused = true;
             return Poll::Ready(Some(match item {
-                Ok(refusal) => self.tell(refusal),
+                Ok(rejection) => self.encode(rejection),
                 Err(status) => {
                     self.over = true;
                     Err(status)
@@ -238,7 +238,7 @@ impl Stream for Outgoing {
             }));
         }
         match (self.poll_running(cx), came) {
-            (Poll::Ready(Some(item)), _) => Poll::Ready(Some(self.tell(item))),
+            (Poll::Ready(Some(item)), _) => Poll::Ready(Some(self.encode(item))),
             (Poll::Ready(None), Poll::Ready(None)) => {
                 self.over = true;
                 let is_revoked = self.revoked.is_none();
@@ -257,116 +257,120 @@ fn client(error: &Status) -> Status {
     }
 }
 
-fn says_so(metadata: &MetadataMap) -> bool {
-    let said = metadata.get(ERROR_AS_STATUS);
-    said.is_some_and(|value| value.as_bytes() == b"true")
+fn asks_for_it(metadata: &MetadataMap) -> bool {
+    let sent = metadata.get(ERROR_AS_STATUS);
+    sent.is_some_and(|value| value.as_bytes() == b"true")
 }
 
 fn marked(mut message: ModelInferResponse, last: bool) -> ModelInferResponse {
-    let flag = Parameter::Bool(last).to_message();
+    let flag = RequestParameter::Bool(last).to_message();
     message.parameters.insert(FINAL.into(), flag);
     message
 }
 
 /// A request whose form is still to be checked.
-struct Asked {
-    catalogue: Arc<Catalogue>,
-    found: Found,
+struct UncheckedRequest {
+    catalog: Arc<ModelCatalog>,
+    found: FoundModel,
     message: ModelInferRequest,
     /// What the message is charged.
     reservation: Option<Reservation>,
     metadata: Arc<MetadataMap>,
     deadline: Instant,
     empty_final: bool,
-    counting: Counting,
+    request_timer: RequestTimer,
 }
 
-impl Asked {
+impl UncheckedRequest {
     /// The call, and whether its end may come alone.
-    async fn read(mut self) -> Result<(Call, Counting, bool, Arc<Catalogue>), Failure> {
+    async fn read(
+        mut self,
+    ) -> Result<(CheckedRequest, RequestTimer, bool, Arc<ModelCatalog>), RequestError> {
         if let Some(asked) = self.message.parameters.remove(EMPTY_FINAL) {
             let Some(ParameterChoice::BoolParam(flag)) = asked.parameter_choice else {
                 let message = format!("parameter '{EMPTY_FINAL}' must be true or false");
-                return Err(Failure::new(Code::InvalidRequest, message));
+                return Err(RequestError::new(Code::InvalidRequest, message));
             };
             self.empty_final = flag;
         }
         let Self {
-            catalogue,
+            catalog,
             found,
             message,
             reservation,
             metadata,
             deadline,
             empty_final,
-            counting,
+            request_timer: timer,
         } = self;
-        let call = read(&catalogue, found, message, &metadata, deadline).await?;
+        let call = read(&catalog, found, message, &metadata, deadline).await?;
         drop(reservation);
-        Ok((call, counting, empty_final, catalogue))
+        Ok((call, timer, empty_final, catalog))
     }
 }
 
 /// A model that gives one response; its end is known with it.
-async fn single(asked: Asked, id: String) -> Item {
-    let told = async {
-        let (call, counting, _, catalogue) = asked.read().await?;
-        whole(&catalogue, call, counting).await
+async fn single(asked: UncheckedRequest, id: String) -> ResponseItem {
+    let reported = async {
+        let (call, request_timer, _, catalog) = asked.read().await?;
+        whole(&catalog, call, request_timer).await
     };
-    match told.await {
+    match reported.await {
         Ok(message) => Ok(marked(message, true)),
-        Err(failure) => Err(Failed { id, failure }),
+        Err(failure) => Err(FailedRequest { id, failure }),
     }
 }
 
 /// How far a request is.
-enum State {
-    Asked(Box<Asked>),
-    Telling(Box<Telling>),
+enum RequestProgress {
+    Asked(Box<UncheckedRequest>),
+    Reporter(Box<ResponseWriter>),
     Over,
 }
 
 /// A request whose responses are being told.
-struct Telling {
-    responses: Responses,
-    told: Told,
-    counting: Counting,
+struct ResponseWriter {
+    responses: CallResponses,
+    response_context: GrpcResponseContext,
+    request_timer: RequestTimer,
     empty_final: bool,
     /// It is a text model: its clients wait for a last payload.
     text: bool,
     /// What was found behind the last response, where that was at hand.
-    ahead: Option<Result<Response, Failure>>,
+    ahead: Option<Result<ResponsePayload, RequestError>>,
     /// Elements of the text output of the last response.
     texts: usize,
 }
 
-async fn next((state, id): (State, String)) -> Option<(Item, (State, String))> {
-    let told = match state {
-        State::Over => return None,
-        State::Telling(telling) => telling.next().await,
-        State::Asked(asked) => match Telling::begin(*asked).await {
-            Ok(telling) => telling.next().await,
-            Err(failure) => Some((Err(failure), State::Over)),
+async fn next(
+    (state, id): (RequestProgress, String),
+) -> Option<(ResponseItem, (RequestProgress, String))> {
+    let reported = match state {
+        RequestProgress::Over => return None,
+        RequestProgress::Reporter(reporter) => reporter.next().await,
+        RequestProgress::Asked(asked) => match ResponseWriter::begin(*asked).await {
+            Ok(reporter) => reporter.next().await,
+            Err(failure) => Some((Err(failure), RequestProgress::Over)),
         },
     };
-    let (told, state) = told?;
-    let item = told.map_err(|failure| {
+    let (reported, state) = reported?;
+    let item = reported.map_err(|failure| {
         let id = id.clone();
-        Failed { id, failure }
+        FailedRequest { id, failure }
     });
     Some((item, (state, id)))
 }
 
-impl Telling {
-    async fn begin(asked: Asked) -> Result<Box<Self>, Failure> {
-        let (call, counting, empty_final, catalogue) = asked.read().await?;
-        let told = Told::of(&call);
+impl ResponseWriter {
+    async fn begin(asked: UncheckedRequest) -> Result<Box<Self>, RequestError> {
+        let (call, timer, empty_final, catalog) = asked.read().await?;
+        let reported = GrpcResponseContext::of(&call);
         let text = call.found.text && call.found.model.controls.is_empty();
-        let responses = counting.watch(call.begin(&catalogue, true)?);
+        let responses = timer.watch(call.begin(&catalog, true)?);
         Ok(Box::new(Self {
             responses,
-            told,
-            counting,
+            response_context: reported,
+            request_timer: timer,
             empty_final,
             text,
             ahead: None,
@@ -376,59 +380,61 @@ impl Telling {
 
     /// The next message, and how far the request is then. An end that is at hand is told with the response before it; no
     /// response waits for one (TR-906).
-    async fn next(mut self: Box<Self>) -> Option<(Result<ModelInferResponse, Failure>, State)> {
+    async fn next(
+        mut self: Box<Self>,
+    ) -> Option<(Result<ModelInferResponse, RequestError>, RequestProgress)> {
         let response = match self.ahead.take() {
             Some(ahead) => Some(ahead),
             None => self.responses.next().await,
         };
         let response = match response {
             Some(Ok(response)) => response,
-            Some(Err(failure)) => return Some((Err(failure), State::Over)),
+            Some(Err(failure)) => return Some((Err(failure), RequestProgress::Over)),
             None => {
-                self.counting.succeeded();
+                self.request_timer.succeeded();
                 let message = self.end()?;
-                return Some((Ok(marked(message, true)), State::Over));
+                return Some((Ok(marked(message, true)), RequestProgress::Over));
             }
         };
-        self.counting.responded(1);
+        self.request_timer.responded(1);
         self.texts = self.texts_of(&response);
-        let message = self.told.message(&response);
+        let message = self.response_context.message(&response);
         let behind = self.responses.next().now_or_never();
         let last = matches!(behind, Some(None));
         if last {
-            self.counting.succeeded();
-            return Some((Ok(marked(message, true)), State::Over));
+            self.request_timer.succeeded();
+            return Some((Ok(marked(message, true)), RequestProgress::Over));
         }
         self.ahead = behind.flatten();
-        Some((Ok(marked(message, false)), State::Telling(self)))
+        Some((Ok(marked(message, false)), RequestProgress::Reporter(self)))
     }
 
     /// What is told where the end comes alone.
     fn end(&self) -> Option<ModelInferResponse> {
         if self.empty_final {
-            return Some(self.told.message(&Response::default()));
+            return Some(self.response_context.message(&ResponsePayload::default()));
         }
-        let place = self.text_output().filter(|_| self.text)?;
-        let empty = Data::Bytes(vec![&b""[..]; self.texts].into_iter().collect());
-        Some(self.told.message(&Response {
-            outputs: vec![(place, Tensor::flat(empty))],
+        let registration = self.text_output().filter(|_| self.text)?;
+        let empty = TensorData::Bytes(vec![&b""[..]; self.texts].into_iter().collect());
+        Some(self.response_context.message(&ResponsePayload {
+            outputs: vec![(registration, Tensor::flat(empty))],
             parameters: Vec::new(),
         }))
     }
 
     fn text_output(&self) -> Option<usize> {
-        let outputs = &self.told.signature.outputs;
+        let outputs = &self.response_context.signature.outputs;
         outputs
             .iter()
             .position(|output| output.role == OutputRole::Text)
     }
 
-    fn texts_of(&self, response: &Response) -> usize {
+    fn texts_of(&self, response: &ResponsePayload) -> usize {
         let mine = self.text_output();
         let text = response
             .outputs
             .iter()
-            .find(|(place, _)| Some(*place) == mine);
+            .find(|(registration, _)| Some(*registration) == mine);
         text.map_or(self.texts, |(_, tensor)| tensor.data.len())
     }
 }

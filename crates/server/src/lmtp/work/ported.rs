@@ -1,6 +1,6 @@
 //! Tokens of a model that gives them on its ports instead of beside its text: one behind an Evergreen server.
 //!
-//! [`Ported`] reads the port `logprobs`, where each line is a token, and gives chunks whose `inner` are tokens, as models
+//! [`PortTokens`] reads the port `logprobs`, where each line is a token, and gives chunks whose `inner` are tokens, as models
 //! of this process do. The finish comes with the run's metadata, before the last tokens or behind them, and clients want it on
 //! the last token (LM-405): so a token waits here until the next one has come, or the end.
 
@@ -9,34 +9,34 @@ use std::task::{Context, Poll, ready};
 
 use futures::Stream;
 use sapwood_engine::api::{Sampled, Tokens};
-use sapwood_kernel::{Args, Chunk, Error, Kernel, Name, Port, Ports, Run, Want};
+use sapwood_kernel::{Args, Chunk, Error, Kernel, Name, Port, RequestedPorts, Run, Want};
 use serde_json::Value;
 
 /// The tokens of one run, in chunks.
-pub(super) struct Ported {
+pub(super) struct PortTokens {
     run: Run<Chunk>,
     name: Name,
     /// The beginning of a line whose end has not come.
     line: Vec<u8>,
     /// The last token so far.
-    held: Option<Sampled>,
+    pending: Option<Sampled>,
     /// Nothing more is to be read.
     read: bool,
     /// The metadata was told, and nothing more is to be.
-    told: bool,
+    reported: bool,
 }
 
-impl Ported {
+impl PortTokens {
     pub(super) fn new(kernel: &Kernel, name: &str, args: Args) -> Self {
         let ports = [Port::LOGPROBS].into_iter().collect();
         let run = kernel.run::<Chunk>(name, args);
         Self {
-            run: run.wanting(Want::from(Ports::Only(ports))),
+            run: run.wanting(Want::from(RequestedPorts::Only(ports))),
             name: Name::shared(name),
             line: Vec::new(),
-            held: None,
+            pending: None,
             read: false,
-            told: false,
+            reported: false,
         }
     }
 
@@ -53,7 +53,7 @@ impl Ported {
                 peer: self.name.clone(),
                 why: "a line of its log-probabilities cannot be read".into(),
             })?;
-            tokens.tokens.extend(self.held.replace(token));
+            tokens.tokens.extend(self.pending.replace(token));
         }
         self.line.extend_from_slice(rest);
         if self.line.len() > LINE_BYTES_MAX {
@@ -66,7 +66,7 @@ impl Ported {
     }
 }
 
-impl Stream for Ported {
+impl Stream for PortTokens {
     type Item = Result<Chunk, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -84,13 +84,13 @@ impl Stream for Ported {
                 return Poll::Ready(Some(Ok(Chunk::empty().with_inner(tokens))));
             }
         }
-        if let Some(last) = this.held.take() {
+        if let Some(last) = this.pending.take() {
             let mut tokens = Tokens::default();
             tokens.tokens.push(last);
             return Poll::Ready(Some(Ok(Chunk::empty().with_inner(tokens))));
         }
-        let told = std::mem::replace(&mut this.told, true);
-        Poll::Ready((!told).then(|| Ok(Chunk::empty().with_meta(this.run.meta().clone()))))
+        let reported = std::mem::replace(&mut this.reported, true);
+        Poll::Ready((!reported).then(|| Ok(Chunk::empty().with_meta(this.run.meta().clone()))))
     }
 }
 

@@ -28,14 +28,18 @@ fn frame(head: u8, payload: &[u8]) -> Vec<u8> {
 
 /// Gives a reader `bytes` as a network would that has them all there, but hands over at most `most` at a time. What was
 /// said, how it ended, and how often was read.
-fn hear(bytes: &[u8], most: usize, bytes_max: usize) -> (Vec<Said>, Option<Lost>, usize) {
-    let mut reader = Reader::new(Vec::new(), bytes_max);
-    let (mut said, mut rest, mut reads) = (Vec::new(), bytes, 0);
+fn receive(
+    bytes: &[u8],
+    most: usize,
+    bytes_max: usize,
+) -> (Vec<ReadFrame>, Option<SocketLoss>, usize) {
+    let mut reader = FrameReader::new(Vec::new(), bytes_max);
+    let (mut reply, mut rest, mut reads) = (Vec::new(), bytes, 0);
     loop {
         match reader.next() {
-            Ok(Some(one)) => said.push(one),
-            Err(lost) => return (said, Some(lost), reads),
-            Ok(None) if rest.is_empty() => return (said, None, reads),
+            Ok(Some(one)) => reply.push(one),
+            Err(lost) => return (reply, Some(lost), reads),
+            Ok(None) if rest.is_empty() => return (reply, None, reads),
             Ok(None) => {
                 let room = reader.room();
                 let count = most.min(rest.len()).min(room.capacity() - room.len());
@@ -70,15 +74,15 @@ fn ev_705_messages_are_the_same_however_their_bytes_come() {
     bytes.extend(frame(0x8a, b""));
     bytes.extend(frame(0x80, b"pieces"));
     bytes.extend(frame(0x88, b"\x03\xe8bye"));
-    let (whole, lost, _) = hear(&bytes, usize::MAX, 70_000);
+    let (whole, lost, _) = receive(&bytes, usize::MAX, 70_000);
     assert_eq!((whole.len(), lost), (1 + 12 + 4, None));
-    assert_eq!(whole[0], Said::Text("grüße".into()));
-    assert_eq!(whole[12], Said::Binary(long.into()));
-    assert_eq!(whole[13], Said::Ping("there?".into()));
-    assert_eq!(whole[15], Said::Text("in pieces".into()));
-    assert_eq!(whole[16], Said::Close(Some(CloseCode::Normal)));
+    assert_eq!(whole[0], ReadFrame::Text("grüße".into()));
+    assert_eq!(whole[12], ReadFrame::Binary(long.into()));
+    assert_eq!(whole[13], ReadFrame::Ping("there?".into()));
+    assert_eq!(whole[15], ReadFrame::Text("in pieces".into()));
+    assert_eq!(whole[16], ReadFrame::Close(Some(CloseCode::Normal)));
     for most in [1, 2, 3, 5, 13, 14, 15, 100, 4_096, 16_384, 65_536] {
-        assert_eq!(hear(&bytes, most, 70_000).0, whole, "{most} at a time");
+        assert_eq!(receive(&bytes, most, 70_000).0, whole, "{most} at a time");
     }
 }
 
@@ -87,61 +91,69 @@ fn ev_705_what_no_client_may_send_is_named() {
     let long = [b'x'; 126];
     let huge = [&[0x82, 0xff][..], &[0xff; 8], &[0; 4]].concat();
     for (what, bytes, expect) in [
-        ("not masked", vec![0x82, 1, b'x'], Lost::Broken),
-        ("reserved bit 1", frame(0xc2, b""), Lost::Broken),
-        ("reserved bit 2", frame(0xa2, b""), Lost::Broken),
-        ("reserved bit 3", frame(0x92, b""), Lost::Broken),
-        ("a reserved kind", frame(0x83, b""), Lost::Broken),
-        ("a reserved control", frame(0x8b, b""), Lost::Broken),
-        ("more of nothing", frame(0x80, b"x"), Lost::Broken),
-        ("a ping in pieces", frame(0x09, b"x"), Lost::Broken),
-        ("a long ping", frame(0x89, &long), Lost::Broken),
-        ("half a code", frame(0x88, b"\x03"), Lost::Broken),
+        ("not masked", vec![0x82, 1, b'x'], SocketLoss::Broken),
+        ("reserved bit 1", frame(0xc2, b""), SocketLoss::Broken),
+        ("reserved bit 2", frame(0xa2, b""), SocketLoss::Broken),
+        ("reserved bit 3", frame(0x92, b""), SocketLoss::Broken),
+        ("a reserved kind", frame(0x83, b""), SocketLoss::Broken),
+        ("a reserved control", frame(0x8b, b""), SocketLoss::Broken),
+        ("more of nothing", frame(0x80, b"x"), SocketLoss::Broken),
+        ("a ping in pieces", frame(0x09, b"x"), SocketLoss::Broken),
+        ("a long ping", frame(0x89, &long), SocketLoss::Broken),
+        ("half a code", frame(0x88, b"\x03"), SocketLoss::Broken),
         (
             "a code that says nothing",
             frame(0x88, b"\x03\xed"),
-            Lost::Broken,
+            SocketLoss::Broken,
         ),
-        ("a code of nobody", frame(0x88, b"\x00\x01"), Lost::Broken),
+        (
+            "a code of nobody",
+            frame(0x88, b"\x00\x01"),
+            SocketLoss::Broken,
+        ),
         (
             "a message within a message",
             [frame(0x02, b"x"), frame(0x82, b"y")].concat(),
-            Lost::Broken,
+            SocketLoss::Broken,
         ),
-        ("no UTF-8", frame(0x81, b"\xff"), Lost::NotText),
+        ("no UTF-8", frame(0x81, b"\xff"), SocketLoss::NotText),
         (
             "no UTF-8 in pieces",
             [frame(0x01, b"\xc3"), frame(0x80, b"x")].concat(),
-            Lost::NotText,
+            SocketLoss::NotText,
         ),
         (
             "no UTF-8 in a reason",
             frame(0x88, b"\x03\xe8\xff"),
-            Lost::NotText,
+            SocketLoss::NotText,
         ),
-        ("longer than there is", huge, Lost::TooLarge),
-        ("one byte too long", frame(0x82, &[0; 201]), Lost::TooLarge),
+        ("longer than there is", huge, SocketLoss::TooLarge),
+        (
+            "one byte too long",
+            frame(0x82, &[0; 201]),
+            SocketLoss::TooLarge,
+        ),
         (
             "too long together",
             [frame(0x02, &[0; 200]), frame(0x80, b"x")].concat(),
-            Lost::TooLarge,
+            SocketLoss::TooLarge,
         ),
     ] {
-        let (said, lost, _) = hear(&bytes, usize::MAX, 200);
-        assert_eq!((said, lost), (Vec::new(), Some(expect)), "{what}");
+        let (reply, lost, _) = receive(&bytes, usize::MAX, 200);
+        assert_eq!((reply, lost), (Vec::new(), Some(expect)), "{what}");
     }
     // A character may be cut between frames.
     let cut = [frame(0x01, b"\xc3"), frame(0x80, b"\xbc")].concat();
-    let (said, ..) = hear(&cut, usize::MAX, 200);
-    assert_eq!(said, [Said::Text("ü".into())]);
+    let (reply, ..) = receive(&cut, usize::MAX, 200);
+    assert_eq!(reply, [ReadFrame::Text("ü".into())]);
     let exact = [frame(0x02, &[0; 199]), frame(0x80, b"x")].concat();
-    assert_eq!(hear(&exact, usize::MAX, 200).1, None);
+    assert_eq!(receive(&exact, usize::MAX, 200).1, None);
 }
 
 #[test]
 fn ev_705_frames_of_a_message_are_counted() {
-    for (left, expect) in [(3, None), (2, Some(Lost::TooLarge))] {
-        let mut reader = Reader::new(frame(0x02, b"x"), 200);
+    for (left, expect) in [(3, None), (2, Some(SocketLoss::TooLarge))] {
+        let mut reader = FrameReader::new(frame(0x02, b"x"), 200);
         assert_eq!(reader.next(), Ok(None));
         let pieces = reader.pieces.as_mut().unwrap();
         assert_eq!(pieces.frames_left, FRAMES_MAX);
@@ -161,18 +173,18 @@ fn ev_705_frames_of_a_message_are_counted() {
 fn ev_981_large_messages_take_few_reads() {
     let large = frame(0x82, &[b'x'; 65_536]);
     let bytes = large.repeat(10);
-    let (said, _, reads) = hear(&bytes, usize::MAX, 65_536);
-    assert_eq!(said.len(), 10);
+    let (reply, _, reads) = receive(&bytes, usize::MAX, 65_536);
+    assert_eq!(reply.len(), 10);
     assert!(reads <= 15, "{reads} reads");
     let small = frame(0x82, &[b'x'; 50]).repeat(1_000);
-    let (said, _, reads) = hear(&small, usize::MAX, 65_536);
-    assert_eq!(said.len(), 1_000);
+    let (reply, _, reads) = receive(&small, usize::MAX, 65_536);
+    assert_eq!(reply.len(), 1_000);
     assert!(reads <= 5, "{reads} reads");
 }
 
 #[test]
 fn ev_982_who_waits_holds_no_memory() {
-    let mut reader = Reader::new(frame(0x82, b"x"), 100_000);
+    let mut reader = FrameReader::new(frame(0x82, b"x"), 100_000);
     assert!(reader.next().unwrap().is_some());
     assert!(reader.next().unwrap().is_none());
     assert!(reader.room().capacity() >= NARROW);
@@ -189,8 +201,8 @@ fn ev_982_who_waits_holds_no_memory() {
 #[test]
 fn ev_982_a_message_keeps_little_more_than_itself() {
     let large = frame(0x82, &[b'x'; 65_536]);
-    let small = frame(0x82, &[b'y'; KEPT_WHOLE]);
-    let mut reader = Reader::new(Vec::new(), 65_536);
+    let small = frame(0x82, &[b'y'; RETAINED_WHOLE]);
+    let mut reader = FrameReader::new(Vec::new(), 65_536);
     reader.frame = None;
     let head = &large[..HEAD_MAX];
     reader.room().extend_from_slice(head);
@@ -200,11 +212,11 @@ fn ev_982_a_message_keeps_little_more_than_itself() {
     room.extend_from_slice(&small);
     let block = room.as_ptr_range();
     let block = block.start..block.start.wrapping_add(reader.block);
-    let Some(Said::Binary(first)) = reader.next().unwrap() else {
+    let Some(ReadFrame::Binary(first)) = reader.next().unwrap() else {
         panic!("the large one");
     };
     assert!(block.contains(&first.as_ptr()), "nothing is copied");
-    let Some(Said::Binary(second)) = reader.next().unwrap() else {
+    let Some(ReadFrame::Binary(second)) = reader.next().unwrap() else {
         panic!("the small one");
     };
     assert!(!block.contains(&second.as_ptr()), "it has its own");

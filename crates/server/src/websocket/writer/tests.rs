@@ -64,7 +64,7 @@ fn ev_705_frames_go_out_in_order_however_little_is_taken_at_a_time() {
     }
     let mut cx = Context::from_waker(Waker::noop());
     for each in [1, 2, 13, 4_096, 100_000, usize::MAX] {
-        let mut writer = Writer::default();
+        let mut writer = FrameWriter::default();
         let mut slow = Slow {
             taken: Vec::new(),
             each,
@@ -72,9 +72,9 @@ fn ev_705_frames_go_out_in_order_however_little_is_taken_at_a_time() {
         };
         for (index, len) in lengths.into_iter().enumerate() {
             let kind = if index % 2 == 0 {
-                Kind::Text
+                FrameKind::Text
             } else {
-                Kind::Binary
+                FrameKind::Binary
             };
             writer.put(kind, vec![u8::try_from(index).unwrap(); len].into());
             // Some of it goes while there is more to come.
@@ -93,11 +93,11 @@ fn ev_705_frames_go_out_in_order_however_little_is_taken_at_a_time() {
 #[test]
 fn ev_705_control_frames_have_their_heads() {
     for (kind, expect) in [
-        (Kind::Ping, [0x89, 0]),
-        (Kind::Pong, [0x8a, 0]),
-        (Kind::Close, [0x88, 0]),
+        (FrameKind::Ping, [0x89, 0]),
+        (FrameKind::Pong, [0x8a, 0]),
+        (FrameKind::Close, [0x88, 0]),
     ] {
-        let mut writer = Writer::default();
+        let mut writer = FrameWriter::default();
         writer.put(kind, Bytes::new());
         assert_eq!(writer.open[..], expect);
     }
@@ -105,13 +105,13 @@ fn ev_705_control_frames_have_their_heads() {
 
 #[test]
 fn ev_982_what_was_needed_for_much_is_given_back() {
-    let mut writer = Writer::default();
+    let mut writer = FrameWriter::default();
     for _ in 0..10 {
-        writer.put(Kind::Binary, vec![0; GATHERED - 1].into());
+        writer.put(FrameKind::Binary, vec![0; GATHERED - 1].into());
     }
     writer.rest();
     assert!(
-        writer.open.capacity() > KEPT_BYTES,
+        writer.open.capacity() > RETAINED_BYTES,
         "it waits to be written"
     );
     let mut all = Slow {

@@ -5,35 +5,40 @@ use std::task::Waker;
 use bytes::Bytes;
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{
-    Action, Chunk as WireChunk, Fragment, Message, Param, Payload, Status,
+    Action, Chunk as WireChunk, Fragment, Param, Payload, Status, WireMessage,
 };
-use sapwood_proto::session::{Config, Session as Machine, Shared, Side};
+use sapwood_proto::session::{Config, SessionMachine as Machine, SharedSession, Side};
 use sapwood_proto::time::Time;
 
 use super::*;
 use crate::name::{Mime, Port};
 use crate::probe::{FRAGILE_POLLS, Panics, fragile};
 use crate::session::test_functions;
-use crate::spec::{Output as SpecOutput, Spec};
+use crate::spec::{OutputSpec as SpecOutput, Spec};
 
-fn served(kernel: &Kernel) -> (Shared, Served) {
+fn served(kernel: &Kernel) -> (SharedSession, ServedSession) {
     let config = Config {
         partial_failure: true,
         ..Config::default()
     };
-    let shared = Shared::new(Machine::new(Side::Client, config, Time::ZERO));
-    let link = Link::to(shared.clone(), tokio::time::Instant::now(), Dialect::Grpc);
-    assert!(link.with(Live::hire));
-    let options = Options {
+    let shared = SharedSession::new(Machine::new(Side::Client, config, Time::ZERO));
+    let link = SessionLink::to(shared.clone(), tokio::time::Instant::now(), Dialect::Grpc);
+    assert!(link.with(Live::acquire_worker));
+    let options = SessionOptions {
         partial_failure: true,
         extensions: &[],
-        ..Options::default()
+        ..SessionOptions::default()
     };
     let runs = Runs::new(link.clone(), kernel.clone(), Arc::new(options));
-    (shared, Served { link, runs })
+    (shared, ServedSession { link, runs })
 }
 
-fn ask(shared: &Shared, name: &'static str, input: Option<&'static str>, output: &'static str) {
+fn ask(
+    shared: &SharedSession,
+    name: &'static str,
+    input: Option<&'static str>,
+    output: &'static str,
+) {
     let metadata = Arc::new(Metadata::of("text/plain"));
     let fragment = |id: &'static str| Fragment {
         id: id.into(),
@@ -49,7 +54,7 @@ fn ask(shared: &Shared, name: &'static str, input: Option<&'static str>, output:
     } else {
         "output"
     };
-    let message = Message {
+    let message = WireMessage {
         fragments: input.map(fragment).into_iter().collect(),
         actions: vec![Action {
             name: name.into(),
@@ -57,7 +62,7 @@ fn ask(shared: &Shared, name: &'static str, input: Option<&'static str>, output:
             outputs: vec![Param::new(wire, output)],
             ..Action::default()
         }],
-        ..Message::default()
+        ..WireMessage::default()
     };
     shared
         .with(|live| live.machine().handle(message, Time::ZERO))
@@ -65,7 +70,11 @@ fn ask(shared: &Shared, name: &'static str, input: Option<&'static str>, output:
 }
 
 /// Polls until the output is final; its bytes, and how it ended.
-fn answer(shared: &Shared, served: &mut Served, output: &str) -> (Vec<u8>, Option<Arc<Status>>) {
+fn answer(
+    shared: &SharedSession,
+    served: &mut ServedSession,
+    output: &str,
+) -> (Vec<u8>, Option<Arc<Status>>) {
     let mut cx = Context::from_waker(Waker::noop());
     let mut data = Vec::new();
     loop {
@@ -91,13 +100,13 @@ fn answer(shared: &Shared, served: &mut Served, output: &str) -> (Vec<u8>, Optio
 async fn oa_913_a_clients_function_that_panics_anywhere_ends_its_own_action_and_is_counted_once() {
     let polls = 0..FRAGILE_POLLS;
     let both = polls.clone().map(Panics::PollAndDrop);
-    let places = [Panics::Call, Panics::Drop].into_iter();
-    for place in places.chain(polls.map(Panics::Poll)).chain(both) {
+    let positions = [Panics::Call, Panics::Drop].into_iter();
+    for target in positions.chain(polls.map(Panics::Poll)).chain(both) {
         let (kernel, alive) = (Kernel::new(), Arc::new(()));
         kernel.add_all(test_functions()).unwrap();
         let spec = Spec::new("fragile", "").outputs([SpecOutput::new(Port::MAIN, Mime::TEXT)]);
         kernel
-            .add(fragile(spec, place, false, Arc::clone(&alive)))
+            .add(fragile(spec, target, false, Arc::clone(&alive)))
             .unwrap();
         let (shared, mut served) = served(&kernel);
         ask(&shared, "fragile", None, "~f");
@@ -106,15 +115,15 @@ async fn oa_913_a_clients_function_that_panics_anywhere_ends_its_own_action_and_
         assert_eq!(
             (status.code, &*status.reason),
             (Code::Internal, "FUNCTION"),
-            "{place:?}"
+            "{target:?}"
         );
         ask(&shared, "echo", Some("~i"), "~o");
         let echoed = answer(&shared, &mut served, "~o");
-        assert_eq!(echoed, (b"in".to_vec(), None), "{place:?}");
-        assert_eq!(kernel.panics(), 1, "{place:?}");
+        assert_eq!(echoed, (b"in".to_vec(), None), "{target:?}");
+        assert_eq!(kernel.panics(), 1, "{target:?}");
         assert_eq!(shared.with(|live| live.machine().unfinished()), 0);
         drop((served, kernel));
-        assert_eq!(Arc::strong_count(&alive), 1, "{place:?}: nothing is left");
+        assert_eq!(Arc::strong_count(&alive), 1, "{target:?}: nothing is left");
     }
 }
 

@@ -1,12 +1,12 @@
 //! Text models.
 
 use crate::args;
-use crate::call::Ports;
+use crate::call::RequestedPorts;
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::from_chunks::Json;
 use crate::generate::{Targets, generate};
-use crate::meta::Reason;
+use crate::meta::ChoiceFinish;
 use crate::model::GenerateConfig;
 use crate::name::{Mime, Port};
 use crate::node::Node;
@@ -81,7 +81,7 @@ async fn serving(model: (Value, Value), answer: (u16, String)) -> Server {
     Server::start(World { models, answer }).await
 }
 
-fn says(text: &str) -> Value {
+fn states(text: &str) -> Value {
     json!({"model_name": "m", "model_version": "1", "text_output": text})
 }
 
@@ -216,7 +216,11 @@ async fn tr_404_a_typed_configuration_and_a_deadline_reach_the_server() {
 }
 
 /// What a call of the model `bare` with these inputs, reading these ports, fails with.
-async fn refusal(server: &Server, inputs: Vec<(&'static str, Node)>, ports: Ports) -> Error {
+async fn rejection(
+    server: &Server,
+    inputs: Vec<(&'static str, Node)>,
+    ports: RequestedPorts,
+) -> Error {
     let inputs = inputs
         .into_iter()
         .map(|(name, node)| (Name::new(name), node));
@@ -232,7 +236,7 @@ fn json_node(value: &Value) -> Node {
 /// Said before anything was sent.
 #[tokio::test]
 async fn tr_407_fields_that_a_text_server_cannot_keep_are_refused_before_work() {
-    let server = serving(bare(), events(&[says("x")])).await;
+    let server = serving(bare(), events(&[states("x")])).await;
     let typed = |config: GenerateConfig| Node::from(config.into_chunk());
     let usual = GenerateConfig::default;
     let configs = [
@@ -254,7 +258,7 @@ async fn tr_407_fields_that_a_text_server_cannot_keep_are_refused_before_work() 
     ];
     for (index, config) in configs.into_iter().enumerate() {
         let inputs = vec![("prompt", Node::from("hi".to_owned())), ("config", config)];
-        let error = refusal(&server, inputs, Ports::All).await;
+        let error = rejection(&server, inputs, RequestedPorts::All).await;
         assert_eq!(error.code(), Code::Unimplemented, "{index}: {error}");
     }
     assert_eq!(server.requests(), 0);
@@ -262,23 +266,35 @@ async fn tr_407_fields_that_a_text_server_cannot_keep_are_refused_before_work() 
 
 #[tokio::test]
 async fn tr_407_inputs_and_ports_that_need_tokens_are_refused_before_work() {
-    let server = serving(bare(), events(&[says("x")])).await;
+    let server = serving(bare(), events(&[states("x")])).await;
     let hi = || ("prompt", Node::from("hi".to_owned()));
     let tokens = Chunk::bytes(vec![1, 0, 0, 0]).with_mime(Mime::TOKENS);
     let messages = json_node(&json!([{"role": "user", "content": "hi"}]));
     let tools = json_node(&json!([{"type": "function", "function": {"name": "f"}}]));
     for (name, inputs, ports) in [
-        ("tokens", vec![hi()], Ports::Only(vec![Port::TOKENS])),
-        ("logprobs", vec![hi()], Ports::Only(vec![Port::LOGPROBS])),
+        (
+            "tokens",
+            vec![hi()],
+            RequestedPorts::Only(vec![Port::TOKENS]),
+        ),
+        (
+            "logprobs",
+            vec![hi()],
+            RequestedPorts::Only(vec![Port::LOGPROBS]),
+        ),
         (
             "token prompt",
             vec![("prompt", Node::from(tokens))],
-            Ports::All,
+            RequestedPorts::All,
         ),
-        ("messages", vec![("messages", messages)], Ports::All),
-        ("tools", vec![hi(), ("tools", tools)], Ports::All),
+        (
+            "messages",
+            vec![("messages", messages)],
+            RequestedPorts::All,
+        ),
+        ("tools", vec![hi(), ("tools", tools)], RequestedPorts::All),
     ] {
-        let error = refusal(&server, inputs, ports).await;
+        let error = rejection(&server, inputs, ports).await;
         assert_eq!(error.code(), Code::Unimplemented, "{name}: {error}");
     }
     assert_eq!(server.requests(), 0);
@@ -293,7 +309,7 @@ async fn tr_406_text_finish_and_usage_become_chunks_and_metadata() {
     let (text, meta) = run.finish().await.unwrap();
     assert_eq!(
         (text.as_str(), &meta.finish[&0]),
-        ("green tea", &Reason::Length)
+        ("green tea", &ChoiceFinish::Length)
     );
     assert_eq!(
         (meta.usage.prompt_tokens, meta.usage.completion_tokens),
@@ -309,20 +325,23 @@ async fn tr_406_text_finish_and_usage_become_chunks_and_metadata() {
     assert_eq!(document["finish_reason"], "length");
     assert_eq!(document["usage"]["completion_tokens"], 3);
 
-    let server = serving(bare(), events(&[says("all")])).await;
+    let server = serving(bare(), events(&[states("all")])).await;
     let (text, meta) = server
         .kernel
         .run::<String>("bare", args! { prompt: "hi" })
         .finish()
         .await
         .unwrap();
-    assert_eq!((text.as_str(), &meta.finish[&0]), ("all", &Reason::Stop));
+    assert_eq!(
+        (text.as_str(), &meta.finish[&0]),
+        ("all", &ChoiceFinish::Stop)
+    );
 }
 
 /// GENERATE finds it like a model of our own.
 #[tokio::test]
 async fn tr_1311_a_text_model_is_a_target_of_generate() {
-    let server = serving(bare(), events(&[says("hello")])).await;
+    let server = serving(bare(), events(&[states("hello")])).await;
     server.kernel.add(generate(Targets::default())).unwrap();
     let run = server
         .kernel
@@ -340,7 +359,7 @@ async fn tr_1306_messages_and_tools_go_to_a_model_that_declares_them() {
     ];
     let server = serving(
         model("chat", &inputs, &[("text_output", "BYTES")]),
-        events(&[says("hello")]),
+        events(&[states("hello")]),
     )
     .await;
     let messages = json!([{"role": "user", "content": "hi"}]);
@@ -363,11 +382,11 @@ async fn tr_1306_messages_and_tools_go_to_a_model_that_declares_them() {
 async fn tr_604_errors_come_after_what_had_come_and_have_our_codes() {
     let tired = json!({"error": "the parrot is tired"});
     let refused = |status, text: &str| (status, format!("data: {{\"error\":\"{text}\"}}\n\n"));
-    let (_, cut) = events(&[says("green")]);
+    let (_, cut) = events(&[states("green")]);
     let cut = (200, format!("{cut}data: {{\"text_out"));
     for (answer, text, code, reason) in [
         (
-            events(&[says("green"), tired.clone()]),
+            events(&[states("green"), tired.clone()]),
             "green",
             Code::UpstreamFailed,
             "",
@@ -420,7 +439,7 @@ async fn tr_604_errors_come_after_what_had_come_and_have_our_codes() {
 
 #[tokio::test]
 async fn tr_608_dropping_the_run_ends_the_request() {
-    let (status, mut text) = events(&[says("green")]);
+    let (status, mut text) = events(&[states("green")]);
     text.push_str("...");
     let server = serving(bare(), (status, text)).await;
     let mut run = server.kernel.run::<String>("bare", args! { prompt: "hi" });

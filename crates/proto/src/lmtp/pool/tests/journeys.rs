@@ -74,16 +74,16 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 impl Asked {
-    fn work(&self) -> Work {
+    fn work(&self) -> StreamDemand {
         let prompt = prompt(self.prompt, self.blocks);
         if self.kind == Kind::Score {
-            return Work::Score(Score {
+            return StreamDemand::Score(Score {
                 prompt,
                 scored: (1..=self.max_tokens).collect(),
                 top_logprobs: 0,
             });
         }
-        Work::Generate(Generate {
+        StreamDemand::Generate(GenerateRequest {
             prompt,
             max_tokens: self.max_tokens,
             stop_tokens: match self.kind {
@@ -93,7 +93,7 @@ impl Asked {
             presence_penalty: f32::from(u8::from(self.kind == Kind::Penalised)),
             seed: (self.kind == Kind::Seeded).then_some(7),
             temperature: f32::from(u8::from(self.kind == Kind::Seeded)),
-            ..Generate::default()
+            ..GenerateRequest::default()
         })
     }
 }
@@ -108,74 +108,74 @@ fn next(tokens: &[Token]) -> Token {
 
 /// A stream at an upstream: what was asked there, and what it has said.
 struct There {
-    work: Work,
-    said: Vec<Token>,
+    work: StreamDemand,
+    reply: Vec<Token>,
 }
 
 impl There {
     /// The next item, as the upstream ends its own stream.
-    fn step(&mut self) -> Received {
+    fn step(&mut self) -> ReceivedItem {
         let (token, finish) = match &self.work {
-            Work::Generate(wanted) => {
-                let all = [&wanted.prompt[..], &self.said].concat();
+            StreamDemand::Generate(wanted) => {
+                let all = [&wanted.prompt[..], &self.reply].concat();
                 let drawn = wanted.seed.map_or(0, |_| wanted.prompt.len() as u32);
                 let token = (next(&all) + drawn) % 12;
-                self.said.push(token);
+                self.reply.push(token);
                 let mut stops = wanted.stop_tokens.iter();
-                let stopped = stops.any(|stop| self.said.ends_with(stop));
+                let stopped = stops.any(|stop| self.reply.ends_with(stop));
                 let finish = if token == END || stopped {
-                    Some(Finish::Stop)
+                    Some(StreamFinish::Stop)
                 } else {
-                    (self.said.len() == wanted.max_tokens as usize).then_some(Finish::Length)
+                    (self.reply.len() == wanted.max_tokens as usize).then_some(StreamFinish::Length)
                 };
                 (token, finish)
             }
-            Work::Score(wanted) => {
-                let token = wanted.scored[self.said.len()];
-                self.said.push(token);
-                let last = self.said.len() == wanted.scored.len();
-                (token, last.then_some(Finish::Stop))
+            StreamDemand::Score(wanted) => {
+                let token = wanted.scored[self.reply.len()];
+                self.reply.push(token);
+                let last = self.reply.len() == wanted.scored.len();
+                (token, last.then_some(StreamFinish::Stop))
             }
         };
-        Received {
+        ReceivedItem {
             token: Some(token),
             finish,
-            ..Received::default()
+            ..ReceivedItem::default()
         }
     }
 }
 
 /// A stream as its reader sees it.
 struct Stream {
-    passage: Passage,
-    work: Work,
+    passage: RelayedStream,
+    work: StreamDemand,
     seen: Vec<Token>,
-    at: Option<(Member, There)>,
-    ends: Vec<Result<Finish, Reason>>,
+    at: Option<(PoolMember, There)>,
+    ends: Vec<Result<StreamFinish, LmtpReason>>,
     left: bool,
 }
 
 /// What a single upstream that is never lost gives.
-fn undisturbed(work: &Work) -> (Vec<Token>, Finish) {
+fn undisturbed(work: &StreamDemand) -> (Vec<Token>, StreamFinish) {
     let mut there = There {
         work: work.clone(),
-        said: Vec::new(),
+        reply: Vec::new(),
     };
     loop {
         if let Some(finish) = there.step().finish {
-            return (there.said, finish);
+            return (there.reply, finish);
         }
     }
 }
 
 struct World {
-    pool: Pool,
+    pool: PoolMachine,
     streams: Vec<Stream>,
     now: Time,
 }
 
 impl World {
-    fn ask(&mut self, index: usize, but: Option<Member>) {
+    fn ask(&mut self, index: usize, but: Option<PoolMember>) {
         let stream = &mut self.streams[index];
         match self.pool.route(stream.passage.tokens(), but, self.now) {
             Ok(member) => {
@@ -183,11 +183,11 @@ impl World {
                 assert_ne!(Some(member), but);
                 let there = There {
                     work: stream.passage.work(),
-                    said: Vec::new(),
+                    reply: Vec::new(),
                 };
                 stream.at = Some((member, there));
             }
-            Err(fault) => stream.ends.push(Err(fault.reason)),
+            Err(error) => stream.ends.push(Err(error.reason)),
         }
     }
 
@@ -199,28 +199,29 @@ impl World {
         let mut item = there.step();
         let member = *member;
         match stream.passage.item(&mut item) {
-            Passed::On => {}
-            Passed::Known => return,
+            RelayedItem::On => {}
+            RelayedItem::Known => return,
             other => panic!("{other:?}"),
         }
         stream.seen.extend(item.token);
         if let Some(finish) = item.finish {
             self.pool.remember(member, stream.passage.tokens());
-            self.pool.ended(member, Ended::Well, self.now);
+            self.pool.ended(member, StreamOutcome::Well, self.now);
             stream.at = None;
             stream.ends.push(Ok(finish));
         }
     }
 
-    fn fail(&mut self, index: usize, reason: Reason) {
+    fn fail(&mut self, index: usize, reason: LmtpReason) {
         let stream = &mut self.streams[index];
         let Some((member, _)) = stream.at.take() else {
             return;
         };
-        self.pool.ended(member, Ended::Failed(reason), self.now);
-        match stream.passage.failed(Fault::new(reason, "")) {
+        self.pool
+            .ended(member, StreamOutcome::Failed(reason), self.now);
+        match stream.passage.failed(LmtpError::new(reason, "")) {
             Ok(()) => self.ask(index, Some(member)),
-            Err(fault) => stream.ends.push(Err(fault.reason)),
+            Err(error) => stream.ends.push(Err(error.reason)),
         }
     }
 
@@ -238,7 +239,7 @@ impl World {
             Op::Open(asked) => {
                 let work = asked.work();
                 self.streams.push(Stream {
-                    passage: Passage::new(work.clone(), true),
+                    passage: RelayedStream::new(work.clone(), true),
                     work,
                     seen: Vec::new(),
                     at: None,
@@ -250,30 +251,33 @@ impl World {
             Op::Step(member) => self.of(member).into_iter().for_each(|one| self.step(one)),
             Op::Lose(member) => {
                 let cut = self.of(member);
-                self.pool.lost(Member(member), self.now);
+                self.pool.lost(PoolMember(member), self.now);
                 for one in cut {
-                    self.fail(one, Reason::ConnectionLost);
+                    self.fail(one, LmtpReason::ConnectionLost);
                 }
             }
             Op::Drain(member) => {
                 for one in self.of(member) {
-                    self.fail(one, Reason::Draining);
+                    self.fail(one, LmtpReason::Draining);
                 }
             }
             Op::Answer(member) => {
-                let probe = Probe::Answered(Some(1));
-                self.pool.probed(Member(member), probe, self.now);
+                let probe = ProbeOutcome::Answered(Some(1));
+                self.pool.probed(PoolMember(member), probe, self.now);
             }
-            Op::Miss(member) => self.pool.probed(Member(member), Probe::Missed, self.now),
+            Op::Miss(member) => {
+                self.pool
+                    .probed(PoolMember(member), ProbeOutcome::Missed, self.now)
+            }
             Op::Fail(index) if index < self.streams.len() => {
-                self.fail(index, Reason::EngineError);
+                self.fail(index, LmtpReason::EngineError);
             }
             Op::Leave(index) => {
                 if let Some(stream) = self.streams.get_mut(index)
                     && let Some((member, _)) = stream.at.take()
                 {
                     stream.left = true;
-                    self.pool.ended(member, Ended::Left, self.now);
+                    self.pool.ended(member, StreamOutcome::Left, self.now);
                 }
             }
             Op::Fail(_) => {}
@@ -301,7 +305,7 @@ impl World {
             match &stream.ends[0] {
                 Ok(seen) => assert_eq!((&stream.seen, seen), (&whole, &finish)),
                 Err(reason) => assert!(
-                    matches!(reason, Reason::UpstreamError | Reason::EngineError),
+                    matches!(reason, LmtpReason::UpstreamError | LmtpReason::EngineError),
                     "{reason:?}"
                 ),
             }

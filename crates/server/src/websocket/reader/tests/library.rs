@@ -30,43 +30,43 @@ impl Write for Recorded<'_> {
 }
 
 /// What the library hears, and how that ended; `None` where the bytes did.
-fn library(bytes: &[u8]) -> (Vec<Said>, Option<Lost>) {
+fn library(bytes: &[u8]) -> (Vec<ReadFrame>, Option<SocketLoss>) {
     let config = WebSocketConfig::default()
         .max_message_size(Some(BYTES_MAX))
         .max_frame_size(Some(BYTES_MAX));
     let mut socket = WebSocket::from_raw_socket(Recorded(bytes), Role::Server, Some(config));
-    let mut said = Vec::new();
+    let mut reply = Vec::new();
     loop {
         let lost = match socket.read() {
             Ok(Message::Text(text)) => {
-                said.push(Said::Text(text.into()));
+                reply.push(ReadFrame::Text(text.into()));
                 continue;
             }
             Ok(Message::Binary(bytes)) => {
-                said.push(Said::Binary(bytes));
+                reply.push(ReadFrame::Binary(bytes));
                 continue;
             }
             Ok(Message::Ping(data)) => {
-                said.push(Said::Ping(data));
+                reply.push(ReadFrame::Ping(data));
                 continue;
             }
             Ok(Message::Pong(_)) => {
-                said.push(Said::Pong);
+                reply.push(ReadFrame::Pong);
                 continue;
             }
             Ok(Message::Close(frame)) => {
-                said.push(Said::Close(frame.map(|frame| frame.code)));
-                return (said, None);
+                reply.push(ReadFrame::Close(frame.map(|frame| frame.code)));
+                return (reply, None);
             }
             Ok(Message::Frame(_)) => unreachable!("only writers see frames"),
-            Err(Error::Capacity(_)) => Lost::TooLarge,
-            Err(Error::Utf8(_)) => Lost::NotText,
+            Err(Error::Capacity(_)) => SocketLoss::TooLarge,
+            Err(Error::Utf8(_)) => SocketLoss::NotText,
             Err(Error::Protocol(
                 tokio_tungstenite::tungstenite::error::ProtocolError::ResetWithoutClosingHandshake,
-            )) => return (said, None),
-            Err(_) => Lost::Broken,
+            )) => return (reply, None),
+            Err(_) => SocketLoss::Broken,
         };
-        return (said, Some(lost));
+        return (reply, Some(lost));
     }
 }
 
@@ -106,35 +106,35 @@ proptest! {
 
     #[test]
     fn ev_705_a_reader_hears_what_the_library_hears(bytes in frames(), most in 1..40_usize) {
-        let (heard, lost, _) = hear(&bytes, most, BYTES_MAX);
-        let until = heard.iter().position(|said| matches!(said, Said::Close(_)));
-        let heard = &heard[..until.map_or(heard.len(), |at| at + 1)];
+        let (received, lost, _) = receive(&bytes, most, BYTES_MAX);
+        let until = received.iter().position(|reply| matches!(reply, ReadFrame::Close(_)));
+        let received = &received[..until.map_or(received.len(), |at| at + 1)];
         let lost = if until.is_some() { None } else { lost };
         let mut bytes = bytes;
-        if lost == Some(Lost::Broken) {
+        if lost == Some(SocketLoss::Broken) {
             // The library looks at a frame when all of it is there, the reader at its head.
             bytes.extend([0; BYTES_MAX]);
         }
         let (mut expected, mut expected_lost) = library(&bytes);
         // For a code that no client may send the library makes one up, which is the one that we close with.
-        if lost == Some(Lost::Broken) && expected.last() == Some(&Said::Close(Some(CloseCode::Protocol))) {
+        if lost == Some(SocketLoss::Broken) && expected.last() == Some(&ReadFrame::Close(Some(CloseCode::Protocol))) {
             expected.pop();
             expected_lost = lost;
         }
         // What is wrong in two ways is called by either.
-        if (lost, expected_lost) == (Some(Lost::Broken), Some(Lost::TooLarge)) {
+        if (lost, expected_lost) == (Some(SocketLoss::Broken), Some(SocketLoss::TooLarge)) {
             expected_lost = lost;
         }
-        if expected_lost == Some(Lost::NotText) {
+        if expected_lost == Some(SocketLoss::NotText) {
             // The library looks at every piece of a text, the reader at the whole: it says so later, or never if the rest
             // is missing.
-            prop_assert_eq!(heard.get(..expected.len()), Some(&expected[..]));
-            let only_controls = heard[expected.len()..]
+            prop_assert_eq!(received.get(..expected.len()), Some(&expected[..]));
+            let only_controls = received[expected.len()..]
                 .iter()
-                .all(|said| matches!(said, Said::Ping(_) | Said::Pong | Said::Close(_)));
-            prop_assert!(only_controls, "{heard:?}");
+                .all(|reply| matches!(reply, ReadFrame::Ping(_) | ReadFrame::Pong | ReadFrame::Close(_)));
+            prop_assert!(only_controls, "{received:?}");
         } else {
-            prop_assert_eq!((heard, lost), (&expected[..], expected_lost));
+            prop_assert_eq!((received, lost), (&expected[..], expected_lost));
         }
     }
 }

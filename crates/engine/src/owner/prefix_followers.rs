@@ -1,0 +1,88 @@
+//! Tells followers where their requests are while no token comes (LM-921).
+//!
+//! Without a follower none of it happens; with some, the line of those that wait is looked through once for all of
+//! them, ten times a second.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use sapwood_proto::time::Time;
+
+use super::EngineOwner;
+use super::sequence::RequestJob;
+use crate::request_phase::RequestPhase;
+
+/// From one telling to the next.
+const EVERY: Duration = Duration::from_millis(100);
+
+/// Where a request stands among those that wait.
+struct FollowerPosition {
+    ahead: u32,
+    /// How many of its sequences wait.
+    waiting: usize,
+}
+
+impl EngineOwner {
+    /// Somebody follows a request that came now.
+    pub(super) fn follow_from(&mut self, now: Time) {
+        self.phases_due.get_or_insert(now + EVERY);
+    }
+
+    /// Tells every follower where its request is, if it is time for that.
+    pub(super) fn report_phases(&mut self, now: Time) {
+        if self.phases_due.is_none_or(|due| now < due) {
+            return;
+        }
+        let line = self.line();
+        let mut followed = false;
+        for (index, job) in self.jobs.iter().filter(|(_, job)| !job.ended) {
+            let Some(follower) = &job.follower else {
+                continue;
+            };
+            followed = true;
+            if let Some(phase) = self.phase(job, line.get(&index)) {
+                follower.publish(phase);
+                job.outbox.wake();
+            }
+        }
+        self.phases_due = followed.then(|| now + EVERY);
+    }
+
+    /// The requests that have waiting sequences, each where the first of these stands.
+    fn line(&self) -> HashMap<usize, FollowerPosition> {
+        let mut line = HashMap::new();
+        for key in self.scheduler.line() {
+            let ahead = u32::try_from(line.len()).unwrap_or(u32::MAX);
+            let fresh = FollowerPosition { ahead, waiting: 0 };
+            let position = line.entry(self.sequences[key].job).or_insert(fresh);
+            position.waiting += 1;
+        }
+        line
+    }
+
+    fn phase(&self, job: &RequestJob, position: Option<&FollowerPosition>) -> Option<RequestPhase> {
+        let waits = position.filter(|position| position.waiting == job.members.len());
+        let eta = |position: &FollowerPosition| self.pace.after(position.ahead.saturating_add(1));
+        match (waits, job.first_token) {
+            (Some(position), None) => Some(RequestPhase::Waits {
+                ahead: position.ahead,
+                eta: eta(position),
+            }),
+            // Its own departure has shown a pace.
+            (Some(position), Some(_)) => Some(RequestPhase::Displaced {
+                eta: eta(position).unwrap_or_default(),
+            }),
+            (None, None) => {
+                let computed = job.members.iter().map(|&key| self.sequences[key].computed);
+                let prompt = job.prompt.len();
+                let computed = computed.max().unwrap_or(0).min(prompt);
+                Some(RequestPhase::Prefill {
+                    // A prompt is shorter than the context, which is a u32.
+                    computed: u32::try_from(computed).unwrap_or(u32::MAX),
+                    prompt: u32::try_from(prompt).unwrap_or(u32::MAX),
+                })
+            }
+            (None, Some(_)) => None,
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! The streams of one call at a peer, as what a model tells.
+//!
+//! ```text
+//!   whole ── a token that completes a bad word ──► one, without what may not come here ──► rest ── such a token ──► one …
+//! ```
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures::{Stream, StreamExt};
+use sapwood_engine::Transcript;
+use sapwood_engine::api::{FinishReason, Sampled};
+use sapwood_net::lmtp::pool::PooledItems;
+use sapwood_proto::code::Code;
+use sapwood_proto::lmtp::{LmtpError, LmtpReason, ReceivedItem, StreamFinish};
+use sapwood_proto::steer::Token;
+
+use super::request::LmtpRequest;
+use crate::Result;
+use crate::error::Error;
+use crate::model::AnswerEvent;
+use crate::name::Name;
+
+/// The streams. Dropping them abandons what still runs.
+pub(super) struct ChoiceStreams {
+    /// By choice; one that is over is dropped, and with it what the peer does for it.
+    streams: Vec<Option<ChoiceStream>>,
+    /// Whose turn it is.
+    next: usize,
+    transcript: Transcript,
+    asking: LmtpRequest,
+    alternatives: u32,
+    ready: VecDeque<AnswerEvent>,
+}
+
+/// The stream that is read for a choice.
+struct ChoiceStream {
+    items: PooledItems,
+    leg: ChoiceState,
+}
+
+/// How much of its choice a stream is.
+#[derive(Clone, Copy, PartialEq)]
+enum ChoiceState {
+    Whole,
+    /// The token in the place of one that may not come.
+    One,
+    /// What follows that.
+    Rest,
+}
+
+impl ChoiceStreams {
+    /// One stream for each choice of `transcript`; none at all if nothing is to be computed.
+    pub(super) fn new(asking: LmtpRequest, mut transcript: Transcript, alternatives: u32) -> Self {
+        let (mut ready, mut streams) = (VecDeque::new(), Vec::new());
+        for choice in 0..transcript.choices() {
+            if transcript.max_tokens() == 0 {
+                let events = transcript.take(choice, None, Some(FinishReason::Length));
+                ready.extend(events.into_iter().map(AnswerEvent::Event));
+                continue;
+            }
+            let (items, leg) = (asking.whole(choice), ChoiceState::Whole);
+            streams.push(Some(ChoiceStream { items, leg }));
+        }
+        Self {
+            streams,
+            next: 0,
+            transcript,
+            asking,
+            alternatives,
+            ready,
+        }
+    }
+
+    /// An item of the stream at this place has come, which is that of this choice.
+    fn receive(&mut self, choice: u32, leg: ChoiceState, item: ReceivedItem) -> Result<()> {
+        let allowed = item.token.and_then(|token| {
+            let allowed = self.transcript.allowed(choice)?;
+            let is_bad = (token as usize) < allowed.vocabulary() && !allowed.allows(token);
+            is_bad.then_some(allowed)
+        });
+        if let Some(allowed) = allowed {
+            if leg == ChoiceState::One {
+                let why = "the upstream says what it was told not to";
+                return Err(to_kernel_error(LmtpError::new(
+                    LmtpReason::ConstraintFailed,
+                    why,
+                )));
+            }
+            let output = self.transcript.output(choice);
+            let items = self.asking.one(choice, output, &allowed);
+            self.read(choice, items, ChoiceState::One);
+            return Ok(());
+        }
+        let is_seam = leg == ChoiceState::One && item.finish == Some(StreamFinish::Length);
+        self.take(choice, leg, item, is_seam);
+        if is_seam && !self.transcript.is_over(choice) {
+            let items = self.asking.rest(choice, self.transcript.output(choice));
+            self.read(choice, items, ChoiceState::Rest);
+        }
+        Ok(())
+    }
+
+    /// From now on a choice is read there; the stream before it is abandoned.
+    fn read(&mut self, choice: u32, items: PooledItems, leg: ChoiceState) {
+        if let Some(stream) = self.streams.get_mut(choice as usize) {
+            *stream = Some(ChoiceStream { items, leg });
+        }
+    }
+
+    fn take(&mut self, choice: u32, leg: ChoiceState, item: ReceivedItem, is_seam: bool) {
+        // Of other legs what was said before counts as prompt.
+        if let Some(usage) = item.usage.filter(|_| leg == ChoiceState::Whole) {
+            let cached = u32::try_from(usage.cached_tokens).unwrap_or(u32::MAX);
+            self.transcript.cached(cached);
+        }
+        let finish = item.finish.as_ref().filter(|_| !is_seam);
+        let end = finish.map(|finish| match finish {
+            StreamFinish::Length => FinishReason::Length,
+            StreamFinish::Cancelled => FinishReason::Cancelled,
+            StreamFinish::Stop
+            | StreamFinish::Deadline
+            | StreamFinish::Superseded
+            | StreamFinish::Other(_) => FinishReason::Stop,
+        });
+        let odd = match &item.finish {
+            Some(
+                finish @ (StreamFinish::Deadline
+                | StreamFinish::Superseded
+                | StreamFinish::Other(_)),
+            ) => Some(Name::shared(finish.name())),
+            _ => None,
+        };
+        self.ready
+            .extend(odd.map(|name| AnswerEvent::Odd(choice, name)));
+        let token = item.token.map(|id| self.sampled(id, item));
+        let events = self.transcript.take(choice, token, end);
+        self.ready
+            .extend(events.into_iter().map(AnswerEvent::Event));
+    }
+
+    /// A token as engines give it. Probabilities that are none are not passed on (LM-711).
+    fn sampled(&self, id: Token, item: ReceivedItem) -> Sampled {
+        let raw = self.asking.pool.raw_logprobs();
+        let mut top = if raw { Vec::new() } else { item.top };
+        top.sort_by(|(a, p), (b, q)| q.total_cmp(p).then(a.cmp(b)));
+        top.truncate(self.alternatives as usize);
+        Sampled {
+            id,
+            logprob: item.logprob.filter(|_| !raw).unwrap_or(f32::NAN),
+            rank: None,
+            top,
+            special: false,
+            forced: false,
+        }
+    }
+}
+
+impl Stream for ChoiceStreams {
+    type Item = Result<AnswerEvent>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        loop {
+            if let Some(reported) = this.ready.pop_front() {
+                return Poll::Ready(Some(Ok(reported)));
+            }
+            let (mut open, mut received) = (false, false);
+            for _ in 0..this.streams.len() {
+                let at = this.next % this.streams.len();
+                this.next = at + 1;
+                let Some(stream) = &mut this.streams[at] else {
+                    continue;
+                };
+                open = true;
+                // There are no more than 64.
+                let choice = u32::try_from(at).unwrap_or(u32::MAX);
+                let leg = stream.leg;
+                match stream.items.poll_next_unpin(cx) {
+                    Poll::Pending => continue,
+                    Poll::Ready(Some(Ok(item))) => {
+                        if let Err(error) = this.receive(choice, leg, item) {
+                            return Poll::Ready(Some(Err(error)));
+                        }
+                    }
+                    Poll::Ready(Some(Err(cause))) => {
+                        return Poll::Ready(Some(Err(to_kernel_error(cause))));
+                    }
+                    // They say themselves that they were lost: the answer is cut short.
+                    Poll::Ready(None) => return Poll::Ready(None),
+                }
+                if this.transcript.is_over(choice) {
+                    this.streams[at] = None;
+                }
+                received = true;
+                break;
+            }
+            if !open {
+                return Poll::Ready(None);
+            }
+            if !received {
+                return Poll::Pending;
+            }
+        }
+    }
+}
+
+/// A fault as every other failure of a peer. Where no peer is there at the moment, nothing was asked: that is no failure of one
+/// (LM-804).
+fn to_kernel_error(error: LmtpError) -> Error {
+    let nobody = error.reason == LmtpReason::UpstreamError && error.retry_after.is_some();
+    Error::Remote {
+        code: if nobody {
+            Code::Unavailable
+        } else {
+            error.reason.code()
+        },
+        reason: Name::shared(error.reason.name()),
+        retryable: error.reason.is_retryable(),
+        retry_after: error.retry_after,
+        message: error.message.into_owned(),
+    }
+}

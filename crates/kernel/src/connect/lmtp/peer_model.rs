@@ -1,0 +1,125 @@
+//! What a peer says of its model (LM-331, LM-712).
+
+use std::sync::Arc;
+
+use sapwood_engine::api::{ChatRequest, EngineError, ModelInfo, SharedVocabulary, Vocabulary};
+use sapwood_engine::recommended::RecommendedSampling;
+use sapwood_proto::code::Code;
+use sapwood_proto::steer::Token;
+use serde_json::Value;
+
+use super::LmtpModelTerms;
+use crate::model::{ModelFacts, UNKNOWN};
+
+/// What the peer says of its model.
+#[derive(Default)]
+pub(super) struct PeerModel {
+    pub(super) context: Option<u32>,
+    pub(super) vocabulary: Option<u32>,
+    bos: Option<Token>,
+    pub(super) ends: Vec<Token>,
+}
+
+impl PeerModel {
+    /// Reads `model_info`, which need not be an object.
+    pub(super) fn of(facts: &str) -> Self {
+        let facts: Value = serde_json::from_str(facts).unwrap_or_default();
+        let whole = |value: &Value| u32::try_from(value.as_u64()?).ok();
+        let number = |key: &str| whole(facts.get(key)?);
+        let ends = facts.get("eos").and_then(Value::as_array);
+        Self {
+            context: number("max_context"),
+            // A larger one is a mistake, and would cost a list of all its tokens.
+            vocabulary: number("vocab_size").filter(|size| *size <= VOCABULARY_MAX),
+            bos: number("bos"),
+            ends: ends.into_iter().flatten().filter_map(whole).collect(),
+        }
+    }
+
+    /// What there is to know of the model called `name`, by `terms` too.
+    pub(super) fn facts(&self, name: &str, terms: &LmtpModelTerms) -> ModelFacts {
+        let tokens = |vocabulary: &SharedVocabulary| u32::try_from(vocabulary.size()).ok();
+        let vocabulary_tokens = terms.vocabulary.as_ref().and_then(tokens);
+        let vocabulary_tokens = vocabulary_tokens.or(self.vocabulary).unwrap_or(UNKNOWN);
+        let info = ModelInfo {
+            name: name.to_owned(),
+            architecture: "lmtp".to_owned(),
+            description: "a model of an upstream".to_owned(),
+            context_tokens: self.context.or(terms.context).unwrap_or(UNKNOWN),
+            vocabulary_tokens,
+            parameters: 0,
+            weight_bytes: 0,
+            parallel: 1,
+            chat: terms.chat,
+            truncates: true,
+            deterministic: false,
+            // Peers of version 1 refuse min_p, which is part of what is asked for where nothing is recommended.
+            sampling: RecommendedSampling {
+                temperature: Some(0.7),
+                top_p: Some(0.95),
+                ..RecommendedSampling::default()
+            },
+        };
+        let numbers = || {
+            Arc::new(Numbers {
+                size: vocabulary_tokens,
+                bos: self.bos,
+                ends: self.ends.clone(),
+            })
+        };
+        let vocabulary = terms.vocabulary.clone();
+        ModelFacts {
+            info,
+            vocabulary: vocabulary.unwrap_or_else(|| numbers()),
+        }
+    }
+}
+
+/// Tokens of a vocabulary: many times what the largest has.
+const VOCABULARY_MAX: u32 = 1 << 24;
+
+/// Tokens of which nothing but their numbers is known.
+struct Numbers {
+    size: u32,
+    bos: Option<Token>,
+    ends: Vec<Token>,
+}
+
+impl Vocabulary for Numbers {
+    fn size(&self) -> usize {
+        self.size as usize
+    }
+
+    fn has_text(&self) -> bool {
+        false
+    }
+
+    fn tokenize(&self, _: &str, _: bool) -> Vec<Token> {
+        Vec::new()
+    }
+
+    fn bytes(&self, _: Token) -> &[u8] {
+        &[]
+    }
+
+    fn is_special(&self, token: Token) -> bool {
+        self.bos == Some(token) || self.is_end(token)
+    }
+
+    fn is_end(&self, token: Token) -> bool {
+        self.ends.contains(&token)
+    }
+
+    fn bos(&self) -> Option<Token> {
+        self.bos
+    }
+
+    fn end_of_turn(&self) -> Option<Token> {
+        None
+    }
+
+    fn chat(&self, _: &ChatRequest) -> Result<Vec<Token>, EngineError> {
+        let why = "the tokenizer of this model is not known here";
+        Err(EngineError::new(Code::Unimplemented, "NO_TEMPLATE", why))
+    }
+}

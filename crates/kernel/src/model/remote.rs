@@ -1,0 +1,93 @@
+//! What a model elsewhere is asked, where its server takes text and gives text (D-5).
+
+use serde_json::Value;
+
+use super::config::{GenerateConfig, PromptMode};
+use super::{prompt, read_json, read_tools, typed_config, written_config};
+use crate::Result;
+use crate::call::{Call, RequestedPorts};
+use crate::error::Error;
+use crate::name::Port;
+
+/// A call, read.
+pub(crate) struct RemoteCall {
+    pub(crate) config: GenerateConfig,
+    pub(crate) prompt: RemotePrompt,
+    /// Definitions of tools; null or empty for none.
+    pub(crate) tools: Value,
+}
+
+/// What the model is given.
+pub(crate) enum RemotePrompt {
+    /// As it is.
+    Text(String),
+    /// A conversation in OpenAI's shape, which whoever has a template makes a prompt of.
+    Messages(Value),
+}
+
+impl RemoteCall {
+    /// Reads the inputs.
+    ///
+    /// # Errors
+    /// `Unimplemented` for token ids, log-probabilities, scoring, several choices; `Argument` for inputs that no model
+    /// takes.
+    pub(crate) async fn read(call: &Call) -> Result<Self> {
+        let config = match typed_config(call).await? {
+            Some(config) => config,
+            None => written_config(call).await?,
+        };
+        refuse(call, &config)?;
+        let tools = read_tools(call).await?;
+        let given = (call.inputs.get("prompt"), call.inputs.get("messages"));
+        let prompt = match given {
+            (Some(_), None) => {
+                let read = prompt::read(call.read("prompt")?).await?;
+                RemotePrompt::Text(read.text()?)
+            }
+            (None, Some(_)) => {
+                RemotePrompt::Messages(read_json(call, "messages").await?.unwrap_or(Value::Null))
+            }
+            (Some(_), Some(_)) => {
+                let why = "give either prompt or messages, not both";
+                return Err(Error::argument("messages", why).because("DUPLICATE_PARAM"));
+            }
+            (None, None) => {
+                let why = "a model needs this input, or messages";
+                return Err(Error::argument("prompt", why).because("MISSING_INPUT"));
+            }
+        };
+        if config.prompt_mode == PromptMode::Chat && matches!(prompt, RemotePrompt::Text(_)) {
+            return Err(unimplemented("prompt_mode \"chat\" with input prompt"));
+        }
+        Ok(Self {
+            config,
+            prompt,
+            tools,
+        })
+    }
+}
+
+fn refuse(call: &Call, config: &GenerateConfig) -> Result<()> {
+    let named = |port: &Port| matches!(&call.want.ports, RequestedPorts::Only(ports) if ports.contains(port));
+    let all = call.want.ports == RequestedPorts::All || call.want.inner;
+    let what = if named(&Port::TOKENS) {
+        "token ids of the output"
+    } else if named(&Port::LOGPROBS) || (all && config.top_logprobs.is_some()) {
+        "log-probabilities"
+    } else if config.scored.is_some() || config.prompt_logprobs {
+        "scoring"
+    } else if config.n.is_some_and(|n| n > 1) {
+        "more than one choice"
+    } else if config.template_args.is_some() {
+        "template_args"
+    } else {
+        return Ok(());
+    };
+    Err(unimplemented(what))
+}
+
+/// `what` cannot be had of a server elsewhere that gives text only.
+pub(crate) fn unimplemented(what: &str) -> Error {
+    let what = format!("{what} (the server of this model takes and gives text only)");
+    Error::Unimplemented { what }
+}

@@ -1,0 +1,33 @@
+//! On whose behalf a call is made.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+/// What a layer knows of the request that a call belongs to. Clones are the same.
+#[derive(Clone)]
+pub struct RequestContext(Arc<dyn Any + Send + Sync>);
+
+impl RequestContext {
+    /// What is to be handed down.
+    #[must_use]
+    pub fn of(what: impl Any + Send + Sync) -> Self {
+        Self(Arc::new(what))
+    }
+
+    /// What was handed down, if it is of this type.
+    #[must_use]
+    pub fn get<T: Any>(&self) -> Option<&T> {
+        self.0.downcast_ref()
+    }
+
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl fmt::Debug for RequestContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Behalf")
+    }
+}

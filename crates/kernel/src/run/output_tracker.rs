@@ -1,0 +1,156 @@
+//! The kernel's border: a function's chunks are held against its promise.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::Result;
+use crate::call::Want;
+use crate::chunk::Chunk;
+use crate::error::Error;
+use crate::limits;
+use crate::meta::Meta;
+use crate::name::{Mime, Name, Port};
+use crate::spec::Spec;
+
+/// What has been seen of a run's outputs so far.
+pub(super) struct OutputTracker {
+    name: Name,
+    /// None for a node, which promises nothing.
+    spec: Option<Arc<Spec>>,
+    want: Want,
+    lanes: SmallVec<[OutputLane; 2]>,
+    /// The lane of the last chunk; nearly always the next one's too.
+    last: usize,
+}
+
+/// One (port, choice).
+struct OutputLane {
+    port: Port,
+    choice: u32,
+    part: u32,
+    mime: Mime,
+    many: bool,
+    wanted: bool,
+}
+
+impl OutputTracker {
+    pub(super) fn new(name: Name, spec: Option<Arc<Spec>>, want: Want) -> Self {
+        Self {
+            name,
+            spec,
+            want,
+            lanes: SmallVec::new(),
+            last: 0,
+        }
+    }
+
+    /// Checks a chunk. Says whether the caller wants it.
+    pub(super) fn admit(&mut self, chunk: &Chunk) -> Result<bool> {
+        if chunk.data.len() > limits::CHUNK_BYTES_MAX {
+            return Err(Error::Limit {
+                name: "chunk_bytes_max",
+                max: limits::CHUNK_BYTES_MAX as u64,
+            });
+        }
+        let fits = |lane: &OutputLane| lane.choice == chunk.choice && lane.port == chunk.port;
+        if !self.lanes.get(self.last).is_some_and(fits) {
+            self.last = match self.lanes.iter().position(fits) {
+                Some(found) => found,
+                None => self.open(chunk)?,
+            };
+        }
+        let lane = &self.lanes[self.last];
+        if lane.part == chunk.part && lane.mime == chunk.mime {
+            return Ok(lane.wanted);
+        }
+        self.next_part(chunk)
+    }
+
+    /// The first chunk of a (port, choice).
+    fn open(&mut self, chunk: &Chunk) -> Result<usize> {
+        if chunk.part != 0 {
+            return Err(self.broken(format!("{:?} begins with part {}", chunk.port, chunk.part)));
+        }
+        if chunk.choice >= limits::CHOICES_SEEN_MAX {
+            return Err(self.broken(format!("choice {} is out of range", chunk.choice)));
+        }
+        let wanted = self.want.ports.has(&chunk.port);
+        self.check_mime(chunk, wanted)?;
+        let output = self.spec.as_ref().and_then(|spec| spec.output(&chunk.port));
+        self.lanes.push(OutputLane {
+            port: chunk.port.clone(),
+            choice: chunk.choice,
+            part: 0,
+            mime: chunk.mime.clone(),
+            many: output.is_none_or(|output| output.many),
+            wanted,
+        });
+        Ok(self.lanes.len() - 1)
+    }
+
+    /// A chunk that is not of its lane's current part and mimetype.
+    fn next_part(&mut self, chunk: &Chunk) -> Result<bool> {
+        let lane = &self.lanes[self.last];
+        let (part, many, wanted) = (lane.part, lane.many, lane.wanted);
+        if chunk.part == part {
+            return Err(self.broken(format!(
+                "the mimetype changes to {} within a part",
+                chunk.mime
+            )));
+        }
+        if !many || part.checked_add(1) != Some(chunk.part) {
+            return Err(self.broken(format!("part {} follows part {part}", chunk.part)));
+        }
+        self.check_mime(chunk, wanted)?;
+        let lane = &mut self.lanes[self.last];
+        lane.part = chunk.part;
+        lane.mime = chunk.mime.clone();
+        Ok(wanted)
+    }
+
+    fn check_mime(&self, chunk: &Chunk, wanted: bool) -> Result<()> {
+        // A function that declares no output promises nothing, a node neither (KE-142).
+        let spec = self.spec.as_ref().filter(|spec| !spec.outputs.is_empty());
+        if let Some(spec) = spec {
+            let Some(output) = spec.output(&chunk.port) else {
+                return Err(self.broken(format!("the port {:?} is not declared", chunk.port)));
+            };
+            if !output.mimes.iter().any(|mime| chunk.mime.matches(mime)) {
+                return Err(self.broken(format!(
+                    "{} on {:?} is not declared",
+                    chunk.mime, chunk.port
+                )));
+            }
+        }
+        let taken = self.want.mimes.iter().any(|mime| chunk.mime.matches(mime));
+        // Empty chunks carry metadata only; nobody decodes them.
+        if wanted && !taken && !chunk.data.is_empty() {
+            return Err(Error::Unsupported {
+                function: self.name.clone(),
+                produced: Box::new([chunk.mime.clone()]),
+                wanted: self.want.mimes.clone().into(),
+            });
+        }
+        Ok(())
+    }
+
+    /// The end of the stream. `Truncated` if a finish was promised and is missing (KE-136).
+    pub(super) fn end(&self, meta: &Meta) -> Result<()> {
+        let finishes = self.spec.as_ref().is_some_and(|spec| spec.finishes);
+        let unfinished = |lane: &OutputLane| !meta.finish.contains_key(&lane.choice);
+        if finishes && self.lanes.iter().any(unfinished) {
+            return Err(Error::Truncated {
+                what: self.name.clone(),
+            });
+        }
+        Ok(())
+    }
+
+    fn broken(&self, why: String) -> Error {
+        Error::Protocol {
+            peer: self.name.clone(),
+            why,
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The way back into a session whose connection was lost (EV-940, EV-941).
+//!
+//! ```text
+//!   connection ── cut ──► (nothing; actions go on) ◄── Back::connect ── another connection
+//! ```
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt};
+use sapwood_proto::evergreen::{Dialect, Status, WireMessage};
+
+use super::OutgoingMessages;
+use super::guard::Guard;
+use super::link::SessionLink;
+
+/// Why a connection gives no further message.
+#[derive(Clone, Debug)]
+pub enum ConnectionLoss {
+    /// It was cut: the client may come back.
+    Cut,
+    /// The client has ended it, or sent what cannot be read.
+    Ended(Status),
+}
+
+/// What one connection gives.
+pub type IncomingMessages = BoxStream<'static, Result<WireMessage, ConnectionLoss>>;
+
+/// Brings a session a new connection.
+#[derive(Clone)]
+pub struct Reconnector {
+    link: SessionLink,
+    guard: Guard,
+    slot: Arc<ConnectionSlot>,
+}
+
+/// Where the last connection that has come waits for the session to look.
+#[derive(Default)]
+struct ConnectionSlot(Mutex<PendingConnection>);
+
+#[derive(Default)]
+struct PendingConnection {
+    next: Option<NextConnection>,
+    session: Option<Waker>,
+}
+
+/// A connection and its number.
+struct NextConnection {
+    connection: u64,
+    dialect: Dialect,
+    incoming: IncomingMessages,
+}
+
+impl Reconnector {
+    /// `incoming` takes over, in this dialect: the old connection ends with `SUPERSEDED`, and what goes to the new one is
+    /// given. Of several at once the last one stays. `None`: the session is over.
+    #[must_use]
+    pub fn connect(
+        &self,
+        dialect: Dialect,
+        incoming: IncomingMessages,
+    ) -> Option<OutgoingMessages> {
+        let now = self.link.now();
+        let connection = self.link.with(|live| live.take_over(now))?;
+        self.slot.wait_for_slot(NextConnection {
+            connection,
+            dialect,
+            incoming,
+        });
+        Some(OutgoingMessages {
+            guard: self.guard.clone(),
+            link: self.link.clone(),
+            ready: VecDeque::new(),
+            over: false,
+            connection: Some(connection),
+        })
+    }
+}
+
+impl fmt::Debug for Reconnector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Back").finish_non_exhaustive()
+    }
+}
+
+impl ConnectionSlot {
+    fn waiting(&self) -> MutexGuard<'_, PendingConnection> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Somebody has come; who came before it and was not let in yet has been taken over from.
+    fn wait_for_slot(&self, next: NextConnection) {
+        let mut waiting = self.waiting();
+        let number =
+            |waiting: &PendingConnection| waiting.next.as_ref().map_or(0, |next| next.connection);
+        if number(&waiting) > next.connection {
+            return;
+        }
+        let before = waiting.next.replace(next);
+        let session = waiting.session.take();
+        drop(waiting);
+        drop(before);
+        session.into_iter().for_each(Waker::wake);
+    }
+
+    /// Who waits, or the session's waker instead.
+    fn open(&self, cx: &Context<'_>) -> Option<NextConnection> {
+        let mut waiting = self.waiting();
+        let next = waiting.next.take();
+        match &waiting.session {
+            Some(waker) if waker.will_wake(cx.waker()) => {}
+            _ => waiting.session = Some(cx.waker().clone()),
+        }
+        next
+    }
+}
+
+/// The connections of one session, one after the other, as one stream of messages.
+pub struct Connections {
+    link: SessionLink,
+    current: Option<IncomingMessages>,
+    /// What follows once everything that the last one gave has been dealt with.
+    after: Option<AfterConnection>,
+    slot: Arc<ConnectionSlot>,
+}
+
+/// What comes behind a connection.
+enum AfterConnection {
+    /// It has come to its end in good order.
+    End,
+    /// Another one has taken over.
+    Next(NextConnection),
+}
+
+impl Connections {
+    pub(super) fn new(
+        link: SessionLink,
+        guard: Guard,
+        first: IncomingMessages,
+    ) -> (Self, Reconnector) {
+        let connection_slot = Arc::<ConnectionSlot>::default();
+        let back = Reconnector {
+            link: link.clone(),
+            guard,
+            slot: Arc::clone(&connection_slot),
+        };
+        let connections = Self {
+            link,
+            current: Some(first),
+            after: None,
+            slot: connection_slot,
+        };
+        (connections, back)
+    }
+
+    /// Nothing more of the current one; `after` has its turn with the next poll, when what was given before is dealt with.
+    fn leave(&mut self, after: AfterConnection, cx: &Context<'_>) {
+        (self.current, self.after) = (None, Some(after));
+        cx.waker().wake_by_ref();
+    }
+
+    fn go_on(&mut self, after: AfterConnection) {
+        match after {
+            AfterConnection::End => {
+                let now = self.link.now();
+                self.link.with(|live| live.end_of_input(now));
+            }
+            AfterConnection::Next(next) => {
+                if self.link.returned(next.connection, next.dialect) {
+                    self.current = Some(next.incoming);
+                }
+            }
+        }
+    }
+}
+
+impl Stream for Connections {
+    type Item = Result<WireMessage, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(next) = self.slot.open(cx) {
+            self.leave(AfterConnection::Next(next), cx);
+            return Poll::Pending;
+        }
+        if let Some(after) = self.after.take() {
+            self.go_on(after);
+        }
+        let Some(current) = &mut self.current else {
+            return Poll::Pending;
+        };
+        let polled = current.poll_next_unpin(cx);
+        match polled {
+            Poll::Ready(Some(Err(ConnectionLoss::Cut))) => {
+                self.current = None;
+                let now = self.link.now();
+                self.link.with(|live| live.lost(now));
+                Poll::Pending
+            }
+            // Another one may follow: the door stays open for as long as the session lives.
+            Poll::Ready(None) => {
+                self.leave(AfterConnection::End, cx);
+                Poll::Pending
+            }
+            polled => polled.map(|item| {
+                item.map(|item| {
+                    item.map_err(|lost| match lost {
+                        ConnectionLoss::Ended(status) => status,
+                        ConnectionLoss::Cut => super::failure::lost(),
+                    })
+                })
+            }),
+        }
+    }
+}
+
+impl fmt::Debug for Connections {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connections").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,60 @@
+//! One waker for everything that a task polls by itself.
+//!
+//! What a task does wakes what it is about to poll anyway; were each of those rings to wake the task, it would be
+//! scheduled again after every poll, on another thread besides.
+//!
+//! ```text
+//!   asleep ── ring: the owner is woken ──► rung ── attend ──► attended ── leave ──► asleep
+//!                                            └◄──── ring ────────┘
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Wake, Waker};
+
+use crate::sync::{AtomicU8, AtomicWaker};
+
+/// Wakes its owner, unless that is looking already.
+#[derive(Debug, Default)]
+pub(super) struct TaskWaker {
+    state: AtomicU8,
+    owner: AtomicWaker,
+}
+
+impl TaskWaker {
+    /// The owner looks at everything from here on; rings are noted, and `owner` is woken for those after it left.
+    pub(super) fn attend(&self, owner: &Waker) {
+        self.owner.register(owner);
+        // A swap, not a store: it sees what was done before the ring that it wipes out, so the owner's look does too.
+        self.state.swap(ATTENDED, Ordering::SeqCst);
+    }
+
+    /// Whether somebody has rung since the owner attended.
+    pub(super) fn has_rung(&self) -> bool {
+        self.state.load(Ordering::SeqCst) == RUNG
+    }
+
+    /// The owner goes to sleep; `false` if it must not, because somebody has rung.
+    pub(super) fn leave(&self) -> bool {
+        self.state
+            .compare_exchange(ATTENDED, ASLEEP, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+    }
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.state.swap(RUNG, Ordering::SeqCst) == ASLEEP {
+            self.owner.wake();
+        }
+    }
+}
+
+/// Also the beginning: nobody attends to a bell that was just hung, and nobody can be woken by it.
+const RUNG: u8 = 0;
+const ATTENDED: u8 = 1;
+const ASLEEP: u8 = 2;

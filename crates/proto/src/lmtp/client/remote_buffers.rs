@@ -1,0 +1,129 @@
+//! Streams whose connection is gone, and that the peer keeps (LM-964, LM-965).
+//!
+//! ```text
+//!   open ── part ──► apart ── an agreement on the next connection, RESUME ──► open, behind the last item that came
+//!                      └───── no agreement, no answer, gone, lost again ────► failed: connection_lost
+//! ```
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use serde::Serialize;
+
+use super::received::ItemMembers;
+use super::{CallKind, ClientCallId, ClientMachine, OpenCall};
+use crate::lmtp::write::{self, member};
+use crate::lmtp::{Feature, Features, LmtpError, LmtpReason};
+use crate::time::Time;
+
+/// What the peer keeps for us.
+#[derive(Debug)]
+pub(super) struct RemoteBuffers {
+    session: String,
+    /// One of the models that are asked there.
+    model: String,
+    /// The peer was asked for it.
+    asked: bool,
+}
+
+#[derive(Serialize)]
+struct WantedBuffer {
+    stream_id: u64,
+    after_seq: i64,
+}
+
+impl ClientMachine {
+    /// The connection is gone, and another one to the same peer may be made. Streams that the peer numbers wait for that;
+    /// everything else fails. Returns whether any waits: then the peer is to be negotiated with anew, and asked by
+    /// [`Self::come_back`]. What is lost twice in a row has failed.
+    pub fn part(&mut self) -> bool {
+        let session = self.session.take().filter(|_| self.detached.is_none());
+        self.features = Features::NONE;
+        (self.load, self.draining, self.detached) = (None, false, None);
+        let is_retained =
+            |open: &OpenCall| session.is_some() && open.next.is_some() && !open.abandoned;
+        self.fail_all(LmtpReason::ConnectionLost, LOST, |open| !is_retained(open));
+        for open in self.open.values_mut() {
+            (open.detached, open.due) = (true, None);
+        }
+        let model = self.open.values().next().map(|open| open.model.clone());
+        self.detached = session.zip(model).map(|(session, model)| RemoteBuffers {
+            session,
+            model,
+            asked: false,
+        });
+        self.detached.is_some()
+    }
+
+    /// The model to negotiate with, where streams wait that the peer was not asked for yet.
+    #[must_use]
+    pub fn detached_session(&self) -> Option<&str> {
+        let separate = self.detached.as_ref().filter(|separate| !separate.asked);
+        separate.map(|separate| &*separate.model)
+    }
+
+    /// Asks the peer for the streams that wait, once it has answered what it agrees to. `None` if there are none, or if it does
+    /// not agree; then they have failed.
+    pub fn come_back(&mut self, now: Time) -> Option<Bytes> {
+        let is_agreed = self.features.has(Feature::Resume);
+        let separate = self.detached.as_mut().filter(|separate| !separate.asked)?;
+        separate.asked = true;
+        if !is_agreed {
+            self.stay_detached();
+            return None;
+        }
+        let waiting = self.open.iter().filter(|(_, open)| open.detached);
+        let wanted: Vec<_> = waiting
+            .map(|(id, open)| WantedBuffer {
+                stream_id: *id,
+                after_seq: i64::try_from(open.next.unwrap_or(0)).unwrap_or(i64::MAX) - 1,
+            })
+            .collect();
+        let model = separate.model.clone();
+        let mut out = BytesMut::from(&b"RESUME {\"model\":"[..]);
+        write::json(&mut out, &model);
+        member(&mut out, "stream_id", &(self.last_id + 1));
+        member(&mut out, "session", &separate.session);
+        member(&mut out, "streams", &wanted);
+        out.put_u8(b'}');
+        let begun = self.begin(out, &model, CallKind::Resume, 0, now);
+        match begun {
+            Ok((_, message)) => Some(message),
+            Err(_too_large) => {
+                self.stay_detached();
+                None
+            }
+        }
+    }
+
+    /// The peer has answered: streams go on, or are gone.
+    pub(super) fn came_back(&mut self, members: &ItemMembers<'_>, now: Time) {
+        for id in members.left_behind() {
+            if self.open.get(&id).is_some_and(|open| open.detached) {
+                self.fail(id, LmtpError::new(LmtpReason::ConnectionLost, LOST));
+            }
+        }
+        self.detached = None;
+        let timeout = self.options.item_timeout;
+        for open in self.open.values_mut().filter(|open| open.detached) {
+            open.detached = false;
+            open.due = timeout.map(|timeout| now + timeout);
+        }
+    }
+
+    /// There is no way back to what waits.
+    pub(super) fn stay_detached(&mut self) {
+        self.detached = None;
+        self.fail_all(LmtpReason::ConnectionLost, LOST, |open| open.detached);
+    }
+
+    /// Whether nobody is to be told that a stream is not wanted any more: what is not asked for again ends there.
+    pub(super) fn abandon_buffer(&mut self, call: ClientCallId) -> bool {
+        let is_separate = self.open.get(&call.0).is_some_and(|open| open.detached);
+        let abandoned = is_separate && self.detached_session().is_some();
+        if abandoned {
+            self.open.remove(&call.0);
+        }
+        abandoned
+    }
+}
+
+pub(super) const LOST: &str = "the connection to the upstream was lost";

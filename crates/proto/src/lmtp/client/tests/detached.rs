@@ -1,0 +1,153 @@
+//! Streams that outlive their connection.
+
+use super::*;
+
+const AGREED: &str = r#"MSG [{"stream_id":1,"model_info":{},"lmtp":{"version":2,"features":["cancel","resume"],"session":"s_1"}}]"#;
+const WITHOUT: &str =
+    r#"MSG [{"stream_id":1,"model_info":{},"lmtp":{"version":2,"features":["cancel"]}}]"#;
+
+fn asks() -> Features {
+    Features::NONE.with(Feature::Cancel).with(Feature::Resume)
+}
+
+/// A client with GENERATE 2, of which items 0 and 1 have come, SCORE 3, and MODEL_INFO 4.
+fn numbered() -> ClientMachine {
+    let mut client = ClientMachine::new(ClientTimeouts::default());
+    client.negotiate("tiny", asks(), Time::ZERO).unwrap();
+    client.handle(AGREED, Time::ZERO);
+    let wanted = GenerateRequest {
+        max_tokens: 9,
+        ..wanted()
+    };
+    client.generate("tiny", &wanted, Time::ZERO).unwrap();
+    let score = Score {
+        prompt: vec![1],
+        scored: vec![7, 8],
+        ..Score::default()
+    };
+    client.score("tiny", &score, Time::ZERO).unwrap();
+    client.model_info("tiny", Time::ZERO).unwrap();
+    let items = r#"TOKEN [{"token":7,"stream_id":2,"seq":0},{"token":8,"stream_id":2,"seq":1}]"#;
+    client.handle(items, Time::ZERO);
+    let mut received = events(&mut client);
+    received.remove(0);
+    assert_eq!(received, ["2: 7", "2: 8"]);
+    client
+}
+
+/// The same, with a new connection that has agreed on this, and what is asked there.
+fn again(agreed: &str) -> (ClientMachine, Option<String>) {
+    let mut client = numbered();
+    assert!(client.part());
+    assert_eq!(
+        events(&mut client),
+        ["4: connection_lost the connection to the upstream was lost"]
+    );
+    assert!(client.features().is_empty());
+    assert_eq!(client.detached_session(), Some("tiny"));
+    client.negotiate("tiny", asks(), Time::ZERO).unwrap();
+    let agreed = agreed.replace("\"stream_id\":1", "\"stream_id\":5");
+    client.handle(&agreed.replace("s_1", "s_2"), Time::ZERO);
+    events(&mut client);
+    let asked = client.come_back(Time::ZERO);
+    let asked = asked.map(|asked| String::from_utf8(asked.to_vec()).unwrap());
+    (client, asked)
+}
+
+#[test]
+fn lm_965_a_client_asks_for_what_follows_and_tells_it_once() {
+    let (mut client, asked) = again(AGREED);
+    assert_eq!(
+        asked.unwrap(),
+        r#"RESUME {"model":"tiny","stream_id":6,"session":"s_1","streams":[{"stream_id":2,"after_seq":1},{"stream_id":3,"after_seq":-1}]}"#
+    );
+    assert_eq!(client.come_back(Time::ZERO), None, "asked once");
+    let answer = r#"MSG [{"stream_id":6,"resumed":[2],"gone":[3],"conflict":[]}]"#;
+    client.handle(answer, Time::ZERO);
+    let items = r#"TOKEN [{"token":8,"stream_id":2,"seq":1},{"token":9,"stream_id":2,"seq":2,"finish_reason":"stop"}]"#;
+    client.handle(items, Time::ZERO);
+    assert_eq!(
+        events(&mut client),
+        [
+            "3: connection_lost the connection to the upstream was lost",
+            "2: 9 stop"
+        ]
+    );
+    assert_eq!((client.outstanding(), client.dropped()), (0, 1));
+}
+
+#[test]
+fn lm_965_where_there_is_no_way_back_streams_fail() {
+    let lost = |id: u64| format!("{id}: connection_lost the connection to the upstream was lost");
+    // The new connection has not agreed on it.
+    let (mut client, asked) = again(WITHOUT);
+    assert_eq!(asked, None);
+    assert_eq!(events(&mut client), [lost(2), lost(3)]);
+    for answers in [true, false] {
+        let (mut client, _) = again(AGREED);
+        if answers {
+            let removed = r#"MSG [{"stream_id":6,"error":"gone","code":"stream_gone"}]"#;
+            client.handle(removed, Time::ZERO);
+        } else {
+            client.tick(Time::from_millis(4_999));
+            assert_eq!(events(&mut client), [""; 0]);
+            client.tick(Time::from_millis(5_000));
+        }
+        assert_eq!(events(&mut client), [lost(2), lost(3)]);
+        assert_eq!(client.outstanding(), 0);
+    }
+    // What is no answer to it does not stand for one.
+    for odd in [r#""model_info":{}"#, r#""cancelled":[]"#] {
+        let (mut client, _) = again(AGREED);
+        client.handle(&format!("MSG [{{\"stream_id\":6,{odd}}}]"), Time::ZERO);
+        assert_eq!((events(&mut client), client.outstanding()), (vec![], 3));
+        client.tick(Time::from_millis(5_000));
+        assert_eq!(events(&mut client), [lost(2), lost(3)]);
+    }
+    // Lost again before anything has come of it.
+    let (mut client, _) = again(AGREED);
+    assert!(!client.part());
+    assert_eq!(events(&mut client), [lost(2), lost(3)]);
+    // No other connection can be made.
+    let mut client = numbered();
+    client.part();
+    client.lost();
+    assert_eq!(events(&mut client)[1..], [lost(2), lost(3)]);
+    assert_eq!(client.detached_session(), None);
+    assert_eq!(client.come_back(Time::ZERO), None);
+}
+
+#[test]
+fn lm_965_an_item_that_is_left_out_fails_its_stream() {
+    let mut client = numbered();
+    client.handle(r#"TOKEN {"token":7,"stream_id":2,"seq":3}"#, Time::ZERO);
+    assert_eq!(
+        events(&mut client),
+        ["2: connection_lost the upstream has left out items of the stream"]
+    );
+}
+
+/// LM-702: what nobody wants any more is not asked for, and so ends there.
+#[test]
+fn lm_965_a_stream_that_is_given_up_meanwhile_is_not_named() {
+    let mut client = numbered();
+    let calls: Vec<_> = [2, 3].map(ClientCallId).into();
+    assert!(client.part());
+    for call in calls {
+        assert_eq!(client.abandon(call), None);
+    }
+    client.negotiate("tiny", asks(), Time::ZERO).unwrap();
+    client.handle(
+        &AGREED.replace("\"stream_id\":1", "\"stream_id\":5"),
+        Time::ZERO,
+    );
+    let asked = client.come_back(Time::ZERO).unwrap();
+    assert!(asked.ends_with(br#""session":"s_1","streams":[]}"#));
+    // Streams that a peer does not number have nothing to come back to.
+    let mut client = busy();
+    assert!(!client.part());
+    assert_eq!(
+        (events(&mut client).len(), client.detached_session()),
+        (3, None)
+    );
+}

@@ -1,0 +1,55 @@
+//! Small payloads, side by side.
+
+use bytes::{Bytes, BytesMut};
+
+/// Where the next small copy goes.
+#[derive(Debug, Default)]
+pub(super) struct CopyArena {
+    open: BytesMut,
+    /// How large the open block was made.
+    block: usize,
+}
+
+impl CopyArena {
+    /// A copy of `data`.
+    pub(super) fn copy(&mut self, data: &[u8]) -> Bytes {
+        if data.len() > SMALL_BYTES {
+            return Bytes::copy_from_slice(data);
+        }
+        if self.open.capacity() < data.len() {
+            // A session that says little holds little.
+            self.block = (self.block * 2).clamp(SMALL_BYTES, BLOCK_BYTES);
+            self.open = BytesMut::with_capacity(self.block);
+        }
+        self.open.extend_from_slice(data);
+        self.open.split().freeze()
+    }
+}
+
+/// What is larger gets an allocation of its own.
+const SMALL_BYTES: usize = 256;
+/// Bytes of a block, once a session has shown that it needs such.
+const BLOCK_BYTES: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ev_985_small_payloads_share_blocks_and_are_never_mixed_up() {
+        let mut packer = CopyArena::default();
+        let lengths: Vec<usize> = (0..2_000)
+            .map(|index| index * 7 % (SMALL_BYTES + 40))
+            .collect();
+        let wanted = |index: usize| vec![u8::try_from(index % 251).unwrap(); lengths[index]];
+        let copies: Vec<Bytes> = (0..lengths.len())
+            .map(|index| packer.copy(&wanted(index)))
+            .collect();
+        for (index, copy) in copies.iter().enumerate() {
+            assert_eq!(copy, &wanted(index), "{index}");
+        }
+        let mut tight = CopyArena::default();
+        let (first, second) = (tight.copy(b"one"), tight.copy(b"two"));
+        assert_eq!(first.as_ptr_range().end, second.as_ptr());
+    }
+}

@@ -1,0 +1,54 @@
+//! Spans and histograms on their way to a collector, from the server's start to its end (OA-803).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sapwood_kernel::Kernel;
+use sapwood_server::{ServerContext, telemetry};
+use tokio::sync::oneshot;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::config::Config;
+use crate::failure::CliError;
+
+/// Spans and histograms on their way to a collector, if one is configured.
+pub(crate) struct SpanExport {
+    end: oneshot::Sender<()>,
+    task: Option<AbortOnDropHandle<()>>,
+}
+
+impl SpanExport {
+    /// Must come after the other layers: a span tells what the model does, not what was refused before.
+    ///
+    /// # Errors
+    /// [`CliError::usage`] if the collector's address or headers cannot be used.
+    pub(crate) fn begin(
+        config: &Config,
+        shared: &ServerContext,
+        kernel: &Kernel,
+    ) -> Result<Self, CliError> {
+        let (end, ended) = oneshot::channel();
+        let collector = config.trace.collector()?;
+        let task = collector.map(|collector| {
+            let metrics = Arc::clone(&shared.metrics);
+            let (spans, telemetry) = telemetry::open(collector, metrics, config.trace.telemetry());
+            kernel.layer(spans);
+            let run = telemetry.run(async move {
+                let _ = ended.await;
+            });
+            AbortOnDropHandle::new(tokio::spawn(run))
+        });
+        Ok(Self { end, task })
+    }
+
+    /// Sends what is left; a collector that is away keeps nobody.
+    pub(crate) async fn end(self) {
+        let _ = self.end.send(());
+        if let Some(task) = self.task {
+            let _ = tokio::time::timeout(LAST_SPANS, task).await;
+        }
+    }
+}
+
+/// How long the last spans may take.
+const LAST_SPANS: Duration = Duration::from_secs(5);

@@ -1,0 +1,165 @@
+//! What an upstream means for the readiness of the server (OA-902).
+//!
+//! [`UpstreamStatus`] keeps the parts of [`Health`] that stand for one upstream: the upstream itself, and each model that it serves,
+//! so that `/readyz`, the home page and the readiness of a model show them. Where an upstream is stands in none of their names.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sapwood_kernel::Name;
+use sapwood_server::health::Health;
+use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
+
+/// The parts of one upstream.
+pub(super) struct UpstreamStatus {
+    parts: UpstreamModels,
+    /// Follows an upstream that comes and goes while its link lasts.
+    following: Option<AbortOnDropHandle<()>>,
+}
+
+#[derive(Clone)]
+struct UpstreamModels {
+    health: Arc<Health>,
+    /// What stands there for as long as the server runs.
+    own: String,
+    models: BTreeSet<Name>,
+}
+
+impl UpstreamStatus {
+    /// The upstream of this number in the configuration: the server is ready without it, if anything else is there.
+    pub(super) fn of_server(health: &Arc<Health>, number: usize) -> Self {
+        Self::new(health, format!("upstream {number}"), false)
+    }
+
+    /// A model of the configuration.
+    pub(super) fn of_model(health: &Arc<Health>, name: &str, required: bool) -> Self {
+        Self::new(health, name.to_owned(), required)
+    }
+
+    fn new(health: &Arc<Health>, own: String, required: bool) -> Self {
+        if !required {
+            health.optional(&own);
+        }
+        health.away(&own);
+        Self {
+            parts: UpstreamModels {
+                health: Arc::clone(health),
+                own,
+                models: BTreeSet::new(),
+            },
+            following: None,
+        }
+    }
+
+    /// It serves these models. `served`: whether it does goes on to change.
+    pub(super) fn joined<'a>(
+        &mut self,
+        models: impl Iterator<Item = &'a Name>,
+        mut served: Option<watch::Receiver<bool>>,
+    ) {
+        let parts = &mut self.parts;
+        parts.models = models
+            .filter(|name| **name != *parts.own)
+            .cloned()
+            .collect();
+        for name in &parts.models {
+            parts.health.optional(name);
+        }
+        // Every change after this look is followed, whenever the task begins.
+        let serves = served
+            .as_mut()
+            .is_none_or(|served| *served.borrow_and_update());
+        parts.show(serves);
+        let parts = parts.clone();
+        self.following = served.map(|served| {
+            let following = parts.follow(served, serves);
+            AbortOnDropHandle::new(tokio::spawn(following))
+        });
+    }
+
+    /// It does not serve this model any more.
+    pub(super) fn remove(&mut self, name: &Name) {
+        if self.parts.models.remove(name) {
+            self.parts.health.remove(name);
+        }
+    }
+
+    /// It is gone, until it is joined again.
+    pub(super) fn lost(&mut self) {
+        self.following = None;
+        self.parts.show(false);
+    }
+}
+
+impl UpstreamModels {
+    fn show(&self, serves: bool) {
+        let models = self.models.iter().map(Name::as_str);
+        for name in models.chain([&*self.own]) {
+            if serves {
+                // Whoever computes it says itself when it hangs.
+                self.health.running(name, Box::new(|| Duration::ZERO));
+            } else {
+                self.health.away(name);
+            }
+        }
+    }
+
+    async fn follow(self, mut served: watch::Receiver<bool>, mut shown: bool) {
+        while served.changed().await.is_ok() {
+            let serves = *served.borrow_and_update();
+            if std::mem::replace(&mut shown, serves) != serves {
+                self.show(serves);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sapwood_server::drain::Drain;
+    use sapwood_server::health::HealthState;
+
+    use super::*;
+
+    fn health() -> Arc<Health> {
+        Arc::new(Health::new(Drain::default(), Duration::from_secs(30)))
+    }
+
+    #[tokio::test]
+    async fn oa_902_an_upstream_and_its_models_are_there_or_away_together() {
+        let health = health();
+        let mut standing = UpstreamStatus::of_server(&health, 1);
+        assert_eq!(health.ready().unwrap_err().reason, "upstream_away");
+        let (one, two) = (Name::new("one"), Name::new("two"));
+        standing.joined([&one, &two].into_iter(), None);
+        assert!(health.ready().is_ok());
+        assert_eq!(health.state("two"), Some(HealthState::Ok));
+        standing.remove(&two);
+        assert_eq!(health.state("two"), None);
+        standing.lost();
+        assert_eq!(health.ready().unwrap_err().reason, "upstream_away");
+        assert_eq!(health.state("one"), Some(HealthState::Away));
+        // A model of this server is enough.
+        health.running("local", Box::new(|| Duration::ZERO));
+        assert!(health.ready().is_ok());
+    }
+
+    #[tokio::test]
+    async fn lm_804_a_model_whose_pool_has_nobody_is_away_until_somebody_comes() {
+        let health = health();
+        let (served, serves) = watch::channel(true);
+        let mut standing = UpstreamStatus::of_model(&health, "far", true);
+        let name = Name::new("far");
+        standing.joined([&name].into_iter(), Some(serves));
+        let mut readiness = health.changes();
+        for (now, state) in [(false, HealthState::Away), (true, HealthState::Ok)] {
+            served.send_replace(now);
+            while health.state("far") != Some(state) {
+                readiness.changed().await.unwrap();
+            }
+            assert_eq!(health.ready().is_ok(), now);
+        }
+    }
+}

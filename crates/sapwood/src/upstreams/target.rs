@@ -1,0 +1,96 @@
+//! How an upstream is reached, by the scheme of its address (D-40).
+
+mod lmtp;
+mod triton;
+
+use futures::FutureExt;
+use sapwood_net::evergreen::ServerAddress;
+use sapwood_net::triton::TritonAddress;
+use sapwood_proto::code::Code;
+use sapwood_proto::evergreen::Status;
+
+pub(super) use self::lmtp::let_in;
+use super::{DialUpstream, UpstreamLink, Watchers};
+use crate::client;
+use crate::config::endpoint::{EndpointConfig, ServerAccess};
+use crate::config::upstream::UpstreamConfig;
+use crate::config::{Config, ServedModelConfig};
+
+/// Where an upstream is.
+pub(super) enum UpstreamTarget {
+    Evergreen(ServerAddress),
+    Triton(TritonAddress),
+    /// A model that peers serve.
+    Lmtp(lmtp::PeerPool),
+}
+
+impl UpstreamTarget {
+    /// The place that an entry of `upstreams` names.
+    ///
+    /// # Errors
+    /// The address, the key or the authorities to trust cannot be used.
+    pub(super) fn read(
+        upstream: &EndpointConfig,
+        config: &Config,
+        watchers: &Watchers,
+    ) -> Result<Self, Status> {
+        let access = access(upstream, config)?;
+        let url = upstream.url.expose();
+        if url.starts_with("lmtp:") {
+            return lmtp::read(url, &access, watchers);
+        }
+        if url.starts_with("triton+") {
+            let address = client::triton_address(url, access, client::CONNECT_TIMEOUT);
+            return Ok(Self::Triton(address));
+        }
+        let address = client::address(url, access, client::CONNECT_TIMEOUT);
+        Ok(Self::Evergreen(address))
+    }
+
+    /// The servers of a configured model.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub(super) fn of_model(
+        model: &ServedModelConfig,
+        upstream: &UpstreamConfig,
+        config: &Config,
+        watchers: &Watchers,
+    ) -> Result<Self, Status> {
+        lmtp::configured(model, upstream, config, watchers)
+    }
+}
+
+/// How we are let in at a server.
+///
+/// # Errors
+/// A file that holds the key or the authorities cannot be read.
+pub(super) fn access(server: &EndpointConfig, config: &Config) -> Result<ServerAccess, Status> {
+    server
+        .access(&config.client)
+        .map_err(|failure| Status::other(Code::InvalidRequest, "", failure.message))
+}
+
+impl DialUpstream for UpstreamTarget {
+    async fn dial(&self) -> Result<UpstreamLink, Status> {
+        match self {
+            Self::Evergreen(address) => evergreen(address).await,
+            Self::Triton(address) => triton::dial(address).await,
+            Self::Lmtp(peers) => lmtp::dial(peers).await,
+        }
+    }
+}
+
+/// One session, for as long as it lasts.
+async fn evergreen(address: &ServerAddress) -> Result<UpstreamLink, Status> {
+    let (session, listing) = client::join(address).await?;
+    let watched = session.clone();
+    Ok(UpstreamLink {
+        functions: listing.functions,
+        worn: session.worn().boxed(),
+        // Why it ended, its calls have been told.
+        over: async move { drop(watched.closed().await) }.boxed(),
+        leave: client::leave(session).boxed(),
+        served: None,
+    })
+}

@@ -1,0 +1,120 @@
+//! What a client still sends when its answer is made, as one that is refused does: read and thrown away before the answer
+//! goes out (TR-208, D-35).
+//!
+//! Over HTTP/1 a connection whose body was not read has to be closed, and closing it under the hands of a client that still
+//! writes resets it: the client then reports a broken connection, and never sees the answer that says what was wrong.
+
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use http_body_util::BodyExt;
+use hyper::body::Body as _;
+use tokio::time::timeout;
+
+/// All of it may take this long.
+const MOST: Duration = Duration::from_secs(30);
+/// A client that sends nothing for this long waits for its answer; over a stream in both directions it may wait for ever.
+const PAUSE: Duration = Duration::from_secs(2);
+/// How many pieces are read, and one more for each so many bytes that may be read: each costs something, however small it is.
+const PIECES: u64 = 1_000;
+const PIECE_BYTES: u64 = 1 << 10;
+
+/// The part of a body that its reader left.
+pub(crate) struct UnreadRemainder {
+    pub(crate) body: Body,
+    /// Bytes that the reader took.
+    pub(crate) read: u64,
+    /// The reader has asked for the body. A client with `Expect: 100-continue` sends nothing before that, and is not made to.
+    pub(crate) begun: bool,
+}
+
+impl UnreadRemainder {
+    /// All of a body that nobody has asked for.
+    pub(crate) const fn of(body: Body) -> Self {
+        Self {
+            body,
+            read: 0,
+            begun: false,
+        }
+    }
+
+    /// Reads the rest, as long as the whole body has no more than `most` bytes. `waits`: the client sends nothing before it
+    /// is asked.
+    pub(crate) async fn read_away(mut self, most: u64, waits: bool) {
+        if self.begun || !waits {
+            read_away(&mut self.body, most.saturating_sub(self.read)).await;
+        }
+    }
+}
+
+/// Reads at most about so many bytes, and says how many it read.
+pub(crate) async fn read_away(body: &mut Body, most: u64) -> u64 {
+    let mut read = 0;
+    let mut pieces = PIECES.saturating_add(most / PIECE_BYTES);
+    let reading = async {
+        while read < most
+            && pieces > 0
+            && !body.is_end_stream()
+            && let Ok(Some(Ok(frame))) = timeout(PAUSE, body.frame()).await
+        {
+            read += frame.data_ref().map_or(0, Bytes::len) as u64;
+            pieces -= 1;
+        }
+    };
+    // What is left then is the connection's, which closes.
+    let _ = timeout(MOST, reading).await;
+    read
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::{StreamExt, stream};
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    /// Pieces of `bytes`, each after so many milliseconds, without end.
+    fn dripping(bytes: usize, pause: u64) -> Body {
+        let pieces = stream::repeat(()).then(move |()| async move {
+            sleep(Duration::from_millis(pause)).await;
+            Ok::<_, std::io::Error>(Bytes::from(vec![b'x'; bytes]))
+        });
+        Body::from_stream(pieces)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn d_35_reading_away_ends_by_bytes_by_pieces_and_by_time() {
+        for (bytes, pause, most, read, seconds) in [
+            (1_000_000, 0, 2_500_000, 3_000_000, 0),
+            (1, 0, 1 << 20, 2_024, 0),
+            (1_000, 1_999, u64::MAX, 15_000, 30),
+            (1_000, 2_001, u64::MAX, 0, 2),
+            (1_000, 0, 0, 0, 0),
+        ] {
+            let began = Instant::now();
+            let reported = read_away(&mut dripping(bytes, pause), most).await;
+            let reported = (reported, began.elapsed().as_secs());
+            assert_eq!(reported, (read, seconds), "{bytes} {pause} {most}");
+        }
+        assert_eq!(read_away(&mut Body::from("body"), 100).await, 4);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn d_35_who_waits_to_be_asked_for_a_body_is_not_asked_when_it_is_refused() {
+        let leftover = |begun| UnreadRemainder {
+            body: dripping(1, 60_000),
+            read: 0,
+            begun,
+        };
+        for (begun, waits, seconds) in [
+            (false, true, 0),
+            (true, true, 2),
+            (false, false, 2),
+            (true, false, 2),
+        ] {
+            let began = Instant::now();
+            leftover(begun).read_away(100, waits).await;
+            assert_eq!(began.elapsed().as_secs(), seconds, "{begun} {waits}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! A model's vocabulary as version 2's text mode needs it (LM-911, LM-915).
+
+use sapwood_engine::api::{ChatMessage, ChatRequest, SharedVocabulary};
+use sapwood_proto::lmtp::{LmtpError, LmtpReason, TextCodec};
+use sapwood_proto::steer::Token;
+use serde_json::Value;
+
+/// The vocabulary of a loaded model.
+pub(super) struct EngineTextCodec(pub(super) SharedVocabulary);
+
+impl TextCodec for EngineTextCodec {
+    fn tokenize(&self, text: &str) -> Vec<Token> {
+        self.0.tokenize(text, false)
+    }
+
+    fn bos(&self) -> Option<Token> {
+        self.0.bos()
+    }
+
+    fn bytes(&self, token: Token) -> &[u8] {
+        self.0.bytes(token)
+    }
+
+    fn chat(&self, messages: &Value, add_generation_prompt: bool) -> Result<Vec<Token>, LmtpError> {
+        let messages = messages.as_array().into_iter().flatten();
+        let chat = ChatRequest {
+            messages: messages.map(turn).collect::<Result<_, _>>()?,
+            continue_last: !add_generation_prompt,
+            ..ChatRequest::default()
+        };
+        self.0.chat(&chat).map_err(|error| {
+            let reason = if error.reason == "NO_TEMPLATE" {
+                LmtpReason::UnsupportedOperation
+            } else {
+                LmtpReason::InvalidValue
+            };
+            LmtpError::new(reason, error.message)
+        })
+    }
+}
+
+fn turn(message: &Value) -> Result<ChatMessage, LmtpError> {
+    let text = |key: &str| message.get(key).and_then(Value::as_str).map(str::to_owned);
+    let role = text("role").ok_or_else(|| {
+        let wrong = "'messages': each needs a role and, unless it calls tools, a content of text";
+        LmtpError::new(LmtpReason::InvalidValue, wrong)
+    })?;
+    let tool_calls = message.get("tool_calls").cloned().unwrap_or(Value::Null);
+    let content = match (text("content"), tool_calls.is_null()) {
+        (Some(content), _) => content,
+        (None, false) => String::new(),
+        (None, true) => {
+            let wrong = "'messages': each needs a content, and it must be text";
+            return Err(LmtpError::new(LmtpReason::InvalidValue, wrong));
+        }
+    };
+    Ok(ChatMessage {
+        role,
+        content,
+        name: text("name"),
+        tool_calls,
+        tool_call_id: text("tool_call_id"),
+    })
+}
