@@ -4,6 +4,7 @@
 
 mod edges;
 mod files;
+mod names;
 mod pages;
 
 use anyhow::{Result, bail};
@@ -119,6 +120,8 @@ fn findings() -> Result<Vec<Finding>> {
         files::sizes,
         files::names,
         files::opening_comments,
+        names::unique_types,
+        names::retired_words,
         files::unsafe_code,
         files::ignored_tests,
         files::tests_tried_twice,
