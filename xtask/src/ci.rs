@@ -15,8 +15,8 @@ use anyhow::{Result, bail};
 
 use crate::process;
 use crate::tools::Tool;
-pub(crate) use lanes::build_server;
 use lanes::{LANES, LONG};
+pub(crate) use lanes::{TESTED, build_server};
 use summary::{Report, Summary};
 
 /// Options of `cargo xtask ci`.

@@ -1,6 +1,7 @@
-//! The project's own tasks: `cargo xtask serve | ci | tidy | soak | codegen | demo-model`.
+//! The project's own tasks: `cargo xtask serve | check | ci | tidy | soak | codegen | demo-model`.
 
 mod advice;
+mod check;
 mod ci;
 mod conformance;
 mod demo_model;
@@ -31,6 +32,8 @@ struct Arguments {
 enum Task {
     /// Build the release binary, with whatever it needs, and start `sapwood serve` with the demo model.
     Serve(serve::Options),
+    /// Check what changed, in minutes: formatting, lints, tidy, and the tests of the changed crates.
+    Check(check::Options),
     /// Run every check and every test, as CI does.
     Ci(ci::Options),
     /// Check what the compiler cannot: crate edges, file sizes, names, module comments, pages of error codes.
@@ -50,6 +53,7 @@ enum Task {
 fn main() -> ExitCode {
     let result = match Arguments::parse().task {
         Task::Serve(options) => serve::run(&options),
+        Task::Check(options) => check::run(&options),
         Task::Ci(options) => ci::run(&options),
         Task::Tidy(options) => tidy::run(&options),
         Task::Soak(options) => soak::run(&options),

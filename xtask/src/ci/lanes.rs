@@ -97,7 +97,7 @@ pub(super) const LONG: &[Lane] = &[Lane {
 }];
 
 /// Features of the workspace in every lane without llama.cpp.
-const TESTED: &str = "sapwood/cli,sapwood/stores";
+pub(crate) const TESTED: &str = "sapwood/cli,sapwood/stores";
 
 fn cargo(arguments: &[&str]) -> Result<Outcome> {
     process::run(&mut process::cargo(arguments))?;
