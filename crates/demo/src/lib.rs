@@ -15,7 +15,7 @@ pub const NAME: &str = "sapwood-demo";
 
 /// The whole GGUF file: architecture `llama`, weights in `Q8_0`, tokenizer and chat template inside.
 ///
-/// The bytes have no promised alignment. Whoever needs one (a GGUF file aligns its tensors to 32
+/// The bytes have no guaranteed alignment. A caller that needs one (a GGUF file aligns its tensors to 32
 /// bytes) copies them into an aligned buffer, or writes them to a file and maps that.
 pub static MODEL: &[u8] = include_bytes!("../sapwood-demo.gguf");
 

@@ -1,8 +1,8 @@
-//! What callers of an engine see: a request goes in, a stream of events comes out.
+//! The interface of an engine: a request goes in, a stream of events comes out.
 //!
 //! See D-4 to D-11.
 //!
-//! A request either generates or, with [`GenerationRequest::scored`], weighs tokens that are given. Both give the same events.
+//! A request either generates or, with [`GenerationRequest::scored`], scores given tokens. Both give the same events.
 //!
 //! ```text
 //!   Engine::submit(Request) -> Handle ── Event{step, choice, Tokens}* ── Event{Finish} per choice ── Event{Usage} ── end
@@ -185,7 +185,7 @@ pub struct GenerationRequest {
     /// Texts that end a choice and are not part of it; at most 64 of at most 1 KiB, none empty.
     pub stop: Vec<String>,
     /// Sequences of tokens that end a choice, matched in its output only (LM-307); at most 256 of 1 to 64 tokens. The
-    /// token that completes one is told, but its bytes are no text.
+    /// token that completes one is reported, but its bytes are no text.
     pub stop_sequences: Vec<Vec<Token>>,
     /// Texts that must not come in an output, however it is cut into tokens; at most 64 of at most 1 KiB, none empty.
     /// A token that would complete one is forbidden as if a mask did it. What a steerer forces may hold them.
@@ -213,14 +213,14 @@ pub struct GenerationRequest {
     pub cache_key: Option<u64>,
     /// Steers the request; forked for each further choice.
     pub steer: Option<Box<dyn Steer>>,
-    /// Is told where the request is while no token comes.
+    /// Receives the phase of the request before its first token.
     pub follower: Option<Follower>,
     /// Not to generate: these tokens, at least one, are taken as the output, each with its log-probability given the
     /// prompt and those before it, without bias (LM-312). Only `top_logprobs` counts beside the prompt: nothing stops
     /// it, nothing is drawn; `n` is 1 and there is no steerer. It ends with [`FinishReason::Stop`].
     pub scored: Option<Vec<Token>>,
     /// How likely the prompt is, with the first tokens of choice 0: [`Tokens::prompt`]. Every token of it but the first is
-    /// computed for that, whatever is cached, and weighed without bias.
+    /// computed for that, whatever is cached, and scored without bias.
     pub prompt_logprobs: bool,
 }
 
@@ -280,7 +280,7 @@ pub enum EventKind {
 
 /// Tokens appended in one step, and the text that became certain with them.
 ///
-/// A steerer that rewinds takes back what was already told: then `backtrack` and `withdrawn` come first, and `tokens`
+/// A steerer that rewinds withdraws what was already reported: then `backtrack` and `withdrawn` come first, and `tokens`
 /// and `text` are appended to what remains. Both are 0 for every request without a steerer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tokens {
@@ -343,7 +343,7 @@ pub enum FinishReason {
     Length,
     /// A steerer said so.
     Controller,
-    /// Somebody asked for the end and the rest was kept.
+    /// The caller cancelled the request; the output so far stands.
     Cancelled,
 }
 
@@ -381,7 +381,7 @@ pub struct EngineError {
     pub code: Code,
     /// The finer, stable name (`ENGINE_BUSY`, `PROMPT_TOO_LONG`, `timeout` …), or empty.
     pub reason: &'static str,
-    /// For people; safe for strangers.
+    /// A message for people. Contains nothing that a client must not see.
     pub message: String,
     /// When it is worth asking again, where that is known.
     pub retry_after: Option<Duration>,

@@ -1,4 +1,4 @@
-//! Texts that must not come: which tokens would complete one, given what has been said so far.
+//! Bad words: finds the tokens that would complete a forbidden text after the output so far, and masks them.
 //!
 //! It is text that is forbidden, in whichever tokens it comes, and in the output only, as stop texts are looked for.
 //! Bytes count: a character that takes several tokens is looked for like any other text, while U+FFFD, which stands

@@ -1,4 +1,4 @@
-//! What callers hold: a cheap, clonable handle on an engine, and the ways to make one.
+//! [`Engine`]: a cheap handle that submits requests to an engine thread, and its constructors.
 //!
 //! All waiting and deciding is the owner's; this side checks, counts and hands over.
 //!
@@ -26,7 +26,7 @@ use crate::ranking::mix;
 use crate::stats::EngineStats;
 use crate::submission::{CHOICES_MAX, Submission, prepare};
 
-/// Who may profit from a prefix that was computed already. Whoever may can tell by the time whether it was.
+/// Which requests share cached prefixes. A caller can tell from the time to the first token whether one was cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PrefixSharing {
@@ -163,7 +163,7 @@ impl Drop for Thread {
         if let Some(join) = self.join.take() {
             // A reader's waker may hold the last engine, and the owner runs wakers: a thread cannot join itself.
             if join.thread().id() != std::thread::current().id() {
-                // A panic of the owner itself has been told to every reader by the drop of its outboxes.
+                // If the owner itself panicked, dropping its outboxes has already notified every reader.
                 let _ = join.join();
             }
         }
@@ -289,7 +289,7 @@ impl Engine {
         Ok(handle)
     }
 
-    /// Ends the thread after the step that runs, whoever else still holds the engine: what it has in hand ends with
+    /// Ends the thread after the step that runs, whatever handles are still held: what it has in hand ends with
     /// `unavailable`, and it takes nothing more. One that is stepped by hand goes on.
     pub fn end(&self) {
         if let Some(thread) = &self.thread {
@@ -318,7 +318,7 @@ impl Engine {
 
     /// How long the thread has been in its present step without a sign that it gets on; zero while it is idle or stepped by
     /// hand (OA-901's watchdog). A model that computes long gives such signs within a pass ([`crate::model::DecodeSignals`]).
-    /// For ever if the model is lost, or the thread has ended although nobody told it to (OA-913).
+    /// For ever if the model is lost, or the thread has ended without being stopped (OA-913).
     #[must_use]
     pub fn stalled_for(&self) -> Duration {
         let Some(thread) = &self.thread else {

@@ -1,4 +1,4 @@
-//! Any bytes as the header of a model file and as a chat template, for the fuzzer and for tests.
+//! Fuzz entry points: arbitrary bytes as a GGUF header and as a chat template.
 //!
 //! What has to hold: a header is read alike however its bytes come, and a rendering stays within its bounds. Built for tests
 //! and fuzzing alone.

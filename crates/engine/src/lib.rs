@@ -1,4 +1,4 @@
-//! Sapwood's engine: the only room with model code.
+//! Sapwood's engine: the only crate with model code.
 //!
 //! ```text
 //!   Engine (any thread) ── inbox ──► Owner (one thread) ── Model: decode, rows ──► sampling ── outbox ──► Handle

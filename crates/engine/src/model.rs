@@ -195,7 +195,7 @@ pub trait Model: Send {
     /// next batch; not after its slot was cut back before the entry, or released.
     fn row(&mut self, index: usize, now: Time) -> OutputRow<'_>;
 
-    /// Whether readers are told of the token at `output`, counted from 0 after the prompt, together with the one that
+    /// Whether the token at `output`, counted from 0 after the prompt, is reported together with the one that
     /// follows it. A model that plays a server of larger pieces says so; all others tell of each as it comes.
     fn joins(&self, _slot: SlotId, _output: usize) -> bool {
         false

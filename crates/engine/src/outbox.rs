@@ -1,4 +1,4 @@
-//! The way of events from the owner to one reader: a queue with a quota, a waker, and flags that go back.
+//! The bounded queue of events from the owner to one reader, with a waker and the reader's signals back.
 //!
 //! Neither end ever takes a lock, so a reader cannot hold up the owner. The queue is bounded by its sender: a choice
 //! whose unread token events reach the quota is parked. A reader sees whole steps: what is published shows when it is
@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   Sender ── publish ──► queue ──► Handle          show and wake once per step
-//!   Sender ◄── flags: dropped, stop, room again ── Handle, rings the bell
+//!   Sender ◄── flags: dropped, stop, room again ── Handle, wakes the owner
 //! ```
 
 use std::pin::Pin;
@@ -22,7 +22,7 @@ use sapwood_proto::code::Code;
 
 use crate::api::{EngineError, EngineEvent, EventKind};
 
-/// Wakes the owner: something changed that it looks at only when told (D-7).
+/// Wakes the owner: something changed that it reads only when woken (D-7).
 #[derive(Debug, Default)]
 pub(crate) struct OwnerWaker {
     rung: AtomicBool,
@@ -33,7 +33,7 @@ pub(crate) struct OwnerWaker {
 impl OwnerWaker {
     /// The thread to unpark from now on. Without one, ringing only leaves its mark.
     pub(crate) fn hang(&self, thread: Thread) {
-        // A second owner of one bell does not exist: the owner's shell calls this once.
+        // One waker has one owner: the owner's shell calls this once.
         let _ = self.thread.set(thread);
     }
 

@@ -1,4 +1,4 @@
-//! Which tokens each slot of the model holds, which cells that takes, and which finished sequences are worth keeping.
+//! Tracks the tokens and KV cells of every slot, and decides which finished sequences stay cached.
 //!
 //! ```text
 //!   free ── take ──► live ── keep ──► kept       fork: from live or kept into live
@@ -31,7 +31,7 @@ pub(crate) struct PrefixCache {
 #[derive(Debug)]
 struct CachedSlot {
     usage: SlotUse,
-    /// Whoever looks for its tokens in another scope does not find them (LM-609).
+    /// A lookup for these tokens in another scope does not find them (LM-609).
     scope: u64,
     tokens: Vec<Token>,
     cells: Vec<u32>,
@@ -198,7 +198,7 @@ impl PrefixCache {
         self.cached_slot(slot).usage != SlotUse::Free && self.len(slot) >= tokens
     }
 
-    /// Whether a slot is free or kept, so that somebody could have it.
+    /// Whether a slot is free or cached, so that it could be given to a sequence.
     pub(crate) fn has_slot(&self) -> bool {
         self.slots
             .iter()
@@ -244,7 +244,7 @@ impl PrefixCache {
         }
     }
 
-    /// Ends the life of a live slot and keeps its tokens, the first `prompt` of which were asked for, for whoever begins
+    /// Ends the use of a live slot and keeps its tokens, the first `prompt` of which were asked for, as a cached prefix for requests that begin
     /// the same way. What is held twice is kept once: of equal slots the one that was there, and of a slot that is the
     /// beginning of another, where the model can go on from within (`resumes`), the longer one. Gives the slots that are
     /// free for that reason, which the caller releases in the model.
@@ -300,7 +300,7 @@ impl PrefixCache {
         slots.filter(covered).map(|(other, _)| other).collect()
     }
 
-    /// Whether whoever could go on from all of `place` can do so from `holder`.
+    /// Whether every request that could continue from all of `place` can also continue from `holder`.
     fn covers(
         &self,
         holder: SlotId,

@@ -1,4 +1,5 @@
-//! What waits before an engine: places for requests and for their prompt tokens, and how fast they come free (OA-910).
+//! The queue before an engine: places for requests and their prompt tokens, with shares per caller and the rate at
+//! which they become free (OA-910).
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -36,11 +37,11 @@ impl QueueFull {
 #[derive(Debug, Default)]
 pub(crate) struct AdmissionQueue {
     shares: Mutex<CallerShares>,
-    /// Microseconds from one departure to the next, smoothed; 0: none was seen. Written by the owner alone.
+    /// Microseconds between requests that leave the queue, smoothed; 0: none was seen. Written by the owner alone.
     pace_us: AtomicU64,
 }
 
-/// The sums of `callers` are `all`; whoever has nothing is not among them.
+/// The sums of `callers` are `all`; a caller with nothing has no entry.
 #[derive(Debug, Default)]
 struct CallerShares {
     all: Taken,
@@ -94,7 +95,7 @@ impl AdmissionQueue {
         self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When somebody who finds it full should ask again.
+    /// When a caller that finds it full should ask again.
     pub(crate) fn retry_after(&self) -> Duration {
         let pace = match self.pace_us.load(Ordering::Relaxed) {
             0 => None,
@@ -145,7 +146,7 @@ pub(crate) const fn at_most(limit: usize) -> usize {
     limit.saturating_add(limit / 4)
 }
 
-/// How long it takes from one departure to the next while somebody waits.
+/// Measures the time between requests that leave the queue while others wait.
 #[derive(Debug, Default)]
 pub(crate) struct QueuePace {
     last: Option<Time>,
@@ -158,7 +159,7 @@ impl QueuePace {
         let since = self.last.map_or(arrived, |last| last.max(arrived));
         self.last = Some(now);
         let gap = now.since(since);
-        // An eighth of each new gap: a handful of departures outweighs what was, one does not.
+        // An eighth of each new gap: a handful of recent gaps outweighs the past, one does not.
         self.smoothed = Some(match self.smoothed {
             Some(before) => (before * 7 + gap) / 8,
             None => gap,
@@ -167,7 +168,7 @@ impl QueuePace {
 }
 
 impl QueuePace {
-    /// How long so many departures may take; `None` where there was none yet.
+    /// How long it takes for so many requests to leave the queue; `None` if none has left yet.
     pub(crate) fn after(&self, write_stalls: u32) -> Option<Duration> {
         self.smoothed.map(|gap| gap.saturating_mul(write_stalls))
     }

@@ -1,4 +1,4 @@
-//! A row of logits in closed form: a keyed permutation of the vocabulary under one fixed law.
+//! A closed form of a logits row for scripted models: a keyed permutation of the vocabulary under a Zipf distribution.
 //!
 //! The best `k` tokens cost O(k); the whole vector is built only by [`RankedRow::fill`], for masks, bias and broad
 //! sampling (D-11).

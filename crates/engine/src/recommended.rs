@@ -1,9 +1,9 @@
-//! What a model's file recommends for sampling (D-53).
+//! Sampling parameters that a model file recommends (D-53).
 
 use serde::Deserialize;
 
 /// The recommendation, `general.sampling.*` in GGUF. What is not said there is not set. Faces ignore it: it is for programs that
-/// ask on behalf of a person who has said nothing.
+/// ask for a person who has set nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RecommendedSampling {

@@ -1,6 +1,6 @@
-//! Where a request is while no token of it comes, for those who want to know.
+//! The phase of a request before its first token, for observers.
 //!
-//! A phase is no event of the request's stream: it counts for nothing, whoever does not look misses nothing but news,
+//! A phase is no event of the request's stream: it counts for nothing, a reader that ignores it misses only progress,
 //! and a later one takes the place of one that nobody looked at, so there is never more than one.
 
 use std::sync::Arc;
@@ -32,8 +32,8 @@ pub enum RequestPhase {
     },
 }
 
-/// Follows one request. Put a clone into [`crate::api::GenerationRequest::follower`]; whoever reads the request's events is woken
-/// when there is news, about every 100 ms as long as there is any.
+/// Follows one request. Put a clone into [`crate::api::GenerationRequest::follower`]; the reader of the request's events is woken
+/// when there is an update, about every 100 ms as long as there is any.
 #[derive(Clone, Debug)]
 pub struct Follower(Arc<ArrayQueue<RequestPhase>>);
 
@@ -44,7 +44,7 @@ impl Follower {
         Self(Arc::new(ArrayQueue::new(1)))
     }
 
-    /// What was told since the last call, the latest.
+    /// The latest phase since the last call.
     #[must_use]
     pub fn latest(&self) -> Option<RequestPhase> {
         self.0.pop()

@@ -1,9 +1,9 @@
-//! Who computes next: admission, fairness, the make-up of a step, and who gives way when the cache is full.
+//! The scheduler: admission, fairness, the make-up of a step, and preemption when the KV cache is full.
 //!
 //! It orders numbers and counts.
 //!
 //! ```text
-//!   submit ──► waiting ── seat ──► running ── park ──► parked
+//!   submit ──► waiting ── admit ─► running ── park ──► parked
 //!                 ▲                   │                  │
 //!                 ├ preempt, yield ───┘                  │
 //!                 └───────────────── unpark ─────────────┘        remove: from anywhere
@@ -11,7 +11,7 @@
 //!
 //! Among those that wait the higher priority goes first; then who ran already (preempted or parked); then callers take
 //! turns, and the connections of one caller within its turns (D-54); then first come, first served. Ageing: one turn in so many is that of the priority of whoever has waited longest,
-//! so that none waits for ever. Who has yielded its seat comes after all others. Who has its turn and does not
+//! so that none waits for ever. A sequence that has yielded its slot comes after all others. One that has its turn and does not
 //! fit holds back the others of its turn, so a large request is not starved by small ones.
 
 use std::collections::HashMap;
@@ -50,7 +50,7 @@ enum WaitingFrom {
     /// It was preempted or parked.
     Ran,
     New,
-    /// It gave its seat to others.
+    /// It gave its slot to others.
     Yielded,
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler for at most `seats` running sequences. One turn in `ageing` is that of the oldest's priority.
+    /// A scheduler for at most `slots` running sequences. One turn in `ageing` is that of the oldest's priority.
     pub(crate) fn new(slots: usize, ageing: u32) -> Self {
         Self {
             members: Vec::new(),
@@ -110,7 +110,7 @@ impl Scheduler {
         });
     }
 
-    /// Whose turn it is, if there is a seat and an eligible sequence waits.
+    /// The sequence whose turn it is, if there is a slot and an eligible sequence waits.
     pub(crate) fn next(&self, eligible: impl Fn(SequenceKey) -> bool) -> Option<SequenceKey> {
         if self.running >= self.slots {
             return None;
@@ -122,7 +122,7 @@ impl Scheduler {
             .map(|member| member.key)
     }
 
-    /// Who waits, in the order in which they go as things stand: callers take turns, so each departure may change it.
+    /// The waiting sequences, in the order in which they would be admitted now: callers take turns, so each admission may change it.
     pub(crate) fn line(&self) -> Vec<SequenceKey> {
         let mut line: Vec<_> = self.in_wait().collect();
         let aged = self.aged(self.in_wait());
@@ -168,7 +168,7 @@ impl Scheduler {
         )
     }
 
-    /// How many eligible sequences wait for whom there is no seat.
+    /// How many eligible sequences wait although there is no slot for them.
     pub(crate) fn missing_slots(&self, eligible: impl Fn(SequenceKey) -> bool) -> usize {
         let waits = self.in_wait().filter(|member| eligible(member.key)).count();
         waits.saturating_sub(self.slots - self.running.min(self.slots))
@@ -199,17 +199,17 @@ impl Scheduler {
         self.release_slot(key, SequenceStage::Waiting(WaitingFrom::Ran));
     }
 
-    /// A running sequence gives its seat to those that wait, and comes after them.
+    /// A running sequence gives its slot to waiting ones, and comes after them.
     pub(crate) fn yield_slot(&mut self, key: SequenceKey) {
         self.release_slot(key, SequenceStage::Waiting(WaitingFrom::Yielded));
     }
 
-    /// A running sequence gives its seat away until its reader has caught up.
+    /// A running sequence gives its slot away until its reader has caught up.
     pub(crate) fn park(&mut self, key: SequenceKey) {
         self.release_slot(key, SequenceStage::Parked);
     }
 
-    /// A parked sequence waits for a seat.
+    /// A parked sequence waits for a slot.
     pub(crate) fn unpark(&mut self, key: SequenceKey) {
         if let Some(member) = self
             .member(key)
@@ -352,7 +352,7 @@ pub(crate) struct StepBudget {
 }
 
 /// Shares out a step: every decode, then prefill tokens: the more, the more prompts wait. `work` is oldest first. False: there is not room for every
-/// decode and, where prompts wait, one token of them; then somebody has to give way.
+/// decode and, where prompts wait, one token of them; then one sequence has to be preempted.
 ///
 /// A quarter of the prefill goes to the oldest prompt, so that it always gets on; the rest goes to the shortest ones
 /// first, so that a short prompt is not stuck behind a long one.

@@ -1,4 +1,4 @@
-//! What an engine counts: plain atomics that rendering reads without a lock (OA-801).
+//! Counters of an engine: plain atomics that are read without a lock (OA-801).
 //!
 //! The owner thread writes nearly all of it; the few numbers that submitters write say so.
 

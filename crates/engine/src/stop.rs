@@ -1,4 +1,4 @@
-//! Telling slow work on this thread that nobody wants its result any more.
+//! A thread-local stop flag for slow work whose result is no longer needed.
 //!
 //! Rendering and tokenising are plain calls, many layers deep, in crates of others too, so the flag is not handed down but
 //! belongs to the thread for as long as the work lasts, as the budget of a template does. Work looks at it between pieces.

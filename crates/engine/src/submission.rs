@@ -1,4 +1,4 @@
-//! What becomes of a request before the owner sees it: checked, tokenised, with its seed and its limits settled.
+//! Prepares a request before the owner sees it: checks, tokenises, and settles seed and limits.
 //!
 //! It runs on the caller's thread, so that a long prompt delays nobody else (D-8), and ends early where nobody waits
 //! for it any more ([`stop`]).
@@ -68,7 +68,7 @@ pub(crate) struct RequestTerms {
     pub(crate) prompt_logprobs: bool,
 }
 
-/// The output of a request that weighs tokens instead of generating them.
+/// The output of a request that scores tokens instead of generating them.
 #[derive(Debug)]
 pub(crate) struct Scored {
     /// What is scored. Never empty; prompt and these fit in the context.
@@ -205,7 +205,7 @@ fn fork_steerers(
     Ok(others)
 }
 
-/// Prompt and output of a request that weighs tokens.
+/// Prompt and output of a request that scores tokens.
 fn scoring(
     prompt: &Prompt,
     tokens: Vec<Token>,

@@ -1,4 +1,4 @@
-//! Chat templates: a conversation becomes the text that its model was trained on.
+//! Chat templates: renders a conversation as the text that its model was trained on.
 //!
 //! A [`Template`] yields [`TemplatePiece`]s, of which a vocabulary makes [`tokens`].
 //!

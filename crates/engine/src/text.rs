@@ -1,4 +1,4 @@
-//! From token bytes to text that may be shown: whole characters, and never the beginning of a stop text.
+//! Turns token bytes into text that can be sent: whole characters, with the possible start of a stop string held back.
 //!
 //! ```text
 //!   bytes ──► unfinished character (at most 3 bytes) ──► held back (may begin a stop) ──► shown

@@ -1,4 +1,4 @@
-//! Vocabularies read from a `tokenizer.json`, for models that other servers compute (LM-712).
+//! Vocabularies read from a `tokenizer.json`, for models that run on other servers (LM-712).
 
 mod pieces;
 
@@ -88,7 +88,7 @@ fn whole(path: &Path) -> io::Result<Vec<u8>> {
     std::fs::read(path)
 }
 
-/// What is said of the ends of texts by somebody who knows better than the files: whoever computes.
+/// Facts about special tokens from a source that knows better than the files: the server that runs the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
     /// What stands before a text: a token, or nothing; not set, the files say it.
@@ -97,13 +97,13 @@ pub struct SpecialTokens {
     pub ends: Vec<Token>,
 }
 
-/// Why there is no vocabulary. The messages say what is wrong with a file, for whoever put it there.
+/// Why there is no vocabulary. The messages name what is wrong with a file, for the operator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VocabularyError {
     /// The file does not read as a tokenizer.
     #[error("it is no tokenizer: {0}")]
     Syntax(String),
-    /// It has tokens whose bytes cannot be told.
+    /// It has tokens whose bytes are unknown.
     #[error(
         "tokens of this kind cannot be made text again piece by piece; there are byte-level and SentencePiece ones"
     )]

@@ -1,4 +1,4 @@
-//! Files with which others tokenise as a vocabulary here does: `tokenizer.json`, in the format of Hugging Face's `tokenizers`.
+//! Writes `tokenizer.json` files, in the format of Hugging Face's `tokenizers`.
 
 use std::sync::LazyLock;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 /// A vocabulary whose tokens are made of bytes.
 ///
-/// Whoever reads the file gets the tokens of a text as they are here without control tokens: those stand for their names only where
+/// A reader of the file gets the tokens of a text as they are here without special tokens: those stand for their names only where
 /// the reader wants them to, and what begins a text is put there only where the reader asks for such.
 #[derive(Debug, Default)]
 pub(crate) struct ByteLevel {

@@ -1,4 +1,4 @@
-//! Tokens that somebody else computes, as the events of a request.
+//! Turns tokens that another server computed into the events of a local request.
 //!
 //! It does to each token what the owner does to one that it has sampled, so that a model elsewhere reads like one that
 //! is here.
@@ -65,7 +65,7 @@ impl Transcript {
             Arc::new(TokenIndex::new(vocabulary, info.vocabulary_tokens))
         };
         let token_index = || Arc::clone(words.0.get_or_init(made));
-        // Whoever computes draws, and has a seed of its own unless one was asked for.
+        // The server that computes also samples, and has a seed of its own unless one was requested.
         let longest = vocabulary.token_bytes_max();
         let submission = prepare(request, info, &*vocabulary, longest, token_index, || 0)?;
         let Submission {
@@ -86,7 +86,7 @@ impl Transcript {
         })
     }
 
-    /// What is to be computed from. Empty only where tokens are weighed that nothing precedes.
+    /// The tokens to compute from. Empty only where tokens are scored that nothing precedes.
     #[must_use]
     pub fn prompt(&self) -> &[Token] {
         match &self.terms.scored {

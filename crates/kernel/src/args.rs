@@ -1,4 +1,4 @@
-//! What callers pass: names and nodes.
+//! The arguments of a call: names and nodes.
 
 use serde_json::{Map, Value};
 

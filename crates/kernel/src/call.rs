@@ -1,4 +1,4 @@
-//! One call of a function: what it is given and what is wanted of it.
+//! One call of a function: its inputs, options and extensions.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -228,11 +228,11 @@ pub struct Call {
     pub turn: FairShare,
     /// Who pays for the tokens, if anybody counts them. Calls made within this one are charged by their own layers.
     pub token_charge: Option<Arc<dyn TokenCharge>>,
-    /// Who is told what a model is asked, if anybody traces it.
+    /// Observes the requests to models, if the call is traced.
     pub observer: Option<Arc<dyn CallObserver>>,
-    /// On whose behalf it is made; its callers' unless a layer says otherwise.
+    /// Request extensions of the call; its caller's unless a layer sets others.
     pub request_context: Option<RequestContext>,
-    /// The models that whoever asks may know of; `None`: all. For functions that look models up by name, so that their errors
+    /// The models that the caller may know of; `None`: all. For functions that look models up by name, so that their errors
     /// name no others. Layers set it anew for the calls made within this one.
     pub known_models: Option<Arc<HashSet<Name>>>,
     pub(crate) spec: Arc<Spec>,

@@ -1,4 +1,4 @@
-//! Asking for the end.
+//! Cancellation: a token that asks a call to end.
 //!
 //! Reading the flag takes no lock; firing it wakes every waiter and fires every child, once.
 
@@ -118,13 +118,13 @@ impl Cancel {
         }
     }
 
-    /// Whether somebody asked.
+    /// Whether cancellation was requested.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.0.fired.load(Ordering::Acquire)
     }
 
-    /// Waits until somebody asks.
+    /// Resolves when cancellation is requested.
     #[must_use]
     pub fn cancelled(&self) -> Cancelled {
         Cancelled {

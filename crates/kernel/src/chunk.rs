@@ -1,4 +1,4 @@
-//! The typed piece of data that flows through everything.
+//! [`Chunk`]: one typed piece of a stream.
 //!
 //! Cloning a chunk counts references and copies nothing.
 

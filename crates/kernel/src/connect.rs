@@ -1,4 +1,4 @@
-//! Connectors: servers elsewhere as functions of this kernel (D-5).
+//! Connectors: functions and models of other servers as functions of this kernel (D-5).
 
 pub mod evergreen;
 pub mod lmtp;

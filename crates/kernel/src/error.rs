@@ -1,6 +1,6 @@
-//! How a run fails.
+//! The kernel's error type.
 //!
-//! Messages are safe for strangers: no payload, path, query or credential.
+//! Messages contain nothing that a client must not see: no payload, path, query or credential.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,7 +73,7 @@ pub enum Error {
         /// How.
         why: String,
     },
-    /// Somebody asked for the end.
+    /// The caller cancelled.
     #[error("cancelled")]
     Cancelled,
     /// The time allowed has passed.
@@ -145,7 +145,7 @@ pub enum Error {
         code: Code,
         /// The finer, stable name, or empty.
         reason: &'static str,
-        /// For people; safe for strangers.
+        /// A message for people. Contains nothing that a client must not see.
         message: String,
         /// When it is worth asking again, where that is known.
         retry_after: Option<Duration>,

@@ -1,4 +1,4 @@
-//! Reading chunks as a type.
+//! Decodes a stream of chunks as a Rust type.
 //!
 //! Decoders see any bytes and give items or one error; they never panic. With several choices they read choice 0.
 

@@ -1,4 +1,4 @@
-//! What can be called.
+//! [`Function`]: what a kernel calls by name.
 
 use std::sync::Arc;
 

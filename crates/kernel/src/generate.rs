@@ -1,4 +1,4 @@
-//! GENERATE: the function that hands a request to the model its input `target` names.
+//! GENERATE: the function that passes a request to the model that its input `target` names.
 
 use std::collections::BTreeMap;
 
@@ -70,7 +70,7 @@ impl Targets {
                 .filter(|name| known.is_none_or(|known| known.contains(&**name)))
         };
         let is_model = |name: &str| models().any(|model| *model == *name);
-        // A key that may use some models learns of no others: what it may not use and what is not there are told alike.
+        // A key for some models learns nothing of others: a model that it may not use and one that does not exist give the same error.
         let unknown = |name: &str| match known {
             None => Err(Error::not_found("model", name, models().cloned())),
             Some(_) => Err(Error::Engine {

@@ -1,4 +1,4 @@
-//! Functions from plain code.
+//! Makes functions from plain Rust code.
 //!
 //! The spec is derived from the types.
 
@@ -101,7 +101,7 @@ fn output_of<O: IntoChunks>() -> OutputSpec {
 }
 
 /// A function from plain code. Its inputs are the fields of `A`, its output what `f` gives. A name or an argument type
-/// that is not legal is told when it is registered.
+/// that is not legal is reported when it is registered.
 pub fn function<M: 'static, H: Handler<M>>(name: &str, description: &str, f: H) -> Fun {
     let mut spec = Spec::new(Name::shared(name), Text::from(description)).outputs([H::output()]);
     match inputs_of(&H::schema()) {
@@ -167,7 +167,7 @@ fn with_defs(schema: &Value, defs: Option<&Map<String, Value>>) -> Value {
 }
 
 /// Code that blocks or computes for long, for [`function`]: it runs on tokio's blocking pool and stalls nobody
-/// (KE-139). Started by the first poll; once started it runs to its end, whoever listens.
+/// (KE-139). Started by the first poll; once started it runs to its end, even without readers.
 pub fn blocking<A, O>(f: impl Fn(A) -> O + Send + Sync + 'static) -> impl Fn(A) -> Blocking<O>
 where
     A: Send + 'static,

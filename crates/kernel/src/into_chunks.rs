@@ -1,4 +1,4 @@
-//! What plain code may return, as chunks.
+//! Encodes the results of plain Rust code as chunks.
 //!
 //! One plain value is exactly one chunk of choice 0; a stream of values is one chunk each, lazily.
 

@@ -1,4 +1,4 @@
-//! The registry of functions and layers, and the one verb.
+//! [`Kernel`]: the registry of functions and layers, and `run`.
 //!
 //! ```text
 //!   scope ──► parent ──► …        lookup: own functions first; layers: own first, then the parent's
@@ -183,7 +183,7 @@ impl Kernel {
         }
     }
 
-    /// A child kernel for functions of strangers: they never stand in the way of this one's, also not of those that are
+    /// A child kernel for functions of remote peers: they never hide this one's, also not those that are
     /// added to it later.
     pub(crate) fn annex(&self) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! What stands around a function and owns the whole life of its stream.
+//! [`Layer`]: a wrapper around a function, for the whole life of its stream.
 
 use std::pin::Pin;
 use std::sync::Arc;

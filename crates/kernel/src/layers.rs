@@ -1,5 +1,4 @@
-//! Layers that come with the kernel. Each spans the whole life of a stream and is usable on one function, on a glob,
-//! or on a kernel.
+//! The layers that come with the kernel. Each can wrap one function, a glob of names, or a whole kernel.
 
 mod retry;
 #[cfg(test)]

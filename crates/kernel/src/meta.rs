@@ -1,4 +1,4 @@
-//! What belongs to a request rather than to its data: usage, finish, model, role.
+//! Metadata of a request that is no data: usage, finish reason, model, role.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -57,7 +57,7 @@ pub enum ChoiceFinish {
     ToolCalls,
     /// A controller ended it.
     Controller,
-    /// Somebody asked for the end.
+    /// The caller cancelled.
     Cancelled,
     /// A filter ended it.
     ContentFilter,

@@ -1,4 +1,4 @@
-//! Models as functions: an engine's token stream with GENERATE's inputs and outputs (KE-611 to KE-614).
+//! Models as functions: an engine's events with GENERATE's inputs and outputs (KE-611 to KE-614).
 //!
 //! ```text
 //!   call ── read config, tools, prompt | messages ──► Request ── Engine::submit ──► Handle ── Answer ──► chunks

@@ -1,4 +1,4 @@
-//! Immutable names whose clone never allocates: of inputs, ports, mimetypes.
+//! Immutable names of inputs, ports and mimetypes, whose clone never allocates.
 
 use std::borrow::Borrow;
 use std::fmt;

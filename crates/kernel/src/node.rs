@@ -1,4 +1,4 @@
-//! Nodes: append-only logs of chunks, replayed to any number of readers (D-1).
+//! [`Node`]: an append-only log of chunks that any number of readers replay (D-1).
 //!
 //! Nothing progresses unless a reader is polled (KE-122).
 //!

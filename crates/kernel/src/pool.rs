@@ -1,4 +1,4 @@
-//! Slow work on the processor, away from the threads that serve connections: rendering, tokenising, parsing, unpacking.
+//! A thread pool for CPU-bound work (rendering, tokenising, parsing, unpacking), away from the async workers.
 //!
 //! A worker of the async runtime that renders a template for a second serves nobody for a second, so whatever takes more than
 //! about a millisecond runs here, on a few threads of its own.

@@ -1,4 +1,4 @@
-//! Sources, wakers and functions that tests can look into.
+//! Test doubles: sources, wakers and functions that record what happens to them.
 //!
 //! Test doubles of what stands around the kernel. Compiled for tests only.
 

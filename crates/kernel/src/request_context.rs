@@ -1,4 +1,4 @@
-//! On whose behalf a call is made.
+//! Request extensions: typed values that travel from a call to the calls made within it.
 
 use std::any::Any;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! A call in progress, itself a stream.
+//! [`Run`]: a call in progress, as a stream.
 //!
 //! ```text
 //!   flow: chunk ── T::push ──► items ── poll_next ──► the caller

@@ -1,4 +1,4 @@
-//! Sessions executed against functions: the shell around `proto::session` (D-2).
+//! Runs the actions of a session as calls of functions: the shell around `proto::session` (D-2).
 //!
 //! ```text
 //!   incoming ──► Session::run ──► machine ──► Outgoing        (a transport polls both ends)

@@ -1,4 +1,4 @@
-//! What a function promises: its name, inputs, outputs and effect.
+//! [`Spec`]: name, inputs, outputs and effects of a function.
 
 use std::any::{Any, TypeId, type_name};
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub struct Spec {
     pub model: bool,
     /// What is known of that model, where it is loaded in this process, or serves tokens elsewhere and says enough of them.
     pub facts: Option<Arc<ModelFacts>>,
-    /// What that model recommends for sampling; for programs that ask on behalf of a person (D-53).
+    /// What that model recommends for sampling; for programs that ask for a person (D-53).
     pub sampling: RecommendedSampling,
     /// Why it cannot be registered, if its maker found out already.
     pub(crate) defect: Option<String>,

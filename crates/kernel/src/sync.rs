@@ -1,4 +1,4 @@
-//! The few primitives that what is model-checked is built on, so that the checker can put its own in their place.
+//! Synchronisation primitives that the model checker can replace.
 //!
 //! The tests `takeover_loom` and `task_waker_loom` have other implementations, and compile the files that use this one
 //! over them.

@@ -1,10 +1,10 @@
-//! Who pays for what models do.
+//! Charges the tokens of a model call to a caller.
 
 use std::fmt;
 
 use crate::error::Error;
 
-/// Whoever a call's tokens are charged to. A layer puts one into [`crate::Call::token_charge`]; the functions of models charge
+/// The account that a call's tokens are charged to. A layer puts one into [`crate::Call::token_charge`]; the functions of models charge
 /// it as they go, so that a call that is cut short has paid for what it got.
 pub trait TokenCharge: fmt::Debug + Send + Sync {
     /// Whose requests share what was computed of their prompts (LM-609). 0 is nobody in particular.

@@ -1,4 +1,4 @@
-//! Connections to hosts, in the clear or over TLS, as clients need them.
+//! Client connections to hosts, in plain text or over TLS.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +20,7 @@ use crate::tls;
 pub(crate) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// How TLS is spoken to one host. Clones share what was read once.
+/// The TLS settings for one host. Clones share what was read once.
 #[derive(Clone)]
 pub(crate) struct ClientTls {
     connector: TlsConnector,

@@ -1,4 +1,4 @@
-//! One HTTP/1.1 request over a connection of its own.
+//! Sends one HTTP/1.1 request over a connection of its own.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

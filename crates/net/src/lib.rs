@@ -1,4 +1,4 @@
-//! Sapwood's clients: the only home of client sockets.
+//! Sapwood's clients. No other crate opens client sockets.
 
 mod connection;
 pub mod evergreen;

@@ -1,4 +1,4 @@
-//! Peers that speak LMTP: models of token streams elsewhere, the reference server's included (LM-701 to LM-713).
+//! The LMTP client (LM-701 to LM-713). It also works with the reference server.
 //!
 //! ```text
 //!   generate · score ─► asks, bounded ─► keeper: one task, the machine, one connection ─► Items
@@ -52,7 +52,7 @@ pub use self::bridge::{BridgeEnd, bridge};
 use self::keeper::{CallResult, DialPeer, KeeperCall, KeeperRequest, LinkKeeper};
 use self::wire::{LmtpConnection, lost, until};
 
-/// What a client asks its peer for, and how patient it is; `None` waits for ever (LM-709).
+/// What a client asks its peer for, and its timeouts; `None` waits for ever (LM-709).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectOptions {
     /// What of version 2 is asked for, on each connection before the first call goes out. A peer that does not know it is
@@ -207,7 +207,7 @@ impl LmtpClient {
         self.generate_until(model, wanted, None).await
     }
 
-    /// The same for a caller who does not wait longer than that; the peer is told, if it knows of deadlines (LM-962).
+    /// The same with a deadline; the peer gets it too, if it knows of deadlines (LM-962).
     ///
     /// # Errors
     /// As [`Self::generate`].

@@ -1,4 +1,4 @@
-//! A collector of OpenTelemetry, over gRPC or HTTP (OA-803).
+//! Exports to an OpenTelemetry collector, over gRPC or HTTP (OA-803).
 
 mod http;
 
@@ -20,7 +20,7 @@ use crate::connection::is_loopback;
 /// The messages of the protocol.
 pub use opentelemetry_proto::tonic as messages;
 
-/// How a collector is spoken to.
+/// The protocol of a collector.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OtlpProtocol {
     /// gRPC, usually on port 4317.
@@ -35,7 +35,7 @@ pub enum OtlpProtocol {
 pub struct CollectorAddress {
     /// `http://HOST:PORT` or `https://HOST:PORT`.
     pub url: String,
-    /// How it is spoken to.
+    /// The protocol.
     pub protocol: OtlpProtocol,
     /// Sent with each delivery; may hold credentials, so they are never logged.
     pub headers: Vec<(String, Secret)>,

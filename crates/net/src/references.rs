@@ -1,4 +1,5 @@
-//! Content that references name: files, the web, object stores, each as far as the operator allows it (EV-412 to EV-415).
+//! Fetches external content that references name (files, the web, object stores), as far as the operator allows it
+//! (EV-412 to EV-415).
 //!
 //! ```text
 //!   URI ──scheme──┬─► files    below a root, whatever links say; regular files only

@@ -1,4 +1,4 @@
-//! TLS as every client of ours speaks it.
+//! TLS for all clients.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
 
-/// Why TLS cannot be spoken.
+/// Why TLS cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct TlsSetupError(&'static str);

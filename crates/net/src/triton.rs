@@ -1,4 +1,4 @@
-//! The client of servers that speak the KServe v2 protocol with Triton's generate extension, over HTTP or gRPC.
+//! The client of KServe v2 servers with Triton's generate extension, over HTTP or gRPC.
 //!
 //! ```text
 //!   Address ─► Client ─► models, model ─► Model ─┐

@@ -1,4 +1,4 @@
-//! JSON of strangers as a tree, with bounds that hold while it is read.
+//! Reads JSON from untrusted input as a tree, with limits that hold while it is read.
 //!
 //! A tree costs far more than its text: an array of `0,` takes 36 times its bytes, one of `{"a":0},` about 70 times. So
 //! what a tree may hold is counted in values before it exists, and not measured afterwards.

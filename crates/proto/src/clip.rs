@@ -1,11 +1,11 @@
-//! Text of strangers as messages show it: never much of it (D-47).
+//! Shortens untrusted text for messages (D-47).
 //!
 //! An error that quotes what a client sent makes the client decide how large the error is, and what it costs. Whatever is
 //! quoted passes here.
 
 use std::fmt::{self, Write};
 
-/// Bytes of a stranger's text that a message shows.
+/// Bytes of untrusted text that a message shows.
 pub const SHOWN_BYTES_MAX: usize = 256;
 
 /// As much of `text` as a message shows, at most [`SHOWN_BYTES_MAX`] bytes and whole characters; what is missing is an

@@ -93,7 +93,7 @@ codes! {
     Overloaded = "overloaded", Server, Later, 14, 503;
     /// The state that the request needs does not hold.
     FailedPrecondition = "failed-precondition", Client, No, 9, 400;
-    /// Somebody asked for the end.
+    /// The caller cancelled.
     Cancelled = "cancelled", Client, No, 1, 499;
     /// The time allowed has passed.
     DeadlineExceeded = "deadline-exceeded", Client, Same, 4, 504;
@@ -107,7 +107,7 @@ codes! {
     Unavailable = "unavailable", Server, Later, 14, 503;
     /// Known, and not built or not switched on here.
     Unimplemented = "unimplemented", Client, No, 12, 501;
-    /// Taken over by somebody else.
+    /// Superseded by another request.
     Aborted = "aborted", Client, Same, 10, 409;
     /// A defect of ours.
     Internal = "internal", Server, No, 13, 500;

@@ -1,4 +1,4 @@
-//! The Evergreen wire: what its messages look like, apart from what a session does with them.
+//! Evergreen's wire formats. The state of a session is in [`crate::session`].
 //!
 //! ```text
 //!   bytes ──protobuf / json / msgpack──► Message ──► session ──► Message ──dialect──► bytes

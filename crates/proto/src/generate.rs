@@ -1,4 +1,4 @@
-//! Triton's generate extension, as pure values: bodies become tensors and parameters, responses become JSON and events.
+//! Triton's generate extension as pure values: bodies become tensors and parameters, responses become JSON and events.
 //!
 //! ```text
 //!   body ──read──► members ──map──► tensors, parameters ──settle──► Settings ──► (work) ──► Response ──► JSON | event

@@ -1,4 +1,4 @@
-//! LMTP, the Language Model Transport Protocol: many streams of tokens over one connection, as `TYPE JSON`.
+//! LMTP, the Language Model Transport Protocol: many token streams over one connection, as `TYPE JSON` messages.
 //!
 //! Version 2 is negotiated feature by feature ([`Features`]); what is not is unknown or answered `not_negotiated`
 //! (LM-904).

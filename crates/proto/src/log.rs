@@ -1,6 +1,6 @@
 //! An append-only log with an end, read by index.
 //!
-//! A cursor is nothing but an index, so readers cost nothing and never disturb one another. Whoever owns the log may
+//! A cursor is nothing but an index, so readers cost nothing and never disturb one another. The owner of the log may
 //! let go of its oldest items; their indices stay theirs.
 //!
 //! ```text

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize, Serializer};
 pub struct Secret(String);
 
 impl Secret {
-    /// The value, for whoever sends or compares it.
+    /// The value, for sending or comparing it.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
@@ -79,7 +79,7 @@ impl Serialize for Secret {
 pub struct SecretUrl(String);
 
 impl SecretUrl {
-    /// The whole address, for whoever connects.
+    /// The whole address, for connecting.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0

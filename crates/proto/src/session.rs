@@ -1,4 +1,4 @@
-//! A session of Evergreen: the state that two peers share for as long as a connection lives, as a pure machine.
+//! The Evergreen session: the state that two peers share, as a pure state machine.
 //!
 //! Messages go in and come out wire-neutral ([`WireMessage`]); time goes in as an argument.
 //!
@@ -12,7 +12,7 @@
 //! ```
 //!
 //! After every call the shell drains [`SessionMachine::poll`], asks [`SessionMachine::wake_at`], and lets the transport take
-//! [`SessionMachine::next_message`] while it has room. No call blocks, and none recurses over what a stranger sent.
+//! [`SessionMachine::next_message`] while it has room. No call blocks, and none recurses over untrusted input.
 
 mod accept;
 mod actions;
@@ -440,7 +440,7 @@ impl SessionMachine {
         )
     }
 
-    /// A node has grown: whoever waits for it may go on.
+    /// A node has grown: its waiting readers are woken.
     fn wake(&mut self, key: NodeKey) {
         if self.store.get(key).waiters.is_empty() {
             return;

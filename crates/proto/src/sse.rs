@@ -1,4 +1,4 @@
-//! Server-sent events as a client reads them.
+//! Parses server-sent events.
 //!
 //! Strict where it matters, for an event counts only with its blank line; tolerant where servers differ: LF, CRLF or
 //! CR, a space after the colon or none, comments, fields that nobody asked for, a byte order mark, any number of

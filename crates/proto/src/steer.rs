@@ -1,4 +1,4 @@
-//! The interface through which something steers one sequence, token by token.
+//! The interface of steerers, which constrain one sequence token by token.
 //!
 //! A Wasm controller, a runtime in another process and a native constraint stand behind it alike (DESIGN section 5,
 //! AI-801, D-12).
@@ -166,7 +166,7 @@ pub enum Post {
 pub struct SteerFailure {
     /// The short, stable name (`trap`, `timeout`, `constraint_failed`, `deadlock` …).
     pub reason: &'static str,
-    /// For people; safe for strangers.
+    /// A message for people. Contains nothing that a client must not see.
     pub message: String,
 }
 
@@ -185,7 +185,7 @@ pub trait Steer: Send {
     /// again in later steps while it is late (the sequence's row is kept meanwhile).
     fn mid_poll(&mut self, now: Time) -> Steered<Option<Mid>>;
 
-    /// Told what happened: `backtrack` tokens taken back, then `tokens` appended, the last one `sampled` or not.
+    /// Reports what happened: `backtrack` tokens were withdrawn, then `tokens` appended, the last one `sampled` or not.
     fn post(&mut self, backtrack: u32, tokens: &[Token], sampled: bool) -> Steered<Post>;
 
     /// A steerer for a fork of this sequence, in the same state. `index` is the new branch's number (1, 2, …);

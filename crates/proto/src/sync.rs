@@ -1,4 +1,4 @@
-//! The lock that what is model-checked is built on, so that the checker can put its own in its place.
+//! A mutex that the model checker can replace.
 //!
 //! The test `cursors_loom` has the other implementation.
 

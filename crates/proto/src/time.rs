@@ -1,4 +1,4 @@
-//! Time as the cores see it: a value that is passed in.
+//! Time as a value that callers pass in.
 //!
 //! The shells read clocks; a simulator makes instants up (D-4).
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// An instant, counted from an origin that the shell chose once (usually process start).
 ///
-/// Two values are comparable only if the same shell made them. None is later than [`Time::MAX`]: durations that strangers
+/// Two values are comparable only if the same shell made them. None is later than [`Time::MAX`]: durations that clients
 /// name saturate here and nowhere else, so that a shell can add any value to its own clock without overflow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(Duration);

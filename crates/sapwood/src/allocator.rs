@@ -1,4 +1,4 @@
-//! The allocator of the process, and when it gives memory back.
+//! The process's allocator, and when it returns memory to the operating system.
 
 /// Keeps the memory of a message for the next one; the C library's asks the system each time.
 #[global_allocator]

@@ -51,19 +51,19 @@ struct Common {
 
 #[derive(Debug, Subcommand)]
 enum CliCommand {
-    /// Serve models on one port until told to go
+    /// Run the server
     Serve(serve::ServeCommand),
-    /// Speak LMTP over standard input and output, one message a line
+    /// Serve LMTP over standard input and output, one message per line
     Lmtp(lmtp::LmtpCommand),
-    /// Talk to a model; line by line when standard input is no terminal
+    /// Chat with a model; reads one question per line if standard input is no terminal
     Chat(chat::ChatArgs),
-    /// Call a function and write what it gives, as it comes
+    /// Call a function and print its output as it arrives
     Run(run::RunArgs),
     /// List the models and functions that can be called
     Models(models::ModelsCommand),
-    /// Look at this machine and say what would keep Sapwood from working
+    /// Check this machine and report what would keep Sapwood from working
     Doctor(doctor::DoctorCommand),
-    /// Show the configuration in force
+    /// Show or check the configuration
     Config(config::ConfigCommand),
     /// Make API keys
     Key(key::KeyCommand),
@@ -86,13 +86,13 @@ struct ModelFlags {
     /// The model for calls that name none
     #[arg(long, value_name = "NAME")]
     default_model: Option<String>,
-    /// Tokens of context per sequence; 0 takes what the model was trained for, at most 8192
+    /// Context size of a sequence in tokens; 0 is the model's training context, at most 8192
     #[arg(long, value_name = "TOKENS")]
     ctx: Option<u32>,
-    /// Threads that compute; 0 takes all cores but one
+    /// Compute threads; 0 is all cores but one
     #[arg(long, value_name = "N")]
     threads: Option<u32>,
-    /// Sequences computed together
+    /// Sequences that are decoded together (slots)
     #[arg(long, value_name = "N")]
     parallel: Option<u32>,
 }

@@ -1,4 +1,4 @@
-//! Where `chat`, `run` and `models` find their functions: on a server, or in this process.
+//! Finds the functions for `chat`, `run` and `models`: on a server, or in this process.
 
 use std::time::Duration;
 
@@ -215,7 +215,7 @@ pub(crate) fn address(url: &str, access: ServerAccess, timeout: Duration) -> Ser
     address
 }
 
-/// Whoever listens in between learns the key (D-46).
+/// An eavesdropper learns the key (D-46).
 pub(crate) fn warn_of_plain_text(server: &str) {
     tracing::warn!(
         server,
@@ -297,7 +297,7 @@ pub(crate) fn unreachable(url: &str, status: &Status) -> CliError {
                 "no server answers at {url}; start one with `sapwood serve`, or correct the address"
             ),
         ),
-        // Somebody does: to start another one would not help.
+        // A server is there: starting another one would not help.
         _ => CliError::exit(
             Exit::Unreachable,
             format!("the server at {url} cannot be used: {}", status.message),

@@ -1,5 +1,5 @@
-//! What can be configured, with the defaults: the keys of `sapwood.toml`, their types, the checks that need no outside world.
-//! Where a value came from is in [`layers`].
+//! The configuration: the keys of `sapwood.toml`, their types, defaults and checks. The origin of each value is in
+//! [`layers`].
 
 pub(crate) mod endpoint;
 pub(crate) mod environment;
@@ -132,7 +132,7 @@ pub(crate) struct EngineConfig {
     pub(crate) ctx: u32,
     /// Threads that compute; 0: one less than there are cores, so that the rest of the server has one.
     pub(crate) threads: u32,
-    /// Sequences computed together; from 1 to 65,536.
+    /// Sequences that are decoded together (slots); from 1 to 65,536.
     pub(crate) parallel: u32,
     /// Beginnings of finished prompts that are kept, so that the next turn pays only for what is new;
     /// at most 65,536.
@@ -155,7 +155,7 @@ pub(crate) struct EngineConfig {
     pub(crate) watchdog: Millis,
 }
 
-/// Who shares what was computed of a prompt. Whoever does can tell by the time whether somebody has sent the like.
+/// Which requests share cached prefixes. A caller can tell from the timing whether another one has sent the same prefix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum PrefixScope {

@@ -1,4 +1,4 @@
-//! How a command ends: the exit codes, and the one line that says what to do (`docs/cli.md`).
+//! The exit codes of a command, and the last line of one that failed (`docs/cli.md`).
 
 use std::fmt;
 use std::io;

@@ -1,4 +1,4 @@
-//! From the keys of the ports to sockets that listen (OA-912, TR-908).
+//! Opens the listening sockets of the configured ports (OA-912, TR-908).
 //!
 //! ```text
 //!   HOST:PORT ─► TCP        unix:PATH ─► Unix socket        systemd ─► whichever socket was passed (LISTEN_FDS)

@@ -1,4 +1,4 @@
-//! Bounded queue between whoever logs and standard error.
+//! A bounded queue between log writers and standard error.
 //!
 //! ```text
 //!   any thread ── push: queued, or counted as dropped ──► thread `log` ── write, may block ──► standard error
@@ -122,7 +122,7 @@ impl LogQueue {
                 self.0.dropped.fetch_add(1, Ordering::Relaxed);
             }
             let dropped = self.0.dropped.load(Ordering::Relaxed);
-            // Told when there is room again, or what tells it would be dropped too.
+            // Reports when there is room again, or the report would be dropped too.
             let has_room = self.state().bytes <= self.0.bytes_max / 2;
             if written.is_ok() && has_room && dropped > reported {
                 missed(dropped - reported);

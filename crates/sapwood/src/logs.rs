@@ -1,4 +1,4 @@
-//! Logs: for people on a terminal, JSON lines otherwise, always on standard error. Payloads are never logged by anybody.
+//! Logs on standard error: for people on a terminal, JSON lines otherwise. Payloads are never logged.
 
 use std::io::{self, IsTerminal, Write, stderr};
 use std::sync::atomic::AtomicU64;
@@ -70,7 +70,7 @@ impl Logs {
         Ok(Self(handle))
     }
 
-    /// The same for a server: from here on nothing that is written on standard error waits for whoever reads it, and what
+    /// The same for a server: from here on no write to standard error waits for its reader, and what
     /// panics is logged like everything else.
     ///
     /// # Errors

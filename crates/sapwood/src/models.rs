@@ -1,4 +1,4 @@
-//! From the configuration to engines that run.
+//! Builds engines from the configuration.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -50,7 +50,7 @@ pub(crate) struct ModelSize {
     threads: u32,
     parallel: u32,
     kept_prefixes: u32,
-    /// It is what somebody has written down, so that fewer are worth a warning.
+    /// It is configured explicitly, so that getting fewer is worth a warning.
     prefixes_asked: bool,
     cache_tokens: u32,
     memory_bytes: u64,
@@ -86,7 +86,7 @@ enum PlannedSource {
 /// # Errors
 /// [`Exit::Usage`] if a scripted model does not read; [`Exit::Model`] if this binary cannot run what is asked for.
 pub(crate) fn plan(config: &Config) -> Result<Vec<PlannedModel>, CliError> {
-    // Whoever joins another server wants its models, not the demo beside them.
+    // A server that joins another one serves its models, without the demo model beside them.
     if config.models.is_empty() && config.upstreams.is_empty() {
         return Ok(vec![demo(config)?]);
     }
@@ -131,7 +131,7 @@ pub(crate) fn planned(
                     ..demo
                 }));
             }
-            // One that is not required may be missing, and whoever asks for it is told.
+            // A model that is not required may be missing, and requests for it fail with the reason.
             if let (Some(path), true) = (&model.path, model.required.unwrap_or(true)) {
                 look_at(&model.name, path)?;
             }
@@ -225,7 +225,7 @@ fn limits(config: &Config) -> sapwood_engine::Config {
     }
 }
 
-/// A file that is not there, or is no model, is told before anything starts.
+/// A file that does not exist, or is no model, is reported before anything starts.
 ///
 /// # Errors
 /// [`Exit::Model`].
@@ -362,13 +362,13 @@ impl PlannedModel {
             PlannedSource::Demo => embedded::ModelSource::Bytes(sapwood_demo::MODEL),
             PlannedSource::File(path) => embedded::ModelSource::File(path.clone()),
         };
-        // What is wrong with it is told by whoever loads it.
+        // Errors in it are reported when the model is loaded.
         let outline = embedded::outline(&self.name, &source, &self.size.options());
         let (info, vocabulary) = outline.ok()?;
         Some(ModelFacts { info, vocabulary })
     }
 
-    /// How a process is told to try its file, if it has one and that is wanted.
+    /// How a child process tries the model's file, if there is one and trying is on.
     #[cfg(feature = "embedded")]
     pub(crate) fn trial(&self) -> Option<Vec<OsString>> {
         match &self.source {
@@ -391,7 +391,7 @@ impl PlannedModel {
         None
     }
 
-    /// Loads the model and starts its engine. Slow: call it where blocking is allowed. `progress` is told the share
+    /// Loads the model and starts its engine. Slow: call it where blocking is allowed. `progress` gets the share
     /// done and stops the loading by answering false.
     ///
     /// # Errors

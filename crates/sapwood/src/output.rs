@@ -1,4 +1,4 @@
-//! Standard output for data, standard error for everything else.
+//! Standard output for data, standard error for messages.
 
 use std::io::{IsTerminal, Write, stderr, stdout};
 
@@ -47,7 +47,7 @@ pub(crate) fn json(value: &impl Serialize) -> Result<(), CliError> {
 
 /// Tells the user something, beside the data.
 pub(crate) fn message(line: impl AsRef<str>) {
-    // Nobody is left to be told when this fails.
+    // Ignored: there is no other place to report to.
     let _ = Stderr.write_all(format!("{}\n", line.as_ref()).as_bytes());
 }
 

@@ -1,4 +1,4 @@
-//! Text of others on a terminal: shown, never obeyed.
+//! Makes untrusted text safe to print on a terminal.
 //!
 //! A terminal takes orders within the text it shows: to set its title, to write the clipboard, to hide or move what stands there
 //! already. Who may say something to the user (a model that repeats what it was fed, a server elsewhere) must not give them,

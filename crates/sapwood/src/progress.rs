@@ -1,4 +1,4 @@
-//! A bar for things that take a while; nothing where standard error is no terminal.
+//! A progress bar for long work, on terminals only.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ pub(crate) struct StderrBesideBars;
 
 impl Write for StderrBesideBars {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Without a terminal there are no bars, and whoever writes must not hold up those who load.
+        // Without a terminal there are no bars, and writing must not hold up loading.
         if !io::stderr().is_terminal() {
             return io::stderr().write(bytes);
         }
@@ -33,7 +33,7 @@ pub(crate) struct LoadingBar {
     stop: Arc<AtomicBool>,
 }
 
-/// Stops a loading when dropped: whoever waited for it is gone.
+/// Stops a loading when dropped: its caller no longer waits for it.
 pub(crate) struct Stopper(Arc<AtomicBool>);
 
 impl Drop for Stopper {

@@ -1,4 +1,4 @@
-//! Models that come and go while the server runs (TR-706).
+//! Loads and unloads models while the server runs (TR-706).
 //!
 //! ```text
 //!   running ─ unload ─► refuses new calls ─ what runs ends, or its time is over ─► the engine goes
@@ -67,7 +67,7 @@ impl ServedModels {
         self.0.shared.clone()
     }
 
-    /// What is loaded at the start; whoever asks for a change meanwhile waits for the end of it.
+    /// Loads the models of the start; a request for a change waits until that is done.
     pub(crate) async fn begin(&self, planned: Vec<PlannedModel>) -> Result<(), CliError> {
         let inner = &self.0;
         let health = &inner.shared.health;
@@ -114,12 +114,12 @@ impl Repository for ServedModels {
     }
 }
 
-/// Makes a change in a task of its own: one that stopped half-way, because whoever asked for it went away, would leave a model
+/// Makes a change in a task of its own: one that stopped half-way, because its caller went away, would leave a model
 /// that is for ever about to come or to go, and a server that is not ready.
 fn to_its_end<T: Send + 'static>(
     change: impl Future<Output = Result<T, ModelControlError>> + Send + 'static,
 ) -> BoxFuture<'static, Result<T, ModelControlError>> {
-    // Nothing begins before whoever asked waits for it, as with any future.
+    // Nothing starts before the future is polled, as with any future.
     async move {
         let changed = tokio::spawn(change).await;
         changed.unwrap_or_else(|why| {
@@ -151,7 +151,7 @@ impl RepositoryInner {
         };
         match loading.await {
             Ok(engine) => {
-                // It is there before anybody is told.
+                // Registered before it is announced.
                 let function = model(Name::shared(name), engine.clone());
                 self.kernel.replace(function);
                 self.loaded(name, Ok(&engine), began.elapsed());
@@ -238,7 +238,7 @@ impl RepositoryInner {
             sleep(LOOK).await;
         }
         self.shared.metrics.unwatch(&engine);
-        // What still runs is told that the model has gone.
+        // Running requests fail, because the model was unloaded.
         engine.end();
         // The last one waits for its thread, which may be in the midst of a step.
         let _ = tokio::task::spawn_blocking(move || drop(engine)).await;

@@ -1,5 +1,5 @@
-//! Sampling of `chat` and `run` where the user says nothing (D-53): what the model recommends, else values that suit most.
-//! Protocol defaults at the faces stay as they are.
+//! Sampling defaults of `chat` and `run` (D-53): what the model recommends, else common values. The faces keep their
+//! protocols' defaults.
 
 use sapwood_engine::recommended::RecommendedSampling;
 use serde_json::{Map, Value};

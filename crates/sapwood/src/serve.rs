@@ -1,5 +1,5 @@
-//! A program's own functions behind one port, at every face: [`Serve`]. The command `sapwood serve`, which has models and a
-//! configuration, is in the binary.
+//! [`Serve`]: serves a program's own functions on one port, over every face. The command `sapwood serve` is in the
+//! binary.
 
 use std::future::Future;
 use std::io;
@@ -72,7 +72,7 @@ impl Serve {
         self
     }
 
-    /// Callers must present this key.
+    /// Require this key from callers.
     #[must_use]
     pub fn key(mut self, key: impl Into<Secret>) -> Self {
         self.key = Some(key.into());

@@ -1,5 +1,4 @@
-//! A kernel with the configured models in it: what `serve` puts behind a port, and what `chat` and `run` use directly
-//! when no server is there.
+//! Builds a kernel with the configured models, for `serve`, and for `chat` and `run` where no server runs.
 //!
 //! ```text
 //!   planned ─► placeholder (`unavailable`, OA-902) ─► engine loaded ─► the model's function in its place
@@ -95,7 +94,7 @@ pub(crate) async fn load(
         };
         match loading.await {
             Ok(engine) => {
-                // It is there before anybody is told.
+                // Registered before it is announced.
                 kernel.replace(model(Name::shared(&name), engine.clone()));
                 loaded(&name, Ok(&engine), began.elapsed());
             }

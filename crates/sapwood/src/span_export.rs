@@ -1,4 +1,4 @@
-//! Spans and histograms on their way to a collector, from the server's start to its end (OA-803).
+//! Exports spans and histograms to a collector, from the server's start to its end (OA-803).
 
 use std::sync::Arc;
 use std::time::Duration;

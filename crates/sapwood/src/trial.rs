@@ -1,4 +1,4 @@
-//! A model's file is tried by a process of its own before a process that serves loads it.
+//! Tries a model file in a child process before a serving process loads it.
 //!
 //! llama.cpp ends the process where a file is not as it takes for granted, and no list of checks is complete. What a request
 //! loads, and what a server is to start without, must not take with it what others have running.

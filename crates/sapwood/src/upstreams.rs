@@ -1,4 +1,4 @@
-//! Other servers whose functions are served here too (D-5): joined, and joined again when they were lost.
+//! Upstreams: other servers whose functions are served here (D-5), joined and joined again after a loss.
 //!
 //! ```text
 //!   away ── dial, at once ──► joined: its functions are in the kernel ◄── dial ──┐ the session has held for long, and is over;
@@ -50,7 +50,7 @@ pub(crate) struct Upstreams {
 
 impl Upstreams {
     /// The configured upstreams, whose functions will stand in `kernel`; what is known of them before they are asked is there now.
-    /// One that can never be joined, because it does not let us in, is told on the second value.
+    /// One that can never be joined, because it refuses our key, is reported on the second value.
     ///
     /// # Errors
     /// An address is wrong, or a name cannot be a function's.
@@ -227,7 +227,7 @@ impl<D: DialUpstream> UpstreamTask<D> {
         }
     }
 
-    /// Joined when it can be, again and again, until told to stop.
+    /// Joins when it can be reached, again and again, until it is stopped.
     async fn keep(
         mut self,
         failed: mpsc::Sender<CliError>,
@@ -332,7 +332,7 @@ impl<D: DialUpstream> UpstreamTask<D> {
         link
     }
 
-    /// From now on its functions say that it is away; running calls have been told by their session.
+    /// From now on its functions are unavailable; running calls were failed by their session.
     fn lost(&mut self) {
         self.standing.lost();
         tracing::warn!(
@@ -345,12 +345,12 @@ impl<D: DialUpstream> UpstreamTask<D> {
     }
 }
 
-/// Resolves when told to stop, or when nobody is left to tell.
+/// Resolves when a stop is requested, or its sender is dropped.
 async fn stop_requested(stop: &mut watch::Receiver<bool>) {
     drop(stop.wait_for(|stop| *stop).await);
 }
 
-/// Stands for a function while its server is away. Where that is, is not for strangers.
+/// Stands for a function while its server is away. Its address is not for clients.
 fn away(spec: Spec) -> Fun {
     let why = format!(
         "the server that serves {} is not connected; it is tried again",

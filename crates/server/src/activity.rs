@@ -1,5 +1,5 @@
-//! What goes on on one connection: how many requests are in flight, since when none is, and whether one has begun to
-//! arrive (OA-911).
+//! The activity of one connection: how many requests are in flight, since when there is none, and whether one has
+//! begun to arrive (OA-911).
 //!
 //! ```text
 //!   idle (75 s) ─ first byte ─► head (10 s) ─ whole ─► in flight ─ answered ─► idle

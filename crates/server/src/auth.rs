@@ -1,4 +1,4 @@
-//! Who may do what: bearer keys and their scopes (OA-905, EV-704, D-31).
+//! Bearer keys and their scopes (OA-905, EV-704, D-31).
 //!
 //! Only digests are kept; a secret is never stored, logged or compared directly.
 
@@ -131,7 +131,7 @@ pub struct ApiKey {
     /// What it may be used for.
     pub scopes: Scopes,
     /// How much of it, and with which models; also whose turn it is where requests wait, and whose computed prefixes are
-    /// shared. `None`: as much as there is, and like whoever has no key.
+    /// shared. `None`: without a limit, and with the fair share of a caller without a key.
     pub allowance: Option<Arc<TokenMeter>>,
 }
 
@@ -148,7 +148,7 @@ impl ApiKey {
         }
     }
 
-    /// Whoever has shown it.
+    /// The caller with this key.
     fn caller(&self, fingerprint: Option<KeyFingerprint>) -> Caller {
         Caller {
             identity: CallerIdentity::Key(Arc::clone(&self.name)),
@@ -160,7 +160,7 @@ impl ApiKey {
     }
 }
 
-/// What a route asks of whoever calls it.
+/// The access that a route requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RouteAccess {
     /// Nothing: probes reach it without a key (OA-905).
@@ -176,12 +176,12 @@ pub struct Authenticator {
     query_key: bool,
     /// Clients are asked for certificates: nobody is alone with the server.
     certified: bool,
-    /// Told whenever other keys are put in force.
+    /// Notified whenever the keys were replaced.
     replaced: watch::Sender<()>,
 }
 
 impl Authenticator {
-    /// Checks against these keys. With none of them whoever reaches the server may do everything, but see
+    /// Checks against these keys. Without any, every caller that reaches the server may do everything, but see
     /// [`Self::with_certificates`].
     #[must_use]
     pub fn new(keys: Vec<ApiKey>) -> Self {
@@ -296,7 +296,7 @@ impl Authenticator {
         )
     }
 
-    /// What whoever has shown nothing may do where no key is configured.
+    /// What a caller without a key may do where no key is configured.
     fn unkeyed(&self) -> Scopes {
         if self.certified { INFER } else { Scopes::ALL }
     }
@@ -339,8 +339,8 @@ impl Authenticator {
     }
 }
 
-/// The caller whom a client's certificate names: the key whose entry names this certificate, or somebody who may call
-/// functions. Names of keys say nothing about certificates: whoever signs those need not know of keys.
+/// The caller of a client certificate: the key whose entry names this certificate, or a caller that may call
+/// functions. Names of keys say nothing about certificates: the authority that signs those need not know of keys.
 fn certified(keys: &[ApiKey], subject: &Arc<str>) -> Caller {
     let named = |key: &&ApiKey| key.certificate.as_deref() == Some(&**subject);
     match keys.iter().find(named) {

@@ -1,5 +1,5 @@
-//! The byte budget of everything that is read: bodies of HTTP, messages of gRPC, of LMTP and of WebSockets, and what
-//! compressed ones unpack to (D-47).
+//! The byte budget: memory for everything that is read from clients (HTTP bodies, gRPC, LMTP and WebSocket messages,
+//! and what compressed ones unpack to) (D-47).
 //!
 //! Bytes are charged when they have arrived, not when a length was declared, and refunded when the reader has done with
 //! them. Who finds no room waits; who has waited for too long is refused, which refunds what it held. So requests that hold
@@ -92,7 +92,7 @@ struct BudgetState {
 pub(crate) struct BudgetFull;
 
 impl BodyBudget {
-    /// Nothing is read yet; `in_use` shows how much is, and `refused` counts who was told to come later.
+    /// An empty budget; `in_use` shows how much is charged, and `refused` counts requests that were refused for want of room.
     pub(crate) fn new(config: Config, in_use: IntGauge, refused: IntCounter) -> Self {
         Self {
             config,

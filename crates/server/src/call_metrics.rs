@@ -1,5 +1,5 @@
-//! Counts how calls of models end, once for each call, whichever way it came in (OA-801's `requests_total`), and puts
-//! what they cost on the trail of the request that called (OA-804).
+//! Counts the end of each call of a model once, whichever face it came through (`requests_total` of OA-801), and notes
+//! its cost in the trace of the request that made it (OA-804).
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};

@@ -1,4 +1,4 @@
-//! Whoever sends a request, as far as the server knows (D-45).
+//! The identity of a caller, as far as the server knows it (D-45).
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -15,10 +15,10 @@ use crate::rate_limit::TokenMeter;
 use crate::rejection::Rejection;
 
 /// Whose something is: shares, request ids, streams and resume tokens. A type and not a name, because names are chosen by
-/// whoever issues keys and certificates, and equal names of different kinds are different callers.
+/// the issuer of keys and certificates, and equal names of different kinds are different callers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CallerIdentity {
-    /// Whoever needed no key and has shown none. What is known is its network: of IPv4 the address, of IPv6 the first 64
+    /// A caller without a key. Only its network is known: of IPv4 the address, of IPv6 the first 64
     /// bits, in which one client has as many addresses as it likes; `None` for a Unix socket.
     Anonymous(Option<IpAddr>),
     /// The key of this name.
@@ -28,19 +28,19 @@ pub enum CallerIdentity {
 }
 
 impl CallerIdentity {
-    /// Whoever has shown nothing, from this address.
+    /// A caller without a key, at this address.
     #[must_use]
     pub fn anonymous(extensions: &Extensions) -> Self {
         Self::Anonymous(extensions.get().map(|PeerInfo(peer)| network(peer.ip())))
     }
 
-    /// Whoever has shown nothing, from this address.
+    /// A caller without a key, at this address.
     pub(crate) fn at(address: IpAddr) -> Self {
         Self::Anonymous(Some(network(address)))
     }
 
     /// Whether what `owner` has made may be used by this caller, who knows its token. Without a key the token is all there
-    /// is to know somebody by: its address may have changed.
+    /// identify a caller by: its address may have changed.
     pub(crate) fn may_use_what(&self, owner: &Self) -> bool {
         matches!((self, owner), (Self::Anonymous(_), Self::Anonymous(_))) || self == owner
     }
@@ -74,7 +74,7 @@ fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Whoever sent a request. The gate puts it into the extensions of each; a handler that finds none refuses.
+/// The caller of a request. The middleware puts it into the extensions of each; a handler that finds none refuses.
 #[derive(Clone, Debug)]
 pub struct Caller {
     /// Whose the request is, and what comes of it.
@@ -90,7 +90,7 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Whoever has shown nothing and may do this much.
+    /// A caller without a key that may do this much.
     #[must_use]
     pub fn anonymous(extensions: &Extensions, scopes: Scopes) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Packed bytes, read for as long as they unpack to something (D-47).
+//! Ends compressed input that no longer unpacks to anything (D-47).
 //!
 //! All formats have parts that hold nothing: empty blocks, members, frames. Sixty MiB of these are seconds of work in one
 //! piece, between the parts of which nobody looks at whether anybody still waits. Nothing that was packed to be smaller
@@ -18,7 +18,7 @@ pub(crate) struct CompressedLimit {
     unpacked: UnpackedCount,
 }
 
-/// How much has come of them so far; whoever unpacks them says so between two steps.
+/// How much they have unpacked to so far; updated by the decoder between two steps.
 #[derive(Clone, Default)]
 pub(crate) struct UnpackedCount(Arc<AtomicUsize>);
 

@@ -1,4 +1,4 @@
-//! What every face is given: the same few handles, cheap to clone.
+//! The handles that every face gets: metrics, keys, drain, registries. Cheap to clone.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub struct ServerContext {
 pub struct Face {
     /// Which one it is, in metrics and in the access log.
     pub name: metrics::FaceLabel,
-    /// Its routes, each with what it asks of whoever calls it.
+    /// Its routes, each with the access that it requires.
     pub routes: Vec<Route>,
     /// What it speaks over a WebSocket on `/`, where whichever protocol the first message shows is served (D-32).
     pub(crate) root: Option<Arc<dyn SocketProtocol>>,

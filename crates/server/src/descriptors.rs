@@ -1,5 +1,5 @@
-//! The file-descriptor limit, checked once at start (D-31): running out of descriptors in the night is worse than a
-//! word about it in the evening.
+//! Checks the file-descriptor limit once at start (D-31), so that a limit that is too low is reported then and not
+//! under load.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

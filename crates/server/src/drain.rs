@@ -1,4 +1,4 @@
-//! Going away without cutting anybody off: the drain of OA-904, EV-960 and D-31.
+//! Graceful shutdown: new work is refused, running work may end (OA-904, EV-960, D-31).
 //!
 //! ```text
 //!   Serving ──begin──► Grace (5 s) ──► Refusing ──all work done──► Over

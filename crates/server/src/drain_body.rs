@@ -1,5 +1,5 @@
-//! What a client still sends when its answer is made, as one that is refused does: read and thrown away before the answer
-//! goes out (TR-208, D-35).
+//! Reads and discards the rest of a request body when the response is ready early, as for a refused request (TR-208,
+//! D-35).
 //!
 //! Over HTTP/1 a connection whose body was not read has to be closed, and closing it under the hands of a client that still
 //! writes resets it: the client then reports a broken connection, and never sees the answer that says what was wrong.

@@ -1,4 +1,4 @@
-//! Any bytes at what this crate reads itself, for the fuzzer and for tests. Built for tests and fuzzing alone.
+//! Fuzz entry points: arbitrary bytes at the parsers of this crate. Built for tests and fuzzing alone.
 
 pub use crate::generate::fuzz::{decompress, grpc};
 pub use crate::websocket::fuzz::websocket;

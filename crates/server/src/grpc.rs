@@ -1,4 +1,4 @@
-//! What gRPC clients expect of any server: `grpc.health.v1` and reflection (EV-703, OA-901).
+//! Standard gRPC services: `grpc.health.v1` and reflection (EV-703, OA-901).
 
 use std::convert::Infallible;
 
@@ -23,7 +23,7 @@ use crate::route::Route;
 /// What [`follow`] reports through.
 pub(crate) struct Reporter {
     reporter: HealthReporter,
-    /// The last word has been said: the server takes no new work, and whoever watches is let go.
+    /// The drain is over: the server takes no new work, and watchers end.
     over: CancellationToken,
 }
 
@@ -66,7 +66,7 @@ fn health_route<H: Health>(health: HealthServer<H>, over: CancellationToken) -> 
     Route::grpc(path, RouteAccess::Open, health)
 }
 
-/// `body`, and once all that it has at the moment is told and `over` is cancelled, the end of a call whose server goes.
+/// Ends `body`, once all that it has at the moment is sent and `over` is cancelled, as a call whose server shuts down.
 fn until_over(body: Body, over: CancellationToken) -> Body {
     let frames = BodyStream::new(body);
     let over = Box::pin(over.cancelled_owned());
@@ -104,7 +104,7 @@ where
     Route::grpc(format!("/{}/{{*rest}}", S::NAME), access, service)
 }
 
-/// Keeps `grpc.health.v1` equal to readiness until the drain is over. When that takes no new work, whoever watches is let go.
+/// Keeps `grpc.health.v1` equal to readiness until the drain is over. When that takes no new work, watchers end.
 pub(crate) async fn follow(
     Reporter { reporter, over }: Reporter,
     services: Vec<&'static str>,
@@ -123,7 +123,7 @@ pub(crate) async fn follow(
         for service in std::iter::once(&"").chain(&services) {
             reporter.set_service_status(*service, status).await;
         }
-        // That it is not ready was told to all of them above, if not before.
+        // All watchers were sent above that it is not ready, if not before.
         if refusing && !ready {
             over.cancel();
         }

@@ -1,4 +1,4 @@
-//! Compressed messages of gRPC, unpacked before the library sees them (D-47).
+//! Unpacks compressed gRPC messages before the gRPC library sees them (D-47).
 //!
 //! The library would unpack a whole message at once, where it holds up everything else, and keep the room for as long as
 //! the call lasts. Here each piece is charged before it is there, and handed on by itself, so that it goes when the library has
@@ -74,7 +74,7 @@ impl Messages {
         if let Some(piece) = self.ready.pop_front() {
             return Some(Ok(piece));
         }
-        // Whoever asks for more of a stream has taken the last message. A call of one is worked on until its answer begins.
+        // A poll for more of a stream means that the last message was taken. A unary call holds it until its response begins.
         if self.intake.has_answered() {
             self.hold_no_more_than(0);
         }

@@ -1,4 +1,4 @@
-//! Whether the server is alive and whether it takes work: one state, read by every kind of probe (OA-901, OA-902).
+//! Liveness and readiness: one state that every kind of probe reads (OA-901, OA-902).
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -87,7 +87,7 @@ impl Health {
         }
     }
 
-    /// Told whenever a part comes or does not.
+    /// Notified whenever a part becomes ready or not.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()

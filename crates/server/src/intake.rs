@@ -1,7 +1,7 @@
-//! The body of a request, charged to the byte budget as it arrives (D-47).
+//! Charges a request body to the byte budget as it arrives (D-47).
 //!
 //! Until the answer begins everything that came is held; from then on the body is a stream of messages, and what is held is
-//! the message that has not come whole: whoever asks for more has taken the others.
+//! the message that has not arrived whole: a poll for more means that the others were taken.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::Pin;

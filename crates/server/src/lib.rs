@@ -1,4 +1,4 @@
-//! Sapwood's server: the faces, and what every face needs around it.
+//! Sapwood's server: the faces, and what all of them share.
 //!
 //! ```text
 //!   listener ──► table of routes ──► gate (host, origin, caller, method, drain) ──► ops │ grpc │ each face's handlers

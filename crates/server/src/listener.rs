@@ -1,7 +1,8 @@
-//! The ports: accepts connections and speaks HTTP/1 and HTTP/2 on each, gRPC included (OA-107, OA-911, EV-703).
+//! The listener: accepts connections on every port and serves HTTP/1, HTTP/2 and gRPC on them (OA-107, OA-911,
+//! EV-703).
 //!
 //! ```text
-//!   accept ──► first byte (10 s) ──► TLS, if there is any (10 s) ──► HTTP ──► head 10 s, idle 75 s, or draining ──► told to finish ──► closed
+//!   accept ──► first byte (10 s) ──► TLS, if there is any (10 s) ──► HTTP ──► head 10 s, idle 75 s, or draining ──► asked to finish ──► closed
 //!                                                                     ├─ an answer that nobody reads (60 s) ──► reset
 //!                                                                     └─ 101 ──► what the face handed over, to its end
 //! ```
@@ -166,7 +167,7 @@ async fn accept_all(
                 };
                 Some(position)
             }
-            // Whoever may open the socket is trusted with all of it; proxies come this way.
+            // A client that may open the socket is trusted with all of it; proxies connect this way.
             AcceptedStream::Unix(_) => None,
         };
         let open = context.metrics.connections_open.clone();
@@ -183,7 +184,7 @@ async fn accept_all(
     let _ = tokio::time::timeout(GOODBYE, goodbye).await;
 }
 
-/// Says that there are too many connections from this address, as far as that can be said without waiting: whoever opens
+/// Reports that there are too many connections from this address, as far as that can be done without waiting: a client that opens
 /// them is not to hold anything here.
 fn turn_away(socket: &TcpStream, connection: &ConnectionContext) {
     connection
@@ -204,7 +205,7 @@ fn turn_away(socket: &TcpStream, connection: &ConnectionContext) {
         body.len()
     );
     // What was asked is read first, if it is here: closing over unread bytes would reset the connection before the answer
-    // arrives. Whoever reads neither sees it closed.
+    // arrives. A client that reads neither sees it closed.
     let _ = socket.try_read(&mut [0; 4096]);
     let _ = socket.try_write(answer.as_bytes());
 }
@@ -375,7 +376,7 @@ where
     let wide = Mutex::new(wide);
     let service = hyper::service::service_fn(move |request: http::Request<Incoming>| {
         if request.version() < Version::HTTP_2 {
-            // It has no windows: whoever speaks HTTP/2 is to have the place.
+            // It has no windows: an HTTP/2 connection may have the permit.
             drop(wide.lock().unwrap_or_else(PoisonError::into_inner).take());
         }
         let mut request = request.map(Body::new);
@@ -406,13 +407,13 @@ where
     }
 }
 
-/// Resolves when a drain wants the connection to go. One that has just been opened may still ask, and is told why not.
+/// Resolves when a drain closes the connection. One that has just been opened may still send a request, and gets the reason.
 async fn until_drained(drain: &Drain, activity: &Activity) {
     drain.reached(DrainPhase::Refusing).await;
     let _ = tokio::time::timeout(GOODBYE, activity.begun()).await;
 }
 
-/// A connection that breaks is the client's business; it is worth a line only when somebody looks for it.
+/// A broken connection is the client's business; it is logged for debugging alone.
 fn ended(
     result: Result<(), Box<dyn std::error::Error + Send + Sync>>,
     peer: Option<PeerInfo>,

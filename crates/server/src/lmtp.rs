@@ -1,4 +1,4 @@
-//! LMTP, the Language Model Transport Protocol: token streams of a kernel's models, over WebSockets (`socket`), lines
+//! LMTP, the Language Model Transport Protocol: token streams of the kernel's models over WebSockets (`socket`), lines
 //! (`lines`) and HTTP (`post`).
 //!
 //! ```text
@@ -44,7 +44,7 @@ pub struct Config {
     pub connections: usize,
     /// What one connection may hold and do.
     pub limits: Arc<ConnectionLimits>,
-    /// Sessions that can be come back to, with or without a connection; whoever negotiates above that gets none. 0 turns it off.
+    /// Resumable sessions, with or without a connection; a client that negotiates above that gets none. 0 turns it off.
     pub resumable_sessions: usize,
     /// How many of them one key may have, or one address where there are no keys.
     pub resumable_sessions_each: usize,

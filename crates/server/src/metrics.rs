@@ -1,4 +1,4 @@
-//! What the server counts, each number once, and the text in which scrapers read it (OA-801, OA-802, EV-904).
+//! The server's metrics, and the text in which scrapers read them (OA-801, OA-802, EV-904).
 //!
 //! Labels come from closed sets; rendering takes no lock that an engine needs.
 
@@ -202,7 +202,7 @@ impl ServerMetrics {
             draining: registry.gauge(names::DRAINING, "1 while the server is shutting down.")?,
             auth_failures: registry
                 .counter(names::AUTH_FAILURES, "Requests without a valid key.")?,
-            // Not on the shelf: rendered together with what engines count.
+            // Not in the registry: rendered together with what engines count.
             rejected: IntCounterVec::new(Opts::new(names::REJECTED, "-"), &["reason"])?,
             cancelled: IntCounterVec::new(Opts::new(names::CANCELLED, "-"), &["reason"])?,
             watched: RwLock::default(),

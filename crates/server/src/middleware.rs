@@ -68,7 +68,7 @@ struct RouteMiddleware {
     access: RouteAccess,
 }
 
-/// A request that may go on, or the answer of whoever stopped it.
+/// A request that may go on, or the response that refuses it.
 enum AccessDecision {
     Passed(Caller, Deadline),
     Answered(Response<Body>),
@@ -82,7 +82,7 @@ impl MiddlewareContext {
         self.before(routes, face, route.kind, route.access)
     }
 
-    /// What answers where there is no route: to whoever may call functions, and else as everywhere.
+    /// What answers where there is no route: the same checks as everywhere, with the scope for calling functions.
     pub(crate) fn fallback(self: &Arc<Self>) -> Router {
         let nowhere = Router::new().fallback(ops::unknown);
         let access = RouteAccess::Needs(KeyScope::Infer);
@@ -108,7 +108,7 @@ impl MiddlewareContext {
             .layer(from_fn_with_state(before, pass))
     }
 
-    /// What every answer says, whoever gives it: which pages may read it, and that a server that drains takes nothing more.
+    /// Headers of every response: which pages may read it, and that a draining server takes nothing more.
     fn sign(&self, asked: &HeaderMap, answer: &mut Response<Body>) {
         self.origin.share(asked, answer.headers_mut());
         let draining = self.shared.drain.phase() >= DrainPhase::Refusing;
@@ -295,7 +295,7 @@ impl RouteMiddleware {
             return Err(rejection.with_status(StatusCode::METHOD_NOT_ALLOWED));
         }
         if self.kind == RouteKind::Grpc && !is_grpc(&request.headers) {
-            // Whoever speaks something else cannot read its trailers.
+            // A client of another protocol cannot read its trailers.
             let message = "This address speaks gRPC: send application/grpc over HTTP/2.";
             let rejection = Rejection::new(Code::InvalidRequest, "not_grpc", message);
             return Err(rejection.with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE));

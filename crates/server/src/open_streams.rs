@@ -1,5 +1,5 @@
-//! One stream as the numbers and a drain see it: a request for a generation that has begun and not ended, whichever face it
-//! came through (OA-801, OA-904).
+//! Counts a generation as open from its start to its end, for the metrics and the drain, whichever face it came
+//! through (OA-801, OA-904).
 
 use prometheus::IntGauge;
 

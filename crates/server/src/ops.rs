@@ -1,4 +1,4 @@
-//! The routes that belong to no face: probes, metrics, version and the page (OA-901, OA-903, D-32).
+//! Routes that belong to no face: probes, metrics, version and the page (OA-901, OA-903, D-32).
 
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ async fn live(State(ops): Ops) -> Response {
     answer(ops.health.live(), None)
 }
 
-/// Names of models are for whoever may call them: a stranger's probe reads the state of the whole.
+/// Names of models are for callers that may use them: an anonymous probe reads the state of the whole.
 async fn ready(State(ops): Ops, RawQuery(query): RawQuery, request: Request) -> Response {
     let verbose =
         query.is_some_and(|query| query.split('&').any(|part| part.starts_with("verbose")));

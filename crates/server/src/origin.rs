@@ -1,5 +1,5 @@
-//! Which web pages may use the server: none by default, so that none drives a server on somebody's own machine (OA-908,
-//! OA-909).
+//! Which web origins may use the server (CORS): none by default, so that no web page can drive a server on a
+//! developer's machine (OA-908, OA-909).
 //!
 //! Where none are needed on loopback, every request must name a host that may be named: a browser sends a plain GET to
 //! a rebound name without anything that shows it to be one (D-45).

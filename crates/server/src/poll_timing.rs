@@ -1,4 +1,4 @@
-//! How long the tasks of connections hold a thread of the runtime each time that they run.
+//! Measures how long each poll of a connection task occupies a worker thread.
 //!
 //! A thread that is held serves nobody else, so whatever takes long belongs on the threads for slow work
 //! ([`sapwood_kernel::pool`]). This measures whether all of it is there. The runtime belongs to the whole process, and so

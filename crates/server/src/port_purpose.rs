@@ -1,4 +1,4 @@
-//! What a port is for: everything, or one thing alone (TR-908, TR-1001).
+//! What a port serves: everything, or one thing alone (TR-908, TR-1001).
 
 use http::StatusCode;
 use http::request::Parts;

@@ -1,5 +1,5 @@
-//! Places that all callers share, of which each may take only so many (D-45): of LMTP's connections, of Evergreen's
-//! sessions, of connections, and of the bytes that sessions hold.
+//! Quotas that all callers share and of which each may hold a part (D-45): connections, LMTP connections, Evergreen
+//! sessions, and bytes held by sessions.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

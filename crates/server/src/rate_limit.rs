@@ -1,4 +1,4 @@
-//! What one key may use: which models, and how much in a time (OA-905, OA-906).
+//! The limits of one key: its models, and its requests and tokens in a time (OA-905, OA-906).
 //!
 //! ```text
 //!   call of a model ─► model allowed? running? a request left? ─► prompt charged when known ─► output as it is made
@@ -304,7 +304,7 @@ impl Drop for ChargedRun {
     }
 }
 
-/// The layer that holds calls of models to the allowance of whoever's request they belong to, and says in whose turn they
+/// The layer that charges calls of models to the token meter of the request that they belong to, and sets in whose turn they
 /// wait (D-54).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AllowanceLayer;

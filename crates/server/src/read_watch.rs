@@ -1,5 +1,5 @@
-//! A socket that tells its connection's [`Activity`] when bytes arrive, so that a request's head can have a limit of its
-//! own beside the limit of idle time (OA-911).
+//! A socket wrapper that reports arriving bytes to the connection's [`Activity`], so that a request head has a timeout
+//! of its own beside the idle timeout (OA-911).
 //!
 //! On HTTP/2 it is silent: there frames that belong to no request come and go, and hyper bounds heads by size.
 
@@ -22,7 +22,7 @@ pub(crate) struct ReadWatch<S> {
     version: HttpVersion,
 }
 
-/// A socket whose other side can be told that what is on its way will not come.
+/// A socket that can be told to give up what has not arrived.
 pub(crate) trait AbortConnection {
     /// When it is dropped, it is reset.
     fn abort(&self);

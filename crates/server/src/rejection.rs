@@ -1,5 +1,4 @@
-//! A request turned away at the door, as one value with two spellings: a JSON error object over HTTP, trailers over
-//! gRPC.
+//! A refused request, encoded as a JSON error object over HTTP and as trailers over gRPC.
 
 use std::time::Duration;
 
@@ -18,7 +17,7 @@ pub struct Rejection {
     pub code: Code,
     /// The finer name, in the lower case that HTTP clients read (`invalid_api_key`, `draining` …).
     pub reason: &'static str,
-    /// What is wrong and what to do; safe for strangers.
+    /// What is wrong and what to do; contains nothing that a client must not see.
     pub message: String,
     /// Replaces the code's own HTTP status, where a page names another one.
     pub http_status: Option<StatusCode>,
@@ -87,7 +86,7 @@ impl Rejection {
         answer.map(Body::new)
     }
 
-    /// The reason as sessions spell it (D-30); what has no name there is told in capitals, as is the custom of gRPC.
+    /// The reason as sessions name it (D-30); a code without a reason of its own is written in capitals, as is the custom of gRPC.
     fn wire_reason(&self) -> String {
         match self.reason {
             "draining" => Reason::GoingAway.name().to_owned(),
@@ -150,7 +149,7 @@ impl IntoResponse for Rejection {
     }
 }
 
-/// Official clients give up where they are told to wait for minutes.
+/// Official clients give up when they are asked to wait for minutes.
 const LEAST_WAIT: Duration = Duration::from_secs(1);
 const MOST_WAIT: Duration = Duration::from_secs(60);
 

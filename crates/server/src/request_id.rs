@@ -1,4 +1,4 @@
-//! The name of one request, kept from the client or made here (OA-105).
+//! The id of a request, taken from the client or made here (OA-105).
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;

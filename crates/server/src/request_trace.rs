@@ -1,7 +1,7 @@
-//! What a request leaves behind in the logs: the span of its lines, and its line in the access log (OA-804).
+//! The trace of a request: its span, and its line in the access log (OA-804).
 //!
 //! ```text
-//!   gate ─► route ─► answer ([`TracedBody`])              each holds the trail; models that are called add to it;
+//!   middleware ─► route ─► response ([`TracedBody`])      each holds the trace; models that are called add to it;
 //!             └────► tasks begun for it ([`carry`])    the line is written when the last holder has gone
 //! ```
 //!
@@ -31,11 +31,11 @@ use crate::telemetry::Parent;
 
 tokio::task_local! {
     static PRESENT: RequestTrace;
-    /// In whose turn the calls of a connection wait that has no requests, and so no trail.
+    /// The fair share of the calls of a connection without requests, and so without a trace.
     static TURN: FairShare;
 }
 
-/// The trail of one request; clones share it.
+/// The trace of one request; clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestTrace {
     span: Span,
@@ -103,12 +103,12 @@ impl RequestTrace {
         self.note(|entry| entry.id.as_str().to_owned())
     }
 
-    /// The trail of the request that is being worked for, if any is.
+    /// The trace of the request of the present task, if there is one.
     pub(crate) fn present() -> Option<Self> {
         PRESENT.try_with(Self::clone).ok()
     }
 
-    /// The trail of the request that a call belongs to: that of the call around it, or else what is being worked for. The
+    /// The trace of the request that a call belongs to: that of the call around it, or else that of the present task. The
     /// calls within it belong to the same, whichever task they are made by.
     pub(crate) fn of(call: &mut Call) -> Option<Self> {
         if call.request_context.is_none() {
@@ -117,7 +117,7 @@ impl RequestTrace {
         call.request_context.as_ref()?.get::<Self>().cloned()
     }
 
-    /// `work` within this trail. Not an `async fn`, which would hold the room for `work` twice; nor is [`carry`].
+    /// Runs `work` within this trace. Not an `async fn`, which would hold the room for `work` twice; nor is [`carry`].
     pub(crate) fn follow<F: Future>(self, work: F) -> impl Future<Output = F::Output> {
         let span = self.span.clone();
         PRESENT.scope(self, work.instrument(span))
@@ -133,14 +133,14 @@ impl RequestTrace {
         write(&mut self.entry.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What is done at once within this trail.
+    /// Runs a closure within this trace.
     fn within<R>(&self, act: impl FnOnce() -> R) -> R {
         let _entered = self.span.enter();
         PRESENT.sync_scope(self.clone(), act)
     }
 }
 
-/// `work` for a task of its own, within the trail of the request that begins it.
+/// Wraps `work` for a task of its own, within the trace of the request that starts it.
 pub(crate) fn carry<F: Future>(work: F) -> impl Future<Output = F::Output> {
     match RequestTrace::present() {
         Some(request_trace) => timed(Either::Left(request_trace.follow(work))),
@@ -167,7 +167,7 @@ pub(crate) fn present_turn() -> FairShare {
     TURN.try_with(|turn| *turn).unwrap_or_default()
 }
 
-/// `work` for a connection that has no requests, and so no trail, in the turns of `caller`.
+/// Wraps `work` for a connection without requests, and so without a trace, in the turns of `caller`.
 pub(crate) fn in_turns_of<F: Future>(
     caller: &CallerIdentity,
     work: F,
@@ -184,7 +184,7 @@ pub(crate) fn grpc_status(headers: &http::HeaderMap) -> Option<i32> {
     headers.get("grpc-status")?.to_str().ok()?.parse().ok()
 }
 
-/// An answer's body, within the trail of its request.
+/// A response body, within the trace of its request.
 pub(crate) struct TracedBody {
     body: Body,
     request_trace: RequestTrace,

@@ -1,4 +1,4 @@
-//! Sessions that outlive their connections, of every face that has such (EV-940, EV-941, LM-964, LM-965, D-29).
+//! Registry of detached sessions, for every face that has them (EV-940, EV-941, LM-964, LM-965, D-29).
 //!
 //! How many there are is bounded here, and what they hold counts like everybody else's (EV-801).
 
@@ -43,7 +43,7 @@ pub(crate) struct ResumeRegistry<B> {
     entries: Mutex<RegistryEntries<B>>,
     kind: TokenFormat,
     most: usize,
-    /// How many of them one visitor may have, so that none takes all.
+    /// How many of them one caller may have, so that none takes all.
     most_each: usize,
 }
 
@@ -91,7 +91,7 @@ impl<B> ResumeRegistry<B> {
         }
     }
 
-    /// A token for a session of `visitor`; `None` where there are as many as there may be, of all or of these, and the
+    /// A token for a session of this caller; `None` where there are as many as there may be, of all or of these, and the
     /// session is one without resume.
     pub(crate) fn issue(
         self: &Arc<Self>,
@@ -116,7 +116,7 @@ impl<B> ResumeRegistry<B> {
         Some((token, guard))
     }
 
-    /// Ends what can be spared first, to make room for `visitor`: of its own where it has as many as it may, else of all.
+    /// Ends what can be spared first, to make room for this caller: of its own where it has as many as it may, else of all.
     /// `when` says which can be, and in which order; it must not come back here.
     pub(crate) fn spare<T: Ord>(
         &self,
@@ -149,7 +149,7 @@ impl<B> ResumeRegistry<B> {
         drop(back);
     }
 
-    /// The way back for `visitor`, if there is one. Unknown, ended and somebody else's are one answer.
+    /// The entry of this token, if it belongs to this caller. Unknown, ended and another caller's are one answer.
     pub(crate) fn back<T>(
         &self,
         token: &str,

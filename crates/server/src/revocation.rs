@@ -1,4 +1,4 @@
-//! What a caller has open ends when its key does (D-45, LM-108).
+//! Ends what a caller has open when its key is revoked (D-45, LM-108).
 //!
 //! ```text
 //!   keys replaced ─► would this caller still be let in? ─ no ─► faces: last words, reason `revoked`, each in its own spelling

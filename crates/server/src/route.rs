@@ -1,4 +1,4 @@
-//! The table that the router is built from: each route with what it is and what it asks of whoever calls it (D-45).
+//! The table that the router is built from: each route with its kind and the access that it requires (D-45).
 //!
 //! There is no other way to a handler: [`crate::server`] makes its router of these, each behind the gate, and gives
 //! the same list out to be walked.
@@ -13,7 +13,7 @@ use tower::Service;
 
 use crate::auth::RouteAccess;
 
-/// What is spoken on a route.
+/// The protocol of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouteKind {
     /// HTTP; the route has its methods.
@@ -27,7 +27,7 @@ pub enum RouteKind {
 pub struct Route {
     /// As axum writes paths: `{name}` is a segment, `{*rest}` all that follow.
     pub path: String,
-    /// What is spoken there.
+    /// Its protocol.
     pub kind: RouteKind,
     /// Who may come in.
     pub access: RouteAccess,

@@ -1,4 +1,5 @@
-//! The server as a whole: faces and operations behind one gate, on one port that has everything and those that have less.
+//! The server: faces and operational routes behind one middleware, on one port for everything and ports for parts of
+//! it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -200,7 +201,7 @@ impl Server {
         Builder::new(config, keys)
     }
 
-    /// The handles of this server, for whoever loads models beside it.
+    /// The shared handles of this server, for code that loads models beside it.
     #[must_use]
     pub const fn shared(&self) -> &ServerContext {
         &self.shared

@@ -1,4 +1,4 @@
-//! What connections are accepted on: a TCP port, or a Unix socket in the file system (OA-912).
+//! Listening sockets: TCP, or Unix in the file system (OA-912).
 
 use std::io;
 use std::net::SocketAddr;
@@ -32,7 +32,7 @@ impl ListeningSocket {
     /// Listens at `path`, for the owner of this process alone. A socket that nobody listens on any more is replaced.
     ///
     /// # Errors
-    /// `AddrInUse` if somebody listens there; `AlreadyExists` if there is something that is no socket; what the system
+    /// `AddrInUse` if a server listens there; `AlreadyExists` if there is something that is no socket; what the system
     /// says of the folder.
     pub fn unix(path: &Path) -> io::Result<Self> {
         clear(path)?;
@@ -117,7 +117,7 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if id(&self.path).is_ok_and(|id| id == self.id) {
-            // Nobody is left to be told.
+            // Ignored: there is no one to report it to.
             let _ = std::fs::remove_file(&self.path);
         }
     }

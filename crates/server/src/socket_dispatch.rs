@@ -1,5 +1,4 @@
-//! Where WebSockets are let in: on a path of one protocol, and on `/`, where the first message shows which it is (D-32,
-//! LM-103, EV-701).
+//! Dispatches WebSockets to a face: by their path, or on `/` by the first message (D-32, LM-103, EV-701).
 //!
 //! A face hands in its [`SocketProtocol`], and is handed the socket.
 //!
@@ -23,12 +22,12 @@ use crate::rejection::Rejection;
 use crate::request_trace::RequestTrace;
 use crate::websocket::{Keepalive, SocketLoss, SocketMessage, UpgradeRequest, WebSocket};
 
-/// What is spoken over WebSockets by one face.
+/// A face's protocol over WebSockets.
 pub(crate) trait SocketProtocol: Send + Sync + 'static {
     /// Whose it is.
     fn face(&self) -> metrics::FaceLabel;
 
-    /// Which of the subprotocols that a client offers is spoken.
+    /// Selects one of the subprotocols that a client offers.
     fn subprotocol(&self, offered: &[&str]) -> Option<&'static str>;
 
     /// Whether a first message is in this protocol and in no other.
@@ -48,7 +47,7 @@ pub(crate) trait SocketProtocol: Send + Sync + 'static {
     ) -> Result<AllowedProtocols, Rejection>;
 }
 
-/// What becomes of a socket, with its first message if that has been heard.
+/// What serves a socket, with its first message if that has been received.
 pub(crate) type ServeSocket =
     Box<dyn FnOnce(Box<WebSocket>, Option<SocketMessage>) -> BoxFuture<'static, ()> + Send>;
 
@@ -62,7 +61,7 @@ pub(crate) struct AllowedProtocols {
     pub(crate) serve: ServeSocket,
 }
 
-/// The route of a path where these are spoken. What a client begins with that is nobody's goes to the first.
+/// The route of a path with these protocols. A first message that none recognises goes to the first.
 pub(crate) fn route(
     protocols: impl Into<Arc<[Arc<dyn SocketProtocol>]>>,
     keepalive: Keepalive,
@@ -78,7 +77,7 @@ pub(crate) fn route(
     )
 }
 
-/// LM-102: whoever asked for no WebSocket is told what to ask for.
+/// LM-102: a request that asks for no WebSocket gets an error that says what to ask for.
 fn refused(rejection: Rejection) -> Response<Body> {
     let mut answer = rejection.into_response();
     if answer.status() == StatusCode::UPGRADE_REQUIRED {
@@ -193,12 +192,12 @@ fn serve(
     })
 }
 
-/// The first message. Otherwise how to close, if anybody is there to be told.
+/// The first message. Otherwise how to close, if the client is still there.
 async fn first(
     drain: &Drain,
     socket: &mut WebSocket,
 ) -> Result<SocketMessage, Option<(u16, &'static str)>> {
-    // Every arm may be cancelled: a message not yet heard whole stays in the socket.
+    // Every arm may be cancelled: a message not yet received whole stays in the socket.
     let received = tokio::select! {
         received = socket.receive() => received,
         () = drain.reached(DrainPhase::Refusing) => return Err(Some((1001, GOING_AWAY))),

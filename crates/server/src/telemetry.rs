@@ -1,5 +1,5 @@
-//! Spans of generations and the histograms of engines, sent to a collector of OpenTelemetry (OA-803). Off unless a
-//! collector is named.
+//! Exports spans of generations and histograms of engines to an OpenTelemetry collector (OA-803). Off unless a
+//! collector is configured.
 //!
 //! ```text
 //!   call of a model ─ [`Spans`] ─► span ─► queue (2,048) ─► batch: 512, 2 MiB or 5 s ─► collector
@@ -33,7 +33,7 @@ pub use layer::Spans;
 pub(crate) use parent::Parent;
 use span::attribute;
 
-/// What is told, and how often.
+/// What is exported, and how often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Prompts and outputs are part of spans.
@@ -242,7 +242,7 @@ fn nanos(time: SystemTime) -> u64 {
 const QUEUE_SPANS: usize = 2048;
 /// Spans in one delivery.
 const BATCH_SPANS: usize = 512;
-/// Bytes after which a delivery is full. Collectors refuse messages of more than 4 MiB unless told otherwise.
+/// Bytes after which an export is sent. Collectors refuse messages of more than 4 MiB by default.
 const BATCH_BYTES: usize = 2 << 20;
 
 #[cfg(test)]

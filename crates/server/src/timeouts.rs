@@ -1,4 +1,4 @@
-//! How long a request may take: its body to arrive, and its answer to begin (OA-911).
+//! Timeouts of a request: for its body to arrive, and for its response to begin (OA-911).
 
 use std::pin::Pin;
 use std::sync::Arc;

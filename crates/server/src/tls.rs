@@ -1,4 +1,4 @@
-//! TLS on the one listener, with certificates that can change while it serves (OA-907).
+//! TLS on the listener, with certificates that can be reloaded while it serves (OA-907).
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};

@@ -1,4 +1,4 @@
-//! How a connection goes on after HTTP: a face that answers 101 leaves the rest here (EV-705).
+//! Hands a connection over after a 101 response: the face leaves a future that the connection's task runs (EV-705).
 //!
 //! The connection's own task goes on with it, so its place among the connections, its count and its end in a drain
 //! stay what they were.

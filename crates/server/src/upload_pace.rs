@@ -1,4 +1,4 @@
-//! How fast a client must send what is charged to the byte budget (D-47).
+//! The least rate at which a client must send what is charged to the byte budget (D-47).
 //!
 //! A limit of pauses alone lets a client hold megabytes with one byte now and then, and a key that many share can have all
 //! its room filled so. Only the time counts in which the client is waited for.

@@ -1,4 +1,4 @@
-//! WebSockets, as every face has them: the upgrade, messages with their limits, pings, and the end (EV-705, D-32).
+//! WebSockets for every face: upgrade, message limits, pings, close (EV-705, D-32).
 //!
 //! Extensions are declined: there is no compression. Heads of frames, close codes and the handshake's key are the
 //! library's; the memory around them is ours, because what is wide enough for large messages is too much for ten
@@ -66,7 +66,7 @@ pub(crate) enum SocketMessage {
     Binary(Bytes),
 }
 
-/// Why nothing more is heard.
+/// Why nothing more can be received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SocketLoss {
     /// The peer has closed in good order: with the code 1000, or with none.
@@ -202,12 +202,12 @@ pub(crate) struct WebSocket<S = SocketIo> {
     /// What is charged for the message that has not come whole; it is refunded when the next one is asked for.
     reservation: Option<Reservation>,
     writer: FrameWriter,
-    /// The answer to the last ping; whoever sends many before it can be said has one to them all.
+    /// The answer to the last ping; a client that sends many before it can be sent gets one for them all.
     pong: Option<Bytes>,
     keepalive: Keepalive,
     /// When anything came last, a pong included.
     last_received: Instant,
-    /// Something came since `heard` was set: the clock is not read for every message.
+    /// Something was received since `last_received` was set: the clock is not read for every message.
     stirred: bool,
     /// Messages that have come whole.
     messages: u64,
@@ -333,7 +333,7 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
         Poll::Ready(Ok(more))
     }
 
-    /// The peer has said goodbye, which it hears back, if it still listens.
+    /// The peer has sent a close frame, which is answered if it still reads.
     fn left(&mut self, code: Option<CloseCode>, cx: &mut Context<'_>) -> SocketLoss {
         if !std::mem::replace(&mut self.closed, true) {
             let code = code.map(|code| u16::from(code).to_be_bytes());
@@ -511,7 +511,7 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
                 while io.read(&mut scratch).await.is_ok_and(|read| read > 0) {}
             }
         };
-        // Whoever does not answer by then is cut off.
+        // A client that does not answer by then is disconnected.
         let _ = timeout(limit, goodbye).await;
     }
 }

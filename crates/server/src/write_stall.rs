@@ -1,4 +1,4 @@
-//! Answers that nobody takes: a client that reads nothing of its answer for too long has it cut (TR-609).
+//! Write-stall timeout: resets a response whose client has stopped reading (TR-609).
 //!
 //! ```text
 //!   a piece goes to HTTP ─► HTTP asks for the next one: it goes on            there is room, or the face has nothing yet

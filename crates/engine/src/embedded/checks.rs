@@ -1,5 +1,5 @@
-//! What llama.cpp asserts or assumes of a header when it loads a model, checked before it is given the file: a failed
-//! assertion there ends the process, and a number of 0 in a wrong place divides by it.
+//! Checks a GGUF header for what llama.cpp asserts or assumes when it loads a model, because a failed assertion there
+//! ends the process.
 //!
 //! Only what holds for every architecture stands here. What a single architecture asserts fails the loading as well, at a
 //! greater price: see "Assertions" in `llama.rs`.

@@ -1,4 +1,4 @@
-//! Exceptions of llama.cpp end here, as errors: one that reached Rust would end the process.
+//! Catches C++ exceptions of llama.cpp and turns them into errors; one that reached Rust would end the process.
 //!
 //! The other half is `guard.cpp`, because nothing but C++ can catch.
 //!

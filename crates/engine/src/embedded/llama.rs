@@ -1,4 +1,4 @@
-//! The border with llama.cpp: with `guard.rs` the only file of this crate that contains `unsafe`.
+//! Safe wrappers of llama.cpp. With `guard.rs` the only file of this crate that contains `unsafe`.
 //!
 //! ```text
 //!   Backend ──► Model (read only, shared) ──► Context (one thread at a time) ──► decode ──► rows
@@ -141,7 +141,7 @@ pub(super) struct TokenAttributes {
 }
 
 impl LlamaModel {
-    /// Loads a file. `progress` hears fractions from 0 to 1 on this thread, and stops the loading by answering false;
+    /// Loads a file. `progress` is called with fractions from 0 to 1 on this thread, and stops the loading by returning false;
     /// a panic in it ends the process.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Loading a model: every check that can be made before llama.cpp is asked, then llama.cpp, then a context.
+//! Loads a model: first all checks that need no llama.cpp, then llama.cpp, then a context.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -159,7 +159,7 @@ pub enum LoadError {
     Llama(String),
 }
 
-/// Loads a model under a name. `progress` hears fractions from 0 to 1, and stops the loading by answering false.
+/// Loads a model under a name. `progress` is called with fractions from 0 to 1, and stops the loading by returning false.
 ///
 /// A file inside the program is first written to an unnamed file in memory, since llama.cpp reads files: mapped from
 /// there it is shared like any other, and never touches a disk.
@@ -270,7 +270,7 @@ fn embed(
     };
     let context = llama::LlamaContext::new(Arc::clone(&model), size).map_err(LoadError::Llama)?;
     let vocabulary = Arc::new(LlamaVocabulary::new(Arc::clone(&model), header)?);
-    // That it can be called is for whoever registers it to say; this is how it came to be.
+    // Whether it can be called is decided where it is registered; this line says how it was loaded.
     tracing::debug!(
         model = name,
         cells = context.cells(),
@@ -463,7 +463,7 @@ pub(super) fn header_of_file(path: &Path) -> Result<GgufHeader, LoadError> {
             error,
         },
     };
-    // Before it is opened: a pipe would be waited for until somebody writes into it.
+    // Before it is opened: opening a pipe blocks until it has a writer.
     let metadata = std::fs::metadata(path).map_err(unreadable)?;
     if !metadata.is_file() {
         return Err(LoadError::NotAFile(path.to_owned()));

@@ -1,4 +1,4 @@
-//! Where a text may be cut before llama.cpp tokenises it.
+//! Finds special tokens in a text, at which it is split before llama.cpp tokenises it.
 //!
 //! llama.cpp looks for each token of a fixed text (control tokens, and those that a model's maker added) in each part that it has
 //! already found, and each search runs to the end of the whole text: the time grows with the square of their number, 20,000

@@ -1,4 +1,4 @@
-//! How much memory a model will take, and how much there is.
+//! Estimates the memory that a model will need, and reads how much is available.
 
 use std::fs;
 use std::path::Path;
@@ -141,7 +141,7 @@ pub(super) fn available() -> Option<u64> {
 /// Bytes set aside for models that are being loaded: they will be used, and the system does not know it yet.
 static RESERVED: Mutex<u64> = Mutex::new(0);
 static RELEASED: Condvar = Condvar::new();
-/// How often whoever waits for memory is asked whether to go on waiting.
+/// How often a caller that waits for memory is asked whether to go on waiting.
 const ASK: Duration = Duration::from_millis(100);
 
 /// Memory that is set aside for a model while it is loaded; released when dropped.
@@ -153,7 +153,7 @@ pub(super) struct MemoryReservation(u64);
 pub(super) enum OutOfMemory {
     /// Only so many bytes are available, and nobody else's loading is in the way.
     Of(u64),
-    /// Whoever waited was told to stop.
+    /// The wait was stopped.
     Stopped,
 }
 

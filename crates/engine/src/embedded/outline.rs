@@ -1,4 +1,4 @@
-//! What the header of a file says of its model, for whoever asks while it is being loaded (LM-332).
+//! Model facts from the header of a file, available while the model is still loading (LM-332).
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Models with random weights, for tests and benches: the right shapes, and nothing learnt.
+//! Writes models with random weights, for tests and benches.
 
 use std::io::{self, Write};
 

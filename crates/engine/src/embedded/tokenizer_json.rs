@@ -1,4 +1,4 @@
-//! `tokenizer.json` of a loaded model (LM-951).
+//! Makes a `tokenizer.json` of a loaded model's vocabulary (LM-951).
 //!
 //! What is not known to come out alike is not written: a wrong file is worse than none. Written are byte pairs whose way of
 //! splitting is in [`split`]; tests hold each of them against llama.cpp.

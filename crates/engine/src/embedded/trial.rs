@@ -1,4 +1,4 @@
-//! The first tokens of a model, computed to see whether it computes at all.
+//! Decodes the first tokens of a model to find out whether it can compute at all.
 //!
 //! llama.cpp asserts several hundred times what it takes for granted of a model, some of it only when it computes, and a
 //! failed assertion ends the process. No list of checks is complete, so whoever has other work in a process has a file loaded

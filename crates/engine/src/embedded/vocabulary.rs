@@ -1,4 +1,4 @@
-//! The vocabulary of a loaded model: tables made once, and llama.cpp's tokenizer.
+//! The vocabulary of a loaded model: tables that are built once, and llama.cpp's tokenizer.
 
 use std::sync::Arc;
 use std::time::SystemTime;

@@ -1,4 +1,4 @@
-//! The first half of a step: who comes, who leaves, who sits.
+//! Admission: takes commands, gives sequences their slots, parks and resumes them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,7 +108,7 @@ impl EngineOwner {
                 number: self.sequences[key].number,
                 tokens: request.prompt.len() - 1,
             }),
-            // A steerer's branch has its parent's tokens, which are not known here yet. Whoever weighs its prompt computes
+            // A steerer's branch has its parent's tokens, which are not known here yet. A request that scores its prompt computes
             // it.
             None if steering.is_none() && self.info.truncates && !request.terms.prompt_logprobs => {
                 leader(&self.sequences, &self.jobs, request, &tokens)
@@ -229,7 +229,7 @@ impl EngineOwner {
         self.scratch.order = order;
     }
 
-    /// Gives seats and slots to those that wait, in their order, as long as the first of them fits.
+    /// Gives slots to waiting sequences, in their order, as long as the first of them fits.
     pub(super) fn admit(&mut self, now: Time) {
         while let Some(key) = self.scheduler.next(|key| self.is_eligible(key)) {
             if !self.admit_to_slot(key) {
@@ -353,7 +353,7 @@ impl EngineOwner {
                 .fork(shared.slot, slot, u32::try_from(common).unwrap_or(u32::MAX));
             self.cache.fork(shared.slot, slot, common);
             if shared.cached && shared.whole {
-                // Whoever begins like it begins like the new one as well.
+                // A prompt with this prefix has the prefix of the new slot as well.
                 self.cache.discard(shared.slot);
                 self.model.release(shared.slot);
             }

@@ -1,4 +1,4 @@
-//! How sequences and requests end, and how a sequence loses its cells without ending.
+//! Ends sequences and requests, and takes KV cells from sequences that are preempted.
 
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ impl EngineOwner {
     pub(super) fn fail(&mut self, job: usize, error: EngineError, sound: bool) {
         for key in self.jobs[job].members.clone() {
             self.emit_unreported(key);
-            // The tokens of that text have been told.
+            // The tokens of that text have been reported.
             self.flush_text(key);
             self.report.finished.push(self.sequences[key].number);
             self.leave(key, sound);
@@ -153,7 +153,7 @@ impl EngineOwner {
         }
     }
 
-    /// Takes a sequence out of everything. `keep`: its tokens stay in its slot for whoever begins the same way.
+    /// Removes a sequence everywhere. `keep`: its tokens stay cached in its slot as a prefix for later prompts.
     fn leave(&mut self, key: SequenceKey, keep: bool) {
         let sequence = self.sequences.remove(key);
         self.scheduler.remove(key);

@@ -1,10 +1,10 @@
-//! The only caller of a model: takes requests in, steps a batch of sequences, gives events out.
+//! The owner of a model: takes requests in, steps a batch of sequences, and emits their events.
 //!
 //! What is decided without a model is pure and stands elsewhere: the order among sequences in [`crate::scheduler`],
 //! slots and cells in [`crate::prefix_cache`], tokens in [`crate::sampling`].
 //!
 //! ```text
-//!   step:  receive ─► heed flags and deadlines ─► rouse, park ─► admit ─► pre ─► plan (preempt) ─► mid begins
+//!   step:  receive ─► flags and deadlines ─► resume, park ─► admit ─► pre ─► plan (preempt) ─► mid begins
 //!            ─► forward pass ─► rows: mid gathered, sample, post ─► publish everything, then wake readers once
 //!
 //!   sequence:  waiting ── admit ──► running ── finish ──► gone        cancelled from anywhere, before the batch forms
@@ -69,7 +69,7 @@ pub struct EngineOwner {
     pace: QueuePace,
     /// The earliest deadline of any job.
     next_deadline: Option<Time>,
-    /// When followers are told next, if there are any.
+    /// When followers are notified next, if there are any.
     phases_due: Option<Time>,
     /// The model is lost; why.
     dead: Option<EngineError>,

@@ -1,4 +1,4 @@
-//! Tokens join a sequence: its context, its text, its events, and the question whether that was the last one.
+//! Appends sampled tokens to a sequence: context, text, events, and the checks for its end.
 
 use compact_str::CompactString;
 use sapwood_proto::steer::{Post, Token};
@@ -298,7 +298,7 @@ impl EngineOwner {
         }
     }
 
-    /// Whether the token to be appended is told together with the one after it.
+    /// Whether the token to be appended is reported together with the one after it.
     fn joins(&self, key: SequenceKey) -> bool {
         let sequence = &self.sequences[key];
         let output = sequence.tokens.len() - sequence.prompt_tokens;

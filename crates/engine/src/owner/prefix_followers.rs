@@ -1,4 +1,4 @@
-//! Tells followers where their requests are while no token comes (LM-921).
+//! Reports the progress of requests that have no token yet (LM-921).
 //!
 //! Without a follower none of it happens; with some, the line of those that wait is looked through once for all of
 //! them, ten times a second.
@@ -23,7 +23,7 @@ struct FollowerPosition {
 }
 
 impl EngineOwner {
-    /// Somebody follows a request that came now.
+    /// Starts the timer for a request with a follower.
     pub(super) fn follow_from(&mut self, now: Time) {
         self.phases_due.get_or_insert(now + EVERY);
     }
@@ -68,7 +68,7 @@ impl EngineOwner {
                 ahead: position.ahead,
                 eta: eta(position),
             }),
-            // Its own departure has shown a pace.
+            // Its own end has shown a pace.
             (Some(position), Some(_)) => Some(RequestPhase::Displaced {
                 eta: eta(position).unwrap_or_default(),
             }),

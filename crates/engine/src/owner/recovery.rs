@@ -1,4 +1,4 @@
-//! What follows a panic that nothing narrower has caught: every request ends once, and the owner begins anew.
+//! Recovers from a panic that reached the owner: every request ends once, and the owner starts anew.
 //!
 //! A step that was left in the middle may have any state behind it, so that none of it is used again: sequences, slots and
 //! cells are given up, and only the model stays, with all of its slots released.

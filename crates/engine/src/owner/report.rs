@@ -1,4 +1,4 @@
-//! What one step did, for tests, the simulator and the thread that decides how long to sleep.
+//! The result of one step, for tests, the simulator and the thread that decides how long to sleep.
 //!
 //! Metrics are in [`crate::stats`].
 

@@ -1,4 +1,4 @@
-//! Rows become tokens: what the model says, what the steerer says, and the sample of both.
+//! Samples the output rows of a step: logits and the steerer's mask give one token each.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;

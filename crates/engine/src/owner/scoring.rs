@@ -1,5 +1,5 @@
-//! Tokens that are given are weighed, those of an output (LM-311, LM-312) or of a prompt (LM-974): one prefill, and a
-//! log-probability from each of its rows.
+//! Scores given tokens, those of an output (LM-311, LM-312) or of a prompt (LM-974): one prefill, and a
+//! log-probability from each output row.
 //!
 //! A scored sequence has its whole output among its tokens from the beginning, all but the last. So it is a prompt to
 //! everybody else: it is prefilled in chunks, shares prefixes, is parked, preempted and cancelled like any other. Only
@@ -43,7 +43,7 @@ impl EngineOwner {
         }
     }
 
-    /// Weighs the next token by a row.
+    /// Scores the next token with an output row.
     pub(super) fn score(&mut self, key: SequenceKey, index: usize, now: Time) {
         let Some(token) = self.next_scored(key) else {
             let error =
@@ -57,7 +57,7 @@ impl EngineOwner {
         }
     }
 
-    /// Weighs the next token of the prompt by a row (LM-974).
+    /// Scores the next token of the prompt with an output row (LM-974).
     pub(super) fn score_prompt(&mut self, key: SequenceKey, index: usize, now: Time) {
         let sequence = &self.sequences[key];
         let Some(next) = sequence.next_in_prompt() else {
@@ -113,7 +113,7 @@ impl EngineOwner {
             .copied()
     }
 
-    /// Tells a weighed token, and ends the sequence with the last one. Those of one step are one event.
+    /// Reports a scored token, and ends the sequence with the last one. Those of one step are one event.
     fn append_scored(&mut self, key: SequenceKey, sample: Sample, now: Time) {
         let Sample {
             token,

@@ -1,4 +1,4 @@
-//! One generation as the engine sees it, and the request it belongs to.
+//! The state of one sequence, and of the request that it belongs to.
 //!
 //! A sequence is its tokens and how many of them are computed. Prompts, forced tokens, recomputation after a
 //! preemption and plain decoding are all the same: tokens that are known and not computed. Only when none is left does
@@ -49,7 +49,7 @@ pub(super) struct RequestJob {
 }
 
 impl RequestJob {
-    /// What is known at the beginning: the prompt, and what is to be weighed but for the last of it, which nothing
+    /// What is known at the start: the prompt, and the tokens to be scored but for the last of them, which nothing
     /// follows.
     pub(super) fn tokens(&self) -> Vec<Token> {
         let mut tokens = self.prompt.to_vec();
@@ -60,7 +60,7 @@ impl RequestJob {
         tokens
     }
 
-    /// Tokens are weighed that nothing precedes.
+    /// Tokens are scored that nothing precedes.
     pub(super) fn is_score_only(&self) -> bool {
         let scored = self.terms.scored.as_ref();
         scored.is_some_and(|scored| scored.score_only)
@@ -117,7 +117,7 @@ impl Steering {
     }
 }
 
-/// A prefix that somebody else is computing.
+/// A prefix that another sequence is computing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AwaitedPrefix {
     pub(super) key: SequenceKey,
@@ -137,15 +137,15 @@ pub(super) struct RunningSequence {
     /// Prompt and output, as the model sees them.
     pub(super) tokens: Vec<Token>,
     pub(super) prompt_tokens: usize,
-    /// Its output is given and weighed (LM-312): `tokens` has all of it but the last, from the beginning.
+    /// Its output is given and scored (LM-312): `tokens` has all of it but the last, from the start.
     pub(super) scored: bool,
-    /// How likely the tokens of the prompt behind the first are, as far as they were weighed; `None`: nobody asks, or
+    /// Log-probabilities of the tokens of the prompt after the first, as far as they were scored; `None`: not requested, or
     /// readers know.
     pub(super) prompt_scores: Option<Vec<f32>>,
     /// How many of them its slot holds; 0 without a slot.
     pub(super) computed: usize,
     pub(super) slot: Option<SlotId>,
-    /// Waits until somebody has computed what both begin with.
+    /// Waits until another sequence has computed the common prefix.
     pub(super) after: Option<AwaitedPrefix>,
     pub(super) asleep_until: Option<Time>,
     pub(super) cached_row: Option<CachedRow>,
@@ -155,7 +155,7 @@ pub(super) struct RunningSequence {
     pub(super) history: Option<TokenHistory>,
     pub(super) steering: Option<Steering>,
     pub(super) last_token_at: Option<Time>,
-    /// Tokens that readers are told of together with the next one ([`crate::model::Model::joins`]).
+    /// Tokens that are reported together with the next one ([`crate::model::Model::joins`]).
     pub(super) untold: Option<Box<Tokens>>,
 }
 
@@ -191,7 +191,7 @@ impl RunningSequence {
         index >= self.first_output_row() || in_prompt()
     }
 
-    /// Which token of the prompt is weighed next.
+    /// Which token of the prompt is scored next.
     pub(super) fn next_in_prompt(&self) -> Option<usize> {
         let next = self.prompt_scores.as_ref()?.len() + 1;
         (next < self.prompt_tokens).then_some(next)

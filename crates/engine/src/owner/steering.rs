@@ -1,4 +1,4 @@
-//! Where steerers are called: `pre` before the batch, `mid` around the forward pass, `post` after a token.
+//! Calls steerers: `pre` before the batch, `mid` during the forward pass, `post` after a token.
 //!
 //! Each call is fenced: a panic fails its sequence's request.
 
@@ -170,7 +170,7 @@ impl EngineOwner {
         self.numbers > born || yielded
     }
 
-    /// Suspended sequences give their seats to those that wait, for whom there is no other: a parent may wait for what
+    /// Suspended sequences give their slots to waiting ones if there are no others: a parent may wait for what
     /// its own child is to do (D-49). True if one did.
     fn yield_slots(&mut self) -> bool {
         if self.report.suspended.is_empty() {
@@ -326,7 +326,7 @@ impl EngineOwner {
         for (index, job) in &mut self.jobs {
             let suspended = |&key: &SequenceKey| self.sequences[key].is_suspended();
             let all = !job.members.is_empty() && job.members.iter().all(suspended);
-            // Those without a seat are not asked, so that a round of all of them takes as many steps more.
+            // Those without a slot are not asked, so that a round of all of them takes as many steps more.
             let runs = |&&key: &&SequenceKey| self.scheduler.is_running(key);
             let asked = job.members.iter().filter(runs).count();
             job.suspended_steps = match (all, asked) {
@@ -377,7 +377,7 @@ impl EngineOwner {
             Ok(())
         });
         if let Err(failure) = begun {
-            // Told at the gathering, when the batch is no longer in the making.
+            // Reported when the masks are collected, when the batch is no longer being built.
             steering.steer = Box::new(PanickedSteerer(failure));
         }
     }

@@ -1,4 +1,4 @@
-//! The forward pass: which tokens, in which slots, and what to do when it does not work out.
+//! Builds the batch of a step, decodes it, and handles failures of the model.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -14,7 +14,7 @@ impl EngineOwner {
     /// Plans a batch and computes it; gives the number of tokens computed. Rows to ask for are in `scratch.rows`.
     pub(super) fn pass(&mut self, now: Time) -> usize {
         self.scratch.rows.clear();
-        // Each round that fails takes cells from somebody, so there are at most as many rounds as sequences.
+        // Each round that fails takes cells from one sequence, so there are at most as many rounds as sequences.
         loop {
             if !self.plan() {
                 return 0;

@@ -1,4 +1,4 @@
-//! The thread that steps an owner: steps while there is something to do, sleeps until there is.
+//! The engine's thread: steps its owner while there is work and sleeps until there is.
 
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ pub(crate) fn run(mut owner: EngineOwner, started: Instant) {
             .set(u64::try_from(now.since_origin().as_millis()).unwrap_or(u64::MAX));
         stats.idle.set(0);
         let wake_at = owner.step(now).wake_at;
-        // A bell that rings from here on leaves the thread unparked, so nothing is slept through.
+        // A wake-up from here on leaves the thread unparked, so none is lost.
         match wake_at {
             Some(at) if at <= clock() => {}
             Some(at) => {

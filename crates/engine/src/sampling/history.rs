@@ -1,4 +1,4 @@
-//! The tokens a sequence has seen, as far as penalties need them.
+//! Token counts of a sequence, for the penalties.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! From a row of logits to one token.
+//! Samples one token from a row of logits.
 //!
 //! The draw depends on seed, choice and position alone, so batch mates cannot change it (D-21).
 //!

@@ -1,4 +1,4 @@
-//! Randomness as a function: the draw of a sequence at an index, computed from nothing else.
+//! Random numbers as a pure function of a sequence's seed and the token's index.
 
 use crate::ranking::mix;
 

@@ -1,4 +1,4 @@
-//! Passes over a whole row, written so that the compiler makes vector code of them.
+//! Loops over a whole logits row, written so that the compiler vectorises them.
 //!
 //! Ties go to the lowest token everywhere, so results do not depend on how a pass is cut.
 

@@ -1,4 +1,4 @@
-//! What a scripted model plays, as plain data that a configuration file can hold.
+//! The configuration of a scripted model, as plain data.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ pub struct Config {
     pub batch_tokens: u32,
     /// Cells of the cache; not given: enough for every slot.
     pub cells: Option<u32>,
-    /// Tokens told together, 1 or more. Pauses and ends do not wait for them.
+    /// Tokens reported together, 1 or more. Pauses and ends do not wait for them.
     pub tokens_per_chunk: u32,
     /// What requests may ask of the model, and the name of the parameter that asks for it (TR-1103). The engine plays
     /// scripts; what is asked beside them is done by the face that read the parameters.

@@ -1,4 +1,4 @@
-//! A script made ready for one prompt: which token comes n-th, when, and what happens instead.
+//! A script prepared for one prompt: which token comes n-th, when, and with which failures.
 //!
 //! Everything is a function of the number of the output token, so that forks, rewinds and preemptions need no
 //! bookkeeping.
@@ -32,7 +32,7 @@ pub(super) enum Cue {
 #[derive(Clone, Debug)]
 enum ScriptPart {
     Emitted(Arc<[Token]>),
-    /// Told as one, whatever the model's pieces are.
+    /// Reported as one chunk, whatever the model's pieces are.
     Chunk(Arc<[Token]>),
     /// So many words that follow from the key.
     Random {
@@ -61,7 +61,7 @@ pub(super) struct ScriptPlayback {
     first: Duration,
     /// Between two tokens; zero is no pace.
     pace: Duration,
-    /// Tokens told together; 1 or more.
+    /// Tokens reported together; 1 or more.
     per_chunk: usize,
     vocabulary: Arc<ScriptedVocabulary>,
 }
@@ -85,7 +85,7 @@ impl ScriptPlayback {
         Cue::Token(END)
     }
 
-    /// Whether the `n`-th output token is told together with the one after it. What is told together begins and ends
+    /// Whether the `n`-th output token is reported together with the one after it. What is reported together begins and ends
     /// within one part, so that nothing waits for a pause or an end.
     pub(super) fn joins(&self, n: usize) -> bool {
         let mut left = n;

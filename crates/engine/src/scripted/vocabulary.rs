@@ -1,4 +1,4 @@
-//! The vocabulary of scripted models: bytes, two control tokens, and if wanted words.
+//! The vocabulary of scripted models: bytes, two special tokens, and optionally words.
 //!
 //! A conversation is `BEGIN role "\n" content END` for each message and an open `BEGIN "assistant\n"` after the last.
 //! Contents are plain bytes and words, so they cannot open or close a message.

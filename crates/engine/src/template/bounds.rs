@@ -1,4 +1,4 @@
-//! What one rendering may make and how long it may take: bytes, elements, depth, time.
+//! Limits of one rendering: bytes, elements, depth, time.
 //!
 //! A rendering runs on one thread from its beginning to its end, so that its budget is the thread's; one that nobody waits for any
 //! more ([`stop`]) has none left. Everything that grows

@@ -1,4 +1,4 @@
-//! A chat template as minijinja's instructions, changed so that nothing of it grows unseen.
+//! A compiled chat template (minijinja), instrumented so that nothing grows without being counted.
 //!
 //! minijinja bounds how many instructions run and how deep they nest, but not what one of them makes: `x ~ x`, thirty times,
 //! is gigabytes. Whatever makes a value, or shows one, therefore passes a filter or the formatter of [`super::bounds`]:

@@ -1,4 +1,4 @@
-//! Keeps values from forging control tokens.
+//! Keeps message contents from forging special tokens.
 //!
 //! Each occurrence, in a value, of a control token's text is replaced by a mark before rendering and put back, as plain
 //! text, afterwards. Templates may trim, split, compare and re-encode the rest of the value as they like; a text that

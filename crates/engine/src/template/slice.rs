@@ -1,7 +1,7 @@
-//! `value[start:stop:step]` as Python means it.
+//! `value[start:stop:step]` with Python's semantics.
 //!
 //! minijinja panics where a list that is empty is read backwards, as `messages[::-1]` does, and where a bound stands behind
-//! the start of such a reading. A chat template is a stranger's program, so that slices are computed here.
+//! the start of such a reading. A chat template is an untrusted program, so slices are computed here.
 
 use minijinja::value::{Tuple, Value, ValueKind};
 use minijinja::{Error, ErrorKind};

@@ -1,4 +1,4 @@
-//! The bytes of each token, by how its tokenizer writes them.
+//! The bytes of each token, by the encoding of its tokenizer.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
-//! Functions of another Sapwood, or of any Evergreen server, as functions of this kernel, and functions of this kernel
-//! served to it (KE-706, KE-801, EV-971, EV-976).
+//! Functions of another Evergreen server as functions of this kernel, and functions of this kernel offered to it
+//! (KE-706, KE-801, EV-971, EV-976).
 
 mod served;
 

@@ -1,7 +1,7 @@
-//! Models of peers that speak LMTP, as functions of this kernel (LM-712, D-5, D-40).
+//! Models of LMTP servers as functions of this kernel (LM-712, D-5, D-40).
 //!
 //! With a tokenizer such a model reads like one that runs here; without, tokens go in, tokens come out in `inner` and
-//! on their port, and whoever wants text is told so before anything is sent.
+//! on their port, and a caller that wants text gets an error before anything is sent.
 
 mod choice_streams;
 mod peer_model;
@@ -144,7 +144,7 @@ async fn begin(
             &tokenizing.words,
         )
     };
-    // Away from whoever serves connections, as an engine's own prompts are.
+    // Off the async workers, as an engine's own prompts are.
     let transcript = match size {
         None => tokenize()?,
         Some(size) => SlowWork::global().run(turn, size, tokenize).await??,

@@ -1,4 +1,4 @@
-//! What the clients of `sapwood-net` can read, for sessions that follow references.
+//! Resolves references through the clients of `sapwood-net`.
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt};

@@ -1,4 +1,4 @@
-//! Models of a Triton server, or of any server that speaks its protocol, as functions of this kernel.
+//! Models of a Triton server, or of any KServe v2 server, as functions of this kernel.
 
 mod elements;
 mod failure;

@@ -1,4 +1,4 @@
-//! Chunks as JSON values, split where values end (KE-203).
+//! Decodes chunks as JSON values, split where values end (KE-203).
 //!
 //! ```text
 //!   between values ── first byte ──► in a value ── it closes (or, for a bare word, white space) ──► item

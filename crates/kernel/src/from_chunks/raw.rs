@@ -1,4 +1,4 @@
-//! Chunks as they are, as bytes, and for their effect only.
+//! Decodes chunks as chunks, as bytes, or as nothing.
 //!
 //! The decoders of `Chunk`, `Bytes` and `()`. Their items are the pieces as they came.
 

@@ -1,4 +1,4 @@
-//! Chunks as text that never ends inside a character (KE-202).
+//! Decodes chunks as text, never split within a character (KE-202).
 //!
 //! The decoders of `Text` and `String`. What is not UTF-8 is an error; no replacement character is ever made.
 

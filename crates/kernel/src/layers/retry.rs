@@ -1,4 +1,4 @@
-//! Calls that are made again while nothing has been delivered.
+//! Retries a call as long as nothing of it has been delivered.
 //!
 //! Inputs replay because they are nodes.
 //!

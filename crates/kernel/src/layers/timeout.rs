@@ -1,4 +1,4 @@
-//! Streams that must begin, go on and end in time.
+//! Timeouts for the first item, between items, and in total.
 //!
 //! Needs a tokio runtime.
 

@@ -1,4 +1,5 @@
-//! The events of a request as a model function's chunks, whether an engine gives them or a server elsewhere.
+//! Converts the events of a request into the chunks of a model function, for local engines and for other servers
+//! alike.
 //!
 //! Without markup and without `inner`, one step with text is one chunk, and its bytes are all that is allocated.
 //!
@@ -38,7 +39,7 @@ pub(crate) struct SubmittedInfo {
     pub(crate) logprobs: bool,
     pub(crate) reasoning: bool,
     pub(crate) tools: bool,
-    /// Tokens of the prompt. They are told with the first chunk: who tells a client of them need not wait for the end (TR-401).
+    /// Tokens of the prompt. They come with the first chunk, so that a face that reports them need not wait for the end (TR-401).
     pub(crate) prompt_tokens: u32,
     /// Whether the seed that the end tells is the one that was in force.
     pub(crate) seeded: bool,
@@ -47,7 +48,7 @@ pub(crate) struct SubmittedInfo {
     pub(crate) observer: Option<Arc<dyn CallObserver>>,
 }
 
-/// What is told of a request.
+/// What is reported of a request.
 pub(crate) enum AnswerEvent {
     /// As engines tell it.
     Event(EngineEvent),
@@ -331,7 +332,7 @@ impl<S> AnswerChunks<S> {
                 meta = meta.with_finish(index as u32, reason.clone());
             }
         }
-        // Who takes tokens is told which text stopped them, too.
+        // A caller that takes tokens also learns which text stopped them.
         if self.asked.want.inner
             && let Some(first) = self.choices.first()
             && let Some((_, Some(StopCause::Text(text)))) = &first.finish

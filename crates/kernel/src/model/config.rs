@@ -1,4 +1,4 @@
-//! How a model is asked to generate: the fields of `GenerateConfig`, typed or read from JSON.
+//! [`GenerateConfig`]: the generation parameters of a call, typed or read from JSON.
 //!
 //! Two ways lead to input `config` of a model. JSON, from Evergreen and from people, has the ranges of EV-602. A face in
 //! this process that has read its own wire format gives [`GenerateConfig::into_chunk`] instead: no JSON is written or
@@ -60,7 +60,7 @@ pub struct GenerateConfig {
     pub ignore_eos: Option<bool>,
     /// Whether control tokens are no text, as is usual; with `false` they are their names.
     pub skip_special_tokens: Option<bool>,
-    /// Alternatives told with each token, 0 to 1,000; not set: no log-probabilities, unless their port is read.
+    /// Alternatives reported with each token, 0 to 1,000; not set: no log-probabilities, unless their port is read.
     pub top_logprobs: Option<u32>,
     /// Added to the logits; minus infinity forbids. Shared, so that it is not copied from call to call.
     pub logit_bias: Arc<[(Token, f32)]>,
@@ -68,9 +68,9 @@ pub struct GenerateConfig {
     pub n: Option<u32>,
     /// Higher goes first among those that wait.
     pub priority: Option<i32>,
-    /// Is told where the request is while no token comes. Not to be said in JSON: only a face in this process can.
+    /// Receives the phase of the request before its first token. It has no JSON form: only a face in this process can set it.
     pub follower: Option<Follower>,
-    /// Weigh these tokens as the output instead of generating one (LM-311).
+    /// Score these tokens as the output instead of generating one (LM-311).
     pub scored: Option<Vec<Token>>,
     /// How likely the prompt is, with the first tokens of choice 0 (LM-974). Not to be said in JSON.
     pub prompt_logprobs: bool,

@@ -1,4 +1,4 @@
-//! What a face may know of a model without calling it.
+//! Facts of a model that a face can read without calling it.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Thoughts and tool calls that a model marks in its text (D-10).
+//! Finds reasoning and tool calls in a model's text (D-10).
 //!
 //! Text without a `<` passes through uncopied; only what may be the beginning of a marker is held back.
 //!

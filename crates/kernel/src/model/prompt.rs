@@ -1,4 +1,4 @@
-//! What a model is asked: leaves of an input, or messages, as turns of a conversation or as raw tokens.
+//! The prompt of a model: leaves of an input or messages, as turns of a conversation or as tokens.
 //!
 //! A prompt is read whole before anything is submitted (D-9).
 
@@ -71,7 +71,7 @@ struct OpenLeaf {
     part: u32,
     mime: Mime,
     role: Name,
-    /// The id of the node it came from, if whoever made the chunk says so.
+    /// The id of the node it came from, if the maker of the chunk set it.
     node: Option<String>,
     /// How the action ended that wrote it.
     finish: Option<ChoiceFinish>,
@@ -245,7 +245,7 @@ fn content(value: Option<Value>) -> Result<String> {
     }
 }
 
-/// `context` is told to the model as `system` before the first user turn, else as `user`.
+/// `context` is given to the model as `system` before the first user turn, else as `user`.
 fn insert_context(messages: &mut [ChatMessage]) {
     let mut seen_user = false;
     for message in messages {

@@ -1,4 +1,4 @@
-//! What a model elsewhere is asked, where its server takes text and gives text (D-5).
+//! The prompt for a model of another server that takes text and returns text (D-5).
 
 use serde_json::Value;
 
@@ -21,7 +21,7 @@ pub(crate) struct RemoteCall {
 pub(crate) enum RemotePrompt {
     /// As it is.
     Text(String),
-    /// A conversation in OpenAI's shape, which whoever has a template makes a prompt of.
+    /// A conversation in OpenAI's format, for a server that has the chat template.
     Messages(Value),
 }
 

@@ -1,4 +1,4 @@
-//! A node that is written by hand.
+//! A node that its owner writes through a sender.
 //!
 //! ```text
 //!   writer ── send (waits while `bytes` are queued) ──► queue ── polled by the leading reader ──► log

@@ -1,4 +1,4 @@
-//! What becomes a node by itself (KE-129).
+//! Conversions into nodes (KE-129).
 //!
 //! The conversions. Strings are text, bytes are bytes, everything else is JSON; a JSON string is text.
 

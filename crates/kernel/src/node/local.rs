@@ -1,4 +1,4 @@
-//! A node's log over a source in this process.
+//! The log of a node whose source is in this process.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

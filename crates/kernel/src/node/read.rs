@@ -1,4 +1,4 @@
-//! The streams that readers of nodes hold.
+//! The streams that readers of a node hold.
 
 use std::pin::Pin;
 use std::sync::Arc;

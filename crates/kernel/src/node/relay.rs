@@ -1,4 +1,4 @@
-//! One lazy source, replayed to many readers: who may poll the source, and who is woken.
+//! Shares one lazy source among many readers: decides which reader polls the source and which wakers are woken.
 //!
 //! ```text
 //!   a reader's poll:   item logged? ── yes ──────────────────────────────► Ready(item)
@@ -28,7 +28,7 @@ use crate::sync::{Mutex, MutexGuard, ThreadId, current_thread};
 pub(super) struct RelayRetention<T> {
     /// Weight that may lie between the slowest and the leading reader; `None` keeps everything (KE-124, KE-125).
     pub(super) window: Option<usize>,
-    /// What one item weighs.
+    /// The weight of one item.
     pub(super) weight_of: fn(&T) -> usize,
 }
 
@@ -71,7 +71,7 @@ struct RelayState<T> {
     retain: RelayRetention<T>,
     /// Who polls the source at this moment.
     turn: Option<ThreadId>,
-    /// The source called its waker while somebody had the turn.
+    /// The source called its waker while a reader had the turn.
     woken: bool,
     readers: Vec<Option<RelayReader>>,
     free: Vec<usize>,
@@ -99,7 +99,7 @@ impl<T: Clone + Send + 'static> Wake for RelayBoard<T> {
     fn wake_by_ref(self: &Arc<Self>) {
         let calls = {
             let mut state = self.lock();
-            // Whoever has the turn looks at this mark before it lets go: a reader that registered in between must
+            // The reader that has the turn checks this mark before it releases the turn: a reader that registered in between must
             // not depend on the one with the turn ever being polled again.
             state.woken = state.turn.is_some();
             state.waiting()

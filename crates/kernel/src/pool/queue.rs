@@ -1,4 +1,4 @@
-//! Work that waits, in the order of turns.
+//! The queue of the pool, fair between callers.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;

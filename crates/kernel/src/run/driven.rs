@@ -1,4 +1,4 @@
-//! A run that progresses although nobody polls.
+//! A run that makes progress while its reader does not poll it.
 //!
 //! [`Driven`], the task behind [`crate::Run::driven`] with its bounded buffer (KE-145). It is one of the named
 //! exceptions to "no task is spawned" (KE-102); the task ends with its [`Driven`].
@@ -28,7 +28,7 @@ pub(super) struct Driven<T> {
     items: mpsc::Receiver<Delivery<T>>,
     last_meta: tokio::sync::oneshot::Receiver<Meta>,
     task: AbortHandle,
-    /// How it ended was told.
+    /// Its end was reported.
     ended: bool,
 }
 
@@ -45,7 +45,7 @@ impl<T: FromChunks> Driven<T> {
         let (end, last_meta) = tokio::sync::oneshot::channel();
         let task = runtime.spawn(async move {
             let meta = drive(run, &tx).await;
-            // Nobody may be left to be told.
+            // The receiver may have been dropped.
             let _gone = end.send(meta);
         });
         Ok(Self {
@@ -71,7 +71,7 @@ impl<T: FromChunks> Driven<T> {
             // The task ended, and what it knew last was sent before its queue closed.
             match self.last_meta.try_recv() {
                 Ok(last) => *meta = last,
-                // Told before, or the task was lost: what came is not the whole.
+                // Reported before, or the task was lost: the output is incomplete.
                 Err(_) if self.ended => {}
                 Err(_) => {
                     self.ended = true;
@@ -114,7 +114,7 @@ async fn drive<T: FromChunks>(mut run: Run<T>, tx: &mpsc::Sender<Delivery<T>>) -
     run.meta().clone()
 }
 
-/// Waits until somebody cancels, or it is too late.
+/// Resolves when the call is cancelled or its deadline has passed.
 async fn ended(cancel: Cancel, deadline: Option<Instant>) -> Error {
     let Some(deadline) = deadline else {
         cancel.cancelled().await;

@@ -1,4 +1,4 @@
-//! A run before decoding: starting the call, time, cancelling, panics, metadata.
+//! A run before decoding: starts the call and handles deadlines, cancellation, panics and metadata.
 //!
 //! ```text
 //!   Call(Setup) ─┐ first poll                  ┌─ end ─────────────────► Done
@@ -349,7 +349,7 @@ impl Flow {
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        // Nobody is left to be told; it is counted and logged.
+        // There is no reader left to report it to; it is counted and logged.
         let _ = self.stop();
         self.cancel.cancel();
     }

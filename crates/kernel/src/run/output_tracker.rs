@@ -1,4 +1,4 @@
-//! The kernel's border: a function's chunks are held against its promise.
+//! Checks the chunks of a function against its spec, at the boundary between function and kernel.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! One action in progress: a run polled, its chunks written, its end told to the session.
+//! One running action: polls its run, writes its chunks into the session and ends it.
 //!
 //! ```text
 //!   gather what the run has ──► room? ── no ──► wait (EV-803)
@@ -40,7 +40,7 @@ pub(super) struct Serving {
     cancel: Cancel,
     outputs: Outputs,
     signals: Arc<InputSignals>,
-    /// Whether the session was told that nothing but cursors is waited for (D-3).
+    /// Whether the session knows that the action waits for nothing but cursors (D-3).
     waiting: bool,
     /// Chunks that are to be written.
     retained: VecDeque<Chunk>,
@@ -210,7 +210,7 @@ impl Serving {
     /// A chunk that the session does not take.
     fn refused(&self, error: WriteError) -> Option<Arc<Status>> {
         match error {
-            // Somebody else ended the action, and has told the peer why.
+            // The action was ended by another path, which has told the peer why.
             WriteError::Closed | WriteError::Ended => None,
             error => {
                 let message = format!("{} gave output that cannot be sent: {error}", self.name);
@@ -228,7 +228,7 @@ impl Future for Serving {
         this.signals.take_parked();
         let polled = this.poll_serve(cx);
         let waiting = polled.is_pending() && this.retained.is_empty() && this.signals.take_parked();
-        // A cursor that becomes ready has told the session already that the wait is over, so each wait is told anew.
+        // A cursor that became ready has already ended the wait in the session, so each wait is announced anew.
         if waiting || this.waiting {
             this.waiting = waiting;
             this.link

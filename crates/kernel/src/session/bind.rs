@@ -1,4 +1,4 @@
-//! From an action, as it was received, to a run that can be polled (EV-502 to EV-504, EV-509).
+//! Binds a received action to a function: its inputs, outputs and options (EV-502 to EV-504, EV-509).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

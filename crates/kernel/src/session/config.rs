@@ -1,4 +1,4 @@
-//! The `configs` of an action: typed messages in, one JSON object and the options of every action out (EV-509).
+//! The `configs` of an action: typed messages in, one JSON object and the common options out (EV-509).
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl Configs {
         let mut read = Self::default();
         let generates = spec.input("config").is_some();
         for any in configs {
-            // EV-509: the type is what follows the last slash, whoever's host stands before it.
+            // EV-509: the type is what follows the last slash, whatever host precedes it.
             let name = any.type_url.rsplit('/').next().unwrap_or_default();
             match name {
                 GENERATE if generates => {

@@ -1,4 +1,4 @@
-//! The one task of a session: it takes messages in, starts and ends actions, keeps time (D-2).
+//! The task of a session: receives messages, starts and ends actions, keeps time (D-2).
 //!
 //! ```text
 //!   every poll:  orders ─► messages (until paused) ─► chores of the machine ─► runs ─► timers ─► wake the transport once
@@ -30,7 +30,7 @@ pub(super) struct Driver<I, O, W> {
     pub(super) timer: Option<(Time, Pin<Box<Sleep>>)>,
     /// No new actions, and leave when none is running (EV-960).
     pub(super) finishing: bool,
-    /// What the session held when the observer was told last.
+    /// The bytes retained by the session when the observer was last called.
     pub(super) retained: u64,
 }
 
@@ -94,7 +94,7 @@ where
         }
     }
 
-    /// EV-960: once nothing runs and everything is handed out, a session that was told to finish is over.
+    /// EV-960: once nothing runs and everything is sent, a session that was asked to finish is over.
     fn leave_if_idle(&self, cx: &mut Context<'_>) {
         if !self.finishing || !self.runs.is_empty() {
             return;

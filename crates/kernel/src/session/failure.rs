@@ -1,4 +1,4 @@
-//! How a run's error becomes a status of the protocol, and a status an error again.
+//! Maps errors of a run to statuses of the protocol, and back.
 
 use sapwood_proto::clip;
 use sapwood_proto::code::RetryAdvice;

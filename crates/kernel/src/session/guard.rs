@@ -1,5 +1,5 @@
-//! What a panic of a session's own code does: the session ends with `FUNCTION`, everybody who waits for it is woken, and
-//! the panic is counted. Panics of functions are caught where functions are polled (`run::flow`) and end one action.
+//! Handles a panic of the session's own code: the session ends with `FUNCTION`, all waiting tasks are woken, and the
+//! panic is counted. A panic of a function is caught where it is polled (`run::flow`) and ends one action.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

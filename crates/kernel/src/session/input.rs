@@ -1,4 +1,4 @@
-//! A node of a session as a node of the kernel: the flattening cursor behind [`crate::Node`] (D-1).
+//! A session's node as a node of the kernel: the flattening cursor behind [`crate::Node`] (D-1).
 
 use std::ops::Range;
 use std::pin::Pin;
@@ -109,7 +109,7 @@ impl FlattenedInput {
         cursor.inside = Some(followed.boxed());
     }
 
-    /// Takes what else is there: the lock is taken once for all of it, and what comes after is told again.
+    /// Takes everything that is there under one lock; what arrives later wakes the reader again.
     fn read_ahead(
         &self,
         machine: &mut SessionMachine,
@@ -149,7 +149,7 @@ impl FlattenedInput {
     }
 }
 
-/// An answer that an action has written is whole or was cut, and whoever makes turns of a conversation of it has to know
+/// An answer that an action has written is whole or was cut, and a caller that makes conversation turns of it has to know
 /// which (D-51): an empty chunk behind it says so.
 fn end_turn(machine: &SessionMachine, cursor: &mut ReplayCursor) {
     let Some((leaf, blank)) = cursor.turn.take() else {

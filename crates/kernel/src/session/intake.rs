@@ -1,4 +1,4 @@
-//! What has come from the transport and is about to go to the machine.
+//! Messages that have arrived from the transport and are about to be handled.
 //!
 //! ```text
 //!   transport ── poll ──► taken (few, and of few bytes) ── hand_over ──► machine

@@ -1,4 +1,4 @@
-//! A session's machine, and the clock beside it.
+//! A session's state machine with its clock.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};

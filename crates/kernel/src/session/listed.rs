@@ -1,4 +1,4 @@
-//! What a peer lists or offers, as specs (EV-810, EV-914, KE-706).
+//! Specs of functions that a peer lists or offers (EV-810, EV-914, KE-706).
 //!
 //! What a peer says is checked like any other spec before it is registered.
 

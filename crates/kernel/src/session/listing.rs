@@ -1,4 +1,4 @@
-//! What a session tells about its server: LIST_ACTIONS and SESSION_INFO (EV-914); what a client offers (EV-810).
+//! The replies to LIST_ACTIONS and SESSION_INFO (EV-914), and the list that a client offers (EV-810).
 
 use std::sync::Arc;
 

@@ -221,5 +221,5 @@ pub(super) const MAX_OFFER_BYTES: &str = "max_offer_bytes";
 /// Two characters of a schema may become a value of 72 bytes.
 const BYTES_PER_BYTE: u64 = 40;
 const ACTIONS: &str = "actions";
-/// Offered by a client that understands it; without it the client is not told that nobody waits any more.
+/// Offered by a client that understands it; without it the client is not told that its result is no longer needed.
 const CANCEL: &str = "CANCEL";

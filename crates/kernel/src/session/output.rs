@@ -1,4 +1,4 @@
-//! The outputs of an action: chunks of a run become fragments of nodes (section 14 of the kernel page).
+//! Writes the chunks of a run as fragments of the action's output nodes (section 14 of the kernel page).
 //!
 //! ```text
 //!   leaf:  chunk, chunk, … end                      an output with one answer of one part
@@ -266,7 +266,7 @@ impl ActionOutput {
                 Some(answer) => answer.write(pen, chunk, many),
                 None => Err(WriteError::Refused),
             },
-            // A leaf is one answer's; a second one came too late to be told apart.
+            // A leaf belongs to one answer; a second one came too late to be separated.
             _ if chunk.choice > 0 && !about_all => Err(WriteError::Refused),
             _ => self.top.write(pen, chunk, many),
         }

@@ -1,4 +1,4 @@
-//! The way back into a session whose connection was lost (EV-940, EV-941).
+//! Reconnects a client to a session whose connection was lost (EV-940, EV-941).
 //!
 //! ```text
 //!   connection ── cut ──► (nothing; actions go on) ◄── Back::connect ── another connection
@@ -92,7 +92,7 @@ impl ConnectionSlot {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Somebody has come; who came before it and was not let in yet has been taken over from.
+    /// A new connection has come; one that came before it and was not accepted yet has been superseded.
     fn wait_for_slot(&self, next: NextConnection) {
         let mut waiting = self.waiting();
         let number =

@@ -1,4 +1,4 @@
-//! Content that stands elsewhere: fetched when a reader reaches it, once for all readers of a session (EV-410).
+//! External content: fetched when a reader reaches it, once for all readers of a session (EV-410).
 //!
 //! ```text
 //!   untouched ── first reader ──► fetching ── end or error ──► kept, until the fragment with the reference goes
@@ -32,7 +32,7 @@ pub trait ReferenceFetch: fmt::Debug + Send + Sync {
     /// Opens what `uri` names. Nothing happens before the first poll; dropping ends it.
     ///
     /// # Errors
-    /// `REF_SCHEME`, `REF_DENIED`, `REF_NOT_FOUND` or `REF_FETCH`, with a message for strangers.
+    /// `REF_SCHEME`, `REF_DENIED`, `REF_NOT_FOUND` or `REF_FETCH`, with a message that is safe to send.
     fn open<'a>(&'a self, uri: &'a str) -> BoxFuture<'a, Result<FoundContent, Status>>;
 }
 

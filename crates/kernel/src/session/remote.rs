@@ -1,4 +1,4 @@
-//! Functions of the other side of a session as functions of a kernel (KE-706, KE-801, EV-971, EV-811).
+//! Actions of the peer as functions of a kernel (KE-706, KE-801, EV-971, EV-811).
 //!
 //! ```text
 //!   call ─► writers for inputs, action ─► poll: inputs are pumped, outputs read ─► chunks, meta at the end

@@ -1,4 +1,4 @@
-//! The reserved actions that ask about the server rather than about the session: LIST_ACTIONS and SESSION_INFO.
+//! The reserved actions that describe the server: LIST_ACTIONS and SESSION_INFO.
 
 use std::sync::Arc;
 

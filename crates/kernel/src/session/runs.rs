@@ -1,4 +1,4 @@
-//! The actions of one session that run here: begun, polled together, cancelled, told when they have ended.
+//! The running actions of one session: started, polled together, cancelled, and reported when they end.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -96,7 +96,7 @@ impl Runs {
         })
     }
 
-    /// What the client may know of. What it may not and what is not there are told alike, and without the names of others.
+    /// What the client may know of. A function that it may not use and one that does not exist give the same error, without other names.
     fn known(&self, found: Result<Fun>, name: &str) -> Result<Fun> {
         let Some(models) = self.options.models.now() else {
             return found;

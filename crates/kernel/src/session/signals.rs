@@ -1,4 +1,4 @@
-//! What the inputs of an action tell its future behind the function's back.
+//! Signals from the inputs of an action to the task that polls it, beside the function's own waker.
 //!
 //! A function sees errors of the kernel, which carry less than a status; the peer is owed the whole of it.
 

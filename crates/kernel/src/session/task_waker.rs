@@ -1,4 +1,4 @@
-//! One waker for everything that a task polls by itself.
+//! One waker for everything that a task polls itself.
 //!
 //! What a task does wakes what it is about to poll anyway; were each of those rings to wake the task, it would be
 //! scheduled again after every poll, on another thread besides.
@@ -29,12 +29,12 @@ impl TaskWaker {
         self.state.swap(ATTENDED, Ordering::SeqCst);
     }
 
-    /// Whether somebody has rung since the owner attended.
+    /// Whether the waker was called since the owner attended.
     pub(super) fn has_rung(&self) -> bool {
         self.state.load(Ordering::SeqCst) == RUNG
     }
 
-    /// The owner goes to sleep; `false` if it must not, because somebody has rung.
+    /// The owner goes to sleep; `false` if it must not, because the waker was called.
     pub(super) fn leave(&self) -> bool {
         self.state
             .compare_exchange(ATTENDED, ASLEEP, Ordering::SeqCst, Ordering::SeqCst)
@@ -54,7 +54,7 @@ impl Wake for TaskWaker {
     }
 }
 
-/// Also the beginning: nobody attends to a bell that was just hung, and nobody can be woken by it.
+/// Also the initial state: the owner has not attended yet, so there is nobody to wake.
 const RUNG: u8 = 0;
 const ATTENDED: u8 = 1;
 const ASLEEP: u8 = 2;

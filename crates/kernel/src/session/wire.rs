@@ -1,4 +1,4 @@
-//! What a leaf's metadata is in the kernel, and a chunk's on the wire (section 14 of the kernel page).
+//! Converts metadata between chunks of the kernel and leaves on the wire (section 14 of the kernel page).
 
 use prost_types::Timestamp;
 use sapwood_proto::evergreen::Metadata;

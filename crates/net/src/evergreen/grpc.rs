@@ -1,4 +1,4 @@
-//! Evergreen in gRPC's terms, for either side: the codec under the call, and statuses as trailers.
+//! Evergreen over gRPC, for either side: the codec, and statuses as trailers.
 //!
 //! Messages go straight between the session's form and the transport's buffer; the generated stubs would put a second
 //! set of structs in between (EV-985), and allocate 16 KiB per call before a byte has come.
@@ -29,7 +29,7 @@ pub enum ReceivedMessage {
     Unread(Bytes),
 }
 
-/// The codec of a server, which leaves long messages to whoever takes them.
+/// The codec of a server, which leaves long messages to the receiver to decode.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerWire {
     /// Bytes from which on a message is long.

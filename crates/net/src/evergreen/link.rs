@@ -1,4 +1,4 @@
-//! A client's session and its clock, and its task.
+//! The task of a client's session, with its clock.
 
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
@@ -112,7 +112,7 @@ pub fn panics() -> u64 {
 
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
-/// What everybody who waits for a session is told whose task has panicked.
+/// The status that all waiting tasks get when the session's task has panicked.
 pub(super) fn failed() -> Status {
     Status::new(Reason::Function, "the session ended unexpectedly")
 }
@@ -139,7 +139,7 @@ async fn take_in(link: ClientLink, mut incoming: ServerMessages, back: Option<Cl
     }
 }
 
-/// The same with one connection. How it was cut, if somebody wants to come back; whether anything was `heard` over it.
+/// The same with one connection. How it was lost, if the client wants to reconnect; whether anything was `received` over it.
 async fn follow(
     link: &ClientLink,
     incoming: &mut ServerMessages,
@@ -220,7 +220,7 @@ pub(super) struct ClientReconnect {
     pub(super) grace: Duration,
 }
 
-/// Tries to come back, since anything was heard last.
+/// Reconnection attempts since anything was last received.
 struct ReconnectAttempts {
     began: Instant,
     wait: Duration,
@@ -292,7 +292,7 @@ pub(super) fn entropy() -> u64 {
 const WAIT_LEAST: Duration = Duration::from_millis(50);
 const WAIT_MOST: Duration = Duration::from_secs(5);
 
-/// What readers are told when the last handle has gone before them, or the task has been lost.
+/// The status of readers that outlive the last handle, or whose task was lost.
 pub(super) fn closed() -> Status {
     Status::other(
         Code::Cancelled,
@@ -301,7 +301,7 @@ pub(super) fn closed() -> Status {
     )
 }
 
-/// What a server is told that asks something of a client which serves nothing (EV-810).
+/// The status for a server that calls a function of a client which offers none (EV-810).
 fn unserved() -> Status {
     let message = "this client serves no functions, or does not serve them any more";
     Status::new(Reason::UnknownAction, message)

@@ -1,4 +1,4 @@
-//! A client's session (EV-970 to EV-974).
+//! [`ClientSession`]: the client's end of a session (EV-970 to EV-974).
 //!
 //! Calls and nodes are handles of its [`PeerHandle`], the server.
 
@@ -26,7 +26,7 @@ pub struct ClientSessionOptions {
     /// A failed action leaves the session alive (EV-930), where the server can do that.
     pub partial_failure: bool,
     /// Content is let go once everybody has read it or it is sent, here and at a server that announces `retain`; who
-    /// comes later is told `NODE_RELEASED` (EV-955). For sessions that stream without end.
+    /// arrives later fails with `NODE_RELEASED` (EV-955). For sessions that stream without end.
     pub retain_unread: bool,
     /// The session survives the loss of its connection, where the server gives it a token: it is connected to again, and
     /// nothing is lost or done twice (EV-940, EV-975). Not in the dialect msgpack, which has no way to say so.
@@ -177,7 +177,7 @@ impl ClientSession {
         self.0.extensions.iter().any(|name| name == extension)
     }
 
-    /// The server, as those see it who call its functions; whoever has it keeps the session.
+    /// A handle to call the server's actions; holding it keeps the session open.
     #[must_use]
     pub fn peer(&self) -> PeerHandle {
         let keep = Arc::clone(&self.0);
@@ -203,7 +203,7 @@ impl ClientSession {
         self.peer().call(request)
     }
 
-    /// The machine of this session, for whoever serves what its server asks for; without keeping the session.
+    /// The state machine of this session, for serving what its server asks for; does not keep the session open.
     #[must_use]
     pub fn shared(&self) -> SharedSession {
         self.0.link.shared.clone()
@@ -231,7 +231,7 @@ impl ClientSession {
         self.closed().await
     }
 
-    /// Waits until the session is over, whoever ends it.
+    /// Resolves when the session is over, whichever side ends it.
     ///
     /// # Errors
     /// The status with which it was aborted.

@@ -1,4 +1,4 @@
-//! Evergreen as a pair of streams: messages go in, messages come out (EV-702, EV-703, EV-970).
+//! A transport of Evergreen: a stream and a sink of messages (EV-702, EV-703, EV-970).
 //!
 //! WebSockets stand in `websocket`.
 

@@ -1,4 +1,4 @@
-//! Evergreen over WebSockets as a pair of streams, in every dialect of these (EV-970, EV-976).
+//! Evergreen over WebSockets as a transport, in every dialect (EV-970, EV-976).
 //!
 //! ```text
 //!   ws://HOST:PORT/PATH?dialect=json ─► TCP, TLS ─► upgrade ─┬─ task: outgoing ─ codec ─► socket, half-close, pings
@@ -36,7 +36,7 @@ use super::link::{failed, panicked};
 use super::transport::{OpenedCall, ServerAddress, ServerMessages, TOKEN, bad_address};
 use crate::connection::{self, ConnectError, Io};
 
-/// Where a server is, and in which dialect it is spoken to.
+/// The address of a server, and the dialect of the connection.
 #[derive(Clone)]
 pub(super) struct WebSocketTarget {
     uri: Uri,
@@ -272,7 +272,7 @@ async fn finish(
     if due && feed(&mut sink, &shared, &mut buf).await.is_err() {
         return;
     }
-    // The server closes once it has said everything. Until then it hears that we are there.
+    // The server closes once it has sent everything. Until then pings show that we are there.
     while sink.flush().await.is_ok() {
         tokio::time::sleep(PING).await;
         if sink

@@ -1,4 +1,4 @@
-//! Readers that have left, on their way to the keeper.
+//! Streams whose readers were dropped, queued for the connection's task to cancel.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -18,7 +18,7 @@ impl AbandonedStreams {
         self.changed.notify_one();
     }
 
-    /// Resolves when somebody has left since it last did.
+    /// Resolves when a reader was dropped since it last did.
     pub(super) async fn changed(&self) {
         self.changed.notified().await;
     }

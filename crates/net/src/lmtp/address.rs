@@ -1,4 +1,4 @@
-//! Where a peer that speaks LMTP is (LM-701, D-40).
+//! Addresses of LMTP servers (LM-701, D-40).
 
 use std::fmt;
 use std::path::PathBuf;

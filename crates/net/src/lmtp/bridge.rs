@@ -1,4 +1,4 @@
-//! Lines here, a peer there: what a shell pipe needs to talk to a server elsewhere (LM-110).
+//! Connects a line transport here with an LMTP server elsewhere, for use in a shell pipe (LM-110).
 //!
 //! ```text
 //!   reader ─ lines ─► peer        reader ended ─► until everything is answered ─► Finished
@@ -23,7 +23,7 @@ use super::{ConnectOptions, PeerAddress};
 pub enum BridgeEnd {
     /// The input has ended, and everything was answered or nothing was to be waited for.
     Finished,
-    /// The peer, or whoever reads our output, has gone.
+    /// The peer, or the reader of our output, has disconnected.
     Cut,
 }
 

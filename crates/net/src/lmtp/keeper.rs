@@ -1,4 +1,4 @@
-//! The task that keeps a client connected.
+//! The task that keeps a client connected and reconnects it.
 //!
 //! ```text
 //!   connected ── lost: every call fails, at once ──► 100 ms, doubling to 10 s ──► dial ──► connected

@@ -1,4 +1,4 @@
-//! One model of several peers, as if it were one's (LM-801 to LM-806).
+//! Several servers of one model as one client (LM-801 to LM-806).
 //!
 //! ```text
 //!   generate · score ─► route ─► a peer's client ─► Items
@@ -57,16 +57,16 @@ struct PoolPeers {
     links: RwLock<Vec<Arc<PeerLink>>>,
     /// Never held while anything is awaited.
     machine: Mutex<machine::PoolMachine>,
-    /// How a peer is spoken to that is named later.
+    /// Options for peers that are named later.
     options: ConnectOptions,
     seeded: bool,
-    /// Tokens that end a text, once somebody has said which.
+    /// Tokens that end a text, once they are known.
     ends: OnceLock<Arc<[Token]>>,
     /// Of the machine's clock.
     origin: Instant,
     facts: OnceLock<String>,
     moved: AtomicU64,
-    /// Whether any peer can be asked; told anew whenever the condition of one has changed.
+    /// Whether any peer can be asked; sent anew whenever the condition of one has changed.
     served: watch::Sender<bool>,
 }
 
@@ -217,7 +217,7 @@ impl LmtpPool {
     }
 
     /// These tokens end a text of the model. Peers of the base protocol, which know no `min_tokens`, are forbidden them for as long
-    /// (LM-704); until somebody says which they are, such streams are refused. Said once.
+    /// (LM-704); until they are set, such streams are refused. Can be set once.
     pub fn ends_with(&self, ends: impl Into<Arc<[Token]>>) {
         let _known_already = self.0.peers.ends.set(ends.into());
     }
@@ -405,7 +405,7 @@ impl PoolPeers {
         Err(LmtpError::new(LmtpReason::InvalidValue, why))
     }
 
-    /// Whoever waits for a peer, or for one that hangs, looks again.
+    /// Wakes tasks that wait for a peer, or for one that hangs.
     fn report_conditions(&self, machine: &machine::PoolMachine) {
         self.served.send_replace(machine.is_served(None));
     }
@@ -586,7 +586,7 @@ impl ConditionsChanged {
             return false;
         };
         *self = Self::next(served);
-        // Looks for the next one, so that it wakes whoever reads.
+        // Polls for the next one, so that it wakes the reader.
         self.poll(cx);
         true
     }
@@ -623,12 +623,12 @@ impl PooledItems {
         self.conditions.poll(cx) && self.peers.hangs(slot.member) && self.passage.can_move()
     }
 
-    /// The peer gave this error: what the reader is told, unless the stream goes on elsewhere.
+    /// The peer gave this error: the reader gets it, unless the stream continues at another peer.
     fn failed(&mut self, error: LmtpError) -> Option<LmtpError> {
         let member = self.target.as_ref().map(|slot| slot.member);
         self.leave(StreamOutcome::Failed(error.reason));
         self.leg = StreamLocation::Over;
-        // One that says nothing may only be slow: where there is no other, its reader is told what it waited for.
+        // A silent peer may only be slow: if there is no other, the reader gets its timeout.
         if error.reason == LmtpReason::Timeout && !self.peers.machine().is_served(member) {
             return Some(error);
         }

@@ -1,4 +1,4 @@
-//! LMTP in one HTTP request that lasts (LM-113): lines go out in its body, and come in in its answer's.
+//! LMTP in one long HTTP request (LM-113): lines go out in its body and come in in the response body.
 
 use std::convert::Infallible;
 

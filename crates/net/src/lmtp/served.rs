@@ -1,4 +1,4 @@
-//! The calls of one connection.
+//! The calls on one connection.
 //!
 //! ```text
 //!   unasked ── MODEL_INFO ──► asked ── an answer, or none in time ──► settled: calls go out
@@ -128,7 +128,7 @@ impl ServedStreams {
                     permit.send(message);
                     PeerFeatures::Asked(call)
                 }
-                // A name that is too long for a message; its own call will be told.
+                // A name that is too long for a message; its own call will fail.
                 Err(_) => PeerFeatures::Settled,
             };
             return;
@@ -273,7 +273,7 @@ impl ServedStreams {
 
     /// The connection is gone.
     pub(super) fn lost(&mut self) {
-        // There is nothing to wait for: whoever has no room for an item finds the end behind what it has.
+        // There is nothing to wait for: a reader without room for an item finds the end behind what it has.
         self.pending = None;
         self.machine.lost();
         self.deliver();

@@ -1,4 +1,4 @@
-//! The files of tokenizers that peers serve beside their streams (LM-712, LM-951).
+//! Downloads the tokenizer files that LMTP servers offer (LM-712, LM-951).
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A connection that carries messages of LMTP, whatever it is made of.
+//! A connection that carries LMTP messages, over any transport.
 //!
 //! ```text
 //!   outgoing ─► task that writes, and pings ─► peer        a frame or a line for each message
@@ -185,7 +185,7 @@ impl LmtpConnection {
     }
 }
 
-/// Writes messages, and pings where there are none for long. A peer that keeps what it has begun is told that nobody comes back
+/// Writes messages, and pings when there are none for long. A peer that retains streams is told that the client does not reconnect
 /// (LM-964).
 async fn write_frames(
     mut sink: impl Sink<Message> + Unpin,

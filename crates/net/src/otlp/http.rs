@@ -1,4 +1,4 @@
-//! Deliveries over HTTP/1.1: one connection each, since there is one every few seconds.
+//! Exports over HTTP/1.1, with one connection for each request, since there is one every few seconds.
 
 use std::sync::Arc;
 use std::time::Duration;

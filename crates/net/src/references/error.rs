@@ -1,8 +1,8 @@
-//! Why a reference cannot be read, and why a list cannot be used.
+//! Why a reference cannot be read, and why an allow list cannot be used.
 
 use sapwood_proto::evergreen::{Reason, Status};
 
-/// Why a reference cannot be read. The texts are for strangers: no path, no address, no credential.
+/// Why a reference cannot be read. The texts are safe to send: no path, no address, no credential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The URI is not one of its kind.

@@ -1,4 +1,4 @@
-//! One HTTP request over a connection of its own.
+//! Sends one HTTP request over a connection of its own, to a checked address.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Lists of hosts.
+//! Allow lists of hosts.
 
 use url::{Host, Url};
 
@@ -14,7 +14,7 @@ struct HostRule {
     port: AllowedPort,
 }
 
-/// Which ports of a host may be asked: what else listens there was not meant by whoever listed its name.
+/// Which ports of a host may be used: other services on it were not meant when its name was listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AllowedPort {
     /// That of the scheme.

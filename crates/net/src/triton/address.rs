@@ -1,4 +1,4 @@
-//! Where a Triton server is (D-40).
+//! Addresses of Triton servers (D-40).
 
 use std::time::Duration;
 

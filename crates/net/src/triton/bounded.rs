@@ -1,5 +1,5 @@
-//! The codec of answers over gRPC: how much memory a message takes once it is decoded is found out, and bounded, before it is
-//! (D-47). An empty tensor is two bytes on the wire and hundreds as a struct.
+//! The codec of gRPC responses: computes and bounds the decoded size of a message before decoding it (D-47). An empty
+//! tensor is two bytes on the wire and hundreds as a struct.
 
 use std::marker::PhantomData;
 

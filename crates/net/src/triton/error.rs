@@ -1,4 +1,4 @@
-//! How a request to a Triton server fails.
+//! Errors of a request to a Triton server.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A Triton server over gRPC: section 9 of the page from the client's side.
+//! A Triton server over gRPC (section 9 of the page).
 //!
 //! Each request is a call of `ModelStreamInfer` of its own. It ends with the response that says so; where a server marks
 //! none, with the call's own good end. An error of the request ends the call with its status (`triton_grpc_error`,

@@ -1,4 +1,4 @@
-//! A Triton server over HTTP/1.1: sections 2, 5, 6 and 7 of the page from the client's side.
+//! A Triton server over HTTP/1.1 (sections 2, 5, 6 and 7 of the page).
 //!
 //! ```text
 //!   POST …/generate_stream ─► status 200 ─► event, event, … ─► the body's own end | truncated

@@ -1,4 +1,4 @@
-//! What a server says of its models (TR-702, TR-703, TR-705).
+//! Model metadata that a server reports (TR-702, TR-703, TR-705).
 
 use sapwood_proto::generate::Datatype;
 use sapwood_proto::generated::inference::model_metadata_response::TensorMetadata;

@@ -1,4 +1,4 @@
-//! One request and its responses, in either carrier's words.
+//! One request and its responses, for both transports.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub struct InferRequest {
     pub inputs: Vec<(usize, TensorData)>,
     /// Values that no model declares: flags, numbers and strings.
     pub parameters: Vec<(String, Value)>,
-    /// The server is told to give up after so long (TR-404).
+    /// The server is asked to give up after this time (TR-404).
     pub timeout: Option<Duration>,
 }
 

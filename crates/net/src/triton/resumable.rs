@@ -1,4 +1,4 @@
-//! A stream that its server keeps while nobody is connected (TR-1303); servers that are no Sapwood keep none.
+//! Reconnects to a resumable stream (TR-1303). Only Sapwood's servers have them.
 //!
 //! ```text
 //!   read ── cut ──► GET behind the last event ─► its rest                     ─► read

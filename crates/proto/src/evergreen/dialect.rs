@@ -1,4 +1,4 @@
-//! The four spellings of a session, and how a WebSocket's first frame shows which one it is (EV-701).
+//! The four dialects (encodings) of a session, and how a WebSocket's first frame shows which one it is (EV-701).
 
 use bytes::Bytes;
 

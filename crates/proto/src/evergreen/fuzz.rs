@@ -1,4 +1,4 @@
-//! Any bytes as a message of each dialect, for the fuzzer and for tests.
+//! Fuzz entry points: arbitrary bytes as a message of each dialect.
 //!
 //! Built for tests and fuzzing alone.
 

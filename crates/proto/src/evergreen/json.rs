@@ -1,4 +1,4 @@
-//! The JSON dialect: a message and its proto3-JSON, as the TypeScript client sends and reads it (section 7.2).
+//! The JSON dialect: proto3-JSON as the TypeScript client sends and reads it (section 7.2).
 //!
 //! Messages of ours that travel in `Any` are mapped by descriptor (`any`).
 

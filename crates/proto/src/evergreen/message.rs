@@ -1,4 +1,4 @@
-//! One session message, as every dialect decodes to it and encodes from it.
+//! A session message, into which every dialect decodes and from which it encodes.
 
 use std::ops::Range;
 use std::sync::Arc;

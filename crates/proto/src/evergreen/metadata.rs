@@ -1,4 +1,4 @@
-//! What a leaf's bytes are, and how metadata after the first fragment is judged.
+//! The metadata of a leaf, and the check of metadata after its first fragment.
 
 use bytestring::ByteString;
 use prost_types::{Any, Timestamp};

@@ -1,4 +1,4 @@
-//! Mimetypes, as far as the protocol itself looks at them.
+//! Mimetypes, as far as the protocol depends on them.
 
 /// What an empty mimetype stands for (EV-406).
 pub const OCTET_STREAM: &str = "application/octet-stream";

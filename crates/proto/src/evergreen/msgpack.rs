@@ -1,4 +1,4 @@
-//! The dialect of Action Engine 0.4.0: structs of msgpack values, each wrapped in a bin (section 7.3).
+//! The dialect of Action Engine 0.4.0: msgpack structs, each wrapped in a bin (section 7.3).
 //!
 //! ```text
 //!   WireMessage   [NodeFragment…] [ActionMessage…] headers

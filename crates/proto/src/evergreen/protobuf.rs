@@ -1,4 +1,4 @@
-//! The protobuf dialect: a message and the bytes of one `evergreen.v2.SessionMessage`, for gRPC and WebSocket alike.
+//! The protobuf dialect: one `evergreen.v2.SessionMessage`, over gRPC and WebSockets alike.
 //!
 //! Both directions go straight between the message and the caller's buffer, without the generated structs in between,
 //! so that a token costs no allocation on its way (EV-985).

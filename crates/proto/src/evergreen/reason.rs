@@ -1,4 +1,4 @@
-//! The reasons of the Evergreen protocol: which rule was broken, one finer than a code.
+//! The reasons of Evergreen errors: which rule was broken, finer than a code.
 
 use crate::code::Code;
 
@@ -147,7 +147,7 @@ reasons! {
     NoTemplate = "NO_TEMPLATE", FailedPrecondition, Action, 1008;
     /// A node that is no longer held.
     NodeReleased = "NODE_RELEASED", FailedPrecondition, Action, 1008;
-    /// Somebody asked for the end.
+    /// The caller cancelled.
     Cancelled = "CANCELLED", Cancelled, Action, 1008;
     /// The time allowed has passed.
     Deadline = "DEADLINE", DeadlineExceeded, Action, 1011;

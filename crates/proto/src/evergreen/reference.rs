@@ -1,4 +1,4 @@
-//! References: payloads that name their content by a URI.
+//! References: payloads that name external content by a URI.
 
 use base64::Engine as _;
 use base64::alphabet::STANDARD;

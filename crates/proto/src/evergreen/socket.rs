@@ -1,4 +1,4 @@
-//! A session on a WebSocket: what its messages mean in each dialect, the half-close and the end included.
+//! A session over a WebSocket: the meaning of frames in each dialect, with half-close and end.
 //!
 //! ```text
 //!   frame ──decode──► message | finish (EV-738, EV-924) | abort         message ──encode──► frame

@@ -1,4 +1,4 @@
-//! How something ended badly, with all that a peer may learn of it.
+//! The status with which a session or action fails, as its peer may see it.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Responses as clients read them: one JSON object, or one server-sent event (TR-502, TR-503, TR-601 to TR-604).
+//! Encodes responses: one JSON object, or one server-sent event (TR-502, TR-503, TR-601 to TR-604).
 
 use bytes::Bytes;
 use serde::Serialize;

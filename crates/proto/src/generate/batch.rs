@@ -1,4 +1,4 @@
-//! Several rows as one request, and several responses as one (TR-1302, TR-1307).
+//! Splits a batch into rows, and joins their responses (TR-1302, TR-1307).
 
 use std::ops::Range;
 

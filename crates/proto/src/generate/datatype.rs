@@ -1,4 +1,4 @@
-//! The types of tensors' elements (TR-102).
+//! The element types of tensors (TR-102).
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! How much memory a message of the gRPC schema takes once it is decoded, found out before it is (D-47).
+//! Computes the memory that a gRPC message takes once it is decoded, before it is decoded (D-47).
 //!
 //! An empty tensor is two bytes on the wire and hundreds as a struct, and a number is one byte and eight. The bytes are
 //! only walked through: nothing is allocated, and what is malformed is left to the decoder, which stops at the same place.

@@ -1,4 +1,4 @@
-//! Any bytes as a body or a message, for the fuzzer and for tests.
+//! Fuzz entry points: arbitrary bytes as a body or a message.
 //!
 //! What has to hold whatever comes: a refusal or tensors that fit their signature, and answers that are JSON. Built
 //! for tests and fuzzing alone.

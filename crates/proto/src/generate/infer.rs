@@ -1,4 +1,4 @@
-//! Requests and answers of `infer`: tensors with their shapes said, as JSON or as raw bytes behind it (section 8).
+//! Requests and responses of `infer`: tensors with shapes, as JSON or as raw bytes behind it (section 8).
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -19,7 +19,7 @@ use crate::generated::inference::InferTensorContents;
 pub struct Infer {
     /// What it gives.
     pub mapped: Mapped,
-    /// The outputs that are told as raw bytes; all of them, if nothing was said of any and the request says so.
+    /// The outputs that are sent as raw bytes; all of them, if none is listed and the request asks for it.
     pub binary: Vec<usize>,
     /// Whether every output is.
     pub all_binary: bool,
@@ -131,7 +131,7 @@ impl Mapper<'_> {
             );
             return Err(refused(message));
         };
-        // Whoever sends no JSON at all reads none either.
+        // A client that sends no JSON reads none either.
         let mut infer = Infer {
             all_binary: true,
             ..Infer::default()
@@ -452,7 +452,7 @@ impl Infer {
     }
 }
 
-/// The shape under which an output is told: the declared one, as far as it says how elements lie.
+/// The shape under which an output is sent: the declared one, as far as it determines how elements lie.
 pub(super) fn shaped(signature: &Signature, output: &OutputTensor, tensor: &Tensor) -> Vec<i64> {
     if signature.tensorrt_llm && output.role == OutputRole::Text {
         // The ensemble decodes a list of texts, and its client reads one, whatever the configuration declares.

@@ -1,6 +1,6 @@
-//! The body as JSON: members in their order, repeated ones included, each with its text (TR-301 to TR-303).
+//! A JSON body as its members in order, repeated ones included, each with its text (TR-301 to TR-303).
 //!
-//! A value stays text until somebody asks for it with a type, so that a large body costs no tree.
+//! A value stays text until a caller asks for it with a type, so that a large body needs no tree.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! What a stranger can grow in a request of this face, and how far (section 14 of the page).
+//! Limits of a request of this face (section 14 of the page).
 
 use super::refused::InvalidRequest;
 use super::signature::{InputRole, InputTensor};

@@ -1,4 +1,4 @@
-//! Requests and responses as the messages of the gRPC schema (TR-901, TR-906).
+//! Requests and responses as messages of the gRPC schema (TR-901, TR-906).
 
 use super::answer::ResponsePayload;
 use super::infer::{ElementSource, GivenTensor, refused, shaped, too_few};
@@ -90,7 +90,7 @@ impl Mapper<'_> {
 }
 
 impl ResponsePayload {
-    /// The message, which has yet to be told whose it is.
+    /// The message, without the model's name and the request's id.
     #[must_use]
     pub fn message(&self, signature: &Signature) -> ModelInferResponse {
         let mut message = ModelInferResponse::default();

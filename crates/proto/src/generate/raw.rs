@@ -1,4 +1,4 @@
-//! Elements of tensors as bytes, and as the gRPC schema's contents (TR-803, TR-901).
+//! Tensor elements as raw bytes, and as contents of the gRPC schema (TR-803, TR-901).
 
 use super::datatype::Datatype;
 use super::tensor::{Strings, TensorData};

@@ -1,4 +1,4 @@
-//! Why a request is refused before any work, with the texts that clients match.
+//! Errors of requests that are refused before any work, with the texts that clients match.
 
 use super::datatype::Datatype;
 

@@ -1,4 +1,4 @@
-//! From the members of a body to tensors and parameters (TR-304 to TR-315).
+//! Converts the members of a body into tensors and parameters (TR-304 to TR-315).
 
 use super::datatype::Datatype;
 use super::json::{self, NamedMember};

@@ -1,4 +1,4 @@
-//! What requests and answers of a model look like, as JSON Schema 2020-12 (TR-1312).
+//! JSON Schema 2020-12 of a model's requests and responses (TR-1312).
 
 use serde_json::{Map, Value, json};
 

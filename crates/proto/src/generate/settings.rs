@@ -1,4 +1,4 @@
-//! What tensors and parameters set, one value for each field whichever way it came (TR-402 to TR-408).
+//! Generation parameters from tensors and parameters, one value per field whichever way it came (TR-402 to TR-408).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -122,7 +122,7 @@ impl Settings {
             }
         }
         settings.limit(limits);
-        // vLLM's backend refuses it; the TensorRT-LLM ensemble, whose client asks for it unless told otherwise, takes it and
+        // vLLM's backend refuses it; the TensorRT-LLM ensemble, whose client asks for it by default, takes it and
         // streams no prompt all the same (D-55).
         if settings.stream
             && settings.exclude_prompt == Some(false)

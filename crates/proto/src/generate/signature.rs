@@ -1,4 +1,4 @@
-//! What a model takes and gives: named, typed, shaped tensors with the part each of them plays (TR-101 to TR-105).
+//! The signature of a model: named, typed, shaped tensors and their roles (TR-101 to TR-105).
 
 use super::datatype::Datatype;
 use super::request::Mapped;

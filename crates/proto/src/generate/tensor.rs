@@ -1,4 +1,4 @@
-//! Values of tensors.
+//! Tensor values.
 
 use serde_json::Value;
 use smallvec::SmallVec;

@@ -1,4 +1,4 @@
-//! The signature of text models: the union of what clients of two well-known backends send (TR-401).
+//! The signature of text models: the union of the tensors that clients of two well-known backends send (TR-401).
 
 use super::datatype::Datatype::{self, Bool, Bytes, Fp16, Fp32, Int32, Uint32, Uint64};
 use super::request::Mapped;
@@ -48,7 +48,7 @@ const IGNORED: [(&str, Datatype, &[i64]); 7] = [
     ("use_draft_logits", Bool, &[1]),
 ];
 
-/// Inputs of the TensorRT-LLM ensemble that mean nothing to vLLM's backend: whoever gives one is a client of the former.
+/// Inputs of the TensorRT-LLM ensemble that mean nothing to vLLM's backend: a client that sends one is a client of the former.
 const OF_TENSORRT_LLM: [&str; 14] = [
     "beam_width",
     "num_return_sequences",

@@ -1,4 +1,4 @@
-//! What a gRPC message would cost once it is decoded, counted on its bytes before anything is made of them (D-47).
+//! Walks the fields of a gRPC message and counts their decoded size, without decoding it (D-47).
 //!
 //! Decoded, a message is up to a hundred times as large as its bytes: two bytes are an empty tensor, one is a dimension of
 //! a shape. The generated decoder makes all of it before anybody can look, so this looks first.

@@ -1,4 +1,4 @@
-//! A session of LMTP at the client's end: calls of ours at one peer, as a pure machine.
+//! The client's end of an LMTP connection, as a pure state machine.
 //!
 //! Text goes in, events come out; the messages to send are returned by the calls.
 
@@ -26,7 +26,7 @@ pub use received::{ReceivedItem, StreamUsage};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientCallId(u64);
 
-/// How patient a client is. `None` waits for ever (LM-709).
+/// The timeouts of a client. `None` waits for ever (LM-709).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientTimeouts {
     /// To the first item of a stream.
@@ -302,7 +302,7 @@ impl ClientMachine {
         }
     }
 
-    /// Nobody listens to a call any more: nothing more is told of it. It counts as [`Self::outstanding`] until its end.
+    /// The reader of a call was dropped: no event follows. It counts as [`Self::outstanding`] until its end.
     /// The message, if there is one, asks the peer to stop it (LM-702); without it the peer works on.
     pub fn abandon(&mut self, call: ClientCallId) -> Option<Bytes> {
         if self.abandon_buffer(call) {
@@ -474,7 +474,7 @@ impl ClientMachine {
         }
     }
 
-    /// News of a stream show that it is not forgotten: its first item may take as long again (LM-922).
+    /// A status of a stream shows that it still runs: its first item may take as long again (LM-922).
     fn receive_update(&mut self, update: &ItemMembers<'_>, now: Time) {
         match update.id {
             None => {

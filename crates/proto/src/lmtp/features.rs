@@ -1,4 +1,4 @@
-//! What version 2 adds, piece by piece (section 9 of the page).
+//! The features of version 2 (section 9 of the page).
 
 /// One feature of version 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

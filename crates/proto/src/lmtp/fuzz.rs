@@ -1,4 +1,4 @@
-//! Any bytes at both machines, for the fuzzer and for tests.
+//! Fuzz entry points: arbitrary bytes and lists of operations at both state machines.
 //!
 //! What has to hold whatever comes: every message is one line of a list in strict JSON, every accepted stream ends
 //! exactly once, how bytes are cut changes nothing, and a client's call ends exactly once. Built for tests and fuzzing

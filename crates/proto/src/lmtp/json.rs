@@ -1,4 +1,4 @@
-//! JSON as the peers of LMTP write it, read in place.
+//! A JSON scanner that reads in place and accepts what LMTP peers write.
 //!
 //! A reader of our own, because the protocol asks for what JSON crates refuse or lose: the bare words `NaN`, `Infinity`
 //! and `-Infinity` as Python writes them (LM-205), ids echoed byte for byte (LM-206), a second message behind the value

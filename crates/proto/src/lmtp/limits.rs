@@ -68,7 +68,7 @@ pub struct ConnectionLimits {
     pub max_window: u32,
     /// From one STATUS of a stream to the next (version 2).
     pub status_interval: Duration,
-    /// How long a stream waits before it is told so.
+    /// How long a stream waits before its client gets a status.
     pub status_after: Duration,
     /// Bytes of an error's text; what is longer is cut.
     pub max_error_bytes: usize,

@@ -1,4 +1,4 @@
-//! Bytes of a line transport, cut into lines.
+//! Splits the bytes of a line transport into lines.
 
 use bytes::{Buf as _, BytesMut};
 use bytestring::ByteString;

@@ -1,4 +1,4 @@
-//! What the messages of LMTP say, apart from how they are spelled.
+//! LMTP's messages as typed values.
 //!
 //! Programs in one process exchange these values and no text.
 

@@ -1,4 +1,4 @@
-//! What a connection has to know of a model.
+//! The facts of a model that a connection needs.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub struct LmtpModelInfo {
     pub constructor: String,
     /// Its architecture.
     pub model_type: String,
-    /// Ids are below this number. `None`: whoever computes the model does not say, and judges ids itself (LM-712).
+    /// Ids are below this number. `None`: the server that runs the model does not report it, and checks ids itself (LM-712).
     pub vocab_size: Option<u32>,
     /// A prompt has to be shorter than this (D-23); `None` as above.
     pub max_context: Option<usize>,
@@ -85,7 +85,7 @@ pub trait ModelLookup {
     /// [`LmtpReason::ModelNotFound`], or [`LmtpReason::InsufficientScope`] if the caller may not use it.
     fn find(&self, name: &str) -> Result<Arc<LmtpModelInfo>, LmtpReason>;
 
-    /// The same for whoever only asks what it is: known of a model that is still loading, too, as far as its file says it
+    /// The same for a request that only asks for facts: known of a model that is still loading, too, as far as its file says it
     /// (LM-332).
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! What waits to be sent.
+//! The outgoing queue of a connection.
 
 use std::collections::VecDeque;
 

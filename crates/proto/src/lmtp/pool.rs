@@ -1,4 +1,4 @@
-//! Which of several upstreams a stream goes to, as a pure machine (LM-801 to LM-806).
+//! Selects an upstream for each stream, as a pure state machine (LM-801 to LM-806).
 //!
 //! ```text
 //!   away ── a good probe ──► serving ── two probes missed · connection lost · three engine errors in a row ──► away
@@ -274,7 +274,7 @@ impl PoolMachine {
         }
     }
 
-    /// The connection to an upstream is lost, or as good as that. Its streams are told by whoever reads them.
+    /// The connection to an upstream is lost, or as good as lost. The readers of its streams learn it from their own polls.
     pub fn lost(&mut self, at: PoolMember, now: Time) {
         let upstream = &mut self.upstreams[at.0];
         if upstream.condition == Condition::Away {
@@ -384,7 +384,7 @@ fn by_load(
     }
 }
 
-/// Nobody is told to come again at once.
+/// No retry is advised to be immediate.
 const SOON: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

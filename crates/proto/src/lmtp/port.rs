@@ -1,4 +1,4 @@
-//! What goes in and out of a session beside messages.
+//! Inputs and outputs of an LMTP session beside messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -124,7 +124,7 @@ pub enum StreamPiece {
     Failed(LmtpError),
 }
 
-/// News of a stream or of the connection (LM-921).
+/// A status of a stream or of the connection (LM-921).
 #[derive(Clone, Debug, PartialEq)]
 pub enum StreamUpdate {
     /// Its model is being loaded.
@@ -193,7 +193,7 @@ pub enum Unreadable {
     BadText,
 }
 
-/// How a connection is closed, and what open streams are told before (LM-505).
+/// How a connection is closed, and the error that its open streams get first (LM-505).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LmtpClose {
     /// The WebSocket close code.

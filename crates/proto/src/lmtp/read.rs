@@ -1,4 +1,4 @@
-//! The members of client messages, checked.
+//! Reads and checks the members of client messages.
 
 use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

@@ -1,4 +1,4 @@
-//! The errors of LMTP: which rule was broken, one finer than a code.
+//! The reasons of LMTP errors: which rule was broken, finer than a code.
 
 use std::borrow::Cow;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A session of LMTP at the server's end: the streams of one connection, as a pure machine for every transport (LM-101).
+//! The server's end of an LMTP connection: its streams, as a pure state machine for every transport (LM-101).
 //!
 //! Text goes in, messages come out; time goes in as an argument.
 //!
@@ -58,7 +58,7 @@ enum LmtpPhase {
     Open,
     /// The client sends nothing more; its streams go on (LM-110).
     HalfClosed,
-    /// Everybody was told the end; the transport may take it until then (LM-505).
+    /// All streams were sent their end; the transport has until then to deliver it (LM-505).
     LastWords(LmtpClose, Time),
     /// Its connection is lost, and its client may come back until then (LM-964).
     Detached(Time),
@@ -361,7 +361,7 @@ impl LmtpSession {
             LmtpPhase::LastWords(close, _) => self.end(LmtpOutput::Close(close)),
             LmtpPhase::Detached(until) if until <= now => self.hang_up(),
             _ if self.stalls_at().is_some_and(|at| at <= now) => {
-                // Who does not read cannot be told (LM-607).
+                // A client that does not read cannot be notified (LM-607).
                 self.cancel_all();
                 self.end(LmtpOutput::Reset);
             }

@@ -1,4 +1,4 @@
-//! Items and notices as JSON.
+//! Encodes items and notices as JSON.
 //!
 //! Everything is compact, without raw control characters.
 
@@ -112,7 +112,7 @@ pub(super) fn answer(out: &mut BytesMut, id: &StreamId, body: impl FnOnce(&mut B
     out.put_u8(b'}');
 }
 
-/// What a MSG says of an error that no stream and no request can be told of.
+/// Writes the MSG of an error that belongs to no stream and no request.
 pub(super) fn notice(
     out: &mut BytesMut,
     id: Option<&StreamId>,

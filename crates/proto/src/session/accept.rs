@@ -1,4 +1,4 @@
-//! Taking in one fragment.
+//! Accepts one received fragment.
 //!
 //! The outcome never depends on the order in which legal fragments arrive.
 

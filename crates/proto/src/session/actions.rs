@@ -1,4 +1,4 @@
-//! The unfinished actions of one session, the peer's and ours.
+//! The table of unfinished actions, those that we serve and those that we asked for.
 //!
 //! ```text
 //!   served:  received ──► running ──finish / fail / deadline──► gone

@@ -1,4 +1,4 @@
-//! Actions of ours, which the peer runs.
+//! Actions that we ask the peer to run.
 //!
 //! ```text
 //!   asked ──every output complete──► done
@@ -202,7 +202,7 @@ impl SessionMachine {
         self.bytes_were_read();
     }
 
-    /// Fails whoever reads one of these nodes.
+    /// Fails the readers of these nodes.
     fn fail_readers(&mut self, roots: &[NodeKey], status: &Arc<Status>) {
         let readers: Vec<(CursorId, Option<NodeKey>)> = self
             .cursors
@@ -221,7 +221,7 @@ impl SessionMachine {
     }
 }
 
-/// What a function is told whose client cannot answer any more (EV-812).
+/// The error of a function whose client can no longer answer (EV-812).
 pub(super) fn unanswered() -> Status {
     let message = "the client has ended without having answered";
     Status::new(Reason::Cancelled, message)

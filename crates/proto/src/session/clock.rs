@@ -1,4 +1,4 @@
-//! Everything that happens because time passes: idle, stall, deadlines (EV-111, EV-803, EV-950).
+//! Everything that depends on time: idle timeout, stalls, deadlines (EV-111, EV-803, EV-950).
 //!
 //! Times that begin between two calls are anchored at the next call that brings the time along, so a timer can start
 //! late by that much, never early.

@@ -1,6 +1,6 @@
-//! What lies below some nodes, each node once, within a budget.
+//! Walks the nodes below some nodes, each once, within a budget.
 //!
-//! A stranger may list the same children a million times, so edges are counted, not nodes alone.
+//! A peer may list the same children a million times, so edges are counted, not nodes alone.
 
 use std::collections::HashSet;
 

@@ -1,4 +1,4 @@
-//! Small payloads, side by side.
+//! Copies small payloads into shared blocks, so that each needs no allocation of its own.
 
 use bytes::{Bytes, BytesMut};
 

@@ -1,4 +1,4 @@
-//! Reading a node: depth-first, left to right, without recursion and without consuming (section 4).
+//! Reads a node depth-first, left to right, without recursion and without consuming it (section 4).
 //!
 //! ```text
 //!   path:  [tree at piece 2, child 1] ► [tree at piece 0, child 0] ► [leaf at piece 7]

@@ -1,4 +1,4 @@
-//! Nodes that are dropped before the session ends (EV-911).
+//! DROP: removes nodes before the session ends (EV-911).
 //!
 //! The id of a dropped node stays taken: what still comes for it is ignored. (Where the store forgets ids, that holds
 //! for the last ones.)
@@ -76,7 +76,7 @@ impl SessionMachine {
         (nodes.len(), bytes)
     }
 
-    /// Whoever may still come by one of these nodes. The searches of one message share a budget (D-27); past it a
+    /// The cursors that may still reach one of these nodes. The searches of one message share a budget (D-27); past it a
     /// reader is believed to.
     fn readers_of(&mut self, batch: SlabKey) -> Vec<CursorId> {
         let mut readers = Vec::new();

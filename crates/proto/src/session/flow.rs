@@ -1,4 +1,4 @@
-//! When to stop reading the connection, and when to go on (EV-802, D-28).
+//! Back-pressure: when to stop reading the connection and when to continue (EV-802, D-28).
 //!
 //! What is retained is retained either way; a pause only keeps the bytes that nobody reads yet at the sender. It may
 //! never hold back what a reader waits for, so there is none while any reader is parked, and bytes that no running

@@ -1,4 +1,4 @@
-//! Lists of operations on a session, made from any bytes, for the fuzzer and for tests.
+//! Fuzz entry point: arbitrary bytes as a list of operations on a session.
 //!
 //! Built for tests and fuzzing alone.
 

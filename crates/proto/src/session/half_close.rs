@@ -1,4 +1,5 @@
-//! After the peer's last word: what can no longer come, and who waits for whom (EV-109, EV-110, D-3).
+//! The state after the peer's half-close: what can no longer arrive, and which readers wait for ever (EV-109, EV-110,
+//! D-3).
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
@@ -149,7 +150,7 @@ impl SessionMachine {
                 .chain(&stuck)
                 .filter(|&key| !waits(key) || !stuck.contains(key)),
         );
-        // Whoever waits for somebody who lives, lives.
+        // A node that waits for a live node is live.
         while let Some(key) = live.pop() {
             stuck.remove(&key);
             live.extend(readers_of.remove(&key).unwrap_or_default());

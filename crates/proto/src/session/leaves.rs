@@ -1,6 +1,6 @@
-//! Small inputs of reserved actions that the machine reads itself.
+//! Inputs of reserved actions that the session reads itself.
 //!
-//! They are nodes like any other and may come after the action, or be somebody's output.
+//! They are nodes like any other and may come after the action, or be another action's output.
 
 use super::SessionMachine;
 use super::port::{ActionKey, CursorId, CursorRead, NodeKey};
@@ -110,7 +110,7 @@ impl SessionMachine {
         }
     }
 
-    /// The connection is lost, and with it whoever was just coming back.
+    /// The connection is lost, and with it a client that was just resuming.
     pub(super) fn stop_resuming(&mut self) {
         while let Some(at) = self.leaves.iter().position(InputLeaf::is_of_resume) {
             let leaf = self.leaves.swap_remove(at);
@@ -167,7 +167,7 @@ impl SessionMachine {
         };
         self.leaf_is_done(&leaf);
         if let (true, Err(status)) = (leaf.is_of_resume(), &answer) {
-            // Whoever cannot say what it has does not come back, nor try again and again.
+            // A client that cannot report what it has received does not resume, and does not retry for ever.
             self.abort(status.clone());
         }
         Some(answer)

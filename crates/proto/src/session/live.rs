@@ -1,4 +1,4 @@
-//! A session machine together with everybody who waits for it.
+//! A session with the wakers of the tasks that wait for it.
 //!
 //! A shell keeps one behind a lock of its own and calls the wakers that [`Live::settle`] collects after it has let go,
 //! so that nobody wakes into a held lock. Both shells, a server's over functions and a client's over handles, are thin
@@ -76,7 +76,7 @@ impl Live {
         }
     }
 
-    /// The machine, to be told or asked something. Call [`Live::settle`] afterwards.
+    /// The state machine. Call [`Live::settle`] after changing it.
     pub const fn machine(&mut self) -> &mut SessionMachine {
         &mut self.machine
     }
@@ -236,7 +236,7 @@ impl Live {
         self.cut = false;
     }
 
-    /// A new connection takes over; whoever serves the old one learns of it. Its number, if the session is not over.
+    /// A new connection takes over; the task of the old one is notified. Its number, if the session is not over.
     pub fn take_over(&mut self, now: Time) -> Option<u64> {
         self.lost(now);
         if self.machine.is_closed() {

@@ -1,4 +1,4 @@
-//! What waits to be sent.
+//! The outgoing queue of a session.
 //!
 //! Content is not queued twice: a node's log is the queue, and the transport is one more cursor on it.
 
@@ -16,7 +16,7 @@ pub(super) struct SessionOutbound {
     actions: Vec<Action>,
     /// Bytes that wait.
     pub(super) bytes: usize,
-    /// Whether a producer was told that there is no room.
+    /// Whether a producer was refused for want of room.
     pub(super) refused: bool,
 }
 
@@ -50,7 +50,7 @@ impl SessionOutbound {
         }
     }
 
-    /// Forgets what waits, to be told anew.
+    /// Discards what waits, to be queued anew.
     pub(super) fn clear(&mut self) {
         self.turns.clear();
         self.actions.clear();

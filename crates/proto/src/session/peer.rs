@@ -1,4 +1,4 @@
-//! The other side of a session, as those see it who call its functions (EV-970 to EV-974, EV-811).
+//! Handles with which a task calls actions of the peer (EV-970 to EV-974, EV-811).
 //!
 //! Ids, sequence numbers, the order on the wire and the closing of nodes are the machine's business; a handle that is
 //! dropped leaves nothing behind.
@@ -20,7 +20,7 @@ use prost_types::Any;
 use super::{ActionKey, CursorId, CursorRead, LeafPiece, Live, NodeKey, SharedSession, WriteError};
 use crate::evergreen::{Metadata, Reason, Status};
 
-/// What lives as long as anybody has a handle, and is told what the handles make.
+/// Owned by all handles of a session together; receives what the handles make.
 pub trait HandleOwner: Send + Sync {
     /// So many nodes were made, or were refused for this reason; the session holds so many bytes now.
     fn made(&self, nodes: usize, bytes: u64, refused: Option<Reason>) {
@@ -173,7 +173,7 @@ impl fmt::Debug for SessionNode {
     }
 }
 
-/// Writes a node of ours: a leaf, or a tree. Dropped before [`PeerNodeWriter::end`], it ends the node as aborted: whoever reads
+/// Writes a node of ours: a leaf, or a tree. Dropped before [`PeerNodeWriter::end`], it ends the node as aborted: a reader of it
 /// it fails with that.
 #[derive(Debug)]
 pub struct PeerNodeWriter {

@@ -1,4 +1,4 @@
-//! What goes in and out of a session beside messages.
+//! Inputs and outputs of a session beside messages.
 
 use std::sync::Arc;
 
@@ -142,7 +142,7 @@ pub enum SessionOutput {
     Done(ActionKey),
     /// Everything we had to send is sent, after [`super::SessionMachine::finish_sending`]: half-close the connection.
     HalfClose,
-    /// The session is over: well, or with this status, which the peer is to be told. Nothing follows.
+    /// The session is over: without error, or with this status, which is sent to the peer. Nothing follows.
     Close(Option<Arc<Status>>),
 }
 

@@ -1,4 +1,4 @@
-//! Writing nodes of our own.
+//! Writes our own nodes.
 //!
 //! What is written is readable here at once, like any other node (EV-307).
 
@@ -41,7 +41,7 @@ impl SessionMachine {
     /// Claims a mentioned node as one that we produce.
     ///
     /// # Errors
-    /// [`WriteError::Refused`] if somebody produces it already.
+    /// [`WriteError::Refused`] if the node has a producer already.
     pub fn produce(&mut self, node: NodeKey) -> Result<(), WriteError> {
         if matches!(self.phase, SessionPhase::Aborted(_)) {
             return Err(WriteError::Closed);

@@ -1,4 +1,4 @@
-//! Readers, as the shell uses them.
+//! Cursors, as the shell uses them.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::{SessionMachine, SessionPhase};
 use crate::evergreen::Status;
 
 impl SessionMachine {
-    /// A reader of `node`'s content from its first item on (EV-302), on behalf of `reader` if an action reads.
+    /// A reader of `node`'s content from its first item on (EV-302), for the action `reader` if one reads.
     pub fn open(&mut self, node: NodeKey, reader: Option<ActionKey>) -> CursorId {
         let bound = reader
             .and_then(|reader| self.actions.get_mut(reader))

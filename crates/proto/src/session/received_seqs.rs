@@ -1,6 +1,6 @@
-//! What a side says that it holds of the other's nodes and actions (EV-942).
+//! The nodes and actions that a side reports to have received, on reconnecting (EV-942).
 //!
-//! A stranger writes it, so only what is used is kept, and no more nodes than there can be.
+//! It is untrusted input, so only what is used is stored, and no more nodes than there can be.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Content that stands elsewhere, as readers meet it (EV-410).
+//! External content, as readers meet it (EV-410).
 
 use std::any::Any;
 use std::fmt;

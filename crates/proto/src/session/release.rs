@@ -1,4 +1,4 @@
-//! Letting go of what everybody has passed (EV-955).
+//! Releases content that every reader has passed (EV-955).
 //!
 //! ```text
 //!   bound (input of an action, reader not begun) ──► inside, at piece n ──► gone
@@ -22,7 +22,7 @@ pub enum RetentionPolicy {
     /// All of them, to the session's end (EV-214).
     #[default]
     Session,
-    /// Those that somebody has still to pass; who comes later fails with `NODE_RELEASED` (EV-955).
+    /// Only content that a reader has still to pass; a later reader fails with `NODE_RELEASED` (EV-955).
     Unread,
 }
 
@@ -36,14 +36,14 @@ pub(super) struct Readers {
 }
 
 impl Store {
-    /// Somebody will read this node from its beginning.
+    /// A reader will read this node from its first item.
     pub(super) fn bind_reader(&mut self, key: NodeKey) {
         if self.releases() {
             self.get_mut(key).readers.get_or_insert_default().bound += 1;
         }
     }
 
-    /// Somebody who was bound to come is inside, or will not come.
+    /// A reader that was bound has started, or will not come.
     pub(super) fn unbind_reader(&mut self, key: NodeKey) {
         if let Some(readers) = &mut self.get_mut(key).readers {
             readers.bound = readers.bound.saturating_sub(1);
@@ -98,7 +98,7 @@ impl Store {
                 let Some(piece) = self.let_go(key) else {
                     break;
                 };
-                // What a dropped tree lists was told so when it was dropped.
+                // The children of a dropped tree were counted when it was dropped.
                 let retained = self.get(key).fate == NodeFate::Retained;
                 if retained {
                     let children = piece.children().iter().copied();
@@ -138,7 +138,7 @@ impl super::store::StoredNode {
     }
 }
 
-/// What a reader of a node is told that is no longer held.
+/// The error of a reader whose node is no longer retained.
 pub(super) fn released(store: &Store, node: NodeKey) -> Arc<Status> {
     let id = &store.get(node).id;
     let message = format!("node {id:?} was released: it was dropped, or read and sent before");

@@ -1,4 +1,4 @@
-//! Actions with a meaning of their own.
+//! Reserved actions.
 
 use std::sync::Arc;
 
@@ -124,7 +124,7 @@ impl SessionMachine {
                 self.finish(key);
                 self.remove_when_sent(&sent);
             }
-            // Of a session that is over nothing is told any more.
+            // A session that is over sends nothing more.
             Err(_) if self.is_closed() => {}
             Err(status) => {
                 let status = Arc::new(status);
@@ -188,8 +188,8 @@ impl SessionMachine {
     fn write_result(&mut self, key: ActionKey, result: String) -> Option<NodeKey> {
         let node = *self.actions.get(key)?.outputs.first()?;
         let metadata = Arc::new(Metadata::of("application/json"));
-        // It is written whatever else waits: what is said of the session itself is little, and somebody waits for it.
-        // Where the node was dropped meanwhile there is nobody to be told.
+        // It is written even if other output waits: a description of the session is small, and the client waits for it.
+        // If the node was dropped meanwhile it has no reader.
         let _ = self.put(node, &metadata, Bytes::from(result));
         Some(node)
     }

@@ -1,4 +1,4 @@
-//! A connection that was lost and comes back (EV-940 to EV-943, D-29).
+//! Lost connections, and reconnecting (EV-940 to EV-943, D-29).
 //!
 //! The logs of our nodes are what is sent again, so nothing is copied for it but the actions.
 //!

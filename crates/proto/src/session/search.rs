@@ -1,4 +1,4 @@
-//! The eager search for cycles.
+//! Detects cycles of nodes, within a budget.
 
 use super::actions::Actions;
 use super::port::{ActionKey, NodeKey};

@@ -1,4 +1,4 @@
-//! Actions of the peer, which we run.
+//! Actions of the peer that we run.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The one lock of a session.
+//! The lock of a session.
 //!
 //! The lock is never held while a waker is called, nor across an await.
 

@@ -1,8 +1,8 @@
-//! A table whose keys are never mistaken for one another.
+//! A slab whose keys carry a generation, so that an old key never names a new entry.
 //!
 //! Cursors and actions come and go by the thousand in one session; nodes do not, and have plain indices.
 
-/// A place and the generation of its tenant.
+/// An index and the generation of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct SlabKey {
     index: u32,

@@ -1,4 +1,4 @@
-//! Parts of nodes: which bytes of what is being read are meant (EV-740).
+//! Byte ranges of nodes (EV-740).
 //!
 //! ```text
 //!   outer      ····[────────────────)      of its own content: A, then 3..8 of B, then C

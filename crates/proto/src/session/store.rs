@@ -1,4 +1,4 @@
-//! The nodes of one session.
+//! The nodes of a session.
 //!
 //! ```text
 //!   mentioned ──fragment──► growing ──final, all before it──► complete
@@ -144,7 +144,7 @@ pub(super) struct Producer {
     pub(super) pending_at: Option<usize>,
     /// Children of ours whose turn has not come, in reading order.
     pub(super) line: VecDeque<NodeKey>,
-    /// How many of those the peer has been told about.
+    /// How many of those the peer has been sent.
     pub(super) announced: usize,
     /// The child whose turn it is.
     pub(super) turn: Option<NodeKey>,
@@ -181,9 +181,9 @@ pub(super) struct StoredNode {
     pub(super) fate: NodeFate,
     /// It serves one RESUME: nothing refers to it later, so that its id goes with it and its place is given out anew.
     pub(super) transient: bool,
-    /// Whoever wrote it was stopped before the end, and says so (D-51).
+    /// Its producer was stopped before the end, and reports that (D-51).
     pub(super) cut: bool,
-    /// The first seq that came twice and not the same: of the two the first counts, and what waits for the rest is told so.
+    /// The first seq that came twice with different content: the first counts, and readers of the rest fail.
     pub(super) repeated: Option<u32>,
     /// Which of those it is that had its place.
     generation: u32,
@@ -277,7 +277,7 @@ impl StoredNode {
         self.edges().flatten()
     }
 
-    /// The same, with `None` for each piece that lists nothing: whoever looks at them within a budget pays for these too.
+    /// The same, with `None` for each piece that lists nothing: a walk within a budget is charged for these too.
     pub(super) fn edges(&self) -> impl Iterator<Item = Option<NodeKey>> + '_ {
         let ahead = self.early.values();
         let pieces = if self.kind == NodeKind::Tree {
@@ -297,11 +297,11 @@ impl StoredNode {
 
 /// All nodes of the session. They live until it ends, so keys are places and freeing never recurses (EV-305). Only a
 /// dialect whose sessions last for years forgets, of those of which nothing is left, all but the last: their places are
-/// given out anew, and whoever still has the key of one finds a node that was released.
+/// reused, and the key of a removed node finds a node that was released.
 #[derive(Debug)]
 pub(super) struct Store {
     nodes: Vec<StoredNode>,
-    /// Places without a tenant.
+    /// Free indices.
     vacant: Vec<u32>,
     /// What can be forgotten, the oldest first.
     removed: VecDeque<NodeKey>,
@@ -379,7 +379,7 @@ impl Store {
         node.is_some_and(|node| node.generation == key.generation)
     }
 
-    /// How many places there are, those without a tenant included.
+    /// How many indices there are, free ones included.
     pub(super) const fn capacity(&self) -> usize {
         self.nodes.len()
     }
@@ -391,7 +391,7 @@ impl Store {
 
     /// All nodes, and places without one, of which nothing is known.
     pub(super) fn keys(&self) -> impl Iterator<Item = NodeKey> + Clone + use<> {
-        // The tenants of now: nobody forgets while this is looked at.
+        // The generations of now: nothing is removed while this is iterated.
         let tenants: Vec<u32> = self.nodes.iter().map(|node| node.generation).collect();
         let positions = (0..).zip(tenants);
         positions.map(|(index, generation)| NodeKey { index, generation })
@@ -486,7 +486,7 @@ impl Store {
         }
     }
 
-    /// Gives out the place of a node that is gone anew. A key whose place has had another tenant since names nothing.
+    /// Frees the index of a removed node. A key of an earlier generation names nothing.
     pub(super) fn vacate(&mut self, key: NodeKey) {
         if !self.has(key) {
             return;

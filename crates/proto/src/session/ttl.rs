@@ -1,4 +1,4 @@
-//! Nodes that go when their time has come (EV-912).
+//! Removes nodes whose time to live is over (EV-912).
 //!
 //! A time to live holds for a node and whatever is below it when the time comes; what several cover lives to the
 //! latest. Times are rounded up to the next second, so that a session is swept once a second at most.

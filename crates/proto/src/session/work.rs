@@ -1,4 +1,4 @@
-//! How much flattening and searching one session may have done for it (EV-306, EV-217, D-27).
+//! The budget of flattening and searching for one session (EV-306, EV-217, D-27).
 //!
 //! A graph of a few kilobytes can be visited a million times over by each of its readers, and searched anew with each
 //! message. All readers and all searches of a session share one budget of visits, which fills again as time passes: a reader
@@ -63,7 +63,7 @@ impl ReadBudget {
         self.turn = TURN_VISITS;
     }
 
-    /// Takes so much of this turn, which somebody else has counted.
+    /// Uses so much of this turn, which another counter has counted.
     pub(super) const fn set_turn(&mut self, turn: u32) {
         self.turn = turn;
     }
@@ -119,7 +119,7 @@ impl ReadBudget {
 }
 
 impl SessionMachine {
-    /// Another turn of whoever drives this session: readers may make some more visits.
+    /// Starts another turn of the task that drives this session: readers may make some more visits.
     pub const fn begin_turn(&mut self) {
         self.work.begin_turn();
     }

@@ -1,4 +1,4 @@
-//! Any bytes as server-sent events, for the fuzzer and for tests.
+//! Fuzz entry point: arbitrary bytes as server-sent events.
 //!
 //! What has to hold: the same events however the bytes come, and none beyond its limits. Built for tests and fuzzing alone.
 

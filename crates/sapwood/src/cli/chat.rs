@@ -1,4 +1,4 @@
-//! `sapwood chat`: a conversation at a terminal, or line by line from a pipe.
+//! `sapwood chat`: a conversation on a terminal, or line by line from a pipe.
 //!
 //! ```text
 //!   line ─► command (/help …) │ question ─► GENERATE over the nodes of all turns ─► answer, shown as it streams
@@ -39,16 +39,16 @@ pub(super) struct ChatArgs {
     /// 0 always takes the likeliest token; higher varies more
     #[arg(long, value_name = "0..2")]
     temperature: Option<f64>,
-    /// At most this many tokens per answer
+    /// Maximum number of tokens per answer
     #[arg(long, value_name = "N")]
     max_tokens: Option<u32>,
     /// The same seed and conversation give the same answers
     #[arg(long)]
     seed: Option<u64>,
-    /// Which model to talk to, where there are several
+    /// The model to use, if there are several
     #[arg(long, value_name = "NAME")]
     target: Option<String>,
-    /// Neither read nor keep the questions of earlier chats
+    /// Neither read nor write the history of questions
     #[arg(long)]
     no_history: bool,
     /// Show the demo model's answers as fast as they come; on a terminal they come at a reading pace

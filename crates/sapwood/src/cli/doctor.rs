@@ -1,4 +1,4 @@
-//! `sapwood doctor`: looks at the machine and says what to do about what it finds.
+//! `sapwood doctor`: checks the machine and says what to change.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -21,7 +21,7 @@ pub(super) struct DoctorCommand {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// The address to look at
+    /// The address to check
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `sapwood key new`: the secret once, and the entry that a server needs to know.
+//! `sapwood key new`: prints a new secret once, and the configuration entry for it.
 
 use clap::{Args, Subcommand};
 
@@ -16,9 +16,9 @@ pub(super) struct KeyCommand {
 enum KeySubcommand {
     /// Make a key: its entry for the key file goes to standard output, the secret to standard error, once
     New {
-        /// Under which name its use is logged
+        /// The name under which its use is logged
         name: String,
-        /// What it may be used for: infer, control, admin, metrics
+        /// The scopes of the key: infer, control, admin, metrics
         #[arg(
             long,
             value_name = "SCOPE",

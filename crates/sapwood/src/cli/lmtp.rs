@@ -1,4 +1,4 @@
-//! `sapwood lmtp`: models behind standard input and output, one message a line (LM-110).
+//! `sapwood lmtp`: LMTP over standard input and output, one message a line (LM-110).
 //!
 //! ```text
 //!   configuration ─► models ─► lines in, lines out ─► end of input: what runs finishes ─► exit code
@@ -24,17 +24,17 @@ use crate::{models, serving};
 
 #[derive(Debug, Args)]
 pub(super) struct LmtpCommand {
-    /// Speak to a server elsewhere in place of models here: HOST:PORT, ws://HOST:PORT/lmtp, wss://.., unix:PATH
+    /// Relay to an LMTP server instead of serving local models: HOST:PORT, ws://HOST:PORT/lmtp, wss://.., unix:PATH
     #[arg(long, value_name = "URL")]
     connect: Option<SecretUrl>,
-    /// What becomes of running streams when the input has ended
+    /// What happens to running streams at the end of input
     #[arg(long, value_enum, default_value_t = OnEof::Finish, value_name = "WHAT")]
     on_eof: OnEof,
     #[command(flatten)]
     models: ModelFlags,
 }
 
-/// What becomes of running streams when the input has ended.
+/// What happens to running streams at the end of input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum OnEof {
     /// They finish.

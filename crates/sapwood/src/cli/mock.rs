@@ -1,4 +1,4 @@
-//! `sapwood mock check`: whether a file of scripted models makes sense, and what it makes of them (TR-1108).
+//! `sapwood mock check`: checks a file of scripted models (TR-1108).
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `sapwood models`: what can be called, on the server or here.
+//! `sapwood models`: lists the functions of a server or of this process.
 
 use clap::Args;
 use sapwood_kernel::Spec;

@@ -1,4 +1,4 @@
-//! `sapwood run NAME`: calls a function and writes what it gives, as it comes.
+//! `sapwood run NAME`: calls a function and prints its output as it arrives.
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};
@@ -23,10 +23,10 @@ pub(super) struct RunArgs {
     /// An input: NAME=TEXT, NAME=@FILE, or NAME=- for standard input; may be repeated
     #[arg(long, short, value_name = "NAME=VALUE")]
     input: Vec<String>,
-    /// Which model is to answer, for functions that take a target, such as GENERATE
+    /// The model that answers, for functions with an input `target`, such as GENERATE
     #[arg(long, value_name = "MODEL")]
     target: Option<String>,
-    /// Which output to write; the main one if not given
+    /// The output to print; the main one if not given
     #[arg(long, value_name = "NAME")]
     port: Option<String>,
     /// Write to this file instead of standard output

@@ -1,4 +1,4 @@
-//! `sapwood serve`: models behind one port (and those beside it that are for less), until told to go.
+//! `sapwood serve`: runs the server.
 //!
 //! ```text
 //!   configuration ─► port ─► server (answers while models load) ─► models ─► signal ─► drain ─► exit code
@@ -44,7 +44,7 @@ use crate::{listening, logs, models, output, serving};
 
 #[derive(Debug, Args)]
 pub(super) struct ServeCommand {
-    /// Where to serve: HOST:PORT, unix:PATH, or systemd for the socket that it passes
+    /// Address to listen on: HOST:PORT, unix:PATH, or systemd for a socket that systemd passes
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
     /// A port for gRPC alone, beside the one for everything: HOST:PORT or unix:PATH
@@ -53,32 +53,32 @@ pub(super) struct ServeCommand {
     /// A port for /metrics alone
     #[arg(long, value_name = "HOST:PORT")]
     listen_metrics: Option<String>,
-    /// Ports as a Triton server has them: 8001 for gRPC and 8002 for metrics, beside 8000 for everything
+    /// Listen on the ports of a Triton server: 8001 for gRPC and 8002 for metrics, beside 8000 for everything
     #[arg(long, value_parser = ["triton"])]
     preset: Option<String>,
-    /// Serve the functions of another server too, whenever it is there: evergreen+http://HOST:PORT, triton+http://HOST:PORT,
+    /// Also serve the functions of another server while it can be reached: evergreen+http://HOST:PORT, triton+http://HOST:PORT,
     /// triton+grpc://HOST:PORT, lmtp://HOST:PORT/MODEL?tokenizer=PATH; may be repeated
     #[arg(long, value_name = "URL")]
     upstream: Vec<SecretUrl>,
-    /// Callers must present this key [env: SAPWOOD_API_KEY]
+    /// Require this key from callers [env: SAPWOOD_API_KEY]
     #[arg(long, value_name = "KEY")]
     api_key: Option<Secret>,
-    /// Callers must present a key of this file, made with `sapwood key new`
+    /// Require a key of this file from callers, made with `sapwood key new`
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// Speak TLS with this certificate (PEM, with its chain)
+    /// Use TLS with this certificate (PEM, with its chain)
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
     /// The private key of the certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Let in only clients whose certificate this authority signed (PEM)
+    /// Accept only clients with a certificate signed by this authority (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_client_ca: Option<PathBuf>,
-    /// Listen beyond this machine although no key is configured
+    /// Allow listening beyond this machine without an API key
     #[arg(long)]
     insecure: bool,
-    /// Bytes that a request of the Triton face may have, as JSON and as tensors
+    /// Maximum size of a Triton request in bytes, as JSON and as tensors
     #[arg(long, value_name = "BYTES")]
     http_max_input_size: Option<usize>,
     #[command(flatten)]
@@ -207,7 +207,7 @@ impl ServeCommand {
     }
 }
 
-/// The sockets, none of which lets strangers in by mistake.
+/// Opens the sockets, none of which is open to other machines by mistake.
 async fn open(config: &Config, keys: &[ApiKey]) -> Result<BoundSockets, CliError> {
     let ports = listening::open(config).await?;
     match ports.open_to_others()? {
@@ -230,7 +230,7 @@ fn enough_descriptors(config: &Config) -> Result<(), CliError> {
     )))
 }
 
-/// Whether nothing but keys keeps strangers out, and nobody has said that this is meant.
+/// Whether the server would be open to other machines without a key, and nothing says that this is intended.
 fn is_open(config: &Config) -> bool {
     let certified =
         config.tls.client_ca.is_some() && config.tls.mtls == ClientCertificates::Required;

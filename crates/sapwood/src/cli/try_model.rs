@@ -1,4 +1,5 @@
-//! `sapwood try-model`: loads a file and computes a few tokens, for a server that is about to load it (see `trial`).
+//! `sapwood try-model`: loads a file and computes a few tokens, in a child process of a server that is about to load
+//! it (see `trial`).
 
 use std::path::PathBuf;
 

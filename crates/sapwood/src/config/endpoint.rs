@@ -1,5 +1,4 @@
-//! A server elsewhere, as `[[upstreams]]` and `models.upstream.endpoints` write it: its address alone, or a table that says
-//! how we are let in there (D-46).
+//! An endpoint in `[[upstreams]]` and `models.upstream.endpoints`: an address, or a table with its credentials (D-46).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -71,7 +70,7 @@ impl EndpointConfig {
         Ok(())
     }
 
-    /// Its own key and authorities, or those of `[client]`. A key within the address goes alone: whoever has a key of its own is
+    /// Its own key and authorities, or those of `[client]`. A key within the address is sent alone: an upstream with a key of its own is
     /// shown no other.
     ///
     /// # Errors

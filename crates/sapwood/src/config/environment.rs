@@ -1,4 +1,4 @@
-//! The environment as a layer of the configuration: which variables are ours, what they set, and what is said of the others.
+//! The environment as a layer of the configuration: the variables that it reads, and warnings about unknown ones.
 //!
 //! `SAPWOOD_ENGINE__THREADS=2` is `engine.threads = 2`; three names are shorter. A variable that begins with `SAPWOOD_` and is
 //! not ours never keeps anything from starting (D-46): Kubernetes defines several for each service, also for one that is called
@@ -165,7 +165,7 @@ fn is_of_kubernetes(name: &str, value: &str) -> bool {
     if name.ends_with("_PORT") && is_url() {
         return true;
     }
-    // NUMBER_PROTOCOL, and perhaps what of it is told.
+    // NUMBER_PROTOCOL, and perhaps one of its parts.
     let Some((_, rest)) = name.split_once("_PORT_") else {
         return false;
     };

@@ -1,4 +1,4 @@
-//! The keys of `[generate]`, and what a model's own table says of it at the Triton face.
+//! The keys of `[generate]`, and those of a model's table that concern this face.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The keys that a server accepts, from the configuration and the key file (OA-905).
+//! API keys, from the configuration and the key file (OA-905).
 
 use std::path::Path;
 use std::sync::Arc;

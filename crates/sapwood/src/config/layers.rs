@@ -1,5 +1,5 @@
-//! Where configuration comes from: defaults < file < environment < flags, merged once (OA-912), and which layer a value came
-//! from. The names of the environment's variables are in [`environment`](super::environment).
+//! Merges the layers of configuration once: defaults < file < environment < flags (OA-912), and records which layer a
+//! value came from. The names of the variables are in [`environment`](super::environment).
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! The keys of `[lmtp]`: what connections of LMTP may hold and do, and the Unix socket of its own.
+//! The keys of `[lmtp]`: limits of connections, and the Unix socket.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The ports: the common one, and those that are for one thing alone (TR-908).
+//! The ports: the common one, and those that serve one thing alone (TR-908).
 
 use sapwood_server::port_purpose::PortPurpose;
 use serde::{Deserialize, Serialize};

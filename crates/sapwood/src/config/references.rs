@@ -1,4 +1,4 @@
-//! What clients may name by a URI instead of sending it: the keys under `references` (EV-412 to EV-415).
+//! The keys of `[references]`: which external content clients may name by a URI (EV-412 to EV-415).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! A model of servers that speak LMTP, as one URL names it (D-40).
+//! A model of LMTP servers, named by one URL (D-40).
 
 use std::path::PathBuf;
 

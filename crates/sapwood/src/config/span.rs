@@ -1,4 +1,4 @@
-//! A length of time as people write it: `500ms`, `30s`, `5m`, `2h`.
+//! Durations as text: `500ms`, `30s`, `5m`, `2h`.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The keys of `[trace]`: where spans and histograms are sent.
+//! The keys of `[trace]`: where spans and histograms are exported.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::failure::CliError;
 pub(crate) struct TraceConfig {
     /// `http://HOST:PORT` or `https://HOST:PORT` of a collector of OpenTelemetry.
     pub(crate) endpoint: Option<SecretUrl>,
-    /// How it is spoken to.
+    /// The protocol.
     pub(crate) protocol: TraceProtocol,
     /// Sent along, each as `name: value`; may hold credentials.
     pub(crate) headers: Vec<TraceHeader>,
@@ -38,7 +38,7 @@ impl Default for TraceConfig {
     }
 }
 
-/// How a collector is spoken to.
+/// The protocol of a collector.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum TraceProtocol {
@@ -104,7 +104,7 @@ impl TraceConfig {
         collector.map(Some).map_err(wrong)
     }
 
-    /// What is told, and how often.
+    /// What is exported, and how often.
     pub(crate) fn telemetry(&self) -> telemetry::Config {
         telemetry::Config {
             content: self.content,

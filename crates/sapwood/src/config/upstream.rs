@@ -1,4 +1,4 @@
-//! The keys of `models.upstream`: a model that servers elsewhere compute (LM-712, LM-801).
+//! The keys of `models.upstream`: a model that other servers run (LM-712, LM-801).
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! The pools of models that servers elsewhere share, as far as they were joined (LM-805).
+//! Pools of upstreams that share a model (LM-805).
 
 use std::sync::{Arc, Mutex, PoisonError};
 

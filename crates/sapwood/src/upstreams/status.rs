@@ -1,4 +1,4 @@
-//! What an upstream means for the readiness of the server (OA-902).
+//! The effect of an upstream's state on the readiness of the server (OA-902).
 //!
 //! [`UpstreamStatus`] keeps the parts of [`Health`] that stand for one upstream: the upstream itself, and each model that it serves,
 //! so that `/readyz`, the home page and the readiness of a model show them. Where an upstream is stands in none of their names.
@@ -98,7 +98,7 @@ impl UpstreamModels {
         let models = self.models.iter().map(Name::as_str);
         for name in models.chain([&*self.own]) {
             if serves {
-                // Whoever computes it says itself when it hangs.
+                // The server that runs it reports itself when it hangs.
                 self.health.running(name, Box::new(|| Duration::ZERO));
             } else {
                 self.health.away(name);

@@ -1,4 +1,4 @@
-//! How an upstream is reached, by the scheme of its address (D-40).
+//! Connects to an upstream by the scheme of its address (D-40).
 
 mod lmtp;
 mod triton;
@@ -88,7 +88,7 @@ async fn evergreen(address: &ServerAddress) -> Result<UpstreamLink, Status> {
     Ok(UpstreamLink {
         functions: listing.functions,
         worn: session.worn().boxed(),
-        // Why it ended, its calls have been told.
+        // Its calls have got the reason of its end.
         over: async move { drop(watched.closed().await) }.boxed(),
         leave: client::leave(session).boxed(),
         served: None,

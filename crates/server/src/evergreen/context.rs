@@ -1,4 +1,4 @@
-//! What every session of this face begins with, whichever way its client came.
+//! What every Evergreen connection starts with, over gRPC and WebSockets alike: kernel, limits, quotas, registries.
 
 use std::sync::Arc;
 

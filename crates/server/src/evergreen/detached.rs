@@ -1,4 +1,4 @@
-//! Sessions of Evergreen that outlive their connections (EV-940, EV-941).
+//! Registry of Evergreen sessions that wait for their client to reconnect (EV-940, EV-941).
 //!
 //! How long a session waits is its own time-out.
 
@@ -20,7 +20,7 @@ pub(super) type SessionRegistry = resume_registry::ResumeRegistry<DetachedSessio
 /// A session's place among them.
 pub(super) type SessionRegistrationGuard = resume_registry::RegistryGuard<DetachedSession>;
 
-/// Places for `most` sessions, of which one visitor may have `most_each`.
+/// Room for `most` sessions, of which one caller may have `most_each`.
 pub(super) fn new_registry(most: usize, most_each: usize) -> SessionRegistry {
     let kind = TokenFormat {
         prefix: "",
@@ -45,7 +45,7 @@ pub(super) fn connect(
     outgoing.ok_or_else(session_gone)
 }
 
-/// The one answer to whoever must not come back.
+/// The one answer to a client that must not resume.
 pub(super) fn session_gone() -> Status {
     let message = "there is no session to come back to: open a new one";
     Status::new(Reason::NoSession, message)

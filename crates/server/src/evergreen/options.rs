@@ -1,4 +1,4 @@
-//! Session options as request metadata, headers and query parameters spell them (section 2 of the Evergreen page).
+//! Session options in request metadata, headers and query parameters (section 2 of the Evergreen page).
 //!
 //! Options we do not know are ignored, so that newer clients work.
 

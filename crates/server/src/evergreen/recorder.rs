@@ -1,4 +1,4 @@
-//! What one session adds to the server's numbers (EV-904).
+//! Counts what one session does in the server's metrics (EV-904).
 //!
 //! It takes back what is open when it is dropped, however the session ended.
 

@@ -1,4 +1,4 @@
-//! The service itself: one `StartSession` call is one session (EV-101).
+//! The gRPC service: one `StartSession` call is one session (EV-101).
 //!
 //! ```text
 //!   call ─► options ─► admitted? ─► headers out at once (EV-702) ─► task: messages in ─► session ─► body: messages out
@@ -193,7 +193,7 @@ fn refused(option: &BadOption) -> Status {
 }
 
 /// The body of the answer. Dropping it, as hyper does when the client goes away, ends the session's task and with it
-/// every run (EV-109, EV-611); a session that can be come back to is told that its connection is lost.
+/// every run (EV-109, EV-611); a resumable session is notified that its connection is lost.
 pub(super) struct GrpcResponseBody {
     messages: session::OutgoingMessages,
     _task: Option<AbortOnDropHandle<()>>,

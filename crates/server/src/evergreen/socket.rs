@@ -1,4 +1,4 @@
-//! Evergreen over WebSockets: who is let in, and which dialect it becomes (EV-701, EV-704, EV-705).
+//! Evergreen over WebSockets: access and choice of the dialect (EV-701, EV-704, EV-705).
 //!
 //! ```text
 //!   options, place ─► 101 ─┬─ subprotocol ──────────────► conversation in that dialect
@@ -37,7 +37,7 @@ pub(super) const KEEPALIVE: Keepalive = Keepalive {
     idle_timeout: Duration::from_secs(60),
 };
 
-/// Evergreen, as the reception knows it.
+/// Evergreen, as the socket dispatch knows it.
 pub(super) struct EvergreenSockets(pub(super) Arc<EvergreenContext>);
 
 impl SocketProtocol for EvergreenSockets {
@@ -182,7 +182,7 @@ async fn begin(
     }
 }
 
-/// Lets the guest into its session.
+/// Connects the client to its session.
 async fn serve(context: &EvergreenContext, connection: NewConnection, wire: Box<SocketTransport>) {
     let NewConnection {
         identity: caller_identity,
@@ -221,7 +221,7 @@ async fn serve(context: &EvergreenContext, connection: NewConnection, wire: Box<
     }
 }
 
-/// The first message that says something, and what it shows. Otherwise how to close, if anybody is there to be told.
+/// The first message with content, and what it shows. Otherwise how to close, if the client is still there.
 async fn first(
     context: &EvergreenContext,
     socket: &mut WebSocket,
@@ -234,7 +234,7 @@ async fn first(
     loop {
         let received = match ahead.take() {
             Some(received) => Ok(received),
-            // Every arm may be cancelled: a message not yet heard whole stays in the socket.
+            // Every arm may be cancelled: a message not yet received whole stays in the socket.
             None => tokio::select! {
                 received = socket.receive() => received,
                 () = context.shared.drain.reached(DrainPhase::Refusing) => {

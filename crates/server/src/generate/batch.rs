@@ -1,4 +1,4 @@
-//! Requests of several rows: each runs as a sequence of its own, and all of them end together (TR-1307).
+//! Requests with a batch: each row runs as a sequence of its own, and the request ends when all have ended (TR-1307).
 
 use futures::future::try_join_all;
 use futures::stream::{self, select_all};

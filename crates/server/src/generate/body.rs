@@ -1,5 +1,5 @@
-//! The body of a request: read up to its limit and decoded (TR-209, TR-315, TR-316). What a refused client still sends is
-//! read by the gate.
+//! Reads a request body up to its limit and decodes it (TR-209, TR-315, TR-316). The middleware discards what a
+//! refused client still sends.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! From what a request gives to a call of the kernel, and the responses that come of it.
+//! Turns a decoded request into a call of the kernel, and the call's chunks into responses.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};

@@ -1,4 +1,5 @@
-//! Which functions of the kernel are models at this face, in which versions and states (TR-101 to TR-103, TR-204, TR-1308).
+//! The models of this face: which kernel functions they are, with their versions and states (TR-101 to TR-103, TR-204,
+//! TR-1308).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};

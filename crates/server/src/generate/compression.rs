@@ -1,4 +1,4 @@
-//! Compressed bodies, both ways (TR-209, TR-807, TR-1301).
+//! Compressed bodies in both directions (TR-209, TR-807, TR-1301).
 
 use std::io::Write;
 

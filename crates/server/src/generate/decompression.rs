@@ -1,5 +1,5 @@
-//! Unpacks the body of a request piece by piece, so that each piece can be charged before it is there, and the rest left
-//! packed when its sender has gone (TR-209, D-47).
+//! Unpacks a request body piece by piece, so that each piece is charged to the byte budget before it is allocated, and
+//! stops when the client disconnects (TR-209, D-47).
 
 use std::io::{self, Read};
 
@@ -22,7 +22,7 @@ pub(super) struct DecompressedBody {
     coding: Coding,
     packed: Bytes,
     source: Box<dyn Read + Send>,
-    /// How much there is in `unpacked`, as `source` is told.
+    /// How much there is in `unpacked`, for `source`.
     counted: UnpackedCount,
     unpacked: Vec<u8>,
     max: usize,

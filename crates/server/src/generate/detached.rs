@@ -1,8 +1,8 @@
-//! Streams that outlive their connections (TR-1303).
+//! Resumable streams: they go on without a connection, and their client reconnects by name (TR-1303).
 //!
 //! ```text
 //!   events ─► task ─► line ─► the answer of the request
-//!                      └────► that of whoever comes with its name, when the first is lost
+//!                      └────► that of a client that reconnects by its name, when the first is lost
 //! ```
 
 use std::future::Future;
@@ -66,7 +66,7 @@ impl Streams {
         }
     }
 
-    /// A place for a stream of `visitor`; `None` where there is no room for another. What was read to its end makes room.
+    /// Registers a stream of this caller; `None` where there is no room for another. A stream that was read to its end makes room.
     pub(super) fn registration(&self, identity: &CallerIdentity) -> Option<StreamRegistration<'_>> {
         let issued = self.retained.issue(identity).or_else(|| {
             self.retained
@@ -82,7 +82,7 @@ impl Streams {
         })
     }
 
-    /// Reads the stream of this name on, behind this event. Whoever has read until now is cut. `None`: there is nothing more,
+    /// Continues the stream of this name after this event. Its present reader is cut off. `None`: there is nothing more,
     /// and it ended well.
     ///
     /// # Errors
@@ -128,7 +128,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Unknown, over and somebody else's are one answer.
+    /// Unknown, over and another caller's are one answer.
     fn line(
         &self,
         name: &str,
@@ -156,7 +156,7 @@ impl StreamRegistration<'_> {
         } = self;
         let drain = streams.drain.clone();
         let (line, reader) = EventChannel::new(streams.bytes, drain.hold());
-        // Within the trail of its request for as long as it says anything, and not while it is only kept.
+        // Within the trace of its request while it produces events, and not while it is only retained.
         let saying = request_trace::carry(push(Arc::clone(&line), events));
         let ended = TaskEndGuard {
             line: Arc::clone(&line),
@@ -218,7 +218,7 @@ async fn push(line: Arc<EventChannel>, mut events: EventStream) {
     }
 }
 
-/// What somebody is told who cannot read on: nothing where all was read.
+/// The error of a reader that cannot continue: none where all was read.
 fn check_position(removed: ReadRefused, after: u64) -> Result<(), RequestError> {
     match removed {
         ReadRefused::Nothing => Ok(()),

@@ -1,4 +1,4 @@
-//! What each route answers: generate and generate_stream here, the rest by those who know it.
+//! The routes below `/v2`: generate and generate_stream are handled here, the others are passed on.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Between a stream that goes on and whoever reads it now (TR-1303).
+//! The channel between a resumable stream and its present reader (TR-1303).
 //!
 //! ```text
 //!   here ◄── a reader comes ── away ── grace, or a drain that lets nobody in ──► over
@@ -29,7 +29,7 @@ pub(super) struct EventChannel {
 #[derive(Debug)]
 struct ChannelState {
     replay: ReplayBuffer,
-    /// Tells the reader that there is news; nobody reads where there is none.
+    /// Notifies the reader of new events; `None` without a reader.
     reader: Option<Arc<Notify>>,
 }
 
@@ -75,7 +75,7 @@ impl EventChannel {
         (line, reader)
     }
 
-    /// Whether somebody could read on behind this event.
+    /// Whether a reader could continue after this event.
     ///
     /// # Errors
     /// Why nobody could.
@@ -83,7 +83,7 @@ impl EventChannel {
         self.may_read(&self.state(), after)
     }
 
-    /// Reads on behind this event. Whoever has read until now is cut. `work`: a drain waits until all is read.
+    /// Continues after this event. The present reader is cut off. `work`: a drain waits until all is read.
     ///
     /// # Errors
     /// Why that cannot be; then nobody is cut.
@@ -167,7 +167,7 @@ impl EventChannel {
                 }
                 ReaderPresence::Away(left) => left,
             };
-            // All arms may be cancelled: nothing is taken by any. Somebody may have come and gone between two looks.
+            // All arms may be cancelled: nothing is taken by any. A reader may have come and gone between two polls.
             tokio::select! {
                 _ = presence.wait_for(|later| *later != now) => {}
                 () = sleep(grace.saturating_sub(left.elapsed())) => return,
@@ -198,7 +198,7 @@ impl EventChannel {
     }
 }
 
-/// Whoever reads a line now. Dropped with the answer that carries it.
+/// The present reader of a channel. Dropped with the response that carries it.
 #[derive(Debug)]
 pub(super) struct EventReader {
     line: Arc<EventChannel>,
@@ -247,7 +247,7 @@ impl EventReader {
 
     async fn cut(&mut self, why: &'static str) -> io::Error {
         self.over = true;
-        // What was told before goes out first: an error drops whatever the connection still holds.
+        // What was sent before goes out first: an error drops whatever the connection still holds.
         tokio::task::yield_now().await;
         io::Error::other(why)
     }

@@ -1,4 +1,4 @@
-//! Responses as server-sent events (section 6), and what a request may ask of them beside that (TR-1301, TR-1303, TR-1304).
+//! Responses as server-sent events (section 6), with the options of a request for them (TR-1301, TR-1303, TR-1304).
 //!
 //! ```text
 //!   responses ─► sending ─► held, if wished for ─► pings in silence, if wished for ─► packed, if wished for ─► the answer's body

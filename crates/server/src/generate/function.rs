@@ -1,4 +1,5 @@
-//! Plain functions as models: a signature derived from ports, and one response for each chunk (TR-1308).
+//! Kernel functions that are no text models: a signature derived from their ports, and one response per chunk
+//! (TR-1308).
 
 use std::sync::Arc;
 

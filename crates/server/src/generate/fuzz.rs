@@ -1,4 +1,4 @@
-//! Any bytes as a compressed body and as a message of the gRPC service, for the fuzzer and for tests.
+//! Fuzz entry points: arbitrary bytes as a compressed body and as a gRPC message.
 //!
 //! What has to hold: nothing unpacks to more than is allowed, and no refusal is much longer than a person would read.
 

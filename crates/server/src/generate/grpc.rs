@@ -1,4 +1,4 @@
-//! The same models over gRPC: `inference.GRPCInferenceService` (section 9).
+//! The gRPC service `inference.GRPCInferenceService` (section 9), on the same models.
 
 mod codec;
 mod cut;

@@ -1,4 +1,4 @@
-//! `infer` over HTTP: JSON with raw bytes behind it, both ways (section 8).
+//! `infer` over HTTP: JSON followed by raw bytes, in both directions (section 8).
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! How full a model is, told to balancers beside an answer (TR-1003).
+//! The load of a model as a response header, for load balancers (TR-1003).
 
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -19,14 +19,14 @@ enum LoadReportFormat {
     Json,
 }
 
-/// A request that wants to be told.
+/// A request that asks for the load of its model.
 pub(super) struct LoadReportRequest {
     form: LoadReportFormat,
     engine: Engine,
 }
 
 impl LoadReportRequest {
-    /// What is to be told of the model that a request is for, if that is asked for and known.
+    /// The load report of a request's model, if it is asked for and known.
     pub(super) fn of(catalog: &ModelCatalog, route: &GenerateRoute, asked: &Parts) -> Option<Self> {
         let form = match asked.headers.get(ASKED)?.as_bytes() {
             b"text" => LoadReportFormat::Text,

@@ -1,4 +1,4 @@
-//! What the server and its models say of themselves (TR-701 to TR-704, TR-707 to TR-709).
+//! Server and model metadata, configuration and statistics over HTTP (TR-701 to TR-704, TR-707 to TR-709).
 
 use std::sync::Arc;
 

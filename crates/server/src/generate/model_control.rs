@@ -1,4 +1,4 @@
-//! Loading and unloading on request (TR-706).
+//! Loads and unloads models on request (TR-706).
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::request_error::RequestError;
 use crate::auth::KeyScope;
 use crate::caller::Caller;
 
-/// Whoever loads and unloads models. Both wait until it is done; dropping the future does not undo what has begun.
+/// Loads and unloads models. Both resolve when it is done; dropping the future does not undo what has begun.
 pub trait Repository: Send + Sync {
     /// Loads a model, instead of the one of this name that may be there. `config`: what it is to be, as JSON, in place of what
     /// was configured, for this time.

@@ -1,4 +1,4 @@
-//! What can be set about this face.
+//! The configuration of this face.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -40,7 +40,7 @@ pub struct Config {
     pub metadata_version: String,
     /// What needs a header of its own (TR-210).
     pub restricted: BTreeMap<Category, Restriction>,
-    /// Whoever loads and unloads models on request; without it nobody does (TR-706).
+    /// Loads and unloads models on request; without it both are refused (TR-706).
     pub repository: Option<ExplicitRepository>,
     /// Headers of requests whose names match become parameters (TR-1309).
     pub forwarded: Option<ForwardedHeaders>,
@@ -86,7 +86,7 @@ impl Config {
 pub struct ModelOptions {
     /// Its versions, each 1 or more.
     pub versions: Vec<u64>,
-    /// What computes it, for whoever reads its metadata.
+    /// What runs it, for its metadata.
     pub platform: String,
     /// Its tensors; without them a text model has the union signature.
     pub signature: Option<Signature>,

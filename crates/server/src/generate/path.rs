@@ -1,4 +1,4 @@
-//! What a path below `/v2` means (TR-201, TR-202).
+//! Parses paths below `/v2` (TR-201, TR-202).
 
 use http::Method;
 use percent_encoding::percent_decode_str;

@@ -1,4 +1,4 @@
-//! What a stream has said, numbered, as far as it is kept (TR-1303).
+//! A bounded replay buffer of numbered events (TR-1303).
 //!
 //! ```text
 //!   forgotten │ read, and perhaps lost on the way │ not read yet │

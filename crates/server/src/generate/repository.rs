@@ -1,4 +1,4 @@
-//! The repository of models as KServe sees it: a list, and models that come and go (TR-705, TR-706).
+//! The model repository API of KServe: the index, load and unload (TR-705, TR-706).
 
 use std::sync::Arc;
 

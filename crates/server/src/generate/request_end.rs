@@ -1,5 +1,5 @@
-//! Requests that end before their work does, by why (OA-801): their client goes, their time is up, a drain cuts them, or
-//! somebody deletes them.
+//! Counts requests that end before their work does, by reason (OA-801): the client disconnects, a timeout, the drain,
+//! or a DELETE.
 //!
 //! A client that takes nothing for too long is counted by its connection.
 

@@ -1,4 +1,4 @@
-//! How a request of this face fails: one text, one status, and where the detail goes (TR-205, TR-206, section 15).
+//! Errors of this face: one message, one status, and the detail for the log (TR-205, TR-206, section 15).
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub(super) struct RequestError {
     pub(super) cut: bool,
     /// It is no failure but an early end (OA-801).
     pub(super) ended: Option<EarlyEnd>,
-    /// What else the client is told in the head.
+    /// A header that the client gets besides.
     header: Option<(HeaderName, HeaderValue)>,
 }
 
@@ -171,7 +171,7 @@ pub(super) fn status(code: Code) -> StatusCode {
     }
 }
 
-/// What is said before a model works: arguments, its queue, whoever may not call it (TR-605).
+/// Errors before the model runs: arguments, its queue, callers that may not call it (TR-605).
 fn is_rejection(error: &Error) -> bool {
     match error {
         Error::Engine { code, reason, .. } => {

@@ -1,4 +1,4 @@
-//! What a request asks for in its headers, beyond the protocol (section 13): nothing, unless it says so.
+//! Options in request headers beyond the protocol (section 13). Without them a response is what the protocol says.
 
 use std::time::Duration;
 

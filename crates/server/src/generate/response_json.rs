@@ -1,4 +1,4 @@
-//! How the responses of a request are written: as generate's flat objects, or as answers of infer (TR-502, TR-1310).
+//! Encodes responses as JSON: the flat objects of generate, or infer's tensors (TR-502, TR-1310).
 
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ impl JsonResponseContext {
         out.extend_from_slice(b"\n\n");
     }
 
-    /// Writes what is told where the end comes alone, if anything is.
+    /// Writes the response of an end that comes alone, if there is one.
     pub(super) fn end(&self, out: &mut Vec<u8>) {
         let Some(text) = self.text else { return };
         let empty = Tensor::flat(TensorData::Bytes([&b""[..]].into_iter().collect()));

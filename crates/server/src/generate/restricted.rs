@@ -1,4 +1,4 @@
-//! Which parts of the protocol want a header of their own (TR-210), over HTTP and gRPC.
+//! Parts of the protocol that require an additional header (TR-210), over HTTP and gRPC.
 
 use std::fmt;
 

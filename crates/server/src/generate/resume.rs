@@ -1,4 +1,4 @@
-//! Coming back to a stream: the answers below `/v2/streams` (TR-1303).
+//! The routes below `/v2/streams`, with which a client reconnects to a stream (TR-1303).
 
 use axum::body::Body;
 use http::request::Parts;
@@ -41,7 +41,7 @@ pub(super) fn answer(
     let options = RequestOptions::of(&parts.headers)?;
     let after = last(&parts.headers)?;
     if parts.method == Method::HEAD {
-        // Whoever asks this much takes nothing from who reads.
+        // This check takes nothing from the present reader.
         let there = streams.look(name, &caller_identity, after)?;
         return Ok(if there { head() } else { nothing() });
     }

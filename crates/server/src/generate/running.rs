@@ -1,4 +1,4 @@
-//! Requests with an id, while they run: whoever sent one may cancel it by that id (TR-1311).
+//! Running requests by id, so that their sender can cancel them (TR-1311).
 //!
 //! Ids need not be unique; who cancels one cancels all of its own that bear it.
 
@@ -35,7 +35,7 @@ struct RunningGuard {
     token: CancellationToken,
 }
 
-/// Whose requests of an id these are. Whoever has no key is known by nothing but the id itself: one that others cannot guess
+/// The owner of the requests of an id. A caller without a key is known by nothing but the id itself: one that others cannot guess
 /// is as good as a token, and under another one nothing can be cancelled (D-45).
 fn name(caller: &CallerIdentity, id: &str) -> Option<RequestName> {
     let owner = match caller {
@@ -64,7 +64,7 @@ impl RunningRequests {
         let listed = self.enter(name);
         let reported = stream::unfold(Some((responses, listed)), |state| async move {
             let (mut responses, listed) = state?;
-            // Both arms may be cancelled: a response that was not taken is still there. Whoever cancels goes first.
+            // Both arms may be cancelled: a response that was not taken is still there. A cancellation goes first.
             tokio::select! {
                 biased;
                 () = listed.token.cancelled() => Some((Err(cancelled()), None)),

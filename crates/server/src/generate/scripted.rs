@@ -1,4 +1,4 @@
-//! What requests may ask of a scripted model beside its text: several responses, pauses, failures (TR-1103).
+//! Request parameters for scripted models: several responses, pauses, failures (TR-1103).
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! The responses of a request as events (TR-601 to TR-604).
+//! Writes the responses of a request as events (TR-601 to TR-604).
 //!
-//! Events that are there already are told as one piece (D-6): whoever reads slower than its model says pays for a piece,
+//! Events that are ready are sent as one piece (D-6): a client that reads slower than the model generates costs one write per piece,
 //! and not for each event, on all the way to its socket.
 
 use std::io;
@@ -108,7 +108,7 @@ impl Sending {
     fn write_event(&mut self, response: &ResponsePayload, cx: &mut Context<'_>) {
         let mut last = false;
         if self.response_context.marks_the_last() {
-            // An end that is at hand is told with the response before it; no response waits for one.
+            // An end that is ready is sent with the response before it; no response waits for one.
             match self.responses.poll_next_unpin(cx) {
                 Poll::Ready(None) => last = true,
                 Poll::Ready(behind) => self.ahead = behind,
@@ -147,7 +147,7 @@ impl Stream for Sending {
                 sending.rest = AfterPiece::Nothing;
                 Poll::Ready(Some(Err(cut)))
             }
-            // What was told before goes out first: an error drops whatever the connection still holds.
+            // What was sent before goes out first: an error drops whatever the connection still holds.
             AfterPiece::Cut(_, now) => {
                 *now = true;
                 cx.waker().wake_by_ref();

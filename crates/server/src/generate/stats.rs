@@ -1,4 +1,5 @@
-//! How many requests each model had, and how long they took (TR-704); and that a drain waits for those that run (OA-904).
+//! Statistics of each model: number of requests and how long they took (TR-704). A drain waits for those that run
+//! (OA-904).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

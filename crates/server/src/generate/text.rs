@@ -1,7 +1,7 @@
-//! A text model's chunks as responses (TR-401 to TR-407, TR-502).
+//! Converts the chunks of a text model into responses (TR-401 to TR-407, TR-502).
 //!
 //! ```text
-//!   chunks ──► each choice: text, tokens, log-probabilities ──► stream: a response when text is there; the end is told with
+//!   chunks ──► each choice: text, tokens, log-probabilities ──► stream: a response when text is there; the end is sent with
 //!                                                                       the last one where it is at hand, else in one of its own
 //!                                                              whole: one response at the end
 //! ```
@@ -28,7 +28,7 @@ use tokio::time::Instant;
 use super::call::{CallResponses, CheckedRequest, given, texts};
 use super::request_error::RequestError;
 
-/// Chunks that are joined into one response where several choices are told together.
+/// Chunks that are joined into one response when several choices are sent together.
 const JOINED_MAX: usize = 64;
 
 /// What the model is asked.
@@ -75,7 +75,7 @@ fn prompt(call: &CheckedRequest) -> Result<TextPrompt, RequestError> {
     }
 }
 
-/// The whole text that a model says to one prompt, for whoever makes responses of it by other rules.
+/// The whole text of a model for one prompt, for callers that build responses by other rules.
 pub(super) async fn whole(
     call: &CheckedRequest,
     settings: &Settings,
@@ -87,26 +87,26 @@ pub(super) async fn whole(
     Ok(reporter.choices.swap_remove(0).text)
 }
 
-/// A call whose answer is being told.
+/// A call whose responses are being sent.
 struct TextResponses {
     run: Run<Chunk>,
     signature: Arc<Signature>,
-    /// Which outputs are told.
+    /// Which outputs are sent.
     wanted: Vec<bool>,
-    /// Something beside the text is told.
+    /// Outputs beside the text are sent.
     more: bool,
     /// Tokens are counted.
     counts: bool,
     /// Log-probabilities are read.
     logprobs: bool,
-    /// The request says how many alternatives it wants: only then are tokens told with theirs, as vLLM's backend has it.
+    /// The request sets the number of alternatives: only then are tokens sent with theirs, as vLLM's backend does.
     alternatives: bool,
     stream: bool,
     id: String,
     choices: Vec<ChoiceDelta>,
     /// A response is of one choice, and says of which (D-55).
     is_separate: bool,
-    /// Those of the last step that are still to be told.
+    /// Those of the last step that are still to be sent.
     queued: VecDeque<ResponsePayload>,
     /// What comes after the last response; it was found while the end was looked for.
     ahead: Option<Result<Chunk, Error>>,
@@ -122,7 +122,7 @@ struct ChoiceDelta {
     cumulative: f64,
     logprobs: Vec<Value>,
     token_logprobs: Vec<f64>,
-    /// Log-probabilities that were told, of all tokens together.
+    /// Log-probabilities that were sent, of all tokens together.
     alternatives: usize,
     finish: Option<ChoiceFinish>,
 }
@@ -242,7 +242,7 @@ impl TextResponses {
         self.choices.iter().any(|choice| !choice.text.is_empty())
     }
 
-    /// Whether the end of the request is at hand: a step that ends it gives its tokens and the end at once, and what is told
+    /// Whether the end of the request is ready: a step that ends it gives its tokens and the end at once, and what is sent
     /// beside the text belongs to its last token.
     fn is_last(&mut self, cx: &mut Context<'_>) -> bool {
         if !self.more {
@@ -281,7 +281,7 @@ impl TextResponses {
             })
     }
 
-    /// What there is to tell, which is told with it: all of it, or of the first choice that has something while the others
+    /// Builds a response of what is ready: all of it, or of the first choice that has something while the others
     /// queue.
     fn flush(&mut self, last: bool) -> Option<Result<ResponsePayload, RequestError>> {
         if !self.is_separate {
@@ -297,7 +297,7 @@ impl TextResponses {
         self.queued.pop_front().map(Ok)
     }
 
-    /// What these choices have to tell, which is told with it.
+    /// Builds a response of what these choices have ready.
     fn response(&mut self, reported: Range<usize>, last: bool) -> ResponsePayload {
         let mut outputs = Vec::with_capacity(1);
         for (registration, output) in self.signature.outputs.iter().enumerate() {
@@ -367,7 +367,7 @@ impl TextResponses {
             OutputRole::NumOutputTokens => {
                 TensorData::Uint(choices.iter().map(|choice| choice.tokens.into()).collect())
             }
-            // Of a batch, whoever puts its rows together says which is which.
+            // The index within a batch is set where its rows are joined.
             OutputRole::BatchIndex => TensorData::Int(vec![0; choices.len()]),
             OutputRole::SequenceIndex => {
                 TensorData::Int((0..).take(reported.end).skip(reported.start).collect())
@@ -406,7 +406,7 @@ impl Stream for TextResponses {
                         cx.waker().wake_by_ref();
                         return Poll::Pending;
                     }
-                    // Choices of one step are told together: what is there already is taken with the first of them.
+                    // Choices of one step are sent together: what is ready is taken with the first of them.
                     if reporter.choices.len() > 1 && taken <= JOINED_MAX {
                         continue;
                     }
@@ -481,7 +481,7 @@ impl ChoiceDelta {
             .zip(top)
             .map(|(rank, value)| entry(value, rank))
             .collect();
-        // Behind those that are told, if whoever computed it does not say where.
+        // After those that were sent, if the server that computed it does not report its rank.
         let rank = reported.get("rank").and_then(Value::as_u64);
         let (id, own) = entry(&reported, rank.unwrap_or(top.len() as u64 + 1));
         map.entry(id).or_insert(own);
@@ -493,7 +493,7 @@ impl ChoiceDelta {
 /// TR-405.
 fn prepends(call: &CheckedRequest, settings: &Settings) -> bool {
     match settings.exclude_prompt {
-        // A stream has never the prompt, whoever may ask for it there (D-55).
+        // A stream never repeats the prompt, even if the request asks for it (D-55).
         Some(exclude) => !exclude && !settings.stream,
         None => call.found.model.prepend_prompt_default && !settings.stream,
     }

@@ -1,4 +1,4 @@
-//! The models as clients of LMTP see them (LM-321, LM-331).
+//! The kernel's models as LMTP clients see them (LM-321, LM-331).
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -106,7 +106,7 @@ impl Catalog {
         Some((known.file?, tokenizer.sha256.clone()))
     }
 
-    /// Told whenever a model comes or does not (LM-322).
+    /// Notified whenever a model becomes ready or not (LM-322).
     pub(super) fn changes(&self) -> watch::Receiver<()> {
         self.health.changes()
     }
@@ -126,7 +126,7 @@ impl CallerCatalog<'_> {
         match self.catalog.model(name) {
             Ok((name, known)) if may(&name) => Ok((name, known.model)),
             Err(why) if may(&Name::shared(name)) => Err(why),
-            // Whether it is there, and how it is, is told to those who may use it.
+            // Whether it exists, and its state, is only for callers that may use it.
             _ => Err(LmtpReason::InsufficientScope),
         }
     }
@@ -265,7 +265,7 @@ fn hex(digest: impl AsRef<[u8]>) -> String {
     digits.collect()
 }
 
-/// Control tokens that are told by name (LM-951).
+/// Special tokens that are listed by name (LM-951).
 const SPECIAL_MAX: usize = 256;
 /// The most that a vocabulary of bytes has, its control tokens included.
 const BYTES_AND_CONTROL: u32 = 512;

@@ -1,4 +1,4 @@
-//! What every connection of this face begins with, whichever way its client came.
+//! What every LMTP connection starts with, over each transport: kernel, limits, quotas, registries.
 
 use std::sync::Arc;
 
@@ -110,7 +110,7 @@ pub(super) struct LmtpClientInfo {
 }
 
 impl LmtpClientInfo {
-    /// Whoever speaks lines and is nobody in particular.
+    /// A client of the line transport without an identity.
     pub(super) const fn of_lines() -> Self {
         Self {
             carrier: MessageFraming::Lines,

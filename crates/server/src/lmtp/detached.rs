@@ -1,4 +1,4 @@
-//! Connections whose clients can come back (LM-964, LM-965).
+//! Registry of LMTP connections whose clients may reconnect (LM-964, LM-965).
 //!
 //! ```text
 //!   new connection ─ name ─► held ─ asking ─► the old one, lost or not ─ estate ─► new connection
@@ -23,7 +23,7 @@ pub(super) struct DetachedState {
     pub(super) works: StreamWorks,
 }
 
-/// Somebody who wants it.
+/// A connection that wants the session.
 pub(super) type TakeoverRequest = oneshot::Sender<DetachedState>;
 
 /// The way to a session that can be come back to, and its task if it has no connection; it is aborted with the server.
@@ -34,7 +34,7 @@ pub(super) struct DetachedConnection {
 
 pub(super) type ConnectionRegistry = resume_registry::ResumeRegistry<DetachedConnection>;
 
-/// Names of 128 random bits; so many sessions of all, and of one visitor.
+/// Names of 128 random bits; so many sessions of all, and of one caller.
 pub(super) fn new_registry(most: usize, most_each: usize) -> ConnectionRegistry {
     let kind = TokenFormat {
         prefix: "s_",
@@ -43,7 +43,7 @@ pub(super) fn new_registry(most: usize, most_each: usize) -> ConnectionRegistry 
     ConnectionRegistry::new(kind, most, most_each)
 }
 
-/// Asks for the session of this name; `None` if there is none for this visitor, or somebody else was first.
+/// Asks for the session of this name; `None` if this caller has none, or another connection was first.
 pub(super) fn ask(
     registry: &ConnectionRegistry,
     name: &str,
@@ -97,7 +97,7 @@ impl SessionRegistration {
         }
     }
 
-    /// Somebody wants the session.
+    /// Another connection wants the session.
     pub(super) fn poll_asked(&mut self, cx: &mut Context<'_>) -> Poll<TakeoverRequest> {
         match self.asked.poll_recv(cx) {
             Poll::Ready(Some(asking)) => Poll::Ready(asking),

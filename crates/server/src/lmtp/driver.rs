@@ -1,7 +1,7 @@
-//! One connection: the machine of the protocol, the work that it asks for, and the wire (LM-101).
+//! Drives one connection: the protocol's state machine, the calls that it starts, and the transport (LM-101).
 //!
 //! ```text
-//!   wire ─ heard ─► session ─ Start, Cancel ─► works ─ what a step gave ─► session ─ one message ─► wire
+//!   transport ─ input ─► session ─ Start, Cancel ─► works ─ items of a step ─► session ─ one message ─► transport
 //!   a long message ─► the session goes with it to a thread for slow work, and everything waits until it is back
 //!   a drain, the clock, a peer that goes ─► session ─ last words ─► Close
 //!   a peer that is lost ─► session, held ─ in a task of its own ─► another connection, or the end
@@ -42,7 +42,7 @@ pub(super) enum LmtpInput {
     Unreadable(Unreadable),
     /// What is passed over, and counted.
     Ignored,
-    /// Nothing that can be told apart any more.
+    /// Nothing that can be parsed any more.
     Broken,
     /// There was no room for what comes (D-47).
     Overloaded,
@@ -234,13 +234,13 @@ impl ConnectionDriver {
         self.context.now()
     }
 
-    /// Hands everything over to whoever asks for it.
+    /// Hands everything over to the connection that asks for it.
     fn poll_asked(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(position) = &mut self.registration else {
             return Poll::Pending;
         };
         let asking = std::task::ready!(position.poll_asked(cx));
-        // What it counted leaves with it, and is not told again.
+        // Its counts go with it, and are not recorded twice.
         self.recorder.record(self.session.stats());
         let detached_state = DetachedState {
             session: std::mem::replace(
@@ -250,7 +250,7 @@ impl ConnectionDriver {
             works: std::mem::replace(&mut self.works, StreamWorks::new()),
         };
         if let Err(detached_state) = asking.send(detached_state) {
-            // Whoever has asked is gone already.
+            // The connection that asked is closed already.
             (self.session, self.works) = (detached_state.session, detached_state.works);
             self.works.belong_to(cx);
             return self.poll_asked(cx);
@@ -260,7 +260,7 @@ impl ConnectionDriver {
         Poll::Ready(())
     }
 
-    /// Goes on with what another connection has begun; whether there was anything to be told.
+    /// Continues the session of another connection; whether there is anything to be sent.
     fn come(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(detached_state) = &mut self.coming else {
             return false;
@@ -579,13 +579,13 @@ const OFFLOAD_BYTES: usize = 4 << 10;
 const ROUNDS: usize = 32;
 /// Messages taken in before works are looked at.
 const MESSAGES: usize = 64;
-/// What is told to streams of a client whose message finds no room (D-47).
+/// The error of streams whose client's message finds no room (D-47).
 const OVERLOADED: LmtpClose = LmtpClose {
     code: 1013,
     reason: lmtp::LmtpReason::ServerOverloaded,
     message: "the server is reading as much as it may",
 };
-/// What is told to streams of a client whose frames cannot be read.
+/// The error of streams whose client sends frames that cannot be read.
 const BROKEN: LmtpClose = LmtpClose {
     code: 1002,
     reason: lmtp::LmtpReason::Malformed,

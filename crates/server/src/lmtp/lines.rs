@@ -1,4 +1,4 @@
-//! LMTP as lines: over standard input and output (LM-110), and over Unix sockets (LM-111).
+//! LMTP as lines, over standard input and output (LM-110) and Unix sockets (LM-111).
 
 use std::io;
 use std::pin::Pin;
@@ -63,7 +63,7 @@ impl LineStream<OwnedReadHalf, OwnedWriteHalf> {
     }
 }
 
-/// Talks lines to the end. A `visitor` can come back.
+/// Serves the line transport to its end. A client with an identity can reconnect.
 pub(super) async fn serve_lines(
     context: &Arc<LmtpContext>,
     stream: LineStream<impl AsyncRead + Send + Unpin, impl AsyncWrite + Send + Unpin>,
@@ -91,7 +91,7 @@ pub(super) async fn serve_lines(
     drop(conversation);
     if matches!(end, ConversationEnd::Close(_)) {
         let sent = std::future::poll_fn(|cx| wire.poll_sent(cx));
-        // Whoever does not take the last words by then goes without them (LM-505).
+        // A client that does not take the last messages by then goes without them (LM-505).
         if !matches!(timeout(GOODBYE, sent).await, Ok(Ok(()))) {
             return LinesEnd::Cut;
         }
@@ -141,7 +141,7 @@ pub(super) async fn listen(context: &Arc<LmtpContext>, socket: ListeningSocket) 
             }
         }
     }
-    // Nobody connects any more; whoever is there stays until the drain is over and has then said its last words.
+    // New clients cannot connect; present ones stay until the drain is over and their last messages are sent.
     drop(socket);
     while tasks.join_next().await.is_some() {}
 }
@@ -215,7 +215,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> LmtpTransport for LineTranspor
     }
 
     fn poll_closed(&mut self, deaf: bool, cx: &mut Context<'_>) -> Poll<()> {
-        // Half-closed and hung up look alike to whoever reads.
+        // Half-closed and closed look alike to a reader.
         while deaf && self.look.poll_tick(cx).is_ready() {
             if (self.stream.hung_up)(&self.stream.writer) {
                 return Poll::Ready(());

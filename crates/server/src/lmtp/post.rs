@@ -1,4 +1,4 @@
-//! LMTP in one HTTP request: `POST /lmtp` (LM-113 to LM-115).
+//! LMTP in the body of one HTTP request, `POST /lmtp` (LM-113 to LM-115).
 //!
 //! ```text
 //!   request's body ─ lines │ array ─► conversation, in a task of its own ─ lines │ events ─► channel of one ─► answer's body
@@ -105,7 +105,7 @@ async fn answer(context: Arc<LmtpContext>, request: Request<Body>) -> Result<Res
         if matches!(end, ConversationEnd::Close(_)) {
             sent_whole.store(true, Ordering::Relaxed);
             wire.form.end(&mut wire.out);
-            // Whoever does not take the last words by then goes without them (LM-505).
+            // A client that does not take the last messages by then goes without them (LM-505).
             let sent = std::future::poll_fn(|cx| wire.poll_sent(cx));
             let _ = timeout(GOODBYE, sent).await;
         }
@@ -303,7 +303,7 @@ struct PostBody {
 #[derive(Clone, Copy, PartialEq)]
 enum PostEnd {
     Open,
-    /// What was told before goes out first: an error drops whatever the connection still holds.
+    /// What was sent before goes out first: an error drops whatever the connection still holds.
     Cutting,
     Over,
 }

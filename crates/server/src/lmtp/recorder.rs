@@ -1,4 +1,4 @@
-//! What one connection adds to the server's numbers (OA-801, LM-106, LM-207, LM-506).
+//! Counts what one connection does in the server's metrics (OA-801, LM-106, LM-207, LM-506).
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Errors of the kernel as clients of LMTP read them (section 11, D-30).
+//! Maps errors of the kernel to LMTP errors (section 11, D-30).
 
 use sapwood_kernel::Error;
 use sapwood_proto::clip;

@@ -19,7 +19,7 @@ use crate::rejection::Rejection;
 use crate::socket_dispatch::{AllowedProtocols, SocketProtocol};
 use crate::websocket::{self, SocketLoss, WebSocket};
 
-/// LMTP, as the reception knows it.
+/// LMTP, as the socket dispatch knows it.
 pub(super) struct LmtpSockets(pub(super) Arc<LmtpContext>);
 
 impl SocketProtocol for LmtpSockets {
@@ -99,7 +99,7 @@ async fn serve(mut conversation: ConnectionDriver, mut wire: FrameTransport, pos
 /// The wire of frames.
 struct FrameTransport {
     socket: Box<WebSocket>,
-    /// Heard before anybody knew whose it was.
+    /// Received before the protocol was known.
     first: Option<websocket::SocketMessage>,
     max: usize,
 }

@@ -1,4 +1,4 @@
-//! A model's vocabulary as version 2's text mode needs it (LM-911, LM-915).
+//! The vocabulary of a model, for the text features of version 2 (LM-911, LM-915).
 
 use sapwood_engine::api::{ChatMessage, ChatRequest, SharedVocabulary};
 use sapwood_proto::lmtp::{LmtpError, LmtpReason, TextCodec};

@@ -1,4 +1,4 @@
-//! The files of tokenizers, for clients that tokenise by themselves (LM-951).
+//! Serves tokenizer files to clients that tokenise themselves (LM-951).
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The work of one stream: a call of its model's function, and the items that come of it.
+//! The work of one stream: a call of the model's function, and the items that come of it.
 
 mod ported;
 
@@ -49,7 +49,7 @@ enum WorkSource {
 
 impl WorkSource {
     fn of(kernel: &Kernel, name: &str, args: Args) -> Self {
-        // A name that is unknown by now is told so by its run.
+        // A name that is unknown by now fails in its run.
         let inner = kernel
             .get(name)
             .ok()
@@ -111,7 +111,7 @@ impl StreamWork {
         let mut ahead = VecDeque::new();
         if prompt.is_empty() && !scored.is_empty() {
             prompt.push(scored.remove(0));
-            // Nothing of the prompt is there to be weighed.
+            // None of the prompt is there to be scored.
             let known = std::mem::take(&mut base.prompt_logprobs);
             ahead.push_back(TokenItem {
                 token: prompt[0],
@@ -152,7 +152,7 @@ impl StreamWork {
         }
     }
 
-    /// How the engine is getting on, if there is news. Look at the work first: that is what wakes who looks.
+    /// The engine's progress, if there is an update. Poll the work first: that registers the waker.
     pub(super) fn updates(&self) -> Option<StreamUpdate> {
         let phase = self.follower.as_ref()?.latest()?;
         Some(match phase {

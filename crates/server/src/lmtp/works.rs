@@ -1,7 +1,7 @@
-//! The work of all streams of one connection, looked at together.
+//! The works of all streams of one connection, polled together.
 //!
 //! An engine shows a step to all its readers and then wakes them one by one. The first wakes the connection's task, the
-//! others find the bell rung; a look at every work then gives the whole step, which becomes one message (D-6, LM-601).
+//! others find the flag set; a look at every work then gives the whole step, which becomes one message (D-6, LM-601).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,7 @@ impl Wake for WorksWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Once is enough until somebody has looked.
+        // One wake-up is enough until the owner has looked.
         if !self.rung.swap(true, Ordering::AcqRel) {
             self.task.wake();
         }
@@ -132,7 +132,7 @@ impl StreamWorks {
         self.running.len()
     }
 
-    /// Takes what one step has for any stream, the streams whose work is over, and news of those that give nothing.
+    /// Takes what one step has for any stream, the streams whose work is over, and updates of those without items.
     pub(super) fn look(&mut self, client_info: &mut WorkUpdates) {
         if self.parked || !self.bell.rung.swap(false, Ordering::AcqRel) {
             return;

@@ -1,5 +1,5 @@
-//! The numbers of the engines, read from their own counters without a lock when `/metrics` is rendered, under our names
-//! and under those that dashboards for vLLM look for (OA-801, OA-802).
+//! Metrics of the engines, read from their counters without a lock when `/metrics` is rendered, under our names and
+//! under vLLM's (OA-801, OA-802).
 
 use sapwood_engine::Engine;
 use sapwood_engine::stats::{EngineStats, Histogram};

@@ -1,4 +1,4 @@
-//! The two text formats that scrapers read: 0.0.4 of Prometheus, and OpenMetrics 1.0 (OA-801).
+//! The text formats of Prometheus 0.0.4 and OpenMetrics 1.0 (OA-801).
 
 use std::fmt::{Display, Write};
 
@@ -8,7 +8,7 @@ use sapwood_engine::stats::Histogram;
 /// How numbers are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// The text format 0.0.4, for whoever does not ask for the other one.
+    /// The text format 0.0.4, unless the scraper asks for the other one.
     #[default]
     Text,
     /// OpenMetrics 1.0.

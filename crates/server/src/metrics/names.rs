@@ -1,4 +1,4 @@
-//! The names of our metrics, in one place: each is documented in `docs/operating.md`, which tidy checks.
+//! The names of our metrics. Each is documented in `docs/operating.md`, which tidy checks.
 
 pub(crate) const MODEL_LOAD: &str = "sapwood_model_load_seconds";
 pub(crate) const CONNECTIONS_OPEN: &str = "sapwood_connections_open";

@@ -1,4 +1,4 @@
-//! How long polls of connections' tasks last.
+//! Metrics of how long polls of connection tasks take.
 
 use prometheus::core::Metric;
 

@@ -1,4 +1,4 @@
-//! The numbers of upstreams that share a model's streams, read from their pools when `/metrics` is rendered (LM-801).
+//! Metrics of upstream pools, read from the pools when `/metrics` is rendered (LM-801).
 
 use sapwood_net::lmtp::pool::{LmtpPool, PeerStatus};
 use sapwood_proto::lmtp::pool::Condition;

@@ -1,4 +1,4 @@
-//! What the operating system knows about this process, under the names that scrapers expect of any program.
+//! Metrics of the process, under the conventional `process_` names.
 
 use super::format::MetricsText;
 
@@ -59,7 +59,7 @@ fn virtual_bytes() -> Option<u64> {
     field(&std::fs::read_to_string("/proc/self/stat").ok()?, 23)
 }
 
-/// The 22nd field counts from the start of the machine, which is told elsewhere.
+/// The 22nd field counts from the start of the machine, which is in another file.
 fn start_seconds() -> Option<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     let machine = std::fs::read_to_string("/proc/stat").ok()?;

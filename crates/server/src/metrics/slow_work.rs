@@ -1,4 +1,4 @@
-//! What the threads for slow work count.
+//! Metrics of the thread pool for CPU-bound work.
 
 use sapwood_kernel::pool::BlockingPool;
 

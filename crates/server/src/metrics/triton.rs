@@ -1,5 +1,4 @@
-//! The numbers of models under the names that dashboards for Triton look for, and what those want to know of the machine
-//! (TR-1001, TR-1002).
+//! Metrics under Triton's names, with those of the machine that its dashboards show (TR-1001, TR-1002).
 //!
 //! What nobody measures here is left out: graphics processors, a cache of responses, tokenising and detokenising apart
 //! from the inference.

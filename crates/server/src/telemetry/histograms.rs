@@ -1,4 +1,4 @@
-//! The engines' histograms under their `gen_ai` names (OA-803), from the same counters that `/metrics` reads.
+//! The engines' histograms under their `gen_ai` names (OA-803), from the counters that `/metrics` reads.
 
 use std::time::SystemTime;
 

@@ -1,4 +1,4 @@
-//! The layer that makes a span of each call of a model (OA-803).
+//! The kernel layer that makes a span of each call of a model (OA-803).
 
 use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;

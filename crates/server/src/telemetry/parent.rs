@@ -1,4 +1,4 @@
-//! The span of a caller, as `traceparent` names it (W3C Trace Context).
+//! The parent span in a `traceparent` header (W3C Trace Context).
 
 use http::HeaderMap;
 

@@ -1,6 +1,6 @@
-//! What the span of one generation says, in the words of OpenTelemetry's conventions for generative AI (OA-803).
+//! The attributes of a generation's span, by OpenTelemetry's conventions for generative AI (OA-803).
 //!
-//! Content is in it only if whoever recorded it put it there.
+//! Content is in it only if the layer that recorded it put it there.
 
 use std::time::{Duration, SystemTime};
 
@@ -65,7 +65,7 @@ impl RequestAttributes {
                 f64::from(sampling.presence_penalty),
             ),
             count("gen_ai.request.choice.count", u64::from(request.n)),
-            // Whoever asks reads while it is generated; faces that do not will say so.
+            // The caller reads while it is generated; faces that do not will say so.
             pair("gen_ai.request.stream", Value::BoolValue(true)),
         ];
         if let Some(max) = request.max_tokens {
@@ -88,7 +88,7 @@ impl RequestAttributes {
     }
 }
 
-/// A prompt as text, as much of it as may be told; tokens are no text.
+/// A prompt as text, as much of it as may be exported; tokens are no text.
 fn input(prompt: &Prompt) -> String {
     let mut left = CONTENT_BYTES_MAX;
     let mut messages = Vec::new();
@@ -241,7 +241,7 @@ fn list(key: &str, values: &[String]) -> KeyValue {
     pair(key, Value::ArrayValue(ArrayValue { values }))
 }
 
-/// Bytes of a prompt, and of an output, in a span, where content is told at all; what follows is left out.
+/// Bytes of a prompt, and of an output, in a span, where content is exported at all; the rest is left out.
 pub(super) const CONTENT_BYTES_MAX: usize = 64 * 1024;
 /// About what a message takes beside its role and its text.
 const MESSAGE_BYTES: usize = 64;

@@ -1,4 +1,4 @@
-//! What carries a WebSocket once HTTP has let go of the connection.
+//! The byte stream under a WebSocket, after the upgrade.
 //!
 //! Nothing of HTTP is kept, neither its buffers nor its wrappers, so a connection that says little holds little
 //! (EV-982).
@@ -78,7 +78,7 @@ impl<S: PeekConnection> PeekConnection for TlsStream<S> {
     }
 }
 
-/// None of this house's listeners gives one of those, and nothing can be seen of it.
+/// None of our listeners gives one of those, and it shows nothing of its socket.
 impl PeekConnection for TokioIo<Upgraded> {
     fn is_closed(&self) -> bool {
         false

@@ -1,4 +1,4 @@
-//! Any bytes as the frames of a client, for the fuzzer and for tests.
+//! Fuzz entry point: arbitrary bytes as the frames of a client.
 //!
 //! What has to hold: the same messages however the bytes come, and none beyond its limit.
 

@@ -1,4 +1,4 @@
-//! What a client says, out of the bytes of its frames (RFC 6455, sections 5 and 7).
+//! Reads a client's messages from the bytes of its frames (RFC 6455, sections 5 and 7).
 //!
 //! Memory is held while something is under way and not otherwise, so an idle connection holds none (EV-982):
 //!
@@ -74,7 +74,7 @@ impl FrameReader {
     /// The next that was said, as far as it has come.
     ///
     /// # Errors
-    /// `TooLarge`, `NotText` or `Broken`; what comes behind one of these cannot be told apart any more.
+    /// `TooLarge`, `NotText` or `Broken`; what follows one of these cannot be parsed any more.
     pub(super) fn next(&mut self) -> Result<Option<ReadFrame>, SocketLoss> {
         loop {
             let frame = match self.frame.take() {
@@ -202,7 +202,7 @@ impl FrameReader {
     }
 
     /// A message that stands in a much larger allocation is copied out, lest it keep all of that; the smallest ones are
-    /// left to whoever keeps them (EV-805).
+    /// left to its owner (EV-805).
     fn alone(&self, payload: BytesMut) -> Bytes {
         let pins = payload.len() >= RETAINED_WHOLE && self.block / 4 > payload.len();
         if pins {
@@ -272,7 +272,7 @@ const CONTROL_BYTES_MAX: usize = 125;
 const NARROW: usize = 4 * 1024;
 /// Room for one that does.
 const WIDE: usize = 16 * 1024;
-/// Whoever keeps less than this copies it anyway.
+/// An owner of less than this copies it anyway.
 const RETAINED_WHOLE: usize = 1024;
 /// Frames of a message, beside one for each byte (EV-705).
 const FRAMES_MAX: usize = 1_048_576;

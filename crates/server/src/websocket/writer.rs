@@ -1,4 +1,4 @@
-//! What is said to a client, as frames on their way out.
+//! Encodes and queues outgoing frames.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};

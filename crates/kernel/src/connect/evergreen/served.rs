@@ -1,4 +1,4 @@
-//! Functions of this kernel that a server may call (EV-976).
+//! Functions of this kernel that a server may call back (EV-976).
 
 use std::fmt;
 use std::future::Future;
@@ -76,7 +76,7 @@ pub async fn serve(session: &ClientSession, kernel: Kernel) -> Result<ServedSess
     });
     let call = call.map_err(to_kernel_error)?;
     let metadata = Arc::new(Metadata::of("application/json"));
-    // Whoever does not take it says why in the result.
+    // A function that refuses it says why in the result.
     let _ = writer.write(&metadata, document.to_string().into()).await;
     let _ = writer.end(&metadata);
     if let Some(result) = call.output("result") {

@@ -1,4 +1,4 @@
-//! The streams of one call at a peer, as what a model tells.
+//! The streams of one call at an LMTP server, merged into the events of a model.
 //!
 //! ```text
 //!   whole ── a token that completes a bad word ──► one, without what may not come here ──► rest ── such a token ──► one …

@@ -1,4 +1,4 @@
-//! What a peer says of its model (LM-331, LM-712).
+//! The facts of a model that an LMTP server reports (LM-331, LM-712).
 
 use std::sync::Arc;
 

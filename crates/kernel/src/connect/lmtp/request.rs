@@ -1,4 +1,4 @@
-//! What a call asks a peer for, from its beginning or from anywhere within it.
+//! Builds the LMTP request of a call, from its start or from any token within it.
 
 use std::sync::Arc;
 

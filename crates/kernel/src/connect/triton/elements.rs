@@ -1,4 +1,4 @@
-//! Elements of tensors as JSON values.
+//! Tensor elements as JSON values.
 
 use sapwood_net::triton::{Datatype, Strings, TensorData};
 use serde_json::{Number, Value};

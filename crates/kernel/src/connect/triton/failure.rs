@@ -1,4 +1,4 @@
-//! What a failed request to a Triton server is here (D-30).
+//! Maps errors of a Triton server to errors of the kernel (D-30).
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! How a model elsewhere is asked to sample.
+//! Maps generation parameters to the inputs of a Triton model.
 
 use sapwood_net::triton::{InferRequest, ModelSignature, TensorData};
 use serde_json::{Map, Value, json};

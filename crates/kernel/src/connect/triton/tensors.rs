@@ -1,4 +1,4 @@
-//! Models elsewhere that are no text models, as functions of their tensors.
+//! Models of Triton servers that are no text models, as functions of their tensors.
 //!
 //! An input of `BYTES` takes one string of text or bytes, or several as a JSON array where its shape has room; any other
 //! takes JSON: a value, or an array of values, nested or not. An output of `BYTES` is text, several strings of a response

@@ -1,4 +1,4 @@
-//! Text models elsewhere: `text_input` in, `text_output` out, GENERATE's inputs and outputs around it.
+//! Text models of Triton servers (`text_input`, `text_output`) with GENERATE's inputs and outputs.
 //!
 //! ```text
 //!   call ── read, refuse ──► Request ── Client ──► Response … ──► response chunks ──► meta, one chunk with the run's

@@ -1,4 +1,4 @@
-//! A [`GenerateConfig`] as the JSON that EV-602 describes: what a server elsewhere reads.
+//! Encodes a [`GenerateConfig`] as the JSON of EV-602, for other servers.
 //!
 //! The inverse of [`GenerateConfig::from_json`]. Fields that only mean something in this process (`priority`,
 //! `follower`) are not written: they say where a request waits here.

@@ -1,4 +1,4 @@
-//! Inputs of remote calls: nodes of the kernel become nodes of the session.
+//! Writes the inputs of a remote call: nodes of the kernel become nodes of the session.
 //!
 //! Nothing is spawned: a pump progresses while the call is polled.
 
@@ -73,7 +73,7 @@ pub(super) fn hand_over(
                 Ok(())
             }
             Err(error) => {
-                // Whoever reads the input there learns what went wrong here.
+                // The reader of the input there learns what went wrong here.
                 writer.fail(failure::status(&error, "an input"));
                 Err(error)
             }

@@ -1,4 +1,4 @@
-//! Outputs of remote calls: nodes of the session become chunks.
+//! Reads the outputs of a remote call: nodes of the session become chunks.
 
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};

@@ -1,4 +1,4 @@
-//! A connection that remembers whether anything came.
+//! A byte stream that remembers whether anything was received.
 //!
 //! A message that takes minutes to arrive is no silence.
 
@@ -18,7 +18,7 @@ pub(super) struct ListeningIo {
     ear: LivenessFlag,
 }
 
-/// Whether it was heard from.
+/// Whether anything was received.
 #[derive(Clone, Default)]
 pub(super) struct LivenessFlag(Arc<AtomicBool>);
 

@@ -1,4 +1,4 @@
-//! `google.protobuf.Any` and `google.rpc.Status` in JSON, by the descriptors that we serve for reflection anyway.
+//! `google.protobuf.Any` and `google.rpc.Status` in JSON, by the descriptors that are served for reflection.
 //!
 //! A type without a descriptor here travels as `{"@type": …, "value": base64}`, in both directions, so that what is
 //! opaque stays whole.

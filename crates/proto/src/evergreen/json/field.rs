@@ -1,4 +1,4 @@
-//! The fields of proto3-JSON whose JSON is not simply their type's: everything that the mapping lets clients choose.
+//! Fields of proto3-JSON whose JSON type differs from their own, with every form that the mapping allows.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,4 +1,4 @@
-//! Actions of Action Engine: ports, headers, and what both are here (EV-741, EV-742).
+//! Action Engine's actions with their ports and headers, mapped to ours (EV-741, EV-742).
 
 use std::collections::BTreeMap;
 

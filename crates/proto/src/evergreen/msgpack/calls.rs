@@ -1,8 +1,8 @@
-//! The actions of a msgpack session that have not ended, and how far their outputs have come.
+//! The unfinished actions of a msgpack session, with the progress of their outputs.
 //!
 //! ```text
 //!   server:  received(action) ──► + __dispatch_status__, __status__ ──► sent(fragment)… ──► final: forgotten
-//!   client:  asked(action) ──► id ──► heard(message): status nodes taken out, what they leave open is ended
+//!   client:  asked(action) ──► id ──► note_received(message): status nodes taken out, what they leave open is ended
 //! ```
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! The values of msgpack, as Action Engine 0.4.0 writes and reads them.
+//! Reads and writes msgpack values as Action Engine 0.4.0 does.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use bytestring::ByteString;

@@ -1,4 +1,4 @@
-//! Reading: from the bytes of a message to its parts, in one pass.
+//! Decodes a message in one pass.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Writing: from a message into the caller's buffer.
+//! Encodes a message into the caller's buffer.
 
 use bytes::{BufMut, Bytes};
 use prost::Message as _;

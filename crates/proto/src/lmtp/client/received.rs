@@ -1,4 +1,4 @@
-//! Items and notices as peers really send them (LM-705).
+//! Parses items and notices in the forms that servers really send (LM-705).
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -79,7 +79,7 @@ pub(super) struct ItemMembers<'a> {
     conflict: Option<RawValue<'a>>,
     /// The item's number in its stream.
     pub(super) seq: Option<u64>,
-    /// The news of a STATUS.
+    /// The event of a STATUS.
     pub(super) event: Option<Cow<'a, str>>,
     text: Option<Cow<'a, str>>,
     stop: Option<Cow<'a, str>>,

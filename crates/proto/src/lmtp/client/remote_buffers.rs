@@ -1,4 +1,4 @@
-//! Streams whose connection is gone, and that the peer keeps (LM-964, LM-965).
+//! Streams whose connection was lost and that the server still runs (LM-964, LM-965).
 //!
 //! ```text
 //!   open ── part ──► apart ── an agreement on the next connection, RESUME ──► open, behind the last item that came
@@ -115,7 +115,7 @@ impl ClientMachine {
         self.fail_all(LmtpReason::ConnectionLost, LOST, |open| open.detached);
     }
 
-    /// Whether nobody is to be told that a stream is not wanted any more: what is not asked for again ends there.
+    /// Whether no CANCEL is needed for a stream: what is not resumed ends there.
     pub(super) fn abandon_buffer(&mut self, call: ClientCallId) -> bool {
         let is_separate = self.open.get(&call.0).is_some_and(|open| open.detached);
         let abandoned = is_separate && self.detached_session().is_some();

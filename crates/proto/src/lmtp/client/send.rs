@@ -1,4 +1,4 @@
-//! GENERATE as a client writes it.
+//! Encodes GENERATE.
 
 use bytes::{BufMut as _, BytesMut};
 
@@ -78,7 +78,7 @@ fn biases(out: &mut BytesMut, bias: &[(Token, f32)], whole: bool) {
         if bias.is_finite() {
             write::json(out, &bias);
         } else {
-            // A base peer is told as LMQL tells it.
+            // A base peer gets it in LMQL's form.
             let forbidden: &[u8] = if whole { b"-Infinity" } else { b"-100.0" };
             out.put_slice(forbidden);
         }

@@ -1,4 +1,4 @@
-//! Sequences of tokens that end a stream, for peers that do not know of them (LM-704).
+//! Stop sequences, for servers that do not support them (LM-704).
 
 use crate::lmtp::GenerateRequest;
 use crate::steer::Token;

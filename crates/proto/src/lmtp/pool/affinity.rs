@@ -1,4 +1,4 @@
-//! Which upstream has seen the beginning of a prompt (LM-802).
+//! Prefix affinity: which upstream has recently seen the start of a prompt (LM-802).
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hasher};

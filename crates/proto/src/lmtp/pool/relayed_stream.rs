@@ -1,4 +1,4 @@
-//! One stream on its way over upstreams (LM-806).
+//! One stream that may move from one upstream to another (LM-806).
 
 use std::sync::Arc;
 
@@ -140,7 +140,7 @@ impl RelayedStream {
         if self.before == 0 && !self.short {
             return RelayedItem::On;
         }
-        // The upstream does not know what stood before the seam, nor what it was not told.
+        // The upstream does not know what precedes the seam, nor what it was not sent.
         let may_stop = matches!(item.finish, None | Some(StreamFinish::Length));
         if may_stop && item.token.is_some() && self.is_stopped() {
             item.finish = Some(StreamFinish::Stop);
@@ -180,7 +180,7 @@ impl RelayedStream {
     /// The present upstream has failed. `Ok`: the stream goes on elsewhere, with [`Self::work`].
     ///
     /// # Errors
-    /// What the caller is told, and the stream is over: another error than a loss, or a loss that cannot be made good.
+    /// The stream is over with this error for its caller: another error than a loss, or a loss that cannot be repaired.
     pub fn failed(&mut self, error: LmtpError) -> Result<(), LmtpError> {
         if !is_loss(error.reason) {
             return Err(error);

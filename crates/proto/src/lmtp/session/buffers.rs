@@ -1,4 +1,4 @@
-//! Token sequences that a client names once and continues again and again (LM-941 to LM-943).
+//! Buffers: token sequences that a client stores by name and continues (LM-941 to LM-943).
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Streams that end before their work does: CANCEL, deadlines (LM-961, LM-962).
+//! Cancellation of streams: CANCEL and deadlines (LM-961, LM-962).
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What version 2 knows of a stream beside its id and its items to come.
+//! The version 2 state of a stream.
 //!
 //! A stream of the base protocol has none of this, and costs nothing for it.
 
@@ -75,9 +75,9 @@ pub(super) struct ExtendedStream {
     pub(super) keep: Option<BufferRequest>,
     /// The output, where it is to be kept.
     pub(super) output: Vec<Token>,
-    /// When its client was last told how it is.
+    /// When its client last got a status.
     pub(super) notified: Option<Time>,
-    /// Its client was told that it waits.
+    /// Its client got a status that it waits.
     pub(super) waited: bool,
 }
 

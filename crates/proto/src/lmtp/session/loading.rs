@@ -1,4 +1,4 @@
-//! Requests whose model is being loaded (LM-322).
+//! Requests that wait for their model to load (LM-322).
 
 use bytestring::ByteString;
 
@@ -25,7 +25,7 @@ struct DeferredRequest {
     deadline: Option<Time>,
     /// When the first token has to be there.
     first_due: Option<Time>,
-    /// Its client was told that it waits.
+    /// Its client got a status that it waits.
     notified: bool,
 }
 
@@ -106,7 +106,7 @@ impl LmtpSession {
         true
     }
 
-    /// Some model was loaded, or could not be: whoever waited for it begins, or hears why not.
+    /// A model was loaded, or failed to load: the requests that wait for it start, or fail with the reason.
     pub fn models_changed(&mut self, models: &dyn ModelLookup, now: Time) {
         let agreed = self.features;
         for request in std::mem::take(&mut self.loading).requests {
@@ -144,7 +144,7 @@ impl LmtpSession {
         due.min()
     }
 
-    /// When its client is to be told, if it was not (LM-922).
+    /// When its client gets a status, if it has not (LM-922).
     fn notify_at(&self, request: &DeferredRequest) -> Option<Time> {
         let wanted = request.features.has(Feature::Status) && !request.notified;
         wanted.then(|| request.received + self.config.limits.status_after)

@@ -1,4 +1,4 @@
-//! Masks that a client names once and uses again and again (LM-945).
+//! Masks that a client stores by name (LM-945).
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Version 2 is asked for with MODEL_INFO (LM-901 to LM-905).
+//! Negotiation of version 2 with MODEL_INFO (LM-901 to LM-905).
 
 use std::sync::Arc;
 
@@ -125,7 +125,7 @@ impl LmtpSession {
             // Below 2 there are as many versions as there are numbers, and they mean the same.
             u8::try_from(version).unwrap_or(1)
         });
-        // Whoever has negotiated without asking reads the facts here (LM-905).
+        // A client that has negotiated by subprotocol reads the facts here (LM-905).
         let version = version.or_else(|| self.config.negotiated.then_some(NEGOTIATED));
         let introduction = ModelInfoReply {
             id: id.clone(),

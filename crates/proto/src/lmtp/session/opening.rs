@@ -1,4 +1,4 @@
-//! Messages find what answers them, and streams begin or are refused.
+//! Dispatches messages, and opens or refuses streams.
 
 use std::sync::Arc;
 
@@ -159,7 +159,7 @@ impl LmtpSession {
         let prompt_logprobs = extended.is_some_and(|stream| stream.prompt_logprobs);
         let statuses = extended.is_some_and(|stream| stream.features.has(Feature::Status));
         self.ids.insert(id.clone(), first);
-        // A stream without numbers keeps nothing, and what is kept under its id is of another one: whoever came back to it
+        // A stream without numbers has no replay buffer, and the one under its id belongs to another stream: a client that resumed it
         // would be given that.
         self.replays.remove(id);
         if let Some(extended) = admitted.extended {
@@ -221,7 +221,7 @@ impl LmtpSession {
         }
     }
 
-    /// Whether a stream of this id has not told its end.
+    /// Whether a stream of this id has not been sent its end.
     pub(super) fn is_in_use(&self, id: &StreamId) -> bool {
         self.ids.contains_key(id) || self.replays.has_unsent(id) || self.loading.has(id)
     }

@@ -1,4 +1,4 @@
-//! Items that their client may want again, or later (LM-952, LM-963, LM-964).
+//! Replay buffers: numbered items that a client may receive again or later (LM-952, LM-963, LM-964).
 //!
 //! ```text
 //!        first              waiting              next
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Most rings wait for nothing: an item is put out at once and kept beside. Three things make one wait: a lost connection,
-//! items that are told again, and a window that is full.
+//! items that are replayed, and a window that is full.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -87,12 +87,12 @@ impl ReplayBuffer {
         !room && self.waiting == Some(self.first)
     }
 
-    /// The number of the first item that its client was not told.
+    /// The number of the first item that was not sent.
     fn next_unsent(&self) -> u64 {
         self.waiting.unwrap_or_else(|| self.next())
     }
 
-    /// Whether there is something that its client was not told.
+    /// Whether there is an item that was not sent.
     fn has_unsent(&self) -> bool {
         self.next_unsent() < self.next()
     }
@@ -191,7 +191,7 @@ impl ReplayBuffers {
             .is_some_and(|replay| replay.request == Some(request))
     }
 
-    /// Whether everything since `seq` can be told again.
+    /// Whether everything since `seq` can be replayed.
     pub(super) fn reaches(&self, key: StreamKey, seq: u64) -> bool {
         let replay = self.of.get(&key);
         replay.is_some_and(|replay| (replay.first..=replay.next()).contains(&seq))
@@ -323,7 +323,7 @@ impl ReplayBuffers {
         self.flowing.insert(key);
     }
 
-    /// The stream ends before its time: its client is told without being waited for.
+    /// The stream ends early: its end is sent without waiting for the window.
     pub(super) fn open_window(&mut self, key: StreamKey) {
         if self.windows.remove(&key)
             && let Some(replay) = self.of.get_mut(&key)
@@ -342,7 +342,7 @@ impl ReplayBuffers {
         }
     }
 
-    /// Whether all that streams have given was told, but for what is under way.
+    /// Whether all items were sent, but for those in flight.
     pub(super) fn is_sent(&self) -> bool {
         let waits = |key| self.of.get(key).is_some_and(ReplayBuffer::has_unsent);
         self.flowing.is_empty() && !self.windows.iter().any(waits)
@@ -353,7 +353,7 @@ impl ReplayBuffers {
         if self.detached {
             return None;
         }
-        // Whose end was told has nothing to wait for.
+        // A stream whose end was sent has nothing to wait for.
         let full = |replay: &ReplayBuffer| {
             let has_output = replay.until.is_none() || replay.has_unsent();
             Some(replay.window?.full? + timeout).filter(|_| has_output)
@@ -389,7 +389,7 @@ impl ReplayBuffers {
         replay.map(ReplayBuffer::next)
     }
 
-    /// The number of the first item that its client was not told.
+    /// The number of the first item that was not sent.
     pub(super) fn next_unsent(&self, key: StreamKey) -> Option<u64> {
         self.of.get(&key).map(ReplayBuffer::next_unsent)
     }
@@ -479,7 +479,7 @@ impl ReplayBuffers {
         self.flowing.insert(key);
     }
 
-    /// A stream is called otherwise from here on, and told again from its beginning.
+    /// Gives a stream another id, and replays it from its first item.
     pub(super) fn rename(&mut self, key: StreamKey, id: &StreamId, (now, grace): (Time, Duration)) {
         let Some(mut replay) = self.take(key) else {
             return;

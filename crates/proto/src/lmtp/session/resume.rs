@@ -1,4 +1,4 @@
-//! Sessions whose clients come back (LM-964, LM-965).
+//! Detached sessions, and RESUME (LM-964, LM-965).
 //!
 //! ```text
 //!   open ── lose ──► held ── resume_grace ──► closed
@@ -26,7 +26,7 @@ use crate::time::Time;
 /// What the shell was asked. Nothing is read until it has answered.
 #[derive(Debug)]
 pub(super) enum ResumeQuestion {
-    /// What is this session to be called? Then whoever negotiates is answered.
+    /// Asks for a name of this session. Then the negotiating client is answered.
     Name(ModelInfoReply),
     /// Where is the session that this request comes back to?
     Resume {
@@ -63,7 +63,7 @@ struct DepartingStream {
 }
 
 impl LmtpSession {
-    /// The connection is gone, and its client did not say goodbye. Whoever can come back is waited for; everybody else has
+    /// The connection is lost without a goodbye. A client that can resume is waited for; any other has
     /// hung up. Returns whether the session waits.
     pub fn lose(&mut self, now: Time) -> bool {
         let ends = !matches!(self.phase, LmtpPhase::Open | LmtpPhase::HalfClosed);
@@ -273,7 +273,7 @@ impl LmtpSession {
     }
 }
 
-/// The one answer to whoever cannot go on: unknown, over, and somebody else's are the same.
+/// The one answer for a session that cannot be resumed: unknown, over, and another caller's are not distinguished.
 fn stream_gone_error() -> LmtpError {
     let message = "there is no session of this name to come back to; send the requests again";
     LmtpError::new(LmtpReason::StreamGone, message)

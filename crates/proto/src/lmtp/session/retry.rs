@@ -1,4 +1,4 @@
-//! A request that was sent before (LM-963).
+//! `retry_of`: a request that repeats an earlier one (LM-963).
 
 use super::LmtpSession;
 use super::extended::number;
@@ -7,7 +7,7 @@ use crate::lmtp::{LmtpError, LmtpReason, ModelLookup, StreamFinish, StreamId, wr
 use crate::time::Time;
 
 impl LmtpSession {
-    /// Gives a request the work of the stream that it repeats, if that is known and can be told from its beginning; whether
+    /// Gives a request the work of the stream that it repeats, if that is known and can be replayed from its start; whether
     /// it has it now. Otherwise it is a request like any other, and no work is done twice for it.
     pub(super) fn retry(
         &mut self,
@@ -63,7 +63,7 @@ impl LmtpSession {
         Ok(true)
     }
 
-    /// Whoever waits for the earlier stream hears that it has ended. Its work too, if nobody takes it over.
+    /// The earlier stream ends for its reader. Its work ends too, if the new one cannot take it over.
     fn supersede(&mut self, earlier: &StreamId, now: Time, stop: bool) {
         let Some(first) = self.replays.named(earlier) else {
             return;

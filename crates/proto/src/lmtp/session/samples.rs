@@ -1,4 +1,4 @@
-//! A request of a connection that has negotiated something becomes work: one for each sample (LM-973).
+//! Turns a version 2 request into work, one for each sample (LM-973).
 //!
 //! Each sample is work of its own with a seed of its own, so that nobody below has to know of samples.
 

@@ -1,4 +1,4 @@
-//! What the server tells of itself and of streams between their items (LM-921 to LM-923).
+//! STATUS messages: the state of the server and of streams between items (LM-921 to LM-923).
 
 use bytes::{BufMut as _, BytesMut};
 
@@ -11,11 +11,11 @@ use crate::lmtp::{Feature, StreamId};
 use crate::time::Time;
 
 impl LmtpSession {
-    /// Something happened to a stream that is worth telling. Told if its client wants it, not too often, and never in
+    /// A stream has a new status. Sent if its client wants it, not too often, and never in
     /// the way of items.
     pub fn status(&mut self, stream: StreamKey, status: &StreamUpdate, now: Time) {
         let limits = &self.config.limits;
-        // Nobody hears it while its client is away.
+        // It is not sent while its client is away.
         if self.outbound.bytes > limits.outbox_low_bytes || self.is_detached() {
             return;
         }
@@ -46,7 +46,7 @@ impl LmtpSession {
         self.send_status(Some(&id), status);
     }
 
-    /// A stream gives its first item after its client was told that it waits (LM-922).
+    /// A stream gives its first item after its client got a status that it waits (LM-922).
     pub(super) fn send_running(&mut self, part: Option<SampleKey>) {
         let extended = part.and_then(|part| self.extended.get(&part.first));
         let waited = extended.filter(|extended| extended.fresh && extended.waited);
@@ -57,7 +57,7 @@ impl LmtpSession {
         }
     }
 
-    /// Something happened to the connection. Such news is never dropped.
+    /// The connection has a new status. Such a status is never dropped.
     pub(super) fn announce(&mut self, status: &StreamUpdate) {
         if self.features.has(Feature::Status) {
             self.send_status(None, status);

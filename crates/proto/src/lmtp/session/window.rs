@@ -1,4 +1,4 @@
-//! Streams whose client says how much it takes (LM-952).
+//! Flow control per stream: window and ACK (LM-952).
 
 use super::LmtpSession;
 use super::extended::number;
@@ -42,7 +42,7 @@ impl LmtpSession {
                 self.fail_all_of(first, None, &error, now);
                 continue;
             }
-            // Its work has ended, and its client was not told yet.
+            // Its work has ended, and its client has not been notified yet.
             let seq = self.replays.seq(first);
             let max = self.config.limits.max_error_bytes;
             self.replays

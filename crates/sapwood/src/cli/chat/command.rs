@@ -1,4 +1,4 @@
-//! What a line of a chat means.
+//! Parses a line of a chat.
 
 /// A line, read.
 #[derive(Debug, PartialEq, Eq)]

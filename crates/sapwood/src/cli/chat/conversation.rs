@@ -1,4 +1,4 @@
-//! The turns of a conversation, as nodes: what was said once is referred to and not sent again.
+//! The turns of a conversation as nodes; earlier turns are referenced and not sent again.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,5 @@
-//! A terminal that does not show what is typed while an answer is written: it would stand in the middle of it. The line that is
-//! edited next has it.
+//! Switches terminal echo off while an answer is printed, so that typed text does not appear within it; the line
+//! editor shows it afterwards.
 
 use std::io::{IsTerminal, stdin};
 

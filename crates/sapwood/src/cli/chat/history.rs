@@ -1,4 +1,4 @@
-//! The questions of earlier chats, in a file of the user's state directory.
+//! The history of questions, in a file of the user's state directory.
 
 use std::fs::DirBuilder;
 use std::io;

@@ -1,4 +1,4 @@
-//! Where the questions come from: an editor that remembers on a terminal, plain lines otherwise.
+//! The source of questions: a line editor on a terminal, plain lines otherwise.
 
 use std::io::IsTerminal;
 

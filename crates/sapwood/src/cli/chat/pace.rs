@@ -1,5 +1,5 @@
-//! How fast an answer is shown. The demo model has answered before anybody has seen that it streams, so on a terminal its answers
-//! come at a reading pace.
+//! The pace at which answers are shown. The demo model answers faster than a reader can see it stream, so on a
+//! terminal its answers appear at reading speed.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! One model of peers that speak LMTP.
+//! One model of LMTP servers as an upstream.
 
 mod tokenizer;
 

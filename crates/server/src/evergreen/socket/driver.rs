@@ -1,4 +1,4 @@
-//! One session on one WebSocket, in one dialect (EV-710, EV-720, EV-730, EV-903).
+//! Drives one session on one WebSocket in one dialect (EV-710, EV-720, EV-730, EV-903).
 //!
 //! ```text
 //!   socket ─ Incoming ─► session ─ outgoing ─► codec ─► socket        all polled by one task, in this order
@@ -62,7 +62,7 @@ pub(super) fn frame(received: SocketMessage) -> WebSocketFrame {
     }
 }
 
-/// What is wrong with what was heard, and the close code; `None` if nobody is left to be told.
+/// The error of what was received, and the close code; `None` if there is no client left to get it.
 pub(super) fn status(lost: SocketLoss) -> Option<(u16, Status)> {
     let (code, reason, message) = match lost {
         SocketLoss::Left | SocketLoss::Closed => return None,
@@ -107,11 +107,11 @@ pub(super) struct SocketTransport {
     /// Read while the session did not want it: no more than this one, so that a pause is one for the network, and a
     /// Close behind it is still seen (EV-802, D-28).
     ahead: Option<SocketItem>,
-    /// A long message that is read elsewhere; nothing more is heard until then.
+    /// A long message that is decoded on another thread; nothing more is received until then.
     reading: Option<PoolRun<Result<ParsedFrame, Status>>>,
     /// The session has looked for a message, found none, and waits.
     wanted: bool,
-    /// The session was told that nothing more comes.
+    /// The session was notified that no more input comes.
     input_ended: bool,
     /// What comes can no longer be read, and how one closes for this reason.
     broken: Option<u16>,
@@ -129,7 +129,7 @@ enum PeerLoss {
 }
 
 impl SocketTransport {
-    /// `socket` in `dialect`; of which a message has been heard already, where it was that which showed the dialect.
+    /// A driver for `socket` in `dialect`, with the message that was received already if it showed the dialect.
     pub(super) fn new(
         socket: Box<WebSocket>,
         dialect: Dialect,
@@ -205,7 +205,7 @@ impl SocketTransport {
                         self.lost = Some(if left { PeerLoss::Left } else { PeerLoss::Cut });
                         return Poll::Pending;
                     };
-                    // The socket says so for ever, the session is told once: what is left is to close.
+                    // The socket reports it for ever, the session gets it once: what is left is to close.
                     if self.broken.replace(code).is_some() {
                         return Poll::Pending;
                     }

@@ -1,4 +1,4 @@
-//! Between a connection and a session in tasks of their own: room for one message.
+//! A channel of one message between the task of a connection and the task of its session.
 //!
 //! A message that the session does not want yet holds up the connection, and with it the network (EV-802).
 //!

@@ -1,5 +1,5 @@
-//! The codec of calls of models: what a message takes once it is decoded is bounded and charged before it is, and neither
-//! measuring nor decoding a large one holds up an async worker (D-47).
+//! The codec of gRPC calls: bounds and charges the decoded size of a message before decoding it, and decodes large
+//! messages off the async workers (D-47).
 //!
 //! ```text
 //!   tonic ─► Encoded, as it came ─► measured ─► charged, as soon as there is room ─► decoded

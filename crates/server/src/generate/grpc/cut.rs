@@ -1,4 +1,4 @@
-//! A call that a script cuts: its answer has no end, as if the server had gone (D-11).
+//! Responses that a script cuts off without an end, as a crashed server would (D-11).
 
 use std::io;
 use std::pin::Pin;
@@ -41,7 +41,7 @@ impl Frames for CuttableBody {
             return Poll::Ready(frame);
         }
         self.ended = true;
-        // What was told before goes out first: an error drops whatever the connection still holds.
+        // What was sent before goes out first: an error drops whatever the connection still holds.
         cx.waker().wake_by_ref();
         Poll::Pending
     }

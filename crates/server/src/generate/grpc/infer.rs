@@ -1,4 +1,4 @@
-//! One message as a call, and its responses as messages (TR-901, TR-903).
+//! Converts a `ModelInfer` message into a call, and responses into messages (TR-901, TR-903).
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What the server and its models say of themselves, as messages (TR-701 to TR-709).
+//! Server and model metadata, configuration and statistics over gRPC (TR-701 to TR-709).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! `ModelStreamInfer`: any number of requests on one stream, and their responses (TR-904 to TR-907).
+//! `ModelStreamInfer`: any number of requests on one stream, with their responses (TR-904 to TR-907).
 //!
 //! ```text
 //!   messages in ─► decoupled: a stream of responses each ──► as they come ──┐
@@ -71,7 +71,7 @@ pub(super) struct StreamBody {
     /// How long one request may take.
     time: Duration,
     error_as_status: bool,
-    /// The last thing told was a refusal: whatever runs has its turn first.
+    /// The last response was a refusal: running requests have their turn first.
     refused: bool,
     /// When the caller's key is revoked: nothing more is taken, and what runs ends by itself.
     revoked: Option<BoxFuture<'static, ()>>,
@@ -328,7 +328,7 @@ enum RequestProgress {
     Over,
 }
 
-/// A request whose responses are being told.
+/// A request whose responses are being sent.
 struct ResponseWriter {
     responses: CallResponses,
     response_context: GrpcResponseContext,
@@ -378,7 +378,7 @@ impl ResponseWriter {
         }))
     }
 
-    /// The next message, and how far the request is then. An end that is at hand is told with the response before it; no
+    /// The next message, and how far the request is then. An end that is ready is sent with the response before it; no
     /// response waits for one (TR-906).
     async fn next(
         mut self: Box<Self>,
@@ -409,7 +409,7 @@ impl ResponseWriter {
         Some((Ok(marked(message, false)), RequestProgress::Reporter(self)))
     }
 
-    /// What is told where the end comes alone.
+    /// The message of an end that comes alone.
     fn end(&self) -> Option<ModelInferResponse> {
         if self.empty_final {
             return Some(self.response_context.message(&ResponsePayload::default()));

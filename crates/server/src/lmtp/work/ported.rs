@@ -1,4 +1,4 @@
-//! Tokens of a model that gives them on its ports instead of beside its text: one behind an Evergreen server.
+//! Tokens of a model that gives them on ports of their own, as one behind an Evergreen server does.
 //!
 //! [`PortTokens`] reads the port `logprobs`, where each line is a token, and gives chunks whose `inner` are tokens, as models
 //! of this process do. The finish comes with the run's metadata, before the last tokens or behind them, and clients want it on
@@ -22,7 +22,7 @@ pub(super) struct PortTokens {
     pending: Option<Sampled>,
     /// Nothing more is to be read.
     read: bool,
-    /// The metadata was told, and nothing more is to be.
+    /// The metadata was reported, and nothing more follows.
     reported: bool,
 }
 

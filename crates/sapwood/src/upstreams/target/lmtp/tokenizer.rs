@@ -1,4 +1,4 @@
-//! The tokenizer of a model that peers serve (LM-712).
+//! The tokenizer of a model that LMTP servers run (LM-712).
 
 use std::path::PathBuf;
 use std::sync::Arc;

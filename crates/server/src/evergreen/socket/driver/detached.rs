@@ -1,4 +1,4 @@
-//! One connection of a session that outlives it (EV-940).
+//! Drives a session that may outlive this connection (EV-940).
 
 use std::pin::Pin;
 use std::sync::Arc;
