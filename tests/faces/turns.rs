@@ -34,7 +34,7 @@ impl BusyEngine {
             parallel: 1,
             ..parrot()
         };
-        let (owner, engine) = EngineOwner::by_hand(sapwood_tests::scripted(model), config);
+        let (owner, engine) = Engine::by_hand(sapwood_tests::scripted(model), config);
         let mut request = GenerationRequest::new(Prompt::Tokens(vec![7]));
         (request.ignore_eos, request.max_tokens) = (true, Some(4_000));
         let taken = Some(engine.submit(request).unwrap());

@@ -287,7 +287,7 @@ async fn tr_1001_a_full_queue_rejects() {
         queue_requests: 1,
         ..sapwood_engine::Config::default()
     };
-    let (_owner, engine) = sapwood_engine::EngineOwner::by_hand(scripted(config), limits);
+    let (_owner, engine) = sapwood_engine::Engine::by_hand(scripted(config), limits);
     let kernel = Kernel::new();
     kernel
         .add(sapwood_kernel::model("m", engine.clone()))

@@ -351,7 +351,7 @@ async fn tr_605_a_full_queue_is_plain_json_with_its_text() {
         ..sapwood_engine::Config::default()
     };
     let model = sapwood_tests::scripted(script(Script::Echo));
-    let (_owner, engine) = sapwood_engine::EngineOwner::by_hand(model, config);
+    let (_owner, engine) = sapwood_engine::Engine::by_hand(model, config);
     let kernel = sapwood_kernel::Kernel::new();
     kernel
         .add(sapwood_kernel::model("m", engine.clone()))

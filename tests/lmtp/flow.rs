@@ -270,7 +270,7 @@ async fn lm_510_what_there_is_no_room_for_is_told_when_to_come_again() {
         queue_requests: 2,
         ..sapwood_engine::Config::default()
     };
-    let (_owner, engine) = sapwood_engine::EngineOwner::by_hand(model, limits);
+    let (_owner, engine) = Engine::by_hand(model, limits);
     let config = lmtp::Config {
         connections: 1,
         limits: std::sync::Arc::new(ConnectionLimits {

@@ -219,7 +219,7 @@ pub fn spawned(config: scripted::Config) -> Engine {
 
 /// An engine that the test steps.
 pub fn by_hand(config: scripted::Config) -> (EngineOwner, Engine) {
-    EngineOwner::by_hand(scripted(config), sapwood_engine::Config::default())
+    Engine::by_hand(scripted(config), sapwood_engine::Config::default())
 }
 
 /// A call of `name` with these inputs and outputs.

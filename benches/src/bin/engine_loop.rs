@@ -13,7 +13,7 @@ use sapwood_benches::measure::{core_time, median};
 use sapwood_engine::api::{GenerationRequest, Prompt};
 use sapwood_engine::model::{BatchEntry, Model, OutputRow, SlotPurpose};
 use sapwood_engine::scripted::{Config as Script, Script as Name, Scripted};
-use sapwood_engine::{Config, EngineOwner, RequestHandle};
+use sapwood_engine::{Config, Engine, RequestHandle};
 use sapwood_proto::time::Time;
 
 const SEQUENCES: [u32; 3] = [1, 16, 64];
@@ -102,7 +102,7 @@ fn bare(sequences: u32) -> anyhow::Result<f64> {
 
 /// The same tokens through the engine: time in steps, and time spent reading.
 fn engine(sequences: u32) -> anyhow::Result<(f64, f64)> {
-    let (mut owner, engine) = EngineOwner::by_hand(
+    let (mut owner, engine) = Engine::by_hand(
         Box::new(model()?),
         Config {
             seed: Some(1),

@@ -15,7 +15,7 @@ use sapwood_engine::model::{
     BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose,
 };
 use sapwood_engine::scripted::{Config as Script, Script as Name, Scripted, ScriptedTokenizer};
-use sapwood_engine::{Config, EngineOwner};
+use sapwood_engine::{Config, Engine};
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
@@ -123,7 +123,7 @@ fn engine(sampling: &Sampling, top_logprobs: Option<u32>) -> anyhow::Result<f64>
         seed: Some(1),
         ..Config::default()
     };
-    let (mut owner, engine) = EngineOwner::by_hand(Box::new(Logits::new()?), config);
+    let (mut owner, engine) = Engine::by_hand(Box::new(Logits::new()?), config);
     let mut request = GenerationRequest::new(Prompt::Tokens(vec![256, 97]));
     request.sampling = sampling.clone();
     request.top_logprobs = top_logprobs;

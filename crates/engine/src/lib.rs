@@ -8,6 +8,7 @@
 
 pub mod api;
 mod bad_words;
+mod config;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 mod engine;
@@ -15,6 +16,7 @@ mod engine;
 pub mod fuzz;
 #[cfg(any(feature = "embedded", test, fuzzing))]
 mod gguf;
+mod inbox;
 pub mod model;
 mod outbox;
 mod owner;
@@ -36,7 +38,8 @@ pub mod tokenizer;
 mod tokenizer_json;
 mod transcript;
 
-pub use engine::{Config, Engine, PrefixSharing};
+pub use config::{Config, PrefixSharing};
+pub use engine::Engine;
 pub use outbox::RequestHandle;
 pub use owner::{EngineOwner, SequenceId, StepReport};
 pub use submission::{

@@ -36,7 +36,8 @@ use sapwood_proto::time::Time;
 use slab::Slab;
 
 use crate::api::{EngineError, EngineEvent, ModelInfo, SharedVocabulary};
-use crate::engine::{Config, Engine, OwnerInbox};
+use crate::config::Config;
+use crate::inbox::OwnerInbox;
 use crate::model::{BatchEntry, Model};
 use crate::prefix_cache::PrefixCache;
 use crate::queue::QueuePace;
@@ -97,13 +98,6 @@ struct Scratch {
 }
 
 impl EngineOwner {
-    /// An owner that the caller steps, and the engine that submits to it. Sequences are numbered from 0 in the order of
-    /// submission, those of one request in the order of their choices.
-    #[must_use]
-    pub fn by_hand(model: Box<dyn Model>, config: Config) -> (Self, Engine) {
-        Engine::make(model, config)
-    }
-
     pub(crate) fn new(model: Box<dyn Model>, config: Config, inbox: OwnerInbox) -> Self {
         let info = model.info();
         let capacity = model.capacity();

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use sapwood_proto::time::Time;
 
 use super::*;
-use crate::EngineOwner;
+use crate::Engine;
 use crate::api::Prompt;
 use crate::model::Model;
 use crate::scripted::{Config, Script, Scripted};
 
 /// The events of a request at an engine, in order.
 fn computed(request: GenerationRequest) -> Vec<EngineEvent> {
-    let (mut owner, engine) = EngineOwner::by_hand(
+    let (mut owner, engine) = Engine::by_hand(
         Box::new(Scripted::new(config()).unwrap()),
         crate::Config::default(),
     );

@@ -1,8 +1,8 @@
 //! Tests.
 
 use futures::executor::block_on;
+use sapwood_engine::Config as EngineConfig;
 use sapwood_engine::scripted::{Config, Scripted};
-use sapwood_engine::{Config as EngineConfig, EngineOwner};
 use sapwood_proto::time::Time;
 use serde_json::json;
 
@@ -209,7 +209,7 @@ fn ke_614_logprobs_are_as_long_as_asked() {
 
 #[test]
 fn ke_r18_the_first_item_comes_before_the_model_has_finished() {
-    let (mut owner, engine) = EngineOwner::by_hand(
+    let (mut owner, engine) = Engine::by_hand(
         Box::new(scripted(json!({"script": "text", "text": "abcdef"}))),
         EngineConfig::default(),
     );

@@ -46,7 +46,7 @@ fn busy(model: &str) -> (EngineOwner, Engine) {
         ..Script::default()
     };
     let (mut owner, engine) =
-        EngineOwner::by_hand(Box::new(Scripted::new(script).unwrap()), Config::default());
+        Engine::by_hand(Box::new(Scripted::new(script).unwrap()), Config::default());
     let mut request = GenerationRequest::new(Prompt::Text("abc".into()));
     request.n = 2;
     let handle = engine.submit(request).unwrap();
@@ -134,7 +134,7 @@ async fn oa_913_panics_are_one_number_wherever_they_were_caught() {
     let before = sapwood_kernel::source_panics();
     let rules = r#"{"script": "steps", "rules": [{"steps": [{"panic": true}]}]}"#;
     let model = Scripted::new(serde_json::from_str(rules).unwrap()).unwrap();
-    let (mut owner, engine) = EngineOwner::by_hand(Box::new(model), Config::default());
+    let (mut owner, engine) = Engine::by_hand(Box::new(model), Config::default());
     metrics.watch(engine.clone());
     let _handle = engine
         .submit(GenerationRequest::new(Prompt::Text("x".into())))
@@ -176,7 +176,7 @@ fn oa_913_counts_of_an_engine_that_has_gone_stay() {
             queue_requests: 1,
             ..Config::default()
         };
-        let (mut owner, engine) = EngineOwner::by_hand(Box::new(model), config);
+        let (mut owner, engine) = Engine::by_hand(Box::new(model), config);
         metrics.watch(engine.clone());
         let ask = || engine.submit(GenerationRequest::new(Prompt::Text("x".into())));
         let _handle = ask().unwrap();

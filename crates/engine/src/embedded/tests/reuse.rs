@@ -19,7 +19,7 @@ impl Bench {
             seed: Some(1),
             ..Config::default()
         };
-        let (owner, engine) = EngineOwner::by_hand(Box::new(model), config);
+        let (owner, engine) = Engine::by_hand(Box::new(model), config);
         Self { owner, engine }
     }
 

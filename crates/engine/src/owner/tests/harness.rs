@@ -69,7 +69,7 @@ impl Bench {
             seed: config.seed.or(Some(1)),
             ..config
         };
-        let (owner, engine) = EngineOwner::by_hand(model, config);
+        let (owner, engine) = Engine::by_hand(model, config);
         Self {
             owner,
             engine,
