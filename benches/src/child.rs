@@ -1,4 +1,4 @@
-//! A server in a process of its own, so that its processor time and memory can be told from the load's.
+//! Runs a server in a process of its own, so that its processor time and memory can be measured apart from the load's.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -9,26 +9,26 @@ use anyhow::{Context, Result, bail, ensure};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Where a server listens that [`Server::start`] has started; its address is printed.
+/// A listener for a server that [`Server::start`] has started; prints its address.
 ///
 /// # Errors
-/// If there is no port, or nobody to print to.
+/// If there is no free port, or standard output is closed.
 pub async fn listener() -> Result<TcpListener> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     writeln!(std::io::stdout(), "{}", listener.local_addr()?)?;
     Ok(listener)
 }
 
-/// A running server; killed when dropped.
+/// A running server. Killed when dropped.
 #[derive(Debug)]
 pub struct Server {
     process: Child,
-    /// Where it listens.
+    /// Its address.
     pub address: SocketAddr,
 }
 
 impl Server {
-    /// Starts this very program with `args`; the first line it prints is its address.
+    /// Starts this program with `args`; the first line that it prints is its address.
     ///
     /// # Errors
     /// If it does not start or prints something else.
@@ -48,10 +48,10 @@ impl Server {
         Ok(Self { process, address })
     }
 
-    /// Starts another program, which will listen at `address`; it is there once it answers `GET` of `path` with 200.
+    /// Starts another program, which will listen at `address`. It is ready once `GET` of `path` returns 200.
     ///
     /// # Errors
-    /// If it does not start, or ends, or needs more than a minute.
+    /// If it does not start, exits, or needs more than a minute.
     pub async fn spawn_at(command: &mut Command, address: SocketAddr, path: &str) -> Result<Self> {
         let process = command
             .stdout(Stdio::null())
@@ -76,7 +76,7 @@ impl Server {
     /// Processor time used so far, user and system.
     ///
     /// # Errors
-    /// Where there is no `/proc`.
+    /// If there is no `/proc`.
     pub fn cpu(&self) -> Result<Duration> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id()))?;
         // The command's name is in parentheses and may hold spaces; fields are counted after it.
@@ -95,7 +95,7 @@ impl Server {
     /// Resident memory in bytes.
     ///
     /// # Errors
-    /// Where there is no `/proc`.
+    /// If there is no `/proc`.
     pub fn resident(&self) -> Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -108,7 +108,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Both fail only if it is gone already.
+        // Both fail only if the process has exited already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -127,9 +127,9 @@ async fn ready(address: SocketAddr, path: &str) -> bool {
     ask.await.unwrap_or(false)
 }
 
-/// Another server may take so long to load its model.
+/// Maximum time for another server to load its model.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
-/// Between two looks whether it has.
+/// Poll interval while it loads.
 const PAUSE: Duration = Duration::from_millis(50);
 /// The kernel reports processor time in hundredths of a second.
 const TICK_MS: u64 = 10;

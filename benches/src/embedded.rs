@@ -1,4 +1,4 @@
-//! What the embedded benches share: a model to measure, and llama.cpp called bare.
+//! Shared by the embedded benches: a model to measure, and a bare loop over llama.cpp as the baseline.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -12,11 +12,11 @@ use sapwood_engine::model::{BatchEntry, Model, OutputRow, SlotPurpose};
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
-/// Tokens before the measured ones, in each sequence.
+/// Tokens of each sequence before the measured ones.
 pub const PROMPT_TOKENS: usize = 8;
-/// Of the sampled tokens' candidates.
+/// Candidates of each sampled token.
 pub const TOP_K: usize = 40;
-/// The temperature at which both loops sample.
+/// The temperature of both loops.
 pub const TEMPERATURE: f32 = 0.8;
 
 /// The file of the random model of about 100 million parameters, written once to the folder for temporary files.
@@ -58,7 +58,7 @@ pub fn model(options: &LoadOptions) -> Result<Embedded> {
     )?)
 }
 
-/// A prompt whose first token no other `number` below 30,000 has, so that no cache can know it.
+/// A prompt whose first token differs from that of every other `number` below 30,000, so that no prefix is cached.
 #[must_use]
 pub fn prompt(number: usize, tokens: usize) -> Vec<Token> {
     (0..tokens)
@@ -66,8 +66,8 @@ pub fn prompt(number: usize, tokens: usize) -> Vec<Token> {
         .collect()
 }
 
-/// Decodes `steps` tokens of each of `sequences` sequences without an engine; how long that took, prompts included.
-/// `round` makes the prompts its own.
+/// Decodes `steps` tokens of each of `sequences` sequences without an engine; returns the time, prompts included.
+/// `round` makes the prompts distinct.
 ///
 /// # Errors
 /// Those of the model.
@@ -114,7 +114,7 @@ pub fn bare(
             &mut random,
         )?);
     }
-    // The first token of each came with its prompt.
+    // The first token of each sequence came with its prompt.
     for step in 0..steps - 1 {
         batch.clear();
         batch.extend(
@@ -151,7 +151,7 @@ fn decode(model: &mut dyn Model, batch: &[BatchEntry]) -> Result<()> {
     }
 }
 
-/// The best [`TOP_K`] in one pass over the row, then a draw among them.
+/// Selects the best [`TOP_K`] in one pass over the row, then samples one of them.
 fn sample(
     model: &mut dyn Model,
     index: usize,
@@ -202,11 +202,11 @@ impl Random {
     }
 }
 
-/// Processor time of this process's living threads so far, in seconds (Linux). Beside wall time this is what a busy
-/// machine blurs less.
+/// Processor time of this process's living threads so far, in seconds (Linux). A busy machine distorts it less than
+/// wall time.
 ///
 /// # Errors
-/// Where the kernel does not tell.
+/// If the kernel does not report it.
 pub fn processor_seconds() -> Result<f64> {
     let mut nanoseconds = 0.0;
     for thread in std::fs::read_dir("/proc/self/task")? {

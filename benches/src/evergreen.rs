@@ -1,4 +1,4 @@
-//! What the Evergreen benches share: a bare echo to compare with, and a load.
+//! Shared by the Evergreen benches: a bare echo as the baseline, and a load generator.
 
 pub mod bare;
 pub mod load;

@@ -1,4 +1,5 @@
-//! What the benches of Triton's generate share: a bare sender to compare with, and the clients that drive both.
+//! Shared by the benches of Triton's generate extension: a bare sender as the baseline, and the clients that drive
+//! both.
 
 pub mod arrivals;
 pub mod bare;

@@ -1,4 +1,4 @@
-//! Benchmarks; each is a binary under `src/bin`. What several of them share stands here.
+//! Benchmarks; each is a binary under `src/bin`. This library has the code that they share.
 
 pub mod child;
 #[cfg(feature = "embedded")]
@@ -15,7 +15,7 @@ use sapwood_engine::model::Model;
 use sapwood_engine::{Config, Engine};
 use sapwood_kernel::Kernel;
 
-/// The name under which models are served.
+/// The name of the served model.
 pub const NAME: &str = "load";
 
 /// A kernel with one model and nothing else, and the model's engine.
@@ -29,6 +29,6 @@ pub fn kernel_and_engine(model: Box<dyn Model>) -> Result<(Kernel, Engine)> {
     Ok((kernel, engine))
 }
 
-/// As the command `sapwood` has it; the anchors, which are processes of the same program, have it too.
+/// The allocator of the command `sapwood`. The baselines, which are processes of the same program, have it too.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

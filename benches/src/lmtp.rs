@@ -1,4 +1,4 @@
-//! What the LMTP benches share: bare senders to compare with, the server under test, and the clients that drive them.
+//! Shared by the LMTP benches: bare senders as baselines, the server under test, and the clients that drive them.
 
 pub mod bare;
 pub mod face;

@@ -1,4 +1,4 @@
-//! What benches measure with.
+//! Measuring tools of the benches.
 
 use std::time::Duration;
 
@@ -6,22 +6,22 @@ use anyhow::Result;
 use clap::Args;
 use rustix::time::{ClockId, clock_gettime};
 
-/// How long this thread has run on a core.
+/// The processor time of this thread.
 ///
 /// # Errors
-/// If the system's clock gives a time before its beginning.
+/// If the system's clock gives a negative time.
 pub fn core_time() -> Result<Duration> {
     Ok(clock_gettime(ClockId::ThreadCPUTime).try_into()?)
 }
 
-/// The middle of some figures; not a number if there are none.
+/// The median of some figures; NaN if there are none.
 #[must_use]
 pub fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// The time below which this share, in hundredths, of some times lies; in microseconds. 0 if there are none.
+/// The percentile of some times, in microseconds; 0 if there are none.
 #[must_use]
 pub fn percentile(times: &[Duration], hundredths: usize) -> u128 {
     let mut sorted = times.to_vec();

@@ -1,4 +1,4 @@
-//! How a bench says what it found, and what becomes of a goal that was missed.
+//! Prints the results of a bench, and checks its goals.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -31,7 +31,7 @@ impl Report {
         }
     }
 
-    /// How the bench ends.
+    /// The exit code of the bench.
     #[must_use]
     pub fn exit(self, passed: bool) -> ExitCode {
         if self.gate && !passed {

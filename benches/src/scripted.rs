@@ -1,4 +1,4 @@
-//! The models of the benches of token faces: scripted ones, and what serves them.
+//! Scripted models for the benches of token faces, and the kernels that serve them.
 
 use anyhow::Result;
 use sapwood_engine::Engine;
@@ -7,12 +7,12 @@ use sapwood_kernel::Kernel;
 
 use crate::NAME;
 
-/// Tokens of a sequence: streams come to their end seldom.
+/// Maximum tokens of a sequence, so that streams rarely end.
 const CONTEXT_TOKENS: u32 = 120_000;
-/// Streams that can be in one batch.
+/// Maximum streams in one batch.
 const PARALLEL: u32 = 128;
 
-/// A model that says pseudo-random words, as fast as its readers take them and as long as they want more.
+/// A model that generates pseudo-random words without end, as fast as its readers accept them.
 #[must_use]
 pub fn endless() -> Config {
     Config {
@@ -42,7 +42,7 @@ pub fn kernel() -> Result<Kernel> {
     paced(0.0)
 }
 
-/// The same; it gives each sequence so many tokens per second, 0 as fast as its reader.
+/// The same, limited to this many tokens per second for each sequence; 0 is as fast as its reader.
 ///
 /// # Errors
 /// If its thread cannot be started.

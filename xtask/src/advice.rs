@@ -1,8 +1,8 @@
 //! What to do after a build that failed: the last lines that are printed.
 //!
-//! A build script's whole output stands above them, and the one line that matters is somewhere in it.
+//! The whole output of a build script is printed above them, and the relevant line is somewhere in it.
 
-/// A text that a failed build shows, and what to do about it.
+/// A text in the output of a failed build, and the advice for it.
 const ADVICE: &[(&str, &str)] = &[
     ("Unable to find libclang", LIBCLANG),
     ("couldn't find any valid shared libraries", LIBCLANG),
@@ -54,7 +54,7 @@ const MEMORY: &str =
 const NETWORK: &str =
     "crates could not be downloaded: see that this machine reaches crates.io, or set HTTPS_PROXY";
 
-/// What failed, and what to do: two short lines.
+/// The failed step and the advice, in two short lines.
 pub(crate) fn after_failed_build(output: &str) -> String {
     let plain = without_colours(output);
     let failed = plain
@@ -86,7 +86,7 @@ fn without_colours(text: &str) -> String {
 mod tests {
     use super::after_failed_build;
 
-    /// As cargo prints it: the cause stands in a build script's output, far from the line with `error`.
+    /// As cargo prints it: the cause is in a build script's output, far from the line with `error`.
     #[test]
     fn the_last_lines_say_what_to_do() {
         let wall = "cargo:rerun-if-changed=x\n".repeat(500);

@@ -1,7 +1,7 @@
 //! `cargo xtask check`: formatting, lints, tidy and the tests of the crates that changed.
 //!
-//! For every day, between edits; `cargo xtask ci` remains what decides. Lints see the whole workspace, because a change may
-//! break whoever depends on it and checking types is quick. Tests are those of the changed crates alone.
+//! For use between edits; `cargo xtask ci` is authoritative. Lints cover the whole workspace, because a change may
+//! break the crates that depend on it, and type checks are fast. Tests are those of the changed crates only.
 
 use std::path::Path;
 use std::time::Instant;
@@ -21,7 +21,7 @@ pub(crate) struct Options {
     since: Option<String>,
 }
 
-/// Files whose change concerns every package.
+/// Files whose change affects every package.
 const EVERYWHERE: &[&str] = &[
     "Cargo.toml",
     "Cargo.lock",
@@ -39,17 +39,17 @@ const READ_BY: &[(&str, &str)] = &[
     ("testdata/", "sapwood-proto"),
 ];
 
-/// Which packages' tests are run.
+/// The packages whose tests are run.
 #[derive(Debug, PartialEq, Eq)]
 enum Scope {
     Workspace,
     Packages(Vec<String>),
 }
 
-/// Runs the checks, the quick ones first, and stops at the first that fails.
+/// Runs the checks, the fast ones first, and stops at the first failure.
 ///
 /// # Errors
-/// A check fails, or git or cargo cannot be asked.
+/// A check fails, or git or cargo cannot be run.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let base = base(options)?;
     let changed = changed(&base)?;
@@ -97,7 +97,7 @@ fn cargo(arguments: &[&str]) -> Result<()> {
     process::run(&mut process::cargo(arguments))
 }
 
-/// The commit that changes are counted from.
+/// The commit that changes are compared with.
 fn base(options: &Options) -> Result<String> {
     let commit = |arguments: &[&str]| {
         let found = process::output(&mut process::program("git", arguments));
@@ -112,7 +112,7 @@ fn base(options: &Options) -> Result<String> {
         .or_else(|_| commit(&["rev-parse", "HEAD"]))
 }
 
-/// Paths that differ from the commit, committed or not, and files that git does not know yet.
+/// Paths that differ from the commit, committed or not, and untracked files.
 fn changed(base: &str) -> Result<Vec<String>> {
     let git = |arguments: &[&str]| process::output(&mut process::program("git", arguments));
     let known = git(&["diff", "--name-only", base])?;
@@ -124,7 +124,7 @@ fn changed(base: &str) -> Result<Vec<String>> {
         .collect())
 }
 
-/// Every package of the workspace: its folder from the root, and its name.
+/// Every package of the workspace: its folder relative to the root, and its name.
 fn packages() -> Result<Vec<(String, String)>> {
     let metadata = process::output(&mut process::cargo(&[
         "metadata",
@@ -146,19 +146,19 @@ fn packages() -> Result<Vec<(String, String)>> {
     Ok(listed.filter_map(package).collect())
 }
 
-/// Whether a lint may judge otherwise after a change of this file.
+/// Whether a change of this file may change the result of the lints.
 fn concerns_lints(path: &str) -> bool {
     path.ends_with(".rs") || path.ends_with("Cargo.toml") || EVERYWHERE.contains(&path)
 }
 
-/// The packages that these files belong to or are read by.
+/// The packages that contain these files or whose tests read them.
 fn scope(changed: &[String], packages: &[(String, String)]) -> Scope {
     let mut names = Vec::new();
     for path in changed {
         if EVERYWHERE.contains(&path.as_str()) {
             return Scope::Workspace;
         }
-        // The longest folder: a package may lie within another's, as xtask's code generator does.
+        // The longest matching folder: a package may be nested in another's folder, as xtask's code generator is.
         let owner = packages
             .iter()
             .filter(|(folder, _)| {
@@ -175,7 +175,7 @@ fn scope(changed: &[String], packages: &[(String, String)]) -> Scope {
     Scope::Packages(names)
 }
 
-/// What selects the tests; nothing if there are none to run.
+/// The arguments that select the tests; empty if there are none to run.
 fn test_arguments(scope: &Scope) -> Vec<String> {
     let mut arguments: Vec<String> = Vec::new();
     let has_program = match scope {

@@ -1,8 +1,8 @@
 //! `cargo xtask ci`: every check and every test, in lanes.
 //!
-//! Tools that are missing are installed before the first lane. A lane whose tool cannot be had is skipped, and a skipped
-//! lane fails the run unless it is allowed by name. A failed lane does not stop the others. What each lane runs is in
-//! `ci::lanes`.
+//! Missing tools are installed before the first lane. A lane whose tool cannot be installed is skipped, and a skipped
+//! lane fails the run unless it is allowed by name. A failed lane does not stop the others. The content of each lane is
+//! in `ci::lanes`.
 
 mod busy;
 mod lanes;
@@ -58,15 +58,15 @@ pub(crate) struct Settings {
     pub(crate) seed: Option<u32>,
 }
 
-/// How a lane ended, short of failing.
+/// The result of a lane that did not fail.
 pub(crate) enum Outcome {
-    /// It ran and found nothing wrong.
+    /// It ran and found no error.
     Passed,
-    /// It could not run here; why.
+    /// It could not run, for this reason.
     Skipped(String),
 }
 
-/// A check, or checks that belong together.
+/// A check, or several related checks.
 struct Lane {
     name: &'static str,
     about: &'static str,
@@ -74,10 +74,10 @@ struct Lane {
     run: fn(&Settings) -> Result<Outcome>,
 }
 
-/// Runs the lanes and prints what became of each.
+/// Runs the lanes and prints the result of each.
 ///
 /// # Errors
-/// If a lane fails, a lane is skipped that may not be, or a lane is named that does not exist.
+/// If a lane fails, if a lane is skipped that must not be, or if there is no lane of a given name.
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.list {
         for lane in LANES.iter().chain(LONG) {
@@ -129,10 +129,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     })
 }
 
-/// Stands for every lane in `--allow-skips`.
+/// The name in `--allow-skips` for every lane.
 const ALL: &str = "all";
 
-/// Installs what these lanes need; what cannot be had, and why.
+/// Installs the tools of these lanes. Returns those that cannot be installed, with the reason.
 fn install_tools(lanes: &[&Lane]) -> Vec<(&'static str, String)> {
     let mut tools: Vec<&Tool> = Vec::new();
     for tool in lanes.iter().flat_map(|lane| lane.tools) {

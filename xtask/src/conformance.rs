@@ -1,7 +1,7 @@
-//! The tables in `docs/faces/*.md` that say which test proves which rule.
+//! The tables in `docs/faces/*.md` that list which test proves which rule.
 //!
-//! Finding the tests that carry a rule's id, and the last column of those tables. People write the first two columns
-//! (rule, and what it says in short); a rule without a test must say `n/a` or `deferred` with the reason.
+//! Finds the tests that carry the id of a rule, and fills the last column of those tables. People write the first two
+//! columns (rule, and its content in short); a rule without a test must have `n/a` or `deferred` with the reason.
 //!
 //! A test carries a rule if its name starts with the id (`ev_206_…`) or a comment above it names it (`EV-206`).
 
@@ -19,7 +19,7 @@ const PREFIXES: &[&str] = &["EV", "KE", "OA", "LM", "TR", "AI"];
 /// Rule id -> names of the tests that carry it.
 type Proofs = BTreeMap<String, BTreeSet<String>>;
 
-/// Findings: a table that is not up to date, a rule without proof.
+/// Findings: a table that is out of date, a rule without a test.
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let proofs = proofs(tree);
     let mut findings = Vec::new();
@@ -65,11 +65,11 @@ fn pages(tree: &Tree) -> impl Iterator<Item = (&str, &str)> {
 struct Row<'a> {
     rule: &'a str,
     summary: &'a str,
-    /// It says why no test is owed.
+    /// Whether the text gives a reason for having no test.
     excused: bool,
 }
 
-/// A line `| EV-101 | what | tests |` as a row; anything else is not one.
+/// Parses a line `| EV-101 | what | tests |` as a row; `None` for any other line.
 fn row(line: &str) -> Option<Row<'_>> {
     let mut cells = line.strip_prefix("| ")?.split(" |");
     let rule = cells.next()?.trim();
@@ -101,7 +101,7 @@ fn fill(text: &str, proofs: &Proofs) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Up to three names, and how many more there are.
+/// Up to three names, and the number of the others.
 fn shown(names: &BTreeSet<String>) -> String {
     let mut cell = names
         .iter()
@@ -158,7 +158,7 @@ fn function_name(line: &str) -> Option<&str> {
     rest.split(['(', '<']).next()
 }
 
-/// Every rule id in a text, in order: a prefix and, right after it, a number.
+/// Every rule id in a text, in order: a prefix directly followed by a number.
 fn ids(text: &str) -> Vec<String> {
     let words: Vec<&str> = text.split(|c: char| !c.is_ascii_alphanumeric()).collect();
     let pairs = words

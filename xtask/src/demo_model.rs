@@ -1,4 +1,4 @@
-//! `cargo xtask demo-model`: trains the demo model anew.
+//! `cargo xtask demo-model`: trains the demo model again.
 
 use anyhow::Result;
 

@@ -1,8 +1,8 @@
 //! The lane `foreign`: clients of other languages against a running server.
 //!
 //! A client is a folder `tests/foreign/NAME` with `requirements.txt` and `check.py`, or with `package.json` and
-//! `check.mjs`. The script is called with `--server HOST:PORT` from the root of the checkout and ends with a line
-//! `N passed, N failed`. The server runs with `tests/foreign/sapwood.toml`; a client that has a `sapwood.toml` of its own
+//! `check.mjs`. The script is called with `--server HOST:PORT` from the root of the checkout and ends with a line `N
+//! passed, N failed`. The server runs with `tests/foreign/sapwood.toml`; a client that has a `sapwood.toml` of its own
 //! has a server of its own.
 
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ pub(crate) fn run() -> Result<Outcome> {
             &program,
             &[&script, "--server", address],
         ));
-        // The clients have nothing to do with each other: one that fails must not hide the next one's failure.
+        // The clients are independent: a failure of one must not hide the failure of the next.
         if let Err(error) = checked {
             process::print_line(&format!("{name}: {error:#}"));
             failed.push(name);
@@ -71,7 +71,7 @@ fn clients(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(clients)
 }
 
-/// A virtual environment with what the client needs: its interpreter, and the script.
+/// A virtual environment with the client's packages: its interpreter, and the script.
 fn python(client: &Path, venv: &Path) -> Result<(String, String)> {
     let python = venv.join("bin/python").display().to_string();
     if !Path::new(&python).exists() {
@@ -87,7 +87,7 @@ fn python(client: &Path, venv: &Path) -> Result<(String, String)> {
             "install",
             "--quiet",
             "--disable-pip-version-check",
-            // What is used is compiled when it is used, which is a small part.
+            // Modules are compiled when they are imported, which is a small part of the packages.
             "--no-compile",
             "-r",
             &requirements,
@@ -96,8 +96,8 @@ fn python(client: &Path, venv: &Path) -> Result<(String, String)> {
     Ok((python, client.join("check.py").display().to_string()))
 }
 
-/// The same for Node, which finds packages beside the script: a copy of it, and of what all scripts share, stands among
-/// them.
+/// The same for Node, which finds packages beside the script: copies of the script and of the shared modules are placed
+/// among them.
 fn node(client: &Path, position: &Path) -> Result<(String, String)> {
     std::fs::create_dir_all(position)?;
     for name in ["package.json", "check.mjs", "../checks.mjs"] {

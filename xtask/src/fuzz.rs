@@ -1,8 +1,8 @@
-//! The lane `fuzz`: every fuzz target for a while, as many at a time as there are processors.
+//! The lane `fuzz`: runs every fuzz target for a while, as many at a time as there are processors.
 //!
-//! The targets are built by cargo itself, with the flags that `cargo fuzz` would pass, so that neither that program nor a
-//! nightly compiler has to be there. What the fuzzer finds worth keeping stays in `fuzz/target/corpus` from run to run; an
-//! input that breaks something is written to `fuzz/artifacts`, and belongs into `fuzz/corpus`, whose files ordinary tests
+//! The targets are built by cargo itself, with the flags that `cargo fuzz` would pass, so that neither that program nor
+//! a nightly compiler is needed. Inputs that the fuzzer finds useful stay in `fuzz/target/corpus` from run to run; an
+//! input that breaks something is written to `fuzz/artifacts`, and belongs in `fuzz/corpus`, whose files ordinary tests
 //! replay.
 
 use std::path::{Path, PathBuf};
@@ -17,14 +17,14 @@ use crate::{process, root};
 
 /// Bytes of the largest input.
 const INPUT_BYTES_MAX: u32 = 1 << 20;
-/// The process may hold so much at its peak, whatever the input.
+/// Maximum memory of the process at its peak, whatever the input.
 const MEMORY_MIB_MAX: u32 = 512;
-/// Seconds that one input may take.
+/// Maximum seconds for one input.
 const INPUT_SECONDS_MAX: u32 = 20;
 
-/// What the compiler is told, as `cargo fuzz --sanitizer none` does: tell the fuzzer which branches were taken and what was
-/// compared, and check everything that debug builds check. Our code is safe Rust, so that an address sanitizer would find
-/// little, and its own memory would hide ours.
+/// Compiler flags, as `cargo fuzz --sanitizer none` sets them: report taken branches and compared values to the fuzzer,
+/// and check everything that debug builds check. Our code is safe Rust, so an address sanitizer would find little, and
+/// its memory use would hide ours.
 const FLAGS: &[&str] = &[
     "--cfg=fuzzing",
     "-Cpasses=sancov-module",
@@ -76,11 +76,11 @@ fn next(waiting: &Mutex<Vec<String>>) -> Option<String> {
 /// A seed that differs from run to run.
 fn new_seed() -> u32 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    // Zero would make the fuzzer choose one and tell nobody.
+    // With seed zero, the fuzzer would choose one and not print it.
     now.map_or(1, |now| now.subsec_nanos().max(1))
 }
 
-/// The names of the targets, which are the files in `fuzz_targets`.
+/// The names of the targets: the files in `fuzz_targets`.
 fn targets() -> Result<Vec<String>> {
     let folder = root().join("fuzz/fuzz_targets");
     let entries =
@@ -89,12 +89,12 @@ fn targets() -> Result<Vec<String>> {
         .flatten()
         .filter_map(|entry| Some(entry.path().file_stem()?.to_string_lossy().into_owned()))
         .collect();
-    // Taken from the end.
+    // Popped from the end.
     targets.sort_by(|a, b| b.cmp(a));
     Ok(targets)
 }
 
-/// Builds all of them; the folder that they are in.
+/// Builds all targets; returns their folder.
 fn build() -> Result<PathBuf> {
     let host = process::output(Command::new("rustc").arg("-vV"))?;
     let host = host
@@ -106,7 +106,7 @@ fn build() -> Result<PathBuf> {
         "--release",
         "--manifest-path",
         "fuzz/Cargo.toml",
-        // Build scripts and macros are then built without the flags.
+        // With an explicit target, build scripts and macros are built without the flags.
         "--target",
         host,
     ]);
@@ -114,7 +114,7 @@ fn build() -> Result<PathBuf> {
     Ok(root().join("fuzz/target").join(host).join("release"))
 }
 
-/// Runs one target; its output is shown if it found something.
+/// Runs one target; shows its output if it found something.
 fn fuzz(folder: &Path, target: &str, seed: u32, seconds: u32) -> Result<()> {
     let retained = root().join("fuzz/target/corpus").join(target);
     let committed = root().join("fuzz/corpus").join(target);

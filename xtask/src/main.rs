@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the package of its own that does it, so that it is built for those alone who need it.
+/// Runs the code generator. It is a package of its own, so that only those who need it build it.
 fn codegen(check: bool) -> anyhow::Result<()> {
     let mut arguments = vec!["run", "--quiet", "--package", "codegen", "--"];
     arguments.extend(check.then_some("--check"));

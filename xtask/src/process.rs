@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 /// Prints one line for people, on standard error.
 pub(crate) fn print_line(line: &str) {
-    // Nothing sensible is left to do when standard error is gone.
+    // Errors are ignored: if standard error is closed, there is no other place to report to.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn program(name: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs a command with its output shown; an error unless it succeeds.
+/// Runs a command and shows its output; an error unless it succeeds.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let shown = show(command);
     print_line(&format!("$ {shown}"));
@@ -47,15 +47,15 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command with its output shown; how it ended, and the end of what it wrote on standard error.
+/// Runs a command and shows its output. Returns its exit status, and the end of its standard error.
 ///
 /// # Errors
-/// It cannot be started.
+/// The command cannot be started.
 pub(crate) fn run_and_keep(command: &mut Command) -> Result<(ExitStatus, String)> {
     let shown = show(command);
     print_line(&format!("$ {shown}"));
     if std::io::stderr().is_terminal() {
-        // Cargo sees a pipe where there is a terminal behind it.
+        // Cargo sees a pipe, although its output is shown on a terminal.
         command.env("CARGO_TERM_COLOR", "always");
         command.env("CARGO_TERM_PROGRESS_WHEN", "always");
         command.env("CARGO_TERM_PROGRESS_WIDTH", "80");
@@ -68,10 +68,11 @@ pub(crate) fn run_and_keep(command: &mut Command) -> Result<(ExitStatus, String)
     if let Some(mut stderr) = child.stderr.take() {
         let mut piece = [0; 4096];
         while let Ok(read @ 1..) = stderr.read(&mut piece) {
-            // Nothing sensible is left to do when standard error is gone.
+            // Errors are ignored: if standard error is closed, there is no other place to report to.
             let _ = std::io::stderr().write_all(&piece[..read]);
             retained.extend_from_slice(&piece[..read]);
-            // Twice what is kept, so that a long build does not move it at every piece.
+            // The buffer may grow to twice the size that is returned, so that a long build does not move it with every
+            // piece.
             if retained.len() > 2 * RETAINED_BYTES {
                 retained.drain(..retained.len() - RETAINED_BYTES);
             }
@@ -81,10 +82,10 @@ pub(crate) fn run_and_keep(command: &mut Command) -> Result<(ExitStatus, String)
     Ok((status, String::from_utf8_lossy(&retained).into_owned()))
 }
 
-/// The end of a build's output that is looked at when it failed.
+/// The part of a failed build's output that is searched for advice.
 const RETAINED_BYTES: usize = 256 * 1024;
 
-/// Runs a command quietly; its standard output, or an error with what it said.
+/// Runs a command without showing its output; returns its standard output, or an error with its output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let shown = show(command);
     let output = command
@@ -100,7 +101,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Whether a command starts and succeeds, without showing anything.
+/// Whether a command starts and succeeds; shows nothing.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
     command
         .stdin(Stdio::null())
@@ -121,7 +122,7 @@ pub(crate) fn succeeds_with_input(command: &mut Command, input: &str) -> bool {
         return false;
     };
     if let Some(mut stdin) = child.stdin.take() {
-        // One that ends without reading has decided without it; its status says how.
+        // A command that exits without reading its input has a status that says why.
         let _ = stdin.write_all(input.as_bytes());
     }
     child.wait().is_ok_and(|status| status.success())

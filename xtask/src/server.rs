@@ -1,4 +1,4 @@
-//! The server of the build under test, for lanes that talk to it from outside.
+//! Runs the server of the build under test, for lanes that connect to it from outside.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::{ci, process};
 
-/// A server of the build under test, ended when it is dropped.
+/// A server of the build under test. Dropping it ends the process.
 pub(crate) struct Server {
     child: Child,
     /// `HOST:PORT`.
@@ -16,7 +16,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Builds it, starts it on a free port and waits for the log line that names the address.
+    /// Builds the server, starts it on a free port and waits for the log line with its address.
     ///
     /// # Errors
     /// The build fails, or the server ends before it listens.
@@ -45,12 +45,12 @@ impl Server {
             let status = child.wait()?;
             anyhow::bail!("the server ended before it listened ({status})");
         };
-        // The rest of the log is read so that the server never waits for us.
+        // The rest of the log is read so that the server never waits for its reader.
         std::thread::spawn(move || lines.for_each(drop));
         Ok(Self { child, address })
     }
 
-    /// Its process.
+    /// The id of its process.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -58,7 +58,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself, which is as good.
+        // It may have exited by itself, which has the same effect.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

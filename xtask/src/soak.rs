@@ -33,7 +33,7 @@ pub(crate) fn lane() -> Result<Outcome> {
 /// Starts the server and the clients.
 ///
 /// # Errors
-/// A content was wrong, something stayed open, or memory grew.
+/// A content was wrong, a resource stayed open, or memory grew.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let package = ["--package", "sapwood-tests", "--bin", "soak"];
     process::run(&mut process::cargo(&[&["build"], &package[..]].concat()))?;

@@ -1,8 +1,8 @@
 //! What a build with llama.cpp needs from the machine: cmake, make, a working C++ compiler, libclang with its headers.
 //!
-//! Each need is checked by doing what the build will do with it: a name on the `PATH` or a file with a promising name has
-//! been wrong before. What is missing is installed with apt-get where that is allowed; everywhere else the last line says
-//! what to install.
+//! Each need is checked by doing what the build will do with it: a name on the `PATH` or a file with a matching name is
+//! no proof. Missing packages are installed with apt-get where that is allowed; otherwise the last line names the
+//! packages to install.
 
 mod libclang;
 mod machine;
@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 use crate::process;
 pub(crate) use machine::Machine;
 
-/// Something that must be on the machine, and the Debian package that brings it.
+/// A requirement of the build, and the Debian package that has it.
 struct Need {
     name: &'static str,
     package: &'static str,
@@ -28,7 +28,7 @@ const NEEDS: [Need; 5] = [
     Need {
         name: "make",
         package: "make",
-        // cmake's usual generator; whoever chose another one in the environment has it.
+        // cmake's default generator; a user who sets another one in the environment has that.
         present: |machine| machine.variable("CMAKE_GENERATOR").is_some() || machine.answers("make"),
     },
     Need {
@@ -48,14 +48,14 @@ const NEEDS: [Need; 5] = [
     },
 ];
 
-/// A program that uses the library's headers, has to be linked with it, and needs a standard that llama.cpp needs.
+/// A program that uses the library's headers, must be linked with it, and needs a standard that llama.cpp needs.
 const CPP_PROGRAM: &str = "#include <string>\n#include <string_view>\n#include <thread>\n\
     int main() { std::string_view v = \"a\"; std::string s(v); std::thread([&] { s += 'b'; }).join(); return s.size() == 2 ? 0 : 1; }\n";
 
-/// Makes sure that what a build with a real model needs is there; installs it with apt-get if it may.
+/// Checks the requirements of a build with llama.cpp; installs missing ones with apt-get if it may.
 ///
 /// # Errors
-/// If something is missing that cannot be installed from here; the message ends with the exact command.
+/// If something is missing that cannot be installed; the message ends with the exact command.
 pub(crate) fn ensure(machine: &Machine) -> Result<()> {
     let missing = missing(machine);
     if missing.is_empty() {
@@ -78,7 +78,7 @@ pub(crate) fn ensure(machine: &Machine) -> Result<()> {
     );
 }
 
-/// Whether nothing is missing.
+/// Whether no requirement is missing.
 pub(crate) fn is_complete(machine: &Machine) -> bool {
     missing(machine).is_empty()
 }
@@ -95,7 +95,7 @@ fn names(needs: &[&Need]) -> String {
     names.join(", ")
 }
 
-/// The packages that bring them, each once.
+/// The packages that have them, each once.
 fn packages(needs: &[&Need]) -> Vec<&'static str> {
     let mut packages: Vec<_> = needs.iter().map(|need| need.package).collect();
     packages.dedup();
@@ -103,7 +103,7 @@ fn packages(needs: &[&Need]) -> Vec<&'static str> {
 }
 
 fn compiles_cpp(machine: &Machine) -> bool {
-    // The build takes `CXX`, else `c++`.
+    // The build uses `CXX`, else `c++`.
     let compiler = machine.variable("CXX").unwrap_or_else(|| "c++".into());
     let mut words = compiler.to_str().unwrap_or("c++").split_whitespace();
     let Some(program) = words.next() else {
@@ -116,7 +116,7 @@ fn compiles_cpp(machine: &Machine) -> bool {
         .args(["-x", "c++", "-std=c++17", "-pthread", "-o"]);
     command.arg(&output).arg("-");
     let compiled = process::succeeds_with_input(&mut command, CPP_PROGRAM);
-    // It may not be there, if nothing was compiled.
+    // It does not exist if nothing was compiled.
     let _ = std::fs::remove_file(output);
     compiled
 }
@@ -124,7 +124,7 @@ fn compiles_cpp(machine: &Machine) -> bool {
 /// Installs Debian packages as root or through sudo.
 ///
 /// # Errors
-/// If there is no apt-get, or no right to use it; the message has the command to run by hand.
+/// If there is no apt-get, or no right to use it; the message has the command to run.
 pub(crate) fn install(machine: &Machine, packages: &[&str]) -> Result<()> {
     let by_hand = format!("apt-get install -y {}", packages.join(" "));
     if !machine.answers("apt-get") {
@@ -153,7 +153,7 @@ pub(crate) fn install(machine: &Machine, packages: &[&str]) -> Result<()> {
             .env("DEBIAN_FRONTEND", "noninteractive");
         process::run(&mut command)
     };
-    // An old list may still be good enough, so that a failing update is not yet a failure.
+    // An outdated package list may suffice, so a failing update is no error yet.
     let _ = apt(&["update", "-q"]);
     let arguments: Vec<&str> = ["install", "-y", "-q", "--no-install-recommends"]
         .iter()

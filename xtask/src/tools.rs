@@ -1,6 +1,6 @@
-//! Tools that lanes of CI need and that a machine may lack: whether they are there, and how they are installed.
+//! Tools that the lanes of CI need and that a machine may lack: how to detect and install them.
 //!
-//! Everything is installed before the first lane, so that what cannot be had is said at the top.
+//! Everything is installed before the first lane, so that a tool that cannot be installed is reported first.
 
 use std::process::Command;
 
@@ -11,19 +11,19 @@ use crate::toolchain::{self, Machine};
 
 /// A tool.
 pub(crate) struct Tool {
-    /// What people call it.
+    /// Its name for people.
     pub(crate) name: &'static str,
-    /// How to get it by hand.
+    /// The command that installs it.
     pub(crate) by_hand: &'static str,
     present: fn() -> bool,
     install: fn() -> Result<()>,
 }
 
 impl Tool {
-    /// Makes sure that it is there.
+    /// Installs the tool if it is missing.
     ///
     /// # Errors
-    /// It is not, and cannot be installed; the message says what to do by hand.
+    /// It is missing and cannot be installed; the message has the command to run.
     pub(crate) fn ensure(&self) -> Result<()> {
         if (self.present)() {
             return Ok(());
@@ -65,13 +65,13 @@ pub(crate) const WASM: Tool = Tool {
         if rustup_present() {
             rustup(&["target", "add", WASM_TARGET])
         } else {
-            // A compiler of Debian's has its targets in packages.
+            // Debian's Rust has its targets in packages.
             toolchain::install(&Machine::this(), &["libstd-rust-dev-wasm32"])
         }
     },
 };
 
-/// What llama.cpp, and the fuzzer's own C++, are built with.
+/// The compilers of llama.cpp and of the fuzzer's own C++.
 pub(crate) const COMPILERS: Tool = Tool {
     name: "cmake, a C++ compiler and libclang",
     by_hand: "apt-get install -y cmake make g++ libclang-dev",
@@ -106,7 +106,7 @@ fn cargo_has(subcommand: &str) -> bool {
     process::succeeds(&mut process::cargo(&[subcommand, "--version"]))
 }
 
-/// Unoptimised: these are small programs that wait for others, and building them is what costs.
+/// Unoptimised: these are small programs that wait for others, and building them is the larger cost.
 fn cargo_install(package: &str) -> Result<()> {
     process::run(&mut process::cargo(&[
         "install", "--locked", "--quiet", "--debug", package,
@@ -136,7 +136,7 @@ fn wasm_present() -> bool {
 mod tests {
     use super::*;
 
-    /// A tool that is not there, and what installing it does.
+    /// The error for a missing tool with this installer.
     fn failure_of(install: fn() -> Result<()>) -> String {
         let tool = Tool {
             name: "a tool",

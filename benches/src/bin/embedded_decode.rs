@@ -1,7 +1,8 @@
-//! The engine against the same llama.cpp called bare, on random weights; time to the first token beside a long prompt;
-//! what a conversation's second turn costs.
+//! Compares the engine with a bare loop over the same llama.cpp, on random weights. Also measures the time to the first
+//! token beside a long prompt, and the cost of a conversation's second turn.
 //!
-//! Both loops sample at the same temperature among as many candidates, with the same threads, cache and batches.
+//! Both loops sample at the same temperature among the same number of candidates, with the same threads, cache and
+//! batches.
 //!
 //! ```text
 //! embedded_decode [--rounds N] [--steps N] [--threads N] [--json] [--gate]
@@ -28,7 +29,7 @@ use sapwood_proto::steer::Token;
 use serde_json::json;
 
 const SEQUENCES: [usize; 3] = [1, 8, 32];
-/// What the engine must reach of the bare loop's tokens per second.
+/// The share of the bare loop's tokens per second that the engine must reach.
 const GATE: f64 = 0.95;
 
 /// The engine against the same llama.cpp called bare
@@ -57,9 +58,9 @@ fn main() -> Result<ExitCode> {
     let mut out = std::io::stdout().lock();
     let mut passed = true;
     for sequences in SEQUENCES {
-        // llama.cpp looks at every cell in use for every token, whosever it is: what an engine keeps of finished
-        // requests slows those that run. The bare loop keeps nothing and computes its prompts in one pass, so the
-        // comparison is with an engine that does the same; what keeping costs is a row of its own.
+        // llama.cpp reads every used KV cell for every token, whichever sequence it belongs to: cached prefixes of
+        // finished requests slow down running ones. The bare loop caches nothing and computes its prompts in one
+        // decode, so the comparison is with an engine that does the same; the cost of caching has a row of its own.
         let forgetful = LoadOptions {
             kept_prefixes: Some(0),
             parallel: u32::try_from(sequences)?,
@@ -85,7 +86,7 @@ fn main() -> Result<ExitCode> {
     Ok(args.report.exit(passed))
 }
 
-/// Alternating rounds of both loops; the median ratio of their tokens per second.
+/// Alternates rounds of both loops; returns the median ratio of their tokens per second.
 fn decode(
     (name, sequences): (&str, usize),
     alone: &mut Embedded,
@@ -134,7 +135,7 @@ fn request(prompt: Vec<Token>, max_tokens: usize) -> GenerationRequest {
     request
 }
 
-/// What one request gave: when its first and last tokens came, its tokens, what it cost.
+/// The result of one request: the times of its first and last token, its tokens, and its usage.
 struct Answer {
     first: Instant,
     last: Instant,
@@ -189,7 +190,7 @@ fn served(engine: &Engine, sequences: usize, steps: usize, round: usize) -> Resu
     Ok(start.elapsed())
 }
 
-/// A short prompt alone, and while 2,000 tokens of another are being computed.
+/// A short prompt alone, and while 2,000 tokens of another prompt are prefilled.
 fn first_token(engine: &Engine, args: &Args, out: &mut impl Write) -> Result<()> {
     let (mut quiet, mut beside, mut long_alone) = (vec![], vec![], vec![]);
     for round in 0..args.rounds {
@@ -218,7 +219,7 @@ fn first_token(engine: &Engine, args: &Args, out: &mut impl Write) -> Result<()>
     Ok(())
 }
 
-/// The second turn repeats the first, its answer included, and adds a question.
+/// The second turn repeats the first with its answer, and adds a question.
 fn second_turn(engine: &Engine, args: &Args, out: &mut impl Write) -> Result<()> {
     let (mut first_ms, mut second_ms, mut cached, mut whole) = (vec![], vec![], 0, 0);
     for round in 0..args.rounds {

@@ -1,4 +1,4 @@
-//! How many threads a pass should use, and whether idle workers should spin: the reasons for the defaults.
+//! Measures how many threads a decode should use, and whether idle workers should spin: the basis of the defaults.
 //!
 //! ```text
 //! embedded_threads [--rounds N] [--steps N] [--json]
@@ -83,7 +83,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A process that keeps one processor busy until it is dropped.
+/// A process that keeps one processor busy. Killed when dropped.
 struct Load(Child);
 
 impl Load {

@@ -1,10 +1,10 @@
-//! What the engine's own loop costs per token, beside a bare loop over the same scripted rows.
+//! Measures the cost per token of the engine's own loop, compared with a bare loop over the same scripted rows.
 //!
-//! `cargo run --profile dist -p sapwood-benches --bin engine_loop [--json]`. The bare loop asks the model for rows and takes
-//! the best token; the engine does the same behind its scheduler, cache bookkeeping, sampler, text assembly and
-//! outboxes. Reading the events is timed apart: in a server it happens on other threads.
+//! `cargo run --profile dist -p sapwood-benches --bin engine_loop [--json]`. The bare loop requests rows from the model
+//! and takes the most likely token; the engine does the same behind its scheduler, cache bookkeeping, sampler, text
+//! assembly and outboxes. Reading the events is timed separately: in a server it happens on other threads.
 //!
-//! Time is what the thread spent on a core, as Linux tells it, so that a busy machine blurs little.
+//! Time is the thread's processor time, as Linux reports it, so that a busy machine distorts it little.
 
 use std::time::Duration;
 
@@ -100,7 +100,7 @@ fn bare(sequences: u32) -> anyhow::Result<f64> {
     Ok(per_token(core_time()? - began, sequences))
 }
 
-/// The same tokens through the engine: time in steps, and time spent reading.
+/// The same tokens through the engine: returns the time in steps, and the time spent reading.
 fn engine(sequences: u32) -> anyhow::Result<(f64, f64)> {
     let (mut owner, engine) = Engine::by_hand(
         Box::new(model()?),
@@ -115,7 +115,7 @@ fn engine(sequences: u32) -> anyhow::Result<(f64, f64)> {
     }
     let mut now = Time::ZERO;
     let (mut stepping, mut reading) = (Duration::ZERO, Duration::ZERO);
-    // The first two steps compute the prompts.
+    // The first two steps prefill the prompts.
     for _ in 0..2 {
         owner.step(now);
     }

@@ -1,7 +1,7 @@
-//! Session echo against a bare echo of the same messages, over gRPC or WebSockets (EV-981, EV-982, EV-984).
+//! Compares a session echo with a bare echo of the same messages, over gRPC or WebSockets (EV-981, EV-982, EV-984).
 //!
-//! Both run in processes of their own with the same settings; one client drives them in turn, one fragment per message
-//! (`--coalesced`: the session joins ready fragments, as it does by default).
+//! Both run in processes of their own with the same settings. One client drives them in turn, with one fragment per
+//! message (`--coalesced`: the session joins ready fragments, as it does by default).
 //!
 //! ```text
 //! evergreen_echo [--quick] [--json] [--gate] [--websocket | --msgpack] [--coalesced] [--rounds N] [--seconds S] [--case WORDS] [--idle SESSIONS]
@@ -25,7 +25,7 @@ use sapwood_benches::measure::{Rounds, median, percentile};
 use sapwood_benches::report::Report;
 use serde_json::json;
 
-/// What is measured: name, payload, window, and the least ratio to the bare echo that passes the gate.
+/// The measured cases: name, payload, window, and the least ratio to the bare echo that passes the gate.
 const CASES: [(&str, usize, usize, f64); 4] = [
     ("32 B, window 16", 32, 16, 0.8),
     ("32 B, window 256", 32, 256, 0.8),
@@ -144,7 +144,7 @@ async fn latency(args: &Args) -> Result<ExitCode> {
 /// EV-983.
 const GOAL_P99_US: u128 = 1000;
 
-/// One round of each case against a server that somebody else watches.
+/// One round of each case against a server that is profiled from outside.
 async fn drive(args: &Args, address: SocketAddr) -> Result<ExitCode> {
     if args.idle > 0 {
         let sessions = open_idle(args, address).await?;
@@ -251,7 +251,7 @@ async fn alternate(
     Ok(figures)
 }
 
-/// Resident growth per idle session, 100 sessions per connection.
+/// Resident memory per idle session, with 100 sessions per connection.
 async fn idle(args: &Args) -> Result<ExitCode> {
     let server = Server::start(&["--serve", "session"])?;
     let warm = args.peer(server.address).await?;
@@ -276,7 +276,7 @@ async fn idle(args: &Args) -> Result<ExitCode> {
     Ok(args.report.exit(each <= GOAL_IDLE_BYTES))
 }
 
-/// How long a new connection, a session and its first echo take: the median of some.
+/// The median time for a new connection, a session and its first echo.
 async fn first_echo(args: &Args, address: SocketAddr) -> Result<Duration> {
     let mut took = Vec::new();
     for _ in 0..TRIES {

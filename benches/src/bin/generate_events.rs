@@ -1,4 +1,4 @@
-//! Events of `generate_stream` against a bare handler that sends the same (TR-1601).
+//! Compares events of `generate_stream` with a bare handler that sends the same (TR-1601).
 //!
 //! Both run in processes of their own; one client drives them in turn, each stream over a connection of its own.
 //!
@@ -52,7 +52,7 @@ async fn main() -> Result<ExitCode> {
     events(&args).await
 }
 
-/// Figures of one server, one of each round.
+/// Figures of one server, one per round.
 #[derive(Default)]
 struct Figures {
     rates: Vec<f64>,
@@ -98,7 +98,7 @@ async fn events(args: &Args) -> Result<ExitCode> {
 /// TR-1601.
 const GOAL: f64 = 0.8;
 
-/// One round: a tenth of the time to get going, then what came is divided by what it took.
+/// One round: a tenth of the time to warm up, then counts divided by the time they took.
 async fn round(server: &Server, args: &Args, figures: &mut Figures) -> Result<()> {
     let mut load = Load::begin(server.address, args.streams).await?;
     let span = args.rounds.span();

@@ -1,5 +1,5 @@
-//! Events of paced streams against a bare handler that sends the same at the same pace (TR-1602): what one costs, and how
-//! late it comes.
+//! Compares events of paced streams with a bare handler that sends the same at the same pace (TR-1602): the cost of an
+//! event, and its delay.
 //!
 //! ```text
 //! generate_paced [--quick] [--json] [--gate] [--streams N] [--pace TOKENS_PER_S] [--rounds N] [--seconds S]
@@ -58,7 +58,7 @@ async fn main() -> Result<ExitCode> {
     events(&args).await
 }
 
-/// Figures of one server, one of each round.
+/// Figures of one server, one per round.
 #[derive(Default)]
 struct Figures {
     cpu_us: Vec<f64>,
@@ -108,11 +108,11 @@ async fn events(args: &Args) -> Result<ExitCode> {
 
 /// TR-1602: processor time per event, against the bare server's.
 const COST_RATIO: f64 = 1.5;
-/// TR-1602: lateness against the bare server's, and microseconds more.
+/// TR-1602: delay relative to the bare server's, plus microseconds.
 const LATE_RATIO: f64 = 1.5;
 const LATE_US: f64 = 500.0;
 
-/// One round: a while for all streams to begin, then what came is noted.
+/// One round: some time for all streams to start, then arrivals are recorded.
 async fn round(server: &Server, args: &Args, figures: &mut Figures) -> Result<()> {
     let span = args.rounds.span();
     let begin = Instant::now() + BEGINNING;
@@ -139,5 +139,5 @@ async fn round(server: &Server, args: &Args, figures: &mut Figures) -> Result<()
     Ok(())
 }
 
-/// For all streams to be there.
+/// Time for all streams to start.
 const BEGINNING: Duration = Duration::from_millis(500);

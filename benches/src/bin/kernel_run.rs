@@ -1,6 +1,7 @@
-//! What the kernel adds to a stream of small chunks (KE-P1), and what a reader of a shared node costs (KE-P4).
+//! Measures the cost that the kernel adds to a stream of small chunks (KE-P1), and that of a reader of a shared node
+//! (KE-P4).
 //!
-//! KE-P1's peers: a bare boxed stream whose bytes are appended, against kernel, one pass-through layer and
+//! KE-P1 compares a bare boxed stream whose bytes are appended with the kernel, one pass-through layer and
 //! `run::<String>().finish()` over the same chunks.
 //!
 //! ```text
@@ -21,14 +22,14 @@ use sapwood_benches::report::Report;
 use sapwood_kernel::{Call, Chunk, Chunks, Kernel, Next, Node, Result, Spec, Text, raw};
 use serde_json::json;
 
-/// KE-P1: nanoseconds per chunk that the kernel may add, and how many times the bare stream the total may be.
+/// KE-P1: the nanoseconds per chunk that the kernel may add, and the maximum ratio to the bare stream.
 const ADDED_NS_MAX: f64 = 150.0;
 const TIMES_MAX: f64 = 6.0;
 /// KE-P4: nanoseconds per chunk and reader.
 const READER_NS_MAX: f64 = 120.0;
 const READERS: usize = 8;
 
-/// Chunks of four bytes that cost nothing to make.
+/// Chunks of four bytes whose creation costs nothing.
 struct Source(usize);
 
 impl Stream for Source {
@@ -43,7 +44,7 @@ impl Stream for Source {
     }
 }
 
-/// A layer's stream that passes everything through.
+/// The stream of a layer that passes everything through.
 struct Through(Chunks);
 
 impl Stream for Through {
@@ -82,7 +83,7 @@ fn through_kernel(kernel: &Kernel, chunks: usize) -> f64 {
     })
 }
 
-/// One reader after another over one node: the first drives the source, the others replay.
+/// Several readers of one node in turn: the first polls the source, the others replay.
 fn fan_out(chunks: usize) -> f64 {
     let node = Node::new(Source(chunks));
     let total = ns_per_chunk(chunks * READERS, || {
@@ -103,7 +104,7 @@ fn fan_out(chunks: usize) -> f64 {
     total
 }
 
-/// The least and the median.
+/// The minimum and the median.
 fn summary(mut rounds: Vec<f64>) -> (f64, f64) {
     rounds.sort_by(f64::total_cmp);
     (rounds[0], rounds[rounds.len() / 2])
@@ -135,7 +136,7 @@ fn main() -> anyhow::Result<ExitCode> {
     let args = Args::parse();
     let (chunks, rounds) = (args.chunks.get(), args.rounds.get());
     let kernel = kernel(chunks)?;
-    // A node keeps every chunk, so fewer of them.
+    // A node retains every chunk, so fewer of them are used.
     let shared = chunks.min(200_000);
     let (mut plain, mut ours, mut readers) = (vec![], vec![], vec![]);
     // The first round warms up and is not counted.

@@ -1,7 +1,8 @@
-//! `generate_stream` of the demo model beside llama.cpp's own server with the same file (TR-1603): how soon the first event
-//! comes, and how many tokens.
+//! Compares `generate_stream` of the demo model with llama.cpp's own server and the same file (TR-1603): time to the
+//! first event, and tokens per second.
 //!
-//! `llama-server` is not ours: whoever measures says where it is, and has built it for the same instructions.
+//! `llama-server` is not part of this project: the caller gives its path, and must have built it for the same
+//! instructions.
 //!
 //! ```text
 //! llama_server --llama-server PROGRAM [--quick] [--json] [--gate] [--model FILE] [--threads N] [--words N] [--tokens N]
@@ -92,12 +93,12 @@ async fn main() -> Result<ExitCode> {
     compare(&args).await
 }
 
-/// One of the two servers, and how it is asked.
+/// One of the two servers, and the form of its requests.
 struct Side {
     name: &'static str,
     server: Server,
     path: &'static str,
-    /// Of a prompt and a number of tokens.
+    /// The body for a prompt and a number of tokens.
     body: fn(&str, u32) -> Value,
 }
 
@@ -121,9 +122,10 @@ impl Side {
         })
     }
 
-    /// With a cache of the same size for all its slots together, and without the copies of prompts which it keeps beside that.
+    /// With a unified cache of the same size for all its slots, and without the copies of prompts that it stores
+    /// besides.
     async fn theirs(program: &Path, file: &Path, threads: u32) -> Result<Self> {
-        // Whoever takes the port in between makes it fail, and the reader try again.
+        // If another process takes the port in between, the server fails to start, and the bench must be run again.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let mut command = Command::new(program);
         command.arg("--model").arg(file);
@@ -161,7 +163,7 @@ impl Side {
         Ok(text)
     }
 
-    /// One round; `numbers` make its prompts its own, so that no cache knows more of them than their first words.
+    /// One round. `number` makes its prompts distinct, so that a cache has no more of them than their first words.
     async fn round(
         &self,
         args: &Args,
@@ -194,13 +196,13 @@ impl Side {
     }
 }
 
-/// A prompt that begins as no other does.
+/// A prompt with a beginning of its own.
 fn prompt(number: usize, words: usize) -> String {
     let words = (1..words).map(|at| WORDS[(number + at * at) % WORDS.len()]);
     words.fold(format!("{number}"), |text, word| text + " " + word)
 }
 
-/// Figures of one server, one of each round.
+/// Figures of one server, one per round.
 #[derive(Default)]
 struct Figures {
     rates: Vec<f64>,
@@ -294,7 +296,7 @@ async fn compare(args: &Args) -> Result<ExitCode> {
     Ok(args.report.exit(passed))
 }
 
-/// Writes one line of each server; whether the goals are met.
+/// Prints one line for each server; returns whether the goals are met.
 fn report(args: &Args, at_once: u32, sides: &[Side; 2], figures: [Medians; 2]) -> Result<bool> {
     let [theirs, ours] = &figures;
     let (rate, first) = (
@@ -327,17 +329,17 @@ fn report(args: &Args, at_once: u32, sides: &[Side; 2], figures: [Medians; 2]) -
     Ok(rate >= 1.0 && first <= 1.0)
 }
 
-/// Of one stream, for both servers; the demo model was trained for no more than some hundreds.
+/// Context of one stream, for both servers; the demo model was trained for no more than some hundreds of tokens.
 const CONTEXT_TOKENS: u32 = 256;
-/// Streams that can be in one batch.
+/// Maximum streams in one batch.
 const PARALLEL: u32 = 128;
-/// Requests that each of the streams makes in a round, one after the other.
+/// Requests of each stream in a round, one after the other.
 const TURNS: usize = 2;
-/// Requests of a round of few streams, so that there is a tail to look at.
+/// Minimum requests of a round with few streams, so that there is a tail to measure.
 const REQUESTS_LEAST: usize = 32;
-/// More than any round has.
+/// More requests than any round has.
 const REQUESTS_MOST: usize = 1000;
-/// What prompts are made of.
+/// The words of prompts.
 const WORDS: [&str; 12] = [
     "river", "stone", "the", "and", "capital", "of", "seven", "green", "trees", "are", "near",
     "water",

@@ -1,8 +1,8 @@
-//! What single things of LMTP cost: large biases and named masks (LM-1307), prompts that grow by what was generated
-//! (LM-1308), items at the client (LM-1310), and streams that are passed on from a pool of two servers (LM-1309).
+//! Measures single costs of LMTP: large biases and named masks (LM-1307), prompts that grow by what was generated
+//! (LM-1308), items at the client (LM-1310), and streams that are forwarded from a pool of two servers (LM-1309).
 //!
-//! Everything but engines runs on one thread, whose time on a core is what counts, so that a busy machine blurs
-//! little.
+//! Everything but engines runs on one thread, whose processor time is measured, so that a busy machine distorts the
+//! figures little.
 //!
 //! ```text
 //! lmtp_costs biases [--json] [--gate]
@@ -106,12 +106,12 @@ enum Served {
     Model,
 }
 
-/// A connection of lines to a face in this thread.
+/// A connection with LMTP lines to a face in this thread.
 struct Lines {
     reader: BufReader<ReadHalf<DuplexStream>>,
     writer: WriteHalf<DuplexStream>,
     line: String,
-    /// Of the model behind it.
+    /// The engine of the model behind it.
     engine: Engine,
 }
 
@@ -134,7 +134,7 @@ impl Lines {
         })
     }
 
-    /// Sends a line and reads the first of its answer.
+    /// Sends a line and returns the first line of the reply.
     async fn ask(&mut self, text: &str) -> Result<&str> {
         self.writer.write_all(text.as_bytes()).await?;
         self.writer.write_all(b"\n").await?;
@@ -154,14 +154,14 @@ impl Lines {
     }
 }
 
-/// GENERATEs of each kind.
+/// Number of GENERATEs of each kind.
 const ASKED: usize = 200;
 const BIASES: usize = 25_000;
 /// LM-1307.
 const GOAL_BIASES_US: f64 = 3_000.0;
 const GOAL_MASK_US: f64 = 50.0;
 
-/// What a GENERATE costs this thread until its first token is read. The engine takes its step elsewhere.
+/// The time of a GENERATE on this thread until its first token is read. The engine steps on another thread.
 async fn biases(report: Report) -> Result<ExitCode> {
     let mut lines = Lines::open(scripted::endless())?;
     let agree = format!(
@@ -174,7 +174,7 @@ async fn biases(report: Report) -> Result<ExitCode> {
     lines.ask(&allowed).await?;
     let plain = generate(1, 1);
     let with = |members: &str| format!("{},{members}}}", &plain[..plain.len() - 1]);
-    // No two in a row are the same bytes.
+    // No two consecutive requests have the same bytes.
     let biased: Vec<String> = (0..8).map(|seed| with(&many_biases(seed))).collect();
     let masked = with("\"mask\":\"m\"");
     let mut costs = [Vec::new(), Vec::new(), Vec::new()];
@@ -214,7 +214,7 @@ const GENERATED: u32 = 16;
 /// LM-1308.
 const GOAL_PREFILLED: f64 = 1.1;
 
-/// How many tokens of growing prompts are computed again.
+/// Measures the share of tokens of growing prompts that are computed again.
 async fn prompts(report: Report) -> Result<ExitCode> {
     let mut lines = Lines::open(Script {
         context_tokens: 4_096,
@@ -224,7 +224,7 @@ async fn prompts(report: Report) -> Result<ExitCode> {
     })?;
     let mut new = 0;
     for query in 0..QUERIES {
-        // Queries have nothing in common from their first token on.
+        // Queries differ from their first token on.
         let mut prompt: Vec<usize> = (0..PROMPT).map(|at| 300 + query + at % 97).collect();
         new += PROMPT;
         for round in 0..ROUNDS {
@@ -236,7 +236,7 @@ async fn prompts(report: Report) -> Result<ExitCode> {
                 tokens.extend(self::tokens(lines.next().await?)?);
             }
             prompt.extend(&tokens);
-            // What was generated last is nobody's prompt.
+            // The tokens generated last are part of no prompt.
             new += if round + 1 < ROUNDS { tokens.len() } else { 0 };
         }
     }
@@ -278,7 +278,7 @@ const STREAMS: u32 = 128;
 /// LM-1310.
 const GOAL_ITEMS: f64 = 500_000.0;
 
-/// What reading costs the client, tasks that take the items included.
+/// Measures the cost of reading at the client, including the tasks that receive the items.
 async fn reading(rounds: Rounds, report: Report) -> Result<ExitCode> {
     let server = Server::start(&["serve", "sender"])?;
     let mut rates = Vec::new();
@@ -295,11 +295,11 @@ async fn reading(rounds: Rounds, report: Report) -> Result<ExitCode> {
     Ok(report.exit(rate >= GOAL_ITEMS))
 }
 
-/// LM-1309: twice what LM-1301 allows a token.
+/// LM-1309: twice what LM-1301 allows per token.
 const GOAL_PASSED: f64 = 250_000.0;
 
-/// What a server that passes tokens on spends on each before its own face: the pool's connections and the function over
-/// them.
+/// Measures the cost per forwarded token of a server, before its own face: the connections of the pool and the function
+/// over them.
 async fn passing(rounds: Rounds, report: Report) -> Result<ExitCode> {
     let servers = [
         Server::start(&["serve", "model"])?,
@@ -389,13 +389,13 @@ async fn items_per_cpu_second(server: &Server, span: Duration) -> Result<f64> {
     measured(span, &count, &mut readers).await
 }
 
-/// How often `count` goes up in a second of this thread.
+/// The rate of `count` per second of this thread.
 async fn measured(
     span: Duration,
     count: &AtomicU64,
     readers: &mut JoinSet<Result<()>>,
 ) -> Result<f64> {
-    // All streams have begun by then.
+    // All streams have started by then.
     tokio::time::sleep(span / 10).await;
     let (before, cpu) = (count.load(Ordering::Relaxed), core_time()?);
     tokio::time::sleep(span).await;

@@ -1,5 +1,5 @@
-//! What clients of LMTP do besides reading as fast as they can: tokens that come at their own pace (LM-1303), and
-//! connections that come and go (LM-1305).
+//! Measures further patterns of LMTP clients: tokens at a given pace (LM-1303), and connections that come and go
+//! (LM-1305).
 //!
 //! ```text
 //! lmtp_patterns paced [--quick] [--json] [--gate] [--rounds N] [--seconds S]
@@ -84,13 +84,13 @@ async fn main() -> Result<ExitCode> {
 /// Tokens of one stream in a second.
 const PACE: f64 = 100.0;
 const STREAMS: usize = 128;
-/// LM-1303: the share of what the model gives that arrives.
+/// LM-1303: the share of the model's tokens that must arrive.
 const GOAL_SHARE: f64 = 0.95;
 const GOAL_BETWEEN_US: u128 = 15_000;
 /// Two steps.
 const GOAL_FIRST_US: u128 = 20_000;
 
-/// When the tokens of one round came.
+/// The arrival times of the tokens of one round.
 #[derive(Default)]
 struct Arrivals {
     first: Vec<Duration>,
@@ -160,7 +160,7 @@ async fn arrivals(server: &Server, span: Duration) -> Result<Arrivals> {
     Ok(seen)
 }
 
-/// LM-1305: what may be left after all cycles, over what was there after a tenth of them.
+/// LM-1305: allowed growth of memory from a tenth of the cycles to the last.
 const GOAL_GROWTH_BYTES: u64 = 1 << 20;
 
 async fn cycles(count: u32, report: Report) -> Result<ExitCode> {
@@ -171,7 +171,7 @@ async fn cycles(count: u32, report: Report) -> Result<ExitCode> {
     for cycle in 1..=count {
         let mut socket = load::connect(server.address).await?;
         socket.send(Message::text(generate(1, 1 << 16))).await?;
-        // Half of them hear something before they go.
+        // Half of them receive something before they disconnect.
         if cycle % 2 == 0 {
             let _reply = socket.next().await.transpose()?;
         }
@@ -199,7 +199,7 @@ async fn cycles(count: u32, report: Report) -> Result<ExitCode> {
     Ok(report.exit(grown <= GOAL_GROWTH_BYTES))
 }
 
-/// Waits until no row is in use and no connection open but our own.
+/// Waits until no row is in use and no connection is open but our own.
 async fn alone(server: &Server) -> Result<Duration> {
     let began = Instant::now();
     loop {

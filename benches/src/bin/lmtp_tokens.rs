@@ -1,4 +1,4 @@
-//! Tokens over LMTP against bare WebSockets that send the same (LM-1301, LM-1302, LM-1304, LM-1306).
+//! Compares tokens over LMTP with bare WebSockets that send the same (LM-1301, LM-1302, LM-1304, LM-1306).
 //!
 //! Each runs in a process of its own; one client drives them in turn.
 //!
@@ -29,7 +29,7 @@ use sapwood_benches::scripted;
 use serde_json::json;
 use tokio_tungstenite::tungstenite::Message;
 
-/// What is measured: name, streams, connections.
+/// The measured cases: name, streams, connections.
 const CASES: [(&str, u32, u32); 4] = [
     ("1 stream", 1, 1),
     ("16 streams", 16, 1),
@@ -99,7 +99,7 @@ async fn main() -> Result<ExitCode> {
     tokens(&args).await
 }
 
-/// Figures of one server in one case, one of each round.
+/// Figures of one server in one case, one per round.
 #[derive(Default)]
 struct Figures {
     rates: Vec<f64>,
@@ -132,7 +132,7 @@ async fn tokens(args: &Args) -> Result<ExitCode> {
         let per_cpu = |figures: &serde_json::Value| figures["tokens_per_cpu_s"].as_f64();
         let (of_ours, a, b) = (per_cpu(&ours), per_cpu(&recorded), per_cpu(&formatted));
         let (of_ours, a, b) = (of_ours.unwrap_or(0.0), a.unwrap_or(0.0), b.unwrap_or(0.0));
-        // LM-1301: where the machine is slower than the page's, in proportion.
+        // LM-1301: the goal is scaled down if the machine is slower than the page's.
         let goal = (b * 0.1).max(GOAL_PER_CPU_SECOND.min(a / 60.0));
         if streams == 128 {
             passed &= of_ours >= goal;
@@ -179,7 +179,8 @@ async fn alternate(args: &Args, shape: Shape) -> Result<[Figures; 3]> {
     Ok(figures)
 }
 
-/// Rates of streams that all sample in their own ways, as a share of those that sample alike (LM-1306).
+/// The rate of streams with sampling parameters of their own, as a share of the rate of streams with equal ones
+/// (LM-1306).
 async fn mixed(args: &Args) -> Result<ExitCode> {
     let server = Server::start(&["--serve", "lmtp"])?;
     let mut passed = true;
@@ -222,7 +223,7 @@ async fn mixed(args: &Args) -> Result<ExitCode> {
 /// LM-1306.
 const GOAL_MIXED: f64 = 0.95;
 
-/// One round: a tenth of the time to get going, then what came is divided by what it took.
+/// One round: a tenth of the time to warm up, then counts divided by the time they took.
 async fn round(server: &Server, shape: Shape, span: Duration, figures: &mut Figures) -> Result<()> {
     let mut load = Load::begin(server.address, shape).await?;
     tokio::time::sleep(span / 10).await;
@@ -246,7 +247,7 @@ async fn round(server: &Server, shape: Shape, span: Duration, figures: &mut Figu
     Ok(())
 }
 
-/// From GENERATE to its first TOKEN on a server without other work (LM-1302).
+/// Time from GENERATE to its first TOKEN on an idle server (LM-1302).
 async fn latency(args: &Args) -> Result<ExitCode> {
     let server = Server::start(&["--serve", "lmtp"])?;
     let mut socket = load::connect(server.address).await?;
@@ -278,7 +279,7 @@ const TRIES: usize = 1000;
 /// LM-1302.
 const GOAL_FIRST_US: u128 = 2000;
 
-/// Resident growth and processor time of connections that say nothing, each after a stream of 8 tokens (LM-1304).
+/// Resident memory and processor time of idle connections, each after a stream of 8 tokens (LM-1304).
 async fn idle(args: &Args) -> Result<ExitCode> {
     let server = Server::start(&["--serve", "lmtp"])?;
     drop(open_idle(server.address, 1).await?);
@@ -286,7 +287,7 @@ async fn idle(args: &Args) -> Result<ExitCode> {
     let mut sockets = open_idle(server.address, args.idle).await?;
     let each = server.resident()?.saturating_sub(before) / u64::try_from(args.idle)?;
     let (began, cpu) = (Instant::now(), server.cpu()?);
-    // Pings have to be answered, as clients do while they listen.
+    // Pings must be answered, as clients do while they read.
     let listening = sockets.iter_mut().map(|socket| socket.next());
     let waiting = futures::future::select_all(listening);
     let quiet = tokio::time::timeout(args.rounds.span(), waiting).await;

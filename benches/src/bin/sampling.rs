@@ -1,10 +1,10 @@
-//! What it costs to take one token from a row of 32,000 logits, by what the request asks for.
+//! Measures the cost of sampling one token from a row of 32,000 logits, by the sampling parameters.
 //!
-//! `cargo run --profile dist -p sapwood-benches --bin sampling [--json]`. The engine steps over a model whose rows are copied
-//! from a table; the same steps with the most likely token wanted are subtracted, so that what is left is the sampler's.
-//! Beside it, the textbook way: sort the row.
+//! `cargo run --profile dist -p sapwood-benches --bin sampling [--json]`. The engine steps over a model whose rows are
+//! copied from a table; the same steps with greedy sampling are subtracted, so that only the cost of the sampler is
+//! left. For comparison it also measures the textbook method: sorting the row.
 //!
-//! Time is what the thread spent on a core, as Linux tells it, so that a busy machine blurs little.
+//! Time is the thread's processor time, as Linux reports it, so that a busy machine distorts it little.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use sapwood_proto::time::Time;
 
 const STEPS: u32 = 200;
 const ROUNDS: usize = 9;
-/// Rows of the table: more than fit into the first-level caches, as a model's do not stay there either.
+/// Rows of the table: more than fit into the first-level caches, because a model's rows do not stay there either.
 const ROWS: usize = 16;
 
 /// What taking a token from a row costs
@@ -62,7 +62,7 @@ impl Logits {
     }
 }
 
-/// Rows as models make them: about normal, with a standard deviation of 3.
+/// Rows as models produce them: about normal, with a standard deviation of 3.
 fn table(tokens: usize) -> Vec<Vec<f32>> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut uniform = || {

@@ -1,5 +1,5 @@
-//! The anchors of EV-981: a tonic service and a WebSocket that send every message straight back, with the settings of our
-//! listener.
+//! The baselines of EV-981: a tonic service and a WebSocket server that send every message straight back, with the
+//! settings of our listener.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -35,7 +35,7 @@ pub async fn serve(listener: TcpListener) -> Result<(), tonic::transport::Error>
         .await
 }
 
-/// Serves the same over WebSockets; messages are sent back as the bytes that they are.
+/// The same over WebSockets; messages are sent back as raw bytes.
 ///
 /// # Errors
 /// Those of the listener.
@@ -44,7 +44,7 @@ pub async fn serve_websocket(listener: TcpListener) -> std::io::Result<()> {
         let (io, _) = listener.accept().await?;
         io.set_nodelay(true)?;
         tokio::spawn(async move {
-            // A connection that breaks is the client's business.
+            // A broken connection is an error of the client.
             let _ = echo(io).await;
         });
     }

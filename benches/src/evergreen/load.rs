@@ -1,4 +1,4 @@
-//! The one client that drives every server: a window of raw messages.
+//! The client that drives every server: a window of raw messages.
 
 use std::time::{Duration, Instant};
 
@@ -10,21 +10,21 @@ use sapwood_proto::evergreen::wire::{
 
 use super::wire::{Peer, Wire};
 
-/// What one round is.
+/// The parameters of one round.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Payload of one chunk.
     pub bytes: usize,
-    /// Chunks under way.
+    /// Chunks in flight.
     pub window: usize,
 }
 
-/// What one round gave.
+/// The result of one round.
 #[derive(Clone, Copy, Debug)]
 pub struct Count {
-    /// Chunks that came back.
+    /// Chunks that were echoed.
     pub chunks: u64,
-    /// How long it took.
+    /// The duration of the round.
     pub took: Duration,
 }
 
@@ -41,7 +41,7 @@ impl Count {
     }
 }
 
-/// Echoes for about `span`, in sessions that keep nothing (EV-984).
+/// Echoes for about `span`, in sessions without retention (EV-984).
 ///
 /// # Errors
 /// If the session fails.
@@ -82,7 +82,7 @@ async fn session(peer: &Peer, shape: Shape, began: Instant, span: Duration) -> R
     Ok(u64::try_from(back)?)
 }
 
-/// Echoes one chunk after the other, each once the one before is back: how long each took.
+/// Echoes chunks one after the other; returns the time of each.
 ///
 /// # Errors
 /// If the session fails.
@@ -103,10 +103,10 @@ pub async fn one_by_one(peer: &Peer, bytes: usize, span: Duration) -> Result<Vec
     Ok(took)
 }
 
-/// Payload of one session: less than a function may read from an input.
+/// Payload of one session: below the limit of what a function may read from an input.
 const SESSION_BYTES: usize = 512 << 20;
 
-/// Opens a session that has echoed one chunk of 32 bytes and then says nothing: hold it to keep it open.
+/// Opens a session, echoes one chunk of 32 bytes and then leaves it idle; dropping the result closes it.
 ///
 /// # Errors
 /// If the session fails.
@@ -167,7 +167,7 @@ fn fragment(seq: i32, continued: bool, payload: &Bytes) -> SessionMessage {
     }
 }
 
-/// Whether a fragment carries a chunk back; closing ones without payload do not.
+/// Whether a fragment carries an echoed chunk; closing fragments without payload do not.
 fn carries(fragment: &NodeFragment) -> bool {
     let payload = fragment
         .chunk_fragment

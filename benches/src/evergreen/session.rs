@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 /// Serves until the process ends; `coalesce` joins ready fragments into messages.
 ///
 /// # Errors
-/// If the server cannot be put together.
+/// If the server cannot be built.
 pub async fn serve(listener: TcpListener, coalesce: bool) -> Result<()> {
     let kernel = Kernel::new();
     kernel.add_all(test_functions())?;

@@ -1,4 +1,5 @@
-//! The client's end of a session, over gRPC or a WebSocket: raw messages, no library of ours but the msgpack dialect.
+//! The client's end of a session, over gRPC or a WebSocket: sends raw messages, without our client library except for
+//! the msgpack codec.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,22 +24,22 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Streaming};
 use tonic_prost::ProstCodec;
 
-/// Where sessions are opened.
+/// The server of the sessions.
 #[derive(Clone, Debug)]
 pub enum Peer {
-    /// A connection for many sessions.
+    /// A gRPC channel for many sessions.
     Grpc(Channel),
-    /// An address; each session is a connection.
+    /// The address of a WebSocket server; each session is a connection.
     WebSocket(SocketAddr),
     /// The same, in the msgpack dialect.
     Msgpack(SocketAddr),
 }
 
 impl Peer {
-    /// A server's gRPC side, with the settings that every client of ours has.
+    /// The gRPC channel to a server, with the settings of our clients.
     ///
     /// # Errors
-    /// If nobody listens.
+    /// If no server listens.
     pub async fn grpc(address: SocketAddr) -> Result<Self> {
         let endpoint = Endpoint::from_shared(format!("http://{address}"))?
             .tcp_nodelay(true)
@@ -47,7 +48,7 @@ impl Peer {
         Ok(Self::Grpc(endpoint.connect().await?))
     }
 
-    /// Opens a session that keeps nothing it has passed on (EV-984); `window` messages may wait to be sent.
+    /// Opens a session without retention (EV-984); `window` messages may wait to be sent.
     ///
     /// # Errors
     /// If the server refuses.
@@ -74,7 +75,7 @@ impl Peer {
                 };
                 let url = format!("ws://{address}/evergreen?evergreen-retain=unread");
                 let mut request = url.into_client_request()?;
-                // Clients that speak msgpack name no subprotocol: the first frame shows it.
+                // Clients of the msgpack dialect name no subprotocol: the first frame identifies it.
                 if pack.is_none() {
                     let protocol = http::HeaderValue::from_static("evergreen.v2.proto");
                     request
@@ -86,7 +87,8 @@ impl Peer {
                 let (socket, _) = client_async(request, io).await?;
                 let (sink, incoming) = socket.split();
                 let (send, receive) = mpsc::channel(window);
-                // Whoever sends and receives in one task stands still when both sides' buffers are full.
+                // Sending and receiving in one task would deadlock when the buffers of both sides are full, so a task
+                // of its own sends.
                 tokio::spawn(forward(receive, sink, pack.clone()));
                 Ok(Wire::WebSocket(send, incoming, pack))
             }
@@ -123,7 +125,7 @@ impl Wire {
     /// Waits for a message.
     ///
     /// # Errors
-    /// If the session ended, or its bytes are no message.
+    /// If the session ended, or its bytes cannot be decoded.
     pub async fn receive(&mut self) -> Result<SessionMessage> {
         let early = "the session ended early";
         match self {
@@ -144,10 +146,10 @@ impl Wire {
         }
     }
 
-    /// Says that nothing more comes, and waits for the end.
+    /// Half-closes the session, and waits for its end.
     ///
     /// # Errors
-    /// If the session does not end well.
+    /// If the session does not end normally.
     pub async fn finish(self) -> Result<()> {
         match self {
             Self::Grpc(send, mut incoming) => {
@@ -165,7 +167,7 @@ impl Wire {
 
 type Socket = WebSocketStream<TcpStream>;
 
-/// The msgpack dialect, spoken by our own codec: it alone knows its outer and inner frames. Both directions share it.
+/// The codec of the msgpack dialect, which frames messages twice. Both directions share it.
 #[derive(Clone, Debug)]
 pub struct Pack(Arc<Mutex<Codec>>);
 
@@ -196,7 +198,7 @@ impl Pack {
     }
 }
 
-/// Sends what comes, many messages at a time, and closes at the end; a connection that breaks shows on the other half.
+/// Sends messages, many at a time, and closes at the end; a broken connection is reported by the receiving half.
 async fn forward(
     mut messages: mpsc::Receiver<SessionMessage>,
     mut sink: SplitSink<Socket, Message>,

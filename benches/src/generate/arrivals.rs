@@ -1,4 +1,4 @@
-//! When the events of paced streams arrive, against when they were due.
+//! Measures when the events of paced streams arrive, compared with when they were due.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -10,14 +10,14 @@ use tokio::task::JoinSet;
 
 use super::load::request;
 
-/// When each event of one stream came.
+/// The arrival times of the events of one stream.
 type Arrivals = Vec<Duration>;
 
-/// Streams that are listened to from `begin` until `end`; what comes before is not counted. For each stream, when its events
-/// came.
+/// Reads streams from `begin` until `end`; earlier events are not counted. Returns for each stream the arrival times of
+/// its events.
 ///
 /// # Errors
-/// If nobody listens, or a stream ends before its time.
+/// If no server listens, or a stream ends early.
 pub async fn listen(
     address: SocketAddr,
     streams: u32,
@@ -38,7 +38,7 @@ pub async fn listen(
     Ok(all)
 }
 
-/// Events end with an empty line, which is nowhere else.
+/// Events end with an empty line, which occurs nowhere else.
 async fn one(mut io: TcpStream, begin: Instant, end: Instant) -> Result<Arrivals> {
     let mut room = vec![0; ROOM_BYTES];
     let (mut last, mut arrivals) = (0, Vec::new());
@@ -63,7 +63,7 @@ async fn one(mut io: TcpStream, begin: Instant, end: Instant) -> Result<Arrivals
     }
 }
 
-/// How late each event was, if one was due every `period` and none came early.
+/// The delay of each event, if one was due every `period` and none came early.
 #[must_use]
 pub fn lateness(arrivals: &[Duration], period: Duration) -> Vec<Duration> {
     let dues = (0_u32..).map(|index| period * index);

@@ -1,4 +1,4 @@
-//! The anchor of TR-1601: a bare axum handler that formats an event for each token it gets from a channel.
+//! The baseline of TR-1601: a bare axum handler that formats an event for each token that it receives from a channel.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -15,14 +15,14 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Serves until the process ends. `period`: how long each stream waits between two tokens; none: not at all.
+/// Serves until the process ends. `period`: the delay of each stream between two tokens; `None`: no delay.
 ///
 /// # Errors
 /// Those of the listener.
 pub async fn serve(listener: TcpListener, period: Option<Duration>) -> std::io::Result<()> {
     use axum::serve::ListenerExt;
     let listener = listener.tap_io(|io| {
-        // A connection that is gone already shows it at the first write.
+        // Errors are ignored: a closed connection shows at the first write.
         let _ = io.set_nodelay(true);
     });
     let events = post(move || async move { events(period) });
@@ -50,7 +50,7 @@ fn events(period: Option<Duration>) -> Response {
 
 fn event(token: u32) -> Bytes {
     let mut out = String::with_capacity(EVENT_BYTES);
-    // Writing to memory does not fail.
+    // Writing to memory cannot fail.
     let _ = write!(
         out,
         "data: {{\"model_name\":\"load\",\"model_version\":\"1\",\"text_output\":\" w{:05}\"}}\n\n",
@@ -59,7 +59,7 @@ fn event(token: u32) -> Bytes {
     out.into()
 }
 
-/// About what an event takes.
+/// Approximate bytes of an event.
 const EVENT_BYTES: usize = 96;
-/// Tokens that may wait.
+/// Tokens that may wait in the channel.
 const WAITING: usize = 16;

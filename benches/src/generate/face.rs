@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 /// Serves until the process ends.
 ///
 /// # Errors
-/// If the server cannot be put together.
+/// If the server cannot be built.
 pub async fn serve(listener: TcpListener, kernel: Kernel) -> Result<()> {
     let builder = Server::builder(Config::default(), Vec::new())?;
     let shared = builder.shared().clone();

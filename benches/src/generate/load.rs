@@ -1,4 +1,4 @@
-//! The one client that drives both servers: streams that do not end, and a count of their events.
+//! The client that drives both servers: opens streams without end, and counts their events.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-/// What has come so far.
+/// The counters so far.
 #[derive(Debug, Default)]
 pub struct Count {
-    /// Events.
+    /// Number of events.
     pub events: AtomicU64,
-    /// Bytes, those of HTTP among them.
+    /// Bytes, including those of HTTP.
     pub bytes: AtomicU64,
 }
 
-/// Streams under load; they end when this is dropped.
+/// Streams under load; dropping this ends them.
 #[derive(Debug)]
 pub struct Load {
-    /// What has come so far.
+    /// The counters so far.
     pub count: Arc<Count>,
     tasks: JoinSet<Result<()>>,
 }
@@ -30,7 +30,7 @@ impl Load {
     /// Opens `streams` streams, each over a connection of its own.
     ///
     /// # Errors
-    /// If nobody listens.
+    /// If no server listens.
     pub async fn begin(address: SocketAddr, streams: u32) -> Result<Self> {
         let count = Arc::new(Count::default());
         let mut tasks = JoinSet::new();
@@ -46,7 +46,7 @@ impl Load {
     /// Fails if a stream could not be read.
     ///
     /// # Errors
-    /// Why.
+    /// The error of that stream.
     pub fn check(&mut self) -> Result<()> {
         match self.tasks.try_join_next() {
             Some(ended) => ended?,
@@ -66,7 +66,7 @@ pub(super) fn request(address: SocketAddr) -> String {
     )
 }
 
-/// Events end with an empty line, which is nowhere else; a chunk of HTTP is an event or more.
+/// Events end with an empty line, which occurs nowhere else; a chunk of HTTP has one event or more.
 async fn listen(mut io: TcpStream, count: Arc<Count>, address: SocketAddr) -> Result<()> {
     let mut room = vec![0; ROOM_BYTES];
     let mut last = 0;
@@ -82,7 +82,7 @@ async fn listen(mut io: TcpStream, count: Arc<Count>, address: SocketAddr) -> Re
         }
         count.events.fetch_add(events, Ordering::Relaxed);
         count.bytes.fetch_add(read as u64, Ordering::Relaxed);
-        // The last chunk of a stream that came to its end.
+        // The last chunk of a stream that has ended.
         if reply.ends_with(b"\r\n0\r\n\r\n") {
             io.write_all(request(address).as_bytes()).await?;
         } else if reply.starts_with(b"HTTP/1.1 ") && !reply.starts_with(b"HTTP/1.1 200") {
@@ -92,5 +92,5 @@ async fn listen(mut io: TcpStream, count: Arc<Count>, address: SocketAddr) -> Re
 }
 
 const ROOM_BYTES: usize = 64 * 1024;
-/// Below `new_tokens` of section 14.
+/// Below the limit `new_tokens` of section 14.
 const MAX_TOKENS: u32 = 4096;

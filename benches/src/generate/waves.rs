@@ -1,4 +1,4 @@
-//! Streams that come to their end, a number of them at a time, at any server that sends server-sent events.
+//! Streams that end, a number of them at a time, at any server with server-sent events.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,32 +10,32 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-/// How often the same path is asked for with other bodies, and by how many at a time.
+/// The requests of a run: the same path with different bodies, a number of them at a time.
 #[derive(Clone, Debug)]
 pub struct Waves {
-    /// Where the server listens.
+    /// The server's address.
     pub address: SocketAddr,
-    /// The path that answers with events.
+    /// The path of the request, whose response is an event stream.
     pub path: &'static str,
-    /// Streams at a time; each of them is followed by the next until all have had their turn.
+    /// Concurrent streams; each is followed by the next until all requests are done.
     pub at_once: u32,
-    /// What they ask.
+    /// The bodies of the requests.
     pub bodies: Arc<Vec<String>>,
 }
 
-/// What came of it.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Answered {
-    /// From connecting to the first event, of each stream.
+    /// Time from connecting to the first event, of each stream.
     pub first: Vec<Duration>,
-    /// From the beginning of the first stream to the end of the last.
+    /// Time from the start of the first stream to the end of the last.
     pub took: Duration,
-    /// Bytes that were read, those of HTTP among them.
+    /// Bytes read, including those of HTTP.
     pub bytes: usize,
 }
 
 impl Waves {
-    /// Asks everything once.
+    /// Sends every request once.
     ///
     /// # Errors
     /// If the server refuses a request, or a stream has no event.
@@ -68,10 +68,10 @@ impl Waves {
     }
 }
 
-/// Asks once: how long the first event took, and everything that came.
+/// Sends one request: returns the time to the first event, and the whole response.
 ///
 /// # Errors
-/// If the server refuses, or says no event.
+/// If the server refuses, or sends no event.
 pub async fn answer(address: SocketAddr, path: &str, body: &str) -> Result<(Duration, Vec<u8>)> {
     let began = Instant::now();
     let mut io = TcpStream::connect(address).await?;
@@ -98,5 +98,5 @@ fn holds(reply: &[u8], what: &[u8]) -> bool {
     reply.windows(what.len()).any(|part| part == what)
 }
 
-/// About what a stream says.
+/// Approximate bytes of a stream.
 const ROOM_BYTES: usize = 64 * 1024;

@@ -1,4 +1,4 @@
-//! The anchors of section 12 of the LMTP page: WebSockets that send items without sessions and without an engine.
+//! The baselines of section 12 of the LMTP page: WebSockets that send items without sessions and without an engine.
 
 use std::fmt::Write as _;
 
@@ -7,12 +7,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::accept_async;
 use tokio_tungstenite::tungstenite::{self, Message, Utf8Bytes};
 
-/// What a bare sender does for every frame.
+/// The work of a bare sender for every frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sender {
-    /// Sends frames that were made before (baseline A).
+    /// Sends frames that were made in advance (baseline A).
     Recorded,
-    /// Formats the same items anew (baseline B).
+    /// Formats the same items each time (baseline B).
     Formatted,
 }
 
@@ -25,7 +25,7 @@ pub async fn serve(listener: TcpListener, sender: Sender, streams: u32) -> std::
         let (io, _) = listener.accept().await?;
         io.set_nodelay(true)?;
         tokio::spawn(async move {
-            // A connection that breaks is how a round ends.
+            // A round ends by closing the connection.
             let _ = send(io, sender, streams).await;
         });
     }
@@ -47,10 +47,10 @@ async fn send(io: TcpStream, sender: Sender, streams: u32) -> Result<(), tungste
     Ok(())
 }
 
-/// Frames that are made before.
+/// Frames made in advance.
 const RECORDED: u32 = 64;
 
-/// One item of each stream, spelled as LM-208 has it.
+/// One item of each stream, formatted as in LM-208.
 fn frame(step: u32, streams: u32) -> String {
     let mut out = String::with_capacity(ITEM_BYTES * streams as usize);
     out.push_str("TOKEN [");
@@ -59,11 +59,11 @@ fn frame(step: u32, streams: u32) -> String {
             .wrapping_mul(2_654_435_761)
             .wrapping_add(stream.wrapping_mul(40_503));
         let token = dice % 32_000;
-        // 24 bits are a whole number in an f32.
+        // An integer of 24 bits is exact in an f32.
         #[allow(clippy::cast_precision_loss, reason = "24 bits fit")]
         let logprob = -((dice >> 8) as f32) / 4_000_000.0;
         let comma = if stream == 1 { "" } else { "," };
-        // Writing to memory does not fail.
+        // Writing to memory cannot fail.
         let _ = write!(
             out,
             "{comma}{{\"token\":{token},\"stream_id\":{stream},\"logprob\":{logprob:?},\"finish_reason\":null,\"top_logprobs\":{{\"{token}\":{logprob:?}}}}}"
@@ -73,5 +73,5 @@ fn frame(step: u32, streams: u32) -> String {
     out
 }
 
-/// About what an item takes.
+/// Approximate bytes of an item.
 const ITEM_BYTES: usize = 110;

@@ -14,7 +14,7 @@ use crate::scripted;
 /// Serves this model until the process ends.
 ///
 /// # Errors
-/// If the server cannot be put together.
+/// If the server cannot be built.
 pub async fn serve(listener: TcpListener, model: Script) -> Result<()> {
     let builder = Server::builder(Config::default(), Vec::new())?;
     let shared = builder.shared().clone();
@@ -29,10 +29,10 @@ pub async fn serve(listener: TcpListener, model: Script) -> Result<()> {
     Ok(())
 }
 
-/// What a server's `/metrics` says of the first sample whose name and labels begin so.
+/// The value of the first sample in a server's `/metrics` whose name and labels begin with this text.
 ///
 /// # Errors
-/// If it says nothing of the kind.
+/// If there is no such sample.
 pub async fn metric(address: SocketAddr, name: &str) -> Result<f64> {
     let mut io = TcpStream::connect(address).await?;
     let request = "GET /metrics HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n";

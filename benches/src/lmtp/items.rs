@@ -1,11 +1,11 @@
-//! What the frames of a server say, as far as a load has to know.
+//! Parses the frames of a server, as far as a load generator needs it.
 
 /// One item of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Whose it is.
+    /// The id of its stream.
     pub stream: usize,
-    /// It is the last of its stream.
+    /// Whether it is the last of its stream.
     pub last: bool,
 }
 

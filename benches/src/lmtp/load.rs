@@ -1,4 +1,4 @@
-//! The one client that drives every server: streams that never end, and a count of what comes.
+//! The client that drives every server: opens streams without end, and counts their items.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,29 +11,29 @@ use tokio::task::JoinSet;
 use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
 use tokio_tungstenite::{WebSocketStream, client_async};
 
-/// What a round asks for.
+/// The parameters of a round.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Streams, all connections together.
+    /// Streams, over all connections.
     pub streams: u32,
-    /// Connections among which they are divided.
+    /// Connections that share the streams.
     pub connections: u32,
-    /// How tokens are chosen.
+    /// How tokens are sampled.
     pub sampling: Sampling,
 }
 
-/// How the streams of a round choose their tokens.
+/// How the streams of a round sample their tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sampling {
     /// The most likely token.
     Greedy,
-    /// All by the same temperature, limits, seed and bias.
+    /// All with the same temperature, limits, seed and bias.
     Alike,
-    /// Each by its own (LM-1306).
+    /// Each with parameters of its own (LM-1306).
     Mixed,
 }
 
-/// What has come so far.
+/// The counters so far.
 #[derive(Debug, Default)]
 pub struct Count {
     /// Items.
@@ -44,19 +44,19 @@ pub struct Count {
     pub bytes: AtomicU64,
 }
 
-/// Connections under load; they end when this is dropped.
+/// Connections under load; dropping this closes them.
 #[derive(Debug)]
 pub struct Load {
-    /// What has come so far.
+    /// The counters so far.
     pub count: Arc<Count>,
     tasks: JoinSet<Result<()>>,
 }
 
 impl Load {
-    /// Connects and asks for all streams of `shape` at the LMTP server at `address`.
+    /// Connects, and requests all streams of `shape` at the LMTP server at `address`.
     ///
     /// # Errors
-    /// If nobody listens there, or the upgrade is refused.
+    /// If no server listens there, or the upgrade is refused.
     pub async fn begin(address: SocketAddr, shape: Shape) -> Result<Self> {
         let count = Arc::new(Count::default());
         let mut tasks = JoinSet::new();
@@ -77,7 +77,7 @@ impl Load {
     /// Fails if a connection has ended.
     ///
     /// # Errors
-    /// What ended it.
+    /// The reason of that end.
     pub fn check(&mut self) -> Result<()> {
         match self.tasks.try_join_next() {
             Some(ended) => ended?.and_then(|()| bail!("the server closed a connection")),
@@ -86,10 +86,10 @@ impl Load {
     }
 }
 
-/// An idle connection to the server.
+/// Opens an idle connection to the server.
 ///
 /// # Errors
-/// If nobody listens there, or the upgrade is refused.
+/// If no server listens there, or the upgrade is refused.
 pub async fn connect(address: SocketAddr) -> Result<WebSocketStream<TcpStream>> {
     let io = TcpStream::connect(address).await?;
     io.set_nodelay(true)?;
@@ -126,7 +126,7 @@ async fn listen(
     Ok(())
 }
 
-/// The streams that came to their end in a message.
+/// The streams that ended within a message.
 fn ended(text: &Utf8Bytes) -> Vec<u32> {
     let items = text
         .split("{\"token\"")

@@ -2,15 +2,17 @@
 //!
 //! See D-4 to D-11.
 //!
-//! A request either generates or, with [`GenerationRequest::scored`], scores given tokens. Both give the same events.
+//! A request either generates or, with [`GenerationRequest::scored`], scores given tokens. Both produce the same
+//! events.
 //!
 //! ```text
-//!   Engine::submit(Request) -> Handle ── Event{step, choice, Tokens}* ── Event{Finish} per choice ── Event{Usage} ── end
-//!                                     └─ or Event{Fault} once, as the last event
+//!   Engine::submit(GenerationRequest) -> RequestHandle
+//!     ── EngineEvent{step, choice, Tokens}* ── EngineEvent{Finish} per choice ── EngineEvent{Usage} ── end
+//!     └─ or EngineEvent{Error} once, as the last event
 //! ```
 //!
-//! A script that cuts its connection, and nothing else, gives a `Fault` with [`Code::Truncated`] and the reason
-//! [`CUT_CLOSE`] or [`CUT_RESET`]: a face that carries one stream per connection ends that connection so (D-11).
+//! Only a script that cuts its connection produces an `Error` with [`Code::Truncated`] and the reason [`CUT_CLOSE`] or
+//! [`CUT_RESET`]. A face that carries one stream per connection then closes or resets that connection (D-11).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,25 +25,25 @@ use smallvec::SmallVec;
 use crate::recommended::RecommendedSampling;
 use crate::request_phase::Follower;
 
-/// Reason of a fault: end the transport in order, but without the protocol's own end.
+/// Reason of an error: close the transport cleanly, but without the protocol's own end message.
 pub const CUT_CLOSE: &str = "cut_close";
-/// Reason of a fault: reset the transport.
+/// Reason of an error: reset the transport.
 pub const CUT_RESET: &str = "cut_reset";
 
-/// What to generate from. Always whole before submission (D-9).
+/// The input of a generation. It is complete before submission (D-9).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prompt {
     /// Token ids, used as they are.
     Tokens(Vec<Token>),
-    /// Raw text: no template; special tokens are not parsed; a BOS token as the model says (D-24).
+    /// Raw text: no template; special tokens are not parsed; a BOS token is added if the model wants one (D-24).
     Text(String),
     /// A conversation for the model's chat template.
     Chat(ChatRequest),
 }
 
 impl Prompt {
-    /// Bytes of everything that tokens may be made of, by which the work on it is judged before it is done: of a conversation
-    /// also what only some templates print.
+    /// Returns the bytes of everything that may become tokens. It bounds the work before it is done, so for a
+    /// conversation it includes what only some templates print.
     #[must_use]
     pub fn bytes(&self) -> usize {
         match self {
@@ -51,8 +53,8 @@ impl Prompt {
         }
     }
 
-    /// Bytes of its texts, all of which stand in its tokens. Of a conversation the contents of its messages alone: what
-    /// stands around them depends on the template.
+    /// Returns the bytes of the texts that certainly become tokens. For a conversation these are the contents of its
+    /// messages alone, because the rest depends on the template.
     #[must_use]
     pub fn text_bytes(&self) -> usize {
         match self {
@@ -90,20 +92,20 @@ impl ChatRequest {
 /// One message of a conversation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChatMessage {
-    /// `system`, `user`, `assistant`, `tool`, or whatever the template knows.
+    /// `system`, `user`, `assistant`, `tool`, or another role that the template knows.
     pub role: String,
-    /// The text. It never turns into special tokens (EV-607).
+    /// The text. It never becomes special tokens (EV-607).
     pub content: String,
-    /// The speaker's name, if any.
+    /// The author's name, if any.
     pub name: Option<String>,
     /// Calls made by an assistant message, in the OpenAI shape, or `Null`.
     pub tool_calls: serde_json::Value,
-    /// The call that a tool message answers.
+    /// The id of the call that a tool message answers.
     pub tool_call_id: Option<String>,
 }
 
 impl ChatMessage {
-    /// What it says of itself, each of which is a name.
+    /// Returns the fields that hold a name or an id: role, name and tool call id.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         let others = [&self.name, &self.tool_call_id].into_iter();
         std::iter::once(&*self.role).chain(others.filter_map(|name| name.as_deref()))
@@ -115,7 +117,7 @@ impl ChatMessage {
     }
 }
 
-/// What a template that prints it makes of it, about.
+/// Estimates the bytes that a template prints for this value.
 fn json_bytes(value: &serde_json::Value) -> usize {
     use serde_json::Value;
     match value {
@@ -132,27 +134,28 @@ fn json_bytes(value: &serde_json::Value) -> usize {
     }
 }
 
-/// How tokens are chosen. Ranges are those of D-20's core column; out of range is refused, never clipped.
+/// Sampling parameters. Ranges are those of D-20's core column; a value out of range is refused, never clipped.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// 0 takes the most likely token; at most 100.
+    /// 0 is greedy: the most likely token; at most 100.
     pub temperature: f32,
     /// Keep this many of the most likely tokens; 0 is off.
     pub top_k: u32,
     /// Keep the smallest set with this probability; in (0, 1], 1 is off.
     pub top_p: f32,
-    /// Keep what is at least this fraction of the most likely; in [0, 1), 0 is off.
+    /// Keep tokens with at least this fraction of the highest probability; in [0, 1), 0 is off.
     pub min_p: f32,
-    /// Divides (or multiplies, if negative) the logits of tokens seen; in (0, 10], 1 is off.
+    /// Divides the logits of tokens seen (multiplies negative ones); in (0, 10], 1 is off.
     pub repetition_penalty: f32,
-    /// Subtracted once from tokens generated before; within ±100.
+    /// Subtracted once from the logit of each token generated before; within ±100.
     pub presence_penalty: f32,
-    /// Subtracted per earlier occurrence in the output; within ±100.
+    /// Subtracted from a token's logit for each earlier occurrence in the output; within ±100.
     pub frequency_penalty: f32,
-    /// Added to the logits before everything else; minus infinity forbids the token (LM-305). In any order, several for
-    /// one token add up. Shared, because some callers send the same tens of thousands of them again and again.
+    /// Added to the logits before everything else; minus infinity forbids the token (LM-305). In any order; several
+    /// biases for one token add up. Shared, because some callers send the same tens of thousands of biases again and
+    /// again.
     pub logit_bias: Arc<[(Token, f32)]>,
-    /// Equal seed, build, model and request give equal tokens (D-21). `None`: the engine picks one and reports it.
+    /// Equal seed, build, model and request give equal tokens (D-21). `None`: the engine picks a seed and reports it.
     pub seed: Option<u64>,
 }
 
@@ -172,60 +175,61 @@ impl Default for Sampling {
     }
 }
 
-/// One generation, wanted `n` times.
+/// One generation request, with `n` choices.
 pub struct GenerationRequest {
-    /// What to generate from.
+    /// The input.
     pub prompt: Prompt,
-    /// How tokens are chosen.
+    /// Sampling parameters.
     pub sampling: Sampling,
     /// At most this many tokens per choice; `None`: the rest of the context. 0 generates nothing.
     pub max_tokens: Option<u32>,
-    /// Before this many tokens neither end-of-sequence nor a stop ends a choice.
+    /// Before this many tokens neither an EOG token nor a stop ends a choice.
     pub min_tokens: u32,
-    /// Texts that end a choice and are not part of it; at most 64 of at most 1 KiB, none empty.
+    /// Stop strings: texts that end a choice and are not part of it; at most 64 of at most 1 KiB, none empty.
     pub stop: Vec<String>,
-    /// Sequences of tokens that end a choice, matched in its output only (LM-307); at most 256 of 1 to 64 tokens. The
-    /// token that completes one is reported, but its bytes are no text.
+    /// Sequences of stop tokens that end a choice, matched in its output only (LM-307); at most 256 of 1 to 64 tokens.
+    /// The token that completes a sequence is reported, but adds no text.
     pub stop_sequences: Vec<Vec<Token>>,
-    /// Texts that must not come in an output, however it is cut into tokens; at most 64 of at most 1 KiB, none empty.
-    /// A token that would complete one is forbidden as if a mask did it. What a steerer forces may hold them.
+    /// Texts that must not occur in an output, however they are split into tokens; at most 64 of at most 1 KiB, none
+    /// empty. A token that would complete one is masked. Tokens that a steerer forces may contain them.
     pub bad_words: Vec<String>,
-    /// Generate on past the end-of-sequence token.
+    /// Continues to generate after an EOG token.
     pub ignore_eos: bool,
-    /// Control tokens are no text; without this they are their names.
+    /// Control tokens add no text; without this they add their names.
     pub skip_special_tokens: bool,
-    /// `None`: no log-probabilities at all. `Some(k)`: the chosen token's, and the `k` best.
+    /// `None`: no log-probabilities at all. `Some(k)`: that of the chosen token, and the `k` best.
     pub top_logprobs: Option<u32>,
     /// How many choices; 1 to 64.
     pub n: u32,
-    /// Higher goes first among those that wait; 0 is usual.
+    /// Higher is scheduled first among queued requests; the default is 0.
     pub priority: i32,
-    /// Whose request it is: among equal priorities, callers take turns. 0 is nobody in particular.
+    /// The caller's identity: among equal priorities, callers take turns. 0 is an anonymous caller.
     pub caller: u64,
-    /// Which of that caller's connections or sessions it came by: those take turns within their caller's (D-54).
+    /// The caller's connection or session: these take turns within the caller's turns (D-54).
     pub connection: u64,
-    /// Whose computed prefixes it shares, where they are not everybody's (LM-609): those of requests with the same number.
-    /// 0 is nobody in particular.
+    /// If cached prefixes are not shared by all (LM-609): the scope whose prefixes it shares, which is that of requests
+    /// with the same number. 0 is the anonymous scope.
     pub prefix_scope: u64,
-    /// Ends the request this long after submission, waiting included.
+    /// Ends the request this long after submission; the time in the queue counts.
     pub timeout: Option<Duration>,
-    /// Requests with the same key probably share a prefix; keep it warm for them.
+    /// Requests with the same key probably share a prefix: each of them marks cached prefixes with this key as used.
     pub cache_key: Option<u64>,
     /// Steers the request; forked for each further choice.
     pub steer: Option<Box<dyn Steer>>,
     /// Receives the phase of the request before its first token.
     pub follower: Option<Follower>,
-    /// Not to generate: these tokens, at least one, are taken as the output, each with its log-probability given the
-    /// prompt and those before it, without bias (LM-312). Only `top_logprobs` counts beside the prompt: nothing stops
-    /// it, nothing is drawn; `n` is 1 and there is no steerer. It ends with [`FinishReason::Stop`].
+    /// Scores these tokens instead of generating. At least one; they are taken as the output, each with its
+    /// log-probability given the prompt and the tokens before it, without bias (LM-312). Apart from the prompt, only
+    /// `top_logprobs` applies: nothing stops the output and nothing is sampled; `n` is 1 and there is no steerer. It
+    /// ends with [`FinishReason::Stop`].
     pub scored: Option<Vec<Token>>,
-    /// How likely the prompt is, with the first tokens of choice 0: [`Tokens::prompt`]. Every token of it but the first is
-    /// computed for that, whatever is cached, and scored without bias.
+    /// Prompt logprobs, sent with the first tokens of choice 0: [`Tokens::prompt`]. Every token of the prompt but the
+    /// first is computed for that, even if it is cached, and scored without bias.
     pub prompt_logprobs: bool,
 }
 
 impl GenerationRequest {
-    /// A request with the defaults of the core for everything but its prompt.
+    /// A request with the core's defaults for everything but its prompt.
     #[must_use]
     pub fn new(prompt: Prompt) -> Self {
         Self {
@@ -254,14 +258,14 @@ impl GenerationRequest {
     }
 }
 
-/// One thing that happened to a request.
+/// One event of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineEvent {
-    /// The engine's step in which it happened.
+    /// The engine's step in which it occurred.
     pub step: u64,
-    /// Which of the `n` choices (or forks) it concerns; 0 for `Usage` and `Fault`.
+    /// The choice (one of `n`, or a fork) that it belongs to; 0 for `Usage` and `Error`.
     pub choice: u32,
-    /// What happened.
+    /// The kind of event, with its data.
     pub kind: EventKind,
 }
 
@@ -272,33 +276,33 @@ pub enum EventKind {
     Tokens(Tokens),
     /// The choice ended; the last event of this choice.
     Finish(ChoiceEnd),
-    /// What the whole request cost; after the last `Finish`, the last event.
+    /// The token counts and times of the whole request; after the last `Finish`, the last event.
     Usage(TokenUsage),
-    /// The request ended early; the last event.
+    /// The request failed; the last event.
     Error(EngineError),
 }
 
-/// Tokens appended in one step, and the text that became certain with them.
+/// Tokens appended in one step, and the text that is ready to be sent with them.
 ///
-/// A steerer that rewinds withdraws what was already reported: then `backtrack` and `withdrawn` come first, and `tokens`
-/// and `text` are appended to what remains. Both are 0 for every request without a steerer.
+/// A steerer that rewinds truncates what was already reported: `backtrack` and `withdrawn` are applied first, then
+/// `tokens` and `text` are appended to what remains. Both are 0 for every request without a steerer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tokens {
-    /// The choice's last tokens, this many, are void.
+    /// Number of tokens to remove from the end of the choice.
     pub backtrack: u32,
-    /// The choice's last bytes of text, this many, are void.
+    /// Number of bytes of text to remove from the end of the choice.
     pub withdrawn: u32,
     /// The tokens, in order. Empty when only held-back text is released.
     pub tokens: SmallVec<[Sampled; 1]>,
-    /// Whole characters, never the beginning of a stop string; often empty.
+    /// Whole characters, never the possible start of a stop string; often empty.
     pub text: CompactString,
-    /// Of each token of the prompt but the first, with the first tokens of choice 0 where
-    /// [`GenerationRequest::prompt_logprobs`] asked for it: its log-probability given those before it.
+    /// Prompt logprobs, with the first tokens of choice 0 if [`GenerationRequest::prompt_logprobs`] requested them: for
+    /// each token of the prompt but the first, its log-probability given the tokens before it.
     pub prompt: Option<Arc<[f32]>>,
 }
 
 impl Tokens {
-    /// The two as one: `later` takes nothing back.
+    /// Merges both into one event. `later` must not backtrack.
     pub(crate) fn followed_by(mut self, later: Self) -> Self {
         self.tokens.extend(later.tokens);
         self.text.push_str(&later.text);
@@ -306,18 +310,18 @@ impl Tokens {
     }
 }
 
-/// One token of an output. Its bytes are the vocabulary's.
+/// One token of an output. [`Vocabulary::bytes`] has its bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
     /// Its id.
     pub id: Token,
-    /// Natural logarithm of its probability over the whole vocabulary, after bias and masks, before temperature
-    /// (D-22). NaN if not asked for.
+    /// Natural logarithm of its probability over the whole vocabulary, after bias and masks, before temperature (D-22).
+    /// NaN if not requested.
     pub logprob: f32,
-    /// Its place among all tokens by that probability, the most likely being 1; `None` if not asked for.
+    /// Its rank among all tokens by that probability, the most likely being 1; `None` if not requested.
     pub rank: Option<u32>,
-    /// The most likely tokens with theirs, best first, ties by lower id; exactly as many as asked (KE-614), fewer only
-    /// in a smaller vocabulary. The sampled token stands in it only if it is among them.
+    /// The most likely tokens with their log-probabilities, best first, ties by lower id. Exactly as many as requested
+    /// (KE-614), fewer only in a smaller vocabulary. It contains the sampled token only if that is among the best.
     pub top: Vec<(Token, f32)>,
     /// A control token of the vocabulary.
     pub special: bool,
@@ -328,67 +332,67 @@ pub struct Sampled {
 /// How a choice ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChoiceEnd {
-    /// Why.
+    /// The reason.
     pub reason: FinishReason,
-    /// The stop text or the stop tokens that did it, if they did.
+    /// The stop string or the stop tokens that ended it, if any.
     pub stop: Option<StopCause>,
 }
 
 /// Why a choice ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FinishReason {
-    /// End-of-sequence, a stop text, stop tokens, or the last of the tokens to be scored.
+    /// An EOG token, a stop string, stop tokens, or the last of the tokens to be scored.
     Stop,
     /// `max_tokens` or the end of the context.
     Length,
-    /// A steerer said so.
+    /// A steerer stopped it.
     Controller,
-    /// The caller cancelled the request; the output so far stands.
+    /// The caller cancelled the request; the output so far remains valid.
     Cancelled,
 }
 
 /// What stopped a choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopCause {
-    /// This stop text.
+    /// This stop string.
     Text(String),
-    /// These tokens, the last of the output; one for an end of sequence.
+    /// These tokens, the last of the output; a single one for an EOG token.
     Tokens(Vec<Token>),
 }
 
-/// What a request cost.
+/// Token counts and times of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenUsage {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
     /// Tokens generated, all choices together.
     pub completion_tokens: u32,
-    /// Tokens of the prompt that were not computed because an equal prefix was cached.
+    /// Prompt tokens that were not computed because a cached prefix has them.
     pub cached_tokens: u32,
-    /// The seed in force.
+    /// The seed that was used.
     pub seed: u64,
-    /// From submission to a place in the batch.
+    /// From submission to admission to the batch.
     pub queued: Duration,
-    /// From there to the first token; zero without one.
+    /// From admission to the first token; zero without one.
     pub prefill: Duration,
 }
 
-/// Why a request ended early.
+/// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct EngineError {
-    /// The closed code.
+    /// One of the closed set of codes.
     pub code: Code,
     /// The finer, stable name (`ENGINE_BUSY`, `PROMPT_TOO_LONG`, `timeout` …), or empty.
     pub reason: &'static str,
     /// A message for people. Contains nothing that a client must not see.
     pub message: String,
-    /// When it is worth asking again, where that is known.
+    /// When a retry makes sense, if that is known.
     pub retry_after: Option<Duration>,
 }
 
 impl EngineError {
-    /// A fault with its reason and its message.
+    /// An error with its reason and its message.
     #[must_use]
     pub fn new(code: Code, reason: &'static str, message: impl Into<String>) -> Self {
         Self {
@@ -399,7 +403,7 @@ impl EngineError {
         }
     }
 
-    /// With the time after which it is worth asking again.
+    /// Adds the time after which a retry makes sense.
     #[must_use]
     pub fn after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
@@ -407,7 +411,7 @@ impl EngineError {
     }
 }
 
-/// Why a request was not taken at all.
+/// Why a request was refused at submission.
 pub type SubmitError = EngineError;
 
 /// What a model is and can do. Immutable while it is loaded.
@@ -417,7 +421,7 @@ pub struct ModelInfo {
     pub name: String,
     /// The architecture (`llama`, `scripted` …).
     pub architecture: String,
-    /// What it is, for people: size, quantisation, source.
+    /// A description for people: size, quantisation, source.
     pub description: String,
     /// Tokens a sequence may hold, prompt and output together. A prompt of this many is refused (D-23).
     pub context_tokens: u32,
@@ -431,11 +435,11 @@ pub struct ModelInfo {
     pub parallel: u32,
     /// It has a chat template.
     pub chat: bool,
-    /// A sequence can be cut back cheaply (not so for recurrent models); rewinding steerers need it.
+    /// A sequence can be truncated cheaply (not so for recurrent models); steerers that rewind need it.
     pub truncates: bool,
-    /// Equal requests give equal tokens whatever else runs (D-21).
+    /// Equal requests give equal tokens, independent of other requests (D-21).
     pub deterministic: bool,
-    /// What its file recommends for sampling; only programs that ask for people look at it (D-53).
+    /// Sampling parameters that its file recommends; only programs that ask on behalf of people use them (D-53).
     pub sampling: RecommendedSampling,
 }
 
@@ -444,25 +448,26 @@ pub trait Vocabulary: Send + Sync + 'static {
     /// Number of tokens.
     fn size(&self) -> usize;
 
-    /// Whether text becomes tokens here, and tokens text. Without, it is numbers alone: those of a model elsewhere whose
-    /// tokenizer is not known.
+    /// Whether this vocabulary converts text to tokens and back. If not, it has numbers alone: the tokens of a remote
+    /// model whose tokenizer is not known.
     fn has_text(&self) -> bool {
         true
     }
 
-    /// A `tokenizer.json` by which others tokenise as this does: the one that it was read from, or one that was made of it
-    /// (LM-951). `None`: no such file can say it.
+    /// A `tokenizer.json` with which other programs tokenise as this vocabulary does: the file that it was read from,
+    /// or one generated from it (LM-951). `None`: no such file can express it.
     fn file(&self) -> Option<bytes::Bytes> {
         None
     }
 
-    /// The tokens of `text`. With `special`, the texts of control tokens become control tokens; without, plain text.
+    /// Tokenises `text`. With `special`, the texts of control tokens become control tokens; without, they are plain
+    /// text.
     fn tokenize(&self, text: &str, special: bool) -> Vec<Token>;
 
     /// The bytes of one token; empty for control tokens and ids outside the vocabulary.
     fn bytes(&self, token: Token) -> &[u8];
 
-    /// Bytes of the longest token, or more where that is not known. Looks at all of them unless implemented.
+    /// Bytes of the longest token, or an upper bound. The default implementation looks at all tokens.
     fn token_bytes_max(&self) -> usize {
         if !self.has_text() {
             return usize::MAX;
@@ -477,15 +482,15 @@ pub trait Vocabulary: Send + Sync + 'static {
     /// Whether the token is a control token.
     fn is_special(&self, token: Token) -> bool;
 
-    /// What a control token is called, where that is known.
+    /// The name of a control token, if it is known.
     fn name(&self, _token: Token) -> Option<String> {
         None
     }
 
-    /// Whether the token ends a generation.
+    /// Whether the token is an EOG token.
     fn is_end(&self, token: Token) -> bool;
 
-    /// The token to put before raw text, if the model wants one.
+    /// The BOS token to put before raw text, if the model wants one.
     fn bos(&self) -> Option<Token>;
 
     /// The token that ends a turn, if there is one (EV-607).

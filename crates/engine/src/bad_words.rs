@@ -1,18 +1,18 @@
-//! Bad words: finds the tokens that would complete a forbidden text after the output so far, and masks them.
+//! Bad words: masks the tokens that would complete a forbidden text after the output so far.
 //!
-//! It is text that is forbidden, in whichever tokens it comes, and in the output only, as stop texts are looked for.
-//! Bytes count: a character that takes several tokens is looked for like any other text, while U+FFFD, which stands
-//! for bytes that are no text, is no byte of an output.
+//! The text is forbidden, however it is split into tokens, and only in the output, as with stop strings. The search is
+//! over bytes: a character of several tokens is searched for like any other text. U+FFFD, which stands for invalid
+//! bytes, is not part of the output's bytes.
 //!
 //! ```text
 //!   output … t h e │c a│   next token  t s …      a token is forbidden if a bad word ends within it:
 //!                   ▲                  ▲
-//!                   begun              rest        the word lies in it as a whole: known before the first step
-//!                                                  the word was begun before it: the token begins with its rest,
-//!                                                  and tokens that begin alike are neighbours in the lexicon
+//!                   begun              rest        the token contains the whole word: known before the first step
+//!                                                  the word began before it: the token begins with its rest,
+//!                                                  and tokens that begin alike are neighbours in the token index
 //! ```
 //!
-//! A request without bad words has none of this, and an engine that never had one has no lexicon.
+//! Requests without bad words skip all of this; the token index is built for the first request that has some.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use sapwood_proto::steer::{Mask, Token};
 
 use crate::api::SharedVocabulary;
 
-/// The tokens of a vocabulary that have bytes, in the order of those.
+/// Token index: the tokens of a vocabulary that have bytes, sorted by their bytes.
 pub(crate) struct TokenIndex {
     vocabulary: SharedVocabulary,
     /// Tokens of the vocabulary, those without bytes included.
@@ -32,7 +32,7 @@ pub(crate) struct TokenIndex {
 }
 
 impl TokenIndex {
-    /// Sorts the first `size` tokens of a vocabulary, which takes a while: make one for each engine.
+    /// Sorts the first `size` tokens of a vocabulary. This is slow: create one per engine.
     pub(crate) fn new(vocabulary: SharedVocabulary, size: u32) -> Self {
         let mut order: Vec<Token> = (0..size)
             .filter(|&token| !vocabulary.bytes(token).is_empty())
@@ -51,7 +51,7 @@ impl TokenIndex {
         self.vocabulary.bytes(token)
     }
 
-    /// Where the tokens stand that begin with `bytes`.
+    /// Returns the range of tokens that begin with `bytes`.
     fn beginning_with(&self, bytes: &[u8]) -> Range<usize> {
         let start = self
             .order
@@ -62,28 +62,28 @@ impl TokenIndex {
     }
 }
 
-/// The texts that one request forbids, made ready for its steps.
+/// The forbidden texts of one request, prepared for its steps.
 pub(crate) struct BadWords {
     token_index: Arc<TokenIndex>,
     words: Vec<String>,
-    /// The tokens in which no word lies as a whole.
+    /// The tokens that do not contain a whole word.
     harmless: Mask,
     endings: Vec<Completion>,
-    /// Bytes of output that any ending looks at.
+    /// The most bytes of output that any completion looks at.
     reach: usize,
 }
 
-/// A way to complete a word: its first bytes have been said, and a token begins with the others.
+/// A way to complete a word: the output ends with its first bytes, and a token begins with the rest.
 struct Completion {
     word: usize,
-    /// So many bytes of it; at least one, never all.
+    /// Number of bytes that the output ends with; at least one, never all.
     begun: usize,
-    /// Which tokens, by their places in the lexicon; at least one.
+    /// The tokens, as a range in the token index; at least one.
     tokens: Range<usize>,
 }
 
 impl BadWords {
-    /// Looks through the vocabulary once. None of the words is empty.
+    /// Searches the vocabulary once. None of the words is empty.
     pub(crate) fn new(words: Vec<String>, token_index: Arc<TokenIndex>) -> Self {
         let words = shortest(words);
         let mut harmless = Mask::all(token_index.size);
@@ -112,8 +112,8 @@ impl BadWords {
         }
     }
 
-    /// The tokens that complete no bad word after `output`, which is given from its end. Tokens without bytes, such as
-    /// the end of a sequence, always can come.
+    /// Returns the mask of tokens that complete no bad word after `output`, which is given from its end. Tokens without
+    /// bytes, such as an EOG token, are always allowed.
     pub(crate) fn mask(&self, output: impl Iterator<Item = Token>) -> Mask {
         let mut mask = self.harmless.clone();
         let tail = self.tail(output);
@@ -127,7 +127,7 @@ impl BadWords {
         mask
     }
 
-    /// The last bytes of an output, as many as matter.
+    /// Returns the last bytes of an output, as many as a completion needs.
     fn tail(&self, output: impl Iterator<Item = Token>) -> Vec<u8> {
         let mut pieces = Vec::new();
         let mut length = 0;
@@ -144,8 +144,8 @@ impl BadWords {
     }
 }
 
-/// The words without those in which another one lies: that is forbidden already. What is left bounds the work of a step:
-/// two endings with the same rest never hold at once.
+/// Drops the words that contain another word: those are forbidden already. This bounds the work of a step: no two
+/// completions with the same rest apply at once.
 fn shortest(mut words: Vec<String>) -> Vec<String> {
     words.sort_by_key(String::len);
     let mut cached: Vec<String> = Vec::new();
@@ -160,7 +160,7 @@ fn shortest(mut words: Vec<String>) -> Vec<String> {
 fn endings(words: &[String], token_index: &TokenIndex) -> Vec<Completion> {
     let mut endings = Vec::new();
     for (index, word) in words.iter().enumerate() {
-        // No token begins with a rest that is longer than it.
+        // A rest longer than the longest token is the beginning of none.
         let least = word.len().saturating_sub(token_index.longest).max(1);
         for begun in least..word.len() {
             let tokens = token_index.beginning_with(&word.as_bytes()[begun..]);

@@ -1,10 +1,11 @@
 //! The configuration of an engine.
 
-/// Which requests share cached prefixes. A caller can tell from the time to the first token whether one was cached.
+/// Which requests share cached prefixes. A caller can measure from the time to the first token whether a prefix was
+/// cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PrefixSharing {
-    /// Requests of the same scope: [`prefix_scope`](crate::api::GenerationRequest::prefix_scope).
+    /// Requests with the same [`prefix_scope`](crate::api::GenerationRequest::prefix_scope).
     #[default]
     Scope,
     /// Every request.
@@ -15,33 +16,36 @@ pub enum PrefixSharing {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Requests that may wait. One more is refused `ENGINE_BUSY`.
+    /// Requests that may be queued. One more is refused with `ENGINE_BUSY`.
     pub queue_requests: usize,
-    /// Prompt tokens that may wait, together. A request that finds the queue empty is always taken.
+    /// Prompt tokens that may be queued, all requests together. A request that finds the queue empty is always
+    /// accepted.
     pub queue_tokens: usize,
-    /// Milliseconds that a request may wait before it fails `queue_timeout`.
+    /// Milliseconds that a request may be queued before it fails with `queue_timeout`.
     pub queue_timeout_ms: u64,
     /// Unread token events per choice at which its sequence is parked.
     pub outbox_events: u32,
-    /// Prompt tokens computed in a step in which nothing is decoded. A newcomer waits for the pass that has begun, so
-    /// a larger number costs time to the first token; raise it where a pass is fast (a GPU).
+    /// Prompt tokens computed in a step in which no sequence decodes. A new request waits until the running decode call
+    /// returns, so a larger number costs time to the first token; raise it where a decode call is fast (a GPU).
     pub prefill_tokens_alone: u32,
-    /// Tokens of a step in which something is decoded: what decoding leaves of them is spent on prompts.
+    /// Tokens of a step in which sequences decode. What decoding leaves of this budget is spent on prefill.
     pub step_tokens: u32,
-    /// Prompt tokens computed at least for each prompt that waits, as far as the model's batch goes: one newcomer hardly
-    /// slows those that run, and many do not wait for one another.
+    /// The minimum of prompt tokens computed per step for each prompt that waits, as far as the model's batch allows.
+    /// One new request then hardly slows the running ones, and many new requests do not wait for one another.
     pub prefill_tokens_min: u32,
     /// Milliseconds after the start of `mid` at which a steerer is late (AI-812).
     pub steer_ms: u64,
-    /// Of so many requests that begin to run, one is of the priority of that which has waited longest, whatever others have;
-    /// 0: none, so that those of low priority may wait for ever.
+    /// Ageing: of this many requests that start to run, one is taken from the priority of the request that has waited
+    /// longest, whatever the priorities of the others. 0 disables it, and requests of low priority may wait forever.
     pub ageing_turns: u32,
-    /// Who shares computed prefixes (LM-609).
+    /// Which requests share cached prefixes (LM-609).
     pub prefix_sharing: PrefixSharing,
-    /// Tokens that a request and a computed prefix have in common at least for the prefix to be used. Where slots have cells
-    /// of their own, using one copies all cells of a slot, which costs about as much as computing so many tokens.
+    /// The minimum of tokens that a request and a cached prefix must have in common for the prefix to be used. With a
+    /// per-slot KV cache, using a prefix copies all KV cells of a slot, which costs about as much as computing this
+    /// many tokens.
     pub prefix_tokens_min: u32,
-    /// Seeds for requests that give none follow from this; `None`: from the operating system's randomness.
+    /// Requests without a seed get one derived from this number. `None`: derived from the operating system's
+    /// randomness.
     pub seed: Option<u64>,
 }
 

@@ -1,9 +1,10 @@
-//! [`Engine`]: a cheap handle that submits requests to an engine thread, and its constructors.
+//! [`Engine`]: a cheap, cloneable handle that submits requests to an engine thread, and its constructors.
 //!
-//! All waiting and deciding is the owner's; this side checks, counts and hands over.
+//! This side validates, charges the queue quota and sends a request to the inbox. All scheduling is the owner's
+//! ([`crate::owner`]).
 //!
 //! ```text
-//!   Engine::submit ── prepare (caller's thread) ── inbox (bounded) ──► owner thread ── outbox ──► Handle
+//!   Engine::submit ── prepare (caller's thread) ── inbox (bounded) ──► owner thread ── outbox ──► RequestHandle
 //! ```
 
 use std::hash::{BuildHasher, RandomState};
@@ -31,9 +32,9 @@ use crate::submission::{CHOICES_MAX, prepare};
 struct EngineShared {
     info: ModelInfo,
     vocabulary: SharedVocabulary,
-    /// Bytes of its longest token.
+    /// Bytes of the longest token of the vocabulary.
     token_bytes_max: usize,
-    /// Made for the first request with bad words.
+    /// Built for the first request with bad words.
     token_index: OnceLock<Arc<TokenIndex>>,
     config: Config,
     commands: SyncSender<Box<EngineCommand>>,
@@ -52,7 +53,7 @@ impl EngineShared {
         Arc::clone(self.token_index.get_or_init(make))
     }
 
-    /// OA-205: at once, with the time after which it is worth asking again.
+    /// OA-205: refuses at once, with the time after which a retry makes sense.
     fn refused(&self, full: QueueFull) -> SubmitError {
         match full {
             QueueFull::Requests => self.stats.rejected_queue.add(1),
@@ -65,11 +66,11 @@ impl EngineShared {
     }
 }
 
-/// An engine. Clones are the same engine; when the last one is dropped, its thread ends what runs and is joined.
+/// An engine. Clones share one engine. When the last clone is dropped, the thread ends running requests and is joined.
 #[derive(Clone)]
 pub struct Engine {
     shared: Arc<EngineShared>,
-    /// `None` if the owner is stepped by hand.
+    /// `None` if the caller steps the owner itself.
     thread: Option<Arc<Thread>>,
 }
 
@@ -85,7 +86,7 @@ impl Drop for Thread {
         self.interrupt.raise();
         self.bell.close();
         if let Some(join) = self.join.take() {
-            // A reader's waker may hold the last engine, and the owner runs wakers: a thread cannot join itself.
+            // The owner runs wakers, and a reader's waker may hold the last engine. A thread cannot join itself.
             if join.thread().id() != std::thread::current().id() {
                 // If the owner itself panicked, dropping its outboxes has already notified every reader.
                 let _ = join.join();
@@ -95,10 +96,10 @@ impl Drop for Thread {
 }
 
 impl Engine {
-    /// Runs `model` on a thread of its own.
+    /// Runs `model` on its own thread.
     ///
     /// # Errors
-    /// When the operating system gives no thread.
+    /// If the operating system cannot create a thread.
     pub fn spawn(mut model: Box<dyn Model>, config: Config) -> std::io::Result<Self> {
         let interrupt = Interrupt::default();
         model.interrupt(Arc::clone(&interrupt));
@@ -162,12 +163,12 @@ impl Engine {
         )
     }
 
-    /// Hands a request to the owner. Renders and tokenises here, on the caller's thread, which takes as long as the prompt
-    /// is; returns without waiting.
+    /// Submits a request to the owner. Renders the chat template and tokenises on the caller's thread, which takes time
+    /// in proportion to the prompt; then returns without waiting.
     ///
     /// # Errors
-    /// `BAD_CONFIG`, `BAD_TOKENS`, `EMPTY_PROMPT`, `PROMPT_TOO_LONG` and what the chat template says, before anything
-    /// else happens; `ENGINE_BUSY` when the queue is full; `engine_dead` when the owner is gone.
+    /// `BAD_CONFIG`, `BAD_TOKENS`, `EMPTY_PROMPT`, `PROMPT_TOO_LONG` and the errors of the chat template, before
+    /// anything is queued; `ENGINE_BUSY` if the queue is full; `engine_dead` if the owner no longer exists.
     pub fn submit(&self, request: GenerationRequest) -> Result<RequestHandle, SubmitError> {
         let shared = &self.shared;
         let steered = request.steer.is_some();
@@ -191,7 +192,7 @@ impl Engine {
         if let Err(full) = shared.queue.enter(caller, prompt_tokens, limits) {
             return Err(shared.refused(full));
         }
-        // Only a steerer can make more choices than were asked for.
+        // Only steerers fork, so only a steered request can have more choices than it asked for.
         let choices = if steered {
             CHOICES_MAX
         } else {
@@ -204,7 +205,8 @@ impl Engine {
         );
         handle.seed = submission.terms.seed;
         handle.prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
-        // The inbox has a place for every request that may wait, so it is full only when the owner is gone.
+        // The inbox has capacity for every request that may be queued, so sending fails only if the owner no longer
+        // exists.
         if let Err(_refused) = shared
             .commands
             .try_send(Box::new(EngineCommand { submission, outbox }))
@@ -216,8 +218,8 @@ impl Engine {
         Ok(handle)
     }
 
-    /// Ends the thread after the step that runs, whatever handles are still held: what it has in hand ends with
-    /// `unavailable`, and it takes nothing more. One that is stepped by hand goes on.
+    /// Stops the thread after the current step, even while clones of the engine exist: its requests end with
+    /// `unavailable` and new ones are refused. An owner that is stepped by hand continues.
     pub fn end(&self) {
         if let Some(thread) = &self.thread {
             thread.interrupt.raise();
@@ -225,27 +227,28 @@ impl Engine {
         }
     }
 
-    /// What the model is and can do.
+    /// Returns what the model is and can do.
     #[must_use]
     pub fn info(&self) -> &ModelInfo {
         &self.shared.info
     }
 
-    /// The model's vocabulary.
+    /// Returns the model's vocabulary.
     #[must_use]
     pub fn vocabulary(&self) -> &SharedVocabulary {
         &self.shared.vocabulary
     }
 
-    /// What is counted.
+    /// Returns the engine's counters.
     #[must_use]
     pub fn stats(&self) -> &Arc<EngineStats> {
         &self.shared.stats
     }
 
-    /// How long the thread has been in its present step without a sign that it gets on; zero while it is idle or stepped by
-    /// hand (OA-901's watchdog). A model that computes long gives such signs within a pass ([`crate::model::DecodeSignals`]).
-    /// For ever if the model is lost, or the thread has ended without being stopped (OA-913).
+    /// Returns how long the thread has been in its current step without progress; zero while it is idle or stepped by
+    /// hand (for OA-901's watchdog). A model signals progress within a long decode call with
+    /// [`crate::model::DecodeSignals`]. Returns [`Duration::MAX`] if the model is lost, or if the thread has ended
+    /// without being stopped (OA-913).
     #[must_use]
     pub fn stalled_for(&self) -> Duration {
         let Some(thread) = &self.thread else {

@@ -1,7 +1,7 @@
 //! Fuzz entry points: arbitrary bytes as a GGUF header and as a chat template.
 //!
-//! What has to hold: a header is read alike however its bytes come, and a rendering stays within its bounds. Built for tests
-//! and fuzzing alone.
+//! Invariants: a header is parsed alike however its bytes are split into reads, and a rendering stays within its
+//! limits. Built for tests and fuzzing only.
 
 use std::io::{self, Read};
 use std::time::UNIX_EPOCH;
@@ -10,7 +10,7 @@ use crate::api::{ChatMessage, ChatRequest};
 use crate::gguf::GgufHeader;
 use crate::template::{SpecialTexts, Template, TemplatePiece};
 
-/// Reads `bytes` as the header of a GGUF file.
+/// Parses `bytes` as the header of a GGUF file.
 ///
 /// # Panics
 /// If an invariant does not hold.
@@ -32,7 +32,7 @@ pub fn gguf(bytes: &[u8]) {
     assert_eq!(whole, slow, "how bytes come changes nothing");
 }
 
-/// A reader that gives one byte at a time.
+/// A reader that returns one byte per call.
 struct OneByOne<'a>(&'a [u8]);
 
 impl Read for OneByOne<'_> {
@@ -42,10 +42,10 @@ impl Read for OneByOne<'_> {
     }
 }
 
-/// Bytes that a rendering may yield, and those around what a value hides.
+/// The maximum of bytes that a rendering may yield, with the marks around covered texts.
 const RENDERED_BYTES_MAX: usize = 17 << 20;
 
-/// Renders the text before the first zero byte as a template, with what follows as the content of its messages.
+/// Renders the text before the first NUL byte as a template, with the rest as the content of its messages.
 ///
 /// # Panics
 /// If an invariant does not hold.

@@ -1,9 +1,9 @@
-//! Reads the header of a GGUF file, before llama.cpp is given the file.
+//! Parses the header of a GGUF file before the file is passed to llama.cpp.
 //!
-//! Any bytes give a [`GgufHeader`] or an [`Error`]: no panic, no allocation beyond the limits below, no loop that the
-//! number of bytes does not bound. Arrays are passed over and not kept, but for the merges of a tokenizer, which llama.cpp
-//! reads and does not give back. What llama.cpp asserts of a header, and would end the process for, is checked in
-//! `embedded::checks`.
+//! Any bytes give a [`GgufHeader`] or an [`Error`]: no panic, no allocation beyond the limits below, no loop that is
+//! not bounded by the number of bytes. Arrays are skipped, not stored, except for the merges of a tokenizer, which
+//! llama.cpp reads but does not expose. `embedded::checks` checks what llama.cpp asserts of a header and would end the
+//! process for.
 //!
 //! ```text
 //!   "GGUF" version tensors:u64 pairs:u64 (key type value)* (name dims:u32 dim:u64* type:u32 offset:u64)* padding data
@@ -12,25 +12,25 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read};
 
-/// Bytes of a key or a tensor's name.
+/// The maximum of bytes of a key or a tensor's name.
 const NAME_BYTES_MAX: u64 = 65_535;
-/// Bytes of a string that is kept (chat templates are the longest).
+/// The maximum of bytes of a string that is stored (chat templates are the longest).
 const TEXT_BYTES_MAX: u64 = 4 << 20;
-/// Key-value pairs.
+/// The maximum of key-value pairs.
 const PAIRS_MAX: u64 = 65_536;
-/// Tensors.
+/// The maximum of tensors.
 const TENSORS_MAX: u64 = 65_536;
-/// Elements of an array.
+/// The maximum of elements of an array.
 const ARRAY_MAX: u64 = 16 << 20;
-/// Bytes of everything before the tensors' data.
+/// The maximum of bytes of everything before the tensors' data.
 const HEADER_BYTES_MAX: u64 = 256 << 20;
-/// Tokens of a vocabulary; the largest known have a quarter of a million.
+/// The maximum of tokens of a vocabulary; the largest known have a quarter of a million.
 const TOKENS_MAX: u64 = 1 << 21;
-/// Bytes of a token that an error repeats.
+/// The maximum of bytes of a token that an error message shows.
 const SHOWN_BYTES_MAX: usize = 64;
-/// Merges that are kept; the largest known vocabularies have half a million.
+/// The maximum of merges that are stored; the largest known vocabularies have half a million.
 const MERGES_MAX: u64 = 1 << 21;
-/// Dimensions of a tensor.
+/// The maximum of dimensions of a tensor.
 const DIMENSIONS_MAX: u32 = 4;
 
 /// Why bytes are not a usable header.
@@ -39,7 +39,7 @@ pub(super) enum Error {
     /// The first four bytes are not `GGUF`.
     #[error("it does not begin with the letters GGUF")]
     Magic,
-    /// A version that we do not read.
+    /// An unsupported version.
     #[error("its GGUF version is {0}, and only 2 and 3 are read here")]
     Version(u32),
     /// Written for machines of the other byte order.
@@ -48,7 +48,7 @@ pub(super) enum Error {
     /// The bytes end within the header.
     #[error("it ends within its header")]
     Short,
-    /// A number is beyond what any model needs.
+    /// A number is larger than any model needs.
     #[error("its header says {0}, which no model needs")]
     Excessive(String),
     /// The layout is broken.
@@ -57,11 +57,11 @@ pub(super) enum Error {
     /// Two tokens of the vocabulary are the same text.
     #[error("its tokens {first} and {second} are both {text:?}")]
     EqualTokens {
-        /// The number of one.
+        /// The id of the first token.
         first: u64,
-        /// The number of the other.
+        /// The id of the second token.
         second: u64,
-        /// The text, as far as it is short.
+        /// The text, shortened.
         text: String,
     },
     /// Reading failed.
@@ -69,7 +69,7 @@ pub(super) enum Error {
     Read(io::ErrorKind),
 }
 
-/// What a header says.
+/// A parsed header.
 #[derive(Debug, Default)]
 pub(super) struct GgufHeader {
     numbers: BTreeMap<String, u64>,
@@ -79,32 +79,32 @@ pub(super) struct GgufHeader {
     merges: Vec<String>,
     /// Bytes of all tensors of known types.
     pub(super) tensor_bytes: u64,
-    /// Bytes that the file has at least.
+    /// The minimum of bytes that the complete file has.
     pub(super) file_bytes: u64,
 }
 
-/// What is known of an array.
+/// A summary of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Array {
     pub(super) length: u64,
     pub(super) of: Element,
-    /// Its least and its largest element, if all are whole numbers that are not negative.
+    /// Its minimum and maximum, if all elements are non-negative integers.
     pub(super) range: Option<(u64, u64)>,
 }
 
-/// What an array is of.
+/// The element type of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Element {
     Text,
-    /// 32 bits, with a sign.
+    /// 32-bit signed integer.
     Int32,
-    /// 32 bits, of a fraction.
+    /// 32-bit float.
     Float32,
     Other,
 }
 
 impl GgufHeader {
-    /// Reads a header; `bytes` may end after it.
+    /// Parses a header; `bytes` may continue after it.
     pub(super) fn read(bytes: impl Read) -> Result<Self, Error> {
         let mut reader = GgufReader { bytes, read: 0 };
         let mut magic = [0_u8; 4];
@@ -148,12 +148,12 @@ impl GgufHeader {
         Ok(header)
     }
 
-    /// A whole number that is not negative, or a truth value as 0 or 1.
+    /// Returns a non-negative integer, or a boolean as 0 or 1.
     pub(super) fn number(&self, key: &str) -> Option<u64> {
         self.numbers.get(key).copied()
     }
 
-    /// Fractions whose keys begin with this.
+    /// Returns the floats whose keys begin with this prefix.
     #[cfg_attr(
         not(feature = "embedded"),
         allow(dead_code, reason = "asked for where models are loaded")
@@ -165,7 +165,7 @@ impl GgufHeader {
             .filter(move |(key, _)| key.starts_with(prefix))
     }
 
-    /// A fraction, or a whole number as one.
+    /// Returns a float, or an integer as one.
     #[cfg_attr(
         not(feature = "embedded"),
         allow(dead_code, reason = "asked for where models are loaded")
@@ -176,23 +176,22 @@ impl GgufHeader {
         self.fractions.get(key).copied().or_else(whole)
     }
 
-    /// A text.
+    /// Returns a string.
     pub(super) fn text(&self, key: &str) -> Option<&str> {
         self.texts.get(key).map(String::as_str)
     }
 
-    /// Which pairs of tokens its tokenizer makes one, as `a b` and the most urgent first; none if there are more than are
-    /// kept.
+    /// Returns the merges of the tokenizer as `a b`, highest priority first; empty if there are more than are stored.
     pub(super) fn merges(&self) -> &[String] {
         &self.merges
     }
 
-    /// How many elements an array has.
+    /// Returns the length of an array.
     pub(super) fn length(&self, key: &str) -> Option<u64> {
         self.array(key).map(|array| array.length)
     }
 
-    /// An array.
+    /// Returns the summary of an array.
     pub(super) fn array(&self, key: &str) -> Option<Array> {
         self.arrays.get(key).copied()
     }
@@ -212,7 +211,7 @@ impl GgufHeader {
                     _ => array(reader)?,
                 };
                 self.arrays.insert(key.clone(), array);
-                // Per-layer numbers (heads, for one): the largest stands for all in estimates.
+                // Per-layer numbers (the number of heads, for one): estimates use the largest.
                 if let Some((_, largest)) = array.range {
                     self.numbers.insert(key, largest);
                 }
@@ -235,7 +234,7 @@ const FLOAT32: u32 = 6;
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
-/// Reads a scalar of a kind; `None` for fractions and negative numbers, which nothing here asks for.
+/// Reads a scalar of a type; `None` for floats and negative numbers, which no caller needs.
 fn scalar(reader: &mut GgufReader<impl Read>, kind: u32) -> Result<Option<u64>, Error> {
     let width = scalar_bytes(kind)?;
     let mut bytes = [0_u8; 8];
@@ -244,7 +243,7 @@ fn scalar(reader: &mut GgufReader<impl Read>, kind: u32) -> Result<Option<u64>, 
     Ok(match kind {
         // u8, u16, u32, bool, u64
         0 | 2 | 4 | 7 | 10 => Some(value),
-        // i8, i16, i32, i64: what is negative has its highest bit set.
+        // i8, i16, i32, i64: negative values have the highest bit set.
         1 | 3 | 5 | 11 if value >> (width * 8 - 1) == 0 => Some(value),
         _ => None,
     })
@@ -260,7 +259,7 @@ fn scalar_bytes(kind: u32) -> Result<usize, Error> {
     }
 }
 
-/// Reads an array of texts.
+/// Reads an array of strings.
 fn texts(reader: &mut GgufReader<impl Read>, into: &mut Vec<String>) -> Result<Array, Error> {
     if reader.u32()? != STRING {
         return Err(Error::Damaged("merges are not texts"));
@@ -280,7 +279,7 @@ fn texts(reader: &mut GgufReader<impl Read>, into: &mut Vec<String>) -> Result<A
     })
 }
 
-/// Reads the tokens of a vocabulary, no two of which may be equal: llama.cpp asserts that.
+/// Reads the tokens of a vocabulary and refuses equal ones: llama.cpp asserts that there are none.
 fn tokens(reader: &mut GgufReader<impl Read>) -> Result<Array, Error> {
     if reader.u32()? != STRING {
         return Err(Error::Damaged("its tokens are not texts"));
@@ -289,7 +288,7 @@ fn tokens(reader: &mut GgufReader<impl Read>) -> Result<Array, Error> {
     let mut numbers: HashMap<Vec<u8>, u64> = HashMap::new();
     for second in 0..length {
         let mut token = reader.bytes(TEXT_BYTES_MAX)?;
-        // As llama.cpp takes it: up to the first zero, and an empty one under a name of its own.
+        // As llama.cpp reads it: up to the first NUL, and an empty token gets a generated name.
         let end = token.iter().position(|&byte| byte == 0);
         token.truncate(end.unwrap_or(token.len()));
         if token.is_empty() {
@@ -312,7 +311,7 @@ fn tokens(reader: &mut GgufReader<impl Read>) -> Result<Array, Error> {
     })
 }
 
-/// Passes over an array.
+/// Skips an array and returns its summary.
 fn array(reader: &mut GgufReader<impl Read>) -> Result<Array, Error> {
     let kind = reader.u32()?;
     let length = reader.count(ARRAY_MAX, "elements in an array")?;
@@ -344,7 +343,7 @@ fn array(reader: &mut GgufReader<impl Read>) -> Result<Array, Error> {
     })
 }
 
-/// Reads what describes one tensor: the offset of its data and how many bytes they are.
+/// Reads the description of one tensor: the offset of its data and the number of bytes.
 fn tensor(reader: &mut GgufReader<impl Read>) -> Result<(u64, u64), Error> {
     reader.text(NAME_BYTES_MAX)?;
     let dimensions = reader.u32()?;
@@ -361,7 +360,7 @@ fn tensor(reader: &mut GgufReader<impl Read>) -> Result<(u64, u64), Error> {
     }
     let kind = reader.u32()?;
     let offset = reader.u64()?;
-    // A type that we do not know counts as nothing: llama.cpp judges it.
+    // An unknown type counts as no bytes: llama.cpp decides about it.
     let (block, bytes) = layout(kind).unwrap_or((1, 0));
     let bytes = (elements / block).checked_mul(bytes).ok_or(Error::Damaged(
         "a tensor has more bytes than can be counted",
@@ -369,7 +368,7 @@ fn tensor(reader: &mut GgufReader<impl Read>) -> Result<(u64, u64), Error> {
     Ok((offset, bytes))
 }
 
-/// Elements and bytes of a block of a tensor type.
+/// Returns the elements and bytes of a block of a tensor type.
 fn layout(kind: u32) -> Option<(u64, u64)> {
     Some(match kind {
         0 | 26 => (1, 4),      // F32, I32
@@ -638,7 +637,7 @@ mod tests {
         };
         let read = vocabulary(&["a", "b", "", "[EMPTY_1]", ""]).unwrap();
         assert_eq!(read.length("tokenizer.ggml.tokens"), Some(5));
-        // llama.cpp reads up to the first zero, and names empty ones by their numbers.
+        // llama.cpp reads up to the first NUL, and names empty tokens by their ids.
         for (tokens, expected) in [
             (&["a", "b", "a"][..], "tokens 0 and 2 are both \"a\""),
             (&["a\0b", "a\0c"], "tokens 0 and 1 are both \"a\""),

@@ -1,9 +1,11 @@
-//! Sapwood's engine: the only crate with model code.
+//! Sapwood's engine: submits requests to one owner thread per model, which batches, decodes and samples. It is the only
+//! crate with model code.
 //!
 //! ```text
-//!   Engine (any thread) ── inbox ──► Owner (one thread) ── Model: decode, rows ──► sampling ── outbox ──► Handle
-//!                                        │  scheduler, prefix cache: pure
-//!                                        └─ steer: pre, mid, post
+//!   Engine (any thread) ── inbox ──► EngineOwner (one thread) ─► Model: decode, output rows
+//!                                         │  scheduler, prefix cache, sampling: pure
+//!                                         │  steerers: pre, mid, post
+//!                                         └─ outbox ──► RequestHandle
 //! ```
 
 pub mod api;

@@ -1,7 +1,8 @@
-//! What the owner thread needs from a model: slots that hold sequences, a batch, and a row per sampled position.
+//! The trait that the owner thread needs from a model: slots that hold sequences, a batch to decode, and an output row
+//! for each position that is sampled or scored.
 //!
-//! A model computes rows; everything else is decided by its caller, who keeps every promise written here as "the
-//! owner".
+//! A model computes output rows; its only caller, the owner, decides everything else and meets every precondition
+//! written here.
 //!
 //! ```text
 //!   slot:  free ── open ──► empty ── decode ──► holds n tokens ── truncate ──► holds fewer
@@ -9,9 +10,10 @@
 //!   any state ── release ──► free ◄──────────────────────────────────────────────────┘
 //! ```
 //!
-//! All slots share one cache of [`Capacity::cells`] cells, one cell per token; slots that were forked share the cells
-//! of their common tokens. The owner counts cells; a model that runs out all the same says [`DecodeStop::Full`]. A model whose slots
-//! have cells of their own has so many that the count never ends before the slots do.
+//! All slots share one KV cache of [`Capacity::cells`] cells, one cell per token; slots that were forked share the
+//! cells of their common tokens. The owner counts cells; a model that runs out nevertheless returns
+//! [`DecodeStop::Full`]. A model with a per-slot KV cache reports so many cells that the slots run out before the count
+//! does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,19 +25,19 @@ use sapwood_proto::time::Time;
 use crate::api::{EngineError, FinishReason, ModelInfo, SharedVocabulary};
 use crate::ranking::RankedRow;
 
-/// The number of a place for one sequence in the model's cache, below [`Capacity::slots`].
+/// The number of a slot, which holds one sequence in the model's KV cache (`seq_id`); below [`Capacity::slots`].
 pub type SlotId = u32;
 
-/// What the engine's shell and a running [`Model::decode`] tell each other.
+/// The signals between the engine's thread handle and a running [`Model::decode`].
 pub type Interrupt = Arc<DecodeSignals>;
 
-/// A flag that asks a running [`Model::decode`] to return early with [`DecodeStop::Aborted`], and the pulse by which the model
-/// shows that it gets on within a long pass.
+/// A flag that asks a running [`Model::decode`] to return early with [`DecodeStop::Aborted`], and a pulse with which
+/// the model shows progress within a long decode call.
 #[derive(Debug)]
 pub struct DecodeSignals {
     raised: AtomicBool,
     began: Instant,
-    /// Milliseconds from `began` to the last pulse.
+    /// Milliseconds from the creation of these signals to the last pulse.
     pulse_ms: AtomicU64,
 }
 
@@ -50,17 +52,18 @@ impl Default for DecodeSignals {
 }
 
 impl DecodeSignals {
-    /// Asks a running pass to return.
+    /// Asks a running decode call to return.
     pub fn raise(&self) {
         self.raised.store(true, Ordering::Release);
     }
 
-    /// Takes that back.
+    /// Clears the flag.
     pub fn lower(&self) {
         self.raised.store(false, Ordering::Release);
     }
 
-    /// For the model, at short intervals within a pass: it gets on. True if it is asked to return.
+    /// Called by the model at short intervals within a decode call: records progress. Returns true if the call should
+    /// return.
     pub fn pulse(&self) -> bool {
         let elapsed = self.began.elapsed().as_millis();
         let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
@@ -68,7 +71,7 @@ impl DecodeSignals {
         self.raised.load(Ordering::Relaxed)
     }
 
-    /// How long ago the last pulse was.
+    /// Returns the time since the last pulse.
     #[must_use]
     pub fn since_pulse(&self) -> Duration {
         let pulse = Duration::from_millis(self.pulse_ms.load(Ordering::Relaxed));
@@ -76,20 +79,20 @@ impl DecodeSignals {
     }
 }
 
-/// What a model has room for. Fixed while it is loaded.
+/// The capacity of a model. Fixed while it is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// Slots: those of running sequences ([`ModelInfo::parallel`]) and those kept for their prefixes. At least 1.
+    /// Slots: those of running sequences ([`ModelInfo::parallel`]) and those of cached prefixes. At least 1.
     pub slots: u32,
-    /// Tokens that all slots hold together, shared ones counted once. At least [`ModelInfo::context_tokens`].
+    /// KV cells: tokens that all slots hold together, shared ones counted once. At least [`ModelInfo::context_tokens`].
     pub cells: u32,
     /// Entries of one batch. At least [`ModelInfo::parallel`].
     pub batch_tokens: u32,
-    /// Rows of one batch. At least [`ModelInfo::parallel`]; scoring uses what is beyond that.
+    /// Output rows of one batch. At least [`ModelInfo::parallel`]; scoring uses the rest.
     pub rows: u32,
 }
 
-/// What a slot is opened for. Real models need none of it; a scripted model computes its rows from it.
+/// The request that a slot is opened for. Real models ignore it; a scripted model computes its output rows from it.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotPurpose<'a> {
     /// The prompt. Tokens after it are output, also when they are computed again after a preemption.
@@ -105,37 +108,39 @@ pub struct SlotPurpose<'a> {
 /// One token to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchEntry {
-    /// Where.
+    /// The slot.
     pub slot: SlotId,
     /// Its index in the sequence, from 0: always the number of tokens that the slot holds before it.
     pub position: u32,
     /// The token; always below the vocabulary's size.
     pub token: Token,
-    /// Whether the owner will ask for the row after this token.
+    /// Whether the owner will ask for the output row after this token.
     pub row: bool,
 }
 
 /// Why a batch was not computed. Unless said otherwise the slots hold what they held before the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DecodeStop {
-    /// The cache has no room for the batch. The owner makes room and tries a smaller one.
+    /// The KV cache has no room for the batch. The owner makes room and tries again.
     Full,
     /// The [`Interrupt`] was seen. The same batch may be tried again.
     Aborted,
-    /// The batch failed. The owner ends the sequences in it and releases their slots; the others go on.
+    /// The batch failed. The owner ends the requests with a sequence in it and releases their slots; the others
+    /// continue.
     Failed(EngineError),
-    /// The model is lost. The owner ends everything and refuses what comes.
+    /// The model is lost. The owner ends every request and refuses new ones.
     Dead(EngineError),
 }
 
-/// What follows the last token of a slot.
+/// The output row of one position.
 #[derive(Debug)]
 pub enum OutputRow<'a> {
     /// A logit for each token of the vocabulary. The owner overwrites it.
     Logits(&'a mut [f32]),
-    /// The same, in closed form: only the owner knows whether the whole vector is needed (D-11).
+    /// The same in closed form: only the owner can tell whether the whole vector is needed (D-11).
     Ranked(RankedRow),
-    /// There is no row before this instant. The owner takes the last token back and decodes it again then.
+    /// The output row is not available before this instant. The owner truncates the last token and decodes it again
+    /// then.
     NotBefore(Time),
     /// The choice ends here, without a further token.
     End(FinishReason),
@@ -145,21 +150,22 @@ pub enum OutputRow<'a> {
 
 /// A model, called from the owner's thread only.
 ///
-/// A panic in [`Model::decode`] ends the sequences of the batch, a panic in [`Model::row`] ends that one, and one in any
-/// other call ends all; the owner then releases their slots and goes on, so after a panic `release` must still work.
+/// A panic in [`Model::decode`] ends the requests of the batch, a panic in [`Model::row`] ends that request, and one in
+/// any other call ends all of them. The owner then releases their slots and continues, so `release` must still work
+/// after a panic.
 pub trait Model: Send {
-    /// What it is and can do; the same at every call.
+    /// Returns what the model is and can do; the same at every call.
     fn info(&self) -> ModelInfo;
 
-    /// Its vocabulary; the same at every call.
+    /// Returns its vocabulary; the same at every call.
     fn vocabulary(&self) -> SharedVocabulary;
 
-    /// What it has room for; the same at every call.
+    /// Returns its capacity; the same at every call.
     fn capacity(&self) -> Capacity;
 
-    /// Hands over the flag that aborts a running [`Model::decode`]; called once, before anything else. The owner's
-    /// shell raises it when the engine is dropped, so that a long pass does not delay the end. A model whose passes may
-    /// be long calls [`DecodeSignals::pulse`] within them, so that nobody takes it for stuck (OA-901).
+    /// Receives the flag that aborts a running [`Model::decode`]; called once, before anything else. It is raised when
+    /// the engine is dropped, so that a long decode call does not delay the shutdown. A model with long decode calls
+    /// calls [`DecodeSignals::pulse`] within them, so that the watchdog does not report it as stalled (OA-901).
     fn interrupt(&mut self, _flag: Interrupt) {}
 
     /// Makes a free slot an empty sequence.
@@ -169,14 +175,15 @@ pub trait Model: Send {
     /// exactly as many if the model does not truncate ([`ModelInfo::truncates`]).
     fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32);
 
-    /// Keeps the first `tokens` tokens of a slot that holds at least as many. Never called with fewer than it holds
+    /// Truncates a slot to its first `tokens` tokens; it holds at least as many. Never called with fewer than it holds
     /// on a model that does not truncate.
     fn truncate(&mut self, slot: SlotId, tokens: u32);
 
-    /// Whether a slot, cut to its first `tokens` tokens or copied so far, still holds every position that the next token
-    /// attends to (D-48). A model whose layers see a window of tokens drops those before the window, so that a slot
-    /// which has gone on may be too short to go back in. The owner asks before each [`Model::fork`] and each
-    /// [`Model::truncate`] with fewer tokens than the slot holds, and computes anew where the answer is no.
+    /// Returns whether a slot, truncated to its first `tokens` tokens or copied up to there, still holds every position
+    /// that the next token attends to (D-48). A model with sliding-window attention drops the positions before the
+    /// window, so a slot that has advanced may be unable to resume from an earlier position. The owner asks before each
+    /// [`Model::fork`] and each [`Model::truncate`] with fewer tokens than the slot holds, and computes anew if the
+    /// answer is no.
     fn can_resume(&self, _slot: SlotId, _tokens: u32) -> bool {
         true
     }
@@ -184,19 +191,19 @@ pub trait Model: Send {
     /// Frees a slot.
     fn release(&mut self, slot: SlotId);
 
-    /// Computes the batch: at most [`Capacity::batch_tokens`] entries, those of one slot together and in order, with at
-    /// most [`Capacity::rows`] rows.
+    /// Decodes the batch: at most [`Capacity::batch_tokens`] entries, those of one slot adjacent and in order, with at
+    /// most [`Capacity::rows`] output rows.
     ///
     /// # Errors
     /// See [`DecodeStop`].
     fn decode(&mut self, batch: &[BatchEntry], now: Time) -> Result<(), DecodeStop>;
 
-    /// The row of the entry at `index` in the last batch, which wanted one. Asked at most once per entry, before the
-    /// next batch; not after its slot was cut back before the entry, or released.
+    /// Returns the output row of the entry at `index` in the last batch, which requested one. Called at most once per
+    /// entry, before the next batch; not after its slot was truncated before the entry, or released.
     fn row(&mut self, index: usize, now: Time) -> OutputRow<'_>;
 
-    /// Whether the token at `output`, counted from 0 after the prompt, is reported together with the one that
-    /// follows it. A model that plays a server of larger pieces says so; all others tell of each as it comes.
+    /// Returns whether the token at `output`, counted from 0 after the prompt, is reported in one event with the token
+    /// that follows it. Only a model that simulates a server with larger fragments returns true.
     fn joins(&self, _slot: SlotId, _output: usize) -> bool {
         false
     }

@@ -1,12 +1,12 @@
-//! The bounded queue of events from the owner to one reader, with a waker and the reader's signals back.
+//! The bounded event queue from the owner to one reader, with wake-ups in both directions.
 //!
-//! Neither end ever takes a lock, so a reader cannot hold up the owner. The queue is bounded by its sender: a choice
-//! whose unread token events reach the quota is parked. A reader sees whole steps: what is published shows when it is
-//! woken, so the last token of a choice never comes without its end.
+//! Neither end takes a lock, so a reader cannot delay the owner. The sender keeps the queue bounded: a choice whose
+//! unread token events reach the quota is parked. A reader sees whole steps only: published events become visible when
+//! it is woken, so the last token of a choice never arrives without its `Finish`.
 //!
 //! ```text
-//!   Sender ── publish ──► queue ──► Handle          show and wake once per step
-//!   Sender ◄── flags: dropped, stop, room again ── Handle, wakes the owner
+//!   Sender ── publish ──► queue ──► RequestHandle          show and wake once per step
+//!   Sender ◄── flags: closed, stop, room again ── RequestHandle, wakes the owner
 //! ```
 
 use std::pin::Pin;
@@ -22,7 +22,7 @@ use sapwood_proto::code::Code;
 
 use crate::api::{EngineError, EngineEvent, EventKind};
 
-/// Wakes the owner: something changed that it reads only when woken (D-7).
+/// Wakes the owner after a change that the owner reads only when it is woken (D-7).
 #[derive(Debug, Default)]
 pub(crate) struct OwnerWaker {
     rung: AtomicBool,
@@ -31,9 +31,9 @@ pub(crate) struct OwnerWaker {
 }
 
 impl OwnerWaker {
-    /// The thread to unpark from now on. Without one, ringing only leaves its mark.
+    /// Sets the thread to unpark. Without a thread, [`OwnerWaker::wake`] only sets the flag.
     pub(crate) fn hang(&self, thread: Thread) {
-        // One waker has one owner: the owner's shell calls this once.
+        // Each waker has one owner, whose thread calls this once.
         let _ = self.thread.set(thread);
     }
 
@@ -44,7 +44,7 @@ impl OwnerWaker {
         }
     }
 
-    /// Whether it rang since the last call.
+    /// Returns whether the owner was woken since the last call.
     pub(crate) fn is_observed(&self) -> bool {
         self.rung.load(Ordering::Relaxed) && self.rung.swap(false, Ordering::Acquire)
     }
@@ -54,7 +54,7 @@ impl OwnerWaker {
         self.wake();
     }
 
-    /// What becomes of requests without an owner: the model was unloaded, or its thread is lost.
+    /// Returns the error for requests that lose their owner: the model was unloaded, or its thread ended unexpectedly.
     pub(crate) fn closed_error(&self) -> EngineError {
         if self.is_closing() {
             EngineError::new(
@@ -72,14 +72,14 @@ impl OwnerWaker {
     }
 }
 
-/// What a reader asked for.
+/// What a reader has requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReaderRequest {
-    /// Nothing: go on.
+    /// Continue.
     GoOn,
-    /// End every choice here and keep what there is.
+    /// End every choice here; the output so far remains valid.
     Stop,
-    /// Nobody reads any more.
+    /// The reader was dropped.
     Closed,
 }
 
@@ -90,20 +90,20 @@ const CLOSED: u8 = 2;
 #[derive(Debug)]
 struct OutboxShared {
     queue: SegQueue<EngineEvent>,
-    /// How many events the reader may have taken by now: those of whole steps.
+    /// How many events the reader may have popped by now: those of whole steps.
     shown: AtomicU64,
     /// Token events that were read, per choice. Only the reader writes it.
     read: Box<[AtomicU32]>,
     quota: u32,
     request: AtomicU8,
-    /// The owner waits for room.
+    /// A choice is parked, so the owner wants to be woken when there is room.
     parked: AtomicBool,
     ended: AtomicBool,
     waker: AtomicWaker,
     bell: Arc<OwnerWaker>,
 }
 
-/// Makes both ends for a request of at most `choices` choices, each with at most `quota` unread token events.
+/// Creates both ends for a request of at most `choices` choices, each with at most `quota` unread token events.
 pub(crate) fn outbox(choices: u32, quota: u32, bell: Arc<OwnerWaker>) -> (Sender, RequestHandle) {
     let shared = Arc::new(OutboxShared {
         queue: SegQueue::new(),
@@ -132,7 +132,8 @@ pub(crate) fn outbox(choices: u32, quota: u32, bell: Arc<OwnerWaker>) -> (Sender
     (sender, handle)
 }
 
-/// The owner's end. Dropping it before [`Sender::end`] tells the reader that the engine is gone.
+/// The owner's end. Dropping it before [`Sender::end`] sends the reader an error: the model was unloaded or the engine
+/// stopped.
 #[derive(Debug)]
 pub(crate) struct Sender {
     shared: Arc<OutboxShared>,
@@ -145,7 +146,7 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// Whether the choice may produce another token event.
+    /// Returns whether the choice may produce another token event.
     pub(crate) fn has_room(&self, choice: u32) -> bool {
         let choice = choice as usize;
         let counts = self.reported.get(choice).zip(self.shared.read.get(choice));
@@ -154,8 +155,8 @@ impl Sender {
         })
     }
 
-    /// Asks the reader to ring when it has made room. Look at [`Sender::has_room`] again afterwards: the reader may
-    /// have made it just before.
+    /// Asks the reader to wake the owner when it has made room. Check [`Sender::has_room`] again afterwards: the reader
+    /// may have made room just before it could see this flag.
     pub(crate) fn park(&self) {
         self.shared.parked.store(true, Ordering::SeqCst);
     }
@@ -181,7 +182,7 @@ impl Sender {
         self.published += 1;
     }
 
-    /// Ends the request with a fault, unless its last event was published.
+    /// Ends the request with an error, unless its last event was published.
     pub(crate) fn fail(&mut self, error: EngineError) {
         if !self.whole {
             self.publish(EngineEvent {
@@ -193,7 +194,7 @@ impl Sender {
         self.end();
     }
 
-    /// Nothing follows.
+    /// Marks the stream as complete.
     pub(crate) fn end(&self) {
         self.show();
         self.shared.ended.store(true, Ordering::Release);
@@ -204,7 +205,7 @@ impl Sender {
         self.shared.waker.wake();
     }
 
-    /// The step is whole.
+    /// Makes all published events visible: the step is complete.
     fn show(&self) {
         self.shared.shown.store(self.published, Ordering::Release);
     }
@@ -222,34 +223,34 @@ impl Drop for Sender {
 
 /// A request in progress: a stream of its events. Dropping it cancels the request before the next step (D-7).
 ///
-/// The stream ends after `Usage` or `Fault`. While it is not read, its choices stop at their quota of unread events,
-/// and nothing is lost.
+/// The stream ends after `Usage` or `Error`. While it is not read, its choices are parked at their quota of unread
+/// events, and no event is lost.
 #[derive(Debug)]
 pub struct RequestHandle {
     shared: Arc<OutboxShared>,
-    /// How many events were read.
+    /// Number of events popped.
     taken: u64,
     pub(crate) prompt_tokens: u32,
     pub(crate) seed: u64,
 }
 
 impl RequestHandle {
-    /// Tokens of the prompt.
+    /// Returns the number of tokens of the prompt.
     #[must_use]
     pub fn prompt_tokens(&self) -> u32 {
         self.prompt_tokens
     }
 
-    /// The seed in force.
+    /// Returns the seed in use.
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// Ends every choice before the next step; each then gives its held-back text, `Finish` with
-    /// [`crate::api::FinishReason::Cancelled`], and at last comes `Usage`.
+    /// Ends every choice before the next step. Each then sends its held-back text and `Finish` with
+    /// [`crate::api::FinishReason::Cancelled`]; `Usage` is last.
     pub fn stop(&self) {
-        // Only from "go on": "gone" is final.
+        // Only from `GO_ON`: `CLOSED` is final.
         let _ =
             self.shared
                 .request
@@ -257,7 +258,7 @@ impl RequestHandle {
         self.shared.bell.wake();
     }
 
-    /// The next event if it is there, without waiting.
+    /// Returns the next event if one is available, without waiting.
     pub fn try_next(&mut self) -> Option<EngineEvent> {
         let shown = self.shared.shown.load(Ordering::Acquire);
         if self.taken == shown {
@@ -269,9 +270,10 @@ impl RequestHandle {
             (&event.kind, self.shared.read.get(event.choice as usize))
         {
             let count = read.load(Ordering::Relaxed).wrapping_add(1);
-            // Before `parked` is looked at: the owner sets that and then looks here.
+            // The count is stored before `parked` is loaded: the owner sets `parked` and then loads the count, so one
+            // of the two sees the other's write.
             read.store(count, Ordering::SeqCst);
-            // Half a quota of slack, so that the owner is not woken and parked for every single token.
+            // Waits until half a quota is free, so that the owner is not woken and parked again for every single token.
             if shown - self.taken <= u64::from(self.shared.quota / 2)
                 && self.shared.parked.load(Ordering::SeqCst)
                 && self.shared.parked.swap(false, Ordering::SeqCst)
@@ -291,7 +293,7 @@ impl Stream for RequestHandle {
             return Poll::Ready(Some(event));
         }
         self.shared.waker.register(cx.waker());
-        // The end is read before the queue: what was published before the end is then surely seen.
+        // `ended` is loaded before the queue is checked, so everything published before the end is seen.
         let ended = self.shared.ended.load(Ordering::Acquire);
         match self.try_next() {
             Some(event) => Poll::Ready(Some(event)),

@@ -1,13 +1,14 @@
-//! Tracks the tokens and KV cells of every slot, and decides which finished sequences stay cached.
+//! Prefix cache: tracks the tokens and KV cells of every slot, and decides which finished sequences stay cached and
+//! which are evicted.
 //!
 //! ```text
-//!   free ── take ──► live ── keep ──► kept       fork: from live or kept into live
+//!   free ── take ──► live ── keep ──► cached     fork: from live or cached into live
 //!    ▲                │                │
 //!    └──── release ───┴──── evict ─────┘
 //! ```
 //!
-//! A cell is one token of one or more slots. It is *pinned* while a live slot holds it; every other cell can be had by
-//! evicting what is kept, so [`PrefixCache::room`] is what a step may use.
+//! A KV cell holds one token of one or more slots. It is *pinned* while a live slot holds it; every other cell is free
+//! or can be freed by evicting cached slots, so [`PrefixCache::room`] is what a step may use.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,14 +17,14 @@ use sapwood_proto::steer::Token;
 
 use crate::model::{Capacity, SlotId};
 
-/// Slots and cells. Plain data: every method is a function of what was called before.
+/// The state of all slots and KV cells. It is pure: it does not call the model.
 #[derive(Debug)]
 pub(crate) struct PrefixCache {
     slots: Vec<CachedSlot>,
     cells: Vec<Cell>,
     free: Vec<u32>,
     pinned: usize,
-    /// Grows with every use; the order of eviction.
+    /// Counts uses; a cached slot stores the count of its last use, by which it is evicted.
     uses: u64,
     truncates: bool,
 }
@@ -31,7 +32,7 @@ pub(crate) struct PrefixCache {
 #[derive(Debug)]
 struct CachedSlot {
     usage: SlotUse,
-    /// A lookup for these tokens in another scope does not find them (LM-609).
+    /// Only lookups in the same scope find these tokens (LM-609).
     scope: u64,
     tokens: Vec<Token>,
     cells: Vec<u32>,
@@ -44,33 +45,33 @@ enum SlotUse {
     Cached(CachedPrefix),
 }
 
-/// What is remembered of a slot that nobody runs in.
+/// What is known of a cached slot, in which no sequence runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct CachedPrefix {
-    /// When it was last used, as a number that grows.
+    /// The value of [`PrefixCache::uses`] at its last use.
     used: u64,
     key: Option<u64>,
-    /// A hash of the prompt that its tokens begin with: equal for answers to one and the same request.
+    /// A hash of the prompt that its tokens begin with: equal for all answers to one prompt.
     prompt: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
-    /// Slots that hold it.
+    /// Number of slots that hold it.
     usage: u32,
-    /// Live slots that hold it.
+    /// Number of live slots that hold it.
     pins: u32,
 }
 
-/// A slot that begins as a prompt does.
+/// A slot whose tokens begin as a prompt does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PrefixMatch {
     pub(crate) slot: SlotId,
-    /// Tokens in common that may be used; fewer than the prompt has, because its last token must be computed.
+    /// Number of common tokens that may be used; fewer than the prompt has, because its last token must be computed.
     pub(crate) tokens: usize,
-    /// Nobody runs in the slot.
+    /// The slot is cached, not live.
     pub(crate) cached: bool,
-    /// The slot holds no more than that.
+    /// The slot holds no tokens beyond the common ones.
     pub(crate) whole: bool,
 }
 
@@ -92,23 +93,23 @@ impl PrefixCache {
         }
     }
 
-    /// Cells that are free or can be freed by evicting.
+    /// Returns the number of cells that are free or can be freed by evicting.
     pub(crate) fn room(&self) -> usize {
         self.cells.len() - self.pinned
     }
 
-    /// Cells that hold something.
+    /// Returns the number of cells in use.
     pub(crate) fn used(&self) -> usize {
         self.cells.len() - self.free.len()
     }
 
-    /// How many tokens a slot holds.
+    /// Returns the number of tokens in a slot.
     pub(crate) fn len(&self, slot: SlotId) -> usize {
         self.cached_slot(slot).tokens.len()
     }
 
-    /// The slot of this scope with the longest usable common prefix, if any has one of at least `min` tokens. `resumes`
-    /// says whether the model can go on after so many tokens of a slot (D-48).
+    /// Returns the slot of this scope with the longest usable common prefix of at least `min` tokens. `resumes` tells
+    /// whether the model can continue after this many tokens of a slot (D-48).
     pub(crate) fn find(
         &self,
         scope: u64,
@@ -125,7 +126,7 @@ impl PrefixCache {
             }
             let common = common_prefix(&cached_slot.tokens, &prompt[..limit]);
             let whole = common == cached_slot.tokens.len();
-            // A model that cannot cut a sequence back can only go on where one ends.
+            // A model that cannot truncate a sequence can only continue at the end of one.
             let usable = common >= min && (whole || self.truncates);
             let longer = best.is_none_or(|best| common > best.tokens);
             if usable && longer && resumes(slot, common) {
@@ -141,7 +142,7 @@ impl PrefixCache {
         best
     }
 
-    /// How many of a slot's first `tokens` cells would become pinned by forking it.
+    /// Returns how many of a slot's first `tokens` cells a fork would newly pin.
     pub(crate) fn unpinned(&self, slot: SlotId, tokens: usize) -> usize {
         let cells = &self.cached_slot(slot).cells[..tokens];
         cells
@@ -150,7 +151,7 @@ impl PrefixCache {
             .count()
     }
 
-    /// A free slot, made live and empty, for tokens of this scope.
+    /// Takes a free slot for tokens of this scope and makes it live and empty.
     pub(crate) fn take(&mut self, scope: u64) -> Option<SlotId> {
         let slot = (0..)
             .zip(&self.slots)
@@ -162,8 +163,9 @@ impl PrefixCache {
         Some(slot)
     }
 
-    /// What is kept in the way of the next slot to be taken, and a free slot for it: those who run sit close together then, which a
-    /// model may compute in one pass. Nothing if nobody runs; `spare` is in nobody's way.
+    /// If the first cached slot lies before the first free one, returns both (cached, free), so that the caller can
+    /// move the prefix with [`PrefixCache::shift`]. Live slots then stay adjacent, and a model may compute adjacent
+    /// slots in one decode call. `None` if no slot is live; `spare` is never chosen.
     pub(crate) fn in_the_way(&self, spare: Option<SlotId>) -> Option<(SlotId, SlotId)> {
         let first = |wanted: fn(SlotUse) -> bool| {
             let mut slots = (0..).zip(&self.slots);
@@ -181,7 +183,7 @@ impl PrefixCache {
         (cached < free).then_some((cached, free))
     }
 
-    /// Takes what is kept in one slot to a free one. The caller does so in the model.
+    /// Swaps a cached slot with a free one. The caller moves the contents in the model.
     pub(crate) fn shift(&mut self, cached: SlotId, free: SlotId) {
         self.slots.swap(cached as usize, free as usize);
     }
@@ -193,12 +195,12 @@ impl PrefixCache {
             .any(|cached_slot| cached_slot.usage == SlotUse::Free)
     }
 
-    /// Whether a slot is in use and holds at least so many tokens.
+    /// Returns whether a slot is in use and holds at least this many tokens.
     pub(crate) fn holds(&self, slot: SlotId, tokens: usize) -> bool {
         self.cached_slot(slot).usage != SlotUse::Free && self.len(slot) >= tokens
     }
 
-    /// Whether a slot is free or cached, so that it could be given to a sequence.
+    /// Returns whether a slot is free or cached, so that it can be given to a sequence.
     pub(crate) fn has_slot(&self) -> bool {
         self.slots
             .iter()
@@ -220,7 +222,7 @@ impl PrefixCache {
         self.touch(from);
     }
 
-    /// Adds tokens to a live slot. The caller has made sure of free cells with [`PrefixCache::evict_for`].
+    /// Appends tokens to a live slot. The caller has freed enough cells with [`PrefixCache::evict_for`].
     pub(crate) fn append(&mut self, slot: SlotId, tokens: &[Token]) {
         for &token in tokens {
             let Some(cell) = self.free.pop() else { return };
@@ -232,7 +234,7 @@ impl PrefixCache {
         }
     }
 
-    /// Keeps the first `tokens` tokens of a live slot that holds at least as many.
+    /// Truncates a live slot to its first `tokens` tokens; it holds at least as many.
     pub(crate) fn truncate(&mut self, slot: SlotId, tokens: usize) {
         while self.len(slot) > tokens {
             let cached_slot = self.cached_slot_mut(slot);
@@ -244,10 +246,10 @@ impl PrefixCache {
         }
     }
 
-    /// Ends the use of a live slot and keeps its tokens, the first `prompt` of which were asked for, as a cached prefix for requests that begin
-    /// the same way. What is held twice is kept once: of equal slots the one that was there, and of a slot that is the
-    /// beginning of another, where the model can go on from within (`resumes`), the longer one. Gives the slots that are
-    /// free for that reason, which the caller releases in the model.
+    /// Ends the use of a live slot and caches its tokens, the first `prompt` of which are the prompt, as a prefix for
+    /// later requests. Duplicates are freed: of equal slots the new one, and of a slot whose tokens are the beginning
+    /// of another, if the model can continue from within (`resumes`), the shorter one. Returns the freed slots, which
+    /// the caller releases in the model.
     pub(crate) fn keep(
         &mut self,
         slot: SlotId,
@@ -279,7 +281,7 @@ impl PrefixCache {
         beginnings
     }
 
-    /// A kept slot that holds all tokens of another, at its end or where the model can go on.
+    /// Returns a cached slot from which every request can continue that could continue from `slot`.
     fn holder_of(&self, slot: SlotId, resumes: &impl Fn(SlotId, usize) -> bool) -> Option<SlotId> {
         let ended = self.cached_slot(slot);
         let holds = |(holder, entry): &(SlotId, &CachedSlot)| {
@@ -289,7 +291,7 @@ impl PrefixCache {
         slots.find(holds).map(|(holder, _)| holder)
     }
 
-    /// The kept slots all of whose tokens this slot holds.
+    /// Returns the cached slots that `slot` makes redundant because it holds all their tokens.
     fn beginnings_of(&self, slot: SlotId, resumes: &impl Fn(SlotId, usize) -> bool) -> Vec<SlotId> {
         let covered = |(other, cached_slot): &(SlotId, &CachedSlot)| {
             *other != slot
@@ -300,7 +302,7 @@ impl PrefixCache {
         slots.filter(covered).map(|(other, _)| other).collect()
     }
 
-    /// Whether every request that could continue from all of `place` can also continue from `holder`.
+    /// Returns whether every request that could continue from all of `entry` can also continue from `holder`.
     fn covers(
         &self,
         holder: SlotId,
@@ -316,21 +318,21 @@ impl PrefixCache {
             && resumes(holder, tokens)
     }
 
-    /// Frees a live slot and the cells that only it holds.
+    /// Frees a live slot and the cells that no other slot holds.
     pub(crate) fn release(&mut self, slot: SlotId) {
         self.truncate(slot, 0);
         self.cached_slot_mut(slot).usage = SlotUse::Free;
     }
 
-    /// Frees a kept slot; `spare` is not it. First goes what repeats the prompt of a slot that was used later: many answers
-    /// to one request do not drive out another conversation. Then what was used least recently. The caller releases it in
-    /// the model.
+    /// Frees a cached slot other than `spare`. Evicts first those whose prompt is also that of a slot used later, so
+    /// that many answers to one prompt do not evict another conversation; then the least recently used. The caller
+    /// releases the slot in the model.
     pub(crate) fn evict(&mut self, spare: Option<SlotId>) -> Option<SlotId> {
         let cached = |cached_slot: &CachedSlot| match cached_slot.usage {
             SlotUse::Cached(cached) => Some((cached_slot.scope, cached)),
             _ => None,
         };
-        // The last use of each prompt.
+        // The last use of each prompt in its scope.
         let mut latest: HashMap<(u64, u64), u64> = HashMap::new();
         for (scope, cached) in self.slots.iter().filter_map(cached) {
             let used = latest.entry((scope, cached.prompt)).or_default();
@@ -346,7 +348,7 @@ impl PrefixCache {
         Some(slot)
     }
 
-    /// Frees a kept slot. The caller releases it in the model.
+    /// Frees a cached slot. The caller releases it in the model.
     pub(crate) fn discard(&mut self, slot: SlotId) {
         for cell in std::mem::take(&mut self.cached_slot_mut(slot).cells) {
             self.drop_cell(cell);
@@ -356,7 +358,7 @@ impl PrefixCache {
         cached_slot.usage = SlotUse::Free;
     }
 
-    /// Evicts until `cells` cells are free; gives the slots that the caller then releases in the model.
+    /// Evicts until `cells` cells are free; returns the slots that the caller then releases in the model.
     pub(crate) fn evict_for(&mut self, cells: usize) -> Vec<SlotId> {
         let mut evicted = Vec::new();
         while self.free.len() < cells {
@@ -366,7 +368,7 @@ impl PrefixCache {
         evicted
     }
 
-    /// Marks everything of this scope that was kept under `key` as just used.
+    /// Marks every cached slot of this scope with this `key` as just used.
     pub(crate) fn warm(&mut self, scope: u64, key: u64) {
         self.uses += 1;
         for cached_slot in self.slots.iter_mut().filter(|it| it.scope == scope) {
@@ -423,7 +425,7 @@ fn hash_of(tokens: &[Token]) -> u64 {
     hasher.finish()
 }
 
-/// How many tokens both begin with.
+/// Returns the length of the common prefix.
 pub(crate) fn common_prefix(left: &[Token], right: &[Token]) -> usize {
     left.iter()
         .zip(right)

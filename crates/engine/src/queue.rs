@@ -1,5 +1,5 @@
-//! The queue before an engine: places for requests and their prompt tokens, with shares per caller and the rate at
-//! which they become free (OA-910).
+//! Quota of an engine's admission queue: charges requests and their prompt tokens, limits the share of each caller, and
+//! estimates when there is room again (OA-910).
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use sapwood_proto::time::Time;
 
-/// How much may wait.
+/// Limits of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueLimits {
     pub(crate) requests: usize,
     pub(crate) tokens: usize,
 }
 
-/// The limit that is in the way.
+/// The limit that was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueFull {
     Requests,
@@ -32,16 +32,16 @@ impl QueueFull {
     }
 }
 
-/// What has been submitted and not yet been admitted. Beyond the limits there is a quarter more for callers who have little:
-/// one who sends as much as there is room for locks nobody out (D-54).
+/// Charges requests that were submitted and are not yet admitted. Above the limits a quarter more is reserved for
+/// callers with few queued requests, so that a caller who fills the queue does not lock out others (D-54).
 #[derive(Debug, Default)]
 pub(crate) struct AdmissionQueue {
     shares: Mutex<CallerShares>,
-    /// Microseconds between requests that leave the queue, smoothed; 0: none was seen. Written by the owner alone.
+    /// Smoothed microseconds between requests that leave the queue; 0: not measured yet. Only the owner writes it.
     pace_us: AtomicU64,
 }
 
-/// The sums of `callers` are `all`; a caller with nothing has no entry.
+/// `all` is the sum of `callers`; a caller without queued requests has no entry.
 #[derive(Debug, Default)]
 struct CallerShares {
     all: Taken,
@@ -55,7 +55,7 @@ struct Taken {
 }
 
 impl AdmissionQueue {
-    /// Takes places for a prompt of `caller`. One that finds the queue empty is always taken.
+    /// Charges a request of `caller` and its prompt tokens. A request that finds the queue empty is always accepted.
     pub(crate) fn enter(
         &self,
         caller: u64,
@@ -78,7 +78,7 @@ impl AdmissionQueue {
         Ok(())
     }
 
-    /// Gives the places back.
+    /// Refunds the charge.
     pub(crate) fn leave(&self, caller: u64, prompt_tokens: usize) {
         let mut shares = self.lock();
         shares.all = shares.all.without(prompt_tokens);
@@ -95,7 +95,7 @@ impl AdmissionQueue {
         self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When a caller that finds it full should ask again.
+    /// Returns when a caller that was refused should retry.
     pub(crate) fn retry_after(&self) -> Duration {
         let pace = match self.pace_us.load(Ordering::Relaxed) {
             0 => None,
@@ -104,7 +104,7 @@ impl AdmissionQueue {
         retry_after(self.lock().all.requests, pace)
     }
 
-    /// The owner's end: what it has seen so far.
+    /// For the owner: publishes the measured pace.
     pub(crate) fn publish(&self, pace: &QueuePace) {
         let micros = pace.smoothed.map_or(0, |pace| {
             u64::try_from(pace.as_micros()).unwrap_or(u64::MAX).max(1)
@@ -114,7 +114,7 @@ impl AdmissionQueue {
 }
 
 impl Taken {
-    /// With a request of so many tokens.
+    /// Returns the sum with one more request of `tokens` tokens.
     const fn and(self, tokens: usize) -> Self {
         Self {
             requests: self.requests + 1,
@@ -130,9 +130,9 @@ impl Taken {
     }
 }
 
-/// How much may be taken, where `most` is the limit, for a caller who has so much of it then, and all have `taken`. Whoever
-/// has little gets more, but no more than is left: so each of many who do so leaves half of what it found, and whoever comes
-/// with nothing finds a place.
+/// Returns the limit for a caller that has `theirs` queued, if `most` is the configured limit and `taken` is queued in
+/// all. A caller with little queued gets a higher limit, but never has more than is left: each such caller leaves at
+/// least half of the room that it found, so a caller with nothing queued still finds room.
 const fn room(most: usize, theirs: usize, taken: usize) -> usize {
     if theirs <= most / 16 && theirs <= at_most(most).saturating_sub(taken) {
         at_most(most)
@@ -141,7 +141,7 @@ const fn room(most: usize, theirs: usize, taken: usize) -> usize {
     }
 }
 
-/// How much may be taken in all.
+/// The absolute limit: the configured one and a quarter more.
 pub(crate) const fn at_most(limit: usize) -> usize {
     limit.saturating_add(limit / 4)
 }
@@ -154,12 +154,14 @@ pub(crate) struct QueuePace {
 }
 
 impl QueuePace {
-    /// A request that arrived at `arrived` is taken at `now`. An empty queue's rest is not counted: nobody waited then.
+    /// Records that a request which arrived at `arrived` is admitted at `now`. Time in which the queue was empty does
+    /// not count.
     pub(crate) fn departed(&mut self, arrived: Time, now: Time) {
         let since = self.last.map_or(arrived, |last| last.max(arrived));
         self.last = Some(now);
         let gap = now.since(since);
-        // An eighth of each new gap: a handful of recent gaps outweighs the past, one does not.
+        // Exponential smoothing with weight 1/8: a single gap changes little, a handful of recent gaps outweighs the
+        // past.
         self.smoothed = Some(match self.smoothed {
             Some(before) => (before * 7 + gap) / 8,
             None => gap,
@@ -168,14 +170,14 @@ impl QueuePace {
 }
 
 impl QueuePace {
-    /// How long it takes for so many requests to leave the queue; `None` if none has left yet.
+    /// Returns how long it takes until this many requests have left the queue; `None` if none has left yet.
     pub(crate) fn after(&self, write_stalls: u32) -> Option<Duration> {
         self.smoothed.map(|gap| gap.saturating_mul(write_stalls))
     }
 }
 
-/// Half of what waits has to go first, so that those who come back find room for more than one of them. Whole seconds,
-/// 1 to 60 (OA-202); a second where nothing was seen yet.
+/// Waits until half of the queue has left, so that the clients that retry find room for more than one of them. Whole
+/// seconds, 1 to 60 (OA-202); one second if no pace has been measured.
 fn retry_after(waiting: usize, pace: Option<Duration>) -> Duration {
     let Some(pace) = pace else { return LEAST };
     let half = u32::try_from(waiting.div_ceil(2)).unwrap_or(u32::MAX);
@@ -212,12 +214,12 @@ mod tests {
         let queue = AdmissionQueue::default();
         let mut pace = QueuePace::default();
         assert_eq!(queue.retry_after(), LEAST);
-        // Ten wait from the beginning, and one goes every four seconds.
+        // Ten requests are queued from the start, and one leaves every four seconds.
         for departure in 1..=10 {
             pace.departed(Time::ZERO, Time::from_millis(4_000 * departure));
         }
         assert_eq!(pace.smoothed, Some(Duration::from_secs(4)));
-        // An hour of rest tells nothing about the pace: this one waited four seconds too.
+        // An idle hour does not change the pace: this request waited four seconds too.
         let hour = 3_600_000;
         pace.departed(Time::from_millis(hour), Time::from_millis(hour + 4_000));
         assert_eq!(pace.smoothed, Some(Duration::from_secs(4)));
@@ -231,7 +233,7 @@ mod tests {
         }
         assert_eq!(queue.enter(7, 1, limits), Err(QueueFull::Requests));
         assert_eq!(queue.retry_after(), Duration::from_secs(12));
-        // A faster engine is believed soon, not at once.
+        // The estimate follows a faster engine within several requests, not at once.
         for departure in 1..=40 {
             let at = Time::from_millis(hour + 4_000 + departure);
             pace.departed(Time::from_millis(hour), at);
@@ -260,7 +262,7 @@ mod tests {
             }
             assert_eq!(queue.enter(7, comes, limits).err(), full, "{waiting:?}");
             if full.is_some() {
-                // What was refused holds nothing.
+                // A refused request is not charged.
                 waiting.iter().for_each(|&tokens| queue.leave(7, tokens));
                 assert_eq!(queue.lock().all, Taken::default());
                 assert!(queue.lock().callers.is_empty());
@@ -268,7 +270,7 @@ mod tests {
         }
     }
 
-    /// Whoever sends as much as there is room for locks nobody out, neither with requests nor with tokens.
+    /// A caller that fills the queue does not lock out others, neither with requests nor with tokens.
     #[test]
     fn d_54_a_caller_with_much_leaves_room_for_those_who_have_little() {
         let limits = QueueLimits {
@@ -291,7 +293,7 @@ mod tests {
         }
     }
 
-    /// Many callers who each have little do not lock out one who has nothing.
+    /// Many callers with few requests each do not lock out a caller with none.
     #[test]
     fn d_54_several_callers_leave_room_for_one_who_comes_with_nothing() {
         let limits = QueueLimits {

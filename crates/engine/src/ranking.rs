@@ -1,19 +1,20 @@
 //! A closed form of a logits row for scripted models: a keyed permutation of the vocabulary under a Zipf distribution.
 //!
-//! The best `k` tokens cost O(k); the whole vector is built only by [`RankedRow::fill`], for masks, bias and broad
-//! sampling (D-11).
+//! The best `k` tokens cost O(k). Only [`RankedRow::fill`] builds the whole vector, for masks, bias and broad sampling
+//! (D-11).
 //!
-//! Rank `r` has the logit `-1.5 ln(r + 1)`, less [`ZipfDistribution::gap`] for every rank but 0 when the first token is chosen. The
-//! spread stays below 100 for any vocabulary, so that a `logit_bias` of 100 always wins.
+//! Rank `r` has the logit `-1.5 ln(r + 1)`; if a token is chosen for rank 0, every other rank has
+//! [`ZipfDistribution::gap`] less. The spread stays below 100 for any vocabulary, so that a `logit_bias` of 100 always
+//! wins.
 
 use std::sync::Arc;
 
 use sapwood_proto::steer::Token;
 
-/// How fast probability falls with rank.
+/// The exponent of the Zipf distribution.
 const STEEPNESS: f64 = 1.5;
 
-/// How likely each rank is; made once per vocabulary and shared by all its rankings.
+/// The logits of all ranks; computed once per vocabulary and shared by all its rows.
 #[derive(Clone, Debug)]
 pub struct ZipfDistribution(Arc<Table>);
 
@@ -27,7 +28,7 @@ struct Table {
 }
 
 impl ZipfDistribution {
-    /// A law over `vocabulary` tokens (at least 1). A chosen token stands `gap` nats above all others.
+    /// The distribution over `vocabulary` tokens (at least 1). A chosen token is `gap` nats above all others.
     #[must_use]
     pub fn new(vocabulary: u32, gap: f32) -> Self {
         let gap = f64::from(gap);
@@ -45,16 +46,16 @@ impl ZipfDistribution {
         }))
     }
 
-    /// How many nats a chosen token stands above all others.
+    /// Returns how many nats a chosen token is above all others.
     #[must_use]
     pub fn gap(&self) -> f64 {
         self.0.gap
     }
 
-    /// The number of tokens ranked.
+    /// Returns the number of tokens ranked.
     #[must_use]
     pub fn vocabulary(&self) -> u32 {
-        // Made from a u32 in `new`.
+        // The length comes from a u32 in `new`.
         u32::try_from(self.0.logits.len()).unwrap_or(u32::MAX)
     }
 }
@@ -68,8 +69,7 @@ pub struct RankedRow {
 }
 
 impl RankedRow {
-    /// The ranking that belongs to `key`, with `chosen` moved to rank 0. A chosen token outside the vocabulary counts
-    /// as none.
+    /// The row of `key`, with `chosen` moved to rank 0. A chosen token outside the vocabulary is ignored.
     #[must_use]
     pub fn new(distribution: &ZipfDistribution, key: u64, chosen: Option<Token>) -> Self {
         let chosen = chosen.filter(|&token| token < distribution.vocabulary());
@@ -80,19 +80,19 @@ impl RankedRow {
         }
     }
 
-    /// The number of tokens ranked.
+    /// Returns the number of tokens ranked.
     #[must_use]
     pub fn vocabulary(&self) -> u32 {
         self.distribution.vocabulary()
     }
 
-    /// The token of rank 0.
+    /// Returns the token of rank 0.
     #[must_use]
     pub fn first(&self) -> Token {
         self.chosen.unwrap_or_else(|| self.start())
     }
 
-    /// The most likely tokens with their log-probabilities, best first; as many as there are up to `k`.
+    /// Returns the most likely tokens with their log-probabilities, best first; at most `k`.
     #[must_use]
     pub fn best(&self, k: usize) -> Vec<(Token, f32)> {
         let k = k.min(self.distribution.0.logits.len());
@@ -102,7 +102,7 @@ impl RankedRow {
         }
         best.push((self.first(), self.logprob(0)));
         if k == 1 {
-            // The walk over the others is not free to begin.
+            // Starting the walk over the others has a cost of its own.
             return best;
         }
         best.extend(
@@ -114,7 +114,7 @@ impl RankedRow {
         best
     }
 
-    /// The log-probability of a rank below the vocabulary's size; never above 0.
+    /// Returns the log-probability of a rank below the vocabulary's size; never above 0.
     #[must_use]
     pub fn logprob(&self, rank: usize) -> f32 {
         let gap = if self.chosen.is_some() && rank > 0 {
@@ -131,13 +131,13 @@ impl RankedRow {
         logprob.min(0.0)
     }
 
-    /// Which rank a token of the vocabulary has.
+    /// Returns the rank of a token of the vocabulary.
     #[must_use]
     pub fn rank(&self, token: Token) -> usize {
         let size = u64::from(self.vocabulary());
         let (stride, start) = (self.stride(), self.start());
         let inverse = inverse(u64::from(stride), size);
-        // How far along the walk a token comes. All factors are below 2^32.
+        // The position of the token on the walk. All factors are below 2^32.
         let position =
             |token: Token| (u64::from(token) + size - u64::from(start)) % size * inverse % size;
         let (own, first) = (position(token), position(self.first()));
@@ -150,7 +150,7 @@ impl RankedRow {
         usize::try_from(rank).unwrap_or(usize::MAX)
     }
 
-    /// A probability that the first token surely has at this temperature (above 0), without building anything.
+    /// Returns a lower bound of the first token's probability at this temperature (above 0), without building the row.
     #[must_use]
     pub fn certainty(&self, temperature: f32) -> f64 {
         if self.chosen.is_none() {
@@ -186,8 +186,8 @@ impl RankedRow {
         let stride = self.stride();
         let first = self.first();
         let mut at = self.start();
-        // The walk visits every token once, beginning at its start. The chosen token is left out where the walk meets
-        // it; if it is not the walk's own first, that one moves down to rank 1 as the walk's first step.
+        // The walk visits every token once, beginning at its start. The chosen token is skipped where the walk meets
+        // it; unless it is the walk's own first token, that one moves down to rank 1 as the walk's first step.
         (0..size)
             .map(move |_| {
                 let token = at;
@@ -197,12 +197,12 @@ impl RankedRow {
             .filter(move |&token| token != first)
     }
 
-    /// Where the walk over all tokens begins.
+    /// Returns the token where the walk over all tokens begins.
     fn start(&self) -> Token {
         self.below(mix(self.key) & 0xffff_ffff)
     }
 
-    /// How far its steps are: no common divisor with the vocabulary's size.
+    /// Returns the step width of the walk, which is coprime to the vocabulary's size.
     fn stride(&self) -> u32 {
         let mut stride = self.below(mix(self.key) >> 32).max(1);
         while gcd(stride, self.vocabulary()) != 1 {
@@ -231,7 +231,7 @@ const fn step(at: u32, stride: u32, size: u32) -> u32 {
     }
 }
 
-/// The number by which `a`, which has no common divisor with `size`, gives 1 modulo `size`; 0 if `size` is 1.
+/// Returns the inverse of `a` modulo `size`, to which it is coprime; 0 if `size` is 1.
 const fn inverse(a: u64, size: u64) -> u64 {
     // Euclid's algorithm; the coefficients are kept modulo `size`, so that they need no sign.
     let (mut r, mut next_r) = (size, a % size);

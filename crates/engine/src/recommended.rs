@@ -2,8 +2,8 @@
 
 use serde::Deserialize;
 
-/// The recommendation, `general.sampling.*` in GGUF. What is not said there is not set. Faces ignore it: it is for programs that
-/// ask for a person who has set nothing.
+/// The recommendation, `general.sampling.*` in GGUF. A key that is missing is `None`. Faces ignore it: it is for
+/// programs that ask on behalf of a person who has set nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RecommendedSampling {
@@ -20,7 +20,7 @@ pub struct RecommendedSampling {
 }
 
 impl RecommendedSampling {
-    /// Without values that a request could not have: a file may say anything.
+    /// Returns it without values that are out of a request's range, because a file may contain anything.
     #[must_use]
     pub fn valid(self) -> Self {
         Self {
@@ -36,7 +36,7 @@ impl RecommendedSampling {
         }
     }
 
-    /// Whether nothing is recommended.
+    /// Returns whether nothing is recommended.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()

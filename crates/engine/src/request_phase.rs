@@ -1,57 +1,57 @@
-//! The phase of a request before its first token, for observers.
+//! Progress of a request before its first token, for observers.
 //!
-//! A phase is no event of the request's stream: it counts for nothing, a reader that ignores it misses only progress,
-//! and a later one takes the place of one that nobody looked at, so there is never more than one.
+//! A phase is not an event of the request's stream: it is not counted, and a reader may ignore it. A newer phase
+//! replaces an unread one, so there is never more than one.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 
-/// Where a request is (LM-921).
+/// The phase of a request (LM-921).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestPhase {
-    /// It waits for a place in the batch.
+    /// It is queued.
     Waits {
-        /// So many requests go before it, as things stand.
+        /// Requests that are before it in the queue now.
         ahead: u32,
-        /// How long that may take at the pace of those that went before, if there were any.
+        /// Estimated wait at the pace of earlier admissions, if there were any.
         eta: Option<Duration>,
     },
     /// Its prompt is being computed.
     Prefill {
-        /// Tokens of the prompt that are done.
+        /// Tokens of the prompt that are computed.
         computed: u32,
         /// Tokens of the prompt.
         prompt: u32,
     },
-    /// It has given tokens, and had to leave its place to others. It goes on by itself.
+    /// It has produced tokens and was preempted. It resumes by itself.
     Displaced {
-        /// When that may be.
+        /// Estimated wait until it resumes.
         eta: Duration,
     },
 }
 
-/// Follows one request. Put a clone into [`crate::api::GenerationRequest::follower`]; the reader of the request's events is woken
-/// when there is an update, about every 100 ms as long as there is any.
+/// Observes one request. Put a clone into [`crate::api::GenerationRequest::follower`]; the reader of the request's
+/// events is woken at each update, about every 100 ms while there are any.
 #[derive(Clone, Debug)]
 pub struct Follower(Arc<ArrayQueue<RequestPhase>>);
 
 impl Follower {
-    /// One that knows nothing yet.
+    /// Creates a follower without a phase.
     #[must_use]
     pub fn new() -> Self {
         Self(Arc::new(ArrayQueue::new(1)))
     }
 
-    /// The latest phase since the last call.
+    /// Returns the latest phase since the last call.
     #[must_use]
     pub fn latest(&self) -> Option<RequestPhase> {
         self.0.pop()
     }
 
     pub(crate) fn publish(&self, phase: RequestPhase) {
-        // What it takes the place of is old.
+        // The replaced phase is outdated.
         let _ = self.0.force_push(phase);
     }
 }

@@ -1,6 +1,5 @@
-//! The scheduler: admission, fairness, the make-up of a step, and preemption when the KV cache is full.
-//!
-//! It orders numbers and counts.
+//! The scheduler: decides which sequences are admitted, what each step computes, and which sequence is preempted when
+//! the KV cache is full. It is pure: it only orders and counts sequences by their keys.
 //!
 //! ```text
 //!   submit ──► waiting ── admit ─► running ── park ──► parked
@@ -9,32 +8,35 @@
 //!                 └───────────────── unpark ─────────────┘        remove: from anywhere
 //! ```
 //!
-//! Among those that wait the higher priority goes first; then who ran already (preempted or parked); then callers take
-//! turns, and the connections of one caller within its turns (D-54); then first come, first served. Ageing: one turn in so many is that of the priority of whoever has waited longest,
-//! so that none waits for ever. A sequence that has yielded its slot comes after all others. One that has its turn and does not
-//! fit holds back the others of its turn, so a large request is not starved by small ones.
+//! Order of admission: sequences that have yielded their slot are last. Otherwise the higher priority is first; then
+//! sequences that have run before (preempted or parked); then callers take turns, and the connections of one caller
+//! take turns within the caller's turns (D-54); then first come, first served.
+//!
+//! Ageing: one admission in [`crate::config::Config::ageing_turns`] goes to the priority of the new sequence that has
+//! waited longest, so that no priority starves. If the sequence that is next does not fit, no other is admitted before
+//! it, so that small requests do not starve a large one.
 
 use std::collections::HashMap;
 
-/// A sequence, by the number its owner has for it.
+/// The key of a sequence in its owner's slab.
 pub(crate) type SequenceKey = usize;
 
-/// In whose turn a sequence waits.
+/// The caller and connection in whose turn a sequence is admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SchedulerTurn {
     pub(crate) caller: u64,
-    /// A connection or session of that caller's.
+    /// A connection or session of that caller.
     pub(crate) connection: u64,
 }
 
 impl SchedulerTurn {
-    /// Who takes turns with others: the caller with callers, its connection with those of the same caller.
+    /// The keys that take turns: the caller among callers, the connection among those of the same caller.
     const fn takers(self) -> [FairKey; 2] {
         [(self.caller, None), (self.caller, Some(self.connection))]
     }
 }
 
-/// A caller, or one of its connections.
+/// The key of a caller (`None`), or of one of its connections.
 type FairKey = (u64, Option<u64>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,13 +46,13 @@ enum SequenceStage {
     Parked,
 }
 
-/// What a waiting sequence comes from; the first goes first.
+/// How a sequence came to wait; the derived order is the order of admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum WaitingFrom {
     /// It was preempted or parked.
     Ran,
     New,
-    /// It gave its slot to others.
+    /// It yielded its slot to other sequences.
     Yielded,
 }
 
@@ -63,7 +65,7 @@ struct QueueMember {
     stage: SequenceStage,
 }
 
-/// The order among sequences.
+/// Stages and turns of all sequences.
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     members: Vec<QueueMember>,
@@ -71,16 +73,16 @@ pub(crate) struct Scheduler {
     running: usize,
     arrivals: u64,
     turns: u64,
-    /// One in so many turns of new sequences goes to the priority of the one that waits longest; 0: none.
+    /// One in this many admissions of new sequences goes to the priority of the one that waits longest; 0: none.
     ageing: u64,
-    /// New sequences seated.
+    /// Number of new sequences admitted so far.
     seated: u64,
-    /// When each caller with waiting sequences had its last turn, and each of their connections.
+    /// The last turn of each caller with waiting sequences, and of each of their connections.
     last_turn: HashMap<FairKey, u64>,
 }
 
 impl Scheduler {
-    /// A scheduler for at most `slots` running sequences. One turn in `ageing` is that of the oldest's priority.
+    /// Creates a scheduler for at most `slots` running sequences.
     pub(crate) fn new(slots: usize, ageing: u32) -> Self {
         Self {
             members: Vec::new(),
@@ -94,11 +96,11 @@ impl Scheduler {
         }
     }
 
-    /// A new sequence waits.
+    /// Adds a new waiting sequence.
     pub(crate) fn submit(&mut self, key: SequenceKey, priority: i32, turn: SchedulerTurn) {
         self.arrivals += 1;
         let arrival = self.arrivals;
-        // Who comes anew stands behind those that already take turns.
+        // A caller that is new in the queue comes after those that already take turns.
         self.stand_in_line(turn);
         let stage = SequenceStage::Waiting(WaitingFrom::New);
         self.members.push(QueueMember {
@@ -110,7 +112,7 @@ impl Scheduler {
         });
     }
 
-    /// The sequence whose turn it is, if there is a slot and an eligible sequence waits.
+    /// Returns the eligible sequence to admit next; `None` if no slot is left or none is eligible.
     pub(crate) fn next(&self, eligible: impl Fn(SequenceKey) -> bool) -> Option<SequenceKey> {
         if self.running >= self.slots {
             return None;
@@ -122,7 +124,8 @@ impl Scheduler {
             .map(|member| member.key)
     }
 
-    /// The waiting sequences, in the order in which they would be admitted now: callers take turns, so each admission may change it.
+    /// Returns the waiting sequences in the order in which they would be admitted now. Callers take turns, so each
+    /// admission may change the order.
     pub(crate) fn line(&self) -> Vec<SequenceKey> {
         let mut line: Vec<_> = self.in_wait().collect();
         let aged = self.aged(self.in_wait());
@@ -135,7 +138,7 @@ impl Scheduler {
         self.members.iter().filter(waits)
     }
 
-    /// The priority whose turn it is because of how long one of those waits, if it is such a turn.
+    /// Returns the priority that ageing prefers, if the next admission is one of those that ageing decides.
     fn aged<'a>(&self, waiting: impl Iterator<Item = &'a QueueMember>) -> Option<i32> {
         if self.ageing == 0 || !(self.seated + 1).is_multiple_of(self.ageing) {
             return None;
@@ -145,7 +148,7 @@ impl Scheduler {
         Some(oldest.priority)
     }
 
-    /// The lowest goes first.
+    /// The sort key of a waiting sequence; the lowest is admitted first.
     fn rank(&self, member: &QueueMember, aged: Option<i32>) -> impl Ord + use<> {
         let waiting = match member.stage {
             SequenceStage::Waiting(waiting) => waiting,
@@ -168,13 +171,13 @@ impl Scheduler {
         )
     }
 
-    /// How many eligible sequences wait although there is no slot for them.
+    /// Returns how many eligible sequences wait for lack of a slot.
     pub(crate) fn missing_slots(&self, eligible: impl Fn(SequenceKey) -> bool) -> usize {
         let waits = self.in_wait().filter(|member| eligible(member.key)).count();
         waits.saturating_sub(self.slots - self.running.min(self.slots))
     }
 
-    /// A waiting sequence runs.
+    /// Moves a waiting sequence to running.
     pub(crate) fn admit(&mut self, key: SequenceKey) {
         self.turns += 1;
         let now = self.turns;
@@ -194,22 +197,22 @@ impl Scheduler {
         self.remove_turn(turn);
     }
 
-    /// A running sequence waits again, before those that never ran.
+    /// Moves a running sequence to waiting, before those that never ran.
     pub(crate) fn preempt(&mut self, key: SequenceKey) {
         self.release_slot(key, SequenceStage::Waiting(WaitingFrom::Ran));
     }
 
-    /// A running sequence gives its slot to waiting ones, and comes after them.
+    /// Moves a running sequence to waiting, after all others.
     pub(crate) fn yield_slot(&mut self, key: SequenceKey) {
         self.release_slot(key, SequenceStage::Waiting(WaitingFrom::Yielded));
     }
 
-    /// A running sequence gives its slot away until its reader has caught up.
+    /// Moves a running sequence to parked until its reader has caught up.
     pub(crate) fn park(&mut self, key: SequenceKey) {
         self.release_slot(key, SequenceStage::Parked);
     }
 
-    /// A parked sequence waits for a slot.
+    /// Moves a parked sequence to waiting.
     pub(crate) fn unpark(&mut self, key: SequenceKey) {
         if let Some(member) = self
             .member(key)
@@ -221,7 +224,7 @@ impl Scheduler {
         }
     }
 
-    /// A sequence is over.
+    /// Removes a sequence.
     pub(crate) fn remove(&mut self, key: SequenceKey) {
         if let Some(index) = self.members.iter().position(|member| member.key == key) {
             let member = self.members.remove(index);
@@ -237,7 +240,7 @@ impl Scheduler {
         self.members.iter().any(runs)
     }
 
-    /// How many run.
+    /// Returns the number of running sequences.
     pub(crate) fn running_count(&self) -> usize {
         self.running
     }
@@ -258,13 +261,14 @@ impl Scheduler {
             .map(|member| member.key)
     }
 
-    /// How many wait.
+    /// Returns the number of waiting sequences.
     pub(crate) fn waiting(&self) -> usize {
         self.in_wait().count()
     }
 
-    /// Who gives up its cells: of those that hold some, who does not run before who runs, then the lowest priority, then
-    /// the youngest. Never the last one that runs, and none that runs unless `running_too`.
+    /// Selects the sequence to preempt among those for which `holds` is true: sequences that do not run before running
+    /// ones, then the lowest priority, then the youngest. Never the last running sequence, and a running one only with
+    /// `running_too`.
     pub(crate) fn victim(
         &self,
         running_too: bool,
@@ -299,14 +303,15 @@ impl Scheduler {
         }
     }
 
-    /// A caller and its connection take turns from now on, unless they do already.
+    /// Starts the turns of a caller and its connection, unless they take turns already.
     fn stand_in_line(&mut self, turn: SchedulerTurn) {
         for taker in turn.takers() {
             self.last_turn.entry(taker).or_insert(self.turns);
         }
     }
 
-    /// Forgets the turns of a caller or connection that waits for nothing, so that the table is as small as the queue.
+    /// Removes the turns of a caller or connection without waiting sequences, so that the table stays as small as the
+    /// queue.
     fn remove_turn(&mut self, turn: SchedulerTurn) {
         for taker in turn.takers() {
             let waits = |member: &QueueMember| member.turn.takers().contains(&taker);
@@ -321,11 +326,11 @@ impl Scheduler {
     }
 }
 
-/// What a running sequence could compute.
+/// The work that a running sequence has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Runnable {
     pub(crate) key: SequenceKey,
-    /// Tokens that are known and not computed; at least 1. One is a decode, more are a prefill.
+    /// Known tokens that are not computed; at least 1. One is a decode, more are a prefill.
     pub(crate) pending: usize,
 }
 
@@ -339,23 +344,24 @@ pub(crate) struct StepShare {
 /// The limits of a step, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StepBudget {
-    /// The model's batch.
+    /// The batch size of the model.
     pub(crate) batch: usize,
-    /// Prefill when nothing is decoded.
+    /// Prefill tokens of a step without decodes.
     pub(crate) alone: usize,
-    /// The step when something is.
+    /// Tokens of a step with decodes.
     pub(crate) step: usize,
-    /// Prefill at least, for each prompt that waits.
+    /// Minimum of prefill tokens for each prompt that waits.
     pub(crate) prefill_min: usize,
-    /// Cells to be had.
+    /// KV cells that are free or can be evicted.
     pub(crate) room: usize,
 }
 
-/// Shares out a step: every decode, then prefill tokens: the more, the more prompts wait. `work` is oldest first. False: there is not room for every
-/// decode and, where prompts wait, one token of them; then one sequence has to be preempted.
+/// Plans a step: every decode first, then prefill tokens; the minimum of prefill grows with the number of prompts.
+/// `work` is oldest first. Returns false if there is no room for every decode and, if there are prompts, one prefill
+/// token; then one sequence has to be preempted.
 ///
-/// A quarter of the prefill goes to the oldest prompt, so that it always gets on; the rest goes to the shortest ones
-/// first, so that a short prompt is not stuck behind a long one.
+/// A quarter of the prefill goes to the oldest prompt, so that it always progresses; the rest goes to the shortest
+/// prompts first, so that a short prompt does not wait behind a long one.
 pub(crate) fn plan(work: &[Runnable], budget: &StepBudget, shares: &mut Vec<StepShare>) -> bool {
     shares.clear();
     let most = budget.batch.min(budget.room);

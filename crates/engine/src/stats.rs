@@ -1,16 +1,16 @@
 //! Counters of an engine: plain atomics that are read without a lock (OA-801).
 //!
-//! The owner thread writes nearly all of it; the few numbers that submitters write say so.
+//! The owner thread writes nearly all of them; the few that submitters write are marked.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A number that only grows.
+/// A number that only increases.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Its value.
+    /// Returns its value.
     #[must_use]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -21,12 +21,12 @@ impl Counter {
     }
 }
 
-/// A number as of the last step.
+/// The value as of the last step.
 #[derive(Debug, Default)]
 pub struct Gauge(AtomicU64);
 
 impl Gauge {
-    /// Its value.
+    /// Returns its value.
     #[must_use]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -41,7 +41,7 @@ impl Gauge {
 #[derive(Debug)]
 pub struct Histogram {
     bounds: &'static [f64],
-    /// One more than bounds: the last is what exceeds them all.
+    /// One more than bounds: the last counts the values above every bound.
     buckets: Box<[AtomicU64]>,
     /// In millionths, so that it can be an integer.
     sum_millionths: AtomicU64,
@@ -57,20 +57,20 @@ impl Histogram {
         }
     }
 
-    /// The upper bounds of the buckets, ascending, without the infinite one.
+    /// Returns the upper bounds of the buckets, ascending, without the infinite one.
     #[must_use]
     pub fn bounds(&self) -> &'static [f64] {
         self.bounds
     }
 
-    /// How many observations fell into each bucket (not cumulative); the last is what exceeds every bound.
+    /// Returns how many observations each bucket has (not cumulative); the last counts the values above every bound.
     pub fn counts(&self) -> impl Iterator<Item = u64> + '_ {
         self.buckets
             .iter()
             .map(|bucket| bucket.load(Ordering::Relaxed))
     }
 
-    /// The sum of all observations.
+    /// Returns the sum of all observations.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "exact below 2^53 millionths")]
     pub fn sum(&self) -> f64 {
@@ -119,7 +119,7 @@ const COUNT: &[f64] = &[
     1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0,
 ];
 
-/// The numbers of one engine.
+/// The metrics of one engine.
 #[derive(Debug)]
 #[expect(
     missing_docs,
@@ -128,16 +128,16 @@ const COUNT: &[f64] = &[
 pub struct EngineStats {
     pub requests_running: Gauge,
     pub requests_waiting: Gauge,
-    /// Sequences that wait for their reader.
+    /// Parked sequences: their reader is slow.
     pub streams_parked: Gauge,
-    /// Cells of the cache in use, kept prefixes included.
+    /// KV cells in use, cached prefixes included.
     pub cells_used: Gauge,
     pub cells_total: Gauge,
-    /// 1 while there is nothing to do, 0 while stepping.
+    /// 1 while the owner has nothing to do, 0 while it steps.
     pub idle: Gauge,
     /// Milliseconds since the engine's start at which the last step began.
     pub last_step_ms: Gauge,
-    /// 1 once the model is lost: every request fails from then on.
+    /// 1 once the model is lost: every request then fails.
     pub dead: Gauge,
 
     pub steps: Counter,
@@ -150,15 +150,15 @@ pub struct EngineStats {
     pub preemptions: Counter,
     /// Choices that ended, by reason: stop, length, controller, cancelled.
     pub finished: [Counter; 4],
-    /// Requests that ended with a fault.
+    /// Requests that ended with an error.
     pub failed: Counter,
-    /// Requests whose reader left.
+    /// Requests whose reader was dropped.
     pub cancelled_client: Counter,
-    /// Requests that ran out of time, waiting or running.
+    /// Requests whose deadline passed while they were queued or running.
     pub cancelled_timeout: Counter,
-    /// Requests refused because too many wait. Written by submitters.
+    /// Requests refused because too many are queued. Written by submitters.
     pub rejected_queue: Counter,
-    /// Requests refused because too many prompt tokens wait. Written by submitters.
+    /// Requests refused because too many prompt tokens are queued. Written by submitters.
     pub rejected_tokens: Counter,
     /// Panics of the model and of steerers, each of which ended a request.
     pub panics: Counter,
@@ -169,9 +169,9 @@ pub struct EngineStats {
     pub queue_seconds: Histogram,
     pub prefill_seconds: Histogram,
     pub decode_seconds: Histogram,
-    /// From a place in the batch to the end.
+    /// From admission to the end.
     pub inference_seconds: Histogram,
-    /// Of each request, the mean time between the tokens of a choice.
+    /// For each request, the mean time between the tokens of a choice.
     pub output_token_seconds: Histogram,
     pub request_prompt_tokens: Histogram,
     pub request_generation_tokens: Histogram,

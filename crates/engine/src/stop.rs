@@ -1,7 +1,8 @@
 //! A thread-local stop flag for slow work whose result is no longer needed.
 //!
-//! Rendering and tokenising are plain calls, many layers deep, in crates of others too, so the flag is not handed down but
-//! belongs to the thread for as long as the work lasts, as the budget of a template does. Work looks at it between pieces.
+//! Rendering and tokenising are plain calls, many layers deep and partly in other crates. So the flag is not an
+//! argument but belongs to the thread while the work lasts, like the budget of a template. The work checks it between
+//! pieces.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -11,9 +12,9 @@ thread_local! {
     static FLAG: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
-/// Runs `work`, in which [`stopped`] says what `flag` says.
+/// Runs `work`, during which [`stopped`] returns the value of `flag`.
 pub fn with<T>(flag: &Arc<AtomicBool>, work: impl FnOnce() -> T) -> T {
-    /// Takes the flag off again, also where the work panics: the thread has other work after it.
+    /// Restores the previous flag, also if the work panics: the thread has other work afterwards.
     struct RestoreStopFlag(Option<Arc<AtomicBool>>);
     impl Drop for RestoreStopFlag {
         fn drop(&mut self) {
@@ -26,7 +27,7 @@ pub fn with<T>(flag: &Arc<AtomicBool>, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Whether the work on this thread may end without a result. Never outside of [`with`].
+/// Returns whether the work on this thread may end without a result. Always false outside of [`with`].
 #[must_use]
 pub fn stopped() -> bool {
     FLAG.with_borrow(|flag| {

@@ -1,7 +1,7 @@
-//! Prepares a request before the owner sees it: checks, tokenises, and settles seed and limits.
+//! Prepares a request before the owner receives it: validates, tokenises, and fixes its seed and limits.
 //!
-//! It runs on the caller's thread, so that a long prompt delays nobody else (D-8), and ends early where nobody waits
-//! for it any more ([`stop`]).
+//! It runs on the caller's thread, so that a long prompt does not delay other requests (D-8), and returns early if the
+//! caller no longer waits for it ([`stop`]).
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -18,24 +18,24 @@ use crate::request_phase::Follower;
 use crate::scheduler::SchedulerTurn;
 use crate::stop;
 
-/// Choices of one request, forks of its steerers included.
+/// The maximum of choices of one request, forks of its steerers included.
 pub const CHOICES_MAX: u32 = 64;
-/// Stop texts of one request, and as many bad words.
+/// The maximum of stop strings of one request, and of bad words.
 pub const STOP_TEXTS_MAX: usize = 64;
-/// Bytes of one stop text, and of one bad word.
+/// The maximum of bytes of one stop string, and of one bad word.
 pub const STOP_TEXT_BYTES_MAX: usize = 1024;
-/// Stop sequences of one request.
+/// The maximum of stop sequences of one request.
 pub const STOP_SEQUENCES_MAX: usize = 256;
-/// Tokens of one stop sequence.
+/// The maximum of tokens of one stop sequence.
 pub const STOP_SEQUENCE_TOKENS_MAX: usize = 64;
-/// Alternatives listed with each token.
+/// The maximum of alternatives (top logprobs) listed with each token.
 pub const TOP_LOGPROBS_MAX: u32 = 1000;
 
-/// A request that can be run as it is.
+/// A validated request that can be run as it is.
 pub(crate) struct Submission {
     /// Never empty, shorter than the context, every token within the vocabulary.
     pub(crate) prompt: Arc<[Token]>,
-    /// How each choice runs; shared by all of them.
+    /// The parameters that all choices share.
     pub(crate) terms: Arc<RequestTerms>,
     pub(crate) choices: u32,
     pub(crate) priority: i32,
@@ -44,18 +44,18 @@ pub(crate) struct Submission {
     pub(crate) timeout: Option<Duration>,
     pub(crate) cache_key: Option<u64>,
     pub(crate) follower: Option<Follower>,
-    /// One per choice, or none at all.
+    /// One steerer per choice, or none at all.
     pub(crate) steerers: Vec<Box<dyn Steer>>,
 }
 
-/// What all choices of a request have in common.
+/// The parameters that all choices of a request share.
 #[derive(Debug)]
 pub(crate) struct RequestTerms {
     pub(crate) sampling: Sampling,
     pub(crate) seed: u64,
-    /// Tokens of output, of each choice; at most what the context leaves.
+    /// The maximum of output tokens of each choice; at most what the context leaves.
     pub(crate) max_tokens: u32,
-    /// The same, as the request gave it.
+    /// `max_tokens` as the request gave it.
     pub(crate) asked_max_tokens: Option<u32>,
     pub(crate) min_tokens: u32,
     pub(crate) stop: Vec<String>,
@@ -71,14 +71,15 @@ pub(crate) struct RequestTerms {
 /// The output of a request that scores tokens instead of generating them.
 #[derive(Debug)]
 pub(crate) struct Scored {
-    /// What is scored. Never empty; prompt and these fit in the context.
+    /// The tokens to score. Never empty; the prompt and these fit in the context.
     pub(crate) tokens: Vec<Token>,
-    /// The prompt is empty, so the first token follows nothing: it stands as the prompt, and its score is 0 (LM-312).
+    /// The prompt is empty, so no token precedes the first one: it takes the place of the prompt, and its score is 0
+    /// (LM-312).
     pub(crate) score_only: bool,
 }
 
 impl RequestTerms {
-    /// What a token adds to the text of an output.
+    /// Returns the bytes that a token adds to the text of an output.
     pub(crate) fn bytes<'v>(&self, vocabulary: &'v dyn Vocabulary, token: Token) -> Cow<'v, [u8]> {
         if self.skip_special_tokens || !vocabulary.is_special(token) {
             return vocabulary.bytes(token).into();
@@ -87,7 +88,7 @@ impl RequestTerms {
         name.into_bytes().into()
     }
 
-    /// Tokens that may not come before `min_tokens`, beside the ends.
+    /// Stop sequences of a single token. They are masked before `min_tokens`, as the EOG tokens are.
     pub(crate) fn single_stops(&self) -> impl Iterator<Item = Token> + '_ {
         let singles = self.stop_sequences.iter().map(Vec::as_slice);
         singles.filter_map(|stop| {
@@ -99,7 +100,7 @@ impl RequestTerms {
         })
     }
 
-    /// The stop sequence that `output` and then `token` end with.
+    /// Returns the stop sequence that `output` followed by `token` ends with.
     pub(crate) fn stop_sequence(&self, output: &[Token], token: Token) -> Option<&[Token]> {
         let completes = |stop: &&[Token]| {
             let (last, before) = stop.split_last()?;
@@ -110,12 +111,12 @@ impl RequestTerms {
     }
 }
 
-/// Checks a request and tokenises its prompt.
+/// Validates a request and tokenises its prompt.
 ///
 /// # Errors
 /// `BAD_CONFIG` names the field that is out of range; `BAD_TOKENS`, `EMPTY_PROMPT` and `PROMPT_TOO_LONG` (with both
-/// numbers) are about the prompt; a chat template gives its own. A steerer that cannot be forked for the further
-/// choices is `controller-failed`.
+/// numbers) are about the prompt; a chat template returns its own errors. A steerer that cannot be forked for the
+/// further choices is `controller-failed`.
 pub(crate) fn prepare(
     mut request: GenerationRequest,
     info: &ModelInfo,
@@ -131,14 +132,14 @@ pub(crate) fn prepare(
         Some(tokens) => scoring(&request.prompt, tokens, info, vocabulary)?,
     };
     if stop::stopped() {
-        // What was tokenised may not be all of it, and nobody waits for it.
+        // The tokens may be incomplete, and the caller no longer waits for them.
         return Err(SubmitError::new(
             Code::Cancelled,
             "",
             "nobody waits for this request any more",
         ));
     }
-    // A vector's length and the context both fit: the prompt is shorter than the context, which is a u32.
+    // The prompt is shorter than the context, which is a u32.
     let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
     let rest = info.context_tokens - prompt_tokens;
     let steerers = match request.steer.take() {
@@ -151,8 +152,8 @@ pub(crate) fn prepare(
     }
     let bad_words = (!request.bad_words.is_empty())
         .then(|| BadWords::new(std::mem::take(&mut request.bad_words), token_index()));
-    // A seed matters only where something is drawn; elsewhere it is the same, so that models which follow it repeat
-    // themselves.
+    // A seed matters only if something is sampled at random. Otherwise it is constant, so that models whose output
+    // depends on the seed repeat themselves.
     let drawn = request.sampling.temperature > 0.0 || !steerers.is_empty();
     let seed = || if drawn && scored.is_none() { seed() } else { 0 };
     let scored_len = scored
@@ -205,7 +206,7 @@ fn fork_steerers(
     Ok(others)
 }
 
-/// Prompt and output of a request that scores tokens.
+/// Returns the prompt and the output of a request that scores tokens.
 fn scoring(
     prompt: &Prompt,
     tokens: Vec<Token>,
@@ -246,14 +247,15 @@ fn too_long(what: &str, length: usize, info: &ModelInfo) -> SubmitError {
     SubmitError::new(Code::InvalidRequest, "PROMPT_TOO_LONG", message)
 }
 
-/// Bytes of a prompt for each that its tokens may stand for at most: a tokenizer may drop some, of spaces or accents, and a
-/// template too.
+/// Bytes of a prompt per byte that its tokens represent, at most: a tokenizer may drop spaces or accents, and a
+/// template may drop text too.
 const DROPPED_TIMES: usize = 4;
 
-/// Bytes of a role, a name or the id of a call: templates print them beside the content, which alone is measured.
+/// The maximum of bytes of a role, a name or a call id: templates print them beside the content, and only the content
+/// is measured.
 const NAME_BYTES_MAX: usize = 1024;
 
-/// Refuses what cannot fit, before anything is rendered or tokenised: that takes time and memory.
+/// Refuses a prompt that cannot fit before it is rendered or tokenised, which would take time and memory.
 fn fits(prompt: &Prompt, info: &ModelInfo, token_bytes_max: usize) -> Result<(), SubmitError> {
     if let Prompt::Chat(chat) = prompt
         && chat.messages.len() > info.context_tokens as usize
@@ -317,7 +319,7 @@ fn tokenise(
         Prompt::Chat(chat) => vocabulary.chat(chat)?,
     };
     if tokens.is_empty() {
-        // Something has to precede the first token; a model without a beginning cannot go on from nothing.
+        // The first token needs a token before it; a model without a BOS token cannot score from nothing.
         let Some(bos) = vocabulary.bos() else {
             let message = "the prompt is empty: give at least one token of text";
             return Err(SubmitError::new(
@@ -334,10 +336,10 @@ fn tokenise(
     Ok(tokens)
 }
 
-/// A condition, the field that it is about, and the range as people read it.
+/// A condition, the field that it is about, and the valid range as text for people.
 type ParameterRule = (bool, &'static str, &'static str);
 
-/// The ranges of D-20's core column.
+/// Checks the ranges of D-20's core column.
 fn check(request: &GenerationRequest, vocabulary_tokens: u32) -> Result<(), SubmitError> {
     let rules = sampling_rules(&request.sampling, vocabulary_tokens)
         .into_iter()
@@ -355,12 +357,12 @@ fn check(request: &GenerationRequest, vocabulary_tokens: u32) -> Result<(), Subm
     Ok(())
 }
 
-/// A NaN is in no range, so it breaks the rule of its field.
+/// A NaN is in no range, so it violates the rule of its field.
 fn sampling_rules(sampling: &Sampling, vocabulary_tokens: u32) -> [ParameterRule; 7] {
     let within = |value: f32, bound: f32| (-bound..=bound).contains(&value);
     let above_0 = |value: f32, most: f32| value > 0.0 && value <= most;
     let bias = &sampling.logit_bias;
-    // Without a way out of the middle several are looked at at once: a mask has an entry for nearly every token.
+    // No early exit, so that the compiler can vectorise the loop: a mask has an entry for nearly every token.
     let bias_holds = bias.iter().fold(true, |hold, &(token, bias)| {
         hold & (token < vocabulary_tokens) & (bias <= 1e30)
     });

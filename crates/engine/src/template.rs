@@ -1,6 +1,6 @@
-//! Chat templates: renders a conversation as the text that its model was trained on.
+//! Chat templates: renders a conversation as the text format that its model was trained on.
 //!
-//! A [`Template`] yields [`TemplatePiece`]s, of which a vocabulary makes [`tokens`].
+//! A [`Template`] yields [`TemplatePiece`]s, which [`tokens`] tokenises with a vocabulary.
 //!
 //! ```text
 //!   values ──► shield covers texts of control tokens ──► render ──► pieces: the template's text, and covered text
@@ -30,39 +30,39 @@ use crate::api::{ChatMessage, ChatRequest, EngineError, Vocabulary};
 use crate::stop;
 use shield::{CoveredTexts, SpecialTextShield};
 
-/// Steps that one rendering may take.
+/// The maximum of instructions of one rendering.
 const FUEL: u64 = 10_000_000;
-/// How deep macros and loops may nest; minijinja counts a macro as several. A thread has a stack of 2 MiB.
+/// The maximum nesting of macros and loops; minijinja counts a macro as several. A thread has a stack of 2 MiB.
 const RECURSION_MAX: usize = 150;
-/// Bytes of a template; the longest in use have some 30,000.
+/// The maximum of bytes of a template; the longest in use have some 30,000.
 const SOURCE_BYTES_MAX: usize = 256 << 10;
-/// Bytes that one rendering may yield.
+/// The maximum of bytes that one rendering may yield.
 const RENDERED_BYTES_MAX: usize = 16 << 20;
-/// Bytes of an error message that are passed on.
+/// The maximum of bytes of an error message that are passed on.
 const MESSAGE_BYTES_MAX: usize = 300;
 
 /// The texts of a vocabulary's control tokens.
 #[derive(Clone, Debug, Default)]
 pub struct SpecialTexts {
-    /// Of the token before a text (`bos_token`), or empty.
+    /// The text of the BOS token (`bos_token`), or empty.
     pub bos: String,
-    /// Of the token after a text (`eos_token`), or empty.
+    /// The text of the EOS token (`eos_token`), or empty.
     pub end: String,
-    /// Of all control tokens.
+    /// The texts of all control tokens.
     pub all: Vec<String>,
 }
 
 /// A part of a rendered conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TemplatePiece {
-    /// Text in which the texts of control tokens stand for those tokens.
+    /// Text in which the texts of control tokens become those tokens.
     Template(String),
     /// Text that came from a value and only looks like a control token: plain text.
     Plain(String),
 }
 
-/// The tokens of a rendered conversation. Most templates print the beginning themselves; it stands there once. Where nobody
-/// waits for them any more ([`stop`]) they are not all of them.
+/// Tokenises a rendered conversation. Most templates print the BOS token themselves; it is added only if it is missing.
+/// The result is incomplete if the caller no longer waits for it ([`stop`]).
 #[must_use]
 pub fn tokens(pieces: &[TemplatePiece], vocabulary: &impl Vocabulary) -> Vec<Token> {
     let of = |piece: &TemplatePiece| match piece {
@@ -79,13 +79,13 @@ pub fn tokens(pieces: &[TemplatePiece], vocabulary: &impl Vocabulary) -> Vec<Tok
     tokens
 }
 
-/// Why a template is not usable, or a conversation not renderable.
+/// Why a template is not usable, or a conversation cannot be rendered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
     /// The template itself does not parse.
     #[error("the chat template does not parse: {0}")]
     Syntax(String),
-    /// The template rejected the conversation, in its own words.
+    /// The template rejected the conversation, with its own message.
     #[error("the chat template rejects this conversation: {0}")]
     Rejected(String),
     /// The template failed.
@@ -112,7 +112,7 @@ impl From<TemplateError> for EngineError {
     }
 }
 
-/// The fault of a model that has no template.
+/// The error for a model that has no template.
 #[must_use]
 pub fn no_template() -> EngineError {
     let message = "this model has no chat template: send raw text instead of messages";
@@ -136,7 +136,7 @@ impl fmt::Debug for Template {
 }
 
 impl Template {
-    /// Compiles a template. `clock` is what `strftime_now` reads, as UTC.
+    /// Compiles a template. `clock` supplies the time of `strftime_now`, as UTC.
     ///
     /// # Errors
     /// [`TemplateError::Syntax`].
@@ -185,10 +185,11 @@ impl Template {
         })
     }
 
-    /// Renders a conversation of one short message, which every template can: one that takes too long on it always will.
+    /// Renders a conversation of one short message. A template that takes too long for it takes too long for every
+    /// conversation.
     ///
     /// # Errors
-    /// [`TemplateError::TooLong`]. What else it says of this conversation may not be true of others.
+    /// [`TemplateError::TooLong`]. Other errors are ignored: they may not apply to other conversations.
     pub fn try_out(&self) -> Result<(), TemplateError> {
         let message = ChatMessage {
             role: "user".to_owned(),
@@ -209,7 +210,7 @@ impl Template {
         }
     }
 
-    /// Renders a conversation, ending where the model is to go on.
+    /// Renders a conversation up to the point where the model continues.
     ///
     /// # Errors
     /// [`TemplateError`], but for its first variant.
@@ -223,7 +224,8 @@ impl Template {
         let Some(at) = text.rfind(shield::TAIL) else {
             return Err(TemplateError::NothingToContinue);
         };
-        // A template that trims contents has eaten the space after the mark; then what is before it is trimmed too.
+        // A template that trims contents has removed the space after the mark; then the text before the mark is trimmed
+        // too.
         let cached = text[at + shield::TAIL.len()..].starts_with(' ');
         let text = if cached {
             &text[..at]
@@ -233,7 +235,7 @@ impl Template {
         Ok(covered.pieces(text))
     }
 
-    /// The text that the template makes of a context.
+    /// Returns the text that the template renders for a context.
     fn run(&self, context: Value, chat: &ChatRequest) -> Result<String, TemplateError> {
         let program = program::compile(NAME, &self.source, &self.syntax).map_err(failure)?;
         let mut text = String::new();
@@ -270,7 +272,7 @@ impl Template {
                 pairs.push((Value::from(name.as_str()), self.value(value, covered)));
             }
         }
-        // An argument may say otherwise, but never replaces what follows.
+        // A template argument may override this variable, but never the ones set below.
         if !pairs
             .iter()
             .any(|(name, _)| name.as_str() == Some("add_generation_prompt"))
@@ -325,7 +327,7 @@ impl Template {
         Value::from_pairs(pairs)
     }
 
-    /// A JSON value with all its texts covered. Its depth is bounded by the decoders it came through.
+    /// Converts a JSON value, with all its texts covered. Its depth is bounded by the decoders that produced it.
     fn value(&self, json: &serde_json::Value, covered: &mut CoveredTexts) -> Value {
         use serde_json::Value as Json;
         match json {
@@ -352,7 +354,7 @@ impl Template {
 
 const NAME: &str = "chat";
 
-/// Calls with their arguments as objects: the wire has them as JSON texts, templates expect objects.
+/// Returns the calls with their arguments as objects: on the wire they are JSON texts, but templates expect objects.
 fn with_parsed_arguments(calls: &serde_json::Value) -> serde_json::Value {
     let mut calls = calls.clone();
     for call in calls.as_array_mut().into_iter().flatten() {
@@ -368,7 +370,7 @@ fn with_parsed_arguments(calls: &serde_json::Value) -> serde_json::Value {
     calls
 }
 
-/// Some templates mark what the assistant wrote with `{% generation %}`, for training; to us these are no-ops.
+/// Removes `{% generation %}` tags, with which some templates mark assistant output for training; here they are no-ops.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -392,7 +394,7 @@ fn without_generation_tags(source: &str) -> String {
     out
 }
 
-/// What a template said with `raise_exception`.
+/// The message of a template's `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);

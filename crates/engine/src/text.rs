@@ -4,24 +4,24 @@
 //!   bytes ──► unfinished character (at most 3 bytes) ──► held back (may begin a stop) ──► shown
 //! ```
 //!
-//! Bytes that can never become a character turn into U+FFFD at once, so that output that is not text cannot stall it.
+//! Bytes that can never become a character turn into U+FFFD at once, so that invalid output cannot stall the text.
 
 use compact_str::CompactString;
 
-/// The text of one choice, as far as it goes.
+/// The decoder of one choice's text.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChoiceText {
-    /// The beginning of a character.
+    /// The first bytes of an incomplete character.
     unfinished: Vec<u8>,
-    /// Whole characters that may be the beginning of a stop text.
+    /// Whole characters that may be the start of a stop string.
     held_back: String,
-    /// Bytes shown so far.
+    /// Bytes of text returned so far.
     shown: u64,
 }
 
 impl ChoiceText {
-    /// Adds a token's bytes, if nothing is held back and nothing can be: then they are the text to show. `None`: they
-    /// have to be pushed.
+    /// Fast path: returns a token's bytes as the text to send, if nothing is held back and nothing has to be. `None`:
+    /// call [`ChoiceText::push`] instead.
     pub(crate) fn pass(&mut self, bytes: &[u8], stops: &[String]) -> Option<CompactString> {
         let waits = !self.unfinished.is_empty() || !self.held_back.is_empty();
         if waits || !stops.is_empty() {
@@ -32,9 +32,9 @@ impl ChoiceText {
         Some(text)
     }
 
-    /// Adds bytes and appends to `out` what may be shown. If a stop text is complete, gives its index among `stops`;
-    /// the text before it was shown, it and what follows never will be, and nothing more may be added. Below the
-    /// minimum of tokens `stopping` is false: stop texts then pass as text.
+    /// Adds bytes and appends to `out` the text that is ready to be sent. If a stop string is complete, returns its
+    /// index among `stops`: the text before it is in `out`, it and what follows are dropped, and nothing more may be
+    /// added. If `stopping` is false (below the minimum of tokens), stop strings pass as text.
     pub(crate) fn push(
         &mut self,
         bytes: &[u8],
@@ -44,7 +44,7 @@ impl ChoiceText {
     ) -> Option<usize> {
         let before = self.held_back.len();
         if self.unfinished.is_empty() && bytes.is_ascii() {
-            // The usual token: nothing to join, and every byte is a character.
+            // The common case: no incomplete character before, and every byte belongs to a whole one.
             self.held_back
                 .push_str(std::str::from_utf8(bytes).unwrap_or_default());
         } else {
@@ -66,7 +66,8 @@ impl ChoiceText {
         None
     }
 
-    /// Shows what was held back: no stop text can follow any more. An unfinished character becomes U+FFFD.
+    /// Appends the held-back text to `out`, because no stop string can follow any more. An incomplete character becomes
+    /// U+FFFD.
     pub(crate) fn flush(&mut self, out: &mut String) {
         if !self.unfinished.is_empty() {
             self.held_back.push(char::REPLACEMENT_CHARACTER);
@@ -75,7 +76,7 @@ impl ChoiceText {
         self.show(self.held_back.len(), out);
     }
 
-    /// Bytes shown so far.
+    /// Returns the bytes of text returned so far.
     pub(crate) fn shown(&self) -> u64 {
         self.shown
     }
@@ -86,7 +87,7 @@ impl ChoiceText {
         self.shown += bytes as u64;
     }
 
-    /// Moves whole characters from the unfinished bytes to the held text.
+    /// Moves whole characters from the unfinished bytes to the held-back text.
     fn finish_characters(&mut self) {
         let bytes = std::mem::take(&mut self.unfinished);
         let mut rest = &bytes[..];
@@ -112,11 +113,11 @@ impl ChoiceText {
     }
 }
 
-/// Where the first complete stop text begins, and which it is; the longest of those that begin there.
+/// Returns where the first complete stop string begins, and its index; the longest of those that begin there.
 fn first_stop(retained: &str, fresh: usize, stops: &[String]) -> Option<(usize, usize)> {
     let mut first: Option<(usize, usize)> = None;
     for (index, stop) in stops.iter().enumerate() {
-        // What was held before did not contain it, so it ends in what is fresh.
+        // The text held back before does not contain it, so it ends within the fresh bytes.
         let mut from = (fresh + 1).saturating_sub(stop.len());
         while !retained.is_char_boundary(from) {
             from -= 1;
@@ -135,7 +136,7 @@ fn first_stop(retained: &str, fresh: usize, stops: &[String]) -> Option<(usize, 
     first
 }
 
-/// Bytes at the end of `held` that may be the beginning of a stop text.
+/// Returns the number of bytes at the end of `retained` that may be the start of a stop string.
 fn longest_beginning(retained: &str, stops: &[String]) -> usize {
     let mut longest = 0;
     for stop in stops {
@@ -147,7 +148,7 @@ fn longest_beginning(retained: &str, stops: &[String]) -> usize {
             }
         }
     }
-    // A stop text begins with a character's first byte, so this is a character boundary.
+    // A stop string begins with a character's first byte, so this is a character boundary.
     longest
 }
 

@@ -17,24 +17,24 @@ use crate::api::{ChatRequest, EngineError, Vocabulary};
 use crate::stop;
 use crate::template::{self, SpecialTexts, Template, no_template};
 
-/// The files of a tokenizer, read.
+/// The files of a tokenizer, as read.
 #[derive(Clone, Debug, Default)]
 pub struct TokenizerFiles {
     /// `tokenizer.json`.
     pub tokenizer: Bytes,
-    /// `tokenizer_config.json`: what begins and ends a text, and usually the chat template.
+    /// `tokenizer_config.json`: BOS and EOS tokens, and usually the chat template.
     pub config: Value,
-    /// `generation_config.json`: what ends an answer.
+    /// `generation_config.json`: the EOG tokens.
     pub generation: Value,
     /// `chat_template.jinja`.
     pub template: Option<String>,
 }
 
 impl TokenizerFiles {
-    /// Reads them, where blocking is allowed: from a folder, or `tokenizer.json` alone if the path is that of a file.
+    /// Reads the files of a folder, or `tokenizer.json` alone if the path is that of a file. Blocks.
     ///
     /// # Errors
-    /// No such file, or one that cannot be read or is larger than [`FILE_BYTES_MAX`]. Only `tokenizer.json` has to be there.
+    /// The file does not exist, cannot be read or is larger than [`FILE_BYTES_MAX`]. Only `tokenizer.json` is required.
     pub fn read(path: &Path) -> io::Result<Self> {
         if !path.is_dir() {
             return Ok(Self {
@@ -60,7 +60,7 @@ impl TokenizerFiles {
         })
     }
 
-    /// The template of these files; of several named ones the default.
+    /// Returns the chat template of these files; of several named ones the default.
     fn template(&self) -> Option<&str> {
         let configured = self.config.get("chat_template");
         let listed = configured.and_then(Value::as_array).and_then(|list| {
@@ -71,7 +71,7 @@ impl TokenizerFiles {
         self.template.as_deref().or(configured)
     }
 
-    /// The text of a token that the configuration names, as a string or as an object with its content.
+    /// Returns the text of a token that the configuration names, as a string or as an object with its content.
     fn named(&self, key: &str) -> Option<&str> {
         let token = self.config.get(key)?;
         token.as_str().or_else(|| token.get("content")?.as_str())
@@ -88,40 +88,40 @@ fn whole(path: &Path) -> io::Result<Vec<u8>> {
     std::fs::read(path)
 }
 
-/// Facts about special tokens from a source that knows better than the files: the server that runs the model.
+/// Special tokens reported by a source that is more reliable than the files: the server that runs the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// What stands before a text: a token, or nothing; not set, the files say it.
+    /// The BOS token, or `Some(None)` for no BOS token; if `None`, the files decide.
     pub bos: Option<Option<Token>>,
-    /// What ends an answer, beside what the files say.
+    /// EOG tokens, in addition to those of the files.
     pub ends: Vec<Token>,
 }
 
-/// Why there is no vocabulary. The messages name what is wrong with a file, for the operator.
+/// Why no vocabulary could be built. The messages name what is wrong with a file, for the operator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VocabularyError {
-    /// The file does not read as a tokenizer.
+    /// The file cannot be parsed as a tokenizer.
     #[error("it is no tokenizer: {0}")]
     Syntax(String),
-    /// It has tokens whose bytes are unknown.
+    /// The bytes of its tokens cannot be determined.
     #[error(
         "tokens of this kind cannot be made text again piece by piece; there are byte-level and SentencePiece ones"
     )]
     Kind,
-    /// It has no tokens, or ids beyond any model's.
+    /// It has no tokens, or ids that are larger than any model's.
     #[error("it has no tokens, or more than any model")]
     Size,
-    /// The chat template beside it is none.
+    /// The chat template beside it is not usable.
     #[error("{0}")]
     Template(String),
 }
 
-/// A vocabulary from files. Immutable, and never asks for anything again.
+/// A vocabulary from files. Immutable; reads nothing after it is built.
 pub struct FileTokenizer {
     file: Bytes,
-    /// Texts of control tokens are plain text to it.
+    /// Tokenises the texts of control tokens as plain text.
     plain: Machine,
-    /// They stand for those tokens to it; only where there is a template that writes them.
+    /// Tokenises the texts of control tokens as those tokens; only if there is a chat template that prints them.
     special: Option<Machine>,
     pieces: TokenPieces,
     /// Bytes of the longest token.
@@ -140,14 +140,14 @@ impl fmt::Debug for FileTokenizer {
 }
 
 impl FileTokenizer {
-    /// Reads a vocabulary. Slow: call it where blocking is allowed.
+    /// Reads a vocabulary. Slow and blocking.
     ///
     /// # Errors
     /// [`VocabularyError`].
     pub fn new(files: &TokenizerFiles, reported: SpecialTokens) -> Result<Self, VocabularyError> {
         let syntax = |error: &dyn fmt::Display| VocabularyError::Syntax(error.to_string());
         let mut plain = Machine::from_bytes(&files.tokenizer).map_err(|error| syntax(&error))?;
-        // A file may ask for prompts of one length; ours have theirs.
+        // A file may request padding or truncation to a fixed length; prompts here keep their own length.
         plain
             .with_truncation(None)
             .map_err(|error| syntax(&error))?;
@@ -201,14 +201,15 @@ impl FileTokenizer {
         })
     }
 
-    /// Whether conversations can be rendered.
+    /// Returns whether conversations can be rendered.
     #[must_use]
     pub fn has_template(&self) -> bool {
         self.template.is_some()
     }
 }
 
-/// What the files put before a text: what they say of it, or else what the tokenizer does by itself.
+/// Returns the BOS token as `add_bos_token` in the configuration decides; without it, the one that the tokenizer adds
+/// by itself.
 fn bos(machine: &Machine, files: &TokenizerFiles, pieces: &TokenPieces) -> Option<Token> {
     match files.config.get("add_bos_token").and_then(Value::as_bool) {
         Some(true) => machine.token_to_id(files.named("bos_token")?),
@@ -221,7 +222,7 @@ fn bos(machine: &Machine, files: &TokenizerFiles, pieces: &TokenPieces) -> Optio
     }
 }
 
-/// The tokens of a text. What a tokenizer cannot take at once, because of its pattern, it may take in halves.
+/// Tokenises a text. If the tokenizer fails on it because of its pattern, tokenises its halves.
 fn tokens(machine: &Machine, text: &str) -> Vec<Token> {
     if stop::stopped() {
         return Vec::new();
@@ -292,7 +293,7 @@ impl Vocabulary for FileTokenizer {
     }
 }
 
-/// The largest known file has half of it.
+/// The maximum of bytes of a file; twice the largest known one.
 pub const FILE_BYTES_MAX: usize = 64 << 20;
 
 #[cfg(test)]

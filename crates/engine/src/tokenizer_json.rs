@@ -6,26 +6,26 @@ use bytes::Bytes;
 use sapwood_proto::steer::Token;
 use serde_json::{Map, Value, json};
 
-/// A vocabulary whose tokens are made of bytes.
+/// A byte-level vocabulary.
 ///
-/// A reader of the file gets the tokens of a text as they are here without special tokens: those stand for their names only where
-/// the reader wants them to, and what begins a text is put there only where the reader asks for such.
+/// A reader of the file tokenises a text as this vocabulary does without special tokens: the names of special tokens
+/// become those tokens only if the reader requests it, and the BOS token is added only if the reader requests it.
 #[derive(Debug, Default)]
 pub(crate) struct ByteLevel {
-    /// The tokens in the order of their ids: as [`shown`] writes them, and those of `added` as they are.
+    /// The tokens in the order of their ids: encoded as by [`shown`], those of `added` as they are.
     pub(crate) tokens: Vec<String>,
-    /// The tokens that are found in a text before it is split.
+    /// The added tokens, which are found in a text before it is split.
     pub(crate) added: Vec<AddedToken>,
-    /// Matches of the first of these are pieces of the text, and so is what is between them; these pieces are split by the
-    /// second, and so on.
+    /// The pre-tokenizer's patterns. The first splits the text into its matches and the parts between them; each of
+    /// these pieces is split by the second, and so on.
     pub(crate) patterns: Vec<&'static str>,
-    /// Pairs of tokens within a piece that become one, the most urgent first; a space is between the two.
+    /// Merges: pairs of tokens within a piece that become one, highest priority first; a space separates the two.
     pub(crate) merges: Vec<String>,
-    /// What bytes are shown as that have no token: they are left out of a text, and nothing is merged across them.
+    /// The characters of bytes that have no token: they are dropped from a text, and nothing is merged across them.
     pub(crate) lacking: Vec<char>,
-    /// A piece that is a token is that token, whatever would be merged.
+    /// A piece that is a token becomes that token, without merges.
     pub(crate) whole_pieces: bool,
-    /// What the model wants before a text.
+    /// The BOS token that the model wants before a text.
     pub(crate) bos: Option<Token>,
 }
 
@@ -33,16 +33,16 @@ pub(crate) struct ByteLevel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AddedToken {
     pub(crate) token: Token,
-    /// It is found only where control tokens are wanted.
+    /// It is found only if control tokens are requested.
     pub(crate) control: bool,
-    /// The white space before it belongs to it.
+    /// It includes the white space before it.
     pub(crate) takes_left: bool,
-    /// The white space behind it belongs to it.
+    /// It includes the white space after it.
     pub(crate) takes_right: bool,
 }
 
 impl ByteLevel {
-    /// The bytes of the file.
+    /// Returns the bytes of the file.
     pub(crate) fn file(self) -> Bytes {
         let split = |pattern: &&str| {
             json!({
@@ -55,7 +55,7 @@ impl ByteLevel {
         let mut steps: Vec<Value> = self.patterns.iter().map(split).collect();
         steps.push(bytes.clone());
         if !self.lacking.is_empty() {
-            // Behind the step that shows bytes: readers drop what is no token too, but merge across it.
+            // After the byte-level step: readers drop characters without a token too, but merge across them.
             let any: String = self
                 .lacking
                 .iter()
@@ -94,7 +94,7 @@ impl ByteLevel {
         })
     }
 
-    /// What puts the beginning before a text.
+    /// Returns the post-processor that adds the BOS token.
     fn bos(&self) -> Option<Value> {
         let token = self.bos?;
         let text = self.text(token);
@@ -109,18 +109,18 @@ impl ByteLevel {
     }
 }
 
-/// How these bytes are shown.
+/// Returns the byte-level characters of these bytes.
 pub(crate) fn shown(bytes: &[u8]) -> String {
     static ALPHABET: LazyLock<Vec<char>> = LazyLock::new(|| alphabet().collect());
     bytes.iter().map(|&byte| ALPHABET[byte as usize]).collect()
 }
 
-/// How each byte is shown: those that print as themselves, the others as characters from 256 on.
+/// Returns the character of each byte: printable ones are themselves, the others are characters from U+0100 on.
 pub(crate) fn alphabet() -> impl Iterator<Item = char> {
     let mut moved = 256..;
     (0..=u8::MAX).map(move |byte| match byte {
         b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => char::from(byte),
-        // There are fewer of them than would leave the characters.
+        // There are too few of them to run out of characters.
         _ => moved.next().and_then(char::from_u32).unwrap_or_default(),
     })
 }

@@ -1,7 +1,7 @@
-//! Turns tokens that another server computed into the events of a local request.
+//! Turns tokens that a remote server computed into the events of a local request.
 //!
-//! It does to each token what the owner does to one that it has sampled, so that a model elsewhere reads like one that
-//! is here.
+//! It processes each token as the owner does a sampled one, so that a remote model's output has the same form as a
+//! local one's.
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,19 +17,19 @@ use crate::bad_words::TokenIndex;
 use crate::submission::{RequestTerms, Submission, prepare};
 use crate::text::ChoiceText;
 
-/// What the bad words of a model's requests have to know of its vocabulary. It is made when the first of them comes, which takes a
-/// while: keep one for each model.
+/// The token index for the bad words of a model's requests. It is built for the first request that needs it, which is
+/// slow: keep one per model.
 #[derive(Default)]
 pub struct BadWordIndex(OnceLock<Arc<TokenIndex>>);
 
-/// One request whose tokens come from elsewhere.
+/// One request whose tokens a remote server computes.
 pub struct Transcript {
     prompt: Arc<[Token]>,
     terms: Arc<RequestTerms>,
     vocabulary: SharedVocabulary,
     choices: Vec<ChoiceTranscript>,
     cached: u32,
-    /// Of whatever came together.
+    /// Number of the current event group; the tokens of one call of [`Transcript::take`] share it.
     step: u64,
 }
 
@@ -41,11 +41,11 @@ struct ChoiceTranscript {
 }
 
 impl Transcript {
-    /// Checks a request and makes tokens of its prompt, as an engine does.
+    /// Validates a request and tokenises its prompt, as an engine does.
     ///
     /// # Errors
-    /// As [`Engine::submit`](crate::Engine::submit) has them before anything is queued; `unimplemented` for bad words where the
-    /// vocabulary has no text, and for log-probabilities of the prompt.
+    /// Those of [`Engine::submit`](crate::Engine::submit) before anything is queued; `unimplemented` for bad words if
+    /// the vocabulary has no text, and for prompt logprobs.
     pub fn new(
         request: GenerationRequest,
         info: &ModelInfo,
@@ -65,7 +65,7 @@ impl Transcript {
             Arc::new(TokenIndex::new(vocabulary, info.vocabulary_tokens))
         };
         let token_index = || Arc::clone(words.0.get_or_init(made));
-        // The server that computes also samples, and has a seed of its own unless one was requested.
+        // The remote server also samples, and picks its own seed unless one was requested.
         let longest = vocabulary.token_bytes_max();
         let submission = prepare(request, info, &*vocabulary, longest, token_index, || 0)?;
         let Submission {
@@ -86,7 +86,7 @@ impl Transcript {
         })
     }
 
-    /// The tokens to compute from. Empty only where tokens are scored that nothing precedes.
+    /// Returns the tokens to compute from. Empty only if the first of the scored tokens has no token before it.
     #[must_use]
     pub fn prompt(&self) -> &[Token] {
         match &self.terms.scored {
@@ -95,47 +95,48 @@ impl Transcript {
         }
     }
 
-    /// Tokens of each choice at most, as far as the context has room.
+    /// Returns the maximum of tokens of each choice, limited by the context.
     #[must_use]
     pub fn max_tokens(&self) -> u32 {
         self.terms.max_tokens
     }
 
-    /// How many choices there are.
+    /// Returns the number of choices.
     #[must_use]
     pub fn choices(&self) -> u32 {
         u32::try_from(self.choices.len()).unwrap_or(u32::MAX)
     }
 
-    /// Whether nothing more is to come of this choice.
+    /// Returns whether this choice has ended.
     #[must_use]
     pub fn is_over(&self, choice: u32) -> bool {
         let choice = self.choices.get(choice as usize);
         choice.is_none_or(|choice| choice.over)
     }
 
-    /// What has come of a choice.
+    /// Returns the output of a choice so far.
     #[must_use]
     pub fn output(&self, choice: u32) -> &[Token] {
         let choice = self.choices.get(choice as usize);
         choice.map_or(&[], |choice| &choice.output)
     }
 
-    /// The tokens that may come next in a choice because they complete no bad word (TR-401); `None` where the request has none. Who
-    /// computes has to keep to that, and before anything has come it is what holds everywhere.
+    /// Returns the tokens that may come next in a choice because they complete no bad word (TR-401); `None` if the
+    /// request has none. The remote server has to apply this mask. Before the first token it contains the restriction
+    /// that applies at every position.
     #[must_use]
     pub fn allowed(&self, choice: u32) -> Option<Mask> {
         let bad_words = self.terms.bad_words.as_ref()?;
         Some(bad_words.mask(self.output(choice).iter().rev().copied()))
     }
 
-    /// Tokens of the prompt that were not computed anew.
+    /// Records prompt tokens that came from the remote server's prefix cache.
     pub fn cached(&mut self, tokens: u32) {
         self.cached = self.cached.max(tokens);
     }
 
-    /// What has come of a choice: a token, or the end, or both. Gives the events, the request's last one behind the end of its
-    /// last choice. What comes behind an end is nothing.
+    /// Handles a token of a choice, its end, or both. Returns the events; the last event of the request follows the end
+    /// of its last choice. Anything after the end of a choice is ignored.
     pub fn take(
         &mut self,
         choice: u32,
@@ -206,7 +207,7 @@ impl Transcript {
 }
 
 impl ChoiceTranscript {
-    /// Appends a token: the text that it makes certain, and what it stops at.
+    /// Appends a token; returns the text that is ready to be sent, and the stop that it completes.
     fn append(
         &mut self,
         token: Token,
@@ -223,7 +224,7 @@ impl ChoiceTranscript {
         self.output.push(token);
         let stop = by_tokens.or_else(|| is_end.then(|| vec![token]));
         if let Some(stop) = stop {
-            // The bytes of what stops are no text.
+            // A token that completes a stop sequence adds no text.
             return (CompactString::default(), Some(StopCause::Tokens(stop)));
         }
         let bytes = terms.bytes(&**vocabulary, token);

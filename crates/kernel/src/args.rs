@@ -7,18 +7,18 @@ use crate::error::Error;
 use crate::name::Name;
 use crate::node::Node;
 
-/// Names with what they are given.
+/// Argument names with their nodes.
 #[derive(Clone, Debug, Default)]
 pub struct Args(Vec<(Name, Node)>);
 
 impl Args {
-    /// None yet.
+    /// No arguments.
     #[must_use]
     pub const fn new() -> Self {
         Self(Vec::new())
     }
 
-    /// With one more. A name given twice is found when the arguments are used.
+    /// Adds an argument. A name given twice is reported when the arguments are used.
     #[must_use]
     pub fn with(mut self, name: impl Into<Name>, node: impl Into<Node>) -> Self {
         self.0.push((name.into(), node.into()));
@@ -26,7 +26,7 @@ impl Args {
     }
 }
 
-/// What can be passed to a function.
+/// Types that can be passed to a function as arguments.
 pub trait IntoArgs {
     /// The names and nodes.
     ///

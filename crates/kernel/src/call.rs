@@ -47,7 +47,7 @@ impl fmt::Display for CallId {
     }
 }
 
-/// Values that a call hands down to the calls made within it.
+/// Values that a call passes to the calls made within it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Extensions(BTreeMap<Name, Value>);
 
@@ -78,7 +78,7 @@ impl Inputs {
             .map(|(_, node)| node)
     }
 
-    /// Gives an input, replacing what it was.
+    /// Sets an input, replacing its previous value.
     pub fn set(&mut self, name: impl Into<Name>, node: impl Into<Node>) {
         let (name, node) = (name.into(), node.into());
         match self.0.iter_mut().find(|(mine, _)| *mine == name) {
@@ -87,18 +87,18 @@ impl Inputs {
         }
     }
 
-    /// Takes an input away.
+    /// Removes an input.
     pub fn remove(&mut self, name: &str) -> Option<Node> {
         let index = self.0.iter().position(|(mine, _)| *mine == *name)?;
         Some(self.0.remove(index).1)
     }
 
-    /// All that were given, in the order given.
+    /// All inputs of the call, in the order in which they were set.
     pub fn iter(&self) -> impl Iterator<Item = (&Name, &Node)> {
         self.0.iter().map(|(name, node)| (name, node))
     }
 
-    /// Puts arguments under their declared names.
+    /// Adds arguments under their declared names.
     ///
     /// # Errors
     /// `Argument` for a name that is unknown (`UNKNOWN_PARAM`), given twice, an alias beside its name included
@@ -129,24 +129,24 @@ impl Inputs {
     }
 }
 
-/// Which ports a caller reads.
+/// The ports that a caller reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RequestedPorts {
     /// Every one.
     #[default]
     All,
-    /// These. Others need not be produced, and are dropped (KE-135).
+    /// Only these. Others need not be produced, and are dropped (KE-135).
     Only(Vec<Port>),
 }
 
 impl RequestedPorts {
-    /// The main port alone.
+    /// Only the main port.
     #[must_use]
     pub fn main() -> Self {
         Self::Only(vec![Port::MAIN])
     }
 
-    /// Whether `port` is among them.
+    /// Whether `port` is requested.
     #[must_use]
     pub fn has(&self, port: &str) -> bool {
         match self {
@@ -156,22 +156,22 @@ impl RequestedPorts {
     }
 }
 
-/// What the caller wants of a call.
+/// What the caller requests of a call.
 #[non_exhaustive]
 #[derive(Clone, Debug, Default)]
 pub struct Want {
-    /// Which ports it reads.
+    /// The ports it reads.
     pub ports: RequestedPorts,
-    /// Which mimetypes it takes there; patterns allowed.
+    /// The mimetypes it accepts there; patterns allowed.
     pub mimes: Vec<Mime>,
-    /// What JSON it wants, if it wants JSON.
+    /// The JSON Schema it expects, if it expects JSON.
     pub schema: Option<Arc<Value>>,
-    /// Whether it wants raw objects (KE-115).
+    /// Whether it reads raw objects (KE-115).
     pub inner: bool,
 }
 
 impl Want {
-    /// These mimetypes on the main port.
+    /// Requests these mimetypes on the main port.
     #[must_use]
     pub fn main(mimes: impl IntoIterator<Item = Mime>) -> Self {
         Self {
@@ -183,7 +183,7 @@ impl Want {
     }
 }
 
-/// Everything: all ports, any mimetype, no raw objects.
+/// Requests everything: all ports, any mimetype, no raw objects.
 impl From<RequestedPorts> for Want {
     fn from(ports: RequestedPorts) -> Self {
         Self {
@@ -193,13 +193,13 @@ impl From<RequestedPorts> for Want {
     }
 }
 
-/// In whose turn a call waits where there is a queue: callers take turns, and within each of theirs its connections or
-/// sessions (D-54). 0 is nobody in particular.
+/// The share of a queue that a call waits in: callers take turns, and within a caller its connections or sessions do
+/// (D-54). 0 stands for no caller in particular.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FairShare {
-    /// Whose call it is.
+    /// Number of the caller.
     pub caller: u64,
-    /// Which connection or session of that caller's it belongs to.
+    /// Number of the caller's connection or session.
     pub connection: u64,
 }
 
@@ -212,28 +212,28 @@ pub struct Call {
     pub kernel: Kernel,
     /// Its id.
     pub id: CallId,
-    /// The call that made it.
+    /// The id of the call that made it.
     pub parent: Option<CallId>,
-    /// What it is given.
+    /// Its inputs.
     pub inputs: Inputs,
-    /// What is wanted of it.
+    /// What the caller requests.
     pub want: Want,
-    /// When it must have ended. On tokio's clock.
+    /// Its deadline, on tokio's clock.
     pub deadline: Option<Instant>,
-    /// Fires when nobody wants the rest.
+    /// Fires when no reader needs the rest.
     pub cancel: Cancel,
-    /// What its callers handed down.
+    /// Values that its callers passed down.
     pub context: Arc<Extensions>,
-    /// In whose turn it waits where there is a queue; its callers' unless a layer says otherwise.
+    /// Its share of queues; its caller's unless a layer sets another.
     pub turn: FairShare,
-    /// Who pays for the tokens, if anybody counts them. Calls made within this one are charged by their own layers.
+    /// The account that its tokens are charged to, if any. Calls made within this one are charged by their own layers.
     pub token_charge: Option<Arc<dyn TokenCharge>>,
     /// Observes the requests to models, if the call is traced.
     pub observer: Option<Arc<dyn CallObserver>>,
     /// Request extensions of the call; its caller's unless a layer sets others.
     pub request_context: Option<RequestContext>,
-    /// The models that the caller may know of; `None`: all. For functions that look models up by name, so that their errors
-    /// name no others. Layers set it anew for the calls made within this one.
+    /// The models that the caller may know of; `None`: all. For functions that look models up by name, so that their
+    /// errors name no others. Layers set it anew for the calls made within this one.
     pub known_models: Option<Arc<HashSet<Name>>>,
     pub(crate) spec: Arc<Spec>,
     pub(crate) depth: u32,
@@ -243,7 +243,7 @@ impl Call {
     /// Reads an input as it arrives: the main port's choice 0.
     ///
     /// # Errors
-    /// `NotFound` if the call was not given this input.
+    /// `NotFound` if the call does not have this input.
     pub fn read(&self, input: &str) -> Result<Chunks> {
         Ok(self.given(input)?.main().read())
     }
@@ -251,7 +251,7 @@ impl Call {
     /// Reads an input whole and decodes it (KE-137).
     ///
     /// # Errors
-    /// `NotFound` if the call was not given it; `Argument` if it does not decode; its own error if it failed.
+    /// `NotFound` if the call does not have it; `Argument` if it does not decode; its own error if it failed.
     pub async fn arg<A: DeserializeOwned>(&self, input: &str) -> Result<A> {
         let node = self.given(input)?;
         let schema = self.spec.input(input).map(|input| &input.schema);
@@ -273,7 +273,7 @@ impl Call {
         let object: Map<String, Value> = try_join_all(reads).await?.into_iter().collect();
         let none = object.is_empty();
         serde_json::from_value(Value::Object(object))
-            // A function without inputs may take `()`, which is null rather than an empty object.
+            // A function without inputs may take `()`, which decodes from null and not from an empty object.
             .or_else(|error| {
                 if none {
                     serde_json::from_value(Value::Null)
@@ -306,7 +306,7 @@ impl fmt::Debug for Call {
     }
 }
 
-/// An input's whole content as a value: a string if it is plain text and the schema admits strings, else JSON.
+/// The whole content of an input as a value: a string if it is plain text and the schema admits strings, else JSON.
 async fn whole(name: &str, node: &Node, schema: &Value) -> Result<Value> {
     let wrong = |why: String| Error::argument(Name::shared(name), why);
     let mut chunks = node.main().read();
@@ -331,7 +331,7 @@ async fn whole(name: &str, node: &Node, schema: &Value) -> Result<Value> {
     serde_json::from_slice(&data).map_err(|error| wrong(format!("not JSON: {error}")))
 }
 
-/// Whether a string may satisfy `schema`. References are followed within `root`, so recursion is bounded by `depth`.
+/// Whether `schema` admits a string. References are followed within `root`; `depth` bounds the recursion.
 fn admits_string(schema: &Value, root: &Value, depth: u32) -> bool {
     let Value::Object(object) = schema else {
         return *schema != Value::Bool(false);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
-/// A request to stop, shared between who asks and who is asked. Cloning shares it.
+/// A request to stop, shared between those who cancel and those who are cancelled. Cloning shares it.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<Signal>);
 
@@ -52,7 +52,7 @@ impl Listeners {
 
 impl Signal {
     fn listeners(&self) -> MutexGuard<'_, Listeners> {
-        // No code of ours panics while it holds this lock, and a listing is whole after every statement.
+        // No code of ours panics while it holds this lock, and the list is valid after every statement.
         self.listeners
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -68,13 +68,13 @@ impl Drop for Signal {
 }
 
 impl Cancel {
-    /// A fresh one that nobody has fired.
+    /// A token that has not fired.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One that fires with this one, and may fire alone.
+    /// A child token: fires with this one, and may fire alone.
     #[must_use]
     pub fn child(&self) -> Self {
         let child = Arc::new_cyclic(|weak| {
@@ -89,14 +89,14 @@ impl Cancel {
             }
         });
         let child = Self(child);
-        // The parent may have fired before its child could be reached.
+        // The parent may have fired before its child was registered.
         if self.is_cancelled() {
             child.cancel();
         }
         child
     }
 
-    /// Asks for the end. Asking twice is asking once.
+    /// Requests cancellation. Further calls have no effect.
     pub fn cancel(&self) {
         if self.0.fired.swap(true, Ordering::AcqRel) {
             return;
@@ -105,7 +105,7 @@ impl Cancel {
             let mut retained = self.0.listeners();
             retained.slots.iter_mut().filter_map(Option::take).collect()
         };
-        // Outside the lock: a waker may run anything, and a child has locks of its own.
+        // Outside the lock: a waker may run any code, and a child has locks of its own.
         for listener in listeners {
             match listener {
                 CancelListener::Task(waker) => waker.wake(),
@@ -134,7 +134,7 @@ impl Cancel {
     }
 }
 
-/// Ends when its [`Cancel`] fires.
+/// Resolves when its [`Cancel`] fires.
 #[derive(Debug)]
 pub struct Cancelled {
     cancel: Cancel,
@@ -159,7 +159,7 @@ impl Future for Cancelled {
             drop(listeners);
             self.slot = Some((slot, cx.waker().clone()));
         }
-        // It may have fired between the first look and the registration.
+        // It may have fired between the first check and the registration.
         if self.cancel.is_cancelled() {
             Poll::Ready(())
         } else {

@@ -19,7 +19,7 @@ pub type Text = bytestring::ByteString;
 
 /// One piece of one output.
 ///
-/// For one (port, choice) the concatenation of `data` in order is the whole output; where it is cut means nothing
+/// For one (port, choice) the concatenation of `data` in order is the whole output; chunk boundaries carry no meaning
 /// (KE-111). `data` is at most `chunk_bytes_max`, 8 MiB.
 #[non_exhaustive]
 #[derive(Clone, Debug)]
@@ -34,13 +34,13 @@ pub struct Chunk {
     pub mime: Mime,
     /// The bytes. Empty is legal: it carries meta, or announces an empty part (KE-114).
     pub data: Bytes,
-    /// What belongs to the request.
+    /// Metadata of the request.
     pub meta: Option<Arc<Meta>>,
     /// The raw object of the producer; local only (KE-115).
     pub inner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-// KE-117: a chunk moves once per stage.
+// KE-117: a chunk is moved once per stage, so it must stay small.
 const _: () = assert!(size_of::<Chunk>() <= 128);
 
 impl Chunk {
@@ -86,56 +86,56 @@ impl Chunk {
         Self::of(Mime::TEXT, Bytes::new())
     }
 
-    /// On this port.
+    /// Sets the port.
     #[must_use]
     pub fn on(mut self, port: impl Into<Port>) -> Self {
         self.port = port.into();
         self
     }
 
-    /// Of this choice.
+    /// Sets the choice.
     #[must_use]
     pub const fn with_choice(mut self, choice: u32) -> Self {
         self.choice = choice;
         self
     }
 
-    /// Of this part.
+    /// Sets the part.
     #[must_use]
     pub const fn with_part(mut self, part: u32) -> Self {
         self.part = part;
         self
     }
 
-    /// Of this mimetype.
+    /// Sets the mimetype.
     #[must_use]
     pub fn with_mime(mut self, mime: impl Into<Mime>) -> Self {
         self.mime = mime.into();
         self
     }
 
-    /// With this metadata.
+    /// Sets the metadata.
     #[must_use]
     pub fn with_meta(mut self, meta: Meta) -> Self {
         self.meta = Some(Arc::new(meta));
         self
     }
 
-    /// With this raw object.
+    /// Sets the raw object.
     #[must_use]
     pub fn with_inner<X: Any + Send + Sync>(mut self, inner: X) -> Self {
         self.inner = Some(Arc::new(inner));
         self
     }
 
-    /// The raw object, if it is an `X`.
+    /// The raw object, if it is of type `X`.
     #[must_use]
     pub fn inner<X: Any>(&self) -> Option<&X> {
         self.inner.as_deref().and_then(|inner| inner.downcast_ref())
     }
 }
 
-/// Lossy; for people. Text is assembled by reading as `String` (KE-116).
+/// The data as text, lossy; for people. To assemble text, read as `String` instead (KE-116).
 impl fmt::Display for Chunk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&String::from_utf8_lossy(&self.data))
@@ -147,7 +147,7 @@ impl fmt::Display for Chunk {
 pub struct Part {
     /// The type of `data`.
     pub mime: Mime,
-    /// Who speaks, or `""`.
+    /// The role, or `""`.
     pub role: Name,
     /// The file's name, or `""`.
     pub name: Name,

@@ -15,48 +15,48 @@ use crate::name::{Mime, Name};
 #[non_exhaustive]
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// A name that nothing bears.
+    /// A name that does not exist.
     #[error("there is no {kind} {name:?}{}", listed(known))]
     NotFound {
         /// `function`, `model`, `input`, `recording`, `controller`.
         kind: &'static str,
-        /// The name asked for.
+        /// The requested name.
         name: Name,
         /// Up to 20 names that exist, for people.
         known: Box<[Name]>,
     },
-    /// A name that is taken.
+    /// A name that is already registered.
     #[error("{name:?} exists already; use replace, or another name")]
     Exists {
         /// The name.
         name: Name,
     },
-    /// The function cannot give the type that was asked for (KE-142).
+    /// The function cannot produce the requested type (KE-142).
     #[error("{function} gives {}, not {}", mimes(produced), mimes(wanted))]
     Unsupported {
         /// The function.
         function: Name,
-        /// What it gives.
+        /// The types that it produces.
         produced: Box<[Mime]>,
-        /// What was asked for.
+        /// The requested type.
         wanted: Box<[Mime]>,
     },
-    /// An input, a port or a setting is wrong.
+    /// An input, a port or a setting is invalid.
     #[error("{name}: {why}")]
     Argument {
         /// The input, port or field.
         name: Name,
-        /// What is wrong and what would be right.
+        /// What is wrong, and what would be valid.
         why: String,
         /// The finer, stable name (`BAD_CONFIG`, `MISSING_INPUT` …), or empty.
         reason: &'static str,
     },
-    /// Bytes do not form the type that was asked for.
+    /// Bytes cannot be decoded as the requested type.
     #[error("not {wanted}: {why}")]
     Decode {
         /// The type.
         wanted: Name,
-        /// Where and why; never the bytes.
+        /// Position and reason; never the bytes.
         why: String,
     },
     /// The stream ended without its final marker (KE-313).
@@ -65,18 +65,18 @@ pub enum Error {
         /// What ended.
         what: Name,
     },
-    /// Illegal order, port, mimetype or frame.
+    /// A violation of order, port, mimetype or framing.
     #[error("{peer} broke the protocol: {why}")]
     Protocol {
-        /// Who.
+        /// The peer.
         peer: Name,
-        /// How.
+        /// The violation.
         why: String,
     },
     /// The caller cancelled.
     #[error("cancelled")]
     Cancelled,
-    /// The time allowed has passed.
+    /// The deadline has passed.
     #[error("the deadline has passed")]
     Deadline,
     /// A named limit was exceeded.
@@ -87,10 +87,10 @@ pub enum Error {
         /// Its value.
         max: u64,
     },
-    /// What was asked for was released (KE-125).
+    /// The requested data was released (KE-125).
     #[error("the beginning of this stream has been released")]
     Released,
-    /// Something waits for itself.
+    /// A call waits for itself.
     #[error("a stream waits for itself: {path}")]
     Cycle {
         /// Where.
@@ -99,10 +99,10 @@ pub enum Error {
     /// A layer refused.
     #[error("denied: {why}")]
     Denied {
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The peer said so.
+    /// The peer reported an error.
     #[error("{message}")]
     Remote {
         /// Its code.
@@ -111,49 +111,49 @@ pub enum Error {
         reason: Name,
         /// Its message.
         message: String,
-        /// Whether it said that asking again can help.
+        /// Whether the peer reported that a retry can help.
         retryable: bool,
-        /// When it said to ask again.
+        /// When to retry, as the peer reported.
         retry_after: Option<Duration>,
     },
-    /// It cannot be done now.
+    /// It cannot be done at the moment.
     #[error("not available: {why}")]
     Unavailable {
-        /// Why.
+        /// The reason.
         why: String,
-        /// When to ask again.
+        /// When to retry.
         retry_after: Option<Duration>,
     },
-    /// The caller has used up what it may use in a time (OA-906).
+    /// The caller has used up a rate limit (OA-906).
     #[error("{why}")]
     RateLimited {
-        /// Of what, and what to do.
+        /// The limit, and what to do.
         why: String,
-        /// When there will be enough again; `None` if never for as much as was asked.
+        /// When there will be enough again; `None` if never enough for the requested amount.
         retry_after: Option<Duration>,
     },
-    /// Known, and not built or not switched on here (D-19).
+    /// Known, but not built or not enabled here (D-19).
     #[error("{what} is not supported here")]
     Unimplemented {
-        /// What.
+        /// The feature.
         what: String,
     },
-    /// What serves the run said so with a code of its own: an engine, a session.
+    /// An error with a code of its own, from an engine or a session that serves the run.
     #[error("{message}")]
     Engine {
-        /// The closed code.
+        /// The error code.
         code: Code,
         /// The finer, stable name, or empty.
         reason: &'static str,
         /// A message for people. Contains nothing that a client must not see.
         message: String,
-        /// When it is worth asking again, where that is known.
+        /// When a retry is worthwhile, if that is known.
         retry_after: Option<Duration>,
     },
-    /// A function panicked (KE-139). What it said is in the log.
+    /// A function panicked (KE-139). The panic message is in the log.
     #[error("{function} failed unexpectedly")]
     Panicked {
-        /// Which.
+        /// The function.
         function: Name,
     },
     /// User code failed.
@@ -176,7 +176,7 @@ impl Error {
         }
     }
 
-    /// An [`Error::NotFound`] that lists what there is.
+    /// An [`Error::NotFound`] that lists the existing names.
     pub fn not_found(
         kind: &'static str,
         name: &str,
@@ -184,13 +184,13 @@ impl Error {
     ) -> Self {
         Self::NotFound {
             kind,
-            // Whatever is looked for, a client may have said it.
+            // The name that was looked up may contain any text of a client.
             name: Name::shared(&shown(name)),
             known: known.into_iter().take(20).collect(),
         }
     }
 
-    /// An error of user code. A kernel error inside is given back as it is, not wrapped twice (KE-211).
+    /// An error of user code. If it is a kernel error, it is returned as it is, not wrapped twice (KE-211).
     pub fn function(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         match source.into().downcast::<Self>() {
             Ok(error) => *error,
@@ -198,7 +198,7 @@ impl Error {
         }
     }
 
-    /// With this finer reason, where the variant has one of its own to set.
+    /// Sets this finer reason, where the variant has one.
     #[must_use]
     pub fn because(mut self, finer: &'static str) -> Self {
         if let Self::Argument { reason, .. } | Self::Engine { reason, .. } = &mut self {
@@ -207,7 +207,7 @@ impl Error {
         self
     }
 
-    /// The closed code.
+    /// The error code.
     #[must_use]
     pub const fn code(&self) -> Code {
         match self {
@@ -251,11 +251,11 @@ impl Error {
         }
     }
 
-    /// Whose doing it is.
+    /// Who caused the error.
     #[must_use]
     pub const fn blame(&self) -> Blame {
         match self {
-            // Producers are functions and peers below us: to the caller they are one thing, not theirs.
+            // Producers are functions and peers on our side: to the caller they are all the server, not the client.
             Self::Protocol { .. } => Blame::Upstream,
             other => other.code().blame(),
         }
@@ -271,7 +271,7 @@ impl Error {
         }
     }
 
-    /// When to ask again: what the peer or server said, or a second where work is in the way.
+    /// When to retry: as the peer or server reported, or after a second where the server is busy.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {

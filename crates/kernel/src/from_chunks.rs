@@ -1,6 +1,6 @@
 //! Decodes a stream of chunks as a Rust type.
 //!
-//! Decoders see any bytes and give items or one error; they never panic. With several choices they read choice 0.
+//! Decoders accept any bytes and give items or one error; they never panic. With several choices they read choice 0.
 
 mod json;
 mod raw;
@@ -18,18 +18,18 @@ use crate::Result;
 use crate::call::Want;
 use crate::chunk::Chunk;
 
-/// A type that a run can be read as.
+/// Types that a run can be read as.
 ///
-/// Chunk boundaries carry no meaning (KE-111): a decoder keeps in its state what the next chunk may continue.
+/// Chunk boundaries carry no meaning (KE-111): a decoder holds in its state the bytes that the next chunk may continue.
 pub trait FromChunks: Sized + Send + Unpin + 'static {
-    /// What is held back between chunks.
+    /// The state that is held between chunks.
     type State: Default + Send + Unpin;
-    /// What a whole is folded in.
+    /// The accumulator of a whole.
     type Acc: Default + Send + Unpin;
     /// All items of a run folded together.
     type Whole: Send;
 
-    /// What to ask of a function.
+    /// What a call must request of a function.
     fn want() -> Want;
 
     /// Decodes a chunk into items.
@@ -38,7 +38,7 @@ pub trait FromChunks: Sized + Send + Unpin + 'static {
     /// `Decode`; the run ends with it, after the items pushed before.
     fn push(state: &mut Self::State, chunk: Chunk, out: &mut Out<Self>) -> Result<()>;
 
-    /// Decodes what was held back, at the end.
+    /// Decodes the held bytes, at the end.
     ///
     /// # Errors
     /// `Decode` if it is incomplete.
@@ -50,7 +50,7 @@ pub trait FromChunks: Sized + Send + Unpin + 'static {
     /// `Decode` if it does not fit there.
     fn fold(acc: &mut Self::Acc, item: Self) -> Result<()>;
 
-    /// Adds a chunk to the whole; for those who need no items on the way (KE-206).
+    /// Adds a chunk to the whole; for callers that need no items on the way (KE-206).
     ///
     /// # Errors
     /// As [`FromChunks::push`] and [`FromChunks::fold`].
@@ -70,7 +70,7 @@ pub trait FromChunks: Sized + Send + Unpin + 'static {
     fn whole(acc: Self::Acc) -> Result<Self::Whole>;
 }
 
-/// Where decoders put items. The first is stored in place, so that one item per chunk allocates nothing.
+/// The buffer that decoders put items into. The first is stored in place, so that one item per chunk allocates nothing.
 #[derive(Debug)]
 pub struct Out<T> {
     first: Option<T>,
@@ -96,12 +96,12 @@ impl<T> Out<T> {
         }
     }
 
-    /// Takes the oldest item.
+    /// Removes the oldest item.
     pub fn pop(&mut self) -> Option<T> {
         self.first.take().or_else(|| self.rest.pop_front())
     }
 
-    /// Whether there is none.
+    /// Whether the buffer is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.first.is_none() && self.rest.is_empty()

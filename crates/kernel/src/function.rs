@@ -10,12 +10,12 @@ use crate::kernel::Kernel;
 use crate::run::Run;
 use crate::spec::Spec;
 
-/// A function as everybody holds it.
+/// A function as kernels and layers share it.
 pub type Fun = Arc<dyn Function>;
 
 /// A named streaming function. Native code, models, remote actions and layered functions are all of this type.
 pub trait Function: Send + Sync + 'static {
-    /// What it promises. The same value for its whole life.
+    /// Its spec. The same value for its whole life.
     fn spec(&self) -> &Spec;
 
     /// Calls it. Returns at once and does nothing observable before the stream is first polled; dropping the stream

@@ -17,12 +17,12 @@ use crate::name::{Mime, Name};
 use crate::run::Run;
 use crate::spec::{Effect, InnerType, InputSpec, Spec};
 
-/// Which models GENERATE finds under which names. The models themselves are looked up in the kernel of the call.
+/// The models of GENERATE under their names and aliases. The models themselves are looked up in the kernel of the call.
 #[derive(Clone, Debug, Default)]
 pub struct Targets {
-    /// Used when a request names none. `None`: the only model there is.
+    /// The default for a request that names none. `None`: the only model there is.
     pub default: Option<Name>,
-    /// Other names, and the models they mean.
+    /// Aliases, and the models that they stand for.
     pub aliases: BTreeMap<Name, Name>,
 }
 
@@ -58,7 +58,7 @@ async fn dispatch(call: Call, targets: Targets) -> Result<Run<Chunk>> {
 }
 
 impl Targets {
-    /// The model that `asked` means (EV-503).
+    /// The model that the name `asked` stands for (EV-503).
     fn find(&self, call: &Call, asked: &str) -> Result<Name> {
         let specs = call.kernel.specs();
         let known = call.known_models.as_deref();
@@ -70,7 +70,8 @@ impl Targets {
                 .filter(|name| known.is_none_or(|known| known.contains(&**name)))
         };
         let is_model = |name: &str| models().any(|model| *model == *name);
-        // A key for some models learns nothing of others: a model that it may not use and one that does not exist give the same error.
+        // A key for some models learns nothing of others: a model that it may not use and one that does not exist give
+        // the same error.
         let unknown = |name: &str| match known {
             None => Err(Error::not_found("model", name, models().cloned())),
             Some(_) => Err(Error::Engine {
@@ -82,7 +83,7 @@ impl Targets {
         };
         if asked.is_empty() {
             let default = self.default.as_ref();
-            // To a key that may not use the default there is none.
+            // To a key that may not use the default model there is no default.
             let default = default.filter(|name| known.is_none() || is_model(name));
             let mut all = models();
             return match (default, all.next(), all.next()) {

@@ -25,13 +25,13 @@ use crate::name::{Mime, Name, Port};
 use crate::spec::{InputSpec, OutputSpec, Spec};
 use crate::{Chunks, Result};
 
-/// Plain code that can be a function: `Fn(A) -> Fut` and `Fn(A, Call) -> Fut`, where `A` is a struct of inputs and
-/// what the future gives is [`IntoChunks`]. `M` only tells the two apart.
+/// Plain code that can be a function: `Fn(A) -> Fut` and `Fn(A, Call) -> Fut`, where `A` is a struct of inputs and the
+/// future's output is [`IntoChunks`]. `M` only distinguishes the two forms.
 pub trait Handler<M>: Send + Sync + 'static {
-    /// What it takes; an object, or null for no inputs.
+    /// The schema of its arguments: an object, or null for no inputs.
     fn schema() -> Value;
 
-    /// What it gives.
+    /// The spec of its output.
     fn output() -> OutputSpec;
 
     /// Calls it.
@@ -78,7 +78,7 @@ where
     }
 }
 
-/// What `f` gives for the arguments of `call`, once they have been read.
+/// Decodes the arguments of `call`, and returns the output of `f` for them.
 fn with_args<A, Fut>(call: Call, f: impl FnOnce(A, Call) -> Fut + Send + 'static) -> Chunks
 where
     A: DeserializeOwned + JsonSchema + Send + 'static,
@@ -100,8 +100,8 @@ fn output_of<O: IntoChunks>() -> OutputSpec {
     output
 }
 
-/// A function from plain code. Its inputs are the fields of `A`, its output what `f` gives. A name or an argument type
-/// that is not legal is reported when it is registered.
+/// Makes a function from plain code. Its inputs are the fields of `A`, its output is the result of `f`. An illegal name
+/// or argument type is reported when the function is registered.
 pub fn function<M: 'static, H: Handler<M>>(name: &str, description: &str, f: H) -> Fun {
     let mut spec = Spec::new(Name::shared(name), Text::from(description)).outputs([H::output()]);
     match inputs_of(&H::schema()) {
@@ -115,7 +115,8 @@ pub fn function<M: 'static, H: Handler<M>>(name: &str, description: &str, f: H) 
     })
 }
 
-/// A function from a spec and what makes its stream. `f` must do nothing observable before the stream is polled.
+/// Makes a function from a spec and a closure that makes its stream. `f` must do nothing observable before the stream
+/// is polled.
 pub fn raw(spec: Spec, f: impl Fn(Call) -> Chunks + Send + Sync + 'static) -> Fun {
     Arc::new(Raw { spec, f })
 }
@@ -135,7 +136,7 @@ impl<F: Fn(Call) -> Chunks + Send + Sync + 'static> Function for Raw<F> {
     }
 }
 
-/// The inputs that an argument struct's schema declares.
+/// The inputs that the schema of an argument struct declares.
 fn inputs_of(schema: &Value) -> Result<Vec<InputSpec>, String> {
     let kind = schema.get("type").and_then(Value::as_str);
     let properties = match (kind, schema.get("properties")) {
@@ -157,7 +158,7 @@ fn inputs_of(schema: &Value) -> Result<Vec<InputSpec>, String> {
     Ok(properties.into_iter().flatten().map(input).collect())
 }
 
-/// A property's schema on its own: with the definitions that it may refer to.
+/// The schema of one property, with the definitions that it may refer to.
 fn with_defs(schema: &Value, defs: Option<&Map<String, Value>>) -> Value {
     let mut schema = schema.clone();
     if let (Some(defs), Some(object)) = (defs, schema.as_object_mut()) {
@@ -166,8 +167,8 @@ fn with_defs(schema: &Value, defs: Option<&Map<String, Value>>) -> Value {
     schema
 }
 
-/// Code that blocks or computes for long, for [`function`]: it runs on tokio's blocking pool and stalls nobody
-/// (KE-139). Started by the first poll; once started it runs to its end, even without readers.
+/// Makes code that blocks or computes for long usable in [`function`]: it runs on tokio's blocking pool and stalls no
+/// other task (KE-139). Started by the first poll; once started it runs to its end, even without readers.
 pub fn blocking<A, O>(f: impl Fn(A) -> O + Send + Sync + 'static) -> impl Fn(A) -> Blocking<O>
 where
     A: Send + 'static,
@@ -180,7 +181,7 @@ where
     }
 }
 
-/// What [`blocking`] code gives, once it is done. Needs a tokio runtime.
+/// The future of [`blocking`] code. Needs a tokio runtime.
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Blocking<O>(HandlerState<O>);
 
@@ -213,7 +214,7 @@ impl<O: Send + 'static> Future for Blocking<O> {
         };
         match ready!(Pin::new(task).poll(cx)) {
             Ok(value) => Poll::Ready(Ok(value)),
-            // Caught again at the kernel's border, where the function's name is known.
+            // Resumed here and caught again by the run, where the function's name is known.
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => resume_unwind(panic),
                 Err(_) => removed("the runtime is shutting down"),

@@ -20,15 +20,15 @@ use crate::name::Mime;
 use crate::node::finite;
 use crate::{Chunks, Result};
 
-/// What a function may return.
+/// Types that a function may return.
 pub trait IntoChunks: Send + 'static {
-    /// The mimetypes it may give, preferred first.
+    /// The mimetypes that it may produce, preferred first.
     fn mimes() -> Vec<Mime>;
 
     /// The JSON Schema of its values, if they are JSON.
     fn schema() -> Option<Value>;
 
-    /// Whether it may give several parts.
+    /// Whether it may produce several parts.
     #[must_use]
     fn many() -> bool {
         false
@@ -38,7 +38,7 @@ pub trait IntoChunks: Send + 'static {
     fn into_chunks(self) -> Chunks;
 }
 
-/// What one item of a stream may be.
+/// Types that the items of a stream may have.
 pub trait IntoChunk: Send + 'static {
     /// The mimetypes it may have.
     fn mimes() -> Vec<Mime>;
@@ -46,20 +46,20 @@ pub trait IntoChunk: Send + 'static {
     /// The JSON Schema of the value, if it is JSON.
     fn schema() -> Option<Value>;
 
-    /// The chunk; `None` if there is nothing to give.
+    /// The chunk; `None` if there is nothing to send.
     ///
     /// # Errors
-    /// `Decode` if it cannot be written; the value's own error if it is one.
+    /// `Decode` if the value cannot be encoded; the value's own error if it is one.
     fn into_chunk(self) -> Result<Option<Chunk>>;
 }
 
-/// A stream of values: one chunk per item, in order, each visible before the next is asked for (KE-212).
+/// A stream of values: one chunk per item, in order, each delivered before the next is polled (KE-212).
 ///
 /// Items of text and bytes are pieces of one output; JSON values are NDJSON records; [`Part`]s are parts.
 #[derive(Clone, Debug)]
 pub struct StreamOf<S>(pub S);
 
-/// The promise of one type as that of another: of the value within, or of the same value under the other trait.
+/// Forwards the spec of one type to another: to the value within, or to the same value under the other trait.
 macro_rules! promises_as {
     ($type:ty, $trait:ident) => {
         fn mimes() -> Vec<Mime> {
@@ -226,7 +226,7 @@ where
     }
 
     fn many() -> bool {
-        // Only a type that may have any mimetype has parts of its own.
+        // Only a type that may have any mimetype sets parts itself.
         <S::Item as IntoChunk>::mimes().contains(&Mime::ANY)
     }
 
@@ -239,7 +239,7 @@ where
     }
 }
 
-/// The chunks of [`StreamOf`].
+/// The chunk stream of [`StreamOf`].
 struct ItemChunks<S> {
     items: Option<Pin<Box<S>>>,
     next_part: u32,
@@ -280,7 +280,7 @@ where
     }
 }
 
-/// A JSON value among others is a line of its own (KE-112).
+/// A JSON value in a stream is a line of its own (KE-112).
 fn record(mut chunk: Chunk) -> Chunk {
     if chunk.mime == Mime::JSON {
         let mut line = Vec::with_capacity(chunk.data.len() + 1);
@@ -301,7 +301,7 @@ fn one(chunk: Result<Option<Chunk>>) -> Chunks {
 }
 
 fn finite_f32(number: f32) -> Result<Chunk> {
-    // Through its shortest text, so that 0.1 stays 0.1.
+    // Converts through the shortest decimal text, so that 0.1 stays 0.1.
     if number.is_finite() {
         Chunk::json(&number)
     } else {

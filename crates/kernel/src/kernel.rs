@@ -29,18 +29,18 @@ use crate::spec::Spec;
 #[derive(Clone, Default)]
 pub struct Kernel {
     registry: Arc<Registry>,
-    /// The call within which this handle was given out.
+    /// The call that this handle was made for.
     caller: Option<Arc<NestedCaller>>,
 }
 
 #[derive(Default)]
 struct Registry {
     parent: Option<Arc<Self>>,
-    /// Whether the parent's functions come first.
+    /// Whether the parent's functions are found first.
     yields: bool,
-    /// Functions that panicked, those of every scope together (OA-913).
+    /// Number of functions that panicked, over all scopes (OA-913).
     panics: Arc<AtomicU64>,
-    // Held only to look up or to change, never while anything runs.
+    // Locked only for look-ups and changes, never while user code runs.
     tables: RwLock<Tables>,
 }
 
@@ -56,7 +56,7 @@ struct Registration {
     spec: Arc<Spec>,
 }
 
-/// What nested calls inherit (KE-138).
+/// The values that nested calls inherit (KE-138).
 pub(crate) struct NestedCaller {
     pub(crate) id: CallId,
     pub(crate) depth: u32,
@@ -82,7 +82,7 @@ impl Kernel {
         self.add_all([function])
     }
 
-    /// Registers functions, all or none.
+    /// Registers functions, all of them or none.
     ///
     /// # Errors
     /// As [`Kernel::add`].
@@ -116,8 +116,8 @@ impl Kernel {
         })
     }
 
-    /// Registers a function in place of the one of that name, which is given back. A function whose spec is not legal
-    /// is not registered and is given back itself.
+    /// Registers a function in place of the one of that name, which is returned. A function whose spec is not legal is
+    /// not registered and is returned itself.
     pub fn replace(&self, function: Fun) -> Option<Fun> {
         let entry = Registration::new(function);
         if let Err(error) = entry.spec.check() {
@@ -131,7 +131,7 @@ impl Kernel {
         old.map(|entry| entry.function)
     }
 
-    /// Takes a function out. A parent's function of the same name becomes visible again.
+    /// Removes a function. A parent's function of the same name becomes visible again.
     pub fn remove(&self, name: &str) -> Option<Fun> {
         let old = self.registry.change(|tables| tables.functions.remove(name));
         old.map(|entry| entry.function)
@@ -149,7 +149,7 @@ impl Kernel {
             .function)
     }
 
-    /// The promises of all functions, in the order of their names.
+    /// The specs of all functions, in the order of their names.
     #[must_use]
     pub fn specs(&self) -> Vec<Arc<Spec>> {
         let mut all = BTreeMap::new();
@@ -157,14 +157,14 @@ impl Kernel {
         all.into_values().collect()
     }
 
-    /// Puts a layer around every function; inside the layers added before (KE-147).
+    /// Adds a layer around every function; inside the layers added before (KE-147).
     pub fn layer(&self, layer: impl Layer) {
         let layer: Arc<dyn Layer> = Arc::new(layer);
         self.registry
             .change(|tables| tables.layers.push((None, layer)));
     }
 
-    /// Puts a layer around every function whose name matches `pattern`: `*` stands for any text, `?` for one character.
+    /// Adds a layer around every function whose name matches `pattern`: `*` stands for any text, `?` for one character.
     pub fn layer_on(&self, pattern: &str, layer: impl Layer) {
         let entry: (Option<Name>, Arc<dyn Layer>) = (Some(Name::shared(pattern)), Arc::new(layer));
         self.registry.change(|tables| tables.layers.push(entry));
@@ -197,7 +197,7 @@ impl Kernel {
         }
     }
 
-    /// How many functions have panicked so far, those of every scope together; each ended its run alone (KE-139).
+    /// Number of functions that have panicked so far, over all scopes; each panic ended its own run only (KE-139).
     #[must_use]
     pub fn panics(&self) -> u64 {
         self.registry.panics.load(Ordering::Relaxed)
@@ -212,7 +212,7 @@ impl Kernel {
         Run::calling(self.set_up(name, args))
     }
 
-    /// The run of a function as a node: every port, as far as its views ask for it before the first poll (KE-149).
+    /// The run of a function as a node: with the ports that its views request before the first poll (KE-149).
     #[must_use]
     pub fn node(&self, name: &str, args: impl IntoArgs) -> Node {
         let demand = Arc::new(Demand::default());
@@ -264,7 +264,7 @@ impl Kernel {
         })
     }
 
-    /// This kernel for use within `call`.
+    /// A handle of this kernel for calls within `call`.
     pub(crate) fn within(self, call: &Call) -> Self {
         let same = self.caller.as_ref().is_some_and(|caller| {
             caller.id == call.id
@@ -311,7 +311,7 @@ impl Registration {
 
 impl Registry {
     fn look<R>(&self, look: impl FnOnce(&Tables) -> R) -> R {
-        // Tables are whole between statements: a poisoned lock tells nothing new.
+        // The tables are valid between statements, so a poisoned lock can be used.
         look(&self.tables.read().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -329,7 +329,7 @@ impl Registry {
         }
     }
 
-    /// Adds what this level and those above have; what is found first stays.
+    /// Adds the entries of this level and of those above; entries found first stay.
     fn list(&self, all: &mut BTreeMap<Name, Arc<Spec>>) {
         let parent = self.parent.as_ref();
         if let Some(parent) = parent.filter(|_| self.yields) {
@@ -378,7 +378,8 @@ fn taken(spec: &Spec) -> Error {
     }
 }
 
-/// Whether `name` matches `pattern`. Linear in their product at worst: one place to go back to is enough.
+/// Whether `name` matches `pattern`. At worst linear in the product of their lengths: remembering the last `*` suffices
+/// for backtracking.
 fn glob(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) =
         (pattern.chars().collect(), name.chars().collect());

@@ -12,10 +12,10 @@ use crate::function::{Fun, Function};
 use crate::spec::Spec;
 use crate::{Chunks, Result};
 
-/// A function around a function. It runs when the stream is first polled, around every chunk, and at the end, or on
-/// drop by its guards (KE-911).
+/// A wrapper around a function. It runs when the stream is first polled, around every chunk, and at the end, or on drop
+/// by its guards (KE-911).
 pub trait Layer: Send + Sync + 'static {
-    /// Makes the stream of a call; [`Next`] makes the stream within.
+    /// Makes the stream of a call; [`Next`] makes the inner stream.
     fn call(&self, call: Call, next: Next) -> Chunks;
 }
 
@@ -28,7 +28,7 @@ where
     }
 }
 
-/// What is inside a layer: further layers, then the function. May be called zero, one or several times.
+/// The inside of a layer: further layers, then the function. It may be called zero, one or several times.
 #[derive(Clone)]
 pub struct Next {
     layers: Arc<[Arc<dyn Layer>]>,
@@ -45,13 +45,13 @@ impl Next {
         }
     }
 
-    /// The promise of the function within.
+    /// The spec of the inner function.
     #[must_use]
     pub fn spec(&self) -> &Spec {
         self.function.spec()
     }
 
-    /// Calls what is within.
+    /// Calls the next layer or the function.
     #[must_use]
     pub fn call(&self, mut call: Call) -> Chunks {
         call.kernel = call.kernel.clone().within(&call);
@@ -68,7 +68,7 @@ impl Next {
     }
 }
 
-/// `function` with `layer` innermost around it, as a function of its own.
+/// A function that is `function` with `layer` as its innermost layer.
 pub fn layered(function: Fun, layer: impl Layer) -> Fun {
     Arc::new(Layered {
         next: Next::new(Arc::from([Arc::new(layer) as Arc<dyn Layer>]), function),
@@ -90,7 +90,7 @@ impl Function for Layered {
     }
 }
 
-/// A stream that is made when it is first polled.
+/// A stream that is created when it is first polled.
 pub(crate) enum Lazy<F> {
     Waiting(Option<F>),
     Running(Chunks),

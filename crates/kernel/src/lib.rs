@@ -1,7 +1,8 @@
 //! Sapwood's kernel: named functions whose inputs and outputs are streams of chunks.
 //!
-//! Everything that flows is a [`Chunk`], everything held is a [`Node`], everything callable is a [`Function`],
-//! everything around a call is a [`Layer`], everything named lives in a [`Kernel`]; `run::<T>()` is the only verb.
+//! Data flows as a [`Chunk`], a replayable stream of chunks is a [`Node`], everything that can be called is a
+//! [`Function`], a wrapper around calls is a [`Layer`], and a [`Kernel`] holds them by name. `run::<T>()` is the only
+//! way to call.
 //!
 //! ```
 //! # futures::executor::block_on(async {
@@ -82,5 +83,5 @@ pub use self::token_charge::TokenCharge;
 /// A result whose error is the kernel's.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A stream of chunks. After an error or the end it gives `None` for ever (KE-311).
+/// A stream of chunks. After an error or the end it returns `None` for ever (KE-311).
 pub type Chunks = futures::stream::BoxStream<'static, Result<Chunk>>;

@@ -12,9 +12,9 @@ pub const MODEL_NAME_BYTES: usize = 256;
 pub const PORTS: usize = 64;
 /// Inputs of one function.
 pub const INPUTS: usize = 64;
-/// Choices a caller may ask for.
+/// Choices that a caller may request.
 pub const CHOICES_MAX: u32 = 16;
-/// Choices a function may ever produce, controller forks included; bounds what a run remembers.
+/// Choices a function may ever produce, controller forks included; bounds the state of a run.
 pub const CHOICES_SEEN_MAX: u32 = 1024;
 /// Calls within calls (KE-138).
 pub const CALL_DEPTH: u32 = 16;

@@ -21,7 +21,7 @@ pub struct Meta {
     pub model: Option<Name>,
     /// The id of the request at its server.
     pub request_id: Option<Name>,
-    /// Who speaks: `USER`, `ASSISTANT`, `SYSTEM` …
+    /// The role of the author: `USER`, `ASSISTANT`, `SYSTEM` …
     pub role: Option<Name>,
     /// Which turn of an agent this belongs to.
     pub turn: Option<u32>,
@@ -39,7 +39,7 @@ pub struct RunUsage {
     pub prompt_tokens: u64,
     /// Tokens generated, all choices together.
     pub completion_tokens: u64,
-    /// Tokens of the prompt that a cache spared.
+    /// Tokens of the prompt that were read from a cache.
     pub cached_tokens: u64,
     /// Generated tokens that were reasoning.
     pub reasoning_tokens: u64,
@@ -49,11 +49,11 @@ pub struct RunUsage {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum ChoiceFinish {
-    /// By itself, or at a stop.
+    /// At its end of sequence, or at a stop.
     Stop,
     /// At `max_tokens` or the end of the context.
     Length,
-    /// It wants tools to be called.
+    /// It requests tool calls.
     ToolCalls,
     /// A controller ended it.
     Controller,
@@ -63,7 +63,7 @@ pub enum ChoiceFinish {
     ContentFilter,
     /// An agent had no turns left.
     Turns,
-    /// What a peer said and this list does not know.
+    /// A reason of a peer that is not in this list.
     Other(Name),
 }
 
@@ -83,7 +83,7 @@ impl ChoiceFinish {
         }
     }
 
-    /// The reason with this name; an unknown one is kept.
+    /// The reason with this name; an unknown one is retained.
     #[must_use]
     pub fn from_name(name: &str) -> Self {
         match name {
@@ -106,7 +106,7 @@ impl fmt::Display for ChoiceFinish {
 }
 
 impl RunUsage {
-    /// Prompt and completion counted; the rest zero.
+    /// With these prompt and completion counts; the rest zero.
     #[must_use]
     pub const fn of(prompt_tokens: u64, completion_tokens: u64) -> Self {
         Self {
@@ -141,14 +141,14 @@ impl RunUsage {
 }
 
 impl Meta {
-    /// With this role.
+    /// Sets the role.
     #[must_use]
     pub fn with_role(mut self, role: impl Into<Name>) -> Self {
         self.role = Some(role.into());
         self
     }
 
-    /// With the running total of one turn.
+    /// Sets the running total of one turn.
     #[must_use]
     pub fn with_usage(mut self, turn: u32, usage: RunUsage) -> Self {
         self.turn = Some(turn);
@@ -157,14 +157,14 @@ impl Meta {
         self
     }
 
-    /// With the end of one choice.
+    /// Sets the finish of one choice.
     #[must_use]
     pub fn with_finish(mut self, choice: u32, reason: ChoiceFinish) -> Self {
         self.finish.insert(choice, reason);
         self
     }
 
-    /// With something of one's own.
+    /// Sets a field of `extra`.
     #[must_use]
     pub fn with_extra(mut self, key: impl Into<Name>, value: impl Into<Value>) -> Self {
         self.extra.insert(key.into(), value.into());
@@ -177,8 +177,8 @@ impl Meta {
             .fold(RunUsage::default(), |sum, usage| sum.plus(*usage))
     }
 
-    /// Takes over what `newer` says (KE-303). Within a turn usage replaces, over turns it is summed; everything
-    /// else is last wins, and what is absent erases nothing.
+    /// Merges the fields of `newer` (KE-303). Within a turn usage is replaced, over turns it is summed; for everything
+    /// else the last value wins, and an absent field erases nothing.
     pub fn merge(&mut self, newer: &Self) {
         if newer.usage_by_turn.is_empty() {
             if newer.usage != RunUsage::default() {
@@ -202,7 +202,7 @@ impl Meta {
         last(&mut self.cached, &newer.cached);
     }
 
-    /// The value under `key`: a field's name, else a key of `extra`. `None` if it says nothing.
+    /// The value under `key`: a field's name, else a key of `extra`. `None` if it is not set.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<Value> {
         let text = |name: &Option<Name>| name.as_ref().map(|name| Value::from(name.as_str()));
@@ -300,7 +300,7 @@ mod tests {
         meta.merge(&Meta::default().with_usage(1, RunUsage::of(9, 12)));
         assert_eq!(meta.usage, RunUsage::of(14, 15));
         assert_eq!(meta.usage_by_turn[&0], RunUsage::of(5, 3));
-        // A usage without turns belongs to the turn that its meta names.
+        // A usage without turns belongs to the turn that its metadata names.
         let plain = Meta {
             usage: RunUsage::of(1, 1),
             turn: Some(1),

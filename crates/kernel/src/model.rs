@@ -41,8 +41,8 @@ use crate::name::{Mime, Name, Port};
 use crate::pool::{BlockingPool, TaskSize};
 use crate::spec::{Effect, InnerType, InputSpec, OutputSpec, Spec};
 
-/// The key of a call's context under which a base for input `config` may stand, a JSON object; the input overrides it
-/// field by field (EV-601).
+/// The key in a call's context for a base of input `config`, a JSON object. The input overrides it field by field
+/// (EV-601).
 pub const CONFIG_CONTEXT: &str = "config";
 
 /// The function of a model: `engine` under `name`. Its chunks' `inner` is [`api::Tokens`].
@@ -73,7 +73,7 @@ pub(crate) fn inputs() -> Vec<InputSpec> {
             .optional()
     };
     vec![
-        // One of `prompt` and `messages` is required; a schema of single inputs cannot say so.
+        // One of `prompt` and `messages` is required; a schema of single inputs cannot express that.
         InputSpec::new("prompt").alias("text").optional(),
         json("messages"),
         json("config"),
@@ -106,7 +106,7 @@ async fn begin(
     let handle = submit(engine, request).await?;
     asked.prompt_tokens = handle.prompt_tokens();
     if let Some(token_charge) = &call.token_charge {
-        // A refusal drops the handle, and with it the request.
+        // An error drops the handle, and with it the request.
         token_charge.prompt(handle.prompt_tokens())?;
     }
     Ok(AnswerChunks::new(
@@ -115,12 +115,14 @@ async fn begin(
     ))
 }
 
-/// Bytes of a prompt that is rendered and tokenised where it is read: handing it over would take about as long.
+/// A prompt below this many bytes is rendered and tokenised inline: passing it to another thread would take about as
+/// long.
 const INLINE_BYTES: usize = 2 << 10;
-/// Messages of such a prompt: each is a turn of a template's loop.
+/// Messages of an inline prompt at most: each is one iteration of a template's loop.
 const INLINE_MESSAGES: usize = 32;
 
-/// Hands a request to the engine; what that takes of the processor first, away from whoever serves connections.
+/// Submits a request to the engine. A large prompt is rendered and tokenised on the blocking pool, off the async
+/// workers.
 async fn submit(engine: Engine, request: GenerationRequest) -> Result<RequestHandle> {
     let Some(size) = size(&request.prompt) else {
         return Ok(engine.submit(request)?);
@@ -130,12 +132,12 @@ async fn submit(engine: Engine, request: GenerationRequest) -> Result<RequestHan
     Ok(submitted.await??)
 }
 
-/// How much there is to do to make tokens of a prompt; `None` if hardly anything.
+/// The size of the work to tokenise a prompt; `None` if it is negligible.
 pub(crate) fn size(prompt: &Prompt) -> Option<TaskSize> {
     let (texts, is_plain) = match prompt {
         Prompt::Tokens(_) => return None,
         Prompt::Text(_) => (1, true),
-        // Templates print tools and arguments in whatever way they like.
+        // Templates print tools and arguments in any way, so their output may be large.
         Prompt::Chat(chat) => (
             chat.messages.len(),
             chat.tools.is_null() && chat.template_args.is_null(),
@@ -145,11 +147,12 @@ pub(crate) fn size(prompt: &Prompt) -> Option<TaskSize> {
     if is_plain && bytes < INLINE_BYTES && texts < INLINE_MESSAGES {
         return None;
     }
-    // What stands around a message is as long as a short one.
+    // A template adds about as much text around a message as a short message has.
     Some(TaskSize::of(bytes.saturating_add(texts.saturating_mul(32))))
 }
 
-/// What a model with these facts is asked, whoever computes its tokens, and what is to be known to tell the answer.
+/// Reads the inputs of a call: the request for a model with these facts, local or remote, and what [`AnswerChunks`]
+/// needs to know of it.
 pub(crate) async fn read(
     call: &Call,
     facts: &ModelFacts,
@@ -170,7 +173,7 @@ pub(crate) async fn read(
         logprobs: logprobs(call, &config).is_some(),
         reasoning: markup,
         tools: markup && has_tools,
-        // Whoever has the tokens of the prompt sets it.
+        // Set by the caller once the prompt is tokenised.
         prompt_tokens: 0,
         seeded: true,
         began,
@@ -191,7 +194,7 @@ fn request(call: &Call, config: GenerateConfig, prompt: Prompt) -> GenerationReq
         .deadline
         .map(|deadline| deadline.saturating_duration_since(Instant::now()));
     (request.caller, request.connection) = (call.turn.caller, call.turn.connection);
-    // Whoever pays has prefixes of its own; all others have theirs together.
+    // Each token account has a prefix scope of its own; calls without one share scope 0.
     request.prefix_scope = call
         .token_charge
         .as_ref()
@@ -200,14 +203,14 @@ fn request(call: &Call, config: GenerateConfig, prompt: Prompt) -> GenerationReq
     request
 }
 
-/// How many alternatives to compute; `None` if nobody reads log-probabilities (EV-506).
+/// The number of alternatives to compute; `None` if log-probabilities are not read (EV-506).
 fn logprobs(call: &Call, config: &GenerateConfig) -> Option<u32> {
     match &call.want.ports {
         RequestedPorts::Only(ports) if ports.contains(&Port::LOGPROBS) => {
             Some(config.top_logprobs.unwrap_or(0))
         }
         RequestedPorts::Only(_) if !call.want.inner => None,
-        // Who reads everything gets what was configured.
+        // A caller that reads all ports gets what was configured.
         RequestedPorts::Only(_) | RequestedPorts::All => config.top_logprobs,
     }
 }
@@ -221,7 +224,7 @@ async fn read_config(call: &Call, facts: &ModelFacts) -> Result<GenerateConfig> 
     Ok(config)
 }
 
-/// The input `config` as a face in this process gives it.
+/// The input `config` as the typed value of a face in this process.
 pub(crate) async fn typed_config(call: &Call) -> Result<Option<GenerateConfig>> {
     let Some(node) = call.inputs.get("config") else {
         return Ok(None);
@@ -230,7 +233,7 @@ pub(crate) async fn typed_config(call: &Call) -> Result<Option<GenerateConfig>> 
     Ok(first.and_then(|first| first.inner::<GenerateConfig>().cloned()))
 }
 
-/// The input `config` as JSON, over what the context says.
+/// The input `config` as JSON, merged over the base in the call's context.
 async fn written_config(call: &Call) -> Result<GenerateConfig> {
     let mut fields = match call.context.get(CONFIG_CONTEXT) {
         Some(Value::Object(base)) => base.clone(),
@@ -268,7 +271,7 @@ async fn read_tools(call: &Call) -> Result<Value> {
     Ok(tools)
 }
 
-/// An input as JSON; `None` if it was not given or is empty.
+/// An input as JSON; `None` if it is absent or empty.
 async fn read_json(call: &Call, name: &'static str) -> Result<Option<Value>> {
     let Some(data) = whole(call, name).await? else {
         return Ok(None);
@@ -277,7 +280,7 @@ async fn read_json(call: &Call, name: &'static str) -> Result<Option<Value>> {
     offload(turn, data.len(), move || parse(name, &data)).await
 }
 
-/// An input, all of it; `None` if it was not given.
+/// The whole content of an input; `None` if it is absent.
 async fn whole(call: &Call, name: &str) -> Result<Option<Bytes>> {
     match call.inputs.get(name) {
         Some(node) => Ok(Some(node.main().whole().await?)),
@@ -285,7 +288,7 @@ async fn whole(call: &Call, name: &str) -> Result<Option<Bytes>> {
     }
 }
 
-/// Does what takes long for so many bytes on the threads for slow work.
+/// Runs work on so many bytes: inline if they are few, else on the blocking pool.
 async fn offload<T: Send + 'static>(
     turn: u64,
     bytes: usize,
@@ -299,7 +302,7 @@ async fn offload<T: Send + 'static>(
         .await?
 }
 
-/// JSON; `None` if there is nothing but white space.
+/// Parses JSON; `None` if there is nothing but white space.
 fn parse(name: &'static str, data: &[u8]) -> Result<Option<Value>> {
     if data.iter().all(u8::is_ascii_whitespace) {
         return Ok(None);

@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// An immutable string. Cloning is at most one reference count.
+/// An immutable string. A clone is at most one increment of a reference count.
 #[derive(Clone)]
 pub struct Name(Repr);
 
@@ -48,7 +48,7 @@ impl Default for Name {
 impl PartialEq for Name {
     fn eq(&self, other: &Self) -> bool {
         let (left, right) = (self.as_str(), other.as_str());
-        // Most comparisons on the hot path are between clones of one name.
+        // Most comparisons on the hot path are between clones of one name, so the pointers are compared first.
         std::ptr::eq(left, right) || left == right
     }
 }
@@ -205,31 +205,31 @@ name_newtype! {
 }
 
 name_newtype! {
-    /// A mimetype, or a pattern of mimetypes (`text/*`, `*+json`, `*/*`) where one is asked for.
+    /// A mimetype, or, where that is allowed, a pattern of mimetypes (`text/*`, `*+json`, `*/*`).
     Mime
 }
 
 impl Port {
     /// The main output.
     pub const MAIN: Self = Self::new("");
-    /// Thoughts of a model that marks them.
+    /// Reasoning of a model that marks it.
     pub const REASONING: Self = Self::new("reasoning");
     /// Completed tool calls, one NDJSON line each.
     pub const TOOL_CALLS: Self = Self::new("tool_calls");
-    /// What is known about the request at its end, one JSON object.
+    /// Metadata of the request at its end, one JSON object.
     pub const META: Self = Self::new("meta");
     /// Token ids, u32 little-endian.
     pub const TOKENS: Self = Self::new("tokens");
     /// Log-probabilities, one NDJSON line per token.
     pub const LOGPROBS: Self = Self::new("logprobs");
-    /// What a controller wrote.
+    /// Output of a controller.
     pub const CONTROLLER_LOG: Self = Self::new("controller_log");
 }
 
 impl Mime {
     /// Plain text in UTF-8.
     pub const TEXT: Self = Self::new("text/plain");
-    /// Bytes of no known type.
+    /// Bytes of unknown type.
     pub const BYTES: Self = Self::new("application/octet-stream");
     /// One JSON value.
     pub const JSON: Self = Self::new("application/json");
@@ -247,7 +247,7 @@ impl Mime {
         text.split_once(';').map_or(text, |(head, _)| head).trim()
     }
 
-    /// Whether this mimetype is one of those that `pattern` stands for. Case and parameters do not matter.
+    /// Whether this mimetype matches `pattern`. Case and parameters do not matter.
     #[must_use]
     pub fn matches(&self, pattern: &Self) -> bool {
         let (mine, theirs) = (self.essence(), pattern.essence());
@@ -265,17 +265,17 @@ impl Mime {
         })
     }
 
-    /// Whether some mimetype may match both: each of the two may be a pattern.
+    /// Whether some mimetype matches both; each of the two may be a pattern.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         let open = |mime: &Self| mime.essence().contains('*');
         self.matches(other)
             || other.matches(self)
-            // A type pattern and a suffix pattern always share something: `application/*` and `*+json`.
+            // A type pattern and a suffix pattern always overlap: `application/*` and `*+json`.
             || (open(self) && open(other) && self.starts_with('*') != other.starts_with('*'))
     }
 
-    /// Whether this is text by EV-608's list: `text/*`, JSON, XML, LaTeX, and what is built on them.
+    /// Whether this is text by the list of EV-608: `text/*`, JSON, XML, LaTeX, and types built on them.
     #[must_use]
     pub fn is_text(&self) -> bool {
         const TEXTS: [Mime; 7] = [

@@ -39,16 +39,16 @@ use crate::name::Port;
 use crate::run::Run;
 use crate::{Chunks, Result};
 
-/// What a node keeps for readers to come. Each chunk counts as its data, or as its own size if that is more.
+/// What a node retains for later readers. Each chunk counts as its data, or as its own size if that is more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retention {
-    /// Everything, up to `bytes`; then readers get `Limit` after what is logged (KE-124).
+    /// Everything, up to `bytes`; then readers get `Limit` after the logged chunks (KE-124).
     All {
         /// Bytes retained at most.
         bytes: usize,
     },
-    /// What some live reader has not passed; the leading reader waits while more than `bytes` separate it from the
-    /// slowest (KE-125). Not for diamonds: they deadlock.
+    /// Chunks that some live reader has not passed. The leading reader waits while more than `bytes` separate it from
+    /// the slowest (KE-125). Not for diamonds: they deadlock.
     Window {
         /// Bytes between the slowest and the leading reader.
         bytes: usize,
@@ -72,14 +72,15 @@ pub struct Node {
 
 #[derive(Clone)]
 enum NodeBody {
-    /// One chunk, or one error: what conversions make.
+    /// One chunk, or one error: the result of a conversion.
     One(Arc<Result<Chunk>>),
     Log(Arc<dyn Replay>),
     Tree(Arc<[Node]>),
     View(Arc<Node>, NodeView),
 }
 
-/// What a view lets through: one port, as the main one, and one choice, as choice 0. `None` lets all of them through.
+/// The filter of a view: one port, which becomes the main one, and one choice, which becomes choice 0. `None` lets all
+/// of them through.
 #[derive(Clone, Debug, Default)]
 struct NodeView {
     port: Option<Port>,
@@ -87,7 +88,7 @@ struct NodeView {
 }
 
 impl NodeView {
-    /// Whether a chunk is let through, and as what.
+    /// Whether a chunk passes the filter. Renames its port and choice.
     fn admit(&self, chunk: &mut Chunk) -> bool {
         if let Some(port) = &self.port {
             if chunk.port != *port {
@@ -104,7 +105,7 @@ impl NodeView {
         true
     }
 
-    /// This view, and `inner` seen through it; `None` if both look at the same thing.
+    /// This filter combined with `inner`; `None` if both select a port, or both select a choice.
     fn over(&self, inner: &Self) -> Option<Self> {
         let both = self.port.is_some() && inner.port.is_some()
             || self.choice.is_some() && inner.choice.is_some();
@@ -115,25 +116,27 @@ impl NodeView {
     }
 }
 
-/// A reader's place in a [`Replay`]. Its numbers mean what their replay says.
+/// A reader's position in a [`Replay`]. Its numbers are interpreted by that replay.
 #[derive(Default)]
 pub(crate) struct ReplayCursor {
-    /// Which reader this is.
+    /// The reader's slot.
     pub(crate) slot: u64,
-    /// How far it is.
+    /// The number of the next chunk.
     pub(crate) position: u64,
-    /// Chunks that were taken together with the last one, for a log whose lock is dear; whoever polls a cursor takes
-    /// these first.
+    /// Chunks that were read together with the last one, for a log whose lock is expensive. They are returned before
+    /// the log is read again.
     pub(crate) ahead: VecDeque<Chunk>,
-    /// A stream that stands in the log's place until it ends; the log itself takes from it.
+    /// A stream that is read in place of the log until it ends; the log's [`Replay::poll_next`] polls it.
     pub(crate) inside: Option<Chunks>,
-    /// The answer that is being read of a session's node, and a chunk without data for what its end says (D-51).
+    /// The answer of a session's node that is being read, and a chunk without data that will carry its finish reason
+    /// (D-51).
     pub(crate) turn: Option<(NodeKey, Chunk)>,
 }
 
-/// The log behind a node, read through cursors. Two implementations: local, and a session's flattening cursor.
+/// The log behind a node, read through cursors. There are two implementations: local, and a session's flattening
+/// cursor.
 ///
-/// After an item is an error or the end, a cursor is not polled again. No lock may be held across an await, and
+/// A cursor is not polled again after an error or the end. No lock may be held across an await, and
 /// [`Replay::poll_next`] must wake the last waker of every cursor that it left pending.
 pub(crate) trait Replay: Send + Sync {
     /// A new reader, at the first chunk. Must not start work.
@@ -153,7 +156,7 @@ pub(crate) trait Replay: Send + Sync {
     fn is_complete(&self) -> bool;
 }
 
-/// Which ports of a run its node's readers have asked for so far (KE-149).
+/// The ports of a run that the readers of its node have requested so far (KE-149).
 #[derive(Debug, Default)]
 pub(crate) struct Demand(Mutex<OnDemand>);
 
@@ -173,14 +176,14 @@ impl Demand {
         }
     }
 
-    /// The ports asked for; `None`: all.
+    /// The requested ports; `None`: all.
     pub(crate) fn ports(&self) -> Option<Vec<Port>> {
         let asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         (!asked.all).then(|| asked.ports.clone())
     }
 }
 
-/// Which node something is, without keeping it alive. While an identity exists its place in memory is not reused.
+/// The identity of a node, without keeping it alive. While an identity exists the address of the node is not reused.
 #[derive(Clone)]
 pub(crate) enum NodeIdentity {
     One(std::sync::Weak<Result<Chunk>>),
@@ -188,7 +191,7 @@ pub(crate) enum NodeIdentity {
 }
 
 impl NodeIdentity {
-    /// Whether the node is still held by anybody.
+    /// Whether the node is still alive.
     pub(crate) fn is_alive(&self) -> bool {
         match self {
             Self::One(node) => node.strong_count() > 0,
@@ -219,7 +222,7 @@ impl std::hash::Hash for NodeIdentity {
 }
 
 impl Node {
-    /// A node over a lazy source, keeping everything up to `node_bytes_max`.
+    /// A node over a lazy source that retains everything up to `node_bytes_max`.
     pub fn new(source: impl Stream<Item = Result<Chunk>> + Send + 'static) -> Self {
         Self::with(source, Retention::default())
     }
@@ -232,7 +235,7 @@ impl Node {
         Self::replaying(Arc::new(local::Local::new(source.boxed(), keep)))
     }
 
-    /// A node over a log of one's own.
+    /// A node over a custom log.
     pub(crate) fn replaying(log: Arc<dyn Replay>) -> Self {
         Self {
             body: NodeBody::Log(log),
@@ -240,7 +243,7 @@ impl Node {
         }
     }
 
-    /// A node over a source that asks, when it is first polled, which ports anybody wants.
+    /// A node over a source that reads, when it is first polled, which ports its readers have requested.
     pub(crate) fn on_demand(
         demand: Arc<Demand>,
         source: impl Stream<Item = Result<Chunk>> + Send + 'static,
@@ -258,7 +261,8 @@ impl Node {
         }
     }
 
-    /// A node that is written by hand. `send` waits while `bytes` are unread by the leading reader (KE-127).
+    /// A node that is written through a [`NodeWriter`]. `send` waits while more than `bytes` are unread by the leading
+    /// reader (KE-127).
     #[must_use]
     pub fn channel(bytes: usize) -> (NodeWriter, Self) {
         channel::channel(bytes)
@@ -293,7 +297,7 @@ impl Node {
         }
     }
 
-    /// Opens a reader that wants these ports only.
+    /// Opens a reader that requests only these ports.
     pub(crate) fn open_for(&self, ports: &RequestedPorts) -> Chunks {
         match ports {
             RequestedPorts::All => self.ask(None),
@@ -323,7 +327,7 @@ impl Node {
     pub fn port(&self, port: impl Into<Port>) -> Self {
         let port = port.into();
         self.ask(Some(&port));
-        // A reader of one port asks for no other.
+        // A reader of one port requests no other.
         self.view(
             NodeView {
                 port: Some(port),
@@ -373,7 +377,7 @@ impl Node {
         }
     }
 
-    /// What makes this node itself and no other; `None` for trees and views, which are made anew for each use.
+    /// The identity of this node; `None` for trees and views, which are created again for each use.
     pub(crate) fn identity(&self) -> Option<NodeIdentity> {
         match &self.body {
             NodeBody::One(chunk) => Some(NodeIdentity::One(Arc::downgrade(chunk))),
@@ -394,7 +398,7 @@ impl Node {
     }
 }
 
-/// Says nothing of the content.
+/// Prints nothing of the content.
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match &self.body {

@@ -4,12 +4,12 @@ use std::fmt;
 
 use sapwood_engine::api;
 
-/// Observes a model call, for traces. A layer puts one into [`crate::Call::observer`]. It is called on the
-/// way of the data, so it must neither wait nor do much.
+/// Observes a model call, for traces. A layer puts one into [`crate::Call::observer`]. It is called on the hot path, so
+/// it must neither block nor do much.
 pub trait CallObserver: fmt::Debug + Send + Sync {
-    /// The request as it is about to be submitted.
+    /// Called with the request before it is submitted.
     fn asked(&self, request: &api::GenerationRequest);
 
-    /// The usage; not called for a request that ended early.
+    /// Called with the usage; not for a request that ended early.
     fn took(&self, usage: &api::TokenUsage);
 }

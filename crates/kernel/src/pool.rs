@@ -1,20 +1,21 @@
 //! A thread pool for CPU-bound work (rendering, tokenising, parsing, unpacking), away from the async workers.
 //!
-//! A worker of the async runtime that renders a template for a second serves nobody for a second, so whatever takes more than
-//! about a millisecond runs here, on a few threads of its own.
+//! A worker of the async runtime that renders a template for a second serves no connection for a second, so work that
+//! takes more than about a millisecond runs here, on a few threads of its own.
 //!
 //! ```text
 //!   run(turn, size, work) ──► one queue per size ── turn by turn ──► threads ──► Running (a future)
 //! ```
 //!
-//! - **Sizes.** One thread at least is kept for small work, so that a short prompt never waits for a long one, and one may
-//!   always do large work, so that small work cannot hold it up for ever.
-//! - **Turns.** Work of one size is taken from one caller after the other (D-54): whose backlog is long waits for itself.
-//! - **Ends.** Dropping the future takes the work off its queue, or tells it to stop ([`stop`]). A panic ends that
-//!   work alone.
+//! - **Sizes.** At least one thread is reserved for small work, so that a short prompt never waits for a long one, and
+//!   one may always do large work, so that small work cannot starve it.
+//! - **Turns.** Work of one size is taken from the callers in turn (D-54): a caller with a long backlog delays only
+//!   itself.
+//! - **Ends.** Dropping the future removes the work from its queue, or requests it to stop ([`stop`]). A panic ends
+//!   that work alone.
 //! - **Bounds.** [`QUEUE_MAX`] pieces of work may wait in all, and [`QUEUE_EACH_MAX`] of one caller.
 //!
-//! The processor belongs to the whole process, so there is one [`BlockingPool::global`].
+//! The processor belongs to the whole process, so all users share one [`BlockingPool::global`].
 
 mod queue;
 #[cfg(test)]
@@ -37,14 +38,14 @@ use crate::error::Error;
 use crate::name::Name;
 use crate::node::panic_text;
 
-/// Pieces of work that may wait, of all callers.
+/// Pieces of work that may wait, over all callers.
 pub const QUEUE_MAX: usize = 4096;
 /// Pieces of work of one caller that may wait.
 pub const QUEUE_EACH_MAX: usize = 1024;
-/// Bytes from which on the work on a text is large: at some megabytes a second it takes milliseconds.
+/// Work on a text of this many bytes or more is large: at some megabytes a second it takes milliseconds.
 pub const LARGE_BYTES: usize = 16 << 10;
 
-/// How much there is to do.
+/// The size class of a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskSize {
     /// A few milliseconds at most.
@@ -54,7 +55,7 @@ pub enum TaskSize {
 }
 
 impl TaskSize {
-    /// Of work on a text of so many bytes.
+    /// The size class of work on a text of so many bytes.
     #[must_use]
     pub const fn of(bytes: usize) -> Self {
         if bytes < LARGE_BYTES {
@@ -65,7 +66,7 @@ impl TaskSize {
     }
 }
 
-/// Threads for slow work. Clones are the same pool; its threads end some seconds after the last one.
+/// The thread pool. Clones share it; its threads end some seconds after the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct BlockingPool(Arc<PoolShared>);
 
@@ -90,16 +91,16 @@ struct PoolState {
     next_id: u64,
 }
 
-/// What a pool counts.
+/// Counters of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStats {
-    /// Pieces of work that wait now.
+    /// Pieces of work that are waiting.
     pub waiting: usize,
-    /// Pieces of work that run now.
+    /// Pieces of work that are running.
     pub running: usize,
-    /// Pieces of work that ran, whether or not to their end.
+    /// Pieces of work that ran, to their end or not.
     pub done: u64,
-    /// How long all those waited, together.
+    /// Total waiting time of all pieces of work that ran.
     pub waited: Duration,
     /// Pieces of work that were refused because too many waited.
     pub refused: u64,
@@ -108,7 +109,7 @@ pub struct PoolStats {
 }
 
 impl BlockingPool {
-    /// A pool of so many threads, at least two. They start when there is work for them.
+    /// A pool of so many threads, at least two. They are started on demand.
     #[must_use]
     pub fn new(threads: usize) -> Self {
         Self(Arc::new(PoolShared {
@@ -122,7 +123,7 @@ impl BlockingPool {
         }))
     }
 
-    /// The pool of this process: a thread for each processor, two to eight.
+    /// The pool of this process: one thread per processor, but at least two and at most eight.
     #[must_use]
     pub fn global() -> &'static Self {
         static POOL: OnceLock<BlockingPool> = OnceLock::new();
@@ -132,8 +133,8 @@ impl BlockingPool {
         })
     }
 
-    /// Runs `work` on one of the threads, when it is the turn of whoever `turn` stands for. Whether anybody still waits for
-    /// it, the work learns from [`stop::stopped`].
+    /// Runs `work` on one of the threads, in the turn of the caller with the number `turn`. The work asks
+    /// [`stop::stopped`] whether its future was dropped.
     ///
     /// # Errors
     /// Of the future: `ENGINE_BUSY` if too much waits already, [`Error::Panicked`] if the work panics.
@@ -146,8 +147,8 @@ impl BlockingPool {
         self.begin(turn, size, true, work)
     }
 
-    /// The same for those who have one piece of work at a time and are counted themselves, such as connections: it is never
-    /// refused.
+    /// Like [`BlockingPool::run`], but never refuses. For callers that have one piece of work at a time and are limited
+    /// themselves, such as connections.
     pub fn run_only<T: Send + 'static>(
         &self,
         turn: u64,
@@ -175,7 +176,7 @@ impl BlockingPool {
                 shared.panics.fetch_add(1, Ordering::Relaxed);
                 tracing::error!(panic = panic_text(&**panic), "slow work panicked");
             }
-            // If that fails, nobody waits for it any more.
+            // If sending fails, the future has been dropped.
             let _ = sender.send(outcome.map_err(|_logged| panicked()));
         };
         let job = QueuedJob {
@@ -197,7 +198,7 @@ impl BlockingPool {
         }
     }
 
-    /// What is counted.
+    /// The current counters.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         let state = self.0.state();
@@ -219,7 +220,7 @@ impl PoolShared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues work; its number, unless there is no room.
+    /// Queues work and returns its number; `None` if the queue is full.
     fn enter(
         self: &Arc<Self>,
         turn: u64,
@@ -244,8 +245,8 @@ impl PoolShared {
         Some(id)
     }
 
-    /// One more thread, while there is work for more than have been started. Where the system gives none, those that are
-    /// there do the work; the first one has to be there.
+    /// Starts one more thread if there is work for more than have been started. If the system refuses, the existing
+    /// threads do the work; at least one must exist.
     fn start_thread(self: &Arc<Self>, state: &mut PoolState) {
         let wanted = state.running + state.small.len() + state.large.len();
         if state.started >= wanted.min(self.threads) {
@@ -268,10 +269,10 @@ impl PoolState {
         }
     }
 
-    /// What a free thread does next.
+    /// Takes the next piece of work for a free thread.
     fn next(&mut self, threads: usize) -> Option<(TaskSize, QueuedJob)> {
         let for_large = self.running_large + 1 < threads;
-        // One thread always goes on with large work, however much small work there is.
+        // One thread always does large work, so that small work cannot starve it.
         if self.running_large == 0
             && self.running > 0
             && let Some(job) = self.large.pop()
@@ -286,7 +287,7 @@ impl PoolState {
     }
 }
 
-/// How long an idle thread looks for work before it sees whether its pool is still there.
+/// How long an idle thread waits for work before it checks whether its pool still exists.
 const IDLE: Duration = Duration::from_secs(10);
 
 fn work_until_closed(pool: &std::sync::Weak<PoolShared>) {
@@ -319,12 +320,12 @@ fn work_until_closed(pool: &std::sync::Weak<PoolShared>) {
         state.running -= 1;
         state.running_large -= usize::from(size == TaskSize::Large);
         drop(state);
-        // What this one kept others from beginning may begin now, whichever thread is awake.
+        // Work that this one prevented from starting may start now: wakes one idle thread for it.
         shared.wake.notify_one();
     }
 }
 
-/// Work that waits or runs; resolves to what it gave. Dropping it ends the work.
+/// Work that waits or runs. Resolves to its result. Dropping it ends the work.
 #[must_use = "work that nobody waits for is not done"]
 #[derive(Debug)]
 pub struct PoolRun<T> {
@@ -334,7 +335,7 @@ pub struct PoolRun<T> {
 }
 
 impl<T> PoolRun<T> {
-    /// Tells the work to end soon, with whatever result.
+    /// Requests the work to end soon, with any result.
     pub fn stop(&self) {
         if let Some(work) = &self.work {
             work.stop.store(true, Ordering::Relaxed);
@@ -354,7 +355,7 @@ struct PoolTask {
 impl Drop for PoolTask {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // What it holds is freed after the lock.
+        // The values that it holds are dropped after the lock is released.
         let removed = self
             .pool
             .state()
@@ -383,7 +384,7 @@ fn panicked() -> Error {
     }
 }
 
-/// The same as when too many requests wait for an engine.
+/// The error for a full queue; the same as for a full engine queue.
 fn too_much_waits() -> Error {
     Error::Engine {
         code: Code::Overloaded,

@@ -1,6 +1,6 @@
 //! Test doubles: sources, wakers and functions that record what happens to them.
 //!
-//! Test doubles of what stands around the kernel. Compiled for tests only.
+//! Compiled for tests only.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -18,7 +18,7 @@ use crate::run::Run;
 use crate::spec::Spec;
 use crate::{Chunks, Result};
 
-/// What a source was asked and what became of it.
+/// Counts the polls, the items and the drop of a source.
 #[derive(Debug, Default)]
 pub(crate) struct Count {
     pub(crate) polls: AtomicUsize,
@@ -44,7 +44,7 @@ impl Count {
     }
 }
 
-/// A source that plays a list and counts. `None` in the list is a `Pending` that wakes at once.
+/// A source that plays a list and counts its polls. `None` in the list is a `Pending` that wakes at once.
 pub(crate) struct Played {
     items: VecDeque<Option<Result<Chunk>>>,
     count: Arc<Count>,
@@ -119,7 +119,7 @@ pub(crate) fn source(spec: Spec, make: impl Fn() -> Played + Send + Sync + 'stat
     raw(spec, move |_| make().boxed())
 }
 
-/// What a stream gives, each item as its text or its error's code.
+/// The items of a stream, each as its text or its error's code.
 pub(crate) fn drain(mut chunks: Chunks) -> Vec<String> {
     let mut out = Vec::new();
     while let Some(item) = futures::executor::block_on(chunks.next()) {
@@ -131,7 +131,7 @@ pub(crate) fn drain(mut chunks: Chunks) -> Vec<String> {
     out
 }
 
-/// A run's whole.
+/// The whole of a run.
 pub(crate) fn whole<T: FromChunks>(run: Run<T>) -> Result<T::Whole> {
     futures::executor::block_on(IntoFuture::into_future(run))
 }
@@ -188,8 +188,8 @@ impl Panics {
 /// What a [`fragile`] function does at its polls before it ends.
 pub(crate) const FRAGILE_POLLS: usize = 4;
 
-/// A function that gives `a`, pauses, gives `b`, and then ends, or stays pending if it is `endless`; and that panics on the
-/// way. `alive` is shared with whatever of it is not dropped yet.
+/// A function that gives `a`, pauses, gives `b`, and then ends, or stays pending if it is `endless`; and that panics on
+/// the way. `alive` is shared with all of its parts that are not dropped yet.
 pub(crate) fn fragile(spec: Spec, panics: Panics, endless: bool, alive: Arc<()>) -> Fun {
     raw(spec, move |_| {
         assert!(panics != Panics::Call, "on purpose");

@@ -4,18 +4,18 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// What a layer knows of the request that a call belongs to. Clones are the same.
+/// A layer's values for the request that a call belongs to. Clones share them.
 #[derive(Clone)]
 pub struct RequestContext(Arc<dyn Any + Send + Sync>);
 
 impl RequestContext {
-    /// What is to be handed down.
+    /// Stores the value to pass down.
     #[must_use]
     pub fn of(what: impl Any + Send + Sync) -> Self {
         Self(Arc::new(what))
     }
 
-    /// What was handed down, if it is of this type.
+    /// The value that was passed down, if it is of this type.
     #[must_use]
     pub fn get<T: Any>(&self) -> Option<&T> {
         self.0.downcast_ref()

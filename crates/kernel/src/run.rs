@@ -33,19 +33,19 @@ use crate::meta::Meta;
 use crate::name::{Name, Port};
 use crate::node::Node;
 
-/// Chunks folded in one poll before others get their turn (KE-144).
+/// Chunks folded in one poll before other tasks get to run (KE-144).
 const FOLD_BUDGET: u32 = 256;
 
-/// A run: a stream of `T` that also has an id, live metadata and a whole. Dropping it stops the call (KE-501).
+/// A run: a stream of `T` that also has an id, current metadata and a whole. Dropping it stops the call (KE-501).
 ///
-/// Nothing happens before the first poll, and nothing progresses while nobody polls, unless it is
+/// Nothing happens before the first poll, and nothing progresses without polls, unless the run is
 /// [`driven`](Run::driven).
 #[must_use = "a run does nothing unless it is polled"]
 pub struct Run<T: FromChunks = Chunk> {
     source: RunSource<T>,
     state: T::State,
     out: Out<T>,
-    /// What comes after the items in `out`.
+    /// What follows the items in `out`.
     ending: Option<RunEnd>,
 }
 
@@ -64,14 +64,14 @@ enum RunEnd {
     Over,
 }
 
-/// What a run gave, whether it ended well or not.
+/// The result of a run, whether it ended well or not.
 #[derive(Clone, Debug)]
 pub struct Settled<W> {
-    /// Everything that arrived; `None` if it does not form a whole.
+    /// Everything that arrived, folded; `None` if it forms no whole.
     pub whole: Option<W>,
     /// The metadata so far.
     pub meta: Meta,
-    /// Why it ended early, if it did.
+    /// The error that ended it early, if there was one.
     pub error: Option<Error>,
 }
 
@@ -113,7 +113,7 @@ impl<T: FromChunks> Run<T> {
         self
     }
 
-    /// Reads this port in place of the main one.
+    /// Reads this port instead of the main one.
     pub fn port(mut self, port: impl Into<Port>) -> Self {
         let port = port.into();
         if let Some(setup) = self.setup() {
@@ -126,7 +126,7 @@ impl<T: FromChunks> Run<T> {
         self
     }
 
-    /// Asks for `want` in place of what `T` asks for; for who forwards a call, or reads some ports as chunks.
+    /// Requests `want` instead of what `T` requests; for callers that forward a call, or read some ports as chunks.
     pub fn wanting(mut self, want: Want) -> Self {
         match self.setup() {
             Some(setup) => setup.want = Some(want),
@@ -135,7 +135,7 @@ impl<T: FromChunks> Run<T> {
         self
     }
 
-    /// Hands a value down to the call and those within it.
+    /// Passes a value down to the call and those within it.
     pub fn context(mut self, key: &str, value: impl Into<Value>) -> Self {
         if let Some(setup) = self.setup() {
             setup.context.push((Name::shared(key), value.into()));
@@ -160,16 +160,16 @@ impl<T: FromChunks> Run<T> {
     }
 
     fn too_late(&self, what: &str) {
-        // A run that failed before it began has nothing to set, and says so by itself.
+        // A run that failed before it started has nothing to set, and reports its error itself.
         if self.check().is_ok() {
             tracing::warn!(call = %self.id(), "{what} has no effect once a run has begun");
         }
     }
 
-    /// Whether the run can begin: the function, its arguments, its ports and `T` fit (KE-141, KE-142).
+    /// Checks that the run can start: the function, its arguments, its ports and `T` fit (KE-141, KE-142).
     ///
     /// # Errors
-    /// What the run's only item would be.
+    /// The error that would be the run's only item.
     pub fn check(&self) -> Result<()> {
         match &self.source {
             RunSource::Flow(flow) => flow.check(&T::want()),
@@ -186,7 +186,7 @@ impl<T: FromChunks> Run<T> {
         }
     }
 
-    /// The metadata, up to date with the last item taken (KE-304).
+    /// The metadata, up to date with the last returned item (KE-304).
     #[must_use]
     pub const fn meta(&self) -> &Meta {
         match &self.source {
@@ -209,7 +209,7 @@ impl<T: FromChunks> Run<T> {
         }
     }
 
-    /// A handle that ends the run from elsewhere, with `Cancelled` as its last item (KE-502).
+    /// A handle that cancels the run from elsewhere, with `Cancelled` as its last item (KE-502).
     #[must_use]
     pub fn cancel(&self) -> Cancel {
         match &self.source {
@@ -238,7 +238,7 @@ impl<T: FromChunks> Run<T> {
         }
     }
 
-    /// Drops the source now; after what was decoded already comes `error`.
+    /// Drops the source now; `error` follows the items that are already decoded.
     fn stop(&mut self, error: Error) {
         if let RunSource::Flow(flow) = &mut self.source
             && !flow.is_done()
@@ -265,7 +265,7 @@ impl<T: FromChunks> Run<T> {
         }
     }
 
-    /// Everything folded together, and the final metadata.
+    /// All items folded together, and the final metadata.
     ///
     /// # Errors
     /// The run's own error; `Decode` if the items form no whole.
@@ -280,7 +280,7 @@ impl<T: FromChunks> Run<T> {
         }
     }
 
-    /// Everything that arrived, the metadata so far, and the error if there was one. Never discards.
+    /// Everything that arrived, the metadata so far, and the error if there was one. Never discards data.
     pub async fn settle(self) -> Settled<T::Whole> {
         let mut folding = IntoFuture::into_future(self);
         let mut error = std::future::poll_fn(|cx| folding.poll_fold(cx)).await.err();
@@ -351,7 +351,7 @@ impl<T: FromChunks> Stream for Run<T> {
                 None => {}
             }
             if budget == 0 {
-                // Chunks that decode to nothing, without end.
+                // Chunks that decode to no items arrive without a pause: yield.
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -379,7 +379,7 @@ impl<T: FromChunks> IntoFuture for Run<T> {
     }
 }
 
-/// A run being folded into its whole. Boxes nothing per chunk; yields once after 256 chunks without a pause.
+/// A run being folded into its whole. Allocates nothing per chunk; yields after 256 chunks without a pause.
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Folding<T: FromChunks> {
     run: Run<T>,
@@ -387,10 +387,10 @@ pub struct Folding<T: FromChunks> {
 }
 
 impl<T: FromChunks> Folding<T> {
-    /// Folds what comes until the end.
+    /// Folds chunks until the end.
     fn poll_fold(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         for _ in 0..FOLD_BUDGET {
-            // Items that were decoded before, or by an end, or by a driving task.
+            // Items that were decoded before, at the end, or by a driving task.
             while let Some(item) = self.run.out.pop() {
                 if let Err(error) = T::fold(&mut self.acc, item) {
                     self.run.stop(Error::Cancelled);

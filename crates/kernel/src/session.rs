@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Dialects plug in on both sides of the two streams: each is a codec between its frames and [`WireMessage`], with
-//! [`SessionOptions`] that say how it differs.
+//! [`SessionOptions`] that describe how it differs.
 
 mod action;
 mod bind;
@@ -59,34 +59,34 @@ use crate::name::Name;
 pub use self::reconnect::{ConnectionLoss, Connections, IncomingMessages, Reconnector};
 pub use self::test_functions::test_functions;
 
-/// How one session behaves, and what it says about itself.
+/// Behaviour and limits of one session, and the facts that it reports about itself.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
-    /// The dialect: its name stands in SESSION_INFO, its manners are kept.
+    /// The dialect: its name is reported in SESSION_INFO, and its capabilities apply.
     pub dialect: Dialect,
-    /// What the session may hold and do.
+    /// The limits of the session.
     pub limits: Arc<SessionLimits>,
-    /// How metadata after the first fragment is judged (EV-405).
+    /// How metadata after the first fragment is handled (EV-405).
     pub metadata: MetadataMode,
-    /// A failed action leaves the session alive (EV-930).
+    /// Whether a failed action leaves the session alive (EV-930).
     pub partial_failure: bool,
-    /// Ready fragments are joined into messages (EV-706); off for the gated bench alone (D-33).
+    /// Whether ready fragments are joined into messages (EV-706); off only in the benchmark that gates this (D-33).
     pub coalesce: bool,
-    /// Which content is kept (EV-955).
+    /// Which content is retained (EV-955).
     pub retain: RetentionPolicy,
-    /// The session outlives its connection for a while, and this brings a client back to it (EV-940).
+    /// The resume token, if the session outlives its connection for a grace period (EV-940).
     pub token: Option<ResumeToken>,
-    /// The session ends this long after it began (EV-950).
+    /// The session ends this long after its start (EV-950).
     pub timeout: Option<Duration>,
     /// The target of GENERATE where an action names none (EV-503).
     pub default_target: Option<String>,
     /// The models that the client may know of, now and later.
     pub models: VisibleModels,
-    /// Where references to content elsewhere are followed to; without it only `data:` is (EV-410).
+    /// Resolves references to external content; without it only `data:` works (EV-410).
     pub references: Option<Arc<dyn ReferenceFetch>>,
-    /// The extensions that are on, by their names in section 2.
+    /// The enabled extensions, by their names in section 2.
     pub extensions: &'static [&'static str],
-    /// Random bits: they make the ids that we give out unguessable.
+    /// Random bits, which make the ids of this side unguessable.
     pub entropy: u64,
 }
 
@@ -117,22 +117,22 @@ impl SessionOptions {
     }
 }
 
-/// Which models a client may know of. Asked whenever it matters, since what a key may use can change while its sessions are
-/// open. The default: all.
+/// The models that a client may know of. Evaluated at each use, because the models of a key can change while its
+/// sessions are open. The default: all.
 #[derive(Clone, Default)]
 pub struct VisibleModels(Option<Arc<ModelFilter>>);
 
 type ModelFilter = dyn Fn() -> Option<Arc<HashSet<Name>>> + Send + Sync;
 
 impl VisibleModels {
-    /// Those that `ask` tells at the moment; `None`: all. It is called at the beginning of each action and for each listing:
-    /// it must return at once.
+    /// The models that `ask` returns at the moment; `None`: all. It is called at the start of each action and for each
+    /// listing, so it must return at once.
     #[must_use]
     pub fn by(ask: impl Fn() -> Option<Arc<HashSet<Name>>> + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(ask)))
     }
 
-    /// Those of this moment; `None`: all.
+    /// The models at this moment; `None`: all.
     fn now(&self) -> Option<Arc<HashSet<Name>>> {
         self.0.as_ref().and_then(|ask| ask())
     }
@@ -144,7 +144,7 @@ impl fmt::Debug for VisibleModels {
     }
 }
 
-/// What brings a client back to its session: as good as a key, so it is never shown.
+/// The secret with which a client resumes its session. It is as good as a key, so it is never printed.
 #[derive(Clone)]
 pub struct ResumeToken(pub Arc<str>);
 
@@ -156,7 +156,7 @@ impl fmt::Debug for ResumeToken {
 
 /// The action whose default target the server knows (EV-503).
 const GENERATE: &str = "GENERATE";
-/// The action by which a client offers functions, and the name of that extension.
+/// The action with which a client offers functions, and the name of that extension.
 pub(crate) const OFFER: &str = "OFFER_ACTIONS";
 pub(crate) const REVERSE: &str = "reverse-actions";
 
@@ -185,37 +185,37 @@ const EXTENSIONS: &[&str] = &[
     "retain",
 ];
 
-/// What a transport's owner asks of a live session (EV-960).
+/// Commands of a transport's owner to a live session (EV-960).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionCommand {
     /// Take no new actions, and leave with `GOING_AWAY` once none is running.
     Finish,
     /// Leave with `GOING_AWAY` now.
     Leave,
-    /// End with `REVOKED` now: the key of whoever opened the session is no longer valid.
+    /// End with `REVOKED` now: the key that opened the session is no longer valid.
     Revoke,
 }
 
-/// Who counts what sessions do (EV-904). Every method may be called often and must not block.
+/// Observes a session, for metrics (EV-904). Every method may be called often and must not block.
 pub trait Observe: Send + 'static {
     /// An action was received.
     fn action_began(&mut self) {}
-    /// An action has ended, with this failure if it did badly.
+    /// An action has ended, with this status if it failed.
     fn action_ended(&mut self, failure: Option<&Status>) {
         let _ = failure;
     }
-    /// An action was refused before it began, for this reason.
+    /// An action was refused before it started, with this status.
     fn action_refused(&mut self, rejection: &Status) {
         let _ = rejection;
     }
-    /// What was counted since the session began.
+    /// The counters since the session started.
     fn counted(&mut self, stats: &SessionStats) {
         let _ = stats;
     }
-    /// The session holds so many bytes now (EV-801).
+    /// The session holds this many bytes now (EV-801).
     ///
     /// # Errors
-    /// All sessions together hold too many: this one, which asked for more, ends with the status.
+    /// All sessions together hold too many bytes: this one, which asked for more, is aborted with the status.
     fn retains(&mut self, bytes: u64) -> Result<(), Status> {
         let _ = bytes;
         Ok(())
@@ -226,10 +226,10 @@ pub trait Observe: Send + 'static {
     }
 }
 
-/// Nobody counts.
+/// Observes nothing.
 impl Observe for () {}
 
-/// A session that has not begun to run.
+/// A session that has not started.
 #[must_use = "a session does nothing unless it is run"]
 pub struct Session<W> {
     link: SessionLink,
@@ -238,13 +238,13 @@ pub struct Session<W> {
     observer: W,
 }
 
-/// What LIST_ACTIONS answers, for whoever asks outside a session (EV-914).
+/// The reply to LIST_ACTIONS, for use outside a session (EV-914).
 #[must_use]
 pub fn listing(kernel: &Kernel, options: &SessionOptions) -> serde_json::Value {
     listing::actions(kernel, options)
 }
 
-/// Opens a session against the functions of `kernel`: what is to be run, and what goes to the transport.
+/// Opens a session over the functions of `kernel`. Returns the session to run, and its messages for the transport.
 pub fn open<W: Observe>(
     kernel: Kernel,
     options: SessionOptions,
@@ -284,7 +284,7 @@ pub fn open<W: Observe>(
 }
 
 impl<W: Observe> Session<W> {
-    /// The stream of messages of a session with a token, and the way back into it.
+    /// The incoming messages of a resumable session as one stream, and the handle that attaches further connections.
     #[must_use]
     pub fn connections(&self, first: IncomingMessages) -> (Connections, Reconnector) {
         let guard = Guard::new(self.link.clone(), self.kernel.panic_count());
@@ -293,7 +293,7 @@ impl<W: Observe> Session<W> {
 
     /// Runs to the end: takes messages from `incoming` (an error aborts the session with that status, the end is the
     /// half-close of EV-109) and obeys `orders`. Dropping the future drops every run, and with it the engine's work
-    /// (EV-611). Gives the status with which the session was aborted, if it was.
+    /// (EV-611). Returns the status with which the session was aborted, if it was.
     pub async fn run<I, O>(self, incoming: I, orders: O) -> Option<Arc<Status>>
     where
         I: Stream<Item = Result<WireMessage, Status>> + Send,
@@ -314,14 +314,14 @@ impl<W: Observe> Session<W> {
         let closed = poll_fn(|cx| {
             let polled = guard.run(|| driver.poll_session(cx));
             polled.unwrap_or_else(|| {
-                // The session is over; its work is given up and its numbers are told all the same.
+                // The session is over: its work is dropped, and its counters are reported all the same.
                 let aborted = guard.aborted();
                 guard.run(|| driver.over(aborted.clone()));
                 Poll::Ready(aborted)
             })
         });
         let closed = closed.await;
-        // What is left of functions and of the transport goes here, which may panic as well.
+        // The remaining functions and the transport are dropped here, which may panic as well.
         guard.run(|| drop(driver));
         drop(ends);
         closed
@@ -350,16 +350,16 @@ impl Drop for SessionGuard {
 pub struct OutgoingMessages {
     link: SessionLink,
     guard: Guard,
-    /// Handed out by the machine, many under one lock.
+    /// Messages taken from the machine, many under one lock.
     ready: VecDeque<WireMessage>,
     over: bool,
-    /// Which one it is, where a session may have several.
+    /// The number of the connection, if the session may have several.
     connection: Option<u64>,
 }
 
 impl OutgoingMessages {
-    /// The connection was cut, which is no leave-taking even of a client that has said its last word (EV-940). To drop
-    /// this instead leaves that open.
+    /// Reports that the connection was lost: the client has not left, even if it has ended its input (EV-940). Dropping
+    /// this value instead leaves that undecided.
     pub fn cut(&mut self) {
         self.leave(Live::lost);
     }
@@ -414,7 +414,7 @@ impl Stream for OutgoingMessages {
                 first
             })
         });
-        // Whoever polls this may carry other sessions on the same connection: a panic stays in here.
+        // The task that polls this may serve other sessions on the same connection, so a panic must not propagate.
         let polled = polled.unwrap_or_else(|| Poll::Ready(Err(Some(Arc::new(failure::lost())))));
         polled.map(|item| match item {
             Ok(message) => Some(Ok(message)),
@@ -426,13 +426,13 @@ impl Stream for OutgoingMessages {
     }
 }
 
-/// EV-941: what whoever serves the old connection is told.
+/// EV-941: the status for the replaced connection.
 fn superseded() -> Arc<Status> {
     let message = "another connection has taken over this session";
     Arc::new(Status::new(Reason::Superseded, message))
 }
 
-/// Messages handed out at once, besides the first.
+/// Messages returned at once, besides the first.
 const READY_MESSAGES: usize = 31;
-/// Payload after which no further message is handed out at once.
+/// Payload bytes after which no further message is returned at once.
 const READY_BYTES: usize = 16 * 1024;

@@ -13,7 +13,7 @@ use crate::limits;
 use crate::model::ModelFacts;
 use crate::name::{Mime, Name, Port};
 
-/// Names that Evergreen sessions keep for themselves.
+/// Names that Evergreen sessions reserve.
 const RESERVED: [&str; 10] = [
     "CANCEL",
     "DROP",
@@ -27,21 +27,21 @@ const RESERVED: [&str; 10] = [
     "__status__",
 ];
 
-/// A function's promise.
+/// The spec of a function: what it promises to its callers.
 #[non_exhaustive]
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// Under which it is called: segments joined by `.`; a model's is its model id.
+    /// Its name: segments joined by `.`; a model's is its model id.
     pub name: Name,
-    /// For people and models.
+    /// A description for people and models.
     pub description: Text,
-    /// Rises when the meaning changes.
+    /// Its version. Rises when the meaning changes.
     pub version: u32,
-    /// The first is the main input.
+    /// The inputs. The first is the main input.
     pub inputs: Vec<InputSpec>,
-    /// The first is the main output.
+    /// The outputs. The first is the main output.
     pub outputs: Vec<OutputSpec>,
-    /// What calling it changes.
+    /// The effect of a call.
     pub effect: Effect,
     /// It gives a finish reason for every choice that produced a chunk (KE-136).
     pub finishes: bool,
@@ -49,11 +49,12 @@ pub struct Spec {
     pub inner: Option<InnerType>,
     /// It is a model: a target of GENERATE, named by its model id, not offered as a tool.
     pub model: bool,
-    /// What is known of that model, where it is loaded in this process, or serves tokens elsewhere and says enough of them.
+    /// The facts of that model, if it is loaded in this process, or is served in tokens by another server that reports
+    /// enough of them.
     pub facts: Option<Arc<ModelFacts>>,
-    /// What that model recommends for sampling; for programs that ask for a person (D-53).
+    /// The sampling values that the model recommends; for programs that call it for a person (D-53).
     pub sampling: RecommendedSampling,
-    /// Why it cannot be registered, if its maker found out already.
+    /// Why it cannot be registered, if that was found while it was built.
     pub(crate) defect: Option<String>,
 }
 
@@ -65,13 +66,13 @@ pub struct InputSpec {
     pub name: Name,
     /// Other names of the same input.
     pub aliases: Vec<Name>,
-    /// What it takes; patterns allowed.
+    /// Mimetypes it accepts; patterns allowed.
     pub mimes: Vec<Mime>,
-    /// JSON Schema 2020-12 of its value; `true` takes everything.
+    /// JSON Schema 2020-12 of its value; `true` admits everything.
     pub schema: Value,
-    /// A call without it fails.
+    /// Whether a call without it fails.
     pub required: bool,
-    /// It is read while it arrives.
+    /// Whether it is read while it arrives.
     pub streams: bool,
 }
 
@@ -81,26 +82,26 @@ pub struct InputSpec {
 pub struct OutputSpec {
     /// Its port; `""` is the main one.
     pub port: Port,
-    /// Its name on a wire.
+    /// Its name on the wire.
     pub wire: Name,
-    /// Other names on a wire.
+    /// Other names on the wire.
     pub aliases: Vec<Name>,
-    /// What it can produce, preferred first; patterns allowed.
+    /// Mimetypes it can have, preferred first; patterns allowed.
     pub mimes: Vec<Mime>,
     /// JSON Schema of its values, if they are JSON.
     pub schema: Option<Value>,
-    /// It may have several parts (KE-113).
+    /// Whether it may have several parts (KE-113).
     pub many: bool,
 }
 
-/// What calling a function changes.
+/// The effect of calling a function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Effect {
-    /// Nothing; equal inputs give equal outputs.
+    /// None; equal inputs give equal outputs.
     Pure,
-    /// Something, but calling twice is calling once.
+    /// It changes something, but calling twice has the effect of calling once.
     Idempotent,
-    /// Something, each time.
+    /// It changes something with each call.
     #[default]
     Effect,
 }
@@ -130,7 +131,7 @@ impl InnerType {
 }
 
 impl InputSpec {
-    /// A required text input that takes everything.
+    /// A required text input that accepts everything.
     pub fn new(name: impl Into<Name>) -> Self {
         Self {
             name: name.into(),
@@ -142,36 +143,36 @@ impl InputSpec {
         }
     }
 
-    /// Taking these mimetypes.
+    /// Sets the accepted mimetypes.
     #[must_use]
     pub fn taking(mut self, mimes: impl IntoIterator<Item = Mime>) -> Self {
         self.mimes = mimes.into_iter().collect();
         self
     }
 
-    /// Also under this name.
+    /// Adds an alias.
     #[must_use]
     pub fn alias(mut self, alias: impl Into<Name>) -> Self {
         self.aliases.push(alias.into());
         self
     }
 
-    /// With this schema.
+    /// Sets the schema.
     #[must_use]
     pub fn schema(mut self, schema: Value) -> Self {
         self.schema = schema;
         self
     }
 
-    /// Not required.
+    /// Makes it optional.
     #[must_use]
     pub const fn optional(mut self) -> Self {
         self.required = false;
         self
     }
 
-    /// Read while it arrives, and not gathered. What a function gathers of a session's content counts among what the
-    /// session holds.
+    /// Makes it streaming: read while it arrives, and not gathered. Content of a session that a function gathers counts
+    /// against the session's limit of retained bytes.
     #[must_use]
     pub const fn streaming(mut self) -> Self {
         self.streams = true;
@@ -184,7 +185,7 @@ impl InputSpec {
 }
 
 impl OutputSpec {
-    /// An output on `port` of this mimetype. Its wire name is the port's, or `output` for the main one.
+    /// An output on `port` of this mimetype. Its wire name is the name of the port, or `output` for the main one.
     pub fn new(port: impl Into<Port>, mime: impl Into<Mime>) -> Self {
         let port = port.into();
         let wire = match port.as_str() {
@@ -201,21 +202,21 @@ impl OutputSpec {
         }
     }
 
-    /// Under this name on a wire.
+    /// Sets the wire name.
     #[must_use]
     pub fn wire(mut self, wire: impl Into<Name>) -> Self {
         self.wire = wire.into();
         self
     }
 
-    /// Also under this name on a wire.
+    /// Adds an alias of the wire name.
     #[must_use]
     pub fn alias(mut self, alias: impl Into<Name>) -> Self {
         self.aliases.push(alias.into());
         self
     }
 
-    /// With several parts.
+    /// Allows several parts.
     #[must_use]
     pub const fn many(mut self) -> Self {
         self.many = true;
@@ -228,7 +229,7 @@ impl OutputSpec {
 }
 
 impl Spec {
-    /// A function without inputs and with one text output, to be refined.
+    /// A function without inputs and with one text output, as a start for the methods below.
     pub fn new(name: impl Into<Name>, description: impl Into<Text>) -> Self {
         Self {
             name: name.into(),
@@ -246,21 +247,21 @@ impl Spec {
         }
     }
 
-    /// With these inputs.
+    /// Sets the inputs.
     #[must_use]
     pub fn inputs(mut self, inputs: impl IntoIterator<Item = InputSpec>) -> Self {
         self.inputs = inputs.into_iter().collect();
         self
     }
 
-    /// With these outputs.
+    /// Sets the outputs.
     #[must_use]
     pub fn outputs(mut self, outputs: impl IntoIterator<Item = OutputSpec>) -> Self {
         self.outputs = outputs.into_iter().collect();
         self
     }
 
-    /// With this effect.
+    /// Sets the effect.
     #[must_use]
     pub const fn effect(mut self, effect: Effect) -> Self {
         self.effect = effect;
@@ -320,7 +321,7 @@ impl Spec {
         schema
     }
 
-    /// Whether a function with this promise may be registered (KE-132 to KE-134, KE-213).
+    /// Whether a function with this spec may be registered (KE-132 to KE-134, KE-213).
     ///
     /// # Errors
     /// `Argument`, naming what is wrong.

@@ -4,18 +4,18 @@ use std::fmt;
 
 use crate::error::Error;
 
-/// The account that a call's tokens are charged to. A layer puts one into [`crate::Call::token_charge`]; the functions of models charge
-/// it as they go, so that a call that is cut short has paid for what it got.
+/// The account that a call's tokens are charged to. A layer puts one into [`crate::Call::token_charge`]; the functions
+/// of models charge it as they go, so that a call that is cut short has paid for what it got.
 pub trait TokenCharge: fmt::Debug + Send + Sync {
-    /// Whose requests share what was computed of their prompts (LM-609). 0 is nobody in particular.
+    /// The scope of the prefix cache that the requests share (LM-609). 0 stands for no caller in particular.
     fn prefix_scope(&self) -> u64;
 
-    /// A prompt of so many tokens is about to be computed.
+    /// Charges the tokens of a prompt that is about to be computed.
     ///
     /// # Errors
-    /// [`Error::RateLimited`] if that is more than there is; then nothing is charged.
+    /// [`Error::RateLimited`] if that exceeds the allowance; then nothing is charged.
     fn prompt(&self, tokens: u32) -> Result<(), Error>;
 
-    /// So many tokens were generated.
+    /// Charges generated tokens.
     fn output(&self, tokens: u32);
 }

@@ -16,23 +16,23 @@ use tokio_rustls::TlsConnector;
 
 use crate::tls;
 
-/// A connection of whatever kind.
+/// A connection of any kind.
 pub(crate) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// The TLS settings for one host. Clones share what was read once.
+/// The TLS settings for one host. Clones share the configuration, which is read once.
 #[derive(Clone)]
 pub(crate) struct ClientTls {
     connector: TlsConnector,
     name: ServerName<'static>,
 }
 
-/// Why there is none.
+/// Why a connection failed.
 #[derive(Debug)]
 pub(crate) enum ConnectError {
-    /// The address, or the authorities to trust, cannot be used ever.
+    /// The address or the authorities are invalid; a retry cannot succeed.
     Bad(&'static str),
-    /// Nobody answers there, or not as it should be.
+    /// The peer does not answer, or TLS or the protocol failed.
     Unreachable(io::Error),
 }
 
@@ -60,18 +60,19 @@ pub(crate) async fn connect(
     Ok(dial(host, port, tls).await?)
 }
 
-/// The reason of a status that says why TLS with a server cannot be had: its certificate is not trusted, or it speaks something
-/// else.
+/// The reason of a status for a failed TLS handshake: the server's certificate is not trusted, or the server does not
+/// speak TLS.
 pub const UNTRUSTED: &str = "UNTRUSTED_SERVER";
 
-/// The reason of a status that says that no connection came about: nobody listens there, or nobody is there.
+/// The reason of a status for a connection that could not be established: nothing listens at the address, or it is
+/// unreachable.
 pub const NO_ANSWER: &str = "NO_ANSWER";
 
-/// What is wrong with TLS, if that is what an error comes from.
+/// Returns a description of the TLS error that caused an error, if there is one.
 pub(crate) fn distrust(error: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
     let mut next = Some(error);
     while let Some(error) = next {
-        // An error of the system hides the one that it was made of from `source`.
+        // `io::Error` does not return the error that it wraps from `source`.
         let inner = error
             .downcast_ref::<io::Error>()
             .and_then(io::Error::get_ref);
@@ -105,7 +106,7 @@ fn of_tls(error: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
     })
 }
 
-/// Whether `host`, a name or an address, with or without brackets, is this machine itself.
+/// Returns whether `host`, a name or an address, with or without brackets, is this machine.
 pub(crate) fn is_loopback(host: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let name = host.to_ascii_lowercase();
@@ -116,7 +117,7 @@ pub(crate) fn is_loopback(host: &str) -> bool {
             .is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
-/// TLS to the host of this name.
+/// Returns the TLS settings for the host of this name.
 ///
 /// # Errors
 /// [`ConnectError::Bad`].
@@ -130,7 +131,7 @@ pub(crate) fn tls(host: &str, authorities: Option<&[u8]>) -> Result<ClientTls, C
     })
 }
 
-/// Connects to a host, over TLS if that is given.
+/// Connects to a host, over TLS if settings are given.
 pub(crate) async fn dial(host: &str, port: u16, tls: Option<ClientTls>) -> io::Result<Box<dyn Io>> {
     let addresses = lookup_host((host, port)).await?.collect();
     let tcp = race(alternating(addresses), TcpStream::connect).await?;
@@ -141,8 +142,9 @@ pub(crate) async fn dial(host: &str, port: u16, tls: Option<ClientTls>) -> io::R
     }
 }
 
-/// Tries the addresses of one host as RFC 8305 has it: each gets a head start before the next one is tried beside it, and the
-/// first that answers is taken. One that swallows what is sent costs a moment, and not the whole time that connecting may take.
+/// Tries the addresses of one host as RFC 8305 describes: each gets a head start before the next one is tried
+/// concurrently, and the first that connects is used. An address that drops packets costs one head start, not the whole
+/// connect timeout.
 async fn race<T, F: Future<Output = io::Result<T>>>(
     addresses: Vec<SocketAddr>,
     connect: impl Fn(SocketAddr) -> F,
@@ -155,7 +157,7 @@ async fn race<T, F: Future<Output = io::Result<T>>>(
         let more = next.is_some();
         trying.extend(next.map(&connect));
         loop {
-            // Both may be cancelled: a connection that is being made goes on being made.
+            // Both branches are cancel-safe: attempts in progress stay in `trying`.
             tokio::select! {
                 tried = trying.next() => match tried {
                     Some(Ok(connected)) => return Ok(connected),
@@ -171,7 +173,8 @@ async fn race<T, F: Future<Output = io::Result<T>>>(
     }
 }
 
-/// Both families in turn, beginning with the one that the resolver prefers: one of them may lead nowhere as a whole.
+/// Alternates between both address families, beginning with the one that the resolver prefers: a whole family may be
+/// unreachable.
 fn alternating(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let is_first = |address: &SocketAddr| {
         addresses.first().map(SocketAddr::is_ipv4) == Some(address.is_ipv4())
@@ -195,7 +198,7 @@ fn nowhere() -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, "the host has no address")
 }
 
-/// What an address has for itself before the next one is tried too.
+/// The head start of each address before the next one is tried too.
 const HEAD_START: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
@@ -220,14 +223,14 @@ mod tests {
         assert_eq!(alternating(Vec::new()), []);
     }
 
-    /// How each address behaves, which of them is taken, and when each was tried.
+    /// How each address behaves, which one is used, and when each was tried.
     #[tokio::test(start_paused = true)]
     async fn an_address_that_swallows_everything_costs_a_moment() {
         let silent = Duration::from_secs(3_600);
         for (delays, taken, tried) in [
             (vec![Some(0)], Some(0), vec![0]),
             (vec![None, Some(100)], Some(1), vec![0, 250]),
-            // One that is slow is not given up.
+            // A slow address is not given up.
             (vec![Some(400), None, None], Some(0), vec![0, 250]),
             (vec![], None, vec![]),
         ] {
@@ -250,7 +253,7 @@ mod tests {
         }
     }
 
-    /// One that refuses is followed at once, and the first refusal is what is told.
+    /// After a refusal the next address is tried at once, and the first refusal is reported.
     #[tokio::test(start_paused = true)]
     async fn refusals_are_not_waited_for() {
         let began = Instant::now();

@@ -1,4 +1,4 @@
-//! The Evergreen client (EV-970 to EV-975).
+//! The Evergreen client (EV-970 to EV-975): sessions with a server over gRPC or WebSockets.
 
 pub mod grpc;
 mod link;

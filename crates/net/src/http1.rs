@@ -1,4 +1,4 @@
-//! Sends one HTTP/1.1 request over a connection of its own.
+//! Sends one HTTP/1.1 request over its own connection.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -14,7 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 /// Sends `request`, whose URI is in origin form.
 ///
 /// # Errors
-/// The connection breaks before the head of an answer has come, or what comes is none.
+/// The connection breaks before the response head is received, or the response is not valid HTTP.
 pub(crate) async fn exchange<B>(
     io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     request: Request<B>,
@@ -27,7 +27,7 @@ where
     let mut builder = http1::Builder::new();
     builder.max_buf_size(BUFFER_BYTES);
     let (mut sender, connection) = builder.handshake(TokioIo::new(io)).await?;
-    // Ends with the answer, which owns it; how it ends the answer tells.
+    // The task ends with the response body, which owns its handle; a failure of the connection is an error of the body.
     let connection = AbortOnDropHandle::new(tokio::spawn(async move {
         let _shown_by_the_answer = connection.await;
     }));
@@ -38,7 +38,7 @@ where
     }))
 }
 
-/// The body of an answer, together with its connection.
+/// The body of a response, together with its connection.
 #[derive(Debug)]
 pub(crate) struct ResponseBody {
     body: Incoming,
@@ -65,5 +65,5 @@ impl Body for ResponseBody {
     }
 }
 
-/// Bytes of an answer's head.
+/// The maximum of bytes of a response head.
 const BUFFER_BYTES: usize = 64 * 1024;

@@ -1,4 +1,4 @@
-//! Sapwood's clients. No other crate opens client sockets.
+//! Sapwood's clients: one module for each protocol. No other crate opens client sockets.
 
 mod connection;
 pub mod evergreen;

@@ -1,17 +1,17 @@
 //! The LMTP client (LM-701 to LM-713). It also works with the reference server.
 //!
 //! ```text
-//!   generate · score ─► asks, bounded ─► keeper: one task, the machine, one connection ─► Items
+//!   generate · score ─► calls, bounded ─► keeper: one task, the state machine, one connection ─► StreamItems
 //! ```
 //!
 //! ```no_run
-//! # async fn example() -> Result<(), sapwood_proto::lmtp::Fault> {
+//! # async fn example() -> Result<(), sapwood_proto::lmtp::LmtpError> {
 //! use futures::StreamExt;
-//! use sapwood_net::lmtp::{Address, Client, Options};
-//! use sapwood_proto::lmtp::Generate;
+//! use sapwood_net::lmtp::{ConnectOptions, LmtpClient, PeerAddress};
+//! use sapwood_proto::lmtp::GenerateRequest;
 //!
-//! let client = Client::connect(Address::parse("localhost:8080")?, Options::default()).await?;
-//! let wanted = Generate { prompt: vec![1, 2, 3], max_tokens: 16, ..Generate::default() };
+//! let client = LmtpClient::connect(PeerAddress::parse("localhost:8080")?, ConnectOptions::default()).await?;
+//! let wanted = GenerateRequest { prompt: vec![1, 2, 3], max_tokens: 16, ..GenerateRequest::default() };
 //! let mut items = client.generate("tiny", wanted).await?;
 //! while let Some(item) = items.next().await {
 //!     println!("{:?}", item?.token);
@@ -52,27 +52,27 @@ pub use self::bridge::{BridgeEnd, bridge};
 use self::keeper::{CallResult, DialPeer, KeeperCall, KeeperRequest, LinkKeeper};
 use self::wire::{LmtpConnection, lost, until};
 
-/// What a client asks its peer for, and its timeouts; `None` waits for ever (LM-709).
+/// Features that a client requests from its peer, and its timeouts; `None` waits forever (LM-709).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectOptions {
-    /// What of version 2 is asked for, on each connection before the first call goes out. A peer that does not know it is
-    /// spoken to in the base protocol.
+    /// The features of version 2 that are requested on each connection before the first call is sent. A peer that does
+    /// not know version 2 is used with the base protocol.
     pub features: Features,
-    /// For a connection, and for how long a call waits for one.
+    /// Limits establishing a connection, and how long a call waits for one.
     pub connect_timeout: Option<Duration>,
-    /// To the first item of a stream. The reference server takes its time.
+    /// Limits the time to the first item of a stream. The reference server is slow here.
     pub first_item_timeout: Option<Duration>,
-    /// From one item of a stream to the next.
+    /// Limits the time from one item of a stream to the next.
     pub item_timeout: Option<Duration>,
-    /// To the answer to MODEL_INFO.
+    /// Limits the time to the answer to MODEL_INFO.
     pub request_timeout: Option<Duration>,
-    /// How often a peer behind a WebSocket is pinged.
+    /// The interval of pings to a WebSocket peer.
     pub ping: Option<Duration>,
-    /// How long such a peer may be silent, pongs included, until it counts as lost.
+    /// How long such a peer may send nothing, not even pongs, until the connection counts as lost.
     pub idle_timeout: Option<Duration>,
-    /// How long the connection stands still for a reader that is slow and alone; then its stream is cut off.
+    /// How long the connection stops reading for a slow reader, if no other stream waits; then that stream fails.
     pub stall_timeout: Option<Duration>,
-    /// Bytes of a message to the peer (LM-703).
+    /// The maximum of bytes of a message to the peer (LM-703).
     pub max_message_out: usize,
 }
 
@@ -91,7 +91,7 @@ impl Default for ConnectOptions {
             request_timeout: usual.request_timeout,
             ping: Some(Duration::from_secs(20)),
             idle_timeout: Some(Duration::from_secs(60)),
-            // A server gives a connection up that stands still for a minute (LM-607).
+            // A server closes a connection that is stalled for a minute (LM-607).
             stall_timeout: Some(Duration::from_secs(45)),
             max_message_out: usual.max_message_out,
         }
@@ -99,7 +99,7 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// The base protocol and nothing else.
+    /// The base protocol only.
     #[must_use]
     pub fn base() -> Self {
         Self {
@@ -108,7 +108,7 @@ impl ConnectOptions {
         }
     }
 
-    /// What the machine has to know of it.
+    /// The timeouts of the state machine.
     const fn timeouts(&self) -> machine::ClientTimeouts {
         machine::ClientTimeouts {
             first_item_timeout: self.first_item_timeout,
@@ -120,7 +120,7 @@ impl ConnectOptions {
     }
 }
 
-/// A peer, connected. Clones share the connection; when the last of them and of its streams is dropped, it ends.
+/// A client of one peer. Clones share the connection; it is closed when the last clone and the last stream are dropped.
 #[derive(Clone)]
 pub struct LmtpClient(Arc<ClientShared>);
 
@@ -133,40 +133,40 @@ struct ClientShared {
     _keeper: AbortOnDropHandle<()>,
 }
 
-/// What the keeper has seen of the peer, and what it is to see of us.
+/// State shared by the keeper and the client's handles: what is known of the peer, and the abandoned streams.
 struct KeeperView {
     outstanding: AtomicUsize,
     raw_logprobs: AtomicBool,
     draining: AtomicBool,
-    /// It knows nothing of version 2, as far as it was asked.
+    /// The peer agreed to nothing of version 2 when it was last asked.
     base: AtomicBool,
     load: AtomicU64,
-    /// Messages that it has sent.
+    /// Number of messages received from it.
     received_messages: AtomicU64,
     abandoned: AbandonedStreams,
 }
 
 impl LmtpClient {
-    /// Connects. A connection that is lost later is made anew; its calls are not repeated (LM-713). Streams that the peer keeps go on
-    /// over the new one, if it can be made at the first try (LM-965).
+    /// Connects. A connection that is lost later is established again; its calls are not repeated (LM-713). Detached
+    /// streams continue over the new connection, if the first reconnection attempt succeeds (LM-965).
     ///
     /// # Errors
-    /// `connection_lost`, `invalid_value`, or what the peer refuses the connection with.
+    /// `connection_lost`, `invalid_value`, or the error with which the peer refuses the connection.
     pub async fn connect(address: PeerAddress, options: ConnectOptions) -> Result<Self, LmtpError> {
         let peer = PeerTarget(address, options.clone());
         let wire = peer.dial().await?;
         Ok(Self::keeping(peer, Some(wire), options))
     }
 
-    /// A peer that may be away: it is connected to when it is there, as if it had been lost before. Calls wait for it as long as
-    /// connecting may take.
+    /// Creates a client without waiting for a connection: it connects in the background, as after a loss. Calls wait
+    /// for the connection up to `connect_timeout`.
     #[must_use]
     pub fn connecting(address: PeerAddress, options: ConnectOptions) -> Self {
         let peer = PeerTarget(address, options.clone());
         Self::keeping(peer, None, options)
     }
 
-    /// Speaks lines over `io`, until that ends.
+    /// Exchanges lines over `io`, until that ends.
     pub fn over(io: impl AsyncRead + AsyncWrite + Send + 'static, options: ConnectOptions) -> Self {
         Self::keeping(Once, Some(LmtpConnection::over(io)), options)
     }
@@ -195,7 +195,8 @@ impl LmtpClient {
         }))
     }
 
-    /// Asks a model for tokens. What the peer cannot do is the stream's first item, and nothing was sent then (LM-704).
+    /// Generates tokens with a model. If the peer lacks a required feature, the stream's first item is that error, and
+    /// nothing is sent (LM-704).
     ///
     /// # Errors
     /// `connection_lost` if there is no connection in time.
@@ -207,7 +208,7 @@ impl LmtpClient {
         self.generate_until(model, wanted, None).await
     }
 
-    /// The same with a deadline; the peer gets it too, if it knows of deadlines (LM-962).
+    /// Generates with a deadline; it is sent to the peer, if that supports deadlines (LM-962).
     ///
     /// # Errors
     /// As [`Self::generate`].
@@ -221,7 +222,7 @@ impl LmtpClient {
         self.ask(what, ITEMS_MAX).await
     }
 
-    /// Asks a model how likely tokens are.
+    /// Scores tokens with a model.
     ///
     /// # Errors
     /// As [`Self::generate`].
@@ -230,10 +231,10 @@ impl LmtpClient {
             .await
     }
 
-    /// What a model is: the JSON of `model_info`, which reference servers make what they like.
+    /// Returns the facts of a model: the JSON of `model_info`, whose contents reference servers choose freely.
     ///
     /// # Errors
-    /// What the peer says; `timeout` if it says nothing.
+    /// The peer's error; `timeout` if it does not answer.
     pub async fn model_info(&self, model: &str) -> Result<String, LmtpError> {
         let mut items = self
             .ask(KeeperRequest::ModelInfo(model.to_owned()), 1)
@@ -245,48 +246,49 @@ impl LmtpClient {
         }
     }
 
-    /// Calls whose end has not been seen, abandoned ones included (LM-702).
+    /// Returns the number of calls whose end has not been received, abandoned ones included (LM-702).
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.0.seen.outstanding.load(Ordering::Relaxed)
     }
 
-    /// Whether the peer has sent log-probabilities that are none (LM-711).
+    /// Returns whether the peer has sent values as log-probabilities that are not (LM-711).
     #[must_use]
     pub fn raw_logprobs(&self) -> bool {
         self.0.seen.raw_logprobs.load(Ordering::Relaxed)
     }
 
-    /// How many streams the peer has, everybody's, as it last said (LM-902).
+    /// Returns how many streams the peer runs for all clients, as it last reported (LM-902).
     #[must_use]
     pub fn load(&self) -> Option<u64> {
         let load = self.0.seen.load.load(Ordering::Relaxed);
         (load != LOAD_UNKNOWN).then_some(load)
     }
 
-    /// How many messages the peer has sent.
+    /// Returns the number of messages received from the peer.
     pub(crate) fn received_messages(&self) -> u64 {
         self.0.seen.received_messages.load(Ordering::Relaxed)
     }
 
-    /// Whether the peer has said that it goes, and takes nothing new (LM-921).
+    /// Returns whether the peer has announced that it drains, and accepts no new calls (LM-921).
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.0.seen.draining.load(Ordering::Relaxed)
     }
 
-    /// Whether the peer, when it was last asked, agreed to nothing of version 2 and so takes only what LMQL's own servers take.
+    /// Returns whether the peer agreed to nothing of version 2 when it was last asked, so that only the base protocol
+    /// of LMQL's own servers can be used.
     #[must_use]
     pub fn is_base(&self) -> bool {
         self.0.seen.base.load(Ordering::Relaxed)
     }
 
-    /// Whether there is a connection now; changes with it.
+    /// Returns a channel that tells whether there is a connection now.
     fn connected(&self) -> watch::Receiver<bool> {
         self.0.connected.clone()
     }
 
-    /// Resolves when the connection is gone for good; one that is made anew never is.
+    /// Resolves when the connection is closed permanently; never for a client that reconnects.
     pub async fn closed(&self) {
         self.0.asks.closed().await;
     }
@@ -301,7 +303,7 @@ impl LmtpClient {
             serial,
             by,
         };
-        // Both arms may be cancelled: what is not handed over is not asked.
+        // Both branches are cancel-safe: a call that was not sent to the keeper was not made.
         tokio::select! {
             sent = self.0.asks.send(ask) => sent.map_err(|_| lost(CONNECTION_LOST))?,
             () = until(by) => return Err(lost("the upstream takes no more calls at the moment")),
@@ -323,10 +325,12 @@ impl fmt::Debug for LmtpClient {
     }
 }
 
-/// The items of one stream; the last has a finish, or is an error. Dropping it abandons the stream: a peer of version 2 is asked to
-/// stop; the base protocol has no words for it, and the work counts as outstanding until its end is seen.
+/// The items of one stream; the last has a finish, or is an error. Dropping it abandons the stream: a peer of version 2
+/// is asked to cancel it; the base protocol has no message for that, and the call counts as outstanding until its end
+/// is received.
 ///
-/// Who leaves 16,384 items unread is waited for, and the peer with it, while no other stream of the connection is; else, and
+/// If a reader leaves 16,384 items unread, the connection stops reading while no other stream of it waits for items.
+/// Otherwise, and after [`ConnectOptions::stall_timeout`], the stream fails (`stalled`).
 /// after [`ConnectOptions::stall_timeout`], the stream is cut off (`stalled`).
 #[must_use = "a stream that is dropped is abandoned"]
 pub struct StreamItems {
@@ -369,7 +373,7 @@ impl fmt::Debug for StreamItems {
     }
 }
 
-/// A peer at an address.
+/// Dials a peer at an address.
 struct PeerTarget(PeerAddress, ConnectOptions);
 
 impl DialPeer for PeerTarget {
@@ -378,7 +382,7 @@ impl DialPeer for PeerTarget {
     }
 }
 
-/// What cannot be dialled.
+/// A connection that cannot be dialled again.
 struct Once;
 
 impl DialPeer for Once {
@@ -391,11 +395,11 @@ impl DialPeer for Once {
     }
 }
 
-/// Calls on their way to the keeper.
+/// Capacity of the queue of calls to the keeper.
 const ASKS_MAX: usize = 64;
-/// Items of one stream that nobody has read yet.
+/// The maximum of unread items of one stream.
 const ITEMS_MAX: usize = 16_384;
-/// Stands where a peer has not said how many streams it has.
+/// The load of a peer that has not reported it.
 const LOAD_UNKNOWN: u64 = u64::MAX;
 const CONNECTION_LOST: &str = "the connection to the upstream is gone";
 

@@ -1,4 +1,4 @@
-//! Exports to an OpenTelemetry collector, over gRPC or HTTP (OA-803).
+//! Exports telemetry to an OpenTelemetry collector, over gRPC or HTTP (OA-803).
 
 mod http;
 
@@ -30,21 +30,21 @@ pub enum OtlpProtocol {
     Http,
 }
 
-/// Where a collector is.
+/// The address of a collector, and how to use it.
 #[derive(Clone)]
 pub struct CollectorAddress {
     /// `http://HOST:PORT` or `https://HOST:PORT`.
     pub url: String,
     /// The protocol.
     pub protocol: OtlpProtocol,
-    /// Sent with each delivery; may hold credentials, so they are never logged.
+    /// Sent with each export; may contain credentials, so they are never logged.
     pub headers: Vec<(String, Secret)>,
-    /// How long a delivery may take.
+    /// The time limit of an export.
     pub timeout: Duration,
 }
 
 impl CollectorAddress {
-    /// Whether the headers would be sent unencrypted to another machine.
+    /// Returns whether the headers would be sent unencrypted to another machine.
     #[must_use]
     pub fn exposes_headers(&self) -> bool {
         let uri: Option<Uri> = self.url.parse().ok();
@@ -57,7 +57,7 @@ impl CollectorAddress {
 /// Why an address cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadAddress {
-    /// It is no URL of a server.
+    /// It is not the URL of a server.
     #[error("write http://HOST:PORT or https://HOST:PORT")]
     Url,
     /// A header that cannot be sent.
@@ -65,12 +65,12 @@ pub enum BadAddress {
     Header(String),
 }
 
-/// Why something was not delivered.
+/// Why an export failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct DeliveryError(String);
 
-/// A collector. It is connected to when something is delivered.
+/// A collector. A connection is established when something is exported.
 #[derive(Clone, Debug)]
 pub struct Collector(CollectorTransport);
 
@@ -93,7 +93,7 @@ impl std::fmt::Debug for CollectorTransport {
 }
 
 impl Collector {
-    /// The collector at `address`. Must be called within a tokio runtime.
+    /// Creates a client of the collector at `address`. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// [`BadAddress`].
@@ -104,7 +104,7 @@ impl Collector {
             Some(scheme) if *scheme == Scheme::HTTPS => true,
             _ => return Err(BadAddress::Url),
         };
-        // A URL is shown and logged; a credential stands in a header.
+        // A URL is shown and logged, so credentials belong in a header.
         if uri.authority().is_some_and(|it| it.as_str().contains('@')) {
             return Err(BadAddress::Url);
         }
@@ -134,10 +134,10 @@ impl Collector {
         }))
     }
 
-    /// Delivers spans.
+    /// Exports spans.
     ///
     /// # Errors
-    /// [`DeliveryError`], if the collector did not take them.
+    /// [`DeliveryError`], if the collector did not accept them.
     pub async fn traces(&self, spans: ExportTraceServiceRequest) -> Result<(), DeliveryError> {
         match &self.0 {
             CollectorTransport::Http(target) => {
@@ -151,10 +151,10 @@ impl Collector {
         }
     }
 
-    /// Delivers metrics.
+    /// Exports metrics.
     ///
     /// # Errors
-    /// [`DeliveryError`], if the collector did not take them.
+    /// [`DeliveryError`], if the collector did not accept them.
     pub async fn metrics(&self, metrics: ExportMetricsServiceRequest) -> Result<(), DeliveryError> {
         match &self.0 {
             CollectorTransport::Http(target) => {

@@ -1,13 +1,13 @@
-//! Fetches external content that references name (files, the web, object stores), as far as the operator allows it
-//! (EV-412 to EV-415).
+//! Resolver of references to external content (files, the web, object stores), as far as the operator allows it (EV-412
+//! to EV-415).
 //!
 //! ```text
-//!   URI ──scheme──┬─► files    below a root, whatever links say; regular files only
+//!   URI ──scheme──┬─► files    below a root, regardless of links; regular files only
 //!                 ├─► web      a listed host at a public address, each redirect checked again
 //!                 └─► stores   a listed bucket and prefix, with the server's credentials
 //! ```
 //!
-//! Everything is off until a list names it. What is refused says which list would allow it.
+//! By default nothing is allowed. The error of a refused reference names the list that would allow it.
 
 mod address;
 mod error;
@@ -34,28 +34,30 @@ use self::web::WebReferences;
 
 pub use self::error::{BadConfig, Error};
 
-/// What may be read. By default nothing.
+/// Allow lists of what may be read. By default nothing.
 #[derive(Clone, Default)]
 pub struct Config {
     /// Directories whose regular files may be read.
     pub files: Vec<PathBuf>,
-    /// Hosts that may be asked by `https:`: `example.com`, `*.example.com` for what is below it, an address, `*` for all.
+    /// Hosts that `https:` references may use: `example.com`, `*.example.com` for its subdomains, an address, `*` for
+    /// all.
     pub hosts: Vec<String>,
-    /// Whether they may be asked by `http:` too.
+    /// Whether `http:` references may use them too.
     pub allow_http: bool,
-    /// Hosts that may be asked although their addresses are not public. They need not stand in `hosts` as well.
+    /// Hosts that may be used although their addresses are not public. They need not be in `hosts` as well.
     pub private_hosts: Vec<String>,
     /// Authorities (PEM) to trust beside the well-known ones.
     pub authorities: Option<Vec<u8>>,
     /// Buckets with a prefix: `s3://BUCKET/PREFIX`, also `gs` and `az`.
     pub stores: Vec<String>,
-    /// How the stores are reached: credentials, regions, endpoints, under the names that `object_store` gives them.
+    /// Options of the stores: credentials, regions, endpoints, by the names that `object_store` gives them.
     pub store_options: Vec<(String, Secret)>,
-    /// The same as the environment has it: options win, and what no store knows is passed over.
+    /// The same options from the environment: `store_options` takes precedence, and names that no store knows are
+    /// ignored.
     pub store_environment: Vec<(String, Secret)>,
 }
 
-/// Says nothing of options: they hold credentials.
+/// Omits the options: they contain credentials.
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Config")
@@ -68,11 +70,11 @@ impl std::fmt::Debug for Config {
     }
 }
 
-/// Content that was found and is about to come.
+/// Content that was found and can be streamed.
 pub struct ResolvedContent {
-    /// How many bytes there will be, where that was declared.
+    /// Number of bytes, if it was declared.
     pub bytes: Option<u64>,
-    /// The bytes; after an error nothing follows. Dropping ends it.
+    /// The bytes; after an error nothing follows. Dropping it stops the transfer.
     pub pieces: BoxStream<'static, Result<Bytes, Error>>,
 }
 
@@ -84,7 +86,7 @@ impl std::fmt::Debug for ResolvedContent {
     }
 }
 
-/// What may be read, and the ways to it.
+/// A resolver with its allow lists and clients.
 #[derive(Debug)]
 pub struct ReferenceResolver {
     files: FileReferences,
@@ -94,7 +96,7 @@ pub struct ReferenceResolver {
 }
 
 impl ReferenceResolver {
-    /// Opens the roots and reads the lists.
+    /// Opens the roots and parses the lists.
     ///
     /// # Errors
     /// Which entry cannot be used, and why.
@@ -112,10 +114,10 @@ impl ReferenceResolver {
         })
     }
 
-    /// Opens what `uri` names. Nothing happens before the first poll; dropping ends it.
+    /// Opens the content of `uri`. Nothing happens before the first poll; dropping the future cancels it.
     ///
     /// # Errors
-    /// Why it cannot be read, in words that are safe for strangers.
+    /// Why it cannot be read, as a text that is safe to send to clients.
     pub async fn open(&self, uri: &str) -> Result<ResolvedContent, Error> {
         let scheme = uri.split_once(':').map_or("", |(scheme, _)| scheme);
         let opened = match scheme.to_ascii_lowercase().as_str() {
@@ -131,7 +133,7 @@ impl ReferenceResolver {
             _ => Err(Error::Malformed("it has no scheme that is known")),
         };
         if let Err(error) = &opened {
-            // Neither path nor query: those are the stranger's.
+            // Neither path nor query is logged: the client chose them, and they may be private.
             tracing::info!(scheme, %error, "a reference was not read");
         }
         opened

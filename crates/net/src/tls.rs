@@ -12,13 +12,13 @@ use rustls::{ClientConfig, RootCertStore};
 pub(crate) struct TlsSetupError(&'static str);
 
 impl TlsSetupError {
-    /// The same as text.
+    /// Returns the description.
     pub(crate) const fn why(self) -> &'static str {
         self.0
     }
 }
 
-/// TLS 1.2 and 1.3 with the well-known authorities, and with those of `authorities` (PEM) beside them.
+/// Returns the client configuration: TLS 1.2 and 1.3 with the well-known authorities, and those of `authorities` (PEM).
 pub(crate) fn client(authorities: Option<&[u8]>) -> Result<ClientConfig, TlsSetupError> {
     let mut roots = RootCertStore {
         roots: webpki_roots::TLS_SERVER_ROOTS.to_vec(),

@@ -1,12 +1,13 @@
 //! The client of KServe v2 servers with Triton's generate extension, over HTTP or gRPC.
 //!
 //! ```text
-//!   Address ─► Client ─► models, model ─► Model ─┐
-//!                  └───── generate ◄── Request ◄─┘ ─► Response, Response, … end | Error
+//!   TritonAddress ─► TritonClient ─► models, model ─► ModelSignature ─┐
+//!                       └───── generate ◄────── InferRequest ◄────────┘ ─► ModelResponse, ModelResponse, … end | Error
 //! ```
 //!
-//! Each request has a connection (HTTP) or a call (gRPC) of its own, so dropping its responses ends it at the server
-//! (TR-608, TR-907), and a stream that is cut is known as such. A server that keeps streams is come back to then (TR-1303).
+//! Each request has its own connection (HTTP) or call (gRPC), so dropping its responses cancels it at the server
+//! (TR-608, TR-907), and a stream that is cut is detected. A stream that is cut at a server with a replay buffer is
+//! resumed (TR-1303).
 
 mod address;
 mod bounded;
@@ -30,11 +31,11 @@ pub use sapwood_proto::generate::{Datatype, Strings, TensorData};
 
 use self::address::{TritonScheme, TritonTarget};
 
-/// The responses of one request. After an error or the end it gives `None` for ever. The end means that the server has
-/// said that there is no more; a stream without that is [`Error::Truncated`].
+/// The responses of one request. After an error or the end it yields `None`. The end means that the server has marked
+/// the stream as complete; a stream without that mark is [`Error::Truncated`].
 pub type ModelResponses = BoxStream<'static, Result<ModelResponse, Error>>;
 
-/// A server. Clones share its connection, where there is one to share.
+/// A client of one server. Clones share its connection, if there is one to share.
 #[derive(Clone, Debug)]
 pub struct TritonClient(Arc<TritonInner>);
 
@@ -51,10 +52,10 @@ enum TritonTransport {
 }
 
 impl TritonClient {
-    /// The server at `address`, if it is ready.
+    /// Connects to the server at `address` and checks that it is ready.
     ///
     /// # Errors
-    /// The address cannot be used, nobody answers in time, or the server refuses.
+    /// The address cannot be used, the server does not answer in time, or it refuses.
     pub async fn connect(address: &TritonAddress) -> Result<Self, Error> {
         let target = TritonTarget::read(&address.url)?;
         let wire = match target.carrier {
@@ -70,16 +71,16 @@ impl TritonClient {
         Ok(client)
     }
 
-    /// The only model that the address means, if it names one.
+    /// Returns the only model of this client, if the address names one.
     #[must_use]
     pub fn only(&self) -> Option<&str> {
         self.0.target.model.as_deref()
     }
 
-    /// Asks whether the server can serve now, or the only model.
+    /// Checks whether the server, or the only model, is ready.
     ///
     /// # Errors
-    /// It cannot, or does not answer.
+    /// It is not ready, or does not answer.
     pub async fn ready(&self) -> Result<(), Error> {
         let ready = match &self.0.wire {
             TritonTransport::Http(http) => in_time(http.ready(self.only())).await?,
@@ -91,10 +92,11 @@ impl TritonClient {
         Err(Error::Unreachable("it is not ready: try again later"))
     }
 
-    /// The models that are ready, in the server's order; only the one that the address names, if it does.
+    /// Returns the models that are ready, in the server's order; only the model that the address names, if it names
+    /// one.
     ///
     /// # Errors
-    /// The server does not answer, or lists nothing.
+    /// The server does not answer, or does not list its models.
     pub async fn models(&self) -> Result<Vec<ReadyModel>, Error> {
         if let Some(only) = self.only() {
             return Ok(vec![ReadyModel {
@@ -109,11 +111,11 @@ impl TritonClient {
         Ok(model::listed(index))
     }
 
-    /// What a model takes and gives. A server that does not show configurations is believed to need every input, and to
-    /// give any number of responses.
+    /// Returns the inputs and outputs of a model. If a server does not expose configurations, every input counts as
+    /// required, and the number of responses as arbitrary.
     ///
     /// # Errors
-    /// The server does not answer, does not know the model, or describes it in a way that cannot be read.
+    /// The server does not answer, does not know the model, or its description cannot be parsed.
     pub async fn model(&self, name: &str) -> Result<ModelSignature, Error> {
         match &self.0.wire {
             TritonTransport::Http(http) => in_time(http.model(name)).await,
@@ -121,11 +123,11 @@ impl TritonClient {
         }
     }
 
-    /// Sends a request. Resolves when the server has taken it or, over HTTP, has begun to answer.
+    /// Sends a request. Resolves when the server has accepted it or, over HTTP, when the response head is received.
     ///
     /// # Errors
-    /// [`Error::Reply`] with `started` false for what the server refuses. Nothing has been generated then, or nothing
-    /// that anybody has seen.
+    /// [`Error::Reply`] with `started` false for a request that the server refuses. In that case no response was
+    /// received.
     pub async fn generate(&self, request: InferRequest) -> Result<ModelResponses, Error> {
         match &self.0.wire {
             TritonTransport::Http(http) => http.generate(request).await,
@@ -134,7 +136,7 @@ impl TritonClient {
     }
 }
 
-/// What is asked beside requests is answered at once or not at all.
+/// Limits the time of requests other than `generate`.
 async fn in_time<T>(asked: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     let late = |_| Error::Unreachable("it takes connections and says nothing");
     tokio::time::timeout(ANSWER_TIMEOUT, asked)

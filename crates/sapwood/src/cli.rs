@@ -132,7 +132,7 @@ impl ModelFlags {
     }
 }
 
-/// `NAME=PATH`, or `PATH` under the name of the file without its extension; `demo` is the model in the binary.
+/// `NAME=PATH`, or `PATH` under the name of the file without its extension; `demo` is the demo model.
 fn model_entry(given: &str) -> Result<Value, CliError> {
     if given == DEMO {
         let demo = Dict::from([("name".into(), Value::from(DEMO))]);
@@ -204,8 +204,8 @@ impl TargetFlags {
         Ok(())
     }
 
-    /// The configuration of a command that calls, and its logs, which are quiet unless asked to talk. Flags that name an engine
-    /// mean one in this process, whatever server there is (D-52).
+    /// The configuration and the logs of a command that calls. Logs are quiet unless a level is given. Flags that name
+    /// an engine select one in this process, even if a server is running (D-52).
     fn begin(&self, common: &Common) -> Result<Config, CliError> {
         let mut flags = Flags::default();
         self.set(&mut flags)?;
@@ -236,7 +236,7 @@ fn log_filter<'a>(config: &'a Config, given: Option<&'a str>) -> &'a str {
 }
 
 impl Common {
-    /// The configuration under these flags.
+    /// The configuration with these flags.
     fn layers(&self, mut flags: Flags) -> Result<Layers, CliError> {
         flags.set("log", "--log", self.log.clone());
         Layers::read(self.config.as_deref(), flags)
@@ -252,7 +252,7 @@ pub(crate) fn main() -> Result<Exit, CliError> {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version go to standard output and are no failure.
+            // Help and version go to standard output and are no error.
             let _ = error.print();
             return Ok(if error.use_stderr() {
                 Exit::Usage
@@ -277,14 +277,14 @@ pub(crate) fn main() -> Result<Exit, CliError> {
     }
 }
 
-/// Drives a command that talks to sockets, models or people.
+/// Runs a command that uses sockets, models or a terminal.
 fn wait(command: impl Future<Output = Result<Exit, CliError>>) -> Result<Exit, CliError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build();
     let runtime = runtime.map_err(|error| CliError::new(format!("cannot start: {error}")))?;
     let ended = runtime.block_on(command);
-    // A thread that still reads standard input must not keep the process.
+    // A thread that still reads standard input must not keep the process alive.
     runtime.shutdown_background();
     ended
 }

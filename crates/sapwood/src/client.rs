@@ -20,28 +20,28 @@ use crate::failure::{CliError, Exit};
 use crate::models::PlannedModel;
 use crate::{models, serving};
 
-/// Functions to call, wherever they run.
+/// Functions that can be called, of a server or of this process.
 pub(crate) struct ClientTarget {
     pub(crate) kernel: Kernel,
-    /// The model of calls that name none.
+    /// The default model, of calls that name none.
     pub(crate) default: Option<String>,
-    /// Where they run; `None`: in this process.
+    /// The server; `None`: this process.
     pub(crate) url: Option<String>,
-    /// The model that is part of the binary, if it runs in this process.
+    /// The demo model, if it runs in this process.
     demo: Option<String>,
-    /// With the server, if there is one.
+    /// The session with the server, if there is one.
     session: Option<ClientSession>,
 }
 
 impl ClientTarget {
-    /// The names of its models.
+    /// The names of the models.
     pub(crate) fn models(&self) -> Vec<String> {
         let specs = self.kernel.specs();
         let models = specs.iter().filter(|spec| spec.model);
         models.map(|spec| spec.name.as_str().to_owned()).collect()
     }
 
-    /// The model that answers where `target` is asked for, if that is known.
+    /// The model that serves `target`, if it is known.
     pub(crate) fn model(&self, target: Option<&str>) -> Option<String> {
         let only = || match &self.models()[..] {
             [only] => Some(only.clone()),
@@ -51,7 +51,7 @@ impl ClientTarget {
         asked.or_else(|| self.default.clone()).or_else(only)
     }
 
-    /// What the model recommends that answers where `target` is asked for (D-53).
+    /// The sampling values that the model of `target` recommends (D-53).
     pub(crate) fn recommended(&self, target: Option<&str>) -> RecommendedSampling {
         let model = self.model(target);
         let function = model.and_then(|model| self.kernel.get(&model).ok());
@@ -60,7 +60,7 @@ impl ClientTarget {
             .unwrap_or_default()
     }
 
-    /// Whether the demo model answers where `target` is asked for. On a server it is known by its name.
+    /// Whether the demo model serves `target`. On a server it is recognised by its name.
     pub(crate) fn is_demo(&self, target: Option<&str>) -> bool {
         let model = self.model(target);
         let demo = match self.url {
@@ -70,7 +70,7 @@ impl ClientTarget {
         model.is_some() && model.as_deref() == demo
     }
 
-    /// Which model answers, and where it runs, for people (D-52).
+    /// The model and where it runs, as text for people (D-52).
     pub(crate) fn greeting(&self, target: Option<&str>) -> String {
         let place = match &self.url {
             Some(url) => format!("at {url}"),
@@ -96,8 +96,8 @@ impl ClientTarget {
         }
     }
 
-    /// Takes leave of the server, so that it sees an orderly end. To be called when everything that was called here
-    /// has ended or been dropped, on every way out of a command.
+    /// Closes the session in order. To be called when all calls have ended or been dropped, on every way out of a
+    /// command.
     pub(crate) async fn close(self) {
         if let Some(session) = self.session {
             leave(session).await;
@@ -105,8 +105,8 @@ impl ClientTarget {
     }
 }
 
-/// Half-closes a session and waits for its end. A server that does not answer the goodbye must not hold anybody up:
-/// then the connection is just dropped.
+/// Half-closes a session and waits for its end. If a server does not answer within the limit, the connection is just
+/// dropped.
 pub(crate) async fn leave(session: ClientSession) {
     match tokio::time::timeout(GOODBYE, session.close()).await {
         Ok(Ok(())) => {}
@@ -115,10 +115,11 @@ pub(crate) async fn leave(session: ClientSession) {
     }
 }
 
-/// The server that the configuration names; else the local one if it is there; else a kernel of our own.
+/// Connects to the server that the configuration names; else to the local one if it is running; else makes a kernel in
+/// this process.
 ///
 /// # Errors
-/// [`Exit::Unreachable`] if a server is named and does not answer; [`Exit::Model`] if the model cannot be loaded.
+/// [`Exit::Unreachable`] if the named server does not answer; [`Exit::Model`] if the model cannot be loaded.
 pub(crate) async fn open(config: &Config) -> Result<ClientTarget, CliError> {
     match find(config).await? {
         Some(target) => Ok(target),
@@ -126,7 +127,7 @@ pub(crate) async fn open(config: &Config) -> Result<ClientTarget, CliError> {
     }
 }
 
-/// What can be called without loading anything: on the server, or as configured for this process.
+/// The functions that exist without loading a model: those of the server, or those configured for this process.
 ///
 /// # Errors
 /// As [`open`].
@@ -155,7 +156,7 @@ async fn find(config: &Config) -> Result<Option<ClientTarget>, CliError> {
     };
     match there(&local, config, LOCAL_TIMEOUT).await {
         Ok(target) => Ok(Some(target)),
-        // It is ours and does not let us in: running something else instead would only confuse.
+        // A Sapwood server that refuses our key: running a model in this process instead would only confuse.
         Err(status) if status.code == Code::Unauthenticated || status.reason == UNTRUSTED => {
             Err(unreachable(&local, &status))
         }
@@ -163,7 +164,7 @@ async fn find(config: &Config) -> Result<Option<ClientTarget>, CliError> {
     }
 }
 
-/// Where a server of this configuration listens, as its clients on this machine reach it.
+/// The address at which clients on this machine reach a server of this configuration.
 fn local(config: &Config) -> Option<String> {
     let listen = &config.listen;
     let (host, port) = listen
@@ -188,7 +189,8 @@ async fn there(url: &str, config: &Config, timeout: Duration) -> Result<ClientTa
     let broken = |error: Error| Status::other(error.code(), "", error.to_string());
     let access = config.client.access();
     let access = access.map_err(|failure| Status::other(Code::InvalidRequest, "", failure.message));
-    // One that takes connections and says nothing is no server, and is asked for longer by nobody who sits there.
+    // A local port that accepts connections and sends nothing is no server; the timeout is short, because a person
+    // waits.
     let address = address(url, access?, timeout);
     let joined = tokio::time::timeout(ANSWER_TIMEOUT, join(&address)).await;
     let silent = || Status::other(Code::Unavailable, SILENT, "it says nothing");
@@ -203,7 +205,7 @@ async fn there(url: &str, config: &Config, timeout: Duration) -> Result<ClientTa
     })
 }
 
-/// The server at `url`, where we are let in as `access` says.
+/// The server at `url`, with the credentials of `access`.
 pub(crate) fn address(url: &str, access: ServerAccess, timeout: Duration) -> ServerAddress {
     let mut address = ServerAddress::new(url);
     address.key = access.key;
@@ -215,7 +217,7 @@ pub(crate) fn address(url: &str, access: ServerAccess, timeout: Duration) -> Ser
     address
 }
 
-/// An eavesdropper learns the key (D-46).
+/// Warns about an unencrypted connection: an eavesdropper learns the key (D-46).
 pub(crate) fn warn_of_plain_text(server: &str) {
     tracing::warn!(
         server,
@@ -223,10 +225,11 @@ pub(crate) fn warn_of_plain_text(server: &str) {
     );
 }
 
-/// One session with a server, and its functions as ours. A failed answer must not cost the conversation (EV-930).
+/// Opens one session with a server. Its functions can be called here. A failed answer must not end the conversation
+/// (EV-930).
 ///
 /// # Errors
-/// Nobody answers, the server refuses, or what it lists cannot be read.
+/// No server answers, it refuses, or its listing cannot be read.
 pub(crate) async fn join(address: &ServerAddress) -> Result<(ClientSession, Listing), Status> {
     let options = ClientSessionOptions {
         partial_failure: true,
@@ -238,7 +241,7 @@ pub(crate) async fn join(address: &ServerAddress) -> Result<(ClientSession, List
     Ok((session, listing))
 }
 
-/// The Triton server at `url`, where we are let in as `access` says.
+/// The Triton server at `url`, with the credentials of `access`.
 pub(crate) fn triton_address(url: &str, access: ServerAccess, timeout: Duration) -> TritonAddress {
     let mut address = TritonAddress::new(url);
     address.key = access.key;
@@ -250,10 +253,10 @@ pub(crate) fn triton_address(url: &str, access: ServerAccess, timeout: Duration)
     address
 }
 
-/// A Triton server that is ready, and its models as functions.
+/// Connects to a ready Triton server, with its models as functions.
 ///
 /// # Errors
-/// Nobody answers, the server refuses, or what it says of its models cannot be read.
+/// No server answers, it refuses, or its model metadata cannot be read.
 pub(crate) async fn join_triton(
     address: &TritonAddress,
 ) -> Result<(TritonClient, Vec<Fun>), Status> {
@@ -265,7 +268,7 @@ pub(crate) async fn join_triton(
     Ok((client, functions))
 }
 
-/// Refused is answered: only silence is unreachable.
+/// A refusal is an answer: only a server that does not answer is unreachable.
 pub(crate) fn unreachable(url: &str, status: &Status) -> CliError {
     if status.reason == UNTRUSTED {
         let what = format!(
@@ -297,7 +300,7 @@ pub(crate) fn unreachable(url: &str, status: &Status) -> CliError {
                 "no server answers at {url}; start one with `sapwood serve`, or correct the address"
             ),
         ),
-        // A server is there: starting another one would not help.
+        // A server is running: starting another one would not help.
         _ => CliError::exit(
             Exit::Unreachable,
             format!("the server at {url} cannot be used: {}", status.message),
@@ -314,7 +317,7 @@ async fn here(config: &Config) -> Result<ClientTarget, CliError> {
     Ok(target)
 }
 
-/// What a failed call says: the message, the finer reason, and what to do about it where we know.
+/// The text of a failed call: the message, the finer reason, and a remedy where one is known.
 pub(crate) fn to_cli_error(error: &Error) -> CliError {
     let reason = match error.reason() {
         "" => String::new(),
@@ -328,22 +331,22 @@ pub(crate) fn to_cli_error(error: &Error) -> CliError {
     CliError::new(format!("{error}{reason}{hint}"))
 }
 
-/// Ctrl-C from now on. Made once for each thing that can be interrupted: a listener made anew would miss what came
-/// between.
+/// A stream of Ctrl-C signals from now on. Created once for each thing that can be interrupted: a new listener would
+/// miss signals that arrive between two.
 pub(crate) fn interrupts() -> Result<Signal, CliError> {
     signal(SignalKind::interrupt())
         .map_err(|error| CliError::new(format!("cannot watch signals: {error}")))
 }
 
-/// Instead of a URL: no server at all.
+/// In place of a URL: use no server.
 pub(crate) const HERE: &str = "here";
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// A server on this machine accepts at once or not at all.
+/// A server on this machine accepts a connection at once or not at all.
 const LOCAL_TIMEOUT: Duration = Duration::from_secs(1);
-/// To connect, and to hear what the server has.
+/// Timeout for connecting and for the server's listing.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const GOODBYE: Duration = Duration::from_secs(2);
-/// The reason of a status that says that a server did not answer in time.
+/// The reason of a status for a server that did not answer in time.
 const SILENT: &str = "SILENT_SERVER";
 
 #[cfg(test)]
@@ -353,7 +356,7 @@ mod tests {
 
     use super::*;
 
-    /// Who takes every connection and never says anything: no HTTP/2, no TLS, no upgrade.
+    /// Accepts every connection and never sends anything: no HTTP/2, no TLS, no upgrade.
     #[tokio::test(start_paused = true)]
     async fn a_server_that_is_silent_is_waited_for_ten_seconds_and_no_longer() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -32,21 +32,21 @@ use span::Millis;
 use trace::TraceConfig;
 use upstream::UpstreamConfig;
 
-/// Whether the value of a dotted key, or what it stands below, is never shown when it cannot be read. What can be read is of a
-/// type that shows nothing ([`Secret`], [`SecretUrl`]).
+/// Whether the value of a dotted key, or of a parent of it, is never printed when it cannot be parsed. A value that is
+/// parsed has a type that prints nothing ([`Secret`], [`SecretUrl`]).
 pub(crate) fn may_hold_secret(key: &str) -> bool {
     let is_upstream = is_within(key, "models") && key.contains(".upstream");
     is_upstream || SECRETS.iter().any(|secret| is_within(key, secret))
 }
 
-/// Whether the value of a dotted key is text, whatever it looks like.
+/// Whether the value of a dotted key is always text, even if it looks like a number.
 pub(crate) fn is_text(key: &str) -> bool {
     matches!(key, "auth.key" | "client.key")
         || key.starts_with("references.store_options.")
         || (is_named_by_user(key) && key.ends_with(".value"))
 }
 
-/// Whether a dotted key stands below a table whose keys are the user's.
+/// Whether a dotted key is below a table whose keys the user chooses.
 pub(crate) fn is_named_by_user(key: &str) -> bool {
     let tables = ["references.store_options.", "generate.restricted."];
     tables.iter().any(|table| key.starts_with(table))
@@ -305,10 +305,10 @@ pub(crate) enum ClientCertificates {
 }
 
 impl TlsConfig {
-    /// What the server is given; none without TLS.
+    /// The TLS settings of the server; `None` without TLS.
     ///
     /// # Errors
-    /// [`CliError::usage`] if files are missing that belong together.
+    /// [`CliError::usage`] if only some of the files are given that belong together.
     pub(crate) fn files(&self) -> Result<Option<tls::Config>, CliError> {
         let clients = self.client_ca.clone().map(|authority| tls::Clients {
             authority,
@@ -480,7 +480,7 @@ pub(crate) struct ClientConfig {
 }
 
 impl Config {
-    /// Checks what the types cannot say.
+    /// Checks the constraints that the types cannot express.
     ///
     /// # Errors
     /// [`CliError::usage`], naming the key.
@@ -529,7 +529,7 @@ impl Config {
         self.upstreams.iter().try_for_each(check_upstream)
     }
 
-    /// Room is made for each sequence and each kept beginning before anything is computed.
+    /// Memory is reserved for each sequence and each cached prefix at the start, so their number is bounded.
     fn check_sequences(&self) -> Result<(), CliError> {
         let engine = &self.engine;
         let of_engine = ("engine", Some(engine.parallel), Some(engine.kept_prefixes));
@@ -555,10 +555,10 @@ impl Config {
 }
 
 impl LimitsConfig {
-    /// Numbers for which room is made before anything comes are in bounds.
+    /// Checks the bounds of numbers for which memory is reserved in advance.
     fn check(&self) -> Result<(), CliError> {
         for (key, value, least, most) in [
-            // Below the least, HTTP has no room to begin.
+            // Below this minimum, HTTP has too little buffer to start.
             ("header_bytes", self.header_bytes as usize, 8 << 10, 1 << 20),
             ("headers", self.headers, 10, 10_000),
             ("queue_requests", self.queue_requests, 0, 1 << 20),
@@ -573,12 +573,12 @@ impl LimitsConfig {
 }
 
 impl ServedModelConfig {
-    /// Whether it is the model that is part of the binary: that has its name, and no file.
+    /// Whether it is the demo model: it has that name, and no file.
     pub(crate) fn is_demo(&self) -> bool {
         self.backend == BackendConfig::Embedded && self.path.is_none() && self.name == DEMO
     }
 
-    /// A model that servers elsewhere compute says where they are, and no other does.
+    /// A model of backend `upstream` has a table `upstream`, and no other model has one.
     fn check_upstream(&self) -> Result<(), CliError> {
         let name = &self.name;
         match (&self.upstream, self.backend == BackendConfig::Upstream) {
@@ -594,7 +594,7 @@ impl ServedModelConfig {
     }
 }
 
-/// A message has room for its own frame, and a length that four bytes can tell.
+/// A message must have room for its own frame, and its length must fit into four bytes.
 fn check_message_bytes(key: &str, value: usize) -> Result<(), CliError> {
     let bounds = MESSAGE_BYTES_LEAST..=MESSAGE_BYTES_MOST;
     if bounds.contains(&value) {
@@ -605,7 +605,7 @@ fn check_message_bytes(key: &str, value: usize) -> Result<(), CliError> {
     )))
 }
 
-/// D-40: what an upstream's address may look like, as far as it is built.
+/// D-40: the schemes of an upstream's address, as far as they are implemented.
 fn check_upstream(upstream: &EndpointConfig) -> Result<(), CliError> {
     upstream.check("upstreams")?;
     let url = &upstream.url;
@@ -638,7 +638,7 @@ fn check_upstream(upstream: &EndpointConfig) -> Result<(), CliError> {
     }
 }
 
-/// An empty key is none.
+/// An empty key counts as none.
 fn secret<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Secret>, D::Error> {
     let secret = Option::<Secret>::deserialize(from)?;
     Ok(secret.filter(|secret| !secret.is_empty()))
@@ -648,7 +648,7 @@ const SEQUENCES_MOST: u32 = 1 << 16;
 const MESSAGE_BYTES_LEAST: usize = 1 << 10;
 const MESSAGE_BYTES_MOST: usize = 1 << 30;
 
-/// With everything below them.
+/// Keys that are secret, with everything below them.
 const SECRETS: [&str; 8] = [
     "auth.key",
     "client.key",

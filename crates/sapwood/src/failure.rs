@@ -6,35 +6,35 @@ use std::io;
 /// The exit codes. Stable for ever; documented in `docs/cli.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// All went well.
+    /// Success.
     Ok = 0,
     /// The call failed.
     Failure = 1,
     /// The command line or the configuration is wrong.
     Usage = 2,
-    /// The server drained, but had to cut running work.
+    /// The server drained, but had to abort running work.
     Cut = 3,
-    /// No server answers where one was named.
+    /// The named server does not answer.
     Unreachable = 4,
     /// A model cannot be loaded.
     Model = 5,
-    /// The address cannot be listened on.
+    /// The address cannot be bound.
     Listen = 6,
     /// Interrupted by a signal.
     Interrupted = 130,
 }
 
-/// Why a command ended early.
+/// The error of a command.
 #[derive(Debug)]
 pub(crate) struct CliError {
     /// The exit code.
     pub(crate) exit: Exit,
-    /// One line: what is wrong and what to do. Empty: say nothing.
+    /// One line: the error and a remedy. Empty: print nothing.
     pub(crate) message: String,
 }
 
 impl CliError {
-    /// The general failure.
+    /// A general error.
     pub(crate) fn new(message: impl Into<String>) -> Self {
         Self::exit(Exit::Failure, message)
     }
@@ -44,7 +44,7 @@ impl CliError {
         Self::exit(Exit::Usage, message)
     }
 
-    /// A failure with a code of its own.
+    /// An error with this exit code.
     pub(crate) fn exit(exit: Exit, message: impl Into<String>) -> Self {
         Self {
             exit,
@@ -59,7 +59,7 @@ impl fmt::Display for CliError {
     }
 }
 
-/// Writing to standard output failed. A reader that has seen enough (`| head`) is no failure.
+/// Writing to standard output failed. If the reader closed it early (`| head`), that is no error.
 impl From<io::Error> for CliError {
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {

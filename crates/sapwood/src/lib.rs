@@ -5,24 +5,24 @@ pub use sapwood_kernel as kernel;
 #[cfg(feature = "net")]
 pub use sapwood_net as net;
 pub use sapwood_proto as proto;
-/// What the arguments of functions derive.
+/// The crates whose derives the argument types of functions need.
 #[cfg(feature = "serve")]
 pub use {schemars, serde};
 
 #[cfg(feature = "serve")]
 pub mod serve;
 
-/// The examples of the README compile.
+/// Compiles the examples of the README.
 #[cfg(all(doctest, feature = "serve"))]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
-/// So does the guide to the kernel.
+/// Compiles the examples of the guide to the kernel.
 #[cfg(all(doctest, feature = "net"))]
 #[doc = include_str!("../../../docs/kernel.md")]
 struct KernelGuide;
 
-/// So do those of the faces.
+/// Compiles the examples of the pages on the faces.
 #[cfg(all(doctest, feature = "net"))]
 #[doc = include_str!("../../../docs/faces/evergreen.md")]
 struct Evergreen;

@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::config::ports::ConfiguredPort;
 use crate::failure::{CliError, Exit};
 
-/// A socket, and how a client names it.
+/// A socket, and its address for clients.
 pub(crate) struct BoundSocket {
     pub(crate) socket: ListeningSocket,
     pub(crate) name: ServerName,
@@ -26,15 +26,15 @@ pub(crate) struct BoundSocket {
 /// All sockets of a server.
 pub(crate) struct BoundSockets {
     pub(crate) common: BoundSocket,
-    /// Those that are for one thing alone.
+    /// Sockets for a single purpose.
     pub(crate) own: Vec<(BoundSocket, PortPurpose)>,
 }
 
 impl BoundSockets {
-    /// The first that other machines can reach, if any can.
+    /// The first socket that other machines can reach, if there is one.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn open_to_others(&self) -> Result<Option<&ServerName>, CliError> {
         let own = self.own.iter().map(|(listening, _)| listening);
         for listening in std::iter::once(&self.common).chain(own) {
@@ -47,17 +47,17 @@ impl BoundSockets {
 }
 
 impl BoundSocket {
-    /// Whether it can be reached from this machine only.
+    /// Whether the socket can be reached from this machine only.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn is_local(&self) -> Result<bool, CliError> {
         let local = self.socket.is_local();
         local.map_err(|error| CliError::new(error.to_string()))
     }
 }
 
-/// Where the server is.
+/// The address of the server, for people.
 #[derive(Clone, Debug)]
 pub(crate) enum ServerName {
     Tcp(SocketAddr),
@@ -76,10 +76,10 @@ impl std::fmt::Display for ServerName {
     }
 }
 
-/// Begins to listen on every port that is configured.
+/// Binds every configured port.
 ///
 /// # Errors
-/// [`Exit::Listen`], naming the port and saying what to do.
+/// [`Exit::Listen`], with the port and a remedy.
 pub(crate) async fn open(config: &Config) -> Result<BoundSockets, CliError> {
     let common = listen(&config.common_port()).await?;
     let mut own = Vec::new();
@@ -136,7 +136,7 @@ fn unix(path: &Path) -> io::Result<BoundSocket> {
     Ok(BoundSocket { socket, name })
 }
 
-/// The first socket that systemd has passed; what file it stands at is systemd's business.
+/// The first socket that systemd has passed. Its file, if it has one, is managed by systemd.
 fn passed(sockets: &mut ListenFd) -> io::Result<BoundSocket> {
     if let Ok(Some(listener)) = sockets.take_unix_listener(0) {
         listener.set_nonblocking(true)?;

@@ -4,8 +4,8 @@
 //!   any thread ── push: queued, or counted as dropped ──► thread `log` ── write, may block ──► standard error
 //! ```
 //!
-//! `push` never waits for the reader, so a pipe that nobody reads costs log lines and nothing else. When the reader goes on,
-//! one line says how many are missing.
+//! `push` never waits for the reader, so a blocked pipe costs log lines and nothing else. When the reader continues,
+//! one line reports how many are missing.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -19,9 +19,9 @@ pub(crate) struct LogQueue(Arc<LogQueueShared>);
 
 struct LogQueueShared {
     state: Mutex<LogQueueState>,
-    /// Something was queued.
+    /// Notified when a line is queued.
     queued: Condvar,
-    /// Something was written.
+    /// Notified when a line is written.
     written: Condvar,
     dropped: Arc<AtomicU64>,
     bytes_max: usize,
@@ -30,20 +30,20 @@ struct LogQueueShared {
 #[derive(Default)]
 struct LogQueueState {
     lines: VecDeque<Vec<u8>>,
-    /// Of all `lines`.
+    /// Bytes of all `lines`.
     bytes: usize,
-    /// A line was taken and is not written yet.
+    /// Whether a line is being written.
     writing: bool,
-    /// Lines written or lost so far; who waits sees by it whether the reader moves.
+    /// Number of lines written or lost so far; a waiting thread sees by it whether the reader makes progress.
     done: u64,
 }
 
 impl LogQueue {
-    /// A queue with a thread that empties it into `sink`, and calls `missed` with the number of dropped lines when it can
+    /// A queue with a thread that writes it to `sink`, and calls `missed` with the number of dropped lines when it can
     /// write again. The thread ends with the process.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The system provides no thread.
     pub(crate) fn start(
         bytes_max: usize,
         sink: impl Write + Send + 'static,
@@ -62,7 +62,7 @@ impl LogQueue {
         Ok(queue)
     }
 
-    /// Queues a line, or counts it as dropped where the queue is full.
+    /// Queues a line, or counts it as dropped if the queue is full.
     pub(crate) fn push(&self, line: &[u8]) {
         let mut state = self.state();
         if state.bytes + line.len() > self.0.bytes_max {
@@ -74,12 +74,12 @@ impl LogQueue {
         self.0.queued.notify_one();
     }
 
-    /// How many lines were dropped so far.
+    /// Number of dropped lines so far.
     pub(crate) fn dropped(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.0.dropped)
     }
 
-    /// Waits until everything is written, as long as the reader takes a line within `patience` each.
+    /// Waits until everything is written, as long as each line is written within `patience`.
     pub(crate) fn flush(&self, timeouts: Duration) {
         let mut state = self.state();
         while state.writing || !state.lines.is_empty() {
@@ -116,13 +116,13 @@ impl LogQueue {
         let mut reported = 0;
         loop {
             let line = self.next();
-            // A reader that is gone for good must not end the server either.
+            // A broken pipe must not end the server either.
             let written = sink.write_all(&line).and_then(|()| sink.flush());
             if written.is_err() {
                 self.0.dropped.fetch_add(1, Ordering::Relaxed);
             }
             let dropped = self.0.dropped.load(Ordering::Relaxed);
-            // Reports when there is room again, or the report would be dropped too.
+            // Reports only when there is room again, or the report would be dropped too.
             let has_room = self.state().bytes <= self.0.bytes_max / 2;
             if written.is_ok() && has_room && dropped > reported {
                 missed(dropped - reported);
@@ -143,7 +143,7 @@ mod tests {
 
     use super::*;
 
-    /// A reader that takes a line when the test lets it.
+    /// A reader that accepts a line when the test allows it.
     struct Slow {
         allowed: Receiver<()>,
         took: SyncSender<String>,

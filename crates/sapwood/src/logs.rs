@@ -16,13 +16,13 @@ use crate::failure::CliError;
 use crate::log_queue::LogQueue;
 use crate::progress::StderrBesideBars;
 
-/// The filter in force, replaceable.
+/// The current log filter, which can be replaced.
 pub(crate) struct Logs(reload::Handle<EnvFilter, Registry>);
 
-/// What everything that is written on standard error goes through, once a server has started.
+/// The queue for everything that is written to standard error, once a server has started.
 static QUEUE: OnceLock<LogQueue> = OnceLock::new();
 
-/// Standard error as this process writes it: at once, or through the queue of a server.
+/// Standard error of this process: written directly, or through the queue of a server.
 #[derive(Debug)]
 pub(crate) struct Stderr;
 
@@ -44,7 +44,7 @@ impl Logs {
     /// Starts logging through `filter`.
     ///
     /// # Errors
-    /// [`CliError::usage`] if the filter does not read.
+    /// [`CliError::usage`] if the filter does not parse.
     pub(crate) fn start(filter: &str) -> Result<Self, CliError> {
         let (filter, handle) = reload::Layer::new(parse(filter)?);
         let human = stderr().is_terminal();
@@ -61,7 +61,7 @@ impl Logs {
                 .with_writer(|| Stderr)
                 .boxed()
         };
-        // A second subscriber in one process cannot be: only tests could ask for it, and they start processes.
+        // Fails only if there is a subscriber already. Only tests could set two, and they start processes.
         let _ = tracing_subscriber::registry()
             .with(filter)
             .with(filter_fn(has_no_secret))
@@ -70,11 +70,11 @@ impl Logs {
         Ok(Self(handle))
     }
 
-    /// The same for a server: from here on no write to standard error waits for its reader, and what
-    /// panics is logged like everything else.
+    /// The same for a server: from here on no write to standard error waits for its reader, and panics are logged like
+    /// everything else.
     ///
     /// # Errors
-    /// As [`Self::start`]; the system gives no thread.
+    /// As [`Self::start`]; or the system provides no thread.
     pub(crate) fn serve(filter: &str) -> Result<Self, CliError> {
         let logs = Self::start(filter)?;
         let missed = |lines| {
@@ -87,29 +87,29 @@ impl Logs {
         Ok(logs)
     }
 
-    /// Puts another filter in force.
+    /// Replaces the filter.
     pub(crate) fn replace(&self, filter: EnvFilter) {
-        // That fails where the subscriber is gone, and with it everybody who would read of it.
+        // Fails only if the subscriber was dropped, and then there is no log.
         let _ = self.0.reload(filter);
     }
 }
 
-/// The lines that a server had to drop so far.
+/// Number of lines that a server had to drop so far.
 pub(crate) fn dropped() -> Arc<AtomicU64> {
     QUEUE.get().map(LogQueue::dropped).unwrap_or_default()
 }
 
-/// Writes what is queued, at the end of the process. A reader that has stalled keeps nobody.
+/// Writes the queued lines, at the end of the process. Does not wait for a stalled reader.
 pub(crate) fn flush() {
     if let Some(queue) = QUEUE.get() {
         queue.flush(LAST_LINE);
     }
 }
 
-/// Reads a filter.
+/// Parses a filter.
 ///
 /// # Errors
-/// [`CliError::usage`] if it does not read.
+/// [`CliError::usage`] if it does not parse.
 pub(crate) fn parse(filter: &str) -> Result<EnvFilter, CliError> {
     EnvFilter::builder().parse(filter).map_err(|error| {
         CliError::usage(format!(
@@ -118,13 +118,13 @@ pub(crate) fn parse(filter: &str) -> Result<EnvFilter, CliError> {
     })
 }
 
-/// Whether a line may be written, whatever the filter asks for: at `trace`, tungstenite prints the first line of its
-/// request, where the key of an LMTP address stands, and every message whole.
+/// Whether a line may be written, whatever the filter allows: at `trace`, tungstenite logs the first line of its
+/// request, which holds the key of an LMTP address, and every whole message.
 fn has_no_secret(line: &Metadata<'_>) -> bool {
     *line.level() != Level::TRACE || !line.target().starts_with("tungstenite")
 }
 
-/// What waits for the reader of the log at most: some 3,000 lines.
+/// Maximum bytes that wait for the reader of the log: some 3,000 lines.
 const QUEUE_BYTES: usize = 1 << 20;
-/// A reader that takes nothing for so long is not waited for at the end.
+/// Timeout at the end of the process for a reader that accepts no line.
 const LAST_LINE: Duration = Duration::from_secs(1);

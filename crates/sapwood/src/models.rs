@@ -21,17 +21,17 @@ use crate::failure::{CliError, Exit};
 pub(crate) struct PlannedModel {
     /// The name under which it is called.
     pub(crate) name: String,
-    /// The server is ready only with it, and ends if it cannot be loaded (TR-709).
+    /// Whether the server is ready only with it, and exits if it cannot be loaded (TR-709).
     pub(crate) required: bool,
     source: PlannedSource,
-    /// Read only where llama.cpp is built in.
+    /// Used only if llama.cpp is built in.
     #[cfg_attr(
         not(feature = "embedded"),
         allow(dead_code, reason = "nothing to apply them to")
     )]
     size: ModelSize,
     limits: sapwood_engine::Config,
-    /// Its file is tried in a process of its own where others would suffer.
+    /// Whether its file is tried in a process of its own first, because a crash would affect other models.
     #[cfg_attr(
         not(feature = "embedded"),
         allow(dead_code, reason = "there is no file to try")
@@ -39,7 +39,7 @@ pub(crate) struct PlannedModel {
     is_tried: bool,
 }
 
-/// How much of it runs at a time; 0 leaves it to the model or the machine.
+/// The size of its batch, context and caches; 0 leaves a value to the model or the machine.
 #[cfg_attr(
     not(feature = "embedded"),
     allow(dead_code, reason = "nothing to apply them to")
@@ -50,7 +50,7 @@ pub(crate) struct ModelSize {
     threads: u32,
     parallel: u32,
     kept_prefixes: u32,
-    /// It is configured explicitly, so that getting fewer is worth a warning.
+    /// Whether the number of cached prefixes was configured explicitly, so that fewer are worth a warning.
     prefixes_asked: bool,
     cache_tokens: u32,
     memory_bytes: u64,
@@ -84,9 +84,9 @@ enum PlannedSource {
 /// The models that the configuration names, or the demo model. Nothing is loaded yet.
 ///
 /// # Errors
-/// [`Exit::Usage`] if a scripted model does not read; [`Exit::Model`] if this binary cannot run what is asked for.
+/// [`Exit::Usage`] if a scripted model does not parse; [`Exit::Model`] if this binary cannot run a model of this kind.
 pub(crate) fn plan(config: &Config) -> Result<Vec<PlannedModel>, CliError> {
-    // A server that joins another one serves its models, without the demo model beside them.
+    // A server that joins another one serves the models of that, without the demo model beside them.
     if config.models.is_empty() && config.upstreams.is_empty() {
         return Ok(vec![demo(config)?]);
     }
@@ -110,7 +110,7 @@ fn size(engine: &crate::config::EngineConfig, model: &ServedModelConfig) -> Mode
     }
 }
 
-/// One of the models that the configuration names; none for one that servers elsewhere compute: they are joined, not loaded.
+/// One of the configured models; `None` for a model of an upstream, which is joined and not loaded.
 ///
 /// # Errors
 /// As [`plan`].
@@ -131,7 +131,7 @@ pub(crate) fn planned(
                     ..demo
                 }));
             }
-            // A model that is not required may be missing, and requests for it fail with the reason.
+            // Not an error: a model that is not required may be missing, and requests for it fail with the reason.
             if let (Some(path), true) = (&model.path, model.required.unwrap_or(true)) {
                 look_at(&model.name, path)?;
             }
@@ -149,7 +149,7 @@ pub(crate) fn planned(
     }))
 }
 
-/// What requests may ask of a scripted model; the names were checked when it was read.
+/// The controls of a scripted model that requests may set; their names were checked when it was parsed.
 fn controls(script: &scripted::Config) -> BTreeMap<generate::ScriptControl, String> {
     let named = script.controls.iter();
     let known = named.filter_map(|(name, parameter)| {
@@ -158,10 +158,10 @@ fn controls(script: &scripted::Config) -> BTreeMap<generate::ScriptControl, Stri
     known.collect()
 }
 
-/// What a configured model plays, if it is a scripted one.
+/// The script of a configured model, if it is a scripted one.
 ///
 /// # Errors
-/// [`Exit::Usage`] if it does not read.
+/// [`Exit::Usage`] if it does not parse.
 pub(crate) fn scripted(
     config: &Config,
     model: &ServedModelConfig,
@@ -172,7 +172,7 @@ pub(crate) fn scripted(
     }
 }
 
-/// What a scripted model says; its name and size stand outside.
+/// The script of a scripted model; its name and size are set outside.
 fn script(model: &ServedModelConfig, size: ModelSize) -> Result<scripted::Config, CliError> {
     let wrong = |why: figment::Error| {
         let key = why.path.join(".");
@@ -225,7 +225,7 @@ fn limits(config: &Config) -> sapwood_engine::Config {
     }
 }
 
-/// A file that does not exist, or is no model, is reported before anything starts.
+/// Reports a file that does not exist or is no model before anything starts.
 ///
 /// # Errors
 /// [`Exit::Model`].
@@ -236,10 +236,10 @@ fn look_at(name: &str, path: &Path) -> Result<(), CliError> {
     })
 }
 
-/// Whether a file begins as GGUF files do.
+/// Whether a file begins with the magic of GGUF.
 ///
 /// # Errors
-/// Why it does not, for people.
+/// The reason if it does not, for people.
 pub(crate) fn is_gguf(path: &Path) -> Result<(), String> {
     let mut magic = [0; 4];
     let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
@@ -292,10 +292,10 @@ fn demo(_: &Config) -> Result<PlannedModel, CliError> {
     Err(CliError::exit(Exit::Model, message))
 }
 
-/// Loads a file and computes a few tokens, of which nothing is kept.
+/// Loads a file, computes a few tokens and drops all of it.
 ///
 /// # Errors
-/// Why it cannot be used, for people.
+/// The reason that it cannot be used, for people.
 #[cfg(feature = "embedded")]
 pub(crate) fn try_out(file: std::path::PathBuf, size: ModelSize) -> Result<(), String> {
     let source = embedded::ModelSource::File(file);
@@ -304,7 +304,7 @@ pub(crate) fn try_out(file: std::path::PathBuf, size: ModelSize) -> Result<(), S
 }
 
 impl PlannedModel {
-    /// Whether it is the model that is part of the binary.
+    /// Whether it is the demo model.
     pub(crate) fn is_demo(&self) -> bool {
         match self.source {
             #[cfg(feature = "demo-model")]
@@ -315,7 +315,7 @@ impl PlannedModel {
         }
     }
 
-    /// What the Triton face says of it.
+    /// The settings of the Triton face for this model.
     ///
     /// # Errors
     /// As [`Model::signature`].
@@ -333,7 +333,8 @@ impl PlannedModel {
                 platform: "llama.cpp".into(),
                 ..usual
             },
-            // A newcomer's first request is to be answered sensibly (D-24).
+            // The demo model gets the chat template for bare prompts, so that a newcomer's first request has a sensible
+            // answer (D-24).
             #[cfg(feature = "demo-model")]
             PlannedSource::Demo => generate::ModelOptions {
                 platform: "llama.cpp".into(),
@@ -353,7 +354,7 @@ impl PlannedModel {
         Ok(served)
     }
 
-    /// What its file says of it before it is loaded, if it has one that reads. Slow: call it where blocking is allowed.
+    /// The facts in its file, before it is loaded, if the file can be read. Slow: call it where blocking is allowed.
     #[cfg(feature = "embedded")]
     pub(crate) fn outline(&self) -> Option<ModelFacts> {
         let source = match &self.source {
@@ -362,13 +363,13 @@ impl PlannedModel {
             PlannedSource::Demo => embedded::ModelSource::Bytes(sapwood_demo::MODEL),
             PlannedSource::File(path) => embedded::ModelSource::File(path.clone()),
         };
-        // Errors in it are reported when the model is loaded.
+        // Errors in the file are reported when the model is loaded.
         let outline = embedded::outline(&self.name, &source, &self.size.options());
         let (info, vocabulary) = outline.ok()?;
         Some(ModelFacts { info, vocabulary })
     }
 
-    /// How a child process tries the model's file, if there is one and trying is on.
+    /// The arguments of the child process that tries the model's file, if there is one and trying is enabled.
     #[cfg(feature = "embedded")]
     pub(crate) fn trial(&self) -> Option<Vec<OsString>> {
         match &self.source {
@@ -391,11 +392,11 @@ impl PlannedModel {
         None
     }
 
-    /// Loads the model and starts its engine. Slow: call it where blocking is allowed. `progress` gets the share
-    /// done and stops the loading by answering false.
+    /// Loads the model and starts its engine. Slow: call it where blocking is allowed. `progress` gets the share done
+    /// and stops the load by returning false.
     ///
     /// # Errors
-    /// [`Exit::Model`] with one line that says what to do.
+    /// [`Exit::Model`] with one line that names a remedy.
     pub(crate) fn load(self, progress: &mut dyn FnMut(f32) -> bool) -> Result<Engine, CliError> {
         let Self {
             name,

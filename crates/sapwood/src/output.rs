@@ -9,17 +9,17 @@ use crate::failure::CliError;
 use crate::logs::Stderr;
 use crate::plain::plain;
 
-/// Writes data, at once.
+/// Writes data, unbuffered.
 ///
 /// # Errors
-/// When standard output is closed: a quiet [`CliError`] with exit code 0.
+/// If standard output is closed: a quiet [`CliError`] with exit code 0.
 pub(crate) fn data(bytes: impl AsRef<[u8]>) -> Result<(), CliError> {
     let mut out = stdout().lock();
     out.write_all(bytes.as_ref())?;
     Ok(out.flush()?)
 }
 
-/// Writes text that others wrote, at once: on a terminal without orders to it.
+/// Writes untrusted text, unbuffered: on a terminal without control sequences.
 ///
 /// # Errors
 /// As [`data`].
@@ -45,18 +45,18 @@ pub(crate) fn json(value: &impl Serialize) -> Result<(), CliError> {
     data(text + "\n")
 }
 
-/// Tells the user something, beside the data.
+/// Writes a message to the user on standard error.
 pub(crate) fn message(line: impl AsRef<str>) {
-    // Ignored: there is no other place to report to.
+    // Errors are ignored: there is no other place to report to.
     let _ = Stderr.write_all(format!("{}\n", line.as_ref()).as_bytes());
 }
 
-/// Tells the user something of little weight.
+/// Writes a message of little importance, dimmed on a terminal.
 pub(crate) fn whisper(line: impl AsRef<str>) {
     message(paint(TextStyle::Dim, &plain(line.as_ref())));
 }
 
-/// The last line of a command that failed.
+/// Writes the last line of a command that failed.
 pub(crate) fn complain(failure: &CliError) {
     if !failure.message.is_empty() {
         let failure = failure.to_string();
@@ -69,7 +69,7 @@ pub(crate) fn complain(failure: &CliError) {
     }
 }
 
-/// How a piece of text on standard error looks on a terminal.
+/// The style of text on standard error, on a terminal.
 #[derive(Clone, Copy)]
 pub(crate) enum TextStyle {
     Dim,
@@ -78,7 +78,7 @@ pub(crate) enum TextStyle {
     Yellow,
 }
 
-/// `text` in a style, if standard error is a terminal that takes colours.
+/// `text` in a style, if standard error is a terminal that supports colours.
 pub(crate) fn paint(style: TextStyle, text: &str) -> String {
     if !stderr().is_terminal() || no_colour() {
         return text.into();

@@ -1,13 +1,13 @@
 //! Makes untrusted text safe to print on a terminal.
 //!
-//! A terminal takes orders within the text it shows: to set its title, to write the clipboard, to hide or move what stands there
-//! already. Who may say something to the user (a model that repeats what it was fed, a server elsewhere) must not give them,
-//! so control characters and those that turn the direction of text around are replaced by what they look like.
+//! A terminal executes control sequences within the text that it shows: to set its title, to write the clipboard, to
+//! hide or move text. Untrusted text (from a model that repeats its input, or from another server) must not contain
+//! any, so control characters and those that change the direction of text are replaced by visible symbols.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// `text` without orders to a terminal.
+/// `text` without control sequences.
 pub(crate) fn plain(text: &str) -> Cow<'_, str> {
     if !text.contains(is_order) {
         return Cow::Borrowed(text);
@@ -19,15 +19,15 @@ pub(crate) fn plain(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// The same for bytes that come in pieces, whose borders may lie within characters.
+/// The same for bytes in pieces, whose borders may lie within characters.
 #[derive(Debug, Default)]
 pub(crate) struct PrintableBytes {
-    /// The beginning of a character.
+    /// The first bytes of a character whose rest has not arrived.
     begun: Vec<u8>,
 }
 
 impl PrintableBytes {
-    /// What is to be shown now.
+    /// Returns the text that can be shown now.
     pub(crate) fn next(&mut self, piece: &[u8]) -> String {
         let mut bytes = std::mem::take(&mut self.begun);
         bytes.extend_from_slice(piece);
@@ -36,7 +36,7 @@ impl PrintableBytes {
         while let Some(chunk) = chunks.next() {
             chunk.valid().chars().for_each(|c| push(&mut out, c));
             let invalid = chunk.invalid();
-            // Only what may still become a character waits for the next piece.
+            // Only bytes that may still become a character wait for the next piece.
             if chunks.peek().is_none() && is_begun(invalid) {
                 self.begun = invalid.to_vec();
             } else if !invalid.is_empty() {
@@ -47,7 +47,7 @@ impl PrintableBytes {
     }
 }
 
-/// Whether these bytes, which are no character, are the beginning of one.
+/// Whether these bytes, which are no character, are the start of one.
 fn is_begun(bytes: &[u8]) -> bool {
     !bytes.is_empty() && std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
@@ -58,7 +58,7 @@ fn push(out: &mut String, c: char) {
         // Symbols that look like "ESC" and so on.
         '\0'..='\u{1f}' => out.push(char::from_u32(0x2400 + u32::from(c)).unwrap_or(' ')),
         '\u{7f}' => out.push('\u{2421}'),
-        // Writing into a string does not fail.
+        // Writing into a string cannot fail.
         _ if is_order(c) => drop(write!(out, "<U+{:04X}>", u32::from(c))),
         _ => out.push(c),
     }

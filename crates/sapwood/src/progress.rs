@@ -6,16 +6,16 @@ use std::sync::{Arc, LazyLock};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-/// The bars on standard error, of which a process has one.
+/// The progress bars on standard error, one set per process.
 static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
-/// Standard error beside the bars: they make room for what is written.
+/// Standard error with bars: they are redrawn around written text.
 #[derive(Debug)]
 pub(crate) struct StderrBesideBars;
 
 impl Write for StderrBesideBars {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Without a terminal there are no bars, and writing must not hold up loading.
+        // Without a terminal there are no bars, and writing must not delay loading.
         if !io::stderr().is_terminal() {
             return io::stderr().write(bytes);
         }
@@ -27,13 +27,13 @@ impl Write for StderrBesideBars {
     }
 }
 
-/// The loading of one model, as a user sees it.
+/// The progress of loading one model.
 pub(crate) struct LoadingBar {
     bar: ProgressBar,
     stop: Arc<AtomicBool>,
 }
 
-/// Stops a loading when dropped: its caller no longer waits for it.
+/// Stops a load when dropped, because its caller no longer waits for it.
 pub(crate) struct Stopper(Arc<AtomicBool>);
 
 impl Drop for Stopper {
@@ -43,13 +43,13 @@ impl Drop for Stopper {
 }
 
 impl LoadingBar {
-    /// A bar for the model `name`, and what stops its loading.
+    /// A bar for the model `name`, and the handle that stops its load.
     pub(crate) fn new(name: &str) -> (Self, Stopper) {
         Self::among(&BARS, name)
     }
 
     fn among(bars: &MultiProgress, name: &str) -> (Self, Stopper) {
-        // Hidden by the library itself where standard error is no terminal.
+        // The library hides the bar itself if standard error is no terminal.
         let bar = bars.add(ProgressBar::new(1_000));
         if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {percent:>3} %") {
             bar.set_style(style);
@@ -65,7 +65,7 @@ impl LoadingBar {
         )
     }
 
-    /// Shows the share done; answers whether to go on.
+    /// Shows the share done; returns whether to continue.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -91,7 +91,7 @@ mod tests {
 
     use indicatif::{ProgressDrawTarget, TermLike};
 
-    /// A terminal that shows the one line of the bar.
+    /// A terminal that records the one line of the bar.
     #[derive(Clone, Debug, Default)]
     struct Screen(Arc<Mutex<String>>);
 

@@ -24,7 +24,7 @@ use crate::models::{self, PlannedModel};
 use crate::serving;
 use crate::trial;
 
-/// How often it is looked whether what runs has ended: engines count, and tell nobody.
+/// Poll interval for the end of running requests: engines have counters, but no notification.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The models of a server. Clones share them.
@@ -37,7 +37,7 @@ struct RepositoryInner {
     config: Config,
     planned: BTreeMap<String, PlannedModel>,
     engines: Mutex<BTreeMap<String, Engine>>,
-    /// One change of a model at a time; different ones change side by side.
+    /// A lock per model: changes of one model are serialised, changes of different models are concurrent.
     changing: BTreeMap<String, Arc<tokio::sync::Mutex<()>>>,
 }
 
@@ -62,12 +62,12 @@ impl ServedModels {
 }
 
 impl ServedModels {
-    /// The handles of the server that they belong to.
+    /// The shared state of the server.
     pub(crate) fn shared(&self) -> ServerContext {
         self.0.shared.clone()
     }
 
-    /// Loads the models of the start; a request for a change waits until that is done.
+    /// Loads the models at the start of the server; requests for a change wait until that is done.
     pub(crate) async fn begin(&self, planned: Vec<PlannedModel>) -> Result<(), CliError> {
         let inner = &self.0;
         let health = &inner.shared.health;
@@ -114,12 +114,12 @@ impl Repository for ServedModels {
     }
 }
 
-/// Makes a change in a task of its own: one that stopped half-way, because its caller went away, would leave a model
-/// that is for ever about to come or to go, and a server that is not ready.
+/// Makes a change in a task of its own. A change that stopped half-way, because its caller disconnected, would leave a
+/// model loading or unloading for ever, and the server not ready.
 fn to_its_end<T: Send + 'static>(
     change: impl Future<Output = Result<T, ModelControlError>> + Send + 'static,
 ) -> BoxFuture<'static, Result<T, ModelControlError>> {
-    // Nothing starts before the future is polled, as with any future.
+    // Like any future, it does nothing before the first poll.
     async move {
         let changed = tokio::spawn(change).await;
         changed.unwrap_or_else(|why| {
@@ -151,7 +151,7 @@ impl RepositoryInner {
         };
         match loading.await {
             Ok(engine) => {
-                // Registered before it is announced.
+                // Registered in the kernel first, so that it can be called once it is reported.
                 let function = model(Name::shared(name), engine.clone());
                 self.kernel.replace(function);
                 self.loaded(name, Ok(&engine), began.elapsed());
@@ -167,13 +167,13 @@ impl RepositoryInner {
         }
     }
 
-    /// The right to change a model, which its name has; none for one that is not planned.
+    /// Locks a model for a change; `None` for a name that is not planned.
     async fn change(&self, name: &str) -> Option<OwnedMutexGuard<()>> {
         let changing = self.changing.get(name)?;
         Some(Arc::clone(changing).lock_owned().await)
     }
 
-    /// What a model is to be, and the configuration in which it is that.
+    /// The plan of a model, and the configuration for it.
     fn plan(
         &self,
         name: &str,
@@ -196,7 +196,7 @@ impl RepositoryInner {
         Ok((config, planned.ok_or(ModelControlError::Unknown)?))
     }
 
-    /// A model is there, or will not be.
+    /// Records that a model was loaded, or that it failed to load.
     fn loaded(&self, name: &str, loaded: Result<&Engine, &CliError>, took: Duration) {
         let engine = match loaded {
             Ok(engine) => engine,
@@ -223,7 +223,7 @@ impl RepositoryInner {
         );
     }
 
-    /// Takes a model out, if it is there: what runs may finish within the time for that.
+    /// Unloads a model, if it is loaded. Running requests may finish within `unload_timeout`.
     async fn take_out(&self, name: &str) {
         let Some(engine) = self.engines().remove(name) else {
             return;
@@ -238,9 +238,9 @@ impl RepositoryInner {
             sleep(LOOK).await;
         }
         self.shared.metrics.unwatch(&engine);
-        // Running requests fail, because the model was unloaded.
+        // Running requests fail with the reason that the model was unloaded.
         engine.end();
-        // The last one waits for its thread, which may be in the midst of a step.
+        // The last handle joins the engine's thread, which may be in the middle of a step.
         let _ = tokio::task::spawn_blocking(move || drop(engine)).await;
         self.shared.health.unloaded(name);
         tracing::info!(model = name, "unloaded");
@@ -255,7 +255,7 @@ fn unreadable(failure: CliError) -> ModelControlError {
     ModelControlError::Config(failure.to_string())
 }
 
-/// A model's table as a request says it. What computes it, and from which file, is the server's to say.
+/// The table of a model with the fields of a request. The backend and the file cannot be changed by a request.
 fn replaced(mine: &ServedModelConfig, given: &str) -> Result<ServedModelConfig, String> {
     let given: serde_json::Value = serde_json::from_str(given).map_err(|why| why.to_string())?;
     let serde_json::Value::Object(mut given) = given else {
@@ -327,14 +327,14 @@ mod tests {
         models.unload("m").await.unwrap();
         assert_eq!(states(&kernel).await, Err("unavailable"));
         assert_eq!(shared.health.ready().unwrap_err().reason, "model_unloaded");
-        // What is out is out.
+        // Unloading again changes nothing.
         models.unload("m").await.unwrap();
         let other = r#"{"mock": {"script": "text", "text": "two"}, "versions": [3]}"#;
         let reported = models.load("m", Some(other.into())).await.unwrap();
         assert_eq!(reported.versions, [3]);
         assert_eq!(states(&kernel).await.as_deref(), Ok("two"));
         assert!(shared.health.ready().is_ok());
-        // The next time it is what was configured, and it is there once.
+        // The next load uses the configured table again, and there is one version.
         let reported = models.load("m", None).await.unwrap();
         assert_eq!(reported.versions, [1]);
         assert_eq!(states(&kernel).await.as_deref(), Ok("one"));
@@ -369,7 +369,7 @@ mod tests {
         );
     }
 
-    /// What does not end in its time ends then, and tells its caller why.
+    /// A request that does not end in time is ended, and its caller gets the reason.
     #[tokio::test]
     async fn tr_706_what_runs_on_is_ended_when_its_time_is_over() {
         let (models, kernel, _) = begun().await;
@@ -384,7 +384,7 @@ mod tests {
         assert_eq!(run.next().await.unwrap().unwrap(), "a");
     }
 
-    /// Who asks for a change and goes away has asked for all of it.
+    /// A change continues to its end even if its caller disconnects.
     #[tokio::test]
     async fn tr_706_a_change_that_has_begun_comes_to_its_end() {
         let (models, kernel, shared) = begun().await;

@@ -4,7 +4,7 @@
 use sapwood_engine::recommended::RecommendedSampling;
 use serde_json::{Map, Value};
 
-/// Where nothing is recommended.
+/// The values used where the model recommends none.
 const USUAL: RecommendedSampling = RecommendedSampling {
     temperature: Some(0.7),
     top_k: None,
@@ -13,7 +13,7 @@ const USUAL: RecommendedSampling = RecommendedSampling {
     repetition_penalty: None,
 };
 
-/// Adds what `config` does not say, in whichever spelling.
+/// Adds the values that `config` does not set, in either spelling.
 pub(crate) fn fill(config: &mut Map<String, Value>, recommended: RecommendedSampling) {
     let recommended = if recommended.is_empty() {
         USUAL
@@ -21,7 +21,7 @@ pub(crate) fn fill(config: &mut Map<String, Value>, recommended: RecommendedSamp
         recommended
     };
     let float = |value: Option<f32>| {
-        // As written: 0.7, and not what is next to it in 64 bits.
+        // Converts through the decimal text: 0.7 stays 0.7 instead of the nearest 32-bit value widened to 64 bits.
         let written = value.and_then(|value| value.to_string().parse::<f64>().ok());
         written.map(Value::from)
     };

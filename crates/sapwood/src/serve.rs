@@ -17,7 +17,7 @@ use sapwood_server::{Config, Server, evergreen, generate, lmtp, origin};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// What is to be served, and where.
+/// A server of a program's own functions: the kernel and the address.
 #[derive(Clone)]
 pub struct Serve {
     kernel: Kernel,
@@ -25,29 +25,29 @@ pub struct Serve {
     key: Option<Secret>,
 }
 
-/// Why nothing is served.
+/// The errors of [`Serve`].
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The address cannot be listened on.
+    /// The address cannot be bound.
     #[error("cannot listen on {address}: {cause}")]
     Listen {
-        /// Where.
+        /// The address.
         address: String,
-        /// What the system says.
+        /// The system's error.
         cause: io::Error,
     },
-    /// Other machines could call, and no key keeps them out.
+    /// Other machines could call, and no key is required.
     #[error("{0} can be reached from other machines: give a key")]
     Open(SocketAddr),
     /// The server cannot be built.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// The system gives no runtime, or no signals.
+    /// The system provides no runtime, or no signals.
     #[error(transparent)]
     System(#[from] io::Error),
 }
 
-/// A server that listens and does not answer yet.
+/// A server that is bound and does not answer yet.
 pub struct BoundServer {
     server: Server,
     listener: TcpListener,
@@ -55,7 +55,7 @@ pub struct BoundServer {
 }
 
 impl Serve {
-    /// The functions of `kernel` on 127.0.0.1:8000, for this machine alone.
+    /// Serves the functions of `kernel` on 127.0.0.1:8000, for this machine alone.
     #[must_use]
     pub fn new(kernel: Kernel) -> Self {
         Self {
@@ -65,21 +65,21 @@ impl Serve {
         }
     }
 
-    /// On another `HOST:PORT`. One that other machines can reach needs a key.
+    /// Listens on another `HOST:PORT`. One that other machines can reach needs a key.
     #[must_use]
     pub fn listen(mut self, address: impl Into<String>) -> Self {
         self.listen = address.into();
         self
     }
 
-    /// Require this key from callers.
+    /// Requires this key from callers.
     #[must_use]
     pub fn key(mut self, key: impl Into<Secret>) -> Self {
         self.key = Some(key.into());
         self
     }
 
-    /// Serves until SIGTERM or SIGINT, with a runtime of its own, and lets running calls finish.
+    /// Serves until SIGTERM or SIGINT, with a runtime of its own, and drains running calls.
     ///
     /// # Errors
     /// [`ServeError`].
@@ -93,7 +93,7 @@ impl Serve {
             let bound = self.bind().await?;
             bound
                 .run_until(async {
-                    // Either may be cancelled: one signal is enough.
+                    // Both arms may be cancelled: one signal is enough.
                     tokio::select! {
                         _ = terminate.recv() => {}
                         _ = interrupt.recv() => {}
@@ -104,7 +104,7 @@ impl Serve {
         })
     }
 
-    /// Begins to listen, within a runtime.
+    /// Binds the address, within a runtime.
     ///
     /// # Errors
     /// [`ServeError`].
@@ -136,19 +136,19 @@ impl Serve {
 }
 
 impl BoundServer {
-    /// Where it listens.
+    /// The bound address.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves until `shutdown` resolves, and lets running calls finish.
+    /// Serves until `shutdown` resolves, and drains running calls.
     pub async fn run_until(self, shutdown: impl Future<Output = ()>) {
         self.server.serve(self.listener, shutdown).await;
     }
 }
 
-/// A server with every face over the functions of `kernel`.
+/// Builds a server with every face over the functions of `kernel`.
 fn built(kernel: &Kernel, config: Config, key: Option<&Secret>) -> Result<Server, BuildError> {
     let keys = key.map(|key| ApiKey {
         name: "default".into(),

@@ -18,10 +18,10 @@ use crate::models::PlannedModel;
 use crate::progress::LoadingBar;
 use crate::trial;
 
-/// A kernel that knows GENERATE, and the planned models as ones that are still loading.
+/// A kernel with GENERATE, and with a placeholder for each planned model that is still loading.
 ///
 /// # Errors
-/// If a model's name cannot be a function's.
+/// If the name of a model is no legal function name.
 pub(crate) fn kernel(config: &Config, planned: &[PlannedModel]) -> Result<Kernel, CliError> {
     let kernel = Kernel::new();
     let default = config.default_model.as_deref().map(Name::shared);
@@ -42,12 +42,12 @@ pub(crate) fn kernel(config: &Config, planned: &[PlannedModel]) -> Result<Kernel
     Ok(kernel)
 }
 
-/// Answers for a model that is not there: `what` it does, or what became of it.
+/// A placeholder for a model that is not available; `what` is its state.
 pub(crate) fn absent(name: &str, what: &'static str) -> Fun {
     absent_with(name, what, None)
 }
 
-/// The same, of a model of which something is known.
+/// The same, with known facts of the model.
 fn absent_with(name: &str, what: &'static str, facts: Option<ModelFacts>) -> Fun {
     let mut spec = Spec::new(Name::shared(name), format!("This model {what}."));
     spec.model = true;
@@ -64,7 +64,7 @@ fn absent_with(name: &str, what: &'static str, facts: Option<ModelFacts>) -> Fun
     })
 }
 
-/// Says of a model that is being loaded what its file says of it (LM-332).
+/// Adds the facts in the model's file to the placeholder of a model that is being loaded (LM-332).
 pub(crate) async fn announce(kernel: &Kernel, planned: &PlannedModel) {
     let (name, planned) = (planned.name.clone(), planned.clone());
     let outline = tokio::task::spawn_blocking(move || planned.outline()).await;
@@ -73,10 +73,10 @@ pub(crate) async fn announce(kernel: &Kernel, planned: &PlannedModel) {
     }
 }
 
-/// Loads the models side by side, and tells `loaded` of each: its engine, or why there is none, and how long it took.
+/// Loads the models concurrently, and calls `loaded` for each with its engine or the error, and the loading time.
 ///
 /// # Errors
-/// Of the first one that cannot be loaded and is required: [`Exit::Model`]. What the others do then is stopped.
+/// The error of the first required model that cannot be loaded: [`Exit::Model`]. The other loads are stopped.
 pub(crate) async fn load(
     kernel: &Kernel,
     planned: Vec<PlannedModel>,
@@ -94,7 +94,7 @@ pub(crate) async fn load(
         };
         match loading.await {
             Ok(engine) => {
-                // Registered before it is announced.
+                // Registered in the kernel first, so that it can be called once it is reported.
                 kernel.replace(model(Name::shared(&name), engine.clone()));
                 loaded(&name, Ok(&engine), began.elapsed());
             }
@@ -106,7 +106,7 @@ pub(crate) async fn load(
         }
         Ok(())
     });
-    // More at a time would only take turns at the disk.
+    // More at a time would only compete for the disk.
     let mut all = stream::iter(all).buffer_unordered(LOADED_AT_ONCE);
     while let Some(loaded) = all.next().await {
         loaded?;
@@ -114,10 +114,10 @@ pub(crate) async fn load(
     Ok(())
 }
 
-/// Models that are loaded at a time.
+/// Models that are loaded at the same time.
 const LOADED_AT_ONCE: usize = 4;
 
-/// Loads one model, where blocking is allowed.
+/// Loads one model on a thread that may block.
 ///
 /// # Errors
 /// [`Exit::Model`].
@@ -162,7 +162,7 @@ mod tests {
             "{error}"
         );
     }
-    /// The slow one is asked for first, and the quick one is there before it.
+    /// The slow one is listed first, and the quick one finishes first.
     #[tokio::test]
     async fn oa_902_models_are_loaded_side_by_side() {
         let folder = tempfile::tempdir().unwrap();
@@ -184,7 +184,7 @@ mod tests {
         }
     }
 
-    /// TR-709: what is not required may be missing, and says so to whoever asks for it.
+    /// TR-709: a model that is not required may be missing; calls of it fail with the reason.
     #[tokio::test]
     async fn tr_1101_the_others_serve_without_a_model_that_is_not_required() {
         let folder = tempfile::tempdir().unwrap();
@@ -209,7 +209,7 @@ mod tests {
             assert_eq!(loaded.await.is_ok(), serves, "{keys}");
             let all = [("bad".to_owned(), false), ("good".to_owned(), true)];
             let expect = if serves { &all[..] } else { &[] };
-            // Side by side: which one is told first is nobody's business.
+            // They load concurrently, so the order of the reports is not defined.
             let mut reported = reported.lock().unwrap().clone();
             reported.sort();
             reported.retain(|(name, _)| serves || name == "bad");

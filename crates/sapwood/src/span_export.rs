@@ -18,7 +18,7 @@ pub(crate) struct SpanExport {
 }
 
 impl SpanExport {
-    /// Must come after the other layers: a span tells what the model does, not what was refused before.
+    /// Must come after the other layers: a span describes calls of the model, not those that were refused before.
     ///
     /// # Errors
     /// [`CliError::usage`] if the collector's address or headers cannot be used.
@@ -41,7 +41,7 @@ impl SpanExport {
         Ok(Self { end, task })
     }
 
-    /// Sends what is left; a collector that is away keeps nobody.
+    /// Sends the remaining spans. If the collector does not answer, this ends at a timeout.
     pub(crate) async fn end(self) {
         let _ = self.end.send(());
         if let Some(task) = self.task {
@@ -50,5 +50,5 @@ impl SpanExport {
     }
 }
 
-/// How long the last spans may take.
+/// Timeout of the last export.
 const LAST_SPANS: Duration = Duration::from_secs(5);

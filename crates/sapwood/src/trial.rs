@@ -1,7 +1,7 @@
 //! Tries a model file in a child process before a serving process loads it.
 //!
-//! llama.cpp ends the process where a file is not as it takes for granted, and no list of checks is complete. What a request
-//! loads, and what a server is to start without, must not take with it what others have running.
+//! llama.cpp ends the process if a file violates one of its assumptions, and no list of checks is complete. A model
+//! that is loaded by a request, or that the server can start without, must not end the running requests of others.
 //!
 //! ```text
 //!   serving process ── starts ──► sapwood try-model FILE: loads it, computes a few tokens
@@ -20,16 +20,16 @@ use crate::failure::{CliError, Exit};
 use crate::models::PlannedModel;
 use crate::plain::plain;
 
-/// Side by side each would count on memory that the other one takes.
+/// Concurrent trials would each count on memory that the other one uses.
 static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
-/// The command that tries a file; it stands in no help.
+/// The hidden command that tries a file.
 const COMMAND: &str = "try-model";
-/// A disk that does not answer must not keep other models from being tried.
+/// A disk that does not answer must not block the trials of other models for ever.
 const LONGEST: Duration = Duration::from_secs(20 * 60);
-/// Of what a process said when it died, in characters.
+/// Maximum characters shown of the last output of a process that died.
 const LAST_WORDS_MAX: usize = 300;
 
-/// Has the file of a model tried, if it has one and that is wanted.
+/// Tries the file of a model, if it has one and trying is enabled.
 ///
 /// # Errors
 /// [`Exit::Model`]: it cannot be used, or could not be tried.
@@ -53,20 +53,20 @@ async fn try_with(arguments: Vec<OsString>) -> std::io::Result<Output> {
     let mut child = Command::new(program()?)
         .arg(COMMAND)
         .args(arguments)
-        // A debugger would be looked for, and started.
+        // Otherwise ggml would start a debugger when it aborts.
         .env("GGML_NO_BACKTRACE", "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .kill_on_drop(true)
         .spawn()?;
-    // Closed when this process ends, however it does: see `be_expendable`.
+    // The pipe is closed when this process ends, for whatever reason: see `be_expendable`.
     let _open = child.stdin.take();
     let ended = timeout(LONGEST, child.wait_with_output()).await;
     ended.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
 }
 
-/// This program, also if its file was replaced while it ran.
+/// The path of this program, also if its file was replaced while it runs.
 fn program() -> std::io::Result<OsString> {
     if cfg!(target_os = "linux") {
         Ok("/proc/self/exe".into())
@@ -75,7 +75,7 @@ fn program() -> std::io::Result<OsString> {
     }
 }
 
-/// Why a file cannot be used, by how the process ended that tried it.
+/// The reason that a file cannot be used, from the exit of the process that tried it.
 fn verdict(output: &Output) -> Option<String> {
     if output.status.success() {
         return None;
@@ -111,13 +111,13 @@ fn was_killed(_: ExitStatus) -> bool {
     false
 }
 
-/// For the process that tries: it is the one to go when memory runs out, leaves no core file, and ends with the process that
-/// started it.
+/// For the child process: makes it the first to be killed when memory runs out, disables core files, and ends it with
+/// its parent.
 #[cfg(feature = "embedded")]
 pub(crate) fn be_expendable() {
     #[cfg(target_os = "linux")]
     {
-        // Where this is not allowed, the system chooses by size.
+        // Without permission for this, the system chooses by size.
         let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     }
     #[cfg(unix)]

@@ -7,8 +7,8 @@
 //!    └────────── its functions answer `unavailable` ◄───────┘ the session is over
 //! ```
 //!
-//! Nobody waits for any of this: a server starts at once, and is not ready while none of its upstreams is there and it has no
-//! model of its own (`standing`).
+//! Nothing waits for an upstream: a server starts at once, and is not ready while none of its upstreams is connected
+//! and it has no model of its own (`standing`).
 
 mod pools;
 mod status;
@@ -38,9 +38,9 @@ use crate::config::Config;
 use crate::failure::CliError;
 use crate::{client, serving};
 
-/// The upstreams of a server, each with a task that keeps it.
+/// The upstreams of a server, each with a task that keeps it connected.
 pub(crate) struct Upstreams {
-    /// Not begun yet.
+    /// Upstreams whose tasks have not been started.
     planned: Vec<UpstreamTask<UpstreamTarget>>,
     failed: mpsc::Sender<CliError>,
     tasks: JoinSet<()>,
@@ -49,8 +49,9 @@ pub(crate) struct Upstreams {
 }
 
 impl Upstreams {
-    /// The configured upstreams, whose functions will stand in `kernel`; what is known of them before they are asked is there now.
-    /// One that can never be joined, because it refuses our key, is reported on the second value.
+    /// Prepares the configured upstreams, whose functions are added to `kernel`; what the configuration says of them is
+    /// available at once. An upstream that can never be joined, because it refuses our key, is reported through the
+    /// second value.
     ///
     /// # Errors
     /// An address is wrong, or a name cannot be a function's.
@@ -97,8 +98,8 @@ impl Upstreams {
         Ok((upstreams, failures))
     }
 
-    /// Adds what they serve to the kernel, as soon as they answer, and keeps it so until they are left. A name that is taken stays
-    /// whose it is, so that our own GENERATE finds the models of all.
+    /// Starts a task per upstream, which adds its functions to the kernel as soon as it answers, until [`Self::leave`].
+    /// A name that is taken is not replaced, so that our own GENERATE finds the models of all upstreams.
     pub(crate) fn begin(&mut self) {
         for upstream in self.planned.drain(..) {
             let jitter = RandomState::new().hash_one(&upstream.url);
@@ -107,26 +108,26 @@ impl Upstreams {
         }
     }
 
-    /// The pools among them, for a configuration that is read again.
+    /// The pools among the upstreams, for reloading the configuration.
     pub(crate) fn pools(&self) -> Pools {
         self.pools.clone()
     }
 
-    /// Takes leave of all of them.
+    /// Disconnects from all upstreams.
     pub(crate) async fn leave(mut self) {
         self.stop.send_replace(true);
         while self.tasks.join_next().await.is_some() {}
     }
 }
 
-/// Whom a pool is shown to, once it is joined.
+/// Where a pool is registered, once it is joined.
 #[derive(Clone)]
 struct Watchers {
     metrics: Arc<ServerMetrics>,
     pools: Pools,
 }
 
-/// Asking again would not help.
+/// Whether a retry is pointless.
 const fn is_final(code: Code) -> bool {
     matches!(
         code,
@@ -134,26 +135,26 @@ const fn is_final(code: Code) -> bool {
     )
 }
 
-/// How an upstream is reached. A value, so that a test can be one that comes and goes.
+/// Connects to an upstream. A trait, so that a test can use an upstream that comes and goes.
 trait DialUpstream: Send + Sync + 'static {
-    /// Joins it, once.
+    /// Connects once.
     fn dial(&self) -> impl Future<Output = Result<UpstreamLink, Status>> + Send;
 }
 
-/// An upstream that was reached.
+/// A connected upstream.
 struct UpstreamLink {
     functions: Vec<Fun>,
-    /// Resolves when there should be another one soon: this one has made much of what it may.
+    /// Resolves when the session should be replaced soon, because it has used up much of its limits.
     worn: BoxFuture<'static, ()>,
-    /// Resolves when it is lost.
+    /// Resolves when the connection is lost.
     over: BoxFuture<'static, ()>,
-    /// Takes leave of it.
+    /// Disconnects.
     leave: BoxFuture<'static, ()>,
-    /// Whether it serves now, where that changes while it lasts.
+    /// Whether the upstream serves now, if that changes while it is connected.
     served: Option<watch::Receiver<bool>>,
 }
 
-/// Joins it, in time. A server that takes a connection and says nothing is not there.
+/// Connects within [`JOIN_TIMEOUT`]. A server that accepts a connection and sends nothing counts as unavailable.
 async fn dial(dial: &impl DialUpstream) -> Result<UpstreamLink, Status> {
     let silent = |_| {
         Status::other(
@@ -165,7 +166,7 @@ async fn dial(dial: &impl DialUpstream) -> Result<UpstreamLink, Status> {
     timeout(JOIN_TIMEOUT, dial.dial()).await.map_err(silent)?
 }
 
-/// Once a link is worn: another one. It is tried until it is there, for the worn one may still do.
+/// Waits until the link is worn, then connects again. Retries until it succeeds, because the worn link may still work.
 async fn renewed(
     dial: &impl DialUpstream,
     worn: BoxFuture<'static, ()>,
@@ -182,12 +183,12 @@ async fn renewed(
     }
 }
 
-/// One upstream.
+/// The task of one upstream.
 struct UpstreamTask<D> {
     url: Arc<str>,
     dial: D,
     kernel: Kernel,
-    /// What stands in the kernel for it.
+    /// The functions that it has added to the kernel.
     ours: BTreeMap<Name, Spec>,
     standing: UpstreamStatus,
 }
@@ -203,7 +204,7 @@ impl<D: DialUpstream> UpstreamTask<D> {
         }
     }
 
-    /// It will serve the model of this name: until then that is known, and away.
+    /// Announces a model that the upstream will serve: until it is connected, calls of it fail as unavailable.
     fn expect(&mut self, model: &str) -> Result<(), Error> {
         let spec = serving::absent(model, "is not connected").spec().clone();
         self.kernel.add(away(spec.clone()))?;
@@ -211,7 +212,7 @@ impl<D: DialUpstream> UpstreamTask<D> {
         Ok(())
     }
 
-    /// Joins it for the first time. `Err`: that can never be.
+    /// Connects for the first time. `Err`: it can never succeed.
     async fn first(&mut self) -> Result<Option<UpstreamLink>, Status> {
         match dial(&self.dial).await {
             Ok(link) => Ok(Some(self.joined(link))),
@@ -227,14 +228,14 @@ impl<D: DialUpstream> UpstreamTask<D> {
         }
     }
 
-    /// Joins when it can be reached, again and again, until it is stopped.
+    /// Keeps the upstream connected: connects again after each loss, until it is stopped.
     async fn keep(
         mut self,
         failed: mpsc::Sender<CliError>,
         jitter: u64,
         mut stop: watch::Receiver<bool>,
     ) {
-        // Both may be cancelled: who stops wants no connection, half made or whole.
+        // Both arms may be cancelled: after a stop no connection is needed, half made or whole.
         let first = tokio::select! {
             first = self.first() => first,
             () = stop_requested(&mut stop) => return,
@@ -242,7 +243,7 @@ impl<D: DialUpstream> UpstreamTask<D> {
         let mut link = match first {
             Ok(link) => link,
             Err(status) => {
-                // Another upstream may have said so before.
+                // The channel is full if another upstream has reported a failure before.
                 let _ = failed.try_send(client::unreachable(&self.url, &status));
                 return;
             }
@@ -254,7 +255,7 @@ impl<D: DialUpstream> UpstreamTask<D> {
                     sleep(delays.next().unwrap_or(DELAY_MAX)).await;
                     dial(&self.dial).await
                 };
-                // Both may be cancelled: who stops wants no connection, half made or whole.
+                // Both arms may be cancelled: after a stop no connection is needed, half made or whole.
                 let dialled = tokio::select! {
                     dialled = again => dialled,
                     () = stop_requested(&mut stop) => return,
@@ -268,15 +269,15 @@ impl<D: DialUpstream> UpstreamTask<D> {
                 continue;
             };
             let began = Instant::now();
-            // All may be cancelled: they watch, or dial.
+            // All arms may be cancelled: they only watch or dial.
             let next = tokio::select! {
                 biased;
                 () = stop_requested(&mut stop) => return retained.leave.await,
                 () = retained.over => None,
                 link = renewed(&self.dial, retained.worn, jitter) => Some(link),
             };
-            // One that comes and goes at once is not to be hammered. One that held has most likely found its session
-            // idle (EV-111), and is there again before anybody has missed it.
+            // An upstream that is lost soon after it was joined is retried with delays. One that held has most likely
+            // closed an idle session (EV-111), so it is dialled once at once, before its functions become unavailable.
             let next = if next.is_none() && began.elapsed() >= DELAY_MAX {
                 delays = self::delays(jitter);
                 tokio::select! {
@@ -293,7 +294,7 @@ impl<D: DialUpstream> UpstreamTask<D> {
         }
     }
 
-    /// Puts what it serves now in the place of what it served before.
+    /// Replaces the functions that it served before with those that it serves now.
     fn joined(&mut self, mut link: UpstreamLink) -> UpstreamLink {
         let mut before = std::mem::take(&mut self.ours);
         let count = link.functions.len();
@@ -332,7 +333,7 @@ impl<D: DialUpstream> UpstreamTask<D> {
         link
     }
 
-    /// From now on its functions are unavailable; running calls were failed by their session.
+    /// Makes its functions unavailable. Running calls were failed by their session.
     fn lost(&mut self) {
         self.standing.lost();
         tracing::warn!(
@@ -350,7 +351,7 @@ async fn stop_requested(stop: &mut watch::Receiver<bool>) {
     drop(stop.wait_for(|stop| *stop).await);
 }
 
-/// Stands for a function while its server is away. Its address is not for clients.
+/// A stand-in for a function while its server is disconnected. The error does not contain the server's address.
 fn away(spec: Spec) -> Fun {
     let why = format!(
         "the server that serves {} is not connected; it is tried again",
@@ -368,7 +369,7 @@ fn away(spec: Spec) -> Fun {
     })
 }
 
-/// The waits before each try, each lengthened by up to as much again.
+/// The delays before each try, each with a random extra of up to its own length.
 fn delays(jitter: u64) -> ExponentialBackoff {
     ExponentialBuilder::new()
         .with_min_delay(DELAY_MIN)
@@ -379,9 +380,9 @@ fn delays(jitter: u64) -> ExponentialBackoff {
         .build()
 }
 
-/// Connecting, the server's headers and its listing: what takes longer serves nobody who waits for an answer.
+/// Covers connecting, the server's headers and its listing.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// As LM-804 has it for pools.
+/// The same delays as LM-804 has for pools.
 const DELAY_MIN: Duration = Duration::from_secs(1);
 const DELAY_MAX: Duration = Duration::from_secs(30);
 

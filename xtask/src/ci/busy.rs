@@ -1,17 +1,17 @@
-//! Busy loops beside the tests: a test that waits for the clock instead of an event fails there.
+//! Busy loops beside the tests, to find tests that wait for the clock instead of an event.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-/// Threads that compute until this is dropped.
+/// Threads that compute until this value is dropped.
 pub(super) struct BusyLoops {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl BusyLoops {
-    /// Starts `count` of them.
+    /// Starts `count` threads.
     pub(super) fn start(count: usize) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let spin = |stop: Arc<AtomicBool>| {
@@ -33,7 +33,7 @@ impl Drop for BusyLoops {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // They do nothing that could panic.
+            // The threads cannot panic.
             let _ = thread.join();
         }
     }

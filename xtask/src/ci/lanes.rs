@@ -1,7 +1,7 @@
-//! The lanes of CI and what each of them runs.
+//! The lanes of CI and the commands of each.
 //!
-//! Only the lane `embedded` builds llama.cpp; every other lane runs on the scripted model. Lanes select features as the
-//! lanes before them did, so that what was built once is used again.
+//! Only the lane `embedded` builds llama.cpp; every other lane runs on the scripted model. Each lane selects the same
+//! features as the lanes before it, so that build artifacts are reused.
 
 use std::path::PathBuf;
 
@@ -88,7 +88,7 @@ pub(super) const LANES: &[Lane] = &[
     },
 ];
 
-/// Lanes that take long and run only where they are asked for by name.
+/// Lanes that take long and run only if they are given by name.
 pub(super) const LONG: &[Lane] = &[Lane {
     name: "soak",
     about: "ten minutes of many clients; only with --lane soak",
@@ -146,16 +146,17 @@ fn test(settings: &Settings) -> Result<Outcome> {
     ])
 }
 
-/// Tests each in a process of its own, while the default port is taken and, if asked for, the processors are.
+/// Runs each test in a process of its own, while the default port is in use and, if requested, beside busy loops.
 fn nextest(arguments: &[&str], settings: &Settings) -> Result<Outcome> {
-    // Building beside busy loops proves nothing.
+    // Building beside busy loops would prove nothing.
     cargo(&[&["nextest", "run", "--no-run"], arguments].concat())?;
     let _port = ReservedPort::take();
     let _busy = settings.busy.then(|| BusyLoops::start(2));
     cargo(&[&["nextest", "run", "--no-fail-fast"], arguments].concat())
 }
 
-/// Builds the command `sapwood` as the tests' build does, so that after them nothing is left to build; its path.
+/// Builds the command `sapwood` as the tests' build does, so that nothing is left to build after them. Returns its
+/// path.
 ///
 /// # Errors
 /// The build fails.
@@ -179,8 +180,8 @@ fn doc() -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// This target has no source of randomness, and the crate that seeds hash maps refuses to compile without one. The check
-/// runs nothing: it says what the core asks of an operating system otherwise.
+/// This target has no source of randomness, and the crate that seeds hash maps refuses to compile without one. The
+/// check runs nothing: it finds other uses of an operating system in the core.
 fn wasm() -> Result<Outcome> {
     let mut check = process::cargo(&[
         "check",
@@ -193,7 +194,7 @@ fn wasm() -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// The sets that people depend on; `embedded` has a lane of its own.
+/// Feature sets that people depend on; `embedded` has a lane of its own.
 fn features() -> Result<Outcome> {
     for set in [
         &["--package", "sapwood"][..],

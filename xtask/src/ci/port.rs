@@ -1,6 +1,6 @@
-//! Holds the default port while tests run, as a server of the person who runs them would: a test that depends on it fails.
+//! Holds the default port while tests run, as a server of the developer would: a test that depends on the port fails.
 //!
-//! Whatever connects is accepted and closed, so that such a test fails at once instead of waiting.
+//! Every connection is accepted and closed, so that such a test fails at once instead of waiting.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::process;
 
 const DEFAULT: &str = "127.0.0.1:8000";
 
-/// The default port, held until this is dropped.
+/// The default port, held until this value is dropped.
 pub(super) struct ReservedPort {
     stop: Arc<AtomicBool>,
     address: String,
@@ -19,7 +19,7 @@ pub(super) struct ReservedPort {
 }
 
 impl ReservedPort {
-    /// Holds it; `None` where something listens there already, which serves as well.
+    /// Binds the port; `None` if it is in use already, which has the same effect.
     pub(super) fn take() -> Option<Self> {
         let retained = Self::listen(DEFAULT);
         process::print_line(&match retained {

@@ -1,4 +1,4 @@
-//! What became of each lane, and whether the run as a whole passed.
+//! The result of each lane, and of the run as a whole.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use anyhow::{Result, bail};
 use super::Outcome;
 use crate::process;
 
-/// How one lane ended.
+/// The result of one lane.
 pub(super) struct Report {
     pub(super) lane: &'static str,
     pub(super) took: Duration,
     pub(super) result: Result<Outcome>,
 }
 
-/// How all of them ended.
+/// The results of all lanes.
 #[derive(Default)]
 pub(super) struct Summary(Vec<Report>);
 
@@ -23,10 +23,10 @@ impl Summary {
         self.0.push(report);
     }
 
-    /// Prints a line for each lane, and what failed last.
+    /// Prints a line for each lane, and the failed ones last.
     ///
     /// # Errors
-    /// A lane failed, or one was skipped that is not `allowed` to be.
+    /// A lane failed, or one was skipped that is not in `allowed`.
     pub(super) fn conclude(&self, allowed: impl Fn(&str) -> bool) -> Result<()> {
         process::heading("summary");
         for report in &self.0 {

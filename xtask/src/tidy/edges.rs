@@ -1,4 +1,4 @@
-//! Which crate may depend on which: the table of rooms, held against `cargo metadata`.
+//! Which crate may depend on which: compares a table with `cargo metadata`.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::Finding;
 use crate::process;
 
-/// Every workspace crate with the workspace crates it may depend on. Arrows run downhill only.
+/// Every workspace crate with the workspace crates that it may depend on. Dependencies point downwards only.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("sapwood-proto", &[]),
     ("sapwood-demo", &[]),
@@ -40,10 +40,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("codegen", &[]),
 ];
 
-/// Crates that stand outside the rooms and may use all of them.
+/// Crates outside the layers, which may use all of them.
 const OUTSIDE: &[&str] = &["sapwood-tests", "sapwood-benches"];
 
-/// What `sapwood-proto` must never depend on, because it is pure.
+/// Crates that `sapwood-proto` must never depend on, because it is pure.
 const IMPURE: &[&str] = &[
     "tokio", "tonic", "axum", "hyper", "rand", "tracing", "mio", "socket2",
 ];

@@ -2,9 +2,9 @@
 
 use super::{Finding, Tree};
 
-/// Lines of code at which a file fails. At 600 it is time to split it.
+/// Lines of code at which a file fails. From 600 lines on it should be split.
 const CODE_LINES_MAX: usize = 1_000;
-/// Bytes at which a file fails, but for [`LARGE`].
+/// Bytes at which a file fails, except those in [`LARGE`].
 const FILE_BYTES_MAX: u64 = 500_000;
 /// Files that may be larger: the demo model (D-18).
 const LARGE: &[&str] = &["crates/demo/sapwood-demo.gguf"];
@@ -18,7 +18,7 @@ const FORBIDDEN_NAMES: &[&str] = &[
     "util", "utils", "common", "misc", "helpers", "helper", "types", "manager",
 ];
 
-/// No file is larger than people read, or than a repository should carry.
+/// Checks that no file is too large to read, or too large for a repository.
 pub(super) fn sizes(tree: &Tree) -> Vec<Finding> {
     let large = tree
         .files()
@@ -51,7 +51,7 @@ fn code_lines(text: &str) -> usize {
         .count()
 }
 
-/// No file or folder is named after nothing.
+/// Checks that no file or folder has a name without meaning.
 pub(super) fn names(tree: &Tree) -> Vec<Finding> {
     let nameless = |path: &str| {
         path.split('/').any(|part| {
@@ -64,7 +64,7 @@ pub(super) fn names(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// Every module opens with what it owns. A `tests.rs` belongs to the module beside it, which has said so.
+/// Checks that every module starts with a module comment. A `tests.rs` belongs to the module beside it, which has one.
 pub(super) fn opening_comments(tree: &Tree) -> Vec<Finding> {
     tree.rust()
         .filter(|(path, _)| !path.ends_with("build.rs") && !path.ends_with("/tests.rs"))
@@ -84,7 +84,7 @@ pub(super) fn opening_comments(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// `unsafe` stands in the listed files only.
+/// Checks that only the listed files contain `unsafe`.
 pub(super) fn unsafe_code(tree: &Tree) -> Vec<Finding> {
     let is_unsafe = |line: &str| {
         let code = line.split("//").next().unwrap_or_default();
@@ -110,7 +110,7 @@ pub(super) fn unsafe_code(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// Every ignored test says why.
+/// Checks that every ignored test has a reason.
 pub(super) fn ignored_tests(tree: &Tree) -> Vec<Finding> {
     let bare = concat!("#[ign", "ore]");
     tree.rust()
@@ -124,7 +124,7 @@ pub(super) fn ignored_tests(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// A flaky test is a failing test: nothing is tried twice.
+/// Checks that no test is retried: a flaky test is a failing test.
 pub(super) fn tests_tried_twice(tree: &Tree) -> Vec<Finding> {
     let positions = [".config/nextest.toml", ".ci/run", ".cargo/config.toml"];
     positions
@@ -142,7 +142,7 @@ pub(super) fn tests_tried_twice(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// No path of a machine and no loose end stands in the project.
+/// Checks that no path of a machine and no loose end is in the project.
 pub(super) fn forbidden_words(tree: &Tree) -> Vec<Finding> {
     let words = [
         (concat!("/ro", "ot/"), "a path of a machine"),
@@ -176,7 +176,7 @@ pub(super) fn forbidden_words(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// No face imports another: a file under `server/src/FACE/` names no other face's module.
+/// Checks that no face imports another: a file under `server/src/FACE/` names no other face's module.
 pub(super) fn faces_apart(tree: &Tree) -> Vec<Finding> {
     const FACES: &[&str] = &[
         "evergreen",
@@ -209,7 +209,8 @@ pub(super) fn faces_apart(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Nothing in `kernel` or `engine` derives `Serialize`; wire forms are made at the faces (KE-103 has the exceptions).
+/// Checks that nothing in `kernel` or `engine` derives `Serialize`; wire formats belong to the faces (KE-103 has the
+/// exceptions).
 pub(super) fn serialisable_types(tree: &Tree) -> Vec<Finding> {
     tree.rust()
         .filter(|(path, _)| {

@@ -1,4 +1,4 @@
-//! `cargo xtask tidy`: what the compiler cannot check.
+//! `cargo xtask tidy`: checks what the compiler cannot.
 //!
 //! Each check is a function from the tree to its findings.
 
@@ -19,7 +19,7 @@ pub(crate) struct Options {
     write: bool,
 }
 
-/// One thing that is not as it should be: where, and what to do.
+/// One violation: where it is, and the remedy.
 pub(crate) struct Finding {
     location: String,
     advice: String,
@@ -34,7 +34,7 @@ impl Finding {
     }
 }
 
-/// Every file of the checkout that git knows or would add, with its text if it has one.
+/// Every file of the checkout that git tracks or would add, with its text if it has one.
 pub(crate) struct Tree {
     files: Vec<File>,
 }

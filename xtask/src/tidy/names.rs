@@ -7,7 +7,7 @@ use proc_macro2::{TokenStream, TokenTree};
 
 use super::{Finding, Tree};
 
-/// Public types that may share their name within a crate, because readers meet them with the name of their module.
+/// Public types that may share their name within a crate, because readers see them with the name of their module.
 const SHARED: &[(&str, &str)] = &[
     (
         "Config",
@@ -19,7 +19,7 @@ const SHARED: &[(&str, &str)] = &[
     ),
 ];
 
-/// Words that are no part of an identifier any more, and what the field says for them. `ARCHITECTURE.md` has the glossary.
+/// Words that identifiers must not contain, and the usual terms for them. `ARCHITECTURE.md` has the glossary.
 const RETIRED: &[(&str, &str)] = &[
     ("behalf", "request context"),
     ("burden", "load report"),
@@ -73,10 +73,10 @@ const RETIRED: &[(&str, &str)] = &[
     ("wishes", "options"),
     ("witness", "observer"),
 ];
-/// A name of more words is the sentence that a test is called.
+/// Longer names are test names, which are sentences; they are not checked.
 const WORDS_MAX: usize = 4;
 
-/// No two public types of a crate have the same name.
+/// Checks that no two public types of a crate have the same name.
 pub(super) fn unique_types(tree: &Tree) -> Vec<Finding> {
     let mut places: BTreeMap<(&str, String), Vec<&str>> = BTreeMap::new();
     for (path, text) in tree.rust() {
@@ -105,7 +105,7 @@ pub(super) fn unique_types(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// No identifier has a word that the glossary has replaced.
+/// Checks that no identifier contains a word that the glossary has replaced.
 pub(super) fn retired_words(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, text) in tree.rust() {
@@ -131,12 +131,12 @@ pub(super) fn retired_words(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// What a file says, without its comments and with its strings whole.
+/// The text of a file without its comments, with its strings whole.
 fn tokens(text: &str) -> Option<TokenStream> {
     TokenStream::from_str(text).ok()
 }
 
-/// The names behind `pub struct` and its like. What is public within the crate alone is not meant.
+/// The names after `pub struct` and its like. Types with restricted visibility are not included.
 fn public_types(tokens: TokenStream) -> Vec<String> {
     let mut found = Vec::new();
     let mut tokens = tokens.into_iter().peekable();
@@ -152,7 +152,7 @@ fn public_types(tokens: TokenStream) -> Vec<String> {
                     found.push(name.to_string());
                 }
             }
-            // Modules that are written where they are declared.
+            // Inline modules.
             TokenTree::Group(group) if group.delimiter() == proc_macro2::Delimiter::Brace => {
                 found.extend(public_types(group.stream()));
             }
@@ -172,7 +172,7 @@ fn identifiers(tokens: TokenStream, found: &mut Vec<String>) {
     }
 }
 
-/// The words of an identifier in any case, in small letters.
+/// The words of an identifier in any case style, in lower case.
 fn words(name: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let mut before = '_';

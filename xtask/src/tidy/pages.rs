@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use super::{Finding, Tree};
 
-/// Every error code has its page, and every page its code. The table is read as text: a dependency on the crate would make
-/// whoever runs `cargo xtask serve` wait for it to be built twice.
+/// Every error code has its page, and every page its code. The table is read as text: a dependency on the crate would
+/// build it twice for `cargo xtask serve`.
 pub(super) fn error_codes(tree: &Tree) -> Vec<Finding> {
     let source = tree.text(CODES).unwrap_or_default();
     let rows = source.split("\ncodes! {").nth(1).unwrap_or_default();
@@ -35,7 +35,7 @@ pub(super) fn error_codes(tree: &Tree) -> Vec<Finding> {
 
 const CODES: &str = "crates/proto/src/code.rs";
 
-/// Every metric that the server names stands in the page for operators.
+/// Checks that the page for operators lists every metric of the server.
 pub(super) fn metrics(tree: &Tree) -> Vec<Finding> {
     let Some(source) = tree.text("crates/server/src/metrics/names.rs") else {
         return Vec::new();

@@ -1,5 +1,5 @@
-//! Looks for libclang the way `clang-sys` does, which is what the build of llama.cpp's bindings asks, and for the headers
-//! that libclang brings along and cannot work without.
+//! Looks for libclang the way `clang-sys` does, which the build of llama.cpp's bindings uses, and for the headers that
+//! belong to libclang and that it cannot work without.
 //!
 //! `libclang-cpp.so` and `libLLVM.so` come with LLVM's own packages and are other libraries.
 
@@ -10,7 +10,7 @@ use crate::process;
 
 /// The library that a build would load, if there is one.
 pub(super) fn library(machine: &Machine) -> Option<PathBuf> {
-    // Where the variable is set, nothing else is searched.
+    // If the variable is set, no other place is searched.
     if let Some(path) = machine.variable("LIBCLANG_PATH") {
         let path = PathBuf::from(path);
         return if is_libclang(&path) {
@@ -24,16 +24,16 @@ pub(super) fn library(machine: &Machine) -> Option<PathBuf> {
         .find_map(|folder| in_folder(folder))
 }
 
-/// Whether `stddef.h` and its like, which are the compiler's and not the C library's, are where libclang looks.
+/// Whether libclang finds `stddef.h` and similar headers, which belong to the compiler and not to the C library.
 pub(super) fn headers_present(machine: &Machine) -> bool {
-    // A clang on the `PATH` is asked for its headers before libclang's own are taken.
+    // The headers of a clang on the `PATH` are used before libclang's own.
     if machine.answers("clang") {
         return true;
     }
     let Some(library) = library(machine) else {
         return false;
     };
-    // Debian's library in /usr/lib/TRIPLE is a link to the one that has its headers beside it.
+    // Debian's library in /usr/lib/TRIPLE is a link to the one with the headers beside it.
     let real = std::fs::canonicalize(&library).unwrap_or_else(|_| library.clone());
     let beside = [library, real];
     let beside = beside.iter().filter_map(|library| library.parent());
@@ -46,7 +46,7 @@ pub(super) fn headers_present(machine: &Machine) -> bool {
         })
 }
 
-/// What to add to a message about a libclang that is not found, where a variable hides the others.
+/// An addition to the error of a missing libclang, if a variable prevents it from being found.
 pub(super) fn path_hint(machine: &Machine) -> &'static str {
     if machine.variable("LIBCLANG_PATH").is_some() && library(machine).is_none() {
         "; LIBCLANG_PATH is set and holds no libclang: unset it"
@@ -55,7 +55,8 @@ pub(super) fn path_hint(machine: &Machine) -> &'static str {
     }
 }
 
-/// In the order of `clang-sys`: what llvm-config says, what the loader and the linker are told, then the usual places.
+/// In the order of `clang-sys`: the output of llvm-config, the paths of the loader and the linker, then the usual
+/// places.
 fn search_folders(machine: &Machine) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     let config = machine
@@ -103,8 +104,8 @@ fn in_folder(folder: &Path) -> Option<PathBuf> {
     found.pop()
 }
 
-/// `libclang.so`, `libclang.so.1`, `libclang-14.so`, `libclang-14.so.1`: the name, and a library under it. A link that
-/// leads nowhere is none.
+/// `libclang.so`, `libclang.so.1`, `libclang-14.so`, `libclang-14.so.1`: matches the name and the file. A dangling link
+/// does not match.
 fn is_libclang(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let versioned = name

@@ -1,4 +1,4 @@
-//! The machine as the checks see it: its programs, its libraries, its variables. This one, or a fake root of a test.
+//! The machine as the checks see it: its programs, libraries and variables. The real one, or a fake root in tests.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,11 +17,11 @@ const VARIABLES: [&str; 6] = [
     "LLVM_CONFIG_PATH",
 ];
 
-/// Where to look.
+/// Where programs, libraries and variables are looked up.
 pub(crate) struct Machine {
-    /// Where the file system begins.
+    /// The root of the file system.
     root: PathBuf,
-    /// Where programs are looked for; `None` leaves that to the system.
+    /// The value of `PATH`; `None` uses the one of the process.
     path: Option<OsString>,
     variables: BTreeMap<&'static str, OsString>,
 }
@@ -70,7 +70,7 @@ impl Machine {
         command
     }
 
-    /// Whether a program starts and tells its version.
+    /// Whether a program starts and prints its version.
     pub(super) fn answers(&self, name: &str) -> bool {
         process::succeeds(self.command(name).arg("--version"))
     }
@@ -80,13 +80,13 @@ impl Machine {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// A file of no importance.
+    /// The path of a temporary file.
     pub(super) fn scratch(&self, name: &str) -> PathBuf {
         std::env::temp_dir().join(format!("sapwood-{}-{name}", std::process::id()))
     }
 }
 
-/// The folders in a folder, in order of their names; none where there is no such folder.
+/// The folders in a folder, sorted by name; empty if the folder does not exist.
 pub(super) fn folders_in(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut folders: Vec<_> = entries

@@ -5,7 +5,7 @@ use std::process::Command;
 use super::{Machine, ensure, libclang, missing, packages};
 use crate::process;
 
-/// A folder that stands for the root of a machine, with these programs and libraries.
+/// A folder as the root of a fake machine, with these programs and libraries.
 struct Root(tempfile::TempDir);
 
 impl Root {
@@ -28,7 +28,7 @@ impl Root {
         self.file(path, b"\x7fELF\x02")
     }
 
-    /// Written by another process: while this one holds a file open for writing, a test beside it may fork, and then
+    /// Written by another process: while this one holds a file open for writing, a concurrent test may fork, and then
     /// the file cannot be run ("text file busy").
     fn program(self, name: &str, script: &str) -> Self {
         let folder = self.path().join("bin");
@@ -63,7 +63,7 @@ fn lacks(root: &Root) -> Vec<&'static str> {
     packages(&missing(&root.machine(&[])))
 }
 
-/// The library is what `clang-sys` would load: its own name, in the places that it searches.
+/// The library must be the one that `clang-sys` would load: its name, in the places that it searches.
 #[test]
 fn libclang_is_told_from_its_neighbours() {
     let cases: &[(&str, bool)] = &[
@@ -110,7 +110,7 @@ fn the_variable_and_llvm_config_say_where_libclang_is() {
     assert_eq!(found(&[("LIBCLANG_PATH", "opt/llvm/lib")]), other);
     let file = "opt/llvm/lib/libclang.so.1";
     assert_eq!(found(&[("LIBCLANG_PATH", file)]), other);
-    // It hides every other library, as it does in the build.
+    // It hides every other library, as in the build.
     assert_eq!(found(&[("LIBCLANG_PATH", "opt")]), None);
     assert_eq!(found(&[("LD_LIBRARY_PATH", "opt/llvm/lib")]), other);
     assert_eq!(found(&[]), Some("usr/lib/libclang.so".to_owned()));
@@ -146,18 +146,18 @@ fn each_thing_that_is_not_there_is_named() {
     assert_eq!(lacks(&without_headers), ["libclang-dev"]);
     let with_clang = without_headers.program("clang", "");
     assert!(lacks(&with_clang).is_empty(), "clang brings headers");
-    // A compiler that is there and cannot compile: gcc's front end without the C++ library.
+    // A compiler that exists and cannot compile: gcc's front end without the C++ library.
     let broken = complete().program("c++", "[ \"$1\" = --version ]");
     assert_eq!(lacks(&broken), ["g++"]);
     let failing = complete().program("cmake", "exit 127");
     assert_eq!(lacks(&failing), ["cmake"]);
-    // Whoever names a generator need not have make.
+    // A user who names a generator need not have make.
     std::fs::remove_file(failing.path().join("bin/make")).unwrap();
     let lacking = packages(&missing(&failing.machine(&[("CMAKE_GENERATOR", "Ninja")])));
     assert_eq!(lacking, ["cmake"]);
 }
 
-/// What is missing is installed, and nothing else is asked for.
+/// Missing packages are installed, and no others are requested.
 #[test]
 fn what_is_missing_is_installed() {
     let root = with_compilers().program("id", "echo 0").program(
@@ -176,7 +176,7 @@ fn what_is_missing_is_installed() {
     assert!(!root.path().join("asked").exists(), "it is asked once");
 }
 
-/// The message's end is what to do.
+/// The message ends with the remedy.
 #[test]
 fn what_cannot_be_installed_is_said_at_the_end() {
     let received = |root: &Root, variables: &[(&'static str, &str)]| {

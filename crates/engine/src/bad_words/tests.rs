@@ -5,7 +5,7 @@ use crate::api::{ChatRequest, EngineError, Vocabulary};
 use crate::model::Model;
 use crate::scripted::{Config, Script, Scripted};
 
-/// Tokens of any bytes; the last one has none and ends.
+/// Tokens of any bytes; the last one has none and is EOG.
 struct Pieces(Vec<Vec<u8>>);
 
 impl Vocabulary for Pieces {
@@ -51,7 +51,7 @@ fn over(pieces: &[&str], words: &[&str]) -> BadWords {
     BadWords::new(words, Arc::new(token_index))
 }
 
-/// A word may come whole, in parts, within longer tokens, and begun more than once at the same time.
+/// A word may be a whole token, split over tokens, within longer tokens, and begun more than once at the same time.
 #[test]
 fn tr_401_what_would_complete_a_bad_word_in_any_tokens_is_forbidden() {
     let pieces = ["c", "a", "t", "ca", "at", "cat", "scatter", "ts", " ", "tt"];
@@ -76,7 +76,7 @@ fn tr_401_what_would_complete_a_bad_word_in_any_tokens_is_forbidden() {
     }
 }
 
-/// What another word forbids already costs nothing.
+/// A word that contains another word adds no work.
 #[test]
 fn tr_401_words_that_hold_a_word_are_left_out() {
     let words = ["stop it", "stop", "stop", "a stop", "it"].map(str::to_owned);
@@ -105,7 +105,7 @@ fn bytes(length: Range<usize>) -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    /// Exactly what a search of the whole text finds, wherever the words are cut.
+    /// The mask equals a search of the whole text, wherever the words are split into tokens.
     #[test]
     fn tr_401_a_token_is_forbidden_if_and_only_if_a_word_ends_within_it(
         pieces in prop::collection::vec(bytes(0..6), 1..24),
@@ -121,7 +121,7 @@ proptest! {
         let ends = |text: &str| words.iter().map(|word| {
             (0..text.len()).filter(|&at| text[at..].starts_with(word.as_str())).count()
         }).sum::<usize>();
-        // What is said already holds no word.
+        // Only outputs that contain no word yet.
         let mut reply = Vec::new();
         for index in &output {
             reply.push(index.index(size));

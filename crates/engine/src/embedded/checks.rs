@@ -1,21 +1,21 @@
 //! Checks a GGUF header for what llama.cpp asserts or assumes when it loads a model, because a failed assertion there
 //! ends the process.
 //!
-//! Only what holds for every architecture stands here. What a single architecture asserts fails the loading as well, at a
-//! greater price: see "Assertions" in `llama.rs`.
+//! Most checks apply to every architecture. What a single architecture asserts beyond them is found by
+//! [`super::trial`], at a greater cost.
 
 use crate::gguf::{Element, GgufHeader};
 
-/// Layers of a model (`LLAMA_MAX_LAYERS`).
+/// The maximum of layers of a model (`LLAMA_MAX_LAYERS`).
 const LAYERS_MAX: u64 = 512;
-/// Experts of a layer (`LLAMA_MAX_EXPERTS`).
+/// The maximum of experts of a layer (`LLAMA_MAX_EXPERTS`).
 const EXPERTS_MAX: u64 = 1024;
-/// Where ggml's tensors begin (`TENSOR_ALIGNMENT`).
+/// The minimum alignment of tensors in ggml (`TENSOR_ALIGNMENT`).
 const TENSOR_ALIGNMENT: u64 = 32;
-/// Numbers that size something: no model comes near, and llama.cpp multiplies them in 32 bits.
+/// The maximum of numbers that are sizes: no model comes near, and llama.cpp multiplies them in 32 bits.
 const SIZE_MAX: u64 = 1 << 24;
 
-/// Architectures whose positions have several parts (`LLAMA_ROPE_TYPE_MROPE` and `IMROPE` by themselves).
+/// Architectures with multi-part positions (`LLAMA_ROPE_TYPE_MROPE` and `IMROPE` by themselves).
 const SECTIONED: [&str; 9] = [
     "clef",
     "paddleocr",
@@ -28,7 +28,7 @@ const SECTIONED: [&str; 9] = [
     "qwen4exp",
 ];
 
-/// The type of a token that stands for one byte (`LLAMA_TOKEN_TYPE_BYTE`).
+/// The type of a token that represents one byte (`LLAMA_TOKEN_TYPE_BYTE`).
 const BYTE_TYPE: u64 = 6;
 
 /// Checks a header.
@@ -37,7 +37,7 @@ const BYTE_TYPE: u64 = 6;
 /// What is wrong, in words that follow "is not usable".
 pub(super) fn check(header: &GgufHeader) -> Result<(), String> {
     vocabulary(header)?;
-    // ggml asserts both of a number that every file may set.
+    // ggml asserts that the alignment is a power of two and not too small, but any file may set it.
     let alignment = header.number("general.alignment");
     if let Some(alignment) = alignment.filter(|it| !it.is_power_of_two() || *it < TENSOR_ALIGNMENT)
     {
@@ -62,7 +62,7 @@ pub(super) fn check(header: &GgufHeader) -> Result<(), String> {
     }
 }
 
-/// The lists that go with the tokens are as long, and of the right kind.
+/// Checks that the arrays that belong to the tokens have the same length, and the right type.
 fn vocabulary(header: &GgufHeader) -> Result<(), String> {
     let kind = header.text("tokenizer.ggml.model").unwrap_or_default();
     if matches!(kind, "no_vocab" | "none") {
@@ -90,16 +90,16 @@ fn vocabulary(header: &GgufHeader) -> Result<(), String> {
             _ => {}
         }
     }
-    // Word pieces have no bytes, and llama.cpp ends the process for a token that is said to be one.
+    // WordPiece vocabularies have no byte tokens, and llama.cpp ends the process for a token with that type.
     let types = header.array("tokenizer.ggml.token_type");
     let largest = types.and_then(|types| types.range).map(|(_, most)| most);
     if kind == "bert" && largest >= Some(BYTE_TYPE) {
         return Err("its tokens are word pieces, and one is said to be a byte".to_owned());
     }
-    // llama.cpp takes others' numbers instead of these where they are out of range, and begins and ends texts wrongly.
+    // For ids out of range llama.cpp uses its defaults, and then BOS and EOG are wrong.
     for name in ["bos", "eos", "eot", "eom"] {
         let key = format!("tokenizer.ggml.{name}_token_id");
-        // All bits set stands for none.
+        // All bits set means that there is no such token.
         let outside = |&token: &u64| token >= tokens && token != u64::from(u32::MAX);
         if let Some(token) = header.number(&key).filter(outside) {
             return Err(format!("{key} is {token}, and there are {tokens} tokens"));
@@ -108,7 +108,7 @@ fn vocabulary(header: &GgufHeader) -> Result<(), String> {
     Ok(())
 }
 
-/// The numbers of one architecture.
+/// Access to the keys of one architecture.
 struct Keys<'a> {
     header: &'a GgufHeader,
     architecture: &'a str,
@@ -119,14 +119,14 @@ impl Keys<'_> {
         self.header.number(&format!("{}.{key}", self.architecture))
     }
 
-    /// The least and the largest of what is one number or one for each layer.
+    /// Returns the minimum and maximum of a key that is one number or one for each layer.
     fn range(&self, key: &str) -> Option<(u64, u64)> {
         let name = format!("{}.{key}", self.architecture);
         let list = self.header.array(&name).and_then(|list| list.range);
         list.or_else(|| self.header.number(&name).map(|value| (value, value)))
     }
 
-    /// A number in a range, if it is there.
+    /// Checks that a number is in a range, if it is present.
     fn within(&self, key: &str, least: u64, most: u64) -> Result<(), String> {
         match self.range(key) {
             Some((small, large)) if small < least || large > most => {
@@ -149,7 +149,7 @@ impl Keys<'_> {
         self.within("nextn_predict_layers", 0, layers)
     }
 
-    /// What single architectures assert although their keys may be left out.
+    /// Checks what single architectures assert although their keys are optional.
     fn architecture(&self) -> Result<(), String> {
         match self.architecture {
             "smallthinker" if self.number("expert_count").unwrap_or(0) == 0 => {
@@ -174,8 +174,8 @@ impl Keys<'_> {
         Ok(())
     }
 
-    /// A fraction that is no number makes every logit none. The epsilons keep norms from dividing by nothing: ggml asserts at
-    /// the first token that they are not negative.
+    /// Checks floats. A NaN or an infinity makes every logit a NaN. The epsilons prevent norms from dividing by zero:
+    /// ggml asserts at the first token that they are not negative.
     fn fractions(&self) -> Result<(), String> {
         for (key, value) in self.header.fractions(&format!("{}.", self.architecture)) {
             if !value.is_finite() {
@@ -198,7 +198,8 @@ impl Keys<'_> {
         self.within("rope.dimension_count", 0, SIZE_MAX)?;
         let heads = self.range("attention.head_count");
         let shared = self.range("attention.head_count_kv");
-        // Where both are the same for all layers they go together: each head of keys serves as many others.
+        // If both numbers are the same for all layers, they must fit: each key-value head serves the same number of
+        // heads.
         if let (Some((heads, most)), Some((shared, most_shared))) = (heads, shared)
             && heads == most
             && shared == most_shared

@@ -1,23 +1,27 @@
-//! Catches C++ exceptions of llama.cpp and turns them into errors; one that reached Rust would end the process.
+//! Catches C++ exceptions of llama.cpp and turns them into errors; an exception that reached Rust would end the
+//! process.
 //!
-//! The other half is `guard.cpp`, because nothing but C++ can catch.
+//! The other half is `guard.cpp`, because only C++ can catch C++ exceptions.
 //!
 //! ```text
 //!   guarded (Rust) ──► sapwood_guard (C++: try) ──► run (Rust) ──► llama_decode … (C++: throw)
 //! ```
 //!
-//! What is thrown passes one frame of Rust on its way, `run`, which holds nothing that has to be dropped. A failed
-//! `GGML_ASSERT` is no exception: it ends the process, and what could fail one is refused before (`checks`).
+//! An exception unwinds through one frame of Rust, `run`, which holds nothing that has to be dropped. A failed
+//! `GGML_ASSERT` is not an exception: it ends the process, so inputs that could fail one are refused earlier
+//! (`checks`).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use llama_cpp_sys_2 as sys;
 
-/// What throws: a text that cannot be tokenised, memory that is not there. The others allocate nothing, or catch themselves.
+/// The functions that throw: for a text that cannot be tokenised, or if memory runs out. All others allocate nothing,
+/// or catch their exceptions.
 pub(super) mod throwing {
     use super::{c_char, sys};
 
-    // SAFETY: these are the declarations of llama.cpp's header, as `sys` has them, but for what may pass them.
+    // SAFETY: these are the declarations of llama.cpp's header, as in `sys`, except that exceptions may unwind through
+    // them.
     unsafe extern "C-unwind" {
         pub(in super::super) fn llama_model_load_from_file(
             path: *const c_char,
@@ -60,23 +64,23 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// A call, and what it returned.
+/// A call, and its result.
 struct Task<F, R> {
     call: Option<F>,
     returned: Option<R>,
 }
 
-/// Makes a call that may throw. It must not panic, and hold nothing that has to be dropped.
+/// Makes a call that may throw. The call must not panic, and must not hold anything that has to be dropped.
 ///
 /// # Errors
-/// What the exception says.
+/// The message of the exception.
 pub(super) fn guarded<F: FnOnce() -> R + Copy, R: Copy>(call: F) -> Result<R, String> {
     let mut task = Task {
         call: Some(call),
         returned: None,
     };
     let mut what = [0_u8; 256];
-    // SAFETY: `run` is for a task of these types, which outlives the call, and the buffer has the length passed.
+    // SAFETY: `run` has the types of this task, which outlives the call, and the buffer has the length passed.
     let thrown = unsafe {
         let data = (&raw mut task).cast();
         sapwood_guard(run::<F, R>, data, what.as_mut_ptr().cast(), what.len())
@@ -91,7 +95,7 @@ pub(super) fn guarded<F: FnOnce() -> R + Copy, R: Copy>(call: F) -> Result<R, St
 }
 
 unsafe extern "C-unwind" fn run<F: FnOnce() -> R, R>(data: *mut c_void) {
-    // SAFETY: `guarded` passes the address of its task, which nobody else uses meanwhile.
+    // SAFETY: `guarded` passes the address of its task, which nothing else uses during the call.
     let task = unsafe { &mut *data.cast::<Task<F, R>>() };
     if let Some(call) = task.call.take() {
         task.returned = Some(call());

@@ -1,19 +1,20 @@
 //! Safe wrappers of llama.cpp. With `guard.rs` the only file of this crate that contains `unsafe`.
 //!
 //! ```text
-//!   Backend ──► Model (read only, shared) ──► Context (one thread at a time) ──► decode ──► rows
-//!                 └── vocabulary functions          └── Pool (ggml's worker threads)
+//!   LlamaBackend ──► LlamaModel (read only, shared) ──► LlamaContext (one thread at a time)
+//!                      │                                   ├── decode ──► output rows
+//!                      └── vocabulary functions            └── ComputeThreads (ggml's worker threads)
 //! ```
 //!
-//! Three arguments carry all `SAFETY` comments below:
-//! * **Ownership.** [`LlamaModel`], [`LlamaContext`] and [`ComputeThreads`] each hold the only pointer that frees their object. A context
-//!   keeps its model alive through an `Arc`, and is freed before its pool.
-//! * **Threads.** After loading, a `llama_model` and its vocabulary are only read, and llama.cpp documents its tokenizer
-//!   functions as thread-safe. A `llama_context` may move between threads but is never used by two at once: every
-//!   method that touches it takes `&mut self`, or reads numbers that never change.
+//! Three arguments justify all `SAFETY` comments below:
+//! * **Ownership.** [`LlamaModel`], [`LlamaContext`] and [`ComputeThreads`] each hold the only pointer that frees their
+//!   object. A context keeps its model alive through an `Arc`, and is freed before its thread pool.
+//! * **Threads.** After loading, a `llama_model` and its vocabulary are only read, and llama.cpp documents its
+//!   tokenizer functions as thread-safe. A `llama_context` may move between threads but is never used by two at once:
+//!   every method that touches it takes `&mut self`, or reads numbers that never change.
 //! * **Ranges.** Slots, tokens, positions and row indices are compared with the numbers that llama.cpp itself reported.
 //!
-//! What llama.cpp throws (out of memory in `decode`, say) ends in [`guarded`], as an error.
+//! Exceptions that llama.cpp throws (out of memory in `decode`, for one) become errors in [`guarded`].
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -30,7 +31,7 @@ use super::guard::{guarded, throwing};
 use crate::model::{BatchEntry, DecodeSignals, Interrupt};
 use crate::tokenizer_json::AddedToken;
 
-/// Proof that llama.cpp is initialised and that its log goes to `tracing`.
+/// Proof that llama.cpp is initialised and that its log is forwarded to `tracing`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LlamaBackend(());
 
@@ -39,7 +40,7 @@ impl LlamaBackend {
     pub(super) fn start() -> Self {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
-            // SAFETY: both take no borrowed data; `Once` keeps other threads out while the global logger is set.
+            // SAFETY: neither takes borrowed data; `Once` excludes other threads while the global logger is set.
             unsafe {
                 sys::llama_log_set(Some(log), ptr::null_mut());
                 sys::llama_backend_init();
@@ -49,7 +50,7 @@ impl LlamaBackend {
     }
 }
 
-/// The x86 features for which ggml's kernels were compiled; may be asked before anything else is.
+/// Returns the x86 features for which ggml's kernels were compiled; may be called before llama.cpp is initialised.
 pub(super) fn compiled_for() -> impl Iterator<Item = &'static str> {
     // SAFETY: these functions take nothing and return constants of the build.
     let features = unsafe {
@@ -69,7 +70,8 @@ pub(super) fn compiled_for() -> impl Iterator<Item = &'static str> {
 }
 
 thread_local! {
-    /// The first error that llama.cpp logged on this thread since it was last taken: its functions return only null.
+    /// The first error that llama.cpp has logged on this thread since it was last taken: its functions return only
+    /// null.
     static COMPLAINT: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
@@ -79,7 +81,8 @@ fn take_complaint() -> String {
         .unwrap_or_else(|| "no reason given".to_owned())
 }
 
-/// llama.cpp talks much; only its errors are worth a warning, since their consequences are reported by us.
+/// Forwards llama.cpp's log. Its errors become warnings, because the caller reports their consequences; all else is
+/// lowered.
 unsafe extern "C" fn log(level: sys::ggml_log_level, text: *const c_char, _: *mut c_void) {
     if text.is_null() {
         return;
@@ -92,7 +95,7 @@ unsafe extern "C" fn log(level: sys::ggml_log_level, text: *const c_char, _: *mu
     }
     match level {
         sys::GGML_LOG_LEVEL_ERROR => {
-            // No panic may reach C: a busy or dead cell is passed over.
+            // No panic may cross into C, so a thread-local that is borrowed or destroyed is skipped.
             let _ = COMPLAINT.try_with(|cell| {
                 if let Ok(mut complaint) = cell.try_borrow_mut() {
                     complaint.get_or_insert_with(|| text.to_owned());
@@ -120,20 +123,20 @@ unsafe impl Send for LlamaModel {}
 // SAFETY: see "Threads" above: shared use is reading.
 unsafe impl Sync for LlamaModel {}
 
-/// What a model is, as llama.cpp reports it.
+/// The properties of a model, as llama.cpp reports them.
 #[derive(Clone, Debug)]
 pub(super) struct LlamaFacts {
     pub(super) description: String,
     pub(super) parameters: u64,
     pub(super) weight_bytes: u64,
-    /// Its state is not a list of cells, so it cannot be cut back.
+    /// Its state is recurrent, not a list of KV cells, so it cannot be truncated.
     pub(super) recurrent: bool,
-    /// It turns a prefix into a next token, which is all we can serve.
+    /// It predicts the next token of a prefix; no other kind of model can be served.
     pub(super) generates: bool,
     pub(super) sliding_window: u32,
 }
 
-/// What a token is.
+/// The attributes of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TokenAttributes {
     pub(super) control: bool,
@@ -141,11 +144,11 @@ pub(super) struct TokenAttributes {
 }
 
 impl LlamaModel {
-    /// Loads a file. `progress` is called with fractions from 0 to 1 on this thread, and stops the loading by returning false;
-    /// a panic in it ends the process.
+    /// Loads a file. `progress` is called with fractions from 0 to 1 on this thread, and stops the loading by returning
+    /// false; a panic in it ends the process.
     ///
     /// # Errors
-    /// What llama.cpp logged.
+    /// The error that llama.cpp logged.
     pub(super) fn load(
         _: LlamaBackend,
         path: &Path,
@@ -199,7 +202,7 @@ impl LlamaModel {
         }
     }
 
-    /// What it is.
+    /// Returns its properties.
     pub(super) fn facts(&self) -> LlamaFacts {
         let model = self.model.as_ptr();
         let mut description = [0_u8; 256];
@@ -222,7 +225,7 @@ impl LlamaModel {
         }
     }
 
-    /// The chat template in its metadata.
+    /// Returns the chat template in its metadata.
     pub(super) fn chat_template(&self) -> Option<String> {
         // SAFETY: the model is live; a null name asks for the default template.
         let text = unsafe { sys::llama_model_chat_template(self.model.as_ptr(), ptr::null()) };
@@ -237,12 +240,12 @@ impl LlamaModel {
         )
     }
 
-    /// Tokens in the vocabulary; more than 0.
+    /// Returns the number of tokens in the vocabulary; more than 0.
     pub(super) fn size(&self) -> u32 {
         self.size
     }
 
-    /// Whether texts are split before byte pairs are merged.
+    /// Returns whether the vocabulary is byte-pair (BPE), which splits texts before it merges pairs.
     pub(super) fn is_byte_pair(&self) -> bool {
         // SAFETY: the vocabulary is live.
         unsafe { sys::llama_vocab_type(self.vocabulary.as_ptr()) == sys::LLAMA_VOCAB_TYPE_BPE }
@@ -258,7 +261,7 @@ impl LlamaModel {
         u32::try_from(token).ok().filter(|&token| token < self.size)
     }
 
-    /// What a token is; ids outside the vocabulary are nothing special.
+    /// Returns the attributes of a token; ids outside the vocabulary have none.
     pub(super) fn kind(&self, token: Token) -> TokenAttributes {
         let Some(id) = self.id(token) else {
             return TokenAttributes {
@@ -281,19 +284,19 @@ impl LlamaModel {
         }
     }
 
-    /// The text of a token as the model's file has it.
+    /// Returns the text of a token as the model's file has it.
     pub(super) fn text(&self, token: Token) -> String {
         let Some(id) = self.id(token) else {
             return String::new();
         };
-        // SAFETY: the vocabulary is live and the id is in it; the answer is a NUL-terminated string that it owns, copied at
-        // once.
+        // SAFETY: the vocabulary is live and the id is in it; the result is a NUL-terminated string that it owns,
+        // copied at once.
         let text =
             unsafe { CStr::from_ptr(sys::llama_vocab_get_text(self.vocabulary.as_ptr(), id)) };
         text.to_string_lossy().into_owned()
     }
 
-    /// How a token is found in a text before anything is split, if it is.
+    /// Returns how a token is found in a text before the text is split, if it is.
     pub(super) fn found(&self, token: Token) -> Option<AddedToken> {
         let id = self.id(token)?;
         // SAFETY: the vocabulary is live and the id is in it.
@@ -309,7 +312,7 @@ impl LlamaModel {
         })
     }
 
-    /// The token before raw text, if the model wants one there; and the one itself, for templates.
+    /// Returns whether the model wants a BOS token before raw text; and the BOS token itself, for templates.
     pub(super) fn bos(&self) -> (bool, Option<Token>) {
         let vocabulary = self.vocabulary.as_ptr();
         // SAFETY: the vocabulary is live; both only read.
@@ -322,19 +325,19 @@ impl LlamaModel {
         (wanted, self.named(token))
     }
 
-    /// The token that ends a text.
+    /// Returns the EOS token.
     pub(super) fn end(&self) -> Option<Token> {
         // SAFETY: the vocabulary is live.
         self.named(unsafe { sys::llama_vocab_eos(self.vocabulary.as_ptr()) })
     }
 
-    /// The token that ends a turn.
+    /// Returns the EOT token, which ends a turn.
     pub(super) fn end_of_turn(&self) -> Option<Token> {
         // SAFETY: the vocabulary is live.
         self.named(unsafe { sys::llama_vocab_eot(self.vocabulary.as_ptr()) })
     }
 
-    /// The bytes of a token; with `special`, also those of control tokens.
+    /// Returns the bytes of a token; with `special`, also those of control tokens.
     pub(super) fn piece(&self, token: Token, special: bool) -> Vec<u8> {
         let Some(id) = self.id(token) else {
             return Vec::new();
@@ -347,11 +350,11 @@ impl LlamaModel {
             let written = guarded(|| unsafe {
                 throwing::llama_token_to_piece(vocabulary, id, buffer, room, 0, special)
             });
-            // A token that cannot be written has no text.
+            // A token that cannot be converted has no text.
             let Ok(written) = written else {
                 return Vec::new();
             };
-            // A negative answer is the room that was missing altogether.
+            // A negative result is the size that the buffer needs.
             let needed = written.unsigned_abs() as usize;
             let fits = written >= 0;
             bytes.resize(needed, 0);
@@ -361,11 +364,11 @@ impl LlamaModel {
         }
     }
 
-    /// The tokens of a text, without any added at its ends. With `special`, control tokens' texts become those tokens.
+    /// Tokenises a text, without adding BOS or EOS. With `special`, control tokens' texts become those tokens.
     ///
-    /// A text above 256 MiB gives none: no context holds it, and llama.cpp counts in 32 bits.
-    /// What has no token, in a vocabulary without tokens for single bytes, is left out: llama.cpp throws there for some kinds of
-    /// vocabularies, and leaves it out for the others.
+    /// A text above 256 MiB gives no tokens: it fits in no context, and llama.cpp counts in 32 bits. In a vocabulary
+    /// without tokens for single bytes, text that has no token is dropped: for some kinds of vocabularies llama.cpp
+    /// throws there, and for the others it drops the text itself.
     pub(super) fn tokenize(&self, text: &str, special: bool) -> Vec<Token> {
         let why = match self.try_tokenize(text, special) {
             Ok(tokens) => return tokens,
@@ -388,7 +391,7 @@ impl LlamaModel {
         if text.is_empty() || text.len() > BYTES_MAX {
             return Ok(Vec::new());
         }
-        // Never more tokens than bytes, but for a space that some vocabularies put before the text.
+        // Never more tokens than bytes, except for a space that some vocabularies add before the text.
         let mut tokens = vec![0 as sys::llama_token; text.len() + 8];
         loop {
             // Cannot truncate: both are below 2^29.
@@ -429,7 +432,7 @@ unsafe extern "C" fn on_progress(fraction: f32, data: *mut c_void) -> bool {
     progress(fraction)
 }
 
-/// What stands for a pass that has thrown, beside llama.cpp's own codes.
+/// The result of a decode call that threw an exception; distinct from llama.cpp's own codes.
 const THROWN: i32 = i32::MIN;
 
 /// ggml's worker threads for one context.
@@ -438,7 +441,7 @@ struct ComputeThreads(NonNull<sys::ggml_threadpool>);
 
 impl ComputeThreads {
     fn new(threads: u32, poll: u32) -> Option<Self> {
-        // More would overrun the fixed mask of CPUs.
+        // More threads would overrun ggml's fixed CPU mask.
         let threads = i32::try_from(threads.clamp(1, THREADS_MAX)).ok()?;
         // SAFETY: a plain value is returned.
         let mut params = unsafe { sys::ggml_threadpool_params_default(threads) };
@@ -455,36 +458,37 @@ impl Drop for ComputeThreads {
     }
 }
 
-/// Most threads that one pass may use.
+/// The maximum of threads of one decode call.
 pub(super) const THREADS_MAX: u32 = 256;
 
-/// The cells of a cache, or of each slot that has its own, are a multiple of this.
+/// The number of KV cells, or of those of each slot with a per-slot KV cache, is a multiple of this.
 pub(super) const CELLS_STEP: u32 = 256;
 
-/// Most slots that llama.cpp keeps apart.
+/// The maximum of slots (sequences) of llama.cpp.
 pub(super) const SLOTS_MAX: u32 = 256;
 
-/// Rows of a batch beside one for each slot, for tokens that are scored.
+/// Output rows of a batch for scored tokens, in addition to one for each slot.
 pub(super) const SCORED_ROWS: u32 = 64;
 
 /// The size of a context.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ContextSize {
-    /// Tokens of all slots together.
+    /// KV cells of all slots together.
     pub(super) cells: u32,
-    /// Whether each slot has an equal part of the cells to itself, rather than all sharing all.
+    /// Per-slot KV: each slot has an equal part of the cells to itself. Otherwise unified KV: all slots share all
+    /// cells.
     pub(super) per_slot: bool,
     pub(super) batch_tokens: u32,
     pub(super) slots: u32,
     pub(super) threads: u32,
-    /// How long workers spin before they sleep, 0 to 100.
+    /// How long idle worker threads spin before they sleep, 0 to 100.
     pub(super) poll: u32,
 }
 
 /// Why a batch was not computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DecodeError {
-    /// No room in the cache; nothing changed.
+    /// No room in the KV cache; nothing changed.
     Full,
     /// The interrupt was seen.
     Aborted,
@@ -494,22 +498,22 @@ pub(super) enum DecodeError {
     Broken(i32),
 }
 
-/// A cache of cells and what computes in it.
+/// A KV cache, and the llama.cpp context that computes in it.
 ///
-/// Where slots share their cells, one batch is one pass (physical and logical batch size are equal). Where they are apart,
-/// it is a pass for each run of neighbouring slots with as many tokens each. Either way a batch that fails leaves every slot
-/// of a model that can be cut back as it was.
+/// With a unified KV cache, one batch is one ubatch (physical and logical batch size are equal). With a per-slot KV
+/// cache, it is one ubatch for each run of neighbouring slots with the same number of tokens. Either way a batch that
+/// fails leaves every slot of a model that can be truncated as it was.
 #[derive(Debug)]
 pub(super) struct LlamaContext {
     context: NonNull<sys::llama_context>,
     memory: NonNull<sys::llama_memory_i>,
-    /// Tokens in each slot.
+    /// Number of tokens in each slot.
     cells_held: Vec<u32>,
-    /// The last batch that named each slot, by number.
+    /// The number of the last batch that had entries of each slot.
     named: Vec<u64>,
     batches: u64,
     cells: u32,
-    /// Cells of its own that each slot has, if they are apart.
+    /// KV cells of each slot, with a per-slot KV cache.
     own: Option<u32>,
     batch_tokens: u32,
     rows: u32,
@@ -517,7 +521,7 @@ pub(super) struct LlamaContext {
     interrupt: Interrupt,
     /// Tokens that a sliding-window layer attends to; 0 if every layer attends to all.
     window: u32,
-    /// Its state is not a list of cells.
+    /// Its state is recurrent, not a list of KV cells.
     recurrent: bool,
     model: Arc<LlamaModel>,
     /// Declared last: dropped after the context that uses it.
@@ -528,13 +532,13 @@ pub(super) struct LlamaContext {
 unsafe impl Send for LlamaContext {}
 
 impl LlamaContext {
-    /// Makes a context. Must happen before the model is shared: llama.cpp may still adjust it here.
+    /// Creates a context. Must be called before the model is shared: llama.cpp may still modify the model here.
     ///
     /// # Errors
-    /// What llama.cpp logged.
+    /// The error that llama.cpp logged.
     pub(super) fn new(model: Arc<LlamaModel>, size: ContextSize) -> Result<Self, String> {
         let slots = size.slots.clamp(1, SLOTS_MAX);
-        // llama.cpp asserts that a row fits for each slot, and pads cells on its own.
+        // llama.cpp asserts that a batch has room for one row per slot, and pads the number of cells itself.
         let batch_tokens = size.batch_tokens.max(slots);
         let cells = size.cells.max(batch_tokens).next_multiple_of(CELLS_STEP);
         let threads = size.threads.clamp(1, THREADS_MAX);
@@ -546,17 +550,17 @@ impl LlamaContext {
         params.n_batch = batch_tokens;
         params.n_ubatch = batch_tokens;
         params.n_seq_max = slots;
-        // One row per slot, and some for slots that want several.
+        // One output row per slot, and some for slots with several scored tokens.
         let rows = slots.saturating_add(SCORED_ROWS).min(batch_tokens);
         params.n_outputs_max = rows;
         params.n_outputs_max_per_seq = rows;
         params.n_threads = threads.cast_signed();
         params.n_threads_batch = threads.cast_signed();
-        // Slots that share their cells fork without a copy, and all tokens look at all cells.
+        // With a unified KV cache a fork copies nothing, but every token attends over all cells.
         params.kv_unified = !size.per_slot;
-        // As many cells for sliding-window layers as for the others, so that most of such models' prefixes can be cut
-        // back and forked too. It is no promise: llama.cpp gives cells outside their sequence's window to whoever comes,
-        // hence `can_resume`.
+        // Allocates as many cells for sliding-window layers as for the others, so that most prefixes of such models can
+        // be truncated and forked too. It is no guarantee: llama.cpp reuses cells that have left their sequence's
+        // window, hence `can_resume`.
         params.swa_full = true;
         params.no_perf = true;
         let _ = COMPLAINT.take();
@@ -609,33 +613,33 @@ impl LlamaContext {
         })
     }
 
-    /// Cells in the cache.
+    /// Returns the number of KV cells.
     pub(super) fn cells(&self) -> u32 {
         self.cells
     }
 
-    /// Cells that each slot has to itself, if slots do not share them.
+    /// Returns the number of KV cells of each slot, with a per-slot KV cache.
     #[cfg(test)]
     pub(super) fn own(&self) -> Option<u32> {
         self.own
     }
 
-    /// Entries that fit into a batch.
+    /// Returns the maximum of entries of a batch.
     pub(super) fn batch_tokens(&self) -> u32 {
         self.batch_tokens
     }
 
-    /// Rows that a batch may want.
+    /// Returns the maximum of output rows of a batch.
     pub(super) fn rows(&self) -> u32 {
         self.rows
     }
 
-    /// Slots.
+    /// Returns the number of slots.
     pub(super) fn slots(&self) -> u32 {
         self.cells_held.len() as u32
     }
 
-    /// The flag that aborts a running pass; polled between the nodes of the graph.
+    /// Sets the flag that aborts a running decode call; it is polled between the nodes of the graph.
     pub(super) fn set_interrupt(&mut self, flag: Interrupt) {
         // SAFETY: the context is live and not computing. The old flag is dropped only after the new one is in place.
         unsafe {
@@ -645,8 +649,8 @@ impl LlamaContext {
         self.interrupt = flag;
     }
 
-    /// Computes a batch. After an error other than [`DecodeError::Broken`] the slots of a model that can be cut back hold
-    /// what they held.
+    /// Decodes a batch. After an error other than [`DecodeError::Broken`] the slots of a model that can be truncated
+    /// are unchanged.
     pub(super) fn decode(&mut self, entries: &[BatchEntry]) -> Result<(), DecodeError> {
         self.batch.clear();
         self.check(entries)?;
@@ -675,7 +679,7 @@ impl LlamaContext {
         })
     }
 
-    /// Removes what passes of a batch have left in its slots although a later pass failed.
+    /// Rolls back the slots of a failed batch: ubatches before the failed one have added tokens to them.
     fn take_back(&mut self, entries: &[BatchEntry]) {
         if self.own.is_none() {
             return;
@@ -725,8 +729,8 @@ impl LlamaContext {
         }
     }
 
-    /// The logits after the entry at `index` of the last batch, if that batch succeeded and wanted them there.
-    /// The caller may overwrite them: the next batch writes them anew.
+    /// Returns the logits after the entry at `index` of the last batch, if that batch succeeded and the entry requested
+    /// an output row. The caller may overwrite them: the next batch writes them anew.
     pub(super) fn row(&mut self, index: usize) -> Option<&mut [f32]> {
         let index = self.batch.wanted(index)?;
         // SAFETY: the last decode succeeded and its batch wanted a row at this index.
@@ -737,7 +741,7 @@ impl LlamaContext {
         Some(unsafe { std::slice::from_raw_parts_mut(row.as_ptr(), self.model.size as usize) })
     }
 
-    /// Makes the empty slot `to` hold the first `tokens` tokens of `from`.
+    /// Copies the first `tokens` tokens of `from` into the empty slot `to`.
     pub(super) fn fork(&mut self, from: u32, to: u32, tokens: u32) -> Result<(), DecodeError> {
         let (Some(&source), Some(&target)) = (
             self.cells_held.get(from as usize),
@@ -753,7 +757,8 @@ impl LlamaContext {
         if tokens == 0 {
             return Ok(());
         }
-        // A whole copy is said as one, which recurrent models can do; from cells of its own nothing else can be copied.
+        // A whole copy is requested as such, because recurrent models support only that, and so does a per-slot KV
+        // cache.
         let whole = tokens == source || self.own.is_some();
         let until = if whole { -1 } else { tokens.cast_signed() };
         // SAFETY: the memory lives with its context, and both slots are in range.
@@ -771,13 +776,15 @@ impl LlamaContext {
         }
     }
 
-    /// Whether a slot cut to its first `tokens` tokens holds all that the token after them attends to (D-48).
+    /// Returns whether a slot truncated to its first `tokens` tokens holds every position that the token after them
+    /// attends to (D-48).
     pub(super) fn can_resume(&self, slot: u32, tokens: u32) -> bool {
         let Some(&retained) = self.cells_held.get(slot as usize) else {
             return false;
         };
         if tokens == 0 || tokens >= retained {
-            // Nothing is attended to, or nothing is cut: llama.cpp itself keeps what the end of a sequence sees.
+            // Nothing is attended to, or nothing is truncated: llama.cpp retains the window at the end of a sequence
+            // itself.
             return tokens <= retained;
         }
         if self.recurrent || self.window == 0 {
@@ -792,7 +799,7 @@ impl LlamaContext {
         u32::try_from(oldest).is_ok_and(|oldest| oldest <= first)
     }
 
-    /// Keeps the first `tokens` tokens of a slot; false if this model cannot.
+    /// Truncates a slot to its first `tokens` tokens; returns false if this model cannot.
     pub(super) fn truncate(&mut self, slot: u32, tokens: u32) -> bool {
         let Some(retained) = self.cells_held.get_mut(slot as usize) else {
             return false;
@@ -800,7 +807,7 @@ impl LlamaContext {
         if tokens >= *retained {
             return tokens == *retained;
         }
-        // Removing everything never fails, also where removing a part does.
+        // Removing everything never fails, even on models where removing a part does.
         let from = if tokens == 0 {
             -1
         } else {
@@ -815,7 +822,7 @@ impl LlamaContext {
         done
     }
 
-    /// Empties a slot, whatever llama.cpp kept there after a failure.
+    /// Empties a slot, whatever state llama.cpp left there after a failure.
     pub(super) fn clear(&mut self, slot: u32) {
         if let Some(retained) = self.cells_held.get_mut(slot as usize) {
             *retained = 0;
@@ -824,7 +831,7 @@ impl LlamaContext {
         }
     }
 
-    /// Tokens in a slot.
+    /// Returns the number of tokens in a slot.
     pub(super) fn cells_held(&self, slot: u32) -> u32 {
         self.cells_held.get(slot as usize).copied().unwrap_or(0)
     }
@@ -837,18 +844,18 @@ impl Drop for LlamaContext {
     }
 }
 
-/// Asked by ggml's first thread before each node of the graph.
+/// Called by ggml's first thread before each node of the graph; returns true to abort.
 unsafe extern "C" fn on_poll(data: *mut c_void) -> bool {
     // SAFETY: the address of the context's `DecodeSignals`, which its `Arc` keeps alive.
     unsafe { &*data.cast::<DecodeSignals>() }.pulse()
 }
 
-/// The arrays of a `llama_batch`, kept from batch to batch; in the order of slots, which is that of the cells.
+/// The arrays of a `llama_batch`, reused for every batch; sorted by slot, because each slot's cells are adjacent.
 #[derive(Debug)]
 struct LlamaBatch {
-    /// The entries, in the order of their slots.
+    /// The indices of the entries, sorted by slot.
     order: Vec<usize>,
-    /// Where each entry stands in that order.
+    /// The position of each entry in that order.
     ranks: Vec<i32>,
     tokens: Vec<sys::llama_token>,
     positions: Vec<sys::llama_pos>,
@@ -893,12 +900,13 @@ impl LlamaBatch {
             self.slots.push(entry.slot.cast_signed());
             self.rows.push(i8::from(entry.row));
         }
-        // Each token belongs to one slot: a list of length one, in place. Made last: `slots` no longer moves.
+        // Each token belongs to one slot: a list of length one, in place. Built last, because pushing to `slots` may
+        // move it.
         self.lists
             .extend(self.slots.iter_mut().map(|slot| &raw mut *slot));
     }
 
-    /// Where an entry of the batch stands, if it wants a row.
+    /// Returns the position of an entry in the batch, if it requested an output row.
     fn wanted(&self, index: usize) -> Option<i32> {
         let position = *self.ranks.get(..self.order.len())?.get(index)?;
         let row = *self.rows.get(usize::try_from(position).ok()?)?;

@@ -1,4 +1,4 @@
-//! Loads a model: first all checks that need no llama.cpp, then llama.cpp, then a context.
+//! Loads a model: first all checks that do not need llama.cpp, then the model with llama.cpp, then a context.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -14,46 +14,47 @@ use crate::gguf::{self, GgufHeader};
 use crate::recommended::RecommendedSampling;
 use crate::template::TemplateError;
 
-/// Where a model comes from.
+/// The source of a model.
 #[derive(Clone, Debug)]
 pub enum ModelSource {
     /// A GGUF file.
     File(PathBuf),
-    /// A GGUF file inside the program.
+    /// A GGUF file embedded in the program.
     Bytes(&'static [u8]),
 }
 
-/// How a model is loaded. The defaults suit a small machine.
+/// Options of loading a model. The defaults suit a small machine.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// Tokens a sequence may hold. `None`: what the model was trained for, at most 8,192. More than it was trained for
-    /// is reduced to that, with a warning.
+    /// The maximum of tokens of a sequence. `None`: what the model was trained for, at most 8,192. More than it was
+    /// trained for is reduced to that, with a warning.
     pub context_tokens: Option<u32>,
-    /// Tokens that all sequences and kept prefixes hold together. `None`: `context_tokens` for each of `parallel`, but
-    /// no more than 16,384 unless one sequence alone needs more, or all of it takes no more than 128 MiB.
+    /// KV cells: tokens that all sequences and cached prefixes hold together. `None`: `context_tokens` for each of
+    /// `parallel`, but at most 16,384 unless one sequence alone needs more, or the whole cache takes at most 128 MiB.
     ///
-    /// Where this is room for `context_tokens` of each of `parallel` sequences, every sequence has cells to itself, and so has
-    /// every kept prefix there is room for besides; a token then costs what its own sequence costs. Otherwise all share all
-    /// cells, and every token looks, if not far, at those of all others.
+    /// If this has room for `context_tokens` of each of `parallel` sequences, the KV cache is per slot: every sequence,
+    /// and every cached prefix for which there is room, has its own cells, and a token attends over its own sequence's
+    /// cells only. Otherwise the KV cache is unified: all sequences share all cells, and every token's attention scans
+    /// the cells of all sequences, though cheaply.
     pub cache_tokens: Option<u32>,
     /// Sequences in one batch; 1 to 255.
     pub parallel: u32,
-    /// Prefixes kept besides, as far as 256 slots and, where sequences have cells to themselves, the cache go. `None`: 32, or
-    /// as many as there is room for; fewer than asked for are a warning.
+    /// The number of cached prefixes in addition to `parallel`, within 256 slots and, with a per-slot KV cache, the
+    /// size of the cache. `None`: 32, or as many as there is room for; fewer than requested cause a warning.
     pub kept_prefixes: Option<u32>,
-    /// Tokens of one pass.
+    /// The maximum of tokens of one batch.
     pub batch_tokens: u32,
-    /// Threads of one pass. `None`: one less than there are processors for this process. The threads of a pass wait for
-    /// each other without sleeping, several hundred times per token, so that one that is kept from its processor holds
-    /// up all: with a busy neighbour, two threads on two processors were 7 times slower than one.
+    /// Threads of one decode call. `None`: one less than the processors that this process may use. The threads of a
+    /// decode call wait for each other without sleeping, several hundred times per token, so one that is kept from its
+    /// processor delays all: with a busy neighbour, two threads on two processors were 7 times slower than one.
     pub threads: Option<u32>,
     /// How long idle worker threads spin before they sleep, from 0 (not at all) to 100.
     pub poll: u32,
-    /// Layers to compute on a GPU; needs a feature for one.
+    /// Layers to compute on a GPU; needs a cargo feature for one.
     pub gpu_layers: u32,
     /// Map the file instead of reading it: faster to start, and shared between processes.
     pub mmap: bool,
-    /// Bytes of memory that may be used. `None`: what the system has available.
+    /// The maximum of bytes of memory that may be used. `None`: what the system has available.
     pub memory_bytes: Option<u64>,
 }
 
@@ -74,7 +75,7 @@ impl Default for LoadOptions {
     }
 }
 
-/// Why a model was not loaded. Nothing is left behind.
+/// Why a model was not loaded. Everything that was allocated is freed.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The kernels were compiled for another processor.
@@ -82,7 +83,7 @@ pub enum LoadError {
         "this processor lacks {0}, for which this program was compiled: build it on this machine with RUSTFLAGS=\"-C target-cpu=native\""
     )]
     Processor(String),
-    /// There is no such file.
+    /// The file does not exist.
     #[error("there is no file {0}: check the path")]
     Missing(PathBuf),
     /// It is a folder or a device.
@@ -93,10 +94,10 @@ pub enum LoadError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         error: io::Error,
     },
-    /// It is something else.
+    /// It is not a GGUF file.
     #[error(
         "{0} is not a GGUF model (it does not begin with the letters GGUF): download the .gguf file of the model, or convert it"
     )]
@@ -119,15 +120,15 @@ pub enum LoadError {
         /// Bytes it needs at least.
         need: u64,
     },
-    /// llama.cpp does not know the architecture.
+    /// llama.cpp does not support the architecture.
     #[error(
         "the architecture {0:?} is not supported by this build: choose another model, or a newer release"
     )]
     Architecture(String),
-    /// It computes something else than a next token.
+    /// It does not predict a next token.
     #[error("a model of architecture {0:?} does not generate text: choose a language model")]
     NotGenerative(String),
-    /// It does not fit.
+    /// It does not fit in memory.
     #[error(
         "the model needs about {need} of memory ({weights} weights, {cache} cache for {cells} tokens) and {available} are \
          available: choose a smaller model or quantisation, or a smaller context; engine.memory_bytes overrides what is available",
@@ -136,11 +137,11 @@ pub enum LoadError {
     Memory {
         /// Bytes needed.
         need: u64,
-        /// Of them for weights.
+        /// Bytes for weights.
         weights: u64,
-        /// Of them for the cache.
+        /// Bytes for the KV cache.
         cache: u64,
-        /// Tokens of the cache.
+        /// KV cells.
         cells: u32,
         /// Bytes available.
         available: u64,
@@ -151,18 +152,19 @@ pub enum LoadError {
     /// An option is out of range.
     #[error("{0}")]
     Option(&'static str),
-    /// The caller stopped it.
+    /// The caller stopped the loading.
     #[error("loading was stopped")]
     Stopped,
-    /// llama.cpp said no.
+    /// llama.cpp refused the model.
     #[error("llama.cpp cannot load the model: {0}")]
     Llama(String),
 }
 
-/// Loads a model under a name. `progress` is called with fractions from 0 to 1, and stops the loading by returning false.
+/// Loads a model under a name. `progress` is called with fractions from 0 to 1, and stops the loading by returning
+/// false.
 ///
-/// A file inside the program is first written to an unnamed file in memory, since llama.cpp reads files: mapped from
-/// there it is shared like any other, and never touches a disk.
+/// A file embedded in the program is first written to an unnamed file in memory, because llama.cpp reads files. Mapped
+/// from there it is shared like any other, and never written to a disk.
 ///
 /// # Errors
 /// [`LoadError`].
@@ -221,7 +223,7 @@ pub(super) fn architecture(header: &GgufHeader) -> String {
     named.unwrap_or_default().to_owned()
 }
 
-/// D-53.
+/// Reads the recommended sampling parameters (D-53).
 pub(super) fn recommended(header: &GgufHeader) -> RecommendedSampling {
     let fraction = |name: &str| header.fraction(&format!("general.sampling.{name}"));
     let top_k = header.number("general.sampling.top_k");
@@ -247,7 +249,7 @@ fn embed(
     if !facts.generates {
         return Err(LoadError::NotGenerative(architecture));
     }
-    // The state of recurrent models is not in cells.
+    // Recurrent models have no KV cells.
     let sizes = match plan.per_slot {
         Some(separate) if !facts.recurrent => separate,
         _ => plan.together,
@@ -270,7 +272,7 @@ fn embed(
     };
     let context = llama::LlamaContext::new(Arc::clone(&model), size).map_err(LoadError::Llama)?;
     let vocabulary = Arc::new(LlamaVocabulary::new(Arc::clone(&model), header)?);
-    // Whether it can be called is decided where it is registered; this line says how it was loaded.
+    // Whether the model is served is decided when it is registered; this line tells how it was loaded.
     tracing::debug!(
         model = name,
         cells = context.cells(),
@@ -300,20 +302,20 @@ fn embed(
     })
 }
 
-/// How many tokens of cache are missing for the kept prefixes that were asked for, where each has cells to itself.
+/// Returns how many KV cells are missing for the requested cached prefixes, with a per-slot KV cache.
 fn missing_prefixes(options: &LoadOptions, sizes: Sizes) -> Option<u32> {
     let asked = options.parallel.saturating_add(options.kept_prefixes?);
     let missing = asked.min(llama::SLOTS_MAX).saturating_sub(sizes.slots);
     (missing > 0).then(|| missing.saturating_mul(sizes.cells / sizes.slots.max(1)))
 }
 
-/// What the options come to for one model.
+/// The sizes that the options give for one model.
 pub(super) struct LoadPlan {
     pub(super) context_tokens: u32,
     threads: u32,
-    /// If all slots share all cells.
+    /// Sizes with a unified KV cache.
     together: Sizes,
-    /// If each has its own, for which there must be enough.
+    /// Sizes with a per-slot KV cache, if there are enough cells.
     per_slot: Option<Sizes>,
 }
 
@@ -335,7 +337,7 @@ impl LoadPlan {
             ));
         }
         let trained = header.number(&format!("{architecture}.context_length"));
-        // A model that does not say is taken at its word, whatever was asked for.
+        // If the model does not state its context length, the requested one is used.
         let trained = trained
             .and_then(|tokens| u32::try_from(tokens).ok())
             .filter(|&tokens| tokens > 0);
@@ -388,15 +390,15 @@ impl LoadPlan {
         })
     }
 
-    /// Sets the memory aside that the model will need, until it is loaded and has it. Where models that are loaded at the same
-    /// time leave too little, waits for them: what they have then is counted by the system.
+    /// Reserves the memory that the model will need, until it is loaded and the system counts it. If models that are
+    /// being loaded leave too little, waits for them.
     fn reserve_memory(
         &self,
         header: &GgufHeader,
         options: &LoadOptions,
         progress: &mut dyn FnMut(f32) -> bool,
     ) -> Result<Option<MemoryReservation>, LoadError> {
-        // What a GPU takes is not ours to know.
+        // The memory of a GPU is not known here.
         if options.gpu_layers > 0 {
             return Ok(None);
         }
@@ -418,11 +420,11 @@ impl LoadPlan {
     }
 }
 
-/// Positions are counted in 32 bits with a sign.
+/// llama.cpp counts positions in signed 32-bit integers.
 const CONTEXT_TOKENS_MAX: u32 = 1 << 26;
 const KEPT_PREFIXES_DEFAULT: u32 = 32;
 const CACHE_TOKENS_DEFAULT_MAX: u32 = 16_384;
-/// What a cache may take without anybody being asked.
+/// The size up to which a KV cache is enlarged by default.
 const CACHE_BYTES_SMALL: u64 = 128 << 20;
 const BATCH_TOKENS_MAX: u32 = 16_384;
 
@@ -463,7 +465,7 @@ pub(super) fn header_of_file(path: &Path) -> Result<GgufHeader, LoadError> {
             error,
         },
     };
-    // Before it is opened: opening a pipe blocks until it has a writer.
+    // Checked before the file is opened: opening a pipe blocks until it has a writer.
     let metadata = std::fs::metadata(path).map_err(unreadable)?;
     if !metadata.is_file() {
         return Err(LoadError::NotAFile(path.to_owned()));
@@ -500,7 +502,7 @@ pub(super) fn header_of(
     }
 }
 
-/// A copy of a model in the program, as a file that goes away with this value. A mapping of it stays valid.
+/// A copy of an embedded model as a file that is removed when this value is dropped. A mapping of it stays valid.
 struct StagedFile {
     file: File,
     path: PathBuf,
@@ -535,7 +537,7 @@ impl StagedFile {
 impl Drop for StagedFile {
     fn drop(&mut self) {
         let _ = self.file.flush();
-        // Without a file in memory there is a name to remove; failing leaves a file in the folder for such.
+        // Only memfd files have no name to remove. If removing fails, a file stays in the temporary directory.
         if cfg!(not(target_os = "linux")) {
             let _ = std::fs::remove_file(&self.path);
         }

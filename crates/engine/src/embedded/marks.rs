@@ -1,26 +1,27 @@
-//! Finds special tokens in a text, at which it is split before llama.cpp tokenises it.
+//! Finds special tokens in a text, at which the text is split before llama.cpp tokenises it.
 //!
-//! llama.cpp looks for each token of a fixed text (control tokens, and those that a model's maker added) in each part that it has
-//! already found, and each search runs to the end of the whole text: the time grows with the square of their number, 20,000
-//! turns of one letter took minutes. It cuts a text at these tokens anyway, so that cutting there first changes nothing.
+//! llama.cpp searches for each token of a fixed text (control tokens and added tokens) in each part that it has already
+//! found, and each search runs to the end of the whole text. The time is quadratic in the number of matches: 20,000
+//! turns of one letter took minutes. llama.cpp splits a text at these tokens anyway, so splitting there first does not
+//! change the result.
 
 use std::ops::Range;
 
 use aho_corasick::{AhoCorasick, MatchKind};
 
-/// Bytes that are given to llama.cpp at once, where there is a border.
+/// The minimum of bytes that are passed to llama.cpp at once, if the text has a border.
 const PART_BYTES: usize = 4096;
 
 /// Finds tokens of a fixed text.
 #[derive(Debug)]
 pub(super) struct MarkFinder {
     finder: Option<AhoCorasick>,
-    /// Of each, whether what stands before it stays as it is: some tokens take the spaces before them.
+    /// For each token, whether the text before it stays unchanged: some tokens include the spaces before them.
     borders: Vec<bool>,
 }
 
 impl MarkFinder {
-    /// Of texts, each with whether it takes the spaces before it.
+    /// Creates a finder of these texts, each with whether it includes the spaces before it.
     pub(super) fn new(texts: impl IntoIterator<Item = (String, bool)>) -> Self {
         let texts = texts.into_iter().filter(|(text, _)| !text.is_empty());
         let (texts, takes_left): (Vec<_>, Vec<_>) = texts.unzip();
@@ -35,14 +36,14 @@ impl MarkFinder {
         }
     }
 
-    /// The text in parts that give the same tokens one by one as the whole does. Mostly one; a part without such tokens may
-    /// have any length.
+    /// Splits a text into parts that give the same tokens one by one as the whole text does. Usually there is one part;
+    /// a part without such tokens may have any length.
     pub(super) fn parts<'a>(&self, text: &'a str) -> Vec<&'a str> {
         let mut parts = Vec::new();
         let mut from = 0;
         if text.len() > PART_BYTES {
             for at in self.borders(text) {
-                // A mark is whole characters, but a file may say anything.
+                // A mark consists of whole characters, but a damaged file may contain anything.
                 if at - from >= PART_BYTES && text.is_char_boundary(at) {
                     parts.push(&text[from..at]);
                     from = at;
@@ -55,8 +56,8 @@ impl MarkFinder {
         parts
     }
 
-    /// Where a mark begins that no other overlaps but within it: which of several wins there depends on all marks, so that a
-    /// cut might let another one win.
+    /// Returns where a mark begins that no other mark overlaps, except within it. Which of several overlapping marks is
+    /// matched depends on all of them, so a cut there might change the match.
     fn borders(&self, text: &str) -> Vec<usize> {
         let Some(finder) = &self.finder else {
             return Vec::new();
@@ -64,13 +65,13 @@ impl MarkFinder {
         let mut found: Vec<Range<usize>> = Vec::new();
         for hit in finder.find_overlapping_iter(text) {
             let mut hit = hit.range();
-            // Hits come by their ends; what overlaps is kept as one, from its first byte to its last.
+            // Hits are ordered by their ends; overlapping ones are merged into one range.
             while let Some(last) = found.pop_if(|last| last.end > hit.start) {
                 hit = last.start.min(hit.start)..last.end.max(hit.end);
             }
             found.push(hit);
         }
-        // A group whose whole length is a mark begins where that mark does, and no other can win there: it is the longest.
+        // If a mark is as long as its whole group, it is the longest mark and therefore the one that is matched.
         let whole = |group: &Range<usize>| {
             let mut hits = finder.find_overlapping_iter(&text.as_bytes()[group.clone()]);
             hits.any(|hit| hit.range() == (0..group.len()) && self.borders[hit.pattern()])

@@ -8,30 +8,30 @@ use std::time::Duration;
 use super::llama::SCORED_ROWS;
 use crate::gguf::GgufHeader;
 
-/// Bytes that a model is going to need.
+/// The bytes that a model will need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Estimate {
-    /// The tensors, mapped or read.
+    /// The tensors, memory-mapped or read.
     pub(super) weights: u64,
-    /// The cache: [`cell_bytes`] for each cell, and [`state_bytes`] for each slot.
+    /// The KV cache: [`cell_bytes`] for each cell, and [`state_bytes`] for each slot.
     pub(super) cache: u64,
-    /// What one pass needs: activations, masks, logits.
+    /// The buffers of a decode call: activations, masks, logits.
     pub(super) pass: u64,
 }
 
-/// The sizes that the caller chose.
+/// The sizes of a context.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
-    /// Tokens of all slots together.
+    /// KV cells of all slots together.
     pub(super) cells: u32,
-    /// Whether each slot has an equal part of them to itself.
+    /// Per-slot KV: each slot has an equal part of the cells to itself.
     pub(super) per_slot: bool,
     pub(super) batch_tokens: u32,
     pub(super) slots: u32,
 }
 
 impl Sizes {
-    /// The cells that a token can see.
+    /// Returns the number of cells that a token attends over.
     fn reach(self) -> u32 {
         if self.per_slot {
             self.cells / self.slots.max(1)
@@ -41,12 +41,12 @@ impl Sizes {
     }
 }
 
-/// Bytes of one cell: keys and values of 2 bytes for each layer and head.
+/// Returns the bytes of one KV cell: keys and values of 2 bytes for each layer and head.
 pub(super) fn cell_bytes(header: &GgufHeader) -> u64 {
     let architecture = header.text("general.architecture").unwrap_or_default();
     let of = |key: &str| header.number(&format!("{architecture}.{key}"));
     let width = of("embedding_length").unwrap_or(0);
-    // Without heads nothing attends to cells.
+    // Without heads there is no KV cache.
     let heads = of("attention.head_count").unwrap_or(0);
     if heads == 0 {
         return 0;
@@ -58,8 +58,8 @@ pub(super) fn cell_bytes(header: &GgufHeader) -> u64 {
     product(&[layers, key_value_heads, key.saturating_add(value), 2])
 }
 
-/// Bytes of the recurrent state of a slot: 4 for each number of a convolution's past and of the state, in each layer. Which layers
-/// of a hybrid model have one is not asked, so this is what it takes at most.
+/// Returns the bytes of the recurrent state of a slot: 4 for each number of a convolution's window and of the state, in
+/// each layer. For a hybrid model every layer counts as recurrent, so this is an upper bound.
 fn state_bytes(header: &GgufHeader) -> u64 {
     let architecture = header.text("general.architecture").unwrap_or_default();
     let of = |key: &str| header.number(&format!("{architecture}.{key}"));
@@ -86,7 +86,7 @@ fn product(factors: &[u64]) -> u64 {
 }
 
 impl Estimate {
-    /// Reckons from a header. Keys that are missing count as nothing, so this errs towards too little.
+    /// Estimates from a header. Missing keys count as nothing, so the result tends to be too small.
     pub(super) fn new(header: &GgufHeader, sizes: Sizes) -> Self {
         let architecture = header.text("general.architecture").unwrap_or_default();
         let of = |key: &str| header.number(&format!("{architecture}.{key}"));
@@ -116,7 +116,7 @@ impl Estimate {
         }
     }
 
-    /// All of it.
+    /// Returns the sum.
     pub(super) fn total(&self) -> u64 {
         self.weights
             .saturating_add(self.cache)
@@ -124,8 +124,8 @@ impl Estimate {
     }
 }
 
-/// Bytes that can be had without swapping: the system's own figure, and that of the control groups this process is in if it is
-/// less. `None` where neither can be read.
+/// Returns the bytes that are available without swapping: the system's own figure, or that of this process's control
+/// groups if it is less. `None` if neither can be read.
 pub(super) fn available() -> Option<u64> {
     let meminfo = fs::read_to_string("/proc/meminfo")
         .ok()
@@ -138,28 +138,28 @@ pub(super) fn available() -> Option<u64> {
     }
 }
 
-/// Bytes set aside for models that are being loaded: they will be used, and the system does not know it yet.
+/// Bytes reserved for models that are being loaded: they will be used, but the system does not count them yet.
 static RESERVED: Mutex<u64> = Mutex::new(0);
 static RELEASED: Condvar = Condvar::new();
-/// How often a caller that waits for memory is asked whether to go on waiting.
+/// How often a caller that waits for memory is asked whether to continue waiting.
 const ASK: Duration = Duration::from_millis(100);
 
-/// Memory that is set aside for a model while it is loaded; released when dropped.
+/// Memory that is reserved for a model while it is loaded; released when dropped.
 #[derive(Debug)]
 pub(super) struct MemoryReservation(u64);
 
-/// Why memory could not be set aside.
+/// Why memory could not be reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OutOfMemory {
-    /// Only so many bytes are available, and nobody else's loading is in the way.
+    /// Only this many bytes are available, and no other model is being loaded.
     Of(u64),
     /// The wait was stopped.
     Stopped,
 }
 
 impl MemoryReservation {
-    /// Sets `bytes` aside of what is `available`, as far as that is known. While others have some set aside and the rest is too
-    /// little, waits for them and looks again, for as long as `goes_on`.
+    /// Reserves `bytes` if they are `available`, as far as that is known. While other reservations leave too little,
+    /// waits for them and checks again, until `goes_on` returns false.
     pub(super) fn take(
         bytes: u64,
         available: impl Fn() -> Option<u64>,
@@ -199,14 +199,14 @@ fn lock() -> MutexGuard<'static, u64> {
     RESERVED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The path of this process's control group, from `/proc/self/cgroup`.
+/// Returns the path of this process's control group, from `/proc/self/cgroup`.
 fn own_group(groups: &str) -> &str {
     let mut lines = groups.lines();
     let path = lines.find_map(|line| line.strip_prefix("0::"));
     path.unwrap_or("/").trim_matches('/')
 }
 
-/// The least that a control group or one of those around it leaves.
+/// Returns the least that a control group or one of its parents leaves.
 fn of_groups(root: &Path, path: &str) -> Option<u64> {
     let own = root.join(path);
     let around = own
@@ -228,7 +228,7 @@ fn of_group(folder: &Path) -> Option<u64> {
     let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
     // "max" is not a number: no limit.
     let limit = number("memory.max")?;
-    // Pages of files that nobody has used lately go as soon as memory is wanted: loading a model leaves its whole file there.
+    // The kernel drops inactive file pages as soon as memory is needed; loading a model leaves its whole file in them.
     let stat = read("memory.stat").unwrap_or_default();
     let idle = stat
         .lines()
@@ -240,7 +240,7 @@ fn of_group(folder: &Path) -> Option<u64> {
     Some(limit.saturating_sub(used))
 }
 
-/// A number of bytes for people.
+/// Formats a number of bytes for people.
 pub(super) fn readable(bytes: u64) -> String {
     const MEBI: u64 = 1 << 20;
     match bytes {

@@ -1,13 +1,13 @@
-//! The embedded model: llama.cpp behind the engine's [`Model`].
+//! The embedded model: implements the engine's [`Model`] with llama.cpp.
 //!
 //! ```text
-//!   load: CPU ── header (gguf) ── memory ── llama::Model ── llama::Context ──► Embedded ──► the owner's thread
-//!                                                 └── Vocabulary ──► every thread
+//!   load: CPU ── header (gguf) ── memory ── LlamaModel ── LlamaContext ──► Embedded ──► the owner's thread
+//!                                               └── LlamaVocabulary ──► every thread
 //! ```
 //!
-//! What a model cannot do is said once, in its [`ModelInfo`]: the state of recurrent and hybrid models cannot be cut
-//! back, so `truncates` is false for them. Equal requests give equal tokens only while the batch is composed alike
-//! (llama.cpp's kernels depend on it), so `deterministic` is false for all (D-21).
+//! The limits of a model are in its [`ModelInfo`]: the state of recurrent and hybrid models cannot be truncated, so
+//! `truncates` is false for them. Equal requests give equal tokens only while the batch is composed alike (llama.cpp's
+//! kernels depend on it), so `deterministic` is false for all (D-21).
 
 mod checks;
 mod guard;
@@ -36,7 +36,7 @@ use crate::model::{
     BatchEntry, Capacity, DecodeStop, Interrupt, Model, OutputRow, SlotId, SlotPurpose,
 };
 
-/// A loaded model with its cache.
+/// A loaded model with its KV cache.
 #[derive(Debug)]
 pub struct Embedded {
     info: ModelInfo,
@@ -73,7 +73,7 @@ impl Model for Embedded {
     }
 
     fn fork(&mut self, from: SlotId, to: SlotId, tokens: u32) {
-        // The owner keeps the trait's promises, so that this cannot fail; if it did not, decode would refuse the slot.
+        // The owner meets the trait's preconditions, so this cannot fail; if it did, decode would refuse the slot.
         if let Err(failure) = self.context.fork(from, to, tokens) {
             tracing::error!(
                 ?failure,
@@ -114,7 +114,7 @@ impl Model for Embedded {
         match failure {
             llama::DecodeError::Full => Err(DecodeStop::Full),
             llama::DecodeError::Aborted if self.info.truncates => Err(DecodeStop::Aborted),
-            // Its state has gone on and cannot be taken back.
+            // The state of a model that does not truncate has advanced and cannot be rolled back.
             llama::DecodeError::Aborted => failed("the model was interrupted"),
             llama::DecodeError::Invalid(what) => {
                 tracing::error!(what, "a batch was refused");

@@ -13,8 +13,8 @@ use crate::api::{ChatRequest, EngineError, ModelInfo, SharedVocabulary, Vocabula
 use crate::gguf::GgufHeader;
 use crate::template::no_template;
 
-/// What a model will be once it is loaded, as far as its file's header says: its architecture, size and the ends of its texts.
-/// Text becomes no tokens here. Reads the whole header: a fraction of a second.
+/// Returns what a model will be once it is loaded, as far as its file's header tells: architecture, size and EOG
+/// tokens. The vocabulary cannot tokenise. Reads the whole header, which takes a fraction of a second.
 ///
 /// # Errors
 /// [`LoadError`], if the file is not one that could be loaded.
@@ -50,11 +50,11 @@ pub fn outline(
     Ok((info, Arc::new(vocabulary)))
 }
 
-/// A vocabulary of which the size and the ends are known.
+/// A vocabulary of which only the size and the EOG tokens are known.
 struct OutlineVocabulary {
     size: u32,
     bos: Option<Token>,
-    /// In their order.
+    /// Sorted.
     ends: Vec<Token>,
 }
 
@@ -65,7 +65,7 @@ impl OutlineVocabulary {
             number.and_then(|number| Token::try_from(number).ok())
         };
         let size = header.length("tokenizer.ggml.tokens").unwrap_or(0);
-        // What llama.cpp does for the kinds that do not say.
+        // llama.cpp's default for vocabularies that do not specify it.
         let is_spm = header.text("tokenizer.ggml.model") == Some("llama");
         let adds_bos = match header.number("tokenizer.ggml.add_bos_token") {
             Some(sent) => sent != 0,

@@ -2,10 +2,10 @@
 
 use std::io::{self, Write};
 
-/// The sizes of a model.
+/// The shape of a model.
 #[derive(Clone, Debug)]
 pub struct RandomModelShape {
-    /// What the header calls it.
+    /// The architecture in the header.
     pub architecture: &'static str,
     /// Layers.
     pub layers: u32,
@@ -17,29 +17,29 @@ pub struct RandomModelShape {
     pub key_value_heads: u32,
     /// Width between the feed-forward projections; a multiple of 32.
     pub inner: u32,
-    /// Tokens: 256 bytes, 3 control tokens, what merges give, and fillers.
+    /// Number of tokens: 256 bytes, 3 control tokens, the results of merges, and fillers.
     pub vocabulary: u32,
-    /// Which kind of tokenizer it has, by GGUF's name.
+    /// The kind of tokenizer, by GGUF's name.
     pub kind: &'static str,
     /// The type of its control tokens, by GGUF's number.
     pub control_type: i32,
-    /// A byte that no token stands for.
+    /// A byte without a token.
     pub lacking: Option<u8>,
-    /// How its tokenizer splits texts, by llama.cpp's name.
+    /// The pre-tokenizer, by llama.cpp's name.
     pub pre: String,
-    /// Pairs that its tokenizer makes one, written byte for byte as such files do.
+    /// Merges of the tokenizer, in the byte-level encoding of such files.
     pub merges: Vec<[String; 2]>,
-    /// Tokens it claims to be trained for.
+    /// The context length that it claims to be trained for.
     pub context_tokens: u32,
-    /// Tokens that every other layer of Gemma 3 attends to.
+    /// The sliding window of every other layer of Gemma 3.
     pub sliding_window: u32,
-    /// How many tokens have a type; fewer than `vocabulary` is a damaged file.
+    /// Number of tokens with a type; fewer than `vocabulary` is a damaged file.
     pub token_types: u32,
-    /// Numbers that the header says instead of those that follow from the shape, or beside them.
+    /// Numbers of the header that replace those of the shape, or are added.
     pub numbers: Vec<(String, u32)>,
-    /// Fractions of the header, in place of its own or besides.
+    /// Floats of the header that replace its own, or are added.
     pub fractions: Vec<(String, f32)>,
-    /// What its chat template is.
+    /// The chat template.
     pub template: String,
 }
 
@@ -69,7 +69,7 @@ impl RandomModelShape {
         }
     }
 
-    /// As small, and recurrent: its state cannot be cut back.
+    /// As small, and recurrent: its state cannot be truncated.
     #[must_use]
     pub fn tiny_recurrent() -> Self {
         Self {
@@ -78,7 +78,7 @@ impl RandomModelShape {
         }
     }
 
-    /// As small, with layers of which every other attends to a window of tokens.
+    /// As small, with a sliding window in every other layer.
     #[must_use]
     pub fn tiny_windowed() -> Self {
         Self {
@@ -87,7 +87,7 @@ impl RandomModelShape {
         }
     }
 
-    /// As small, with a recurrent layer and one that attends.
+    /// As small, with a recurrent layer and an attention layer.
     #[must_use]
     pub fn tiny_hybrid() -> Self {
         Self {
@@ -115,13 +115,13 @@ impl RandomModelShape {
 }
 
 impl RandomModelShape {
-    /// Whether a layer of a hybrid model is a recurrent one: every other.
+    /// Returns whether a layer of a hybrid model is recurrent: every other one is.
     fn is_recurrent(&self, layer: u32) -> bool {
         self.architecture == "lfm2" && layer.is_multiple_of(2)
     }
 }
 
-/// The first control token; `<|im_end|>` (which ends a text) and `<|begin|>` follow it.
+/// The first control token; `<|im_end|>` (EOG) and `<|begin|>` follow it.
 pub const IM_START: u32 = 256;
 
 const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + \
@@ -212,12 +212,13 @@ fn tensors(shape: &RandomModelShape) -> Vec<(String, Vec<u32>)> {
     tensors
 }
 
-/// Of recurrent models: tokens that a convolution sees, ranks of a time step, numbers of a state.
+/// Of recurrent models: the width of a convolution, the rank of a time step, the size of a state.
 const CONVOLUTION: u32 = 4;
 const TIME_STEPS: u32 = 4;
 const STATE: u32 = 16;
 
-/// Matrices are Q8_0, 34 bytes for 32 numbers, if their rows are whole blocks; everything else is 32-bit floats.
+/// Returns whether a tensor is quantised. Matrices are Q8_0, 34 bytes for 32 numbers, if their rows are whole blocks;
+/// everything else is 32-bit floats.
 fn is_quantised(dimensions: &[u32]) -> bool {
     dimensions.len() == 2 && dimensions[0].is_multiple_of(32)
 }
@@ -236,7 +237,7 @@ fn bytes_of(dimensions: &[u32]) -> u64 {
 
 fn weights(out: &mut impl Write, dimensions: &[u32], random: &mut Random) -> io::Result<()> {
     if !is_quantised(dimensions) {
-        // Norms are 1; the few small matrices of recurrent layers are -1, so that their states fade.
+        // Norms are 1; the few small matrices of recurrent layers are -1, so that their states decay.
         let value: f32 = if dimensions.len() == 1 { 1.0 } else { -1.0 };
         return out.write_all(
             &value
@@ -320,7 +321,7 @@ fn metadata(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
     header.text("tokenizer.chat_template", &shape.template);
 }
 
-/// The tokens, their types and what merges.
+/// Writes the tokens, their types and the merges.
 fn vocabulary(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
     header.text("tokenizer.ggml.model", shape.kind);
     header.text("tokenizer.ggml.pre", &shape.pre);
@@ -351,7 +352,7 @@ fn vocabulary(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
     );
 }
 
-/// The letter that stands for a byte in byte-level vocabularies: itself if it is visible, else one from U+0100 on.
+/// Returns the character of a byte in byte-level vocabularies: itself if it is visible, else one from U+0100 on.
 pub(super) fn byte_text(byte: u8) -> String {
     let visible = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let letter = if visible(byte) {
@@ -440,7 +441,7 @@ fn put_text(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend(text.as_bytes());
 }
 
-/// xorshift64: enough for weights that mean nothing.
+/// xorshift64: sufficient for weights without meaning.
 struct Random(u64);
 
 impl Random {

@@ -36,7 +36,7 @@ fn options() -> LoadOptions {
     }
 }
 
-/// Slots with cells of their own, and slots that share all cells because there are fewer.
+/// A per-slot KV cache, and a unified one, which is used if there are fewer cells.
 fn layouts() -> [Embedded; 2] {
     let few = LoadOptions {
         cache_tokens: Some(1024),
@@ -115,7 +115,7 @@ fn says_what_it_is() {
     assert!(info.truncates && !info.deterministic && info.parameters > 50_000);
 }
 
-/// `cache_tokens`, `kept_prefixes`; slots, cells, and of these what one slot has.
+/// `cache_tokens`, `kept_prefixes`; number of slots, of cells, and of cells per slot.
 #[test]
 fn slots_have_cells_of_their_own_where_there_are_enough() {
     let cases = [
@@ -143,7 +143,8 @@ fn slots_have_cells_of_their_own_where_there_are_enough() {
     assert_eq!(recurrent.context.own(), None);
 }
 
-/// A batch of three passes: two neighbours with a token each, the rest of one of them, and one that is further off.
+/// A batch of three ubatches: two neighbours with a token each, the rest of one of them, and a slot that is not
+/// adjacent.
 #[test]
 fn entries_are_computed_in_whatever_order_they_come() {
     for mut model in layouts() {
@@ -190,7 +191,7 @@ fn a_fork_goes_on_like_its_source_and_apart_from_it() {
         let at = TEXT.len() as u32;
         let source = row(&mut model, &entries(0, at, &[33]));
         alike(&source, &row(&mut model, &entries(1, at, &[33])));
-        // A part of it, and the source may go.
+        // Forks a part of it; then the source may be released.
         model.open(2, &opening());
         model.fork(0, 2, 5);
         model.release(0);
@@ -240,7 +241,7 @@ fn many_sequences_share_a_batch_and_do_not_disturb_each_other() {
         alike(&alone, &row_at(&mut model, TEXT.len() - 1));
         let second = row_at(&mut model, 2 * TEXT.len() - 1);
         assert_ne!(alone, second);
-        // One token of one, many of another, in one batch.
+        // One token of one slot and many of another, in one batch.
         model.open(5, &opening());
         let mixed = [entries(0, TEXT.len() as u32, &[33]), entries(5, 0, TEXT)].concat();
         alike(&alone, &row(&mut model, &mixed));
@@ -425,7 +426,7 @@ fn a_recurrent_model_says_that_it_cannot_be_cut_back_and_forks_whole() {
         at + 1,
         "what cannot be done is not done"
     );
-    // Its state has gone on when a pass is aborted, so the sequence is lost and says so.
+    // The state has advanced when a decode call is aborted, so the sequence is lost and reports an error.
     let flag = Interrupt::default();
     model.interrupt(flag.clone());
     flag.raise();
@@ -590,8 +591,8 @@ fn progress_is_heard_and_can_stop_the_loading() {
     }
 }
 
-/// Some vocabularies are split by a regular expression that recurses for each character of a match: 8 KB of letters
-/// and digits overflowed the 2 MiB stack of a thread.
+/// Some vocabularies are split by a regular expression that recurses for each character of a match: 8 KB of letters and
+/// digits overflowed the 2 MiB stack of a thread.
 #[test]
 fn a_word_without_end_does_not_end_the_process() {
     let mut bytes = tiny().to_vec();
@@ -616,7 +617,7 @@ fn a_word_without_end_does_not_end_the_process() {
     }
 }
 
-/// llama.cpp by itself takes minutes for it.
+/// llama.cpp alone takes minutes for it.
 #[test]
 fn many_turns_are_tokenised_as_each_of_them_in_time_that_grows_with_their_number() {
     let vocabulary = loaded(&options()).vocabulary();
@@ -629,7 +630,7 @@ fn many_turns_are_tokenised_as_each_of_them_in_time_that_grows_with_their_number
     );
     let plain = vocabulary.tokenize(turn, false);
     assert!(!plain.contains(&IM_START));
-    // A turn ends with a new line and the next begins with a bracket: no merge goes over that.
+    // A turn ends with a new line and the next begins with a bracket: no merge crosses that border.
     assert_eq!(
         vocabulary.tokenize(&turn.repeat(300), false),
         plain.repeat(300)
@@ -644,12 +645,12 @@ fn tokenising_ends_where_nobody_waits_for_it() {
     assert!(crate::stop::with(&flag, || vocabulary.tokenize(&text, true)).is_empty());
 }
 
-/// llama.cpp throws where a SentencePiece vocabulary has no token for a byte; that is no end of the process.
+/// llama.cpp throws if a SentencePiece vocabulary has no token for a byte; the process must survive that.
 #[test]
 fn a_character_without_tokens_is_left_out_of_a_text() {
     let shape = RandomModelShape {
         kind: "llama",
-        // What stands before every text there.
+        // The space that precedes every text there.
         merges: vec![
             ["t".to_owned(), "h".to_owned()],
             ["\u{2581}".to_owned(), String::new()],

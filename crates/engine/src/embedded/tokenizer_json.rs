@@ -1,7 +1,7 @@
-//! Makes a `tokenizer.json` of a loaded model's vocabulary (LM-951).
+//! Writes a `tokenizer.json` of a loaded model's vocabulary (LM-951).
 //!
-//! What is not known to come out alike is not written: a wrong file is worse than none. Written are byte pairs whose way of
-//! splitting is in [`split`]; tests hold each of them against llama.cpp.
+//! A vocabulary is written only if the file is known to tokenise alike: a wrong file is worse than none. Supported are
+//! byte-pair vocabularies whose pre-tokenizer is in [`split`]; tests compare each of them with llama.cpp.
 
 use std::collections::HashSet;
 
@@ -11,24 +11,24 @@ use super::llama;
 use crate::gguf::GgufHeader;
 use crate::tokenizer_json::{ByteLevel, alphabet};
 
-/// Why there is no file.
+/// Why no file can be written.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoTokenizerFile {
-    /// Other tokens than byte pairs.
+    /// It is not a byte-pair vocabulary.
     #[error("vocabularies of the kind {0:?} cannot be written as one yet")]
     Kind(String),
-    /// Texts are split in a way that is not known here.
+    /// Its pre-tokenizer is not supported.
     #[error("how {0:?} splits texts is not known here")]
     Split(String),
-    /// Tokens whose texts are not theirs alone, or are made of bytes without a token.
+    /// Two tokens have the same text, or a token contains a byte that has no token.
     #[error("its tokens are not bytes and what is made of them")]
     Tokens,
-    /// A merge without a token.
+    /// The result of a merge is not a token.
     #[error("it merges tokens to what is none")]
     Merge,
 }
 
-/// The file.
+/// Returns the bytes of the file.
 pub(super) fn file(
     model: &llama::LlamaModel,
     header: &GgufHeader,
@@ -61,12 +61,12 @@ pub(super) fn file(
     Ok(vocabulary.file())
 }
 
-/// What the bytes are shown as that have no token of their own. llama.cpp leaves them out of a text, but would give a token or
-/// a merge that has such a byte in its midst, which no file can say.
+/// Returns the characters of the bytes that have no token. llama.cpp drops them from a text, but would match a token or
+/// a merge that contains such a byte, which the file format cannot express.
 fn lacking(known: &HashSet<&str>, merges: &[String]) -> Result<Vec<char>, NoTokenizerFile> {
     let has_token = |shown: &char| known.contains(shown.encode_utf8(&mut [0; 4]) as &str);
     let lacking: Vec<char> = alphabet().filter(|shown| !has_token(shown)).collect();
-    // One that is shown as a letter of one byte would be looked for byte by byte, as others are not.
+    // A missing byte whose character is ASCII would be looked up byte by byte, and other missing bytes would not.
     let is_used = |text: &str| text.contains(&lacking[..]);
     let is_sent = known.iter().any(|token| is_used(token));
     if !lacking.is_empty() && (is_sent || merges.iter().any(|merge| is_used(merge))) {
@@ -75,12 +75,12 @@ fn lacking(known: &HashSet<&str>, merges: &[String]) -> Result<Vec<char>, NoToke
     Ok(lacking)
 }
 
-/// The merges that can happen, each once.
+/// Returns the merges that can occur, each once.
 fn merges(all: &[String], known: &HashSet<&str>) -> Result<Vec<String>, NoTokenizerFile> {
     let mut seen = HashSet::new();
     let mut merges = Vec::new();
     for merge in all {
-        // The first letter may be a space itself.
+        // The first character may itself be a space.
         let border = merge
             .char_indices()
             .skip(1)
@@ -98,15 +98,15 @@ fn merges(all: &[String], known: &HashSet<&str>) -> Result<Vec<String>, NoTokeni
     Ok(merges)
 }
 
-/// How texts are split into the pieces within which pairs are merged.
+/// A pre-tokenizer: how texts are split into the pieces within which pairs are merged.
 struct Split {
-    /// One after the other, each within the pieces of those before it.
+    /// Applied in this order, each to the pieces of those before it.
     patterns: &'static [&'static str],
-    /// A piece that is a token is that token.
+    /// A piece that is a token becomes that token, without merges.
     whole_pieces: bool,
 }
 
-/// How llama.cpp splits texts under a name that GGUF files give.
+/// Returns llama.cpp's pre-tokenizer of this name, as GGUF files contain it.
 fn split(name: &str) -> Option<Split> {
     let (patterns, whole_pieces): (&[&str], bool) = match name {
         "" | "default" => (&[SIGNS_APART, WORDS, NUMBERS, THREE_DIGITS], false),
@@ -131,12 +131,12 @@ fn split(name: &str) -> Option<Split> {
     })
 }
 
-/// English endings, then letters, numbers and other signs, each with one space before; white space but for its last, which
-/// belongs to what follows.
+/// English endings, then letters, numbers and other signs, each with one space before; white space except its last
+/// character, which belongs to what follows.
 const WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-/// As [`WORDS`], with whatever sign before letters, at most three numbers together, and lines apart.
+/// As [`WORDS`], with any sign before letters, at most three digits together, and separate line ends.
 const BY_THREES: &str = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// As [`BY_THREES`], and every number alone.
+/// As [`BY_THREES`], with every digit on its own.
 const BY_ONES: &str = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const NUMBER: &str = r"\p{N}";
 const NUMBERS: &str = r"\p{N}+";

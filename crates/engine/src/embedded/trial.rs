@@ -1,8 +1,8 @@
 //! Decodes the first tokens of a model to find out whether it can compute at all.
 //!
-//! llama.cpp asserts several hundred times what it takes for granted of a model, some of it only when it computes, and a
-//! failed assertion ends the process. No list of checks is complete, so whoever has other work in a process has a file loaded
-//! and tried in another process first.
+//! llama.cpp has several hundred assertions about a model, some of which are reached only when it computes, and a
+//! failed assertion ends the process. No list of checks is complete, so a process with other work has a file loaded and
+//! tried in another process first.
 
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
@@ -11,8 +11,8 @@ use super::Embedded;
 use crate::model::{BatchEntry, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
 
 impl Embedded {
-    /// Computes a short prompt in two slots at once and one more token in each, which is what requests do. Their slots are
-    /// free afterwards if that succeeds.
+    /// Computes a short prompt in two slots at once and one more token in each, as requests do. The slots are free
+    /// afterwards if that succeeds.
     ///
     /// It may end the process instead of returning.
     ///
@@ -28,7 +28,7 @@ impl Embedded {
             max_tokens: None,
         };
         slots.clone().for_each(|slot| self.open(slot, &opening));
-        // A context or a pass may be as short as one token.
+        // A context or a batch may be as short as one token.
         let most = self
             .info
             .context_tokens
@@ -39,7 +39,7 @@ impl Embedded {
             let entry = |slot: SlotId, position: u32| BatchEntry {
                 slot,
                 position,
-                // Which tokens they are does not matter; every vocabulary has the first.
+                // The tokens do not matter; the modulus keeps their ids within the vocabulary.
                 token: position as Token % self.info.vocabulary_tokens.max(1),
                 row: position == last,
             };
@@ -53,7 +53,7 @@ impl Embedded {
         Ok(())
     }
 
-    /// Computes a batch and looks at its rows.
+    /// Decodes a batch and checks its output rows.
     fn compute(&mut self, batch: &[BatchEntry]) -> Result<(), String> {
         if batch.is_empty() {
             return Ok(());
@@ -68,7 +68,7 @@ impl Embedded {
                 continue;
             }
             match self.row(index, Time::ZERO) {
-                // Infinite ones rule tokens out.
+                // Infinite logits are allowed: they exclude tokens.
                 OutputRow::Logits(logits) if !logits.iter().any(|logit| logit.is_nan()) => {}
                 OutputRow::Failed(error) => return Err(error.to_string()),
                 _ => return Err("its logits are no numbers".to_owned()),

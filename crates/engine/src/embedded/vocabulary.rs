@@ -14,18 +14,18 @@ use crate::stop;
 use crate::template::{self, SpecialTexts, Template, TemplateError, no_template};
 use crate::tokenizer_json::AddedToken;
 
-/// Characters between two white spaces (or of white space) that the tokenizer is given at once.
+/// The maximum of characters between two white spaces (or of white space) that are passed to the tokenizer at once.
 ///
-/// llama.cpp splits texts for some byte-pair vocabularies with a regular expression that recurses once per character
-/// of a match; some thousand characters overflow the stack of a thread, and with it end the process. Ordinary text has
-/// no such runs, but for writing systems without spaces; those are cut at punctuation.
+/// llama.cpp splits texts for some byte-pair vocabularies with a regular expression that recurses once per character of
+/// a match; some thousand characters overflow the thread's stack and end the process. Ordinary text has no such runs,
+/// except in writing systems without spaces; those are cut at punctuation.
 const RUN_CHARS_MAX: usize = 1000;
 
 /// A loaded model's vocabulary and chat template.
 #[derive(Debug)]
 pub(super) struct LlamaVocabulary {
     model: Arc<llama::LlamaModel>,
-    /// The bytes of all tokens, one after the other; those of token `t` end at `ends[t]`.
+    /// The bytes of all tokens, concatenated; those of token `t` end at `ends[t]`.
     bytes: Vec<u8>,
     ends: Vec<u32>,
     kinds: Vec<llama::TokenAttributes>,
@@ -34,16 +34,17 @@ pub(super) struct LlamaVocabulary {
     template: Option<Template>,
     /// Bytes of the longest token.
     token_bytes_max: usize,
-    /// Tokens of a fixed text that are found in every text.
+    /// Added tokens, which are found in every text.
     added: MarkFinder,
-    /// Those, and control tokens.
+    /// Added tokens and control tokens.
     fixed: MarkFinder,
     /// Its `tokenizer.json`.
     file: Option<Bytes>,
 }
 
 impl LlamaVocabulary {
-    /// Reads the tables, and makes its file while nobody waits. A template that does not parse is an error: the model could not chat, and nobody would know.
+    /// Builds the tables, and the `tokenizer.json` in advance. A template that does not parse is an error: otherwise
+    /// the model would silently be unable to chat.
     pub(super) fn new(
         model: Arc<llama::LlamaModel>,
         header: &GgufHeader,
@@ -71,7 +72,7 @@ impl LlamaVocabulary {
                 fixed.push((model.text(token), how));
             }
             kinds.push(kind);
-            // Tokens are short: 2^32 bytes would be 16 KiB for each of 2^18.
+            // Cannot overflow: tokens are short, and 2^32 bytes would be 16 KiB for each of 2^18.
             ends.push(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
         }
         let template = match model.chat_template() {
@@ -107,7 +108,7 @@ impl LlamaVocabulary {
         })
     }
 
-    /// Whether conversations can be rendered.
+    /// Returns whether conversations can be rendered.
     pub(super) fn has_template(&self) -> bool {
         self.template.is_some()
     }
@@ -126,7 +127,8 @@ impl api::Vocabulary for LlamaVocabulary {
         let marks = if special { &self.fixed } else { &self.added };
         let mut tokens = Vec::new();
         for part in marks.parts(text) {
-            // Other kinds do not recurse, and some put a space before each text they are given.
+            // Other kinds of vocabularies do not recurse, and some add a space before each text, so their parts are not
+            // cut further.
             if self.model.is_byte_pair() {
                 for run in parts(part) {
                     if stop::stopped() {
@@ -187,7 +189,7 @@ impl api::Vocabulary for LlamaVocabulary {
     }
 }
 
-/// Cuts a text within runs longer than [`RUN_CHARS_MAX`], and nowhere else: one part for ordinary text.
+/// Cuts a text within runs longer than [`RUN_CHARS_MAX`], and nowhere else: ordinary text is one part.
 fn parts(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -200,7 +202,7 @@ fn parts(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Where the first overlong run of `text` is to be cut, or its end.
+/// Returns where the first overlong run of `text` is to be cut, or its end.
 fn run_border(text: &str) -> usize {
     let (mut length, mut border) = (0, None);
     let mut before: Option<char> = None;

@@ -1,4 +1,4 @@
-//! Admission: takes commands, gives sequences their slots, parks and resumes them.
+//! Admission: receives commands, gives sequences their slots, parks and resumes them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,11 +20,12 @@ use crate::sampling::TokenHistory;
 use crate::scheduler::SequenceKey;
 use crate::text::ChoiceText;
 
-/// A request waits for another to compute a common prefix of at least so many tokens (LM-609); less is computed twice.
+/// The minimum length of a common prefix for which a request waits while another computes it (LM-609); a shorter one is
+/// computed twice.
 const SHARED_TOKENS_MIN: usize = 32;
 
 impl EngineOwner {
-    /// Takes everything from the inbox.
+    /// Takes all commands from the inbox.
     pub(super) fn receive(&mut self, now: Time) {
         while let Ok(command) = self.inbox.commands.try_recv() {
             self.accept(*command, now);
@@ -94,7 +95,7 @@ impl EngineOwner {
         }
     }
 
-    /// A new sequence of a job, with its prompt as its tokens.
+    /// Adds a new sequence to a job, with the prompt as its tokens.
     pub(super) fn enqueue(
         &mut self,
         job: usize,
@@ -109,8 +110,8 @@ impl EngineOwner {
                 number: self.sequences[key].number,
                 tokens: request.prompt.len() - 1,
             }),
-            // A steerer's branch has its parent's tokens, which are not known here yet. A request that scores its prompt computes
-            // it.
+            // A steerer's branch has its parent's tokens, which are not known here yet. A request with prompt logprobs
+            // computes its prompt itself.
             None if steering.is_none() && self.info.truncates && !request.terms.prompt_logprobs => {
                 leader(&self.sequences, &self.jobs, request, &tokens)
             }
@@ -146,7 +147,7 @@ impl EngineOwner {
         key
     }
 
-    /// Looks at what readers asked for, if one rang, and at deadlines, if one has come.
+    /// Handles the requests of readers, if one woke the owner, and deadlines, if one has passed.
     pub(super) fn take_cancellations(&mut self, now: Time) {
         let rung = self.inbox.bell.is_observed();
         let due = self.next_deadline.is_some_and(|deadline| deadline <= now);
@@ -199,7 +200,8 @@ impl EngineOwner {
         }
     }
 
-    /// Parks sequences whose reader is slow, brings back those whose reader has caught up, and wakes sleepers.
+    /// Parks sequences whose reader is slow, unparks those whose reader has caught up, and wakes sequences whose sleep
+    /// is over.
     pub(super) fn park_and_resume(&mut self, now: Time) {
         let mut order = std::mem::take(&mut self.scratch.order);
         order.clear();
@@ -220,7 +222,7 @@ impl EngineOwner {
             let outbox = &self.jobs[sequence.job].outbox;
             if !outbox.has_room(sequence.choice) {
                 outbox.park();
-                // The reader may have made room just before it could know.
+                // The reader may have made room just before it could see the flag, and then it does not wake the owner.
                 if !outbox.has_room(sequence.choice) {
                     self.scheduler.park(key);
                     self.report.parked.push(sequence.number);
@@ -230,7 +232,7 @@ impl EngineOwner {
         self.scratch.order = order;
     }
 
-    /// Gives slots to waiting sequences, in their order, as long as the first of them fits.
+    /// Gives slots to waiting sequences, in their order, until the next one does not fit.
     pub(super) fn admit(&mut self, now: Time) {
         while let Some(key) = self.scheduler.next(|key| self.is_eligible(key)) {
             if !self.admit_to_slot(key) {
@@ -253,7 +255,8 @@ impl EngineOwner {
         }
     }
 
-    /// Whether a waiting sequence may be admitted: those that share a prefix wait until one has computed it.
+    /// Returns whether a waiting sequence may be admitted: one that shares a prefix waits until another has computed
+    /// it.
     pub(super) fn is_eligible(&self, key: SequenceKey) -> bool {
         let Some(after) = self.sequences[key].after else {
             return true;
@@ -262,17 +265,17 @@ impl EngineOwner {
         first.is_none_or(|first| first.number != after.number || first.computed >= after.tokens)
     }
 
-    /// Finds a slot with as much of the sequence's prefix as there is. False if it does not fit now.
+    /// Gives the sequence a slot, with as much of its prefix as is cached. Returns false if it does not fit now.
     fn admit_to_slot(&mut self, key: SequenceKey) -> bool {
         if self.sequences[key].slot.is_some() {
-            // It was parked and nobody needed its place.
+            // It was parked, and no other sequence needed its slot.
             return true;
         }
         let Some(shared) = self.free_slot(key) else {
             return false;
         };
         if !self.cache.has_free_slot() {
-            // Rather another prefix goes than the one that is wanted; with a single slot left, that one.
+            // Evicts another cached prefix before the one that this sequence needs, unless only one slot is left.
             let evicted = self.cache.evict(shared.map(|shared| shared.slot));
             let evicted = evicted.or_else(|| self.cache.evict(None));
             if let Some(slot) = evicted {
@@ -293,7 +296,7 @@ impl EngineOwner {
     }
 
     fn shift(&mut self, cached: SlotId, free: SlotId) {
-        // Of a sequence that has ended only its tokens are asked for.
+        // The sequence of a cached slot has ended, so only its tokens matter.
         let opening = SlotPurpose {
             prompt: &[],
             seed: 0,
@@ -308,8 +311,8 @@ impl EngineOwner {
         self.cache.shift(cached, free);
     }
 
-    /// Room for a sequence's tokens and one more for everybody who runs, and a slot that can be had. Takes both from
-    /// those that do not run, never from those that do. The shared prefix, or `None` if it does not fit.
+    /// Makes room for a sequence's tokens, one more cell for each running sequence, and a slot. Preempts only sequences
+    /// that do not run. Returns the shared prefix, if any; `None` if the sequence does not fit.
     fn free_slot(&mut self, key: SequenceKey) -> Option<Option<PrefixMatch>> {
         loop {
             let sequence = &self.sequences[key];
@@ -354,7 +357,7 @@ impl EngineOwner {
                 .fork(shared.slot, slot, u32::try_from(common).unwrap_or(u32::MAX));
             self.cache.fork(shared.slot, slot, common);
             if shared.cached && shared.whole {
-                // A prompt with this prefix has the prefix of the new slot as well.
+                // A prompt with this prefix can use the new slot instead.
                 self.cache.discard(shared.slot);
                 self.model.release(shared.slot);
             }
@@ -389,13 +392,14 @@ impl EngineOwner {
     }
 }
 
-/// Whether a slot of the model has what the token after its first `tokens` tokens needs.
+/// Returns whether the model can continue after the first `tokens` tokens of a slot.
 pub(super) fn can_resume(model: &dyn Model, slot: SlotId, tokens: usize) -> bool {
     u32::try_from(tokens).is_ok_and(|tokens| model.can_resume(slot, tokens))
 }
 
-/// Who computes, or will, the longest prefix that is worth waiting for. Nobody waits for a sequence that may sleep or be
-/// suspended before it has computed that much, that has less priority, or whose prefixes are not shared with it.
+/// Finds the sequence that computes, or will compute, the longest prefix that is worth waiting for. A sequence that may
+/// be suspended before it has computed that much, that has lower priority, or whose prefixes are in another scope, is
+/// not waited for.
 fn leader(
     sequences: &Slab<RunningSequence>,
     jobs: &Slab<RequestJob>,

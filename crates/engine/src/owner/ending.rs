@@ -10,12 +10,13 @@ use crate::api::{
 use crate::scheduler::SequenceKey;
 
 impl EngineOwner {
-    /// Ends a sequence with what it has said. The last one of a request ends the request.
+    /// Ends a sequence; its output so far stands. The last sequence of a request ends the request.
     pub(super) fn finish(&mut self, key: SequenceKey, finish: ChoiceEnd) {
         self.emit_unreported(key);
         let sequence = &self.sequences[key];
         let (job, choice) = (sequence.job, sequence.choice);
-        // What a complete stop text leaves behind is never shown; every other end makes sure that none follows.
+        // After a complete stop string the remaining text is dropped; after any other end no stop string can follow, so
+        // it is sent.
         if !matches!(finish.stop, Some(StopCause::Text(_))) {
             self.flush_text(key);
         }
@@ -34,7 +35,7 @@ impl EngineOwner {
         }
     }
 
-    /// Shows the text that was held back as the possible beginning of a stop text: nothing follows it.
+    /// Emits the text that was held back as the possible start of a stop string.
     fn flush_text(&mut self, key: SequenceKey) {
         let sequence = &mut self.sequences[key];
         let mut text = String::new();
@@ -45,7 +46,7 @@ impl EngineOwner {
         }
     }
 
-    /// Held-back text belongs to the choice's last token event of this step if it has one.
+    /// Adds the text to the choice's last token event of this step, or emits it as an event of its own.
     fn release_text(&mut self, job: usize, choice: u32, text: String) {
         let last = self
             .outgoing
@@ -73,11 +74,11 @@ impl EngineOwner {
         );
     }
 
-    /// Ends a request with a fault. `sound`: its slots hold what they should, so their prefixes can be kept.
+    /// Ends a request with an error. `sound`: the contents of its slots are valid, so they can be cached as prefixes.
     pub(super) fn fail(&mut self, job: usize, error: EngineError, sound: bool) {
         for key in self.jobs[job].members.clone() {
             self.emit_unreported(key);
-            // The tokens of that text have been reported.
+            // The tokens of the held-back text have been reported, so the text is sent too.
             self.flush_text(key);
             self.report.finished.push(self.sequences[key].number);
             self.leave(key, sound);
@@ -87,7 +88,7 @@ impl EngineOwner {
         self.close(job);
     }
 
-    /// Ends a request that nobody reads any more.
+    /// Ends a request whose reader was dropped.
     pub(super) fn cancel(&mut self, job: usize) {
         for key in self.jobs[job].members.clone() {
             self.report.cancelled.push(self.sequences[key].number);
@@ -95,7 +96,7 @@ impl EngineOwner {
         }
         self.inbox.stats.cancelled_client.add(1);
         self.close(job);
-        // What this step has for it goes to nobody.
+        // Drops its events of this step: it has no reader.
         self.outgoing.retain(|(to, _)| *to != job);
         let job = self.jobs.remove(job);
         job.outbox.end();
@@ -123,7 +124,7 @@ impl EngineOwner {
         self.close(job);
     }
 
-    /// The last event of a request is on its way.
+    /// Marks a request as ended: its last event is queued for publishing.
     fn close(&mut self, job: usize) {
         let request = &mut self.jobs[job];
         request.ended = true;
@@ -134,7 +135,7 @@ impl EngineOwner {
         self.observe_end(job);
     }
 
-    /// How long its life and the parts of it were.
+    /// Records the durations of the request and its phases.
     fn observe_end(&self, job: usize) {
         let (job, now, stats) = (&self.jobs[job], self.now, &self.inbox.stats);
         stats.request_seconds.observe_span(now.since(job.arrived));
@@ -144,7 +145,7 @@ impl EngineOwner {
         let Some(first) = job.first_token else { return };
         let decode = now.since(first);
         stats.decode_seconds.observe_span(decode);
-        // The first token of each choice is the prompt's.
+        // The first token of each choice belongs to the prefill time.
         let choices = job.next_choice;
         let gaps = job.completion_tokens.saturating_sub(choices);
         if gaps > 0 {
@@ -160,7 +161,7 @@ impl EngineOwner {
         let job = &mut self.jobs[sequence.job];
         job.members.retain(|&member| member != key);
         let Some(slot) = sequence.slot else { return };
-        // What is too short to be found is not kept.
+        // A prefix shorter than the minimum is never used, so it is not cached.
         let min = self.config.prefix_tokens_min.max(1) as usize;
         if !keep || self.cache.len(slot) < min {
             self.cache.release(slot);
@@ -175,7 +176,7 @@ impl EngineOwner {
         }
     }
 
-    /// Takes a sequence's cells away; its tokens are computed again when it is admitted again.
+    /// Preempts a sequence: frees its KV cells; its tokens are computed again after it is admitted again.
     pub(super) fn preempt(&mut self, key: SequenceKey) {
         let sequence = &mut self.sequences[key];
         sequence.computed = 0;
@@ -188,7 +189,7 @@ impl EngineOwner {
         self.scheduler.preempt(key);
     }
 
-    /// Makes a sequence's slot hold only its first `tokens` tokens; later ones are computed again.
+    /// Truncates a sequence's slot to its first `tokens` tokens; later ones are computed again.
     pub(super) fn cut_back(&mut self, key: SequenceKey, tokens: usize) {
         let sequence = &mut self.sequences[key];
         sequence.cached_row = None;
@@ -207,7 +208,7 @@ impl EngineOwner {
         }
     }
 
-    /// An event of this step; readers get it when the step is over.
+    /// Queues an event of this step; it is published when the step is complete.
     pub(super) fn emit(&mut self, job: usize, choice: u32, kind: EventKind) {
         let step = self.report.step;
         self.outgoing

@@ -1,20 +1,20 @@
-//! The owner of a model: takes requests in, steps a batch of sequences, and emits their events.
+//! The owner of a model: takes requests from the inbox, steps a batch of sequences, and publishes their events.
 //!
-//! What is decided without a model is pure and stands elsewhere: the order among sequences in [`crate::scheduler`],
-//! slots and cells in [`crate::prefix_cache`], tokens in [`crate::sampling`].
+//! What is decided without a model is pure and has its own modules: the order of sequences in [`crate::scheduler`],
+//! slots and KV cells in [`crate::prefix_cache`], the choice of tokens in [`crate::sampling`].
 //!
 //! ```text
-//!   step:  receive ─► flags and deadlines ─► resume, park ─► admit ─► pre ─► plan (preempt) ─► mid begins
-//!            ─► forward pass ─► rows: mid gathered, sample, post ─► publish everything, then wake readers once
+//!   step:  receive ─► cancellations and deadlines ─► resume, park ─► admit ─► pre ─► plan (preempt) ─► mid begins
+//!            ─► decode ─► output rows: collect mid, sample, post ─► publish everything, then wake readers once
 //!
-//!   sequence:  waiting ── admit ──► running ── finish ──► gone        cancelled from anywhere, before the batch forms
+//!   step:  receive ─► cancellations, deadlines ─► resume, park ─► admit ─► pre ─► plan (preempt) ─► mid begins
 //!                 ▲ └── preempt ◄──┤   ▲
 //!                 │                └─ park ─► parked (its reader is slow) ─ unpark ─► waiting
 //! ```
 //!
 //! A full outbox parks its sequence; nothing here waits for a reader, a lock or a steerer. A panic in the model ends
-//! the sequences of the call it happened in; any other panic ends what runs and waits, and the owner begins anew
-//! ([`recovery`]).
+//! the requests of the call in which it occurred; any other panic ends all running and waiting requests, and the owner
+//! starts again with empty state ([`recovery`]).
 
 mod admission;
 mod ending;
@@ -54,10 +54,10 @@ pub struct EngineOwner {
     model: Box<dyn Model>,
     info: ModelInfo,
     batch_tokens: usize,
-    /// Rows of a batch beside one for everybody who runs.
+    /// Output rows of a batch beyond one for each running sequence.
     spare_rows: usize,
     vocabulary: SharedVocabulary,
-    /// The tokens that end a generation.
+    /// The EOG tokens.
     ends: Vec<Token>,
     config: Config,
     inbox: OwnerInbox,
@@ -66,33 +66,33 @@ pub struct EngineOwner {
     scheduler: Scheduler,
     cache: PrefixCache,
     sampler: Sampler,
-    /// How fast requests leave the queue.
+    /// Measures how fast requests leave the queue.
     pace: QueuePace,
     /// The earliest deadline of any job.
     next_deadline: Option<Time>,
     /// When followers are notified next, if there are any.
     phases_due: Option<Time>,
-    /// The model is lost; why.
+    /// Why the model is lost, if it is.
     dead: Option<EngineError>,
     numbers: SequenceId,
-    /// The time of this step, as far as it has come.
+    /// The current time of this step; later after the decode call than before it.
     now: Time,
     report: StepReport,
-    /// Events of this step, in order, with their jobs.
+    /// Events of this step, in order, with the index of their job.
     outgoing: Vec<(usize, EngineEvent)>,
-    /// Reads the time after the forward pass; by hand it stands still during a step.
+    /// Reads the time after the decode call. `None` if stepped by hand: time then stands still during a step.
     clock: Option<Box<dyn Fn() -> Time + Send>>,
     scratch: Scratch,
 }
 
-/// Lists that are rebuilt in every step and keep their space.
+/// Buffers that are refilled in every step and retain their allocations.
 #[derive(Default)]
 struct Scratch {
     order: Vec<SequenceKey>,
     work: Vec<Runnable>,
     shares: Vec<StepShare>,
     batch: Vec<BatchEntry>,
-    /// Sequences whose row is wanted, and where in the batch it is.
+    /// Sequences with an output row in this batch, and the row's index in the batch.
     rows: Vec<(SequenceKey, usize)>,
     awake: Vec<usize>,
 }
@@ -134,8 +134,8 @@ impl EngineOwner {
         }
     }
 
-    /// Does everything that can be done now, with at most one forward pass, and returns without waiting. A panic on the way,
-    /// where nothing narrower catches it, ends every request and leaves an owner that goes on.
+    /// Does all work that is possible now, with at most one successful decode call, and returns without waiting. A
+    /// panic that no narrower guard catches ends every request and leaves an owner that continues.
     pub fn step(&mut self, now: Time) -> StepReport {
         match catch_unwind(AssertUnwindSafe(|| self.try_step(now))) {
             Ok(report) => report,
@@ -155,7 +155,7 @@ impl EngineOwner {
         self.park_and_resume(now);
         self.admit(now);
         if self.ask_pre(now) {
-            // A fork is cheapest while its branches end where their parent does.
+            // Admits new branches at once: a fork is cheapest while the parent's slot ends where the branch starts.
             self.admit(now);
         }
         let computed = self.pass(now);
@@ -168,13 +168,13 @@ impl EngineOwner {
         self.report.clone()
     }
 
-    /// Nothing is in progress and nothing waits.
+    /// Returns whether no request is in progress or waiting.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.jobs.is_empty() && self.sequences.is_empty() && self.outgoing.is_empty()
     }
 
-    /// Gives every event of the step to its reader, and only then wakes the readers (D-6).
+    /// Publishes every event of the step to its reader, and only then wakes the readers (D-6).
     fn publish(&mut self) {
         let mut awake = std::mem::take(&mut self.scratch.awake);
         awake.clear();
@@ -185,7 +185,7 @@ impl EngineOwner {
         awake.sort_unstable();
         awake.dedup();
         for &job in &awake {
-            // Wakers and what a request holds are others' code: its panics are not ours.
+            // Wakers and the values that a request holds are foreign code, so their panics are caught here.
             let woken = if self.jobs[job].ended {
                 // Dropping the outbox wakes its reader.
                 let job = self.jobs.remove(job);
@@ -201,7 +201,7 @@ impl EngineOwner {
         self.scratch.awake = awake;
     }
 
-    /// When there is something to do again without a message from outside.
+    /// Returns when there is work again without a message from outside.
     fn wake_at(&self, now: Time) -> Option<Time> {
         let report = &self.report;
         let changed = !report.finished.is_empty() || !report.cancelled.is_empty();
@@ -215,7 +215,7 @@ impl EngineOwner {
             let sequence = &self.sequences[key];
             let due = match sequence.asleep_until {
                 Some(until) => until,
-                // Nobody tells us when a steerer is ready, so it is asked again soon.
+                // A steerer does not wake the owner when it is ready, so it is polled again soon.
                 None if sequence.is_suspended() || sequence.cached_row.is_some() => {
                     now + steering::MIN_WAIT
                 }
@@ -223,7 +223,7 @@ impl EngineOwner {
             };
             earliest = Some(earliest.map_or(due, |earliest| earliest.min(due)));
         }
-        // The end of time is no appointment: a hanging script waits for its cancel.
+        // `Time::MAX` is no timer: a script that hangs waits to be cancelled.
         earliest.filter(|&due| due < Time::MAX)
     }
 

@@ -14,7 +14,7 @@ use crate::scheduler::SequenceKey;
 use crate::text::ChoiceText;
 
 impl EngineOwner {
-    /// Appends what was sampled, and ends the sequence if that ends it.
+    /// Appends a sampled token, and ends the sequence if the token ends it.
     pub(super) fn append_sampled(
         &mut self,
         key: SequenceKey,
@@ -32,7 +32,7 @@ impl EngineOwner {
         let is_end = self.ends.contains(&token) && !terms.ignore_eos;
         let sequence = &self.sequences[key];
         let output = &sequence.tokens[sequence.prompt_tokens..];
-        // The token being appended counts, as it does for stop texts.
+        // The token being appended counts towards `min_tokens`, as it does for stop strings.
         let stopping = sequence.appended + 1 >= terms.min_tokens;
         let by_tokens = terms
             .stop_sequence(output, token)
@@ -48,7 +48,7 @@ impl EngineOwner {
         let (text, stop_text) = self.push_text(key, token, hidden);
         self.count_token(key, now);
         let steered = self.sequences[key].steering.is_some();
-        // Under a steerer, an end that is not the end stands as a space in the context (AI-804).
+        // Under a steerer an EOG token need not end the output; a space replaces it in the context (AI-804).
         let context = if is_end && steered {
             self.stand_in(token)
         } else {
@@ -68,7 +68,7 @@ impl EngineOwner {
         self.end_after(key, token, stop, is_end);
     }
 
-    /// Asks everybody whether the token just sampled was the last: stops, the steerer, the limits.
+    /// Ends the sequence if the sampled token was the last one: by a stop, the steerer or the limits.
     fn end_after(&mut self, key: SequenceKey, token: Token, stop: Option<StopCause>, is_end: bool) {
         let steered = self.sequences[key].steering.is_some();
         let post = if steered {
@@ -97,7 +97,7 @@ impl EngineOwner {
         }
     }
 
-    /// Takes tokens back and appends others, as a steerer asked.
+    /// Truncates the output by `backtrack` tokens and appends others, as a steerer requested.
     pub(super) fn splice(&mut self, key: SequenceKey, backtrack: u32, tokens: &[Token], now: Time) {
         if let Err(failure) = self.check_splice(key, backtrack, tokens) {
             self.fail(
@@ -122,7 +122,7 @@ impl EngineOwner {
         }
     }
 
-    /// Appends forced tokens. Those past the limit of tokens are left out.
+    /// Appends forced tokens. Tokens past the limit are dropped.
     pub(super) fn append_forced(
         &mut self,
         key: SequenceKey,
@@ -137,7 +137,7 @@ impl EngineOwner {
             if self.is_full(key) {
                 break;
             }
-            // Stop texts are for what the model says; a steerer stops by itself.
+            // Stop strings apply to sampled text only; a steerer ends its output itself.
             self.push_forced_text(key, token, &mut text);
             self.count_token(key, now);
             let asked = self.terms(key).top_logprobs;
@@ -157,7 +157,7 @@ impl EngineOwner {
         }
         let computed = self.sequences[key].computed;
         if computed == self.sequences[key].tokens.len() {
-            // Nothing was appended: the row after the last token that remains is needed again.
+            // Nothing was appended: the output row after the last remaining token is needed again.
             self.cut_back(key, computed - 1);
         }
         let text = CompactString::from(text);
@@ -173,7 +173,7 @@ impl EngineOwner {
         );
     }
 
-    /// Withdraws the last tokens from context, penalties and text; gives the bytes of text that are void.
+    /// Truncates context, penalty history and text by `count` tokens; returns the bytes of reported text that are void.
     fn take_back(&mut self, key: SequenceKey, count: usize) -> u32 {
         if count == 0 {
             return 0;
@@ -198,8 +198,8 @@ impl EngineOwner {
         u32::try_from(withdrawn).unwrap_or(u32::MAX)
     }
 
-    /// The text of a steered sequence, assembled anew from its output. The same tokens show the same text, so this is
-    /// what had been shown when the output ended there.
+    /// Rebuilds the text of a steered sequence from its output. The same tokens give the same text, so this is the text
+    /// that had been sent when the output ended there.
     pub(super) fn replay(&self, key: SequenceKey) -> (ChoiceText, String) {
         let sequence = &self.sequences[key];
         let output = sequence
@@ -208,7 +208,7 @@ impl EngineOwner {
             .map_or(&[][..], |steering| &steering.output);
         let (mut text, mut shown) = (ChoiceText::default(), String::new());
         for sampled in output {
-            // None of them stopped it then, so none is looked for now.
+            // No stop string ended the output then, so none is searched for.
             let terms = self.terms(key);
             let bytes = terms.bytes(&*self.vocabulary, sampled.id);
             text.push(&bytes, &terms.stop, false, &mut shown);
@@ -216,8 +216,8 @@ impl EngineOwner {
         (text, shown)
     }
 
-    /// The text that a sampled token makes certain, and the stop text that it completes. The bytes of a hidden token
-    /// are no text.
+    /// Returns the text that is ready to be sent after a sampled token, and the index of the stop string that it
+    /// completes. A hidden token adds no text.
     pub(super) fn push_text(
         &mut self,
         key: SequenceKey,
@@ -233,14 +233,14 @@ impl EngineOwner {
         if let Some(text) = sequence.text.pass(&bytes, &terms.stop) {
             return (text, None);
         }
-        // The token being appended counts: a stop may be complete with the last token of the minimum.
+        // The token being appended counts: the last token of the minimum may complete a stop string.
         let stopping = sequence.appended + 1 >= terms.min_tokens;
         let mut out = String::new();
         let stop = sequence.text.push(&bytes, &terms.stop, stopping, &mut out);
         (out.into(), stop)
     }
 
-    /// A token of the vocabulary, about which nothing was asked.
+    /// A [`Sampled`] with the token alone: no log-probability, rank or alternatives.
     pub(super) fn sampled(&self, token: Token) -> Sampled {
         Sampled {
             id: token,
@@ -298,7 +298,7 @@ impl EngineOwner {
         }
     }
 
-    /// Whether the token to be appended is reported together with the one after it.
+    /// Returns whether the token to be appended is reported together with the one after it.
     fn joins(&self, key: SequenceKey) -> bool {
         let sequence = &self.sequences[key];
         let output = sequence.tokens.len() - sequence.prompt_tokens;
@@ -307,7 +307,8 @@ impl EngineOwner {
             .is_some_and(|slot| self.model.joins(slot, output))
     }
 
-    /// Tells readers of tokens with those that were kept back before them, or keeps all of them back.
+    /// Emits tokens together with the unreported ones before them; with `joins`, retains all of them for the next
+    /// event.
     fn emit_or_join(&mut self, key: SequenceKey, tokens: Tokens, joins: bool) {
         let untold = self.sequences[key].untold.take();
         let tokens = match untold {
@@ -321,7 +322,7 @@ impl EngineOwner {
         }
     }
 
-    /// Tells readers of what was kept back: nothing follows it.
+    /// Emits the retained tokens, because no token follows them.
     pub(super) fn emit_unreported(&mut self, key: SequenceKey) {
         if let Some(tokens) = self.sequences[key].untold.take() {
             self.emit_tokens(key, *tokens);

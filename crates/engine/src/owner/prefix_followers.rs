@@ -1,7 +1,6 @@
 //! Reports the progress of requests that have no token yet (LM-921).
 //!
-//! Without a follower none of it happens; with some, the line of those that wait is looked through once for all of
-//! them, ten times a second.
+//! Without followers this costs nothing; with some, the queue is sorted once for all of them, ten times a second.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,13 +11,13 @@ use super::EngineOwner;
 use super::sequence::RequestJob;
 use crate::request_phase::RequestPhase;
 
-/// From one telling to the next.
+/// The interval between reports.
 const EVERY: Duration = Duration::from_millis(100);
 
-/// Where a request stands among those that wait.
+/// The position of a request in the queue.
 struct FollowerPosition {
     ahead: u32,
-    /// How many of its sequences wait.
+    /// Number of its sequences that wait.
     waiting: usize,
 }
 
@@ -28,7 +27,7 @@ impl EngineOwner {
         self.phases_due.get_or_insert(now + EVERY);
     }
 
-    /// Tells every follower where its request is, if it is time for that.
+    /// Publishes its phase to every follower, if the interval has passed.
     pub(super) fn report_phases(&mut self, now: Time) {
         if self.phases_due.is_none_or(|due| now < due) {
             return;
@@ -48,7 +47,7 @@ impl EngineOwner {
         self.phases_due = followed.then(|| now + EVERY);
     }
 
-    /// The requests that have waiting sequences, each where the first of these stands.
+    /// Returns the requests that have waiting sequences, each with the position of the first of these.
     fn line(&self) -> HashMap<usize, FollowerPosition> {
         let mut line = HashMap::new();
         for key in self.scheduler.line() {

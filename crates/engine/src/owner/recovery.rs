@@ -1,7 +1,8 @@
-//! Recovers from a panic that reached the owner: every request ends once, and the owner starts anew.
+//! Recovers from a panic that reached the owner: every request ends with one error, and the owner starts with empty
+//! state.
 //!
-//! A step that was left in the middle may have any state behind it, so that none of it is used again: sequences, slots and
-//! cells are given up, and only the model stays, with all of its slots released.
+//! The state after an interrupted step is undefined, so none of it is reused: sequences, slots and KV cells are
+//! dropped. Only the model remains, with all of its slots released.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -15,8 +16,8 @@ use crate::sampling::Sampler;
 use crate::scheduler::Scheduler;
 
 impl EngineOwner {
-    /// Ends every request with a fault and empties everything. The model is lost if it cannot release its slots, or if
-    /// nothing was there that could have been to blame: then the next step would panic as well.
+    /// Ends every request with an error and clears all state. The model is lost if it cannot release its slots, or if
+    /// there was no request that could have caused the panic: then the next step would panic as well.
     pub(super) fn recover(&mut self, now: Time) -> StepReport {
         self.inbox.stats.panics.add(1);
         tracing::error!(
@@ -48,7 +49,7 @@ impl EngineOwner {
     }
 
     fn end_requests(&mut self, error: &EngineError) {
-        // Steerers, followers and wakers are others' code, which may panic again where it is dropped or called.
+        // Steerers, followers and wakers are foreign code, which may panic again when it is dropped or called.
         for mut job in std::mem::take(&mut self.jobs)
             .into_iter()
             .map(|(_, job)| job)
@@ -68,7 +69,7 @@ impl EngineOwner {
     }
 }
 
-/// Whether a call returned, and did not panic.
+/// Returns whether a call returned without a panic.
 pub(super) fn fenced(call: impl FnOnce()) -> bool {
     catch_unwind(AssertUnwindSafe(call)).is_ok()
 }

@@ -1,30 +1,30 @@
-//! The result of one step, for tests, the simulator and the thread that decides how long to sleep.
+//! The result of one step, for tests, the simulator and the engine's thread, which decides how long to sleep.
 //!
 //! Metrics are in [`crate::stats`].
 
 use sapwood_proto::time::Time;
 
-/// A sequence, by the number that its engine gave it when it was submitted; never used again.
+/// The number that the engine gave a sequence at submission; never reused.
 pub type SequenceId = u64;
 
-/// What one step did.
+/// The result of one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepReport {
-    /// Its number, from 1.
+    /// The number of the step, from 1.
     pub step: u64,
     /// Sequences that were given a slot.
     pub admitted: Vec<SequenceId>,
-    /// Sequences in the batch with one token, which follows the last one sampled.
+    /// Sequences with one token in the batch that follows the last one sampled.
     pub decoded: Vec<SequenceId>,
-    /// Sequences in the batch with tokens of a prompt, or tokens computed again or forced; and how many.
+    /// Sequences with tokens of a prompt, recomputed tokens or forced tokens in the batch; and how many.
     pub prefilled: Vec<(SequenceId, u32)>,
-    /// Sequences whose reader is too slow, from this step on.
+    /// Sequences that were parked in this step because their reader is too slow.
     pub parked: Vec<SequenceId>,
-    /// Sequences that lost their cells to others, and will be computed again.
+    /// Sequences that were preempted, and will be computed again.
     pub preempted: Vec<SequenceId>,
-    /// Sequences that ended, with a finish or a fault.
+    /// Sequences that ended, with a finish or an error.
     pub finished: Vec<SequenceId>,
-    /// Sequences that ended because their reader left, before the batch was formed.
+    /// Sequences that ended because their reader was dropped, before the batch was built.
     pub cancelled: Vec<SequenceId>,
     /// Sequences whose steerer was late.
     pub late: Vec<SequenceId>,
@@ -32,13 +32,13 @@ pub struct StepReport {
     pub suspended: Vec<SequenceId>,
     /// Tokens appended to outputs.
     pub appended: u32,
-    /// When there is something to do again, without a message from outside: at once if it is not after the step's
-    /// time; `None`: never.
+    /// When there is work again without a message from outside: at once if it is not after the step's time; `None`:
+    /// never.
     pub wake_at: Option<Time>,
 }
 
 impl StepReport {
-    /// Every sequence that the forward pass computed.
+    /// Returns every sequence in the batch.
     pub fn batch(&self) -> impl Iterator<Item = SequenceId> + '_ {
         self.decoded
             .iter()

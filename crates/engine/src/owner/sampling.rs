@@ -18,7 +18,7 @@ use crate::scheduler::SequenceKey;
 use crate::stats::Counter;
 use crate::submission::RequestTerms;
 
-/// A row that a token can be taken from.
+/// The logits of an output row.
 pub(super) enum Logits<'a> {
     Whole(&'a mut [f32]),
     Ranked(RankedRow),
@@ -33,7 +33,7 @@ impl Logits<'_> {
     }
 }
 
-/// What comes of one row.
+/// The result of one output row.
 pub(super) enum RowOutcome {
     Sampled(Sample, SoleToken),
     Splice {
@@ -43,7 +43,7 @@ pub(super) enum RowOutcome {
     Finish(FinishReason),
     NotBefore(Time),
     Error(EngineError),
-    /// The row was kept; nothing happened.
+    /// The row was cached for later; nothing was appended.
     Waits,
 }
 
@@ -51,7 +51,7 @@ pub(super) enum RowOutcome {
 pub(super) type SoleToken = bool;
 
 impl EngineOwner {
-    /// Takes a token from every row of this step and from every row that was kept for a late steerer.
+    /// Samples from every row that was cached for a late steerer, and from every output row of this step.
     pub(super) fn gather(&mut self, now: Time) {
         let mut order = std::mem::take(&mut self.scratch.order);
         order.clear();
@@ -72,9 +72,9 @@ impl EngineOwner {
         self.scratch.order = order;
         let rows = std::mem::take(&mut self.scratch.rows);
         for &(key, index) in &rows {
-            // A sibling's fault in this very loop may have ended it.
+            // The failure of a sibling in this loop may have ended it.
             match self.sequences.get(key) {
-                // An earlier row of this step is still to come, and the slot was cut back to it.
+                // An earlier row of this step is not available yet, and the slot was truncated to it.
                 Some(sequence) if sequence.asleep_until.is_some() => {}
                 Some(sequence) if sequence.next_in_prompt().is_some() => {
                     self.score_prompt(key, index, now);
@@ -154,7 +154,7 @@ impl EngineOwner {
     }
 }
 
-/// The row of an entry of the last batch, or what comes instead of a token.
+/// Returns the logits of an entry of the last batch, or the outcome that replaces a token.
 pub(super) fn ask<'a>(
     model: &'a mut dyn Model,
     panics: &Counter,
@@ -176,12 +176,12 @@ pub(super) fn ask<'a>(
     }
 }
 
-/// A closure that may give away what it captured.
+/// Makes a closure `FnOnce`, so that it may move out of its captures.
 fn once<T>(call: impl FnOnce() -> T) -> impl FnOnce() -> T {
     call
 }
 
-/// What deciding needs of the owner beside the sequence.
+/// The parts of the owner that a decision needs beside the sequence.
 struct Steps<'a> {
     sampler: &'a mut Sampler,
     ends: &'a [Token],

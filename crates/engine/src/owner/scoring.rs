@@ -1,9 +1,9 @@
-//! Scores given tokens, those of an output (LM-311, LM-312) or of a prompt (LM-974): one prefill, and a
-//! log-probability from each output row.
+//! Scores given tokens, those of an output (LM-311, LM-312) or of a prompt (LM-974): one prefill, and a log-probability
+//! from each output row.
 //!
-//! A scored sequence has its whole output among its tokens from the beginning, all but the last. So it is a prompt to
-//! everybody else: it is prefilled in chunks, shares prefixes, is parked, preempted and cancelled like any other. Only
-//! its rows are wanted from the last token of the prompt on.
+//! A scored sequence has its whole output except the last token among its tokens from the start. For the rest of the
+//! engine it is therefore a prompt: it is prefilled in chunks, shares prefixes, and is parked, preempted and cancelled
+//! like any other. The only difference is that output rows are needed from the last token of the prompt on.
 
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::Token;
@@ -17,7 +17,8 @@ use crate::sampling::{Sample, Sampler};
 use crate::scheduler::SequenceKey;
 
 impl EngineOwner {
-    /// Shortens shares so that the batch has no more rows than the model can give. Everybody who runs has one.
+    /// Shortens shares so that the batch needs no more output rows than the model has. One row is reserved for each
+    /// running sequence.
     pub(super) fn ration_rows(&mut self) {
         let mut spare = self.spare_rows;
         for share in &mut self.scratch.shares {
@@ -30,7 +31,7 @@ impl EngineOwner {
         }
     }
 
-    /// The first token of an output that nothing precedes: it is as likely as can be.
+    /// Reports the first token of an output that no token precedes, with log-probability 0.
     pub(super) fn score_only_step(&mut self, key: SequenceKey, now: Time) {
         if let Some(token) = self.next_scored(key) {
             let sample = Sample {
@@ -74,7 +75,7 @@ impl EngineOwner {
         }
     }
 
-    /// A row that is wanted later, or that there is none of.
+    /// Handles an outcome without logits: the row is available later, or not at all.
     fn follow_unweighed(&mut self, key: SequenceKey, outcome: RowOutcome, now: Time) {
         match outcome {
             RowOutcome::NotBefore(until) => {
@@ -113,7 +114,7 @@ impl EngineOwner {
             .copied()
     }
 
-    /// Reports a scored token, and ends the sequence with the last one. Those of one step are one event.
+    /// Reports a scored token, and ends the sequence with the last one. The tokens of one step form one event.
     fn append_scored(&mut self, key: SequenceKey, sample: Sample, now: Time) {
         let Sample {
             token,

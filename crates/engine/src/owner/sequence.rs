@@ -1,8 +1,8 @@
 //! The state of one sequence, and of the request that it belongs to.
 //!
-//! A sequence is its tokens and how many of them are computed. Prompts, forced tokens, recomputation after a
-//! preemption and plain decoding are all the same: tokens that are known and not computed. Only when none is left does
-//! the row after the last one exist, and with it the choice of a further token.
+//! A sequence is its tokens and the number of them that are computed. Prompts, forced tokens, recomputation after a
+//! preemption and plain decoding are the same: known tokens that are not computed. Only when none is left is there an
+//! output row after the last token, from which a further token is sampled.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(super) struct RequestJob {
     pub(super) prompt: Arc<[Token]>,
     pub(super) priority: i32,
     pub(super) turn: SchedulerTurn,
-    /// Its prefixes are those of requests with the same one.
+    /// The scope of its cached prefixes: it shares them with requests of the same scope.
     pub(super) scope: u64,
     pub(super) cache_key: Option<u64>,
     pub(super) follower: Option<Follower>,
@@ -37,20 +37,20 @@ pub(super) struct RequestJob {
     pub(super) next_choice: u32,
     pub(super) arrived: Time,
     pub(super) deadline: Option<Time>,
-    /// When the first of its sequences got a slot; `None`: it is still counted as waiting.
+    /// When its first sequence got a slot; `None`: it is still charged to the queue.
     pub(super) started: Option<Time>,
     pub(super) first_token: Option<Time>,
     pub(super) completion_tokens: u32,
     pub(super) cached_tokens: u32,
     /// Steps in a row in which all its sequences were suspended.
     pub(super) suspended_steps: u32,
-    /// Its last event is on the way; it goes when that is published.
+    /// Its last event is queued; the job is removed when that is published.
     pub(super) ended: bool,
 }
 
 impl RequestJob {
-    /// What is known at the start: the prompt, and the tokens to be scored but for the last of them, which nothing
-    /// follows.
+    /// Returns the tokens known at the start: the prompt, and the tokens to be scored except the last, after which
+    /// nothing is computed.
     pub(super) fn tokens(&self) -> Vec<Token> {
         let mut tokens = self.prompt.to_vec();
         if let Some(scored) = &self.terms.scored {
@@ -60,40 +60,40 @@ impl RequestJob {
         tokens
     }
 
-    /// Tokens are scored that nothing precedes.
+    /// Returns whether the first of the scored tokens has no token before it.
     pub(super) fn is_score_only(&self) -> bool {
         let scored = self.terms.scored.as_ref();
         scored.is_some_and(|scored| scored.score_only)
     }
 }
 
-/// A row that waits for its steerer.
+/// An output row that is retained until its steerer is ready.
 #[derive(Debug)]
 pub(super) enum CachedRow {
     Logits(Vec<f32>),
     Ranked(RankedRow),
 }
 
-/// How far a steerer is in its round.
+/// The phase of a steerer within its round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SteerPhase {
     /// `pre` comes next.
     Pre,
-    /// `pre` said to run; `mid` begins with the pass that computes the last known token.
+    /// `pre` returned run; `mid` begins with the decode call that computes the last known token.
     Ready,
-    /// `mid` is being computed since then.
+    /// `mid` began at this time and has no result yet.
     Begun(Time),
 }
 
-/// A sequence's steerer.
+/// The steerer of a sequence, with its state.
 pub(super) struct Steering {
     pub(super) steer: Box<dyn Steer>,
     pub(super) phase: SteerPhase,
     /// When it was found late, if it is.
     pub(super) late: Option<Time>,
-    /// It sits this step out.
+    /// It skips this step.
     pub(super) suspended: bool,
-    /// What was published, for rewinds and forks.
+    /// The reported output, for rewinds and forks.
     pub(super) output: Vec<Sampled>,
 }
 
@@ -121,51 +121,51 @@ impl Steering {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AwaitedPrefix {
     pub(super) key: SequenceKey,
-    /// Keys are used again; numbers are not.
+    /// Keys are reused; numbers are not, so the number tells whether the key still means that sequence.
     pub(super) number: SequenceId,
-    /// So many tokens are common.
+    /// Length of the common prefix.
     pub(super) tokens: usize,
 }
 
-/// One generation.
+/// The sequence of one choice.
 #[derive(Debug)]
 pub(super) struct RunningSequence {
     pub(super) number: SequenceId,
-    /// The request it belongs to.
+    /// The key of its request.
     pub(super) job: usize,
     pub(super) choice: u32,
     /// Prompt and output, as the model sees them.
     pub(super) tokens: Vec<Token>,
     pub(super) prompt_tokens: usize,
-    /// Its output is given and scored (LM-312): `tokens` has all of it but the last, from the start.
+    /// Its output is given and scored (LM-312): `tokens` contains all of it except the last token, from the start.
     pub(super) scored: bool,
-    /// Log-probabilities of the tokens of the prompt after the first, as far as they were scored; `None`: not requested, or
-    /// readers know.
+    /// Log-probabilities of the tokens of the prompt after the first, as far as they were scored; `None`: not
+    /// requested, or already reported.
     pub(super) prompt_scores: Option<Vec<f32>>,
-    /// How many of them its slot holds; 0 without a slot.
+    /// How many of `tokens` its slot holds; 0 without a slot.
     pub(super) computed: usize,
     pub(super) slot: Option<SlotId>,
-    /// Waits until another sequence has computed the common prefix.
+    /// It waits until another sequence has computed the common prefix.
     pub(super) after: Option<AwaitedPrefix>,
     pub(super) asleep_until: Option<Time>,
     pub(super) cached_row: Option<CachedRow>,
-    /// Tokens ever appended to the output, taken-back ones included (AI-824).
+    /// Tokens ever appended to the output, rolled-back ones included (AI-824).
     pub(super) appended: u32,
     pub(super) text: ChoiceText,
     pub(super) history: Option<TokenHistory>,
     pub(super) steering: Option<Steering>,
     pub(super) last_token_at: Option<Time>,
-    /// Tokens that are reported together with the next one ([`crate::model::Model::joins`]).
+    /// Tokens that are not reported yet, because they go with the next one ([`crate::model::Model::joins`]).
     pub(super) untold: Option<Box<Tokens>>,
 }
 
 impl RunningSequence {
-    /// Tokens that are known and not computed.
+    /// Returns the number of known tokens that are not computed.
     pub(super) fn pending(&self) -> usize {
         self.tokens.len() - self.computed
     }
 
-    /// A token joins the output; `context` stands for it in the context.
+    /// Appends a token to the output; `context` is the token that the model sees.
     pub(super) fn record(&mut self, sampled: &Sampled, context: Token) {
         self.tokens.push(context);
         if let Some(history) = &mut self.history {
@@ -176,13 +176,14 @@ impl RunningSequence {
         }
     }
 
-    /// The first of its tokens whose row is still wanted. Everything before it may come from elsewhere.
+    /// Returns the index of the first token whose output row is still needed. The tokens before it may come from a
+    /// cached prefix.
     pub(super) fn first_row(&self) -> usize {
         let next = self.next_in_prompt().map(|next| next - 1);
         next.unwrap_or_else(|| self.first_output_row())
     }
 
-    /// Whether the row of this token is wanted.
+    /// Returns whether the output row of this token is needed.
     pub(super) fn wants_row(&self, index: usize) -> bool {
         let in_prompt = || {
             let next = self.next_in_prompt();
@@ -191,13 +192,13 @@ impl RunningSequence {
         index >= self.first_output_row() || in_prompt()
     }
 
-    /// Which token of the prompt is scored next.
+    /// Returns the index of the prompt token that is scored next.
     pub(super) fn next_in_prompt(&self) -> Option<usize> {
         let next = self.prompt_scores.as_ref()?.len() + 1;
         (next < self.prompt_tokens).then_some(next)
     }
 
-    /// How likely the prompt is, once that is known; for the first who asks.
+    /// Takes the prompt logprobs once they are complete; only the first call returns them.
     pub(super) fn take_prompt_scores(&mut self) -> Option<Arc<[f32]>> {
         if self.next_in_prompt().is_some() {
             return None;
@@ -205,7 +206,7 @@ impl RunningSequence {
         self.prompt_scores.take().map(Arc::from)
     }
 
-    /// The first of its tokens whose row is wanted for the output.
+    /// Returns the index of the first token whose row is needed for the output.
     pub(super) fn first_output_row(&self) -> usize {
         if self.scored {
             (self.prompt_tokens + self.appended as usize).saturating_sub(1)
@@ -214,7 +215,7 @@ impl RunningSequence {
         }
     }
 
-    /// What it said, from the end: the tokens themselves, not what stands for them in the context (AI-804).
+    /// Returns the output from its end: the tokens themselves, not their replacements in the context (AI-804).
     pub(super) fn emitted(&self) -> impl Iterator<Item = Token> + '_ {
         let (steered, plain) = match &self.steering {
             Some(steering) => (&steering.output[..], &[][..]),
@@ -224,12 +225,12 @@ impl RunningSequence {
         steered.chain(plain.iter().rev().copied())
     }
 
-    /// Whether the prompt is computed, all but its last token, which every sharer computes itself.
+    /// Returns whether the prompt is computed except its last token, which every sharer computes itself.
     pub(super) fn can_share_prompt(&self) -> bool {
         self.computed + 1 >= self.prompt_tokens
     }
 
-    /// Whether the steerer sits this step out.
+    /// Returns whether the steerer skips this step.
     pub(super) fn is_suspended(&self) -> bool {
         self.steering
             .as_ref()

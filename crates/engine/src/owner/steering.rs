@@ -1,6 +1,6 @@
-//! Calls steerers: `pre` before the batch, `mid` during the forward pass, `post` after a token.
+//! Calls steerers: `pre` before the batch, `mid` during the decode call, `post` after a token.
 //!
-//! Each call is fenced: a panic fails its sequence's request.
+//! Each call catches panics: a panic fails the request of its sequence.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -16,15 +16,15 @@ use crate::scheduler::SequenceKey;
 use crate::stats::Counter;
 use crate::submission::CHOICES_MAX;
 
-/// How soon a steerer is asked again when nothing else is to be done (AI-813).
+/// The poll interval of a steerer while there is no other work (AI-813).
 pub(super) const MIN_WAIT: Duration = Duration::from_millis(1);
-/// A steerer fails when it has been late for so many times the time it has: ten steps of a pass that takes no longer than
-/// that (AI-812). Counted in elapsed time, since steps may be far shorter or longer.
+/// A steerer fails when it has been late for this many times its deadline (`steer_ms`): ten steps, if a decode call
+/// takes no longer than the deadline (AI-812). Measured as elapsed time, because steps may be far shorter or longer.
 const LATE_TIMES_MAX: u32 = 10;
-/// Steps in a row that all sequences of a request may be suspended.
+/// Steps in a row in which all sequences of a request may be suspended.
 const SUSPENDED_STEPS_MAX: u32 = 3;
 
-/// What `mid` says, for the engine: checked, and `Waits` for everything that keeps the row.
+/// A validated result of `mid`, for the engine; `Waits` for every result that keeps the output row for later.
 pub(super) enum Middle {
     Sample {
         mask: Option<Mask>,
@@ -39,16 +39,16 @@ pub(super) enum Middle {
     Waits,
 }
 
-/// What the answers of steerers are held against.
+/// Limits against which the results of steerers are checked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SteerRules {
-    /// After this long from its beginning, `mid` is late.
+    /// `mid` is late if it takes longer than this.
     pub(super) deadline_budget: Duration,
     /// The size that masks must have.
     pub(super) vocabulary: usize,
 }
 
-/// What a failing steerer ends its request with.
+/// Converts the failure of a steerer into the error of its request.
 pub(super) fn to_engine_error(failure: SteerFailure) -> EngineError {
     EngineError::new(Code::ControllerFailed, failure.reason, failure.message)
 }
@@ -60,7 +60,7 @@ fn bad_result(message: impl Into<String>) -> SteerFailure {
     }
 }
 
-/// Calls a steerer; its panic is counted, and a failure of its own.
+/// Calls a steerer; converts its panic into a failure and counts it.
 fn fenced<T>(panics: &Counter, call: impl FnOnce() -> Steered<T>) -> Steered<T> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_panic| {
         panics.add(1);
@@ -72,14 +72,14 @@ fn fenced<T>(panics: &Counter, call: impl FnOnce() -> Steered<T>) -> Steered<T> 
 }
 
 impl RunningSequence {
-    /// Whether its steerer is past its time.
+    /// Returns whether its `mid` has begun and has no result yet.
     pub(super) fn is_late(&self) -> bool {
         self.steering
             .as_ref()
             .is_some_and(|steering| matches!(steering.phase, SteerPhase::Begun(_)))
     }
 
-    /// Asks for the result of `mid`. Without a steerer, sampling is free.
+    /// Polls the result of `mid`. Without a steerer, sampling is unrestricted.
     pub(super) fn poll_mid(
         &mut self,
         now: Time,
@@ -94,7 +94,7 @@ impl RunningSequence {
             });
         };
         let SteerPhase::Begun(since) = steering.phase else {
-            // Its row was kept for a round that begins anew: `pre` is asked first.
+            // The row was cached before a new round, and `pre` comes first in a round.
             return Ok(Middle::Waits);
         };
         let polled = fenced(panics, || steering.steer.mid_poll(now))?;
@@ -102,7 +102,7 @@ impl RunningSequence {
             if now.since(since) < rules.deadline_budget {
                 return Ok(Middle::Waits);
             }
-            // From when it was found late: a long pass before that is not its fault.
+            // Counts from the first poll that found it late: a long decode call before that is not the steerer's fault.
             let late = now.since(*steering.late.get_or_insert(now));
             if late < rules.deadline_budget * LATE_TIMES_MAX {
                 return Ok(Middle::Waits);
@@ -148,7 +148,8 @@ impl RunningSequence {
 }
 
 impl EngineOwner {
-    /// Asks `pre` of every running steerer whose round begins. True if one of them forked.
+    /// Calls `pre` of every running steerer whose round begins. Returns true if one of them forked or a sequence
+    /// yielded its slot, so that sequences can be admitted again.
     pub(super) fn ask_pre(&mut self, now: Time) -> bool {
         let born = self.numbers;
         let mut order = std::mem::take(&mut self.scratch.order);
@@ -159,7 +160,7 @@ impl EngineOwner {
                 .filter(|&key| self.sequences[key].steering.is_some()),
         );
         for &key in &order {
-            // A sibling's failure may have ended it.
+            // A sibling may have failed in this loop and ended its request.
             if self.sequences.contains(key) && self.sequences[key].asleep_until.is_none() {
                 self.ask_pre_of(key, now);
             }
@@ -170,8 +171,8 @@ impl EngineOwner {
         self.numbers > born || yielded
     }
 
-    /// Suspended sequences give their slots to waiting ones if there are no others: a parent may wait for what
-    /// its own child is to do (D-49). True if one did.
+    /// Suspended sequences yield their slots to waiting ones if no other slots are left: a parent may wait for the
+    /// output of its own child (D-49). Returns true if one did.
     fn yield_slots(&mut self) -> bool {
         if self.report.suspended.is_empty() {
             return false;
@@ -185,7 +186,7 @@ impl EngineOwner {
                 .filter(|&key| self.sequences[key].is_suspended()),
         );
         let before = wanted;
-        // The youngest first: an older one may be what they wait for.
+        // The youngest first: it may wait for an older one.
         for &key in order.iter().rev() {
             if wanted == 0 {
                 break;
@@ -245,7 +246,7 @@ impl EngineOwner {
         }
     }
 
-    /// Makes further choices of a sequence, each with what it has said so far.
+    /// Forks a sequence: adds choices, each with a copy of its output so far.
     fn fork(&mut self, key: SequenceKey, branches: u32, now: Time) {
         let job = self.sequences[key].job;
         let more = branches.saturating_sub(1);
@@ -286,7 +287,7 @@ impl EngineOwner {
         child.phase = SteerPhase::Ready;
         child.output.clone_from(&steering.output);
         let job = parent.job;
-        // Before the prompt is computed, the branch waits to share it.
+        // Before the prompt is computed, the branch waits for its parent to compute it, and then shares it.
         let after = (!parent.can_share_prompt()).then_some(key);
         let born = self.enqueue(job, Some(child), after);
         let (text, shown) = self.replay(key);
@@ -304,7 +305,7 @@ impl EngineOwner {
         (branch.tokens, branch.history, branch.appended, branch.text) =
             (tokens, history, appended, text);
         if !sent.is_empty() {
-            // Its first event repeats what came before the fork, so that every choice is whole (AI-933).
+            // The branch's first event repeats the output before the fork, so that every choice is complete (AI-933).
             self.emit_tokens(
                 born,
                 Tokens {
@@ -317,7 +318,7 @@ impl EngineOwner {
         Ok(())
     }
 
-    /// Ends requests all of whose sequences have been suspended for too long.
+    /// Fails requests all of whose sequences have been suspended for too many steps.
     fn find_deadlocks(&mut self) {
         if self.report.suspended.is_empty() {
             return;
@@ -326,7 +327,8 @@ impl EngineOwner {
         for (index, job) in &mut self.jobs {
             let suspended = |&key: &SequenceKey| self.sequences[key].is_suspended();
             let all = !job.members.is_empty() && job.members.iter().all(suspended);
-            // Those without a slot are not asked, so that a round of all of them takes as many steps more.
+            // `pre` is only called for sequences with a slot, so the limit grows by one step for each sequence without
+            // one.
             let runs = |&&key: &&SequenceKey| self.scheduler.is_running(key);
             let asked = job.members.iter().filter(runs).count();
             job.suspended_steps = match (all, asked) {
@@ -354,7 +356,7 @@ impl EngineOwner {
         }
     }
 
-    /// Starts `mid` for every sequence that this pass gives a row, before the pass (AI-811).
+    /// Starts `mid` for every sequence that gets an output row in this batch, before the decode call (AI-811).
     pub(super) fn begin_mid(&mut self, now: Time) {
         for index in 0..self.scratch.shares.len() {
             let share = self.scratch.shares[index];
@@ -377,12 +379,13 @@ impl EngineOwner {
             Ok(())
         });
         if let Err(failure) = begun {
-            // Reported when the masks are collected, when the batch is no longer being built.
+            // The failure is reported when the results of `mid` are collected; failing the request here would change
+            // the batch that is being built.
             steering.steer = Box::new(PanickedSteerer(failure));
         }
     }
 
-    /// Tells a steerer what happened. `None`: it failed, and its request with it.
+    /// Calls `post` with the appended tokens. `None`: the steerer failed, and with it its request.
     pub(super) fn report_post(
         &mut self,
         key: SequenceKey,
@@ -403,7 +406,7 @@ impl EngineOwner {
         }
     }
 
-    /// Whether a splice is possible: it stays within the output and the vocabulary (AI-826).
+    /// Checks a splice: it stays within the output and the vocabulary (AI-826).
     pub(super) fn check_splice(
         &self,
         key: SequenceKey,
@@ -429,7 +432,7 @@ impl EngineOwner {
     }
 }
 
-/// Stands where a steerer panicked when it should have begun.
+/// Replaces a steerer that panicked in `mid_begin`; every call returns the failure.
 struct PanickedSteerer(SteerFailure);
 
 impl Steer for PanickedSteerer {

@@ -11,10 +11,11 @@ use crate::model::{BatchEntry, DecodeStop};
 use crate::scheduler::{Runnable, SequenceKey, StepBudget, plan};
 
 impl EngineOwner {
-    /// Plans a batch and computes it; gives the number of tokens computed. Rows to ask for are in `scratch.rows`.
+    /// Plans a batch and decodes it; returns the number of tokens computed. Output rows to collect are in
+    /// `scratch.rows`.
     pub(super) fn pass(&mut self, now: Time) -> usize {
         self.scratch.rows.clear();
-        // Each round that fails takes cells from one sequence, so there are at most as many rounds as sequences.
+        // Each round that fails frees cached cells or takes those of one sequence, so the loop ends.
         loop {
             if !self.plan() {
                 return 0;
@@ -59,7 +60,7 @@ impl EngineOwner {
         }
     }
 
-    /// Fills `scratch.shares`; preempts until the plan fits. False if nothing is to be computed.
+    /// Fills `scratch.shares`; preempts until the plan fits. Returns false if there is nothing to compute.
     fn plan(&mut self) -> bool {
         loop {
             let mut work = std::mem::take(&mut self.scratch.work);
@@ -90,14 +91,15 @@ impl EngineOwner {
         }
     }
 
-    /// What a running sequence could compute in this step.
+    /// Returns the work that a running sequence has in this step.
     fn work(&self, key: SequenceKey) -> Option<Runnable> {
         let sequence = &self.sequences[key];
         let mut pending = sequence.pending();
         if pending == 0 || sequence.asleep_until.is_some() || sequence.is_suspended() {
             return None;
         }
-        // A model that cannot cut back shares a prompt only at its very end, so it stops there once.
+        // A model that cannot truncate can share a prompt only from a slot that ends there, so prefill stops once
+        // before the last token of the prompt.
         let shared = sequence.prompt_tokens.saturating_sub(1);
         if !self.info.truncates
             && sequence.computed < shared
@@ -135,7 +137,7 @@ impl EngineOwner {
         }
     }
 
-    /// Books what was computed.
+    /// Records what was computed.
     fn commit(&mut self) -> usize {
         for share in &self.scratch.shares {
             let sequence = &mut self.sequences[share.key];
@@ -143,7 +145,7 @@ impl EngineOwner {
             let until = sequence.computed + share.tokens;
             self.cache
                 .append(slot, &sequence.tokens[sequence.computed..until]);
-            // A token that follows a sampled one is a decode; all others were known before.
+            // A single token after a sampled one is a decode; all other tokens were known before.
             if share.tokens == 1 && sequence.appended > 0 && until == sequence.tokens.len() {
                 self.report.decoded.push(sequence.number);
             } else {
@@ -155,7 +157,8 @@ impl EngineOwner {
         self.scratch.batch.len()
     }
 
-    /// The model has less room than was counted: evicts what is kept, else preempts. False if there is nobody.
+    /// The model has less room than was counted: evicts all cached prefixes, or else preempts a sequence. Returns false
+    /// if neither is possible.
     fn make_room(&mut self) -> bool {
         let mut freed = false;
         while let Some(slot) = self.cache.evict(None) {
@@ -174,7 +177,8 @@ impl EngineOwner {
         true
     }
 
-    /// Ends every request with a sequence in the batch. Their slots may hold anything, so they are freed.
+    /// Fails every request with a sequence in the batch. The contents of their slots are undefined, so the slots are
+    /// freed.
     fn fail_batch(&mut self, error: &EngineError) {
         self.scratch.rows.clear();
         let shares = std::mem::take(&mut self.scratch.shares);

@@ -1,4 +1,4 @@
-//! The engine's thread: steps its owner while there is work and sleeps until there is.
+//! The engine's thread: steps its owner while there is work and sleeps otherwise.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use sapwood_proto::time::Time;
 
 use super::EngineOwner;
 
-/// Steps `owner` until the engine is dropped. The drop of the owner then tells every reader.
+/// Steps `owner` until the engine is dropped. Dropping the owner then sends every reader an error.
 pub(crate) fn run(mut owner: EngineOwner, started: Instant) {
     let clock = move || Time::new(started.elapsed());
     owner.clock = Some(Box::new(clock));
@@ -18,7 +18,7 @@ pub(crate) fn run(mut owner: EngineOwner, started: Instant) {
             .set(u64::try_from(now.since_origin().as_millis()).unwrap_or(u64::MAX));
         stats.idle.set(0);
         let wake_at = owner.step(now).wake_at;
-        // A wake-up from here on leaves the thread unparked, so none is lost.
+        // A wake-up from here on sets the thread's unpark token, so `park` returns at once and no wake-up is lost.
         match wake_at {
             Some(at) if at <= clock() => {}
             Some(at) => {

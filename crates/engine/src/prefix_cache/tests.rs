@@ -1,4 +1,4 @@
-//! The cache against a naive one that writes down who holds what.
+//! The prefix cache compared with a naive one that records which slots hold each cell.
 
 use proptest::prelude::*;
 
@@ -19,7 +19,7 @@ fn cache(truncates: bool) -> PrefixCache {
     )
 }
 
-/// A model that can go on from everywhere.
+/// A model that can continue after any number of tokens.
 fn everywhere(_: SlotId, _: usize) -> bool {
     true
 }
@@ -101,11 +101,11 @@ fn lm_609_a_prefix_is_found_in_its_own_scope_alone() {
     };
     let found = [1, 2, 3].map(|scope| common(&cache, scope));
     assert_eq!(found, [Some(4), Some(2), None]);
-    // Nor does anybody keep warm what is another's.
+    // A request does not warm prefixes of another scope.
     cache.warm(1, 7);
     assert!(cache.evict(None).is_some());
     assert_eq!([1, 2].map(|scope| common(&cache, scope)), [Some(4), None]);
-    // A slot belongs to whoever has taken it last.
+    // A slot belongs to the scope that took it last.
     let slot = cache.take(3).unwrap();
     cache.append(slot, &[1]);
     assert_eq!(common(&cache, 3), Some(1));
@@ -128,7 +128,7 @@ fn what_is_held_twice_is_kept_once() {
         cached(true, everywhere, grown),
         (vec![vec![], vec![0], vec![0], vec![]], 5)
     );
-    // Where the model can go on at the ends alone, so are beginnings worth their place.
+    // If the model can continue only at the end of a slot, shorter prefixes stay cached too.
     let per_slot = (vec![vec![], vec![], vec![2], vec![]], 7);
     assert_eq!(cached(false, everywhere, grown), per_slot);
     let ends = |_: SlotId, tokens: usize| tokens != 2;
@@ -177,12 +177,12 @@ fn a_match_has_its_least_length_and_d_48_a_model_that_can_go_on_from_it() {
     };
     assert_eq!(tokens(4, everywhere), Some((0, 4)));
     assert_eq!(tokens(5, everywhere), None);
-    // The longest has gone on too far, another has not.
+    // The longest slot has advanced too far to be resumed, another one has not.
     assert_eq!(tokens(1, |slot, _| slot != 0), Some((1, 3)));
     assert_eq!(tokens(1, |_, _| false), None);
 }
 
-/// What the naive cache knows of a slot: its tokens as (token, identity of the cell), and whether it is live.
+/// The naive model of a slot: its tokens as (token, id of the cell), and whether it is live.
 type Naive = Vec<Option<(Vec<(Token, u64)>, bool)>>;
 
 fn check(cache: &PrefixCache, naive: &Naive) {
@@ -216,7 +216,7 @@ fn check(cache: &PrefixCache, naive: &Naive) {
             entry.is_none()
         );
     }
-    // No cell is free and held, and each is counted as often as it is held.
+    // No cell is both free and held, and each is counted once for each slot that holds it.
     let mut retained = vec![0; CELLS as usize];
     cache
         .slots
@@ -262,7 +262,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// A slot that is given up is kept, and another one that is kept begins with all that it holds.
+/// The tokens of a slot that was freed as a duplicate are the beginning of another cached slot.
 fn assert_held(naive: &Naive, slot: usize) {
     let tokens = |entry: &(Vec<(Token, u64)>, bool)| -> Vec<Token> {
         entry.0.iter().map(|cell| cell.0).collect()

@@ -6,7 +6,7 @@ use sapwood_proto::steer::Token;
 
 use crate::api::Sampling;
 
-/// Tokens of prompt and output, counted.
+/// Counts of the tokens in prompt and output.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TokenHistory {
     seen: HashMap<Token, TokenCount>,
@@ -19,7 +19,7 @@ struct TokenCount {
 }
 
 impl TokenHistory {
-    /// The history of a prompt, or `None` if no penalty asks for it.
+    /// Returns the history of a prompt, or `None` if no penalty needs it.
     pub(crate) fn of(prompt: &[Token], sampling: &Sampling) -> Option<Self> {
         let repetition = sampling.repetition_penalty != 1.0;
         if !repetition && sampling.presence_penalty == 0.0 && sampling.frequency_penalty == 0.0 {
@@ -34,19 +34,19 @@ impl TokenHistory {
         Some(history)
     }
 
-    /// A token was appended to the output.
+    /// Adds a token of the output.
     pub(crate) fn append(&mut self, token: Token) {
         self.seen.entry(token).or_default().in_output += 1;
     }
 
-    /// A token was taken back from the output.
+    /// Removes a rolled-back token of the output.
     pub(crate) fn take_back(&mut self, token: Token) {
         if let Some(seen) = self.seen.get_mut(&token) {
             seen.in_output = seen.in_output.saturating_sub(1);
         }
     }
 
-    /// Changes the logits of tokens seen, and notes what they were.
+    /// Applies the penalties to the logits of tokens seen, and records the original logits.
     pub(super) fn penalise(
         &self,
         row: &mut [f32],

@@ -1,13 +1,13 @@
-//! Samples one token from a row of logits.
+//! The sampler: draws one token from an output row of logits.
 //!
-//! The draw depends on seed, choice and position alone, so batch mates cannot change it (D-21).
+//! The draw depends on seed, choice and position alone, so other sequences in the batch do not change it (D-21).
 //!
 //! ```text
 //!   logits + bias ─► masks ─► [log-probabilities, D-22] ─► penalties ─► temperature ─► top-k ─► top-p ─► min-p ─► draw
 //! ```
 //!
-//! The draw walks the most likely token first. That order is free to choose, and with it a draw that lands on the most
-//! likely token, as most do, is decided without the rest.
+//! The draw visits the most likely token first. The order does not affect the distribution, and most draws select the
+//! most likely token, so they are decided without looking at the rest.
 
 mod history;
 mod random;
@@ -27,32 +27,32 @@ pub(crate) struct SampleParams<'a> {
     pub(crate) sampling: &'a Sampling,
     pub(crate) seed: u64,
     pub(crate) choice: u32,
-    /// Which draw of the sequence this is.
+    /// The index of the token in the output.
     pub(crate) index: u32,
-    /// Tokens seen, if a penalty asks for them.
+    /// Tokens seen, if a penalty needs them.
     pub(crate) history: Option<&'a TokenHistory>,
-    /// Tokens that may not end the sequence yet.
+    /// EOG and stop tokens that are masked below `min_tokens`.
     pub(crate) forbidden: &'a [Token],
     pub(crate) mask: Option<&'a Mask>,
-    /// A steerer's bias, on top of the request's.
+    /// A steerer's bias, added to the request's.
     pub(crate) bias: &'a [(Token, f32)],
-    /// A steerer's temperature, instead of the request's.
+    /// A steerer's temperature, which replaces the request's.
     pub(crate) temperature: Option<f32>,
     pub(crate) top_logprobs: Option<u32>,
 }
 
-/// A token with what was asked about it.
+/// A sampled token with the requested log-probabilities.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sample {
     pub(crate) token: Token,
-    /// NaN if not asked for.
+    /// NaN if not requested.
     pub(crate) logprob: f32,
-    /// Among all tokens, the most likely being 1; `None` if not asked for.
+    /// The rank among all tokens, the most likely being 1; `None` if not requested.
     pub(crate) rank: Option<u32>,
     pub(crate) top: Vec<(Token, f32)>,
 }
 
-/// Why no token can be taken from a row.
+/// Why no token can be sampled from a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SampleError {
     /// A logit is not a number, or positive infinity.
@@ -63,25 +63,26 @@ pub(crate) enum SampleError {
     NothingAllowed,
 }
 
-/// Works on one row at a time; holds only scratch space.
+/// Samples one row at a time; holds only scratch buffers.
 #[derive(Debug, Default)]
 pub(crate) struct Sampler {
     blocks: Blocks,
     candidates: Vec<Candidate>,
-    /// A row built from a ranking.
+    /// A row built from a [`RankedRow`].
     row: Vec<f32>,
-    /// Logits that a penalty changed, as they were before.
+    /// The original logits of tokens that a penalty changed.
     penalised: Vec<(Token, f32)>,
 }
 
-/// What is asked about a row before penalties change it.
+/// Facts of a row before penalties change it.
 struct RawRow {
     log_total: f32,
     top: Vec<(Token, f32)>,
 }
 
-/// Where a token with this logit stands in a row: behind every one that is more likely, and of equals the lowest id first. The
-/// best are known already; only for others is the row counted. `penalised` are logits as they were before they were changed.
+/// Returns the rank of a token with this logit in a row: after every more likely one, and among equals the lowest id
+/// first. The best tokens are known already; only for others is the row counted. `penalised` has the logits before
+/// penalties.
 fn rank(
     row: &[f32],
     penalised: &[(Token, f32)],
@@ -100,7 +101,7 @@ fn rank(
 }
 
 impl Sampler {
-    /// Takes a token from a row, which is overwritten.
+    /// Samples a token from a row, which is overwritten.
     ///
     /// # Errors
     /// See [`SampleError`].
@@ -141,7 +142,7 @@ impl Sampler {
         })
     }
 
-    /// The same for a row in closed form; builds the whole row only if it must (D-11).
+    /// Samples from a row in closed form; builds the whole row only if it must (D-11).
     pub(crate) fn sample_ranked(
         &mut self,
         ranking: &RankedRow,
@@ -178,7 +179,7 @@ impl Sampler {
         sample
     }
 
-    /// What a row says about a token that is given: its log-probability, without bias, and the best `top`.
+    /// Scores a given token: returns its log-probability, without bias, and the best `top`.
     ///
     /// # Errors
     /// See [`SampleError`].
@@ -202,7 +203,7 @@ impl Sampler {
         })
     }
 
-    /// The same for a row in closed form.
+    /// Scores a given token with a row in closed form.
     pub(crate) fn score_ranked(ranking: &RankedRow, token: Token, top: usize) -> Sample {
         let rank = ranking.rank(token);
         Sample {
@@ -213,7 +214,7 @@ impl Sampler {
         }
     }
 
-    /// The most likely logit and its token, lowest id first; also prepares the blocks for what follows.
+    /// Returns the largest logit and its token, lowest id first; also computes the block maxima for later calls.
     fn survey(&mut self, row: &[f32]) -> Result<Candidate, SampleError> {
         if !self.blocks.survey(row) {
             return Err(SampleError::NotANumber);
@@ -275,7 +276,7 @@ impl Sampler {
         vector::draw_from_sorted(&self.candidates, scale, uniform)
     }
 
-    /// The candidates that top-k and then top-p leave, best first.
+    /// Returns the candidates that top-k and then top-p leave, best first.
     fn shortlist_by_count(
         &mut self,
         row: &[f32],
@@ -290,7 +291,7 @@ impl Sampler {
         }
     }
 
-    /// The candidates that reach `floor`, as far as top-p leaves them, best first.
+    /// Returns the candidates that reach `floor`, as far as top-p leaves them, best first.
     fn shortlist_by_floor(
         &mut self,
         row: &[f32],
@@ -303,7 +304,7 @@ impl Sampler {
             vector::sort(&mut self.candidates);
             return;
         }
-        // The nucleus of a confident row is small: look at what is near the best token first, then further down.
+        // The nucleus of a confident row is small: first looks at the tokens near the best one, then further down.
         let wanted = f64::from(top_p) * vector::scaled_total(row, temperature);
         let mut reach = 2.0;
         loop {
@@ -322,7 +323,7 @@ impl Sampler {
     }
 }
 
-/// Turns logits into weights: `e^((logit - max) / temperature)`.
+/// Converts logits into weights: `e^((logit - max) / temperature)`.
 #[derive(Clone, Copy, Debug)]
 struct TemperatureScale {
     max: f32,
@@ -340,7 +341,7 @@ impl TemperatureScale {
     }
 }
 
-/// Leaves out most of those that are not among the best with `wanted` weight together, without sorting them.
+/// Drops most candidates that are not among the best with `wanted` total weight, without sorting them.
 fn narrow(candidates: &mut Vec<Candidate>, temperature: TemperatureScale, wanted: f64) {
     let (mut start, mut end, mut left) = (0, candidates.len(), wanted);
     while end - start > SORTED {
@@ -357,10 +358,10 @@ fn narrow(candidates: &mut Vec<Candidate>, temperature: TemperatureScale, wanted
     candidates.truncate(end);
 }
 
-/// So few candidates are sorted without further ado.
+/// Up to this many candidates are sorted directly.
 const SORTED: usize = 128;
 
-/// Keeps as many of the sorted candidates as have `wanted` weight together, all if that is less.
+/// Truncates the sorted candidates to the first ones with `wanted` total weight; retains all if they have less.
 fn nucleus(sorted: &mut Vec<Candidate>, temperature: TemperatureScale, wanted: f64) {
     let mut total = 0.0;
     let reached = sorted.iter().position(|&(logit, _)| {
@@ -372,7 +373,7 @@ fn nucleus(sorted: &mut Vec<Candidate>, temperature: TemperatureScale, wanted: f
     }
 }
 
-/// Bias and masks: what the log-probabilities already see.
+/// Applies bias and masks, which also affect the reported log-probabilities.
 fn constrain(row: &mut [f32], draw: &SampleParams<'_>) {
     for &(token, bias) in draw.sampling.logit_bias.iter().chain(draw.bias) {
         if let Some(logit) = row.get_mut(token as usize) {

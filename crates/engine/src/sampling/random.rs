@@ -2,7 +2,7 @@
 
 use crate::ranking::mix;
 
-/// A number in [0, 1), the same for the same three arguments.
+/// Returns a number in [0, 1), the same for the same three arguments.
 #[expect(clippy::cast_precision_loss, reason = "53 bits are exact in an f64")]
 pub(super) fn uniform(seed: u64, choice: u32, index: u32) -> f64 {
     let position = u64::from(choice) << 32 | u64::from(index);

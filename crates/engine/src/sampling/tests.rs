@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::ranking::ZipfDistribution;
 
-/// Everything that a draw borrows.
+/// The data that a draw borrows.
 #[derive(Clone, Debug, Default)]
 struct Case {
     sampling: Sampling,
@@ -35,7 +35,7 @@ impl Case {
     }
 }
 
-/// Constrained logits in token order, as log-probabilities see them.
+/// Logits after bias and masks in token order, on which log-probabilities are based.
 fn constrained(row: &[f32], case: &Case) -> Vec<f64> {
     let allowed = |token: Token| {
         !case.forbidden.contains(&token) && case.mask.as_ref().is_none_or(|mask| mask.allows(token))
@@ -127,7 +127,7 @@ fn row_and_case() -> impl Strategy<Value = (Vec<f32>, Case)> {
             logit_bias,
             ..Sampling::default()
         };
-        // Token 0 is always allowed, so that something is.
+        // Token 0 is always allowed, so that a token can be drawn.
         let mask = mask.map(|bits| {
             let mut mask = Mask::none(row.len());
             (0..size)
@@ -171,12 +171,12 @@ proptest! {
         prop_assert!(sample.top.iter().all(|&(token, logprob)| near(token, logprob)));
     }
 
-    /// Whatever is drawn is allowed by the naive sampler, and what that makes nearly certain is drawn.
+    /// A drawn token is allowed by the naive sampler, and a token that is nearly certain there is drawn.
     #[test]
     fn what_is_drawn_is_in_the_reference_distribution((row, case) in row_and_case(), index in 0..1000_u32) {
         let expected = reference_distribution(&row, &case);
         let sample = Sampler::default().sample(&mut row.clone(), &case.draw(index)).unwrap();
-        // At the border of a nucleus rounding may let one more or one fewer in: only clear cases are judged.
+        // At the border of a nucleus rounding may include one token more or fewer: only clear cases are checked.
         let generous = Case { sampling: Sampling {
             top_p: (case.sampling.top_p * 1.0001).min(1.0), min_p: case.sampling.min_p * 0.9999, ..case.sampling.clone()
         }, ..case };
@@ -203,7 +203,7 @@ proptest! {
         prop_assert_eq!(found, sorted);
     }
 
-    /// D-11: the closed form is a short cut, never another answer.
+    /// D-11: the closed form gives the same result as the whole row.
     #[test]
     fn a_ranking_gives_what_its_whole_row_gives((_, case) in row_and_case(), key: u64, gap in 0..3_u8, index in 0..50_u32) {
         let distribution = ZipfDistribution::new(400, [0.0, 3.0, 40.0][gap as usize]);

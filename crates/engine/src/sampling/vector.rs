@@ -1,6 +1,6 @@
-//! Loops over a whole logits row, written so that the compiler vectorises them.
+//! Loops over a whole row of logits, written so that the compiler vectorises them.
 //!
-//! Ties go to the lowest token everywhere, so results do not depend on how a pass is cut.
+//! Ties go to the lowest token id everywhere, so results do not depend on the block size.
 
 use sapwood_proto::steer::{Mask, Token};
 
@@ -9,9 +9,9 @@ use super::TemperatureScale;
 /// A logit and its token.
 pub(super) type Candidate = (f32, Token);
 
-/// Tokens per block. One maximum per block lets the passes after the first skip nearly everything.
+/// Tokens per block. One maximum per block lets the loops after the first skip nearly everything.
 const BLOCK: usize = 32;
-/// Terms summed in single precision before they go into a double.
+/// Number of terms summed in single precision before they are added to a double.
 const SUM: usize = 1024;
 const LANES: usize = 8;
 
@@ -23,7 +23,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Reads a row. False if it holds a NaN.
+    /// Computes the maxima of a row. Returns false if it contains a NaN.
     pub(super) fn survey(&mut self, row: &[f32]) -> bool {
         self.maxima.clear();
         let mut sound = true;
@@ -41,7 +41,7 @@ impl Blocks {
         sound
     }
 
-    /// The largest logit with the lowest token, of the row surveyed; `None` if all are negative infinity.
+    /// Returns the largest logit with the lowest token id of the surveyed row; `None` if all are negative infinity.
     pub(super) fn best(&self, row: &[f32]) -> Option<Candidate> {
         let mut best = (f32::NEG_INFINITY, 0);
         for (&max, block) in self.maxima.iter().zip(0..) {
@@ -55,8 +55,8 @@ impl Blocks {
         Some((best.0, token(start + offset)))
     }
 
-    /// The best `count` tokens of the row surveyed, best first, lowest token first among equals; fewer if fewer are
-    /// above negative infinity.
+    /// Appends the best `count` tokens of the surveyed row, best first, lowest token id first among equals; fewer if
+    /// fewer are above negative infinity.
     pub(super) fn top(&mut self, row: &[f32], count: usize, out: &mut Vec<Candidate>) {
         out.clear();
         if count == 0 {
@@ -71,7 +71,7 @@ impl Blocks {
         sort(out);
     }
 
-    /// The tokens of the row surveyed whose logits reach `floor`, in order of their ids.
+    /// Appends the tokens of the surveyed row whose logits reach `floor`, in order of their ids.
     pub(super) fn reaching(&self, row: &[f32], floor: f32, out: &mut Vec<Candidate>) {
         out.clear();
         for (index, block) in row.chunks(BLOCK).enumerate() {
@@ -87,7 +87,7 @@ impl Blocks {
         }
     }
 
-    /// A logit that at least `count` tokens reach: each block whose maximum reaches it has one.
+    /// Returns a logit that at least `count` tokens reach: each block whose maximum reaches it has one.
     fn floor(&mut self, count: usize) -> f32 {
         if count >= self.maxima.len() {
             return f32::NEG_INFINITY;
@@ -98,12 +98,12 @@ impl Blocks {
     }
 }
 
-/// Best first, lowest token first among equals.
+/// Sorts best first, lowest token id first among equals.
 pub(super) fn sort(candidates: &mut [Candidate]) {
     candidates.sort_unstable_by(better);
 }
 
-/// The best `count` and the rest, neither sorted; there are more than `count`.
+/// Splits candidates into the best `count` and the rest, neither sorted; there are more than `count`.
 pub(super) fn part(
     candidates: &mut [Candidate],
     count: usize,
@@ -112,7 +112,7 @@ pub(super) fn part(
     candidates.split_at_mut(count)
 }
 
-/// Orders candidates: larger logit first, then lower token.
+/// Compares candidates: larger logit first, then lower token id.
 fn better(left: &Candidate, right: &Candidate) -> std::cmp::Ordering {
     let by_logit = right
         .0
@@ -121,12 +121,12 @@ fn better(left: &Candidate, right: &Candidate) -> std::cmp::Ordering {
     by_logit.then(left.1.cmp(&right.1))
 }
 
-/// An index into a row as a token; a vocabulary is smaller than 2^32.
+/// Converts an index of a row to a token; a vocabulary is smaller than 2^32.
 fn token(index: usize) -> Token {
     Token::try_from(index).unwrap_or(Token::MAX)
 }
 
-/// Forbids what the mask does not allow.
+/// Masks the tokens that the mask does not allow.
 pub(super) fn apply(row: &mut [f32], mask: &Mask) {
     let allowed = row.len().min(mask.vocabulary());
     for (block, &word) in row.chunks_mut(32).zip(mask.words()) {
@@ -141,7 +141,7 @@ pub(super) fn apply(row: &mut [f32], mask: &Mask) {
     row[allowed..].fill(f32::NEG_INFINITY);
 }
 
-/// `ln Σ e^(logit - max)` over a row.
+/// Returns `ln Σ e^(logit - max)` over a row.
 pub(super) fn exp_total(row: &[f32], max: f32) -> f32 {
     #[expect(
         clippy::cast_possible_truncation,
@@ -151,7 +151,7 @@ pub(super) fn exp_total(row: &[f32], max: f32) -> f32 {
     log
 }
 
-/// The weights of a row, added up.
+/// Returns the sum of a row's weights.
 pub(super) fn scaled_total(row: &[f32], temperature: TemperatureScale) -> f64 {
     row.chunks(SUM)
         .map(|chunk| f64::from(chunk_total(chunk, temperature)))
@@ -185,7 +185,7 @@ pub(super) fn draw_from_all(
         .chunks(SUM)
         .map(|chunk| f64::from(chunk_total(chunk, temperature)))
         .collect();
-    // The best token's weight is e^0; the walk over the others skips it by going below zero there.
+    // The best token's weight is e^0 = 1: a smaller target selects it, and the loop below skips it.
     let target = uniform * totals.iter().sum::<f64>();
     if target < 1.0 {
         return best;
@@ -212,7 +212,7 @@ pub(super) fn draw_from_all(
             }
         }
     }
-    // Only rounding leads here.
+    // Reached only through rounding.
     best
 }
 
@@ -229,16 +229,16 @@ pub(super) fn draw_from_sorted(
             return token;
         }
     }
-    // Only rounding leads here. There is always a candidate: the row has a best token.
+    // Reached only through rounding. There is always a candidate: the row has a best token.
     sorted[0].1
 }
 
-/// How far below 0 [`exp`] is more than 0.
+/// Below minus this, [`exp`] returns 0.
 pub(super) const EXP_REACH: f32 = 87.0;
 
-/// `e^x` for `x` at most 0, within 3e-7 of it; 0 below -87, where single precision ends.
+/// Returns `e^x` for `x` at most 0, within 3e-7; 0 below -87, near the end of single precision.
 pub(super) fn exp(x: f32) -> f32 {
-    // Adding this rounds to an integer, which then stands in the low bits.
+    // Adding this number rounds to an integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
@@ -246,7 +246,7 @@ pub(super) fn exp(x: f32) -> f32 {
     let shifted = bounded * std::f32::consts::LOG2_E + ROUND;
     let whole = shifted - ROUND;
     let rest = bounded - whole * LN_2_HIGH - whole * LN_2_LOW;
-    // The first seven terms of the series, inmost first.
+    // The first seven terms of the series, innermost first.
     let sum = 1.0 / 720.0 * rest + 1.0 / 120.0;
     let sum = (sum * rest + 1.0 / 24.0) * rest + 1.0 / 6.0;
     let sum = ((sum * rest + 0.5) * rest + 1.0) * rest + 1.0;

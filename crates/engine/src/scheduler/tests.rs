@@ -10,7 +10,7 @@ fn of(caller: u64) -> SchedulerTurn {
     }
 }
 
-/// Seats everybody in turn; who runs leaves at once.
+/// Admits all sequences in turn; each is removed at once.
 fn order(scheduler: &mut Scheduler) -> Vec<SequenceKey> {
     let mut seated = Vec::new();
     while let Some(key) = scheduler.next(|_| true) {
@@ -36,7 +36,7 @@ fn priority_then_turns_of_callers_then_arrival() {
         scheduler.submit(key, priority, of(caller));
     }
     assert_eq!(order(&mut scheduler), [5, 4, 1, 2, 3, 6]);
-    // Who runs is not in the line, and its caller stands behind the others.
+    // A running sequence is not in the queue, and its caller comes after the others.
     for (key, priority, caller) in arrivals {
         scheduler.submit(key, priority, of(caller));
     }
@@ -71,7 +71,7 @@ fn one_turn_in_so_many_is_that_of_the_priority_that_waits_longest() {
         scheduler.submit(0, -5, of(9));
         scheduler.submit(1, 0, of(1));
         let mut seated = Vec::new();
-        // Somebody of higher priority waits at every turn.
+        // A sequence of higher priority waits at every turn.
         for newcomer in 10..30 {
             scheduler.submit(newcomer, 3, of(1));
             let key = scheduler.next(|_| true).unwrap();
@@ -203,7 +203,7 @@ fn decodes_come_first_and_prompts_get_what_is_left() {
         (vec![(0, 1), (1, 1)], BUDGET, true, vec![(0, 1), (1, 1)]),
         (vec![(0, 900)], BUDGET, true, vec![(0, 256)]),
         (vec![(0, 1), (1, 900)], BUDGET, true, vec![(0, 1), (1, 127)]),
-        // The oldest prompt gets its quarter, the shortest the rest.
+        // The oldest prompt gets its quarter, the shortest prompt the rest.
         (
             vec![(0, 900), (1, 20), (2, 500)],
             BUDGET,
@@ -262,7 +262,7 @@ proptest! {
         }
     }
 
-    /// Whatever happens, whoever keeps waiting among equals is seated: nobody is passed over for ever.
+    /// Every waiting sequence is admitted eventually.
     #[test]
     fn nothing_starves(arrivals in prop::collection::vec((0..4_u64, 0..3_u8), 1..60), seats in 1..4_usize) {
         let mut scheduler = Scheduler::new(seats, 0);
@@ -283,7 +283,7 @@ proptest! {
                 _ => { let slow = running.remove(0); scheduler.park(slow); scheduler.unpark(slow); }
             }
         }
-        // From here on only finishing: everybody gets a seat within as many turns as there are sequences.
+        // From here on sequences only finish: each is admitted within as many turns as there are sequences.
         for _ in 0..=arrivals.len() {
             while let Some(next) = scheduler.next(|_| true) {
                 scheduler.admit(next);

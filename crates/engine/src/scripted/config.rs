@@ -14,48 +14,48 @@ use crate::recommended::RecommendedSampling;
 pub struct Config {
     /// The name under which it is served.
     pub name: String,
-    /// What it says.
+    /// Where its output comes from.
     pub script: Script,
     /// The text of script `text`.
     pub text: String,
     /// The rules of script `steps`.
     pub rules: Vec<ScriptRule>,
-    /// Tokens of script `tokens` when the request gives no `max_tokens`.
+    /// Number of tokens of script `tokens` if the request gives no `max_tokens`.
     pub count: u32,
-    /// Tokens per second of one sequence; 0 is as fast as the reader takes them.
+    /// Tokens per second of one sequence; 0 is without delay.
     pub tokens_per_s: f64,
     /// Milliseconds before the first token.
     pub ttft_ms: u64,
-    /// Varies what script `tokens` says.
+    /// Varies the output of script `tokens`.
     pub seed: u64,
-    /// How text becomes tokens; not given: `words` for the scripts `words` and `tokens`, else `bytes`.
+    /// How text becomes tokens; by default `words` for the scripts `words` and `tokens`, else `bytes`.
     pub tokenizer: Option<ScriptedTokenizer>,
     /// Tokens of the vocabulary of tokenizer `words`; at least 1,024.
     pub vocab: u32,
-    /// Nats between the token of the script and every other; 40 is certainty, 0 lets sampling wander.
+    /// Nats between the token of the script and every other; 40 is certainty, with 0 sampling varies widely.
     pub gap: f32,
     /// It has a chat template.
     pub chat: bool,
-    /// A sequence can be cut back, as a transformer's and unlike a recurrent model's.
+    /// A sequence can be truncated, as with a transformer and unlike a recurrent model.
     pub truncates: bool,
     /// Tokens of a sequence, prompt and output together.
     pub context_tokens: u32,
     /// Sequences in one batch.
     pub parallel: u32,
-    /// Slots beside those, for prefixes of finished sequences.
+    /// Slots in addition to `parallel`, for cached prefixes.
     pub kept_prefixes: u32,
     /// Tokens of one batch.
     pub batch_tokens: u32,
-    /// Cells of the cache; not given: enough for every slot.
+    /// KV cells; by default enough for every slot.
     pub cells: Option<u32>,
     /// Tokens reported together, 1 or more. Pauses and ends do not wait for them.
     pub tokens_per_chunk: u32,
-    /// What requests may ask of the model, and the name of the parameter that asks for it (TR-1103). The engine plays
-    /// scripts; what is asked beside them is done by the face that read the parameters.
+    /// The controls that requests may use, and the name of the request parameter of each (TR-1103). The engine plays
+    /// scripts; the face that parsed the parameters applies the controls.
     pub controls: BTreeMap<String, String>,
-    /// What the model says when it is asked to fail.
+    /// The message of requested failures.
     pub fail_message: String,
-    /// What it recommends for sampling, as a file does.
+    /// Recommended sampling parameters, as a model file contains them.
     pub sampling: RecommendedSampling,
 }
 
@@ -88,24 +88,24 @@ impl Default for Config {
     }
 }
 
-/// What a scripted model says (TR-1104).
+/// Where a scripted model's output comes from (TR-1104).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Script {
-    /// The prompt; of a conversation, its last message that is not the assistant's.
+    /// The prompt; of a conversation, the last message that is not from the assistant.
     Echo,
-    /// The same, a word at a time where the vocabulary knows the word.
+    /// The same, one word per token if the vocabulary has the word.
     Words,
     /// A fixed text.
     Text,
-    /// Pseudo-random words, as many as asked for.
+    /// Pseudo-random words, as many as requested.
     Tokens,
     /// The steps of the first rule that matches.
     Steps,
 }
 
 impl Script {
-    /// Its name in a configuration.
+    /// Returns its name in a configuration.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -118,13 +118,13 @@ impl Script {
     }
 }
 
-/// How text becomes tokens (TR-1106), by its name in a configuration.
+/// The tokenizer (TR-1106), by its name in a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(from = "String")]
 pub enum ScriptedTokenizer {
     /// Each byte is a token; 256 begins a turn, 257 ends it.
     Bytes,
-    /// The same, and after them words with their leading space. Unknown words are spelled in bytes.
+    /// The same, and words with their leading space. Unknown words are spelled in bytes.
     Words,
     /// Any other name is the path of a `tokenizer.json`, which no scripted model reads: [`InvalidScript::Tokenizer`].
     File(PathBuf),
@@ -140,34 +140,34 @@ impl From<String> for ScriptedTokenizer {
     }
 }
 
-/// One case of script `steps`.
+/// One rule of script `steps`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScriptRule {
-    /// A regular expression that the prompt's text must contain a match of; not given: any prompt.
+    /// A regular expression that the prompt's text must match somewhere; by default any prompt.
     #[serde(default, rename = "match")]
     pub pattern: Option<String>,
-    /// What happens then.
+    /// The steps of a prompt that matches.
     pub steps: Vec<ScriptStep>,
 }
 
-/// One thing that a script does (TR-1105).
+/// One step of a script (TR-1105).
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScriptStep {
-    /// Says this, by its tokens.
+    /// Emits this text, token by token.
     Text(String),
-    /// Says this at once: one response, however many tokens it has.
+    /// Emits this text at once: one event, however many tokens it has.
     Chunk(String),
-    /// Says that many pseudo-random words.
+    /// Emits this many pseudo-random words.
     Tokens(u32),
-    /// Waits so many milliseconds.
+    /// Waits this many milliseconds.
     SleepMs(u64),
-    /// Says a call in the markup `<tool_call>` (D-10).
+    /// Emits a tool call in the markup `<tool_call>` (D-10).
     ToolCall(ToolCall),
-    /// Says a thought in the markup `<think>` (D-10).
+    /// Emits reasoning in the markup `<think>` (D-10).
     Reasoning(String),
-    /// Ends.
+    /// Ends the output.
     Finish(ScriptFinish),
     /// Fails the request.
     Error(ScriptedFailure),
@@ -194,11 +194,11 @@ pub struct ToolCall {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScriptFinish {
-    /// With the end-of-sequence token.
+    /// With the EOG token.
     Stop,
-    /// As if the length were reached.
+    /// As if the maximum length was reached.
     Length,
-    /// With the end-of-sequence token, after calls.
+    /// With the EOG token, after tool calls.
     ToolCalls,
 }
 
@@ -217,27 +217,27 @@ pub struct ScriptedFailure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TransportCut {
-    /// In order.
+    /// Closes it cleanly.
     Close,
-    /// By a reset.
+    /// Resets it.
     Reset,
 }
 
-/// Why a configuration makes no scripted model.
+/// Why a configuration is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidScript {
-    /// A rule's pattern is no regular expression.
+    /// A rule's pattern is not a valid regular expression.
     #[error("the pattern {pattern:?} of a rule does not parse: {cause}")]
     Pattern {
         /// The pattern.
         pattern: String,
-        /// What the parser says.
+        /// The error of the parser.
         cause: regex::Error,
     },
     /// A step names an error code that does not exist.
     #[error("{0:?} is no error code; one is {example:?}", example = Code::Internal.name())]
     Code(String),
-    /// A tokenizer of a file.
+    /// A tokenizer file, which is not supported.
     #[error(
         "tokenizer {}: files of tokenizers are not read; \"bytes\" and \"words\" are built in, and a model from a GGUF \
          file (backend = \"embedded\") brings its own",
@@ -249,7 +249,7 @@ pub enum InvalidScript {
     Range {
         /// The member.
         field: &'static str,
-        /// What it must be.
+        /// The valid range.
         range: &'static str,
     },
 }

@@ -1,7 +1,7 @@
-//! A deterministic model without weights, for tests, demonstrations and load (TR-1102 to TR-1107, D-11).
+//! A deterministic model without weights, for tests, demonstrations and load tests (TR-1102 to TR-1107, D-11).
 //!
-//! Each row is a function of script, seed, prompt and the tokens so far, so the same request gives the same output
-//! whatever else runs.
+//! Each output row is a function of script, seed, prompt and the tokens so far, so the same request gives the same
+//! output whatever else runs.
 
 mod config;
 mod play;
@@ -24,7 +24,7 @@ pub use config::{
 use play::{Cue, Library, ScriptPlayback};
 pub use vocabulary::ScriptedVocabulary;
 
-/// The model. Never runs out of cells by itself, never fails a whole batch.
+/// The model. It never runs out of KV cells by itself, and never fails a whole batch.
 #[derive(Debug)]
 pub struct Scripted {
     info: ModelInfo,
@@ -43,14 +43,14 @@ struct ScriptedSequence {
     prompt_tokens: usize,
     /// A hash of the tokens up to and including each position.
     hashes: Vec<u64>,
-    /// When its first row was asked for, and the output token that was next then.
+    /// When its first row was requested, and the index of the next output token at that time.
     started: Option<(Time, usize)>,
 }
 
 impl Scripted {
-    /// The model that a configuration describes.
+    /// Creates the model that a configuration describes.
     ///
-    /// # Errors
+    /// [`InvalidScript`] names the invalid member.
     /// [`InvalidScript`] names the member that does not make sense.
     pub fn new(config: Config) -> Result<Self, InvalidScript> {
         let vocabulary = Arc::new(ScriptedVocabulary::new(&config));
@@ -75,10 +75,10 @@ impl Scripted {
         };
         let capacity = Capacity {
             slots,
-            // Bookkeeping is per cell: a scripted cache of more is of no use to anybody.
+            // Bookkeeping is per cell, and a scripted model gains nothing from a larger cache.
             cells: cells.min(1 << 24).max(info.context_tokens),
             batch_tokens: config.batch_tokens.max(info.parallel),
-            // Rows in closed form cost nothing.
+            // Rows in closed form need no memory.
             rows: config.batch_tokens.max(info.parallel),
         };
         let distribution = ZipfDistribution::new(vocabulary_tokens, config.gap);
@@ -176,7 +176,8 @@ impl Model for Scripted {
         let hash = sequence.hashes.get(entry.position as usize);
         let hash = hash.copied().unwrap_or_default();
         if entry.position as usize + 1 < sequence.prompt_tokens {
-            // No script says what is asked of it, and what was asked does not depend on what is drawn.
+            // Rows within the prompt are only scored: no script chooses a token, and the row must not depend on the
+            // seed.
             return OutputRow::Ranked(RankedRow::new(&distribution, mix(hash), None));
         }
         let next = (entry.position as usize + 1).saturating_sub(sequence.prompt_tokens);
@@ -208,7 +209,8 @@ impl Model for Scripted {
     }
 }
 
-/// The next whole millisecond: sequences of one pace share their steps so, whose price is the same for one as for all.
+/// Rounds up to a whole millisecond, so that sequences of the same pace share their steps; a step costs the same for
+/// one sequence as for all.
 fn on_beat(due: Time) -> Time {
     let due = due.since_origin();
     match due.subsec_nanos() % BEAT_NANOS {

@@ -1,6 +1,6 @@
-//! A script prepared for one prompt: which token comes n-th, when, and with which failures.
+//! A script prepared for one prompt: which token is the n-th, when it is due, and which failures occur.
 //!
-//! Everything is a function of the number of the output token, so that forks, rewinds and preemptions need no
+//! Everything is a function of the index of the output token, so that forks, rewinds and preemptions need no
 //! bookkeeping.
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::api::{CUT_CLOSE, CUT_RESET, EngineError, FinishReason, Vocabulary};
 use crate::model::SlotPurpose;
 use crate::ranking::mix;
 
-/// What comes as a sequence's n-th output token.
+/// What a script does at the n-th output token.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Cue {
     Token(Token),
@@ -28,19 +28,19 @@ pub(super) enum Cue {
     Panic,
 }
 
-/// A stretch of a script.
+/// A part of a script.
 #[derive(Clone, Debug)]
 enum ScriptPart {
     Emitted(Arc<[Token]>),
-    /// Reported as one chunk, whatever the model's pieces are.
+    /// Reported as one event, however many tokens the model usually reports together.
     Chunk(Arc<[Token]>),
-    /// So many words that follow from the key.
+    /// This many words, derived from the key.
     Random {
         count: usize,
         key: u64,
     },
     Pause(Duration),
-    /// The script does not go past this.
+    /// The script ends here.
     Last(Cue),
 }
 
@@ -59,15 +59,15 @@ impl ScriptPart {
 pub(super) struct ScriptPlayback {
     parts: Vec<ScriptPart>,
     first: Duration,
-    /// Between two tokens; zero is no pace.
+    /// The time between two tokens; zero: no delay.
     pace: Duration,
-    /// Tokens reported together; 1 or more.
+    /// Number of tokens reported together; 1 or more.
     per_chunk: usize,
     vocabulary: Arc<ScriptedVocabulary>,
 }
 
 impl ScriptPlayback {
-    /// What comes as the `n`-th output token, from 0; the end-of-sequence token after the script.
+    /// Returns the cue of the `n`-th output token, from 0; the EOG token after the end of the script.
     pub(super) fn cue(&self, n: usize) -> Cue {
         let mut left = n;
         for part in &self.parts {
@@ -85,8 +85,8 @@ impl ScriptPlayback {
         Cue::Token(END)
     }
 
-    /// Whether the `n`-th output token is reported together with the one after it. What is reported together begins and ends
-    /// within one part, so that nothing waits for a pause or an end.
+    /// Returns whether the `n`-th output token is reported together with the one after it. Tokens reported together
+    /// belong to one part, so that no token waits for a pause or an end.
     pub(super) fn joins(&self, n: usize) -> bool {
         let mut left = n;
         for part in &self.parts {
@@ -100,12 +100,13 @@ impl ScriptPlayback {
         false
     }
 
-    /// How long after the start the `n`-th output token is due: its pace and every pause before it.
+    /// Returns how long after the start the `n`-th output token is due: its pace and every pause before it.
     pub(super) fn delay(&self, n: usize) -> Duration {
         self.pauses(n, true) + self.paced(n)
     }
 
-    /// The same without the pauses directly before the `n`-th token: what had passed when it became next.
+    /// Returns the same without the pauses directly before the `n`-th token: the time that had passed when it became
+    /// the next token.
     pub(super) fn delay_before(&self, n: usize) -> Duration {
         if n == 0 {
             Duration::ZERO
@@ -142,7 +143,7 @@ struct CheckedRule {
     steps: Vec<ScriptStep>,
 }
 
-/// The scripts of a model, checked.
+/// The validated scripts of a model.
 #[derive(Debug)]
 pub(super) struct Library {
     config: Config,
@@ -206,7 +207,7 @@ impl Library {
         })
     }
 
-    /// The script for a prompt.
+    /// Returns the script for a prompt.
     pub(super) fn play(&self, opening: &SlotPurpose<'_>) -> ScriptPlayback {
         let parts = match self.config.script {
             Script::Echo | Script::Words => {
@@ -283,7 +284,7 @@ impl Library {
         self.vocabulary.tokenize(text, false).into()
     }
 
-    /// What pseudo-random words follow from: configuration, request and place.
+    /// Returns the key from which pseudo-random words are derived: configuration, request and position.
     fn key(&self, opening: &SlotPurpose<'_>, position: u64) -> u64 {
         let prompt = opening
             .prompt

@@ -5,7 +5,7 @@ fn model(toml_like: &str) -> Scripted {
     Scripted::new(serde_json::from_str(toml_like).unwrap()).unwrap()
 }
 
-/// The rows of a prompt: texts of the tokens that greedy decoding takes, and how it ends.
+/// Decodes a prompt greedily; returns the text of the tokens, and how it ends.
 fn run(model: &mut Scripted, prompt: &str, seed: u64) -> (String, String) {
     let vocabulary = model.vocabulary();
     let mut prompt = vocabulary.tokenize(prompt, false);

@@ -1,7 +1,7 @@
 //! The vocabulary of scripted models: bytes, two special tokens, and optionally words.
 //!
 //! A conversation is `BEGIN role "\n" content END` for each message and an open `BEGIN "assistant\n"` after the last.
-//! Contents are plain bytes and words, so they cannot open or close a message.
+//! Contents are tokenised as plain bytes and words, so they cannot open or close a message.
 
 use std::collections::HashMap;
 
@@ -13,17 +13,17 @@ use super::config::{Config, Script, ScriptedTokenizer};
 use crate::api::{ChatRequest, EngineError, Vocabulary};
 use crate::tokenizer_json::{AddedToken, ByteLevel, shown};
 
-/// Begins a text or a turn.
+/// Begins a text (BOS) or a turn.
 pub(super) const BEGIN: Token = 256;
-/// Ends a turn and a generation.
+/// Ends a turn and a generation (EOG).
 pub(super) const END: Token = 257;
-/// Words follow.
+/// The first word.
 const WORDS: Token = 258;
-/// The smallest vocabulary that has words: the common ones fit.
+/// The smallest vocabulary with words: the common ones fit.
 const WITH_WORDS_MIN: u32 = 1024;
 
-/// Words that prompts and answers of tests are made of; each is in the vocabulary with and without a leading space. None is a
-/// single byte: that is a token already, and a file cannot give one text two ids.
+/// Words that are frequent in prompts and answers of tests; each is in the vocabulary with and without a leading space.
+/// None is a single byte: that is a token already, and a file cannot give one text two ids.
 const COMMON: &str = "the of and to in is you that it he was for on are as with his they yes at be this have from or \
     one had by word but not what all were we when your can said there use an each which she do how their if will up \
     other about out many then them these so some her would make like him into time has look two more write go see \
@@ -35,7 +35,7 @@ const COMMON: &str = "the of and to in is you that it he was for on are as with 
     away animal house point page letter mother answer found study still learn should America world Hello hello there \
     one two three four five six seven eight nine ten capital Japan Tokyo France Paris stream token node tree sap wood";
 
-/// Syllables of the made-up words that fill a vocabulary up.
+/// Syllables of the made-up words that fill the rest of a vocabulary.
 const SYLLABLES: [&str; 16] = [
     "ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "wu", "za",
 ];
@@ -56,7 +56,7 @@ static BYTES: [u8; 256] = {
 /// Tokens of a scripted model.
 #[derive(Debug)]
 pub struct ScriptedVocabulary {
-    /// The bytes of all words, one after the other; those of word `w` end at `ends[w]`.
+    /// The bytes of all words, concatenated; those of word `w` end at `ends[w]`.
     bytes: Vec<u8>,
     ends: Vec<u32>,
     tokens: HashMap<Box<[u8]>, Token>,
@@ -108,7 +108,7 @@ impl ScriptedVocabulary {
         WORDS + u32::try_from(self.ends.len()).unwrap_or(0)
     }
 
-    /// A pseudo-random word, or a letter if there are only bytes.
+    /// Returns a pseudo-random word, or a letter if there are only bytes.
     pub(super) fn word(&self, key: u64) -> Token {
         let pick = |count: u64| u32::try_from(key % count).unwrap_or(0);
         match self.ends.len() as u64 {
@@ -117,7 +117,7 @@ impl ScriptedVocabulary {
         }
     }
 
-    /// The text of a prompt, control tokens left out.
+    /// Returns the text of a prompt without control tokens.
     pub(super) fn text(&self, prompt: &[Token]) -> String {
         let mut bytes = Vec::new();
         for &token in prompt {
@@ -126,8 +126,8 @@ impl ScriptedVocabulary {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// What a prompt is about: of a conversation the content of the last message that is not the assistant's; else all
-    /// of it but control tokens.
+    /// Returns the part of a prompt that scripts answer: of a conversation the content of the last message that is not
+    /// from the assistant; else all tokens but control tokens.
     pub(super) fn subject(&self, prompt: &[Token]) -> Vec<Token> {
         let closed = prompt.split(|&token| token == END).rev().skip(1);
         for message in closed {
@@ -156,7 +156,7 @@ impl ScriptedVocabulary {
     }
 }
 
-/// A space and at least three syllables, different for each number.
+/// Returns a space and at least three syllables, different for each number.
 fn made_up_word(number: usize) -> String {
     let mut word = String::from(" ");
     let mut left = number;
@@ -193,7 +193,7 @@ impl Vocabulary for ScriptedVocabulary {
             lacking: Vec::new(),
             tokens,
             added: [BEGIN, END].map(control).to_vec(),
-            // A word is one piece and found whole; what is between words are bytes, for there are no merges.
+            // A word is one piece and matched whole; the parts between words are bytes, because there are no merges.
             patterns: Vec::from_iter((!self.ends.is_empty()).then_some(" ?[A-Za-z0-9]+")),
             merges: Vec::new(),
             whole_pieces: true,

@@ -167,7 +167,7 @@ fn d_23_a_prompt_is_refused_iff_it_fills_the_context() {
     assert_eq!(reason, "PROMPT_TOO_LONG");
     let received = "prompt of 32 tokens exceeds the model's context of 32 tokens";
     assert_eq!(message, received);
-    // With the token that begins a text.
+    // With BOS.
     assert_eq!(refused(|r| r.prompt = Prompt::Text("x".repeat(30))), None);
     assert_eq!(
         refused(|r| r.prompt = Prompt::Text("x".repeat(31)))
@@ -238,7 +238,7 @@ fn limits_and_seed_are_settled() {
 
 #[test]
 fn what_cannot_fit_is_refused_before_it_is_tokenised() {
-    // 32 tokens of at most 8 bytes, of which a tokenizer might drop three quarters.
+    // 32 tokens of at most 8 bytes, if a tokenizer drops three quarters of the text.
     let text = |bytes: usize| refused(|r| r.prompt = Prompt::Text("x".repeat(bytes)));
     let (reason, why) = text(33 * 32).unwrap();
     assert_eq!(reason, "PROMPT_TOO_LONG");
@@ -266,7 +266,7 @@ fn what_cannot_fit_is_refused_before_it_is_tokenised() {
     assert!(chat(32).is_none_or(|(_, why)| !why.contains("messages cannot fit")));
 }
 
-/// What says who speaks is a name; templates print it, and it is not measured with the content.
+/// Roles and names are names: templates print them, but they are not measured with the content.
 #[test]
 fn a_name_that_is_a_text_is_refused_before_it_is_rendered() {
     let long = |bytes: usize| "u".repeat(bytes);
@@ -292,7 +292,7 @@ fn a_name_that_is_a_text_is_refused_before_it_is_rendered() {
     }
 }
 
-/// The work on a conversation is judged by all that a template may print.
+/// The work for a conversation is estimated from everything that a template may print.
 #[test]
 fn everything_that_may_be_printed_is_counted() {
     let text = "x".repeat(1000);

@@ -1,8 +1,8 @@
 //! Limits of one rendering: bytes, elements, depth, time.
 //!
-//! A rendering runs on one thread from its beginning to its end, so that its budget is the thread's; one that nobody waits for any
-//! more ([`stop`]) has none left. Everything that grows
-//! passes [`hold_value`], [`stored`], [`show`] or one of the wrapped filters; see [`super::program`].
+//! A rendering runs on one thread from start to end, so its budget is a thread-local. If the caller no longer waits for
+//! the result ([`stop`]), every check fails. Every growing value passes [`hold_value`], [`stored`], [`show`] or one of
+//! the wrapped filters; see [`super::program`].
 
 use std::cell::Cell;
 use std::fmt::{self, Write};
@@ -14,19 +14,19 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 
 use crate::stop;
 
-/// Bytes that one rendering may make, intermediate values included, beside so many times those that it was given.
+/// Bytes that one rendering may allocate, intermediate values included, in addition to a multiple of its input.
 pub(super) const MADE_BYTES_MAX: usize = 64 << 20;
 const MADE_TIMES_MAX: usize = 16;
-/// How long one rendering may take.
+/// The time limit of one rendering.
 pub(super) const RENDER_TIME_MAX: Duration = Duration::from_secs(2);
-/// Elements of a value, those within others counted.
+/// The maximum of elements of a value, nested ones included.
 const ELEMENTS_MAX: usize = 1 << 20;
-/// Values within values.
+/// The maximum nesting depth of a value.
 const DEPTH_MAX: u32 = 64;
-/// Bytes of an element of a list, beside what it holds.
+/// Bytes of an element of a list, without its contents.
 const ELEMENT_BYTES: usize = 32;
 
-/// Names that no template can write.
+/// Filter names that no template can contain.
 pub(super) const BYTES_HELD: &str = "@held";
 pub(super) const STORED: &str = "@stored";
 pub(super) const SLICED: &str = "@sliced";
@@ -41,7 +41,7 @@ thread_local! {
     static BUDGET: Cell<Option<TemplateBudget>> = const { Cell::new(None) };
 }
 
-/// Runs a rendering of so many bytes of input under its budget.
+/// Runs a rendering under a budget for `input_bytes` of input.
 pub(super) fn within<T>(input_bytes: usize, render: impl FnOnce() -> T) -> T {
     let bytes = MADE_BYTES_MAX.saturating_add(input_bytes.saturating_mul(MADE_TIMES_MAX));
     let until = Instant::now() + RENDER_TIME_MAX;
@@ -51,12 +51,12 @@ pub(super) fn within<T>(input_bytes: usize, render: impl FnOnce() -> T) -> T {
     rendered
 }
 
-/// The kind that [`super::failure`] takes for too long a rendering.
+/// The kind of error that [`super::failure`] reports as a rendering that takes too long.
 fn too_much() -> Error {
     Error::from(ErrorKind::OutOfFuel)
 }
 
-/// Checks that so many bytes are left, and that there is time.
+/// Checks that this many bytes are left, and that the time is not over.
 pub(super) fn check(bytes: usize) -> Result<TemplateBudget, Error> {
     let budget = BUDGET.get().ok_or_else(too_much)?;
     if bytes > budget.bytes || Instant::now() > budget.until || stop::stopped() {
@@ -72,7 +72,7 @@ pub(super) fn charge(bytes: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Puts the bounded filters and the formatter into an environment.
+/// Installs the bounded filters and the formatter in an environment.
 pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_filter(BYTES_HELD, hold_value);
     environment.add_filter(STORED, stored);
@@ -107,20 +107,21 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     environment.set_formatter(show);
 }
 
-/// A value that was just made: paid for, and neither too many nor too deep.
+/// Charges a new value, and checks its number of elements and its depth.
 fn hold_value(value: Value) -> Result<Value, Error> {
     charge(size(&value))?;
     charge_value(&value, false, 0, &mut 0)?;
     Ok(value)
 }
 
-/// A value that a namespace is to hold: no other namespace, which might be the same one and have no end.
+/// Checks a value that is assigned to a namespace. It must not contain a namespace, because a namespace in itself would
+/// be an endless value.
 fn stored(value: Value) -> Result<Value, Error> {
     charge_value(&value, true, 0, &mut 0)?;
     Ok(value)
 }
 
-/// Bytes of a value, what its elements hold left out: that was paid for when they were made.
+/// Returns the bytes of a value without the contents of its elements: those were charged when they were created.
 fn size(value: &Value) -> usize {
     match value.as_str() {
         Some(text) => text.len(),
@@ -161,7 +162,7 @@ pub(super) fn charge_value(
     Ok(())
 }
 
-/// Writes a value as Python prints it.
+/// Prints a value as Python does.
 fn show(out: &mut Output<'_>, _: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     let text = match value.kind() {
         ValueKind::Bool if value.is_true() => "True",
@@ -178,7 +179,7 @@ fn show(out: &mut Output<'_>, _: &mut State<'_, '_>, value: &Value) -> Result<()
     Ok(out.write_str(text)?)
 }
 
-/// The text of a value, if there is room for it.
+/// Returns the text of a value, if the budget allows it.
 fn shown(value: &Value) -> Result<String, Error> {
     let left = check(0)?.bytes;
     charge_value(value, false, 0, &mut 0)?;
@@ -232,7 +233,7 @@ fn joined(args: &[Value]) -> Result<(), Error> {
 }
 
 fn indented(args: &[Value]) -> Result<(), Error> {
-    // By position or by name.
+    // The width is a positional or a named argument.
     let width = |arg: &Value| {
         let named = arg
             .get_attr("width")
@@ -250,7 +251,7 @@ fn indented(args: &[Value]) -> Result<(), Error> {
     .map(drop)
 }
 
-/// No width in a format has so many digits.
+/// The maximum of digits of a width in a format.
 const DIGITS_MAX: usize = 3;
 
 fn formatted(args: &[Value]) -> Result<(), Error> {
@@ -274,7 +275,7 @@ fn printed(args: &[Value]) -> Result<(), Error> {
     }
 }
 
-/// A list of what may be single characters.
+/// Checks that the budget allows a list whose elements may be single characters.
 fn listed(args: &[Value]) -> Result<(), Error> {
     check(text(args, 0).len().saturating_mul(ELEMENT_BYTES)).map(drop)
 }

@@ -27,9 +27,9 @@ const DAYS: [&str; 7] = [
     "Wednesday",
 ];
 
-/// `now` in the manner of `format`; directives that are not known stay as they are.
+/// Formats `now` as `strftime` does; unknown directives are copied unchanged.
 pub(super) fn format(now: SystemTime, format: &str) -> String {
-    // Before 1970 there were no chats.
+    // A time before 1970 counts as 1970.
     let seconds = now
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());
@@ -80,9 +80,9 @@ pub(super) fn format(now: SystemTime, format: &str) -> String {
     out
 }
 
-/// Year, month, day and day of the year of a day counted from 1970-01-01.
+/// Returns year, month, day and day of the year of a day counted from 1970-01-01.
 fn civil(mut days: u64) -> (u64, u64, u64, u64) {
-    // 400 years are 146,097 days; what is left is walked year by year, at most 400 of them.
+    // 400 years have 146,097 days; the rest is counted year by year, at most 400 of them.
     let mut year = 1970 + days / 146_097 * 400;
     days %= 146_097;
     let leap = |year: u64| {

@@ -116,7 +116,7 @@ impl PythonJson {
     }
 
     fn text(&self, text: &str, out: &mut String) {
-        // A text always has JSON.
+        // Serialising a string cannot fail.
         let quoted = serde_json::to_string(text).unwrap_or_default();
         if !self.ascii {
             out.push_str(&quoted);

@@ -1,14 +1,15 @@
-//! A compiled chat template (minijinja), instrumented so that nothing grows without being counted.
+//! A compiled chat template (minijinja), instrumented so that everything that grows is charged to the budget.
 //!
-//! minijinja bounds how many instructions run and how deep they nest, but not what one of them makes: `x ~ x`, thirty times,
-//! is gigabytes. Whatever makes a value, or shows one, therefore passes a filter or the formatter of [`super::bounds`]:
+//! minijinja bounds how many instructions run and how deep they nest, but not the size of what one of them creates:
+//! `x ~ x`, thirty times, is gigabytes. Therefore every instruction that creates or prints a value passes a filter or
+//! the formatter of [`super::bounds`]:
 //!
 //! ```text
 //!   raw text                          EmitRaw      ►  LoadConst, Emit
 //!   a ~ b, a + b, calls, lists        Add …        ►  Add …, held
 //!   a namespace's member              SetAttr      ►  Swap, stored, Swap, SetAttr
 //!   a[b:c:d]                          Slice        ►  sliced
-//!   each turn of a loop               Iterate      ►  Iterate, LoadConst "", Emit
+//!   each iteration of a loop          Iterate      ►  Iterate, LoadConst "", Emit
 //! ```
 
 use minijinja::machinery::{CodeGenerator, Instruction, Instructions, Token, parse, tokenize};
@@ -18,15 +19,15 @@ use minijinja::{Error, ErrorKind};
 
 use super::bounds::{BYTES_HELD, SLICED, STORED};
 
-/// The product of all numbers that a template multiplies with: constants are multiplied when it is compiled.
+/// The maximum product of all constant factors in a template: constants are multiplied when it is compiled.
 const FACTORS_MAX: u64 = 1_000_000;
-/// No place in minijinja's table of filters that were looked up.
+/// The index that minijinja uses for a filter that is not in its lookup cache.
 const UNCACHED: u8 = u8::MAX;
 
-/// Compiles a template under a name that errors tell.
+/// Compiles a template under a name that error messages contain.
 ///
 /// # Errors
-/// What minijinja says of its syntax; blocks, which chat templates do not have; constants that would be huge.
+/// The syntax errors of minijinja; blocks, which chat templates do not have; constants that would be huge.
 pub(super) fn compile<'a>(
     name: &'a str,
     source: &'a str,
@@ -72,7 +73,7 @@ fn check_constants(source: &str, syntax: &SyntaxConfig) -> Result<(), Error> {
 
 fn bounded(mut from: Instructions<'_>) -> Instructions<'_> {
     let mut to = Instructions::new(from.name(), from.source());
-    // Where each instruction comes to stand; jumps go there.
+    // The new position of each instruction, for jump targets.
     let (mut positions, mut end) = (Vec::new(), 0);
     while let Some(instruction) = from.get(positions.len() as u32) {
         positions.push(end);
@@ -130,7 +131,7 @@ fn bounded(mut from: Instructions<'_>) -> Instructions<'_> {
     to
 }
 
-/// How many instructions stand beside one.
+/// Returns how many instructions are added to this one.
 fn added(instruction: &Instruction<'_>) -> u32 {
     match instruction {
         Instruction::SetAttr(_) => 3,

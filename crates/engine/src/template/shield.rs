@@ -1,10 +1,10 @@
-//! Keeps message contents from forging special tokens.
+//! Prevents message contents from forging special tokens.
 //!
-//! Each occurrence, in a value, of a control token's text is replaced by a mark before rendering and put back, as plain
-//! text, afterwards. Templates may trim, split, compare and re-encode the rest of the value as they like; a text that
-//! contains no such occurrence, which is nearly every text, is untouched. Letter case is ignored when looking, so that a
-//! template that lower-cases cannot complete a forgery. The characters of marks are themselves covered, so a value
-//! cannot contain a mark.
+//! Each occurrence of a control token's text in a value is replaced by a mark before rendering and restored, as plain
+//! text, afterwards. Templates may trim, split, compare and re-encode the rest of the value; a text without such an
+//! occurrence, which is nearly every text, is unchanged. The search ignores letter case, so that a template that
+//! lower-cases its input cannot complete a forgery. The characters of marks are themselves covered, so a value cannot
+//! contain a mark.
 
 use std::borrow::Cow;
 
@@ -12,18 +12,18 @@ use aho_corasick::{AhoCorasick, BuildError, MatchKind};
 
 use super::TemplatePiece;
 
-/// Noncharacters: no text uses them, every text may contain them.
+/// Noncharacters: they are not used in text, but every text may contain them.
 const OPEN: char = '\u{fdd0}';
 const CLOSE: char = '\u{fdd1}';
 
-/// Where the message ends that is to be continued.
+/// Marks the end of the message that is to be continued.
 pub(super) const TAIL: &str = "\u{fdd0}tail\u{fdd1}";
 
 /// Finds the texts to cover.
 #[derive(Debug)]
 pub(super) struct SpecialTextShield(AhoCorasick);
 
-/// The texts that one rendering has covered, by number.
+/// The texts that one rendering has covered, by index.
 #[derive(Debug, Default)]
 pub(super) struct CoveredTexts(Vec<String>);
 
@@ -41,7 +41,7 @@ impl SpecialTextShield {
         Ok(Self(finder))
     }
 
-    /// `text` with marks for the texts of control tokens.
+    /// Returns `text` with marks in place of the texts of control tokens.
     pub(super) fn cover<'a>(&self, text: &'a str, covered: &mut CoveredTexts) -> Cow<'a, str> {
         let mut out = String::new();
         let mut from = 0;
@@ -62,8 +62,8 @@ impl SpecialTextShield {
 }
 
 impl CoveredTexts {
-    /// What was rendered, with the covered texts back in their places. Broken marks (a template cut a value in the
-    /// middle of one) vanish.
+    /// Returns the rendered text with the covered texts restored. Broken marks (a template cut a value in the middle of
+    /// one) are removed.
     pub(super) fn pieces(&self, rendered: &str) -> Vec<TemplatePiece> {
         let mut pieces = Vec::new();
         let mut text = String::new();
@@ -110,7 +110,7 @@ fn push(pieces: &mut Vec<TemplatePiece>, piece: TemplatePiece) {
     }
 }
 
-/// A message for people, without marks.
+/// Returns a message for people, without marks.
 pub(super) fn without_marks(message: &str) -> String {
     message.replace([OPEN, CLOSE], "")
 }

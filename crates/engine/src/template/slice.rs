@@ -1,17 +1,17 @@
 //! `value[start:stop:step]` with Python's semantics.
 //!
-//! minijinja panics where a list that is empty is read backwards, as `messages[::-1]` does, and where a bound stands behind
-//! the start of such a reading. A chat template is an untrusted program, so slices are computed here.
+//! minijinja panics if an empty list is read backwards, as `messages[::-1]` does, and if a bound lies after the start
+//! of such a reading. A chat template is an untrusted program, so slices are computed here.
 
 use minijinja::value::{Tuple, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
 use super::bounds;
 
-/// The filter that stands in place of the instruction: the slice, paid for.
+/// The filter that replaces the slice instruction: returns the slice, charged to the budget.
 ///
 /// # Errors
-/// For what cannot be sliced, bounds that are no whole numbers, a step of zero, and what exceeds the budget.
+/// For values that cannot be sliced, bounds that are not integers, a step of zero, and slices that exceed the budget.
 pub(super) fn sliced(
     value: &Value,
     start: Option<i64>,
@@ -33,7 +33,7 @@ pub(super) fn sliced(
         }
         ValueKind::Undefined | ValueKind::None => Ok(Value::from(Vec::<Value>::new())),
         ValueKind::Seq | ValueKind::Iterable => {
-            // What is read while it is made may have no end.
+            // An iterator that is evaluated lazily may be endless.
             bounds::charge_value(value, false, 0, &mut 0)?;
             let items: Vec<Value> = value.try_iter()?.collect();
             bounds::charge(items.len().saturating_mul(size_of::<Value>()))?;
@@ -52,17 +52,17 @@ pub(super) fn sliced(
     }
 }
 
-/// Which of `len` elements are meant, in their order. `step` is not zero.
+/// Returns the indices that a slice of `len` elements selects, in their order. `step` is not zero.
 fn indices(
     len: usize,
     start: Option<i64>,
     stop: Option<i64>,
     step: i64,
 ) -> impl Iterator<Item = usize> {
-    // No collection is longer than its bytes, which i64 counts.
+    // No collection has more elements than i64 can count.
     let len = i64::try_from(len).unwrap_or(i64::MAX);
     let (first, last) = if step > 0 { (0, len) } else { (-1, len - 1) };
-    // A bound that is negative counts from the end; one that is outside means the end on its side.
+    // A negative bound counts from the end; a bound outside of the range is clamped.
     let bound = |given: i64| {
         let from_start = if given < 0 {
             given.saturating_add(len)

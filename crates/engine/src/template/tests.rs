@@ -1,4 +1,4 @@
-//! Templates in the shapes that are found in the wild, written here.
+//! Templates in the forms that models use, written for these tests.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -48,7 +48,7 @@ const TURNS: &str = "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ r
 {{ '<start_of_turn>' + role + '\\n' + message['content'].strip() + '<end_of_turn>\\n' }}{% endfor %}
 {% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}";
 
-/// Brackets, a namespace, loop controls, reasoning cut away.
+/// Brackets, a namespace, loop controls, reasoning removed.
 const BRACKETS: &str = "{%- set ns = namespace(system='') -%}
 {%- for message in messages -%}
   {%- if message.role == 'system' -%}{%- set ns.system = message.content ~ '\\n\\n' -%}{%- continue -%}{%- endif -%}
@@ -337,14 +337,14 @@ fn whatever_a_template_makes_is_bounded() {
         let made = Template::new(&source, &specials(), || UNIX_EPOCH);
         let short = &source[..source.len().min(80)];
         let Ok(template) = made else { continue };
-        // A thread as small as those that render.
+        // A thread with a stack as small as in production.
         let rendered = std::thread::spawn(move || template.render(&chat(&[("user", "x")])));
         let rendered = rendered.join().unwrap();
         assert!(rendered.is_err(), "{short}: {rendered:?}");
     }
 }
 
-/// Templates in use read their messages backwards, and minijinja panics where there are none.
+/// Templates in use read their messages backwards, and minijinja panics if there are none.
 #[test]
 fn a_list_without_elements_is_read_backwards() {
     let source = "{{ messages[1:][::-1]|length }}{{ messages[::-1][0].content }}{{ 'abc'[::-1] }}{{ ''[::-1] }}{{ x[::-1] }}";
@@ -361,7 +361,7 @@ fn a_list_without_elements_is_read_backwards() {
     }
 }
 
-/// What templates in use do with strings is not in the way of the bounds.
+/// The string operations of templates in use stay within the limits.
 #[test]
 fn a_long_conversation_renders_within_the_bounds() {
     let source = "{% set ns = namespace(all='') %}{% for message in messages %}{% set ns.all = ns.all ~ '<' + \

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What is shown and which stop ended it, for bytes that come in these pieces.
+/// Returns the text, and the stop string that ended it, for bytes that arrive in these pieces.
 fn assemble(pieces: &[&[u8]], stops: &[String]) -> (String, Option<usize>) {
     let (mut text, mut out) = (ChoiceText::default(), String::new());
     for piece in pieces {
@@ -71,7 +71,7 @@ fn held_back_text_is_as_short_as_it_can_be() {
 }
 
 proptest! {
-    /// However bytes are cut, the text is the lossy reading of all of them, up to the first stop.
+    /// However bytes are split, the text is the lossy decoding of all of them, up to the first stop string.
     #[test]
     fn any_cut_gives_the_same_text(
         bytes in prop::collection::vec(prop_oneof![Just(b'a'), Just(b'b'), Just(0xc3), Just(0xa9), any::<u8>()], 0..40),
@@ -85,7 +85,7 @@ proptest! {
         let whole = String::from_utf8_lossy(&bytes).into_owned();
         let first = stops.iter().filter_map(|stop| whole.find(stop.as_str())).min();
         let (shown, stop) = assemble(&pieces, &stops);
-        // Of two stops, the one that is complete first counts; it never begins before the first of all.
+        // Of two stop strings the one that is complete first counts; it never begins before the earliest one.
         match (stop, first) {
             (None, None) => prop_assert_eq!(shown, whole),
             (Some(stop), Some(_)) => {

@@ -9,25 +9,25 @@ use tokenizers::Tokenizer as Machine;
 use super::VocabularyError;
 use crate::tokenizer_json::alphabet;
 
-/// The tokens of a vocabulary.
+/// The bytes and names of a vocabulary's tokens.
 pub(super) struct TokenPieces {
-    /// The bytes of all tokens, one after the other; those of token `t` end at `ends[t]`.
+    /// The bytes of all tokens, concatenated; those of token `t` end at `ends[t]`.
     bytes: Vec<u8>,
     ends: Vec<u32>,
-    /// Control tokens, and what they are called.
+    /// Control tokens and their names.
     controls: HashMap<Token, String>,
 }
 
-/// How tokens are written.
+/// How a file encodes tokens.
 enum PieceEncoding {
-    /// A character for each byte.
+    /// One character per byte.
     ByteLevel(HashMap<char, u8>),
-    /// As text, with this for a space.
+    /// As text, with this string in place of a space.
     Marked(String),
 }
 
 impl TokenPieces {
-    /// Those of `machine`, which was read from `file`.
+    /// Reads the tokens of `machine`, which was built from `file`.
     pub(super) fn of(machine: &Machine, file: &[u8]) -> Result<Self, VocabularyError> {
         let encoding_of = encoding(file)?;
         let added = machine.get_added_tokens_decoder();
@@ -48,7 +48,7 @@ impl TokenPieces {
                 Some(_) => bytes.extend_from_slice(text.as_bytes()),
                 None => encoding_of.write(&text, &mut bytes),
             }
-            // A file has fewer bytes than that.
+            // A file is smaller than 4 GiB.
             ends.push(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
         }
         Ok(Self {
@@ -62,7 +62,7 @@ impl TokenPieces {
         self.ends.len()
     }
 
-    /// Nothing for a control token.
+    /// Returns the bytes of a token; none for a control token.
     pub(super) fn bytes(&self, token: Token) -> &[u8] {
         let at = token as usize;
         let Some(&end) = self.ends.get(at) else {
@@ -80,13 +80,13 @@ impl TokenPieces {
         self.controls.get(&token).map(String::as_str)
     }
 
-    /// What control tokens are called.
+    /// Returns the names of the control tokens.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.controls.values().map(String::as_str)
     }
 }
 
-/// What the file's way back from tokens to text shows.
+/// Finds the encoding in the decoder of the file.
 fn encoding(file: &[u8]) -> Result<PieceEncoding, VocabularyError> {
     let file: Value =
         serde_json::from_slice(file).map_err(|error| VocabularyError::Syntax(error.to_string()))?;
@@ -131,11 +131,11 @@ impl PieceEncoding {
     }
 }
 
-/// `<0x0A>`.
+/// Parses `<0x0A>`.
 fn byte(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok())?
 }
 
-/// The largest known vocabularies have a quarter of a million.
+/// The maximum of tokens; the largest known vocabularies have a quarter of a million.
 const TOKENS_MAX: usize = 1 << 22;

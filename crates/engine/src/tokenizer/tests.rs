@@ -1,11 +1,11 @@
-//! Tokenizers of both spellings, made here.
+//! Tokenizers of both encodings, created here.
 
 use serde_json::json;
 
 use super::*;
 use crate::api::ChatMessage;
 
-/// Bytes, two merges, a control token and a word of somebody's own.
+/// Bytes, two merges, a control token and an added word.
 fn byte_level() -> Value {
     let mut vocab = serde_json::Map::new();
     let mut moved = 256..;
@@ -48,7 +48,7 @@ fn bytes(tokenizer: &FileTokenizer, tokens: &[Token]) -> Vec<u8> {
     bytes.collect::<Vec<_>>().concat()
 }
 
-/// What a scripted model gives others is read here as it was meant.
+/// The written file of a scripted model gives the same ids as the model.
 #[test]
 fn lm_951_files_of_scripted_models_give_their_ids() {
     use crate::model::Model;

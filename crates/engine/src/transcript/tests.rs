@@ -1,4 +1,4 @@
-//! What an engine gives, told once more token by token.
+//! The output of an engine, replayed token by token.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn config() -> Config {
     }
 }
 
-/// The same, of the tokens that it gave.
+/// The events of the same request, from the tokens of the engine.
 fn received_events(request: GenerationRequest, tokens: &[Token]) -> Vec<EngineEvent> {
     let model = Scripted::new(config()).unwrap();
     let mut transcript = Transcript::new(
@@ -63,7 +63,7 @@ fn received_events(request: GenerationRequest, tokens: &[Token]) -> Vec<EngineEv
     events
 }
 
-/// Text, ids and end of events.
+/// Collects text, ids and end of events.
 fn collected(events: &[EngineEvent]) -> (String, Vec<Token>, Option<ChoiceEnd>) {
     let mut all = (String::new(), Vec::new(), None);
     for event in events {
@@ -79,7 +79,7 @@ fn collected(events: &[EngineEvent]) -> (String, Vec<Token>, Option<ChoiceEnd>) 
     all
 }
 
-/// Each of them a way to end.
+/// Each of these requests ends in a different way.
 fn requests() -> Vec<GenerationRequest> {
     let echo = || GenerationRequest::new(Prompt::Text("wörter, and more: wörter".into()));
     let changed = |change: fn(&mut GenerationRequest)| {
@@ -97,7 +97,7 @@ fn requests() -> Vec<GenerationRequest> {
         }),
         changed(|request| request.stop_sequences = vec![vec![u32::from(b','), u32::from(b' ')]]),
         changed(|request| request.max_tokens = Some(5)),
-        // Held back at the end, which is the end of the text, or a stop token.
+        // Text is held back at the end, which is EOG, or a stop token.
         changed(|request| request.stop = vec!["wörter!".into()]),
         changed(|request| {
             request.stop = vec![", and!".into()];

@@ -1,4 +1,4 @@
-//! Tests.
+//! Tests of calls and their inputs.
 
 use futures::StreamExt;
 use futures::executor::block_on;

@@ -17,25 +17,25 @@ use crate::spec::Spec;
 
 pub use self::served::{ServedSession, serve};
 
-/// Every function and every model that the server lists, to be added to a kernel. The functions share the session: what
-/// one of them has sent or answered is not sent again as an input of another.
+/// Functions for every function and every model that the server lists, to be added to a kernel. They share the session:
+/// data that one of them has sent or received is not sent again as an input of another.
 ///
 /// # Errors
-/// The server lists nothing, or what it lists cannot be read.
+/// The server lists nothing, or its list cannot be read.
 pub async fn import(session: &ClientSession) -> Result<Vec<Fun>> {
     Ok(list(session).await?.functions)
 }
 
-/// What a server lists.
+/// The content of a server's list.
 #[non_exhaustive]
 pub struct Listing {
     /// Every function and every model, as [`import`] gives them.
     pub functions: Vec<Fun>,
-    /// The model of calls that name none, where the server has one.
+    /// The default model: the one of calls that name none, where the server has one.
     pub default_target: Option<Name>,
 }
 
-/// The same with what else the server says.
+/// Like [`import`], and returns the other facts of the list as well.
 ///
 /// # Errors
 /// As [`import`].
@@ -51,7 +51,7 @@ pub async fn list(session: &ClientSession) -> Result<Listing> {
     })
 }
 
-/// The function of this spec as the server serves it; a model is called through GENERATE.
+/// The function of this spec, called over the session; a model is called through GENERATE.
 #[must_use]
 pub fn remote(session: &ClientSession, spec: Spec) -> Fun {
     peers::function(session.peer(), spec, &Arc::default())

@@ -29,17 +29,17 @@ use crate::name::{Name, Port};
 use crate::pool::BlockingPool as SlowWork;
 use crate::spec::{Effect, InnerType, Spec};
 
-/// What is known of a model beside what its peers say.
+/// Facts of a model that the LMTP servers do not report.
 #[derive(Clone)]
 pub struct LmtpModelTerms {
-    /// How its text becomes tokens. `None`: it is served in tokens alone.
+    /// The tokenizer. `None`: the model is served in tokens alone.
     pub vocabulary: Option<SharedVocabulary>,
-    /// Whether that renders conversations.
+    /// Whether the vocabulary renders conversations with a chat template.
     pub chat: bool,
-    /// How many tokens fit, where the peers do not say it.
+    /// The context length, if the servers do not report it.
     pub context: Option<u32>,
-    /// Whether several choices are asked for as several streams, which the peers do not know to be one, and what bad words cut short is
-    /// asked for anew (LM-704).
+    /// Whether features that LMTP lacks are emulated: several choices as several independent streams, and bad words by
+    /// a new request from the token where one would complete (LM-704).
     pub emulate: bool,
 }
 
@@ -54,7 +54,7 @@ impl Default for LmtpModelTerms {
     }
 }
 
-/// The function `name` of this kernel that is the model of `pool`. It takes what a model takes; without a tokenizer that is
+/// The model of `pool` as function `name` of this kernel. It takes the inputs of a model; without a tokenizer these are
 /// `prompt`, as token ids, and `config`.
 pub fn function(pool: &LmtpPool, name: impl Into<Name>, terms: LmtpModelTerms) -> Fun {
     let known = pool.facts().map(PeerModel::of).unwrap_or_default();
@@ -71,7 +71,7 @@ pub fn function(pool: &LmtpPool, name: impl Into<Name>, terms: LmtpModelTerms) -
     spec.model = true;
     let facts = Arc::new(known.facts(&spec.name, &terms));
     spec.sampling = facts.info.sampling;
-    // Faces of tokens check what they are asked before they ask, as far as facts are known.
+    // Faces of tokens check a request before they submit it, as far as the facts of the model are known.
     spec.facts = Some(Arc::clone(&facts));
     let vocabulary = &facts.vocabulary;
     let all = 0..u32::try_from(vocabulary.size()).unwrap_or(u32::MAX);
@@ -101,13 +101,13 @@ pub fn function(pool: &LmtpPool, name: impl Into<Name>, terms: LmtpModelTerms) -
 struct LmtpPeer {
     pool: LmtpPool,
     facts: Arc<ModelFacts>,
-    /// How many tokens fit is known.
+    /// The context length is known.
     bounded: bool,
     emulate: bool,
     words: BadWordIndex,
 }
 
-/// Reads the inputs and asks the peer.
+/// Reads the inputs and requests the streams of the call.
 async fn begin(
     call: Call,
     peer: Arc<LmtpPeer>,
@@ -125,7 +125,7 @@ async fn begin(
         return Err(Error::Unimplemented { what });
     }
     refuse_words(&request, &peer)?;
-    // What is not known to be bounded is asked for as peers have it.
+    // Without a known context length the output must be bounded here: by the default of LMTP.
     if !peer.bounded && request.max_tokens.is_none() {
         request.max_tokens = Some(GenerateRequest::default().max_tokens);
     }
@@ -162,7 +162,8 @@ async fn begin(
     ))
 }
 
-/// Bad words are watched for here, and what would complete one is asked for anew (LM-704, TR-401). Penalties would see that seam.
+/// Bad words are detected here, and the token that would complete one is requested anew (LM-704, TR-401). Penalties
+/// would differ after such a token, so the two cannot be combined.
 fn refuse_words(request: &GenerationRequest, peer: &LmtpPeer) -> Result<()> {
     let sampling = &request.sampling;
     let looks_back = sampling.presence_penalty != 0.0
@@ -179,7 +180,7 @@ fn refuse_words(request: &GenerationRequest, peer: &LmtpPeer) -> Result<()> {
     Err(Error::Unimplemented { what })
 }
 
-/// What needs a tokenizer, where there is none.
+/// Refuses inputs and outputs that need a tokenizer.
 fn refuse_text(call: &Call) -> Result<()> {
     if call.want.ports.has(&Port::MAIN) && !call.want.inner {
         return Err(unimplemented("text"));
@@ -191,8 +192,8 @@ fn refuse_text(call: &Call) -> Result<()> {
     Ok(())
 }
 
-/// What a request is in LMTP, but for its prompt and its limit. Texts that stop it are looked for here where that is possible,
-/// so that no peer has to know of them (LM-704).
+/// The LMTP request without its prompt and its token limit. Stop texts are matched here if there is a tokenizer, so
+/// that no server has to support them (LM-704).
 fn wanted(request: &GenerationRequest, has_text: bool) -> GenerateRequest {
     let sampling = &request.sampling;
     let mut bias = sampling.logit_bias.to_vec();

@@ -15,11 +15,11 @@ use crate::Result;
 use crate::function::Fun;
 use crate::name::Name;
 
-/// Every model that the server has ready, or the one that its address names, to be added to a kernel. A model that
-/// cannot be described is left out, with a word in the log.
+/// Functions for every model that the server has ready, or for the one that its address names, to be added to a kernel.
+/// A model that cannot be described is left out and logged.
 ///
 /// # Errors
-/// The server does not answer, or the one model that is meant cannot be read.
+/// The server does not answer, or the one named model cannot be read.
 pub async fn import(client: &TritonClient) -> Result<Vec<Fun>> {
     let server = Name::new("the server");
     let listed = client.models().await;
@@ -51,7 +51,7 @@ fn function(client: &TritonClient, model: ModelSignature) -> Fun {
     }
 }
 
-/// Models that are asked about at a time.
+/// Models that are described concurrently.
 const AT_ONCE: usize = 8;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Tests.
+//! Tests of error codes, reasons and retries.
 
 use std::fmt::Write;
 
@@ -115,7 +115,7 @@ fn oa_910_the_time_to_come_back_is_the_engines_own_estimate_where_it_has_one() {
     for (error, expect) in [
         (busy(), Some(Duration::from_secs(1))),
         (busy().after(twelve), Some(twelve)),
-        // What a retry cannot cure is never worth one.
+        // An error that a retry cannot fix is never retryable.
         (
             api::EngineError::new(Code::InvalidRequest, "", "").after(twelve),
             None,

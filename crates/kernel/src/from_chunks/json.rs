@@ -18,11 +18,11 @@ use crate::error::Error;
 use crate::limits;
 use crate::name::Mime;
 
-/// A JSON value as a Rust one. Read, each item is one complete value; written, it is one chunk.
+/// A JSON value as a Rust value. When read, each item is one complete value; when written, it is one chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Json<T>(pub T);
 
-/// What is known of the value being read.
+/// State of the splitter for the value being read.
 #[derive(Debug, Default)]
 pub struct Splitter {
     value: Vec<u8>,
@@ -30,9 +30,9 @@ pub struct Splitter {
     depth: usize,
     in_string: bool,
     escaped: bool,
-    /// Values completed.
+    /// Number of completed values.
     index: usize,
-    /// Bytes seen.
+    /// Number of bytes read.
     offset: usize,
 }
 
@@ -40,14 +40,14 @@ pub struct Splitter {
 enum JsonKind {
     #[default]
     Between,
-    /// A number or a literal: nothing but white space or the end shows that it is complete.
+    /// A number or a literal: only white space or the end of the stream shows that it is complete.
     Word,
     String,
     Nested,
 }
 
 impl Splitter {
-    /// Takes one byte. `true` if it completes the value.
+    /// Consumes one byte. `true` if it completes the value.
     fn take(&mut self, byte: u8) -> Result<bool> {
         self.offset += 1;
         let space = matches!(byte, b' ' | b'\t' | b'\r' | b'\n');
@@ -89,10 +89,10 @@ impl Splitter {
         Ok(false)
     }
 
-    /// The value that is complete, read as `T`.
+    /// Decodes the complete value as `T`.
     fn parse<T: DeserializeOwned>(&mut self) -> Result<T> {
         let mut reader = serde_json::Deserializer::from_slice(&self.value);
-        // The splitter has bounded the depth already, at a limit of our own.
+        // The splitter has already bounded the depth, at our own limit.
         reader.disable_recursion_limit();
         let parsed = T::deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
         let value = parsed.map_err(|error| self.wrong(error.to_string()))?;
@@ -161,7 +161,7 @@ where
     }
 }
 
-/// The JSON Schema of `T`; `$defs` only where a type is recursive (KE-133).
+/// The JSON Schema of `T`. It has `$defs` only if a type is recursive (KE-133).
 pub(crate) fn schema_of<T: JsonSchema>() -> Value {
     let settings = schemars::generate::SchemaSettings::draft2020_12().with(|settings| {
         settings.inline_subschemas = true;

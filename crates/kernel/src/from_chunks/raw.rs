@@ -1,6 +1,6 @@
 //! Decodes chunks as chunks, as bytes, or as nothing.
 //!
-//! The decoders of `Chunk`, `Bytes` and `()`. Their items are the pieces as they came.
+//! The decoders of `Chunk`, `Bytes` and `()`. Their items are the chunks' pieces, unchanged.
 
 use bytes::{Bytes, BytesMut};
 
@@ -79,7 +79,7 @@ impl FromChunks for Bytes {
     }
 }
 
-/// Bytes appended to one another. A single piece is kept as it came and not copied.
+/// Concatenated bytes. A single piece is used as it is and not copied.
 #[derive(Debug, Default)]
 pub struct Joined {
     first: Bytes,

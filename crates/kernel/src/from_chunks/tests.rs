@@ -1,4 +1,4 @@
-//! Tests.
+//! Tests of decoding chunks.
 
 use bytes::Bytes;
 use futures::StreamExt;
@@ -14,7 +14,7 @@ use crate::name::Mime;
 use crate::node::Node;
 use crate::probe::{Count, played, whole};
 
-/// `data` cut at these places, as chunks.
+/// `data` split at these positions, as chunks.
 fn cut(data: &[u8], cuts: &[usize], mime: &'static str) -> Vec<Chunk> {
     let mut positions: Vec<usize> = cuts.iter().map(|at| at % (data.len() + 1)).collect();
     positions.extend([0, data.len()]);
@@ -100,7 +100,7 @@ proptest! {
         prop_assert_eq!(bytes.concat(), data);
     }
 
-    /// Chunks of other ports and choices between them change nothing.
+    /// Chunks of other ports and choices in between change nothing.
     #[test]
     fn ke_201_interleaving_changes_nothing(text in "\\PC{0,20}", cuts in cuts(), between in prop::collection::vec(0_u8..4, 0..24)) {
         let plain = cut(text.as_bytes(), &cuts, "text/plain");
@@ -172,7 +172,7 @@ fn ke_202_text_is_exact_or_an_error() {
     }
 }
 
-/// A character held back goes on in the next part, whatever its type.
+/// A character whose first bytes are held continues in the next part, whatever its type.
 #[test]
 fn ke_202_a_character_may_span_parts() {
     let chunks = vec![
@@ -275,7 +275,7 @@ fn ke_206_folding_appends_and_makes_no_items() {
     assert_eq!(Bytes::whole(joined).unwrap().as_ptr(), one.as_ptr());
 }
 
-/// One chunk with a good and a bad value: the good one first, then the error, and the source is dropped.
+/// One chunk with a valid and an invalid value: the valid one first, then the error, and the source is dropped.
 #[test]
 fn ke_209_a_decoding_error_is_last_and_stops_the_source() {
     let count = Count::new();

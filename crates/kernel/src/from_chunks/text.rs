@@ -1,6 +1,6 @@
 //! Decodes chunks as text, never split within a character (KE-202).
 //!
-//! The decoders of `Text` and `String`. What is not UTF-8 is an error; no replacement character is ever made.
+//! The decoders of `Text` and `String`. Invalid UTF-8 is an error; no replacement character is ever inserted.
 
 use bytes::{Bytes, BytesMut};
 
@@ -12,17 +12,17 @@ use crate::chunk::{Chunk, Text};
 use crate::error::Error;
 use crate::name::Mime;
 
-/// The beginning of a character, waiting for its rest.
+/// The first bytes of a character whose rest has not arrived.
 #[derive(Debug, Default)]
 pub struct PartialChar {
     bytes: [u8; 3],
     len: usize,
-    /// Bytes of the output before those held.
+    /// Bytes of the output before the held ones.
     offset: usize,
 }
 
 impl PartialChar {
-    /// The text that a chunk makes certain: whole characters of choice 0, never empty.
+    /// The text that is complete with a chunk: whole characters of choice 0, never empty.
     fn take(&mut self, chunk: Chunk) -> Result<Option<Text>> {
         if chunk.choice != 0 || chunk.data.is_empty() {
             return Ok(None);
@@ -30,7 +30,7 @@ impl PartialChar {
         Ok(Some(self.next(chunk.data)?).filter(|text| !text.is_empty()))
     }
 
-    /// The longest text that is complete with `data`. The rest is held.
+    /// The longest text that is complete with `data`. The remaining bytes are held.
     fn next(&mut self, data: Bytes) -> Result<Text> {
         if self.len == 0 {
             return self.split(data);
@@ -55,7 +55,7 @@ impl PartialChar {
         Text::try_from(data).map_err(|_| wrong(self.offset, "is not UTF-8"))
     }
 
-    /// Keeps the beginning of a character: at most 3 bytes, as an incomplete sequence is.
+    /// Holds the first bytes of a character: at most 3, because an incomplete sequence is no longer.
     fn hold(&mut self, rest: &[u8]) {
         self.len = rest.len().min(self.bytes.len());
         self.bytes[..self.len].copy_from_slice(&rest[..self.len]);
@@ -130,7 +130,7 @@ impl FromChunks for Text {
     }
 
     fn whole(acc: Joined) -> Result<Self> {
-        // Every piece was whole characters.
+        // Every piece consists of whole characters.
         Self::try_from(acc.done()).map_err(|_| wrong(0, "is not UTF-8"))
     }
 }

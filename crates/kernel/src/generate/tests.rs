@@ -1,4 +1,4 @@
-//! Tests.
+//! Tests of GENERATE.
 
 use sapwood_engine::scripted::{Config, Scripted};
 use sapwood_engine::{Config as EngineConfig, Engine};

@@ -1,4 +1,4 @@
-//! Tests.
+//! Tests of functions from plain code.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Tests.
+//! Tests of encoding Rust values as chunks.
 
 use futures::executor::block_on;
 
@@ -12,7 +12,7 @@ fn shown(chunks: Chunks) -> Vec<String> {
     block_on(chunks.map(show).collect())
 }
 
-/// KE-R19: bytes as they are, otherwise UTF-8 of its string form; one chunk, choice 0.
+/// KE-R19: bytes unchanged, other values as UTF-8 of their string form; one chunk, choice 0.
 #[test]
 fn ke_211_a_plain_value_is_one_chunk() {
     let part = Part {
@@ -79,7 +79,7 @@ fn ke_211_errors_are_wrapped_once_and_odd_numbers_refused() {
     );
 }
 
-/// KE-R20: one chunk per element, in order, lazily; also KE-112's records.
+/// KE-R20: one chunk per element, in order, lazily. Also the NDJSON records of KE-112.
 #[test]
 fn ke_212_a_stream_is_one_chunk_per_item() {
     let numbers = StreamOf(iter([1, 2])).into_chunks();

@@ -1,4 +1,4 @@
-//! Tests.
+//! Tests of the registry, of layers and of runs.
 
 use std::sync::Mutex;
 
@@ -256,7 +256,7 @@ fn ke_146_a_change_never_affects_a_running_call() {
     assert_eq!(block_on(run.next()).unwrap().unwrap(), "b");
 }
 
-/// A layer that writes its name around what is within.
+/// A layer that writes its name before and after the inner chunks.
 fn named(name: &'static str, log: &Arc<Mutex<Vec<&'static str>>>) -> impl Layer {
     let log = log.clone();
     move |call: Call, next: Next| -> Chunks {
@@ -357,7 +357,7 @@ fn ke_r1_streaming_runs_exist_on_kernel_and_handle() {
     ke_149_a_handle_and_the_kernel_give_the_same();
 }
 
-/// A function whose costly port counts how often it is computed.
+/// A function with an expensive port that counts how often it is computed.
 fn costly(count: &Arc<Count>) -> Fun {
     let spec = Spec::new("f", "").outputs([
         OutputSpec::new("", "text/plain"),

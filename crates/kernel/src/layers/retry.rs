@@ -1,6 +1,6 @@
 //! Retries a call as long as nothing of it has been delivered.
 //!
-//! Inputs replay because they are nodes.
+//! Inputs can be read again because they are nodes.
 //!
 //! ```text
 //!   calling ── first chunk ──► through, to the end, whatever it is
@@ -26,8 +26,8 @@ use crate::{Chunks, Result};
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const DELAY_MAX: Duration = Duration::from_secs(10);
 
-/// Calls again, up to `times`, after an error that says it may help and only while no chunk was delivered. Functions
-/// with effects pass through unless [`RetryLayer::force`]d; models have none. Needs a tokio runtime once it has to wait.
+/// Calls again, up to `times`, after a retryable error and only while no chunk was delivered. Functions with effects
+/// are not retried unless [`RetryLayer::force`]d; models have none. Needs a tokio runtime once it has to wait.
 #[must_use]
 pub const fn retry(times: u32) -> RetryLayer {
     RetryLayer {
@@ -44,7 +44,7 @@ pub struct RetryLayer {
 }
 
 impl RetryLayer {
-    /// Also for functions with effects.
+    /// Retries functions with effects too.
     #[must_use]
     pub const fn force(mut self) -> Self {
         self.forced = true;
@@ -72,14 +72,14 @@ impl Layer for RetryLayer {
 struct RetryStream {
     chunks: Option<Chunks>,
     waiting: Option<Pin<Box<Sleep>>>,
-    /// What to call again; gone once a chunk was delivered.
+    /// The call to repeat; `None` once a chunk was delivered.
     again: Option<(Call, Next)>,
     made: u32,
     times: u32,
 }
 
 impl RetryStream {
-    /// What to do about an error: `None` to wait and call again.
+    /// Handles an error: `None` to wait and call again, else the error to deliver.
     fn judge(&mut self, error: Error) -> Option<Error> {
         let Some((call, _)) = &self.again else {
             return Some(error);
@@ -135,8 +135,8 @@ impl Stream for RetryStream {
     }
 }
 
-/// Between half of and all of a delay that doubles. The jitter comes from the call's id: different calls spread, and
-/// no source of randomness is needed.
+/// A random delay between half and all of an exponential backoff. The jitter is derived from the call's id: different
+/// calls spread, and no source of randomness is needed.
 fn delay(id: u64, made: u32) -> Duration {
     let full = FIRST_DELAY.saturating_mul(1 << made.min(16)).min(DELAY_MAX);
     let mixed = (id ^ (u64::from(made) << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;

@@ -1,4 +1,4 @@
-//! Tests.
+//! Tests of the layers `retry`, `timeout` and `trace`.
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
@@ -25,7 +25,7 @@ fn pure() -> Spec {
     Spec::new("f", "").effect(Effect::Pure)
 }
 
-/// A function whose calls play these streams, one after another.
+/// A function whose calls return these streams, one after another.
 fn kernel(spec: Spec, calls: Vec<Vec<Result<Chunk>>>) -> (Kernel, Arc<Count>) {
     let (kernel, count) = (Kernel::new(), Count::new());
     let (counted, calls) = (count.clone(), Mutex::new(calls.into_iter()));
@@ -169,7 +169,7 @@ async fn a_consumer_that_does_not_poll_is_not_charged() {
     );
 }
 
-/// What spans were told, as text.
+/// The recorded fields of spans, as text.
 #[derive(Clone, Default)]
 struct Spans(Arc<Mutex<String>>);
 
@@ -230,7 +230,7 @@ fn a_trace_has_counts_and_outcome_and_no_payload() {
     assert!(!reply.contains("secret"));
 }
 
-/// KE-911's first sentence and KE-912: a layer spans the stream, and one that passes through changes nothing.
+/// KE-911's first sentence and KE-912: a layer spans the stream, and a layer that passes through changes nothing.
 #[test]
 fn a_layer_may_skip_repeat_and_rewrite() {
     let (kernel, count) = kernel(

@@ -16,8 +16,8 @@ use crate::error::Error;
 use crate::layer::{Layer, Next};
 use crate::{Chunks, Result};
 
-/// `Deadline` if no chunk comes within `first`, none within `idle` of the last, or the end not within `total`. Time
-/// during which the consumer does not poll does not count for `first` and `idle`.
+/// Fails with `Deadline` if no chunk comes within `first`, none within `idle` of the last, or the end not within
+/// `total`. Time during which the consumer does not poll does not count for `first` and `idle`.
 #[must_use]
 pub const fn timeout(first: Duration, idle: Duration, total: Duration) -> Timeout {
     Timeout { first, idle, total }
@@ -34,7 +34,7 @@ pub struct Timeout {
 impl Layer for Timeout {
     fn call(&self, mut call: Call, next: Next) -> Chunks {
         let total = Instant::now().checked_add(self.total);
-        // What is within learns of it too, and may tell a peer.
+        // The inner function gets the deadline too, and may pass it to a peer.
         call.deadline = match (call.deadline, total) {
             (Some(left), Some(right)) => Some(left.min(right)),
             (left, right) => left.or(right),
@@ -66,7 +66,7 @@ impl TimedStream {
         Poll::Ready(Some(Err(Error::Deadline)))
     }
 
-    /// When what is awaited now must have come.
+    /// The instant at which the current wait times out.
     fn due(&self) -> Option<Instant> {
         let wait = if self.seen {
             self.limits.idle

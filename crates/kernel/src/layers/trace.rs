@@ -109,7 +109,7 @@ impl Stream for Traced {
 
 impl Drop for Traced {
     fn drop(&mut self) {
-        // What is within ends inside the span.
+        // Drops the inner stream inside the span, so that its end is recorded there.
         let span = self.span.clone();
         span.in_scope(|| self.chunks = None);
         self.span.record("chunks", self.seen);

@@ -1,7 +1,7 @@
 //! Converts the events of a request into the chunks of a model function, for local engines and for other servers
 //! alike.
 //!
-//! Without markup and without `inner`, one step with text is one chunk, and its bytes are all that is allocated.
+//! Without markup and without `inner`, one step with text is one chunk, and only its bytes are allocated.
 //!
 //! ```text
 //!   Tokens ──► response | reasoning | tool_calls, tokens, logprobs
@@ -39,20 +39,21 @@ pub(crate) struct SubmittedInfo {
     pub(crate) logprobs: bool,
     pub(crate) reasoning: bool,
     pub(crate) tools: bool,
-    /// Tokens of the prompt. They come with the first chunk, so that a face that reports them need not wait for the end (TR-401).
+    /// Tokens of the prompt. They come with the first chunk, so that a face that reports them need not wait for the end
+    /// (TR-401).
     pub(crate) prompt_tokens: u32,
-    /// Whether the seed that the end tells is the one that was in force.
+    /// Whether the seed in the final report is the one that was used.
     pub(crate) seeded: bool,
     pub(crate) began: Instant,
     pub(crate) token_charge: Option<Arc<dyn TokenCharge>>,
     pub(crate) observer: Option<Arc<dyn CallObserver>>,
 }
 
-/// What is reported of a request.
+/// An event of a request.
 pub(crate) enum AnswerEvent {
-    /// As engines tell it.
+    /// An event as engines emit it.
     Event(EngineEvent),
-    /// The choice whose end comes next ended in a way that no engine has.
+    /// The next finish of this choice has a reason that no engine has.
     #[cfg_attr(
         not(feature = "net"),
         allow(dead_code, reason = "only servers elsewhere end so")
@@ -65,7 +66,7 @@ pub(crate) struct AnswerChunks<S> {
     asked: SubmittedInfo,
     wants: WantedPorts,
     role: Arc<Meta>,
-    /// Dropped with the stream, or at the end: then the sequence is gone (D-7).
+    /// Dropped with the stream, or at the end; that removes the sequence (D-7).
     handle: Option<S>,
     ready: VecDeque<Chunk>,
     choices: Vec<ChoiceProgress>,
@@ -118,7 +119,7 @@ impl<S> AnswerChunks<S> {
             asked,
         };
         if answer.asked.choices > 1 {
-            // All choices are announced at once, in order: a face makes a tree of them (EV-604).
+            // All choices are announced at once, in order, because a face builds a tree of them (EV-604).
             for choice in 0..answer.asked.choices {
                 answer.text(choice, Port::MAIN, Text::new());
             }
@@ -201,7 +202,7 @@ impl<S> AnswerChunks<S> {
         Ok(())
     }
 
-    /// Runs the choice's markup parser and emits what it finds.
+    /// Runs the choice's markup parser and emits the events that it finds.
     fn parse(
         &mut self,
         choice: u32,
@@ -237,7 +238,7 @@ impl<S> AnswerChunks<S> {
         }
     }
 
-    /// Text with the role on its first chunk.
+    /// Builds a text chunk; the first one of a port carries the role.
     fn text(&mut self, choice: u32, port: Port, text: Text) {
         let Ok(state) = self.choice(choice) else {
             return;
@@ -269,7 +270,7 @@ impl<S> AnswerChunks<S> {
             return Ok(());
         }
         let reason = match finish.reason {
-            // The engine sees an end of sequence where the model waits for its tools.
+            // The engine reports an end of sequence where the model waits for the results of its tools.
             api::FinishReason::Stop if state.calls > 0 => ChoiceFinish::ToolCalls,
             api::FinishReason::Stop => ChoiceFinish::Stop,
             api::FinishReason::Length => ChoiceFinish::Length,
@@ -302,7 +303,7 @@ impl<S> AnswerChunks<S> {
         })
     }
 
-    /// Everything has been generated: metadata for the port that has it, and for the run.
+    /// Everything has been generated: emits the metadata for its port and for the run.
     fn end(&mut self, usage: api::TokenUsage) {
         if let Some(observer) = &self.asked.observer {
             observer.took(&usage);
@@ -332,7 +333,7 @@ impl<S> AnswerChunks<S> {
                 meta = meta.with_finish(index as u32, reason.clone());
             }
         }
-        // A caller that takes tokens also learns which text stopped them.
+        // A caller that reads tokens also gets the text that stopped them.
         if self.asked.want.inner
             && let Some(first) = self.choices.first()
             && let Some((_, Some(StopCause::Text(text)))) = &first.finish
@@ -345,7 +346,8 @@ impl<S> AnswerChunks<S> {
         self.handle = None;
     }
 
-    /// The port for the run's metadata: one that is read, so that it reaches who forwards this stream.
+    /// The port for the run's metadata: one that the caller reads, so that the metadata reaches a caller that forwards
+    /// this stream.
     fn carrier(&self) -> (Port, Mime) {
         let wants = &self.wants;
         let ports = [
@@ -412,7 +414,7 @@ impl<S: Stream<Item = Result<AnswerEvent>> + Unpin> Stream for AnswerChunks<S> {
             };
             let taken = match ready!(Pin::new(handle).poll_next(cx)) {
                 Some(reported) => reported.and_then(|reported| self.take(reported)),
-                // An engine that stops in mid-sentence (KE-313).
+                // An engine whose stream ends without a finish (KE-313).
                 None => Err(Error::Truncated {
                     what: self.asked.model.clone(),
                 }),

@@ -1,8 +1,8 @@
 //! [`GenerateConfig`]: the generation parameters of a call, typed or read from JSON.
 //!
-//! Two ways lead to input `config` of a model. JSON, from Evergreen and from people, has the ranges of EV-602. A face in
-//! this process that has read its own wire format gives [`GenerateConfig::into_chunk`] instead: no JSON is written or
-//! read, and the ranges are the core's (D-20), which the engine checks once, when the request is submitted.
+//! Input `config` of a model comes in two forms. JSON, from Evergreen and from people, has the ranges of EV-602. A face
+//! in this process that has decoded its own wire format passes [`GenerateConfig::into_chunk`] instead: no JSON is
+//! written or read, and the ranges are the core's (D-20), which the engine checks once, when the request is submitted.
 
 mod json;
 
@@ -19,20 +19,21 @@ use crate::error::Error;
 use crate::limits;
 use crate::name::{Mime, Name};
 
-/// Stop texts or bad words, and bytes of each.
+/// Maximum number of stop texts or bad words, and of bytes in each.
 const TEXTS_MAX: usize = 16;
 const TEXT_BYTES_MAX: usize = 256;
 const TOP_LOGPROBS_MAX: u32 = 20;
-/// A bias of this and below forbids, where clients write it so (D-20).
+/// A bias at or below this value forbids the token, for clients that write it so (D-20).
 const FORBIDDING: f32 = -100.0;
 
-/// What is set. Everything else takes the model's default. Ranges are those of [`api`](sapwood_engine::api) and are
-/// checked there; a call out of range fails with `BAD_CONFIG` and the name of the field.
+/// Generation parameters that are set. Everything else takes the model's default. Ranges are those of
+/// [`api`](sapwood_engine::api) and are checked there; a call out of range fails with `BAD_CONFIG` and the name of the
+/// field.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerateConfig {
     /// Tokens per choice at most; not set: the rest of the context.
     pub max_tokens: Option<u32>,
-    /// Neither end nor stop before so many tokens.
+    /// No end of sequence and no stop before this many tokens.
     pub min_tokens: Option<u32>,
     /// 0 to 100; 0 takes the most likely token.
     pub temperature: Option<f32>,
@@ -54,11 +55,11 @@ pub struct GenerateConfig {
     pub stop: Vec<String>,
     /// Token sequences that end a choice; a single stop token is a sequence of one.
     pub stop_sequences: Vec<Vec<Token>>,
-    /// Texts that must not come in an output (TR-401).
+    /// Texts that must not occur in an output (TR-401).
     pub bad_words: Vec<String>,
-    /// Go on past the end of sequence.
+    /// Continue past the end of sequence.
     pub ignore_eos: Option<bool>,
-    /// Whether control tokens are no text, as is usual; with `false` they are their names.
+    /// Whether control tokens are left out of the text, as is usual; with `false` their names are part of it.
     pub skip_special_tokens: Option<bool>,
     /// Alternatives reported with each token, 0 to 1,000; not set: no log-probabilities, unless their port is read.
     pub top_logprobs: Option<u32>,
@@ -66,21 +67,22 @@ pub struct GenerateConfig {
     pub logit_bias: Arc<[(Token, f32)]>,
     /// Choices, 1 to 64.
     pub n: Option<u32>,
-    /// Higher goes first among those that wait.
+    /// A waiting request with a higher priority is scheduled first.
     pub priority: Option<i32>,
-    /// Receives the phase of the request before its first token. It has no JSON form: only a face in this process can set it.
+    /// Receives the phase of the request before its first token. It has no JSON form: only a face in this process can
+    /// set it.
     pub follower: Option<Follower>,
     /// Score these tokens as the output instead of generating one (LM-311).
     pub scored: Option<Vec<Token>>,
-    /// How likely the prompt is, with the first tokens of choice 0 (LM-974). Not to be said in JSON.
+    /// Report prompt logprobs, with the first tokens of choice 0 (LM-974). It has no JSON form.
     pub prompt_logprobs: bool,
-    /// How the prompt becomes tokens.
+    /// How the prompt is tokenised.
     pub prompt_mode: PromptMode,
     /// Further variables of the chat template; an object.
     pub template_args: Option<Value>,
 }
 
-/// How the prompt becomes tokens (EV-607).
+/// How the prompt is tokenised (EV-607).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PromptMode {
     /// By the chat template, if there is one.
@@ -88,19 +90,19 @@ pub enum PromptMode {
     Auto,
     /// By the chat template.
     Chat,
-    /// As it is. Leaves of token ids are taken in this mode only.
+    /// Without a template. Leaves of token ids are accepted in this mode only.
     Raw,
 }
 
 impl GenerateConfig {
-    /// The chunk that hands this to a model's input `config`, as it is. It has no bytes: where a model is elsewhere, its
-    /// connector writes what its server reads.
+    /// A chunk that carries this config to a model's input `config` as a typed value. It has no bytes: if the model is
+    /// on another server, its connector writes the format of that server.
     #[must_use]
     pub fn into_chunk(self) -> Chunk {
         Chunk::empty().with_mime(Mime::JSON).with_inner(self)
     }
 
-    /// A bias as clients mean it who write -100 for a token that must not come (D-20).
+    /// A bias as meant by clients that write -100 for a forbidden token (D-20).
     #[must_use]
     pub const fn bias(written: f32) -> f32 {
         if written <= FORBIDDING {
@@ -110,11 +112,11 @@ impl GenerateConfig {
         }
     }
 
-    /// Reads the fields. A name is accepted in snake or camel case; `null` means not set.
+    /// Decodes the fields. A name is accepted in snake or camel case; `null` means not set.
     ///
     /// # Errors
     /// `Argument` with reason `BAD_CONFIG`, naming the field: unknown, of a wrong type, or out of range;
-    /// `Unimplemented` for what this build cannot do.
+    /// `Unimplemented` for features that this build does not have.
     pub(crate) fn from_json(fields: Map<String, Value>) -> Result<Self> {
         let mut config = Self::default();
         let given = |name: &str| fields.get(name).is_some_and(|value| !value.is_null());
@@ -191,7 +193,7 @@ impl GenerateConfig {
         Ok(())
     }
 
-    /// Whether every token it names exists.
+    /// Checks that every token id in the config exists.
     ///
     /// # Errors
     /// `BAD_CONFIG`.
@@ -207,7 +209,7 @@ impl GenerateConfig {
         Ok(())
     }
 
-    /// Puts what is set into a request.
+    /// Applies the set fields to a request.
     pub(crate) fn apply(self, request: &mut GenerationRequest) {
         fn put<T>(target: &mut T, value: Option<T>) {
             if let Some(value) = value {
@@ -261,7 +263,7 @@ pub(super) fn snake(key: &str) -> String {
 }
 
 fn integer(field: &str, value: &Value, min: u32, max: u32) -> Result<u32> {
-    // A Struct knows doubles only: a whole one is an integer.
+    // A protobuf Struct has doubles only: a whole number is taken as an integer.
     let whole = |x: f64| x.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&x);
     let number = match value.as_u64() {
         Some(number) => u32::try_from(number).ok(),
@@ -275,7 +277,7 @@ fn integer(field: &str, value: &Value, min: u32, max: u32) -> Result<u32> {
 fn number(field: &str, value: &Value, in_range: impl Fn(f32) -> bool, range: &str) -> Result<f32> {
     #[allow(clippy::cast_possible_truncation, reason = "the field is a float")]
     let number = value.as_f64().map(|number| number as f32);
-    // NaN is in no range.
+    // NaN is in no range, so it is refused here too.
     number
         .filter(|number| in_range(*number))
         .ok_or_else(|| bad(field, &format!("must be a number, {range}")))
@@ -321,7 +323,7 @@ fn texts(field: &str, value: &Value) -> Result<Vec<String>> {
     }
 }
 
-/// Each is a sequence of its own.
+/// Makes each token a sequence of its own.
 fn token_ids(field: &str, value: &Value) -> Result<Vec<Vec<Token>>> {
     let list = value
         .as_array()
@@ -353,7 +355,7 @@ fn logit_bias(value: &Value) -> Result<Arc<[(Token, f32)]>> {
         .collect()
 }
 
-/// Text is what comes anyway; shapes need native constraints.
+/// Format text is the default output; JSON shapes need native constraints.
 fn response_format(value: &Value) -> Result<()> {
     const KINDS: [&str; 5] = ["json_object", "json_schema", "regex", "choice", "lark"];
     match value.get("type").and_then(Value::as_str) {

@@ -5,12 +5,12 @@ use std::fmt;
 use sapwood_engine::Engine;
 use sapwood_engine::api::{ModelInfo, SharedVocabulary};
 
-/// The facts of a model. They stand in the promise of its function and change only with it.
+/// The facts of a model. They are part of its function's spec and change only with it.
 #[derive(Clone)]
 pub struct ModelFacts {
-    /// What it is and can do.
+    /// What the model is and can do.
     pub info: ModelInfo,
-    /// Its tokens: which there are, and how text becomes some.
+    /// Its vocabulary and tokenizer.
     pub vocabulary: SharedVocabulary,
 }
 
@@ -22,7 +22,7 @@ impl ModelFacts {
         }
     }
 
-    /// Tokens of the vocabulary, if their number is known: a server elsewhere need not say (LM-712).
+    /// Tokens of the vocabulary, if their number is known: another server need not report it (LM-712).
     #[must_use]
     pub fn vocabulary_tokens(&self) -> Option<u32> {
         known(self.info.vocabulary_tokens)
@@ -35,7 +35,7 @@ impl ModelFacts {
     }
 }
 
-/// Stands in [`ModelInfo`] for a number of tokens that nobody has said.
+/// Stands in [`ModelInfo`] for an unknown number of tokens.
 pub(crate) const UNKNOWN: u32 = u32::MAX;
 
 fn known(tokens: u32) -> Option<u32> {

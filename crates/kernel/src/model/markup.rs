@@ -1,6 +1,6 @@
 //! Finds reasoning and tool calls in a model's text (D-10).
 //!
-//! Text without a `<` passes through uncopied; only what may be the beginning of a marker is held back.
+//! Text without a `<` passes through uncopied; only bytes that may begin a marker are held back.
 //!
 //! ```text
 //!   text ── <think> ──► reasoning ── </think> ──► text ── <tool_call> ──► call ── </tool_call> ──► text
@@ -15,7 +15,7 @@ const THINK_END: &str = "</think>";
 const CALL: &str = "<tool_call>";
 const CALL_END: &str = "</tool_call>";
 
-/// What was found, in order.
+/// The events that the parser emits, in order.
 #[derive(Debug, PartialEq)]
 pub(super) enum MarkupPiece {
     Text(Text),
@@ -25,7 +25,7 @@ pub(super) enum MarkupPiece {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MarkupState {
-    /// Line feeds right after a marker belong to it.
+    /// Line feeds directly after a marker belong to it.
     Text {
         after_marker: bool,
     },
@@ -42,12 +42,12 @@ pub(super) struct Markup {
     tools: bool,
     state: MarkupState,
     buffered: String,
-    /// Bytes of `held` that hold no whole marker.
+    /// Bytes of `held` that are known to contain no whole marker.
     searched: usize,
 }
 
 impl Markup {
-    /// A parser that looks for thoughts, for calls, for both or for neither.
+    /// A parser that looks for reasoning, for tool calls, for both or for neither.
     pub(super) const fn new(reasoning: bool, tools: bool) -> Self {
         Self {
             reasoning,
@@ -60,7 +60,7 @@ impl Markup {
         }
     }
 
-    /// Takes the next text.
+    /// Parses the next piece of text.
     pub(super) fn push(&mut self, text: Text, out: &mut dyn FnMut(MarkupPiece)) {
         let plain = self.buffered.is_empty()
             && self.state
@@ -77,7 +77,7 @@ impl Markup {
         while self.step(out) {}
     }
 
-    /// The end: what is held back is text after all.
+    /// The end of the output: bytes that are still held back are text after all.
     pub(super) fn end(&mut self, out: &mut dyn FnMut(MarkupPiece)) {
         let retained = std::mem::take(&mut self.buffered);
         match self.state {
@@ -91,7 +91,7 @@ impl Markup {
         self.searched = 0;
     }
 
-    /// Deals with the beginning of `held`. `true` if there may be more to do.
+    /// Parses the start of `held`. `true` if there may be more to parse.
     fn step(&mut self, out: &mut dyn FnMut(MarkupPiece)) -> bool {
         match self.state {
             MarkupState::Text { after_marker } => self.step_text(after_marker, out),
@@ -148,7 +148,7 @@ impl Markup {
             return true;
         }
         let safe = self.buffered.len() - held_back(&self.buffered, &[THINK_END]);
-        // Line feeds right before the marker belong to it.
+        // Line feeds directly before the marker belong to it.
         let safe = self.buffered[..safe].trim_end_matches('\n').len();
         emit(&self.buffered[..safe], true, out);
         self.buffered.drain(..safe);
@@ -163,7 +163,7 @@ impl Markup {
         };
         match parse_call(&self.buffered[..at]) {
             Some(call) => out(call),
-            // What is no call is not lost: it is text.
+            // A call that does not parse is not lost: it is emitted as text.
             None => emit(
                 &format!("{CALL}{}{CALL_END}", &self.buffered[..at]),
                 false,
@@ -175,7 +175,7 @@ impl Markup {
         true
     }
 
-    /// Drops line feeds at the beginning. `false` if nothing else has come yet.
+    /// Drops line feeds at the start. `false` if there is nothing else yet.
     fn skip_line_feeds(&mut self) -> bool {
         let retained = self.buffered.trim_start_matches('\n').len();
         self.buffered.drain(..self.buffered.len() - retained);
@@ -194,7 +194,8 @@ fn emit(text: &str, reasoning: bool, out: &mut dyn FnMut(MarkupPiece)) {
     }
 }
 
-/// How many bytes at the end of `text` may begin one of the markers. Markers are ASCII, so this splits no character.
+/// The number of bytes at the end of `text` that may begin one of the markers. Markers are ASCII, so this splits no
+/// character.
 fn held_back(text: &str, markers: &[&str]) -> usize {
     let begins = |marker: &&str| {
         let longest = (marker.len() - 1).min(text.len());
@@ -205,7 +206,7 @@ fn held_back(text: &str, markers: &[&str]) -> usize {
     markers.iter().filter_map(begins).max().unwrap_or(0)
 }
 
-/// The character boundary at or before `at`.
+/// The character boundary at or before index `at`.
 fn floor(text: &str, at: usize) -> usize {
     (0..=at.min(text.len()))
         .rev()

@@ -1,6 +1,6 @@
 //! The prompt of a model: leaves of an input or messages, as turns of a conversation or as tokens.
 //!
-//! A prompt is read whole before anything is submitted (D-9).
+//! The whole prompt is read before anything is submitted (D-9).
 
 use bytes::BytesMut;
 use futures::StreamExt;
@@ -14,7 +14,7 @@ use crate::meta::{ChoiceFinish, Meta};
 use crate::name::{Mime, Name};
 use crate::{Chunks, Result};
 
-/// What the caller gave.
+/// The prompt inputs of the call.
 #[derive(Debug)]
 pub(super) enum PromptInputs {
     /// Leaves of the input `prompt`.
@@ -28,7 +28,7 @@ pub(super) enum PromptInputs {
 pub(super) struct PromptLeaf {
     role: Name,
     content: LeafContent,
-    /// An action wrote it and came to its end: it is not continued (D-51).
+    /// Written by an action that came to its end: it is not continued (D-51).
     closed: bool,
 }
 
@@ -73,7 +73,7 @@ struct OpenLeaf {
     role: Name,
     /// The id of the node it came from, if the maker of the chunk set it.
     node: Option<String>,
-    /// How the action ended that wrote it.
+    /// How the action that wrote it ended.
     finish: Option<ChoiceFinish>,
     data: BytesMut,
 }
@@ -98,7 +98,7 @@ impl OpenLeaf {
         self.finish = finish.or_else(|| self.finish.take());
     }
 
-    /// `None` for a leaf that says nothing.
+    /// `None` for a leaf without content.
     fn item(self) -> Result<Option<PromptLeaf>> {
         let wrong = |why: String, reason| Err(Error::argument("prompt", why).because(reason));
         let position = self
@@ -139,7 +139,7 @@ impl OpenLeaf {
     }
 }
 
-/// How the answer ended of which a chunk is. A prompt reads one choice, whatever its number was.
+/// How the answer ended that this metadata belongs to. A prompt reads one choice, whatever its index was.
 fn finish(meta: &Meta) -> Option<ChoiceFinish> {
     let first = || meta.finish.values().next();
     meta.finish.get(&0).or_else(first).cloned()
@@ -151,7 +151,7 @@ fn tokens(data: &[u8]) -> Option<Vec<u32>> {
         .then(|| words.iter().map(|word| u32::from_le_bytes(*word)).collect())
 }
 
-/// EV-608: text types, in UTF-8 or what is a part of it.
+/// EV-608: text types, in UTF-8 or a subset of it.
 fn is_text(mime: &Mime) -> bool {
     let charset = parameter(mime, "charset");
     let utf8 = charset.is_none_or(|charset| {
@@ -179,7 +179,7 @@ fn parameter<'a>(mime: &'a Mime, name: &str) -> Option<&'a str> {
     })
 }
 
-/// The role as templates know it (EV-605). `context` stays apart until its place is known.
+/// The role under the name that templates use (EV-605). `context` is resolved later, when its position is known.
 fn canonical(role: &str) -> Name {
     const ROLES: [(&str, &str); 9] = [
         ("", "user"),
@@ -198,7 +198,7 @@ fn canonical(role: &str) -> Name {
     known.map_or_else(|| Name::shared(role), |(_, role)| Name::new(role))
 }
 
-/// Reads the input `messages`: the OpenAI shape.
+/// Reads the input `messages`, in OpenAI's format.
 pub(super) fn messages(value: Value) -> Result<Vec<ChatMessage>> {
     let wrong = |why: &str| Error::argument("messages", why);
     let Value::Array(list) = value else {
@@ -258,7 +258,7 @@ fn insert_context(messages: &mut [ChatMessage]) {
 }
 
 impl PromptInputs {
-    /// Bytes of text that [`Self::raw`] makes tokens of.
+    /// Bytes of text that [`Self::raw`] tokenises.
     pub(super) fn raw_bytes(&self) -> usize {
         let of = |item: &PromptLeaf| match &item.content {
             LeafContent::Text(text) => text.len(),
@@ -285,7 +285,7 @@ impl PromptInputs {
         }))
     }
 
-    /// The text of all items, one after another, for a model that takes nothing else. An end of turn says nothing there.
+    /// The text of all items, concatenated, for a text-only model. An end of turn adds nothing.
     #[cfg(feature = "net")]
     pub(super) fn text(self) -> Result<String> {
         let Self::Items(items) = self else {
@@ -302,7 +302,7 @@ impl PromptInputs {
         text.collect()
     }
 
-    /// The text of all items, one after another.
+    /// The prompt without a template: the concatenated text of all items, or tokens if not all items are text.
     pub(super) fn raw(self, vocabulary: &dyn Vocabulary) -> Result<Prompt> {
         let items = match self {
             Self::Items(items) => items,
@@ -331,8 +331,8 @@ impl PromptInputs {
     }
 }
 
-/// Raw items of which some are tokens or ends of turns. A beginning of ours stands before text only: who sends tokens
-/// has said how they begin.
+/// Tokenises raw items of which some are tokens or ends of turns. BOS is added only if the first item is text: a caller
+/// that sends tokens chooses its own start.
 fn raw_tokens(items: Vec<PromptLeaf>, vocabulary: &dyn Vocabulary) -> Result<Vec<u32>> {
     let mut out = Vec::new();
     if let Some(LeafContent::Text(_)) = items.first().map(|item| &item.content) {
@@ -354,12 +354,12 @@ fn raw_tokens(items: Vec<PromptLeaf>, vocabulary: &dyn Vocabulary) -> Result<Vec
     Ok(out)
 }
 
-/// Groups items into turns (EV-605, EV-606, D-51). Says whether the last one is to be continued: an assistant's that the
-/// client wrote itself, or that was cut at a limit.
+/// Groups items into turns (EV-605, EV-606, D-51). Also returns whether the last turn is to be continued: an
+/// assistant's that the client wrote itself, or that was truncated at a limit.
 fn turns(items: Vec<PromptLeaf>) -> Result<(Vec<ChatMessage>, bool)> {
     let has_output = |item: &PromptLeaf| !matches!(item.content, LeafContent::EndOfTurn);
     let mut dialect = items.iter().filter(|item| has_output(item));
-    // Where nobody else asks, it is the user who asks about an earlier answer.
+    // Without a user turn, the earlier answers are the question: their role becomes `user`.
     let asked = dialect.any(|item| canonical(&item.role) == "user");
     let mut turns: Vec<ChatMessage> = Vec::new();
     let mut open = false;

@@ -9,7 +9,7 @@ use crate::call::{Call, RequestedPorts};
 use crate::error::Error;
 use crate::name::Port;
 
-/// A call, read.
+/// The inputs of a call, decoded.
 pub(crate) struct RemoteCall {
     pub(crate) config: GenerateConfig,
     pub(crate) prompt: RemotePrompt,
@@ -17,9 +17,9 @@ pub(crate) struct RemoteCall {
     pub(crate) tools: Value,
 }
 
-/// What the model is given.
+/// The prompt that the server gets.
 pub(crate) enum RemotePrompt {
-    /// As it is.
+    /// Plain text, without a chat template.
     Text(String),
     /// A conversation in OpenAI's format, for a server that has the chat template.
     Messages(Value),
@@ -86,7 +86,7 @@ fn refuse(call: &Call, config: &GenerateConfig) -> Result<()> {
     Err(unimplemented(what))
 }
 
-/// `what` cannot be had of a server elsewhere that gives text only.
+/// The error that `what` is not available from a text-only model of another server.
 pub(crate) fn unimplemented(what: &str) -> Error {
     let what = format!("{what} (the server of this model takes and gives text only)");
     Error::Unimplemented { what }

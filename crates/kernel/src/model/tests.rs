@@ -1,4 +1,4 @@
-//! Tests.
+//! Tests of model functions with a scripted engine.
 
 use futures::executor::block_on;
 use sapwood_engine::Config as EngineConfig;
@@ -23,7 +23,7 @@ fn scripted(config: Value) -> Scripted {
     Scripted::new(config).unwrap()
 }
 
-/// A kernel with the model `m`, which plays this script.
+/// A kernel with the model `m`, which runs this script.
 fn kernel(config: Value) -> Kernel {
     let engine = Engine::spawn(Box::new(scripted(config)), EngineConfig::default()).unwrap();
     let kernel = Kernel::new();
@@ -76,7 +76,7 @@ fn ke_611_a_model_is_a_function_with_generates_ports() {
     assert!(meta.model.is_some() && meta.get("seed").is_some());
 }
 
-/// EV-506, KE-305: what is not listed is not made; `meta` comes when it is named.
+/// EV-506, KE-305: ports that are not requested are not produced; `meta` is produced if it is named.
 #[test]
 fn ke_305_the_meta_port_is_one_object_at_the_end() {
     let kernel = states("Hi");
@@ -229,7 +229,7 @@ fn ke_r18_the_first_item_comes_before_the_model_has_finished() {
         }
     }
     drop(run);
-    // EV-611, KE-501: gone before the next step that includes it.
+    // EV-611, KE-501: removed before the next step that would include it.
     let report = owner.step(Time::from_millis(steps + 1));
     assert_eq!((report.cancelled.len(), report.batch().count()), (1, 0));
     assert!(owner.is_empty());
@@ -403,7 +403,7 @@ fn end_of_turn() -> Node {
         .into()
 }
 
-/// What a tree of leaves becomes.
+/// The prompt that the leaves of a tree become.
 fn chat(parts: Vec<Node>) -> Result<(Vec<(String, String)>, bool)> {
     let prompting = block_on(prompt::read(Node::tree(parts).read()))?;
     let Prompt::Chat(chat) = prompting.chat(Value::Null, Value::Null)? else {
@@ -416,7 +416,7 @@ fn chat(parts: Vec<Node>) -> Result<(Vec<(String, String)>, bool)> {
     Ok((turns.collect(), chat.continue_last))
 }
 
-/// EV-409: what an empty role means is decided here, by the consumer.
+/// EV-409: the consumer, here the model, decides what an empty role means.
 #[test]
 fn ev_605_leaves_are_grouped_into_turns_by_role() {
     let parts = vec![
@@ -478,7 +478,7 @@ fn ev_606_an_end_of_turn_closes_the_turn() {
     }
 }
 
-/// What an action has written, and how it ended.
+/// The output of an action, and how it ended.
 fn answer(text: &str, end: ChoiceFinish) -> Node {
     let begun = Chunk::text(text).with_meta(Meta::default().with_role("ASSISTANT"));
     let ended = Chunk::empty().with_mime(Mime::TEXT);
@@ -486,7 +486,7 @@ fn answer(text: &str, end: ChoiceFinish) -> Node {
     Node::new(futures::stream::iter([Ok(begun), Ok(ended)]))
 }
 
-/// The parts of a prompt, the turns that they are, and whether the last one is continued.
+/// The parts of a prompt, the turns that they become, and whether the last one is continued.
 type Conversation = (Vec<Node>, &'static [(&'static str, &'static str)], bool);
 
 fn conversations() -> Vec<Conversation> {
@@ -567,7 +567,7 @@ fn d_51_answers_of_actions_are_closed_and_a_prompt_without_a_user_is_the_users()
     }
 }
 
-/// What the README shows first: an answer is the prompt of another call.
+/// The first example of the README: an answer is the prompt of another call.
 #[test]
 fn d_51_a_chained_answer_is_asked_about() {
     let echo = kernel(json!({"script": "echo"}));
@@ -656,7 +656,7 @@ fn ev_608_what_is_text() {
     );
 }
 
-/// Text cut inside a character is joined before it is judged. Limit: `prompt_bytes`.
+/// Text split inside a character is joined before it is checked. Limit: `prompt_bytes`.
 #[test]
 fn ev_608_a_leaf_is_joined_before_it_is_judged() {
     let cut =

@@ -1,4 +1,4 @@
-//! A node that its owner writes through a sender.
+//! A node whose chunks are written by hand, through a sender.
 //!
 //! ```text
 //!   writer ── send (waits while `bytes` are queued) ──► queue ── polled by the leading reader ──► log
@@ -22,9 +22,9 @@ use crate::error::Error;
 struct ChannelQueue {
     chunks: VecDeque<Chunk>,
     bytes: usize,
-    /// How it ended, once the writer is done: well, or with an error.
+    /// Set once the writer is done: `None` within for a good end, else the error.
     end: Option<Option<Error>>,
-    /// The node and all its readers are gone.
+    /// The node and all its readers have been dropped.
     abandoned: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
@@ -55,14 +55,14 @@ impl ChannelShared {
     }
 }
 
-/// The writing end of [`Node::channel`]. Dropped without `finish` or `fail`, readers get `Truncated`.
+/// The writing half of [`Node::channel`]. If it is dropped without `finish` or `fail`, readers get `Truncated`.
 pub struct NodeWriter(Arc<ChannelShared>);
 
 impl NodeWriter {
-    /// Appends a chunk; waits while too much is unread.
+    /// Appends a chunk. Waits while more than the allowed number of bytes is unread.
     ///
     /// # Errors
-    /// `Cancelled` if the node and all its readers are gone.
+    /// `Cancelled` if the node and all its readers have been dropped.
     pub async fn send(&mut self, chunk: Chunk) -> Result<()> {
         let mut chunk = Some(chunk);
         poll_fn(|cx| {
@@ -93,7 +93,7 @@ impl NodeWriter {
         self.0.end(Some(error));
     }
 
-    /// Ends the node well.
+    /// Ends the node without an error.
     pub fn finish(self) {
         self.0.end(None);
     }
@@ -101,14 +101,14 @@ impl NodeWriter {
 
 impl Drop for NodeWriter {
     fn drop(&mut self) {
-        // After `finish` or `fail` this changes nothing: the first end stands.
+        // After `finish` or `fail` this has no effect: the first end is final.
         self.0.end(Some(Error::Truncated {
             what: "the stream".into(),
         }));
     }
 }
 
-/// The node's source.
+/// The source of the node: the receiving half of the channel.
 struct ChannelSource(Arc<ChannelShared>);
 
 impl Stream for ChannelSource {
@@ -151,7 +151,7 @@ impl Drop for ChannelSource {
 
 pub(super) fn channel(bytes: usize) -> (NodeWriter, Node) {
     let shared = Arc::new(ChannelShared {
-        // A channel of nothing would let nothing through.
+        // A limit of zero would never admit a chunk.
         bytes_max: bytes.max(1),
         queue: Mutex::default(),
     });

@@ -1,6 +1,6 @@
 //! Conversions into nodes (KE-129).
 //!
-//! The conversions. Strings are text, bytes are bytes, everything else is JSON; a JSON string is text.
+//! Strings become text, bytes become bytes, everything else becomes JSON; a JSON string becomes text.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -54,7 +54,7 @@ impl From<Chunk> for Node {
     }
 }
 
-/// A number that JSON cannot write is an error when it is read.
+/// A number that JSON cannot represent is an error when the node is read.
 impl From<f64> for Node {
     fn from(number: f64) -> Self {
         Self::of(finite(number))
@@ -82,7 +82,7 @@ impl From<&Self> for Node {
     }
 }
 
-/// A number as JSON; `NaN` and the infinities have no JSON.
+/// A number as JSON; `NaN` and the infinities have no JSON form.
 pub(crate) fn finite(number: f64) -> crate::Result<Chunk> {
     if number.is_finite() {
         Chunk::json(&number)

@@ -89,12 +89,13 @@ const fn position(cursor: &ReplayCursor) -> ReaderPosition {
     }
 }
 
-/// What a chunk costs to keep. Small chunks cost their own size, so that a limit bounds memory and not only data.
+/// Memory that a logged chunk costs. Small chunks count as their own size, so that a limit bounds memory and not only
+/// data.
 pub(super) fn weight(chunk: &Chunk) -> usize {
     chunk.data.len().max(size_of::<Chunk>())
 }
 
-/// A source that ends after its first error, at its limit, and when it panics; always with at most one error.
+/// A source that ends after its first error, at its byte limit, and when it panics. It gives at most one error.
 struct Guarded {
     source: Option<Chunks>,
     /// Bytes that may still be logged.
@@ -138,7 +139,7 @@ impl Stream for Guarded {
 }
 
 impl Guarded {
-    /// Drops the source; readers and the turn to poll must survive a panic of that as well.
+    /// Drops the source. The readers and the turn to poll must survive a panic of that drop as well.
     fn release(&mut self) -> Option<Error> {
         let source = self.source.take();
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(source)));
@@ -147,7 +148,7 @@ impl Guarded {
 
     fn panicked(&mut self, payload: &(dyn Any + Send)) -> Error {
         let panic = panic_text(payload);
-        // A source that panics once more as it is dropped has panicked once.
+        // A source that panics again while it is dropped is counted once.
         if !std::mem::replace(&mut self.panicked, true) {
             PANICS.fetch_add(1, Ordering::Relaxed);
         }
@@ -170,8 +171,8 @@ impl FusedStream for Guarded {
     }
 }
 
-/// How many sources of nodes have panicked in this process so far (OA-913). A node belongs to no kernel, so they are counted
-/// together; each ended its node alone.
+/// Number of sources of nodes that have panicked in this process so far (OA-913). A node belongs to no kernel, so they
+/// are counted for the whole process. Each panic ended its own node only.
 #[must_use]
 pub fn source_panics() -> u64 {
     PANICS.load(Ordering::Relaxed)
@@ -179,7 +180,7 @@ pub fn source_panics() -> u64 {
 
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
-/// What a panic said, for the log.
+/// The message of a panic, for the log.
 pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
     payload
         .downcast_ref::<&str>()

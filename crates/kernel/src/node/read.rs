@@ -1,4 +1,4 @@
-//! The streams that readers of a node hold.
+//! The streams that readers of a node poll.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -51,12 +51,13 @@ impl Drop for LogReader {
     }
 }
 
-/// A reader of a tree: leaf after leaf, opened when it is reached. Iterative, so nesting costs no stack (EV-305).
+/// A reader of a tree: reads leaf after leaf and opens each when it is reached. Iterative, so nesting costs no stack
+/// (EV-305).
 pub(super) struct TreeReader {
-    /// The trees being read, outermost first, each with the child to be read next.
+    /// The trees being read, outermost first, each with the index of the child to be read next.
     path: Vec<(Arc<[Node]>, usize)>,
     leaf: Option<Chunks>,
-    /// The part number of the leaf's part 0.
+    /// The part number that part 0 of the current leaf gets.
     part: u32,
     /// The part number that the next leaf gets.
     next_part: u32,
@@ -120,7 +121,7 @@ impl Stream for TreeReader {
     }
 }
 
-/// A reader of a view.
+/// A reader of a view: filters and renames the chunks of another reader.
 pub(super) struct ViewReader<S> {
     chunks: S,
     view: NodeView,

@@ -24,28 +24,28 @@ use sapwood_proto::log::{Log, LogRead};
 
 use crate::sync::{Mutex, MutexGuard, ThreadId, current_thread};
 
-/// How much of a log is kept.
+/// How much of a log is retained.
 pub(super) struct RelayRetention<T> {
-    /// Weight that may lie between the slowest and the leading reader; `None` keeps everything (KE-124, KE-125).
+    /// Weight that may lie between the slowest and the leading reader; `None` retains everything (KE-124, KE-125).
     pub(super) window: Option<usize>,
     /// The weight of one item.
     pub(super) weight_of: fn(&T) -> usize,
 }
 
-/// What a reader's poll gives.
+/// The result of a reader's poll.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RelayPoll<T> {
     /// The next item.
     Item(T),
     /// There is no next item.
     End,
-    /// What stood at the beginning has been released.
+    /// The item at the reader's position has been released.
     Released,
     /// The reader is polled from inside the poll of its own source.
     Reentered,
 }
 
-/// A reader's place.
+/// A reader's slot and its position in the log.
 #[derive(Debug)]
 pub(super) struct ReaderPosition {
     pub(super) slot: usize,
@@ -55,21 +55,21 @@ pub(super) struct ReaderPosition {
 /// The source, its log and its readers.
 pub(super) struct Relay<S: Stream> {
     board: Arc<RelayBoard<S::Item>>,
-    // Locked only by the reader that has the turn, so it is never contended.
+    // Locked only by the reader that has the turn, so the lock is never contended.
     source: Mutex<Option<(S, Waker)>>,
 }
 
-/// What readers share; also what the source wakes.
+/// State that the readers share. It is also the waker that the source gets.
 struct RelayBoard<T> {
     state: Mutex<RelayState<T>>,
 }
 
 struct RelayState<T> {
     log: Log<T>,
-    /// Weight of the items that are held.
+    /// Weight of the retained items.
     weight: usize,
     retain: RelayRetention<T>,
-    /// Who polls the source at this moment.
+    /// The thread that polls the source at the moment.
     turn: Option<ThreadId>,
     /// The source called its waker while a reader had the turn.
     woken: bool,
@@ -82,7 +82,7 @@ struct RelayReader {
     waker: Option<Waker>,
 }
 
-/// Wakers to be called once the lock is released.
+/// Wakers to be called after the lock has been released.
 type PendingWakers = smallvec::SmallVec<[Waker; 4]>;
 
 enum RelayLook<T> {
@@ -99,8 +99,8 @@ impl<T: Clone + Send + 'static> Wake for RelayBoard<T> {
     fn wake_by_ref(self: &Arc<Self>) {
         let calls = {
             let mut state = self.lock();
-            // The reader that has the turn checks this mark before it releases the turn: a reader that registered in between must
-            // not depend on the one with the turn ever being polled again.
+            // The reader that has the turn checks this flag before it releases the turn: a reader that registered in
+            // between must not depend on the one with the turn being polled again.
             state.woken = state.turn.is_some();
             state.waiting()
         };
@@ -120,7 +120,7 @@ where
     S: FusedStream + Unpin + Send + 'static,
     S::Item: Clone + Send + 'static,
 {
-    /// A relay that has not polled `source` yet.
+    /// A relay around `source`, which has not been polled yet.
     pub(super) fn new(source: S, retain: RelayRetention<S::Item>) -> Self {
         let board = Arc::new(RelayBoard {
             state: Mutex::new(RelayState {
@@ -140,11 +140,12 @@ where
         }
     }
 
-    /// A new reader, at the very first item.
+    /// A new reader, positioned at the very first item.
     pub(super) fn open(&self) -> ReaderPosition {
         let mut state = self.board.lock();
         let reader = Some(RelayReader {
-            // A reader that comes too late holds nothing back.
+            // A reader that opens after the first items were released cannot read from the start, so it holds back no
+            // release.
             position: if state.log.released() > 0 {
                 usize::MAX
             } else {
@@ -162,7 +163,7 @@ where
         ReaderPosition { slot, position: 0 }
     }
 
-    /// Ends a reader. If it was to poll the source, one that waits takes over.
+    /// Removes a reader. If it was about to poll the source, a waiting reader is woken to take over.
     pub(super) fn close(&self, position: &ReaderPosition) {
         let calls = {
             let mut state = self.board.lock();
@@ -177,7 +178,7 @@ where
         calls.into_iter().for_each(Waker::wake);
     }
 
-    /// The next item of a reader.
+    /// Polls the next item of a reader.
     pub(super) fn poll(
         &self,
         position: &mut ReaderPosition,
@@ -211,7 +212,7 @@ where
                 state.append(item.clone());
             }
             if ended {
-                // Only the turn ends the log, and there is no turn after the end.
+                // Only the holder of the turn ends the log, and no turn is given after the end.
                 let _first = state.log.end(());
             }
             match polled {
@@ -234,7 +235,7 @@ where
         self.board.lock().log.ended().is_some()
     }
 
-    /// What the source gives, and whether that was the last of it. An ended source is dropped here.
+    /// Polls the source: returns its item and whether that was the last one. An ended source is dropped here.
     fn poll_source(&self) -> (Poll<Option<S::Item>>, bool) {
         let mut retained = self.source.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((source, waker)) = retained.as_mut() else {
@@ -250,7 +251,7 @@ where
 }
 
 impl<T: Clone> RelayState<T> {
-    /// What a reader finds, its waker registered if it has to wait.
+    /// What a reader can do at its position. Registers its waker if it has to wait.
     fn look(&mut self, reader_position: &mut ReaderPosition, waker: &Waker) -> RelayLook<T> {
         match self.log.at(reader_position.position) {
             LogRead::Released => return RelayLook::Here(RelayPoll::Released),
@@ -277,7 +278,7 @@ impl<T: Clone> RelayState<T> {
         RelayLook::Turn
     }
 
-    /// Moves a reader past the item it is given.
+    /// Advances a reader past the item that it receives.
     fn take_next(&mut self, reader_position: &mut ReaderPosition, item: T) -> RelayPoll<T> {
         reader_position.position += 1;
         if let Some(Some(reader)) = self.readers.get_mut(reader_position.slot) {
@@ -297,7 +298,8 @@ impl<T: Clone> RelayState<T> {
         self.retain.window.is_some_and(|max| self.weight > max)
     }
 
-    /// Lets go of what every reader has passed; without a reader nothing is. `true` if that made room in the window.
+    /// Releases the items that every reader has passed; without readers nothing is released. `true` if that made room
+    /// in the window.
     fn release_passed(&mut self) -> bool {
         if self.retain.window.is_none() {
             return false;
@@ -316,7 +318,7 @@ impl<T: Clone> RelayState<T> {
         was_full && !self.window_is_full()
     }
 
-    /// Everybody who waits, to be woken.
+    /// Takes the wakers of all waiting readers.
     fn waiting(&mut self) -> PendingWakers {
         self.readers
             .iter_mut()

@@ -1,4 +1,4 @@
-//! Tests.
+//! Tests of nodes: replay, views, trees and channels.
 
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -48,7 +48,7 @@ fn ke_121_every_reader_sees_every_chunk_and_the_same_end() {
 }
 
 proptest! {
-    /// Readers that start at random times and are polled in random order see equal logs.
+    /// Readers that start at random times and are polled in random order read equal logs.
     #[test]
     fn ke_121_readers_at_random_times_see_equal_logs(
         pauses in prop::collection::vec(any::<bool>(), 0..30),
@@ -124,7 +124,7 @@ fn drain_ready(chunks: &mut Chunks) -> Vec<String> {
     out
 }
 
-/// A source that wakes inside its own poll must not lose those who registered meanwhile.
+/// A source that wakes inside its own poll must not lose the readers that registered meanwhile.
 #[test]
 fn ke_123_a_wake_inside_the_poll_reaches_every_waiting_reader() {
     let count = Count::new();
@@ -163,7 +163,7 @@ fn ke_124_a_node_keeps_its_limit_and_one_chunk_more_fails() {
     assert_eq!(Retention::default(), Retention::All { bytes: 64 << 20 });
 }
 
-/// Reading one view to its end before the other is a diamond; nobody waits for anybody.
+/// Reading one view to its end before the other is a diamond; neither reader waits for the other.
 #[test]
 fn ke_124_a_diamond_does_not_deadlock() {
     let count = Count::new();
@@ -276,7 +276,7 @@ fn ke_126_a_panicking_source_ends_the_node_and_poisons_nothing() {
         );
         assert!(!format!("{items:?}").contains("secret"));
     }
-    // However many read it. Other tests may make theirs panic meanwhile.
+    // The panic is counted once, whatever the number of readers. Sources of other tests may panic concurrently.
     assert!(source_panics() > before);
 }
 

@@ -19,9 +19,9 @@ impl fmt::Debug for QueuedJob {
     }
 }
 
-/// First come, first served among the work of one caller; among callers, one after the other.
+/// FIFO for the work of one caller; round robin among callers.
 ///
-/// `order` names each caller once who has an entry in `jobs`, and no entry is empty.
+/// Invariant: `order` names each caller with an entry in `jobs` once, and no entry is empty.
 #[derive(Debug, Default)]
 pub(super) struct FairQueue {
     order: VecDeque<u64>,
@@ -60,7 +60,7 @@ impl FairQueue {
         job
     }
 
-    /// Takes out one that nobody waits for any more, if it still waits.
+    /// Removes a piece of work whose future was dropped, if it still waits.
     pub(super) fn remove(&mut self, turn: u64, id: u64) -> Option<QueuedJob> {
         let jobs = self.jobs.get_mut(&turn)?;
         let at = jobs.iter().position(|job| job.id == id)?;

@@ -5,20 +5,20 @@ use futures::executor::block_on;
 
 use super::*;
 
-/// Work that waits until it is let go, and tells when it has begun.
+/// Work that blocks until it is released, and reports when it has started.
 fn busy(pool: &BlockingPool, turn: u64, size: TaskSize) -> (PoolRun<()>, SyncSender<()>) {
     let (go, gate) = mpsc::sync_channel::<()>(8);
     let (begun, has_begun) = mpsc::sync_channel(8);
     let running = pool.run(turn, size, move || {
         begun.send(()).unwrap();
-        // Whoever drops the sender lets it go, too.
+        // Dropping the sender releases it, too.
         let _ = gate.recv();
     });
     has_begun.recv().unwrap();
     (running, go)
 }
 
-/// Queues work that writes its name down.
+/// Queues work that records its name.
 fn noted(
     pool: &BlockingPool,
     turn: u64,
@@ -67,7 +67,7 @@ fn small_work_does_not_wait_for_large_work_nor_large_for_all_small() {
     block_on(large).unwrap();
     block_on(waiting).unwrap();
     assert_eq!(drain(&read), ["large"]);
-    // A thread is busy with small work, and more small work waits: the other one takes what is large.
+    // One thread is busy with small work, and more small work waits: the other thread takes the large work.
     let (_small, _go) = busy(&pool, 1, TaskSize::Small);
     let (_second, go_second) = busy(&pool, 1, TaskSize::Small);
     let later = [
@@ -136,7 +136,7 @@ fn a_caller_may_have_so_much_waiting_and_others_still_wait_beside_it() {
 
 #[test]
 fn what_is_dropped_with_the_work_is_dropped_outside_of_the_lock() {
-    /// Asks the pool something when it goes.
+    /// Calls the pool while it is dropped.
     struct Asks(BlockingPool, Arc<Mutex<usize>>);
     impl Drop for Asks {
         fn drop(&mut self) {

@@ -28,7 +28,7 @@ pub(super) struct Driven<T> {
     items: mpsc::Receiver<Delivery<T>>,
     last_meta: tokio::sync::oneshot::Receiver<Meta>,
     task: AbortHandle,
-    /// Its end was reported.
+    /// Whether its end was reported.
     ended: bool,
 }
 
@@ -68,10 +68,10 @@ impl<T: FromChunks> Driven<T> {
                 }
                 return Some(item);
             }
-            // The task ended, and what it knew last was sent before its queue closed.
+            // The task has ended; its last message was sent before its queue closed.
             match self.last_meta.try_recv() {
                 Ok(last) => *meta = last,
-                // Reported before, or the task was lost: the output is incomplete.
+                // Reported before, or the task was aborted: the output is incomplete.
                 Err(_) if self.ended => {}
                 Err(_) => {
                     self.ended = true;
@@ -98,8 +98,8 @@ async fn drive<T: FromChunks>(mut run: Run<T>, tx: &mpsc::Sender<Delivery<T>>) -
         let version = run.meta_version();
         let meta = (version != reported).then(|| Box::new(run.meta().clone()));
         reported = version;
-        // Both arms may be dropped half-way: neither holds an item. On a full buffer the source is dropped at once or on
-        // time, and the error follows what is buffered (KE-502, KE-503).
+        // Both arms may be dropped half-way: neither holds an item. If the buffer is full, a cancel or a deadline drops
+        // the source at once, and the error follows the buffered items (KE-502, KE-503).
         let ended = ended(run.cancel(), run.deadline());
         let permit = match select(pin!(tx.reserve()), pin!(ended)).await {
             Either::Left((permit, _)) => permit,

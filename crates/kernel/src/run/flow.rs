@@ -29,10 +29,10 @@ use crate::node::{Demand, Node, panic_text};
 use crate::spec::Spec;
 use crate::{Chunks, Result};
 
-/// Chunks after which an always-ready stream is interrupted to look at the clock, or to let others run.
+/// Chunks after which an always-ready stream is interrupted to check the clock, or to yield to other tasks.
 const BUDGET: u32 = 64;
 
-/// A call that has not begun.
+/// A call that has not started.
 pub(crate) struct Setup {
     pub(crate) kernel: Kernel,
     pub(crate) caller: Option<Arc<NestedCaller>>,
@@ -43,7 +43,7 @@ pub(crate) struct Setup {
     pub(crate) demand: Option<Arc<Demand>>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) port: Option<Port>,
-    /// In place of what the type asks for.
+    /// Overrides what the type requests.
     pub(crate) want: Option<Want>,
     pub(crate) context: Vec<(Name, Value)>,
 }
@@ -63,12 +63,12 @@ pub(super) enum FlowPhase {
     Done,
 }
 
-/// The chunks of a run, as the caller wants them.
+/// The chunks of a run that the caller requested.
 pub(super) struct Flow {
     pub(super) id: CallId,
     pub(super) cancel: Cancel,
     pub(super) meta: Meta,
-    /// Rises whenever `meta` changes.
+    /// Incremented whenever `meta` changes.
     pub(super) version: u64,
     pub(super) deadline: Option<Instant>,
     phase: FlowPhase,
@@ -79,9 +79,9 @@ pub(super) struct Flow {
     sleep: Option<Pin<Box<Sleep>>>,
     listening: Option<Cancelled>,
     ready: u32,
-    /// Where panics are counted; none for a node, which nobody registered.
+    /// Counter of panics; `None` for a node, which belongs to no kernel.
     panics: Option<Arc<AtomicU64>>,
-    /// One was: a run that panics and whose source panics again as it is dropped has panicked once.
+    /// Whether a panic was counted: a run that panics and whose source panics again as it is dropped has panicked once.
     panicked: bool,
 }
 
@@ -115,7 +115,7 @@ impl Flow {
         }
     }
 
-    /// What has not begun, to be changed; `None` afterwards.
+    /// The call that has not started yet, to be changed; `None` afterwards.
     pub(super) const fn setup(&mut self) -> Option<&mut Setup> {
         match &mut self.phase {
             FlowPhase::Call(setup) => Some(setup),
@@ -131,7 +131,7 @@ impl Flow {
         }
     }
 
-    /// Whether the stream can be started and gives what is wanted (KE-142).
+    /// Checks that the stream can be started and produces what is requested (KE-142).
     pub(super) fn check(&self, want: &Want) -> Result<()> {
         match &self.phase {
             FlowPhase::Failed(error) => Err(error.clone()),
@@ -144,8 +144,8 @@ impl Flow {
         matches!(self.phase, FlowPhase::Done)
     }
 
-    /// Drops the source, and with it everything that it started. A panic of that drop ends this run and nothing else, as
-    /// one of a poll does (KE-139): it is given back.
+    /// Drops the source, and with it everything that it started. A panic of that drop ends this run only, like one of a
+    /// poll (KE-139); it is returned as an error.
     pub(super) fn stop(&mut self) -> Option<Error> {
         let source = std::mem::replace(&mut self.phase, FlowPhase::Done);
         self.sleep = None;
@@ -154,7 +154,7 @@ impl Flow {
         dropped.err().map(|payload| self.panic_error(&*payload))
     }
 
-    /// The next chunk. `want` is asked once, when the stream starts.
+    /// The next chunk. `want` is called once, when the stream starts.
     pub(super) fn poll_chunk(
         &mut self,
         want: fn() -> Want,
@@ -173,7 +173,7 @@ impl Flow {
                 }
                 continue;
             };
-            // The panic of a function ends its run and nothing else (KE-139).
+            // The panic of a function ends its run only (KE-139).
             let polled = catch_unwind(AssertUnwindSafe(|| chunks.as_mut().poll_next(cx)));
             let chunk = match polled {
                 Ok(Poll::Ready(Some(Ok(chunk)))) => chunk,
@@ -201,7 +201,7 @@ impl Flow {
                 return Poll::Ready(Some(Ok(self.relabel(chunk))));
             }
             if self.ready == 0 {
-                // Nothing but unwanted chunks: others must get their turn.
+                // Only unrequested chunks so far: yield, so that other tasks run.
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -281,12 +281,12 @@ impl Flow {
         }
     }
 
-    /// The source is pending: the deadline and the cancel wake as well (KE-502, KE-503).
+    /// The source is pending: registers the deadline and the cancel as well (KE-502, KE-503).
     fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Chunk>>> {
         self.ready = 0;
         if let Some(deadline) = self.deadline {
             if self.sleep.is_none() {
-                // A timer needs tokio; without it a deadline cannot be kept, and says so (D-16).
+                // A timer needs tokio. Without it a deadline cannot be enforced, and that is an error (D-16).
                 if tokio::runtime::Handle::try_current().is_err() {
                     return self.fail(Error::Unavailable {
                         why: "a deadline needs a tokio runtime".into(),
@@ -324,7 +324,7 @@ impl Flow {
     }
 
     fn fail(&mut self, error: Error) -> Poll<Option<Result<Chunk>>> {
-        // What came first is the error, whatever the drop does.
+        // The first error is reported, whatever the drop does.
         let _ = self.stop();
         Poll::Ready(Some(Err(error)))
     }
@@ -349,7 +349,7 @@ impl Flow {
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        // There is no reader left to report it to; it is counted and logged.
+        // No reader is left for the error; the panic is counted and logged.
         let _ = self.stop();
         self.cancel.cancel();
     }
@@ -388,7 +388,7 @@ impl Setup {
     }
 }
 
-/// The earlier of a deadline handed down and a timeout that begins now.
+/// The earlier of an inherited deadline and a timeout that starts now.
 fn within(deadline: Option<Instant>, timeout: Option<Duration>) -> Option<Instant> {
     let own = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     match (deadline, own) {

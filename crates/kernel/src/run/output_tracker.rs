@@ -13,14 +13,14 @@ use crate::meta::Meta;
 use crate::name::{Mime, Name, Port};
 use crate::spec::Spec;
 
-/// What has been seen of a run's outputs so far.
+/// The state of a run's outputs so far.
 pub(super) struct OutputTracker {
     name: Name,
-    /// None for a node, which promises nothing.
+    /// `None` for a node, which has no spec.
     spec: Option<Arc<Spec>>,
     want: Want,
     lanes: SmallVec<[OutputLane; 2]>,
-    /// The lane of the last chunk; nearly always the next one's too.
+    /// The index of the last chunk's lane; nearly always the next chunk has the same.
     last: usize,
 }
 
@@ -45,7 +45,7 @@ impl OutputTracker {
         }
     }
 
-    /// Checks a chunk. Says whether the caller wants it.
+    /// Checks a chunk. Returns whether the caller requested it.
     pub(super) fn admit(&mut self, chunk: &Chunk) -> Result<bool> {
         if chunk.data.len() > limits::CHUNK_BYTES_MAX {
             return Err(Error::Limit {
@@ -89,7 +89,7 @@ impl OutputTracker {
         Ok(self.lanes.len() - 1)
     }
 
-    /// A chunk that is not of its lane's current part and mimetype.
+    /// Checks a chunk that has not its lane's current part or mimetype.
     fn next_part(&mut self, chunk: &Chunk) -> Result<bool> {
         let lane = &self.lanes[self.last];
         let (part, many, wanted) = (lane.part, lane.many, lane.wanted);
@@ -110,7 +110,7 @@ impl OutputTracker {
     }
 
     fn check_mime(&self, chunk: &Chunk, wanted: bool) -> Result<()> {
-        // A function that declares no output promises nothing, a node neither (KE-142).
+        // A function that declares no output promises nothing, and neither does a node (KE-142).
         let spec = self.spec.as_ref().filter(|spec| !spec.outputs.is_empty());
         if let Some(spec) = spec {
             let Some(output) = spec.output(&chunk.port) else {
@@ -124,7 +124,7 @@ impl OutputTracker {
             }
         }
         let taken = self.want.mimes.iter().any(|mime| chunk.mime.matches(mime));
-        // Empty chunks carry metadata only; nobody decodes them.
+        // Empty chunks only carry metadata and are not decoded.
         if wanted && !taken && !chunk.data.is_empty() {
             return Err(Error::Unsupported {
                 function: self.name.clone(),
@@ -135,7 +135,7 @@ impl OutputTracker {
         Ok(())
     }
 
-    /// The end of the stream. `Truncated` if a finish was promised and is missing (KE-136).
+    /// Checks the end of the stream. `Truncated` if a finish was promised and is missing (KE-136).
     pub(super) fn end(&self, meta: &Meta) -> Result<()> {
         let finishes = self.spec.as_ref().is_some_and(|spec| spec.finishes);
         let unfinished = |lane: &OutputLane| !meta.finish.contains_key(&lane.choice);

@@ -1,4 +1,4 @@
-//! Tests.
+//! Tests of runs.
 
 use std::sync::Arc;
 use std::sync::Mutex;

@@ -31,7 +31,7 @@ use crate::error::Error;
 use crate::meta::Meta;
 use crate::run::Run;
 
-/// An action in progress. Resolves to its key and how it failed; dropping it stops the work.
+/// An action in progress. Resolves to its key and its failure, if any; dropping it stops the work.
 pub(super) struct Serving {
     link: SessionLink,
     key: ActionKey,
@@ -40,15 +40,15 @@ pub(super) struct Serving {
     cancel: Cancel,
     outputs: Outputs,
     signals: Arc<InputSignals>,
-    /// Whether the session knows that the action waits for nothing but cursors (D-3).
+    /// Whether the session was informed that the action waits for cursors only (D-3).
     waiting: bool,
-    /// Chunks that are to be written.
+    /// Chunks that wait to be written.
     retained: VecDeque<Chunk>,
-    /// How the run has ended, once it has.
+    /// The result of the run, once it has ended.
     end: Option<Result<(), Error>>,
 }
 
-/// How an action ended.
+/// The result of an action.
 pub(crate) struct ActionOutcome {
     pub(crate) key: ActionKey,
     pub(crate) failure: Option<Arc<Status>>,
@@ -81,7 +81,7 @@ impl Serving {
         }
     }
 
-    /// Ends the run from outside; the action is finished all the same, with what was written until then.
+    /// Cancels the run from outside. The action is finished all the same, with what was written until then.
     pub(super) fn cancel(&self) -> Cancel {
         self.cancel.clone()
     }
@@ -105,12 +105,12 @@ impl Serving {
                 Some(Err(error)) => return Poll::Ready(self.run_failed(error)),
             }
         }
-        // A run that is always ready must not keep others from running.
+        // A run that is always ready must not starve other runs.
         cx.waker().wake_by_ref();
         Poll::Pending
     }
 
-    /// Takes what the run has, up to a batch; pending if it has nothing more.
+    /// Gathers chunks of the run, up to a batch; pending if it has no more.
     fn poll_gather(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut bytes = 0;
         while self.retained.len() < BATCH && bytes < BATCH_BYTES {
@@ -132,7 +132,7 @@ impl Serving {
         Poll::Ready(())
     }
 
-    /// Writes what was gathered, as far as there is room.
+    /// Writes the gathered chunks, as far as there is room.
     fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), WriteError>> {
         if self.retained.is_empty() {
             return Poll::Ready(Ok(()));
@@ -171,7 +171,7 @@ impl Serving {
         written.err().and_then(|error| self.refused(error))
     }
 
-    /// KE-305: what the run's metadata says, for an output `meta` that the function has not written itself.
+    /// KE-305: the run's metadata as a chunk for output `meta`, if the function has not written that itself.
     fn trailing(&self) -> Option<Chunk> {
         let meta = self.run.meta();
         let wanted = self.outputs.is_unwritten(META) && *meta != Meta::default();
@@ -181,7 +181,7 @@ impl Serving {
 
     fn run_failed(&self, error: &Error) -> Option<Arc<Status>> {
         let status = match self.signals.behind(error) {
-            // The input failed first, and its status says more than the error does (EV-930).
+            // The input failed first, and its status has more detail than the error (EV-930).
             Some(status) => Status::clone(&status),
             None => failure::status(error, &self.name),
         };
@@ -195,11 +195,11 @@ impl Serving {
         Some(status)
     }
 
-    /// EV-913: the caller asked for the end, so it is a good one. Of an action that ended otherwise (a deadline, the end
-    /// of the session) the key is stale by now, and nothing of this has an effect.
+    /// EV-913: the caller cancelled, so this is a good end. If the action has ended otherwise (a deadline, the end of
+    /// the session), the key is stale by now, and nothing here has an effect.
     fn cancelled(&mut self) -> Option<Arc<Status>> {
         if let Ok(chunk) = Chunk::json(&last_words(self.run.meta())) {
-            // If it cannot be written the session is over.
+            // If it cannot be written, the session is over.
             let _ = self
                 .link
                 .with(|live| self.outputs.write_last(live.machine(), &chunk.on(META)));
@@ -207,10 +207,10 @@ impl Serving {
         self.finished()
     }
 
-    /// A chunk that the session does not take.
+    /// Handles a write that the session refused.
     fn refused(&self, error: WriteError) -> Option<Arc<Status>> {
         match error {
-            // The action was ended by another path, which has told the peer why.
+            // The action was ended by another path, which has informed the peer.
             WriteError::Closed | WriteError::Ended => None,
             error => {
                 let message = format!("{} gave output that cannot be sent: {error}", self.name);
@@ -228,7 +228,7 @@ impl Future for Serving {
         this.signals.take_parked();
         let polled = this.poll_serve(cx);
         let waiting = polled.is_pending() && this.retained.is_empty() && this.signals.take_parked();
-        // A cursor that became ready has already ended the wait in the session, so each wait is announced anew.
+        // A cursor that became ready has already ended the wait in the session, so each wait is reported anew.
         if waiting || this.waiting {
             this.waiting = waiting;
             this.link
@@ -241,7 +241,7 @@ impl Future for Serving {
     }
 }
 
-/// What `meta` says of a cancelled answer: all that is known of it so far.
+/// The content of `meta` for a cancelled answer: what is known so far.
 fn last_words(meta: &Meta) -> Value {
     let mut words = json!({ "finish_reason": "cancelled" });
     for key in ["model", "usage"] {
@@ -255,5 +255,5 @@ fn last_words(meta: &Meta) -> Value {
 /// Chunks written at once, and their bytes; the last chunk may exceed that.
 const BATCH: usize = 32;
 const BATCH_BYTES: usize = 16 * 1024;
-/// Batches of one poll before others get their turn.
+/// Batches of one poll before other tasks get to run.
 const BATCHES: u32 = 2;

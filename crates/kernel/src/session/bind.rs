@@ -33,7 +33,7 @@ pub(super) struct BoundAction {
     pub(super) signals: Arc<InputSignals>,
 }
 
-/// An action of `function`: looks everything up and checks it; nothing is read and nothing begins (KE-141).
+/// Binds an action to `function`: looks everything up and checks it. Nothing is read and nothing starts (KE-141).
 ///
 /// # Errors
 /// `UNKNOWN_PARAM`, `DUPLICATE_PARAM`, `MISSING_INPUT`, and those of the configs.
@@ -93,7 +93,7 @@ pub(super) fn bind(
 
 fn bind_output(spec: &Spec, outputs: &mut Outputs, name: &ByteString, node: NodeKey) -> Result<()> {
     let declared = spec.output_on_wire(name).filter(|_| !name.is_empty());
-    // What trails on this wire can be asked of every function (KE-305).
+    // The output for trailing metadata can be requested of every function (KE-305).
     let trailing = (*name == *wire::META).then(wire::meta_output);
     let Some(output) = declared.or(trailing.as_ref()) else {
         let names: Vec<&str> = spec
@@ -128,8 +128,8 @@ fn target(spec: &Spec, options: &SessionOptions, start: &ActionStart) -> Option<
         .filter(|_| !given && spec.name == *GENERATE)
 }
 
-/// The entry of `configs`, with the input `config` over it field by field (EV-601); `n` is looked at on the way,
-/// because the shape of the outputs depends on it.
+/// Merges the entry of `configs` with the input `config`, which overrides it field by field (EV-601). `n` is read on
+/// the way, because the shape of the outputs depends on it.
 fn merge_config(
     args: &mut Vec<(Name, Node)>,
     sent: Option<Map<String, Value>>,
@@ -164,7 +164,7 @@ fn note_choices(config: &Map<String, Value>, choices: &AtomicU32) {
         .get("n")
         .and_then(Value::as_u64)
         .and_then(|n| u32::try_from(n).ok());
-    // More than any function gives is refused by the function; what is made for it in between is bounded here.
+    // The function refuses a number that is too large; until then this bounds the nodes that are created for it.
     choices.store(
         n.unwrap_or(1).clamp(1, crate::limits::CHOICES_MAX),
         Ordering::Relaxed,

@@ -12,17 +12,17 @@ use crate::error::Error;
 use crate::name::Name;
 use crate::spec::Spec;
 
-/// What an action's `configs` say.
+/// The decoded `configs` of an action.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Configs {
     /// For the function's input `config`; `None` if nothing was sent.
     pub(super) function: Option<Map<String, Value>>,
-    /// How long the action may take (EV-950), if a Struct says so; the session has read `sapwood.v1.ActionOptions`.
+    /// Timeout of the action (EV-950), if a Struct has it; the session itself has decoded `sapwood.v1.ActionOptions`.
     pub(super) timeout: Option<Duration>,
 }
 
 impl Configs {
-    /// Reads the configs of an action of the function `spec`.
+    /// Decodes the configs of an action of the function `spec`.
     ///
     /// # Errors
     /// `UNKNOWN_CONFIG`, `DUPLICATE_CONFIG` or `BAD_CONFIG`.
@@ -30,7 +30,7 @@ impl Configs {
         let mut read = Self::default();
         let generates = spec.input("config").is_some();
         for any in configs {
-            // EV-509: the type is what follows the last slash, whatever host precedes it.
+            // EV-509: the type name is the part after the last slash, whatever host precedes it.
             let name = any.type_url.rsplit('/').next().unwrap_or_default();
             match name {
                 GENERATE if generates => {
@@ -56,7 +56,7 @@ impl Configs {
         Ok(())
     }
 
-    /// A Struct stands for the function's config; for a function without one, for the options of every action.
+    /// A Struct is the function's config; for a function without one, it has the options of every action.
     fn take_struct(&mut self, generates: bool, object: Struct) -> Result<()> {
         let mut fields = object_json(object, 0)?;
         if generates {
@@ -114,7 +114,7 @@ fn bad(field: &str, why: &str) -> Error {
     Error::argument(Name::shared(field), why).because("BAD_CONFIG")
 }
 
-/// Every field that is set, under its name; what is unset stays away, so that defaults hold.
+/// Every field that is set, under its name; unset fields are omitted, so that defaults apply.
 fn generate_json(config: GenerateConfig) -> Result<Map<String, Value>> {
     let mut out = Map::new();
     let mut put = |name: &str, value: Option<Value>| {
@@ -186,7 +186,7 @@ fn filled<T: Into<Value>>(list: Vec<T>) -> Option<Value> {
     (!list.is_empty()).then(|| Value::from(list))
 }
 
-/// EV-603: JSON has no NaN, so it is found here.
+/// EV-603: JSON has no NaN, so it is refused here.
 fn float(field: &str, value: f32) -> Result<Value> {
     let number =
         Number::from_f64(f64::from(value)).ok_or_else(|| bad(field, "must be a finite number"))?;
@@ -220,7 +220,7 @@ fn value_json(value: Proto, depth: usize) -> Result<Value> {
     })
 }
 
-/// A Struct knows doubles only: whole ones are meant as integers.
+/// A Struct has doubles only: a whole number is taken as an integer.
 fn number_json(number: f64) -> Result<Value> {
     #[allow(
         clippy::cast_possible_truncation,
@@ -238,7 +238,7 @@ fn number_json(number: f64) -> Result<Value> {
     Ok(Value::Number(number))
 }
 
-/// JSON field names are camelCase; ours are as in the schema.
+/// JSON field names are camelCase; the schema's are snake_case.
 fn snake(name: &str) -> String {
     let mut out = String::with_capacity(name.len() + 4);
     for letter in name.chars() {
@@ -254,7 +254,7 @@ const GENERATE: &str = "sapwood.v1.GenerateConfig";
 const OPTIONS: &str = "sapwood.v1.ActionOptions";
 const STRUCT: &str = "google.protobuf.Struct";
 const DEPTH_MAX: usize = 64;
-/// Of a type name that we do not know.
+/// Longest excerpt of an unknown type name in an error.
 const NAME_SHOWN: usize = 64;
-/// 2^53: above it a double is not every integer.
+/// 2^53: above it, not every integer is a double.
 const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;

@@ -1,4 +1,4 @@
-//! The task of a session: receives messages, starts and ends actions, keeps time (D-2).
+//! The task of a session: receives messages, starts and ends actions, runs the timers (D-2).
 //!
 //! ```text
 //!   every poll:  orders ─► messages (until paused) ─► chores of the machine ─► runs ─► timers ─► wake the transport once
@@ -28,7 +28,7 @@ pub(super) struct Driver<I, O, W> {
     pub(super) orders: Option<O>,
     pub(super) runs: Runs,
     pub(super) timer: Option<(Time, Pin<Box<Sleep>>)>,
-    /// No new actions, and leave when none is running (EV-960).
+    /// Refuses new actions, and leaves when none is running (EV-960).
     pub(super) finishing: bool,
     /// The bytes retained by the session when the observer was last called.
     pub(super) retained: u64,
@@ -40,7 +40,7 @@ where
     O: Stream<Item = SessionCommand> + Unpin,
     W: Observe,
 {
-    /// Drives until the session is over; all runs are dropped by then.
+    /// Polls the session until it is over; all runs are dropped by then.
     pub(super) fn poll_session(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {
         self.runs.attend(cx.waker());
         self.link.with(|live| live.machine().begin_turn());
@@ -54,12 +54,13 @@ where
             busy |= self.poll_timer(cx);
             self.leave_if_idle(cx);
             if !busy && self.runs.rest() {
-                // What the runs did may have left chores; their waker was registered before.
+                // The runs may have left chores, whose waker `poll_chores` has registered, and messages for the
+                // transport.
                 self.link.flush();
                 return Poll::Pending;
             }
         }
-        // Busy without end: the transport and other sessions must get their turn.
+        // There is always more to do: yield to the transport and to other sessions.
         self.link.flush();
         cx.waker().wake_by_ref();
         Poll::Pending
@@ -94,7 +95,7 @@ where
         }
     }
 
-    /// EV-960: once nothing runs and everything is sent, a session that was asked to finish is over.
+    /// EV-960: once nothing runs and everything is sent, a session with a pending [`SessionCommand::Finish`] is over.
     fn leave_if_idle(&self, cx: &mut Context<'_>) {
         if !self.finishing || !self.runs.is_empty() {
             return;
@@ -116,9 +117,9 @@ where
         });
     }
 
-    /// Takes messages in. `true`: there may be more.
+    /// Takes received messages and passes them to the machine. `true`: there may be more.
     fn poll_incoming(&mut self, cx: &mut Context<'_>) -> bool {
-        // The chore `Resume` wakes this task.
+        // The chore `Resume` wakes this task once reading may continue.
         let paused = |live: &mut Live| live.machine().inbound_paused();
         if self.link.with(paused) {
             return false;
@@ -147,7 +148,7 @@ where
                 }
                 Poll::Ready(SessionOutput::Cancel { action, by }) => self.runs.cancel(action, by),
                 Poll::Ready(SessionOutput::Close(status)) => return Poll::Ready(status),
-                // Reading goes on with the next round; the rest concerns clients.
+                // Reading continues with the next round; the remaining chores concern clients.
                 Poll::Ready(_) => {}
             }
         }
@@ -160,7 +161,7 @@ where
         }
     }
 
-    /// `true`: something has ended, or there is more to do.
+    /// Polls the runs. `true`: one has ended, or there is more to do.
     fn poll_runs(&mut self, cx: &Context<'_>) -> bool {
         let (observer, link) = (&mut self.observer, &self.link);
         self.runs.poll(cx, |ended| {
@@ -170,21 +171,22 @@ where
         })
     }
 
-    /// `true`: a time has come.
+    /// Handles timers. `true`: one has expired.
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> bool {
         let now = self.link.now();
         let (next, retained) = self.link.with(|live| {
             let machine = live.machine();
             (machine.wake_at(now), machine.retained_bytes())
         });
-        // Every round comes by here, those in which runs have written included.
+        // Every round passes here, including those in which runs have written, so the retained bytes are reported here.
         self.account(retained);
         let Some(next) = next else {
             return false;
         };
         let instant = self.link.instant(next);
         match &mut self.timer {
-            // Nearly every message moves a time-out on: cheaper to be woken too early once in a while.
+            // Nearly every message postpones a timeout: an early wake-up once in a while is cheaper than resetting the
+            // timer each time.
             Some((set, _)) if *set <= next => {}
             Some((set, sleep)) => {
                 *set = next;
@@ -209,7 +211,7 @@ where
         self.observer.counted(&stats);
     }
 
-    /// EV-801: past what all sessions may hold together, the one that asked for more ends.
+    /// EV-801: if all sessions together hold too much, the one that asked for more is aborted.
     fn account(&mut self, retained: u64) {
         let retained = retained + self.runs.aside_bytes();
         if retained == self.retained {
@@ -224,5 +226,5 @@ where
     }
 }
 
-/// Rounds of one poll before others get their turn.
+/// Rounds of one poll before other tasks get to run.
 const ROUNDS: u32 = 16;

@@ -8,7 +8,7 @@ use super::offers::{MAX_OFFER_BYTES, MAX_OFFERS};
 use crate::error::Error;
 use crate::name::Name;
 
-/// What a peer learns of `error`, which ended a run of `action`.
+/// The status that a peer receives for `error`, which ended a run of `action`.
 pub(crate) fn status(error: &Error, action: &str) -> Status {
     let reason = match error.reason() {
         "" => closest(error).name().to_owned(),
@@ -36,7 +36,7 @@ pub(crate) fn status(error: &Error, action: &str) -> Status {
     }
 }
 
-/// The error that a caller of ours sees when a peer says `status`.
+/// The error that a caller in this process gets for a peer's `status`.
 pub(crate) fn error(status: &Status) -> Error {
     match status.known() {
         Some(Reason::Cancelled) => Error::Cancelled,
@@ -54,12 +54,12 @@ pub(crate) fn error(status: &Status) -> Error {
     }
 }
 
-/// The session's own task is gone: dropped with its connection, or failed.
+/// The status for a session whose task was dropped with its connection, or has panicked.
 pub(super) fn lost() -> Status {
     Status::new(Reason::Function, "the session ended unexpectedly")
 }
 
-/// `FUNCTION`, unless the page has a closer reason.
+/// `FUNCTION`, unless the protocol has a closer reason.
 fn closest(error: &Error) -> Reason {
     match error {
         Error::Cancelled => Reason::Cancelled,
@@ -69,7 +69,7 @@ fn closest(error: &Error) -> Reason {
         Error::Truncated { .. } => Reason::Truncated,
         Error::Unsupported { .. } => Reason::UnsupportedMimetype,
         Error::Released => Reason::NodeReleased,
-        // Of offers: so many actions, and a document of so many bytes.
+        // Limits of offers: the number of actions, and the bytes of the document.
         Error::Limit { name, .. } if *name == MAX_OFFERS => Reason::ActionLimit,
         Error::Limit { name, .. } if *name == MAX_OFFER_BYTES => Reason::FlattenLimit,
         _ => Reason::Function,

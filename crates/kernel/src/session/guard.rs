@@ -12,12 +12,12 @@ use super::failure;
 use super::link::SessionLink;
 use crate::node::panic_text;
 
-/// Around everything that polls one session. Clones guard the same session. Dropping the guard of the session's task ends
-/// the session if nothing else did, so that neither its transport nor its readers wait for ever.
+/// Wraps everything that polls one session. Clones guard the same session. Dropping the guard of the session's task
+/// ends the session if nothing else did, so that neither its transport nor its readers wait for ever.
 #[derive(Clone, Debug)]
 pub(super) struct Guard {
     link: SessionLink,
-    /// Where panics are counted (OA-913).
+    /// Counter of panics (OA-913).
     panics: Arc<AtomicU64>,
 }
 
@@ -26,7 +26,7 @@ impl Guard {
         Self { link, panics }
     }
 
-    /// What `act` gives; `None` if it panicked, and the session is over by then.
+    /// Runs `act` and returns its result; `None` if it panicked, and the session is over by then.
     pub(super) fn run<R>(&self, act: impl FnOnce() -> R) -> Option<R> {
         catch_unwind(AssertUnwindSafe(act))
             .inspect_err(|payload| self.panicked(&**payload))
@@ -40,12 +40,12 @@ impl Guard {
         self.end();
     }
 
-    /// With which status the session was aborted.
+    /// The status with which the session was aborted, if it was.
     pub(super) fn aborted(&self) -> Option<Arc<Status>> {
         self.link.with(|live| live.machine().aborted().cloned())
     }
 
-    /// Ends the session, unless it is over.
+    /// Aborts the session, unless it is over.
     pub(super) fn end(&self) {
         self.link.with(|live| {
             if live.closed().is_none() {

@@ -32,13 +32,13 @@ pub(super) struct FlattenedInput {
     action: ActionKey,
     signals: Arc<InputSignals>,
     references: Option<SessionFetcher>,
-    /// The function gathers it before it goes on: what it has of it is one copy more, and counts (EV-801).
+    /// Whether the function gathers it before it starts: the gathered content is a second copy, and counts (EV-801).
     gathered: bool,
-    /// What the last piece was: nearly every piece is of the same leaf as the one before.
+    /// Metadata of the last piece: nearly every piece is of the same leaf as the one before.
     last: Mutex<Option<TypedMetadata>>,
 }
 
-/// Metadata of the wire, and what it is in the kernel.
+/// Metadata of the wire, and its kernel form.
 struct TypedMetadata {
     wire: Arc<Metadata>,
     mime: Mime,
@@ -81,11 +81,11 @@ impl FlattenedInput {
         chunk
     }
 
-    /// The reader goes on in the content of a reference, which stands in its place.
+    /// Continues the reader within the content of a reference, which is read in place of the reference.
     fn follow(&self, cursor: &mut ReplayCursor, reference: &Referenced) {
         let id = CursorId::from_bits(cursor.slot);
         let Some(references) = &self.references else {
-            // The machine tells of references only where they are followed.
+            // The machine reports references only if they are followed.
             let rejection = switched_off("this kind");
             self.link
                 .with(|live| live.machine().fail_reference(id, &rejection));
@@ -109,7 +109,7 @@ impl FlattenedInput {
         cursor.inside = Some(followed.boxed());
     }
 
-    /// Takes everything that is there under one lock; what arrives later wakes the reader again.
+    /// Reads all available pieces under one lock. Data that arrives later wakes the reader again.
     fn read_ahead(
         &self,
         machine: &mut SessionMachine,
@@ -129,7 +129,7 @@ impl FlattenedInput {
         }
     }
 
-    /// A piece, behind what is to be said of the leaf before it.
+    /// Appends a piece. Before it, the finish of the leaf before, if that was an answer.
     fn push(&self, machine: &SessionMachine, cursor: &mut ReplayCursor, piece: LeafPiece) {
         if cursor
             .turn
@@ -149,8 +149,8 @@ impl FlattenedInput {
     }
 }
 
-/// An answer that an action has written is whole or was cut, and a caller that makes conversation turns of it has to know
-/// which (D-51): an empty chunk behind it says so.
+/// Appends an empty chunk that says whether the answer of an action is whole or truncated. A caller that builds
+/// conversation turns from it needs to know (D-51).
 fn end_turn(machine: &SessionMachine, cursor: &mut ReplayCursor) {
     let Some((leaf, blank)) = cursor.turn.take() else {
         return;
@@ -170,9 +170,9 @@ fn is_answer(role: &str) -> bool {
         .any(|name| role.eq_ignore_ascii_case(name))
 }
 
-/// The function holds `bytes` more until its action ends.
+/// Counts `bytes` more as held by the function until its action ends.
 fn gather(machine: &mut SessionMachine, action: ActionKey, bytes: usize) {
-    // Without room for it the session is over, and with it the function.
+    // Without room for it the machine ends the session, and with it the function.
     let _ = machine.hold_aside(action, bytes);
 }
 
@@ -191,16 +191,16 @@ struct ReferencedChunks {
     link: SessionLink,
     signals: Arc<InputSignals>,
     cursor: CursorId,
-    /// The action whose function gathers it.
+    /// The action whose function gathers it, if one does.
     gatherer: Option<ActionKey>,
     reading: ReferenceReader,
     /// A chunk of the item, without data.
     blank: Chunk,
-    /// What the item's first chunk carries, until that was given.
+    /// Metadata for the item's first chunk; `None` once that was returned.
     begins: Option<Option<Arc<Meta>>>,
-    /// Whether anything was left out of it, because a part of a node is read (EV-740).
+    /// Whether any bytes were left out, because only a slice of a node is read (EV-740).
     cut: bool,
-    /// Whether more of it may be meant.
+    /// Whether later bytes may still be in the slice.
     more: bool,
     waits: bool,
 }
@@ -215,7 +215,7 @@ impl ReferencedChunks {
         }
     }
 
-    /// Counts bytes that have come. Which of them are meant.
+    /// Counts received bytes. Returns the range of them that is in the slice.
     fn count(&mut self, bytes: usize) -> std::result::Result<Range<usize>, Arc<Status>> {
         let SliceOverlap { range, more } = self.link.with(|live| {
             let counted = live.machine().count_reference(self.cursor, bytes);
@@ -261,7 +261,7 @@ impl Stream for ReferencedChunks {
                         .link
                         .with(|live| live.machine().fail_reference(this.cursor, &status));
                 }
-                // An item is an item also when it is empty (EV-301).
+                // An empty item is an item too (EV-301).
                 None if this.begins.is_some() && !this.cut => {
                     return Poll::Ready(Some(Ok(this.chunk(Bytes::new()))));
                 }
@@ -332,7 +332,8 @@ impl Replay for FlattenedInput {
                     continue;
                 }
                 Poll::Ready(CursorRead::Busy) => {
-                    // A graph that is large and gives little: others have their turn. Nothing is waited for.
+                    // A large graph with little content: yield to other tasks. The reader waits for nothing, so it
+                    // wakes itself.
                     cx.waker().wake_by_ref();
                     Poll::Pending
                 }
@@ -340,7 +341,8 @@ impl Replay for FlattenedInput {
                     self.signals.fail(&status);
                     Poll::Ready(Some(Err(failure::error(&status))))
                 }
-                // `poll_read` keeps a pending cursor waiting, and a piece was given above; what is left is the end.
+                // `poll_read` turns a pending cursor into `Poll::Pending`, and a piece was returned above; only the end
+                // is left.
                 Poll::Ready(CursorRead::End | CursorRead::Pending | CursorRead::Piece(_)) => {
                     Poll::Ready(None)
                 }
@@ -359,6 +361,6 @@ impl Replay for FlattenedInput {
     }
 }
 
-/// Pieces taken at once, and their bytes; the last may exceed that.
+/// Pieces read at once, and their bytes; the last may exceed that.
 const AHEAD: usize = 32;
 const AHEAD_BYTES: usize = 16 * 1024;

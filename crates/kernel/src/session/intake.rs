@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   transport ── poll ──► taken (few, and of few bytes) ── hand_over ──► machine
-//!                └ its end stands behind what was taken before it
+//!                └ its end follows the messages taken before it
 //! ```
 
 use std::collections::VecDeque;
@@ -14,12 +14,12 @@ use sapwood_proto::evergreen::{Action, Fragments, Status, WireMessage};
 use sapwood_proto::session::SessionMachine;
 use sapwood_proto::time::Time;
 
-/// The transport's messages, and those among them that wait for the machine.
+/// The transport's messages, and those of them that wait for the machine.
 pub(super) struct MessageIntake<I> {
     /// `None` once it has ended.
     incoming: Option<Pin<Box<I>>>,
     taken: VecDeque<WireMessage>,
-    /// Stands before those.
+    /// The rest of a split message; it precedes those.
     rest: Option<UnreadRest>,
     end: Option<Result<(), Status>>,
 }
@@ -34,7 +34,8 @@ impl<I: Stream<Item = Result<WireMessage, Status>>> MessageIntake<I> {
         }
     }
 
-    /// Takes what is there, up to a batch, once the last batch is gone. `true`: there may be more.
+    /// Takes the available messages, up to a batch, once the previous batch has been handled. `true`: there may be
+    /// more.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> bool {
         if self.is_waiting() {
             return true;
@@ -64,8 +65,8 @@ impl<I: Stream<Item = Result<WireMessage, Status>>> MessageIntake<I> {
         self.end = Some(end);
     }
 
-    /// Gives the machine what was taken, as far as it wants to have it, and of many fragments a part; the end by itself,
-    /// because nobody counts what a session holds once it is over (EV-801).
+    /// Passes the taken messages to the machine, as far as it accepts them, and a long message in parts. The end is
+    /// passed in a call of its own, because the bytes that a session holds are not counted once it is over (EV-801).
     pub(super) fn hand_over(&mut self, machine: &mut SessionMachine, now: Time) {
         let mut handed = 0;
         while !machine.inbound_paused() && handed < FRAGMENTS {
@@ -83,12 +84,13 @@ impl<I: Stream<Item = Result<WireMessage, Status>>> MessageIntake<I> {
                 return;
             };
             handed += message.fragments.len().max(1);
-            // An error of handling is an abort: the machine says so itself, as a chore.
+            // An error of `handle` aborts the session; the machine reports that itself, as a chore.
             let _ = machine.handle(message, now);
         }
     }
 
-    /// The next message, or part of one: what stands in one message means the same in several (EV-102), its actions last.
+    /// The next message, or a part of one: splitting a message does not change its meaning (EV-102). Its actions come
+    /// last.
     fn next(&mut self) -> Option<WireMessage> {
         if self.rest.is_none() {
             let message = self.taken.pop_front()?;
@@ -114,25 +116,25 @@ impl<I: Stream<Item = Result<WireMessage, Status>>> MessageIntake<I> {
         Some(part)
     }
 
-    /// Whether something waits for the machine.
+    /// Whether anything waits for the machine.
     pub(super) fn is_waiting(&self) -> bool {
         !self.taken.is_empty() || self.rest.is_some() || self.end.is_some()
     }
 }
 
-/// What of a message the machine does not have yet.
+/// The part of a message that the machine does not have yet.
 struct UnreadRest {
     fragments: <Fragments as IntoIterator>::IntoIter,
     actions: Vec<Action>,
     wire_bytes: usize,
 }
 
-/// Fragments that the machine is given before the runs get their turn: at a microsecond each, the rounds of one poll with
-/// so many take milliseconds.
+/// Fragments passed to the machine before the runs are polled: at a microsecond each, the rounds of one poll with so
+/// many take milliseconds.
 const FRAGMENTS: usize = 256;
-/// Messages taken in before the runs get their turn.
+/// Messages taken before the runs are polled.
 const MESSAGES: usize = 32;
-/// Bytes after which no further message is taken before the runs get their turn.
+/// Bytes after which no further message is taken before the runs are polled.
 const BYTES: usize = 64 * 1024;
 
 #[cfg(test)]

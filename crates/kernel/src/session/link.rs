@@ -13,7 +13,7 @@ use tokio::time::Instant;
 pub(crate) struct SessionLink {
     shared: SharedSession,
     origin: Instant,
-    /// In which dialect the connection speaks.
+    /// The dialect of the current connection.
     dialect: Arc<Mutex<Dialect>>,
 }
 
@@ -36,7 +36,7 @@ impl SessionLink {
         }
     }
 
-    /// The machine alone.
+    /// The machine without the clock.
     pub(super) fn shared(&self) -> SharedSession {
         self.shared.clone()
     }
@@ -46,17 +46,18 @@ impl SessionLink {
         Time::new(self.origin.elapsed())
     }
 
-    /// The instant on tokio's clock that `time` stands for. No clock ends before [`Time::MAX`].
+    /// The instant on tokio's clock for `time`. No clock reaches [`Time::MAX`].
     pub(super) fn instant(&self, time: Time) -> Instant {
         self.origin + time.since_origin()
     }
 
-    /// In which dialect the session speaks now.
+    /// The dialect of the current connection.
     pub(super) fn dialect(&self) -> Dialect {
         *self.dialect.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection with this number stands, and speaks so. `false`: another one has taken over meanwhile.
+    /// Sets the dialect if the connection with this number is still the current one. `false`: another one has taken
+    /// over.
     pub(super) fn returned(&self, connection: u64, dialect: Dialect) -> bool {
         let now = self.now();
         let stands = self.with(|live| {
@@ -73,7 +74,7 @@ impl SessionLink {
         stands
     }
 
-    /// Wakes the transport if there is something for it.
+    /// Wakes the transport if it has messages to send.
     pub(crate) fn flush(&self) {
         self.with(Live::flush);
     }

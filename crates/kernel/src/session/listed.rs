@@ -1,6 +1,6 @@
 //! Specs of functions that a peer lists or offers (EV-810, EV-914, KE-706).
 //!
-//! What a peer says is checked like any other spec before it is registered.
+//! A peer's specs are checked like any other before they are registered.
 
 #[cfg(feature = "net")]
 use std::collections::BTreeMap;
@@ -16,19 +16,19 @@ use super::remote;
 use crate::name::{Mime, Name, Port};
 use crate::spec::{InputSpec, OutputSpec, Spec};
 
-/// What a peer lists.
+/// The list of a peer.
 #[derive(Deserialize)]
 pub(crate) struct PeerListing {
     actions: Vec<ListedAction>,
-    /// A server's models; who offers lists none.
+    /// A server's models; a client's offer has none.
     #[cfg(feature = "net")]
     #[serde(default)]
     targets: Vec<String>,
-    /// The model of calls that name none.
+    /// The default model, of calls that name none.
     #[cfg(feature = "net")]
     #[serde(default)]
     pub(crate) default_target: Option<String>,
-    /// Ours: what models recommend for sampling (D-53).
+    /// Sapwood's extension: the sampling values that models recommend (D-53).
     #[cfg(feature = "net")]
     #[serde(default)]
     sampling: BTreeMap<String, Map<String, Value>>,
@@ -55,14 +55,14 @@ struct ListedParameter {
     #[serde(default)]
     required: bool,
     schema: Option<Value>,
-    /// Ours; a server that knows only the page leaves it out.
+    /// Sapwood's extension; a server that implements only the protocol page omits it.
     port: Option<String>,
     #[serde(default)]
     many: bool,
 }
 
 impl PeerListing {
-    /// Reads a list. `None` if it is none.
+    /// Decodes a list. `None` if it is malformed.
     pub(crate) fn read(text: &[u8]) -> Option<Self> {
         serde_json::from_slice(text).ok()
     }
@@ -72,7 +72,7 @@ impl PeerListing {
         self.actions.iter().map(spec).collect()
     }
 
-    /// The listed models. A target is GENERATE with the target chosen.
+    /// The listed models. A model is GENERATE with a fixed target.
     #[cfg(feature = "net")]
     pub(crate) fn models(&self) -> Vec<Spec> {
         let generate = self
@@ -98,7 +98,7 @@ impl PeerListing {
     }
 }
 
-/// What a peer says that a model recommends; what it says beside that is passed over.
+/// The sampling values that the peer recommends for a model; unknown fields are ignored.
 #[cfg(feature = "net")]
 fn recommended(sent: &Map<String, Value>) -> RecommendedSampling {
     #[expect(clippy::cast_possible_truncation, reason = "parameters of 32 bits")]
@@ -128,7 +128,7 @@ fn spec(action: &ListedAction) -> Spec {
 
 fn input(parameter: &ListedParameter) -> InputSpec {
     let mut input = InputSpec::new(parameter.name.clone()).taking(mimes(parameter));
-    // A call of it sends on what comes; the config alone is looked at.
+    // A call forwards its inputs as they arrive; only the config is read here.
     input.streams = input.name != *remote::CONFIG;
     input.aliases = parameter
         .aliases

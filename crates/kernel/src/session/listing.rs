@@ -12,7 +12,7 @@ use crate::kernel::Kernel;
 use crate::name::{Mime, Name};
 use crate::spec::{InputSpec, OutputSpec, Spec};
 
-/// Every function that a client may call, every target, every extension that is on.
+/// Every function that a client may call, every target, and every enabled extension.
 pub(super) fn actions(kernel: &Kernel, options: &SessionOptions) -> Value {
     let specs = kernel.specs();
     let (models, functions): (Vec<_>, Vec<_>) = specs.iter().partition(|spec| spec.model);
@@ -34,7 +34,7 @@ pub(super) fn actions(kernel: &Kernel, options: &SessionOptions) -> Value {
     })
 }
 
-/// What models recommend for sampling, by their names; those that recommend nothing are absent (D-53).
+/// The sampling values that models recommend, by model name; models without are absent (D-53).
 fn sampling<'a>(models: impl Iterator<Item = &'a &'a Arc<Spec>>) -> Value {
     let recommending = models.filter(|spec| !spec.sampling.is_empty());
     let all: Map<String, Value> = recommending
@@ -44,7 +44,7 @@ fn sampling<'a>(models: impl Iterator<Item = &'a &'a Arc<Spec>>) -> Value {
 }
 
 fn recommended(sampling: &RecommendedSampling) -> Value {
-    // As written: 0.7, and not what is next to it in 64 bits.
+    // Converts through the decimal text: 0.7 stays 0.7 instead of the nearest 32-bit value widened to 64 bits.
     let float = |value: Option<f32>| value.and_then(|value| value.to_string().parse::<f64>().ok());
     let fields = [
         ("temperature", float(sampling.temperature).map(Value::from)),
@@ -62,7 +62,7 @@ fn recommended(sampling: &RecommendedSampling) -> Value {
     Value::Object(set.collect())
 }
 
-/// What a client offers that serves the functions of `kernel` (EV-810); it understands CANCEL.
+/// The offer of a client that serves the functions of `kernel` (EV-810); it supports CANCEL.
 #[cfg(feature = "net")]
 pub(crate) fn offer(kernel: &Kernel) -> Value {
     let specs = kernel.specs();
@@ -72,7 +72,7 @@ pub(crate) fn offer(kernel: &Kernel) -> Value {
     json!({ "actions": actions })
 }
 
-/// The dialect, the options in force and the limits of this session.
+/// The dialect, the options and the limits of this session.
 pub(super) fn session(options: &SessionOptions, dialect: Dialect) -> Value {
     let limits = &options.limits;
     let mode = match options.metadata {
@@ -139,7 +139,8 @@ fn output(output: &OutputSpec) -> Value {
         "aliases": names(&output.aliases),
         "mimetypes": mimes(&output.mimes),
         "schema": output.schema,
-        // Ours, so that a remote function keeps its promise (KE-706): the port's name in a kernel, and its parts.
+        // Sapwood's extension, so that a remote function has the same spec (KE-706): the name of the port in a kernel,
+        // and whether it has parts.
         "port": output.port.as_str(),
         "many": output.many,
     })

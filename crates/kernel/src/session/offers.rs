@@ -1,6 +1,6 @@
 //! The functions that a client offers for as long as its session lives (EV-810, EV-812).
 //!
-//! What a client offers is seen by its own session alone, and never stands in the way of a function of the server's.
+//! Offered functions are visible to their own session alone, and never hide a function of the server.
 //!
 //! ```text
 //!   server's kernel ◄── scope of the session ── offered functions, each an action of the client's
@@ -39,16 +39,16 @@ struct OffersInner {
     /// The server's functions and the offered ones.
     scope: Kernel,
     limits: Arc<SessionLimits>,
-    /// About what the offer in force takes.
+    /// Approximate memory of the current offer.
     retained: AtomicU64,
     state: Mutex<OfferState>,
 }
 
 #[derive(Default)]
 struct OfferState {
-    /// How many times something was offered, in the order of the actions.
+    /// Number of offers so far, in the order of the actions.
     asked: u64,
-    /// Which of these offers is in force.
+    /// The number of the current offer.
     in_force: u64,
     names: BTreeSet<Name>,
     withdrawn: bool,
@@ -71,12 +71,12 @@ impl Offers {
         &self.0.scope
     }
 
-    /// About how many bytes the offer in force takes; its document may be dropped meanwhile.
+    /// Approximate bytes of the current offer; its document may have been dropped.
     pub(super) fn retained_bytes(&self) -> u64 {
         self.0.retained.load(Ordering::Relaxed)
     }
 
-    /// What the next OFFER_ACTIONS runs.
+    /// The function for the next OFFER_ACTIONS.
     pub(super) fn function(&self) -> Fun {
         let ticket = self.0.change(|state| {
             state.asked += 1;
@@ -129,7 +129,7 @@ impl OffersInner {
         Ok(text)
     }
 
-    /// Puts an offer in the place of the one before, all of it or nothing. How many functions it has.
+    /// Replaces the current offer, all of it or nothing. Returns the number of offered functions.
     fn take(&self, ticket: u64, text: &[u8]) -> Result<usize> {
         let listed = PeerListing::read(text).ok_or_else(|| {
             let form = "must be JSON of the form {\"actions\":[{\"name\":…,\"inputs\":[{\"name\":…}],\"outputs\":[…]}]}";
@@ -149,7 +149,7 @@ impl OffersInner {
             .collect();
         let count = offered.len();
         self.change(|state| {
-            // A later offer that could be read earlier stays in force.
+            // A later offer may have been decoded earlier; it stays current.
             if state.withdrawn || ticket < state.in_force {
                 return;
             }
@@ -186,7 +186,7 @@ impl OffersInner {
             if name.starts_with("__") {
                 return refuse(format!("{name}: names that begin with __ are reserved"));
             }
-            // Who calls it must never get the client's in its place.
+            // A caller of the server's function must never reach the client's instead.
             if self.server.get(name).is_ok() {
                 return refuse(format!(
                     "the server has a function {name}: offer yours under another name"
@@ -200,7 +200,7 @@ impl OffersInner {
     }
 }
 
-/// Calls end as cancelled when the session has ended, however it did (EV-812).
+/// Calls end as cancelled once the session has ended, for whatever reason (EV-812).
 fn until_closed(client: &PeerHandle, function: Fun) -> Fun {
     let client = client.clone();
     layered(function, move |call: Call, next: crate::Next| -> Chunks {
@@ -215,11 +215,12 @@ fn until_closed(client: &PeerHandle, function: Fun) -> Fun {
     })
 }
 
-/// The limits, as errors name them.
+/// The names of the limits in errors.
 pub(super) const MAX_OFFERS: &str = "max_offers";
 pub(super) const MAX_OFFER_BYTES: &str = "max_offer_bytes";
-/// Two characters of a schema may become a value of 72 bytes.
+/// Two characters of a schema may become a JSON value of 72 bytes.
 const BYTES_PER_BYTE: u64 = 40;
 const ACTIONS: &str = "actions";
-/// Offered by a client that understands it; without it the client is not told that its result is no longer needed.
+/// Offered by a client that supports cancelling. Without it the client is not notified that its result is no longer
+/// needed.
 const CANCEL: &str = "CANCEL";

@@ -25,13 +25,13 @@ use crate::spec;
 pub(super) struct Outputs {
     action: ActionKey,
     list: Vec<ActionOutput>,
-    /// How many answers were asked for; known once the config has been read, which is before the first chunk.
+    /// The number of choices requested; known once the config has been read, which is before the first chunk.
     choices: Arc<AtomicU32>,
 }
 
 struct ActionOutput {
     port: Port,
-    /// What an output without any chunk is said to be (EV-404).
+    /// The mimetype of an output without any chunk (EV-404).
     mime: ByteString,
     many: bool,
     top: OpenNode,
@@ -44,19 +44,19 @@ struct OpenNode {
     begun: PartialJson,
 }
 
-/// The beginning of a JSON value whose end has not come (EV-722).
+/// The start of a JSON value whose end has not arrived (EV-722).
 #[derive(Default)]
 struct PartialJson {
-    /// There is no line end in it: what comes is looked at once, however long a value is.
+    /// It contains no line feed between calls, so new bytes are searched once, however long a value is.
     bytes: BytesMut,
-    /// Bytes that were looked at.
+    /// Number of searched bytes.
     #[cfg(test)]
     searched: usize,
 }
 
 impl PartialJson {
-    /// Takes bytes in. Where the last line that is whole by now ends, if there is one. Only what is new is searched: a value that
-    /// comes in many small pieces would be searched from its start for each of them otherwise.
+    /// Appends bytes. Returns the end of the last complete line, if there is one. Only the new bytes are searched:
+    /// otherwise a value in many small pieces would be searched from its start for each of them.
     fn push(&mut self, data: &[u8]) -> Option<usize> {
         let before = self.bytes.len();
         self.bytes.extend_from_slice(data);
@@ -139,8 +139,8 @@ impl Outputs {
         output.write(&mut pen, chunk, choices)
     }
 
-    /// Writes the whole of a port to which nothing has been written, and ends it. Needs no room: it is what cannot be said
-    /// before the end.
+    /// Writes the whole of a port to which nothing has been written, and ends it. Ignores the room of the outbound
+    /// queue: this data is only known at the end.
     pub(super) fn write_last(
         &mut self,
         session: &mut SessionMachine,
@@ -159,7 +159,7 @@ impl Outputs {
         session.end_with_data(output.top.node, &metadata, chunk.data.clone())
     }
 
-    /// Notes which answers ended at a limit, so that who reads one later knows that it may be continued (D-51).
+    /// Marks the answers that ended at a token limit, so that a later reader knows that they may be continued (D-51).
     pub(super) fn note_cuts(
         &self,
         session: &mut SessionMachine,
@@ -184,7 +184,7 @@ impl Outputs {
         }
     }
 
-    /// Ends every output, those that stayed empty included (EV-508).
+    /// Ends every output, including empty ones (EV-508).
     pub(super) fn finish(&mut self, session: &mut SessionMachine) -> WrittenNode {
         let mut pen = OutputWriter::new(session, self.action);
         self.list
@@ -193,16 +193,16 @@ impl Outputs {
     }
 }
 
-/// What nodes of one action are written with.
+/// The session and the options that the nodes of one action are written with.
 struct OutputWriter<'a> {
     session: &'a mut SessionMachine,
     action: ActionKey,
-    /// JSON values are not cut (EV-722).
+    /// Whether JSON values must not be split (EV-722).
     whole_json: bool,
 }
 
 impl<'a> OutputWriter<'a> {
-    /// What the connection of this moment needs.
+    /// A writer for the capabilities of the current connection.
     const fn new(session: &'a mut SessionMachine, action: ActionKey) -> Self {
         Self {
             whole_json: session.config().capabilities.whole_json,
@@ -213,8 +213,8 @@ impl<'a> OutputWriter<'a> {
 }
 
 impl ActionOutput {
-    /// One leaf whatever the shape: each chunk is a fragment of its own, and says which answer it belongs to (EV-733,
-    /// EV-740).
+    /// Writes one leaf whatever the shape: each chunk is a fragment of its own, and names the answer that it belongs to
+    /// (EV-733, EV-740).
     fn write_flat(
         &mut self,
         pen: &mut OutputWriter<'_>,
@@ -231,7 +231,7 @@ impl ActionOutput {
             let choice = msgpack::attribute("choice", chunk.choice.to_string());
             metadata.experimental.push(choice);
         }
-        // A function says who speaks once.
+        // A function sets the role only once.
         if let OutputShape::Leaf(before) = &self.top.shape
             && metadata.role.is_empty()
         {
@@ -261,12 +261,12 @@ impl ActionOutput {
             self.top.grow(pen, chunk.choice as usize + 1)?;
         }
         match &mut self.top.shape {
-            // `grow` has made the child.
+            // `grow` has created the child.
             OutputShape::Choices(answers) => match answers.get_mut(chunk.choice as usize) {
                 Some(answer) => answer.write(pen, chunk, many),
                 None => Err(WriteError::Refused),
             },
-            // A leaf belongs to one answer; a second one came too late to be separated.
+            // A leaf holds one answer; a second answer comes too late to make it a tree.
             _ if chunk.choice > 0 && !about_all => Err(WriteError::Refused),
             _ => self.top.write(pen, chunk, many),
         }
@@ -282,7 +282,7 @@ impl OpenNode {
         }
     }
 
-    /// The leaf at its end was cut.
+    /// Marks the last leaf as truncated.
     fn note_cut(&self, session: &mut SessionMachine) {
         match &self.shape {
             OutputShape::Parts(parts) => parts.iter().for_each(|part| part.note_cut(session)),
@@ -290,7 +290,7 @@ impl OpenNode {
         }
     }
 
-    /// Makes children up to `count`, announced in one fragment before any of them is written.
+    /// Adds children up to `count`, announced in one fragment before any of them is written.
     fn grow(&mut self, pen: &mut OutputWriter<'_>, count: usize) -> WrittenNode {
         let (OutputShape::Choices(children) | OutputShape::Parts(children)) = &mut self.shape
         else {
@@ -339,7 +339,8 @@ impl OpenNode {
         };
         let data =
             if is_json(&metadata.mimetype) && (pen.whole_json || !self.begun.bytes.is_empty()) {
-                // What is taken in here is not taken in twice.
+                // Bytes are buffered below. Checking for room first ensures that a retried write does not buffer them
+                // twice.
                 if !pen.session.has_room() {
                     return Err(WriteError::Full);
                 }
@@ -354,8 +355,8 @@ impl OpenNode {
         Ok(())
     }
 
-    /// What can be sent of JSON without cutting a value: whole lines, or nothing before the end. What waits counts
-    /// (EV-801).
+    /// The part of JSON data that can be sent without splitting a value: whole lines, or nothing before the end.
+    /// Buffered bytes count (EV-801).
     fn whole_values(
         &mut self,
         pen: &mut OutputWriter<'_>,
@@ -374,7 +375,7 @@ impl OpenNode {
         Ok(end.map(|end| self.let_go(pen, end)))
     }
 
-    /// What waited no longer does.
+    /// Takes buffered bytes out and stops counting them.
     fn let_go(&mut self, pen: &mut OutputWriter<'_>, bytes: usize) -> Bytes {
         pen.session.let_go_aside(pen.action, bytes);
         self.begun.bytes.split_to(bytes).freeze()
@@ -406,9 +407,9 @@ fn is_json(mimetype: &str) -> bool {
     kind.ends_with("json") || kind.ends_with("jsonl")
 }
 
-/// Outputs that speak about all answers together and are one leaf however many there are.
+/// Outputs that describe all answers together: one leaf, however many answers there are.
 const ABOUT_ALL: [&str; 4] = ["meta", "events", "progress", "controller_log"];
-/// A JSON value that is larger is cut all the same: it would not fit a fragment.
+/// A larger JSON value is split all the same: it would not fit a fragment.
 const WHOLE_BYTES_MAX: usize = 4 << 20;
 const DEFAULT_MIME: ByteString = ByteString::from_static("application/octet-stream");
 

@@ -21,16 +21,16 @@ use super::link::SessionLink;
 /// Why a connection gives no further message.
 #[derive(Clone, Debug)]
 pub enum ConnectionLoss {
-    /// It was cut: the client may come back.
+    /// It was lost: the client may reconnect.
     Cut,
-    /// The client has ended it, or sent what cannot be read.
+    /// The client has ended it, or sent something that cannot be decoded.
     Ended(Status),
 }
 
-/// What one connection gives.
+/// The messages that one connection receives.
 pub type IncomingMessages = BoxStream<'static, Result<WireMessage, ConnectionLoss>>;
 
-/// Brings a session a new connection.
+/// Attaches a new connection to a session.
 #[derive(Clone)]
 pub struct Reconnector {
     link: SessionLink,
@@ -38,7 +38,7 @@ pub struct Reconnector {
     slot: Arc<ConnectionSlot>,
 }
 
-/// Where the last connection that has come waits for the session to look.
+/// Holds the latest new connection until the session's task accepts it.
 #[derive(Default)]
 struct ConnectionSlot(Mutex<PendingConnection>);
 
@@ -56,8 +56,9 @@ struct NextConnection {
 }
 
 impl Reconnector {
-    /// `incoming` takes over, in this dialect: the old connection ends with `SUPERSEDED`, and what goes to the new one is
-    /// given. Of several at once the last one stays. `None`: the session is over.
+    /// Makes `incoming` the session's connection, in this dialect: the old connection ends with `SUPERSEDED`, and the
+    /// outgoing messages for the new one are returned. Of several at once the last one wins. `None`: the session is
+    /// over.
     #[must_use]
     pub fn connect(
         &self,
@@ -92,7 +93,7 @@ impl ConnectionSlot {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new connection has come; one that came before it and was not accepted yet has been superseded.
+    /// Stores a new connection for the session. An earlier one that was not accepted yet is superseded.
     fn wait_for_slot(&self, next: NextConnection) {
         let mut waiting = self.waiting();
         let number =
@@ -107,7 +108,7 @@ impl ConnectionSlot {
         session.into_iter().for_each(Waker::wake);
     }
 
-    /// Who waits, or the session's waker instead.
+    /// Takes the waiting connection. Registers the session's waker.
     fn open(&self, cx: &Context<'_>) -> Option<NextConnection> {
         let mut waiting = self.waiting();
         let next = waiting.next.take();
@@ -123,16 +124,16 @@ impl ConnectionSlot {
 pub struct Connections {
     link: SessionLink,
     current: Option<IncomingMessages>,
-    /// What follows once everything that the last one gave has been dealt with.
+    /// What to do once everything that the current connection gave has been handled.
     after: Option<AfterConnection>,
     slot: Arc<ConnectionSlot>,
 }
 
-/// What comes behind a connection.
+/// How the current connection is succeeded.
 enum AfterConnection {
-    /// It has come to its end in good order.
+    /// It has ended normally.
     End,
-    /// Another one has taken over.
+    /// Another connection has taken over.
     Next(NextConnection),
 }
 
@@ -157,7 +158,8 @@ impl Connections {
         (connections, back)
     }
 
-    /// Nothing more of the current one; `after` has its turn with the next poll, when what was given before is dealt with.
+    /// Stops reading the current connection. `after` is handled with the next poll, when all messages before it are
+    /// handled.
     fn leave(&mut self, after: AfterConnection, cx: &Context<'_>) {
         (self.current, self.after) = (None, Some(after));
         cx.waker().wake_by_ref();
@@ -200,7 +202,7 @@ impl Stream for Connections {
                 self.link.with(|live| live.lost(now));
                 Poll::Pending
             }
-            // Another one may follow: the door stays open for as long as the session lives.
+            // Another connection may follow: the slot accepts one as long as the session lives.
             Poll::Ready(None) => {
                 self.leave(AfterConnection::End, cx);
                 Poll::Pending

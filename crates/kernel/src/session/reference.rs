@@ -1,13 +1,13 @@
 //! External content: fetched when a reader reaches it, once for all readers of a session (EV-410).
 //!
 //! ```text
-//!   untouched ── first reader ──► fetching ── end or error ──► kept, until the fragment with the reference goes
+//!   untouched ── first reader ──► fetching ── end or error ──► cached, until the fragment with the reference is released
 //!       ▲                            │
 //!       └──── last reader leaves ────┘ the task is aborted
 //! ```
 //!
-//! The task does not wait for readers: what it fetches is kept anyway, and is bounded. So a slow reader does not make a
-//! fetch late.
+//! The task does not wait for readers: the content is retained anyway, and is bounded. So a slow reader does not delay
+//! a fetch.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,20 +27,20 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tracing::Instrument;
 
-/// Who fetches content elsewhere.
+/// Fetches external content.
 pub trait ReferenceFetch: fmt::Debug + Send + Sync {
-    /// Opens what `uri` names. Nothing happens before the first poll; dropping ends it.
+    /// Opens the content of `uri`. Nothing happens before the first poll; dropping the future cancels it.
     ///
     /// # Errors
-    /// `REF_SCHEME`, `REF_DENIED`, `REF_NOT_FOUND` or `REF_FETCH`, with a message that is safe to send.
+    /// `REF_SCHEME`, `REF_DENIED`, `REF_NOT_FOUND` or `REF_FETCH`, with a message that is safe to send to a client.
     fn open<'a>(&'a self, uri: &'a str) -> BoxFuture<'a, Result<FoundContent, Status>>;
 }
 
-/// Content that was found and is about to come.
+/// Content that was found and is about to be streamed.
 pub struct FoundContent {
-    /// How many bytes there will be, where that was declared.
+    /// The declared length in bytes, if there is one.
     pub bytes: Option<u64>,
-    /// The bytes; after an error nothing follows. Dropping ends it.
+    /// The bytes; nothing follows an error. Dropping the stream ends the fetch.
     pub pieces: BoxStream<'static, Result<Bytes, Status>>,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Debug for FoundContent {
     }
 }
 
-/// What one session fetches.
+/// The fetches of one session.
 #[derive(Clone)]
 pub(super) struct SessionFetcher(Arc<FetcherShared>);
 
@@ -60,7 +60,7 @@ struct FetcherShared {
     resolve: Arc<dyn ReferenceFetch>,
     limits: Arc<SessionLimits>,
     permits: Semaphore,
-    /// Bytes held of all references.
+    /// Bytes retained of all references.
     retained: AtomicU64,
 }
 
@@ -74,12 +74,12 @@ impl SessionFetcher {
         }))
     }
 
-    /// Bytes that the session holds of what it has fetched.
+    /// Bytes of fetched content that the session retains.
     pub(super) fn retained(&self) -> u64 {
         self.0.retained.load(Ordering::Relaxed)
     }
 
-    /// A new reader of `content`, from its first byte; the first one sets off the fetch.
+    /// Opens a reader of `content`, at its first byte. The first reader starts the fetch.
     pub(super) fn read(&self, content: &ExternalContent) -> ReferenceReader {
         let fetch = content.keep(CachedFetch::default);
         let mut state = fetch.lock();
@@ -96,7 +96,7 @@ impl SessionFetcher {
         }
     }
 
-    /// Counts bytes that are about to be held.
+    /// Charges bytes that are about to be retained.
     fn hold(&self, bytes: u64) -> Result<(), Status> {
         let max = self.0.limits.ref_bytes;
         let value = self.0.retained.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -111,10 +111,10 @@ impl SessionFetcher {
         self.0.retained.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Fetches `uri` into `fetched`.
+    /// Fetches `uri` and appends its bytes to `into`.
     async fn fetch(&self, uri: &str, fetched: &FetchedBytes) -> Result<(), Status> {
         let limits = &self.0.limits;
-        // Never closed.
+        // The semaphore is never closed.
         let _place = self.0.permits.acquire().await.ok();
         let (first, total) = (limits.ref_first_byte, limits.ref_total);
         let fetching = async {
@@ -140,7 +140,7 @@ impl SessionFetcher {
         fetched.unwrap_or_else(|_| Err(late("ended", total)))
     }
 
-    /// What is too much is refused before it is read.
+    /// Content that is declared too large is refused before it is read.
     fn check_declared(&self, bytes: Option<u64>) -> Result<(), Status> {
         let (bytes, limits) = (bytes.unwrap_or(0), &self.0.limits);
         within("max_ref_bytes", bytes, limits.max_ref_bytes)?;
@@ -160,7 +160,7 @@ impl fmt::Debug for SessionFetcher {
     }
 }
 
-/// What stands at a reference: who reads it, and what came so far.
+/// The state of a reference: its readers and its fetch.
 #[derive(Default)]
 struct CachedFetch(Mutex<FetchState>);
 
@@ -176,7 +176,7 @@ impl CachedFetch {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A reader has gone. What nobody reads any more is not fetched to its end.
+    /// Removes a reader. When the last one leaves, an unfinished fetch is aborted.
     fn leave(&self) {
         let mut state = self.lock();
         state.readers -= 1;
@@ -189,7 +189,7 @@ impl CachedFetch {
     }
 }
 
-/// A fetch, from its beginning to when its content is let go. Dropping it aborts the task.
+/// A fetch, from its start until its content is released. Dropping it aborts the task.
 struct RunningFetch {
     fetched: Arc<FetchedBytes>,
     task: JoinHandle<()>,
@@ -204,7 +204,7 @@ impl RunningFetch {
         let into = Arc::clone(&fetched);
         let (references, uri) = (references.clone(), uri.to_owned());
         let task = async move {
-            // Also said if the resolver panics: no stream ends silently.
+            // The guard reports an end even if the resolver panics: no stream ends silently.
             let ending = FetchGuard(&into);
             let outcome = references.fetch(&uri, &into).await;
             ending.report(outcome);
@@ -220,7 +220,7 @@ impl Drop for RunningFetch {
     }
 }
 
-/// Ends what is fetched, in any case.
+/// Ends the fetched content in any case, with an error if nothing else did.
 struct FetchGuard<'a>(&'a FetchedBytes);
 
 impl FetchGuard<'_> {
@@ -235,12 +235,12 @@ impl FetchGuard<'_> {
 impl Drop for FetchGuard<'_> {
     fn drop(&mut self) {
         let message = "the content of a reference was not fetched to its end";
-        // The first end stands.
+        // Has no effect if an end was reported before.
         self.0.end(Err(Status::new(Reason::RefFetch, message)));
     }
 }
 
-/// What came so far, and how it ended.
+/// The bytes fetched so far, and how the fetch ended.
 struct FetchedBytes {
     references: SessionFetcher,
     progress: Mutex<Progress>,
@@ -263,7 +263,7 @@ impl FetchedBytes {
         if data.is_empty() {
             return Ok(());
         }
-        // What is small costs more than its bytes, and must not pin a large buffer.
+        // A small piece costs more than its bytes, and must not keep a large buffer alive, so it is copied.
         let cost = data.len().max(PIECE_BYTES) as u64;
         let data = if data.len() < COPY_BELOW_BYTES {
             Bytes::copy_from_slice(&data)
@@ -301,7 +301,7 @@ impl Drop for FetchedBytes {
     }
 }
 
-/// A reader's place in the content of one reference. The last one to leave ends the fetch.
+/// A reader of the content of one reference. Dropping the last one ends the fetch.
 pub(super) struct ReferenceReader {
     fetch: Arc<CachedFetch>,
     fetched: Arc<FetchedBytes>,
@@ -309,7 +309,7 @@ pub(super) struct ReferenceReader {
 }
 
 impl ReferenceReader {
-    /// The next bytes; `None` at the end. After an error nothing follows.
+    /// The next bytes; `None` at the end. Nothing follows an error.
     pub(super) fn poll_piece(
         &mut self,
         cx: &Context<'_>,
@@ -322,7 +322,7 @@ impl ReferenceReader {
                 Poll::Ready(Some(Ok(data)))
             }
             LogRead::End(Err(status)) => Poll::Ready(Some(Err(Arc::clone(status)))),
-            // Nothing is released.
+            // Nothing is released from this log.
             LogRead::End(Ok(())) | LogRead::Released => Poll::Ready(None),
             LogRead::Pending => {
                 let known = progress.waiting.iter();
@@ -353,7 +353,7 @@ fn late(what: &str, after: Duration) -> Status {
     Status::new(Reason::RefFetch, message)
 }
 
-/// What is counted for a piece at the least.
+/// Bytes charged for a piece at least.
 const PIECE_BYTES: usize = 128;
 /// Pieces below this are copied out of the buffer that they came in.
 const COPY_BELOW_BYTES: usize = 1024;

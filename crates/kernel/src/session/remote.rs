@@ -37,8 +37,8 @@ use crate::{Chunks, Result};
 
 pub(crate) use self::input::SentInputs;
 
-/// The function of this spec as `peer` serves it; a model is called through GENERATE. What one function has sent or
-/// answered is not sent again as an input of another with the same `held`.
+/// The function of this spec, called at `peer`; a model is called through GENERATE. Data that one function has sent or
+/// received is not sent again as an input of another one with the same `pending`.
 pub(crate) fn function(peer: PeerHandle, spec: Spec, pending: &Arc<SentInputs>) -> Fun {
     let (action, target) = if spec.model {
         (GENERATE.to_owned(), spec.name.to_string())
@@ -90,7 +90,7 @@ impl RemoteFunction {
             request.inputs.push((name.to_string(), id));
             pumps.extend(pump);
         }
-        // What trails on a wire without trailing metadata comes as `meta`, wanted or not (KE-305).
+        // A peer without trailing metadata sends it as output `meta`, so that is always requested (KE-305).
         let wanted = self
             .outputs
             .iter()
@@ -120,7 +120,7 @@ impl RemoteFunction {
         })
     }
 
-    /// A deadline goes along where the server keeps one (EV-950).
+    /// Sends the deadline along if the peer enforces deadlines (EV-950).
     fn bound(&self, call: &Call, request: &mut CallRequest) {
         let Some(deadline) = call.deadline.filter(|_| self.peer.deadlines) else {
             return;
@@ -138,12 +138,12 @@ impl RemoteFunction {
     }
 }
 
-/// A remote call in progress. Dropping it asks the peer to stop (EV-974).
+/// A remote call in progress. Dropping it requests the peer to stop (EV-974).
 struct RemoteRun {
-    /// Dropped first: an action whose inputs end because nobody wants it any more is cancelled, it does not fail.
+    /// Dropped first: the action must be cancelled before its inputs end, or it would fail.
     _asked: Asked,
     outputs: Vec<RemoteOutput>,
-    /// Whose turn it is to be read first.
+    /// The output that is polled first, round robin.
     next: usize,
     pumps: FuturesUnordered<InputPump>,
     meta_wanted: bool,
@@ -154,7 +154,7 @@ impl Stream for RemoteRun {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
-        // Inputs first: what the answer waits for may be on our side.
+        // Inputs first: the peer may need them before it can answer.
         while let Poll::Ready(Some(sent)) = this.pumps.poll_next_unpin(cx) {
             if let Err(error) = sent {
                 return Poll::Ready(Some(Err(error)));
@@ -184,12 +184,13 @@ impl Stream for RemoteRun {
     }
 }
 
-/// EV-971: what is said to a model without a role is said by the user.
+/// EV-971: text for a model without a role has the role of the user.
 fn role(input: &str) -> Option<&'static str> {
     matches!(input, "prompt" | "text").then_some("USER")
 }
 
-/// The input `config` as the peer reads it. What a face of this process gives typed has no bytes.
+/// The input `config` in JSON, for the peer. The typed value of a face in this process has no bytes, so it is encoded
+/// here.
 async fn config(call: &Call) -> Result<Option<Node>> {
     match model::typed_config(call).await? {
         Some(config) => {
@@ -211,12 +212,12 @@ pub(crate) fn to_kernel_error(status: Status) -> Error {
     failure::error(&status)
 }
 
-/// The chunks of a node that is read here.
+/// The chunks of a node that is read in this process.
 fn read(node: &Node) -> Chunks {
     node.main().read()
 }
 
-/// The one input that is read here.
+/// The only input that is read in this process.
 pub(super) const CONFIG: &str = "config";
-/// What peers are called in errors.
+/// Name of the peer in errors.
 pub(super) const PEER: Name = Name::new("the other side");

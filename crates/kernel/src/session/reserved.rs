@@ -10,7 +10,7 @@ use super::link::SessionLink;
 use super::{SessionOptions, listing};
 use crate::kernel::Kernel;
 
-/// The answer to a reserved action; `None` if it is none of ours.
+/// The reply to a reserved action; `None` if it is another action.
 pub(super) fn answer(
     kernel: &Kernel,
     options: &SessionOptions,
@@ -20,7 +20,7 @@ pub(super) fn answer(
     let (output, value) = match &*start.name {
         "LIST_ACTIONS" => ("actions", listing::actions(kernel, options)),
         "SESSION_INFO" => ("info", listing::session(options, dialect)),
-        // Whether anybody is there, in Action Engine's words (EV-742).
+        // A liveness check, in Action Engine's words (EV-742).
         "__ping__" if dialect == Dialect::Msgpack => ("result", Value::Null),
         _ => return None,
     };

@@ -26,15 +26,16 @@ use crate::kernel::Kernel;
 /// Every action in progress.
 pub(crate) struct Runs {
     link: SessionLink,
-    /// The functions of this side, with what the other side offers where it may.
+    /// The functions of this side, and those that the peer offers, where offers are allowed.
     kernel: Kernel,
     options: Arc<SessionOptions>,
     offers: Option<Offers>,
     running: FuturesUnordered<Serving>,
-    /// What wakes the runs: nearly always the task that polls them, which takes in what they wait for.
+    /// The waker of the runs. Nearly always they are woken by the task that polls them, when it handles what they wait
+    /// for.
     bell: Arc<TaskWaker>,
     cancels: HashMap<ActionKey, Cancel>,
-    /// What they fetch from elsewhere.
+    /// Fetches their external content.
     references: Option<SessionFetcher>,
 }
 
@@ -62,13 +63,13 @@ impl Runs {
         self.running.is_empty()
     }
 
-    /// Bytes held beside the machine: fetched from elsewhere, or offered.
+    /// Bytes held outside the machine: fetched content and offers.
     pub(super) fn aside_bytes(&self) -> u64 {
         let fetched = self.references.as_ref().map_or(0, SessionFetcher::retained);
         fetched + self.offers.as_ref().map_or(0, Offers::retained_bytes)
     }
 
-    /// Begins an action. How it ended, if it has.
+    /// Starts an action. Returns its result if it ends at once.
     pub(crate) fn start(&mut self, start: &ActionStart) -> Option<ActionOutcome> {
         let dialect = self.link.dialect();
         let answer = reserved::answer(&self.kernel, &self.options, dialect, start);
@@ -96,7 +97,8 @@ impl Runs {
         })
     }
 
-    /// What the client may know of. A function that it may not use and one that does not exist give the same error, without other names.
+    /// The functions that the client may know of. One that it may not use and one that does not exist give the same
+    /// error, without other names.
     fn known(&self, found: Result<Fun>, name: &str) -> Result<Fun> {
         let Some(models) = self.options.models.now() else {
             return found;
@@ -145,7 +147,8 @@ impl Runs {
         self.running.push(serving);
     }
 
-    /// The run ends with `Cancelled` at its next poll, and its action is finished or already gone.
+    /// Cancels a run: it ends with `Cancelled` at its next poll, and its action is finished or has been removed
+    /// already.
     pub(crate) fn cancel(&self, action: ActionKey, by: CancelledBy) {
         tracing::debug!(?by, "action cancelled");
         if let Some(cancel) = self.cancels.get(&action) {
@@ -153,8 +156,8 @@ impl Runs {
         }
     }
 
-    /// Nobody polls this any more: drops all work and what was offered for it. What was not finished is cancelled, unless
-    /// the session is over anyway.
+    /// Stops all work, because the runs are not polled any more, and withdraws the offers. Unfinished actions are
+    /// cancelled, unless the session is over anyway.
     pub(crate) fn give_up(&mut self) {
         self.running.clear();
         self.offers = None;
@@ -166,21 +169,21 @@ impl Runs {
         }
     }
 
-    /// From here on `owner` looks at everything; it is woken for what comes after [`Runs::rest`].
+    /// From here on `owner` polls everything; it is woken for wake-ups after [`Runs::rest`].
     pub(crate) fn attend(&self, owner: &Waker) {
         self.bell.attend(owner);
     }
 
-    /// The owner goes to sleep; `false` if it must not.
+    /// The owner is about to sleep; `false` if it must not, because the waker was called.
     pub(crate) fn rest(&self) -> bool {
         self.bell.leave()
     }
 
-    /// Polls what may go on, and tells of each that has ended. `true`: something has, or there is more to do.
+    /// Polls the runs that can make progress, and reports each that has ended. `true`: one has, or there is more to do.
     pub(crate) fn poll(&mut self, cx: &Context<'_>, mut ended: impl FnMut(&ActionOutcome)) -> bool {
         let waker = Waker::from(Arc::clone(&self.bell));
         let mut any = false;
-        // The set of runs rings when it has polled each of them once.
+        // `FuturesUnordered` calls the waker and yields when it has polled each of its futures once.
         for _ in 0..TURNS {
             self.bell.attend(cx.waker());
             let mut cx = Context::from_waker(&waker);
@@ -197,5 +200,5 @@ impl Runs {
     }
 }
 
-/// Turns of the runs before messages are looked at again.
+/// Rounds of the runs before messages are handled again.
 const TURNS: u32 = 4;

@@ -1,6 +1,6 @@
 //! Signals from the inputs of an action to the task that polls it, beside the function's own waker.
 //!
-//! A function sees errors of the kernel, which carry less than a status; the peer is owed the whole of it.
+//! A function sees kernel errors, which have less detail than a status; the peer must get the whole status.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,24 +13,24 @@ use crate::error::Error;
 #[derive(Debug, Default)]
 pub(super) struct InputSignals {
     parked: AtomicBool,
-    /// Readers that wait for content elsewhere, which no peer and no action holds up.
+    /// Number of readers that wait for external content, which neither a peer nor an action delays.
     waiting_for_others: AtomicUsize,
     failed: Mutex<Option<Arc<Status>>>,
 }
 
 impl InputSignals {
-    /// A reader found nothing.
+    /// A reader found no data.
     pub(super) fn park(&self) {
         self.parked.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a reader found nothing since this was asked last, and nobody waits for content elsewhere.
+    /// Whether a reader found no data since the last call, and no reader waits for external content.
     pub(super) fn take_parked(&self) -> bool {
         let parked = self.parked.swap(false, Ordering::Relaxed);
         parked && self.waiting_for_others.load(Ordering::Relaxed) == 0
     }
 
-    /// A reader waits for content elsewhere, or waits no more.
+    /// A reader starts or stops waiting for external content.
     pub(super) fn waits_for_others(&self, waits: bool) {
         if waits {
             self.waiting_for_others.fetch_add(1, Ordering::Relaxed);
@@ -39,12 +39,12 @@ impl InputSignals {
         }
     }
 
-    /// A read failed.
+    /// Records the status of a failed read.
     pub(super) fn fail(&self, status: &Arc<Status>) {
         *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(status));
     }
 
-    /// The status of the read that `error` comes from, if it comes from one.
+    /// The status of the failed read that `error` comes from, if it comes from one.
     pub(super) fn behind(&self, error: &Error) -> Option<Arc<Status>> {
         let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         failed

@@ -1,7 +1,7 @@
 //! One waker for everything that a task polls itself.
 //!
-//! What a task does wakes what it is about to poll anyway; were each of those rings to wake the task, it would be
-//! scheduled again after every poll, on another thread besides.
+//! The work of a task often wakes futures that the task is about to poll anyway. If each of these wake-ups woke the
+//! task, it would be scheduled again after every poll, and on another thread.
 //!
 //! ```text
 //!   asleep ── ring: the owner is woken ──► rung ── attend ──► attended ── leave ──► asleep
@@ -14,7 +14,7 @@ use std::task::{Wake, Waker};
 
 use crate::sync::{AtomicU8, AtomicWaker};
 
-/// Wakes its owner, unless that is looking already.
+/// Wakes its owner, unless the owner is polling already.
 #[derive(Debug, Default)]
 pub(super) struct TaskWaker {
     state: AtomicU8,
@@ -22,10 +22,11 @@ pub(super) struct TaskWaker {
 }
 
 impl TaskWaker {
-    /// The owner looks at everything from here on; rings are noted, and `owner` is woken for those after it left.
+    /// The owner polls everything from here on. Wake-ups are recorded, and `owner` is woken for those after it left.
     pub(super) fn attend(&self, owner: &Waker) {
         self.owner.register(owner);
-        // A swap, not a store: it sees what was done before the ring that it wipes out, so the owner's look does too.
+        // A swap, not a store: it synchronises with the wake-up that it overwrites, so the owner sees all that was done
+        // before it.
         self.state.swap(ATTENDED, Ordering::SeqCst);
     }
 
@@ -34,7 +35,7 @@ impl TaskWaker {
         self.state.load(Ordering::SeqCst) == RUNG
     }
 
-    /// The owner goes to sleep; `false` if it must not, because the waker was called.
+    /// The owner is about to sleep; `false` if it must not, because the waker was called.
     pub(super) fn leave(&self) -> bool {
         self.state
             .compare_exchange(ATTENDED, ASLEEP, Ordering::SeqCst, Ordering::SeqCst)
@@ -54,7 +55,7 @@ impl Wake for TaskWaker {
     }
 }
 
-/// Also the initial state: the owner has not attended yet, so there is nobody to wake.
+/// Also the initial state: the owner has not attended yet, so there is no task to wake.
 const RUNG: u8 = 0;
 const ATTENDED: u8 = 1;
 const ASLEEP: u8 = 2;

@@ -12,7 +12,7 @@ use crate::name::{Mime, Port};
 use crate::spec::{Effect, InputSpec, OutputSpec, Spec};
 use crate::{Chunks, Result};
 
-/// All of them.
+/// All test functions.
 #[must_use]
 pub fn test_functions() -> Vec<Fun> {
     vec![
@@ -71,7 +71,7 @@ fn input(call: &Call, name: &str) -> Chunks {
         .unwrap_or_else(|error| stream::iter([Err(error)]).boxed())
 }
 
-/// Mimetypes are not enforced: whatever comes is one leaf, of the type that came first.
+/// Mimetypes are not enforced: the output is one leaf, of the mimetype of the first chunk.
 fn as_one_leaf(chunks: BoxStream<'static, Result<Chunk>>) -> Chunks {
     let mut mime: Option<Mime> = None;
     let one = chunks.map(move |item| {

@@ -30,13 +30,13 @@ use crate::meta::Meta;
 use crate::name::{Mime, Port};
 use crate::spec::{InputSpec, OutputSpec, Spec};
 
-/// A session under test: what was sent to it, and what its nodes hold by now.
+/// A session under test: the messages sent to it, and the content of its nodes.
 struct Probe {
     send: mpsc::Sender<Result<WireMessage, Status>>,
     outgoing: OutgoingMessages,
     task: JoinHandle<Option<Arc<Status>>>,
     nodes: BTreeMap<String, Node>,
-    /// What the server has asked of its client.
+    /// The calls of the server to its client.
     asked: Vec<Action>,
 }
 
@@ -90,7 +90,7 @@ impl Probe {
         self.send.send(Ok(message)).await.unwrap();
     }
 
-    /// Takes what comes until `node` is final.
+    /// Receives messages until `node` is final.
     async fn complete(&mut self, node: &str) -> Node {
         while !self.nodes.get(node).is_some_and(|node| node.last) {
             match self.outgoing.next().await {
@@ -101,7 +101,7 @@ impl Probe {
         self.nodes[node].clone()
     }
 
-    /// Takes what comes until `node` holds `data`.
+    /// Receives messages until `node` contains `data`.
     async fn holds(&mut self, node: &str, data: &str) {
         while self
             .nodes
@@ -146,19 +146,19 @@ impl Probe {
         }
     }
 
-    /// Half-closes, takes the rest and tells how the session ended.
+    /// Half-closes, receives the rest and returns how the session ended.
     async fn end(mut self) -> Option<Arc<Status>> {
         self.send.close_channel();
         self.failure().await
     }
 
-    /// The same, and the nodes can be looked at.
+    /// The same, but the nodes can be inspected afterwards.
     async fn failure_after_close(&mut self) -> Option<Arc<Status>> {
         self.send.close_channel();
         self.failure().await
     }
 
-    /// Takes the rest and tells how the session ended.
+    /// Receives the rest and returns how the session ended.
     async fn failure(&mut self) -> Option<Arc<Status>> {
         loop {
             match self.outgoing.next().await {
@@ -255,7 +255,7 @@ async fn ev_930_with_partial_failure_an_error_ends_its_outputs_and_nothing_else(
     );
     assert_eq!(reason(failed.status), "FUNCTION");
     assert_eq!(reason(probe.complete("s").await.status), "FUNCTION");
-    // A reader of a failed node fails alike when it gets there, and says which node it was.
+    // A reader that reaches a failed node fails alike, and the error names the node.
     let reader = probe.complete("c").await;
     assert_eq!(reader.data, b"before the failure");
     assert_eq!(
@@ -387,7 +387,7 @@ async fn a_panic_in_a_function_is_internal_and_not_the_end_of_the_server() {
     assert!(!status.message.contains("secret"));
 }
 
-/// A key for some models learns nothing of the others, not even whether they are there.
+/// A key for some models learns nothing of the others, not even whether they exist.
 #[tokio::test(start_paused = true)]
 async fn d_45_what_a_client_may_not_know_is_told_as_what_is_not_there() {
     let mut hidden = Spec::new("hidden", "");
@@ -556,7 +556,7 @@ async fn ev_110_actions_that_wait_for_one_another_are_told_at_half_close() {
             ],
         )
         .await;
-    // Both wait, and more could still come: nobody is told anything.
+    // Both wait, and more could still come: neither is failed.
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(reason(probe.end().await), "DEADLOCK");
 }

@@ -9,15 +9,15 @@ use crate::meta::Meta;
 use crate::name::{Mime, Name, Port};
 use crate::spec::OutputSpec;
 
-/// The port and the output on which metadata travels that trails in a kernel (KE-305).
+/// The port and the output for the metadata at the end of a run (KE-305).
 pub(super) const META: &str = "meta";
 
-/// The output of that name, for functions that do not declare it.
+/// The output `meta`, for functions that do not declare it.
 pub(super) fn meta_output() -> OutputSpec {
     OutputSpec::new(Port::META, Mime::JSON)
 }
 
-/// The document on it, for functions that do not write their own: what GENERATE's says, as far as it is known.
+/// The document on it, for functions that do not write their own: in GENERATE's format, with the known fields.
 pub(super) fn trailing(meta: &Meta) -> Value {
     let mut document = Map::new();
     for key in ["model", "usage"] {
@@ -54,7 +54,7 @@ pub(crate) fn meta(metadata: &Metadata) -> Option<Meta> {
     (meta != Meta::default()).then_some(meta)
 }
 
-/// What goes to seq 0 of a leaf.
+/// The metadata for seq 0 of a leaf.
 pub(crate) fn metadata(chunk: &Chunk) -> Metadata {
     let mut metadata = Metadata::of(chunk.mime.as_str());
     if let Some(meta) = &chunk.meta {

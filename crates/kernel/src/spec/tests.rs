@@ -1,4 +1,4 @@
-//! Tests.
+//! Tests of the checks of specs.
 
 use super::*;
 use crate::handler::function;

@@ -1,7 +1,7 @@
 //! Evergreen over gRPC, for either side: the codec, and statuses as trailers.
 //!
-//! Messages go straight between the session's form and the transport's buffer; the generated stubs would put a second
-//! set of structs in between (EV-985), and allocate 16 KiB per call before a byte has come.
+//! Messages are converted directly between the session's form and the transport's buffer; the generated stubs would
+//! need a second set of structs (EV-985), and allocate 16 KiB per call before any data arrives.
 
 use bytes::{Buf, Bytes};
 use sapwood_proto::code::Code;
@@ -12,34 +12,34 @@ use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder
 pub const PATH: &str = "/evergreen.v2.EvergreenService/StartSession";
 /// The full name of the service.
 pub const SERVICE: &str = "evergreen.v2.EvergreenService";
-/// Bytes of one message of a server, and of a client where the server says nothing else; a larger one ends the session
-/// with `MESSAGE_TOO_LARGE` (EV-703).
+/// The maximum of bytes of one message of a server, and of a client unless the server sets another limit; a larger one
+/// ends the session with `MESSAGE_TOO_LARGE` (EV-703).
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
-/// The codec.
+/// The codec of a client.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GrpcCodec;
 
-/// A message that a server was sent.
+/// A message that a server received.
 #[derive(Debug)]
 pub enum ReceivedMessage {
-    /// A message.
+    /// A decoded message.
     Message(WireMessage),
-    /// A long one, to be read where that delays nobody, with [`read`].
+    /// A long one, to be decoded with [`read`] where that does not delay other work.
     Unread(Bytes),
 }
 
 /// The codec of a server, which leaves long messages to the receiver to decode.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerWire {
-    /// Bytes from which on a message is long.
+    /// From this number of bytes on a message is long.
     pub long_bytes: usize,
 }
 
-/// Reads a long message.
+/// Decodes a long message.
 ///
 /// # Errors
-/// What the dialect says of it.
+/// The decoder's error.
 pub fn read(bytes: Bytes) -> Result<WireMessage, Status> {
     protobuf::decode(bytes)
 }
@@ -127,14 +127,14 @@ impl Decoder for GrpcCodec {
     }
 }
 
-/// A status as trailers: code, message and the encoded details.
+/// Converts a status to trailers: code, message and the encoded details.
 #[must_use]
 pub fn to_grpc(status: &Status) -> tonic::Status {
     let code = tonic::Code::from_i32(i32::from(status.code.grpc()));
     tonic::Status::with_details(code, status.message.as_str(), status.encode())
 }
 
-/// What the trailers of a peer say.
+/// Converts the trailers of a peer.
 #[must_use]
 pub fn from_grpc(status: &tonic::Status) -> Status {
     match Status::decode(status.details()) {
@@ -145,45 +145,46 @@ pub fn from_grpc(status: &tonic::Status) -> Status {
     }
 }
 
-/// Why there is no next message of a peer that sends no trailers, a client that may send `max` bytes in one: what the
-/// library says, in our terms (EV-703).
+/// Converts the error that ended the stream of a client, which sends no trailers and may send `max` bytes per message:
+/// the library's error, in the protocol's terms (EV-703).
 #[must_use]
 pub fn from_client(status: &tonic::Status, max: usize) -> Status {
     let from_transport = std::error::Error::source(status).is_some();
-    // What the codec refuses comes with its own words, whatever its code is: another limit has that of a large message.
+    // The codec's own errors carry details, which take precedence over the code: another limit may have the code of a
+    // message that is too large.
     if let Some(Some(ours)) = Status::decode(status.details()) {
         return ours;
     }
-    // Of a compressed message the library says so in the second way.
+    // For a compressed message the library uses the second code.
     let too_much = [tonic::Code::OutOfRange, tonic::Code::ResourceExhausted];
     if too_much.contains(&status.code()) && !from_transport {
         return too_large(max);
     }
-    // What has a cause below gRPC and no details of ours is a connection that was cut or reset (EV-109).
+    // An error with a cause below gRPC and without details is a connection that was cut or reset (EV-109).
     if from_transport && status.details().is_empty() {
         return Status::new(Reason::Cancelled, "the client's connection was lost");
     }
     from_grpc(status)
 }
 
-/// Whether a stream of messages ended because its connection was cut, and not because the peer has reset it or said
-/// how it ends (EV-940).
+/// Returns whether a stream of messages ended because its connection was cut, and not because the peer reset it or sent
+/// a final status (EV-940).
 #[must_use]
 pub fn was_cut(status: &tonic::Status) -> bool {
     let from_transport = std::error::Error::source(status).is_some();
     from_transport && status.details().is_empty() && status.code() != tonic::Code::Cancelled
 }
 
-/// The connection to a server that broke, which the library calls unknown or internal: what has a cause below gRPC was
-/// said by nobody.
+/// Detects a broken connection to a server, which the library reports as unknown or internal: an error with a cause
+/// below gRPC was not sent by the server.
 fn cut(status: &tonic::Status) -> Option<Status> {
     let broken = std::error::Error::source(status).is_some() && status.details().is_empty();
     let message = "the connection to the server was lost: try again";
     broken.then(|| Status::other(Code::Unavailable, "", message))
 }
 
-/// A message that the library could not take out of its frame. What a server says with the same codes is its own: the
-/// library's texts are all that tells them apart.
+/// Detects a message that the library could not decode from its frame. A server may send the same codes; only the
+/// library's texts distinguish the two.
 fn unframed(status: &tonic::Status) -> Option<Status> {
     if std::error::Error::source(status).is_some() {
         return None;
@@ -213,12 +214,12 @@ fn plain(status: &tonic::Status) -> Status {
     Status::other(Code::from_grpc(status.code() as i32), "", status.message())
 }
 
-/// First allocation of each direction's buffer, and the step by which it grows.
+/// The initial size of each direction's buffer, and the step by which it grows.
 const BUFFER_BYTES: usize = 1024;
-/// So many encoded bytes are gathered before they are handed to the connection.
+/// Encoded bytes that are buffered before they are passed to the connection.
 const YIELD_BYTES: usize = 32 * 1024;
 
-/// How tonic begins what it says of frames that it cannot read.
+/// How tonic's messages about unreadable frames begin.
 const LIBRARY_TEXTS: [&str; 4] = [
     "protocol error: received",
     "Error decompressing",

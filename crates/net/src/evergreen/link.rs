@@ -1,4 +1,4 @@
-//! The task of a client's session, with its clock.
+//! The task of a client's session: it drives the state machine, its timers and reconnection.
 
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
@@ -15,11 +15,11 @@ use tokio::time::{Instant, sleep_until};
 
 use super::transport::{ServerConnection, ServerMessages};
 
-/// A session's machine, shared by its handles, its transport and its task.
+/// A session's state machine, shared by its handles, its transport and its task.
 #[derive(Clone, Debug)]
 pub(super) struct ClientLink {
     pub(super) shared: SharedSession,
-    /// From when the session's times count.
+    /// The origin of the session's times.
     pub(super) origin: Instant,
 }
 
@@ -35,12 +35,12 @@ impl ClientLink {
         Time::new(self.origin.elapsed())
     }
 
-    /// Does something to the machine, then wakes whom that concerns, the transport included.
+    /// Runs `act` on the machine, then wakes the tasks whose state it changed, the transport included.
     pub(super) fn with<R>(&self, act: impl FnOnce(&mut Live) -> R) -> R {
         self.shared.with_flushed(act)
     }
 
-    /// Ends the session with `status`, unless it is over.
+    /// Aborts the session with `status`, unless it is over.
     pub(super) fn abort(&self, status: Status) {
         self.with(|live| {
             live.machine().abort(status);
@@ -48,10 +48,10 @@ impl ClientLink {
     }
 }
 
-/// What the transport sends: messages, then the half-close.
+/// The messages that the transport sends, then the half-close.
 pub(super) struct ClientMessages {
     pub(super) link: ClientLink,
-    /// Which connection it is; the next one has the next number.
+    /// The number of its connection; each reconnection increments it, which ends the streams of earlier ones.
     pub(super) connection: u64,
 }
 
@@ -70,14 +70,15 @@ impl Stream for ClientMessages {
     }
 }
 
-/// Takes in what the server sends until the session is over. The session's handles abort it when all are gone. However
-/// this ends, by a panic or with its runtime, the session ends with it: no reader waits for what nobody takes in.
+/// Handles what the server sends until the session is over. The session's handles abort it when all are dropped. If
+/// this future ends for any reason, a panic or the end of its runtime included, the session ends too, so that no reader
+/// waits forever.
 pub(super) fn pump(
     link: ClientLink,
     incoming: ServerMessages,
     back: Option<ClientReconnect>,
 ) -> impl Future<Output = ()> + Send {
-    // Made here and not in the task: one that is dropped before its first poll runs nothing of its own.
+    // Created outside of the future, because a task that is dropped before its first poll runs no code of its own.
     let ends = LinkGuard(link.clone());
     async move {
         let pumping = AssertUnwindSafe(take_in(link.clone(), incoming, back));
@@ -89,7 +90,7 @@ pub(super) fn pump(
     }
 }
 
-/// Ends the session with its task.
+/// Ends the session when the task ends.
 struct LinkGuard(ClientLink);
 
 impl Drop for LinkGuard {
@@ -98,13 +99,13 @@ impl Drop for LinkGuard {
     }
 }
 
-/// Counts a panic of a task of ours; what it said is in the log by then.
+/// Counts the panic of a task; the panic hook has logged its message.
 pub(super) fn panicked(what: &str) {
     PANICS.fetch_add(1, Ordering::Relaxed);
     tracing::error!("{what} panicked");
 }
 
-/// How many tasks of clients' sessions have panicked in this process so far; each ended its session alone.
+/// Returns how many tasks of client sessions have panicked in this process; each ended only its session.
 #[must_use]
 pub fn panics() -> u64 {
     PANICS.load(Ordering::Relaxed)
@@ -112,7 +113,7 @@ pub fn panics() -> u64 {
 
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
-/// The status that all waiting tasks get when the session's task has panicked.
+/// The status for all waiting tasks after the session's task has panicked.
 pub(super) fn failed() -> Status {
     Status::new(Reason::Function, "the session ended unexpectedly")
 }
@@ -125,7 +126,8 @@ async fn take_in(link: ClientLink, mut incoming: ServerMessages, back: Option<Cl
         let (Some(cut), Some(back)) = (cut, &back) else {
             return;
         };
-        // A connection that was let in and cut before anything came is one more try, not a new beginning.
+        // A connection that was accepted and cut before anything was received counts as one more attempt of the same
+        // series.
         if received {
             tries = None;
         }
@@ -139,7 +141,8 @@ async fn take_in(link: ClientLink, mut incoming: ServerMessages, back: Option<Cl
     }
 }
 
-/// The same with one connection. How it was lost, if the client wants to reconnect; whether anything was `received` over it.
+/// Serves one connection. Returns the status with which it was cut, if the client reconnects after that; sets
+/// `received` if anything arrived over it.
 async fn follow(
     link: &ClientLink,
     incoming: &mut ServerMessages,
@@ -152,7 +155,7 @@ async fn follow(
         let (paused, wake_at) =
             link.with(|live| (live.machine().inbound_paused(), live.machine().wake_at(now)));
         let timer = sleep_until(link.origin + wake_at.unwrap_or(Time::MAX).since_origin());
-        // Every arm may be cancelled: a message not yet taken stays in its stream, a chore in its queue.
+        // Every branch is cancel-safe: a message that was not received stays in its stream, a chore in its queue.
         tokio::select! {
             biased;
             chore = std::future::poll_fn(|cx| link.with(|live| live.poll_chore(cx))) => {
@@ -181,22 +184,22 @@ async fn follow(
     }
 }
 
-/// Hands one item to the machine; `false` after the last one.
+/// Passes one item to the machine; returns `false` after the last one.
 fn take(link: &ClientLink, item: Option<Result<WireMessage, Status>>) -> bool {
     let now = link.now();
     match item {
         Some(Ok(message)) => {
-            // What is wrong with it aborts the session, which every reader learns.
+            // An invalid message aborts the session, and every reader gets that status.
             let _ = link.with(|live| live.machine().handle(message, now));
             true
         }
-        // A server that drains has sent all it had: an answer that came whole must not fail for the goodbye behind it. By its
-        // code, because the msgpack dialect has no reasons.
+        // A draining server has sent all its data, so complete answers must not fail because of the final status.
+        // Recognised by its code, because the msgpack dialect has no reasons.
         Some(Err(status)) if status.code == Code::Unavailable => {
             link.with(|live| live.machine().close_with_status(status, now));
             false
         }
-        // A socket is let in before it is looked at.
+        // A WebSocket is accepted before its session token is checked, so the refusal comes as a status.
         Some(Err(status)) if &*status.reason == Reason::NoSession.name() => {
             link.with(|live| live.machine().fail_resume(status));
             false
@@ -212,11 +215,11 @@ fn take(link: &ClientLink, item: Option<Result<WireMessage, Status>>) -> bool {
     }
 }
 
-/// The way back to a session whose connection was cut (EV-975).
+/// Reconnects to a session whose connection was cut (EV-975).
 pub(super) struct ClientReconnect {
     pub(super) connection: ServerConnection,
     pub(super) token: String,
-    /// How long it is tried.
+    /// How long reconnecting is tried.
     pub(super) grace: Duration,
 }
 
@@ -234,7 +237,7 @@ impl ReconnectAttempts {
         }
     }
 
-    /// How long to wait before the next one: the first comes at once, later ones less and less often.
+    /// Returns the delay before the next attempt: zero for the first one, then growing.
     fn wait(&mut self) -> Duration {
         let longer = (self.wait * 2).clamp(WAIT_LEAST, WAIT_MOST);
         std::mem::replace(&mut self.wait, longer.mul_f64(jitter()))
@@ -242,7 +245,7 @@ impl ReconnectAttempts {
 }
 
 impl ClientReconnect {
-    /// A new connection of the session, at the first try or later; `None` if the session is gone or the time is over.
+    /// Returns a new connection of the session; `None` if the session is over or the grace period has passed.
     async fn connect(
         &self,
         link: &ClientLink,
@@ -271,28 +274,28 @@ impl ClientReconnect {
     }
 }
 
-/// Whether nobody has said how the session ends: its connection did.
+/// Returns whether the connection was cut, without a final status from the server.
 fn was_cut(status: &Status) -> bool {
     status.code == Code::Unavailable
         && (status.reason.is_empty() || status.reason == crate::NO_ANSWER)
 }
 
-/// From a half to one and a half, so that many clients do not come back as one.
+/// Returns a factor from 0.5 to 1.5, so that many clients do not reconnect at the same time.
 fn jitter() -> f64 {
     f64::from(u16::try_from(entropy() % 1_000).unwrap_or(0)) / 1_000.0 + 0.5
 }
 
-/// Random bits; the standard library seeds every hasher from the system's randomness.
+/// Returns random bits; the standard library seeds every hasher from the system's randomness.
 pub(super) fn entropy() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(0_u8)
 }
 
-/// Between two tries.
+/// Limits of the delay between two attempts.
 const WAIT_LEAST: Duration = Duration::from_millis(50);
 const WAIT_MOST: Duration = Duration::from_secs(5);
 
-/// The status of readers that outlive the last handle, or whose task was lost.
+/// The status of readers that outlive the last handle, or whose task has ended.
 pub(super) fn closed() -> Status {
     Status::other(
         Code::Cancelled,
@@ -316,7 +319,7 @@ mod tests {
 
     use super::*;
 
-    /// A session, and somebody who waits for what never comes.
+    /// Creates a session, and a reader of a node that is never written.
     fn waiting(limits: SessionLimits) -> (ClientLink, NodeReader) {
         let config = Config {
             limits: limits.into(),
@@ -327,7 +330,7 @@ mod tests {
         assert!(expected.is_ok());
         let writer = PeerHandle::new(link.shared.clone(), None).write().unwrap();
         let reader = writer.node().read();
-        // It is written as long as the session lives.
+        // The writer must live as long as the session, so that the node stays open.
         std::mem::forget(writer);
         (link, reader)
     }

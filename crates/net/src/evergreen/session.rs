@@ -20,20 +20,20 @@ use tokio_util::sync::CancellationToken;
 use super::link::{self, ClientLink, ClientMessages, ClientReconnect, pump};
 use super::transport::{ServerAddress, ServerConnection};
 
-/// What a session is asked to be.
+/// Options of a session.
 #[derive(Clone, Debug, Default)]
 pub struct ClientSessionOptions {
-    /// A failed action leaves the session alive (EV-930), where the server can do that.
+    /// A failed action does not end the session (EV-930), if the server supports that.
     pub partial_failure: bool,
-    /// Content is let go once everybody has read it or it is sent, here and at a server that announces `retain`; who
-    /// arrives later fails with `NODE_RELEASED` (EV-955). For sessions that stream without end.
+    /// Content is released once all readers have read it or it is sent, both here and at a server that announces
+    /// `retain`; later readers fail with `NODE_RELEASED` (EV-955). For sessions that stream without end.
     pub retain_unread: bool,
-    /// The session survives the loss of its connection, where the server gives it a token: it is connected to again, and
-    /// nothing is lost or done twice (EV-940, EV-975). Not in the dialect msgpack, which has no way to say so.
+    /// The session survives the loss of its connection, if the server gives it a token: the client reconnects, and
+    /// nothing is lost or executed twice (EV-940, EV-975). Not in the dialect msgpack, which cannot express it.
     pub resume: bool,
     /// The session ends this long after it began (EV-950).
     pub timeout: Option<std::time::Duration>,
-    /// What we hold and do at most; a server is not trusted (EV-972).
+    /// Local limits of memory and work; a server is not trusted (EV-972).
     pub limits: Arc<SessionLimits>,
 }
 
@@ -46,7 +46,7 @@ struct SessionHandle {
     connection: ServerConnection,
     extensions: Vec<String>,
     task: AbortHandle,
-    /// Nodes made here so far; a session forgets none.
+    /// Number of nodes created here so far; a session never removes a node.
     nodes: AtomicUsize,
     limits: Arc<SessionLimits>,
     worn: CancellationToken,
@@ -54,14 +54,14 @@ struct SessionHandle {
 
 impl Drop for SessionHandle {
     fn drop(&mut self) {
-        // Ends the request stream; the task's end resets the call, and the server drops what it does for us.
+        // Ends the request stream. The end of the task resets the call, so that the server cancels the session's work.
         self.link.abort(link::closed());
         self.task.abort();
     }
 }
 
 impl HandleOwner for SessionHandle {
-    /// Notes how much is left for more.
+    /// Cancels `worn` when the session has used much of its limits.
     fn made(&self, nodes: usize, bytes: u64, refused: Option<Reason>) {
         let nodes = self.nodes.fetch_add(nodes, Ordering::Relaxed) + nodes;
         if matches!(refused, Some(Reason::NodeLimit | Reason::RetainedLimit))
@@ -77,7 +77,7 @@ impl ClientSession {
     /// Connects and opens a session.
     ///
     /// # Errors
-    /// The address cannot be used, nobody answers, or the server refuses.
+    /// The address cannot be used, the server does not answer, or it refuses.
     pub async fn connect(
         address: &ServerAddress,
         options: ClientSessionOptions,
@@ -88,7 +88,7 @@ impl ClientSession {
     /// Opens another session over the same connection.
     ///
     /// # Errors
-    /// The connection is gone, or the server refuses.
+    /// The connection is lost, or the server refuses.
     pub async fn another(&self, options: ClientSessionOptions) -> Result<Self, Status> {
         Self::over(self.0.connection.clone(), options).await
     }
@@ -116,7 +116,7 @@ impl ClientSession {
         let dialect = connection.dialect();
         let link = ClientLink::new(|now| {
             let config = Config {
-                // Nothing of ours ends a session that is merely quiet: the server has its own idle limit.
+                // The client has no idle timeout for a session: the server has its own.
                 limits: Arc::new(SessionLimits {
                     idle_timeout: IDLE_NEVER,
                     ..SessionLimits::clone(&options.limits)
@@ -165,19 +165,19 @@ impl ClientSession {
         })))
     }
 
-    /// The extensions that the server announced; nothing else is used (EV-970).
+    /// Returns the extensions that the server announced; no others are used (EV-970).
     #[must_use]
     pub fn extensions(&self) -> &[String] {
         &self.0.extensions
     }
 
-    /// Whether the server announced this extension.
+    /// Returns whether the server announced this extension.
     #[must_use]
     pub fn announces(&self, extension: &str) -> bool {
         self.0.extensions.iter().any(|name| name == extension)
     }
 
-    /// A handle to call the server's actions; holding it keeps the session open.
+    /// Returns a handle to call the server's actions; holding it keeps the session open.
     #[must_use]
     pub fn peer(&self) -> PeerHandle {
         let keep = Arc::clone(&self.0);
@@ -187,42 +187,44 @@ impl ClientSession {
         peer
     }
 
-    /// A new node of ours, to be written.
+    /// Creates a local node and returns its writer.
     ///
     /// # Errors
-    /// The session is over, or holds as many nodes as it may.
+    /// The session is over, or its limit of nodes is reached.
     pub fn write(&self) -> Result<PeerNodeWriter, Status> {
         self.peer().write()
     }
 
-    /// Calls a function of the server's, see [`PeerHandle::call`].
+    /// Calls a function of the server; see [`PeerHandle::call`].
     ///
     /// # Errors
+    /// The session is over, or its limit of nodes is reached.
     /// The session is over, or holds as many nodes as it may.
     pub fn call(&self, request: CallRequest) -> Result<PeerCall, Status> {
         self.peer().call(request)
     }
 
-    /// The state machine of this session, for serving what its server asks for; does not keep the session open.
+    /// Returns the state machine of this session, for running functions that its server calls; does not keep the
+    /// session open.
     #[must_use]
     pub fn shared(&self) -> SharedSession {
         self.0.link.shared.clone()
     }
 
-    /// From when the times of [`ClientSession::shared`] count.
+    /// Returns the origin of the times of [`ClientSession::shared`].
     #[must_use]
     pub fn origin(&self) -> Instant {
         self.0.link.origin
     }
 
-    /// Resolves once the session has used much of what it may ever hold (EV-801), or all of it: a session forgets
-    /// nothing, so who calls without end goes on with another one. Does not keep the session alive, and stays pending
-    /// when it ends.
+    /// Resolves once the session has used much of its limits (EV-801), or all of it. A session never removes nodes, so
+    /// a caller with endless calls has to continue with another session. Does not keep the session alive, and stays
+    /// pending when it ends.
     pub fn worn(&self) -> impl Future<Output = ()> + Send + 'static {
         self.0.worn.clone().cancelled_owned()
     }
 
-    /// Says that nothing more is sent, and waits until the server has finished everything (EV-109).
+    /// Sends the half-close, and waits until the server has finished everything (EV-109).
     ///
     /// # Errors
     /// The status with which the session was aborted.
@@ -249,7 +251,8 @@ impl fmt::Debug for ClientSession {
     }
 }
 
-/// How a server's metadata is judged. A server of the JSON dialect says the same on every fragment of a leaf (EV-721).
+/// Returns how strictly a server's metadata is checked. A server of the JSON dialect repeats it on every fragment of a
+/// leaf (EV-721).
 const fn metadata(dialect: Dialect) -> MetadataMode {
     match dialect {
         Dialect::Json => MetadataMode::Lenient,
@@ -257,8 +260,9 @@ const fn metadata(dialect: Dialect) -> MetadataMode {
     }
 }
 
-/// A quarter of the nodes: what the server lists under its outputs are nodes too, and are not counted here.
+/// A session is worn at a quarter of its nodes: nodes that the server creates as outputs count towards the limit, but
+/// not here.
 const NODES_WORN: usize = 4;
-/// Half of the bytes.
+/// A session is worn at half of its bytes.
 const BYTES_WORN: u64 = 2;
 const IDLE_NEVER: std::time::Duration = std::time::Duration::from_secs(365 * 24 * 3600);

@@ -1,6 +1,6 @@
 //! A transport of Evergreen: a stream and a sink of messages (EV-702, EV-703, EV-970).
 //!
-//! WebSockets stand in `websocket`.
+//! This file has gRPC; WebSockets are in `websocket`.
 
 use std::time::Duration;
 
@@ -20,15 +20,15 @@ use super::grpc::{self, GrpcCodec};
 use super::websocket::WebSocketTarget;
 use crate::connection::{NO_ANSWER, UNTRUSTED, distrust, is_loopback};
 
-/// Where a server is, and how to be let in.
+/// The address of a server, and the credentials to use.
 #[derive(Clone)]
 pub struct ServerAddress {
-    /// `http://HOST:PORT` or `https://HOST:PORT` for gRPC; `ws://` or `wss://` for WebSockets, in protobuf or as
-    /// `?dialect=json` or `?dialect=msgpack` says. All also with `evergreen+` in front (D-40).
+    /// `http://HOST:PORT` or `https://HOST:PORT` for gRPC; `ws://` or `wss://` for WebSockets, in protobuf unless
+    /// `?dialect=json` or `?dialect=msgpack` is given. All may have the prefix `evergreen+` (D-40).
     pub url: String,
     /// Sent as `authorization: Bearer KEY`; never logged.
     pub key: Option<Secret>,
-    /// How long connecting may take.
+    /// The time limit of connecting.
     pub connect_timeout: Duration,
     /// Authorities (PEM) to trust beside the well-known ones, for `https://`.
     pub authorities: Option<Vec<u8>>,
@@ -46,14 +46,14 @@ impl ServerAddress {
         }
     }
 
-    /// The same with a bearer key.
+    /// Sets a bearer key.
     #[must_use]
     pub fn with_key(mut self, key: impl Into<Secret>) -> Self {
         self.key = Some(key.into());
         self
     }
 
-    /// Whether the key would be sent unencrypted to another machine.
+    /// Returns whether the key would be sent unencrypted to another machine.
     #[must_use]
     pub fn exposes_key(&self) -> bool {
         let Ok(uri) = self.plain().parse::<Uri>() else {
@@ -119,7 +119,7 @@ impl std::fmt::Debug for ServerAddress {
     }
 }
 
-/// What sessions are opened over. Clones share it.
+/// The connection over which sessions are opened. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) enum ServerConnection {
     /// An HTTP/2 connection that sessions share.
@@ -127,20 +127,20 @@ pub(super) enum ServerConnection {
         channel: Channel,
         key: Option<AsciiMetadataValue>,
     },
-    /// Each session has a connection of its own.
+    /// Each session has its own connection.
     WebSocket(WebSocketTarget, Box<ServerAddress>),
 }
 
-/// What a server sends over one connection.
+/// The messages of a server over one connection.
 pub(super) type ServerMessages = BoxStream<'static, Result<WireMessage, Status>>;
 
 /// One accepted call.
 pub(super) struct OpenedCall {
-    /// What the server sends.
+    /// The server's messages.
     pub(super) incoming: ServerMessages,
     /// The extensions that the server announced.
     pub(super) extensions: Vec<String>,
-    /// What brings us back to this session (EV-940).
+    /// The token with which this session is resumed (EV-940).
     pub(super) token: Option<String>,
 }
 
@@ -176,7 +176,7 @@ impl ServerConnection {
         Ok(Self::Grpc { channel, key })
     }
 
-    /// In which dialect messages travel.
+    /// Returns the dialect of messages.
     pub(super) const fn dialect(&self) -> Dialect {
         match self {
             Self::Grpc { .. } => Dialect::Grpc,
@@ -184,7 +184,8 @@ impl ServerConnection {
         }
     }
 
-    /// Begins a call. Returns when the server's headers have come, which is before it reads anything (EV-702).
+    /// Starts a call. Returns when the server's headers are received, which is before the server reads any message
+    /// (EV-702).
     pub(super) async fn call(
         &self,
         options: &[(&'static str, String)],
@@ -271,7 +272,7 @@ fn bad_option(name: &str) -> Status {
     )
 }
 
-/// The whole chain of causes on one line, for the log.
+/// Returns the chain of causes on one line, for the log.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -283,9 +284,9 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// The header of the token, both ways.
+/// The header of the session token, in both directions.
 pub(super) const TOKEN: &str = "evergreen-session-token";
-/// EV-703.
+/// The flow-control window of a stream (EV-703).
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 const KEEPALIVE: Duration = Duration::from_secs(30);

@@ -44,7 +44,7 @@ pub(super) struct WebSocketTarget {
     secure: bool,
 }
 
-/// Without its query.
+/// Omits the query, which may contain a key.
 impl fmt::Debug for WebSocketTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", masked(&self.uri.to_string()))
@@ -54,7 +54,7 @@ impl fmt::Debug for WebSocketTarget {
 type WebSocketConnection = WebSocketStream<ListeningIo>;
 
 impl WebSocketTarget {
-    /// The place that `url` names; `None` if it is no address of a WebSocket.
+    /// Parses `url`; `None` if it is not the URL of a WebSocket.
     pub(super) fn of(url: &str) -> Option<Result<Self, Status>> {
         let secure = match url.split_once("://")?.0 {
             "ws" => false,
@@ -92,7 +92,7 @@ impl WebSocketTarget {
         })
     }
 
-    /// The dialect.
+    /// Returns the dialect.
     pub(super) const fn dialect(&self) -> Dialect {
         self.dialect
     }
@@ -161,8 +161,8 @@ impl WebSocketTarget {
             .into_client_request()
             .map_err(|_| bad_address("it is no URL of a WebSocket"))?;
         let headers = request.headers_mut();
-        // 0.4.0 servers know no subprotocols, and a client may not insist on one that is not chosen: the first message
-        // tells.
+        // 0.4.0 servers do not know subprotocols, and a client must not offer one that the server does not choose: the
+        // first message shows the dialect.
         if let (Some(name), false) = (self.dialect.subprotocol(), self.dialect == Dialect::Msgpack)
         {
             headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(name));
@@ -196,7 +196,7 @@ impl WebSocketTarget {
     }
 }
 
-/// Both directions of a connection; what the server says.
+/// Starts both directions of a connection; returns the server's messages.
 fn converse(
     wire: WebSocketConnection,
     ear: LivenessFlag,
@@ -214,7 +214,7 @@ fn converse(
     })
 }
 
-/// The codec of one connection, shared by both directions; held only while one message is read or written.
+/// The codec of one connection, shared by both directions; locked only while one message is encoded or decoded.
 #[derive(Clone)]
 struct SharedCodec(Arc<Mutex<Codec>>);
 
@@ -224,7 +224,8 @@ impl SharedCodec {
     }
 }
 
-/// Sends messages, then the half-close. Pings go out however much is said: who only listens answers nothing else.
+/// Sends messages, then the half-close. Pings are sent also between messages, because a server that only receives sends
+/// nothing but pongs.
 async fn send(
     mut sink: SplitSink<WebSocketConnection, tungstenite::Message>,
     shared: SharedCodec,
@@ -244,7 +245,7 @@ async fn send(
         let Ok(first) = first else {
             continue;
         };
-        // What is ready goes out together.
+        // Sends everything that is ready with one flush.
         let mut next = Some(first);
         while let Some(item) = next {
             let Some(message) = item else {
@@ -272,7 +273,7 @@ async fn finish(
     if due && feed(&mut sink, &shared, &mut buf).await.is_err() {
         return;
     }
-    // The server closes once it has sent everything. Until then pings show that we are there.
+    // The server closes once it has sent everything. Until then pings keep the connection alive.
     while sink.flush().await.is_ok() {
         tokio::time::sleep(PING).await;
         if sink
@@ -293,7 +294,7 @@ async fn feed(
     let bytes = buf.split().freeze();
     let is_text = shared.codec().is_text();
     let message = if is_text {
-        // JSON is UTF-8.
+        // JSON is valid UTF-8.
         tungstenite::Message::Text(Utf8Bytes::try_from(bytes).unwrap_or_default())
     } else {
         tungstenite::Message::Binary(bytes)
@@ -301,23 +302,23 @@ async fn feed(
     sink.feed(message).await
 }
 
-/// What is received from. The task that sends goes with it.
+/// The receiving side of a connection. The sending task is aborted with it.
 struct WebSocketReceiver {
     stream: SplitStream<WebSocketConnection>,
     ear: LivenessFlag,
     shared: SharedCodec,
-    /// `None` once it has ended, which is no end of the connection.
+    /// `None` once it has ended, which does not end the connection.
     sending: Option<AbortOnDropHandle<()>>,
 }
 
 impl WebSocketReceiver {
-    /// The next frame. A server from which not a byte comes, pings or not, is given up. Time in which nobody asks counts
-    /// for one wait at most, for what has come meanwhile is not seen before.
+    /// Returns the next frame. The connection is given up if no bytes arrive, not even pongs. Time between two calls
+    /// counts as one interval at most, because bytes that arrived meanwhile are noticed only when this is polled.
     async fn next(&mut self) -> Option<Result<tungstenite::Message, Status>> {
         let mut silent = 0;
         while silent < WAITS_SILENT {
-            // All arms may be cancelled: what has come of a message stays in the stream. What was received goes before a
-            // failure to send.
+            // All branches are cancel-safe: a partial message stays in the stream. A received frame takes precedence
+            // over a failure to send.
             tokio::select! {
                 biased;
                 item = self.stream.next() => {
@@ -340,7 +341,7 @@ impl WebSocketReceiver {
     }
 }
 
-/// Waits for the end of a task; for ever where there is none.
+/// Waits for the end of a task; forever if there is none.
 async fn ended(task: &mut Option<AbortOnDropHandle<()>>) -> Result<(), JoinError> {
     match task {
         Some(task) => task.await,
@@ -348,7 +349,7 @@ async fn ended(task: &mut Option<AbortOnDropHandle<()>>) -> Result<(), JoinError
     }
 }
 
-/// What the server says. Its end is the end of the session.
+/// Returns the server's messages. The end of this stream is the end of the session.
 fn receive(received: WebSocketReceiver) -> ServerMessages {
     futures::stream::unfold(Some(received), |received| async move {
         let mut received = received?;
@@ -381,7 +382,7 @@ fn unavailable(address: &ServerAddress, hint: &str) -> Status {
     Status::other(Code::Unavailable, "", message)
 }
 
-/// A server that does not upgrade says why in its own way; the number is what all have in common.
+/// Converts a refused upgrade. Servers describe it differently; only the HTTP status is common.
 fn refused(address: &ServerAddress, error: &tungstenite::Error) -> Status {
     let tungstenite::Error::Http(answer) = error else {
         tracing::debug!(%error, "no upgrade");
@@ -402,7 +403,7 @@ fn refused(address: &ServerAddress, error: &tungstenite::Error) -> Status {
     )
 }
 
-/// What the connection broke with.
+/// Converts the error that broke a connection.
 fn broken(error: &tungstenite::Error) -> Status {
     match error {
         tungstenite::Error::Capacity(_) => Status::new(
@@ -425,7 +426,7 @@ fn unix_micros() -> i64 {
 }
 
 const PING: Duration = Duration::from_secs(20);
-/// So many waits of [`PING`] without a byte are the end of a connection.
+/// After this many intervals of [`PING`] without a byte the connection is given up.
 const WAITS_SILENT: u32 = 3;
 const BUFFER_BYTES: usize = 16 * 1024;
 

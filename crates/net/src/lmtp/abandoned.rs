@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::Notify;
 
-/// The list. Leaving never waits, and nothing that leaves is lost.
+/// The abandoned streams. Adding one never waits, and none is lost.
 #[derive(Default)]
 pub(super) struct AbandonedStreams {
     serials: Mutex<Vec<u64>>,
@@ -12,18 +12,18 @@ pub(super) struct AbandonedStreams {
 }
 
 impl AbandonedStreams {
-    /// Nobody reads this stream any more.
+    /// Adds a stream whose reader was dropped.
     pub(super) fn push(&self, serial: u64) {
         self.list(|serials| serials.push(serial));
         self.changed.notify_one();
     }
 
-    /// Resolves when a reader was dropped since it last did.
+    /// Resolves when a stream was added since it last resolved.
     pub(super) async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// Who has left.
+    /// Takes the serial numbers of the abandoned streams.
     pub(super) fn take(&self) -> Vec<u64> {
         self.list(std::mem::take)
     }

@@ -18,14 +18,14 @@ pub struct PeerAddress {
     pub(super) authorities: Option<Vec<u8>>,
 }
 
-/// What kind of connection leads there.
+/// The kind of connection of an address.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum LmtpTarget {
     WebSocket {
         uri: Uri,
         secure: bool,
     },
-    /// Lines in the bodies of one request and its answer.
+    /// Lines in the request and response bodies of one HTTP request.
     Post {
         uri: Uri,
         secure: bool,
@@ -36,8 +36,8 @@ pub(super) enum LmtpTarget {
 }
 
 impl PeerAddress {
-    /// Reads `host:port`, `ws://`, `wss://` and their `http` spellings, `post+http://` and `post+https://`, all with path and
-    /// query; `unix:/path`; or `stdio:COMMAND ARGS`, cut at white space.
+    /// Parses `host:port`, `ws://`, `wss://` and their `http` spellings, `post+http://` and `post+https://`, all with
+    /// path and query; `unix:/path`; or `stdio:COMMAND ARGS`, split at white space.
     ///
     /// # Errors
     /// `invalid_value` for anything else.
@@ -49,8 +49,8 @@ impl PeerAddress {
         })
     }
 
-    /// Reads `lmtp://host:port/MODEL`: the peer at `ws://host:port/`, and one of its models. Several hosts, with commas between
-    /// them, serve the same model (LM-801). A query stays with the address of each.
+    /// Parses `lmtp://host:port/MODEL`: the peer at `ws://host:port/`, and one of its models. Several hosts, separated
+    /// by commas, serve the same model (LM-801). A query is added to the address of each.
     ///
     /// # Errors
     /// `invalid_value` for anything else.
@@ -73,14 +73,14 @@ impl PeerAddress {
         Ok((peers?, model))
     }
 
-    /// With a key that is shown to the peer; sent over WebSockets only.
+    /// Sets a key that is sent to the peer; over WebSockets only.
     #[must_use]
     pub fn with_key(mut self, key: impl Into<Secret>) -> Self {
         self.key = Some(key.into());
         self
     }
 
-    /// Whether a key of this address, set or part of its query, would be sent unencrypted to another machine.
+    /// Returns whether a key of this address, set or part of its query, would be sent unencrypted to another machine.
     #[must_use]
     pub fn exposes_key(&self) -> bool {
         let (LmtpTarget::WebSocket { uri, secure } | LmtpTarget::Post { uri, secure }) =
@@ -92,7 +92,7 @@ impl PeerAddress {
         has_key && !secure && !connection::is_loopback(uri.host().unwrap_or_default())
     }
 
-    /// Whether its query holds a key (LM-108).
+    /// Returns whether its query contains a key (LM-108).
     #[must_use]
     pub fn has_own_key(&self) -> bool {
         let (LmtpTarget::WebSocket { uri, .. } | LmtpTarget::Post { uri, .. }) = &self.target
@@ -103,7 +103,7 @@ impl PeerAddress {
         pairs.any(|pair| pair.starts_with("key="))
     }
 
-    /// With authorities (PEM) that are trusted beside the well-known ones.
+    /// Sets authorities (PEM) that are trusted beside the well-known ones.
     #[must_use]
     pub fn with_authorities(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.authorities = Some(pem.into());
@@ -117,7 +117,7 @@ impl fmt::Debug for PeerAddress {
     }
 }
 
-/// Without the query, and without the arguments of a program.
+/// Omits the query, and the arguments of a program, because both may contain credentials.
 impl fmt::Debug for LmtpTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,8 +1,8 @@
-//! Connects a line transport here with an LMTP server elsewhere, for use in a shell pipe (LM-110).
+//! Connects a local line transport with a remote LMTP server, for use in a shell pipe (LM-110).
 //!
 //! ```text
 //!   reader ─ lines ─► peer        reader ended ─► until everything is answered ─► Finished
-//!   writer ◄─ lines ─ peer        peer or writer gone ─► Cut
+//!   writer ◄─ lines ─ peer        peer or writer closed ─► Cut
 //! ```
 
 use std::collections::{HashMap, HashSet};
@@ -21,14 +21,15 @@ use super::{ConnectOptions, PeerAddress};
 /// How a bridge ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BridgeEnd {
-    /// The input has ended, and everything was answered or nothing was to be waited for.
+    /// The input has ended, and everything was answered or `cancel` was set.
     Finished,
-    /// The peer, or the reader of our output, has disconnected.
+    /// The peer, or the reader of the output, has disconnected.
     Cut,
 }
 
-/// Passes lines to a peer and back. At the end of input it goes on until everything is answered, or ends if `cancel`. A line that
-/// only LMTP's own tolerant JSON reads (`NaN`) is passed, and not waited for.
+/// Forwards lines to a peer and back. At the end of input it continues until everything is answered, or ends if
+/// `cancel`. A line that only LMTP's own tolerant JSON parser accepts (`NaN`) is forwarded, but its answer is not
+/// waited for.
 ///
 /// # Errors
 /// As [`super::LmtpClient::connect`].
@@ -80,7 +81,7 @@ async fn pass(
             return BridgeEnd::Cut;
         }
         buffer.clear();
-        // Every arm may be cancelled: what was not read is still there, and a place that was not taken goes back.
+        // Every branch is cancel-safe: unread input stays in its reader, and an unused permit is returned.
         tokio::select! {
             place = wire.outgoing.reserve(), if ahead.is_some() => match (place, ahead.take()) {
                 (Ok(target), Some(message)) => target.send(message),
@@ -92,7 +93,7 @@ async fn pass(
             },
             reply = wire.incoming.next() => {
                 let mut reply = Some(reply);
-                // What is there already is written together.
+                // Everything that is ready is written in one batch.
                 while let Some(received) = reply {
                     let Some(text) = received else {
                         removed = true;
@@ -109,14 +110,14 @@ async fn pass(
     }
 }
 
-/// What was asked and is not answered yet, by the bytes of its id.
+/// Calls that are not answered yet, by the bytes of their ids.
 #[derive(Default)]
 struct PendingCalls {
     streams: HashSet<String>,
     requests: HashMap<String, usize>,
 }
 
-/// What of a message is looked at.
+/// The members of a message that matter here.
 #[derive(Deserialize)]
 struct MessageHead<'a> {
     #[serde(borrow)]
@@ -143,7 +144,7 @@ impl PendingCalls {
             "GENERATE" | "SCORE" => {
                 self.streams.insert(id.get().to_owned());
             }
-            // It has no answer.
+            // An ACK has no answer.
             "ACK" => {}
             _ => *self.requests.entry(id.get().to_owned()).or_default() += 1,
         }
@@ -181,7 +182,7 @@ impl PendingCalls {
     }
 }
 
-/// What a line is answered that cannot be passed on.
+/// The answer to a line that cannot be forwarded.
 const NO_MESSAGE: &[u8] = b"MSG [{\"stream_id\":null,\"error\":\"a line that is no UTF-8 or longer than 16 MiB\",\"code\":\"message_too_large\"}]\n";
-/// Written at once.
+/// The maximum of bytes written at once.
 const BATCH_BYTES: usize = 64 * 1024;

@@ -1,9 +1,9 @@
 //! The task that keeps a client connected and reconnects it.
 //!
 //! ```text
-//!   connected ── lost: every call fails, at once ──► 100 ms, doubling to 10 s ──► dial ──► connected
-//!                      │                             calls wait here, for connect_timeout at most
-//!                      └─ but for streams that the peer keeps: they fail if the first dial does, and go on after it (LM-965)
+//!   connected ── lost: every call fails at once ──► 100 ms, doubling to 10 s ──► dial ──► connected
+//!                      │                            new calls wait here, for connect_timeout at most
+//!                      └─ except detached streams: they fail if the first dial does, and resume after it (LM-965)
 //! ```
 
 use std::collections::VecDeque;
@@ -21,42 +21,42 @@ use super::served::ServedStreams;
 use super::wire::{LmtpConnection, lost, until};
 use super::{ConnectOptions, KeeperView};
 
-/// How a peer is reached. A value, so that a test can be one that comes and goes.
+/// Dials a peer. A trait, so that a test can simulate a peer that comes and goes.
 pub(super) trait DialPeer: Send + Sync + 'static {
     /// Connects, once.
     fn dial(&self) -> impl Future<Output = Result<LmtpConnection, LmtpError>> + Send;
-    /// Whether it can be tried again.
+    /// Returns whether it can be dialled again.
     fn again(&self) -> bool {
         true
     }
 }
 
-/// One call, as it is asked for.
+/// One call, as a client handle made it.
 pub(super) struct KeeperCall {
     pub(super) what: KeeperRequest,
     pub(super) results: mpsc::Sender<Result<CallResult, LmtpError>>,
-    /// What it is called where it is given up.
+    /// Its number, with which it is abandoned.
     pub(super) serial: u64,
     /// Until when it may wait for a connection.
     pub(super) by: Option<Instant>,
 }
 
-/// What is asked for: the model, and of it what.
+/// The operation of a call, with the name of the model.
 pub(super) enum KeeperRequest {
-    /// And when nobody waits for it any more.
+    /// With the deadline of its caller.
     Generate(String, GenerateRequest, Option<Instant>),
     Score(String, Score),
     ModelInfo(String),
 }
 
-/// What came of a call.
+/// A result of a call.
 pub(super) enum CallResult {
     Item(ReceivedItem),
     /// The JSON of `model_info`.
     ModelInfo(String),
 }
 
-/// See the module's page.
+/// The task's state; see the module's documentation.
 pub(super) struct LinkKeeper<D> {
     dial: D,
     options: ConnectOptions,
@@ -64,14 +64,14 @@ pub(super) struct LinkKeeper<D> {
     waiting: VecDeque<KeeperCall>,
     seen: Arc<KeeperView>,
     connected: watch::Sender<bool>,
-    /// Of the machine's clock.
+    /// The origin of the machine's clock.
     origin: Instant,
 }
 
-/// Why a connection is not served any more.
+/// Why a connection is no longer served.
 enum ServiceEnd {
     Lost,
-    /// Nobody can ask any more.
+    /// All client handles are dropped.
     Unwanted,
 }
 
@@ -94,11 +94,11 @@ impl<D: DialPeer> LinkKeeper<D> {
         }
     }
 
-    /// Serves calls over `wire`, and over the next connection when that is lost, or when there was none.
+    /// Serves calls over `wire`, and over a new connection whenever there is none.
     pub(super) async fn keep(mut self, wire: Option<LmtpConnection>) {
         let mut delay = DELAY_MIN;
         let mut wire = wire;
-        // The calls of the connection before, if any of them waits for the next one.
+        // The calls of the previous connection, if any of them can be resumed on the next one.
         let mut detached = None;
         loop {
             let Some(wire) = (match wire.take() {
@@ -119,7 +119,8 @@ impl<D: DialPeer> LinkKeeper<D> {
                 return served.lost();
             }
             detached = served.parted().then_some(served);
-            // One that comes and goes at once is not to be hammered.
+            // The delay is reset only after a long connection, so that a peer which closes at once is not dialled in a
+            // tight loop.
             if began.elapsed() >= DELAY_MAX {
                 delay = DELAY_MIN;
             }
@@ -129,9 +130,10 @@ impl<D: DialPeer> LinkKeeper<D> {
     /// Serves calls until the connection is lost.
     async fn serve(&mut self, mut wire: LmtpConnection, served: &mut ServedStreams) -> ServiceEnd {
         loop {
-            // A peer that is there is given the time it needs to say what it can do.
+            // A call does not time out during the negotiation with a connected peer.
             let late = served.late_at(&self.waiting);
-            // All may be cancelled: frames and asks stay where they are, a permit goes back, and what was given up stays listed.
+            // All branches are cancel-safe: frames and calls stay queued, a permit is returned, and abandoned streams
+            // stay listed.
             tokio::select! {
                 text = wire.incoming.next(), if served.is_reading() => match text {
                     Some(text) => served.receive(&text),
@@ -156,7 +158,8 @@ impl<D: DialPeer> LinkKeeper<D> {
         }
     }
 
-    /// The next connection; `None` when nobody can ask any more. What waits for it has failed if the first try does.
+    /// Returns the next connection; `None` when all client handles are dropped. Detached calls fail if the first
+    /// attempt does.
     async fn redial(
         &mut self,
         delay: &mut Duration,
@@ -172,7 +175,7 @@ impl<D: DialPeer> LinkKeeper<D> {
             tokio::pin!(dialling);
             loop {
                 let late = self.waiting.front().and_then(|ask| ask.by);
-                // All may be cancelled, and the first is not.
+                // All branches are cancel-safe, and `dialling` is pinned outside of the loop.
                 tokio::select! {
                     dialled = &mut dialling => match dialled {
                         Ok(wire) => return Some(wire),
@@ -188,7 +191,7 @@ impl<D: DialPeer> LinkKeeper<D> {
                         self.waiting.push_back(ask?);
                     }
                     () = until(late) => late_ask(&mut self.waiting),
-                    // What is not asked yet is not asked: who is gone is not there when its turn comes.
+                    // Abandoned calls that are still queued are skipped when they are taken from the queue.
                     () = self.seen.abandoned.changed() => {
                         let removed = self.seen.abandoned.take();
                         if let Some(served) = detached.as_mut() {
@@ -202,29 +205,29 @@ impl<D: DialPeer> LinkKeeper<D> {
     }
 }
 
-/// The first call in the line has waited for too long.
+/// Fails the first queued call, which has waited too long.
 fn late_ask(waiting: &mut VecDeque<KeeperCall>) {
     if let Some(ask) = waiting.pop_front() {
-        // Nobody listens if this fails.
+        // Sending fails only if the caller no longer waits.
         let _ = ask
             .results
             .try_send(Err(lost("there is no connection to the upstream")));
     }
 }
 
-/// What the machine's clock shows.
+/// Returns the time of the machine's clock.
 pub(super) fn now(origin: Instant) -> Time {
     Time::new(origin.elapsed())
 }
 
-/// Between half of it and all of it.
+/// Returns a random delay between half of it and all of it.
 fn jittered(delay: Duration) -> Duration {
     let share = RandomState::new().hash_one(()) % 1_000;
     delay / 2 + delay * u32::try_from(share).unwrap_or(0) / 2_000
 }
 
-/// Calls that wait for a connection.
+/// The maximum of calls that wait for a connection.
 const WAITING_MAX: usize = 64;
-/// LM-713.
+/// Limits of the reconnection delay (LM-713).
 const DELAY_MIN: Duration = Duration::from_millis(100);
 const DELAY_MAX: Duration = Duration::from_secs(10);

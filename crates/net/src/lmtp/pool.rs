@@ -1,9 +1,9 @@
-//! Several servers of one model as one client (LM-801 to LM-806).
+//! A client for several servers of one model (LM-801 to LM-806).
 //!
 //! ```text
-//!   generate · score ─► route ─► a peer's client ─► Items
-//!                         ▲  lost ◄──────┘            │ goes on elsewhere, unseen
-//!                         └────────────────────────────┘
+//!   generate · score ─► route ─► a peer's client ─► PooledItems
+//!                         ▲  lost ◄──────┘            │ continues at another peer, unnoticed by the reader
+//!                         └───────────────────────────┘
 //! ```
 
 use std::fmt;
@@ -33,70 +33,72 @@ use super::{ConnectOptions, LmtpClient, PeerAddress};
 /// One peer of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolEndpoint {
-    /// Where it is.
+    /// The address.
     pub address: PeerAddress,
-    /// What it calls the model.
+    /// The name of the model at this peer.
     pub model: String,
-    /// How much it takes beside the others.
+    /// Its share of the streams, relative to the other peers.
     pub weight: u32,
 }
 
-/// Peers that serve one model. Clones share them; when the last is dropped, streams that run go on, and nothing else does.
+/// Peers that serve one model. Clones share them; when the last clone is dropped, running streams continue, and probing
+/// ends.
 #[derive(Clone)]
 pub struct LmtpPool(Arc<PoolHandle>);
 
 struct PoolHandle {
     peers: Arc<PoolPeers>,
-    /// One for each peer.
+    /// One watch task for each peer.
     watches: Mutex<Vec<AbortOnDropHandle<()>>>,
 }
 
-/// What streams share.
+/// State shared by the pool and its streams.
 struct PoolPeers {
-    /// In the order of the machine's members, whose lock is taken first. They only become more.
+    /// In the order of the machine's members. The machine's lock is acquired first. Links are never removed.
     links: RwLock<Vec<Arc<PeerLink>>>,
-    /// Never held while anything is awaited.
+    /// Never locked across an await.
     machine: Mutex<machine::PoolMachine>,
-    /// Options for peers that are named later.
+    /// Options for peers that are added later.
     options: ConnectOptions,
     seeded: bool,
-    /// Tokens that end a text, once they are known.
+    /// The EOG tokens, once they are known.
     ends: OnceLock<Arc<[Token]>>,
-    /// Of the machine's clock.
+    /// The origin of the machine's clock.
     origin: Instant,
     facts: OnceLock<String>,
     moved: AtomicU64,
-    /// Whether any peer can be asked; sent anew whenever the condition of one has changed.
+    /// Whether any peer can be used; sent whenever the condition of a peer has changed.
     served: watch::Sender<bool>,
 }
 
 struct PeerLink {
     client: LmtpClient,
     model: String,
-    /// For people.
+    /// The address for log messages.
     target: String,
     connected: watch::Receiver<bool>,
-    /// When it is to be probed has changed.
+    /// Notified when the time of its next probe has changed.
     changed: Notify,
 }
 
-/// One peer as it is now.
+/// The current state of one peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerStatus {
-    /// Where it is, without its key.
+    /// Its address, without its key.
     pub target: String,
-    /// What may be asked of it.
+    /// Whether it can be used.
     pub condition: Condition,
-    /// Streams that run there.
+    /// Number of its running streams.
     pub streams: u64,
 }
 
 impl LmtpPool {
-    /// Connects to every peer and asks what the model is. Peers that do not answer are asked again; one is enough.
+    /// Connects to every peer and asks for the facts of the model. Peers that do not answer are probed again; one that
+    /// answers is enough.
     ///
     /// # Errors
-    /// What the first peer says, if none answers; that of any that can never be used: its address is wrong, or it does
-    /// not let us in. `invalid_value` if two have different vocabularies.
+    /// The error of the first peer, if none answers; that of any peer that can never be used, because its address is
+    /// wrong or it refuses access. `invalid_value` if two peers have different vocabularies.
     pub async fn connect(
         endpoints: Vec<PoolEndpoint>,
         options: &ConnectOptions,
@@ -124,10 +126,10 @@ impl LmtpPool {
         Self::over(linked?, options.clone(), settings).await
     }
 
-    /// A pool of one: whatever `client` speaks to.
+    /// Creates a pool with the single peer of `client`.
     ///
     /// # Errors
-    /// What the peer says; one that says nothing in time is asked all the same.
+    /// The error of the peer; one that does not answer in time is used nevertheless.
     pub async fn of(client: LmtpClient, model: &str) -> Result<Self, LmtpError> {
         let link = PeerLink::new(client, model.to_owned(), String::new());
         Self::over(
@@ -138,7 +140,7 @@ impl LmtpPool {
         .await
     }
 
-    /// Each peer with its weight, and why it is not there.
+    /// Creates a pool of peers, each with its weight, and the error if it is not connected.
     async fn over(
         linked: Vec<(PeerLink, u32, Option<LmtpError>)>,
         options: ConnectOptions,
@@ -192,37 +194,37 @@ impl LmtpPool {
         })))
     }
 
-    /// What the model is, as the first peer that answered says: the JSON of `model_info`.
+    /// Returns the facts of the model, as the first peer that answered reported them: the JSON of `model_info`.
     #[must_use]
     pub fn facts(&self) -> Option<&str> {
         self.0.peers.facts.get().map(String::as_str)
     }
 
-    /// Asks for tokens, for a caller who does not wait longer than that. Nothing is asked before the stream is read; what
-    /// fails is an item of it.
+    /// Generates tokens, until an optional deadline. Nothing is sent before the stream is polled; errors are items of
+    /// it.
     pub fn generate(&self, wanted: GenerateRequest, deadline: Option<Instant>) -> PooledItems {
         self.begin(StreamDemand::Generate(wanted), deadline)
     }
 
-    /// Asks how likely tokens are, in the same way.
+    /// Scores tokens, in the same way.
     pub fn score(&self, wanted: Score) -> PooledItems {
         self.begin(StreamDemand::Score(wanted), None)
     }
 
-    /// Whether a peer has sent log-probabilities that are none (LM-711).
+    /// Returns whether a peer has sent values as log-probabilities that are not (LM-711).
     #[must_use]
     pub fn raw_logprobs(&self) -> bool {
         let links = self.0.peers.links();
         links.iter().any(|link| link.client.raw_logprobs())
     }
 
-    /// These tokens end a text of the model. Peers of the base protocol, which know no `min_tokens`, are forbidden them for as long
-    /// (LM-704); until they are set, such streams are refused. Can be set once.
+    /// Sets the EOG tokens of the model. Peers of the base protocol do not know `min_tokens`, so these tokens are
+    /// forbidden until then (LM-704); before they are set, such streams are refused. Can be set once.
     pub fn ends_with(&self, ends: impl Into<Arc<[Token]>>) {
         let _known_already = self.0.peers.ends.set(ends.into());
     }
 
-    /// The peers as they are now.
+    /// Returns the current state of the peers.
     #[must_use]
     pub fn peers(&self) -> Vec<PeerStatus> {
         let peers = &self.0.peers;
@@ -236,8 +238,9 @@ impl LmtpPool {
         machine.members().map(slot).collect()
     }
 
-    /// These are the peers that are configured now. Others are drained, and taken back when they are named again; new ones are
-    /// probed at once, and asked as soon as they answer as those do that are here (LM-805). Gives the places of the new ones.
+    /// Replaces the configured peers. Peers that are not named are drained, and restored when they are named again; new
+    /// ones are probed at once, and used as soon as their facts match those of the others (LM-805). Returns the
+    /// addresses of the new ones.
     ///
     /// # Panics
     /// Outside a tokio runtime.
@@ -289,13 +292,13 @@ impl LmtpPool {
         added
     }
 
-    /// Whether any peer can be asked, and every change of it.
+    /// Returns a channel that tells whether any peer can be used.
     #[must_use]
     pub fn served(&self) -> watch::Receiver<bool> {
         self.0.peers.served.subscribe()
     }
 
-    /// Streams that went on at another peer since the pool began.
+    /// Returns the number of streams that continued at another peer since the pool was created.
     #[must_use]
     pub fn moved(&self) -> u64 {
         self.0.peers.moved.load(Ordering::Relaxed)
@@ -360,7 +363,7 @@ impl PoolPeers {
         Time::new(self.origin.elapsed())
     }
 
-    /// The first probe: who is connected and says nothing is asked all the same.
+    /// The first probe. A peer that is connected but does not answer in time is used nevertheless.
     async fn greet(&self, member: PoolMember) -> Result<(), LmtpError> {
         let asked = self.probe(member).await;
         let (mut machine, now) = (self.machine(), self.now());
@@ -379,12 +382,12 @@ impl PoolPeers {
         }
     }
 
-    /// Whether a peer serves the model that the others serve.
+    /// Checks that a peer serves the same model as the others.
     async fn probe(&self, member: PoolMember) -> Result<(), LmtpError> {
         let link = self.link(member);
         let received = link.client.received_messages();
         let facts = match link.client.model_info(&link.model).await {
-            // It is busy, and not dead: something else came meanwhile.
+            // Another message was received meanwhile, so the peer is busy, not dead.
             Err(error)
                 if error.reason == LmtpReason::Timeout
                     && link.client.received_messages() != received =>
@@ -405,12 +408,13 @@ impl PoolPeers {
         Err(LmtpError::new(LmtpReason::InvalidValue, why))
     }
 
-    /// Wakes tasks that wait for a peer, or for one that hangs.
+    /// Wakes streams that wait for a peer, or whose peer may hang.
     fn report_conditions(&self, machine: &machine::PoolMachine) {
         self.served.send_replace(machine.is_served(None));
     }
 
-    /// Whether a stream there had better go on elsewhere: its peer is connected and does not answer, and another one does.
+    /// Returns whether a stream of this peer should move: the peer is connected but does not answer, and another one
+    /// can be used.
     fn hangs(&self, member: PoolMember) -> bool {
         let machine = self.machine();
         machine.condition(member) == Condition::Away
@@ -418,7 +422,7 @@ impl PoolPeers {
             && *self.link(member).connected.borrow()
     }
 
-    /// Where a stream goes.
+    /// Selects the peer of a stream.
     fn route(
         self: &Arc<Self>,
         passage: &RelayedStream,
@@ -432,7 +436,7 @@ impl PoolPeers {
             if link.client.is_draining() {
                 machine.drains(member);
             }
-            // Its watch may not have had its turn yet.
+            // The watch task may not have seen the loss yet.
             if !*link.connected.borrow() {
                 machine.lost(member, now);
             }
@@ -474,7 +478,7 @@ impl PoolPeers {
     }
 }
 
-/// Two that say nothing of it may be the same.
+/// Compares the vocabularies of two facts. Facts that do not describe it count as equal.
 fn is_same(agreed: &str, facts: &str) -> bool {
     let read = |facts: &str| serde_json::from_str::<Value>(facts).unwrap_or_default();
     let (agreed, facts) = (read(agreed), read(facts));
@@ -488,14 +492,14 @@ fn watching(peers: &Arc<PoolPeers>, member: PoolMember) -> AbortOnDropHandle<()>
     AbortOnDropHandle::new(tokio::spawn(watch(Arc::clone(peers), member)))
 }
 
-/// Probes a peer when that is due, and sees when its connection goes.
+/// Probes a peer when that is due, and records the loss of its connection.
 async fn watch(peers: Arc<PoolPeers>, member: PoolMember) {
     let link = peers.link(member);
     let mut connected = link.connected.clone();
     loop {
         let due = peers.machine().probe_at(member);
         let due = due.map(|at| peers.origin + at.since_origin());
-        // All may be cancelled: they only wait, and what is due is looked at anew.
+        // All branches are cancel-safe: they only wait, and the due time is computed again.
         tokio::select! {
             () = link.changed.notified() => {}
             () = until(due) => {
@@ -509,7 +513,7 @@ async fn watch(peers: Arc<PoolPeers>, member: PoolMember) {
             }
             changed = connected.changed() => {
                 if changed.is_err() {
-                    // It cannot be made anew, and was lost before.
+                    // The client does not reconnect, and its loss was recorded before.
                     return;
                 }
                 if !*connected.borrow_and_update() {
@@ -542,7 +546,7 @@ impl PoolPeers {
     }
 }
 
-/// A stream's place at a peer, until this is dropped.
+/// A stream's place at a peer; its outcome is recorded when this is dropped.
 struct PeerSlot {
     peers: Arc<PoolPeers>,
     member: PoolMember,
@@ -561,7 +565,7 @@ impl Drop for PeerSlot {
     }
 }
 
-/// Resolves when the condition of some peer has changed, again and again.
+/// A future that resolves at the next change of a peer's condition, and is renewed afterwards.
 struct ConditionsChanged(BoxFuture<'static, watch::Receiver<bool>>);
 
 impl ConditionsChanged {
@@ -572,7 +576,7 @@ impl ConditionsChanged {
     fn next(mut served: watch::Receiver<bool>) -> Self {
         let next = async move {
             if served.changed().await.is_err() {
-                // The sender lives as long as the stream, whose peers have it.
+                // Unreachable: the sender is in `PoolPeers`, which the stream holds.
                 std::future::pending::<()>().await;
             }
             served
@@ -580,13 +584,13 @@ impl ConditionsChanged {
         Self(next.boxed())
     }
 
-    /// Whether one has changed since the last look.
+    /// Returns whether a condition has changed since the last poll.
     fn poll(&mut self, cx: &mut Context<'_>) -> bool {
         let Poll::Ready(served) = self.0.poll_unpin(cx) else {
             return false;
         };
         *self = Self::next(served);
-        // Polls for the next one, so that it wakes the reader.
+        // Polls the new future, so that the reader's waker is registered.
         self.poll(cx);
         true
     }
@@ -594,9 +598,9 @@ impl ConditionsChanged {
 
 type PendingAsk = BoxFuture<'static, Result<super::StreamItems, LmtpError>>;
 
-/// Where a stream stands.
+/// The state of a stream.
 enum StreamLocation {
-    /// It is to be asked for, not of the peer that was lost.
+    /// It needs a peer, other than the one that was lost.
     Next(Option<PoolMember>),
     Asking(PendingAsk),
     Reading(super::StreamItems),
@@ -615,7 +619,7 @@ pub struct PooledItems {
 }
 
 impl PooledItems {
-    /// Whether the peer hangs, and the stream can go on elsewhere.
+    /// Returns whether the peer hangs, and the stream can continue at another one.
     fn is_stuck(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(slot) = &self.target else {
             return false;
@@ -623,12 +627,12 @@ impl PooledItems {
         self.conditions.poll(cx) && self.peers.hangs(slot.member) && self.passage.can_move()
     }
 
-    /// The peer gave this error: the reader gets it, unless the stream continues at another peer.
+    /// Handles an error of the peer: returns it for the reader, unless the stream continues at another peer.
     fn failed(&mut self, error: LmtpError) -> Option<LmtpError> {
         let member = self.target.as_ref().map(|slot| slot.member);
         self.leave(StreamOutcome::Failed(error.reason));
         self.leg = StreamLocation::Over;
-        // A silent peer may only be slow: if there is no other, the reader gets its timeout.
+        // A silent peer may only be slow: without another peer, the reader gets the timeout.
         if error.reason == LmtpReason::Timeout && !self.peers.machine().is_served(member) {
             return Some(error);
         }

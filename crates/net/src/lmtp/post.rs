@@ -1,4 +1,4 @@
-//! LMTP in one long HTTP request (LM-113): lines go out in its body and come in in the response body.
+//! LMTP over one long HTTP request (LM-113): lines are sent in its body and received in the response body.
 
 use std::convert::Infallible;
 
@@ -18,7 +18,7 @@ use super::wire::{self, LmtpConnection, WAITING_MAX, lost, next, until};
 use crate::connection;
 use crate::http1::exchange;
 
-/// Begins the request, and waits for the head of its answer.
+/// Sends the request, and waits for the response head.
 ///
 /// # Errors
 /// As [`LmtpConnection::to`].
@@ -52,12 +52,12 @@ pub(super) async fn open(
         return Err(wire::refused_with(answer.status().as_u16()));
     }
     let reply = answer.into_body().into_data_stream();
-    // An answer that breaks off has ended.
+    // A response body that breaks off ends the stream.
     let reply = reply.scan((), |(), bytes| std::future::ready(bytes.ok()));
     Ok(LmtpConnection::of(wire::cut(reply.boxed()), outgoing))
 }
 
-/// A line for each message, and an empty one when nothing was said for long: a server does not wait for a body for ever.
+/// Yields a line for each message, and an empty line when idle, because servers time out a body without data.
 fn lines(
     messages: mpsc::Receiver<Bytes>,
     options: &ConnectOptions,
@@ -65,7 +65,7 @@ fn lines(
     let every = options.ping;
     stream::unfold(messages, move |mut messages| async move {
         let mut line = BytesMut::new();
-        // Both may be cancelled: a message that was not taken is still there.
+        // Both branches are cancel-safe: a message that was not received stays in the channel.
         tokio::select! {
             message = messages.recv() => line.extend_from_slice(&message?),
             () = until(next(every)) => {}

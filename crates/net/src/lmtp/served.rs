@@ -1,12 +1,14 @@
 //! The calls on one connection.
 //!
 //! ```text
-//!   unasked ── MODEL_INFO ──► asked ── an answer, or none in time ──► settled: calls go out
+//!   unasked ── MODEL_INFO ──► asked ── an answer, or a timeout ──► settled: calls are sent
 //! ```
 //!
-//! Streams that the peer keeps for a while outlive their connection: then this goes on over the next one, settled anew.
+//! Detached streams, which the peer retains for a grace period, outlive their connection: this value is then used with
+//! the next connection and negotiates again.
 //!
-//! A reader that is slow holds its own stream up, and the peer with it, as long as nobody else waits for that peer; then it is cut off.
+//! A slow reader blocks its own stream, and the connection with it, as long as no other stream waits for items; then
+//! its stream fails.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -24,7 +26,7 @@ use super::keeper::{CallResult, KeeperCall, KeeperRequest, now};
 use super::wire::until;
 use super::{ConnectOptions, KeeperView, LOAD_UNKNOWN};
 
-/// See the module's page.
+/// The calls of one connection, with the client's state machine; see the module's documentation.
 pub(super) struct ServedStreams {
     machine: machine::ClientMachine,
     options: ConnectOptions,
@@ -34,12 +36,12 @@ pub(super) struct ServedStreams {
     settled_at: Instant,
     open: BTreeMap<ClientCallId, StreamListener>,
     serials: BTreeMap<u64, ClientCallId>,
-    /// CANCELs, at most one for each open call.
+    /// Encoded CANCEL messages, at most one for each open call.
     last_words: VecDeque<Bytes>,
     pending: Option<PendingItem>,
 }
 
-/// What is known of what the peer can do.
+/// The state of the negotiation of features.
 #[derive(Clone, Copy, PartialEq)]
 enum PeerFeatures {
     Unasked,
@@ -53,7 +55,7 @@ struct StreamListener {
     is_stream: bool,
 }
 
-/// An item for which its reader has no room.
+/// An item that its reader has no room for.
 struct PendingItem {
     call: ClientCallId,
     item: ReceivedItem,
@@ -81,14 +83,15 @@ impl ServedStreams {
         }
     }
 
-    /// When the first call in the line has waited for too long: not before what can be sent has had its chance to be.
+    /// Returns when the first queued call fails for having waited too long. After the negotiation it first gets a
+    /// chance to be sent.
     pub(super) fn late_at(&self, waiting: &VecDeque<KeeperCall>) -> Option<Instant> {
         let by = waiting.front()?.by?;
         let is_settled = self.agreement == PeerFeatures::Settled;
         is_settled.then(|| by.max(self.settled_at + SENDING))
     }
 
-    /// What the peer says can be taken in.
+    /// Returns whether messages of the peer can be handled now.
     pub(super) const fn is_reading(&self) -> bool {
         self.pending.is_none()
     }
@@ -104,7 +107,8 @@ impl ServedStreams {
         self.machine.handle(text, now(self.origin));
     }
 
-    /// Sends what comes first: a CANCEL, what has to be agreed on, what is to be come back to, the call that waits for longest.
+    /// Sends the most urgent message: a CANCEL, then the negotiation, then the resumption of detached streams, then the
+    /// oldest queued call.
     pub(super) fn send_waiting(
         &mut self,
         waiting: &mut VecDeque<KeeperCall>,
@@ -128,7 +132,7 @@ impl ServedStreams {
                     permit.send(message);
                     PeerFeatures::Asked(call)
                 }
-                // A name that is too long for a message; its own call will fail.
+                // The name is too long for a message; the call with it will fail.
                 Err(_) => PeerFeatures::Settled,
             };
             return;
@@ -164,7 +168,7 @@ impl ServedStreams {
             KeeperRequest::ModelInfo(model) if self.options.features.is_empty() => {
                 machine.model_info(model, at)
             }
-            // Asked for again each time: how busy the peer is stands in the answer.
+            // Negotiates again each time, because the answer contains the peer's current load.
             KeeperRequest::ModelInfo(model) => machine.negotiate(model, self.options.features, at),
         };
         match begun {
@@ -183,13 +187,13 @@ impl ServedStreams {
                 self.serials.insert(serial, call);
             }
             Err(error) => {
-                // Nobody listens if this fails.
+                // Sending fails only if the caller no longer waits.
                 let _ = reported.try_send(Err(error));
             }
         }
     }
 
-    /// When to call [`Self::tick`]. Nothing is late that is not read.
+    /// Returns when to call [`Self::tick`]. While an item is pending nothing is read, so only its stall timeout runs.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         match &self.pending {
             Some(retained) => retained.until,
@@ -207,7 +211,7 @@ impl ServedStreams {
         }
     }
 
-    /// Resolves when there may be room for what is held.
+    /// Resolves when there may be room for the pending item.
     pub(super) fn room(&self) -> impl Future<Output = ()> + use<> {
         let retained = self
             .pending
@@ -216,14 +220,14 @@ impl ServedStreams {
         let reported = retained.map(|listener| listener.results.clone());
         async move {
             match reported {
-                // Room for an item, and for an end behind it; or nobody is there.
+                // Waits for room for an item and for an end after it; also resolves if the reader was dropped.
                 Some(reported) => drop(reported.reserve_many(2).await),
                 None => until(None).await,
             }
         }
     }
 
-    /// Nobody reads these streams any more.
+    /// Abandons streams whose readers were dropped.
     pub(super) fn abandon(&mut self, serials: &[u64]) {
         for serial in serials {
             if let Some(call) = self.serials.get(serial) {
@@ -232,7 +236,7 @@ impl ServedStreams {
         }
     }
 
-    /// Tells everybody what came of the calls, as far as there is room.
+    /// Sends the results of the calls to their readers, as far as there is room, and updates the shared state.
     pub(super) fn deliver(&mut self) {
         let was_held = self.pending.is_some();
         if let Some(PendingItem { call, item, until }) = self.pending.take() {
@@ -253,7 +257,7 @@ impl ServedStreams {
             }
         }
         if was_held && self.pending.is_none() {
-            // What was not read meanwhile is not late.
+            // While an item was pending nothing was read, so that time does not count towards the item timeouts.
             self.machine.resume(now(self.origin));
         }
         let (seen, machine) = (&self.seen, &self.machine);
@@ -271,17 +275,17 @@ impl ServedStreams {
         seen.load.store(load, Ordering::Relaxed);
     }
 
-    /// The connection is gone.
+    /// Fails all calls: the connection is lost.
     pub(super) fn lost(&mut self) {
-        // There is nothing to wait for: a reader without room for an item finds the end behind what it has.
+        // A reader without room for the pending item receives the error after its unread items.
         self.pending = None;
         self.machine.lost();
         self.deliver();
         self.seen.draining.store(false, Ordering::Relaxed);
     }
 
-    /// The connection is gone, and there may be another one. Returns whether any stream waits for that; all other calls have
-    /// failed (LM-965).
+    /// Called when the connection is lost and may be replaced. Returns whether any stream can be resumed on the next
+    /// one; all other calls fail (LM-965).
     pub(super) fn parted(&mut self) -> bool {
         if self.pending.is_some() || !self.machine.part() {
             self.lost();
@@ -297,7 +301,7 @@ impl ServedStreams {
         let Some(listener) = self.open.get(&call) else {
             return;
         };
-        // The last place is for its end.
+        // The last place is reserved for the end of the stream.
         if listener.results.capacity() > 1 || listener.results.is_closed() {
             if listener
                 .results
@@ -319,12 +323,12 @@ impl ServedStreams {
         self.pending = Some(PendingItem { call, item, until });
     }
 
-    /// Its reader is too slow.
+    /// Fails a stream whose reader is too slow.
     fn cut(&mut self, call: ClientCallId) {
         if let Some(listener) = self.open.get(&call) {
             let why =
                 "the items of the stream were not read as they came, and others wait for theirs";
-            // Nobody listens if this fails.
+            // Sending fails only if the reader was dropped.
             let _ = listener
                 .results
                 .try_send(Err(LmtpError::new(LmtpReason::Stalled, why)));
@@ -339,12 +343,12 @@ impl ServedStreams {
         }
         if let Some(listener) = self.open.remove(&call) {
             self.serials.remove(&listener.serial);
-            // Nobody listens if this fails.
+            // Sending fails only if the reader was dropped.
             let _ = listener.results.try_send(reported);
         }
     }
 
-    /// Nobody listens to a call any more; its peer is asked to stop, if that was agreed on.
+    /// Removes a call without a reader; the peer is asked to cancel it, if that was agreed on.
     fn remove_call(&mut self, call: ClientCallId) {
         if let Some(listener) = self.open.remove(&call) {
             self.serials.remove(&listener.serial);
@@ -360,7 +364,7 @@ impl ServedStreams {
     }
 }
 
-/// The model that a call asks for tokens, or for what they are worth.
+/// Returns the model of a generate or score call.
 fn model_of(ask: &KeeperCall) -> Option<&str> {
     match &ask.what {
         KeeperRequest::Generate(model, ..) | KeeperRequest::Score(model, _) => Some(model),
@@ -368,5 +372,5 @@ fn model_of(ask: &KeeperCall) -> Option<&str> {
     }
 }
 
-/// What a call that waited for an agreement has for being sent.
+/// How long a call may still wait for being sent after the negotiation.
 const SENDING: Duration = Duration::from_secs(1);

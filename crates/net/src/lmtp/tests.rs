@@ -1,4 +1,4 @@
-//! A client against scripted peers: over lines in memory with a made-up clock, and over real sockets.
+//! A client with scripted peers: over in-memory lines with virtual time, and over real sockets.
 
 mod detached;
 
@@ -37,14 +37,14 @@ fn pair(options: ConnectOptions) -> (LmtpClient, Fake) {
     )
 }
 
-/// Asks for a stream, and lets the peer hear it.
+/// Starts a stream, and lets the peer receive the call.
 async fn ask(client: &LmtpClient, fake: &mut Fake, max_tokens: u32) -> StreamItems {
     let items = client.generate("m", wanted(max_tokens)).await.unwrap();
     fake.received().await;
     items
 }
 
-/// Asks what a model is; the peer answers this.
+/// Requests the facts of a model; the peer sends this answer.
 async fn info(client: &LmtpClient, fake: &mut Fake, answer: &str) -> Result<String, LmtpError> {
     let answering = async {
         fake.received().await;
@@ -63,7 +63,7 @@ fn wanted(max_tokens: u32) -> GenerateRequest {
 
 type Ending = Result<(Vec<u32>, StreamFinish), (Vec<u32>, LmtpReason, String)>;
 
-/// The tokens of a stream, and how it ended; after its end there is nothing.
+/// Collects the tokens of a stream, and how it ended; after its end it yields nothing.
 async fn all(mut items: StreamItems) -> Ending {
     let mut tokens = Vec::new();
     loop {
@@ -113,7 +113,7 @@ async fn lm_702_one_connection_carries_many_calls_and_a_dropped_stream_counts_un
     assert_eq!(client.outstanding(), 1);
     fake.send(r#"TOKEN [{"stream_id":2,"token":5,"finish_reason":"stop"}]"#)
         .await;
-    // What was said before its answer was heard before it.
+    // Everything sent before its answer was handled before it.
     let answer = r#"MSG [{"stream_id":4,"model_info":{"model":"m"}}]"#;
     let facts = info(&client, &mut fake, answer).await;
     assert_eq!(facts.unwrap(), r#"{"model":"m"}"#);
@@ -228,7 +228,7 @@ async fn lm_706_bare_words_are_numbers_and_the_unreadable_fails_streams_rather_t
     fake.send(r#"TOKEN [{"stream_id":1,"token":3,"logprob":NaN}]"#)
         .await;
     assert_eq!(items.next().await.unwrap().unwrap().logprob, None);
-    // Not one of a stream's messages.
+    // It belongs to no stream.
     fake.send("MSG [{").await;
     fake.send(r#"TOKEN [{"stream_id":1,"token":3}]"#).await;
     assert!(items.next().await.unwrap().is_ok());
@@ -271,7 +271,7 @@ async fn lm_708_a_message_with_an_error_ends_its_stream_or_request() {
     assert_eq!(all(other).await, Ok((vec![4], StreamFinish::Length)));
 }
 
-/// LM-710: a reference server that cannot load a model says nothing.
+/// LM-710: a reference server that cannot load a model sends nothing.
 #[tokio::test(start_paused = true)]
 async fn lm_709_nothing_waits_for_ever() {
     let (client, mut fake) = pair(ConnectOptions::base());
@@ -335,7 +335,7 @@ async fn lm_709_a_lost_connection_fails_every_call_at_once() {
     assert_eq!(began.elapsed(), Duration::ZERO);
 }
 
-/// Who does not read is cut off when others wait, and holds nobody up.
+/// A reader that does not read is cut off when other streams wait, and delays none of them.
 #[tokio::test(start_paused = true)]
 async fn lm_702_a_slow_reader_slows_only_itself() {
     let (client, mut fake) = pair(ConnectOptions::base());
@@ -353,7 +353,7 @@ async fn lm_702_a_slow_reader_slows_only_itself() {
     assert_eq!((tokens.len(), why), (ITEMS_MAX - 1, LmtpReason::Stalled));
 }
 
-/// An answer to what is asked first, and what was agreed on.
+/// Answers the negotiation with these features.
 async fn agree(fake: &mut Fake, features: &str) {
     let incoming = fake.received().await;
     let asked = r#"MODEL_INFO {"model":"m","stream_id":1,"data":{"model":"m","lmtp":{"version":2,"features":["status","cancel","usage","resume"]}}}"#;
@@ -366,7 +366,8 @@ async fn agree(fake: &mut Fake, features: &str) {
 
 const AGREED: &str = r#","lmtp":{"version":2,"features":["cancel","usage"],"load":{"running":2,"queued":1,"parked":0}}"#;
 
-/// LM-961, LM-962: what is given up is cancelled at once, whether it has begun or not, and a deadline is passed on.
+/// LM-961, LM-962: an abandoned call is cancelled at once, whether it has begun or not, and a deadline is sent to the
+/// peer.
 #[tokio::test(start_paused = true)]
 async fn lm_702_a_dropped_stream_is_cancelled_at_a_peer_that_knows_how() {
     let (client, mut fake) = pair(ConnectOptions::default());
@@ -383,7 +384,7 @@ async fn lm_702_a_dropped_stream_is_cancelled_at_a_peer_that_knows_how() {
     drop(items);
     let cancel = r#"CANCEL {"model":"m","stream_id":3,"streams":[2]}"#;
     assert_eq!(fake.received().await, cancel);
-    // It counts until its end is seen.
+    // It counts until its end is received.
     assert_eq!(client.outstanding(), 2);
     fake.send(r#"TOKEN [{"stream_id":2,"finish_reason":"cancelled"}]"#)
         .await;
@@ -400,12 +401,13 @@ async fn lm_702_a_dropped_stream_is_cancelled_at_a_peer_that_knows_how() {
     let item = items.next().await.unwrap().unwrap();
     assert_eq!(item.usage.unwrap().cached_tokens, 1);
     drop(items);
-    // What has ended is not given up.
+    // A stream that has ended is not cancelled.
     let _next = client.generate("m", wanted(1)).await.unwrap();
     assert!(fake.received().await.starts_with("GENERATE"));
 }
 
-/// LM-703: nothing new is said to a peer that has not agreed, and nothing waits for one that says nothing.
+/// LM-703: a peer that has not agreed gets no messages of version 2, and calls do not wait for one that does not
+/// answer.
 #[tokio::test(start_paused = true)]
 async fn lm_901_a_peer_that_does_not_know_version_2_is_spoken_to_in_the_base_protocol() {
     for answers in [true, false] {
@@ -428,7 +430,7 @@ async fn lm_901_a_peer_that_does_not_know_version_2_is_spoken_to_in_the_base_pro
     }
 }
 
-/// LM-903: a question of its own agrees, too, and calls wait for the answer.
+/// LM-903: a MODEL_INFO call of the client also negotiates, and later calls wait for its answer.
 #[tokio::test(start_paused = true)]
 async fn lm_901_what_a_model_is_and_what_is_agreed_on_is_one_question() {
     let (client, mut fake) = pair(ConnectOptions::default());
@@ -443,7 +445,7 @@ async fn lm_901_what_a_model_is_and_what_is_agreed_on_is_one_question() {
     assert!(fake.received().await.contains("\"stream_id\":2"));
 }
 
-/// A peer that says so many items of stream 1, as fast as they are taken.
+/// A peer that sends this many items of stream 1, as fast as they are read.
 fn flood(mut fake: Fake, count: usize) {
     tokio::spawn(async move {
         let item = r#"{"stream_id":1,"token":4}"#;
@@ -463,7 +465,7 @@ async fn lm_702_a_reader_that_is_slow_and_alone_holds_its_peer_up_and_loses_noth
     flood(fake, count);
     let mut read = 0;
     while read < count {
-        // Slower than any limit between two items, were they not there already.
+        // Longer than any limit between two items; the unread ones had arrived in time.
         if read % ITEMS_MAX == 0 {
             tokio::time::sleep(Duration::from_secs(40)).await;
         }
@@ -499,7 +501,7 @@ async fn lm_711_logprobs_that_are_none_are_noticed() {
     }
 }
 
-/// A peer that is there each time one is put here.
+/// A peer that accepts a connection whenever one is put here.
 #[derive(Clone, Default)]
 struct Comes(Arc<Mutex<(Vec<Instant>, Option<LmtpConnection>)>>);
 
@@ -526,7 +528,7 @@ async fn lm_713_a_lost_connection_is_made_anew_and_nothing_is_repeated() {
     let began = Instant::now();
     drop(fake);
     assert_eq!(reason(all(items).await), LmtpReason::ConnectionLost);
-    // Away: a call waits for as long as connecting may take, and no longer.
+    // Away: a call waits as long as connecting may take, and no longer.
     let late = client.generate("m", wanted(2)).await.unwrap();
     assert_eq!(reason(all(late).await), LmtpReason::ConnectionLost);
     assert_eq!(began.elapsed().as_secs(), 5);
@@ -543,7 +545,7 @@ async fn lm_713_a_lost_connection_is_made_anew_and_nothing_is_repeated() {
         );
         before = *at;
     }
-    // There again: what waits is asked, and only that.
+    // Connected again: only calls that still wait are sent.
     let (ours, theirs) = duplex(1 << 16);
     comes.0.lock().unwrap().1 = Some(LmtpConnection::over(ours));
     tokio::time::sleep(Duration::from_secs(6)).await;
@@ -578,7 +580,7 @@ async fn lm_701_a_websocket_carries_a_frame_for_each_message() {
         received.starts_with("GENERATE {") && received.ends_with('}'),
         "{received}"
     );
-    // Binary means nothing, and one frame may hold several messages.
+    // Binary frames are ignored, and one text frame may contain several messages.
     peer.send(Message::binary(&b"TOKEN"[..])).await.unwrap();
     let two = "TOKEN [{\"stream_id\":1,\"token\":4}]\nTOKEN [{\"stream_id\":1,\"token\":5}]";
     peer.send(Message::text(two)).await.unwrap();
@@ -602,10 +604,10 @@ async fn lm_709_a_peer_is_pinged_and_given_up_when_it_is_silent() {
     let items = client.unwrap().generate("m", wanted(2)).await.unwrap();
     let mut pinged = false;
     while !pinged {
-        // Reading also answers.
+        // Reading also sends pongs.
         pinged = matches!(peer.next().await, Some(Ok(Message::Ping(_))));
     }
-    // From here on nothing is read, and so nothing is answered.
+    // From here on nothing is read, so no pongs are sent.
     assert_eq!(reason(all(items).await), LmtpReason::ConnectionLost);
     drop(peer);
 }
@@ -652,7 +654,7 @@ async fn lm_701_a_unix_socket_and_the_pipes_of_a_program_carry_lines() {
     let process = std::path::Path::new("/proc").join(pid.trim());
     assert!(process.exists(), "it waits for more");
     drop(client);
-    // Killed on drop; it is gone once it is reaped, which the runtime does.
+    // The child is killed on drop; it disappears once the runtime has reaped it.
     while std::fs::read_to_string(process.join("cmdline")).is_ok_and(|line| !line.is_empty()) {
         tokio::task::yield_now().await;
     }
@@ -667,7 +669,8 @@ async fn lm_701_nobody_there_and_no_upgrade_are_told_apart() {
         let answer = b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n";
         io.write_all(answer).await.unwrap();
         io.shutdown().await.unwrap();
-        // What it sent is read, lest the answer be thrown away.
+        // Reads the request to its end, because closing with unread data would reset the connection and lose the
+        // answer.
         let _ = tokio::io::copy(&mut io, &mut tokio::io::sink()).await;
     });
     let refused = async |url: &str| {

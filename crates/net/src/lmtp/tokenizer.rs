@@ -15,12 +15,12 @@ use crate::connection;
 use crate::http1::exchange;
 
 impl PeerAddress {
-    /// Fetches the file at `path` of the server that is here, as facts of its model name it (LM-951): at most
-    /// 64 MiB, within 5 s. No redirect is followed.
+    /// Fetches the file at `path` of this server, as the facts of its model name it (LM-951): at most 64 MiB, within 5
+    /// s. No redirect is followed.
     ///
     /// # Errors
-    /// `unsupported_operation` for a peer that is no HTTP server; `invalid_value` for what is no path; `message_too_large`,
-    /// `timeout`, `connection_lost`, or what the peer refuses it with.
+    /// `unsupported_operation` for a peer that is not an HTTP server; `invalid_value` for an invalid path;
+    /// `message_too_large`, `timeout`, `connection_lost`, or the error with which the peer refuses it.
     pub async fn fetch(&self, path: &str) -> Result<Bytes, LmtpError> {
         let (LmtpTarget::WebSocket { uri, secure } | LmtpTarget::Post { uri, secure }) =
             &self.target
@@ -45,7 +45,7 @@ impl PeerAddress {
     async fn get(&self, uri: &Uri, secure: bool, path: &str) -> Result<Bytes, LmtpError> {
         let connecting = connection::connect(uri, secure, self.authorities.as_deref());
         let io = connecting.await.map_err(wire::unreached)?;
-        // A key may stand there (LM-108).
+        // The query may contain a key (LM-108).
         let query = uri.query().map(|query| format!("?{query}"));
         let mut request = Request::get([path, query.as_deref().unwrap_or_default()].concat())
             .header(HOST, uri.authority().map_or("", |host| host.as_str()))
@@ -80,9 +80,9 @@ impl PeerAddress {
     }
 }
 
-/// The largest known file has half of it.
+/// The maximum of bytes of a file; twice the largest known one.
 const FILE_BYTES_MAX: usize = 64 << 20;
-/// Joining an upstream has twice as long.
+/// Half of the time that joining an upstream may take.
 const FILE_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   outgoing ─► task that writes, and pings ─► peer        a frame or a line for each message
-//!   incoming ◄─ frames, or lines ◄──────────── peer        ends when the peer is lost, for whatever reason
+//!   incoming ◄─ frames, or lines ◄──────────── peer        ends when the connection is lost, for whatever reason
 //! ```
 
 use std::convert::Infallible;
@@ -33,14 +33,14 @@ use super::address::{LmtpTarget, PeerAddress};
 use super::post;
 use crate::connection::{self, ConnectError};
 
-/// A connection. Dropping it ends it.
+/// A connection. Dropping it closes it.
 pub(super) struct LmtpConnection {
-    /// One message or several in each text.
+    /// Received texts, each with one message or several.
     pub(super) incoming: BoxStream<'static, ByteString>,
-    /// A message each, without the end of a line. Closed when nothing can be written any more.
+    /// Encoded messages to send, without line ends. Closed when nothing can be written any more.
     pub(super) outgoing: mpsc::Sender<Bytes>,
     _writing: Option<AbortOnDropHandle<()>>,
-    /// Gone with this: then who writes has a moment for a last word.
+    /// Dropped with the connection: the writing task then has a moment to send a close frame.
     _here: Option<oneshot::Sender<Infallible>>,
 }
 
@@ -48,8 +48,8 @@ impl LmtpConnection {
     /// Connects, once.
     ///
     /// # Errors
-    /// `connection_lost` where nobody answers, `invalid_value` for an address that cannot be used, and what the peer's
-    /// status says if it does not upgrade.
+    /// `connection_lost` if no peer answers, `invalid_value` for an address that cannot be used, and the error of the
+    /// peer's HTTP status if it does not upgrade.
     pub(super) async fn to(
         address: &PeerAddress,
         options: &ConnectOptions,
@@ -78,7 +78,7 @@ impl LmtpConnection {
         }
     }
 
-    /// What is read here and written there; who writes goes with who reads.
+    /// Creates a connection of these channels; whatever writes must end with `incoming`.
     pub(super) const fn of(
         incoming: BoxStream<'static, ByteString>,
         outgoing: mpsc::Sender<Bytes>,
@@ -91,7 +91,7 @@ impl LmtpConnection {
         }
     }
 
-    /// Lines over whatever carries bytes.
+    /// Exchanges lines over any byte stream.
     pub(super) fn over(io: impl AsyncRead + AsyncWrite + Send + 'static) -> Self {
         let (read, write) = tokio::io::split(io);
         Self::lines(read, write, ())
@@ -108,7 +108,7 @@ impl LmtpConnection {
         Ok(Self::lines(read, write, child))
     }
 
-    /// `kept` goes with what is read.
+    /// Exchanges lines; `guard` is dropped with the reading side.
     fn lines(
         read: impl AsyncRead + Send + Unpin + 'static,
         mut write: impl AsyncWrite + Send + Unpin + 'static,
@@ -163,14 +163,14 @@ impl LmtpConnection {
         let (outgoing, messages) = mpsc::channel::<Bytes>(WAITING_MAX);
         let (here, left) = oneshot::channel::<Infallible>();
         let writing = write_frames(sink, messages, options.ping);
-        // It outlives the connection by a moment, and by no more.
+        // The writing task outlives the connection by [`GOODBYE`] at most.
         tokio::spawn(async move {
             let departing = async {
-                // Nothing is sent there.
+                // Resolves when the sender is dropped; nothing is ever sent.
                 let _ = left.await;
                 sleep(GOODBYE).await;
             };
-            // Both may be cancelled: the connection is over.
+            // Both branches may be cancelled: the connection is closed.
             tokio::select! {
                 () = writing => {}
                 () = departing => {}
@@ -185,8 +185,8 @@ impl LmtpConnection {
     }
 }
 
-/// Writes messages, and pings when there are none for long. A peer that retains streams is told that the client does not reconnect
-/// (LM-964).
+/// Writes messages, and pings at an interval. At the end it sends a normal close, which tells a peer that retains
+/// streams that the client does not reconnect (LM-964).
 async fn write_frames(
     mut sink: impl Sink<Message> + Unpin,
     mut messages: mpsc::Receiver<Bytes>,
@@ -194,7 +194,7 @@ async fn write_frames(
 ) {
     let mut ping_at = next(every);
     loop {
-        // Both arms may be cancelled: no message is lost.
+        // Both branches are cancel-safe: no message is lost.
         let mut message = tokio::select! {
             message = messages.recv() => message,
             () = until(ping_at) => {
@@ -210,7 +210,7 @@ async fn write_frames(
                 code: CloseCode::Normal,
                 reason: Utf8Bytes::default(),
             };
-            // Whether it arrives or not, this is the end.
+            // The task ends whether or not the frame is delivered.
             let _ = sink.send(Message::Close(Some(close))).await;
             return;
         }
@@ -228,7 +228,7 @@ async fn write_frames(
     }
 }
 
-/// What a peer says in frames; binary ones mean nothing (LM-705).
+/// Returns the text frames of a peer; binary frames are ignored (LM-705).
 fn read_frames(
     frames: impl stream::Stream<Item = Result<Message, Error>> + Send + Unpin + 'static,
     idle_timeout: Option<Duration>,
@@ -241,7 +241,7 @@ fn read_frames(
             };
             match frame?.ok()? {
                 Message::Text(text) => {
-                    // It was checked.
+                    // The WebSocket library has validated the UTF-8.
                     let text = ByteString::try_from(Bytes::from(text)).ok()?;
                     return Some((text, frames));
                 }
@@ -253,7 +253,7 @@ fn read_frames(
     .boxed()
 }
 
-/// What is read, as it comes.
+/// Returns the lines read, as they arrive.
 fn read_lines(
     read: impl AsyncRead + Send + Unpin + 'static,
     guard: impl Send + 'static,
@@ -269,8 +269,8 @@ fn read_lines(
     cut(chunks.boxed())
 }
 
-/// What a peer says in lines. One that is too long or no UTF-8 may have been of any stream: then nothing is certain any
-/// more, and the connection is given up. What is not ended when the peer ends is no message.
+/// Splits received bytes into lines. A line that is too long or not UTF-8 may belong to any stream, so the connection
+/// is closed then. An unfinished line at the end of input is ignored.
 pub(super) fn cut(chunks: BoxStream<'static, Bytes>) -> BoxStream<'static, ByteString> {
     let state = (chunks, LineSplitter::new(MESSAGE_BYTES_MAX));
     stream::unfold(state, |(mut chunks, mut lines)| async move {
@@ -287,12 +287,12 @@ pub(super) fn cut(chunks: BoxStream<'static, Bytes>) -> BoxStream<'static, ByteS
     .boxed()
 }
 
-/// That much later.
+/// Returns the instant after `every` from now.
 pub(super) fn next(every: Option<Duration>) -> Option<Instant> {
     every.map(|every| Instant::now() + every)
 }
 
-/// Resolves then, or never.
+/// Resolves at this instant; never for `None`.
 pub(super) async fn until(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
@@ -300,7 +300,7 @@ pub(super) async fn until(at: Option<Instant>) {
     }
 }
 
-/// `connection_lost`, which may be tried again.
+/// The error `connection_lost`, which can be retried.
 pub(super) fn lost(why: &'static str) -> LmtpError {
     LmtpError::new(LmtpReason::ConnectionLost, why)
 }
@@ -310,7 +310,7 @@ fn connection_lost(error: std::io::Error) -> LmtpError {
     lost("the upstream cannot be reached: is it running there?")
 }
 
-/// A peer that does not upgrade says why in its own way; the number is what all have in common.
+/// Converts a refused upgrade. Servers describe it differently; only the HTTP status is common.
 fn refused(error: &Error) -> LmtpError {
     let Error::Http(answer) = error else {
         tracing::debug!(%error, "no upgrade");
@@ -319,7 +319,7 @@ fn refused(error: &Error) -> LmtpError {
     refused_with(answer.status().as_u16())
 }
 
-/// What the status of an answer says.
+/// Converts the HTTP status of a response.
 pub(super) fn refused_with(number: u16) -> LmtpError {
     let reason = match number {
         401 | 403 => LmtpReason::InsufficientScope,
@@ -334,10 +334,10 @@ pub(super) fn refused_with(number: u16) -> LmtpError {
     )
 }
 
-/// The key that is shown to the peer, if there is one.
+/// Returns the key that is sent to the peer, if there is one.
 ///
 /// # Errors
-/// It cannot stand in a header.
+/// The key cannot be a header value.
 pub(super) fn credential(address: &PeerAddress) -> Result<Option<HeaderValue>, LmtpError> {
     let Some(key) = &address.key else {
         return Ok(None);
@@ -348,12 +348,12 @@ pub(super) fn credential(address: &PeerAddress) -> Result<Option<HeaderValue>, L
     Ok(Some(value))
 }
 
-/// An address that can never be used.
+/// The error of an address that can never be used.
 pub(super) fn bad(what: &'static str) -> LmtpError {
     LmtpError::new(LmtpReason::InvalidValue, what)
 }
 
-/// Why there is no connection.
+/// Converts the failure of a connection attempt.
 pub(super) fn unreached(why: ConnectError) -> LmtpError {
     match why {
         ConnectError::Bad(why) => bad(why),
@@ -361,11 +361,11 @@ pub(super) fn unreached(why: ConnectError) -> LmtpError {
     }
 }
 
-/// Messages that wait to be written.
+/// Capacity of the queue of messages to write.
 pub(super) const WAITING_MAX: usize = 64;
-/// For the last word on a connection that is not wanted any more.
+/// How long a closed connection may take to send its close frame.
 const GOODBYE: Duration = Duration::from_secs(1);
-/// What is read or written at once.
+/// Bytes read or written at once.
 const BUFFER_BYTES: usize = 32 * 1024;
-/// Longer messages of a peer are not read. Its frames should have 4 MiB at most.
+/// Longer messages of a peer are refused. Its frames should have 4 MiB at most.
 pub(super) const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;

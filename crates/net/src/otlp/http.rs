@@ -1,4 +1,4 @@
-//! Exports over HTTP/1.1, with one connection for each request, since there is one every few seconds.
+//! Exports over HTTP/1.1, with one connection for each request, because there is only one request every few seconds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,13 +16,13 @@ use tokio_rustls::TlsConnector;
 use super::{BadAddress, CollectorAddress, DeliveryError};
 use crate::tls;
 
-/// A collector, and how to be let in.
+/// The target of a collector, and the headers to send.
 #[derive(Clone)]
 pub(super) struct CollectorTarget {
     host: String,
     port: u16,
     secure: bool,
-    /// Ends with a slash.
+    /// The path prefix; ends with a slash.
     path: String,
     headers: HeaderMap,
     timeout: Duration,
@@ -97,10 +97,10 @@ impl CollectorTarget {
         *request.headers_mut() = self.headers.clone();
         let asking = sender.send_request(request);
         tokio::pin!(asking, connection);
-        // The connection is what moves the request: it is polled beside it, and ends with it.
+        // The connection future drives the request, so both are polled together, and it is dropped with the request.
         let answer = tokio::select! {
             answer = &mut asking => answer,
-            // A server that closes right after its answer ends both.
+            // A server may close the connection right after its response.
             _ = &mut connection => asking.await,
         };
         let status = answer.map_err(|error| unreachable(&error))?.status();

@@ -1,9 +1,9 @@
-//! Which addresses are public (EV-414).
+//! Decides which addresses are public (EV-414).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Whether anybody on the internet could reach this address. The registries of special-purpose addresses (RFC 6890 and
-/// its successors) decide; what they leave open is refused.
+/// Returns whether this address is globally reachable. Decided by the registries of special-purpose addresses (RFC 6890
+/// and its successors); addresses that they leave open are refused.
 pub(super) fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
@@ -22,16 +22,15 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     let parts = address.segments();
     let low = Ipv4Addr::from(u128::from(address) as u32);
     match parts {
-        // Mapped, and translated by NAT64: what counts is the address inside.
+        // Mapped addresses, and those translated by NAT64: the embedded IPv4 address decides.
         [0, 0, 0, 0, 0, 0xffff, _, _] | [0x64, 0xff9b, 0, 0, 0, 0, _, _] => is_public_v4(low),
-        // 6to4 carries the address of a router, which takes what is sent to it.
+        // 6to4 embeds the address of a router, which receives the packets.
         [0x2002, high, middle, ..] => {
             is_public_v4(Ipv4Addr::from(u32::from(high) << 16 | u32::from(middle)))
         }
-        // ISATAP: any network may hold interfaces that are an IPv4 address.
+        // ISATAP: any network may have interfaces that embed an IPv4 address.
         [_, _, _, _, 0 | 0x200, 0x5efe, _, _] if !is_public_v4(low) => false,
-        // Everything that is public lies in 2000::/3; Teredo and other special purposes are 2001::/23, then
-        // documentation.
+        // All public addresses are in 2000::/3; Teredo and other special purposes are in 2001::/23, then documentation.
         [0x2001, 0..=0x1ff | 0xdb8, ..] => false,
         [0x3fff, 0..=0xfff, ..] => false,
         [first, ..] => first >> 13 == 1,
@@ -112,7 +111,7 @@ mod tests {
                     [0x2a00, 1, 2, 3, 0x200, 0x5efe, high, low],
                     public,
                 ),
-                // Whatever they carry.
+                // Never public, whatever address they embed.
                 ("compatible", [0, 0, 0, 0, 0, 0, high, low], false),
                 ("translated", [0, 0, 0, 0, 0xffff, 0, high, low], false),
                 ("local NAT64", [0x64, 0xff9b, 1, 0, 0, 0, high, low], false),

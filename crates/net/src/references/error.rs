@@ -1,37 +1,37 @@
-//! Why a reference cannot be read, and why an allow list cannot be used.
+//! Errors of references and of their allow lists.
 
 use sapwood_proto::evergreen::{Reason, Status};
 
 /// Why a reference cannot be read. The texts are safe to send: no path, no address, no credential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The URI is not one of its kind.
+    /// The URI is not valid for its scheme.
     #[error("a reference is malformed: {0}")]
     Malformed(&'static str),
     /// No list allows it.
     #[error("{what} not allowed here; the operator can allow it with references.{key}")]
     Denied {
-        /// What, as the subject of the sentence with its verb.
+        /// The subject of the sentence, with its verb.
         what: &'static str,
         /// The key of the configuration that would allow it.
         key: &'static str,
     },
-    /// Whatever anybody allows, this is not read.
+    /// It is refused regardless of the lists.
     #[error("a reference is refused: {0}")]
     Refused(&'static str),
-    /// There is no such thing.
+    /// It does not exist.
     #[error("a reference names nothing that is there")]
     NotFound,
-    /// Something went wrong on the way.
+    /// Fetching it failed.
     #[error("a reference could not be fetched: {0}")]
     Failed(&'static str),
-    /// A server answered with something else than content.
+    /// The server responded with something other than content.
     #[error("a reference could not be fetched: the server answered with status {0}")]
     Answered(u16),
 }
 
 impl Error {
-    /// What the protocol calls it (EV-410).
+    /// Returns the protocol's status for this error (EV-410).
     #[must_use]
     pub fn status(&self) -> Status {
         let reason = match self {
@@ -44,7 +44,7 @@ impl Error {
     }
 }
 
-/// An entry of a list that cannot be used.
+/// An invalid entry of a list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("references.{key}: `{entry}`: {why}")]
 pub struct BadConfig {

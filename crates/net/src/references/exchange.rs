@@ -1,4 +1,4 @@
-//! Sends one HTTP request over a connection of its own, to a checked address.
+//! Sends one HTTP request over its own connection, to a checked address.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::address::is_public;
 use super::error::Error;
 use crate::http1::{ResponseBody, exchange};
 
-/// Dials and asks.
+/// Connects to checked addresses and sends requests.
 #[derive(Clone, Debug)]
 pub(super) struct Dialler {
     tls: Arc<ClientConfig>,
@@ -26,9 +26,9 @@ pub(super) struct Dialler {
 /// Which addresses may be connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
-    /// Public ones.
+    /// Public addresses.
     Public,
-    /// Any: the operator has named the host.
+    /// Any address: the operator has listed the host as private.
     Any,
 }
 
@@ -76,7 +76,8 @@ fn server_name(host: &Host<&str>) -> Result<ServerName<'static>, Error> {
     }
 }
 
-/// A connection to an address that was looked up once and may be connected to.
+/// Connects to an address of the host. The name is resolved once, and the checked address is the one that is used, so a
+/// later DNS answer cannot change it.
 async fn connect(host: &Host<&str>, port: u16, reach: Reach) -> Result<TcpStream, Error> {
     let addresses: Vec<SocketAddr> = match host {
         Host::Ipv4(address) => vec![(*address, port).into()],
@@ -112,7 +113,7 @@ fn broken(error: &hyper::Error) -> Error {
     Error::Failed("its server does not speak HTTP as it should")
 }
 
-/// Time for one address.
+/// The time limit of one address.
 const CONNECT: Duration = Duration::from_secs(3);
-/// Addresses of one host that are tried.
+/// The maximum of addresses of one host that are tried.
 const ADDRESSES_TRIED: usize = 4;

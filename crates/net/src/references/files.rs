@@ -1,7 +1,7 @@
 //! `file:` references (EV-412).
 //!
-//! A path is walked below its root's descriptor, so no symbolic link and no `..` leads out, also not while it is being
-//! walked.
+//! A path is resolved relative to its root's descriptor, so no symbolic link and no `..` leads outside, even if the
+//! path changes while it is resolved.
 
 use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
@@ -49,7 +49,7 @@ impl FileReferences {
         roots.iter().map(open).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Opens the file that `uri` names.
+    /// Opens the file of `uri`.
     pub(super) async fn open(&self, uri: &str) -> Result<ResolvedContent, Error> {
         if self.0.is_empty() {
             return Err(denied("references to files are"));
@@ -70,7 +70,7 @@ impl FileReferences {
     }
 }
 
-/// The path that a URI spells: `file:///ABSOLUTE/PATH` and nothing else.
+/// Returns the path of a URI: `file:///ABSOLUTE/PATH` and no other form.
 fn path(uri: &str) -> Result<PathBuf, Error> {
     let malformed = Error::Malformed("write file:///ABSOLUTE/PATH");
     let local = uri.get(..FILE.len());
@@ -84,17 +84,18 @@ fn path(uri: &str) -> Result<PathBuf, Error> {
     url.to_file_path().map_err(|()| malformed)
 }
 
-/// What of a path lies below a root; nothing that could lead out.
+/// Returns the part of a path below a root; `None` for a path that could lead outside.
 fn within(root: &Path, path: &Path) -> Option<PathBuf> {
     let rest = path.strip_prefix(root).ok()?;
     let plain = |part: Component<'_>| matches!(part, Component::Normal(_));
     (rest.components().all(plain) && rest.components().next().is_some()).then(|| rest.to_owned())
 }
 
-/// The file, if it is one, and its length. What counts is what was opened.
+/// Opens the file, if it is a regular one, and returns its length. The check uses the open descriptor, so a replaced
+/// path cannot bypass it.
 fn open(dir: &Dir, path: &Path) -> Result<(std::fs::File, u64), Error> {
     let mut options = OpenOptions::new();
-    // A pipe without a writer would never be opened.
+    // Without `NONBLOCK`, opening a pipe without a writer would block forever.
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     options.read(true).custom_flags(flags.bits().cast_signed());
     let file = dir
@@ -111,7 +112,7 @@ fn rejection(error: &std::io::Error) -> Error {
     tracing::debug!(%error, "a file was not opened");
     match error.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory => Error::NotFound,
-        // Also what cap-std says of a path that leads out.
+        // cap-std also reports this error for a path that leads outside.
         ErrorKind::PermissionDenied => denied("a file that this path leads to is"),
         _ if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => IRREGULAR,
         _ => Error::Failed("the file cannot be opened"),
@@ -137,5 +138,5 @@ const fn denied(what: &'static str) -> Error {
 
 const FILE: &str = "file:///";
 const IRREGULAR: Error = Error::Refused("what it names is no regular file");
-/// Bytes read at a time.
+/// Bytes read at once.
 const PIECE_BYTES: usize = 64 * 1024;

@@ -4,7 +4,7 @@ use url::{Host, Url};
 
 use super::error::BadConfig;
 
-/// Hosts that may be asked, at which ports.
+/// A list of allowed hosts, with their ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Hosts(Vec<HostRule>);
 
@@ -14,10 +14,10 @@ struct HostRule {
     port: AllowedPort,
 }
 
-/// Which ports of a host may be used: other services on it were not meant when its name was listed.
+/// Which ports of a host are allowed: listing its name does not allow other services on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AllowedPort {
-    /// That of the scheme.
+    /// The default port of the scheme.
     Usual,
     One(u16),
     /// `:*`
@@ -28,14 +28,14 @@ enum AllowedPort {
 enum Names {
     /// `*`
     Any,
-    /// `*.example.com`, kept as `.example.com`: what is below it, not the name itself.
+    /// `*.example.com`, stored as `.example.com`: subdomains, not the name itself.
     Below(String),
     /// A name or an address.
     One(Host),
 }
 
 impl Hosts {
-    /// Reads the entries under `key`.
+    /// Parses the entries of the list `key`.
     pub(super) fn read(key: &'static str, entries: &[String]) -> Result<Self, BadConfig> {
         let read = |entry: &String| {
             HostRule::read(entry).ok_or_else(|| {
@@ -47,21 +47,21 @@ impl Hosts {
         entries.iter().map(read).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Whether the host of a URL stands in the list, with its port.
+    /// Returns whether the host and port of a URL are allowed.
     pub(super) fn allow(&self, url: &Url) -> bool {
         let Some(host) = url.host() else {
             return false;
         };
         let named = |entry: &&HostRule| entry.names.have(&host);
         self.0.iter().filter(named).any(|entry| match entry.port {
-            // A URL keeps no port that is its scheme's.
+            // `Url` drops a port that is its scheme's default.
             AllowedPort::Usual => url.port().is_none(),
             AllowedPort::One(port) => url.port_or_known_default() == Some(port),
             AllowedPort::Any => true,
         })
     }
 
-    /// Whether no host stands in it.
+    /// Returns whether the list is empty.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -69,7 +69,7 @@ impl Hosts {
 
 impl HostRule {
     fn read(text: &str) -> Option<Self> {
-        // The colons of an address stand in brackets.
+        // The colons of an IPv6 address are in brackets.
         let behind = text.rfind(']').map_or(0, |bracket| bracket + 1);
         let (names, port) = match text[behind..].split_once(':') {
             None => (text, AllowedPort::Usual),
@@ -119,7 +119,7 @@ impl Names {
     }
 }
 
-/// A name without the dot that ends a full one: both are the same host.
+/// Returns a name without the final dot of a fully qualified name: both are the same host.
 fn rooted(name: &str) -> &str {
     name.strip_suffix('.').unwrap_or(name)
 }
@@ -223,7 +223,7 @@ mod tests {
     }
 
     proptest! {
-        /// Only what an entry spells out is allowed, whatever the name around it.
+        /// Only what an entry spells out is allowed, whatever surrounds it.
         #[test]
         fn ev_414_no_name_is_taken_for_another(name in "[a-z.]{1,30}") {
             let hosts = list(&["example.com", "*.example.org"]);

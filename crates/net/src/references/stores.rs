@@ -1,7 +1,7 @@
 //! `s3:`, `gs:` and `az:` references, through `object_store` (EV-413, EV-415).
 //!
-//! What a store is asked with are the server's own credentials, which is why every bucket has to be listed; endpoints
-//! are the operator's choice and may be private, as may be the services of a cloud that give credentials out.
+//! Requests to a store use the server's own credentials, so every bucket has to be listed. Endpoints are the operator's
+//! choice and may be private, like the services of a cloud that issue credentials.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl Stores {
             let target =
                 ObjectUri::read(entry).map_err(|_| bad("write s3://BUCKET/PREFIX, gs: or az:"))?;
             let store = build(&target, &options, &connector);
-            // Its message may hold options, and so credentials.
+            // The message of the error may contain options, and so credentials.
             let store = store
                 .map_err(|_| bad("the store cannot be set up: look at references.store_options"))?;
             Ok(StoreEntry {
@@ -70,7 +70,7 @@ impl Stores {
         listed.collect::<Result<_, _>>().map(Self)
     }
 
-    /// Opens the object that `uri` names.
+    /// Opens the object of `uri`.
     pub(super) async fn open(&self, uri: &str) -> Result<ResolvedContent, Error> {
         let target = ObjectUri::read(uri)?;
         if target.path.as_ref().is_empty() {
@@ -108,7 +108,7 @@ fn rejection(error: &object_store::Error) -> Error {
     Error::Failed("its store did not give it")
 }
 
-/// What the URI of an object says.
+/// The parsed URI of an object.
 #[derive(Debug)]
 struct ObjectUri {
     scheme: String,
@@ -137,7 +137,7 @@ impl ObjectUri {
     }
 }
 
-/// Options are named as `object_store` names them; one that no store knows is a mistake.
+/// Checks the names of the options: they are those of `object_store`; a name that no store knows is an error.
 fn check_options(options: &[(String, Secret)]) -> Result<(), BadConfig> {
     let known = |name: &str| {
         AmazonS3ConfigKey::from_str(name).is_ok()
@@ -199,7 +199,7 @@ fn build(
     })
 }
 
-/// Sets those options that a store knows.
+/// Sets the options that a store knows.
 fn set<B, K: FromStr>(
     options: &[(String, Secret)],
     builder: B,
@@ -211,7 +211,7 @@ fn set<B, K: FromStr>(
     known.fold(builder, |builder, (key, value)| with(builder, key, value))
 }
 
-/// Our HTTP, as stores ask for it.
+/// The HTTP client of this module, as `object_store` requires it.
 #[derive(Clone, Debug)]
 struct Connector(Dialler);
 
@@ -242,6 +242,6 @@ impl HttpService for Connector {
 }
 
 const SCHEMES: [&str; 3] = ["s3", "gs", "az"];
-/// A fetch has ten seconds for its first byte; trying for longer is of no use.
+/// More retries are useless, because a fetch has only ten seconds for its first byte.
 const RETRIES: usize = 2;
 const RETRY: Duration = Duration::from_secs(8);

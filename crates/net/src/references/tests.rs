@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::{Config, Error, ReferenceResolver};
 
-/// All of what `uri` names, and the length that was declared.
+/// Returns the whole content of `uri`, and its declared length.
 async fn fetch(config: &Config, uri: &str) -> Result<(String, Option<u64>), Error> {
     let references = ReferenceResolver::new(config).unwrap();
     let found = references.open(uri).await?;
@@ -18,7 +18,7 @@ async fn fetch(config: &Config, uri: &str) -> Result<(String, Option<u64>), Erro
     Ok((String::from_utf8(pieces.concat()).unwrap(), found.bytes))
 }
 
-/// The key that would allow what was denied.
+/// Returns the configuration key that would allow a denied reference.
 fn denied_by(outcome: Result<(String, Option<u64>), Error>) -> &'static str {
     match outcome {
         Err(Error::Denied { key, .. }) => key,
@@ -44,7 +44,8 @@ async fn ev_413_everything_is_off_by_default() {
 }
 
 proptest! {
-    /// An empty directory and a host that does not exist are listed: there is nothing to be read, however it is spelt.
+    /// Only an empty directory and a host that does not exist are listed, so nothing can be read, however the URI is
+    /// written.
     #[test]
     fn ev_413_no_uri_gets_past_the_lists(
         scheme in "file|FILE|https?|s3|gs|az|data|[a-z]{0,3}",

@@ -1,6 +1,7 @@
 //! `https:` and `http:` references (EV-413, EV-414).
 //!
-//! Every URL comes by here whole, with its query: a store that takes a path for a key would lose that (EV-415).
+//! Every web URL is fetched here whole, with its query, which an object store that takes the path as a key would lose
+//! (EV-415).
 
 use futures::{StreamExt, TryStreamExt, future};
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HOST, LOCATION, USER_AGENT};
@@ -16,7 +17,7 @@ use super::{Config, ResolvedContent};
 use crate::http1::ResponseBody;
 use crate::tls;
 
-/// The web as far as it may be read.
+/// The allow lists of the web, and the client.
 #[derive(Debug)]
 pub(super) struct WebReferences {
     hosts: Hosts,
@@ -38,7 +39,7 @@ impl WebReferences {
         })
     }
 
-    /// Opens what `uri` names.
+    /// Opens the content of `uri`.
     pub(super) async fn open(&self, uri: &str) -> Result<ResolvedContent, Error> {
         if self.hosts.is_empty() && self.private.is_empty() {
             return Err(Error::Denied {
@@ -58,7 +59,7 @@ impl WebReferences {
         Err(Error::Failed("it is redirected too often"))
     }
 
-    /// Whether a URL may be asked, and at which addresses.
+    /// Checks whether a URL is allowed; returns which addresses it may use.
     fn check(&self, url: &Url) -> Result<Reach, Error> {
         match url.scheme() {
             "https" => {}
@@ -90,7 +91,7 @@ impl WebReferences {
     }
 }
 
-/// A request that says nothing of anybody.
+/// Builds a request without any information about the client.
 fn request(url: &Url) -> Result<Request<Empty<Bytes>>, Error> {
     let malformed = |_: http::Error| Error::Malformed("it cannot be asked for");
     Request::get(&url[Position::BeforePath..Position::AfterQuery])
@@ -102,7 +103,7 @@ fn request(url: &Url) -> Result<Request<Empty<Bytes>>, Error> {
         .map_err(malformed)
 }
 
-/// Where an answer leads, if it leads on.
+/// Returns the target of a redirect, if the response is one.
 fn redirected(from: &Url, answer: &Response<ResponseBody>) -> Result<Option<Url>, Error> {
     if !REDIRECTS.contains(&answer.status()) {
         return Ok(None);
@@ -117,7 +118,7 @@ fn redirected(from: &Url, answer: &Response<ResponseBody>) -> Result<Option<Url>
     Ok(Some(to))
 }
 
-/// The content of an answer, if it is content.
+/// Returns the content of a response, if its status is a success.
 fn content(answer: Response<ResponseBody>) -> Result<ResolvedContent, Error> {
     match answer.status() {
         StatusCode::OK | StatusCode::NON_AUTHORITATIVE_INFORMATION | StatusCode::NO_CONTENT => {}
@@ -142,7 +143,7 @@ fn content(answer: Response<ResponseBody>) -> Result<ResolvedContent, Error> {
     })
 }
 
-/// EV-414.
+/// The maximum of redirects (EV-414).
 const REDIRECTS_MAX: u32 = 3;
 const REDIRECTS: [StatusCode; 5] = [
     StatusCode::MOVED_PERMANENTLY,

@@ -9,18 +9,18 @@ use url::{Position, Url};
 use super::error::Error;
 use crate::connection::is_loopback;
 
-/// Where a server is, and how to be let in.
+/// The address of a server, and the credentials to use.
 #[derive(Clone)]
 pub struct TritonAddress {
-    /// `triton+http://HOST:PORT`, `triton+https://`, `triton+grpc://` or `triton+grpcs://`, with `/MODEL` behind it where
-    /// only one model is meant; what is no letter, digit, `-`, `.`, `_` or `~` there is percent-encoded. Without a port:
-    /// 80, 443, and 8001 for gRPC.
+    /// `triton+http://HOST:PORT`, `triton+https://`, `triton+grpc://` or `triton+grpcs://`, followed by `/MODEL` if
+    /// only one model is meant; every character in it that is not a letter, digit, `-`, `.`, `_` or `~` is
+    /// percent-encoded. Default ports: 80, 443, and 8001 for gRPC.
     pub url: String,
     /// Sent as `authorization: Bearer KEY`; never logged.
     pub key: Option<Secret>,
-    /// How long connecting may take.
+    /// The time limit of connecting.
     pub connect_timeout: Duration,
-    /// How long a server may say nothing while it answers; then its answer counts as cut.
+    /// How long a server may be silent within a response; then the response counts as cut.
     pub idle_timeout: Duration,
     /// Authorities (PEM) to trust beside the well-known ones.
     pub authorities: Option<Vec<u8>>,
@@ -41,7 +41,7 @@ impl TritonAddress {
 }
 
 impl TritonAddress {
-    /// Whether the key would be sent unencrypted to another machine.
+    /// Returns whether the key would be sent unencrypted to another machine.
     #[must_use]
     pub fn exposes_key(&self) -> bool {
         let target = TritonTarget::read(&self.url);
@@ -59,22 +59,22 @@ impl std::fmt::Debug for TritonAddress {
     }
 }
 
-/// How requests travel.
+/// The transport of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TritonScheme {
     Http,
     Grpc,
 }
 
-/// An address, read.
+/// A parsed address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TritonTarget {
     pub(super) carrier: TritonScheme,
     pub(super) secure: bool,
-    /// Without brackets.
+    /// The host, without brackets.
     pub(super) host: String,
     pub(super) port: u16,
-    /// As the header `host` has it.
+    /// The value of the header `host`.
     pub(super) authority: String,
     pub(super) model: Option<String>,
 }
@@ -93,11 +93,12 @@ impl TritonTarget {
                 ));
             }
         };
-        // The library would take the model for the host.
+        // The URL parser would take the model for the host.
         if rest.starts_with('/') {
             return Err(Error::Address("it has no host"));
         }
-        // A scheme that the library knows makes it read hosts as hosts. Its default port is not one of ours.
+        // Only with a scheme that the URL parser knows does it parse hosts as hosts. The default port of `ftp` is none
+        // of Triton's.
         let url = Url::parse(&format!("ftp://{rest}")).map_err(|_| NO_URL)?;
         if !url.username().is_empty() || url.password().is_some() {
             let why = "a key belongs into the key option, not into the URL";
@@ -110,7 +111,7 @@ impl TritonTarget {
         let host = host.ok_or(Error::Address("it has no host"))?;
         let port = match url[Position::AfterHost..Position::BeforePath].strip_prefix(':') {
             Some(written) => written.parse().map_err(|_| NO_URL)?,
-            // The library leaves out the port that it knows.
+            // The URL parser drops the default port of its scheme.
             None if rest.split('/').next().is_some_and(|at| at.ends_with(":21")) => 21,
             None => port,
         };

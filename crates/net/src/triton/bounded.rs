@@ -9,14 +9,14 @@ use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic_prost::ProstCodec;
 
-/// Messages that go out are `Q`, and those that come are `A`.
+/// Encodes messages `Q` and decodes messages `A`.
 pub(super) struct BoundedCodec<Q, A> {
     size: fn(&[u8]) -> usize,
     of: PhantomData<(Q, A)>,
 }
 
 impl<Q, A> BoundedCodec<Q, A> {
-    /// `size`: how many bytes an encoded `A` takes once it is decoded.
+    /// Creates a codec; `size` returns how many bytes an encoded `A` takes once it is decoded.
     pub(super) const fn by(size: fn(&[u8]) -> usize) -> Self {
         Self {
             size,
@@ -55,13 +55,13 @@ impl<Q, A: Message + Default> Decoder for BoundedCodec<Q, A> {
         }
         let message = A::decode(bytes);
         message.map(Some).map_err(|error| {
-            // As the library's own codec says it.
+            // The same status as the library's own codec returns.
             Status::internal(error.to_string())
         })
     }
 }
 
-/// What the codec says of a message that would take more than [`DECODED_BYTES_MAX`].
+/// The error for a message that would take more than [`DECODED_BYTES_MAX`].
 pub(super) const TAKES_TOO_MUCH: &str = "message takes too much memory once it is decoded";
-/// Bytes that an answer may take: twice those of the text that an answer may have.
+/// The maximum of decoded bytes of an answer: twice the limit of its text.
 pub(super) const DECODED_BYTES_MAX: usize = 32 << 20;

@@ -5,29 +5,29 @@ use std::time::Duration;
 use ::http::{HeaderMap, StatusCode};
 use sapwood_proto::code::Code;
 
-/// Why there is no answer, or no more of it.
+/// Why there is no response, or no further one.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The address cannot be used, ever.
+    /// The address is invalid; a retry cannot succeed.
     #[error("the server's address cannot be used: {0}")]
     Address(&'static str),
-    /// The request cannot be written as the carrier needs it.
+    /// The request cannot be encoded for its transport.
     #[error("the request cannot be sent: {0}")]
     Request(&'static str),
-    /// Nobody answers, or the connection broke before anything was answered.
+    /// The server does not answer, or the connection broke before any response.
     #[error("no answer from the server: {0}")]
     Unreachable(&'static str),
-    /// The server said so.
+    /// The server returned an error.
     #[error("{}", .0.message)]
     Reply(ErrorReply),
-    /// The answer ended without its end.
+    /// The response stream was cut before its end.
     #[error("the answer ended before it was finished")]
     Truncated,
-    /// What came is no answer.
+    /// The response is invalid.
     #[error("the server broke the protocol: {0}")]
     Protocol(&'static str),
-    /// More came than may.
+    /// The response exceeds a limit.
     #[error("{name} is limited to {max}")]
     Limit {
         /// The limit's name.
@@ -37,21 +37,21 @@ pub enum Error {
     },
 }
 
-/// An error as a server tells it.
+/// An error that a server returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ErrorReply {
-    /// What kind it is.
+    /// The kind of error.
     pub code: Code,
-    /// Its text, one line, cut to 1 KiB.
+    /// Its text, one line, truncated to 1 KiB.
     pub message: String,
-    /// When it said to come back.
+    /// When the server said to retry.
     pub retry_after: Option<Duration>,
-    /// Responses had come before it.
+    /// Whether responses were received before it.
     pub started: bool,
 }
 
 impl Error {
-    /// The closed code.
+    /// Returns the closed code.
     #[must_use]
     pub const fn code(&self) -> Code {
         match self {
@@ -63,7 +63,7 @@ impl Error {
         }
     }
 
-    /// What an answer with this status means.
+    /// Converts an HTTP response with this status.
     pub(super) fn of_http(status: StatusCode, headers: &HeaderMap, text: &str) -> Self {
         let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let code = header("sapwood-error")
@@ -82,9 +82,9 @@ impl Error {
         })
     }
 
-    /// What the trailers of a call mean.
+    /// Converts the status of a call.
     pub(super) fn of_grpc(status: &tonic::Status, started: bool) -> Self {
-        // What has a cause below gRPC was said by nobody.
+        // An error with a cause below gRPC was not sent by the server.
         if std::error::Error::source(status).is_some() {
             tracing::debug!(cause = %status, "the connection was lost");
             return if started { Self::Truncated } else { LOST };
@@ -103,7 +103,7 @@ impl Error {
         })
     }
 
-    /// What an error within a stream means.
+    /// Converts an error within a stream.
     pub(super) fn of_text(text: &str, started: bool) -> Self {
         Self::Reply(ErrorReply {
             code: by_text(text).unwrap_or(Code::UpstreamFailed),
@@ -114,8 +114,8 @@ impl Error {
     }
 }
 
-/// Texts that tell more than the status beside them: an unknown model is a 400 there (TR-204), an error within a stream
-/// has no status at all.
+/// Texts that say more than the status: an unknown model is a 400 there (TR-204), and an error within a stream has no
+/// status at all.
 fn by_text(text: &str) -> Option<Code> {
     const TEXTS: [(&str, Code); 7] = [
         ("is not at ready state", Code::Unavailable),
@@ -150,7 +150,7 @@ const fn by_status(status: StatusCode) -> Code {
     }
 }
 
-/// A defect of theirs is none of ours.
+/// A defect of the remote server is not reported as a defect of this one.
 const fn theirs(code: Code) -> Code {
     match code {
         Code::Internal => Code::UpstreamFailed,
@@ -192,7 +192,7 @@ mod tests {
         )
     }
 
-    /// Section 15, read backwards; D-30.
+    /// Section 15 in reverse; D-30.
     #[test]
     fn tr_1501_statuses_and_texts_have_one_code_each() {
         for (status, text, code) in [
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(Error::of_text("tired", true).code(), Code::UpstreamFailed);
     }
 
-    /// The header says more than status and text; TR-206.
+    /// The headers say more than status and text; TR-206.
     #[test]
     fn tr_206_the_headers_are_read_and_the_text_is_one_short_line() {
         let mut headers = HeaderMap::new();

@@ -1,8 +1,8 @@
 //! A Triton server over gRPC (section 9 of the page).
 //!
-//! Each request is a call of `ModelStreamInfer` of its own. It ends with the response that says so; where a server marks
-//! none, with the call's own good end. An error of the request ends the call with its status (`triton_grpc_error`,
-//! TR-905), or comes as text from servers that do not know of that.
+//! Each request has its own call of `ModelStreamInfer`. It ends with the response that is marked as final or, if a
+//! server does not mark responses, when the call ends successfully. An error of the request ends the call with its
+//! status (`triton_grpc_error`, TR-905), or arrives as text from servers that do not support that.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ use super::error::{Error, LOST};
 use super::model::ModelSignature;
 use super::request::{InferRequest, ModelResponse};
 
-/// A server, connected.
+/// A connected server.
 #[derive(Debug)]
 pub(super) struct Grpc {
     channel: Channel,
@@ -66,7 +66,7 @@ impl Grpc {
         })
     }
 
-    /// Whether the server, or this model, is ready.
+    /// Returns whether the server, or this model, is ready.
     pub(super) async fn ready(&self, model: Option<&str>) -> Result<bool, Error> {
         let Some(name) = model.map(str::to_owned) else {
             let answer: ServerReadyResponse =
@@ -108,7 +108,7 @@ impl Grpc {
         Ok(model)
     }
 
-    /// A request and its stream of responses.
+    /// Sends a request and returns its stream of responses.
     pub(super) async fn generate(&self, request: InferRequest) -> Result<ModelResponses, Error> {
         let mut message = request.message(ID)?;
         if !request.model.decoupled {
@@ -214,13 +214,13 @@ fn path(method: &str) -> Result<PathAndQuery, Error> {
         .map_err(|_| Error::Request("no such method"))
 }
 
-/// A call that is being read.
+/// The responses of a call.
 struct GrpcResponses {
     model: Arc<ModelSignature>,
     answer: Streaming<ModelStreamInferResponse>,
     idle_timeout: Duration,
     started: bool,
-    /// The server says of each response whether it is the last (TR-906).
+    /// The server marks the final response (TR-906).
     marked: bool,
     ended: bool,
 }
@@ -246,7 +246,7 @@ impl GrpcResponses {
                 self.marked = true;
                 self.ended = last;
             }
-            // The mark may come alone (TR-906).
+            // The mark may arrive in a response of its own (TR-906).
             if message.outputs.is_empty() && (self.ended || message.parameters.len() <= 1) {
                 continue;
             }
@@ -258,7 +258,7 @@ impl GrpcResponses {
     }
 }
 
-/// A message that is too large is the server's, and no word of its.
+/// A message that is too large is an error of this client's library, not one that the server sent.
 fn failed(status: &Status, started: bool) -> Error {
     let is_limit = matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted);
     let message = status.message();
@@ -282,16 +282,17 @@ fn last(message: &ModelInferResponse) -> Option<bool> {
     }
 }
 
-/// There is one request in each call.
+/// The request id; each call has a single request.
 const ID: &str = "1";
 const FINAL: &str = "triton_final_response";
 const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
 const ERROR_AS_STATUS: &str = "triton_grpc_error";
 const BAD_KEY: Error = Error::Address("the key holds characters that no header can carry");
 const UNREAD: Error = Error::Protocol("an output is not what it is declared to be");
-/// What the library says of a message that has too many bytes.
+/// The library's message for a message with too many bytes.
 const TOO_LARGE: &str = "decoded message length too large";
 const REQUEST_BYTES_MAX: usize = 64 << 20;
-/// An answer is text, or what is known of a model; walking through it to find its size is done where it is read.
+/// The maximum of bytes of a response. It is text or model metadata, and its decoded size is computed on the task that
+/// reads it.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 const KEEPALIVE: Duration = Duration::from_secs(30);

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   POST …/generate_stream ─► status 200 ─► event, event, … ─► the body's own end | truncated
-//!                        │                        ▲   cut, and its server keeps it (`kept`)
+//!                        │                        ▲   cut, and its server has a replay buffer (`resumable`)
 //!                        │                        └────────┘
-//!                        └──► any other: Said, before anything was given
+//!                        └──► any other: Error::Reply, before any response
 //! ```
 
 use std::sync::Arc;
@@ -33,7 +33,7 @@ use super::resumable::{self, ResumableStream};
 use crate::connection::{self, ClientTls, ConnectError};
 use crate::http1::{ResponseBody, exchange};
 
-/// A server, and how to be let in.
+/// A server, and the credentials to use.
 pub(super) struct Http {
     host: String,
     port: u16,
@@ -70,7 +70,7 @@ impl Http {
         })
     }
 
-    /// Whether the server, or this model, is ready.
+    /// Returns whether the server, or this model, is ready.
     pub(super) async fn ready(&self, model: Option<&str>) -> Result<bool, Error> {
         let path = model.map_or_else(
             || "/v2/health/ready".to_owned(),
@@ -79,7 +79,7 @@ impl Http {
         let answer = self.ask(Method::GET, &path, None, None).await?;
         match answer.status() {
             StatusCode::OK => Ok(true),
-            // Who is not ready says 400, and no more (section 2).
+            // A server that is not ready answers with 400 and nothing else (section 2).
             StatusCode::BAD_REQUEST if model.is_none() => Ok(false),
             _ => Err(refused(answer).await),
         }
@@ -108,7 +108,7 @@ impl Http {
         Ok(model)
     }
 
-    /// A request and its stream of responses.
+    /// Sends a request and returns its stream of responses.
     pub(super) async fn generate(
         self: &Arc<Self>,
         request: InferRequest,
@@ -160,7 +160,7 @@ impl Http {
         serde_json::from_slice(&text).map_err(|_| Error::Protocol("its answer is no JSON"))
     }
 
-    /// One request, and the head of its answer. `more`: a header of its own.
+    /// Sends one request and returns the response head. `more`: an additional header.
     pub(super) async fn ask(
         &self,
         method: Method,
@@ -216,12 +216,13 @@ fn tls(target: &TritonTarget, address: &TritonAddress) -> Result<ClientTls, Erro
     })
 }
 
-/// A stream of events that is being read.
+/// The responses of an event stream.
 struct SseResponses {
     model: Arc<ModelSignature>,
-    /// Where its server keeps it.
+    /// The stream at its server, if it is resumable.
     resumable: Option<ResumableStream>,
-    /// The body says itself where it ends: one that goes on until the connection closes cannot tell an end from a cut.
+    /// The body marks its own end; for a body that goes on until the connection closes, an end cannot be told from a
+    /// cut.
     has_end: bool,
     body: ResponseBody,
     events: SseReader,
@@ -270,7 +271,7 @@ impl SseResponses {
         }
     }
 
-    /// There is no more, and nothing to be ended.
+    /// Marks the stream as ended: there is nothing to resume or to cancel.
     fn ended(&mut self) -> Option<(ModelResponse, Self)> {
         if let Some(resumable) = &mut self.resumable {
             resumable.finish();
@@ -278,7 +279,7 @@ impl SseResponses {
         None
     }
 
-    /// It was cut: whether there is more of it, and where it can be read now.
+    /// Reconnects after a cut; returns whether there is more to read.
     async fn back(&mut self) -> Result<bool, Error> {
         let resumable = self.resumable.as_mut().ok_or(Error::Truncated)?;
         let Some(answer) = resumable.back().await? else {
@@ -290,7 +291,7 @@ impl SseResponses {
         }
         self.has_end = has_end(answer.headers());
         self.body = answer.into_body();
-        // What had come of the next event comes again.
+        // A partial event is sent again as a whole.
         self.events = SseReader::new(sse::SseLimits::default());
         Ok(true)
     }
@@ -311,7 +312,7 @@ const fn broken(violation: Violation) -> Error {
     }
 }
 
-/// An answer's members, or the error that they are (TR-604; some servers send one with status 200).
+/// Returns a response's members, or the error that they contain (TR-604; some servers send one with status 200).
 fn read(
     model: &ModelSignature,
     members: Map<String, Value>,
@@ -325,10 +326,10 @@ fn read(
     ModelResponse::from_json(model, members).ok_or(Error::Protocol("an output is not of its type"))
 }
 
-/// The members of an object. A value takes about twenty times the memory of what it is written with, so that bytes alone bound
-/// nothing (D-47).
+/// Parses the members of an object. A value takes about twenty times the memory of its text, so a limit of bytes alone
+/// is not enough (D-47).
 fn object(text: &[u8]) -> Result<Map<String, Value>, Error> {
-    // Those in texts count as well: it is an upper bound that is wanted, and a cheap one.
+    // Characters within strings count as well: a cheap upper bound is sufficient.
     let marks = text
         .iter()
         .filter(|byte| matches!(byte, b',' | b'[' | b'{'));
@@ -341,14 +342,14 @@ fn object(text: &[u8]) -> Result<Map<String, Value>, Error> {
     serde_json::from_slice(text).map_err(|_| Error::Protocol("its answer is no JSON object"))
 }
 
-/// What a status other than 200 says, in JSON or as an event.
+/// Converts a response with a status other than 200, in JSON or as an event.
 async fn refused(answer: ::http::Response<ResponseBody>) -> Error {
     let (head, body) = answer.into_parts();
     let body = timeout(
         ERROR_BODY_TIMEOUT,
         Limited::new(body, ERROR_BODY_BYTES).collect(),
     );
-    // What cannot be read says no more than the status does.
+    // If the body cannot be read, only the status is reported.
     let bytes = match body.await {
         Ok(Ok(body)) => body.to_bytes(),
         _ => Bytes::new(),
@@ -378,7 +379,7 @@ async fn whole(answer: ::http::Response<ResponseBody>, max: usize) -> Result<Byt
     Ok(body.to_bytes())
 }
 
-/// Nobody asked for another encoding.
+/// Checks that the response has no content encoding: none was requested.
 fn plain(headers: &HeaderMap) -> Result<(), Error> {
     match headers.get(CONTENT_ENCODING) {
         Some(encoding) if encoding != IDENTITY => Err(Error::Protocol(
@@ -400,7 +401,7 @@ fn model_path(name: &str) -> String {
     format!("/v2/models/{}", utf8_percent_encode(name, SEGMENT))
 }
 
-/// What stands for itself in a path's segment (TR-201).
+/// Characters that are not percent-encoded in a path's segment (TR-201).
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -410,14 +411,14 @@ const AGENT: &str = concat!("sapwood/", env!("CARGO_PKG_VERSION"));
 const IDENTITY: &str = "identity";
 const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
-/// The end as other protocols write it; some servers do so here.
+/// The end mark of other protocols; some servers send it here.
 const DONE: &[u8] = b"[DONE]";
 const BAD_KEY: Error = Error::Address("the key holds characters that no header can carry");
-/// Bytes of an answer that is no stream.
+/// The maximum of bytes of a response that is not a stream.
 const ANSWER_BYTES: usize = 64 << 20;
-/// Commas and open brackets of an answer, or of an event: at least as many as it has values.
+/// The maximum of commas and opening brackets of a response, or of an event: it has at most as many values.
 const VALUES_MAX: usize = 1 << 20;
-/// Bytes of what a server says of itself and its models.
+/// The maximum of bytes of metadata of a server and its models.
 const ABOUT_BYTES: usize = 4 << 20;
 const ERROR_BODY_BYTES: usize = 64 << 10;
 const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(10);

@@ -13,22 +13,22 @@ use super::error::Error;
 pub struct ReadyModel {
     /// Its name.
     pub name: String,
-    /// Its versions that are ready, as the server writes them.
+    /// The versions that are ready, as the server writes them.
     pub versions: Vec<String>,
 }
 
-/// A model's tensors.
+/// A model's inputs and outputs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelSignature {
     /// Its name.
     pub name: String,
-    /// What runs it, as the server says.
+    /// The platform or backend that runs it, as the server reports it.
     pub platform: String,
-    /// What it takes.
+    /// Its inputs.
     pub inputs: Vec<Declared>,
-    /// What it gives.
+    /// Its outputs.
     pub outputs: Vec<Declared>,
-    /// It may give any number of responses, and not exactly one.
+    /// It may return any number of responses, instead of exactly one.
     pub decoupled: bool,
 }
 
@@ -39,26 +39,26 @@ pub struct Declared {
     pub name: String,
     /// The type of its elements.
     pub datatype: Datatype,
-    /// Its dimensions, that of a batch included; -1 is variable.
+    /// Its dimensions, including a batch dimension; -1 is variable.
     pub shape: Vec<i64>,
-    /// A request may leave it out.
+    /// A request may omit it.
     pub optional: bool,
 }
 
 impl ModelSignature {
-    /// The place of an input.
+    /// Returns the index of an input.
     #[must_use]
     pub fn input(&self, name: &str) -> Option<usize> {
         self.inputs.iter().position(|input| input.name == name)
     }
 
-    /// The place of an output.
+    /// Returns the index of an output.
     #[must_use]
     pub fn output(&self, name: &str) -> Option<usize> {
         self.outputs.iter().position(|output| output.name == name)
     }
 
-    /// From the metadata as JSON.
+    /// Parses the metadata as JSON.
     pub(super) fn from_json(metadata: &Value) -> Result<Self, Error> {
         let text = |key| metadata.get(key).and_then(Value::as_str);
         Ok(Self {
@@ -70,7 +70,7 @@ impl ModelSignature {
         })
     }
 
-    /// From the metadata as a message.
+    /// Converts the metadata message.
     pub(super) fn from_message(metadata: ModelMetadataResponse) -> Result<Self, Error> {
         let tensors = |list: Vec<_>| {
             let one =
@@ -87,7 +87,7 @@ impl ModelSignature {
         })
     }
 
-    /// With what the configuration says beside it, as JSON.
+    /// Adds the information of the configuration, as JSON.
     pub(super) fn configure(&mut self, config: &Value) {
         for input in config
             .get("input")
@@ -103,7 +103,7 @@ impl ModelSignature {
         self.decoupled = decoupled.and_then(Value::as_bool).unwrap_or(false);
     }
 
-    /// The same as a message.
+    /// Adds the information of the configuration message.
     pub(super) fn configure_by(&mut self, config: &ModelConfig) {
         for input in &config.input {
             self.set_optional(&input.name, input.optional);
@@ -119,10 +119,10 @@ impl ModelSignature {
     }
 }
 
-/// The index's models that are ready, each once.
+/// Returns the index's ready models, each once.
 pub(super) fn listed(index: Vec<ModelIndex>) -> Vec<ReadyModel> {
     let mut all: Vec<ReadyModel> = Vec::new();
-    // A server that lists ready models only need not repeat it.
+    // A server that lists only ready models may omit the state.
     let ready = index
         .into_iter()
         .filter(|model| matches!(&*model.state, "READY" | "") && !model.name.is_empty());
@@ -139,7 +139,7 @@ pub(super) fn listed(index: Vec<ModelIndex>) -> Vec<ReadyModel> {
     all
 }
 
-/// The index as JSON.
+/// Parses the index as JSON.
 pub(super) fn index_from_json(index: &Value) -> Result<Vec<ModelIndex>, Error> {
     let list = index.as_array().ok_or(UNREAD)?;
     let text = |model: &Value, key| {
@@ -164,7 +164,7 @@ fn tensors(list: Option<&Value>) -> Result<Vec<Declared>, Error> {
             .get("shape")
             .and_then(Value::as_array)
             .ok_or(UNREAD)?;
-        // The usual JSON of a 64-bit integer is a string.
+        // JSON encodes a 64-bit integer as a string.
         let size = |size: &Value| {
             let written = || size.as_str().and_then(|size| size.parse().ok());
             size.as_i64().or_else(written).ok_or(UNREAD)

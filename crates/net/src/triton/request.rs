@@ -14,30 +14,30 @@ use serde_json::{Map, Value};
 use super::error::Error;
 use super::model::{Declared, ModelSignature};
 
-/// What is asked of a model.
+/// An inference request.
 #[derive(Clone, Debug)]
 pub struct InferRequest {
-    /// The model, as its server describes it.
+    /// The model's signature.
     pub model: Arc<ModelSignature>,
-    /// Elements of inputs, by their place in the model's list. They are fitted to the declared shape (TR-309).
+    /// Elements of inputs, by their index in the model's list. They are fitted to the declared shape (TR-309).
     pub inputs: Vec<(usize, TensorData)>,
-    /// Values that no model declares: flags, numbers and strings.
+    /// Parameters that are not declared by the model: flags, numbers and strings.
     pub parameters: Vec<(String, Value)>,
-    /// The server is asked to give up after this time (TR-404).
+    /// The server is asked to cancel the request after this time (TR-404).
     pub timeout: Option<Duration>,
 }
 
-/// One payload of a model.
+/// One response of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelResponse {
-    /// Elements of outputs, by their place in the model's list, in the order in which they came.
+    /// Elements of outputs, by their index in the model's list, in the order in which they arrived.
     pub outputs: Vec<(usize, TensorData)>,
-    /// What the server says beside them: flags, numbers and strings.
+    /// Parameters of the response: flags, numbers and strings.
     pub parameters: Vec<(String, Value)>,
 }
 
 impl InferRequest {
-    /// A request without inputs.
+    /// Creates a request without inputs.
     #[must_use]
     pub const fn new(model: Arc<ModelSignature>) -> Self {
         Self {
@@ -53,7 +53,7 @@ impl InferRequest {
         Some(i64::try_from(left).unwrap_or(i64::MAX))
     }
 
-    /// The body for `/generate` and `/generate_stream`.
+    /// Returns the body for `/generate` and `/generate_stream`.
     pub(super) fn json(&self) -> Result<Bytes, Error> {
         let mut members = Map::new();
         for (target, data) in &self.inputs {
@@ -64,14 +64,14 @@ impl InferRequest {
         if let Some(timeout) = self.timeout() {
             parameters.entry(TIMEOUT).or_insert_with(|| timeout.into());
         }
-        // A model may have an input of that name; then there is no room for parameters (TR-306).
+        // A model may have an input of that name; then parameters cannot be sent (TR-306).
         if !parameters.is_empty() && !members.contains_key("parameters") {
             members.insert("parameters".into(), Value::Object(parameters));
         }
         Ok(Value::Object(members).to_string().into())
     }
 
-    /// The message for `ModelInfer` and `ModelStreamInfer`.
+    /// Returns the message for `ModelInfer` and `ModelStreamInfer`.
     pub(super) fn message(&self, id: &str) -> Result<ModelInferRequest, Error> {
         let mut message = ModelInferRequest {
             model_name: self.model.name.clone(),
@@ -107,7 +107,7 @@ impl InferRequest {
     }
 }
 
-/// A single element stands alone, as the generate extension's clients write it.
+/// A single element is a scalar, as clients of the generate extension write it.
 fn input_json(input: &Declared, data: &TensorData) -> Result<Value, Error> {
     if matches!(input.datatype, Datatype::Fp16 | Datatype::Bf16) {
         return Err(Error::Request(
@@ -143,7 +143,7 @@ fn values(data: &TensorData) -> Result<Vec<Value>, Error> {
 }
 
 impl ModelResponse {
-    /// From a JSON object; `None` if it is none, or an output is not of its type.
+    /// Parses a JSON object; `None` if an output does not have its declared type.
     pub(super) fn from_json(model: &ModelSignature, members: Map<String, Value>) -> Option<Self> {
         let mut response = Self::default();
         for (name, value) in members {
@@ -157,7 +157,7 @@ impl ModelResponse {
         Some(response)
     }
 
-    /// From a message; `None` if an output is not declared, or not what it says.
+    /// Converts a message; `None` if an output is not declared, or does not have its declared type.
     pub(super) fn from_message(
         model: &ModelSignature,
         message: ModelInferResponse,
@@ -211,7 +211,7 @@ fn parameter(value: &Value) -> Option<InferParameter> {
     })
 }
 
-/// An output's elements: a scalar, or a flat list (TR-503). What is no number is a float's `null`.
+/// Parses an output's elements: a scalar, or a flat list (TR-503). A float that is not a number is `null`.
 fn output(datatype: Datatype, value: Value) -> Option<TensorData> {
     let list = match value {
         Value::Array(list) => list,

@@ -1,9 +1,9 @@
 //! Reconnects to a resumable stream (TR-1303). Only Sapwood's servers have them.
 //!
 //! ```text
-//!   read ── cut ──► GET behind the last event ─► its rest                     ─► read
-//!                     │  nobody there: again, 100 ms later, doubling           ─► …, and at last: truncated
-//!                     └─ all was read: the end · gone, unknown: truncated
+//!   reading ── cut ──► GET after the last event ─► the rest                      ─► reading
+//!                     │  no answer: retry 100 ms later, doubling                  ─► …, and finally: truncated
+//!                     └─ everything was read: end · expired, unknown: truncated
 //!   dropped before its end ──► DELETE
 //! ```
 
@@ -20,21 +20,21 @@ use super::error::Error;
 use super::http::Http;
 use crate::http1::ResponseBody;
 
-/// The stream. Dropping it before it is over ends it at its server, as far as that can be reached.
+/// The stream. Dropping it before its end cancels it at its server, if the server can be reached.
 pub(super) struct ResumableStream {
     http: Arc<Http>,
     path: String,
-    /// The last event that was read; the beginning if there was none.
+    /// The id of the last event that was read; empty if there was none.
     last: Bytes,
-    /// How often it was tried to come back since then, and how often that gave nothing but another cut.
+    /// Number of reconnection attempts since that event, and how many of these only led to another cut.
     tries: u32,
     in_vain: u32,
-    /// There is nothing more to be had, or to be ended.
+    /// The stream has ended, so there is nothing to resume or to cancel.
     over: bool,
 }
 
 impl ResumableStream {
-    /// The stream of an answer, if its server keeps it.
+    /// Returns the resumable stream of a response, if its server has a replay buffer.
     pub(super) fn of(http: &Arc<Http>, headers: &HeaderMap) -> Option<Self> {
         let name = headers.get(STREAM)?.to_str().ok()?;
         let plain = |letter: u8| letter.is_ascii_alphanumeric() || matches!(letter, b'_' | b'-');
@@ -51,7 +51,7 @@ impl ResumableStream {
         })
     }
 
-    /// An event was read.
+    /// Records that an event was read.
     pub(super) fn read(&mut self, id: &Bytes) {
         if !id.is_empty() {
             self.last = id.clone();
@@ -59,15 +59,16 @@ impl ResumableStream {
         }
     }
 
-    /// Everything was read.
+    /// Records that everything was read.
     pub(super) const fn finish(&mut self) {
         self.over = true;
     }
 
-    /// Its connection was cut: the answer with the rest of it, or `None` if there is no more and it has ended well.
+    /// Reconnects after a cut: returns the response with the rest, or `None` if everything was read and the stream has
+    /// ended normally.
     ///
     /// # Errors
-    /// [`Error::Truncated`] if there is no way back, or none was found for as long as it is looked for.
+    /// [`Error::Truncated`] if the stream cannot be resumed, or all attempts fail.
     pub(super) async fn back(&mut self) -> Result<Option<Response<ResponseBody>>, Error> {
         self.in_vain += u32::from(self.tries > 0);
         while self.tries < TRIES_MAX && self.in_vain < IN_VAIN_MAX {
@@ -105,7 +106,7 @@ impl ResumableStream {
 
 impl Drop for ResumableStream {
     fn drop(&mut self) {
-        // Without a runtime there is nobody to say it, and the server ends the stream after its time.
+        // Without a runtime the DELETE cannot be sent, and the server ends the stream after its grace period.
         if self.over {
             return;
         }
@@ -113,7 +114,7 @@ impl Drop for ResumableStream {
             return;
         };
         let (http, path) = (Arc::clone(&self.http), std::mem::take(&mut self.path));
-        // Nobody waits for it, and it does not last.
+        // Detached: its result does not matter, and it has a timeout.
         runtime.spawn(async move {
             let asked = http.ask(Method::DELETE, &path, None, None);
             if !matches!(timeout(RECONNECT_TIMEOUT, asked).await, Ok(Ok(_))) {
@@ -123,7 +124,7 @@ impl Drop for ResumableStream {
     }
 }
 
-/// Asks a server to keep the stream.
+/// Asks a server to retain the stream for reconnection.
 pub(super) const RESUME_HEADER: (HeaderName, HeaderValue) = (
     HeaderName::from_static("sapwood-resume"),
     HeaderValue::from_static("1"),
@@ -131,10 +132,10 @@ pub(super) const RESUME_HEADER: (HeaderName, HeaderValue) = (
 const STREAM: HeaderName = HeaderName::from_static("sapwood-stream-id");
 const LAST: HeaderName = HeaderName::from_static("last-event-id");
 const NAME_BYTES: usize = 256;
-/// Without an event between them: some three seconds.
+/// The maximum of attempts without an event between them: some three seconds.
 const TRIES_MAX: u32 = 6;
 const DELAY_MIN: Duration = Duration::from_millis(100);
-/// A stream that is cut again wherever it is come back to was cut by its model.
+/// A stream that is cut again after every reconnection was cut by its model.
 const IN_VAIN_MAX: u32 = 2;
-/// For an answer's head.
+/// The time limit for a response head.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(10);

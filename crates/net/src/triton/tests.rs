@@ -1,4 +1,4 @@
-//! Servers whose every byte is the test's, and what the client makes of them.
+//! Servers whose every byte the test controls, and the client's results.
 
 mod grpc;
 mod http;
@@ -37,7 +37,7 @@ fn texts(list: &[&str]) -> TensorData {
     TensorData::Bytes(list.iter().map(|text| text.as_bytes()).collect::<Strings>())
 }
 
-/// Asks for two words, with a parameter.
+/// A request for two words, with a parameter.
 fn two_words() -> InferRequest {
     let mut request = InferRequest::new(demo());
     request.inputs.push((0, texts(&["Say two words"])));

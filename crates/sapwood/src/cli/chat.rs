@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   line ─► command (/help …) │ question ─► GENERATE over the nodes of all turns ─► answer, shown as it streams
-//!                                              └─ interrupt: the answer is cancelled, what came of it is kept
+//!                                              └─ interrupt: the answer is cancelled, the text so far stays
 //! ```
 
 mod command;
@@ -60,13 +60,13 @@ pub(super) struct ChatArgs {
 
 /// How an answer ended.
 enum AnswerEnd {
-    /// By itself.
+    /// Complete.
     Whole,
-    /// By the user.
+    /// Interrupted by the user.
     Cancelled,
-    /// The context is full: nothing more fits behind this conversation.
+    /// The context is full: no further turn fits after this conversation.
     Full,
-    /// The conversation did not even fit before it.
+    /// The conversation did not fit even before this question.
     TooLong,
     Failed(CliError),
 }
@@ -82,12 +82,12 @@ impl ChatArgs {
     }
 }
 
-/// A chat that goes on.
+/// A running chat.
 struct ChatSession<'a> {
     chat: &'a ChatArgs,
     server: &'a ClientTarget,
     conversation: ChatHistory,
-    /// As asked for at last.
+    /// The target of the next question.
     target: Option<String>,
     temperature: Option<f64>,
     exit: Exit,
@@ -105,7 +105,7 @@ impl<'a> ChatSession<'a> {
         }
     }
 
-    /// Answers line after line until there are no more.
+    /// Answers line after line until the input ends.
     async fn run(mut self, lines: &mut LineSource) -> Result<Exit, CliError> {
         lines.greet(&self.server.greeting(self.target.as_deref()));
         loop {
@@ -126,7 +126,7 @@ impl<'a> ChatSession<'a> {
         }
     }
 
-    /// Does what needs no answer.
+    /// Handles a command, which needs no answer of the model.
     fn settle(&mut self, command: &ChatCommand<'_>) {
         match *command {
             ChatCommand::Help => output::message(HELP),
@@ -152,7 +152,7 @@ impl<'a> ChatSession<'a> {
         }
     }
 
-    /// Talks to another model from now on.
+    /// Changes the model for further questions.
     fn choose(&mut self, name: &str) {
         let models = self.server.models();
         if models.iter().any(|model| model == name) {
@@ -199,7 +199,7 @@ impl<'a> ChatSession<'a> {
         }
     }
 
-    /// Answers a question; one that fails ends nothing but itself.
+    /// Answers a question; a failed answer does not end the chat.
     async fn ask(&mut self, question: &str) -> Result<(), CliError> {
         if let Err(failure) = self.answer(question).await? {
             output::complain(&failure);
@@ -208,8 +208,8 @@ impl<'a> ChatSession<'a> {
         Ok(())
     }
 
-    /// Asks until the conversation fits, leaving out the oldest turns. The outer error ends the chat, the inner one
-    /// this answer only.
+    /// Asks until the conversation fits, dropping the oldest turns. The outer error ends the chat, the inner one this
+    /// answer only.
     async fn answer(&mut self, asked: &str) -> Result<Result<(), CliError>, CliError> {
         let question = message_node("USER", asked);
         loop {
@@ -232,7 +232,7 @@ impl<'a> ChatSession<'a> {
                     }
                 }
                 AnswerEnd::Cancelled => {
-                    // Letting go of the node is what cancels; what was said stays part of the conversation.
+                    // Dropping the node cancels the call; the text so far stays part of the conversation.
                     drop(answer);
                     let answer = message_node("ASSISTANT", &text);
                     self.conversation.add(turn(text, answer));
@@ -278,7 +278,7 @@ impl<'a> ChatSession<'a> {
         config
     }
 
-    /// Writes the answer as it streams, and what it cost.
+    /// Writes the answer as it streams, and its cost.
     async fn show(&self, answer: &Node, text: &mut String) -> Result<AnswerEnd, CliError> {
         let mut interrupts = client::interrupts()?;
         let _quiet = EchoOff::begin();
@@ -288,10 +288,10 @@ impl<'a> ChatSession<'a> {
             && stdout().is_terminal()
             && self.server.is_demo(self.target.as_deref());
         let mut pace = ReadingPace::new(slow);
-        // How the stream ended, and when; what came before is still being shown.
+        // How and when the stream ended; text received before is still being shown.
         let mut over = None;
         let (ended, took) = loop {
-            // All may be cancelled: a piece that was not taken is not lost, and neither is one that is not due.
+            // All arms are cancel safe: a piece that was not received is not lost, and neither is one that is not due.
             tokio::select! {
                 next = run.next(), if over.is_none() => match next {
                     Some(Ok(piece)) => pace.push(piece),
@@ -331,8 +331,8 @@ impl<'a> ChatSession<'a> {
     }
 }
 
-/// Tokens, how long they took from the question to the end, and how much of the prompt did not have to be computed again.
-/// Short answers come in one burst, so a rate from their first token to their last says nothing.
+/// Tokens, the time from the question to the end, and the share of the prompt that was read from the cache. Short
+/// answers come in one burst, so a rate from their first token to their last has no meaning.
 #[expect(clippy::cast_precision_loss, reason = "exact below 2^53 tokens")]
 fn cost(usage: sapwood_kernel::RunUsage, took: std::time::Duration) -> String {
     let seconds = took.as_secs_f64();

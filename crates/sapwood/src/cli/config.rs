@@ -86,7 +86,7 @@ fn show(layers: &Layers, as_json: bool) -> Result<Exit, CliError> {
     Ok(Exit::Ok)
 }
 
-/// Tables become dotted keys; lists stay whole, because a layer replaces them whole.
+/// Flattens tables to dotted keys; lists stay whole, because a layer replaces them whole.
 fn flatten(prefix: &str, value: Value, leaves: &mut Vec<(String, Value)>) {
     match value {
         Value::Object(table) => {

@@ -28,7 +28,7 @@ pub(super) struct DoctorCommand {
     target: TargetFlags,
 }
 
-/// How one check came out.
+/// The result of one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Verdict {
@@ -37,7 +37,7 @@ enum Verdict {
     Fail,
 }
 
-/// One check: what was looked at, what was found, what to do.
+/// One check: its subject, the finding and a remedy.
 #[derive(Debug, Serialize)]
 struct CheckResult {
     check: &'static str,
@@ -198,7 +198,7 @@ fn memory() -> CheckResult {
     )
 }
 
-/// What the kernel thinks can be had without swapping; better than "free", which leaves caches out.
+/// The memory that the kernel considers available without swapping; better than "free", which excludes caches.
 fn free_mebibytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text
@@ -277,7 +277,7 @@ fn models(config: &Config) -> CheckResult {
     CheckResult::new("models", Verdict::Ok, found, "")
 }
 
-/// Only whether something listens there: what it is shows `sapwood models --server URL`.
+/// Checks only whether something listens there: `sapwood models --server URL` shows what it is.
 fn server(url: &SecretUrl) -> CheckResult {
     let whole = url.expose();
     let rest = whole.split_once("://").map_or(whole, |(_, rest)| rest);

@@ -56,7 +56,7 @@ impl LmtpCommand {
         }
         let planned = models::plan(&config)?;
         let settings = sapwood_server::Config {
-            // Nobody else is let in, so there is no time for balancers, and the last words come at once.
+            // There are no other clients, so the drain needs no delay for load balancers and starts at once.
             drain: drain::Config {
                 grace: Duration::ZERO,
                 deadline: Duration::ZERO,
@@ -83,7 +83,7 @@ impl LmtpCommand {
         let cancel = self.on_eof == OnEof::Cancel;
         let serving = lmtp.serve_connection(tokio::io::stdin(), tokio::io::stdout(), cancel);
         tokio::pin!(serving);
-        // Waiting for a signal may be cancelled; the conversation is only ever put aside.
+        // Waiting for a signal may be cancelled; the conversation is not dropped by it.
         let ended = tokio::select! {
             ended = &mut serving => ended,
             _ = terminate.recv() => {
@@ -99,7 +99,7 @@ impl LmtpCommand {
 }
 
 impl LmtpCommand {
-    /// Lines here, a server there.
+    /// Relays between the lines here and a server.
     async fn bridge(&self, config: &Config, url: &SecretUrl) -> Result<Exit, CliError> {
         let wrong =
             |error: LmtpError| CliError::usage(format!("--connect {url}: {}", error.message));
@@ -128,5 +128,5 @@ impl LmtpCommand {
     }
 }
 
-/// How long the last words may take.
+/// Timeout for the last output.
 const LAST_WORDS: Duration = Duration::from_secs(2);

@@ -62,8 +62,8 @@ impl RunArgs {
         ended
     }
 
-    /// The inputs, with how to sample where the user says nothing of it (D-53): in calls of GENERATE and of models, unless their
-    /// config comes from where it cannot be looked at.
+    /// The inputs, with the sampling defaults where the user sets none (D-53): in calls of GENERATE and of models,
+    /// unless their config comes from a source that cannot be read in advance.
     fn sampled(
         &self,
         place: &ClientTarget,
@@ -93,7 +93,7 @@ impl RunArgs {
         inputs.into_iter().map(node).collect()
     }
 
-    /// Calls and writes. Returning drops the run, which is what cancels it.
+    /// Calls the function and writes its output. Returning drops the run, which cancels it.
     async fn call(
         &self,
         target: &ClientTarget,
@@ -104,16 +104,16 @@ impl RunArgs {
         let mut interrupts = client::interrupts()?;
         let mut run = target.kernel.run::<Chunk>(&self.name, inputs).port(port);
         loop {
-            // Both may be cancelled: an interrupt ends everything, and a piece that was not taken is not lost.
+            // Both arms may be cancelled: an interrupt ends everything, and a piece that was not received is not lost.
             let next = tokio::select! {
                 next = run.next() => next,
                 _ = interrupts.recv() => return Err(CliError::exit(Exit::Interrupted, "cancelled")),
             };
             match next {
-                // It carries what the totals will say, and no data.
+                // This chunk carries metadata for the totals, and no data.
                 Some(Ok(chunk)) if chunk.data.is_empty() => {}
                 Some(Ok(chunk)) if self.json => sink.line(&piece(&chunk))?,
-                // Further choices would be mixed into the first; `--json` keeps them apart.
+                // Further choices would be mixed into the first; `--json` separates them.
                 Some(Ok(chunk)) if chunk.choice == 0 => sink.write(&chunk.data)?,
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(to_cli_error(&error)),
@@ -139,7 +139,7 @@ impl RunArgs {
 }
 
 impl RunArgs {
-    /// The port that `--port` means: users know the names on the wire.
+    /// The port for `--port`: users know the names on the wire.
     fn port(&self, kernel: &Kernel) -> Result<Port, CliError> {
         let Some(asked) = &self.port else {
             return Ok(Port::MAIN);
@@ -173,7 +173,7 @@ fn piece(chunk: &Chunk) -> serde_json::Value {
     line
 }
 
-/// An input, as far as it can be looked at.
+/// The text of an input, if it can be read in advance.
 enum GivenInput {
     Text(String),
     /// The text of a `.json` file.
@@ -223,7 +223,7 @@ fn file(path: &str) -> Result<GivenInput, CliError> {
     })
 }
 
-/// Text, passed on as it is typed or piped.
+/// Standard input as text, passed on as it is typed or piped.
 fn standard_input() -> Node {
     let pieces = stream::unfold(tokio::io::stdin(), |mut stdin| async move {
         let mut buffer = vec![0; 8_192];
@@ -243,9 +243,9 @@ const GENERATE: &str = "GENERATE";
 const CONFIG: &str = "config";
 const TARGET: &str = "target";
 
-/// Where the data goes.
+/// The destination of the data.
 enum Sink {
-    /// On a terminal, what others wrote is shown and not obeyed.
+    /// On a terminal, untrusted text is shown without its control sequences.
     Standard {
         newline: bool,
         pieces: Option<PrintableBytes>,
@@ -285,7 +285,7 @@ impl Sink {
         self.write(format!("{value}\n").as_bytes())
     }
 
-    /// A terminal's next prompt belongs on a line of its own; files and pipes get the bytes alone.
+    /// On a terminal the next prompt belongs on a line of its own; files and pipes get only the bytes.
     fn end(self) -> Result<(), CliError> {
         match self {
             Self::Standard { newline: false, .. } if std::io::stdout().is_terminal() => {

@@ -123,7 +123,7 @@ impl ServeCommand {
         common.layers(flags)
     }
 
-    /// The configuration, and the log, from where on nothing waits for its reader.
+    /// Loads the configuration and starts the log, after which writing never waits for its reader.
     fn begin(&self, common: &Common) -> Result<(Config, Logs), CliError> {
         let layers = self.layers(common)?;
         let config = layers.config()?;
@@ -134,7 +134,7 @@ impl ServeCommand {
     }
 
     pub(super) async fn run(self, common: Common) -> Result<Exit, CliError> {
-        // First of all: who starts the server may stop it at any time.
+        // First of all: a signal may arrive at any time during the start.
         let signals = UnixSignals::install()?;
         let (config, logs) = self.begin(&common)?;
         let planned = models::plan(&config)?;
@@ -193,7 +193,7 @@ impl ServeCommand {
             };
             futures::join!(served, lines).0
         };
-        // Nothing is awaited twice and nothing is lost: whichever arm ends first ends the process.
+        // Whichever arm ends first ends the process, so nothing is awaited twice and nothing is lost.
         tokio::select! {
             outcome = served => {
                 upstreams.leave().await;
@@ -207,7 +207,7 @@ impl ServeCommand {
     }
 }
 
-/// Opens the sockets, none of which is open to other machines by mistake.
+/// Opens the sockets. Refuses to open one to other machines by mistake.
 async fn open(config: &Config, keys: &[ApiKey]) -> Result<BoundSockets, CliError> {
     let ports = listening::open(config).await?;
     match ports.open_to_others()? {
@@ -216,6 +216,8 @@ async fn open(config: &Config, keys: &[ApiKey]) -> Result<BoundSockets, CliError
     }
 }
 
+/// Raises the limit of open files to what the connections need.
+///
 /// # Errors
 /// [`CliError::usage`] where a server could not even open its files.
 fn enough_descriptors(config: &Config) -> Result<(), CliError> {
@@ -230,7 +232,7 @@ fn enough_descriptors(config: &Config) -> Result<(), CliError> {
     )))
 }
 
-/// Whether the server would be open to other machines without a key, and nothing says that this is intended.
+/// Whether the server would be open to other machines without a key, and the configuration does not allow that.
 fn is_open(config: &Config) -> bool {
     let certified =
         config.tls.client_ca.is_some() && config.tls.mtls == ClientCertificates::Required;
@@ -244,14 +246,14 @@ fn open_to_all(name: &ServerName) -> CliError {
     ))
 }
 
-/// The functions, with calls that come through `face` counted as its own.
+/// The kernel for calls that come through `face`, which are counted for it.
 fn counted(kernel: &Kernel, shared: &ServerContext, face: FaceLabel) -> Kernel {
     let kernel = kernel.scope();
     kernel.layer(CallMetricsLayer::new(&shared.metrics, face));
     kernel
 }
 
-/// The Unix socket of LMTP's lines, if one is configured (LM-111).
+/// The Unix socket for LMTP lines, if one is configured (LM-111).
 fn lines(config: &Config) -> Result<Option<ListeningSocket>, CliError> {
     let open = |path: &PathBuf| {
         ListeningSocket::unix(path).map_err(|error| {
@@ -262,7 +264,7 @@ fn lines(config: &Config) -> Result<Option<ListeningSocket>, CliError> {
     config.lmtp.unix.as_ref().map(open).transpose()
 }
 
-/// Loads the models while the port already answers (OA-902). Ends only if one cannot be loaded.
+/// Loads the models while the port already answers (OA-902). Returns only if one cannot be loaded.
 async fn load(models: ServedModels, planned: Vec<PlannedModel>) -> CliError {
     match models.begin(planned).await {
         Ok(()) => std::future::pending().await,
@@ -386,8 +388,8 @@ fn announce(ports: &BoundSockets, config: &Config, planned: &[PlannedModel]) {
     }
 }
 
-/// What SIGHUP does: keys, certificates, the log filter and which servers of a pool are asked are read again; everything else
-/// needs a restart.
+/// Handles SIGHUP: reloads keys, certificates, the log filter and the servers of pools; everything else needs a
+/// restart.
 struct Reload {
     serve: ServeCommand,
     common: Common,
@@ -398,11 +400,11 @@ struct Reload {
 }
 
 impl Reload {
-    /// Reads everything before anything is put in force: after a mistake in any part all of them are as they were.
+    /// Reads everything before anything is applied: after an error in any part, all parts are unchanged.
     fn run(&self) -> Result<(), CliError> {
         let config = self.serve.layers(&self.common)?.config()?;
         let keys = keys::load(&config.auth)?;
-        // Without this a file emptied by mistake would open the server to everybody.
+        // Without this check, a key file emptied by mistake would open the server to every caller.
         if keys.is_empty() && self.auth.required() {
             return Err(CliError::usage(
                 "the configuration holds no key any more; the old ones stay",
@@ -415,7 +417,7 @@ impl Reload {
         let certificates = self.tls.as_ref().map(read).transpose()?.flatten();
         let filter = logs::parse(&config.log)?;
         let pools = self.pools.prepare(&config)?;
-        // From here on nothing fails.
+        // Nothing fails from here on.
         if let (Some(tls), Some(certificates)) = (&self.tls, certificates) {
             tls.apply(certificates);
         }
@@ -426,7 +428,8 @@ impl Reload {
     }
 }
 
-/// The signals of OA-904. Installed before anything else: what comes while the server starts is there when it serves.
+/// The signals of OA-904. Installed before anything else, so that a signal during the start is handled once the server
+/// runs.
 struct UnixSignals {
     terminate: Signal,
     interrupt: Signal,
@@ -449,7 +452,7 @@ impl UnixSignals {
     async fn watch(mut self, reload: Reload, stop: Arc<Notify>) -> CliError {
         let mut reported = false;
         loop {
-            // Waiting for a signal may be cancelled: what arrived meanwhile is still there at the next call.
+            // Waiting for a signal is cancel safe: a signal that arrives meanwhile is returned by the next call.
             tokio::select! {
                 _ = self.terminate.recv() => {}
                 _ = self.interrupt.recv() => {}

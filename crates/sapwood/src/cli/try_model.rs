@@ -23,13 +23,13 @@ fn size(given: &str) -> Result<ModelSize, serde_json::Error> {
 }
 
 impl TryModel {
-    /// Why a file cannot be used goes to standard output, so that nothing that llama.cpp says mixes with it.
+    /// The reason that a file cannot be used goes to standard output, so that output of llama.cpp does not mix with it.
     pub(super) fn run(self) -> Result<Exit, CliError> {
         trial::be_expendable();
         match models::try_out(self.file, self.size) {
             Ok(()) => Ok(Exit::Ok),
             Err(why) => {
-                // If nobody reads it, nobody asks.
+                // Errors are ignored: without a reader the reason is not needed.
                 let _ = output::data(why);
                 Ok(Exit::Model)
             }

@@ -32,16 +32,16 @@ pub(crate) struct EndpointConfig {
     pub(crate) weight: Option<u32>,
 }
 
-/// How we are let in at a server.
+/// The credentials for a server.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ServerAccess {
     pub(crate) key: Option<Secret>,
-    /// PEM.
+    /// The trusted authorities, as PEM.
     pub(crate) authorities: Option<Vec<u8>>,
 }
 
 impl EndpointConfig {
-    /// The server at `url`, with nothing of its own.
+    /// An endpoint at `url`, without credentials of its own.
     pub(crate) fn new(url: impl Into<SecretUrl>) -> Self {
         Self {
             url: url.into(),
@@ -56,7 +56,7 @@ impl EndpointConfig {
         *self == Self::new(self.url.clone())
     }
 
-    /// Checks what the types cannot say; `at` is the list that it stands in.
+    /// Checks the constraints that the types cannot express; `at` is the list with this entry.
     ///
     /// # Errors
     /// [`CliError::usage`].
@@ -70,11 +70,11 @@ impl EndpointConfig {
         Ok(())
     }
 
-    /// Its own key and authorities, or those of `[client]`. A key within the address is sent alone: an upstream with a key of its own is
-    /// shown no other.
+    /// Its own key and authorities, or those of `[client]`. A key in the address is the only one that is sent: an
+    /// upstream with a key of its own never gets another one.
     ///
     /// # Errors
-    /// [`CliError::usage`] if a file cannot be read; never with what is in it.
+    /// [`CliError::usage`] if a file cannot be read; the message never contains the file's content.
     pub(crate) fn access(&self, client: &ClientConfig) -> Result<ServerAccess, CliError> {
         let own = match (&self.key, &self.key_file) {
             (Some(key), _) => Some(key.clone()),
@@ -99,7 +99,7 @@ impl EndpointConfig {
 }
 
 impl ClientConfig {
-    /// How the server of `chat`, `run` and `models` lets us in.
+    /// The credentials for the server of `chat`, `run` and `models`.
     ///
     /// # Errors
     /// [`CliError::usage`] if the authorities cannot be read.

@@ -1,8 +1,8 @@
 //! The environment as a layer of the configuration: the variables that it reads, and warnings about unknown ones.
 //!
-//! `SAPWOOD_ENGINE__THREADS=2` is `engine.threads = 2`; three names are shorter. A variable that begins with `SAPWOOD_` and is
-//! not ours never keeps anything from starting (D-46): Kubernetes defines several for each service, also for one that is called
-//! `sapwood`.
+//! `SAPWOOD_ENGINE__THREADS=2` is `engine.threads = 2`; three names are shorter. A variable that begins with `SAPWOOD_`
+//! and sets no key never prevents a start (D-46): Kubernetes defines several for each service, also for one that is
+//! called `sapwood`.
 
 use std::collections::BTreeSet;
 
@@ -14,29 +14,29 @@ use sapwood_proto::secret::Secret;
 use super::layers::nearest;
 use super::{Config, is_named_by_user, is_text};
 
-/// The variables that are ours, and what is said of those that are not.
+/// The variables that set keys, and warnings about the others with our prefix.
 #[derive(Clone, Default)]
 pub(super) struct Environment {
     set: Vec<Variable>,
     strangers: Vec<String>,
-    /// Those of Kubernetes.
+    /// Variables that Kubernetes defines.
     passed_over: Vec<String>,
 }
 
 #[derive(Clone)]
 struct Variable {
     name: String,
-    /// Dotted.
+    /// The dotted key.
     key: String,
     value: Value,
 }
 
-/// The name of this layer, by which its values are recognised.
+/// The name of this layer, which marks its values.
 pub(super) const SOURCE: &str = "environment";
 const PREFIX: &str = "SAPWOOD_";
-/// Read elsewhere: by the command line, and when the binary is built.
+/// Variables that are read elsewhere: by the command line, and when the binary is built.
 const OTHERS: [&str; 2] = ["SAPWOOD_CONFIG", "SAPWOOD_COMMIT"];
-/// Shorter than what their keys would make.
+/// Names that are shorter than those derived from their keys.
 const SHORT: [(&str, &str); 3] = [
     ("SAPWOOD_SERVER", "client.server"),
     ("SAPWOOD_API_KEY", "auth.key"),
@@ -66,7 +66,8 @@ impl Environment {
                 None => name[PREFIX.len()..].to_ascii_lowercase().replace("__", "."),
             };
             if known.contains(&key) || is_named_by_user(&key) {
-                // A key of digits only would be taken for a number, and a server would then let in who leaves out its zeros.
+                // Without this, a key of digits only would be parsed as a number, and a server would then accept it
+                // without its leading zeros.
                 let value = if is_text(&key) {
                     Value::from(value)
                 } else {
@@ -82,17 +83,17 @@ impl Environment {
         read
     }
 
-    /// What to say of each variable that looks like ours and is not.
+    /// A warning for each variable with our prefix that sets no key.
     pub(super) fn strangers(&self) -> &[String] {
         &self.strangers
     }
 
-    /// Variables that Kubernetes defines for a service of our name.
+    /// Variables that Kubernetes defines for a service called `sapwood`.
     pub(super) fn passed_over(&self) -> &[String] {
         &self.passed_over
     }
 
-    /// The variable that sets a key, or what it stands below.
+    /// The variable that sets a key or one of its parents.
     pub(super) fn name_of(&self, key: &str) -> Option<&str> {
         let of = |variable: &&Variable| super::is_within(key, &variable.key);
         self.set.iter().find(of).map(|variable| &*variable.name)
@@ -113,7 +114,7 @@ impl Provider for Environment {
     }
 }
 
-/// Every key, dotted, tables included.
+/// Every dotted key, including those of tables.
 fn known() -> BTreeSet<String> {
     let mut keys = BTreeSet::new();
     let tree = serde_json::to_value(Config::default()).unwrap_or_default();
@@ -147,9 +148,9 @@ fn stranger(name: &str, known: &BTreeSet<String>) -> String {
     }
 }
 
-/// Whether Kubernetes (or Docker, for links) defines it for a service whose name begins with `sapwood`: `SAPWOOD_SERVICE_HOST`,
-/// `SAPWOOD_SERVICE_PORT_HTTP`, `SAPWOOD_PORT=tcp://10.0.0.1:8000`, `SAPWOOD_PORT_8000_TCP_ADDR`, also with more of the service's
-/// name before these.
+/// Whether Kubernetes (or Docker, for links) defines it for a service whose name begins with `sapwood`:
+/// `SAPWOOD_SERVICE_HOST`, `SAPWOOD_SERVICE_PORT_HTTP`, `SAPWOOD_PORT=tcp://10.0.0.1:8000`,
+/// `SAPWOOD_PORT_8000_TCP_ADDR`, also with more of the service's name before these.
 fn is_of_kubernetes(name: &str, value: &str) -> bool {
     let protocols = ["TCP", "UDP", "SCTP"];
     let is_url = || {
@@ -178,7 +179,7 @@ fn is_of_kubernetes(name: &str, value: &str) -> bool {
     number && protocol && field && parts.next().is_none()
 }
 
-/// Whether the user wants no colours (the custom of `NO_COLOR`).
+/// Whether the user wants no colours (the convention of `NO_COLOR`).
 pub(crate) fn no_colour() -> bool {
     Env::raw()
         .only(&["no_color"])
@@ -186,7 +187,7 @@ pub(crate) fn no_colour() -> bool {
         .any(|(_, value)| !value.is_empty())
 }
 
-/// What the environment says of clouds, by the names that their own tools read. Only listed stores are asked with it.
+/// The cloud settings of the environment, by the names that the clouds' own tools use. Used for listed stores only.
 pub(crate) fn of_clouds() -> Vec<(String, Secret)> {
     let of_cloud = |name: &str| {
         let clouds = ["aws_", "google_", "azure_"];

@@ -107,7 +107,7 @@ impl Default for GenerateFaceConfig {
 }
 
 impl GenerateFaceConfig {
-    /// Checks what the types cannot say.
+    /// Checks the constraints that the types cannot express.
     ///
     /// # Errors
     /// [`CliError::usage`], naming the key.
@@ -151,7 +151,7 @@ impl GenerateFaceConfig {
         each.collect()
     }
 
-    /// The face's settings, with what is said of single models.
+    /// The settings of the face, with those of single models.
     ///
     /// # Errors
     /// As [`GenerateFaceConfig::check`].
@@ -248,7 +248,7 @@ fn wrong(model: &str, what: &str) -> CliError {
 }
 
 impl ServedModelConfig {
-    /// The signature of its own, if it has one (TR-103, TR-105).
+    /// The configured signature, if there is one (TR-103, TR-105).
     ///
     /// # Errors
     /// [`CliError::usage`], naming model and tensor.
@@ -286,7 +286,7 @@ impl ServedModelConfig {
         Ok(Some(signature))
     }
 
-    /// Checks what is said of it at this face.
+    /// Checks the keys of a model that concern this face.
     ///
     /// # Errors
     /// [`CliError::usage`], naming model and key.

@@ -48,10 +48,10 @@ struct KeyLimits {
     tokens_per_minute: Option<u32>,
 }
 
-/// All keys that `auth` names.
+/// All keys that `auth` configures.
 ///
 /// # Errors
-/// [`CliError::usage`] if the file cannot be read or an entry is wrong; never with the key in it.
+/// [`CliError::usage`] if the file cannot be read or an entry is wrong; the message never contains the key.
 pub(crate) fn load(auth: &AuthConfig) -> Result<Vec<ApiKey>, CliError> {
     let mut keys = Vec::new();
     if let Some(secret) = &auth.key {
@@ -66,7 +66,7 @@ pub(crate) fn load(auth: &AuthConfig) -> Result<Vec<ApiKey>, CliError> {
     Ok(keys)
 }
 
-/// Adds the keys of a file. A name is whom a key's bearer is: two keys of one name would answer for each other.
+/// Adds the keys of a file. A name identifies a caller, so two keys of one name could not be told apart.
 fn read(path: &Path, keys: &mut Vec<ApiKey>) -> Result<(), CliError> {
     let wrong = |what: String| CliError::usage(format!("auth.key_file {}: {what}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
@@ -176,14 +176,14 @@ pub(crate) fn new(name: &str, scopes: &[String]) -> Result<(String, String), Cli
         KeyFingerprint::of(&secret),
         scopes.join(", ")
     );
-    // What is printed must read back, whatever the name is made of.
+    // The printed entry must parse again, whatever characters the name has.
     parse(&entry).map_err(CliError::usage)?;
     Ok((secret, entry))
 }
 
-/// What the key of `auth.key` is called.
+/// The name of the key of `auth.key`.
 const DEFAULT: &str = "default";
-/// How the log calls those who have no key.
+/// The name in the log of callers without a key.
 const RESERVED: [&str; 2] = ["anonymous", "-"];
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use super::environment::{Environment, SOURCE};
 use super::{Config, may_hold_secret};
 use crate::failure::CliError;
 
-/// The values that flags set, by dotted key. Not to be shown: some are secrets.
+/// The values that flags set, by dotted key. Must not be printed: some are secrets.
 #[derive(Clone, Default)]
 pub(crate) struct Flags(Vec<(&'static str, &'static str, Value)>);
 
@@ -66,7 +66,7 @@ pub(super) fn merge(mut into: Dict, from: Dict) -> Dict {
     into
 }
 
-/// Where a value came from.
+/// The layer that a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ValueOrigin {
     Default,
@@ -86,7 +86,7 @@ impl std::fmt::Display for ValueOrigin {
     }
 }
 
-/// The merged layers. Not to be shown: they hold secrets as they were written.
+/// The merged layers. Must not be printed: they hold secrets in plain text.
 #[derive(Clone)]
 pub(crate) struct Layers {
     figment: Figment,
@@ -123,12 +123,12 @@ impl Layers {
         })
     }
 
-    /// Variables of the environment that look like ours and are not: what to say of each.
+    /// Warnings about environment variables with our prefix that set no key.
     pub(crate) fn strangers(&self) -> &[String] {
         self.environment.strangers()
     }
 
-    /// Logs them.
+    /// Logs these warnings.
     pub(crate) fn warn_unknown_keys(&self) {
         for stranger in self.strangers() {
             tracing::warn!("{stranger}");
@@ -141,7 +141,7 @@ impl Layers {
     /// The effective configuration, checked.
     ///
     /// # Errors
-    /// [`CliError::usage`], naming key and origin of what is wrong.
+    /// [`CliError::usage`], with the key and the origin of the wrong value.
     pub(crate) fn config(&self) -> Result<Config, CliError> {
         let config: Config = self
             .figment
@@ -151,7 +151,7 @@ impl Layers {
         Ok(config)
     }
 
-    /// Where the value of a dotted key came from.
+    /// The layer that the value of a dotted key came from.
     pub(crate) fn origin(&self, key: &str) -> ValueOrigin {
         let Some(metadata) = self.figment.find_metadata(key) else {
             return ValueOrigin::Default;
@@ -172,7 +172,7 @@ impl Layers {
         }
     }
 
-    /// One line: what is wrong, with which key, and where it was written.
+    /// One line: the error, its key, and where the value was written.
     fn explain(&self, error: figment::Error) -> CliError {
         let first = error.into_iter().next();
         let Some(first) = first else {
@@ -196,7 +196,7 @@ impl Layers {
         };
         let what = match &first.kind {
             figment::error::Kind::UnknownField(name, known) => unknown(name, known),
-            // Others show what they have found.
+            // Other errors print the value that they found.
             _ if may_hold_secret(&path.join(".")) => NOT_SHOWN.to_owned(),
             other => unquoted(&other.to_string()),
         };
@@ -205,7 +205,7 @@ impl Layers {
     }
 }
 
-/// What to write instead of a key that there is not.
+/// A hint for an unknown key: the nearest known one, or all of them.
 fn unknown(name: &str, known: &[&str]) -> String {
     match nearest(name, known.iter().copied()) {
         Some(best) => format!("unknown field; did you mean `{best}`?"),
@@ -213,7 +213,7 @@ fn unknown(name: &str, known: &[&str]) -> String {
     }
 }
 
-/// The known name that `name` most likely means.
+/// The known name that is nearest to `name`.
 pub(super) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let near = |known: &&str| strsim::damerau_levenshtein(name, known);
     known
@@ -221,7 +221,7 @@ pub(super) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> O
         .filter(|best| near(best) <= 1 + name.len() / 4)
 }
 
-/// What is wrong with a file, without the line that it stands in: there may be a secret in that.
+/// A parse error of a file, without the quoted line, because that may hold a secret.
 fn unquoted(error: &str) -> String {
     let is_quoted = |line: &&str| {
         let rest = line.trim_start_matches(|c: char| c == ' ' || c.is_ascii_digit());
@@ -231,7 +231,7 @@ fn unquoted(error: &str) -> String {
     reported.join(": ")
 }
 
-/// A file that was read already, so that a missing one is never taken for an empty one.
+/// A configuration file that was read already, so that a missing file is never taken for an empty one.
 struct File {
     path: PathBuf,
     toml: figment::providers::Data<Toml>,
@@ -253,5 +253,5 @@ pub(crate) fn list(values: impl IntoIterator<Item = Value>) -> Value {
 }
 
 const FLAGS: &str = "command line";
-/// What is said of a secret that cannot be read.
+/// The error text for a secret that cannot be parsed.
 const NOT_SHOWN: &str = "it cannot be read like this; write it as config.example.toml does";

@@ -83,7 +83,7 @@ impl Default for LmtpConfig {
 }
 
 impl LmtpConfig {
-    /// Checks what the types cannot say.
+    /// Checks the constraints that the types cannot express.
     ///
     /// # Errors
     /// [`CliError::usage`], naming the key.
@@ -108,7 +108,7 @@ impl LmtpConfig {
         Ok(())
     }
 
-    /// The face's settings.
+    /// The settings of the face.
     pub(crate) fn face(
         &self,
         default_model: Option<String>,
@@ -137,5 +137,5 @@ impl LmtpConfig {
     }
 }
 
-/// LM-1202: what `aiohttp` takes.
+/// LM-1202: the maximum of `aiohttp`.
 const FRAME_OUT_MAX: usize = 4_194_303;

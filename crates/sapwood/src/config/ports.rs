@@ -1,4 +1,4 @@
-//! The ports: the common one, and those that serve one thing alone (TR-908).
+//! The ports: the common one, and those for a single purpose (TR-908).
 
 use sapwood_server::port_purpose::PortPurpose;
 use serde::{Deserialize, Serialize};
@@ -14,12 +14,12 @@ pub(crate) enum Preset {
     Triton,
 }
 
-/// A port, and what sets it.
+/// A port, and the settings that choose it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ConfiguredPort {
     pub(crate) purpose: PortPurpose,
     pub(crate) address: String,
-    /// The flag that chooses another one.
+    /// The flag that chooses it.
     pub(crate) flag: &'static str,
 }
 
@@ -33,7 +33,7 @@ impl Config {
         }
     }
 
-    /// Those beside it.
+    /// The ports beside the common one.
     pub(crate) fn own_ports(&self) -> Vec<ConfiguredPort> {
         let preset = |port: u16| {
             self.preset
@@ -61,14 +61,14 @@ impl Config {
         .collect()
     }
 
-    /// The host of the common port; where that is a file or a passed socket, this machine.
+    /// The host of the common port; loopback if that is a file or a passed socket.
     fn host(&self) -> &str {
         let tcp = !self.listen.starts_with("unix:");
         let host = self.listen.rsplit_once(':').filter(|_| tcp);
         host.map_or("127.0.0.1", |(host, _)| host)
     }
 
-    /// Checks what the types cannot say.
+    /// Checks the constraints that the types cannot express.
     ///
     /// # Errors
     /// [`CliError::usage`], naming the key.

@@ -11,17 +11,18 @@ use sapwood_proto::lmtp::{LmtpError, LmtpReason};
 pub(crate) struct RemoteModel {
     /// The servers, each with the key that its own query has.
     pub(crate) peers: Vec<PeerAddress>,
-    /// What they call it.
+    /// The name of the model at the servers.
     pub(crate) model: String,
-    /// `tokenizer.json`, or the folder that it stands in, where the servers do not give theirs.
+    /// Path of `tokenizer.json`, or of its folder, for servers that do not provide theirs.
     pub(crate) tokenizer: Option<PathBuf>,
 }
 
 impl RemoteModel {
-    /// Reads a URL. A path has `%26` for `&` and `%25` for `%`; it begins where the process does, unless it is absolute.
+    /// Parses a URL. A path has `%26` for `&` and `%25` for `%`; it is relative to the working directory, unless it is
+    /// absolute.
     ///
     /// # Errors
-    /// `invalid_value`, which names what cannot be used.
+    /// `invalid_value`, with the part that cannot be used.
     pub(crate) fn read(url: &str) -> Result<Self, LmtpError> {
         let (target, query) = url.split_once('?').unwrap_or((url, ""));
         let mut tokenizer = None;
@@ -33,7 +34,7 @@ impl RemoteModel {
                 }
                 (TOKENIZER, path) => tokenizer = Some(decoded(path)?),
                 ("key", _) => theirs.push(pair),
-                // A word alone may be a key whose name was forgotten.
+                // A word without a name may be a key whose name was forgotten, so it is not printed.
                 _ if !pair.contains('=') => {
                     return Err(bad(
                         "its query has a word without a value; write ?tokenizer=PATH or ?key=KEY",

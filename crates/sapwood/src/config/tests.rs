@@ -1,4 +1,4 @@
-//! Layers and their origins, the example file, and what is refused.
+//! Tests of layers and their origins, of the example file, and of refused configurations.
 
 use std::path::Path;
 
@@ -79,7 +79,7 @@ fn oa_912_file_environment_and_flags_win_in_this_order_and_are_remembered() {
     });
 }
 
-/// A file, and what is said about it.
+/// A file, and the expected error.
 const WRONG: &[(&str, [&str; 3])] = &[
     (
         "lisen = \"a:1\"",
@@ -219,7 +219,7 @@ fn oa_912_unknown_keys_and_wrong_types_name_key_and_place() {
     });
 }
 
-/// One more of each is among [`WRONG`].
+/// A larger value of each key is among [`WRONG`].
 #[test]
 fn as_many_sequences_as_there_may_be_are_sound() {
     in_jail(|jail| {
@@ -231,7 +231,7 @@ fn as_many_sequences_as_there_may_be_are_sound() {
     });
 }
 
-/// A file, a variable, and what is said about them.
+/// A file, a variable, and the expected error.
 type WrongSecret = (
     &'static str,
     Option<(&'static str, &'static str)>,
@@ -296,7 +296,7 @@ const WRONG_SECRETS: &[WrongSecret] = &[
     ),
 ];
 
-/// What stands in a file or a variable that cannot be read may be a secret.
+/// A value of a file or a variable that cannot be parsed may be a secret.
 #[test]
 fn oa_912_what_is_said_of_a_wrong_secret_does_not_hold_it() {
     for (text, variable, parts) in WRONG_SECRETS.iter().copied() {
@@ -319,7 +319,7 @@ fn oa_912_what_is_said_of_a_wrong_secret_does_not_hold_it() {
     }
 }
 
-/// The example must stay true: what it sets are the defaults, and no key is missing in it.
+/// The example must match: it sets the defaults, and no key is missing in it.
 #[test]
 fn the_example_file_holds_every_key_with_its_default() {
     let example = include_str!("../../../../config.example.toml");
@@ -370,7 +370,7 @@ fn names(value: &serde_json::Value, into: &mut Vec<String>) {
     }
 }
 
-/// D-46: whatever is written of a configuration, its secrets are not in it.
+/// D-46: no output of a configuration contains its secrets.
 #[test]
 fn d_46_no_secret_is_in_what_is_shown_of_a_configuration() {
     let text = r#"

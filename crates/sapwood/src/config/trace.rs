@@ -79,7 +79,7 @@ impl TraceConfig {
         };
         let header = |header: &TraceHeader| {
             let (name, value) = header.parts().ok_or_else(|| {
-                // What stands there may be a credential.
+                // The text may be a credential.
                 CliError::usage("trace.headers: write each as \"name: value\"")
             })?;
             Ok::<_, CliError>((name.to_owned(), Secret::from(value)))
@@ -114,5 +114,5 @@ impl TraceConfig {
     }
 }
 
-/// A delivery takes at most so long.
+/// Maximum duration of one export.
 const DELIVERY: Duration = Duration::from_secs(10);

@@ -60,7 +60,7 @@ impl Default for Failover {
 }
 
 impl UpstreamConfig {
-    /// The peers of the model that is called `name` here, each with the entry that it stands in.
+    /// The servers of the model that is called `name` here, each with its configuration entry.
     ///
     /// # Errors
     /// An address cannot be used.
@@ -96,7 +96,7 @@ impl UpstreamConfig {
         Ok(peers)
     }
 
-    /// Checks what the types cannot say.
+    /// Checks the constraints that the types cannot express.
     ///
     /// # Errors
     /// [`CliError::usage`], naming the key.

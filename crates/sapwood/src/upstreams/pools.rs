@@ -15,18 +15,18 @@ use crate::failure::CliError;
 pub(crate) struct Pools(Arc<Mutex<Vec<(String, LmtpPool)>>>);
 
 impl Pools {
-    /// One was joined.
+    /// Registers a pool that was joined.
     pub(super) fn add(&self, model: &str, pool: LmtpPool) {
         let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         pools.retain(|(other, _)| other != model);
         pools.push((model.to_owned(), pool));
     }
 
-    /// Servers that are not configured any more are drained, those that are again are taken back, and new ones join. A model that
-    /// is new or gone needs a restart.
+    /// Prepares a reload: servers that are not configured any more will be drained, those that are configured again are
+    /// restored, and new ones join. Adding or removing a model needs a restart.
     ///
     /// # Errors
-    /// [`CliError::usage`] if the servers of one cannot be used; nothing is changed.
+    /// [`CliError::usage`] if the servers of a pool cannot be used; nothing is changed.
     pub(crate) fn prepare(&self, config: &Config) -> Result<PreparedPools, CliError> {
         let pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut prepared = Vec::new();
@@ -42,11 +42,11 @@ impl Pools {
     }
 }
 
-/// What pools will consist of.
+/// The new endpoints of the pools.
 pub(crate) struct PreparedPools(Vec<(String, LmtpPool, Vec<PoolEndpoint>)>);
 
 impl PreparedPools {
-    /// Has them consist of that.
+    /// Applies the new endpoints.
     pub(crate) fn apply(self) {
         for (model, pool, endpoints) in self.0 {
             for upstream in pool.keep(endpoints) {
@@ -56,10 +56,10 @@ impl PreparedPools {
     }
 }
 
-/// Where the servers of a model are; nothing if it has none any more. The configuration was checked.
+/// The endpoints of a model; empty if it has none any more. The configuration has been checked.
 ///
 /// # Errors
-/// A key or the authorities to trust cannot be read.
+/// A key or the trusted authorities cannot be read.
 fn endpoints(config: &Config, model: &str) -> Result<Vec<PoolEndpoint>, Status> {
     let mut configured = config.models.iter().filter(|one| one.name == model);
     if let Some(upstream) = configured.find_map(|one| one.upstream.as_ref()) {

@@ -1,7 +1,8 @@
 //! The effect of an upstream's state on the readiness of the server (OA-902).
 //!
-//! [`UpstreamStatus`] keeps the parts of [`Health`] that stand for one upstream: the upstream itself, and each model that it serves,
-//! so that `/readyz`, the home page and the readiness of a model show them. Where an upstream is stands in none of their names.
+//! [`UpstreamStatus`] updates the components of [`Health`] that belong to one upstream: the upstream itself, and each
+//! model that it serves, so that `/readyz`, the home page and the readiness of a model show them. Their names never
+//! contain the address of an upstream.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,23 +13,24 @@ use sapwood_server::health::Health;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-/// The parts of one upstream.
+/// The health components of one upstream.
 pub(super) struct UpstreamStatus {
     parts: UpstreamModels,
-    /// Follows an upstream that comes and goes while its link lasts.
+    /// Follows the changes of an upstream that comes and goes while its link lasts.
     following: Option<AbortOnDropHandle<()>>,
 }
 
 #[derive(Clone)]
 struct UpstreamModels {
     health: Arc<Health>,
-    /// What stands there for as long as the server runs.
+    /// The component that exists as long as the server runs.
     own: String,
     models: BTreeSet<Name>,
 }
 
 impl UpstreamStatus {
-    /// The upstream of this number in the configuration: the server is ready without it, if anything else is there.
+    /// The upstream with this number in the configuration: the server is ready without it, if anything else is
+    /// available.
     pub(super) fn of_server(health: &Arc<Health>, number: usize) -> Self {
         Self::new(health, format!("upstream {number}"), false)
     }
@@ -53,7 +55,7 @@ impl UpstreamStatus {
         }
     }
 
-    /// It serves these models. `served`: whether it does goes on to change.
+    /// The upstream serves these models. `served`: whether it does may change while it is connected.
     pub(super) fn joined<'a>(
         &mut self,
         models: impl Iterator<Item = &'a Name>,
@@ -67,7 +69,7 @@ impl UpstreamStatus {
         for name in &parts.models {
             parts.health.optional(name);
         }
-        // Every change after this look is followed, whenever the task begins.
+        // `borrow_and_update`: every later change is seen by the task, whenever that starts.
         let serves = served
             .as_mut()
             .is_none_or(|served| *served.borrow_and_update());
@@ -79,14 +81,14 @@ impl UpstreamStatus {
         });
     }
 
-    /// It does not serve this model any more.
+    /// The upstream does not serve this model any more.
     pub(super) fn remove(&mut self, name: &Name) {
         if self.parts.models.remove(name) {
             self.parts.health.remove(name);
         }
     }
 
-    /// It is gone, until it is joined again.
+    /// The upstream is disconnected, until it is joined again.
     pub(super) fn lost(&mut self) {
         self.following = None;
         self.parts.show(false);
@@ -98,7 +100,7 @@ impl UpstreamModels {
         let models = self.models.iter().map(Name::as_str);
         for name in models.chain([&*self.own]) {
             if serves {
-                // The server that runs it reports itself when it hangs.
+                // The server that runs the model reports a stall itself.
                 self.health.running(name, Box::new(|| Duration::ZERO));
             } else {
                 self.health.away(name);
@@ -141,7 +143,7 @@ mod tests {
         standing.lost();
         assert_eq!(health.ready().unwrap_err().reason, "upstream_away");
         assert_eq!(health.state("one"), Some(HealthState::Away));
-        // A model of this server is enough.
+        // A model of this server suffices.
         health.running("local", Box::new(|| Duration::ZERO));
         assert!(health.ready().is_ok());
     }

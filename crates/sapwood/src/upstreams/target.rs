@@ -16,19 +16,19 @@ use crate::config::endpoint::{EndpointConfig, ServerAccess};
 use crate::config::upstream::UpstreamConfig;
 use crate::config::{Config, ServedModelConfig};
 
-/// Where an upstream is.
+/// The kind of an upstream, with its address.
 pub(super) enum UpstreamTarget {
     Evergreen(ServerAddress),
     Triton(TritonAddress),
-    /// A model that peers serve.
+    /// A model that a pool of LMTP servers serves.
     Lmtp(lmtp::PeerPool),
 }
 
 impl UpstreamTarget {
-    /// The place that an entry of `upstreams` names.
+    /// The target that an entry of `upstreams` names.
     ///
     /// # Errors
-    /// The address, the key or the authorities to trust cannot be used.
+    /// The address, the key or the trusted authorities cannot be used.
     pub(super) fn read(
         upstream: &EndpointConfig,
         config: &Config,
@@ -61,10 +61,10 @@ impl UpstreamTarget {
     }
 }
 
-/// How we are let in at a server.
+/// The credentials for a server.
 ///
 /// # Errors
-/// A file that holds the key or the authorities cannot be read.
+/// A file with the key or the authorities cannot be read.
 pub(super) fn access(server: &EndpointConfig, config: &Config) -> Result<ServerAccess, Status> {
     server
         .access(&config.client)
@@ -81,14 +81,14 @@ impl DialUpstream for UpstreamTarget {
     }
 }
 
-/// One session, for as long as it lasts.
+/// Opens one session. The link lasts as long as the session.
 async fn evergreen(address: &ServerAddress) -> Result<UpstreamLink, Status> {
     let (session, listing) = client::join(address).await?;
     let watched = session.clone();
     Ok(UpstreamLink {
         functions: listing.functions,
         worn: session.worn().boxed(),
-        // Its calls have got the reason of its end.
+        // Running calls have received the reason of its end.
         over: async move { drop(watched.closed().await) }.boxed(),
         leave: client::leave(session).boxed(),
         served: None,

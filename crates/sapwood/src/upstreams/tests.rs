@@ -1,4 +1,4 @@
-//! An upstream that comes and goes, on a clock of the test's.
+//! An upstream that comes and goes, on a virtual clock.
 
 use std::sync::Mutex;
 
@@ -10,19 +10,19 @@ use tokio::task::JoinHandle;
 
 use super::*;
 
-/// What the upstream serves; nothing while it is away.
+/// The models that the upstream serves; `None` while it is away.
 type Serves = Option<&'static [&'static str]>;
 
-/// A server that the test turns on and off.
+/// A server that the test switches on and off.
 struct Fake {
     serves: watch::Receiver<Serves>,
     tried: Arc<Mutex<Vec<Instant>>>,
     left: Arc<Mutex<bool>>,
-    /// How many links have worn out.
+    /// Number of links that have worn out.
     worn: watch::Receiver<usize>,
-    /// How many links the server has ended, being there.
+    /// Number of links that the server has ended while it was running.
     ended: watch::Receiver<usize>,
-    /// It takes connections and says nothing.
+    /// The server accepts connections and sends nothing.
     mute: watch::Receiver<bool>,
 }
 
@@ -112,7 +112,7 @@ impl Bench {
         self.kernel.run::<String>(name, ()).await
     }
 
-    /// How long it waited before each try.
+    /// The delay before each try.
     fn waits(&self, began: Instant) -> Vec<f64> {
         let tried = self.tried.lock().unwrap();
         let before = std::iter::once(&began).chain(&*tried);
@@ -225,7 +225,7 @@ async fn one_that_is_worn_is_followed_by_a_new_one_and_never_away() {
             "it was listed anew"
         );
     }
-    // One that cannot be followed yet goes on, and is followed as soon as that can be.
+    // If no replacement can be connected yet, the worn link stays in use, and is replaced as soon as that is possible.
     let before = tries();
     bench.mute.send_replace(true);
     bench.worn.send_modify(|worn| *worn += 1);
@@ -239,7 +239,7 @@ async fn one_that_is_worn_is_followed_by_a_new_one_and_never_away() {
     assert_eq!(tries(), before, "it was followed");
 }
 
-/// A session that nothing was said in for half an hour is ended by its server.
+/// A server ends a session that was idle for half an hour.
 #[tokio::test(start_paused = true)]
 async fn ev_111_one_that_was_idle_is_joined_again_at_once() {
     let bench = Bench::start(3);

@@ -1,6 +1,6 @@
-//! The engine end to end with the demo model, and the floors that its card quotes.
+//! The engine end to end with the demo model, and the accuracies that its card quotes.
 //!
-//! Skipped, loudly, where the demo crate's files are not beside this crate.
+//! Skipped with a message if the demo crate's files are not beside this crate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,11 +16,11 @@ use crate::api::{
 };
 use crate::{Config, Engine, RequestHandle};
 
-/// Every so many held-out questions of a family are asked.
+/// One in this many held-out questions of a family is asked.
 const EVERY: usize = 6;
-/// Answers by which a sample may fall behind what the card says of all questions of a family.
+/// Number of answers by which a sample may be worse than the card's accuracy over all questions of a family.
 const SLACK: f64 = 2.0;
-/// Share of the first questions by which another build's rounding may fall behind what the card says.
+/// Share of the first questions by which another build's rounding may be worse than the card's accuracy.
 const FIRST_SLACK: f64 = 0.02;
 
 fn demo() -> Option<PathBuf> {
@@ -51,7 +51,7 @@ fn chat(question: &Value) -> ChatRequest {
         ..ChatMessage::default()
     };
     ChatRequest {
-        // The last one is the answer.
+        // The last message is the answer.
         messages: messages[..messages.len() - 1].iter().map(message).collect(),
         tools: question.get("tools").cloned().unwrap_or_default(),
         ..ChatRequest::default()
@@ -65,7 +65,7 @@ fn greedy() -> Sampling {
     }
 }
 
-/// What the file recommends, and `chat` and `run` use.
+/// The file's recommended sampling, which `chat` and `run` use.
 fn recommended(seed: u64) -> Sampling {
     Sampling {
         temperature: 0.7,
@@ -131,7 +131,7 @@ fn is_right(check: &Value, answer: &str) -> bool {
                 .as_ref()
                 == Some(expected)
         }
-        // The recipe's own evaluation holds a plot against its grammar.
+        // The recipe's own evaluation compares a plot with its grammar.
         "story" | "plot" => {
             answer.matches(['.', '!', '?']).count() >= 3
                 && answer.ends_with(['.', '!', '?', '"'])
@@ -141,7 +141,7 @@ fn is_right(check: &Value, answer: &str) -> bool {
     }
 }
 
-/// As many different things as are wanted, each of them known: `[count, thing, thing, ...]`.
+/// Checks for the requested number of different things, each of them known: `[count, thing, thing, ...]`.
 fn is_list(expected: &Value, answer: &str) -> bool {
     let (count, known) = expected.as_array().unwrap().split_first().unwrap();
     let answer = answer.trim_end_matches('.').to_lowercase();
@@ -197,7 +197,7 @@ fn a_sample_of_the_held_out_questions_reaches_what_the_card_says() {
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap());
     let mut seen: BTreeMap<String, (usize, f64, f64)> = BTreeMap::new();
-    // All are asked before one is read: the batch is full, as it is in service.
+    // All are submitted before one is read, so that the batch is full, as in production.
     let asked: Vec<_> = questions
         .filter(|question| {
             let (number, ..) = seen
@@ -239,7 +239,7 @@ fn a_sample_of_the_held_out_questions_reaches_what_the_card_says() {
     );
 }
 
-/// Questions and how many of them are answered right, all asked before one is read.
+/// Asks all questions before one answer is read; returns the share of correct answers.
 fn answered(engine: &Engine, questions: &[Value], sampling: impl Fn(u64) -> Sampling) -> f64 {
     let asked: Vec<_> = (0..)
         .zip(questions)

@@ -1,4 +1,4 @@
-//! What is said of a model while it is loading is said of it afterwards.
+//! The facts of a model while it is loading equal those afterwards.
 
 use super::*;
 

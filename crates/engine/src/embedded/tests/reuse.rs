@@ -1,10 +1,10 @@
-//! D-48: equal text with a cold and a warm cache, for each kind of model, in both layouts of the cache.
+//! D-48: equal text with a cold and a warm cache, for each kind of model, with both KV cache layouts.
 
 use super::*;
 use crate::api::{EngineEvent, EventKind, GenerationRequest, Prompt};
 use crate::{Config, Engine, EngineOwner};
 
-/// A model and the engine around it, stepped by hand.
+/// A model and its engine, stepped by hand.
 struct Bench {
     owner: EngineOwner,
     engine: Engine,
@@ -23,7 +23,7 @@ impl Bench {
         Self { owner, engine }
     }
 
-    /// The choices of each of these requests, which run together.
+    /// Returns the choices of these requests, which run together.
     fn answers(&mut self, requests: Vec<GenerationRequest>) -> Vec<Answer> {
         let submit = |request| self.engine.submit(request).unwrap();
         let mut handles: Vec<_> = requests.into_iter().map(submit).collect();
@@ -42,7 +42,7 @@ impl Bench {
     }
 }
 
-/// Tokens and their log-probabilities, by choice, and how many tokens of the prompt were found.
+/// Tokens and their log-probabilities, by choice, and the number of cached prompt tokens.
 #[derive(Debug, Default)]
 struct Answer {
     choices: Vec<Vec<(Token, f32)>>,
@@ -66,7 +66,7 @@ impl Answer {
         }
     }
 
-    /// Equal up to how kernels round, which depends on the batch.
+    /// Compares up to rounding in the kernels, which depends on the batch.
     fn assert_like(&self, cold: &Self, what: &str) {
         assert_eq!(self.choices.len(), cold.choices.len(), "{what}");
         for (warm, cold) in self.choices.iter().zip(&cold.choices) {
@@ -74,7 +74,7 @@ impl Answer {
                 let far = (warm.1 - cold.1).abs();
                 assert!(far < 0.012, "{what}: token {at}: {warm:?} for {cold:?}");
                 if warm.0 != cold.0 {
-                    // A tie: what follows is another text.
+                    // A tie: the text differs from here on.
                     break;
                 }
             }
@@ -82,7 +82,7 @@ impl Answer {
     }
 }
 
-/// Scored, so that the same tokens are compared whatever would have been said.
+/// A scoring request, so that the same tokens are compared whatever would have been generated.
 fn scored(prompt: &[Token], output: &[Token]) -> GenerationRequest {
     let mut request = GenerationRequest::new(Prompt::Tokens(prompt.to_vec()));
     request.scored = Some(output.to_vec());
@@ -99,15 +99,15 @@ fn generated(prompt: &[Token], tokens: u32, n: u32) -> GenerationRequest {
     request
 }
 
-/// A text that does not repeat itself.
+/// A text without repetitions.
 fn text(seed: u32, tokens: u32) -> Vec<Token> {
     (0..tokens)
         .map(|at| (at * at * 7 + at * seed * 13 + seed * 31) % 250)
         .collect()
 }
 
-/// Requests that go back into prefixes of others, near their ends and far from them, with other requests between that take
-/// the cells which windowed layers give away.
+/// Requests that resume from prefixes of others, near their ends and far from them, with other requests between that
+/// reuse the cells which sliding-window layers have freed.
 fn rounds() -> Vec<Vec<(Vec<Token>, u32, u32)>> {
     let cut = |seed, tokens, more: u32| [text(seed, tokens), text(more, 9)].concat();
     vec![
@@ -117,7 +117,7 @@ fn rounds() -> Vec<Vec<(Vec<Token>, u32, u32)>> {
             (text(3, 130), 30, 1),
             (text(4, 90), 50, 1),
         ],
-        // Back into the first, by little and by much.
+        // Back into the first, by few and by many tokens.
         vec![(cut(1, 145, 5), 20, 1)],
         vec![(cut(1, 100, 6), 20, 1), (cut(2, 60, 7), 20, 1)],
         vec![
@@ -125,7 +125,7 @@ fn rounds() -> Vec<Vec<(Vec<Token>, u32, u32)>> {
             (text(9, 220), 10, 1),
             (text(10, 220), 10, 1),
         ],
-        // Forks: choices share a prompt, and go on apart.
+        // Forks: choices share a prompt, and diverge.
         vec![(cut(1, 149, 11), 60, 3)],
         vec![(cut(1, 40, 12), 60, 2), (text(13, 200), 30, 1)],
         vec![(cut(13, 190, 14), 20, 1), (cut(3, 120, 15), 20, 1)],
@@ -169,7 +169,7 @@ fn d_48_a_warm_cache_gives_what_a_cold_one_gives() {
                     assert_eq!(alone.cached, 0);
                     cached += answer.cached;
                 }
-                // The conversation goes on, and what other answers to it would have cost.
+                // The conversation continues; the scores of other answers are compared too.
                 let reply = answers[0].choices[0].iter().map(|received| received.0);
                 let prompt: Vec<Token> = round[0]
                     .0
@@ -191,7 +191,7 @@ fn d_48_a_warm_cache_gives_what_a_cold_one_gives() {
                     &format!("{what}, scored"),
                 );
             }
-            // What cannot be used is not, and what can be is.
+            // Only prefixes that the model can resume from are used.
             assert!(
                 cached > 100,
                 "{kind}, cache {cache_tokens:?}: {cached} reused"
@@ -200,7 +200,7 @@ fn d_48_a_warm_cache_gives_what_a_cold_one_gives() {
     }
 }
 
-/// The cells before a window are others' as soon as these want them.
+/// Cells before a window are reused as soon as other slots need them.
 #[test]
 fn d_48_a_windowed_slot_that_has_gone_on_cannot_go_far_back() {
     let few = LoadOptions {
@@ -226,14 +226,14 @@ fn d_48_a_windowed_slot_that_has_gone_on_cannot_go_far_back() {
     }
     let back = |model: &Embedded| [150, 41, 40, 20, 0].map(|tokens| model.can_resume(2, tokens));
     assert_eq!(back(&model), [true; 5], "nobody else wants its cells");
-    // More than the hole that another leaves: windowed layers give away what lies behind it and is out of sight.
+    // More tokens than the gap that the other slot leaves: sliding-window layers reuse the cells behind the window.
     model.release(1);
     model.open(3, &opening());
     fill(&mut model, 3, 0, &text(3, 110));
     assert_eq!(back(&model), [true, true, false, false, true]);
     assert!(model.can_resume(0, 20), "that of another slot is there");
     assert!(!model.can_resume(2, 151) && !model.can_resume(99, 0));
-    // What it says can be is so.
+    // A slot that reports that it can resume gives correct rows.
     model.open(1, &opening());
     model.fork(2, 1, 41);
     let next = row(&mut model, &entries(1, 41, &[7]));

@@ -1,4 +1,4 @@
-//! The embedded model behind the engine, as it is used: threads, batches, kept prefixes.
+//! The embedded model in an engine, as in production: threads, batches, cached prefixes.
 
 use futures::StreamExt;
 use futures::executor::block_on;
@@ -45,7 +45,7 @@ fn a_second_turn_computes_only_what_is_new() {
     assert!(tokens - usage.cached_tokens < 50, "{usage:?}");
 }
 
-/// The prompt's log-probabilities are the scores of its tokens, cached or not, in one step or in several.
+/// Prompt logprobs equal the scores of the prompt's tokens, cached or not, in one step or in several.
 #[test]
 fn lm_974_a_prompt_is_as_likely_as_its_tokens_score() {
     let engine = engine();
@@ -97,6 +97,6 @@ fn dropping_the_engine_in_the_middle_of_work_ends_its_thread() {
     let prompt = TEXT.repeat(40);
     let handle = engine.submit(request(prompt, 20)).unwrap();
     drop(engine);
-    // Whatever it had published, the stream ends.
+    // Whatever was published before, the stream ends.
     let _ = block_on(handle.collect::<Vec<_>>());
 }

@@ -1,4 +1,4 @@
-//! The files that are made, read by the library for which they are, against llama.cpp.
+//! The written files, read by Hugging Face's library, compared with llama.cpp.
 
 use std::path::Path;
 
@@ -35,10 +35,10 @@ fn demo() -> Option<SharedVocabulary> {
     None
 }
 
-/// Both ways of one vocabulary.
+/// llama.cpp's and the file's tokenizer of one vocabulary.
 struct Two {
     ours: SharedVocabulary,
-    /// Names of control tokens are text to the first and control tokens to the second.
+    /// The first reads names of control tokens as text, the second as control tokens.
     read: [Reader; 2],
 }
 
@@ -102,7 +102,7 @@ const TEXTS: &[&str] = &[
     "[EMPTY_3] <0x0A> \u{2581}a",
 ];
 
-/// The demo model's file gives the ids that the model itself is given.
+/// The file of the demo model gives the same ids as the model itself.
 #[test]
 fn lm_951_the_file_of_the_demo_model_gives_its_ids() {
     let Some(two) = demo().map(Two::of) else {
@@ -125,10 +125,10 @@ fn lm_951_the_file_of_the_demo_model_gives_its_ids() {
     seeded(4000).run(&texts, |text| two.agree(&text)).unwrap();
 }
 
-/// Letters of our own: each kind that patterns tell apart, of one byte and of several.
+/// Characters for the patterns: each kind that they distinguish, of one byte and of several.
 const LETTERS: &str = "asS1 \n\r\t.'\u{e9}\u{663}\u{65e5}";
 
-/// Every way of splitting that is known shows in what merges: all pairs and triples of bytes of [`LETTERS`] are tokens.
+/// The merges reveal how a text is split: all pairs and triples of bytes of [`LETTERS`] are tokens.
 #[test]
 fn lm_951_every_known_split_is_llamas() {
     let letters: Vec<String> = LETTERS.bytes().map(byte_text).collect();
@@ -177,7 +177,7 @@ const NAMES: &[&str] = &[
     "deepseek-v3",
 ];
 
-/// SmolLM2's has no token for some bytes: llama.cpp leaves them out, and so does whoever reads the file.
+/// SmolLM2's vocabulary has no token for some bytes: llama.cpp drops them, and so does a reader of the file.
 #[test]
 fn lm_951_bytes_without_a_token_are_left_out_of_texts() {
     for (byte, text) in [

@@ -1,4 +1,4 @@
-//! Bad words in real sampling: what comes out holds none of them, whatever else is asked.
+//! Bad words with real sampling: no output contains one, whatever else is requested.
 
 use proptest::prelude::*;
 use sapwood_proto::steer::{Mask, Mid, Pre};
@@ -18,7 +18,7 @@ fn echo() -> Bench {
     Bench::new(Script::default())
 }
 
-/// Every word of the vocabulary is as likely as every other, and so is the end.
+/// Every word of the vocabulary, and the EOG token, is equally likely.
 fn wandering() -> Bench {
     Bench::new(Script {
         script: Name::Tokens,
@@ -28,7 +28,7 @@ fn wandering() -> Bench {
     })
 }
 
-/// Every token that a bias can forbid, but `spared`.
+/// Every token that a bias can forbid, except `spared`.
 fn all_but(spared: u32) -> Vec<(u32, f32)> {
     let others = (0..258).filter(|&token| token != spared);
     others.map(|token| (token, f32::NEG_INFINITY)).collect()
@@ -40,7 +40,7 @@ fn tr_401_a_bad_word_does_not_come_and_the_script_goes_on_behind_it() {
         ("a cat sat", &["cat"][..], "a ca? sat"),
         ("a cat sat", &["cat", "a s"], "a ca? ?at"),
         ("a cat sat", &["c", "t s"], "a ?at ?at"),
-        // The prompt is no output.
+        // The prompt does not count as output.
         ("t", &["tt", "at"], "t"),
         ("naïve", &["ï"], "na?ve"),
     ] {
@@ -60,7 +60,7 @@ fn tr_401_a_bad_word_does_not_come_and_the_script_goes_on_behind_it() {
     }
 }
 
-/// D-22: they are forbidden before log-probabilities are taken.
+/// D-22: bad words are masked before log-probabilities are computed.
 #[test]
 fn tr_401_a_forbidden_token_is_no_alternative() {
     let mut bench = wandering();
@@ -85,7 +85,7 @@ fn tr_401_a_forbidden_token_is_no_alternative() {
     assert_eq!(seen, 8);
 }
 
-/// LM-305: what leaves no token at all is a fault of this request; while the end is left, it ends.
+/// LM-305: if no token is allowed at all, this request fails; while the EOG token is allowed, it ends.
 #[test]
 fn tr_401_bad_words_that_leave_nothing_end_the_request_and_no_other() {
     let refused = |words: &[&str], bias: Vec<(u32, f32)>| -> Answer {
@@ -110,7 +110,7 @@ fn tr_401_bad_words_that_leave_nothing_end_the_request_and_no_other() {
         ("invalid-request", "constraint_failed")
     );
     assert!(message.contains("bad_words"), "{message}");
-    // A bias cannot bring back what is forbidden; the end is no text.
+    // A bias does not override the mask; the EOG token has no text.
     let mut endless = all_but(97);
     endless.retain(|(token, _)| *token != 257);
     endless.push((97, 1e20));
@@ -122,7 +122,7 @@ fn tr_401_bad_words_that_leave_nothing_end_the_request_and_no_other() {
 #[test]
 fn tr_401_bad_words_hold_together_with_a_mask_and_after_forced_tokens() {
     let mut probe = Probe::new();
-    // Told "ca" by the steerer, the model would say "t" of itself.
+    // After "ca", which the steerer forces, the model would sample "t".
     probe.pre = |round| {
         let forced = if round == 0 { vec![99, 97] } else { Vec::new() };
         Ok(Pre::Run {
@@ -131,7 +131,7 @@ fn tr_401_bad_words_hold_together_with_a_mask_and_after_forced_tokens() {
     };
     probe.mid = |round| {
         Ok(Some(if round == 2 {
-            // Takes back the "a": "c" and then "at" would be the word again.
+            // Rewinds over the "a": "c" followed by "at" would be the word again.
             Mid::Splice {
                 backtrack: 3,
                 tokens: vec![97],
@@ -158,7 +158,7 @@ fn tr_401_bad_words_hold_together_with_a_mask_and_after_forced_tokens() {
         "{}",
         answer.text()
     );
-    // A mask and bad words that leave nothing between them are the controller's fault.
+    // If a mask and bad words together allow no token, the controller fails.
     let mut probe = Probe::new();
     probe.mid = |_| {
         let mut mask = Mask::none(258);
@@ -189,7 +189,7 @@ fn tr_401_tokens_that_are_weighed_may_be_anything() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
-    /// Words of the vocabulary, parts of them, and what only several tokens make together.
+    /// Words of the vocabulary, parts of them, and texts that only several tokens form.
     #[test]
     fn tr_401_no_bad_word_ever_comes_out(
         seed in any::<u64>(),

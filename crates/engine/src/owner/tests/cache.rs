@@ -1,4 +1,4 @@
-//! Prefixes, shared prompts, and a cache that is too small.
+//! Cached prefixes, shared prompts, and a KV cache that is too small.
 
 use super::harness::{Bench, read, request_for};
 use crate::api::{FinishReason, GenerationRequest};
@@ -28,7 +28,7 @@ fn the_second_turn_of_a_conversation_pays_only_its_new_tokens() {
         });
         let first = bench.answer(request_for("a question"));
         assert_eq!(first.usage.unwrap().cached_tokens, 0);
-        // What was said, end token left out, and a new question.
+        // The earlier output without its EOG token, and a new question.
         let mut handle = bench.submit(request_for("a questiona question and more"));
         let reports = bench.settle();
         let usage = read(&mut handle).usage.unwrap();
@@ -42,7 +42,7 @@ fn the_second_turn_of_a_conversation_pays_only_its_new_tokens() {
     }
 }
 
-/// A request whose prefixes are those of this scope.
+/// A request of this prefix scope.
 fn of_scope(scope: u64, prompt: &str) -> GenerationRequest {
     let mut request = request_for(prompt);
     request.prefix_scope = scope;
@@ -69,7 +69,7 @@ fn lm_609_a_prefix_is_shared_within_its_scope_or_with_everybody() {
     }
 }
 
-/// Of requests that run at once none waits for another's prefix that it will not get.
+/// A request does not wait for a prefix of another scope, which it could not use.
 #[test]
 fn lm_609_requests_of_two_scopes_compute_one_prefix_each() {
     for (prefix_sharing, prefills) in [(PrefixSharing::Scope, 2), (PrefixSharing::All, 1)] {
@@ -86,7 +86,7 @@ fn lm_609_requests_of_two_scopes_compute_one_prefix_each() {
         });
         let reports = bench.settle();
         let tokens = computed(&reports);
-        // Whoever shares a prompt computes its last token.
+        // Each request that shares a prompt computes its last token itself.
         assert_eq!(
             tokens,
             prefills * 201 + (6 - prefills),
@@ -95,7 +95,7 @@ fn lm_609_requests_of_two_scopes_compute_one_prefix_each() {
     }
 }
 
-/// Many answers to one request, all different, leave another conversation where it was.
+/// Many different answers to one prompt do not evict another conversation.
 #[test]
 fn equal_requests_do_not_evict_a_conversation() {
     let script = Script {
@@ -123,7 +123,7 @@ fn equal_requests_do_not_evict_a_conversation() {
 
 #[test]
 fn a_match_shorter_than_its_minimum_is_computed() {
-    // A token begins every prompt.
+    // Every prompt begins with BOS.
     for (common, cached) in [(14, 0), (15, 16), (16, 17)] {
         let mut bench = Bench::new(Script::default());
         bench.answer(request_for(&("p".repeat(common) + &"x".repeat(20))));
@@ -217,7 +217,7 @@ fn choices_of_a_sampled_request_differ_and_repeat_with_their_seed() {
     assert_ne!(answer(6), choices);
 }
 
-/// Many sequences in a cache for few, and each says what it says alone.
+/// Many sequences in a KV cache for few; each output is the same as if it ran alone.
 #[test]
 fn a_full_cache_preempts_and_everybody_ends_as_if_alone() {
     let script = |cells| Script {

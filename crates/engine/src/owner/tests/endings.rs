@@ -1,4 +1,4 @@
-//! Every way to end, with text held back as the possible beginning of a stop text.
+//! Every way to end, with text held back as the possible start of a stop string.
 
 use std::time::Duration;
 

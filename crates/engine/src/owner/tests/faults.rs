@@ -1,4 +1,4 @@
-//! A model that fails in every way, and what is left standing.
+//! A model that fails in every way, and which requests survive.
 
 use std::sync::{Arc, Mutex};
 
@@ -26,7 +26,7 @@ enum Trouble {
     NotANumber,
 }
 
-/// A scripted model with trouble in its next pass that computes more than one slot, or in every pass.
+/// A scripted model that fails in its next decode call with more than one slot, or in every decode call.
 struct Faulty {
     model: Scripted,
     trouble: Arc<Mutex<Trouble>>,
@@ -63,7 +63,7 @@ impl Model for Faulty {
     fn decode(&mut self, batch: &[BatchEntry], now: Time) -> Result<(), DecodeStop> {
         let mut trouble = self.trouble.lock().unwrap();
         self.now = *trouble;
-        // What is to happen in another call waits for it.
+        // A failure of another call waits for that call.
         let other = matches!(self.now, Trouble::PanicInOpen | Trouble::PanicInTruncate);
         if !self.lasting && !other {
             *trouble = Trouble::None;
@@ -120,7 +120,7 @@ fn faulty(lasting: bool) -> (Faulty, Arc<Mutex<Trouble>>) {
     )
 }
 
-/// Two requests run, trouble comes in the third step, a third request comes after it.
+/// Two requests run, the failure occurs in the third step, and a third request comes after it.
 fn play(trouble: Trouble) -> [String; 3] {
     let (model, switch) = faulty(false);
     let mut bench = Bench::over(Box::new(model), Config::default());
@@ -225,7 +225,7 @@ fn oa_913_a_panic_of_the_model_is_counted_and_a_lost_model_is_known_to_be_lost()
     }
 }
 
-/// OA-901, OA-913: whatever ended the thread, the watchdog sees that it is gone.
+/// OA-901, OA-913: whatever ended the thread, the watchdog reports it as stalled.
 #[test]
 fn oa_913_an_engine_whose_model_or_thread_is_lost_counts_as_stuck_for_ever() {
     let (model, switch) = faulty(true);
@@ -289,7 +289,8 @@ fn a_spawned_engine_answers_and_ends_with_its_last_clone() {
     assert_eq!(clone.stalled_for(), std::time::Duration::ZERO);
 }
 
-/// A panic outside the calls that are fenced: everything that runs or waits ends once, and what comes after is answered.
+/// A panic that no narrower guard catches: every running or waiting request ends with one error, and later requests are
+/// answered.
 #[test]
 fn oa_913_an_owner_begins_anew_after_a_panic_that_nothing_else_catches() {
     for trouble in [Trouble::PanicInOpen, Trouble::PanicInTruncate] {
@@ -329,7 +330,7 @@ fn oa_913_an_owner_begins_anew_after_a_panic_that_nothing_else_catches() {
     }
 }
 
-/// A steerer that takes its first token back once.
+/// A request with a steerer that rewinds its first token once.
 fn rewinding() -> crate::api::GenerationRequest {
     use sapwood_proto::steer::Mid;
     let mut probe = super::probe::Probe::new();
@@ -368,7 +369,7 @@ fn oa_913_a_model_that_cannot_release_its_slots_is_lost() {
     );
 }
 
-/// Whatever a reader's waker does, others are none the worse.
+/// A reader's waker that panics does not affect other readers.
 #[test]
 fn a_waker_that_panics_ends_nothing_but_itself() {
     struct Bad;
@@ -392,15 +393,15 @@ fn a_waker_that_panics_ends_nothing_but_itself() {
     assert_eq!(bench.engine.stats().panics.get(), 1);
 }
 
-/// A model whose pass lasts as long as the test likes.
+/// A model whose decode call lasts as long as the test decides.
 struct Slow {
     model: Scripted,
     signals: crate::model::Interrupt,
-    /// Told of each pass.
+    /// Receives a message at the start of each decode call.
     begun: std::sync::mpsc::SyncSender<()>,
-    /// Each message is a sign of life; their end is the end of the pass.
+    /// Each message causes a pulse; when the channel closes, the decode call returns.
     pulses: std::sync::mpsc::Receiver<()>,
-    /// Told of each sign.
+    /// Receives a message after each pulse.
     pulsed: std::sync::mpsc::SyncSender<()>,
 }
 
@@ -442,7 +443,7 @@ impl Model for Slow {
     }
 }
 
-/// A pass may be longer than the watchdog's time as long as the model shows that it gets on.
+/// A decode call may be longer than the watchdog's limit as long as the model pulses.
 #[test]
 fn oa_901_a_long_pass_that_gets_on_is_not_stuck() {
     use std::sync::mpsc::sync_channel;
@@ -466,7 +467,7 @@ fn oa_901_a_long_pass_that_gets_on_is_not_stuck() {
     pulse.send(()).unwrap();
     alive.recv().unwrap();
     let stalled = engine.stalled_for();
-    // Both are counted in whole milliseconds.
+    // Both are measured in whole milliseconds.
     assert!(
         stalled <= before.elapsed() + Duration::from_millis(2),
         "{stalled:?}"

@@ -1,4 +1,4 @@
-//! Where requests are while no token comes, as their followers see it.
+//! Phases of requests without tokens, as their followers receive them.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn followed(bench: &Bench, mut request: GenerationRequest) -> (RequestHandle, Fo
     (bench.submit(request), follower)
 }
 
-/// Steps until this instant, at every appointment.
+/// Steps until this instant, at every wake-up time.
 fn run_until(bench: &mut Bench, ms: u64) {
     let end = sapwood_proto::time::Time::from_millis(ms);
     while bench.now < end {
@@ -55,11 +55,11 @@ fn lm_921_those_who_wait_are_told_how_many_go_before_them() {
     run_until(&mut bench, 100);
     assert_eq!(second_follower.latest(), None, "it has hardly come");
     run_until(&mut bench, 200);
-    // A request counts once, however many choices it has; who is more urgent goes before.
+    // A request counts once, however many choices it has; a higher priority is ahead of it.
     assert_eq!(ahead(second_follower.latest()), Some(2));
     assert_eq!(ahead(third_follower.latest()), Some(0));
     assert_eq!(third_follower.latest(), None, "nothing has happened since");
-    // It is told again, and the latest is what counts.
+    // The phase is published again, and only the latest is retained.
     run_until(&mut bench, 700);
     assert_eq!(ahead(second_follower.latest()), Some(2));
     drop(first);
@@ -92,7 +92,7 @@ fn lm_921_a_long_prompt_is_told_as_it_is_computed() {
     let (mut handle, follower) = followed(&bench, prompt);
     let mut seen = Vec::new();
     for _ in 0..20 {
-        // A pass takes a while.
+        // A decode call takes some time.
         bench.now = bench.now + Duration::from_millis(60);
         bench.owner.step(bench.now);
         if let Some(RequestPhase::Prefill { computed, prompt }) = follower.latest() {
@@ -110,7 +110,7 @@ fn lm_921_a_long_prompt_is_told_as_it_is_computed() {
     assert!(bench.owner.is_empty());
 }
 
-/// Two long outputs and cells for one and a half: one of them has to go.
+/// Two long outputs and cells for one and a half: one of them is preempted.
 #[test]
 fn lm_921_who_is_displaced_is_told_and_goes_on() {
     let script = Script {
@@ -149,7 +149,7 @@ fn lm_921_who_is_displaced_is_told_and_goes_on() {
     assert_eq!(answers, [201, 201]);
 }
 
-/// Nothing is due for whoever did not ask, and nothing once the last one who did is gone.
+/// Without a follower, or after the last one is dropped, no timer is set.
 #[test]
 fn lm_921_without_a_follower_nobody_is_told_and_nothing_wakes_the_owner() {
     let hang = || {

@@ -1,4 +1,4 @@
-//! A scripted engine whose steps and time the test decides.
+//! A scripted engine that the test steps, with virtual time.
 
 use sapwood_proto::time::Time;
 
@@ -14,7 +14,7 @@ pub(super) struct Bench {
     pub(super) now: Time,
 }
 
-/// Everything that a request said.
+/// All events of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Answer {
     /// Per choice: text, ids, finish.
@@ -81,13 +81,13 @@ impl Bench {
         self.engine.submit(request).unwrap()
     }
 
-    /// One step, one millisecond after the last one.
+    /// Steps once, one millisecond after the last step.
     pub(super) fn step(&mut self) -> StepReport {
         self.now = self.now + std::time::Duration::from_millis(1);
         self.owner.step(self.now)
     }
 
-    /// Steps until nothing is to be done; time jumps to the next appointment. The reports of all steps.
+    /// Steps until there is no work; time jumps to the next wake-up. Returns the reports of all steps.
     pub(super) fn settle(&mut self) -> Vec<StepReport> {
         let mut reports = Vec::new();
         loop {
@@ -102,7 +102,7 @@ impl Bench {
         }
     }
 
-    /// Steps until the engine rests, reading everything as it comes.
+    /// Steps until the engine is idle, reading every event as it arrives.
     pub(super) fn answer(&mut self, request: GenerationRequest) -> Answer {
         let mut handle = self.submit(request);
         self.settle();
@@ -110,7 +110,7 @@ impl Bench {
     }
 }
 
-/// What is there to be read.
+/// Reads the events that are available.
 pub(super) fn read(handle: &mut RequestHandle) -> Answer {
     let mut answer = Answer::default();
     while let Some(event) = handle.try_next() {

@@ -25,7 +25,7 @@ fn tr_1104_echo_answers_with_the_prompt_and_ends_with_usage() {
         completion_tokens: 7,
         cached_tokens: 0,
         seed,
-        // It ran from the first step on, and time stands still within one.
+        // It ran from the first step on, and time does not advance within a step.
         queued: Duration::ZERO,
         prefill: Duration::ZERO,
     };
@@ -121,19 +121,20 @@ fn stop_tokens_end_and_are_told_but_not_shown() {
     );
 }
 
-/// The prompt is `abab` with a token that begins it, and the script says it again.
+/// The prompt is BOS and `abab`, and the script repeats it.
 #[test]
 fn lm_307_stops_are_sequences_of_the_output_and_the_completing_token_is_told() {
     // Stops, the minimum of tokens, the output, and the stop that ended it.
     type Case<'a> = (&'a [&'a [u32]], u32, &'a [u32], &'a [u32]);
     let cases: [Case<'_>; 8] = [
         (&[&[98, 97]], 0, &[97, 98, 97], &[98, 97]),
-        // Of two that are complete at once, the first given.
+        // Of two stops that are complete at once, the first in the list counts.
         (&[&[97, 98, 97], &[97]], 0, &[97], &[97]),
-        // Nothing of the prompt takes part.
+        // The prompt does not count.
         (&[&[98, 97, 98, 97]], 0, &[97, 98, 97, 98, 257], &[257]),
         (&[&[256, 97]], 0, &[97, 98, 97, 98, 257], &[257]),
-        // A stop ends with the last token of the minimum at the earliest; a single one does not even come before it.
+        // A stop ends the output with the last token of the minimum at the earliest; a stop of a single token is masked
+        // before.
         (&[&[97, 98]], 3, &[97, 98, 97, 98], &[97, 98]),
         (&[&[98, 257]], 0, &[97, 98, 97, 98, 257], &[98, 257]),
         (&[&[98, 98]], 0, &[97, 98, 97, 98, 257], &[257]),
@@ -195,7 +196,7 @@ fn lm_411_a_bias_of_100_wins_with_logprob_zero() {
     assert_eq!(tokens.tokens[0].top.len(), 3);
 }
 
-/// The script wants `a`; every other token is 40 below it, so that a bias of more than 40 decides.
+/// The script chooses `a`; every other token is 40 below it, so a bias of more than 40 decides.
 #[test]
 fn lm_305_a_bias_is_added_as_sent_and_minus_infinity_forbids() {
     let first = |bias: &[(u32, f32)]| {
@@ -208,7 +209,7 @@ fn lm_305_a_bias_is_added_as_sent_and_minus_infinity_forbids() {
     assert_eq!(first(&[(98, 30.0), (98, 30.0)]), 98, "several add up");
     assert_eq!(first(&[(97, -30.0)]), 97);
     assert_ne!(first(&[(97, f32::NEG_INFINITY)]), 97);
-    // Two tokens as unlikely as can be without being forbidden: the bias of -100 is a number like any other.
+    // Two tokens as unlikely as possible without being forbidden: a bias of -100 is a number like any other.
     let all: Vec<_> = (0..258).map(|token| (token, -100.0)).collect();
     assert_eq!(first(&all), 97);
 }
@@ -224,7 +225,7 @@ fn lm_305_a_bias_that_forbids_everything_is_a_fault_of_this_request_only() {
     assert_eq!(read(&mut beside).text(), "ab");
 }
 
-/// LM-602: limits and sampling are each row's own, whoever shares the step.
+/// LM-602: limits and sampling are per sequence, whatever else is in the step.
 #[test]
 fn lm_603_every_row_of_a_step_may_differ() {
     let script = || Script {

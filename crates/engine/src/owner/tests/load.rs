@@ -1,4 +1,4 @@
-//! Many requests at once: batch mates, long prompts, slow readers, and a simulation of all of it.
+//! Many requests at once: shared batches, long prompts, slow readers, and a simulation of all of it.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::api::{EventKind, FinishReason, GenerationRequest};
 use crate::ranking::mix;
 use crate::scripted::{Config as Script, Script as Name, ScriptedTokenizer};
 
-/// Says letters that sampling chooses, so that every difference shows.
+/// Emits letters that sampling chooses, so that every difference is visible.
 fn wandering() -> Script {
     Script {
         script: Name::Tokens,
@@ -213,7 +213,7 @@ fn a_stop_keeps_what_there_is() {
     assert!(answer.usage.is_some());
 }
 
-/// OA-910: what waits is bounded by requests and by tokens of prompts, and who is refused learns when to come back.
+/// OA-910: the queue is bounded by requests and by prompt tokens, and the error of a refused request has a retry time.
 #[test]
 fn ev_609_a_full_queue_refuses_and_has_room_again() {
     let script = Script {
@@ -284,7 +284,7 @@ fn oa_910_a_queued_request_whose_reader_left_is_removed_before_its_turn() {
     );
 }
 
-/// Each part of a request's life is observed once, and the parts add up.
+/// Each phase of a request is observed once, and the phases add up.
 #[test]
 fn oa_801_the_life_of_a_request_is_observed_in_its_parts() {
     let script = Script {
@@ -331,7 +331,7 @@ impl Dice {
     }
 }
 
-/// One client of the simulation: what it asked for, and what it has read.
+/// One client of the simulation: its request, and what it has read.
 struct Client {
     handle: crate::RequestHandle,
     answer: Answer,
@@ -348,7 +348,7 @@ impl Client {
     }
 }
 
-/// Clients that come, read at their own pace and leave, over a cache that is too small for them.
+/// Clients that arrive, read at their own pace and leave, with a KV cache that is too small for them.
 struct Crowd {
     dice: Dice,
     bench: Bench,

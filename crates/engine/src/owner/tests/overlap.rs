@@ -1,4 +1,4 @@
-//! Masks are computed while the model computes (AI-811), on a clock that only the model moves.
+//! Masks are computed during the decode call (AI-811), with a clock that only the model advances.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::api::{ModelInfo, SharedVocabulary};
 use crate::model::{BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose};
 use crate::scripted::{Config as Script, Scripted};
 
-/// A clock; clones tell the same time.
+/// A clock; clones share the time.
 #[derive(Clone, Default)]
 struct Clock(Arc<Mutex<Time>>);
 
@@ -27,7 +27,7 @@ impl Clock {
     }
 }
 
-/// A scripted model whose pass takes its time.
+/// A scripted model whose decode call takes some time.
 struct Slow {
     model: Scripted,
     pass: Duration,
@@ -66,7 +66,7 @@ impl Model for Slow {
     }
 }
 
-/// Milliseconds between one token and the next where the pass takes 20 and the mask `mask_ms`.
+/// Milliseconds between two tokens if the decode call takes 20 and the mask `mask_ms`.
 fn between_tokens(mask_ms: u64) -> Vec<u128> {
     let clock = Clock::default();
     let model = Slow {
@@ -104,9 +104,9 @@ fn between_tokens(mask_ms: u64) -> Vec<u128> {
 
 #[test]
 fn ai_811_the_mask_is_computed_while_the_model_computes() {
-    // One after the other they would be 35 ms.
+    // One after the other they would take 35 ms.
     assert_eq!(between_tokens(15), [20; 5]);
-    // A mask that takes longer than the pass is what is waited for, and no more.
+    // Only the excess of a slow mask over the decode call is waited for.
     let longer = between_tokens(30);
     assert!(
         longer.iter().all(|ms| (30..=31).contains(ms)) && longer.len() == 5,

@@ -1,4 +1,5 @@
-//! Models that play servers of larger pieces: what is told together, and that nothing waits for more than it should.
+//! Models that simulate servers with larger fragments: which tokens are reported together, and that none waits too
+//! long.
 
 use super::harness::{Bench, request_for};
 use crate::api::{EventKind, GenerationRequest};
@@ -6,7 +7,7 @@ use crate::scripted::{
     Config as Script, Script as Kind2, ScriptStep, ScriptedFailure, ScriptedTokenizer,
 };
 
-/// The texts of the token events that a request gets, and how it ends.
+/// Returns the texts of a request's token events, and how it ends.
 fn pieces(script: Script, request: GenerationRequest) -> (Vec<String>, &'static str) {
     let mut bench = Bench::new(script);
     let mut handle = bench.submit(request);
@@ -59,7 +60,7 @@ fn tr_1104_tokens_are_told_by_as_many_as_the_script_says() {
         ),
         (text("abcdefg", 3), request_for("x"), &["abc", "def", "g"]),
         (text("abcdefg", 100), request_for("x"), &["abcdefg"]),
-        // What ends early is told as far as it came.
+        // Tokens of an output that ends early are reported.
         (text("abcdefg", 3), short(5), &["abc", "de"]),
         (text("abcdefg", 100), short(5), &["abcde"]),
     ] {
@@ -70,7 +71,7 @@ fn tr_1104_tokens_are_told_by_as_many_as_the_script_says() {
     }
 }
 
-/// A chunk is one piece, and so is what stands before a pause or an error.
+/// A chunk is one event, and so are the tokens before a pause or an error.
 #[test]
 fn tr_1105_a_chunk_is_told_at_once_as_it_is() {
     let text_part = |text: &str| ScriptStep::Text(text.into());
@@ -110,7 +111,7 @@ fn tr_1105_a_chunk_is_told_at_once_as_it_is() {
     }
 }
 
-/// A request that fails while tokens of it were kept back: they are told.
+/// A request that fails while it has unreported tokens: they are reported first.
 #[test]
 fn tokens_that_were_kept_back_come_before_the_fault_of_a_sibling() {
     let mut bench = Bench::new(text("abcdefg", 100));

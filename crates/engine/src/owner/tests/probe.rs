@@ -1,4 +1,4 @@
-//! A steerer that does what its test says, and writes down what it is told.
+//! A steerer with the behaviour that its test defines; it logs its calls.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -6,17 +6,17 @@ use std::time::Duration;
 use sapwood_proto::steer::{Mid, Post, Pre, Steer, Steered, Token};
 use sapwood_proto::time::Time;
 
-/// What a test steerer was told, in order.
+/// The calls that a test steerer received, in order.
 pub(super) type Log = Arc<Mutex<Vec<String>>>;
 
-/// Does what its closures say, and writes down what it is told.
+/// Behaves as its closures define, and logs its calls.
 #[derive(Clone)]
 pub(super) struct Probe {
     /// Called with the number of the round.
     pub(super) pre: fn(u32) -> Steered<Pre>,
     pub(super) mid: fn(u32) -> Steered<Option<Mid>>,
     pub(super) post: fn(u32, &[Token]) -> Steered<Post>,
-    /// `mid` is not there before so long after its beginning.
+    /// The result of `mid` is available this long after its beginning.
     pub(super) slow: Duration,
     round: u32,
     begun: Time,

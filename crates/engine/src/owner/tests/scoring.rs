@@ -1,4 +1,4 @@
-//! Tokens that are weighed instead of generated.
+//! Tokens that are scored instead of generated.
 
 use super::harness::{Bench, read, request_for};
 use crate::api::{ChoiceEnd, EventKind, FinishReason, GenerationRequest, Prompt, Sampled};
@@ -43,7 +43,7 @@ fn scores(bench: &mut Bench, prompt: &[u32], scored: &[u32]) -> Vec<f32> {
 fn lm_311_each_scored_token_is_told_once_in_order_and_the_last_ends_with_stop() {
     let mut bench = Bench::new(Script::default());
     let mut request = score(&[256, 97], &[98, 257, 99, 98]);
-    // What governs generating does not touch it.
+    // Parameters of generation have no effect.
     (request.max_tokens, request.stop) = (Some(1), vec!["b".to_owned()]);
     request.stop_sequences = vec![vec![98]];
     let answer = bench.answer(request);
@@ -73,7 +73,7 @@ fn lm_311_one_prefill_gives_every_row() {
     assert_eq!(tokens(&mut handle).len(), 20);
 }
 
-/// Sums to one: every token of the vocabulary weighed in the same place.
+/// The probabilities of all tokens at one position sum to one.
 #[test]
 fn lm_312_a_score_is_the_logprob_over_the_whole_vocabulary_without_bias() {
     let mut bench = Bench::new(wanders());
@@ -124,7 +124,7 @@ fn lm_314_scoring_what_was_generated_gives_the_logprobs_of_generating() {
     }
 }
 
-/// LM-609: nobody asked for it, and they come at once.
+/// LM-609: without being requested, and for requests submitted at the same time.
 #[test]
 fn lm_314_concurrent_requests_with_a_common_prefix_prefill_it_once() {
     let mut bench = Bench::new(wanders());
@@ -162,7 +162,7 @@ fn who_waits_for_a_prefix_goes_on_when_its_leader_goes() {
     assert!(bench.owner.is_empty());
 }
 
-/// Many steps, a pace that makes it wait, few cells, and sequences that cannot be cut back.
+/// Many steps, a pace that makes it wait, few cells, and sequences that cannot be truncated.
 fn ways() -> [(Script, Config); 4] {
     let small = Config {
         prefill_tokens_alone: 16,
@@ -227,7 +227,7 @@ fn a_score_is_parked_behind_a_slow_reader_and_cancelled_without_one() {
     assert!(bench.owner.is_empty());
 }
 
-/// What a request for the prompt's log-probabilities gives: those, its output, and how much of the prompt was cached.
+/// Returns prompt logprobs, output, and the number of cached prompt tokens of a request.
 fn scored(bench: &mut Bench, mut request: GenerationRequest) -> (Vec<f32>, Vec<u32>, u32) {
     request.prompt_logprobs = true;
     let mut handle = bench.submit(request);
@@ -267,7 +267,7 @@ fn generate(prompt: &[u32]) -> GenerationRequest {
     request
 }
 
-/// Every token of the vocabulary in the same place of a prompt: together they are certain, bias or not.
+/// The probabilities of all tokens at one position of a prompt sum to one, with or without a bias.
 #[test]
 fn lm_974_a_prompt_is_weighed_over_the_whole_vocabulary_without_bias() {
     let mut bench = Bench::new(wanders());
@@ -283,7 +283,7 @@ fn lm_974_a_prompt_is_weighed_over_the_whole_vocabulary_without_bias() {
     assert!((total - 1.0).abs() < 1e-3, "{total}");
 }
 
-/// LM-609: what is cached is computed again, in however many steps, and the output is what it is without.
+/// LM-609: cached tokens are computed again, in any number of steps, and the output is unchanged.
 #[test]
 fn lm_974_the_prompt_is_weighed_alike_however_it_is_computed() {
     let prompt: Vec<u32> = (0..90).map(|index| index * 7).collect();

@@ -1,4 +1,4 @@
-//! The call sites of steerers, each proven with a small one.
+//! The call sites of steerers, each tested with a small steerer.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -56,7 +56,7 @@ fn ai_801_a_round_is_pre_begin_post_and_a_steerer_that_allows_all_changes_nothin
     let probe = Probe::new();
     let answer = echo().answer(steered("ab", &probe));
     let log = probe.log.lock().unwrap().clone();
-    // The end-of-sequence token is not the end of a steered sequence (AI-804): what follows is the script's end again.
+    // An EOG token does not end a steered sequence (AI-804): the script then emits its EOG token again.
     assert_eq!(
         &log[..6],
         [
@@ -82,7 +82,7 @@ fn ai_802_a_mask_is_obeyed_and_the_script_yields_to_the_best_allowed() {
             temperature: None,
         }))
     };
-    // A bias of 90 beats the script wherever the mask lets it.
+    // A bias of 90 overrides the script wherever the mask allows it.
     let mut request = steered("ab", &probe);
     request.max_tokens = Some(3);
     assert_eq!(echo().answer(request).text(), "yyy");
@@ -198,7 +198,7 @@ fn ai_823_fast_forward_tokens_are_appended_in_one_pass_and_marked() {
         "axyzef",
         "the script goes by position"
     );
-    // Prompt; the first token with the three forced; then one each.
+    // The prompt; the first token with the three forced ones; then one token each.
     let passes: Vec<usize> = reports
         .iter()
         .map(|r| r.decoded.len() + r.prefilled.iter().map(|p| p.1 as usize).sum::<usize>())
@@ -229,7 +229,7 @@ fn ai_822_a_splice_takes_back_tokens_and_text_and_appends_others() {
             ..Script::default()
         });
         let answer = bench.answer(steered("abcdefgh", &probe));
-        // a b c, back to a, X; then by position: c, taken back; c again, stop.
+        // a b c, rewound to a, X; then by position: c, rewound; c again, stop.
         assert_eq!(
             (answer.text(), answer.choices[0].2.clone()),
             ("aXc", controller()),
@@ -379,7 +379,7 @@ fn further_choices_get_forks_of_the_steerer() {
     );
 }
 
-/// Suspends while its flag is up.
+/// Suspends while its flag is set.
 struct Waiter(Arc<Mutex<bool>>, Probe);
 
 impl Steer for Waiter {
@@ -440,7 +440,7 @@ fn ai_813_a_suspended_sequence_costs_no_pass_and_four_steps_of_it_are_a_deadlock
     );
 }
 
-/// The parent waits for its child, which waits for the parent's seat.
+/// The parent waits for its child, which waits for the parent's slot.
 #[test]
 fn d_49_a_suspended_parent_gives_its_seat_to_its_child() {
     for parallel in [1, 2] {
@@ -465,7 +465,7 @@ fn d_49_a_suspended_parent_gives_its_seat_to_its_child() {
     }
 }
 
-/// A parent that forks once and then waits until its child has said something.
+/// A parent that forks once and then waits until its child has produced output.
 #[derive(Clone)]
 struct Family {
     done: Arc<Mutex<bool>>,
@@ -534,7 +534,7 @@ fn ai_812_a_late_steerer_keeps_its_row_and_delays_nobody() {
         (vec![0, 1], vec![0]),
         (vec![1], vec![0]),
         (vec![1], vec![0]),
-        // The row of the first pass is used three steps later, without a pass; the next round begins.
+        // The row of the first decode call is used three steps later, without another one; then the next round begins.
         (vec![1], vec![]),
         (vec![0, 1], vec![0]),
     ];
@@ -571,12 +571,12 @@ fn ai_812_d_49_a_steerer_is_late_by_the_clock_and_not_by_the_step() {
             }
         }
     };
-    // The first step begins `mid`, the second finds it late, and 250 ms on it fails.
+    // The first step begins `mid`, the second finds it late, and 250 ms later it fails.
     assert_eq!(late(30), (2 + 9, "timeout".to_owned()));
     // It is late from the 25th millisecond on.
     assert_eq!(late(5), (6 + 50, "timeout".to_owned()));
     assert_eq!(late(1), (26 + 250, "timeout".to_owned()));
-    // One long pass is not its fault.
+    // A single long decode call is not the steerer's fault.
     assert_eq!(late(10_000), (3, "timeout".to_owned()));
 }
 
@@ -604,7 +604,7 @@ fn a_steerer_that_fails_or_panics_ends_its_request_only() {
     probes[3].pre = |_| panic!("broken");
     probes[4].mid = |_| panic!("broken");
     probes[5].post = |_, _| panic!("broken");
-    // Which of them panicked is known from what happened, not from what they say.
+    // The log of calls shows which of them panicked.
     for (index, probe) in probes.into_iter().enumerate() {
         let mut bench = echo();
         let (mut failing, mut mate) = (

@@ -18,17 +18,17 @@ use crate::session::remote::to_kernel_error;
 use crate::session::runs::Runs;
 use crate::session::{OFFER, REVERSE, SessionOptions, listing};
 
-/// Offers the functions of `kernel` to the server, models excepted: from here on every function that runs for an action of
-/// this session can call them by their names, and nobody else can. What is added to `kernel` later is not offered. A
-/// session is served by one at a time.
+/// Offers the functions of `kernel` to the server, except models: from now on every function that runs for an action of
+/// this session can call them by their names, and no other function can. Functions that are added to `kernel` later are
+/// not offered. A session serves one kernel at a time.
 ///
-/// The server's calls wait until what is given back is polled; dropping it fails those that run as cancelled.
+/// The server's calls wait until the returned future is polled; dropping it fails running calls as cancelled.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// use sapwood_kernel::connect::evergreen::serve;
 /// use sapwood_kernel::{Kernel, function};
-/// use sapwood_net::evergreen::{Address, Options, Session};
+/// use sapwood_net::evergreen::{ClientSession, ClientSessionOptions, ServerAddress};
 ///
 /// #[derive(serde::Deserialize, schemars::JsonSchema)]
 /// struct Look { city: String }
@@ -37,7 +37,7 @@ use crate::session::{OFFER, REVERSE, SessionOptions, listing};
 /// tools.add(function("weather", "How the weather is.", |look: Look| async move {
 ///     format!("sunny in {}", look.city)
 /// }))?;
-/// let session = Session::connect(&Address::new("http://127.0.0.1:8000"), Options::default()).await?;
+/// let session = ClientSession::connect(&ServerAddress::new("http://127.0.0.1:8000"), ClientSessionOptions::default()).await?;
 /// let served = serve(&session, tools).await?;
 /// tokio::spawn(served);
 /// // Whatever this session calls now may call `weather` in turn.
@@ -46,14 +46,14 @@ use crate::session::{OFFER, REVERSE, SessionOptions, listing};
 /// ```
 ///
 /// # Errors
-/// `Unimplemented` if the server does not announce `reverse-actions`; `Exists` if the session is served already; what the
-/// server has against the offer, `BAD_NAME` where it has a function of the same name.
+/// `Unimplemented` if the server does not announce `reverse-actions`; `Exists` if the session is served already; the
+/// server's error if it refuses the offer, `BAD_NAME` where it has a function of the same name.
 pub async fn serve(session: &ClientSession, kernel: Kernel) -> Result<ServedSession> {
     if !session.announces(REVERSE) {
         let what = format!("serving functions to a server that does not announce `{REVERSE}`");
         return Err(Error::Unimplemented { what });
     }
-    // No dialect asks a client for manners.
+    // No dialect restricts what a client can do, so the default capabilities apply.
     let link = SessionLink::to(session.shared(), session.origin(), Dialect::Grpc);
     if !link.with(Live::acquire_worker) {
         return Err(Error::Exists { name: OFFER.into() });
@@ -76,7 +76,7 @@ pub async fn serve(session: &ClientSession, kernel: Kernel) -> Result<ServedSess
     });
     let call = call.map_err(to_kernel_error)?;
     let metadata = Arc::new(Metadata::of("application/json"));
-    // A function that refuses it says why in the result.
+    // If the server refuses the offer, the result says why.
     let _ = writer.write(&metadata, document.to_string().into()).await;
     let _ = writer.end(&metadata);
     if let Some(result) = call.output("result") {
@@ -86,7 +86,7 @@ pub async fn serve(session: &ClientSession, kernel: Kernel) -> Result<ServedSess
     Ok(served)
 }
 
-/// Runs what the server asks for, until the session is over. Does not keep the session.
+/// Runs the calls of the server until the session is over. Does not keep the session alive.
 #[must_use = "nothing is served unless it is polled"]
 pub struct ServedSession {
     link: SessionLink,
@@ -120,7 +120,7 @@ impl Future for ServedSession {
                 return Poll::Pending;
             }
         }
-        // Busy without end: others must get their turn.
+        // There is always more to do: yield, so that other tasks run.
         cx.waker().wake_by_ref();
         Poll::Pending
     }
@@ -140,7 +140,7 @@ impl fmt::Debug for ServedSession {
     }
 }
 
-/// Rounds of one poll before others get their turn.
+/// Rounds of one poll before other tasks get to run.
 const ROUNDS: u32 = 16;
 
 #[cfg(test)]

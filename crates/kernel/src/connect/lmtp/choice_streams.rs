@@ -22,11 +22,11 @@ use crate::error::Error;
 use crate::model::AnswerEvent;
 use crate::name::Name;
 
-/// The streams. Dropping them abandons what still runs.
+/// The streams of a call. Dropping them cancels those that still run.
 pub(super) struct ChoiceStreams {
-    /// By choice; one that is over is dropped, and with it what the peer does for it.
+    /// By choice. A finished one is dropped, which ends the work for it at the server.
     streams: Vec<Option<ChoiceStream>>,
-    /// Whose turn it is.
+    /// The stream that is polled next, round robin.
     next: usize,
     transcript: Transcript,
     asking: LmtpRequest,
@@ -34,24 +34,24 @@ pub(super) struct ChoiceStreams {
     ready: VecDeque<AnswerEvent>,
 }
 
-/// The stream that is read for a choice.
+/// The stream that currently provides the tokens of a choice.
 struct ChoiceStream {
     items: PooledItems,
     leg: ChoiceState,
 }
 
-/// How much of its choice a stream is.
+/// The section of a choice that a stream provides.
 #[derive(Clone, Copy, PartialEq)]
 enum ChoiceState {
     Whole,
-    /// The token in the place of one that may not come.
+    /// One token in place of one that is not allowed.
     One,
-    /// What follows that.
+    /// The rest, after that token.
     Rest,
 }
 
 impl ChoiceStreams {
-    /// One stream for each choice of `transcript`; none at all if nothing is to be computed.
+    /// Starts one stream for each choice of `transcript`; none if nothing is to be generated.
     pub(super) fn new(asking: LmtpRequest, mut transcript: Transcript, alternatives: u32) -> Self {
         let (mut ready, mut streams) = (VecDeque::new(), Vec::new());
         for choice in 0..transcript.choices() {
@@ -73,7 +73,7 @@ impl ChoiceStreams {
         }
     }
 
-    /// An item of the stream at this place has come, which is that of this choice.
+    /// Handles an item of the stream of this choice.
     fn receive(&mut self, choice: u32, leg: ChoiceState, item: ReceivedItem) -> Result<()> {
         let allowed = item.token.and_then(|token| {
             let allowed = self.transcript.allowed(choice)?;
@@ -102,7 +102,7 @@ impl ChoiceStreams {
         Ok(())
     }
 
-    /// From now on a choice is read there; the stream before it is abandoned.
+    /// Replaces the stream of a choice; the stream before it is cancelled.
     fn read(&mut self, choice: u32, items: PooledItems, leg: ChoiceState) {
         if let Some(stream) = self.streams.get_mut(choice as usize) {
             *stream = Some(ChoiceStream { items, leg });
@@ -110,7 +110,8 @@ impl ChoiceStreams {
     }
 
     fn take(&mut self, choice: u32, leg: ChoiceState, item: ReceivedItem, is_seam: bool) {
-        // Of other legs what was said before counts as prompt.
+        // Only the first stream's cached tokens count: later streams of a choice have its earlier output in their
+        // prompts.
         if let Some(usage) = item.usage.filter(|_| leg == ChoiceState::Whole) {
             let cached = u32::try_from(usage.cached_tokens).unwrap_or(u32::MAX);
             self.transcript.cached(cached);
@@ -140,7 +141,7 @@ impl ChoiceStreams {
             .extend(events.into_iter().map(AnswerEvent::Event));
     }
 
-    /// A token as engines give it. Probabilities that are none are not passed on (LM-711).
+    /// A token in the form that engines emit. Invalid probabilities are not passed on (LM-711).
     fn sampled(&self, id: Token, item: ReceivedItem) -> Sampled {
         let raw = self.asking.pool.raw_logprobs();
         let mut top = if raw { Vec::new() } else { item.top };
@@ -174,7 +175,7 @@ impl Stream for ChoiceStreams {
                     continue;
                 };
                 open = true;
-                // There are no more than 64.
+                // There are at most 64.
                 let choice = u32::try_from(at).unwrap_or(u32::MAX);
                 let leg = stream.leg;
                 match stream.items.poll_next_unpin(cx) {
@@ -187,7 +188,7 @@ impl Stream for ChoiceStreams {
                     Poll::Ready(Some(Err(cause))) => {
                         return Poll::Ready(Some(Err(to_kernel_error(cause))));
                     }
-                    // They say themselves that they were lost: the answer is cut short.
+                    // A lost stream reports an error itself; an end without a finish truncates the answer.
                     Poll::Ready(None) => return Poll::Ready(None),
                 }
                 if this.transcript.is_over(choice) {
@@ -206,8 +207,8 @@ impl Stream for ChoiceStreams {
     }
 }
 
-/// A fault as every other failure of a peer. Where no peer is there at the moment, nothing was asked: that is no failure of one
-/// (LM-804).
+/// Converts an LMTP error. If no server is available at the moment, nothing was requested, so it is not reported as a
+/// failure of a server (LM-804).
 fn to_kernel_error(error: LmtpError) -> Error {
     let nobody = error.reason == LmtpReason::UpstreamError && error.retry_after.is_some();
     Error::Remote {

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::LmtpModelTerms;
 use crate::model::{ModelFacts, UNKNOWN};
 
-/// What the peer says of its model.
+/// The facts that the server reports of its model.
 #[derive(Default)]
 pub(super) struct PeerModel {
     pub(super) context: Option<u32>,
@@ -21,7 +21,7 @@ pub(super) struct PeerModel {
 }
 
 impl PeerModel {
-    /// Reads `model_info`, which need not be an object.
+    /// Decodes `model_info`. Anything but a JSON object gives no facts.
     pub(super) fn of(facts: &str) -> Self {
         let facts: Value = serde_json::from_str(facts).unwrap_or_default();
         let whole = |value: &Value| u32::try_from(value.as_u64()?).ok();
@@ -29,14 +29,14 @@ impl PeerModel {
         let ends = facts.get("eos").and_then(Value::as_array);
         Self {
             context: number("max_context"),
-            // A larger one is a mistake, and would cost a list of all its tokens.
+            // A larger number is a mistake, and would cost a list of that many tokens.
             vocabulary: number("vocab_size").filter(|size| *size <= VOCABULARY_MAX),
             bos: number("bos"),
             ends: ends.into_iter().flatten().filter_map(whole).collect(),
         }
     }
 
-    /// What there is to know of the model called `name`, by `terms` too.
+    /// The facts of the model called `name`, from the server's report and from `terms`.
     pub(super) fn facts(&self, name: &str, terms: &LmtpModelTerms) -> ModelFacts {
         let tokens = |vocabulary: &SharedVocabulary| u32::try_from(vocabulary.size()).ok();
         let vocabulary_tokens = terms.vocabulary.as_ref().and_then(tokens);
@@ -53,7 +53,7 @@ impl PeerModel {
             chat: terms.chat,
             truncates: true,
             deterministic: false,
-            // Peers of version 1 refuse min_p, which is part of what is asked for where nothing is recommended.
+            // Peers of version 1 refuse min_p, which is sent by default unless other sampling values are recommended.
             sampling: RecommendedSampling {
                 temperature: Some(0.7),
                 top_p: Some(0.95),
@@ -75,10 +75,10 @@ impl PeerModel {
     }
 }
 
-/// Tokens of a vocabulary: many times what the largest has.
+/// Largest accepted vocabulary: many times the largest that exists.
 const VOCABULARY_MAX: u32 = 1 << 24;
 
-/// Tokens of which nothing but their numbers is known.
+/// Tokens of which only the numbers are known.
 struct Numbers {
     size: u32,
     bos: Option<Token>,

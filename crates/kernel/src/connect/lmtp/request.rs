@@ -9,14 +9,14 @@ use sapwood_proto::steer::{Mask, Token};
 
 use crate::call::Instant;
 
-/// The request of one call.
+/// The LMTP requests of one call.
 pub(super) struct LmtpRequest {
     pub(super) pool: LmtpPool,
-    /// But for its prompt and its limit; bad words that lie within one token are forbidden by their biases.
+    /// Everything but the prompt and the token limit. Bad words of a single token are forbidden by logit biases.
     wanted: GenerateRequest,
     prompt: Vec<Token>,
     max_tokens: u32,
-    /// Instead of asking for tokens: how likely these are.
+    /// If set, these tokens are scored instead of generating any.
     scored: Option<Vec<Token>>,
     deadline: Option<Instant>,
 }
@@ -44,7 +44,7 @@ impl LmtpRequest {
         }
     }
 
-    /// All of a choice.
+    /// The stream of a whole choice.
     pub(super) fn whole(&self, choice: u32) -> PooledItems {
         match &self.scored {
             None => self.rest(choice, &[]),
@@ -56,13 +56,13 @@ impl LmtpRequest {
         }
     }
 
-    /// What follows this output of a choice.
+    /// The stream that continues a choice after `output`.
     pub(super) fn rest(&self, choice: u32, output: &[Token]) -> PooledItems {
         let bias = Arc::clone(&self.wanted.logit_bias);
         self.generate(choice, output, bias, u32::MAX)
     }
 
-    /// The next token of a choice, out of those that are allowed there.
+    /// The next token of a choice, out of the allowed ones.
     pub(super) fn one(&self, choice: u32, output: &[Token], allowed: &Mask) -> PooledItems {
         let bias = forbidding(&self.wanted.logit_bias, allowed);
         self.generate(choice, output, bias, 1)
@@ -78,7 +78,8 @@ impl LmtpRequest {
         let given = u32::try_from(output.len()).unwrap_or(u32::MAX);
         let max_tokens = self.max_tokens.saturating_sub(given).min(most);
         let min_tokens = self.wanted.min_tokens.saturating_sub(given);
-        // As samples of one stream have them (LM-973), and no draw of a choice twice: there are 64 choices at most.
+        // Seeds follow the samples of one stream (LM-973), and no draw of a choice repeats: there are at most 64
+        // choices.
         let drawn = (u64::from(given) << 6).wrapping_add(choice.into());
         let wanted = GenerateRequest {
             prompt: [&self.prompt, output].concat(),
@@ -92,7 +93,7 @@ impl LmtpRequest {
     }
 }
 
-/// The biases, and what is not allowed forbidden; ascending, each token once.
+/// The biases, with every token that is not allowed forbidden; ascending, each token once.
 fn forbidding(bias: &[(Token, f32)], allowed: &Mask) -> Arc<[(Token, f32)]> {
     let tokens = 0..u32::try_from(allowed.vocabulary()).unwrap_or(u32::MAX);
     let forbidden = tokens.filter(|token| !allowed.allows(*token));

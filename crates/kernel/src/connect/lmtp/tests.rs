@@ -1,4 +1,4 @@
-//! A model of a scripted peer, called as any function is.
+//! A model of a scripted LMTP server, called like any function.
 
 use sapwood_net::lmtp::{ConnectOptions, LmtpClient};
 use sapwood_proto::code::Code;
@@ -19,7 +19,7 @@ use crate::model::{GenerateConfig, PromptMode};
 use crate::name::Mime;
 use crate::{Kernel, Run, args};
 
-/// The peer, after it was asked what the model is.
+/// The server, after the request for its model's facts.
 struct Fake(BufReader<DuplexStream>);
 
 impl Fake {
@@ -82,7 +82,7 @@ fn ids(ids: &[u32]) -> Chunk {
     Chunk::bytes(data).with_mime(Mime::TOKENS)
 }
 
-/// Every port, and what engines give.
+/// Requests every port, and the raw objects of engines.
 fn typed(kernel: &Kernel, prompt: &[u32], config: GenerateConfig) -> Run<Chunk> {
     kernel.run(
         "far",
@@ -139,7 +139,7 @@ async fn lm_712_a_model_elsewhere_is_called_with_tokens_and_gives_tokens() {
     );
 }
 
-/// Without text there are no words; whoever is not to emulate them, or looks back at what was said, would say them.
+/// Without text there are no words. A server without emulation, or with penalties that look back, would generate them.
 #[tokio::test]
 async fn tr_401_bad_words_of_a_model_elsewhere_are_refused_where_they_could_come() {
     let (tokens, _silent) = joined(FACTS).await.unwrap();
@@ -166,7 +166,8 @@ async fn tr_401_bad_words_of_a_model_elsewhere_are_refused_where_they_could_come
     }
 }
 
-/// LM-704: what lies within a token is forbidden from the start; what is begun is watched for, and asked for anew.
+/// LM-704: a bad word within one token is forbidden from the start; one that has begun is detected, and its last token
+/// is requested anew.
 #[tokio::test]
 async fn tr_401_bad_words_of_a_model_elsewhere_do_not_come() {
     let (kernel, mut fake) = of_bytes().await;
@@ -341,7 +342,7 @@ async fn lm_712_what_the_peer_has_against_it_is_told() {
     ));
 }
 
-/// LM-703: without a limit of the caller's, what the context has room for.
+/// LM-703: without a limit of the caller, the remaining context.
 #[tokio::test]
 async fn lm_712_json_is_read_as_a_model_reads_it_and_scoring_is_passed_on() {
     let (kernel, mut fake) = joined(FACTS).await.unwrap();
@@ -401,7 +402,7 @@ async fn lm_711_what_is_no_probability_is_not_passed_on() {
     assert!(tokens[0].logprob.is_nan() && tokens[0].top.is_empty());
 }
 
-/// LM-331: what the reference server answers.
+/// LM-331: the facts that the reference server reports.
 #[tokio::test]
 async fn lm_712_a_model_that_says_little_is_served_and_one_that_is_not_there_is_not() {
     let little = r#"MSG [{"stream_id":1,"model_info":"<unavailable>"}]"#;
@@ -412,7 +413,7 @@ async fn lm_712_a_model_that_says_little_is_served_and_one_that_is_not_there_is_
         drop(fake);
     };
     let (ended, ()) = tokio::join!(run.finish(), answering);
-    // It was lost, and there is no other.
+    // The server was lost, and there is no other.
     let error = ended.unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
     assert!(error.retryable() && error.retry_after().is_some());
@@ -421,7 +422,7 @@ async fn lm_712_a_model_that_says_little_is_served_and_one_that_is_not_there_is_
     assert_eq!(refused.reason, LmtpReason::ModelNotFound);
 }
 
-/// LM-704: stop texts are found here.
+/// LM-704: stop texts are matched here.
 #[tokio::test]
 async fn lm_712_with_a_tokenizer_text_goes_in_and_text_comes_out() {
     let (kernel, mut fake) = of_bytes().await;
@@ -443,7 +444,7 @@ async fn lm_712_with_a_tokenizer_text_goes_in_and_text_comes_out() {
     let (text, meta) = ended.unwrap();
     assert_eq!(text, "a ");
     assert_eq!(meta.finish[&0], ChoiceFinish::Stop);
-    // What stopped it was computed.
+    // The tokens of the stop text were computed.
     assert_eq!(
         (meta.usage.prompt_tokens, meta.usage.completion_tokens),
         (3, 5)
@@ -461,7 +462,7 @@ async fn lm_712_a_template_makes_conversations_and_an_end_is_no_text() {
         let open: Vec<String> = b"user\nx".map(|byte| byte.to_string()).into();
         let prompt = format!("\"prompt\":[256,{},257,256,", open.join(","));
         assert!(incoming.contains(&prompt), "{incoming}");
-        // Its name of an end, which is not ours; and a token behind it.
+        // A finish reason of the server that is not one of ours; and a token after it.
         fake.send(r#"TOKEN [{"stream_id":2,"token":121},{"stream_id":2,"token":257,"finish_reason":"eos"},{"stream_id":2,"token":9}]"#).await;
     };
     let (ended, ()) = tokio::join!(asking.finish(), answering);

@@ -3,7 +3,7 @@
 use sapwood_net::triton::{Datatype, Strings, TensorData};
 use serde_json::{Number, Value};
 
-/// A value, or an array of values however nested, as elements; `None` if one is not of this datatype or out of its range.
+/// A value, or a nested array of values, as elements; `None` if one is not of this datatype or out of its range.
 pub(super) fn from_json(datatype: Datatype, value: &Value) -> Option<TensorData> {
     let mut flat = Vec::new();
     flatten(value, &mut flat);
@@ -34,8 +34,8 @@ pub(super) fn from_json(datatype: Datatype, value: &Value) -> Option<TensorData>
     })
 }
 
-/// One element as a scalar, any other number as an array. Bytes that are no UTF-8 are replaced; so is a number that
-/// JSON has not, by null.
+/// One element as a scalar, any other number of elements as an array. Bytes that are not UTF-8 are replaced; a number
+/// that JSON cannot represent becomes null.
 pub(super) fn to_json(data: &TensorData) -> Value {
     let float = |x: &f64| Number::from_f64(*x).map_or(Value::Null, Value::Number);
     let mut list: Vec<Value> = match data {
@@ -55,14 +55,14 @@ pub(super) fn to_json(data: &TensorData) -> Value {
 }
 
 fn flatten<'a>(value: &'a Value, into: &mut Vec<&'a Value>) {
-    // As deep as the JSON that it was read from may be.
+    // Recursion is bounded: the value was parsed from JSON, whose depth is limited.
     match value {
         Value::Array(list) => list.iter().for_each(|item| flatten(item, into)),
         scalar => into.push(scalar),
     }
 }
 
-/// A whole double is an integer: there are writers that know no others.
+/// A whole double is accepted as an integer, because some JSON writers have doubles only.
 fn whole(value: &Value) -> Option<i128> {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     let exact = |x: &f64| x.fract() == 0.0 && x.abs() <= EXACT;

@@ -8,7 +8,7 @@ use sapwood_proto::code::{Code, RetryAdvice};
 use crate::error::Error;
 use crate::name::Name;
 
-/// The error of a call of `function`. Where its server is stands in no message.
+/// The error of a call of `function`. The message never contains the address of the server.
 pub(super) fn error(error: triton::Error, function: &Name) -> Error {
     let broken = |why: String| Error::Protocol {
         peer: Name::from(format!("the server of {function}")),
@@ -39,7 +39,7 @@ pub(super) fn error(error: triton::Error, function: &Name) -> Error {
     }
 }
 
-/// The finer name, where code and text leave no doubt.
+/// The finer reason, where code and text are unambiguous.
 fn reason(code: Code, text: &str) -> Name {
     match code {
         Code::Overloaded => Name::new("ENGINE_BUSY"),

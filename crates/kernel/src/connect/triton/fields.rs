@@ -10,11 +10,11 @@ use crate::model::GenerateConfig;
 use crate::model::remote::unimplemented;
 use crate::name::Name;
 
-/// Sets what `config` sets.
+/// Sets the inputs and parameters of `request` that `config` sets.
 ///
 /// # Errors
 /// `Argument` with `BAD_CONFIG` for a value that the declared input cannot hold; `Unimplemented` for a field that the
-/// model has no place for.
+/// model has no input for.
 pub(super) fn fill(request: &mut InferRequest, config: &GenerateConfig) -> Result<()> {
     let mut fields = Fields {
         sampling: request.model.input(SAMPLING).map(|_| Map::new()),
@@ -53,10 +53,10 @@ pub(super) fn fill(request: &mut InferRequest, config: &GenerateConfig) -> Resul
     Ok(())
 }
 
-/// Fields of one value, each with the names of the inputs that may take it; the first is also what it is called in JSON
-/// and among parameters.
+/// Fields of a single value, each with the names of the inputs that may take it; the first name is also the one used in
+/// JSON and among parameters.
 fn single(config: &GenerateConfig) -> [(&'static [&'static str], Option<Value>); 11] {
-    // As written: 0.7, and not what is next to it in 64 bits.
+    // Converts through the decimal text: 0.7 stays 0.7 instead of the nearest 32-bit value widened to 64 bits.
     let float = |x: Option<f32>| {
         x.and_then(|x| x.to_string().parse::<f64>().ok())
             .map(Value::from)
@@ -84,7 +84,7 @@ fn single(config: &GenerateConfig) -> [(&'static [&'static str], Option<Value>);
 
 struct Fields<'a> {
     request: &'a mut InferRequest,
-    /// What goes into `sampling_parameters`, if the model has that.
+    /// The content of `sampling_parameters`, if the model has that input.
     sampling: Option<Map<String, Value>>,
 }
 
@@ -102,7 +102,7 @@ impl Fields<'_> {
         Ok(())
     }
 
-    /// Off is 0 as an input and -1 in JSON: some servers know only that there.
+    /// "Off" is 0 as an input and -1 in JSON: some servers accept only that form there.
     fn top_k(&mut self, top_k: u32) -> Result<()> {
         match &mut self.sampling {
             Some(sampling) if top_k == 0 && self.request.model.input("top_k").is_none() => {
@@ -129,7 +129,7 @@ impl Fields<'_> {
         self.put(&["stop"], stop.as_str().into())
     }
 
-    /// A model without a place for them would say them.
+    /// A model without an input for bad words would generate them, so they are refused.
     fn bad_words(&mut self, words: &[String]) -> Result<()> {
         let Some(target) = self.request.model.input(BAD_WORDS) else {
             return self.sample(BAD_WORDS, json!(words));
@@ -139,7 +139,7 @@ impl Fields<'_> {
         Ok(())
     }
 
-    /// A field that is no plain value.
+    /// Sets a field that is no plain value: only `sampling_parameters` can hold it.
     fn sample(&mut self, name: &str, value: Value) -> Result<()> {
         let sampling = self.sampling.as_mut().ok_or_else(|| unimplemented(name))?;
         sampling.insert(name.into(), value);
@@ -158,7 +158,7 @@ impl Fields<'_> {
     }
 }
 
-/// A value as the elements of this input.
+/// A value as tensor elements of this input.
 fn element(model: &ModelSignature, target: usize, value: &Value) -> Result<TensorData> {
     let input = &model.inputs[target];
     elements::from_json(input.datatype, value).ok_or_else(|| {

@@ -1,8 +1,8 @@
 //! Models of Triton servers that are no text models, as functions of their tensors.
 //!
-//! An input of `BYTES` takes one string of text or bytes, or several as a JSON array where its shape has room; any other
-//! takes JSON: a value, or an array of values, nested or not. An output of `BYTES` is text, several strings of a response
-//! being lines; one of a fixed number of strings, and any other, is JSON, one value for each response.
+//! An input of `BYTES` takes one string of text or bytes, or several as a JSON array if its shape allows it; any other
+//! takes JSON: a value, or an array of values, nested or not. An output of `BYTES` is text, in which several strings of
+//! a response are lines; one of a fixed number of strings, and any other, is JSON, one value for each response.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::node::Node;
 use crate::spec::{InputSpec, OutputSpec, Spec};
 use crate::{Chunks, Result};
 
-/// The function of such a model, under its name with `_` for what no name can have (KE-132).
+/// The function of such a model, under its name with `_` for characters that a name cannot have (KE-132).
 pub(super) fn function(client: TritonClient, model: Arc<ModelSignature>) -> Fun {
     let name = Name::from(name(&model.name));
     let mut spec = Spec::new(name.clone(), "A model of another server.");
@@ -58,7 +58,7 @@ struct TritonTensorModel {
     client: TritonClient,
     model: Arc<ModelSignature>,
     name: Name,
-    /// Of the outputs, in order.
+    /// The ports of the outputs, in order.
     ports: Vec<Port>,
 }
 
@@ -135,7 +135,7 @@ fn chunk(declared: &Declared, data: &TensorData, decoupled: bool) -> Chunk {
     Chunk::bytes(json).with_mime(Mime::JSON)
 }
 
-/// An input, read whole.
+/// Reads a whole input.
 async fn read(declared: &Declared, node: &Node) -> Result<TensorData> {
     let (mime, bytes) = gather(node).await?;
     let wrong = |why: String| Error::argument(Name::shared(&declared.name), why);
@@ -218,13 +218,13 @@ fn schema(declared: &Declared) -> Value {
     }
 }
 
-/// Whether an output is read as one stream of text: of a fixed number of strings each stands for itself.
+/// Whether an output is read as one stream of text. With a fixed number of strings each is a value of its own.
 fn is_text(declared: &Declared) -> bool {
     declared.datatype == Datatype::Bytes && size(declared).is_none_or(|size| size == 1)
 }
 
-/// How many elements there are; `None` if that varies. A leading -1 before others is the dimension of a batch, of which
-/// a call is one.
+/// The number of elements; `None` if it varies. A leading -1 before other dimensions is the batch dimension, and a call
+/// is one item of a batch.
 fn size(declared: &Declared) -> Option<i64> {
     let shape = match &declared.shape[..] {
         [-1, rest @ ..] if !rest.is_empty() => rest,

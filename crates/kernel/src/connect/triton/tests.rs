@@ -1,4 +1,4 @@
-//! Functions of a server whose every answer is the test's. How its bytes are read is tested with the client.
+//! Functions of a server whose answers the test provides. Decoding its bytes is tested with the client.
 
 mod tensors;
 mod text;
@@ -15,12 +15,12 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::kernel::Kernel;
 
-/// A server: what its models are, and how it answers a request for one.
+/// A server: its models, and its answers to their requests.
 struct Server {
     kernel: Kernel,
-    /// Bodies of requests to generate.
+    /// Bodies of generate requests.
     asked: Arc<Mutex<Vec<Value>>>,
-    /// Resolves when a client has left an answer that waits.
+    /// Resolves when a client has disconnected from a waiting answer.
     left: Arc<tokio::sync::Notify>,
     task: JoinHandle<()>,
 }
@@ -31,17 +31,17 @@ impl Drop for Server {
     }
 }
 
-/// What a server tells.
+/// The answers of a server.
 #[derive(Clone)]
 struct World {
     /// Metadata and configuration of each model.
     models: Vec<(Value, Value)>,
-    /// The head's status and the events; `...` at the end waits for the client to leave.
+    /// The status of the head, and the events; `...` at the end waits for the client to disconnect.
     answer: (u16, String),
 }
 
 impl Server {
-    /// Serves these and imports them into a kernel of its own.
+    /// Serves these answers and imports the models into a kernel of its own.
     async fn start(world: World) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address =
@@ -157,7 +157,7 @@ fn events(list: &[Value]) -> (u16, String) {
     )
 }
 
-/// A model that lists a type that nobody knows is left out; the others are there.
+/// A model with an unknown datatype is left out; the others are imported.
 #[tokio::test]
 async fn tr_1308_models_that_cannot_be_read_are_left_out() {
     let odd = json!({"name": "odd", "inputs": [tensor("x", "QUAD", &[1])], "outputs": []});

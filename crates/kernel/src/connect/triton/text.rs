@@ -29,7 +29,7 @@ use crate::name::{Mime, Name, Port};
 use crate::spec::{Effect, Spec};
 use crate::{Chunks, Result};
 
-/// Whether it is one.
+/// Whether a model is a text model.
 pub(super) fn is_text(model: &ModelSignature) -> bool {
     let text = |found: Option<Datatype>| found == Some(Datatype::Bytes);
     text(model.input(TEXT_INPUT).map(|it| model.inputs[it].datatype))
@@ -40,8 +40,8 @@ pub(super) fn is_text(model: &ModelSignature) -> bool {
         )
 }
 
-/// The function of a text model. It reports a finish reason and token counts where its server can tell them; a server
-/// that cannot has always stopped.
+/// The function of a text model. It reports a finish reason and token counts if the server does; without a reported
+/// reason it reports a stop.
 pub(super) fn function(client: TritonClient, model: Arc<ModelSignature>) -> Fun {
     let name = Name::shared(&model.name);
     let what = "A text model of another server.";
@@ -50,7 +50,7 @@ pub(super) fn function(client: TritonClient, model: Arc<ModelSignature>) -> Fun 
     spec.outputs = model::outputs();
     spec.finishes = true;
     spec.model = true;
-    // Others than vLLM's do not know min_p, and some refuse what they do not know.
+    // Only vLLM's models know min_p, and some of the others refuse unknown fields.
     spec.sampling = RecommendedSampling {
         temperature: Some(0.7),
         top_p: Some(0.95),
@@ -133,7 +133,7 @@ impl TritonTextModel {
         Ok(request)
     }
 
-    /// Sets an input, if the model has it.
+    /// Sets a flag, if the model has an input for it.
     fn flag(&self, request: &mut InferRequest, name: &str, value: bool) {
         let target = self.model.input(name);
         let target = target.filter(|target| self.model.inputs[*target].datatype == Datatype::Bool);
@@ -143,7 +143,7 @@ impl TritonTextModel {
     }
 }
 
-/// An answer that is being read.
+/// The state of an answer that is being read.
 struct TextAnswer {
     name: Name,
     model: Arc<ModelSignature>,
@@ -193,7 +193,7 @@ impl TextAnswer {
                 }
                 (INPUT_TOKENS, counts) => self.prompt_tokens = count(counts).or(self.prompt_tokens),
                 (OUTPUT_TOKENS, counts) => {
-                    // Of this response only (TR-401).
+                    // Token counts of this response only (TR-401).
                     let more = count(counts);
                     self.completion_tokens = more.map_or(self.completion_tokens, |more| {
                         Some(self.completion_tokens.unwrap_or(0).saturating_add(more))
@@ -215,7 +215,7 @@ impl TextAnswer {
         self.ready.push_back(chunk);
     }
 
-    /// The server has said that there is no more.
+    /// The server has sent the last response.
     fn end(&mut self) {
         self.responses = None;
         let finish = self.finish.clone().unwrap_or(ChoiceFinish::Stop);
@@ -252,7 +252,7 @@ impl TextAnswer {
     }
 }
 
-/// The sum of some counts.
+/// The sum of a tensor's elements, as a count of tokens.
 fn count(data: &TensorData) -> Option<u64> {
     match data {
         TensorData::Uint(list) => Some(list.iter().sum()),

@@ -1,7 +1,7 @@
 //! Encodes a [`GenerateConfig`] as the JSON of EV-602, for other servers.
 //!
-//! The inverse of [`GenerateConfig::from_json`]. Fields that only mean something in this process (`priority`,
-//! `follower`) are not written: they say where a request waits here.
+//! The inverse of [`GenerateConfig::from_json`]. Fields that have a meaning in this process only (`priority`,
+//! `follower`) are not written: they concern the queue of this process.
 
 use serde_json::{Map, Value, json};
 
@@ -12,7 +12,7 @@ impl GenerateConfig {
     /// The fields that are set, under their names.
     ///
     /// # Errors
-    /// `Unimplemented` for what JSON has no field for: scoring, and stops of several tokens.
+    /// `Unimplemented` for values that JSON has no field for: scoring, and stops of several tokens.
     pub(crate) fn to_json(&self) -> Result<Map<String, Value>> {
         if self.scored.is_some() || self.prompt_logprobs {
             return Err(unimplemented("scoring by a server elsewhere"));
@@ -86,7 +86,8 @@ impl GenerateConfig {
     }
 }
 
-/// As written: 0.7, and not what is next to it in 64 bits. A server refuses what is not finite, which JSON cannot say.
+/// Converts through the decimal text: 0.7 stays 0.7 instead of the nearest 32-bit value widened to 64 bits. A value
+/// that is not finite has no JSON form; servers refuse it.
 fn float(number: f32) -> Value {
     let read = number.to_string().parse::<f64>().ok();
     read.map_or(Value::Null, Value::from)
@@ -96,7 +97,7 @@ fn float(number: f32) -> Value {
 mod tests {
     use super::*;
 
-    /// What is written is read back as it was.
+    /// A config that is written is read back unchanged.
     #[test]
     fn d_20_a_config_that_leaves_this_process_is_read_as_it_was_meant() {
         let all = GenerateConfig {

@@ -1,11 +1,11 @@
-//! Tests.
+//! Tests of the markup parser.
 
 use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
 
-/// Everything found, neighbours of one kind joined: where text is cut means nothing.
+/// All events, with adjacent ones of one kind joined: where text is split carries no meaning.
 fn parse(pieces: &[&str], reasoning: bool, tools: bool) -> Vec<String> {
     let mut markup = Markup::new(reasoning, tools);
     let mut found: Vec<(char, String)> = Vec::new();

@@ -1,4 +1,4 @@
-//! What a face in this process gives and takes: typed configuration, token ids, tokens with their log-probabilities.
+//! Typed inputs and outputs of faces in this process: configuration, token ids, tokens with their log-probabilities.
 
 use bytes::BufMut;
 
@@ -10,7 +10,7 @@ fn ids(tokens: &[u32]) -> Chunk {
     Chunk::bytes(data.freeze()).with_mime(Mime::TOKENS)
 }
 
-/// Everything that comes of a raw prompt of token ids.
+/// All chunks of the answer to a raw prompt of token ids.
 fn chunks(kernel: &Kernel, prompt: &[u32], config: GenerateConfig) -> Result<Vec<Chunk>> {
     let config = GenerateConfig {
         prompt_mode: PromptMode::Raw,
@@ -109,7 +109,7 @@ fn lm_314_scored_tokens_come_with_the_logprobs_of_generating_them() {
     assert_eq!(finish(&answer), ChoiceFinish::Stop);
     let usage = answer.last().unwrap().meta.clone().unwrap().usage;
     assert_eq!((usage.prompt_tokens, usage.completion_tokens), (2, 7));
-    // An empty prompt is one, too.
+    // An empty prompt is valid too.
     let score_only = sampled(&chunks(&kernel, &[], score).unwrap());
     assert_eq!((score_only.len(), score_only[0].logprob), (7, 0.0));
 }
@@ -119,7 +119,7 @@ fn d_20_a_bias_of_minus_100_in_json_forbids() {
     let kernel = states("ab");
     let forbid = json!({"logit_bias": {"97": -100}, "max_tokens": 1, "temperature": 0});
     assert_ne!(whole(run(&kernel, forbid)).unwrap(), "a");
-    // Everything is 100 less likely: nothing changes.
+    // All tokens are 100 less likely, which changes nothing.
     let all: Map<String, Value> = (0..258)
         .map(|id: u32| (id.to_string(), json!(-99.9)))
         .collect();
@@ -127,7 +127,7 @@ fn d_20_a_bias_of_minus_100_in_json_forbids() {
     assert_eq!(whole(run(&kernel, lowered)).unwrap(), "a");
 }
 
-/// The same for whoever calls the function, typed or in JSON.
+/// The same for every caller, typed or in JSON.
 #[test]
 fn tr_401_bad_words_reach_the_engine() {
     let kernel = states("abcab");

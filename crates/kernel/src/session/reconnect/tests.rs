@@ -1,4 +1,4 @@
-//! Connections that come at the same time, and dialects that follow one another.
+//! Concurrent connections of one session, and changes of its dialect.
 
 use futures::SinkExt;
 use futures::channel::mpsc;
@@ -40,7 +40,7 @@ fn action(name: &str, inputs: &[(&str, &str)], outputs: &[(&str, &str)]) -> Acti
     }
 }
 
-/// RESUME of who has nothing, and what it wants to know besides.
+/// The RESUME of a client without any nodes, with further actions.
 fn hello(more: Vec<Action>) -> Vec<WireMessage> {
     let have = Fragment {
         id: "h".into(),
@@ -63,7 +63,7 @@ fn hello(more: Vec<Action>) -> Vec<WireMessage> {
     vec![resume, more]
 }
 
-/// An action with all it needs, which gives `hello` as `r`.
+/// An action with all its inputs, whose output `r` is `hello`.
 fn echo() -> WireMessage {
     let text = Fragment {
         id: "t".into(),
@@ -81,7 +81,7 @@ fn echo() -> WireMessage {
     }
 }
 
-/// The content of a node, as it comes.
+/// The content of a node, as it arrives.
 async fn content(outgoing: &mut OutgoingMessages, node: &str) -> String {
     let mut text = String::new();
     loop {
@@ -115,7 +115,7 @@ async fn ev_941_of_many_connections_at_once_the_last_one_stays() {
     let (session, first) = resumable();
     let (_send, incoming) = connection();
     let (connections, back) = session.connections(incoming);
-    // More than anybody would hold, before the session has had a look.
+    // More connections than a queue would hold, before the session's task is polled.
     let mut others = Vec::new();
     for _ in 0..20 {
         let (send, incoming) = connection();
@@ -155,7 +155,7 @@ async fn ev_941_who_comes_to_the_door_late_and_was_taken_over_from_is_not_let_in
     };
     let now = back.link.now();
     assert_eq!(back.link.with(|live| live.take_over(now)), Some(1));
-    // A second one overtakes it between the two steps of its coming.
+    // A second connection overtakes it between the two steps of its arrival.
     let (_second, incoming) = connection();
     let retained = back.connect(Dialect::Json, incoming).unwrap();
     back.slot.wait_for_slot(slow);
@@ -165,7 +165,7 @@ async fn ev_941_who_comes_to_the_door_late_and_was_taken_over_from_is_not_let_in
         assert!(futures::poll!(connections.next()).is_pending());
     }
     assert_eq!(connections.link.dialect(), Dialect::Json);
-    // The other way round: the slow one is there first, and has been taken over from by the time it is looked at.
+    // The other order: the slow one is stored first, and has been superseded by the time it is accepted.
     let (_third, incoming) = connection();
     back.slot.wait_for_slot(NextConnection {
         connection: 2,
@@ -211,7 +211,7 @@ async fn ev_941_a_session_says_in_which_dialect_it_speaks_now() {
 /// EV-109, EV-943
 #[tokio::test(start_paused = true)]
 async fn ev_940_who_was_cut_after_its_last_word_is_let_in_and_gets_the_rest() {
-    // Whether the loss, and the last word, are noticed before the new connection comes.
+    // Whether the loss, and the end of the input, are noticed before the new connection arrives.
     for (lost, received) in [(false, true), (true, true), (true, false), (false, false)] {
         let (session, mut first) = resumable();
         let (mut send, incoming) = connection();
@@ -221,7 +221,7 @@ async fn ev_940_who_was_cut_after_its_last_word_is_let_in_and_gets_the_rest() {
         assert!(futures::poll!(&mut task).is_pending());
         drop(send);
         if received {
-            // Once to hear the end, once because what came before it goes first.
+            // Once to see the end, once because the messages before it are handled first.
             assert!(futures::poll!(&mut task).is_pending());
             assert!(futures::poll!(&mut task).is_pending());
             assert!(first.link.with(|live| live.machine().is_half_closed()));

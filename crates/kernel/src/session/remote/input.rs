@@ -1,6 +1,6 @@
 //! Writes the inputs of a remote call: nodes of the kernel become nodes of the session.
 //!
-//! Nothing is spawned: a pump progresses while the call is polled.
+//! No task is spawned: a pump progresses while the call is polled.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,10 +18,11 @@ use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::node::{Node, NodeIdentity};
 
-/// Writes one input; ends when all of it has been handed over.
+/// Writes one input; resolves when all of it has been written.
 pub(super) type InputPump = BoxFuture<'static, Result<()>>;
 
-/// Nodes of ours that the peer holds, as long as both live. A conversation's earlier turns are among them (KE-802).
+/// Nodes of this process that the peer already has, as long as both are alive. A conversation's earlier turns are among
+/// them (KE-802).
 #[derive(Default)]
 pub(crate) struct SentInputs(Mutex<HashMap<NodeIdentity, Remote>>);
 
@@ -45,10 +46,10 @@ impl SentInputs {
     }
 }
 
-/// The node under which the peer finds `node`, and what has to be polled so that it does.
+/// The peer's node for `node`, and the future that sends its content, if it has to be sent.
 ///
 /// # Errors
-/// The session is over, or holds as many nodes as it may.
+/// The session is over, or holds the maximum number of nodes.
 pub(super) fn hand_over(
     peer: &PeerHandle,
     retained: &Arc<SentInputs>,
@@ -73,7 +74,7 @@ pub(super) fn hand_over(
                 Ok(())
             }
             Err(error) => {
-                // The reader of the input there learns what went wrong here.
+                // The reader of this input at the peer gets the error.
                 writer.fail(failure::status(&error, "an input"));
                 Err(error)
             }
@@ -82,7 +83,8 @@ pub(super) fn hand_over(
     Ok((remote, Some(pump.boxed())))
 }
 
-/// Writes all of a node but its end. What it is said to be where nothing was written.
+/// Writes the content of a node without its end. Returns the metadata for that end; `text/plain` if nothing was
+/// written.
 async fn write(
     peer: &PeerHandle,
     retained: &Arc<SentInputs>,
@@ -98,7 +100,7 @@ async fn write(
             .collect::<Result<_, Status>>()
             .map_err(super::to_kernel_error)?;
         let children: Vec<Remote> = handed.iter().map(|(remote, _)| remote.clone()).collect();
-        // Parents before children (EV-971).
+        // A parent is announced before its children (EV-971).
         writer.list(&children).await.map_err(unwritten)?;
         try_join_all(handed.into_iter().filter_map(|(_, pump)| pump)).await?;
         return Ok(Arc::default());
@@ -131,7 +133,7 @@ fn metadata(chunk: &Chunk, role: Option<&'static str>) -> Metadata {
     metadata
 }
 
-/// A session that does not take an input any more; why, its outputs tell.
+/// The error for a session that accepts no more input; the outputs report the reason.
 fn unwritten(error: WriteError) -> Error {
     Error::Unavailable {
         why: error.to_string(),
@@ -139,5 +141,5 @@ fn unwritten(error: WriteError) -> Error {
     }
 }
 
-/// Nodes remembered at most; what is forgotten is sent again.
+/// Maximum number of remembered nodes; others are sent again.
 const RETAINED_MAX: usize = 16_384;

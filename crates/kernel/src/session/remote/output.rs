@@ -23,23 +23,23 @@ use crate::node::Node;
 pub(super) struct RemoteOutput {
     port: Port,
     reader: Option<NodeReader>,
-    /// Whether the items of the tree are answers, or parts of one.
+    /// Whether the children of the tree are choices; else they are parts of one.
     choices: bool,
     mime: Option<(Arc<Metadata>, Mime)>,
     origin: Option<Arc<RemoteNode>>,
     read: u64,
-    /// What `meta` said so far; it is of use only whole.
+    /// The data of output `meta` so far; it can be decoded only when complete.
     meta: BytesMut,
 }
 
-/// A node of the peer's, as the chunks that were read from it remember it.
+/// A node of the peer, as the origin of the chunks that were read from it.
 struct RemoteNode {
     node: Remote,
-    /// How long it is, once it is known.
+    /// Its length in bytes, once that is known.
     len: OnceLock<u64>,
 }
 
-/// The raw object of a chunk: where in which node its bytes stand.
+/// The raw object of a chunk: its node and its offset there.
 struct ChunkOrigin {
     source: Arc<RemoteNode>,
     offset: u64,
@@ -70,7 +70,7 @@ impl RemoteOutput {
         self.port.as_str()
     }
 
-    /// The next chunk; `None` at the end, for ever.
+    /// Polls the next chunk; `None` at the end, and for ever after.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Chunk>>> {
         let Some(reader) = &mut self.reader else {
             return Poll::Ready(None);
@@ -89,7 +89,7 @@ impl RemoteOutput {
             None => {
                 self.reader = None;
                 if let Some(source) = &self.origin {
-                    // Set here alone.
+                    // Set only here, so this cannot fail.
                     let _ = source.len.set(self.read);
                 }
                 Poll::Ready(self.last_words())
@@ -131,7 +131,7 @@ impl RemoteOutput {
         chunk
     }
 
-    /// KE-305: the document that trailed becomes the run's metadata again.
+    /// KE-305: converts the document of output `meta` to metadata of the run.
     fn last_words(&mut self) -> Option<Result<Chunk>> {
         if self.meta.is_empty() {
             return None;
@@ -147,7 +147,7 @@ impl RemoteOutput {
     }
 }
 
-/// A chunk of a port that nobody asked for: what it says of the run stays, what it is of the port goes.
+/// Reduces a chunk of an unrequested port to its metadata of the run.
 pub(super) fn bare(chunk: Chunk) -> Chunk {
     let mut bare = Chunk::empty();
     bare.meta = chunk.meta;
@@ -191,15 +191,15 @@ fn meta(document: &Value) -> Meta {
     meta
 }
 
-/// The node of the session with `peer` that `node` is a faithful and complete copy of, if it is one: every chunk is the very piece
-/// that was read from it, from its first byte to its last. Nobody has changed anything on the way.
+/// The node of the session with `peer` that `node` is a complete and unmodified copy of, if it is one: every chunk is
+/// the very piece that was read from it, from its first byte to its last.
 pub(super) fn whole_of(peer: &PeerHandle, node: &Node) -> Option<Remote> {
     if !node.is_complete() {
         return None;
     }
     let mut chunks = read(node);
     let (mut source, mut read): (Option<Arc<RemoteNode>>, u64) = (None, 0);
-    // Complete: nothing is waited for.
+    // The node is complete, so this never waits.
     while let Some(chunk) = chunks.next().now_or_never()? {
         let chunk = chunk.ok()?;
         let Some(origin) = chunk.inner::<ChunkOrigin>() else {

@@ -1,4 +1,4 @@
-//! What functions answer: trees, final fragments, and configurations read by type.
+//! The outputs of functions: trees, final fragments, and configurations read by type.
 
 use super::*;
 
@@ -206,7 +206,7 @@ async fn ev_509_configs_that_cannot_be_used_are_refused() {
 #[tokio::test(start_paused = true)]
 async fn d_51_a_reader_learns_how_an_answer_ended_that_an_action_wrote() {
     use crate::meta::ChoiceFinish;
-    // Answers as a model does, and stops for the reason that it is given.
+    // Answers like a model, and stops for the given reason.
     let spec = Spec::new("answer", "Answers.")
         .inputs([InputSpec::new("end")])
         .outputs([OutputSpec::new(Port::MAIN, Mime::TEXT).wire("response")]);
@@ -282,7 +282,7 @@ async fn ev_803_a_tree_that_waits_for_room_makes_no_child_twice() {
     let mut probe = Probe::open([parts], options);
     let asked = vec![action("parts", &[], &[("output", "r")])];
     probe.send(vec![], asked).await;
-    // Nobody takes anything, and whatever wakes the session wakes the action as well.
+    // The transport does not read, and every wake-up of the session wakes the action as well.
     for count in 0..20 {
         let id = format!("i{count}");
         probe.send(vec![leaf(&id, 0, true, "x")], vec![]).await;

@@ -1,5 +1,5 @@
-//! Panics, wherever they are: of a function one action ends, of the session's own code that session; all are counted, and
-//! everybody else goes on.
+//! Panics: one of a function ends its action, one of the session's own code ends that session. All are counted, and
+//! everything else continues.
 
 use sapwood_proto::evergreen::SessionLimits;
 use sapwood_proto::session::SessionStats;
@@ -11,7 +11,8 @@ fn spec() -> Spec {
     Spec::new("fragile", "Panics.").outputs([OutputSpec::new(Port::MAIN, Mime::TEXT)])
 }
 
-/// A kernel whose function panics there, and what is shared with all of the function that is not dropped yet.
+/// A kernel whose function panics there, and a handle that is shared with all parts of the function that are not
+/// dropped yet.
 fn kernel(panics: Panics, endless: bool) -> (Kernel, Arc<()>) {
     let (kernel, alive) = (Kernel::new(), Arc::new(()));
     kernel.add_all(test_functions()).unwrap();
@@ -93,7 +94,7 @@ async fn oa_913_a_function_that_panics_anywhere_ends_its_own_action_and_is_count
     }
 }
 
-/// The stream of a function that does not end is dropped by whoever ends it.
+/// The stream of a function that does not end is dropped by the cancel, the deadline or the end that stops it.
 #[tokio::test(start_paused = true)]
 async fn oa_913_a_panic_in_a_drop_by_cancel_deadline_or_end_is_counted_and_ends_nothing_else() {
     let outputs = [("output", "f"), ("__status__", "s")];
@@ -137,7 +138,7 @@ async fn oa_913_a_panic_in_a_drop_by_cancel_deadline_or_end_is_counted_and_ends_
     assert_eq!((kernel.panics(), Arc::strong_count(&alive)), (4, 2));
 }
 
-/// Panics when it has seen so many actions end.
+/// An observer that panics once an action has been counted.
 struct Nervous;
 
 impl Observe for Nervous {
@@ -151,7 +152,7 @@ async fn oa_913_a_panic_of_a_sessions_own_task_ends_that_session_with_a_code() {
     let kernel = Kernel::new();
     kernel.add_all(test_functions()).unwrap();
     let mut other = session(&kernel);
-    // What the transport gives, and who counts, panic.
+    // The transport's stream and the observer panic.
     let broken =
         stream::iter([()]).map(|()| -> Result<WireMessage, Status> { panic!("on purpose") });
     let (session, mut outgoing) = open(kernel.clone(), partial(), ());
@@ -180,7 +181,7 @@ async fn oa_913_a_panic_of_a_sessions_own_task_ends_that_session_with_a_code() {
     };
     assert_eq!((reply.code, &*reply.reason), (Code::Internal, "FUNCTION"));
     assert_eq!(reason(task.await.unwrap()), "FUNCTION");
-    // Once as it was told of the action, once as it was told of the end.
+    // The observer panics twice: for the action, and at the end of the session.
     assert_eq!(kernel.panics(), 3);
     goes_on(&mut other).await;
 }

@@ -1,4 +1,4 @@
-//! What a session holds has a bound, and the last word needs no room.
+//! Limits on what a session holds, and the final fragments, which need no room.
 
 use super::*;
 
@@ -31,7 +31,7 @@ async fn ev_601_the_last_word_needs_no_room_in_a_full_queue() {
             asked.push(action("CANCEL", &[("action", "r")], &[]));
         }
         probe.send(vec![], asked).await;
-        // Nobody has taken anything when the function ends.
+        // The transport has not read anything when the function ends.
         tokio::time::sleep(Duration::from_secs(1)).await;
         let meta: Value = serde_json::from_slice(&probe.complete("m").await.data).unwrap();
         assert!(meta.to_string().contains(expect), "{meta}");
@@ -95,7 +95,8 @@ async fn ev_801_json_that_waits_to_be_whole_counts_and_is_given_back() {
     assert_eq!(retained, 1 + 2000 + 64 + metadata);
 }
 
-/// Many actions that gather one node are many copies of it, which a stranger must not have for the price of one.
+/// Many actions that gather one node hold many copies of it, which must count: a client must not get them for the price
+/// of one.
 #[tokio::test(start_paused = true)]
 async fn ev_801_what_functions_gather_counts_until_their_actions_end() {
     let gather = |name: &'static str, input: InputSpec| {
@@ -159,7 +160,7 @@ async fn ev_803_a_peer_that_does_not_read_stops_the_run_and_ends_the_session() {
         .await;
     tokio::time::sleep(Duration::from_secs(30)).await;
     let after_half_a_minute = made.load(Ordering::Relaxed);
-    // 1 MiB of queue, and what the run holds in its hand.
+    // 1 MiB of queue, and the batch that the run holds.
     assert!(
         (900..1_100).contains(&after_half_a_minute),
         "{after_half_a_minute} KiB were made for nobody"

@@ -1,4 +1,4 @@
-//! References as a function reads them, over a resolver that does what it is told.
+//! References as a function reads them, over a scripted resolver.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -9,22 +9,22 @@ use sapwood_proto::evergreen::{Reason, SessionLimits};
 use super::*;
 use crate::session::reference::{FoundContent, ReferenceFetch};
 
-/// What stands under a URI.
+/// The content of a URI.
 #[derive(Clone, Debug)]
 enum Item {
-    /// All of it, with the length declared or not.
+    /// The whole content, with its length declared or not.
     Whole(Vec<Bytes>, Option<u64>),
     Refused(Reason),
-    /// It is never opened.
+    /// Opening never completes.
     Closed,
-    /// It never gives a byte.
+    /// It is opened, but never sends a byte.
     Silent,
-    /// These bytes, and then nothing ever.
+    /// These bytes, and then it never ends.
     Stuck(&'static str),
     Panics,
 }
 
-/// A resolver that counts.
+/// A resolver with counters.
 #[derive(Debug, Default)]
 struct TestFiles {
     items: HashMap<String, Item>,
@@ -195,7 +195,7 @@ async fn ev_410_without_a_resolver_references_are_denied() {
     assert_eq!(reason(probe.failure().await), "REF_DENIED");
 }
 
-/// What an action that reads one reference after the other comes to.
+/// The result of an action that reads one reference after the other.
 async fn outcome(
     items: Vec<(&'static str, Item)>,
     change: impl FnOnce(&mut SessionLimits),
@@ -247,7 +247,7 @@ async fn ev_416_bytes_of_a_session_are_limited_exactly() {
         (bytes(2, 200, None), "1000"),
         (bytes(1, 401, Some(401)), "REF_LIMIT ref_bytes"),
         (bytes(1, 401, None), "REF_LIMIT ref_bytes"),
-        // Pieces of a few bytes cost more than they hold.
+        // Pieces of a few bytes cost more than their bytes.
         (bytes(4, 1, None), "REF_LIMIT ref_bytes"),
     ] {
         let what = format!("{second:?}");
@@ -335,7 +335,7 @@ async fn ev_410_a_cancelled_action_ends_its_fetch_unless_another_reads() {
         tokio::task::yield_now().await;
         assert_eq!(live.load(Ordering::SeqCst), left, "{output}");
     }
-    // Whoever comes later begins anew; the end of the session ends that as well.
+    // A later reader starts the fetch again; the end of the session ends that as well.
     probe.send(vec![], vec![echo("a", "t")]).await;
     probe.holds("t", "some").await;
     assert_eq!(
@@ -353,7 +353,7 @@ async fn ev_410_a_cancelled_action_ends_its_fetch_unless_another_reads() {
     assert_eq!(live.load(Ordering::SeqCst), 0);
 }
 
-/// An action that waits for content elsewhere is not stuck, although its peer has nothing more to say.
+/// An action that waits for external content is not stuck, although its peer sends nothing more.
 #[tokio::test(start_paused = true)]
 async fn ev_110_a_fetch_goes_on_after_the_half_close() {
     let (options, _) = options([("file:///a", Item::Stuck("some"))], |_| {});

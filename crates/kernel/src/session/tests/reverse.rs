@@ -12,12 +12,12 @@ use crate::error::Error;
 use crate::session::reference::{FoundContent, ReferenceFetch};
 use crate::{Fun, Run, args};
 
-/// What a plain client writes.
+/// The offer of a plain client.
 const WEATHER: &str =
     r#"{"actions":[{"name":"weather","inputs":[{"name":"city"}],"outputs":[{"name":"report"}]}]}"#;
 const WEATHER_AND_CANCEL: &str = r#"{"actions":[{"name":"weather","inputs":[{"name":"city"}],"outputs":[{"name":"report"}]},{"name":"CANCEL"}]}"#;
 
-/// A function of the server's that calls `weather`, whoever serves it.
+/// A function of the server that calls `weather`, whichever side serves it.
 fn ask() -> Fun {
     let spec = Spec::new("ask", "Asks for the weather.")
         .inputs([InputSpec::new("city")])
@@ -46,7 +46,7 @@ fn session(change: impl FnOnce(&mut SessionOptions, &mut SessionLimits)) -> Prob
 }
 
 impl Probe {
-    /// Offers what `document` says; the result, or why not.
+    /// Offers the functions of `document`; returns the result, or the reason of the error.
     async fn offer(&mut self, id: &str, document: &str) -> Result<String, String> {
         let (input, result) = (format!("offer{id}"), format!("offered{id}"));
         let offer = action(
@@ -70,7 +70,7 @@ impl Probe {
             .await;
     }
 
-    /// What the server asks next.
+    /// The next call of the server.
     async fn asked(&mut self) -> Action {
         while self.asked.is_empty() {
             let message = self.outgoing.next().await.unwrap().unwrap();
@@ -137,12 +137,12 @@ async fn ev_810_a_later_offer_takes_the_place_of_the_one_before() {
     assert_eq!(probe.offer("2", tides).await.unwrap(), r#"{"offered":2}"#);
     probe.ask("a", "Bergen").await;
     assert_eq!(probe.rejection("a").await, "UNKNOWN_ACTION");
-    // One that is refused changes nothing.
+    // A refused offer changes nothing.
     assert_eq!(
         probe.offer("3", r#"{"actions":[{"name":"echo"}]}"#).await,
         Err("BAD_NAME".into())
     );
-    // The order is that of the actions, whichever can be read first.
+    // The order of offers is that of the actions, whichever can be decoded first.
     let late = action(
         "OFFER_ACTIONS",
         &[("actions", "late")],
@@ -250,7 +250,7 @@ async fn ev_810_offers_are_limited_in_number_and_bytes() {
     );
 }
 
-/// EV-801: also when the document itself is gone.
+/// EV-801: also after the document itself was dropped.
 #[tokio::test(start_paused = true)]
 async fn ev_810_what_is_offered_counts_among_what_the_server_holds() {
     struct Last(Arc<AtomicUsize>);
@@ -374,7 +374,7 @@ async fn ev_811_an_answer_that_does_not_come_fails_the_function_that_waits() {
     let report = probe.asked().await.outputs[0].id.to_string();
     assert_eq!(probe.rejection("a").await, "DEADLINE");
     assert_eq!(began.elapsed().as_secs(), 7);
-    // What comes late is ignored, and the session goes on.
+    // A late reply is ignored, and the session goes on.
     probe
         .send(vec![leaf(&report, 0, true, "fine")], vec![])
         .await;
@@ -414,7 +414,7 @@ async fn ev_974_only_a_client_that_offers_cancel_is_told_that_nobody_waits() {
     }
 }
 
-/// Somebody who goes on when the session has ended.
+/// A function whose task continues after the session has ended.
 fn linger(received: oneshot::Sender<(Error, Error)>) -> Fun {
     let received = Mutex::new(Some(received));
     raw(Spec::new("linger", "Stays."), move |call: Call| {

@@ -1,6 +1,6 @@
-//! A byte stream that remembers whether anything was received.
+//! A byte stream that records whether anything was received.
 //!
-//! A message that takes minutes to arrive is no silence.
+//! Bytes count, not messages: a message that takes minutes to arrive shows that the peer is alive.
 
 use std::io;
 use std::pin::Pin;
@@ -18,19 +18,19 @@ pub(super) struct ListeningIo {
     ear: LivenessFlag,
 }
 
-/// Whether anything was received.
+/// Set when bytes are received.
 #[derive(Clone, Default)]
 pub(super) struct LivenessFlag(Arc<AtomicBool>);
 
 impl LivenessFlag {
-    /// Whether a byte came since this was asked last.
+    /// Returns whether bytes were received since the last call.
     pub(super) fn is_alive(&self) -> bool {
         self.0.swap(false, Ordering::Relaxed)
     }
 }
 
 impl ListeningIo {
-    /// `io`, listened to.
+    /// Wraps `io`; returns it with its flag.
     pub(super) fn to(io: Box<dyn Io>) -> (Self, LivenessFlag) {
         let ear = LivenessFlag::default();
         let listening = Self {

@@ -1,11 +1,11 @@
-//! A server that says nothing, on a clock of the test's.
+//! A server that sends nothing, with virtual time.
 
 use tokio::io::{AsyncWriteExt, DuplexStream};
 use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::*;
 
-/// Our side of a connection, and the server's.
+/// The client's side of a connection, and the server's.
 async fn connected(
     outgoing: impl Stream<Item = WireMessage> + Send + Unpin + 'static,
 ) -> (ServerMessages, DuplexStream) {
@@ -15,7 +15,7 @@ async fn connected(
     (converse(wire, ear, Dialect::Protobuf, outgoing), theirs)
 }
 
-/// Says something every second.
+/// Yields a message every second.
 fn talking() -> impl Stream<Item = WireMessage> + Send + Unpin {
     let every_second = futures::stream::repeat(()).then(|()| async {
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -31,7 +31,7 @@ async fn a_server_that_has_fallen_silent_is_given_up_however_much_we_say() {
         let began = Instant::now();
         let ended = timeout(PING * 10, incoming.next()).await;
         let status = ended.expect("it is noticed").unwrap().unwrap_err();
-        // As of a connection that was cut: a session that can come back does.
+        // The status of a connection that was cut: a resumable session reconnects.
         assert_eq!((status.code, &*status.reason), (Code::Unavailable, ""));
         assert_eq!(began.elapsed().as_secs(), 60);
         assert!(incoming.next().await.is_none());
@@ -55,13 +55,13 @@ async fn a_server_that_only_answers_pings_is_there() {
 #[tokio::test(start_paused = true)]
 async fn a_message_may_take_its_time_and_so_may_its_reader() {
     let (mut incoming, mut theirs) = connected(futures::stream::pending()).await;
-    // A binary frame of 100 bytes, of which one comes now and then.
+    // A binary frame of 100 bytes, of which one byte arrives now and then.
     theirs.write_all(&[0x82, 100]).await.unwrap();
     for _ in 0..20 {
         theirs.write_all(&[0]).await.unwrap();
         let waited = timeout(PING * 2, incoming.next()).await;
         assert!(waited.is_err(), "{waited:?}");
-        // Nobody asks for long.
+        // The receiver is not polled for a long time.
         tokio::time::sleep(PING * 10).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Pools over peers in memory that come and go, with a made-up clock.
+//! Pools over in-memory peers that come and go, with virtual time.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use super::*;
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mode {
     Serves,
-    /// Its connections hold, and it says nothing.
+    /// Its connections stay open, but it sends nothing.
     Silent,
-    /// It refuses what is new.
+    /// It refuses new calls.
     Drains,
     /// Its engine fails.
     Fails,
     Closed,
 }
 
-/// A peer. Every stream has one token, which is its number.
+/// A peer. Every stream has one token, which is the peer's number.
 #[derive(Clone)]
 struct Fake {
     number: u32,
@@ -48,7 +48,7 @@ impl Fake {
         let mut io = BufReader::new(io);
         loop {
             let mut line = String::new();
-            // A line that is half read is not read on: the peer has gone.
+            // A half-read line may be dropped: the peer disconnects.
             tokio::select! {
                 _ = mode.wait_for(|mode| *mode == Mode::Closed) => return,
                 read = io.read_line(&mut line) => if read.unwrap_or(0) == 0 {
@@ -115,7 +115,7 @@ async fn pool(fakes: &[&Fake]) -> Result<LmtpPool, LmtpError> {
     .await
 }
 
-/// The configuration names these now.
+/// Sets the configured peers to these.
 fn keep(pool: &LmtpPool, fakes: &[&Fake]) -> Vec<String> {
     let named = fakes.iter().map(|fake| {
         let fake = (*fake).clone();
@@ -129,7 +129,7 @@ fn keep(pool: &LmtpPool, fakes: &[&Fake]) -> Vec<String> {
     pool.keep_those(named)
 }
 
-/// Who says what a stream says, or how it fails.
+/// Returns which peer answered a stream, or how the stream failed.
 async fn asked(pool: &LmtpPool) -> Result<u32, LmtpReason> {
     let wanted = GenerateRequest {
         prompt: vec![1],
@@ -179,7 +179,7 @@ async fn lm_804_a_peer_that_is_not_there_at_the_start_is_joined_when_it_is() {
     assert_eq!(none.reason, LmtpReason::ConnectionLost);
 }
 
-/// LM-805: a server that goes says so to who asks, and nobody notices.
+/// LM-805: a draining server announces it, and streams move without an error.
 #[tokio::test(start_paused = true)]
 async fn lm_804_a_lost_connection_takes_a_peer_out_until_it_answers() {
     let (one, two) = (Fake::new(1, Mode::Serves), Fake::new(2, Mode::Serves));
@@ -204,7 +204,7 @@ async fn lm_804_a_peer_that_misses_two_probes_is_not_asked() {
     let (one, two) = (Fake::new(1, Mode::Serves), Fake::new(2, Mode::Serves));
     let pool = pool(&[&one, &two]).await.unwrap();
     one.becomes(Mode::Silent);
-    // One probe after 10 s, which has 5 s; the next 1 s later, which has as long.
+    // One probe after 10 s, with a limit of 5 s; the next 1 s later, with the same limit.
     sleep(Duration::from_secs(20)).await;
     assert_eq!(conditions(&pool)[0], Condition::Serving);
     sleep(Duration::from_secs(2)).await;
@@ -239,7 +239,7 @@ async fn lm_712_peers_of_different_vocabularies_are_no_pool() {
     two.vocabulary = 99;
     let refused = pool(&[&one, &two]).await.unwrap_err();
     assert_eq!(refused.reason, LmtpReason::InvalidValue);
-    // One that was away when the pool began is just not asked.
+    // A peer that was away when the pool was created is just not used.
     two.becomes(Mode::Closed);
     let pool = pool(&[&one, &two]).await.unwrap();
     two.becomes(Mode::Serves);
@@ -247,7 +247,7 @@ async fn lm_712_peers_of_different_vocabularies_are_no_pool() {
     assert_eq!(conditions(&pool), [Condition::Serving, Condition::Away]);
 }
 
-/// LM-331: a reference server that loads a model says nothing meanwhile.
+/// LM-331: a reference server that loads a model sends nothing meanwhile.
 #[tokio::test(start_paused = true)]
 async fn lm_804_a_peer_that_is_there_and_has_said_nothing_yet_is_asked() {
     let one = Fake::new(1, Mode::Silent);
@@ -303,7 +303,7 @@ async fn lm_805_a_peer_that_is_named_later_joins_the_others() {
     let mut both = all(&pool, 2).await;
     both.sort_unstable();
     assert_eq!(both, [1, 2]);
-    // In the place of another; and one that serves something else is not asked.
+    // It replaces another peer; a peer with another model is not used.
     let mut three = Fake::new(3, Mode::Serves);
     three.vocabulary = 7;
     assert_eq!(keep(&pool, &[&two, &three]), ["3"]);
@@ -317,7 +317,7 @@ async fn lm_805_a_peer_that_is_named_later_joins_the_others() {
     assert_eq!(pool.peers().len(), 3);
 }
 
-/// A peer of the base protocol, which is never told of a minimum, and says so many tokens as it is asked for.
+/// A peer of the base protocol, which receives no minimum, and sends as many tokens as requested.
 async fn base(io: DuplexStream, received: tokio::sync::mpsc::Sender<Value>) {
     let mut io = BufReader::new(io);
     let mut line = String::new();

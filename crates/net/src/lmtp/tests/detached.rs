@@ -1,10 +1,10 @@
-//! Streams that outlive their connection, and those that do not.
+//! Streams that outlive their connection, and streams that do not.
 
 use super::*;
 
 const AGREED: &str = r#","lmtp":{"version":2,"features":["cancel","resume"],"session":"s_1"}"#;
 
-/// A client with a stream of nine tokens, of which one has come, and whose peer comes again if `again`.
+/// A client with a stream of nine tokens, of which one was received; its peer can be dialled again if `again`.
 async fn begun(comes: &Comes, again: bool) -> (LmtpClient, StreamItems, Option<Fake>) {
     let pipe = || duplex(1 << 16);
     let (ours, theirs) = pipe();
@@ -25,7 +25,7 @@ async fn begun(comes: &Comes, again: bool) -> (LmtpClient, StreamItems, Option<F
     (client, items, next)
 }
 
-/// What it says first on its second connection.
+/// Receives the negotiation on the second connection.
 async fn negotiates(fake: &mut Fake, id: u64) {
     let incoming = fake.received().await;
     assert!(incoming.starts_with("MODEL_INFO"), "{incoming}");
@@ -41,7 +41,7 @@ async fn lm_965_a_stream_goes_on_over_the_next_connection() {
     let comes = Comes::default();
     let (client, mut items, fake) = begun(&comes, true).await;
     let mut fake = fake.unwrap();
-    // A call that comes meanwhile goes out behind.
+    // A call made meanwhile is sent afterwards.
     let asking = async {
         negotiates(&mut fake, 3).await;
         let resume = r#"RESUME {"model":"m","stream_id":4,"session":"s_1","streams":[{"stream_id":2,"after_seq":0}]}"#;
@@ -69,7 +69,7 @@ async fn lm_965_a_stream_goes_on_over_the_next_connection() {
     assert_eq!(client.outstanding(), 0);
 }
 
-/// The first try decides: a peer that is not there has nothing left of it.
+/// The first attempt decides: if the peer is not there, the stream is lost.
 #[tokio::test(start_paused = true)]
 async fn lm_965_a_stream_fails_when_its_peer_does_not_come_again() {
     let comes = Comes::default();
@@ -80,7 +80,7 @@ async fn lm_965_a_stream_fails_when_its_peer_does_not_come_again() {
     assert!(began.elapsed() < Duration::from_secs(1));
 }
 
-/// LM-702: whoever gives a stream up while it is apart leaves nothing behind.
+/// LM-702: a stream that is abandoned while it is detached leaves no state.
 #[tokio::test(start_paused = true)]
 async fn lm_965_a_stream_that_is_dropped_meanwhile_is_not_asked_for() {
     let comes = Comes::default();
@@ -101,7 +101,7 @@ async fn lm_965_a_stream_that_is_dropped_meanwhile_is_not_asked_for() {
     assert_eq!(client.outstanding(), 1);
 }
 
-/// LM-964: what is not wanted any more is not kept for anybody.
+/// LM-964: a client that closes normally tells the peer to drop its streams.
 #[tokio::test]
 async fn lm_964_a_client_that_goes_says_goodbye() {
     let (address, accepted) = socket().await;

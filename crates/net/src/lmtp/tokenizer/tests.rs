@@ -1,11 +1,11 @@
-//! A server that gives files, or does not.
+//! A server that serves files, or refuses.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::*;
 
-/// What comes of asking a server that answers so, and what it heard.
+/// Returns the result of a request that is answered so, and what the server received.
 async fn asked(path: &str, answer: &'static [u8]) -> (Result<Bytes, LmtpReason>, String) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -44,7 +44,7 @@ async fn lm_712_what_is_no_file_of_that_server_is_not_fetched() {
     assert_eq!(asked("/x", missing).await.0, Err(LmtpReason::InvalidValue));
     let cut = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}";
     assert_eq!(asked("/x", cut).await.0, Err(LmtpReason::ConnectionLost));
-    // Nobody is asked.
+    // No connection is made.
     for (target, path, reason) in [
         (
             "ws://127.0.0.1:9/",

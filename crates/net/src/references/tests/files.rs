@@ -1,4 +1,4 @@
-//! Files below a root, and what leads out of it.
+//! Files below a root, and paths that lead outside.
 
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
@@ -13,7 +13,7 @@ fn config(root: &Path) -> Config {
     }
 }
 
-/// A root with everything in it that could be there, beside a directory that must not be read.
+/// A root with every kind of entry, beside a directory that must not be read.
 fn context() -> (tempfile::TempDir, std::path::PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("root");
@@ -135,7 +135,7 @@ async fn ev_412_only_one_form_of_uri_is_taken() {
     assert!(matches!(outcome, Err(Error::Malformed(_))));
 }
 
-/// The root is what it was when it was opened, not what its name has become.
+/// A root is the directory that was opened, not what its path refers to later.
 #[tokio::test]
 async fn ev_412_a_root_is_opened_once() {
     let (dir, root) = context();

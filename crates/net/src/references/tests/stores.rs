@@ -1,4 +1,4 @@
-//! Buckets: a server on this machine that plays S3.
+//! Buckets: a local server that simulates S3.
 
 use super::web::{answer, serve};
 use super::*;

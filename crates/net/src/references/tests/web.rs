@@ -1,4 +1,4 @@
-//! Servers on this machine, which the operator has allowed by name.
+//! Local servers, which are in the list of private hosts.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -16,10 +16,10 @@ use super::*;
 
 type Body = BoxBody<Bytes, Infallible>;
 
-/// What a server was asked: target and headers.
+/// The requests of a server: target and headers.
 pub(super) type Asked = Arc<Mutex<Vec<(String, HeaderMap)>>>;
 
-/// A server that answers as `answer` says; its port and what it was asked.
+/// Starts a server that answers with `answer`; returns its port and its requests.
 pub(super) async fn serve(
     answer: impl Fn(&str, u16) -> Response<Body> + Clone + Send + Sync + 'static,
 ) -> (u16, Asked) {
@@ -292,7 +292,7 @@ async fn ev_414_what_is_cut_off_or_no_http_fails() {
     assert_eq!(outcome, Err(Error::Failed("its host does not answer")));
 }
 
-/// Whoever drops the content, or never waits for it, leaves no connection behind.
+/// Dropping the content, or the future that opens it, closes the connection.
 #[tokio::test]
 async fn ev_416_dropping_ends_the_connection() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -320,7 +320,7 @@ async fn ev_416_dropping_ends_the_connection() {
             tcp = removed => tcp,
             ended = asking => panic!("{ended:?}"),
         };
-        // The asking side was dropped by now.
+        // The client's side was dropped by now.
         assert!(matches!(tcp.read(&mut head).await, Ok(0) | Err(_)));
     }
 }

@@ -26,7 +26,7 @@ use tonic_prost::ProstCodec;
 
 use super::*;
 
-/// What the stream of a call says, and whether it ends then or waits for the client to leave.
+/// The messages of a call's stream, and whether it then ends or waits for the client to disconnect.
 #[derive(Clone, Default)]
 struct Script {
     items: Vec<Result<ModelStreamInferResponse, Status>>,
@@ -35,7 +35,7 @@ struct Script {
 
 struct Server {
     address: TritonAddress,
-    /// Requests, and `None` when a client has left a stream that waits.
+    /// Requests, and `None` when a client has dropped a stream that waits.
     received: mpsc::Receiver<Option<(ModelInferRequest, bool)>>,
     _task: AbortOnDropHandle<()>,
 }
@@ -56,7 +56,7 @@ impl<Q, T: Clone + Send + 'static> UnaryService<Q> for Says<T> {
 struct Streams(Script, Received);
 type Items = Pin<Box<dyn futures::Stream<Item = Result<ModelStreamInferResponse, Status>> + Send>>;
 
-/// Tells when a stream is dropped.
+/// Notifies when a stream is dropped.
 struct Left(Option<Received>);
 impl Drop for Left {
     fn drop(&mut self) {
@@ -211,7 +211,7 @@ fn config() -> ModelConfigResponse {
     }
 }
 
-/// A response with this text, if it has one, that says of itself whether it is the last.
+/// A response with this text, if any, and with the mark whether it is the last, if any.
 fn reply_of(text: Option<&str>, last: Option<bool>) -> Result<ModelStreamInferResponse, Status> {
     let mut response = ModelInferResponse {
         id: "1".into(),
@@ -291,7 +291,7 @@ async fn tr_906_the_request_asks_for_the_final_mark_and_errors_as_statuses() {
     assert_eq!(request.raw_input_contents, raw.map(Bytes::from_static));
 }
 
-/// The mark comes alone, with the last payload, or never; then the call's end is the end.
+/// The mark is in a response of its own, in the last payload, or missing; then the end of the call is the end.
 #[tokio::test]
 async fn tr_906_the_last_response_is_the_one_that_says_so() {
     let cut = Status::unavailable("gone");
@@ -461,7 +461,7 @@ async fn tr_901_outputs_come_as_bytes_or_contents_of_their_type() {
     }
 }
 
-/// One that is not decoupled gives exactly one response.
+/// A model that is not decoupled gives exactly one response.
 #[tokio::test]
 async fn tr_903_a_model_that_is_not_decoupled_is_asked_once() {
     for (item, expect) in [
@@ -477,7 +477,7 @@ async fn tr_903_a_model_that_is_not_decoupled_is_asked_once() {
     }
 }
 
-/// What takes two bytes on the wire takes hundreds once it is decoded, and is not.
+/// A message of two bytes per element on the wire takes hundreds once it is decoded, so it is not decoded.
 #[tokio::test]
 async fn d_47_an_answer_that_would_take_much_memory_is_not_decoded() {
     let empty = ModelInferResponse {

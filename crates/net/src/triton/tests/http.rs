@@ -10,17 +10,17 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::*;
 
-/// What a request is answered with, in these writes; then the connection is closed, or left to the client.
+/// The answer to a request, in these writes; then the connection is closed, or left to the client to close.
 #[derive(Clone)]
 struct Script {
     writes: Vec<Vec<u8>>,
     close: bool,
 }
 
-/// A server that answers by the request's first line.
+/// A server that selects its answer by the request line.
 struct Server {
     address: TritonAddress,
-    /// Requests as they came, and an empty one when the client has left a connection that was its to leave.
+    /// Received requests, and an empty one when the client has closed a connection that was left to it.
     received: mpsc::Receiver<String>,
     _task: AbortOnDropHandle<()>,
 }
@@ -44,7 +44,7 @@ impl Server {
         }
     }
 
-    /// One that is ready and answers everything else with this.
+    /// A server that is ready and answers all other requests with this script.
     async fn saying(script: Script) -> (Self, TritonClient) {
         let server = Self::start(move |line| match line {
             "GET /v2/health/ready HTTP/1.1" => ok("text/plain", ""),
@@ -79,7 +79,7 @@ async fn serve(
         let mut more = [0];
         let left = tcp.read(&mut more).await;
         assert!(matches!(left, Ok(0) | Err(_)));
-        // The test may be over.
+        // The test may have ended.
         let _ = notify.send(String::new()).await;
     }
 }
@@ -169,7 +169,8 @@ async fn tr_601_a_request_and_its_events() {
     assert_eq!(body, expect);
 }
 
-/// Beside what the page says, servers send comments, CRLF, no space, several lines, an end mark; some send plain JSON.
+/// In addition to the specified form, servers send comments, CRLF, no space, several lines, an end mark; some send
+/// plain JSON.
 #[tokio::test]
 async fn tr_603_streams_as_servers_end_them() {
     let lines = b": ping\r\n\r\ndata:{\"text_output\":\r\ndata:\"a\"}\r\n\r\ndata: [DONE]\n\ndata: nothing\n\n";
@@ -191,7 +192,7 @@ async fn tr_603_streams_as_servers_end_them() {
     }
 }
 
-/// KE-313: whatever is cut says so, after what had come.
+/// KE-313: a cut stream ends with that error, after the responses before it.
 #[tokio::test]
 async fn tr_604_a_stream_without_its_end_is_truncated() {
     let close = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n";
@@ -225,7 +226,7 @@ async fn tr_604_a_stream_without_its_end_is_truncated() {
     }
 }
 
-/// What is sent, how many responses come of it, and the error that it is.
+/// The answer, the number of responses, and the error.
 fn failures() -> [(Script, usize, Code, &'static str, bool); 7] {
     let later = [GREEN, b"data: {\"error\":\"the parrot is tired\"}\n\n"].concat();
     [
@@ -293,7 +294,7 @@ fn failures() -> [(Script, usize, Code, &'static str, bool); 7] {
     ]
 }
 
-/// Refused before anything, failed first, failed later.
+/// Refused before any response, failed at the first one, failed later.
 #[tokio::test]
 async fn tr_605_errors_know_whether_something_had_come() {
     for (script, count, code, message, started) in failures() {
@@ -313,7 +314,7 @@ async fn tr_605_errors_know_whether_something_had_come() {
 #[tokio::test]
 async fn tr_606_what_is_no_answer_breaks_the_protocol() {
     let long = format!("data: {}\n\n", "x".repeat(9 << 20));
-    // Each of these values takes sixteen times as much once it is read (D-47).
+    // Each of these values takes sixteen times as much memory once it is parsed (D-47).
     let many = format!(
         r#"{{"text_output":"x","more":[{}0]}}"#,
         "0,".repeat(1 << 20)
@@ -483,7 +484,7 @@ async fn tr_210_the_key_is_a_bearer_and_stands_in_no_debug_output() {
     assert!(!format!("{:?}", server.address).contains("s3cret"));
 }
 
-/// TR-309: what does not fit is not sent.
+/// TR-309: data that does not fit is not sent.
 #[tokio::test]
 async fn tr_310_a_request_that_cannot_be_json_is_refused_here() {
     let (_server, client) = Server::saying(events(&[], true)).await;

@@ -1,6 +1,6 @@
 //! Parses a line of a chat.
 
-/// A line, read.
+/// A parsed line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ChatCommand<'a> {
     Nothing,
@@ -8,14 +8,14 @@ pub(super) enum ChatCommand<'a> {
     Help,
     New,
     Quit,
-    /// Ask the last question again.
+    /// Asks the last question again.
     Retry,
-    /// With a text, or nothing to see what is set; `-` takes it away.
+    /// With a text sets the value, without shows it; `-` removes it.
     System(&'a str),
     Model(&'a str),
     Temperature(&'a str),
     Save(&'a str),
-    /// Begins like a command and is none.
+    /// An unknown command.
     Unknown(&'a str),
 }
 

@@ -5,19 +5,19 @@ use std::collections::VecDeque;
 use sapwood_kernel::{Chunk, Meta, Node};
 use serde_json::{Value, json};
 
-/// What has been said so far.
+/// The conversation so far.
 pub(super) struct ChatHistory {
     system: Option<(String, Node)>,
     turns: VecDeque<ChatTurn>,
 }
 
-/// A question and its answer, for the next prompt and for people.
+/// A question and its answer, as nodes for the next prompt and as text for people.
 pub(super) struct ChatTurn {
     pub(super) question: (String, Node),
     pub(super) answer: (String, Node),
 }
 
-/// Something said by `role`.
+/// A node of text by `role`.
 pub(super) fn message_node(role: &'static str, text: &str) -> Node {
     Node::from(Chunk::text(text.to_owned()).with_meta(Meta::default().with_role(role)))
 }
@@ -32,7 +32,7 @@ impl ChatHistory {
         conversation
     }
 
-    /// Everything said, in order, and `question` behind it.
+    /// All turns in order, followed by `question`.
     pub(super) fn prompt(&self, question: &Node) -> Node {
         let turns = self
             .turns
@@ -46,12 +46,12 @@ impl ChatHistory {
         self.turns.push_back(turn);
     }
 
-    /// Leaves the oldest turn out; false if there is none.
+    /// Drops the oldest turn; false if there is none.
     pub(super) fn drop_oldest(&mut self) -> bool {
         self.turns.pop_front().is_some()
     }
 
-    /// Leaves the last turn out: its question, to be asked again.
+    /// Drops the last turn and returns its question, to ask it again.
     pub(super) fn take_back(&mut self) -> Option<String> {
         self.turns.pop_back().map(|turn| turn.question.0)
     }
@@ -65,12 +65,12 @@ impl ChatHistory {
         self.system.as_ref().map(|(text, _)| text.as_str())
     }
 
-    /// Sets the system message of all prompts to come; an empty one is none.
+    /// Sets the system message of all later prompts; an empty one removes it.
     pub(super) fn set_system(&mut self, text: &str) {
         self.system = (!text.is_empty()).then(|| (text.to_owned(), message_node("SYSTEM", text)));
     }
 
-    /// Everything said, with who said it.
+    /// All messages with their roles.
     fn messages(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let system = self.system().map(|text| ("system", text));
         let turns = self.turns.iter().flat_map(|turn| {

@@ -5,11 +5,11 @@ use std::io::{IsTerminal, stdin};
 
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
-/// Until it is dropped nothing typed is shown.
+/// Disables echo until it is dropped.
 pub(super) struct EchoOff(Option<Termios>);
 
 impl EchoOff {
-    /// Where standard input is no terminal nothing happens.
+    /// Does nothing if standard input is no terminal.
     pub(super) fn begin() -> Self {
         if !stdin().is_terminal() {
             return Self(None);
@@ -18,7 +18,7 @@ impl EchoOff {
             return Self(None);
         };
         let mut quiet = before.clone();
-        // Ctrl-C stays a signal.
+        // Ctrl-C remains a signal.
         quiet
             .local_modes
             .remove(LocalModes::ECHO | LocalModes::ECHONL);
@@ -30,7 +30,7 @@ impl EchoOff {
 impl Drop for EchoOff {
     fn drop(&mut self) {
         if let Some(before) = &self.0 {
-            // A terminal that is gone needs nothing.
+            // Fails only if the terminal is closed, and then there is nothing to restore.
             let _ = tcsetattr(stdin(), OptionalActions::Now, before);
         }
     }

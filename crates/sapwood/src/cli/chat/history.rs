@@ -11,24 +11,24 @@ use rustyline::{Config, DefaultEditor};
 
 use crate::output;
 
-/// An editor that remembers.
+/// A line editor with a history.
 pub(super) struct LineHistory {
     editor: DefaultEditor,
-    /// Gone when there is no file to keep, or no more.
+    /// `None` if there is no history file, or it failed.
     file: Option<PathBuf>,
 }
 
-/// The user's file, if the system says where such things belong.
+/// The path of the user's file, if the system defines a state directory.
 pub(super) fn file() -> Option<PathBuf> {
     let positions = etcetera::choose_base_strategy().ok()?;
     Some(positions.state_dir()?.join("sapwood").join("chat-history"))
 }
 
 impl LineHistory {
-    /// An editor with what stands in `file`, which is made if it is not there.
+    /// An editor with the history of `file`, which is created if it does not exist.
     ///
     /// # Errors
-    /// The terminal cannot be used. The file is no reason to fail.
+    /// The terminal cannot be used. An unusable file is no error.
     pub(super) fn open(file: Option<PathBuf>) -> Result<Self, ReadlineError> {
         let config = Config::builder().max_history_size(LINES_MAX)?.build();
         let mut history = Self {
@@ -52,7 +52,7 @@ impl LineHistory {
         Ok(history)
     }
 
-    /// Reads one line, and keeps it.
+    /// Reads one line, and adds it to the history.
     ///
     /// # Errors
     /// Interrupted, the end, or the terminal cannot be used.
@@ -62,7 +62,7 @@ impl LineHistory {
         Ok(line)
     }
 
-    /// Written at once: a chat may end in ways that leave no time for it.
+    /// Written at once: a chat may end without a chance to write it later.
     fn keep(&mut self, line: &str) {
         if matches!(self.editor.add_history_entry(line), Ok(true)) {
             self.file_to(|editor, file| editor.append_history(file));
@@ -86,7 +86,7 @@ impl LineHistory {
     }
 }
 
-/// The oldest go first.
+/// The oldest lines are dropped first.
 const LINES_MAX: usize = 1_000;
 
 #[cfg(test)]

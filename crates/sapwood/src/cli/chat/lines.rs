@@ -17,7 +17,7 @@ pub(super) enum LineSource {
     Pipe(tokio::io::Lines<BufReader<Stdin>>),
 }
 
-/// What was read.
+/// A line, or the reason that there is none.
 pub(super) enum InputLine {
     Text(String),
     Interrupted,
@@ -25,7 +25,7 @@ pub(super) enum InputLine {
 }
 
 impl LineSource {
-    /// The source that this process has; `remember`: what is asked on a terminal is there again the next time.
+    /// The source for this process; `remember`: questions on a terminal are stored in the history.
     pub(super) fn open(remember: bool) -> Result<Self, CliError> {
         if std::io::stdin().is_terminal() {
             let file = if remember { history::file() } else { None };
@@ -35,7 +35,7 @@ impl LineSource {
         Ok(Self::Pipe(BufReader::new(tokio::io::stdin()).lines()))
     }
 
-    /// Tells a person where they are.
+    /// Prints the greeting with the model in use, on a terminal only.
     pub(super) fn greet(&self, target: &str) {
         if matches!(self, Self::Terminal(_)) {
             output::whisper(format!("{target} /help tells what there is."));
@@ -46,7 +46,7 @@ impl LineSource {
         match self {
             Self::Pipe(lines) => {
                 let mut interrupts = client::interrupts()?;
-                // Both may be cancelled: an interrupt ends the chat, and a line half read is then nobody's.
+                // Both arms may be cancelled: an interrupt ends the chat, and a half-read line is dropped.
                 let line = tokio::select! {
                     line = lines.next_line() => line,
                     _ = interrupts.recv() => return Ok(InputLine::Interrupted),
@@ -60,12 +60,13 @@ impl LineSource {
                     return Ok(InputLine::End);
                 };
                 let mut interrupts = client::interrupts()?;
-                // Editing blocks, so it has a thread of its own while a session's keep-alive goes on beside it.
+                // Editing blocks, so it runs on a thread of its own while the session's keep-alive continues.
                 let edited = tokio::task::spawn_blocking(move || {
                     let read = editor.ask();
                     (editor, read)
                 });
-                // A terminal that cannot be edited on tells Ctrl-C as a signal. The thread that reads is left behind: the chat ends.
+                // A terminal that does not support editing delivers Ctrl-C as a signal. The reading thread is
+                // abandoned, because the chat ends.
                 let edited = tokio::select! {
                     edited = edited => edited,
                     _ = interrupts.recv() => return Ok(InputLine::Interrupted),

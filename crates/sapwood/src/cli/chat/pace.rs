@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 /// Text that waits to be shown.
 pub(super) struct ReadingPace {
     words: VecDeque<String>,
-    /// For each letter; `None`: at once.
+    /// The delay for each letter; `None`: no delay.
     letter: Option<Duration>,
     next_at: Instant,
 }
@@ -23,7 +23,7 @@ impl ReadingPace {
         }
     }
 
-    /// Adds what came.
+    /// Adds received text.
     pub(super) fn push(&mut self, text: String) {
         match self.letter {
             Some(_) => self
@@ -37,7 +37,7 @@ impl ReadingPace {
         self.words.is_empty()
     }
 
-    /// What is to be shown next, when it is due. Waiting may be cancelled: nothing is lost.
+    /// Returns the next text to show, when it is due. Cancel safe: nothing is lost.
     pub(super) async fn next(&mut self) -> Option<String> {
         if self.words.is_empty() {
             return None;
@@ -53,7 +53,7 @@ impl ReadingPace {
     }
 }
 
-/// Some 65 letters a second: faster than most read, slow enough to see it come.
+/// Some 65 letters a second: faster than most people read, slow enough to see the text stream.
 const LETTER: Duration = Duration::from_millis(15);
 
 #[cfg(test)]

@@ -21,21 +21,21 @@ use crate::config::remote_model::RemoteModel;
 use crate::config::upstream::UpstreamConfig;
 use crate::config::{Config, ServedModelConfig};
 
-/// A model that peers serve.
+/// A model that a pool of LMTP servers serves.
 pub(crate) struct PeerPool {
-    /// What it is called here.
+    /// The name of the model on this server.
     name: String,
     endpoints: Vec<PoolEndpoint>,
     settings: pool::PoolOptions,
-    /// Where the files of its tokenizer are.
+    /// Path of its tokenizer files.
     tokenizer: Option<PathBuf>,
-    /// How many tokens fit, where the peers do not say it.
+    /// The context length, if the servers do not report it.
     context: Option<u32>,
     emulate: bool,
     watchers: Watchers,
 }
 
-/// The peers and the model at `url`; we are let in there as `access` says.
+/// The servers and the model of `url`, with the credentials of `access`.
 ///
 /// # Errors
 /// The address cannot be used.
@@ -66,10 +66,10 @@ pub(super) fn read(
     }))
 }
 
-/// The peers of the configured `model`.
+/// The servers of the configured `model`.
 ///
 /// # Errors
-/// An address, a key or the authorities to trust cannot be used.
+/// An address, a key or the trusted authorities cannot be used.
 pub(super) fn configured(
     model: &ServedModelConfig,
     upstream: &UpstreamConfig,
@@ -97,7 +97,7 @@ pub(super) fn configured(
     }))
 }
 
-/// The same, where we are let in as `access` says.
+/// Adds the credentials of `access` to an endpoint.
 pub(in crate::upstreams) fn let_in(endpoint: PoolEndpoint, access: &ServerAccess) -> PoolEndpoint {
     let mut peer = endpoint.address;
     if let Some(key) = &access.key {
@@ -115,7 +115,7 @@ pub(in crate::upstreams) fn let_in(endpoint: PoolEndpoint, access: &ServerAccess
     }
 }
 
-/// A pool, which makes connections anew by itself (LM-713, LM-804).
+/// Connects a pool, which reconnects by itself (LM-713, LM-804).
 pub(super) async fn dial(peers: &PeerPool) -> Result<UpstreamLink, Status> {
     let options = ConnectOptions::default();
     let connecting = LmtpPool::connect(peers.endpoints.clone(), &options, peers.settings.clone());
@@ -133,16 +133,16 @@ pub(super) async fn dial(peers: &PeerPool) -> Result<UpstreamLink, Status> {
     Ok(UpstreamLink {
         functions: vec![function(&pool, Name::shared(&peers.name), terms)],
         worn: std::future::pending().boxed(),
-        // Its peers come and go; the pool stays.
+        // Its servers come and go, but the pool itself is never lost.
         over: std::future::pending().boxed(),
         leave: std::future::ready(()).boxed(),
         served: Some(pool.served()),
     })
 }
 
-/// A fault, as servers of functions would tell it.
+/// Converts an LMTP error to a status.
 fn to_status(error: &LmtpError) -> Status {
-    // A connection that breaks while it is made has cut nothing short.
+    // If a connection breaks while it is being made, nothing is truncated.
     let code = match error.reason.code() {
         Code::Truncated => Code::Unavailable,
         code => code,

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use super::super::UpstreamLink;
 use crate::client;
 
-/// Joins it, once.
+/// Connects once.
 pub(super) async fn dial(address: &TritonAddress) -> Result<UpstreamLink, Status> {
     let (client, functions) = client::join_triton(address).await?;
     let listed = Arc::new(client.models().await.unwrap_or_default());
@@ -21,7 +21,7 @@ pub(super) async fn dial(address: &TritonAddress) -> Result<UpstreamLink, Status
         let (index, listed) = (index.clone(), Arc::clone(&listed));
         async move { index.models().await.is_ok_and(|now| now != *listed) }
     };
-    // Of one model there is no list that could change.
+    // A client of a single model has no list that could change.
     let worn = match client.only() {
         Some(_) => pending().boxed(),
         None => changed(is_other).boxed(),
@@ -34,13 +34,13 @@ pub(super) async fn dial(address: &TritonAddress) -> Result<UpstreamLink, Status
         functions,
         worn,
         over: until_unready(is_ready).boxed(),
-        // A connection that ends without a word is what this protocol knows.
+        // The protocol has no goodbye: the connection is just closed.
         leave: ready(()).boxed(),
         served: None,
     })
 }
 
-/// Resolves when the server has said twice in a row that it is not ready, or nothing.
+/// Resolves when the server was not ready, or did not answer, twice in a row.
 async fn until_unready<F: Future<Output = bool>>(is_ready: impl Fn() -> F) {
     let mut misses = 0;
     while misses < MISSES_MAX {
@@ -49,7 +49,7 @@ async fn until_unready<F: Future<Output = bool>>(is_ready: impl Fn() -> F) {
     }
 }
 
-/// Resolves when other models are ready than before: then they are asked for anew.
+/// Resolves when the list of ready models has changed, so that it is read again.
 async fn changed<F: Future<Output = bool>>(is_other: impl Fn() -> F) {
     loop {
         sleep(INDEX).await;
@@ -71,7 +71,7 @@ mod tests {
 
     use super::*;
 
-    /// One answer that is missed is not the end of a server.
+    /// A single missed answer does not make a server unavailable.
     #[tokio::test(start_paused = true)]
     async fn tr_709_a_server_is_gone_when_it_misses_twice_in_a_row() {
         let began = Instant::now();

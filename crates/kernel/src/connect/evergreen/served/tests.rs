@@ -1,4 +1,4 @@
-//! What a client serves, without a connection: the machine of its side, and messages of a server.
+//! Serves functions of a client without a connection: the machine of its side, and messages of a server.
 
 use std::task::Waker;
 
@@ -69,7 +69,7 @@ fn ask(
         .unwrap();
 }
 
-/// Polls until the output is final; its bytes, and how it ended.
+/// Polls until the output is final; returns its bytes, and how it ended.
 fn answer(
     shared: &SharedSession,
     served: &mut ServedSession,

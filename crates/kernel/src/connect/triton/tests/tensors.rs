@@ -96,7 +96,7 @@ async fn tr_308_inputs_are_json_and_outputs_too() {
     assert_eq!(run.port("note").await.unwrap(), "x\ny");
 }
 
-/// Of a decoupled model each response is a line.
+/// Each response of a decoupled model is a line.
 #[tokio::test]
 async fn tr_407_every_response_is_a_value_of_its_own() {
     let answer = events(&[

@@ -13,7 +13,7 @@ use crate::node::Node;
 
 use super::*;
 
-/// Prompt and text, and nothing else.
+/// Prompt and text only.
 pub(super) fn bare() -> (Value, Value) {
     let metadata = json!({
         "name": "bare",
@@ -26,7 +26,7 @@ pub(super) fn bare() -> (Value, Value) {
     )
 }
 
-/// As the vLLM backend declares it.
+/// The signature of the vLLM backend.
 fn vllm() -> (Value, Value) {
     let inputs = [
         ("text_input", "BYTES"),
@@ -46,7 +46,7 @@ fn vllm() -> (Value, Value) {
     model("vllm", &inputs, &outputs)
 }
 
-/// As an ensemble of TensorRT-LLM declares it, with batches.
+/// The signature of an ensemble of TensorRT-LLM, with batches.
 fn ensemble() -> (Value, Value) {
     let inputs = [
         ("text_input", "BYTES"),
@@ -85,7 +85,7 @@ fn states(text: &str) -> Value {
     json!({"model_name": "m", "model_version": "1", "text_output": text})
 }
 
-/// Whatever is configured goes where the model can take it.
+/// Every parameter goes to an input that can take it.
 #[tokio::test]
 async fn tr_403_fields_go_into_inputs_then_sampling_parameters_then_parameters() {
     let config = json!({
@@ -134,7 +134,7 @@ async fn tr_403_fields_go_into_inputs_then_sampling_parameters_then_parameters()
     }
 }
 
-/// Without a configuration nothing is said of sampling; token ids of stops and biases go where JSON goes.
+/// Without a configuration no sampling parameter is sent; stop tokens and biases are sent where the model takes JSON.
 #[tokio::test]
 async fn tr_402_what_is_not_set_is_not_sent() {
     for (config, sampling) in [
@@ -159,7 +159,8 @@ async fn tr_402_what_is_not_set_is_not_sent() {
     }
 }
 
-/// Into the input of this name, else into the object, and nowhere else: a model that would not know them would say them.
+/// Bad words go into the input of this name, else into the object, and nowhere else: a model that does not know them
+/// would generate them.
 #[tokio::test]
 async fn tr_401_bad_words_go_where_the_model_has_a_place_for_them() {
     let config = json!({"bad_words": ["no", "never"]});
@@ -186,7 +187,7 @@ async fn tr_401_bad_words_go_where_the_model_has_a_place_for_them() {
     }
 }
 
-/// A face in this process gives its configuration as it is, with the core's ranges.
+/// A face in this process passes its configuration as a typed value, with the core's ranges.
 #[tokio::test]
 async fn tr_404_a_typed_configuration_and_a_deadline_reach_the_server() {
     let server = serving(ensemble(), events(&[])).await;
@@ -215,7 +216,7 @@ async fn tr_404_a_typed_configuration_and_a_deadline_reach_the_server() {
     );
 }
 
-/// What a call of the model `bare` with these inputs, reading these ports, fails with.
+/// The error of a call of the model `bare` with these inputs, reading these ports.
 async fn rejection(
     server: &Server,
     inputs: Vec<(&'static str, Node)>,
@@ -233,7 +234,7 @@ fn json_node(value: &Value) -> Node {
     Node::from(Chunk::json(value).unwrap())
 }
 
-/// Said before anything was sent.
+/// Refused before anything was sent.
 #[tokio::test]
 async fn tr_407_fields_that_a_text_server_cannot_keep_are_refused_before_work() {
     let server = serving(bare(), events(&[states("x")])).await;
@@ -338,7 +339,7 @@ async fn tr_406_text_finish_and_usage_become_chunks_and_metadata() {
     );
 }
 
-/// GENERATE finds it like a model of our own.
+/// GENERATE finds it like a local model.
 #[tokio::test]
 async fn tr_1311_a_text_model_is_a_target_of_generate() {
     let server = serving(bare(), events(&[states("hello")])).await;
@@ -349,7 +350,7 @@ async fn tr_1311_a_text_model_is_a_target_of_generate() {
     assert_eq!(run.await.unwrap(), "hello");
 }
 
-/// Conversations go to servers that apply a template.
+/// Conversations go to servers that apply a chat template.
 #[tokio::test]
 async fn tr_1306_messages_and_tools_go_to_a_model_that_declares_them() {
     let inputs = [
@@ -377,7 +378,7 @@ async fn tr_1306_messages_and_tools_go_to_a_model_that_declares_them() {
     assert!(request.get("text_input").is_none());
 }
 
-/// D-30; KE-313 for the stream that is cut.
+/// D-30; KE-313 for the stream that is cut off.
 #[tokio::test]
 async fn tr_604_errors_come_after_what_had_come_and_have_our_codes() {
     let tired = json!({"error": "the parrot is tired"});
@@ -448,7 +449,7 @@ async fn tr_608_dropping_the_run_ends_the_request() {
     server.left.notified().await;
 }
 
-/// Where it is, is not for strangers.
+/// The address of the server is not for clients.
 #[tokio::test]
 async fn tr_1501_a_server_that_is_gone_is_unavailable() {
     let server = serving(bare(), events(&[])).await;

@@ -1,4 +1,4 @@
-//! Streams that are cut, of servers that keep them and of others.
+//! Streams that are cut, of servers with a replay buffer and of others.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -16,7 +16,8 @@ fn named(name: &str, chunks: &[&[u8]], ended: bool) -> Script {
     script
 }
 
-/// A server that cuts a stream behind its first event and within its second, and then answers with these, one after the other.
+/// A server that cuts a stream after its first event and within its second, and then gives these answers, one after the
+/// other.
 async fn cutting(name: &'static str, then: Vec<Script>) -> (Server, TritonClient) {
     let at = AtomicUsize::new(0);
     let server = Server::start(move |line| {
@@ -34,7 +35,7 @@ async fn cutting(name: &'static str, then: Vec<Script>) -> (Server, TritonClient
     (server, client)
 }
 
-/// The first lines of what it heard, and from where on it was asked.
+/// Returns the first lines of its requests, and the event ids after which they resume.
 fn received(server: &mut Server) -> Vec<String> {
     let mut all = Vec::new();
     while let Ok(request) = server.received.try_recv() {
@@ -61,7 +62,7 @@ async fn tr_1303_our_client_comes_back_to_a_stream_that_was_cut() {
             Ok(()),
             &["1"][..],
         ),
-        // Cut again, behind more and behind nothing.
+        // Cut again, after another event and without one.
         (
             vec![
                 named("st_1", &[SECOND], false),
@@ -72,7 +73,7 @@ async fn tr_1303_our_client_comes_back_to_a_stream_that_was_cut() {
             Ok(()),
             &["1", "2", "2"],
         ),
-        // A server that is busy is asked again.
+        // A server that is busy is retried.
         (
             vec![
                 answer("503 Service Unavailable", "", "{}"),
@@ -116,7 +117,7 @@ async fn tr_1303_our_client_comes_back_to_a_stream_that_was_cut() {
     }
 }
 
-/// D-11: whoever finds the same cut each time leaves it at that, and leaves nothing behind.
+/// D-11: a client that finds the same cut each time gives up, and leaves nothing at the server.
 #[tokio::test]
 async fn tr_1303_a_stream_that_is_cut_wherever_it_is_read_is_truncated() {
     let cut = || named("st_1", &[], false);
@@ -129,7 +130,7 @@ async fn tr_1303_a_stream_that_is_cut_wherever_it_is_read_is_truncated() {
     assert!(request.starts_with("DELETE /v2/streams/st_1 "), "{request}");
 }
 
-/// A server that knows nothing of it is asked for nothing, and neither is one whose name for it is none.
+/// No resumption is requested from a server without resumable streams, or with an invalid stream name.
 #[tokio::test]
 async fn tr_1303_a_stream_that_nobody_keeps_is_truncated_at_once() {
     let (mut server, client) = Server::saying(events(&[FIRST], false)).await;

@@ -14,10 +14,10 @@ use sha2::{Digest, Sha256};
 
 use super::PeerPool;
 
-/// What facts say of a tokenizer.
+/// The facts of a tokenizer that a server reports.
 #[derive(Default)]
 struct TokenizerFacts {
-    /// Where the file is at the peer, and its digest.
+    /// Path of the file at the server, and its digest.
     file: Option<(String, String)>,
     size: Option<u64>,
     ends: SpecialTokens,
@@ -46,10 +46,11 @@ impl TokenizerFacts {
     }
 }
 
-/// The tokenizer of the model of these peers, which say this of it; none if there is none.
+/// The tokenizer of the model of these servers, by the facts that they report; `None` if there is none.
 ///
 /// # Errors
-/// `invalid-request` for a configured one that cannot be used, and for one that has not as many tokens as the peers' model.
+/// `invalid-request` for a configured tokenizer that cannot be used, and for one whose number of tokens is not that of
+/// the servers' model.
 pub(super) async fn find(
     facts: Option<&str>,
     peers: &PeerPool,
@@ -67,7 +68,7 @@ pub(super) async fn find(
         && !has(sha256, &files)
     {
         match fetch(peers, url, sha256).await {
-            // A template that stands beside the configured one is the model's as well.
+            // A chat template beside the configured file belongs to the model as well.
             Ok(file) => files.get_or_insert_default().tokenizer = file,
             Err(why) => tracing::warn!(
                 model = peers.name,
@@ -95,7 +96,7 @@ pub(super) async fn find(
     Ok(Some(Arc::new(made)))
 }
 
-/// The configured files.
+/// Reads the configured files.
 async fn read(path: PathBuf) -> Result<TokenizerFiles, Status> {
     let shown = path.display().to_string();
     let read = tokio::task::spawn_blocking(move || TokenizerFiles::read(&path)).await;
@@ -106,7 +107,7 @@ async fn read(path: PathBuf) -> Result<TokenizerFiles, Status> {
     })
 }
 
-/// The file, of whichever peer is the first to give the one whose digest this is.
+/// Downloads the file with this digest from the first server that has it.
 async fn fetch(peers: &PeerPool, url: &str, sha256: &str) -> Result<Bytes, String> {
     let asked = peers.endpoints.iter().map(|endpoint| async move {
         match endpoint.address.fetch(url).await {
@@ -119,7 +120,7 @@ async fn fetch(peers: &PeerPool, url: &str, sha256: &str) -> Result<Bytes, Strin
     if asked.is_empty() {
         return Err("there is no server".to_owned());
     }
-    // One that is not there is not waited for.
+    // Servers that are not connected are skipped.
     select_ok(asked).await.map(|(file, _)| file)
 }
 

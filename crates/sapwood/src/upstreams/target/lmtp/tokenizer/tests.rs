@@ -1,4 +1,4 @@
-//! Facts of peers, and files that are configured.
+//! Tests of the facts of servers, and of configured files.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ fn lm_712_facts_say_where_the_file_is_and_how_texts_begin_and_end() {
     }
 }
 
-/// A model of peers that are not asked here, with the tokenizer at this path.
+/// A model of servers that are not connected here, with the tokenizer at this path.
 fn peers(tokenizer: Option<PathBuf>) -> PeerPool {
     PeerPool {
         name: "m".into(),
@@ -83,7 +83,7 @@ async fn lm_712_a_configured_tokenizer_has_as_many_tokens_as_the_model() {
         assert!(status.message.contains("26 tokens"), "{}", status.message);
     }
     assert!(find(None, &peers(None)).await.unwrap().is_none());
-    // A file that nobody gives is done without.
+    // A file that no server provides is left out.
     let named = r#"{"tokenizer":{"url":"/x","sha256":"00"}}"#;
     assert!(find(Some(named), &peers(None)).await.unwrap().is_none());
     let missing = peers(Some(folder.path().join("absent")));
