@@ -1,7 +1,7 @@
 //! LMTP, the Language Model Transport Protocol: many token streams over one connection, as `TYPE JSON` messages.
 //!
-//! Version 2 is negotiated feature by feature ([`Features`]); what is not is unknown or answered `not_negotiated`
-//! (LM-904).
+//! Features of version 2 are negotiated one by one ([`Features`]); a message type of a feature that was not negotiated
+//! is answered `not_negotiated`, and its members count as unknown (LM-904).
 //!
 //! ```text
 //!   bytes ──Lines / frames──► text ──► Session::handle ──► Output::Start ──► work ──► Session::step ──► next_message

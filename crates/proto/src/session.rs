@@ -1,6 +1,6 @@
-//! The Evergreen session: the state that two peers share, as a pure state machine.
+//! The Evergreen session: a pure state machine for the nodes and actions that two peers share.
 //!
-//! Messages go in and come out wire-neutral ([`WireMessage`]); time goes in as an argument.
+//! Messages are encoding-neutral ([`WireMessage`]); the current time is an argument.
 //!
 //! ```text
 //!   handle(message) ──►┌────────────────────────────┐──► next_message()      when the transport can take one
@@ -11,8 +11,9 @@
 //!     └───────────── violation, limit, abort, deadline ─────────────► closed (with a status)
 //! ```
 //!
-//! After every call the shell drains [`SessionMachine::poll`], asks [`SessionMachine::wake_at`], and lets the transport take
-//! [`SessionMachine::next_message`] while it has room. No call blocks, and none recurses over untrusted input.
+//! After every call the driver (the shell) drains [`SessionMachine::poll`], asks [`SessionMachine::wake_at`] for the
+//! next timer, and passes [`SessionMachine::next_message`] to the transport while the transport has room. No call
+//! blocks, and none recurses over untrusted input.
 
 mod accept;
 mod actions;
@@ -79,19 +80,19 @@ pub use self::shared::SharedSession;
 pub use self::slice::SliceOverlap;
 pub use crate::evergreen::{MetadataMode, SessionLimits};
 
-/// Whether the session still takes anything.
+/// The lifecycle of a session.
 #[derive(Clone, Debug, PartialEq)]
 enum SessionPhase {
     Open,
     /// The peer sends nothing more (EV-109).
     HalfClosed,
-    /// Everything was finished and sent; what was read can still be read.
+    /// All actions are finished and all output is sent; content that was received can still be read.
     Finished,
-    /// The first abort; everything is dropped (EV-901).
+    /// Aborted with the status of the first abort; all state is dropped (EV-901).
     Aborted(Arc<Status>),
 }
 
-/// The machine. See the module's page.
+/// The session state machine; see the module documentation.
 #[derive(Debug)]
 pub struct SessionMachine {
     side: Side,
@@ -100,21 +101,21 @@ pub struct SessionMachine {
     store: Store,
     search: Search,
     cursors: Slab<TreeCursor>,
-    /// How many cursors are parked.
+    /// Number of parked cursors.
     parked: usize,
     actions: Actions,
-    /// Inputs of reserved actions that are still to come.
+    /// Inputs of reserved actions that are not fully read yet.
     leaves: Vec<InputLeaf>,
-    /// Whether one of them may go on.
+    /// Whether one of `leaves` can make progress.
     leaves_ready: bool,
-    /// Whether one of them goes on with the next turn.
+    /// Whether one of `leaves` continues in the next turn.
     leaves_paused: bool,
-    /// What readers and searches may still do.
+    /// Budget of visits that readers and searches share.
     work: ReadBudget,
-    /// Readers that wait for more of that.
+    /// Readers that wait for that budget to refill.
     starved: Vec<CursorId>,
     ttls: Ttls,
-    /// What is remembered for a connection that comes back.
+    /// State for resuming the session on a new connection; `None` if the session cannot be resumed.
     resume: Option<Box<Resume>>,
     outbound: SessionOutbound,
     inbound: InboundFlow,
@@ -123,16 +124,16 @@ pub struct SessionMachine {
     stats: SessionStats,
     /// Whether new actions of the peer are refused (EV-960).
     draining: bool,
-    /// Whether not even our own nodes can grow any more.
+    /// Whether our own nodes cannot grow any more either.
     ending: bool,
-    /// Whether we have said that we send nothing more.
+    /// Whether the caller has finished sending; reset once [`SessionOutput::HalfClose`] is emitted.
     sending_finished: bool,
-    /// Why the peer sends nothing more, if it said so.
+    /// The status with which the peer closed its side, if it sent one.
     close_status: Option<Arc<Status>>,
 }
 
 impl SessionMachine {
-    /// A session that begins now. Allocates next to nothing until something is sent.
+    /// Creates a session that begins at `now`. Allocates almost nothing until something is sent.
     #[must_use]
     pub fn new(side: Side, config: Config, now: Time) -> Self {
         Self {
@@ -163,12 +164,12 @@ impl SessionMachine {
         }
     }
 
-    /// Takes in one message of the peer: fragments, then actions, then reserved actions (D-26).
+    /// Handles one message of the peer: fragments, then actions, then reserved actions (D-26).
     ///
     /// # Errors
-    /// The rule that the message breaks. The session is aborted then, [`SessionOutput::Close`] says so as well.
+    /// The rule that the message breaks. The session is aborted then; [`SessionOutput::Close`] carries the same status.
     pub fn handle(&mut self, message: WireMessage, now: Time) -> Result<(), Arc<Status>> {
-        // Who comes back after its last word has still to say what it has.
+        // A half-closed peer that reconnects still has to report what it has received.
         let returning = matches!(self.line(), LinkState::Returning(_));
         let incoming =
             self.phase == SessionPhase::Open || self.phase == SessionPhase::HalfClosed && returning;
@@ -186,15 +187,15 @@ impl SessionMachine {
         }
         self.refill_work(now);
         self.search.refill(&self.config.limits, &self.work);
-        // What is less than half of a message does not pin it in memory (EV-805).
+        // A payload smaller than half of its message is copied, so that it does not pin the receive buffer (EV-805).
         let copy_below = (message.wire_bytes / 2).max(COPY_BELOW_BYTES);
         let mut fragments = message.fragments.into_iter();
         let mut outcome = fragments.try_for_each(|fragment| self.take(fragment, copy_below));
         let mut actions = message.actions;
-        // Stable: those of the same rank keep their order.
+        // A stable sort: actions of the same rank keep their order.
         actions.sort_by_key(|action| reserved::rank(&action.name));
         for action in actions {
-            // A failed action aborts on its own (EV-107).
+            // A failed action aborts the session itself (EV-107).
             if outcome.is_ok() && !self.is_closed() {
                 outcome = self.serve(action, now);
             }
@@ -210,10 +211,10 @@ impl SessionMachine {
         }
     }
 
-    /// The peer sends nothing more (EV-109). Readers of what can no longer come fail (EV-110).
+    /// The peer has half-closed (EV-109). Readers that wait for content that can no longer arrive fail (EV-110).
     pub fn end_of_input(&mut self, now: Time) {
         if self.is_down() {
-            // Who has said its last word does not come back (EV-940).
+            // A peer that has half-closed does not reconnect (EV-940).
             self.abort_for(Reason::Cancelled, "the connection was lost");
         } else if self.phase == SessionPhase::Open {
             self.clock.received(now);
@@ -221,8 +222,8 @@ impl SessionMachine {
         }
     }
 
-    /// The peer leaves in good order and says why, with everything sent that it had to send (EV-960). What has come
-    /// whole stays readable; readers of the rest fail with `status`.
+    /// The peer closes its side with a status, after it has sent everything it had to send (EV-960). Content that was
+    /// received completely stays readable; readers of the rest fail with `status`.
     pub fn close_with_status(&mut self, status: impl Into<Arc<Status>>, now: Time) {
         if self.phase == SessionPhase::Open {
             self.close_status = Some(status.into());
@@ -230,7 +231,7 @@ impl SessionMachine {
         }
     }
 
-    /// Ends the session with `status`; the first abort wins and is returned. Everything is dropped, and
+    /// Ends the session with `status`; the first abort wins and its status is returned. All state is dropped, and
     /// [`SessionOutput::Close`] is the last output.
     pub fn abort(&mut self, status: impl Into<Arc<Status>>) -> Arc<Status> {
         match &self.phase {
@@ -256,7 +257,7 @@ impl SessionMachine {
         status
     }
 
-    /// The next thing for the shell to do.
+    /// Returns the next output for the shell to act on.
     pub fn poll(&mut self) -> Option<SessionOutput> {
         if self.leaves_ready {
             self.read_leaves();
@@ -264,8 +265,9 @@ impl SessionMachine {
         self.events.pop_front()
     }
 
-    /// The next message for the peer, of at most `coalesce_bytes` unless a single fragment is larger. Call it when
-    /// the transport can take one: what is not taken stays in the bounded queue, and producers wait (EV-803).
+    /// Returns the next message for the peer, of at most `coalesce_bytes` unless a single fragment is larger. Call it
+    /// when the transport can accept one: messages that are not taken stay in the bounded queue, and producers wait
+    /// (EV-803).
     pub fn next_message(&mut self, now: Time) -> Option<WireMessage> {
         if !matches!(self.phase, SessionPhase::Open | SessionPhase::HalfClosed) {
             return None;
@@ -285,7 +287,7 @@ impl SessionMachine {
         message
     }
 
-    /// Whether [`Self::next_message`] may give one.
+    /// Whether [`Self::next_message`] may return a message.
     #[must_use]
     pub fn has_message(&self) -> bool {
         let sendable = if self.line() == LinkState::Up {
@@ -296,10 +298,10 @@ impl SessionMachine {
         sendable && !self.is_closed()
     }
 
-    /// The node with this id, mentioned by this call if it was not known.
+    /// Returns the node with this id; creates it if the id is not known yet.
     ///
     /// # Errors
-    /// `BAD_ID`, `NODE_LIMIT` or `RETAINED_LIMIT`, and nothing is aborted; or the status of an aborted session.
+    /// `BAD_ID`, `NODE_LIMIT` or `RETAINED_LIMIT`, without aborting the session; or the status of an aborted session.
     pub fn node(&mut self, id: &str) -> Result<NodeKey, Status> {
         if let SessionPhase::Aborted(status) = &self.phase {
             return Err(Status::clone(status));
@@ -308,7 +310,7 @@ impl SessionMachine {
         self.store.mention(id, &limits)
     }
 
-    /// The id of a node; `None` once it is forgotten, or the session aborted.
+    /// Returns the id of a node; `None` once the node is removed from the store, or the session is aborted.
     #[must_use]
     pub fn id(&self, node: NodeKey) -> Option<&NodeId> {
         self.store.has(node).then(|| &self.store.get(node).id)
@@ -320,7 +322,7 @@ impl SessionMachine {
         self.store.get(node).is_complete()
     }
 
-    /// How the session was aborted, if it was.
+    /// The status with which the session was aborted, if it was.
     #[must_use]
     pub const fn aborted(&self) -> Option<&Arc<Status>> {
         match &self.phase {
@@ -338,31 +340,31 @@ impl SessionMachine {
         )
     }
 
-    /// Whether the peer has said its last word (EV-109).
+    /// Whether the peer has half-closed (EV-109).
     #[must_use]
     pub fn is_half_closed(&self) -> bool {
         self.phase == SessionPhase::HalfClosed
     }
 
-    /// Bytes held, as the retained quota counts them (EV-801).
+    /// Retained bytes, as the quota counts them (EV-801).
     #[must_use]
     pub const fn retained_bytes(&self) -> u64 {
         self.store.retained()
     }
 
-    /// Unfinished actions, the peer's and ours.
+    /// Number of unfinished actions, the peer's and ours.
     #[must_use]
     pub const fn unfinished(&self) -> usize {
         self.actions.len()
     }
 
-    /// What was counted so far (EV-904).
+    /// The counters of this session (EV-904).
     #[must_use]
     pub const fn stats(&self) -> SessionStats {
         self.stats
     }
 
-    /// How the session was configured.
+    /// The session's configuration.
     #[must_use]
     pub const fn config(&self) -> &Config {
         &self.config
@@ -440,7 +442,7 @@ impl SessionMachine {
         )
     }
 
-    /// A node has grown: its waiting readers are woken.
+    /// Wakes the readers that wait for this node, because it has grown.
     fn wake(&mut self, key: NodeKey) {
         if self.store.get(key).waiters.is_empty() {
             return;
@@ -450,7 +452,7 @@ impl SessionMachine {
         }
     }
 
-    /// A parked cursor may go on; its waiter entry is gone already.
+    /// Marks a parked cursor as ready; its waiter entry is already removed.
     fn ready(&mut self, id: CursorId) {
         let Some(cursor) = self.cursors.get_mut(id.0) else {
             return;
@@ -469,7 +471,7 @@ impl SessionMachine {
         }
     }
 
-    /// An output of an action that we asked for is complete.
+    /// Handles the completion of an output of an action that we called.
     fn output_complete(&mut self, action: ActionKey) {
         let Some(entry) = self.actions.get_mut(action) else {
             return;
@@ -482,20 +484,21 @@ impl SessionMachine {
         }
     }
 
-    /// Tells the shell something, unless its last word was said.
+    /// Emits an output for the shell, unless the session is closed.
     fn emit(&mut self, output: SessionOutput) {
         if !self.is_closed() {
             self.events.push_back(output);
         }
     }
 
-    /// Aborts for a limit or rule found outside of `handle`.
+    /// Aborts because of a limit or rule that was found outside of `handle`.
     fn abort_for(&mut self, reason: Reason, message: &str) {
         self.abort(Status::new(reason, message));
     }
 }
 
-/// Payloads below this are copied out of the receive buffer (EV-805); copying so little costs less than keeping count.
+/// Payloads below this size are copied out of the receive buffer (EV-805): such a small copy is cheaper than reference
+/// counting.
 const COPY_BELOW_BYTES: usize = 4096;
 
 #[cfg(test)]

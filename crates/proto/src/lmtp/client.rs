@@ -1,4 +1,4 @@
-//! The client's end of an LMTP connection, as a pure state machine.
+//! The client side of an LMTP connection, as a pure state machine.
 //!
 //! Text goes in, events come out; the messages to send are returned by the calls.
 
@@ -22,22 +22,22 @@ use stops::Stops;
 
 pub use received::{ReceivedItem, StreamUsage};
 
-/// A stream or request of ours. Never used again.
+/// A stream or request of ours. Ids are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientCallId(u64);
 
-/// The timeouts of a client. `None` waits for ever (LM-709).
+/// The timeouts of a client. `None` means no timeout (LM-709).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientTimeouts {
-    /// To the first item of a stream.
+    /// Time to the first item of a stream.
     pub first_item_timeout: Option<Duration>,
-    /// From one item of a stream to the next.
+    /// Time from one item of a stream to the next.
     pub item_timeout: Option<Duration>,
-    /// To the answer of a request.
+    /// Time to the answer of a request.
     pub request_timeout: Option<Duration>,
-    /// Bytes of a message to the peer; `aiohttp` closes above the default (LM-703).
+    /// Maximum size of a message to the peer in bytes; `aiohttp` closes the connection above the default (LM-703).
     pub max_message_out: usize,
-    /// Ask for the text of items, where the peer has agreed to that.
+    /// Whether to ask for the text of items, where that was negotiated.
     pub text: bool,
 }
 
@@ -53,7 +53,7 @@ impl Default for ClientTimeouts {
     }
 }
 
-/// What came of a call. A call ends with an item that has a finish, with its model's facts, or with a failure.
+/// An event of a call. A call ends with an item that has a finish reason, with its model's metadata, or with a failure.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ClientEvent {
     /// One item of a stream.
@@ -66,7 +66,7 @@ pub enum ClientEvent {
 
 #[derive(Debug)]
 enum CallKind {
-    /// How many of the most likely tokens were asked for.
+    /// With the number of most likely tokens asked for.
     Generate(u32),
     Score,
     ModelInfo,
@@ -75,7 +75,7 @@ enum CallKind {
 }
 
 impl CallKind {
-    /// It is answered by a MSG.
+    /// Whether it is answered by a MSG.
     const fn is_request(&self) -> bool {
         matches!(self, Self::ModelInfo | Self::Cancel | Self::Resume)
     }
@@ -85,23 +85,23 @@ impl CallKind {
 struct OpenCall {
     kind: CallKind,
     model: String,
-    /// Items that may still come (LM-707).
+    /// Number of items that may still arrive (LM-707).
     left: u64,
-    /// When we stop waiting.
+    /// When it times out.
     due: Option<Time>,
-    /// Nobody listens any more; the peer still works (LM-702).
+    /// Its reader was dropped, but the peer still works on it (LM-702).
     abandoned: bool,
-    /// An item has come.
+    /// Whether an item has arrived.
     begun: bool,
-    /// The number of the next item, where the peer numbers them (LM-963).
+    /// The number of the next item, if the peer numbers them (LM-963).
     next: Option<u64>,
-    /// Its connection is gone, and no other one has it yet.
+    /// Its connection is lost, and it was not resumed on another one yet.
     detached: bool,
-    /// What ends it here, because its peer does not know of it (LM-704).
+    /// Stop sequences checked here, because its peer does not support them (LM-704).
     stops: Option<Stops>,
 }
 
-/// The machine. See the module's page.
+/// The client state machine; see the module documentation.
 #[derive(Debug)]
 pub struct ClientMachine {
     options: ClientTimeouts,
@@ -110,20 +110,20 @@ pub struct ClientMachine {
     events: VecDeque<ClientEvent>,
     dropped: u64,
     raw_logprobs: bool,
-    /// What the peer has agreed to.
+    /// The negotiated features.
     features: Features,
-    /// How many tokens models have, as far as the peer has said.
+    /// Vocabulary sizes of models, as far as the peer has reported them.
     vocabularies: BTreeMap<String, u32>,
     load: Option<u64>,
     draining: bool,
-    /// By this name the peer keeps what it has begun when the connection is lost.
+    /// The peer's name for this session, with which it can be resumed after the connection is lost.
     session: Option<String>,
-    /// What an earlier connection has left behind.
+    /// State of an earlier connection that waits to be resumed.
     detached: Option<RemoteBuffers>,
 }
 
 impl ClientMachine {
-    /// A connection without calls.
+    /// Creates a connection without calls.
     #[must_use]
     pub const fn new(options: ClientTimeouts) -> Self {
         Self {
@@ -142,12 +142,12 @@ impl ClientMachine {
         }
     }
 
-    /// Begins a stream; the message is to be sent as it is, in a frame or line of its own. Sequences of tokens that stop it are
-    /// watched for here where the peer does not know of them (LM-704).
+    /// Starts a stream; send the returned message as it is, in a frame or line of its own. Token stop sequences are
+    /// checked here if the peer does not support them (LM-704).
     ///
     /// # Errors
-    /// `unsupported_operation` for a parameter that the reference server does not take, because it would fail or forget
-    /// it (LM-703, LM-704), unless the peer has agreed on version 2; `message_too_large`. Nothing is to be sent then.
+    /// `unsupported_operation` for a parameter on which the reference server fails, or which it ignores (LM-703,
+    /// LM-704), unless version 2 was negotiated; `message_too_large`. Nothing is to be sent then.
     pub fn generate(
         &mut self,
         model: &str,
@@ -157,7 +157,7 @@ impl ClientMachine {
         self.generate_within(model, wanted, None, now)
     }
 
-    /// The same, for a caller who does not wait longer: a peer that has agreed on that ends the stream with `deadline` (LM-962).
+    /// The same with a deadline: if that feature was negotiated, the peer ends the stream with `deadline` (LM-962).
     ///
     /// # Errors
     /// As [`Self::generate`].
@@ -192,7 +192,7 @@ impl ClientMachine {
         Ok(begun)
     }
 
-    /// Begins a stream of probabilities.
+    /// Starts a SCORE stream.
     ///
     /// # Errors
     /// `message_too_large`.
@@ -213,7 +213,7 @@ impl ClientMachine {
         self.begin(out, model, CallKind::Score, wanted.scored.len() as u64, now)
     }
 
-    /// Asks what a model is.
+    /// Requests the metadata of a model.
     ///
     /// # Errors
     /// `message_too_large`.
@@ -231,8 +231,8 @@ impl ClientMachine {
         self.begin(out, model, CallKind::ModelInfo, 0, now)
     }
 
-    /// Asks what a model is, and for features of version 2. Ends like [`Self::model_info`]; what was agreed on holds for
-    /// calls begun after that, see [`Self::features`].
+    /// Requests the metadata of a model, and negotiates features of version 2. Ends like [`Self::model_info`]; the
+    /// result applies to calls started after that, see [`Self::features`].
     ///
     /// # Errors
     /// `message_too_large`.
@@ -254,25 +254,25 @@ impl ClientMachine {
         self.begin(out, model, CallKind::ModelInfo, 0, now)
     }
 
-    /// What the peer has agreed to; nothing for an old server.
+    /// The negotiated features; empty for a base server.
     #[must_use]
     pub const fn features(&self) -> Features {
         self.features
     }
 
-    /// How many streams the peer has, everybody's, as it last said (LM-902).
+    /// Number of streams of all clients of the peer, as it last reported (LM-902).
     #[must_use]
     pub const fn load(&self) -> Option<u64> {
         self.load
     }
 
-    /// Whether the peer has said that it goes (LM-921): it takes nothing new.
+    /// Whether the peer has announced that it drains (LM-921): it accepts nothing new.
     #[must_use]
     pub const fn is_draining(&self) -> bool {
         self.draining
     }
 
-    /// Takes in one frame or line of the peer, whatever it is.
+    /// Handles one frame or line of the peer.
     pub fn handle(&mut self, text: &str, now: Time) {
         let mut rest = text.trim_start();
         while !rest.is_empty() {
@@ -289,7 +289,8 @@ impl ClientMachine {
                 Err(_) => {
                     self.dropped += 1;
                     if rest.starts_with("TOKEN ") {
-                        // Whose items they were cannot be known: better all fail than one hang (LM-706).
+                        // It is not known whose items they were: failing all streams is better than leaving one without
+                        // its end (LM-706).
                         self.fail_all(
                             LmtpReason::UpstreamError,
                             "the upstream sent items that cannot be read",
@@ -302,8 +303,8 @@ impl ClientMachine {
         }
     }
 
-    /// The reader of a call was dropped: no event follows. It counts as [`Self::outstanding`] until its end.
-    /// The message, if there is one, asks the peer to stop it (LM-702); without it the peer works on.
+    /// The reader of a call was dropped: no event follows. The call counts as [`Self::outstanding`] until its end. The
+    /// returned message, if there is one, asks the peer to stop it (LM-702); otherwise the peer continues.
     pub fn abandon(&mut self, call: ClientCallId) -> Option<Bytes> {
         if self.abandon_buffer(call) {
             return None;
@@ -327,7 +328,7 @@ impl ClientMachine {
             model,
             left: 0,
             due: None,
-            // Its answer tells nobody anything.
+            // No event is emitted for the answer to CANCEL.
             abandoned: true,
             begun: false,
             next: None,
@@ -338,25 +339,25 @@ impl ClientMachine {
         Some(out.freeze())
     }
 
-    /// The connection is gone: every call fails (LM-709). See [`Self::part`].
+    /// The connection is lost: every call fails (LM-709). See [`Self::part`].
     pub fn lost(&mut self) {
         self.detached = None;
         self.fail_all(LmtpReason::ConnectionLost, remote_buffers::LOST, |_| true);
     }
 
-    /// What came of the calls.
+    /// Returns the next event.
     pub fn poll(&mut self) -> Option<ClientEvent> {
         self.events.pop_front()
     }
 
-    /// When to call [`Self::tick`], if nothing happens before.
+    /// When to call [`Self::tick`], if nothing else happens before.
     #[must_use]
     pub fn wake_at(&self) -> Option<Time> {
         self.open.values().filter_map(|open| open.due).min()
     }
 
-    /// Time has passed: calls that waited too long fail. The message names the model, because a reference server that
-    /// cannot load one says nothing (LM-710).
+    /// Handles timeouts: calls that waited too long fail. The error names the model, because a reference server that
+    /// cannot load a model sends nothing (LM-710).
     pub fn tick(&mut self, now: Time) {
         let late: Vec<u64> = self
             .open
@@ -376,7 +377,7 @@ impl ClientMachine {
         }
     }
 
-    /// Nothing was read for a while, for reasons of ours: what is waited for has as much time again.
+    /// Reading was paused on our side for a while: restarts the timeouts of all calls.
     pub fn resume(&mut self, now: Time) {
         for open in self.open.values_mut() {
             let timeout = match open.kind {
@@ -390,19 +391,20 @@ impl ClientMachine {
         }
     }
 
-    /// Calls whose end has not been seen, abandoned ones included.
+    /// Number of calls whose end was not received yet, abandoned ones included.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.open.len()
     }
 
-    /// Items and messages that were dropped: of unknown or ended streams, or unreadable.
+    /// Number of items and messages that were dropped: for unknown or ended streams, or unreadable.
     #[must_use]
     pub const fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Whether the peer's probabilities are none: one was above 1 by more than rounding explains (LM-711).
+    /// Whether the peer sends values that are no probabilities: one was above 1 by more than rounding explains
+    /// (LM-711).
     #[must_use]
     pub const fn raw_logprobs(&self) -> bool {
         self.raw_logprobs
@@ -449,9 +451,9 @@ impl ClientMachine {
 
     fn message(&mut self, word: &str, payload: RawValue<'_>, now: Time) {
         match (word, payload.elements()) {
-            // Types of later versions (LM-705).
+            // Other types are of later versions, and are ignored (LM-705).
             ("TOKEN" | "MSG", Some(items)) => items.for_each(|item| self.object(word, item, now)),
-            // The seed's own form is a bare object.
+            // The seed sends a bare object.
             ("TOKEN" | "MSG", None) => self.object(word, payload, now),
             ("STATUS", Some(items)) if self.features.has(Feature::Status) => {
                 items
@@ -474,7 +476,7 @@ impl ClientMachine {
         }
     }
 
-    /// A status of a stream shows that it still runs: its first item may take as long again (LM-922).
+    /// A status of a stream shows that the stream is alive: the timeout for its first item restarts (LM-922).
     fn receive_update(&mut self, update: &ItemMembers<'_>, now: Time) {
         match update.id {
             None => {
@@ -492,7 +494,8 @@ impl ClientMachine {
         }
     }
 
-    /// A MSG answers a pending request first; an error ends a live stream, but for an id in use (LM-708, D-39).
+    /// A MSG answers a pending request first; an error ends a live stream, except the error that its id is in use
+    /// (LM-708, D-39).
     fn notice(&mut self, members: &ItemMembers<'_>, now: Time) {
         let Some((id, open)) = members.id.and_then(|id| Some((id, self.open.get(&id)?))) else {
             self.dropped += 1;
@@ -580,7 +583,7 @@ impl ClientMachine {
         if item.finish.is_some() {
             self.end(id, |call| ClientEvent::Item(call, item));
         } else if stopped && !open.abandoned {
-            // The peer works on, and nobody listens.
+            // The peer continues, but the stream has ended for its reader.
             item.finish = Some(StreamFinish::Stop);
             open.abandoned = true;
             self.events
@@ -625,7 +628,7 @@ impl ClientMachine {
     }
 }
 
-/// What a reference server does not take (LM-704).
+/// Refuses parameters that a reference server does not support (LM-704).
 fn refuse_unsent(wanted: &GenerateRequest) -> Result<(), LmtpError> {
     for (name, is_set) in [
         ("seed", wanted.seed.is_some()),
@@ -642,9 +645,9 @@ fn refuse_unsent(wanted: &GenerateRequest) -> Result<(), LmtpError> {
     Ok(())
 }
 
-/// The longest deadline there is (LM-962).
+/// The longest permitted deadline (LM-962).
 const DEADLINE_MS_MAX: u128 = 86_400_000;
-/// One reference backend adds up to 0.01 to the sampled token (LM-711).
+/// Tolerance for log-probabilities above 0: a reference backend adds up to 0.01 to the sampled token (LM-711).
 const RAW_ABOVE: f32 = 0.05;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The features of version 2 (section 9 of the page).
+//! The features of version 2 (section 9 of the specification).
 
 /// One feature of version 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub enum Feature {
     Masks = 1 << 2,
     /// STATUS.
     Status = 1 << 3,
-    /// CANCEL, deadlines, ends without a token.
+    /// CANCEL, deadlines, end items without a token.
     Cancel = 1 << 4,
     /// `usage` on the last item.
     Usage = 1 << 5,
@@ -22,12 +22,12 @@ pub enum Feature {
     Window = 1 << 7,
     /// `n`, `scored_many`, SCORE with `top_logprobs`.
     Samples = 1 << 8,
-    /// `controller` and what it does.
+    /// `controller` and related members.
     Controllers = 1 << 9,
 }
 
 impl Feature {
-    /// Every feature, in the order of the page.
+    /// Every feature, in the order of the specification.
     pub const ALL: [Self; 10] = [
         Self::Text,
         Self::Buffers,
@@ -64,46 +64,46 @@ impl Feature {
 pub struct Features(u16);
 
 impl Features {
-    /// The base protocol.
+    /// No features: the base protocol.
     pub const NONE: Self = Self(0);
 
-    /// Every feature there is.
+    /// Every feature.
     pub const ALL: Self = Self((1 << Feature::ALL.len()) - 1);
 
-    /// What a session of ours can do: everything but `controllers`.
+    /// The features that our sessions support: all except `controllers`.
     pub const BUILT: Self = Self::ALL.without(Feature::Controllers);
 
-    /// With one more.
+    /// Adds a feature.
     #[must_use]
     pub const fn with(self, feature: Feature) -> Self {
         Self(self.0 | feature as u16)
     }
 
-    /// With one less.
+    /// Removes a feature.
     #[must_use]
     pub const fn without(self, feature: Feature) -> Self {
         Self(self.0 & !(feature as u16))
     }
 
-    /// What both have.
+    /// The intersection of both sets.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// Whether a feature is in it.
+    /// Whether the set contains a feature.
     #[must_use]
     pub const fn has(self, feature: Feature) -> bool {
         self.0 & feature as u16 != 0
     }
 
-    /// Whether it is the base protocol.
+    /// Whether the set is empty: the base protocol.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// The names on the wire, in the order of the page.
+    /// The names on the wire, in the order of the specification.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         let own = Feature::ALL
             .into_iter()
@@ -111,7 +111,7 @@ impl Features {
         own.map(Feature::name)
     }
 
-    /// The features with these names; unknown ones are left out (LM-902).
+    /// The features with these names; unknown names are ignored (LM-902).
     pub fn named<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
         let mut features = Self::NONE;
         for name in names {

@@ -1,8 +1,8 @@
-//! Fuzz entry points: arbitrary bytes and lists of operations at both state machines.
+//! Fuzz entry points: arbitrary bytes and lists of operations for both state machines.
 //!
-//! What has to hold whatever comes: every message is one line of a list in strict JSON, every accepted stream ends
-//! exactly once, how bytes are cut changes nothing, and a client's call ends exactly once. Built for tests and fuzzing
-//! alone.
+//! Invariants for every input: every message is one line with a list in strict JSON, every accepted stream ends exactly
+//! once, splitting the bytes differently changes nothing, and a client's call ends exactly once. Built for tests and
+//! fuzzing only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::{
 use crate::steer::Token;
 use crate::time::Time;
 
-/// The models `tiny`, `bare` without tokenizer, BOS and EOS, and `far`, of which nothing is known but its name; the key may
+/// The models `tiny`; `bare`, without tokenizer, BOS and EOS; and `far`, of which only the name is known. The key may
 /// not use `secret`.
 #[derive(Debug)]
 pub struct FuzzModels;
@@ -80,7 +80,7 @@ impl ModelLookup for FuzzModels {
     }
 }
 
-/// A token for every byte, which are these; 256 begins a text.
+/// A codec with one token per byte; token 256 is BOS.
 #[derive(Debug)]
 struct ByteTokens(Vec<u8>);
 
@@ -113,7 +113,7 @@ impl TextCodec for ByteTokens {
     }
 }
 
-/// Plays `bytes` into a server, as lines and as one frame.
+/// Feeds `bytes` to a server, as lines and as one frame.
 ///
 /// # Panics
 /// If an invariant does not hold.
@@ -145,13 +145,13 @@ fn lines(bytes: &[u8], cut: usize) -> Vec<String> {
     desk.sent
 }
 
-/// Short, so that a fuzzer finds long lines.
+/// Small, so that a fuzzer finds lines that are too long.
 const LINE_BYTES: usize = 512;
 const OUTBOX_BYTES: usize = 600;
-/// What one message of the client, or one step of three streams, may add to a full outbox, last words included.
+/// Bytes that one client message, or one step of three streams, may add to a full outbox, end items included.
 const ROOM_BYTES: usize = 2_000;
 
-/// Plays `bytes` as operations on a server's session, with a client that may be slow or gone.
+/// Runs `bytes` as operations on a server's session, with a client that may be slow or disconnected.
 ///
 /// # Panics
 /// If an invariant does not hold.
@@ -170,7 +170,7 @@ pub fn ops(bytes: &[u8]) {
     desk.close();
 }
 
-/// What a client says in lists of operations.
+/// Client messages for lists of operations.
 const MESSAGES: &[&str] = &[
     r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":1,"max_tokens":4}"#,
     r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":2}"#,
@@ -199,10 +199,10 @@ const MESSAGES: &[&str] = &[
     r#"RESUME {"model":"tiny","stream_id":8,"session":"s_0","streams":[{"stream_id":1}]}"#,
 ];
 
-/// What a client says that wants to come back.
+/// The message of a client that negotiates resume.
 const ALL: &str = MESSAGES[8];
 
-/// What streams that were accepted end with here; requests are refused with anything else.
+/// Errors that end accepted streams here; requests are refused with other codes.
 const FAILURES: &[&str] = &[
     "engine_error",
     "draining",
@@ -212,27 +212,27 @@ const FAILURES: &[&str] = &[
     "stalled",
 ];
 
-/// A session with an engine that gives every stream a piece a step, and everything it said.
+/// A session with an engine that produces a piece for every stream in each step, and all messages sent.
 #[derive(Debug)]
 struct Desk {
     session: LmtpSession,
     carrier: MessageFraming,
     running: Vec<(StreamKey, StreamDemand)>,
-    /// Ids that were accepted, as JSON, and how often their end has not been heard: an id may be used again before.
+    /// Accepted ids as JSON, with the number of ends not received yet: an id may be reused before that.
     open: BTreeMap<String, usize>,
-    /// Streams that ended before the shell looked, or whose id it was not told: their first item tells.
+    /// Streams that ended before the shell looked, or whose id it does not know: their first item shows it.
     brief: usize,
     sent: Vec<String>,
     steps: u32,
     now: Time,
     parked: bool,
-    /// Streams that stand still alone.
+    /// Streams that are parked individually.
     standing: BTreeSet<StreamKey>,
-    /// The number of the next item of a stream, by its id.
+    /// Number of the next item of each stream, by id.
     next: BTreeMap<String, u64>,
-    /// Ids that were used again before their end was heard: whose item is whose cannot be told.
+    /// Ids that were reused before their end was received: their items cannot be assigned to a stream.
     blurred: BTreeSet<String>,
-    /// Nobody hears any more.
+    /// The client receives nothing any more.
     disconnected: bool,
 }
 
@@ -257,7 +257,7 @@ impl Desk {
 
     fn session(carrier: MessageFraming) -> LmtpSession {
         let limits = ConnectionLimits {
-            // Small, so that parking happens.
+            // Small, so that streams are parked.
             outbox_bytes: OUTBOX_BYTES,
             outbox_low_bytes: 200,
             max_frame_out: 300,
@@ -293,7 +293,7 @@ impl Desk {
                 self.now = self.now + Duration::from_secs(u64::from(with) / 4);
                 let (unsent, retained) = (self.session.unsent_bytes(), self.session.is_detached());
                 self.session.tick(self.now);
-                // Who was too slow has not heard everything, and who stayed away has not either.
+                // A client that was too slow, or did not reconnect, has not received everything.
                 self.disconnected |= self.session.unsent_bytes() < unsent;
                 self.disconnected |= retained && self.session.is_closed();
             }
@@ -337,7 +337,7 @@ impl Desk {
         }
     }
 
-    /// The client has a new connection, and wants what it has not heard.
+    /// Reconnects the client, which asks for the items that it has not received.
     fn come_back(&mut self) {
         let fresh = Self::session(self.carrier);
         let old = std::mem::replace(&mut self.session, fresh);
@@ -360,7 +360,7 @@ impl Desk {
             r#"RESUME {{"model":"tiny","stream_id":8,"session":"s_1","streams":[{}]}}"#,
             streams.join(",")
         );
-        // By another name than its own.
+        // Replaces the session's name with a wrong one.
         let resume = resume.replace("s_1", "s_9");
         assert_eq!(
             self.session.handle(resume.into(), &FuzzModels, self.now),
@@ -422,7 +422,7 @@ impl Desk {
         while let Some(text) = rest {
             let resumed = self.session.stats().resumed;
             rest = self.session.handle(text, &FuzzModels, self.now);
-            // Under an id that nobody has told.
+            // The id of a resumed stream is not reported to the shell.
             self.brief += usize::try_from(self.session.stats().resumed - resumed).expect("few");
             self.settle();
             self.step();
@@ -434,12 +434,12 @@ impl Desk {
         self.settle();
     }
 
-    /// One piece for every stream.
+    /// Produces one piece for every stream.
     fn give(&mut self) {
         self.steps += 1;
         let mut pieces = Vec::new();
         let mut over = BTreeSet::new();
-        // Backwards, because order is the session's to keep.
+        // In reverse, because keeping the order is the session's task.
         let going = self.running.iter().rev();
         for (stream, work) in going.filter(|(stream, _)| !self.standing.contains(stream)) {
             let dice = self.steps.wrapping_mul(31) + stream.0 as u32 * 7;
@@ -480,7 +480,7 @@ impl Desk {
         );
     }
 
-    /// The shell and the session agree on what lives, and nothing is left of what does not.
+    /// The shell and the session agree on the live streams, and no state of ended streams is left.
     fn check_streams(&self) {
         assert_eq!(self.session.live(), self.running.len());
         for (stream, _) in &self.running {
@@ -503,7 +503,7 @@ impl Desk {
         }
     }
 
-    /// Does what the session asks.
+    /// Handles the outputs of the session.
     fn poll(&mut self) -> bool {
         let mut any = false;
         while let Some(output) = self.session.poll() {
@@ -541,7 +541,7 @@ impl Desk {
         any
     }
 
-    /// Takes one message.
+    /// Takes one message from the session.
     fn take(&mut self) -> bool {
         let Some(message) = self.session.next_message(self.now) else {
             return false;
@@ -565,7 +565,8 @@ impl Desk {
         true
     }
 
-    /// A list in strict JSON, without raw control characters, and no item of a stream behind its end.
+    /// Checks that a message is a list in strict JSON without raw control characters, and that no item follows the end
+    /// of its stream.
     fn check(&mut self, message: &str) {
         assert!(message.bytes().all(|byte| byte >= b' '));
         let (word, payload) = message.split_once(' ').expect("a type and a space");
@@ -604,7 +605,7 @@ impl Desk {
                 .as_str()
                 .to_owned();
             let code = item.get("code").and_then(Value::as_str);
-            // What is refused never was open, whatever else its id stands for.
+            // A refused request never opened a stream, whatever other stream has its id.
             let refused = code.is_some_and(|code| !FAILURES.contains(&code))
                 || item["error"] == "the server is shutting down; ask another";
             if !refused && self.brief > 0 && !self.open.contains_key(&id) {
@@ -639,8 +640,8 @@ fn item(token: u32, finish: Option<StreamFinish>) -> TokenItem {
     }
 }
 
-/// Plays `bytes` into a client with three calls. A text of one byte 1 is the loss of its connection, and of one byte 2 the time to ask for what
-/// waits for the next one.
+/// Feeds `bytes` to a client with three calls. A text of the single byte 1 means that its connection is lost, of the
+/// single byte 2 that it resumes what waits for the next connection.
 ///
 /// # Panics
 /// If an invariant does not hold.
@@ -673,7 +674,7 @@ pub fn client(bytes: &[u8]) {
             .into_iter()
             .map(|call| call.expect("a small message").0),
     );
-    // A RESUME is nobody's call.
+    // A RESUME is not one of the calls.
     let mut ours = 0;
     for text in String::from_utf8_lossy(bytes).split('\0') {
         match text.trim() {
@@ -694,7 +695,7 @@ pub fn client(bytes: &[u8]) {
         assert!(left <= ours && ours <= 1, "{left} of {ours}");
     }
     if bytes.first().is_some_and(|byte| byte % 2 == 1) {
-        // Nobody is told of a call that nobody listens to.
+        // An abandoned call gets no event.
         for call in std::mem::take(&mut open) {
             let cancel = client.abandon(call);
             assert!(cancel.is_none() || client.features().has(Feature::Cancel));
@@ -706,7 +707,7 @@ pub fn client(bytes: &[u8]) {
     assert_eq!(client.outstanding(), 0);
 }
 
-/// A peer that keeps what it has begun.
+/// A server with which resume was negotiated.
 const AGREED: &str = r#"MSG [{"stream_id":1,"model_info":{},"lmtp":{"version":2,"features":["resume","cancel"],"session":"s"}}]"#;
 
 fn ends(client: &mut ClientMachine, open: &mut BTreeSet<super::ClientCallId>) {
@@ -737,7 +738,7 @@ mod tests {
         replay("lmtp_hear", super::client);
     }
 
-    /// What clients say, whole and broken.
+    /// Client messages, well-formed and broken.
     const SENT: &[&str] = &[
         r#"GENERATE {"model":"tiny","prompt":[1,2],"stream_id":1}"#,
         r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":2,"max_tokens":2}"#,
@@ -759,7 +760,7 @@ mod tests {
         r#"RESUME {"model":"tiny","stream_id":9,"session":"s","streams":[{"stream_id":1,"after_seq":0}]}"#,
     ];
 
-    /// What servers say.
+    /// Server messages.
     const RECEIVED: &[&str] = &[
         r#"TOKEN [{"token":1,"stream_id":2,"logprob":-1.5,"finish_reason":null,"top_logprobs":{"1":-1.5}}]"#,
         r#"TOKEN {"token":1,"stream_id":3,"logprob":NaN,"finish_reason":null}"#,
@@ -790,21 +791,21 @@ mod tests {
     }
 
     proptest! {
-        /// LM-101, LM-201: nothing that is sent upsets a session.
+        /// LM-101, LM-201: no input breaks a session.
         #[test]
         fn lm_501_any_bytes_leave_every_stream_ended_once(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             super::serve(&bytes);
             super::client(&bytes);
         }
 
-        /// LM-405, LM-601: any interleaving of requests and steps, in any cut.
+        /// LM-405, LM-601: any interleaving of requests and steps, split in any way.
         #[test]
         fn lm_501_any_interleaving_ends_every_stream_exactly_once(cut in any::<u8>(), text in texts(SENT)) {
             let bytes: Vec<u8> = std::iter::once(cut).chain(text).collect();
             super::serve(&bytes);
         }
 
-        /// Near what is sent, where the interesting mistakes are.
+        /// Inputs close to valid messages, where interesting errors are.
         #[test]
         fn lm_501_messages_with_some_bytes_changed_end_every_stream_exactly_once(
             text in texts(SENT),
@@ -819,13 +820,13 @@ mod tests {
             super::serve(&bytes);
         }
 
-        /// LM-505, LM-506, LM-607: any order of what client, engine, shell and time do.
+        /// LM-505, LM-506, LM-607: any order of client, engine, shell and timer events.
         #[test]
         fn lm_501_any_list_of_operations_leaves_nothing_behind(ops in prop::collection::vec(any::<u8>(), 0..400)) {
             super::ops(&ops);
         }
 
-        /// LM-705, LM-706: whatever servers send.
+        /// LM-705, LM-706: any server messages.
         #[test]
         fn lm_709_any_answers_end_every_call_exactly_once(text in texts(RECEIVED)) {
             super::client(&text);

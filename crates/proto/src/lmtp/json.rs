@@ -1,24 +1,24 @@
 //! A JSON scanner that reads in place and accepts what LMTP peers write.
 //!
-//! A reader of our own, because the protocol asks for what JSON crates refuse or lose: the bare words `NaN`, `Infinity`
-//! and `-Infinity` as Python writes them (LM-205), ids echoed byte for byte (LM-206), a second message behind the value
-//! (LM-204), and a million biases without a string for each (LM-1307). One tolerant pass stands for the strict one and
+//! Needed because the protocol requires what JSON crates reject or lose: the bare words `NaN`, `Infinity` and
+//! `-Infinity` as Python writes them (LM-205), ids echoed byte for byte (LM-206), a second message behind the value
+//! (LM-204), and a million biases without a string for each (LM-1307). One tolerant pass replaces the strict parse and
 //! the repair that LM-706 describes.
 
 use std::borrow::Cow;
 
-/// How deep a message may be nested (LM-205).
+/// Maximum nesting depth of a message (LM-205).
 pub(super) const DEPTH_MAX: usize = 64;
 
-/// What is wrong with a text, without quoting it.
+/// A parse error, without a quotation of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BadJson(pub(super) &'static str);
 
-/// A value that was checked, as it was sent, without white space around it.
+/// A checked value as it was sent, without surrounding white space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RawValue<'a>(&'a str);
 
-/// Reads the value at the beginning of `text`; returns it with what stands behind it.
+/// Reads the value at the beginning of `text`; returns it with the rest of the text.
 pub(super) fn value(text: &str) -> Result<(RawValue<'_>, &str), BadJson> {
     let mut scan = Scan { text, at: 0 };
     let value = scan.value(0)?;
@@ -31,7 +31,7 @@ impl<'a> RawValue<'a> {
         self.0
     }
 
-    /// The text without the white space between its tokens, in parts.
+    /// The text in parts, without the white space between its tokens.
     pub(super) fn parts(self) -> impl Iterator<Item = &'a str> {
         let (mut quoted, mut escaped) = (false, false);
         self.0.split(move |character: char| {
@@ -58,7 +58,7 @@ impl<'a> RawValue<'a> {
         }
     }
 
-    /// A number, the bare words included.
+    /// A number, including the bare words.
     pub(super) fn number(self) -> Option<f64> {
         match self.0 {
             "NaN" => Some(f64::NAN),
@@ -71,9 +71,9 @@ impl<'a> RawValue<'a> {
         }
     }
 
-    /// An integer, integral floats included (LM-205). What is beyond the type stands at its end.
+    /// An integer, including integral floats (LM-205). Values beyond the type saturate.
     pub(super) fn integer(self) -> Option<i128> {
-        // Nearly all are digits and nothing else.
+        // The fast path: nearly all are plain digits.
         self.0.parse().ok().or_else(|| {
             let number = self.number()?;
             let whole = number.is_finite() && number.fract() == 0.0;
@@ -81,7 +81,7 @@ impl<'a> RawValue<'a> {
         })
     }
 
-    /// A string. `None` too for half of a surrogate pair, which is no text.
+    /// A string; `None` also for an unpaired surrogate, which is not valid text.
     pub(super) fn string(self) -> Option<Cow<'a, str>> {
         let inner = self.0.strip_prefix('"')?.strip_suffix('"')?;
         if inner.contains('\\') {
@@ -91,7 +91,7 @@ impl<'a> RawValue<'a> {
         }
     }
 
-    /// The elements of an array.
+    /// The elements of an array; `None` for any other value.
     pub(super) fn elements(self) -> Option<JsonElements<'a>> {
         self.0.starts_with('[').then_some(JsonElements(Scan {
             text: self.0,
@@ -99,7 +99,7 @@ impl<'a> RawValue<'a> {
         }))
     }
 
-    /// The members of an object, in the order sent, repeated ones included.
+    /// The members of an object, in the order sent, including repeated ones; `None` for any other value.
     pub(super) fn members(self) -> Option<ObjectMembers<'a>> {
         self.0.starts_with('{').then_some(ObjectMembers(Scan {
             text: self.0,
@@ -108,7 +108,7 @@ impl<'a> RawValue<'a> {
     }
 }
 
-/// Iterates over an array.
+/// Iterator over the elements of an array.
 #[derive(Debug)]
 pub(super) struct JsonElements<'a>(Scan<'a>);
 
@@ -121,12 +121,12 @@ impl<'a> Iterator for JsonElements<'a> {
     }
 }
 
-/// Iterates over an object.
+/// Iterator over the members of an object.
 #[derive(Debug)]
 pub(super) struct ObjectMembers<'a>(Scan<'a>);
 
 impl<'a> Iterator for ObjectMembers<'a> {
-    /// Name and value. A name that is no text is empty, which no member is called.
+    /// Name and value. A name that is not valid text is empty, and no known member has an empty name.
     type Item = (Cow<'a, str>, RawValue<'a>);
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -144,7 +144,7 @@ struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    /// One value, inside `depth` others.
+    /// Scans one value, nested in `depth` others.
     fn value(&mut self, depth: usize) -> Result<RawValue<'a>, BadJson> {
         self.skip(is_space);
         let from = self.at;
@@ -159,7 +159,7 @@ impl<'a> Scan<'a> {
         Ok(RawValue(&self.text[from..self.at]))
     }
 
-    /// One value of a text that [`Scan::value`] has checked; none at the end of what it stands in.
+    /// Reads one value of a text that [`Scan::value`] has checked; `None` at the end of the enclosing value.
     fn checked(&mut self) -> Option<RawValue<'a>> {
         let from = self.at;
         match self.peek()? {
@@ -243,7 +243,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Into an object or list.
+    /// Enters an object or list.
     const fn enter(&mut self, depth: usize) -> Result<(), BadJson> {
         if depth >= DEPTH_MAX {
             return Err(BadJson("nested deeper than 64 levels"));
@@ -289,7 +289,7 @@ impl<'a> Scan<'a> {
             let _ = self.takes(b'+') || self.takes(b'-');
             self.digits()?;
         }
-        // `01` and `1x` are one thing that is no number, not a number and something else.
+        // `01` and `1x` are one invalid number, not a number followed by something else.
         match self.peek() {
             Some(byte) if byte.is_ascii_alphanumeric() => Err(BadJson("invalid number")),
             _ => Ok(()),

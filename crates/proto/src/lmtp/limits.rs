@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-/// What a connection allows. A value equal to a limit is accepted (LM-1201).
+/// Limits of a connection. A value equal to a limit is accepted (LM-1201).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
     /// Bytes of one frame or line; over it `message_too_large`.
     pub max_message_in: usize,
-    /// Bytes of one TOKEN message; what is more goes into the next, split between items.
+    /// Bytes of one TOKEN message; further items go into the next message.
     pub max_frame_out: usize,
     /// Live streams of one connection; over it `server_overloaded`.
     pub max_streams: usize,
@@ -15,7 +15,7 @@ pub struct ConnectionLimits {
     pub max_id_bytes: usize,
     /// Bytes of a model's name; over it `model_not_found`.
     pub max_model_bytes: usize,
-    /// Malformed messages without a good one between them at which the connection is closed.
+    /// Consecutive malformed messages after which the connection is closed.
     pub max_malformed: u32,
     /// `top_logprobs`; over it `invalid_value`.
     pub max_top_logprobs: u32,
@@ -23,64 +23,64 @@ pub struct ConnectionLimits {
     pub max_biases: usize,
     /// Strings in `stop`; over it `invalid_value` (D-20).
     pub max_stops: usize,
-    /// Bytes of one of them (D-20).
+    /// Bytes of one stop string (D-20).
     pub max_stop_bytes: usize,
     /// Lists in `stop_tokens`; over it `invalid_value`.
     pub max_stop_lists: usize,
-    /// Ids in one of them.
+    /// Ids in one of those lists.
     pub max_stop_ids: usize,
     /// Samples of one GENERATE; over it `invalid_value` (version 2).
     pub max_samples: u32,
     /// Lists of one SCORE; over it `invalid_value` (version 2).
     pub max_scored_many: usize,
-    /// Bytes of a text that becomes tokens, `messages` included; over it `invalid_value` (version 2).
+    /// Bytes of a text to be tokenized, `messages` included; over it `invalid_value` (version 2).
     pub max_text_bytes: usize,
     /// Entries of `messages`; over it `invalid_value` (D-47).
     pub max_messages: usize,
-    /// JSON values of which they are made; over it `invalid_value` (D-47).
+    /// JSON values in `messages`; over it `invalid_value` (D-47).
     pub max_message_values: usize,
-    /// Buffers of a connection; over it the least recently used goes (version 2).
+    /// Buffers of a connection; over it the least recently used one is removed (version 2).
     pub max_buffers: usize,
-    /// Their tokens together, in contexts of their model; over it the same.
+    /// Tokens of all buffers, in contexts of their model; over it the least recently used one is removed.
     pub max_buffer_contexts: usize,
-    /// How long a buffer is kept from its last use, if its client does not say.
+    /// How long a buffer lives after its last use, unless its client sets that.
     pub buffer_ttl: Duration,
-    /// The same, at most; more is cut.
+    /// Maximum of the time that a client may set; longer times are shortened.
     pub max_buffer_ttl: Duration,
-    /// Masks of a connection; over it the least recently used goes (version 2).
+    /// Masks of a connection; over it the least recently used one is removed (version 2).
     pub max_masks: usize,
-    /// Their bytes together; over it the same.
+    /// Bytes of all masks; over it the least recently used one is removed.
     pub max_mask_bytes: usize,
     /// Bytes of the name of a buffer or mask; over it `invalid_value`.
     pub max_name_bytes: usize,
-    /// How long a stream waits for a model that is being loaded; then `model_loading`.
+    /// How long a stream waits for a model to load; then `model_loading`.
     pub load_wait: Duration,
-    /// Items of one stream that are kept for a client that comes back (version 2); where it has to have them all, a stream
-    /// with so many stands still.
+    /// Items in the replay buffer of one stream (version 2); a stream that may not drop items is parked when it has
+    /// this many.
     pub resume_items: usize,
-    /// Their bytes, the same.
+    /// Bytes in the replay buffer of one stream, with the same effect.
     pub resume_bytes: usize,
-    /// The same for all streams of a session together, ended ones included; those go first.
+    /// Bytes in all replay buffers of a session, ended streams included; those are removed first.
     pub resume_session_bytes: usize,
-    /// How long a session waits for its client, and how long an ended stream is kept.
+    /// How long a detached session waits for its client, and how long an ended stream is retained.
     pub resume_grace: Duration,
-    /// Items of one stream under way; over it `invalid_value` (version 2).
+    /// Unacknowledged items of one stream; over it `invalid_value` (version 2).
     pub max_window: u32,
-    /// From one STATUS of a stream to the next (version 2).
+    /// Minimum time between two STATUS messages of a stream (version 2).
     pub status_interval: Duration,
-    /// How long a stream waits before its client gets a status.
+    /// How long a stream waits before its client is sent a status.
     pub status_after: Duration,
-    /// Bytes of an error's text; what is longer is cut.
+    /// Bytes of an error message; longer ones are truncated.
     pub max_error_bytes: usize,
-    /// Unsent bytes above which streams are parked and nothing is read (LM-607).
+    /// Unsent bytes above which streams are parked and no input is read (LM-607).
     pub outbox_bytes: usize,
-    /// Unsent bytes below which they go on.
+    /// Unsent bytes below which streams continue.
     pub outbox_low_bytes: usize,
-    /// Time parked without a message taken after which the connection is reset.
+    /// Write stall timeout: time parked, without a message taken, after which the connection is reset.
     pub stall_timeout: Duration,
-    /// How long last words may take to be taken before the connection is closed over them (LM-505).
+    /// How long the transport may take for the last messages before the connection is closed regardless (LM-505).
     pub last_words: Duration,
-    /// What `server_overloaded` tells a client to wait where the connection itself is full (LM-510).
+    /// Retry delay that `server_overloaded` reports when the connection itself is full (LM-510).
     pub retry_after: Duration,
 }
 

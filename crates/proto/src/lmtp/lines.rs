@@ -1,34 +1,35 @@
-//! Splits the bytes of a line transport into lines.
+//! Splits the input of a line transport into lines.
 
 use bytes::{Buf as _, BytesMut};
 use bytestring::ByteString;
 
-/// What stands between two line ends.
+/// A line, or the reason why it cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WireLine {
-    /// A line that is not empty.
+    /// A non-empty line.
     Text(ByteString),
     /// A line that is not UTF-8.
     BadText,
-    /// A line above the limit; what is left of it is skipped (LM-112).
+    /// A line above the limit; the rest of it is skipped (LM-112).
     TooLong,
 }
 
-/// Cuts bytes into lines ended by `\n` or `\r\n`; blank ones are skipped (LM-110).
+/// Splits bytes into lines ended by `\n` or `\r\n`; blank lines are skipped (LM-110).
 ///
-/// Take [`Self::next_line`] until it gives nothing before pushing more: then no more than one line and one push is held.
+/// Call [`Self::next_line`] until it returns `None` before pushing more: then at most one line and one push are
+/// buffered.
 #[derive(Debug)]
 pub struct LineSplitter {
     buffer: BytesMut,
-    /// How far there is no line end.
+    /// Number of bytes known to contain no line end.
     searched: usize,
-    /// Inside a line that was too long.
+    /// Whether the rest of a line that was too long is being skipped.
     skipping: bool,
     max: usize,
 }
 
 impl LineSplitter {
-    /// Lines of at most `max` bytes, their ends not counted.
+    /// Creates a splitter for lines of at most `max` bytes, without their ends.
     #[must_use]
     pub fn new(max: usize) -> Self {
         Self {
@@ -39,12 +40,12 @@ impl LineSplitter {
         }
     }
 
-    /// Takes in what was read.
+    /// Appends received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next line, if it is whole or too long.
+    /// Returns the next line, once it is complete or too long.
     pub fn next_line(&mut self) -> Option<WireLine> {
         loop {
             let rest = &self.buffer[self.searched..];
@@ -63,7 +64,7 @@ impl LineSplitter {
         }
     }
 
-    /// The line that was not ended when the input ended.
+    /// Returns the line that was not ended when the input ended.
     pub fn last_line(&mut self) -> Option<WireLine> {
         let line = self.buffer.split();
         self.searched = 0;
@@ -71,10 +72,10 @@ impl LineSplitter {
         self.read(line).filter(|_| !skipped)
     }
 
-    /// A line without an end that is too long by now.
+    /// Handles a buffered line that is too long and has no end yet.
     fn overflow(&mut self) -> Option<WireLine> {
         let retained = self.buffer.len();
-        // The last byte may be half of a line end.
+        // The last byte may be the first half of a line end.
         let half = usize::from(self.buffer.last() == Some(&b'\r'));
         if !self.skipping && retained - half <= self.max {
             return None;

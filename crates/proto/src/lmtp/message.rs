@@ -1,6 +1,6 @@
 //! LMTP's messages as typed values.
 //!
-//! Programs in one process exchange these values and no text.
+//! Client and server in one process exchange these values directly, without encoding them as text.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::steer::Token;
 pub struct StreamId(ByteString);
 
 impl StreamId {
-    /// Takes JSON that was checked. A copy, so that an id does not keep its message in memory.
+    /// Stores JSON that was checked. A copy, so that an id does not pin its message in memory.
     pub(super) fn new(json: &str) -> Self {
         Self(ByteString::from(json))
     }
@@ -33,45 +33,45 @@ impl fmt::Debug for StreamId {
     }
 }
 
-/// GENERATE, with defaults for what was not sent. Ranges are those of section 3.1.
+/// GENERATE, with defaults for absent members. Ranges are those of section 3.1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateRequest {
-    /// Token ids, used as they are.
+    /// Token ids of the prompt, used as they are.
     pub prompt: Vec<Token>,
-    /// The stream has at most this many items; at least 1.
+    /// Maximum number of items of the stream; at least 1.
     pub max_tokens: u32,
-    /// 0 takes the most likely token.
+    /// 0 selects the most likely token.
     pub temperature: f32,
-    /// How many of the most likely tokens each item shows beside the sampled one.
+    /// Number of most likely tokens that each item shows beside the sampled one.
     pub top_logprobs: u32,
-    /// Added to logits before everything else, by id; minus infinity forbids. Ids are those of the vocabulary, each
-    /// once, ascending. A mask (version 2) is in it: what it forbids has minus infinity.
+    /// Added to logits before everything else, by id; minus infinity forbids a token. Ids are within the vocabulary,
+    /// each once, in ascending order. A mask (version 2) is included: forbidden tokens have minus infinity.
     pub logit_bias: Arc<[(Token, f32)]>,
-    /// Keep the smallest set with this probability; 1 is off.
+    /// Nucleus sampling: keep the smallest set of tokens with this probability; 1 is off.
     pub top_p: f32,
     /// Keep this many of the most likely tokens; 0 is off.
     pub top_k: u32,
-    /// Keep what is at least this fraction of the most likely; 0 is off.
+    /// Keep tokens with at least this fraction of the probability of the most likely one; 0 is off.
     pub min_p: f32,
-    /// Over prompt and output; 1 is off.
+    /// Applied to tokens of prompt and output; 1 is off.
     pub repetition_penalty: f32,
-    /// Over the output; 0 is off.
+    /// Applied to tokens of the output; 0 is off.
     pub presence_penalty: f32,
-    /// Over the output; 0 is off.
+    /// Applied to tokens of the output; 0 is off.
     pub frequency_penalty: f32,
-    /// 64 bits; negative numbers as their two's complement.
+    /// Seed of 64 bits; negative numbers as their two's complement.
     pub seed: Option<u64>,
-    /// Sequences of tokens that end the stream and are sent.
+    /// Token sequences that end the stream; their tokens are sent.
     pub stop_tokens: Vec<Vec<Token>>,
-    /// Texts that end the stream; their tokens are sent.
+    /// Stop strings that end the stream; their tokens are sent.
     pub stop: Vec<String>,
-    /// Before this many tokens neither end-of-sequence nor a stop ends the stream.
+    /// Before this many tokens, neither end-of-sequence nor a stop ends the stream.
     pub min_tokens: u32,
-    /// Generate on past the end-of-sequence token.
+    /// Continue past the end-of-sequence token.
     pub ignore_eos: bool,
-    /// Control tokens are no text; without this they are their names (version 2).
+    /// Omit control tokens from text; otherwise they appear as their names (version 2).
     pub skip_special: bool,
-    /// Higher goes first among those that wait, within one key; 0 is usual (version 2).
+    /// Priority among the waiting requests of one key: higher is first, 0 is the default (version 2).
     pub priority: i32,
 }
 
@@ -100,14 +100,14 @@ impl Default for GenerateRequest {
     }
 }
 
-/// SCORE: how likely `scored` is after `prompt`.
+/// SCORE: evaluates the probability of `scored` after `prompt`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Score {
     /// Token ids, used as they are; may be empty.
     pub prompt: Vec<Token>,
     /// Token ids; the stream has one item for each.
     pub scored: Vec<Token>,
-    /// How many of the most likely tokens each item shows beside the scored one; 0 shows none (version 2, LM-974).
+    /// Number of most likely tokens that each item shows beside the scored one; 0 shows none (version 2, LM-974).
     pub top_logprobs: u32,
 }
 
@@ -116,39 +116,39 @@ pub struct Score {
 pub struct TokenItem {
     /// Its id.
     pub token: Token,
-    /// Natural logarithm of its probability, as LM-411 normalises it.
+    /// Natural logarithm of its probability, normalised as in LM-411.
     pub logprob: f32,
-    /// The most likely tokens with theirs, best first, ties by lower id; as many as the stream asked for. Not read for
-    /// SCORE.
+    /// The most likely tokens with their log-probabilities, best first, ties by lower id; as many as the stream asked
+    /// for. Not used for SCORE.
     pub top: Vec<(Token, f32)>,
-    /// Why the stream ends with it, if it does.
+    /// The finish reason, if this is the last item.
     pub finish: Option<StreamFinish>,
-    /// The text that became certain with it: whole characters, without what may begin a stop. Of several tokens of one
-    /// step the last may have the text of all. Shown to streams that asked (version 2).
+    /// Text completed by this token: whole characters, without a possible beginning of a stop string. If one step gives
+    /// several tokens, the last may carry the text of all. Sent to streams that asked for text (version 2).
     pub text: CompactString,
-    /// The stop text that ended the stream; with the last item.
+    /// The stop string that ended the stream; with the last item.
     pub stop: Option<String>,
-    /// How likely each token of the prompt is after those before it, the first after nothing; with the first item of a
+    /// Log-probability of each prompt token after those before it, `None` for the first; with the first item of a
     /// stream that asked (version 2, LM-974).
     pub prompt: Option<Vec<Option<f32>>>,
-    /// Tokens of the prompt that had not to be computed; with the last item.
+    /// Number of prompt tokens that came from the prefix cache; with the last item.
     pub cached_tokens: u32,
 }
 
-/// Why a stream ended well.
+/// Why a stream ended without an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamFinish {
     /// End-of-sequence or a stop.
     Stop,
     /// `max_tokens` or the end of the context.
     Length,
-    /// The client wanted it so (version 2).
+    /// Cancelled by the client (version 2).
     Cancelled,
-    /// Its time was over (version 2).
+    /// Its deadline has passed (version 2).
     Deadline,
-    /// Another request of its client has taken it over (version 2, LM-963).
+    /// Another request of its client has taken over its work (version 2, LM-963).
     Superseded,
-    /// Whatever a peer calls it.
+    /// Any other name that a peer sends.
     Other(String),
 }
 
@@ -166,7 +166,7 @@ impl StreamFinish {
         }
     }
 
-    /// The ending with this name; any is one (LM-705).
+    /// The finish reason with this name; every name is valid (LM-705).
     #[must_use]
     pub fn from_name(name: &str) -> Self {
         match name {

@@ -6,19 +6,19 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 
 use super::port::MessageFraming;
 
-/// What no message may pass, because `aiohttp` refuses it (LM-1202).
+/// Maximum size of any message: `aiohttp` refuses larger ones (LM-1202).
 const FRAME_BYTES_MAX: usize = 4_194_303;
 const OPENING: &[u8] = b"TOKEN [";
 
 #[derive(Debug, Default)]
 pub(super) struct LmtpOutbound {
-    /// Each item is a message, and no list (LM-114).
+    /// Each item is a message of its own, not in a list (LM-114).
     bare: bool,
-    /// Messages that grow no more.
+    /// Complete messages.
     whole: VecDeque<BytesMut>,
     /// The TOKEN message that the next item joins, without its end; empty if there is none.
     open: BytesMut,
-    /// Bytes that wait.
+    /// Queued bytes.
     pub(super) bytes: usize,
 }
 
@@ -34,7 +34,7 @@ impl LmtpOutbound {
         self.whole.is_empty() && self.open.is_empty()
     }
 
-    /// Adds the item that `write` writes to the open message, or begins the next.
+    /// Appends an item to the open message, or begins a new message.
     pub(super) fn item(&mut self, max: usize, write: impl FnOnce(&mut BytesMut)) {
         if self.bare {
             return self.alone(OPENING, write);
@@ -54,7 +54,7 @@ impl LmtpOutbound {
         }
     }
 
-    /// The next item begins a message of its own.
+    /// Completes the open message: the next item begins a new one.
     pub(super) fn end_items(&mut self) {
         if !self.open.is_empty() {
             let mut message = std::mem::take(&mut self.open);
@@ -64,12 +64,12 @@ impl LmtpOutbound {
         }
     }
 
-    /// A MSG; each goes out alone (LM-406).
+    /// Queues a MSG; each is a message of its own (LM-406).
     pub(super) fn notice(&mut self, write: impl FnOnce(&mut BytesMut)) {
         self.alone(b"MSG [", write);
     }
 
-    /// A message of one item, which begins so, up to the list.
+    /// Queues a message of one item; `opening` is its text up to the list.
     pub(super) fn alone(&mut self, opening: &[u8], write: impl FnOnce(&mut BytesMut)) {
         self.end_items();
         let mut message = BytesMut::from(opening);
@@ -84,7 +84,7 @@ impl LmtpOutbound {
         self.whole.push_back(message);
     }
 
-    /// The next message, if any waits.
+    /// Takes the next message, if there is one.
     pub(super) fn take(&mut self, carrier: MessageFraming) -> Option<Bytes> {
         if self.whole.is_empty() {
             self.end_items();
@@ -98,5 +98,5 @@ impl LmtpOutbound {
     }
 }
 
-/// The end of a list and of a line.
+/// Bytes of the end of a list and of a line.
 const ENDING_BYTES: usize = 2;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   away ── a good probe ──► serving ── two probes missed · connection lost · three engine errors in a row ──► away
-//!    ▲                          └─ says that it drains ──► draining: what runs there ends there ─┐
+//!    ▲                          └─ announces a drain ───► draining: running streams end there ──┐
 //!    └────────────── probes after 1 s, doubling to 30 s ◄───────────── connection lost ──────────┘
 //! ```
 
@@ -18,23 +18,23 @@ use affinity::AffinityTable;
 
 pub use relayed_stream::{RelayedItem, RelayedStream};
 
-/// How a pool behaves.
+/// Configuration of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolOptions {
-    /// From one probe of an upstream that serves to the next.
+    /// Interval between probes of a serving upstream.
     pub probe_interval: Duration,
-    /// From the loss of an upstream to the first probe.
+    /// Delay from the loss of an upstream to its first probe.
     pub back_off: Duration,
-    /// What that doubles to. One that has served for so long begins anew.
+    /// Maximum of the doubling delay. An upstream that has served for this long starts again with `back_off`.
     pub back_off_max: Duration,
-    /// Probes in a row without an answer that take an upstream out.
+    /// Number of consecutive missed probes after which an upstream is removed from service.
     pub probes_missed: u32,
-    /// Streams in a row ended by its engine's errors that do.
+    /// Number of consecutive streams ended by engine errors after which it is.
     pub engine_errors: u32,
-    /// Blocks of prompts whose upstream is remembered (LM-802).
+    /// Capacity of the prefix affinity table, in blocks of prompts (LM-802).
     pub blocks: usize,
-    /// Whether a stream with a seed may go on elsewhere: it is computed again there from its beginning, and fails if anything of it
-    /// comes out otherwise (LM-806).
+    /// Whether a stream with a seed may move to another upstream: it is computed there again from its beginning, and
+    /// fails if any token differs (LM-806).
     pub seeded: bool,
 }
 
@@ -52,46 +52,46 @@ impl Default for PoolOptions {
     }
 }
 
-/// One upstream of a pool, by its place in the configuration.
+/// One upstream of a pool, by its index in the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PoolMember(usize);
 
 impl PoolMember {
-    /// The number of its place, from 0.
+    /// The index, from 0.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0
     }
 }
 
-/// What may be asked of an upstream.
+/// What may be sent to an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// Streams go there.
+    /// New streams are sent to it.
     Serving,
-    /// What runs there may end; nothing new goes there (LM-805).
+    /// Its running streams may end; it gets no new ones (LM-805).
     Draining,
-    /// Nothing goes there until it answers.
+    /// It gets nothing until it answers a probe.
     Away,
 }
 
-/// What came of a probe.
+/// The result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeOutcome {
-    /// It answered. With the streams of everybody there, where it says how many (LM-902).
+    /// It answered, with the number of streams of all its clients, if it reports that (LM-902).
     Answered(Option<u64>),
-    /// It did not, or not as one that serves the model.
+    /// It did not answer, or does not serve the model.
     Missed,
 }
 
 /// How a stream at one upstream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamOutcome {
-    /// With a finish.
+    /// With a finish reason.
     Well,
     /// With an error.
     Failed(LmtpReason),
-    /// Nobody reads it any more.
+    /// Its reader was dropped.
     Left,
 }
 
@@ -101,24 +101,24 @@ struct UpstreamState {
     condition: Condition,
     /// No longer configured.
     removed: bool,
-    /// Streams that we follow there.
+    /// Our streams there.
     open: u64,
-    /// What its connection counts, abandoned streams included (LM-702).
+    /// Calls that its connection counts, abandoned streams included (LM-702).
     counted: u64,
-    /// Streams that are not ours, when it was last probed.
+    /// Streams of other clients, at the last probe.
     others: u64,
-    /// When a stream last went there, in streams of the pool.
+    /// When it was last chosen for a stream, as a count of the pool's streams.
     used: u64,
     missed: u32,
     engine_errors: u32,
     probe_at: Time,
-    /// The next wait, when it is lost.
+    /// The next delay after a loss.
     delay: Duration,
     served_from: Time,
 }
 
 impl UpstreamState {
-    /// One that nothing is known of, to be probed then.
+    /// An upstream of unknown state, probed at `probe_at`.
     fn new(weight: u32, delay: Duration, probe_at: Time) -> Self {
         Self {
             weight: u64::from(weight.max(1)),
@@ -141,7 +141,7 @@ impl UpstreamState {
     }
 }
 
-/// The machine. See the module's page.
+/// The pool state machine; see the module documentation.
 #[derive(Debug)]
 pub struct PoolMachine {
     options: PoolOptions,
@@ -151,7 +151,7 @@ pub struct PoolMachine {
 }
 
 impl PoolMachine {
-    /// A pool of so many upstreams, all away and to be probed at once. A weight of 0 counts as 1.
+    /// Creates a pool with one upstream per weight, all away and to be probed at once. A weight of 0 counts as 1.
     pub fn new(weights: impl IntoIterator<Item = u32>, options: PoolOptions) -> Self {
         let upstream = |weight| UpstreamState::new(weight, options.back_off, Time::ZERO);
         Self {
@@ -162,27 +162,28 @@ impl PoolMachine {
         }
     }
 
-    /// Another upstream is configured: it is probed at once, and asked as soon as it answers (LM-805).
+    /// Adds an upstream: it is probed at once, and chosen as soon as it answers (LM-805).
     pub fn add(&mut self, weight: u32, now: Time) -> PoolMember {
         let upstream = UpstreamState::new(weight, self.options.back_off, now);
         self.upstreams.push(upstream);
         PoolMember(self.upstreams.len() - 1)
     }
 
-    /// The weight of an upstream is this now; 0 counts as 1.
+    /// Sets the weight of an upstream; 0 counts as 1.
     pub fn set_weight(&mut self, at: PoolMember, weight: u32) {
         self.upstreams[at.0].weight = u64::from(weight.max(1));
     }
 
-    /// Every upstream.
+    /// All upstreams.
     pub fn members(&self) -> impl Iterator<Item = PoolMember> + use<> {
         (0..self.upstreams.len()).map(PoolMember)
     }
 
-    /// Chooses an upstream for a stream with this prompt, which counts there until [`Self::ended`]; never `but` (LM-803).
+    /// Chooses an upstream for a stream with this prompt, which counts there until [`Self::ended`]; never `but`
+    /// (LM-803).
     ///
     /// # Errors
-    /// `upstream_error`, retryable, when none can be asked.
+    /// `upstream_error`, retryable, if no upstream is available.
     pub fn route(
         &mut self,
         prompt: &[Token],
@@ -227,30 +228,30 @@ impl PoolMachine {
         }
     }
 
-    /// An upstream has computed this prompt and output; what begins so goes there again (LM-802).
+    /// Records that an upstream has computed this prompt and output; prompts with the same prefix prefer it (LM-802).
     pub fn remember(&mut self, at: PoolMember, tokens: &[Token]) {
         self.affinity.enter(tokens, at);
     }
 
-    /// How many calls the connection to an upstream has open, abandoned ones included.
+    /// Sets the number of open calls on the connection to an upstream, abandoned ones included.
     pub fn counts(&mut self, at: PoolMember, calls: usize) {
         self.upstreams[at.0].counted = calls as u64;
     }
 
-    /// When to probe an upstream; never one that was removed.
+    /// When to probe an upstream; `None` if it was removed.
     #[must_use]
     pub fn probe_at(&self, at: PoolMember) -> Option<Time> {
         let upstream = &self.upstreams[at.0];
         (!upstream.removed).then_some(upstream.probe_at)
     }
 
-    /// An upstream was connected to and has still to show what it serves; it is asked all the same, for reference servers
+    /// An upstream is connected, but has not shown yet what it serves. It gets streams all the same: a reference server
     /// may be busy loading a model.
     pub fn met(&mut self, at: PoolMember, now: Time) {
         self.serve(at, now);
     }
 
-    /// A probe has come back.
+    /// Handles the result of a probe.
     pub fn probed(&mut self, at: PoolMember, probe: ProbeOutcome, now: Time) {
         let upstream = &mut self.upstreams[at.0];
         upstream.probe_at = now + self.options.probe_interval;
@@ -265,7 +266,7 @@ impl PoolMachine {
             (ProbeOutcome::Missed, Condition::Away) => self.postpone(at, now),
             (ProbeOutcome::Missed, Condition::Serving | Condition::Draining) => {
                 upstream.missed += 1;
-                // Whether it hangs is not to be found out a whole interval later.
+                // The next probe comes soon, so that a hang is detected within less than a whole interval.
                 upstream.probe_at = now + self.options.back_off;
                 if upstream.missed >= self.options.probes_missed {
                     self.lost(at, now);
@@ -274,7 +275,7 @@ impl PoolMachine {
         }
     }
 
-    /// The connection to an upstream is lost, or as good as lost. The readers of its streams learn it from their own polls.
+    /// The connection to an upstream is lost, or considered lost. Its streams' readers notice that by themselves.
     pub fn lost(&mut self, at: PoolMember, now: Time) {
         let upstream = &mut self.upstreams[at.0];
         if upstream.condition == Condition::Away {
@@ -287,7 +288,7 @@ impl PoolMachine {
         self.postpone(at, now);
     }
 
-    /// An upstream has said that it goes. It is asked again once it has gone and come back (LM-805).
+    /// An upstream has announced that it drains. It is used again once it has disconnected and come back (LM-805).
     pub fn drains(&mut self, at: PoolMember) {
         let upstream = &mut self.upstreams[at.0];
         if upstream.condition == Condition::Serving {
@@ -295,13 +296,14 @@ impl PoolMachine {
         }
     }
 
-    /// An upstream is not configured any more: what runs there ends there, and it does not come back by itself (LM-805).
+    /// Removes an upstream from the configuration: its running streams end there, and it is not used again by itself
+    /// (LM-805).
     pub fn remove(&mut self, at: PoolMember) {
         self.drains(at);
         self.upstreams[at.0].removed = true;
     }
 
-    /// One that was removed is configured again: it is asked as soon as it answers a probe.
+    /// Restores a removed upstream: it is used as soon as it answers a probe.
     pub fn restore(&mut self, at: PoolMember, now: Time) {
         let upstream = &mut self.upstreams[at.0];
         if std::mem::replace(&mut upstream.removed, false) {
@@ -310,19 +312,19 @@ impl PoolMachine {
         }
     }
 
-    /// What may be asked of an upstream now.
+    /// What may be sent to an upstream now.
     #[must_use]
     pub fn condition(&self, at: PoolMember) -> Condition {
         self.upstreams[at.0].condition
     }
 
-    /// Streams that are followed there.
+    /// Number of our streams there.
     #[must_use]
     pub fn open(&self, at: PoolMember) -> u64 {
         self.upstreams[at.0].open
     }
 
-    /// Whether any upstream can be asked; with `but`, any other.
+    /// Whether any upstream other than `but` is available.
     #[must_use]
     pub fn is_served(&self, but: Option<PoolMember>) -> bool {
         self.members()
@@ -334,7 +336,7 @@ impl PoolMachine {
         upstream.condition == Condition::Serving && !upstream.removed
     }
 
-    /// It has more than twice what the others have on average, and four.
+    /// Whether its load is more than twice the average load of the serving upstreams, plus four.
     fn is_crowded(&self, at: PoolMember) -> bool {
         let serving = self.members().filter(|member| self.serves(*member));
         let loads = serving.map(|member| self.upstreams[member.0].load());
@@ -353,7 +355,7 @@ impl PoolMachine {
         upstream.engine_errors = 0;
     }
 
-    /// The next probe of one that is away, later each time.
+    /// Schedules the next probe of an upstream that is away, with a doubling delay.
     fn postpone(&mut self, at: PoolMember, now: Time) {
         let upstream = &mut self.upstreams[at.0];
         upstream.probe_at = now + upstream.delay;
@@ -373,7 +375,7 @@ impl PoolMachine {
     }
 }
 
-/// The fewest streams for its weight; of equals the one that was idle for longest.
+/// Compares by fewest streams for the weight; among equals, by the one unused for longest.
 fn by_load(
     pool: &PoolMachine,
 ) -> impl Fn(&PoolMember, &PoolMember) -> std::cmp::Ordering + use<'_> {
@@ -384,7 +386,7 @@ fn by_load(
     }
 }
 
-/// No retry is advised to be immediate.
+/// Minimum delay before an advised retry.
 const SOON: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Inputs and outputs of an LMTP session beside messages.
+//! Configuration, keys and outputs of an LMTP session: the types of its interface other than messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use super::{
     TokenItem,
 };
 
-/// A stream of one session, in order of admission. Stale once the stream has ended; never used again.
+/// A stream of one session, in order of admission. Stale once the stream has ended; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamKey(pub(super) u64);
 
-/// What separates messages.
+/// How messages are separated on the transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageFraming {
     /// Frames: one message each going out, one or several coming in (LM-204).
@@ -23,26 +23,26 @@ pub enum MessageFraming {
     Lines,
 }
 
-/// How a session behaves; fixed when it begins.
+/// Configuration of a session; fixed when it begins.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// What it may hold and do.
+    /// Its limits.
     pub limits: Arc<ConnectionLimits>,
-    /// What its transport is made of.
+    /// The framing of its transport.
     pub carrier: MessageFraming,
-    /// The model of messages that name none.
+    /// The model for messages that name none.
     pub default_model: Option<ByteString>,
     /// Whether unknown members of GENERATE are refused instead of ignored (LM-207).
     pub strict_parameters: bool,
-    /// Whether the items of one step share a message; off gives one item per message (LM-601).
+    /// Whether the items of one step share a message; if off, each message has one item (LM-601).
     pub coalesce: bool,
     /// Whether each item is a message of its own, as an object instead of a list (LM-114).
     pub bare: bool,
-    /// Whether a malformed message ends the connection, as at the reference server (LM-201).
+    /// Whether a malformed message closes the connection, as the reference server does (LM-201).
     pub close_on_malformed: bool,
-    /// What may be negotiated of version 2.
+    /// The features of version 2 that may be negotiated.
     pub features: Features,
-    /// Whether it is in force from the first message on: subprotocol `lmtp.v2` (LM-905).
+    /// Whether version 2 is in force from the first message on: subprotocol `lmtp.v2` (LM-905).
     pub negotiated: bool,
 }
 
@@ -62,65 +62,66 @@ impl Default for Config {
     }
 }
 
-/// What the machine asks of its shell.
+/// An output of the machine, for its shell to act on.
 #[derive(Clone, Debug)]
 pub enum LmtpOutput {
-    /// Do this work. Its items go into [`super::LmtpSession::step`].
+    /// Start this work. Its items are passed to [`super::LmtpSession::step`].
     Start(Box<StreamStart>),
     /// Stop the work of this stream; its key is stale.
     Cancel(StreamKey),
-    /// Too much waits to be sent: let no stream take part in further steps (LM-607).
+    /// Too many bytes are unsent: exclude all streams from further steps (LM-607).
     Park,
-    /// They may go on.
+    /// All streams may continue.
     Unpark,
-    /// One stream stands still: its client or the room for it is behind (LM-952, LM-964).
+    /// Park one stream: its client is slow, or its replay buffer is full (LM-952, LM-964).
     ParkStream(StreamKey),
-    /// It may go on.
+    /// The stream may continue.
     UnparkStream(StreamKey),
-    /// The client wants to be able to come back: answer with [`super::LmtpSession::named`]. Nothing is read before.
+    /// The client negotiates resume: answer with [`super::LmtpSession::named`]. No message is handled before that.
     Name,
-    /// The client comes back to the session of this name: answer with [`super::LmtpSession::resumed`]. Nothing is read before.
+    /// The client resumes the session with this name: answer with [`super::LmtpSession::resumed`]. No message is
+    /// handled before that.
     Resume(ByteString),
-    /// Close the connection in order; everything that had to be said was taken, or had its time. Nothing follows.
+    /// Close the connection in order: all pending output was taken, or has timed out. No output follows.
     Close(LmtpClose),
-    /// Break the connection off: its peer does not read. Nothing follows.
+    /// Reset the connection: its peer does not read. No output follows.
     Reset,
 }
 
 /// Work for one accepted stream.
 #[derive(Clone, Debug)]
 pub struct StreamStart {
-    /// The stream, or one sample of it: each has work of its own.
+    /// The stream, or one sample of it: each sample has work of its own.
     pub stream: StreamKey,
-    /// Which sample; 0 for most streams.
+    /// The index of the sample; 0 for most streams.
     pub sample: u32,
-    /// What the client called the model.
+    /// The model's name as the client sent it.
     pub name: ByteString,
     /// The model.
     pub model: Arc<LmtpModelInfo>,
-    /// What to do with it.
+    /// The work to do.
     pub work: StreamDemand,
-    /// Its client wants to know how it is: give that to [`super::LmtpSession::status`].
+    /// Its client wants status updates: pass them to [`super::LmtpSession::status`].
     pub statuses: bool,
-    /// Its first item is to say how likely the prompt is: [`TokenItem::prompt`] (LM-974).
+    /// Its first item must have the prompt's log-probabilities: [`TokenItem::prompt`] (LM-974).
     pub prompt_logprobs: bool,
 }
 
-/// What a stream wants.
+/// The work of a stream.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StreamDemand {
-    /// Tokens.
+    /// Generate tokens.
     Generate(GenerateRequest),
-    /// The probabilities of tokens.
+    /// Score tokens.
     Score(Score),
 }
 
-/// What work gives.
+/// A result of a stream's work.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StreamPiece {
     /// A token.
     Item(TokenItem),
-    /// The end, badly.
+    /// The end with an error.
     Failed(LmtpError),
 }
 
@@ -129,38 +130,38 @@ pub enum StreamPiece {
 pub enum StreamUpdate {
     /// Its model is being loaded.
     Loading {
-        /// From 0 to 1, if that is known.
+        /// Progress from 0 to 1, if known.
         progress: Option<f32>,
-        /// How long it may still take.
+        /// Estimated remaining time.
         eta: Option<Duration>,
     },
-    /// It waits for a place.
+    /// It waits for a slot.
     Queued {
-        /// How many wait before it.
+        /// Number of streams before it in the queue.
         position: u64,
-        /// How long that may take.
+        /// Estimated waiting time.
         eta: Option<Duration>,
     },
-    /// Its prompt is being computed.
+    /// Its prompt is being prefilled.
     Prefill {
-        /// From 0 to 1.
+        /// Progress from 0 to 1.
         progress: f32,
     },
-    /// It runs, after it waited.
+    /// It runs, after it has waited.
     Running,
-    /// It is slower than it might be.
+    /// It runs slower than it could.
     Throttled {
         /// When that may be over.
         retry_after: Duration,
     },
-    /// Something about it is not as its client may think.
+    /// A warning about the stream.
     Warning {
-        /// What.
+        /// The text of the warning.
         message: String,
     },
-    /// New streams are refused from here on.
+    /// New streams are refused from now on.
     Draining {
-        /// How long running ones have.
+        /// Time left for running streams.
         deadline: Option<Duration>,
     },
     /// The connection ends.
@@ -184,12 +185,12 @@ impl StreamUpdate {
     }
 }
 
-/// What the transport could not make a text of.
+/// Input that the transport could not decode as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreadable {
     /// More than [`ConnectionLimits::max_message_in`] bytes.
     TooLarge,
-    /// No UTF-8.
+    /// Not UTF-8.
     BadText,
 }
 
@@ -198,21 +199,21 @@ pub enum Unreadable {
 pub struct LmtpClose {
     /// The WebSocket close code.
     pub code: u16,
-    /// What streams end with.
+    /// The error of its open streams.
     pub reason: LmtpReason,
-    /// For people.
+    /// The message of that error, for humans.
     pub message: &'static str,
 }
 
 impl LmtpClose {
-    /// Everything that was asked is done; there are no open streams.
+    /// All requests are done; there are no open streams.
     pub const FINISHED: Self = Self::new(1000, LmtpReason::ConnectionLost, "");
-    /// As the reference server closes after a malformed message.
+    /// Closed as the reference server does after a malformed message.
     pub const AS_REFERENCE: Self =
         Self::new(1000, LmtpReason::Malformed, "a malformed message was sent");
-    /// The server stops.
+    /// The server is shutting down.
     pub const SHUTDOWN: Self = Self::new(1001, LmtpReason::Draining, "the server is shutting down");
-    /// A text that is not UTF-8.
+    /// A text is not UTF-8.
     pub const BAD_TEXT: Self = Self::new(
         1007,
         LmtpReason::Malformed,
@@ -232,7 +233,7 @@ impl LmtpClose {
         LmtpReason::MessageTooLarge,
         "a message larger than max_message_in was sent",
     );
-    /// A defect of ours.
+    /// An internal error.
     pub const INTERNAL: Self = Self::new(
         1011,
         LmtpReason::EngineError,
@@ -248,21 +249,21 @@ impl LmtpClose {
     }
 }
 
-/// What a session has counted.
+/// Counters of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LmtpStats {
-    /// Streams accepted and given to the shell.
+    /// Streams accepted and passed to the shell.
     pub streams: u64,
     /// GENERATE and SCORE refused with an error item.
     pub refused: u64,
-    /// Items sent, errors left out.
+    /// Items sent, without errors.
     pub items_out: u64,
-    /// Messages taken.
+    /// Messages taken by the transport.
     pub messages_out: u64,
     /// Malformed messages.
     pub malformed: u64,
     /// Unknown members of GENERATE (LM-207).
     pub unknown_parameters: u64,
-    /// Streams that went on elsewhere or under another id (LM-963, LM-965).
+    /// Streams resumed on another connection or under another id (LM-963, LM-965).
     pub resumed: u64,
 }

@@ -1,4 +1,4 @@
-//! Reads and checks the members of client messages.
+//! Reads and validates the members of client messages.
 
 use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -14,13 +14,13 @@ use crate::steer::Token;
 /// One `TYPE JSON` unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ClientCommand<'a> {
-    /// The type, whatever it is.
+    /// The type, not validated.
     pub(super) word: &'a str,
-    /// The payload, whatever it is.
+    /// The payload, not validated.
     pub(super) payload: RawValue<'a>,
 }
 
-/// Reads the message at the beginning of `text`, and returns it with the messages behind it (LM-201, LM-204).
+/// Reads the message at the beginning of `text`, and returns it with the rest of the text (LM-201, LM-204).
 pub(super) fn command(text: &str) -> Result<(ClientCommand<'_>, &str), BadJson> {
     let (word, rest) = text
         .split_once(' ')
@@ -36,17 +36,17 @@ pub(super) fn command(text: &str) -> Result<(ClientCommand<'_>, &str), BadJson> 
     Ok((ClientCommand { word, payload }, next))
 }
 
-/// The members of a payload by name; of repeated ones the last (LM-205).
+/// The members of a payload by name; the last one wins (LM-205).
 #[derive(Debug)]
 pub(super) struct PayloadMembers<'a> {
     known: [Option<RawValue<'a>>; NAMES.len()],
-    /// Those of version 2 whose feature was negotiated; for everybody else they are unknown (LM-207).
+    /// Members of version 2 whose feature was negotiated; without that they are unknown (LM-207).
     added: Vec<(&'static str, RawValue<'a>)>,
-    /// A controller is asked for.
+    /// Whether a controller is requested.
     controller: bool,
-    /// The first unknown name, and how many there are.
+    /// The first unknown name, and the number of unknown members.
     unknown: Option<(Cow<'a, str>, u64)>,
-    /// All of them, as sent.
+    /// The whole object, as sent.
     source: &'a str,
 }
 
@@ -75,7 +75,7 @@ const NAMES: [&str; 22] = [
     "data",
 ];
 
-/// Members of version 2 and what opens them.
+/// Members of version 2, with the feature that each belongs to.
 const ADDED: [(&str, Feature); 34] = [
     ("prompt_text", Feature::Text),
     ("messages", Feature::Text),
@@ -113,11 +113,11 @@ const ADDED: [(&str, Feature); 34] = [
     ("seq", Feature::Window),
 ];
 
-/// What two requests for the same may differ in (LM-963).
+/// Members in which a request and its retry may differ (LM-963).
 const ASIDE: [&str; 5] = ["stream_id", "retry_of", "deadline_ms", "ttft_ms", "data"];
 
 impl<'a> PayloadMembers<'a> {
-    /// The members of an object; nothing else has any.
+    /// Reads the members of an object; `None` for any other value.
     pub(super) fn of(payload: RawValue<'a>, features: Features) -> Option<Self> {
         let mut members = Self {
             known: [None; NAMES.len()],
@@ -148,12 +148,12 @@ impl<'a> PayloadMembers<'a> {
         Some(members)
     }
 
-    /// The object as it was sent.
+    /// The object as sent.
     pub(super) const fn source(&self) -> &'a str {
         self.source
     }
 
-    /// A member that is there and not null.
+    /// Returns a member that is present and not null.
     pub(super) fn value(&self, name: &str) -> Option<RawValue<'a>> {
         let value = match NAMES.iter().position(|known| *known == name) {
             Some(at) => self.known[at],
@@ -166,7 +166,7 @@ impl<'a> PayloadMembers<'a> {
         value.filter(|value| !value.is_null())
     }
 
-    /// What is asked for, in short: the same for requests whose members are the same, ids and times apart (LM-963).
+    /// A digest of the request: equal for requests with the same members, without ids and times (LM-963).
     pub(super) fn digest(&self, word: &str) -> u64 {
         let known = NAMES.into_iter().zip(self.known);
         let known = known.filter_map(|(name, value)| Some((name, value?)));
@@ -184,22 +184,22 @@ impl<'a> PayloadMembers<'a> {
         digest.finish()
     }
 
-    /// Whether a controller is asked for, which is known here though it cannot be negotiated.
+    /// Whether a controller is requested; recognised here although the feature cannot be negotiated.
     pub(super) fn names_controller(&self) -> bool {
         self.controller
     }
 
-    /// The first unknown name.
+    /// The name of the first unknown member.
     pub(super) fn first_unknown(&self) -> Option<&str> {
         self.unknown.as_ref().map(|(name, _)| &**name)
     }
 
-    /// How many unknown members there are.
+    /// Number of unknown members.
     pub(super) fn unknown(&self) -> u64 {
         self.unknown.as_ref().map_or(0, |(_, count)| *count)
     }
 
-    /// The id to echo.
+    /// Reads the id to echo.
     pub(super) fn id(&self, limits: &ConnectionLimits) -> Result<StreamId, LmtpError> {
         let value = self
             .value("stream_id")
@@ -207,7 +207,7 @@ impl<'a> PayloadMembers<'a> {
         id(value, limits)
     }
 
-    /// True or false; `None` where the member is absent.
+    /// Reads a boolean; `None` if the member is absent.
     pub(super) fn flag(&self, name: &str) -> Result<Option<bool>, LmtpError> {
         let Some(value) = self.value(name) else {
             return Ok(None);
@@ -217,7 +217,7 @@ impl<'a> PayloadMembers<'a> {
             .ok_or_else(|| wrong_type(name, "true or false"))
     }
 
-    /// The name of something that the client has named.
+    /// Reads the name of a buffer, mask or other object that the client has named.
     pub(super) fn name(
         &self,
         name: &str,
@@ -234,7 +234,7 @@ impl<'a> PayloadMembers<'a> {
         Ok(Some(text.into_owned()))
     }
 
-    /// How many of the most likely tokens to show.
+    /// Reads the number of most likely tokens to show.
     pub(super) fn top_logprobs(&self, limits: &ConnectionLimits) -> Result<Option<u32>, LmtpError> {
         let count = self.count("top_logprobs", "0 or more", 0)?;
         match count {
@@ -246,7 +246,7 @@ impl<'a> PayloadMembers<'a> {
         }
     }
 
-    /// The model's name, if one is given.
+    /// Reads the model's name, if there is one.
     pub(super) fn model(
         &self,
         limits: &ConnectionLimits,
@@ -263,7 +263,7 @@ impl<'a> PayloadMembers<'a> {
         Ok(Some(name))
     }
 
-    /// A number in range, as an f32; `None` where the member is absent.
+    /// Reads a number in range, as an f32; `None` if the member is absent.
     fn number(
         &self,
         name: &str,
@@ -281,7 +281,7 @@ impl<'a> PayloadMembers<'a> {
         }
     }
 
-    /// An integer in range; `None` where the member is absent.
+    /// Reads an integer in range; `None` if the member is absent.
     pub(super) fn integer(
         &self,
         name: &str,
@@ -300,7 +300,7 @@ impl<'a> PayloadMembers<'a> {
         }
     }
 
-    /// A count, which may be larger than anything here can be.
+    /// Reads a count, which may exceed every limit.
     fn count(
         &self,
         name: &str,
@@ -311,7 +311,7 @@ impl<'a> PayloadMembers<'a> {
         Ok(number.map(|number| u32::try_from(number.max(0)).unwrap_or(u32::MAX)))
     }
 
-    /// Token ids; `[null]` is `[]` in a prompt (LM-303).
+    /// Reads token ids; in a prompt `[null]` is `[]` (LM-303).
     pub(super) fn tokens(
         &self,
         name: &str,
@@ -338,7 +338,7 @@ impl<'a> PayloadMembers<'a> {
     }
 }
 
-/// GENERATE.
+/// Reads GENERATE.
 pub(super) fn generate(
     members: &PayloadMembers<'_>,
     model: &LmtpModelInfo,
@@ -407,13 +407,13 @@ pub(super) fn generate(
         let message = format!("unknown member '{name}'");
         return Err(LmtpError::new(LmtpReason::UnknownParameter, message));
     }
-    // D-23.
+    // The prompt must leave room for at least one token (D-23).
     let length = generate.prompt.len();
     fits(model, length, |context| length < context)?;
     Ok(generate)
 }
 
-/// SCORE; other members are ignored.
+/// Reads SCORE; other members are ignored.
 pub(super) fn score(
     members: &PayloadMembers<'_>,
     model: &LmtpModelInfo,
@@ -428,7 +428,7 @@ pub(super) fn score(
 }
 
 impl Score {
-    /// Whether there is something to score, and room for it (LM-313).
+    /// Checks that there is something to score, and that it fits into the context (LM-313).
     pub(super) fn checked(self, model: &LmtpModelInfo) -> Result<Self, LmtpError> {
         if self.scored.is_empty() {
             return Err(out_of_range("scored", "a list with at least one token id"));
@@ -439,7 +439,7 @@ impl Score {
     }
 }
 
-/// Lists of token ids under one name.
+/// Reads lists of token ids from one member.
 pub(super) fn token_lists(
     members: &PayloadMembers<'_>,
     name: &str,
@@ -466,8 +466,8 @@ pub(super) fn token_lists(
     Ok(all)
 }
 
-/// The tokens in a list of inclusive ranges, ascending; ids outside the vocabulary are left out (LM-945). However the
-/// ranges overlap, this costs no more than they and the vocabulary are long.
+/// Reads a list of inclusive ranges as ascending tokens; ids outside the vocabulary are ignored (LM-945). The cost is
+/// linear in the number of ranges and the vocabulary, however much ranges overlap.
 pub(super) fn ranges(
     members: &PayloadMembers<'_>,
     name: &str,
@@ -488,7 +488,7 @@ pub(super) fn ranges(
         let Some([first, last]) = ends.as_deref() else {
             return Err(wrong());
         };
-        // Below the vocabulary's size, both are small.
+        // Both are at most the vocabulary's size, so they fit.
         let first = usize::try_from((*first).max(0)).unwrap_or(usize::MAX);
         let behind = usize::try_from(last.saturating_add(1).clamp(0, i128::from(size)));
         let behind = behind.unwrap_or_default();
@@ -505,7 +505,7 @@ pub(super) fn ranges(
     Ok(inside.map(|(token, _)| token))
 }
 
-/// An id to echo. JSON alone can be echoed: the bare words cannot, nor raw line ends inside a list.
+/// Reads an id to echo. Only strict JSON can be echoed: the bare words and raw line ends inside a list cannot.
 pub(super) fn id(value: RawValue<'_>, limits: &ConnectionLimits) -> Result<StreamId, LmtpError> {
     let json = value.as_str();
     if json.len() > limits.max_id_bytes {
@@ -520,7 +520,7 @@ pub(super) fn id(value: RawValue<'_>, limits: &ConnectionLimits) -> Result<Strea
     Ok(StreamId::new(json))
 }
 
-/// The prompt that generation starts from: an empty one begins a text (LM-303).
+/// The prompt that generation starts from: an empty one becomes BOS (LM-303).
 fn opened(prompt: Vec<Token>, model: &LmtpModelInfo) -> Result<Vec<Token>, LmtpError> {
     if !prompt.is_empty() {
         return Ok(prompt);
@@ -533,7 +533,7 @@ fn opened(prompt: Vec<Token>, model: &LmtpModelInfo) -> Result<Vec<Token>, LmtpE
     Ok(vec![first])
 }
 
-/// What no context is known of, its server judges.
+/// Checks a length against the context. If the context is not known, the upstream server checks it.
 fn fits(
     model: &LmtpModelInfo,
     length: usize,
@@ -547,7 +547,7 @@ fn fits(
     Err(LmtpError::new(LmtpReason::ContextLengthExceeded, message))
 }
 
-/// Ascending, of each id the last, ids outside the vocabulary left out (LM-305).
+/// Reads biases: ascending, the last one of repeated ids, without ids outside the vocabulary (LM-305).
 fn biases(
     members: &PayloadMembers<'_>,
     model: &LmtpModelInfo,
@@ -574,11 +574,11 @@ fn biases(
             .filter(|bias| !bias.is_nan() && *bias < f64::INFINITY)
             .ok_or_else(|| refused("'logit_bias' has a value that is no number below Infinity"))?;
         if let Some(token) = key.parse().ok().filter(|token| model.has_token(*token)) {
-            // What only f64 can hold is as good as the largest f32.
+            // A value beyond the range of f32 is treated as the largest f32.
             biases.push((token, (bias as f32).min(f32::MAX)));
         }
     }
-    // Stable: of repeated ids the last stands last, and is kept.
+    // A stable sort: of repeated ids the last one sent stays last, and is retained.
     biases.sort_by_key(|(token, _)| *token);
     biases.dedup_by(|later, retained| {
         let same = later.0 == retained.0;
@@ -595,7 +595,7 @@ fn biases(
     Ok(biases.into())
 }
 
-/// Signed and unsigned 64 bits alike (D-20).
+/// Reads a seed; signed and unsigned 64-bit numbers are accepted (D-20).
 fn seed(members: &PayloadMembers<'_>) -> Result<Option<u64>, LmtpError> {
     let bits = |number: i128| {
         let negative = |_| i64::try_from(number).map(i64::cast_unsigned);
@@ -679,7 +679,7 @@ fn stops(
     Ok(stops)
 }
 
-/// One token id; `index` is its place, for the message.
+/// Reads one token id; `index` is its position, for the error message.
 fn token(
     name: &str,
     index: usize,
@@ -701,10 +701,10 @@ fn token(
     })
 }
 
-/// The number is not finite, so it is no integer, but a number all the same.
+/// The number is not finite: not an integer, but not of a wrong type either.
 struct NotFinite;
 
-/// An integer, or a number that is beyond all; `None` for anything else.
+/// Reads an integer, or a number that is not finite; `None` for anything else.
 fn integer(value: RawValue<'_>) -> Option<Result<i128, NotFinite>> {
     match value.integer() {
         Some(number) => Some(Ok(number)),

@@ -1,4 +1,4 @@
-//! The reasons of LMTP errors: which rule was broken, finer than a code.
+//! The reasons of LMTP errors: the rule that was broken, finer than a code.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::code::Code;
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $code:ident, $retryable:literal;)*) => {
-        /// The rule that was broken, as member `code` names it.
+        /// The rule that was broken; member `code` has its name.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum LmtpReason { $($(#[$doc])* $variant,)* }
 
@@ -21,7 +21,7 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// The code that other faces know.
+            /// The code of this reason in other protocols.
             #[must_use]
             pub const fn code(self) -> Code {
                 match self { $(Self::$variant => Code::$code,)* }
@@ -37,63 +37,63 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// No `TYPE JSON` with an object.
+    /// The message is not `TYPE JSON` with an object.
     Malformed = "malformed", InvalidRequest, false;
-    /// No such type.
+    /// There is no such type.
     UnknownCommand = "unknown_command", InvalidRequest, false;
     /// A message above the size limit.
     MessageTooLarge = "message_too_large", LimitExceeded, false;
-    /// A member that has to be there is not.
+    /// A required member is missing.
     MissingRequiredParameter = "missing_required_parameter", InvalidRequest, false;
-    /// A member is of another type.
+    /// A member has the wrong type.
     InvalidType = "invalid_type", InvalidRequest, false;
     /// A member is out of range.
     InvalidValue = "invalid_value", InvalidRequest, false;
-    /// A member that nothing knows, where that is refused.
+    /// An unknown member, where unknown members are refused.
     UnknownParameter = "unknown_parameter", InvalidRequest, false;
-    /// Known, and not to be had here.
+    /// Known, but not supported here.
     UnsupportedOperation = "unsupported_operation", Unimplemented, false;
-    /// The id is that of a live stream.
+    /// The id belongs to a live stream.
     DuplicateStream = "duplicate_stream", AlreadyExists, false;
     /// A message of version 2 on a connection that has not negotiated it.
     NotNegotiated = "not_negotiated", FailedPrecondition, false;
-    /// No model of this name.
+    /// There is no model of this name.
     ModelNotFound = "model_not_found", NotFound, false;
-    /// The key does not allow it.
+    /// The key does not permit it.
     InsufficientScope = "insufficient_scope", PermissionDenied, false;
-    /// The model was loading for too long.
+    /// The model took too long to load.
     ModelLoading = "model_loading", Unavailable, true;
-    /// The stream waited for too long.
+    /// The stream waited too long in the queue.
     QueueTimeout = "queue_timeout", Overloaded, true;
-    /// There is no place for another stream.
+    /// There is no room for another stream.
     ServerOverloaded = "server_overloaded", Overloaded, true;
-    /// A key has used up what it may use in a time.
+    /// The rate limit of the key is exceeded.
     RateLimitExceeded = "rate_limit_exceeded", RateLimited, true;
-    /// The server stops.
+    /// The server is shutting down.
     Draining = "draining", Unavailable, true;
-    /// The prompt does not fit.
+    /// The prompt does not fit into the context.
     ContextLengthExceeded = "context_length_exceeded", InvalidRequest, false;
-    /// Bias and masks leave no token.
+    /// Bias and masks permit no token.
     ConstraintFailed = "constraint_failed", InvalidRequest, false;
     /// A step of the engine failed.
     EngineError = "engine_error", Internal, true;
-    /// The engine is gone.
+    /// The engine has failed for good.
     EngineDead = "engine_dead", Internal, true;
-    /// A server elsewhere failed.
+    /// An upstream server failed.
     UpstreamError = "upstream_error", UpstreamFailed, true;
-    /// The connection to a server elsewhere broke; at clients only.
+    /// The connection to an upstream server was lost; only at clients.
     ConnectionLost = "connection_lost", Truncated, true;
     /// A controller failed.
     ControllerFailed = "controller_failed", ControllerFailed, false;
-    /// The time allowed has passed.
+    /// The deadline has passed.
     Timeout = "timeout", DeadlineExceeded, true;
     /// The peer does not read.
     Stalled = "stalled", LimitExceeded, false;
-    /// A buffer is not there any more.
+    /// The buffer does not exist, or exists no more.
     BufferNotFound = "buffer_not_found", NotFound, true;
-    /// A mask is not there any more.
+    /// The mask does not exist, or exists no more.
     MaskNotFound = "mask_not_found", NotFound, true;
-    /// A stream or session is not there any more.
+    /// The stream or session does not exist, or exists no more.
     StreamGone = "stream_gone", NotFound, true;
 }
 
@@ -108,19 +108,19 @@ impl LmtpReason {
     }
 }
 
-/// One error: what a stream or request ends with.
+/// The error that a stream or request ends with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LmtpError {
-    /// Which rule.
+    /// The rule that was broken.
     pub reason: LmtpReason,
-    /// For people: what is wrong and what to do.
+    /// For humans: what is wrong and what to do.
     pub message: Cow<'static, str>,
-    /// When to come again, where that is known.
+    /// When to retry, if that is known.
     pub retry_after: Option<Duration>,
 }
 
 impl LmtpError {
-    /// An error with its text.
+    /// Creates an error with this message.
     pub fn new(reason: LmtpReason, message: impl Into<Cow<'static, str>>) -> Self {
         Self {
             reason,
@@ -129,7 +129,7 @@ impl LmtpError {
         }
     }
 
-    /// The text that clients of the reference server know (LM-321).
+    /// The message that clients of the reference server expect (LM-321).
     #[must_use]
     pub fn model(reason: LmtpReason) -> Self {
         Self::new(

@@ -1,6 +1,6 @@
-//! The server's end of an LMTP connection: its streams, as a pure state machine for every transport (LM-101).
+//! The server side of an LMTP connection: its streams, as a pure state machine for every transport (LM-101).
 //!
-//! Text goes in, messages come out; time goes in as an argument.
+//! Text goes in, messages come out; the current time is an argument.
 //!
 //! ```text
 //!   handle(text)  ──►┌──────────────────┐──► next_message()   when the transport can take one
@@ -8,7 +8,7 @@
 //!   tick, close … ──►└──────────────────┘──► wake_at()        call tick then
 //!
 //!   open ──end_of_input──► half-closed ──no stream left, all taken──► closed
-//!     └────── lose ──► held ──its client back, or resume_grace──► closed
+//!     └────── lose ──► detached ──resumed, or resume_grace──────► closed
 //!     └────── close ──► last words ──all taken, or two seconds──► closed
 //!     └────── hang_up, stall ─────────────────────────────────► closed
 //! ```
@@ -56,60 +56,60 @@ use resume::ResumeQuestion;
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum LmtpPhase {
     Open,
-    /// The client sends nothing more; its streams go on (LM-110).
+    /// The client sends nothing more; its streams continue (LM-110).
     HalfClosed,
-    /// All streams were sent their end; the transport has until then to deliver it (LM-505).
+    /// All streams were sent their end; the transport has until this time to take it (LM-505).
     LastWords(LmtpClose, Time),
-    /// Its connection is lost, and its client may come back until then (LM-964).
+    /// The connection is lost, and the client may resume until this time (LM-964).
     Detached(Time),
     Closed,
 }
 
-/// What lives under an id, or one sample of it.
+/// A live stream, or one sample of it.
 #[derive(Debug)]
 struct LmtpStream {
     id: StreamId,
-    /// Items that may still come; never 0.
+    /// Number of items that may still follow; never 0.
     left: u64,
-    /// How many of the most likely tokens an item shows; `None` shows not even the member, as for SCORE.
+    /// Number of most likely tokens that an item shows; `None` omits the member, as for SCORE.
     top: Option<u32>,
-    /// It is a SCORE.
+    /// Whether it is a SCORE.
     scores: bool,
-    /// What version 2 knows of it stands elsewhere; `None` for the base protocol.
+    /// Key of its version 2 state in `extended`; `None` for the base protocol.
     part: Option<SampleKey>,
 }
 
-/// The machine. See the module's page.
+/// The session state machine; see the module documentation.
 #[derive(Debug)]
 pub struct LmtpSession {
     config: Config,
     phase: LmtpPhase,
     streams: BTreeMap<StreamKey, LmtpStream>,
-    /// The first sample of each.
+    /// The first sample of each stream, by id.
     ids: BTreeMap<StreamId, StreamKey>,
-    /// What was negotiated (LM-903).
+    /// The negotiated features (LM-903).
     features: Features,
-    /// Streams of version 2, by their first samples.
+    /// Version 2 state of streams, by their first samples.
     extended: BTreeMap<StreamKey, ExtendedStream>,
-    /// When they have to have begun or ended.
+    /// Deadlines by which streams must have started or ended.
     due: BTreeSet<(Time, StreamKey)>,
-    /// Requests whose model is being loaded.
+    /// Requests that wait for their model to load.
     loading: Loading,
-    /// Items that may be wanted again, and those that wait.
+    /// Items that may have to be sent again, and items that wait to be sent.
     replays: ReplayBuffers,
     buffers: Buffers,
     masks: Masks,
-    /// By what its client comes back.
+    /// The name with which its client can resume the session.
     name: Option<ByteString>,
-    /// What the shell has to answer before anything is read.
+    /// A question that the shell has to answer before further input is handled.
     question: Option<ResumeQuestion>,
-    /// How many streams there were.
+    /// Number of streams admitted so far.
     admitted: u64,
     outbound: LmtpOutbound,
     events: VecDeque<LmtpOutput>,
-    /// Since when nothing was taken although too much waits (LM-607).
+    /// Since when too many bytes have been unsent without a message being taken (LM-607).
     parked: Option<Time>,
-    /// Malformed messages in a row.
+    /// Number of consecutive malformed messages.
     malformed: u32,
     /// Whether new streams are refused (LM-509).
     draining: bool,
@@ -117,7 +117,7 @@ pub struct LmtpSession {
 }
 
 impl LmtpSession {
-    /// A session that begins now. Allocates next to nothing until something is sent.
+    /// Creates a session. Allocates almost nothing until something is sent.
     #[must_use]
     pub fn new(config: Config) -> Self {
         let features = if config.negotiated {
@@ -150,15 +150,15 @@ impl LmtpSession {
         }
     }
 
-    /// Takes in one frame or line, message by message. Returns what it has no room to answer: hand that in again, before
-    /// anything else, when [`Self::wants_input`] says so.
+    /// Handles one frame or line, message by message. Returns the part that there is no room to answer: pass it in
+    /// again, before any other input, when [`Self::wants_input`] returns `true`.
     pub fn handle(
         &mut self,
         text: ByteString,
         models: &dyn ModelLookup,
         now: Time,
     ) -> Option<ByteString> {
-        // Text that holds nothing is one malformed message, not none.
+        // An empty text is one malformed message, not zero messages.
         let mut rest = &*text;
         loop {
             if self.phase != LmtpPhase::Open {
@@ -178,7 +178,7 @@ impl LmtpSession {
                         None => self.refuse_malformed("the payload is not an object", now),
                     }
                 }
-                // What follows in the same text is discarded (LM-204).
+                // The rest of the same text is discarded (LM-204).
                 Err(BadJson(what)) => {
                     rest = "";
                     self.refuse_malformed(what, now);
@@ -191,8 +191,8 @@ impl LmtpSession {
         }
     }
 
-    /// Something came that is no text, where [`Self::wants_input`] had asked for input. A line is answered and reading
-    /// goes on; a frame ends the connection (LM-106, LM-112, LM-1201).
+    /// Handles input that is not valid text, while [`Self::wants_input`] is `true`. A bad line is answered and reading
+    /// continues; a bad frame closes the connection (LM-106, LM-112, LM-1201).
     pub fn handle_unreadable(&mut self, what: Unreadable, now: Time) {
         if self.phase != LmtpPhase::Open {
             return;
@@ -210,10 +210,10 @@ impl LmtpSession {
         self.park(now);
     }
 
-    /// Takes in what one step gave, for any of the streams; it goes out in order of admission (LM-601). What comes for a
-    /// stream that has ended is dropped.
+    /// Handles the results of one step, for any of the streams; they are sent in order of admission (LM-601). Results
+    /// for an ended stream are dropped.
     pub fn step(&mut self, mut pieces: Vec<(StreamKey, StreamPiece)>, now: Time) {
-        // Stable: several pieces of a stream keep their order.
+        // A stable sort: several pieces of a stream keep their order.
         pieces.sort_by_key(|(stream, _)| *stream);
         for (stream, piece) in pieces {
             match piece {
@@ -225,7 +225,7 @@ impl LmtpSession {
         self.settle();
     }
 
-    /// The work of a stream is over. If it has not said how, the stream fails rather than hang (LM-501).
+    /// The work of a stream is over. If its end was not reported, the stream fails rather than hang (LM-501).
     pub fn finished(&mut self, stream: StreamKey, now: Time) {
         let error = LmtpError::new(LmtpReason::EngineError, "the work ended without an end");
         self.fail(stream, &error, now);
@@ -233,8 +233,8 @@ impl LmtpSession {
         self.settle();
     }
 
-    /// The client sends nothing more, and nothing that it sent is left; what runs finishes, and then the session closes
-    /// (LM-110, LM-113).
+    /// The client sends nothing more, and all its input was handled; running streams finish, and then the session
+    /// closes (LM-110, LM-113).
     pub fn end_of_input(&mut self) {
         if self.phase == LmtpPhase::Open {
             self.phase = LmtpPhase::HalfClosed;
@@ -242,7 +242,7 @@ impl LmtpSession {
         }
     }
 
-    /// The connection is gone: everything of it stops (LM-506). Nothing follows but [`LmtpOutput::Cancel`].
+    /// The connection is lost: all work stops (LM-506). Only [`LmtpOutput::Cancel`] follows.
     pub fn hang_up(&mut self) {
         self.phase = LmtpPhase::Closed;
         self.question = None;
@@ -250,14 +250,14 @@ impl LmtpSession {
         self.cancel_all();
     }
 
-    /// New streams are refused from here on (LM-509).
+    /// Refuses new streams from now on (LM-509).
     pub fn drain(&mut self) {
         if !std::mem::replace(&mut self.draining, true) && self.phase == LmtpPhase::Open {
             self.announce(&StreamUpdate::Draining { deadline: None });
         }
     }
 
-    /// Ends every open stream with an error item, and then the connection (LM-505).
+    /// Ends every open stream with an error item, and then closes the connection (LM-505).
     pub fn close(&mut self, close: LmtpClose, now: Time) {
         if self.is_detached() {
             return self.hang_up();
@@ -283,13 +283,14 @@ impl LmtpSession {
         self.settle();
     }
 
-    /// The next thing for the shell to do.
+    /// Returns the next output for the shell to act on.
     pub fn poll(&mut self) -> Option<LmtpOutput> {
         self.events.pop_front()
     }
 
-    /// The next message for the client, with the line's end on a line transport. Call it when the transport can take one:
-    /// what steps give in the meantime is joined, within [`super::ConnectionLimits::max_frame_out`] (LM-607).
+    /// Returns the next message for the client, with the line end on a line transport. Call it when the transport can
+    /// accept one: until then the items of further steps join the message, within
+    /// [`super::ConnectionLimits::max_frame_out`] (LM-607).
     pub fn next_message(&mut self, now: Time) -> Option<Bytes> {
         let message = self.outbound.take(self.config.carrier)?;
         self.stats.messages_out += 1;
@@ -305,14 +306,14 @@ impl LmtpSession {
         Some(message)
     }
 
-    /// Whether [`Self::next_message`] gives one.
+    /// Whether [`Self::next_message`] returns a message.
     #[must_use]
     pub fn has_message(&self) -> bool {
         !self.outbound.is_empty()
     }
 
-    /// Whether [`Self::handle`] may be called. While it says no nothing is to be read, but a client that goes is to be
-    /// seen: answers wait for room as items do.
+    /// Whether [`Self::handle`] may be called. While this is `false`, read nothing, but watch the connection for a
+    /// close: answers wait for room as items do.
     #[must_use]
     pub fn wants_input(&self) -> bool {
         self.phase == LmtpPhase::Open && self.parked.is_none() && self.question.is_none()
@@ -324,7 +325,7 @@ impl LmtpSession {
         self.phase == LmtpPhase::Closed
     }
 
-    /// When to call [`Self::tick`], if nothing happens before.
+    /// When to call [`Self::tick`], if nothing else happens before.
     #[must_use]
     pub fn wake_at(&self) -> Option<Time> {
         match self.phase {
@@ -352,7 +353,7 @@ impl LmtpSession {
         }
     }
 
-    /// Time has passed.
+    /// Handles timers that are due at `now`.
     pub fn tick(&mut self, now: Time) {
         if self.wake_at().is_none_or(|at| now < at) {
             return;
@@ -381,13 +382,13 @@ impl LmtpSession {
         self.parked.map(|since| since + timeout)
     }
 
-    /// What the client calls a live stream.
+    /// The id of a live stream.
     #[must_use]
     pub fn id(&self, stream: StreamKey) -> Option<&StreamId> {
         self.streams.get(&stream).map(|stream| &stream.id)
     }
 
-    /// How many streams live.
+    /// Number of live streams.
     #[must_use]
     pub fn live(&self) -> usize {
         self.streams.len()
@@ -399,7 +400,7 @@ impl LmtpSession {
         self.outbound.bytes
     }
 
-    /// What was counted.
+    /// The counters of this session.
     #[must_use]
     pub const fn stats(&self) -> LmtpStats {
         self.stats
@@ -418,10 +419,10 @@ impl LmtpSession {
         let work_goes_on = item.finish.is_none();
         stream.left -= 1;
         if stream.scores {
-            // One item for each token, and the last says so (LM-311).
+            // SCORE has one item for each token, and the last one has the finish reason (LM-311).
             item.finish = (stream.left == 0).then_some(StreamFinish::Stop);
         } else if stream.left == 0 {
-            // Exact, whatever the engine does (LM-602).
+            // `max_tokens` is exact, whatever the engine does (LM-602).
             item.finish.get_or_insert(StreamFinish::Length);
         }
         let ends = item.finish.is_some();
@@ -467,7 +468,7 @@ impl LmtpSession {
         }
     }
 
-    /// A stream ends badly, unless it has ended; the work of this sample of it is over.
+    /// Ends a stream with an error, unless it has ended; the work of this sample is over.
     fn fail(&mut self, key: StreamKey, error: &LmtpError, now: Time) {
         if let Some(stream) = self.streams.get(&key) {
             let first = stream.part.map_or(key, |part| part.first);
@@ -475,7 +476,7 @@ impl LmtpSession {
         }
     }
 
-    /// A stream ends badly, by its first sample.
+    /// Ends a stream with an error, by its first sample.
     fn fail_all_of(
         &mut self,
         first: StreamKey,
@@ -503,7 +504,7 @@ impl LmtpSession {
         }
     }
 
-    /// A sample has ended. With its last one a stream has, and its id may be used again (LM-508).
+    /// Removes a sample that has ended. With its last sample a stream has ended, and its id may be reused (LM-508).
     fn remove_stream(&mut self, key: StreamKey, now: Time) {
         let Some(stream) = self.streams.remove(&key) else {
             return;
@@ -519,7 +520,7 @@ impl LmtpSession {
         self.ids.remove(&stream.id);
     }
 
-    /// Takes a stream out of everything, by its first sample; work that goes on, but for one, is cancelled.
+    /// Removes a stream from all tables, by its first sample; its running work, except one sample's, is cancelled.
     fn dissolve(
         &mut self,
         first: StreamKey,
@@ -549,7 +550,7 @@ impl LmtpSession {
         Some((extended.id.clone(), Some(extended)))
     }
 
-    /// A request gets the error that answers it, with the members of an error item (LM-504).
+    /// Answers a request with an error, with the members of an error item (LM-504).
     fn request_failed(&mut self, id: &StreamId, error: &LmtpError) {
         let max = self.config.limits.max_error_bytes;
         self.outbound
@@ -574,7 +575,7 @@ impl LmtpSession {
         }
     }
 
-    /// Says what waits in rings, as far as there is room.
+    /// Sends items that wait in replay buffers, as far as there is room.
     fn flow(&mut self, now: Time) {
         let (outbound, config) = (&mut self.outbound, &self.config);
         for first in self.replays.flow(outbound, config, now) {
@@ -590,14 +591,14 @@ impl LmtpSession {
         self.events.extend(standing);
     }
 
-    /// The samples of a stream that go on.
+    /// The samples of a stream that are still running.
     fn samples(&self, first: StreamKey) -> impl Iterator<Item = StreamKey> + use<'_> {
         let extended = self.extended.get(&first).into_iter();
         let keys = extended.flat_map(move |extended| extended.keys(first));
         keys.filter(move |key| self.streams.contains_key(key))
     }
 
-    /// Too much waits now.
+    /// Parks all streams if too many bytes are unsent.
     fn park(&mut self, now: Time) {
         self.flow(now);
         if self.parked.is_none() && self.outbound.bytes > self.config.limits.outbox_bytes {
@@ -606,7 +607,7 @@ impl LmtpSession {
         }
     }
 
-    /// Closes once there is nothing left to say.
+    /// Closes the session once nothing is left to send.
     fn settle(&mut self) {
         if !self.outbound.is_empty() {
             return;

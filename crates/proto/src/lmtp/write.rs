@@ -1,6 +1,6 @@
 //! Encodes items and notices as JSON.
 //!
-//! Everything is compact, without raw control characters.
+//! The output is compact JSON without raw control characters.
 
 use std::fmt::Write as _;
 
@@ -10,8 +10,8 @@ use serde::Serialize;
 use super::{LmtpError, LmtpModelInfo, StreamFinish, StreamId, TokenItem};
 use crate::steer::Token;
 
-/// An item with a token; `top` is how many of the most likely are shown, and `None` leaves that member out (SCORE).
-/// `more` writes what version 2 adds, each member with a comma before it.
+/// Writes an item with a token; `top` is the number of most likely tokens shown, and `None` omits that member (SCORE).
+/// `more` writes members of version 2, each with a comma before it.
 pub(super) fn item(
     out: &mut BytesMut,
     id: &StreamId,
@@ -45,7 +45,7 @@ pub(super) fn item(
     out.put_u8(b'}');
 }
 
-/// An end without a token (LM-961).
+/// Writes an end item without a token (LM-961).
 pub(super) fn end(
     out: &mut BytesMut,
     id: &StreamId,
@@ -60,7 +60,7 @@ pub(super) fn end(
     out.put_u8(b'}');
 }
 
-/// A member, with the comma before it.
+/// Writes a member, with the comma before it.
 pub(super) fn member<T: Serialize + ?Sized>(out: &mut BytesMut, name: &str, value: &T) {
     out.put_u8(b',');
     json(out, name);
@@ -68,7 +68,7 @@ pub(super) fn member<T: Serialize + ?Sized>(out: &mut BytesMut, name: &str, valu
     json(out, value);
 }
 
-/// A list of logarithms as a member, with the comma before it.
+/// Writes a list of log-probabilities as a member, with the comma before it.
 pub(super) fn logprobs(out: &mut BytesMut, name: &str, values: &[Option<f32>]) {
     out.put_u8(b',');
     json(out, name);
@@ -85,7 +85,7 @@ pub(super) fn logprobs(out: &mut BytesMut, name: &str, values: &[Option<f32>]) {
     out.put_u8(b']');
 }
 
-/// An item that ends its stream badly (LM-502).
+/// Writes an item that ends its stream with an error (LM-502).
 pub(super) fn failure(
     out: &mut BytesMut,
     id: &StreamId,
@@ -104,7 +104,7 @@ pub(super) fn failure(
     out.put_u8(b'}');
 }
 
-/// The answer to a request of version 2; `body` writes its members, each with a comma before it.
+/// Writes the answer to a request of version 2; `body` writes its members, each with a comma before it.
 pub(super) fn answer(out: &mut BytesMut, id: &StreamId, body: impl FnOnce(&mut BytesMut)) {
     out.put_slice(b"{\"stream_id\":");
     out.put_slice(id.as_json().as_bytes());
@@ -112,7 +112,7 @@ pub(super) fn answer(out: &mut BytesMut, id: &StreamId, body: impl FnOnce(&mut B
     out.put_u8(b'}');
 }
 
-/// Writes the MSG of an error that belongs to no stream and no request.
+/// Writes the MSG of an error that belongs to no stream or request.
 pub(super) fn notice(
     out: &mut BytesMut,
     id: Option<&StreamId>,
@@ -123,7 +123,7 @@ pub(super) fn notice(
     out.put_u8(b'}');
 }
 
-/// What MODEL_INFO is answered with (LM-331); `name` is the model's as asked.
+/// Writes the answer to MODEL_INFO (LM-331); `name` is the model's name as requested.
 pub(super) fn model_info(
     out: &mut BytesMut,
     id: &StreamId,
@@ -146,19 +146,19 @@ pub(super) fn model_info(
     out.put_u8(b'}');
 }
 
-/// Everything that JSON has a spelling for; floats are the shortest that read back as the same f32.
+/// Writes any value that JSON can represent; floats are the shortest that read back as the same f32.
 pub(super) fn json<T: Serialize + ?Sized>(out: &mut BytesMut, value: &T) {
-    // Numbers, strings and lists of them always have a spelling, and memory takes it.
+    // This cannot fail: numbers, strings and lists of them are representable, and the writer is memory.
     let written = serde_json::to_writer(out.writer(), value);
     debug_assert!(written.is_ok());
 }
 
-/// What a logarithm may be on the wire: finite and not above 0 (LM-411, LM-412). Not for NaN.
+/// Writes a log-probability: finite and not above 0 (LM-411, LM-412). Not for NaN.
 pub(super) fn logprob(out: &mut BytesMut, value: f32) {
     if value <= f32::MIN {
         out.put_slice(MINUS_INFINITY);
     } else {
-        // Comparing takes the sign of -0.0 away too.
+        // The comparison also removes the sign of -0.0.
         json(out, if value < 0.0 { &value } else { &0.0 });
     }
 }
@@ -180,7 +180,7 @@ fn error(out: &mut BytesMut, id: Option<&StreamId>, cause: &LmtpError, max_bytes
     out.put_u8(b'"');
 }
 
-/// As much of a text as fits, in whole characters.
+/// Returns as much of a text as fits, in whole characters.
 pub(super) fn cut(text: &str, max_bytes: usize) -> &str {
     &text[..text.floor_char_boundary(max_bytes)]
 }
@@ -190,5 +190,5 @@ fn integer(out: &mut BytesMut, number: impl Into<u64>) {
     let _ = write!(out, "{}", number.into());
 }
 
-/// The lowest f32, spelled as LM-412 has it.
+/// The lowest f32, written as in LM-412.
 const MINUS_INFINITY: &[u8] = b"-3.4028235e38";

@@ -1,4 +1,4 @@
-//! Accepts one received fragment.
+//! Validates one received fragment and inserts it into its node.
 //!
 //! The outcome never depends on the order in which legal fragments arrive.
 
@@ -16,7 +16,7 @@ use crate::evergreen::{
     Chunk, Fragment, Metadata, MetadataMode, Payload, Reason, SessionLimits, Status, metadata,
 };
 
-/// What a fragment is judged by.
+/// The rules that a fragment is validated against.
 pub(super) struct AcceptanceRules<'a> {
     pub(super) limits: &'a SessionLimits,
     pub(super) mode: MetadataMode,
@@ -24,20 +24,20 @@ pub(super) struct AcceptanceRules<'a> {
     pub(super) references: bool,
     /// Payloads below this are copied out of the receive buffer (EV-805).
     pub(super) copy_below: usize,
-    /// What is described as the chunk before it is more of the same.
+    /// Consecutive chunks with equal metadata are parts of one item.
     pub(super) joins: bool,
     /// A node may hold chunks and children (EV-740).
     pub(super) mixes: bool,
 }
 
-/// What became of a fragment.
+/// The result of accepting a fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Acceptance {
-    /// Its seq was there already (EV-204).
+    /// A fragment with this seq was accepted before (EV-204).
     Duplicate,
-    /// Its node was dropped (EV-911).
+    /// The fragment's node was dropped (EV-911).
     Discarded,
-    /// It is held until those before it have come.
+    /// The fragment is buffered until the fragments before it arrive.
     Buffered(NodeKey),
     /// The contiguous prefix of its node grew.
     Grown(NodeKey),
@@ -46,7 +46,7 @@ pub(super) enum Acceptance {
 }
 
 impl Store {
-    /// Takes in a fragment of the peer's.
+    /// Accepts a fragment from the peer.
     pub(super) fn accept(
         &mut self,
         fragment: Fragment,
@@ -69,7 +69,8 @@ impl Store {
         if node.fate != NodeFate::Retained {
             return Ok(Acceptance::Discarded);
         }
-        // Before any look at the content, so that a retry is never worse than the first try (EV-204).
+        // Duplicates are detected before the content is validated, so that a retry never fails where the first try
+        // succeeded (EV-204).
         if node.has(seq) {
             if node.repeated.is_none() && differs(node, seq, &fragment) {
                 node.repeated = Some(seq);
@@ -103,8 +104,9 @@ impl Store {
         self.insert(key, seq, last, piece, rules)
     }
 
-    /// Where a fragment goes in a dialect that is lax about it: after the highest, if it names no place (EV-731), and
-    /// nowhere past the final one (EV-740). What stands past a final one that comes late goes.
+    /// Assigns a seq to a fragment in a dialect with lax seqs: the one after the highest, if the fragment has none
+    /// (EV-731). Returns `None` for a fragment past the final one (EV-740). If a final fragment arrives late, buffered
+    /// fragments past it are removed.
     pub(super) fn lax_seq(&mut self, fragment: &Fragment) -> Option<i32> {
         let Some(key) = self.find(&fragment.id) else {
             return Some(fragment.seq.max(0));
@@ -155,7 +157,7 @@ impl Store {
         children.iter().map(|id| self.mention(id, limits)).collect()
     }
 
-    /// Puts a judged piece into the log, or holds it ahead of its turn.
+    /// Inserts a validated piece into the log, or buffers it if it is ahead of the contiguous prefix.
     fn insert(
         &mut self,
         key: NodeKey,
@@ -204,8 +206,8 @@ impl Store {
 }
 
 impl StoredNode {
-    /// Appends a piece and whatever was held for just after it, and ends the log if that was all. Gives what the metadata
-    /// dropped by that counted.
+    /// Appends a piece and the buffered pieces that directly follow it, and ends the log if the final one was appended.
+    /// Returns the quota bytes of metadata that was dropped.
     fn extend(&mut self, piece: LogPiece, joins: bool) -> u64 {
         let mut dropped = 0;
         let mut next = Some(piece);
@@ -226,7 +228,8 @@ impl StoredNode {
         dropped
     }
 
-    /// A piece that is described as the one before it begins nothing new. By its seq, not by when it came.
+    /// Turns a piece with the same metadata as the piece before it into a continuation of that item. Decided by seq,
+    /// not by order of arrival.
     fn join(&mut self, piece: LogPiece) -> LogPiece {
         match piece {
             LogPiece::Begin(metadata, data) if self.metadata.as_ref() == Some(&metadata) => {
@@ -241,7 +244,7 @@ impl StoredNode {
                 LogPiece::Begin(metadata, data)
             }
             LogPiece::Children(_) | LogPiece::Slice(_) => {
-                // Between two pieces of one kind, children make two items of them.
+                // Children between two pieces of the same metadata make them two items.
                 self.metadata = None;
                 piece
             }
@@ -250,8 +253,8 @@ impl StoredNode {
     }
 }
 
-/// Whether a fragment is another one than that which has come with its seq, as far as its length and its end show. A retry
-/// is the same; who numbers fragments wrongly sends another.
+/// Whether a fragment differs from the one already accepted with its seq, judged by length and final flag. A retry is
+/// equal; a peer that numbers fragments wrongly sends different content.
 fn differs(node: &StoredNode, seq: u32, fragment: &Fragment) -> bool {
     let chunk = fragment.chunk.as_ref();
     let payload = chunk.and_then(|chunk| chunk.payload.as_ref());
@@ -262,7 +265,7 @@ fn differs(node: &StoredNode, seq: u32, fragment: &Fragment) -> bool {
     bytes || fragment.last != (node.last == Some(seq))
 }
 
-/// EV-206: nothing stands after the final fragment, whichever came first.
+/// EV-206: no fragment may follow the final one, whichever arrives first.
 fn check_end(node: &StoredNode, seq: u32, last: bool) -> Result<(), Status> {
     let past_known = node.last.is_some_and(|known| seq > known);
     let before_held = last && node.highest().is_some_and(|highest| highest > seq);
@@ -279,7 +282,7 @@ fn check_end(node: &StoredNode, seq: u32, last: bool) -> Result<(), Status> {
     Ok(())
 }
 
-/// EV-209: a node is leaf or tree; where both are allowed, children make a tree of it (EV-740).
+/// EV-209: a node is a leaf or a tree; where a dialect mixes both, children make it a tree (EV-740).
 fn check_kind(
     node: &mut StoredNode,
     seq: u32,
@@ -306,7 +309,7 @@ fn check_kind(
     Ok(())
 }
 
-/// Sizes, and EV-401 and EV-405 as far as this fragment shows them.
+/// Checks sizes, and EV-401 and EV-405 as far as this fragment allows.
 fn check_chunk(
     chunk: &Chunk,
     node: &mut StoredNode,
@@ -331,7 +334,7 @@ fn check_chunk(
         return Err(at(Reason::MetadataRepeated, what, node, seq));
     }
     if node.next_seq() == 0 {
-        // Held untyped until seq 0 comes.
+        // Buffered without a type until seq 0 arrives.
         node.relies_on_first |= untyped;
         return Ok(());
     }
@@ -388,7 +391,7 @@ fn check_sizes(
     Ok(())
 }
 
-/// EV-405, lenient: later metadata says what the first one said.
+/// EV-405, lenient mode: later metadata must agree with the first.
 fn agree(node: &StoredNode, seq: u32, later: &Metadata) -> Result<(), Status> {
     let agrees = match &node.metadata {
         Some(first) => first.agrees_with(later),
@@ -401,7 +404,8 @@ fn agree(node: &StoredNode, seq: u32, later: &Metadata) -> Result<(), Status> {
     Err(at(Reason::MetadataConflict, what, node, seq))
 }
 
-/// Seq 0 has come: types the leaf, and judges what was held untyped. Gives what the metadata dropped by that counted.
+/// Handles seq 0: sets the leaf's metadata and validates the pieces that were buffered without a type. Returns the
+/// quota bytes of metadata that was dropped.
 fn type_by_first(
     node: &mut StoredNode,
     first: &LogPiece,
@@ -445,7 +449,7 @@ fn type_by_first(
     Ok(dropped)
 }
 
-/// The piece of a chunk that was judged.
+/// Builds the log piece of a validated chunk.
 fn leaf_piece(
     chunk: Chunk,
     node: &StoredNode,
@@ -453,7 +457,7 @@ fn leaf_piece(
     rules: &AcceptanceRules<'_>,
     packer: &mut CopyArena,
 ) -> Result<LogPiece, Status> {
-    // In lenient mode metadata after the first is dropped, once the first is there to compare it with.
+    // Lenient mode drops metadata after the first, once the first is there to compare it with.
     let dropped = rules.mode == MetadataMode::Lenient && seq > 0 && node.next_seq() > 0;
     let metadata = chunk.metadata.filter(|_| !dropped).map(clean);
     let data = match chunk.payload {
@@ -486,7 +490,7 @@ fn plain_piece(metadata: Option<Arc<Metadata>>, data: Bytes) -> LogPiece {
     }
 }
 
-/// EV-407 on what will be kept.
+/// Applies EV-407 to metadata that will be retained.
 fn clean(found: Arc<Metadata>) -> Arc<Metadata> {
     if found.file_name.is_empty() {
         return found;

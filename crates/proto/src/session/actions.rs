@@ -1,8 +1,8 @@
-//! The table of unfinished actions, those that we serve and those that we asked for.
+//! The table of unfinished actions: those that we run for the peer (served) and those that we sent to it (asked).
 //!
 //! ```text
-//!   served:  received ──► running ──finish / fail / deadline──► gone
-//!   asked:   sent ──► running at the peer ──every output complete──► gone
+//!   served:  received ──► running ──finish / fail / deadline──► removed
+//!   asked:   sent ──► running at the peer ──every output complete──► removed
 //! ```
 
 use std::collections::BTreeSet;
@@ -18,30 +18,30 @@ use crate::time::Time;
 pub(super) struct ActionEntry {
     pub(super) name: ByteString,
     pub(super) inputs: Vec<NodeKey>,
-    /// Bound outputs, those for statuses not among them.
+    /// Bound outputs, except those for statuses.
     pub(super) outputs: Vec<NodeKey>,
     /// The output `__status__` (EV-921).
     pub(super) status: Option<NodeKey>,
-    /// The output `__dispatch_status__`: whether the action could be begun (EV-736).
+    /// The output `__dispatch_status__`: whether the action could be started (EV-736).
     pub(super) dispatch: Option<NodeKey>,
-    /// Nodes made below its outputs.
+    /// Nodes created below its outputs.
     pub(super) made: Vec<NodeKey>,
     pub(super) deadline: Option<Time>,
-    /// Whether we run it; else the peer does.
+    /// Whether we run it; otherwise the peer does.
     pub(super) served: bool,
-    /// Whether it waits for nothing but its cursors; the shell says so (D-3).
+    /// Whether it waits for nothing but its cursors, as the shell reports (D-3).
     pub(super) waiting: bool,
     /// Whether the peer has cancelled it.
     pub(super) cancelled: bool,
-    /// Outputs that are not complete, of an action that we asked for.
+    /// Number of its outputs that are not complete; only for actions that we sent.
     pub(super) incomplete: usize,
-    /// Inputs that it has not begun to read, where that decides what is kept (EV-955).
+    /// Inputs that it has not begun to read; only tracked where that decides what is retained (EV-955).
     pub(super) unopened: Vec<NodeKey>,
-    /// How many actions of ours were sent up to it, where that is remembered (EV-942).
+    /// Number of actions of ours sent up to and including this one, in a resumable session (EV-942).
     pub(super) ordinal: usize,
-    /// How long its answer may take once there is a connection, of an action that we asked for (EV-811).
+    /// How long its answer may take, counted while there is a connection; only for actions that we sent (EV-811).
     time_limit: Option<Duration>,
-    /// What the shell holds for it as long as it runs: its configs, and what it says besides.
+    /// Quota bytes of what the shell holds for it: its configs, and what the shell charges.
     pub(super) aside_bytes: u64,
 }
 
@@ -66,7 +66,7 @@ impl ActionEntry {
         }
     }
 
-    /// Whether it was bound to read this node and does so now.
+    /// Whether this node is an input of the action that it starts to read now.
     pub(super) fn opens(&mut self, node: NodeKey) -> bool {
         let at = self.unopened.iter().position(|input| *input == node);
         at.is_some_and(|at| {
@@ -80,11 +80,11 @@ impl ActionEntry {
 pub(super) struct Actions {
     entries: Slab<ActionEntry>,
     deadlines: BTreeSet<(Time, ActionKey)>,
-    /// How many wait for nothing but cursors.
+    /// Number of actions that wait for nothing but cursors.
     waiting: usize,
-    /// How many are the peer's.
+    /// Number of actions of the peer.
     served: usize,
-    /// Those of ours whose time has not begun.
+    /// Actions of ours whose time limit has not started.
     unstarted: Vec<ActionKey>,
 }
 
@@ -127,12 +127,12 @@ impl Actions {
         self.entries.len()
     }
 
-    /// How many the peer has asked for.
+    /// Number of unfinished actions of the peer.
     pub(super) const fn served(&self) -> usize {
         self.served
     }
 
-    /// Those that we have asked for.
+    /// Actions that we sent.
     pub(super) fn asked(&self) -> impl Iterator<Item = ActionKey> {
         let asked = self.iter().filter(|(_, entry)| !entry.served);
         asked.map(|(key, _)| key)
@@ -144,7 +144,7 @@ impl Actions {
             .map(|(key, entry)| (ActionKey(key), entry))
     }
 
-    /// Whether some action does something else than wait for its cursors.
+    /// Whether some action does something other than wait for its cursors.
     pub(super) const fn any_runs(&self) -> bool {
         self.entries.len() > self.waiting
     }
@@ -156,7 +156,7 @@ impl Actions {
         }
     }
 
-    /// An action of ours may take so long; its time begins with [`Actions::start_time_limits`].
+    /// Sets the time limit of an action of ours; it starts with [`Actions::start_time_limits`].
     pub(super) fn set_time_limit(&mut self, key: ActionKey, limit: Duration) {
         if let Some(entry) = self.entries.get_mut(key.0) {
             entry.time_limit = Some(limit);
@@ -164,7 +164,7 @@ impl Actions {
         }
     }
 
-    /// There is a connection: the time runs.
+    /// Starts pending time limits, because there is a connection.
     pub(super) fn start_time_limits(&mut self, now: Time) {
         for key in std::mem::take(&mut self.unstarted) {
             let entry = self.entries.get_mut(key.0);
@@ -174,7 +174,7 @@ impl Actions {
         }
     }
 
-    /// The connection is lost: the time of ours stands still, with what is left of it.
+    /// Pauses the time limits of our actions, because the connection is lost; the time left is retained.
     pub(super) fn pause_time_limits(&mut self, now: Time) {
         let asked: Vec<ActionKey> = self.asked().collect();
         for key in asked {

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   asked ──every output complete──► done
-//!     ├── abandoned, or later than reverse_timeout while the connection stands ──► forgotten: readers fail, late
-//!     └── the peer has said its last word ──────────────────────────────────────►    answers are ignored
+//!     ├── abandoned, or later than reverse_timeout while the connection is up ──► removed: readers fail, late
+//!     └── the peer has half-closed ─────────────────────────────────────────────►    answers are ignored
 //! ```
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::evergreen::{Action, Param, Reason, Status};
 use crate::time::Time;
 
 impl SessionMachine {
-    /// A new node that the peer is to produce, as an output of [`SessionMachine::call`].
+    /// Creates a node that the peer is to produce, as an output of [`SessionMachine::call`].
     ///
     /// # Errors
     /// `NODE_LIMIT` or `RETAINED_LIMIT`; nothing is aborted. Or the status of an aborted session.
@@ -29,19 +29,19 @@ impl SessionMachine {
         let limits = Arc::clone(&self.config.limits);
         match self.side {
             Side::Server => self.store.make(&limits),
-            // Short ones: a server's ids cannot be taken for them (EV-216).
+            // Clients use short ids: a server's ids cannot collide with them (EV-216).
             Side::Client => self.store.make_plain(&limits),
         }
     }
 
-    /// Sends an action to the peer and expects its outputs. [`SessionOutput::Done`] follows when all are complete; an action
-    /// without outputs has no visible end (EV-507), its key is stale at once. A server waits for `reverse_timeout`
-    /// (EV-811).
+    /// Sends an action to the peer and waits for its outputs. [`SessionOutput::Done`] follows when all are complete; an
+    /// action without outputs has no visible end (EV-507), so its key is stale at once. A server waits for
+    /// `reverse_timeout` (EV-811).
     ///
     /// # Errors
-    /// `OUTPUT_NOT_NEW` if an output is anybody's already; `RETAINED_LIMIT` if a session that may be resumed has no room
-    /// to remember it; of a server also `ACTION_LIMIT`, and `CANCELLED` once its
-    /// client has said its last word; the status of the abort if the session is over.
+    /// `OUTPUT_NOT_NEW` if an output has a producer already; `RETAINED_LIMIT` if a resumable session has no room to
+    /// retain the action; on a server also `ACTION_LIMIT`, and `CANCELLED` once its client has half-closed; the status
+    /// of the abort if the session is aborted.
     pub fn call(&mut self, call: ActionRequest) -> Result<ActionKey, Status> {
         if let Some(status) = self.aborted() {
             return Err(Status::clone(status));
@@ -92,7 +92,7 @@ impl SessionMachine {
         Ok(key)
     }
 
-    /// Asks the peer to stop an action of ours (EV-913). A stale key, or an action without outputs, does nothing.
+    /// Asks the peer to stop an action of ours (EV-913). Does nothing for a stale key, or an action without outputs.
     pub fn cancel(&mut self, action: ActionKey) {
         let Some(entry) = self.actions.get(action).filter(|entry| !entry.served) else {
             return;
@@ -112,8 +112,8 @@ impl SessionMachine {
         }
     }
 
-    /// Nobody waits for an action of ours any more; `tell` the peer, if it understands CANCEL. A client's nodes stay as
-    /// they are: its server ends them. A server forgets: what its client still sends of them is ignored.
+    /// Abandons an action of ours; with `notify`, sends CANCEL to the peer. A client's nodes stay as they are: its
+    /// server ends them. A server removes the action: what its client still sends for it is ignored.
     pub fn abandon(&mut self, action: ActionKey, notify: bool) {
         if notify {
             self.cancel(action);
@@ -124,7 +124,7 @@ impl SessionMachine {
         }
     }
 
-    /// The client has not answered for too long (EV-811).
+    /// Handles a client that has not answered in time (EV-811).
     pub(super) fn client_is_late(&mut self, action: ActionKey) {
         let name = self.actions.get(action).map(|entry| entry.name.clone());
         let message = "the client has not answered the action in the time allowed";
@@ -133,7 +133,7 @@ impl SessionMachine {
         self.remove_asked(action, &Arc::new(status));
     }
 
-    /// The peer has said its last word: it answers nothing more.
+    /// Fails all actions of ours: the peer has half-closed and answers nothing more.
     pub(super) fn stop_asking(&mut self) {
         let asked: Vec<ActionKey> = self.actions.asked().collect();
         for key in asked {
@@ -141,14 +141,15 @@ impl SessionMachine {
         }
     }
 
-    /// Begins to count the time of actions that were asked since, while there is a connection to answer over.
+    /// Starts the time limits of actions that were sent since the last call, while there is a connection to answer
+    /// over.
     pub(super) fn start_time_limits(&mut self, now: Time) {
         if self.line() == LinkState::Up {
             self.actions.start_time_limits(now);
         }
     }
 
-    /// EV-110 for what the client was to produce.
+    /// Whether the client was to produce this node (EV-110).
     pub(super) fn is_expected(&self, node: NodeKey) -> bool {
         self.side == Side::Server
             && matches!(self.store.get(node).owner, NodeProducer::Peer(Some(_)))
@@ -179,7 +180,7 @@ impl SessionMachine {
         for &input in &entry.inputs {
             let node = self.store.get(input);
             let is_open = node.owner == NodeProducer::Local(None) && !node.is_complete();
-            // The client must not wait for what nobody writes any more.
+            // The client must not wait for a node that is not written any more.
             if is_open && node.fate == NodeFate::Retained && !self.is_closed() {
                 let _ = self.end_with(input, Some(Arc::clone(status)));
             }
@@ -192,7 +193,7 @@ impl SessionMachine {
             .filter(|node| !self.store.get(*node).is_complete())
             .collect();
         self.fail_readers(&open, status);
-        // What the client has bound elsewhere itself stays: it is the client's.
+        // Nodes that the client has bound elsewhere stay: they are the client's.
         let unwanted = open
             .iter()
             .filter(|node| !self.store.get(**node).referenced);
@@ -202,7 +203,7 @@ impl SessionMachine {
         self.bytes_were_read();
     }
 
-    /// Fails the readers of these nodes.
+    /// Fails the readers of these nodes with `status`.
     fn fail_readers(&mut self, roots: &[NodeKey], status: &Arc<Status>) {
         let readers: Vec<(CursorId, Option<NodeKey>)> = self
             .cursors

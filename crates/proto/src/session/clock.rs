@@ -1,7 +1,7 @@
-//! Everything that depends on time: idle timeout, stalls, deadlines (EV-111, EV-803, EV-950).
+//! Timers of a session: idle timeout, write stalls, deadlines (EV-111, EV-803, EV-950).
 //!
-//! Times that begin between two calls are anchored at the next call that brings the time along, so a timer can start
-//! late by that much, never early.
+//! A timer that starts between two calls is anchored at the next call that passes the time, so it can start late by
+//! that much, never early.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use crate::time::Time;
 
 #[derive(Debug)]
 pub(super) struct Clock {
-    /// Since when nothing came in and no action runs.
+    /// When the session became idle: nothing was received, and no action runs.
     idle_since: Option<Time>,
-    /// Since when the transport could have taken a message and did not.
+    /// When the transport last had a message to take and did not take it.
     stalled_since: Option<Time>,
 }
 
@@ -29,12 +29,12 @@ impl Clock {
         self.idle_since = Some(now);
     }
 
-    /// Timers of stalls stand still while nobody could read (D-29).
+    /// Stops the stall timer while there is no connection to read from (D-29).
     pub(super) const fn disconnected(&mut self) {
         self.stalled_since = None;
     }
 
-    /// The transport took a message, and there are `more`.
+    /// The transport took a message; `more` tells whether another one waits.
     pub(super) fn sent(&mut self, now: Time, more: bool) {
         self.stalled_since = more.then_some(now);
     }
@@ -62,7 +62,7 @@ impl SessionMachine {
         times.into_iter().flatten().min()
     }
 
-    /// Time has passed.
+    /// Handles timers that are due at `now`.
     pub fn tick(&mut self, now: Time) {
         if self.is_closed() {
             return;
@@ -109,7 +109,7 @@ impl SessionMachine {
         }
     }
 
-    /// Starts and stops what the last calls have changed.
+    /// Starts and stops timers according to the state that the last calls left.
     fn anchor(&mut self, now: Time) {
         self.start_time_limits(now);
         self.clock.idle_since = if self.actions.any_runs() {

@@ -1,6 +1,6 @@
-//! Walks the nodes below some nodes, each once, within a budget.
+//! Walks all nodes below a set of roots, each once, within a budget.
 //!
-//! A peer may list the same children a million times, so edges are counted, not nodes alone.
+//! A peer may list the same children a million times, so the budget counts edges, not only nodes.
 
 use std::collections::HashSet;
 
@@ -9,13 +9,13 @@ use ahash::RandomState;
 use super::port::NodeKey;
 use super::store::Store;
 
-/// The walk. It ends early when the budget is used up.
+/// The walk. It ends early when its budget is used up.
 pub(super) struct Closure<'a> {
     store: &'a Store,
     seen: HashSet<NodeKey, RandomState>,
     stack: Vec<NodeKey>,
     edges_left: usize,
-    /// Whether something was left out.
+    /// Whether the walk has skipped something for lack of budget.
     cut: bool,
 }
 
@@ -30,7 +30,8 @@ impl<'a> Closure<'a> {
         }
     }
 
-    /// All that lies below `roots` and not in `covered`, without a budget: for what can be done to each edge only once.
+    /// All nodes below `roots` that are not in `covered`, without a budget: for callers that follow each edge only once
+    /// in its lifetime.
     pub(super) fn beside(
         store: &'a Store,
         roots: impl IntoIterator<Item = NodeKey>,
@@ -43,7 +44,7 @@ impl<'a> Closure<'a> {
         }
     }
 
-    /// Every node of the walk; `None` if it has left something out.
+    /// Collects every node of the walk; `None` if something was skipped.
     pub(super) fn into_all(mut self) -> Option<HashSet<NodeKey, RandomState>> {
         while self.next().is_some() {}
         (!self.cut).then_some(self.seen)
@@ -76,5 +77,5 @@ impl Iterator for Closure<'_> {
     }
 }
 
-/// Edges that one walk follows.
+/// Number of edges that one walk follows.
 const EDGES: usize = 262_144;

@@ -2,22 +2,22 @@
 
 use bytes::{Bytes, BytesMut};
 
-/// Where the next small copy goes.
+/// The block that the next small copies go to.
 #[derive(Debug, Default)]
 pub(super) struct CopyArena {
     open: BytesMut,
-    /// How large the open block was made.
+    /// Size with which the open block was created.
     block: usize,
 }
 
 impl CopyArena {
-    /// A copy of `data`.
+    /// Returns a copy of `data`.
     pub(super) fn copy(&mut self, data: &[u8]) -> Bytes {
         if data.len() > SMALL_BYTES {
             return Bytes::copy_from_slice(data);
         }
         if self.open.capacity() < data.len() {
-            // A session that says little holds little.
+            // Blocks grow with use, so that a session with little content allocates little.
             self.block = (self.block * 2).clamp(SMALL_BYTES, BLOCK_BYTES);
             self.open = BytesMut::with_capacity(self.block);
         }
@@ -26,9 +26,9 @@ impl CopyArena {
     }
 }
 
-/// What is larger gets an allocation of its own.
+/// Larger payloads get an allocation of their own.
 const SMALL_BYTES: usize = 256;
-/// Bytes of a block, once a session has shown that it needs such.
+/// Size of a block, once a session has filled smaller ones.
 const BLOCK_BYTES: usize = 4096;
 
 #[cfg(test)]

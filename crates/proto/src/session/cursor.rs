@@ -17,7 +17,7 @@ use super::work::{ReadBudget, ReadStop};
 use crate::evergreen::{Metadata, Reason, SessionLimits, Status, mimetype, protobuf};
 use crate::log::LogRead;
 
-/// One node on the path: which piece is next, and which child of it.
+/// One node on the path, with its next piece and the next child of that piece.
 #[derive(Clone, Copy, Debug)]
 struct CursorFrame {
     node: NodeKey,
@@ -25,52 +25,52 @@ struct CursorFrame {
     child: u32,
 }
 
-/// A reader. Memory grows with depth, never with content (EV-306).
+/// A reader of one node's content. Its memory grows with depth, never with content (EV-306).
 #[derive(Debug)]
 pub(super) struct TreeCursor {
     pub(super) root: NodeKey,
     /// The action that reads; it must not read its own outputs (EV-308).
     pub(super) reader: Option<ActionKey>,
-    /// Where it waits.
+    /// The node it waits for, if it is parked.
     pub(super) parked: Option<NodeKey>,
     /// Whether it waits for the session's budget of visits.
     pub(super) starved: bool,
-    /// How it ended, if it failed.
+    /// The status it failed with, if it failed.
     pub(super) failed: Option<Arc<Status>>,
-    /// Whether dropped nodes are kept for it (EV-911).
+    /// Whether dropped nodes are retained until it has read them (EV-911).
     pub(super) holds: bool,
-    /// Whether the machine reads it itself, for a reserved action.
+    /// Whether the session itself reads it, for a reserved action.
     pub(super) ours: bool,
-    /// What it is known as to those who keep nodes for it.
+    /// Its id, under which drop batches list it as a reader.
     me: Option<CursorId>,
     path: Vec<CursorFrame>,
-    /// The nodes on the path, kept only where cycles may have escaped the eager search.
+    /// The nodes on the path; only tracked where the eager cycle search may have missed a cycle.
     on_path: Option<HashSet<NodeKey>>,
     begun: bool,
     visits: u32,
     bytes: u64,
     items: u32,
     metadata: Option<Arc<Metadata>>,
-    /// Whether these begin an item of which nothing was given yet.
+    /// Whether `metadata` begins an item of which nothing was yielded yet.
     fresh: bool,
-    /// Which parts of the nodes on the path are meant.
+    /// Byte ranges that apply to the nodes on the path.
     slices: Slices,
 }
 
-/// What one step gives.
+/// The result of one step.
 #[derive(Debug)]
 pub(super) enum CursorStep {
     Piece(port::LeafPiece),
-    /// Content elsewhere; the cursor stays until [`TreeCursor::pass_reference`].
+    /// External content; the cursor stays here until [`TreeCursor::pass_reference`].
     Reference(Referenced),
-    /// Nothing more until this node grows.
+    /// No more content until this node grows.
     Park(NodeKey),
-    /// It would go on, and others have their turn.
+    /// There is more to read, but a visit budget is used up for now.
     Pause(ReadStop),
     End,
-    /// The read fails; the session may live on.
+    /// The read fails; the session may continue.
     Fail(Arc<Status>),
-    /// The session has to end.
+    /// The session must be aborted.
     Abort(Status),
 }
 
@@ -97,7 +97,7 @@ impl TreeCursor {
         }
     }
 
-    /// Goes on until there is something to say. `cycles` tells that some edges were not searched.
+    /// Advances until there is a result to return. `cycles` is set if some edges were not searched for cycles.
     pub(super) fn step(
         &mut self,
         me: CursorId,
@@ -111,7 +111,7 @@ impl TreeCursor {
         }
         while let Some(&frame) = self.path.last() {
             if self.slices.is_over() {
-                // Nothing more is meant of this node, or of one above it.
+                // The selected range of this node, or of a node above it, is exhausted.
                 self.leave(store);
                 continue;
             }
@@ -165,7 +165,7 @@ impl TreeCursor {
                 LogPiece::Begin(_, _) | LogPiece::Data(_) | LogPiece::Status(None) => {
                     match self.give(frame, store, limits) {
                         Some(step) => return step,
-                        // Nothing of it is meant, which is a visit like that of an empty piece.
+                        // The piece is outside of the selected range; this costs a visit, as an empty piece does.
                         None => match work.visit() {
                             Ok(()) => continue,
                             Err(refused) => return CursorStep::Pause(refused),
@@ -179,7 +179,7 @@ impl TreeCursor {
         CursorStep::End
     }
 
-    /// Enters the root before the first step: a cursor is made before its node may be read.
+    /// Enters the root before the first step, not on creation: a cursor may be created before its node may be read.
     fn begin(
         &mut self,
         me: CursorId,
@@ -197,7 +197,7 @@ impl TreeCursor {
         entered
     }
 
-    /// Yields the piece at `frame`, if anything of it is meant; with metadata it begins an item.
+    /// Yields the part of the piece at `frame` that is selected, if any; a piece with metadata begins an item.
     fn give(
         &mut self,
         frame: CursorFrame,
@@ -238,7 +238,7 @@ impl TreeCursor {
         }))
     }
 
-    /// Counts bytes that the reader gets (EV-306).
+    /// Counts bytes that are delivered to the reader (EV-306).
     pub(super) fn count(
         &mut self,
         bytes: usize,
@@ -271,7 +271,7 @@ impl TreeCursor {
         })
     }
 
-    /// Which of the next `bytes` of a reference's content are meant.
+    /// Returns which of the next `bytes` of a reference's content are selected.
     pub(super) fn meant(&mut self, bytes: usize) -> SliceOverlap {
         let nothing = SliceOverlap {
             range: 0..0,
@@ -280,7 +280,7 @@ impl TreeCursor {
         self.slices.take(bytes).unwrap_or(nothing)
     }
 
-    /// The reference that the cursor stands at: its node and its seq.
+    /// The reference at the cursor's position, with its node and seq.
     pub(super) fn reference<'a>(&self, store: &'a Store) -> Option<(NodeKey, u32, &'a Reference)> {
         let frame = self.path.last()?;
         match store.get(frame.node).log.at(frame.piece as usize) {
@@ -289,7 +289,7 @@ impl TreeCursor {
         }
     }
 
-    /// Goes on after the reference that the cursor stands at; its content was read.
+    /// Continues after the reference at the cursor's position; its content was read.
     pub(super) fn pass_reference(&mut self, store: &mut Store) {
         let Some((node, piece, reference)) = self.reference(store) else {
             return;
@@ -302,7 +302,7 @@ impl TreeCursor {
         self.advance(1, 0);
     }
 
-    /// Moves on in the node at the end of the path: by pieces, or by children of the piece.
+    /// Advances within the last node of the path: by pieces, or by children of the current piece.
     fn advance(&mut self, pieces: u32, children: u32) {
         if let Some(frame) = self.path.last_mut() {
             frame.piece += pieces;
@@ -371,7 +371,7 @@ impl TreeCursor {
         Ok(())
     }
 
-    /// Counts a node, or a piece that gives nothing (EV-306).
+    /// Counts a visit: of a node, or of a piece that yields nothing (EV-306).
     fn visit(&mut self, store: &Store, limits: &SessionLimits) -> Result<(), CursorStep> {
         self.visits = self.visits.saturating_add(1);
         let (value, max) = (self.visits, limits.max_visits);
@@ -392,12 +392,12 @@ impl TreeCursor {
         }
     }
 
-    /// The nodes it is in.
+    /// The nodes on its path.
     pub(super) fn inside(&self) -> impl Iterator<Item = NodeKey> + '_ {
         self.path.iter().map(|frame| frame.node)
     }
 
-    /// The nodes that it will enter next, from wherever it is on its way back up.
+    /// The nodes that it will enter next, at every level of its path.
     pub(super) fn ahead(&self, store: &Store) -> Vec<NodeKey> {
         if !self.begun {
             return vec![self.root];
@@ -412,13 +412,13 @@ impl TreeCursor {
             .collect()
     }
 
-    /// How many nodes it is in.
+    /// Length of its path.
     #[cfg(any(test, fuzzing))]
     pub(super) fn depth(&self) -> usize {
         self.path.len()
     }
 
-    /// Gives up its places in the nodes: it reads nothing more.
+    /// Leaves all nodes on its path; it reads nothing more.
     pub(super) fn abandon(&mut self, store: &mut Store) {
         if !std::mem::replace(&mut self.begun, true) {
             store.unbind_reader(self.root);
@@ -429,7 +429,7 @@ impl TreeCursor {
     }
 }
 
-/// Whether the next step is a visit: of a child, or of a piece that gives nothing.
+/// Whether the next step costs a visit: a child, or a piece that yields nothing.
 fn visits(piece: &LogPiece, frame: CursorFrame) -> bool {
     match piece {
         LogPiece::Children(children) => (frame.child as usize) < children.len(),
@@ -439,7 +439,7 @@ fn visits(piece: &LogPiece, frame: CursorFrame) -> bool {
     }
 }
 
-/// A reader of a failed node fails alike, and says which node it was (EV-930).
+/// A reader of a failed node fails with the same status, with the node's id as a detail (EV-930).
 fn upstream(status: &Arc<Status>, store: &Store, node: NodeKey) -> Arc<Status> {
     if status.detail("upstream").is_some() {
         return Arc::clone(status);

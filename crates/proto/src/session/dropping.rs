@@ -1,10 +1,10 @@
 //! DROP: removes nodes before the session ends (EV-911).
 //!
-//! The id of a dropped node stays taken: what still comes for it is ignored. (Where the store forgets ids, that holds
-//! for the last ones.)
+//! The id of a dropped node stays known: fragments that arrive for it are ignored. (Where the store removes ids, that
+//! holds for the most recent ones only.)
 //!
 //! ```text
-//!   kept ──DROP──► dropped ──last reader gone, wholly sent──► gone
+//!   retained ──DROP──► dropped ──last reader closed, wholly sent──► removed
 //! ```
 
 use std::collections::HashSet;
@@ -16,30 +16,30 @@ use super::release::released;
 use super::slab::SlabKey;
 use super::store::Store;
 
-/// What becomes of a node.
+/// The retention state of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum NodeFate {
-    /// It is an ordinary node.
+    /// An ordinary node.
     #[default]
     Retained,
-    /// It takes nothing more; those who were reading it may finish.
+    /// Dropped: it accepts nothing more, and readers inside may finish.
     Dropped(SlabKey),
-    /// Nothing of it is left but its id.
+    /// Only its id is left.
     Removed,
 }
 
-/// Nodes that were dropped together, and who keeps them.
+/// Nodes that were dropped together, with the readers that still use them.
 #[derive(Debug, Default)]
 pub(super) struct DropBatch {
     nodes: Vec<NodeKey>,
     readers: Vec<CursorId>,
-    /// How many of them are ours and not wholly sent.
+    /// Number of its nodes that are ours and not wholly sent.
     unsent: usize,
 }
 
 impl SessionMachine {
-    /// Drops nodes; where the flag is set, also what lies below and no other live node lists. Gives how many went, and
-    /// how many bytes that is.
+    /// Drops nodes; where the flag is set, also every node below that no other live node lists. Returns the number of
+    /// nodes and of bytes dropped.
     pub(super) fn drop_nodes(&mut self, named: &[(NodeKey, bool)]) -> (usize, u64) {
         let (batch, bytes) = self.store.mark_for_removal(named);
         let nodes = self.store.batch_nodes(batch).to_vec();
@@ -53,7 +53,8 @@ impl SessionMachine {
             }
             let known = self.store.get(node);
             if known.owner.is_local() && !known.is_complete() {
-                // The peer must not wait for the rest, nor take what it has for the whole.
+                // Ends with a status, so that the peer neither waits for the rest nor takes the part it has for the
+                // whole.
                 let status = released(&self.store, node);
                 let _ = self.seal(node, Some(status));
             }
@@ -76,8 +77,8 @@ impl SessionMachine {
         (nodes.len(), bytes)
     }
 
-    /// The cursors that may still reach one of these nodes. The searches of one message share a budget (D-27); past it a
-    /// reader is believed to.
+    /// The cursors that may still reach one of these nodes. The searches of one message share a budget (D-27); once it
+    /// is used up, a cursor is assumed to reach them.
     fn readers_of(&mut self, batch: SlabKey) -> Vec<CursorId> {
         let mut readers = Vec::new();
         for (key, cursor) in self.cursors.iter() {
@@ -89,7 +90,7 @@ impl SessionMachine {
         readers
     }
 
-    /// A reader reads nothing more: it gives up its places, and what was kept for it.
+    /// Removes a closed reader from its nodes and from the drop batches that wait for it.
     pub(super) fn reader_closed(&mut self, id: CursorId) {
         let Some(cursor) = self.cursors.get_mut(id.0) else {
             return;
@@ -101,7 +102,7 @@ impl SessionMachine {
     }
 }
 
-/// Whether a reader is in a node of the batch, or one is still ahead of it.
+/// Whether a cursor is inside a node of the batch, or may still reach one.
 fn reaches(cursor: &TreeCursor, batch: SlabKey, store: &Store, edges: &mut u32) -> bool {
     let marked = |node: NodeKey| store.get(node).fate == NodeFate::Dropped(batch);
     if cursor.inside().any(marked) {
@@ -111,7 +112,7 @@ fn reaches(cursor: &TreeCursor, batch: SlabKey, store: &Store, edges: &mut u32) 
         return true;
     }
     let mut stack = cursor.ahead(store);
-    // Whatever is looked at counts, leaves too: many readers of many children are a product.
+    // Every node looked at is charged, leaves too: many readers times many children would be quadratic.
     *edges = edges.saturating_sub(u32::try_from(stack.len()).unwrap_or(u32::MAX));
     let mut seen = HashSet::with_hasher(store.hasher());
     while let Some(node) = stack.pop() {
@@ -133,7 +134,7 @@ fn reaches(cursor: &TreeCursor, batch: SlabKey, store: &Store, edges: &mut u32) 
 }
 
 impl Store {
-    /// Marks what goes. Gives the batch, and what its nodes count in the quota.
+    /// Marks nodes as dropped. Returns the batch, and the quota bytes of its nodes.
     fn mark_for_removal(&mut self, named: &[(NodeKey, bool)]) -> (SlabKey, u64) {
         let batch = self.drops.insert(DropBatch::default());
         let (mut nodes, mut orphans, mut bytes) = (Vec::new(), Vec::new(), 0);
@@ -147,7 +148,7 @@ impl Store {
             node.fate = NodeFate::Dropped(batch);
             bytes += node.content_cost();
             let unread = std::mem::take(&mut node.unread);
-            // What is held ahead of a gap will never be read.
+            // Fragments buffered ahead of a gap will never be read.
             let early = std::mem::take(&mut node.early);
             let early: u64 = early.iter().map(|(seq, piece)| piece.cost(*seq)).sum();
             self.unread -= unread;
@@ -172,7 +173,7 @@ impl Store {
         (batch, bytes)
     }
 
-    /// A node that nobody but a dropped one lists goes with it.
+    /// Drops a node that only a dropped node lists.
     pub(super) fn drop_with(&mut self, batch: SlabKey, node: NodeKey) {
         self.unlist(node);
         if let Some(known) = self.drops.get_mut(batch) {
@@ -218,7 +219,7 @@ impl Store {
         }
     }
 
-    /// The last fragment of a node has been handed to the transport.
+    /// The last fragment of a node was handed to the transport.
     pub(super) fn was_wholly_sent(&mut self, key: NodeKey) {
         if let NodeFate::Dropped(batch) = self.get(key).fate {
             if let Some(known) = self.drops.get_mut(batch) {
@@ -228,7 +229,7 @@ impl Store {
         }
     }
 
-    /// Sending has begun anew somewhere else: what of the dropped is unsent is counted again.
+    /// Recounts the unsent nodes of all batches, after a resume has changed what is sent.
     pub(super) fn recount_unsent(&mut self) {
         let batches: Vec<SlabKey> = self.drops.iter().map(|(key, _)| key).collect();
         for batch in batches {

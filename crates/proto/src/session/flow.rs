@@ -1,8 +1,8 @@
 //! Back-pressure: when to stop reading the connection and when to continue (EV-802, D-28).
 //!
-//! What is retained is retained either way; a pause only keeps the bytes that nobody reads yet at the sender. It may
-//! never hold back what a reader waits for, so there is none while any reader is parked, and bytes that no running
-//! action could read count against the quota alone.
+//! Received content is retained whether reading is paused or not; a pause only leaves further bytes at the sender while
+//! nothing reads them. It must never hold back content that a reader waits for, so there is no pause while a reader is
+//! parked, and bytes that no running action can read count against the quota only.
 
 use super::closure::Closure;
 use super::port::SessionOutput;
@@ -12,22 +12,22 @@ use super::{SessionMachine, SessionPhase};
 #[derive(Debug, Default)]
 pub(super) struct InboundFlow {
     pub(super) paused: bool,
-    /// While the unread bytes of all nodes are above this, counting anew may change the answer.
+    /// Unread total at the last count; a recount is only worth it once the total has moved away from this.
     recount_at: u64,
 }
 
 impl InboundFlow {
-    /// What running actions can read has changed.
+    /// Forces a recount, because the set of nodes that running actions can read has changed.
     pub(super) const fn closures_changed(&mut self) {
         self.recount_at = 0;
     }
 }
 
 impl SessionMachine {
-    /// Whether the shell should read nothing more from the connection until [`SessionOutput::Resume`]. It still watches it
-    /// for a close.
+    /// Whether the shell should stop reading from the connection until [`SessionOutput::Resume`]. It still watches the
+    /// connection for a close.
     pub fn inbound_paused(&mut self) -> bool {
-        // Nothing is held back of who comes back: what it has not said yet is what the session waits for.
+        // A resuming peer is never paused: the session waits for what it has not sent yet.
         if self.phase != SessionPhase::Open || self.line() != LinkState::Up {
             return false;
         }
@@ -43,7 +43,7 @@ impl SessionMachine {
         self.resume();
     }
 
-    /// Bytes were passed, or an action went away: perhaps enough to resume.
+    /// Bytes were read, or an action was removed: perhaps enough to resume.
     pub(super) fn bytes_were_read(&mut self) {
         if self.inbound.paused && !self.unread_exceeds(self.config.limits.inbound_low_bytes) {
             self.resume();
@@ -56,13 +56,13 @@ impl SessionMachine {
         }
     }
 
-    /// Whether more than `limit` bytes wait for running actions alone.
+    /// Whether more than `limit` unread bytes wait for running actions alone.
     fn unread_exceeds(&mut self, limit: u64) -> bool {
         let total = self.store.unread;
         if self.parked > 0 || total <= limit {
             return false;
         }
-        // Counting follows the whole closure: not again until the total has moved enough to matter.
+        // A count walks the whole closure, so it is repeated only after the total has moved enough to matter.
         let step = self.config.limits.inbound_high_bytes / RECOUNT_STEPS;
         if total.abs_diff(self.inbound.recount_at) < step && self.inbound.recount_at != 0 {
             return self.inbound.paused;
@@ -71,7 +71,7 @@ impl SessionMachine {
         self.unread_by_actions() > limit
     }
 
-    /// Unread bytes below what unfinished actions read: inputs of the peer's actions, outputs of ours.
+    /// Unread bytes below what unfinished actions read: the inputs of the peer's actions, the outputs of ours.
     fn unread_by_actions(&self) -> u64 {
         let roots = self.actions.iter().flat_map(|(_, entry)| {
             if entry.served {
@@ -86,5 +86,6 @@ impl SessionMachine {
     }
 }
 
-/// Into how many steps the high-water mark is cut: the total moves by one before it is worth counting again.
+/// Number of steps that the high-water mark is divided into: the total must move by one step before it is counted
+/// again.
 const RECOUNT_STEPS: u64 = 64;

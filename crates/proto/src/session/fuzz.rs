@@ -18,7 +18,7 @@ use crate::evergreen::{
 };
 use crate::time::Time;
 
-/// Plays `bytes` as operations on a server's session, with a client that takes what it sends.
+/// Runs `bytes` as operations on a server's session, with a client that receives what it sends.
 ///
 /// # Panics
 /// If an invariant of the machine does not hold.
@@ -32,7 +32,7 @@ pub fn ops(bytes: &[u8]) {
     play.nothing_was_slept_through();
 }
 
-/// The bytes that are left; zeros after the end.
+/// The remaining input bytes; zeros after the end.
 struct InputBytes<'a>(&'a [u8]);
 
 impl InputBytes<'_> {
@@ -54,7 +54,7 @@ impl InputBytes<'_> {
 
     fn id(&mut self) -> NodeId {
         let at = self.below(18);
-        // Two ids are bad, and one might be ours.
+        // Two of the ids are bad, and one looks like a generated one.
         match at {
             16 => NodeId::new(),
             17 => NodeId::from("~5a9da00d.0"),
@@ -63,7 +63,7 @@ impl InputBytes<'_> {
     }
 }
 
-/// A cursor with what it gave so far.
+/// A cursor with the content that it has yielded so far.
 struct Reader {
     id: CursorId,
     root: NodeKey,
@@ -77,7 +77,7 @@ struct Play<'a> {
     client: SessionMachine,
     now: Time,
     running: Vec<(ActionKey, Vec<NodeKey>)>,
-    /// What the client was asked, and the ids of its answers.
+    /// Actions sent to the client, and the ids of their outputs.
     asked: Vec<(ActionKey, Vec<NodeId>)>,
     readers: Vec<Reader>,
     closed: bool,
@@ -154,7 +154,7 @@ impl<'a> Play<'a> {
                 3 => self.server.lost(self.now),
                 4 => {
                     self.server.returned(self.now);
-                    // The end of a session that may be resumed is not for ever.
+                    // The session may be resumed, so an earlier close is reset here.
                     self.closed = self.server.is_closed();
                 }
                 5 => self.ask(),
@@ -168,8 +168,8 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// Asks the client, or does not want its answer any more (EV-811). What is asked is nobody's fragment yet: the client
-    /// of the play has nothing to say, the tape says it.
+    /// Sends an action to the client, or abandons one (EV-811). The fuzz client does not answer; fragments for its
+    /// outputs come from the input bytes.
     fn ask(&mut self) {
         if self.input.flag() {
             if let Some(at) = self.pick(self.asked.len()) {
@@ -225,7 +225,7 @@ impl<'a> Play<'a> {
             id,
             seq,
             last,
-            // Not of the tape, so that what was found before is still what it was.
+            // Derived from other values instead of an input byte, so that existing corpus entries keep their meaning.
             range: (shape == 0 && seq == 6).then(|| Box::new(1..3)),
             children,
             chunk,
@@ -384,7 +384,7 @@ impl<'a> Play<'a> {
         self.server.tick(self.now);
     }
 
-    /// Does what the machine asks for.
+    /// Handles the outputs of the machine.
     fn settle(&mut self) {
         while let Some(output) = self.server.poll() {
             assert!(!self.closed, "nothing follows a close: {output:?}");
@@ -513,10 +513,10 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// A reader that still waits has seen all that there is.
+    /// Checks that a reader that still waits has yielded all content that there is.
     fn nothing_was_slept_through(&mut self) {
         for reader in std::mem::take(&mut self.readers) {
-            // What was released cannot be read again.
+            // Released content cannot be read again.
             let retained = self.server.config.retention() == RetentionPolicy::Session;
             if !reader.pending || !retained || self.server.is_closed() {
                 continue;
@@ -530,7 +530,7 @@ impl<'a> Play<'a> {
                     stop => break stop,
                 }
             };
-            // Who comes after a drop sees less.
+            // A reader that starts after a drop yields less.
             let dropped = matches!(&stop, CursorRead::Failed(status)
                 if status.known() == Some(Reason::NodeReleased));
             assert!(

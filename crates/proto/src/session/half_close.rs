@@ -1,5 +1,5 @@
-//! The state after the peer's half-close: what can no longer arrive, and which readers wait for ever (EV-109, EV-110,
-//! D-3).
+//! The state after the peer's half-close: which content can no longer arrive, and which readers would wait for ever
+//! (EV-109, EV-110, D-3).
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
@@ -22,7 +22,7 @@ impl SessionMachine {
         self.close_if_finished();
     }
 
-    /// Fails every reader that waits for what can no longer come.
+    /// Fails every reader that waits for content that can no longer arrive.
     fn fail_stuck_readers(&mut self) {
         let stuck: Vec<(CursorId, NodeKey, NodeKey)> = self
             .cursors
@@ -30,7 +30,7 @@ impl SessionMachine {
             .filter_map(|(key, cursor)| Some((CursorId(key), cursor.parked?, cursor.root)))
             .filter(|(_, node, _)| self.can_never_grow(*node))
             .collect();
-        // Any number of readers of one graph learn the same, which is looked for once.
+        // Readers of the same root get the same status, so it is computed once per root.
         let mut known: HashMap<NodeKey, Arc<Status>> = HashMap::new();
         for (id, node, root) in stuck {
             let status = known.entry(root).or_insert_with(|| self.incomplete(root));
@@ -39,12 +39,12 @@ impl SessionMachine {
         }
     }
 
-    /// Whether a node will stay as it is for ever.
+    /// Whether a node can receive no more content.
     pub(super) fn can_never_grow(&self, node: NodeKey) -> bool {
         self.phase != SessionPhase::Open && (self.ending || !self.store.get(node).owner.is_local())
     }
 
-    /// The error of a reader of `root` that can never go on, naming what is missing.
+    /// The error of a reader of `root` that cannot continue, with the missing nodes.
     pub(super) fn incomplete(&self, root: NodeKey) -> Arc<Status> {
         if let Some(status) = &self.close_status {
             return Arc::clone(status);
@@ -81,7 +81,7 @@ impl SessionMachine {
         )
     }
 
-    /// The first node below `root` of which two different fragments bore the same number.
+    /// The first node below `root` for which two different fragments had the same seq.
     fn repeated(&self, root: NodeKey) -> Option<(&str, u32)> {
         let mut nodes = Closure::new(&self.store, [root]).take(MISSING_VISITS);
         nodes.find_map(|key| {
@@ -90,7 +90,7 @@ impl SessionMachine {
         })
     }
 
-    /// Up to 16 missing `id` or `id@seq` below a node, in reading order as far as it is known.
+    /// Up to 16 missing `id` or `id@seq` below a node, in reading order as far as that is known.
     fn missing(&self, root: NodeKey) -> Vec<String> {
         let nodes = Closure::new(&self.store, [root]).take(MISSING_VISITS);
         let open = nodes
@@ -103,7 +103,7 @@ impl SessionMachine {
         named.take(MISSING_NAMED).collect()
     }
 
-    /// Fails the cursors of actions that wait for nothing but each other's outputs (D-3).
+    /// Fails the cursors of actions that only wait for each other's outputs (D-3).
     pub(super) fn look_for_deadlock(&mut self) {
         if self.phase != SessionPhase::HalfClosed || self.parked == 0 {
             return;
@@ -126,7 +126,7 @@ impl SessionMachine {
         }
     }
 
-    /// The largest set of actions each of which waits only for outputs of others in the set.
+    /// The largest set of actions that each wait only for outputs of others in the set.
     fn stuck_actions(&self) -> HashSet<ActionKey> {
         let mut readers_of: HashMap<ActionKey, Vec<ActionKey>> = HashMap::new();
         let mut stuck: HashSet<ActionKey> = HashSet::new();
@@ -150,7 +150,7 @@ impl SessionMachine {
                 .chain(&stuck)
                 .filter(|&key| !waits(key) || !stuck.contains(key)),
         );
-        // A node that waits for a live node is live.
+        // An action that waits for a live action is live.
         while let Some(key) = live.pop() {
             stuck.remove(&key);
             live.extend(readers_of.remove(&key).unwrap_or_default());
@@ -167,7 +167,7 @@ impl SessionMachine {
         self.ready(id);
     }
 
-    /// EV-109: every action finished, every output sent.
+    /// EV-109: closes the session once every action is finished and every output is sent.
     pub(super) fn close_if_finished(&mut self) {
         if self.phase != SessionPhase::HalfClosed {
             return;
@@ -176,7 +176,7 @@ impl SessionMachine {
             Side::Server => {
                 self.actions.len() == 0 && self.outbound.is_empty() && self.line() == LinkState::Up
             }
-            // Nobody is left to send to.
+            // The server has ended, so a client has no peer to send to.
             Side::Client => true,
         };
         if done {
@@ -188,7 +188,7 @@ impl SessionMachine {
     }
 }
 
-/// How many missing items an error names (EV-110).
+/// Number of missing items that an error names (EV-110).
 const MISSING_NAMED: usize = 16;
-/// How many nodes the search for them visits.
+/// Number of nodes that the search for them visits.
 const MISSING_VISITS: usize = 10_000;

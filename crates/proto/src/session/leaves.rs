@@ -1,27 +1,27 @@
 //! Inputs of reserved actions that the session reads itself.
 //!
-//! They are nodes like any other and may come after the action, or be another action's output.
+//! They are nodes like any other: they may arrive after the action, or be another action's output.
 
 use super::SessionMachine;
 use super::port::{ActionKey, CursorId, CursorRead, NodeKey};
 use crate::evergreen::{Reason, Status};
 use crate::time::Time;
 
-/// What an input is read for.
+/// The purpose for which an input is read.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ReadPurpose {
-    /// How long this node is to live (EV-912).
+    /// The TTL of this node (EV-912).
     Ttl(Option<NodeKey>),
-    /// What a client has that comes back (EV-942).
+    /// What a resuming client has received (EV-942).
     Have,
-    /// What the server has to which we come back.
+    /// What the server has received, in its answer to our RESUME.
     Answer,
 }
 
-/// An input that is being read.
+/// An input that is being read by the session.
 #[derive(Debug)]
 pub(super) struct InputLeaf {
-    /// Whose input it is; of none where we read an answer.
+    /// The action that it is an input of; `None` for the answer to our RESUME.
     action: Option<ActionKey>,
     cursor: CursorId,
     text: Vec<u8>,
@@ -35,19 +35,19 @@ impl InputLeaf {
         self.action == Some(action)
     }
 
-    /// Whether it says what the other side has.
+    /// Whether it reports what the peer has received.
     pub(super) const fn is_of_resume(&self) -> bool {
         !matches!(self.wanted, ReadPurpose::Ttl(_))
     }
 
-    /// Bytes of the text, which the quota counts until the input was read.
+    /// Bytes of the text, which the quota counts until the input is read.
     pub(super) const fn text_bytes(&self) -> u64 {
         self.text.len() as u64
     }
 }
 
 impl SessionMachine {
-    /// Reads the input `id` of a reserved action; gives its answer if that could be done at once.
+    /// Starts to read the input `id` of a reserved action; returns the action's answer if that could be read at once.
     pub(super) fn read_leaf(
         &mut self,
         action: Option<ActionKey>,
@@ -58,7 +58,7 @@ impl SessionMachine {
         let limits = std::sync::Arc::clone(&self.config.limits);
         let node = match self.store.mention(id, &limits) {
             Ok(node) => node,
-            // The quota or the number of nodes: these end sessions.
+            // The quota or the node limit was exceeded: both end the session.
             Err(status) => return Some(Err(status)),
         };
         let known = self.store.get_mut(node);
@@ -82,14 +82,14 @@ impl SessionMachine {
         self.read_on(leaf)
     }
 
-    /// Goes on with whatever may go on.
+    /// Continues the reads that can make progress.
     pub(super) fn read_leaves(&mut self) {
         self.leaves_ready = false;
         for leaf in std::mem::take(&mut self.leaves) {
             let action = leaf.action;
             match (action, self.read_on(leaf)) {
                 (Some(action), Some(answer)) => self.answer(action, answer),
-                // What the server has is known, or it will not be.
+                // The answer to our RESUME is either read, or cannot be read.
                 (None, Some(Err(status))) => {
                     self.abort(status);
                 }
@@ -102,7 +102,7 @@ impl SessionMachine {
         }
     }
 
-    /// An action ends otherwise: nothing is read for it any more.
+    /// Stops reading for an action that ends in another way.
     pub(super) fn stop_reading(&mut self, action: ActionKey) {
         let at = self.leaves.iter().position(|leaf| leaf.is_of(action));
         if let Some(leaf) = at.map(|at| self.leaves.swap_remove(at)) {
@@ -110,7 +110,7 @@ impl SessionMachine {
         }
     }
 
-    /// The connection is lost, and with it a client that was just resuming.
+    /// Stops reading reports of received seqs: the connection is lost, with a client that was resuming.
     pub(super) fn stop_resuming(&mut self) {
         while let Some(at) = self.leaves.iter().position(InputLeaf::is_of_resume) {
             let leaf = self.leaves.swap_remove(at);
@@ -173,17 +173,17 @@ impl SessionMachine {
         Some(answer)
     }
 
-    /// Nothing more is read, and the copy of the text, which the quota counts, goes.
+    /// Ends a read; the quota bytes of its text are refunded.
     fn leaf_is_done(&mut self, leaf: &InputLeaf) {
         let root = self.cursors.get(leaf.cursor.0).map(|cursor| cursor.root);
         self.close(leaf.cursor);
         self.store.give_back(leaf.text_bytes());
         if let Some(root) = root.filter(|_| leaf.is_of_resume()) {
-            // What was said once for coming back is not kept for ever.
+            // A report of received seqs is used once, so its node is dropped.
             self.drop_nodes(&[(root, false)]);
         }
     }
 }
 
-/// The most that an input of a few words may have.
+/// Maximum size of a short text input.
 const TEXT_BYTES: usize = 1024;

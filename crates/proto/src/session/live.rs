@@ -1,13 +1,13 @@
-//! A session with the wakers of the tasks that wait for it.
+//! A session together with the wakers of the tasks that wait for it.
 //!
-//! A shell keeps one behind a lock of its own and calls the wakers that [`Live::settle`] collects after it has let go,
-//! so that nobody wakes into a held lock. Both shells, a server's over functions and a client's over handles, are thin
-//! because of it (D-2).
+//! A shell keeps a [`Live`] behind its own lock, and calls the wakers that [`Live::settle`] collects after it has
+//! released that lock, so that no task is woken into a held lock. Both shells stay thin because of it: the server's,
+//! which runs functions, and the client's, which has handles (D-2).
 //!
 //! ```text
 //!   reader ── poll_read ──┐                  ┌── Ready(cursor) ──► its waker
 //!   producer ─ poll_room ─┤ machine ─ poll ──┼── Writable ───────► all producers' wakers
-//!   transport ─ message ──┤                  ├── a message waits ► the transport's waker
+//!   transport ─ message ──┤                  ├── message pending ► the transport's waker
 //!   worker ─── poll_work ─┤                  ├── Start, Cancel ► its waker, where there is one
 //!   owner ── poll_chore ──┘                  └── everything else ► a chore, and the owner's waker
 //! ```
@@ -32,33 +32,33 @@ pub struct Live {
     machine: SessionMachine,
     readers: HashMap<CursorId, Waker, RandomState>,
     producers: Vec<Waker>,
-    /// Those who wait for the end.
+    /// Wakers of tasks that wait for the end of the session.
     enders: Vec<Waker>,
     transport: Option<Waker>,
     owner: Option<Waker>,
-    /// Waits until nothing is left to send.
+    /// Waker of the task that waits until nothing is left to send.
     emptied: Option<Waker>,
     chores: VecDeque<SessionOutput>,
-    /// What a worker apart from the owner is to run and to stop, if there is one.
+    /// Actions to start and to cancel, if a worker separate from the owner runs them.
     work: Option<VecDeque<SessionOutput>>,
     worker: Option<Waker>,
     closed: Option<Option<Arc<Status>>>,
-    /// We have said our last word, and it is on its way.
+    /// We have half-closed; the transport still has to be closed.
     half_closed: bool,
-    /// Which connection is the session's, counted from 0 (EV-941).
+    /// Number of the current connection, counted from 0 (EV-941).
     connection: u64,
-    /// It was lost for sure, and not perhaps let go by the peer.
+    /// The connection was certainly lost, rather than possibly closed by the peer.
     cut: bool,
     woken: Wakers,
 }
 
 impl Live {
-    /// `machine`, with nobody waiting.
+    /// Wraps `machine`, with no waiting tasks.
     #[must_use]
     pub fn new(machine: SessionMachine) -> Self {
         Self {
             machine,
-            // Ids of cursors are made by the machine, so nobody outside can choose them to collide.
+            // The machine assigns cursor ids, so outside input cannot choose colliding keys: fixed seeds are safe.
             readers: HashMap::with_hasher(RandomState::with_seeds(1, 2, 3, 4)),
             producers: Vec::new(),
             enders: Vec::new(),
@@ -81,7 +81,7 @@ impl Live {
         &mut self.machine
     }
 
-    /// What a cursor yields next; pending leaves the waker.
+    /// Returns what a cursor yields next; registers the waker if that is pending.
     pub fn poll_read(&mut self, cursor: CursorId, cx: &mut Context<'_>) -> Poll<CursorRead> {
         match self.machine.read(cursor) {
             CursorRead::Pending => {
@@ -92,13 +92,13 @@ impl Live {
         }
     }
 
-    /// Ends a cursor and forgets who waits at it.
+    /// Closes a cursor and removes its waker.
     pub fn close_cursor(&mut self, cursor: CursorId) {
         self.readers.remove(&cursor);
         self.machine.close(cursor);
     }
 
-    /// Whether there is room for output, or the session is over and nobody needs to wait any more.
+    /// Waits for room for output; also ready once the session is over.
     pub fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.closed.is_some() || self.machine.has_room() {
             return Poll::Ready(());
@@ -107,7 +107,7 @@ impl Live {
         Poll::Pending
     }
 
-    /// Waits until the session is over, however it ends.
+    /// Waits until the session is over, with the status of an abort if there was one.
     pub fn poll_closed(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {
         if let Some(closed) = &self.closed {
             return Poll::Ready(closed.clone());
@@ -116,8 +116,8 @@ impl Live {
         Poll::Pending
     }
 
-    /// The next message for the transport; or that there will be none any more, and with which status the session was
-    /// aborted, if it was. Messages of an aborted session are dropped (EV-901).
+    /// Returns the next message for the transport; an error if there will be none, with the status of the abort if the
+    /// session was aborted. Messages of an aborted session are dropped (EV-901).
     pub fn poll_message(
         &mut self,
         now: Time,
@@ -129,7 +129,7 @@ impl Live {
             }
             return Poll::Ready(Ok(message));
         }
-        // Handing out the last message may have been what the end waited for.
+        // Taking the last message may have been the last step towards the end of the session.
         self.settle();
         if let Some(closed) = &self.closed {
             return Poll::Ready(Err(closed.clone()));
@@ -141,7 +141,7 @@ impl Live {
         Poll::Pending
     }
 
-    /// Takes further messages, until there are none, or so many, or of so many bytes of payload.
+    /// Takes further messages, until there are none, or a count or a number of payload bytes is reached.
     pub fn take_messages(
         &mut self,
         now: Time,
@@ -162,7 +162,7 @@ impl Live {
         }
     }
 
-    /// Waits until the transport has taken everything there is.
+    /// Waits until the transport has taken all messages.
     pub fn poll_emptied(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if !self.machine.has_message() {
             return Poll::Ready(());
@@ -171,7 +171,7 @@ impl Live {
         Poll::Pending
     }
 
-    /// The next thing that only the owner of the session can do.
+    /// Returns the next output that only the owner of the session can handle.
     pub fn poll_chore(&mut self, cx: &mut Context<'_>) -> Poll<SessionOutput> {
         if let Some(chore) = self.chores.pop_front() {
             return Poll::Ready(chore);
@@ -180,14 +180,14 @@ impl Live {
         Poll::Pending
     }
 
-    /// From here on actions of the peer are a worker's business and no chores. `false`: there is a worker.
+    /// Hands actions of the peer to a worker instead of the owner from now on. `false` if there is a worker already.
     pub fn acquire_worker(&mut self) -> bool {
         let free = self.work.is_none();
         self.work.get_or_insert_default();
         free
     }
 
-    /// The next action to start or to stop; `None` once the session is over.
+    /// Returns the next action to start or to cancel; `None` once the session is over.
     pub fn poll_work(&mut self, cx: &mut Context<'_>) -> Poll<Option<SessionOutput>> {
         if self.closed.is_some() {
             return Poll::Ready(None);
@@ -199,35 +199,35 @@ impl Live {
         Poll::Pending
     }
 
-    /// There is no worker any more: what is not begun is the owner's again.
+    /// Removes the worker: actions that it has not started go back to the owner.
     pub fn release_worker(&mut self) {
         self.chores.extend(self.work.take().into_iter().flatten());
         self.woken.extend(self.owner.take());
     }
 
-    /// Which connection is the session's; a transport with another number has been taken over from.
+    /// Number of the current connection; a transport with another number has been replaced.
     #[must_use]
     pub const fn connection(&self) -> u64 {
         self.connection
     }
 
-    /// The connection is lost. The owner learns of the new time-out, or of the end.
+    /// The connection is lost. The owner is notified of the new timeout, or of the end of the session.
     pub fn lost(&mut self, now: Time) {
         self.cut = true;
         self.machine.lost(now);
         self.woken.extend(self.owner.take());
     }
 
-    /// The connection gives nothing more, in good order: the peer's last word. Of a connection that was cut since it means
-    /// nothing; who comes back says it again (EV-940).
+    /// The connection has ended in good order: the peer has half-closed. On a connection that was cut since, this is
+    /// ignored: the peer half-closes again on the new one if it reconnects (EV-940).
     pub fn end_of_input(&mut self, now: Time) {
         if !(self.cut && self.machine.is_down()) {
             self.machine.end_of_input(now);
         }
     }
 
-    /// The transport was let go, and cannot say whether the connection was lost. A peer that has said its last word before
-    /// has left then, and nobody comes back (EV-940).
+    /// The transport was dropped without knowing whether the connection was lost. A peer that had half-closed before
+    /// that has left, and does not reconnect (EV-940).
     pub fn let_go(&mut self, now: Time) {
         if self.machine.is_half_closed() {
             self.machine.abort(session_ended());
@@ -236,26 +236,26 @@ impl Live {
         self.cut = false;
     }
 
-    /// A new connection takes over; the task of the old one is notified. Its number, if the session is not over.
+    /// A new connection replaces the old one, whose task is notified. Returns its number, unless the session is over.
     pub fn take_over(&mut self, now: Time) -> Option<u64> {
         self.lost(now);
         if self.machine.is_closed() {
             return None;
         }
         self.connection += 1;
-        // Said on the connection that is lost; on the new one it is the last word again, not the first.
+        // The half-close was sent on the lost connection only, so it is sent again on the new one.
         self.half_closed = false;
         self.woken.extend(self.transport.take());
         Some(self.connection)
     }
 
-    /// The new connection stands.
+    /// The new connection is established.
     pub fn returned(&mut self, now: Time) {
         self.machine.returned(now);
         self.flush();
     }
 
-    /// The machine has panicked: ends the session, unless it is over.
+    /// Ends the session after a panic of the machine, unless it is over.
     pub fn fail(&mut self) {
         if self.closed.is_none() && !self.machine.is_closed() {
             let message = "the session ended unexpectedly";
@@ -263,13 +263,13 @@ impl Live {
         }
     }
 
-    /// How the session ended, once it has.
+    /// The result of the session, once it is over.
     #[must_use]
     pub const fn closed(&self) -> Option<&Option<Arc<Status>>> {
         self.closed.as_ref()
     }
 
-    /// Takes what the machine asks for to those who wait for it.
+    /// Drains the machine's outputs and collects the wakers of the tasks that they concern.
     pub fn settle(&mut self) {
         let before = self.chores.len();
         while let Some(output) = self.machine.poll() {
@@ -298,15 +298,16 @@ impl Live {
         }
     }
 
-    /// Wakes the transport as well, if there is something for it. Kept apart from [`Live::settle`], so that a shell can
-    /// write many fragments and wake once (D-6).
+    /// Wakes the transport as well, if there is something for it. Separate from [`Live::settle`], so that a shell can
+    /// write many fragments and wake the transport once (D-6).
     pub fn flush(&mut self) {
         if self.closed.is_some() || self.half_closed || self.machine.has_message() {
             self.woken.extend(self.transport.take());
         }
     }
 
-    /// Everybody to be woken, once the lock is released; `None` if there is nobody, as nearly always.
+    /// Takes the collected wakers, to be called once the lock is released; `None` if there are none, which is the usual
+    /// case.
     pub fn take_woken(&mut self) -> Option<Wakers> {
         (!self.woken.is_empty()).then(|| std::mem::take(&mut self.woken))
     }
@@ -323,7 +324,7 @@ fn keep(position: &mut Option<Waker>, cx: &Context<'_>) {
     }
 }
 
-/// One waker for each task, however often it polls.
+/// Stores one waker per task, however often it polls.
 fn keep_among(wakers: &mut Vec<Waker>, cx: &Context<'_>) {
     if !wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
         wakers.push(cx.waker().clone());

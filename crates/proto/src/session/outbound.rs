@@ -1,4 +1,4 @@
-//! The outgoing queue of a session.
+//! The outgoing queue of a session: which node sends next, and how messages are composed.
 //!
 //! Content is not queued twice: a node's log is the queue, and the transport is one more cursor on it.
 
@@ -10,23 +10,23 @@ use crate::evergreen::{Action, Chunk, Fragment, Payload, SessionLimits, WireMess
 
 #[derive(Debug, Default)]
 pub(super) struct SessionOutbound {
-    /// Nodes with something to send, in turn.
+    /// Nodes with something to send, in order of their turns.
     turns: VecDeque<NodeKey>,
-    /// Actions go before fragments, so that the peer can start (EV-215).
+    /// Actions are sent before fragments, so that the peer can start (EV-215).
     actions: Vec<Action>,
-    /// Bytes that wait.
+    /// Queued bytes.
     pub(super) bytes: usize,
-    /// Whether a producer was refused for want of room.
+    /// Whether a producer was refused because the queue was full.
     pub(super) refused: bool,
 }
 
 impl SessionOutbound {
-    /// Whether nothing waits, trees whose end is held back included.
+    /// Whether nothing is queued, including tree ends that wait for their children.
     pub(super) const fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Whether a message could be taken now.
+    /// Whether a message can be taken now.
     pub(super) fn is_sendable(&self) -> bool {
         !self.turns.is_empty() || !self.actions.is_empty()
     }
@@ -36,12 +36,13 @@ impl SessionOutbound {
         self.actions.push(action);
     }
 
-    /// A piece was appended to a node of ours.
+    /// Queues a piece that was appended to a node of ours.
     pub(super) fn push(&mut self, key: NodeKey, bytes: usize, store: &mut Store) {
         let bytes = bytes + FRAGMENT_BYTES;
         let producer = store.get_mut(key).producer.get_or_insert_default();
         match &mut producer.pending_at {
-            // Nobody waits for room that only this node's end can make: the quota alone bounds what is held.
+            // Bytes of a node whose turn has not come are not counted in the queue: only the end of another node would
+            // make room for them, so producers must not wait for that. The quota alone bounds them.
             Some(retained) => *retained += bytes,
             None => {
                 self.bytes += bytes;
@@ -50,14 +51,14 @@ impl SessionOutbound {
         }
     }
 
-    /// Discards what waits, to be queued anew.
+    /// Clears the queue, to be filled anew.
     pub(super) fn clear(&mut self) {
         self.turns.clear();
         self.actions.clear();
         self.bytes = 0;
     }
 
-    /// Everything of a node that was not sent waits, with the node where its turn has not come.
+    /// Queues everything of a node that was not sent; with the node itself, if its turn has not come.
     pub(super) fn queue_rest(&mut self, key: NodeKey, store: &mut Store) {
         let node = store.get_mut(key);
         let sent = node.producer.as_ref().map_or(0, |producer| producer.sent);
@@ -74,7 +75,7 @@ impl SessionOutbound {
         }
     }
 
-    /// Gives a node its place in the turn.
+    /// Adds a node to the turns.
     pub(super) fn queue(&mut self, key: NodeKey, store: &mut Store) {
         let producer = store.get_mut(key).producer.get_or_insert_default();
         if !producer.queued && producer.pending_at.is_none() {
@@ -83,7 +84,7 @@ impl SessionOutbound {
         }
     }
 
-    /// The next message, if anything may be sent. Nodes take turns by bytes; a node's fragments keep their order.
+    /// The next message, if anything can be sent. Nodes take turns by bytes; the fragments of a node keep their order.
     pub(super) fn message(
         &mut self,
         store: &mut Store,
@@ -104,7 +105,7 @@ impl SessionOutbound {
                 let full = used + bytes > budget
                     && !(message.fragments.is_empty() && message.actions.is_empty());
                 if full {
-                    // Its turn goes on in the next message.
+                    // This node's turn continues in the next message.
                     self.turns.push_front(key);
                     return Some(message);
                 }
@@ -127,7 +128,7 @@ impl SessionOutbound {
         (!message.fragments.is_empty() || !message.actions.is_empty()).then_some(message)
     }
 
-    /// The next fragment of a node; the caller knows that there is one.
+    /// Takes the next fragment of a node; the caller knows that there is one.
     fn take(&mut self, key: NodeKey, store: &mut Store) -> Fragment {
         let node = store.get_mut(key);
         let sent = node.producer.as_mut().map_or(0, |producer| {
@@ -172,7 +173,7 @@ impl SessionOutbound {
                     payload,
                 });
             }
-            // The end of a leaf says once more what it was, for dialects that need that (EV-721).
+            // The end of a leaf repeats its metadata, for dialects that need that (EV-721).
             Some(LogPiece::Empty) if node.kind == NodeKind::Leaf => {
                 let metadata = node.metadata.clone();
                 fragment.chunk = metadata.map(|metadata| Chunk {
@@ -180,7 +181,7 @@ impl SessionOutbound {
                     payload: None,
                 });
             }
-            // Of ours there are none of these two.
+            // We never write references or slices.
             Some(LogPiece::Empty | LogPiece::Ref(_) | LogPiece::Slice(_)) | None => {}
         }
         if last {
@@ -190,7 +191,7 @@ impl SessionOutbound {
         fragment
     }
 
-    /// A node is out: the tree that lists it may end, if it waited for that.
+    /// Handles a node that was wholly sent: the tree that lists it may end, if it waited for that.
     fn wholly_sent(&mut self, key: NodeKey, store: &mut Store) {
         let parent = store.get_mut(key).producer.as_mut().and_then(|producer| {
             let awaited = std::mem::take(&mut producer.awaited);
@@ -207,7 +208,7 @@ impl SessionOutbound {
         self.next_turn(parent, Some(key), store);
     }
 
-    /// The peer knows these children of a tree now: the first of them may be sent.
+    /// These children of a tree were announced to the peer: the first of them may be sent.
     fn announced(&mut self, tree: NodeKey, children: &[NodeKey], store: &mut Store) {
         let waiting = |child: &&NodeKey| {
             let producer = store.get(**child).producer.as_ref();
@@ -222,7 +223,7 @@ impl SessionOutbound {
         self.next_turn(tree, None, store);
     }
 
-    /// Leaves of one tree go one after the other, where the peer needs that (EV-722).
+    /// Starts the next leaf of a tree, where the peer needs leaves one after the other (EV-722).
     pub(super) fn next_turn(&mut self, tree: NodeKey, ended: Option<NodeKey>, store: &mut Store) {
         let Some(producer) = &mut store.get_mut(tree).producer else {
             return;
@@ -244,17 +245,18 @@ impl SessionOutbound {
     }
 }
 
-/// What the next fragment of a node counts, or `None` if nothing of it may be sent now.
+/// The size of the next fragment of a node, or `None` if none may be sent now.
 fn next_bytes(key: NodeKey, store: &Store) -> Option<usize> {
     let node = store.get(key);
     let producer = node.producer.as_ref()?;
     let piece = node.piece(producer.sent)?;
     // A tree ends after everything below it (EV-508), and so does the status of an action (EV-735).
+    // A piece that is not sendable yet stays in the log; `wholly_sent` queues its node again.
     let retained = node.last == Some(producer.sent) && producer.open_children > 0;
     (!retained).then_some(piece.len() + FRAGMENT_BYTES)
 }
 
-/// What an action counts.
+/// The size of an action in the queue.
 pub(super) fn action_bytes(action: &Action) -> usize {
     let params = action
         .inputs
@@ -268,5 +270,5 @@ pub(super) fn action_bytes(action: &Action) -> usize {
     FRAGMENT_BYTES + action.name.len() + params.chain(configs).sum::<usize>()
 }
 
-/// Bytes that a node may send before the next one has its turn.
+/// Bytes that a node may send before the next node has its turn.
 const TURN_BYTES: usize = 16 * 1024;

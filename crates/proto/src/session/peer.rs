@@ -1,7 +1,7 @@
-//! Handles with which a task calls actions of the peer (EV-970 to EV-974, EV-811).
+//! Handles with which a task calls actions of the peer and writes nodes (EV-970 to EV-974, EV-811).
 //!
-//! Ids, sequence numbers, the order on the wire and the closing of nodes are the machine's business; a handle that is
-//! dropped leaves nothing behind.
+//! Ids, sequence numbers, the order on the wire and the end of nodes are managed by the session machine; dropping a
+//! handle cleans up after it.
 //!
 //! ```text
 //!   Peer ── call(Request) ──► Call ── output("response") ──► Node ── read() ──► Reader ── pieces, end or status
@@ -20,27 +20,28 @@ use prost_types::Any;
 use super::{ActionKey, CursorId, CursorRead, LeafPiece, Live, NodeKey, SharedSession, WriteError};
 use crate::evergreen::{Metadata, Reason, Status};
 
-/// Owned by all handles of a session together; receives what the handles make.
+/// An owner that all handles of a session share; it is notified of the nodes that handles create.
 pub trait HandleOwner: Send + Sync {
-    /// So many nodes were made, or were refused for this reason; the session holds so many bytes now.
+    /// `nodes` nodes were created, or creation was refused for the given reason; the session now retains `bytes` bytes.
     fn made(&self, nodes: usize, bytes: u64, refused: Option<Reason>) {
         let _ = (nodes, bytes, refused);
     }
 }
 
-/// The other side. Clones are the same.
+/// The peer of a session. Clones refer to the same peer.
 #[derive(Clone)]
 pub struct PeerHandle {
     shared: SharedSession,
     keep: Option<Arc<dyn HandleOwner>>,
-    /// Whether it understands CANCEL.
+    /// Whether the peer understands CANCEL.
     pub cancels: bool,
-    /// Whether it keeps deadlines (EV-950).
+    /// Whether the peer enforces deadlines (EV-950).
     pub deadlines: bool,
 }
 
 impl PeerHandle {
-    /// The other side of `shared`, which understands nothing beyond the seed. `keep` is kept by every handle.
+    /// Creates a handle for the peer of `shared`, which understands no extensions of the seed. Every derived handle
+    /// shares `keep`.
     #[must_use]
     pub fn new(shared: SharedSession, keep: Option<Arc<dyn HandleOwner>>) -> Self {
         Self {
@@ -51,10 +52,10 @@ impl PeerHandle {
         }
     }
 
-    /// A new node of ours, to be written.
+    /// Creates a node of ours, to be written.
     ///
     /// # Errors
-    /// The session is over, or holds as many nodes as it may.
+    /// The session is over, or its node limit is reached.
     pub fn write(&self) -> Result<PeerNodeWriter, Status> {
         let key = self.make(1, |live| live.machine().make(None))?;
         Ok(PeerNodeWriter {
@@ -66,11 +67,11 @@ impl PeerHandle {
         })
     }
 
-    /// Calls a function of the peer's. The action goes out before its inputs (EV-971); the outputs can be read, or
-    /// bound as inputs of further calls, before anything has come (EV-973).
+    /// Calls a function of the peer. The action is sent before its inputs (EV-971); its outputs can be read, or bound
+    /// as inputs of further calls, before anything has arrived (EV-973).
     ///
     /// # Errors
-    /// The session is over, or holds as many nodes as it may.
+    /// The session is over, or its node limit is reached.
     pub fn call(&self, request: CallRequest) -> Result<PeerCall, Status> {
         self.make(request.outputs.len(), |live| {
             let machine = live.machine();
@@ -126,7 +127,7 @@ impl fmt::Debug for PeerHandle {
     }
 }
 
-/// A call to be made.
+/// Parameters of a call.
 #[derive(Clone, Debug, Default)]
 pub struct CallRequest {
     /// The function.
@@ -135,13 +136,13 @@ pub struct CallRequest {
     pub target: String,
     /// Inputs: parameter and node.
     pub inputs: Vec<(String, SessionNode)>,
-    /// Outputs wanted. What is not listed is not computed (EV-506).
+    /// Requested outputs. Outputs that are not listed are not computed (EV-506).
     pub outputs: Vec<String>,
     /// Configs.
     pub configs: Vec<Any>,
 }
 
-/// A node of a session, ours or the peer's. Clones are the same node.
+/// A node of a session, ours or the peer's. Clones refer to the same node.
 #[derive(Clone)]
 pub struct SessionNode {
     peer: PeerHandle,
@@ -149,7 +150,7 @@ pub struct SessionNode {
 }
 
 impl SessionNode {
-    /// Reads the node from its first item on; the same content for every reader, whenever it begins.
+    /// Reads the node from its first item; every reader gets the same content, whenever it starts.
     #[must_use]
     pub fn read(&self) -> NodeReader {
         let open = |live: &mut Live| live.machine().open(self.key, None);
@@ -160,7 +161,7 @@ impl SessionNode {
         }
     }
 
-    /// Whether it belongs to a session with this peer, so that it can be bound in a call there.
+    /// Whether the node belongs to the session with this peer, so that it can be bound in a call there.
     #[must_use]
     pub fn is_of(&self, peer: &PeerHandle) -> bool {
         self.peer.shared.is(&peer.shared)
@@ -173,8 +174,8 @@ impl fmt::Debug for SessionNode {
     }
 }
 
-/// Writes a node of ours: a leaf, or a tree. Dropped before [`PeerNodeWriter::end`], it ends the node as aborted: a reader of it
-/// it fails with that.
+/// Writes a node of ours: a leaf, or a tree. If it is dropped before [`PeerNodeWriter::end`], the node ends as aborted,
+/// and its readers fail with that status.
 #[derive(Debug)]
 pub struct PeerNodeWriter {
     node: SessionNode,
@@ -182,7 +183,7 @@ pub struct PeerNodeWriter {
 }
 
 impl PeerNodeWriter {
-    /// The node, to be bound as an input.
+    /// The node, which can be bound as an input.
     #[must_use]
     pub const fn node(&self) -> &SessionNode {
         &self.node
@@ -193,7 +194,7 @@ impl PeerNodeWriter {
         self.with(|live, _| live.poll_room(cx))
     }
 
-    /// Appends bytes of a leaf; what they are is said by the first write.
+    /// Appends bytes to a leaf; the first write sets its metadata.
     ///
     /// # Errors
     /// [`WriteError::Full`] where [`PeerNodeWriter::poll_room`] would wait.
@@ -201,7 +202,7 @@ impl PeerNodeWriter {
         self.with(|live, node| live.machine().write(node, metadata, data))
     }
 
-    /// Appends bytes of a leaf as soon as there is room.
+    /// Appends bytes to a leaf, waiting for room.
     ///
     /// # Errors
     /// The node or the session cannot take it.
@@ -215,7 +216,7 @@ impl PeerNodeWriter {
         }
     }
 
-    /// Appends children to a tree; they may be the peer's, and need not be written yet.
+    /// Appends children to a tree; they may be the peer's nodes, and need not be written yet.
     ///
     /// # Errors
     /// The node or the session cannot take it.
@@ -230,7 +231,7 @@ impl PeerNodeWriter {
         }
     }
 
-    /// Ends the node. An empty leaf is said to be of the type in `metadata`.
+    /// Ends the node. An empty leaf gets `metadata`.
     ///
     /// # Errors
     /// The session is over.
@@ -240,7 +241,7 @@ impl PeerNodeWriter {
         Ok(self.node.clone())
     }
 
-    /// Ends the node with why there is no more of it (EV-931).
+    /// Ends the node with an error status (EV-931).
     pub fn fail(mut self, status: impl Into<Arc<Status>>) {
         self.fail_with(status.into());
     }
@@ -265,7 +266,7 @@ impl Drop for PeerNodeWriter {
     }
 }
 
-/// A call under way. Dropping it asks the peer to stop, where the peer understands that (EV-974).
+/// A running call. Dropping it asks the peer to stop, if the peer understands that (EV-974).
 #[derive(Debug)]
 pub struct PeerCall {
     peer: PeerHandle,
@@ -285,7 +286,7 @@ impl PeerCall {
         })
     }
 
-    /// Asks the peer to stop. The outputs end with what there is (EV-913).
+    /// Asks the peer to stop. The outputs end with what was produced so far (EV-913).
     pub fn cancel(&self) {
         if self.peer.cancels {
             let cancel = |live: &mut Live| live.machine().cancel(self.action);
@@ -293,7 +294,7 @@ impl PeerCall {
         }
     }
 
-    /// Lets the call go on without this handle; its outputs can still be read.
+    /// Detaches the call from this handle: it goes on, and its outputs can still be read.
     pub fn detach(mut self) {
         self.detached = true;
     }
@@ -302,7 +303,7 @@ impl PeerCall {
 impl Drop for PeerCall {
     fn drop(&mut self) {
         if !self.detached {
-            // A call whose outputs are complete has a stale key, and nothing is sent.
+            // The key of a call whose outputs are complete is stale, so nothing is sent for it.
             let PeerHandle {
                 shared, cancels, ..
             } = &self.peer;
@@ -320,7 +321,7 @@ pub struct NodeReader {
 }
 
 impl NodeReader {
-    /// The next piece; `None` at the end. Of a failure nothing follows.
+    /// Returns the next piece; `None` at the end. Nothing follows a failure.
     pub fn poll_piece(
         &mut self,
         cx: &mut Context<'_>,
@@ -346,7 +347,7 @@ impl NodeReader {
                 Some(Err(self.peer.shared.with_flushed(fail)))
             }
             CursorRead::Busy => {
-                // A graph that is large and gives little: others have their turn.
+                // The visit budget of this turn is used up: yield to other tasks and continue in the next turn.
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -357,7 +358,7 @@ impl NodeReader {
         })
     }
 
-    /// The next piece; `None` at the end.
+    /// Returns the next piece; `None` at the end.
     ///
     /// # Errors
     /// How the node, or the session, failed; an unfinished node of a finished session is `TRUNCATED`.
@@ -365,7 +366,7 @@ impl NodeReader {
         poll_fn(|cx| self.poll_piece(cx)).await
     }
 
-    /// All bytes to the end.
+    /// Reads all bytes to the end.
     ///
     /// # Errors
     /// As [`NodeReader::next`].

@@ -1,4 +1,4 @@
-//! Inputs and outputs of a session beside messages.
+//! Configuration, keys, outputs and errors of the session machine: the types of its interface other than messages.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use super::slab::SlabKey;
 use crate::evergreen::{DialectCapabilities, Metadata, MetadataMode, Param, SessionLimits, Status};
 use crate::time::Time;
 
-/// A node of one session. Valid as long as the session; where a session forgets nodes (EV-741), what has become of a
-/// forgotten one is what becomes of any that was released.
+/// A node of one session. Valid as long as the session; where a session removes nodes (EV-741), the key of a removed
+/// node behaves as that of any released one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeKey {
     pub(super) index: u32,
-    /// Which of the nodes that had this place one after the other.
+    /// Distinguishes the nodes that had this index one after the other.
     pub(super) generation: u32,
 }
 
@@ -30,66 +30,66 @@ pub struct ActionKey(pub(super) SlabKey);
 pub struct CursorId(pub(super) SlabKey);
 
 impl CursorId {
-    /// The id as a number, for shells whose own cursors are numbers.
+    /// The id as a number, for shells whose cursors are numbers.
     #[must_use]
     pub const fn to_bits(self) -> u64 {
         self.0.to_bits()
     }
 
-    /// The id that `bits` was made from; any other number is a stale id.
+    /// The id that `bits` was made from; any other number gives a stale id.
     #[must_use]
     pub const fn from_bits(bits: u64) -> Self {
         Self(SlabKey::from_bits(bits))
     }
 }
 
-/// How an action came to the end of a leaf that it wrote (D-51).
+/// How an action ended a leaf that it wrote (D-51).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeafEnd {
-    /// By itself, as far as anybody has said.
+    /// It ended by itself, unless reported otherwise.
     Whole,
-    /// At a limit: there would have been more.
+    /// It was stopped at a limit: there would have been more content.
     Cut,
 }
 
-/// Which end of the connection this machine is.
+/// Which side of the connection this machine is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// We opened it.
+    /// The side that opened it.
     Client,
-    /// We accepted it.
+    /// The side that accepted it.
     Server,
 }
 
-/// How a session behaves; fixed when it begins.
+/// Configuration of a session; fixed when it begins.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// What it may hold and do.
+    /// Its limits.
     pub limits: Arc<SessionLimits>,
-    /// How metadata after the first fragment is judged (EV-405).
+    /// How metadata after the first fragment is handled (EV-405).
     pub metadata: MetadataMode,
     /// Whether a failed action leaves the session alive (EV-930).
     pub partial_failure: bool,
     /// Whether ready fragments are joined into messages; off gives one fragment per message (D-33).
     pub coalesce: bool,
-    /// Which pieces are kept (EV-955).
+    /// Which pieces are retained (EV-955).
     pub retain: RetentionPolicy,
-    /// What the peer's dialect cannot do without.
+    /// What the peer's dialect requires.
     pub capabilities: DialectCapabilities,
-    /// Whether the shell follows references to content elsewhere (EV-410); without it they are `REF_DENIED`.
+    /// Whether the shell resolves references to external content (EV-410); without it they fail with `REF_DENIED`.
     pub references: bool,
-    /// Whether the session outlives its connection for a while (EV-940). It keeps everything then, whatever `retain`
-    /// says: what was sent may have to be sent again.
+    /// Whether the session outlives its connection for a grace period (EV-940). It then retains everything, whatever
+    /// `retain` says: content that was sent may have to be sent again.
     pub resume: bool,
-    /// When the session ends whatever happens (EV-950).
+    /// When the session ends in any case (EV-950).
     pub deadline: Option<Time>,
-    /// A random number: it makes ids of ours unguessable and hashing of ids unpredictable. The machine has no
+    /// A random number: it makes our ids unguessable and the hashing of ids unpredictable. The machine has no
     /// randomness of its own.
     pub entropy: u64,
 }
 
 impl Config {
-    /// Which pieces are kept in truth.
+    /// The effective retention policy.
     pub(super) fn retention(&self) -> RetentionPolicy {
         if self.resume {
             RetentionPolicy::Session
@@ -116,42 +116,42 @@ impl Default for Config {
     }
 }
 
-/// What the machine asks of its shell.
+/// An output of the machine, for its shell to act on.
 #[derive(Clone, Debug)]
 pub enum SessionOutput {
     /// Run this action. It ends with [`super::SessionMachine::finish`] or [`super::SessionMachine::fail`].
     Start(Box<ActionStart>),
-    /// An action of the peer's ended badly before there was anything to run. There is nothing to do but to count it.
+    /// An action of the peer failed before there was anything to run. The shell only counts it.
     Refused(Arc<Status>),
-    /// Stop this action's work.
+    /// Stop the work of this action.
     Cancel {
         /// The action.
         action: ActionKey,
-        /// Who wants it, and with that what is left to do.
+        /// Who cancels it; this decides what is left to do.
         by: CancelledBy,
     },
-    /// Reading this cursor again gives something else than pending.
+    /// Reading this cursor again returns something other than pending.
     Ready(CursorId),
-    /// There is room for output again, after [`super::SessionMachine::has_room`] said no.
+    /// There is room for output again, after [`super::SessionMachine::has_room`] returned `false`.
     Writable,
-    /// Reading of the connection may go on, after [`super::SessionMachine::inbound_paused`] said it should not.
+    /// Reading from the connection may continue, after [`super::SessionMachine::inbound_paused`] returned `true`.
     Resume,
-    /// A time has come nearer: ask [`super::SessionMachine::wake_at`] anew.
+    /// The next timer is earlier now: ask [`super::SessionMachine::wake_at`] again.
     Timed,
-    /// All outputs of an action that we sent are complete; its key is stale from here on.
+    /// All outputs of an action that we sent are complete; its key is stale now.
     Done(ActionKey),
-    /// Everything we had to send is sent, after [`super::SessionMachine::finish_sending`]: half-close the connection.
+    /// All our output is sent, after [`super::SessionMachine::finish_sending`]: half-close the connection.
     HalfClose,
-    /// The session is over: without error, or with this status, which is sent to the peer. Nothing follows.
+    /// The session is over: without an error, or with this status, which is sent to the peer. No output follows.
     Close(Option<Arc<Status>>),
 }
 
-/// Who stops an action.
+/// Who cancels an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CancelledBy {
-    /// The peer, with CANCEL: stop, write what `meta` should say, and finish the action (EV-913).
+    /// The peer, with CANCEL: stop, write what `meta` should contain, and finish the action (EV-913).
     Peer,
-    /// The machine: the action has failed already (a deadline), only its work is left to drop.
+    /// The machine, at a deadline: the action has failed already, only its work is left to drop.
     Deadline,
 }
 
@@ -166,11 +166,11 @@ pub struct ActionStart {
     pub target: ByteString,
     /// Inputs: parameter and node.
     pub inputs: Vec<(ByteString, NodeKey)>,
-    /// Outputs: parameter and node. `__status__` is not among them, the machine writes it.
+    /// Outputs: parameter and node. Without `__status__`, which the machine writes.
     pub outputs: Vec<(ByteString, NodeKey)>,
-    /// Configs, but for `sapwood.v1.ActionOptions`, which the machine has read.
+    /// Configs, except `sapwood.v1.ActionOptions`, which the machine has read.
     pub configs: Vec<Any>,
-    /// When it has to be finished: the earlier of its own deadline and the session's (EV-950).
+    /// The deadline: the earlier of its own and the session's (EV-950).
     pub deadline: Option<Time>,
 }
 
@@ -189,42 +189,42 @@ pub struct ActionRequest {
     pub configs: Vec<Any>,
 }
 
-/// What a cursor yields.
+/// The result of reading a cursor.
 #[derive(Clone, Debug)]
 pub enum CursorRead {
     /// A piece of an item.
     Piece(LeafPiece),
-    /// Content that stands elsewhere, in this place. The answer stays the same until the shell has said with
-    /// [`super::SessionMachine::end_reference`] that all of it was read, or with [`super::SessionMachine::fail_reference`] why it
-    /// cannot be.
+    /// External content at this position. Reading returns the same until the shell reports with
+    /// [`super::SessionMachine::end_reference`] that all of it was read, or with
+    /// [`super::SessionMachine::fail_reference`] why it cannot be read.
     Reference(Referenced),
-    /// Nothing yet; [`SessionOutput::Ready`] will tell.
+    /// No content yet; [`SessionOutput::Ready`] follows when there is.
     Pending,
-    /// There is more, but this turn has made visits enough: read again in the next one, after
+    /// There is more, but the visits of this turn are used up: read again in the next turn, after
     /// [`super::SessionMachine::begin_turn`].
     Busy,
     /// The end of the content.
     End,
-    /// The content cannot be read further, now or ever.
+    /// The read has failed for good.
     Failed(Arc<Status>),
 }
 
 /// A piece of an item, the content of a leaf (EV-301).
 #[derive(Clone, Debug)]
 pub struct LeafPiece {
-    /// Which item, counted from 0. Items never merge (EV-304).
+    /// Index of the item, from 0. Items never merge (EV-304).
     pub item: u32,
-    /// Whether this is the item's first piece. An item may be nothing but an empty first piece.
+    /// Whether this is the item's first piece. An item may consist of one empty first piece.
     pub first: bool,
-    /// The leaf it is from.
+    /// The leaf that it is part of.
     pub node: NodeKey,
-    /// What the item is.
+    /// The item's metadata.
     pub metadata: Arc<Metadata>,
-    /// Its next bytes.
+    /// The next bytes of the item.
     pub data: Bytes,
 }
 
-/// Why something was not written.
+/// Why a write failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
     /// The outbound queue is full: wait for [`SessionOutput::Writable`].
@@ -236,15 +236,15 @@ pub enum WriteError {
     /// The node has ended.
     #[error("the node has ended")]
     Ended,
-    /// The node is the peer's, or a leaf where a tree is asked for, or the other way round.
+    /// The node is the peer's, or is a leaf where a tree is required, or the other way round.
     #[error("the node cannot take this")]
     Refused,
-    /// The node has used every seq there is (EV-203).
+    /// The node has used every seq (EV-203).
     #[error("the node has no seq left")]
     Exhausted,
 }
 
-/// What a session has counted (EV-904). Only ever grows.
+/// Counters of a session (EV-904). They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SessionStats {
     /// Fragments received, duplicates included.
@@ -255,13 +255,13 @@ pub struct SessionStats {
     pub fragments_out: u64,
     /// Payload bytes handed to the transport.
     pub bytes_out: u64,
-    /// Fragments ignored because their seq was there already.
+    /// Fragments ignored because their seq was accepted before.
     pub duplicates: u64,
     /// Fragments ignored because their node was dropped.
     pub discarded: u64,
     /// Actions received.
     pub actions: u64,
-    /// Actions that ended badly.
+    /// Actions that failed.
     pub failures: u64,
 }
 

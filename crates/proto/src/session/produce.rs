@@ -1,6 +1,6 @@
 //! Writes our own nodes.
 //!
-//! What is written is readable here at once, like any other node (EV-307).
+//! What is written can be read here at once, like any other node (EV-307).
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use super::{SessionMachine, SessionPhase};
 use crate::evergreen::{Metadata, Status};
 
 impl SessionMachine {
-    /// Whether a producer may write. After a no, [`super::SessionOutput::Writable`] says when (EV-803).
+    /// Whether a producer may write. After `false`, [`super::SessionOutput::Writable`] reports when it may (EV-803).
     pub fn has_room(&mut self) -> bool {
         let room = self.outbound.bytes < self.config.limits.outbound_queue_bytes;
         self.outbound.refused |= !room;
         room
     }
 
-    /// A new node of ours under an id of our making, below the outputs of `action` or for an input of our own.
+    /// Creates a node of ours under a generated id, below the outputs of `action`, or for an input of a call of ours.
     ///
     /// # Errors
     /// `NODE_LIMIT` or `RETAINED_LIMIT`; nothing is aborted.
@@ -38,7 +38,7 @@ impl SessionMachine {
         Ok(node)
     }
 
-    /// Claims a mentioned node as one that we produce.
+    /// Claims a known node as one that we produce.
     ///
     /// # Errors
     /// [`WriteError::Refused`] if the node has a producer already.
@@ -54,13 +54,13 @@ impl SessionMachine {
         Ok(())
     }
 
-    /// Appends bytes to a leaf. The first write fixes its metadata; later ones only add, unless the dialect takes each
-    /// for itself ([`crate::evergreen::DialectCapabilities::flat`]). Payloads above
-    /// `max_fragment_bytes` are cut, which means nothing (EV-211).
+    /// Appends bytes to a leaf. The first write sets its metadata; the metadata of later writes is ignored, unless the
+    /// dialect has metadata per chunk ([`crate::evergreen::DialectCapabilities::flat`]). Payloads above
+    /// `max_fragment_bytes` are split, which has no effect on the content (EV-211).
     ///
     /// # Errors
-    /// [`WriteError::Full`] if [`Self::has_room`] would say no, and nothing is written; otherwise the node or the
-    /// session cannot take it.
+    /// [`WriteError::Full`] if [`Self::has_room`] returns `false`, and nothing is written; otherwise the node or the
+    /// session cannot accept the write.
     pub fn write(
         &mut self,
         node: NodeKey,
@@ -74,7 +74,8 @@ impl SessionMachine {
         self.put(node, metadata, data)
     }
 
-    /// The last bytes of a leaf. Needs no room, as an end does not, so it is for what cannot be said before the end.
+    /// Writes the last bytes of a leaf and ends it. Needs no room, like an end: for content that is only known at the
+    /// end.
     ///
     /// # Errors
     /// The node or the session cannot take it.
@@ -88,7 +89,7 @@ impl SessionMachine {
         self.end(node, metadata)
     }
 
-    /// The same as [`Self::write`], whatever else waits.
+    /// The same as [`Self::write`], without the check for room.
     pub(super) fn put(
         &mut self,
         node: NodeKey,
@@ -120,7 +121,7 @@ impl SessionMachine {
         }
     }
 
-    /// Appends children to a tree. Those that we produce end before the tree does (EV-508).
+    /// Appends children to a tree. Children that we produce end before the tree does (EV-508).
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -128,7 +129,7 @@ impl SessionMachine {
         if self.is_dropped(node) {
             for &child in children {
                 if self.is_new(child) {
-                    // It was made below a dropped one, and nobody knows of it yet.
+                    // It was created below a dropped tree, and the peer does not know it.
                     self.store.mark_removed(child);
                 }
             }
@@ -146,11 +147,11 @@ impl SessionMachine {
         Ok(())
     }
 
-    /// Makes `count` children of a tree, below the outputs of `action`, and announces them in one fragment. All or none:
-    /// what cannot be announced now is not made either.
+    /// Creates `count` children of a tree, below the outputs of `action`, and announces them in one fragment. If they
+    /// cannot be announced now, none is created.
     ///
     /// # Errors
-    /// As [`Self::write`]; [`WriteError::Refused`] if the session has no room for so many nodes.
+    /// As [`Self::write`]; [`WriteError::Refused`] if the session has no room for that many nodes.
     pub fn grow(
         &mut self,
         tree: NodeKey,
@@ -166,7 +167,8 @@ impl SessionMachine {
         if !self.store.has_room_for(count, &self.config.limits) {
             return Err(WriteError::Refused);
         }
-        // A session without room for the bytes of ids is over for this action; only then are some made and not listed.
+        // Creation can only stop halfway if the quota has no room for the bytes of ids; this action cannot continue
+        // then.
         let made = (0..count).map(|_| self.make(Some(action)).map_err(|_| WriteError::Refused));
         let made = made.collect::<Result<Vec<_>, _>>()?;
         self.list(tree, &made)?;
@@ -193,7 +195,7 @@ impl SessionMachine {
             .as_ref()
             .is_some_and(|producer| producer.sent < known.next_seq());
         if kind == NodeKind::Leaf && unsent {
-            // Nobody has seen the last piece: it becomes the final one.
+            // The last piece was not sent yet, so it becomes the final one.
             known.last = known.next_seq().checked_sub(1);
             let _ = known.log.end(());
             self.node_ended(node);
@@ -208,7 +210,7 @@ impl SessionMachine {
         self.append_last(node, piece)
     }
 
-    /// Ends a node with how its producer ended (EV-931): `None` for well.
+    /// Ends a node with the status of its producer (EV-931); `None` means success.
     pub(super) fn end_with(
         &mut self,
         node: NodeKey,
@@ -220,7 +222,7 @@ impl SessionMachine {
         self.seal(node, status)
     }
 
-    /// The same, also of a node that is just being dropped.
+    /// The same, also for a node that is being dropped.
     pub(super) fn seal(
         &mut self,
         node: NodeKey,
@@ -228,7 +230,7 @@ impl SessionMachine {
     ) -> Result<(), WriteError> {
         match self.store_kind(node) {
             Some(NodeKind::Tree) => {
-                // A tree gets a last child that holds the status.
+                // A tree gets a last child that carries the status.
                 let action = match self.store.get(node).owner {
                     NodeProducer::Local(action) => action,
                     _ => None,
@@ -236,7 +238,7 @@ impl SessionMachine {
                 let child = match self.make(action) {
                     Ok(child) => child,
                     Err(status) => {
-                        // The peer would wait for ever for a tree that cannot say how it ended.
+                        // Without a status at its end, the peer would wait for this tree for ever.
                         self.abort(status);
                         return Err(WriteError::Closed);
                     }
@@ -245,7 +247,7 @@ impl SessionMachine {
                 self.adopt(node, &[child]);
                 self.append(node, LogPiece::Children([child].into()))?;
                 if let NodeFate::Dropped(batch) = self.store.get(node).fate {
-                    // It goes with its tree: nobody else names it.
+                    // It is dropped with its tree: no other node lists it.
                     self.store.drop_with(batch, child);
                 }
                 self.append_last(child, LogPiece::Status(status))?;
@@ -258,14 +260,14 @@ impl SessionMachine {
         }
     }
 
-    /// What an action writes to this leaf was stopped at a limit: it may be continued (D-51). To be said before its end.
+    /// Marks a leaf as stopped at a limit: it may be continued (D-51). Call it before the leaf ends.
     pub fn note_cut(&mut self, node: NodeKey) {
         if self.store.has(node) {
             self.store.get_mut(node).cut = true;
         }
     }
 
-    /// How a leaf that an action has written came to its end; `None` for one that its sender wrote itself.
+    /// How an action ended a leaf that it wrote; `None` for a leaf that its sender wrote itself.
     #[must_use]
     pub fn written(&self, node: NodeKey) -> Option<LeafEnd> {
         let known = self.store.get(node);
@@ -278,27 +280,27 @@ impl SessionMachine {
         }
     }
 
-    /// Nobody writes a node of ours any more: it ends with this status, unless it has ended (EV-931).
+    /// Ends a node of ours whose writer has stopped with this status, unless it has ended (EV-931).
     pub fn abandon_node(&mut self, node: NodeKey, status: Arc<Status>) {
         if !self.is_closed() && self.store.has(node) && !self.store.get(node).is_complete() {
-            // What does not take an end has one, or is the peer's.
+            // A node that cannot be ended here has ended already, or is the peer's.
             let _ = self.end_with(node, Some(status));
         }
     }
 
-    /// Says that we send nothing more: no new nodes, no new actions. When the queue is empty,
+    /// Marks our side as finished: no new nodes, no new actions. When the queue is empty,
     /// [`super::SessionOutput::HalfClose`] follows.
     pub fn finish_sending(&mut self) {
         self.sending_finished = true;
         self.after_sending();
     }
 
-    /// Whether the peer has dropped a node: whatever is written to it goes nowhere, and that is no error (EV-911).
+    /// Whether the peer has dropped a node: writes to it are discarded, which is no error (EV-911).
     fn is_dropped(&self, node: NodeKey) -> bool {
         self.aborted().is_none() && self.store.get(node).fate != NodeFate::Retained
     }
 
-    /// Whether a node of ours has neither content nor anybody who lists it.
+    /// Whether a node of ours has no content and is listed by no other node.
     fn is_new(&self, node: NodeKey) -> bool {
         let node = self.store.get(node);
         node.owner.is_local() && node.listed == 0 && node.log.is_empty()
@@ -328,7 +330,7 @@ impl SessionMachine {
         Ok(())
     }
 
-    /// Notes which children of ours have to be sent before the tree may end.
+    /// Records which of our children must be sent before the tree may end.
     pub(super) fn adopt(&mut self, tree: NodeKey, children: &[NodeKey]) {
         let in_line =
             self.config.capabilities.in_order && self.store.get(tree).kind == NodeKind::Tree;
@@ -381,7 +383,7 @@ impl SessionMachine {
             self.abort(status);
             return Err(WriteError::Closed);
         }
-        // Checked above: the log has not ended.
+        // This cannot fail: the log has not ended, as was checked above.
         let _ = self.store.get_mut(node).log.append(piece);
         self.outbound.push(node, bytes, &mut self.store);
         self.wake(node);
@@ -392,7 +394,7 @@ impl SessionMachine {
         self.wake(node);
     }
 
-    /// After a message was taken, or the last word was said.
+    /// Runs after a message was taken or our side was finished.
     pub(super) fn after_sending(&mut self) {
         let half = self.config.limits.outbound_queue_bytes / 2;
         if self.outbound.refused && self.outbound.bytes <= half {

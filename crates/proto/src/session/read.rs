@@ -1,4 +1,4 @@
-//! Cursors, as the shell uses them.
+//! Cursor operations for the shell: open, read, close.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::{SessionMachine, SessionPhase};
 use crate::evergreen::Status;
 
 impl SessionMachine {
-    /// A reader of `node`'s content from its first item on (EV-302), for the action `reader` if one reads.
+    /// Opens a reader of `node`'s content from its first item (EV-302); `reader` is the action that reads, if any.
     pub fn open(&mut self, node: NodeKey, reader: Option<ActionKey>) -> CursorId {
         let bound = reader
             .and_then(|reader| self.actions.get_mut(reader))
@@ -20,9 +20,9 @@ impl SessionMachine {
         CursorId(self.cursors.insert(TreeCursor::new(node, reader)))
     }
 
-    /// The next piece. After [`CursorRead::Pending`] wait for [`super::SessionOutput::Ready`], after [`CursorRead::Busy`] for the next turn
-    /// ([`SessionMachine::begin_turn`]); after the end or a failure the
-    /// answer stays the same. Reading may abort the session (`DEPTH_LIMIT`, `CYCLE`, `ACTION_CYCLE`).
+    /// Returns the next piece. After [`CursorRead::Pending`] wait for [`super::SessionOutput::Ready`], after
+    /// [`CursorRead::Busy`] for the next turn ([`SessionMachine::begin_turn`]); after the end or a failure the result
+    /// stays the same. Reading may abort the session (`DEPTH_LIMIT`, `CYCLE`, `ACTION_CYCLE`).
     pub fn read(&mut self, id: CursorId) -> CursorRead {
         if let SessionPhase::Aborted(status) = &self.phase {
             return CursorRead::Failed(Arc::clone(status));
@@ -37,7 +37,7 @@ impl SessionMachine {
         if cursor.parked.is_some() || cursor.starved && !over {
             return CursorRead::Pending;
         }
-        // Of a session that is over the rest is read at once: no time passes for it any more.
+        // A closed session is read without a budget: no more time passes for it, so the budget would never refill.
         let mut unbounded = ReadBudget::unlimited(self.work.turn());
         let work = if over { &mut unbounded } else { &mut self.work };
         let step = cursor.step(

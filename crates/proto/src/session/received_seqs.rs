@@ -1,13 +1,13 @@
-//! The nodes and actions that a side reports to have received, on reconnecting (EV-942).
+//! The report of received nodes and actions that each side sends on reconnecting (EV-942).
 //!
-//! It is untrusted input, so only what is used is stored, and no more nodes than there can be.
+//! It is untrusted input, so only the members in use are stored, and at most `max_nodes` nodes.
 
 use std::collections::HashMap;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 
-/// The next seq of each node, and how many actions.
+/// The next seq of each node, and the number of actions.
 #[derive(Debug, Default)]
 pub(super) struct ReceivedSeqs {
     pub(super) nodes: HashMap<String, u64>,
@@ -15,7 +15,7 @@ pub(super) struct ReceivedSeqs {
 }
 
 impl ReceivedSeqs {
-    /// Reads `{"nodes":{"ID":SEQ},"actions":N}`, with at most `max_nodes` nodes.
+    /// Parses `{"nodes":{"ID":SEQ},"actions":N}`, with at most `max_nodes` nodes.
     pub(super) fn parse(text: &[u8], max_nodes: usize) -> Option<Self> {
         let mut json = serde_json::Deserializer::from_slice(text);
         let have = json.deserialize_map(Whole { max_nodes }).ok()?;

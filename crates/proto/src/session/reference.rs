@@ -1,4 +1,4 @@
-//! External content, as readers meet it (EV-410).
+//! References to external content, as readers reach them (EV-410).
 
 use std::any::Any;
 use std::fmt;
@@ -14,27 +14,27 @@ use crate::evergreen::{Metadata, Status};
 /// A reference that a reader has reached (EV-410).
 #[derive(Clone, Debug)]
 pub struct Referenced {
-    /// Which item it is part of, counted from 0.
+    /// Index of the item, from 0.
     pub item: u32,
-    /// Whether the item begins with it.
+    /// Whether it begins the item.
     pub first: bool,
-    /// The leaf it is from.
+    /// The leaf that it is part of.
     pub node: NodeKey,
-    /// What the item is; not what the URI is.
+    /// The item's metadata; it does not describe the URI.
     pub metadata: Arc<Metadata>,
-    /// Its content.
+    /// The external content that it refers to.
     pub content: Arc<ExternalContent>,
 }
 
-/// Content that stands elsewhere, and a place for what the shell has fetched of it: all readers share that, and it goes
-/// when the fragment with the reference is let go.
+/// External content, with a slot for what the shell has fetched of it. All readers share that slot; it is dropped when
+/// the fragment with the reference is released.
 pub struct ExternalContent {
     uri: ByteString,
     fetched: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 impl ExternalContent {
-    /// What `uri` names. A copy: the URI may be a view of a receive buffer (EV-805).
+    /// Creates external content at `uri`. The URI is copied: it may be a view of a receive buffer (EV-805).
     #[must_use]
     pub fn new(uri: &str) -> Self {
         Self {
@@ -43,13 +43,13 @@ impl ExternalContent {
         }
     }
 
-    /// Where it stands. It may hold credentials: never logged, never sent.
+    /// Its URI. It may contain credentials: never logged, never sent.
     #[must_use]
     pub fn uri(&self) -> &str {
         &self.uri
     }
 
-    /// What the shell keeps here, made at the first call. One shell keeps one type of thing.
+    /// Returns the shell's data for this content, created on the first call. Each shell uses one type.
     pub fn keep<T: Any + Send + Sync>(&self, make: impl Fn() -> T) -> Arc<T> {
         let retained = self.fetched.get_or_init(|| Arc::new(make()));
         let retained = Arc::clone(retained).downcast();
@@ -64,11 +64,11 @@ impl fmt::Debug for ExternalContent {
 }
 
 impl SessionMachine {
-    /// The reader has got `bytes` more of the content that it stands at. Gives which of them are meant, where a part of a
-    /// node is read (EV-740).
+    /// Counts `bytes` more of the external content that were delivered to the reader. Returns which of them are
+    /// selected, where only a byte range of a node is read (EV-740).
     ///
     /// # Errors
-    /// `FLATTEN_LIMIT` if that is too much for one read (EV-306); the reader has failed then.
+    /// `FLATTEN_LIMIT` if that exceeds the limit of one read (EV-306); the reader has failed then.
     pub fn count_reference(
         &mut self,
         id: CursorId,
@@ -85,14 +85,14 @@ impl SessionMachine {
         counted.map(|()| meant)
     }
 
-    /// The reader has got all of the content that it stands at, and goes on.
+    /// The reader has read all of the external content, and continues after it.
     pub fn end_reference(&mut self, id: CursorId) {
         if let Some(cursor) = self.cursors.get_mut(id.0) {
             cursor.pass_reference(&mut self.store);
         }
     }
 
-    /// The content cannot be read: the reader fails, with the status and the place of the reference.
+    /// The external content cannot be read: the reader fails, with this status and the position of the reference.
     pub fn fail_reference(&mut self, id: CursorId, status: &Status) -> Arc<Status> {
         let cursor = self.cursors.get(id.0);
         let position = cursor.and_then(|cursor| cursor.reference(&self.store));

@@ -1,10 +1,10 @@
 //! Releases content that every reader has passed (EV-955).
 //!
 //! ```text
-//!   bound (input of an action, reader not begun) ──► inside, at piece n ──► gone
-//!   listed by a held piece of a tree  ─┐
-//!   bound                             ─┼─► nothing is released
-//!   inside, at piece n                ─┴─► everything before the least n, if it was sent as well
+//!   bound (input of an action, reader not begun) ──► inside, at piece n ──► closed
+//!   listed by a retained piece of a tree  ─┐
+//!   bound                                 ─┼─► nothing is released
+//!   inside, at piece n                    ─┴─► everything before the least n, if it was sent as well
 //! ```
 
 use std::sync::Arc;
@@ -16,34 +16,34 @@ use super::port::NodeKey;
 use super::store::Store;
 use crate::evergreen::{Reason, Status};
 
-/// Which pieces a session keeps.
+/// Which pieces a session retains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RetentionPolicy {
-    /// All of them, to the session's end (EV-214).
+    /// All of them, until the session ends (EV-214).
     #[default]
     Session,
     /// Only content that a reader has still to pass; a later reader fails with `NODE_RELEASED` (EV-955).
     Unread,
 }
 
-/// Who still has to pass a node, the transport aside.
+/// Readers that have still to pass a node, without the transport.
 #[derive(Debug, Default)]
 pub(super) struct Readers {
-    /// Where those inside stand. An action reads an input once or twice, so these are few: a list is searched.
+    /// Positions of the readers inside. An action reads an input once or twice, so the list is short and is searched.
     positions: SmallVec<[u32; 4]>,
-    /// Those who are bound to come.
+    /// Number of readers that are bound to the node and have not begun.
     bound: u32,
 }
 
 impl Store {
-    /// A reader will read this node from its first item.
+    /// Binds a reader that will read this node from its first item.
     pub(super) fn bind_reader(&mut self, key: NodeKey) {
         if self.releases() {
             self.get_mut(key).readers.get_or_insert_default().bound += 1;
         }
     }
 
-    /// A reader that was bound has started, or will not come.
+    /// Unbinds a reader that has begun, or will not begin.
     pub(super) fn unbind_reader(&mut self, key: NodeKey) {
         if let Some(readers) = &mut self.get_mut(key).readers {
             readers.bound = readers.bound.saturating_sub(1);
@@ -51,7 +51,7 @@ impl Store {
         }
     }
 
-    /// A reader enters, at the first piece.
+    /// Adds a reader at the first piece.
     pub(super) fn enter(&mut self, key: NodeKey) {
         if self.releases() {
             let readers = self.get_mut(key).readers.get_or_insert_default();
@@ -59,7 +59,7 @@ impl Store {
         }
     }
 
-    /// A reader goes from piece `from` to the next one.
+    /// Moves a reader from piece `from` to the next one.
     pub(super) fn step_reader(&mut self, key: NodeKey, from: u32) {
         let Some(readers) = &mut self.get_mut(key).readers else {
             return;
@@ -74,7 +74,7 @@ impl Store {
         }
     }
 
-    /// A reader at piece `place` goes away.
+    /// Removes a reader at piece `slot`.
     pub(super) fn leave(&mut self, key: NodeKey, slot: u32) {
         let Some(readers) = &mut self.get_mut(key).readers else {
             return;
@@ -85,7 +85,7 @@ impl Store {
         }
     }
 
-    /// Releases what nobody has still to pass, here and in what was listed by it.
+    /// Releases the pieces that every reader has passed, in this node and in the nodes that those pieces listed.
     pub(super) fn release(&mut self, key: NodeKey) {
         if !self.releases() {
             return;
@@ -98,7 +98,7 @@ impl Store {
                 let Some(piece) = self.let_go(key) else {
                     break;
                 };
-                // The children of a dropped tree were counted when it was dropped.
+                // The children of a dropped tree were unlisted when it was dropped.
                 let retained = self.get(key).fate == NodeFate::Retained;
                 if retained {
                     let children = piece.children().iter().copied();
@@ -108,7 +108,7 @@ impl Store {
         }
     }
 
-    /// How many pieces of a node nobody has still to pass.
+    /// Number of pieces of a node that every reader and the transport have passed.
     fn passed_by_all(&self, key: NodeKey) -> u32 {
         let node = self.get(key);
         let bound = node.readers.as_ref().map_or(0, |readers| readers.bound);
@@ -130,7 +130,7 @@ impl Store {
 
 #[cfg(any(test, fuzzing))]
 impl super::store::StoredNode {
-    /// How many readers are inside.
+    /// Number of readers inside.
     pub(super) fn inside(&self) -> usize {
         self.readers
             .as_ref()

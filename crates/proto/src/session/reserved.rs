@@ -1,4 +1,4 @@
-//! Reserved actions.
+//! Reserved actions: CANCEL, DROP, SET_TTL, RESUME, FINISH and OFFER_ACTIONS.
 
 use std::sync::Arc;
 
@@ -16,20 +16,20 @@ pub(super) const CANCEL: &str = "CANCEL";
 pub(super) const CANCEL_INPUT: &str = "action";
 /// Drops nodes.
 const DROP: &str = "DROP";
-/// Lets nodes go after a time.
+/// Sets the time to live of a node.
 const SET_TTL: &str = "SET_TTL";
-/// Its input: how long.
+/// Its input: the duration.
 pub(super) const TTL_INPUT: &str = "ttl";
-/// Comes back to a session on a new connection.
+/// Resumes a session on a new connection.
 pub(super) const RESUME: &str = "RESUME";
-/// Its input and its output: what each side holds.
+/// Its input and its output: what each side has received.
 pub(super) const HAVE: &str = "have";
-/// Says that the sender sends nothing more, where the transport cannot.
+/// Half-closes the sender's side, where the transport cannot.
 const FINISH: &str = "FINISH";
-/// Tells a server what its client can be asked to do (EV-810).
+/// Offers actions of the client to the server (EV-810).
 const OFFER: &str = "OFFER_ACTIONS";
 
-/// Names that the protocol keeps for itself. They are applied after all other actions of a message (D-26).
+/// Names that the protocol reserves. They are applied after all other actions of a message (D-26).
 const RESERVED: &[&str] = &[
     CANCEL,
     "LIST_ACTIONS",
@@ -40,16 +40,16 @@ const RESERVED: &[&str] = &[
     RESUME,
     OFFER,
 ];
-/// Those of them that take names of nodes and never read them.
+/// Reserved actions whose inputs name nodes instead of reading them.
 const BY_NODE: &[&str] = &[CANCEL, DROP, SET_TTL, RESUME];
-/// Those that begin nothing: they are taken while the server shuts down (EV-960).
+/// Reserved actions that start no work: they are accepted while the server drains (EV-960).
 const NO_WORK: &[&str] = &[CANCEL, DROP, SET_TTL, FINISH, RESUME];
 
 pub(super) fn is_reserved(name: &str) -> bool {
     RESERVED.contains(&name)
 }
 
-/// In which order the actions of a message are applied (D-26); coming back is before everything.
+/// The order in which the actions of a message are applied (D-26); RESUME comes first.
 pub(super) fn rank(name: &str) -> u8 {
     match name {
         RESUME => 0,
@@ -66,15 +66,15 @@ pub(super) fn is_no_work(name: &str) -> bool {
     NO_WORK.contains(&name)
 }
 
-/// Whether an action is over as soon as it is taken in, so that it never counts against the limit of unfinished ones
-/// (EV-510). RESUME may have to wait for its input, but it is one at a time.
+/// Whether an action ends as soon as it is handled, so that it never counts against the limit of unfinished actions
+/// (EV-510). RESUME may have to wait for its input, but there is one at a time.
 pub(super) fn ends_at_once(action: &Action) -> bool {
     let waits = || action.inputs.iter().any(|param| &*param.name == TTL_INPUT);
     is_no_work(&action.name) && !(&*action.name == SET_TTL && waits())
 }
 
 impl SessionMachine {
-    /// Whether the machine has dealt with a reserved action itself.
+    /// Handles a reserved action; `false` if the machine does not handle it itself.
     pub(super) fn serve_reserved(&mut self, key: ActionKey, action: &Action, now: Time) -> bool {
         let answer = match &*action.name {
             CANCEL => self.cancel_served(action),
@@ -124,7 +124,7 @@ impl SessionMachine {
                 self.finish(key);
                 self.remove_when_sent(&sent);
             }
-            // A session that is over sends nothing more.
+            // A closed session sends nothing more.
             Err(_) if self.is_closed() => {}
             Err(status) => {
                 let status = Arc::new(status);
@@ -134,7 +134,7 @@ impl SessionMachine {
         }
     }
 
-    /// Whether there was something to cancel. A stale or unknown target is no failure.
+    /// Cancels an action; the result tells whether there was one. A stale or unknown target is not an error.
     fn cancel_served(&mut self, action: &Action) -> Result<String, Status> {
         check(action, |name| name == CANCEL_INPUT)?;
         let Some(param) = action.inputs.first() else {
@@ -169,7 +169,7 @@ impl SessionMachine {
         Ok(cancelled(true))
     }
 
-    /// Drops what `node` and `tree` name, `node.1`, `tree.1` and so on included. What is unknown is no failure.
+    /// Drops the nodes in `node` and `tree`, including `node.1`, `tree.1` and so on. Unknown nodes are not an error.
     fn drop_named(&mut self, action: &Action) -> Result<String, Status> {
         check(action, |name| drops_tree(name).is_some())?;
         if action.inputs.is_empty() {
@@ -188,14 +188,14 @@ impl SessionMachine {
     fn write_result(&mut self, key: ActionKey, result: String) -> Option<NodeKey> {
         let node = *self.actions.get(key)?.outputs.first()?;
         let metadata = Arc::new(Metadata::of("application/json"));
-        // It is written even if other output waits: a description of the session is small, and the client waits for it.
-        // If the node was dropped meanwhile it has no reader.
+        // Written even if other output waits: the result is small, and the client waits for it. If the node was dropped
+        // meanwhile, the write is discarded.
         let _ = self.put(node, &metadata, Bytes::from(result));
         Some(node)
     }
 }
 
-/// Whether an input of DROP names a tree; `None` if it is none of DROP's.
+/// Whether an input of DROP names a tree; `None` if it is not an input of DROP.
 fn drops_tree(name: &str) -> Option<bool> {
     let (base, number) = name.split_once('.').unwrap_or((name, "0"));
     let numbered = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
@@ -206,7 +206,7 @@ fn drops_tree(name: &str) -> Option<bool> {
     }
 }
 
-/// EV-504, for actions of the machine's own.
+/// EV-504, for the machine's own actions.
 fn check(action: &Action, is_input: impl Fn(&str) -> bool) -> Result<(), Status> {
     let unknown_input = action.inputs.iter().find(|param| !is_input(&param.name));
     let unknown_output = action
@@ -220,7 +220,7 @@ fn check(action: &Action, is_input: impl Fn(&str) -> bool) -> Result<(), Status>
     Err(Status::new(Reason::UnknownParam, message).with("param", &param.name))
 }
 
-/// The output of RESUME has a name of its own.
+/// Whether `param` is the result output of the action; RESUME names its output differently.
 fn is_answer(action: &Action, param: &Param) -> bool {
     match &*param.name {
         "__status__" | "__dispatch_status__" => true,

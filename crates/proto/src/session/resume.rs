@@ -1,9 +1,9 @@
-//! Lost connections, and reconnecting (EV-940 to EV-943, D-29).
+//! Resuming a session on a new connection after the old one was lost (EV-940 to EV-943, D-29).
 //!
-//! The logs of our nodes are what is sent again, so nothing is copied for it but the actions.
+//! The logs of our nodes are what is sent again; only sent actions are copied.
 //!
 //! ```text
-//!   up ──lost──► down ──returned──► returning ──what the other side has──► up
+//!   up ──lost──► down ──returned──► returning ──report of the peer──► up
 //!                 └── resume_grace ──► aborted ◄── 5 s without RESUME ──┘
 //! ```
 
@@ -27,34 +27,34 @@ use crate::evergreen::{
 };
 use crate::time::Time;
 
-/// Whether there is a connection.
+/// State of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkState {
     Up,
-    /// Lost, since then.
+    /// Lost at this time.
     Down(Time),
-    /// There is one, and each side has still to learn what the other has.
+    /// Reconnected at this time; each side has still to learn what the other has received.
     Returning(Time),
 }
 
-/// What a session remembers that may lose its connection.
+/// State that a resumable session retains.
 #[derive(Debug)]
 pub(super) struct Resume {
     pub(super) line: LinkState,
-    /// Actions of ours that the other side may not have, in order; the quota counts them. It has what it has answered, and
-    /// what was sent before that.
+    /// Actions of ours that the peer may not have received, in order; the quota counts them. The peer has received
+    /// every action that it has answered, and every action sent before that.
     asked: Vec<Action>,
-    /// How many stood before those: the other side has said that it has them.
+    /// Number of actions before those, which the peer is known to have received.
     known: usize,
-    /// How many actions of the peer's were taken in, RESUME aside.
+    /// Number of actions received from the peer, without RESUME.
     received: u64,
-    /// What goes out first on a new connection.
+    /// The first message on a new connection.
     hello: Option<WireMessage>,
-    /// The node of ours in it.
+    /// The node of ours in `hello`.
     reply_node: Option<NodeKey>,
-    /// What the other side has, learnt and still to be acted upon.
+    /// What the peer reported to have received; not acted upon yet.
     theirs: Option<ReceivedSeqs>,
-    /// Whether we have said that we send nothing more: it has to be said again.
+    /// Whether we have half-closed: the half-close must be sent again.
     pub(super) half_closed: bool,
 }
 
@@ -72,12 +72,12 @@ impl Resume {
         }
     }
 
-    /// How many actions of ours there were.
+    /// Number of actions that we have sent.
     pub(super) fn asked_so_far(&self) -> usize {
         self.known + self.asked.len()
     }
 
-    /// The other side has the first `known` of them. Gives what those counted that were remembered until now.
+    /// The peer has received our first `known` actions. Returns the quota bytes of those that were retained until now.
     fn remove_asked(&mut self, known: usize) -> u64 {
         let update = known.saturating_sub(self.known).min(self.asked.len());
         self.known += update;
@@ -88,7 +88,7 @@ impl Resume {
 
 #[cfg(any(test, fuzzing))]
 impl Resume {
-    /// What the quota counts for the actions of ours.
+    /// Quota bytes of the retained actions.
     pub(super) fn asked_bytes(&self) -> u64 {
         self.asked
             .iter()
@@ -98,8 +98,8 @@ impl Resume {
 }
 
 impl SessionMachine {
-    /// The connection is lost: nothing is dropped, and nothing is sent until it is back (EV-940). Without resume that
-    /// is the end (EV-109).
+    /// The connection is lost: nothing is dropped, and nothing is sent until there is a new one (EV-940). Without
+    /// resume the session ends (EV-109).
     pub fn lost(&mut self, now: Time) {
         let Some(resume) = &mut self.resume else {
             self.abort_for(Reason::Cancelled, "the connection was lost");
@@ -112,7 +112,8 @@ impl SessionMachine {
         self.stop_resuming();
     }
 
-    /// There is a new connection. Nothing is sent on it until the other side has said what it has; a client asks.
+    /// There is a new connection. Nothing but RESUME is sent on it until the peer has reported what it has received;
+    /// the client asks first.
     pub fn returned(&mut self, now: Time) {
         let Some(resume) = &mut self.resume else {
             return;
@@ -125,8 +126,8 @@ impl SessionMachine {
         }
     }
 
-    /// The other side does not know the session any more. With every action answered and our last word said, that is how
-    /// it ends; if anything was still to come, it ends with `status`.
+    /// The peer does not know the session any more. If every action is answered and we have half-closed, the session
+    /// ends normally; otherwise it ends with `status`.
     pub fn fail_resume(&mut self, status: Status) {
         let sent = self
             .resume
@@ -151,7 +152,7 @@ impl SessionMachine {
             .map_or(LinkState::Up, |resume| resume.line)
     }
 
-    /// Until when the connection, or RESUME, has to come.
+    /// Deadline for the new connection, or for RESUME on it.
     pub(super) fn resume_until(&self) -> Option<Time> {
         let grace = self.config.limits.resume_grace;
         match (self.line(), self.side) {
@@ -163,24 +164,24 @@ impl SessionMachine {
         }
     }
 
-    /// Nobody can bring this session back: its connection's end is its end, and nothing is remembered for another one.
-    /// To be said before anything is written.
+    /// Makes this session end with its connection: nothing is retained for another one. Call it before anything is
+    /// written.
     pub fn without_resume(&mut self) {
         self.resume = None;
         self.config.resume = false;
         self.store.keep(self.config.retention());
     }
 
-    /// The connection speaks another dialect than the last one (EV-941). What a session of msgpack is cannot be changed.
+    /// The new connection has another dialect than the last one (EV-941). A msgpack session cannot change its dialect.
     pub const fn set_capabilities(&mut self, capabilities: DialectCapabilities) {
         self.config.capabilities.in_order = capabilities.in_order;
         self.config.capabilities.whole_json = capabilities.whole_json;
     }
 
-    /// Sends an action, and remembers it as long as it may have to be sent again.
+    /// Sends an action, and retains it as long as it may have to be sent again.
     ///
     /// # Errors
-    /// `RETAINED_LIMIT`: there is no room to remember it, and it is not sent.
+    /// `RETAINED_LIMIT`: there is no room to retain it, and it is not sent.
     pub(super) fn ask(&mut self, action: Action) -> Result<(), Status> {
         if let Some(resume) = &mut self.resume {
             let bytes = action_bytes(&action) as u64;
@@ -191,7 +192,7 @@ impl SessionMachine {
         Ok(())
     }
 
-    /// The other side has written an output of `action`: it has that one, and all that were sent before it.
+    /// The peer has written an output of `action`: it has received that action and all that were sent before it.
     pub(super) fn is_answered(&mut self, action: ActionKey) {
         let Some(resume) = self
             .resume
@@ -205,12 +206,13 @@ impl SessionMachine {
         }
     }
 
-    /// Notes an action that has come, unless it is RESUME, which must come first.
+    /// Counts a received action, unless it is RESUME, which must come first.
     pub(super) fn note_received(&mut self, action: &Action) -> Result<(), Status> {
         let Some(resume) = self.resume.as_mut().filter(|_| &*action.name != RESUME) else {
             return Ok(());
         };
-        // A server asks as soon as it knows what its client has, which may be before the client knows of the server.
+        // Only a server rejects this: it sends actions as soon as it knows what its client has received, which may be
+        // before the client has read the server's report.
         if resume.line != LinkState::Up && self.side == Side::Server {
             let message = "the first action on a new connection of an old session is RESUME";
             return Err(Status::new(Reason::BadMessage, message));
@@ -219,7 +221,7 @@ impl SessionMachine {
         Ok(())
     }
 
-    /// The client's first words.
+    /// Takes the client's first message.
     pub(super) fn hello(&mut self) -> Option<WireMessage> {
         self.resume.as_mut()?.hello.take()
     }
@@ -270,7 +272,7 @@ impl SessionMachine {
         Ok(())
     }
 
-    /// What we have said that we have is of no use any more, as it was read or the connection was lost.
+    /// Removes our report of received seqs: it was read, or the connection was lost.
     pub(super) fn hello_is_answered(&mut self) {
         let sent = self
             .resume
@@ -281,7 +283,7 @@ impl SessionMachine {
         }
     }
 
-    /// What RESUME was answered with goes when it is sent, or with the connection that it was meant for.
+    /// Removes the nodes of the answer to RESUME once they are sent, or with the connection that they were meant for.
     pub(super) fn remove_when_sent(&mut self, nodes: &[NodeKey]) {
         if nodes.is_empty() || self.is_closed() {
             return;
@@ -293,7 +295,7 @@ impl SessionMachine {
         self.drop_nodes(&named);
     }
 
-    /// Takes in RESUME (EV-942). `None`: what the client has is still to be read.
+    /// Handles RESUME (EV-942). `None`: the client's report is not read yet.
     pub(super) fn resume_asked(
         &mut self,
         key: ActionKey,
@@ -317,7 +319,7 @@ impl SessionMachine {
         self.read_leaf(Some(key), &param.id, ReadPurpose::Have, now)
     }
 
-    /// What the other side has is known; gives what we have.
+    /// Handles the peer's report; returns ours.
     pub(super) fn have_was_read(&mut self, text: &[u8]) -> Result<String, Status> {
         if !matches!(self.line(), LinkState::Returning(_)) {
             let message = "what the other side has was said before on this connection";
@@ -338,7 +340,7 @@ impl SessionMachine {
         Ok(ours)
     }
 
-    /// Sends again what the other side does not have. `first` goes before the rest.
+    /// Queues what the peer has not received. `first` is sent before the rest.
     pub(super) fn send_again(&mut self, first: Option<NodeKey>) {
         let Some(resume) = &mut self.resume else {
             return;
@@ -372,7 +374,7 @@ impl SessionMachine {
         self.after_sending();
     }
 
-    /// The contiguous prefix of each of the peer's nodes, and how many actions have come.
+    /// Our report: the contiguous prefix of each of the peer's nodes, and the number of received actions.
     fn have(&self) -> String {
         let nodes = self.store.keys().map(|key| self.store.get(key));
         let theirs = nodes.filter(|node| matches!(node.owner, NodeProducer::Peer(_)));
@@ -386,15 +388,16 @@ impl SessionMachine {
 }
 
 impl Store {
-    /// Nodes of ours stand where the other side has them, and trees wait for what it has not whole (EV-508).
+    /// Rewinds each node of ours to what the peer has received, and makes trees wait for children that it has not
+    /// received completely (EV-508).
     fn rewind(&mut self, theirs: &ReceivedSeqs) {
         for key in self.keys() {
             let node = self.get_mut(key);
             let next = node.next_seq();
-            // What was dropped since cannot be sent again.
+            // Released pieces cannot be sent again.
             let retained = u32::try_from(node.log.released()).unwrap_or(u32::MAX);
             let has = theirs.nodes.get(&*node.id).copied().unwrap_or(0);
-            // What answered another RESUME is of no use now.
+            // Nodes of an earlier RESUME are not sent again.
             let has = if node.transient {
                 u32::MAX
             } else {
@@ -422,8 +425,8 @@ impl Store {
         }
     }
 
-    /// Children of which nothing was sent take their turns in reading order, as when they were listed (EV-722). Gives
-    /// the trees whose next child may go.
+    /// Puts children that were not sent at all in line in reading order, as when they were listed (EV-722). Returns the
+    /// trees whose next child may be sent.
     fn line_up(&mut self) -> Vec<NodeKey> {
         let trees = self.keys().filter(|tree| {
             let node = self.get(*tree);
@@ -468,5 +471,5 @@ impl Store {
     }
 }
 
-/// How long a new connection may be silent (D-29).
+/// How long a client may take to send RESUME on a new connection (D-29).
 const HELLO: Duration = Duration::from_secs(5);

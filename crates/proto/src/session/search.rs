@@ -8,31 +8,31 @@ use crate::evergreen::{Reason, SessionLimits, Status};
 
 #[derive(Debug, Default)]
 pub(super) struct Search {
-    /// Per node, the search that visited it last. Grows only when there is something to search.
+    /// For each node, the epoch of the search that visited it last. Only grows when there is something to search.
     marks: Vec<u32>,
     epoch: u32,
     stack: Vec<NodeKey>,
     pub(super) edges_left: u32,
-    /// Edges that this message was given.
+    /// Edges that this message was granted.
     granted: u32,
-    /// Whether any search was cut short, so that readers have to look out themselves.
+    /// Whether a search was cut short, so that readers have to detect cycles themselves.
     pub(super) incomplete: bool,
 }
 
 impl Search {
-    /// A new message: a new budget, as far as the session's own reaches.
+    /// Grants the budget of a new message, as far as the session's budget allows.
     pub(super) fn refill(&mut self, limits: &SessionLimits, work: &ReadBudget) {
         self.granted = limits.cycle_edges_per_message.min(work.left());
         self.edges_left = self.granted;
     }
 
-    /// What was followed for this message counts against the session's budget.
+    /// Charges the edges followed for this message to the session's budget.
     pub(super) fn settle(&mut self, work: &mut ReadBudget) {
         work.charge(self.granted - self.edges_left);
         self.granted = self.edges_left;
     }
 
-    /// Looks at the new edges from `parent` to `children`.
+    /// Searches for a cycle through the new edges from `parent` to `children`.
     pub(super) fn edges(
         &mut self,
         parent: NodeKey,
@@ -45,7 +45,7 @@ impl Search {
             return Err(cycle(store, parent));
         }
         let mut outputs = Vec::new();
-        // What nothing refers to cannot be below one of its own children.
+        // An unreferenced node cannot be below one of its own children.
         if store.get(parent).referenced {
             let below: Vec<NodeKey> = children
                 .iter()
@@ -72,7 +72,7 @@ impl Search {
             .try_for_each(|action| self.action(action, store, actions, limits))
     }
 
-    /// Looks for an output of `action` in the closure of its inputs (EV-308).
+    /// Searches for an output of `action` in the closure of its inputs (EV-308).
     pub(super) fn action(
         &mut self,
         action: ActionKey,
@@ -98,7 +98,7 @@ impl Search {
         Err(Status::new(Reason::ActionCycle, message).with("node", id))
     }
 
-    /// Whether `wanted` holds for a node in the closure of `roots`, as far as the budget reaches.
+    /// Whether `wanted` holds for a node in the closure of `roots`, as far as the budget allows.
     fn walk(
         &mut self,
         roots: &[NodeKey],
@@ -141,7 +141,7 @@ impl Search {
     fn begin(&mut self, nodes: usize) {
         self.epoch = self.epoch.wrapping_add(1);
         if self.epoch == 0 {
-            // After 2^32 searches old marks could be taken for new ones.
+            // After 2^32 searches the epoch wraps, and old marks would look like new ones.
             self.marks.fill(0);
             self.epoch = 1;
         }
@@ -149,7 +149,7 @@ impl Search {
     }
 }
 
-/// Whether anything can be below this node, or it is an output itself.
+/// Whether there can be nodes below this one, or it is an output itself.
 fn needs_search(store: &Store, node: NodeKey) -> bool {
     let node = store.get(node);
     node.kind == NodeKind::Tree || matches!(node.owner, NodeProducer::Local(Some(_)))

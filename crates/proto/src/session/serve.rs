@@ -1,4 +1,4 @@
-//! Actions of the peer that we run.
+//! Runs actions of the peer.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use crate::generated::sapwood::v1::ActionOptions;
 use crate::time::Time;
 
 impl SessionMachine {
-    /// The shell says that an action waits for nothing but its cursors, or no longer does (D-3). A cursor that
-    /// becomes ready says the latter by itself.
+    /// The shell reports whether an action waits for nothing but its cursors (D-3). A cursor that becomes ready resets
+    /// this by itself.
     pub fn waiting(&mut self, action: ActionKey, waiting: bool) {
         self.actions.set_waiting(action, waiting);
         if waiting {
@@ -24,7 +24,7 @@ impl SessionMachine {
         }
     }
 
-    /// An action of the peer's ended well: whatever output is still open ends as it is (EV-508).
+    /// Ends an action of the peer successfully: outputs that are still open end with the content they have (EV-508).
     pub fn finish(&mut self, action: ActionKey) {
         if self.is_closed() {
             return;
@@ -34,7 +34,7 @@ impl SessionMachine {
         };
         let metadata = Arc::new(Metadata::of(mimetype::OCTET_STREAM));
         for &node in entry.made.iter().chain(&entry.outputs) {
-            // Those that ended before refuse, which is fine.
+            // Nodes that have ended already refuse to end again, which is expected.
             let _ = self.end(node, &metadata);
         }
         for &node in entry.dispatch.iter().chain(&entry.status) {
@@ -44,7 +44,7 @@ impl SessionMachine {
         self.action_removed();
     }
 
-    /// An action of the peer's ended badly: the session aborts (EV-107), or with partial failure every open output
+    /// Ends an action of the peer with an error: the session aborts (EV-107), or with partial failure every open output
     /// ends with the status (EV-930). Reasons of session scope abort either way.
     pub fn fail(&mut self, action: ActionKey, status: impl Into<Arc<Status>>) {
         if self.is_closed() {
@@ -55,7 +55,7 @@ impl SessionMachine {
         self.fail_within(action, status, scope);
     }
 
-    /// The same with the scope decided.
+    /// The same, with an explicit scope.
     fn fail_within(&mut self, action: ActionKey, mut status: Arc<Status>, scope: ErrorScope) {
         let Some(entry) = self.remove_action(action) else {
             return;
@@ -71,7 +71,7 @@ impl SessionMachine {
         if let Some(node) = entry.dispatch {
             self.conclude(node, &entry, Some(Arc::clone(&status)));
         }
-        // Outputs last, so that a tree ends after what is below it.
+        // Outputs come last, so that a tree ends after the nodes below it.
         for &node in entry.made.iter().chain(&entry.outputs) {
             if !self.is_closed() && !self.store.get(node).is_complete() {
                 let _ = self.end_with(node, Some(Arc::clone(&status)));
@@ -84,7 +84,7 @@ impl SessionMachine {
         self.action_removed();
     }
 
-    /// The shell says that it has begun an action of the peer's (EV-736).
+    /// The shell reports that it has started an action of the peer (EV-736).
     pub fn dispatched(&mut self, action: ActionKey) {
         let node = self.actions.get(action).and_then(|entry| entry.dispatch);
         if let Some(node) = node.filter(|_| !self.is_closed()) {
@@ -92,7 +92,7 @@ impl SessionMachine {
         }
     }
 
-    /// Writes a status of an action, unless it is written. That of its end goes behind all of its outputs (EV-735).
+    /// Writes a status of an action, unless it is written already. The final status is sent after all outputs (EV-735).
     fn conclude(&mut self, node: NodeKey, entry: &ActionEntry, status: Option<Arc<Status>>) {
         if self.is_closed() || self.store.get(node).is_complete() {
             return;
@@ -103,8 +103,8 @@ impl SessionMachine {
         let _ = self.end_with(node, status);
     }
 
-    /// In a dialect whose sessions last for years, what an action leaves is dropped with it (EV-741), unless another
-    /// one reads it, or still writes it: then it goes with that one.
+    /// In a dialect with sessions that last for years, the nodes of an action are dropped at its end (EV-741). A node
+    /// that another action reads or still writes is dropped with that action instead.
     fn let_go_of(&mut self, entry: &ActionEntry) {
         if !self.config.capabilities.flat || self.is_closed() {
             return;
@@ -130,11 +130,11 @@ impl SessionMachine {
         self.drop_nodes(&named);
     }
 
-    /// The shell holds `bytes` more for an action of the peer's than the session knows of: the quota counts them until the
-    /// action ends, or it says less (EV-801).
+    /// Charges `bytes` that the shell holds for an action of the peer, beyond what the session knows of. The quota
+    /// counts them until the action ends, or they are refunded (EV-801).
     ///
     /// # Errors
-    /// There is no room for them: the session is over.
+    /// The quota has no room for them: the session is aborted.
     pub fn hold_aside(&mut self, action: ActionKey, bytes: usize) -> Result<(), WriteError> {
         if self.is_closed() {
             return Err(WriteError::Closed);
@@ -151,7 +151,7 @@ impl SessionMachine {
         Ok(())
     }
 
-    /// The shell holds so many bytes less for an action than it has said.
+    /// Refunds bytes that were charged with [`Self::hold_aside`].
     pub fn let_go_aside(&mut self, action: ActionKey, bytes: usize) {
         if let Some(entry) = self.actions.get_mut(action) {
             let bytes = (bytes as u64).min(entry.aside_bytes);
@@ -160,7 +160,7 @@ impl SessionMachine {
         }
     }
 
-    /// Takes an action of the peer's off the books; what it held and had still to read is free.
+    /// Removes an action of the peer; its reads stop and its quota is refunded.
     fn remove_action(&mut self, action: ActionKey) -> Option<ActionEntry> {
         let entry = self.actions.remove(action)?;
         self.stop_reading(action);
@@ -171,23 +171,23 @@ impl SessionMachine {
         Some(entry)
     }
 
-    /// New actions of the peer are refused from here on (EV-960, D-31).
+    /// Refuses new actions of the peer from now on (EV-960, D-31).
     pub const fn drain(&mut self) {
         self.draining = true;
     }
 
-    /// Takes in an action of the peer's.
+    /// Handles an action of the peer.
     pub(super) fn serve(&mut self, action: Action, now: Time) -> Result<(), Status> {
         self.note_received(&action)?;
         self.stats.actions += 1;
-        // Held by the shell as long as the action runs, so the quota counts it.
+        // The shell holds the configs as long as the action runs, so the quota counts them.
         let config_bytes = action
             .configs
             .iter()
             .map(|any| any.type_url.len() + any.value.len());
         let config_bytes = config_bytes.sum::<usize>() as u64;
         self.store.retain(config_bytes, &self.config.limits)?;
-        // Counted before this one is among them.
+        // Checked before this action is counted as unfinished.
         let room = self.has_room_for(&action);
         let mut entry = ActionEntry::new(copy(&action.name), true);
         entry.aside_bytes = config_bytes;
@@ -206,7 +206,7 @@ impl SessionMachine {
         let own = match checked {
             Ok(own) => own,
             Err(status) => {
-                // Also a drain ends this action alone (D-31).
+                // A drain too fails this action alone (D-31).
                 let status = Arc::new(status);
                 self.fail_within(key, Arc::clone(&status), ErrorScope::Action);
                 self.refused(status);
@@ -239,12 +239,13 @@ impl SessionMachine {
         Ok(())
     }
 
-    /// Tells of an action that was never started, also where that has ended the session: before it says so.
+    /// Reports an action that was never started. Pushed to the front, so that it comes before a close of the session
+    /// that it caused.
     pub(super) fn refused(&mut self, status: Arc<Status>) {
         self.events.push_front(SessionOutput::Refused(status));
     }
 
-    /// EV-510 and EV-960; what is about actions and nodes that are there is no new work.
+    /// EV-510 and EV-960; actions about existing actions and nodes are not new work.
     fn has_room_for(&self, action: &Action) -> Result<(), Status> {
         if reserved::ends_at_once(action) {
             return Ok(());
@@ -271,7 +272,7 @@ impl SessionMachine {
         Ok(())
     }
 
-    /// EV-505, EV-216: output ids are new, and ours from here on.
+    /// EV-505, EV-216: output ids must be new, and we produce them from now on.
     fn claim_outputs(
         &mut self,
         key: ActionKey,
@@ -285,7 +286,7 @@ impl SessionMachine {
             let owner = &mut self.store.get_mut(node).owner;
             if *owner != NodeProducer::Unclaimed || dropped {
                 let (reason, what) = match owner {
-                    // The same whichever came first (D-26).
+                    // The same result whether the drop or the action came first (D-26).
                     NodeProducer::Unclaimed => (Reason::OutputNotNew, "it was dropped"),
                     NodeProducer::Peer(None) => (Reason::NodeOwner, "the sender has written it"),
                     _ => (Reason::OutputNotNew, "it is an output already"),
@@ -335,7 +336,7 @@ impl SessionMachine {
         Ok(inputs)
     }
 
-    /// The deadline of an action has passed (EV-950).
+    /// Handles an action whose deadline has passed (EV-950).
     pub(super) fn action_is_late(&mut self, action: ActionKey) {
         self.emit(SessionOutput::Cancel {
             action,
@@ -358,7 +359,7 @@ impl SessionMachine {
     }
 }
 
-/// EV-504, EV-509, and the limits of an action's own lists.
+/// EV-504, EV-509, and the limits on the lists within an action.
 fn check_params(action: &Action, session: &SessionMachine) -> Result<(), Status> {
     let limits = &session.config.limits;
     let name_is_legal = |name: &str| !name.is_empty() && name.len() <= limits.max_name_bytes;
@@ -441,13 +442,13 @@ pub(super) fn type_name(any: &Any) -> &str {
     any.type_url.rsplit('/').next().unwrap_or_default()
 }
 
-/// Names outlive the receive buffer that they may be views of (EV-805).
+/// Copies a name: it outlives the receive buffer that it may be a view of (EV-805).
 fn copy(text: &bytestring::ByteString) -> bytestring::ByteString {
     text.to_string().into()
 }
 
 /// The output that every action accepts (EV-921).
 const STATUS_OUTPUT: &str = "__status__";
-/// The output that a dialect with two statuses lists besides (EV-736).
+/// The second status output, in a dialect with two statuses (EV-736).
 const DISPATCH_OUTPUT: &str = "__dispatch_status__";
 pub(super) const OPTIONS: &str = "sapwood.v1.ActionOptions";

@@ -8,22 +8,22 @@ use std::task::Waker;
 use super::{Live, SessionMachine};
 use crate::sync::Mutex;
 
-/// A machine behind its lock. Clones share it.
+/// A session behind its lock. Clones share it.
 #[derive(Clone, Debug)]
 pub struct SharedSession(Arc<Mutex<Live>>);
 
 impl SharedSession {
-    /// Shares `machine`.
+    /// Wraps `machine` in a lock.
     #[must_use]
     pub fn new(machine: SessionMachine) -> Self {
         Self(Arc::new(Mutex::new(Live::new(machine))))
     }
 
-    /// Does something to the machine, then wakes whom that concerns; not the transport, so that a shell can write many
-    /// fragments and wake once (D-6).
+    /// Runs `act` under the lock, then wakes the tasks concerned; not the transport, so that a shell can write many
+    /// fragments and wake it once (D-6).
     pub fn with<R>(&self, act: impl FnOnce(&mut Live) -> R) -> R {
-        // The machine does not panic on input. Were it to, what it was about to do is half done: the session ends, and
-        // everybody who waits for it learns that.
+        // The machine does not panic on input. If it panics nevertheless, its state may be half changed: the session
+        // ends, and every task that waits for it is notified.
         let mut live = self.0.lock().unwrap_or_else(|poisoned| {
             let mut live = poisoned.into_inner();
             live.fail();
@@ -37,7 +37,7 @@ impl SharedSession {
         result
     }
 
-    /// The same, and wakes the transport if there is something for it.
+    /// The same as [`Self::with`], and wakes the transport if there is something for it.
     pub fn with_flushed<R>(&self, act: impl FnOnce(&mut Live) -> R) -> R {
         self.with(|live| {
             let result = act(live);
@@ -47,7 +47,7 @@ impl SharedSession {
         })
     }
 
-    /// Whether both are the same session.
+    /// Whether both handles refer to the same session.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

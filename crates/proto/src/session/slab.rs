@@ -1,6 +1,6 @@
 //! A slab whose keys carry a generation, so that an old key never names a new entry.
 //!
-//! Cursors and actions come and go by the thousand in one session; nodes do not, and have plain indices.
+//! Cursors and actions are created and removed by the thousand in one session; nodes are not, and have plain indices.
 
 /// An index and the generation of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,7 +32,7 @@ struct SlabEntry<T> {
     value: Option<T>,
 }
 
-/// The table.
+/// A table of entries; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
     entries: Vec<SlabEntry<T>>,
@@ -56,7 +56,7 @@ impl<T> Slab<T> {
                 generation: position.generation,
             };
         }
-        // Limits keep every slab far below 2^32 places.
+        // Limits keep every slab far below 2^32 entries.
         let index = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);
         self.entries.push(SlabEntry {
             generation: 0,

@@ -1,23 +1,23 @@
-//! Byte ranges of nodes (EV-740).
+//! Byte ranges of nodes, and their intersection when they are nested (EV-740).
 //!
 //! ```text
-//!   outer      ····[────────────────)      of its own content: A, then 3..8 of B, then C
-//!   inner          A A A ·[─────)· C C     what is left of B counts there, and nothing else of it
+//!   outer      ····[────────────────)      selects from its own content: A, then 3..8 of B, then C
+//!   inner          A A A ·[─────)· C C     only the selected range of B counts towards the outer range
 //! ```
 
 use std::ops::Range;
 
-/// What is meant of some bytes that were read.
+/// The selected part of some bytes that were read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceOverlap {
-    /// These of them.
+    /// The selected range of them.
     pub range: Range<usize>,
-    /// Whether anything that comes after them may be meant as well.
+    /// Whether bytes after these may be selected as well.
     pub more: bool,
 }
 
 impl SliceOverlap {
-    /// All of them.
+    /// Selects all bytes.
     pub(super) const fn all(bytes: usize) -> Self {
         Self {
             range: 0..bytes,
@@ -26,26 +26,27 @@ impl SliceOverlap {
     }
 }
 
-/// The ranges around a reader's place, the innermost last. Most readers never have one.
+/// The ranges around a reader's position, the innermost last. Most readers never have one.
 #[derive(Debug)]
 pub(super) struct Slices(Vec<NodeSlice>);
 
 /// The range of one node on the path.
 #[derive(Debug)]
 struct NodeSlice {
-    /// How long the path is there.
+    /// Length of the path at the node with this range.
     depth: usize,
     begin: u64,
     len: u64,
     /// Bytes of the node's content that were passed.
     passed: u64,
-    /// How many to pass before what all ranges around mean, and how many of these there are.
+    /// Bytes to skip until the selection of all enclosing ranges begins, and the number of selected bytes after that.
     skip: u64,
     left: u64,
 }
 
 impl NodeSlice {
-    /// A range that means nothing more needs no look at what it would have passed over, unless others count that.
+    /// Whether the range is exhausted. The bytes before an empty selection are only read if an enclosing range counts
+    /// them.
     const fn is_over(&self) -> bool {
         self.left == 0 && (self.skip == 0 || self.len == 0)
     }
@@ -56,7 +57,7 @@ impl Slices {
         Self(Vec::new())
     }
 
-    /// Only `range` is meant of the node that the reader has just entered, at the end of a path of this length.
+    /// Applies `range` to the node that the reader has just entered, at the end of a path of this length.
     pub(super) fn enter(&mut self, depth: usize, range: Range<u64>) {
         let (skip, left) = self
             .0
@@ -74,24 +75,24 @@ impl Slices {
         });
     }
 
-    /// The reader leaves the node at the end of a path of this length.
+    /// Ends the range of the node at the end of a path of this length.
     pub(super) fn leave(&mut self, depth: usize) {
         let Some(slice) = self.0.pop_if(|slice| slice.depth == depth) else {
             return;
         };
         if let Some(outer) = self.0.last_mut() {
-            // What it had of its range is what it is to those around it.
+            // The enclosing range counts the bytes of this node's range only.
             outer.pass(slice.passed.saturating_sub(slice.begin).min(slice.len));
         }
     }
 
-    /// Whether nothing more is meant before the innermost node with a range is left.
+    /// Whether the selection is exhausted for the innermost node with a range.
     pub(super) fn is_over(&self) -> bool {
         self.0.last().is_some_and(NodeSlice::is_over)
     }
 
-    /// The reader passes `bytes`. Gives which of them are meant; `None` if none are, and an item that ends with them is not
-    /// either. An item without bytes is meant where it stands inside.
+    /// Passes `bytes`. Returns which of them are selected; `None` if none are, and then an item that ends with them is
+    /// not selected either. An item without bytes is selected if it is inside the range.
     pub(super) fn take(&mut self, bytes: usize) -> Option<SliceOverlap> {
         let Some(slice) = self.0.last_mut() else {
             return Some(SliceOverlap::all(bytes));
@@ -122,7 +123,7 @@ impl NodeSlice {
 mod tests {
     use super::*;
 
-    /// Reads `bytes` one by one inside of these ranges, the outermost first; gives which were meant.
+    /// Reads `bytes` one by one within these ranges, the outermost first; returns those that were selected.
     fn read(ranges: &[(u64, u64)], bytes: u8) -> Vec<u8> {
         let mut slices = Slices::new();
         for (at, &(begin, end)) in ranges.iter().enumerate() {
@@ -156,7 +157,7 @@ mod tests {
     fn ev_740_what_a_part_leaves_out_does_not_count_around_it() {
         let mut slices = Slices::new();
         slices.enter(1, 2..6);
-        // Two nodes of which two bytes each are meant, and one of which all are.
+        // Two nodes with two selected bytes each, and one that is selected whole.
         let mut meant = Vec::new();
         for range in [1..3, 0..2, 0..u64::MAX] {
             slices.enter(2, range);

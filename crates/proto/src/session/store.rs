@@ -1,4 +1,4 @@
-//! The nodes of a session.
+//! The nodes of a session, with their logs, ids and quota.
 //!
 //! ```text
 //!   mentioned ──fragment──► growing ──final, all before it──► complete
@@ -27,30 +27,30 @@ use crate::log::Log;
 /// One accepted fragment. Its index in the log is its seq.
 #[derive(Debug)]
 pub(super) enum LogPiece {
-    /// Nothing (EV-210).
+    /// No content (EV-210).
     Empty,
-    /// The beginning of an item.
+    /// The first piece of an item.
     Begin(Arc<Metadata>, Bytes),
-    /// More of the item.
+    /// The next piece of the same item.
     Data(Bytes),
-    /// A reference to content that did not come with it.
+    /// A reference to external content.
     Ref(Box<Reference>),
     /// Children of a tree.
     Children(Box<[NodeKey]>),
-    /// A part of a child.
+    /// A byte range of a child.
     Slice(Box<ChildSlice>),
-    /// How the producer ended.
+    /// The status of the producer at the end.
     Status(Option<Arc<Status>>),
 }
 
-/// A child, and which bytes of its content are meant (EV-740).
+/// A child, and which bytes of its content are selected (EV-740).
 #[derive(Debug)]
 pub(super) struct ChildSlice {
     pub(super) child: NodeKey,
     pub(super) range: Range<u64>,
 }
 
-/// A reference to content elsewhere, or why nobody can read it.
+/// A reference to external content, or why it cannot be read.
 #[derive(Debug)]
 pub(super) struct Reference {
     pub(super) metadata: Option<Arc<Metadata>>,
@@ -66,7 +66,7 @@ impl Reference {
 }
 
 impl LogPiece {
-    /// What the quota counts for it at this seq (EV-801).
+    /// Quota bytes of the piece at this seq (EV-801).
     pub(super) fn cost(&self, seq: u32) -> u64 {
         let (metadata, more) = match self {
             Self::Begin(metadata, _) => (Some(metadata), 0),
@@ -75,13 +75,13 @@ impl LogPiece {
             Self::Slice(_) => (None, size_of::<ChildSlice>()),
             Self::Data(_) | Self::Empty | Self::Status(_) => (None, 0),
         };
-        // One piece of metadata is part of a leaf; more of it is more to hold.
+        // The first metadata is counted with the leaf; later metadata is charged for itself.
         let each = if seq == 0 { 0 } else { METADATA_BYTES };
         let metadata = metadata.map_or(0, |metadata| each + metadata.len());
         (FRAGMENT_BYTES + metadata + more + self.len()) as u64
     }
 
-    /// Payload bytes; a status counts about what it takes.
+    /// Payload bytes; for a status, an estimate of its size.
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Begin(_, data) | Self::Data(data) => data.len(),
@@ -104,16 +104,16 @@ impl LogPiece {
     }
 }
 
-/// What a node turned out to be (EV-209).
+/// The kind of a node (EV-209).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NodeKind {
     Unknown,
     Leaf,
-    /// Where the dialect mixes them (EV-740), there may be chunks between its children.
+    /// In a dialect that mixes both (EV-740), a tree may have chunks between its children.
     Tree,
 }
 
-/// Who produces a node (EV-216), and for which action.
+/// The producer of a node (EV-216), and its action if there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NodeProducer {
     Unclaimed,
@@ -127,26 +127,27 @@ impl NodeProducer {
     }
 }
 
-/// What sending needs to know of a node of ours.
+/// Send state of a node of ours.
 #[derive(Debug, Default)]
 pub(super) struct Producer {
-    /// How many pieces were handed to the transport: the transport is one more cursor on the log.
+    /// Number of pieces handed to the transport: the transport is one more cursor on the log.
     pub(super) sent: u32,
-    /// Whether it stands in the queue.
+    /// Whether the node is in the send queue.
     pub(super) queued: bool,
-    /// The tree of ours that listed it first.
+    /// The first tree of ours that listed it.
     pub(super) parent: Option<NodeKey>,
-    /// Whether that tree may not end before it does (EV-508): it is not wholly sent.
+    /// Whether that tree may not end before this node is wholly sent (EV-508).
     pub(super) awaited: bool,
-    /// Children of ours that are not wholly sent.
+    /// Number of children of ours that are not wholly sent.
     pub(super) open_children: u32,
-    /// Set while its turn has not come, for peers that take leaves as they arrive (EV-722): the bytes that wait with it.
+    /// Set while the node's turn has not come, for peers that need leaves one after the other (EV-722): its unsent
+    /// bytes.
     pub(super) pending_at: Option<usize>,
     /// Children of ours whose turn has not come, in reading order.
     pub(super) line: VecDeque<NodeKey>,
-    /// How many of those the peer has been sent.
+    /// How many of those were announced to the peer.
     pub(super) announced: usize,
-    /// The child whose turn it is.
+    /// The child whose turn it is to be sent.
     pub(super) turn: Option<NodeKey>,
 }
 
@@ -155,37 +156,38 @@ pub(super) struct StoredNode {
     pub(super) id: NodeId,
     /// The contiguous prefix.
     pub(super) log: Log<LogPiece>,
-    /// Fragments ahead of their turn.
+    /// Buffered fragments ahead of the contiguous prefix.
     pub(super) early: BTreeMap<u32, LogPiece>,
     /// The seq of the final fragment.
     pub(super) last: Option<u32>,
     pub(super) kind: NodeKind,
     pub(super) owner: NodeProducer,
-    /// Whether it is a child or an input of something; what is not cannot be part of a cycle yet.
+    /// Whether it is a child or an input of something; an unreferenced node cannot be part of a cycle yet.
     pub(super) referenced: bool,
     /// Whether a fragment after the first has a payload that relies on the first one's metadata (EV-401).
     pub(super) relies_on_first: bool,
     /// Metadata of seq 0.
     pub(super) metadata: Option<Arc<Metadata>>,
-    /// Cursors parked here.
+    /// Cursors parked at this node.
     pub(super) waiters: SmallVec<[CursorId; 2]>,
-    /// How many pieces the foremost reader has passed.
+    /// Number of pieces that the foremost reader has passed.
     pub(super) passed: u32,
-    /// Payload bytes received and not passed by any reader.
+    /// Payload bytes received that no reader has passed.
     pub(super) unread: u64,
     pub(super) producer: Option<Box<Producer>>,
-    /// How often pieces of trees that are held list it.
+    /// How many retained pieces of trees list it.
     pub(super) listed: u32,
-    /// Who has still to pass it, where that decides what is kept (EV-955).
+    /// Readers that have still to pass it; only tracked where that decides what is retained (EV-955).
     pub(super) readers: Option<Box<Readers>>,
     pub(super) fate: NodeFate,
-    /// It serves one RESUME: nothing refers to it later, so that its id goes with it and its place is given out anew.
+    /// It serves one RESUME: nothing refers to it later, so that its id is removed with it and its index is reused.
     pub(super) transient: bool,
-    /// Its producer was stopped before the end, and reports that (D-51).
+    /// Its producer was stopped before its end, and reports that (D-51).
     pub(super) cut: bool,
-    /// The first seq that came twice with different content: the first counts, and readers of the rest fail.
+    /// The first seq that was received twice with different content: the first content is used, and readers that wait
+    /// for more fail.
     pub(super) repeated: Option<u32>,
-    /// Which of those it is that had its place.
+    /// Distinguishes the nodes that had this index one after the other.
     generation: u32,
 }
 
@@ -219,7 +221,7 @@ impl StoredNode {
         self.log.ended().is_some()
     }
 
-    /// The next seq of the contiguous prefix.
+    /// The next seq after the contiguous prefix.
     pub(super) fn next_seq(&self) -> u32 {
         // The log cannot outgrow 2^31 pieces: seqs are int32.
         u32::try_from(self.log.len()).unwrap_or(u32::MAX)
@@ -244,13 +246,13 @@ impl StoredNode {
         }
     }
 
-    /// Whether something of it, its end at the least, is still to be handed to the transport.
+    /// Whether some of it, at least its end, is still to be handed to the transport.
     pub(super) fn is_unsent(&self) -> bool {
         let sent = self.producer.as_ref().map(|producer| producer.sent);
         sent.is_some_and(|sent| sent < self.next_seq())
     }
 
-    /// The children listed from one place on.
+    /// The children listed from one position on.
     pub(super) fn children_from(
         &self,
         piece: u32,
@@ -259,11 +261,11 @@ impl StoredNode {
         let skipped = (piece as usize).saturating_sub(self.log.released());
         let pieces = self.log.iter().skip(skipped).chain(self.early.values());
         let all = pieces.flat_map(|piece| piece.children().iter().copied());
-        // A place inside of a piece is a place inside of a list of children.
+        // An offset within a piece is an offset within its list of children.
         all.skip(child as usize)
     }
 
-    /// What the quota counts for it, its id aside.
+    /// Quota bytes of its content, without its id.
     pub(super) fn content_cost(&self) -> u64 {
         let first = u32::try_from(self.log.released()).unwrap_or(u32::MAX);
         let log = (first..).zip(self.log.iter());
@@ -272,12 +274,12 @@ impl StoredNode {
         pieces.sum::<u64>()
     }
 
-    /// Every child that any accepted fragment lists, held ones included.
+    /// Every child that an accepted fragment lists, including buffered fragments.
     pub(super) fn children(&self) -> impl Iterator<Item = NodeKey> + '_ {
         self.edges().flatten()
     }
 
-    /// The same, with `None` for each piece that lists nothing: a walk within a budget is charged for these too.
+    /// The same, with `None` for each piece that lists nothing: a walk with a budget is charged for these too.
     pub(super) fn edges(&self) -> impl Iterator<Item = Option<NodeKey>> + '_ {
         let ahead = self.early.values();
         let pieces = if self.kind == NodeKind::Tree {
@@ -295,33 +297,33 @@ impl StoredNode {
     }
 }
 
-/// All nodes of the session. They live until it ends, so keys are places and freeing never recurses (EV-305). Only a
-/// dialect whose sessions last for years forgets, of those of which nothing is left, all but the last: their places are
-/// reused, and the key of a removed node finds a node that was released.
+/// All nodes of a session. They live until it ends, so keys are plain indices and freeing never recurses (EV-305). Only
+/// a dialect whose sessions last for years removes nodes of which nothing is left, except the most recent: their
+/// indices are reused, and the key of a removed node finds a node that was released.
 #[derive(Debug)]
 pub(super) struct Store {
     nodes: Vec<StoredNode>,
     /// Free indices.
     vacant: Vec<u32>,
-    /// What can be forgotten, the oldest first.
+    /// Nodes that can be removed, the oldest first.
     removed: VecDeque<NodeKey>,
     removes_nodes: bool,
-    /// What is found where a node was forgotten.
+    /// Returned by lookups with the key of a removed node.
     removed_node: Box<StoredNode>,
-    /// Small payloads of all nodes.
+    /// Copies small payloads of all nodes.
     packer: CopyArena,
     ids: HashMap<NodeId, NodeKey, RandomState>,
-    /// Bytes held (EV-801).
+    /// Retained bytes (EV-801).
     retained: u64,
-    /// Payload bytes of the peer's that no reader has passed.
+    /// Payload bytes received that no reader has passed.
     pub(super) unread: u64,
-    /// Ids made by us begin with this.
+    /// Prefix of the ids that we generate.
     prefix: u32,
     made: u64,
-    /// How many ids without a prefix were made.
+    /// Number of ids generated without the prefix.
     plain: u64,
     retain: RetentionPolicy,
-    /// What was dropped and is still being read.
+    /// Batches of dropped nodes that are still read or sent.
     pub(super) drops: Slab<DropBatch>,
 }
 
@@ -344,7 +346,7 @@ impl Store {
             ids: HashMap::with_hasher(RandomState::with_seeds(entropy, seed(1), seed(2), seed(3))),
             retained: 0,
             unread: 0,
-            // The half that the hash seeds show least of.
+            // Uses the upper half of `entropy`, so that sent ids reveal as little as possible of the hash seeds.
             prefix: (entropy >> 32) as u32 ^ 0x5a9d_a00d,
             made: 0,
             plain: 0,
@@ -364,7 +366,7 @@ impl Store {
         self.get_with_packer(key).0
     }
 
-    /// A node, and what copies its small payloads.
+    /// A node, and the arena that copies its small payloads.
     pub(super) fn get_with_packer(&mut self, key: NodeKey) -> (&mut StoredNode, &mut CopyArena) {
         let node = match self.nodes.get_mut(key.index as usize) {
             Some(node) if node.generation == key.generation => node,
@@ -373,25 +375,25 @@ impl Store {
         (node, &mut self.packer)
     }
 
-    /// Whether there is such a node.
+    /// Whether this node exists.
     pub(super) fn has(&self, key: NodeKey) -> bool {
         let node = self.nodes.get(key.index as usize);
         node.is_some_and(|node| node.generation == key.generation)
     }
 
-    /// How many indices there are, free ones included.
+    /// Number of indices, free ones included.
     pub(super) const fn capacity(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Changes what is kept, before anything is.
+    /// Changes the retention policy; only valid before anything is stored.
     pub(super) const fn keep(&mut self, retain: RetentionPolicy) {
         self.retain = retain;
     }
 
-    /// All nodes, and places without one, of which nothing is known.
+    /// The keys of all nodes, free indices included.
     pub(super) fn keys(&self) -> impl Iterator<Item = NodeKey> + Clone + use<> {
-        // The generations of now: nothing is removed while this is iterated.
+        // Collected first: nothing is removed while this is iterated, so the generations stay valid.
         let tenants: Vec<u32> = self.nodes.iter().map(|node| node.generation).collect();
         let positions = (0..).zip(tenants);
         positions.map(|(index, generation)| NodeKey { index, generation })
@@ -401,17 +403,17 @@ impl Store {
         self.retained
     }
 
-    /// The hasher of this session's tables.
+    /// The hash builder of this session's tables.
     pub(super) fn hasher(&self) -> RandomState {
         self.ids.hasher().clone()
     }
 
-    /// The node with this id, if it was ever mentioned.
+    /// Returns the node with this id, if it is known.
     pub(super) fn find(&self, id: &str) -> Option<NodeKey> {
         self.ids.get(id).copied()
     }
 
-    /// The node with this id, made on its first mention.
+    /// Returns the node with this id; creates it on its first mention.
     pub(super) fn mention(&mut self, id: &str, limits: &SessionLimits) -> Result<NodeKey, Status> {
         if let Some(&key) = self.ids.get(id) {
             return Ok(key);
@@ -438,7 +440,7 @@ impl Store {
         Ok(key)
     }
 
-    /// A place for a new node.
+    /// Allocates an index for a new node.
     fn allocate(&mut self, id: NodeId) -> NodeKey {
         if let Some(index) = self.vacant.pop() {
             let position = &mut self.nodes[index as usize];
@@ -454,7 +456,7 @@ impl Store {
         }
     }
 
-    /// Whether so many more nodes can be made.
+    /// Whether `count` more nodes can be created.
     pub(super) fn has_room_for(&self, count: usize, limits: &SessionLimits) -> bool {
         self.live().saturating_add(count) <= limits.max_nodes
     }
@@ -463,8 +465,8 @@ impl Store {
         self.nodes.len() - self.vacant.len()
     }
 
-    /// Nothing is left of a node but its id. Where that may be forgotten it will be, once enough others have gone the same
-    /// way: what still comes for it is ignored until then.
+    /// Marks a node as removed: only its id is left. Where ids may be removed as well, that happens after enough later
+    /// removals; until then, fragments that arrive for it are ignored.
     pub(super) fn mark_removed(&mut self, key: NodeKey) {
         let before = std::mem::replace(&mut self.get_mut(key).fate, NodeFate::Removed);
         if self.get(key).transient {
@@ -479,14 +481,14 @@ impl Store {
         }
     }
 
-    /// Forgets the node that has been gone for the longest.
+    /// Removes the id of the node that was marked as removed first.
     fn remove_oldest(&mut self) {
         if let Some(key) = self.removed.pop_front() {
             self.vacate(key);
         }
     }
 
-    /// Frees the index of a removed node. A key of an earlier generation names nothing.
+    /// Frees the index of a removed node. Keys of earlier generations are stale.
     pub(super) fn vacate(&mut self, key: NodeKey) {
         if !self.has(key) {
             return;
@@ -503,7 +505,7 @@ impl Store {
         self.vacant.push(key.index);
     }
 
-    /// A node under an id of our making (EV-216).
+    /// Creates a node under a generated id (EV-216).
     pub(super) fn make(&mut self, limits: &SessionLimits) -> Result<NodeKey, Status> {
         loop {
             let id = format!("~{:08x}.{}", self.prefix, self.made);
@@ -514,7 +516,7 @@ impl Store {
         }
     }
 
-    /// A node under a short id of our making.
+    /// Creates a node under a short generated id.
     pub(super) fn make_plain(&mut self, limits: &SessionLimits) -> Result<NodeKey, Status> {
         loop {
             let id = format!("{:x}", self.plain);
@@ -525,7 +527,7 @@ impl Store {
         }
     }
 
-    /// Counts bytes against the quota, unless they are too many.
+    /// Charges bytes to the quota, or fails if they exceed it.
     pub(super) fn retain(&mut self, bytes: u64, limits: &SessionLimits) -> Result<(), Status> {
         let (value, max) = (self.retained.saturating_add(bytes), limits.retained_bytes);
         if value > max {
@@ -540,12 +542,12 @@ impl Store {
         Ok(())
     }
 
-    /// Gives bytes back to the quota.
+    /// Refunds bytes to the quota.
     pub(super) const fn give_back(&mut self, bytes: u64) {
         self.retained = self.retained.saturating_sub(bytes);
     }
 
-    /// Counts a piece that is to be held, and what it lists.
+    /// Charges a piece that is to be stored, and counts the children that it lists.
     pub(super) fn hold(
         &mut self,
         seq: u32,
@@ -559,37 +561,37 @@ impl Store {
         Ok(())
     }
 
-    /// Takes the oldest held piece out of a node's log.
+    /// Releases the oldest retained piece of a node's log.
     pub(super) fn let_go(&mut self, key: NodeKey) -> Option<LogPiece> {
         let node = self.get_mut(key);
         let seq = u32::try_from(node.log.released()).unwrap_or(u32::MAX);
         let piece = node.log.release()?;
         if node.is_complete() && node.log.released() == node.log.len() {
-            // Nothing is left to be typed or sent.
+            // No piece is left that needs the metadata.
             node.metadata = None;
         }
         self.give_back(piece.cost(seq));
         Some(piece)
     }
 
-    /// A piece that listed this node is held no longer. `true` if none is left that does.
+    /// A piece that listed this node was released. Returns `true` if no other retained piece lists it.
     pub(super) fn unlist(&mut self, key: NodeKey) -> bool {
         let node = self.get_mut(key);
         node.listed = node.listed.saturating_sub(1);
         node.listed == 0
     }
 
-    /// Whether what everybody has passed is let go.
+    /// Whether pieces are released once every reader has passed them.
     pub(super) fn releases(&self) -> bool {
         self.retain == RetentionPolicy::Unread
     }
 
-    /// A reader has passed piece `index` of a node.
+    /// Records that a reader has passed piece `index` of a node.
     pub(super) fn pass(&mut self, key: NodeKey, index: u32, bytes: usize) {
         let node = self.get_mut(key);
         if index >= node.passed {
             node.passed = index + 1;
-            // What we produced was never counted as unread.
+            // Content that we produce is never counted as unread, hence the `min`.
             let bytes = (bytes as u64).min(node.unread);
             node.unread -= bytes;
             self.unread -= bytes;
@@ -616,13 +618,13 @@ pub(super) fn check_id(id: &str, limits: &SessionLimits) -> Result<(), Status> {
     Err(Status { message, ..status })
 }
 
-/// Of how many nodes that are gone a session that forgets still knows the ids.
+/// How many removed nodes keep their ids, in a session that removes ids.
 const REMOVED_KNOWN: usize = 1024;
-/// About what a status takes beside its text.
+/// Estimated size of a status without its text.
 const STATUS_BYTES: usize = 128;
-/// What the quota, and the outbound queue, count per fragment beside its payload (EV-801, EV-803).
+/// Bytes that the quota and the outbound queue count per fragment, without its payload (EV-801, EV-803).
 pub(super) const FRAGMENT_BYTES: usize = 64;
-/// What it counts for metadata after the first, which per-chunk mode keeps.
+/// Bytes that the quota counts for metadata after the first, which per-chunk mode retains.
 const METADATA_BYTES: usize = 128;
-/// What it counts per listed child.
+/// Bytes that the quota counts per listed child.
 const CHILD_BYTES: usize = size_of::<NodeKey>();

@@ -1,7 +1,7 @@
-//! Removes nodes whose time to live is over (EV-912).
+//! Removes nodes whose time to live (TTL) has expired (EV-912).
 //!
-//! A time to live holds for a node and whatever is below it when the time comes; what several cover lives to the
-//! latest. Times are rounded up to the next second, so that a session is swept once a second at most.
+//! A TTL applies to a node and all nodes below it at the time of expiry; a node covered by several TTLs lives until the
+//! latest. Expiry times are rounded up to the next second, so that a session is swept once a second at most.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use super::store::Store;
 use crate::evergreen::{Action, Param, Reason, Status};
 use crate::time::Time;
 
-/// Which nodes have a time to live of their own.
+/// Expiry times of the nodes with a TTL of their own.
 #[derive(Debug, Default)]
 pub(super) struct Ttls {
     order: BTreeSet<(Time, NodeKey)>,
@@ -28,7 +28,7 @@ pub(super) struct Ttls {
 }
 
 impl Ttls {
-    /// When the next node is due.
+    /// When the next node expires.
     pub(super) fn next(&self) -> Option<Time> {
         self.order.first().map(|(at, _)| *at)
     }
@@ -70,8 +70,8 @@ impl Ttls {
 }
 
 impl SessionMachine {
-    /// Takes in SET_TTL: an input `node`, and how long as a config or as an input `ttl`. `None`: the input is still to
-    /// be read.
+    /// Handles SET_TTL: an input `node`, and the duration as a config or as an input `ttl`. `None`: the input is not
+    /// read yet.
     pub(super) fn set_ttl(
         &mut self,
         key: ActionKey,
@@ -111,7 +111,7 @@ impl SessionMachine {
         }
     }
 
-    /// The input `ttl` has been read.
+    /// Handles the input `ttl` of SET_TTL once it is read.
     pub(super) fn ttl_was_read(
         &mut self,
         node: Option<NodeKey>,
@@ -122,13 +122,13 @@ impl SessionMachine {
         Ok(self.live_for(node, ttl, since))
     }
 
-    /// What is not known any more, or never was, is no failure.
+    /// Sets a TTL. An unknown or removed node is not an error.
     fn live_for(&mut self, node: Option<NodeKey>, ttl: Duration, since: Time) -> String {
         let node = node.filter(|node| self.store.get(*node).fate == NodeFate::Retained);
         if let Some(node) = node {
             let limits = &self.config.limits;
             let ttl = ttl.min(limits.max_ttl);
-            // Nodes that are gone wait for their time as well, and may be followed by any number of others.
+            // Removed nodes keep their entries until they expire, and may be followed by any number of others.
             if self.ttls.until.len() > 2 * limits.max_nodes {
                 self.ttls.purge_removed(&self.store);
             }
@@ -144,21 +144,22 @@ impl SessionMachine {
         format!("{{\"set\":{}}}", node.is_some())
     }
 
-    /// Drops what is due.
+    /// Drops the nodes that have expired.
     pub(super) fn expire(&mut self, now: Time) {
         if self.ttls.next().is_none_or(|at| at > now) || self.is_closed() {
             return;
         }
         let due = self.ttls.due(now);
         let others = Closure::new(&self.store, self.ttls.others(&self.store));
-        // What may lie in a graph too large to be searched is kept, and looked at again when that may have become smaller.
+        // If the closure of the other nodes is too large to be searched, expired nodes are retained and checked again
+        // later.
         let Some(covered) = others.into_all() else {
             for node in due {
                 self.ttls.set(node, next_second(now + AGAIN));
             }
             return;
         };
-        // Each edge of what goes is followed this once, so that does not need a budget.
+        // Each edge of a removed node is followed only once, so this needs no budget.
         let marked: Vec<(NodeKey, bool)> = Closure::beside(&self.store, due, covered)
             .map(|node| (node, false))
             .collect();
@@ -172,7 +173,7 @@ fn next_second(at: Time) -> Time {
     Time::new(Duration::from_secs(at.as_secs().saturating_add(more)))
 }
 
-/// A duration as the JSON mapping of protobuf writes it: `"30s"`, `"1.5s"`.
+/// Parses a duration in the JSON mapping of protobuf: `"30s"`, `"1.5s"`.
 fn parse(text: &[u8]) -> Option<Duration> {
     let text: String = serde_json::from_slice(text).ok()?;
     let (whole, part) = match text.strip_suffix('s')?.split_once('.') {
@@ -192,6 +193,6 @@ fn bad_ttl() -> Status {
     Status::new(Reason::BadConfig, message).with_field("ttl", "a duration of 0 or more")
 }
 
-/// When what could not be decided is tried again.
+/// How long to wait before an undecided expiry is checked again.
 const AGAIN: Duration = Duration::from_secs(60);
 const DURATION: &str = "google.protobuf.Duration";

@@ -1,9 +1,9 @@
 //! The budget of flattening and searching for one session (EV-306, EV-217, D-27).
 //!
-//! A graph of a few kilobytes can be visited a million times over by each of its readers, and searched anew with each
-//! message. All readers and all searches of a session share one budget of visits, which fills again as time passes: a reader
-//! that finds it empty waits, a search is cut short and what it leaves undone is found by readers. Besides, one turn of
-//! the session's task makes few visits, so that other sessions have theirs in between.
+//! A graph of a few kilobytes can be visited a million times over by each of its readers, and searched again with each
+//! message. All readers and searches of a session share one budget of visits, which refills over time: a reader that
+//! finds it empty waits; a search is cut short, and readers detect what it has missed. In addition, one turn of the
+//! session's task makes a limited number of visits, so that other sessions get their turns in between.
 //!
 //! ```text
 //!   session_visits ──visit──► 0: readers wait ──session_visits_per_second──► ENOUGH: they go on
@@ -16,22 +16,22 @@ use super::port::{CursorId, CursorRead, SessionOutput};
 use crate::evergreen::SessionLimits;
 use crate::time::Time;
 
-/// The budget.
+/// The budget of visits.
 #[derive(Debug)]
 pub(super) struct ReadBudget {
     left: u32,
-    /// Until when it was filled.
+    /// When it was last refilled.
     since: Time,
-    /// What is left of this turn.
+    /// Visits left in this turn.
     turn: u32,
 }
 
-/// Why a reader goes no further for now.
+/// Why a reader stops for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadStop {
-    /// The turn is over: ask again in the next one.
+    /// The visits of this turn are used up: read again in the next turn.
     Turn,
-    /// The budget is used up.
+    /// The session's budget is used up.
     Budget,
 }
 
@@ -44,7 +44,7 @@ impl ReadBudget {
         }
     }
 
-    /// For readers of a session that is over: nobody sends it anything more, and no timer runs for it.
+    /// An unlimited budget, for readers of a closed session: its peer sends nothing more, and no timer runs for it.
     pub(super) const fn unlimited(turn: u32) -> Self {
         Self {
             left: u32::MAX,
@@ -53,22 +53,22 @@ impl ReadBudget {
         }
     }
 
-    /// What is left of this turn.
+    /// Visits left in this turn.
     pub(super) const fn turn(&self) -> u32 {
         self.turn
     }
 
-    /// Another turn begins.
+    /// Starts the next turn.
     pub(super) const fn begin_turn(&mut self) {
         self.turn = TURN_VISITS;
     }
 
-    /// Uses so much of this turn, which another counter has counted.
+    /// Sets the visits left in this turn, as another budget has counted them.
     pub(super) const fn set_turn(&mut self, turn: u32) {
         self.turn = turn;
     }
 
-    /// One more visit, if there is any.
+    /// Uses one visit, if there is one.
     pub(super) const fn visit(&mut self) -> Result<(), ReadStop> {
         if self.left == 0 {
             return Err(ReadStop::Budget);
@@ -81,21 +81,21 @@ impl ReadBudget {
         Ok(())
     }
 
-    /// Visits that are left.
+    /// Visits left in the session's budget.
     pub(super) const fn left(&self) -> u32 {
         self.left
     }
 
-    /// So many visits were made elsewhere.
+    /// Charges visits that were made elsewhere.
     pub(super) const fn charge(&mut self, visits: u32) {
         self.left = self.left.saturating_sub(visits);
     }
 
-    /// Time has passed.
+    /// Refills the budget for the time that has passed.
     pub(super) fn refill(&mut self, limits: &SessionLimits, now: Time) {
         let rate = u128::from(limits.session_visits_per_second);
         let gained = (now - self.since).as_micros() * rate / MICROS;
-        // What is less than one visit adds up.
+        // `since` moves only when a whole visit is gained, so that fractions add up.
         if gained > 0 {
             let gained = u32::try_from(gained).unwrap_or(u32::MAX);
             self.left = self.left.saturating_add(gained).min(limits.session_visits);
@@ -103,12 +103,12 @@ impl ReadBudget {
         }
     }
 
-    /// Whether waiting readers may go on.
+    /// Whether waiting readers may continue.
     fn is_enough(&self, limits: &SessionLimits) -> bool {
         self.left >= ENOUGH.min(limits.session_visits.max(1))
     }
 
-    /// When waiting readers may go on.
+    /// When waiting readers may continue.
     fn enough_at(&self, limits: &SessionLimits) -> Time {
         let missing = ENOUGH.min(limits.session_visits.max(1));
         let missing = u64::from(missing.saturating_sub(self.left));
@@ -119,12 +119,12 @@ impl ReadBudget {
 }
 
 impl SessionMachine {
-    /// Starts another turn of the task that drives this session: readers may make some more visits.
+    /// Starts the next turn of the task that drives this session: readers may make more visits.
     pub const fn begin_turn(&mut self) {
         self.work.begin_turn();
     }
 
-    /// A reader has used up the budget: it waits until there is some again.
+    /// Makes a reader wait, because the budget is used up.
     pub(super) fn starve(&mut self, id: CursorId) -> CursorRead {
         if let Some(cursor) = self.cursors.get_mut(id.0) {
             cursor.starved = true;
@@ -134,13 +134,13 @@ impl SessionMachine {
         CursorRead::Pending
     }
 
-    /// What the session reads itself goes on with the next turn.
+    /// Pauses the session's own reads until the next turn.
     pub(super) fn pause_leaves(&mut self) {
         self.leaves_paused = true;
         self.emit(SessionOutput::Timed);
     }
 
-    /// When starved readers go on, or what the session reads itself does.
+    /// When starved readers, or the session's own reads, continue.
     pub(super) fn work_at(&self, now: Time) -> Option<Time> {
         if self.leaves_paused {
             return Some(now);
@@ -148,7 +148,7 @@ impl SessionMachine {
         (!self.starved.is_empty()).then(|| self.work.enough_at(&self.config.limits))
     }
 
-    /// Time has passed: wakes who waited for visits.
+    /// Refills the budget and wakes the readers that wait for visits.
     pub(super) fn refill_work(&mut self, now: Time) {
         let limits = &self.config.limits;
         self.work.refill(limits, now);
@@ -168,8 +168,8 @@ impl SessionMachine {
     }
 }
 
-/// Visits of all readers in one turn of the session's task: a millisecond or two.
+/// Visits of all readers in one turn of the session's task: one to two milliseconds.
 const TURN_VISITS: u32 = 16_384;
-/// Waiting readers are woken for no less than this.
+/// Waiting readers are woken once the budget has at least this many visits.
 const ENOUGH: u32 = 4_096;
 const MICROS: u128 = 1_000_000;

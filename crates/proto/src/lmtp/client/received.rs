@@ -1,4 +1,4 @@
-//! Parses items and notices in the forms that servers really send (LM-705).
+//! Parses items and notices in all forms that servers send (LM-705).
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -7,39 +7,39 @@ use crate::lmtp::json::RawValue;
 use crate::lmtp::{Features, LmtpError, LmtpReason, StreamFinish};
 use crate::steer::Token;
 
-/// One item as a peer sent it.
+/// One item as the peer sent it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReceivedItem {
-    /// Its id; absent where a peer ends a stream without one.
+    /// Its token id; absent if the peer ends a stream without a token.
     pub token: Option<Token>,
-    /// As the peer computes it; `None` where it is no number.
+    /// Its log-probability as the peer computes it; `None` if that is not a number.
     pub logprob: Option<f32>,
     /// The sampled token and the most likely ones, in the peer's order.
     pub top: Vec<(Token, f32)>,
-    /// Why the stream ended, if it did. Nothing follows then.
+    /// The finish reason of the stream; nothing follows then.
     pub finish: Option<StreamFinish>,
-    /// The text that became certain with it, of peers that send it (version 2).
+    /// Text completed by this token, from peers that send text (version 2).
     pub text: Option<String>,
-    /// The stop text that ended the stream (version 2).
+    /// The stop string that ended the stream (version 2).
     pub stop: Option<String>,
-    /// What the stream cost, with its last item (version 2).
+    /// Token counts of the stream, with its last item (version 2).
     pub usage: Option<StreamUsage>,
 }
 
-/// What a stream cost, as its peer counts it.
+/// Token counts of a stream, as its peer reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamUsage {
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
-    /// Tokens of the prompt that had not to be computed.
+    /// Tokens of the prompt that came from the prefix cache.
     pub cached_tokens: u64,
     /// Tokens sent.
     pub completion_tokens: u64,
 }
 
 impl ReceivedItem {
-    /// What was asked for, whatever the peer showed: the reference server gives all streams of a batch its maximum, and
-    /// our 0 has to be asked for as 1.
+    /// Reduces `top` to what was requested: the reference server gives all streams of a batch the batch's maximum, and
+    /// our 0 has to be requested as 1.
     pub(super) fn keep_top(&mut self, top: u32) {
         let Some(token) = self.token else {
             return self.top.clear();
@@ -57,7 +57,7 @@ impl ReceivedItem {
     }
 }
 
-/// The members of one item or notice.
+/// The known members of one item or notice.
 #[derive(Debug, Default)]
 pub(super) struct ItemMembers<'a> {
     pub(super) id: Option<u64>,
@@ -69,17 +69,17 @@ pub(super) struct ItemMembers<'a> {
     code: Option<Cow<'a, str>>,
     retry_after: Option<Duration>,
     pub(super) model_info: Option<RawValue<'a>>,
-    /// What was agreed on of version 2.
+    /// The negotiated version 2 features.
     pub(super) lmtp: Option<RawValue<'a>>,
     /// The answer to CANCEL.
     pub(super) cancelled: bool,
-    /// The answer to RESUME, and the streams that do not go on.
+    /// Whether it is the answer to RESUME; `gone` and `conflict` list the streams that do not continue.
     pub(super) resumed: bool,
     gone: Option<RawValue<'a>>,
     conflict: Option<RawValue<'a>>,
     /// The item's number in its stream.
     pub(super) seq: Option<u64>,
-    /// The event of a STATUS.
+    /// The event name of a STATUS.
     pub(super) event: Option<Cow<'a, str>>,
     text: Option<Cow<'a, str>>,
     stop: Option<Cow<'a, str>>,
@@ -121,13 +121,13 @@ impl<'a> ItemMembers<'a> {
         Some(members)
     }
 
-    /// How many tokens the model has, where its facts say so.
+    /// The model's vocabulary size, if its metadata contains it.
     pub(super) fn vocabulary(&self) -> Option<u32> {
         let size = member(self.model_info?, "vocab_size")?;
         u32::try_from(size.integer()?).ok()
     }
 
-    /// How many streams the peer has, everybody's, where it says so (LM-902).
+    /// Number of streams of all clients of the peer, if it reports that (LM-902).
     pub(super) fn load(&self) -> Option<u64> {
         let load = member(self.lmtp?, "load")?;
         let count = |name| u64::try_from(member(load, name)?.integer()?).ok();
@@ -139,20 +139,20 @@ impl<'a> ItemMembers<'a> {
         )
     }
 
-    /// The name by which the peer keeps a session whose connection is lost (LM-964).
+    /// The name under which the peer retains this session when the connection is lost (LM-964).
     pub(super) fn session(&self) -> Option<String> {
         let name = member(self.lmtp?, "session")?.string()?;
         (!name.is_empty()).then(|| name.into_owned())
     }
 
-    /// The streams that a RESUME asked for and that do not go on.
+    /// The streams of a RESUME that do not continue.
     pub(super) fn left_behind(&self) -> impl Iterator<Item = u64> {
         let lists = [self.gone, self.conflict].into_iter().flatten();
         let ids = lists.filter_map(RawValue::elements).flatten();
         ids.filter_map(|id| u64::try_from(id.integer()?).ok())
     }
 
-    /// The features that a peer has agreed to.
+    /// The features that the peer has accepted.
     pub(super) fn features(&self) -> Features {
         let member = |name| member(self.lmtp?, name);
         let version = member("version").and_then(RawValue::integer);
@@ -168,12 +168,12 @@ impl<'a> ItemMembers<'a> {
         Features::named(names.iter().map(AsRef::as_ref))
     }
 
-    /// The error, if there is one; of a peer that names no code of ours it is the upstream's.
+    /// The error, if there is one; without a code that we know it is an upstream error.
     pub(super) fn error(&self) -> Option<LmtpError> {
         let error = self.error?;
         let message = match error.string() {
             Some(text) => text.into_owned(),
-            // What JSON alone cannot spell stays as it came.
+            // A value that strict JSON cannot represent stays as it was sent.
             None => serde_json::from_str::<serde_json::Value>(error.as_str())
                 .map_or_else(|_| error.as_str().to_owned(), |value| value.to_string()),
         };

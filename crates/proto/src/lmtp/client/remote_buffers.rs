@@ -1,8 +1,8 @@
-//! Streams whose connection was lost and that the server still runs (LM-964, LM-965).
+//! Resuming streams whose connection was lost and that the server still runs (LM-964, LM-965).
 //!
 //! ```text
-//!   open ── part ──► apart ── an agreement on the next connection, RESUME ──► open, behind the last item that came
-//!                      └───── no agreement, no answer, gone, lost again ────► failed: connection_lost
+//!   open ── part ──► detached ── negotiated on the next connection, RESUME ──► open, after the last item received
+//!                      └──────── not negotiated, no answer, refused, lost again ──► failed: connection_lost
 //! ```
 
 use bytes::{BufMut as _, Bytes, BytesMut};
@@ -14,13 +14,13 @@ use crate::lmtp::write::{self, member};
 use crate::lmtp::{Feature, Features, LmtpError, LmtpReason};
 use crate::time::Time;
 
-/// What the peer keeps for us.
+/// The session that the peer retains for us.
 #[derive(Debug)]
 pub(super) struct RemoteBuffers {
     session: String,
-    /// One of the models that are asked there.
+    /// One of the models of its streams, for negotiation.
     model: String,
-    /// The peer was asked for it.
+    /// Whether RESUME was sent.
     asked: bool,
 }
 
@@ -31,9 +31,9 @@ struct WantedBuffer {
 }
 
 impl ClientMachine {
-    /// The connection is gone, and another one to the same peer may be made. Streams that the peer numbers wait for that;
-    /// everything else fails. Returns whether any waits: then the peer is to be negotiated with anew, and asked by
-    /// [`Self::come_back`]. What is lost twice in a row has failed.
+    /// The connection is lost, and another one to the same peer may be opened. Streams with numbered items wait for
+    /// that; all other calls fail. Returns whether any stream waits: then negotiate with the peer again, and call
+    /// [`Self::come_back`]. Streams that are detached twice in a row fail.
     pub fn part(&mut self) -> bool {
         let session = self.session.take().filter(|_| self.detached.is_none());
         self.features = Features::NONE;
@@ -53,15 +53,15 @@ impl ClientMachine {
         self.detached.is_some()
     }
 
-    /// The model to negotiate with, where streams wait that the peer was not asked for yet.
+    /// The model to negotiate with, if streams wait and RESUME was not sent yet.
     #[must_use]
     pub fn detached_session(&self) -> Option<&str> {
         let separate = self.detached.as_ref().filter(|separate| !separate.asked);
         separate.map(|separate| &*separate.model)
     }
 
-    /// Asks the peer for the streams that wait, once it has answered what it agrees to. `None` if there are none, or if it does
-    /// not agree; then they have failed.
+    /// Returns the RESUME message for the waiting streams, once the peer has answered the negotiation. `None` if no
+    /// streams wait, or if resume was not negotiated; the streams have failed then.
     pub fn come_back(&mut self, now: Time) -> Option<Bytes> {
         let is_agreed = self.features.has(Feature::Resume);
         let separate = self.detached.as_mut().filter(|separate| !separate.asked)?;
@@ -94,7 +94,7 @@ impl ClientMachine {
         }
     }
 
-    /// The peer has answered: streams go on, or are gone.
+    /// Handles the answer to RESUME: streams continue or fail.
     pub(super) fn came_back(&mut self, members: &ItemMembers<'_>, now: Time) {
         for id in members.left_behind() {
             if self.open.get(&id).is_some_and(|open| open.detached) {
@@ -109,13 +109,14 @@ impl ClientMachine {
         }
     }
 
-    /// There is no way back to what waits.
+    /// The waiting streams cannot be resumed: they fail.
     pub(super) fn stay_detached(&mut self) {
         self.detached = None;
         self.fail_all(LmtpReason::ConnectionLost, LOST, |open| open.detached);
     }
 
-    /// Whether no CANCEL is needed for a stream: what is not resumed ends there.
+    /// Removes a waiting stream before RESUME is sent; returns whether it did. No CANCEL is needed then: the server
+    /// ends a stream that is not resumed.
     pub(super) fn abandon_buffer(&mut self, call: ClientCallId) -> bool {
         let is_separate = self.open.get(&call.0).is_some_and(|open| open.detached);
         let abandoned = is_separate && self.detached_session().is_some();

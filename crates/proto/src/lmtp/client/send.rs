@@ -6,9 +6,9 @@ use crate::lmtp::GenerateRequest;
 use crate::lmtp::write::{self, member};
 use crate::steer::Token;
 
-/// Only what LMQL's own client sends, in its order, and nothing that is not set (LM-301, LM-703). `whole`: the rest too,
-/// for a peer that has shown that it is no reference server. `size`: of the model's vocabulary, if that is known. The object
-/// is left open.
+/// Writes only the members that LMQL's own client sends, in its order, and none that is not set (LM-301, LM-703). With
+/// `whole` also the others, for a peer that is known not to be a reference server. `size` is the size of the model's
+/// vocabulary, if known. The object is left open.
 pub(super) fn generate(
     out: &mut BytesMut,
     id: u64,
@@ -78,7 +78,7 @@ fn biases(out: &mut BytesMut, bias: &[(Token, f32)], whole: bool) {
         if bias.is_finite() {
             write::json(out, &bias);
         } else {
-            // A base peer gets it in LMQL's form.
+            // LMQL's form, for a base peer.
             let forbidden: &[u8] = if whole { b"-Infinity" } else { b"-100.0" };
             out.put_slice(forbidden);
         }
@@ -86,7 +86,8 @@ fn biases(out: &mut BytesMut, bias: &[(Token, f32)], whole: bool) {
     out.put_u8(b'}');
 }
 
-/// The same as a list of what is allowed, if that is shorter than what is forbidden (LM-703): only differences count.
+/// The same as a list of permitted tokens, if that is shorter than the list of forbidden ones (LM-703): only
+/// differences matter.
 fn allowing(bias: &[(Token, f32)], size: u32) -> Option<Vec<(Token, f32)>> {
     let is_forbidden = |bias: f32| bias <= -FORBIDS;
     let forbidden = bias
@@ -98,7 +99,7 @@ fn allowing(bias: &[(Token, f32)], size: u32) -> Option<Vec<(Token, f32)>> {
     }
     let mut listed = bias.iter().peekable();
     let all = (0..size).filter_map(|token| {
-        // They ascend, each once.
+        // The biases are ascending, each token once.
         let own = listed.next_if(|(listed, _)| *listed == token);
         let own = own.map_or(0.0, |(_, bias)| *bias);
         (!is_forbidden(own)).then_some((token, FORBIDS + own))
@@ -106,7 +107,7 @@ fn allowing(bias: &[(Token, f32)], size: u32) -> Option<Vec<(Token, f32)>> {
     Some(all.collect())
 }
 
-/// What the reference server does not take.
+/// Writes the members that the reference server does not support.
 fn rest(out: &mut BytesMut, wanted: &GenerateRequest) {
     if let Some(seed) = wanted.seed {
         member(out, "seed", &seed);
@@ -128,5 +129,5 @@ fn rest(out: &mut BytesMut, wanted: &GenerateRequest) {
     }
 }
 
-/// What LMQL adds to what it allows, and takes from what it forbids.
+/// The value that LMQL adds to permitted tokens, and subtracts from forbidden ones.
 const FORBIDS: f32 = 100.0;

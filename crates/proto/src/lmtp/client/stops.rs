@@ -3,16 +3,16 @@
 use crate::lmtp::GenerateRequest;
 use crate::steer::Token;
 
-/// Sequences of tokens that end a stream, watched for at our end.
+/// Token stop sequences that are checked on the client side.
 #[derive(Debug)]
 pub(super) struct Stops {
     sequences: Vec<Vec<Token>>,
-    /// The last tokens, as many as the longest sequence has.
+    /// The most recent tokens, as many as the longest sequence has.
     last: Vec<Token>,
 }
 
 impl Stops {
-    /// What of a request is to be watched for; `None` if that is nothing.
+    /// The sequences of a request to check; `None` if there are none.
     pub(super) fn of(wanted: &GenerateRequest) -> Option<Self> {
         let sequences = wanted.stop_tokens.iter().filter(|stop| !stop.is_empty());
         let sequences: Vec<_> = sequences.cloned().collect();

@@ -8,13 +8,13 @@ use ahash::RandomState;
 use super::PoolMember;
 use crate::steer::Token;
 
-/// The table.
+/// The affinity table, bounded by a number of blocks.
 #[derive(Debug)]
 pub(super) struct AffinityTable {
     max: usize,
     hasher: RandomState,
     blocks: HashMap<u64, CachedPrefixEntry, RandomState>,
-    /// The blocks by when they were last entered.
+    /// The blocks by when they were last used.
     order: BTreeMap<u64, u64>,
     entered: u64,
 }
@@ -27,7 +27,7 @@ struct CachedPrefixEntry {
 
 impl AffinityTable {
     pub(super) fn new(max: usize) -> Self {
-        // Which prompts share a hash must not depend on the run: the machine knows no chance (D-4).
+        // Fixed seeds: hash collisions must not depend on the run, and the machine has no randomness (D-4).
         let hasher = RandomState::with_seeds(1, 2, 3, 4);
         Self {
             max,
@@ -38,7 +38,7 @@ impl AffinityTable {
         }
     }
 
-    /// The upstream that has seen most of the prompt's beginning, of those that are `usable`.
+    /// The upstream, among the `usable` ones, that has seen the longest prefix of the prompt.
     pub(super) fn longest(
         &self,
         prompt: &[Token],
@@ -54,7 +54,8 @@ impl AffinityTable {
             .find(|member| usable(*member))
     }
 
-    /// An upstream has seen these tokens. The first blocks are the last to be forgotten: later ones mean nothing without.
+    /// Records that an upstream has seen these tokens. The first blocks are the last to be evicted: later blocks are
+    /// useless without them.
     pub(super) fn enter(&mut self, tokens: &[Token], member: PoolMember) {
         for hash in self.hashes(tokens).into_iter().rev() {
             self.entered += 1;
@@ -74,7 +75,7 @@ impl AffinityTable {
         }
     }
 
-    /// h(i) = H(h(i-1), block i), of whole blocks.
+    /// h(i) = H(h(i-1), block i), for complete blocks.
     fn hashes(&self, tokens: &[Token]) -> Vec<u64> {
         let (blocks, _) = tokens.as_chunks::<BLOCK_TOKENS>();
         let chain = blocks.iter().scan(0, |before, block| {

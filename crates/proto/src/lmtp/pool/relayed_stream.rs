@@ -7,43 +7,47 @@ use crate::lmtp::{
 };
 use crate::steer::Token;
 
-/// The stream. Its caller sees one run of items, whatever becomes of upstreams.
+/// The stream. Its caller sees one sequence of items, even if upstreams are lost.
 #[derive(Debug)]
 pub struct RelayedStream {
     work: StreamDemand,
-    /// Tokens of prompt and output; of a SCORE, of the prompt and what is scored already.
+    /// Tokens of prompt and output; for SCORE, of the prompt and the tokens scored so far.
     tokens: Vec<Token>,
     prompt: usize,
-    /// Items that upstreams gave which were lost.
+    /// Number of items from upstreams that were lost.
     before: usize,
-    /// Askings in a row that were lost before their first new item.
+    /// Number of consecutive attempts that were lost before their first new item.
     in_vain: u32,
-    /// Items that the caller had when the present upstream was asked.
+    /// Number of items that the caller had when the current upstream was asked.
     at_last: usize,
     seeded: bool,
-    /// Tokens that end a text, as far as they are known.
+    /// EOS tokens, as far as they are known.
     ends: Arc<[Token]>,
-    /// The present upstream was asked for the tokens of `min_tokens` alone.
+    /// Whether the current upstream was asked for the tokens of `min_tokens` only.
     short: bool,
-    /// The present upstream computes the stream from its beginning, and has come so far in what the caller has already.
+    /// If the current upstream computes the stream from its beginning: how many items that the caller has already it
+    /// has repeated.
     repeated: Option<usize>,
 }
 
-/// What becomes of an item of an upstream.
+/// What to do with an item of an upstream.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RelayedItem {
-    /// The caller gets it.
+    /// Pass it to the caller.
     On,
-    /// The caller gets it, and the stream is to be asked for again: this was the last of its minimum and not of its own.
+    /// Pass it to the caller and ask for the rest of the stream: this was the last item of `min_tokens`, but not of the
+    /// stream.
     OnAndAgain,
-    /// The caller has it already.
+    /// Drop it: the caller has it already.
     Known,
-    /// It is not what the first upstream gave, whose seed was promised: the stream is over with this.
+    /// It differs from the output of the first upstream, although the seed is the same: the stream fails with this
+    /// error.
     Differs(LmtpError),
 }
 
 impl RelayedStream {
-    /// A stream that nobody was asked for yet. `seeded`: it may go on elsewhere although it has a seed.
+    /// Creates a stream that was not sent to an upstream yet. With `seeded` it may move to another upstream even if it
+    /// has a seed.
     #[must_use]
     pub fn new(work: StreamDemand, seeded: bool) -> Self {
         let mut work = work;
@@ -65,14 +69,14 @@ impl RelayedStream {
         }
     }
 
-    /// With the tokens that end a text, which make a minimum of tokens possible where upstreams know of none (LM-704).
+    /// Sets the EOS tokens, with which `min_tokens` can be emulated for upstreams that do not support it (LM-704).
     #[must_use]
     pub fn with_ends(mut self, ends: Arc<[Token]>) -> Self {
         self.ends = ends;
         self
     }
 
-    /// What the next upstream is asked for: all of it, or what is left.
+    /// The work for the next upstream: all of it, or the rest.
     #[must_use]
     pub fn work(&self) -> StreamDemand {
         if let (Some(_), StreamDemand::Generate(wanted)) = (self.repeated, &self.work) {
@@ -101,8 +105,8 @@ impl RelayedStream {
         }
     }
 
-    /// The same for an upstream that knows nothing but the base protocol. The tokens of `min_tokens` are asked for first, with
-    /// whatever would end the stream forbidden, and the rest then (LM-704).
+    /// The same for an upstream that supports only the base protocol. The tokens of `min_tokens` are requested first,
+    /// with all tokens forbidden that would end the stream; then the rest (LM-704).
     #[must_use]
     pub fn base_work(&mut self) -> StreamDemand {
         let mut work = self.work();
@@ -110,7 +114,7 @@ impl RelayedStream {
         if let StreamDemand::Generate(wanted) = &mut work
             && wanted.min_tokens > 0
             && !self.ends.is_empty()
-            // These look back at the output, and would not see it across the seam.
+            // These penalties depend on the output, and would not see the first part of it in the second request.
             && wanted.presence_penalty == 0.0
             && wanted.frequency_penalty == 0.0
         {
@@ -124,13 +128,13 @@ impl RelayedStream {
         work
     }
 
-    /// Prompt and output so far: what the present upstream has computed.
+    /// Prompt and output so far: what the current upstream has computed.
     #[must_use]
     pub fn tokens(&self) -> &[Token] {
         &self.tokens
     }
 
-    /// An item of the present upstream, as the caller shall see it.
+    /// Handles an item of the current upstream and adjusts it for the caller.
     #[must_use]
     pub fn item(&mut self, item: &mut ReceivedItem) -> RelayedItem {
         if let Some(at) = self.repeated {
@@ -140,7 +144,7 @@ impl RelayedStream {
         if self.before == 0 && !self.short {
             return RelayedItem::On;
         }
-        // The upstream does not know what precedes the seam, nor what it was not sent.
+        // A stop sequence may span two upstreams, or may not have been sent to this one, so it is checked here as well.
         let may_stop = matches!(item.finish, None | Some(StreamFinish::Length));
         if may_stop && item.token.is_some() && self.is_stopped() {
             item.finish = Some(StreamFinish::Stop);
@@ -162,12 +166,12 @@ impl RelayedStream {
         RelayedItem::On
     }
 
-    /// An item of a stream that is computed again: what the caller has already, or something else.
+    /// Compares an item of a stream that is computed again with the item that the caller has.
     fn repeat(&mut self, at: usize, item: &ReceivedItem) -> RelayedItem {
         let same = item
             .token
             .is_none_or(|token| self.tokens[self.prompt + at] == token);
-        // What the caller has did not end there.
+        // The stream of the first upstream did not end there.
         if !same || item.finish.is_some() {
             let why = "the upstream was lost, and another one gave other tokens for the same seed; try again";
             return RelayedItem::Differs(LmtpError::new(LmtpReason::UpstreamError, why));
@@ -177,10 +181,11 @@ impl RelayedStream {
         RelayedItem::Known
     }
 
-    /// The present upstream has failed. `Ok`: the stream goes on elsewhere, with [`Self::work`].
+    /// The current upstream has failed. `Ok`: the stream continues at another one, with [`Self::work`].
     ///
     /// # Errors
-    /// The stream is over with this error for its caller: another error than a loss, or a loss that cannot be repaired.
+    /// The stream ends with this error for its caller: an error other than a loss, or a loss from which it cannot
+    /// continue.
     pub fn failed(&mut self, error: LmtpError) -> Result<(), LmtpError> {
         if !is_loss(error.reason) {
             return Err(error);
@@ -205,19 +210,19 @@ impl RelayedStream {
         Ok(())
     }
 
-    /// Whether the stream would go on elsewhere if it were lost now.
+    /// Whether the stream would continue at another upstream if this one were lost now.
     #[must_use]
     pub fn can_move(&self) -> bool {
         self.is_continued() && self.in_vain_now() <= IN_VAIN_MAX
     }
 
-    /// Askings in a row that were lost before anything new, were this one lost now.
+    /// Number of consecutive attempts without a new item, if this one were lost now.
     fn in_vain_now(&self) -> u32 {
         let new = self.given() > self.at_last;
         if new { 0 } else { self.in_vain + 1 }
     }
 
-    /// Items that the caller asked for.
+    /// Maximum number of items that the caller asked for.
     fn most(&self) -> usize {
         match &self.work {
             StreamDemand::Generate(wanted) => wanted.max_tokens as usize,
@@ -229,12 +234,13 @@ impl RelayedStream {
         self.tokens.len() - self.prompt
     }
 
-    /// Whether another upstream gives what the first would have given: by going on, or from the beginning.
+    /// Whether another upstream would give the same output: by continuing, or from the beginning.
     fn is_continued(&self) -> bool {
         self.given() == 0 || self.is_seamless() || self.is_repeatable()
     }
 
-    /// Its seed is promised, and kept by computing all of it again. What was asked for in parts has no seed for its whole.
+    /// Whether the stream can be recomputed from the beginning with its seed. Not if it was requested in parts: its
+    /// seed does not apply to the whole then.
     fn is_repeatable(&self) -> bool {
         let StreamDemand::Generate(wanted) = &self.work else {
             return false;
@@ -243,7 +249,7 @@ impl RelayedStream {
         is_seeded && self.seeded && wanted.min_tokens == 0
     }
 
-    /// Whatever looks back at the output must not see a difference between prompt and output.
+    /// Whether the output can become part of the prompt: nothing in the request may distinguish prompt and output.
     fn is_seamless(&self) -> bool {
         let StreamDemand::Generate(wanted) = &self.work else {
             return true;
@@ -255,7 +261,7 @@ impl RelayedStream {
         is_free && (wanted.seed.is_none() || wanted.temperature == 0.0)
     }
 
-    /// The output ends with one of the sequences that stop it.
+    /// Whether the output ends with one of the stop sequences.
     fn is_stopped(&self) -> bool {
         let StreamDemand::Generate(wanted) = &self.work else {
             return false;
@@ -267,7 +273,7 @@ impl RelayedStream {
     }
 }
 
-/// The biases, and these tokens forbidden; ascending, each once.
+/// The biases with these tokens forbidden; ascending, each once.
 fn forbidding<'a>(
     bias: &[(Token, f32)],
     tokens: impl Iterator<Item = &'a Token> + Clone,
@@ -282,7 +288,7 @@ fn forbidding<'a>(
     all.into()
 }
 
-/// The upstream has gone, is going, or says nothing; the request is as good as it was.
+/// Whether the error means that the upstream was lost, drains or hangs; the request itself is valid then.
 const fn is_loss(reason: LmtpReason) -> bool {
     matches!(
         reason,
@@ -293,5 +299,5 @@ const fn is_loss(reason: LmtpReason) -> bool {
     )
 }
 
-/// A stream is sent again once, from wherever it has come to.
+/// How often a stream is sent again without progress.
 const IN_VAIN_MAX: u32 = 1;

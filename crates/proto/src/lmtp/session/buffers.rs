@@ -20,7 +20,7 @@ use crate::time::Time;
 struct Buffer {
     model: ByteString,
     tokens: Vec<Token>,
-    /// Tokens of all buffers together, of which it was one when it was made.
+    /// Maximum of the tokens of all buffers, at the time when this one was created.
     quota: usize,
     ttl: Duration,
     expires: Time,
@@ -34,12 +34,12 @@ pub(super) struct Buffers {
     uses: u64,
 }
 
-/// What is said of a buffer that was made.
+/// The answer for a buffer that was created.
 #[derive(Serialize)]
 struct BufferReply<'a> {
     id: &'a str,
     len: usize,
-    /// Nothing is computed before it is asked for.
+    /// Always 0: the buffer is computed when it is first used.
     cached: usize,
     expires_s: u64,
 }
@@ -50,14 +50,14 @@ struct Dropped<'a> {
     dropped: bool,
 }
 
-/// What a BUFFER did.
+/// The result of a BUFFER.
 enum BufferOutcome {
     Made { len: usize, ttl: Duration },
     Dropped(bool),
 }
 
 impl Buffers {
-    /// The tokens of a buffer, which are used now.
+    /// Returns the tokens of a buffer, and marks it as used.
     fn get(&mut self, name: &str, model: &str, now: Time) -> Result<&[Token], LmtpError> {
         self.named.retain(|_, buffer| buffer.expires > now);
         let buffer = self.named.get_mut(name).ok_or_else(|| {
@@ -93,7 +93,7 @@ impl Buffers {
 }
 
 impl Buffers {
-    /// Takes over what another connection has named; what is named here stays.
+    /// Takes over the buffers of another connection; buffers with the same name here are retained.
     pub(super) fn take_over(&mut self, other: Self, now: Time, limits: &ConnectionLimits) {
         let mut others: Vec<_> = other.named.into_iter().collect();
         others.retain(|(name, buffer)| buffer.expires > now && !self.named.contains_key(name));
@@ -105,7 +105,7 @@ impl Buffers {
 }
 
 impl LmtpSession {
-    /// Makes, replaces or drops a buffer.
+    /// Creates, replaces or drops a buffer.
     pub(super) fn buffer(
         &mut self,
         id: &StreamId,
@@ -226,7 +226,7 @@ impl LmtpSession {
         self.part_of(members, "prefix", about, now)
     }
 
-    /// `{"buffer": name, "len": n}` under this name: so many tokens of that buffer, or all.
+    /// Returns the tokens of `{"buffer": name, "len": n}` in the member `name`: the first `len` of that buffer, or all.
     fn part_of(
         &mut self,
         members: &PayloadMembers<'_>,
@@ -265,7 +265,7 @@ impl LmtpSession {
         Ok(Some(tokens[..len].to_vec()))
     }
 
-    /// The buffer that a stream leaves behind, if it asked for one.
+    /// The buffer to create from a stream's output, if the request asks for one.
     pub(super) fn keep(
         &self,
         members: &PayloadMembers<'_>,
@@ -286,7 +286,7 @@ impl LmtpSession {
         }))
     }
 
-    /// A stream that asked for it has ended, however it did.
+    /// Creates the buffer that an ended stream has asked for, however it has ended.
     pub(super) fn store_output(&mut self, extended: &ExtendedStream, now: Time) {
         let Some(keep) = &extended.keep else {
             return;
@@ -297,5 +297,5 @@ impl LmtpSession {
     }
 }
 
-/// What a context counts for in quotas where its size is not known.
+/// Size of a context in quotas, if the model's is not known.
 const CONTEXT_UNKNOWN: usize = 131_072;

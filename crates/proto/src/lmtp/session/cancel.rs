@@ -10,12 +10,12 @@ use crate::lmtp::read::{self, PayloadMembers};
 use crate::lmtp::{LmtpError, LmtpReason, ModelLookup, StreamFinish, StreamId, write};
 use crate::time::Time;
 
-/// The longest deadline (LM-962).
+/// The longest permitted deadline (LM-962).
 const DEADLINE_MS_MAX: i128 = 86_400_000;
 const DEADLINE_RANGE: &str = "1 to 86400000";
 
 impl LmtpSession {
-    /// Each live stream ends at once, and then the request is answered.
+    /// Ends each named live stream at once, and then answers the request.
     pub(super) fn cancel(
         &mut self,
         id: &StreamId,
@@ -84,7 +84,7 @@ impl LmtpSession {
         Ok(named)
     }
 
-    /// Ends a stream with what it has said.
+    /// Ends a stream early, with the output sent so far.
     fn end_early(&mut self, first: StreamKey, finish: &StreamFinish, now: Time) {
         let Some((id, extended)) = self.dissolve(first, None, now) else {
             return;
@@ -106,7 +106,7 @@ impl LmtpSession {
         }
     }
 
-    /// When a stream has to have ended, and when to have begun.
+    /// The deadlines for the end and for the first token of a stream.
     pub(super) fn deadlines(
         members: &PayloadMembers<'_>,
         now: Time,
@@ -120,7 +120,7 @@ impl LmtpSession {
         Ok((read("deadline_ms")?, read("ttft_ms")?))
     }
 
-    /// Ends what has had its time.
+    /// Ends the streams whose deadline has passed.
     pub(super) fn expire(&mut self, now: Time) {
         while let Some((due, first)) = self.due.first().copied() {
             if due > now

@@ -1,6 +1,6 @@
 //! The version 2 state of a stream.
 //!
-//! A stream of the base protocol has none of this, and costs nothing for it.
+//! A stream of the base protocol has no such state, and no cost for it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::lmtp::{Feature, Features, StreamFinish, StreamId, StreamKey, TextCode
 use crate::steer::Token;
 use crate::time::Time;
 
-/// Which sample of which stream a key stands for.
+/// The stream and the index of a sample.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SampleKey {
     /// The stream, by its first sample.
@@ -24,60 +24,60 @@ pub(super) struct SampleKey {
     pub(super) index: u32,
 }
 
-/// What text of its items a stream wants.
+/// The text that a stream's items carry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TextMode {
     pub(super) text: bool,
     pub(super) bytes: bool,
-    /// Of the most likely tokens.
+    /// Text of the most likely tokens.
     pub(super) top: bool,
-    /// The prompt's tokens, with the first item.
+    /// Text of the prompt's tokens, with the first item.
     pub(super) prompt: bool,
 }
 
-/// A buffer to be made of a stream (LM-942).
+/// A buffer to be created from a stream (LM-942).
 #[derive(Clone, Debug)]
 pub(super) struct BufferRequest {
     pub(super) buffer: String,
     pub(super) model: ByteString,
-    /// Tokens of all buffers of this model together.
+    /// Maximum of the tokens of all buffers, for this model.
     pub(super) quota: usize,
 }
 
-/// A stream of a connection that has negotiated something, under the key of its first sample.
+/// Version 2 state of a stream, under the key of its first sample.
 pub(super) struct ExtendedStream {
     pub(super) id: StreamId,
-    /// What was negotiated when it began (LM-903).
+    /// The features negotiated when it began (LM-903).
     pub(super) features: Features,
-    /// What was asked for, in short, where a client may come back for it.
+    /// Digest of the request, if the stream can be resumed.
     pub(super) request: Option<u64>,
-    /// How many items its client takes without a word.
+    /// Number of items that may be sent without an acknowledgement.
     pub(super) window: Option<u32>,
-    /// Samples in all, and those that go on.
+    /// Number of samples, and of those still running.
     pub(super) samples: u32,
     pub(super) open: u32,
-    /// Items say which sample they are of.
+    /// Whether items carry the index of their sample.
     pub(super) numbered: bool,
     pub(super) shown: TextMode,
-    /// Its first item says how likely the prompt is.
+    /// Whether its first item has the prompt's log-probabilities.
     pub(super) prompt_logprobs: bool,
     pub(super) vocabulary: Option<Arc<dyn TextCodec>>,
     pub(super) prompt: Vec<Token>,
-    /// Tokens sent, of all samples.
+    /// Number of tokens sent, over all samples.
     pub(super) sent: u64,
     pub(super) cached: u32,
-    /// Nothing was sent yet.
+    /// Whether nothing was sent yet.
     pub(super) fresh: bool,
     pub(super) began: Time,
     pub(super) deadline: Option<Time>,
-    /// When the first token has to be there.
+    /// Deadline for the first token.
     pub(super) first_due: Option<Time>,
     pub(super) keep: Option<BufferRequest>,
-    /// The output, where it is to be kept.
+    /// The output, if it is to be stored in a buffer.
     pub(super) output: Vec<Token>,
-    /// When its client last got a status.
+    /// When its client was last sent a status.
     pub(super) notified: Option<Time>,
-    /// Its client got a status that it waits.
+    /// Whether its client was sent a status that it waits.
     pub(super) waited: bool,
 }
 
@@ -101,7 +101,7 @@ impl ExtendedStream {
         (first.0..end).map(StreamKey)
     }
 
-    /// Books an item.
+    /// Counts an item.
     pub(super) fn take(&mut self, item: &TokenItem) {
         self.sent += 1;
         self.cached = self.cached.max(item.cached_tokens);
@@ -110,7 +110,7 @@ impl ExtendedStream {
         }
     }
 
-    /// An item of one of its samples. That the last sample ends is said of the stream as well (LM-973).
+    /// Writes an item of one of its samples. The end of the last sample is also the end of the stream (LM-973).
     pub(super) fn item(
         &self,
         out: &mut BytesMut,
@@ -142,7 +142,7 @@ impl ExtendedStream {
         });
     }
 
-    /// An end without a token.
+    /// Writes an end item without a token.
     pub(super) fn end(&self, out: &mut BytesMut, finish: &StreamFinish, seq: Option<u64>) {
         write::end(out, &self.id, finish, |out| {
             number(out, seq);
@@ -150,7 +150,7 @@ impl ExtendedStream {
         });
     }
 
-    /// What the last item says, whatever it is (LM-942, LM-950).
+    /// Writes the members of the last item, with or without a token (LM-942, LM-950).
     pub(super) fn closing(&self, out: &mut BytesMut) {
         if let Some(keep) = &self.keep {
             let len = self.prompt.len() + self.output.len();
@@ -160,7 +160,7 @@ impl ExtendedStream {
         self.usage(out);
     }
 
-    /// What it has cost by now, if its client wants to know.
+    /// Writes the token counts so far, if that feature was negotiated.
     pub(super) fn usage(&self, out: &mut BytesMut) {
         if self.features.has(Feature::Usage) {
             let usage = BufferUsage {
@@ -209,7 +209,7 @@ impl ExtendedStream {
     }
 }
 
-/// The number of an item, if it bears one (LM-963).
+/// Writes the number of an item, if items are numbered (LM-963).
 pub(super) fn number(out: &mut BytesMut, seq: Option<u64>) {
     if let Some(seq) = seq {
         member(out, "seq", &seq);

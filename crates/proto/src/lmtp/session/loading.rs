@@ -12,24 +12,24 @@ use crate::lmtp::{
 };
 use crate::time::Time;
 
-/// A request as it came.
+/// A request as it was received.
 #[derive(Debug)]
 struct DeferredRequest {
     id: StreamId,
     word: String,
     payload: ByteString,
-    /// What was agreed on when it came (LM-903).
+    /// The features negotiated when it was received (LM-903).
     features: Features,
     received: Time,
     gives_up: Time,
     deadline: Option<Time>,
-    /// When the first token has to be there.
+    /// Deadline for the first token.
     first_due: Option<Time>,
-    /// Its client got a status that it waits.
+    /// Whether its client was sent a status that it waits.
     notified: bool,
 }
 
-/// The requests that wait, in the order in which they came.
+/// The waiting requests, in the order in which they were received.
 #[derive(Debug, Default)]
 pub(super) struct Loading {
     requests: Vec<DeferredRequest>,
@@ -61,20 +61,20 @@ impl Loading {
     }
 }
 
-/// How a request ends that waited in vain.
+/// How a request ends that has waited without success.
 enum LoadWaitEnd {
     Finish(StreamFinish),
     Error(LmtpError),
 }
 
 impl LmtpSession {
-    /// Streams that wait for their model.
+    /// Number of streams that wait for their model.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.loading.len()
     }
 
-    /// Has a request wait for its model, if there is room; whether it does.
+    /// Makes a request wait for its model, if there is room; returns whether it does.
     pub(super) fn wait_for_model(
         &mut self,
         word: &str,
@@ -111,7 +111,7 @@ impl LmtpSession {
         let agreed = self.features;
         for request in std::mem::take(&mut self.loading).requests {
             self.features = request.features;
-            // It was read before.
+            // It was parsed successfully when it was received.
             let value = json::value(&request.payload).ok();
             let members = value.and_then(|(value, _)| PayloadMembers::of(value, request.features));
             let Some(members) = members else {
@@ -134,7 +134,7 @@ impl LmtpSession {
         self.settle();
     }
 
-    /// When one of them has waited long enough, for whatever.
+    /// When the first of them times out, or is due for a status.
     pub(super) fn loading_due(&self) -> Option<Time> {
         let due = self.loading.requests.iter().flat_map(|request| {
             let reported = self.notify_at(request);
@@ -144,13 +144,13 @@ impl LmtpSession {
         due.min()
     }
 
-    /// When its client gets a status, if it has not (LM-922).
+    /// When its client is sent a status, if it was not sent one yet (LM-922).
     fn notify_at(&self, request: &DeferredRequest) -> Option<Time> {
         let wanted = request.features.has(Feature::Status) && !request.notified;
         wanted.then(|| request.received + self.config.limits.status_after)
     }
 
-    /// Ends what has waited in vain, and tells the others.
+    /// Ends requests that have waited too long, and sends a status for others that are due.
     pub(super) fn expire_loading(&mut self, now: Time) {
         let mut index = 0;
         while let Some(request) = self.loading.requests.get(index) {
@@ -195,7 +195,7 @@ impl LmtpSession {
         }
     }
 
-    /// Ends one that waits, as its client wants it; whether there was one.
+    /// Cancels a waiting request; returns whether there was one.
     pub(super) fn cancel_waiting(&mut self, id: &StreamId) -> bool {
         let mut requests = self.loading.requests.iter();
         let Some(index) = requests.position(|request| request.id == *id) else {
@@ -206,7 +206,7 @@ impl LmtpSession {
         true
     }
 
-    /// Ends all that wait (LM-505).
+    /// Fails all waiting requests (LM-505).
     pub(super) fn fail_waiting(&mut self, error: &LmtpError) {
         for request in std::mem::take(&mut self.loading).requests {
             self.end_waiting(&request, &LoadWaitEnd::Error(error.clone()));

@@ -17,7 +17,7 @@ use crate::lmtp::{
 };
 use crate::steer::{Mask, Token};
 
-/// A bias, as requests have it.
+/// A logit bias, in the form that requests have.
 type Biases = Arc<[(Token, f32)]>;
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(super) struct Masks {
     named: HashMap<String, Named>,
     uses: u64,
     bytes: usize,
-    /// The last one used, as a bias: clients use one many times in a row (LM-1307).
+    /// The mask used last, as a bias: clients use the same one many times in a row (LM-1307).
     spelled: Option<(String, Biases)>,
 }
 
@@ -59,7 +59,7 @@ impl Masks {
         }
     }
 
-    /// Takes over what another connection has named; what is named here stays.
+    /// Takes over the masks of another connection; masks with the same name here are retained.
     pub(super) fn take_over(&mut self, other: Self, limits: &ConnectionLimits) {
         let mut others: Vec<_> = other.named.into_iter().collect();
         others.retain(|(name, _)| !self.named.contains_key(name));
@@ -82,7 +82,7 @@ impl Masks {
         }
     }
 
-    /// What a mask forbids, as a bias; for the model of this name.
+    /// Returns what a mask forbids as a bias, for the model with this name.
     fn spell(&mut self, name: &str, model: &str) -> Result<Biases, LmtpError> {
         let named = self.named.get_mut(name).ok_or_else(|| {
             let message = "there is no mask of this name; send it again";
@@ -112,7 +112,7 @@ fn bytes(mask: &Mask) -> usize {
 }
 
 impl LmtpSession {
-    /// Makes or replaces a mask.
+    /// Creates or replaces a mask.
     pub(super) fn mask(
         &mut self,
         id: &StreamId,
@@ -149,7 +149,7 @@ impl LmtpSession {
         }
     }
 
-    /// Puts the mask of a GENERATE, if it names one, into its bias.
+    /// Merges the mask of a GENERATE, if it names one, into its bias.
     pub(super) fn masked(
         &mut self,
         members: &PayloadMembers<'_>,
@@ -164,7 +164,7 @@ impl LmtpSession {
             wanted.logit_bias = mask;
             return Ok(());
         }
-        // Both are sorted, and each has a token once; minus infinity wins.
+        // Both are sorted, and have each token once; minus infinity sorts first and wins.
         let mut all: Vec<_> = mask.iter().chain(&*wanted.logit_bias).copied().collect();
         all.sort_by(|left, right| left.0.cmp(&right.0).then(left.1.total_cmp(&right.1)));
         all.dedup_by_key(|(token, _)| *token);
@@ -178,7 +178,7 @@ impl LmtpSession {
     }
 }
 
-/// The mask that a message describes in one of three ways.
+/// Reads a mask from a message, in one of three forms.
 fn read(members: &PayloadMembers<'_>, model: &LmtpModelInfo) -> Result<Mask, LmtpError> {
     let wrong = |message: &'static str| LmtpError::new(LmtpReason::InvalidValue, message);
     let ways = ["allow", "deny", "bitmap"];
@@ -208,7 +208,7 @@ fn read(members: &PayloadMembers<'_>, model: &LmtpModelInfo) -> Result<Mask, Lmt
             let bits = text.and_then(|text| STANDARD.decode(text.as_bytes()).ok());
             let bits = bits.ok_or_else(|| wrong("'bitmap' must be base64"))?;
             let mut mask = Mask::none(size);
-            // Bytes behind the vocabulary are ignored, as ids are.
+            // Bytes beyond the vocabulary are ignored, as ids are.
             for (byte, first) in bits.iter().take(size.div_ceil(8)).zip((0..).step_by(8)) {
                 let set = (0..8).filter(|bit| byte >> bit & 1 == 1);
                 set.for_each(|bit| mask.allow(first + bit));

@@ -16,18 +16,18 @@ use crate::lmtp::{
     StreamId, write,
 };
 
-/// The version that we speak.
+/// The version that we support.
 const VERSION: i128 = 2;
-/// The same, where it is in force without a question.
+/// The same, where it is in force without a request.
 const NEGOTIATED: u8 = 2;
 
-/// What `data.lmtp` asks for.
+/// The request in `data.lmtp`.
 struct RequestedFeatures {
     version: i128,
     features: Features,
 }
 
-/// What is answered beside the model's facts.
+/// The answer, beside the model's metadata.
 #[derive(Serialize)]
 struct NegotiatedFeatures<'a> {
     version: u8,
@@ -38,7 +38,7 @@ struct NegotiatedFeatures<'a> {
     load: Load,
 }
 
-/// The limits of a connection by the names of the page (LM-902).
+/// The limits of a connection, by the names in the specification (LM-902).
 #[derive(Serialize)]
 struct AdvertisedLimits {
     max_message_in: usize,
@@ -62,13 +62,13 @@ struct AdvertisedLimits {
     resume_grace_s: u64,
 }
 
-/// What MODEL_INFO is answered with, once everything is known.
+/// The answer to MODEL_INFO, once all of it is known.
 #[derive(Debug)]
 pub(super) struct ModelInfoReply {
     pub(super) id: StreamId,
     name: ByteString,
     model: Arc<LmtpModelInfo>,
-    /// The version agreed on, and how busy the server is.
+    /// The negotiated version, and the load of the server.
     agreed: Option<(u8, Load)>,
 }
 
@@ -99,7 +99,7 @@ impl AdvertisedLimits {
 }
 
 impl LmtpSession {
-    /// Answered from memory, at once (LM-332); what it negotiates takes effect for the messages after it (LM-903).
+    /// Answered from memory, at once (LM-332); negotiated features apply to the messages after it (LM-903).
     pub(super) fn model_info(
         &mut self,
         id: &StreamId,
@@ -122,10 +122,10 @@ impl LmtpSession {
             } else {
                 agreed
             };
-            // Below 2 there are as many versions as there are numbers, and they mean the same.
+            // All versions below 2 are equivalent.
             u8::try_from(version).unwrap_or(1)
         });
-        // A client that has negotiated by subprotocol reads the facts here (LM-905).
+        // A client that has negotiated by subprotocol reads the limits here (LM-905).
         let version = version.or_else(|| self.config.negotiated.then_some(NEGOTIATED));
         let introduction = ModelInfoReply {
             id: id.clone(),
@@ -144,7 +144,7 @@ impl LmtpSession {
         }
     }
 
-    /// Says what was agreed. Without a name its client cannot come back, and so that is not agreed on.
+    /// Sends the answer. Without a name the session cannot be resumed, so that feature is not granted.
     pub(super) fn introduce(&mut self, introduction: &ModelInfoReply) {
         let ModelInfoReply {
             id,
@@ -173,7 +173,7 @@ impl LmtpSession {
     }
 }
 
-/// What is asked for, if anything is.
+/// The features requested, if any are.
 fn asked(members: &PayloadMembers<'_>) -> Result<Option<RequestedFeatures>, LmtpError> {
     let lmtp = members.value("data").and_then(|data| named(data, "lmtp"));
     let Some(lmtp) = lmtp.filter(|lmtp| !lmtp.is_null()) else {
@@ -197,7 +197,7 @@ fn asked(members: &PayloadMembers<'_>) -> Result<Option<RequestedFeatures>, Lmtp
     Ok(Some(RequestedFeatures { version, features }))
 }
 
-/// The last member of this name.
+/// The last member with this name.
 fn named<'a>(object: RawValue<'a>, name: &str) -> Option<RawValue<'a>> {
     let members = object.members()?.filter(|(own, _)| own == name);
     members.last().map(|(_, value)| value)

@@ -1,4 +1,4 @@
-//! Dispatches messages, and opens or refuses streams.
+//! Dispatches messages, and admits or refuses streams.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use crate::lmtp::read::{self, PayloadMembers};
 use crate::lmtp::{Feature, LmtpError, LmtpModelInfo, LmtpReason, ModelLookup, StreamId, write};
 use crate::time::Time;
 
-/// What a request becomes once nothing speaks against it.
+/// A request that has passed all checks.
 pub(super) struct AdmittedRequest {
     pub(super) name: ByteString,
     pub(super) model: Arc<LmtpModelInfo>,
-    /// One for each sample; at least one.
+    /// The work of each sample; at least one.
     pub(super) works: Vec<StreamDemand>,
     pub(super) extended: Option<ExtendedStream>,
 }
@@ -62,12 +62,12 @@ impl LmtpSession {
             "MASK" => self.mask(&id, members, models),
             "RESUME" => self.resume(&id, members, models),
             "ACK" => self.acknowledge(&id, members, now),
-            // Every other type is of a feature that cannot be negotiated.
+            // All other types belong to features that cannot be negotiated.
             _ => {}
         }
     }
 
-    /// A stream begins, or is refused with the first rule that it breaks (LM-302).
+    /// Opens a stream, or refuses it with the first rule that it breaks (LM-302).
     pub(super) fn open(
         &mut self,
         word: &str,
@@ -134,7 +134,7 @@ impl LmtpSession {
         })
     }
 
-    /// The work of a request with this prompt, without samples.
+    /// The work of a request with this prompt, without its samples.
     pub(super) fn work(
         &mut self,
         word: &str,
@@ -159,8 +159,8 @@ impl LmtpSession {
         let prompt_logprobs = extended.is_some_and(|stream| stream.prompt_logprobs);
         let statuses = extended.is_some_and(|stream| stream.features.has(Feature::Status));
         self.ids.insert(id.clone(), first);
-        // A stream without numbers has no replay buffer, and the one under its id belongs to another stream: a client that resumed it
-        // would be given that.
+        // A stream without numbers has no replay buffer. One that is left under the same id belongs to another stream,
+        // and a client that resumes this one must not be given its items.
         self.replays.remove(id);
         if let Some(extended) = admitted.extended {
             let due = extended.deadline.into_iter().chain(extended.first_due);
@@ -199,14 +199,15 @@ impl LmtpSession {
                     name: admitted.name.clone(),
                     model: Arc::clone(&admitted.model),
                     work,
-                    // What is true of one sample is true of all.
+                    // The status and the prompt's log-probabilities are the same for all samples, so only the first one
+                    // reports them.
                     statuses: statuses && index == 0,
                     prompt_logprobs: prompt_logprobs && index == 0,
                 })));
         }
     }
 
-    /// What never began has one item, the first (LM-963).
+    /// Refuses a request: its only item is the error, as the first one (LM-963).
     pub(super) fn refuse(&mut self, id: &StreamId, cause: &LmtpError) {
         let (frame, error) = (
             self.config.limits.max_frame_out,
@@ -221,7 +222,7 @@ impl LmtpSession {
         }
     }
 
-    /// Whether a stream of this id has not been sent its end.
+    /// Whether the end of a stream with this id was not sent yet.
     pub(super) fn is_in_use(&self, id: &StreamId) -> bool {
         self.ids.contains_key(id) || self.replays.has_unsent(id) || self.loading.has(id)
     }
@@ -236,7 +237,7 @@ impl LmtpSession {
         Ok((name, model))
     }
 
-    /// The model that is asked for, or the one that is meant where none is named.
+    /// The model's name in the request, or the default.
     pub(super) fn model_name(&self, members: &PayloadMembers<'_>) -> Result<ByteString, LmtpError> {
         let named = members.model(&self.config.limits)?;
         let named = named.map(|name| ByteString::from(&*name));
@@ -249,7 +250,7 @@ impl LmtpSession {
     }
 }
 
-/// What has to be negotiated for a message of this type; `None` if there is no such type.
+/// The feature that a message of this type requires; `None` if there is no such type.
 fn feature(word: &str) -> Option<Option<Feature>> {
     Some(match word {
         "GENERATE" | "SCORE" | "MODEL_INFO" => None,
@@ -263,5 +264,5 @@ fn feature(word: &str) -> Option<Option<Feature>> {
     })
 }
 
-/// Characters of an unknown type that are shown (LM-203).
+/// Maximum characters shown of an unknown type (LM-203).
 const WORD_CHARS: usize = 64;

@@ -1,13 +1,13 @@
-//! Replay buffers: numbered items that a client may receive again or later (LM-952, LM-963, LM-964).
+//! Bounded replay buffers: numbered items that a client may be sent again, or later (LM-952, LM-963, LM-964).
 //!
 //! ```text
-//!        first              waiting              next
-//!   gone │ said, and kept    │ not said yet       │
-//!        └── goes when the room is needed          └── a stream whose items do not fit any more is parked
+//!           first              waiting              next
+//!   dropped │ sent, retained    │ unsent             │
+//!           └── dropped when room is needed          └── a stream whose items do not fit any more is parked
 //! ```
 //!
-//! Most rings wait for nothing: an item is put out at once and kept beside. Three things make one wait: a lost connection,
-//! items that are replayed, and a window that is full.
+//! Most buffers have nothing unsent: an item is sent at once, and a copy is retained. Items wait in three cases: a lost
+//! connection, items that are replayed, and a full window.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -20,32 +20,32 @@ use crate::lmtp::port::{Config, StreamKey};
 use crate::lmtp::{ConnectionLimits, StreamId};
 use crate::time::Time;
 
-/// How many items a client takes without a word (LM-952).
+/// Flow control: the number of items that may be unacknowledged (LM-952).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Window {
     size: u64,
-    /// Items below this number were acknowledged.
+    /// Items below this number are acknowledged.
     acked: u64,
-    /// Since when nothing was, though all that may be under way is.
+    /// Since when the window has been full without an acknowledgement.
     full: Option<Time>,
 }
 
-/// The items of one stream.
+/// Bounded replay buffer of one stream's items.
 #[derive(Debug)]
 pub(super) struct ReplayBuffer {
     id: StreamId,
-    /// What was asked for, in short; `None` if nobody comes back for it, and its items bear no numbers.
+    /// Digest of the request; `None` if the stream cannot be resumed, and then its items are not numbered.
     request: Option<u64>,
-    /// The number of the oldest item that is kept.
+    /// The number of the oldest retained item.
     first: u64,
     items: VecDeque<Bytes>,
     bytes: usize,
-    /// The number of the first item that was not put out, if there is one or the next will be.
+    /// The number of the first unsent item; set also if the next item will have to wait.
     waiting: Option<u64>,
     window: Option<Window>,
-    /// Its work stands still.
+    /// Whether its stream is parked.
     parked: bool,
-    /// Its stream has ended; when it is forgotten.
+    /// Set once its stream has ended: when the buffer expires.
     until: Option<Time>,
 }
 
@@ -68,18 +68,18 @@ impl ReplayBuffer {
         }
     }
 
-    /// The number of the item that comes next.
+    /// The number of the next item.
     fn next(&self) -> u64 {
         self.first + self.items.len() as u64
     }
 
-    /// Items from this number on may not be put out yet.
+    /// Items from this number on are outside of the window, and must not be sent yet.
     fn closed_from(&self) -> u64 {
         self.window
             .map_or(u64::MAX, |window| window.acked.saturating_add(window.size))
     }
 
-    /// Nothing can be let go, and there is no room for another item; `all` bytes are kept for all streams.
+    /// Whether the buffer is full and no item can be dropped; `all` is the number of bytes in all buffers.
     fn is_full(&self, limits: &ConnectionLimits, all: usize) -> bool {
         let room = self.items.len() < limits.resume_items
             && self.bytes < limits.resume_bytes
@@ -87,17 +87,17 @@ impl ReplayBuffer {
         !room && self.waiting == Some(self.first)
     }
 
-    /// The number of the first item that was not sent.
+    /// The number of the first unsent item.
     fn next_unsent(&self) -> u64 {
         self.waiting.unwrap_or_else(|| self.next())
     }
 
-    /// Whether there is an item that was not sent.
+    /// Whether there is an unsent item.
     fn has_unsent(&self) -> bool {
         self.next_unsent() < self.next()
     }
 
-    /// Lets the oldest item go, if it was put out. Returns its bytes.
+    /// Drops the oldest item, if it was sent. Returns its bytes.
     fn shed(&mut self) -> Option<usize> {
         if self.waiting.is_some_and(|waiting| waiting <= self.first) {
             return None;
@@ -108,7 +108,8 @@ impl ReplayBuffer {
         Some(bytes)
     }
 
-    /// The same items for another id (LM-963). The first member of that name is the item's own: only a token is before it.
+    /// The items with another stream id (LM-963). The first occurrence of that member is the item's own: only a token
+    /// precedes it.
     fn renamed(&self, id: &StreamId) -> VecDeque<Bytes> {
         let old = [NAME, self.id.as_json().as_bytes()].concat();
         let rename = |item: &Bytes| {
@@ -127,29 +128,29 @@ impl ReplayBuffer {
     }
 }
 
-/// How an id stands in an item.
+/// The member of an item that holds the stream id.
 const NAME: &[u8] = b"\"stream_id\":";
 
-/// The rings of a session.
+/// The replay buffers of a session.
 #[derive(Debug, Default)]
 pub(super) struct ReplayBuffers {
     of: BTreeMap<StreamKey, ReplayBuffer>,
     ids: BTreeMap<StreamId, StreamKey>,
-    /// Those of ended streams, in the order in which they are forgotten.
+    /// Buffers of ended streams, in the order in which they expire.
     ended: VecDeque<StreamKey>,
-    /// Those with items that may be put out; they take turns, in order of admission.
+    /// Buffers with items that may be sent; they take turns, in order of admission.
     flowing: BTreeSet<StreamKey>,
-    /// Whose turn it is or was last, and how many bytes are left of it.
+    /// The buffer that has or last had its turn, and the bytes left of that turn.
     turn: Option<(StreamKey, usize)>,
-    /// Those with a window.
+    /// Buffers with a window.
     windows: BTreeSet<StreamKey>,
     bytes: usize,
-    /// The connection is lost: everything waits.
+    /// The connection is lost: all items wait.
     detached: bool,
 }
 
 impl ReplayBuffers {
-    /// A stream begins. What was kept under its id is forgotten.
+    /// Begins a stream. An earlier buffer under its id is removed.
     pub(super) fn begin(
         &mut self,
         key: StreamKey,
@@ -160,44 +161,45 @@ impl ReplayBuffers {
         self.adopt(key, ReplayBuffer::new(id.clone(), request, window));
     }
 
-    /// Nobody comes back any more to what was kept under an id.
+    /// Removes the buffer under an id.
     pub(super) fn remove(&mut self, id: &StreamId) {
         if let Some(key) = self.named(id) {
             drop(self.take(key));
         }
     }
 
-    /// The ring of the latest stream with this id.
+    /// The buffer of the latest stream with this id.
     pub(super) fn named(&self, id: &StreamId) -> Option<StreamKey> {
         self.ids.get(id).copied()
     }
 
-    /// Whether its items bear numbers, so that a client can come back to it.
+    /// Whether its items are numbered, so that the stream can be resumed.
     pub(super) fn is_numbered(&self, key: StreamKey) -> bool {
         let replay = self.of.get(&key);
         replay.is_some_and(|replay| replay.request.is_some())
     }
 
-    /// Whether a stream of this id has something to say that waits.
+    /// Whether a stream with this id has unsent items.
     pub(super) fn has_unsent(&self, id: &StreamId) -> bool {
         let replay = self.named(id).and_then(|key| self.of.get(&key));
         replay.is_some_and(ReplayBuffer::has_unsent)
     }
 
-    /// Whether this was asked for.
+    /// Whether the buffer belongs to a request with this digest.
     pub(super) fn is_of(&self, key: StreamKey, request: u64) -> bool {
         self.of
             .get(&key)
             .is_some_and(|replay| replay.request == Some(request))
     }
 
-    /// Whether everything since `seq` can be replayed.
+    /// Whether everything from `seq` on can be replayed.
     pub(super) fn reaches(&self, key: StreamKey, seq: u64) -> bool {
         let replay = self.of.get(&key);
         replay.is_some_and(|replay| (replay.first..=replay.next()).contains(&seq))
     }
 
-    /// Takes an item: into the message that is being made, or for later. Whether its stream has to stand still now.
+    /// Appends an item: to the message that is being composed, or to wait. Returns whether its stream must be parked
+    /// now.
     pub(super) fn put(
         &mut self,
         key: StreamKey,
@@ -236,7 +238,7 @@ impl ReplayBuffers {
         parks
     }
 
-    /// Puts out what waits, as far as there is room. Returns the streams that may go on.
+    /// Sends waiting items, as far as there is room. Returns the streams that may continue.
     pub(super) fn flow(
         &mut self,
         outbound: &mut LmtpOutbound,
@@ -287,8 +289,8 @@ impl ReplayBuffers {
         goes_on
     }
 
-    /// Whose items go next. Turns are counted in bytes: a stream that gives faster than its client reads has always more,
-    /// and the others must not wait for its end.
+    /// Selects the buffer to send from. Turns are counted in bytes: a stream that is faster than its client always has
+    /// more to send, and the others must not wait for its end.
     fn take_turn(&mut self) -> Option<StreamKey> {
         let last = match self.turn {
             Some((key, left)) if left > 0 && self.flowing.contains(&key) => return Some(key),
@@ -303,7 +305,7 @@ impl ReplayBuffers {
         Some(next)
     }
 
-    /// What is acknowledged: everything below this number. Stale and impossible numbers change nothing (LM-952).
+    /// Handles an acknowledgement of everything below a number. Stale and impossible numbers are ignored (LM-952).
     pub(super) fn acknowledge(&mut self, key: StreamKey, below: u64, now: Time) {
         let Some(replay) = self.of.get_mut(&key) else {
             return;
@@ -318,7 +320,7 @@ impl ReplayBuffers {
         window.acked = below;
         let closed = sent >= window.acked.saturating_add(window.size);
         window.full = window.full.filter(|_| closed).map(|_| now);
-        // With nothing left to say it goes on from the place where it stood.
+        // If nothing is unsent, the buffer continues from its current position.
         replay.waiting.get_or_insert(sent);
         self.flowing.insert(key);
     }
@@ -335,25 +337,25 @@ impl ReplayBuffers {
         }
     }
 
-    /// The same for all.
+    /// The same for all streams.
     pub(super) fn open_windows(&mut self) {
         while let Some(&key) = self.windows.first() {
             self.open_window(key);
         }
     }
 
-    /// Whether all items were sent, but for those in flight.
+    /// Whether all items were sent; unacknowledged items may be in flight.
     pub(super) fn is_sent(&self) -> bool {
         let waits = |key| self.of.get(key).is_some_and(ReplayBuffer::has_unsent);
         self.flowing.is_empty() && !self.windows.iter().any(waits)
     }
 
-    /// The first stream whose client has acknowledged nothing for so long.
+    /// The first stream whose client has acknowledged nothing for `timeout`.
     pub(super) fn stalled(&self, timeout: Duration) -> Option<(Time, StreamKey)> {
         if self.detached {
             return None;
         }
-        // A stream whose end was sent has nothing to wait for.
+        // A stream whose end was sent waits for nothing.
         let full = |replay: &ReplayBuffer| {
             let has_output = replay.until.is_none() || replay.has_unsent();
             Some(replay.window?.full? + timeout).filter(|_| has_output)
@@ -363,7 +365,7 @@ impl ReplayBuffers {
         stalls.min()
     }
 
-    /// What waits in a ring is not said any more.
+    /// Discards unsent items and closes the window.
     pub(super) fn discard_unsent(&mut self, key: StreamKey) -> Option<StreamId> {
         let replay = self.of.get_mut(&key)?;
         if let Some(waiting) = replay.waiting.take() {
@@ -383,18 +385,18 @@ impl ReplayBuffers {
         Some(id)
     }
 
-    /// The number of the next item, if it bears one.
+    /// The number of the next item, if items are numbered.
     pub(super) fn seq(&self, key: StreamKey) -> Option<u64> {
         let replay = self.of.get(&key).filter(|replay| replay.request.is_some());
         replay.map(ReplayBuffer::next)
     }
 
-    /// The number of the first item that was not sent.
+    /// The number of the first unsent item.
     pub(super) fn next_unsent(&self, key: StreamKey) -> Option<u64> {
         self.of.get(&key).map(ReplayBuffer::next_unsent)
     }
 
-    /// The stream has ended: its items are kept until then, if there is room.
+    /// The stream has ended: its items are retained until the given time, if there is room.
     pub(super) fn end(&mut self, key: StreamKey, until: Time, limits: &ConnectionLimits) {
         let Some(replay) = self.of.get_mut(&key) else {
             return;
@@ -406,13 +408,13 @@ impl ReplayBuffers {
         }
     }
 
-    /// When the next is forgotten.
+    /// When the next buffer expires.
     pub(super) fn expires_at(&self) -> Option<Time> {
         let first = self.ended.front().filter(|_| !self.detached);
         first.and_then(|key| self.of.get(key)?.until)
     }
 
-    /// Forgets those whose time is over; who has something to say yet is kept for another `grace`.
+    /// Removes expired buffers; a buffer with unsent items is retained for another `grace`.
     pub(super) fn expire(&mut self, now: Time, grace: Duration) {
         while self.expires_at().is_some_and(|until| until <= now) {
             let Some(key) = self.ended.pop_front() else {
@@ -428,8 +430,8 @@ impl ReplayBuffers {
         }
     }
 
-    /// The connection is lost: what its client may not have got waits for it. Returns the streams that have no room to go
-    /// on.
+    /// The connection is lost: items that the client may not have received wait to be sent again. Returns the streams
+    /// to park because their buffers are full.
     pub(super) fn hold(&mut self, limits: &ConnectionLimits) -> Vec<StreamKey> {
         self.detached = true;
         self.flowing.clear();
@@ -444,7 +446,7 @@ impl ReplayBuffers {
         full
     }
 
-    /// Takes a ring out.
+    /// Removes a buffer.
     pub(super) fn take(&mut self, key: StreamKey) -> Option<ReplayBuffer> {
         let replay = self.of.remove(&key)?;
         self.bytes -= replay.bytes;
@@ -459,8 +461,8 @@ impl ReplayBuffers {
         Some(replay)
     }
 
-    /// Takes a ring in whose client wants everything from `seq` on; what is before it was received. If its stream has ended,
-    /// it is kept for `grace`.
+    /// Adds a buffer whose client has received everything before `seq`, and sends the rest. If its stream has ended, it
+    /// is retained for `grace`.
     pub(super) fn resume(
         &mut self,
         key: StreamKey,
@@ -509,7 +511,7 @@ impl ReplayBuffers {
         self.of.insert(key, replay);
     }
 
-    /// Makes room for the newest item of a ring.
+    /// Makes room for the newest item of a buffer.
     fn fit(&mut self, key: StreamKey, limits: &ConnectionLimits) {
         while self.bytes > limits.resume_session_bytes && self.remove_one(Some(key)) {}
         let total = limits.resume_session_bytes;
@@ -527,7 +529,7 @@ impl ReplayBuffers {
         }
     }
 
-    /// Forgets the oldest ended stream that has nothing to say, but not this one; whether there was one.
+    /// Removes the oldest buffer of an ended stream without unsent items, except `but`; returns whether there was one.
     fn remove_one(&mut self, but: Option<StreamKey>) -> bool {
         let idle = |key: &StreamKey| self.of.get(key).is_some_and(|replay| !replay.has_unsent());
         let found = self
@@ -539,7 +541,7 @@ impl ReplayBuffers {
     }
 }
 
-/// Bytes of one stream's items before the next one's have their turn.
+/// Bytes of a buffer's turn before the next buffer has its turn.
 const TURN_BYTES: usize = 16 * 1024;
 
 #[cfg(test)]
@@ -547,7 +549,7 @@ mod tests {
     use super::*;
     use crate::lmtp::port::MessageFraming;
 
-    /// What is put out next, in bytes, by the stream that the item's letter names.
+    /// Sends what is due and returns the bytes per stream, which the item's letter identifies.
     fn flow(
         replays: &mut ReplayBuffers,
         outbound: &mut LmtpOutbound,
@@ -599,7 +601,7 @@ mod tests {
             replays.resume(key, replay, 0, (Time::ZERO, Duration::ZERO));
         }
         replays.detached = false;
-        // The connection takes little at a time, and the first stream gives as much again each time.
+        // The connection takes little at a time, and the first stream produces as much again each time.
         let mut sent = [0_usize; 3];
         let mut all = 0;
         while sent[1] < 20_000 || sent[2] < 20_000 {

@@ -1,8 +1,8 @@
 //! Detached sessions, and RESUME (LM-964, LM-965).
 //!
 //! ```text
-//!   open ── lose ──► held ── resume_grace ──► closed
-//!     └───────┴──── resumed, by another session ──► gone from here
+//!   open ── lose ──► detached ── resume_grace ──► closed
+//!     └────────┴──── resumed, by another session ──► streams moved there
 //! ```
 
 use std::collections::BTreeMap;
@@ -23,12 +23,12 @@ use crate::lmtp::read::{self, PayloadMembers};
 use crate::lmtp::{LmtpError, LmtpReason, ModelLookup, StreamId, write};
 use crate::time::Time;
 
-/// What the shell was asked. Nothing is read until it has answered.
+/// A question to the shell. No input is handled until it is answered.
 #[derive(Debug)]
 pub(super) enum ResumeQuestion {
-    /// Asks for a name of this session. Then the negotiating client is answered.
+    /// A name for this session; the negotiating client is answered after that.
     Name(ModelInfoReply),
-    /// Where is the session that this request comes back to?
+    /// The session that this request resumes.
     Resume {
         id: StreamId,
         wanted: Vec<WantedStream>,
@@ -36,7 +36,7 @@ pub(super) enum ResumeQuestion {
 }
 
 impl ResumeQuestion {
-    /// The request that waits for it.
+    /// The id of the request that waits for the answer.
     pub(super) const fn id(&self) -> &StreamId {
         match self {
             Self::Name(introduction) => &introduction.id,
@@ -45,26 +45,26 @@ impl ResumeQuestion {
     }
 }
 
-/// A stream that a client comes back to.
+/// A stream that a client resumes.
 #[derive(Debug)]
 pub(super) struct WantedStream {
     stream: StreamId,
-    /// The number of the first item that it has not got.
+    /// The number of the first item that the client has not received.
     from: u64,
 }
 
-/// A stream that leaves its session.
+/// A stream that moves to another session.
 struct DepartingStream {
     replay: ReplayBuffer,
     first: StreamKey,
-    /// `None` if it has ended.
+    /// `None` if the stream has ended.
     extended: Option<ExtendedStream>,
     samples: BTreeMap<StreamKey, LmtpStream>,
 }
 
 impl LmtpSession {
-    /// The connection is lost without a goodbye. A client that can resume is waited for; any other has
-    /// hung up. Returns whether the session waits.
+    /// The connection is lost without a close. If the client can resume, the session is detached and waits for it;
+    /// otherwise it hangs up. Returns whether the session waits.
     pub fn lose(&mut self, now: Time) -> bool {
         let ends = !matches!(self.phase, LmtpPhase::Open | LmtpPhase::HalfClosed);
         if ends || self.name.is_none() {
@@ -91,13 +91,13 @@ impl LmtpSession {
         true
     }
 
-    /// Whether it waits for its client.
+    /// Whether the session waits for its client to resume.
     #[must_use]
     pub const fn is_detached(&self) -> bool {
         matches!(self.phase, LmtpPhase::Detached(_))
     }
 
-    /// Answers [`LmtpOutput::Name`]: by this name the client comes back; `None` if it cannot.
+    /// Answers [`LmtpOutput::Name`] with the name for resuming this session; `None` if it cannot be resumed.
     pub fn named(&mut self, name: Option<ByteString>) {
         if let Some(question) = self
             .question
@@ -109,7 +109,7 @@ impl LmtpSession {
         }
     }
 
-    /// The client wants to go on with what another connection has begun.
+    /// Handles RESUME: the client continues streams of another connection.
     pub(super) fn resume(
         &mut self,
         id: &StreamId,
@@ -146,7 +146,7 @@ impl LmtpSession {
         let mut wanted = Vec::new();
         let streams = members.value("streams").and_then(RawValue::elements);
         for stream in streams.ok_or_else(|| wrong(shape))? {
-            // As many live ones, and as many that have ended.
+            // As many live streams as a connection may have, and as many ended ones.
             if wanted.len() == 2 * limits.max_streams {
                 return Err(wrong(
                     "'streams' names more streams than a connection can leave",
@@ -169,9 +169,9 @@ impl LmtpSession {
         Ok((ByteString::from(&*session), wanted))
     }
 
-    /// Answers [`LmtpOutput::Resume`] with that session, whose connection must be gone; `None` if there is none of that name
-    /// for this client. Both must count time from the same origin. Returns which work goes on here, and under which key;
-    /// all other work of that session is to be stopped.
+    /// Answers [`LmtpOutput::Resume`] with that session, whose connection must be lost; `None` if this client has no
+    /// session of that name. Both sessions must use the same time origin. Returns the work that continues here, with
+    /// its old and new key; all other work of that session must be stopped.
     pub fn resumed(&mut self, from: Option<Self>, now: Time) -> Vec<(StreamKey, StreamKey)> {
         let mut moved = Vec::new();
         let Some(ResumeQuestion::Resume { id, wanted }) = self.question.take() else {
@@ -215,7 +215,7 @@ impl LmtpSession {
         moved
     }
 
-    /// A stream leaves with everything from this item on, if that is still known and there is room for it.
+    /// Removes a stream with all its items from `seq` on, if they are still retained and there is room for it.
     fn leave(&mut self, id: &StreamId, seq: u64, room: usize) -> Option<DepartingStream> {
         let first = self.replays.named(id)?;
         if !self.replays.is_numbered(first) || !self.replays.reaches(first, seq) {
@@ -273,7 +273,7 @@ impl LmtpSession {
     }
 }
 
-/// The one answer for a session that cannot be resumed: unknown, over, and another caller's are not distinguished.
+/// The one error for a session that cannot be resumed: unknown, expired, and another caller's are not distinguished.
 fn stream_gone_error() -> LmtpError {
     let message = "there is no session of this name to come back to; send the requests again";
     LmtpError::new(LmtpReason::StreamGone, message)

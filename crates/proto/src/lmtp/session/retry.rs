@@ -7,8 +7,9 @@ use crate::lmtp::{LmtpError, LmtpReason, ModelLookup, StreamFinish, StreamId, wr
 use crate::time::Time;
 
 impl LmtpSession {
-    /// Gives a request the work of the stream that it repeats, if that is known and can be replayed from its start; whether
-    /// it has it now. Otherwise it is a request like any other, and no work is done twice for it.
+    /// Attaches a request to the work of the stream that it repeats, if that stream is known and can be replayed from
+    /// its start; returns whether it did. Otherwise it is a normal request, and the earlier work is stopped, so that no
+    /// work is done twice.
     pub(super) fn retry(
         &mut self,
         word: &str,
@@ -63,7 +64,8 @@ impl LmtpSession {
         Ok(true)
     }
 
-    /// The earlier stream ends for its reader. Its work ends too, if the new one cannot take it over.
+    /// Ends the earlier stream for its reader. Its work ends too, if `stop` is set because the new one cannot take it
+    /// over.
     fn supersede(&mut self, earlier: &StreamId, now: Time, stop: bool) {
         let Some(first) = self.replays.named(earlier) else {
             return;

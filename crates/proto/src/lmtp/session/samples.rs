@@ -1,6 +1,6 @@
 //! Turns a version 2 request into work, one for each sample (LM-973).
 //!
-//! Each sample is work of its own with a seed of its own, so that nobody below has to know of samples.
+//! Each sample is work of its own with a seed of its own, so that the engine does not have to know of samples.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::steer::Token;
 use crate::time::Time;
 
 impl LmtpSession {
-    /// What a request becomes here.
+    /// Builds the version 2 form of a request.
     pub(super) fn extended(
         &mut self,
         word: &str,
@@ -43,7 +43,7 @@ impl LmtpSession {
         let shown = Self::shown(members, about, is_text)?;
         let (deadline, first_due) = Self::deadlines(members, now)?;
         let keep = self.keep(members, about, works.len())?;
-        // LM-302 has the context before the other members; they are few, and none of them depends on it.
+        // LM-302 puts the context before the other members; they are few, and none of them depends on it.
         let prompt = match &works[0] {
             StreamDemand::Generate(wanted) => wanted.prompt.clone(),
             StreamDemand::Score(wanted) => wanted.prompt.clone(),
@@ -78,7 +78,7 @@ impl LmtpSession {
         Ok((works, Some(extended)))
     }
 
-    /// Works of GENERATE, and whether their items say which sample they are of.
+    /// The works of GENERATE, and whether their items carry the sample's index.
     fn generates(
         &mut self,
         members: &PayloadMembers<'_>,
@@ -104,7 +104,7 @@ impl LmtpSession {
         Ok((works.collect(), n.is_some()))
     }
 
-    /// Works of SCORE, the same.
+    /// The works of SCORE, in the same form.
     fn scores(
         &self,
         members: &PayloadMembers<'_>,
@@ -130,7 +130,7 @@ impl LmtpSession {
     }
 }
 
-/// Nothing here runs controllers; that a request asks for one must not be overlooked.
+/// Refuses a request for a controller: controllers are not supported here, and the request must not be ignored.
 fn refuse_controllers(members: &PayloadMembers<'_>) -> Result<(), LmtpError> {
     if members.names_controller() {
         let message = "controllers are not supported yet";

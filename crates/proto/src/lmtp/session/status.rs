@@ -11,11 +11,11 @@ use crate::lmtp::{Feature, StreamId};
 use crate::time::Time;
 
 impl LmtpSession {
-    /// A stream has a new status. Sent if its client wants it, not too often, and never in
-    /// the way of items.
+    /// Handles a new status of a stream. It is sent if the client wants it, not too often, and never when items wait to
+    /// be sent.
     pub fn status(&mut self, stream: StreamKey, status: &StreamUpdate, now: Time) {
         let limits = &self.config.limits;
-        // It is not sent while its client is away.
+        // Not sent while the session is detached.
         if self.outbound.bytes > limits.outbox_low_bytes || self.is_detached() {
             return;
         }
@@ -46,7 +46,7 @@ impl LmtpSession {
         self.send_status(Some(&id), status);
     }
 
-    /// A stream gives its first item after its client got a status that it waits (LM-922).
+    /// Sends a status before the first item of a stream whose client was sent a status that it waits (LM-922).
     pub(super) fn send_running(&mut self, part: Option<SampleKey>) {
         let extended = part.and_then(|part| self.extended.get(&part.first));
         let waited = extended.filter(|extended| extended.fresh && extended.waited);
@@ -57,14 +57,14 @@ impl LmtpSession {
         }
     }
 
-    /// The connection has a new status. Such a status is never dropped.
+    /// Sends a new status of the connection. Such a status is never dropped.
     pub(super) fn announce(&mut self, status: &StreamUpdate) {
         if self.features.has(Feature::Status) {
             self.send_status(None, status);
         }
     }
 
-    /// Says which member of a request was ignored, once it was accepted.
+    /// Warns of an ignored member of a request, once the request was accepted.
     pub(super) fn warn_of_unknown(
         &mut self,
         word: &str,
@@ -85,7 +85,7 @@ impl LmtpSession {
     }
 }
 
-/// Bytes of an ignored member's name that are shown.
+/// Maximum bytes shown of an ignored member's name.
 const NAME_BYTES: usize = 64;
 
 fn write(out: &mut BytesMut, id: Option<&StreamId>, status: &StreamUpdate) {

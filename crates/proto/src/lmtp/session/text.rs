@@ -14,10 +14,10 @@ use crate::lmtp::{LmtpError, LmtpModelInfo, LmtpReason, ModelLookup, StreamId, T
 use crate::steer::Token;
 use crate::time::Time;
 
-/// The most that an answer with tokens may have: every token takes several bytes, and a message has an end (LM-1202).
+/// Maximum size of an answer with tokens: every token takes several bytes, and a message has a size limit (LM-1202).
 const ANSWER_BYTES_MAX: usize = 4_000_000;
 
-/// What a request is about: a model by the name that it was asked by.
+/// The model that a request is about, with the name in the request.
 #[derive(Clone, Copy)]
 pub(super) struct RequestSubject<'a> {
     pub(super) name: &'a ByteString,
@@ -26,7 +26,7 @@ pub(super) struct RequestSubject<'a> {
 }
 
 impl<'a> RequestSubject<'a> {
-    /// The vocabulary, where a request cannot do without.
+    /// The vocabulary, or an error if the request needs one and there is none.
     pub(super) fn vocabulary(&self) -> Result<&'a dyn TextCodec, LmtpError> {
         let vocabulary = self.vocabulary.map(|vocabulary| &**vocabulary);
         vocabulary.ok_or_else(|| {
@@ -37,8 +37,8 @@ impl<'a> RequestSubject<'a> {
 }
 
 impl LmtpSession {
-    /// The prompt of GENERATE or SCORE in whichever form it came, after its prefix if it has one (LM-911, LM-942). And
-    /// whether it was text.
+    /// The prompt of GENERATE or SCORE in any form, after its prefix if it has one (LM-911, LM-942), and whether it was
+    /// text.
     pub(super) fn prompt(
         &mut self,
         members: &PayloadMembers<'_>,
@@ -69,7 +69,7 @@ impl LmtpSession {
         Ok((prompt, is_text))
     }
 
-    /// A text as tokens. `begins`: what the tokenizer puts before a text belongs there, if nobody says otherwise.
+    /// Tokenizes a text. `begins`: the text is at the beginning, so the tokenizer's BOS is added by default.
     pub(super) fn text(
         &self,
         members: &PayloadMembers<'_>,
@@ -130,7 +130,7 @@ impl LmtpSession {
         Err(LmtpError::new(LmtpReason::InvalidValue, message))
     }
 
-    /// What items show of text (LM-911 to LM-913).
+    /// Reads which text the items shall have (LM-911 to LM-913).
     pub(super) fn shown(
         members: &PayloadMembers<'_>,
         about: RequestSubject<'_>,
@@ -153,7 +153,7 @@ impl LmtpSession {
         Ok(shown)
     }
 
-    /// Answered at once; no engine is asked.
+    /// Answered at once, without the engine.
     pub(super) fn tokenize(
         &mut self,
         id: &StreamId,
@@ -177,7 +177,7 @@ impl LmtpSession {
         }
     }
 
-    /// Answered at once; what is no text becomes U+FFFD.
+    /// Answered at once; bytes that are not UTF-8 become U+FFFD.
     pub(super) fn detokenize(
         &mut self,
         id: &StreamId,
@@ -203,7 +203,7 @@ impl LmtpSession {
         }
     }
 
-    /// Finds the model that a request is about.
+    /// Looks up the model that a request is about.
     pub(super) fn about<T>(
         &mut self,
         members: &PayloadMembers<'_>,

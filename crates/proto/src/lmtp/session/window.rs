@@ -7,7 +7,7 @@ use crate::lmtp::{LmtpError, LmtpReason, StreamId, write};
 use crate::time::Time;
 
 impl LmtpSession {
-    /// What a request says about it.
+    /// Reads the window of a request.
     pub(super) fn window(&self, members: &PayloadMembers<'_>) -> Result<Option<u32>, LmtpError> {
         let max = self.config.limits.max_window;
         let range = "at least 1 and not above the limit";
@@ -17,7 +17,7 @@ impl LmtpSession {
         Ok(size.and_then(|size| u32::try_from(size).ok()))
     }
 
-    /// The client has got everything up to an item. Not answered, whatever it says.
+    /// The client has received everything up to an item. Never answered.
     pub(super) fn acknowledge(&mut self, id: &StreamId, members: &PayloadMembers<'_>, now: Time) {
         let seq = members.integer("seq", "0 or more", |seq| seq >= 0);
         let below = seq.ok().flatten().and_then(|seq| u64::try_from(seq).ok());
@@ -27,7 +27,7 @@ impl LmtpSession {
         }
     }
 
-    /// Ends the streams whose clients have said nothing for too long.
+    /// Ends the streams whose clients have acknowledged nothing for too long.
     pub(super) fn expire_windows(&mut self, now: Time) {
         let timeout = self.config.limits.stall_timeout;
         while let Some((at, first)) = self.replays.stalled(timeout)
@@ -42,7 +42,7 @@ impl LmtpSession {
                 self.fail_all_of(first, None, &error, now);
                 continue;
             }
-            // Its work has ended, and its client has not been notified yet.
+            // Its work has ended, but its client was not sent the end yet.
             let seq = self.replays.seq(first);
             let max = self.config.limits.max_error_bytes;
             self.replays
