@@ -1,7 +1,7 @@
-//! Reads JSON from untrusted input as a tree, with limits that hold while it is read.
+//! Parses untrusted JSON into a tree, with limits that are enforced while it is parsed.
 //!
-//! A tree costs far more than its text: an array of `0,` takes 36 times its bytes, one of `{"a":0},` about 70 times. So
-//! what a tree may hold is counted in values before it exists, and not measured afterwards.
+//! A tree takes far more memory than its text: an array of `0,` takes 36 times its bytes, one of `{"a":0},` about 70
+//! times. So the values are counted before they are allocated, not measured afterwards.
 
 use std::cell::Cell;
 use std::fmt;
@@ -9,34 +9,34 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// What a text may hold.
+/// Limits of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JsonBounds {
-    /// Values altogether: each array, text, number, flag and null is one, and an object is eight, because it takes as
-    /// much memory as those. A value takes 72 bytes, beside its text.
+    /// Total number of values: each array, string, number, boolean and null counts one, and an object counts eight,
+    /// because it takes that much memory. A value takes 72 bytes, without its text.
     pub values: usize,
-    /// Elements of the array, or members of the object, that the text is.
+    /// Elements or members of the outermost array or object.
     pub entries: usize,
 }
 
-/// Why a text was not read.
+/// Why a text was not parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum JsonUnread {
-    /// It is no JSON.
+    /// It is not valid JSON.
     #[error("not JSON: {0}")]
     Syntax(serde_json::Error),
-    /// [`JsonBounds::values`].
+    /// It exceeds [`JsonBounds::values`].
     #[error("more than {0} JSON values")]
     Values(usize),
-    /// [`JsonBounds::entries`].
+    /// It exceeds [`JsonBounds::entries`].
     #[error("more than {0} entries")]
     Entries(usize),
 }
 
-/// Reads a text.
+/// Parses a text.
 ///
 /// # Errors
-/// [`JsonUnread`]; reading stops at the first value beyond a bound.
+/// [`JsonUnread`]; parsing stops at the first value beyond a bound.
 pub fn read(text: &[u8], bounds: JsonBounds) -> Result<Value, JsonUnread> {
     let state = ScanState {
         values: Cell::new(0),
@@ -63,16 +63,16 @@ enum Exceeded {
     Entries,
 }
 
-/// What has been read so far of one text.
+/// State of parsing one text.
 struct ScanState {
     values: Cell<usize>,
-    /// Why reading was stopped: an error of the reader can only carry words.
+    /// Why parsing was stopped: the parser's error type can only carry text.
     exceeded: Cell<Option<Exceeded>>,
     bounds: JsonBounds,
 }
 
 impl ScanState {
-    /// So many values more.
+    /// Counts `more` values.
     fn count<E: serde::de::Error>(&self, more: usize) -> Result<(), E> {
         let values = self.values.get() + more;
         self.values.set(values);
@@ -88,11 +88,11 @@ impl ScanState {
     }
 }
 
-/// One value of a text.
+/// Parses one value.
 #[derive(Clone, Copy)]
 struct Tree<'a> {
     state: &'a ScanState,
-    /// How many entries it may have.
+    /// Maximum number of its entries.
     entries: usize,
 }
 
@@ -179,7 +179,7 @@ impl<'de> Visitor<'de> for Tree<'_> {
     }
 }
 
-/// What an object counts.
+/// What an object counts as.
 const OBJECT_VALUES: usize = 8;
 
 #[cfg(test)]
@@ -237,7 +237,7 @@ mod tests {
         check(list, 14, 2, Some("more than 2 entries"));
         check(r#"{"a": 0, "b": 0}"#, 10, 2, None);
         check(r#"{"a": 0, "b": 0}"#, 10, 1, Some("more than 1 entries"));
-        // Reading ends at the bound: what is behind it is not even looked at.
+        // Parsing stops at the bound: the rest is not even looked at.
         check("[0, 0, nonsense", 2, 9, Some("more than 2 JSON values"));
     }
 }

@@ -1,26 +1,26 @@
-//! Shortens untrusted text for messages (D-47).
+//! Truncates untrusted text for error messages (D-47).
 //!
-//! An error that quotes what a client sent makes the client decide how large the error is, and what it costs. Whatever is
-//! quoted passes here.
+//! Without that, a client could decide how large an error that quotes its input is, and what it costs. All quoted input
+//! passes through this module.
 
 use std::fmt::{self, Write};
 
-/// Bytes of untrusted text that a message shows.
+/// Maximum bytes of untrusted text shown in a message.
 pub const SHOWN_BYTES_MAX: usize = 256;
 
-/// As much of `text` as a message shows, at most [`SHOWN_BYTES_MAX`] bytes and whole characters; what is missing is an
-/// ellipsis.
+/// Returns the part of `text` that a message shows: at most [`SHOWN_BYTES_MAX`] bytes, in whole characters, with an
+/// ellipsis if it is truncated.
 #[must_use]
 pub fn shown(text: impl fmt::Display) -> String {
     let mut shown = Clipped(String::new());
-    // The only error is our own: the text went on, and is not written any further.
+    // The only possible error is ours: the limit was reached, and the rest of the text is not written.
     if write!(shown, "{text}").is_err() {
         shown.0.push(ELLIPSIS);
     }
     shown.0
 }
 
-/// Takes as much as is shown, and fails then, so that nobody goes on writing.
+/// Accepts text up to the limit and then fails, so that formatting stops.
 struct Clipped(String);
 
 impl Write for Clipped {
@@ -31,17 +31,18 @@ impl Write for Clipped {
             return Ok(());
         }
         self.0.push_str(&text[..text.floor_char_boundary(room)]);
-        // What came before may have taken the ellipsis' place.
+        // Makes room for the ellipsis, which earlier text may have used.
         let retained = SHOWN_BYTES_MAX - ELLIPSIS.len_utf8();
         self.0.truncate(self.0.floor_char_boundary(retained));
         Err(fmt::Error)
     }
 }
 
-/// Bytes of an error's message as a whole, at any face: what a function or a server elsewhere says is bounded as well.
+/// Maximum bytes of a complete error message, in every protocol: messages of functions and upstream servers are bounded
+/// as well.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 
-/// As much of a message as is sent, at most [`MESSAGE_BYTES_MAX`] bytes and whole characters.
+/// Returns a message truncated to at most [`MESSAGE_BYTES_MAX`] bytes, in whole characters.
 #[must_use]
 pub fn message(mut text: String) -> String {
     if text.len() > MESSAGE_BYTES_MAX {

@@ -1,24 +1,24 @@
-//! The closed set of error codes that every face, function and engine shares.
+//! The closed set of error codes that all protocols, functions and engines share.
 //!
-//! Cores have precise enums of their own; one function per core maps each variant to a code and a reason (DESIGN
-//! section 6, D-30). Each code has a page in `docs/errors/`.
+//! Each core has its own precise enum; one function per core maps each variant to a code and a reason (DESIGN section
+//! 6, D-30). Each code has a page in `docs/errors/`.
 
 use std::fmt;
 
-/// Whose doing an error is.
+/// The party that caused an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Blame {
-    /// The peer asked for something that cannot be done as asked.
+    /// The client: the request cannot be fulfilled as sent.
     Client,
-    /// A server elsewhere failed.
+    /// An upstream server failed.
     Upstream,
     /// A controller (a program that steers decoding) failed.
     Controller,
-    /// We failed.
+    /// This server failed.
     Server,
 }
 
-/// Whether asking again can help.
+/// Whether a retry can help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RetryAdvice {
     /// The same request fails again.
@@ -31,7 +31,7 @@ pub enum RetryAdvice {
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $blame:ident, $retry:ident, $grpc:literal, $http:literal;)*) => {
-        /// What went wrong, as far as a program needs to know.
+        /// The category of an error, for programs.
         ///
         /// The kebab-case name is stable for ever; the finer name is a *reason* next to it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -47,13 +47,13 @@ macro_rules! codes {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// Whose doing it is.
+            /// The party that caused it.
             #[must_use]
             pub const fn blame(self) -> Blame {
                 match self { $(Self::$variant => Blame::$blame,)* }
             }
 
-            /// Whether asking again can help.
+            /// Whether a retry can help.
             #[must_use]
             pub const fn retry(self) -> RetryAdvice {
                 match self { $(Self::$variant => RetryAdvice::$retry,)* }
@@ -65,7 +65,7 @@ macro_rules! codes {
                 match self { $(Self::$variant => $grpc,)* }
             }
 
-            /// The HTTP status, where no face says otherwise.
+            /// The HTTP status, unless a protocol defines another one.
             #[must_use]
             pub const fn http(self) -> u16 {
                 match self { $(Self::$variant => $http,)* }
@@ -77,39 +77,39 @@ macro_rules! codes {
 codes! {
     /// The request is malformed or out of range.
     InvalidRequest = "invalid-request", Client, No, 3, 400;
-    /// A name that nothing bears.
+    /// Nothing has this name.
     NotFound = "not-found", Client, No, 5, 404;
-    /// A name that is taken.
+    /// The name is taken.
     AlreadyExists = "already-exists", Client, No, 6, 409;
-    /// No credential, or a wrong one.
+    /// The credential is missing or wrong.
     Unauthenticated = "unauthenticated", Client, No, 16, 401;
-    /// A valid credential that does not allow this.
+    /// A valid credential that does not permit this.
     PermissionDenied = "permission-denied", Client, No, 7, 403;
     /// A named limit was exceeded.
     LimitExceeded = "limit-exceeded", Client, No, 8, 413;
-    /// Too many requests of this caller in a span of time.
+    /// Too many requests of this caller in a time span.
     RateLimited = "rate-limited", Client, Later, 8, 429;
     /// The server has more work than it can queue.
     Overloaded = "overloaded", Server, Later, 14, 503;
-    /// The state that the request needs does not hold.
+    /// A precondition of the request is not met.
     FailedPrecondition = "failed-precondition", Client, No, 9, 400;
     /// The caller cancelled.
     Cancelled = "cancelled", Client, No, 1, 499;
-    /// The time allowed has passed.
+    /// The deadline has passed.
     DeadlineExceeded = "deadline-exceeded", Client, Same, 4, 504;
     /// A stream ended without its final marker.
     Truncated = "truncated", Upstream, Same, 14, 502;
-    /// A server elsewhere failed.
+    /// An upstream server failed.
     UpstreamFailed = "upstream-failed", Upstream, Later, 14, 502;
     /// A controller failed.
     ControllerFailed = "controller-failed", Controller, No, 13, 500;
-    /// Loading, draining or gone.
+    /// Loading, draining or shut down.
     Unavailable = "unavailable", Server, Later, 14, 503;
-    /// Known, and not built or not switched on here.
+    /// Known, but not implemented or not enabled here.
     Unimplemented = "unimplemented", Client, No, 12, 501;
     /// Superseded by another request.
     Aborted = "aborted", Client, Same, 10, 409;
-    /// A defect of ours.
+    /// An internal error.
     Internal = "internal", Server, No, 13, 500;
 }
 
@@ -120,7 +120,7 @@ impl Code {
         Self::ALL.iter().copied().find(|code| code.name() == name)
     }
 
-    /// The gRPC status name, as JSON error objects spell it.
+    /// The gRPC status name, as in JSON error objects.
     #[must_use]
     pub const fn grpc_name(self) -> &'static str {
         match self.grpc() {
@@ -140,7 +140,7 @@ impl Code {
         }
     }
 
-    /// The code that a gRPC status number of a peer stands for; unknown numbers are `internal`.
+    /// The code for a peer's gRPC status number; unknown numbers are `internal`.
     #[must_use]
     pub const fn from_grpc(number: i32) -> Self {
         match number {

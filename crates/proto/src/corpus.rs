@@ -1,6 +1,6 @@
-//! The committed inputs of the fuzzers, for tests.
+//! Runs the committed fuzzing corpora in tests.
 
-/// Runs every input of a target; there has to be one.
+/// Runs every input of a target; there must be at least one.
 pub(crate) fn replay(target: &str, run: fn(&[u8])) {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../fuzz/corpus")

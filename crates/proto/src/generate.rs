@@ -1,4 +1,5 @@
-//! Triton's generate extension as pure values: bodies become tensors and parameters, responses become JSON and events.
+//! Triton's generate extension as pure values: bodies are parsed into tensors and parameters, responses are encoded as
+//! JSON and events.
 //!
 //! ```text
 //!   body ──read──► members ──map──► tensors, parameters ──settle──► Settings ──► (work) ──► Response ──► JSON | event

@@ -1,4 +1,4 @@
-//! Sapwood's protocol cores: vocabulary, state machines and wire formats, as pure values.
+//! Sapwood's protocol cores: shared types, state machines and wire formats, as pure values without I/O.
 //!
 //! Time is an argument ([`time::Time`]); errors are values ([`code::Code`]).
 

@@ -1,7 +1,7 @@
 //! An append-only log with an end, read by index.
 //!
-//! A cursor is nothing but an index, so readers cost nothing and never disturb one another. The owner of the log may
-//! let go of its oldest items; their indices stay theirs.
+//! A cursor is only an index, so readers cost nothing and are independent. The owner of the log may release its oldest
+//! items; the indices of the others do not change.
 //!
 //! ```text
 //!   open ──append──► open ──end(E)──► ended
@@ -13,21 +13,21 @@ use std::collections::{VecDeque, vec_deque};
 #[derive(Clone, Debug)]
 pub struct Log<T, E = ()> {
     items: VecDeque<T>,
-    /// How many items were released; the first of `items` has this index.
+    /// Number of released items; the first of `items` has this index.
     released: usize,
     end: Option<E>,
 }
 
-/// What stands at a cursor.
+/// The result of reading at a cursor.
 #[derive(Debug, PartialEq, Eq)]
 pub enum LogRead<'a, T, E> {
     /// An item.
     Item(&'a T),
-    /// There was an item, and it was released.
+    /// The item at this index was released.
     Released,
-    /// Nothing yet; the log is still open.
+    /// No item yet; the log is still open.
     Pending,
-    /// Nothing ever again.
+    /// The log has ended before this index.
     End(&'a E),
 }
 
@@ -45,7 +45,7 @@ impl<T, E> Log<T, E> {
     /// Appends an item.
     ///
     /// # Errors
-    /// Gives the item back if the log has ended.
+    /// Returns the item if the log has ended.
     pub fn append(&mut self, item: T) -> Result<(), T> {
         if self.end.is_some() {
             return Err(item);
@@ -57,7 +57,7 @@ impl<T, E> Log<T, E> {
     /// Ends the log.
     ///
     /// # Errors
-    /// Gives `end` back if the log has ended before: the first end stands.
+    /// Returns `end` if the log has ended before: the first end stays.
     pub fn end(&mut self, end: E) -> Result<(), E> {
         if self.end.is_some() {
             return Err(end);
@@ -66,7 +66,7 @@ impl<T, E> Log<T, E> {
         Ok(())
     }
 
-    /// What stands at index `cursor`. Past the last item that is [`LogRead::Pending`] or [`LogRead::End`].
+    /// Reads at index `cursor`. Past the last item that is [`LogRead::Pending`] or [`LogRead::End`].
     #[must_use]
     pub fn at(&self, cursor: usize) -> LogRead<'_, T, E> {
         let Some(index) = cursor.checked_sub(self.released) else {
@@ -79,26 +79,26 @@ impl<T, E> Log<T, E> {
         }
     }
 
-    /// Lets go of the oldest item that is held.
+    /// Releases the oldest retained item.
     pub fn release(&mut self) -> Option<T> {
         let item = self.items.pop_front()?;
         self.released += 1;
         Some(item)
     }
 
-    /// Lets go of all items, and of the room that they took.
+    /// Releases all items, and their memory.
     pub fn clear(&mut self) {
         self.released += self.items.len();
         self.items = VecDeque::new();
     }
 
-    /// How many items were released.
+    /// Number of released items.
     #[must_use]
     pub const fn released(&self) -> usize {
         self.released
     }
 
-    /// How many items were appended, released ones included.
+    /// Number of appended items, released ones included.
     #[must_use]
     pub fn len(&self) -> usize {
         self.released + self.items.len()
@@ -110,13 +110,13 @@ impl<T, E> Log<T, E> {
         self.len() == 0
     }
 
-    /// How the log ended, if it has.
+    /// The end of the log, once it has ended.
     #[must_use]
     pub const fn ended(&self) -> Option<&E> {
         self.end.as_ref()
     }
 
-    /// All items that are held.
+    /// Iterates over the retained items.
     pub fn iter(&self) -> vec_deque::Iter<'_, T> {
         self.items.iter()
     }

@@ -1,7 +1,8 @@
-//! Values that must not be shown: [`Secret`] for keys and credentials, [`SecretUrl`] for addresses that may hold one.
+//! Values that must not be shown: [`Secret`] for keys and credentials, [`SecretUrl`] for addresses that may contain
+//! one.
 //!
-//! Whatever formats or serializes them gets a mask; the value itself is had by asking for it ([`Secret::expose`]), which is
-//! easy to search for.
+//! Formatting and serialization yield a mask; the value itself is only returned by [`Secret::expose`], which is easy to
+//! search for.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -21,13 +22,13 @@ impl Secret {
         &self.0
     }
 
-    /// The value of an `authorization` header that presents it.
+    /// The value of an `authorization` header with this key.
     #[must_use]
     pub fn bearer(&self) -> String {
         format!("Bearer {}", self.0)
     }
 
-    /// Whether there is nothing in it.
+    /// Whether it is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -72,8 +73,8 @@ impl Serialize for Secret {
     }
 }
 
-/// An address whose credentials are not shown: neither what stands before an `@`, nor the values of its query, the few that
-/// are known to be harmless apart.
+/// An address whose credentials are not shown: neither the part before an `@`, nor the values of its query, except a
+/// few that are known to be harmless.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct SecretUrl(String);
@@ -124,7 +125,7 @@ impl Serialize for SecretUrl {
     }
 }
 
-/// `url` as it may be shown and logged: what could be a credential in it is replaced.
+/// Returns `url` for display and logs: possible credentials in it are masked.
 #[must_use]
 pub fn masked(url: &str) -> String {
     let (url, fragment) = url
@@ -137,7 +138,7 @@ pub fn masked(url: &str) -> String {
         .split_once("://")
         .map_or((None, position), |(scheme, rest)| (Some(scheme), rest));
     let mut shown = scheme.map_or_else(String::new, |scheme| format!("{scheme}://"));
-    // A password may hold a slash that should have been encoded, so the last mark counts.
+    // A password may contain a slash that should have been encoded, so the last `@` counts.
     match rest.rsplit_once('@') {
         Some((_, host)) => {
             shown.push_str(MASK);
@@ -166,7 +167,7 @@ pub fn masked(url: &str) -> String {
 }
 
 const MASK: &str = "***";
-/// Parameters of our own addresses that are no credentials.
+/// Query parameters of our own addresses that are no credentials.
 const HARMLESS: [&str; 2] = ["dialect", "tokenizer"];
 
 #[cfg(test)]
@@ -186,7 +187,7 @@ mod tests {
             (secret.expose(), &*secret.bearer()),
             ("hush", "Bearer hush")
         );
-        // Text is text, and nothing else is.
+        // Only a JSON string is accepted.
         assert_eq!(
             serde_json::from_str::<Secret>("\"0123\"").unwrap().expose(),
             "0123"

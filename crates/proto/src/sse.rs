@@ -1,8 +1,7 @@
 //! Parses server-sent events.
 //!
-//! Strict where it matters, for an event counts only with its blank line; tolerant where servers differ: LF, CRLF or
-//! CR, a space after the colon or none, comments, fields that nobody asked for, a byte order mark, any number of
-//! `data` lines.
+//! Strict where it matters: an event counts only with its blank line. Tolerant where servers differ: LF, CRLF or CR, a
+//! space after the colon or none, comments, unknown fields, a byte order mark, any number of `data` lines.
 //!
 //! ```text
 //!   bytes ──push──► lines ──► data: … ──blank line──► Event        the body's end ──finish──► whether one was cut off
@@ -13,7 +12,7 @@ pub mod fuzz;
 
 use bytes::{Buf, Bytes, BytesMut};
 
-/// How much an event may hold.
+/// Limits of lines and events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SseLimits {
     /// Bytes of one line.
@@ -31,13 +30,13 @@ impl Default for SseLimits {
     }
 }
 
-/// Why a stream of events cannot be read on.
+/// Why an event stream cannot be read further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// A line is longer than it may be.
+    /// A line exceeds its limit.
     #[error("a line of the event stream is longer than {0} bytes")]
     LineTooLong(usize),
-    /// An event holds more than it may.
+    /// An event exceeds its limit.
     #[error("an event holds more than {0} bytes")]
     EventTooLarge(usize),
     /// The bytes ended within an event.
@@ -48,31 +47,31 @@ pub enum Violation {
 /// One event that has data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SseEvent {
-    /// Its type; empty if it has none.
+    /// Its type; empty if none was sent.
     pub name: Bytes,
-    /// Its id, or that of the last event before it that had one; empty if none did.
+    /// Its id, or that of the last event before it with an id; empty if there was none.
     pub id: Bytes,
-    /// Its `data` lines, joined by line feeds. UTF-8 if the server keeps to the rules.
+    /// Its `data` lines, joined by line feeds. UTF-8 if the server conforms to the specification.
     pub data: Bytes,
 }
 
-/// Reads events out of bytes. What is pushed is held until [`next`](Self::next) has given everything before it.
+/// Reads events from bytes. Pushed bytes are buffered until [`next`](Self::next) has returned everything before them.
 #[derive(Clone, Debug, Default)]
 pub struct SseReader {
     limits: SseLimits,
     buf: BytesMut,
-    /// So many bytes of `buf` hold no line's end.
+    /// Number of bytes of `buf` known to contain no line end.
     scanned: usize,
-    /// A CR ended the last line: an LF that follows belongs to it.
+    /// Whether a CR ended the last line: an LF that follows belongs to it.
     after_cr: bool,
-    /// The first line has been read.
+    /// Whether the first line was read.
     begun: bool,
     name: Bytes,
     id: Bytes,
     data: EventData,
 }
 
-/// The data of the event that is being read; mostly one line, which is then not copied.
+/// The data of the event being read; usually one line, which is not copied then.
 #[derive(Clone, Debug, Default)]
 enum EventData {
     #[default]
@@ -82,7 +81,7 @@ enum EventData {
 }
 
 impl SseReader {
-    /// A reader with these limits.
+    /// Creates a reader with these limits.
     #[must_use]
     pub fn new(limits: SseLimits) -> Self {
         Self {
@@ -91,15 +90,15 @@ impl SseReader {
         }
     }
 
-    /// More bytes of the body.
+    /// Appends bytes of the body.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buf.extend_from_slice(bytes);
     }
 
-    /// The next event, if it is complete. An event without data is none, as browsers have it.
+    /// Returns the next event, if it is complete. An event without data is skipped, as in browsers.
     ///
     /// # Errors
-    /// [`Violation`]; nothing can be read afterwards.
+    /// [`Violation`]; the reader cannot be used afterwards.
     #[expect(
         clippy::should_implement_trait,
         reason = "an iterator's end is for ever, and this one goes on with the next bytes"
@@ -122,10 +121,10 @@ impl SseReader {
         Ok(None)
     }
 
-    /// The body has ended.
+    /// Checks that the body has not ended within an event.
     ///
     /// # Errors
-    /// [`Violation::Cut`] if that was within an event or a line.
+    /// [`Violation::Cut`] if it ended within an event or a line.
     pub fn finish(&self) -> Result<(), Violation> {
         if self.buf.is_empty() && matches!(self.data, EventData::None) {
             Ok(())
@@ -176,13 +175,13 @@ impl SseReader {
                 Ok(())
             }
             b"id" => {
-                // One with a NUL is none.
+                // An id with a NUL is ignored.
                 if !value.contains(&0) {
                     self.id = value;
                 }
                 Ok(())
             }
-            // Comments have an empty name; `retry` and what nobody knows change nothing here.
+            // Comments have an empty name; `retry` and unknown fields are ignored.
             _ => Ok(()),
         }
     }

@@ -1,13 +1,13 @@
 //! The interface of steerers, which constrain one sequence token by token.
 //!
-//! A Wasm controller, a runtime in another process and a native constraint stand behind it alike (DESIGN section 5,
-//! AI-801, D-12).
+//! Implemented by Wasm controllers, runtimes in other processes and native constraints (DESIGN section 5, AI-801,
+//! D-12).
 //!
 //! ```text
 //!   pre ──► mid_begin ──► (forward pass) ──► mid_poll … ──► (sample) ──► post ──► pre …
 //! ```
 //!
-//! Everything is poll-shaped: nothing here may block, and the engine judges lateness (AI-812).
+//! All methods are polled: none may block, and the engine enforces timeouts (AI-812).
 
 use crate::time::Time;
 
@@ -93,7 +93,7 @@ impl Mask {
             && self.words[token as usize / 32] & (1 << (token % 32)) != 0
     }
 
-    /// Keeps what both allow. Both must be over the same vocabulary; a longer one is cut.
+    /// Intersects with `other`. Both must be over the same vocabulary; a longer one is truncated.
     pub fn intersect(&mut self, other: &Self) {
         for (mine, theirs) in self.words.iter_mut().zip(&other.words) {
             *mine &= theirs;
@@ -110,7 +110,7 @@ impl Mask {
     }
 }
 
-/// What [`Steer::pre`] wants for the coming step.
+/// The request of [`Steer::pre`] for the coming step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pre {
     /// Take part in the step; first append these tokens (they need a forward pass, no sampling).
@@ -118,7 +118,7 @@ pub enum Pre {
         /// Tokens to append before sampling; often empty.
         fast_forward: Vec<Token>,
     },
-    /// Sit this step out. `pre` runs again before the next one (AI-813).
+    /// Skip this step. `pre` runs again before the next one (AI-813).
     Suspend,
     /// Become this many sequences in all, this one included; at least 1.
     Fork(u32),
@@ -126,7 +126,7 @@ pub enum Pre {
     Stop,
 }
 
-/// What [`Steer::mid_poll`] wants from sampling.
+/// The request of [`Steer::mid_poll`] for sampling.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mid {
     /// Sample one token.
@@ -138,9 +138,9 @@ pub enum Mid {
         /// Replaces the request's temperature in this step.
         temperature: Option<f32>,
     },
-    /// Take back the last `backtrack` tokens, append `tokens`, sample nothing.
+    /// Roll back the last `backtrack` tokens, append `tokens`, sample nothing.
     Splice {
-        /// How many tokens to take back; at most those after the prompt.
+        /// How many tokens to roll back; at most those after the prompt.
         backtrack: u32,
         /// What to append instead.
         tokens: Vec<Token>,
@@ -151,45 +151,46 @@ pub enum Mid {
     Stop,
 }
 
-/// What [`Steer::post`] wants.
+/// The request of [`Steer::post`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Post {
-    /// Go on.
+    /// Continue.
     Continue,
     /// End the sequence after the tokens just appended.
     Stop,
 }
 
-/// Why a steerer gave up. The sequence ends as `controller-failed` with this reason.
+/// Why a steerer failed. The sequence ends as `controller-failed` with this reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}: {message}")]
 pub struct SteerFailure {
     /// The short, stable name (`trap`, `timeout`, `constraint_failed`, `deadlock` …).
     pub reason: &'static str,
-    /// A message for people. Contains nothing that a client must not see.
+    /// A message for humans. Contains nothing that a client must not see.
     pub message: String,
 }
 
-/// One answer of a steerer.
+/// The result of a steerer's method.
 pub type Steered<T> = Result<T, SteerFailure>;
 
 /// Steers one sequence. The engine calls the methods in the order of the module's diagram.
 pub trait Steer: Send {
-    /// Asked at the start of a step, before the batch is formed.
+    /// Called at the start of a step, before the batch is formed.
     fn pre(&mut self) -> Steered<Pre>;
 
     /// Starts the computation for this step's sampling. Called before the forward pass; must return at once.
     fn mid_begin(&mut self, now: Time);
 
-    /// The result of [`Steer::mid_begin`], or `None` if it is not there yet. Called after the forward pass, and
-    /// again in later steps while it is late (the sequence's row is kept meanwhile).
+    /// The result of [`Steer::mid_begin`], or `None` if it is not ready yet. Called after the forward pass, and again
+    /// in later steps while it is late (the sequence's output row is retained meanwhile).
     fn mid_poll(&mut self, now: Time) -> Steered<Option<Mid>>;
 
-    /// Reports what happened: `backtrack` tokens were withdrawn, then `tokens` appended, the last one `sampled` or not.
+    /// Reports the result of the step: `backtrack` tokens were rolled back, then `tokens` appended, the last one
+    /// `sampled` or not.
     fn post(&mut self, backtrack: u32, tokens: &[Token], sampled: bool) -> Steered<Post>;
 
-    /// A steerer for a fork of this sequence, in the same state. `index` is the new branch's number (1, 2, …);
-    /// the asking sequence is branch 0.
+    /// Creates a steerer for a fork of this sequence, in the same state. `index` is the new branch's number (1, 2, …);
+    /// the original sequence is branch 0.
     fn fork(&mut self, index: u32) -> Steered<Box<dyn Steer>>;
 }
 

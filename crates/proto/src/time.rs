@@ -1,15 +1,15 @@
 //! Time as a value that callers pass in.
 //!
-//! The shells read clocks; a simulator makes instants up (D-4).
+//! The shells read clocks; a simulator generates instants (D-4).
 
 use std::fmt;
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// An instant, counted from an origin that the shell chose once (usually process start).
+/// An instant, measured from an origin that the shell chose once (usually process start).
 ///
-/// Two values are comparable only if the same shell made them. None is later than [`Time::MAX`]: durations that clients
-/// name saturate here and nowhere else, so that a shell can add any value to its own clock without overflow.
+/// Two values are comparable only if they come from the same shell. None is later than [`Time::MAX`]: durations that
+/// clients send saturate here and nowhere else, so that a shell can add any value to its own clock without overflow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(Duration);
 
@@ -17,8 +17,8 @@ impl Time {
     /// The origin.
     pub const ZERO: Self = Self(Duration::ZERO);
 
-    /// The latest instant, which stands for never: 136 years after the origin. Clocks of operating systems count seconds
-    /// in 63 bits or more.
+    /// The latest instant, which stands for never: 136 years after the origin. Clocks of operating systems count
+    /// seconds in 63 bits or more.
     pub const MAX: Self = Self(Duration::from_secs(u32::MAX as u64));
 
     /// The instant `since_origin` after the origin, or [`Time::MAX`].
@@ -36,13 +36,13 @@ impl Time {
         Self::new(Duration::from_millis(ms))
     }
 
-    /// How long after the origin this is.
+    /// The time from the origin to this instant.
     #[must_use]
     pub const fn since_origin(self) -> Duration {
         self.0
     }
 
-    /// How long after `earlier` this is; zero if it is not after it.
+    /// The time from `earlier` to this instant; zero if it is not after it.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)

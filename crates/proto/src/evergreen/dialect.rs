@@ -4,20 +4,20 @@ use bytes::Bytes;
 
 use super::MetadataMode;
 
-/// A spelling of the protocol.
+/// An encoding of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dialect {
     /// Protobuf messages in a gRPC call.
     Grpc,
     /// The same messages, each a binary WebSocket message (EV-710).
     Protobuf,
-    /// proto3-JSON, as the TypeScript client speaks it (EV-720).
+    /// proto3-JSON, as the TypeScript client uses it (EV-720).
     Json,
     /// Action Engine 0.4.0 (section 7.3).
     Msgpack,
 }
 
-/// One message of a WebSocket, put together from its frames.
+/// One message of a WebSocket, assembled from its frames.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WebSocketFrame {
     /// A text message; the transport has checked that it is UTF-8.
@@ -26,38 +26,38 @@ pub enum WebSocketFrame {
     Binary(Bytes),
 }
 
-/// What a first frame shows.
+/// The result of dialect detection on a first frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DetectedDialect {
     /// This dialect, for the whole session.
     Dialect(Dialect),
-    /// Nothing yet: an empty binary message means nothing in every dialect.
+    /// Not decided yet: an empty binary message is a no-op in every dialect.
     Nothing,
-    /// None of ours.
+    /// Not one of our dialects.
     Foreign,
 }
 
-/// What a dialect's clients cannot do without.
+/// Requirements and abilities of a dialect's clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DialectCapabilities {
-    /// Leaves of one output go out one after the other, in reading order: the client appends them as they arrive
+    /// Leaves of one output are sent one after the other, in reading order: the client appends them as they arrive
     /// (EV-722).
     pub in_order: bool,
-    /// JSON values are not cut over fragments: the client parses each fragment by itself (EV-722).
+    /// JSON values are not split over fragments: the client parses each fragment by itself (EV-722).
     pub whole_json: bool,
-    /// An output is one leaf whatever its shape, and each chunk one fragment with its own metadata (EV-733, EV-740).
+    /// An output is one leaf whatever its shape, and each chunk is one fragment with its own metadata (EV-733, EV-740).
     pub flat: bool,
-    /// A fragment without a place is appended, and one past the final is ignored (EV-731, EV-740).
+    /// A fragment without a seq is appended, and one past the final is ignored (EV-731, EV-740).
     pub lax_seq: bool,
-    /// A node may hold chunks and children, and a child may stand for a part of its content (EV-740).
+    /// A node may have both chunks and children, and a child may stand for a byte range of its content (EV-740).
     pub mixes: bool,
-    /// A server of it describes every chunk anew: to a client, what is described as the chunk before it is more of the same
+    /// A server repeats the metadata of every chunk: for a client, consecutive chunks with equal metadata are one item
     /// (EV-972).
     pub joins: bool,
 }
 
 impl Dialect {
-    /// Those of a WebSocket.
+    /// The dialects of WebSockets.
     pub const OF_SOCKETS: [Self; 3] = [Self::Protobuf, Self::Json, Self::Msgpack];
 
     /// The name in SESSION_INFO and in logs.
@@ -90,7 +90,7 @@ impl Dialect {
             .find(|dialect| dialect.subprotocol() == Some(name))
     }
 
-    /// How metadata after the first fragment is judged unless the session says otherwise (EV-405).
+    /// How metadata after the first fragment is handled by default (EV-405).
     #[must_use]
     pub const fn metadata(self) -> MetadataMode {
         match self {
@@ -99,13 +99,13 @@ impl Dialect {
         }
     }
 
-    /// Whether a session that speaks it can be come back to: 0.4.0 has no way to say so (D-29).
+    /// Whether a session in this dialect can be resumed: 0.4.0 has no messages for that (D-29).
     #[must_use]
     pub const fn resumes(self) -> bool {
         !matches!(self, Self::Msgpack)
     }
 
-    /// What its clients expect.
+    /// The requirements of its clients.
     #[must_use]
     pub const fn capabilities(self) -> DialectCapabilities {
         let json = matches!(self, Self::Json);
@@ -120,7 +120,7 @@ impl Dialect {
         }
     }
 
-    /// What the first frame of a WebSocket shows.
+    /// Detects the dialect from the first frame of a WebSocket.
     #[must_use]
     pub fn detect(first: &WebSocketFrame) -> DetectedDialect {
         match first {
@@ -134,7 +134,7 @@ impl Dialect {
             WebSocketFrame::Binary(bytes) => match bytes.first() {
                 None => DetectedDialect::Nothing,
                 Some(b'{') => DetectedDialect::Dialect(Self::Json),
-                // Fields 1 and 2 of SessionMessage; there are no others.
+                // The tags of fields 1 and 2 of SessionMessage; there are no others.
                 Some(0x0a | 0x12) => DetectedDialect::Dialect(Self::Protobuf),
                 // A msgpack bin of each size.
                 Some(0xc4..=0xc6) => DetectedDialect::Dialect(Self::Msgpack),

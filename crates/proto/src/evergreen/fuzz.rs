@@ -1,6 +1,6 @@
 //! Fuzz entry points: arbitrary bytes as a message of each dialect.
 //!
-//! Built for tests and fuzzing alone.
+//! Built for tests and fuzzing only.
 
 use bytes::{Bytes, BytesMut};
 
@@ -9,7 +9,7 @@ use super::{Dialect, MetadataMode, WebSocketFrame, WireMessage, protobuf};
 use crate::session::{Config, CursorRead, SessionMachine, Side};
 use crate::time::Time;
 
-/// Decodes `bytes`; what can be decoded survives a round, and no session falls over it.
+/// Decodes `bytes`; a decoded message survives a round trip, and no session panics on it.
 ///
 /// # Panics
 /// If an invariant of the dialect does not hold.
@@ -72,7 +72,8 @@ fn decode_as(dialect: Dialect, frame: WebSocketFrame) {
         else {
             continue;
         };
-        // What we write can be read, and writing settles after one round: by ours again, so that names stay.
+        // Our output can be read again, and does not change after one round trip. The second codec is ours as well, so
+        // that names stay.
         let (mut once, mut twice) = (BytesMut::new(), BytesMut::new());
         Codec::new(dialect, side).encode(&message, 0, &mut once);
         let once = once.freeze();
@@ -102,7 +103,7 @@ fn decode_as(dialect: Dialect, frame: WebSocketFrame) {
     }
 }
 
-/// No session falls over a message.
+/// Checks that no session panics on the message.
 fn play(message: &WireMessage, config: Config) {
     let mut session = SessionMachine::new(Side::Server, config, Time::ZERO);
     let ids: Vec<_> = message
@@ -147,7 +148,7 @@ mod tests {
             super::decode_msgpack(&bytes);
         }
 
-        /// Near the samples, where the interesting mistakes are.
+        /// Inputs close to the samples, where interesting errors are.
         #[test]
         fn a_sample_with_some_bytes_changed_decodes_or_is_refused(
             name in prop::sample::select(vec!["fragment", "action", "status-ok", "node-ref", "abort"]),

@@ -1,6 +1,6 @@
 //! The JSON dialect: proto3-JSON as the TypeScript client sends and reads it (section 7.2).
 //!
-//! Messages of ours that travel in `Any` are mapped by descriptor (`any`).
+//! Our own messages within `Any` are mapped by descriptor (`any`).
 
 pub(super) mod any;
 mod field;
@@ -25,25 +25,25 @@ use super::{
 use crate::code::Code;
 use crate::session::Side;
 
-/// What one text holds.
+/// The content of one text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ParsedJson {
     /// The message.
     pub message: WireMessage,
-    /// How the sender has ended the session, if it says so (EV-903).
+    /// The error with which the sender has aborted the session, if any (EV-903).
     pub error: Option<Status>,
 }
 
-/// Reads one message.
+/// Decodes one message.
 ///
 /// # Errors
-/// `BAD_MESSAGE` for what is no proto3-JSON of a SessionMessage, or is nested deeper than [`DEPTH_MAX`];
-/// `FRAGMENT_LIMIT` for a message of more than [`ENTRIES_MAX`] parts, or [`ANY_ENTRIES_MAX`] within `Any`, because a part of three bytes takes two hundred
-/// once it is read.
+/// `BAD_MESSAGE` for text that is not proto3-JSON of a SessionMessage, or is nested deeper than [`DEPTH_MAX`];
+/// `FRAGMENT_LIMIT` for a message of more than [`ENTRIES_MAX`] parts, or [`ANY_ENTRIES_MAX`] within `Any`, because a
+/// part of three bytes takes two hundred once it is decoded.
 pub fn decode(text: &[u8]) -> Result<ParsedJson, Status> {
     measure(text)?;
     let Object(wire): Object<SessionMessage<'_>> = serde_json::from_slice(text).map_err(|_| {
-        // What the parser found is not repeated, because it may quote the sender's bytes.
+        // The parser's error is not repeated, because it may quote the sender's bytes.
         bad("a message is no evergreen.v2.SessionMessage in JSON; check names, types and base64")
     })?;
     let mut anys = ParsedAnys::default();
@@ -70,8 +70,9 @@ pub fn decode(text: &[u8]) -> Result<ParsedJson, Status> {
     Ok(ParsedJson { message, error })
 }
 
-/// Writes one message. A server repeats metadata on every fragment of a leaf, because the TypeScript client types each
-/// by itself (EV-721); a client says it once, because for a server each repetition begins a new chunk (EV-405).
+/// Encodes one message. A server repeats metadata on every fragment of a leaf, because the TypeScript client types each
+/// fragment by itself (EV-721); a client sends it once, because for a server each repetition begins a new chunk
+/// (EV-405).
 pub fn encode(message: &WireMessage, side: Side, out: &mut BytesMut) {
     out.put_slice(b"{");
     if !message.fragments.is_empty() {
@@ -92,7 +93,7 @@ pub fn encode(message: &WireMessage, side: Side, out: &mut BytesMut) {
     out.put_slice(b"}");
 }
 
-/// Writes the last message of an aborted session (EV-903).
+/// Encodes the last message of an aborted session (EV-903).
 pub fn encode_error(status: &Status, out: &mut BytesMut) {
     let name = status.code.grpc_name();
     let number = status.code.grpc();
@@ -105,16 +106,16 @@ pub fn encode_error(status: &Status, out: &mut BytesMut) {
     out.put_slice(b"}}");
 }
 
-/// How many braces, counted four times, and commas one message may hold.
+/// Maximum number of parts of one message: each brace counts four, each comma one.
 pub const ENTRIES_MAX: usize = 524_288;
-/// How deep a message may be nested (EV-720).
+/// Maximum nesting depth of a message (EV-720).
 pub const DEPTH_MAX: usize = 64;
 
-/// The same of all that a message holds as `Any`, each of which counts eight for itself: those are built value by value
-/// from descriptors, which takes a hundred times as long.
+/// The same for all `Any` in a message, each of which counts eight for itself: they are built value by value from
+/// descriptors, which takes a hundred times as long.
 pub const ANY_ENTRIES_MAX: usize = 32_768;
 
-/// Looks at the shape of a text before anything is built of it. Stops caring at what is no JSON: the parser will say so.
+/// Checks nesting and number of parts of a text before it is parsed. Invalid JSON is left to the parser.
 fn measure(text: &[u8]) -> Result<(), Status> {
     let entries = entries(text).ok_or_else(|| bad("a message is nested deeper than 64 levels"))?;
     within("entries_max", entries, ENTRIES_MAX)
@@ -128,24 +129,24 @@ fn within(limit: &'static str, entries: usize, max: usize) -> Result<(), Status>
     Err(Status::limit(Reason::FragmentLimit, limit, value, max))
 }
 
-/// What of `Any` was read of a message.
+/// State of reading the `Any` values of a message.
 #[derive(Default)]
 struct ParsedAnys {
     entries: usize,
 }
 
 impl ParsedAnys {
-    /// Reads one more of them, before which it is counted.
+    /// Reads one more value, after it was counted.
     fn read(&mut self, raw: &RawValue) -> Result<AnyRead, Status> {
         let text = raw.get();
-        // It is part of what was measured, and so not too deep.
+        // It is part of the text that was measured, so its depth is within the limit.
         self.entries += 8 + entries(text.as_bytes()).unwrap_or_default();
         within("any_entries_max", self.entries, ANY_ENTRIES_MAX)?;
         Ok(any::read(text))
     }
 }
 
-/// Braces and brackets, counted four times, and commas of a text; `None` if it is nested too deep.
+/// Parts of a text: braces and brackets count four, commas one; `None` if it is nested too deep.
 fn entries(text: &[u8]) -> Option<usize> {
     let (mut depth, mut entries) = (0_usize, 0_usize);
     let mut bytes = text.iter();
@@ -297,13 +298,13 @@ fn read_chunk(
     Ok(chunk)
 }
 
-/// How a final chunk says that its producer failed, in either form (EV-931).
+/// The error status in a final chunk, in either form (EV-931).
 fn failure(chunk: &Chunk) -> Option<Status> {
     let Some(Payload::Data(data)) = &chunk.payload else {
         return None;
     };
     if mimetype::is_json_status(&chunk.metadata.as_ref()?.mimetype) {
-        // What is longer than any status of ours is content like any other.
+        // Larger than any status that we send: treated as ordinary content.
         let text = std::str::from_utf8(data).ok()?;
         entries(data).filter(|entries| *entries <= ANY_ENTRIES_MAX)?;
         return any::read_status(text);
@@ -345,7 +346,7 @@ fn read_action(
         };
         list.into_iter().map(one).collect()
     };
-    // A config that does not fit its type is the action's failure, not the session's: it says BAD_CONFIG (EV-509).
+    // A config that does not match its type fails the action with BAD_CONFIG, not the session (EV-509).
     let config = |raw: &RawValue| {
         Ok(match anys.read(raw)? {
             AnyRead::Fits(any) => any,
@@ -422,7 +423,7 @@ fn write_chunk(out: &mut BytesMut, chunk: &Chunk, described: bool, first: bool) 
     out.put_slice(b"}");
 }
 
-/// Mimetype and role are what every fragment needs; the rest is said at the first.
+/// Every fragment needs mimetype and role; the other members are written at the first only.
 fn write_metadata(out: &mut BytesMut, metadata: &Metadata, whole: bool) {
     out.put_slice(b"\"metadata\":{\"mimetype\":");
     string(out, mimetype::parsable(&metadata.mimetype));
@@ -490,7 +491,7 @@ fn join<T>(out: &mut BytesMut, items: &[T], mut write: impl FnMut(&mut BytesMut,
 }
 
 fn string(out: &mut BytesMut, text: &str) {
-    // A string is always JSON, and a buffer always takes it.
+    // This cannot fail: a string is always valid JSON, and the writer is memory.
     let _ = serde_json::to_writer(out.writer(), text);
 }
 
@@ -498,7 +499,7 @@ fn base64(out: &mut BytesMut, data: &[u8]) {
     let start = out.len();
     let len = base64::encoded_len(data.len(), true).unwrap_or_default();
     out.resize(start + len, 0);
-    // The length was asked of the same engine.
+    // The length was computed by the same engine.
     let written = STANDARD.encode_slice(data, &mut out[start..]);
     out.truncate(start + written.unwrap_or_default());
 }

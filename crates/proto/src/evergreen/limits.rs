@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// What a session allows. A value equal to a limit is accepted.
+/// Limits of a session. A value equal to a limit is accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionLimits {
     /// Bytes of one message; over it `MESSAGE_TOO_LARGE`. The transport enforces it.
@@ -25,16 +25,16 @@ pub struct SessionLimits {
     pub max_depth: usize,
     /// Node visits of one read; over it `FLATTEN_LIMIT`.
     pub max_visits: u32,
-    /// Node visits of all reads and searches of a session together, at once; over it readers wait, and searches are left
-    /// to readers (D-27).
+    /// Burst of node visits of all reads and searches of a session together; over it readers wait, and cycle detection
+    /// is left to readers (D-27).
     pub session_visits: u32,
-    /// Node visits that a session may make again with each second.
+    /// Node visits that are refilled per second.
     pub session_visits_per_second: u32,
     /// Bytes of one read; over it `FLATTEN_LIMIT`.
     pub max_read_bytes: u64,
-    /// Fragments of one node held beyond its contiguous prefix; over it `REORDER_LIMIT`.
+    /// Fragments of one node buffered beyond its contiguous prefix; over it `REORDER_LIMIT`.
     pub max_early_fragments: usize,
-    /// Payload bytes, 64 bytes per fragment, and ids that the session holds; over it `RETAINED_LIMIT`.
+    /// Payload bytes, 64 bytes per fragment, and ids that the session retains; over it `RETAINED_LIMIT`.
     pub retained_bytes: u64,
     /// Unfinished actions; the next one fails with `ACTION_LIMIT`.
     pub max_actions: usize,
@@ -44,40 +44,39 @@ pub struct SessionLimits {
     pub max_configs: usize,
     /// The highest seq that our own nodes use; past it the producer fails instead of wrapping (EV-203).
     pub max_seq: u32,
-    /// Time without inbound message and running action, after which the session ends with `IDLE_TIMEOUT`.
+    /// Time without an inbound message and without a running action, after which the session ends with `IDLE_TIMEOUT`.
     pub idle_timeout: Duration,
-    /// Bytes of produced and unsent content, 64 per fragment included, at which producers wait; the excess of one
-    /// fragment is allowed.
+    /// Unsent bytes, including 64 per fragment, at which producers wait; one fragment may exceed it.
     pub outbound_queue_bytes: usize,
     /// Time without a message taken from a non-empty queue, after which the session ends with `SLOW_READER`.
     pub outbound_stall: Duration,
-    /// Payload bytes that are joined into one outgoing message; a larger fragment goes alone (EV-706).
+    /// Payload bytes that are combined into one outgoing message; a larger fragment is sent alone (EV-706).
     pub coalesce_bytes: usize,
-    /// Bytes that running actions have not read, above which reading of the connection pauses (EV-802).
+    /// Bytes unread by running actions above which reading from the connection pauses (EV-802).
     pub inbound_high_bytes: u64,
-    /// Bytes below which it resumes.
+    /// Bytes below which reading resumes.
     pub inbound_low_bytes: u64,
-    /// The longest time to live that SET_TTL can give; what is longer is clipped (EV-912).
+    /// The longest TTL that SET_TTL can set; longer ones are clipped (EV-912).
     pub max_ttl: Duration,
-    /// Time without a connection after which a session that could be resumed ends (EV-940).
+    /// Time without a connection after which a resumable session ends (EV-940).
     pub resume_grace: Duration,
-    /// How long a client may take to answer an action of the server's; then that call fails with `DEADLINE` (EV-811).
+    /// How long a client may take to answer an action of the server; then that call fails with `DEADLINE` (EV-811).
     /// Time without a connection does not count.
     pub reverse_timeout: Duration,
-    /// Functions that a client may offer at a time (EV-810).
+    /// Number of functions that a client may offer at a time (EV-810).
     pub max_offers: usize,
     /// Bytes of one OFFER_ACTIONS, schemas included.
     pub max_offer_bytes: usize,
-    /// Bytes of the content of one reference; over it `REF_LIMIT`, before it is read where its length is declared
+    /// Bytes of the content of one reference; over it `REF_LIMIT`, before it is fetched if its length is declared
     /// (EV-416).
     pub max_ref_bytes: u64,
-    /// Bytes of fetched content that the session holds; over it `REF_LIMIT`.
+    /// Bytes of fetched content that the session retains; over it `REF_LIMIT`.
     pub ref_bytes: u64,
-    /// References that are fetched at a time; others wait.
+    /// References that are fetched concurrently; others wait.
     pub max_ref_fetches: usize,
-    /// Time to the first byte of a reference; after it `REF_FETCH`.
+    /// Timeout for the first byte of a reference; then `REF_FETCH`.
     pub ref_first_byte: Duration,
-    /// Time to its last byte; after it `REF_FETCH`.
+    /// Timeout for its last byte; then `REF_FETCH`.
     pub ref_total: Duration,
     /// Nodes that one eager search for a cycle visits (EV-217).
     pub cycle_visits: u32,
@@ -113,7 +112,7 @@ impl Default for SessionLimits {
             coalesce_bytes: 64 * KIB,
             inbound_high_bytes: 4 << 20,
             inbound_low_bytes: 1 << 20,
-            // The session's end is what ends everything else.
+            // The end of the session removes all nodes without a TTL.
             max_ttl: Duration::MAX,
             resume_grace: Duration::from_secs(60),
             reverse_timeout: Duration::from_secs(60),

@@ -1,4 +1,4 @@
-//! A session message, into which every dialect decodes and from which it encodes.
+//! The encoding-neutral session message that every dialect decodes into and encodes from.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,26 +10,26 @@ use smallvec::SmallVec;
 
 use super::{Metadata, Status};
 
-/// A node's id as the wire spells it. Clones share.
+/// A node's id as on the wire. Clones share memory.
 pub type NodeId = ByteString;
 
-/// The fragments of a message. Most messages of a stream of tokens have one, which needs no allocation (EV-985).
+/// The fragments of a message. Most messages of a token stream have one, which needs no allocation (EV-985).
 pub type Fragments = SmallVec<[Fragment; 1]>;
 
 /// Any mix of fragments and actions. Order inside a message carries no meaning (EV-102).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WireMessage {
-    /// Pieces of nodes.
+    /// Fragments of nodes.
     pub fragments: Fragments,
-    /// Calls.
+    /// Actions.
     pub actions: Vec<Action>,
-    /// How many bytes the message took on the wire, if known; payloads that are a small part of it are copied out, so
-    /// that they do not pin the receive buffer (EV-805). Never sent.
+    /// Size of the message on the wire in bytes, if known. Payloads that are a small part of it are copied, so that
+    /// they do not pin the receive buffer (EV-805). Never sent.
     pub wire_bytes: usize,
 }
 
 impl WireMessage {
-    /// Bytes of payload in all fragments.
+    /// Payload bytes of all fragments.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
         let payloads = self
@@ -40,18 +40,19 @@ impl WireMessage {
     }
 }
 
-/// A piece of a node.
+/// A fragment of a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fragment {
     /// The node.
     pub id: NodeId,
     /// Position in the node, from 0.
     pub seq: i32,
-    /// Whether it is the node's last.
+    /// Whether it is the final fragment of the node.
     pub last: bool,
     /// Children, if the node is a tree.
     pub children: Vec<NodeId>,
-    /// Which bytes of the child's content are meant, if not all (EV-740). Only msgpack can say so, of one child at a time.
+    /// The selected bytes of the child's content, if not all (EV-740). Only msgpack supports that, for one child at a
+    /// time.
     pub range: Option<Box<Range<u64>>>,
     /// Content, if the node is a leaf.
     pub chunk: Option<Chunk>,
@@ -60,21 +61,21 @@ pub struct Fragment {
 /// A piece of a leaf.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chunk {
-    /// What the content is. On what we send, every piece of a leaf has it; each dialect writes it where it belongs
-    /// (EV-404, EV-721).
+    /// Metadata of the content. In messages that we send, every chunk of a leaf has it; each dialect writes it where it
+    /// belongs (EV-404, EV-721).
     pub metadata: Option<Arc<Metadata>>,
     /// The content.
     pub payload: Option<Payload>,
 }
 
-/// What a chunk carries.
+/// The content of a chunk.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Payload {
     /// The bytes themselves.
     Data(Bytes),
-    /// A URI whose content stands in this place.
+    /// A URI to content that is read in place of this chunk.
     Ref(ByteString),
-    /// How the producer of the node ended: badly, or `None` for well. The dialect chooses the form (EV-931).
+    /// The status of the node's producer at its end; `None` is success. The dialect chooses the form (EV-931).
     Status(Option<Arc<Status>>),
 }
 
@@ -89,7 +90,7 @@ impl Payload {
         }
     }
 
-    /// Whether nothing counts.
+    /// Whether it has no bytes that count.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -5,23 +5,23 @@ use prost_types::{Any, Timestamp};
 
 use super::mimetype;
 
-/// What a chunk is.
+/// Metadata of a chunk.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metadata {
     /// Empty means `application/octet-stream` (EV-406).
     pub mimetype: ByteString,
-    /// Who speaks; empty means that the consumer decides (EV-409).
+    /// The role of the speaker; if empty, the consumer decides (EV-409).
     pub role: ByteString,
-    /// A name for people, never a path; see [`file_name`].
+    /// A name for humans, never a path; see [`file_name`].
     pub file_name: ByteString,
-    /// When the content was captured; it orders nothing (EV-408).
+    /// When the content was captured; it does not define an order (EV-408).
     pub capture_time: Option<Timestamp>,
-    /// Opaque, kept with the chunk (EV-408).
+    /// Opaque values, retained with the chunk (EV-408).
     pub experimental: Vec<Any>,
 }
 
 impl Metadata {
-    /// Metadata with this mimetype and nothing else.
+    /// Metadata with only this mimetype.
     #[must_use]
     pub fn of(mimetype: impl Into<ByteString>) -> Self {
         Self {
@@ -49,7 +49,7 @@ impl Metadata {
         }
     }
 
-    /// Whether `later`, found after the first fragment, says nothing else than this (EV-405, lenient).
+    /// Whether `later`, found after the first fragment, agrees with this (EV-405, lenient).
     #[must_use]
     pub fn agrees_with(&self, later: &Self) -> bool {
         let role = later.role.is_empty() || later.role == self.role;
@@ -75,19 +75,20 @@ impl Metadata {
         text + self.experimental_bytes()
     }
 
-    /// Whether it says nothing.
+    /// Whether all members are empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0 && self.capture_time.is_none()
     }
 }
 
-/// How a session judges metadata after the first fragment of a leaf (EV-405).
+/// How a session handles metadata after the first fragment of a leaf (EV-405).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MetadataMode {
-    /// Any aborts the session.
+    /// Any such metadata aborts the session.
     Strict,
-    /// What agrees with the first is ignored, what does not aborts. The default of gRPC and WebSocket protobuf.
+    /// Metadata that agrees with the first is ignored, other metadata aborts the session. The default of gRPC and
+    /// WebSocket protobuf.
     #[default]
     Lenient,
     /// It begins a new chunk of the node. The default of WebSocket JSON and msgpack.

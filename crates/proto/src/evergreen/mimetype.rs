@@ -1,6 +1,6 @@
 //! Mimetypes, as far as the protocol depends on them.
 
-/// What an empty mimetype stands for (EV-406).
+/// The meaning of an empty mimetype (EV-406).
 pub const OCTET_STREAM: &str = "application/octet-stream";
 /// The mimetype of an encoded `google.rpc.Status` (EV-931).
 pub const STATUS: &str = "application/x-protobuf; type=google.rpc.Status";
@@ -8,8 +8,8 @@ pub const STATUS: &str = "application/x-protobuf; type=google.rpc.Status";
 /// The mimetype of a `google.rpc.Status` in JSON (EV-931).
 pub const JSON_STATUS: &str = "application/json; type=google.rpc.Status";
 
-/// Whether two mimetypes mean the same: type, subtype and parameter names without regard to case, parameters in any
-/// order, values exactly and without their quotes (EV-405).
+/// Whether two mimetypes are equivalent: type, subtype and parameter names are case-insensitive, parameters are
+/// unordered, values are compared exactly and without quotes (EV-405).
 #[must_use]
 pub fn same(a: &str, b: &str) -> bool {
     if a == b {
@@ -31,22 +31,23 @@ pub fn is_json_status(mimetype: &str) -> bool {
     mimetype == JSON_STATUS || same(mimetype, JSON_STATUS)
 }
 
-/// Whether this is one JSON value, or a line of JSON each: what must not be cut at any byte (EV-722).
+/// Whether the content is one JSON value, or one JSON value per line: it must not be split at an arbitrary byte
+/// (EV-722).
 #[must_use]
 pub fn is_json(mimetype: &str) -> bool {
     let essence = ParsedMimetype::new(mimetype).essence;
     JSON.iter().any(|json| essence.eq_ignore_ascii_case(json))
 }
 
-/// Whether values of this mimetype are lines.
+/// Whether the content is line-delimited JSON.
 #[must_use]
 pub fn is_lines(mimetype: &str) -> bool {
     let essence = ParsedMimetype::new(mimetype).essence;
     is_json(mimetype) && !essence.eq_ignore_ascii_case(JSON[0])
 }
 
-/// The mimetype, or the default where a client's parser would fail on it: exactly one slash stands before the
-/// parameters (EV-721).
+/// Returns the mimetype, or the default if a client's parser would fail on it: there must be exactly one slash before
+/// the parameters (EV-721).
 #[must_use]
 pub fn parsable(mimetype: &str) -> &str {
     let slashes = ParsedMimetype::new(mimetype)
@@ -60,7 +61,7 @@ pub fn parsable(mimetype: &str) -> &str {
     }
 }
 
-/// Whether this is the marker that closes a turn of a conversation (EV-606).
+/// Whether this is the marker for the end of a turn in a conversation (EV-606).
 #[must_use]
 pub fn is_end_of_turn(mimetype: &str) -> bool {
     message_type(mimetype).is_some_and(|name| name == "EndOfTurn" || name.ends_with(".EndOfTurn"))
@@ -68,7 +69,7 @@ pub fn is_end_of_turn(mimetype: &str) -> bool {
 
 /// The parameter `type` of an `application/x-protobuf` mimetype.
 fn message_type(mimetype: &str) -> Option<String> {
-    // Nearly every chunk is text: decide without parsing.
+    // Fast path: nearly all chunks are text, which needs no parsing.
     let head = mimetype.trim_start().as_bytes().first()?;
     if !head.eq_ignore_ascii_case(&b'a') {
         return None;
@@ -87,7 +88,7 @@ fn message_type(mimetype: &str) -> Option<String> {
         .map(|(_, value)| value)
 }
 
-/// One value; then the usual names of lines.
+/// The mimetype of one value, then the usual names for line-delimited JSON.
 const JSON: [&str; 4] = [
     "application/json",
     "application/x-ndjson",
@@ -95,7 +96,7 @@ const JSON: [&str; 4] = [
     "application/jsonl",
 ];
 
-/// A mimetype cut at its first semicolon.
+/// A mimetype split at its first semicolon.
 struct ParsedMimetype<'a> {
     essence: &'a str,
     rest: &'a str,

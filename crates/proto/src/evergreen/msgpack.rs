@@ -27,41 +27,41 @@ use super::{Chunk, Fragment, Metadata, NodeId, Payload, Reason, Status, WireMess
 use crate::code::Code;
 use crate::generated::sapwood::v1::Attributes;
 
-/// What one message holds.
+/// The content of one message.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ParsedMsgpack {
-    /// Fragments and actions. A fragment that names no place has the seq [`APPEND`].
+    /// Fragments and actions. A fragment without a seq has the seq [`APPEND`].
     pub message: WireMessage,
     /// The id of each action.
     pub ids: Vec<NodeId>,
     /// Whether it has headers; without them, an empty message is the half-close (EV-738).
     pub headers: bool,
-    /// Whether it is in the layout of 0.1 (EV-732).
+    /// Whether it uses the layout of 0.1 (EV-732).
     pub older: bool,
 }
 
-/// What it takes to write a message beside the message.
+/// Context for encoding a message.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EncodeContext<'a> {
     /// The id of each action.
     pub ids: &'a [NodeId],
     /// Unix time in microseconds, for statuses.
     pub now: i64,
-    /// In the layout of 0.1.
+    /// Whether to use the layout of 0.1.
     pub older: bool,
 }
 
-/// The seq of a fragment that goes after the highest accepted (EV-731).
+/// The seq of a fragment that is appended after the highest accepted one (EV-731).
 pub const APPEND: i32 = -1;
 /// The node whose final fragment ends the session (EV-739).
 pub const ABORT: &str = "__abort__";
-/// How many fragments, actions, ports, headers and attributes, together, one message may hold.
+/// Maximum number of fragments, actions, ports, headers and attributes in one message, together.
 pub const ENTRIES_MAX: usize = 131_072;
 
-/// Reads one message.
+/// Decodes one message.
 ///
 /// # Errors
-/// `BAD_MESSAGE`, without repeating anything of the sender's; `FRAGMENT_LIMIT` above [`ENTRIES_MAX`].
+/// `BAD_MESSAGE`, without quoting the sender's bytes; `FRAGMENT_LIMIT` above [`ENTRIES_MAX`].
 pub fn decode(bytes: Bytes) -> Result<ParsedMsgpack, Status> {
     let wire_bytes = bytes.len();
     let mut budget = PartsBudget(ENTRIES_MAX);
@@ -70,7 +70,7 @@ pub fn decode(bytes: Bytes) -> Result<ParsedMsgpack, Status> {
     Ok(read)
 }
 
-/// Writes one message.
+/// Encodes one message.
 pub fn encode(message: &WireMessage, context: EncodeContext<'_>, out: &mut BytesMut) {
     let fragments: Vec<FragmentView<'_>> = message
         .fragments
@@ -105,7 +105,7 @@ pub fn encode(message: &WireMessage, context: EncodeContext<'_>, out: &mut Bytes
     }
 }
 
-/// Metadata that this dialect carries as the attribute `name` (EV-740).
+/// Metadata that this dialect represents as the attribute `name` (EV-740).
 #[must_use]
 pub fn attribute(name: &str, value: impl Into<Vec<u8>>) -> Any {
     let attributes = BTreeMap::from([(name.to_owned(), value.into())]);
@@ -115,10 +115,10 @@ pub fn attribute(name: &str, value: impl Into<Vec<u8>>) -> Any {
     }
 }
 
-/// How many more parts may be read.
+/// Number of further parts that may be read.
 struct PartsBudget(usize);
 
-/// Why nothing was read.
+/// Why decoding stopped.
 enum ParseStop {
     Malformed,
     Limit,
@@ -202,7 +202,7 @@ fn fragment(mut from: ValueReader, budget: &mut PartsBudget) -> Result<Fragment,
     Ok(fragment)
 }
 
-/// A child, and which bytes of it are meant if not all.
+/// Reads a child, with its byte range if not all of it is selected.
 fn node_ref(mut from: ValueReader, into: &mut Fragment) -> Result<(), ParseStop> {
     into.children = vec![from.text()?];
     let offset = from.int()?;
@@ -219,13 +219,13 @@ fn node_ref(mut from: ValueReader, into: &mut Fragment) -> Result<(), ParseStop>
     Ok(())
 }
 
-/// A chunk; `None` is the null chunk, which says that nothing more comes (EV-734).
+/// Reads a chunk; `None` is the null chunk, which marks the end of the content (EV-734).
 fn chunk(
     mut from: ValueReader,
     last: bool,
     budget: &mut PartsBudget,
 ) -> Result<Option<Chunk>, ParseStop> {
-    // Where the data is absent, the first value is the reference.
+    // If the data is absent, the first value is the reference.
     let data = if from.at_text() {
         Bytes::new()
     } else {
@@ -271,7 +271,7 @@ fn metadata(mut from: ValueReader, budget: &mut PartsBudget) -> Result<Metadata,
             micros
         }
     };
-    // Roles and file names have no field of their own here.
+    // This dialect has no fields for roles and file names: they are attributes.
     let mut named = |name: &str| -> Result<ByteString, ParseStop> {
         match attributes.remove(name) {
             Some(bytes) => ByteString::try_from(bytes)
@@ -298,7 +298,7 @@ fn metadata(mut from: ValueReader, budget: &mut PartsBudget) -> Result<Metadata,
     })
 }
 
-/// Headers or attributes. A name that is no text is passed over: nobody could ask for it.
+/// Reads headers or attributes. A name that is not UTF-8 is skipped: no lookup could match it.
 fn pairs(
     from: &mut ValueReader,
     budget: &mut PartsBudget,
@@ -314,7 +314,7 @@ fn pairs(
     Ok(pairs)
 }
 
-/// A copy: metadata outlives the message by far, and must not keep its buffer (EV-805).
+/// Copies a text: metadata outlives the message by far, and must not pin its buffer (EV-805).
 fn own(text: &str) -> ByteString {
     ByteString::from(text)
 }
@@ -327,26 +327,26 @@ fn ended(from: &ValueReader) -> Result<(), ParseStop> {
     }
 }
 
-/// A code and a message; `None` is OK.
+/// Decodes a code and a message; `None` is OK.
 fn read_status(data: &[u8]) -> Option<Status> {
     let (&code, message) = data.split_first().unwrap_or((&UNKNOWN, &[]));
     let message = String::from_utf8_lossy(message);
     (code != 0).then(|| Status::other(Code::from_grpc(i32::from(code)), "", message))
 }
 
-/// A fragment as it is written.
+/// A fragment to be encoded.
 struct FragmentView<'a> {
     fragment: &'a Fragment,
     content: FragmentContent<'a>,
-    /// Bytes of the content.
+    /// Length of the content.
     content_len: usize,
-    /// Bytes of the whole, without its head.
+    /// Length of the whole fragment, without its head.
     len: usize,
 }
 
 enum FragmentContent<'a> {
     Chunk {
-        /// The first byte of a status.
+        /// The first byte of a status chunk.
         code: Option<u8>,
         data: Cow<'a, [u8]>,
         uri: &'a str,
@@ -401,7 +401,8 @@ impl<'a> FragmentView<'a> {
 }
 
 impl<'a> FragmentContent<'a> {
-    /// What is past the integers that its reader gets right (EV-730) is as good as the rest.
+    /// Values beyond the integers that 0.4.0 reads correctly (EV-730) are clipped, which selects the rest of the
+    /// content.
     fn of_child(child: &'a NodeId, range: Option<&Range<u64>>) -> Self {
         let int = |bytes: u64| i32::try_from(bytes).unwrap_or(i32::MAX);
         let end = range.map(|range| range.end).filter(|end| *end < u64::MAX);
@@ -554,7 +555,7 @@ fn attributes_of(metadata: &Metadata) -> Vec<(String, Vec<u8>)> {
     named.chain(retained).collect()
 }
 
-/// What the client's user reads. Its own registry words an unknown action like this (EV-737).
+/// The message that a client shows. Its own registry words an unknown action like this (EV-737).
 fn message_of(status: &Status) -> Cow<'_, [u8]> {
     match (status.known(), status.detail("action")) {
         (Some(Reason::UnknownAction), Some(name)) => {
@@ -580,11 +581,11 @@ fn micros_of(time: &Timestamp) -> i64 {
 
 /// The mimetype of a status chunk (EV-735).
 const STATUS_MIMETYPE: &str = "__status__";
-/// In place of the default on a piece without content that is not the last: a null chunk there would end the client's
+/// Replaces the default mimetype on a non-final piece without content: a null chunk there would end the client's
 /// reader, or hang it (EV-734).
 const NOT_NULL: &str = "application/x-empty";
 const ATTRIBUTES: &str = "type.googleapis.com/sapwood.v1.Attributes";
 const ROLE: &str = "role";
 const FILE_NAME: &str = "original_file_name";
-/// UNKNOWN of gRPC, for a status chunk without even a code.
+/// gRPC's UNKNOWN, for a status chunk without a code.
 const UNKNOWN: u8 = 2;

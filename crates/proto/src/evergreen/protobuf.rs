@@ -1,7 +1,7 @@
-//! The protobuf dialect: one `evergreen.v2.SessionMessage`, over gRPC and WebSockets alike.
+//! The protobuf dialect: messages of type `evergreen.v2.SessionMessage`, over gRPC and WebSockets.
 //!
-//! Both directions go straight between the message and the caller's buffer, without the generated structs in between,
-//! so that a token costs no allocation on its way (EV-985).
+//! Both directions convert directly between the message and the caller's buffer, without the generated structs in
+//! between, so that a token costs no allocation (EV-985).
 
 mod read;
 #[cfg(test)]
@@ -16,11 +16,11 @@ pub(crate) use self::write::status_bytes;
 pub use self::write::{encode, encoded_len};
 use super::{Reason, Status, WireMessage};
 
-/// Reads one message. Its texts and payloads are views of `bytes`, where these are shared already.
+/// Decodes one message. Texts and payloads are views of `bytes` if those are shared already.
 ///
 /// # Errors
-/// `BAD_MESSAGE`; what the decoder found is not repeated, because it may quote the sender's bytes. `FRAGMENT_LIMIT` for
-/// a message of more than [`ENTRIES_MAX`] parts, because a part of two bytes takes two hundred once it is decoded.
+/// `BAD_MESSAGE`; the decoder's error is not repeated, because it may quote the sender's bytes. `FRAGMENT_LIMIT` for a
+/// message of more than [`ENTRIES_MAX`] parts, because a part of two bytes takes two hundred once it is decoded.
 pub fn decode(mut bytes: impl Buf) -> Result<WireMessage, Status> {
     let bytes = bytes.copy_to_bytes(bytes.remaining());
     read::message(&bytes).map_err(|refused| match refused {
@@ -35,7 +35,7 @@ pub fn decode(mut bytes: impl Buf) -> Result<WireMessage, Status> {
     })
 }
 
-/// How many fragments, actions, children, parameters and configs, together, one message may hold.
+/// Maximum number of fragments, actions, children, parameters and configs in one message, together.
 pub const ENTRIES_MAX: usize = 131_072;
 
 // Field numbers of evergreen.v2; a test compares every one with the generated code.

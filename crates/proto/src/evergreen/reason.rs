@@ -1,8 +1,8 @@
-//! The reasons of Evergreen errors: which rule was broken, finer than a code.
+//! The reasons of Evergreen errors: the rule that was broken, finer than a code.
 
 use crate::code::Code;
 
-/// How much an error ends.
+/// What an error ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorScope {
     /// One action; the session as well unless partial failure is on (EV-107, EV-930).
@@ -29,13 +29,13 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// The code it belongs to.
+            /// The code of this reason.
             #[must_use]
             pub const fn code(self) -> Code {
                 match self { $(Self::$variant => Code::$code,)* }
             }
 
-            /// How much it ends.
+            /// What an error with this reason ends.
             #[must_use]
             pub const fn scope(self) -> ErrorScope {
                 match self { $(Self::$variant => ErrorScope::$scope,)* }
@@ -55,7 +55,7 @@ reasons! {
     BadId = "BAD_ID", InvalidRequest, Session, 1008;
     /// A seq is negative.
     BadSeq = "BAD_SEQ", InvalidRequest, Session, 1008;
-    /// A fragment stands after the final one.
+    /// A fragment follows the final one.
     SeqPastFinal = "SEQ_PAST_FINAL", InvalidRequest, Session, 1008;
     /// A node is leaf and tree at once.
     NodeKind = "NODE_KIND", InvalidRequest, Session, 1008;
@@ -69,7 +69,7 @@ reasons! {
     MetadataMissing = "METADATA_MISSING", InvalidRequest, Session, 1008;
     /// Metadata after the first fragment, in strict mode.
     MetadataRepeated = "METADATA_REPEATED", InvalidRequest, Session, 1008;
-    /// Metadata after the first fragment that says something else, in lenient mode.
+    /// Metadata after the first fragment that differs from the first, in lenient mode.
     MetadataConflict = "METADATA_CONFLICT", InvalidRequest, Session, 1008;
     /// A message that cannot be decoded.
     BadMessage = "BAD_MESSAGE", InvalidRequest, Session, 1007;
@@ -85,11 +85,11 @@ reasons! {
     BadName = "BAD_NAME", InvalidRequest, Action, 1008;
     /// There are several targets and no default.
     TargetRequired = "TARGET_REQUIRED", InvalidRequest, Action, 1008;
-    /// A config of a type that the action does not take.
+    /// A config of a type that the action does not accept.
     UnknownConfig = "UNKNOWN_CONFIG", InvalidRequest, Action, 1008;
     /// Two configs of one type.
     DuplicateConfig = "DUPLICATE_CONFIG", InvalidRequest, Action, 1008;
-    /// A config that cannot be decoded, or out of range.
+    /// A config that cannot be decoded, or is out of range.
     BadConfig = "BAD_CONFIG", InvalidRequest, Action, 1008;
     /// The chat template rejects a role.
     BadRole = "BAD_ROLE", InvalidRequest, Action, 1008;
@@ -97,21 +97,21 @@ reasons! {
     BadText = "BAD_TEXT", InvalidRequest, Action, 1008;
     /// Token ids of the wrong length or out of vocabulary.
     BadTokens = "BAD_TOKENS", InvalidRequest, Action, 1008;
-    /// A mimetype that the target does not take.
+    /// A mimetype that the target does not accept.
     UnsupportedMimetype = "UNSUPPORTED_MIMETYPE", InvalidRequest, Action, 1008;
-    /// The prompt does not fit the context.
+    /// The prompt does not fit into the context.
     PromptTooLong = "PROMPT_TOO_LONG", InvalidRequest, Action, 1008;
     /// A reference of an unsupported scheme.
     RefScheme = "REF_SCHEME", InvalidRequest, Action, 1008;
-    /// No action of this name.
+    /// There is no action of this name.
     UnknownAction = "UNKNOWN_ACTION", NotFound, Action, 1008;
-    /// No target of this id.
+    /// There is no target of this id.
     UnknownTarget = "UNKNOWN_TARGET", NotFound, Action, 1008;
-    /// No controller of this id.
+    /// There is no controller of this id.
     UnknownController = "UNKNOWN_CONTROLLER", NotFound, Action, 1008;
-    /// A reference to nothing.
+    /// The content of a reference does not exist.
     RefNotFound = "REF_NOT_FOUND", NotFound, Action, 1008;
-    /// No session for this token.
+    /// There is no session for this token.
     NoSession = "NO_SESSION", NotFound, Connection, 1008;
     /// An output id that is already an output.
     OutputNotNew = "OUTPUT_NOT_NEW", AlreadyExists, Session, 1008;
@@ -119,9 +119,9 @@ reasons! {
     RefDenied = "REF_DENIED", PermissionDenied, Action, 1008;
     /// A message above the size limit.
     MessageTooLarge = "MESSAGE_TOO_LARGE", LimitExceeded, Session, 1009;
-    /// The session holds too much.
+    /// The session retains too many bytes.
     RetainedLimit = "RETAINED_LIMIT", LimitExceeded, Session, 1008;
-    /// Too many ids.
+    /// Too many nodes.
     NodeLimit = "NODE_LIMIT", LimitExceeded, Session, 1008;
     /// Too many children in one fragment.
     ChildLimit = "CHILD_LIMIT", LimitExceeded, Session, 1008;
@@ -133,27 +133,27 @@ reasons! {
     ReorderLimit = "REORDER_LIMIT", LimitExceeded, Session, 1008;
     /// The peer does not read.
     SlowReader = "SLOW_READER", LimitExceeded, Session, 1008;
-    /// Content flattens to too much.
+    /// The flattened content is too large.
     FlattenLimit = "FLATTEN_LIMIT", LimitExceeded, Action, 1008;
     /// Too many unfinished actions.
     ActionLimit = "ACTION_LIMIT", LimitExceeded, Action, 1008;
     /// A reference's content is too large.
     RefLimit = "REF_LIMIT", LimitExceeded, Action, 1008;
-    /// Content that can no longer come.
+    /// Content that can no longer arrive.
     IncompleteInput = "INCOMPLETE_INPUT", FailedPrecondition, Action, 1008;
     /// Actions that wait for one another.
     Deadlock = "DEADLOCK", FailedPrecondition, Action, 1008;
-    /// Chat was asked of a target without a template.
+    /// Chat with a target that has no template.
     NoTemplate = "NO_TEMPLATE", FailedPrecondition, Action, 1008;
-    /// A node that is no longer held.
+    /// A node that is no longer retained.
     NodeReleased = "NODE_RELEASED", FailedPrecondition, Action, 1008;
     /// The caller cancelled.
     Cancelled = "CANCELLED", Cancelled, Action, 1008;
-    /// The time allowed has passed.
+    /// The deadline has passed.
     Deadline = "DEADLINE", DeadlineExceeded, Action, 1011;
     /// Nothing happened for too long.
     IdleTimeout = "IDLE_TIMEOUT", DeadlineExceeded, Session, 1001;
-    /// Another connection took over.
+    /// Another connection took over the session.
     Superseded = "SUPERSEDED", Aborted, Connection, 1008;
     /// A function failed.
     Function = "FUNCTION", Internal, Action, 1011;
@@ -163,15 +163,15 @@ reasons! {
     RefFetch = "REF_FETCH", UpstreamFailed, Action, 1013;
     /// The engine's queue is full.
     EngineBusy = "ENGINE_BUSY", Overloaded, Action, 1013;
-    /// A key has used up what it may use in a time (OA-906).
+    /// The rate limit of a key is exceeded (OA-906).
     RateLimited = "RATE_LIMITED", RateLimited, Action, 1013;
-    /// The server stops.
+    /// The server is shutting down.
     GoingAway = "GOING_AWAY", Unavailable, Session, 1001;
     /// The key with which the session was opened is no longer valid.
     Revoked = "REVOKED", Unauthenticated, Session, 1008;
     /// A stream ended without its final fragment (EV-972); seen by our readers, never sent.
     Truncated = "TRUNCATED", Truncated, Action, 1011;
-    /// Known to the protocol and not built here.
+    /// Known to the protocol, but not implemented here.
     Unimplemented = "UNIMPLEMENTED", Unimplemented, Action, 1008;
 }
 

@@ -7,19 +7,19 @@ use bytes::Bytes;
 
 use super::{Reason, Status};
 
-/// Where the content of a reference stands.
+/// Where the content of a reference is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReferenceTarget {
     /// In the URI itself.
     Inline(Bytes),
-    /// Somewhere that a reference of this scheme names.
+    /// At a location that a reference of this scheme names.
     External(&'static str),
 }
 
-/// Where the content of `uri` stands.
+/// Determines where the content of `uri` is.
 ///
 /// # Errors
-/// `REF_SCHEME` if the scheme is unknown or the `data:` URI malformed.
+/// `REF_SCHEME` if the scheme is unknown, or the `data:` URI is malformed.
 pub fn target_of(uri: &str) -> Result<ReferenceTarget, Status> {
     let (scheme, rest) = uri.split_once(':').unwrap_or(("", uri));
     if scheme.eq_ignore_ascii_case("data") {
@@ -42,7 +42,7 @@ pub fn target_of(uri: &str) -> Result<ReferenceTarget, Status> {
         })
 }
 
-/// What is said of a scheme where it is not followed.
+/// The error for a scheme that is not enabled.
 #[must_use]
 pub fn switched_off(scheme: &str) -> Status {
     let message =
@@ -50,7 +50,7 @@ pub fn switched_off(scheme: &str) -> Status {
     Status::new(Reason::RefDenied, message)
 }
 
-/// What stands after `data:`.
+/// Decodes the part of a URI after `data:`.
 fn data(rest: &str) -> Option<Bytes> {
     let (header, body) = rest.split_once(',')?;
     // A fragment identifier is not part of the content; a literal # is written %23.
@@ -68,7 +68,7 @@ fn data(rest: &str) -> Option<Bytes> {
 }
 
 const EXTERNAL_SCHEMES: &[&str] = &["file", "http", "https", "s3", "gs", "az"];
-/// Padding is optional, because people leave it out.
+/// Padding is optional, because it is often omitted.
 const LENIENT: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new()

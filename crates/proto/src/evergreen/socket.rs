@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   frame ──decode──► message | finish (EV-738, EV-924) | abort         message ──encode──► frame
-//!   the end of a session:  finish | last words, in messages of their own ──► close
+//!   the end of a session:  finish | error messages, sent separately ──► close
 //! ```
 
 use std::sync::Arc;
@@ -17,28 +17,28 @@ use super::{
 use crate::code::Code;
 use crate::session::Side;
 
-/// What a frame says.
+/// The content of a frame.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FrameContent {
     /// A message for the session.
     Message(WireMessage),
-    /// The peer sends nothing more, and waits for what is under way (EV-109).
+    /// The peer sends nothing more, and waits for running actions (EV-109).
     Finish,
-    /// The peer has ended the session badly.
+    /// The peer has aborted the session.
     Abort(Status),
-    /// Nothing.
+    /// No content.
     Nothing,
 }
 
-/// A frame of the right kind that was not read yet. Reading it takes as long as it has bytes, needs nothing of the
-/// connection, and may so be done elsewhere.
+/// A frame of the right kind that was not parsed yet. Parsing takes time in proportion to its size and needs no state
+/// of the connection, so it can be done on another thread.
 #[derive(Clone, Debug)]
 pub struct UnreadFrame {
     dialect: Dialect,
     bytes: Bytes,
 }
 
-/// What was read of a frame, for [`Codec::take`].
+/// A parsed frame, for [`Codec::take`].
 #[derive(Debug)]
 pub struct ParsedFrame(FrameParts);
 
@@ -51,22 +51,22 @@ enum FrameParts {
 }
 
 impl UnreadFrame {
-    /// Bytes to read.
+    /// Number of bytes to parse.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether there is nothing to read.
+    /// Whether the frame is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Reads it.
+    /// Parses the frame.
     ///
     /// # Errors
-    /// What the dialect says of it.
+    /// The dialect's errors.
     pub fn read(self) -> Result<ParsedFrame, Status> {
         let parts = match self.dialect {
             Dialect::Json => FrameParts::Json(json::decode(&self.bytes)?),
@@ -80,7 +80,7 @@ impl UnreadFrame {
     }
 }
 
-/// How a WebSocket is closed.
+/// Close code and reason of a WebSocket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketClose {
     /// The close code.
@@ -89,20 +89,20 @@ pub struct SocketClose {
     pub reason: String,
 }
 
-/// One side of a session on a WebSocket.
+/// Encodes and decodes one side of a session on a WebSocket.
 #[derive(Debug)]
 pub struct Codec {
     dialect: Dialect,
     side: Side,
     calls: OpenActions,
-    /// The peer writes the layout of 0.1, and is answered in it (EV-732).
+    /// Whether the peer uses the layout of 0.1, and is answered in it (EV-732).
     older: bool,
-    /// A frame was of the wrong kind, which has a close code of its own (EV-701).
+    /// Whether a frame was of the wrong kind, which has a close code of its own (EV-701).
     wrong_kind: bool,
 }
 
 impl Codec {
-    /// `side` of a session in `dialect`, which is one of [`Dialect::OF_SOCKETS`].
+    /// Creates the codec for `side` of a session in `dialect`, which is one of [`Dialect::OF_SOCKETS`].
     #[must_use]
     pub fn new(dialect: Dialect, side: Side) -> Self {
         Self {
@@ -120,23 +120,23 @@ impl Codec {
         self.dialect
     }
 
-    /// Whether what is written goes into text messages.
+    /// Whether output is sent as text messages.
     #[must_use]
     pub fn is_text(&self) -> bool {
         self.dialect == Dialect::Json
     }
 
-    /// Reads one frame.
+    /// Decodes one frame.
     ///
     /// # Errors
-    /// `BAD_MESSAGE` for a frame of the wrong kind, and what the dialect says of the rest.
+    /// `BAD_MESSAGE` for a frame of the wrong kind, and the dialect's errors.
     pub fn decode(&mut self, frame: WebSocketFrame) -> Result<FrameContent, Status> {
         let parsed = self.unread(frame)?.read()?;
         Ok(self.take(parsed))
     }
 
-    /// Looks at a frame without reading it: the first step of [`Codec::decode`], which is followed by [`UnreadFrame::read`] and
-    /// [`Codec::take`], frame by frame.
+    /// Checks a frame without parsing it: the first step of [`Codec::decode`], followed by [`UnreadFrame::read`] and
+    /// [`Codec::take`], in the order of the frames.
     ///
     /// # Errors
     /// `BAD_MESSAGE` for a frame of the wrong kind.
@@ -153,7 +153,7 @@ impl Codec {
         Ok(UnreadFrame { dialect, bytes })
     }
 
-    /// What the frame that was read says in this connection.
+    /// Interprets a parsed frame in the state of this connection.
     pub fn take(&mut self, ParsedFrame(parts): ParsedFrame) -> FrameContent {
         match parts {
             FrameParts::Nothing => FrameContent::Nothing,
@@ -166,7 +166,7 @@ impl Codec {
         }
     }
 
-    /// Writes one message. `now` is Unix time in microseconds, for the dialect whose statuses bear one.
+    /// Encodes one message. `now` is Unix time in microseconds, for the dialect whose statuses carry a timestamp.
     pub fn encode(&mut self, message: &WireMessage, now: i64, out: &mut BytesMut) {
         match self.dialect {
             Dialect::Json => json::encode(message, self.side, out),
@@ -194,8 +194,8 @@ impl Codec {
         }
     }
 
-    /// Writes that we send nothing more, where the dialect has a way to say it: clients of every one, servers of
-    /// msgpack alone. Whether there is something to send.
+    /// Encodes our half-close, if the dialect has a message for it: clients in every dialect, servers in msgpack only.
+    /// Returns whether there is something to send.
     pub fn finish(&mut self, now: i64, out: &mut BytesMut) -> bool {
         match (self.dialect, self.side) {
             (Dialect::Msgpack, _) => self.write_msgpack(&WireMessage::default(), &[], now, out),
@@ -214,7 +214,7 @@ impl Codec {
         true
     }
 
-    /// The last words of a session that is aborted, each a message of its own, in this order (EV-739, EV-903).
+    /// Encodes the last messages of an aborted session, to be sent separately and in this order (EV-739, EV-903).
     pub fn abort(&mut self, status: &Arc<Status>, now: i64) -> Vec<BytesMut> {
         let mut words = Vec::new();
         let mut out = BytesMut::new();
@@ -247,7 +247,7 @@ impl Codec {
         words
     }
 
-    /// How the WebSocket is closed after a session that ended like this.
+    /// The close frame for a session that ended with `status`.
     #[must_use]
     pub fn close(&self, status: Option<&Status>) -> SocketClose {
         let Some(status) = status else {
@@ -318,7 +318,7 @@ pub fn reason_text(status: &Status) -> String {
     text
 }
 
-/// What a peer says with a closed WebSocket alone.
+/// The status that a close frame of the peer stands for, without another message.
 #[must_use]
 pub fn status_of_close(code: u16, reason: &str) -> Option<Status> {
     if matches!(code, NORMAL | NO_CODE) {
@@ -335,7 +335,7 @@ pub fn status_of_close(code: u16, reason: &str) -> Option<Status> {
     })
 }
 
-/// A message, unless it holds the peer's last word.
+/// Converts a message, unless it contains the peer's half-close.
 fn into_content(message: WireMessage) -> FrameContent {
     let mut fragments = message.fragments.iter();
     let last = fragments.find(|fragment| fragment.last && *fragment.id == *msgpack::ABORT);
@@ -352,7 +352,7 @@ fn into_content(message: WireMessage) -> FrameContent {
 pub const FINISH: &str = "FINISH";
 const NORMAL: u16 = 1000;
 const UNSUPPORTED: u16 = 1003;
-/// What a library says of a close frame without a code.
+/// The code that libraries report for a close frame without a code.
 const NO_CODE: u16 = 1005;
 const INTERNAL: u16 = 1011;
 /// RFC 6455: a control frame has 125 bytes, two of which are the code.

@@ -1,4 +1,4 @@
-//! The status with which a session or action fails, as its peer may see it.
+//! The status with which a session, action or node fails, as its peer may see it.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,32 +12,32 @@ use super::Reason;
 use crate::code::{Code, RetryAdvice};
 use crate::generated::google::rpc;
 
-/// An error as peers see it: of a session, an action or a node. What [`Status::new`] and its kin are given is cut short
-/// where it would not fit into the trailers of a call (EV-902): the name of an action may be a megabyte long.
+/// An error of a session, an action or a node, as peers see it. Texts passed to [`Status::new`] and the like are
+/// truncated if they would not fit into the trailers of a call (EV-902): the name of an action may be a megabyte long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// What a program needs to know.
+    /// The error code, for programs.
     pub code: Code,
-    /// The finer name; one of [`Reason`] when we made it, anything when a peer did.
+    /// The finer name; one of [`Reason`] if we created the status, any string if a peer did.
     pub reason: Cow<'static, str>,
-    /// For people: names the offending id, seq or parameter, never payloads, paths or credentials.
+    /// For humans: names the offending id, seq or parameter, never payloads, paths or credentials.
     pub message: String,
     /// For programs: among `node`, `seq`, `action`, `output`, `param`, `limit`, `value`, `max`, `upstream`.
     pub details: Vec<(Cow<'static, str>, String)>,
-    /// When asking again makes sense.
+    /// When to retry.
     pub retry_after: Option<Duration>,
-    /// Fields of a config that are wrong: name and what is wrong with it.
+    /// Invalid fields of a config: name and error.
     pub fields: Vec<(String, String)>,
 }
 
 impl Status {
-    /// A status for `reason`, with the code that belongs to it.
+    /// Creates a status for `reason`, with its code.
     #[must_use]
     pub fn new(reason: Reason, message: impl Into<String>) -> Self {
         Self::other(reason.code(), reason.name(), message)
     }
 
-    /// A status with a reason that is not among [`Reason`].
+    /// Creates a status with a reason that is not among [`Reason`].
     #[must_use]
     pub fn other(
         code: Code,
@@ -54,7 +54,7 @@ impl Status {
         }
     }
 
-    /// A status for a limit of ours: its name, what was asked and what is allowed.
+    /// Creates a status for a limit of ours: its name, the value and the maximum.
     #[must_use]
     pub fn limit(reason: Reason, limit: &'static str, value: u64, max: u64) -> Self {
         Self::new(
@@ -74,7 +74,7 @@ impl Status {
         self
     }
 
-    /// Adds a field of a config that is wrong.
+    /// Adds an invalid field of a config.
     #[must_use]
     pub fn with_field(mut self, field: impl Into<String>, what: impl Into<String>) -> Self {
         let (field, what) = (field.into(), what.into());
@@ -100,7 +100,7 @@ impl Status {
         Reason::from_name(&self.reason)
     }
 
-    /// Bytes of text that it holds.
+    /// Bytes of its texts.
     #[must_use]
     pub fn text_bytes(&self) -> usize {
         let details = self
@@ -155,8 +155,8 @@ impl Status {
         .into()
     }
 
-    /// Reads an encoded `google.rpc.Status`, a peer's perhaps: `Some(None)` is OK, `None` is no status at all, or one
-    /// of more than 64 KiB, which no peer needs and which would take far more once it is unpacked.
+    /// Decodes a `google.rpc.Status`, possibly a peer's: `Some(None)` is OK; `None` is not a status, or one of more
+    /// than 64 KiB, which no peer needs and which would take far more once it is decoded.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Option<Self>> {
         if bytes.len() > ENCODED_MAX {
@@ -181,7 +181,7 @@ impl Status {
                 let Ok(info) = rpc::ErrorInfo::decode(&*any.value) else {
                     return;
                 };
-                // Our own reasons are finer than a gRPC number: several codes share one.
+                // Our own reasons are finer than a gRPC number, which several codes share.
                 let ours = Reason::from_name(&info.reason).filter(|_| info.domain == DOMAIN);
                 if let Some(reason) = ours.filter(|reason| reason.code().grpc() == self.code.grpc())
                 {
@@ -228,7 +228,7 @@ impl fmt::Display for Status {
 
 impl std::error::Error for Status {}
 
-/// A message as `Any`, under the customary prefix.
+/// Encodes a message as `Any`, under the customary prefix.
 fn pack(name: &str, message: &impl Message) -> Any {
     Any {
         type_url: format!("type.googleapis.com/{name}"),
@@ -236,7 +236,7 @@ fn pack(name: &str, message: &impl Message) -> Any {
     }
 }
 
-/// No more than so many bytes of a text, whole characters.
+/// Truncates a text to at most `bytes_max` bytes, in whole characters.
 fn cut(mut text: String, bytes_max: usize) -> String {
     if text.len() > bytes_max {
         text.truncate(text.floor_char_boundary(bytes_max));
@@ -245,18 +245,18 @@ fn cut(mut text: String, bytes_max: usize) -> String {
     text
 }
 
-/// Bytes of a message. It stands in the trailers twice, once with each byte as three at worst, and once as base64;
-/// clients take 16 KiB of trailers, many of them.
+/// Bytes of a message. The trailers contain it twice, once with each byte as three in the worst case, and once as
+/// base64; many clients accept 16 KiB of trailers.
 const MESSAGE_BYTES_MAX: usize = 3 * 1024;
-/// Bytes of a detail or of a field: those of the longest id.
+/// Bytes of a detail or a field: the maximum length of an id.
 const DETAIL_BYTES_MAX: usize = 256;
-/// Details, and fields, that are kept of a peer's.
+/// Number of details, and of fields, that are read from a peer's status.
 const DETAILS_MAX: usize = 16;
-/// Bytes of an encoded status that are read.
+/// Maximum size of an encoded status that is decoded.
 const ENCODED_MAX: usize = 64 * 1024;
 /// The domain of our reasons.
 pub const DOMAIN: &str = "evergreen.sapwood";
-/// What we advise where asking again later can help.
+/// The retry delay for errors that are retryable later.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
@@ -297,7 +297,7 @@ mod tests {
         assert_eq!(odd.message.len(), MESSAGE_BYTES_MAX - 1);
         let fits = "x".repeat(MESSAGE_BYTES_MAX);
         assert_eq!(Status::new(Reason::BadName, fits.clone()).message, fits);
-        // A peer's, as somebody else is told it.
+        // A peer's status, as it is passed on to another peer.
         let metadata = (0..40).map(|at| (format!("{at}"), "x".repeat(1_000)));
         let info = rpc::ErrorInfo {
             reason: "R".repeat(1_000),

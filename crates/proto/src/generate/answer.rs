@@ -8,16 +8,16 @@ use super::request::RequestParameter;
 use super::signature::Signature;
 use super::tensor::{Tensor, TensorData};
 
-/// One payload of a model: outputs by their place in the signature, in that order.
+/// One response of a model: outputs by their index in the signature, in that order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ResponsePayload {
-    /// What the model gives.
+    /// The outputs of the model.
     pub outputs: Vec<(usize, Tensor)>,
-    /// What it says beside it.
+    /// Additional parameters.
     pub parameters: Vec<(String, RequestParameter)>,
 }
 
-/// The members that all answers of a request begin with, written once.
+/// The members that all responses of a request begin with, encoded once.
 #[derive(Clone, Debug)]
 pub struct AnswerHead(String);
 
@@ -32,12 +32,12 @@ impl AnswerHead {
         ))
     }
 
-    /// The members alone, as the beginning of an object that is not closed.
+    /// The members as the beginning of an object that is not closed.
     pub(super) fn open(&self) -> &str {
         &self.0
     }
 
-    /// The answer of `/generate`.
+    /// The response of `/generate`.
     #[must_use]
     pub fn json(&self, signature: &Signature, response: &ResponsePayload) -> Bytes {
         let mut out = Vec::with_capacity(self.0.len() + 128);
@@ -45,7 +45,7 @@ impl AnswerHead {
         out.into()
     }
 
-    /// Writes the same as an event behind what is there.
+    /// Appends the same as a server-sent event.
     pub fn event(&self, signature: &Signature, response: &ResponsePayload, out: &mut Vec<u8>) {
         out.extend_from_slice(b"data: ");
         self.write(out, signature, response);
@@ -88,16 +88,16 @@ pub fn error_event(message: &str) -> Bytes {
 fn text(value: &str) -> String {
     let mut out = Vec::with_capacity(value.len() + 2);
     put(&mut out, value);
-    // What was written is JSON, which is UTF-8.
+    // This cannot fail: what was written is JSON, which is UTF-8.
     String::from_utf8(out).unwrap_or_default()
 }
 
-/// Writes a value; to memory, and none of them is a map, so it cannot fail.
+/// Writes a value. This cannot fail: the writer is memory, and no value is a map.
 fn put<T: Serialize + ?Sized>(out: &mut Vec<u8>, value: &T) {
     let _ = serde_json::to_writer(out, value);
 }
 
-/// TR-503: one element is itself, any other number of them a flat array.
+/// TR-503: one element is written as a scalar, any other number of elements as a flat array.
 fn write_tensor(out: &mut Vec<u8>, datatype: Datatype, tensor: &Tensor) {
     match &tensor.data {
         TensorData::Bool(list) => write_list(out, list.iter(), put),
@@ -138,7 +138,7 @@ fn write_list<T>(
     }
 }
 
-/// What is not finite has no JSON, and is `null`, as serde writes it.
+/// Non-finite numbers have no JSON form and are written as `null`, as serde does.
 fn write_float(out: &mut Vec<u8>, datatype: Datatype, number: f64) {
     if datatype == Datatype::Fp64 {
         put(out, &number);

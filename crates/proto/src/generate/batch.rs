@@ -9,11 +9,11 @@ use super::signature::{OutputRole, Signature};
 use super::tensor::{Strings, Tensor, TensorData};
 
 impl Mapped {
-    /// The rows of a batch, each as a request of its own; `None` where there is one row. An input of one row is every
-    /// row's.
+    /// Returns the rows of a batch, each as a request of its own; `None` if there is one row. An input with one row is
+    /// part of every row.
     ///
     /// # Errors
-    /// More rows than the model takes, none, or inputs that have different numbers of them.
+    /// More rows than the model accepts, none, or inputs with different numbers of rows.
     pub fn rows(
         &self,
         signature: &Signature,
@@ -63,7 +63,7 @@ impl Mapped {
 }
 
 impl ResponsePayload {
-    /// What a request gets that gets nothing: its outputs, without elements.
+    /// The response of a request without any payload: its outputs, without elements.
     #[must_use]
     pub fn nothing(signature: &Signature, wanted: &[bool]) -> Self {
         let outputs = signature.outputs.iter().enumerate();
@@ -78,8 +78,8 @@ impl ResponsePayload {
         }
     }
 
-    /// TR-1302: a later response of the same request joins. Text goes on where it ended, other outputs get more elements,
-    /// of parameters the last one stays.
+    /// TR-1302: appends a later response of the same request. Text continues where it ended, other outputs get more
+    /// elements, and the last value of a parameter is retained.
     pub fn collect(&mut self, signature: &Signature, later: Self) {
         let is_text = |location: usize| {
             let output = signature.outputs.get(location);
@@ -99,7 +99,7 @@ impl ResponsePayload {
         }
     }
 
-    /// TR-1307: the responses of the rows of a batch as one, in their order.
+    /// TR-1307: combines the responses of the rows of a batch, in their order.
     #[must_use]
     pub fn of_rows(rows: Vec<Self>) -> Self {
         let count = rows.len().max(1);
@@ -139,7 +139,7 @@ impl ResponsePayload {
     }
 }
 
-/// Each text with what follows it; one that had nothing before begins here.
+/// Appends to each text its continuation; a text without a predecessor begins here.
 fn continued(texts: &Strings, more: &Strings) -> Strings {
     let (mut before, mut after) = (texts.iter(), more.iter());
     let longest = texts.len().max(more.len());
@@ -152,7 +152,7 @@ fn continued(texts: &Strings, more: &Strings) -> Strings {
 }
 
 impl Tensor {
-    /// Of a model that takes batches.
+    /// The number of rows; only for a model that accepts batches.
     fn rows(&self) -> i64 {
         self.shape.first().copied().unwrap_or(1)
     }
@@ -171,7 +171,7 @@ impl Tensor {
 }
 
 impl TensorData {
-    /// More elements of the same kind; those of another are left out, and a signature has only one.
+    /// Appends elements of the same kind; other kinds are ignored, and cannot occur with one signature.
     fn append(&mut self, more: Self) {
         match (self, more) {
             (Self::Bool(list), Self::Bool(more)) => list.extend(more),
@@ -183,7 +183,7 @@ impl TensorData {
         }
     }
 
-    /// These elements, all of which there are.
+    /// Returns a range of elements, all of which exist.
     fn part(&self, range: Range<usize>) -> Self {
         match self {
             Self::Bool(list) => Self::Bool(list[range].to_vec()),

@@ -4,15 +4,15 @@ use std::fmt;
 
 macro_rules! datatypes {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $config:literal, $width:literal, $number:literal;)*) => {
-        /// The type of a tensor's elements. Values of several bytes are little endian.
+        /// The type of a tensor's elements. Multi-byte values are little endian.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Datatype { $($(#[$doc])* $variant,)* }
 
         impl Datatype {
-            /// Every datatype, in the order of the page.
+            /// Every datatype, in the order of the specification.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// The name in requests, answers and metadata.
+            /// The name in requests, responses and metadata.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
@@ -24,7 +24,7 @@ macro_rules! datatypes {
                 match self { $(Self::$variant => $config,)* }
             }
 
-            /// Bytes of an element; `None` for strings, which say their own length.
+            /// Bytes of an element; `None` for strings, which carry their length.
             #[must_use]
             pub const fn width(self) -> Option<usize> {
                 let width: usize = match self { $(Self::$variant => $width,)* };
@@ -67,18 +67,18 @@ datatypes! {
     Fp32 = "FP32", "TYPE_FP32", 4, 11;
     /// Double precision.
     Fp64 = "FP64", "TYPE_FP64", 8, 12;
-    /// Strings of bytes, each with its length.
+    /// Byte strings, each with its length.
     Bytes = "BYTES", "TYPE_STRING", 0, 13;
 }
 
 impl Datatype {
-    /// The datatype of this name.
+    /// The datatype with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 
-    /// The least and the greatest integer; `None` for what is no integer.
+    /// The minimum and maximum of an integer type; `None` for other types.
     #[must_use]
     pub fn range(self) -> Option<(i128, i128)> {
         let bits = u32::try_from(8 * self.width()?).ok()?;

@@ -1,29 +1,29 @@
 //! Computes the memory that a gRPC message takes once it is decoded, before it is decoded (D-47).
 //!
-//! An empty tensor is two bytes on the wire and hundreds as a struct, and a number is one byte and eight. The bytes are
-//! only walked through: nothing is allocated, and what is malformed is left to the decoder, which stops at the same place.
+//! An empty tensor is two bytes on the wire and hundreds as a struct; a number is one byte and then eight. The bytes
+//! are only walked: nothing is allocated, and malformed input is left to the decoder, which stops at the same position.
 
 use super::limits::RequestLimits;
 use super::refused::InvalidRequest;
 
-/// An upper bound of the memory that an encoded `ModelInferRequest` takes when it is decoded, its texts included.
+/// An upper bound of the memory that an encoded `ModelInferRequest` takes once it is decoded, including its texts.
 #[must_use]
 pub fn decoded_bytes(message: &[u8]) -> usize {
     measured(message, |number, field| match number {
         INPUTS => sum(INPUT, of_input(field)),
         OUTPUTS => sum(INPUT, of_entries(field, 2)),
         PARAMETERS => sum(ENTRY, field.len()),
-        // A part of the message itself, and no copy of it.
+        // A view of the message itself, not a copy.
         RAW => ELEMENT,
         _ => sum(ELEMENT, field.len()),
     })
 }
 
-/// The same of an encoded `ModelInferResponse`.
+/// The same for an encoded `ModelInferResponse`.
 #[must_use]
 pub fn decoded_answer_bytes(message: &[u8]) -> usize {
     measured(message, |number, field| match number {
-        // Its tensors have the fields of a request's, by the same numbers.
+        // Its tensors have the same field numbers as those of a request.
         ANSWER_OUTPUTS => sum(INPUT, of_input(field)),
         PARAMETERS => sum(ENTRY, field.len()),
         ANSWER_RAW => ELEMENT,
@@ -31,7 +31,7 @@ pub fn decoded_answer_bytes(message: &[u8]) -> usize {
     })
 }
 
-/// The same of an encoded `ModelStreamInferResponse`.
+/// The same for an encoded `ModelStreamInferResponse`.
 #[must_use]
 pub fn decoded_part_bytes(message: &[u8]) -> usize {
     measured(message, |number, field| match number {
@@ -41,10 +41,10 @@ pub fn decoded_part_bytes(message: &[u8]) -> usize {
 }
 
 impl RequestLimits {
-    /// Whether a message may be decoded, whose decoded form takes so many bytes.
+    /// Checks whether a message may be decoded whose decoded form takes this many bytes.
     ///
     /// # Errors
-    /// `DecodedBytes` for more than twice the bytes that tensors may have: texts and shapes stand beside them.
+    /// `DecodedBytes` above twice the limit for tensor bytes: texts and shapes come in addition.
     pub fn admit_message(&self, decoded: usize) -> Result<(), InvalidRequest> {
         let max = self.input_bytes.saturating_mul(2);
         if decoded > max {
@@ -68,12 +68,12 @@ fn of_contents(contents: &[u8]) -> usize {
         INTS | UINTS => numbers(field, 4),
         INTS64 | UINTS64 => numbers(field, 8),
         BYTES => sum(ELEMENT, field.len()),
-        // Packed as they are, or one alone.
+        // Packed as they are, or a single one.
         _ => field.len().max(8).saturating_mul(2),
     })
 }
 
-/// Packed numbers of so many bytes each, or one alone, in a list that grows by doubling.
+/// Packed numbers of this size each, or a single one, in a list that grows by doubling.
 fn numbers(packed: &[u8], bytes: usize) -> usize {
     let count = packed.iter().filter(|byte| **byte < 0x80).count();
     count.max(1).saturating_mul(2 * bytes)
@@ -87,7 +87,7 @@ fn of_entries(message: &[u8], entries: u64) -> usize {
     sum(message.len(), entries)
 }
 
-/// The sum of what each field takes, by its number and content.
+/// The sum over all fields, by number and content.
 fn measured(message: &[u8], field_bytes: impl Fn(u64, &[u8]) -> usize) -> usize {
     let mut total = 0;
     walk(message, &mut |number, field| {
@@ -96,8 +96,8 @@ fn measured(message: &[u8], field_bytes: impl Fn(u64, &[u8]) -> usize) -> usize 
     total
 }
 
-/// Shows the number and the content of each field; a number alone has no content. Groups, which nobody sends, are walked
-/// into.
+/// Calls `see` with the number and the content of each field; a plain number has no content. Groups, which no known
+/// client sends, are walked as well.
 fn walk(mut message: &[u8], see: &mut impl FnMut(u64, &[u8])) {
     while !message.is_empty() {
         let Some(tag) = varint(&mut message) else {
@@ -142,7 +142,7 @@ const fn sum(one: usize, other: usize) -> usize {
     one.saturating_add(other)
 }
 
-// Numbers of fields; a test compares them with the generated code.
+// Field numbers; a test compares them with the generated code.
 const PARAMETERS: u64 = 4;
 const INPUTS: u64 = 5;
 const OUTPUTS: u64 = 6;
@@ -163,7 +163,7 @@ const PART_ANSWER: u64 = 2;
 const INPUT: usize = 1024;
 /// An entry of a map, with its share of the map's nodes.
 const ENTRY: usize = 256;
-/// A text or payload without content: where it is, and the least that is allocated for it.
+/// A text or payload without content: its pointer, and the minimum allocation for it.
 const ELEMENT: usize = 80;
 
 #[cfg(test)]
@@ -308,10 +308,10 @@ mod tests {
                 "{counted} < {least} of {} bytes",
                 bytes.len()
             );
-            // What is cut off is counted as far as it goes.
+            // A truncated message is counted as far as it goes.
             assert!(decoded_bytes(&bytes[..bytes.len() - 1]) <= counted);
         }
-        // Numbers that are not packed, which decoders take as well.
+        // Numbers that are not packed, which decoders accept as well.
         let sparse: Vec<u8> = [0x18, 1].repeat(N);
         let head = [&[0x2a][..], &prost_length(sparse.len())].concat();
         assert!(decoded_bytes(&[head, sparse].concat()) >= N * 8);

@@ -1,7 +1,7 @@
 //! Fuzz entry points: arbitrary bytes as a body or a message.
 //!
-//! What has to hold whatever comes: a refusal or tensors that fit their signature, and answers that are JSON. Built
-//! for tests and fuzzing alone.
+//! Invariants for every input: a refusal, or tensors that match their signature; and responses that are JSON. Built for
+//! tests and fuzzing only.
 
 use prost::Message;
 
@@ -131,7 +131,7 @@ pub fn message(bytes: &[u8]) {
     }
 }
 
-/// Every tensor is of its kind, and has as many elements as its shape says.
+/// Checks that every tensor is of its datatype's kind, and has as many elements as its shape requires.
 fn fits(mapper: &Mapper<'_>, mapped: &super::Mapped) {
     for (location, tensor) in &mapped.tensors {
         let elements: i64 = tensor.shape.iter().product();
@@ -145,7 +145,7 @@ fn fits(mapper: &Mapper<'_>, mapped: &super::Mapped) {
     }
 }
 
-/// The same bytes as a body of infer: as JSON alone, and with the JSON ending where its last brace stands.
+/// Reads the same bytes as a body of infer: as JSON alone, and with the JSON ending at its last brace.
 fn infer(mapper: &Mapper<'_>, bytes: &[u8]) {
     let end = bytes.iter().rposition(|byte| *byte == b'}');
     let end = end.map_or(0, |end| end + 1).to_string();
@@ -168,7 +168,7 @@ fn infer(mapper: &Mapper<'_>, bytes: &[u8]) {
     }
 }
 
-/// What came in is written as an answer, and is one line of JSON.
+/// Encodes the input as a response, which must be one line of JSON.
 fn echo(signature: &Signature, mapped: &super::Mapped) {
     let outputs = mapped.tensors.iter();
     let response = ResponsePayload {

@@ -1,4 +1,4 @@
-//! Requests and responses of `infer`: tensors with shapes, as JSON or as raw bytes behind it (section 8).
+//! Requests and responses of `infer`: tensors with shapes, as JSON or as raw bytes after it (section 8).
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -17,15 +17,15 @@ use crate::generated::inference::InferTensorContents;
 /// A request of `infer`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Infer {
-    /// What it gives.
+    /// The tensors and parameters of the request.
     pub mapped: Mapped,
-    /// The outputs that are sent as raw bytes; all of them, if none is listed and the request asks for it.
+    /// The outputs that are sent as raw bytes; `all_binary` applies if no outputs are listed.
     pub binary: Vec<usize>,
-    /// Whether every output is.
+    /// Whether every output is sent as raw bytes.
     pub all_binary: bool,
 }
 
-/// One tensor, as it was sent.
+/// One tensor as sent.
 pub(super) struct GivenTensor<'a> {
     pub(super) name: &'a str,
     pub(super) datatype: &'a str,
@@ -33,16 +33,16 @@ pub(super) struct GivenTensor<'a> {
     pub(super) from: ElementSource<'a>,
 }
 
-/// Where the elements of a tensor stand.
+/// Where the elements of a tensor are.
 #[derive(Clone, Copy)]
 pub(super) enum ElementSource<'a> {
-    /// They were left out.
+    /// They are absent.
     Nowhere,
-    /// In the JSON itself.
+    /// In the JSON.
     Json(&'a str),
-    /// In bytes beside the description.
+    /// In raw bytes beside the JSON or message.
     Raw(&'a [u8]),
-    /// In the gRPC schema's lists.
+    /// In the typed lists of the gRPC schema.
     Contents(&'a InferTensorContents),
 }
 
@@ -52,13 +52,13 @@ struct InputEntry<'a> {
     name: String,
     datatype: String,
     shape: Vec<i64>,
-    /// Bytes behind the JSON.
+    /// Number of bytes after the JSON.
     raw: Option<usize>,
     data: Option<&'a str>,
 }
 
 impl InputEntry<'_> {
-    /// The tensor; its bytes are taken off those that are left.
+    /// The tensor; its raw bytes are taken from `rest`.
     fn given<'s, 'b: 's>(&'s self, rest: &mut &'b [u8]) -> Result<GivenTensor<'s>, InvalidRequest> {
         let from = match (self.raw, self.data) {
             (Some(bytes), _) => {
@@ -83,7 +83,7 @@ impl Mapper<'_> {
     /// Reads a whole body. `header` is the value of `Inference-Header-Content-Length`, if the request has it.
     ///
     /// # Errors
-    /// The first thing that is wrong with it.
+    /// The first error in it.
     pub fn infer(&self, body: &[u8], header: Option<&str>) -> Result<Infer, InvalidRequest> {
         let (text, mut rest) = split(body, header)?;
         if text.is_empty() && header.is_some() {
@@ -120,7 +120,7 @@ impl Mapper<'_> {
         Ok(infer)
     }
 
-    /// The whole body is the one string that the model needs (TR-802).
+    /// Reads the whole body as the one string that the model requires (TR-802).
     fn raw_body(&self, body: &[u8]) -> Result<Infer, InvalidRequest> {
         let needed = |input: &&InputTensor| !input.optional && input.datatype == Datatype::Bytes;
         let mut needed = self.signature.inputs.iter().filter(needed);
@@ -131,7 +131,7 @@ impl Mapper<'_> {
             );
             return Err(refused(message));
         };
-        // A client that sends no JSON reads none either.
+        // A client that does not send JSON does not read it either.
         let mut infer = Infer {
             all_binary: true,
             ..Infer::default()
@@ -148,7 +148,7 @@ impl Mapper<'_> {
         Ok(infer)
     }
 
-    /// TR-805. Says whether outputs are raw unless something else is said of them.
+    /// TR-805. Returns whether outputs are raw by default.
     fn parameters(&self, mapped: &mut Mapped, text: &str) -> Result<bool, InvalidRequest> {
         if !text.starts_with('{') {
             return Err(InvalidRequest::Parameters);
@@ -175,7 +175,7 @@ impl Mapper<'_> {
         ))
     }
 
-    /// A member of an object.
+    /// Reads a member of an object.
     fn member<'a>(&self, object: &'a str, name: &str) -> Result<Option<&'a str>, InvalidRequest> {
         let members = json::members(object, self.limits)?;
         let found = members.into_iter().rfind(|(mine, _)| mine == name);
@@ -211,7 +211,7 @@ impl Mapper<'_> {
         Ok(given)
     }
 
-    /// One tensor more (TR-803, TR-901).
+    /// Adds one tensor (TR-803, TR-901).
     pub(super) fn input(
         &self,
         mapped: &mut Mapped,
@@ -282,8 +282,8 @@ impl Mapper<'_> {
         Ok(())
     }
 
-    /// A shape that was said is one that was declared; the number of its elements. Clients of the union signature may
-    /// put ones before it.
+    /// Checks a shape against the declared one and returns the number of elements. Clients of the union signature may
+    /// prepend dimensions of 1.
     fn elements(
         &self,
         input: &InputTensor,
@@ -319,7 +319,7 @@ impl Mapper<'_> {
         }
     }
 
-    /// D-20: what is not declared is refused by name, unless it is another name of a sampling field.
+    /// D-20: an undeclared input is refused by name, unless it is an alias of a sampling field.
     fn alias(
         &self,
         mapped: &mut Mapped,
@@ -349,7 +349,7 @@ impl Mapper<'_> {
         self.parameter(mapped, name, value)
     }
 
-    /// The place of an output that is asked for by name.
+    /// The index of an output that is requested by name.
     pub(super) fn output(&self, name: &str, id: &str) -> Result<usize, InvalidRequest> {
         if self.signature.lacks_output(name) {
             return Err(InvalidRequest::Unsupported(name.into()));
@@ -407,7 +407,7 @@ impl Mapper<'_> {
 }
 
 impl Infer {
-    /// The answer: its JSON, and the raw bytes that stand behind it, of which there may be none.
+    /// Encodes the response: its JSON, and the raw bytes after it, which may be empty.
     #[must_use]
     pub fn answer(
         &self,
@@ -452,13 +452,13 @@ impl Infer {
     }
 }
 
-/// The shape under which an output is sent: the declared one, as far as it determines how elements lie.
+/// The shape with which an output is sent: the declared one, as far as that determines the layout.
 pub(super) fn shaped(signature: &Signature, output: &OutputTensor, tensor: &Tensor) -> Vec<i64> {
     if signature.tensorrt_llm && output.role == OutputRole::Text {
         // The ensemble decodes a list of texts, and its client reads one, whatever the configuration declares.
         return vec![i64::try_from(tensor.data.len()).unwrap_or(i64::MAX)];
     }
-    // Rows of a batch were put together as such.
+    // Rows of a batch were joined along the leading dimension.
     let rows = match tensor.shape[..] {
         [rows, _] if signature.max_batch_size > 0 && rows > 0 => rows,
         _ => 1,
@@ -471,7 +471,7 @@ pub(super) fn shaped(signature: &Signature, output: &OutputTensor, tensor: &Tens
     }
 }
 
-/// TR-802: where the JSON ends.
+/// TR-802: splits the body at the end of the JSON.
 fn split<'a>(body: &'a [u8], header: Option<&str>) -> Result<(&'a [u8], &'a [u8]), InvalidRequest> {
     let Some(header) = header else {
         return Ok((body, &[]));
@@ -497,7 +497,7 @@ pub(super) fn too_few(name: &str) -> InvalidRequest {
     refused(format!("unexpected end of input data for input '{name}'"))
 }
 
-/// The one element of a tensor as a parameter.
+/// The single element of a tensor, as a parameter.
 fn scalar(datatype: &str, from: ElementSource<'_>) -> Option<RequestParameter> {
     let datatype = Datatype::from_name(datatype)?;
     let data = match from {
@@ -526,7 +526,7 @@ fn only<T: Copy>(list: &[T]) -> Option<T> {
     }
 }
 
-/// So many elements out of the bytes behind the JSON (TR-803), or what is wrong with those.
+/// Reads `count` elements from the bytes after the JSON (TR-803); an error names the mismatch.
 fn behind(input: &InputTensor, bytes: &[u8], count: usize) -> Result<TensorData, String> {
     let name = &input.name;
     let width = input.datatype.width();
@@ -550,7 +550,7 @@ fn behind(input: &InputTensor, bytes: &[u8], count: usize) -> Result<TensorData,
     ))
 }
 
-/// How much it should have been, where that is known.
+/// The expected number of bytes, if it is known.
 fn expecting(input: &InputTensor, bytes: &[u8], count: usize) -> String {
     match input
         .datatype
@@ -577,7 +577,7 @@ pub(super) fn refused(text: impl Into<String>) -> InvalidRequest {
 }
 
 impl RequestParameter {
-    /// An integer; a double where it does not fit, as in JSON.
+    /// An integer; a double if it does not fit, as in JSON.
     #[allow(
         clippy::cast_precision_loss,
         reason = "TR-307: what fits no i64 is a double"

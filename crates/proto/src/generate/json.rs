@@ -1,6 +1,6 @@
-//! A JSON body as its members in order, repeated ones included, each with its text (TR-301 to TR-303).
+//! A JSON body as its members in order, including repeated ones, each with its text (TR-301 to TR-303).
 //!
-//! A value stays text until a caller asks for it with a type, so that a large body needs no tree.
+//! A value stays text until a caller reads it as a type, so that a large body needs no tree.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ use super::refused::InvalidRequest;
 /// A member's name and the text of its value.
 pub(super) type NamedMember<'a> = (String, &'a str);
 
-/// Checks a body and gives its members.
+/// Validates a body and returns its members.
 ///
 /// # Errors
 /// `Syntax`, `Depth`, `NoObject` and `Members`.
@@ -36,10 +36,10 @@ pub(super) fn read<'a>(
     members(whole.get(), limits)
 }
 
-/// The members of an object that was read before.
+/// Returns the members of an object that was validated before.
 ///
 /// # Errors
-/// `Members`; `Syntax` for a name that is no text.
+/// `Members`; `Syntax` for a name that is not valid text.
 pub(super) fn members<'a>(
     object: &'a str,
     limits: &RequestLimits,
@@ -58,10 +58,10 @@ pub(super) fn members<'a>(
     Ok(list)
 }
 
-/// A string's text, which is a part of the JSON's wherever nothing in it is escaped.
+/// Decodes a string; borrowed from the JSON if it has no escapes.
 ///
 /// # Errors
-/// `Syntax` for half of a surrogate pair, which is no text.
+/// `Syntax` for an unpaired surrogate, which is not valid text.
 pub(super) fn string(text: &str) -> Result<Cow<'_, str>, InvalidRequest> {
     #[derive(serde::Deserialize)]
     struct BorrowedText<'a>(#[serde(borrow)] Cow<'a, str>);
@@ -69,10 +69,10 @@ pub(super) fn string(text: &str) -> Result<Cow<'_, str>, InvalidRequest> {
     read.map_err(|error| syntax(text, text.len(), &error))
 }
 
-/// The sizes of a shape, at most `max` of them.
+/// Reads the sizes of a shape, at most `max` of them.
 ///
 /// # Errors
-/// `Rank`; `None` for what is no array of integers.
+/// `Rank`; the result is `None` for a value that is not an array of integers.
 pub(super) fn shape(text: &str, max: usize) -> Result<Option<Vec<i64>>, InvalidRequest> {
     if !text.starts_with('[') {
         return Ok(None);
@@ -91,7 +91,7 @@ pub(super) fn shape(text: &str, max: usize) -> Result<Option<Vec<i64>>, InvalidR
     Ok(sound.then_some(sizes))
 }
 
-/// The text of a value without the white space between its parts; the value was read before.
+/// The text of a value without white space between its tokens; the value was validated before.
 pub(super) fn compact(text: &str) -> String {
     let (mut in_string, mut escaped) = (false, false);
     let keep = |part: &char| {
@@ -107,10 +107,10 @@ pub(super) fn compact(text: &str) -> String {
     text.chars().filter(keep).collect()
 }
 
-/// Calls `each` with the text of every element of an array; it is not called again where it has failed.
+/// Calls `each` with the text of every element of an array, until it fails.
 ///
 /// # Errors
-/// What `each` gives.
+/// The error of `each`.
 pub(super) fn elements(
     array: &str,
     each: &mut dyn FnMut(&str) -> Result<(), InvalidRequest>,
@@ -185,7 +185,7 @@ impl<'de> Visitor<'de> for ArrayElements<'_> {
     }
 }
 
-/// Whether a text that reads as JSON is nested deeper than `max`. One pass, no recursion.
+/// Whether valid JSON is nested deeper than `max`. One pass, no recursion.
 fn too_deep(text: &str, max: usize) -> bool {
     let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
     for byte in text.bytes() {
@@ -206,7 +206,7 @@ fn too_deep(text: &str, max: usize) -> bool {
     false
 }
 
-/// What the reader says, in RapidJSON's words and with its offset.
+/// The parser's error, in RapidJSON's wording and with its offset.
 fn syntax(text: &str, end: usize, error: &serde_json::Error) -> InvalidRequest {
     const WORDS: [(&str, &str); 14] = [
         (

@@ -1,4 +1,4 @@
-//! Limits of a request of this face (section 14 of the page).
+//! Limits of a request of the generate protocol (section 14 of the specification).
 
 use super::refused::InvalidRequest;
 use super::signature::{InputRole, InputTensor};
@@ -6,25 +6,26 @@ use super::signature::{InputRole, InputTensor};
 /// The limits of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestLimits {
-    /// Bytes of the JSON text, and of all tensors together, where a string costs its length and 4 (TR-315).
+    /// Bytes of the JSON text, and of all tensors together; a string counts its length and 4 (TR-315).
     pub input_bytes: usize,
-    /// How deep JSON may be nested (TR-302).
+    /// Maximum nesting depth of JSON (TR-302).
     pub json_depth: usize,
     /// Members of one object.
     pub json_members: usize,
     /// Bytes of an id (TR-304).
     pub id_bytes: usize,
-    /// Tensors of one request: inputs, and outputs that are asked for.
+    /// Tensors of one request: inputs, and requested outputs.
     pub tensors: usize,
     /// Dimensions of one tensor.
     pub tensor_rank: usize,
     /// Elements of one tensor.
     pub tensor_elements: usize,
-    /// Tokens that one request may ask for; what is more is cut to it. 0: the context is the only limit (TR-404).
+    /// Maximum of the tokens that one request may ask for; larger values are clipped. 0: only the context limits it
+    /// (TR-404).
     pub new_tokens: u32,
-    /// Stop texts of one request, and as many bad words.
+    /// Stop strings of one request, and also bad words.
     pub stop_words: usize,
-    /// Bytes of one stop text, and of one bad word.
+    /// Bytes of one stop string, and of one bad word.
     pub stop_bytes: usize,
     /// Choices of one request (TR-407).
     pub choices: u32,
@@ -52,10 +53,10 @@ impl Default for RequestLimits {
 }
 
 impl RequestLimits {
-    /// Whether this input may have so many elements; asked before each of them is stored.
+    /// Checks whether this input may have this many elements, before each of them is stored.
     ///
     /// # Errors
-    /// `Field` for stop texts and bad words, of which there may be few; `Elements` for everything else.
+    /// `Field` for stop strings and bad words, which have a lower limit; `Elements` for everything else.
     pub(super) fn admit(&self, input: &InputTensor, elements: usize) -> Result<(), InvalidRequest> {
         if let InputRole::Sampling(field) = &input.role
             && matches!(field.as_str(), "stop" | "bad_words")
@@ -76,7 +77,7 @@ impl RequestLimits {
         Ok(())
     }
 
-    /// What stop texts and bad words have to be.
+    /// The permitted stop strings and bad words, for messages.
     pub(super) fn texts_range(&self) -> String {
         let (most, bytes) = (self.stop_words, self.stop_bytes);
         format!("at most {most} strings of at most {bytes} bytes")

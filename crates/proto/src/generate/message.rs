@@ -13,7 +13,7 @@ impl Mapper<'_> {
     /// Reads a message.
     ///
     /// # Errors
-    /// The first thing that is wrong with it.
+    /// The first error in it.
     pub fn message(&self, message: &ModelInferRequest) -> Result<Mapped, InvalidRequest> {
         if message.id.len() > self.limits.id_bytes {
             return Err(InvalidRequest::IdBytes(self.limits.id_bytes));
@@ -90,7 +90,7 @@ impl Mapper<'_> {
 }
 
 impl ResponsePayload {
-    /// The message, without the model's name and the request's id.
+    /// The response as a message, without the model's name and the request's id.
     #[must_use]
     pub fn message(&self, signature: &Signature) -> ModelInferResponse {
         let mut message = ModelInferResponse::default();
@@ -116,7 +116,7 @@ impl ResponsePayload {
 }
 
 impl RequestParameter {
-    /// `None` if nothing is chosen, or no finite number.
+    /// Reads a parameter; `None` if no value is set, or it is not a finite number.
     fn from_message(message: &InferParameter) -> Option<Self> {
         Some(match message.parameter_choice.as_ref()? {
             ParameterChoice::BoolParam(flag) => Self::Bool(*flag),

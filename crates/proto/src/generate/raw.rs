@@ -1,11 +1,11 @@
-//! Tensor elements as raw bytes, and as contents of the gRPC schema (TR-803, TR-901).
+//! Tensor elements as raw bytes, and as typed contents of the gRPC schema (TR-803, TR-901).
 
 use super::datatype::Datatype;
 use super::tensor::{Strings, TensorData};
 use crate::generated::inference::InferTensorContents;
 
 impl TensorData {
-    /// The elements that these bytes are. `None` if they are not whole elements, or a `BOOL` is neither 0 nor 1.
+    /// Decodes elements. `None` if the bytes are not whole elements, or a `BOOL` is neither 0 nor 1.
     #[must_use]
     pub fn from_raw(datatype: Datatype, bytes: &[u8]) -> Option<Self> {
         Some(match datatype {
@@ -28,7 +28,7 @@ impl TensorData {
         })
     }
 
-    /// The elements as bytes of this datatype, which must be of their kind; integers beyond its range keep their low
+    /// Encodes the elements for this datatype, which must be of their kind; integers beyond its range keep their low
     /// bits, floats are rounded to the nearest.
     #[must_use]
     pub fn to_raw(&self, datatype: Datatype) -> Vec<u8> {
@@ -52,8 +52,8 @@ impl TensorData {
         out
     }
 
-    /// The elements that these contents are. `None` if they are out of the datatype's range, or it has no contents:
-    /// floats of 16 bits come as bytes only.
+    /// Converts typed contents. `None` if they are out of the datatype's range, or it has no typed contents: 16-bit
+    /// floats are only sent as bytes.
     #[must_use]
     pub fn from_contents(datatype: Datatype, contents: &InferTensorContents) -> Option<Self> {
         let fits = |number: i128| {
@@ -127,7 +127,7 @@ fn put_float(out: &mut Vec<u8>, datatype: Datatype, x: f64) {
         Datatype::Fp16 => out.extend_from_slice(&to_half(x).to_le_bytes()),
         Datatype::Bf16 => {
             let bits = (x as f32).to_bits();
-            // To the nearest, and from the middle to the even one. What is not a number stays none.
+            // Round to nearest, ties to even. NaN stays NaN.
             let round = 0x7fff + (bits >> 16 & 1);
             let upper = if x.is_nan() {
                 bits | 0x0040_0000
@@ -140,7 +140,7 @@ fn put_float(out: &mut Vec<u8>, datatype: Datatype, x: f64) {
     }
 }
 
-/// IEEE half precision: 1 bit of sign, 5 of exponent, 10 of fraction.
+/// Decodes an IEEE half: 1 bit of sign, 5 of exponent, 10 of fraction.
 fn half(bits: u16) -> f64 {
     let sign = if bits >> 15 == 0 { 1.0 } else { -1.0 };
     let fraction = f64::from(bits & 0x3ff);
@@ -152,7 +152,7 @@ fn half(bits: u16) -> f64 {
     }
 }
 
-/// To the nearest half, and from the middle to the even one.
+/// Converts to the nearest half, ties to even.
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -164,7 +164,7 @@ fn to_half(x: f64) -> u16 {
     if x.is_nan() {
         return sign | 0x7e00;
     }
-    // Beyond the middle between the greatest half and what would follow it.
+    // Beyond the midpoint between the largest half and its successor: infinity.
     if size >= 65_520.0 {
         return sign | 0x7c00;
     }
@@ -172,7 +172,7 @@ fn to_half(x: f64) -> u16 {
     if size < 2_f64.powi(-14) {
         return sign | steps(24);
     }
-    // The exponent of a normal number, exact. A fraction that is rounded up to 2048 raises it by itself.
+    // The exponent of a normal number, exact. A fraction that is rounded up to 2048 carries into it.
     let exponent = ((size.to_bits() >> 52) as i32) - 1023;
     let fraction = steps(10 - exponent);
     let exponent = ((exponent + 14) as u16) << 10;
@@ -267,7 +267,7 @@ mod tests {
         }
     }
 
-    /// Every half there is, and the nearest one for what lies between two.
+    /// Every half, and the nearest one for values between two.
     #[test]
     fn tr_803_halves_keep_their_bits_and_others_are_rounded() {
         for bits in 0..=u16::MAX {

@@ -2,15 +2,15 @@
 
 use super::datatype::Datatype;
 
-/// Why a request is refused. The text is the contract.
+/// Why a request is refused. Clients match the texts, so they must not change.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidRequest {
-    /// TR-301: the body is no JSON text.
+    /// TR-301: the body is not valid JSON.
     #[error("failed to parse the request JSON buffer: {reason} at {offset}")]
     Syntax {
-        /// In RapidJSON's words.
+        /// In RapidJSON's wording.
         reason: &'static str,
-        /// Bytes before the place.
+        /// Byte offset of the error.
         offset: usize,
     },
     /// TR-302: nested too deep.
@@ -19,30 +19,30 @@ pub enum InvalidRequest {
     /// An object has too many members.
     #[error("a JSON object has more than {0} members")]
     Members(usize),
-    /// TR-303: the body is no object.
+    /// TR-303: the body is not an object.
     #[error("attempt to get members for non-object")]
     NoObject,
-    /// TR-304: the id is no string.
+    /// TR-304: the id is not a string.
     #[error("Unable to parse 'id': attempt to access JSON non-string as string")]
     Id,
     /// TR-304: the id is too long.
     #[error("'id' must be at most {0} bytes long")]
     IdBytes(usize),
-    /// TR-306: `parameters` is no object.
+    /// TR-306: `parameters` is not an object.
     #[error(
         "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object"
     )]
     Parameters,
-    /// TR-306: what is wrong inside `parameters`.
+    /// TR-306: an error inside `parameters`.
     #[error("Converting keyword: 'parameters': {0}")]
     Nested(Box<Self>),
     /// TR-306: the model has an input of that name.
     #[error("Keyword 'parameters' for nested schema also given as input tensor name")]
     ParametersIsInput,
-    /// TR-307: a parameter that is no string, number or boolean.
+    /// TR-307: a parameter that is not a string, number or boolean.
     #[error("parameter '{0}' has invalid type. It should be either 'int', 'bool', or 'string'.")]
     ParameterType(String),
-    /// TR-307: a parameter that the model does not know, where it wants to know all.
+    /// TR-307: a parameter that the model does not know, in strict mode.
     #[error("unknown parameter '{name}' for model '{model}'")]
     UnknownParameter {
         /// The parameter.
@@ -50,13 +50,13 @@ pub enum InvalidRequest {
         /// The model.
         model: String,
     },
-    /// TR-309: the elements do not fit the shape.
+    /// TR-309: the number of elements does not match the shape.
     #[error("The schema can not convert input '{0}' to tensor with proper shape")]
     Shape(String),
-    /// TR-310: an element of another JSON type.
+    /// TR-310: an element of the wrong JSON type.
     #[error("{}", wrong_type(*.0))]
     Type(Datatype),
-    /// TR-310: half precision has no JSON.
+    /// TR-310: half precision has no JSON form.
     #[error(
         "receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
     )]
@@ -82,13 +82,13 @@ pub enum InvalidRequest {
     /// More tensors than a request may have (D-47).
     #[error("a request has more than {0} inputs or outputs")]
     Tensors(usize),
-    /// A message that would be too large once it is read (D-47).
+    /// A message that would be too large once it is decoded (D-47).
     #[error(
         "the values of this message take more than the maximum allowed input size of {0} bytes. Use \
          --http-max-input-size to increase the limit."
     )]
     MessageBytes(usize),
-    /// The message is none of its schema.
+    /// The message does not match its schema.
     #[error("the message is not what its schema says")]
     Malformed,
     /// More elements than a tensor may have.
@@ -116,23 +116,23 @@ pub enum InvalidRequest {
          --http-max-input-size to increase the limit."
     )]
     JsonBytes {
-        /// Its length, as far as it was read.
+        /// Its length, as far as it was received.
         bytes: u64,
         /// The limit.
         max: usize,
     },
-    /// TR-315: a body of raw bytes, or of JSON with raw bytes behind it, is too large.
+    /// TR-315: a body of raw bytes, or of JSON followed by raw bytes, is too large.
     #[error(
         "request body size of {bytes} bytes exceeds the maximum allowed input size of {max} bytes. Use \
          --http-max-input-size to increase the limit."
     )]
     BodyBytes {
-        /// Its length, as far as it was read.
+        /// Its length, as far as it was received.
         bytes: u64,
         /// The limit.
         max: usize,
     },
-    /// D-47: a message would take too much memory once it is decoded.
+    /// D-47: the message would take too much memory once it is decoded.
     #[error(
         "the message takes more than {max} bytes once it is decoded: send fewer tensors, parameters or elements"
     )]
@@ -146,7 +146,7 @@ pub enum InvalidRequest {
          size of {max}. Use --http-max-input-size to increase the limit."
     )]
     TensorBytes {
-        /// Bytes of the inputs before.
+        /// Bytes of the preceding inputs.
         before: usize,
         /// The input.
         name: String,
@@ -155,54 +155,54 @@ pub enum InvalidRequest {
         /// The limit.
         max: usize,
     },
-    /// A string that has to be text and is not.
+    /// A string that must be UTF-8 and is not.
     #[error("input '{0}' is not valid UTF-8")]
     Utf8(String),
-    /// TR-403: not an object.
+    /// TR-403: `sampling_parameters` is not an object.
     #[error("sampling_parameters must be a JSON object: {0}")]
     SamplingJson(String),
-    /// TR-403: a field of wrong type or range.
+    /// TR-403: a field of the wrong type or out of range.
     #[error("parameter '{field}' must be {range}, got {got}")]
     Field {
         /// The field.
         field: String,
-        /// What would be right.
+        /// The permitted values.
         range: String,
-        /// What was given, shortened.
+        /// The value given, truncated.
         got: String,
     },
-    /// TR-405.
+    /// TR-405: the prompt was requested in a stream.
     #[error("When streaming, `exclude_input_in_output` = False is not allowed.")]
     PromptInStream,
-    /// TR-401.
+    /// TR-401: beam search was requested.
     #[error("beam search is not supported")]
     Beam,
-    /// TR-401: known, and not there.
+    /// TR-401: known, but not supported.
     #[error("'{0}' is not supported")]
     Unsupported(String),
-    /// TR-805: a name that requests may not use.
+    /// TR-805: a reserved parameter name.
     #[error(
         "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
     )]
     Reserved,
-    /// What is wrong with a request of infer (TR-802 to TR-804).
+    /// An error in a request of infer (TR-802 to TR-804).
     #[error("{0}")]
     Infer(String),
 }
 
-/// Why a body cannot be read as its `Content-Encoding` says (TR-209).
+/// Why a body cannot be decoded as its `Content-Encoding` says (TR-209).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Encoding {
-    /// An encoding that generate does not know.
+    /// An encoding that generate does not support.
     #[error("Unsupported content-encoding '{0}', supported: identity, gzip, deflate, zstd.")]
     Unknown(String),
-    /// The reference decodes nothing.
+    /// An encoding other than identity, where the reference server decodes none.
     #[error("Unsupported content-encoding, only 'identity' is supported.")]
     IdentityOnly,
-    /// An encoding that infer does not know.
+    /// An encoding that infer does not support.
     #[error("Unsupported compression type")]
     UnknownCompression,
-    /// The bytes are not what the header says.
+    /// The bytes do not match the encoding.
     #[error("the request body is not valid {0} data")]
     Corrupt(&'static str),
 }

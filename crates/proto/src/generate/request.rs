@@ -9,12 +9,12 @@ use super::signature::{InputRole, InputTensor, Signature};
 use super::tensor::{Tensor, TensorData, fit};
 use crate::clip::{SHOWN_BYTES_MAX, shown};
 
-/// A named value that no input declares.
+/// A named value that is not a declared input.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RequestParameter {
-    /// True or false.
+    /// A boolean.
     Bool(bool),
-    /// An integer of 64 bits.
+    /// A 64-bit integer.
     Int(i64),
     /// Any other number.
     Double(f64),
@@ -22,38 +22,38 @@ pub enum RequestParameter {
     Text(String),
 }
 
-/// What a request gives.
+/// A parsed request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mapped {
-    /// Its id, if it has one that is not empty.
+    /// Its id, if it is not empty.
     pub id: Option<String>,
-    /// The tensors given, each with the place of its input in the signature.
+    /// The tensors, each with the index of its input in the signature.
     pub tensors: Vec<(usize, Tensor)>,
     /// The parameters, each name once.
     pub parameters: Vec<(String, RequestParameter)>,
-    /// Parameters that mean nothing to the model.
+    /// Number of parameters that the model does not know.
     pub unknown: u32,
-    /// The outputs asked for by name, where a request can do that.
+    /// The outputs requested by name, in protocols that support it.
     pub outputs: Option<Vec<usize>>,
 }
 
-/// Whose inputs a body is read for.
+/// Maps a body to the inputs of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapper<'a> {
-    /// The model, in messages.
+    /// The model's name, for messages.
     pub model: &'a str,
-    /// What it takes.
+    /// The signature of the model.
     pub signature: &'a Signature,
-    /// Names of parameters that mean something beside the sampling fields.
+    /// Names of known parameters in addition to the sampling fields.
     pub known: &'a [String],
-    /// Other parameters are refused (TR-307).
+    /// Whether unknown parameters are refused (TR-307).
     pub strict: bool,
-    /// How much is taken.
+    /// The limits of a request.
     pub limits: &'a RequestLimits,
 }
 
 impl Mapped {
-    /// The id as refusals show it.
+    /// The id as error messages show it.
     #[must_use]
     pub fn shown_id(&self) -> &str {
         let id = self.id.as_deref().unwrap_or("<id_unknown>");
@@ -74,7 +74,7 @@ impl Mapped {
         found.map(|(_, value)| value)
     }
 
-    /// The tensor of the input with this role, with its input.
+    /// The tensor of the input with this role, together with that input.
     pub(super) fn role<'a>(
         &'a self,
         signature: &'a Signature,
@@ -91,7 +91,7 @@ impl Mapper<'_> {
     /// Reads a whole body.
     ///
     /// # Errors
-    /// The first thing that is wrong with it, in the order of TR-203.
+    /// The first error in it, in the order of TR-203.
     pub fn map(&self, body: &[u8]) -> Result<Mapped, InvalidRequest> {
         if body.len() > self.limits.input_bytes {
             return Err(InvalidRequest::JsonBytes {
@@ -114,10 +114,10 @@ impl Mapper<'_> {
         Ok(mapped)
     }
 
-    /// TR-314: whether everything required is there.
+    /// TR-314: checks that all required inputs are present.
     ///
     /// # Errors
-    /// `Missing`, with all that is missing.
+    /// `Missing`, with all missing inputs.
     pub fn complete(&self, mapped: &Mapped) -> Result<(), InvalidRequest> {
         let inputs = &self.signature.inputs;
         let converses = mapped.role(self.signature, &InputRole::Messages).is_some();
@@ -125,7 +125,7 @@ impl Mapper<'_> {
             .iter()
             .enumerate()
             .filter(|(location, input)| !input.optional && mapped.tensor(*location).is_none())
-            // A conversation stands for the prompt.
+            // A conversation replaces the prompt.
             .filter(|(_, input)| !(converses && input.role == InputRole::Prompt))
             .map(|(_, input)| &*input.name)
             .collect();
@@ -155,10 +155,10 @@ impl Mapper<'_> {
         )))
     }
 
-    /// One parameter more; the first of a name wins (TR-307).
+    /// Adds one parameter; the first one of a name wins (TR-307).
     ///
     /// # Errors
-    /// `UnknownParameter`, where the model wants to know all.
+    /// `UnknownParameter` in strict mode.
     pub fn parameter(
         &self,
         mapped: &mut Mapped,
@@ -186,7 +186,7 @@ fn quoted(names: &[&str]) -> String {
     format!("[{}]", names.join(","))
 }
 
-/// TR-304: the id, wherever it stands.
+/// TR-304: finds the id, wherever it is.
 pub(super) fn id(
     members: &[NamedMember<'_>],
     limits: &RequestLimits,
@@ -204,11 +204,11 @@ pub(super) fn id(
     Ok((!id.is_empty()).then(|| id.into()))
 }
 
-/// A request that is being filled.
+/// A request being built.
 struct RequestBuilder<'a> {
     mapper: Mapper<'a>,
     into: &'a mut Mapped,
-    /// Of the tensors so far.
+    /// Bytes of the tensors so far.
     bytes: usize,
 }
 
@@ -230,7 +230,7 @@ impl RequestBuilder<'_> {
         Ok(())
     }
 
-    /// TR-306.
+    /// TR-306: reads the members of `parameters`.
     fn nested(&mut self, value: &str) -> Result<(), InvalidRequest> {
         if !value.starts_with('{') {
             return Err(InvalidRequest::Parameters);
@@ -280,7 +280,7 @@ impl RequestBuilder<'_> {
     }
 }
 
-/// TR-307.
+/// TR-307: reads a parameter.
 pub(super) fn parameter(name: &str, value: &str) -> Result<RequestParameter, InvalidRequest> {
     Ok(match value.as_bytes().first() {
         Some(b'"') => RequestParameter::Text(json::string(value)?.into()),
@@ -294,7 +294,7 @@ pub(super) fn parameter(name: &str, value: &str) -> Result<RequestParameter, Inv
     })
 }
 
-/// A number that JSON allows; those that no double holds are refused as RapidJSON refuses them.
+/// Reads a JSON number; numbers beyond the range of a double are refused, as RapidJSON does.
 fn double(text: &str) -> Result<f64, InvalidRequest> {
     let number: Option<f64> = text.parse().ok();
     number
@@ -305,7 +305,7 @@ fn double(text: &str) -> Result<f64, InvalidRequest> {
         })
 }
 
-/// How the text of a member becomes a tensor.
+/// Converts the JSON text of a member to a tensor.
 pub(super) struct TextMember<'a> {
     pub(super) input: &'a InputTensor,
     pub(super) lenient: bool,
@@ -313,14 +313,14 @@ pub(super) struct TextMember<'a> {
 }
 
 impl TextMember<'_> {
-    /// The elements of a value, however they are nested.
+    /// Reads the elements of a value, however they are nested.
     pub(super) fn data(&self, value: &str) -> Result<TensorData, InvalidRequest> {
         let mut data = TensorData::empty(self.input.datatype);
         self.flatten(&mut data, value)?;
         Ok(data)
     }
 
-    /// The tensor, and of how many rows it is; more than one only where there are `batches` (TR-1307).
+    /// Reads the tensor and its number of rows, which exceeds one only with `batches` (TR-1307).
     fn tensor(&self, value: &str, batches: bool) -> Result<(i64, Tensor), InvalidRequest> {
         let input = self.input;
         if matches!(input.datatype, Datatype::Fp16 | Datatype::Bf16) {
@@ -344,7 +344,7 @@ impl TextMember<'_> {
             self.element(&mut data, value)?;
             1
         };
-        // TR-308: shapes are made for the outer level; what is nested has to be of one element each.
+        // TR-308: shapes are computed for the outer level; nested values must have one element each.
         let one = fit(&input.shape, count).map(|shape| (1, shape));
         let fitted = one.or_else(|| rows(&input.shape, count).filter(|_| batches));
         let fitted = fitted.filter(|_| count == data.len());
@@ -352,7 +352,7 @@ impl TextMember<'_> {
         Ok((rows, Tensor { shape, data }))
     }
 
-    /// JSON of this depth was let in: recursion is bounded.
+    /// The nesting depth was checked before, so the recursion is bounded.
     fn flatten(&self, data: &mut TensorData, value: &str) -> Result<(), InvalidRequest> {
         if value.starts_with('[') {
             json::elements(value, &mut |element| self.flatten(data, element))
@@ -376,7 +376,7 @@ impl TextMember<'_> {
                 list.push(text.as_bytes());
                 Ok(())
             }
-            // TR-312: a string that is wholly of the type.
+            // TR-312: a string is accepted if all of it parses as the type.
             other if self.lenient => self.plain(other, text.trim()),
             _ => Err(wrong()),
         }
@@ -392,7 +392,7 @@ impl TextMember<'_> {
         }
     }
 
-    /// A number or a flag.
+    /// Reads a number or a boolean.
     fn plain(&self, data: &mut TensorData, text: &str) -> Result<(), InvalidRequest> {
         let wrong = || InvalidRequest::Type(self.input.datatype);
         match data {
@@ -442,7 +442,7 @@ impl TextMember<'_> {
     }
 }
 
-/// How many rows of a fixed shape so many elements are.
+/// The number of rows of a fixed shape that this many elements make.
 fn rows(declared: &[i64], count: usize) -> Option<(i64, Vec<i64>)> {
     let fixed = declared.iter().all(|size| *size > 0);
     let each: i64 = declared.iter().product();

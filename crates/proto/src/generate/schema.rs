@@ -6,8 +6,8 @@ use super::datatype::Datatype;
 use super::signature::{InputRole, InputTensor, OutputTensor, Signature};
 
 impl Signature {
-    /// The schema of a request of generate; what it is answered with stands in `$defs`: `response`, which every event of a
-    /// stream is too, and `error`.
+    /// The schema of a request of generate. `$defs` has the schemas of what it is answered with: `response`, which is
+    /// also that of every event of a stream, and `error`.
     #[must_use]
     pub fn schema(&self, model: &str) -> Value {
         let inputs = self.inputs.iter();
@@ -22,7 +22,7 @@ impl Signature {
             "title": model,
             "type": "object",
             "properties": properties,
-            // What is not declared is a parameter.
+            // An undeclared member is a parameter.
             "additionalProperties": {"type": ["string", "integer", "number", "boolean"]},
             "$defs": {
                 "response": self.response_schema(),
@@ -38,8 +38,8 @@ impl Signature {
         schema
     }
 
-    /// Which members a request needs. One of two may stand for the prompt, and members may stand one level down, where
-    /// nothing is required by a schema that reads from the top; it is required there or here.
+    /// Adds the required members. One of two members may give the prompt, and members may be nested one level down in
+    /// `parameters`, where a schema that reads from the top cannot require them; so each is required here or there.
     fn require(&self, schema: &mut Value) {
         let inputs = self.inputs.iter();
         let converses = inputs.filter(|input| input.role == InputRole::Messages);
@@ -97,13 +97,13 @@ impl Signature {
     }
 }
 
-/// TR-503: one element is itself, any other number of them a list.
+/// TR-503: one element is a scalar, any other number of elements a list.
 fn output_schema(output: &OutputTensor) -> Value {
     let mut element = element(output.datatype, false);
     if output.datatype.range().is_none()
         && !matches!(output.datatype, Datatype::Bytes | Datatype::Bool)
     {
-        // What is not finite.
+        // `null` stands for numbers that are not finite.
         element = json!({"type": ["number", "null"]});
     }
     json!({"anyOf": [element, {"type": "array", "items": element}]})

@@ -1,4 +1,5 @@
-//! Generation parameters from tensors and parameters, one value per field whichever way it came (TR-402 to TR-408).
+//! Generation settings from tensors and parameters, one value per field in whichever way it was sent (TR-402 to
+//! TR-408).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,56 +14,56 @@ use super::tensor::{Tensor, TensorData};
 use crate::bounded_json::{self, JsonBounds, JsonUnread};
 use crate::clip::shown;
 
-/// What a request of a text model asks for; what is not set is the model's to decide.
+/// The settings of a request to a text model; fields that are not set have the model's defaults.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
     /// One response per flush.
     pub stream: bool,
-    /// Whether the prompt is kept out of the output; `None`: the model's default (TR-405).
+    /// Whether the prompt is excluded from the output; `None`: the model's default (TR-405).
     pub exclude_prompt: Option<bool>,
-    /// At most this many tokens.
+    /// Maximum number of tokens.
     pub max_tokens: Option<u32>,
-    /// At least this many.
+    /// Minimum number of tokens.
     pub min_tokens: Option<u32>,
-    /// 0 takes the most likely token.
+    /// 0 selects the most likely token.
     pub temperature: Option<f32>,
-    /// Keeps the smallest set with this probability.
+    /// Nucleus sampling: keeps the smallest set of tokens with this probability.
     pub top_p: Option<f32>,
-    /// Keeps so many of the most likely; 0 is off.
+    /// Keeps this many of the most likely tokens; 0 is off.
     pub top_k: Option<u32>,
-    /// Keeps what is at least this fraction of the most likely.
+    /// Keeps tokens with at least this fraction of the probability of the most likely one.
     pub min_p: Option<f32>,
-    /// Divides the logits of tokens seen.
+    /// Divides the logits of tokens seen before.
     pub repetition_penalty: Option<f32>,
-    /// Subtracted once from tokens generated before.
+    /// Subtracted once from the logits of tokens generated before.
     pub presence_penalty: Option<f32>,
-    /// Subtracted for each time.
+    /// Subtracted for each occurrence.
     pub frequency_penalty: Option<f32>,
     /// Equal seeds give equal text.
     pub seed: Option<u64>,
-    /// Texts that end the output.
+    /// Stop strings.
     pub stop: Vec<String>,
-    /// Texts that must not come in the output.
+    /// Strings that must not occur in the output.
     pub bad_words: Vec<String>,
-    /// Tokens that end it.
+    /// Stop tokens.
     pub stop_token_ids: Vec<u32>,
-    /// Go on past the end of the sequence.
+    /// Continue past the end-of-sequence token.
     pub ignore_eos: Option<bool>,
-    /// Control tokens are no text; with `false` they are their names.
+    /// Omit control tokens from text; with `false` they appear as their names.
     pub skip_special_tokens: Option<bool>,
-    /// So many choices.
+    /// Number of choices.
     pub choices: Option<u32>,
-    /// So many alternatives beside each token's log-probability.
+    /// Number of alternatives beside each token's log-probability.
     pub top_logprobs: Option<u32>,
-    /// Added to tokens' logits; -100 and below forbids.
+    /// Added to tokens' logits; -100 and below forbids a token.
     pub logit_bias: BTreeMap<u32, f32>,
-    /// The whole request may take this long.
+    /// Time limit of the whole request.
     pub timeout: Option<Duration>,
-    /// Lower goes first; 0 is usual.
+    /// Lower values run first; 0 is the default.
     pub priority: i64,
 }
 
-/// The sampling fields. A later name of one target wins over an earlier one.
+/// The sampling fields. If several names set the same value, the later name wins.
 const FIELDS: &[&str] = &[
     "max_tokens",
     "max_new_tokens",
@@ -98,16 +99,16 @@ const FIELDS: &[&str] = &[
     "grammar",
 ];
 
-/// Whether a parameter of this name means something to a text model.
+/// Whether a parameter of this name has a meaning for a text model.
 pub(super) fn is_field(name: &str) -> bool {
     FIELDS.contains(&name)
 }
 
 impl Settings {
-    /// Puts everything together that a request says.
+    /// Collects the settings of a request.
     ///
     /// # Errors
-    /// The field that is wrong, with its range.
+    /// The invalid field, with its range.
     pub fn of(
         signature: &Signature,
         mapped: &Mapped,
@@ -115,14 +116,14 @@ impl Settings {
     ) -> Result<Self, InvalidRequest> {
         let mut settings = Self::default();
         let fields = fields(signature, mapped, &mut settings, limits)?;
-        // In the order of the names, so that which one wins depends on nothing else.
+        // In the order of the names, so that only this decides which one wins.
         for name in FIELDS {
             if let Some(value) = fields.get(*name).filter(|value| !value.is_null()) {
                 settings.set(name, value, limits)?;
             }
         }
         settings.limit(limits);
-        // vLLM's backend refuses it; the TensorRT-LLM ensemble, whose client asks for it by default, takes it and
+        // vLLM's backend refuses this; the TensorRT-LLM ensemble, whose client requests it by default, accepts it and
         // streams no prompt all the same (D-55).
         if settings.stream
             && settings.exclude_prompt == Some(false)
@@ -206,8 +207,8 @@ impl Settings {
 
 const TOP_LOGPROBS_MAX: u32 = 20;
 
-/// Every field once: a declared input wins, then `sampling_parameters`, then the parameters, which count only without it
-/// (TR-403). Sets what is no sampling field on the way.
+/// Reads every field once: a declared input wins, then `sampling_parameters`, then the parameters, which only count
+/// without it (TR-403). Also applies inputs that are not sampling fields.
 fn fields(
     signature: &Signature,
     mapped: &Mapped,
@@ -256,7 +257,7 @@ fn fields(
     Ok(fields)
 }
 
-/// One element is itself, unless the field is a list.
+/// A single element is a scalar, unless the field is a list.
 fn only(mut values: Vec<Value>, list: bool) -> Value {
     if values.len() == 1 && !list {
         values.remove(0)
@@ -265,7 +266,7 @@ fn only(mut values: Vec<Value>, list: bool) -> Value {
     }
 }
 
-/// False, nothing and empty texts ask for nothing.
+/// Whether a tensor has an effect: false, empty data and empty strings have none.
 fn does_something(tensor: &Tensor) -> bool {
     match &tensor.data {
         TensorData::Bool(list) => list.contains(&true),
@@ -274,7 +275,7 @@ fn does_something(tensor: &Tensor) -> bool {
     }
 }
 
-/// TR-403.
+/// TR-403: reads the fields of `sampling_parameters`.
 fn sampling_json(
     tensor: &Tensor,
     limits: &RequestLimits,
@@ -301,7 +302,7 @@ fn sampling_json(
     }
 }
 
-/// One field as it was given.
+/// One field as it was sent.
 #[derive(Clone, Copy)]
 struct Field<'a> {
     name: &'a str,
@@ -335,7 +336,7 @@ impl Field<'_> {
         fits.ok_or_else(|| self.wrong(range))
     }
 
-    /// A count of tokens; what is more than 32 bits hold is as good as no limit.
+    /// A count of tokens; values beyond 32 bits mean no limit.
     fn cut(self, range: &str) -> Result<u32, InvalidRequest> {
         let number = self.integer(range, 0, i128::from(u64::MAX))?;
         Ok(u32::try_from(number).unwrap_or(u32::MAX))
@@ -354,7 +355,7 @@ impl Field<'_> {
         };
         #[allow(clippy::cast_possible_truncation, reason = "the field is a float")]
         let number = number.map(|number: f64| number as f32);
-        // NaN is in no range.
+        // NaN is outside of every range.
         number
             .filter(|number| fits(*number))
             .ok_or_else(|| self.wrong(range))
@@ -373,7 +374,7 @@ impl Field<'_> {
         }
     }
 
-    /// Empty texts are dropped: a client sends `[""]`.
+    /// Empty strings are dropped: a client sends `[""]`.
     fn texts(self, limits: &RequestLimits) -> Result<Vec<String>, InvalidRequest> {
         let range = || limits.texts_range();
         let list = match self.value {
@@ -408,7 +409,7 @@ impl Field<'_> {
             limits.biases
         );
         let wrong = || self.wrong(&range);
-        // A parameter can only be text.
+        // A parameter can only be a string.
         let bounds = JsonBounds {
             values: limits.biases + 1,
             entries: limits.biases,
@@ -432,7 +433,7 @@ impl Field<'_> {
             .collect()
     }
 
-    /// A field that does nothing here, unless it asks for something.
+    /// Accepts a field without effect here, unless its value would require one.
     fn harmless(self) -> Result<(), InvalidRequest> {
         let nothing = match self.name {
             "beam_width" => {

@@ -4,21 +4,21 @@ use super::datatype::Datatype;
 use super::request::Mapped;
 use super::tensor::Tensor;
 
-/// The tensors of a model.
+/// The inputs and outputs of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
-    /// What it takes, in order.
+    /// The inputs, in order.
     pub inputs: Vec<InputTensor>,
-    /// What it gives, in the order of answers.
+    /// The outputs, in the order of responses.
     pub outputs: Vec<OutputTensor>,
-    /// Above 0, shapes have a leading dimension for a batch.
+    /// Above 0, shapes have a leading batch dimension.
     pub max_batch_size: u32,
-    /// It may give any number of responses.
+    /// Whether it may send any number of responses.
     pub decoupled: bool,
-    /// Numbers and flags are taken as strings too (TR-312): the union signature alone.
+    /// Whether numbers and booleans are accepted as strings too (TR-312): in the union signature only.
     pub lenient: bool,
-    /// It behaves as a TensorRT-LLM ensemble (D-55): each response is of one sequence and says of which, and the prompt
-    /// may be asked for in a stream, which never has it.
+    /// Whether it behaves as a TensorRT-LLM ensemble (D-55): each response is of one sequence and carries its index,
+    /// and the prompt may be requested in a stream, but is never sent there.
     pub tensorrt_llm: bool,
 }
 
@@ -31,11 +31,11 @@ pub struct InputTensor {
     pub datatype: Datatype,
     /// Its dimensions, -1 where any size fits.
     pub shape: Vec<i64>,
-    /// A request may leave it out.
+    /// Whether a request may omit it.
     pub optional: bool,
-    /// What it is for.
+    /// Its role.
     pub role: InputRole,
-    /// It takes any JSON value, as its text (TR-1306).
+    /// Whether it accepts any JSON value, as its text (TR-1306).
     pub accepts_json: bool,
 }
 
@@ -48,11 +48,11 @@ pub struct OutputTensor {
     pub datatype: Datatype,
     /// Its dimensions, -1 where any size fits.
     pub shape: Vec<i64>,
-    /// What it is.
+    /// Its role.
     pub role: OutputRole,
 }
 
-/// What an input is for (TR-104).
+/// The role of an input (TR-104).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InputRole {
     /// The prompt.
@@ -61,13 +61,13 @@ pub enum InputRole {
     Messages,
     /// One response per flush.
     Stream,
-    /// Whether the prompt stands before the output.
+    /// Whether the prompt is excluded from the output.
     ExcludePrompt,
     /// An object of sampling fields.
     SamplingJson,
     /// One sampling field.
     Sampling(String),
-    /// Asks for the output of this name, or of these names with `+` between them.
+    /// Requests the output of this name, or several names separated by `+`.
     Want(String),
     /// Images.
     Image,
@@ -75,60 +75,60 @@ pub enum InputRole {
     Port(String),
     /// A control of a scripted model.
     Control(String),
-    /// Accepted, checked, ignored; also what has no role.
+    /// Accepted, validated and ignored; also an input without a role.
     Ignore,
-    /// Known, and refused where it would do something.
+    /// Known, and refused if it would have an effect.
     Unsupported,
 }
 
-/// What an output is (TR-104).
+/// The role of an output (TR-104).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OutputRole {
     /// The generated text.
     Text,
-    /// Why a choice ended.
+    /// The finish reason of a choice.
     FinishReason,
     /// The sum of the log-probabilities so far.
     CumulativeLogprob,
-    /// Log-probabilities of the tokens of a response, as JSON texts.
+    /// Log-probabilities of the tokens of a response, as JSON strings.
     Logprobs,
     /// The same as numbers.
     TokenLogprobs,
-    /// Tokens of the prompt.
+    /// Number of prompt tokens.
     NumInputTokens,
-    /// Tokens of a response.
+    /// Number of tokens of a response.
     NumOutputTokens,
-    /// Which row of a batch a response is of.
+    /// The row of a batch that a response belongs to.
     BatchIndex,
-    /// Which of several choices a response is of.
+    /// The choice that a response belongs to.
     SequenceIndex,
     /// An embedding.
     Embedding,
     /// The output of a function.
     Port(String),
-    /// Never given: an output without a role.
+    /// Never sent: an output without a role.
     Nothing,
 }
 
-/// Why a signature is not legal (TR-105).
+/// Why a signature is invalid (TR-105).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSignature {
-    /// Two tensors of one side bear the same name.
+    /// Two inputs, or two outputs, have the same name.
     #[error("tensor `{0}` is declared twice")]
     Twice(String),
-    /// A name that answers or requests need for themselves.
+    /// A name that requests or responses reserve.
     #[error("tensor `{0}` has a name that is reserved")]
     Reserved(String),
-    /// Nothing to work from.
+    /// There is no input to generate from.
     #[error("no input has the role prompt, messages or port.NAME")]
     NoPrompt,
-    /// A dimension below -1, or a name that is empty.
+    /// A dimension below -1, or an empty name.
     #[error("tensor `{0}` needs a name, and dimensions of -1, 0 or more")]
     Malformed(String),
 }
 
 impl InputRole {
-    /// The role of this name; `None` if there is none.
+    /// The role with this name; `None` if there is none.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
@@ -151,12 +151,12 @@ impl InputRole {
 }
 
 impl OutputRole {
-    /// Whether it says of which sequence a response is.
+    /// Whether it carries the index of a sequence.
     pub(super) const fn is_index(&self) -> bool {
         matches!(self, Self::BatchIndex | Self::SequenceIndex)
     }
 
-    /// The role of this name; `None` if there is none.
+    /// The role with this name; `None` if there is none.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
@@ -178,7 +178,7 @@ impl Signature {
     /// Checks TR-105.
     ///
     /// # Errors
-    /// [`InvalidSignature`], naming the tensor.
+    /// [`InvalidSignature`], with the name of the tensor.
     pub fn check(&self) -> Result<(), InvalidSignature> {
         let inputs: Vec<_> = self
             .inputs
@@ -205,19 +205,19 @@ impl Signature {
         }
     }
 
-    /// The place of an input.
+    /// The index of an input.
     #[must_use]
     pub fn input(&self, name: &str) -> Option<usize> {
         self.inputs.iter().position(|input| input.name == name)
     }
 
-    /// The place of an output.
+    /// The index of an output.
     #[must_use]
     pub fn output(&self, name: &str) -> Option<usize> {
         self.outputs.iter().position(|output| output.name == name)
     }
 
-    /// Which outputs a request gets: those that no input asks for, and those that it asks for.
+    /// The outputs that a request gets: those that need no request by an input, and those that it requests.
     #[must_use]
     pub fn wanted(&self, mapped: &Mapped) -> Vec<bool> {
         if let Some(asked) = &mapped.outputs {
@@ -226,7 +226,7 @@ impl Signature {
                 .collect();
         }
         let asks = |output: &OutputTensor| {
-            // What vLLM's clients never see.
+            // vLLM's clients never get the index outputs.
             if output.role.is_index() {
                 return self.tensorrt_llm;
             }
@@ -246,13 +246,13 @@ impl Signature {
         self.outputs.iter().map(asks).collect()
     }
 
-    /// The place of the output with this role.
+    /// The index of the output with this role.
     #[must_use]
     pub fn output_of(&self, role: &OutputRole) -> Option<usize> {
         self.outputs.iter().position(|output| output.role == *role)
     }
 
-    /// Whether each response is of one sequence: the request gets an output that says of which (D-55).
+    /// Whether each response belongs to one sequence: the request gets an output with its index (D-55).
     #[must_use]
     pub fn is_separate(&self, mapped: &Mapped) -> bool {
         let outputs = self.outputs.iter().zip(self.wanted(mapped));
@@ -261,7 +261,7 @@ impl Signature {
             .any(|(output, wanted)| wanted && output.role.is_index())
     }
 
-    /// The shape that metadata shows: with a leading -1 where there are batches (TR-102).
+    /// The shape shown in metadata: with a leading -1 if the model accepts batches (TR-102).
     #[must_use]
     pub fn shown(&self, shape: &[i64]) -> Vec<i64> {
         let batch = (self.max_batch_size > 0).then_some(-1);

@@ -1,62 +1,62 @@
-//! Tensor values.
+//! Tensors: shapes and elements.
 
 use serde_json::Value;
 use smallvec::SmallVec;
 
 use super::datatype::Datatype;
 
-/// A shape, and that many elements.
+/// A shape, and the elements for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     /// Its dimensions, each 0 or more.
     pub shape: Vec<i64>,
-    /// Its elements, the last dimension running fastest.
+    /// Its elements in row-major order.
     pub data: TensorData,
 }
 
-/// Elements, in the widest type of their kind; the datatype stands in the signature.
+/// Elements, in the widest type of their kind; the datatype is in the signature.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TensorData {
-    /// Of `BOOL`.
+    /// `BOOL`.
     Bool(Vec<bool>),
-    /// Of the signed integers.
+    /// The signed integers.
     Int(Vec<i64>),
-    /// Of the unsigned integers.
+    /// The unsigned integers.
     Uint(Vec<u64>),
-    /// Of the floats.
+    /// The floats.
     Float(Vec<f64>),
-    /// Of `BYTES`.
+    /// `BYTES`.
     Bytes(Strings),
 }
 
-/// Strings of bytes, one behind the other: many short ones cost little more than their bytes.
+/// Byte strings in one buffer: many short ones cost little more than their bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Strings {
     data: Vec<u8>,
-    /// Nearly always of one: answers come token by token.
+    /// Inline for one string, the usual case: responses are sent token by token.
     ends: SmallVec<[usize; 1]>,
 }
 
 impl Strings {
-    /// One more.
+    /// Appends a string.
     pub fn push(&mut self, text: &[u8]) {
         self.data.extend_from_slice(text);
         self.ends.push(self.data.len());
     }
 
-    /// How many there are.
+    /// Number of strings.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no strings.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// Each, in order.
+    /// Iterates over the strings, in order.
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
         let begins = std::iter::once(0).chain(self.ends.iter().copied());
         begins
@@ -64,7 +64,7 @@ impl Strings {
             .map(|(begin, end)| &self.data[begin..*end])
     }
 
-    /// What they cost where a string costs its length and 4.
+    /// Bytes of all strings, each counted with its length and 4.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.data.len() + 4 * self.ends.len()
@@ -80,7 +80,7 @@ impl<'a> FromIterator<&'a [u8]> for Strings {
 }
 
 impl TensorData {
-    /// None yet, of the kind that this datatype has.
+    /// Creates an empty list of the kind for this datatype.
     #[must_use]
     pub fn empty(datatype: Datatype) -> Self {
         match datatype {
@@ -98,7 +98,7 @@ impl TensorData {
         }
     }
 
-    /// How many elements.
+    /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -110,13 +110,13 @@ impl TensorData {
         }
     }
 
-    /// Whether there is none.
+    /// Whether there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes on the wire, by this datatype (TR-315).
+    /// Bytes on the wire, for this datatype (TR-315).
     #[must_use]
     pub fn bytes(&self, datatype: Datatype) -> usize {
         match self {
@@ -125,7 +125,7 @@ impl TensorData {
         }
     }
 
-    /// The elements as JSON, strings as far as they are UTF-8; `None` if one is not.
+    /// The elements as JSON; `None` if a string is not UTF-8.
     pub(super) fn values(&self) -> Option<Vec<Value>> {
         Some(match self {
             Self::Bool(list) => list.iter().map(|flag| Value::from(*flag)).collect(),
@@ -142,7 +142,7 @@ impl TensorData {
 }
 
 impl TensorData {
-    /// The elements as JSON; bytes that are no text are replaced.
+    /// The elements as JSON; invalid UTF-8 is replaced.
     pub(super) fn shown(&self) -> Vec<Value> {
         match self {
             Self::Bytes(list) => list
@@ -155,7 +155,7 @@ impl TensorData {
 }
 
 impl Tensor {
-    /// A tensor with one dimension of these strings.
+    /// Creates a one-dimensional tensor of strings.
     #[must_use]
     pub fn texts<'a>(list: impl IntoIterator<Item = &'a str>) -> Self {
         Self::flat(TensorData::Bytes(
@@ -163,7 +163,7 @@ impl Tensor {
         ))
     }
 
-    /// A tensor with one dimension.
+    /// Creates a one-dimensional tensor.
     #[must_use]
     pub fn flat(data: TensorData) -> Self {
         Self {
@@ -172,7 +172,7 @@ impl Tensor {
         }
     }
 
-    /// The first element, if it is true or false.
+    /// The first element, if it is a boolean.
     pub(super) fn flag(&self) -> Option<bool> {
         match &self.data {
             TensorData::Bool(list) => list.first().copied(),
@@ -181,14 +181,14 @@ impl Tensor {
     }
 }
 
-/// The shape of `count` elements where `declared` has to be kept (TR-309); `None` if they do not fit.
+/// The shape of `count` elements that matches `declared` (TR-309); `None` if there is none.
 #[must_use]
 pub fn fit(declared: &[i64], count: usize) -> Option<Vec<i64>> {
     let mut rest = i64::try_from(count).ok()?;
     for fixed in declared.iter().copied().filter(|size| *size >= 0) {
         match rest.checked_rem(fixed) {
             Some(0) => rest /= fixed,
-            // A dimension of 0 has no elements at all.
+            // A tensor with a dimension of 0 has no elements.
             None if rest == 0 => {}
             _ => return None,
         }

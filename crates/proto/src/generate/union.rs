@@ -4,7 +4,7 @@ use super::datatype::Datatype::{self, Bool, Bytes, Fp16, Fp32, Int32, Uint32, Ui
 use super::request::Mapped;
 use super::signature::{InputRole, InputTensor, OutputRole, OutputTensor, Signature};
 
-/// Inputs whose name is their sampling field.
+/// Inputs with the name of their sampling field.
 const FIELDS: [(&str, Datatype); 9] = [
     ("max_tokens", Int32),
     ("min_tokens", Int32),
@@ -17,7 +17,7 @@ const FIELDS: [(&str, Datatype); 9] = [
     ("frequency_penalty", Fp32),
 ];
 
-/// What there is no way to do here; refused where it is asked for.
+/// Inputs that are not supported; refused if they would have an effect.
 const UNSUPPORTED: [(&str, Datatype); 8] = [
     ("return_context_logits", Bool),
     ("return_generation_logits", Bool),
@@ -29,7 +29,7 @@ const UNSUPPORTED: [(&str, Datatype); 8] = [
     ("decoder_text_input", Bytes),
 ];
 
-/// The same, of more than one element.
+/// The same, with more than one element.
 const UNSUPPORTED_LISTS: [(&str, Datatype, &[i64]); 4] = [
     ("embedding_bias_words", Bytes, &[-1]),
     ("prompt_embedding_table", Fp16, &[-1, -1]),
@@ -37,7 +37,8 @@ const UNSUPPORTED_LISTS: [(&str, Datatype, &[i64]); 4] = [
     ("lora_config", Int32, &[-1, 3]),
 ];
 
-/// What changes nothing without one of those, without beam search, or but how fast an answer comes.
+/// Inputs without an effect here: they only matter with an unsupported one or with beam search, or only change how fast
+/// the response arrives.
 const IGNORED: [(&str, Datatype, &[i64]); 7] = [
     ("pad_id", Int32, &[1]),
     ("length_penalty", Fp32, &[1]),
@@ -48,7 +49,7 @@ const IGNORED: [(&str, Datatype, &[i64]); 7] = [
     ("use_draft_logits", Bool, &[1]),
 ];
 
-/// Inputs of the TensorRT-LLM ensemble that mean nothing to vLLM's backend: a client that sends one is a client of the former.
+/// Inputs of the TensorRT-LLM ensemble that vLLM's backend does not have: they identify a client of the ensemble.
 const OF_TENSORRT_LLM: [&str; 14] = [
     "beam_width",
     "num_return_sequences",
@@ -66,7 +67,7 @@ const OF_TENSORRT_LLM: [&str; 14] = [
     "use_draft_logits",
 ];
 
-/// Outputs of the TensorRT-LLM ensemble that there is no way to give here.
+/// Outputs of the TensorRT-LLM ensemble that are not supported.
 const UNSUPPORTED_OUTPUTS: [&str; 12] = [
     "context_logits",
     "generation_logits",
@@ -82,7 +83,7 @@ const UNSUPPORTED_OUTPUTS: [&str; 12] = [
     "total_draft_tokens",
 ];
 
-/// Prompts in one request of a TensorRT-LLM ensemble, unless its table says another number.
+/// Maximum number of prompts in one request of a TensorRT-LLM ensemble, unless configured otherwise.
 const BATCH_SIZE_MAX: u32 = 16;
 
 const WANTED: [(&str, &str); 6] = [
@@ -95,7 +96,7 @@ const WANTED: [(&str, &str); 6] = [
 ];
 
 impl Signature {
-    /// The signature of a text model that has none of its own.
+    /// The signature of a text model without one of its own.
     #[must_use]
     pub fn union() -> Self {
         let field = |name: &str| InputRole::Sampling(name.into());
@@ -158,7 +159,7 @@ impl Signature {
             tensorrt_llm: true,
             ..Self::union()
         };
-        // The leading dimension is that of the batch.
+        // Here the leading dimension is the batch.
         let indices = signature.outputs.iter_mut();
         for index in indices.filter(|output| output.role.is_index()) {
             index.shape = vec![1];
@@ -166,8 +167,8 @@ impl Signature {
         signature
     }
 
-    /// Whether a request is one of a client of a TensorRT-LLM ensemble: the model is there for those, or it gives what
-    /// only they do.
+    /// Whether a request is from a client of a TensorRT-LLM ensemble: the model is configured for those, or the request
+    /// has inputs that only they send.
     #[must_use]
     pub(super) fn is_for_tensorrt_llm(&self, mapped: &Mapped) -> bool {
         let mut given = mapped.tensors.iter();
@@ -178,7 +179,7 @@ impl Signature {
         self.tensorrt_llm || self.lenient && given.any(|(location, _)| shows(*location))
     }
 
-    /// Whether this is an output that clients know, and that no text model here has.
+    /// Whether this is a known output that no text model here supports.
     pub(super) fn lacks_output(&self, name: &str) -> bool {
         self.lenient && UNSUPPORTED_OUTPUTS.contains(&name)
     }
@@ -227,7 +228,7 @@ fn outputs() -> Vec<OutputTensor> {
             &[-1, -1],
             OutputRole::TokenLogprobs,
         ),
-        // Its client reads them as a matrix.
+        // The ensemble's client reads them as a matrix.
         ("batch_index", Int32, &[1, 1], OutputRole::BatchIndex),
         ("sequence_index", Int32, &[1, 1], OutputRole::SequenceIndex),
     ]

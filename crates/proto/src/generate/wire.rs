@@ -1,17 +1,17 @@
 //! Walks the fields of a gRPC message and counts their decoded size, without decoding it (D-47).
 //!
-//! Decoded, a message is up to a hundred times as large as its bytes: two bytes are an empty tensor, one is a dimension of
-//! a shape. The generated decoder makes all of it before anybody can look, so this looks first.
+//! Decoded, a message can be a hundred times as large as its bytes: an empty tensor takes two bytes, a dimension of a
+//! shape one. The generated decoder allocates all of it at once, so the bytes are checked before.
 
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
 use super::limits::RequestLimits;
 use super::refused::InvalidRequest;
 
-/// Checks the bytes of a `ModelInferRequest`; how much memory the message takes at most.
+/// Checks the bytes of a `ModelInferRequest`; returns an upper bound of the memory that the message takes.
 ///
 /// # Errors
-/// `Tensors`, `Rank`, `Members` and `MessageBytes`; `Malformed` for what is no message.
+/// `Tensors`, `Rank`, `Members` and `MessageBytes`; `Malformed` for bytes that are not a message.
 pub fn request_bytes(message: &[u8], limits: &RequestLimits) -> Result<usize, InvalidRequest> {
     let mut counting = FieldCounter {
         limits,
@@ -56,7 +56,7 @@ fn each_field<'a>(
     Ok(())
 }
 
-/// What has been counted of one message.
+/// Counts of one message.
 struct FieldCounter<'a> {
     limits: &'a RequestLimits,
     bytes: usize,
@@ -83,7 +83,7 @@ impl FieldCounter<'_> {
                     (_, value) => self.text(value),
                 })
             }
-            // Views of the message; a tensor's bytes each.
+            // Views of the message, one for each tensor's bytes.
             (RAW_CONTENTS, WireValue::Bytes(bytes)) => self.add(ENTRY_BYTES + bytes.len()),
             (_, value) => self.text(value),
         }
@@ -116,7 +116,7 @@ impl FieldCounter<'_> {
             (BOOLS, value) => numbers(value),
             (INTS | UINTS, value) => numbers(value) * 4,
             (INT64S | UINT64S, value) => numbers(value) * 8,
-            // Four and eight bytes each, as they are on the wire.
+            // Four or eight bytes each, as on the wire.
             (FP32S | FP64S, WireValue::Bytes(bytes)) => bytes.len(),
             (FP32S | FP64S, WireValue::Number) => 8,
             (STRINGS, WireValue::Bytes(bytes)) => ENTRY_BYTES + bytes.len(),
@@ -156,7 +156,7 @@ impl FieldCounter<'_> {
     }
 }
 
-/// How many numbers a field has: packed ones end with a byte below 128 each.
+/// Number of numbers in a field: each packed one ends with a byte below 128.
 fn numbers(value: WireValue<'_>) -> usize {
     match value {
         WireValue::Number => 1,
@@ -164,9 +164,9 @@ fn numbers(value: WireValue<'_>) -> usize {
     }
 }
 
-/// What a view of bytes, or a string of its own, takes beside its bytes.
+/// Memory of a view of bytes, or of a string, without its bytes.
 const ENTRY_BYTES: usize = 64;
-/// What a tensor or a parameter takes beside its texts.
+/// Memory of a tensor or a parameter, without its texts.
 const TENSOR_BYTES: usize = 256;
 
 // The fields of `ModelInferRequest` and of the messages within it.
@@ -231,7 +231,7 @@ mod tests {
         };
         check(&shape(16), &limits, Ok(()));
         check(&shape(17), &limits, Err(InvalidRequest::Rank(16)));
-        // One by one, as older libraries write them: field 3 as a number.
+        // Not packed, as older libraries encode them: field 3 as single numbers.
         let one_by_one = |rank| {
             let tensor = [SHAPE as u8 * 8, 1].repeat(rank);
             [&[INPUTS as u8 * 8 + 2, tensor.len() as u8], &tensor[..]].concat()
@@ -260,7 +260,7 @@ mod tests {
         };
         check(&outputs(2), &limits, Ok(()));
         check(&outputs(3), &limits, Err(InvalidRequest::Tensors(2)));
-        // Of the request and of its tensors together.
+        // Counted over the request and its tensors together.
         let parameter = |name: &str| (name.to_owned(), Default::default());
         let mut message = inputs(1);
         message.inputs[0].parameters = [parameter("a")].into();

@@ -1,6 +1,7 @@
 //! Fuzz entry point: arbitrary bytes as server-sent events.
 //!
-//! What has to hold: the same events however the bytes come, and none beyond its limits. Built for tests and fuzzing alone.
+//! Invariants: the same events however the bytes are split, and none beyond the limits. Built for tests and fuzzing
+//! only.
 
 use super::{SseEvent, SseLimits, SseReader, Violation};
 
@@ -10,7 +11,7 @@ const LIMITS: SseLimits = SseLimits {
     event_bytes: 1_024,
 };
 
-/// Reads `bytes` behind the first, which says how they are cut.
+/// Reads the `bytes` after the first one, which determines how they are split.
 ///
 /// # Panics
 /// If an invariant does not hold.

@@ -1,7 +1,7 @@
 //! `google.protobuf.Any` and `google.rpc.Status` in JSON, by the descriptors that are served for reflection.
 //!
-//! A type without a descriptor here travels as `{"@type": …, "value": base64}`, in both directions, so that what is
-//! opaque stays whole.
+//! A type without a descriptor here is represented as `{"@type": …, "value": base64}`, in both directions, so that
+//! opaque values stay intact.
 
 use std::sync::LazyLock;
 
@@ -18,15 +18,15 @@ use super::field::{Base64, SharedString};
 use crate::code::Code;
 use crate::evergreen::Status;
 
-/// What an `Any` turned out to be.
+/// The result of reading an `Any`.
 pub(crate) enum ParsedAny {
-    /// A message.
+    /// A valid message.
     Fits(Any),
-    /// JSON that is no message of this type.
+    /// JSON that is not a message of this type, whose URL this is.
     Unfit(String),
 }
 
-/// Reads an `Any`; the caller knows that the text is JSON.
+/// Reads an `Any`; the caller knows that the text is valid JSON.
 pub(crate) fn read(json: &str) -> ParsedAny {
     let known = dynamic(ANY, json).and_then(|message| message.transcode_to::<Any>().ok());
     if let Some(any) = known {
@@ -48,13 +48,13 @@ pub(crate) fn read(json: &str) -> ParsedAny {
         .map(|raw| serde_json::from_str::<Base64>(raw.get()))
     {
         Some(Ok(bytes)) => bytes.0.into(),
-        // JSON of a type that nobody here knows: its name is enough to refuse it by.
+        // JSON of a type without a descriptor: its name is enough to refuse it.
         Some(Err(_)) | None => Vec::new(),
     };
     ParsedAny::Fits(Any { type_url, value })
 }
 
-/// An `Any` whose bytes are no message of any type.
+/// An `Any` with bytes that cannot be decoded as any message.
 pub(crate) fn undecodable(type_url: String) -> Any {
     let value = vec![0xff];
     Any { type_url, value }
@@ -73,35 +73,35 @@ pub(crate) fn write(any: &Any) -> String {
     })
 }
 
-/// Reads the JSON of a message of type `name` into its bytes.
+/// Converts the JSON of a message of type `name` to its encoded bytes.
 pub(crate) fn bytes_of(name: &str, json: &str) -> Option<Vec<u8>> {
     dynamic(name, json).map(|message| message.encode_to_vec())
 }
 
-/// The JSON of a message of type `name`.
+/// Converts the encoded bytes of a message of type `name` to JSON.
 pub(crate) fn json_of(name: &str, bytes: &[u8]) -> Option<String> {
     let message = DynamicMessage::decode(descriptor(name)?, bytes).ok()?;
     serde_json::to_string(&message).ok()
 }
 
-/// Reads a `google.rpc.Status`, a peer's perhaps; `None` is OK.
+/// Reads a `google.rpc.Status`, possibly a peer's; `None` is OK.
 pub(crate) fn read_status(json: &str) -> Option<Status> {
     let whole = bytes_of(STATUS, json).and_then(|bytes| Status::decode(&bytes));
     whole.unwrap_or_else(|| {
-        // Its details may be of types that nobody here knows.
+        // Its details may be of types without a descriptor here.
         let plain: Plain = serde_json::from_str(json).unwrap_or_default();
         let status = || Status::other(Code::from_grpc(plain.code), "", plain.message);
         (plain.code != 0).then(status)
     })
 }
 
-/// Writes how something ended; well is the empty object.
+/// Writes the status at an end; success is the empty object.
 pub(crate) fn write_status(status: Option<&Status>) -> String {
     let bytes = status.map(Status::encode).unwrap_or_default();
     json_of(STATUS, &bytes).unwrap_or_else(|| "{}".to_owned())
 }
 
-/// The details of a status, as a JSON list.
+/// Writes the details of a status, as a JSON list.
 pub(crate) fn write_details(status: &Status) -> String {
     let whole = write_status(Some(status));
     let details = serde_json::from_str::<Details<'_>>(&whole).ok();
@@ -139,7 +139,7 @@ fn descriptor(name: &str) -> Option<MessageDescriptor> {
     POOL.as_ref()?.get_message_by_name(name)
 }
 
-/// Parsed once; were our own descriptors broken, every message would be opaque, and a test would say so.
+/// Parsed once. If our own descriptors were invalid, every message would be opaque, and a test would fail.
 static POOL: LazyLock<Option<DescriptorPool>> =
     LazyLock::new(|| DescriptorPool::decode(crate::generated::DESCRIPTORS).ok());
 

@@ -1,4 +1,4 @@
-//! Fields of proto3-JSON whose JSON type differs from their own, with every form that the mapping allows.
+//! Fields of proto3-JSON whose JSON type differs from their own type, in all forms that the mapping permits.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,7 +11,7 @@ use bytestring::ByteString;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 
-/// A field where `null` means that it is absent.
+/// Deserializes a field where `null` means absent.
 pub(super) fn absent<'de, D, T>(from: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -20,11 +20,11 @@ where
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
-/// An object, and nothing else: a derived struct would take a list of its fields as well.
+/// An object only: a derived struct would also accept a list of its fields.
 #[derive(Debug, Default)]
 pub(super) struct Object<T>(pub(super) T);
 
-/// A string that shares.
+/// A string with shared ownership.
 #[derive(Debug, Default)]
 pub(super) struct SharedString(pub(super) ByteString);
 

@@ -13,7 +13,7 @@ use crate::evergreen::json::any;
 use crate::evergreen::{Action, NodeId, Param};
 use crate::generated::sapwood::v1::ActionOptions;
 
-/// An action as it was read.
+/// An action as decoded.
 pub(super) struct ParsedAction {
     pub(super) id: NodeId,
     pub(super) action: Action,
@@ -51,7 +51,7 @@ pub(super) fn read(
     Ok(ParsedAction { id, action, older })
 }
 
-/// A port without an id has the default one (EV-734).
+/// Reads ports; a port without an id has the default one (EV-734).
 fn ports(
     from: &mut ValueReader,
     action: &str,
@@ -72,7 +72,8 @@ fn ports(
     Ok(ports)
 }
 
-/// What does not fit is passed on as what no config can be: the action fails with BAD_CONFIG, not the session.
+/// Reads configs from headers. Invalid values become a config that cannot be decoded: the action fails with BAD_CONFIG,
+/// not the session.
 fn configs(headers: &BTreeMap<String, Bytes>) -> Vec<Any> {
     let text = |name| {
         let bytes = headers.get(name)?;
@@ -101,7 +102,7 @@ fn options(ms: u32) -> Vec<u8> {
     .encode_to_vec()
 }
 
-/// An action as it is written.
+/// An action to be encoded.
 pub(super) struct ActionView<'a> {
     id: &'a NodeId,
     action: &'a Action,
@@ -162,7 +163,7 @@ fn port_len(param: &Param) -> usize {
     text_len(param.name.as_bytes()) + text_len(param.id.as_bytes())
 }
 
-/// Configs of other types have no place in this dialect and are left out.
+/// Writes configs as headers. Configs of other types cannot be represented in this dialect and are omitted.
 fn headers(action: &Action) -> Vec<(&'static str, String)> {
     let mut headers = Vec::new();
     if !action.target.is_empty() {

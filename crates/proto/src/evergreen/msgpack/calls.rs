@@ -1,7 +1,7 @@
 //! The unfinished actions of a msgpack session, with the progress of their outputs.
 //!
 //! ```text
-//!   server:  received(action) ──► + __dispatch_status__, __status__ ──► sent(fragment)… ──► final: forgotten
+//!   server:  received(action) ──► + __dispatch_status__, __status__ ──► sent(fragment)… ──► final: removed
 //!   client:  asked(action) ──► id ──► note_received(message): status nodes taken out, what they leave open is ended
 //! ```
 
@@ -12,34 +12,34 @@ use crate::evergreen::{
     Action, Chunk, Fragment, Fragments, NodeId, Param, Payload, Reason, Status, WireMessage,
 };
 
-/// The open actions of one session.
+/// The open actions of one session, with their outputs.
 #[derive(Debug, Default)]
 pub(crate) struct OpenActions {
     actions: BTreeMap<NodeId, Vec<NodeId>>,
     nodes: BTreeMap<NodeId, OpenOutput>,
-    /// Actions asked for, or nodes received, so far.
+    /// Number of actions sent, or nodes received, so far.
     count: u64,
 }
 
-/// An output that is not final.
+/// An output that has not ended.
 #[derive(Debug)]
 struct OpenOutput {
     next: i32,
-    /// Statuses end after the outputs that were opened before them.
+    /// Order of opening: statuses end after the outputs that were opened before them.
     order: u64,
-    /// Its end is the end of this action.
+    /// The action that ends with this output.
     ends: Option<NodeId>,
 }
 
 impl OpenActions {
-    /// A server takes in an action: its names become ours, and its two status nodes become outputs.
+    /// A server receives an action: its ids become ours, and its two status nodes become outputs.
     pub(crate) fn received(&mut self, id: &NodeId, action: &mut Action) {
         if *action.name == *LIST_THERE {
             action.name = LIST_HERE.into();
         }
         if *action.name == *CANCEL {
             for param in &mut action.inputs {
-                // An action's own id is as good as that of an output (EV-742).
+                // An action's own id is accepted in place of an output id (EV-742).
                 if self.actions.contains_key(&param.id) {
                     param.id = status_node(&param.id, STATUS);
                 }
@@ -69,7 +69,7 @@ impl OpenActions {
         self.grown(fragment);
     }
 
-    /// What a server says before it aborts: every open output of every action ends with `status`.
+    /// The last messages of a server that aborts: every open output of every action ends with `status`.
     pub(crate) fn failures(&mut self, status: &Arc<Status>) -> WireMessage {
         self.actions.clear();
         let mut open: Vec<(NodeId, OpenOutput)> =
@@ -82,7 +82,7 @@ impl OpenActions {
         }
     }
 
-    /// A client asks for an action: the id under which it is sent.
+    /// A client sends an action: returns the id under which it is sent.
     pub(crate) fn asked(&mut self, action: &Action) -> NodeId {
         self.count += 1;
         let id = NodeId::from(format!("call-{}", self.count));
@@ -93,8 +93,8 @@ impl OpenActions {
         id
     }
 
-    /// A client takes in what a server says: the status nodes of its actions are taken out, and what they leave open
-    /// ends as they say. Nobody waits for an output whose action is over.
+    /// A client receives a message: removes the status nodes of its actions, and ends outputs that they leave open with
+    /// their status. Readers do not wait for an output whose action has ended.
     pub(crate) fn note_received(&mut self, message: &mut WireMessage) {
         let mut received = Fragments::with_capacity(message.fragments.len());
         for fragment in std::mem::take(&mut message.fragments) {
@@ -105,7 +105,7 @@ impl OpenActions {
             };
             let failure = match fragment.chunk.and_then(|chunk| chunk.payload) {
                 Some(Payload::Status(Some(status))) => Some(status),
-                // Dispatched well: the outputs are still to come.
+                // The action was dispatched successfully: its outputs are still to arrive.
                 _ if dispatched => continue,
                 _ => None,
             };
@@ -120,7 +120,7 @@ impl OpenActions {
         message.fragments = received;
     }
 
-    /// Whether a node holds the status of one of our actions: which, and whether of its dispatch.
+    /// Whether a node is a status of one of our actions: returns the action, and whether it is the dispatch status.
     fn status_of(&self, node: &NodeId) -> Option<(NodeId, bool)> {
         let (action, name) = node.rsplit_once('#')?;
         let (action, _) = self.actions.get_key_value(action)?;

@@ -3,11 +3,11 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use bytestring::ByteString;
 
-/// What is no value, or not the value that stands here.
+/// The bytes are not a value, or not the expected one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BadValue;
 
-/// Reads values off the front of some bytes; payloads are views of them.
+/// Reads values from the front of a byte string; payloads are views of it.
 #[derive(Clone, Debug)]
 pub(super) struct ValueReader {
     bytes: Bytes,
@@ -22,12 +22,12 @@ impl ValueReader {
         self.bytes.is_empty()
     }
 
-    /// The byte that says what the next value is.
+    /// The first byte of the next value, which determines its type.
     pub(super) fn peek(&self) -> Option<u8> {
         self.bytes.first().copied()
     }
 
-    /// An integer in any of its forms.
+    /// Reads an integer in any of its forms.
     pub(super) fn int(&mut self) -> Result<i64, BadValue> {
         let marker = self.byte()?;
         Ok(match marker {
@@ -45,7 +45,7 @@ impl ValueReader {
         })
     }
 
-    /// A value that may be absent.
+    /// Reads a value that may be absent.
     pub(super) fn optional<T>(
         &mut self,
         read: impl FnOnce(&mut Self) -> Result<T, BadValue>,
@@ -65,7 +65,7 @@ impl ValueReader {
         }
     }
 
-    /// The bytes of a str, which may be no UTF-8: headers and attributes are bytes in disguise.
+    /// Reads the bytes of a str, which may not be UTF-8: headers and attributes are arbitrary bytes encoded as str.
     pub(super) fn raw_text(&mut self) -> Result<Bytes, BadValue> {
         let marker = self.byte()?;
         let len = match marker {
@@ -78,12 +78,12 @@ impl ValueReader {
         self.take(len)
     }
 
-    /// A str that is text.
+    /// Reads a str that must be UTF-8.
     pub(super) fn text(&mut self) -> Result<ByteString, BadValue> {
         ByteString::try_from(self.raw_text()?).map_err(|_| BadValue)
     }
 
-    /// Whether a str comes next.
+    /// Whether the next value is a str.
     pub(super) fn at_text(&self) -> bool {
         matches!(self.peek(), Some(0xa0..=0xbf | 0xd9..=0xdb))
     }
@@ -98,12 +98,12 @@ impl ValueReader {
         self.take(len)
     }
 
-    /// A struct: values in a bin.
+    /// Reads a struct: values within a bin.
     pub(super) fn inner(&mut self) -> Result<Self, BadValue> {
         self.bin().map(Self::new)
     }
 
-    /// How many values of a list follow.
+    /// Reads the length of a list.
     pub(super) fn list(&mut self) -> Result<usize, BadValue> {
         let marker = self.byte()?;
         match marker {
@@ -114,7 +114,7 @@ impl ValueReader {
         }
     }
 
-    /// A count of pairs.
+    /// Reads a count of pairs.
     pub(super) fn count(&mut self) -> Result<usize, BadValue> {
         usize::try_from(self.int()?).map_err(|_| BadValue)
     }
@@ -151,7 +151,7 @@ impl ValueReader {
     }
 }
 
-/// Integers in the only forms that 0.4.0 reads rightly: fixint, d0, d1, d2.
+/// Writes an integer, in the only forms that 0.4.0 reads correctly: fixint, d0, d1, d2.
 pub(super) fn put_int(out: &mut BytesMut, value: i32) {
     match value {
         -32..=127 => out.put_i8(i8::try_from(value).unwrap_or_default()),
@@ -179,7 +179,7 @@ pub(super) const fn int_len(value: i32) -> usize {
     }
 }
 
-/// A count as the integer that it is; more than 2^31 of anything is not held.
+/// Writes a count as a plain integer; no count exceeds 2^31.
 pub(super) fn put_count(out: &mut BytesMut, count: usize) {
     put_int(out, i32::try_from(count).unwrap_or(i32::MAX));
 }
@@ -188,7 +188,7 @@ pub(super) fn count_len(count: usize) -> usize {
     int_len(i32::try_from(count).unwrap_or(i32::MAX))
 }
 
-/// The d3 form, which stands inside a timestamp and nowhere else.
+/// The d3 form, which is only used within a timestamp.
 pub(super) fn put_micros(out: &mut BytesMut, micros: i64) {
     put_bin_head(out, MICROS_LEN);
     out.put_u8(0xd3);
@@ -223,7 +223,7 @@ pub(super) fn put_bin_head(out: &mut BytesMut, len: usize) {
     put_head(out, [0xc4, 0xc5, 0xc6], len);
 }
 
-/// A struct of `len` bytes with its head.
+/// The length of a struct of `len` bytes with its head.
 pub(super) const fn wrapped(len: usize) -> usize {
     len + head_len(len)
 }
@@ -268,7 +268,7 @@ const fn head_len(len: usize) -> usize {
     }
 }
 
-/// Of a length that the caller knows to be small.
+/// The low byte of a length that the caller knows to be small.
 const fn low_byte(len: usize) -> u8 {
     (len & 0xff) as u8
 }

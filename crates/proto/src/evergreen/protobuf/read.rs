@@ -15,10 +15,10 @@ use super::{
     FRAGMENTS, ID, METADATA, MIMETYPE, REF, ROLE, SEQ,
 };
 
-/// Why bytes are no message.
+/// Why bytes cannot be decoded as a message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ProtobufError {
-    /// They are not what the schema says.
+    /// They do not match the schema.
     Malformed,
     /// There are more parts than [`ENTRIES_MAX`].
     TooMany,
@@ -47,22 +47,22 @@ pub(super) fn message(bytes: &Bytes) -> ReadResult<WireMessage> {
     Ok(message)
 }
 
-/// A field's value, as far as its wire type tells.
+/// A field's value, by its wire type.
 enum FieldValue<'a> {
     Number(u64),
     Bytes(&'a [u8]),
-    /// Of a kind that the schema has nowhere.
+    /// Of a wire type that the schema does not use.
     Other,
 }
 
-/// The message being read, and how many parts it has had so far.
+/// The message being read, with the number of parts read so far.
 struct MessageReader<'a> {
     bytes: &'a Bytes,
     entries: usize,
 }
 
 impl MessageReader<'_> {
-    /// The next field of a message.
+    /// Reads the next field of a message.
     fn field<'a>(&mut self, rest: &mut &'a [u8]) -> ReadResult<Option<(u32, FieldValue<'a>)>> {
         if rest.is_empty() {
             return Ok(None);
@@ -89,7 +89,7 @@ impl MessageReader<'_> {
         Ok(Some((tag, value)))
     }
 
-    /// A text as a view of the message.
+    /// Returns a text as a view of the message.
     fn text(&self, bytes: &[u8]) -> ReadResult<ByteString> {
         ByteString::try_from(self.bytes.slice_ref(bytes)).map_err(malformed)
     }
@@ -168,7 +168,7 @@ impl MessageReader<'_> {
         Ok(())
     }
 
-    /// Actions are rare and small: the generated struct reads them, once their parts are counted.
+    /// Actions are rare and small: the generated struct decodes them, once their parts are counted.
     fn action(&mut self, bytes: &[u8]) -> ReadResult<Action> {
         let mut rest = bytes;
         while self.field(&mut rest)?.is_some() {}
@@ -188,8 +188,8 @@ impl MessageReader<'_> {
     }
 }
 
-/// How a final chunk says that its producer failed (EV-931). An OK status, or what is no status at all, is content like
-/// any other.
+/// The error status in a final chunk, if its producer failed (EV-931). An OK status, or bytes that are no status, are
+/// ordinary content.
 pub(in crate::evergreen) fn failure(chunk: &Chunk) -> Option<Status> {
     let Some(Payload::Data(data)) = &chunk.payload else {
         return None;
@@ -201,12 +201,12 @@ pub(in crate::evergreen) fn failure(chunk: &Chunk) -> Option<Status> {
     Status::decode(data).flatten()
 }
 
-/// A copy: metadata outlives the message by far, and must not keep its buffer (EV-805).
+/// Copies a text: metadata outlives the message by far, and must not pin its buffer (EV-805).
 fn own(text: ByteString) -> ByteString {
     ByteString::from(&*text)
 }
 
-/// An int32 stands on the wire as the 64 bits that it is extended to.
+/// An int32 is encoded as the 64 bits that it is sign-extended to.
 #[allow(
     clippy::cast_possible_truncation,
     reason = "the upper half says nothing, as the protobuf library has it"
@@ -215,7 +215,7 @@ const fn int32(number: u64) -> i32 {
     number as i32
 }
 
-/// What exactly is wrong would quote the sender's bytes.
+/// Drops the decoder's error, because its text would quote the sender's bytes.
 fn malformed<E>(_: E) -> ProtobufError {
     ProtobufError::Malformed
 }

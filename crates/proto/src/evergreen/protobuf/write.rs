@@ -12,7 +12,7 @@ use super::{
     ID, METADATA, MIMETYPE, REF, ROLE, SEQ,
 };
 
-/// How many bytes [`encode`] writes.
+/// Returns the number of bytes that [`encode`] writes.
 #[must_use]
 pub fn encoded_len(message: &WireMessage) -> usize {
     let fragments = message
@@ -37,7 +37,7 @@ pub fn encode(message: &WireMessage, buf: &mut impl BufMut) {
     }
 }
 
-/// Actions are rare and small: the generated struct writes them.
+/// Actions are rare and small: the generated struct encodes them.
 fn wire_action(action: &Action) -> wire::Action {
     let params = |list: &[Param]| {
         let one = |param: &Param| wire::NamedParameter {
@@ -99,12 +99,12 @@ fn encode_fragment(fragment: &Fragment, buf: &mut impl BufMut) {
 
 /// A fragment's chunk as this dialect writes it.
 enum ChunkView<'a> {
-    /// Metadata where it belongs, and the payload.
+    /// Metadata, at the first fragment only, and the payload.
     Content {
         metadata: Option<&'a Metadata>,
         payload: Option<&'a Payload>,
     },
-    /// How the node ended: the generated struct writes it.
+    /// The status at the end of a node: the generated struct encodes it.
     Status(wire::Chunk),
 }
 
@@ -114,7 +114,7 @@ impl<'a> ChunkView<'a> {
         if let Some(Payload::Status(status)) = &chunk.payload {
             return Some(Self::Status(status_chunk(status.as_deref())));
         }
-        // Metadata stands at seq 0 only (EV-404).
+        // Metadata is written at seq 0 only (EV-404).
         let metadata = chunk.metadata.as_deref().filter(|_| fragment.seq == 0);
         let payload = chunk.payload.as_ref();
         (metadata.is_some() || payload.is_some()).then_some(Self::Content { metadata, payload })
@@ -160,7 +160,7 @@ impl<'a> ChunkView<'a> {
     }
 }
 
-/// The encoded form of how a node ended; OK is the empty message.
+/// The encoded status at an end; OK is the empty message.
 pub(crate) fn status_bytes(status: Option<&Status>) -> Bytes {
     status.map_or_else(Bytes::new, Status::encode)
 }
