@@ -13,7 +13,7 @@ use sapwood_kernel::{Kernel, args};
 use sapwood_net::evergreen::ClientSession;
 use sapwood_net::lmtp::LmtpClient;
 use sapwood_proto::lmtp::GenerateRequest;
-use sapwood_server::metrics::FaceLabel;
+use sapwood_server::ops::metrics::FaceLabel;
 use sapwood_tests::http::{Answer, Wire, post};
 use sapwood_tests::{Running, spawned, with_model};
 use serde_json::json;

@@ -22,7 +22,7 @@ use sapwood_kernel::Kernel;
 use sapwood_proto::generate::{
     Datatype, InputRole, InputTensor, OutputRole, OutputTensor, Signature,
 };
-use sapwood_server::generate::{Config, ModelOptions, ScriptControl};
+use sapwood_server::faces::generate::{Config, ModelOptions, ScriptControl};
 use sapwood_tests::http::{Answer, Wire};
 use sapwood_tests::{Running, spawned};
 

@@ -12,7 +12,7 @@ use sapwood_net::lmtp::pool::{LmtpPool, PoolEndpoint};
 use sapwood_net::lmtp::{ConnectOptions as LmtpOptions, PeerAddress as LmtpAddress};
 use sapwood_net::triton::{TritonAddress, TritonClient};
 use sapwood_proto::lmtp::pool as machine;
-use sapwood_server::health::HealthState;
+use sapwood_server::ops::health::HealthState;
 use sapwood_tests::http::Wire;
 use sapwood_tests::socket::Socket;
 use sapwood_tests::{Running, request, spawned, with_model};

@@ -9,8 +9,8 @@ use sapwood_net::evergreen::{ClientSession, ClientSessionOptions, ServerAddress}
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{Metadata, SessionLimits};
 use sapwood_server::auth::ApiKey;
-use sapwood_server::evergreen::Config;
-use sapwood_server::rate_limit::{self, TokenMeter};
+use sapwood_server::auth::rate_limit::{self, TokenMeter};
+use sapwood_server::faces::evergreen::Config;
 use sapwood_tests::{Running, key, request, spawned, until, with_model};
 
 const URLS: [&str; 5] = [

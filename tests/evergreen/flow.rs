@@ -14,7 +14,7 @@ use sapwood_kernel::{Call, Chunk, Chunks, InputSpec, Kernel, Mime, OutputSpec, P
 use sapwood_net::evergreen::{ClientSession, ClientSessionOptions};
 use sapwood_proto::evergreen::wire::{NodeFragment, SessionMessage};
 use sapwood_proto::evergreen::{SessionLimits, Status};
-use sapwood_server::evergreen::Config;
+use sapwood_server::faces::evergreen::Config;
 use sapwood_tests::raw::{action, call, code_and_reason, end, fragments, leaf, piece};
 use sapwood_tests::socket::{Socket, frame};
 use sapwood_tests::{Running, request, until};

@@ -10,8 +10,8 @@ use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Metadata;
 use sapwood_proto::time::Time;
 use sapwood_server::auth::ApiKey;
-use sapwood_server::evergreen::Config;
-use sapwood_server::rate_limit::{RateLimits, TokenMeter};
+use sapwood_server::auth::rate_limit::{RateLimits, TokenMeter};
+use sapwood_server::faces::evergreen::Config;
 
 use sapwood_tests::{Running, by_hand, key, request, spawned, until, with_model};
 
@@ -424,7 +424,7 @@ async fn ev_904_sessions_are_counted() {
         server
             .shared
             .metrics
-            .render(sapwood_server::metrics::Format::Text)
+            .render(sapwood_server::ops::metrics::Format::Text)
             .contains("sapwood_evergreen_bytes_total{direction=\"in\"} 5")
     );
 }

@@ -7,7 +7,7 @@ use sapwood_kernel::Kernel;
 use sapwood_kernel::session::test_functions;
 use sapwood_net::references::{Config, ReferenceResolver};
 use sapwood_proto::evergreen::wire::{NodeFragment, Payload};
-use sapwood_server::evergreen;
+use sapwood_server::faces::evergreen;
 use sapwood_tests::Running;
 use sapwood_tests::raw::{action, call, code_and_reason, end, fragments, leaf};
 

@@ -17,7 +17,7 @@ use sapwood_kernel::{Call, Chunks, InputSpec, Kernel, Mime, OutputSpec, Port, Sp
 use sapwood_net::evergreen::{ClientSession, ClientSessionOptions, ServerAddress};
 use sapwood_proto::evergreen::wire::SessionMessage;
 use sapwood_proto::evergreen::{SessionLimits, Status};
-use sapwood_server::evergreen::Config;
+use sapwood_server::faces::evergreen::Config;
 use sapwood_tests::raw::{action, call, code_and_reason, end, fragments, json, leaf};
 use sapwood_tests::{Running, in_time, key, request, until};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};

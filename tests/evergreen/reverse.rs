@@ -70,9 +70,9 @@ fn ask() -> Fun {
         stream::once(async move {
             let (tool, city): (String, String) = (call.arg("tool").await?, call.arg("city").await?);
             let received: Run<String> = if tool == "weather" {
-                call.kernel.run(&tool, args! { city: city })
+                call.kernel().run(&tool, args! { city: city })
             } else {
-                call.kernel.run(&tool, ())
+                call.kernel().run(&tool, ())
             };
             Ok(Chunk::text(format!("it is {}", received.await?)))
         })

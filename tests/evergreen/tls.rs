@@ -8,9 +8,9 @@ use sapwood_kernel::session::test_functions;
 use sapwood_net::evergreen::{ClientSession, ClientSessionOptions, ServerAddress};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Metadata;
-use sapwood_server::evergreen::Config;
+use sapwood_server::faces::evergreen::Config;
+use sapwood_server::listener::tls::{self, Tls};
 use sapwood_server::server;
-use sapwood_server::tls::{self, Tls};
 
 use sapwood_tests::{Running, request};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sapwood_engine::{Engine, EngineOwner};
 use sapwood_proto::time::Time;
-use sapwood_server::drain::{self, DrainPhase};
+use sapwood_server::ops::drain::{self, DrainPhase};
 use sapwood_server::server;
 use sapwood_tests::{Faces, Running, by_hand, key, spawned, until, with_model};
 use tokio::task::JoinHandle;

@@ -4,7 +4,10 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use sapwood_kernel::Kernel;
-use sapwood_server::{evergreen, listener, lmtp, server};
+use sapwood_server::faces::evergreen;
+use sapwood_server::faces::lmtp;
+use sapwood_server::listener;
+use sapwood_server::server;
 use sapwood_tests::http::Wire;
 use sapwood_tests::proxy::Proxy;
 use sapwood_tests::raw::{call, code_and_reason, end, fragments, leaf};
@@ -76,7 +79,12 @@ async fn d_45_one_caller_cannot_have_all_sessions_or_connections() {
         Socket::open(&server, "/lmtp", &[]).await.unwrap(),
     );
     // With the last place, and without one. Triton's requests have none.
-    let takes = |way: Way| !matches!(way.face(), sapwood_server::metrics::FaceLabel::Generate);
+    let takes = |way: Way| {
+        !matches!(
+            way.face(),
+            sapwood_server::ops::metrics::FaceLabel::Generate
+        )
+    };
     for way in WAYS {
         let reply = way.ask(server.address, "Hi").await;
         assert_eq!(reply.as_deref(), Ok("Hi"), "{way:?}");

@@ -36,7 +36,7 @@ impl BusyEngine {
         };
         let (owner, engine) = Engine::by_hand(sapwood_tests::scripted(model), config);
         let mut request = GenerationRequest::new(Prompt::Tokens(vec![7]));
-        (request.ignore_eos, request.max_tokens) = (true, Some(4_000));
+        (request.params.ignore_eos, request.params.max_tokens) = (Some(true), Some(4_000));
         let taken = Some(engine.submit(request).unwrap());
         let mut slot = Self {
             owner,

@@ -9,15 +9,21 @@ use futures::future::BoxFuture;
 use http::{Method, Request};
 use http_body_util::Empty;
 use sapwood_engine::scripted;
-use sapwood_server::auth::{ApiKey, KeyScope, RouteAccess, Scopes};
-use sapwood_server::generate::{
+use sapwood_server::Server;
+use sapwood_server::ServerContext;
+use sapwood_server::auth::ApiKey;
+use sapwood_server::auth::scopes::{KeyScope, RouteAccess, Scopes};
+use sapwood_server::faces::evergreen;
+use sapwood_server::faces::generate::{
     self, ExplicitRepository, ModelControlError, ModelOptions, Repository,
 };
-use sapwood_server::lmtp::LmtpService;
-use sapwood_server::port_purpose::PortPurpose;
-use sapwood_server::route::RouteKind;
-use sapwood_server::tls::Mtls;
-use sapwood_server::{Server, ServerContext, evergreen, lmtp, origin, server};
+use sapwood_server::faces::lmtp;
+use sapwood_server::faces::lmtp::LmtpService;
+use sapwood_server::http::origin;
+use sapwood_server::http::route::RouteKind;
+use sapwood_server::listener::port_purpose::PortPurpose;
+use sapwood_server::listener::tls::Mtls;
+use sapwood_server::server;
 use sapwood_tests::{spawned, with_model};
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;

@@ -5,8 +5,8 @@
 use prost::Message;
 use prost_types::FileDescriptorSet;
 use sapwood_proto::generated::{DESCRIPTORS, INFERENCE_DESCRIPTORS};
-use sapwood_server::auth::{KeyScope, RouteAccess};
-use sapwood_server::route::{Route, RouteKind};
+use sapwood_server::auth::scopes::{KeyScope, RouteAccess};
+use sapwood_server::http::route::{Route, RouteKind};
 
 const OPEN: RouteAccess = RouteAccess::Open;
 const CALL: RouteAccess = RouteAccess::Needs(KeyScope::Infer);
@@ -43,8 +43,6 @@ pub(super) const EXPECTED: &[(&str, RouteAccess)] = &[
     ("/v2/models/{model}/generate", CALL),
     ("/v2/models/{model}/generate_stream", CALL),
     ("/v2/models/{model}/infer", CALL),
-    ("/v2/models/{model}/infer_stream", CALL),
-    ("/v2/models/{model}/schema", CALL),
     ("/v2/models/{model}/trace/setting", CALL),
     ("/v2/models/{model}/versions/{version}", CALL),
     ("/v2/models/{model}/versions/{version}/{*rest}", CALL),

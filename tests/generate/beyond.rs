@@ -5,12 +5,12 @@ use std::io::Read;
 use flate2::read::{GzDecoder, ZlibDecoder};
 use sapwood_engine::scripted::{Script, ScriptStep};
 use sapwood_proto::generate::Signature;
-use sapwood_server::generate::{Config, ForwardedHeaders, ModelOptions};
+use sapwood_server::faces::generate::{Config, ForwardedHeaders, ModelOptions};
 use sapwood_tests::http::{Answer, Wire, head, post};
 use sapwood_tests::{Faces, Running, key, spawned, until};
 use serde_json::{Value, json};
 
-use super::{ask, demo, error, kernel, parrot, playing, script, steps};
+use super::{ask, demo, error, kernel, playing, script, steps};
 
 const ONE: &str = "/v2/models/demo/generate";
 const STREAM: &str = "/v2/models/demo/generate_stream";
@@ -31,7 +31,7 @@ fn unpacked(coding: &str, bytes: &[u8]) -> String {
 }
 
 #[tokio::test]
-async fn tr_1301_answers_are_packed_from_a_kibibyte_on_and_streams_on_request() {
+async fn tr_1301_answers_are_packed_from_a_kibibyte_on_and_streams_never() {
     let server = demo().await;
     let long = "green tea ".repeat(200);
     let body = json!({"text_input": long}).to_string();
@@ -45,47 +45,11 @@ async fn tr_1301_answers_are_packed_from_a_kibibyte_on_and_streams_on_request() 
         let short = with(&server, ONE, &[&accept], r#"{"text_input":"x"}"#).await;
         assert_eq!(short.head.header("content-encoding"), None);
         assert_eq!(short.json()["text_output"], "x");
-        // A stream needs both headers.
+        // An event that waits for others to be packed with is late.
         let body = r#"{"text_input":"one two three","stream":true}"#;
         let plain = with(&server, STREAM, &[&accept], body).await;
         assert_eq!(plain.head.header("content-encoding"), None);
-        let request = "sapwood-compress-stream: 1";
-        let packed = with(&server, STREAM, &[&accept, request], body).await;
-        let head = packed.head.header("content-encoding");
-        assert_eq!(head.as_deref(), Some(coding));
-        assert_eq!(unpacked(coding, &packed.body), plain.text());
-        // Each event goes out by itself, and the end of the packing.
-        assert_eq!(packed.chunks.len(), plain.chunks.len() + 1);
     }
-}
-
-#[tokio::test]
-async fn tr_1302_many_responses_are_one_where_that_is_asked_for() {
-    let server = demo().await;
-    let collect = ["sapwood-collect: 1"];
-    let body = r#"{"text_input":"one two three","stream":true,"return_num_output_tokens":true}"#;
-    assert_eq!(with(&server, ONE, &[], body).await.summary().0, 500);
-    let answer = with(&server, ONE, &collect, body).await.json();
-    assert_eq!(answer["text_output"], "one two three");
-    let tokens = answer["num_output_tokens"].as_array().unwrap();
-    let sum: u64 = tokens.iter().map(|count| count.as_u64().unwrap()).sum();
-    assert!(
-        tokens.len() > 1 && sum == 4,
-        "the end is a token too: {answer}"
-    );
-    let server = parrot(|_| {}).await;
-    let path = "/v2/models/parrot/generate";
-    let ask = async |members: &str| {
-        let body = format!(r#"{{"QUESTION":"x","LIVE":true,{members}}}"#);
-        with(&server, path, &collect, &body).await
-    };
-    assert_eq!(ask(r#""TIMES":3"#).await.json()["ANSWER"], "xxx");
-    assert_eq!(ask(r#""TIMES":0"#).await.json()["ANSWER"], json!([]));
-    let failed = ask(r#""TIMES":2,"BREAK":true"#).await;
-    assert_eq!(
-        (failed.summary().0, error(&failed)),
-        (500, "the parrot is tired".into())
-    );
 }
 
 /// A ping lets the head go out; what goes wrong afterwards is an event.
@@ -180,7 +144,11 @@ async fn tr_1309_headers_are_parameters_where_the_operator_says_so() {
     for forwarded in [None, Some(ForwardedHeaders::new("^k").unwrap())] {
         let model = ModelOptions {
             signature: Some(super::parrot_signature()),
-            controls: [(sapwood_server::generate::ScriptControl::Code, "kind".into())].into(),
+            controls: [(
+                sapwood_server::faces::generate::ScriptControl::Code,
+                "kind".into(),
+            )]
+            .into(),
             ..ModelOptions::default()
         };
         let config = Config {
@@ -207,49 +175,6 @@ async fn tr_1309_headers_are_parameters_where_the_operator_says_so() {
         }
     }
     assert_eq!(answers, [[200; 4], [400; 4]].concat());
-}
-
-/// TR-607
-#[tokio::test]
-async fn tr_1310_infer_may_be_streamed() {
-    let server = demo().await;
-    let path = "/v2/models/demo/infer_stream";
-    let ask = async |stream: bool| {
-        let body = json!({"id": "7", "inputs": [
-            {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["one two"]},
-            {"name": "stream", "shape": [1], "datatype": "BOOL", "data": [stream]}]});
-        with(&server, path, &[], &body.to_string()).await
-    };
-    let answer = ask(true).await;
-    assert_eq!(answer.summary().1, "text/event-stream; charset=utf-8");
-    let events = answer.events();
-    let received: Vec<_> = events
-        .iter()
-        .map(|event| {
-            assert_eq!(
-                (&event["id"], &event["model_name"]),
-                (&json!("7"), &json!("demo"))
-            );
-            let output = &event["outputs"][0];
-            assert_eq!(output["datatype"], "BYTES");
-            let last = event["parameters"]["triton_final_response"].as_bool();
-            (output["data"][0].as_str().unwrap(), last.unwrap())
-        })
-        .collect();
-    let text: String = received.iter().map(|(text, _)| *text).collect();
-    assert_eq!(text, "one two");
-    let last: Vec<bool> = received.iter().map(|(_, last)| *last).collect();
-    assert_eq!(last.iter().filter(|last| **last).count(), 1, "{received:?}");
-    assert_eq!(last.last(), Some(&true));
-    let [event] = &ask(false).await.events()[..] else {
-        panic!("there is one event")
-    };
-    assert_eq!(event["parameters"], json!({"triton_final_response": true}));
-    let refused = with(&server, path, &[], r#"{"inputs":[]}"#).await;
-    assert_eq!(
-        (refused.summary().0, refused.summary().1.as_str()),
-        (400, "application/json")
-    );
 }
 
 /// OA-801
@@ -323,23 +248,4 @@ async fn tr_1311_a_running_request_is_cancelled_by_its_id() {
         .ask(head("GET", path, &[anna]))
         .await;
     assert_eq!(get.head.header("allow").as_deref(), Some("DELETE"));
-}
-
-#[tokio::test]
-async fn tr_1312_a_model_says_what_its_requests_look_like() {
-    let server = parrot(|_| {}).await;
-    let mut wire = Wire::connect(server.address).await;
-    let schema = wire.get("/v2/models/parrot/schema").await.json();
-    let many =
-        json!({"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "boolean"}}]});
-    assert_eq!(schema["properties"]["LIVE"], many);
-    assert!(schema["$defs"]["response"]["properties"]["ANSWER"].is_object());
-    let versioned = wire.get("/v2/models/parrot/versions/1/schema").await;
-    assert_eq!(versioned.json(), schema);
-    let missing = wire.get("/v2/models/nobody/schema").await;
-    assert_eq!(missing.summary().0, 400);
-    let function = demo().await;
-    let mut wire = Wire::connect(function.address).await;
-    let schema = wire.get("/v2/models/concat/schema").await.json();
-    assert_eq!(schema["title"], "concat");
 }

@@ -8,7 +8,7 @@ use flate2::write::{DeflateEncoder, GzEncoder, ZlibEncoder};
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use sapwood_engine::scripted::Script;
 use sapwood_proto::generate::RequestLimits;
-use sapwood_server::generate::Config;
+use sapwood_server::faces::generate::Config;
 use sapwood_server::server;
 use sapwood_tests::http::{Wire, head, post};
 use sapwood_tests::{Faces, Running, in_time, until};

@@ -8,6 +8,7 @@ use sapwood_kernel::connect::triton::import;
 use sapwood_kernel::{ChoiceFinish, Error, GenerateConfig, args};
 use sapwood_net::triton::{TritonAddress, TritonClient};
 use sapwood_proto::code::Code;
+use sapwood_proto::params::GenerationParams;
 use sapwood_tests::until;
 use serde_json::json;
 
@@ -55,10 +56,10 @@ async fn tr_406_a_model_over_the_border_says_what_it_says_here() {
                 "{scheme} {config}"
             );
         }
-        let config = GenerateConfig {
+        let config = GenerateConfig::from(GenerationParams {
             max_tokens: Some(1),
-            ..GenerateConfig::default()
-        };
+            ..GenerationParams::default()
+        });
         let args = args! { prompt: prompt }.with("config", config.into_chunk());
         let (_, meta) = here.run::<String>("demo", args).finish().await.unwrap();
         assert_eq!(meta.finish[&0], ChoiceFinish::Length);
@@ -141,10 +142,10 @@ async fn tr_604_a_bad_parameter_is_an_invalid_request() {
     let server = demo().await;
     for scheme in SCHEMES {
         let here = imported(&server, scheme, "").await;
-        let config = GenerateConfig {
+        let config = GenerateConfig::from(GenerationParams {
             temperature: Some(200.0),
-            ..GenerateConfig::default()
-        };
+            ..GenerationParams::default()
+        });
         let args = args! { prompt: "x" }.with("config", config.into_chunk());
         let run = here.run::<String>("demo", args);
         assert_eq!(run.await.unwrap_err().code(), Code::InvalidRequest);

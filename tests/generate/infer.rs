@@ -5,7 +5,7 @@ use std::io::Read;
 use flate2::read::{GzDecoder, ZlibDecoder};
 use sapwood_engine::scripted::Script;
 use sapwood_proto::generate::RequestLimits;
-use sapwood_server::generate::Config;
+use sapwood_server::faces::generate::Config;
 use sapwood_tests::Running;
 use sapwood_tests::http::{Answer, Wire, post};
 use serde_json::{Value, json};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sapwood_engine::scripted::{Script, ScriptStep, ScriptedFailure};
 use sapwood_kernel::Kernel;
-use sapwood_server::generate::{Config, ModelOptions};
+use sapwood_server::faces::generate::{Config, ModelOptions};
 use sapwood_tests::http::{Answer, Wire, head, post};
 use sapwood_tests::{Running, scripted, spawned, until};
 

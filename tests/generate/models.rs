@@ -3,7 +3,7 @@
 use futures::{StreamExt, stream};
 use sapwood_engine::scripted::Script;
 use sapwood_kernel::{Chunk, Spec, raw};
-use sapwood_server::generate::{Config, ModelOptions};
+use sapwood_server::faces::generate::{Config, ModelOptions};
 use sapwood_tests::http::{Wire, head, post};
 use sapwood_tests::{Running, key};
 use serde_json::json;
@@ -197,7 +197,12 @@ async fn tr_207_connections_live_on_after_errors() {
 async fn tr_205_who_has_no_key_is_told_so_as_every_error_here_is() {
     let kernel = kernel(&[("demo", script(Script::Echo))]);
     let keys = vec![key("anna", "secret")];
-    let server = Running::start(kernel, sapwood_server::evergreen::Config::default(), keys).await;
+    let server = Running::start(
+        kernel,
+        sapwood_server::faces::evergreen::Config::default(),
+        keys,
+    )
+    .await;
     let mut wire = Wire::connect(server.address).await;
     let body = br#"{"text_input":"hi"}"#;
     let answer = wire.ask(post("/v2/models/demo/generate", &[], body)).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sapwood_engine::scripted::{self, Script};
 use sapwood_proto::generate::RequestLimits;
-use sapwood_server::generate::Config;
+use sapwood_server::faces::generate::Config;
 use sapwood_server::server;
 use sapwood_tests::http::post;
 use sapwood_tests::{Faces, Running, spawned, until};

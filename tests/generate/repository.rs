@@ -10,11 +10,11 @@ use sapwood_proto::generated::inference::model_repository_parameter::ParameterCh
 use sapwood_proto::generated::inference::{
     ModelRepositoryParameter, RepositoryModelLoadRequest, RepositoryModelUnloadRequest,
 };
-use sapwood_server::auth::{KeyScope, Scopes};
-use sapwood_server::generate::{
+use sapwood_server::auth::rate_limit::{RateLimits, TokenMeter};
+use sapwood_server::auth::scopes::{KeyScope, Scopes};
+use sapwood_server::faces::generate::{
     Config, ExplicitRepository, ModelControlError, ModelOptions, Repository,
 };
-use sapwood_server::rate_limit::{RateLimits, TokenMeter};
 use sapwood_tests::http::{Wire, post};
 use sapwood_tests::{Faces, Running, key};
 use serde_json::json;

@@ -1,7 +1,7 @@
 //! Parts of the protocol that want a header of their own (TR-210).
 
 use sapwood_proto::generated::inference::{RepositoryIndexRequest, ServerLiveRequest};
-use sapwood_server::generate::{Category, Config, Restriction};
+use sapwood_server::faces::generate::{Category, Config, Restriction};
 use sapwood_tests::http::{Wire, head, post};
 use sapwood_tests::{Faces, Running, key};
 use tonic::Request;

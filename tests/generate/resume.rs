@@ -6,7 +6,6 @@ use sapwood_engine::Engine;
 use sapwood_kernel::Kernel;
 use sapwood_tests::http::{Answer, Head, Wire, head, post};
 use sapwood_tests::{Faces, in_time, key, spawned, until};
-use serde_json::json;
 
 use super::*;
 
@@ -264,40 +263,19 @@ async fn tr_1303_places_and_bytes_are_bounded() {
     assert_eq!(ask(&server, "GET", &path, &[]).await.summary().0, 404);
 }
 
-/// TR-1301, TR-1304: who comes back says anew how it wants to read; pings have no number.
+/// TR-1304: who comes back says anew how it wants to read; pings have no number.
 #[tokio::test]
 async fn tr_1303_a_reader_has_its_own_wishes() {
     let (server, _engine) = hanging(Config::default(), &[]).await;
     let (mut wire, first) = begin(&server, &["sapwood-keepalive: 1"]).await;
     assert!(chunk(&mut wire).await.starts_with("id: 1\n"));
     assert_eq!(chunk(&mut wire).await, ": ping\n\n");
-    let mut packed = Wire::connect(server.address).await;
-    let options = ["sapwood-compress-stream: 1", "accept-encoding: gzip"];
-    packed.send(head("GET", &path(&first), &options)).await;
-    let received = packed.head().await;
-    assert_eq!(received.header("content-encoding").as_deref(), Some("gzip"));
     let deleted = ask(&server, "DELETE", &path(&first), &[]).await;
     assert_eq!(deleted.summary().0, 204);
 }
 
-/// TR-1310; and what fails first is an answer that is whole.
 #[tokio::test]
-async fn tr_1303_streams_of_infer_can_be_come_back_to() {
-    let server = playing(words()).await;
-    let body = json!({"inputs": [
-        {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["x"]},
-        {"name": "stream", "shape": [1], "datatype": "BOOL", "data": [true]}]});
-    let mut wire = Wire::connect(server.address).await;
-    let request = post(
-        "/v2/models/m/infer_stream",
-        &[RESUME],
-        body.to_string().as_bytes(),
-    );
-    let whole = wire.ask(request).await;
-    let path = path(&whole.head);
-    let cut = whole.chunks.len() - 1;
-    let rest = back(&server, &path, cut).await.answer().await;
-    assert_eq!(rest.chunks, whole.chunks[cut..]);
+async fn tr_1303_what_fails_first_is_an_answer_that_is_whole() {
     let failing = playing(vec![ScriptStep::Error(scripted::ScriptedFailure {
         code: "internal".into(),
         message: "tired".into(),

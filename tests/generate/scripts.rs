@@ -1,7 +1,7 @@
 //! What a scripted model's configuration does to the responses of this face.
 
 use sapwood_engine::scripted::{self, Script, ScriptStep};
-use sapwood_server::generate::Config;
+use sapwood_server::faces::generate::Config;
 use sapwood_tests::Running;
 use serde_json::Value;
 

@@ -1,7 +1,7 @@
 //! What inputs and parameters do to the answer (sections 3 and 4).
 
 use sapwood_engine::scripted::{self, Script};
-use sapwood_server::generate::{Config, ModelOptions};
+use sapwood_server::faces::generate::{Config, ModelOptions};
 use sapwood_tests::Running;
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
 //! `/generate` and `/generate_stream`: exact answers, what decides the status, and clients that go away (sections 5, 6).
 
 use sapwood_engine::scripted::{Script, ScriptFinish, ScriptStep, ScriptedFailure, TransportCut};
-use sapwood_server::generate::Config;
+use sapwood_server::faces::generate::Config;
 use sapwood_tests::http::{Wire, post};
 use sapwood_tests::{Running, by_hand, until};
 use serde_json::{Value, json};

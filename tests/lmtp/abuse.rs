@@ -1,7 +1,7 @@
 //! What nobody should send, and what is left behind.
 
 use sapwood_proto::lmtp::ConnectionLimits;
-use sapwood_server::lmtp;
+use sapwood_server::faces::lmtp;
 use sapwood_tests::socket::{SocketReply, frame};
 use sapwood_tests::{spawned, until};
 use serde_json::json;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use sapwood_kernel::Kernel;
-use sapwood_server::auth::KeyFingerprint;
-use sapwood_server::rate_limit::{RateLimits, TokenMeter};
+use sapwood_server::auth::rate_limit::{RateLimits, TokenMeter};
+use sapwood_server::auth::scopes::KeyFingerprint;
 use serde_json::{Value, json};
 
 use super::transports::http;

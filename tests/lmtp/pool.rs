@@ -13,7 +13,7 @@ use sapwood_net::lmtp::{ConnectOptions, PeerAddress};
 use sapwood_proto::lmtp::pool::{self as machine, Condition};
 use sapwood_proto::lmtp::{GenerateRequest, LmtpReason, Score, StreamFinish};
 use sapwood_proto::time::Time;
-use sapwood_server::metrics::Format;
+use sapwood_server::ops::metrics::Format;
 use sapwood_tests::{Running, until};
 
 use super::{client, message, of_parrot, parrot, stepped, stream, tokens_and_end};

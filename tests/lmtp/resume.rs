@@ -5,7 +5,7 @@ use std::time::Duration;
 use sapwood_engine::EngineOwner;
 use sapwood_proto::lmtp::ConnectionLimits;
 use sapwood_proto::time::Time;
-use sapwood_server::lmtp;
+use sapwood_server::faces::lmtp;
 use sapwood_tests::socket::{Socket, SocketReply};
 use sapwood_tests::{Running, by_hand, key, spawned, until};
 use serde_json::{Value, json};

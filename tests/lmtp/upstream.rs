@@ -7,6 +7,7 @@ use sapwood_kernel::{Chunk, GenerateConfig, Kernel, Mime, PromptMode, args};
 use sapwood_net::lmtp::pool::LmtpPool;
 use sapwood_net::lmtp::{ConnectOptions, LmtpClient, PeerAddress, StreamItems};
 use sapwood_proto::lmtp::{GenerateRequest, LmtpReason, Score, StreamFinish};
+use sapwood_proto::params::GenerationParams;
 use sapwood_tests::http::Wire;
 use sapwood_tests::socket::Socket;
 use sapwood_tests::{Running, spawned};
@@ -103,9 +104,12 @@ async fn sampled(kernel: &Kernel, name: &str) -> Vec<(u32, f32, Vec<(u32, f32)>)
         .flat_map(|id| id.to_le_bytes())
         .collect();
     let config = GenerateConfig {
-        max_tokens: Some(9),
-        temperature: Some(0.0),
-        top_logprobs: Some(3),
+        params: GenerationParams {
+            max_tokens: Some(9),
+            temperature: Some(0.0),
+            top_logprobs: Some(3),
+            ..GenerationParams::default()
+        },
         prompt_mode: PromptMode::Raw,
         ..GenerateConfig::default()
     };

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use sapwood_proto::lmtp::ConnectionLimits;
-use sapwood_server::lmtp;
+use sapwood_server::faces::lmtp;
 use sapwood_tests::socket::{Socket, SocketReply, frame};
 use sapwood_tests::{Faces, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -25,13 +25,18 @@ use sapwood_net::evergreen::{
     CallRequest, ClientSession, ClientSessionOptions, ServerAddress, SessionNode,
 };
 use sapwood_proto::evergreen::SessionLimits;
-use sapwood_server::auth::{ApiKey, Scopes};
-use sapwood_server::call_metrics::CallMetricsLayer;
-use sapwood_server::evergreen::{self, Config};
-use sapwood_server::lmtp::{self, LmtpService};
-use sapwood_server::metrics::FaceLabel;
-use sapwood_server::rate_limit::AllowanceLayer;
-use sapwood_server::{Server, ServerContext, drain, generate, server};
+use sapwood_server::Server;
+use sapwood_server::ServerContext;
+use sapwood_server::auth::ApiKey;
+use sapwood_server::auth::charge_layer::AllowanceLayer;
+use sapwood_server::auth::scopes::Scopes;
+use sapwood_server::faces::evergreen::{self, Config};
+use sapwood_server::faces::generate;
+use sapwood_server::faces::lmtp::{self, LmtpService};
+use sapwood_server::ops::call_metrics::CallMetricsLayer;
+use sapwood_server::ops::drain;
+use sapwood_server::ops::metrics::FaceLabel;
+use sapwood_server::server;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;

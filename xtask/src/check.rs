@@ -66,7 +66,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         base.get(..12).unwrap_or(&base)
     ));
     step("fmt", || cargo(&["fmt", "--all", "--check"]))?;
-    step("tidy", || tidy::run(&tidy::Options::default()))?;
+    step("tidy", tidy::run)?;
     if changed.iter().any(|path| concerns_lints(path)) {
         step("clippy", || {
             let lints = ["--workspace", "--all-targets", "--features", TESTED];

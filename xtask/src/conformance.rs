@@ -1,118 +1,82 @@
-//! The tables in `docs/faces/*.md` that list which test proves which rule.
+//! `cargo xtask conformance`: which test proves which rule of the specification.
 //!
-//! Finds the tests that carry the id of a rule, and fills the last column of those tables. People write the first two
-//! columns (rule, and its content in short); a rule without a test must have `n/a` or `deferred` with the reason.
-//!
-//! A test carries a rule if its name starts with the id (`ev_206_…`) or a comment above it names it (`EV-206`).
+//! `rules.tsv` has every rule with its content in short. A test carries a rule if its name starts with the id (`ev_206_…`), or
+//! a comment above it names the id (`EV-206`); so does a check of a foreign client whose text names it. A rule that no test
+//! carries has its reason in `docs/left-out.md`, or [`check`] finds it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
+use crate::process;
 use crate::tidy::{Finding, Tree};
 
-const BEGIN: &str =
-    "<!-- conformance: begin; the last column is written by `cargo xtask tidy --write` -->";
-const END: &str = "<!-- conformance: end -->";
+const RULES: &str = include_str!("../rules.tsv");
+const LEFT_OUT: &str = "docs/left-out.md";
 const PREFIXES: &[&str] = &["EV", "KE", "OA", "LM", "TR", "AI"];
+
+/// Options of `cargo xtask conformance`.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Print these rules only: ids (EV-206) or prefixes (EV).
+    rules: Vec<String>,
+    /// Print the rules that no test names only.
+    #[arg(long)]
+    untested: bool,
+}
 
 /// Rule id -> names of the tests that carry it.
 type Proofs = BTreeMap<String, BTreeSet<String>>;
 
-/// Findings: a table that is out of date, a rule without a test.
-pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
-    let proofs = proofs(tree);
-    let mut findings = Vec::new();
-    for (path, text) in pages(tree) {
-        if fill(text, &proofs) != text {
-            findings.push(Finding::new(
-                path,
-                "is out of date: run `cargo xtask tidy --write`",
-            ));
-        }
-        for row in rows(text).filter(|row| !row.excused && !proofs.contains_key(row.rule)) {
-            findings.push(Finding::new(
-                path,
-                format!("{} has no test and no word why", row.rule),
-            ));
-        }
-    }
-    findings
-}
-
-/// Rewrites the last column of every table.
+/// Prints the rules with their tests.
 ///
 /// # Errors
-/// If a page cannot be written.
-pub(crate) fn write(tree: &Tree) -> Result<()> {
-    let proofs = proofs(tree);
-    for (path, text) in pages(tree) {
-        let filled = fill(text, &proofs);
-        if filled != text {
-            std::fs::write(crate::root().join(path), filled)?;
+/// If the checkout cannot be read, or there is no such rule.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let proofs = proofs(&Tree::read()?);
+    let asked = |rule: &str| {
+        let is = |asked: &String| {
+            let asked = asked.to_ascii_uppercase();
+            rule == asked
+                || rule
+                    .split_once('-')
+                    .is_some_and(|(prefix, _)| prefix == asked)
+        };
+        options.rules.is_empty() || options.rules.iter().any(is)
+    };
+    let asked: Vec<_> = rules().filter(|(rule, _)| asked(rule)).collect();
+    if asked.is_empty() {
+        bail!("there is no rule {}", options.rules.join(", "));
+    }
+    for (rule, summary) in asked {
+        let tests = proofs.get(rule);
+        if options.untested && tests.is_some() {
+            continue;
+        }
+        process::print_line(&format!("{rule:<8} {summary}"));
+        for test in tests.into_iter().flatten() {
+            process::print_line(&format!("         {test}"));
         }
     }
     Ok(())
 }
 
-fn pages(tree: &Tree) -> impl Iterator<Item = (&str, &str)> {
-    tree.files()
-        .filter(|file| file.path.starts_with("docs/") && file.path.ends_with(".md"))
-        .filter_map(|file| Some((file.path.as_str(), file.text.as_deref()?)))
-        .filter(|(_, text)| text.contains(BEGIN))
+/// Findings: a rule that has neither a test nor a reason for having none.
+pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
+    let proofs = proofs(tree);
+    let excused: BTreeSet<String> = tree.text(LEFT_OUT).into_iter().flat_map(ids).collect();
+    rules()
+        .filter(|(rule, _)| !proofs.contains_key(*rule) && !excused.contains(*rule))
+        .map(|(rule, _)| {
+            let advice = format!("{rule} has no test, and {LEFT_OUT} has no reason for that");
+            Finding::new("xtask/rules.tsv", advice)
+        })
+        .collect()
 }
 
-struct Row<'a> {
-    rule: &'a str,
-    summary: &'a str,
-    /// Whether the text gives a reason for having no test.
-    excused: bool,
-}
-
-/// Parses a line `| EV-101 | what | tests |` as a row; `None` for any other line.
-fn row(line: &str) -> Option<Row<'_>> {
-    let mut cells = line.strip_prefix("| ")?.split(" |");
-    let rule = cells.next()?.trim();
-    let summary = cells.next()?.trim();
-    is_rule(rule).then(|| Row {
-        rule,
-        summary,
-        excused: summary.contains("n/a") || summary.contains("deferred"),
-    })
-}
-
-fn rows(text: &str) -> impl Iterator<Item = Row<'_>> {
-    text.lines().filter_map(row)
-}
-
-fn fill(text: &str, proofs: &Proofs) -> String {
-    let mut inside = false;
-    let mut lines = Vec::new();
-    for line in text.lines() {
-        inside = (inside || line == BEGIN) && line != END;
-        match row(line).filter(|_| inside) {
-            Some(row) => {
-                let tests = proofs.get(row.rule).map_or_else(String::new, shown);
-                lines.push(format!("| {} | {} | {tests} |", row.rule, row.summary));
-            }
-            None => lines.push(line.to_owned()),
-        }
-    }
-    lines.join("\n") + "\n"
-}
-
-/// Up to three names, and the number of the others.
-fn shown(names: &BTreeSet<String>) -> String {
-    let mut cell = names
-        .iter()
-        .take(3)
-        .map(|name| format!("`{name}`"))
-        .collect::<Vec<_>>()
-        .join(", ");
-    if names.len() > 3 {
-        cell += &format!(" and {} more", names.len() - 3);
-    }
-    cell
+/// Every rule, with its content in short.
+fn rules() -> impl Iterator<Item = (&'static str, &'static str)> {
+    RULES.lines().filter_map(|line| line.split_once('\t'))
 }
 
 fn proofs(tree: &Tree) -> Proofs {
@@ -189,9 +153,11 @@ mod tests {
     }
 
     #[test]
-    fn the_last_column_is_filled() {
-        let page = format!("{BEGIN}\n| EV-101 | one call | old |\n{END}\n");
-        let proofs = Proofs::from([("EV-101".into(), BTreeSet::from(["ev_101_one".into()]))]);
-        assert!(fill(&page, &proofs).contains("| EV-101 | one call | `ev_101_one` |"));
+    fn rules_are_listed_once_and_in_order() {
+        let all: Vec<&str> = rules().map(|(rule, _)| rule).collect();
+        assert_eq!(all.len(), RULES.lines().count());
+        let once: BTreeSet<&str> = all.iter().copied().collect();
+        assert_eq!(once.len(), all.len());
+        assert!(all.iter().all(|rule| is_rule(rule)));
     }
 }

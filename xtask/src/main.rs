@@ -1,4 +1,4 @@
-//! The project's own tasks: `cargo xtask serve | check | ci | tidy | soak | codegen | demo-model`.
+//! The project's own tasks: `cargo xtask serve | check | ci | tidy | conformance | soak | codegen | demo-model`.
 
 mod advice;
 mod check;
@@ -37,7 +37,9 @@ enum Task {
     /// Run every check and every test, as CI does.
     Ci(ci::Options),
     /// Check what the compiler cannot: crate edges, file sizes, names, module comments, pages of error codes.
-    Tidy(tidy::Options),
+    Tidy,
+    /// Print the rules of the specification with the tests that name them.
+    Conformance(conformance::Options),
     /// Drive a running server with many clients of all kinds, and watch its memory.
     Soak(soak::Options),
     /// Regenerate the Rust code of our `.proto` files.
@@ -55,7 +57,8 @@ fn main() -> ExitCode {
         Task::Serve(options) => serve::run(&options),
         Task::Check(options) => check::run(&options),
         Task::Ci(options) => ci::run(&options),
-        Task::Tidy(options) => tidy::run(&options),
+        Task::Tidy => tidy::run(),
+        Task::Conformance(options) => conformance::run(&options),
         Task::Soak(options) => soak::run(&options),
         Task::Codegen { check } => codegen(check),
         Task::DemoModel(options) => demo_model::run(&options),

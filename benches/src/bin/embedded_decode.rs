@@ -127,11 +127,11 @@ fn decode(
 
 fn request(prompt: Vec<Token>, max_tokens: usize) -> GenerationRequest {
     let mut request = GenerationRequest::new(Prompt::Tokens(prompt));
-    request.max_tokens = u32::try_from(max_tokens).ok();
-    request.ignore_eos = true;
-    request.sampling.temperature = TEMPERATURE;
-    request.sampling.top_k = TOP_K as u32;
-    request.sampling.seed = Some(1);
+    request.params.max_tokens = u32::try_from(max_tokens).ok();
+    request.params.ignore_eos = Some(true);
+    request.params.temperature = Some(TEMPERATURE);
+    request.params.top_k = Some(TOP_K as u32);
+    request.params.seed = Some(1);
     request
 }
 

@@ -36,7 +36,8 @@ use sapwood_kernel::{Chunk, GenerateConfig, Kernel, Mime, PromptMode, RequestedP
 use sapwood_net::lmtp::pool::{LmtpPool, PoolEndpoint};
 use sapwood_net::lmtp::{ConnectOptions, LmtpClient, PeerAddress, StreamItems};
 use sapwood_proto::lmtp::{GenerateRequest, LmtpError};
-use sapwood_server::lmtp::{Config, LmtpService};
+use sapwood_proto::params::GenerationParams;
+use sapwood_server::faces::lmtp::{Config, LmtpService};
 use sapwood_server::server;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, ReadHalf, WriteHalf};
@@ -346,9 +347,12 @@ async fn passed_per_cpu_second(servers: &[Server], span: Duration) -> Result<f64
 
 async fn pass(kernel: Kernel, stream: u32, count: Arc<AtomicU64>) -> Result<()> {
     let config = GenerateConfig {
-        max_tokens: Some(1 << 16),
-        temperature: Some(0.0),
-        top_logprobs: Some(1),
+        params: GenerationParams {
+            max_tokens: Some(1 << 16),
+            temperature: Some(0.0),
+            top_logprobs: Some(1),
+            ..GenerationParams::default()
+        },
         prompt_mode: PromptMode::Raw,
         ..GenerateConfig::default()
     };

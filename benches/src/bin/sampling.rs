@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use clap::Parser;
 use sapwood_benches::measure::{core_time, median};
-use sapwood_engine::api::{GenerationRequest, ModelInfo, Prompt, Sampling, SharedVocabulary};
+use sapwood_engine::api::{GenerationRequest, ModelInfo, Prompt, SharedVocabulary};
 use sapwood_engine::model::{
     BatchEntry, Capacity, DecodeStop, Model, OutputRow, SlotId, SlotPurpose,
 };
 use sapwood_engine::scripted::{Config as Script, Script as Name, Scripted, ScriptedTokenizer};
 use sapwood_engine::{Config, Engine};
+use sapwood_proto::params::GenerationParams;
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
@@ -118,16 +119,16 @@ impl Model for Logits {
 }
 
 /// Microseconds per token of a request.
-fn engine(sampling: &Sampling, top_logprobs: Option<u32>) -> anyhow::Result<f64> {
+fn engine(sampling: &GenerationParams, top_logprobs: Option<u32>) -> anyhow::Result<f64> {
     let config = Config {
         seed: Some(1),
         ..Config::default()
     };
     let (mut owner, engine) = Engine::by_hand(Box::new(Logits::new()?), config);
     let mut request = GenerationRequest::new(Prompt::Tokens(vec![256, 97]));
-    request.sampling = sampling.clone();
-    request.top_logprobs = top_logprobs;
-    request.ignore_eos = true;
+    request.params = sampling.clone();
+    request.params.top_logprobs = top_logprobs;
+    request.params.ignore_eos = Some(true);
     let mut handle = engine.submit(request)?;
     let mut now = Time::ZERO;
     for _ in 0..2 {
@@ -161,30 +162,38 @@ fn per_row(spent: Duration) -> f64 {
     spent.as_secs_f64() * 1e6 / f64::from(STEPS)
 }
 
-fn cases() -> Vec<(&'static str, Sampling, Option<u32>)> {
-    let plain = Sampling::default();
-    let with = |change: fn(&mut Sampling)| {
+fn cases() -> Vec<(&'static str, GenerationParams, Option<u32>)> {
+    let plain = GenerationParams::default();
+    let with = |change: fn(&mut GenerationParams)| {
         let mut sampling = plain.clone();
         change(&mut sampling);
         sampling
     };
     vec![
         ("temperature 1", plain.clone(), None),
-        ("top-k 40", with(|sampling| sampling.top_k = 40), None),
-        ("top-p 0.9", with(|sampling| sampling.top_p = 0.9), None),
+        ("top-k 40", with(|sampling| sampling.top_k = Some(40)), None),
+        (
+            "top-p 0.9",
+            with(|sampling| sampling.top_p = Some(0.9)),
+            None,
+        ),
         (
             "top-k 40, top-p 0.9, repetition 1.1",
             with(|sampling| {
-                sampling.top_k = 40;
-                sampling.top_p = 0.9;
-                sampling.repetition_penalty = 1.1;
+                sampling.top_k = Some(40);
+                sampling.top_p = Some(0.9);
+                sampling.repetition_penalty = Some(1.1);
             }),
             None,
         ),
-        ("min-p 0.05", with(|sampling| sampling.min_p = 0.05), None),
+        (
+            "min-p 0.05",
+            with(|sampling| sampling.min_p = Some(0.05)),
+            None,
+        ),
         (
             "most likely, 5 log-probabilities",
-            with(|sampling| sampling.temperature = 0.0),
+            with(|sampling| sampling.temperature = Some(0.0)),
             Some(5),
         ),
     ]
@@ -193,9 +202,9 @@ fn cases() -> Vec<(&'static str, Sampling, Option<u32>)> {
 #[expect(clippy::print_stdout, reason = "a bench prints its figures")]
 fn main() -> anyhow::Result<()> {
     let Args { json } = Args::parse();
-    let greedy = Sampling {
-        temperature: 0.0,
-        ..Sampling::default()
+    let greedy = GenerationParams {
+        temperature: Some(0.0),
+        ..GenerationParams::default()
     };
     let tokens = Logits::new()?.info().vocabulary_tokens as usize;
     let table = table(tokens);

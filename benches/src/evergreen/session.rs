@@ -3,7 +3,7 @@
 use anyhow::Result;
 use sapwood_kernel::Kernel;
 use sapwood_kernel::session::test_functions;
-use sapwood_server::evergreen;
+use sapwood_server::faces::evergreen;
 use sapwood_server::server::{Config, Server};
 use tokio::net::TcpListener;
 

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use sapwood_kernel::Kernel;
-use sapwood_server::generate;
+use sapwood_server::faces::generate;
 use sapwood_server::server::{Config, Server};
 use tokio::net::TcpListener;
 

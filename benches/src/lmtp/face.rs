@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
 use sapwood_engine::scripted::Config as Script;
-use sapwood_server::lmtp;
+use sapwood_server::faces::lmtp;
 use sapwood_server::server::{Config, Server};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

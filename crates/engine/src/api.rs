@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use compact_str::CompactString;
 use sapwood_proto::code::Code;
+use sapwood_proto::params::GenerationParams;
 use sapwood_proto::steer::{Steer, Token};
 use smallvec::SmallVec;
 
@@ -134,7 +135,7 @@ fn json_bytes(value: &serde_json::Value) -> usize {
     }
 }
 
-/// Sampling parameters. Ranges are those of D-20's core column; a value out of range is refused, never clipped.
+/// What the sampler needs of [`GenerationParams`], with a default for whatever is not set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// 0 is greedy: the most likely token; at most 100.
@@ -175,34 +176,30 @@ impl Default for Sampling {
     }
 }
 
-/// One generation request, with `n` choices.
+impl From<&GenerationParams> for Sampling {
+    fn from(params: &GenerationParams) -> Self {
+        let off = Self::default();
+        Self {
+            temperature: params.temperature.unwrap_or(off.temperature),
+            top_k: params.top_k.unwrap_or(off.top_k),
+            top_p: params.top_p.unwrap_or(off.top_p),
+            min_p: params.min_p.unwrap_or(off.min_p),
+            repetition_penalty: params.repetition_penalty.unwrap_or(off.repetition_penalty),
+            presence_penalty: params.presence_penalty.unwrap_or(off.presence_penalty),
+            frequency_penalty: params.frequency_penalty.unwrap_or(off.frequency_penalty),
+            logit_bias: Arc::clone(&params.logit_bias),
+            seed: params.seed,
+        }
+    }
+}
+
+/// One generation request.
 pub struct GenerationRequest {
     /// The input.
     pub prompt: Prompt,
-    /// Sampling parameters.
-    pub sampling: Sampling,
-    /// At most this many tokens per choice; `None`: the rest of the context. 0 generates nothing.
-    pub max_tokens: Option<u32>,
-    /// Before this many tokens neither an EOG token nor a stop ends a choice.
-    pub min_tokens: u32,
-    /// Stop strings: texts that end a choice and are not part of it; at most 64 of at most 1 KiB, none empty.
-    pub stop: Vec<String>,
-    /// Sequences of stop tokens that end a choice, matched in its output only (LM-307); at most 256 of 1 to 64 tokens.
-    /// The token that completes a sequence is reported, but adds no text.
-    pub stop_sequences: Vec<Vec<Token>>,
-    /// Texts that must not occur in an output, however they are split into tokens; at most 64 of at most 1 KiB, none
-    /// empty. A token that would complete one is masked. Tokens that a steerer forces may contain them.
-    pub bad_words: Vec<String>,
-    /// Continues to generate after an EOG token.
-    pub ignore_eos: bool,
-    /// Control tokens add no text; without this they add their names.
-    pub skip_special_tokens: bool,
-    /// `None`: no log-probabilities at all. `Some(k)`: that of the chosen token, and the `k` best.
-    pub top_logprobs: Option<u32>,
-    /// How many choices; 1 to 64.
-    pub n: u32,
-    /// Higher is scheduled first among queued requests; the default is 0.
-    pub priority: i32,
+    /// The generation parameters, in the core's ranges ([`ParamRanges::CORE`](sapwood_proto::params::ParamRanges::CORE)); a
+    /// value out of range is refused, never clipped. Without `max_tokens` the rest of the context may be generated.
+    pub params: GenerationParams,
     /// The caller's identity: among equal priorities, callers take turns. 0 is an anonymous caller.
     pub caller: u64,
     /// The caller's connection or session: these take turns within the caller's turns (D-54).
@@ -234,17 +231,7 @@ impl GenerationRequest {
     pub fn new(prompt: Prompt) -> Self {
         Self {
             prompt,
-            sampling: Sampling::default(),
-            max_tokens: None,
-            min_tokens: 0,
-            stop: Vec::new(),
-            stop_sequences: Vec::new(),
-            bad_words: Vec::new(),
-            ignore_eos: false,
-            skip_special_tokens: true,
-            top_logprobs: None,
-            n: 1,
-            priority: 0,
+            params: GenerationParams::default(),
             caller: 0,
             connection: 0,
             prefix_scope: 0,

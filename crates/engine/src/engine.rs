@@ -15,6 +15,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use sapwood_proto::code::Code;
+use sapwood_proto::params::CHOICES_MAX;
 use sapwood_proto::time::Time;
 
 use crate::api::{GenerationRequest, ModelInfo, SharedVocabulary, SubmitError};
@@ -27,7 +28,7 @@ use crate::owner::EngineOwner;
 use crate::queue::{AdmissionQueue, QueueFull, QueueLimits, at_most};
 use crate::ranking::mix;
 use crate::stats::EngineStats;
-use crate::submission::{CHOICES_MAX, prepare};
+use crate::submission::prepare;
 
 struct EngineShared {
     info: ModelInfo,

@@ -44,8 +44,4 @@ pub use config::{Config, PrefixSharing};
 pub use engine::Engine;
 pub use outbox::RequestHandle;
 pub use owner::{EngineOwner, SequenceId, StepReport};
-pub use submission::{
-    CHOICES_MAX, STOP_SEQUENCE_TOKENS_MAX, STOP_SEQUENCES_MAX, STOP_TEXT_BYTES_MAX, STOP_TEXTS_MAX,
-    TOP_LOGPROBS_MAX,
-};
 pub use transcript::{BadWordIndex, Transcript};

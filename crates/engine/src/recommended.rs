@@ -1,5 +1,6 @@
 //! Sampling parameters that a model file recommends (D-53).
 
+use sapwood_proto::params::GenerationParams;
 use serde::Deserialize;
 
 /// The recommendation, `general.sampling.*` in GGUF. A key that is missing is `None`. Faces ignore it: it is for
@@ -40,6 +41,19 @@ impl RecommendedSampling {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+}
+
+impl From<RecommendedSampling> for GenerationParams {
+    fn from(recommended: RecommendedSampling) -> Self {
+        Self {
+            temperature: recommended.temperature,
+            top_k: recommended.top_k,
+            top_p: recommended.top_p,
+            min_p: recommended.min_p,
+            repetition_penalty: recommended.repetition_penalty,
+            ..Self::default()
+        }
     }
 }
 

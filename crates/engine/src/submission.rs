@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sapwood_proto::code::Code;
+use sapwood_proto::params::ParamRanges;
 use sapwood_proto::steer::{Steer, Token};
 
 use crate::api::{
@@ -17,19 +18,6 @@ use crate::bad_words::{BadWords, TokenIndex};
 use crate::request_phase::Follower;
 use crate::scheduler::SchedulerTurn;
 use crate::stop;
-
-/// The maximum of choices of one request, forks of its steerers included.
-pub const CHOICES_MAX: u32 = 64;
-/// The maximum of stop strings of one request, and of bad words.
-pub const STOP_TEXTS_MAX: usize = 64;
-/// The maximum of bytes of one stop string, and of one bad word.
-pub const STOP_TEXT_BYTES_MAX: usize = 1024;
-/// The maximum of stop sequences of one request.
-pub const STOP_SEQUENCES_MAX: usize = 256;
-/// The maximum of tokens of one stop sequence.
-pub const STOP_SEQUENCE_TOKENS_MAX: usize = 64;
-/// The maximum of alternatives (top logprobs) listed with each token.
-pub const TOP_LOGPROBS_MAX: u32 = 1000;
 
 /// A validated request that can be run as it is.
 pub(crate) struct Submission {
@@ -125,7 +113,7 @@ pub(crate) fn prepare(
     token_index: impl FnOnce() -> Arc<TokenIndex>,
     seed: impl FnOnce() -> u64,
 ) -> Result<Submission, SubmitError> {
-    check(&request, info.vocabulary_tokens)?;
+    check(&mut request, info.vocabulary_tokens)?;
     fits(&request.prompt, info, token_bytes_max)?;
     let (prompt, scored) = match request.scored.take() {
         None => (tokenise(&request.prompt, info, vocabulary)?, None),
@@ -142,28 +130,31 @@ pub(crate) fn prepare(
     // The prompt is shorter than the context, which is a u32.
     let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
     let rest = info.context_tokens - prompt_tokens;
-    let steerers = match request.steer.take() {
-        Some(first) => fork_steerers(first, request.n)?,
+    let mut params = request.params;
+    let choices = params.n.unwrap_or(1);
+    let steerers = match request.steer {
+        Some(first) => fork_steerers(first, choices)?,
         None => Vec::new(),
     };
     if scored.is_some() {
-        request.stop.clear();
-        request.bad_words.clear();
+        params.stop.clear();
+        params.bad_words.clear();
     }
-    let bad_words = (!request.bad_words.is_empty())
-        .then(|| BadWords::new(std::mem::take(&mut request.bad_words), token_index()));
+    let sampling = Sampling::from(&params);
+    let bad_words =
+        (!params.bad_words.is_empty()).then(|| BadWords::new(params.bad_words, token_index()));
     // A seed matters only if something is sampled at random. Otherwise it is constant, so that models whose output
     // depends on the seed repeat themselves.
-    let drawn = request.sampling.temperature > 0.0 || !steerers.is_empty();
+    let drawn = sampling.temperature > 0.0 || !steerers.is_empty();
     let seed = || if drawn && scored.is_none() { seed() } else { 0 };
     let scored_len = scored
         .as_ref()
         .map(|scored| u32::try_from(scored.tokens.len()).unwrap_or(u32::MAX));
-    let asked_max_tokens = scored_len.or(request.max_tokens);
+    let asked_max_tokens = scored_len.or(params.max_tokens);
     Ok(Submission {
         prompt: prompt.into(),
-        choices: request.n,
-        priority: request.priority,
+        choices,
+        priority: params.priority.unwrap_or(0),
         turn: SchedulerTurn {
             caller: request.caller,
             connection: request.connection,
@@ -174,17 +165,17 @@ pub(crate) fn prepare(
         follower: request.follower,
         steerers,
         terms: Arc::new(RequestTerms {
-            seed: request.sampling.seed.unwrap_or_else(seed),
-            sampling: request.sampling,
+            seed: sampling.seed.unwrap_or_else(seed),
+            sampling,
             max_tokens: asked_max_tokens.map_or(rest, |max| max.min(rest)),
             asked_max_tokens,
-            min_tokens: request.min_tokens,
-            stop: request.stop,
-            stop_sequences: request.stop_sequences,
+            min_tokens: params.min_tokens.unwrap_or(0),
+            stop: params.stop,
+            stop_sequences: params.stop_sequences,
             bad_words,
-            ignore_eos: request.ignore_eos,
-            skip_special_tokens: request.skip_special_tokens,
-            top_logprobs: request.top_logprobs,
+            ignore_eos: params.ignore_eos.unwrap_or(false),
+            skip_special_tokens: params.skip_special_tokens.unwrap_or(true),
+            top_logprobs: params.top_logprobs,
             scored,
             prompt_logprobs: request.prompt_logprobs,
         }),
@@ -336,127 +327,22 @@ fn tokenise(
     Ok(tokens)
 }
 
-/// A condition, the field that it is about, and the valid range as text for people.
-type ParameterRule = (bool, &'static str, &'static str);
-
-/// Checks the ranges of D-20's core column.
-fn check(request: &GenerationRequest, vocabulary_tokens: u32) -> Result<(), SubmitError> {
-    let rules = sampling_rules(&request.sampling, vocabulary_tokens)
-        .into_iter()
-        .chain(request_rules(request, vocabulary_tokens));
-    for (holds, field, range) in rules {
-        if !holds {
-            let message = format!("{field} must be {range}");
-            return Err(SubmitError::new(
-                Code::InvalidRequest,
-                "BAD_CONFIG",
-                message,
-            ));
-        }
+/// Checks the ranges of D-20's core column, and what scoring leaves no room for.
+fn check(request: &mut GenerationRequest, vocabulary_tokens: u32) -> Result<(), SubmitError> {
+    let bad = |message: String| SubmitError::new(Code::InvalidRequest, "BAD_CONFIG", message);
+    let checked = request.params.check(&ParamRanges::CORE, vocabulary_tokens);
+    checked.map_err(|error| bad(error.to_string()))?;
+    let Some(scored) = &request.scored else {
+        return Ok(());
+    };
+    if scored.is_empty() {
+        return Err(bad("scored must be at least one token".to_owned()));
+    }
+    if request.params.n.unwrap_or(1) != 1 || request.steer.is_some() {
+        let message = "scored must be asked with n 1 and without a controller";
+        return Err(bad(message.to_owned()));
     }
     Ok(())
-}
-
-/// A NaN is in no range, so it violates the rule of its field.
-fn sampling_rules(sampling: &Sampling, vocabulary_tokens: u32) -> [ParameterRule; 7] {
-    let within = |value: f32, bound: f32| (-bound..=bound).contains(&value);
-    let above_0 = |value: f32, most: f32| value > 0.0 && value <= most;
-    let bias = &sampling.logit_bias;
-    // No early exit, so that the compiler can vectorise the loop: a mask has an entry for nearly every token.
-    let bias_holds = bias.iter().fold(true, |hold, &(token, bias)| {
-        hold & (token < vocabulary_tokens) & (bias <= 1e30)
-    });
-    [
-        (
-            (0.0..=100.0).contains(&sampling.temperature),
-            "temperature",
-            "from 0 to 100",
-        ),
-        (
-            above_0(sampling.top_p, 1.0),
-            "top_p",
-            "above 0 and at most 1",
-        ),
-        (
-            (0.0..1.0).contains(&sampling.min_p),
-            "min_p",
-            "from 0 to below 1",
-        ),
-        (
-            above_0(sampling.repetition_penalty, 10.0),
-            "repetition_penalty",
-            "above 0 and at most 10",
-        ),
-        (
-            within(sampling.presence_penalty, 100.0),
-            "presence_penalty",
-            "from -100 to 100",
-        ),
-        (
-            within(sampling.frequency_penalty, 100.0),
-            "frequency_penalty",
-            "from -100 to 100",
-        ),
-        (
-            bias_holds,
-            "logit_bias",
-            "numbers below infinity for tokens within the vocabulary",
-        ),
-    ]
-}
-
-fn request_rules(request: &GenerationRequest, vocabulary_tokens: u32) -> [ParameterRule; 10] {
-    let sequences = &request.stop_sequences;
-    let sound = |stop: &Vec<Token>| {
-        (1..=STOP_SEQUENCE_TOKENS_MAX).contains(&stop.len())
-            && stop.iter().all(|&token| token < vocabulary_tokens)
-    };
-    let scored = request.scored.as_ref();
-    [
-        ((1..=CHOICES_MAX).contains(&request.n), "n", "from 1 to 64"),
-        few("stop", &request.stop),
-        short("stop", &request.stop),
-        few("bad_words", &request.bad_words),
-        short("bad_words", &request.bad_words),
-        (
-            sequences.len() <= STOP_SEQUENCES_MAX && sequences.iter().all(sound),
-            "stop_sequences",
-            "at most 256 sequences of 1 to 64 tokens within the vocabulary",
-        ),
-        (
-            scored.is_none_or(|scored| !scored.is_empty()),
-            "scored",
-            "at least one token",
-        ),
-        (
-            scored.is_none() || request.n == 1 && request.steer.is_none(),
-            "scored",
-            "asked with n 1 and without a controller",
-        ),
-        (
-            request
-                .top_logprobs
-                .is_none_or(|top| top <= TOP_LOGPROBS_MAX),
-            "top_logprobs",
-            "from 0 to 1000",
-        ),
-        (
-            request
-                .max_tokens
-                .is_none_or(|max| request.min_tokens <= max),
-            "min_tokens",
-            "at most max_tokens",
-        ),
-    ]
-}
-
-fn few(field: &'static str, texts: &[String]) -> ParameterRule {
-    (texts.len() <= STOP_TEXTS_MAX, field, "at most 64 texts")
-}
-
-fn short(field: &'static str, texts: &[String]) -> ParameterRule {
-    let fits = |text: &String| (1..=STOP_TEXT_BYTES_MAX).contains(&text.len());
-    (texts.iter().all(fits), field, "texts of 1 to 1024 bytes")
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ impl Transcript {
         vocabulary: SharedVocabulary,
         words: &BadWordIndex,
     ) -> Result<Self, SubmitError> {
-        if !request.bad_words.is_empty() && !vocabulary.has_text() {
+        if !request.params.bad_words.is_empty() && !vocabulary.has_text() {
             let why = "bad_words are not there for a model whose tokenizer is not known";
             return Err(SubmitError::new(Code::Unimplemented, "", why));
         }

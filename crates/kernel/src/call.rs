@@ -1,5 +1,6 @@
 //! One call of a function: its inputs, options and extensions.
 
+use std::any::Any;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
@@ -13,13 +14,13 @@ use serde_json::{Map, Value};
 
 use crate::cancel::Cancel;
 use crate::error::Error;
-use crate::kernel::Kernel;
-use crate::name::{Mime, Name, Port};
+use crate::name::{Mime, Name};
 use crate::node::Node;
 use crate::observer::CallObserver;
 use crate::request_context::RequestContext;
 use crate::spec::{InputSpec, Spec};
 use crate::token_charge::TokenCharge;
+use crate::want::Want;
 use crate::{Chunks, Result};
 
 pub use tokio::time::Instant;
@@ -129,70 +130,6 @@ impl Inputs {
     }
 }
 
-/// The ports that a caller reads.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum RequestedPorts {
-    /// Every one.
-    #[default]
-    All,
-    /// Only these. Others need not be produced, and are dropped (KE-135).
-    Only(Vec<Port>),
-}
-
-impl RequestedPorts {
-    /// Only the main port.
-    #[must_use]
-    pub fn main() -> Self {
-        Self::Only(vec![Port::MAIN])
-    }
-
-    /// Whether `port` is requested.
-    #[must_use]
-    pub fn has(&self, port: &str) -> bool {
-        match self {
-            Self::All => true,
-            Self::Only(ports) => ports.iter().any(|mine| *mine == *port),
-        }
-    }
-}
-
-/// What the caller requests of a call.
-#[non_exhaustive]
-#[derive(Clone, Debug, Default)]
-pub struct Want {
-    /// The ports it reads.
-    pub ports: RequestedPorts,
-    /// The mimetypes it accepts there; patterns allowed.
-    pub mimes: Vec<Mime>,
-    /// The JSON Schema it expects, if it expects JSON.
-    pub schema: Option<Arc<Value>>,
-    /// Whether it reads raw objects (KE-115).
-    pub inner: bool,
-}
-
-impl Want {
-    /// Requests these mimetypes on the main port.
-    #[must_use]
-    pub fn main(mimes: impl IntoIterator<Item = Mime>) -> Self {
-        Self {
-            ports: RequestedPorts::main(),
-            mimes: mimes.into_iter().collect(),
-            schema: None,
-            inner: false,
-        }
-    }
-}
-
-/// Requests everything: all ports, any mimetype, no raw objects.
-impl From<RequestedPorts> for Want {
-    fn from(ports: RequestedPorts) -> Self {
-        Self {
-            ports,
-            ..Self::main([Mime::ANY])
-        }
-    }
-}
-
 /// The share of a queue that a call waits in: callers take turns, and within a caller its connections or sessions do
 /// (D-54). 0 stands for no caller in particular.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -203,13 +140,59 @@ pub struct FairShare {
     pub connection: u64,
 }
 
+/// The kernel that a call came from, and what calls made through it inherit (KE-138).
+///
+/// A kernel's functions and layers take calls, so a call cannot name the kernel's type without a circle; it carries the
+/// registry as an opaque value, and [`Call::kernel`], which stands beside [`Kernel`](crate::Kernel), reads it.
+#[derive(Clone)]
+pub struct Caller {
+    pub(crate) registry: Arc<dyn Any + Send + Sync>,
+    pub(crate) inherited: Option<Arc<Inherited>>,
+}
+
+/// The values that the calls within a call inherit from it (KE-138).
+pub(crate) struct Inherited {
+    pub(crate) id: CallId,
+    pub(crate) depth: u32,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) cancel: Cancel,
+    pub(crate) context: Arc<Extensions>,
+    pub(crate) request_context: Option<RequestContext>,
+    pub(crate) turn: FairShare,
+}
+
+impl Inherited {
+    fn of(call: &Call) -> Self {
+        Self {
+            id: call.id,
+            depth: call.depth,
+            deadline: call.deadline,
+            cancel: call.cancel.clone(),
+            context: call.context.clone(),
+            request_context: call.request_context.clone(),
+            turn: call.turn,
+        }
+    }
+
+    /// Whether nothing that `call` passes down has changed since.
+    fn is_still(&self, call: &Call) -> bool {
+        self.id == call.id
+            && self.deadline == call.deadline
+            && self.turn == call.turn
+            && Arc::ptr_eq(&self.context, &call.context)
+            && match (&self.request_context, &call.request_context) {
+                (Some(before), Some(now)) => before.is(now),
+                (before, now) => before.is_none() && now.is_none(),
+            }
+    }
+}
+
 /// One call.
 #[non_exhaustive]
 #[derive(Clone)]
 pub struct Call {
-    /// The kernel it came from. Calls made through it are nested in this one: they inherit deadline, cancel and
-    /// context, and go through its layers (KE-138).
-    pub kernel: Kernel,
+    /// The kernel it came from; see [`Call::kernel`].
+    pub(crate) caller: Caller,
     /// Its id.
     pub id: CallId,
     /// The id of the call that made it.
@@ -282,6 +265,15 @@ impl Call {
                 }
             })
             .map_err(|error| Error::argument(self.spec.name.clone(), error.to_string()))
+    }
+
+    /// Passes the present deadline, turn and extensions down to the calls made from here on: a layer may have changed them.
+    /// Most do not, and then nothing is allocated.
+    pub(crate) fn pass_down(&mut self) {
+        let inherited = self.caller.inherited.as_ref();
+        if !inherited.is_some_and(|inherited| inherited.is_still(self)) {
+            self.caller.inherited = Some(Arc::new(Inherited::of(self)));
+        }
     }
 
     fn given(&self, input: &str) -> Result<&Node> {

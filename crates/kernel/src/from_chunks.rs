@@ -15,8 +15,8 @@ pub use self::json::{Json, Splitter};
 pub use self::raw::Joined;
 pub use self::text::PartialChar;
 use crate::Result;
-use crate::call::Want;
 use crate::chunk::Chunk;
+use crate::want::Want;
 
 /// Types that a run can be read as.
 ///

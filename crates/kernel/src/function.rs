@@ -3,11 +3,7 @@
 use std::sync::Arc;
 
 use crate::Chunks;
-use crate::args::IntoArgs;
 use crate::call::Call;
-use crate::from_chunks::FromChunks;
-use crate::kernel::Kernel;
-use crate::run::Run;
 use crate::spec::Spec;
 
 /// A function as kernels and layers share it.
@@ -21,11 +17,4 @@ pub trait Function: Send + Sync + 'static {
     /// Calls it. Returns at once and does nothing observable before the stream is first polled; dropping the stream
     /// stops all work of the call before `drop` returns (KE-131, KE-501).
     fn call(&self, call: Call) -> Chunks;
-}
-
-impl dyn Function {
-    /// Runs this function, registered or not, through the kernel's layers (KE-149).
-    pub fn run<T: FromChunks>(self: &Arc<Self>, kernel: &Kernel, args: impl IntoArgs) -> Run<T> {
-        kernel.run_function(self.clone(), args)
-    }
 }

@@ -54,13 +54,13 @@ async fn dispatch(call: Call, targets: Targets) -> Result<Run<Chunk>> {
         .iter()
         .map(|(name, node)| (name.clone(), node.clone()))
         .collect();
-    Ok(call.kernel.run::<Chunk>(&name, args).wanting(call.want))
+    Ok(call.kernel().run::<Chunk>(&name, args).wanting(call.want))
 }
 
 impl Targets {
     /// The model that the name `asked` stands for (EV-503).
     fn find(&self, call: &Call, asked: &str) -> Result<Name> {
-        let specs = call.kernel.specs();
+        let specs = call.kernel().specs();
         let known = call.known_models.as_deref();
         let models = || {
             specs

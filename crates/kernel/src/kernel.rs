@@ -10,27 +10,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::Result;
-use crate::args::IntoArgs;
-use crate::call::{Call, CallId, Extensions, FairShare, Inputs, Instant};
-use crate::cancel::Cancel;
+use crate::call::{Call, Caller, Inherited};
 use crate::error::Error;
-use crate::from_chunks::FromChunks;
 use crate::function::Fun;
 use crate::layer::{Layer, Next};
 use crate::limits;
 use crate::name::Name;
-use crate::node::{Demand, Node};
-use crate::request_context::RequestContext;
-use crate::run::Run;
-use crate::run::flow::Setup;
 use crate::spec::Spec;
 
 /// A registry of functions. Cloning shares it; changes are atomic and never affect running calls.
 #[derive(Clone, Default)]
 pub struct Kernel {
     registry: Arc<Registry>,
-    /// The call that this handle was made for.
-    caller: Option<Arc<NestedCaller>>,
+    /// What calls through it inherit, if it was made for a call.
+    inherited: Option<Arc<Inherited>>,
 }
 
 #[derive(Default)]
@@ -50,21 +43,11 @@ struct Tables {
     layers: Vec<(Option<Name>, Arc<dyn Layer>)>,
 }
 
+/// A function with its spec, which is shared by all its calls.
 #[derive(Clone)]
-struct Registration {
+pub(crate) struct Registration {
     function: Fun,
-    spec: Arc<Spec>,
-}
-
-/// The values that nested calls inherit (KE-138).
-pub(crate) struct NestedCaller {
-    pub(crate) id: CallId,
-    pub(crate) depth: u32,
-    pub(crate) deadline: Option<Instant>,
-    pub(crate) cancel: Cancel,
-    pub(crate) context: Arc<Extensions>,
-    pub(crate) request_context: Option<RequestContext>,
-    pub(crate) turn: FairShare,
+    pub(crate) spec: Arc<Spec>,
 }
 
 impl Kernel {
@@ -179,7 +162,7 @@ impl Kernel {
                 panics: self.registry.panics.clone(),
                 ..Registry::default()
             }),
-            caller: self.caller.clone(),
+            inherited: self.inherited.clone(),
         }
     }
 
@@ -193,7 +176,7 @@ impl Kernel {
                 panics: self.registry.panics.clone(),
                 ..Registry::default()
             }),
-            caller: self.caller.clone(),
+            inherited: self.inherited.clone(),
         }
     }
 
@@ -207,90 +190,28 @@ impl Kernel {
         self.registry.panics.clone()
     }
 
-    /// Runs a function and reads it as `T`. Nothing happens before the first poll (KE-141).
-    pub fn run<T: FromChunks>(&self, name: &str, args: impl IntoArgs) -> Run<T> {
-        Run::calling(self.set_up(name, args))
+    /// Looks a function up.
+    pub(crate) fn find(&self, name: &str) -> Result<Registration> {
+        self.registry.find(name).ok_or_else(|| self.unknown(name))
     }
 
-    /// The run of a function as a node: with the ports that its views request before the first poll (KE-149).
-    #[must_use]
-    pub fn node(&self, name: &str, args: impl IntoArgs) -> Node {
-        let demand = Arc::new(Demand::default());
-        let mut setup = self.set_up(name, args);
-        if let Ok(setup) = &mut setup {
-            setup.demand = Some(demand.clone());
-        }
-        let run: Run = Run::calling(setup);
-        Node::on_demand(demand, run)
-    }
-
-    pub(crate) fn run_function<T: FromChunks>(&self, function: Fun, args: impl IntoArgs) -> Run<T> {
-        Run::calling(self.set_up_function(function, args))
-    }
-
-    /// Checks the arguments of a function, registered or not.
-    pub(crate) fn set_up_function(&self, function: Fun, args: impl IntoArgs) -> Result<Setup> {
-        self.prepare(Registration::new(function), args)
-    }
-
-    /// Looks a function up and checks its arguments.
-    pub(crate) fn set_up(&self, name: &str, args: impl IntoArgs) -> Result<Setup> {
-        let entry = self.registry.find(name).ok_or_else(|| self.unknown(name))?;
-        self.prepare(entry, args)
-    }
-
-    fn prepare(&self, entry: Registration, args: impl IntoArgs) -> Result<Setup> {
-        let inputs = Inputs::of(&entry.spec, args.into_args()?)?;
-        let depth = self.caller.as_ref().map_or(0, |caller| caller.depth) + 1;
-        if depth > limits::CALL_DEPTH {
-            return Err(Error::Limit {
-                name: "call_depth",
-                max: u64::from(limits::CALL_DEPTH),
-            });
-        }
+    /// The inside of a call: the layers around this function, then itself.
+    pub(crate) fn layered(&self, entry: &Registration) -> Next {
         let layers = self.registry.layers(&entry.spec.name);
-        Ok(Setup {
-            kernel: self.clone(),
-            caller: self.caller.clone(),
-            depth,
-            inputs,
-            next: Next::new(layers, entry.function),
-            spec: entry.spec,
-            demand: None,
-            timeout: None,
-            port: None,
-            want: None,
-            context: Vec::new(),
-        })
+        Next::new(layers, entry.function.clone())
     }
 
-    /// A handle of this kernel for calls within `call`.
-    pub(crate) fn within(self, call: &Call) -> Self {
-        let same = self.caller.as_ref().is_some_and(|caller| {
-            caller.id == call.id
-                && caller.deadline == call.deadline
-                && caller.turn == call.turn
-                && Arc::ptr_eq(&caller.context, &call.context)
-                && match (&caller.request_context, &call.request_context) {
-                    (Some(before), Some(now)) => before.is(now),
-                    (before, now) => before.is_none() && now.is_none(),
-                }
-        });
-        if same {
-            return self;
+    /// What a call through this kernel carries.
+    pub(crate) fn caller(&self) -> Caller {
+        Caller {
+            registry: self.registry.clone(),
+            inherited: self.inherited.clone(),
         }
-        Self {
-            registry: self.registry,
-            caller: Some(Arc::new(NestedCaller {
-                id: call.id,
-                depth: call.depth,
-                deadline: call.deadline,
-                cancel: call.cancel.clone(),
-                context: call.context.clone(),
-                request_context: call.request_context.clone(),
-                turn: call.turn,
-            })),
-        }
+    }
+
+    /// What calls through this handle inherit, if it was made for a call.
+    pub(crate) fn inherited(&self) -> Option<&Arc<Inherited>> {
+        self.inherited.as_ref()
     }
 
     fn unknown(&self, name: &str) -> Error {
@@ -302,8 +223,22 @@ impl Kernel {
     }
 }
 
+impl Call {
+    /// The kernel that the call came from. Calls made through it are nested in this one: they inherit deadline, cancel and
+    /// context, and go through its layers (KE-138).
+    #[must_use]
+    pub fn kernel(&self) -> Kernel {
+        let registry = Arc::clone(&self.caller.registry).downcast::<Registry>();
+        Kernel {
+            // Only [`Kernel::caller`] makes callers, and of a registry.
+            registry: registry.unwrap_or_default(),
+            inherited: self.caller.inherited.clone(),
+        }
+    }
+}
+
 impl Registration {
-    fn new(function: Fun) -> Self {
+    pub(crate) fn new(function: Fun) -> Self {
         let spec = Arc::new(function.spec().clone());
         Self { function, spec }
     }

@@ -54,7 +54,7 @@ impl Next {
     /// Calls the next layer or the function.
     #[must_use]
     pub fn call(&self, mut call: Call) -> Chunks {
-        call.kernel = call.kernel.clone().within(&call);
+        call.pass_down();
         match self.layers.get(self.depth) {
             Some(layer) => {
                 let next = Self {

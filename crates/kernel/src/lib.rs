@@ -24,6 +24,19 @@
 //! # Ok::<(), sapwood_kernel::Error>(())
 //! # }).unwrap();
 //! ```
+//!
+//! Modules import downwards only, in this order:
+//!
+//! ```text
+//!   model, generate, connect, session, layers      what is built on runs
+//!   run                                            calls in progress, and where they begin (`Kernel::run`, `Node::run`)
+//!   kernel                                         the registry of functions and layers
+//!   handler, layer, function                       what can be called
+//!   call, args                                     one call: inputs, deadline, extensions
+//!   node, from_chunks, into_chunks                 streams of chunks, and types made of them
+//!   spec, want, facts                              what a function gives, and what a caller requests
+//!   chunk, meta, name, error, cancel               plain values
+//! ```
 
 #![forbid(unsafe_code)]
 
@@ -34,6 +47,7 @@ mod chunk;
 #[cfg(feature = "net")]
 pub mod connect;
 mod error;
+mod facts;
 pub mod from_chunks;
 mod function;
 mod generate;
@@ -57,12 +71,14 @@ pub mod session;
 mod spec;
 mod sync;
 mod token_charge;
+mod want;
 
 pub use self::args::{Args, IntoArgs};
-pub use self::call::{Call, CallId, Extensions, FairShare, Inputs, Instant, RequestedPorts, Want};
+pub use self::call::{Call, CallId, Caller, Extensions, FairShare, Inputs, Instant};
 pub use self::cancel::{Cancel, Cancelled};
 pub use self::chunk::{Chunk, Part, Text};
 pub use self::error::Error;
+pub use self::facts::ModelFacts;
 pub use self::from_chunks::{FromChunks, Json, Out};
 pub use self::function::{Fun, Function};
 pub use self::generate::{Targets, generate};
@@ -71,7 +87,7 @@ pub use self::into_chunks::{IntoChunk, IntoChunks, StreamOf};
 pub use self::kernel::Kernel;
 pub use self::layer::{Layer, Next, layered};
 pub use self::meta::{ChoiceFinish, Meta, RunUsage};
-pub use self::model::{CONFIG_CONTEXT, GenerateConfig, ModelFacts, PromptMode, model};
+pub use self::model::{CONFIG_CONTEXT, GenerateConfig, PromptMode, model};
 pub use self::name::{Mime, Name, Port};
 pub use self::node::{Node, NodeWriter, Retention, source_panics};
 pub use self::observer::CallObserver;
@@ -79,6 +95,7 @@ pub use self::request_context::RequestContext;
 pub use self::run::{Folding, Run, Settled};
 pub use self::spec::{Effect, InnerType, InputSpec, OutputSpec, Spec};
 pub use self::token_charge::TokenCharge;
+pub use self::want::{RequestedPorts, Want};
 
 /// A result whose error is the kernel's.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

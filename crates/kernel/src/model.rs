@@ -8,7 +8,6 @@
 
 mod answer;
 pub(crate) mod config;
-mod facts;
 mod markup;
 mod prompt;
 #[cfg(feature = "net")]
@@ -26,20 +25,20 @@ use sapwood_proto::bounded_json::{self, JsonBounds};
 use serde_json::{Map, Value};
 
 pub(crate) use self::answer::{AnswerChunks, AnswerEvent, SubmittedInfo};
+pub(crate) use self::config::snake;
 pub use self::config::{GenerateConfig, PromptMode};
-pub use self::facts::ModelFacts;
-#[cfg(feature = "net")]
-pub(crate) use self::facts::UNKNOWN;
 use crate::Result;
-use crate::call::{Call, Instant, RequestedPorts};
+use crate::call::{Call, Instant};
 use crate::chunk::Chunk;
 use crate::error::Error;
+use crate::facts::ModelFacts;
 use crate::function::Fun;
 use crate::handler::raw;
 use crate::limits;
 use crate::name::{Mime, Name, Port};
 use crate::pool::{BlockingPool, TaskSize};
 use crate::spec::{Effect, InnerType, InputSpec, OutputSpec, Spec};
+use crate::want::RequestedPorts;
 
 /// The key in a call's context for a base of input `config`, a JSON object. The input overrides it field by field
 /// (EV-601).
@@ -169,7 +168,7 @@ pub(crate) async fn read(
         vocabulary: facts.vocabulary.clone(),
         want: call.want.clone(),
         call: call.id,
-        choices: config.n.unwrap_or(1),
+        choices: config.params.n.unwrap_or(1),
         logprobs: logprobs(call, &config).is_some(),
         reasoning: markup,
         tools: markup && has_tools,
@@ -189,7 +188,7 @@ pub(crate) async fn read(
 
 fn request(call: &Call, config: GenerateConfig, prompt: Prompt) -> GenerationRequest {
     let mut request = GenerationRequest::new(prompt);
-    request.top_logprobs = logprobs(call, &config);
+    let top_logprobs = logprobs(call, &config);
     request.timeout = call
         .deadline
         .map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -200,6 +199,7 @@ fn request(call: &Call, config: GenerateConfig, prompt: Prompt) -> GenerationReq
         .as_ref()
         .map_or(0, |token_charge| token_charge.prefix_scope());
     config.apply(&mut request);
+    request.params.top_logprobs = top_logprobs;
     request
 }
 
@@ -207,11 +207,11 @@ fn request(call: &Call, config: GenerateConfig, prompt: Prompt) -> GenerationReq
 fn logprobs(call: &Call, config: &GenerateConfig) -> Option<u32> {
     match &call.want.ports {
         RequestedPorts::Only(ports) if ports.contains(&Port::LOGPROBS) => {
-            Some(config.top_logprobs.unwrap_or(0))
+            Some(config.params.top_logprobs.unwrap_or(0))
         }
         RequestedPorts::Only(_) if !call.want.inner => None,
         // A caller that reads all ports gets what was configured.
-        RequestedPorts::Only(_) | RequestedPorts::All => config.top_logprobs,
+        RequestedPorts::Only(_) | RequestedPorts::All => config.params.top_logprobs,
     }
 }
 
@@ -243,11 +243,7 @@ async fn written_config(call: &Call) -> Result<GenerateConfig> {
         let Value::Object(input) = input else {
             return Err(config::bad("config", "must be a JSON object"));
         };
-        fields.extend(
-            input
-                .into_iter()
-                .map(|(key, value)| (config::snake(&key), value)),
-        );
+        fields.extend(input.into_iter().map(|(key, value)| (snake(&key), value)));
     }
     GenerateConfig::from_json(fields)
 }

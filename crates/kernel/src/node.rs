@@ -19,11 +19,9 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::future::{Future, IntoFuture};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use sapwood_proto::session::NodeKey;
 
@@ -31,12 +29,10 @@ pub use self::channel::NodeWriter;
 pub(crate) use self::convert::finite;
 pub(crate) use self::local::panic_text;
 pub use self::local::source_panics;
-use crate::call::RequestedPorts;
 use crate::chunk::Chunk;
-use crate::from_chunks::FromChunks;
 use crate::limits;
 use crate::name::Port;
-use crate::run::Run;
+use crate::want::RequestedPorts;
 use crate::{Chunks, Result};
 
 /// What a node retains for later readers. Each chunk counts as its data, or as its own size if that is more.
@@ -310,16 +306,6 @@ impl Node {
         if let Some(demand) = &self.demand {
             demand.add(port);
         }
-    }
-
-    /// Reads the node as a type, as [`crate::Kernel::run`] does with a function.
-    pub fn run<T: FromChunks>(&self) -> Run<T> {
-        Run::reading(self)
-    }
-
-    /// All bytes of the main port's choice 0.
-    pub fn whole(&self) -> impl Future<Output = Result<Bytes>> + Send + use<> {
-        IntoFuture::into_future(self.run::<Bytes>())
     }
 
     /// The same log, seen through one port, which becomes the view's main port.

@@ -5,6 +5,7 @@
 //!                └─ T::push_fold ──► whole             (await, finish, settle)
 //! ```
 
+pub(crate) mod begin;
 mod driven;
 pub(crate) mod flow;
 mod output_tracker;
@@ -24,7 +25,7 @@ use serde_json::Value;
 use self::driven::Driven;
 use self::flow::{Flow, FlowPhase, Setup, TypedInput};
 use crate::Result;
-use crate::call::{CallId, Instant, Want};
+use crate::call::{CallId, Instant};
 use crate::cancel::Cancel;
 use crate::chunk::Chunk;
 use crate::error::Error;
@@ -32,6 +33,7 @@ use crate::from_chunks::{FromChunks, Out};
 use crate::meta::Meta;
 use crate::name::{Name, Port};
 use crate::node::Node;
+use crate::want::Want;
 
 /// Chunks folded in one poll before other tasks get to run (KE-144).
 const FOLD_BUDGET: u32 = 256;

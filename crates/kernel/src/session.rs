@@ -44,8 +44,9 @@ use std::time::Duration;
 
 use futures::Stream;
 use sapwood_proto::evergreen::{Dialect, MetadataMode, Reason, SessionLimits, Status, WireMessage};
-use sapwood_proto::session::{self as machine, Live, RetentionPolicy, SessionStats, Side};
+use sapwood_proto::session::{self as machine, RetentionPolicy, SessionStats, Side};
 use sapwood_proto::time::Time;
+use sapwood_session::Live;
 
 use self::driver::Driver;
 use self::guard::Guard;

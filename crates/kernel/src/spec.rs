@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 use crate::Result;
 use crate::chunk::Text;
 use crate::error::Error;
+use crate::facts::ModelFacts;
 use crate::limits;
-use crate::model::ModelFacts;
 use crate::name::{Mime, Name, Port};
 
 /// Names that Evergreen sessions reserve.

@@ -7,7 +7,7 @@ mod transport;
 mod websocket;
 
 pub use link::panics;
-pub use sapwood_proto::session::peer::{
+pub use sapwood_session::peer::{
     CallRequest, NodeReader, PeerCall, PeerHandle, PeerNodeWriter, SessionNode,
 };
 pub use session::{ClientSession, ClientSessionOptions};

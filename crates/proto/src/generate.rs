@@ -18,7 +18,6 @@ mod message;
 mod raw;
 mod refused;
 mod request;
-mod schema;
 mod settings;
 mod signature;
 mod tensor;

@@ -28,9 +28,7 @@ mod flow;
 pub mod fuzz;
 mod half_close;
 mod leaves;
-mod live;
 mod outbound;
-pub mod peer;
 mod port;
 mod produce;
 mod read;
@@ -41,7 +39,6 @@ mod reserved;
 mod resume;
 mod search;
 mod serve;
-mod shared;
 mod slab;
 mod slice;
 mod store;
@@ -69,14 +66,12 @@ use self::work::ReadBudget;
 use crate::evergreen::{Fragment, NodeId, Payload, Reason, Status, WireMessage};
 use crate::time::Time;
 
-pub use self::live::{Live, Wakers};
 pub use self::port::{
     ActionKey, ActionRequest, ActionStart, CancelledBy, Config, CursorId, CursorRead, LeafEnd,
     LeafPiece, NodeKey, SessionOutput, SessionStats, Side, WriteError,
 };
 pub use self::reference::{ExternalContent, Referenced};
 pub use self::release::RetentionPolicy;
-pub use self::shared::SharedSession;
 pub use self::slice::SliceOverlap;
 pub use crate::evergreen::{MetadataMode, SessionLimits};
 

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 
 use sapwood_proto::evergreen::SessionLimits as Evergreen;
 use sapwood_proto::secret::{Secret, SecretUrl};
-use sapwood_server::tls;
+use sapwood_server::listener::tls;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::failure::CliError;

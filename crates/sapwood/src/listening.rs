@@ -9,8 +9,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use listenfd::ListenFd;
-use sapwood_server::port_purpose::PortPurpose;
-use sapwood_server::socket::ListeningSocket;
+use sapwood_server::listener::port_purpose::PortPurpose;
+use sapwood_server::listener::socket::ListeningSocket;
 use tokio::net::{TcpListener, UnixListener};
 
 use crate::config::Config;

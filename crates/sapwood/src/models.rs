@@ -10,7 +10,7 @@ use std::path::Path;
 use sapwood_engine::embedded;
 use sapwood_engine::{Engine, PrefixSharing, scripted};
 use sapwood_kernel::ModelFacts;
-use sapwood_server::generate;
+use sapwood_server::faces::generate;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{BackendConfig, Config, PrefixScope, ServedModelConfig};

@@ -14,7 +14,7 @@ use futures::future::BoxFuture;
 use sapwood_engine::Engine;
 use sapwood_kernel::{Kernel, Name, model};
 use sapwood_server::ServerContext;
-use sapwood_server::generate::{self, ModelControlError, Repository};
+use sapwood_server::faces::generate::{self, ModelControlError, Repository};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, sleep};
 
@@ -280,7 +280,8 @@ fn replaced(mine: &ServedModelConfig, given: &str) -> Result<ServedModelConfig, 
 mod tests {
     use futures::StreamExt;
     use sapwood_kernel::args;
-    use sapwood_server::{Server, server};
+    use sapwood_server::Server;
+    use sapwood_server::server;
 
     use super::*;
     use crate::config::layers::{Flags, Layers};

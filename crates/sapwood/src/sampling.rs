@@ -2,6 +2,7 @@
 //! protocols' defaults.
 
 use sapwood_engine::recommended::RecommendedSampling;
+use sapwood_proto::params::GenerationParams;
 use serde_json::{Map, Value};
 
 /// The values used where the model recommends none.
@@ -20,23 +21,10 @@ pub(crate) fn fill(config: &mut Map<String, Value>, recommended: RecommendedSamp
     } else {
         recommended
     };
-    let float = |value: Option<f32>| {
-        // Converts through the decimal text: 0.7 stays 0.7 instead of the nearest 32-bit value widened to 64 bits.
-        let written = value.and_then(|value| value.to_string().parse::<f64>().ok());
-        written.map(Value::from)
-    };
-    for (name, value) in [
-        ("temperature", float(recommended.temperature)),
-        ("top_k", recommended.top_k.map(Value::from)),
-        ("top_p", float(recommended.top_p)),
-        ("min_p", float(recommended.min_p)),
-        ("repetition_penalty", float(recommended.repetition_penalty)),
-    ] {
-        let same = |key: &String| plain(key) == plain(name);
-        if let Some(value) = value
-            && !config.keys().any(same)
-        {
-            config.insert(name.to_owned(), value);
+    let recommended = GenerationParams::from(recommended).to_json();
+    for (name, value) in recommended.unwrap_or_default() {
+        if !config.keys().any(|key| plain(key) == plain(&name)) {
+            config.insert(name, value);
         }
     }
 }

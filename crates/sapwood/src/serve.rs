@@ -7,13 +7,20 @@ use std::net::SocketAddr;
 
 use sapwood_kernel::Kernel;
 use sapwood_proto::secret::Secret;
-use sapwood_server::auth::{ApiKey, KeyFingerprint, Scopes};
-use sapwood_server::call_metrics::CallMetricsLayer;
-use sapwood_server::lmtp::LmtpService;
-use sapwood_server::metrics::FaceLabel;
-use sapwood_server::rate_limit::{AllowanceLayer, RateLimits, TokenMeter};
+use sapwood_server::Config;
+use sapwood_server::Server;
+use sapwood_server::auth::ApiKey;
+use sapwood_server::auth::charge_layer::AllowanceLayer;
+use sapwood_server::auth::rate_limit::{RateLimits, TokenMeter};
+use sapwood_server::auth::scopes::{KeyFingerprint, Scopes};
+use sapwood_server::faces::evergreen;
+use sapwood_server::faces::generate;
+use sapwood_server::faces::lmtp;
+use sapwood_server::faces::lmtp::LmtpService;
+use sapwood_server::http::origin;
+use sapwood_server::ops::call_metrics::CallMetricsLayer;
+use sapwood_server::ops::metrics::FaceLabel;
 use sapwood_server::server::BuildError;
-use sapwood_server::{Config, Server, evergreen, generate, lmtp, origin};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 

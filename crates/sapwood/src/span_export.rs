@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sapwood_kernel::Kernel;
-use sapwood_server::{ServerContext, telemetry};
+use sapwood_server::ServerContext;
+use sapwood_server::ops::telemetry;
 use tokio::sync::oneshot;
 use tokio_util::task::AbortOnDropHandle;
 

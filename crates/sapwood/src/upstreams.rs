@@ -26,7 +26,7 @@ use sapwood_kernel::{Error, Fun, Kernel, Name, Spec, raw};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::Status;
 use sapwood_server::ServerContext;
-use sapwood_server::metrics::ServerMetrics;
+use sapwood_server::ops::metrics::ServerMetrics;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};

@@ -2,122 +2,31 @@
 //!
 //! Only digests are kept; a secret is never stored, logged or compared directly.
 
+pub mod caller;
+pub mod charge_layer;
+pub mod identity;
+pub(crate) mod quotas;
+pub mod rate_limit;
+pub(crate) mod revocation;
+pub mod scopes;
+
 use std::borrow::Cow;
-use std::fmt;
 use std::sync::{Arc, RwLock};
 
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, header};
 use percent_encoding::percent_decode_str;
 use sapwood_proto::code::Code;
-use sha2::{Digest, Sha256};
-use subtle::{ConditionallySelectable, ConstantTimeEq};
+use subtle::ConditionallySelectable;
 use tokio::sync::watch;
 
-use crate::caller::{Caller, CallerIdentity};
-use crate::rate_limit::TokenMeter;
-use crate::rejection::Rejection;
-use crate::tls::Subject;
-use crate::websocket;
-
-/// What a key may be used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KeyScope {
-    /// Call functions.
-    Infer,
-    /// Store and run controllers.
-    Control,
-    /// Load and unload models, read logs.
-    Admin,
-    /// Read `/metrics`.
-    Metrics,
-}
-
-impl KeyScope {
-    /// Every scope.
-    pub const ALL: [Self; 4] = [Self::Infer, Self::Control, Self::Admin, Self::Metrics];
-
-    /// The name used in key files and messages.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Infer => "infer",
-            Self::Control => "control",
-            Self::Admin => "admin",
-            Self::Metrics => "metrics",
-        }
-    }
-
-    /// The scope of this name.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|scope| scope.name() == name)
-    }
-
-    const fn bit(self) -> u8 {
-        1 << self as u8
-    }
-}
-
-/// A set of scopes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Scopes(u8);
-
-impl Scopes {
-    /// All of them: what a caller has when no keys are configured.
-    pub const ALL: Self = Self(0b1111);
-
-    /// Whether `scope` is in the set.
-    #[must_use]
-    pub const fn has(self, scope: KeyScope) -> bool {
-        self.0 & scope.bit() != 0
-    }
-}
-
-impl FromIterator<KeyScope> for Scopes {
-    fn from_iter<I: IntoIterator<Item = KeyScope>>(scopes: I) -> Self {
-        Self(scopes.into_iter().fold(0, |bits, scope| bits | scope.bit()))
-    }
-}
-
-/// SHA-256 of a secret.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct KeyFingerprint([u8; 32]);
-
-impl KeyFingerprint {
-    /// The digest of `secret`.
-    #[must_use]
-    pub fn of(secret: &str) -> Self {
-        Self(Sha256::digest(secret.as_bytes()).into())
-    }
-
-    /// Reads 64 hex digits.
-    #[must_use]
-    pub fn from_hex(text: &str) -> Option<Self> {
-        if text.len() != 64 || !text.is_ascii() {
-            return None;
-        }
-        let mut bytes = [0; 32];
-        for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-            let high = char::from(pair[0]).to_digit(16)?;
-            let low = char::from(pair[1]).to_digit(16)?;
-            *byte = u8::try_from(high * 16 + low).ok()?;
-        }
-        Some(Self(bytes))
-    }
-}
-
-impl fmt::Display for KeyFingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for KeyFingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Fingerprint(…)")
-    }
-}
+use self::caller::Caller;
+use self::identity::CallerIdentity;
+use self::rate_limit::TokenMeter;
+use self::scopes::{KeyFingerprint, KeyScope, RouteAccess, Scopes};
+use crate::http::rejection::Rejection;
+use crate::listener::tls::Subject;
+use crate::websocket::handshake::is_handshake;
 
 /// One entry of the keys that the server accepts: a secret, a certificate, or both, and what may be done with either.
 #[derive(Clone, Debug)]
@@ -158,15 +67,6 @@ impl ApiKey {
             certificate: None,
         }
     }
-}
-
-/// The access that a route requires.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RouteAccess {
-    /// Nothing: probes reach it without a key (OA-905).
-    Open,
-    /// A caller with this scope.
-    Needs(KeyScope),
 }
 
 /// The keys in force. Cheap to share; replaced as a whole on SIGHUP.
@@ -212,7 +112,7 @@ impl Authenticator {
     /// The headers of a request, the key of the query among them if that is accepted; a header wins.
     fn headers<'a>(&self, request: &'a Parts) -> Cow<'a, HeaderMap> {
         let headers = &request.headers;
-        if !self.query_key || !websocket::is_handshake(request) || presented(headers).is_some() {
+        if !self.query_key || !is_handshake(request) || presented(headers).is_some() {
             return Cow::Borrowed(headers);
         }
         let mut pairs = request.uri.query().unwrap_or_default().split('&');
@@ -359,7 +259,7 @@ fn certified(keys: &[ApiKey], subject: &Arc<str>) -> Caller {
 }
 
 /// What may be done without a key that says more.
-const INFER: Scopes = Scopes(KeyScope::Infer.bit());
+const INFER: Scopes = Scopes::of(KeyScope::Infer);
 
 /// The secret that the client presents, in any of the three accepted headers.
 fn presented(headers: &HeaderMap) -> Option<&str> {
@@ -380,7 +280,7 @@ fn matching(keys: &[ApiKey], secret: &str) -> Option<Caller> {
     let mut found = u32::MAX;
     for (index, key) in (0_u32..).zip(keys) {
         if let Some(fingerprint) = &key.fingerprint {
-            found.conditional_assign(&index, fingerprint.0.ct_eq(&presented.0));
+            found.conditional_assign(&index, fingerprint.ct_eq(&presented));
         }
     }
     let key = keys.get(usize::try_from(found).ok()?)?;
@@ -392,7 +292,7 @@ mod tests {
     use sapwood_kernel::Name;
 
     use super::*;
-    use crate::rate_limit::RateLimits;
+    use crate::auth::rate_limit::RateLimits;
 
     const CALL: RouteAccess = RouteAccess::Needs(KeyScope::Infer);
     const SCRAPE: RouteAccess = RouteAccess::Needs(KeyScope::Metrics);

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use crate::auth::Authenticator;
-use crate::drain::Drain;
-use crate::health::Health;
-use crate::metrics::{self, ServerMetrics};
-use crate::route::Route;
-use crate::socket_dispatch::SocketProtocol;
+use crate::faces::socket_dispatch::SocketProtocol;
+use crate::http::route::Route;
+use crate::ops::drain::Drain;
+use crate::ops::health::Health;
+use crate::ops::metrics::{self, ServerMetrics};
 
-/// The handles a face works with. The caller of a request ([`crate::caller::Caller`]) and its id
-/// ([`crate::request_id::RequestId`]) stand in the request's extensions.
+/// The handles a face works with. The caller of a request ([`crate::auth::caller::Caller`]) and its id
+/// ([`crate::http::request_id::RequestId`]) stand in the request's extensions.
 #[derive(Clone)]
 pub struct ServerContext {
     /// Keys and scopes; the gate has checked them already, a face asks for finer scopes.

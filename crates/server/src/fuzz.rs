@@ -1,6 +1,6 @@
 //! Fuzz entry points: arbitrary bytes at the parsers of this crate. Built for tests and fuzzing alone.
 
-pub use crate::generate::fuzz::{decompress, grpc};
+pub use crate::faces::generate::fuzz::{decompress, grpc};
 pub use crate::websocket::fuzz::websocket;
 
 #[cfg(test)]

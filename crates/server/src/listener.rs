@@ -7,9 +7,18 @@
 //!                                                                     └─ 101 ──► what the face handed over, to its end
 //! ```
 
+pub(crate) mod activity;
+pub mod descriptors;
+pub mod peer;
+pub(crate) mod poll_timing;
+pub mod port_purpose;
+pub(crate) mod read_watch;
+pub mod socket;
+pub mod tls;
+pub(crate) mod upgrade;
+pub(crate) mod write_stall;
+
 use std::io;
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -26,18 +35,19 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tower::ServiceExt;
 
-use crate::activity::Activity;
-use crate::caller::CallerIdentity;
-use crate::drain::{Drain, DrainPhase};
-use crate::metrics::ServerMetrics;
-use crate::poll_timing::{TimedExecutor, timed};
-use crate::port_purpose::PortPurpose;
-use crate::quotas::CallerQuotas;
-use crate::read_watch::{AbortConnection, ReadWatch};
-use crate::socket::{AcceptedStream, ListeningSocket};
-use crate::tls::{self, Tls};
-use crate::upgrade::UpgradeSlot;
-use crate::write_stall::WriteStallWatch;
+use self::activity::Activity;
+use self::peer::{ConnectionId, PeerInfo};
+use self::poll_timing::{TimedExecutor, timed};
+use self::port_purpose::PortPurpose;
+use self::read_watch::{AbortConnection, ReadWatch};
+use self::socket::{AcceptedStream, ListeningSocket};
+use self::tls::Tls;
+use self::upgrade::UpgradeSlot;
+use self::write_stall::WriteStallWatch;
+use crate::auth::identity::CallerIdentity;
+use crate::auth::quotas::CallerQuotas;
+use crate::ops::drain::{Drain, DrainPhase};
+use crate::ops::metrics::ServerMetrics;
 
 /// Limits of the listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,22 +84,6 @@ impl Default for Config {
             header_bytes: 64 * 1024,
             headers: 100,
         }
-    }
-}
-
-/// Whom a request came from; stands in its extensions.
-#[derive(Clone, Copy, Debug)]
-pub struct PeerInfo(pub SocketAddr);
-
-/// Which connection a request came by; stands in its extensions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ConnectionId(pub(crate) u64);
-
-impl ConnectionId {
-    /// One that no other connection has; never 0.
-    pub(crate) fn fresh() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 }
 

@@ -1,5 +1,13 @@
 //! Routes that belong to no face: probes, metrics, version and the page (OA-901, OA-903, D-32).
 
+pub mod call_metrics;
+pub mod drain;
+pub(crate) mod grpc;
+pub mod health;
+pub mod metrics;
+pub(crate) mod open_streams;
+pub mod telemetry;
+
 use std::sync::Arc;
 
 use axum::extract::{RawQuery, Request, State};
@@ -12,14 +20,14 @@ use sapwood_proto::code::Code;
 use serde_json::json;
 use tower::ServiceExt;
 
-use crate::auth::{KeyScope, RouteAccess};
-use crate::caller::Caller;
+use self::metrics::Format;
+use crate::auth::caller::Caller;
+use crate::auth::scopes::{KeyScope, RouteAccess};
 use crate::context::ServerContext;
-use crate::metrics::Format;
+use crate::http::rejection::Rejection;
+use crate::http::route::Route;
 use crate::page::Page;
-use crate::rejection::Rejection;
-use crate::route::Route;
-use crate::websocket;
+use crate::websocket::handshake::is_asked;
 
 /// `root` serves the WebSockets of `/`, if anybody does.
 pub(crate) fn routes(
@@ -117,7 +125,7 @@ async fn socket(
     next: Next,
 ) -> Response {
     match root {
-        Some(root) if websocket::is_asked(request.headers()) => {
+        Some(root) if is_asked(request.headers()) => {
             // A router of routes never fails.
             root.oneshot(request)
                 .await
@@ -180,7 +188,7 @@ pub(crate) async fn wrong_method(request: Request) -> Response {
 
 /// OA-101: no answer is without an error object; a gRPC client gets UNIMPLEMENTED.
 pub(crate) async fn unknown(request: Request) -> Response {
-    if crate::rejection::is_grpc(request.headers()) {
+    if crate::http::rejection::is_grpc(request.headers()) {
         let message = "This gRPC service is not served here.";
         return Rejection::new(Code::Unimplemented, "unknown_url", message)
             .answer(request.headers());

@@ -8,18 +8,23 @@ use axum::Router;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::auth::{ApiKey, Authenticator};
-use crate::body_budget::{self, BodyBudget};
 use crate::context::{Face, ServerContext};
-use crate::descriptors::DescriptorCheck;
-use crate::drain::{self, Drain, DrainOutcome};
-use crate::health::Health;
-use crate::metrics::{self, ServerMetrics};
-use crate::middleware::MiddlewareContext;
-use crate::port_purpose::PortPurpose;
-use crate::route::Route;
-use crate::socket::ListeningSocket;
-use crate::tls::Tls;
-use crate::{grpc, listener, ops, origin, socket_dispatch, timeouts};
+use crate::faces::socket_dispatch;
+use crate::http::MiddlewareContext;
+use crate::http::body_budget::{self, BodyBudget};
+use crate::http::origin;
+use crate::http::route::Route;
+use crate::http::timeouts;
+use crate::listener;
+use crate::listener::descriptors::DescriptorCheck;
+use crate::listener::port_purpose::PortPurpose;
+use crate::listener::socket::ListeningSocket;
+use crate::listener::tls::Tls;
+use crate::ops;
+use crate::ops::drain::{self, Drain, DrainOutcome};
+use crate::ops::grpc;
+use crate::ops::health::Health;
+use crate::ops::metrics::{self, ServerMetrics};
 
 /// Everything that can be set, with its default.
 #[derive(Clone, Debug)]

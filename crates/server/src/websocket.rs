@@ -11,6 +11,7 @@
 mod carrier;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+pub(crate) mod handshake;
 mod reader;
 mod writer;
 
@@ -21,8 +22,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bytes::{BufMut, Bytes};
-use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use hyper::upgrade::OnUpgrade;
 use sapwood_proto::code::Code;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -31,14 +31,15 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 
 use self::carrier::{PeekConnection, SocketIo};
+use self::handshake::{has_token, is_asked, tokens};
 use self::reader::{FrameReader, ReadFrame};
 use self::writer::{FrameKind, FrameWriter};
-use crate::body_budget::{BudgetFull, FREE, Reservation};
-use crate::intake::BodyIntake;
-use crate::rejection::Rejection;
-use crate::request_trace::{self, RequestTrace};
-use crate::upgrade::UpgradeSlot;
-use crate::upload_pace::LEAST_BYTES;
+use crate::http::body_budget::{BudgetFull, FREE, Reservation};
+use crate::http::intake::BodyIntake;
+use crate::http::rejection::Rejection;
+use crate::http::request_trace::{self, RequestTrace};
+use crate::http::upload_pace::LEAST_BYTES;
+use crate::listener::upgrade::UpgradeSlot;
 
 /// An upgrade that may be accepted.
 pub(crate) struct UpgradeRequest {
@@ -81,19 +82,6 @@ pub(crate) enum SocketLoss {
     Broken,
     /// There was no room for a message in the byte budget (D-47).
     Overloaded,
-}
-
-/// Whether a request wants to become a WebSocket.
-pub(crate) fn is_asked(headers: &HeaderMap) -> bool {
-    has_token(headers, header::UPGRADE, "websocket")
-}
-
-/// Whether a request is the handshake of a WebSocket, and nothing that only says so: no browser sends that for a form or a link.
-pub(crate) fn is_handshake(request: &Parts) -> bool {
-    request.method == Method::GET
-        && is_asked(&request.headers)
-        && has_token(&request.headers, header::CONNECTION, "upgrade")
-        && request.headers.contains_key(header::SEC_WEBSOCKET_KEY)
 }
 
 impl UpgradeRequest {
@@ -520,19 +508,6 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
 fn close_frame(code: u16, reason: &str) -> Bytes {
     let reason = &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)];
     [&code.to_be_bytes(), reason.as_bytes()].concat().into()
-}
-
-fn tokens(headers: &HeaderMap, name: header::HeaderName) -> impl Iterator<Item = &str> {
-    headers
-        .get_all(name)
-        .into_iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .map(str::trim)
-}
-
-fn has_token(headers: &HeaderMap, name: header::HeaderName, token: &str) -> bool {
-    tokens(headers, name).any(|found| found.eq_ignore_ascii_case(token))
 }
 
 const VERSION: &str = "13";

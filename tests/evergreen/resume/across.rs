@@ -10,7 +10,7 @@ use sapwood_kernel::session::test_functions;
 use sapwood_proto::evergreen::wire::SessionMessage;
 use sapwood_proto::evergreen::{Dialect, Payload, WireMessage, json as text, protobuf};
 use sapwood_proto::session::Side;
-use sapwood_server::evergreen::Config;
+use sapwood_server::faces::evergreen::Config;
 use sapwood_tests::raw::{action, call, end, fragments, json, leaf, piece};
 use sapwood_tests::socket::{Socket, SocketReply, frame};
 use sapwood_tests::{Running, key, until};

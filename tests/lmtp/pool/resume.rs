@@ -68,8 +68,8 @@ async fn lm_807_a_client_comes_back_to_what_a_pool_computes() {
         let (tokens, end) = tokens_and_end(&items);
         let expect: Vec<_> = whole().into_iter().map(u64::from).collect();
         assert_eq!((tokens, &*end), (expect, "stop"));
-        // And once more, whether it is kept or computed again.
-        let again = json!({"stream_id": 2, "retry_of": 1, "model": "parrot", "prompt": prompt, "max_tokens": 100});
+        // The same request again gives the same tokens.
+        let again = json!({"stream_id": 2, "model": "parrot", "prompt": prompt, "max_tokens": 100});
         socket.send_text(&format!("GENERATE {again}")).await;
         let mut repeated: Vec<Value> = Vec::new();
         while repeated

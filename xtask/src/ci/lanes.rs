@@ -105,7 +105,7 @@ fn cargo(arguments: &[&str]) -> Result<Outcome> {
 }
 
 fn tidy_lane() -> Result<Outcome> {
-    tidy::run(&tidy::Options::default())?;
+    tidy::run()?;
     Ok(Outcome::Passed)
 }
 

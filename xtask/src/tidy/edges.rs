@@ -10,16 +10,23 @@ use crate::process;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("sapwood-proto", &[]),
     ("sapwood-demo", &[]),
-    ("sapwood-net", &["sapwood-proto"]),
+    ("sapwood-session", &["sapwood-proto"]),
+    ("sapwood-net", &["sapwood-proto", "sapwood-session"]),
     ("sapwood-engine", &["sapwood-proto"]),
     (
         "sapwood-kernel",
-        &["sapwood-proto", "sapwood-engine", "sapwood-net"],
+        &[
+            "sapwood-proto",
+            "sapwood-session",
+            "sapwood-engine",
+            "sapwood-net",
+        ],
     ),
     (
         "sapwood-server",
         &[
             "sapwood-proto",
+            "sapwood-session",
             "sapwood-engine",
             "sapwood-kernel",
             "sapwood-net",
@@ -29,6 +36,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "sapwood",
         &[
             "sapwood-proto",
+            "sapwood-session",
             "sapwood-engine",
             "sapwood-kernel",
             "sapwood-net",

@@ -176,7 +176,7 @@ pub(super) fn forbidden_words(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Checks that no face imports another: a file under `server/src/FACE/` names no other face's module.
+/// Checks that no face imports another: a file under `server/src/faces/FACE/` names no other face's module.
 pub(super) fn faces_apart(tree: &Tree) -> Vec<Finding> {
     const FACES: &[&str] = &[
         "evergreen",
@@ -188,7 +188,7 @@ pub(super) fn faces_apart(tree: &Tree) -> Vec<Finding> {
     ];
     let mut findings = Vec::new();
     for (path, text) in tree.rust() {
-        let Some(rest) = path.strip_prefix("crates/server/src/") else {
+        let Some(rest) = path.strip_prefix("crates/server/src/faces/") else {
             continue;
         };
         let Some(face) = FACES
@@ -198,7 +198,7 @@ pub(super) fn faces_apart(tree: &Tree) -> Vec<Finding> {
             continue;
         };
         for other in FACES.iter().filter(|other| *other != face) {
-            if text.contains(&format!("crate::{other}")) {
+            if text.contains(&format!("crate::faces::{other}")) {
                 findings.push(Finding::new(
                     path,
                     format!("a face must not import the face {other}"),

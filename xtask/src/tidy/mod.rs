@@ -11,14 +11,6 @@ use anyhow::{Result, bail};
 
 use crate::{conformance, process};
 
-/// Options of `cargo xtask tidy`.
-#[derive(Default, clap::Args)]
-pub(crate) struct Options {
-    /// Bring the generated parts of the documentation up to date instead of complaining about them.
-    #[arg(long)]
-    write: bool,
-}
-
 /// One violation: where it is, and the remedy.
 pub(crate) struct Finding {
     location: String,
@@ -99,10 +91,7 @@ impl Tree {
 ///
 /// # Errors
 /// If there is a finding, or the checkout cannot be read.
-pub(crate) fn run(options: &Options) -> Result<()> {
-    if options.write {
-        conformance::write(&Tree::read()?)?;
-    }
+pub(crate) fn run() -> Result<()> {
     let findings = findings()?;
     for finding in &findings {
         process::print_line(&format!("{}: {}", finding.location, finding.advice));
@@ -122,6 +111,7 @@ fn findings() -> Result<Vec<Finding>> {
         files::opening_comments,
         names::unique_types,
         names::retired_words,
+        names::pure_cores,
         files::unsafe_code,
         files::ignored_tests,
         files::tests_tried_twice,

@@ -131,6 +131,40 @@ pub(super) fn retired_words(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
+/// Checks that the protocol cores are values: no locks, wakers, tasks or clocks, which belong to the shells around them.
+pub(super) fn pure_cores(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (path, text) in tree.rust() {
+        let test = path.contains("/tests/") || path.ends_with("/tests.rs");
+        if test || !path.starts_with("crates/proto/src/") {
+            continue;
+        }
+        let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+        let mut names = Vec::new();
+        if let Some(tokens) = tokens(code) {
+            identifiers(tokens, &mut names);
+        }
+        findings.extend(IMPURE.iter().filter_map(|word| {
+            let advice = "is for the shell around a core (crates/session, net, server)";
+            let found = names.iter().any(|name| name == word);
+            found.then(|| Finding::new(path, format!("`{word}` {advice}")))
+        }));
+    }
+    findings
+}
+
+/// What has no place in `crates/proto`.
+const IMPURE: &[&str] = &[
+    "Mutex",
+    "RwLock",
+    "Condvar",
+    "Waker",
+    "async",
+    "await",
+    "Instant",
+    "SystemTime",
+];
+
 /// The text of a file without its comments, with its strings whole.
 fn tokens(text: &str) -> Option<TokenStream> {
     TokenStream::from_str(text).ok()

@@ -37,7 +37,7 @@ const CODES: &str = "crates/proto/src/code.rs";
 
 /// Checks that the page for operators lists every metric of the server.
 pub(super) fn metrics(tree: &Tree) -> Vec<Finding> {
-    let Some(source) = tree.text("crates/server/src/metrics/names.rs") else {
+    let Some(source) = tree.text("crates/server/src/ops/metrics/names.rs") else {
         return Vec::new();
     };
     let page = tree.text("docs/operating.md").unwrap_or_default();

@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use sapwood_proto::code::Code;
+use sapwood_proto::params::CHOICES_MAX;
 use sapwood_proto::steer::{Mask, Mid, Post, Pre, Steer, SteerFailure, Steered, Token};
 use sapwood_proto::time::Time;
 
@@ -14,7 +15,6 @@ use super::sequence::{RunningSequence, SteerPhase, Steering};
 use crate::api::{ChoiceEnd, EngineError, FinishReason, Tokens};
 use crate::scheduler::SequenceKey;
 use crate::stats::Counter;
-use crate::submission::CHOICES_MAX;
 
 /// The poll interval of a steerer while there is no other work (AI-813).
 pub(super) const MIN_WAIT: Duration = Duration::from_millis(1);

@@ -34,114 +34,126 @@ type Case = (
 const CASES: &[Case] = &[
     (
         "temperature",
-        |r| r.sampling.temperature = 100.0,
-        |r| r.sampling.temperature = 100.5,
+        |r| r.params.temperature = Some(100.0),
+        |r| r.params.temperature = Some(100.5),
     ),
     (
         "temperature",
-        |r| r.sampling.temperature = 0.0,
-        |r| r.sampling.temperature = -0.1,
-    ),
-    ("temperature", |_| (), |r| r.sampling.temperature = f32::NAN),
-    (
-        "top_p",
-        |r| r.sampling.top_p = 1.0,
-        |r| r.sampling.top_p = 1.1,
+        |r| r.params.temperature = Some(0.0),
+        |r| r.params.temperature = Some(-0.1),
     ),
     (
+        "temperature",
+        |_| (),
+        |r| r.params.temperature = Some(f32::NAN),
+    ),
+    (
         "top_p",
-        |r| r.sampling.top_p = 0.01,
-        |r| r.sampling.top_p = 0.0,
+        |r| r.params.top_p = Some(1.0),
+        |r| r.params.top_p = Some(1.1),
+    ),
+    (
+        "top_p",
+        |r| r.params.top_p = Some(0.01),
+        |r| r.params.top_p = Some(0.0),
     ),
     (
         "min_p",
-        |r| r.sampling.min_p = 0.0,
-        |r| r.sampling.min_p = 1.0,
+        |r| r.params.min_p = Some(0.0),
+        |r| r.params.min_p = Some(1.0),
     ),
     (
         "repetition_penalty",
-        |r| r.sampling.repetition_penalty = 10.0,
-        |r| r.sampling.repetition_penalty = 0.0,
+        |r| r.params.repetition_penalty = Some(10.0),
+        |r| r.params.repetition_penalty = Some(0.0),
     ),
     (
         "presence_penalty",
-        |r| r.sampling.presence_penalty = -100.0,
-        |r| r.sampling.presence_penalty = -101.0,
+        |r| r.params.presence_penalty = Some(-100.0),
+        |r| r.params.presence_penalty = Some(-101.0),
     ),
     (
         "frequency_penalty",
-        |r| r.sampling.frequency_penalty = 100.0,
-        |r| r.sampling.frequency_penalty = f32::NAN,
+        |r| r.params.frequency_penalty = Some(100.0),
+        |r| r.params.frequency_penalty = Some(f32::NAN),
     ),
     (
         "logit_bias",
-        |r| r.sampling.logit_bias = [(257, f32::NEG_INFINITY)].into(),
-        |r| r.sampling.logit_bias = [(258, 0.0)].into(),
+        |r| r.params.logit_bias = [(257, f32::NEG_INFINITY)].into(),
+        |r| r.params.logit_bias = [(258, 0.0)].into(),
     ),
     (
         "logit_bias",
         |_| (),
-        |r| r.sampling.logit_bias = [(1, f32::INFINITY)].into(),
+        |r| r.params.logit_bias = [(1, f32::INFINITY)].into(),
     ),
-    ("n", |r| r.n = 64, |r| r.n = 65),
-    ("n", |r| r.n = 1, |r| r.n = 0),
+    ("n", |r| r.params.n = Some(64), |r| r.params.n = Some(65)),
+    ("n", |r| r.params.n = Some(1), |r| r.params.n = Some(0)),
     (
         "stop",
-        |r| r.stop = vec!["x".to_owned(); 64],
-        |r| r.stop = vec!["x".to_owned(); 65],
+        |r| r.params.stop = vec!["x".to_owned(); 64],
+        |r| r.params.stop = vec!["x".to_owned(); 65],
     ),
     (
         "stop",
-        |r| r.stop = vec!["x".repeat(1024)],
-        |r| r.stop = vec!["x".repeat(1025)],
+        |r| r.params.stop = vec!["x".repeat(1024)],
+        |r| r.params.stop = vec!["x".repeat(1025)],
     ),
-    ("stop", |_| (), |r| r.stop = vec![String::new()]),
+    ("stop", |_| (), |r| r.params.stop = vec![String::new()]),
     (
         "bad_words",
-        |r| r.bad_words = vec!["x".to_owned(); 64],
-        |r| r.bad_words = vec!["x".to_owned(); 65],
+        |r| r.params.bad_words = vec!["x".to_owned(); 64],
+        |r| r.params.bad_words = vec!["x".to_owned(); 65],
     ),
     (
         "bad_words",
-        |r| r.bad_words = vec!["x".repeat(1024)],
-        |r| r.bad_words = vec!["x".repeat(1025)],
+        |r| r.params.bad_words = vec!["x".repeat(1024)],
+        |r| r.params.bad_words = vec!["x".repeat(1025)],
     ),
-    ("bad_words", |_| (), |r| r.bad_words = vec![String::new()]),
+    (
+        "bad_words",
+        |_| (),
+        |r| r.params.bad_words = vec![String::new()],
+    ),
     (
         "stop_sequences",
-        |r| r.stop_sequences = vec![vec![257; 64]; 256],
-        |r| r.stop_sequences = vec![vec![257; 64]; 257],
+        |r| r.params.stop_sequences = vec![vec![257; 64]; 256],
+        |r| r.params.stop_sequences = vec![vec![257; 64]; 257],
     ),
     (
         "stop_sequences",
         |_| (),
-        |r| r.stop_sequences = vec![vec![1; 65]],
+        |r| r.params.stop_sequences = vec![vec![1; 65]],
     ),
     (
         "stop_sequences",
         |_| (),
-        |r| r.stop_sequences = vec![vec![]],
+        |r| r.params.stop_sequences = vec![vec![]],
     ),
     (
         "stop_sequences",
         |_| (),
-        |r| r.stop_sequences = vec![vec![1, 258]],
+        |r| r.params.stop_sequences = vec![vec![1, 258]],
     ),
     (
         "scored",
         |r| r.scored = Some(vec![1]),
         |r| r.scored = Some(vec![]),
     ),
-    ("scored", |_| (), |r| (r.scored, r.n) = (Some(vec![1]), 2)),
+    (
+        "scored",
+        |_| (),
+        |r| (r.scored, r.params.n) = (Some(vec![1]), Some(2)),
+    ),
     (
         "top_logprobs",
-        |r| r.top_logprobs = Some(1000),
-        |r| r.top_logprobs = Some(1001),
+        |r| r.params.top_logprobs = Some(1000),
+        |r| r.params.top_logprobs = Some(1001),
     ),
     (
         "min_tokens",
-        |r| (r.min_tokens, r.max_tokens) = (4, Some(4)),
-        |r| (r.min_tokens, r.max_tokens) = (5, Some(4)),
+        |r| (r.params.min_tokens, r.params.max_tokens) = (Some(4), Some(4)),
+        |r| (r.params.min_tokens, r.params.max_tokens) = (Some(5), Some(4)),
     ),
 ];
 
@@ -214,7 +226,7 @@ fn limits_and_seed_are_settled() {
     .unwrap();
     let terms = |max_tokens, seed| {
         let mut request = GenerationRequest::new(Prompt::Tokens(vec![1; 12]));
-        (request.max_tokens, request.sampling.seed) = (max_tokens, seed);
+        (request.params.max_tokens, request.params.seed) = (max_tokens, seed);
         let token_index = || unreachable!("nobody asked for it");
         let submission = prepare(
             request,

@@ -89,19 +89,21 @@ fn requests() -> Vec<GenerationRequest> {
     };
     vec![
         echo(),
-        changed(|request| request.max_tokens = Some(2)),
-        changed(|request| request.stop = vec!["more: x".into(), "mor".into()]),
+        changed(|request| request.params.max_tokens = Some(2)),
+        changed(|request| request.params.stop = vec!["more: x".into(), "mor".into()]),
         changed(|request| {
-            request.stop = vec!["w".into(), "er".into()];
-            request.min_tokens = 9;
+            request.params.stop = vec!["w".into(), "er".into()];
+            request.params.min_tokens = Some(9);
         }),
-        changed(|request| request.stop_sequences = vec![vec![u32::from(b','), u32::from(b' ')]]),
-        changed(|request| request.max_tokens = Some(5)),
-        // Text is held back at the end, which is EOG, or a stop token.
-        changed(|request| request.stop = vec!["wörter!".into()]),
         changed(|request| {
-            request.stop = vec![", and!".into()];
-            request.stop_sequences = vec![b" m".iter().map(|&byte| byte.into()).collect()];
+            request.params.stop_sequences = vec![vec![u32::from(b','), u32::from(b' ')]]
+        }),
+        changed(|request| request.params.max_tokens = Some(5)),
+        // Text is held back at the end, which is EOG, or a stop token.
+        changed(|request| request.params.stop = vec!["wörter!".into()]),
+        changed(|request| {
+            request.params.stop = vec![", and!".into()];
+            request.params.stop_sequences = vec![b" m".iter().map(|&byte| byte.into()).collect()];
         }),
         changed(|request| request.scored = Some(b"er".iter().map(|&byte| byte.into()).collect())),
     ]
@@ -135,8 +137,8 @@ fn lm_712_whoever_computes_may_end_a_choice_and_nothing_follows_an_end() {
     let model = Scripted::new(config()).unwrap();
     let vocabulary: SharedVocabulary = Arc::clone(&model.vocabulary());
     let mut request = GenerationRequest::new(Prompt::Text("x".into()));
-    request.stop = vec!["held".into()];
-    request.n = 2;
+    request.params.stop = vec!["held".into()];
+    request.params.n = Some(2);
     let mut transcript =
         Transcript::new(request, &model.info(), vocabulary, &BadWordIndex::default()).unwrap();
     let token = |byte: u8| Sampled {

@@ -9,6 +9,7 @@ use crate::args;
 use crate::chunk::Chunk;
 use crate::from_chunks::Json;
 use crate::handler::{function, raw};
+use crate::kernel::Kernel;
 use crate::probe::{Count, endless, played, texts, whole};
 
 #[derive(serde::Deserialize, schemars::JsonSchema, serde::Serialize, Debug)]
@@ -140,7 +141,7 @@ fn ke_138_nested_calls_inherit_and_depth_is_limited() {
                 return Ok(format!("{}", call.parent.is_some()));
             }
             let run = call
-                .kernel
+                .kernel()
                 .run::<String>("down", args! { left: down.left - 1 });
             run.await
         }))
@@ -176,7 +177,7 @@ fn ke_r13_each_run_has_an_id_and_nested_calls_name_their_parent() {
         .unwrap();
     kernel
         .add(raw(Spec::new("outer", ""), |call| {
-            call.kernel.node("inner", ()).read()
+            call.kernel().node("inner", ()).read()
         }))
         .unwrap();
     let run = kernel.run::<()>("outer", ());

@@ -10,7 +10,7 @@ mod request;
 use std::sync::Arc;
 
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt};
-use sapwood_engine::api::{GenerationRequest, Prompt, SharedVocabulary, Tokens};
+use sapwood_engine::api::{GenerationRequest, Prompt, Sampling, SharedVocabulary, Tokens};
 use sapwood_engine::{BadWordIndex, Transcript};
 use sapwood_net::lmtp::pool::LmtpPool;
 use sapwood_proto::lmtp::GenerateRequest;
@@ -22,9 +22,10 @@ use crate::Result;
 use crate::call::Call;
 use crate::chunk::Chunk;
 use crate::error::Error;
+use crate::facts::ModelFacts;
 use crate::function::Fun;
 use crate::handler::raw;
-use crate::model::{self, AnswerChunks, ModelFacts};
+use crate::model::{self, AnswerChunks};
 use crate::name::{Name, Port};
 use crate::pool::BlockingPool as SlowWork;
 use crate::spec::{Effect, InnerType, Spec};
@@ -120,19 +121,19 @@ async fn begin(
     if !has_text && matches!(&request.prompt, Prompt::Chat(_)) {
         return Err(unimplemented("chat"));
     }
-    if request.n > 1 && !peer.emulate {
+    if request.params.n.is_some_and(|n| n > 1) && !peer.emulate {
         let what = "several choices of a model elsewhere, which is not to be emulated".into();
         return Err(Error::Unimplemented { what });
     }
     refuse_words(&request, &peer)?;
     // Without a known context length the output must be bounded here: by the default of LMTP.
-    if !peer.bounded && request.max_tokens.is_none() {
-        request.max_tokens = Some(GenerateRequest::default().max_tokens);
+    if !peer.bounded && request.params.max_tokens.is_none() {
+        request.params.max_tokens = Some(GenerateRequest::default().max_tokens);
     }
-    asked.seeded = request.sampling.seed.is_some();
+    asked.seeded = request.params.seed.is_some();
     let wanted = wanted(&request, has_text);
     let scored = request.scored.clone();
-    let alternatives = request.top_logprobs.unwrap_or(0);
+    let alternatives = request.params.top_logprobs.unwrap_or(0);
     let vocabulary = peer.facts.vocabulary.clone();
     let (turn, size) = (request.caller, model::size(&request.prompt));
     let tokenizing = Arc::clone(&peer);
@@ -165,12 +166,12 @@ async fn begin(
 /// Bad words are detected here, and the token that would complete one is requested anew (LM-704, TR-401). Penalties
 /// would differ after such a token, so the two cannot be combined.
 fn refuse_words(request: &GenerationRequest, peer: &LmtpPeer) -> Result<()> {
-    let sampling = &request.sampling;
+    let sampling = Sampling::from(&request.params);
     let looks_back = sampling.presence_penalty != 0.0
         || sampling.frequency_penalty != 0.0
         || sampling.repetition_penalty != 1.0;
     let what = match () {
-        () if request.bad_words.is_empty() || request.scored.is_some() => return Ok(()),
+        () if request.params.bad_words.is_empty() || request.scored.is_some() => return Ok(()),
         () if !peer.facts.vocabulary.has_text() => return Err(unimplemented("bad_words")),
         () if !peer.emulate => "bad_words of a model elsewhere, which are not to be emulated",
         () if looks_back => "bad_words together with penalties, of a model elsewhere",
@@ -195,7 +196,8 @@ fn refuse_text(call: &Call) -> Result<()> {
 /// The LMTP request without its prompt and its token limit. Stop texts are matched here if there is a tokenizer, so
 /// that no server has to support them (LM-704).
 fn wanted(request: &GenerationRequest, has_text: bool) -> GenerateRequest {
-    let sampling = &request.sampling;
+    let params = &request.params;
+    let sampling = Sampling::from(params);
     let mut bias = sampling.logit_bias.to_vec();
     bias.sort_by_key(|(token, _)| *token);
     bias.dedup_by(|later, first| {
@@ -205,7 +207,7 @@ fn wanted(request: &GenerationRequest, has_text: bool) -> GenerateRequest {
     });
     GenerateRequest {
         temperature: sampling.temperature,
-        top_logprobs: request.top_logprobs.unwrap_or(0),
+        top_logprobs: params.top_logprobs.unwrap_or(0),
         logit_bias: bias.into(),
         top_p: sampling.top_p,
         top_k: sampling.top_k,
@@ -214,14 +216,14 @@ fn wanted(request: &GenerationRequest, has_text: bool) -> GenerateRequest {
         presence_penalty: sampling.presence_penalty,
         frequency_penalty: sampling.frequency_penalty,
         seed: sampling.seed,
-        stop_tokens: request.stop_sequences.clone(),
+        stop_tokens: params.stop_sequences.clone(),
         stop: if has_text {
             Vec::new()
         } else {
-            request.stop.clone()
+            params.stop.clone()
         },
-        min_tokens: request.min_tokens,
-        ignore_eos: request.ignore_eos,
+        min_tokens: params.min_tokens.unwrap_or(0),
+        ignore_eos: params.ignore_eos.unwrap_or(false),
         ..GenerateRequest::default()
     }
 }

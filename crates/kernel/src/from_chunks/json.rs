@@ -12,11 +12,11 @@ use serde_json::Value;
 
 use super::{FromChunks, Out};
 use crate::Result;
-use crate::call::Want;
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::limits;
 use crate::name::Mime;
+use crate::want::Want;
 
 /// A JSON value as a Rust value. When read, each item is one complete value; when written, it is one chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

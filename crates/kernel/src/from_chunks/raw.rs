@@ -6,9 +6,9 @@ use bytes::{Bytes, BytesMut};
 
 use super::{FromChunks, Out};
 use crate::Result;
-use crate::call::{RequestedPorts, Want};
 use crate::chunk::Chunk;
 use crate::name::Mime;
+use crate::want::{RequestedPorts, Want};
 
 impl FromChunks for Chunk {
     type State = ();

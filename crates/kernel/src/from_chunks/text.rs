@@ -7,10 +7,10 @@ use bytes::{Bytes, BytesMut};
 use super::raw::Joined;
 use super::{FromChunks, Out};
 use crate::Result;
-use crate::call::Want;
 use crate::chunk::{Chunk, Text};
 use crate::error::Error;
 use crate::name::Mime;
+use crate::want::Want;
 
 /// The first bytes of a character whose rest has not arrived.
 #[derive(Debug, Default)]

@@ -9,10 +9,13 @@ use serde_json::json;
 use super::*;
 use crate::args;
 use crate::args::Args;
+use crate::args::IntoArgs;
 use crate::chunk::Chunk;
 use crate::handler::{function, raw};
 use crate::layer::layered;
+use crate::node::Node;
 use crate::probe::{Count, played, source, texts, whole};
+use crate::run::Run;
 use crate::spec::{InputSpec, OutputSpec};
 use crate::{Chunks, Port};
 

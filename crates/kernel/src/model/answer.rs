@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use super::markup::{Markup, MarkupPiece};
 use crate::Result;
-use crate::call::{CallId, Instant, Want};
+use crate::call::{CallId, Instant};
 use crate::chunk::{Chunk, Text};
 use crate::error::Error;
 use crate::limits;
@@ -28,6 +28,7 @@ use crate::meta::{ChoiceFinish, Meta, RunUsage};
 use crate::name::{Mime, Name, Port};
 use crate::observer::CallObserver;
 use crate::token_charge::TokenCharge;
+use crate::want::Want;
 
 /// What is known when the request is submitted.
 pub(crate) struct SubmittedInfo {

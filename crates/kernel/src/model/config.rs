@@ -1,78 +1,30 @@
-//! [`GenerateConfig`]: the generation parameters of a call, typed or read from JSON.
+//! [`GenerateConfig`]: how a model is asked, typed or read from JSON.
 //!
 //! Input `config` of a model comes in two forms. JSON, from Evergreen and from people, has the ranges of EV-602. A face
 //! in this process that has decoded its own wire format passes [`GenerateConfig::into_chunk`] instead: no JSON is
 //! written or read, and the ranges are the core's (D-20), which the engine checks once, when the request is submitted.
 
-mod json;
-
-use std::sync::Arc;
-
 use sapwood_engine::api::GenerationRequest;
 use sapwood_engine::request_phase::Follower;
+use sapwood_proto::params::{GenerationParams, JsonCoercion, ParamError, ParamRanges, ParamSpec};
 use sapwood_proto::steer::Token;
 use serde_json::{Map, Value};
 
 use crate::Result;
 use crate::chunk::Chunk;
 use crate::error::Error;
-use crate::limits;
 use crate::name::{Mime, Name};
 
-/// Maximum number of stop texts or bad words, and of bytes in each.
-const TEXTS_MAX: usize = 16;
-const TEXT_BYTES_MAX: usize = 256;
-const TOP_LOGPROBS_MAX: u32 = 20;
-/// A bias at or below this value forbids the token, for clients that write it so (D-20).
-const FORBIDDING: f32 = -100.0;
-
-/// Generation parameters that are set. Everything else takes the model's default. Ranges are those of
-/// [`api`](sapwood_engine::api) and are checked there; a call out of range fails with `BAD_CONFIG` and the name of the
-/// field.
+/// How a model is asked. What is not set has the model's default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerateConfig {
-    /// Tokens per choice at most; not set: the rest of the context.
-    pub max_tokens: Option<u32>,
-    /// No end of sequence and no stop before this many tokens.
-    pub min_tokens: Option<u32>,
-    /// 0 to 100; 0 takes the most likely token.
-    pub temperature: Option<f32>,
-    /// Above 0, at most 1.
-    pub top_p: Option<f32>,
-    /// 0 is off.
-    pub top_k: Option<u32>,
-    /// 0 to below 1.
-    pub min_p: Option<f32>,
-    /// Above 0, at most 10.
-    pub repetition_penalty: Option<f32>,
-    /// -100 to 100.
-    pub presence_penalty: Option<f32>,
-    /// -100 to 100.
-    pub frequency_penalty: Option<f32>,
-    /// Equal seeds give equal tokens.
-    pub seed: Option<u64>,
-    /// Texts that end a choice.
-    pub stop: Vec<String>,
-    /// Token sequences that end a choice; a single stop token is a sequence of one.
-    pub stop_sequences: Vec<Vec<Token>>,
-    /// Texts that must not occur in an output (TR-401).
-    pub bad_words: Vec<String>,
-    /// Continue past the end of sequence.
-    pub ignore_eos: Option<bool>,
-    /// Whether control tokens are left out of the text, as is usual; with `false` their names are part of it.
-    pub skip_special_tokens: Option<bool>,
-    /// Alternatives reported with each token, 0 to 1,000; not set: no log-probabilities, unless their port is read.
-    pub top_logprobs: Option<u32>,
-    /// Added to the logits; minus infinity forbids. Shared, so that it is not copied from call to call.
-    pub logit_bias: Arc<[(Token, f32)]>,
-    /// Choices, 1 to 64.
-    pub n: Option<u32>,
-    /// A waiting request with a higher priority is scheduled first.
-    pub priority: Option<i32>,
+    /// The generation parameters, in the core's ranges; a call out of range fails with `BAD_CONFIG` and the name of the
+    /// field. `priority` has no JSON form.
+    pub params: GenerationParams,
     /// Receives the phase of the request before its first token. It has no JSON form: only a face in this process can
     /// set it.
     pub follower: Option<Follower>,
-    /// Score these tokens as the output instead of generating one (LM-311).
+    /// Score these tokens as the output instead of generating one (LM-311). It has no JSON form.
     pub scored: Option<Vec<Token>>,
     /// Report prompt logprobs, with the first tokens of choice 0 (LM-974). It has no JSON form.
     pub prompt_logprobs: bool,
@@ -80,6 +32,15 @@ pub struct GenerateConfig {
     pub prompt_mode: PromptMode,
     /// Further variables of the chat template; an object.
     pub template_args: Option<Value>,
+}
+
+impl From<GenerationParams> for GenerateConfig {
+    fn from(params: GenerationParams) -> Self {
+        Self {
+            params,
+            ..Self::default()
+        }
+    }
 }
 
 /// How the prompt is tokenised (EV-607).
@@ -102,16 +63,6 @@ impl GenerateConfig {
         Chunk::empty().with_mime(Mime::JSON).with_inner(self)
     }
 
-    /// A bias as meant by clients that write -100 for a forbidden token (D-20).
-    #[must_use]
-    pub const fn bias(written: f32) -> f32 {
-        if written <= FORBIDDING {
-            f32::NEG_INFINITY
-        } else {
-            written
-        }
-    }
-
     /// Decodes the fields. A name is accepted in snake or camel case; `null` means not set.
     ///
     /// # Errors
@@ -132,53 +83,12 @@ impl GenerateConfig {
     }
 
     fn set(&mut self, field: &str, value: &Value) -> Result<()> {
+        if let Some(param) = ParamSpec::named(field) {
+            let (ranges, coercion) = (&ParamRanges::EVERGREEN, JsonCoercion::Strict);
+            let set = self.params.set_json(param, value, ranges, coercion);
+            return set.map_err(out_of_range);
+        }
         match field {
-            "max_tokens" => self.max_tokens = Some(integer(field, value, 0, u32::MAX)?),
-            "min_tokens" => self.min_tokens = Some(integer(field, value, 0, u32::MAX)?),
-            "temperature" => {
-                self.temperature = Some(number(
-                    field,
-                    value,
-                    |x| (0.0..=2.0).contains(&x),
-                    "0 to 2",
-                )?)
-            }
-            "top_p" => {
-                self.top_p = Some(number(
-                    field,
-                    value,
-                    |x| x > 0.0 && x <= 1.0,
-                    "above 0, at most 1",
-                )?)
-            }
-            "top_k" => self.top_k = Some(integer(field, value, 0, u32::MAX)?),
-            "min_p" => {
-                self.min_p = Some(number(
-                    field,
-                    value,
-                    |x| (0.0..1.0).contains(&x),
-                    "0 to below 1",
-                )?)
-            }
-            "repetition_penalty" => {
-                self.repetition_penalty = Some(number(
-                    field,
-                    value,
-                    |x| x > 0.0 && x <= 10.0,
-                    "above 0, at most 10",
-                )?);
-            }
-            "presence_penalty" => self.presence_penalty = Some(penalty(field, value)?),
-            "frequency_penalty" => self.frequency_penalty = Some(penalty(field, value)?),
-            "seed" => self.seed = Some(seed(value)?),
-            "stop" => self.stop = texts(field, value)?,
-            "bad_words" => self.bad_words = texts(field, value)?,
-            "stop_token_ids" => self.stop_sequences = token_ids(field, value)?,
-            "ignore_eos" => self.ignore_eos = Some(flag(field, value)?),
-            "skip_special_tokens" => self.skip_special_tokens = Some(flag(field, value)?),
-            "top_logprobs" => self.top_logprobs = Some(integer(field, value, 0, TOP_LOGPROBS_MAX)?),
-            "logit_bias" => self.logit_bias = logit_bias(value)?,
-            "n" => self.n = Some(integer(field, value, 1, limits::CHOICES_MAX)?),
             "response_format" => response_format(value)?,
             "controller" => return Err(unimplemented("a controller")),
             "prompt_mode" => self.prompt_mode = prompt_mode(value)?,
@@ -193,6 +103,30 @@ impl GenerateConfig {
         Ok(())
     }
 
+    /// Encodes the fields that are set as the JSON of EV-602, for other servers: the inverse of [`Self::from_json`]. What
+    /// concerns this process only, its queue and its followers, is not written.
+    ///
+    /// # Errors
+    /// `Unimplemented` for values that JSON has no field for: scoring, and stops of several tokens.
+    pub(crate) fn to_json(&self) -> Result<Map<String, Value>> {
+        if self.scored.is_some() || self.prompt_logprobs {
+            return Err(unimplemented("scoring by a server elsewhere"));
+        }
+        let mut out = self
+            .params
+            .to_json()
+            .ok_or_else(|| unimplemented("a stop of several tokens at a server elsewhere"))?;
+        let mode = match self.prompt_mode {
+            PromptMode::Auto => None,
+            PromptMode::Chat => Some("chat"),
+            PromptMode::Raw => Some("raw"),
+        };
+        out.extend(mode.map(|mode| ("prompt_mode".to_owned(), mode.into())));
+        let args = self.template_args.clone();
+        out.extend(args.map(|args| ("template_args".to_owned(), args)));
+        Ok(out)
+    }
+
     /// Checks that every token id in the config exists.
     ///
     /// # Errors
@@ -200,10 +134,10 @@ impl GenerateConfig {
     pub(crate) fn check_vocabulary(&self, tokens: u32) -> Result<()> {
         let outside = |id: &Token| *id >= tokens;
         let why = format!("names a token outside the vocabulary of {tokens}");
-        if self.stop_sequences.iter().flatten().any(outside) {
+        if self.params.stop_sequences.iter().flatten().any(outside) {
             return Err(bad("stop_token_ids", &why));
         }
-        if self.logit_bias.iter().any(|(id, _)| outside(id)) {
+        if self.params.logit_bias.iter().any(|(id, _)| outside(id)) {
             return Err(bad("logit_bias", &why));
         }
         Ok(())
@@ -211,34 +145,15 @@ impl GenerateConfig {
 
     /// Applies the set fields to a request.
     pub(crate) fn apply(self, request: &mut GenerationRequest) {
-        fn put<T>(target: &mut T, value: Option<T>) {
-            if let Some(value) = value {
-                *target = value;
-            }
-        }
-        let sampling = &mut request.sampling;
-        put(&mut sampling.temperature, self.temperature);
-        put(&mut sampling.top_p, self.top_p);
-        put(&mut sampling.top_k, self.top_k);
-        put(&mut sampling.min_p, self.min_p);
-        put(&mut sampling.repetition_penalty, self.repetition_penalty);
-        put(&mut sampling.presence_penalty, self.presence_penalty);
-        put(&mut sampling.frequency_penalty, self.frequency_penalty);
-        sampling.logit_bias = self.logit_bias;
-        sampling.seed = self.seed;
-        request.max_tokens = self.max_tokens;
-        put(&mut request.min_tokens, self.min_tokens);
-        put(&mut request.ignore_eos, self.ignore_eos);
-        put(&mut request.skip_special_tokens, self.skip_special_tokens);
-        put(&mut request.n, self.n);
-        put(&mut request.priority, self.priority);
-        request.stop = self.stop;
-        request.stop_sequences = self.stop_sequences;
-        request.bad_words = self.bad_words;
+        request.params = self.params;
         request.scored = self.scored;
         request.prompt_logprobs = self.prompt_logprobs;
         request.follower = self.follower;
     }
+}
+
+fn out_of_range(error: ParamError) -> Error {
+    bad(error.name, &format!("must be {}", error.must))
 }
 
 /// `BAD_CONFIG` for this field.
@@ -251,7 +166,7 @@ fn unimplemented(what: &str) -> Error {
 }
 
 /// A field's name as the schema writes it.
-pub(super) fn snake(key: &str) -> String {
+pub(crate) fn snake(key: &str) -> String {
     let mut out = String::with_capacity(key.len() + 4);
     for letter in key.chars() {
         if letter.is_ascii_uppercase() {
@@ -260,99 +175,6 @@ pub(super) fn snake(key: &str) -> String {
         out.push(letter.to_ascii_lowercase());
     }
     out
-}
-
-fn integer(field: &str, value: &Value, min: u32, max: u32) -> Result<u32> {
-    // A protobuf Struct has doubles only: a whole number is taken as an integer.
-    let whole = |x: f64| x.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&x);
-    let number = match value.as_u64() {
-        Some(number) => u32::try_from(number).ok(),
-        None => value.as_f64().filter(|x| whole(*x)).map(|x| x as u32),
-    };
-    number
-        .filter(|number| (min..=max).contains(number))
-        .ok_or_else(|| bad(field, &format!("must be an integer, {min} to {max}")))
-}
-
-fn number(field: &str, value: &Value, in_range: impl Fn(f32) -> bool, range: &str) -> Result<f32> {
-    #[allow(clippy::cast_possible_truncation, reason = "the field is a float")]
-    let number = value.as_f64().map(|number| number as f32);
-    // NaN is in no range, so it is refused here too.
-    number
-        .filter(|number| in_range(*number))
-        .ok_or_else(|| bad(field, &format!("must be a number, {range}")))
-}
-
-fn penalty(field: &str, value: &Value) -> Result<f32> {
-    number(field, value, |x| (-2.0..=2.0).contains(&x), "-2 to 2")
-}
-
-/// JSON writes 64 bits as a number or, in proto3's way, as a string.
-fn seed(value: &Value) -> Result<u64> {
-    let text = value.as_str().and_then(|text| text.parse().ok());
-    let double = value
-        .as_f64()
-        .filter(|x| x.fract() == 0.0 && (0.0..=9_007_199_254_740_992.0).contains(x))
-        .map(|x| x as u64);
-    value
-        .as_u64()
-        .or(text)
-        .or(double)
-        .ok_or_else(|| bad("seed", "must be an integer of 64 bits, not negative"))
-}
-
-fn flag(field: &str, value: &Value) -> Result<bool> {
-    let flag = value.as_bool();
-    flag.ok_or_else(|| bad(field, "must be true or false"))
-}
-
-fn texts(field: &str, value: &Value) -> Result<Vec<String>> {
-    let wrong = || {
-        let why = format!("must be at most {TEXTS_MAX} strings of 1 to {TEXT_BYTES_MAX} bytes");
-        bad(field, &why)
-    };
-    let list = match value {
-        Value::String(one) => vec![one.clone()],
-        _ => serde_json::from_value::<Vec<String>>(value.clone()).map_err(|_| wrong())?,
-    };
-    let fits = |text: &String| (1..=TEXT_BYTES_MAX).contains(&text.len());
-    if list.len() <= TEXTS_MAX && list.iter().all(fits) {
-        Ok(list)
-    } else {
-        Err(wrong())
-    }
-}
-
-/// Makes each token a sequence of its own.
-fn token_ids(field: &str, value: &Value) -> Result<Vec<Vec<Token>>> {
-    let list = value
-        .as_array()
-        .ok_or_else(|| bad(field, "must be a list of token ids"))?;
-    list.iter()
-        .map(|id| Ok(vec![integer(field, id, 0, u32::MAX)?]))
-        .collect()
-}
-
-fn logit_bias(value: &Value) -> Result<Arc<[(Token, f32)]>> {
-    let field = "logit_bias";
-    let object = value
-        .as_object()
-        .ok_or_else(|| bad(field, "must be an object of token ids and biases"))?;
-    object
-        .iter()
-        .map(|(id, bias)| {
-            let id = id
-                .parse()
-                .map_err(|_| bad(field, "has a key that is no token id"))?;
-            let bias = number(
-                field,
-                bias,
-                |x| (-100.0..=100.0).contains(&x),
-                "-100 to 100",
-            )?;
-            Ok((id, GenerateConfig::bias(bias)))
-        })
-        .collect()
 }
 
 /// Format text is the default output; JSON shapes need native constraints.
@@ -376,5 +198,64 @@ fn prompt_mode(value: &Value) -> Result<PromptMode> {
         Some("chat") => Ok(PromptMode::Chat),
         Some("raw") => Ok(PromptMode::Raw),
         _ => Err(bad("prompt_mode", "must be auto, chat or raw")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A config that is written is read back unchanged.
+    #[test]
+    fn d_20_a_config_that_leaves_this_process_is_read_as_it_was_meant() {
+        let all = GenerateConfig {
+            params: GenerationParams {
+                max_tokens: Some(7),
+                temperature: Some(0.7),
+                seed: Some(u64::MAX),
+                stop: vec!["END".into()],
+                stop_sequences: vec![vec![3], vec![9]],
+                skip_special_tokens: Some(false),
+                logit_bias: [(4, f32::NEG_INFINITY), (5, 1.5)].into(),
+                ..GenerationParams::default()
+            },
+            prompt_mode: PromptMode::Raw,
+            template_args: Some(json!({"thinking": false})),
+            ..GenerateConfig::default()
+        };
+        for config in [
+            all,
+            GenerateConfig::default(),
+            GenerateConfig {
+                prompt_mode: PromptMode::Chat,
+                ..GenerateConfig::default()
+            },
+        ] {
+            let read = GenerateConfig::from_json(config.to_json().unwrap()).unwrap();
+            assert_eq!(read, config);
+        }
+    }
+
+    #[test]
+    fn d_5_what_json_cannot_say_is_unimplemented() {
+        for config in [
+            GenerateConfig {
+                scored: Some(vec![1]),
+                ..GenerateConfig::default()
+            },
+            GenerateConfig {
+                prompt_logprobs: true,
+                ..GenerateConfig::default()
+            },
+            GenerateConfig::from(GenerationParams {
+                stop_sequences: vec![vec![1, 2]],
+                ..GenerationParams::default()
+            }),
+        ] {
+            let error = config.to_json().unwrap_err();
+            assert_eq!(error.code().name(), "unimplemented");
+        }
     }
 }

@@ -5,9 +5,10 @@ use serde_json::Value;
 use super::config::{GenerateConfig, PromptMode};
 use super::{prompt, read_json, read_tools, typed_config, written_config};
 use crate::Result;
-use crate::call::{Call, RequestedPorts};
+use crate::call::Call;
 use crate::error::Error;
 use crate::name::Port;
+use crate::want::RequestedPorts;
 
 /// The inputs of a call, decoded.
 pub(crate) struct RemoteCall {
@@ -72,11 +73,11 @@ fn refuse(call: &Call, config: &GenerateConfig) -> Result<()> {
     let all = call.want.ports == RequestedPorts::All || call.want.inner;
     let what = if named(&Port::TOKENS) {
         "token ids of the output"
-    } else if named(&Port::LOGPROBS) || (all && config.top_logprobs.is_some()) {
+    } else if named(&Port::LOGPROBS) || (all && config.params.top_logprobs.is_some()) {
         "log-probabilities"
     } else if config.scored.is_some() || config.prompt_logprobs {
         "scoring"
-    } else if config.n.is_some_and(|n| n > 1) {
+    } else if config.params.n.is_some_and(|n| n > 1) {
         "more than one choice"
     } else if config.template_args.is_some() {
         "template_args"

@@ -3,6 +3,7 @@
 use futures::executor::block_on;
 use sapwood_engine::Config as EngineConfig;
 use sapwood_engine::scripted::{Config, Scripted};
+use sapwood_proto::params::GenerationParams;
 use sapwood_proto::time::Time;
 use serde_json::json;
 

@@ -17,16 +17,16 @@ use serde_json::Value;
 use tokio::time::{Sleep, sleep_until};
 
 use super::output_tracker::OutputTracker;
-use crate::call::{Call, CallId, Extensions as Handed, Inputs, Instant, RequestedPorts, Want};
+use crate::call::{Call, CallId, Caller, Extensions as Handed, Inputs, Instant};
 use crate::cancel::{Cancel, Cancelled};
 use crate::chunk::Chunk;
 use crate::error::Error;
-use crate::kernel::{Kernel, NestedCaller};
 use crate::layer::Next;
 use crate::meta::Meta;
 use crate::name::{Name, Port};
 use crate::node::{Demand, Node, panic_text};
 use crate::spec::Spec;
+use crate::want::{RequestedPorts, Want};
 use crate::{Chunks, Result};
 
 /// Chunks after which an always-ready stream is interrupted to check the clock, or to yield to other tasks.
@@ -34,8 +34,9 @@ const BUDGET: u32 = 64;
 
 /// A call that has not started.
 pub(crate) struct Setup {
-    pub(crate) kernel: Kernel,
-    pub(crate) caller: Option<Arc<NestedCaller>>,
+    pub(crate) caller: Caller,
+    /// Counts the functions of the kernel that panicked.
+    pub(crate) panics: Arc<AtomicU64>,
     pub(crate) depth: u32,
     pub(crate) inputs: Inputs,
     pub(crate) next: Next,
@@ -92,8 +93,9 @@ impl Flow {
                 setup.spec.name.clone(),
                 setup
                     .caller
+                    .inherited
                     .as_ref()
-                    .map_or_else(Cancel::new, |caller| caller.cancel.child()),
+                    .map_or_else(Cancel::new, |inherited| inherited.cancel.child()),
             ),
             _ => (Name::new("node"), Cancel::new()),
         };
@@ -244,9 +246,10 @@ impl Flow {
             want.ports = RequestedPorts::Only(ports);
         }
         self.border = OutputTracker::new(self.name.clone(), Some(setup.spec.clone()), want.clone());
-        let caller = setup.caller.as_ref();
-        self.deadline = within(caller.and_then(|caller| caller.deadline), setup.timeout);
-        let mut context = caller.map_or_else(Arc::default, |caller| caller.context.clone());
+        let inherited = setup.caller.inherited.clone();
+        let inherited = inherited.as_deref();
+        self.deadline = within(inherited.and_then(|from| from.deadline), setup.timeout);
+        let mut context = inherited.map_or_else(Arc::default, |from| from.context.clone());
         if !setup.context.is_empty() {
             let handed: &mut Handed = Arc::make_mut(&mut context);
             for (key, value) in setup.context {
@@ -254,20 +257,20 @@ impl Flow {
             }
         }
         self.port = setup.port;
-        self.panics = Some(setup.kernel.panic_count());
+        self.panics = Some(setup.panics);
         let call = Call {
             id: self.id,
-            parent: caller.map(|caller| caller.id),
-            kernel: setup.kernel,
+            parent: inherited.map(|from| from.id),
+            caller: setup.caller,
             inputs: setup.inputs,
             want,
             deadline: self.deadline,
             cancel: self.cancel.clone(),
             context,
-            turn: caller.map(|caller| caller.turn).unwrap_or_default(),
+            turn: inherited.map(|from| from.turn).unwrap_or_default(),
             token_charge: None,
             observer: None,
-            request_context: caller.and_then(|caller| caller.request_context.clone()),
+            request_context: inherited.and_then(|from| from.request_context.clone()),
             known_models: None,
             spec: setup.spec,
             depth: setup.depth,

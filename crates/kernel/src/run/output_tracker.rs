@@ -5,13 +5,13 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::Result;
-use crate::call::Want;
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::limits;
 use crate::meta::Meta;
 use crate::name::{Mime, Name, Port};
 use crate::spec::Spec;
+use crate::want::Want;
 
 /// The state of a run's outputs so far.
 pub(super) struct OutputTracker {

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::call::{Call, RequestedPorts, Want};
+use crate::call::Call;
 use crate::from_chunks::Json;
 use crate::function::Fun;
 use crate::handler::raw;
@@ -21,6 +21,7 @@ use crate::meta::{ChoiceFinish, RunUsage};
 use crate::name::Mime;
 use crate::probe::{Count, Woken, endless, paused, played, poll_once, source, texts, whole};
 use crate::spec::{InputSpec, OutputSpec, Spec};
+use crate::want::{RequestedPorts, Want};
 use crate::{Chunks, args, limits};
 
 fn oks(chunks: Vec<Chunk>) -> impl Iterator<Item = Result<Chunk>> {
@@ -598,7 +599,7 @@ fn ke_502_a_cancel_ends_the_run_and_wakes_it() {
         }))
         .unwrap();
     kernel
-        .add(raw(spec(), |call| call.kernel.node("inner", ()).read()))
+        .add(raw(spec(), |call| call.kernel().node("inner", ()).read()))
         .unwrap();
     let mut run = kernel.run::<String>("f", ());
     let (woken, waker) = Woken::new();
@@ -632,7 +633,7 @@ async fn ke_503_a_deadline_reaches_nested_calls_and_busy_streams() {
         }))
         .unwrap();
     kernel
-        .add(raw(spec(), |call| call.kernel.node("inner", ()).read()))
+        .add(raw(spec(), |call| call.kernel().node("inner", ()).read()))
         .unwrap();
     kernel
         .add(raw(Spec::new("busy", ""), |_| {

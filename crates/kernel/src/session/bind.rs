@@ -24,6 +24,7 @@ use crate::kernel::Kernel;
 use crate::name::Name;
 use crate::node::{Demand, Node};
 use crate::run::Run;
+use crate::run::begin::set_up_function;
 use crate::spec::Spec;
 
 /// An action that is ready to run.
@@ -76,7 +77,7 @@ pub(super) fn bind(
     if spec.input(CONFIG).is_some() {
         merge_config(&mut args, configs.function, choices);
     }
-    let mut setup = kernel.set_up_function(function, args)?;
+    let mut setup = set_up_function(kernel, function, args)?;
     let wanted = Demand::default();
     outputs.ports().for_each(|port| wanted.add(Some(port)));
     setup.demand = Some(Arc::new(wanted));

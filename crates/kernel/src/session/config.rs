@@ -9,6 +9,7 @@ use serde_json::{Map, Number, Value};
 
 use crate::Result;
 use crate::error::Error;
+use crate::model::snake;
 use crate::name::Name;
 use crate::spec::Spec;
 
@@ -236,18 +237,6 @@ fn number_json(number: f64) -> Result<Value> {
         )
     })?;
     Ok(Value::Number(number))
-}
-
-/// JSON field names are camelCase; the schema's are snake_case.
-fn snake(name: &str) -> String {
-    let mut out = String::with_capacity(name.len() + 4);
-    for letter in name.chars() {
-        if letter.is_ascii_uppercase() {
-            out.push('_');
-        }
-        out.push(letter.to_ascii_lowercase());
-    }
-    out
 }
 
 const GENERATE: &str = "sapwood.v1.GenerateConfig";

@@ -11,8 +11,9 @@ use std::task::{Context, Poll};
 
 use futures::{Stream, StreamExt};
 use sapwood_proto::evergreen::{Reason, Status, WireMessage};
-use sapwood_proto::session::{ActionStart, Live, SessionOutput};
+use sapwood_proto::session::{ActionStart, SessionOutput};
 use sapwood_proto::time::Time;
+use sapwood_session::Live;
 use tokio::time::{Sleep, sleep_until};
 
 use super::intake::MessageIntake;

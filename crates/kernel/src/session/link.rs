@@ -4,15 +4,16 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sapwood_proto::evergreen::Dialect;
-use sapwood_proto::session::{Live, SessionMachine, SharedSession};
+use sapwood_proto::session::SessionMachine;
 use sapwood_proto::time::Time;
+use sapwood_session::{Live, SessionClock, SharedSession};
 use tokio::time::Instant;
 
 /// A session's machine, shared by its runs, its nodes and its transport.
 #[derive(Clone, Debug)]
 pub(crate) struct SessionLink {
     shared: SharedSession,
-    origin: Instant,
+    clock: SessionClock,
     /// The dialect of the current connection.
     dialect: Arc<Mutex<Dialect>>,
 }
@@ -20,18 +21,15 @@ pub(crate) struct SessionLink {
 impl SessionLink {
     /// A link to the machine that `make` builds; its time begins now.
     pub(super) fn new(dialect: Dialect, make: impl FnOnce(Time) -> SessionMachine) -> Self {
-        Self::to(
-            SharedSession::new(make(Time::ZERO)),
-            Instant::now(),
-            dialect,
-        )
+        let (shared, clock) = SessionClock::start(make);
+        Self::to(shared, clock, dialect)
     }
 
-    /// A link to a machine whose times count from `origin`.
-    pub(crate) fn to(shared: SharedSession, origin: Instant, dialect: Dialect) -> Self {
+    /// A link to a machine with this clock.
+    pub(crate) fn to(shared: SharedSession, clock: SessionClock, dialect: Dialect) -> Self {
         Self {
             shared,
-            origin,
+            clock,
             dialect: Arc::new(Mutex::new(dialect)),
         }
     }
@@ -43,12 +41,12 @@ impl SessionLink {
 
     /// The time of this session.
     pub(super) fn now(&self) -> Time {
-        Time::new(self.origin.elapsed())
+        self.clock.now()
     }
 
-    /// The instant on tokio's clock for `time`. No clock reaches [`Time::MAX`].
+    /// The instant on tokio's clock for `time`.
     pub(super) fn instant(&self, time: Time) -> Instant {
-        self.origin + time.since_origin()
+        self.clock.instant(time)
     }
 
     /// The dialect of the current connection.

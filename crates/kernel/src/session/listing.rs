@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use sapwood_engine::recommended::RecommendedSampling;
 use sapwood_proto::evergreen::{Dialect, MetadataMode};
+use sapwood_proto::params::GenerationParams;
 use sapwood_proto::session::RetentionPolicy;
 use serde_json::{Map, Value, json};
 
@@ -44,22 +45,8 @@ fn sampling<'a>(models: impl Iterator<Item = &'a &'a Arc<Spec>>) -> Value {
 }
 
 fn recommended(sampling: &RecommendedSampling) -> Value {
-    // Converts through the decimal text: 0.7 stays 0.7 instead of the nearest 32-bit value widened to 64 bits.
-    let float = |value: Option<f32>| value.and_then(|value| value.to_string().parse::<f64>().ok());
-    let fields = [
-        ("temperature", float(sampling.temperature).map(Value::from)),
-        ("top_k", sampling.top_k.map(Value::from)),
-        ("top_p", float(sampling.top_p).map(Value::from)),
-        ("min_p", float(sampling.min_p).map(Value::from)),
-        (
-            "repetition_penalty",
-            float(sampling.repetition_penalty).map(Value::from),
-        ),
-    ];
-    let set = fields
-        .into_iter()
-        .filter_map(|(name, value)| Some((name.to_owned(), value?)));
-    Value::Object(set.collect())
+    let params = GenerationParams::from(*sampling).to_json();
+    Value::Object(params.unwrap_or_default())
 }
 
 /// The offer of a client that serves the functions of `kernel` (EV-810); it supports CANCEL.

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::BytesMut;
 use futures::{StreamExt, TryStreamExt, stream};
 use sapwood_proto::evergreen::SessionLimits;
-use sapwood_proto::session::peer::PeerHandle;
+use sapwood_session::peer::PeerHandle;
 use serde_json::json;
 
 use super::link::SessionLink;

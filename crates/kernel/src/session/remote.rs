@@ -17,7 +17,7 @@ use futures::{Stream, StreamExt, TryStreamExt};
 use prost::Message;
 use sapwood_proto::evergreen::Status;
 use sapwood_proto::generated::sapwood::v1::ActionOptions;
-use sapwood_proto::session::peer::{CallRequest, PeerCall as Asked, PeerHandle};
+use sapwood_session::peer::{CallRequest, PeerCall as Asked, PeerHandle};
 
 use self::input::InputPump;
 use self::output::RemoteOutput;

@@ -9,8 +9,9 @@ use std::time::Duration;
 use futures::{FutureExt, Stream, StreamExt};
 use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{Reason, Status, WireMessage};
-use sapwood_proto::session::{Live, SessionMachine, SessionOutput, SharedSession};
+use sapwood_proto::session::{SessionMachine, SessionOutput};
 use sapwood_proto::time::Time;
+use sapwood_session::{Live, SessionClock, SharedSession};
 use tokio::time::{Instant, sleep_until};
 
 use super::transport::{ServerConnection, ServerMessages};
@@ -19,20 +20,17 @@ use super::transport::{ServerConnection, ServerMessages};
 #[derive(Clone, Debug)]
 pub(super) struct ClientLink {
     pub(super) shared: SharedSession,
-    /// The origin of the session's times.
-    pub(super) origin: Instant,
+    pub(super) clock: SessionClock,
 }
 
 impl ClientLink {
     pub(super) fn new(make: impl FnOnce(Time) -> SessionMachine) -> Self {
-        Self {
-            shared: SharedSession::new(make(Time::ZERO)),
-            origin: Instant::now(),
-        }
+        let (shared, clock) = SessionClock::start(make);
+        Self { shared, clock }
     }
 
     fn now(&self) -> Time {
-        Time::new(self.origin.elapsed())
+        self.clock.now()
     }
 
     /// Runs `act` on the machine, then wakes the tasks whose state it changed, the transport included.
@@ -154,7 +152,7 @@ async fn follow(
         let now = link.now();
         let (paused, wake_at) =
             link.with(|live| (live.machine().inbound_paused(), live.machine().wake_at(now)));
-        let timer = sleep_until(link.origin + wake_at.unwrap_or(Time::MAX).since_origin());
+        let timer = sleep_until(link.clock.instant(wake_at.unwrap_or(Time::MAX)));
         // Every branch is cancel-safe: a message that was not received stays in its stream, a chore in its queue.
         tokio::select! {
             biased;
@@ -314,8 +312,8 @@ fn unserved() -> Status {
 mod tests {
     use futures::stream;
     use sapwood_proto::evergreen::SessionLimits;
-    use sapwood_proto::session::peer::{NodeReader, PeerHandle};
     use sapwood_proto::session::{Config, Side};
+    use sapwood_session::peer::{NodeReader, PeerHandle};
 
     use super::*;
 

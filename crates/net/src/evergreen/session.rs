@@ -9,12 +9,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use sapwood_proto::evergreen::{
     Dialect, DialectCapabilities, MetadataMode, Reason, SessionLimits, Status,
 };
-use sapwood_proto::session::peer::{
-    CallRequest, HandleOwner, PeerCall, PeerHandle, PeerNodeWriter,
-};
-use sapwood_proto::session::{self as machine, Config, RetentionPolicy, SharedSession, Side};
+use sapwood_proto::session::{self as machine, Config, RetentionPolicy, Side};
+use sapwood_session::peer::{CallRequest, HandleOwner, PeerCall, PeerHandle, PeerNodeWriter};
+use sapwood_session::{SessionClock, SharedSession};
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
+
 use tokio_util::sync::CancellationToken;
 
 use super::link::{self, ClientLink, ClientMessages, ClientReconnect, pump};
@@ -211,10 +210,10 @@ impl ClientSession {
         self.0.link.shared.clone()
     }
 
-    /// Returns the origin of the times of [`ClientSession::shared`].
+    /// Returns the clock of [`ClientSession::shared`].
     #[must_use]
-    pub fn origin(&self) -> Instant {
-        self.0.link.origin
+    pub fn clock(&self) -> SessionClock {
+        self.0.link.clock
     }
 
     /// Resolves once the session has used much of its limits (EV-801), or all of it. A session never removes nodes, so

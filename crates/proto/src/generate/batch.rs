@@ -1,12 +1,12 @@
-//! Splits a batch into rows, and joins their responses (TR-1302, TR-1307).
+//! Splits a batch into rows, and joins their responses (TR-1307).
 
 use std::ops::Range;
 
 use super::answer::ResponsePayload;
 use super::refused::InvalidRequest;
 use super::request::Mapped;
-use super::signature::{OutputRole, Signature};
-use super::tensor::{Strings, Tensor, TensorData};
+use super::signature::Signature;
+use super::tensor::{Tensor, TensorData};
 
 impl Mapped {
     /// Returns the rows of a batch, each as a request of its own; `None` if there is one row. An input with one row is
@@ -63,49 +63,13 @@ impl Mapped {
 }
 
 impl ResponsePayload {
-    /// The response of a request without any payload: its outputs, without elements.
-    #[must_use]
-    pub fn nothing(signature: &Signature, wanted: &[bool]) -> Self {
-        let outputs = signature.outputs.iter().enumerate();
-        let outputs = outputs.filter(|(location, _)| wanted.get(*location) == Some(&true));
-        Self {
-            outputs: outputs
-                .map(|(location, output)| {
-                    (location, Tensor::flat(TensorData::empty(output.datatype)))
-                })
-                .collect(),
-            parameters: Vec::new(),
-        }
-    }
-
-    /// TR-1302: appends a later response of the same request. Text continues where it ended, other outputs get more
-    /// elements, and the last value of a parameter is retained.
-    pub fn collect(&mut self, signature: &Signature, later: Self) {
-        let is_text = |location: usize| {
-            let output = signature.outputs.get(location);
-            output.is_some_and(|output| output.role == OutputRole::Text)
-        };
-        self.join(later.outputs, |location, mine, more| {
-            match (&mut *mine, &more) {
-                (TensorData::Bytes(texts), TensorData::Bytes(more)) if is_text(location) => {
-                    *texts = continued(texts, more);
-                }
-                _ => mine.append(more),
-            }
-        });
-        for (name, value) in later.parameters {
-            self.parameters.retain(|(mine, _)| *mine != name);
-            self.parameters.push((name, value));
-        }
-    }
-
     /// TR-1307: combines the responses of the rows of a batch, in their order.
     #[must_use]
     pub fn of_rows(rows: Vec<Self>) -> Self {
         let count = rows.len().max(1);
         let mut whole = Self::default();
         for row in rows {
-            whole.join(row.outputs, |_, mine, more| mine.append(more));
+            whole.join(row.outputs);
             for (name, value) in row.parameters {
                 if !whole.parameters.iter().any(|(mine, _)| *mine == name) {
                     whole.parameters.push((name, value));
@@ -120,16 +84,13 @@ impl ResponsePayload {
         whole
     }
 
-    fn join(
-        &mut self,
-        later: Vec<(usize, Tensor)>,
-        mut join: impl FnMut(usize, &mut TensorData, TensorData),
-    ) {
+    /// Appends the elements of later outputs to those of the same name.
+    fn join(&mut self, later: Vec<(usize, Tensor)>) {
         for (location, tensor) in later {
             let mine = self.outputs.iter_mut().find(|(mine, _)| *mine == location);
             match mine {
                 Some((_, mine)) => {
-                    join(location, &mut mine.data, tensor.data);
+                    mine.data.append(tensor.data);
                     mine.shape = vec![i64::try_from(mine.data.len()).unwrap_or(i64::MAX)];
                 }
                 None => self.outputs.push((location, tensor)),
@@ -137,18 +98,6 @@ impl ResponsePayload {
         }
         self.outputs.sort_by_key(|(location, _)| *location);
     }
-}
-
-/// Appends to each text its continuation; a text without a predecessor begins here.
-fn continued(texts: &Strings, more: &Strings) -> Strings {
-    let (mut before, mut after) = (texts.iter(), more.iter());
-    let longest = texts.len().max(more.len());
-    let mut whole = Strings::default();
-    for _ in 0..longest {
-        let parts = [before.next(), after.next()].map(Option::unwrap_or_default);
-        whole.push(&parts.concat());
-    }
-    whole
 }
 
 impl Tensor {
@@ -285,23 +234,6 @@ mod tests {
             ],
             parameters: vec![("p".into(), RequestParameter::Int(parameter))],
         }
-    }
-
-    #[test]
-    fn tr_1302_texts_go_on_and_other_outputs_get_longer() {
-        let signature = Signature::union();
-        let mut whole = response(&["a", "x"], &[1, 1], 1);
-        whole.collect(&signature, response(&["b", ""], &[2, 0], 2));
-        assert_eq!(whole, response(&["ab", "x"], &[1, 1, 2, 0], 2));
-        let mut none = ResponsePayload::nothing(&signature, &signature.wanted(&Mapped::default()));
-        assert!(
-            none.outputs
-                .iter()
-                .all(|(_, tensor)| tensor.data.is_empty())
-        );
-        none.collect(&signature, response(&["a"], &[1], 1));
-        let text = none.outputs.first().map(|(_, tensor)| tensor.clone());
-        assert_eq!(text, Some(Tensor::texts(["a"])));
     }
 
     #[test]

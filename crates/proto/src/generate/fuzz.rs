@@ -76,10 +76,11 @@ pub fn body(bytes: &[u8]) {
         if let Ok(settings) = Settings::of(&signature, &mapped, &limits) {
             assert!(
                 settings
+                    .params
                     .max_tokens
                     .is_some_and(|max| max <= limits.new_tokens)
             );
-            assert!(settings.stop.len() <= limits.stop_words);
+            assert!(settings.params.stop.len() <= limits.stop_words);
         }
         echo(&signature, &mapped);
     }

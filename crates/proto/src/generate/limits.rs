@@ -2,6 +2,7 @@
 
 use super::refused::InvalidRequest;
 use super::signature::{InputRole, InputTensor};
+use crate::params::{Domain, ParamRanges};
 
 /// The limits of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,9 +78,20 @@ impl RequestLimits {
         Ok(())
     }
 
+    /// The ranges of a request's generation parameters.
+    pub(super) fn ranges(&self) -> ParamRanges {
+        ParamRanges {
+            n: self.choices,
+            biases: self.biases,
+            texts: self.stop_words,
+            text_bytes: self.stop_bytes,
+            ..ParamRanges::TRITON
+        }
+    }
+
     /// The permitted stop strings and bad words, for messages.
-    pub(super) fn texts_range(&self) -> String {
-        let (most, bytes) = (self.stop_words, self.stop_bytes);
-        format!("at most {most} strings of at most {bytes} bytes")
+    fn texts_range(&self) -> String {
+        let (count, bytes) = (self.stop_words, self.stop_bytes);
+        Domain::Texts { count, bytes }.to_string()
     }
 }

@@ -13,6 +13,8 @@ use super::signature::{InputRole, Signature};
 use super::tensor::{Tensor, TensorData};
 use crate::bounded_json::{self, JsonBounds, JsonUnread};
 use crate::clip::shown;
+use crate::params::{GenerationParams, JsonCoercion, ParamSpec};
+use crate::steer::Token;
 
 /// The settings of a request to a text model; fields that are not set have the model's defaults.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -21,46 +23,10 @@ pub struct Settings {
     pub stream: bool,
     /// Whether the prompt is excluded from the output; `None`: the model's default (TR-405).
     pub exclude_prompt: Option<bool>,
-    /// Maximum number of tokens.
-    pub max_tokens: Option<u32>,
-    /// Minimum number of tokens.
-    pub min_tokens: Option<u32>,
-    /// 0 selects the most likely token.
-    pub temperature: Option<f32>,
-    /// Nucleus sampling: keeps the smallest set of tokens with this probability.
-    pub top_p: Option<f32>,
-    /// Keeps this many of the most likely tokens; 0 is off.
-    pub top_k: Option<u32>,
-    /// Keeps tokens with at least this fraction of the probability of the most likely one.
-    pub min_p: Option<f32>,
-    /// Divides the logits of tokens seen before.
-    pub repetition_penalty: Option<f32>,
-    /// Subtracted once from the logits of tokens generated before.
-    pub presence_penalty: Option<f32>,
-    /// Subtracted for each occurrence.
-    pub frequency_penalty: Option<f32>,
-    /// Equal seeds give equal text.
-    pub seed: Option<u64>,
-    /// Stop strings.
-    pub stop: Vec<String>,
-    /// Strings that must not occur in the output.
-    pub bad_words: Vec<String>,
-    /// Stop tokens.
-    pub stop_token_ids: Vec<u32>,
-    /// Continue past the end-of-sequence token.
-    pub ignore_eos: Option<bool>,
-    /// Omit control tokens from text; with `false` they appear as their names.
-    pub skip_special_tokens: Option<bool>,
-    /// Number of choices.
-    pub choices: Option<u32>,
-    /// Number of alternatives beside each token's log-probability.
-    pub top_logprobs: Option<u32>,
-    /// Added to tokens' logits; -100 and below forbids a token.
-    pub logit_bias: BTreeMap<u32, f32>,
+    /// The generation parameters.
+    pub params: GenerationParams,
     /// Time limit of the whole request.
     pub timeout: Option<Duration>,
-    /// Lower values run first; 0 is the default.
-    pub priority: i64,
 }
 
 /// The sampling fields. If several names set the same value, the later name wins.
@@ -137,7 +103,8 @@ impl Settings {
     fn limit(&mut self, limits: &RequestLimits) {
         if limits.new_tokens > 0 {
             let most = limits.new_tokens;
-            self.max_tokens = Some(self.max_tokens.map_or(most, |asked| asked.min(most)));
+            let asked = self.params.max_tokens;
+            self.params.max_tokens = Some(asked.map_or(most, |asked| asked.min(most)));
         }
     }
 
@@ -149,44 +116,14 @@ impl Settings {
     ) -> Result<(), InvalidRequest> {
         let field = Field { name, value };
         match name {
-            "max_tokens" | "max_new_tokens" | "max_completion_tokens" => {
-                self.max_tokens = Some(field.cut("at least 0")?);
-            }
-            "min_length" | "min_tokens" => self.min_tokens = Some(field.cut("at least 0")?),
-            "temperature" => {
-                self.temperature =
-                    Some(field.number("in [0, 100]", |x| (0.0..=100.0).contains(&x))?);
-            }
-            "top_p" => self.top_p = Some(field.number("in (0, 1]", |x| x > 0.0 && x <= 1.0)?),
-            "top_k" => {
-                let retained = field.integer("at least -1", -1, i128::from(u32::MAX))?;
-                self.top_k = Some(u32::try_from(retained).unwrap_or(0));
-            }
-            "min_p" => self.min_p = Some(field.number("in [0, 1)", |x| (0.0..1.0).contains(&x))?),
-            "repetition_penalty" => {
-                self.repetition_penalty =
-                    Some(field.number("in (0, 10]", |x| x > 0.0 && x <= 10.0)?);
-            }
-            "presence_penalty" => self.presence_penalty = Some(field.penalty()?),
-            "frequency_penalty" => self.frequency_penalty = Some(field.penalty()?),
-            "random_seed" | "seed" => {
-                let range = "an integer of 64 bits, not negative";
-                let seed = field.integer(range, 0, i128::from(u64::MAX))?;
-                self.seed = u64::try_from(seed).ok();
-            }
-            "stop" => self.stop = field.texts(limits)?,
-            "bad_words" => self.bad_words = field.texts(limits)?,
-            "stop_token_ids" => self.stop_token_ids.extend(field.tokens()?),
             "end_id" => match field.integer("a token id, or -1", -1, i128::from(u32::MAX))? {
                 // No token ends the output.
-                -1 => self.ignore_eos = Some(true),
-                id => self.stop_token_ids.extend(u32::try_from(id)),
+                -1 => self.params.ignore_eos = Some(true),
+                id => {
+                    let stops = Token::try_from(id).into_iter().map(|token| vec![token]);
+                    self.params.stop_sequences.extend(stops);
+                }
             },
-            "ignore_eos" => self.ignore_eos = Some(field.flag()?),
-            "skip_special_tokens" => self.skip_special_tokens = Some(field.flag()?),
-            "n" | "num_return_sequences" => self.choices = Some(field.between(1, limits.choices)?),
-            "logprobs" => self.top_logprobs = Some(field.between(0, TOP_LOGPROBS_MAX)?),
-            "logit_bias" => self.logit_bias = field.biases(limits)?,
             "timeout" => {
                 let range = "a number of microseconds";
                 let time = field.integer(range, 0, i128::from(u64::MAX))?;
@@ -196,16 +133,37 @@ impl Settings {
             "priority" => {
                 let range = "an integer of 64 bits";
                 let least = i128::from(i64::MIN);
-                let priority = field.integer(range, least, i128::from(u64::MAX))?;
-                self.priority = i64::try_from(priority).unwrap_or(i64::MAX);
+                let lower_first = field.integer(range, least, i128::from(u64::MAX))?;
+                // Here the lowest value runs first, in the core the highest.
+                let priority = lower_first.saturating_neg();
+                let clamped = priority.clamp(i32::MIN.into(), i32::MAX.into());
+                self.params.priority = i32::try_from(clamped).ok();
             }
-            _ => field.harmless()?,
+            _ => match ParamSpec::named(parameter(name)) {
+                Some(param) => {
+                    let ranges = limits.ranges();
+                    let coercion = JsonCoercion::FromText;
+                    let set = self.params.set_json(param, value, &ranges, coercion);
+                    set.map_err(|error| field.wrong(&error.must))?;
+                }
+                None => field.harmless()?,
+            },
         }
         Ok(())
     }
 }
 
-const TOP_LOGPROBS_MAX: u32 = 20;
+/// The name of a field in the table of parameters.
+fn parameter(field: &str) -> &str {
+    match field {
+        "max_new_tokens" | "max_completion_tokens" => "max_tokens",
+        "min_length" => "min_tokens",
+        "random_seed" => "seed",
+        "num_return_sequences" => "n",
+        "logprobs" => "top_logprobs",
+        same => same,
+    }
+}
 
 /// Reads every field once: a declared input wins, then `sampling_parameters`, then the parameters, which only count
 /// without it (TR-403). Also applies inputs that are not sampling fields.
@@ -334,103 +292,6 @@ impl Field<'_> {
         };
         let fits = number.filter(|number| (least..=most).contains(number));
         fits.ok_or_else(|| self.wrong(range))
-    }
-
-    /// A count of tokens; values beyond 32 bits mean no limit.
-    fn cut(self, range: &str) -> Result<u32, InvalidRequest> {
-        let number = self.integer(range, 0, i128::from(u64::MAX))?;
-        Ok(u32::try_from(number).unwrap_or(u32::MAX))
-    }
-
-    fn between(self, least: u32, most: u32) -> Result<u32, InvalidRequest> {
-        let range = format!("in [{least}, {most}]");
-        let number = self.integer(&range, i128::from(least), i128::from(most))?;
-        Ok(u32::try_from(number).unwrap_or(most))
-    }
-
-    fn number(self, range: &str, fits: impl Fn(f32) -> bool) -> Result<f32, InvalidRequest> {
-        let number = match self.value {
-            Value::String(text) => text.trim().parse().ok(),
-            other => other.as_f64(),
-        };
-        #[allow(clippy::cast_possible_truncation, reason = "the field is a float")]
-        let number = number.map(|number: f64| number as f32);
-        // NaN is outside of every range.
-        number
-            .filter(|number| fits(*number))
-            .ok_or_else(|| self.wrong(range))
-    }
-
-    fn penalty(self) -> Result<f32, InvalidRequest> {
-        self.number("in [-2, 2]", |x| (-2.0..=2.0).contains(&x))
-    }
-
-    fn flag(self) -> Result<bool, InvalidRequest> {
-        match self.value {
-            Value::Bool(flag) => Ok(*flag),
-            Value::String(text) if text == "true" => Ok(true),
-            Value::String(text) if text == "false" => Ok(false),
-            _ => Err(self.wrong("true or false")),
-        }
-    }
-
-    /// Empty strings are dropped: a client sends `[""]`.
-    fn texts(self, limits: &RequestLimits) -> Result<Vec<String>, InvalidRequest> {
-        let range = || limits.texts_range();
-        let list = match self.value {
-            Value::String(one) => vec![one.clone()],
-            Value::Array(list) => {
-                let texts = list.iter().map(|text| text.as_str().map(str::to_owned));
-                let texts: Option<Vec<String>> = texts.collect();
-                texts.ok_or_else(|| self.wrong(&range()))?
-            }
-            _ => return Err(self.wrong(&range())),
-        };
-        let list: Vec<_> = list.into_iter().filter(|text| !text.is_empty()).collect();
-        if list.len() > limits.stop_words || list.iter().any(|text| text.len() > limits.stop_bytes)
-        {
-            return Err(self.wrong(&range()));
-        }
-        Ok(list)
-    }
-
-    fn tokens(self) -> Result<Vec<u32>, InvalidRequest> {
-        let range = "a list of token ids";
-        let list = self.value.as_array().ok_or_else(|| self.wrong(range))?;
-        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
-        list.iter()
-            .map(|value| id(value).ok_or_else(|| self.wrong(range)))
-            .collect()
-    }
-
-    fn biases(self, limits: &RequestLimits) -> Result<BTreeMap<u32, f32>, InvalidRequest> {
-        let range = format!(
-            "an object of at most {} token ids with numbers in [-100, 100]",
-            limits.biases
-        );
-        let wrong = || self.wrong(&range);
-        // A parameter can only be a string.
-        let bounds = JsonBounds {
-            values: limits.biases + 1,
-            entries: limits.biases,
-        };
-        let read = self
-            .value
-            .as_str()
-            .and_then(|text| bounded_json::read(text.as_bytes(), bounds).ok());
-        let object = read.as_ref().unwrap_or(self.value).as_object();
-        let object = object
-            .filter(|object| object.len() <= limits.biases)
-            .ok_or_else(wrong)?;
-        object
-            .iter()
-            .map(|(id, bias)| {
-                let bias = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
-                #[allow(clippy::cast_possible_truncation, reason = "the field is a float")]
-                let bias = bias.ok_or_else(wrong)? as f32;
-                Ok((id.parse().map_err(|_| wrong())?, bias))
-            })
-            .collect()
     }
 
     /// Accepts a field without effect here, unless its value would require one.

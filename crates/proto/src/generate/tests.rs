@@ -405,10 +405,10 @@ fn tr_312_the_union_signature_takes_strings_for_numbers_and_flags() {
     let settings = Settings::of(&union, &mapped, &RequestLimits::default()).unwrap();
     assert_eq!(
         (
-            settings.max_tokens,
-            settings.temperature,
+            settings.params.max_tokens,
+            settings.params.temperature,
             settings.stream,
-            settings.seed
+            settings.params.seed
         ),
         (Some(16), Some(0.5), true, Some(7))
     );
@@ -589,7 +589,7 @@ fn asking(members: &str) -> Result<Settings, String> {
 /// TR-401, TR-402
 #[test]
 fn tr_403_an_input_wins_over_the_object_and_the_object_over_parameters() {
-    let max = |members| asking(members).unwrap().max_tokens;
+    let max = |members| asking(members).unwrap().params.max_tokens;
     for (members, expect) in [
         (r#""max_tokens":5"#, Some(5)),
         (r#""sampling_parameters":"{\"max_tokens\":6}""#, Some(6)),
@@ -616,22 +616,26 @@ fn tr_403_an_input_wins_over_the_object_and_the_object_over_parameters() {
     )
     .unwrap();
     assert_eq!(
-        (all.min_tokens, all.seed, all.top_k),
+        (all.params.min_tokens, all.params.seed, all.params.top_k),
         (Some(3), Some(u64::MAX), Some(0))
     );
-    assert_eq!((all.choices, all.min_p), (Some(2), Some(0.5)));
+    assert_eq!((all.params.n, all.params.min_p), (Some(2), Some(0.5)));
     assert_eq!(
-        (all.stop, all.stop_token_ids),
-        (vec!["END".to_owned()], vec![9])
+        (all.params.stop, all.params.stop_sequences),
+        (vec!["END".to_owned()], vec![vec![9]])
     );
-    assert_eq!(all.logit_bias, [(5, -100.0)].into());
-    assert_eq!(all.bad_words, ["no"]);
+    assert_eq!(all.params.logit_bias[..], [(5, f32::NEG_INFINITY)]);
+    assert_eq!(all.params.bad_words, ["no"]);
     for members in [
         r#""bad_words":"no""#,
         r#""parameters":{"bad_words":"no"}"#,
         r#""sampling_parameters":"{\"bad_words\":[\"no\",\"\"]}""#,
     ] {
-        assert_eq!(asking(members).unwrap().bad_words, ["no"], "{members}");
+        assert_eq!(
+            asking(members).unwrap().params.bad_words,
+            ["no"],
+            "{members}"
+        );
     }
 }
 
@@ -697,8 +701,8 @@ fn tr_404_fields_have_ranges_and_messages_name_them() {
     }
     let written = asking(r#""timeout":1500,"priority":3"#).unwrap();
     assert_eq!(
-        (written.timeout, written.priority),
-        (Some(Duration::from_micros(1_500)), 3)
+        (written.timeout, written.params.priority),
+        (Some(Duration::from_micros(1_500)), Some(-3))
     );
     for name in ["stop_words", "bad_words"] {
         let words = |count: usize, bytes: usize| {

@@ -16,7 +16,7 @@ pub enum Feature {
     Cancel = 1 << 4,
     /// `usage` on the last item.
     Usage = 1 << 5,
-    /// `seq`, RESUME, `retry_of`, streams that outlive their connection.
+    /// `seq`, RESUME, streams that outlive their connection.
     Resume = 1 << 6,
     /// `window`, ACK.
     Window = 1 << 7,

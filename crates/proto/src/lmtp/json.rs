@@ -31,21 +31,6 @@ impl<'a> RawValue<'a> {
         self.0
     }
 
-    /// The text in parts, without the white space between its tokens.
-    pub(super) fn parts(self) -> impl Iterator<Item = &'a str> {
-        let (mut quoted, mut escaped) = (false, false);
-        self.0.split(move |character: char| {
-            if escaped {
-                escaped = false;
-            } else if quoted && character == '\\' {
-                escaped = true;
-            } else if character == '"' {
-                quoted = !quoted;
-            }
-            !quoted && u8::try_from(character).is_ok_and(is_space)
-        })
-    }
-
     pub(super) fn is_null(self) -> bool {
         self.0 == "null"
     }

@@ -146,8 +146,6 @@ pub enum StreamFinish {
     Cancelled,
     /// Its deadline has passed (version 2).
     Deadline,
-    /// Another request of its client has taken over its work (version 2, LM-963).
-    Superseded,
     /// Any other name that a peer sends.
     Other(String),
 }
@@ -161,7 +159,6 @@ impl StreamFinish {
             Self::Length => "length",
             Self::Cancelled => "cancelled",
             Self::Deadline => "deadline",
-            Self::Superseded => "superseded",
             Self::Other(name) => name,
         }
     }
@@ -174,7 +171,6 @@ impl StreamFinish {
             "length" => Self::Length,
             "cancelled" => Self::Cancelled,
             "deadline" => Self::Deadline,
-            "superseded" => Self::Superseded,
             other => Self::Other(other.to_owned()),
         }
     }

@@ -1,7 +1,6 @@
 //! Reads and validates the members of client messages.
 
 use std::borrow::Cow;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use super::json::{BadJson, RawValue, is_space, value};
@@ -76,7 +75,7 @@ const NAMES: [&str; 22] = [
 ];
 
 /// Members of version 2, with the feature that each belongs to.
-const ADDED: [(&str, Feature); 34] = [
+const ADDED: [(&str, Feature); 33] = [
     ("prompt_text", Feature::Text),
     ("messages", Feature::Text),
     ("add_generation_prompt", Feature::Text),
@@ -106,15 +105,11 @@ const ADDED: [(&str, Feature); 34] = [
     ("n", Feature::Samples),
     ("scored_many", Feature::Samples),
     ("prompt_logprobs", Feature::Samples),
-    ("retry_of", Feature::Resume),
     ("session", Feature::Resume),
     ("streams", Feature::Resume),
     ("window", Feature::Window),
     ("seq", Feature::Window),
 ];
-
-/// Members in which a request and its retry may differ (LM-963).
-const ASIDE: [&str; 5] = ["stream_id", "retry_of", "deadline_ms", "ttft_ms", "data"];
 
 impl<'a> PayloadMembers<'a> {
     /// Reads the members of an object; `None` for any other value.
@@ -164,24 +159,6 @@ impl<'a> PayloadMembers<'a> {
                 .map(|(_, value)| *value),
         };
         value.filter(|value| !value.is_null())
-    }
-
-    /// A digest of the request: equal for requests with the same members, without ids and times (LM-963).
-    pub(super) fn digest(&self, word: &str) -> u64 {
-        let known = NAMES.into_iter().zip(self.known);
-        let known = known.filter_map(|(name, value)| Some((name, value?)));
-        let mut members: Vec<_> = known.chain(self.added.iter().copied()).collect();
-        members.retain(|(name, value)| !value.is_null() && !ASIDE.contains(name));
-        members.sort_by_key(|(name, _)| *name);
-        let mut digest = DefaultHasher::new();
-        word.hash(&mut digest);
-        for (name, value) in members {
-            name.hash(&mut digest);
-            for part in value.parts() {
-                digest.write(part.as_bytes());
-            }
-        }
-        digest.finish()
     }
 
     /// Whether a controller is requested; recognised here although the feature cannot be negotiated.

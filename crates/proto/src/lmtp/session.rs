@@ -17,41 +17,39 @@
 
 mod buffers;
 mod cancel;
+mod commands;
 mod extended;
 mod loading;
 mod masks;
 mod negotiation;
-mod opening;
+mod outbox;
 mod replays;
+mod request_reader;
 mod resume;
-mod retry;
-mod samples;
 mod status;
+mod streams;
 mod text;
 mod window;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use bytestring::ByteString;
 
-use super::json::BadJson;
-use super::outbound::LmtpOutbound;
+use super::json::{self, BadJson};
 use super::port::{
     Config, LmtpClose, LmtpOutput, LmtpStats, MessageFraming, StreamKey, StreamPiece, StreamUpdate,
     Unreadable,
 };
 use super::read::{self, PayloadMembers};
-use super::{
-    Features, LmtpError, LmtpReason, ModelLookup, StreamFinish, StreamId, TokenItem, write,
-};
+use super::{Feature, LmtpError, LmtpReason, ModelLookup, StreamId};
 use crate::time::Time;
 use buffers::Buffers;
-use extended::{ExtendedStream, SampleKey, number};
 use loading::Loading;
 use masks::Masks;
+use negotiation::Negotiation;
+use outbox::Outbox;
 use replays::ReplayBuffers;
-use resume::ResumeQuestion;
+use request_reader::{StreamRequest, model};
+use streams::Streams;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum LmtpPhase {
@@ -65,54 +63,24 @@ enum LmtpPhase {
     Closed,
 }
 
-/// A live stream, or one sample of it.
-#[derive(Debug)]
-struct LmtpStream {
-    id: StreamId,
-    /// Number of items that may still follow; never 0.
-    left: u64,
-    /// Number of most likely tokens that an item shows; `None` omits the member, as for SCORE.
-    top: Option<u32>,
-    /// Whether it is a SCORE.
-    scores: bool,
-    /// Key of its version 2 state in `extended`; `None` for the base protocol.
-    part: Option<SampleKey>,
-}
-
 /// The session state machine; see the module documentation.
 #[derive(Debug)]
 pub struct LmtpSession {
     config: Config,
     phase: LmtpPhase,
-    streams: BTreeMap<StreamKey, LmtpStream>,
-    /// The first sample of each stream, by id.
-    ids: BTreeMap<StreamId, StreamKey>,
-    /// The negotiated features (LM-903).
-    features: Features,
-    /// Version 2 state of streams, by their first samples.
-    extended: BTreeMap<StreamKey, ExtendedStream>,
-    /// Deadlines by which streams must have started or ended.
-    due: BTreeSet<(Time, StreamKey)>,
+    /// The base protocol: streams and their items.
+    streams: Streams,
+    negotiation: Negotiation,
     /// Requests that wait for their model to load.
     loading: Loading,
-    /// Items that may have to be sent again, and items that wait to be sent.
-    replays: ReplayBuffers,
     buffers: Buffers,
     masks: Masks,
-    /// The name with which its client can resume the session.
-    name: Option<ByteString>,
-    /// A question that the shell has to answer before further input is handled.
-    question: Option<ResumeQuestion>,
-    /// Number of streams admitted so far.
-    admitted: u64,
-    outbound: LmtpOutbound,
-    events: VecDeque<LmtpOutput>,
-    /// Since when too many bytes have been unsent without a message being taken (LM-607).
-    parked: Option<Time>,
+    outbox: Outbox,
     /// Number of consecutive malformed messages.
     malformed: u32,
     /// Whether new streams are refused (LM-509).
     draining: bool,
+    /// The counters that are not kept where they are counted.
     stats: LmtpStats,
 }
 
@@ -120,33 +88,18 @@ impl LmtpSession {
     /// Creates a session. Allocates almost nothing until something is sent.
     #[must_use]
     pub fn new(config: Config) -> Self {
-        let features = if config.negotiated {
-            config.features
-        } else {
-            Features::NONE
-        };
-        let outbound = LmtpOutbound::new(config.bare);
         Self {
-            config,
             phase: LmtpPhase::Open,
-            streams: BTreeMap::new(),
-            ids: BTreeMap::new(),
-            features,
-            extended: BTreeMap::new(),
-            due: BTreeSet::new(),
+            streams: Streams::default(),
+            negotiation: Negotiation::new(&config),
             loading: Loading::default(),
-            replays: ReplayBuffers::default(),
-            name: None,
-            question: None,
             buffers: Buffers::default(),
             masks: Masks::default(),
-            admitted: 0,
-            outbound,
-            events: VecDeque::new(),
-            parked: None,
+            outbox: Outbox::new(&config),
             malformed: 0,
             draining: false,
             stats: LmtpStats::default(),
+            config,
         }
     }
 
@@ -170,7 +123,7 @@ impl LmtpSession {
             match read::command(rest) {
                 Ok((command, behind)) => {
                     rest = behind;
-                    match PayloadMembers::of(command.payload, self.features) {
+                    match PayloadMembers::of(command.payload, self.negotiation.features) {
                         Some(members) => {
                             self.malformed = 0;
                             self.command(command.word, &members, models, now);
@@ -203,7 +156,8 @@ impl LmtpSession {
             (MessageFraming::Lines, Unreadable::TooLarge) => {
                 let max = self.config.limits.max_message_in;
                 let message = format!("a line has more than {max} bytes");
-                self.notice(None, &LmtpError::new(LmtpReason::MessageTooLarge, message));
+                self.outbox
+                    .notice(None, &LmtpError::new(LmtpReason::MessageTooLarge, message));
             }
             (MessageFraming::Lines, Unreadable::BadText) => self.refuse_malformed("not UTF-8", now),
         }
@@ -217,8 +171,10 @@ impl LmtpSession {
         pieces.sort_by_key(|(stream, _)| *stream);
         for (stream, piece) in pieces {
             match piece {
-                StreamPiece::Item(item) => self.item(stream, item, now),
-                StreamPiece::Failed(error) => self.fail(stream, &error, now),
+                StreamPiece::Item(item) => self.streams.item(stream, item, &mut self.outbox, now),
+                StreamPiece::Failed(error) => {
+                    self.streams.fail(stream, &error, &mut self.outbox, now);
+                }
             }
         }
         self.park(now);
@@ -228,7 +184,7 @@ impl LmtpSession {
     /// The work of a stream is over. If its end was not reported, the stream fails rather than hang (LM-501).
     pub fn finished(&mut self, stream: StreamKey, now: Time) {
         let error = LmtpError::new(LmtpReason::EngineError, "the work ended without an end");
-        self.fail(stream, &error, now);
+        self.streams.fail(stream, &error, &mut self.outbox, now);
         self.park(now);
         self.settle();
     }
@@ -245,8 +201,8 @@ impl LmtpSession {
     /// The connection is lost: all work stops (LM-506). Only [`LmtpOutput::Cancel`] follows.
     pub fn hang_up(&mut self) {
         self.phase = LmtpPhase::Closed;
-        self.question = None;
-        self.outbound = LmtpOutbound::default();
+        self.negotiation.withdraw();
+        self.outbox.clear();
         self.cancel_all();
     }
 
@@ -269,39 +225,30 @@ impl LmtpSession {
             self.announce(&StreamUpdate::Shutdown);
         }
         let error = LmtpError::new(close.reason, close.message);
-        while let Some((&stream, _)) = self.streams.first_key_value() {
-            self.events.push_back(LmtpOutput::Cancel(stream));
-            self.fail(stream, &error, now);
+        let out = &mut self.outbox;
+        self.streams.fail_all(&error, out, now);
+        if let Some(id) = self.negotiation.withdraw() {
+            out.request_failed(&id, &error);
         }
-        if let Some(question) = self.question.take() {
-            self.request_failed(question.id(), &error);
-        }
-        self.fail_waiting(&error);
-        self.replays.open_windows();
+        self.loading.fail_all(&error, out);
+        // Last: the ends of the streams above wait behind the windows of those that have ended before.
+        self.streams.replays.open_windows();
         self.phase = LmtpPhase::LastWords(close, now + self.config.limits.last_words);
-        self.flow(now);
+        self.streams.flow(&mut self.outbox, now);
         self.settle();
     }
 
     /// Returns the next output for the shell to act on.
     pub fn poll(&mut self) -> Option<LmtpOutput> {
-        self.events.pop_front()
+        self.outbox.events.pop_front()
     }
 
     /// Returns the next message for the client, with the line end on a line transport. Call it when the transport can
     /// accept one: until then the items of further steps join the message, within
     /// [`super::ConnectionLimits::max_frame_out`] (LM-607).
     pub fn next_message(&mut self, now: Time) -> Option<Bytes> {
-        let message = self.outbound.take(self.config.carrier)?;
-        self.stats.messages_out += 1;
-        if self.parked.is_some() {
-            self.parked = Some(now);
-            if self.outbound.bytes < self.config.limits.outbox_low_bytes {
-                self.parked = None;
-                self.events.push_back(LmtpOutput::Unpark);
-            }
-        }
-        self.flow(now);
+        let message = self.outbox.take(now)?;
+        self.streams.flow(&mut self.outbox, now);
         self.settle();
         Some(message)
     }
@@ -309,14 +256,14 @@ impl LmtpSession {
     /// Whether [`Self::next_message`] returns a message.
     #[must_use]
     pub fn has_message(&self) -> bool {
-        !self.outbound.is_empty()
+        !self.outbox.messages.is_empty()
     }
 
     /// Whether [`Self::handle`] may be called. While this is `false`, read nothing, but watch the connection for a
     /// close: answers wait for room as items do.
     #[must_use]
     pub fn wants_input(&self) -> bool {
-        self.phase == LmtpPhase::Open && self.parked.is_none() && self.question.is_none()
+        self.phase == LmtpPhase::Open && !self.outbox.is_parked() && !self.negotiation.is_waiting()
     }
 
     /// Whether the session is over.
@@ -330,24 +277,19 @@ impl LmtpSession {
     pub fn wake_at(&self) -> Option<Time> {
         match self.phase {
             LmtpPhase::Open | LmtpPhase::HalfClosed => {
-                let due = self.due.first().map(|(due, _)| *due);
-                let timeout = self.config.limits.stall_timeout;
-                let stalled = self.replays.stalled(timeout).map(|(at, _)| at);
-                let all = self.stalls_at().into_iter().chain(due).chain(stalled);
-                let waiting = self
-                    .replays
-                    .expires_at()
-                    .into_iter()
-                    .chain(self.loading_due());
-                all.chain(waiting).min()
+                let limits = &self.config.limits;
+                let replays = &self.streams.replays;
+                let all = [
+                    self.outbox.stalls_at(),
+                    self.streams.due(),
+                    replays.stalled(limits.stall_timeout).map(|(at, _)| at),
+                    replays.expires_at(),
+                    self.loading.due(limits),
+                ];
+                all.into_iter().flatten().min()
             }
-            LmtpPhase::Detached(until) => self
-                .due
-                .first()
-                .map(|(due, _)| *due)
-                .into_iter()
-                .chain([until])
-                .min(),
+            // Deadlines hold for streams whose client is away; windows and stalls do not.
+            LmtpPhase::Detached(until) => self.streams.due().into_iter().chain([until]).min(),
             LmtpPhase::LastWords(_, until) => Some(until),
             LmtpPhase::Closed => None,
         }
@@ -361,31 +303,29 @@ impl LmtpSession {
         match self.phase {
             LmtpPhase::LastWords(close, _) => self.end(LmtpOutput::Close(close)),
             LmtpPhase::Detached(until) if until <= now => self.hang_up(),
-            _ if self.stalls_at().is_some_and(|at| at <= now) => {
+            _ if self.outbox.stalls_at().is_some_and(|at| at <= now) => {
                 // A client that does not read cannot be notified (LM-607).
                 self.cancel_all();
                 self.end(LmtpOutput::Reset);
             }
             _ => {
-                self.expire(now);
-                self.expire_loading(now);
-                self.expire_windows(now);
-                self.replays.expire(now, self.config.limits.resume_grace);
+                let out = &mut self.outbox;
+                // Deadlines before windows: a stream that has both passed is told of the client's own limit.
+                self.streams.expire(out, now);
+                self.loading.expire(out, now);
+                self.streams.expire_windows(out, now);
+                let grace = self.config.limits.resume_grace;
+                self.streams.replays.expire(now, grace);
                 self.park(now);
                 self.settle();
             }
         }
     }
 
-    fn stalls_at(&self) -> Option<Time> {
-        let timeout = self.config.limits.stall_timeout;
-        self.parked.map(|since| since + timeout)
-    }
-
     /// The id of a live stream.
     #[must_use]
     pub fn id(&self, stream: StreamKey) -> Option<&StreamId> {
-        self.streams.get(&stream).map(|stream| &stream.id)
+        self.streams.id(stream)
     }
 
     /// Number of live streams.
@@ -397,177 +337,96 @@ impl LmtpSession {
     /// Bytes that wait to be taken.
     #[must_use]
     pub const fn unsent_bytes(&self) -> usize {
-        self.outbound.bytes
+        self.outbox.messages.bytes
     }
 
     /// The counters of this session.
     #[must_use]
     pub const fn stats(&self) -> LmtpStats {
-        self.stats
+        LmtpStats {
+            streams: self.streams.opened,
+            items_out: self.streams.items_out,
+            messages_out: self.outbox.taken,
+            refused: self.stats.refused + self.loading.refused,
+            ..self.stats
+        }
     }
 
-    fn item(&mut self, key: StreamKey, mut item: TokenItem, now: Time) {
-        let Some(stream) = self.streams.get_mut(&key) else {
-            return;
-        };
-        let nan = item.logprob.is_nan() || item.top.iter().any(|(_, value)| value.is_nan());
-        if nan {
-            self.events.push_back(LmtpOutput::Cancel(key));
-            let message = "the engine gave a probability that is no number";
-            return self.fail(key, &LmtpError::new(LmtpReason::EngineError, message), now);
-        }
-        let work_goes_on = item.finish.is_none();
-        stream.left -= 1;
-        if stream.scores {
-            // SCORE has one item for each token, and the last one has the finish reason (LM-311).
-            item.finish = (stream.left == 0).then_some(StreamFinish::Stop);
-        } else if stream.left == 0 {
-            // `max_tokens` is exact, whatever the engine does (LM-602).
-            item.finish.get_or_insert(StreamFinish::Length);
-        }
-        let ends = item.finish.is_some();
-        let max = self.config.limits.max_frame_out;
-        let (top, part) = (stream.top, stream.part);
-        self.send_running(part);
-        let Some(stream) = self.streams.get(&key) else {
-            return;
-        };
-        let extended = part.and_then(|part| Some((part, self.extended.get_mut(&part.first)?)));
-        let mut parks = None;
-        match extended {
-            None => self.outbound.item(max, |out| {
-                write::item(out, &stream.id, &item, top, |_| {});
-            }),
-            Some((part, extended)) => {
-                extended.take(&item);
-                let seq = self.replays.seq(part.first);
-                let write = |out: &mut BytesMut| extended.item(out, item, top, part.index, seq);
-                let outbound = &mut self.outbound;
-                let full = self
-                    .replays
-                    .put(part.first, outbound, &self.config, now, write);
-                parks = full.then_some(part.first);
-                extended.fresh = false;
-                if let Some(due) = extended.first_due.take() {
-                    self.due.remove(&(due, part.first));
-                }
+    /// Number of streams that wait for their model.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.loading.len()
+    }
+
+    /// A model was loaded, or failed to load: the requests that wait for it start, or fail with the reason.
+    pub fn models_changed(&mut self, models: &dyn ModelLookup, now: Time) {
+        for request in self.loading.take() {
+            // It was parsed successfully when it was received.
+            let value = json::value(&request.payload).ok();
+            let members = value.and_then(|(value, _)| PayloadMembers::of(value, request.features));
+            let Some(members) = members else {
+                continue;
+            };
+            // Still loading: it keeps its place and its deadlines, which a new request would not.
+            let found = model(&members, models, &self.config);
+            if found.is_err_and(|error| error.reason == LmtpReason::ModelLoading) {
+                self.loading.push(request);
+                continue;
+            }
+            let opened = StreamRequest {
+                word: &request.word,
+                id: &request.id,
+                members: &members,
+                features: request.features,
+            };
+            self.open(opened, models, request.received);
+            if request.notified {
+                self.streams.has_waited(&request.id);
             }
         }
-        if !self.config.coalesce {
-            self.outbound.end_items();
-        }
-        self.stats.items_out += 1;
-        if ends {
-            self.remove_stream(key, now);
-            if work_goes_on {
-                self.events.push_back(LmtpOutput::Cancel(key));
-            }
-        }
-        if let Some(first) = parks {
-            self.park_stream(first);
+        self.park(now);
+        self.settle();
+    }
+
+    /// Handles a new status of a stream. It is sent if the client wants it, not too often, and never when items wait to
+    /// be sent.
+    pub fn status(&mut self, stream: StreamKey, status: &StreamUpdate, now: Time) {
+        if !self.is_detached() {
+            self.streams.status(stream, status, &mut self.outbox, now);
         }
     }
 
-    /// Ends a stream with an error, unless it has ended; the work of this sample is over.
-    fn fail(&mut self, key: StreamKey, error: &LmtpError, now: Time) {
-        if let Some(stream) = self.streams.get(&key) {
-            let first = stream.part.map_or(key, |part| part.first);
-            self.fail_all_of(first, Some(key), error, now);
+    /// Answers [`LmtpOutput::Name`] with the name for resuming this session; `None` if it cannot be resumed.
+    pub fn named(&mut self, name: Option<ByteString>) {
+        self.negotiation.named(name, &mut self.outbox);
+    }
+
+    /// Whether the end of a stream with this id was not sent yet.
+    fn is_in_use(&self, id: &StreamId) -> bool {
+        self.streams.is_in_use(id) || self.loading.has(id)
+    }
+
+    /// Sends a new status of the connection. Such a status is never dropped.
+    fn announce(&mut self, status: &StreamUpdate) {
+        if self.negotiation.features.has(Feature::Status) {
+            self.outbox.status(None, status);
         }
     }
 
-    /// Ends a stream with an error, by its first sample.
-    fn fail_all_of(
-        &mut self,
-        first: StreamKey,
-        but: Option<StreamKey>,
-        error: &LmtpError,
-        now: Time,
-    ) {
-        let Some((id, extended)) = self.dissolve(first, but, now) else {
-            return;
-        };
-        self.replays.open_window(first);
-        let seq = self.replays.seq(first);
-        let max = self.config.limits.max_error_bytes;
-        self.replays
-            .put(first, &mut self.outbound, &self.config, now, |out| {
-                write::failure(out, &id, error, max, |out| {
-                    number(out, seq);
-                    if let Some(extended) = &extended {
-                        extended.closing(out);
-                    }
-                });
-            });
-        if !self.config.coalesce {
-            self.outbound.end_items();
+    /// Creates the buffers that ended streams have asked for. Before any further message, which may name them.
+    fn store_kept(&mut self, now: Time) {
+        for (request, tokens) in std::mem::take(&mut self.streams.kept) {
+            let limits = &self.config.limits;
+            self.buffers.store(request, tokens, limits, now);
         }
-    }
-
-    /// Removes a sample that has ended. With its last sample a stream has ended, and its id may be reused (LM-508).
-    fn remove_stream(&mut self, key: StreamKey, now: Time) {
-        let Some(stream) = self.streams.remove(&key) else {
-            return;
-        };
-        let first = stream.part.map_or(key, |part| part.first);
-        if let Some(extended) = self.extended.get_mut(&first) {
-            extended.open -= 1;
-            if extended.open > 0 {
-                return;
-            }
-        }
-        let _ = self.dissolve(first, None, now);
-        self.ids.remove(&stream.id);
-    }
-
-    /// Removes a stream from all tables, by its first sample; its running work, except one sample's, is cancelled.
-    fn dissolve(
-        &mut self,
-        first: StreamKey,
-        but: Option<StreamKey>,
-        now: Time,
-    ) -> Option<(StreamId, Option<ExtendedStream>)> {
-        let Some(extended) = self.extended.remove(&first) else {
-            let stream = self.streams.remove(&first)?;
-            if but != Some(first) {
-                self.events.push_back(LmtpOutput::Cancel(first));
-            }
-            self.ids.remove(&stream.id);
-            return Some((stream.id, None));
-        };
-        for key in extended.keys(first) {
-            if self.streams.remove(&key).is_some() && but != Some(key) {
-                self.events.push_back(LmtpOutput::Cancel(key));
-            }
-        }
-        self.ids.remove(&extended.id);
-        for due in extended.deadline.into_iter().chain(extended.first_due) {
-            self.due.remove(&(due, first));
-        }
-        self.store_output(&extended, now);
-        let limits = &self.config.limits;
-        self.replays.end(first, now + limits.resume_grace, limits);
-        Some((extended.id.clone(), Some(extended)))
-    }
-
-    /// Answers a request with an error, with the members of an error item (LM-504).
-    fn request_failed(&mut self, id: &StreamId, error: &LmtpError) {
-        let max = self.config.limits.max_error_bytes;
-        self.outbound
-            .notice(|out| write::failure(out, id, error, max, |_| {}));
-    }
-
-    fn notice(&mut self, id: Option<&StreamId>, error: &LmtpError) {
-        let max = self.config.limits.max_error_bytes;
-        self.outbound
-            .notice(|out| write::notice(out, id, error, max));
     }
 
     fn refuse_malformed(&mut self, what: &str, now: Time) {
         self.stats.malformed += 1;
         self.malformed += 1;
         let message = format!("malformed message: {what}");
-        self.notice(None, &LmtpError::new(LmtpReason::Malformed, message));
+        self.outbox
+            .notice(None, &LmtpError::new(LmtpReason::Malformed, message));
         if self.config.close_on_malformed {
             self.close(LmtpClose::AS_REFERENCE, now);
         } else if self.malformed >= self.config.limits.max_malformed {
@@ -575,49 +434,22 @@ impl LmtpSession {
         }
     }
 
-    /// Sends items that wait in replay buffers, as far as there is room.
-    fn flow(&mut self, now: Time) {
-        let (outbound, config) = (&mut self.outbound, &self.config);
-        for first in self.replays.flow(outbound, config, now) {
-            let going = self.samples(first).map(LmtpOutput::UnparkStream);
-            let going: Vec<_> = going.collect();
-            self.events.extend(going);
-        }
-    }
-
-    fn park_stream(&mut self, first: StreamKey) {
-        let standing = self.samples(first).map(LmtpOutput::ParkStream);
-        let standing: Vec<_> = standing.collect();
-        self.events.extend(standing);
-    }
-
-    /// The samples of a stream that are still running.
-    fn samples(&self, first: StreamKey) -> impl Iterator<Item = StreamKey> + use<'_> {
-        let extended = self.extended.get(&first).into_iter();
-        let keys = extended.flat_map(move |extended| extended.keys(first));
-        keys.filter(move |key| self.streams.contains_key(key))
-    }
-
-    /// Parks all streams if too many bytes are unsent.
+    /// What follows every input: sends items that wait, and parks all streams if too many bytes are unsent then.
     fn park(&mut self, now: Time) {
-        self.flow(now);
-        if self.parked.is_none() && self.outbound.bytes > self.config.limits.outbox_bytes {
-            self.parked = Some(now);
-            self.events.push_back(LmtpOutput::Park);
-        }
+        self.store_kept(now);
+        self.streams.flow(&mut self.outbox, now);
+        self.outbox.park(now);
     }
 
     /// Closes the session once nothing is left to send.
     fn settle(&mut self) {
-        if !self.outbound.is_empty() {
+        if !self.outbox.messages.is_empty() {
             return;
         }
         match self.phase {
             LmtpPhase::LastWords(close, _) => self.end(LmtpOutput::Close(close)),
-            LmtpPhase::HalfClosed
-                if self.streams.is_empty() && self.replays.is_sent() && self.loading.len() == 0 =>
-            {
-                self.end(LmtpOutput::Close(LmtpClose::FINISHED))
+            LmtpPhase::HalfClosed if self.streams.is_finished() && self.loading.len() == 0 => {
+                self.end(LmtpOutput::Close(LmtpClose::FINISHED));
             }
             _ => {}
         }
@@ -625,19 +457,13 @@ impl LmtpSession {
 
     fn end(&mut self, how: LmtpOutput) {
         self.phase = LmtpPhase::Closed;
-        self.outbound = LmtpOutbound::default();
-        self.replays = ReplayBuffers::default();
-        self.events.push_back(how);
+        self.outbox.clear();
+        self.streams.replays = ReplayBuffers::default();
+        self.outbox.events.push_back(how);
     }
 
     fn cancel_all(&mut self) {
-        let streams = std::mem::take(&mut self.streams);
-        self.ids.clear();
-        self.extended.clear();
-        self.due.clear();
-        self.loading = Loading::default();
-        self.replays = ReplayBuffers::default();
-        self.events
-            .extend(streams.into_keys().map(LmtpOutput::Cancel));
+        self.loading.take();
+        self.streams.cancel_all(&mut self.outbox);
     }
 }

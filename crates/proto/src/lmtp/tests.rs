@@ -6,7 +6,6 @@ mod flow;
 mod loading;
 mod negotiation;
 mod resume;
-mod retry;
 mod samples;
 mod streams;
 mod text;

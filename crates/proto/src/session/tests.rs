@@ -4,7 +4,6 @@ mod actions;
 mod dropping;
 mod failures;
 mod flow;
-mod handles;
 mod harness;
 mod lifecycle;
 mod limits;

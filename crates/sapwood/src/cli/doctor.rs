@@ -14,7 +14,7 @@ use crate::config::{BackendConfig, Config};
 use crate::failure::{CliError, Exit};
 use crate::output::{self, TextStyle, paint};
 use sapwood_proto::secret::SecretUrl;
-use sapwood_server::descriptors::{DescriptorCheck, RESERVE};
+use sapwood_server::listener::descriptors::{DescriptorCheck, RESERVE};
 
 #[derive(Debug, Args)]
 pub(super) struct DoctorCommand {

@@ -10,8 +10,9 @@ use clap::{Args, ValueEnum};
 use sapwood_net::lmtp::{BridgeEnd, ConnectOptions, PeerAddress, bridge};
 use sapwood_proto::lmtp::LmtpError;
 use sapwood_proto::secret::SecretUrl;
-use sapwood_server::lmtp::{LinesEnd, LmtpService};
-use sapwood_server::{Server, drain};
+use sapwood_server::Server;
+use sapwood_server::faces::lmtp::{LinesEnd, LmtpService};
+use sapwood_server::ops::drain;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{Common, ModelFlags, log_filter};

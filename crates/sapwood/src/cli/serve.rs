@@ -12,20 +12,26 @@ use sapwood_kernel::Kernel;
 use sapwood_net::references::ReferenceResolver;
 use sapwood_proto::evergreen::SessionLimits;
 use sapwood_proto::secret::{Secret, SecretUrl};
+use sapwood_server::Face;
+use sapwood_server::Server;
+use sapwood_server::ServerContext;
 use sapwood_server::auth::ApiKey;
-use sapwood_server::call_metrics::CallMetricsLayer;
-use sapwood_server::descriptors::{DescriptorCheck, LEAST};
-use sapwood_server::generate::ExplicitRepository;
-use sapwood_server::lmtp::LmtpService;
-use sapwood_server::metrics::FaceLabel;
-use sapwood_server::port_purpose::PortPurpose;
-use sapwood_server::rate_limit::AllowanceLayer;
-use sapwood_server::socket::ListeningSocket;
-use sapwood_server::tls::Tls;
-use sapwood_server::{
-    Face, Server, ServerContext, body_budget, drain, evergreen, generate, listener, origin,
-    timeouts,
-};
+use sapwood_server::auth::charge_layer::AllowanceLayer;
+use sapwood_server::faces::evergreen;
+use sapwood_server::faces::generate;
+use sapwood_server::faces::generate::ExplicitRepository;
+use sapwood_server::faces::lmtp::LmtpService;
+use sapwood_server::http::body_budget;
+use sapwood_server::http::origin;
+use sapwood_server::http::timeouts;
+use sapwood_server::listener;
+use sapwood_server::listener::descriptors::{DescriptorCheck, LEAST};
+use sapwood_server::listener::port_purpose::PortPurpose;
+use sapwood_server::listener::socket::ListeningSocket;
+use sapwood_server::listener::tls::Tls;
+use sapwood_server::ops::call_metrics::CallMetricsLayer;
+use sapwood_server::ops::drain;
+use sapwood_server::ops::metrics::FaceLabel;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 

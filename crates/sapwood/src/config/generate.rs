@@ -6,7 +6,7 @@ use sapwood_proto::generate::{
     Datatype, InputRole, InputTensor, OutputRole, OutputTensor, RequestLimits, Signature,
 };
 use sapwood_proto::secret::Secret;
-use sapwood_server::generate::{self, Category, ForwardedHeaders, Restriction};
+use sapwood_server::faces::generate::{self, Category, ForwardedHeaders, Restriction};
 use serde::{Deserialize, Serialize};
 
 use super::span::Millis;

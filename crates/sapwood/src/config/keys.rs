@@ -6,8 +6,9 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use sapwood_kernel::Name;
-use sapwood_server::auth::{ApiKey, KeyFingerprint, KeyScope, Scopes};
-use sapwood_server::rate_limit::{self, TokenMeter};
+use sapwood_server::auth::ApiKey;
+use sapwood_server::auth::rate_limit::{self, TokenMeter};
+use sapwood_server::auth::scopes::{KeyFingerprint, KeyScope, Scopes};
 
 use super::AuthConfig;
 use crate::failure::CliError;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use sapwood_proto::lmtp::ConnectionLimits;
-use sapwood_server::lmtp;
+use sapwood_server::faces::lmtp;
 use serde::{Deserialize, Serialize};
 
 use super::span::Millis;

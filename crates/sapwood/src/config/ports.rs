@@ -1,6 +1,6 @@
 //! The ports: the common one, and those for a single purpose (TR-908).
 
-use sapwood_server::port_purpose::PortPurpose;
+use sapwood_server::listener::port_purpose::PortPurpose;
 use serde::{Deserialize, Serialize};
 
 use super::Config;

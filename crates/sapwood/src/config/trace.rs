@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sapwood_net::otlp::{Collector, CollectorAddress, OtlpProtocol};
 use sapwood_proto::secret::{Secret, SecretUrl};
-use sapwood_server::telemetry;
+use sapwood_server::ops::telemetry;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::span::Millis;

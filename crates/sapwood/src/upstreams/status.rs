@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sapwood_kernel::Name;
-use sapwood_server::health::Health;
+use sapwood_server::ops::health::Health;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -120,8 +120,8 @@ impl UpstreamModels {
 
 #[cfg(test)]
 mod tests {
-    use sapwood_server::drain::Drain;
-    use sapwood_server::health::HealthState;
+    use sapwood_server::ops::drain::Drain;
+    use sapwood_server::ops::health::HealthState;
 
     use super::*;
 

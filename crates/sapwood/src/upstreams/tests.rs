@@ -4,8 +4,8 @@ use std::sync::Mutex;
 
 use futures::FutureExt;
 use sapwood_kernel::{Chunk, Mime, OutputSpec, Port};
-use sapwood_server::drain::Drain;
-use sapwood_server::health::Health;
+use sapwood_server::ops::drain::Drain;
+use sapwood_server::ops::health::Health;
 use tokio::task::JoinHandle;
 
 use super::*;

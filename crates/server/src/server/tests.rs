@@ -12,8 +12,8 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::*;
-use crate::auth::{KeyScope, RouteAccess, Scopes};
-use crate::drain::{DrainGuard, DrainPhase};
+use crate::auth::scopes::{KeyScope, RouteAccess, Scopes};
+use crate::ops::drain::{DrainGuard, DrainPhase};
 
 struct Running {
     address: SocketAddr,

@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, Ready};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::server::TlsStream;
 
-use crate::read_watch::{AbortConnection, ReadWatch};
+use crate::listener::read_watch::{AbortConnection, ReadWatch};
 
 /// The connection itself, as the listener has accepted it.
 pub(crate) struct SocketIo(Box<dyn AcceptedConnection>);

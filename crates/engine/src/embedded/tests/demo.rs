@@ -8,12 +8,11 @@ use std::path::{Path, PathBuf};
 
 use futures::StreamExt;
 use futures::executor::block_on;
+use sapwood_proto::params::GenerationParams;
 use serde_json::Value;
 
 use super::super::*;
-use crate::api::{
-    ChatMessage, ChatRequest, EventKind, FinishReason, GenerationRequest, Prompt, Sampling,
-};
+use crate::api::{ChatMessage, ChatRequest, EventKind, FinishReason, GenerationRequest, Prompt};
 use crate::{Config, Engine, RequestHandle};
 
 /// One in this many held-out questions of a family is asked.
@@ -58,29 +57,29 @@ fn chat(question: &Value) -> ChatRequest {
     }
 }
 
-fn greedy() -> Sampling {
-    Sampling {
-        temperature: 0.0,
-        ..Sampling::default()
+fn greedy() -> GenerationParams {
+    GenerationParams {
+        temperature: Some(0.0),
+        ..GenerationParams::default()
     }
 }
 
 /// The file's recommended sampling, which `chat` and `run` use.
-fn recommended(seed: u64) -> Sampling {
-    Sampling {
-        temperature: 0.7,
-        top_p: 0.95,
-        min_p: 0.05,
+fn recommended(seed: u64) -> GenerationParams {
+    GenerationParams {
+        temperature: Some(0.7),
+        top_p: Some(0.95),
+        min_p: Some(0.05),
         seed: Some(seed),
-        ..Sampling::default()
+        ..GenerationParams::default()
     }
 }
 
-fn request(chat: ChatRequest, sampling: Sampling) -> GenerationRequest {
+fn request(chat: ChatRequest, sampling: GenerationParams) -> GenerationRequest {
     let mut request = GenerationRequest::new(Prompt::Chat(chat));
-    request.sampling = sampling;
+    request.params = sampling;
     // Stories are the longest answers.
-    request.max_tokens = Some(160);
+    request.params.max_tokens = Some(160);
     request
 }
 
@@ -240,7 +239,11 @@ fn a_sample_of_the_held_out_questions_reaches_what_the_card_says() {
 }
 
 /// Asks all questions before one answer is read; returns the share of correct answers.
-fn answered(engine: &Engine, questions: &[Value], sampling: impl Fn(u64) -> Sampling) -> f64 {
+fn answered(
+    engine: &Engine,
+    questions: &[Value],
+    sampling: impl Fn(u64) -> GenerationParams,
+) -> f64 {
     let asked: Vec<_> = (0..)
         .zip(questions)
         .map(|(number, question)| {

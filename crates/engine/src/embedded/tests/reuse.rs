@@ -86,16 +86,16 @@ impl Answer {
 fn scored(prompt: &[Token], output: &[Token]) -> GenerationRequest {
     let mut request = GenerationRequest::new(Prompt::Tokens(prompt.to_vec()));
     request.scored = Some(output.to_vec());
-    request.top_logprobs = Some(0);
+    request.params.top_logprobs = Some(0);
     request
 }
 
 fn generated(prompt: &[Token], tokens: u32, n: u32) -> GenerationRequest {
     let mut request = GenerationRequest::new(Prompt::Tokens(prompt.to_vec()));
-    request.sampling.temperature = 0.0;
-    (request.max_tokens, request.n) = (Some(tokens), n);
-    request.ignore_eos = true;
-    request.top_logprobs = Some(0);
+    request.params.temperature = Some(0.0);
+    (request.params.max_tokens, request.params.n) = (Some(tokens), Some(n));
+    request.params.ignore_eos = Some(true);
+    request.params.top_logprobs = Some(0);
     request
 }
 

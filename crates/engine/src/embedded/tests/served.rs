@@ -14,9 +14,9 @@ fn engine() -> Engine {
 
 fn request(prompt: Vec<Token>, max_tokens: u32) -> GenerationRequest {
     let mut request = GenerationRequest::new(Prompt::Tokens(prompt));
-    request.sampling.temperature = 0.0;
-    request.ignore_eos = true;
-    request.max_tokens = Some(max_tokens);
+    request.params.temperature = Some(0.0);
+    request.params.ignore_eos = Some(true);
+    request.params.max_tokens = Some(max_tokens);
     request
 }
 
@@ -51,7 +51,7 @@ fn lm_974_a_prompt_is_as_likely_as_its_tokens_score() {
     let engine = engine();
     let prompt = TEXT.repeat(8);
     let received = |mut request: GenerationRequest| {
-        request.top_logprobs = Some(0);
+        request.params.top_logprobs = Some(0);
         let handle = engine.submit(request).unwrap();
         let (mut prompt, mut output) = (Vec::new(), Vec::new());
         for event in block_on(handle.collect::<Vec<_>>()) {

@@ -10,7 +10,7 @@ use crate::scripted::{Config as Script, Script as Name};
 
 fn forbidding(text: &str, words: &[&str]) -> GenerationRequest {
     let mut request = request_for(text);
-    request.bad_words = words.iter().map(|word| (*word).to_owned()).collect();
+    request.params.bad_words = words.iter().map(|word| (*word).to_owned()).collect();
     request
 }
 
@@ -65,7 +65,11 @@ fn tr_401_a_bad_word_does_not_come_and_the_script_goes_on_behind_it() {
 fn tr_401_a_forbidden_token_is_no_alternative() {
     let mut bench = wandering();
     let mut request = forbidding("x", &[" the", "e"]);
-    (request.max_tokens, request.top_logprobs, request.ignore_eos) = (Some(8), Some(1000), true);
+    (
+        request.params.max_tokens,
+        request.params.top_logprobs,
+        request.params.ignore_eos,
+    ) = (Some(8), Some(1000), Some(true));
     let mut handle = bench.submit(request);
     bench.settle();
     let vocabulary = bench.engine.vocabulary();
@@ -92,7 +96,7 @@ fn tr_401_bad_words_that_leave_nothing_end_the_request_and_no_other() {
         let mut bench = echo();
         let mut beside = bench.submit(request_for("ab"));
         let mut request = forbidding("aaaa", words);
-        request.sampling.logit_bias = bias.into();
+        request.params.logit_bias = bias.into();
         let answer = bench.answer(request);
         assert_eq!(read(&mut beside).text(), "ab");
         answer
@@ -147,7 +151,7 @@ fn tr_401_bad_words_hold_together_with_a_mask_and_after_forced_tokens() {
     let steered = |words: &[&str]| {
         let mut request = forbidding("xxtttt", words);
         request.steer = Some(Box::new(probe.clone()));
-        request.max_tokens = Some(8);
+        request.params.max_tokens = Some(8);
         echo().answer(request)
     };
     let plain = steered(&[]);
@@ -201,11 +205,11 @@ proptest! {
         limits in (prop_oneof![Just(0_u32), Just(5)], prop_oneof![Just(1.0_f32), Just(0.4)]),
     ) {
         let mut request = forbidding("x", &words);
-        (request.n, request.max_tokens, request.ignore_eos) = (n, Some(40), true);
-        request.sampling.temperature = 1.0;
-        request.sampling.seed = Some(seed);
-        (request.sampling.top_k, request.sampling.top_p) = (limits.0, limits.1);
-        request.sampling.frequency_penalty = if seed % 2 == 0 { 1.0 } else { 0.0 };
+        (request.params.n, request.params.max_tokens, request.params.ignore_eos) = (Some(n), Some(40), Some(true));
+        request.params.temperature = Some(1.0);
+        request.params.seed = Some(seed);
+        (request.params.top_k, request.params.top_p) = (Some(limits.0), Some(limits.1));
+        request.params.frequency_penalty = Some(if seed % 2 == 0 { 1.0 } else { 0.0 });
         let answer = wandering().answer(request);
         prop_assert_eq!(answer.error, None);
         for (text, ids, _) in &answer.choices {

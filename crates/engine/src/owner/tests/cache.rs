@@ -81,7 +81,7 @@ fn lm_609_requests_of_two_scopes_compute_one_prefix_each() {
         let prompt = "p".repeat(200);
         let _handles = [1, 1, 1, 2, 2, 2].map(|scope| {
             let mut request = of_scope(scope, &prompt);
-            request.max_tokens = Some(1);
+            request.params.max_tokens = Some(1);
             bench.submit(request)
         });
         let reports = bench.settle();
@@ -113,7 +113,7 @@ fn equal_requests_do_not_evict_a_conversation() {
     assert_eq!(first.usage.unwrap().cached_tokens, 0);
     for seed in 0..40 {
         let mut request = request_for(&"the same request again ".repeat(4));
-        (request.sampling.temperature, request.sampling.seed) = (1.0, Some(seed));
+        (request.params.temperature, request.params.seed) = (Some(1.0), Some(seed));
         bench.answer(request);
     }
     let second = bench.answer(request_for(&(words + "and on")));
@@ -157,7 +157,7 @@ fn n_choices_share_one_prefill() {
             ..Script::default()
         });
         let mut request = request_for(&"p".repeat(200));
-        (request.n, request.max_tokens) = (8, Some(3));
+        (request.params.n, request.params.max_tokens) = (Some(8), Some(3));
         let mut handle = bench.submit(request);
         let reports = bench.settle();
         let answer = read(&mut handle);
@@ -181,7 +181,7 @@ fn more_choices_than_seats_take_turns() {
         ..Script::default()
     });
     let mut request = request_for("turns");
-    request.n = 7;
+    request.params.n = Some(7);
     let answer = bench.answer(request);
     assert_eq!(
         answer
@@ -205,10 +205,10 @@ fn choices_of_a_sampled_request_differ_and_repeat_with_their_seed() {
         };
         let mut request = request_for("x");
         (
-            request.n,
-            request.sampling.seed,
-            request.sampling.temperature,
-        ) = (3, Some(seed), 1.0);
+            request.params.n,
+            request.params.seed,
+            request.params.temperature,
+        ) = (Some(3), Some(seed), Some(1.0));
         Bench::new(script).answer(request).choices
     };
     let choices = answer(5);
@@ -238,8 +238,8 @@ fn a_full_cache_preempts_and_everybody_ends_as_if_alone() {
         });
         let request = |index: u64| {
             let mut request = request_for(&"ab".repeat(index as usize + 1));
-            (request.sampling.seed, request.sampling.temperature) = (Some(index), 1.0);
-            request.top_logprobs = Some(2);
+            (request.params.seed, request.params.temperature) = (Some(index), Some(1.0));
+            request.params.top_logprobs = Some(2);
             request
         };
         let mut handles: Vec<_> = (0..8).map(|index| bench.submit(request(index))).collect();
@@ -272,7 +272,7 @@ fn the_lowest_priority_gives_way() {
         .into_iter()
         .map(|priority| {
             let mut request = request_for("0123456789");
-            request.priority = priority;
+            request.params.priority = Some(priority);
             bench.submit(request)
         })
         .collect();

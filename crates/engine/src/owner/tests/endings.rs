@@ -15,7 +15,7 @@ fn request_that_holds_back(
     change: impl FnOnce(&mut GenerationRequest),
 ) -> GenerationRequest {
     let mut request = request_for(text);
-    request.stop = vec!["Observation:".to_owned()];
+    request.params.stop = vec!["Observation:".to_owned()];
     change(&mut request);
     request
 }
@@ -44,7 +44,7 @@ fn what_was_held_back_comes_with_every_end_but_that_stop_text() {
         (
             "a stop token",
             request_that_holds_back("I type O!", |request| {
-                request.stop_sequences = vec![vec![33]]
+                request.params.stop_sequences = vec![vec![33]]
             }),
             "I type O",
             FinishReason::Stop,
@@ -53,7 +53,7 @@ fn what_was_held_back_comes_with_every_end_but_that_stop_text() {
         (
             "two stop tokens",
             request_that_holds_back("I type O!?", |request| {
-                request.stop_sequences = vec![vec![33, 63]]
+                request.params.stop_sequences = vec![vec![33, 63]]
             }),
             "I type O!",
             FinishReason::Stop,
@@ -61,7 +61,9 @@ fn what_was_held_back_comes_with_every_end_but_that_stop_text() {
         ),
         (
             "length",
-            request_that_holds_back("I type O and more", |request| request.max_tokens = Some(8)),
+            request_that_holds_back("I type O and more", |request| {
+                request.params.max_tokens = Some(8)
+            }),
             "I type O",
             FinishReason::Length,
             None,
@@ -75,7 +77,9 @@ fn what_was_held_back_comes_with_every_end_but_that_stop_text() {
         ),
         (
             "an unfinished character",
-            request_that_holds_back("I type O\u{e9}", |request| request.max_tokens = Some(9)),
+            request_that_holds_back("I type O\u{e9}", |request| {
+                request.params.max_tokens = Some(9)
+            }),
             "I type O\u{fffd}",
             FinishReason::Length,
             None,

@@ -358,7 +358,7 @@ fn oa_913_a_model_that_cannot_release_its_slots_is_lost() {
     *switch.lock().unwrap() = Trouble::PanicInRelease;
     let mut bench = Bench::over(Box::new(model), Config::default());
     let mut request = request_for("x");
-    request.max_tokens = Some(1);
+    request.params.max_tokens = Some(1);
     let mut handle = bench.submit(request);
     bench.settle();
     assert_eq!(bench.engine.stats().dead.get(), 1);

@@ -46,11 +46,11 @@ fn lm_921_those_who_wait_are_told_how_many_go_before_them() {
     let first = bench.submit(request_for("aaaaaaaaaaaaaaaaaaaa"));
     run_until(&mut bench, 50);
     let mut several = request_for("bbb");
-    several.n = 3;
+    several.params.n = Some(3);
     let _several = bench.submit(several);
     let (_second, second_follower) = followed(&bench, request_for("bbbbb"));
     let mut urgent = request_for("c");
-    urgent.priority = 1;
+    urgent.params.priority = Some(1);
     let (_third, third_follower) = followed(&bench, urgent);
     run_until(&mut bench, 100);
     assert_eq!(second_follower.latest(), None, "it has hardly come");

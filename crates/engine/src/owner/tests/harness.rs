@@ -122,6 +122,6 @@ pub(super) fn read(handle: &mut RequestHandle) -> Answer {
 /// A request for raw text, greedy.
 pub(super) fn request_for(text: &str) -> GenerationRequest {
     let mut request = GenerationRequest::new(Prompt::Text(text.to_owned()));
-    request.sampling.temperature = 0.0;
+    request.params.temperature = Some(0.0);
     request
 }

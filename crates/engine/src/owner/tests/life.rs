@@ -37,7 +37,7 @@ fn max_tokens_ends_a_choice_with_length_and_zero_generates_nothing() {
     let mut bench = Bench::new(Script::default());
     for (max, text) in [(0, ""), (1, "h"), (5, "hello")] {
         let mut request = request_for("hello there");
-        request.max_tokens = Some(max);
+        request.params.max_tokens = Some(max);
         let answer = bench.answer(request);
         assert_eq!(answer.text(), text);
         assert_eq!(
@@ -60,7 +60,7 @@ fn each_step_is_one_event_per_choice_and_a_stop_text_is_never_leaked() {
     };
     let mut bench = Bench::new(script);
     let mut request = request_for("x");
-    request.stop = vec!["END".to_owned()];
+    request.params.stop = vec!["END".to_owned()];
     let mut handle = bench.submit(request);
     let mut seen = String::new();
     loop {
@@ -105,7 +105,7 @@ fn a_dropped_handle_leaves_the_batch_before_the_next_step() {
 #[test]
 fn stop_tokens_end_and_are_told_but_not_shown() {
     let mut request = request_for("abcd");
-    request.stop_sequences = vec![vec![99]];
+    request.params.stop_sequences = vec![vec![99]];
     let answer = Bench::new(Script::default()).answer(request);
     assert_eq!(
         (answer.text(), &answer.choices[0].1[..]),
@@ -142,8 +142,8 @@ fn lm_307_stops_are_sequences_of_the_output_and_the_completing_token_is_told() {
     ];
     for (stops, min_tokens, ids, stop) in cases {
         let mut request = request_for("abab");
-        request.stop_sequences = stops.iter().map(|stop| stop.to_vec()).collect();
-        request.min_tokens = min_tokens;
+        request.params.stop_sequences = stops.iter().map(|stop| stop.to_vec()).collect();
+        request.params.min_tokens = Some(min_tokens);
         let answer = Bench::new(Script::default()).answer(request);
         assert_eq!(answer.choices[0].1, ids, "{stops:?}");
         let finish = answer.choices[0].2.as_ref().unwrap();
@@ -160,14 +160,18 @@ fn before_min_tokens_nothing_stops_and_with_ignore_eos_the_end_does_not() {
         ..Script::default()
     };
     let mut request = request_for("x");
-    (request.min_tokens, request.max_tokens, request.stop) = (5, Some(9), vec!["a".to_owned()]);
+    (
+        request.params.min_tokens,
+        request.params.max_tokens,
+        request.params.stop,
+    ) = (Some(5), Some(9), vec!["a".to_owned()]);
     let answer = Bench::new(script.clone()).answer(request);
     assert!(answer.text().starts_with("ab"));
     assert!(answer.choices[0].1.len() >= 5 && !answer.choices[0].1[..5].contains(&257));
     for (skip_special_tokens, text) in [(true, "ab"), (false, "ab</s></s>")] {
         let mut request = request_for("x");
-        (request.ignore_eos, request.max_tokens) = (true, Some(4));
-        request.skip_special_tokens = skip_special_tokens;
+        (request.params.ignore_eos, request.params.max_tokens) = (Some(true), Some(4));
+        request.params.skip_special_tokens = Some(skip_special_tokens);
         let answer = Bench::new(script.clone()).answer(request);
         assert_eq!(answer.choices[0].1, [97, 98, 257, 257]);
         assert_eq!(answer.text(), text);
@@ -185,8 +189,8 @@ fn before_min_tokens_nothing_stops_and_with_ignore_eos_the_end_does_not() {
 fn lm_411_a_bias_of_100_wins_with_logprob_zero() {
     let mut bench = Bench::new(Script::default());
     let mut request = request_for("ab");
-    request.sampling.logit_bias = [(257, 100.0)].into();
-    request.top_logprobs = Some(3);
+    request.params.logit_bias = [(257, 100.0)].into();
+    request.params.top_logprobs = Some(3);
     let mut handle = bench.submit(request);
     bench.settle();
     let Some(EventKind::Tokens(tokens)) = handle.try_next().map(|event| event.kind) else {
@@ -201,7 +205,7 @@ fn lm_411_a_bias_of_100_wins_with_logprob_zero() {
 fn lm_305_a_bias_is_added_as_sent_and_minus_infinity_forbids() {
     let first = |bias: &[(u32, f32)]| {
         let mut request = request_for("a");
-        (request.sampling.logit_bias, request.max_tokens) = (bias.into(), Some(1));
+        (request.params.logit_bias, request.params.max_tokens) = (bias.into(), Some(1));
         Bench::new(Script::default()).answer(request).choices[0].1[0]
     };
     assert_eq!(first(&[(98, 30.0)]), 97);
@@ -219,7 +223,7 @@ fn lm_305_a_bias_that_forbids_everything_is_a_fault_of_this_request_only() {
     let mut bench = Bench::new(Script::default());
     let mut beside = bench.submit(request_for("ab"));
     let mut request = request_for("ab");
-    request.sampling.logit_bias = (0..258).map(|token| (token, f32::NEG_INFINITY)).collect();
+    request.params.logit_bias = (0..258).map(|token| (token, f32::NEG_INFINITY)).collect();
     let cause = bench.answer(request).error.unwrap();
     assert_eq!(cause.reason, "constraint_failed");
     assert_eq!(read(&mut beside).text(), "ab");
@@ -236,11 +240,11 @@ fn lm_603_every_row_of_a_step_may_differ() {
     };
     let request = |index: u32| {
         let mut request = request_for("once");
-        request.sampling.temperature = index as f32 / 8.0;
-        request.sampling.seed = Some(u64::from(index));
-        (request.sampling.top_k, request.max_tokens) = (index, Some(index + 1));
-        request.sampling.logit_bias = [(index, 3.0)].into();
-        request.ignore_eos = true;
+        request.params.temperature = Some(index as f32 / 8.0);
+        request.params.seed = Some(u64::from(index));
+        (request.params.top_k, request.params.max_tokens) = (Some(index), Some(index + 1));
+        request.params.logit_bias = [(index, 3.0)].into();
+        request.params.ignore_eos = Some(true);
         request
     };
     let mut bench = Bench::new(script());
@@ -300,6 +304,6 @@ fn bytes_that_are_no_text_flow_and_none_is_split() {
     prompt.extend([0xac, 0xff, u32::from(b'a'), 0xc3]);
     let mut request = request_for("");
     request.prompt = crate::api::Prompt::Tokens(prompt);
-    request.max_tokens = Some(6);
+    request.params.max_tokens = Some(6);
     assert_eq!(bench.answer(request).text(), "€\u{fffd}a\u{fffd}");
 }

@@ -24,10 +24,10 @@ fn wandering() -> Script {
 fn sampled(text: &str, seed: u64) -> GenerationRequest {
     let mut request = request_for(text);
     (
-        request.sampling.temperature,
-        request.sampling.top_p,
-        request.sampling.seed,
-    ) = (0.9, 0.95, Some(seed));
+        request.params.temperature,
+        request.params.top_p,
+        request.params.seed,
+    ) = (Some(0.9), Some(0.95), Some(seed));
     request
 }
 
@@ -195,7 +195,7 @@ fn a_stop_keeps_what_there_is() {
         ..Script::default()
     });
     let mut request = request_for("x");
-    (request.stop, request.n) = (vec!["STOPPED".to_owned()], 2);
+    (request.params.stop, request.params.n) = (vec!["STOPPED".to_owned()], Some(2));
     let mut handle = bench.submit(request);
     for _ in 0..8 {
         bench.step();
@@ -343,7 +343,7 @@ struct Client {
 impl Client {
     fn request(&self) -> GenerationRequest {
         let mut request = sampled(&self.text, self.seed);
-        request.n = self.n;
+        request.params.n = Some(self.n);
         request
     }
 }
@@ -362,8 +362,8 @@ impl Crowd {
         let text = "p".repeat(dice.roll(60) as usize);
         let (seed, n) = (dice.roll(1000), 1 + dice.roll(3) as u32);
         let mut request = sampled(&text, seed);
-        request.n = n;
-        (request.priority, request.caller) = (dice.roll(3) as i32, dice.roll(4));
+        request.params.n = Some(n);
+        (request.params.priority, request.caller) = (Some(dice.roll(3) as i32), dice.roll(4));
         let handle = self.bench.submit(request);
         self.clients.push(Client {
             handle,

@@ -81,7 +81,7 @@ fn between_tokens(mask_ms: u64) -> Vec<u128> {
     probe.slow = Duration::from_millis(mask_ms);
     let mut request = request_for("abcdef");
     request.steer = Some(Box::new(probe));
-    request.max_tokens = Some(6);
+    request.params.max_tokens = Some(6);
     let mut handle = bench.submit(request);
     let mut appended = Vec::new();
     loop {

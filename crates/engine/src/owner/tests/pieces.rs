@@ -48,9 +48,10 @@ fn steps(steps: Vec<ScriptStep>, tokens_per_chunk: u32) -> Script {
 
 #[test]
 fn tr_1104_tokens_are_told_by_as_many_as_the_script_says() {
-    let short = |max_tokens| GenerationRequest {
-        max_tokens: Some(max_tokens),
-        ..request_for("x")
+    let short = |max_tokens| {
+        let mut request = request_for("x");
+        request.params.max_tokens = Some(max_tokens);
+        request
     };
     for (script, request, expect) in [
         (

@@ -44,8 +44,8 @@ fn lm_311_each_scored_token_is_told_once_in_order_and_the_last_ends_with_stop() 
     let mut bench = Bench::new(Script::default());
     let mut request = score(&[256, 97], &[98, 257, 99, 98]);
     // Parameters of generation have no effect.
-    (request.max_tokens, request.stop) = (Some(1), vec!["b".to_owned()]);
-    request.stop_sequences = vec![vec![98]];
+    (request.params.max_tokens, request.params.stop) = (Some(1), vec!["b".to_owned()]);
+    request.params.stop_sequences = vec![vec![98]];
     let answer = bench.answer(request);
     assert_eq!(answer.choices[0].1, [98, 257, 99, 98]);
     assert_eq!(answer.text(), "bcb");
@@ -82,7 +82,7 @@ fn lm_312_a_score_is_the_logprob_over_the_whole_vocabulary_without_bias() {
     let mut total = 0.0;
     for token in 0..vocabulary {
         let mut request = score(&prompt, &[token]);
-        request.sampling.logit_bias = [(token, 50.0)].into();
+        request.params.logit_bias = [(token, 50.0)].into();
         let mut handle = bench.submit(request);
         bench.settle();
         total += f64::from(tokens(&mut handle)[0].logprob).exp();
@@ -105,7 +105,7 @@ fn lm_314_scoring_what_was_generated_gives_the_logprobs_of_generating() {
     for script in [wanders(), Script::default()] {
         let mut bench = Bench::new(script);
         let mut request = request_for("hello there");
-        (request.top_logprobs, request.max_tokens) = (Some(3), Some(12));
+        (request.params.top_logprobs, request.params.max_tokens) = (Some(3), Some(12));
         let prompt = {
             let vocabulary = bench.engine.vocabulary();
             let mut prompt: Vec<u32> = vocabulary.bos().into_iter().collect();
@@ -117,7 +117,7 @@ fn lm_314_scoring_what_was_generated_gives_the_logprobs_of_generating() {
         let generated = tokens(&mut handle);
         let ids: Vec<_> = generated.iter().map(|token| token.id).collect();
         let mut request = score(&prompt, &ids);
-        request.top_logprobs = Some(3);
+        request.params.top_logprobs = Some(3);
         let mut handle = bench.submit(request);
         bench.settle();
         assert_eq!(tokens(&mut handle), generated);
@@ -133,7 +133,7 @@ fn lm_314_concurrent_requests_with_a_common_prefix_prefill_it_once() {
         .map(|index| bench.submit(score(&prompt, &[index, index + 1])))
         .collect();
     let mut generating = GenerationRequest::new(Prompt::Tokens(prompt.clone()));
-    generating.max_tokens = Some(4);
+    generating.params.max_tokens = Some(4);
     handles.push(bench.submit(generating));
     let computed: u32 = bench
         .settle()
@@ -262,8 +262,8 @@ fn scored(bench: &mut Bench, mut request: GenerationRequest) -> (Vec<f32>, Vec<u
 
 fn generate(prompt: &[u32]) -> GenerationRequest {
     let mut request = GenerationRequest::new(Prompt::Tokens(prompt.to_vec()));
-    request.max_tokens = Some(5);
-    request.sampling.temperature = 0.0;
+    request.params.max_tokens = Some(5);
+    request.params.temperature = Some(0.0);
     request
 }
 
@@ -275,7 +275,7 @@ fn lm_974_a_prompt_is_weighed_over_the_whole_vocabulary_without_bias() {
     let mut total = 0.0;
     for token in 0..vocabulary {
         let mut request = generate(&[5, 6, token]);
-        request.sampling.logit_bias = [(token, 50.0)].into();
+        request.params.logit_bias = [(token, 50.0)].into();
         let (prompt, _, cached) = scored(&mut bench, request);
         assert_eq!((prompt.len(), cached), (2, 0));
         total += f64::from(prompt[1]).exp();
@@ -300,7 +300,7 @@ fn lm_974_the_prompt_is_weighed_alike_however_it_is_computed() {
         let _beside = bench.submit(generate(&[&prompt[..40], &[1; 30]].concat()));
         assert_eq!(scored(&mut bench, generate(&prompt)), expected);
         let mut several = generate(&prompt);
-        several.n = 3;
+        several.params.n = Some(3);
         let (weights, _, _) = scored(&mut bench, several);
         assert_eq!(weights, expected.0, "one of the choices tells it");
         assert!(bench.owner.is_empty());

@@ -84,7 +84,7 @@ fn ai_802_a_mask_is_obeyed_and_the_script_yields_to_the_best_allowed() {
     };
     // A bias of 90 overrides the script wherever the mask allows it.
     let mut request = steered("ab", &probe);
-    request.max_tokens = Some(3);
+    request.params.max_tokens = Some(3);
     assert_eq!(echo().answer(request).text(), "yyy");
     probe.mid = |round| {
         Ok(Some(if round == 1 {
@@ -98,7 +98,7 @@ fn ai_802_a_mask_is_obeyed_and_the_script_yields_to_the_best_allowed() {
         }))
     };
     let mut request = steered("abc", &probe);
-    request.max_tokens = Some(3);
+    request.params.max_tokens = Some(3);
     assert_eq!(echo().answer(request).text(), "azc");
 }
 
@@ -113,7 +113,7 @@ fn lm_411_the_only_token_a_mask_leaves_has_logprob_zero() {
         }))
     };
     let mut request = steered("ab", &probe);
-    (request.max_tokens, request.top_logprobs) = (Some(1), Some(2));
+    (request.params.max_tokens, request.params.top_logprobs) = (Some(1), Some(2));
     let mut bench = echo();
     let mut handle = bench.submit(request);
     bench.settle();
@@ -150,7 +150,7 @@ fn ai_804_a_lone_end_of_sequence_ends_and_another_stands_as_a_space() {
     );
     probe = Probe::new();
     let mut request = steered("a", &probe);
-    request.max_tokens = Some(3);
+    request.params.max_tokens = Some(3);
     let answer = echo().answer(request);
     assert_eq!(
         answer.choices[0].1,
@@ -190,7 +190,7 @@ fn ai_823_fast_forward_tokens_are_appended_in_one_pass_and_marked() {
     probe.post = |_, _| Ok(Post::Continue);
     let mut bench = echo();
     let mut request = steered("abcdefgh", &probe);
-    request.max_tokens = Some(6);
+    request.params.max_tokens = Some(6);
     let mut handle = bench.submit(request);
     let reports = bench.settle();
     assert_eq!(
@@ -362,7 +362,7 @@ fn too_many_forks_fail() {
 fn further_choices_get_forks_of_the_steerer() {
     let probe = Probe::new();
     let mut request = steered("ab", &probe);
-    (request.n, request.max_tokens) = (3, Some(2));
+    (request.params.n, request.params.max_tokens) = (Some(3), Some(2));
     let answer = echo().answer(request);
     assert_eq!(
         answer
@@ -409,7 +409,7 @@ fn ai_813_a_suspended_sequence_costs_no_pass_and_four_steps_of_it_are_a_deadlock
     let flag = Arc::new(Mutex::new(false));
     let mut bench = echo();
     let mut request = request_for("abcd");
-    request.max_tokens = Some(4);
+    request.params.max_tokens = Some(4);
     request.steer = Some(Box::new(Waiter(Arc::clone(&flag), Probe::new())));
     let mut handle = bench.submit(request);
     let batches = |bench: &mut Bench, steps: u32| -> Vec<usize> {
@@ -424,7 +424,7 @@ fn ai_813_a_suspended_sequence_costs_no_pass_and_four_steps_of_it_are_a_deadlock
     );
     let mut request = request_for("abcd");
     *flag.lock().unwrap() = true;
-    request.max_tokens = Some(2);
+    request.params.max_tokens = Some(2);
     request.steer = Some(Box::new(Waiter(Arc::clone(&flag), Probe::new())));
     let mut handle = bench.submit(request);
     let report = bench.step();
@@ -456,7 +456,7 @@ fn d_49_a_suspended_parent_gives_its_seat_to_its_child() {
         });
         let mut request = request_for("abc");
         request.steer = Some(Box::new(family));
-        request.max_tokens = Some(3);
+        request.params.max_tokens = Some(3);
         let answer = bench.answer(request);
         assert_eq!(answer.error, None, "{parallel}");
         let texts: Vec<&str> = answer.choices.iter().map(|choice| &*choice.0).collect();
@@ -523,7 +523,7 @@ fn ai_812_a_late_steerer_keeps_its_row_and_delays_nobody() {
     probe.slow = Duration::from_millis(3);
     let mut bench = echo();
     let mut slow = steered("ab", &probe);
-    slow.max_tokens = Some(2);
+    slow.params.max_tokens = Some(2);
     let (mut slow, mut quick) = (bench.submit(slow), bench.submit(request_for("0123456789")));
     let mut batches = Vec::new();
     for _ in 0..6 {
@@ -639,7 +639,7 @@ fn pre_and_mid_can_stop_and_noop_waits_without_a_pass() {
     probe.mid = |round| Ok(Some(if round % 2 == 0 { Mid::Noop } else { free() }));
     let mut bench = echo();
     let mut request = steered("abcd", &probe);
-    request.max_tokens = Some(4);
+    request.params.max_tokens = Some(4);
     let mut handle = bench.submit(request);
     let passes: usize = bench
         .settle()
@@ -661,8 +661,8 @@ fn a_steered_sequence_survives_preemption() {
     };
     let alone = {
         let mut request = GenerationRequest::new(Prompt::Text("steady".to_owned()));
-        request.sampling.temperature = 0.0;
-        request.max_tokens = Some(30);
+        request.params.temperature = Some(0.0);
+        request.params.max_tokens = Some(30);
         request.steer = Some(Box::new(probe.clone()));
         echo().answer(request)
     };
@@ -675,10 +675,10 @@ fn a_steered_sequence_survives_preemption() {
     };
     let mut bench = Bench::new(script);
     let mut first = request_for(&"x".repeat(25));
-    first.priority = 1;
+    first.params.priority = Some(1);
     let mut other = bench.submit(first);
     let mut request = steered("steady", &probe);
-    request.max_tokens = Some(30);
+    request.params.max_tokens = Some(30);
     let mut handle = bench.submit(request);
     let preempted: usize = bench
         .settle()

@@ -8,7 +8,8 @@ use std::task::{Context, Poll};
 
 use sapwood_net::evergreen::{CallRequest, ClientSession};
 use sapwood_proto::evergreen::{Dialect, Metadata};
-use sapwood_proto::session::{Live, SessionOutput};
+use sapwood_proto::session::SessionOutput;
+use sapwood_session::Live;
 
 use crate::Result;
 use crate::error::Error;
@@ -54,7 +55,7 @@ pub async fn serve(session: &ClientSession, kernel: Kernel) -> Result<ServedSess
         return Err(Error::Unimplemented { what });
     }
     // No dialect restricts what a client can do, so the default capabilities apply.
-    let link = SessionLink::to(session.shared(), session.origin(), Dialect::Grpc);
+    let link = SessionLink::to(session.shared(), session.clock(), Dialect::Grpc);
     if !link.with(Live::acquire_worker) {
         return Err(Error::Exists { name: OFFER.into() });
     }

@@ -120,17 +120,14 @@ impl ChoiceStreams {
         let end = finish.map(|finish| match finish {
             StreamFinish::Length => FinishReason::Length,
             StreamFinish::Cancelled => FinishReason::Cancelled,
-            StreamFinish::Stop
-            | StreamFinish::Deadline
-            | StreamFinish::Superseded
-            | StreamFinish::Other(_) => FinishReason::Stop,
+            StreamFinish::Stop | StreamFinish::Deadline | StreamFinish::Other(_) => {
+                FinishReason::Stop
+            }
         });
         let odd = match &item.finish {
-            Some(
-                finish @ (StreamFinish::Deadline
-                | StreamFinish::Superseded
-                | StreamFinish::Other(_)),
-            ) => Some(Name::shared(finish.name())),
+            Some(finish @ (StreamFinish::Deadline | StreamFinish::Other(_))) => {
+                Some(Name::shared(finish.name()))
+            }
             _ => None,
         };
         self.ready

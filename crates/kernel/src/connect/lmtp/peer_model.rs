@@ -9,7 +9,7 @@ use sapwood_proto::steer::Token;
 use serde_json::Value;
 
 use super::LmtpModelTerms;
-use crate::model::{ModelFacts, UNKNOWN};
+use crate::facts::{ModelFacts, UNKNOWN};
 
 /// The facts that the server reports of its model.
 #[derive(Default)]

@@ -3,6 +3,7 @@
 use sapwood_net::lmtp::{ConnectOptions, LmtpClient};
 use sapwood_proto::code::Code;
 use sapwood_proto::lmtp::LmtpReason;
+use sapwood_proto::params::GenerationParams;
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, duplex};
 
@@ -13,10 +14,10 @@ use sapwood_proto::lmtp::LmtpError;
 use serde_json::Value;
 
 use super::*;
-use crate::call::RequestedPorts;
 use crate::meta::ChoiceFinish;
 use crate::model::{GenerateConfig, PromptMode};
 use crate::name::Mime;
+use crate::want::RequestedPorts;
 use crate::{Kernel, Run, args};
 
 /// The server, after the request for its model's facts.
@@ -99,13 +100,13 @@ fn sampled(chunks: &[Chunk]) -> Vec<Sampled> {
 #[tokio::test]
 async fn lm_712_a_model_elsewhere_is_called_with_tokens_and_gives_tokens() {
     let (kernel, mut fake) = joined(FACTS).await.unwrap();
-    let config = GenerateConfig {
+    let config = GenerateConfig::from(GenerationParams {
         max_tokens: Some(2),
         temperature: Some(0.0),
         top_logprobs: Some(2),
         logit_bias: [(9, 1.0), (3, f32::NEG_INFINITY)].into(),
-        ..GenerateConfig::default()
-    };
+        ..GenerationParams::default()
+    });
     let run = typed(&kernel, &[1, 2], config);
     let answering = async {
         assert_eq!(
@@ -155,8 +156,11 @@ async fn tr_401_bad_words_of_a_model_elsewhere_are_refused_where_they_could_come
         (&bytes, 1.5, "penalties"),
     ] {
         let config = GenerateConfig {
-            bad_words: vec!["x".into()],
-            repetition_penalty: Some(penalty),
+            params: GenerationParams {
+                bad_words: vec!["x".into()],
+                repetition_penalty: Some(penalty),
+                ..GenerationParams::default()
+            },
             prompt_mode: PromptMode::Raw,
             ..GenerateConfig::default()
         };
@@ -172,8 +176,11 @@ async fn tr_401_bad_words_of_a_model_elsewhere_are_refused_where_they_could_come
 async fn tr_401_bad_words_of_a_model_elsewhere_do_not_come() {
     let (kernel, mut fake) = of_bytes().await;
     let config = GenerateConfig {
-        bad_words: vec!["ab".into(), "x".into()],
-        max_tokens: Some(5),
+        params: GenerationParams {
+            bad_words: vec!["ab".into(), "x".into()],
+            max_tokens: Some(5),
+            ..GenerationParams::default()
+        },
         prompt_mode: PromptMode::Raw,
         ..GenerateConfig::default()
     };
@@ -231,7 +238,10 @@ async fn tr_401_bad_words_of_a_model_elsewhere_do_not_come() {
 async fn tr_401_a_peer_that_does_not_keep_to_it_is_not_asked_for_ever() {
     let (kernel, mut fake) = of_bytes().await;
     let config = GenerateConfig {
-        bad_words: vec!["x".into()],
+        params: GenerationParams {
+            bad_words: vec!["x".into()],
+            ..GenerationParams::default()
+        },
         prompt_mode: PromptMode::Raw,
         ..GenerateConfig::default()
     };
@@ -255,9 +265,11 @@ async fn tr_401_a_peer_that_does_not_keep_to_it_is_not_asked_for_ever() {
 #[tokio::test]
 async fn lm_712_what_it_cannot_give_is_refused_before_anything_is_sent() {
     let (kernel, mut fake) = joined(FACTS).await.unwrap();
-    let one = || GenerateConfig {
-        max_tokens: Some(1),
-        ..GenerateConfig::default()
+    let one = || {
+        GenerateConfig::from(GenerationParams {
+            max_tokens: Some(1),
+            ..GenerationParams::default()
+        })
     };
     let far = |prompt: Chunk, config: Value| -> Run<Chunk> {
         kernel.run("far", args! { prompt: prompt, config: config })
@@ -386,11 +398,11 @@ async fn lm_712_json_is_read_as_a_model_reads_it_and_scoring_is_passed_on() {
 #[tokio::test]
 async fn lm_711_what_is_no_probability_is_not_passed_on() {
     let (kernel, mut fake) = joined(FACTS).await.unwrap();
-    let config = GenerateConfig {
+    let config = GenerateConfig::from(GenerationParams {
         max_tokens: Some(1),
         top_logprobs: Some(1),
-        ..GenerateConfig::default()
-    };
+        ..GenerationParams::default()
+    });
     let run = typed(&kernel, &[1], config);
     let answering = async {
         fake.received().await;

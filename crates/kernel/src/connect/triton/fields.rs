@@ -20,66 +20,23 @@ pub(super) fn fill(request: &mut InferRequest, config: &GenerateConfig) -> Resul
         sampling: request.model.input(SAMPLING).map(|_| Map::new()),
         request,
     };
-    for (names, value) in single(config) {
-        if let Some(value) = value {
-            fields.put(names, value)?;
+    let params = config.params.to_json();
+    let params = params.ok_or_else(|| unimplemented("a stop of several tokens"))?;
+    for (name, value) in params {
+        match name.as_str() {
+            // Both are set by the outputs that are read, and one choice is all that a model without them has.
+            "n" | "top_logprobs" => {}
+            "top_k" => fields.top_k(value)?,
+            "stop" => fields.stop(&config.params.stop)?,
+            "bad_words" => fields.bad_words(value)?,
+            "stop_token_ids" | "logit_bias" => fields.sample(&name, value)?,
+            "min_tokens" => fields.put(&["min_tokens", "min_length"], value)?,
+            "seed" => fields.put(&["seed", "random_seed"], value)?,
+            name => fields.put(&[name], value)?,
         }
-    }
-    if let Some(top_k) = config.top_k {
-        fields.top_k(top_k)?;
-    }
-    if !config.stop.is_empty() {
-        fields.stop(&config.stop)?;
-    }
-    if !config.bad_words.is_empty() {
-        fields.bad_words(&config.bad_words)?;
-    }
-    if !config.stop_sequences.is_empty() {
-        let single = |stop: &Vec<u32>| match stop[..] {
-            [token] => Some(Value::from(token)),
-            _ => None,
-        };
-        let tokens: Option<Vec<_>> = config.stop_sequences.iter().map(single).collect();
-        let tokens = tokens.ok_or_else(|| unimplemented("a stop of several tokens"))?;
-        fields.sample("stop_token_ids", tokens.into())?;
-    }
-    if !config.logit_bias.is_empty() {
-        // Minus infinity is what -100 and below stand for (D-20).
-        let bias = |(token, bias): &(u32, f32)| (token.to_string(), json!(bias.max(-100.0)));
-        let biases: Map<_, _> = config.logit_bias.iter().map(bias).collect();
-        fields.sample("logit_bias", biases.into())?;
     }
     fields.finish();
     Ok(())
-}
-
-/// Fields of a single value, each with the names of the inputs that may take it; the first name is also the one used in
-/// JSON and among parameters.
-fn single(config: &GenerateConfig) -> [(&'static [&'static str], Option<Value>); 11] {
-    // Converts through the decimal text: 0.7 stays 0.7 instead of the nearest 32-bit value widened to 64 bits.
-    let float = |x: Option<f32>| {
-        x.and_then(|x| x.to_string().parse::<f64>().ok())
-            .map(Value::from)
-    };
-    [
-        (&["max_tokens"], config.max_tokens.map(Value::from)),
-        (
-            &["min_tokens", "min_length"],
-            config.min_tokens.map(Value::from),
-        ),
-        (&["temperature"], float(config.temperature)),
-        (&["top_p"], float(config.top_p)),
-        (&["min_p"], float(config.min_p)),
-        (&["repetition_penalty"], float(config.repetition_penalty)),
-        (&["presence_penalty"], float(config.presence_penalty)),
-        (&["frequency_penalty"], float(config.frequency_penalty)),
-        (&["seed", "random_seed"], config.seed.map(Value::from)),
-        (&["ignore_eos"], config.ignore_eos.map(Value::from)),
-        (
-            &["skip_special_tokens"],
-            config.skip_special_tokens.map(Value::from),
-        ),
-    ]
 }
 
 struct Fields<'a> {
@@ -89,6 +46,8 @@ struct Fields<'a> {
 }
 
 impl Fields<'_> {
+    /// Sets the first input of these names that the model has; the first name is the one used in JSON and among
+    /// parameters.
     fn put(&mut self, names: &[&str], value: Value) -> Result<()> {
         let name = names[0];
         if let Some(target) = names.iter().find_map(|name| self.request.model.input(name)) {
@@ -103,13 +62,13 @@ impl Fields<'_> {
     }
 
     /// "Off" is 0 as an input and -1 in JSON: some servers accept only that form there.
-    fn top_k(&mut self, top_k: u32) -> Result<()> {
+    fn top_k(&mut self, top_k: Value) -> Result<()> {
         match &mut self.sampling {
             Some(sampling) if top_k == 0 && self.request.model.input("top_k").is_none() => {
                 sampling.insert("top_k".into(), json!(-1));
                 Ok(())
             }
-            _ => self.put(&["top_k"], top_k.into()),
+            _ => self.put(&["top_k"], top_k),
         }
     }
 
@@ -130,11 +89,11 @@ impl Fields<'_> {
     }
 
     /// A model without an input for bad words would generate them, so they are refused.
-    fn bad_words(&mut self, words: &[String]) -> Result<()> {
+    fn bad_words(&mut self, words: Value) -> Result<()> {
         let Some(target) = self.request.model.input(BAD_WORDS) else {
-            return self.sample(BAD_WORDS, json!(words));
+            return self.sample(BAD_WORDS, words);
         };
-        let data = element(&self.request.model, target, &json!(words))?;
+        let data = element(&self.request.model, target, &words)?;
         self.request.inputs.push((target, data));
         Ok(())
     }

@@ -16,7 +16,7 @@ use sapwood_net::triton::{
 use serde_json::{Value, json};
 
 use super::{elements, failure};
-use crate::call::{Call, Instant, RequestedPorts};
+use crate::call::{Call, Instant};
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::function::Fun;
@@ -25,6 +25,7 @@ use crate::limits;
 use crate::name::{Mime, Name, Port};
 use crate::node::Node;
 use crate::spec::{InputSpec, OutputSpec, Spec};
+use crate::want::RequestedPorts;
 use crate::{Chunks, Result};
 
 /// The function of such a model, under its name with `_` for characters that a name cannot have (KE-132).

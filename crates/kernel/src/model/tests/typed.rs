@@ -41,7 +41,7 @@ fn finish(chunks: &[Chunk]) -> ChoiceFinish {
 #[test]
 fn d_20_a_typed_config_has_the_cores_ranges() {
     let kernel = kernel(json!({}));
-    let config = GenerateConfig {
+    let config = GenerateConfig::from(GenerationParams {
         temperature: Some(100.0),
         presence_penalty: Some(-100.0),
         top_logprobs: Some(258),
@@ -49,14 +49,14 @@ fn d_20_a_typed_config_has_the_cores_ranges() {
         stop: vec!["zz".into(); 64],
         top_k: Some(1),
         max_tokens: Some(2),
-        ..GenerateConfig::default()
-    };
+        ..GenerationParams::default()
+    });
     let answer = sampled(&chunks(&kernel, &[256, 97], config).unwrap());
     assert_eq!(answer[0].top.len(), 258);
-    let past = GenerateConfig {
+    let past = GenerateConfig::from(GenerationParams {
         temperature: Some(100.5),
-        ..GenerateConfig::default()
-    };
+        ..GenerationParams::default()
+    });
     let error = chunks(&kernel, &[97], past).unwrap_err();
     assert_eq!(error.reason(), "BAD_CONFIG");
 }
@@ -72,10 +72,10 @@ fn lm_307_the_end_and_the_token_that_completes_a_stop_are_told() {
         (&[&[99], &[98, 99]], &[97, 98, 99], "ab"),
     ];
     for (stops, expected, text) in cases {
-        let config = GenerateConfig {
+        let config = GenerateConfig::from(GenerationParams {
             stop_sequences: stops.iter().map(|stop| stop.to_vec()).collect(),
-            ..GenerateConfig::default()
-        };
+            ..GenerationParams::default()
+        });
         let answer = chunks(&kernel, &[256, 97, 98, 99], config).unwrap();
         assert_eq!(
             (received_events(&answer), finish(&answer)),
@@ -91,17 +91,20 @@ fn lm_307_the_end_and_the_token_that_completes_a_stop_are_told() {
 #[test]
 fn lm_314_scored_tokens_come_with_the_logprobs_of_generating_them() {
     let kernel = kernel(json!({"script": "tokens", "gap": 3, "vocab": 1024}));
-    let generate = GenerateConfig {
+    let generate = GenerateConfig::from(GenerationParams {
         temperature: Some(0.0),
         max_tokens: Some(7),
         top_logprobs: Some(1),
-        ..GenerateConfig::default()
-    };
+        ..GenerationParams::default()
+    });
     let generated = sampled(&chunks(&kernel, &[5, 6], generate).unwrap());
     let scored: Vec<u32> = generated.iter().map(|token| token.id).collect();
     let score = GenerateConfig {
+        params: GenerationParams {
+            top_logprobs: Some(1),
+            ..GenerationParams::default()
+        },
         scored: Some(scored),
-        top_logprobs: Some(1),
         ..GenerateConfig::default()
     };
     let answer = chunks(&kernel, &[5, 6], score.clone()).unwrap();
@@ -133,17 +136,20 @@ fn tr_401_bad_words_reach_the_engine() {
     let kernel = states("abcab");
     let text = whole(run(&kernel, json!({"badWords": "ab", "temperature": 0}))).unwrap();
     assert!(text.starts_with('a') && !text.contains("ab"), "{text}");
-    let config = GenerateConfig {
+    let config = GenerateConfig::from(GenerationParams {
         bad_words: vec!["ab".into(); 64],
         temperature: Some(0.0),
-        ..GenerateConfig::default()
-    };
+        ..GenerationParams::default()
+    });
     let answer = chunks(&kernel, &[256], config.clone()).unwrap();
     let ids = received_events(&answer);
     assert_eq!((ids[0], ids[2], ids.len()), (97, 99, 6));
     assert!(ids.windows(2).all(|pair| pair != [97, 98]), "{ids:?}");
     let past = GenerateConfig {
-        bad_words: vec!["ab".into(); 65],
+        params: GenerationParams {
+            bad_words: vec!["ab".into(); 65],
+            ..GenerationParams::default()
+        },
         ..config
     };
     let error = chunks(&kernel, &[256], past).unwrap_err();

@@ -9,7 +9,7 @@ use futures::future::{BoxFuture, try_join_all};
 use futures::{FutureExt, StreamExt};
 use sapwood_proto::evergreen::{Metadata, Status};
 use sapwood_proto::session::WriteError;
-use sapwood_proto::session::peer::{PeerHandle, PeerNodeWriter, SessionNode as Remote};
+use sapwood_session::peer::{PeerHandle, PeerNodeWriter, SessionNode as Remote};
 
 use super::super::{failure, wire};
 use super::{output, read};

@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use futures::{FutureExt, StreamExt};
 use sapwood_proto::evergreen::Metadata;
 use sapwood_proto::session::LeafPiece;
-use sapwood_proto::session::peer::{NodeReader, PeerHandle, SessionNode as Remote};
+use sapwood_session::peer::{NodeReader, PeerHandle, SessionNode as Remote};
 use serde_json::Value;
 
 use super::super::{failure, wire};

@@ -25,7 +25,7 @@ fn ask() -> Fun {
     raw(spec, |call: Call| {
         stream::once(async move {
             let city: String = call.arg("city").await?;
-            let report: Run<String> = call.kernel.run("weather", args! { city: city });
+            let report: Run<String> = call.kernel().run("weather", args! { city: city });
             Ok(Chunk::text(format!("it is {}", report.await?)))
         })
         .boxed()
@@ -422,8 +422,8 @@ fn linger(received: oneshot::Sender<(Error, Error)>) -> Fun {
         let weather =
             |kernel: &Kernel| -> Run<String> { kernel.run("weather", args! { city: "x" }) };
         tokio::spawn(async move {
-            let in_flight = weather(&call.kernel).await.unwrap_err();
-            let after = weather(&call.kernel).await.unwrap_err();
+            let in_flight = weather(&call.kernel()).await.unwrap_err();
+            let after = weather(&call.kernel()).await.unwrap_err();
             received.send((in_flight, after)).unwrap();
         });
         stream::once(futures::future::pending()).boxed()

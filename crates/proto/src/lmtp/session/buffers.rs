@@ -3,16 +3,15 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use bytes::BytesMut;
 use bytestring::ByteString;
 use serde::Serialize;
 
-use super::LmtpSession;
-use super::extended::{BufferRequest, ExtendedStream};
 use super::text::RequestSubject;
 use crate::lmtp::json::RawValue;
 use crate::lmtp::read::PayloadMembers;
-use crate::lmtp::write::{self, member};
-use crate::lmtp::{ConnectionLimits, LmtpError, LmtpModelInfo, LmtpReason, ModelLookup, StreamId};
+use crate::lmtp::write::member;
+use crate::lmtp::{ConnectionLimits, LmtpError, LmtpReason};
 use crate::steer::Token;
 use crate::time::Time;
 
@@ -27,10 +26,23 @@ struct Buffer {
     used: u64,
 }
 
+/// A buffer to be created from the output of a stream (LM-942).
+#[derive(Clone, Debug)]
+pub(super) struct BufferRequest {
+    pub(super) buffer: String,
+    model: ByteString,
+    /// Maximum of the tokens of all buffers, for this model.
+    quota: usize,
+}
+
 /// The buffers of one connection.
+///
+/// Invariants after every call: at most `max_buffers` buffers, whose tokens together are within the quota of the one that
+/// was created last; no two buffers have the same `used`.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     named: HashMap<String, Buffer>,
+    /// Number of uses so far, which orders the buffers from the least to the most recently used.
     uses: u64,
 }
 
@@ -50,15 +62,11 @@ struct Dropped<'a> {
     dropped: bool,
 }
 
-/// The result of a BUFFER.
-enum BufferOutcome {
-    Made { len: usize, ttl: Duration },
-    Dropped(bool),
-}
-
 impl Buffers {
     /// Returns the tokens of a buffer, and marks it as used.
     fn get(&mut self, name: &str, model: &str, now: Time) -> Result<&[Token], LmtpError> {
+        // Expiry is checked where a buffer is used, so buffers need no timer; until then one only takes up room, which
+        // the quota bounds.
         self.named.retain(|_, buffer| buffer.expires > now);
         let buffer = self.named.get_mut(name).ok_or_else(|| {
             let message = "there is no buffer of this name; send the full prompt";
@@ -82,6 +90,8 @@ impl Buffers {
         let tokens = |all: &HashMap<String, Buffer>| -> usize {
             all.values().map(|buffer| buffer.tokens.len()).sum()
         };
+        // The new buffer has the latest use, so it goes last. It does not go at all: alone it is within its quota, except
+        // the output of a stream, which nothing bounds before it is known.
         while self.named.len() > limits.max_buffers || tokens(&self.named) > quota {
             let oldest = self.named.iter().min_by_key(|(_, buffer)| buffer.used);
             let Some(oldest) = oldest.map(|(name, _)| name.clone()) else {
@@ -90,148 +100,94 @@ impl Buffers {
             self.named.remove(&oldest);
         }
     }
-}
 
-impl Buffers {
     /// Takes over the buffers of another connection; buffers with the same name here are retained.
     pub(super) fn take_over(&mut self, other: Self, now: Time, limits: &ConnectionLimits) {
         let mut others: Vec<_> = other.named.into_iter().collect();
         others.retain(|(name, buffer)| buffer.expires > now && !self.named.contains_key(name));
+        // Oldest use first: if there is no room for all, `put` drops the ones that were added first.
         others.sort_by_key(|(_, buffer)| buffer.used);
         for (name, buffer) in others {
             self.put(name, buffer, limits);
         }
     }
-}
 
-impl LmtpSession {
-    /// Creates, replaces or drops a buffer.
-    pub(super) fn buffer(
-        &mut self,
-        id: &StreamId,
-        members: &PayloadMembers<'_>,
-        models: &dyn ModelLookup,
-        now: Time,
-    ) {
-        let done = self.about(members, models, |session, about| {
-            let name = members.name("buffer", &session.config.limits)?;
-            let name = name.ok_or_else(|| {
-                let message = "'buffer' is required: a name for it";
-                LmtpError::new(LmtpReason::MissingRequiredParameter, message)
-            })?;
-            let done = session.change_buffer(members, about, &name, now)?;
-            Ok((name, done))
-        });
-        match done {
-            Err(error) => self.request_failed(id, &error),
-            Ok((name, done)) => self.outbound.notice(|out| {
-                write::answer(out, id, |out| match done {
-                    BufferOutcome::Dropped(dropped) => {
-                        member(out, "buffer", &Dropped { id: &name, dropped });
-                    }
-                    BufferOutcome::Made { len, ttl } => {
-                        let made = BufferReply {
-                            id: &name,
-                            len,
-                            cached: 0,
-                            expires_s: ttl.as_secs(),
-                        };
-                        member(out, "buffer", &made);
-                    }
-                });
-            }),
-        }
-    }
-
-    fn change_buffer(
+    /// Handles BUFFER: creates, replaces or drops a buffer. Returns the members of the answer.
+    pub(super) fn change(
         &mut self,
         members: &PayloadMembers<'_>,
-        about: RequestSubject<'_>,
-        name: &str,
+        subject: &RequestSubject,
         now: Time,
-    ) -> Result<BufferOutcome, LmtpError> {
+    ) -> Result<BytesMut, LmtpError> {
+        let name = members.name("buffer", &subject.limits)?.ok_or_else(|| {
+            let message = "'buffer' is required: a name for it";
+            LmtpError::new(LmtpReason::MissingRequiredParameter, message)
+        })?;
+        let mut reply = BytesMut::new();
         if members.flag("drop")? == Some(true) {
-            return Ok(BufferOutcome::Dropped(
-                self.buffers.named.remove(name).is_some(),
-            ));
+            let dropped = self.named.remove(&name).is_some();
+            member(&mut reply, "buffer", &Dropped { id: &name, dropped });
+            return Ok(reply);
         }
-        let mut tokens = self
-            .part_of(members, "from", about, now)?
-            .unwrap_or_default();
-        if members.value("append").is_some() && members.value("append_text").is_some() {
-            let message = "'append' and 'append_text' exclude each other; send one";
-            return Err(LmtpError::new(LmtpReason::InvalidValue, message));
-        }
-        if members.value("append_text").is_some() {
-            let begins = tokens.is_empty();
-            tokens.extend(self.text(members, "append_text", about, begins)?);
-        } else if members.value("append").is_some() {
-            tokens.extend(members.tokens("append", about.model)?);
-        }
-        let limits = &self.config.limits;
-        let quota = self.buffer_quota(about.model);
+        let tokens = self.content(members, subject, now)?;
+        let quota = quota(subject);
         if tokens.len() > quota {
             let message = format!("a buffer must have at most {quota} tokens");
             return Err(LmtpError::new(LmtpReason::InvalidValue, message));
         }
+        let limits = &subject.limits;
         let asked = members.integer("ttl_s", "at least 1", |ttl| ttl >= 1)?;
         let asked = asked.map(|ttl| Duration::from_secs(u64::try_from(ttl).unwrap_or(u64::MAX)));
         let ttl = asked
             .unwrap_or(limits.buffer_ttl)
             .min(limits.max_buffer_ttl);
-        let len = tokens.len();
-        self.put_buffer(
-            name.to_owned(),
-            about.name.clone(),
-            tokens,
-            (ttl, quota),
-            now,
-        );
-        Ok(BufferOutcome::Made { len, ttl })
-    }
-
-    fn put_buffer(
-        &mut self,
-        name: String,
-        model: ByteString,
-        tokens: Vec<Token>,
-        (ttl, quota): (Duration, usize),
-        now: Time,
-    ) {
+        let made = BufferReply {
+            id: &name,
+            len: tokens.len(),
+            cached: 0,
+            expires_s: ttl.as_secs(),
+        };
+        member(&mut reply, "buffer", &made);
         let buffer = Buffer {
-            model,
+            model: subject.name.clone(),
             tokens,
             quota,
             ttl,
             expires: now + ttl,
             used: 0,
         };
-        self.buffers.put(name, buffer, &self.config.limits);
+        self.put(name, buffer, limits);
+        Ok(reply)
     }
 
-    fn buffer_quota(&self, model: &LmtpModelInfo) -> usize {
-        model
-            .max_context
-            .unwrap_or(CONTEXT_UNKNOWN)
-            .saturating_mul(self.config.limits.max_buffer_contexts)
-    }
-
-    /// The prefix of a request, if it has one.
-    pub(super) fn prefix(
+    /// The tokens of a buffer to be created.
+    fn content(
         &mut self,
         members: &PayloadMembers<'_>,
-        about: RequestSubject<'_>,
+        subject: &RequestSubject,
         now: Time,
-    ) -> Result<Option<Vec<Token>>, LmtpError> {
-        self.part_of(members, "prefix", about, now)
+    ) -> Result<Vec<Token>, LmtpError> {
+        let from = self.part(members, "from", subject, now)?;
+        let mut tokens = from.unwrap_or_default();
+        if members.value("append").is_some() && members.value("append_text").is_some() {
+            let message = "'append' and 'append_text' exclude each other; send one";
+            return Err(LmtpError::new(LmtpReason::InvalidValue, message));
+        }
+        if members.value("append_text").is_some() {
+            let begins = tokens.is_empty();
+            tokens.extend(subject.text(members, "append_text", begins)?);
+        } else if members.value("append").is_some() {
+            tokens.extend(members.tokens("append", &subject.model)?);
+        }
+        Ok(tokens)
     }
 
     /// Returns the tokens of `{"buffer": name, "len": n}` in the member `name`: the first `len` of that buffer, or all.
-    fn part_of(
+    pub(super) fn part(
         &mut self,
         members: &PayloadMembers<'_>,
         name: &str,
-        about: RequestSubject<'_>,
+        subject: &RequestSubject,
         now: Time,
     ) -> Result<Option<Vec<Token>>, LmtpError> {
         let Some(value) = members.value(name) else {
@@ -252,7 +208,7 @@ impl LmtpSession {
         }
         let buffer = buffer.and_then(RawValue::string);
         let buffer = buffer.ok_or_else(|| wrong(LmtpReason::InvalidType, shape))?;
-        let tokens = self.buffers.get(&buffer, about.name, now)?;
+        let tokens = self.get(&buffer, &subject.name, now)?;
         let len = match len.filter(|len| !len.is_null()) {
             None => tokens.len(),
             Some(len) => {
@@ -265,36 +221,52 @@ impl LmtpSession {
         Ok(Some(tokens[..len].to_vec()))
     }
 
-    /// The buffer to create from a stream's output, if the request asks for one.
-    pub(super) fn keep(
-        &self,
+    /// Creates the buffer that an ended stream has asked for, however the stream has ended.
+    pub(super) fn store(
+        &mut self,
+        request: BufferRequest,
+        tokens: Vec<Token>,
+        limits: &ConnectionLimits,
+        now: Time,
+    ) {
+        let buffer = Buffer {
+            model: request.model,
+            tokens,
+            quota: request.quota,
+            ttl: limits.buffer_ttl,
+            expires: now + limits.buffer_ttl,
+            used: 0,
+        };
+        self.put(request.buffer, buffer, limits);
+    }
+}
+
+impl BufferRequest {
+    /// Reads which buffer to create from the output of a request with so many samples, if it asks for one.
+    pub(super) fn read(
         members: &PayloadMembers<'_>,
-        about: RequestSubject<'_>,
+        subject: &RequestSubject,
         samples: usize,
-    ) -> Result<Option<BufferRequest>, LmtpError> {
-        let Some(buffer) = members.name("keep", &self.config.limits)? else {
+    ) -> Result<Option<Self>, LmtpError> {
+        let Some(buffer) = members.name("keep", &subject.limits)? else {
             return Ok(None);
         };
         if samples > 1 {
             let message = "'keep' is for streams of one sample";
             return Err(LmtpError::new(LmtpReason::InvalidValue, message));
         }
-        Ok(Some(BufferRequest {
+        Ok(Some(Self {
             buffer,
-            model: about.name.clone(),
-            quota: self.buffer_quota(about.model),
+            model: subject.name.clone(),
+            quota: quota(subject),
         }))
     }
+}
 
-    /// Creates the buffer that an ended stream has asked for, however it has ended.
-    pub(super) fn store_output(&mut self, extended: &ExtendedStream, now: Time) {
-        let Some(keep) = &extended.keep else {
-            return;
-        };
-        let tokens = [&*extended.prompt, &*extended.output].concat();
-        let life = (self.config.limits.buffer_ttl, keep.quota);
-        self.put_buffer(keep.buffer.clone(), keep.model.clone(), tokens, life, now);
-    }
+/// Maximum of the tokens of all buffers, for the model of a request.
+fn quota(subject: &RequestSubject) -> usize {
+    let context = subject.model.max_context.unwrap_or(CONTEXT_UNKNOWN);
+    context.saturating_mul(subject.limits.max_buffer_contexts)
 }
 
 /// Size of a context in quotas, if the model's is not known.

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::{BufMut as _, BytesMut};
-use bytestring::ByteString;
 use serde::Serialize;
 
+use super::buffers::BufferRequest;
 use crate::lmtp::write::{self, member};
 use crate::lmtp::{Feature, Features, StreamFinish, StreamId, StreamKey, TextCodec, TokenItem};
 use crate::steer::Token;
@@ -35,22 +35,11 @@ pub(super) struct TextMode {
     pub(super) prompt: bool,
 }
 
-/// A buffer to be created from a stream (LM-942).
-#[derive(Clone, Debug)]
-pub(super) struct BufferRequest {
-    pub(super) buffer: String,
-    pub(super) model: ByteString,
-    /// Maximum of the tokens of all buffers, for this model.
-    pub(super) quota: usize,
-}
-
 /// Version 2 state of a stream, under the key of its first sample.
 pub(super) struct ExtendedStream {
     pub(super) id: StreamId,
     /// The features negotiated when it began (LM-903).
     pub(super) features: Features,
-    /// Digest of the request, if the stream can be resumed.
-    pub(super) request: Option<u64>,
     /// Number of items that may be sent without an acknowledgement.
     pub(super) window: Option<u32>,
     /// Number of samples, and of those still running.

@@ -5,16 +5,14 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use bytes::BytesMut;
 use bytestring::ByteString;
 use serde::Serialize;
 
-use super::LmtpSession;
 use super::text::RequestSubject;
 use crate::lmtp::read::{self, PayloadMembers};
-use crate::lmtp::write::{self, member};
-use crate::lmtp::{
-    ConnectionLimits, GenerateRequest, LmtpError, LmtpModelInfo, LmtpReason, ModelLookup, StreamId,
-};
+use crate::lmtp::write::member;
+use crate::lmtp::{ConnectionLimits, GenerateRequest, LmtpError, LmtpModelInfo, LmtpReason};
 use crate::steer::{Mask, Token};
 
 /// A logit bias, in the form that requests have.
@@ -28,6 +26,9 @@ struct Named {
 }
 
 /// The masks of one connection.
+///
+/// Invariants: `bytes` is the sum over all masks, within `max_mask_bytes`; `spelled` names a mask that exists, in its
+/// current content, so whatever replaces or removes a mask passes [`Self::remove`].
 #[derive(Debug, Default)]
 pub(super) struct Masks {
     named: HashMap<String, Named>,
@@ -44,6 +45,57 @@ struct MaskReply<'a> {
 }
 
 impl Masks {
+    /// Handles MASK: creates or replaces a mask. Returns the members of the answer.
+    pub(super) fn change(
+        &mut self,
+        members: &PayloadMembers<'_>,
+        subject: &RequestSubject,
+    ) -> Result<BytesMut, LmtpError> {
+        let name = members.name("mask", &subject.limits)?.ok_or_else(|| {
+            let message = "'mask' is required: a name for it";
+            LmtpError::new(LmtpReason::MissingRequiredParameter, message)
+        })?;
+        let mask = read(members, &subject.model)?;
+        let allowed = mask.count();
+        if allowed == 0 {
+            let message = "the mask allows no token; allow at least one";
+            return Err(LmtpError::new(LmtpReason::InvalidValue, message));
+        }
+        let mut reply = BytesMut::new();
+        let id = &*name;
+        member(&mut reply, "mask", &MaskReply { id, allowed });
+        self.put(name, subject.name.clone(), mask, &subject.limits);
+        Ok(reply)
+    }
+
+    /// Merges the mask of a GENERATE, if it names one, into its bias.
+    pub(super) fn apply(
+        &mut self,
+        members: &PayloadMembers<'_>,
+        subject: &RequestSubject,
+        wanted: &mut GenerateRequest,
+    ) -> Result<(), LmtpError> {
+        let Some(name) = members.name("mask", &subject.limits)? else {
+            return Ok(());
+        };
+        let mask = self.spell(&name, &subject.name)?;
+        if wanted.logit_bias.is_empty() {
+            wanted.logit_bias = mask;
+            return Ok(());
+        }
+        // Both are sorted, and have each token once; minus infinity sorts first and wins.
+        let mut all: Vec<_> = mask.iter().chain(&*wanted.logit_bias).copied().collect();
+        all.sort_by(|left, right| left.0.cmp(&right.0).then(left.1.total_cmp(&right.1)));
+        all.dedup_by_key(|(token, _)| *token);
+        let forbidden = all.iter().filter(|(_, bias)| *bias == f32::NEG_INFINITY);
+        if subject.model.is_all(forbidden.count()) {
+            let message = "'mask' and 'logit_bias' forbid every token; allow at least one";
+            return Err(LmtpError::new(LmtpReason::ConstraintFailed, message));
+        }
+        wanted.logit_bias = all.into();
+        Ok(())
+    }
+
     fn put(&mut self, name: String, model: ByteString, mask: Mask, limits: &ConnectionLimits) {
         self.remove(&name);
         self.bytes += bytes(&mask);
@@ -109,73 +161,6 @@ impl Masks {
 
 fn bytes(mask: &Mask) -> usize {
     size_of_val(mask.words())
-}
-
-impl LmtpSession {
-    /// Creates or replaces a mask.
-    pub(super) fn mask(
-        &mut self,
-        id: &StreamId,
-        members: &PayloadMembers<'_>,
-        models: &dyn ModelLookup,
-    ) {
-        let made = self.about(members, models, |session, about| {
-            let name = members.name("mask", &session.config.limits)?;
-            let name = name.ok_or_else(|| {
-                let message = "'mask' is required: a name for it";
-                LmtpError::new(LmtpReason::MissingRequiredParameter, message)
-            })?;
-            let mask = read(members, about.model)?;
-            let allowed = mask.count();
-            if allowed == 0 {
-                let message = "the mask allows no token; allow at least one";
-                return Err(LmtpError::new(LmtpReason::InvalidValue, message));
-            }
-            let limits = &session.config.limits;
-            let model = about.name.clone();
-            session.masks.put(name.clone(), model, mask, limits);
-            Ok((name, allowed))
-        });
-        match made {
-            Ok((name, allowed)) => self.outbound.notice(|out| {
-                let id_of_mask = &*name;
-                let made = MaskReply {
-                    id: id_of_mask,
-                    allowed,
-                };
-                write::answer(out, id, |out| member(out, "mask", &made));
-            }),
-            Err(error) => self.request_failed(id, &error),
-        }
-    }
-
-    /// Merges the mask of a GENERATE, if it names one, into its bias.
-    pub(super) fn masked(
-        &mut self,
-        members: &PayloadMembers<'_>,
-        about: RequestSubject<'_>,
-        wanted: &mut GenerateRequest,
-    ) -> Result<(), LmtpError> {
-        let Some(name) = members.name("mask", &self.config.limits)? else {
-            return Ok(());
-        };
-        let mask = self.masks.spell(&name, about.name)?;
-        if wanted.logit_bias.is_empty() {
-            wanted.logit_bias = mask;
-            return Ok(());
-        }
-        // Both are sorted, and have each token once; minus infinity sorts first and wins.
-        let mut all: Vec<_> = mask.iter().chain(&*wanted.logit_bias).copied().collect();
-        all.sort_by(|left, right| left.0.cmp(&right.0).then(left.1.total_cmp(&right.1)));
-        all.dedup_by_key(|(token, _)| *token);
-        let forbidden = all.iter().filter(|(_, bias)| *bias == f32::NEG_INFINITY);
-        if about.model.is_all(forbidden.count()) {
-            let message = "'mask' and 'logit_bias' forbid every token; allow at least one";
-            return Err(LmtpError::new(LmtpReason::ConstraintFailed, message));
-        }
-        wanted.logit_bias = all.into();
-        Ok(())
-    }
 }
 
 /// Reads a mask from a message, in one of three forms.

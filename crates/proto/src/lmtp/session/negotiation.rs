@@ -6,11 +6,11 @@ use bytes::{BufMut as _, BytesMut};
 use bytestring::ByteString;
 use serde::Serialize;
 
-use super::LmtpSession;
-use super::resume::ResumeQuestion;
+use super::outbox::Outbox;
+use super::request_reader::model_name;
 use crate::lmtp::json::RawValue;
-use crate::lmtp::port::LmtpOutput;
-use crate::lmtp::read::PayloadMembers;
+use crate::lmtp::port::{Config, LmtpOutput};
+use crate::lmtp::read::{self, PayloadMembers};
 use crate::lmtp::{
     ConnectionLimits, Feature, Features, LmtpError, LmtpModelInfo, LmtpReason, Load, ModelLookup,
     StreamId, write,
@@ -64,8 +64,8 @@ struct AdvertisedLimits {
 
 /// The answer to MODEL_INFO, once all of it is known.
 #[derive(Debug)]
-pub(super) struct ModelInfoReply {
-    pub(super) id: StreamId,
+struct ModelInfoReply {
+    id: StreamId,
     name: ByteString,
     model: Arc<LmtpModelInfo>,
     /// The negotiated version, and the load of the server.
@@ -98,25 +98,87 @@ impl AdvertisedLimits {
     }
 }
 
-impl LmtpSession {
-    /// Answered from memory, at once (LM-332); negotiated features apply to the messages after it (LM-903).
+/// A question to the shell. No input is handled until it is answered.
+#[derive(Debug)]
+enum ResumeQuestion {
+    /// A name for this session; the negotiating client is answered after that.
+    Name(ModelInfoReply),
+    /// The session that this request resumes.
+    Resume {
+        id: StreamId,
+        wanted: Vec<WantedStream>,
+    },
+}
+
+/// A stream that a client resumes.
+#[derive(Debug)]
+pub(super) struct WantedStream {
+    pub(super) stream: StreamId,
+    /// The number of the first item that the client has not received.
+    pub(super) from: u64,
+}
+
+/// What client and server have agreed on (LM-903), and the name by which the session can be resumed.
+///
+/// Invariants: the feature `resume` is in force only if the session has a name or `question` asks for one, since nothing could
+/// be resumed without. While there is a question, no input is handled: its answer decides what the next message means.
+#[derive(Debug)]
+pub(super) struct Negotiation {
+    /// The negotiated features.
+    pub(super) features: Features,
+    /// The name with which its client can resume the session.
+    pub(super) name: Option<ByteString>,
+    /// A question that the shell has to answer before further input is handled.
+    question: Option<ResumeQuestion>,
+}
+
+impl Negotiation {
+    pub(super) const fn new(config: &Config) -> Self {
+        Self {
+            features: if config.negotiated {
+                config.features
+            } else {
+                Features::NONE
+            },
+            name: None,
+            question: None,
+        }
+    }
+
+    /// Whether input has to wait for an answer of the shell.
+    pub(super) const fn is_waiting(&self) -> bool {
+        self.question.is_some()
+    }
+
+    /// The connection is gone: nobody waits for the answer. Returns the id of the request that waited.
+    pub(super) fn withdraw(&mut self) -> Option<StreamId> {
+        Some(match self.question.take()? {
+            ResumeQuestion::Name(introduction) => introduction.id,
+            ResumeQuestion::Resume { id, .. } => id,
+        })
+    }
+
+    /// Handles MODEL_INFO about the model with this name. Answered from memory, at once (LM-332); negotiated features apply to
+    /// the messages after it (LM-903).
     pub(super) fn model_info(
         &mut self,
         id: &StreamId,
         members: &PayloadMembers<'_>,
         models: &dyn ModelLookup,
+        config: &Config,
+        out: &mut Outbox,
     ) {
-        let found = self.model_name(members).and_then(|name| {
+        let found = model_name(members, config).and_then(|name| {
             let model = models.describe(&name).map_err(LmtpError::model)?;
             Ok((name, model, asked(members)?))
         });
         let (name, model, asked) = match found {
             Ok(found) => found,
-            Err(error) => return self.request_failed(id, &error),
+            Err(error) => return out.request_failed(id, &error),
         };
         let version = asked.map(|asked| {
             let version = asked.version.min(VERSION);
-            let agreed = asked.features.and(self.config.features);
+            let agreed = asked.features.and(config.features);
             self.features = if version < VERSION {
                 Features::NONE
             } else {
@@ -126,7 +188,7 @@ impl LmtpSession {
             u8::try_from(version).unwrap_or(1)
         });
         // A client that has negotiated by subprotocol reads the limits here (LM-905).
-        let version = version.or_else(|| self.config.negotiated.then_some(NEGOTIATED));
+        let version = version.or_else(|| config.negotiated.then_some(NEGOTIATED));
         let introduction = ModelInfoReply {
             id: id.clone(),
             name,
@@ -138,14 +200,14 @@ impl LmtpSession {
             && self.name.is_none()
         {
             self.question = Some(ResumeQuestion::Name(introduction));
-            self.events.push_back(LmtpOutput::Name);
+            out.events.push_back(LmtpOutput::Name);
         } else {
-            self.introduce(&introduction);
+            self.introduce(&introduction, out);
         }
     }
 
     /// Sends the answer. Without a name the session cannot be resumed, so that feature is not granted.
-    pub(super) fn introduce(&mut self, introduction: &ModelInfoReply) {
+    fn introduce(&mut self, introduction: &ModelInfoReply, out: &mut Outbox) {
         let ModelInfoReply {
             id,
             name,
@@ -159,10 +221,10 @@ impl LmtpSession {
             version,
             features: self.features.names().collect(),
             session: self.name.as_deref().unwrap_or_default(),
-            limits: AdvertisedLimits::of(&self.config.limits),
+            limits: AdvertisedLimits::of(&out.limits),
             load,
         });
-        self.outbound.notice(|out: &mut BytesMut| {
+        out.messages.notice(|out: &mut BytesMut| {
             write::model_info(out, id, name, model, |out| {
                 if let Some(answer) = &answer {
                     out.put_slice(b",\"lmtp\":");
@@ -171,6 +233,86 @@ impl LmtpSession {
             });
         });
     }
+
+    /// Answers [`LmtpOutput::Name`].
+    pub(super) fn named(&mut self, name: Option<ByteString>, out: &mut Outbox) {
+        if let Some(question) = self
+            .question
+            .take_if(|question| matches!(question, ResumeQuestion::Name(_)))
+            && let ResumeQuestion::Name(introduction) = question
+        {
+            self.name = name;
+            self.introduce(&introduction, out);
+        }
+    }
+
+    /// Handles RESUME: the client continues streams of another connection. Its answer waits for the shell's.
+    pub(super) fn resume(&mut self, id: &StreamId, members: &PayloadMembers<'_>, out: &mut Outbox) {
+        match wanted(members, &out.limits) {
+            Err(error) => out.request_failed(id, &error),
+            // Its own name: the session that it would resume is this one, which has not been lost.
+            Ok((session, _)) if self.name.as_ref() == Some(&session) => {
+                out.request_failed(id, &stream_gone_error());
+            }
+            Ok((session, wanted)) => {
+                let id = id.clone();
+                self.question = Some(ResumeQuestion::Resume { id, wanted });
+                out.events.push_back(LmtpOutput::Resume(session));
+            }
+        }
+    }
+
+    /// The RESUME that waits for an answer: its id and the streams that it wants.
+    pub(super) fn take_resume(&mut self) -> Option<(StreamId, Vec<WantedStream>)> {
+        match self.question.take() {
+            Some(ResumeQuestion::Resume { id, wanted }) => Some((id, wanted)),
+            _ => None,
+        }
+    }
+}
+
+fn wanted(
+    members: &PayloadMembers<'_>,
+    limits: &ConnectionLimits,
+) -> Result<(ByteString, Vec<WantedStream>), LmtpError> {
+    let wrong = |what| LmtpError::new(LmtpReason::InvalidValue, what);
+    let session = members.value("session").ok_or_else(|| {
+        let message = "'session' is required: the name that the session was given";
+        LmtpError::new(LmtpReason::MissingRequiredParameter, message)
+    })?;
+    let shape = "'streams' must be a list of {\"stream_id\": id, \"after_seq\": number}";
+    let name = "'session' must be the name that the session was given";
+    let session = session.string().ok_or_else(|| wrong(name))?;
+    let mut wanted = Vec::new();
+    let streams = members.value("streams").and_then(RawValue::elements);
+    for stream in streams.ok_or_else(|| wrong(shape))? {
+        // As many live streams as a connection may have, and as many ended ones.
+        if wanted.len() == 2 * limits.max_streams {
+            return Err(wrong(
+                "'streams' names more streams than a connection can leave",
+            ));
+        }
+        let (mut id, mut after) = (None, Some(-1));
+        for (name, value) in stream.members().ok_or_else(|| wrong(shape))? {
+            match &*name {
+                "stream_id" => id = Some(read::id(value, limits)?),
+                "after_seq" => after = value.integer(),
+                _ => {}
+            }
+        }
+        let from = after.and_then(|after| u64::try_from(after.saturating_add(1)).ok());
+        let (Some(stream), Some(from)) = (id, from) else {
+            return Err(wrong(shape));
+        };
+        wanted.push(WantedStream { stream, from });
+    }
+    Ok((ByteString::from(&*session), wanted))
+}
+
+/// The one error for a session that cannot be resumed: unknown, expired, and another caller's are not distinguished.
+pub(super) fn stream_gone_error() -> LmtpError {
+    let message = "there is no session of this name to come back to; send the requests again";
+    LmtpError::new(LmtpReason::StreamGone, message)
 }
 
 /// The features requested, if any are.

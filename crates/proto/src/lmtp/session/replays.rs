@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 
-use crate::lmtp::outbound::LmtpOutbound;
-use crate::lmtp::port::{Config, StreamKey};
+use super::outbox::Outbox;
+use crate::lmtp::port::StreamKey;
 use crate::lmtp::{ConnectionLimits, StreamId};
 use crate::time::Time;
 
@@ -34,8 +34,8 @@ pub(super) struct Window {
 #[derive(Debug)]
 pub(super) struct ReplayBuffer {
     id: StreamId,
-    /// Digest of the request; `None` if the stream cannot be resumed, and then its items are not numbered.
-    request: Option<u64>,
+    /// Whether the stream can be resumed; only then its items carry their numbers.
+    resumable: bool,
     /// The number of the oldest retained item.
     first: u64,
     items: VecDeque<Bytes>,
@@ -50,10 +50,10 @@ pub(super) struct ReplayBuffer {
 }
 
 impl ReplayBuffer {
-    fn new(id: StreamId, request: Option<u64>, window: Option<u32>) -> Self {
+    fn new(id: StreamId, resumable: bool, window: Option<u32>) -> Self {
         Self {
             id,
-            request,
+            resumable,
             first: 0,
             items: VecDeque::new(),
             bytes: 0,
@@ -107,29 +107,7 @@ impl ReplayBuffer {
         self.bytes -= bytes;
         Some(bytes)
     }
-
-    /// The items with another stream id (LM-963). The first occurrence of that member is the item's own: only a token
-    /// precedes it.
-    fn renamed(&self, id: &StreamId) -> VecDeque<Bytes> {
-        let old = [NAME, self.id.as_json().as_bytes()].concat();
-        let rename = |item: &Bytes| {
-            let at = item.windows(old.len()).position(|part| part == old);
-            let Some(at) = at else {
-                return item.clone();
-            };
-            let mut renamed = BytesMut::with_capacity(item.len());
-            renamed.put_slice(&item[..at]);
-            renamed.put_slice(NAME);
-            renamed.put_slice(id.as_json().as_bytes());
-            renamed.put_slice(&item[at + old.len()..]);
-            renamed.freeze()
-        };
-        self.items.iter().map(rename).collect()
-    }
 }
-
-/// The member of an item that holds the stream id.
-const NAME: &[u8] = b"\"stream_id\":";
 
 /// The replay buffers of a session.
 #[derive(Debug, Default)]
@@ -155,10 +133,10 @@ impl ReplayBuffers {
         &mut self,
         key: StreamKey,
         id: &StreamId,
-        request: Option<u64>,
+        resumable: bool,
         window: Option<u32>,
     ) {
-        self.adopt(key, ReplayBuffer::new(id.clone(), request, window));
+        self.adopt(key, ReplayBuffer::new(id.clone(), resumable, window));
     }
 
     /// Removes the buffer under an id.
@@ -175,21 +153,13 @@ impl ReplayBuffers {
 
     /// Whether its items are numbered, so that the stream can be resumed.
     pub(super) fn is_numbered(&self, key: StreamKey) -> bool {
-        let replay = self.of.get(&key);
-        replay.is_some_and(|replay| replay.request.is_some())
+        self.of.get(&key).is_some_and(|replay| replay.resumable)
     }
 
     /// Whether a stream with this id has unsent items.
     pub(super) fn has_unsent(&self, id: &StreamId) -> bool {
         let replay = self.named(id).and_then(|key| self.of.get(&key));
         replay.is_some_and(ReplayBuffer::has_unsent)
-    }
-
-    /// Whether the buffer belongs to a request with this digest.
-    pub(super) fn is_of(&self, key: StreamKey, request: u64) -> bool {
-        self.of
-            .get(&key)
-            .is_some_and(|replay| replay.request == Some(request))
     }
 
     /// Whether everything from `seq` on can be replayed.
@@ -203,12 +173,16 @@ impl ReplayBuffers {
     pub(super) fn put(
         &mut self,
         key: StreamKey,
-        outbound: &mut LmtpOutbound,
-        config: &Config,
+        outbox: &mut Outbox,
         now: Time,
         write: impl FnOnce(&mut BytesMut),
     ) -> bool {
-        let limits = &*config.limits;
+        // Field by field, so that the limits are borrowed beside the messages and not cloned for each item.
+        let Outbox {
+            messages: outbound,
+            limits,
+            ..
+        } = outbox;
         let Some(replay) = self.of.get_mut(&key) else {
             outbound.item(limits.max_frame_out, write);
             return false;
@@ -239,17 +213,17 @@ impl ReplayBuffers {
     }
 
     /// Sends waiting items, as far as there is room. Returns the streams that may continue.
-    pub(super) fn flow(
-        &mut self,
-        outbound: &mut LmtpOutbound,
-        config: &Config,
-        now: Time,
-    ) -> Vec<StreamKey> {
+    pub(super) fn flow(&mut self, outbox: &mut Outbox, now: Time) -> Vec<StreamKey> {
         let mut goes_on = Vec::new();
         if self.detached {
             return goes_on;
         }
-        let limits = &*config.limits;
+        let Outbox {
+            messages: outbound,
+            limits,
+            coalesce,
+            ..
+        } = outbox;
         while outbound.is_empty() || outbound.bytes < limits.outbox_low_bytes {
             let Some(key) = self.take_turn() else {
                 break;
@@ -265,7 +239,7 @@ impl ReplayBuffers {
             let item = replay.items.get(at).filter(|_| seq < replay.closed_from());
             if let Some(item) = item {
                 outbound.item(limits.max_frame_out, |out| out.put_slice(item));
-                if !config.coalesce {
+                if !*coalesce {
                     outbound.end_items();
                 }
                 if let Some((_, left)) = &mut self.turn {
@@ -387,13 +361,8 @@ impl ReplayBuffers {
 
     /// The number of the next item, if items are numbered.
     pub(super) fn seq(&self, key: StreamKey) -> Option<u64> {
-        let replay = self.of.get(&key).filter(|replay| replay.request.is_some());
+        let replay = self.of.get(&key).filter(|replay| replay.resumable);
         replay.map(ReplayBuffer::next)
-    }
-
-    /// The number of the first unsent item.
-    pub(super) fn next_unsent(&self, key: StreamKey) -> Option<u64> {
-        self.of.get(&key).map(ReplayBuffer::next_unsent)
     }
 
     /// The stream has ended: its items are retained until the given time, if there is room.
@@ -481,20 +450,6 @@ impl ReplayBuffers {
         self.flowing.insert(key);
     }
 
-    /// Gives a stream another id, and replays it from its first item.
-    pub(super) fn rename(&mut self, key: StreamKey, id: &StreamId, (now, grace): (Time, Duration)) {
-        let Some(mut replay) = self.take(key) else {
-            return;
-        };
-        replay.items = replay.renamed(id);
-        replay.bytes = replay.items.iter().map(Bytes::len).sum();
-        replay.id = id.clone();
-        if let Some(window) = &mut replay.window {
-            (window.acked, window.full) = (0, None);
-        }
-        self.resume(key, replay, 0, (now, grace));
-    }
-
     fn adopt(&mut self, key: StreamKey, replay: ReplayBuffer) {
         if let Some(earlier) = self.ids.insert(replay.id.clone(), key)
             && earlier != key
@@ -547,17 +502,13 @@ const TURN_BYTES: usize = 16 * 1024;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lmtp::port::MessageFraming;
+    use crate::lmtp::port::Config;
 
     /// Sends what is due and returns the bytes per stream, which the item's letter identifies.
-    fn flow(
-        replays: &mut ReplayBuffers,
-        outbound: &mut LmtpOutbound,
-        config: &Config,
-    ) -> Vec<(u8, usize)> {
-        replays.flow(outbound, config, Time::ZERO);
+    fn flow(replays: &mut ReplayBuffers, outbox: &mut Outbox) -> Vec<(u8, usize)> {
+        replays.flow(outbox, Time::ZERO);
         let mut out = Vec::new();
-        while let Some(message) = outbound.take(MessageFraming::Frames) {
+        while let Some(message) = outbox.take(Time::ZERO) {
             for letter in [b'a', b'b', b'c'] {
                 let count = message.iter().filter(|byte| **byte == letter).count();
                 if count > 0 {
@@ -578,19 +529,16 @@ mod tests {
             }),
             ..Config::default()
         };
-        let (mut replays, mut outbound) = (ReplayBuffers::default(), LmtpOutbound::new(false));
+        let (mut replays, mut outbound) = (ReplayBuffers::default(), Outbox::new(&config));
         let keys = [1, 2, 3].map(StreamKey);
         for (key, name) in keys.iter().zip(["1", "2", "3"]) {
-            replays.begin(*key, &StreamId::new(name), Some(7), None);
+            replays.begin(*key, &StreamId::new(name), true, None);
         }
         replays.hold(&config.limits);
-        let give =
-            |replays: &mut ReplayBuffers, outbound: &mut LmtpOutbound, at: usize, bytes: usize| {
-                let item = vec![b'a' + u8::try_from(at).unwrap(); bytes];
-                replays.put(keys[at], outbound, &config, Time::ZERO, |out| {
-                    out.put_slice(&item)
-                });
-            };
+        let give = |replays: &mut ReplayBuffers, outbound: &mut Outbox, at: usize, bytes: usize| {
+            let item = vec![b'a' + u8::try_from(at).unwrap(); bytes];
+            replays.put(keys[at], outbound, Time::ZERO, |out| out.put_slice(&item));
+        };
         for (at, items) in [(0, 400), (1, 20), (2, 20)] {
             for _ in 0..items {
                 give(&mut replays, &mut outbound, at, 1_000);
@@ -605,7 +553,7 @@ mod tests {
         let mut sent = [0_usize; 3];
         let mut all = 0;
         while sent[1] < 20_000 || sent[2] < 20_000 {
-            for (letter, bytes) in flow(&mut replays, &mut outbound, &config) {
+            for (letter, bytes) in flow(&mut replays, &mut outbound) {
                 sent[usize::from(letter - b'a')] += bytes;
                 all += bytes;
                 give(&mut replays, &mut outbound, 0, 1_000);

@@ -288,6 +288,79 @@ fn back(old: Server, streams: &str) -> (Server, String, usize) {
 }
 
 #[test]
+fn lm_963_items_bear_numbers_the_last_and_errors_included() {
+    let request = generate(3);
+    let mut server = Server::agreed(r#"["resume","cancel","usage"]"#);
+    let stream = server.open(&request);
+    for seq in 0..3 {
+        let reply = server.step(vec![(stream, piece(seq))]);
+        assert!(
+            reply[0].ends_with(&format!(r#","seq":{seq}}}]"#)),
+            "{reply:?}"
+        );
+    }
+    let error = LmtpError::new(LmtpReason::EngineError, "x");
+    let reply = server.step(vec![(stream, StreamPiece::Failed(error))]);
+    assert!(
+        reply[0].contains(r#""retryable":true,"seq":3,"usage""#),
+        "{reply:?}"
+    );
+    let refused = server.ask(r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[900]}"#);
+    assert!(
+        refused.ends_with(r#""retryable":false,"seq":0}]"#),
+        "{refused}"
+    );
+    server.open(&request);
+    let cancelled = server.ask(r#"CANCEL {"stream_id":1,"model":"tiny","streams":[3]}"#);
+    assert!(
+        cancelled.contains(r#""finish_reason":"cancelled","seq":0,"#),
+        "{cancelled}"
+    );
+    // Without `resume` they have none.
+    let mut other = Server::agreed(r#"["usage"]"#);
+    let stream = other.open(&request);
+    assert!(!other.step(vec![(stream, piece(1))])[0].contains("seq"));
+}
+
+/// LM-207: `retry_of` is a member like any other that is unknown; the request is new work beside the stream that it names.
+#[test]
+fn lm_963_a_request_that_names_an_earlier_stream_is_work_of_its_own() {
+    let mut server = Server::agreed(r#"["resume"]"#);
+    let stream = server.open(&generate(3));
+    let again = server.open(r#"GENERATE {"stream_id":8,"retry_of":3,"model":"tiny","prompt":[1]}"#);
+    assert_eq!(server.session.live(), 2);
+    assert_eq!(server.session.stats().unknown_parameters, 1);
+    let reply = server.step(vec![(stream, piece(66)), (again, piece(67))]);
+    let reply = reply.join("\n");
+    assert!(reply.contains(r#""token":66,"stream_id":3,"#), "{reply}");
+    assert!(reply.contains(r#""token":67,"stream_id":8,"#), "{reply}");
+}
+
+/// A stream that began without `resume` replaces the retained items under its id: a client that resumes that id must not
+/// be sent the items of another stream.
+#[test]
+fn lm_965_a_stream_without_numbers_is_not_mistaken_for_the_retained_one_under_its_id() {
+    let negotiate = |server: &mut Server, features: &str| {
+        server.ask(&format!(
+            r#"MODEL_INFO {{"stream_id":0,"model":"tiny","data":{{"lmtp":{{"version":2,"features":{features}}}}}}}"#
+        ))
+    };
+    for features in ["[]", r#"["usage"]"#] {
+        let mut old = agreed(ConnectionLimits::default());
+        let stream = old.open(&generate(3));
+        let last = item(65, -0.5, Some(StreamFinish::Stop));
+        old.step(vec![(stream, StreamPiece::Item(last))]);
+        negotiate(&mut old, features);
+        old.open(&generate(3));
+        negotiate(&mut old, r#"["resume"]"#);
+        assert!(old.session.lose(old.now));
+        let (_, reply, _) = back(old, r#"[{"stream_id":3}]"#);
+        assert!(reply.contains(r#""gone":[3]"#), "{features}: {reply}");
+        assert!(!reply.contains(r#""token":65"#), "{reply}");
+    }
+}
+
+#[test]
 fn lm_964_a_lost_session_goes_on_until_its_rings_are_full() {
     for (limits, room) in [
         (

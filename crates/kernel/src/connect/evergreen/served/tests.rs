@@ -7,8 +7,9 @@ use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{
     Action, Chunk as WireChunk, Fragment, Param, Payload, Status, WireMessage,
 };
-use sapwood_proto::session::{Config, SessionMachine as Machine, SharedSession, Side};
+use sapwood_proto::session::{Config, SessionMachine as Machine, Side};
 use sapwood_proto::time::Time;
+use sapwood_session::{SessionClock, SharedSession};
 
 use super::*;
 use crate::name::{Mime, Port};
@@ -21,8 +22,8 @@ fn served(kernel: &Kernel) -> (SharedSession, ServedSession) {
         partial_failure: true,
         ..Config::default()
     };
-    let shared = SharedSession::new(Machine::new(Side::Client, config, Time::ZERO));
-    let link = SessionLink::to(shared.clone(), tokio::time::Instant::now(), Dialect::Grpc);
+    let (shared, clock) = SessionClock::start(|now| Machine::new(Side::Client, config, now));
+    let link = SessionLink::to(shared.clone(), clock, Dialect::Grpc);
     assert!(link.with(Live::acquire_worker));
     let options = SessionOptions {
         partial_failure: true,

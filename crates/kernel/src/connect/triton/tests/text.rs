@@ -1,7 +1,6 @@
 //! Text models.
 
 use crate::args;
-use crate::call::RequestedPorts;
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::from_chunks::Json;
@@ -10,6 +9,8 @@ use crate::meta::ChoiceFinish;
 use crate::model::GenerateConfig;
 use crate::name::{Mime, Port};
 use crate::node::Node;
+use crate::want::RequestedPorts;
+use sapwood_proto::params::GenerationParams;
 
 use super::*;
 
@@ -191,11 +192,11 @@ async fn tr_401_bad_words_go_where_the_model_has_a_place_for_them() {
 #[tokio::test]
 async fn tr_404_a_typed_configuration_and_a_deadline_reach_the_server() {
     let server = serving(ensemble(), events(&[])).await;
-    let config = GenerateConfig {
+    let config = GenerateConfig::from(GenerationParams {
         max_tokens: Some(3),
         temperature: Some(50.0),
-        ..GenerateConfig::default()
-    };
+        ..GenerationParams::default()
+    });
     let args = vec![
         (Name::new("prompt"), Node::from("hi".to_owned())),
         (Name::new("config"), Node::from(config.into_chunk())),
@@ -253,7 +254,10 @@ async fn tr_407_fields_that_a_text_server_cannot_keep_are_refused_before_work() 
             ..usual()
         }),
         typed(GenerateConfig {
-            stop_sequences: vec![vec![1, 2]],
+            params: GenerationParams {
+                stop_sequences: vec![vec![1, 2]],
+                ..GenerationParams::default()
+            },
             ..usual()
         }),
     ];

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sapwood_server::metrics::ServerMetrics;
+use sapwood_server::ops::metrics::ServerMetrics;
 
 use super::*;
 use crate::upstreams::{Pools, Watchers};

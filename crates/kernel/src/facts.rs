@@ -1,0 +1,51 @@
+//! Facts of a model that a face can read without calling it.
+
+use std::fmt;
+
+use sapwood_engine::Engine;
+use sapwood_engine::api::{ModelInfo, SharedVocabulary};
+
+/// The facts of a model. They are part of its function's spec and change only with it.
+#[derive(Clone)]
+pub struct ModelFacts {
+    /// What the model is and can do.
+    pub info: ModelInfo,
+    /// Its vocabulary and tokenizer.
+    pub vocabulary: SharedVocabulary,
+}
+
+impl ModelFacts {
+    pub(crate) fn of(engine: &Engine) -> Self {
+        Self {
+            info: engine.info().clone(),
+            vocabulary: engine.vocabulary().clone(),
+        }
+    }
+
+    /// Tokens of the vocabulary, if their number is known: another server need not report it (LM-712).
+    #[must_use]
+    pub fn vocabulary_tokens(&self) -> Option<u32> {
+        known(self.info.vocabulary_tokens)
+    }
+
+    /// Tokens that a sequence may hold, if that is known.
+    #[must_use]
+    pub fn context_tokens(&self) -> Option<u32> {
+        known(self.info.context_tokens)
+    }
+}
+
+/// Stands in [`ModelInfo`] for an unknown number of tokens.
+pub(crate) const UNKNOWN: u32 = u32::MAX;
+
+fn known(tokens: u32) -> Option<u32> {
+    (tokens != UNKNOWN).then_some(tokens)
+}
+
+impl fmt::Debug for ModelFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Facts")
+            .field("info", &self.info)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,254 @@
+//! Dispatches the messages of a client, and admits or refuses its streams.
+
+use std::sync::Arc;
+
+use bytes::BytesMut;
+
+use super::LmtpSession;
+use super::cancel::{ids, named_streams};
+use super::request_reader::{RequestReader, StreamRequest, model, work};
+use super::streams::AdmittedRequest;
+use super::text::RequestSubject;
+use super::window::acknowledged;
+use crate::lmtp::port::StreamUpdate;
+use crate::lmtp::read::PayloadMembers;
+use crate::lmtp::{Feature, LmtpError, LmtpReason, ModelLookup, StreamFinish, write};
+use crate::time::Time;
+
+impl LmtpSession {
+    /// Handles a message of any type.
+    pub(super) fn command(
+        &mut self,
+        word: &str,
+        members: &PayloadMembers<'_>,
+        models: &dyn ModelLookup,
+        now: Time,
+    ) {
+        let features = self.negotiation.features;
+        let id = members.id(&self.config.limits);
+        let Some(feature) = feature(word) else {
+            let shown: String = word.chars().take(WORD_CHARS).collect();
+            let message = format!("Unknown command: {shown}");
+            let error = LmtpError::new(LmtpReason::UnknownCommand, message);
+            return self.outbox.notice(id.ok().as_ref(), &error);
+        };
+        if let Some(feature) = feature.filter(|feature| !features.has(*feature)) {
+            let message = if features.is_empty() {
+                "version 2 was not negotiated on this connection".into()
+            } else {
+                format!("feature '{}' was not negotiated", feature.name())
+            };
+            let error = LmtpError::new(LmtpReason::NotNegotiated, message);
+            return self.outbox.notice(id.ok().as_ref(), &error);
+        }
+        let id = match id {
+            Ok(id) => id,
+            Err(error) => return self.outbox.notice(None, &error),
+        };
+        match word {
+            "GENERATE" | "SCORE" if self.is_in_use(&id) => {
+                let error = LmtpError::new(LmtpReason::DuplicateStream, "stream_id is in use");
+                self.outbox.notice(Some(&id), &error);
+            }
+            "GENERATE" | "SCORE" => {
+                let request = StreamRequest {
+                    word,
+                    id: &id,
+                    members,
+                    features,
+                };
+                self.open(request, models, now);
+            }
+            "MODEL_INFO" => {
+                let (config, out) = (&self.config, &mut self.outbox);
+                self.negotiation
+                    .model_info(&id, members, models, config, out);
+            }
+            "CANCEL" => {
+                let reply = self.cancel(members, models, now);
+                self.outbox.reply(&id, reply);
+            }
+            "TOKENIZE" | "DETOKENIZE" | "BUFFER" | "MASK" => {
+                let reply = self
+                    .subject(members, models)
+                    .and_then(|subject| match word {
+                        "TOKENIZE" => subject.tokenize(members),
+                        "DETOKENIZE" => subject.detokenize(members),
+                        "BUFFER" => self.buffers.change(members, &subject, now),
+                        _ => self.masks.change(members, &subject),
+                    });
+                self.outbox.reply(&id, reply);
+            }
+            "RESUME" => match model(members, models, &self.config) {
+                Ok(_) => self.negotiation.resume(&id, members, &mut self.outbox),
+                Err(error) => self.outbox.request_failed(&id, &error),
+            },
+            // Never answered, not even with an error: a client sends many.
+            "ACK" => {
+                let replays = &mut self.streams.replays;
+                if let (Some(first), Some(below)) = (replays.named(&id), acknowledged(members)) {
+                    replays.acknowledge(first, below, now);
+                }
+            }
+            // All other types belong to features that cannot be negotiated.
+            _ => {}
+        }
+    }
+
+    /// Opens a stream, or refuses it with the first rule that it breaks (LM-302).
+    pub(super) fn open(
+        &mut self,
+        request: StreamRequest<'_, '_>,
+        models: &dyn ModelLookup,
+        now: Time,
+    ) {
+        let live = self.streams.len();
+        match self.admit(request, models, now) {
+            Ok(admitted) => {
+                self.streams.begin(request.id, admitted, &mut self.outbox);
+                self.warn_of_unknown(request);
+            }
+            // A request that waits for a draining server would only delay its end.
+            Err(error)
+                if error.reason == LmtpReason::ModelLoading
+                    && !self.draining
+                    && self.loading.defer(&request, &self.config.limits, live, now) => {}
+            Err(error) => {
+                self.stats.refused += 1;
+                let numbered = request.features.has(Feature::Resume);
+                self.outbox.refuse(request.id, &error, numbered);
+            }
+        }
+    }
+
+    fn admit(
+        &mut self,
+        request: StreamRequest<'_, '_>,
+        models: &dyn ModelLookup,
+        now: Time,
+    ) -> Result<AdmittedRequest, LmtpError> {
+        let members = request.members;
+        let (name, model) = model(members, models, &self.config)?;
+        let (works, extended) = if request.features.is_empty() {
+            let prompt = members.tokens("prompt", &model)?;
+            let (config, stats) = (&self.config, &mut self.stats);
+            let work = work(request.word, members, &model, config, stats, prompt)?;
+            (vec![work], None)
+        } else {
+            let reader = RequestReader {
+                request,
+                subject: &RequestSubject {
+                    vocabulary: models.vocabulary(&name),
+                    name: name.clone(),
+                    model: Arc::clone(&model),
+                    limits: Arc::clone(&self.config.limits),
+                },
+                config: &self.config,
+                buffers: &mut self.buffers,
+                masks: &mut self.masks,
+                stats: &mut self.stats,
+            };
+            let (works, extended) = reader.read(now)?;
+            (works, Some(extended))
+        };
+        // Room is checked last: a client whose request is wrong is told so, not to come again later (LM-302).
+        if self.draining {
+            let message = "the server is shutting down; ask another";
+            return Err(LmtpError::new(LmtpReason::Draining, message));
+        }
+        let limits = &self.config.limits;
+        if self.streams.len() + self.loading.len() + works.len() > limits.max_streams {
+            let message = format!(
+                "{} streams are open on this connection; wait for one to end",
+                limits.max_streams
+            );
+            return Err(LmtpError {
+                retry_after: Some(limits.retry_after),
+                ..LmtpError::new(LmtpReason::ServerOverloaded, message)
+            });
+        }
+        Ok(AdmittedRequest {
+            name,
+            model,
+            works,
+            extended,
+        })
+    }
+
+    /// Warns of an ignored member of a request, once the request was accepted.
+    fn warn_of_unknown(&mut self, request: StreamRequest<'_, '_>) {
+        let name = request.members.first_unknown();
+        let name = name.filter(|_| request.word == "GENERATE" && self.outbox.has_room());
+        if let Some(name) = name.filter(|_| request.features.has(Feature::Status)) {
+            let message = format!("ignored: '{}'", write::cut(name, NAME_BYTES));
+            self.outbox
+                .status(Some(request.id), &StreamUpdate::Warning { message });
+        }
+    }
+
+    /// What a request without a stream is about.
+    fn subject(
+        &self,
+        members: &PayloadMembers<'_>,
+        models: &dyn ModelLookup,
+    ) -> Result<RequestSubject, LmtpError> {
+        let (name, model) = model(members, models, &self.config)?;
+        Ok(RequestSubject {
+            vocabulary: models.vocabulary(&name),
+            name,
+            model,
+            limits: Arc::clone(&self.config.limits),
+        })
+    }
+
+    /// Ends each named live stream at once. Returns the members of the answer, which follows the ends.
+    fn cancel(
+        &mut self,
+        members: &PayloadMembers<'_>,
+        models: &dyn ModelLookup,
+        now: Time,
+    ) -> Result<BytesMut, LmtpError> {
+        model(members, models, &self.config)?;
+        let named = named_streams(members, &self.config.limits)?.unwrap_or_else(|| {
+            let waiting = self.loading.ids().cloned();
+            self.streams.in_order().chain(waiting).collect()
+        });
+        let (mut cancelled, mut unknown) = (Vec::new(), Vec::new());
+        let out = &mut self.outbox;
+        for stream in named {
+            if let Some(key) = self.streams.named(&stream) {
+                self.streams
+                    .end_early(key, &StreamFinish::Cancelled, out, now);
+                cancelled.push(stream);
+            } else if self.loading.cancel(&stream, out) {
+                cancelled.push(stream);
+            } else {
+                unknown.push(stream);
+            }
+        }
+        let mut reply = BytesMut::new();
+        ids(&mut reply, "cancelled", &cancelled);
+        ids(&mut reply, "unknown", &unknown);
+        Ok(reply)
+    }
+}
+
+/// Maximum bytes shown of an ignored member's name.
+const NAME_BYTES: usize = 64;
+
+/// The feature that a message of this type requires; `None` if there is no such type.
+fn feature(word: &str) -> Option<Option<Feature>> {
+    Some(match word {
+        "GENERATE" | "SCORE" | "MODEL_INFO" => None,
+        "CANCEL" => Some(Feature::Cancel),
+        "TOKENIZE" | "DETOKENIZE" => Some(Feature::Text),
+        "BUFFER" => Some(Feature::Buffers),
+        "MASK" => Some(Feature::Masks),
+        "RESUME" => Some(Feature::Resume),
+        "ACK" => Some(Feature::Window),
+        _ => return None,
+    })
+}
+
+/// Maximum characters shown of an unknown type (LM-203).
+const WORD_CHARS: usize = 64;

@@ -1,0 +1,228 @@
+//! Reads the version 2 form of GENERATE and SCORE: the work of each sample, and the state of the stream (LM-973).
+//!
+//! Each sample is work of its own with a seed of its own, so that the engine does not have to know of samples.
+
+use std::sync::Arc;
+
+use bytestring::ByteString;
+
+use super::buffers::{BufferRequest, Buffers};
+use super::cancel::deadlines;
+use super::extended::ExtendedStream;
+use super::masks::Masks;
+use super::text::RequestSubject;
+use super::window::window;
+use crate::lmtp::port::{Config, LmtpStats, StreamDemand};
+use crate::lmtp::read::{self, PayloadMembers};
+use crate::lmtp::{
+    Feature, Features, LmtpError, LmtpModelInfo, LmtpReason, ModelLookup, Score, StreamId,
+};
+use crate::steer::Token;
+use crate::time::Time;
+
+/// A GENERATE or SCORE as it was received.
+#[derive(Clone, Copy)]
+pub(super) struct StreamRequest<'a, 'm> {
+    pub(super) word: &'a str,
+    pub(super) id: &'a StreamId,
+    pub(super) members: &'a PayloadMembers<'m>,
+    /// The features negotiated when it was received (LM-903).
+    pub(super) features: Features,
+}
+
+/// A request being read, with what it may refer to.
+pub(super) struct RequestReader<'a, 'm> {
+    pub(super) request: StreamRequest<'a, 'm>,
+    pub(super) subject: &'a RequestSubject,
+    pub(super) config: &'a Config,
+    pub(super) buffers: &'a mut Buffers,
+    pub(super) masks: &'a mut Masks,
+    pub(super) stats: &'a mut LmtpStats,
+}
+
+impl RequestReader<'_, '_> {
+    /// Reads and validates the whole request. Nothing but use counts has changed if it is refused.
+    pub(super) fn read(
+        mut self,
+        now: Time,
+    ) -> Result<(Vec<StreamDemand>, ExtendedStream), LmtpError> {
+        let (members, subject) = (self.request.members, self.subject);
+        let (prompt, is_text) = self.prompt(now)?;
+        refuse_controllers(members)?;
+        let (works, numbered) = if self.request.word == "SCORE" {
+            self.scores(prompt)?
+        } else {
+            self.generates(prompt)?
+        };
+        let is_text = is_text || members.value("scored_text").is_some();
+        let shown = subject.shown(members, is_text)?;
+        let (deadline, first_due) = deadlines(members, now)?;
+        let keep = BufferRequest::read(members, subject, works.len())?;
+        // LM-302 puts the context before the other members; they are few, and none of them depends on it.
+        let prompt = match &works[0] {
+            StreamDemand::Generate(wanted) => wanted.prompt.clone(),
+            StreamDemand::Score(wanted) => wanted.prompt.clone(),
+        };
+        let prompt_logprobs = members.flag("prompt_logprobs")? == Some(true);
+        let window = window(members, &subject.limits)?;
+        let samples = u32::try_from(works.len()).unwrap_or(u32::MAX);
+        let extended = ExtendedStream {
+            id: self.request.id.clone(),
+            features: self.request.features,
+            window,
+            samples,
+            open: samples,
+            numbered,
+            shown,
+            prompt_logprobs,
+            vocabulary: subject.vocabulary.clone(),
+            prompt,
+            sent: 0,
+            cached: 0,
+            fresh: true,
+            began: now,
+            deadline,
+            first_due,
+            keep,
+            output: Vec::new(),
+            notified: None,
+            waited: false,
+        };
+        Ok((works, extended))
+    }
+
+    /// The prompt of GENERATE or SCORE in any form, after its prefix if it has one (LM-911, LM-942), and whether it was
+    /// text.
+    fn prompt(&mut self, now: Time) -> Result<(Vec<Token>, bool), LmtpError> {
+        let (members, subject) = (self.request.members, self.subject);
+        let given = ["prompt", "prompt_text", "messages"];
+        let given: Vec<_> = given
+            .into_iter()
+            .filter(|name| members.value(name).is_some())
+            .collect();
+        // The prefix comes first also among errors: a client that is told `buffer_not_found` sends the full prompt, and is
+        // told of anything else then (LM-302).
+        let prefix = self.buffers.part(members, "prefix", subject, now)?;
+        if given.len() > 1 {
+            let message = "'prompt', 'prompt_text' and 'messages' exclude each other; send one";
+            return Err(LmtpError::new(LmtpReason::InvalidValue, message));
+        }
+        let continues = prefix.as_ref().is_some_and(|prefix| !prefix.is_empty());
+        let (own, is_text) = match given.first() {
+            // Behind a prefix the text does not begin, so no BOS is added to it.
+            Some(&"prompt_text") => (subject.text(members, "prompt_text", !continues)?, true),
+            Some(&"messages") => (subject.messages(members)?, true),
+            None if prefix.is_some() => (Vec::new(), false),
+            _ => (members.tokens("prompt", &subject.model)?, false),
+        };
+        let Some(mut prompt) = prefix else {
+            return Ok((own, is_text));
+        };
+        prompt.extend(own);
+        Ok((prompt, is_text))
+    }
+
+    /// The works of GENERATE, and whether their items carry the sample's index.
+    fn generates(&mut self, prompt: Vec<Token>) -> Result<(Vec<StreamDemand>, bool), LmtpError> {
+        let (members, subject) = (self.request.members, self.subject);
+        let max = self.config.limits.max_samples;
+        let n = members.integer("n", "at least 1 and not above the limit", |n| {
+            (1..=i128::from(max)).contains(&n)
+        })?;
+        let priority = members.integer("priority", "-10 to 10", |p| (-10..=10).contains(&p))?;
+        let mut work = work(
+            self.request.word,
+            members,
+            &subject.model,
+            self.config,
+            self.stats,
+            prompt,
+        )?;
+        let StreamDemand::Generate(wanted) = &mut work else {
+            return Ok((vec![work], false));
+        };
+        wanted.priority = priority.and_then(|p| i32::try_from(p).ok()).unwrap_or(0);
+        self.masks.apply(members, subject, wanted)?;
+        let works = (0..n.unwrap_or(1)).zip(0..).map(|(_, index)| {
+            let mut wanted = wanted.clone();
+            wanted.seed = wanted.seed.map(|seed| seed.wrapping_add(index));
+            StreamDemand::Generate(wanted)
+        });
+        Ok((works.collect(), n.is_some()))
+    }
+
+    /// The works of SCORE, in the same form.
+    fn scores(&self, prompt: Vec<Token>) -> Result<(Vec<StreamDemand>, bool), LmtpError> {
+        let (members, subject) = (self.request.members, self.subject);
+        let lists = subject.scored(members)?;
+        let numbered = members.value("scored_many").is_some();
+        let top_logprobs = if self.request.features.has(Feature::Samples) {
+            members.top_logprobs(&self.config.limits)?.unwrap_or(0)
+        } else {
+            0
+        };
+        let works = lists.into_iter().map(|scored| {
+            let score = Score {
+                prompt: prompt.clone(),
+                scored,
+                top_logprobs,
+            };
+            score.checked(&subject.model).map(StreamDemand::Score)
+        });
+        Ok((works.collect::<Result<_, _>>()?, numbered))
+    }
+}
+
+/// The work of a request with this prompt, without its samples.
+pub(super) fn work(
+    word: &str,
+    members: &PayloadMembers<'_>,
+    model: &LmtpModelInfo,
+    config: &Config,
+    stats: &mut LmtpStats,
+    prompt: Vec<Token>,
+) -> Result<StreamDemand, LmtpError> {
+    if word == "SCORE" {
+        return Ok(StreamDemand::Score(read::score(members, model, prompt)?));
+    }
+    // Counted before the other members are validated: a refused request shows what clients send as well.
+    stats.unknown_parameters += members.unknown();
+    let (limits, strict) = (&config.limits, config.strict_parameters);
+    let generate = read::generate(members, model, limits, strict, prompt)?;
+    Ok(StreamDemand::Generate(generate))
+}
+
+/// The model that a request is about, with the name for it in the request.
+pub(super) fn model(
+    members: &PayloadMembers<'_>,
+    models: &dyn ModelLookup,
+    config: &Config,
+) -> Result<(ByteString, Arc<LmtpModelInfo>), LmtpError> {
+    let name = model_name(members, config)?;
+    let model = models.find(&name).map_err(LmtpError::model)?;
+    Ok((name, model))
+}
+
+/// The model's name in the request, or the default.
+pub(super) fn model_name(
+    members: &PayloadMembers<'_>,
+    config: &Config,
+) -> Result<ByteString, LmtpError> {
+    let named = members.model(&config.limits)?;
+    let named = named.map(|name| ByteString::from(&*name));
+    named
+        .or_else(|| config.default_model.clone())
+        .ok_or_else(|| {
+            let message = "'model' is required: the name of a model";
+            LmtpError::new(LmtpReason::MissingRequiredParameter, message)
+        })
+}
+
+/// Refuses a request for a controller: controllers are not supported here, and the request must not be ignored.
+fn refuse_controllers(members: &PayloadMembers<'_>) -> Result<(), LmtpError> {
+    if members.names_controller() {
+        let message = "controllers are not supported yet";
+        return Err(LmtpError::new(LmtpReason::UnsupportedOperation, message));
+    }
+    Ok(())
+}

@@ -1,0 +1,447 @@
+//! Generation parameters: the one set that the engine, the kernel and every protocol share (D-20, D-43).
+//!
+//! [`GenerationParams`] holds the values that a caller has set. [`PARAMS`] is the table of those that have a name on a
+//! wire: each with its type, its range and its place in the struct. Readers, writers and checks walk this table, so a new
+//! parameter is a field and a row here, and what the engine does with it there.
+//!
+//! The core takes the widest ranges, [`ParamRanges::CORE`]; a protocol narrows some of them:
+//!
+//! | | core | Evergreen | Triton | LMTP |
+//! |---|---|---|---|---|
+//! | `temperature` | 0 to 100 | 0 to 2 | core | core |
+//! | penalties | ±100 | ±2 | ±2 | core |
+//! | `logit_bias` | below infinity | ±100 | ±100 | any |
+//! | `n` | 64 | 16 | 16 | |
+//! | `top_logprobs` | 1,000 | 20 | 20 | core |
+//! | `stop`, `bad_words` | 64 of 1 KiB | 16 of 256 B | core | core |
+//!
+//! Defaults are a protocol's own: a parameter that is not set stays `None` until the engine resolves it.
+
+mod json;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+
+pub use self::json::{JsonCoercion, float_to_json};
+use crate::steer::Token;
+
+/// What a caller wants of a generation. A field that is not set has the default of whoever runs the request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GenerationParams {
+    /// The maximum of tokens of each choice; not set: the rest of the context. 0 generates nothing.
+    pub max_tokens: Option<u32>,
+    /// Before this many tokens neither an end-of-generation token nor a stop ends a choice.
+    pub min_tokens: Option<u32>,
+    /// 0 is greedy: the most likely token.
+    pub temperature: Option<f32>,
+    /// Keeps the smallest set of tokens with this probability; 1 is off.
+    pub top_p: Option<f32>,
+    /// Keeps this many of the most likely tokens; 0 is off.
+    pub top_k: Option<u32>,
+    /// Keeps tokens with at least this fraction of the highest probability; 0 is off.
+    pub min_p: Option<f32>,
+    /// Divides the logits of tokens of the prompt and the output (multiplies negative ones); 1 is off.
+    pub repetition_penalty: Option<f32>,
+    /// Subtracted once from the logit of each token of the output.
+    pub presence_penalty: Option<f32>,
+    /// Subtracted from a token's logit for each time that it occurs in the output.
+    pub frequency_penalty: Option<f32>,
+    /// Equal seed, build, model and request give equal tokens (D-21).
+    pub seed: Option<u64>,
+    /// Texts that end a choice.
+    pub stop: Vec<String>,
+    /// Sequences of tokens that end a choice; a single stop token is a sequence of one.
+    pub stop_sequences: Vec<Vec<Token>>,
+    /// Texts that must not occur in an output.
+    pub bad_words: Vec<String>,
+    /// Continues past an end-of-generation token.
+    pub ignore_eos: Option<bool>,
+    /// Whether control tokens are left out of the text, as is usual; with `false` their names are part of it.
+    pub skip_special_tokens: Option<bool>,
+    /// The number of alternatives that are reported with each token; not set: no log-probabilities.
+    pub top_logprobs: Option<u32>,
+    /// Added to the logits; minus infinity forbids the token. Several biases of one token add up. Shared, because some
+    /// callers send the same tens of thousands of biases again and again.
+    pub logit_bias: Arc<[(Token, f32)]>,
+    /// The number of choices.
+    pub n: Option<u32>,
+    /// Of the requests that wait, one with a higher priority is scheduled first. It is in no table: protocols disagree
+    /// about its sign, so each reads it for itself.
+    pub priority: Option<i32>,
+}
+
+/// An interval of numbers. NaN is in none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Interval {
+    least: f32,
+    most: f32,
+    with_least: bool,
+    with_most: bool,
+}
+
+impl Interval {
+    /// From `least` to `most`, both included.
+    #[must_use]
+    pub const fn closed(least: f32, most: f32) -> Self {
+        Self {
+            least,
+            most,
+            with_least: true,
+            with_most: true,
+        }
+    }
+
+    /// Above `least`, up to and including `most`.
+    #[must_use]
+    pub const fn above(least: f32, most: f32) -> Self {
+        Self {
+            with_least: false,
+            ..Self::closed(least, most)
+        }
+    }
+
+    /// From `least`, below `most`.
+    #[must_use]
+    pub const fn below(least: f32, most: f32) -> Self {
+        Self {
+            with_most: false,
+            ..Self::closed(least, most)
+        }
+    }
+
+    /// Returns whether the interval contains `value`.
+    #[must_use]
+    pub fn contains(&self, value: f32) -> bool {
+        let above = value > self.least || self.with_least && value == self.least;
+        above && (value < self.most || self.with_most && value == self.most)
+    }
+}
+
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let open = if self.with_least { '[' } else { '(' };
+        let close = if self.with_most { ']' } else { ')' };
+        write!(f, "{open}{}, {}{close}", self.least, self.most)
+    }
+}
+
+/// The ranges that one protocol accepts; see the table of the module.
+#[derive(Clone, Debug)]
+pub struct ParamRanges {
+    /// Of `temperature`.
+    pub temperature: Interval,
+    /// Of `presence_penalty` and `frequency_penalty`.
+    pub penalty: Interval,
+    /// Of each bias in `logit_bias`, as it is written.
+    pub bias: Interval,
+    /// The maximum number of entries of `logit_bias`.
+    pub biases: usize,
+    /// The least `top_k`: -1 where a protocol also writes "off" so.
+    pub top_k_least: i64,
+    /// The maximum of `n`.
+    pub n: u32,
+    /// The maximum of `top_logprobs`.
+    pub top_logprobs: u32,
+    /// The maximum number of texts in `stop`, and in `bad_words`.
+    pub texts: usize,
+    /// The maximum of bytes of one such text.
+    pub text_bytes: usize,
+}
+
+impl ParamRanges {
+    /// The widest ranges: what the engine accepts.
+    pub const CORE: Self = Self {
+        temperature: Interval::closed(0.0, 100.0),
+        penalty: Interval::closed(-100.0, 100.0),
+        // Biases add up, so a finite bound keeps their sum finite. Minus infinity forbids a token.
+        bias: Interval::closed(f32::NEG_INFINITY, 1e30),
+        biases: usize::MAX,
+        top_k_least: -1,
+        n: CHOICES_MAX,
+        top_logprobs: 1_000,
+        texts: 64,
+        text_bytes: 1_024,
+    };
+
+    /// GenerateConfig of Evergreen (EV-602).
+    pub const EVERGREEN: Self = Self {
+        temperature: Interval::closed(0.0, 2.0),
+        top_k_least: 0,
+        texts: 16,
+        text_bytes: 256,
+        ..Self::TRITON
+    };
+
+    /// The fields of Triton's text models (TR-404).
+    pub const TRITON: Self = Self {
+        penalty: Interval::closed(-2.0, 2.0),
+        bias: Interval::closed(-100.0, 100.0),
+        n: 16,
+        top_logprobs: 20,
+        ..Self::CORE
+    };
+}
+
+/// The maximum of choices of one request, forks of its steerers included.
+pub const CHOICES_MAX: u32 = 64;
+/// The maximum of stop sequences of one request.
+pub const STOP_SEQUENCES_MAX: usize = 256;
+/// The maximum of tokens of one stop sequence.
+pub const STOP_SEQUENCE_TOKENS_MAX: usize = 64;
+
+/// The type and range of one parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Domain {
+    /// An integer from `least` to `most`. The largest `u32` is written for "no limit", and a negative one is 0.
+    Count {
+        /// The least value that is written.
+        least: i64,
+        /// The largest value.
+        most: u32,
+    },
+    /// A number of 32 bits.
+    Number(Interval),
+    /// An integer of 64 bits, not negative.
+    Seed,
+    /// True or false.
+    Flag,
+    /// Texts, none of them empty.
+    Texts {
+        /// The maximum number of texts.
+        count: usize,
+        /// The maximum of bytes of each.
+        bytes: usize,
+    },
+    /// Sequences of token ids; on most wires a list of single ids.
+    Tokens,
+    /// Token ids with a bias each.
+    Biases {
+        /// The maximum number of entries.
+        count: usize,
+        /// The range of each bias.
+        each: Interval,
+    },
+}
+
+impl fmt::Display for Domain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count { least, most } if *most == u32::MAX => write!(f, "at least {least}"),
+            Self::Count { least, most } => write!(f, "in [{least}, {most}]"),
+            Self::Number(interval) => write!(f, "in {interval}"),
+            Self::Seed => f.write_str("an integer of 64 bits, not negative"),
+            Self::Flag => f.write_str("true or false"),
+            Self::Texts { count, bytes } => {
+                write!(f, "at most {count} strings of at most {bytes} bytes")
+            }
+            Self::Tokens => f.write_str("a list of token ids"),
+            Self::Biases { count, each } if *count == usize::MAX => {
+                write!(f, "an object of token ids with numbers in {each}")
+            }
+            Self::Biases { count, each } => {
+                write!(
+                    f,
+                    "an object of at most {count} token ids with numbers in {each}"
+                )
+            }
+        }
+    }
+}
+
+/// A parameter whose value is not what it must be.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{name} must be {must}")]
+pub struct ParamError {
+    /// The parameter.
+    pub name: &'static str,
+    /// What its value must be, for people; it follows "must be".
+    pub must: String,
+}
+
+impl ParamError {
+    fn new(name: &'static str, must: impl fmt::Display) -> Self {
+        Self {
+            name,
+            must: must.to_string(),
+        }
+    }
+}
+
+/// A parameter's place in [`GenerationParams`].
+pub enum ParamField<'a> {
+    /// [`Domain::Count`].
+    Count(&'a mut Option<u32>),
+    /// [`Domain::Number`].
+    Number(&'a mut Option<f32>),
+    /// [`Domain::Seed`].
+    Seed(&'a mut Option<u64>),
+    /// [`Domain::Flag`].
+    Flag(&'a mut Option<bool>),
+    /// [`Domain::Texts`].
+    Texts(&'a mut Vec<String>),
+    /// [`Domain::Tokens`].
+    Tokens(&'a mut Vec<Vec<Token>>),
+    /// [`Domain::Biases`].
+    Biases(&'a mut Arc<[(Token, f32)]>),
+}
+
+/// A row of [`PARAMS`].
+#[derive(Debug)]
+pub struct ParamSpec {
+    /// The name on the wires.
+    pub name: &'static str,
+    domain: fn(&ParamRanges) -> Domain,
+    field: fn(&mut GenerationParams) -> ParamField<'_>,
+}
+
+impl ParamSpec {
+    /// Returns the row of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<&'static Self> {
+        PARAMS.iter().find(|param| param.name == name)
+    }
+
+    /// Returns the type and range of the parameter where `ranges` apply.
+    #[must_use]
+    pub fn domain(&self, ranges: &ParamRanges) -> Domain {
+        (self.domain)(ranges)
+    }
+
+    /// Returns the parameter's place in `params`.
+    #[must_use]
+    pub fn field<'a>(&self, params: &'a mut GenerationParams) -> ParamField<'a> {
+        (self.field)(params)
+    }
+}
+
+macro_rules! param {
+    ($field:ident: $kind:ident, $domain:expr) => {
+        param!($field, stringify!($field), $kind, $domain)
+    };
+    ($field:ident, $name:expr, $kind:ident, $domain:expr) => {
+        ParamSpec {
+            name: $name,
+            domain: $domain,
+            field: |params| ParamField::$kind(&mut params.$field),
+        }
+    };
+}
+
+/// Every parameter that has a name on a wire.
+pub const PARAMS: &[ParamSpec] = &[
+    param!(max_tokens: Count, |_| count(0, u32::MAX)),
+    param!(min_tokens: Count, |_| count(0, u32::MAX)),
+    param!(temperature: Number, |ranges| Domain::Number(ranges.temperature)),
+    param!(top_p: Number, |_| Domain::Number(Interval::above(0.0, 1.0))),
+    param!(top_k: Count, |ranges| count(ranges.top_k_least, u32::MAX)),
+    param!(min_p: Number, |_| Domain::Number(Interval::below(0.0, 1.0))),
+    param!(repetition_penalty: Number, |_| Domain::Number(Interval::above(0.0, 10.0))),
+    param!(presence_penalty: Number, |ranges| Domain::Number(ranges.penalty)),
+    param!(frequency_penalty: Number, |ranges| Domain::Number(ranges.penalty)),
+    param!(seed: Seed, |_| Domain::Seed),
+    param!(stop: Texts, texts),
+    // On the wires that have this table's names, a stop is a single token.
+    param!(stop_sequences, "stop_token_ids", Tokens, |_| Domain::Tokens),
+    param!(bad_words: Texts, texts),
+    param!(ignore_eos: Flag, |_| Domain::Flag),
+    param!(skip_special_tokens: Flag, |_| Domain::Flag),
+    param!(top_logprobs: Count, |ranges| count(0, ranges.top_logprobs)),
+    param!(logit_bias: Biases, |ranges| Domain::Biases {
+        count: ranges.biases,
+        each: ranges.bias,
+    }),
+    param!(n: Count, |ranges| count(1, ranges.n)),
+];
+
+const fn count(least: i64, most: u32) -> Domain {
+    Domain::Count { least, most }
+}
+
+const fn texts(ranges: &ParamRanges) -> Domain {
+    Domain::Texts {
+        count: ranges.texts,
+        bytes: ranges.text_bytes,
+    }
+}
+
+impl GenerationParams {
+    /// A bias as it was meant: -100 and below forbid the token (D-20).
+    #[must_use]
+    pub const fn bias(written: f32) -> f32 {
+        if written <= FORBIDDING {
+            f32::NEG_INFINITY
+        } else {
+            written
+        }
+    }
+
+    /// Checks every value that is set against `ranges`, and every token against a vocabulary of this size.
+    ///
+    /// # Errors
+    /// The first parameter that is out of its range.
+    pub fn check(&mut self, ranges: &ParamRanges, vocabulary: u32) -> Result<(), ParamError> {
+        for param in PARAMS {
+            let domain = param.domain(ranges);
+            if !holds(&domain, param.field(self), vocabulary) {
+                return Err(match domain {
+                    // In this process a stop may have several tokens, so its field is named, not the wire's.
+                    Domain::Tokens => ParamError::new(
+                        "stop_sequences",
+                        format_args!(
+                            "at most {STOP_SEQUENCES_MAX} sequences of 1 to {STOP_SEQUENCE_TOKENS_MAX} tokens within the \
+                             vocabulary of {vocabulary}"
+                        ),
+                    ),
+                    Domain::Biases { .. } => ParamError::new(
+                        param.name,
+                        format_args!(
+                            "numbers below infinity for tokens within the vocabulary of {vocabulary}"
+                        ),
+                    ),
+                    other => ParamError::new(param.name, other),
+                });
+            }
+        }
+        match (self.min_tokens, self.max_tokens) {
+            (Some(min), Some(max)) if min > max => {
+                Err(ParamError::new("min_tokens", "at most max_tokens"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether a value that was set in this process, of whichever origin, is in its range.
+fn holds(domain: &Domain, field: ParamField<'_>, vocabulary: u32) -> bool {
+    match (domain, field) {
+        (Domain::Count { least, most }, ParamField::Count(Some(value))) => {
+            i64::from(*value) >= *least && *value <= *most
+        }
+        (Domain::Number(range), ParamField::Number(Some(value))) => range.contains(*value),
+        (Domain::Texts { count, bytes }, ParamField::Texts(texts)) => {
+            let fits = |text: &String| (1..=*bytes).contains(&text.len());
+            texts.len() <= *count && texts.iter().all(fits)
+        }
+        (Domain::Tokens, ParamField::Tokens(sequences)) => {
+            let sound = |stop: &Vec<Token>| {
+                (1..=STOP_SEQUENCE_TOKENS_MAX).contains(&stop.len())
+                    && stop.iter().all(|&token| token < vocabulary)
+            };
+            sequences.len() <= STOP_SEQUENCES_MAX && sequences.iter().all(sound)
+        }
+        // No early exit, so that the compiler can vectorise the loop: a mask has an entry for nearly every token.
+        (Domain::Biases { count, each }, ParamField::Biases(biases)) => {
+            let most = each.most;
+            let sound = biases.iter().fold(true, |sound, &(token, bias)| {
+                sound & (token < vocabulary) & (bias <= most)
+            });
+            sound && biases.len() <= *count
+        }
+        _ => true,
+    }
+}
+
+/// A bias at or below this value forbids the token, for clients that write it so (D-20).
+const FORBIDDING: f32 = -100.0;

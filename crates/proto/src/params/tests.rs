@@ -1,0 +1,323 @@
+//! Tests of the table: every parameter at its limits, in every range, and there and back as JSON.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+fn set(
+    name: &str,
+    value: &Value,
+    ranges: &ParamRanges,
+    coercion: JsonCoercion,
+) -> Option<GenerationParams> {
+    let mut params = GenerationParams::default();
+    let param = ParamSpec::named(name).unwrap();
+    params
+        .set_json(param, value, ranges, coercion)
+        .ok()
+        .map(|()| params)
+}
+
+/// A parameter, values that it takes, and values that it refuses.
+type Case = (
+    &'static str,
+    &'static [&'static str],
+    &'static [&'static str],
+);
+
+fn check(cases: &[Case], ranges: &ParamRanges, coercion: JsonCoercion) {
+    for (name, taken, refused) in cases {
+        let value = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+        for text in *taken {
+            assert!(
+                set(name, &value(text), ranges, coercion).is_some(),
+                "{name} {text}"
+            );
+        }
+        for text in *refused {
+            assert!(
+                set(name, &value(text), ranges, coercion).is_none(),
+                "{name} {text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn d_43_every_parameter_has_its_core_range() {
+    let cases: &[Case] = &[
+        (
+            "max_tokens",
+            &["0", "4294967295", "7.0"],
+            &["-1", "4294967296", "1.5", "\"7\"", "true"],
+        ),
+        ("min_tokens", &["0"], &["-1"]),
+        (
+            "temperature",
+            &["0", "100", "0.5"],
+            &["-0.1", "100.5", "\"1\""],
+        ),
+        ("top_p", &["0.01", "1"], &["0", "1.1"]),
+        ("top_k", &["-1", "0", "40"], &["-2", "0.5"]),
+        ("min_p", &["0", "0.99"], &["1", "-0.1"]),
+        ("repetition_penalty", &["0.1", "10"], &["0", "10.1"]),
+        ("presence_penalty", &["-100", "100"], &["-101", "101"]),
+        ("frequency_penalty", &["-100", "100"], &["-101", "101"]),
+        (
+            "seed",
+            &[
+                "0",
+                "18446744073709551615",
+                "\"18446744073709551615\"",
+                "3.0",
+            ],
+            &["-1", "1.5", "1e17"],
+        ),
+        (
+            "stop",
+            &["[]", "\"a\"", "[\"a\",\"b\"]"],
+            &["[\"\"]", "\"\"", "[1]", "1"],
+        ),
+        ("bad_words", &["[\"a\"]"], &["[null]"]),
+        (
+            "stop_token_ids",
+            &["[0, 4294967295, 7.0]", "[]"],
+            &["[-1]", "7", "[\"7\"]"],
+        ),
+        ("ignore_eos", &["true", "false"], &["1", "\"true\""]),
+        ("skip_special_tokens", &["true"], &["0"]),
+        ("top_logprobs", &["0", "1000"], &["1001", "-1"]),
+        (
+            "logit_bias",
+            &["{}", "{\"7\": 1e30, \"8\": -1e38}"],
+            &["[]", "{\"a\": 1}", "{\"7\": \"1\"}", "\"{}\""],
+        ),
+        ("n", &["1", "64"], &["0", "65"]),
+    ];
+    assert_eq!(cases.len(), PARAMS.len(), "a row of the table has no case");
+    check(cases, &ParamRanges::CORE, JsonCoercion::Strict);
+}
+
+#[test]
+fn d_20_protocols_narrow_the_ranges() {
+    let narrow: &[Case] = &[
+        ("presence_penalty", &["-2", "2"], &["-2.1", "2.1"]),
+        ("n", &["16"], &["17"]),
+        ("top_logprobs", &["20"], &["21"]),
+        (
+            "logit_bias",
+            &["{\"1\": -100, \"2\": 100}"],
+            &["{\"1\": -101}", "{\"1\": 101}"],
+        ),
+    ];
+    check(narrow, &ParamRanges::EVERGREEN, JsonCoercion::Strict);
+    check(narrow, &ParamRanges::TRITON, JsonCoercion::FromText);
+    let evergreen: &[Case] = &[
+        ("temperature", &["2"], &["2.1"]),
+        ("top_k", &["0"], &["-1"]),
+    ];
+    check(evergreen, &ParamRanges::EVERGREEN, JsonCoercion::Strict);
+    check(
+        &[("temperature", &["100"], &[])],
+        &ParamRanges::TRITON,
+        JsonCoercion::FromText,
+    );
+    for (ranges, coercion, count, bytes) in [
+        (ParamRanges::EVERGREEN, JsonCoercion::Strict, 16, 256),
+        (ParamRanges::TRITON, JsonCoercion::FromText, 64, 1_024),
+    ] {
+        for name in ["stop", "bad_words"] {
+            let texts = |count: usize, bytes: usize| {
+                set(
+                    name,
+                    &json!(vec!["x".repeat(bytes); count]),
+                    &ranges,
+                    coercion,
+                )
+                .is_some()
+            };
+            assert!(texts(count, bytes) && !texts(count + 1, 1) && !texts(1, bytes + 1));
+        }
+    }
+}
+
+#[test]
+fn tr_404_parameters_that_can_only_be_texts_are_read_too() {
+    let ranges = ParamRanges {
+        biases: 2,
+        ..ParamRanges::TRITON
+    };
+    let cases: &[Case] = &[
+        ("max_tokens", &["\"7\"", "99999999999"], &["\"x\""]),
+        ("temperature", &["\"0.5\""], &["\"NaN\"", "\"\""]),
+        ("ignore_eos", &["\"true\"", "\"false\""], &["\"yes\"", "1"]),
+        ("stop", &["[\"\"]", "[\"\", \"a\"]"], &[]),
+        (
+            "logit_bias",
+            &["\"{\\\"5\\\": -100}\"", "{\"1\":1,\"2\":2}"],
+            &["{\"1\":1,\"2\":2,\"3\":3}", "\"x\""],
+        ),
+    ];
+    check(cases, &ranges, JsonCoercion::FromText);
+    let stop = set("stop", &json!(["", "a"]), &ranges, JsonCoercion::FromText).unwrap();
+    assert_eq!(stop.stop, ["a"]);
+    let most = set(
+        "max_tokens",
+        &json!(99_999_999_999_u64),
+        &ranges,
+        JsonCoercion::FromText,
+    )
+    .unwrap();
+    assert_eq!(most.max_tokens, Some(u32::MAX));
+    let off = set("top_k", &json!(-1), &ranges, JsonCoercion::FromText).unwrap();
+    assert_eq!(off.top_k, Some(0));
+}
+
+#[test]
+fn d_20_a_bias_of_minus_100_forbids() {
+    let params = set(
+        "logit_bias",
+        &json!({"4": -100, "5": -99.5}),
+        &ParamRanges::CORE,
+        JsonCoercion::Strict,
+    );
+    assert_eq!(
+        params.unwrap().logit_bias[..],
+        [(4, f32::NEG_INFINITY), (5, -99.5)]
+    );
+}
+
+#[test]
+fn d_43_what_is_written_is_read_back() {
+    let all = GenerationParams {
+        max_tokens: Some(7),
+        min_tokens: Some(2),
+        temperature: Some(0.7),
+        top_p: Some(0.9),
+        top_k: Some(40),
+        min_p: Some(0.05),
+        repetition_penalty: Some(1.1),
+        presence_penalty: Some(-0.5),
+        frequency_penalty: Some(0.25),
+        seed: Some(u64::MAX),
+        stop: vec!["END".into()],
+        stop_sequences: vec![vec![3], vec![9]],
+        bad_words: vec!["bad".into()],
+        ignore_eos: Some(true),
+        skip_special_tokens: Some(false),
+        top_logprobs: Some(3),
+        logit_bias: [(4, f32::NEG_INFINITY), (5, 1.5)].into(),
+        n: Some(2),
+        priority: None,
+    };
+    let json = all.to_json().unwrap();
+    // A row for each field, or its value would be lost.
+    assert_eq!(json.len(), PARAMS.len());
+    assert_eq!(json["temperature"], json!(0.7));
+    let mut read = GenerationParams::default();
+    for (name, value) in &json {
+        let param = ParamSpec::named(name).unwrap();
+        read.set_json(param, value, &ParamRanges::EVERGREEN, JsonCoercion::Strict)
+            .unwrap();
+    }
+    assert_eq!(read, all);
+    assert_eq!(GenerationParams::default().to_json().unwrap().len(), 0);
+    let several = GenerationParams {
+        stop_sequences: vec![vec![1, 2]],
+        ..GenerationParams::default()
+    };
+    assert!(several.to_json().is_none());
+}
+
+#[test]
+fn d_20_the_core_checks_what_was_set_in_this_process() {
+    type Change = fn(&mut GenerationParams);
+    let cases: &[(&str, Change, Change)] = &[
+        (
+            "temperature",
+            |p| p.temperature = Some(100.0),
+            |p| p.temperature = Some(f32::NAN),
+        ),
+        ("min_p", |p| p.min_p = Some(0.0), |p| p.min_p = Some(1.0)),
+        ("n", |p| p.n = Some(64), |p| p.n = Some(0)),
+        (
+            "stop",
+            |p| p.stop = vec!["x".repeat(1_024); 64],
+            |p| p.stop = vec![String::new()],
+        ),
+        (
+            "stop_sequences",
+            |p| p.stop_sequences = vec![vec![9; 64]; 256],
+            |p| p.stop_sequences = vec![vec![10]],
+        ),
+        (
+            "stop_sequences",
+            |_| (),
+            |p| p.stop_sequences = vec![vec![1; 65]],
+        ),
+        (
+            "stop_sequences",
+            |_| (),
+            |p| p.stop_sequences = vec![vec![1]; 257],
+        ),
+        (
+            "logit_bias",
+            |p| p.logit_bias = [(9, f32::NEG_INFINITY)].into(),
+            |p| p.logit_bias = [(1, f32::INFINITY)].into(),
+        ),
+        (
+            "logit_bias",
+            |_| (),
+            |p| p.logit_bias = [(1, f32::NAN)].into(),
+        ),
+        ("logit_bias", |_| (), |p| p.logit_bias = [(10, 0.0)].into()),
+        (
+            "min_tokens",
+            |p| (p.min_tokens, p.max_tokens) = (Some(3), Some(3)),
+            |p| (p.min_tokens, p.max_tokens) = (Some(4), Some(3)),
+        ),
+    ];
+    for (name, good, bad) in cases {
+        let checked = |change: &Change| {
+            let mut params = GenerationParams::default();
+            change(&mut params);
+            params.check(&ParamRanges::CORE, 10)
+        };
+        assert_eq!(checked(good), Ok(()), "{name}");
+        assert_eq!(checked(bad).unwrap_err().name, *name);
+    }
+}
+
+#[test]
+fn intervals_say_which_of_their_ends_belong_to_them() {
+    for (interval, shown, inside, outside) in [
+        (
+            Interval::closed(0.0, 2.0),
+            "[0, 2]",
+            [0.0, 2.0],
+            [-0.1, 2.1],
+        ),
+        (
+            Interval::above(0.0, 1.0),
+            "(0, 1]",
+            [0.1, 1.0],
+            [0.0, f32::NAN],
+        ),
+        (
+            Interval::below(0.0, 1.0),
+            "[0, 1)",
+            [0.0, 0.9],
+            [1.0, f32::INFINITY],
+        ),
+    ] {
+        assert_eq!(interval.to_string(), shown);
+        assert!(
+            inside.iter().all(|value| interval.contains(*value)),
+            "{shown}"
+        );
+        assert!(
+            outside.iter().all(|value| !interval.contains(*value)),
+            "{shown}"
+        );
+    }
+}

@@ -1,0 +1,127 @@
+//! The identity of a caller, as far as the server knows it (D-45).
+
+use std::sync::Arc;
+
+use http::Extensions;
+use sapwood_kernel::Name;
+use sapwood_proto::code::Code;
+
+use crate::auth::identity::CallerIdentity;
+use crate::auth::rate_limit::TokenMeter;
+use crate::auth::scopes::{KeyFingerprint, KeyScope, Scopes};
+use crate::http::rejection::Rejection;
+
+/// The caller of a request. The middleware puts it into the extensions of each; a handler that finds none refuses.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// Whose the request is, and what comes of it.
+    pub identity: CallerIdentity,
+    /// What the caller may do.
+    pub scopes: Scopes,
+    /// What its calls of models are charged to.
+    pub allowance: Option<Arc<TokenMeter>>,
+    /// Which key it has shown; `None` if it needed none, or has shown a certificate.
+    pub(crate) fingerprint: Option<KeyFingerprint>,
+    /// Which certificate it has shown instead: its subject.
+    pub(crate) certificate: Option<Arc<str>>,
+}
+
+impl Caller {
+    /// A caller without a key that may do this much.
+    #[must_use]
+    pub fn anonymous(extensions: &Extensions, scopes: Scopes) -> Self {
+        Self {
+            identity: CallerIdentity::anonymous(extensions),
+            scopes,
+            allowance: None,
+            fingerprint: None,
+            certificate: None,
+        }
+    }
+
+    /// The caller of a request with these extensions.
+    ///
+    /// # Errors
+    /// `unauthenticated` if nobody has looked who it is: a handler that was reached past the gate does nothing.
+    pub fn of(extensions: &Extensions) -> Result<&Self, Rejection> {
+        extensions.get().ok_or_else(|| {
+            let message = "Nobody has checked who sends this request.";
+            Rejection::new(Code::Unauthenticated, "unchecked_caller", message)
+        })
+    }
+
+    /// Fails with `insufficient_scope` if the caller may not do things of this kind.
+    ///
+    /// # Errors
+    /// `permission-denied`.
+    pub fn require(&self, scope: KeyScope) -> Result<(), Rejection> {
+        if self.scopes.has(scope) {
+            return Ok(());
+        }
+        let message = format!("This caller does not have the scope `{}`.", scope.name());
+        Err(Rejection::new(
+            Code::PermissionDenied,
+            "insufficient_scope",
+            message,
+        ))
+    }
+
+    /// Whether the caller may know of this model, and call it.
+    pub(crate) fn may_use(&self, model: &Name) -> bool {
+        let limits = self.allowance.as_ref().map(|allowance| allowance.limits());
+        let models = limits.as_ref().and_then(|limits| limits.models.as_ref());
+        models.is_none_or(|models| models.contains(model))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+    use crate::listener::peer::PeerInfo;
+
+    fn from(address: &str) -> Extensions {
+        let mut extensions = Extensions::new();
+        extensions.insert(PeerInfo(SocketAddr::new(address.parse().unwrap(), 7)));
+        extensions
+    }
+
+    #[test]
+    fn d_45_a_name_makes_nobody_somebody_else() {
+        let name = |name: &str| -> Arc<str> { name.into() };
+        let all = [
+            CallerIdentity::Anonymous(None),
+            CallerIdentity::Key(name("anonymous")),
+            CallerIdentity::Certificate(name("anonymous")),
+            CallerIdentity::Key(name("default")),
+            CallerIdentity::Certificate(name("default")),
+        ];
+        for (i, one) in all.iter().enumerate() {
+            for (j, other) in all.iter().enumerate() {
+                assert_eq!(one.may_use_what(other), i == j, "{one:?} {other:?}");
+            }
+        }
+        let [here, there] = ["10.0.0.1", "10.0.0.2"].map(|it| CallerIdentity::anonymous(&from(it)));
+        assert!(here != there && here.may_use_what(&there));
+    }
+
+    #[test]
+    fn d_45_an_address_is_a_network_and_has_one_form() {
+        for (one, other, same) in [
+            ("10.0.0.1", "::ffff:10.0.0.1", true),
+            ("10.0.0.1", "10.0.0.2", false),
+            ("2001:db8::1", "2001:db8:0:0:ffff::1", true),
+            ("2001:db8::1", "2001:db8:0:1::1", false),
+        ] {
+            let [one, other] = [one, other].map(|it| CallerIdentity::anonymous(&from(it)));
+            assert_eq!(one == other, same, "{one:?} {other:?}");
+        }
+    }
+
+    #[test]
+    fn d_45_a_handler_that_finds_no_caller_refuses() {
+        let rejection = Caller::of(&Extensions::new()).unwrap_err();
+        assert_eq!(rejection.code, Code::Unauthenticated);
+    }
+}

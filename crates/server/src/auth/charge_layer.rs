@@ -1,0 +1,75 @@
+//! The layer of the kernel that charges calls of models to the key of their request.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use futures::{Stream, stream};
+use sapwood_kernel::{Call, Chunk, Chunks, Error, FairShare, Layer, Next, Result, TokenCharge};
+
+use crate::auth::rate_limit::ChargedRun;
+use crate::http::request_trace::{self, RequestTrace};
+
+/// The layer that charges calls of models to the token meter of the request that they belong to, and sets in whose turn they
+/// wait (D-54).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AllowanceLayer;
+
+impl Layer for AllowanceLayer {
+    fn call(&self, mut call: Call, next: Next) -> Chunks {
+        // Also of what is no model: it may call some.
+        let trace = RequestTrace::of(&mut call);
+        if let Some(turn) = trace.as_ref().map(RequestTrace::turn) {
+            call.turn = turn;
+        } else if call.turn == FairShare::default() {
+            call.turn = request_trace::present_turn();
+        }
+        let allowance = trace.and_then(|trace| trace.allowance());
+        let limits = allowance.as_ref().map(|allowance| allowance.limits());
+        call.known_models = limits.and_then(|limits| limits.models.clone());
+        let Some(allowance) = allowance.filter(|_| next.spec().model) else {
+            return next.call(call);
+        };
+        match allowance.begin(&next.spec().name) {
+            Err(error) => Box::pin(stream::once(std::future::ready(Err(error)))),
+            Ok(running) => {
+                let running = Arc::new(running);
+                call.token_charge = Some(Arc::clone(&running) as Arc<dyn TokenCharge>);
+                Box::pin(Charged {
+                    chunks: next.call(call),
+                    running,
+                    answered: false,
+                })
+            }
+        }
+    }
+}
+
+/// The chunks of a call that is charged.
+struct Charged {
+    chunks: Chunks,
+    running: Arc<ChargedRun>,
+    answered: bool,
+}
+
+impl Stream for Charged {
+    type Item = Result<Chunk>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let item = ready!(self.chunks.as_mut().poll_next(cx));
+        match &item {
+            Some(Ok(chunk)) => {
+                self.answered = true;
+                self.running.guess(chunk);
+                if let Some(meta) = &chunk.meta {
+                    self.running.settle(meta.usage);
+                }
+            }
+            Some(Err(Error::Unavailable { .. } | Error::RateLimited { .. })) if !self.answered => {
+                self.running.excuse();
+            }
+            Some(Err(_)) | None => {}
+        }
+        Poll::Ready(item)
+    }
+}

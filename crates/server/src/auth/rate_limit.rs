@@ -1,0 +1,325 @@
+//! The limits of one key: its models, and its requests and tokens in a time (OA-905, OA-906).
+//!
+//! ```text
+//!   call of a model ─► model allowed? running? a request left? ─► prompt charged when known ─► output as it is made
+//!                                                                  what an upstream reports is charged at its end
+//! ```
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use sapwood_kernel::{Chunk, Error, Name, Result, RunUsage, TokenCharge};
+use tokio::time::Instant;
+
+/// What a key may use. `None` is no limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RateLimits {
+    /// The models it may call.
+    pub models: Option<Arc<HashSet<Name>>>,
+    /// Calls of models at once.
+    pub requests_running: Option<u32>,
+    /// Calls of models that may begin in a minute.
+    pub requests_per_minute: Option<u32>,
+    /// Tokens of prompts and of outputs in a minute.
+    pub tokens_per_minute: Option<u32>,
+}
+
+/// A key's limits and what is left of them.
+#[derive(Debug)]
+pub struct TokenMeter {
+    limits: RwLock<Arc<RateLimits>>,
+    /// Whose prefixes are in the caches of engines.
+    prefix_scope: u64,
+    state: Mutex<LimiterState>,
+}
+
+#[derive(Debug)]
+struct LimiterState {
+    running: u32,
+    requests: Option<TokenBucket>,
+    tokens: Option<TokenBucket>,
+}
+
+impl TokenMeter {
+    /// All of `limits`, unused.
+    #[must_use]
+    pub fn new(limits: RateLimits) -> Self {
+        static SCOPES: AtomicU64 = AtomicU64::new(1);
+        let bucket = |per_minute: Option<u32>| per_minute.map(TokenBucket::new);
+        let state = LimiterState {
+            running: 0,
+            requests: bucket(limits.requests_per_minute),
+            tokens: bucket(limits.tokens_per_minute),
+        };
+        Self {
+            limits: RwLock::new(Arc::new(limits)),
+            prefix_scope: SCOPES.fetch_add(1, Ordering::Relaxed),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// What may be used now.
+    #[must_use]
+    pub fn limits(&self) -> Arc<RateLimits> {
+        Arc::clone(&self.limits.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Puts other limits in force, for whatever is open too. Of what is limited as before, what is used stays used; of what
+    /// is limited otherwise, no more is left than there was.
+    pub(crate) fn renew(&self, limits: &RateLimits) {
+        let mut state = self.lock();
+        let LimiterState {
+            requests, tokens, ..
+        } = &mut *state;
+        for (bucket, per_minute) in [
+            (requests, limits.requests_per_minute),
+            (tokens, limits.tokens_per_minute),
+        ] {
+            let left = bucket.as_ref().map(|bucket| bucket.level);
+            if bucket.as_ref().map(|bucket| bucket.size) != per_minute {
+                *bucket = per_minute.map(TokenBucket::new);
+            }
+            if let (Some(bucket), Some(left)) = (bucket, left) {
+                bucket.level = bucket.level.min(left);
+            }
+        }
+        let limits = Arc::new(limits.clone());
+        *self.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
+    }
+
+    /// Where a client stands, in the headers that clients of OpenAI read; nothing for what is not limited.
+    pub(crate) fn add_headers(&self, headers: &mut HeaderMap) {
+        let mut state = self.lock();
+        let now = Instant::now();
+        let LimiterState {
+            requests, tokens, ..
+        } = &mut *state;
+        for (names, bucket) in [(&REQUESTS, requests), (&TOKENS, tokens)] {
+            let Some(bucket) = bucket else { continue };
+            bucket.refill(now);
+            let values = [
+                bucket.size.to_string(),
+                bucket.whole().to_string(),
+                spell(bucket.until(bucket.size)),
+            ];
+            for (name, value) in names.iter().zip(values) {
+                if let Ok(value) = HeaderValue::try_from(value) {
+                    headers.insert(name, value);
+                }
+            }
+        }
+    }
+
+    /// Begins a call of a model, which ends when what is returned is dropped.
+    pub(super) fn begin(self: &Arc<Self>, model: &Name) -> Result<ChargedRun> {
+        let limits = self.limits();
+        if let Some(models) = &limits.models
+            && !models.contains(model)
+        {
+            return Err(Error::Engine {
+                code: sapwood_proto::code::Code::PermissionDenied,
+                reason: "insufficient_scope",
+                message: format!("this key may not call the model {model:?}"),
+                retry_after: None,
+            });
+        }
+        let mut state = self.lock();
+        if let Some(most) = limits.requests_running
+            && state.running >= most
+        {
+            return Err(Error::RateLimited {
+                why: format!(
+                    "this key may have {most} requests running at once: wait for one to end"
+                ),
+                retry_after: Some(Duration::from_secs(1)),
+            });
+        }
+        // A prompt's length is not known yet, but nothing is left for any.
+        if let Some(tokens) = &mut state.tokens {
+            tokens.expect(1, "tokens")?;
+        }
+        if let Some(requests) = &mut state.requests {
+            requests.take(1, "requests")?;
+        }
+        state.running += 1;
+        Ok(ChargedRun {
+            allowance: Arc::clone(self),
+            charged: AtomicU64::new(0),
+            sends_headers: AtomicBool::new(false),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LimiterState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Refills evenly, up to a minute's worth; may be overdrawn by what cannot be known before.
+#[derive(Debug)]
+struct TokenBucket {
+    size: u32,
+    level: f64,
+    filled: Instant,
+}
+
+impl TokenBucket {
+    fn new(size: u32) -> Self {
+        Self {
+            size,
+            level: f64::from(size),
+            filled: Instant::now(),
+        }
+    }
+
+    fn refill(&mut self, now: Instant) {
+        let minutes = now.saturating_duration_since(self.filled).as_secs_f64() / 60.0;
+        self.level = (self.level + minutes * f64::from(self.size)).min(f64::from(self.size));
+        self.filled = now;
+    }
+
+    /// How long until there is `amount`.
+    fn until(&self, amount: u32) -> Duration {
+        let missing = (f64::from(amount) - self.level).max(0.0);
+        Duration::from_secs_f64(missing * 60.0 / f64::from(self.size.max(1)))
+    }
+
+    /// What is left, in whole.
+    fn whole(&self) -> u32 {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "between 0 and a u32"
+        )]
+        let whole = self.level.max(0.0) as u32;
+        whole
+    }
+
+    fn take(&mut self, amount: u32, what: &str) -> Result<()> {
+        self.expect(amount, what)?;
+        self.level -= f64::from(amount);
+        Ok(())
+    }
+
+    /// Fails unless there is `amount`.
+    fn expect(&mut self, amount: u32, what: &str) -> Result<()> {
+        self.refill(Instant::now());
+        let size = self.size;
+        if amount > size {
+            return Err(Error::RateLimited {
+                why: format!("this takes {amount} {what}, and this key may use {size} in a minute"),
+                retry_after: None,
+            });
+        }
+        if self.level < f64::from(amount) {
+            let wait = self.until(amount);
+            return Err(Error::RateLimited {
+                why: format!(
+                    "this key may use {size} {what} in a minute, and {} are left: ask again in {}",
+                    self.whole(),
+                    spell(wait)
+                ),
+                retry_after: Some(wait),
+            });
+        }
+        Ok(())
+    }
+
+    fn overdraw(&mut self, amount: u32) {
+        self.refill(Instant::now());
+        self.level -= f64::from(amount);
+    }
+}
+
+/// A call of a model that is charged to an allowance.
+#[derive(Debug)]
+pub(crate) struct ChargedRun {
+    allowance: Arc<TokenMeter>,
+    /// Tokens charged so far.
+    charged: AtomicU64,
+    /// The model charges its tokens itself; one elsewhere reports them at its end.
+    sends_headers: AtomicBool,
+}
+
+impl ChargedRun {
+    /// A chunk of a model elsewhere is a token at least, so that a call that is cut short has paid for something.
+    pub(super) fn guess(&self, chunk: &Chunk) {
+        if !self.sends_headers.load(Ordering::Relaxed) && !chunk.data.is_empty() {
+            self.output(1);
+        }
+    }
+
+    /// The call was not served: it does not count as one.
+    pub(super) fn excuse(&self) {
+        if let Some(requests) = &mut self.allowance.lock().requests {
+            requests.level += 1.0;
+        }
+    }
+
+    /// Charges what a model elsewhere says it used, beyond what was charged as it went.
+    pub(super) fn settle(&self, usage: RunUsage) {
+        let used = usage.prompt_tokens.saturating_add(usage.completion_tokens);
+        let owed = used.saturating_sub(self.charged.load(Ordering::Relaxed));
+        self.output(u32::try_from(owed).unwrap_or(u32::MAX));
+    }
+}
+
+impl TokenCharge for ChargedRun {
+    fn prefix_scope(&self) -> u64 {
+        self.allowance.prefix_scope
+    }
+
+    fn prompt(&self, tokens: u32) -> Result<()> {
+        self.sends_headers.store(true, Ordering::Relaxed);
+        if let Some(bucket) = &mut self.allowance.lock().tokens {
+            bucket.take(tokens, "tokens")?;
+        }
+        self.charged.fetch_add(u64::from(tokens), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn output(&self, tokens: u32) {
+        if tokens == 0 {
+            return;
+        }
+        if let Some(bucket) = &mut self.allowance.lock().tokens {
+            bucket.overdraw(tokens);
+        }
+        self.charged.fetch_add(u64::from(tokens), Ordering::Relaxed);
+    }
+}
+
+impl Drop for ChargedRun {
+    fn drop(&mut self) {
+        self.allowance.lock().running -= 1;
+    }
+}
+
+/// As clients of OpenAI read it: `120ms`, `1.5s`, `6m0s`.
+fn spell(wait: Duration) -> String {
+    let milliseconds = wait.as_millis();
+    if milliseconds < 1000 {
+        format!("{milliseconds}ms")
+    } else if milliseconds < 60_000 {
+        format!("{}s", (milliseconds as f64 / 1000.0 * 10.0).ceil() / 10.0)
+    } else {
+        let seconds = wait.as_secs_f64().ceil() as u64;
+        format!("{}m{}s", seconds / 60, seconds % 60)
+    }
+}
+
+const REQUESTS: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit-requests"),
+    HeaderName::from_static("x-ratelimit-remaining-requests"),
+    HeaderName::from_static("x-ratelimit-reset-requests"),
+];
+const TOKENS: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit-tokens"),
+    HeaderName::from_static("x-ratelimit-remaining-tokens"),
+    HeaderName::from_static("x-ratelimit-reset-tokens"),
+];
+
+#[cfg(test)]
+mod tests;

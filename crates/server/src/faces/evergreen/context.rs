@@ -1,0 +1,136 @@
+//! What every Evergreen connection starts with, over gRPC and WebSockets alike: kernel, limits, quotas, registries.
+
+use std::sync::Arc;
+
+use futures::{Stream, StreamExt, stream};
+use sapwood_kernel::Kernel;
+use sapwood_kernel::session::{self, IncomingMessages, OutgoingMessages, Session, SessionCommand};
+use sapwood_proto::evergreen::{Dialect, Reason, Status};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::detached::{self, DetachedSession, SessionRegistrationGuard, SessionRegistry};
+use super::options::RequestedOptions;
+use super::recorder::SessionRecorder;
+use super::{Config, known_models};
+use crate::auth::identity::CallerIdentity;
+use crate::auth::quotas::{CallerQuotas, NoSlot, Permit};
+use crate::context::ServerContext;
+use crate::http::request_trace::{self, RequestTrace};
+use crate::ops::drain::{Drain, DrainPhase};
+use crate::resume::SecretToken;
+
+/// Shared by everything that opens sessions.
+pub(super) struct EvergreenContext {
+    pub(super) shared: ServerContext,
+    kernel: Kernel,
+    pub(super) config: Config,
+    quotas: Arc<CallerQuotas>,
+    retained: Arc<CallerQuotas>,
+    pub(super) detached: Arc<SessionRegistry>,
+}
+
+impl EvergreenContext {
+    pub(super) fn new(shared: ServerContext, kernel: Kernel, config: Config) -> Self {
+        let quotas = CallerQuotas::new(config.sessions as u64, config.sessions_each as u64);
+        let retained = CallerQuotas::new(config.retained_bytes, config.retained_bytes_each);
+        Self {
+            shared,
+            kernel,
+            detached: Arc::new(detached::new_registry(
+                config.resumable_sessions,
+                config.resumable_sessions_each,
+            )),
+            config,
+            quotas,
+            retained,
+        }
+    }
+
+    /// A place among the open sessions, or the reason why there is none (section 8.2, EV-960).
+    pub(super) fn admit(&self, caller: &CallerIdentity) -> Result<Permit, Status> {
+        let rejected = &self.shared.metrics.rejected;
+        if self.shared.drain.phase() >= DrainPhase::Refusing {
+            rejected.with_label_values(&["drain"]).inc();
+            let message = "the server is shutting down and opens no new sessions: try another one";
+            return Err(Status::new(Reason::GoingAway, message));
+        }
+        self.quotas.take(caller).map_err(|full| {
+            rejected.with_label_values(&[full.reason()]).inc();
+            let message = match full {
+                NoSlot::All => {
+                    "the server has all the sessions it can hold (limits.sessions): try again later"
+                        .to_owned()
+                }
+                NoSlot::Each => format!(
+                    "you have {} sessions, and one caller may have no more (limits.sessions_each): close one, or begin \
+                     more actions in those that you have",
+                    self.quotas.most_each()
+                ),
+            };
+            Status::new(Reason::EngineBusy, message)
+        })
+    }
+
+    /// A session that is counted from here on.
+    pub(super) fn open(
+        &self,
+        dialect: Dialect,
+        options: RequestedOptions,
+        token: Option<&SecretToken>,
+        caller: &CallerIdentity,
+    ) -> (Session<SessionRecorder>, OutgoingMessages) {
+        let recorder = SessionRecorder::begin(
+            Arc::clone(&self.shared.metrics),
+            self.shared.drain.clone(),
+            Permit::empty(&self.retained, caller),
+        );
+        let mut options = self.config.session(dialect, options);
+        let allowance = RequestTrace::present().and_then(|request_trace| request_trace.allowance());
+        options.models = known_models(allowance);
+        options.token = token.map(|token| session::ResumeToken(token.text().into()));
+        session::open(self.kernel.clone(), options, recorder)
+    }
+
+    /// A session that outlives its connections, in a task of its own; the first of them gives `incoming`.
+    pub(super) fn hold(
+        &self,
+        dialect: Dialect,
+        options: RequestedOptions,
+        (token, stay): (SecretToken, SessionRegistrationGuard),
+        permit: Permit,
+        incoming: IncomingMessages,
+    ) -> OutgoingMessages {
+        let (session, outgoing) = self.open(dialect, options, Some(&token), permit.caller());
+        let (connections, back) = session.connections(incoming);
+        let orders = self.orders();
+        let task = tokio::spawn(request_trace::carry_session(async move {
+            session.run(connections, orders).await;
+            drop((permit, stay));
+        }));
+        let _task = AbortOnDropHandle::new(task);
+        self.detached.keep(&token, DetachedSession { back, _task });
+        outgoing
+    }
+
+    /// What the drain asks of a live session (EV-960, D-31), and the end of its caller's key (D-45). Ask for them where the
+    /// session's request is worked for.
+    pub(super) fn orders(&self) -> impl Stream<Item = SessionCommand> + Send + use<> {
+        let revoked = stream::once(request_trace::revoked()).map(|()| SessionCommand::Revoke);
+        stream::select(revoked, orders(self.shared.drain.clone()))
+    }
+}
+
+fn orders(drain: Drain) -> impl Stream<Item = SessionCommand> + Send {
+    stream::iter([SessionCommand::Finish, SessionCommand::Leave]).then(move |order| {
+        let drain = drain.clone();
+        async move {
+            match order {
+                SessionCommand::Finish => drain.reached(DrainPhase::Refusing).await,
+                SessionCommand::Leave => drain.cutting().await,
+                // That is no drain's.
+                SessionCommand::Revoke => return order,
+            }
+            order
+        }
+    })
+}

@@ -1,0 +1,105 @@
+//! Drives a session that may outlive this connection (EV-940).
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use sapwood_kernel::session::{self, OutgoingMessages};
+use sapwood_proto::evergreen::{Reason, Status};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::{LAST_WORDS, PeerLoss, SocketTransport};
+use crate::faces::evergreen::socket::inbox::InboxSender;
+
+/// Serves the connection until it is lost, or the session, or this connection of it, is over.
+pub(in crate::faces::evergreen::socket) async fn run_detached(
+    inbox: InboxSender,
+    outgoing: OutgoingMessages,
+    wire: Box<SocketTransport>,
+) {
+    let mut connection = DetachedDriver {
+        wire,
+        inbox,
+        outgoing,
+        limit: None,
+    };
+    match (&mut connection).await {
+        DetachedEnd::Session(status) => Box::pin(connection.wire.end(status.as_ref())).await,
+        DetachedEnd::Connection(PeerLoss::Left) => {
+            let status = Status::new(Reason::Cancelled, "the client has closed the connection");
+            connection
+                .inbox
+                .put(Err(session::ConnectionLoss::Ended(status)));
+        }
+        DetachedEnd::Connection(PeerLoss::Cut) => {
+            connection.inbox.put(Err(session::ConnectionLoss::Cut));
+            connection.outgoing.cut();
+        }
+    }
+}
+
+struct DetachedDriver {
+    wire: Box<SocketTransport>,
+    inbox: InboxSender,
+    outgoing: OutgoingMessages,
+    /// How long what is said after the session's end may take.
+    limit: Option<Pin<Box<Sleep>>>,
+}
+
+/// What has come to its end.
+enum DetachedEnd {
+    /// The session, or its life on this connection.
+    Session(Option<Arc<Status>>),
+    Connection(PeerLoss),
+}
+
+impl DetachedDriver {
+    /// Hands over what comes, as far as the session has taken what came before. `true`: nothing is listened to.
+    fn receive(&mut self, cx: &mut Context<'_>) -> bool {
+        while self.wire.lost.is_none() {
+            if self.inbox.poll_room(cx).is_pending() {
+                return true;
+            }
+            match self.wire.poll_item(cx) {
+                Poll::Ready(Some(item)) => {
+                    let item = item.map_err(session::ConnectionLoss::Ended);
+                    self.inbox.put(item);
+                }
+                // The dialects that say so in this way have no such sessions.
+                Poll::Ready(None) => {}
+                // While a long message is read elsewhere nobody listens either.
+                Poll::Pending => return self.wire.reading.is_some(),
+            }
+        }
+        false
+    }
+}
+
+impl Future for DetachedDriver {
+    type Output = DetachedEnd;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<DetachedEnd> {
+        let this = &mut *self;
+        match this.wire.poll_send(&mut this.outgoing, cx) {
+            Poll::Ready(Ok(status)) => return Poll::Ready(DetachedEnd::Session(status)),
+            Poll::Ready(Err(_)) => return Poll::Ready(DetachedEnd::Connection(PeerLoss::Cut)),
+            Poll::Pending => {}
+        }
+        let deaf = this.receive(cx);
+        if let Some(removed) = this.wire.lost {
+            return Poll::Ready(DetachedEnd::Connection(removed));
+        }
+        if this.wire.socket.poll_alive(deaf, cx).is_ready() {
+            return Poll::Ready(DetachedEnd::Connection(PeerLoss::Cut));
+        }
+        if this.inbox.is_abandoned() {
+            let late = || Box::pin(sleep_until(Instant::now() + LAST_WORDS));
+            let limit = this.limit.get_or_insert_with(late);
+            return limit
+                .as_mut()
+                .poll(cx)
+                .map(|()| DetachedEnd::Connection(PeerLoss::Cut));
+        }
+        Poll::Pending
+    }
+}

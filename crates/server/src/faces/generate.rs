@@ -1,0 +1,91 @@
+//! Triton's generate extension, and the KServe v2 protocol around it, over HTTP and gRPC.
+//!
+//! What a body means is `proto::generate`'s.
+//!
+//! ```text
+//!   path ─► method ─► version ─► model ─► body ─► tensors ─► a call of the kernel ─► responses ─► JSON | events | messages
+//! ```
+
+mod batch;
+mod body;
+mod call;
+mod catalog;
+mod compression;
+mod decompression;
+mod detached;
+mod endpoint;
+mod event_channel;
+mod events;
+mod function;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+mod grpc;
+mod infer;
+mod load_report;
+mod metadata;
+mod model_control;
+mod options;
+mod path;
+mod replay;
+mod repository;
+mod request_end;
+mod request_error;
+mod request_options;
+mod response_json;
+mod restricted;
+mod resume;
+mod running;
+mod scripted;
+mod sending;
+mod stats;
+mod text;
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::routing::any;
+use http::{Request, Response};
+use sapwood_kernel::Kernel;
+use sapwood_proto::generated::INFERENCE_DESCRIPTORS;
+
+pub use model_control::{ExplicitRepository, ModelControlError, Repository};
+pub use options::{Config, ModelOptions, ScriptControl};
+pub use request_options::ForwardedHeaders;
+pub use restricted::{Category, Restriction};
+
+use self::catalog::ModelCatalog;
+use crate::context::{Face, ServerContext};
+use crate::http::route::Route;
+use crate::ops::metrics;
+
+/// The face over the functions of `kernel`.
+#[must_use]
+pub fn face(shared: ServerContext, kernel: Kernel, config: Config) -> Face {
+    if config.metrics {
+        let versions = config.versions().collect();
+        shared.metrics.spell_for_triton(kernel.clone(), versions);
+    }
+    let catalog = Arc::new(ModelCatalog::new(shared, kernel, config));
+    let service = grpc::InferenceService(Arc::clone(&catalog));
+    let serve = move |request: Request<Body>| {
+        let catalog = Arc::clone(&catalog);
+        async move { answer(catalog, request).await }
+    };
+    Face {
+        name: metrics::FaceLabel::Generate,
+        // One handler for all: what a path means is decided before it is decoded (TR-201).
+        routes: path::PATTERNS
+            .iter()
+            .map(|(path, access)| Route::http(*path, *access, any(serve.clone())))
+            .chain(grpc::METHODS.map(|(path, access)| Route::grpc(path, access, service.clone())))
+            .collect(),
+        root: None,
+        descriptors: vec![INFERENCE_DESCRIPTORS],
+        services: vec![grpc::SERVICE],
+    }
+}
+
+async fn answer(catalog: Arc<ModelCatalog>, request: Request<Body>) -> Response<Body> {
+    // Boxed: what waits in it is large, and a connection holds one for each request.
+    Box::pin(endpoint::serve(catalog, request)).await
+}

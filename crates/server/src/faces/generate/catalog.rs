@@ -1,0 +1,239 @@
+//! The models of this face: which kernel functions they are, with their versions and states (TR-101 to TR-103, TR-204,
+//! TR-1308).
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use http::StatusCode;
+use sapwood_kernel::{Kernel, Name, Spec};
+use sapwood_proto::code::Code;
+use sapwood_proto::generate::Signature;
+
+use super::detached::Streams;
+use super::function;
+use super::options::{Config, ModelOptions};
+use super::path::Target;
+use super::request_error::RequestError;
+use super::running::RunningRequests;
+use super::stats::InferenceStats;
+use crate::auth::caller::Caller;
+use crate::context::ServerContext;
+use crate::ops::health;
+
+/// The prefix under which a function is found even where a model bears its name (D-17).
+const FUNCTION: &str = "fn.";
+
+/// Everything that can be called here.
+pub(super) struct ModelCatalog {
+    pub(super) shared: ServerContext,
+    pub(super) kernel: Kernel,
+    pub(super) config: Config,
+    pub(super) stats: InferenceStats,
+    pub(super) running: Arc<RunningRequests>,
+    pub(super) streams: Streams,
+    union: Arc<Signature>,
+    usual: Arc<ModelOptions>,
+    models: RwLock<BTreeMap<String, Arc<ModelOptions>>>,
+}
+
+/// A model that a request is for.
+#[derive(Clone, Debug)]
+pub(super) struct FoundModel {
+    /// Its name, as it was asked for.
+    pub(super) name: Arc<str>,
+    pub(super) version: u64,
+    /// The function behind it.
+    pub(super) function: Name,
+    pub(super) signature: Arc<Signature>,
+    pub(super) model: Arc<ModelOptions>,
+    /// It generates text; else it is a plain function.
+    pub(super) text: bool,
+}
+
+/// Whether a model can be asked now (TR-101).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Readiness {
+    Ready,
+    Loading,
+    Unloading,
+    Unavailable,
+    /// Nobody answers where it is computed. It can be asked, and says so itself.
+    Away,
+}
+
+impl Readiness {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "READY",
+            Self::Loading => "LOADING",
+            Self::Unloading => "UNLOADING",
+            Self::Unavailable | Self::Away => "UNAVAILABLE",
+        }
+    }
+}
+
+impl ModelCatalog {
+    pub(super) fn new(shared: ServerContext, kernel: Kernel, mut config: Config) -> Self {
+        let models = std::mem::take(&mut config.models).into_iter();
+        Self {
+            stats: InferenceStats::new(&shared),
+            streams: Streams::new(&config, shared.drain.clone()),
+            shared,
+            kernel,
+            config,
+            running: Arc::default(),
+            union: Arc::new(Signature::union()),
+            usual: Arc::new(ModelOptions::default()),
+            models: RwLock::new(
+                models
+                    .map(|(name, model)| (name, Arc::new(model)))
+                    .collect(),
+            ),
+        }
+    }
+
+    /// Every model that `caller` may know of: its name, its versions, its state.
+    pub(super) fn all(&self, caller: &Caller) -> Vec<(Name, Arc<ModelOptions>, Readiness)> {
+        let specs = self.kernel.specs();
+        let models = specs
+            .iter()
+            .filter(|spec| spec.model && caller.may_use(&spec.name));
+        models
+            .map(|spec| {
+                (
+                    spec.name.clone(),
+                    self.options_of(&spec.name),
+                    self.state(&spec.name),
+                )
+            })
+            .collect()
+    }
+
+    /// What was said of a model.
+    fn options_of(&self, name: &str) -> Arc<ModelOptions> {
+        let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(models.get(name).unwrap_or(&self.usual))
+    }
+
+    /// From now on this is said of a model.
+    pub(super) fn set_options(&self, name: &str, model: ModelOptions) {
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        models.insert(name.into(), Arc::new(model));
+    }
+
+    pub(super) fn state(&self, name: &str) -> Readiness {
+        match self.shared.health.state(name) {
+            None | Some(health::HealthState::Ok) => Readiness::Ready,
+            Some(health::HealthState::Away) => Readiness::Away,
+            Some(health::HealthState::Loading) => Readiness::Loading,
+            Some(health::HealthState::Unloading) => Readiness::Unloading,
+            Some(
+                health::HealthState::Stuck
+                | health::HealthState::Failed
+                | health::HealthState::Unloaded,
+            ) => Readiness::Unavailable,
+        }
+    }
+
+    /// The model of a request, in a version that is ready (TR-204).
+    pub(super) fn find(
+        &self,
+        caller: &Caller,
+        target: &Target,
+    ) -> Result<FoundModel, RequestError> {
+        let version = target.version.as_deref().map(version).transpose()?;
+        let found = self.known(caller, &target.model)?;
+        let name = &target.model;
+        let ready = matches!(
+            self.state(&found.function),
+            Readiness::Ready | Readiness::Away
+        );
+        let versions = &found.model.versions;
+        match version {
+            Some(version) if !versions.contains(&version) => Err(missing(format!(
+                "Request for unknown model: '{name}' version {version} is not found"
+            ))),
+            Some(version) if !ready => Err(RequestError::new(
+                Code::Unavailable,
+                format!(
+                    "Request for unknown model: '{name}' version {version} is not at ready state"
+                ),
+            )),
+            Some(version) => Ok(FoundModel { version, ..found }),
+            None if !ready => Err(missing(format!(
+                "Request for unknown model: '{name}' has no available versions"
+            ))),
+            None => Ok(found),
+        }
+    }
+
+    /// The model of this name, in its highest version, whether it is ready or not. A key for some models learns nothing of
+    /// others, not even whether they are there.
+    pub(super) fn known(&self, caller: &Caller, name: &str) -> Result<FoundModel, RequestError> {
+        let bare = name.strip_prefix(FUNCTION);
+        let spec = |name: &str| self.kernel.get(name).ok();
+        let function = match (spec(name), bare.and_then(spec)) {
+            (Some(function), _) => function,
+            (None, Some(function)) if !function.spec().model => function,
+            _ if !caller.may_use(&Name::shared(name)) => return Err(foreign()),
+            _ => return Err(self.unknown(name)),
+        };
+        let spec = function.spec();
+        if spec.model && !caller.may_use(&spec.name) {
+            return Err(foreign());
+        }
+        let model = self.options_of(&spec.name);
+        let signature = match &model.signature {
+            Some(signature) => Arc::new(signature.clone()),
+            None if spec.model => Arc::clone(&self.union),
+            None => Arc::new(derived(spec).ok_or_else(|| self.unknown(name))?),
+        };
+        Ok(FoundModel {
+            name: name.into(),
+            version: model.latest(),
+            function: spec.name.clone(),
+            signature,
+            text: spec.model,
+            model,
+        })
+    }
+
+    fn unknown(&self, name: &str) -> RequestError {
+        let text = format!("Request for unknown model: '{name}' is not found");
+        let status = StatusCode::from_u16(self.config.unknown_model_status);
+        RequestError::new(Code::NotFound, text)
+            .with_status(status.unwrap_or(StatusCode::BAD_REQUEST))
+    }
+}
+
+/// The signature of a function, if it has a legal one.
+fn derived(spec: &Spec) -> Option<Signature> {
+    let signature = function::signature(spec);
+    signature.check().ok().map(|()| signature)
+}
+
+/// A version's digits as a number.
+pub(super) fn version(text: &str) -> Result<u64, RequestError> {
+    let number = text
+        .parse::<i64>()
+        .ok()
+        .and_then(|number| u64::try_from(number).ok());
+    number.ok_or_else(|| {
+        let shown: String = text.chars().take(64).collect();
+        let message = format!(
+            "failed to get model version from specified version string '{shown}' (details: stol), version should be an \
+             integral value > 0"
+        );
+        RequestError::new(Code::InvalidRequest, message)
+    })
+}
+
+/// OA-905.
+pub(super) fn foreign() -> RequestError {
+    let message = "insufficient_scope: this key may not use this model";
+    RequestError::new(Code::PermissionDenied, message)
+}
+
+fn missing(text: String) -> RequestError {
+    RequestError::new(Code::NotFound, text)
+}

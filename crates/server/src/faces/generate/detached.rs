@@ -1,0 +1,246 @@
+//! Resumable streams: they go on without a connection, and their client reconnects by name (TR-1303).
+//!
+//! ```text
+//!   events ─► task ─► line ─► the answer of the request
+//!                      └────► that of a client that reconnects by its name, when the first is lost
+//! ```
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use http::StatusCode;
+use sapwood_proto::code::Code;
+use sapwood_proto::generate::error_event;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::event_channel::{EventChannel, EventReader, ReadRefused};
+use super::events::EventStream;
+use super::options::Config;
+use super::replay::{ReplayGap, StreamEnd};
+use super::request_end::{EarlyEnd, RequestEnd};
+use super::request_error::RequestError;
+use super::running;
+use crate::auth::identity::CallerIdentity;
+use crate::http::request_trace;
+use crate::ops::drain::Drain;
+use crate::resume::{RegistryGuard, ResumeRegistry, SecretToken, TokenFormat};
+
+/// Names of 256 random bits.
+const NAMES: TokenFormat = TokenFormat {
+    prefix: "st_",
+    bytes: 32,
+};
+
+/// The streams that can be come back to.
+pub(super) struct Streams {
+    retained: Arc<ResumeRegistry<DetachedStream>>,
+    bytes: usize,
+    grace: Duration,
+    drain: Drain,
+}
+
+/// The way to a stream, and its task; it is aborted with the server, and where its place is needed.
+struct DetachedStream {
+    line: Arc<EventChannel>,
+    ending: RequestEnd,
+    _task: AbortOnDropHandle<()>,
+}
+
+/// A stream's place among those that can be come back to.
+pub(super) struct StreamRegistration<'a> {
+    streams: &'a Streams,
+    token: SecretToken,
+    guard: RegistryGuard<DetachedStream>,
+}
+
+impl Streams {
+    pub(super) fn new(config: &Config, drain: Drain) -> Self {
+        let (most, most_each) = (config.resumable_streams, config.resumable_streams_each);
+        Self {
+            retained: Arc::new(ResumeRegistry::new(NAMES, most, most_each)),
+            bytes: config.resume_bytes,
+            grace: config.resume_grace,
+            drain,
+        }
+    }
+
+    /// Registers a stream of this caller; `None` where there is no room for another. A stream that was read to its end makes room.
+    pub(super) fn registration(&self, identity: &CallerIdentity) -> Option<StreamRegistration<'_>> {
+        let issued = self.retained.issue(identity).or_else(|| {
+            self.retained
+                .spare(identity, |stored| stored.line.spare_since());
+            self.retained.issue(identity)
+        });
+        let (token, guard) = issued?;
+        let streams = self;
+        Some(StreamRegistration {
+            streams,
+            token,
+            guard,
+        })
+    }
+
+    /// Continues the stream of this name after this event. Its present reader is cut off. `None`: there is nothing more,
+    /// and it ended well.
+    ///
+    /// # Errors
+    /// Why that cannot be; then nobody is cut.
+    pub(super) fn read(
+        &self,
+        name: &str,
+        identity: &CallerIdentity,
+        after: u64,
+    ) -> Result<Option<EventReader>, RequestError> {
+        match self.line(name, identity)?.read(after, self.drain.hold()) {
+            Ok(reader) => Ok(Some(reader)),
+            Err(removed) => check_position(removed, after).map(|()| None),
+        }
+    }
+
+    /// Whether there is anything to be read, and nothing else.
+    ///
+    /// # Errors
+    /// As [`Streams::read`].
+    pub(super) fn look(
+        &self,
+        name: &str,
+        identity: &CallerIdentity,
+        after: u64,
+    ) -> Result<bool, RequestError> {
+        match self.line(name, identity)?.follows(after) {
+            Ok(()) => Ok(true),
+            Err(removed) => check_position(removed, after).map(|()| false),
+        }
+    }
+
+    /// Ends the stream of this name, and forgets it.
+    ///
+    /// # Errors
+    /// `not-found`.
+    pub(super) fn cancel(&self, name: &str, identity: &CallerIdentity) -> Result<(), RequestError> {
+        let stored = |stored: &DetachedStream| (Arc::clone(&stored.line), stored.ending.clone());
+        let stored = self.retained.back(name, identity, stored);
+        let (line, ending) = stored.ok_or_else(unknown)?;
+        ending.decide(Some(EarlyEnd::Delete));
+        line.cancel(&error_event(&running::cancelled().message));
+        Ok(())
+    }
+
+    /// Unknown, over and another caller's are one answer.
+    fn line(
+        &self,
+        name: &str,
+        identity: &CallerIdentity,
+    ) -> Result<Arc<EventChannel>, RequestError> {
+        let line = self
+            .retained
+            .back(name, identity, |stored| Arc::clone(&stored.line));
+        line.ok_or_else(unknown)
+    }
+}
+
+impl StreamRegistration<'_> {
+    /// What the stream is called.
+    pub(super) fn name(&self) -> &str {
+        self.token.text()
+    }
+
+    /// Has the stream go on by itself, and gives its first reader.
+    pub(super) fn keep(self, events: EventStream, ending: RequestEnd) -> EventReader {
+        let Self {
+            streams,
+            token,
+            guard,
+        } = self;
+        let drain = streams.drain.clone();
+        let (line, reader) = EventChannel::new(streams.bytes, drain.hold());
+        // Within the trace of its request while it produces events, and not while it is only retained.
+        let saying = request_trace::carry(push(Arc::clone(&line), events));
+        let ended = TaskEndGuard {
+            line: Arc::clone(&line),
+            _registration: guard,
+        };
+        let grace = streams.grace;
+        let task = tokio::spawn(async move { live(&ended, saying, grace, &drain).await });
+        let _task = AbortOnDropHandle::new(task);
+        let stored = DetachedStream {
+            line,
+            ending,
+            _task,
+        };
+        streams.retained.keep(&token, stored);
+        reader
+    }
+}
+
+/// The end of a stream's task, however it comes: nobody waits for more.
+struct TaskEndGuard {
+    line: Arc<EventChannel>,
+    _registration: RegistryGuard<DetachedStream>,
+}
+
+impl Drop for TaskEndGuard {
+    fn drop(&mut self) {
+        self.line.end(StreamEnd::Cut);
+        self.line.give_up();
+    }
+}
+
+/// As long as anybody may come back.
+async fn live(
+    ended: &TaskEndGuard,
+    saying: impl Future<Output = ()>,
+    grace: Duration,
+    drain: &Drain,
+) {
+    let deserted = ended.line.deserted(grace, drain);
+    tokio::pin!(deserted);
+    // Both may be cancelled: what nobody wants is not said, and what was not awaited can be awaited again. Who is not
+    // wanted says nothing more.
+    tokio::select! {
+        biased;
+        () = &mut deserted => return,
+        () = saying => {}
+    }
+    deserted.await;
+}
+
+async fn push(line: Arc<EventChannel>, mut events: EventStream) {
+    loop {
+        line.room().await;
+        match events.next().await {
+            Some(Ok(event)) => line.push(&event),
+            Some(Err(_cut)) => return line.end(StreamEnd::Cut),
+            None => return line.end(StreamEnd::Well),
+        }
+    }
+}
+
+/// The error of a reader that cannot continue: none where all was read.
+fn check_position(removed: ReadRefused, after: u64) -> Result<(), RequestError> {
+    match removed {
+        ReadRefused::Nothing => Ok(()),
+        ReadRefused::Over => Err(unknown()),
+        ReadRefused::Behind(ReplayGap::Unsaid) => {
+            let message = format!("event {after} of this stream has not been sent");
+            Err(RequestError::new(Code::InvalidRequest, message))
+        }
+        ReadRefused::Behind(ReplayGap::Evicted(first)) => {
+            let message = format!("event {first} of this stream is no longer kept");
+            let failure = RequestError::new(Code::FailedPrecondition, message);
+            Err(failure.with_status(StatusCode::GONE))
+        }
+    }
+}
+
+fn unknown() -> RequestError {
+    RequestError::new(
+        Code::NotFound,
+        "there is no stream of this id to come back to",
+    )
+}
+
+#[cfg(test)]
+mod tests;

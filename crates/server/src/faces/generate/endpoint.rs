@@ -1,0 +1,242 @@
+//! The routes below `/v2`: generate and generate_stream are handled here, the others are passed on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use futures::StreamExt;
+use http::request::Parts;
+use http::{Extensions, HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use sapwood_kernel::pool::{BlockingPool, TaskSize};
+use sapwood_proto::code::Code;
+use sapwood_proto::generate::{InvalidRequest, Mapper};
+use tokio::time::Instant;
+
+use super::body::{EncodingErrorStyle, Upload};
+use super::call::{CallResponses, CheckedRequest};
+use super::catalog::{FoundModel, ModelCatalog};
+use super::compression::AcceptedEncoding;
+use super::load_report::LoadReportRequest;
+use super::path::{GenerateRoute, Target};
+use super::request_error::{JSON, RequestError};
+use super::request_options::RequestOptions;
+use super::response_json::JsonResponseContext;
+use super::stats::RequestTimer;
+use super::{events, infer, metadata, repository, resume};
+use crate::auth::caller::Caller;
+use crate::http::request_trace;
+use crate::http::timeouts::Deadline;
+
+/// JSON of more than this is read where it holds up nobody.
+const READ_HERE: usize = 64 << 10;
+
+/// Answers one request.
+pub(super) async fn serve(catalog: Arc<ModelCatalog>, request: Request<Body>) -> Response<Body> {
+    let (parts, body) = request.into_parts();
+    let upload = Upload::new(&parts, body);
+    let answered = match GenerateRoute::read(parts.uri.path()) {
+        None => Err(RequestError::new(Code::NotFound, "Not Found")),
+        Some(route) => allowed(route, &parts, &catalog),
+    };
+    match answered {
+        Ok(route) => {
+            let load = LoadReportRequest::of(&catalog, &route, &parts);
+            let mut answered = to(route, &catalog, &parts, upload).await;
+            if let (Ok(answer), Some(load)) = (&mut answered, load) {
+                load.add_header(answer.headers_mut());
+            }
+            answered.unwrap_or_else(|failure| failure.answer())
+        }
+        Err(failure) => failure.answer(),
+    }
+}
+
+/// TR-203: who may come in, and how. The header `Allow` goes with the refusal of a method.
+fn allowed(
+    route: GenerateRoute,
+    parts: &Parts,
+    catalog: &ModelCatalog,
+) -> Result<GenerateRoute, RequestError> {
+    let restriction = catalog.config.restricted.get(&route.category());
+    restriction.map_or(Ok(()), |restriction| restriction.check(&parts.headers))?;
+    if route.takes(&parts.method) {
+        return Ok(route);
+    }
+    let failure = RequestError::new(Code::InvalidRequest, "Method Not Allowed")
+        .with_status(StatusCode::METHOD_NOT_ALLOWED);
+    Err(failure.with_header(header::ALLOW, HeaderValue::from_static(route.allow())))
+}
+
+async fn to(
+    route: GenerateRoute,
+    catalog: &ModelCatalog,
+    parts: &Parts,
+    upload: Upload,
+) -> Result<Response<Body>, RequestError> {
+    match route {
+        GenerateRoute::Generate(target) => {
+            let (call, request_timer, _) = read(catalog, &target, parts, upload).await?;
+            let reported = JsonResponseContext::of(&call);
+            let responses = begin(catalog, call, &request_timer, parts, false)?;
+            let response = one(responses, request_timer).await?;
+            Ok(json(&parts.headers, reported.json(&response)))
+        }
+        GenerateRoute::GenerateStream(target) => {
+            let (call, request_timer, options) = read(catalog, &target, parts, upload).await?;
+            let reported = JsonResponseContext::of(&call);
+            let responses = begin(catalog, call, &request_timer, parts, true)?;
+            let registration = resume::register(catalog, parts, options);
+            events::answer(responses, reported, request_timer, options, registration).await
+        }
+        GenerateRoute::Infer(target) => infer::answer(target, catalog, parts, upload).await,
+        GenerateRoute::Request(id) => cancel(catalog, parts, &id),
+        GenerateRoute::Stream(name) => resume::answer(&name, catalog, parts),
+        GenerateRoute::Index
+        | GenerateRoute::Load(_)
+        | GenerateRoute::Unload(_)
+        | GenerateRoute::Repository => repository::answer(route, catalog, parts, upload).await,
+        other => metadata::answer(other, catalog, parts, upload).await,
+    }
+}
+
+/// The responses of a call, which its sender may cancel by its id.
+pub(super) fn begin(
+    catalog: &ModelCatalog,
+    call: CheckedRequest,
+    request_timer: &RequestTimer,
+    parts: &Parts,
+    pieces: bool,
+) -> Result<CallResponses, RequestError> {
+    let id = call.mapped.id.clone();
+    let responses = call.begin(catalog, pieces)?;
+    let caller = Caller::of(&parts.extensions)?;
+    let running = &catalog.running;
+    let responses = running.list(&caller.identity, id.as_deref(), responses);
+    Ok(request_timer.watch(responses))
+}
+
+/// TR-1311.
+fn cancel(catalog: &ModelCatalog, parts: &Parts, id: &str) -> Result<Response<Body>, RequestError> {
+    let caller = Caller::of(&parts.extensions)?;
+    if !catalog.running.cancel(&caller.identity, id) {
+        let message = "no request of this id is running";
+        return Err(RequestError::new(Code::NotFound, message));
+    }
+    Ok(nothing())
+}
+
+/// The answer to what is done, where nothing is to be said.
+pub(super) fn nothing() -> Response<Body> {
+    let mut answer = Response::new(Body::empty());
+    *answer.status_mut() = StatusCode::NO_CONTENT;
+    answer
+}
+
+/// Everything that is checked before there is work.
+async fn read(
+    catalog: &ModelCatalog,
+    target: &Target,
+    parts: &Parts,
+    upload: Upload,
+) -> Result<(CheckedRequest, RequestTimer, RequestOptions), RequestError> {
+    let config = &catalog.config;
+    let options = RequestOptions::of(&parts.headers)?;
+    let caller = Caller::of(&parts.extensions)?;
+    let found = catalog.find(caller, target)?;
+    let request_timer = catalog.stats.begin(&found);
+    let bytes = upload
+        .whole(&parts.headers, EncodingErrorStyle::Generate, config)
+        .await?;
+    let size = bytes.len();
+    let mut mapped = reading(&found, catalog, size, move |mapper| mapper.map(&bytes)).await?;
+    if let Some(forwarded) = &config.forwarded {
+        forwarded.join(&parts.headers, &mut mapped);
+    }
+    let unknown = &catalog.shared.metrics.unknown_parameters;
+    unknown.inc_by(mapped.unknown.into());
+    let call = CheckedRequest {
+        found,
+        mapped,
+        deadline: deadline(&parts.extensions),
+    };
+    Ok((call, request_timer, options))
+}
+
+/// When an answer has to be there: a moment before the gate gives its own, which is no answer of this face.
+pub(super) fn deadline(extensions: &Extensions) -> Instant {
+    let deadline = extensions.get::<Deadline>();
+    deadline.map_or_else(|| Instant::now() + FOREVER, |deadline| deadline.0 - OURS)
+}
+
+const OURS: Duration = Duration::from_millis(5);
+const FOREVER: Duration = Duration::from_secs(86_400);
+
+/// Reads a request of this many bytes for a model, on a thread of its own where it is large.
+pub(super) async fn reading<T: Send + 'static>(
+    found: &FoundModel,
+    catalog: &ModelCatalog,
+    size: usize,
+    read: impl FnOnce(&Mapper<'_>) -> Result<T, InvalidRequest> + Send + 'static,
+) -> Result<T, RequestError> {
+    let limits = catalog.config.limits.clone();
+    let found = found.clone();
+    let large = size > READ_HERE;
+    let reading = move || {
+        let known: Vec<String> = found.model.controls.values().cloned().collect();
+        let mapper = Mapper {
+            model: &found.name,
+            signature: &found.signature,
+            known: &known,
+            strict: found.model.strict_parameters,
+            limits: &limits,
+        };
+        read(&mapper)
+    };
+    let read = if large {
+        let defect = |_| RequestError::new(Code::Internal, "the request could not be read");
+        let turn = request_trace::present_turn().caller;
+        let reading = BlockingPool::global().run_only(turn, TaskSize::of(size), reading);
+        reading.await.map_err(defect)?
+    } else {
+        reading()
+    };
+    Ok(read?)
+}
+
+/// TR-504: exactly one response.
+pub(super) async fn one(
+    mut responses: CallResponses,
+    mut request_timer: RequestTimer,
+) -> Result<sapwood_proto::generate::ResponsePayload, RequestError> {
+    let wrong = || {
+        let message = "generate expects model to produce exactly 1 response, use generate stream for model that \
+                       generates various number of responses";
+        RequestError::new(Code::Internal, message).late()
+    };
+    let response = responses.next().await.ok_or_else(wrong)??;
+    request_timer.responded(1);
+    match responses.next().await {
+        None => {
+            request_timer.succeeded();
+            Ok(response)
+        }
+        Some(Err(failure)) => Err(failure),
+        // Dropped, and cancelled with it.
+        Some(Ok(_)) => {
+            request_timer.ending().decide(None);
+            Err(wrong())
+        }
+    }
+}
+
+/// A whole answer, in what the client likes to unpack (TR-1301).
+fn json(asked: &HeaderMap, body: Bytes) -> Response<Body> {
+    let (body, packing) = AcceptedEncoding::whole(asked, body);
+    let mut answer = Response::new(Body::from(body));
+    let headers = answer.headers_mut();
+    headers.insert(header::CONTENT_TYPE, JSON);
+    if let Some(packing) = packing {
+        headers.insert(header::CONTENT_ENCODING, packing.name());
+    }
+    answer
+}

@@ -1,0 +1,275 @@
+//! The channel between a resumable stream and its present reader (TR-1303).
+//!
+//! ```text
+//!   here ◄── a reader comes ── away ── grace, or a drain that lets nobody in ──► over
+//!    └─── it goes ─────────────►┘                          unwanted ─────────────►┘
+//! ```
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use futures::{Stream, stream};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep};
+
+use super::replay::{ReplayBuffer, ReplayGap, ReplayNext, StreamEnd};
+use crate::ops::drain::{Drain, DrainGuard, DrainPhase};
+
+/// What the one who says events and the one who reads them share.
+#[derive(Debug)]
+pub(super) struct EventChannel {
+    state: Mutex<ChannelState>,
+    /// What was read has made room.
+    room: Notify,
+    presence: watch::Sender<ReaderPresence>,
+}
+
+#[derive(Debug)]
+struct ChannelState {
+    replay: ReplayBuffer,
+    /// Notifies the reader of new events; `None` without a reader.
+    reader: Option<Arc<Notify>>,
+}
+
+/// Whether anybody reads, or may come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReaderPresence {
+    Here,
+    /// Since the last one left.
+    Away(Instant),
+    /// Nobody may any more.
+    Unwanted,
+}
+
+/// Why nobody can read on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReadRefused {
+    /// There is no stream any more.
+    Over,
+    Behind(ReplayGap),
+    /// All was read, and it ended well.
+    Nothing,
+}
+
+impl EventChannel {
+    /// A line that keeps this many bytes, and its first reader.
+    pub(super) fn new(most: usize, work: DrainGuard) -> (Arc<Self>, EventReader) {
+        let changed = Arc::new(Notify::new());
+        let state = ChannelState {
+            replay: ReplayBuffer::new(most),
+            reader: Some(Arc::clone(&changed)),
+        };
+        let line = Arc::new(Self {
+            state: Mutex::new(state),
+            room: Notify::new(),
+            presence: watch::Sender::new(ReaderPresence::Here),
+        });
+        let reader = EventReader {
+            line: Arc::clone(&line),
+            changed,
+            over: false,
+            _work: work,
+        };
+        (line, reader)
+    }
+
+    /// Whether a reader could continue after this event.
+    ///
+    /// # Errors
+    /// Why nobody could.
+    pub(super) fn follows(&self, after: u64) -> Result<(), ReadRefused> {
+        self.may_read(&self.state(), after)
+    }
+
+    /// Continues after this event. The present reader is cut off. `work`: a drain waits until all is read.
+    ///
+    /// # Errors
+    /// Why that cannot be; then nobody is cut.
+    pub(super) fn read(
+        self: &Arc<Self>,
+        after: u64,
+        work: DrainGuard,
+    ) -> Result<EventReader, ReadRefused> {
+        let mut state = self.state();
+        self.may_read(&state, after)?;
+        state.replay.rewind(after).map_err(ReadRefused::Behind)?;
+        let changed = Arc::new(Notify::new());
+        if let Some(former) = state.reader.replace(Arc::clone(&changed)) {
+            former.notify_one();
+        }
+        self.presence.send_replace(ReaderPresence::Here);
+        self.room.notify_one();
+        Ok(EventReader {
+            line: Arc::clone(self),
+            changed,
+            over: false,
+            _work: work,
+        })
+    }
+
+    fn may_read(&self, state: &ChannelState, after: u64) -> Result<(), ReadRefused> {
+        if *self.presence.borrow() == ReaderPresence::Unwanted {
+            return Err(ReadRefused::Over);
+        }
+        state.replay.follows(after).map_err(ReadRefused::Behind)?;
+        if state.replay.is_all(after) {
+            return Err(ReadRefused::Nothing);
+        }
+        Ok(())
+    }
+
+    /// Resolves when an event may be said.
+    pub(super) async fn room(&self) {
+        while !self.state().replay.has_room() {
+            self.room.notified().await;
+        }
+    }
+
+    /// Says an event.
+    pub(super) fn push(&self, event: &[u8]) {
+        self.change(|replay| replay.push(event));
+    }
+
+    /// Ends the stream, if it has not ended.
+    pub(super) fn end(&self, end: StreamEnd) {
+        self.change(|replay| replay.end(end));
+    }
+
+    /// Ends it with this event, if it has not ended, and nobody can come back to it.
+    pub(super) fn cancel(&self, last: &[u8]) {
+        self.change(|replay| {
+            replay.push(last);
+            replay.end(StreamEnd::Well);
+        });
+        self.give_up();
+    }
+
+    /// Nobody can come back to it.
+    pub(super) fn give_up(&self) {
+        // Not between a reader's look at it and its coming.
+        let _state = self.state();
+        self.presence.send_replace(ReaderPresence::Unwanted);
+    }
+
+    /// Resolves when nobody wants it any more: that is said, or nobody has read for `grace`, or can come any more.
+    pub(super) async fn deserted(&self, grace: Duration, drain: &Drain) {
+        let mut presence = self.presence.subscribe();
+        loop {
+            let now = *presence.borrow_and_update();
+            let left = match now {
+                ReaderPresence::Unwanted => return,
+                ReaderPresence::Here => {
+                    // The sender lives in `self`: waiting cannot fail, here and below.
+                    let _ = presence.changed().await;
+                    continue;
+                }
+                ReaderPresence::Away(left) => left,
+            };
+            // All arms may be cancelled: nothing is taken by any. A reader may have come and gone between two polls.
+            tokio::select! {
+                _ = presence.wait_for(|later| *later != now) => {}
+                () = sleep(grace.saturating_sub(left.elapsed())) => return,
+                () = drain.reached(DrainPhase::Refusing) => return,
+            }
+        }
+    }
+
+    /// Since when it has been over and left alone, if it is.
+    pub(super) fn spare_since(&self) -> Option<Instant> {
+        let state = self.state();
+        match *self.presence.borrow() {
+            ReaderPresence::Away(left) if state.replay.is_read() => Some(left),
+            _ => None,
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut ReplayBuffer)) {
+        let mut state = self.state();
+        change(&mut state.replay);
+        if let Some(reader) = &state.reader {
+            reader.notify_one();
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, ChannelState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The present reader of a channel. Dropped with the response that carries it.
+#[derive(Debug)]
+pub(super) struct EventReader {
+    line: Arc<EventChannel>,
+    changed: Arc<Notify>,
+    over: bool,
+    _work: DrainGuard,
+}
+
+impl EventReader {
+    /// What it reads, to the end of the stream, or until another one takes over.
+    pub(super) fn events(self) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+        stream::unfold(self, |mut reader| async move {
+            let event = reader.next().await?;
+            Some((event, reader))
+        })
+    }
+
+    async fn next(&mut self) -> Option<io::Result<Bytes>> {
+        while !self.over {
+            match self.look() {
+                None => return Some(Err(self.cut("another reader has taken over").await)),
+                Some(ReplayNext::Event(event)) => return Some(Ok(event)),
+                Some(ReplayNext::End(StreamEnd::Well)) => return None,
+                Some(ReplayNext::End(StreamEnd::Cut)) => {
+                    return Some(Err(self.cut("the stream is cut").await));
+                }
+                Some(ReplayNext::Later) => self.changed.notified().await,
+            }
+        }
+        None
+    }
+
+    /// What is next, for as long as this is the reader.
+    fn look(&self) -> Option<ReplayNext> {
+        let mut state = self.line.state();
+        if !self.is_current(&state) {
+            return None;
+        }
+        let full = !state.replay.has_room();
+        let next = state.replay.next();
+        if full && state.replay.has_room() {
+            self.line.room.notify_one();
+        }
+        Some(next)
+    }
+
+    async fn cut(&mut self, why: &'static str) -> io::Error {
+        self.over = true;
+        // What was sent before goes out first: an error drops whatever the connection still holds.
+        tokio::task::yield_now().await;
+        io::Error::other(why)
+    }
+
+    fn is_current(&self, state: &ChannelState) -> bool {
+        let current = state.reader.as_ref();
+        current.is_some_and(|current| Arc::ptr_eq(current, &self.changed))
+    }
+}
+
+impl Drop for EventReader {
+    fn drop(&mut self) {
+        let mut state = self.line.state();
+        if self.is_current(&state) {
+            state.reader = None;
+            self.line.presence.send_if_modified(|now| {
+                let leaves = *now == ReaderPresence::Here;
+                if leaves {
+                    *now = ReaderPresence::Away(Instant::now());
+                }
+                leaves
+            });
+        }
+    }
+}

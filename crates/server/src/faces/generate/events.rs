@@ -1,0 +1,125 @@
+//! Responses as server-sent events (section 6), with the options of a request for them (TR-1303, TR-1304).
+//!
+//! ```text
+//!   responses ─► sending ─► held, if wished for ─► pings in silence, if wished for ─► the answer's body
+//! ```
+
+use std::io;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt, stream};
+use http::{HeaderName, HeaderValue, Response, header};
+use tokio::time::timeout;
+
+use super::call::CallResponses;
+use super::detached::StreamRegistration;
+use super::event_channel::EventReader;
+use super::request_error::{EVENTS, RequestError};
+use super::request_options::RequestOptions;
+use super::response_json::JsonResponseContext;
+use super::sending::{Sending, cut};
+use super::stats::RequestTimer;
+
+/// What a stream says that has nothing to say (TR-1304).
+const PING: Bytes = Bytes::from_static(b": ping\n\n");
+
+/// The name of a stream that can be come back to (TR-1303).
+const STREAM: HeaderName = HeaderName::from_static("sapwood-stream-id");
+
+/// The events of a request, as they go to its client.
+pub(super) type EventStream = BoxStream<'static, io::Result<Bytes>>;
+
+/// TR-602 to TR-604: the first thing that comes decides the status. With a `place` the stream can be come back to, once
+/// there is one.
+///
+/// # Errors
+/// What was refused before a model began.
+pub(super) async fn answer(
+    mut responses: CallResponses,
+    reported: JsonResponseContext,
+    mut request_timer: RequestTimer,
+    options: RequestOptions,
+    registration: Option<StreamRegistration<'_>>,
+) -> Result<Response<Body>, RequestError> {
+    let first = match options.ping {
+        None => Some(responses.next().await),
+        Some(idle_timeout) => timeout(idle_timeout, responses.next()).await.ok(),
+    };
+    let begun = first.is_some();
+    let first = match first.flatten() {
+        Some(Err(failure)) if failure.early => return Err(failure),
+        Some(Err(failure)) if !failure.cut => return Ok(failure.stream()),
+        Some(Err(failure)) => return Ok(stream_of(stream::iter([Err(cut(&failure))]))),
+        None if begun => {
+            request_timer.succeeded();
+            return Ok(stream_of(stream::empty()));
+        }
+        Some(Ok(response)) => Some(Ok(response)),
+        None => None,
+    };
+    let ending = request_timer.ending();
+    let sending = Sending::new(responses, reported, request_timer, first);
+    let Some(registration) = registration else {
+        return Ok(dressed(sending, options, !begun));
+    };
+    let name = registration.name().to_owned();
+    Ok(read_on(
+        registration.keep(sending.singly().boxed(), ending),
+        &name,
+        options,
+        !begun,
+    ))
+}
+
+/// What a reader reads of the stream with this name. `silent`: nothing has been said for long.
+pub(super) fn read_on(
+    reader: EventReader,
+    name: &str,
+    options: RequestOptions,
+    silent: bool,
+) -> Response<Body> {
+    let mut answer = dressed(reader.events(), options, silent);
+    // Letters and digits, which a header takes.
+    if let Ok(name) = HeaderValue::from_str(name) {
+        answer.headers_mut().insert(STREAM, name);
+    }
+    answer
+}
+
+/// Events as a request wishes them to be sent.
+fn dressed(
+    events: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
+    options: RequestOptions,
+    silent: bool,
+) -> Response<Body> {
+    match options.ping {
+        None => stream_of(events),
+        Some(idle_timeout) => stream_of(pinging(events.boxed(), idle_timeout, silent)),
+    }
+}
+
+fn stream_of(events: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Response<Body> {
+    let mut answer = Response::new(Body::from_stream(events));
+    let headers = answer.headers_mut();
+    headers.insert(header::CONTENT_TYPE, EVENTS);
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    answer
+}
+
+/// A comment wherever nothing was said for so long; `silent`: that is so already.
+fn pinging(events: EventStream, idle_timeout: Duration, silent: bool) -> EventStream {
+    let pinging = stream::unfold((events, silent), move |(mut events, silent)| async move {
+        if silent {
+            return Some((Ok(PING), (events, false)));
+        }
+        // Nothing is lost where the wait ends first: the event is still to come.
+        match timeout(idle_timeout, events.next()).await {
+            Ok(event) => Some((event?, (events, false))),
+            Err(_elapsed) => Some((Ok(PING), (events, false))),
+        }
+    });
+    pinging.boxed()
+}

@@ -1,0 +1,122 @@
+//! The codec of gRPC calls: bounds and charges the decoded size of a message before decoding it, and decodes large
+//! messages off the async workers (D-47).
+//!
+//! ```text
+//!   tonic ─► Encoded, as it came ─► measured ─► charged, as soon as there is room ─► decoded
+//!                                   └──────── large ones on the pool's threads ────────┘
+//! ```
+
+use std::any::TypeId;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use bytes::Buf;
+use prost::Message;
+use sapwood_kernel::pool::{BlockingPool, TaskSize};
+use sapwood_proto::generate::{RequestLimits, decoded_bytes};
+use sapwood_proto::generated::inference::ModelInferRequest;
+use tonic::Status;
+use tonic::codec::{Codec, DecodeBuf, Decoder};
+use tonic_prost::ProstCodec;
+
+use super::status;
+use crate::faces::generate::request_error::RequestError;
+use crate::http::body_budget::{Reservation, overloaded};
+use crate::http::intake::BodyIntake;
+
+/// Messages of the schema go out as `A`; what comes in is left encoded.
+pub(super) struct DeferredCodec<A>(PhantomData<A>);
+
+impl<A> Default for DeferredCodec<A> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<A: Message + Default + 'static> Codec for DeferredCodec<A> {
+    type Encode = A;
+    type Decode = Encoded;
+    type Encoder = <ProstCodec<A, A> as Codec>::Encoder;
+    type Decoder = MessageSplitter;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstCodec::<A, A>::default().encoder()
+    }
+
+    fn decoder(&mut self) -> MessageSplitter {
+        MessageSplitter
+    }
+}
+
+/// Cuts a message out of what has come.
+pub(super) struct MessageSplitter;
+
+impl Decoder for MessageSplitter {
+    type Item = Encoded;
+    type Error = Status;
+
+    fn decode(&mut self, src: &mut DecodeBuf<'_>) -> Result<Option<Encoded>, Status> {
+        Ok(Some(Encoded(src.copy_to_bytes(src.remaining()))))
+    }
+}
+
+/// A message as it came.
+pub(super) struct Encoded(Bytes);
+
+impl Encoded {
+    /// The message, and what it is charged while it is worked on. `intake`: of the request that it belongs to.
+    ///
+    /// # Errors
+    /// It is malformed, too much for `limits` once it is decoded, or finds no room in the byte budget.
+    pub(super) async fn decode<Q>(
+        self,
+        limits: &RequestLimits,
+        intake: Option<&Arc<BodyIntake>>,
+    ) -> Result<(Q, Option<Reservation>), Status>
+    where
+        Q: Message + Default + 'static,
+    {
+        let Self(bytes) = self;
+        let is_measured = TypeId::of::<Q>() == TypeId::of::<ModelInferRequest>();
+        let Some(intake) = intake.filter(|_| is_measured) else {
+            return Ok((decoded(bytes)?, None));
+        };
+        let is_large = bytes.len() > DECODED_HERE;
+        let turn = intake.turn();
+        let measured = bytes.clone();
+        let size = offload(is_large, turn, move || decoded_bytes(&measured)).await?;
+        let admitted = limits.admit_message(size);
+        admitted.map_err(|refused| status(&RequestError::from(refused)))?;
+        let mut reservation = intake.reserve();
+        if reservation.hold(size).await.is_err() {
+            intake.overrun();
+            return Err(overloaded().to_status());
+        }
+        let message = offload(is_large, turn, move || decoded(bytes)).await??;
+        Ok((message, Some(reservation)))
+    }
+}
+
+/// Does it where it holds up nobody, if it `is_large`.
+async fn offload<T: Send + 'static>(
+    is_large: bool,
+    turn: u64,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Status> {
+    if !is_large {
+        return Ok(work());
+    }
+    let done = BlockingPool::global()
+        .run_only(turn, TaskSize::Large, work)
+        .await;
+    done.map_err(|error| Status::internal(error.to_string()))
+}
+
+fn decoded<Q: Message + Default>(bytes: Bytes) -> Result<Q, Status> {
+    // As the library's own codec says it.
+    Q::decode(bytes).map_err(|error| Status::internal(error.to_string()))
+}
+
+/// What is larger takes longer to decode than to hand over.
+const DECODED_HERE: usize = 64 << 10;

@@ -1,0 +1,359 @@
+//! Server and model metadata, configuration and statistics over gRPC (TR-701 to TR-709).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::body::Body;
+use http::Extensions;
+use sapwood_proto::code::Code;
+use sapwood_proto::generate::{InputTensor, OutputTensor};
+use sapwood_proto::generated::inference::log_settings_request::setting_value::ParameterChoice as Asked;
+use sapwood_proto::generated::inference::log_settings_response::setting_value::ParameterChoice as Shown;
+use sapwood_proto::generated::inference::model_metadata_response::TensorMetadata;
+use sapwood_proto::generated::inference::model_repository_parameter::ParameterChoice as ModelChoice;
+use sapwood_proto::generated::inference::model_version_policy::{PolicyChoice, Specific};
+use sapwood_proto::generated::inference::repository_index_response::ModelIndex;
+use sapwood_proto::generated::inference::{
+    LogSettingsRequest, LogSettingsResponse, ModelConfig, ModelConfigRequest, ModelConfigResponse,
+    ModelInput, ModelInstanceGroup, ModelMetadataRequest, ModelMetadataResponse, ModelOutput,
+    ModelReadyRequest, ModelReadyResponse, ModelStatisticsRequest, ModelStatisticsResponse,
+    ModelTransactionPolicy, ModelVersionPolicy, RepositoryIndexRequest, RepositoryIndexResponse,
+    RepositoryModelLoadRequest, RepositoryModelUnloadRequest, ServerLiveResponse,
+    ServerMetadataResponse, ServerReadyResponse, TraceSettingRequest, TraceSettingResponse,
+    log_settings_response, model_instance_group, trace_setting_response,
+};
+use serde_json::{Map, Value};
+use tonic::Request;
+
+use super::infer::target;
+use super::{UnaryCall, asked, logged};
+use crate::auth::caller::Caller;
+use crate::faces::generate::catalog::{FoundModel, ModelCatalog, Readiness};
+use crate::faces::generate::metadata::{EXTENSIONS, counted, logging, trace, unchanged};
+use crate::faces::generate::model_control::{self, ControlAction, act, allowed};
+use crate::faces::generate::repository::{list, named};
+use crate::faces::generate::request_error::RequestError;
+
+/// Answers a method by its name.
+pub(super) async fn answer(
+    method: &str,
+    catalog: Arc<ModelCatalog>,
+    request: UnaryCall,
+) -> http::Response<Body> {
+    let it = &*catalog;
+    match method {
+        "ServerLive" => logged(request, |(), _| Ok(ServerLiveResponse { live: true })).await,
+        "ServerReady" => {
+            let ready = it.shared.health.ready().is_ok();
+            logged(request, |(), _| Ok(ServerReadyResponse { ready })).await
+        }
+        "ModelReady" => {
+            let answer = |asked, whose: &Extensions| model_ready(it, Caller::of(whose)?, &asked);
+            logged(request, answer).await
+        }
+        "ServerMetadata" => logged(request, |(), _| Ok(server(it))).await,
+        "ModelMetadata" => {
+            let answer = |asked: ModelMetadataRequest, whose: &Extensions| {
+                let found = it.find(Caller::of(whose)?, &target(&asked.name, &asked.version))?;
+                Ok(model(&found))
+            };
+            logged(request, answer).await
+        }
+        "ModelConfig" => {
+            let answer = |asked: ModelConfigRequest, whose: &Extensions| {
+                let found = it.find(Caller::of(whose)?, &target(&asked.name, &asked.version))?;
+                let config = Some(config(&found));
+                Ok(ModelConfigResponse { config })
+            };
+            logged(request, answer).await
+        }
+        "ModelStatistics" => {
+            let answer = |asked, whose: &Extensions| stats(it, Caller::of(whose)?, &asked);
+            logged(request, answer).await
+        }
+        "TraceSetting" => logged(request, |asked, _| tracing(asked)).await,
+        "LogSettings" => logged(request, |asked, _| logs(asked)).await,
+        method => repository(method, it, request).await,
+    }
+}
+
+async fn repository(
+    method: &str,
+    catalog: &ModelCatalog,
+    request: UnaryCall,
+) -> http::Response<Body> {
+    match method {
+        "RepositoryIndex" => {
+            let answer = |asked, whose: &Extensions| index(catalog, Caller::of(whose)?, &asked);
+            logged(request, answer).await
+        }
+        "RepositoryModelLoad" => {
+            asked(
+                request,
+                |request| async move { load(catalog, request).await },
+            )
+            .await
+        }
+        "RepositoryModelUnload" => {
+            asked(
+                request,
+                |request| async move { unload(catalog, request).await },
+            )
+            .await
+        }
+        // TR-708: nothing is registered, and nothing can be.
+        "SystemSharedMemoryStatus"
+        | "SystemSharedMemoryUnregister"
+        | "CudaSharedMemoryStatus"
+        | "CudaSharedMemoryUnregister" => logged(request, |(), _| Ok(())).await,
+        "SystemSharedMemoryRegister" | "CudaSharedMemoryRegister" => {
+            refuse(request, "shared memory is not supported").await
+        }
+        _ => refuse(request, "the service has no such method").await,
+    }
+}
+
+/// There is one repository, and it has no name.
+fn is_the_one(repository: &str) -> Result<(), RequestError> {
+    if repository.is_empty() {
+        Ok(())
+    } else {
+        Err(named())
+    }
+}
+
+/// TR-706.
+async fn load(
+    catalog: &ModelCatalog,
+    request: Request<RepositoryModelLoadRequest>,
+) -> Result<(), RequestError> {
+    let (_, extensions, message) = request.into_parts();
+    is_the_one(&message.repository_name)?;
+    let explicit = allowed(catalog, &extensions, &message.model_name)?;
+    let mut sent = model_control::LoadParameters::default();
+    for (name, value) in &message.parameters {
+        let text = match &value.parameter_choice {
+            Some(ModelChoice::StringParam(text)) => Some(text.as_str()),
+            _ => None,
+        };
+        sent.take(name, text)?;
+    }
+    act(
+        catalog,
+        explicit,
+        &message.model_name,
+        ControlAction::Load(sent),
+    )
+    .await
+}
+
+/// TR-706.
+async fn unload(
+    catalog: &ModelCatalog,
+    request: Request<RepositoryModelUnloadRequest>,
+) -> Result<(), RequestError> {
+    let (_, extensions, message) = request.into_parts();
+    is_the_one(&message.repository_name)?;
+    let explicit = allowed(catalog, &extensions, &message.model_name)?;
+    act(
+        catalog,
+        explicit,
+        &message.model_name,
+        ControlAction::Unload,
+    )
+    .await
+}
+
+async fn refuse(request: UnaryCall, why: &str) -> http::Response<Body> {
+    logged(request, |(), _| {
+        Err::<(), _>(RequestError::new(Code::Unimplemented, why))
+    })
+    .await
+}
+
+fn model_ready(
+    catalog: &ModelCatalog,
+    caller: &Caller,
+    asked: &ModelReadyRequest,
+) -> Result<ModelReadyResponse, RequestError> {
+    let found = catalog.known(caller, &asked.name)?;
+    let ready = catalog.state(&found.function) == Readiness::Ready;
+    if ready {
+        catalog.find(caller, &target(&asked.name, &asked.version))?;
+    }
+    Ok(ModelReadyResponse { ready })
+}
+
+fn server(catalog: &ModelCatalog) -> ServerMetadataResponse {
+    ServerMetadataResponse {
+        name: catalog.config.metadata_name.clone(),
+        version: catalog.config.metadata_version.clone(),
+        extensions: EXTENSIONS.map(str::to_owned).into(),
+    }
+}
+
+fn model(found: &FoundModel) -> ModelMetadataResponse {
+    let signature = &found.signature;
+    let tensor = |name: &str, datatype: &str, shape: &[i64]| TensorMetadata {
+        name: name.into(),
+        datatype: datatype.into(),
+        shape: signature.shown(shape),
+    };
+    let inputs = signature.inputs.iter();
+    let outputs = signature.outputs.iter();
+    ModelMetadataResponse {
+        name: (*found.name).into(),
+        versions: found.model.versions.iter().map(u64::to_string).collect(),
+        platform: found.model.platform.clone(),
+        inputs: inputs
+            .map(|it| tensor(&it.name, it.datatype.name(), &it.shape))
+            .collect(),
+        outputs: outputs
+            .map(|it| tensor(&it.name, it.datatype.name(), &it.shape))
+            .collect(),
+    }
+}
+
+fn config(found: &FoundModel) -> ModelConfig {
+    let signature = &found.signature;
+    let versions = found.model.versions.iter();
+    let versions = versions.map(|version| i64::try_from(*version).unwrap_or(i64::MAX));
+    ModelConfig {
+        name: (*found.name).into(),
+        platform: found.model.platform.clone(),
+        backend: found.model.platform.clone(),
+        version_policy: Some(ModelVersionPolicy {
+            policy_choice: Some(PolicyChoice::Specific(Specific {
+                versions: versions.collect(),
+            })),
+        }),
+        max_batch_size: i32::try_from(signature.max_batch_size).unwrap_or(i32::MAX),
+        input: signature.inputs.iter().map(input).collect(),
+        output: signature.outputs.iter().map(output).collect(),
+        instance_group: vec![ModelInstanceGroup {
+            name: (*found.name).into(),
+            count: 1,
+            gpus: Vec::new(),
+            kind: model_instance_group::Kind::Cpu.into(),
+        }],
+        model_transaction_policy: Some(ModelTransactionPolicy {
+            decoupled: signature.decoupled,
+        }),
+        parameters: BTreeMap::new(),
+    }
+}
+
+fn input(input: &InputTensor) -> ModelInput {
+    ModelInput {
+        name: input.name.clone(),
+        data_type: input.datatype.number(),
+        dims: input.shape.clone(),
+        optional: input.optional,
+        ..ModelInput::default()
+    }
+}
+
+fn output(output: &OutputTensor) -> ModelOutput {
+    ModelOutput {
+        name: output.name.clone(),
+        data_type: output.datatype.number(),
+        dims: output.shape.clone(),
+        ..ModelOutput::default()
+    }
+}
+
+fn stats(
+    catalog: &ModelCatalog,
+    caller: &Caller,
+    asked: &ModelStatisticsRequest,
+) -> Result<ModelStatisticsResponse, RequestError> {
+    let target = (!asked.name.is_empty()).then(|| target(&asked.name, &asked.version));
+    let all = counted(catalog, caller, target.as_ref())?.into_iter();
+    let model_stats = all
+        .map(|(function, name, version)| catalog.stats.message(&function, &name, version))
+        .collect();
+    Ok(ModelStatisticsResponse { model_stats })
+}
+
+fn index(
+    catalog: &ModelCatalog,
+    caller: &Caller,
+    asked: &RepositoryIndexRequest,
+) -> Result<RepositoryIndexResponse, RequestError> {
+    is_the_one(&asked.repository_name)?;
+    let all = list(catalog, caller, asked.ready).into_iter();
+    let models = all.map(|(name, version, state)| ModelIndex {
+        name: name.as_str().into(),
+        version: version.to_string(),
+        state: state.name().into(),
+        reason: String::new(),
+    });
+    Ok(RepositoryIndexResponse {
+        models: models.collect(),
+    })
+}
+
+/// TR-707: values are lists of strings here.
+fn tracing(asked: TraceSettingRequest) -> Result<TraceSettingResponse, RequestError> {
+    let now = trace();
+    let asked = asked.settings.into_iter().map(|(name, setting)| {
+        let mut list = setting.value;
+        let value = match list.len() {
+            0 => Value::Null,
+            1 if !now.get(&name).is_some_and(Value::is_array) => list.swap_remove(0).into(),
+            _ => list.into(),
+        };
+        (name, value)
+    });
+    let asked: Map<String, Value> = asked.collect();
+    unchanged(&now, &asked)?;
+    let shown = |value: &Value| match value {
+        Value::Array(list) => list
+            .iter()
+            .filter_map(Value::as_str)
+            .map(str::to_owned)
+            .collect(),
+        value => value.as_str().map(str::to_owned).into_iter().collect(),
+    };
+    let now = now.as_object().into_iter().flatten();
+    let settings = now.map(|(name, value)| {
+        let value = shown(value);
+        (name.clone(), trace_setting_response::SettingValue { value })
+    });
+    Ok(TraceSettingResponse {
+        settings: settings.collect(),
+    })
+}
+
+/// TR-707.
+fn logs(asked: LogSettingsRequest) -> Result<LogSettingsResponse, RequestError> {
+    let now = logging();
+    let asked = asked.settings.into_iter().map(|(name, setting)| {
+        let value = match setting.parameter_choice {
+            None => Value::Null,
+            Some(Asked::BoolParam(flag)) => flag.into(),
+            Some(Asked::Uint32Param(number)) => number.into(),
+            Some(Asked::StringParam(text)) => text.into(),
+        };
+        (name, value)
+    });
+    let asked: Map<String, Value> = asked.collect();
+    unchanged(&now, &asked)?;
+    let shown = |value: &Value| match value {
+        Value::Bool(flag) => Some(Shown::BoolParam(*flag)),
+        Value::String(text) => Some(Shown::StringParam(text.clone())),
+        value => {
+            let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
+            number.map(Shown::Uint32Param)
+        }
+    };
+    let now = now.as_object().into_iter().flatten();
+    let settings = now.map(|(name, value)| {
+        let parameter_choice = shown(value);
+        let value = log_settings_response::SettingValue { parameter_choice };
+        (name.clone(), value)
+    });
+    Ok(LogSettingsResponse {
+        settings: settings.collect(),
+    })
+}

@@ -1,0 +1,440 @@
+//! `ModelStreamInfer`: any number of requests on one stream, with their responses (TR-904 to TR-907).
+//!
+//! ```text
+//!   messages in ─► decoupled: a stream of responses each ──► as they come ──┐
+//!                └► one response each ──► in the order of the requests ────┴─► messages out
+//! ```
+//!
+//! Nothing runs beside the answer's body: who does not read is not read from, and who goes away drops everything.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::stream::{self, BoxStream, FuturesOrdered, SelectAll};
+use futures::{FutureExt, Stream, StreamExt};
+use sapwood_proto::code::Code;
+use sapwood_proto::generate::{OutputRole, RequestParameter, ResponsePayload, Tensor, TensorData};
+use sapwood_proto::generated::inference::infer_parameter::ParameterChoice;
+use sapwood_proto::generated::inference::{
+    ModelInferRequest, ModelInferResponse, ModelStreamInferResponse,
+};
+use tokio::time::Instant;
+use tonic::Status;
+use tonic::metadata::MetadataMap;
+
+use super::infer::{GrpcResponseContext, read, target, whole};
+use super::status;
+use crate::auth::caller::Caller;
+use crate::faces::generate::call::{CallResponses, CheckedRequest, revoked};
+use crate::faces::generate::catalog::{FoundModel, ModelCatalog};
+use crate::faces::generate::endpoint::deadline;
+use crate::faces::generate::request_error::RequestError;
+use crate::faces::generate::stats::RequestTimer;
+use crate::http::body_budget::Reservation;
+use crate::http::rejection::Rejection;
+use crate::http::request_trace;
+use crate::ops::drain::DrainPhase;
+
+/// The mark of the response that ends a request.
+const FINAL: &str = "triton_final_response";
+/// A request wants that mark even where it has to come alone.
+const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
+/// The metadata with which the first error ends the call.
+const ERROR_AS_STATUS: &str = "triton_grpc_error";
+
+/// What a request has to tell.
+type ResponseItem = Result<ModelInferResponse, FailedRequest>;
+
+/// The requests of a stream, each with what it is charged until it has been read.
+type ChargedRequests = BoxStream<'static, Result<(ModelInferRequest, Option<Reservation>), Status>>;
+
+/// A request that has failed.
+struct FailedRequest {
+    id: String,
+    failure: RequestError,
+}
+
+/// The body of the answer.
+pub(super) struct StreamBody {
+    catalog: Arc<ModelCatalog>,
+    caller: Result<Caller, Rejection>,
+    /// `None` when no request comes any more.
+    incoming: Option<ChargedRequests>,
+    running: SelectAll<BoxStream<'static, ResponseItem>>,
+    ordered: FuturesOrdered<BoxFuture<'static, ResponseItem>>,
+    /// What came with the call, for all its requests.
+    metadata: Arc<MetadataMap>,
+    /// How long one request may take.
+    time: Duration,
+    error_as_status: bool,
+    /// The last response was a refusal: running requests have their turn first.
+    refused: bool,
+    /// When the caller's key is revoked: nothing more is taken, and what runs ends by itself.
+    revoked: Option<BoxFuture<'static, ()>>,
+    over: bool,
+    /// Set where a script cuts the call.
+    cut: Arc<AtomicBool>,
+}
+
+impl StreamBody {
+    pub(super) fn new(
+        catalog: Arc<ModelCatalog>,
+        request: tonic::Request<ChargedRequests>,
+        cut: Arc<AtomicBool>,
+    ) -> Self {
+        let (metadata, extensions, incoming) = request.into_parts();
+        let drain = catalog.shared.drain.clone();
+        let departing = async move { drain.reached(DrainPhase::Refusing).await };
+        Self {
+            caller: Caller::of(&extensions).cloned(),
+            incoming: Some(incoming.take_until(departing.boxed()).boxed()),
+            running: SelectAll::new(),
+            ordered: FuturesOrdered::new(),
+            time: deadline(&extensions).saturating_duration_since(Instant::now()),
+            error_as_status: asks_for_it(&metadata),
+            metadata: Arc::new(metadata),
+            refused: false,
+            revoked: Some(request_trace::revoked()),
+            over: false,
+            cut,
+            catalog,
+        }
+    }
+
+    /// A request that has come. `Some`: it is refused at once.
+    fn begin(
+        &mut self,
+        (message, reservation): (ModelInferRequest, Option<Reservation>),
+    ) -> Option<ResponseItem> {
+        let id = message.id.clone();
+        let refuse = |failure| {
+            let id = id.clone();
+            Some(Err(FailedRequest { id, failure }))
+        };
+        let most = self.catalog.config.grpc_requests_per_stream;
+        if self.running.len() + self.ordered.len() >= most {
+            let message = "too many requests on this stream";
+            return refuse(RequestError::new(Code::Overloaded, message));
+        }
+        let target = target(&message.model_name, &message.model_version);
+        let found = self
+            .caller
+            .as_ref()
+            .map_err(|rejection| rejection.clone().into());
+        let found = found.and_then(|caller| self.catalog.find(caller, &target));
+        let found = match found {
+            Ok(found) => found,
+            Err(failure) => return refuse(failure),
+        };
+        let asked = UncheckedRequest {
+            request_timer: self.catalog.stats.begin(&found),
+            catalog: Arc::clone(&self.catalog),
+            metadata: Arc::clone(&self.metadata),
+            deadline: Instant::now() + self.time,
+            empty_final: false,
+            found,
+            message,
+            reservation,
+        };
+        if asked.found.signature.decoupled {
+            let state = RequestProgress::Asked(Box::new(asked));
+            self.running.push(stream::unfold((state, id), next).boxed());
+        } else {
+            self.ordered.push_back(single(asked, id).boxed());
+        }
+        None
+    }
+
+    fn poll_incoming(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<ResponseItem, Status>>> {
+        while let Some(incoming) = &mut self.incoming {
+            match incoming.poll_next_unpin(cx) {
+                Poll::Ready(Some(Ok(message))) => {
+                    if let Some(rejection) = self.begin(message) {
+                        return Poll::Ready(Some(Ok(rejection)));
+                    }
+                }
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(client(&error)))),
+                // Half-closed: what runs is finished (TR-907).
+                Poll::Ready(None) => self.incoming = None,
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        Poll::Ready(None)
+    }
+
+    fn poll_running(&mut self, cx: &mut Context<'_>) -> Poll<Option<ResponseItem>> {
+        let running = self.running.poll_next_unpin(cx);
+        if let Poll::Ready(Some(_)) = running {
+            return running;
+        }
+        match self.ordered.poll_next_unpin(cx) {
+            Poll::Ready(None) => running,
+            other => other,
+        }
+    }
+
+    /// TR-905.
+    fn encode(&mut self, item: ResponseItem) -> Result<ModelStreamInferResponse, Status> {
+        match item {
+            Ok(response) => Ok(ModelStreamInferResponse {
+                error_message: String::new(),
+                infer_response: Some(response),
+            }),
+            Err(FailedRequest { failure, .. }) if self.error_as_status || failure.cut => {
+                self.over = true;
+                self.cut.store(failure.cut, Ordering::Relaxed);
+                Err(status(&failure))
+            }
+            Err(FailedRequest { id, failure }) => {
+                let message = ModelInferResponse {
+                    id,
+                    ..ModelInferResponse::default()
+                };
+                Ok(ModelStreamInferResponse {
+                    error_message: Some(failure.message)
+                        .filter(|message| !message.is_empty())
+                        .unwrap_or_else(|| failure.code.name().into()),
+                    infer_response: Some(marked(message, true)),
+                })
+            }
+        }
+    }
+}
+
+impl Stream for StreamBody {
+    type Item = Result<ModelStreamInferResponse, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.over {
+            return Poll::Ready(None);
+        }
+        if let Some(revoked) = &mut self.revoked
+            && revoked.poll_unpin(cx).is_ready()
+        {
+            self.revoked = None;
+            self.incoming = None;
+        }
+        if std::mem::take(&mut self.refused)
+            && let Poll::Ready(Some(item)) = self.poll_running(cx)
+        {
+            return Poll::Ready(Some(self.encode(item)));
+        }
+        let came = self.poll_incoming(cx);
+        if let Poll::Ready(Some(item)) = came {
+            self.refused = true;
+            return Poll::Ready(Some(match item {
+                Ok(rejection) => self.encode(rejection),
+                Err(status) => {
+                    self.over = true;
+                    Err(status)
+                }
+            }));
+        }
+        match (self.poll_running(cx), came) {
+            (Poll::Ready(Some(item)), _) => Poll::Ready(Some(self.encode(item))),
+            (Poll::Ready(None), Poll::Ready(None)) => {
+                self.over = true;
+                let is_revoked = self.revoked.is_none();
+                Poll::Ready(is_revoked.then(|| Err(status(&revoked()))))
+            }
+            _ => Poll::Pending,
+        }
+    }
+}
+
+/// What a client's stream ends with, in the terms of section 14.
+fn client(error: &Status) -> Status {
+    match error.code() {
+        tonic::Code::OutOfRange => Status::resource_exhausted(error.message()),
+        _ => error.clone(),
+    }
+}
+
+fn asks_for_it(metadata: &MetadataMap) -> bool {
+    let sent = metadata.get(ERROR_AS_STATUS);
+    sent.is_some_and(|value| value.as_bytes() == b"true")
+}
+
+fn marked(mut message: ModelInferResponse, last: bool) -> ModelInferResponse {
+    let flag = RequestParameter::Bool(last).to_message();
+    message.parameters.insert(FINAL.into(), flag);
+    message
+}
+
+/// A request whose form is still to be checked.
+struct UncheckedRequest {
+    catalog: Arc<ModelCatalog>,
+    found: FoundModel,
+    message: ModelInferRequest,
+    /// What the message is charged.
+    reservation: Option<Reservation>,
+    metadata: Arc<MetadataMap>,
+    deadline: Instant,
+    empty_final: bool,
+    request_timer: RequestTimer,
+}
+
+impl UncheckedRequest {
+    /// The call, and whether its end may come alone.
+    async fn read(
+        mut self,
+    ) -> Result<(CheckedRequest, RequestTimer, bool, Arc<ModelCatalog>), RequestError> {
+        if let Some(asked) = self.message.parameters.remove(EMPTY_FINAL) {
+            let Some(ParameterChoice::BoolParam(flag)) = asked.parameter_choice else {
+                let message = format!("parameter '{EMPTY_FINAL}' must be true or false");
+                return Err(RequestError::new(Code::InvalidRequest, message));
+            };
+            self.empty_final = flag;
+        }
+        let Self {
+            catalog,
+            found,
+            message,
+            reservation,
+            metadata,
+            deadline,
+            empty_final,
+            request_timer: timer,
+        } = self;
+        let call = read(&catalog, found, message, &metadata, deadline).await?;
+        drop(reservation);
+        Ok((call, timer, empty_final, catalog))
+    }
+}
+
+/// A model that gives one response; its end is known with it.
+async fn single(asked: UncheckedRequest, id: String) -> ResponseItem {
+    let reported = async {
+        let (call, request_timer, _, catalog) = asked.read().await?;
+        whole(&catalog, call, request_timer).await
+    };
+    match reported.await {
+        Ok(message) => Ok(marked(message, true)),
+        Err(failure) => Err(FailedRequest { id, failure }),
+    }
+}
+
+/// How far a request is.
+enum RequestProgress {
+    Asked(Box<UncheckedRequest>),
+    Reporter(Box<ResponseWriter>),
+    Over,
+}
+
+/// A request whose responses are being sent.
+struct ResponseWriter {
+    responses: CallResponses,
+    response_context: GrpcResponseContext,
+    request_timer: RequestTimer,
+    empty_final: bool,
+    /// It is a text model: its clients wait for a last payload.
+    text: bool,
+    /// What was found behind the last response, where that was at hand.
+    ahead: Option<Result<ResponsePayload, RequestError>>,
+    /// Elements of the text output of the last response.
+    texts: usize,
+}
+
+async fn next(
+    (state, id): (RequestProgress, String),
+) -> Option<(ResponseItem, (RequestProgress, String))> {
+    let reported = match state {
+        RequestProgress::Over => return None,
+        RequestProgress::Reporter(reporter) => reporter.next().await,
+        RequestProgress::Asked(asked) => match ResponseWriter::begin(*asked).await {
+            Ok(reporter) => reporter.next().await,
+            Err(failure) => Some((Err(failure), RequestProgress::Over)),
+        },
+    };
+    let (reported, state) = reported?;
+    let item = reported.map_err(|failure| {
+        let id = id.clone();
+        FailedRequest { id, failure }
+    });
+    Some((item, (state, id)))
+}
+
+impl ResponseWriter {
+    async fn begin(asked: UncheckedRequest) -> Result<Box<Self>, RequestError> {
+        let (call, timer, empty_final, catalog) = asked.read().await?;
+        let reported = GrpcResponseContext::of(&call);
+        let text = call.found.text && call.found.model.controls.is_empty();
+        let responses = timer.watch(call.begin(&catalog, true)?);
+        Ok(Box::new(Self {
+            responses,
+            response_context: reported,
+            request_timer: timer,
+            empty_final,
+            text,
+            ahead: None,
+            texts: 1,
+        }))
+    }
+
+    /// The next message, and how far the request is then. An end that is ready is sent with the response before it; no
+    /// response waits for one (TR-906).
+    async fn next(
+        mut self: Box<Self>,
+    ) -> Option<(Result<ModelInferResponse, RequestError>, RequestProgress)> {
+        let response = match self.ahead.take() {
+            Some(ahead) => Some(ahead),
+            None => self.responses.next().await,
+        };
+        let response = match response {
+            Some(Ok(response)) => response,
+            Some(Err(failure)) => return Some((Err(failure), RequestProgress::Over)),
+            None => {
+                self.request_timer.succeeded();
+                let message = self.end()?;
+                return Some((Ok(marked(message, true)), RequestProgress::Over));
+            }
+        };
+        self.request_timer.responded(1);
+        self.texts = self.texts_of(&response);
+        let message = self.response_context.message(&response);
+        let behind = self.responses.next().now_or_never();
+        let last = matches!(behind, Some(None));
+        if last {
+            self.request_timer.succeeded();
+            return Some((Ok(marked(message, true)), RequestProgress::Over));
+        }
+        self.ahead = behind.flatten();
+        Some((Ok(marked(message, false)), RequestProgress::Reporter(self)))
+    }
+
+    /// The message of an end that comes alone.
+    fn end(&self) -> Option<ModelInferResponse> {
+        if self.empty_final {
+            return Some(self.response_context.message(&ResponsePayload::default()));
+        }
+        let registration = self.text_output().filter(|_| self.text)?;
+        let empty = TensorData::Bytes(vec![&b""[..]; self.texts].into_iter().collect());
+        Some(self.response_context.message(&ResponsePayload {
+            outputs: vec![(registration, Tensor::flat(empty))],
+            parameters: Vec::new(),
+        }))
+    }
+
+    fn text_output(&self) -> Option<usize> {
+        let outputs = &self.response_context.signature.outputs;
+        outputs
+            .iter()
+            .position(|output| output.role == OutputRole::Text)
+    }
+
+    fn texts_of(&self, response: &ResponsePayload) -> usize {
+        let mine = self.text_output();
+        let text = response
+            .outputs
+            .iter()
+            .find(|(registration, _)| Some(*registration) == mine);
+        text.map_or(self.texts, |(_, tensor)| tensor.data.len())
+    }
+}

@@ -1,0 +1,103 @@
+//! `infer` over HTTP: JSON followed by raw bytes, in both directions (section 8).
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
+use sapwood_proto::code::Code;
+use sapwood_proto::generate::{AnswerHead, Infer, Mapped};
+
+use super::body::{EncodingErrorStyle, Upload};
+use super::call::{CheckedRequest, streams};
+use super::catalog::{FoundModel, ModelCatalog};
+use super::compression::AcceptedEncoding;
+use super::endpoint::{begin, deadline, one, reading};
+use super::path::Target;
+use super::request_error::{JSON, RequestError};
+use super::stats::RequestTimer;
+use crate::auth::caller::Caller;
+
+/// Where the JSON ends and raw bytes begin (TR-802).
+const LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
+const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
+
+/// Answers one request.
+pub(super) async fn answer(
+    target: Target,
+    catalog: &ModelCatalog,
+    parts: &Parts,
+    upload: Upload,
+) -> Result<Response<Body>, RequestError> {
+    let (call, infer, request_timer) = read(target, catalog, parts, upload).await?;
+    if gives_many(&call.found, &call.mapped, catalog.config.compat) {
+        let message = "HTTP end point doesn't support models with decoupled transaction policy";
+        return Err(RequestError::new(Code::Unimplemented, message));
+    }
+    let found = &call.found;
+    let head = AnswerHead::new(infer.mapped.id.as_deref(), &found.name, found.version);
+    let signature = Arc::clone(&found.signature);
+    let responses = begin(catalog, call, &request_timer, parts, false)?;
+    let response = one(responses, request_timer).await?;
+    let (json, raw) = infer.answer(&head, &signature, &response);
+    Ok(to_response(&parts.headers, json, &raw))
+}
+
+/// Everything that is checked before there is work.
+async fn read(
+    target: Target,
+    catalog: &ModelCatalog,
+    parts: &Parts,
+    upload: Upload,
+) -> Result<(CheckedRequest, Infer, RequestTimer), RequestError> {
+    let config = &catalog.config;
+    let caller = Caller::of(&parts.extensions)?;
+    let found = catalog.find(caller, &target)?;
+    let request_timer = catalog.stats.begin(&found);
+    let length = parts.headers.get(LENGTH);
+    let style = length.map_or(EncodingErrorStyle::Infer, |_| EncodingErrorStyle::Raw);
+    let bytes = upload.whole(&parts.headers, style, config).await?;
+    let length = length.map(|length| length.to_str().unwrap_or("?").to_owned());
+    let read = reading(&found, catalog, bytes.len(), move |mapper| {
+        mapper.infer(&bytes, length.as_deref())
+    });
+    let mut infer = read.await?;
+    if let Some(forwarded) = &config.forwarded {
+        forwarded.join(&parts.headers, &mut infer.mapped);
+    }
+    let unknown = &catalog.shared.metrics.unknown_parameters;
+    unknown.inc_by(infer.mapped.unknown.into());
+    let call = CheckedRequest {
+        found,
+        mapped: infer.mapped.clone(),
+        deadline: deadline(&parts.extensions),
+    };
+    Ok((call, infer, request_timer))
+}
+
+/// TR-806: what may give many responses is served where it is asked for one.
+pub(super) fn gives_many(found: &FoundModel, mapped: &Mapped, compat: bool) -> bool {
+    streams(found, mapped) || compat && found.signature.decoupled
+}
+
+fn to_response(asked: &HeaderMap, json: Bytes, raw: &Bytes) -> Response<Body> {
+    let (kind, length) = match raw.is_empty() {
+        true => (JSON, None),
+        false => (OCTETS, Some(json.len())),
+    };
+    let whole = match raw.is_empty() {
+        true => json,
+        false => [json, raw.clone()].concat().into(),
+    };
+    let (body, packing) = AcceptedEncoding::whole(asked, whole);
+    let mut answer = Response::new(Body::from(body));
+    let headers = answer.headers_mut();
+    headers.insert(header::CONTENT_TYPE, kind);
+    if let Some(length) = length {
+        headers.insert(LENGTH, HeaderValue::from(length));
+    }
+    if let Some(packing) = packing {
+        headers.insert(header::CONTENT_ENCODING, packing.name());
+    }
+    answer
+}

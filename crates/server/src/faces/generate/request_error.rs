@@ -1,0 +1,215 @@
+//! Errors of this face: one message, one status, and the detail for the log (TR-205, TR-206, section 15).
+
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{HeaderName, HeaderValue, Response, StatusCode, header};
+use sapwood_engine::api::{CUT_CLOSE, CUT_RESET};
+use sapwood_kernel::Error;
+use sapwood_proto::clip;
+use sapwood_proto::code::Code;
+use sapwood_proto::generate::{InvalidRequest, error_body, error_event};
+
+use super::request_end::EarlyEnd;
+use crate::http::rejection::Rejection;
+
+/// Where the closed code of an error stands (TR-206).
+const CODE: HeaderName = HeaderName::from_static("sapwood-error");
+/// The type of JSON answers, to the letter (TR-205).
+pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
+/// The type of streams, to the letter (TR-601).
+pub(super) const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream; charset=utf-8");
+
+/// Why a request fails.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RequestError {
+    pub(super) status: StatusCode,
+    pub(super) code: Code,
+    pub(super) message: String,
+    pub(super) retry_after: Option<Duration>,
+    /// No model has begun to work on it.
+    pub(super) early: bool,
+    /// The script cuts the transport (D-11).
+    pub(super) cut: bool,
+    /// It is no failure but an early end (OA-801).
+    pub(super) ended: Option<EarlyEnd>,
+    /// A header that the client gets besides.
+    header: Option<(HeaderName, HeaderValue)>,
+}
+
+/// What the gate and its kin say.
+impl From<Rejection> for RequestError {
+    fn from(rejection: Rejection) -> Self {
+        Self::new(rejection.code, rejection.message)
+    }
+}
+
+impl RequestError {
+    /// With the status that its code has at this face, before any work.
+    pub(super) fn new(code: Code, message: impl Into<String>) -> Self {
+        Self {
+            status: status(code),
+            code,
+            // Also a header of gRPC.
+            message: clip::message(message.into()),
+            retry_after: None,
+            early: true,
+            cut: false,
+            ended: None,
+            header: None,
+        }
+    }
+
+    pub(super) const fn with_status(mut self, status: StatusCode) -> Self {
+        self.status = status;
+        self
+    }
+
+    /// With a header more.
+    pub(super) fn with_header(mut self, name: HeaderName, value: HeaderValue) -> Self {
+        self.header = Some((name, value));
+        self
+    }
+
+    /// What went wrong in the midst of work.
+    pub(super) const fn late(mut self) -> Self {
+        self.early = false;
+        self
+    }
+
+    /// The same as an end that came early.
+    pub(super) const fn because(mut self, why: EarlyEnd) -> Self {
+        self.ended = Some(why);
+        self
+    }
+
+    /// What the kernel says of a call, for the request with this id.
+    pub(super) fn of(error: &Error, id: &str) -> Self {
+        let code = error.code();
+        let message = match error {
+            Error::Cancelled => "Request was cancelled".into(),
+            Error::Deadline => format!("[request id: {id}] Request timeout expired"),
+            _ if code == Code::Overloaded => {
+                format!("[request id: {id}] Exceeds maximum queue size")
+            }
+            _ if code == Code::DeadlineExceeded => {
+                format!("[request id: {id}] Request timeout expired")
+            }
+            Error::Argument { name, why, .. } => format!("parameter '{name}' {why}"),
+            other => other.to_string(),
+        };
+        Self {
+            retry_after: error.retry_after(),
+            early: is_rejection(error),
+            cut: is_cut(error),
+            ended: early_end(error),
+            ..Self::new(code, message)
+        }
+    }
+
+    /// The answer as JSON (TR-205).
+    pub(super) fn answer(&self) -> Response<Body> {
+        self.with_body(JSON, Body::from(error_body(&self.message)))
+    }
+
+    /// The answer of a stream whose first thing is an error (TR-604).
+    pub(super) fn stream(&self) -> Response<Body> {
+        self.with_body(EVENTS, Body::from(error_event(&self.message)))
+    }
+
+    fn with_body(&self, kind: HeaderValue, body: Body) -> Response<Body> {
+        let mut answer = Response::new(body);
+        *answer.status_mut() = self.status;
+        let headers = answer.headers_mut();
+        headers.insert(header::CONTENT_TYPE, kind);
+        headers.insert(CODE, HeaderValue::from_static(self.code.name()));
+        if matches!(self.status.as_u16(), 429 | 503) {
+            let wait = self.retry_after.unwrap_or(LEAST_WAIT).max(LEAST_WAIT);
+            let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if let Some((name, value)) = &self.header {
+            headers.insert(name, value.clone());
+        }
+        answer
+    }
+}
+
+const LEAST_WAIT: Duration = Duration::from_secs(1);
+
+impl From<InvalidRequest> for RequestError {
+    fn from(refused: InvalidRequest) -> Self {
+        let code = match refused {
+            InvalidRequest::Unsupported(_) => Code::Unimplemented,
+            _ => Code::InvalidRequest,
+        };
+        // TR-401: what is not supported is a fault of the request, as everything else in its body.
+        Self::new(code, refused.to_string()).with_status(StatusCode::BAD_REQUEST)
+    }
+}
+
+/// TR-1501: the one table of statuses.
+pub(super) fn status(code: Code) -> StatusCode {
+    match code {
+        Code::InvalidRequest
+        | Code::AlreadyExists
+        | Code::FailedPrecondition
+        | Code::LimitExceeded
+        | Code::Aborted
+        | Code::Cancelled => StatusCode::BAD_REQUEST,
+        Code::Unauthenticated => StatusCode::UNAUTHORIZED,
+        Code::PermissionDenied => StatusCode::FORBIDDEN,
+        Code::NotFound => StatusCode::NOT_FOUND,
+        Code::RateLimited => StatusCode::TOO_MANY_REQUESTS,
+        Code::Unimplemented => StatusCode::NOT_IMPLEMENTED,
+        Code::Overloaded | Code::Unavailable | Code::DeadlineExceeded => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
+        Code::Truncated | Code::UpstreamFailed | Code::ControllerFailed | Code::Internal => {
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
+    }
+}
+
+/// Errors before the model runs: arguments, its queue, callers that may not call it (TR-605).
+fn is_rejection(error: &Error) -> bool {
+    match error {
+        Error::Engine { code, reason, .. } => {
+            *code == Code::Overloaded
+                || matches!(
+                    *reason,
+                    "PROMPT_TOO_LONG"
+                        | "EMPTY_PROMPT"
+                        | "BAD_CONFIG"
+                        | "BAD_TOKENS"
+                        | "BAD_ROLE"
+                        | "NO_TEMPLATE"
+                )
+        }
+        // Nobody was asked: no upstream is there.
+        Error::Remote { code, reason, .. } => {
+            *code == Code::Unavailable && *reason == *"upstream_error"
+        }
+        Error::Argument { .. }
+        | Error::NotFound { .. }
+        | Error::Unsupported { .. }
+        | Error::Denied { .. }
+        | Error::Unavailable { .. }
+        | Error::RateLimited { .. }
+        | Error::Unimplemented { .. } => true,
+        _ => false,
+    }
+}
+
+fn early_end(error: &Error) -> Option<EarlyEnd> {
+    match error.code() {
+        _ if error.reason() == "queue_timeout" => Some(EarlyEnd::Timeout),
+        Code::DeadlineExceeded => Some(EarlyEnd::Timeout),
+        Code::Cancelled => Some(EarlyEnd::Client),
+        _ => None,
+    }
+}
+
+fn is_cut(error: &Error) -> bool {
+    error.code() == Code::Truncated && matches!(error.reason(), CUT_CLOSE | CUT_RESET)
+}

@@ -1,0 +1,189 @@
+//! Options in request headers beyond the protocol (section 13). Without them a response is what the protocol says.
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName};
+use regex::Regex;
+use sapwood_proto::code::Code;
+use sapwood_proto::generate::{Mapped, RequestParameter};
+use tonic::metadata::{KeyAndValueRef, MetadataMap};
+
+use super::request_error::RequestError;
+
+/// A stream that can be come back to (TR-1303).
+const RESUME: &str = "sapwood-resume";
+/// Seconds of silence after which a stream says that it lives (TR-1304).
+const KEEPALIVE: &str = "sapwood-keepalive";
+/// Who is silent for longer has no need of pings.
+const IDLE_TIMEOUT_MAX: u64 = 3_600;
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct RequestOptions {
+    pub(super) resume: bool,
+    /// A comment after so long a silence.
+    pub(super) ping: Option<Duration>,
+}
+
+impl RequestOptions {
+    /// What the headers say.
+    ///
+    /// # Errors
+    /// `invalid-request` for a time that is none.
+    pub(super) fn of(headers: &HeaderMap) -> Result<Self, RequestError> {
+        let on = |name: &str| headers.get(name).is_some_and(|value| value == "1");
+        let ping = headers.get(KEEPALIVE).map(|value| {
+            let seconds = value
+                .to_str()
+                .ok()
+                .and_then(|text| text.trim().parse().ok());
+            let seconds = seconds.filter(|seconds| (1..=IDLE_TIMEOUT_MAX).contains(seconds));
+            seconds.map(Duration::from_secs).ok_or_else(|| {
+                let message =
+                    format!("header '{KEEPALIVE}' must be seconds, from 1 to {IDLE_TIMEOUT_MAX}");
+                RequestError::new(Code::InvalidRequest, message)
+            })
+        });
+        Ok(Self {
+            resume: on(RESUME),
+            ping: ping.transpose()?,
+        })
+    }
+}
+
+/// Which headers of requests become parameters (TR-1309): those whose names match.
+#[derive(Clone, Debug)]
+pub struct ForwardedHeaders(Regex);
+
+impl ForwardedHeaders {
+    /// Those whose names, in lower case, have a match of this regular expression.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn new(pattern: &str) -> Result<Self, String> {
+        let regex = Regex::new(pattern).map_err(|error| error.to_string())?;
+        Ok(Self(regex))
+    }
+
+    /// Adds them to the parameters of a request. What the request says itself counts first.
+    pub(super) fn join(&self, headers: &HeaderMap, mapped: &mut Mapped) {
+        // Names of headers are lower-case here.
+        let matching = |name: &&HeaderName| self.0.is_match(name.as_str());
+        for name in headers.keys().filter(matching) {
+            if let Some(Ok(value)) = headers.get(name).map(|value| value.to_str()) {
+                add(name.as_str(), value, mapped);
+            }
+        }
+    }
+
+    /// Adds the metadata of a gRPC call in the same way; what is binary there (`-bin`) is no text.
+    pub(super) fn join_metadata(&self, metadata: &MetadataMap, mapped: &mut Mapped) {
+        for entry in metadata.iter() {
+            if let KeyAndValueRef::Ascii(name, value) = entry
+                && self.0.is_match(name.as_str())
+                && let Ok(value) = value.to_str()
+            {
+                add(name.as_str(), value, mapped);
+            }
+        }
+    }
+}
+
+/// Of several values under one name the first counts, as the one that the request says itself does.
+fn add(name: &str, value: &str, mapped: &mut Mapped) {
+    if mapped.parameter(name).is_none() {
+        let value = RequestParameter::Text(value.into());
+        mapped.parameters.push((name.into(), value));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(list: &[(&'static str, &'static str)]) -> HeaderMap {
+        let pairs = list.iter().map(|(name, value)| {
+            (
+                HeaderName::from_static(name),
+                http::HeaderValue::from_static(value),
+            )
+        });
+        pairs.collect()
+    }
+
+    /// TR-1303
+    #[test]
+    fn tr_1304_wishes_are_granted_to_who_has_them() {
+        assert_eq!(
+            RequestOptions::of(&HeaderMap::new()).unwrap(),
+            RequestOptions::default()
+        );
+        let all = headers(&[("sapwood-resume", "1"), ("sapwood-keepalive", "15")]);
+        let expect = RequestOptions {
+            resume: true,
+            ping: Some(Duration::from_secs(15)),
+        };
+        assert_eq!(RequestOptions::of(&all).unwrap(), expect);
+        for wrong in ["0", "-1", "3601", "soon", "1.5"] {
+            let wrong = headers(&[("sapwood-keepalive", wrong)]);
+            assert_eq!(
+                RequestOptions::of(&wrong).unwrap_err().code,
+                Code::InvalidRequest
+            );
+        }
+    }
+
+    #[test]
+    fn tr_1309_headers_that_match_become_parameters_behind_those_of_the_body() {
+        let mut mapped = Mapped::default();
+        mapped
+            .parameters
+            .push(("x-tenant".into(), RequestParameter::Text("body".into())));
+        let headers = headers(&[
+            ("x-tenant", "header"),
+            ("x-user", "anna"),
+            ("authorization", "Bearer x"),
+        ]);
+        ForwardedHeaders::new("^x-")
+            .unwrap()
+            .join(&headers, &mut mapped);
+        assert!(ForwardedHeaders::new("(").is_err());
+        let text = |name| match mapped.parameter(name) {
+            Some(RequestParameter::Text(text)) => Some(text.as_str()),
+            _ => None,
+        };
+        assert_eq!(
+            (text("x-tenant"), text("x-user"), text("authorization")),
+            (Some("body"), Some("anna"), None)
+        );
+    }
+
+    #[test]
+    fn tr_1309_metadata_of_calls_joins_as_headers_do_and_what_is_binary_never() {
+        let mut metadata = MetadataMap::new();
+        for (name, value) in [
+            ("x-tenant", "metadata"),
+            ("x-user", "anna"),
+            ("y", "no match"),
+        ] {
+            metadata.append(name, value.parse().unwrap());
+        }
+        metadata.append("x-user", "ben".parse().unwrap());
+        metadata.insert_bin(
+            "x-token-bin",
+            tonic::metadata::BinaryMetadataValue::from_bytes(b"t"),
+        );
+        let mut mapped = Mapped::default();
+        let body = RequestParameter::Text("body".into());
+        mapped.parameters.push(("x-tenant".into(), body));
+        let forwarded = ForwardedHeaders::new("^x-").unwrap();
+        forwarded.join_metadata(&metadata, &mut mapped);
+        let text = |value: &str| RequestParameter::Text(value.into());
+        let expect = [("x-tenant", text("body")), ("x-user", text("anna"))];
+        let reported = mapped
+            .parameters
+            .iter()
+            .map(|(name, value)| (&**name, value.clone()));
+        assert_eq!(reported.collect::<Vec<_>>(), expect);
+    }
+}

@@ -1,0 +1,77 @@
+//! The routes below `/v2/streams`, with which a client reconnects to a stream (TR-1303).
+
+use axum::body::Body;
+use http::request::Parts;
+use http::{HeaderMap, Method, Response, header};
+use sapwood_proto::code::Code;
+
+use super::catalog::ModelCatalog;
+use super::detached::StreamRegistration;
+use super::endpoint::nothing;
+use super::events::read_on;
+use super::request_error::{EVENTS, RequestError};
+use super::request_options::RequestOptions;
+use crate::auth::caller::Caller;
+
+/// The number of the last event that the client has.
+const LAST: &str = "last-event-id";
+
+/// A place for the stream of a request, where that is wished for and there is one.
+pub(super) fn register<'a>(
+    catalog: &'a ModelCatalog,
+    parts: &Parts,
+    options: RequestOptions,
+) -> Option<StreamRegistration<'a>> {
+    let caller = Caller::of(&parts.extensions).ok()?;
+    let slot = || catalog.streams.registration(&caller.identity);
+    options.resume.then(slot).flatten()
+}
+
+/// Answers one request about the stream of this name.
+pub(super) fn answer(
+    name: &str,
+    catalog: &ModelCatalog,
+    parts: &Parts,
+) -> Result<Response<Body>, RequestError> {
+    let caller_identity = Caller::of(&parts.extensions)?.identity.clone();
+    let streams = &catalog.streams;
+    if parts.method == Method::DELETE {
+        return streams.cancel(name, &caller_identity).map(|()| nothing());
+    }
+    let options = RequestOptions::of(&parts.headers)?;
+    let after = last(&parts.headers)?;
+    if parts.method == Method::HEAD {
+        // This check takes nothing from the present reader.
+        let there = streams.look(name, &caller_identity, after)?;
+        return Ok(if there { head() } else { nothing() });
+    }
+    let reader = streams.read(name, &caller_identity, after)?;
+    let answer = reader.map(|reader| read_on(reader, name, options, false));
+    // What tells a browser's `EventSource` that it need not come again.
+    Ok(answer.unwrap_or_else(nothing))
+}
+
+fn head() -> Response<Body> {
+    let mut answer = Response::new(Body::empty());
+    answer.headers_mut().insert(header::CONTENT_TYPE, EVENTS);
+    answer
+}
+
+/// The event to go on behind; the beginning where none is named.
+fn last(headers: &HeaderMap) -> Result<u64, RequestError> {
+    let Some(last) = headers.get(LAST) else {
+        return Ok(0);
+    };
+    let digits = last.to_str().ok().map(str::trim);
+    let digits = digits.filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    match digits {
+        Some("") => Ok(0),
+        Some(digits) => digits.parse().map_err(|_| wrong()),
+        None => Err(wrong()),
+    }
+}
+
+fn wrong() -> RequestError {
+    let message = format!("header '{LAST}' must be the number of an event");
+    RequestError::new(Code::InvalidRequest, message)
+}

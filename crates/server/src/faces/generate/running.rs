@@ -1,0 +1,174 @@
+//! Running requests by id, so that their sender can cancel them (TR-1311).
+//!
+//! Ids need not be unique; who cancels one cancels all of its own that bear it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures::{StreamExt, stream};
+use sapwood_proto::code::Code;
+use tokio_util::sync::CancellationToken;
+
+use super::call::CallResponses;
+use super::request_end::EarlyEnd;
+use super::request_error::RequestError;
+use crate::auth::identity::CallerIdentity;
+
+/// What runs, by key and id.
+#[derive(Debug, Default)]
+pub(super) struct RunningRequests(Mutex<HashMap<RequestName, Vec<RunningEntry>>>);
+
+type RequestName = (CallerIdentity, Box<str>);
+
+#[derive(Debug)]
+struct RunningEntry {
+    number: u64,
+    token: CancellationToken,
+}
+
+/// A request that is on the list until this goes.
+#[derive(Debug)]
+struct RunningGuard {
+    running: Arc<RunningRequests>,
+    name: RequestName,
+    number: u64,
+    token: CancellationToken,
+}
+
+/// The owner of the requests of an id. A caller without a key is known by nothing but the id itself: one that others cannot guess
+/// is as good as a token, and under another one nothing can be cancelled (D-45).
+fn name(caller: &CallerIdentity, id: &str) -> Option<RequestName> {
+    let owner = match caller {
+        CallerIdentity::Anonymous(_) if id.len() < TOKEN_BYTES => return None,
+        // The same from wherever it comes.
+        CallerIdentity::Anonymous(_) => CallerIdentity::Anonymous(None),
+        known => known.clone(),
+    };
+    Some((owner, id.into()))
+}
+
+/// The shortest id that is taken for a secret, as long as a random one of 128 bits in hexadecimal digits.
+const TOKEN_BYTES: usize = 32;
+
+impl RunningRequests {
+    /// The responses of a request that can be cancelled by its id, if it has one.
+    pub(super) fn list(
+        self: &Arc<Self>,
+        caller: &CallerIdentity,
+        id: Option<&str>,
+        responses: CallResponses,
+    ) -> CallResponses {
+        let Some(name) = id.and_then(|id| name(caller, id)) else {
+            return responses;
+        };
+        let listed = self.enter(name);
+        let reported = stream::unfold(Some((responses, listed)), |state| async move {
+            let (mut responses, listed) = state?;
+            // Both arms may be cancelled: a response that was not taken is still there. A cancellation goes first.
+            tokio::select! {
+                biased;
+                () = listed.token.cancelled() => Some((Err(cancelled()), None)),
+                next = responses.next() => Some((next?, Some((responses, listed)))),
+            }
+        });
+        reported.boxed()
+    }
+
+    /// Cancels what `caller` runs under this id. Says whether there was anything.
+    pub(super) fn cancel(&self, caller: &CallerIdentity, id: &str) -> bool {
+        let all = self.all();
+        let entries = name(caller, id).and_then(|name| all.get(&name));
+        let entries = entries.map_or(&[][..], Vec::as_slice);
+        entries.iter().for_each(|entry| entry.token.cancel());
+        !entries.is_empty()
+    }
+
+    fn enter(self: &Arc<Self>, name: RequestName) -> RunningGuard {
+        let token = CancellationToken::new();
+        let mut all = self.all();
+        let entries = all.entry(name.clone()).or_default();
+        let number = entries.last().map_or(0, |last| last.number + 1);
+        entries.push(RunningEntry {
+            number,
+            token: token.clone(),
+        });
+        RunningGuard {
+            running: Arc::clone(self),
+            name,
+            number,
+            token,
+        }
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<RequestName, Vec<RunningEntry>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for RunningGuard {
+    fn drop(&mut self) {
+        let mut all = self.running.all();
+        if let Some(entries) = all.get_mut(&self.name) {
+            entries.retain(|entry| entry.number != self.number);
+            if entries.is_empty() {
+                all.remove(&self.name);
+            }
+        }
+    }
+}
+
+/// What a request ends with that its sender has cancelled.
+pub(super) fn cancelled() -> RequestError {
+    RequestError::new(Code::Cancelled, "Request was cancelled")
+        .late()
+        .because(EarlyEnd::Delete)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn tr_1311_who_sent_a_request_may_cancel_it_and_nobody_else() {
+        let running = Arc::new(RunningRequests::default());
+        let list = |caller: &str, id| {
+            let pending: CallResponses = stream::pending().boxed();
+            running.list(&CallerIdentity::Key(caller.into()), id, pending)
+        };
+        let mut mine = [list("anna", Some("a")), list("anna", Some("a"))];
+        let mut other = list("anna", Some("b"));
+        let theirs = list("ben", Some("a"));
+        let nameless = list("anna", None);
+        assert!(!running.cancel(&CallerIdentity::Key("carl".into()), "a"));
+        assert!(running.cancel(&CallerIdentity::Key("anna".into()), "a"));
+        for responses in &mut mine {
+            let failure = responses.next().await.unwrap().unwrap_err();
+            assert_eq!(
+                (failure.code, failure.status.as_u16()),
+                (Code::Cancelled, 400)
+            );
+            assert!(responses.next().await.is_none());
+        }
+        assert!(futures::poll!(other.next()).is_pending());
+        // Who has gone is not on the list.
+        assert!(!running.cancel(&CallerIdentity::Key("anna".into()), "a"));
+        drop((mine, other, theirs, nameless));
+        assert!(running.all().is_empty());
+    }
+
+    #[tokio::test]
+    async fn d_45_without_a_key_only_an_id_that_nobody_guesses_cancels() {
+        let running = Arc::new(RunningRequests::default());
+        let [here, there] = ["10.0.0.1", "10.0.0.2"]
+            .map(|address| CallerIdentity::Anonymous(Some(address.parse().unwrap())));
+        let key = CallerIdentity::Key("anonymous".into());
+        for (length, cancels) in [(TOKEN_BYTES - 1, false), (TOKEN_BYTES, true)] {
+            let id = "a".repeat(length);
+            let listed = running.list(&here, Some(&id), stream::pending().boxed());
+            assert!(!running.cancel(&key, &id));
+            assert_eq!(running.cancel(&there, &id), cancels, "{length}");
+            drop(listed);
+        }
+        assert!(running.all().is_empty());
+    }
+}

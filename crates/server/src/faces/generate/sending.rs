@@ -1,0 +1,142 @@
+//! Writes the responses of a request as events (TR-601 to TR-604).
+//!
+//! Events that are ready are sent as one piece (D-6): a client that reads slower than the model generates costs one write per piece,
+//! and not for each event, on all the way to its socket.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::Bytes;
+use futures::{Stream, StreamExt};
+use sapwood_proto::generate::{ResponsePayload, error_event};
+
+use super::call::CallResponses;
+use super::request_error::RequestError;
+use super::response_json::JsonResponseContext;
+use super::stats::RequestTimer;
+
+/// A piece of several events is not much larger than this.
+const PIECE_BYTES: usize = 8 << 10;
+/// About what an event takes.
+const EVENT_BYTES: usize = 256;
+
+/// A stream on its way, as pieces of whole events. Dropped with the body, whose client has gone then (TR-608).
+pub(super) struct Sending {
+    responses: CallResponses,
+    response_context: JsonResponseContext,
+    request_timer: RequestTimer,
+    /// What has been looked at already.
+    ahead: Option<Result<ResponsePayload, RequestError>>,
+    /// Events that are to go out.
+    piece: Vec<u8>,
+    /// A piece is full with this many bytes.
+    full: usize,
+    rest: AfterPiece,
+}
+
+/// What follows the piece.
+enum AfterPiece {
+    Events,
+    Nothing,
+    /// The connection ends without the protocol's own end (D-11).
+    Cut(RequestError, CutsNow),
+}
+
+type CutsNow = bool;
+
+impl Sending {
+    pub(super) const fn new(
+        responses: CallResponses,
+        reported: JsonResponseContext,
+        timer: RequestTimer,
+        first: Option<Result<ResponsePayload, RequestError>>,
+    ) -> Self {
+        Self {
+            responses,
+            response_context: reported,
+            request_timer: timer,
+            ahead: first,
+            piece: Vec::new(),
+            full: PIECE_BYTES,
+            rest: AfterPiece::Events,
+        }
+    }
+
+    /// The same with one event in each piece.
+    pub(super) const fn singly(mut self) -> Self {
+        self.full = 1;
+        self
+    }
+
+    /// Takes what is there, up to a full piece.
+    fn gather(&mut self, cx: &mut Context<'_>) {
+        let mut events = 0;
+        while matches!(self.rest, AfterPiece::Events) && self.piece.len() < self.full {
+            let Poll::Ready(response) = self.poll_response(cx) else {
+                break;
+            };
+            match response {
+                Some(Ok(response)) => {
+                    events += 1;
+                    self.response_context.event(&response, &mut self.piece);
+                }
+                Some(Err(failure)) if failure.cut => self.rest = AfterPiece::Cut(failure, false),
+                Some(Err(failure)) => {
+                    self.piece.extend_from_slice(&error_event(&failure.message));
+                    self.rest = AfterPiece::Nothing;
+                }
+                None => {
+                    self.rest = AfterPiece::Nothing;
+                    self.request_timer.succeeded();
+                }
+            }
+        }
+        self.request_timer.responded(events);
+    }
+
+    fn poll_response(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<ResponsePayload, RequestError>>> {
+        match self.ahead.take() {
+            Some(ahead) => Poll::Ready(Some(ahead)),
+            None => self.responses.poll_next_unpin(cx),
+        }
+    }
+}
+
+impl Stream for Sending {
+    type Item = io::Result<Bytes>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let sending = &mut *self;
+        sending.gather(cx);
+        if !sending.piece.is_empty() {
+            // The next piece is probably as large.
+            let room = sending.piece.len().max(EVENT_BYTES);
+            let piece = std::mem::replace(&mut sending.piece, Vec::with_capacity(room));
+            return Poll::Ready(Some(Ok(piece.into())));
+        }
+        match &mut sending.rest {
+            AfterPiece::Events => Poll::Pending,
+            AfterPiece::Nothing => Poll::Ready(None),
+            AfterPiece::Cut(failure, now) if *now => {
+                let cut = cut(failure);
+                sending.rest = AfterPiece::Nothing;
+                Poll::Ready(Some(Err(cut)))
+            }
+            // What was sent before goes out first: an error drops whatever the connection still holds.
+            AfterPiece::Cut(_, now) => {
+                *now = true;
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// D-11: the connection ends without the protocol's own end.
+pub(super) fn cut(failure: &RequestError) -> io::Error {
+    io::Error::other(failure.message.clone())
+}

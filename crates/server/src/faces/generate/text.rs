@@ -1,0 +1,544 @@
+//! Converts the chunks of a text model into responses (TR-401 to TR-407, TR-502).
+//!
+//! ```text
+//!   chunks ──► each choice: text, tokens, log-probabilities ──► stream: a response when text is there; the end is sent with
+//!                                                                       the last one where it is at hand, else in one of its own
+//!                                                              whole: one response at the end
+//! ```
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::{Stream, StreamExt};
+use sapwood_kernel::{
+    Args, ChoiceFinish, Chunk, Error, GenerateConfig, Kernel, Mime, Port, PromptMode,
+    RequestedPorts, Run, Want,
+};
+use sapwood_proto::code::Code;
+use sapwood_proto::generate::{
+    InputRole, OutputRole, ResponsePayload, Settings, Signature, Strings, Tensor, TensorData,
+};
+use sapwood_proto::params::GenerationParams;
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
+
+use super::call::{CallResponses, CheckedRequest, given, texts};
+use super::request_error::RequestError;
+
+/// Chunks that are joined into one response when several choices are sent together.
+const JOINED_MAX: usize = 64;
+
+/// What the model is asked.
+pub(super) enum TextPrompt {
+    Text(String),
+    Messages(String),
+}
+
+/// Calls the model.
+pub(super) fn begin(
+    call: CheckedRequest,
+    settings: &Settings,
+    kernel: &Kernel,
+    pieces: bool,
+) -> Result<CallResponses, RequestError> {
+    let prompt = prompt(&call)?;
+    let mut reporter = TextResponses::new(&call, settings, &prompt, kernel);
+    reporter.is_separate = pieces && call.found.signature.is_separate(&call.mapped);
+    Ok(reporter.boxed())
+}
+
+fn prompt(call: &CheckedRequest) -> Result<TextPrompt, RequestError> {
+    let signature = &call.found.signature;
+    let wrong = |message: String| RequestError::new(Code::InvalidRequest, message);
+    let text = given(signature, &call.mapped, |role| *role == InputRole::Prompt);
+    let messages = given(signature, &call.mapped, |role| *role == InputRole::Messages);
+    let (name, tensor, chat) = match (text, messages) {
+        (Some((text, _)), Some((messages, _))) => {
+            return Err(wrong(format!(
+                "give either '{text}' or '{messages}', not both"
+            )));
+        }
+        (Some((name, tensor)), None) => (name, tensor, false),
+        (None, Some((name, tensor))) => (name, tensor, true),
+        (None, None) => return Err(wrong("the request has no prompt".into())),
+    };
+    let mut all = texts(name, tensor)?;
+    match (all.pop(), all.is_empty()) {
+        (Some(text), true) if chat => Ok(TextPrompt::Messages(text)),
+        (Some(text), true) => Ok(TextPrompt::Text(text)),
+        _ => Err(wrong(format!(
+            "input '{name}' must have exactly one element"
+        ))),
+    }
+}
+
+/// The whole text of a model for one prompt, for callers that build responses by other rules.
+pub(super) async fn whole(
+    call: &CheckedRequest,
+    settings: &Settings,
+    prompt: String,
+    kernel: &Kernel,
+) -> Result<String, RequestError> {
+    let mut reporter = TextResponses::new(call, settings, &TextPrompt::Text(prompt), kernel);
+    reporter.read_all().await?;
+    Ok(reporter.choices.swap_remove(0).text)
+}
+
+/// A call whose responses are being sent.
+struct TextResponses {
+    run: Run<Chunk>,
+    signature: Arc<Signature>,
+    /// Which outputs are sent.
+    wanted: Vec<bool>,
+    /// Outputs beside the text are sent.
+    more: bool,
+    /// Tokens are counted.
+    counts: bool,
+    /// Log-probabilities are read.
+    logprobs: bool,
+    /// The request sets the number of alternatives: only then are tokens sent with theirs, as vLLM's backend does.
+    alternatives: bool,
+    stream: bool,
+    id: String,
+    choices: Vec<ChoiceDelta>,
+    /// A response is of one choice, and says of which (D-55).
+    is_separate: bool,
+    /// Those of the last step that are still to be sent.
+    queued: VecDeque<ResponsePayload>,
+    /// What comes after the last response; it was found while the end was looked for.
+    ahead: Option<Result<Chunk, Error>>,
+    over: bool,
+}
+
+/// What one choice has to tell since the last response.
+#[derive(Default)]
+struct ChoiceDelta {
+    text: String,
+    tokens: u32,
+    /// Of the whole output so far.
+    cumulative: f64,
+    logprobs: Vec<Value>,
+    token_logprobs: Vec<f64>,
+    /// Log-probabilities that were sent, of all tokens together.
+    alternatives: usize,
+    finish: Option<ChoiceFinish>,
+}
+
+impl TextResponses {
+    fn new(
+        call: &CheckedRequest,
+        settings: &Settings,
+        prompt: &TextPrompt,
+        kernel: &Kernel,
+    ) -> Self {
+        let signature = Arc::clone(&call.found.signature);
+        let wanted = signature.wanted(&call.mapped);
+        let reported = |roles: &[OutputRole]| {
+            let pairs = signature.outputs.iter().zip(&wanted);
+            pairs
+                .into_iter()
+                .any(|(output, wanted)| *wanted && roles.contains(&output.role))
+        };
+        let logprobs = reported(&[
+            OutputRole::Logprobs,
+            OutputRole::TokenLogprobs,
+            OutputRole::CumulativeLogprob,
+        ]);
+        let tokens = logprobs || reported(&[OutputRole::NumOutputTokens]);
+        let mut ports = vec![Port::MAIN];
+        ports.extend(tokens.then_some(Port::TOKENS));
+        ports.extend(logprobs.then_some(Port::LOGPROBS));
+        let args = args(call, settings, prompt, logprobs);
+        let run = kernel
+            .run::<Chunk>(&call.found.function, args)
+            .wanting(Want::from(RequestedPorts::Only(ports)))
+            .timeout(time(call, settings));
+        let mut choices: Vec<ChoiceDelta> = Vec::new();
+        choices.resize_with(
+            settings.params.n.unwrap_or(1) as usize,
+            ChoiceDelta::default,
+        );
+        if let (TextPrompt::Text(text), true) = (prompt, prepends(call, settings)) {
+            choices
+                .iter_mut()
+                .for_each(|choice| choice.text.clone_from(text));
+        }
+        Self {
+            run,
+            counts: tokens,
+            logprobs,
+            alternatives: settings.params.top_logprobs.is_some(),
+            more: tokens || reported(&[OutputRole::FinishReason, OutputRole::NumInputTokens]),
+            signature,
+            wanted,
+            stream: settings.stream,
+            id: call.shown_id().to_owned(),
+            choices,
+            is_separate: false,
+            queued: VecDeque::new(),
+            ahead: None,
+            over: false,
+        }
+    }
+
+    /// Everything to the end.
+    async fn read_all(&mut self) -> Result<(), RequestError> {
+        self.over = true;
+        while let Some(chunk) = self.run.next().await {
+            let chunk = chunk.map_err(|error| RequestError::of(&error, &self.id))?;
+            self.take(&chunk);
+            if let Some(failure) = self.overfull() {
+                return Err(failure);
+            }
+            // A model that is faster than this would keep the worker for itself.
+            tokio::task::coop::consume_budget().await;
+        }
+        self.finish();
+        Ok(())
+    }
+
+    /// Whether an answer in one piece has become larger than it may.
+    fn overfull(&self) -> Option<RequestError> {
+        let sum = |of: fn(&ChoiceDelta) -> usize| self.choices.iter().map(of).sum::<usize>();
+        let most = if self.stream {
+            return None;
+        } else if sum(|choice| choice.alternatives) > ALTERNATIVES_MAX {
+            format!("{ALTERNATIVES_MAX} log-probabilities")
+        } else if sum(|choice| choice.text.len()) > PIECE_BYTES_MAX {
+            format!("{PIECE_BYTES_MAX} bytes of text")
+        } else {
+            return None;
+        };
+        Some(too_much(&most))
+    }
+
+    fn take(&mut self, chunk: &Chunk) {
+        let Some(choice) = self.choices.get_mut(chunk.choice as usize) else {
+            return;
+        };
+        match chunk.port.as_str() {
+            // A model's text is UTF-8, and cut between characters.
+            "" => match std::str::from_utf8(&chunk.data) {
+                Ok(text) => choice.text.push_str(text),
+                Err(_) => choice.text.push_str(&String::from_utf8_lossy(&chunk.data)),
+            },
+            "tokens" => choice.tokens += u32::try_from(chunk.data.len() / 4).unwrap_or(0),
+            "logprobs" => {
+                for line in chunk.data.split(|byte| *byte == b'\n') {
+                    choice.logprob(line);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn finish(&mut self) {
+        for (index, choice) in (0..).zip(&mut self.choices) {
+            choice.finish = self.run.meta().finish.get(&index).cloned();
+        }
+    }
+
+    fn has_text(&self) -> bool {
+        self.choices.iter().any(|choice| !choice.text.is_empty())
+    }
+
+    /// Whether the end of the request is ready: a step that ends it gives its tokens and the end at once, and what is sent
+    /// beside the text belongs to its last token.
+    fn is_last(&mut self, cx: &mut Context<'_>) -> bool {
+        if !self.more {
+            return false;
+        }
+        loop {
+            match self.run.poll_next_unpin(cx) {
+                // What only carries metadata says nothing.
+                Poll::Ready(Some(Ok(chunk))) if chunk.data.is_empty() => {}
+                Poll::Ready(Some(ahead)) => {
+                    self.ahead = Some(ahead);
+                    return false;
+                }
+                Poll::Ready(None) => {
+                    self.over = true;
+                    self.finish();
+                    return true;
+                }
+                Poll::Pending => return false,
+            }
+        }
+    }
+
+    /// There is a response before the last one.
+    fn is_tellable(&self) -> bool {
+        self.stream && self.has_text() && self.is_whole_step()
+    }
+
+    /// What else belongs to the text that is there has come too.
+    fn is_whole_step(&self) -> bool {
+        !self.counts
+            || self.choices.len() > 1
+            || self.choices.iter().all(|choice| {
+                choice.tokens > 0
+                    && (!self.logprobs || choice.logprobs.len() >= choice.tokens as usize)
+            })
+    }
+
+    /// Builds a response of what is ready: all of it, or of the first choice that has something while the others
+    /// queue.
+    fn flush(&mut self, last: bool) -> Option<Result<ResponsePayload, RequestError>> {
+        if !self.is_separate {
+            return Some(Ok(self.response(0..self.choices.len(), last)));
+        }
+        for registration in 0..self.choices.len() {
+            let has_end = last && (self.more || !self.stream);
+            if has_end || !self.choices[registration].text.is_empty() {
+                let response = self.response(registration..registration + 1, last);
+                self.queued.push_back(response);
+            }
+        }
+        self.queued.pop_front().map(Ok)
+    }
+
+    /// Builds a response of what these choices have ready.
+    fn response(&mut self, reported: Range<usize>, last: bool) -> ResponsePayload {
+        let mut outputs = Vec::with_capacity(1);
+        for (registration, output) in self.signature.outputs.iter().enumerate() {
+            if self.wanted.get(registration) == Some(&true)
+                && let Some(tensor) = self.output(&output.role, reported.clone(), last)
+            {
+                outputs.push((registration, tensor));
+            }
+        }
+        for choice in &mut self.choices[reported] {
+            choice.text.clear();
+            choice.tokens = 0;
+            choice.logprobs.clear();
+            choice.token_logprobs.clear();
+        }
+        ResponsePayload {
+            outputs,
+            parameters: Vec::new(),
+        }
+    }
+
+    fn output(&self, role: &OutputRole, reported: Range<usize>, last: bool) -> Option<Tensor> {
+        let choices = &self.choices[reported.clone()];
+        let data = match role {
+            OutputRole::Text => {
+                let texts = choices.iter().map(|choice| choice.text.as_bytes());
+                TensorData::Bytes(texts.collect())
+            }
+            OutputRole::FinishReason => {
+                let reason = |choice: &ChoiceDelta| {
+                    let reason = choice.finish.as_ref().filter(|_| last);
+                    reason.map_or_else(|| "None".to_owned(), ToString::to_string)
+                };
+                let mut reasons = Strings::default();
+                choices
+                    .iter()
+                    .for_each(|choice| reasons.push(reason(choice).as_bytes()));
+                TensorData::Bytes(reasons)
+            }
+            OutputRole::CumulativeLogprob => {
+                TensorData::Float(choices.iter().map(|choice| choice.cumulative).collect())
+            }
+            OutputRole::Logprobs => {
+                let mut texts = Strings::default();
+                choices.iter().for_each(|choice| {
+                    let reported = if self.alternatives && !choice.logprobs.is_empty() {
+                        Value::Array(choice.logprobs.clone())
+                    } else {
+                        Value::Null
+                    };
+                    texts.push(reported.to_string().as_bytes());
+                });
+                TensorData::Bytes(texts)
+            }
+            OutputRole::TokenLogprobs => {
+                let all = choices.iter().flat_map(|choice| &choice.token_logprobs);
+                TensorData::Float(all.copied().collect())
+            }
+            OutputRole::NumInputTokens => {
+                let tokens = self.run.meta().usage.prompt_tokens;
+                // A server elsewhere may count them at the end only.
+                if tokens == 0 && !last {
+                    return None;
+                }
+                TensorData::Uint(vec![tokens])
+            }
+            OutputRole::NumOutputTokens => {
+                TensorData::Uint(choices.iter().map(|choice| choice.tokens.into()).collect())
+            }
+            // The index within a batch is set where its rows are joined.
+            OutputRole::BatchIndex => TensorData::Int(vec![0; choices.len()]),
+            OutputRole::SequenceIndex => {
+                TensorData::Int((0..).take(reported.end).skip(reported.start).collect())
+            }
+            OutputRole::Embedding | OutputRole::Port(_) | OutputRole::Nothing => return None,
+        };
+        Some(Tensor::flat(data))
+    }
+}
+
+/// The responses: each as soon as its text is there, or one at the end.
+impl Stream for TextResponses {
+    type Item = Result<ResponsePayload, RequestError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let reporter = &mut *self;
+        if let Some(queued) = reporter.queued.pop_front() {
+            return Poll::Ready(Some(Ok(queued)));
+        }
+        let mut taken = 0;
+        while !reporter.over {
+            let polled = match reporter.ahead.take() {
+                Some(ahead) => Poll::Ready(Some(ahead)),
+                None => reporter.run.poll_next_unpin(cx),
+            };
+            match polled {
+                Poll::Ready(Some(Ok(chunk))) => {
+                    reporter.take(&chunk);
+                    taken += 1;
+                    if let Some(failure) = reporter.overfull() {
+                        reporter.over = true;
+                        return Poll::Ready(Some(Err(failure)));
+                    }
+                    // A model that is faster than this would keep the worker for itself.
+                    if !reporter.stream && taken > JOINED_MAX {
+                        cx.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
+                    // Choices of one step are sent together: what is ready is taken with the first of them.
+                    if reporter.choices.len() > 1 && taken <= JOINED_MAX {
+                        continue;
+                    }
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    reporter.over = true;
+                    return Poll::Ready(Some(Err(RequestError::of(&error, &reporter.id))));
+                }
+                Poll::Ready(None) => {
+                    reporter.over = true;
+                    reporter.finish();
+                    let reports = !reporter.stream || reporter.more || reporter.has_text();
+                    return Poll::Ready(if reports { reporter.flush(true) } else { None });
+                }
+                Poll::Pending if taken == 0 || !reporter.is_tellable() => return Poll::Pending,
+                Poll::Pending => {}
+            }
+            if reporter.is_tellable() {
+                let last = reporter.is_last(cx);
+                return Poll::Ready(reporter.flush(last));
+            }
+        }
+        Poll::Ready(None)
+    }
+}
+
+/// What a request is answered whose answer in one piece would be too large.
+pub(super) fn too_much(most: &str) -> RequestError {
+    let message = format!(
+        "an answer in one piece holds at most {most}: stream it, or ask for fewer tokens, choices or alternatives"
+    );
+    RequestError::new(Code::LimitExceeded, message).late()
+}
+
+/// Each takes some 600 bytes until the answer is written (D-47).
+const ALTERNATIVES_MAX: usize = 65_536;
+/// Bytes that an answer in one piece holds. What functions give, and models elsewhere, has no length that is known here, and
+/// need have no end.
+pub(super) const PIECE_BYTES_MAX: usize = 16 << 20;
+
+impl ChoiceDelta {
+    /// One line of the port `logprobs`: a token, and the best beside it.
+    fn logprob(&mut self, line: &[u8]) {
+        let Ok(reported) = serde_json::from_slice::<Value>(line) else {
+            return;
+        };
+        let number = |value: &Value| {
+            value
+                .get("logprob")
+                .and_then(Value::as_f64)
+                .unwrap_or(f64::NAN)
+        };
+        let own = number(&reported);
+        self.cumulative += own;
+        self.token_logprobs.push(own);
+        let none = Vec::new();
+        let top = reported
+            .get("top")
+            .and_then(Value::as_array)
+            .unwrap_or(&none);
+        let entry = |value: &Value, rank: u64| {
+            let id = value
+                .get("token_id")
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            let text = value.get("text").cloned().unwrap_or_default();
+            let reported =
+                json!({"logprob": value.get("logprob"), "rank": rank, "decoded_token": text});
+            (id, reported)
+        };
+        let mut map: Map<String, Value> = (1..)
+            .zip(top)
+            .map(|(rank, value)| entry(value, rank))
+            .collect();
+        // After those that were sent, if the server that computed it does not report its rank.
+        let rank = reported.get("rank").and_then(Value::as_u64);
+        let (id, own) = entry(&reported, rank.unwrap_or(top.len() as u64 + 1));
+        map.entry(id).or_insert(own);
+        self.alternatives += map.len();
+        self.logprobs.push(Value::Object(map));
+    }
+}
+
+/// TR-405.
+fn prepends(call: &CheckedRequest, settings: &Settings) -> bool {
+    match settings.exclude_prompt {
+        // A stream never repeats the prompt, even if the request asks for it (D-55).
+        Some(exclude) => !exclude && !settings.stream,
+        None => call.found.model.prepend_prompt_default && !settings.stream,
+    }
+}
+
+/// What is left of the time of the request.
+fn time(call: &CheckedRequest, settings: &Settings) -> Duration {
+    let left = call.deadline.saturating_duration_since(Instant::now());
+    settings.timeout.map_or(left, |asked| asked.min(left))
+}
+
+fn args(call: &CheckedRequest, settings: &Settings, prompt: &TextPrompt, logprobs: bool) -> Args {
+    let config = config(call, settings, prompt, logprobs);
+    let args = Args::new().with("config", config.into_chunk());
+    match prompt {
+        TextPrompt::Text(text) => args.with("prompt", text.as_str()),
+        TextPrompt::Messages(text) => {
+            args.with("messages", Chunk::text(text.as_str()).with_mime(Mime::JSON))
+        }
+    }
+}
+
+/// What the model is asked for, in the core's ranges (D-20): no JSON is written for it.
+fn config(
+    call: &CheckedRequest,
+    settings: &Settings,
+    prompt: &TextPrompt,
+    logprobs: bool,
+) -> GenerateConfig {
+    let templated = call.found.model.template_raw_prompts;
+    GenerateConfig {
+        params: GenerationParams {
+            // Log-probabilities are computed for those who read them, and only then.
+            top_logprobs: logprobs.then(|| settings.params.top_logprobs.unwrap_or(0)),
+            ..settings.params.clone()
+        },
+        prompt_mode: match prompt {
+            // D-24
+            TextPrompt::Text(_) if !templated => PromptMode::Raw,
+            _ => PromptMode::Auto,
+        },
+        ..GenerateConfig::default()
+    }
+}

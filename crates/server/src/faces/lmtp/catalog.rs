@@ -1,0 +1,271 @@
+//! The kernel's models as LMTP clients see them (LM-321, LM-331).
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use bytes::Bytes;
+use sapwood_engine::api::Vocabulary;
+use sapwood_kernel::{Kernel, ModelFacts, Name};
+use sapwood_proto::lmtp::{
+    self, LmtpModelInfo, LmtpReason, Load, ModelLookup, TextEnds, TokenizerInfo,
+};
+use sapwood_proto::steer::Token;
+use sha2::{Digest, Sha256};
+use tokio::sync::watch;
+
+use super::text_codec::EngineTextCodec;
+use super::tokenizer;
+use crate::auth::rate_limit::TokenMeter;
+use crate::context::ServerContext;
+use crate::ops::health::{Health, HealthState};
+use crate::ops::metrics::ServerMetrics;
+
+/// The models of a kernel.
+pub(super) struct Catalog {
+    kernel: Kernel,
+    health: Arc<Health>,
+    metrics: Arc<ServerMetrics>,
+    /// What was gathered of which facts; never held while gathering.
+    known: RwLock<HashMap<Name, CatalogSnapshot>>,
+    /// What is said of a model of which nothing is known.
+    unknown: CatalogSnapshot,
+}
+
+/// What was gathered, and of which facts.
+#[derive(Clone)]
+struct CatalogSnapshot {
+    of: Option<Arc<ModelFacts>>,
+    model: Arc<LmtpModelInfo>,
+    /// The file of its tokenizer, if there is one.
+    file: Option<Bytes>,
+}
+
+impl Catalog {
+    pub(super) fn new(kernel: Kernel, shared: &ServerContext) -> Self {
+        Self {
+            kernel,
+            health: Arc::clone(&shared.health),
+            metrics: Arc::clone(&shared.metrics),
+            known: RwLock::default(),
+            unknown: CatalogSnapshot {
+                of: None,
+                model: Arc::new(unknown()),
+                file: None,
+            },
+        }
+    }
+
+    /// The models that a caller with this allowance may use.
+    pub(super) const fn for_caller(&self, allowance: Option<Arc<TokenMeter>>) -> CallerCatalog<'_> {
+        CallerCatalog {
+            catalog: self,
+            allowance,
+        }
+    }
+
+    fn model(&self, name: &str) -> Result<(Name, CatalogSnapshot), LmtpReason> {
+        let function = self
+            .kernel
+            .get(name)
+            .map_err(|_| LmtpReason::ModelNotFound)?;
+        let spec = function.spec();
+        let Some(facts) = &spec.facts else {
+            return match self.health.state(&spec.name) {
+                Some(HealthState::Loading) => Err(LmtpReason::ModelLoading),
+                Some(HealthState::Failed) => Err(LmtpReason::EngineError),
+                // A server elsewhere computes it, and judges what it is asked (LM-712).
+                None | Some(HealthState::Ok | HealthState::Away) if spec.model => {
+                    Ok((spec.name.clone(), self.unknown.clone()))
+                }
+                // D-17: other functions take text, which is version 2's.
+                _ => Err(LmtpReason::UnsupportedOperation),
+            };
+        };
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = known.get(&spec.name)
+            && found.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, facts))
+        {
+            return Ok((spec.name.clone(), found.clone()));
+        }
+        drop(known);
+        let (model, file) = describe(&spec.name, facts);
+        let found = CatalogSnapshot {
+            of: Some(Arc::clone(facts)),
+            model: Arc::new(model),
+            file,
+        };
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.insert(spec.name.clone(), found.clone());
+        Ok((spec.name.clone(), found))
+    }
+
+    /// The file of a model's tokenizer, and its digest.
+    pub(super) fn tokenizer(&self, name: &str) -> Option<(Bytes, String)> {
+        let (_, known) = self.model(name).ok()?;
+        let tokenizer = known.model.tokenizer.as_ref()?;
+        Some((known.file?, tokenizer.sha256.clone()))
+    }
+
+    /// Notified whenever a model becomes ready or not (LM-322).
+    pub(super) fn changes(&self) -> watch::Receiver<()> {
+        self.health.changes()
+    }
+}
+
+/// A catalog with a caller's eyes.
+pub(super) struct CallerCatalog<'a> {
+    catalog: &'a Catalog,
+    allowance: Option<Arc<TokenMeter>>,
+}
+
+impl CallerCatalog<'_> {
+    fn known(&self, name: &str) -> Result<(Name, Arc<LmtpModelInfo>), LmtpReason> {
+        let limits = self.allowance.as_ref().map(|allowance| allowance.limits());
+        let models = limits.as_ref().and_then(|limits| limits.models.as_ref());
+        let may = |name: &Name| models.is_none_or(|models| models.contains(name));
+        match self.catalog.model(name) {
+            Ok((name, known)) if may(&name) => Ok((name, known.model)),
+            Err(why) if may(&Name::shared(name)) => Err(why),
+            // Whether it exists, and its state, is only for callers that may use it.
+            _ => Err(LmtpReason::InsufficientScope),
+        }
+    }
+}
+
+impl ModelLookup for CallerCatalog<'_> {
+    fn find(&self, name: &str) -> Result<Arc<LmtpModelInfo>, LmtpReason> {
+        let (name, model) = self.known(name)?;
+        // What its file says is no engine yet.
+        if self.catalog.health.state(&name) == Some(HealthState::Loading) {
+            return Err(LmtpReason::ModelLoading);
+        }
+        Ok(model)
+    }
+
+    fn describe(&self, name: &str) -> Result<Arc<LmtpModelInfo>, LmtpReason> {
+        let (name, model) = self.known(name)?;
+        if self.catalog.health.state(&name) != Some(HealthState::Loading) {
+            return Ok(model);
+        }
+        Ok(Arc::new(LmtpModelInfo {
+            loading: true,
+            ..LmtpModelInfo::clone(&model)
+        }))
+    }
+
+    fn vocabulary(&self, name: &str) -> Option<Arc<dyn lmtp::TextCodec>> {
+        let function = self.catalog.kernel.get(name).ok()?;
+        let facts = function.spec().facts.as_ref()?;
+        if !facts.vocabulary.has_text() {
+            return None;
+        }
+        Some(Arc::new(EngineTextCodec(facts.vocabulary.clone())))
+    }
+
+    fn load(&self) -> Load {
+        let mut load = Load::default();
+        for engine in self.catalog.metrics.engines() {
+            let stats = engine.stats();
+            load.running += stats.requests_running.get();
+            load.queued += stats.requests_waiting.get();
+            load.parked += stats.streams_parked.get();
+        }
+        load
+    }
+}
+
+/// What MODEL_INFO says of a model, and the file of its tokenizer, if there is one.
+fn describe(name: &Name, facts: &ModelFacts) -> (LmtpModelInfo, Option<Bytes>) {
+    let ModelFacts { info, vocabulary } = facts;
+    // What is not known has neither ends nor a tokenizer.
+    let known = facts.vocabulary_tokens();
+    let size = known.unwrap_or(0);
+    let eos: Vec<_> = (0..size)
+        .filter(|&token| vocabulary.is_end(token))
+        .collect();
+    let special = (0..size).filter_map(|token| Some((token, vocabulary.name(token)?)));
+    let file = vocabulary.file();
+    let bos = vocabulary.bos();
+    let model = LmtpModelInfo {
+        constructor: format!("sapwood:{} {}", info.architecture, info.description),
+        model_type: info.architecture.clone(),
+        vocab_size: known,
+        max_context: facts.context_tokens().map(|tokens| tokens as usize),
+        bos,
+        eos: eos.clone(),
+        // A model elsewhere is served in tokens alone (LM-712).
+        tokenizer: vocabulary.has_text().then(|| TokenizerInfo {
+            kind: kind(&**vocabulary, size).to_owned(),
+            vocab_size: size,
+            ends: Some(TextEnds {
+                bos,
+                eos,
+                add_bos: bos.is_some(),
+            }),
+            sha256: match &file {
+                Some(file) => hex(Sha256::digest(file)),
+                None => digest(&**vocabulary, size),
+            },
+            special: special.take(SPECIAL_MAX).collect(),
+            url: file.is_some().then(|| tokenizer::url(name)),
+        }),
+        version: crate::VERSION.to_owned(),
+        loading: false,
+    };
+    (model, file)
+}
+
+/// What MODEL_INFO says of a model of which nothing but its name is known.
+fn unknown() -> LmtpModelInfo {
+    LmtpModelInfo {
+        constructor: "sapwood:upstream".to_owned(),
+        model_type: "upstream".to_owned(),
+        vocab_size: None,
+        max_context: None,
+        bos: None,
+        eos: Vec::new(),
+        tokenizer: None,
+        version: crate::VERSION.to_owned(),
+        loading: false,
+    }
+}
+
+/// How text becomes tokens, as the order of the vocabulary shows it: bytes come first where they, or they and whole words, are
+/// all there is; SentencePiece keeps them in order behind its first tokens; the byte-level way shuffles them.
+fn kind(vocabulary: &dyn Vocabulary, size: u32) -> &'static str {
+    let bytes_from = |first: Token| {
+        (0..=u8::MAX).all(|byte| vocabulary.bytes(first + Token::from(byte)) == [byte])
+    };
+    if bytes_from(0) {
+        return if size <= BYTES_AND_CONTROL {
+            "bytes"
+        } else {
+            "words"
+        };
+    }
+    if (1..8).any(bytes_from) { "spm" } else { "bpe" }
+}
+
+/// Which vocabulary it is, where no file of it is known: the digest of every token's length, as four bytes with the lowest
+/// first, and its bytes.
+fn digest(vocabulary: &dyn Vocabulary, size: u32) -> String {
+    let mut digest = Sha256::new();
+    for token in 0..size {
+        let bytes = vocabulary.bytes(token);
+        // A token is no longer than its vocabulary's file.
+        let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        digest.update(length.to_le_bytes());
+        digest.update(bytes);
+    }
+    hex(digest.finalize())
+}
+
+fn hex(digest: impl AsRef<[u8]>) -> String {
+    let digits = digest.as_ref().iter().map(|byte| format!("{byte:02x}"));
+    digits.collect()
+}
+
+/// Special tokens that are listed by name (LM-951).
+const SPECIAL_MAX: usize = 256;
+/// The most that a vocabulary of bytes has, its control tokens included.
+const BYTES_AND_CONTROL: u32 = 512;

@@ -1,0 +1,350 @@
+//! LMTP in the body of one HTTP request, `POST /lmtp` (LM-113 to LM-115).
+//!
+//! ```text
+//!   request's body ─ lines │ array ─► conversation, in a task of its own ─ lines │ events ─► channel of one ─► answer's body
+//! ```
+//!
+//! A body may be silent for as long as anything runs that it asked for. An answer whose request broke off, or whose reader is
+//! too slow, breaks off too: nobody takes it for a whole one.
+//!
+//! The task goes with the answer, so a client that closes its side cancels everything (LM-115); a client that does not read
+//! stops the conversation at the channel, and its clock goes on (LM-607).
+
+use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::{Body, BodyDataStream};
+use axum::response::{IntoResponse, Response};
+use bytes::{Bytes, BytesMut};
+use bytestring::ByteString;
+use futures::{Stream, StreamExt};
+use http::{HeaderMap, Request, StatusCode, header};
+use http_body_util::{BodyExt, Limited};
+use sapwood_proto::code::Code;
+use sapwood_proto::lmtp::{LineSplitter, Unreadable, WireLine};
+use serde_json::value::RawValue;
+use tokio::sync::mpsc;
+use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
+use tokio_util::sync::PollSender;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::context::{LmtpClientInfo, LmtpContext};
+use super::driver::{ClientClosed, ConnectionDriver, ConversationEnd, LmtpInput, LmtpTransport};
+use crate::auth::caller::Caller;
+use crate::http::intake::BodyIntake;
+use crate::http::rejection::Rejection;
+use crate::http::request_trace;
+use crate::http::timeouts::BodyArrival;
+
+/// What answers `POST /lmtp`.
+pub(super) fn handler(
+    context: &Arc<LmtpContext>,
+) -> impl Fn(Request<Body>) -> Pin<Box<dyn Future<Output = Response> + Send>> + Clone + Send + 'static
+{
+    let context = Arc::clone(context);
+    move |request| {
+        let context = Arc::clone(&context);
+        Box::pin(async move {
+            let answered = answer(context, request).await;
+            answered.unwrap_or_else(IntoResponse::into_response)
+        })
+    }
+}
+
+async fn answer(context: Arc<LmtpContext>, request: Request<Body>) -> Result<Response, Rejection> {
+    let (parts, body) = request.into_parts();
+    let caller = Caller::of(&parts.extensions)?.clone();
+    let position = context.admit(&caller.identity)?;
+    let form = PostFormat::of(&parts.headers);
+    let max = context.config.limits.max_message_in;
+    let incoming = if media_type(&parts.headers, header::CONTENT_TYPE) == "application/json" {
+        PostInput::Array(array(body, max).await?)
+    } else {
+        PostInput::Lines {
+            body: body.into_data_stream(),
+            cut: LineSplitter::new(max),
+            ended: false,
+        }
+    };
+    let query = parts.uri.query().unwrap_or_default();
+    let connection = LmtpClientInfo {
+        bare: query.split('&').any(|pair| pair == "items=object"),
+        caller: Some(caller),
+        ..LmtpClientInfo::of_lines()
+    };
+    let arrival = parts.extensions.get::<Arc<BodyArrival>>().cloned();
+    let arrival = arrival.unwrap_or_default();
+    let whole = Arc::new(AtomicBool::new(false));
+    let (sender, receiver) = mpsc::channel(1);
+    let mut conversation = ConnectionDriver::new(&context, connection);
+    let mut wire = PostTransport {
+        incoming,
+        intake: parts.extensions.get().cloned(),
+        form,
+        out: BytesMut::new(),
+        sender: PollSender::new(sender),
+        ping: form.ping(),
+    };
+    let sent_whole = Arc::clone(&whole);
+    let task = tokio::spawn(request_trace::carry(async move {
+        let end = std::future::poll_fn(|cx| {
+            let end = conversation.poll_end(&mut wire, cx);
+            if arrival.exempt(conversation.is_busy()) {
+                // The limit of the body begins, or ends, when that is looked at again.
+                cx.waker().wake_by_ref();
+            }
+            end
+        });
+        let end = end.await;
+        drop(conversation);
+        if matches!(end, ConversationEnd::Close(_)) {
+            sent_whole.store(true, Ordering::Relaxed);
+            wire.form.end(&mut wire.out);
+            // A client that does not take the last messages by then goes without them (LM-505).
+            let sent = std::future::poll_fn(|cx| wire.poll_sent(cx));
+            let _ = timeout(GOODBYE, sent).await;
+        }
+        drop(position);
+    }));
+    let answer = PostBody {
+        receiver,
+        whole,
+        ended: PostEnd::Open,
+        _task: AbortOnDropHandle::new(task),
+    };
+    let headers = [
+        (header::CONTENT_TYPE, form.content_type()),
+        (header::CACHE_CONTROL, "no-store"),
+        (NO_BUFFERING, "no"),
+    ];
+    Ok((headers, Body::from_stream(answer)).into_response())
+}
+
+/// The messages of a JSON array of pairs, each as it would stand on a line but for its white space.
+async fn array(body: Body, max: usize) -> Result<VecDeque<ByteString>, Rejection> {
+    let wrong = |why: String| {
+        let message = format!("{why}: send [[\"TYPE\", {{..}}], ..], or lines as text/plain.");
+        Rejection::new(Code::InvalidRequest, "malformed", message)
+    };
+    let body = Limited::new(body, max).collect().await.map_err(|_| {
+        let message = format!("The body has more than {max} bytes, or ended early.");
+        Rejection::new(Code::LimitExceeded, "message_too_large", message)
+            .with_status(StatusCode::PAYLOAD_TOO_LARGE)
+    })?;
+    let body = body.to_bytes();
+    let pairs: Vec<(String, &RawValue)> = serde_json::from_slice(&body)
+        .map_err(|error| wrong(format!("The body is no JSON array of pairs ({error})")))?;
+    if pairs.is_empty() {
+        return Err(wrong("The array is empty".to_owned()));
+    }
+    let line = |(word, payload): (String, &RawValue)| format!("{word} {}", payload.get()).into();
+    Ok(pairs.into_iter().map(line).collect())
+}
+
+/// What comes.
+enum PostInput {
+    Lines {
+        body: BodyDataStream,
+        cut: LineSplitter,
+        ended: bool,
+    },
+    Array(VecDeque<ByteString>),
+}
+
+/// How messages are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PostFormat {
+    Lines,
+    /// Server-sent events (LM-114).
+    Events,
+}
+
+impl PostFormat {
+    fn of(headers: &HeaderMap) -> Self {
+        let accepted = headers.get_all(header::ACCEPT).into_iter();
+        let mut accepted = accepted.filter_map(|value| value.to_str().ok());
+        if accepted.any(|value| value.contains("text/event-stream")) {
+            Self::Events
+        } else {
+            Self::Lines
+        }
+    }
+
+    const fn content_type(self) -> &'static str {
+        match self {
+            Self::Lines => "application/x-lmtp; charset=utf-8",
+            Self::Events => "text/event-stream; charset=utf-8",
+        }
+    }
+
+    /// A message comes with its line's end.
+    fn write(self, message: &Bytes, out: &mut BytesMut) {
+        if self == Self::Events {
+            out.extend_from_slice(b"data: ");
+        }
+        out.extend_from_slice(message);
+        if self == Self::Events {
+            out.extend_from_slice(b"\n");
+        }
+    }
+
+    fn end(self, out: &mut BytesMut) {
+        if self == Self::Events {
+            out.extend_from_slice(b"event: done\ndata: {}\n\n");
+        }
+    }
+
+    fn ping(self) -> Option<Pin<Box<Interval>>> {
+        (self == Self::Events).then(|| {
+            let mut ping = interval(PING);
+            ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            ping.reset();
+            Box::pin(ping)
+        })
+    }
+}
+
+/// The wire between both bodies.
+struct PostTransport {
+    incoming: PostInput,
+    intake: Option<Arc<BodyIntake>>,
+    form: PostFormat,
+    out: BytesMut,
+    sender: PollSender<Bytes>,
+    ping: Option<Pin<Box<Interval>>>,
+}
+
+impl LmtpTransport for PostTransport {
+    fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<LmtpInput> {
+        match &mut self.incoming {
+            PostInput::Array(messages) => {
+                Poll::Ready(messages.pop_front().map_or(LmtpInput::End, LmtpInput::Text))
+            }
+            PostInput::Lines { body, cut, ended } => loop {
+                let line = if *ended {
+                    match cut.next_line().or_else(|| cut.last_line()) {
+                        Some(line) => line,
+                        None => return Poll::Ready(LmtpInput::End),
+                    }
+                } else if let Some(line) = cut.next_line() {
+                    line
+                } else {
+                    match ready!(body.poll_next_unpin(cx)) {
+                        Some(Ok(bytes)) => cut.push(&bytes),
+                        None => *ended = true,
+                        Some(Err(_))
+                            if self.intake.as_ref().is_some_and(|it| it.is_overloaded()) =>
+                        {
+                            return Poll::Ready(LmtpInput::Overloaded);
+                        }
+                        Some(Err(_)) => return Poll::Ready(LmtpInput::Closed),
+                    }
+                    continue;
+                };
+                return Poll::Ready(match line {
+                    WireLine::Text(text) => LmtpInput::Text(text),
+                    WireLine::BadText => LmtpInput::Unreadable(Unreadable::BadText),
+                    WireLine::TooLong => LmtpInput::Unreadable(Unreadable::TooLarge),
+                });
+            },
+        }
+    }
+
+    fn poll_closed(&mut self, _: bool, cx: &mut Context<'_>) -> Poll<()> {
+        while let Some(ping) = &mut self.ping
+            && ping.poll_tick(cx).is_ready()
+        {
+            self.out.extend_from_slice(b": ping\n\n");
+        }
+        if self.sender.is_closed() {
+            return Poll::Ready(());
+        }
+        Poll::Pending
+    }
+
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ClientClosed>> {
+        if self.out.len() < WRITE_BYTES {
+            return Poll::Ready(Ok(()));
+        }
+        self.poll_sent(cx)
+    }
+
+    fn send(&mut self, message: Bytes) -> Result<(), ClientClosed> {
+        self.form.write(&message, &mut self.out);
+        Ok(())
+    }
+
+    fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ClientClosed>> {
+        if self.out.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        ready!(self.sender.poll_reserve(cx)).map_err(|_| ClientClosed)?;
+        let bytes = self.out.split().freeze();
+        Poll::Ready(self.sender.send_item(bytes).map_err(|_| ClientClosed))
+    }
+}
+
+/// The answer's body.
+struct PostBody {
+    receiver: mpsc::Receiver<Bytes>,
+    /// Set before the last words: without it the answer is cut.
+    whole: Arc<AtomicBool>,
+    ended: PostEnd,
+    /// Ends the conversation when nobody wants the answer any more.
+    _task: AbortOnDropHandle<()>,
+}
+
+/// How far the end of an answer is.
+#[derive(Clone, Copy, PartialEq)]
+enum PostEnd {
+    Open,
+    /// What was sent before goes out first: an error drops whatever the connection still holds.
+    Cutting,
+    Over,
+}
+
+impl Stream for PostBody {
+    type Item = io::Result<Bytes>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let bytes = match self.ended {
+            PostEnd::Open => ready!(self.receiver.poll_recv(cx)),
+            PostEnd::Cutting => {
+                self.ended = PostEnd::Over;
+                let cut = io::Error::other("the conversation broke off");
+                return Poll::Ready(Some(Err(cut)));
+            }
+            PostEnd::Over => return Poll::Ready(None),
+        };
+        if bytes.is_some() {
+            return Poll::Ready(bytes.map(Ok));
+        }
+        if self.whole.load(Ordering::Relaxed) {
+            self.ended = PostEnd::Over;
+            return Poll::Ready(None);
+        }
+        self.ended = PostEnd::Cutting;
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+/// The media type of a header, without its parameters.
+fn media_type(headers: &HeaderMap, name: header::HeaderName) -> String {
+    let value = headers.get(name).and_then(|value| value.to_str().ok());
+    let kind = value.unwrap_or_default().split(';').next();
+    kind.unwrap_or_default().trim().to_ascii_lowercase()
+}
+
+const NO_BUFFERING: header::HeaderName = header::HeaderName::from_static("x-accel-buffering");
+/// How often a silent answer of events shows that it is alive.
+const PING: Duration = Duration::from_secs(15);
+/// How long last words may take.
+const GOODBYE: Duration = Duration::from_secs(2);
+/// What is gathered at most while the answer is not read.
+const WRITE_BYTES: usize = 64 * 1024;

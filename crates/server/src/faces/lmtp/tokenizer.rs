@@ -1,0 +1,58 @@
+//! Serves tokenizer files to clients that tokenise themselves (LM-951).
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::Path;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, Request, StatusCode, header};
+use sapwood_proto::code::Code;
+use sapwood_proto::lmtp::ModelLookup;
+
+use super::context::LmtpContext;
+use crate::auth::caller::Caller;
+use crate::http::rejection::Rejection;
+
+/// Where the file of this model is to be had.
+pub(super) fn url(name: &str) -> String {
+    let name = percent_encoding::utf8_percent_encode(name, percent_encoding::NON_ALPHANUMERIC);
+    format!("/lmtp/tokenizer/{name}")
+}
+
+/// What answers `GET /lmtp/tokenizer/NAME`.
+pub(super) async fn answer(
+    context: Arc<LmtpContext>,
+    Path(name): Path<String>,
+    request: Request<Body>,
+) -> Response {
+    let allowance = match Caller::of(request.extensions()) {
+        Ok(caller) => caller.allowance.clone(),
+        Err(rejection) => return rejection.into_response(),
+    };
+    let permitted = context.catalog.for_caller(allowance).find(&name).is_ok();
+    let found = context.catalog.tokenizer(&name).filter(|_| permitted);
+    let Some((file, sha256)) = found else {
+        let message = "There is no such model, or no tokenizer file of it is known.";
+        return Rejection::new(Code::NotFound, "tokenizer_not_found", message).into_response();
+    };
+    let tag = format!("\"{sha256}\"");
+    let headers = [
+        (header::CONTENT_TYPE, "application/json".to_owned()),
+        (header::ETAG, tag.clone()),
+    ];
+    if is_known(request.headers(), &tag) {
+        return (StatusCode::NOT_MODIFIED, headers).into_response();
+    }
+    (headers, file).into_response()
+}
+
+/// Whether the client has it already.
+fn is_known(headers: &HeaderMap, tag: &str) -> bool {
+    let known = headers.get_all(header::IF_NONE_MATCH).into_iter();
+    let mut known = known.filter_map(|value| value.to_str().ok());
+    known.any(|value| {
+        value
+            .split(',')
+            .any(|known| known.trim() == tag || known.trim() == "*")
+    })
+}

@@ -1,0 +1,300 @@
+//! The work of one stream: a call of the model's function, and the items that come of it.
+
+mod ported;
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use futures::Stream;
+use sapwood_engine::api;
+use sapwood_engine::request_phase::{Follower, RequestPhase};
+use sapwood_kernel::{
+    Args, ChoiceFinish, Chunk, Error, GenerateConfig, InnerType, Kernel, Mime, PromptMode,
+    RequestedPorts, Run, Want,
+};
+use sapwood_proto::lmtp::{
+    self, GenerateRequest, Score, StreamFinish, StreamPiece, StreamStart, StreamUpdate, TokenItem,
+};
+use sapwood_proto::params::GenerationParams;
+use sapwood_proto::steer::Token;
+
+use serde_json::Value;
+
+use self::ported::PortTokens;
+use super::refusals::to_lmtp_error;
+
+/// What a look at some work has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WorkUpdate {
+    /// It waits, and will wake who looked.
+    Waiting,
+    /// One step's items were taken, and there is more.
+    More,
+    /// Nothing more comes.
+    Over,
+}
+
+/// Where the tokens come from.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "models of this process are the usual case: their run stays in place, without an allocation per stream"
+)]
+enum WorkSource {
+    /// The model's function gives them beside its text.
+    Inner(Run<Chunk>),
+    Ported(Box<PortTokens>),
+}
+
+impl WorkSource {
+    fn of(kernel: &Kernel, name: &str, args: Args) -> Self {
+        // A name that is unknown by now fails in its run.
+        let inner = kernel
+            .get(name)
+            .ok()
+            .and_then(|function| function.spec().inner);
+        if inner != Some(InnerType::of::<api::Tokens>()) {
+            return Self::Ported(Box::new(PortTokens::new(kernel, name, args)));
+        }
+        let mut want = Want::from(RequestedPorts::main());
+        want.inner = true;
+        Self::Inner(kernel.run::<Chunk>(name, args).wanting(want))
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Chunk, Error>>> {
+        match self {
+            Self::Inner(run) => Pin::new(run).poll_next(cx),
+            Self::Ported(run) => Pin::new(&mut **run).poll_next(cx),
+        }
+    }
+}
+
+/// The work of one stream.
+pub(super) struct StreamWork {
+    /// `None` where there was nothing to compute.
+    run: Option<WorkSource>,
+    /// What is known to be said and was not looked at yet: what the engine need not be asked for, or the beginning of the
+    /// next step. Its last item waits for the end that may follow.
+    ahead: VecDeque<TokenItem>,
+    /// Knows how the engine is getting on, if the client wants to know (LM-921).
+    follower: Option<Follower>,
+}
+
+impl StreamWork {
+    /// Prepares the work; nothing happens before the first look.
+    pub(super) fn new(kernel: &Kernel, start: StreamStart) -> Self {
+        let name = &*start.name;
+        let base = GenerateConfig {
+            follower: start.statuses.then(Follower::new),
+            prompt_mode: PromptMode::Raw,
+            prompt_logprobs: start.prompt_logprobs,
+            ..GenerateConfig::default()
+        };
+        match start.work {
+            lmtp::StreamDemand::Generate(wanted) => {
+                let prompt = tokens(&wanted.prompt);
+                let config = generate(wanted, base);
+                Self::calling(kernel, name, prompt, config, VecDeque::new())
+            }
+            lmtp::StreamDemand::Score(wanted) => Self::scoring(kernel, name, wanted, base),
+        }
+    }
+
+    /// LM-312: nothing precedes the first token of an empty prompt, so it is certain, and precedes the others.
+    fn scoring(kernel: &Kernel, name: &str, wanted: Score, mut base: GenerateConfig) -> Self {
+        let Score {
+            mut prompt,
+            mut scored,
+            top_logprobs,
+        } = wanted;
+        let mut ahead = VecDeque::new();
+        if prompt.is_empty() && !scored.is_empty() {
+            prompt.push(scored.remove(0));
+            // None of the prompt is there to be scored.
+            let known = std::mem::take(&mut base.prompt_logprobs);
+            ahead.push_back(TokenItem {
+                token: prompt[0],
+                prompt: known.then(Vec::new),
+                ..TokenItem::default()
+            });
+        }
+        if scored.is_empty() {
+            return Self {
+                run: None,
+                ahead,
+                follower: None,
+            };
+        }
+        let config = GenerateConfig {
+            params: GenerationParams {
+                top_logprobs: Some(top_logprobs),
+                ..GenerationParams::default()
+            },
+            scored: Some(scored),
+            ..base
+        };
+        Self::calling(kernel, name, tokens(&prompt), config, ahead)
+    }
+
+    fn calling(
+        kernel: &Kernel,
+        name: &str,
+        prompt: Bytes,
+        config: GenerateConfig,
+        ahead: VecDeque<TokenItem>,
+    ) -> Self {
+        let follower = config.follower.clone();
+        let args = Args::new()
+            .with("prompt", Chunk::bytes(prompt).with_mime(Mime::TOKENS))
+            .with("config", config.into_chunk());
+        Self {
+            run: Some(WorkSource::of(kernel, name, args)),
+            ahead,
+            follower,
+        }
+    }
+
+    /// The engine's progress, if there is an update. Poll the work first: that registers the waker.
+    pub(super) fn updates(&self) -> Option<StreamUpdate> {
+        let phase = self.follower.as_ref()?.latest()?;
+        Some(match phase {
+            RequestPhase::Waits { ahead, eta } => StreamUpdate::Queued {
+                position: ahead.into(),
+                eta,
+            },
+            RequestPhase::Prefill { computed, prompt } => StreamUpdate::Prefill {
+                progress: progress(computed, prompt),
+            },
+            RequestPhase::Displaced { eta } => StreamUpdate::Throttled { retry_after: eta },
+        })
+    }
+
+    /// Takes what one step has for this stream. Never more, so that the connection can stop reading between steps.
+    pub(super) fn look(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut take: impl FnMut(StreamPiece),
+    ) -> WorkUpdate {
+        let mut taken = !self.ahead.is_empty();
+        loop {
+            let polled = match &mut self.run {
+                Some(run) => run.poll_next(cx),
+                None => Poll::Ready(None),
+            };
+            let chunk = match polled {
+                // A reader is shown whole steps: had this been the last item, its end would stand beside it.
+                Poll::Pending => {
+                    self.emit_all(&mut take);
+                    return WorkUpdate::Waiting;
+                }
+                Poll::Ready(Some(Ok(chunk))) => chunk,
+                Poll::Ready(Some(Err(error))) => {
+                    self.emit_all(&mut take);
+                    take(StreamPiece::Failed(to_lmtp_error(&error)));
+                    return WorkUpdate::Over;
+                }
+                Poll::Ready(None) => {
+                    self.emit_all(&mut take);
+                    return WorkUpdate::Over;
+                }
+            };
+            let end = chunk.meta.filter(|meta| meta.finish.contains_key(&0));
+            if let Some(tokens) = chunk.inner.and_then(|inner| inner.downcast().ok()) {
+                if taken {
+                    self.emit_all(&mut take);
+                }
+                add(tokens, &mut self.ahead);
+                if std::mem::replace(&mut taken, true) {
+                    return WorkUpdate::More;
+                }
+            }
+            if let (Some(meta), Some(last)) = (end, self.ahead.back_mut()) {
+                last.finish = meta.finish.get(&0).map(ending);
+                let stop = meta.extra.get("stop").and_then(Value::as_str);
+                last.stop = stop.map(str::to_owned);
+                let cached = meta.usage.cached_tokens;
+                last.cached_tokens = u32::try_from(cached).unwrap_or(u32::MAX);
+                self.emit_all(&mut take);
+                return WorkUpdate::Over;
+            }
+        }
+    }
+
+    fn emit_all(&mut self, take: &mut impl FnMut(StreamPiece)) {
+        self.ahead.drain(..).map(StreamPiece::Item).for_each(take);
+    }
+}
+
+/// Adds the items of a step's tokens, without a copy where nobody else holds them. The last has the text of all.
+fn add(tokens: Arc<api::Tokens>, items: &mut VecDeque<TokenItem>) {
+    let api::Tokens {
+        tokens,
+        text,
+        prompt,
+        ..
+    } = Arc::unwrap_or_clone(tokens);
+    let first = items.len();
+    items.extend(tokens.into_iter().map(|sampled| TokenItem {
+        token: sampled.id,
+        logprob: sampled.logprob,
+        top: sampled.top,
+        ..TokenItem::default()
+    }));
+    if let Some(last) = items.back_mut() {
+        last.text = text;
+    }
+    if let Some((item, prompt)) = items.get_mut(first).zip(prompt) {
+        let known = prompt.iter().copied().map(Some);
+        item.prompt = Some(std::iter::once(None).chain(known).collect());
+    }
+}
+
+/// From 0 to 1, in hundredths: it is for people.
+fn progress(computed: u32, prompt: u32) -> f32 {
+    let hundredths = u64::from(computed) * 100 / u64::from(prompt.max(1));
+    let hundredths = u8::try_from(hundredths).unwrap_or(100).min(100);
+    f32::from(hundredths) / 100.0
+}
+
+/// What base clients know of endings (LM-405).
+fn ending(reason: &ChoiceFinish) -> StreamFinish {
+    match reason {
+        ChoiceFinish::Length => StreamFinish::Length,
+        _ => StreamFinish::Stop,
+    }
+}
+
+fn tokens(ids: &[Token]) -> Bytes {
+    let mut bytes = BytesMut::with_capacity(4 * ids.len());
+    ids.iter().for_each(|id| bytes.put_u32_le(*id));
+    bytes.freeze()
+}
+
+/// How a model is asked for what a GENERATE wants. Ranges were checked, and are the core's (D-20).
+fn generate(wanted: GenerateRequest, base: GenerateConfig) -> GenerateConfig {
+    GenerateConfig {
+        params: GenerationParams {
+            max_tokens: Some(wanted.max_tokens),
+            min_tokens: Some(wanted.min_tokens),
+            temperature: Some(wanted.temperature),
+            top_p: Some(wanted.top_p),
+            top_k: Some(wanted.top_k),
+            min_p: Some(wanted.min_p),
+            repetition_penalty: Some(wanted.repetition_penalty),
+            presence_penalty: Some(wanted.presence_penalty),
+            frequency_penalty: Some(wanted.frequency_penalty),
+            seed: wanted.seed,
+            stop: wanted.stop,
+            stop_sequences: wanted.stop_tokens,
+            ignore_eos: Some(wanted.ignore_eos),
+            skip_special_tokens: Some(wanted.skip_special),
+            top_logprobs: Some(wanted.top_logprobs),
+            logit_bias: wanted.logit_bias,
+            priority: Some(wanted.priority),
+            ..GenerationParams::default()
+        },
+        ..base
+    }
+}

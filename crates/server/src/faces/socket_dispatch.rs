@@ -1,0 +1,230 @@
+//! Dispatches WebSockets to a face: by their path, or on `/` by the first message (D-32, LM-103, EV-701).
+//!
+//! A face hands in its [`SocketProtocol`], and is handed the socket.
+//!
+//! ```text
+//!   GET ─ subprotocol? ─ a protocol's own word before the upgrade ─► 101 ─┬─ decided ──────► that protocol
+//!                                                                         └─ first message ► whose it is, else the first's
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::IntoResponse;
+use axum::routing::{MethodRouter, get};
+use futures::future::BoxFuture;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+
+use crate::http::rejection::Rejection;
+use crate::http::request_trace::RequestTrace;
+use crate::ops::drain::{Drain, DrainPhase};
+use crate::ops::metrics;
+use crate::websocket::{Keepalive, SocketLoss, SocketMessage, UpgradeRequest, WebSocket};
+
+/// A face's protocol over WebSockets.
+pub(crate) trait SocketProtocol: Send + Sync + 'static {
+    /// Whose it is.
+    fn face(&self) -> metrics::FaceLabel;
+
+    /// Selects one of the subprotocols that a client offers.
+    fn subprotocol(&self, offered: &[&str]) -> Option<&'static str>;
+
+    /// Whether a first message is in this protocol and in no other.
+    fn is_begun_by(&self, first: &SocketMessage) -> bool;
+
+    /// Messages have at most so many bytes.
+    fn message_bytes_max(&self) -> usize;
+
+    /// Looks at a request before it is upgraded; `chosen` is the subprotocol, if it is one of this protocol's.
+    ///
+    /// # Errors
+    /// Why it cannot be upgraded.
+    fn invite(
+        &self,
+        request: &Request<Body>,
+        chosen: Option<&'static str>,
+    ) -> Result<AllowedProtocols, Rejection>;
+}
+
+/// What serves a socket, with its first message if that has been received.
+pub(crate) type ServeSocket =
+    Box<dyn FnOnce(Box<WebSocket>, Option<SocketMessage>) -> BoxFuture<'static, ()> + Send>;
+
+/// Who may come in.
+pub(crate) struct AllowedProtocols {
+    /// Headers of the answer.
+    pub(crate) headers: HeaderMap,
+    /// Whose socket it is stands in the request: no first message is waited for.
+    pub(crate) decided: bool,
+    /// Goes on with the socket.
+    pub(crate) serve: ServeSocket,
+}
+
+/// The route of a path with these protocols. A first message that none recognises goes to the first.
+pub(crate) fn route(
+    protocols: impl Into<Arc<[Arc<dyn SocketProtocol>]>>,
+    keepalive: Keepalive,
+    drain: Drain,
+) -> MethodRouter {
+    let dispatch = SocketDispatch {
+        protocols: protocols.into(),
+        keepalive,
+        drain,
+    };
+    get(
+        move |request: Request<Body>| async move { dispatch.upgrade(request).unwrap_or_else(refused) },
+    )
+}
+
+/// LM-102: a request that asks for no WebSocket gets an error that says what to ask for.
+fn refused(rejection: Rejection) -> Response<Body> {
+    let mut answer = rejection.into_response();
+    if answer.status() == StatusCode::UPGRADE_REQUIRED {
+        let websocket = HeaderValue::from_static("websocket");
+        answer.headers_mut().insert(header::UPGRADE, websocket);
+    }
+    answer
+}
+
+#[derive(Clone)]
+struct SocketDispatch {
+    protocols: Arc<[Arc<dyn SocketProtocol>]>,
+    keepalive: Keepalive,
+    drain: Drain,
+}
+
+/// A protocol, and what it makes of a request.
+type ProtocolAnswer = (Arc<dyn SocketProtocol>, Result<AllowedProtocols, Rejection>);
+
+impl SocketDispatch {
+    fn upgrade(self, mut request: Request<Body>) -> Result<Response<Body>, Rejection> {
+        let asked = UpgradeRequest::of(&mut request)?;
+        let offered: Vec<&str> = asked.offered().collect();
+        let mut choices = self.protocols.iter().filter_map(|protocol| {
+            let name = protocol.subprotocol(&offered)?;
+            Some((Arc::clone(protocol), name))
+        });
+        let (chosen, mut answered) = match choices.next() {
+            Some((protocol, name)) => {
+                let invited = protocol.invite(&request, Some(name))?;
+                (Some(name), vec![(protocol, Ok(invited))])
+            }
+            None => (None, self.ask_all(&request)?),
+        };
+        let is_decided = |(_, invited): &ProtocolAnswer| {
+            let decided = invited.as_ref().is_ok_and(|invited| invited.decided);
+            chosen.is_some() || decided
+        };
+        if let Some(index) = answered.iter().position(is_decided) {
+            answered.swap(0, index);
+            answered.truncate(1);
+        }
+        let mut headers = HeaderMap::new();
+        for invited in answered
+            .iter_mut()
+            .filter_map(|(_, invited)| invited.as_mut().ok())
+        {
+            headers.extend(std::mem::take(&mut invited.headers));
+        }
+        let sizes = answered
+            .iter()
+            .map(|(protocol, _)| protocol.message_bytes_max());
+        let bytes_max = sizes.max().unwrap_or(0);
+        let drain = self.drain;
+        let mut answer = asked.accept(chosen, bytes_max, self.keepalive, move |socket| {
+            serve(answered, drain, socket)
+        });
+        answer.headers_mut().extend(headers);
+        Ok(answer)
+    }
+
+    /// What everybody says to a client that has not said whom it wants. Who has no room now tells that to its own clients
+    /// only; a request that is wrong for one of them is refused.
+    fn ask_all(&self, request: &Request<Body>) -> Result<Vec<ProtocolAnswer>, Rejection> {
+        let mut answered = Vec::with_capacity(self.protocols.len());
+        for protocol in &*self.protocols {
+            let invited = protocol.invite(request, None);
+            if let Err(rejection) = &invited
+                && (self.protocols.len() == 1 || rejection.code.http() < 500)
+            {
+                return Err(rejection.clone());
+            }
+            answered.push((Arc::clone(protocol), invited));
+        }
+        Ok(answered)
+    }
+}
+
+/// Hands the socket to whose it is. Boxed in its parts, so that a long session does not hold the room of its beginning.
+fn serve(
+    mut answered: Vec<ProtocolAnswer>,
+    drain: Drain,
+    mut socket: Box<WebSocket>,
+) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let first = if answered.len() == 1 {
+            None
+        } else {
+            match Box::pin(first(&drain, &mut socket)).await {
+                Ok(received) => Some(received),
+                Err(None) => return,
+                Err(Some((code, why))) => return socket.close(code, why.into(), GOODBYE).await,
+            }
+        };
+        let begun = first.as_ref().and_then(|first| {
+            let begun = |(protocol, _): &ProtocolAnswer| protocol.is_begun_by(first);
+            answered.iter().position(begun)
+        });
+        let (protocol, invited) = answered.swap_remove(begun.unwrap_or(0));
+        // The others' places are free from here on.
+        drop(answered);
+        if let Some(request_trace) = RequestTrace::present() {
+            request_trace.note(|entry| entry.face = Some(protocol.face()));
+        }
+        match invited {
+            Ok(invited) => (invited.serve)(socket, first).await,
+            Err(rejection) => {
+                let reason = rejection.reason.to_owned();
+                Box::pin(socket.close(TRY_AGAIN_LATER, reason, GOODBYE)).await;
+            }
+        }
+    })
+}
+
+/// The first message. Otherwise how to close, if the client is still there.
+async fn first(
+    drain: &Drain,
+    socket: &mut WebSocket,
+) -> Result<SocketMessage, Option<(u16, &'static str)>> {
+    // Every arm may be cancelled: a message not yet received whole stays in the socket.
+    let received = tokio::select! {
+        received = socket.receive() => received,
+        () = drain.reached(DrainPhase::Refusing) => return Err(Some((1001, GOING_AWAY))),
+        () = tokio::time::sleep(IDLE_MAX) => return Err(Some((1001, IDLE_TIMEOUT))),
+    };
+    received.map_err(|lost| match lost {
+        SocketLoss::Left | SocketLoss::Closed => None,
+        SocketLoss::TooLarge => Some((1009, "a message is too large")),
+        SocketLoss::NotText => Some((1007, "a text message is not UTF-8")),
+        SocketLoss::Overloaded => {
+            Some((TRY_AGAIN_LATER, "the server is reading as much as it may"))
+        }
+        SocketLoss::Broken => Some((1002, "what came is no WebSocket frame of a client")),
+    })
+}
+
+/// As clients of Evergreen read it (EV-903); to others the close code says enough.
+const GOING_AWAY: &str = "UNAVAILABLE: GOING_AWAY";
+const IDLE_TIMEOUT: &str = "DEADLINE_EXCEEDED: IDLE_TIMEOUT";
+/// How long a client may only answer pings, as long as a session may that is idle (EV-111): it holds a place of each protocol.
+const IDLE_MAX: Duration = Duration::from_secs(30 * 60);
+/// How long the closing handshake may take.
+const GOODBYE: Duration = Duration::from_secs(2);
+/// The close code for it.
+const TRY_AGAIN_LATER: u16 = 1013;
+/// D-32, LM-107.
+pub(crate) const LONG_WAIT: Keepalive = Keepalive {
+    every: Duration::from_secs(20),
+    idle_timeout: Duration::from_secs(90),
+};

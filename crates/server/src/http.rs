@@ -1,0 +1,471 @@
+//! The middleware of every request and every answer: identity, access, deadlines, traces, headers (D-45).
+//!
+//! ```text
+//!   1 port       is the route served there at all?          2 host      one name, and one that may be asked for
+//!   3 origin     may this web page ask?                     4 preflight answered here, 204 or 403
+//!   5 caller     key or certificate, and the route's scope  6 form      gRPC takes POST of its own type, nobody CONNECT or TRACE
+//!   7 drain      is new work still taken?                   8 deadline  how long may it take?
+//!        └─► the handler, behind [`checked`], which refuses what has no caller
+//! ```
+//!
+//! There is no request that skips a step, and no handler is reached another way: `MiddlewareContext::around` makes each route of the
+//! table into a router, and the fallback is one of them.
+
+pub(crate) mod access_log;
+pub mod body_budget;
+pub(crate) mod compressed_limit;
+pub(crate) mod drain_body;
+pub(crate) mod gunzip;
+pub(crate) mod intake;
+pub mod origin;
+pub mod rejection;
+pub mod request_id;
+pub(crate) mod request_trace;
+pub mod route;
+pub mod timeouts;
+pub mod upload_pace;
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use futures::FutureExt;
+use http::header::{ALLOW, CONNECTION, EXPECT, HeaderValue};
+use http::request::Parts;
+use http::{HeaderMap, Method, Response, StatusCode, Version};
+use sapwood_kernel::FairShare;
+use sapwood_proto::code::Code;
+use tokio::time::timeout_at;
+
+use self::access_log::AccessRecord;
+use self::body_budget::BodyBudget;
+use self::drain_body::UnreadRemainder;
+use self::intake::{BodyIntake, Framing};
+use self::rejection::{Rejection, is_grpc};
+use self::request_id::RequestId;
+use self::request_trace::{RequestTrace, TracedBody, grpc_status};
+use self::route::{Route, RouteKind};
+use self::timeouts::{Deadline, TimedBody};
+use crate::auth::caller::Caller;
+use crate::auth::identity::CallerIdentity;
+use crate::auth::revocation::Revocation;
+use crate::auth::scopes::{KeyScope, RouteAccess};
+use crate::context::ServerContext;
+use crate::listener::activity::{Activity, InFlight};
+use crate::listener::peer::ConnectionId;
+use crate::listener::port_purpose::PortPurpose;
+use crate::listener::write_stall::WriteStallWatch;
+use crate::ops;
+use crate::ops::drain::DrainPhase;
+use crate::ops::metrics::{FaceLabel, ServerMetrics};
+use crate::ops::telemetry::Parent;
+
+/// What the checks need.
+pub(crate) struct MiddlewareContext {
+    pub(crate) shared: ServerContext,
+    pub(crate) origin: origin::Config,
+    pub(crate) timeouts: timeouts::Config,
+    pub(crate) bodies: Arc<BodyBudget>,
+    /// Bytes of a body that are read although nobody needs them.
+    pub(crate) drain_bytes: u64,
+    /// Header lines of a request.
+    pub(crate) headers: usize,
+}
+
+/// The middleware of one route.
+struct RouteMiddleware {
+    context: Arc<MiddlewareContext>,
+    face: FaceLabel,
+    kind: RouteKind,
+    access: RouteAccess,
+}
+
+/// A request that may go on, or the response that refuses it.
+enum AccessDecision {
+    Passed(Caller, Deadline),
+    Answered(Response<Body>),
+}
+
+impl MiddlewareContext {
+    /// A route of `face` with this middleware.
+    pub(crate) fn around(self: &Arc<Self>, face: FaceLabel, route: Route) -> Router {
+        let routes = Router::new().route(&route.path, route.methods);
+        let routes = routes.method_not_allowed_fallback(ops::wrong_method);
+        self.before(routes, face, route.kind, route.access)
+    }
+
+    /// What answers where there is no route: the same checks as everywhere, with the scope for calling functions.
+    pub(crate) fn fallback(self: &Arc<Self>) -> Router {
+        let nowhere = Router::new().fallback(ops::unknown);
+        let access = RouteAccess::Needs(KeyScope::Infer);
+        self.before(nowhere, FaceLabel::Http, RouteKind::Http, access)
+    }
+
+    fn before(
+        self: &Arc<Self>,
+        routes: Router,
+        face: FaceLabel,
+        kind: RouteKind,
+        access: RouteAccess,
+    ) -> Router {
+        let before = Arc::new(RouteMiddleware {
+            context: Arc::clone(self),
+            face,
+            kind,
+            access,
+        });
+        // The last layer is the first that a request comes to.
+        routes
+            .layer(from_fn(checked))
+            .layer(from_fn_with_state(before, pass))
+    }
+
+    /// Headers of every response: which pages may read it, and that a draining server takes nothing more.
+    fn sign(&self, asked: &HeaderMap, answer: &mut Response<Body>) {
+        self.origin.share(asked, answer.headers_mut());
+        let draining = self.shared.drain.phase() >= DrainPhase::Refusing;
+        if draining && answer.version() < Version::HTTP_2 {
+            let close = HeaderValue::from_static("close");
+            answer.headers_mut().insert(CONNECTION, close);
+        }
+    }
+}
+
+/// Refuses a request that no middleware has checked, whatever the reason: a second line of defence behind [`pass`].
+async fn checked(request: Request, next: Next) -> Response<Body> {
+    match Caller::of(request.extensions()) {
+        Ok(_) => next.run(request).await,
+        Err(rejection) => rejection.answer_at(request.uri().path(), request.headers()),
+    }
+}
+
+/// The order of every request and every answer. A refused request has a trace and a line in the log as well, but no
+/// caller: nothing of it is charged to anybody, and no handler sees it.
+async fn pass(
+    State(before): State<Arc<RouteMiddleware>>,
+    request: Request,
+    next: Next,
+) -> Response<Body> {
+    let context = &before.context;
+    let id = RequestId::of(request.headers());
+    let (parts, body) = request.into_parts();
+    let judged = before.judge(&parts);
+    let caller = match &judged {
+        AccessDecision::Passed(caller, _) => Some(caller),
+        AccessDecision::Answered(_) => None,
+    };
+    let allowance = caller.and_then(|caller| caller.allowance.clone());
+    let identity = caller.map(|caller| caller.identity.clone());
+    let entry = AccessRecord::new(id.clone(), identity, &parts);
+    let mut request_trace = RequestTrace::new(entry, allowance.clone())
+        .within_trace(Parent::of(&parts.headers))
+        .in_turn(turn(caller, &parts));
+    let asked = parts.headers.clone();
+    let watches = ConnectionWatches::of(&parts);
+    let mut answer = match judged {
+        AccessDecision::Answered(answer) => {
+            let most = context.drain_bytes.min(STRANGER_BYTES);
+            read_away(Some(UnreadRemainder::of(body)), &asked, most).await;
+            answer
+        }
+        AccessDecision::Passed(caller, deadline) => {
+            let auth = Arc::clone(&context.shared.auth);
+            let revocation = Revocation::new(auth, caller.clone(), before.access);
+            request_trace = request_trace.until(revocation.clone());
+            let path = parts.uri.path().to_owned();
+            let request = Request::from_parts(parts, body);
+            let handled = before.serve(request, next, caller, deadline, &id);
+            let handled = request_trace.clone().follow(handled);
+            match revocation.within(handled).await {
+                Some(answer) => answer,
+                None => before.mark(revoked().answer_at(&path, &asked)),
+            }
+        }
+    };
+    if let Some(value) = id.to_header() {
+        answer.headers_mut().insert(request_id::HEADER, value);
+    }
+    // After the handler, so that the headers tell what this request has left.
+    if let Some(allowance) = &allowance {
+        allowance.add_headers(answer.headers_mut());
+    }
+    context.sign(&asked, &mut answer);
+    let face: Option<FaceLabel> = answer.extensions().get().copied();
+    request_trace.note(|entry| {
+        entry.face = face;
+        entry.status = answer.status().as_u16();
+        entry.grpc = grpc_status(answer.headers());
+    });
+    // A session over gRPC decides for itself how long its client may take nothing.
+    let own_timeout = face == Some(FaceLabel::Evergreen) && is_grpc(&asked);
+    watches.watch(answer, request_trace, own_timeout, &context.shared.metrics)
+}
+
+/// What the connection of a request wants to know of its answer.
+struct ConnectionWatches {
+    in_flight: Option<InFlight>,
+    write_stalls: Option<WriteStallWatch>,
+    version: Version,
+}
+
+impl ConnectionWatches {
+    /// From here on the connection is not idle.
+    fn of(request: &Parts) -> Self {
+        let extensions = &request.extensions;
+        Self {
+            in_flight: extensions.get::<Activity>().map(Activity::begin),
+            write_stalls: extensions.get::<WriteStallWatch>().cloned(),
+            version: request.version,
+        }
+    }
+
+    /// The answer, with a body that holds the trace and the connection until it is out, and is cut if nobody takes it.
+    fn watch(
+        self,
+        answer: Response<Body>,
+        request_trace: RequestTrace,
+        own_timeout: bool,
+        metrics: &Arc<ServerMetrics>,
+    ) -> Response<Body> {
+        let write_stalls = self.write_stalls.filter(|_| !own_timeout);
+        let let_go = request_trace.let_go();
+        answer.map(|body| {
+            let body = Body::new(TracedBody::new(body, request_trace, self.in_flight));
+            match write_stalls {
+                None => body,
+                Some(write_stalls) => {
+                    let closes = self.version < Version::HTTP_2;
+                    write_stalls.watching(body, closes, Arc::clone(metrics), let_go)
+                }
+            }
+        })
+    }
+}
+
+/// In whose turn work on the request waits.
+fn turn(caller: Option<&Caller>, request: &Parts) -> FairShare {
+    FairShare {
+        caller: caller.map_or(0, |caller| caller.identity.number()),
+        connection: request.extensions.get().map_or(0, |ConnectionId(id)| *id),
+    }
+}
+
+/// Reads what the client of an answer still sends. Calls of gRPC are streams that need not end before their answer.
+async fn read_away(leftover: Option<UnreadRemainder>, asked: &HeaderMap, most: u64) {
+    if let Some(leftover) = leftover.filter(|_| !is_grpc(asked)) {
+        leftover.read_away(most, asked.contains_key(EXPECT)).await;
+    }
+}
+
+/// What is read at most of a request that is refused (D-35).
+const STRANGER_BYTES: u64 = 1 << 20;
+
+impl RouteMiddleware {
+    /// What the handler answers to a request that may go on.
+    async fn serve(
+        &self,
+        mut request: Request,
+        next: Next,
+        caller: Caller,
+        deadline: Deadline,
+        id: &RequestId,
+    ) -> Response<Body> {
+        let identity = caller.identity.clone();
+        let extensions = request.extensions_mut();
+        extensions.insert(caller);
+        extensions.insert(id.clone());
+        extensions.insert(deadline);
+        // What is open to everybody has no streams of requests.
+        let streams = self.kind == RouteKind::Grpc && self.access != RouteAccess::Open;
+        let handled = self
+            .context
+            .handle(request, next, deadline, id, identity, streams);
+        self.mark(handled.await)
+    }
+
+    /// The answer, as one of this route's face.
+    fn mark(&self, mut answer: Response<Body>) -> Response<Body> {
+        answer.extensions_mut().insert(self.face);
+        answer
+    }
+
+    /// Every check, in its order.
+    fn judge(&self, request: &Parts) -> AccessDecision {
+        let judged = self.enter(request).and_then(|preflight| match preflight {
+            Some(answer) => Ok(AccessDecision::Answered(answer)),
+            None => {
+                let (caller, deadline) = self.admit(request)?;
+                Ok(AccessDecision::Passed(caller, deadline))
+            }
+        });
+        judged.unwrap_or_else(|rejection| {
+            let path = request.uri.path();
+            // Whatever it calls itself, a call of gRPC is a POST; of others the status is what proxies and browsers read.
+            let is_call = request.method == Method::POST;
+            let spelled = if is_call {
+                &request.headers
+            } else {
+                &HeaderMap::new()
+            };
+            let mut answer = rejection.answer_at(path, spelled);
+            if answer.status() == StatusCode::METHOD_NOT_ALLOWED && self.kind == RouteKind::Grpc {
+                let post = HeaderValue::from_static("POST");
+                answer.headers_mut().insert(ALLOW, post);
+            }
+            AccessDecision::Answered(answer)
+        })
+    }
+
+    /// Whether the request may be asked here, by whomever. `Some`: it was a preflight, and this is all that there is to it.
+    fn enter(&self, request: &Parts) -> Result<Option<Response<Body>>, Rejection> {
+        let most = self.context.headers;
+        if request.headers.len() > most {
+            let message = format!("A request may have {most} header lines (limits.headers).");
+            let rejection = Rejection::new(Code::LimitExceeded, "too_many_headers", message);
+            return Err(rejection.with_status(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE));
+        }
+        let purpose = request.extensions.get::<PortPurpose>();
+        let purpose = purpose.copied().unwrap_or_default();
+        purpose.check(self.kind, request)?;
+        let origin = &self.context.origin;
+        origin.check_host(request, self.context.shared.auth.required())?;
+        origin.check(request)?;
+        origin.preflight(request)
+    }
+
+    /// Whether its sender may do that, and now.
+    fn admit(&self, request: &Parts) -> Result<(Caller, Deadline), Rejection> {
+        let shared = &self.context.shared;
+        let caller = shared.auth.check(self.access, request);
+        let caller = caller.inspect_err(|_| shared.metrics.auth_failures.inc())?;
+        self.check_form(request)?;
+        if shared.drain.phase() >= DrainPhase::Refusing && !is_for_operators(request.uri.path()) {
+            shared.metrics.rejected.with_label_values(&["drain"]).inc();
+            let message = "The server is shutting down and takes no new work: try another one.";
+            return Err(Rejection::new(Code::Unavailable, "draining", message));
+        }
+        let deadline = self.context.timeouts.deadline(&request.headers)?;
+        Ok((caller, deadline))
+    }
+
+    /// Libraries of gRPC look at paths alone, and would run a method for a GET.
+    fn check_form(&self, request: &Parts) -> Result<(), Rejection> {
+        let method = &request.method;
+        let taken = match self.kind {
+            RouteKind::Grpc => method == Method::POST,
+            RouteKind::Http => !matches!(*method, Method::CONNECT | Method::TRACE),
+        };
+        if !taken {
+            let message = format!("{method} is not allowed here.");
+            let rejection = Rejection::new(Code::InvalidRequest, "method_not_allowed", message);
+            return Err(rejection.with_status(StatusCode::METHOD_NOT_ALLOWED));
+        }
+        if self.kind == RouteKind::Grpc && !is_grpc(&request.headers) {
+            // A client of another protocol cannot read its trailers.
+            let message = "This address speaks gRPC: send application/grpc over HTTP/2.";
+            let rejection = Rejection::new(Code::InvalidRequest, "not_grpc", message);
+            return Err(rejection.with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE));
+        }
+        Ok(())
+    }
+}
+
+impl MiddlewareContext {
+    /// What the route answers, within its time and in spite of a panic.
+    async fn handle(
+        &self,
+        request: Request,
+        next: Next,
+        Deadline(deadline): Deadline,
+        id: &RequestId,
+        caller: CallerIdentity,
+        streams: bool,
+    ) -> Response<Body> {
+        let (mut parts, body) = request.into_parts();
+        let asked = parts.headers.clone();
+        let path = parts.uri.path().to_owned();
+        // Over gRPC a body is a stream that may be silent; its faces have limits of their own.
+        let framing = if is_grpc(&asked) {
+            Framing::Grpc
+        } else {
+            Framing::Lines
+        };
+        let (body, arrival) = if streams && framing == Framing::Grpc {
+            (body, Arc::default())
+        } else {
+            TimedBody::watching(body, self.timeouts.body_idle)
+        };
+        let intake = BodyIntake::new(
+            Arc::clone(&self.bodies),
+            caller,
+            self.drain_bytes,
+            self.timeouts.body_idle,
+        );
+        let body = intake.charging(body, framing);
+        parts.extensions.insert(Arc::clone(&arrival));
+        parts.extensions.insert(Arc::clone(&intake));
+        let handled = AssertUnwindSafe(next.run(Request::from_parts(parts, body)));
+        let handled = timeout_at(deadline, handled.catch_unwind()).await;
+        let leftover = intake.answered();
+        let answer = match handled {
+            // Whatever the route made of half a body, this is what went wrong. The rest of it is not coming.
+            Ok(_) if arrival.has_stalled() => return timeouts::stalled().answer_at(&path, &asked),
+            Ok(_) if intake.is_slow() => return timeouts::slow().answer_at(&path, &asked),
+            Ok(_) if intake.is_overloaded() => body_budget::overloaded().answer_at(&path, &asked),
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_panic)) => self.panicked(id, &path, &asked),
+            Err(_elapsed) => timeouts::too_late().answer_at(&path, &asked),
+        };
+        read_away(leftover, &asked, self.drain_bytes).await;
+        answer
+    }
+
+    fn panicked(&self, id: &RequestId, path: &str, asked: &HeaderMap) -> Response<Body> {
+        self.shared.metrics.panics.inc();
+        tracing::error!(request = id.as_str(), "a handler panicked");
+        let message = format!(
+            "The server had an error while processing your request. Request id: {}",
+            id.as_str()
+        );
+        let mut answer =
+            Rejection::new(Code::Internal, "internal_error", message).answer_at(path, asked);
+        // OA-202: asking again would fail again.
+        answer
+            .headers_mut()
+            .insert("x-should-retry", HeaderValue::from_static("false"));
+        answer
+    }
+}
+
+/// What is said where nothing was, by the time that a key was revoked.
+fn revoked() -> Rejection {
+    let message = "The key of this request was revoked.";
+    Rejection::new(Code::Unauthenticated, "revoked", message)
+}
+
+/// Routes that answer as long as the process lives.
+fn is_for_operators(path: &str) -> bool {
+    matches!(
+        path,
+        "/health" | "/livez" | "/readyz" | "/ping" | "/metrics" | "/version" | "/load"
+    ) || path.starts_with("/grpc.health.v1.Health/")
+}
+
+#[cfg(test)]
+mod tests {
+    use tower::ServiceExt;
+
+    use super::*;
+
+    /// A request that reaches a handler without this middleware, by whatever mistake, is refused.
+    #[tokio::test]
+    async fn d_45_a_handler_without_a_caller_refuses() {
+        let routes = Router::new().route("/", axum::routing::get(|| async { "reached" }));
+        let routes: Router = routes.layer(from_fn(checked));
+        let answer = routes.oneshot(Request::new(Body::empty())).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::UNAUTHORIZED);
+    }
+}

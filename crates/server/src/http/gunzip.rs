@@ -1,0 +1,363 @@
+//! Unpacks compressed gRPC messages before the gRPC library sees them (D-47).
+//!
+//! The library would unpack a whole message at once, where it holds up everything else, and keep the room for as long as
+//! the call lasts. Here each piece is charged before it is there, and handed on by itself, so that it goes when the library has
+//! copied it. What is malformed is handed on in a form that the library
+//! refuses as it would have refused the original.
+//!
+//! ```text
+//!   [1, length, packed] ─► charged piece by piece ─► [0, length, message]         [0, length, message] ─► as it is
+//! ```
+
+use std::collections::VecDeque;
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use bytes::{Buf, BytesMut};
+use flate2::read::GzDecoder;
+use futures::{StreamExt, stream};
+use http::Request;
+use http_body_util::BodyExt;
+use sapwood_kernel::pool::{BlockingPool, TaskSize};
+
+use crate::http::body_budget::{BudgetFull, Reservation, overloaded};
+use crate::http::compressed_limit::{CompressedLimit, STEP, UNPACKED_HERE, UnpackedCount};
+use crate::http::intake::BodyIntake;
+
+/// The same request with its messages unpacked, each of which has at most `most` bytes.
+pub(crate) fn unpacked(request: Request<Body>, most: usize) -> Request<Body> {
+    let encoding = request.headers().get("grpc-encoding");
+    let intake = request.extensions().get::<Arc<BodyIntake>>().cloned();
+    let Some(intake) = intake.filter(|_| encoding.is_some_and(|name| name == "gzip")) else {
+        return request;
+    };
+    request.map(|body| {
+        let messages = Messages {
+            body,
+            most,
+            buf: BytesMut::new(),
+            passing: 0,
+            ready: VecDeque::new(),
+            reservation: intake.reserve(),
+            intake,
+        };
+        Body::from_stream(stream::unfold(messages, Messages::next).fuse())
+    })
+}
+
+/// The messages of a body.
+struct Messages {
+    body: Body,
+    most: usize,
+    /// Came and was not handed on.
+    buf: BytesMut,
+    /// So many bytes of a message are still to be handed on as they come.
+    passing: usize,
+    /// An unpacked message, whose head was handed on.
+    ready: VecDeque<Bytes>,
+    /// For what was unpacked last.
+    reservation: Reservation,
+    intake: Arc<BodyIntake>,
+}
+
+type GzipPart = Result<Bytes, axum::Error>;
+
+impl Messages {
+    /// The next bytes, until nothing more comes.
+    async fn next(mut self) -> Option<(GzipPart, Self)> {
+        let part = self.part().await?;
+        Some((part, self))
+    }
+
+    async fn part(&mut self) -> Option<GzipPart> {
+        if let Some(piece) = self.ready.pop_front() {
+            return Some(Ok(piece));
+        }
+        // A poll for more of a stream means that the last message was taken. A unary call holds it until its response begins.
+        if self.intake.has_answered() {
+            self.hold_no_more_than(0);
+        }
+        loop {
+            if self.passing > 0 && !self.buf.is_empty() {
+                let part = self.passing.min(self.buf.len());
+                self.passing -= part;
+                return Some(Ok(self.buf.split_to(part).freeze()));
+            }
+            if self.passing == 0
+                && let Some((head, _)) = self.buf.split_first_chunk::<HEAD>()
+            {
+                let [flag, length @ ..] = *head;
+                let length = u32::from_be_bytes(length) as usize;
+                if flag != 1 || length > self.most {
+                    self.passing = HEAD + length;
+                    continue;
+                }
+                if self.buf.len() >= HEAD + length {
+                    self.buf.advance(HEAD);
+                    let packed = self.buf.split_to(length).freeze();
+                    return Some(self.unpack(packed).await);
+                }
+            }
+            match self.body.frame().await {
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        self.buf.extend_from_slice(&data);
+                    }
+                }
+                Some(Err(error)) => return Some(Err(error)),
+                // A piece of a message: the library says what is wrong with that.
+                None if !self.buf.is_empty() => self.passing = self.buf.len(),
+                None => return None,
+            }
+        }
+    }
+
+    fn hold_no_more_than(&mut self, bytes: usize) {
+        self.reservation.shrink(bytes);
+        self.intake.holds_unpacked(!self.reservation.is_empty());
+    }
+
+    /// Unpacks a message, and hands its head on.
+    async fn unpack(&mut self, packed: Bytes) -> GzipPart {
+        // The message before was taken.
+        self.hold_no_more_than(0);
+        let here = packed.len() <= UNPACKED_HERE;
+        let reported = UnpackedCount::default();
+        let mut unpacking = GunzipState {
+            source: GzDecoder::new(CompressedLimit::new(packed, reported.clone())),
+            counted: reported,
+            pieces: VecDeque::new(),
+            bytes: 0,
+        };
+        let mut ended = if here {
+            unpacking.step(STEP)
+        } else {
+            Ok(false)
+        };
+        while let Ok(false) = ended {
+            if unpacking.bytes > self.most {
+                // Longer than allowed, however long it is.
+                let length = u32::try_from(self.most + 1).unwrap_or(u32::MAX);
+                return Ok(head(0, length));
+            }
+            if let Err(BudgetFull) = self.reservation.hold(unpacking.bytes + STEP).await {
+                self.intake.overrun();
+                return Err(axum::Error::new(overloaded().to_status()));
+            }
+            let turn = self.intake.turn();
+            let step = BlockingPool::global().run_only(turn, TaskSize::Large, move || {
+                let ended = unpacking.step(STEP);
+                (unpacking, ended)
+            });
+            (unpacking, ended) = step.await.map_err(axum::Error::new)?;
+        }
+        if ended.is_err() {
+            // A byte that is no gzip either.
+            self.ready = VecDeque::from([Bytes::from_static(&[0])]);
+            return Ok(head(1, 1));
+        }
+        self.hold_no_more_than(unpacking.bytes);
+        let length = u32::try_from(unpacking.bytes).unwrap_or(u32::MAX);
+        self.ready = unpacking.pieces;
+        Ok(head(0, length))
+    }
+}
+
+/// The message of a call of one is worked on until its answer begins.
+impl Drop for Messages {
+    fn drop(&mut self) {
+        let none = self.intake.reserve();
+        let reservation = std::mem::replace(&mut self.reservation, none);
+        self.intake.keep(reservation);
+    }
+}
+
+struct GunzipState {
+    source: GzDecoder<CompressedLimit>,
+    counted: UnpackedCount,
+    pieces: VecDeque<Bytes>,
+    /// Of all pieces.
+    bytes: usize,
+}
+
+impl GunzipState {
+    /// Unpacks so many bytes more; whether that was the end. Blocks for as long as that takes.
+    fn step(&mut self, bytes: usize) -> io::Result<bool> {
+        let mut piece = Vec::new();
+        let read = (&mut self.source)
+            .take(bytes as u64)
+            .read_to_end(&mut piece)?;
+        if read > 0 {
+            self.pieces.push_back(piece.into());
+        }
+        self.bytes += read;
+        self.counted.set(self.bytes);
+        Ok(read < bytes)
+    }
+}
+
+fn head(flag: u8, length: u32) -> Bytes {
+    let [a, b, c, d] = length.to_be_bytes();
+    Bytes::copy_from_slice(&[flag, a, b, c, d])
+}
+
+const HEAD: usize = 5;
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+    use prometheus::{IntCounter, IntGauge};
+
+    use super::*;
+    use crate::auth::identity::CallerIdentity;
+    use crate::http::body_budget::{BodyBudget, Config};
+    use crate::http::intake::Framing;
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn message(flag: u8, bytes: &[u8]) -> Vec<u8> {
+        [&head(flag, u32::try_from(bytes.len()).unwrap())[..], bytes].concat()
+    }
+
+    fn request(bytes: &[u8], size: usize, in_use: &IntGauge) -> Request<Body> {
+        let refused = IntCounter::new("refused", "-").unwrap();
+        let budget = BodyBudget::new(Config::default(), in_use.clone(), refused);
+        let intake = BodyIntake::new(
+            Arc::new(budget),
+            CallerIdentity::Anonymous(None),
+            0,
+            std::time::Duration::from_secs(30),
+        );
+        let parts: Vec<_> = bytes.chunks(size).map(Bytes::copy_from_slice).collect();
+        let body = Body::from_stream(stream::iter(parts.into_iter().map(Ok::<_, io::Error>)));
+        let request = Request::builder().header("grpc-encoding", "gzip");
+        request.extension(intake).body(body).unwrap()
+    }
+
+    async fn read(bytes: &[u8], size: usize, most: usize) -> Vec<u8> {
+        let in_use = IntGauge::new("used", "-").unwrap();
+        let request = unpacked(request(bytes, size, &in_use), most);
+        request
+            .into_body()
+            .collect()
+            .await
+            .unwrap()
+            .to_bytes()
+            .into()
+    }
+
+    #[tokio::test]
+    async fn d_47_messages_are_unpacked_and_others_are_left_as_they_are() {
+        let large = vec![b'a'; 3 << 20];
+        let sent = [
+            message(1, &gzip(b"one")),
+            message(0, b"two"),
+            message(0, b""),
+            message(1, &gzip(&large)),
+            message(1, &gzip(b"")),
+        ]
+        .concat();
+        let plain = [&b"one"[..], b"two", b"", &large, b""];
+        let expect = plain.map(|bytes| message(0, bytes)).concat();
+        for size in [1, 7, sent.len()] {
+            assert!(read(&sent, size, large.len()).await == expect, "{size}");
+        }
+    }
+
+    #[tokio::test]
+    async fn d_47_what_the_library_refuses_is_left_to_it() {
+        // Longer than allowed: told by its head, without the rest.
+        let bomb = message(1, &gzip(&vec![0; 8 << 20]));
+        assert_eq!(read(&bomb, 100, 1 << 20).await[..5], head(0, (1 << 20) + 1));
+        for (sent, expect) in [
+            (message(1, b"no gzip"), message(1, &[0])),
+            (message(7, b"unknown flag"), message(7, b"unknown flag")),
+            (
+                message(0, b"cut off")[..8].to_vec(),
+                message(0, b"cut off")[..8].to_vec(),
+            ),
+            (
+                message(1, &gzip(b"cut off"))[..20].to_vec(),
+                message(1, &gzip(b"cut off"))[..20].to_vec(),
+            ),
+        ] {
+            assert_eq!(read(&sent, 3, 1 << 20).await, expect);
+        }
+    }
+
+    /// The body of a stream may be silent for as long as it likes, and holds nothing for that.
+    #[tokio::test]
+    async fn d_47_a_message_that_was_taken_is_charged_no_more() {
+        let in_use = IntGauge::new("used", "-").unwrap();
+        let sent = message(1, &gzip(&vec![b'a'; 3 << 20]));
+        let request = unpacked(request(&sent, 4096, &in_use), 4 << 20);
+        let intake = request
+            .extensions()
+            .get::<Arc<BodyIntake>>()
+            .unwrap()
+            .clone();
+        intake.answered();
+        let mut body = request.into_body();
+        let mut taken = 0;
+        while taken < HEAD + (3 << 20) {
+            assert!(taken == 0 || in_use.get() == 3 << 20);
+            taken += body
+                .frame()
+                .await
+                .unwrap()
+                .unwrap()
+                .into_data()
+                .unwrap()
+                .len();
+        }
+        assert!(body.frame().await.is_none());
+        assert_eq!(in_use.get(), 0);
+    }
+
+    /// A call of one message, whose body never ends: little of it came, and much of it is charged.
+    #[tokio::test(start_paused = true)]
+    async fn d_47_what_is_unpacked_is_not_held_for_a_client_that_drips() {
+        let in_use = IntGauge::new("used", "-").unwrap();
+        let sent = message(1, &gzip(&vec![b'a'; 3 << 20]));
+        let drips = stream::repeat(()).then(|()| async {
+            tokio::time::sleep(std::time::Duration::from_secs(29)).await;
+            Ok::<_, io::Error>(Bytes::from_static(b"x"))
+        });
+        let body = Body::from_stream(stream::iter([Ok(Bytes::from(sent))]).chain(drips));
+        let request = request(b"", 1, &in_use);
+        let intake = request
+            .extensions()
+            .get::<Arc<BodyIntake>>()
+            .unwrap()
+            .clone();
+        let request = request.map(|_| intake.charging(body, Framing::Grpc));
+        let read = unpacked(request, 4 << 20).into_body().collect().await;
+        assert!(read.is_err() && intake.is_slow());
+        intake.answered();
+        assert_eq!(in_use.get(), 0);
+    }
+
+    #[tokio::test]
+    async fn d_47_what_is_unpacked_is_charged() {
+        let in_use = IntGauge::new("used", "-").unwrap();
+        let large = vec![b'a'; 3 << 20];
+        let request = unpacked(request(&message(1, &gzip(&large)), 4096, &in_use), 4 << 20);
+        let intake = request
+            .extensions()
+            .get::<Arc<BodyIntake>>()
+            .unwrap()
+            .clone();
+        request.into_body().collect().await.unwrap();
+        assert_eq!(in_use.get(), 3 << 20);
+        intake.answered();
+        assert_eq!(in_use.get(), 0);
+    }
+}

@@ -1,0 +1,311 @@
+//! The trace of a request: its span, and its line in the access log (OA-804).
+//!
+//! ```text
+//!   middleware ─► route ─► response ([`TracedBody`])      each holds the trace; models that are called add to it;
+//!             └────► tasks begun for it ([`carry`])    the line is written when the last holder has gone
+//! ```
+//!
+//! So the line of a session comes at the session's end, also where the answer to its request was over long before: a
+//! WebSocket's.
+
+use std::pin::Pin;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes};
+use futures::FutureExt;
+use futures::future::{BoxFuture, Either, pending};
+use hyper::body::{Body as _, Frame, SizeHint};
+use sapwood_kernel::{Call, FairShare, RequestContext};
+use tracing::{Instrument, Span};
+
+use crate::auth::identity::CallerIdentity;
+use crate::auth::rate_limit::TokenMeter;
+use crate::auth::revocation::Revocation;
+use crate::http::access_log::AccessRecord;
+use crate::listener::activity::InFlight;
+use crate::listener::peer::ConnectionId;
+use crate::listener::poll_timing::timed;
+use crate::ops::telemetry::Parent;
+
+tokio::task_local! {
+    static PRESENT: RequestTrace;
+    /// The fair share of the calls of a connection without requests, and so without a trace.
+    static TURN: FairShare;
+}
+
+/// The trace of one request; clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestTrace {
+    span: Span,
+    entry: Arc<Mutex<AccessRecord>>,
+    allowance: Option<Arc<TokenMeter>>,
+    parent: Option<Parent>,
+    revocation: Option<Revocation>,
+    turn: FairShare,
+    let_go: Arc<AtomicBool>,
+}
+
+impl RequestTrace {
+    pub(crate) fn new(entry: AccessRecord, allowance: Option<Arc<TokenMeter>>) -> Self {
+        Self {
+            span: tracing::info_span!("request", request = entry.id.as_str(), key = entry.key()),
+            entry: Arc::new(Mutex::new(entry)),
+            allowance,
+            parent: None,
+            revocation: None,
+            turn: FairShare::default(),
+            let_go: Arc::default(),
+        }
+    }
+
+    /// The same, as the child of a caller's span.
+    pub(crate) fn within_trace(mut self, parent: Option<Parent>) -> Self {
+        self.parent = parent;
+        self
+    }
+
+    /// The same, for a caller whose key may be revoked.
+    pub(crate) fn until(mut self, revocation: Revocation) -> Self {
+        self.revocation = Some(revocation);
+        self
+    }
+
+    /// The same, for calls that wait in this turn.
+    pub(crate) fn in_turn(mut self, turn: FairShare) -> Self {
+        self.turn = turn;
+        self
+    }
+
+    /// In whose turn its calls wait (D-54).
+    pub(crate) const fn turn(&self) -> FairShare {
+        self.turn
+    }
+
+    /// When the caller's key is revoked.
+    pub(crate) fn revocation(&self) -> Option<Revocation> {
+        self.revocation.clone()
+    }
+
+    /// Whose child the request's spans are.
+    pub(crate) const fn parent(&self) -> Option<Parent> {
+        self.parent
+    }
+
+    /// Set where the connection lets the answer go, because nobody takes it.
+    pub(crate) fn let_go(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.let_go)
+    }
+
+    /// The request's id.
+    pub(crate) fn request(&self) -> String {
+        self.note(|entry| entry.id.as_str().to_owned())
+    }
+
+    /// The trace of the request of the present task, if there is one.
+    pub(crate) fn present() -> Option<Self> {
+        PRESENT.try_with(Self::clone).ok()
+    }
+
+    /// The trace of the request that a call belongs to: that of the call around it, or else that of the present task. The
+    /// calls within it belong to the same, whichever task they are made by.
+    pub(crate) fn of(call: &mut Call) -> Option<Self> {
+        if call.request_context.is_none() {
+            call.request_context = Self::present().map(RequestContext::of);
+        }
+        call.request_context.as_ref()?.get::<Self>().cloned()
+    }
+
+    /// Runs `work` within this trace. Not an `async fn`, which would hold the room for `work` twice; nor is [`carry`].
+    pub(crate) fn follow<F: Future>(self, work: F) -> impl Future<Output = F::Output> {
+        let span = self.span.clone();
+        PRESENT.scope(self, work.instrument(span))
+    }
+
+    /// What the models that are called for the request are charged to.
+    pub(crate) fn allowance(&self) -> Option<Arc<TokenMeter>> {
+        self.allowance.clone()
+    }
+
+    /// Does something to the line that will be written.
+    pub(crate) fn note<R>(&self, write: impl FnOnce(&mut AccessRecord) -> R) -> R {
+        write(&mut self.entry.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Runs a closure within this trace.
+    fn within<R>(&self, act: impl FnOnce() -> R) -> R {
+        let _entered = self.span.enter();
+        PRESENT.sync_scope(self.clone(), act)
+    }
+}
+
+/// Wraps `work` for a task of its own, within the trace of the request that starts it.
+pub(crate) fn carry<F: Future>(work: F) -> impl Future<Output = F::Output> {
+    match RequestTrace::present() {
+        Some(request_trace) => timed(Either::Left(request_trace.follow(work))),
+        None => timed(Either::Right(work)),
+    }
+}
+
+/// The same, for a session that takes turns of its own beside others on its connection (D-54).
+pub(crate) fn carry_session<F: Future>(work: F) -> impl Future<Output = F::Output> {
+    match RequestTrace::present() {
+        Some(mut request_trace) => {
+            request_trace.turn.connection = ConnectionId::fresh().0;
+            timed(Either::Left(request_trace.follow(work)))
+        }
+        None => timed(Either::Right(work)),
+    }
+}
+
+/// Resolves when the key of the request that is being worked for is revoked; never where that is no request.
+pub(crate) fn revoked() -> BoxFuture<'static, ()> {
+    let revocation = RequestTrace::present().and_then(|request_trace| request_trace.revocation());
+    revocation.map_or_else(|| pending().boxed(), |revocation| revocation.reached())
+}
+
+/// In whose turn what is being worked for waits.
+pub(crate) fn present_turn() -> FairShare {
+    if let Some(request_trace) = RequestTrace::present() {
+        return request_trace.turn;
+    }
+    TURN.try_with(|turn| *turn).unwrap_or_default()
+}
+
+/// Wraps `work` for a connection without requests, and so without a trace, in the turns of `caller`.
+pub(crate) fn in_turns_of<F: Future>(
+    caller: &CallerIdentity,
+    work: F,
+) -> impl Future<Output = F::Output> + use<F> {
+    let turn = FairShare {
+        caller: caller.number(),
+        connection: ConnectionId::fresh().0,
+    };
+    timed(TURN.scope(turn, work))
+}
+
+/// Reads a gRPC status out of headers or trailers.
+pub(crate) fn grpc_status(headers: &http::HeaderMap) -> Option<i32> {
+    headers.get("grpc-status")?.to_str().ok()?.parse().ok()
+}
+
+/// A response body, within the trace of its request.
+pub(crate) struct TracedBody {
+    body: Body,
+    request_trace: RequestTrace,
+    /// When it is cut because the caller's key was revoked, where that takes longer than a poll.
+    revoked: Option<BoxFuture<'static, ()>>,
+    /// Keeps the connection from counting as idle until the answer is out.
+    _in_flight: Option<InFlight>,
+}
+
+impl TracedBody {
+    pub(crate) fn new(body: Body, trace: RequestTrace, in_flight: Option<InFlight>) -> Self {
+        trace.note(|entry| entry.ended = body.is_end_stream());
+        Self {
+            body,
+            request_trace: trace,
+            revoked: None,
+            _in_flight: in_flight,
+        }
+    }
+}
+
+impl hyper::body::Body for TracedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let Self {
+            body,
+            request_trace: trace,
+            revoked,
+            ..
+        } = &mut *self;
+        // A face that makes its answer while it is read does so here.
+        let mut polled = trace.within(|| Pin::new(&mut *body).poll_frame(cx));
+        if polled.is_pending()
+            && let Some(revocation) = &trace.revocation
+            && revoked
+                .get_or_insert_with(|| revocation.over())
+                .poll_unpin(cx)
+                .is_ready()
+        {
+            // What a face still runs for it ends here, and not when its reader has gone.
+            *body = Body::empty();
+            polled = Poll::Ready(Some(Err(axum::Error::new("the key was revoked"))));
+        }
+        match &polled {
+            Poll::Ready(Some(Ok(frame))) => trace.note(|entry| {
+                let trailers = frame.trailers_ref();
+                entry.grpc = trailers.and_then(grpc_status).or(entry.grpc);
+                entry.ended = trailers.is_some() || body.is_end_stream();
+            }),
+            Poll::Ready(None) => trace.note(|entry| entry.ended = true),
+            Poll::Ready(Some(Err(_))) | Poll::Pending => {}
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use sapwood_kernel::{Name, RunUsage};
+
+    use super::*;
+    use crate::http::access_log::UsageTotals;
+    use crate::http::request_id::RequestId;
+
+    #[tokio::test]
+    async fn a_task_begun_for_a_request_adds_to_its_line_and_holds_it_back() {
+        let (request, ()) = http::Request::new(()).into_parts();
+        let trace = RequestTrace::new(AccessRecord::new(RequestId::fresh(), None, &request), None);
+        let line = Arc::downgrade(&trace.entry);
+        let called = |prompt| {
+            RequestTrace::present().unwrap().note(|entry| {
+                entry.sums.called(&Name::new("parrot"));
+                entry.sums.cost(RunUsage::of(prompt, 4));
+                let first = &mut entry.sums.first_output;
+                first.get_or_insert(Duration::from_millis(prompt));
+            });
+        };
+        let (go, removed) = tokio::sync::oneshot::channel::<()>();
+        let work = async move {
+            called(3);
+            let _ = removed.await;
+            called(1);
+        };
+        let task = trace.within(|| tokio::spawn(carry(work)));
+        tokio::task::yield_now().await;
+        let answer = TracedBody::new(Body::empty(), trace, None);
+        answer.request_trace.within(|| called(5));
+        let expect = UsageTotals {
+            models: vec![Name::new("parrot")],
+            first_output: Some(Duration::from_millis(3)),
+            usage: Some(RunUsage::of(8, 8)),
+        };
+        answer
+            .request_trace
+            .note(|entry| assert_eq!(entry.sums, expect));
+        drop(answer);
+        assert!(line.upgrade().is_some(), "the task goes on");
+        go.send(()).unwrap();
+        task.await.unwrap();
+        assert!(line.upgrade().is_none() && RequestTrace::present().is_none());
+        assert_eq!(carry(async { 1 }).await, 1);
+    }
+}

@@ -1,0 +1,52 @@
+//! What a port serves: everything, or one thing alone (TR-908, TR-1001).
+
+use http::StatusCode;
+use http::request::Parts;
+use sapwood_proto::code::Code;
+
+use crate::http::rejection::{Rejection, is_grpc};
+use crate::http::route::RouteKind;
+
+/// What a port is for. What it serves is also served on the common one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PortPurpose {
+    /// The common port: every face.
+    #[default]
+    Everything,
+    /// Calls of gRPC, of whichever face.
+    Grpc,
+    /// `/metrics`, and the probes beside it.
+    Metrics,
+}
+
+impl PortPurpose {
+    /// Whether a request may come in by this port.
+    pub(crate) fn check(self, kind: RouteKind, request: &Parts) -> Result<(), Rejection> {
+        match self {
+            Self::Everything => Ok(()),
+            Self::Grpc if is_grpc(&request.headers) && kind == RouteKind::Grpc => Ok(()),
+            Self::Grpc if is_grpc(&request.headers) => {
+                let message = "This gRPC service is not served here.";
+                Err(Rejection::new(Code::Unimplemented, "unknown_url", message))
+            }
+            Self::Grpc => {
+                let message = "This port speaks gRPC alone: send application/grpc over HTTP/2, or use the common port.";
+                Err(Rejection::new(Code::InvalidRequest, "not_grpc", message)
+                    .with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE))
+            }
+            Self::Metrics if of_metrics(request.uri.path()) => Ok(()),
+            Self::Metrics => {
+                let message =
+                    "This port is for /metrics alone: everything else is on the common port.";
+                Err(Rejection::new(Code::NotFound, "unknown_url", message))
+            }
+        }
+    }
+}
+
+fn of_metrics(path: &str) -> bool {
+    matches!(
+        path,
+        "/metrics" | "/livez" | "/readyz" | "/health" | "/ping"
+    )
+}

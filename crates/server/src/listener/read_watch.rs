@@ -1,0 +1,236 @@
+//! A socket wrapper that reports arriving bytes to the connection's [`Activity`], so that a request head has a timeout
+//! of its own beside the idle timeout (OA-911).
+//!
+//! On HTTP/2 it is silent: there frames that belong to no request come and go, and hyper bounds heads by size.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::server::TlsStream;
+
+use crate::listener::activity::Activity;
+use crate::listener::write_stall::WriteStallWatch;
+
+/// A socket that is listened to.
+pub(crate) struct ReadWatch<S> {
+    socket: S,
+    activity: Activity,
+    write_stalls: WriteStallWatch,
+    version: HttpVersion,
+}
+
+/// A socket that can be told to give up what has not arrived.
+pub(crate) trait AbortConnection {
+    /// When it is dropped, it is reset.
+    fn abort(&self);
+
+    /// What has come is acknowledged at once, and not with the next bytes that go back or 40 ms later: a client that
+    /// writes a message in pieces and does not switch Nagle's algorithm off holds the last piece back until then. The
+    /// system forgets it as bytes go back, so it is said with each read. Nothing happens where the system cannot do it.
+    fn acknowledge(&self);
+}
+
+impl AbortConnection for TcpStream {
+    fn abort(&self) {
+        // Where that is refused it closes as it always does.
+        let _ = self.set_zero_linger();
+    }
+
+    fn acknowledge(&self) {
+        #[cfg(target_os = "linux")]
+        {
+            // A socket that refuses it is merely slower.
+            let _ = self.set_quickack(true);
+        }
+    }
+}
+
+impl AbortConnection for UnixStream {
+    fn abort(&self) {}
+
+    fn acknowledge(&self) {}
+}
+
+impl<S: AbortConnection> AbortConnection for TlsStream<S> {
+    fn abort(&self) {
+        self.get_ref().0.abort();
+    }
+
+    fn acknowledge(&self) {
+        self.get_ref().0.acknowledge();
+    }
+}
+
+/// What the bytes so far say. No method of HTTP/1 begins like the preface of HTTP/2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HttpVersion {
+    Unknown,
+    /// A `P`, and nothing more yet.
+    Undecided,
+    One,
+    Two,
+}
+
+impl HttpVersion {
+    fn after(self, bytes: &[u8]) -> Self {
+        match (self, bytes) {
+            (Self::Unknown, [b'P', rest @ ..]) => Self::Undecided.after(rest),
+            (Self::Unknown, [_, ..]) => Self::One,
+            (Self::Undecided, [b'R', ..]) => Self::Two,
+            (Self::Undecided, [_, ..]) => Self::One,
+            (known, _) => known,
+        }
+    }
+}
+
+impl<S> ReadWatch<S> {
+    pub(crate) fn new(socket: S, activity: Activity, write_stalls: WriteStallWatch) -> Self {
+        Self {
+            socket,
+            activity,
+            write_stalls,
+            version: HttpVersion::Unknown,
+        }
+    }
+
+    /// The socket, where it is no longer one of requests.
+    pub(crate) fn into_inner(self) -> S {
+        self.socket
+    }
+}
+
+impl<S: AsyncRead + AbortConnection + Unpin> AsyncRead for ReadWatch<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut this.socket).poll_read(cx, buf))?;
+        let update = &buf.filled()[before..];
+        this.version = this.version.after(update);
+        if !update.is_empty() && this.version != HttpVersion::Two {
+            this.activity.touch();
+            // WebSockets and HTTP/1; clients of HTTP/2 write their frames at once.
+            this.socket.acknowledge();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AbortConnection> ReadWatch<S> {
+    /// A client that has read nothing for too long is sent nothing more (TR-609).
+    fn check(&self) -> io::Result<()> {
+        if !self.write_stalls.is_reset() {
+            return Ok(());
+        }
+        self.socket.abort();
+        Err(io::ErrorKind::ConnectionReset.into())
+    }
+}
+
+impl<S: AsyncWrite + AbortConnection + Unpin> AsyncWrite for ReadWatch<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.check()?;
+        Pin::new(&mut self.socket).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.check()?;
+        Pin::new(&mut self.socket).poll_write_vectored(cx, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oa_911_a_version_is_known_by_its_first_bytes_however_they_come() {
+        for (pieces, version) in [
+            (&["PRI * HTTP/2.0"][..], HttpVersion::Two),
+            (&["P", "R", "I"], HttpVersion::Two),
+            (&["", "P", "", "RI"], HttpVersion::Two),
+            (&["GET / HTTP/1.1"], HttpVersion::One),
+            (&["P", "OST"], HttpVersion::One),
+            (&["PUT", "PRI"], HttpVersion::One),
+            (&["G", "PR"], HttpVersion::One),
+            (&["P"], HttpVersion::Undecided),
+            (&[""], HttpVersion::Unknown),
+        ] {
+            let read = pieces.iter().fold(HttpVersion::Unknown, |version, piece| {
+                version.after(piece.as_bytes())
+            });
+            assert_eq!(read, version, "{pieces:?}");
+        }
+    }
+
+    /// One side of a pipe that counts how often it was told to acknowledge what has come.
+    struct Counted {
+        pipe: tokio::io::DuplexStream,
+        acknowledged: std::cell::Cell<usize>,
+    }
+
+    impl AbortConnection for Counted {
+        fn abort(&self) {}
+
+        fn acknowledge(&self) {
+            self.acknowledged.set(self.acknowledged.get() + 1);
+        }
+    }
+
+    impl AsyncRead for Counted {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.pipe).poll_read(cx, buf)
+        }
+    }
+
+    /// Measured with Action Engine 0.4.0, whose messages are two writes each: an exchange took 44 ms. Whether a real socket
+    /// acknowledges at once is also the system's choice, so that what is asked of it is counted.
+    #[tokio::test]
+    async fn what_is_read_is_acknowledged_at_once_but_over_http_2() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        for (sent, times) in [("GET / HTTP/1.1", 3), ("PRI * HTTP/2.0", 0)] {
+            let (mut client, pipe) = tokio::io::duplex(64);
+            let socket = Counted {
+                pipe,
+                acknowledged: std::cell::Cell::new(0),
+            };
+            let mut received = ReadWatch::new(socket, Activity::new(), WriteStallWatch::new());
+            for _ in 0..3 {
+                client.write_all(sent.as_bytes()).await.unwrap();
+                let mut read = [0; 14];
+                received.read_exact(&mut read).await.unwrap();
+            }
+            assert_eq!(received.socket.acknowledged.get(), times, "{sent}");
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! Liveness and readiness: one state that every kind of probe reads (OA-901, OA-902).
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sapwood_proto::code::Code;
+use tokio::sync::watch;
+
+use crate::http::rejection::Rejection;
+use crate::ops::drain::{Drain, DrainPhase};
+
+/// Tells for how long a part has been in its present step; zero while it is idle. Called from probes: must return at
+/// once and take no lock that the part needs.
+pub type StepClock = Box<dyn Fn() -> Duration + Send + Sync>;
+
+/// The state of one part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HealthState {
+    /// Not ready yet.
+    Loading,
+    /// Ready.
+    Ok,
+    /// Without a step for longer than the watchdog allows.
+    Stuck,
+    /// It could not be loaded.
+    Failed,
+    /// On its way out: what runs may finish.
+    Unloading,
+    /// Taken out on purpose.
+    Unloaded,
+    /// It is computed elsewhere, and nobody answers there.
+    Away,
+}
+
+impl HealthState {
+    /// The name in `/readyz?verbose`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Loading => "loading",
+            Self::Ok => "ok",
+            Self::Stuck => "stuck",
+            Self::Failed => "failed",
+            Self::Unloading => "unloading",
+            Self::Unloaded => "unloaded",
+            Self::Away => "away",
+        }
+    }
+}
+
+struct HealthPart {
+    stage: HealthStage,
+    /// The server is ready without it.
+    optional: bool,
+}
+
+enum HealthStage {
+    Loading,
+    Failed,
+    Running(StepClock),
+    Unloading,
+    Unloaded,
+    Away,
+}
+
+/// The health of the whole server.
+pub struct Health {
+    parts: Mutex<BTreeMap<String, HealthPart>>,
+    changed: watch::Sender<()>,
+    /// What [`Health::watch`] found last.
+    readiness: watch::Sender<bool>,
+    drain: Drain,
+    watchdog: Duration,
+}
+
+impl Health {
+    /// Nothing to watch yet. A busy part that makes no step for `watchdog` counts as stuck.
+    #[must_use]
+    pub fn new(drain: Drain, watchdog: Duration) -> Self {
+        Self {
+            parts: Mutex::default(),
+            changed: watch::Sender::new(()),
+            readiness: watch::Sender::new(false),
+            drain,
+            watchdog,
+        }
+    }
+
+    /// Notified whenever a part becomes ready or not.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
+    /// A part that will come: the server is not ready until it has, unless it is [`Health::optional`].
+    pub fn loading(&self, name: &str) {
+        self.put(name, HealthStage::Loading);
+    }
+
+    /// A part that will not come; it does not make the others unready.
+    pub fn failed(&self, name: &str) {
+        self.put(name, HealthStage::Failed);
+    }
+
+    /// A part that is there.
+    pub fn running(&self, name: &str, probe: StepClock) {
+        self.put(name, HealthStage::Running(probe));
+    }
+
+    /// A part that is being taken out.
+    pub fn unloading(&self, name: &str) {
+        self.put(name, HealthStage::Unloading);
+    }
+
+    /// A part that was taken out, and may come back.
+    pub fn unloaded(&self, name: &str) {
+        self.put(name, HealthStage::Unloaded);
+    }
+
+    /// A part that is computed elsewhere, where nobody answers at the moment. The server is not ready while it needs the part,
+    /// nor while no other part is there.
+    pub fn away(&self, name: &str) {
+        self.put(name, HealthStage::Away);
+    }
+
+    /// There is no such part any more.
+    pub fn remove(&self, name: &str) {
+        self.parts().remove(name);
+        self.changed.send_replace(());
+    }
+
+    /// Whatever becomes of this part, the server is ready without it (TR-709).
+    pub fn optional(&self, name: &str) {
+        self.change(name, |part| part.optional = true);
+    }
+
+    fn put(&self, name: &str, stage: HealthStage) {
+        self.change(name, |part| part.stage = stage);
+    }
+
+    fn change(&self, name: &str, change: impl FnOnce(&mut HealthPart)) {
+        let mut parts = self.parts();
+        let part = parts.entry(name.into()).or_insert(HealthPart {
+            stage: HealthStage::Loading,
+            optional: false,
+        });
+        change(part);
+        drop(parts);
+        self.changed.send_replace(());
+    }
+
+    /// Whether the server is ready, and every change of it. Kept by [`Health::watch`]; false until that has begun.
+    #[must_use]
+    pub fn readiness(&self) -> watch::Receiver<bool> {
+        self.readiness.subscribe()
+    }
+
+    /// Keeps [`Health::readiness`] true to [`Health::ready`] until the drain begins.
+    pub async fn watch(&self) {
+        let mut changes = self.changed.subscribe();
+        while self.drain.phase() == DrainPhase::Serving {
+            self.publish();
+            // Every arm may be cancelled: each only says that it is time to look again. That a part is stuck or has
+            // moved on is announced by nobody, so it is looked for when it can first be.
+            tokio::select! {
+                () = self.drain.reached(DrainPhase::Grace) => {}
+                // The sender lives in `self`: waiting cannot fail.
+                _ = changes.changed() => {}
+                () = tokio::time::sleep(self.until_stuck()) => {}
+            }
+        }
+        self.publish();
+    }
+
+    fn publish(&self) {
+        let now = self.ready().is_ok();
+        self.readiness
+            .send_if_modified(|ready| std::mem::replace(ready, now) != now);
+    }
+
+    /// How long it takes until a part can be stuck that is not; a part that is stuck may move on at any time.
+    fn until_stuck(&self) -> Duration {
+        let parts = self.parts();
+        let left = parts.values().filter_map(|part| match &part.stage {
+            HealthStage::Running(probe) => Some(match self.watchdog.checked_sub(probe()) {
+                Some(left) => left + TICK,
+                None => LOOK,
+            }),
+            _ => None,
+        });
+        left.min().unwrap_or(self.watchdog)
+    }
+
+    /// Every part and its state.
+    #[must_use]
+    pub fn parts_now(&self) -> Vec<(String, HealthState)> {
+        let parts = self.parts();
+        parts
+            .iter()
+            .map(|(name, part)| (name.clone(), part.state(self.watchdog)))
+            .collect()
+    }
+
+    /// The state of the part of this name.
+    #[must_use]
+    pub fn state(&self, name: &str) -> Option<HealthState> {
+        let parts = self.parts();
+        parts.get(name).map(|part| part.state(self.watchdog))
+    }
+
+    /// Whether the process works: no part is stuck.
+    ///
+    /// # Errors
+    /// `unavailable`, reason `engine_dead`.
+    pub fn live(&self) -> Result<(), Rejection> {
+        for (name, state) in self.parts_now() {
+            if state == HealthState::Stuck {
+                let message = format!("The engine of `{name}` is {}.", state.name());
+                return Err(Rejection::new(Code::Unavailable, "engine_dead", message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the server takes work: it lives, is not draining, and every model that can be loaded is, but for those that
+    /// it is ready without.
+    ///
+    /// # Errors
+    /// `unavailable`, reason `draining`, `engine_dead`, `model_loading`, `model_unloaded` or `upstream_away`.
+    pub fn ready(&self) -> Result<(), Rejection> {
+        if self.drain.phase() > DrainPhase::Serving {
+            let message = "The server is shutting down.";
+            return Err(Rejection::new(Code::Unavailable, "draining", message));
+        }
+        self.live()?;
+        let parts = self.parts();
+        let required = parts.iter().filter(|(_, part)| !part.optional);
+        for (name, part) in required {
+            let (reason, what) = match part.stage {
+                HealthStage::Loading => ("model_loading", "still loading"),
+                HealthStage::Unloading | HealthStage::Unloaded => ("model_unloaded", "unloaded"),
+                HealthStage::Away => ("upstream_away", "without a server that answers"),
+                HealthStage::Failed | HealthStage::Running(_) => continue,
+            };
+            let message = format!("The model `{name}` is {what}.");
+            return Err(Rejection::new(Code::Unavailable, reason, message));
+        }
+        let serves = parts
+            .values()
+            .any(|part| matches!(part.stage, HealthStage::Running(_)));
+        let is_away = parts
+            .values()
+            .any(|part| matches!(part.stage, HealthStage::Away));
+        if is_away && !serves {
+            let message = "No server answers that computes a model of this one.";
+            return Err(Rejection::new(Code::Unavailable, "upstream_away", message));
+        }
+        Ok(())
+    }
+
+    fn parts(&self) -> MutexGuard<'_, BTreeMap<String, HealthPart>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HealthPart {
+    fn state(&self, watchdog: Duration) -> HealthState {
+        match &self.stage {
+            HealthStage::Loading => HealthState::Loading,
+            HealthStage::Failed => HealthState::Failed,
+            HealthStage::Running(probe) if probe() > watchdog => HealthState::Stuck,
+            HealthStage::Running(_) => HealthState::Ok,
+            HealthStage::Unloading => HealthState::Unloading,
+            HealthStage::Unloaded => HealthState::Unloaded,
+            HealthStage::Away => HealthState::Away,
+        }
+    }
+}
+
+/// Timers count in milliseconds, and a part is stuck only past its limit.
+const TICK: Duration = Duration::from_millis(1);
+/// A part that is stuck is looked at this often.
+const LOOK: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    use tokio::time::Instant;
+
+    #[test]
+    fn oa_901_an_engine_that_stops_stepping_fails_liveness() {
+        let health = Health::new(Drain::default(), Duration::from_secs(30));
+        let stalled = Arc::new(Mutex::new(Duration::ZERO));
+        let probe = Arc::clone(&stalled);
+        health.running("demo", Box::new(move || *probe.lock().unwrap()));
+        for (milliseconds, live) in [(0, true), (30_000, true), (30_001, false), (5, true)] {
+            *stalled.lock().unwrap() = Duration::from_millis(milliseconds);
+            assert_eq!(health.live().is_ok(), live, "{milliseconds} ms");
+            let why = health.ready().map_err(|rejection| rejection.reason);
+            assert_eq!(why, if live { Ok(()) } else { Err("engine_dead") });
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn oa_902_a_loading_model_is_alive_and_not_ready() {
+        let drain = Drain::default();
+        let health = Health::new(drain.clone(), Duration::from_secs(30));
+        health.loading("big");
+        assert!(health.live().is_ok());
+        assert_eq!(health.ready().unwrap_err().reason, "model_loading");
+        health.running("big", Box::new(|| Duration::ZERO));
+        health.failed("other");
+        assert!(health.ready().is_ok());
+        tokio::spawn(async move { drain.run().await });
+        health.drain.reached(DrainPhase::Grace).await;
+        assert_eq!(health.ready().unwrap_err().reason, "draining");
+        assert!(health.live().is_ok());
+    }
+
+    /// A part that the server needs makes it unready wherever it is but running; one that it does not need never does.
+    #[test]
+    fn tr_709_the_server_is_ready_when_what_it_needs_is() {
+        let health = Health::new(Drain::default(), Duration::from_secs(30));
+        health.running("needed", Box::new(|| Duration::ZERO));
+        health.optional("other");
+        let stage = |name: &str| {
+            let steps = [
+                (HealthState::Loading, "model_loading"),
+                (HealthState::Unloading, "model_unloaded"),
+                (HealthState::Unloaded, "model_unloaded"),
+            ];
+            let reported = steps.map(|(state, reason)| {
+                match state {
+                    HealthState::Loading => health.loading(name),
+                    HealthState::Unloading => health.unloading(name),
+                    _ => health.unloaded(name),
+                }
+                assert_eq!(health.state(name), Some(state));
+                health
+                    .ready()
+                    .err()
+                    .map(|rejection| rejection.reason == reason)
+            });
+            health.running(name, Box::new(|| Duration::ZERO));
+            assert!(health.ready().is_ok());
+            reported
+        };
+        assert_eq!(stage("other"), [None; 3]);
+        assert_eq!(stage("needed"), [Some(true); 3]);
+    }
+
+    /// Who only passes requests on is ready while somebody is there to take them.
+    #[test]
+    fn oa_902_a_server_without_any_upstream_is_not_ready() {
+        let health = Health::new(Drain::default(), Duration::from_secs(30));
+        for name in ["one", "two"] {
+            health.optional(name);
+            health.away(name);
+        }
+        assert_eq!(health.ready().unwrap_err().reason, "upstream_away");
+        health.running("two", Box::new(|| Duration::ZERO));
+        assert!(health.ready().is_ok());
+        health.remove("two");
+        assert_eq!(health.ready().unwrap_err().reason, "upstream_away");
+        health.running("local", Box::new(|| Duration::ZERO));
+        assert!(health.ready().is_ok());
+        // One that is needed is needed beside others too.
+        health.away("needed");
+        assert_eq!(health.ready().unwrap_err().reason, "upstream_away");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn oa_901_whoever_follows_readiness_is_told_when_it_changes() {
+        let drain = Drain::default();
+        let health = Arc::new(Health::new(drain.clone(), Duration::from_secs(30)));
+        health.loading("demo");
+        let mut ready = health.readiness();
+        let watching = Arc::clone(&health);
+        let watching = tokio::spawn(async move { watching.watch().await });
+        let began = Instant::now();
+        let mut reported = async |expect: bool| {
+            ready.changed().await.unwrap();
+            assert_eq!(*ready.borrow_and_update(), expect);
+            began.elapsed().as_secs()
+        };
+        // Idle for ten seconds, then in one step until the fiftieth.
+        let probe = move || match began.elapsed().as_secs() {
+            10..50 => began.elapsed() - Duration::from_secs(10),
+            _ => Duration::ZERO,
+        };
+        health.running("demo", Box::new(probe));
+        assert_eq!(reported(true).await, 0);
+        assert_eq!(reported(false).await, 40);
+        assert!((50..=51).contains(&reported(true).await));
+        tokio::spawn(async move { drain.run().await });
+        assert!(reported(false).await <= 51);
+        watching.await.unwrap();
+    }
+}

@@ -1,0 +1,269 @@
+//! The attributes of a generation's span, by OpenTelemetry's conventions for generative AI (OA-803).
+//!
+//! Content is in it only if the layer that recorded it put it there.
+
+use std::time::{Duration, SystemTime};
+
+use sapwood_engine::api::{self, Prompt};
+use sapwood_kernel::RunUsage;
+use sapwood_net::otlp::messages::common::v1::any_value::Value;
+use sapwood_net::otlp::messages::common::v1::{AnyValue, ArrayValue, KeyValue};
+use sapwood_net::otlp::messages::trace::v1::span::{Event, SpanKind};
+use sapwood_net::otlp::messages::trace::v1::status::StatusCode;
+use sapwood_net::otlp::messages::trace::v1::{Span, Status};
+
+use super::{Parent, nanos};
+
+/// What is known of a generation when it has ended.
+#[derive(Debug)]
+pub(super) struct Generation {
+    pub(super) parent: Option<Parent>,
+    /// Its own id, and that of the trace if it begins one.
+    pub(super) ids: ([u8; 16], [u8; 8]),
+    pub(super) model: String,
+    /// The id under which the request is known in logs and answers.
+    pub(super) request: Option<String>,
+    pub(super) began: SystemTime,
+    pub(super) took: Duration,
+    pub(super) asked: Option<RequestAttributes>,
+    /// From its beginning to its first output.
+    pub(super) first_chunk: Option<Duration>,
+    pub(super) finish: Vec<String>,
+    pub(super) usage: Option<RunUsage>,
+    /// Waiting, and then computing the prompt; known at the end.
+    pub(super) phases: Option<(Duration, Duration)>,
+    /// The code of what ended it early.
+    pub(super) error: Option<&'static str>,
+    pub(super) output: Option<String>,
+}
+
+/// What was asked of the model.
+#[derive(Debug)]
+pub(super) struct RequestAttributes {
+    chat: bool,
+    /// From the beginning of the call to its submission.
+    pub(super) after: Duration,
+    attributes: Vec<KeyValue>,
+}
+
+impl RequestAttributes {
+    pub(super) fn of(request: &api::GenerationRequest, after: Duration, content: bool) -> Self {
+        let params = &request.params;
+        let sampling = api::Sampling::from(params);
+        let mut attributes = vec![
+            number(
+                "gen_ai.request.temperature",
+                f64::from(sampling.temperature),
+            ),
+            number("gen_ai.request.top_p", f64::from(sampling.top_p)),
+            count("gen_ai.request.top_k", u64::from(sampling.top_k)),
+            number(
+                "gen_ai.request.frequency_penalty",
+                f64::from(sampling.frequency_penalty),
+            ),
+            number(
+                "gen_ai.request.presence_penalty",
+                f64::from(sampling.presence_penalty),
+            ),
+            count(
+                "gen_ai.request.choice.count",
+                u64::from(params.n.unwrap_or(1)),
+            ),
+            // The caller reads while it is generated; faces that do not will say so.
+            pair("gen_ai.request.stream", Value::BoolValue(true)),
+        ];
+        if let Some(max) = params.max_tokens {
+            attributes.push(count("gen_ai.request.max_tokens", u64::from(max)));
+        }
+        if let Some(seed) = sampling.seed {
+            attributes.push(whole("gen_ai.request.seed", seed));
+        }
+        if !params.stop.is_empty() {
+            attributes.push(list("gen_ai.request.stop_sequences", &params.stop));
+        }
+        if content {
+            attributes.push(attribute("gen_ai.input.messages", input(&request.prompt)));
+        }
+        Self {
+            chat: matches!(request.prompt, Prompt::Chat(_)),
+            after,
+            attributes,
+        }
+    }
+}
+
+/// A prompt as text, as much of it as may be exported; tokens are no text.
+fn input(prompt: &Prompt) -> String {
+    let mut left = CONTENT_BYTES_MAX;
+    let mut messages = Vec::new();
+    let mut notify = |role: &str, text: &str| {
+        let role = &role[..role.floor_char_boundary(left)];
+        left = left.saturating_sub(role.len() + MESSAGE_BYTES);
+        let text = &text[..text.floor_char_boundary(left)];
+        left -= text.len();
+        let part = serde_json::json!({"type": "text", "content": text});
+        messages.push(serde_json::json!({"role": role, "parts": [part]}));
+        left > 0
+    };
+    match prompt {
+        Prompt::Tokens(_) => {}
+        Prompt::Text(text) => {
+            notify("user", text);
+        }
+        Prompt::Chat(chat) => {
+            // As many as there is room for.
+            let _all = chat
+                .messages
+                .iter()
+                .all(|one| notify(&one.role, &one.content));
+        }
+    }
+    serde_json::Value::from(messages).to_string()
+}
+
+impl Generation {
+    pub(super) fn into_span(self) -> Span {
+        let operation = match &self.asked {
+            Some(asked) if !asked.chat => "text_completion",
+            _ => "chat",
+        };
+        let (trace, span) = self.ids;
+        let at = |after: Duration| nanos(self.began + after);
+        Span {
+            trace_id: self.parent.map_or(trace, |parent| parent.trace).to_vec(),
+            span_id: span.to_vec(),
+            parent_span_id: self
+                .parent
+                .map_or_else(Vec::new, |parent| parent.span.to_vec()),
+            name: format!("{operation} {}", self.model),
+            kind: SpanKind::Server.into(),
+            start_time_unix_nano: at(Duration::ZERO),
+            end_time_unix_nano: at(self.took),
+            events: self.events(),
+            status: self.error.map(|error| Status {
+                message: error.into(),
+                code: StatusCode::Error.into(),
+            }),
+            attributes: self.attributes(operation),
+            // Sampled.
+            flags: 1,
+            ..Span::default()
+        }
+    }
+
+    fn attributes(self, operation: &str) -> Vec<KeyValue> {
+        let mut all = vec![
+            attribute("gen_ai.operation.name", operation),
+            attribute("gen_ai.provider.name", "sapwood"),
+            attribute("gen_ai.request.model", self.model.as_str()),
+            attribute("gen_ai.response.model", self.model.as_str()),
+        ];
+        all.extend(self.asked.into_iter().flat_map(|asked| asked.attributes));
+        all.extend(self.request.map(|id| attribute("gen_ai.response.id", id)));
+        if !self.finish.is_empty() {
+            all.push(list("gen_ai.response.finish_reasons", &self.finish));
+        }
+        let first = self.first_chunk.map(|first| first.as_secs_f64());
+        all.extend(first.map(|first| number("gen_ai.response.time_to_first_chunk", first)));
+        if let Some(usage) = self.usage {
+            all.extend([
+                count("gen_ai.usage.input_tokens", usage.prompt_tokens),
+                count("gen_ai.usage.output_tokens", usage.completion_tokens),
+                count("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens),
+            ]);
+        }
+        all.extend(self.error.map(|error| attribute("error.type", error)));
+        all.extend(
+            self.output
+                .map(|text| attribute("gen_ai.output.messages", text)),
+        );
+        all
+    }
+
+    fn events(&self) -> Vec<Event> {
+        let event = |name: &str, after: Duration, seconds: Option<Duration>| Event {
+            time_unix_nano: nanos(self.began + after),
+            name: name.into(),
+            attributes: seconds
+                .map(|span| number("sapwood.seconds", span.as_secs_f64()))
+                .into_iter()
+                .collect(),
+            ..Event::default()
+        };
+        let mut events = Vec::new();
+        if let Some(asked) = &self.asked {
+            let queued = self.phases.map(|(queued, _)| queued);
+            events.push(event("queue", asked.after, queued));
+            if let Some((queued, prefill)) = self.phases {
+                events.push(event("prefill", asked.after + queued, Some(prefill)));
+            }
+        }
+        events.extend(
+            self.first_chunk
+                .map(|first| event("first_token", first, None)),
+        );
+        events
+    }
+}
+
+fn pair(key: &str, value: Value) -> KeyValue {
+    KeyValue {
+        key: key.into(),
+        value: Some(AnyValue { value: Some(value) }),
+        ..KeyValue::default()
+    }
+}
+
+pub(super) fn attribute(key: &str, value: impl Into<String>) -> KeyValue {
+    pair(key, Value::StringValue(value.into()))
+}
+
+fn number(key: &str, value: f64) -> KeyValue {
+    pair(key, Value::DoubleValue(value))
+}
+
+fn count(key: &str, value: u64) -> KeyValue {
+    pair(
+        key,
+        Value::IntValue(i64::try_from(value).unwrap_or(i64::MAX)),
+    )
+}
+
+/// A number of 64 bits, every one of which counts: as text where the integers of the wire end.
+fn whole(key: &str, value: u64) -> KeyValue {
+    match i64::try_from(value) {
+        Ok(value) => pair(key, Value::IntValue(value)),
+        Err(_) => attribute(key, value.to_string()),
+    }
+}
+
+fn list(key: &str, values: &[String]) -> KeyValue {
+    let value = |text: &String| AnyValue {
+        value: Some(Value::StringValue(text.clone())),
+    };
+    let values = values.iter().map(value).collect();
+    pair(key, Value::ArrayValue(ArrayValue { values }))
+}
+
+/// Bytes of a prompt, and of an output, in a span, where content is exported at all; the rest is left out.
+pub(super) const CONTENT_BYTES_MAX: usize = 64 * 1024;
+/// About what a message takes beside its role and its text.
+const MESSAGE_BYTES: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oa_803_a_seed_is_told_as_it_was_however_large() {
+        for (seed, expect) in [
+            (7, Value::IntValue(7)),
+            (i64::MAX as u64, Value::IntValue(i64::MAX)),
+            (1 << 63, Value::StringValue("9223372036854775808".into())),
+            (u64::MAX, Value::StringValue("18446744073709551615".into())),
+        ] {
+            let reported = whole("gen_ai.request.seed", seed);
+            assert_eq!(reported.value.unwrap().value, Some(expect));
+        }
+    }
+}

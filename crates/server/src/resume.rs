@@ -1,0 +1,230 @@
+//! Registry of detached sessions, for every face that has them (EV-940, EV-941, LM-964, LM-965, D-29).
+//!
+//! How many there are is bounded here, and what they hold counts like everybody else's (EV-801).
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::auth::identity::CallerIdentity;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+/// What nobody can guess.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct SecretToken(Arc<str>);
+
+impl SecretToken {
+    /// `None` if the system has no randomness to give.
+    fn random(kind: TokenFormat) -> Option<Self> {
+        let mut bytes = vec![0; kind.bytes];
+        let source = rustls::crypto::ring::default_provider().secure_random;
+        source.fill(&mut bytes).ok()?;
+        let text = format!("{}{}", kind.prefix, URL_SAFE_NO_PAD.encode(bytes));
+        Some(Self(text.into()))
+    }
+
+    /// As clients send it.
+    pub(crate) fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+/// How tokens of a face look.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TokenFormat {
+    /// What they begin with.
+    pub(crate) prefix: &'static str,
+    /// Random bytes of each.
+    pub(crate) bytes: usize,
+}
+
+/// The sessions that can be come back to; `B` is the way back to one, and what ends with its place.
+pub(crate) struct ResumeRegistry<B> {
+    entries: Mutex<RegistryEntries<B>>,
+    kind: TokenFormat,
+    most: usize,
+    /// How many of them one caller may have, so that none takes all.
+    most_each: usize,
+}
+
+struct RegistryEntries<B> {
+    by_token: HashMap<Arc<str>, RegistryEntry<B>>,
+    /// How many each has.
+    taken: HashMap<CallerIdentity, usize>,
+}
+
+impl<B> RegistryEntries<B> {
+    fn remove(&mut self, token: &SecretToken) -> Option<RegistryEntry<B>> {
+        let position = self.by_token.remove(&token.0)?;
+        if let Some(taken) = self.taken.get_mut(&position.identity) {
+            *taken -= 1;
+            if *taken == 0 {
+                self.taken.remove(&position.identity);
+            }
+        }
+        Some(position)
+    }
+}
+
+struct RegistryEntry<B> {
+    identity: CallerIdentity,
+    back: Option<B>,
+}
+
+/// Held by a session: its end is the end of the token.
+pub(crate) struct RegistryGuard<B> {
+    registry: Weak<ResumeRegistry<B>>,
+    token: SecretToken,
+}
+
+impl<B> ResumeRegistry<B> {
+    pub(crate) fn new(kind: TokenFormat, most: usize, most_each: usize) -> Self {
+        let entries = RegistryEntries {
+            by_token: HashMap::new(),
+            taken: HashMap::new(),
+        };
+        Self {
+            entries: Mutex::new(entries),
+            kind,
+            most,
+            most_each,
+        }
+    }
+
+    /// A token for a session of this caller; `None` where there are as many as there may be, of all or of these, and the
+    /// session is one without resume.
+    pub(crate) fn issue(
+        self: &Arc<Self>,
+        caller_identity: &CallerIdentity,
+    ) -> Option<(SecretToken, RegistryGuard<B>)> {
+        let token = SecretToken::random(self.kind)?;
+        let mut entries = self.entries();
+        let taken = entries.taken.get(caller_identity).copied().unwrap_or(0);
+        if entries.by_token.len() >= self.most || taken >= self.most_each {
+            return None;
+        }
+        let position = RegistryEntry {
+            identity: caller_identity.clone(),
+            back: None,
+        };
+        entries.by_token.insert(Arc::clone(&token.0), position);
+        entries.taken.insert(caller_identity.clone(), taken + 1);
+        let guard = RegistryGuard {
+            registry: Arc::downgrade(self),
+            token: token.clone(),
+        };
+        Some((token, guard))
+    }
+
+    /// Ends what can be spared first, to make room for this caller: of its own where it has as many as it may, else of all.
+    /// `when` says which can be, and in which order; it must not come back here.
+    pub(crate) fn spare<T: Ord>(
+        &self,
+        caller_identity: &CallerIdentity,
+        when: impl Fn(&B) -> Option<T>,
+    ) {
+        let mut entries = self.entries();
+        let taken = entries.taken.get(caller_identity).copied().unwrap_or(0);
+        let mine = taken >= self.most_each;
+        let can_go = entries.by_token.iter().filter_map(|(token, position)| {
+            let asked = !mine || position.identity == *caller_identity;
+            let back = position.back.as_ref().filter(|_| asked)?;
+            Some((when(back)?, token))
+        });
+        let first = can_go.min_by(|(one, _), (other, _)| one.cmp(other));
+        let first = first.map(|(_, token)| SecretToken(Arc::clone(token)));
+        let removed = first.and_then(|token| entries.remove(&token));
+        drop(entries);
+        // What ends with it does so when nothing is locked any more.
+        drop(removed);
+    }
+
+    /// How to come back. A session that is over already needs no way.
+    pub(crate) fn keep(&self, token: &SecretToken, back: B) {
+        let mut back = Some(back);
+        if let Some(position) = self.entries().by_token.get_mut(&token.0) {
+            std::mem::swap(&mut position.back, &mut back);
+        }
+        // What was there before goes when nothing is locked any more.
+        drop(back);
+    }
+
+    /// The entry of this token, if it belongs to this caller. Unknown, ended and another caller's are one answer.
+    pub(crate) fn back<T>(
+        &self,
+        token: &str,
+        caller_identity: &CallerIdentity,
+        way: impl FnOnce(&B) -> T,
+    ) -> Option<T> {
+        let entries = self.entries();
+        let position = entries.by_token.get(token);
+        let position = position.filter(|position| caller_identity.may_use_what(&position.identity));
+        position?.back.as_ref().map(way)
+    }
+
+    fn entries(&self) -> MutexGuard<'_, RegistryEntries<B>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<B> Drop for RegistryGuard<B> {
+    fn drop(&mut self) {
+        let position = self.registry.upgrade();
+        let position = position.and_then(|registry| registry.entries().remove(&self.token));
+        drop(position);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> CallerIdentity {
+        CallerIdentity::Key(name.into())
+    }
+
+    fn at(address: &str) -> CallerIdentity {
+        CallerIdentity::Anonymous(Some(address.parse().unwrap()))
+    }
+
+    /// D-29
+    #[test]
+    fn ev_940_nobody_takes_all_places_with_a_key_or_without_one() {
+        let kind = TokenFormat {
+            prefix: "s_",
+            bytes: 16,
+        };
+        let registry = Arc::new(ResumeRegistry::<()>::new(kind, 7, 2));
+        // Each has two places, and not a third, whatever the others have.
+        let mut stays = Vec::new();
+        for identity in [key("key"), at("10.0.0.1"), at("10.0.0.2")] {
+            for turn in 0..3 {
+                let issued = registry.issue(&identity);
+                assert_eq!(issued.is_some(), turn < 2, "{identity:?}");
+                stays.extend(issued);
+            }
+        }
+        // The seventh place is the last of all.
+        stays.extend(registry.issue(&key("other")));
+        assert_eq!(stays.len(), 7);
+        assert!(registry.issue(&key("third")).is_none());
+        // What can be spared makes room, of one's own where that is full.
+        let own = key("key");
+        let all: Vec<_> = registry.entries().by_token.keys().cloned().collect();
+        all.into_iter()
+            .for_each(|token| registry.keep(&SecretToken(token), ()));
+        registry.spare(&own, |()| None::<u8>);
+        assert!(registry.issue(&own).is_none());
+        registry.spare(&own, |()| Some(0));
+        stays.extend(registry.issue(&own));
+        assert_eq!(stays.len(), 8);
+        assert!(registry.issue(&own).is_none());
+        // Who leaves makes room, and leaves nothing behind.
+        drop(stays.pop());
+        let again = registry.issue(&key("key"));
+        assert!(again.is_some());
+        drop((again, stays));
+        let entries = registry.entries();
+        assert!(entries.by_token.is_empty() && entries.taken.is_empty());
+    }
+}
