@@ -87,9 +87,10 @@ impl Client {
 
     fn call(&mut self) {
         let name = ["echo", "GENERATE", "echo", "slow"][self.dice.roll(4) as usize];
-        let input = self.machine.make(None).unwrap();
+        let input = self.machine.nodes().make(None).unwrap();
         let output = self
             .machine
+            .nodes()
             .node(&format!("o{}", self.calls.len()))
             .unwrap();
         let port = if name == "GENERATE" { "prompt" } else { "text" };
@@ -105,7 +106,7 @@ impl Client {
             outputs,
             ..ActionRequest::default()
         };
-        let action = self.machine.call(call).unwrap();
+        let action = self.machine.calls().call(call).unwrap();
         let slow = name == "slow";
         self.calls.push(Expected {
             action,
@@ -117,7 +118,7 @@ impl Client {
         });
         if slow {
             // It never ends by itself.
-            self.machine.cancel(action);
+            self.machine.calls().cancel(action);
         }
     }
 
@@ -135,6 +136,7 @@ impl Client {
         let call = &mut self.calls[index];
         if self
             .machine
+            .nodes()
             .write(call.input, &self.text, Bytes::from(data.clone()))
             .is_ok()
         {
@@ -148,7 +150,7 @@ impl Client {
     fn end(&mut self, index: usize) {
         let call = &mut self.calls[index];
         if !call.ended {
-            self.machine.end(call.input, &self.text).unwrap();
+            self.machine.nodes().end(call.input, &self.text).unwrap();
             call.ended = true;
         }
     }
@@ -182,7 +184,7 @@ impl Client {
                 12 => {
                     if let Some(call) = self.calls.last_mut() {
                         call.cancelled = true;
-                        self.machine.cancel(call.action);
+                        self.machine.calls().cancel(call.action);
                     }
                 }
                 13 => sleep(Duration::from_secs(self.dice.roll(4))).await,
@@ -238,10 +240,10 @@ impl Client {
     }
 
     fn read(&mut self, node: NodeKey) -> Vec<u8> {
-        let cursor = self.machine.open(node, None);
+        let cursor = self.machine.nodes().open(node, None);
         let mut all = Vec::new();
         loop {
-            match self.machine.read(cursor) {
+            match self.machine.nodes().read(cursor) {
                 CursorRead::Piece(piece) => all.extend_from_slice(&piece.data),
                 CursorRead::End => return all,
                 other => panic!("a complete node reads as {other:?}"),

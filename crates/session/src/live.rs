@@ -83,7 +83,7 @@ impl Live {
 
     /// Returns what a cursor yields next; registers the waker if that is pending.
     pub fn poll_read(&mut self, cursor: CursorId, cx: &mut Context<'_>) -> Poll<CursorRead> {
-        match self.machine.read(cursor) {
+        match self.machine.nodes().read(cursor) {
             CursorRead::Pending => {
                 self.readers.insert(cursor, cx.waker().clone());
                 Poll::Pending
@@ -95,12 +95,12 @@ impl Live {
     /// Closes a cursor and removes its waker.
     pub fn close_cursor(&mut self, cursor: CursorId) {
         self.readers.remove(&cursor);
-        self.machine.close(cursor);
+        self.machine.nodes().close(cursor);
     }
 
     /// Waits for room for output; also ready once the session is over.
     pub fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.closed.is_some() || self.machine.has_room() {
+        if self.closed.is_some() || self.machine.nodes().has_room() {
             return Poll::Ready(());
         }
         keep_among(&mut self.producers, cx);

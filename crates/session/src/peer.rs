@@ -62,7 +62,7 @@ impl PeerHandle {
     /// # Errors
     /// The session is over, or its node limit is reached.
     pub fn write(&self) -> Result<PeerNodeWriter, Status> {
-        let key = self.make(1, |live| live.machine().make(None))?;
+        let key = self.make(1, |live| live.machine().nodes().make(None))?;
         Ok(PeerNodeWriter {
             node: SessionNode {
                 peer: self.clone(),
@@ -82,14 +82,14 @@ impl PeerHandle {
             let machine = live.machine();
             let mut outputs = Vec::with_capacity(request.outputs.len());
             for name in request.outputs {
-                outputs.push((name.into(), machine.expect()?));
+                outputs.push((name.into(), machine.calls().expect()?));
             }
             let inputs = request
                 .inputs
                 .into_iter()
                 .map(|(name, node)| (name.into(), node.key))
                 .collect();
-            let action = machine.call(ActionRequest {
+            let action = machine.calls().call(ActionRequest {
                 name: request.name.into(),
                 target: request.target.into(),
                 inputs,
@@ -158,7 +158,7 @@ impl SessionNode {
     /// Reads the node from its first item; every reader gets the same content, whenever it starts.
     #[must_use]
     pub fn read(&self) -> NodeReader {
-        let open = |live: &mut Live| live.machine().open(self.key, None);
+        let open = |live: &mut Live| live.machine().nodes().open(self.key, None);
         NodeReader {
             cursor: self.peer.shared.with_flushed(open),
             peer: self.peer.clone(),
@@ -204,7 +204,7 @@ impl PeerNodeWriter {
     /// # Errors
     /// [`WriteError::Full`] where [`PeerNodeWriter::poll_room`] would wait.
     pub fn try_write(&mut self, metadata: &Arc<Metadata>, data: Bytes) -> Result<(), WriteError> {
-        self.with(|live, node| live.machine().write(node, metadata, data))
+        self.with(|live, node| live.machine().nodes().write(node, metadata, data))
     }
 
     /// Appends bytes to a leaf, waiting for room.
@@ -229,7 +229,7 @@ impl PeerNodeWriter {
         let keys: Vec<NodeKey> = children.iter().map(|child| child.key).collect();
         loop {
             poll_fn(|cx| self.poll_room(cx)).await;
-            match self.with(|live, node| live.machine().list(node, &keys)) {
+            match self.with(|live, node| live.machine().nodes().list(node, &keys)) {
                 Err(WriteError::Full) => {}
                 written => return written,
             }
@@ -242,7 +242,7 @@ impl PeerNodeWriter {
     /// The session is over.
     pub fn end(mut self, metadata: &Arc<Metadata>) -> Result<SessionNode, WriteError> {
         self.ended = true;
-        self.with(|live, node| live.machine().end(node, metadata))?;
+        self.with(|live, node| live.machine().nodes().end(node, metadata))?;
         Ok(self.node.clone())
     }
 
@@ -253,7 +253,7 @@ impl PeerNodeWriter {
 
     fn fail_with(&mut self, status: Arc<Status>) {
         self.ended = true;
-        self.with(|live, node| live.machine().abandon_node(node, status));
+        self.with(|live, node| live.machine().nodes().end_with_status(node, Some(status)));
     }
 
     fn with<R>(&self, act: impl FnOnce(&mut Live, NodeKey) -> R) -> R {
@@ -294,7 +294,7 @@ impl PeerCall {
     /// Asks the peer to stop. The outputs end with what was produced so far (EV-913).
     pub fn cancel(&self) {
         if self.peer.cancels {
-            let cancel = |live: &mut Live| live.machine().cancel(self.action);
+            let cancel = |live: &mut Live| live.machine().calls().cancel(self.action);
             self.peer.shared.with_flushed(cancel);
         }
     }
@@ -312,7 +312,7 @@ impl Drop for PeerCall {
             let PeerHandle {
                 shared, cancels, ..
             } = &self.peer;
-            shared.with_flushed(|live| live.machine().abandon(self.action, *cancels));
+            shared.with_flushed(|live| live.machine().calls().abandon(self.action, *cancels));
         }
     }
 }
@@ -335,7 +335,7 @@ impl NodeReader {
             return Poll::Ready(None);
         }
         let read = |live: &mut Live| {
-            live.machine().begin_turn();
+            live.machine().nodes().begin_turn();
             live.poll_read(self.cursor, cx)
         };
         Poll::Ready(match ready!(self.peer.shared.with_flushed(read)) {
@@ -348,7 +348,11 @@ impl NodeReader {
                 self.over = true;
                 let message = "references in an answer are not followed; send the content inline";
                 let rejection = Status::new(Reason::RefDenied, message);
-                let fail = |live: &mut Live| live.machine().fail_reference(self.cursor, &rejection);
+                let fail = |live: &mut Live| {
+                    live.machine()
+                        .nodes()
+                        .fail_reference(self.cursor, &rejection)
+                };
                 Some(Err(self.peer.shared.with_flushed(fail)))
             }
             CursorRead::Busy => {

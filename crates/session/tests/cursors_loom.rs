@@ -88,7 +88,7 @@ fn read_all(shared: &SharedSession, cursor: CursorId) -> usize {
 
 fn node(shared: &SharedSession) -> NodeKey {
     shared
-        .with(|live| live.machine().node("n"))
+        .with(|live| live.machine().nodes().node("n"))
         .expect("an empty session takes a node")
 }
 
@@ -97,7 +97,8 @@ fn ev_503_every_reader_of_a_node_is_woken_by_what_arrives() {
     check(|| {
         let shared = session(SessionLimits::default());
         let key = node(&shared);
-        let [one, other] = [(); 2].map(|()| shared.with(|live| live.machine().open(key, None)));
+        let [one, other] =
+            [(); 2].map(|()| shared.with(|live| live.machine().nodes().open(key, None)));
         let connection = {
             let shared = shared.clone();
             thread::spawn(move || {
@@ -123,7 +124,8 @@ fn ev_503_a_reader_that_leaves_while_it_waits_takes_nobody_along() {
     check(|| {
         let shared = session(SessionLimits::default());
         let key = node(&shared);
-        let [one, departing] = [(); 2].map(|()| shared.with(|live| live.machine().open(key, None)));
+        let [one, departing] =
+            [(); 2].map(|()| shared.with(|live| live.machine().nodes().open(key, None)));
         let left = {
             let shared = shared.clone();
             thread::spawn(move || {
@@ -155,7 +157,9 @@ fn ev_803_a_producer_without_room_is_woken_when_the_transport_takes() {
         };
         let shared = session(limits);
         let key = node(&shared);
-        shared.with(|live| live.machine().produce(key)).unwrap();
+        shared
+            .with(|live| live.machine().nodes().produce(key))
+            .unwrap();
         let transport = {
             let shared = shared.clone();
             thread::spawn(move || {
@@ -172,7 +176,8 @@ fn ev_803_a_producer_without_room_is_woken_when_the_transport_takes() {
         for _ in 0..2 {
             block_on(poll_fn(|cx| shared.with(|live| live.poll_room(cx))));
             let byte = Bytes::from_static(b"x");
-            let written = shared.with_flushed(|live| live.machine().write(key, &metadata, byte));
+            let written =
+                shared.with_flushed(|live| live.machine().nodes().write(key, &metadata, byte));
             written.unwrap();
         }
         transport.join().unwrap();

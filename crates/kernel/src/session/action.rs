@@ -164,7 +164,7 @@ impl Serving {
                     self.outputs.finish(live.machine())
                 });
             if written.is_ok() {
-                live.machine().finish(self.key);
+                live.machine().calls().finish(self.key);
             }
             written
         });
@@ -191,7 +191,7 @@ impl Serving {
     fn failed(&self, status: Status) -> Option<Arc<Status>> {
         let status = Arc::new(status);
         self.link
-            .with(|live| live.machine().fail(self.key, Arc::clone(&status)));
+            .with(|live| live.machine().calls().fail(self.key, Arc::clone(&status)));
         Some(status)
     }
 
@@ -232,7 +232,7 @@ impl Future for Serving {
         if waiting || this.waiting {
             this.waiting = waiting;
             this.link
-                .with(|live| live.machine().waiting(this.key, waiting));
+                .with(|live| live.machine().calls().waiting(this.key, waiting));
         }
         polled.map(|failure| ActionOutcome {
             key: this.key,

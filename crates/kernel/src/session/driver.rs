@@ -44,7 +44,7 @@ where
     /// Polls the session until it is over; all runs are dropped by then.
     pub(super) fn poll_session(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {
         self.runs.attend(cx.waker());
-        self.link.with(|live| live.machine().begin_turn());
+        self.link.with(|live| live.machine().nodes().begin_turn());
         self.poll_orders(cx);
         for _ in 0..ROUNDS {
             let more = self.poll_incoming(cx);
@@ -84,7 +84,7 @@ where
                 Poll::Ready(None) => self.orders = None,
                 Poll::Ready(Some(SessionCommand::Finish)) => {
                     self.finishing = true;
-                    self.link.with(|live| live.machine().drain());
+                    self.link.with(|live| live.machine().calls().drain());
                 }
                 Poll::Ready(Some(SessionCommand::Leave)) => self.leave(),
                 Poll::Ready(Some(SessionCommand::Revoke)) => {

@@ -88,7 +88,7 @@ impl FlattenedInput {
             // The machine reports references only if they are followed.
             let rejection = switched_off("this kind");
             self.link
-                .with(|live| live.machine().fail_reference(id, &rejection));
+                .with(|live| live.machine().nodes().fail_reference(id, &rejection));
             return;
         };
         let typed = TypedMetadata::new(&reference.metadata);
@@ -118,7 +118,8 @@ impl FlattenedInput {
     ) {
         let mut bytes = first.data.len();
         while cursor.ahead.len() < AHEAD && bytes < AHEAD_BYTES {
-            let CursorRead::Piece(piece) = machine.read(CursorId::from_bits(cursor.slot)) else {
+            let CursorRead::Piece(piece) = machine.nodes().read(CursorId::from_bits(cursor.slot))
+            else {
                 break;
             };
             bytes += piece.data.len();
@@ -173,7 +174,7 @@ fn is_answer(role: &str) -> bool {
 /// Counts `bytes` more as held by the function until its action ends.
 fn gather(machine: &mut SessionMachine, action: ActionKey, bytes: usize) {
     // Without room for it the machine ends the session, and with it the function.
-    let _ = machine.hold_aside(action, bytes);
+    let _ = machine.calls().hold_aside(action, bytes);
 }
 
 impl TypedMetadata {
@@ -218,7 +219,7 @@ impl ReferencedChunks {
     /// Counts received bytes. Returns the range of them that is in the slice.
     fn count(&mut self, bytes: usize) -> std::result::Result<Range<usize>, Arc<Status>> {
         let SliceOverlap { range, more } = self.link.with(|live| {
-            let counted = live.machine().count_reference(self.cursor, bytes);
+            let counted = live.machine().nodes().count_reference(self.cursor, bytes);
             if let (Some(action), Ok(meant)) = (self.gatherer, &counted) {
                 gather(live.machine(), action, meant.range.len());
             }
@@ -259,7 +260,7 @@ impl Stream for ReferencedChunks {
                 Some(Err(status)) => {
                     break this
                         .link
-                        .with(|live| live.machine().fail_reference(this.cursor, &status));
+                        .with(|live| live.machine().nodes().fail_reference(this.cursor, &status));
                 }
                 // An empty item is an item too (EV-301).
                 None if this.begins.is_some() && !this.cut => {
@@ -267,7 +268,7 @@ impl Stream for ReferencedChunks {
                 }
                 None => {
                     this.link
-                        .with(|live| live.machine().end_reference(this.cursor));
+                        .with(|live| live.machine().nodes().end_reference(this.cursor));
                     return Poll::Ready(None);
                 }
             }
@@ -287,7 +288,7 @@ impl Replay for FlattenedInput {
     fn open(&self) -> ReplayCursor {
         let id = self
             .link
-            .with(|live| live.machine().open(self.node, Some(self.action)));
+            .with(|live| live.machine().nodes().open(self.node, Some(self.action)));
         ReplayCursor {
             slot: id.to_bits(),
             ..ReplayCursor::default()

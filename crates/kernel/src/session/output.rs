@@ -156,7 +156,9 @@ impl Outputs {
         };
         output.top.shape = OutputShape::Ended;
         let metadata = Arc::new(wire::metadata(chunk));
-        session.end_with_data(output.top.node, &metadata, chunk.data.clone())
+        session
+            .nodes()
+            .end_with_data(output.top.node, &metadata, chunk.data.clone())
     }
 
     /// Marks the answers that ended at a token limit, so that a later reader knows that they may be continued (D-51).
@@ -242,6 +244,7 @@ impl ActionOutput {
             _ => Arc::new(metadata),
         };
         pen.session
+            .nodes()
             .write(self.top.node, &metadata, chunk.data.clone())?;
         self.top.shape = OutputShape::Leaf(metadata);
         Ok(())
@@ -286,7 +289,7 @@ impl OpenNode {
     fn note_cut(&self, session: &mut SessionMachine) {
         match &self.shape {
             OutputShape::Parts(parts) => parts.iter().for_each(|part| part.note_cut(session)),
-            _ => session.note_cut(self.node),
+            _ => session.nodes().note_cut(self.node),
         }
     }
 
@@ -300,7 +303,7 @@ impl OpenNode {
         if missing == 0 {
             return Ok(());
         }
-        let made = pen.session.grow(self.node, missing, pen.action)?;
+        let made = pen.session.nodes().grow(self.node, missing, pen.action)?;
         children.extend(made.into_iter().map(Self::new));
         Ok(())
     }
@@ -341,7 +344,7 @@ impl OpenNode {
             if is_json(&metadata.mimetype) && (pen.whole_json || !self.begun.bytes.is_empty()) {
                 // Bytes are buffered below. Checking for room first ensures that a retried write does not buffer them
                 // twice.
-                if !pen.session.has_room() {
+                if !pen.session.nodes().has_room() {
                     return Err(WriteError::Full);
                 }
                 self.whole_values(pen, &metadata.mimetype, &chunk.data)?
@@ -349,7 +352,7 @@ impl OpenNode {
                 Some(chunk.data.clone())
             };
         if let Some(data) = data {
-            pen.session.write(self.node, &metadata, data)?;
+            pen.session.nodes().write(self.node, &metadata, data)?;
         }
         self.shape = OutputShape::Leaf(metadata);
         Ok(())
@@ -363,7 +366,7 @@ impl OpenNode {
         mimetype: &str,
         data: &[u8],
     ) -> Result<Option<Bytes>, WriteError> {
-        pen.session.hold_aside(pen.action, data.len())?;
+        pen.session.calls().hold_aside(pen.action, data.len())?;
         let line = self.begun.push(data);
         let lines = mimetype.contains("ndjson") || mimetype.contains("jsonl");
         let len = self.begun.bytes.len();
@@ -377,7 +380,7 @@ impl OpenNode {
 
     /// Takes buffered bytes out and stops counting them.
     fn let_go(&mut self, pen: &mut OutputWriter<'_>, bytes: usize) -> Bytes {
-        pen.session.let_go_aside(pen.action, bytes);
+        pen.session.calls().let_go_aside(pen.action, bytes);
         self.begun.bytes.split_to(bytes).freeze()
     }
 
@@ -395,9 +398,13 @@ impl OpenNode {
         let shape = std::mem::replace(&mut self.shape, OutputShape::Ended);
         if let (OutputShape::Leaf(metadata), false) = (shape, self.begun.bytes.is_empty()) {
             let rest = self.let_go(pen, self.begun.bytes.len());
-            return pen.session.end_with_data(self.node, &metadata, rest);
+            return pen
+                .session
+                .nodes()
+                .end_with_data(self.node, &metadata, rest);
         }
         pen.session
+            .nodes()
             .end(self.node, &Arc::new(Metadata::of(mime.clone())))
     }
 }

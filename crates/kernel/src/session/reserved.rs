@@ -49,11 +49,12 @@ pub(super) fn write(link: &SessionLink, start: &ActionStart, value: &Value) -> R
         let session = live.machine();
         for (_, node) in &start.outputs {
             let written = session
+                .nodes()
                 .write(*node, &metadata, text.clone())
-                .and_then(|()| session.end(*node, &metadata));
+                .and_then(|()| session.nodes().end(*node, &metadata));
             written.map_err(|error| Status::new(Reason::Function, error.to_string()))?;
         }
-        session.finish(start.action);
+        session.calls().finish(start.action);
         Ok(())
     })
 }

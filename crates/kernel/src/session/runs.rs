@@ -84,13 +84,16 @@ impl Runs {
                 .map(|bound| self.serve(start, bound))
                 .inspect(|()| {
                     self.link
-                        .with(|live| live.machine().dispatched(start.action));
+                        .with(|live| live.machine().calls().dispatched(start.action));
                 })
                 .map_err(|error| failure::status(&error, &start.name))
         };
         let status = Arc::new(failed.err()?);
-        self.link
-            .with(|live| live.machine().fail(start.action, Arc::clone(&status)));
+        self.link.with(|live| {
+            live.machine()
+                .calls()
+                .fail(start.action, Arc::clone(&status))
+        });
         Some(ActionOutcome {
             key: start.action,
             failure: Some(status),
@@ -165,7 +168,7 @@ impl Runs {
         let status = Arc::new(Status::new(Reason::Cancelled, message));
         for action in std::mem::take(&mut self.cancels).into_keys() {
             self.link
-                .with(|live| live.machine().fail(action, Arc::clone(&status)));
+                .with(|live| live.machine().calls().fail(action, Arc::clone(&status)));
         }
     }
 

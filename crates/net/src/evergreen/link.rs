@@ -160,7 +160,7 @@ async fn follow(
                 match chore {
                     SessionOutput::Close(_) => return None,
                     SessionOutput::Start(start) => {
-                        link.with(|live| live.machine().fail(start.action, unserved()));
+                        link.with(|live| live.machine().calls().fail(start.action, unserved()));
                     }
                     _ => {}
                 }
@@ -324,7 +324,7 @@ mod tests {
             ..Config::default()
         };
         let link = ClientLink::new(|now| SessionMachine::new(Side::Client, config, now));
-        let expected = link.with(|live| live.machine().expect());
+        let expected = link.with(|live| live.machine().calls().expect());
         assert!(expected.is_ok());
         let writer = PeerHandle::new(link.shared.clone(), None).write().unwrap();
         let reader = writer.node().read();

@@ -228,7 +228,9 @@ impl ClientSession {
     /// # Errors
     /// The status with which the session was aborted.
     pub async fn close(self) -> Result<(), Status> {
-        self.0.link.with(|live| live.machine().finish_sending());
+        self.0
+            .link
+            .with(|live| live.machine().calls().finish_sending());
         self.closed().await
     }
 

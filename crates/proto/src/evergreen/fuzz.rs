@@ -114,12 +114,12 @@ fn play(message: &WireMessage, config: Config) {
         .collect();
     let _ = session.handle(message.clone(), Time::ZERO);
     for id in ids {
-        let Ok(node) = session.node(&id) else {
+        let Ok(node) = session.nodes().node(&id) else {
             continue;
         };
-        let cursor = session.open(node, None);
+        let cursor = session.nodes().open(node, None);
         for _ in 0..64 {
-            if !matches!(session.read(cursor), CursorRead::Piece(_)) {
+            if !matches!(session.nodes().read(cursor), CursorRead::Piece(_)) {
                 break;
             }
         }

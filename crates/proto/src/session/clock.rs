@@ -1,14 +1,14 @@
-//! Timers of a session: idle timeout, write stalls, deadlines (EV-111, EV-803, EV-950).
+//! Timers of a session that no other machine has: idle timeout and write stall (EV-111, EV-803).
 //!
 //! A timer that starts between two calls is anchored at the next call that passes the time, so it can start late by
 //! that much, never early.
 
 use std::time::Duration;
 
-use super::SessionMachine;
-use crate::evergreen::Reason;
+use crate::evergreen::{Reason, SessionLimits};
 use crate::time::Time;
 
+/// The timers; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Clock {
     /// When the session became idle: nothing was received, and no action runs.
@@ -38,89 +38,55 @@ impl Clock {
     pub(super) fn sent(&mut self, now: Time, more: bool) {
         self.stalled_since = more.then_some(now);
     }
-}
 
-impl SessionMachine {
-    /// When to call [`Self::tick`] next, if nothing else happens before. Ask after every call.
-    pub fn wake_at(&mut self, now: Time) -> Option<Time> {
-        if self.is_closed() {
-            return None;
-        }
-        self.anchor(now);
-        self.refill_work(now);
-        let limits = &self.config.limits;
-        let after = |since: Option<Time>, span: Duration| since.map(|since| since + span);
-        let times = [
-            after(self.clock.idle_since, limits.idle_timeout),
-            after(self.clock.stalled_since, limits.outbound_stall),
-            self.actions.deadline().map(|(deadline, _)| deadline),
-            self.config.deadline,
-            self.ttls.next(),
-            self.resume_until(),
-            self.work_at(now),
-        ];
-        times.into_iter().flatten().min()
+    /// Starts and stops the timers according to the state that the last calls left.
+    pub(super) fn anchor(&mut self, now: Time, any_runs: bool, has_message: bool) {
+        self.idle_since = (!any_runs).then(|| self.idle_since.unwrap_or(now));
+        self.stalled_since = has_message.then(|| self.stalled_since.unwrap_or(now));
     }
 
-    /// Handles timers that are due at `now`.
-    pub fn tick(&mut self, now: Time) {
-        if self.is_closed() {
-            return;
-        }
-        self.anchor(now);
-        if self.resume_until().is_some_and(|until| now >= until) {
-            self.abort_for(
-                Reason::Cancelled,
-                "the connection was lost, and nobody came back in time",
-            );
-            return;
-        }
-        if self.config.deadline.is_some_and(|deadline| now >= deadline) {
-            self.abort_for(
-                Reason::Deadline,
-                "the session was not finished in the time allowed",
-            );
-            return;
-        }
-        while let Some((deadline, action)) = self.actions.deadline().filter(|_| !self.is_closed()) {
-            if now < deadline {
-                break;
-            }
-            if self.actions.get(action).is_some_and(|entry| entry.served) {
-                self.action_is_late(action);
-            } else {
-                self.client_is_late(action);
-            }
-        }
-        if self.is_closed() {
-            return;
-        }
-        self.refill_work(now);
-        self.search.refill(&self.config.limits, &self.work);
-        self.expire(now);
-        self.search.settle(&mut self.work);
-        let limits = &self.config.limits;
+    /// When the next of the timers is due.
+    pub(super) fn next(&self, limits: &SessionLimits) -> Option<Time> {
+        let idle = self.idle_since.map(|since| since + limits.idle_timeout);
+        let stall = self
+            .stalled_since
+            .map(|since| since + limits.outbound_stall);
+        idle.into_iter().chain(stall).min()
+    }
+
+    /// Why the session ends at `now`, if a timer is due.
+    pub(super) fn due(&self, now: Time, limits: &SessionLimits) -> Option<(Reason, &'static str)> {
         let past =
             |since: Option<Time>, span: Duration| since.is_some_and(|since| now >= since + span);
-        if past(self.clock.stalled_since, limits.outbound_stall) {
-            self.abort_for(Reason::SlowReader, "the peer has not read for too long");
-        } else if past(self.clock.idle_since, limits.idle_timeout) {
-            self.abort_for(Reason::IdleTimeout, "nothing has happened for too long");
+        if past(self.stalled_since, limits.outbound_stall) {
+            return Some((Reason::SlowReader, "the peer has not read for too long"));
         }
+        past(self.idle_since, limits.idle_timeout)
+            .then_some((Reason::IdleTimeout, "nothing has happened for too long"))
     }
+}
 
-    /// Starts and stops timers according to the state that the last calls left.
-    fn anchor(&mut self, now: Time) {
-        self.start_time_limits(now);
-        self.clock.idle_since = if self.actions.any_runs() {
-            None
-        } else {
-            Some(self.clock.idle_since.unwrap_or(now))
-        };
-        self.clock.stalled_since = if self.has_message() {
-            Some(self.clock.stalled_since.unwrap_or(now))
-        } else {
-            None
-        };
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ev_111_a_session_is_idle_from_when_its_last_action_has_ended() {
+        let limits = SessionLimits::default();
+        let at = |seconds| Time::new(Duration::from_secs(seconds));
+        let mut clock = Clock::new(Time::ZERO);
+        clock.anchor(at(1), true, false);
+        assert_eq!(clock.next(&limits), None, "an action runs");
+        clock.anchor(at(9), false, false);
+        clock.anchor(at(11), false, false);
+        assert_eq!(clock.next(&limits), Some(at(9) + limits.idle_timeout));
+        clock.received(at(12));
+        assert_eq!(clock.next(&limits), Some(at(12) + limits.idle_timeout));
+        assert!(clock.due(at(12), &limits).is_none());
+        let late = at(12) + limits.idle_timeout;
+        assert_eq!(
+            clock.due(late, &limits).map(|(reason, _)| reason),
+            Some(Reason::IdleTimeout)
+        );
     }
 }

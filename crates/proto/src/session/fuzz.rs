@@ -7,10 +7,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use prost_types::Any;
 
-use super::leaves::InputLeaf;
+use super::calls::input_leaf::InputLeaf;
+use super::readers::cursor::TreeCursor;
 use super::{
     ActionKey, ActionRequest, CancelledBy, Config, CursorId, CursorRead, NodeKey, RetentionPolicy,
-    SessionMachine, SessionOutput, SessionPhase, Side,
+    SessionMachine, SessionOutput, Side,
 };
 use crate::evergreen::{
     Action, Chunk, Dialect, Fragment, Metadata, MetadataMode, NodeId, Param, Payload, Reason,
@@ -140,7 +141,7 @@ impl<'a> Play<'a> {
             9 => {
                 if let Some(at) = self.pick(self.readers.len()) {
                     let reader = self.readers.swap_remove(at);
-                    self.server.close(reader.id);
+                    self.server.nodes().close(reader.id);
                 }
             }
             10 | 11 => self.produce(),
@@ -149,8 +150,8 @@ impl<'a> Play<'a> {
             14 => self.pass_time(),
             _ => match self.input.below(8) {
                 0 => self.server.end_of_input(self.now),
-                1 => self.server.drain(),
-                2 => self.server.finish_sending(),
+                1 => self.server.calls().drain(),
+                2 => self.server.calls().finish_sending(),
                 3 => self.server.lost(self.now),
                 4 => {
                     self.server.returned(self.now);
@@ -161,7 +162,7 @@ impl<'a> Play<'a> {
                 _ => {
                     if let Some(at) = self.pick(self.running.len()) {
                         let waiting = self.input.flag();
-                        self.server.waiting(self.running[at].0, waiting);
+                        self.server.calls().waiting(self.running[at].0, waiting);
                     }
                 }
             },
@@ -174,11 +175,15 @@ impl<'a> Play<'a> {
         if self.input.flag() {
             if let Some(at) = self.pick(self.asked.len()) {
                 let notify = self.input.flag();
-                self.server.abandon(self.asked.swap_remove(at).0, notify);
+                self.server
+                    .calls()
+                    .abandon(self.asked.swap_remove(at).0, notify);
             }
             return;
         }
-        let (Ok(input), Ok(output)) = (self.server.make(None), self.server.expect()) else {
+        let (Ok(input), Ok(output)) =
+            (self.server.nodes().make(None), self.server.calls().expect())
+        else {
             return;
         };
         let id = self.server.id(output).cloned();
@@ -188,14 +193,15 @@ impl<'a> Play<'a> {
             outputs: vec![("a".into(), output)],
             ..ActionRequest::default()
         };
-        if let Ok(action) = self.server.call(call) {
+        if let Ok(action) = self.server.calls().call(call) {
             self.asked.push((action, id.into_iter().collect()));
             let metadata = Arc::new(Metadata::of("text/plain"));
             let _ = self
                 .server
+                .nodes()
                 .write(input, &metadata, Bytes::from_static(b"q"));
             if self.input.flag() {
-                let _ = self.server.end(input, &metadata);
+                let _ = self.server.nodes().end(input, &metadata);
             }
         }
     }
@@ -289,8 +295,8 @@ impl<'a> Play<'a> {
             .pick(self.running.len() + 1)
             .and_then(|at| self.running.get(at))
             .map(|(key, _)| *key);
-        if let Ok(root) = self.server.node(&id) {
-            let id = self.server.open(root, reader);
+        if let Ok(root) = self.server.nodes().node(&id) {
+            let id = self.server.nodes().open(root, reader);
             self.readers.push(Reader {
                 id,
                 root,
@@ -306,11 +312,11 @@ impl<'a> Play<'a> {
         };
         let reader = &mut self.readers[at];
         for _ in 0..8 {
-            match self.server.read(reader.id) {
+            match self.server.nodes().read(reader.id) {
                 CursorRead::Piece(piece) => reader.bytes += piece.data.len(),
-                CursorRead::Reference(_) => self.server.end_reference(reader.id),
+                CursorRead::Reference(_) => self.server.nodes().end_reference(reader.id),
                 CursorRead::Pending => reader.pending = true,
-                CursorRead::Busy => self.server.begin_turn(),
+                CursorRead::Busy => self.server.nodes().begin_turn(),
                 CursorRead::End | CursorRead::Failed(_) => return,
             }
         }
@@ -329,18 +335,18 @@ impl<'a> Play<'a> {
         match self.input.below(4) {
             0 | 1 => {
                 let data = Bytes::from(vec![b'x'; usize::from(self.input.next())]);
-                let _ = self.server.write(node, &metadata, data);
+                let _ = self.server.nodes().write(node, &metadata, data);
             }
             2 => {
-                if let Ok(child) = self.server.make(Some(action)) {
-                    let listed = self.server.list(node, &[child]).is_ok();
+                if let Ok(child) = self.server.nodes().make(Some(action)) {
+                    let listed = self.server.nodes().list(node, &[child]).is_ok();
                     if listed {
                         self.running[at].1.push(child);
                     }
                 }
             }
             _ => {
-                let _ = self.server.end(node, &metadata);
+                let _ = self.server.nodes().end(node, &metadata);
             }
         }
     }
@@ -354,8 +360,9 @@ impl<'a> Play<'a> {
         match self.input.below(6) {
             at @ 0..3 => self
                 .server
+                .calls()
                 .fail(action, Status::new(reasons[usize::from(at)], "made up")),
-            _ => self.server.finish(action),
+            _ => self.server.calls().finish(action),
         }
     }
 
@@ -400,7 +407,7 @@ impl<'a> Play<'a> {
                     by: CancelledBy::Peer,
                 } => {
                     self.running.retain(|(key, _)| *key != action);
-                    self.server.finish(action);
+                    self.server.calls().finish(action);
                 }
                 SessionOutput::Cancel {
                     action,
@@ -426,90 +433,75 @@ impl<'a> Play<'a> {
     fn check(&mut self) {
         let session = &self.server;
         assert_eq!(self.closed, session.is_closed(), "an end is told at once");
-        if let SessionPhase::Aborted(_) = session.phase {
-            assert_eq!(
-                session.retained_bytes(),
-                0,
-                "an aborted session holds nothing"
-            );
+        if session.aborted().is_some() {
+            let retained = session.retained_bytes();
+            assert_eq!(retained, 0, "an aborted session holds nothing");
             assert!(self.server.next_message(self.now).is_none());
             return;
         }
-        let parked = session
-            .cursors
-            .iter()
-            .filter(|(_, cursor)| cursor.parked.is_some())
-            .count();
-        assert_eq!(session.parked, parked, "parked cursors are counted");
-        let nodes = session.store.keys().map(|key| session.store.get(key));
-        let unread: u64 = nodes.clone().map(|node| node.unread).sum();
-        assert_eq!(session.store.unread, unread, "unread bytes are counted");
-        let retained: u64 = nodes
-            .clone()
-            .map(|node| node.id.len() as u64 + node.content_cost())
-            .sum();
-        let configs: u64 = session
-            .actions
-            .iter()
-            .map(|(_, entry)| entry.aside_bytes)
-            .sum();
-        let being_read: u64 = session.leaves.iter().map(InputLeaf::text_bytes).sum();
-        assert_eq!(
-            session.retained_bytes(),
-            retained
-                + configs
-                + being_read
-                + session
-                    .resume
-                    .as_ref()
-                    .map_or(0, |resume| resume.asked_bytes()),
-            "what is held is counted"
-        );
-        if session.config.retention() == RetentionPolicy::Unread {
-            let inside: usize = nodes.clone().map(|node| node.inside()).sum();
-            let positions: usize = session
-                .cursors
-                .iter()
-                .map(|(_, cursor)| cursor.depth())
-                .sum();
+        self.check_readers();
+        self.check_quota();
+        self.check_actions();
+    }
+
+    fn check_readers(&self) {
+        let session = &self.server;
+        let (graph, readers) = (&session.calls.nodes.graph, &session.calls.nodes.readers);
+        let cursors = readers.iter().map(|(_, cursor)| cursor);
+        let parked = cursors.clone().filter(|cursor| cursor.parked.is_some());
+        let parked = parked.count();
+        assert_eq!(readers.parked(), parked, "parked cursors are counted");
+        let nodes = graph.keys().map(|key| graph.get(key));
+        let waiters: usize = nodes.clone().map(|node| node.waiters.len()).sum();
+        assert_eq!(waiters, parked, "each parked cursor waits at one node");
+        if session.config().retention() == RetentionPolicy::Unread {
+            let inside: usize = nodes.map(|node| node.inside()).sum();
+            let positions: usize = cursors.map(TreeCursor::depth).sum();
             assert_eq!(
                 inside, positions,
                 "readers are where nodes believe them to be"
             );
         }
-        let waiters: usize = nodes.map(|node| node.waiters.len()).sum();
-        assert_eq!(waiters, parked, "each parked cursor waits at one node");
-        self.check_actions();
-        let session = &self.server;
-        if session.inbound.paused {
-            assert_eq!(session.parked, 0, "no pause while a reader waits");
+        if session.inbound.is_paused() {
+            assert_eq!(parked, 0, "no pause while a reader waits");
         }
+    }
+
+    fn check_quota(&self) {
+        let session = &self.server;
+        let graph = &session.calls.nodes.graph;
+        let nodes = graph.keys().map(|key| graph.get(key));
+        let unread: u64 = nodes.clone().map(|node| node.unread).sum();
+        assert_eq!(graph.unread, unread, "unread bytes are counted");
+        let retained: u64 = nodes
+            .map(|node| node.id.len() as u64 + node.content_cost())
+            .sum();
+        let actions = session.calls.table.iter();
+        let configs: u64 = actions.map(|(_, entry)| entry.aside_bytes).sum();
+        let being_read: u64 = session.calls.leaves.iter().map(InputLeaf::text_bytes).sum();
+        assert_eq!(
+            session.retained_bytes(),
+            retained + configs + being_read + session.calls.link.asked_bytes(),
+            "what is held is counted"
+        );
     }
 
     fn check_actions(&self) {
         let session = &self.server;
-        let waiting = session
-            .actions
-            .iter()
-            .filter(|(_, entry)| entry.waiting)
-            .count();
-        assert_eq!(
-            session.actions.any_runs(),
-            waiting < session.actions.len(),
-            "waiting actions are counted"
+        let table = &session.calls.table;
+        let mut waiting = session.calls.nodes.readers.waiting_actions();
+        assert!(
+            waiting.all(|action| table.get(action).is_some()),
+            "only unfinished actions wait"
         );
-        let served = session.actions.iter().filter(|(_, entry)| entry.served);
+        let served = table.iter().filter(|(_, entry)| entry.served);
         assert_eq!(
-            session.actions.served(),
+            table.served(),
             served.count(),
             "actions of the client's are counted"
         );
-        if session.phase == SessionPhase::HalfClosed {
-            assert_eq!(
-                session.actions.asked().count(),
-                0,
-                "nobody is left to answer"
-            );
+        if session.is_half_closed() {
+            assert_eq!(table.asked().count(), 0, "nobody is left to answer");
         }
     }
 
@@ -517,16 +509,16 @@ impl<'a> Play<'a> {
     fn nothing_was_slept_through(&mut self) {
         for reader in std::mem::take(&mut self.readers) {
             // Released content cannot be read again.
-            let retained = self.server.config.retention() == RetentionPolicy::Session;
+            let retained = self.server.config().retention() == RetentionPolicy::Session;
             if !reader.pending || !retained || self.server.is_closed() {
                 continue;
             }
-            let again = self.server.open(reader.root, None);
+            let again = self.server.nodes().open(reader.root, None);
             let mut bytes = 0;
             let stop = loop {
-                match self.server.read(again) {
+                match self.server.nodes().read(again) {
                     CursorRead::Piece(piece) => bytes += piece.data.len(),
-                    CursorRead::Reference(_) => self.server.end_reference(again),
+                    CursorRead::Reference(_) => self.server.nodes().end_reference(again),
                     stop => break stop,
                 }
             };
@@ -538,7 +530,7 @@ impl<'a> Play<'a> {
                 "{bytes} bytes, {} seen",
                 reader.bytes
             );
-            self.server.close(again);
+            self.server.nodes().close(again);
         }
     }
 }

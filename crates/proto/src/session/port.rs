@@ -6,8 +6,8 @@ use bytes::Bytes;
 use bytestring::ByteString;
 use prost_types::Any;
 
+use super::graph::release::RetentionPolicy;
 use super::reference::Referenced;
-use super::release::RetentionPolicy;
 use super::slab::SlabKey;
 use crate::evergreen::{DialectCapabilities, Metadata, MetadataMode, Param, SessionLimits, Status};
 use crate::time::Time;
@@ -119,7 +119,7 @@ impl Default for Config {
 /// An output of the machine, for its shell to act on.
 #[derive(Clone, Debug)]
 pub enum SessionOutput {
-    /// Run this action. It ends with [`super::SessionMachine::finish`] or [`super::SessionMachine::fail`].
+    /// Run this action. It ends with [`super::Calls::finish`] or [`super::Calls::fail`].
     Start(Box<ActionStart>),
     /// An action of the peer failed before there was anything to run. The shell only counts it.
     Refused(Arc<Status>),
@@ -132,7 +132,7 @@ pub enum SessionOutput {
     },
     /// Reading this cursor again returns something other than pending.
     Ready(CursorId),
-    /// There is room for output again, after [`super::SessionMachine::has_room`] returned `false`.
+    /// There is room for output again, after [`super::Nodes::has_room`] returned `false`.
     Writable,
     /// Reading from the connection may continue, after [`super::SessionMachine::inbound_paused`] returned `true`.
     Resume,
@@ -140,7 +140,7 @@ pub enum SessionOutput {
     Timed,
     /// All outputs of an action that we sent are complete; its key is stale now.
     Done(ActionKey),
-    /// All our output is sent, after [`super::SessionMachine::finish_sending`]: half-close the connection.
+    /// All our output is sent, after [`super::Calls::finish_sending`]: half-close the connection.
     HalfClose,
     /// The session is over: without an error, or with this status, which is sent to the peer. No output follows.
     Close(Option<Arc<Status>>),
@@ -195,13 +195,13 @@ pub enum CursorRead {
     /// A piece of an item.
     Piece(LeafPiece),
     /// External content at this position. Reading returns the same until the shell reports with
-    /// [`super::SessionMachine::end_reference`] that all of it was read, or with
-    /// [`super::SessionMachine::fail_reference`] why it cannot be read.
+    /// [`super::Nodes::end_reference`] that all of it was read, or with
+    /// [`super::Nodes::fail_reference`] why it cannot be read.
     Reference(Referenced),
     /// No content yet; [`SessionOutput::Ready`] follows when there is.
     Pending,
     /// There is more, but the visits of this turn are used up: read again in the next turn, after
-    /// [`super::SessionMachine::begin_turn`].
+    /// [`super::Nodes::begin_turn`].
     Busy,
     /// The end of the content.
     End,

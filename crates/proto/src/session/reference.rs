@@ -6,10 +6,8 @@ use std::sync::{Arc, OnceLock};
 
 use bytestring::ByteString;
 
-use super::SessionMachine;
-use super::port::{CursorId, NodeKey};
-use super::slice::SliceOverlap;
-use crate::evergreen::{Metadata, Status};
+use super::port::NodeKey;
+use crate::evergreen::Metadata;
 
 /// A reference that a reader has reached (EV-410).
 #[derive(Clone, Debug)]
@@ -60,49 +58,5 @@ impl ExternalContent {
 impl fmt::Debug for ExternalContent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Elsewhere")
-    }
-}
-
-impl SessionMachine {
-    /// Counts `bytes` more of the external content that were delivered to the reader. Returns which of them are
-    /// selected, where only a byte range of a node is read (EV-740).
-    ///
-    /// # Errors
-    /// `FLATTEN_LIMIT` if that exceeds the limit of one read (EV-306); the reader has failed then.
-    pub fn count_reference(
-        &mut self,
-        id: CursorId,
-        bytes: usize,
-    ) -> Result<SliceOverlap, Arc<Status>> {
-        let Some(cursor) = self.cursors.get_mut(id.0) else {
-            return Ok(SliceOverlap::all(bytes));
-        };
-        let counted = cursor.count(bytes, &self.store, &self.config.limits);
-        let meant = cursor.meant(bytes);
-        if let Err(status) = &counted {
-            self.fail_read(id, Arc::clone(status));
-        }
-        counted.map(|()| meant)
-    }
-
-    /// The reader has read all of the external content, and continues after it.
-    pub fn end_reference(&mut self, id: CursorId) {
-        if let Some(cursor) = self.cursors.get_mut(id.0) {
-            cursor.pass_reference(&mut self.store);
-        }
-    }
-
-    /// The external content cannot be read: the reader fails, with this status and the position of the reference.
-    pub fn fail_reference(&mut self, id: CursorId, status: &Status) -> Arc<Status> {
-        let cursor = self.cursors.get(id.0);
-        let position = cursor.and_then(|cursor| cursor.reference(&self.store));
-        let mut status = status.clone();
-        if let Some((node, seq, _)) = position {
-            let id = &self.store.get(node).id;
-            status = status.with("node", id).with("seq", seq);
-        }
-        let status = Arc::new(status);
-        self.fail_read(id, Arc::clone(&status));
-        status
     }
 }

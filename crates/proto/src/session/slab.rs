@@ -39,6 +39,12 @@ pub(super) struct Slab<T> {
     free: Vec<u32>,
 }
 
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl<T> Slab<T> {
     pub(super) const fn new() -> Self {
         Self {
@@ -48,24 +54,25 @@ impl<T> Slab<T> {
     }
 
     pub(super) fn insert(&mut self, value: T) -> SlabKey {
-        if let Some(index) = self.free.pop() {
-            let position = &mut self.entries[index as usize];
-            position.value = Some(value);
-            return SlabKey {
-                index,
-                generation: position.generation,
-            };
-        }
-        // Limits keep every slab far below 2^32 entries.
-        let index = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);
-        self.entries.push(SlabEntry {
-            generation: 0,
-            value: Some(value),
+        self.insert_mut(value).0
+    }
+
+    /// Inserts an entry and returns it with its key.
+    pub(super) fn insert_mut(&mut self, value: T) -> (SlabKey, &mut T) {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(SlabEntry {
+                generation: 0,
+                value: None,
+            });
+            // Limits keep every slab far below 2^32 entries.
+            u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
         });
-        SlabKey {
+        let entry = &mut self.entries[index as usize];
+        let key = SlabKey {
             index,
-            generation: 0,
-        }
+            generation: entry.generation,
+        };
+        (key, entry.value.insert(value))
     }
 
     pub(super) fn remove(&mut self, key: SlabKey) -> Option<T> {
@@ -99,7 +106,7 @@ impl<T> Slab<T> {
         self.entries.len() - self.free.len()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (SlabKey, &T)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SlabKey, &T)> + Clone {
         self.entries
             .iter()
             .enumerate()

@@ -100,7 +100,7 @@ impl Future for ServedSession {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
         this.runs.attend(cx.waker());
-        this.link.with(|live| live.machine().begin_turn());
+        this.link.with(|live| live.machine().nodes().begin_turn());
         for _ in 0..ROUNDS {
             loop {
                 match this.link.with(|live| live.poll_work(cx)) {

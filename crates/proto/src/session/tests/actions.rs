@@ -100,13 +100,15 @@ fn ev_506_ev_508_every_listed_output_ends_once_under_its_own_id() {
     let start = start(&mut session);
     let text = of("text/plain", "").unwrap();
     session
+        .nodes()
         .write(start.outputs[0].1, &text, "x".into())
         .unwrap();
     session
+        .nodes()
         .write(start.outputs[1].1, &text, "y".into())
         .unwrap();
-    session.end(start.outputs[1].1, &text).unwrap();
-    session.finish(start.action);
+    session.nodes().end(start.outputs[1].1, &text).unwrap();
+    session.calls().finish(start.action);
     let all = sent(&mut session);
     for id in ["o1", "o2", "o3"] {
         let finals = all
@@ -126,20 +128,22 @@ fn ev_508_the_root_of_a_tree_is_announced_first_and_ends_last() {
     let start = start(&mut session);
     let (root, text) = (start.outputs[0].1, of("text/plain", "").unwrap());
     let (first, second) = (
-        session.make(Some(start.action)).unwrap(),
-        session.make(Some(start.action)).unwrap(),
+        session.nodes().make(Some(start.action)).unwrap(),
+        session.nodes().make(Some(start.action)).unwrap(),
     );
-    session.list(root, &[first]).unwrap();
+    session.nodes().list(root, &[first]).unwrap();
     session
+        .nodes()
         .write(first, &text, "a".repeat(40_000).into())
         .unwrap();
     session
+        .nodes()
         .write(first, &text, "b".repeat(40_000).into())
         .unwrap();
-    session.list(root, &[second]).unwrap();
-    session.write(second, &text, "c".into()).unwrap();
+    session.nodes().list(root, &[second]).unwrap();
+    session.nodes().write(second, &text, "c".into()).unwrap();
     // Ended before its children are: the wire still has it last.
-    session.end(root, &text).unwrap();
+    session.nodes().end(root, &text).unwrap();
     let mut order: Vec<Fragment> = sent(&mut session);
     assert!(
         !order
@@ -147,7 +151,7 @@ fn ev_508_the_root_of_a_tree_is_announced_first_and_ends_last() {
             .any(|fragment| &*fragment.id == "root" && fragment.last),
         "held back"
     );
-    session.finish(start.action);
+    session.calls().finish(start.action);
     order.extend(sent(&mut session));
     let of_root: Vec<usize> = (0..order.len())
         .filter(|&at| &*order[at].id == "root")
@@ -167,7 +171,7 @@ fn ev_507_an_action_that_we_asked_for_is_done_when_its_outputs_are_final() {
     let outputs_of =
         |client: &mut SessionMachine, ids: &[&str]| -> Vec<(bytestring::ByteString, _)> {
             ids.iter()
-                .map(|&id| (id.into(), client.node(id).unwrap()))
+                .map(|&id| (id.into(), client.nodes().node(id).unwrap()))
                 .collect()
         };
     let outputs_two = outputs_of(&mut client, &["a", "b"]);
@@ -176,15 +180,16 @@ fn ev_507_an_action_that_we_asked_for_is_done_when_its_outputs_are_final() {
         outputs: outputs_two,
         ..ActionRequest::default()
     };
-    let key = client.call(call).unwrap();
+    let key = client.calls().call(call).unwrap();
     client
+        .calls()
         .call(ActionRequest {
             name: "g".into(),
             ..ActionRequest::default()
         })
         .unwrap();
     assert_eq!(
-        client.unfinished(),
+        client.calls().unfinished(),
         1,
         "without outputs there is no visible end"
     );
@@ -274,7 +279,7 @@ fn ev_510_unfinished_actions_are_limited_and_the_next_one_fails_at_once() {
         [r#"{"cancelled":true}"#],
         "there is always room to cancel"
     );
-    session.finish(running[0].action);
+    session.calls().finish(running[0].action);
     act(&mut session, call(257)).unwrap();
     assert_eq!(starts(&mut session).len(), 1);
 }
@@ -328,9 +333,10 @@ fn ev_612_the_example_is_one_message_in_any_order_and_reads_as_a_conversation() 
         let second = all.iter().find(|start| start.outputs.len() == 2).unwrap();
         let assistant = of("text/plain", "ASSISTANT").unwrap();
         session
+            .nodes()
             .write(first.outputs[0].1, &assistant, "The Nile.".into())
             .unwrap();
-        session.finish(first.action);
+        session.calls().finish(first.action);
         let (items, stop) = read_node(&mut session, second.inputs[0].1, Some(second.action));
         let roles: Vec<&str> = items.iter().map(|item| &*item.role).collect();
         assert_eq!(
@@ -345,11 +351,11 @@ fn ev_612_the_example_is_one_message_in_any_order_and_reads_as_a_conversation() 
 fn ev_103_both_sides_produce_nodes_and_actions() {
     let mut server = server();
     let mut client = SessionMachine::new(Side::Client, Config::default(), T0);
-    let node = server.make(None).unwrap();
-    let out = server.make(None).unwrap();
+    let node = server.nodes().make(None).unwrap();
+    let out = server.nodes().make(None).unwrap();
     let out_id = server.id(out).unwrap().clone();
     // `make` claims a node for us; an output of the peer's is only named.
-    let asked = server.node("answer").unwrap();
+    let asked = server.nodes().node("answer").unwrap();
     let call = ActionRequest {
         name: "look".into(),
         inputs: vec![("q".into(), node)],
@@ -358,6 +364,7 @@ fn ev_103_both_sides_produce_nodes_and_actions() {
     };
     assert!(
         server
+            .calls()
             .call(ActionRequest {
                 outputs: vec![("a".into(), out)],
                 ..call.clone()
@@ -365,10 +372,10 @@ fn ev_103_both_sides_produce_nodes_and_actions() {
             .is_err(),
         "{out_id} is not new"
     );
-    server.call(call).unwrap();
+    server.calls().call(call).unwrap();
     let text = of("text/plain", "").unwrap();
-    server.write(node, &text, "where?".into()).unwrap();
-    server.end(node, &text).unwrap();
+    server.nodes().write(node, &text, "where?".into()).unwrap();
+    server.nodes().end(node, &text).unwrap();
     while let Some(message) = server.next_message(T0) {
         client.handle(message, T0).unwrap();
     }
@@ -378,9 +385,10 @@ fn ev_103_both_sides_produce_nodes_and_actions() {
         [item("text/plain", "", "where?")]
     );
     client
+        .nodes()
         .write(start.outputs[0].1, &text, "here".into())
         .unwrap();
-    client.finish(start.action);
+    client.calls().finish(start.action);
     while let Some(message) = client.next_message(T0) {
         server.handle(message, T0).unwrap();
     }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::harness::*;
 use crate::evergreen::{Dialect, Fragment, Reason};
-use crate::session::dropping::NodeFate;
+use crate::session::lifetime::NodeFate;
 use crate::session::{
     CursorRead, NodeKey, RetentionPolicy, SessionMachine, SessionOutput, WriteError,
 };
@@ -114,7 +114,7 @@ fn ev_911_what_comes_for_a_dropped_id_is_ignored_and_the_id_stays_taken() {
     );
     assert_eq!(dropped_again(&mut session), "{\"dropped\":0,\"bytes\":0}");
     // Only mentioned, then dropped: it cannot be an output any more.
-    session.node("m").unwrap();
+    session.nodes().node("m").unwrap();
     act(&mut session, action("DROP", "node=m", "")).unwrap();
     assert_eq!(
         act(&mut session, action("f", "", "o=m")),
@@ -130,13 +130,13 @@ fn dropped_again(session: &mut SessionMachine) -> String {
 #[test]
 fn ev_911_a_running_reader_finishes_on_what_there_is_and_its_end_frees_the_bytes() {
     let mut session = family();
-    let root = session.node("t").unwrap();
+    let root = session.nodes().node("t").unwrap();
     let (reader, ended, fresh) = (
-        session.open(root, None),
-        session.open(root, None),
-        session.open(root, None),
+        session.nodes().open(root, None),
+        session.nodes().open(root, None),
+        session.nodes().open(root, None),
     );
-    assert!(matches!(session.read(reader), CursorRead::Piece(_)));
+    assert!(matches!(session.nodes().read(reader), CursorRead::Piece(_)));
     let mut items = Vec::new();
     assert_eq!(drain(&mut session, ended, &mut items), Stop::End);
     let before = session.retained_bytes();
@@ -146,14 +146,14 @@ fn ev_911_a_running_reader_finishes_on_what_there_is_and_its_end_frees_the_bytes
     let mut rest = vec![item("text/plain", "", "A")];
     assert_eq!(drain(&mut session, reader, &mut rest), Stop::End);
     assert_eq!(rest.len(), 2);
-    session.close(reader);
+    session.nodes().close(reader);
     assert_eq!(session.retained_bytes(), before);
     let mut all = Vec::new();
     assert_eq!(
         (drain(&mut session, fresh, &mut all), all.len()),
         (Stop::End, 2)
     );
-    session.close(fresh);
+    session.nodes().close(fresh);
     let freed = 2 * TREE + 3 * CHILD + 2 * LEAF;
     assert_eq!(
         session.retained_bytes(),
@@ -163,8 +163,8 @@ fn ev_911_a_running_reader_finishes_on_what_there_is_and_its_end_frees_the_bytes
     // A reader that waits is told; it could wait for ever.
     let mut session = family();
     feed(&mut session, [more("p", 0, "half")]).unwrap();
-    let node = session.node("p").unwrap();
-    let cursor = session.open(node, None);
+    let node = session.nodes().node("p").unwrap();
+    let cursor = session.nodes().open(node, None);
     assert_eq!(drain(&mut session, cursor, &mut Vec::new()), Stop::Pending);
     act(&mut session, action("DROP", "node=p", "")).unwrap();
     let received = outputs(&mut session);
@@ -188,19 +188,19 @@ fn ev_911_a_reader_holds_nothing_that_lies_behind_it() {
         ],
     )
     .unwrap();
-    let root = session.node("s").unwrap();
-    let cursor = session.open(root, None);
+    let root = session.nodes().node("s").unwrap();
+    let cursor = session.nodes().open(root, None);
     assert_eq!(drain(&mut session, cursor, &mut Vec::new()), Stop::Pending);
     let before = session.retained_bytes();
     act(&mut session, action("DROP", "node=x", "")).unwrap();
     assert_eq!(session.retained_bytes(), before - LEAF);
     feed(&mut session, [tree("s", 1, &["y"])]).unwrap();
-    let step = session.read(cursor);
+    let step = session.nodes().read(cursor);
     assert!(
         matches!(&step, CursorRead::Piece(piece) if piece.data == "Y"),
         "{step:?}"
     );
-    assert!(matches!(session.read(cursor), CursorRead::End));
+    assert!(matches!(session.nodes().read(cursor), CursorRead::End));
 }
 
 #[test]
@@ -211,15 +211,18 @@ fn ev_911_an_output_that_is_dropped_ends_for_the_client_and_its_action_goes_on()
     let text = of("text/plain", "").unwrap();
     let (one, many) = (running.outputs[0].1, running.outputs[1].1);
     session
+        .nodes()
         .write(one, &text, Bytes::from_static(b"sent "))
         .unwrap();
     assert_eq!(sent(&mut session).len(), 1);
     session
+        .nodes()
         .write(one, &text, Bytes::from_static(b"unsent"))
         .unwrap();
-    let child = session.make(Some(running.action)).unwrap();
-    session.list(many, &[child]).unwrap();
+    let child = session.nodes().make(Some(running.action)).unwrap();
+    session.nodes().list(many, &[child]).unwrap();
     session
+        .nodes()
         .write(child, &text, Bytes::from_static(b"below"))
         .unwrap();
     act(&mut session, action("DROP", "tree=o1 tree.1=o2", "")).unwrap();
@@ -229,25 +232,31 @@ fn ev_911_an_output_that_is_dropped_ends_for_the_client_and_its_action_goes_on()
     assert_eq!(rest.iter().filter(is_end).count(), 4, "{rest:?}");
     // Whatever the function still writes goes nowhere, and that is no error.
     assert_eq!(
-        session.write(one, &text, Bytes::from_static(b"late")),
+        session
+            .nodes()
+            .write(one, &text, Bytes::from_static(b"late")),
         Ok(())
     );
     assert_eq!(
-        session.write(child, &text, Bytes::from_static(b"late")),
+        session
+            .nodes()
+            .write(child, &text, Bytes::from_static(b"late")),
         Ok(())
     );
-    let another = session.make(Some(running.action)).unwrap();
-    assert_eq!(session.list(many, &[another]), Ok(()));
+    let another = session.nodes().make(Some(running.action)).unwrap();
+    assert_eq!(session.nodes().list(many, &[another]), Ok(()));
     assert_eq!(
-        session.write(another, &text, Bytes::from_static(b"late")),
+        session
+            .nodes()
+            .write(another, &text, Bytes::from_static(b"late")),
         Ok(())
     );
-    assert_eq!(session.end(another, &text), Ok(()));
-    session.finish(running.action);
+    assert_eq!(session.nodes().end(another, &text), Ok(()));
+    session.calls().finish(running.action);
     assert!(sent(&mut session).is_empty());
-    assert_eq!(session.unfinished(), 0);
-    assert_eq!(session.write(one, &text, Bytes::new()), Ok(()));
-    assert_ne!(session.end(child, &text), Err(WriteError::Closed));
+    assert_eq!(session.calls().unfinished(), 0);
+    assert_eq!(session.nodes().write(one, &text, Bytes::new()), Ok(()));
+    assert_ne!(session.nodes().end(child, &text), Err(WriteError::Closed));
     for node in [one, many, child] {
         assert_eq!(
             read_node(&mut session, node, None).1,
@@ -292,7 +301,7 @@ fn ev_924_finish_is_a_half_close() {
         .unwrap();
     assert!(starts(&mut session).is_empty());
     assert!(!session.is_closed(), "one action runs");
-    session.finish(running.action);
+    session.calls().finish(running.action);
     assert_eq!(
         sent(&mut session).len(),
         2,
@@ -323,16 +332,16 @@ fn ev_911_looking_for_readers_has_a_budget_and_nothing_to_drop_is_not_looked_for
     let children: Vec<&str> = ids.iter().map(String::as_str).collect();
     let all = [branch("t", 0, &children), leaf("z", 0, "Z")];
     feed(&mut session, all).unwrap();
-    let root = session.node("t").unwrap();
+    let root = session.nodes().node("t").unwrap();
     for _ in 0..10 {
-        let cursor = session.open(root, None);
-        assert!(matches!(session.read(cursor), CursorRead::Pending));
+        let cursor = session.nodes().open(root, None);
+        assert!(matches!(session.nodes().read(cursor), CursorRead::Pending));
     }
     act(&mut session, action("DROP", "node=nobody", "")).unwrap();
-    assert_eq!(session.search.edges_left, 250);
-    assert_eq!(session.store.drops.len(), 0);
+    assert_eq!(session.calls.nodes.search.edges_left, 250);
+    assert_eq!(session.calls.nodes.lifetime.batches(), 0);
     act(&mut session, action("DROP", "node=z", "")).unwrap();
-    assert!(session.search.edges_left < 100);
+    assert!(session.calls.nodes.search.edges_left < 100);
 }
 
 /// EV-801
@@ -345,9 +354,10 @@ fn ev_911_what_is_gone_keeps_no_metadata() {
         let text = of("text/plain", "").unwrap();
         let node = running.outputs[0].1;
         session
+            .nodes()
             .write(node, &text, Bytes::from_static(b"some"))
             .unwrap();
-        session.finish(running.action);
+        session.calls().finish(running.action);
         sent(&mut session);
         if retain == RetentionPolicy::Session {
             assert!(Arc::strong_count(&text) > 1);
@@ -365,10 +375,11 @@ fn ev_911_an_action_that_ends_leaves_what_another_still_writes() {
     let writer = start(&mut session);
     act(&mut session, action("g", "i=x", "o=y")).unwrap();
     let reader = start(&mut session);
-    session.finish(reader.action);
+    session.calls().finish(reader.action);
     sent(&mut session);
     let text = of("text/plain", "").unwrap();
     session
+        .nodes()
         .write(writer.outputs[0].1, &text, Bytes::from_static(b"late"))
         .unwrap();
     assert_eq!(
@@ -376,7 +387,7 @@ fn ev_911_an_action_that_ends_leaves_what_another_still_writes() {
         1,
         "the client still gets what comes"
     );
-    session.finish(writer.action);
+    session.calls().finish(writer.action);
     sent(&mut session);
     let removed = Stop::Failed(Reason::NodeReleased);
     assert_eq!(
@@ -409,8 +420,11 @@ fn ev_741_a_session_that_lasts_for_years_forgets_what_its_actions_left() {
             let read = read_node(&mut session, run.inputs[0].1, Some(run.action));
             assert_eq!(read.1, Stop::End, "{round}");
             let data = Bytes::from_static(b"out");
-            session.write(run.outputs[0].1, &text, data).unwrap();
-            session.finish(run.action);
+            session
+                .nodes()
+                .write(run.outputs[0].1, &text, data)
+                .unwrap();
+            session.calls().finish(run.action);
             assert_eq!(sent(&mut session).len(), 2, "{round}");
             // What comes late is for nobody, and makes nothing.
             let before = session.stats().discarded;
@@ -422,9 +436,9 @@ fn ev_741_a_session_that_lasts_for_years_forgets_what_its_actions_left() {
             first.get_or_insert(run);
         }
         assert!(
-            session.store.capacity() <= most,
+            session.calls.nodes.graph.capacity() <= most,
             "{}",
-            session.store.capacity()
+            session.calls.nodes.graph.capacity()
         );
         assert_eq!(session.retained_bytes(), retained);
         // Whoever still knows the first action's nodes finds what was released, and not who has its place now.
@@ -434,11 +448,11 @@ fn ev_741_a_session_that_lasts_for_years_forgets_what_its_actions_left() {
         for node in [input, output] {
             assert_eq!(read_node(&mut session, node, None).1, removed);
             assert_eq!((session.id(node), session.is_complete(node)), (None, false));
-            assert_eq!(session.produce(node), Err(WriteError::Refused));
+            assert_eq!(session.nodes().produce(node), Err(WriteError::Refused));
         }
         let late = Bytes::from_static(b"late");
-        assert_eq!(session.write(output, &text, late), Ok(()));
-        assert_eq!(session.end(output, &text), Ok(()));
+        assert_eq!(session.nodes().write(output, &text, late), Ok(()));
+        assert_eq!(session.nodes().end(output, &text), Ok(()));
         assert!(sent(&mut session).is_empty() && session.retained_bytes() == retained);
         // Its name is free again.
         act(&mut session, action("g", "", "o=0000#o")).unwrap();
@@ -452,25 +466,29 @@ fn ev_911_the_status_child_of_a_dropped_open_tree_goes_with_it() {
     act(&mut session, action("f", "", "o=o")).unwrap();
     let run = start(&mut session);
     let tree = run.outputs[0].1;
-    let children = session.grow(tree, 2, run.action).unwrap();
+    let children = session.nodes().grow(tree, 2, run.action).unwrap();
     act(&mut session, action("DROP", "tree=o", "")).unwrap();
     let last = sent(&mut session);
     assert!(
         last.iter()
             .any(|fragment| &*fragment.id == "o" && fragment.last)
     );
-    session.finish(run.action);
+    session.calls().finish(run.action);
     let retained: Vec<NodeKey> = session
-        .store
+        .calls
+        .nodes
+        .graph
         .keys()
-        .filter(|key| session.store.get(*key).fate != NodeFate::Removed)
+        .filter(|key| session.calls.nodes.graph.get(*key).fate != NodeFate::Removed)
         .collect();
     assert!(retained.is_empty(), "{retained:?} besides {children:?}");
-    assert_eq!(session.store.drops.len(), 0);
+    assert_eq!(session.calls.nodes.lifetime.batches(), 0);
     let listed = session
-        .store
+        .calls
+        .nodes
+        .graph
         .keys()
-        .map(|key| session.store.get(key).listed);
+        .map(|key| session.calls.nodes.graph.get(key).listed);
     assert_eq!(listed.sum::<u32>(), 0);
 }
 
@@ -479,22 +497,26 @@ fn ev_911_the_status_child_of_a_dropped_open_tree_goes_with_it() {
 fn ev_741_a_node_is_forgotten_once_and_who_has_its_place_is_left_alone() {
     let mut session =
         server_with(|config, _| config.capabilities = Dialect::Msgpack.capabilities());
-    let first = session.node("first").unwrap();
-    session.store.mark_removed(first);
-    session.store.mark_removed(first);
+    let first = session.nodes().node("first").unwrap();
+    session.calls.nodes.graph.mark_removed(first);
+    session.calls.nodes.graph.mark_removed(first);
     // So many that the first is forgotten, and its place has another tenant.
     for count in 0..1_100 {
-        let node = session.node(&format!("n{count}")).unwrap();
-        session.store.mark_removed(node);
+        let node = session.nodes().node(&format!("n{count}")).unwrap();
+        session.calls.nodes.graph.mark_removed(node);
     }
-    let before = session.store.live();
-    session.store.vacate(first);
-    assert_eq!(session.store.live(), before);
+    let before = session.calls.nodes.graph.live();
+    session.calls.nodes.graph.vacate(first);
+    assert_eq!(session.calls.nodes.graph.live(), before);
     for count in 100..1_100 {
         let id = format!("n{count}");
-        let node = session.store.find(&id);
-        let found = node.map(|node| session.store.get(node).id.to_string());
+        let node = session.calls.nodes.graph.find(&id);
+        let found = node.map(|node| session.calls.nodes.graph.get(node).id.to_string());
         assert_eq!(found.as_deref(), node.map(|_| id.as_str()));
     }
-    assert_eq!(session.store.get(first).id, "", "its key names nothing");
+    assert_eq!(
+        session.calls.nodes.graph.get(first).id,
+        "",
+        "its key names nothing"
+    );
 }

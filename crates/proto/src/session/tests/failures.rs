@@ -44,18 +44,21 @@ fn ev_930_a_failed_action_ends_its_outputs_and_leaves_the_others_alone() {
     assert_eq!(names, ["a", "b", "c"], "__status__ is the machine's");
     let text = of("text/plain", "").unwrap();
     session
+        .nodes()
         .write(all[0].outputs[1].1, &text, "half".into())
         .unwrap();
     session
+        .nodes()
         .write(all[0].outputs[2].1, &text, "whole".into())
         .unwrap();
-    session.end(all[0].outputs[2].1, &text).unwrap();
-    session.fail(all[0].action, no(Reason::BadConfig));
+    session.nodes().end(all[0].outputs[2].1, &text).unwrap();
+    session.calls().fail(all[0].action, no(Reason::BadConfig));
     assert!(session.aborted().is_none());
     session
+        .nodes()
         .write(all[1].outputs[0].1, &text, "fine".into())
         .unwrap();
-    session.finish(all[1].action);
+    session.calls().finish(all[1].action);
     let mut client = SessionMachine::new(Side::Client, Config::default(), T0);
     through(&mut session, &mut client);
     let failed = Stop::Failed(Reason::BadConfig);
@@ -81,12 +84,16 @@ fn ev_930_a_reader_of_a_failed_node_fails_alike_when_it_gets_there() {
     };
     session.handle(message, T0).unwrap();
     let all = starts(&mut session);
-    let cursor = session.open(all[1].inputs[0].1, Some(all[1].action));
+    let cursor = session
+        .nodes()
+        .open(all[1].inputs[0].1, Some(all[1].action));
     let mut items = Vec::new();
     drain(&mut session, cursor, &mut items);
     assert_eq!(items.len(), 1, "up to there it reads");
-    session.fail(all[0].action, no(Reason::PromptTooLong));
-    let crate::session::CursorRead::Failed(status) = session.read(cursor) else {
+    session
+        .calls()
+        .fail(all[0].action, no(Reason::PromptTooLong));
+    let crate::session::CursorRead::Failed(status) = session.nodes().read(cursor) else {
         panic!("it fails")
     };
     assert_eq!(
@@ -105,7 +112,7 @@ fn ev_930_errors_of_session_scope_abort_all_the_same() {
         let mut session = partial();
         act(&mut session, action("f", "", "out=o")).unwrap();
         let start = start(&mut session);
-        session.fail(start.action, no(found));
+        session.calls().fail(start.action, no(found));
         assert_eq!(session.aborted().is_some(), aborts, "{found:?}");
     }
 }
@@ -117,13 +124,13 @@ fn ev_931_a_status_is_the_first_fragment_or_the_last_or_a_trees_last_child() {
     let start = start(&mut session);
     let [fresh, begun, root] = [0, 1, 2].map(|at| start.outputs[at].1);
     let text = of("text/plain", "").unwrap();
-    session.write(begun, &text, "half".into()).unwrap();
-    let child = session.make(Some(start.action)).unwrap();
+    session.nodes().write(begun, &text, "half".into()).unwrap();
+    let child = session.nodes().make(Some(start.action)).unwrap();
     let open_child = session.id(child).unwrap().clone();
-    session.list(root, &[child]).unwrap();
-    session.write(child, &text, "part".into()).unwrap();
+    session.nodes().list(root, &[child]).unwrap();
+    session.nodes().write(child, &text, "part".into()).unwrap();
     sent(&mut session);
-    session.fail(start.action, no(Reason::Function));
+    session.calls().fail(start.action, no(Reason::Function));
     let all = sent(&mut session);
     let status = |fragment: &Fragment| {
         matches!(
@@ -217,7 +224,7 @@ fn ev_921_the_status_output_ends_with_the_action_and_cancels_it() {
     act(&mut session, action("f", "", "__status__=s")).unwrap();
     let first = start(&mut session);
     assert!(first.outputs.is_empty());
-    session.finish(first.action);
+    session.calls().finish(first.action);
     let all = sent(&mut session);
     let [only] = &all[..] else { panic!("{all:?}") };
     assert!(
@@ -261,15 +268,16 @@ fn ev_913_cancel_stops_one_action_and_nothing_else() {
     // The shell writes what meta should say and finishes the action; the outputs end.
     let json = of("application/json", "").unwrap();
     session
+        .nodes()
         .write(all[0].outputs[1].1, &json, "{}".into())
         .unwrap();
-    session.finish(all[0].action);
+    session.calls().finish(all[0].action);
     assert!(session.aborted().is_none());
     assert_eq!(
         (texts(&mut session, "o"), texts(&mut session, "m")),
         (vec!["".to_owned()], vec!["{}".to_owned()])
     );
-    assert_eq!(session.unfinished(), 1);
+    assert_eq!(session.calls().unfinished(), 1);
     for (target, output) in [("o", "r2"), ("never-heard-of", "r3"), ("r1", "r4")] {
         act(
             &mut session,
@@ -294,14 +302,14 @@ fn ev_913_cancel_stops_one_action_and_nothing_else() {
 fn ev_913_a_client_cancels_by_an_output_id() {
     let mut client = SessionMachine::new(Side::Client, Config::default(), T0);
     let mut server = server();
-    let node = client.node("o").unwrap();
+    let node = client.nodes().node("o").unwrap();
     let call = crate::session::ActionRequest {
         name: "f".into(),
         outputs: vec![("out".into(), node)],
         ..Default::default()
     };
-    let key = client.call(call).unwrap();
-    client.cancel(key);
+    let key = client.calls().call(call).unwrap();
+    client.calls().cancel(key);
     through(&mut client, &mut server);
     let events = outputs(&mut server);
     assert!(
@@ -333,14 +341,14 @@ fn ev_960_a_draining_session_refuses_new_actions_and_finishes_the_others() {
     let mut session = partial();
     act(&mut session, action("f", "", "out=o")).unwrap();
     let start = start(&mut session);
-    session.drain();
+    session.calls().drain();
     act(&mut session, action("g", "", "out=late")).unwrap();
     assert_eq!(
         content(&mut session, "late").1,
         Stop::Failed(Reason::GoingAway)
     );
-    assert_eq!(session.unfinished(), 1);
-    session.finish(start.action);
+    assert_eq!(session.calls().unfinished(), 1);
+    session.calls().finish(start.action);
     session.abort(no(Reason::GoingAway));
     let status = session.aborted().unwrap();
     assert_eq!((status.code, status.code.grpc()), (Code::Unavailable, 14));
@@ -359,14 +367,15 @@ fn ev_904_the_session_counts_what_goes_through_it() {
         .unwrap();
     let all = starts(&mut session);
     session
+        .nodes()
         .write(
             all[0].outputs[0].1,
             &of("text/plain", "").unwrap(),
             "sixsix".into(),
         )
         .unwrap();
-    session.finish(all[0].action);
-    session.fail(all[1].action, no(Reason::Function));
+    session.calls().finish(all[0].action);
+    session.calls().fail(all[1].action, no(Reason::Function));
     let fragments_out = sent(&mut session).len() as u64;
     let stats = session.stats();
     assert_eq!(
@@ -392,7 +401,7 @@ fn ev_904_what_was_refused_before_it_ran_is_told_to_be_counted() {
             act(&mut session, action("f", "", "o=1")).unwrap();
             start(&mut session);
             if drains {
-                session.drain();
+                session.calls().drain();
             }
             let refused = act(&mut session, action("g", "", "o=2"));
             assert_eq!(refused.is_ok(), partial);
@@ -525,7 +534,7 @@ fn ev_960_what_ends_things_has_room_while_draining_and_at_the_limit_of_actions()
         feed(&mut session, [leaf("a", 0, "A"), leaf("l", 0, "\"5s\"")]).unwrap();
         act(&mut session, action("f", "", "out=o")).unwrap();
         if drained {
-            session.drain();
+            session.calls().drain();
         }
         session
     };
@@ -559,7 +568,7 @@ fn ev_960_what_ends_things_has_room_while_draining_and_at_the_limit_of_actions()
         assert_eq!(waits, Err(Reason::ActionLimit));
     }
     let mut session = server();
-    session.drain();
+    session.calls().drain();
     feed(&mut session, [leaf("a", 0, "A"), leaf("l", 0, "\"5s\"")]).unwrap();
     assert_eq!(act(&mut session, later()), Ok(()));
 }
@@ -573,9 +582,9 @@ fn ev_508_a_tree_that_has_no_room_for_its_status_ends_the_session() {
     });
     act(&mut session, action("f", "", "out=o")).unwrap();
     let run = start(&mut session);
-    let child = session.make(Some(run.action)).unwrap();
-    session.list(run.outputs[0].1, &[child]).unwrap();
-    session.fail(run.action, no(Reason::BadConfig));
+    let child = session.nodes().make(Some(run.action)).unwrap();
+    session.nodes().list(run.outputs[0].1, &[child]).unwrap();
+    session.calls().fail(run.action, no(Reason::BadConfig));
     assert_eq!(
         session.aborted().and_then(|status| status.known()),
         Some(Reason::NodeLimit)

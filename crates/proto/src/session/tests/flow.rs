@@ -40,9 +40,15 @@ fn ev_706_what_is_ready_is_joined_up_to_64_kib_and_a_larger_fragment_goes_alone(
     let mut session = server();
     let nodes = producer(&mut session, "a=a b=b");
     for _ in 0..100 {
-        session.write(nodes[0], &text(), zeros(1_000)).unwrap();
+        session
+            .nodes()
+            .write(nodes[0], &text(), zeros(1_000))
+            .unwrap();
     }
-    session.write(nodes[1], &text(), zeros(300_000)).unwrap();
+    session
+        .nodes()
+        .write(nodes[1], &text(), zeros(300_000))
+        .unwrap();
     let messages: Vec<WireMessage> = std::iter::from_fn(|| session.next_message(T0)).collect();
     for message in &messages {
         let bytes = payload_bytes(message);
@@ -65,10 +71,14 @@ fn ev_706_nodes_share_the_connection_by_bytes_and_keep_their_own_order() {
     let mut session = server();
     let nodes = producer(&mut session, "video=v tokens=t");
     for _ in 0..20 {
-        session.write(nodes[0], &text(), zeros(30_000)).unwrap();
+        session
+            .nodes()
+            .write(nodes[0], &text(), zeros(30_000))
+            .unwrap();
     }
     for at in 0..20 {
         session
+            .nodes()
             .write(nodes[1], &text(), Bytes::from(format!("{at} ")))
             .unwrap();
     }
@@ -97,8 +107,8 @@ fn coalescing_off_gives_one_fragment_per_message() {
     let mut session = server_with(|config, _| config.coalesce = false);
     let nodes = producer(&mut session, "a=a b=b");
     for node in nodes {
-        session.write(node, &text(), "x".into()).unwrap();
-        session.write(node, &text(), "y".into()).unwrap();
+        session.nodes().write(node, &text(), "x".into()).unwrap();
+        session.nodes().write(node, &text(), "y".into()).unwrap();
     }
     let messages: Vec<WireMessage> = std::iter::from_fn(|| session.next_message(T0)).collect();
     assert!(messages.iter().all(|message| message.fragments.len() == 1));
@@ -128,9 +138,12 @@ fn ev_801_payload_64_per_fragment_and_ids_are_counted_and_limited() {
     // What we produce is held as well.
     let mut session = server_with(|_, limits| limits.retained_bytes = 200);
     let nodes = producer(&mut session, "o=o");
-    session.write(nodes[0], &text(), zeros(100)).unwrap();
+    session
+        .nodes()
+        .write(nodes[0], &text(), zeros(100))
+        .unwrap();
     assert_eq!(
-        session.write(nodes[0], &text(), zeros(100)),
+        session.nodes().write(nodes[0], &text(), zeros(100)),
         Err(WriteError::Closed)
     );
     assert_eq!(reason(session.aborted().unwrap()), Reason::RetainedLimit);
@@ -143,7 +156,7 @@ fn ev_803_what_a_fragment_takes_beside_its_payload_fills_the_queue_as_well() {
     let nodes = producer(&mut session, "a=a");
     let before = session.retained_bytes();
     let mut tokens = 0;
-    while session.write(nodes[0], &text(), zeros(5)).is_ok() {
+    while session.nodes().write(nodes[0], &text(), zeros(5)).is_ok() {
         tokens += 1;
     }
     assert_eq!(tokens, 100, "64 and 5 bytes each");
@@ -159,15 +172,24 @@ fn ev_803_what_a_fragment_takes_beside_its_payload_fills_the_queue_as_well() {
 fn ev_803_producers_wait_for_room_and_the_excess_is_one_fragment() {
     let mut session = server_with(|_, limits| limits.outbound_queue_bytes = 1_000);
     let nodes = producer(&mut session, "a=a b=b");
-    session.write(nodes[0], &text(), zeros(900)).unwrap();
-    assert!(session.has_room());
-    session.write(nodes[0], &text(), zeros(5_000)).unwrap();
-    assert!(!session.has_room());
+    session
+        .nodes()
+        .write(nodes[0], &text(), zeros(900))
+        .unwrap();
+    assert!(session.nodes().has_room());
+    session
+        .nodes()
+        .write(nodes[0], &text(), zeros(5_000))
+        .unwrap();
+    assert!(!session.nodes().has_room());
     assert_eq!(
-        session.write(nodes[1], &text(), zeros(1)),
+        session.nodes().write(nodes[1], &text(), zeros(1)),
         Err(WriteError::Full)
     );
-    assert!(session.end(nodes[0], &text()).is_ok(), "an end never waits");
+    assert!(
+        session.nodes().end(nodes[0], &text()).is_ok(),
+        "an end never waits"
+    );
     assert!(outputs(&mut session).is_empty());
     while session.next_message(T0).is_some() {}
     let events = outputs(&mut session);
@@ -175,8 +197,8 @@ fn ev_803_producers_wait_for_room_and_the_excess_is_one_fragment() {
         matches!(events[..], [SessionOutput::Writable]),
         "{events:?}"
     );
-    assert!(session.has_room());
-    session.write(nodes[1], &text(), zeros(1)).unwrap();
+    assert!(session.nodes().has_room());
+    session.nodes().write(nodes[1], &text(), zeros(1)).unwrap();
 }
 
 #[test]
@@ -187,10 +209,10 @@ fn ev_803_a_peer_that_does_not_read_for_60_seconds_is_a_slow_reader() {
     // Nothing to send is no stall, however long it lasts.
     assert_eq!(session.wake_at(at(0)), None);
     session.tick(at(500_000));
-    session.write(nodes[0], &text(), zeros(10)).unwrap();
+    session.nodes().write(nodes[0], &text(), zeros(10)).unwrap();
     assert_eq!(session.wake_at(at(500_000)), Some(at(560_000)));
     session.next_message(at(530_000)).unwrap();
-    session.write(nodes[0], &text(), zeros(10)).unwrap();
+    session.nodes().write(nodes[0], &text(), zeros(10)).unwrap();
     assert_eq!(
         session.wake_at(at(530_000)),
         Some(at(590_000)),
@@ -247,10 +269,10 @@ fn ev_802_ev_805_an_action_that_never_reads_stops_the_connection_at_the_high_wat
     );
     assert!(outputs(&mut session).is_empty());
     // Reading below the low-water mark goes on with the connection.
-    let cursor = session.open(start.inputs[0].1, Some(start.action));
+    let cursor = session.nodes().open(start.inputs[0].1, Some(start.action));
     let mut resumed_at = None;
     for read in 0..taken {
-        session.read(cursor);
+        session.nodes().read(cursor);
         if outputs(&mut session)
             .iter()
             .any(|output| matches!(output, SessionOutput::Resume))
@@ -272,13 +294,13 @@ fn ev_802_ev_805_no_pause_while_a_reader_waits_or_before_an_action_claims_the_by
     let mut session = server();
     act(&mut session, action("f", "big=p wanted=w", "out=o")).unwrap();
     let start = start(&mut session);
-    let cursor = session.open(start.inputs[1].1, Some(start.action));
+    let cursor = session.nodes().open(start.inputs[1].1, Some(start.action));
     drain(&mut session, cursor, &mut Vec::new());
     assert_eq!(flood(&mut session, "p", 8_192), 8_192);
     feed(&mut session, [leaf("w", 0, "at last")]).unwrap();
     assert_eq!(drain(&mut session, cursor, &mut Vec::new()), Stop::End);
     assert!(session.inbound_paused(), "now nobody waits any more");
-    session.finish(start.action);
+    session.calls().finish(start.action);
     let events = outputs(&mut session);
     assert!(
         events
@@ -294,9 +316,9 @@ fn ev_802_ev_805_no_pause_while_a_reader_waits_or_before_an_action_claims_the_by
     assert!(!session.inbound_paused());
     feed(&mut session, [tree("t", 0, &["u"]), tree("u", 0, &["p"])]).unwrap();
     assert!(session.inbound_paused(), "claimed through two trees");
-    let node = session.node("missing").unwrap();
-    let cursor = session.open(node, None);
-    session.read(cursor);
+    let node = session.nodes().node("missing").unwrap();
+    let cursor = session.nodes().open(node, None);
+    session.nodes().read(cursor);
     let events = outputs(&mut session);
     assert!(
         events
@@ -331,9 +353,9 @@ fn ev_805_small_payloads_do_not_pin_the_receive_buffer() {
                 T0,
             )
             .unwrap();
-        let node = session.node("p").unwrap();
-        let cursor = session.open(node, None);
-        let crate::session::CursorRead::Piece(piece) = session.read(cursor) else {
+        let node = session.nodes().node("p").unwrap();
+        let cursor = session.nodes().open(node, None);
+        let crate::session::CursorRead::Piece(piece) = session.nodes().read(cursor) else {
             panic!("there is one")
         };
         range.contains(&piece.data.as_ptr())

@@ -219,7 +219,7 @@ pub(crate) enum Stop {
 /// Reads on until the cursor stops, adding to `items`.
 pub(crate) fn drain(session: &mut SessionMachine, cursor: CursorId, items: &mut Vec<Item>) -> Stop {
     loop {
-        match session.read(cursor) {
+        match session.nodes().read(cursor) {
             CursorRead::Piece(piece) => {
                 if piece.first {
                     assert_eq!(piece.item as usize, items.len(), "items are counted");
@@ -232,7 +232,7 @@ pub(crate) fn drain(session: &mut SessionMachine, cursor: CursorId, items: &mut 
                 return Stop::At(reference.content.uri().to_owned());
             }
             CursorRead::Pending => return Stop::Pending,
-            CursorRead::Busy => session.begin_turn(),
+            CursorRead::Busy => session.nodes().begin_turn(),
             CursorRead::End => return Stop::End,
             CursorRead::Failed(status) => return Stop::Failed(reason(&status)),
         }
@@ -241,7 +241,7 @@ pub(crate) fn drain(session: &mut SessionMachine, cursor: CursorId, items: &mut 
 
 /// The content of a node as far as it can be read now.
 pub(crate) fn content(session: &mut SessionMachine, id: &str) -> (Vec<Item>, Stop) {
-    let node = session.node(id).expect("a legal id");
+    let node = session.nodes().node(id).expect("a legal id");
     read_node(session, node, None)
 }
 
@@ -250,10 +250,10 @@ pub(crate) fn read_node(
     node: NodeKey,
     reader: Option<ActionKey>,
 ) -> (Vec<Item>, Stop) {
-    let cursor = session.open(node, reader);
+    let cursor = session.nodes().open(node, reader);
     let mut items = Vec::new();
     let stop = drain(session, cursor, &mut items);
-    session.close(cursor);
+    session.nodes().close(cursor);
     (items, stop)
 }
 

@@ -106,11 +106,16 @@ fn ev_107_a_failing_action_aborts_the_session_and_all_others() {
     let all = starts(&mut session);
     let text = of("text/plain", "").unwrap();
     session
+        .nodes()
         .write(all[1].outputs[0].1, &text, "not sent".into())
         .unwrap();
-    let cursor = session.open(all[1].inputs[0].1, Some(all[1].action));
-    assert!(matches!(session.read(cursor), CursorRead::Pending));
-    session.fail(all[0].action, Status::new(Reason::BadConfig, "no"));
+    let cursor = session
+        .nodes()
+        .open(all[1].inputs[0].1, Some(all[1].action));
+    assert!(matches!(session.nodes().read(cursor), CursorRead::Pending));
+    session
+        .calls()
+        .fail(all[0].action, Status::new(Reason::BadConfig, "no"));
     let status = closed(&mut session).unwrap().unwrap();
     assert_eq!(
         (reason(&status), status.detail("action")),
@@ -120,9 +125,11 @@ fn ev_107_a_failing_action_aborts_the_session_and_all_others() {
         session.next_message(T0).is_none(),
         "queued output is dropped"
     );
-    assert!(matches!(session.read(cursor), CursorRead::Failed(found) if found == status));
+    assert!(matches!(session.nodes().read(cursor), CursorRead::Failed(found) if found == status));
     // The first abort wins.
-    session.fail(all[1].action, Status::new(Reason::Function, "late"));
+    session
+        .calls()
+        .fail(all[1].action, Status::new(Reason::Function, "late"));
     assert!(outputs(&mut session).is_empty());
     assert_eq!(session.abort(Status::new(Reason::Function, "late")), status);
 }
@@ -142,9 +149,10 @@ fn ev_109_after_half_close_running_actions_go_on_and_then_the_session_ends_well(
     );
     let text = of("text/plain", "").unwrap();
     session
+        .nodes()
         .write(start.outputs[0].1, &text, "y".into())
         .unwrap();
-    session.finish(start.action);
+    session.calls().finish(start.action);
     assert_eq!(closed(&mut session), None, "an output is not sent");
     assert_eq!(sent(&mut session).len(), 1);
     assert_eq!(closed(&mut session), Some(None));
@@ -161,12 +169,12 @@ fn parked(session: &mut SessionMachine, message: WireMessage) -> Vec<(ActionStar
         let cursors: Vec<CursorId> = start
             .inputs
             .iter()
-            .map(|(_, node)| session.open(*node, Some(start.action)))
+            .map(|(_, node)| session.nodes().open(*node, Some(start.action)))
             .collect();
         for cursor in &cursors {
             drain(session, *cursor, &mut Vec::new());
         }
-        session.waiting(start.action, true);
+        session.calls().waiting(start.action, true);
         all.push((start, cursors));
     }
     all
@@ -203,12 +211,12 @@ fn ev_110_what_can_no_longer_come_fails_its_reader_and_is_named() {
                 );
                 cursors[0]
             } else {
-                let node = session.node("p").unwrap();
-                session.open(node, None)
+                let node = session.nodes().node("p").unwrap();
+                session.nodes().open(node, None)
             };
             let mut items = Vec::new();
             let read = loop {
-                match session.read(cursor) {
+                match session.nodes().read(cursor) {
                     CursorRead::Piece(piece) => items.push(piece),
                     other => break other,
                 }
@@ -242,8 +250,8 @@ fn ev_110_at_most_16_missing_items_are_named_and_unread_ones_are_no_error() {
         read_node(&mut session, start.inputs[0].1, Some(start.action)).1,
         Stop::End
     );
-    let cursor = session.open(start.inputs[1].1, Some(start.action));
-    let CursorRead::Failed(status) = session.read(cursor) else {
+    let cursor = session.nodes().open(start.inputs[1].1, Some(start.action));
+    let CursorRead::Failed(status) = session.nodes().read(cursor) else {
         panic!("it can never come")
     };
     assert_eq!(
@@ -266,23 +274,23 @@ fn ev_110_actions_that_wait_for_one_another_are_ended() {
     session.end_of_input(T0);
     for (_, cursors) in &all {
         assert!(
-            matches!(session.read(cursors[0]), CursorRead::Failed(status) if reason(&status) == Reason::Deadlock)
+            matches!(session.nodes().read(cursors[0]), CursorRead::Failed(status) if reason(&status) == Reason::Deadlock)
         );
     }
 
     // An action that does something else as well may still break the ring; only when it waits too, nobody can.
     let mut session = server();
     let all = parked(&mut session, replay());
-    session.waiting(all[0].0.action, false);
+    session.calls().waiting(all[0].0.action, false);
     session.end_of_input(T0);
     assert!(
         all.iter()
-            .all(|(_, cursors)| matches!(session.read(cursors[0]), CursorRead::Pending))
+            .all(|(_, cursors)| matches!(session.nodes().read(cursors[0]), CursorRead::Pending))
     );
-    session.waiting(all[0].0.action, true);
+    session.calls().waiting(all[0].0.action, true);
     assert!(
         all.iter()
-            .all(|(_, cursors)| matches!(session.read(cursors[0]), CursorRead::Failed(_)))
+            .all(|(_, cursors)| matches!(session.nodes().read(cursors[0]), CursorRead::Failed(_)))
     );
 }
 
@@ -296,18 +304,19 @@ fn ev_110_whoever_waits_for_the_living_is_not_stuck() {
     ]);
     let all = parked(&mut session, chain);
     // The third runs: it has no input, and says so.
-    session.waiting(all[2].0.action, false);
+    session.calls().waiting(all[2].0.action, false);
     session.end_of_input(T0);
     assert!(
         all[..2]
             .iter()
-            .all(|(_, cursors)| matches!(session.read(cursors[0]), CursorRead::Pending))
+            .all(|(_, cursors)| matches!(session.nodes().read(cursors[0]), CursorRead::Pending))
     );
     let text = of("text/plain", "").unwrap();
     session
+        .nodes()
         .write(all[2].0.outputs[0].1, &text, "x".into())
         .unwrap();
-    session.finish(all[2].0.action);
+    session.calls().finish(all[2].0.action);
     let mut items = Vec::new();
     assert_eq!(drain(&mut session, all[1].1[0], &mut items), Stop::End);
 }
@@ -329,9 +338,9 @@ fn ev_111_the_idle_limit_counts_neither_messages_nor_running_actions() {
     session.tick(at(half_hour * 5));
     assert!(session.aborted().is_none());
     // Waiting for what nobody sends is not running.
-    let cursor = session.open(start.inputs[0].1, Some(start.action));
-    assert!(matches!(session.read(cursor), CursorRead::Pending));
-    session.waiting(start.action, true);
+    let cursor = session.nodes().open(start.inputs[0].1, Some(start.action));
+    assert!(matches!(session.nodes().read(cursor), CursorRead::Pending));
+    session.calls().waiting(start.action, true);
     let now = half_hour * 5 + 10;
     assert_eq!(idle_at(&mut session, now), Some(at(now + half_hour)));
     session.tick(at(now + half_hour - 1));
@@ -391,7 +400,7 @@ fn ev_950_deadlines_bound_the_session_and_an_action() {
     assert!(events.iter().any(late), "{events:?}");
     assert_eq!(content(&mut session, "o").1, Stop::Failed(Reason::Deadline));
     assert!(
-        session.aborted().is_none() && session.unfinished() == 1,
+        session.aborted().is_none() && session.calls().unfinished() == 1,
         "others go on"
     );
 }
@@ -400,15 +409,15 @@ fn ev_950_deadlines_bound_the_session_and_an_action() {
 #[test]
 fn ev_972_a_client_reads_with_the_same_limits_and_an_early_end_is_truncation() {
     let mut client = SessionMachine::new(Side::Client, Config::default(), T0);
-    let node = client.node("r").unwrap();
+    let node = client.nodes().node("r").unwrap();
     let call = crate::session::ActionRequest {
         name: "f".into(),
         outputs: vec![("out".into(), node)],
         ..Default::default()
     };
-    client.call(call).unwrap();
-    let cursor = client.open(node, None);
-    assert!(matches!(client.read(cursor), CursorRead::Pending));
+    client.calls().call(call).unwrap();
+    let cursor = client.nodes().open(node, None);
+    assert!(matches!(client.nodes().read(cursor), CursorRead::Pending));
     feed(&mut client, [more("r", 0, "half of an ")]).unwrap();
     let mut items = Vec::new();
     drain(&mut client, cursor, &mut items);
@@ -422,7 +431,7 @@ fn ev_972_a_client_reads_with_the_same_limits_and_an_early_end_is_truncation() {
         ),
         "{events:?}"
     );
-    let CursorRead::Failed(status) = client.read(cursor) else {
+    let CursorRead::Failed(status) = client.nodes().read(cursor) else {
         panic!("never a normal end")
     };
     assert_eq!(
@@ -487,12 +496,12 @@ fn ev_204_two_different_fragments_with_one_seq_are_told_as_what_they_are() {
     let ended = |list: Vec<Fragment>| {
         let mut session = server();
         feed(&mut session, list).unwrap();
-        let node = session.node("p").unwrap();
-        let cursor = session.open(node, None);
+        let node = session.nodes().node("p").unwrap();
+        let cursor = session.nodes().open(node, None);
         let mut items = Vec::new();
         assert_eq!(drain(&mut session, cursor, &mut items), Stop::Pending);
         session.end_of_input(T0);
-        match session.read(cursor) {
+        match session.nodes().read(cursor) {
             CursorRead::Failed(status) => status.message.clone(),
             other => panic!("{other:?}"),
         }

@@ -270,9 +270,9 @@ fn a_message_of_very_many_small_parts_is_refused_before_it_is_unpacked() {
 #[test]
 fn ev_801_what_was_refused_is_not_counted() {
     let mut session = server_with(|_, limits| limits.retained_bytes = 10);
-    let refused = session.node("eleven bytes").unwrap_err();
+    let refused = session.nodes().node("eleven bytes").unwrap_err();
     assert_eq!(reason(&refused), Reason::RetainedLimit);
     assert_eq!(session.retained_bytes(), 0);
-    session.node("ten bytes.").unwrap();
+    session.nodes().node("ten bytes.").unwrap();
     assert_eq!(session.retained_bytes(), 10);
 }

@@ -149,11 +149,11 @@ fn ev_404_we_send_metadata_at_seq_0_only_and_an_empty_output_as_one_fragment() {
     let start = start(&mut session);
     let text = of("text/plain", "ASSISTANT").unwrap();
     let (out, none) = (start.outputs[0].1, start.outputs[1].1);
-    session.write(out, &text, "a".into()).unwrap();
+    session.nodes().write(out, &text, "a".into()).unwrap();
     sent(&mut session);
-    session.write(out, &text, "b".into()).unwrap();
-    session.end(out, &text).unwrap();
-    session.end(none, &text).unwrap();
+    session.nodes().write(out, &text, "b".into()).unwrap();
+    session.nodes().end(out, &text).unwrap();
+    session.nodes().end(none, &text).unwrap();
     let wire = |fragment: Fragment| -> Vec<u8> {
         let message = fragments([fragment]);
         let mut bytes = Vec::new();
@@ -273,9 +273,9 @@ fn ev_408_metadata_is_kept_with_the_chunk_and_its_size_is_limited() {
     }
     let mut session = server();
     feed(&mut session, [last(chunk("p", 0, meta(3), Some("x")))]).unwrap();
-    let node = session.node("p").unwrap();
-    let cursor = session.open(node, None);
-    let crate::session::CursorRead::Piece(piece) = session.read(cursor) else {
+    let node = session.nodes().node("p").unwrap();
+    let cursor = session.nodes().open(node, None);
+    let crate::session::CursorRead::Piece(piece) = session.nodes().read(cursor) else {
         panic!("there is one")
     };
     let retained = meta(3).unwrap();

@@ -99,10 +99,10 @@ fn ev_203_seq_is_0_based_and_the_whole_range_is_usable() {
     act(&mut session, action("f", "", "out=o")).unwrap();
     let start = start(&mut session);
     let (node, text) = (start.outputs[0].1, of("text/plain", "").unwrap());
-    assert_eq!(session.write(node, &text, "a".into()), Ok(()));
-    assert_eq!(session.write(node, &text, "b".into()), Ok(()));
+    assert_eq!(session.nodes().write(node, &text, "a".into()), Ok(()));
+    assert_eq!(session.nodes().write(node, &text, "b".into()), Ok(()));
     assert_eq!(
-        session.write(node, &text, "c".into()),
+        session.nodes().write(node, &text, "c".into()),
         Err(WriteError::Exhausted)
     );
 }
@@ -113,11 +113,11 @@ fn ev_205_ev_208_a_node_is_complete_when_all_up_to_the_final_are_there() {
     for order in orders(&list) {
         let mut session = server();
         for (at, fragment) in order.iter().enumerate() {
-            let node = session.node("p").unwrap();
+            let node = session.nodes().node("p").unwrap();
             assert!(!session.is_complete(node), "{at} of {order:?}");
             feed(&mut session, [fragment.clone()]).unwrap();
         }
-        let node = session.node("p").unwrap();
+        let node = session.nodes().node("p").unwrap();
         assert!(session.is_complete(node));
     }
 }
@@ -251,9 +251,10 @@ fn ev_214_a_node_is_kept_however_often_it_was_read_and_outputs_are_ordinary_node
     let first = start(&mut session);
     let text = of("text/plain", "ASSISTANT").unwrap();
     session
+        .nodes()
         .write(first.outputs[0].1, &text, "made here".into())
         .unwrap();
-    session.finish(first.action);
+    session.calls().finish(first.action);
     sent(&mut session);
     feed(
         &mut session,
@@ -301,7 +302,7 @@ fn ev_216_only_the_producer_writes_a_node_whichever_came_first() {
     let mut session = server();
     act(&mut session, call()).unwrap();
     let start = start(&mut session);
-    let child = session.make(Some(start.action)).unwrap();
+    let child = session.nodes().make(Some(start.action)).unwrap();
     let id = session.id(child).unwrap().to_string();
     assert!(id.starts_with('~'), "{id}");
     assert_eq!(
@@ -314,14 +315,14 @@ fn ev_216_only_the_producer_writes_a_node_whichever_came_first() {
 fn ev_216_ids_of_ours_differ_between_sessions_and_step_around_the_clients() {
     let made = |entropy| {
         let mut session = server_with(|config, _| config.entropy = entropy);
-        let node = session.make(None).unwrap();
+        let node = session.nodes().make(None).unwrap();
         session.id(node).unwrap().to_string()
     };
     assert_ne!(made(1 << 40), made(2 << 40));
     let taken = made(7);
     let mut session = server_with(|config, _| config.entropy = 7);
     feed(&mut session, [leaf(&taken, 0, "guessed")]).unwrap();
-    let node = session.make(None).unwrap();
+    let node = session.nodes().make(None).unwrap();
     assert_ne!(session.id(node).unwrap().to_string(), taken);
 }
 

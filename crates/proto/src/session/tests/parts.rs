@@ -100,8 +100,8 @@ fn ev_740_a_part_that_has_come_is_read_before_its_node_ends_and_the_rest_is_not_
     let list = [part("m", 0, "slow", 1..3), text("m", 1, "after")];
     feed(&mut session, list).unwrap();
     feed(&mut session, [empty("m", 2, true)]).unwrap();
-    let node = session.node("m").unwrap();
-    let cursor = session.open(node, None);
+    let node = session.nodes().node("m").unwrap();
+    let cursor = session.nodes().open(node, None);
     let mut items = Vec::new();
     for (data, stop) in [("ab", Stop::Pending), ("cd", Stop::End)] {
         let seq = i32::from(data == "cd");
@@ -190,14 +190,26 @@ fn ev_740_of_content_elsewhere_a_part_is_meant_as_well() {
     let mut session = mixing_with(|config, _| config.references = true);
     let list = [part("m", 0, "a", 3..8), text("m", 1, "after"), refers("a")];
     feed(&mut session, list).unwrap();
-    let node = session.node("m").unwrap();
-    let cursor = session.open(node, None);
-    assert!(matches!(session.read(cursor), CursorRead::Reference(_)));
+    let node = session.nodes().node("m").unwrap();
+    let cursor = session.nodes().open(node, None);
+    assert!(matches!(
+        session.nodes().read(cursor),
+        CursorRead::Reference(_)
+    ));
     let meant = |range, more| SliceOverlap { range, more };
-    assert_eq!(session.count_reference(cursor, 2), Ok(meant(0..0, true)));
-    assert_eq!(session.count_reference(cursor, 4), Ok(meant(1..4, true)));
-    assert_eq!(session.count_reference(cursor, 9), Ok(meant(0..2, false)));
-    session.end_reference(cursor);
+    assert_eq!(
+        session.nodes().count_reference(cursor, 2),
+        Ok(meant(0..0, true))
+    );
+    assert_eq!(
+        session.nodes().count_reference(cursor, 4),
+        Ok(meant(1..4, true))
+    );
+    assert_eq!(
+        session.nodes().count_reference(cursor, 9),
+        Ok(meant(0..2, false))
+    );
+    session.nodes().end_reference(cursor);
     let mut items = vec![item("text/plain", "", "")];
     assert_eq!(drain(&mut session, cursor, &mut items), Stop::Pending);
     assert_eq!(items[1..], [item("text/plain", "", "after")]);

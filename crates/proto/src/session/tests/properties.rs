@@ -186,13 +186,13 @@ proptest! {
         let mut wrote = vec![Vec::new(); 4];
         for (at, (port, bytes)) in pieces.into_iter().enumerate() {
             let data = vec![u8::try_from(at).unwrap(); bytes];
-            while server.write(start.outputs[port].1, &text, data.clone().into()).is_err() {
+            while server.nodes().write(start.outputs[port].1, &text, data.clone().into()).is_err() {
                 let message = server.next_message(T0).expect("a full queue has something to send");
                 client.handle(message, T0).unwrap();
             }
             wrote[port].extend(data);
         }
-        server.finish(start.action);
+        server.calls().finish(start.action);
         while let Some(message) = server.next_message(T0) {
             client.handle(message, T0).unwrap();
         }

@@ -44,17 +44,17 @@ fn ev_301_content_is_leaves_depth_first_left_to_right() {
 fn ev_302_cursors_are_independent_and_late_ones_see_all() {
     let mut session = server();
     feed(&mut session, [more("p", 0, "a")]).unwrap();
-    let node = session.node("p").unwrap();
-    let early = session.open(node, None);
+    let node = session.nodes().node("p").unwrap();
+    let early = session.nodes().open(node, None);
     let (mut seen_early, mut seen_late) = (Vec::new(), Vec::new());
     assert_eq!(drain(&mut session, early, &mut seen_early), Stop::Pending);
     feed(&mut session, [leaf("p", 1, "b")]).unwrap();
     assert_eq!(drain(&mut session, early, &mut seen_early), Stop::End);
-    let late = session.open(node, None);
+    let late = session.nodes().open(node, None);
     assert_eq!(drain(&mut session, late, &mut seen_late), Stop::End);
     assert_eq!(seen_early, seen_late);
     assert!(
-        matches!(session.read(early), CursorRead::End),
+        matches!(session.nodes().read(early), CursorRead::End),
         "the end stays the end"
     );
 }
@@ -71,8 +71,8 @@ fn ev_303_a_cursor_parks_at_the_first_missing_thing_and_wakes_for_it() {
         (more("a", 1, "2"), "123|B", true),
     ];
     let mut session = server();
-    let node = session.node("t").unwrap();
-    let cursor = session.open(node, None);
+    let node = session.nodes().node("t").unwrap();
+    let cursor = session.nodes().open(node, None);
     let mut items = Vec::new();
     assert_eq!(drain(&mut session, cursor, &mut items), Stop::Pending);
     for (fragment, readable, wakes) in steps {
@@ -88,7 +88,7 @@ fn ev_303_a_cursor_parks_at_the_first_missing_thing_and_wakes_for_it() {
             .collect();
         assert_eq!(texts.join("|"), readable, "{fragment:?}");
     }
-    assert!(matches!(session.read(cursor), CursorRead::End));
+    assert!(matches!(session.nodes().read(cursor), CursorRead::End));
 }
 
 /// EV-211
@@ -235,7 +235,9 @@ fn ev_307_an_output_is_read_while_it_is_produced_even_if_mentioned_before_its_ac
         [tree("t", 0, &["p", "o1"]), leaf("p", 0, "said ")],
     )
     .unwrap();
-    let cursor = session.open(reader.inputs[0].1, Some(reader.action));
+    let cursor = session
+        .nodes()
+        .open(reader.inputs[0].1, Some(reader.action));
     let mut items = Vec::new();
     assert_eq!(drain(&mut session, cursor, &mut items), Stop::Pending);
     act(&mut session, action("f", "in=p", "out=o1")).unwrap();
@@ -243,6 +245,7 @@ fn ev_307_an_output_is_read_while_it_is_produced_even_if_mentioned_before_its_ac
     let text = of("text/plain", "").unwrap();
     for part in ["by ", "whom?"] {
         session
+            .nodes()
             .write(producer.outputs[0].1, &text, part.into())
             .unwrap();
         assert!(
@@ -256,7 +259,7 @@ fn ev_307_an_output_is_read_while_it_is_produced_even_if_mentioned_before_its_ac
             "nothing is final yet"
         );
     }
-    session.finish(producer.action);
+    session.calls().finish(producer.action);
     assert_eq!(drain(&mut session, cursor, &mut items), Stop::End);
     assert_eq!(
         items,
@@ -331,7 +334,7 @@ fn ev_309_reading_while_it_comes_gives_what_reading_afterwards_gives() {
         let mut session = server();
         act(&mut session, action("f", "in=t", "out=o")).unwrap();
         let start = start(&mut session);
-        let cursor = session.open(start.inputs[0].1, Some(start.action));
+        let cursor = session.nodes().open(start.inputs[0].1, Some(start.action));
         let mut streamed = Vec::new();
         for fragment in order {
             drain(&mut session, cursor, &mut streamed);

@@ -29,19 +29,19 @@ fn refers(id: &str, seq: i32, mimetype: &str, uri: &str, last: bool) -> Fragment
 }
 
 fn open(session: &mut SessionMachine, id: &str) -> CursorId {
-    let node = session.node(id).unwrap();
-    session.open(node, None)
+    let node = session.nodes().node(id).unwrap();
+    session.nodes().open(node, None)
 }
 
 fn at(session: &mut SessionMachine, cursor: CursorId) -> (u32, bool, String) {
-    match session.read(cursor) {
+    match session.nodes().read(cursor) {
         CursorRead::Reference(found) => (found.item, found.first, found.content.uri().to_owned()),
         other => panic!("{other:?}"),
     }
 }
 
 fn piece(session: &mut SessionMachine, cursor: CursorId) -> (u32, bool, String) {
-    match session.read(cursor) {
+    match session.nodes().read(cursor) {
         CursorRead::Piece(found) => {
             let text = String::from_utf8(found.data.to_vec()).unwrap();
             (found.item, found.first, text)
@@ -66,16 +66,16 @@ fn ev_410_a_reader_stands_at_a_reference_until_its_content_was_read() {
     for _ in 0..3 {
         assert_eq!(at(&mut session, cursor), (0, true, "file:///1".into()));
     }
-    session.end_reference(cursor);
+    session.nodes().end_reference(cursor);
     assert_eq!(piece(&mut session, cursor), (0, false, "two".into()));
     // There is no reference where it stands now, and nothing to go past.
     assert_eq!(at(&mut session, cursor), (0, false, "https://h/3".into()));
-    session.end_reference(cursor);
+    session.nodes().end_reference(cursor);
     assert_eq!(at(&mut session, cursor), (1, true, "s3://b/4".into()));
-    session.end_reference(cursor);
-    assert!(matches!(session.read(cursor), CursorRead::End));
-    session.end_reference(cursor);
-    assert!(matches!(session.read(cursor), CursorRead::End));
+    session.nodes().end_reference(cursor);
+    assert!(matches!(session.nodes().read(cursor), CursorRead::End));
+    session.nodes().end_reference(cursor);
+    assert!(matches!(session.nodes().read(cursor), CursorRead::End));
 }
 
 #[test]
@@ -89,12 +89,12 @@ fn ev_410_the_error_is_the_readers_and_says_which_reference_it_was() {
     let (one, other) = (open(&mut session, "a"), open(&mut session, "a"));
     at(&mut session, one);
     let rejection = Status::new(Reason::RefNotFound, "there is no such file");
-    let status = session.fail_reference(one, &rejection);
+    let status = session.nodes().fail_reference(one, &rejection);
     assert_eq!(
         (status.detail("node"), status.detail("seq")),
         (Some("a"), Some("0"))
     );
-    let read = session.read(one);
+    let read = session.nodes().read(one);
     assert!(matches!(read, CursorRead::Failed(again) if Arc::ptr_eq(&again, &status)));
     assert_eq!(at(&mut session, other).2, "file:///1");
     assert!(session.aborted().is_none());
@@ -113,15 +113,15 @@ fn ev_410_what_was_fetched_is_shared_by_readers_and_goes_with_the_fragment() {
         )
         .unwrap();
         let (one, other) = (open(&mut session, "a"), open(&mut session, "a"));
-        let fetched = |session: &mut SessionMachine, cursor| match session.read(cursor) {
+        let fetched = |session: &mut SessionMachine, cursor| match session.nodes().read(cursor) {
             CursorRead::Reference(found) => Arc::downgrade(&found.content.keep(|| 7_u8)),
             other => panic!("{other:?}"),
         };
         let retained = fetched(&mut session, one);
         assert!(retained.ptr_eq(&fetched(&mut session, other)));
-        session.end_reference(one);
+        session.nodes().end_reference(one);
         assert!(retained.upgrade().is_some(), "the other reads it still");
-        session.end_reference(other);
+        session.nodes().end_reference(other);
         let released = retain == RetentionPolicy::Unread;
         assert_eq!(retained.upgrade().is_none(), released);
         session.abort(Status::new(Reason::Cancelled, "over"));
@@ -141,10 +141,10 @@ fn ev_306_content_elsewhere_counts_as_read() {
         let cursor = open(&mut session, "a");
         piece(&mut session, cursor);
         at(&mut session, cursor);
-        session.count_reference(cursor, 3).unwrap();
-        let counted = session.count_reference(cursor, bytes - 3);
+        session.nodes().count_reference(cursor, 3).unwrap();
+        let counted = session.nodes().count_reference(cursor, bytes - 3);
         assert_eq!(counted.is_err(), fails, "{bytes}");
-        let failed = matches!(session.read(cursor),
+        let failed = matches!(session.nodes().read(cursor),
             CursorRead::Failed(status) if reason(&status) == Reason::FlattenLimit);
         assert_eq!(failed, fails);
     }

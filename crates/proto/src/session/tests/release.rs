@@ -17,18 +17,21 @@ fn echo(
     cursor: crate::session::CursorId,
 ) -> bool {
     loop {
-        match session.read(cursor) {
+        match session.nodes().read(cursor) {
             CursorRead::Piece(piece) => {
                 let output = start.outputs[0].1;
-                session.write(output, &piece.metadata, piece.data).unwrap();
+                session
+                    .nodes()
+                    .write(output, &piece.metadata, piece.data)
+                    .unwrap();
             }
             CursorRead::End => {
-                session.close(cursor);
-                session.finish(start.action);
+                session.nodes().close(cursor);
+                session.calls().finish(start.action);
                 return true;
             }
             CursorRead::Pending => return false,
-            CursorRead::Busy => session.begin_turn(),
+            CursorRead::Busy => session.nodes().begin_turn(),
             CursorRead::Reference(_) => unreachable!("nothing refers elsewhere"),
             CursorRead::Failed(status) => panic!("{status:?}"),
         }
@@ -44,7 +47,7 @@ fn ev_955_a_session_that_echoes_for_ever_holds_no_more_at_its_end_than_at_its_be
     });
     act(&mut session, action("echo", "text=in", "response=out")).unwrap();
     let start = start(&mut session);
-    let cursor = session.open(start.inputs[0].1, Some(start.action));
+    let cursor = session.nodes().open(start.inputs[0].1, Some(start.action));
     let most = 4_000;
     let mut echoed = 0;
     for seq in 0..2_000 {
@@ -80,7 +83,7 @@ fn ev_955_nothing_is_let_go_that_a_reader_has_still_to_pass() {
     let both = starts(&mut session);
     let first = read_node(&mut session, both[0].inputs[0].1, Some(both[0].action));
     assert_eq!(first.1, Stop::End);
-    session.finish(both[0].action);
+    session.calls().finish(both[0].action);
     let second = read_node(&mut session, both[1].inputs[0].1, Some(both[1].action));
     assert_eq!(second, (vec![item("text/plain", "", "both")], Stop::End));
     assert_eq!(
@@ -112,15 +115,18 @@ fn ev_955_nothing_is_let_go_that_a_reader_has_still_to_pass() {
     // A slower reader holds back what a faster one has passed; when it goes, that goes.
     let mut session = unread();
     feed(&mut session, [more("p", 0, "one"), more("p", 1, "two")]).unwrap();
-    let node = session.node("p").unwrap();
-    let (fast, slow) = (session.open(node, None), session.open(node, None));
+    let node = session.nodes().node("p").unwrap();
+    let (fast, slow) = (
+        session.nodes().open(node, None),
+        session.nodes().open(node, None),
+    );
     let before = session.retained_bytes();
     let mut items = Vec::new();
     assert_eq!(drain(&mut session, fast, &mut items), Stop::Pending);
     assert_eq!(session.retained_bytes(), before);
-    assert!(matches!(session.read(slow), CursorRead::Piece(_)));
+    assert!(matches!(session.nodes().read(slow), CursorRead::Piece(_)));
     assert_eq!(before - session.retained_bytes(), 64 + 3 + 10);
-    session.close(slow);
+    session.nodes().close(slow);
     assert_eq!(session.retained_bytes(), 1, "the id");
     // Without a reader nothing was passed.
     let mut session = unread();
@@ -128,7 +134,7 @@ fn ev_955_nothing_is_let_go_that_a_reader_has_still_to_pass() {
     let message = actions([action("f", "a=p", "o=x")]);
     session.handle(message, T0).unwrap();
     let only = start(&mut session);
-    session.finish(only.action);
+    session.calls().finish(only.action);
     assert_eq!(texts(&mut session, "p"), ["kept"]);
 }
 
@@ -140,9 +146,10 @@ fn ev_955_an_output_that_was_sent_is_let_go_and_one_that_is_to_be_read_is_not() 
     let both = starts(&mut session);
     let text = of("text/plain", "").unwrap();
     session
+        .nodes()
         .write(both[0].outputs[0].1, &text, Bytes::from_static(b"hi"))
         .unwrap();
-    session.finish(both[0].action);
+    session.calls().finish(both[0].action);
     assert_eq!(sent(&mut session).len(), 1);
     let read = read_node(&mut session, both[1].inputs[0].1, Some(both[1].action));
     assert_eq!(read, (vec![item("text/plain", "", "hi")], Stop::End));
@@ -152,13 +159,14 @@ fn ev_955_an_output_that_was_sent_is_let_go_and_one_that_is_to_be_read_is_not() 
     );
     // A tree of ours: the children are read through it until it is sent.
     let root = both[1].outputs[0].1;
-    let child = session.make(Some(both[1].action)).unwrap();
-    session.list(root, &[child]).unwrap();
+    let child = session.nodes().make(Some(both[1].action)).unwrap();
+    session.nodes().list(root, &[child]).unwrap();
     session
+        .nodes()
         .write(child, &text, Bytes::from_static(b"below"))
         .unwrap();
-    session.finish(both[1].action);
-    let cursor = session.open(root, None);
+    session.calls().finish(both[1].action);
+    let cursor = session.nodes().open(root, None);
     let mut items = Vec::new();
     assert_eq!(
         sent(&mut session)

@@ -80,7 +80,7 @@ impl Pair {
 
     /// The client may write again.
     fn make_room(&mut self) {
-        while !self.client.has_room() {
+        while !self.client.nodes().has_room() {
             self.up.extend(self.client.next_message(T0));
         }
     }
@@ -90,7 +90,10 @@ impl Pair {
             match output {
                 SessionOutput::Start(start) => {
                     self.started.push(start.name.to_string());
-                    let cursor = self.server.open(start.inputs[0].1, Some(start.action));
+                    let cursor = self
+                        .server
+                        .nodes()
+                        .open(start.inputs[0].1, Some(start.action));
                     self.runs.push((*start, cursor, false));
                 }
                 SessionOutput::Close(status) => {
@@ -102,16 +105,19 @@ impl Pair {
         }
         let server = &mut self.server;
         for (start, cursor, done) in &mut self.runs {
-            while !*done && server.has_room() {
-                match server.read(*cursor) {
+            while !*done && server.nodes().has_room() {
+                match server.nodes().read(*cursor) {
                     CursorRead::Piece(piece) => {
                         let output = start.outputs[0].1;
-                        server.write(output, &piece.metadata, piece.data).unwrap();
+                        server
+                            .nodes()
+                            .write(output, &piece.metadata, piece.data)
+                            .unwrap();
                     }
                     CursorRead::Pending => break,
-                    CursorRead::Busy => server.begin_turn(),
+                    CursorRead::Busy => server.nodes().begin_turn(),
                     CursorRead::End => {
-                        server.finish(start.action);
+                        server.calls().finish(start.action);
                         *done = true;
                     }
                     CursorRead::Reference(_) => unreachable!("nothing refers elsewhere"),
@@ -189,14 +195,14 @@ impl Pair {
 }
 
 fn call(client: &mut SessionMachine, input: NodeKey, output: &str) -> (ActionKey, NodeKey) {
-    let node = client.node(output).unwrap();
+    let node = client.nodes().node(output).unwrap();
     let call = ActionRequest {
         name: format!("echo to {output}").into(),
         inputs: vec![("text".into(), input)],
         outputs: vec![("response".into(), node)],
         ..ActionRequest::default()
     };
-    (client.call(call).unwrap(), node)
+    (client.calls().call(call).unwrap(), node)
 }
 
 /// A session of three echoes, one of another's output and one of a tree; what its readers got, and what ran.
@@ -204,25 +210,25 @@ fn session(cuts: &[usize], unaware: usize) -> (Vec<Vec<Item>>, Vec<String>, usiz
     let mut pair = Pair::new();
     let client = &mut pair.client;
     let text = of("text/plain", "USER").unwrap();
-    let input = client.make(None).unwrap();
+    let input = client.nodes().make(None).unwrap();
     let (_, first) = call(client, input, "first");
     let (_, second) = call(client, first, "second");
-    let list = client.make(None).unwrap();
+    let list = client.nodes().make(None).unwrap();
     let (_, third) = call(client, list, "third");
     // Read while it comes: what was delivered before a cut must not be delivered again.
-    let cursor = client.open(second, None);
+    let cursor = client.nodes().open(second, None);
     pair.reader = Some(cursor);
     for word in 0..6 {
         pair.make_room();
         let data = Bytes::from(format!("word {word} ").repeat(9));
-        pair.client.write(input, &text, data).unwrap();
+        pair.client.nodes().write(input, &text, data).unwrap();
     }
     pair.make_room();
     let client = &mut pair.client;
-    client.end(input, &text).unwrap();
-    client.list(list, &[input, first]).unwrap();
-    client.end(list, &text).unwrap();
-    client.finish_sending();
+    client.nodes().end(input, &text).unwrap();
+    client.nodes().list(list, &[input, first]).unwrap();
+    client.nodes().end(list, &text).unwrap();
+    client.calls().finish_sending();
     let total = pair.play(cuts, unaware);
     let stop = drain(&mut pair.client, cursor, &mut pair.items);
     assert_eq!(stop, Stop::End, "{cuts:?}");
@@ -280,6 +286,7 @@ fn ev_940_a_session_waits_for_its_connection_as_long_as_it_is_allowed_to() {
     server.lost(at(10));
     // The action goes on up to the bounds of the queue; nothing is sent, and no stall is counted.
     server
+        .nodes()
         .write(run.outputs[0].1, &text, Bytes::from_static(b"meanwhile"))
         .unwrap();
     assert!(server.next_message(at(11)).is_none() && !server.has_message());
@@ -415,9 +422,10 @@ fn text_sent_to(sent: &[Fragment], id: &str) -> String {
 fn ev_942_coming_back_costs_nothing_once_it_is_done() {
     let mut pair = Pair::new();
     let text = of("text/plain", "USER").unwrap();
-    let input = pair.client.make(None).unwrap();
+    let input = pair.client.nodes().make(None).unwrap();
     let (_, first) = call(&mut pair.client, input, "first");
     pair.client
+        .nodes()
         .write(input, &text, Bytes::from_static(b"half"))
         .unwrap();
     let calm = |pair: &mut Pair| {
@@ -443,12 +451,12 @@ fn ev_942_coming_back_costs_nothing_once_it_is_done() {
             pair.cut(0);
         }
         calm(&mut pair);
-        let cost = |side: &SessionMachine| (side.retained_bytes(), side.store.live());
+        let cost = |side: &SessionMachine| (side.retained_bytes(), side.calls.nodes.graph.live());
         costs.push((cost(&pair.client), cost(&pair.server)));
     }
     assert!(costs.windows(2).all(|pair| pair[0] == pair[1]), "{costs:?}");
-    pair.client.end(input, &text).unwrap();
-    pair.client.finish_sending();
+    pair.client.nodes().end(input, &text).unwrap();
+    pair.client.calls().finish_sending();
     pair.play(&[], 0);
     let (items, stop) = read_node(&mut pair.client, first, None);
     assert_eq!((items[0].data.as_slice(), stop), (&b"half"[..], Stop::End));
@@ -509,13 +517,13 @@ fn leaves_under_way(taken: usize, dialect: Dialect) -> (SessionMachine, Vec<(Str
     let run = start(&mut server);
     let (tree, text) = (run.outputs[0].1, of("text/plain", "").unwrap());
     let children: Vec<NodeKey> = (0..3)
-        .map(|_| server.make(Some(run.action)).unwrap())
+        .map(|_| server.nodes().make(Some(run.action)).unwrap())
         .collect();
-    server.list(tree, &children).unwrap();
+    server.nodes().list(tree, &children).unwrap();
     for word in ["one", "two"] {
         for child in &children {
             let data = Bytes::from_static(word.as_bytes());
-            server.write(*child, &text, data).unwrap();
+            server.nodes().write(*child, &text, data).unwrap();
         }
     }
     let mut has = Vec::new();
@@ -527,14 +535,14 @@ fn leaves_under_way(taken: usize, dialect: Dialect) -> (SessionMachine, Vec<(Str
         has.extend(taken.map(|fragment| (fragment.id.to_string(), fragment.seq)));
         if has.len() == 3 {
             // The first one ends while the connection is up, or not.
-            server.end(children[0], &text).unwrap();
+            server.nodes().end(children[0], &text).unwrap();
         }
     }
     server.lost(T0);
     for child in &children {
-        let _ = server.end(*child, &text);
+        let _ = server.nodes().end(*child, &text);
     }
-    server.finish(run.action);
+    server.calls().finish(run.action);
     (server, has)
 }
 
@@ -556,7 +564,7 @@ fn ev_942_leaves_take_their_turns_after_a_resume_and_what_waits_is_counted_once(
                 act(&mut server, action("RESUME", "have=h", "")).unwrap();
                 let what = format!("{before:?}, {after:?}, {taken}: {has:?}");
                 let rest = sent(&mut server);
-                assert_eq!(server.outbound.bytes, 0, "{what}");
+                assert_eq!(server.calls.nodes.sender.bytes(), 0, "{what}");
                 assert!(
                     rest.last()
                         .is_some_and(|last| &*last.id == "o" && last.last),
@@ -594,9 +602,9 @@ fn ev_911_dropped_nodes_are_kept_until_a_resumed_client_has_them() {
     let text = of("text/plain", "").unwrap();
     for (_, node) in &run.outputs {
         let data = Bytes::from_static(b"kept");
-        server.end_with_data(*node, &text, data).unwrap();
+        server.nodes().end_with_data(*node, &text, data).unwrap();
     }
-    server.finish(run.action);
+    server.calls().finish(run.action);
     act(&mut server, action("DROP", "node=a node.1=b", "")).unwrap();
     let first = server.next_message(T0).unwrap();
     assert_eq!(first.fragments.len(), 1, "one of the two is out");
@@ -614,17 +622,21 @@ fn ev_911_dropped_nodes_are_kept_until_a_resumed_client_has_them() {
     resume(&mut server, "{}", "h3");
     let rest = sent(&mut server);
     assert_eq!(rest.len(), 2, "{rest:?}");
-    assert_eq!(server.store.drops.len(), 0, "and then they are");
+    assert_eq!(
+        server.calls.nodes.lifetime.batches(),
+        0,
+        "and then they are"
+    );
     // What the client has already is not waited for either.
     act(&mut server, action("g", "", "c=c")).unwrap();
     let run = start(&mut server);
     let data = Bytes::from_static(b"kept");
     let node = run.outputs[0].1;
-    server.end_with_data(node, &text, data).unwrap();
+    server.nodes().end_with_data(node, &text, data).unwrap();
     act(&mut server, action("DROP", "node=c", "")).unwrap();
-    assert_eq!(server.store.drops.len(), 1);
+    assert_eq!(server.calls.nodes.lifetime.batches(), 1);
     resume(&mut server, "{\"nodes\":{\"c\":1}}", "h4");
-    assert_eq!(server.store.drops.len(), 0);
+    assert_eq!(server.calls.nodes.lifetime.batches(), 0);
 }
 
 /// EV-801
@@ -633,12 +645,14 @@ fn ev_942_actions_are_remembered_until_the_other_side_has_them_and_counted() {
     let mut client = SessionMachine::new(Side::Client, config(1), T0);
     let before = client.retained_bytes();
     client
+        .calls()
         .call(ActionRequest {
             name: "f".into(),
             ..ActionRequest::default()
         })
         .unwrap();
     client
+        .calls()
         .call(ActionRequest {
             name: "g".into(),
             ..ActionRequest::default()
@@ -669,12 +683,13 @@ fn ev_942_actions_are_remembered_until_the_other_side_has_them_and_counted() {
     });
     let mut client = SessionMachine::new(Side::Client, config, T0);
     client
+        .calls()
         .call(ActionRequest {
             name: "f".into(),
             ..ActionRequest::default()
         })
         .unwrap();
-    let refused = client.call(ActionRequest {
+    let refused = client.calls().call(ActionRequest {
         name: "g".into(),
         ..ActionRequest::default()
     });
@@ -684,6 +699,7 @@ fn ev_942_actions_are_remembered_until_the_other_side_has_them_and_counted() {
     client.without_resume();
     for _ in 0..9 {
         client
+            .calls()
             .call(ActionRequest {
                 name: "g".into(),
                 ..ActionRequest::default()
@@ -696,10 +712,11 @@ fn ev_942_actions_are_remembered_until_the_other_side_has_them_and_counted() {
 fn ev_942_what_was_answered_is_remembered_no_longer() {
     let mut client = SessionMachine::new(Side::Client, config(1), T0);
     let call = |client: &mut SessionMachine| {
-        let node = client.expect().unwrap();
+        let node = client.calls().expect().unwrap();
         let outputs = vec![("response".into(), node)];
         let name = "f".into();
         client
+            .calls()
             .call(ActionRequest {
                 name,
                 outputs,
@@ -708,7 +725,7 @@ fn ev_942_what_was_answered_is_remembered_no_longer() {
             .unwrap();
         client.id(node).unwrap().to_string()
     };
-    let asked = |client: &SessionMachine| client.resume.as_ref().unwrap().asked_bytes();
+    let asked = |client: &SessionMachine| client.calls.link.asked_bytes();
     let ids: Vec<String> = (0..4).map(|_| call(&mut client)).collect();
     let each = asked(&client) / 4;
     let before = client.retained_bytes();

@@ -45,15 +45,19 @@ impl Pair {
     }
 
     fn try_ask(&mut self) -> Result<Asked, Reason> {
-        let input = self.server.make(None).unwrap();
-        let output = self.server.expect().unwrap();
+        let input = self.server.nodes().make(None).unwrap();
+        let output = self.server.calls().expect().unwrap();
         let call = ActionRequest {
             name: "look".into(),
             inputs: vec![("q".into(), input)],
             outputs: vec![("a".into(), output)],
             ..ActionRequest::default()
         };
-        let action = self.server.call(call).map_err(|status| reason(&status))?;
+        let action = self
+            .server
+            .calls()
+            .call(call)
+            .map_err(|status| reason(&status))?;
         Ok(Asked {
             action,
             input,
@@ -79,18 +83,20 @@ impl Pair {
     fn question(&mut self, asked: Asked) {
         let text = of("text/plain", "").unwrap();
         self.server
+            .nodes()
             .write(asked.input, &text, "where?".into())
             .unwrap();
-        self.server.end(asked.input, &text).unwrap();
+        self.server.nodes().end(asked.input, &text).unwrap();
     }
 
     fn answer(&mut self, start: &ActionStart, text: &str) {
         let plain = of("text/plain", "").unwrap();
         let output = start.outputs[0].1;
         self.client
+            .nodes()
             .write(output, &plain, text.to_owned().into())
             .unwrap();
-        self.client.finish(start.action);
+        self.client.calls().finish(start.action);
     }
 
     fn time(&mut self, at: Duration) {
@@ -120,7 +126,7 @@ fn ev_811_ids_are_the_servers_and_all_node_rules_hold_with_roles_swapped() {
         (items, end),
         (vec![item("text/plain", "", "where?")], Stop::End)
     );
-    let cursor = pair.server.open(asked.output, None);
+    let cursor = pair.server.nodes().open(asked.output, None);
     assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
     pair.answer(&begun, "here");
     pair.up().unwrap();
@@ -147,7 +153,7 @@ fn ev_811_an_answer_that_is_complete_before_anybody_reads_is_an_answer() {
     let begun = start(&mut pair.client);
     pair.answer(&begun, "before the question");
     pair.up().unwrap();
-    assert_eq!(pair.server.unfinished(), 0);
+    assert_eq!(pair.server.calls().unfinished(), 0);
     let (items, end) = read_node(&mut pair.server, asked.output, None);
     assert_eq!(
         (items, end),
@@ -162,7 +168,7 @@ fn ev_811_an_answer_that_is_complete_before_anybody_reads_is_an_answer() {
 fn ev_811_an_answer_that_does_not_come_in_time_fails_that_call_alone() {
     let mut pair = pair(|_, limits| limits.reverse_timeout = WAIT_LIMIT);
     let (late, other) = (pair.ask(), pair.ask());
-    let cursor = pair.server.open(late.output, None);
+    let cursor = pair.server.nodes().open(late.output, None);
     assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
     assert!(
         outputs(&mut pair.server)
@@ -193,7 +199,7 @@ fn ev_811_an_answer_that_does_not_come_in_time_fails_that_call_alone() {
     assert!(pair.server.stats().discarded > 0);
     let (items, _) = read_node(&mut pair.server, other.output, None);
     assert_eq!(items, [item("text/plain", "", "in time")]);
-    assert_eq!(pair.server.unfinished(), 0);
+    assert_eq!(pair.server.calls().unfinished(), 0);
 }
 
 #[test]
@@ -204,7 +210,7 @@ fn ev_811_time_stands_still_while_there_is_no_connection() {
         limits.resume_grace = WAIT_LIMIT * 3;
     });
     let asked = pair.ask();
-    let cursor = pair.server.open(asked.output, None);
+    let cursor = pair.server.nodes().open(asked.output, None);
     assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
     let at = |times: u32| WAIT_LIMIT / 4 * times;
     pair.time(at(0));
@@ -213,7 +219,7 @@ fn ev_811_time_stands_still_while_there_is_no_connection() {
     assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
     // Asked while the line is down: its time has not begun either.
     let away = pair.ask();
-    let away = pair.server.open(away.output, None);
+    let away = pair.server.nodes().open(away.output, None);
     assert_eq!(stop(&mut pair.server, away), Stop::Pending);
     pair.server.returned(Time::new(at(10)));
     let have = leaf("h", 0, r#"{"nodes":{},"actions":0}"#);
@@ -248,17 +254,17 @@ fn ev_974_an_abandoned_call_is_forgotten_and_only_who_understands_is_told() {
     for notify in [false, true] {
         let mut pair = pair(|_, _| {});
         let asked = pair.ask();
-        let cursor = pair.server.open(asked.output, None);
+        let cursor = pair.server.nodes().open(asked.output, None);
         assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
         pair.down();
         let begun = start(&mut pair.client);
-        pair.server.abandon(asked.action, notify);
-        pair.server.abandon(asked.action, notify);
+        pair.server.calls().abandon(asked.action, notify);
+        pair.server.calls().abandon(asked.action, notify);
         assert_eq!(
             stop(&mut pair.server, cursor),
             Stop::Failed(Reason::Cancelled)
         );
-        assert_eq!(pair.server.unfinished(), 0);
+        assert_eq!(pair.server.calls().unfinished(), 0);
         pair.down();
         let cancels = outputs(&mut pair.client).iter().any(
             |received| matches!(received, SessionOutput::Cancel { action, .. } if *action == begun.action),
@@ -270,7 +276,7 @@ fn ev_974_an_abandoned_call_is_forgotten_and_only_who_understands_is_told() {
         let again = pair.ask();
         let id = pair.server.id(again.output).unwrap().to_string();
         act(&mut pair.server, action("f", &format!("text={id}"), "o=o")).unwrap();
-        pair.server.abandon(again.action, false);
+        pair.server.calls().abandon(again.action, false);
         feed(&mut pair.server, [leaf(&id, 0, "kept")]).unwrap();
         assert_eq!(texts(&mut pair.server, &id), ["kept"]);
     }
@@ -281,7 +287,7 @@ fn ev_974_an_abandoned_call_is_forgotten_and_only_who_understands_is_told() {
 fn ev_812_calls_in_flight_are_cancelled_when_the_client_has_said_its_last_word() {
     let mut pair = pair(|_, _| {});
     let asked = pair.ask();
-    let cursor = pair.server.open(asked.output, None);
+    let cursor = pair.server.nodes().open(asked.output, None);
     assert_eq!(stop(&mut pair.server, cursor), Stop::Pending);
     act(&mut pair.server, action("f", "", "out=o")).unwrap();
     let served = start(&mut pair.server);
@@ -295,13 +301,13 @@ fn ev_812_calls_in_flight_are_cancelled_when_the_client_has_said_its_last_word()
         Some(Reason::Cancelled),
         "nobody can answer"
     );
-    let late = pair.server.open(asked.output, None);
+    let late = pair.server.nodes().open(asked.output, None);
     assert_eq!(
         stop(&mut pair.server, late),
         Stop::Failed(Reason::Cancelled)
     );
     // What the client is owed is finished, and nothing waits for what it will not say.
-    pair.server.finish(served.action);
+    pair.server.calls().finish(served.action);
     while pair.server.next_message(T0).is_some() {}
     let received = outputs(&mut pair.server);
     assert!(
@@ -325,7 +331,7 @@ fn ev_811_actions_under_way_are_limited_in_each_direction_by_itself() {
         act(&mut pair.server, action("f", "", &outputs)).unwrap();
     }
     assert_eq!(starts(&mut pair.server).len(), 2, "the third is refused");
-    pair.server.abandon(first.action, false);
+    pair.server.calls().abandon(first.action, false);
     assert!(pair.try_ask().is_ok());
 }
 
@@ -409,7 +415,7 @@ fn ev_943_an_action_of_the_servers_is_neither_lost_nor_run_twice_wherever_it_is_
         let asked = [line.pair.ask(), line.pair.ask()];
         let cursors = asked.map(|asked| {
             line.pair.question(asked);
-            line.pair.server.open(asked.output, None)
+            line.pair.server.nodes().open(asked.output, None)
         });
         while line.step() {}
         for cursor in cursors {
@@ -444,9 +450,12 @@ fn ev_811_a_reader_that_is_between_two_pieces_fails_as_well() {
         [more(&id, 0, "some"), more(&id, 1, "more")],
     )
     .unwrap();
-    let cursor = pair.server.open(asked.output, None);
-    assert!(matches!(pair.server.read(cursor), CursorRead::Piece(_)));
-    pair.server.abandon(asked.action, false);
+    let cursor = pair.server.nodes().open(asked.output, None);
+    assert!(matches!(
+        pair.server.nodes().read(cursor),
+        CursorRead::Piece(_)
+    ));
+    pair.server.calls().abandon(asked.action, false);
     assert_eq!(
         stop(&mut pair.server, cursor),
         Stop::Failed(Reason::Cancelled)

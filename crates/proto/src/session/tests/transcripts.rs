@@ -153,10 +153,11 @@ fn answer(session: &mut SessionMachine, turn: &Value, open: &mut HashMap<String,
         let node = open[output["output"].as_str().unwrap()];
         for piece in output["pieces"].as_array().unwrap() {
             session
+                .nodes()
                 .write(node, &metadata, piece.as_str().unwrap().to_owned().into())
                 .unwrap();
         }
-        session.end(node, &metadata).unwrap();
+        session.nodes().end(node, &metadata).unwrap();
     }
 }
 

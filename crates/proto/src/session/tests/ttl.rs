@@ -94,13 +94,13 @@ fn ev_912_the_machine_asks_to_be_woken_and_what_was_added_later_goes_as_well() {
     act(&mut session, ttl("t", 5)).unwrap();
     assert_eq!(session.wake_at(T0), Some(seconds(5)));
     feed(&mut session, [tree("t", 1, &["c"]), leaf("c", 0, "C")]).unwrap();
-    let node = session.node("c").unwrap();
-    let cursor = session.open(node, None);
+    let node = session.nodes().node("c").unwrap();
+    let cursor = session.nodes().open(node, None);
     session.tick(seconds(5));
     // A reader of that moment finishes, and its end frees the bytes.
     let retained = session.retained_bytes();
     assert_eq!(drain(&mut session, cursor, &mut Vec::new()), Stop::End);
-    session.close(cursor);
+    session.nodes().close(cursor);
     assert!(session.retained_bytes() < retained);
     assert!(retained_ids(&mut session, &["t", "a", "b", "c"]).is_empty());
     assert_ne!(
@@ -128,7 +128,10 @@ fn ev_912_the_input_ttl_may_come_late_or_never() {
         action("SET_TTL", "node=a ttl=late", "result=r"),
     )
     .unwrap();
-    assert_eq!((outputs(&mut session).len(), session.unfinished()), (0, 1));
+    assert_eq!(
+        (outputs(&mut session).len(), session.calls().unfinished()),
+        (0, 1)
+    );
     feed(&mut session, [more("late", 0, "\"3")]).unwrap();
     feed(&mut session, [leaf("late", 1, "s\"")]).unwrap();
     assert!(
@@ -136,7 +139,10 @@ fn ev_912_the_input_ttl_may_come_late_or_never() {
         "the shell has nothing to do with it"
     );
     assert_eq!(
-        (texts(&mut session, "r").concat(), session.unfinished()),
+        (
+            texts(&mut session, "r").concat(),
+            session.calls().unfinished()
+        ),
         ("{\"set\":true}".into(), 0)
     );
     session.tick(seconds(3));
@@ -148,7 +154,7 @@ fn ev_912_the_input_ttl_may_come_late_or_never() {
     act(&mut session, action("CANCEL", "action=r", "result=c")).unwrap();
     assert_eq!(texts(&mut session, "c"), ["{\"cancelled\":true}"]);
     assert_eq!(
-        (session.unfinished(), content(&mut session, "r").1),
+        (session.calls().unfinished(), content(&mut session, "r").1),
         (0, Stop::End)
     );
     // The end of the input: what can no longer come fails its reader, here as anywhere.
@@ -159,7 +165,7 @@ fn ev_912_the_input_ttl_may_come_late_or_never() {
         outputs(&mut session)[..],
         [SessionOutput::Refused(_)]
     ));
-    assert_eq!(session.unfinished(), 0);
+    assert_eq!(session.calls().unfinished(), 0);
     assert_eq!(
         content(&mut session, "r").1,
         Stop::Failed(Reason::IncompleteInput)
@@ -257,7 +263,10 @@ fn ev_912_what_could_not_be_searched_is_tried_again() {
     act(&mut session, ttl("a", 5)).unwrap();
     session.tick(seconds(5));
     assert_eq!(retained_ids(&mut session, &["a"]), ["a"]);
-    assert_eq!(session.ttls.next(), Some(seconds(65)));
+    assert_eq!(
+        session.calls.nodes.lifetime.next_expiry(),
+        Some(seconds(65))
+    );
     act(&mut session, action("DROP", "tree=huge", "")).unwrap();
     session.tick(seconds(65));
     assert!(retained_ids(&mut session, &["a"]).is_empty());

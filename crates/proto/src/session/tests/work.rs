@@ -18,8 +18,10 @@ fn readers(count: usize, visits: u32) -> (SessionMachine, Vec<CursorId>) {
         (limits.session_visits, limits.session_visits_per_second) = (visits, visits);
     });
     bomb(&mut session, 64, empty("bottom", 0, true));
-    let node = session.node("n0").unwrap();
-    let readers = (0..count).map(|_| session.open(node, None)).collect();
+    let node = session.nodes().node("n0").unwrap();
+    let readers = (0..count)
+        .map(|_| session.nodes().open(node, None))
+        .collect();
     (session, readers)
 }
 
@@ -45,7 +47,7 @@ fn woken(session: &mut SessionMachine) -> Vec<CursorId> {
 fn d_27_all_readers_of_a_session_share_one_budget_which_fills_as_time_passes() {
     let (mut session, readers) = readers(20, 5_000);
     exhaust(&mut session, &readers);
-    assert_eq!(session.work.left(), 0);
+    assert_eq!(session.calls.nodes.readers.budget.left(), 0);
     assert!(session.aborted().is_none());
     let wakes = session.wake_at(T0).unwrap();
     assert_eq!(wakes, T0 + Duration::from_micros(819_200), "4,096 visits");
@@ -57,37 +59,40 @@ fn d_27_all_readers_of_a_session_share_one_budget_which_fills_as_time_passes() {
         let mut awake = woken(&mut session);
         awake.sort();
         assert_eq!(awake, readers, "every reader is asked");
-        assert!(session.work.left() <= 5_000);
+        assert!(session.calls.nodes.readers.budget.left() <= 5_000);
         exhaust(&mut session, &awake);
-        assert_eq!(session.work.left(), 0);
+        assert_eq!(session.calls.nodes.readers.budget.left(), 0);
     }
     // What is no graph is read all the same, and by then there is a leaf to be read.
     session
         .handle(fragments([leaf("plain", 0, "text")]), at(30_000))
         .unwrap();
-    session.work.charge(u32::MAX);
+    session.calls.nodes.readers.budget.charge(u32::MAX);
     assert_eq!(texts(&mut session, "plain"), ["text"]);
     for reader in readers {
-        session.close(reader);
+        session.nodes().close(reader);
     }
-    assert!(session.starved.is_empty());
+    assert!(session.calls.nodes.readers.starved() == 0);
 }
 
 #[test]
 fn d_27_one_turn_makes_few_visits_and_the_next_goes_on() {
     let (mut session, readers) = readers(1, u32::MAX);
-    let before = session.work.left();
+    let before = session.calls.nodes.readers.budget.left();
     let mut turns = 0;
     loop {
-        match session.read(readers[0]) {
+        match session.nodes().read(readers[0]) {
             CursorRead::Busy => {
                 turns += 1;
                 assert!(
-                    matches!(session.read(readers[0]), CursorRead::Busy),
+                    matches!(session.nodes().read(readers[0]), CursorRead::Busy),
                     "not before"
                 );
-                assert_eq!(before - session.work.left(), turns * 16_384);
-                session.begin_turn();
+                assert_eq!(
+                    before - session.calls.nodes.readers.budget.left(),
+                    turns * 16_384
+                );
+                session.nodes().begin_turn();
             }
             CursorRead::Failed(status) => {
                 assert_eq!(reason(&status), Reason::FlattenLimit);
@@ -105,11 +110,11 @@ fn d_27_one_turn_makes_few_visits_and_the_next_goes_on() {
 #[test]
 fn d_27_what_a_search_has_no_budget_for_is_found_by_the_reader() {
     let mut session = server();
-    session.work.charge(u32::MAX);
+    session.calls.nodes.readers.budget.charge(u32::MAX);
     feed(&mut session, [tree("a", 0, &["b"]), tree("b", 0, &["a"])]).unwrap();
     assert_eq!(content(&mut session, "a").1, Stop::Pending);
-    let node = session.node("a").unwrap();
-    let cursor = session.open(node, None);
+    let node = session.nodes().node("a").unwrap();
+    let cursor = session.nodes().open(node, None);
     session.tick(at(1_000));
     let mut items = Vec::new();
     let stop = drain(&mut session, cursor, &mut items);

@@ -122,7 +122,7 @@ async fn oa_913_a_clients_function_that_panics_anywhere_ends_its_own_action_and_
         let echoed = answer(&shared, &mut served, "~o");
         assert_eq!(echoed, (b"in".to_vec(), None), "{target:?}");
         assert_eq!(kernel.panics(), 1, "{target:?}");
-        assert_eq!(shared.with(|live| live.machine().unfinished()), 0);
+        assert_eq!(shared.with(|live| live.machine().calls().unfinished()), 0);
         drop((served, kernel));
         assert_eq!(Arc::strong_count(&alive), 1, "{target:?}: nothing is left");
     }

@@ -4,7 +4,7 @@ use bytes::{Bytes, BytesMut};
 
 /// The block that the next small copies go to.
 #[derive(Debug, Default)]
-pub(super) struct CopyArena {
+pub(in crate::session) struct CopyArena {
     open: BytesMut,
     /// Size with which the open block was created.
     block: usize,
@@ -12,7 +12,7 @@ pub(super) struct CopyArena {
 
 impl CopyArena {
     /// Returns a copy of `data`.
-    pub(super) fn copy(&mut self, data: &[u8]) -> Bytes {
+    pub(in crate::session) fn copy(&mut self, data: &[u8]) -> Bytes {
         if data.len() > SMALL_BYTES {
             return Bytes::copy_from_slice(data);
         }

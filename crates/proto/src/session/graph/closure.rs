@@ -6,12 +6,12 @@ use std::collections::HashSet;
 
 use ahash::RandomState;
 
-use super::port::NodeKey;
-use super::store::Store;
+use super::Graph;
+use crate::session::port::NodeKey;
 
 /// The walk. It ends early when its budget is used up.
-pub(super) struct Closure<'a> {
-    store: &'a Store,
+pub(in crate::session) struct Closure<'a> {
+    graph: &'a Graph,
     seen: HashSet<NodeKey, RandomState>,
     stack: Vec<NodeKey>,
     edges_left: usize,
@@ -20,10 +20,13 @@ pub(super) struct Closure<'a> {
 }
 
 impl<'a> Closure<'a> {
-    pub(super) fn new(store: &'a Store, roots: impl IntoIterator<Item = NodeKey>) -> Self {
+    pub(in crate::session) fn new(
+        graph: &'a Graph,
+        roots: impl IntoIterator<Item = NodeKey>,
+    ) -> Self {
         Self {
-            store,
-            seen: HashSet::with_hasher(store.hasher()),
+            graph,
+            seen: HashSet::with_hasher(graph.hasher()),
             stack: roots.into_iter().collect(),
             edges_left: EDGES,
             cut: false,
@@ -32,20 +35,20 @@ impl<'a> Closure<'a> {
 
     /// All nodes below `roots` that are not in `covered`, without a budget: for callers that follow each edge only once
     /// in its lifetime.
-    pub(super) fn beside(
-        store: &'a Store,
+    pub(in crate::session) fn beside(
+        graph: &'a Graph,
         roots: impl IntoIterator<Item = NodeKey>,
         covered: HashSet<NodeKey, RandomState>,
     ) -> Self {
         Self {
             seen: covered,
             edges_left: usize::MAX,
-            ..Self::new(store, roots)
+            ..Self::new(graph, roots)
         }
     }
 
     /// Collects every node of the walk; `None` if something was skipped.
-    pub(super) fn into_all(mut self) -> Option<HashSet<NodeKey, RandomState>> {
+    pub(in crate::session) fn into_all(mut self) -> Option<HashSet<NodeKey, RandomState>> {
         while self.next().is_some() {}
         (!self.cut).then_some(self.seen)
     }
@@ -62,7 +65,7 @@ impl Iterator for Closure<'_> {
             }
             let first = self.stack.len();
             let (seen, edges_left) = (&self.seen, &mut self.edges_left);
-            let edges = self.store.get(key).edges().take(*edges_left);
+            let edges = self.graph.get(key).edges().take(*edges_left);
             self.stack.extend(
                 edges
                     .inspect(|_| *edges_left -= 1)

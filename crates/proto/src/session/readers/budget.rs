@@ -11,14 +11,12 @@
 
 use std::time::Duration;
 
-use super::SessionMachine;
-use super::port::{CursorId, CursorRead, SessionOutput};
 use crate::evergreen::SessionLimits;
 use crate::time::Time;
 
 /// The budget of visits.
 #[derive(Debug)]
-pub(super) struct ReadBudget {
+pub(in crate::session) struct ReadBudget {
     left: u32,
     /// When it was last refilled.
     since: Time,
@@ -28,7 +26,7 @@ pub(super) struct ReadBudget {
 
 /// Why a reader stops for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReadStop {
+pub(in crate::session) enum ReadStop {
     /// The visits of this turn are used up: read again in the next turn.
     Turn,
     /// The session's budget is used up.
@@ -36,7 +34,7 @@ pub(super) enum ReadStop {
 }
 
 impl ReadBudget {
-    pub(super) const fn new(limits: &SessionLimits, now: Time) -> Self {
+    pub(in crate::session) const fn new(limits: &SessionLimits, now: Time) -> Self {
         Self {
             left: limits.session_visits,
             since: now,
@@ -45,7 +43,7 @@ impl ReadBudget {
     }
 
     /// An unlimited budget, for readers of a closed session: its peer sends nothing more, and no timer runs for it.
-    pub(super) const fn unlimited(turn: u32) -> Self {
+    pub(in crate::session) const fn unlimited(turn: u32) -> Self {
         Self {
             left: u32::MAX,
             since: Time::ZERO,
@@ -54,22 +52,22 @@ impl ReadBudget {
     }
 
     /// Visits left in this turn.
-    pub(super) const fn turn(&self) -> u32 {
+    pub(in crate::session) const fn turn(&self) -> u32 {
         self.turn
     }
 
     /// Starts the next turn.
-    pub(super) const fn begin_turn(&mut self) {
+    pub(in crate::session) const fn begin_turn(&mut self) {
         self.turn = TURN_VISITS;
     }
 
     /// Sets the visits left in this turn, as another budget has counted them.
-    pub(super) const fn set_turn(&mut self, turn: u32) {
+    pub(in crate::session) const fn set_turn(&mut self, turn: u32) {
         self.turn = turn;
     }
 
     /// Uses one visit, if there is one.
-    pub(super) const fn visit(&mut self) -> Result<(), ReadStop> {
+    pub(in crate::session) const fn visit(&mut self) -> Result<(), ReadStop> {
         if self.left == 0 {
             return Err(ReadStop::Budget);
         }
@@ -82,17 +80,17 @@ impl ReadBudget {
     }
 
     /// Visits left in the session's budget.
-    pub(super) const fn left(&self) -> u32 {
+    pub(in crate::session) const fn left(&self) -> u32 {
         self.left
     }
 
     /// Charges visits that were made elsewhere.
-    pub(super) const fn charge(&mut self, visits: u32) {
+    pub(in crate::session) const fn charge(&mut self, visits: u32) {
         self.left = self.left.saturating_sub(visits);
     }
 
     /// Refills the budget for the time that has passed.
-    pub(super) fn refill(&mut self, limits: &SessionLimits, now: Time) {
+    pub(in crate::session) fn refill(&mut self, limits: &SessionLimits, now: Time) {
         let rate = u128::from(limits.session_visits_per_second);
         let gained = (now - self.since).as_micros() * rate / MICROS;
         // `since` moves only when a whole visit is gained, so that fractions add up.
@@ -104,67 +102,17 @@ impl ReadBudget {
     }
 
     /// Whether waiting readers may continue.
-    fn is_enough(&self, limits: &SessionLimits) -> bool {
+    pub(in crate::session) fn is_enough(&self, limits: &SessionLimits) -> bool {
         self.left >= ENOUGH.min(limits.session_visits.max(1))
     }
 
     /// When waiting readers may continue.
-    fn enough_at(&self, limits: &SessionLimits) -> Time {
+    pub(in crate::session) fn enough_at(&self, limits: &SessionLimits) -> Time {
         let missing = ENOUGH.min(limits.session_visits.max(1));
         let missing = u64::from(missing.saturating_sub(self.left));
         let rate = u64::from(limits.session_visits_per_second.max(1));
         let micros = (missing * 1_000_000).div_ceil(rate);
         self.since + Duration::from_micros(micros)
-    }
-}
-
-impl SessionMachine {
-    /// Starts the next turn of the task that drives this session: readers may make more visits.
-    pub const fn begin_turn(&mut self) {
-        self.work.begin_turn();
-    }
-
-    /// Makes a reader wait, because the budget is used up.
-    pub(super) fn starve(&mut self, id: CursorId) -> CursorRead {
-        if let Some(cursor) = self.cursors.get_mut(id.0) {
-            cursor.starved = true;
-            self.starved.push(id);
-            self.emit(SessionOutput::Timed);
-        }
-        CursorRead::Pending
-    }
-
-    /// Pauses the session's own reads until the next turn.
-    pub(super) fn pause_leaves(&mut self) {
-        self.leaves_paused = true;
-        self.emit(SessionOutput::Timed);
-    }
-
-    /// When starved readers, or the session's own reads, continue.
-    pub(super) fn work_at(&self, now: Time) -> Option<Time> {
-        if self.leaves_paused {
-            return Some(now);
-        }
-        (!self.starved.is_empty()).then(|| self.work.enough_at(&self.config.limits))
-    }
-
-    /// Refills the budget and wakes the readers that wait for visits.
-    pub(super) fn refill_work(&mut self, now: Time) {
-        let limits = &self.config.limits;
-        self.work.refill(limits, now);
-        if std::mem::take(&mut self.leaves_paused) {
-            self.leaves_ready = true;
-            self.work.begin_turn();
-        }
-        if self.starved.is_empty() || !self.work.is_enough(limits) {
-            return;
-        }
-        for id in std::mem::take(&mut self.starved) {
-            if let Some(cursor) = self.cursors.get_mut(id.0) {
-                cursor.starved = false;
-                self.ready(id);
-            }
-        }
     }
 }
 

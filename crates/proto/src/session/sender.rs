@@ -1,29 +1,68 @@
-//! The outgoing queue of a session: which node sends next, and how messages are composed.
+//! What is sent next: the nodes of ours that have something to send, in turns, and the actions before them.
 //!
-//! Content is not queued twice: a node's log is the queue, and the transport is one more cursor on it.
+//! Content is not queued twice: a node's log is the queue, and the transport is one more cursor on it. `bytes` is what
+//! the queue counts: everything that nodes in their turn have appended and the transport has not taken.
+
+mod produce;
+mod rewind;
 
 use std::collections::VecDeque;
 
+use super::graph::{FRAGMENT_BYTES, Graph, LogPiece, NodeKind};
+use super::lifetime::NodeFate;
 use super::port::{NodeKey, SessionStats};
-use super::store::{FRAGMENT_BYTES, LogPiece, NodeKind, Store};
 use crate::evergreen::{Action, Chunk, Fragment, Payload, SessionLimits, WireMessage};
 
+pub(super) use self::produce::{ProduceRules, Unwritten, adopt, writable};
+pub(super) use self::rewind::rewind;
+
+/// The queue to the transport; see the module documentation.
 #[derive(Debug, Default)]
-pub(super) struct SessionOutbound {
+pub(super) struct Sender {
     /// Nodes with something to send, in order of their turns.
     turns: VecDeque<NodeKey>,
     /// Actions are sent before fragments, so that the peer can start (EV-215).
     actions: Vec<Action>,
     /// Queued bytes.
-    pub(super) bytes: usize,
+    bytes: usize,
     /// Whether a producer was refused because the queue was full.
-    pub(super) refused: bool,
+    refused: bool,
+    /// Dropped nodes that were wholly sent since [`Sender::take_dropped`] was called last.
+    dropped: Vec<NodeKey>,
 }
 
-impl SessionOutbound {
+impl Sender {
     /// Whether nothing is queued, including tree ends that wait for their children.
     pub(super) const fn is_empty(&self) -> bool {
         self.bytes == 0
+    }
+
+    /// Whether producers may write. After `false`, [`Self::has_room_again`] holds once.
+    pub(super) const fn has_room(&mut self, limits: &SessionLimits) -> bool {
+        let room = self.bytes < limits.outbound_queue_bytes;
+        self.refused |= !room;
+        room
+    }
+
+    /// Whether a producer that was refused may write again: once half of the queue is empty, so that producers are not
+    /// woken for every message.
+    pub(super) const fn has_room_again(&mut self, limits: &SessionLimits) -> bool {
+        let again = self.refused && self.bytes <= limits.outbound_queue_bytes / 2;
+        if again {
+            self.refused = false;
+        }
+        again
+    }
+
+    /// Takes the dropped nodes that were wholly sent.
+    pub(super) fn take_dropped(&mut self) -> Vec<NodeKey> {
+        std::mem::take(&mut self.dropped)
+    }
+
+    /// Queued bytes.
+    #[cfg(test)]
+    pub(super) const fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Whether a message can be taken now.
@@ -37,49 +76,42 @@ impl SessionOutbound {
     }
 
     /// Queues a piece that was appended to a node of ours.
-    pub(super) fn push(&mut self, key: NodeKey, bytes: usize, store: &mut Store) {
+    fn push(&mut self, key: NodeKey, bytes: usize, graph: &mut Graph) {
         let bytes = bytes + FRAGMENT_BYTES;
-        let producer = store.get_mut(key).producer.get_or_insert_default();
-        match &mut producer.pending_at {
+        let sending = graph.get_mut(key).sending.get_or_insert_default();
+        match &mut sending.pending_at {
             // Bytes of a node whose turn has not come are not counted in the queue: only the end of another node would
             // make room for them, so producers must not wait for that. The quota alone bounds them.
             Some(retained) => *retained += bytes,
             None => {
                 self.bytes += bytes;
-                self.queue(key, store);
+                self.queue(key, graph);
             }
         }
     }
 
-    /// Clears the queue, to be filled anew.
-    pub(super) fn clear(&mut self) {
-        self.turns.clear();
-        self.actions.clear();
-        self.bytes = 0;
-    }
-
     /// Queues everything of a node that was not sent; with the node itself, if its turn has not come.
-    pub(super) fn queue_rest(&mut self, key: NodeKey, store: &mut Store) {
-        let node = store.get_mut(key);
-        let sent = node.producer.as_ref().map_or(0, |producer| producer.sent);
+    fn queue_rest(&mut self, key: NodeKey, graph: &mut Graph) {
+        let node = graph.get_mut(key);
+        let sent = node.sending.as_ref().map_or(0, |sending| sending.sent);
         let pieces = (sent..node.next_seq()).filter_map(|seq| node.piece(seq));
         let bytes: usize = pieces.map(|piece| piece.len() + FRAGMENT_BYTES).sum();
-        let producer = node.producer.get_or_insert_default();
-        match &mut producer.pending_at {
+        let sending = node.sending.get_or_insert_default();
+        match &mut sending.pending_at {
             Some(retained) => *retained = bytes,
             None if bytes > 0 => {
                 self.bytes += bytes;
-                self.queue(key, store);
+                self.queue(key, graph);
             }
             None => {}
         }
     }
 
     /// Adds a node to the turns.
-    pub(super) fn queue(&mut self, key: NodeKey, store: &mut Store) {
-        let producer = store.get_mut(key).producer.get_or_insert_default();
-        if !producer.queued && producer.pending_at.is_none() {
-            producer.queued = true;
+    fn queue(&mut self, key: NodeKey, graph: &mut Graph) {
+        let sending = graph.get_mut(key).sending.get_or_insert_default();
+        if !sending.queued && sending.pending_at.is_none() {
+            sending.queued = true;
             self.turns.push_back(key);
         }
     }
@@ -87,7 +119,7 @@ impl SessionOutbound {
     /// The next message, if anything can be sent. Nodes take turns by bytes; the fragments of a node keep their order.
     pub(super) fn message(
         &mut self,
-        store: &mut Store,
+        graph: &mut Graph,
         limits: &SessionLimits,
         coalesce: bool,
         stats: &mut SessionStats,
@@ -101,7 +133,7 @@ impl SessionOutbound {
         self.bytes -= used;
         while let Some(key) = self.turns.pop_front() {
             let mut turn = 0;
-            while let Some(bytes) = next_bytes(key, store) {
+            while let Some(bytes) = next_bytes(key, graph) {
                 let full = used + bytes > budget
                     && !(message.fragments.is_empty() && message.actions.is_empty());
                 if full {
@@ -112,28 +144,28 @@ impl SessionOutbound {
                 if turn >= TURN_BYTES {
                     break;
                 }
-                message.fragments.push(self.take(key, store));
+                message.fragments.push(self.take(key, graph));
                 stats.fragments_out += 1;
                 stats.bytes_out += (bytes - FRAGMENT_BYTES) as u64;
                 self.bytes -= bytes;
                 used += bytes;
                 turn += bytes;
             }
-            if next_bytes(key, store).is_some() {
+            if next_bytes(key, graph).is_some() {
                 self.turns.push_back(key);
-            } else if let Some(producer) = &mut store.get_mut(key).producer {
-                producer.queued = false;
+            } else if let Some(sending) = &mut graph.get_mut(key).sending {
+                sending.queued = false;
             }
         }
         (!message.fragments.is_empty() || !message.actions.is_empty()).then_some(message)
     }
 
     /// Takes the next fragment of a node; the caller knows that there is one.
-    fn take(&mut self, key: NodeKey, store: &mut Store) -> Fragment {
-        let node = store.get_mut(key);
-        let sent = node.producer.as_mut().map_or(0, |producer| {
-            producer.sent += 1;
-            producer.sent - 1
+    fn take(&mut self, key: NodeKey, graph: &mut Graph) -> Fragment {
+        let node = graph.get_mut(key);
+        let sent = node.sending.as_mut().map_or(0, |sending| {
+            sending.sent += 1;
+            sending.sent - 1
         });
         let last = node.last == Some(sent);
         let mut fragment = Fragment {
@@ -142,7 +174,7 @@ impl SessionOutbound {
             last,
             ..Fragment::default()
         };
-        let node = store.get(key);
+        let node = graph.get(key);
         match node.piece(sent) {
             Some(LogPiece::Begin(metadata, data)) => {
                 let payload = (!data.is_empty()).then(|| Payload::Data(data.clone()));
@@ -161,10 +193,10 @@ impl SessionOutbound {
             Some(LogPiece::Children(children)) => {
                 fragment.children = children
                     .iter()
-                    .map(|&child| store.get(child).id.clone())
+                    .map(|&child| graph.get(child).id.clone())
                     .collect();
                 let children = children.clone();
-                self.announced(key, &children, store);
+                self.announced(key, &children, graph);
             }
             Some(LogPiece::Status(status)) => {
                 let payload = Some(Payload::Status(status.clone()));
@@ -185,74 +217,75 @@ impl SessionOutbound {
             Some(LogPiece::Empty | LogPiece::Ref(_) | LogPiece::Slice(_)) | None => {}
         }
         if last {
-            self.wholly_sent(key, store);
+            self.wholly_sent(key, graph);
         }
-        store.release(key);
+        graph.release(key);
         fragment
     }
 
     /// Handles a node that was wholly sent: the tree that lists it may end, if it waited for that.
-    fn wholly_sent(&mut self, key: NodeKey, store: &mut Store) {
-        let parent = store.get_mut(key).producer.as_mut().and_then(|producer| {
-            let awaited = std::mem::take(&mut producer.awaited);
-            producer.parent.filter(|_| awaited)
+    fn wholly_sent(&mut self, key: NodeKey, graph: &mut Graph) {
+        let parent = graph.get_mut(key).sending.as_mut().and_then(|sending| {
+            let awaited = std::mem::take(&mut sending.awaited);
+            sending.parent.filter(|_| awaited)
         });
-        store.was_wholly_sent(key);
+        if graph.get(key).fate != NodeFate::Retained {
+            self.dropped.push(key);
+        }
         let Some(parent) = parent else { return };
-        if let Some(producer) = &mut store.get_mut(parent).producer {
-            producer.open_children -= 1;
+        if let Some(sending) = &mut graph.get_mut(parent).sending {
+            sending.open_children -= 1;
         }
-        if next_bytes(parent, store).is_some() {
-            self.queue(parent, store);
+        if next_bytes(parent, graph).is_some() {
+            self.queue(parent, graph);
         }
-        self.next_turn(parent, Some(key), store);
+        self.next_turn(parent, Some(key), graph);
     }
 
     /// These children of a tree were announced to the peer: the first of them may be sent.
-    fn announced(&mut self, tree: NodeKey, children: &[NodeKey], store: &mut Store) {
+    fn announced(&mut self, tree: NodeKey, children: &[NodeKey], graph: &mut Graph) {
         let waiting = |child: &&NodeKey| {
-            let producer = store.get(**child).producer.as_ref();
-            producer.is_some_and(|producer| {
-                producer.parent == Some(tree) && producer.pending_at.is_some()
-            })
+            let sending = graph.get(**child).sending.as_ref();
+            sending
+                .is_some_and(|sending| sending.parent == Some(tree) && sending.pending_at.is_some())
         };
         let count = children.iter().filter(waiting).count();
-        if let Some(producer) = &mut store.get_mut(tree).producer {
-            producer.announced += count;
+        if let Some(sending) = &mut graph.get_mut(tree).sending {
+            sending.announced += count;
         }
-        self.next_turn(tree, None, store);
+        self.next_turn(tree, None, graph);
     }
 
     /// Starts the next leaf of a tree, where the peer needs leaves one after the other (EV-722).
-    pub(super) fn next_turn(&mut self, tree: NodeKey, ended: Option<NodeKey>, store: &mut Store) {
-        let Some(producer) = &mut store.get_mut(tree).producer else {
+    fn next_turn(&mut self, tree: NodeKey, ended: Option<NodeKey>, graph: &mut Graph) {
+        let Some(sending) = &mut graph.get_mut(tree).sending else {
             return;
         };
-        if producer.turn != ended || producer.announced == 0 {
-            producer.turn = producer.turn.filter(|turn| Some(*turn) != ended);
+        if sending.turn != ended || sending.announced == 0 {
+            sending.turn = sending.turn.filter(|turn| Some(*turn) != ended);
             return;
         }
-        producer.announced -= 1;
-        producer.turn = producer.line.pop_front();
-        let Some(next) = producer.turn else { return };
-        let retained = store.get_mut(next).producer.as_mut();
+        sending.announced -= 1;
+        sending.turn = sending.line.pop_front();
+        let Some(next) = sending.turn else { return };
+        let retained = graph.get_mut(next).sending.as_mut();
         self.bytes += retained
-            .and_then(|producer| producer.pending_at.take())
+            .and_then(|sending| sending.pending_at.take())
             .unwrap_or_default();
-        if next_bytes(next, store).is_some() {
-            self.queue(next, store);
+        if next_bytes(next, graph).is_some() {
+            self.queue(next, graph);
         }
     }
 }
 
 /// The size of the next fragment of a node, or `None` if none may be sent now.
-fn next_bytes(key: NodeKey, store: &Store) -> Option<usize> {
-    let node = store.get(key);
-    let producer = node.producer.as_ref()?;
-    let piece = node.piece(producer.sent)?;
+fn next_bytes(key: NodeKey, graph: &Graph) -> Option<usize> {
+    let node = graph.get(key);
+    let sending = node.sending.as_ref()?;
+    let piece = node.piece(sending.sent)?;
     // A tree ends after everything below it (EV-508), and so does the status of an action (EV-735).
     // A piece that is not sendable yet stays in the log; `wholly_sent` queues its node again.
-    let retained = node.last == Some(producer.sent) && producer.open_children > 0;
+    let retained = node.last == Some(sending.sent) && sending.open_children > 0;
     (!retained).then_some(piece.len() + FRAGMENT_BYTES)
 }
 

@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::dropping::NodeFate;
-use super::port::NodeKey;
-use super::store::Store;
+use super::{Graph, StoredNode};
 use crate::evergreen::{Reason, Status};
+use crate::session::lifetime::NodeFate;
+use crate::session::port::{ActionKey, NodeKey};
 
 /// Which pieces a session retains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,23 +28,45 @@ pub enum RetentionPolicy {
 
 /// Readers that have still to pass a node, without the transport.
 #[derive(Debug, Default)]
-pub(super) struct Readers {
+pub(in crate::session) struct NodeReaders {
     /// Positions of the readers inside. An action reads an input once or twice, so the list is short and is searched.
     positions: SmallVec<[u32; 4]>,
-    /// Number of readers that are bound to the node and have not begun.
+    /// Number of readers that were opened and have not begun.
     bound: u32,
+    /// Actions that have it as an input which they have not opened yet.
+    inputs_of: SmallVec<[ActionKey; 1]>,
 }
 
-impl Store {
-    /// Binds a reader that will read this node from its first item.
-    pub(super) fn bind_reader(&mut self, key: NodeKey) {
+impl Graph {
+    /// Retains an input until `action` has read it, or has ended.
+    pub(in crate::session) fn bind_input(&mut self, key: NodeKey, action: ActionKey) {
         if self.releases() {
-            self.get_mut(key).readers.get_or_insert_default().bound += 1;
+            let readers = self.get_mut(key).readers.get_or_insert_default();
+            readers.inputs_of.push(action);
+        }
+    }
+
+    /// Releases an input that `action` will not open any more.
+    pub(in crate::session) fn unbind_input(&mut self, key: NodeKey, action: ActionKey) {
+        if let Some(readers) = &mut self.get_mut(key).readers
+            && readers.opens(action)
+        {
+            self.release(key);
+        }
+    }
+
+    /// Binds a reader that will read this node from its first item; `reader` is the action that reads, if any.
+    pub(in crate::session) fn bind_reader(&mut self, key: NodeKey, reader: Option<ActionKey>) {
+        if self.releases() {
+            let readers = self.get_mut(key).readers.get_or_insert_default();
+            readers.bound += 1;
+            // From now on the reader keeps the content, not the input that it was opened for.
+            reader.map(|action| readers.opens(action));
         }
     }
 
     /// Unbinds a reader that has begun, or will not begin.
-    pub(super) fn unbind_reader(&mut self, key: NodeKey) {
+    pub(in crate::session) fn unbind_reader(&mut self, key: NodeKey) {
         if let Some(readers) = &mut self.get_mut(key).readers {
             readers.bound = readers.bound.saturating_sub(1);
             self.release(key);
@@ -52,7 +74,7 @@ impl Store {
     }
 
     /// Adds a reader at the first piece.
-    pub(super) fn enter(&mut self, key: NodeKey) {
+    pub(in crate::session) fn enter(&mut self, key: NodeKey) {
         if self.releases() {
             let readers = self.get_mut(key).readers.get_or_insert_default();
             readers.positions.push(0);
@@ -60,7 +82,7 @@ impl Store {
     }
 
     /// Moves a reader from piece `from` to the next one.
-    pub(super) fn step_reader(&mut self, key: NodeKey, from: u32) {
+    pub(in crate::session) fn step_reader(&mut self, key: NodeKey, from: u32) {
         let Some(readers) = &mut self.get_mut(key).readers else {
             return;
         };
@@ -75,7 +97,7 @@ impl Store {
     }
 
     /// Removes a reader at piece `slot`.
-    pub(super) fn leave(&mut self, key: NodeKey, slot: u32) {
+    pub(in crate::session) fn leave(&mut self, key: NodeKey, slot: u32) {
         let Some(readers) = &mut self.get_mut(key).readers else {
             return;
         };
@@ -86,14 +108,14 @@ impl Store {
     }
 
     /// Releases the pieces that every reader has passed, in this node and in the nodes that those pieces listed.
-    pub(super) fn release(&mut self, key: NodeKey) {
+    pub(in crate::session) fn release(&mut self, key: NodeKey) {
         if !self.releases() {
             return;
         }
         let mut stack: SmallVec<[NodeKey; 4]> = SmallVec::new();
         stack.push(key);
         while let Some(key) = stack.pop() {
-            let end = self.passed_by_all(key);
+            let end = self.get(key).passed_by_all();
             while self.get(key).log.released() < end as usize {
                 let Some(piece) = self.let_go(key) else {
                     break;
@@ -107,31 +129,41 @@ impl Store {
             }
         }
     }
+}
 
+impl StoredNode {
     /// Number of pieces of a node that every reader and the transport have passed.
-    fn passed_by_all(&self, key: NodeKey) -> u32 {
-        let node = self.get(key);
-        let bound = node.readers.as_ref().map_or(0, |readers| readers.bound);
-        if bound > 0 || node.listed > 0 {
+    fn passed_by_all(&self) -> u32 {
+        let is_bound = |readers: &NodeReaders| readers.bound > 0 || !readers.inputs_of.is_empty();
+        // A tree that lists it, or a reader that has not begun, will read it from its first piece.
+        if self.listed > 0 || self.readers.as_deref().is_some_and(is_bound) {
             return 0;
         }
-        let slowest = node
+        let slowest = self
             .readers
             .as_ref()
             .and_then(|readers| readers.positions.iter().copied().min());
-        let sent = node.producer.as_ref().map(|producer| producer.sent);
+        let sent = self.sending.as_ref().map(|sending| sending.sent);
         match (slowest, sent) {
             (Some(slowest), Some(sent)) => slowest.min(sent),
             (Some(passed), None) | (None, Some(passed)) => passed,
-            (None, None) => node.passed,
+            (None, None) => self.passed,
         }
     }
 }
 
+impl NodeReaders {
+    /// Whether it is an input of `action` that was not open; from now on it is.
+    fn opens(&mut self, action: ActionKey) -> bool {
+        let at = self.inputs_of.iter().position(|input| *input == action);
+        at.map(|at| self.inputs_of.swap_remove(at)).is_some()
+    }
+}
+
 #[cfg(any(test, fuzzing))]
-impl super::store::StoredNode {
+impl StoredNode {
     /// Number of readers inside.
-    pub(super) fn inside(&self) -> usize {
+    pub(in crate::session) fn inside(&self) -> usize {
         self.readers
             .as_ref()
             .map_or(0, |readers| readers.positions.len())
@@ -139,8 +171,8 @@ impl super::store::StoredNode {
 }
 
 /// The error of a reader whose node is no longer retained.
-pub(super) fn released(store: &Store, node: NodeKey) -> Arc<Status> {
-    let id = &store.get(node).id;
+pub(in crate::session) fn released(graph: &Graph, node: NodeKey) -> Arc<Status> {
+    let id = &graph.get(node).id;
     let message = format!("node {id:?} was released: it was dropped, or read and sent before");
     Arc::new(Status::new(Reason::NodeReleased, message).with("node", id))
 }

@@ -7,32 +7,33 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::copy_arena::CopyArena;
-use super::dropping::NodeFate;
-use super::port::NodeKey;
-use super::reference::ExternalContent;
-use super::store::{ChildSlice, LogPiece, NodeKind, NodeProducer, Reference, Store, StoredNode};
+use super::{ChildSlice, Graph, LogPiece, NodeKind, NodeProducer, Reference, StoredNode};
 use crate::evergreen::reference::{self, ReferenceTarget};
 use crate::evergreen::{
-    Chunk, Fragment, Metadata, MetadataMode, Payload, Reason, SessionLimits, Status, metadata,
+    Chunk, Fragment, Metadata, MetadataMode, NodeId, Payload, Reason, SessionLimits, Status,
+    metadata,
 };
+use crate::session::lifetime::NodeFate;
+use crate::session::port::NodeKey;
+use crate::session::reference::ExternalContent;
 
 /// The rules that a fragment is validated against.
-pub(super) struct AcceptanceRules<'a> {
-    pub(super) limits: &'a SessionLimits,
-    pub(super) mode: MetadataMode,
+pub(in crate::session) struct AcceptanceRules<'a> {
+    pub(in crate::session) limits: &'a SessionLimits,
+    pub(in crate::session) mode: MetadataMode,
     /// Whether the shell follows references (EV-410).
-    pub(super) references: bool,
+    pub(in crate::session) references: bool,
     /// Payloads below this are copied out of the receive buffer (EV-805).
-    pub(super) copy_below: usize,
+    pub(in crate::session) copy_below: usize,
     /// Consecutive chunks with equal metadata are parts of one item.
-    pub(super) joins: bool,
+    pub(in crate::session) joins: bool,
     /// A node may hold chunks and children (EV-740).
-    pub(super) mixes: bool,
+    pub(in crate::session) mixes: bool,
 }
 
 /// The result of accepting a fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Acceptance {
+pub(in crate::session) enum Acceptance {
     /// A fragment with this seq was accepted before (EV-204).
     Duplicate,
     /// The fragment's node was dropped (EV-911).
@@ -45,15 +46,14 @@ pub(super) enum Acceptance {
     Complete(NodeKey),
 }
 
-impl Store {
+impl Graph {
     /// Accepts a fragment from the peer.
-    pub(super) fn accept(
+    pub(in crate::session) fn accept(
         &mut self,
         fragment: Fragment,
         rules: &AcceptanceRules<'_>,
     ) -> Result<Acceptance, Status> {
-        let limits = rules.limits;
-        let key = self.mention(&fragment.id, limits)?;
+        let key = self.mention(&fragment.id)?;
         let (node, packer) = self.get_with_packer(key);
         let Ok(seq) = u32::try_from(fragment.seq) else {
             return Err(at(Reason::BadSeq, "seq is negative", node, fragment.seq));
@@ -90,7 +90,7 @@ impl Store {
             }
             None if children.is_empty() => LogPiece::Empty,
             None => {
-                let children = self.mention_all(key, seq, &children, limits)?;
+                let children = self.mention_all(key, seq, &children)?;
                 match (range, children.first()) {
                     (Some(range), Some(&child)) => {
                         let range = *range;
@@ -100,14 +100,14 @@ impl Store {
                 }
             }
         };
-        self.hold(seq, &piece, limits)?;
+        self.hold(seq, &piece)?;
         self.insert(key, seq, last, piece, rules)
     }
 
     /// Assigns a seq to a fragment in a dialect with lax seqs: the one after the highest, if the fragment has none
     /// (EV-731). Returns `None` for a fragment past the final one (EV-740). If a final fragment arrives late, buffered
     /// fragments past it are removed.
-    pub(super) fn lax_seq(&mut self, fragment: &Fragment) -> Option<i32> {
+    pub(in crate::session) fn lax_seq(&mut self, fragment: &Fragment) -> Option<i32> {
         let Some(key) = self.find(&fragment.id) else {
             return Some(fragment.seq.max(0));
         };
@@ -126,7 +126,7 @@ impl Store {
                 let bytes = piece.len() as u64;
                 self.get_mut(key).unread -= bytes;
                 self.unread -= bytes;
-                self.give_back(piece.cost(seq));
+                self.quota.give_back(piece.cost(seq));
                 for &child in piece.children() {
                     if self.unlist(child) {
                         self.release(child);
@@ -141,10 +141,9 @@ impl Store {
         &mut self,
         key: NodeKey,
         seq: u32,
-        children: &[crate::evergreen::NodeId],
-        limits: &SessionLimits,
+        children: &[NodeId],
     ) -> Result<Box<[NodeKey]>, Status> {
-        let (value, max) = (children.len(), limits.max_children_per_fragment);
+        let (value, max) = (children.len(), self.limits.max_children_per_fragment);
         if value > max {
             let status = Status::limit(
                 Reason::ChildLimit,
@@ -154,7 +153,7 @@ impl Store {
             );
             return Err(status.with("node", &self.get(key).id).with("seq", seq));
         }
-        children.iter().map(|id| self.mention(id, limits)).collect()
+        children.iter().map(|id| self.mention(id)).collect()
     }
 
     /// Inserts a validated piece into the log, or buffers it if it is ahead of the contiguous prefix.
@@ -196,7 +195,7 @@ impl Store {
         };
         dropped += node.extend(piece, rules.joins);
         let complete = node.is_complete();
-        self.give_back(dropped);
+        self.quota.give_back(dropped);
         Ok(if complete {
             Acceptance::Complete(key)
         } else {

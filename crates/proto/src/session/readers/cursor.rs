@@ -7,15 +7,18 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::dropping::NodeFate;
-use super::port::{self, ActionKey, CursorId, NodeKey};
-use super::reference::Referenced;
-use super::release::released;
+use smallvec::SmallVec;
+
+use super::budget::{ReadBudget, ReadStop};
 use super::slice::{SliceOverlap, Slices};
-use super::store::{LogPiece, NodeProducer, Reference, Store};
-use super::work::{ReadBudget, ReadStop};
 use crate::evergreen::{Metadata, Reason, SessionLimits, Status, mimetype, protobuf};
 use crate::log::LogRead;
+use crate::session::graph::release::released;
+use crate::session::graph::{Graph, LogPiece, NodeProducer, Reference};
+use crate::session::lifetime::NodeFate;
+use crate::session::port::{self, ActionKey, NodeKey};
+use crate::session::reference::Referenced;
+use crate::session::slab::SlabKey;
 
 /// One node on the path, with its next piece and the next child of that piece.
 #[derive(Clone, Copy, Debug)]
@@ -27,22 +30,20 @@ struct CursorFrame {
 
 /// A reader of one node's content. Its memory grows with depth, never with content (EV-306).
 #[derive(Debug)]
-pub(super) struct TreeCursor {
-    pub(super) root: NodeKey,
+pub(in crate::session) struct TreeCursor {
+    pub(in crate::session) root: NodeKey,
     /// The action that reads; it must not read its own outputs (EV-308).
-    pub(super) reader: Option<ActionKey>,
+    pub(in crate::session) reader: Option<ActionKey>,
     /// The node it waits for, if it is parked.
-    pub(super) parked: Option<NodeKey>,
+    pub(in crate::session) parked: Option<NodeKey>,
     /// Whether it waits for the session's budget of visits.
-    pub(super) starved: bool,
+    pub(in crate::session) starved: bool,
     /// The status it failed with, if it failed.
-    pub(super) failed: Option<Arc<Status>>,
-    /// Whether dropped nodes are retained until it has read them (EV-911).
-    pub(super) holds: bool,
+    pub(in crate::session) failed: Option<Arc<Status>>,
+    /// The dropped nodes that it may still read, by batch (EV-911).
+    pub(in crate::session) holds: SmallVec<[SlabKey; 1]>,
     /// Whether the session itself reads it, for a reserved action.
-    pub(super) ours: bool,
-    /// Its id, under which drop batches list it as a reader.
-    me: Option<CursorId>,
+    pub(in crate::session) ours: bool,
     path: Vec<CursorFrame>,
     /// The nodes on the path; only tracked where the eager cycle search may have missed a cycle.
     on_path: Option<HashSet<NodeKey>>,
@@ -59,7 +60,7 @@ pub(super) struct TreeCursor {
 
 /// The result of one step.
 #[derive(Debug)]
-pub(super) enum CursorStep {
+pub(in crate::session) enum CursorStep {
     Piece(port::LeafPiece),
     /// External content; the cursor stays here until [`TreeCursor::pass_reference`].
     Reference(Referenced),
@@ -75,16 +76,15 @@ pub(super) enum CursorStep {
 }
 
 impl TreeCursor {
-    pub(super) const fn new(root: NodeKey, reader: Option<ActionKey>) -> Self {
+    pub(in crate::session) fn new(root: NodeKey, reader: Option<ActionKey>) -> Self {
         Self {
             root,
             reader,
             parked: None,
             starved: false,
             failed: None,
-            holds: false,
+            holds: SmallVec::new(),
             ours: false,
-            me: None,
             path: Vec::new(),
             on_path: None,
             begun: false,
@@ -98,102 +98,88 @@ impl TreeCursor {
     }
 
     /// Advances until there is a result to return. `cycles` is set if some edges were not searched for cycles.
-    pub(super) fn step(
+    pub(in crate::session) fn step(
         &mut self,
-        me: CursorId,
-        store: &mut Store,
+        graph: &mut Graph,
         limits: &SessionLimits,
         cycles: bool,
         work: &mut ReadBudget,
     ) -> CursorStep {
-        if let Err(stop) = self.begin(me, store, limits, cycles) {
-            return stop;
-        }
+        let advanced = self.advance_to_next(graph, limits, cycles, work);
+        advanced.unwrap_or_else(|stop| stop)
+    }
+
+    /// The next content, or what stops the reader before it.
+    fn advance_to_next(
+        &mut self,
+        graph: &mut Graph,
+        limits: &SessionLimits,
+        cycles: bool,
+        work: &mut ReadBudget,
+    ) -> Result<CursorStep, CursorStep> {
+        self.begin(graph, limits, cycles)?;
         while let Some(&frame) = self.path.last() {
             if self.slices.is_over() {
                 // The selected range of this node, or of a node above it, is exhausted.
-                self.leave(store);
+                self.leave(graph);
                 continue;
             }
-            let index = frame.piece;
-            let piece = match store.get(frame.node).log.at(index as usize) {
-                LogRead::Pending if store.get(frame.node).fate != NodeFate::Retained => {
-                    return CursorStep::Fail(released(store, frame.node));
-                }
-                LogRead::Pending => return CursorStep::Park(frame.node),
-                LogRead::Released => return CursorStep::Fail(released(store, frame.node)),
-                LogRead::End(()) => {
-                    self.leave(store);
-                    continue;
-                }
-                LogRead::Item(piece) => piece,
+            let Some(piece) = piece_at(frame, graph)? else {
+                self.leave(graph);
+                continue;
             };
-            if visits(piece, frame)
-                && let Err(refused) = work.visit()
-            {
-                return CursorStep::Pause(refused);
+            if visits(piece, frame) {
+                work.visit().map_err(CursorStep::Pause)?;
             }
             match piece {
                 LogPiece::Children(children) => {
                     if let Some(&child) = children.get(frame.child as usize) {
                         self.advance(0, 1);
-                        if let Err(stop) = self.enter(child, store, limits, cycles) {
-                            return stop;
-                        }
+                        self.enter(child, graph, limits, cycles)?;
                         continue;
                     }
                 }
                 LogPiece::Slice(slice) if frame.child == 0 => {
                     let (child, range) = (slice.child, slice.range.clone());
                     self.advance(0, 1);
-                    if let Err(stop) = self.enter(child, store, limits, cycles) {
-                        return stop;
-                    }
+                    self.enter(child, graph, limits, cycles)?;
                     self.slices.enter(self.path.len(), range);
                     continue;
                 }
                 LogPiece::Status(Some(status)) => {
-                    return CursorStep::Fail(upstream(status, store, frame.node));
+                    return Err(CursorStep::Fail(upstream(status, graph, frame.node)));
                 }
-                LogPiece::Ref(reference) => return self.refer(frame.node, reference),
+                LogPiece::Ref(reference) => return Ok(self.refer(frame.node, reference)),
                 LogPiece::Slice(_) => {}
-                LogPiece::Empty => {
-                    if let Err(stop) = self.visit(store, limits) {
-                        return stop;
-                    }
-                }
+                LogPiece::Empty => self.visit(graph, limits)?,
                 LogPiece::Begin(_, _) | LogPiece::Data(_) | LogPiece::Status(None) => {
-                    match self.give(frame, store, limits) {
-                        Some(step) => return step,
-                        // The piece is outside of the selected range; this costs a visit, as an empty piece does.
-                        None => match work.visit() {
-                            Ok(()) => continue,
-                            Err(refused) => return CursorStep::Pause(refused),
-                        },
+                    if let Some(step) = self.give(frame, graph, limits) {
+                        return Ok(step);
                     }
+                    // The piece is outside of the selected range; this costs a visit, as an empty piece does.
+                    work.visit().map_err(CursorStep::Pause)?;
+                    continue;
                 }
             }
-            store.pass(frame.node, index, 0);
+            graph.pass(frame.node, frame.piece, 0);
             self.advance(1, 0);
         }
-        CursorStep::End
+        Ok(CursorStep::End)
     }
 
     /// Enters the root before the first step, not on creation: a cursor may be created before its node may be read.
     fn begin(
         &mut self,
-        me: CursorId,
-        store: &mut Store,
+        graph: &mut Graph,
         limits: &SessionLimits,
         cycles: bool,
     ) -> Result<(), CursorStep> {
-        self.me = Some(me);
         if self.begun {
             return Ok(());
         }
         self.begun = true;
-        let entered = self.enter(self.root, store, limits, cycles);
-        store.unbind_reader(self.root);
+        let entered = self.enter(self.root, graph, limits, cycles);
+        graph.unbind_reader(self.root);
         entered
     }
 
@@ -201,10 +187,10 @@ impl TreeCursor {
     fn give(
         &mut self,
         frame: CursorFrame,
-        store: &mut Store,
+        graph: &mut Graph,
         limits: &SessionLimits,
     ) -> Option<CursorStep> {
-        let (begins, data) = match store.get(frame.node).log.at(frame.piece as usize) {
+        let (begins, data) = match graph.get(frame.node).log.at(frame.piece as usize) {
             LogRead::Item(LogPiece::Begin(metadata, data)) => {
                 (Some(Arc::clone(metadata)), data.clone())
             }
@@ -214,17 +200,17 @@ impl TreeCursor {
                 (Some(metadata), protobuf::status_bytes(None))
             }
         };
-        if let Err(status) = self.count(data.len(), store, limits) {
+        if let Err(status) = self.count(data.len(), graph, limits) {
             return Some(CursorStep::Fail(status));
         }
-        store.pass(frame.node, frame.piece, data.len());
+        graph.pass(frame.node, frame.piece, data.len());
         self.advance(1, 0);
         if let Some(metadata) = begins {
             self.fresh = true;
             self.metadata = Some(metadata);
         }
         let Some(SliceOverlap { range, .. }) = self.slices.take(data.len()) else {
-            return self.visit(store, limits).err();
+            return self.visit(graph, limits).err();
         };
         let whole = range.len() == data.len();
         let first = std::mem::take(&mut self.fresh);
@@ -239,10 +225,10 @@ impl TreeCursor {
     }
 
     /// Counts bytes that are delivered to the reader (EV-306).
-    pub(super) fn count(
+    pub(in crate::session) fn count(
         &mut self,
         bytes: usize,
-        store: &Store,
+        graph: &Graph,
         limits: &SessionLimits,
     ) -> Result<(), Arc<Status>> {
         self.bytes = self.bytes.saturating_add(bytes as u64);
@@ -251,7 +237,7 @@ impl TreeCursor {
             return Ok(());
         }
         let status = Status::limit(Reason::FlattenLimit, "max_read_bytes", value, max);
-        Err(Arc::new(status.with("node", &store.get(self.root).id)))
+        Err(Arc::new(status.with("node", &graph.get(self.root).id)))
     }
 
     fn refer(&self, node: NodeKey, reference: &Reference) -> CursorStep {
@@ -272,7 +258,7 @@ impl TreeCursor {
     }
 
     /// Returns which of the next `bytes` of a reference's content are selected.
-    pub(super) fn meant(&mut self, bytes: usize) -> SliceOverlap {
+    pub(in crate::session) fn meant(&mut self, bytes: usize) -> SliceOverlap {
         let nothing = SliceOverlap {
             range: 0..0,
             more: !self.slices.is_over(),
@@ -281,24 +267,27 @@ impl TreeCursor {
     }
 
     /// The reference at the cursor's position, with its node and seq.
-    pub(super) fn reference<'a>(&self, store: &'a Store) -> Option<(NodeKey, u32, &'a Reference)> {
+    pub(in crate::session) fn reference<'a>(
+        &self,
+        graph: &'a Graph,
+    ) -> Option<(NodeKey, u32, &'a Reference)> {
         let frame = self.path.last()?;
-        match store.get(frame.node).log.at(frame.piece as usize) {
+        match graph.get(frame.node).log.at(frame.piece as usize) {
             LogRead::Item(LogPiece::Ref(reference)) => Some((frame.node, frame.piece, reference)),
             _ => None,
         }
     }
 
     /// Continues after the reference at the cursor's position; its content was read.
-    pub(super) fn pass_reference(&mut self, store: &mut Store) {
-        let Some((node, piece, reference)) = self.reference(store) else {
+    pub(in crate::session) fn pass_reference(&mut self, graph: &mut Graph) {
+        let Some((node, piece, reference)) = self.reference(graph) else {
             return;
         };
         let begins = reference.metadata.clone();
         let first = begins.is_some() || std::mem::take(&mut self.fresh);
         self.items = self.items.saturating_add(u32::from(first));
         self.metadata = begins.or_else(|| self.metadata.take());
-        store.pass(node, piece, 0);
+        graph.pass(node, piece, 0);
         self.advance(1, 0);
     }
 
@@ -317,21 +306,21 @@ impl TreeCursor {
     fn enter(
         &mut self,
         node: NodeKey,
-        store: &mut Store,
+        graph: &mut Graph,
         limits: &SessionLimits,
         cycles: bool,
     ) -> Result<(), CursorStep> {
-        let open = match store.get(node).fate {
-            NodeFate::Retained => store.get(node).log.released() == 0,
-            NodeFate::Dropped(batch) => self.me.is_some_and(|me| store.keeps_for(batch, me)),
+        let open = match graph.get(node).fate {
+            NodeFate::Retained => graph.get(node).log.released() == 0,
+            NodeFate::Dropped(batch) => self.holds.contains(&batch),
             NodeFate::Removed => false,
         };
         if !open {
-            return Err(CursorStep::Fail(released(store, node)));
+            return Err(CursorStep::Fail(released(graph, node)));
         }
-        let id = &store.get(node).id;
+        let id = &graph.get(node).id;
         if let (NodeProducer::Local(Some(producer)), Some(reader)) =
-            (store.get(node).owner, self.reader)
+            (graph.get(node).owner, self.reader)
             && producer == reader
         {
             let message = format!("an action reads its own output {id:?}");
@@ -351,7 +340,7 @@ impl TreeCursor {
                 ));
             }
         }
-        self.visit(store, limits)?;
+        self.visit(graph, limits)?;
         if self.path.len() >= limits.max_depth {
             let value = self.path.len() as u64 + 1;
             let status = Status::limit(
@@ -367,45 +356,45 @@ impl TreeCursor {
             piece: 0,
             child: 0,
         });
-        store.enter(node);
+        graph.enter(node);
         Ok(())
     }
 
     /// Counts a visit: of a node, or of a piece that yields nothing (EV-306).
-    fn visit(&mut self, store: &Store, limits: &SessionLimits) -> Result<(), CursorStep> {
+    fn visit(&mut self, graph: &Graph, limits: &SessionLimits) -> Result<(), CursorStep> {
         self.visits = self.visits.saturating_add(1);
         let (value, max) = (self.visits, limits.max_visits);
         if value <= max {
             return Ok(());
         }
         let status = Status::limit(Reason::FlattenLimit, "max_visits", value.into(), max.into());
-        let root = &store.get(self.root).id;
+        let root = &graph.get(self.root).id;
         Err(CursorStep::Fail(Arc::new(status.with("node", root))))
     }
 
-    fn leave(&mut self, store: &mut Store) {
+    fn leave(&mut self, graph: &mut Graph) {
         let Some(frame) = self.path.pop() else { return };
         self.slices.leave(self.path.len() + 1);
-        store.leave(frame.node, frame.piece);
+        graph.leave(frame.node, frame.piece);
         if let Some(on_path) = &mut self.on_path {
             on_path.remove(&frame.node);
         }
     }
 
     /// The nodes on its path.
-    pub(super) fn inside(&self) -> impl Iterator<Item = NodeKey> + '_ {
+    pub(in crate::session) fn inside(&self) -> impl Iterator<Item = NodeKey> + '_ {
         self.path.iter().map(|frame| frame.node)
     }
 
     /// The nodes that it will enter next, at every level of its path.
-    pub(super) fn ahead(&self, store: &Store) -> Vec<NodeKey> {
+    pub(in crate::session) fn ahead(&self, graph: &Graph) -> Vec<NodeKey> {
         if !self.begun {
             return vec![self.root];
         }
         let frames = self.path.iter();
         frames
             .flat_map(|frame| {
-                store
+                graph
                     .get(frame.node)
                     .children_from(frame.piece, frame.child)
             })
@@ -414,18 +403,29 @@ impl TreeCursor {
 
     /// Length of its path.
     #[cfg(any(test, fuzzing))]
-    pub(super) fn depth(&self) -> usize {
+    pub(in crate::session) fn depth(&self) -> usize {
         self.path.len()
     }
 
     /// Leaves all nodes on its path; it reads nothing more.
-    pub(super) fn abandon(&mut self, store: &mut Store) {
+    pub(in crate::session) fn abandon(&mut self, graph: &mut Graph) {
         if !std::mem::replace(&mut self.begun, true) {
-            store.unbind_reader(self.root);
+            graph.unbind_reader(self.root);
         }
         while !self.path.is_empty() {
-            self.leave(store);
+            self.leave(graph);
         }
+    }
+}
+
+/// The next piece of a node on the path; `None` at the node's end.
+fn piece_at(frame: CursorFrame, graph: &Graph) -> Result<Option<&LogPiece>, CursorStep> {
+    let node = graph.get(frame.node);
+    match node.log.at(frame.piece as usize) {
+        LogRead::Item(piece) => Ok(Some(piece)),
+        LogRead::End(()) => Ok(None),
+        LogRead::Pending if node.fate == NodeFate::Retained => Err(CursorStep::Park(frame.node)),
+        LogRead::Pending | LogRead::Released => Err(CursorStep::Fail(released(graph, frame.node))),
     }
 }
 
@@ -440,9 +440,9 @@ fn visits(piece: &LogPiece, frame: CursorFrame) -> bool {
 }
 
 /// A reader of a failed node fails with the same status, with the node's id as a detail (EV-930).
-fn upstream(status: &Arc<Status>, store: &Store, node: NodeKey) -> Arc<Status> {
+fn upstream(status: &Arc<Status>, graph: &Graph, node: NodeKey) -> Arc<Status> {
     if status.detail("upstream").is_some() {
         return Arc::clone(status);
     }
-    Arc::new(Status::clone(status).with("upstream", &store.get(node).id))
+    Arc::new(Status::clone(status).with("upstream", &graph.get(node).id))
 }

@@ -9,14 +9,14 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Vis
 
 /// The next seq of each node, and the number of actions.
 #[derive(Debug, Default)]
-pub(super) struct ReceivedSeqs {
-    pub(super) nodes: HashMap<String, u64>,
-    pub(super) actions: usize,
+pub(in crate::session) struct ReceivedSeqs {
+    pub(in crate::session) nodes: HashMap<String, u64>,
+    pub(in crate::session) actions: usize,
 }
 
 impl ReceivedSeqs {
     /// Parses `{"nodes":{"ID":SEQ},"actions":N}`, with at most `max_nodes` nodes.
-    pub(super) fn parse(text: &[u8], max_nodes: usize) -> Option<Self> {
+    pub(in crate::session) fn parse(text: &[u8], max_nodes: usize) -> Option<Self> {
         let mut json = serde_json::Deserializer::from_slice(text);
         let have = json.deserialize_map(Whole { max_nodes }).ok()?;
         json.end().ok()?;
@@ -40,7 +40,7 @@ impl<'de> Visitor<'de> for Whole {
         while let Some(name) = map.next_key::<String>()? {
             match &*name {
                 "nodes" => {
-                    have.nodes = map.next_value_seed(Nodes {
+                    have.nodes = map.next_value_seed(NodeSeqs {
                         max: self.max_nodes,
                     })?;
                 }
@@ -54,11 +54,11 @@ impl<'de> Visitor<'de> for Whole {
     }
 }
 
-struct Nodes {
+struct NodeSeqs {
     max: usize,
 }
 
-impl<'de> DeserializeSeed<'de> for Nodes {
+impl<'de> DeserializeSeed<'de> for NodeSeqs {
     type Value = HashMap<String, u64>;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Self::Value, D::Error> {
@@ -66,7 +66,7 @@ impl<'de> DeserializeSeed<'de> for Nodes {
     }
 }
 
-impl<'de> Visitor<'de> for Nodes {
+impl<'de> Visitor<'de> for NodeSeqs {
     type Value = HashMap<String, u64>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -18,7 +18,7 @@ pub struct SliceOverlap {
 
 impl SliceOverlap {
     /// Selects all bytes.
-    pub(super) const fn all(bytes: usize) -> Self {
+    pub(in crate::session) const fn all(bytes: usize) -> Self {
         Self {
             range: 0..bytes,
             more: true,
@@ -28,7 +28,7 @@ impl SliceOverlap {
 
 /// The ranges around a reader's position, the innermost last. Most readers never have one.
 #[derive(Debug)]
-pub(super) struct Slices(Vec<NodeSlice>);
+pub(in crate::session) struct Slices(Vec<NodeSlice>);
 
 /// The range of one node on the path.
 #[derive(Debug)]
@@ -53,12 +53,12 @@ impl NodeSlice {
 }
 
 impl Slices {
-    pub(super) const fn new() -> Self {
+    pub(in crate::session) const fn new() -> Self {
         Self(Vec::new())
     }
 
     /// Applies `range` to the node that the reader has just entered, at the end of a path of this length.
-    pub(super) fn enter(&mut self, depth: usize, range: Range<u64>) {
+    pub(in crate::session) fn enter(&mut self, depth: usize, range: Range<u64>) {
         let (skip, left) = self
             .0
             .last()
@@ -76,7 +76,7 @@ impl Slices {
     }
 
     /// Ends the range of the node at the end of a path of this length.
-    pub(super) fn leave(&mut self, depth: usize) {
+    pub(in crate::session) fn leave(&mut self, depth: usize) {
         let Some(slice) = self.0.pop_if(|slice| slice.depth == depth) else {
             return;
         };
@@ -87,13 +87,13 @@ impl Slices {
     }
 
     /// Whether the selection is exhausted for the innermost node with a range.
-    pub(super) fn is_over(&self) -> bool {
+    pub(in crate::session) fn is_over(&self) -> bool {
         self.0.last().is_some_and(NodeSlice::is_over)
     }
 
     /// Passes `bytes`. Returns which of them are selected; `None` if none are, and then an item that ends with them is
     /// not selected either. An item without bytes is selected if it is inside the range.
-    pub(super) fn take(&mut self, bytes: usize) -> Option<SliceOverlap> {
+    pub(in crate::session) fn take(&mut self, bytes: usize) -> Option<SliceOverlap> {
         let Some(slice) = self.0.last_mut() else {
             return Some(SliceOverlap::all(bytes));
         };

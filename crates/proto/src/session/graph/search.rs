@@ -1,115 +1,103 @@
 //! Detects cycles of nodes, within a budget.
 
-use super::actions::Actions;
-use super::port::{ActionKey, NodeKey};
-use super::store::{NodeKind, NodeProducer, Store};
-use super::work::ReadBudget;
+use super::{Graph, NodeKind, NodeProducer};
 use crate::evergreen::{Reason, SessionLimits, Status};
+use crate::session::port::{ActionKey, NodeKey};
+use crate::session::readers::budget::ReadBudget;
 
+/// The search for cycles: its marks, and what this message may still spend on it.
 #[derive(Debug, Default)]
-pub(super) struct Search {
+pub(in crate::session) struct Search {
     /// For each node, the epoch of the search that visited it last. Only grows when there is something to search.
     marks: Vec<u32>,
     epoch: u32,
     stack: Vec<NodeKey>,
-    pub(super) edges_left: u32,
+    pub(in crate::session) edges_left: u32,
     /// Edges that this message was granted.
     granted: u32,
     /// Whether a search was cut short, so that readers have to detect cycles themselves.
-    pub(super) incomplete: bool,
+    pub(in crate::session) incomplete: bool,
 }
 
 impl Search {
     /// Grants the budget of a new message, as far as the session's budget allows.
-    pub(super) fn refill(&mut self, limits: &SessionLimits, work: &ReadBudget) {
+    pub(in crate::session) fn refill(&mut self, limits: &SessionLimits, work: &ReadBudget) {
         self.granted = limits.cycle_edges_per_message.min(work.left());
         self.edges_left = self.granted;
     }
 
     /// Charges the edges followed for this message to the session's budget.
-    pub(super) fn settle(&mut self, work: &mut ReadBudget) {
+    pub(in crate::session) fn settle(&mut self, work: &mut ReadBudget) {
         work.charge(self.granted - self.edges_left);
         self.granted = self.edges_left;
     }
 
-    /// Searches for a cycle through the new edges from `parent` to `children`.
-    pub(super) fn edges(
+    /// Searches for a cycle through the new edges from `parent` to `children`. Returns the actions of the peer whose
+    /// outputs are below the new edges: their inputs may reach these outputs now (EV-308).
+    pub(in crate::session) fn edges(
         &mut self,
         parent: NodeKey,
         children: &[NodeKey],
-        store: &mut Store,
-        actions: &Actions,
+        graph: &mut Graph,
         limits: &SessionLimits,
-    ) -> Result<(), Status> {
+    ) -> Result<Vec<ActionKey>, Status> {
         if children.contains(&parent) {
-            return Err(cycle(store, parent));
+            return Err(cycle(graph, parent));
         }
-        let mut outputs = Vec::new();
+        let mut producers = Vec::new();
         // An unreferenced node cannot be below one of its own children.
-        if store.get(parent).referenced {
+        if graph.get(parent).referenced {
             let below: Vec<NodeKey> = children
                 .iter()
                 .copied()
-                .filter(|&child| needs_search(store, child))
+                .filter(|&child| needs_search(graph, child))
                 .collect();
-            let found = self.walk(&below, store, limits, |store, node| {
-                if let NodeProducer::Local(Some(action)) = store.get(node).owner {
-                    outputs.push(action);
+            let found = self.walk(&below, graph, limits, |graph, node| {
+                if let NodeProducer::Local(Some(action)) = graph.get(node).owner {
+                    producers.push(action);
                 }
                 node == parent
             });
             if found {
-                return Err(cycle(store, parent));
+                return Err(cycle(graph, parent));
             }
         }
         for &child in children {
-            store.get_mut(child).referenced = true;
+            graph.get_mut(child).referenced = true;
         }
-        outputs.sort_unstable();
-        outputs.dedup();
-        outputs
-            .into_iter()
-            .try_for_each(|action| self.action(action, store, actions, limits))
+        producers.sort_unstable();
+        producers.dedup();
+        Ok(producers)
     }
 
-    /// Searches for an output of `action` in the closure of its inputs (EV-308).
-    pub(super) fn action(
+    /// The first of `outputs` that is in the closure of `inputs`, as far as the budget allows (EV-308).
+    pub(in crate::session) fn reached(
         &mut self,
-        action: ActionKey,
-        store: &Store,
-        actions: &Actions,
+        inputs: &[NodeKey],
+        outputs: &[NodeKey],
+        graph: &Graph,
         limits: &SessionLimits,
-    ) -> Result<(), Status> {
-        let Some(entry) = actions.get(action) else {
-            return Ok(());
-        };
+    ) -> Option<NodeKey> {
         let mut output = None;
-        let found = self.walk(&entry.inputs, store, limits, |_, node| {
-            output = entry.outputs.contains(&node).then_some(node);
+        self.walk(inputs, graph, limits, |_, node| {
+            output = outputs.contains(&node).then_some(node);
             output.is_some()
         });
-        if !found {
-            return Ok(());
-        }
-        let id = output
-            .map(|node| store.get(node).id.clone())
-            .unwrap_or_default();
-        let message = format!("action {:?} reads its own output {id:?}", entry.name);
-        Err(Status::new(Reason::ActionCycle, message).with("node", id))
+        output
     }
 
     /// Whether `wanted` holds for a node in the closure of `roots`, as far as the budget allows.
     fn walk(
         &mut self,
         roots: &[NodeKey],
-        store: &Store,
+        graph: &Graph,
         limits: &SessionLimits,
-        mut wanted: impl FnMut(&Store, NodeKey) -> bool,
+        mut wanted: impl FnMut(&Graph, NodeKey) -> bool,
     ) -> bool {
         if roots.is_empty() {
             return false;
         }
-        self.begin(store.capacity());
+        self.begin(graph.capacity());
         self.stack.clear();
         self.stack.extend_from_slice(roots);
         let mut visits = limits.cycle_visits;
@@ -118,7 +106,7 @@ impl Search {
             if std::mem::replace(mark, self.epoch) == self.epoch {
                 continue;
             }
-            if wanted(store, node) {
+            if wanted(graph, node) {
                 return true;
             }
             let Some(left) = visits.checked_sub(1) else {
@@ -126,7 +114,7 @@ impl Search {
                 return false;
             };
             visits = left;
-            for child in store.get(node).edges() {
+            for child in graph.get(node).edges() {
                 let Some(left) = self.edges_left.checked_sub(1) else {
                     self.incomplete = true;
                     return false;
@@ -150,12 +138,12 @@ impl Search {
 }
 
 /// Whether there can be nodes below this one, or it is an output itself.
-fn needs_search(store: &Store, node: NodeKey) -> bool {
-    let node = store.get(node);
+fn needs_search(graph: &Graph, node: NodeKey) -> bool {
+    let node = graph.get(node);
     node.kind == NodeKind::Tree || matches!(node.owner, NodeProducer::Local(Some(_)))
 }
 
-fn cycle(store: &Store, node: NodeKey) -> Status {
-    let id = &store.get(node).id;
+fn cycle(graph: &Graph, node: NodeKey) -> Status {
+    let id = &graph.get(node).id;
     Status::new(Reason::Cycle, format!("node {id:?} contains itself")).with("node", id)
 }

@@ -1,0 +1,357 @@
+//! The graph of a session: its nodes with their logs, ids and edges, and the quota for what is retained.
+//!
+//! It knows nothing of readers, actions or the connection: those are keys to it. Two things must hold after each call:
+//! the quota has the sum of what the nodes cost (EV-801) plus what others have charged, and `unread` is the sum of what
+//! the nodes have received and no reader has passed.
+//!
+//! ```text
+//!   mentioned ──fragment──► growing ──final, all before it──► complete
+//!                             │ ▲
+//!                             └─┘ fragments, some ahead of their turn
+//! ```
+
+pub(super) mod accept;
+pub(super) mod closure;
+mod copy_arena;
+pub(super) mod missing;
+pub(super) mod node;
+mod quota;
+pub(super) mod release;
+pub(super) mod search;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use ahash::RandomState;
+use bytestring::ByteString;
+
+use self::copy_arena::CopyArena;
+pub(super) use self::node::{
+    ChildSlice, FRAGMENT_BYTES, LogPiece, NodeKind, NodeProducer, Reference, SendState, StoredNode,
+};
+use self::quota::Quota;
+use self::release::RetentionPolicy;
+use super::lifetime::NodeFate;
+use super::port::{Config, NodeKey};
+use crate::evergreen::{NodeId, Reason, SessionLimits, Status};
+
+/// All nodes of a session. They live until it ends, so keys are plain indices and freeing never recurses (EV-305). Only
+/// a dialect whose sessions last for years removes nodes of which nothing is left, except the most recent: their
+/// indices are reused, and the key of a removed node finds a node that was released.
+#[derive(Debug)]
+pub(super) struct Graph {
+    limits: Arc<SessionLimits>,
+    nodes: Vec<StoredNode>,
+    /// Free indices.
+    vacant: Vec<u32>,
+    /// Nodes that can be removed, the oldest first.
+    removed: VecDeque<NodeKey>,
+    removes_nodes: bool,
+    /// Returned by lookups with the key of a removed node.
+    removed_node: Box<StoredNode>,
+    /// Copies small payloads of all nodes.
+    packer: CopyArena,
+    ids: HashMap<NodeId, NodeKey, RandomState>,
+    /// What is retained: by the nodes, and by others who charge it here.
+    pub(super) quota: Quota,
+    /// Payload bytes received that no reader has passed.
+    pub(super) unread: u64,
+    /// Prefix of the ids that we generate.
+    prefix: u32,
+    made: u64,
+    /// Number of ids generated without the prefix.
+    plain: u64,
+    retain: RetentionPolicy,
+}
+
+impl Graph {
+    pub(super) fn new(config: &Config) -> Self {
+        let (entropy, retain) = (config.entropy, config.retention());
+        let seed = |salt: u64| entropy.rotate_left(17) ^ salt;
+        let evicted = StoredNode {
+            owner: NodeProducer::Peer(None),
+            fate: NodeFate::Removed,
+            ..StoredNode::new(NodeId::default(), 0)
+        };
+        Self {
+            limits: Arc::clone(&config.limits),
+            nodes: Vec::new(),
+            vacant: Vec::new(),
+            removed: VecDeque::new(),
+            removes_nodes: config.capabilities.flat,
+            removed_node: Box::new(evicted),
+            packer: CopyArena::default(),
+            ids: HashMap::with_hasher(RandomState::with_seeds(entropy, seed(1), seed(2), seed(3))),
+            quota: Quota::new(config.limits.retained_bytes),
+            unread: 0,
+            // Uses the upper half of `entropy`, so that sent ids reveal as little as possible of the hash seeds.
+            prefix: (entropy >> 32) as u32 ^ 0x5a9d_a00d,
+            made: 0,
+            plain: 0,
+            retain,
+        }
+    }
+
+    pub(super) fn limits(&self) -> &SessionLimits {
+        &self.limits
+    }
+
+    pub(super) fn get(&self, key: NodeKey) -> &StoredNode {
+        match self.nodes.get(key.index as usize) {
+            Some(node) if node.generation == key.generation => node,
+            _ => &self.removed_node,
+        }
+    }
+
+    pub(super) fn get_mut(&mut self, key: NodeKey) -> &mut StoredNode {
+        self.get_with_packer(key).0
+    }
+
+    /// A node, and the arena that copies its small payloads.
+    pub(super) fn get_with_packer(&mut self, key: NodeKey) -> (&mut StoredNode, &mut CopyArena) {
+        let node = match self.nodes.get_mut(key.index as usize) {
+            Some(node) if node.generation == key.generation => node,
+            _ => &mut self.removed_node,
+        };
+        (node, &mut self.packer)
+    }
+
+    /// Whether this node exists.
+    pub(super) fn has(&self, key: NodeKey) -> bool {
+        let node = self.nodes.get(key.index as usize);
+        node.is_some_and(|node| node.generation == key.generation)
+    }
+
+    /// Number of indices, free ones included.
+    pub(super) const fn capacity(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Changes the retention policy; only valid before anything is stored.
+    pub(super) const fn keep(&mut self, retain: RetentionPolicy) {
+        self.retain = retain;
+    }
+
+    /// The keys of all nodes, free indices included.
+    pub(super) fn keys(&self) -> impl Iterator<Item = NodeKey> + Clone + use<> {
+        // Collected first: nothing is removed while this is iterated, so the generations stay valid.
+        let tenants: Vec<u32> = self.nodes.iter().map(|node| node.generation).collect();
+        let positions = (0..).zip(tenants);
+        positions.map(|(index, generation)| NodeKey { index, generation })
+    }
+
+    /// The hash builder of this session's tables.
+    pub(super) fn hasher(&self) -> RandomState {
+        self.ids.hasher().clone()
+    }
+
+    /// Returns the node with this id, if it is known.
+    pub(super) fn find(&self, id: &str) -> Option<NodeKey> {
+        self.ids.get(id).copied()
+    }
+
+    /// Returns the node with this id; creates it on its first mention.
+    pub(super) fn mention(&mut self, id: &str) -> Result<NodeKey, Status> {
+        if let Some(&key) = self.ids.get(id) {
+            return Ok(key);
+        }
+        check_id(id, &self.limits)?;
+        let max = self.limits.max_nodes;
+        if self.live() >= max {
+            self.remove_oldest();
+        }
+        if self.live() >= max {
+            let value = self.live() as u64 + 1;
+            return Err(Status::limit(
+                Reason::NodeLimit,
+                "max_nodes",
+                value,
+                max as u64,
+            ));
+        }
+        self.quota.retain(id.len() as u64)?;
+        // A copy: the id may be a view of a receive buffer (EV-805).
+        let id = ByteString::from(id.to_owned());
+        let key = self.allocate(id.clone());
+        self.ids.insert(id, key);
+        Ok(key)
+    }
+
+    /// Allocates an index for a new node.
+    fn allocate(&mut self, id: NodeId) -> NodeKey {
+        if let Some(index) = self.vacant.pop() {
+            let position = &mut self.nodes[index as usize];
+            let generation = position.generation;
+            *position = StoredNode::new(id, generation);
+            return NodeKey { index, generation };
+        }
+        let index = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
+        self.nodes.push(StoredNode::new(id, 0));
+        NodeKey {
+            index,
+            generation: 0,
+        }
+    }
+
+    /// Whether `count` more nodes can be created.
+    pub(super) fn has_room_for(&self, count: usize) -> bool {
+        self.live().saturating_add(count) <= self.limits.max_nodes
+    }
+
+    pub(super) fn live(&self) -> usize {
+        self.nodes.len() - self.vacant.len()
+    }
+
+    /// Marks a node as removed: only its id is left. Where ids may be removed as well, that happens after enough later
+    /// removals; until then, fragments that arrive for it are ignored.
+    pub(super) fn mark_removed(&mut self, key: NodeKey) {
+        let before = std::mem::replace(&mut self.get_mut(key).fate, NodeFate::Removed);
+        if self.get(key).transient {
+            self.vacate(key);
+            return;
+        }
+        if self.removes_nodes && self.has(key) && before != NodeFate::Removed {
+            self.removed.push_back(key);
+            if self.removed.len() > REMOVED_KNOWN {
+                self.remove_oldest();
+            }
+        }
+    }
+
+    /// Removes the id of the node that was marked as removed first.
+    fn remove_oldest(&mut self) {
+        if let Some(key) = self.removed.pop_front() {
+            self.vacate(key);
+        }
+    }
+
+    /// Frees the index of a removed node. Keys of earlier generations are stale.
+    pub(super) fn vacate(&mut self, key: NodeKey) {
+        if !self.has(key) {
+            return;
+        }
+        let node = self.get_mut(key);
+        let next = StoredNode {
+            fate: NodeFate::Removed,
+            owner: NodeProducer::Peer(None),
+            ..StoredNode::new(NodeId::default(), key.generation.wrapping_add(1))
+        };
+        let id = std::mem::replace(node, next).id;
+        self.ids.remove(&id);
+        self.quota.give_back(id.len() as u64);
+        self.vacant.push(key.index);
+    }
+
+    /// Creates a node under a generated id (EV-216).
+    pub(super) fn make(&mut self) -> Result<NodeKey, Status> {
+        loop {
+            let id = format!("~{:08x}.{}", self.prefix, self.made);
+            self.made += 1;
+            if self.find(&id).is_none() {
+                return self.mention(&id);
+            }
+        }
+    }
+
+    /// Creates a node under a short generated id.
+    pub(super) fn make_plain(&mut self) -> Result<NodeKey, Status> {
+        loop {
+            let id = format!("{:x}", self.plain);
+            self.plain += 1;
+            if self.find(&id).is_none() {
+                return self.mention(&id);
+            }
+        }
+    }
+
+    /// Charges a piece that is to be stored, and counts the children that it lists.
+    pub(super) fn hold(&mut self, seq: u32, piece: &LogPiece) -> Result<(), Status> {
+        self.quota.retain(piece.cost(seq))?;
+        for child in piece.children() {
+            self.get_mut(*child).listed += 1;
+        }
+        Ok(())
+    }
+
+    /// Releases the oldest retained piece of a node's log.
+    pub(super) fn let_go(&mut self, key: NodeKey) -> Option<LogPiece> {
+        let node = self.get_mut(key);
+        let seq = u32::try_from(node.log.released()).unwrap_or(u32::MAX);
+        let piece = node.log.release()?;
+        if node.is_complete() && node.log.released() == node.log.len() {
+            // No piece is left that needs the metadata.
+            node.metadata = None;
+        }
+        self.quota.give_back(piece.cost(seq));
+        Some(piece)
+    }
+
+    /// A piece that listed this node was released. Returns `true` if no other retained piece lists it.
+    pub(super) fn unlist(&mut self, key: NodeKey) -> bool {
+        let node = self.get_mut(key);
+        node.listed = node.listed.saturating_sub(1);
+        node.listed == 0
+    }
+
+    /// Prepares a node to be dropped: what arrived ahead of a gap will never be read, and what was received is not
+    /// waited for. Returns the quota bytes that the node has cost.
+    pub(super) fn drop_unread(&mut self, key: NodeKey) -> u64 {
+        let node = self.get_mut(key);
+        let bytes = node.content_cost();
+        let unread = std::mem::take(&mut node.unread);
+        let early = std::mem::take(&mut node.early);
+        self.unread -= unread;
+        self.quota
+            .give_back(early.iter().map(|(seq, piece)| piece.cost(*seq)).sum());
+        bytes
+    }
+
+    /// Frees the content of a node.
+    pub(super) fn clear(&mut self, key: NodeKey) {
+        let node = self.get_mut(key);
+        let bytes = node.content_cost();
+        node.log.clear();
+        node.metadata = None;
+        node.readers = None;
+        self.quota.give_back(bytes);
+    }
+
+    /// Whether pieces are released once every reader has passed them.
+    pub(super) fn releases(&self) -> bool {
+        self.retain == RetentionPolicy::Unread
+    }
+
+    /// Records that a reader has passed piece `index` of a node.
+    pub(super) fn pass(&mut self, key: NodeKey, index: u32, bytes: usize) {
+        let node = self.get_mut(key);
+        if index >= node.passed {
+            node.passed = index + 1;
+            // Content that we produce is never counted as unread, hence the `min`.
+            let bytes = (bytes as u64).min(node.unread);
+            node.unread -= bytes;
+            self.unread -= bytes;
+        }
+        self.step_reader(key, index);
+    }
+}
+
+pub(super) fn check_id(id: &str, limits: &SessionLimits) -> Result<(), Status> {
+    if !id.is_empty() && id.len() <= limits.max_id_bytes {
+        return Ok(());
+    }
+    let status = Status::limit(
+        Reason::BadId,
+        "max_id_bytes",
+        id.len() as u64,
+        limits.max_id_bytes as u64,
+    );
+    let message = format!(
+        "a node id has {} bytes; 1 to {} are allowed",
+        id.len(),
+        limits.max_id_bytes
+    );
+    Err(Status { message, ..status })
+}
+
+/// How many removed nodes keep their ids, in a session that removes ids.
+const REMOVED_KNOWN: usize = 1024;

@@ -1,0 +1,32 @@
+//! What is missing below a node whose content can no longer arrive, for the error of its reader (EV-110).
+
+use super::Graph;
+use super::closure::Closure;
+use crate::session::port::NodeKey;
+
+/// The first node below `root` for which two different fragments had the same seq.
+pub(in crate::session) fn repeated(graph: &Graph, root: NodeKey) -> Option<(&str, u32)> {
+    let mut nodes = Closure::new(graph, [root]).take(MISSING_VISITS);
+    nodes.find_map(|key| {
+        let node = graph.get(key);
+        Some((&*node.id, node.repeated?))
+    })
+}
+
+/// Up to 16 missing `id` or `id@seq` below a node, in reading order as far as that is known.
+pub(in crate::session) fn missing(graph: &Graph, root: NodeKey) -> Vec<String> {
+    let nodes = Closure::new(graph, [root]).take(MISSING_VISITS);
+    let open = nodes
+        .map(|key| graph.get(key))
+        .filter(|node| !node.is_complete() && !node.owner.is_local());
+    let named = open.map(|node| match node.highest() {
+        Some(_) => format!("{}@{}", node.id, node.next_seq()),
+        None => node.id.to_string(),
+    });
+    named.take(MISSING_NAMED).collect()
+}
+
+/// Number of missing items that an error names (EV-110).
+const MISSING_NAMED: usize = 16;
+/// Number of nodes that the search for them visits.
+const MISSING_VISITS: usize = 10_000;

@@ -1,0 +1,100 @@
+//! The nodes whose time to live (TTL) will expire (EV-912).
+//!
+//! A TTL applies to a node and all nodes below it at the time of expiry; a node covered by several TTLs lives until the
+//! latest. Expiry times are rounded up to the next second, so that a session is swept once a second at most.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+use ahash::RandomState;
+
+use super::NodeFate;
+use crate::session::graph::Graph;
+use crate::session::graph::closure::Closure;
+use crate::session::port::NodeKey;
+use crate::time::Time;
+
+/// Expiry times of the nodes with a TTL of their own. Both collections hold the same nodes.
+#[derive(Debug, Default)]
+pub(super) struct Ttls {
+    order: BTreeSet<(Time, NodeKey)>,
+    until: HashMap<NodeKey, Time, RandomState>,
+}
+
+impl Ttls {
+    /// Number of nodes with a TTL.
+    pub(super) fn len(&self) -> usize {
+        self.until.len()
+    }
+
+    /// When the next node expires.
+    pub(super) fn next(&self) -> Option<Time> {
+        self.order.first().map(|(at, _)| *at)
+    }
+
+    /// Sets the TTL of a node; a later one that it has already stays. A TTL of zero expires at once.
+    pub(super) fn set(&mut self, node: NodeKey, ttl: Duration, since: Time) {
+        let at = if ttl.is_zero() {
+            since
+        } else {
+            next_second(since + ttl)
+        };
+        self.expire_at(node, at);
+    }
+
+    /// Removes the nodes for which `retained` does not hold.
+    pub(super) fn retain(&mut self, retained: impl Fn(NodeKey) -> bool) {
+        self.until.retain(|node, _| retained(*node));
+        self.order.retain(|(_, node)| retained(*node));
+    }
+
+    /// Takes the nodes that have expired, with those below them that no other TTL covers.
+    pub(super) fn expired(&mut self, now: Time, graph: &Graph) -> Vec<NodeKey> {
+        let due = self.due(now);
+        let retained = |node: &NodeKey| graph.get(*node).fate == NodeFate::Retained;
+        let others: Vec<NodeKey> = self.until.keys().copied().filter(retained).collect();
+        // If the closure of the other nodes is too large to be searched, expired nodes are retained and checked again
+        // later.
+        let Some(covered) = Closure::new(graph, others).into_all() else {
+            for node in due {
+                self.expire_at(node, next_second(now + AGAIN));
+            }
+            return Vec::new();
+        };
+        // Each edge of a removed node is followed only once, so this needs no budget.
+        Closure::beside(graph, due, covered).collect()
+    }
+
+    fn expire_at(&mut self, node: NodeKey, at: Time) {
+        let before = self.until.get(&node).copied();
+        if before.is_some_and(|before| before >= at) {
+            return;
+        }
+        if let Some(before) = before {
+            self.order.remove(&(before, node));
+        }
+        self.order.insert((at, node));
+        self.until.insert(node, at);
+    }
+
+    fn due(&mut self, now: Time) -> Vec<NodeKey> {
+        let mut due = Vec::new();
+        while let Some(&(at, node)) = self.order.first()
+            && at <= now
+        {
+            self.order.pop_first();
+            self.until.remove(&node);
+            due.push(node);
+        }
+        due
+    }
+}
+
+fn next_second(at: Time) -> Time {
+    let at = at.since_origin();
+    let more = u64::from(at.subsec_nanos() > 0);
+    Time::new(Duration::from_secs(at.as_secs().saturating_add(more)))
+}
+
+/// How long to wait before an undecided expiry is checked again.
+const AGAIN: Duration = Duration::from_secs(60);

@@ -1,0 +1,318 @@
+//! The readers of a session: their cursors, what each waits for, and the budget of visits that they share.
+//!
+//! A reader waits in one of two places, never in both: parked at a node until that grows, or starved until the budget
+//! has visits again. Each parked cursor is listed by exactly one node (`waiters`), so that a node that grows wakes its
+//! readers without a search.
+//!
+//! ```text
+//!   open ──read──► reading ──nothing there yet──► parked ──the node grows──► ready (told to the shell)
+//!                     └────budget used up──► starved ──refill──► ready
+//! ```
+
+pub(super) mod budget;
+pub(super) mod cursor;
+pub(super) mod slice;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use self::budget::ReadBudget;
+use self::cursor::{CursorStep, TreeCursor};
+use super::graph::{Graph, NodeProducer};
+use super::lifecycle::Lifecycle;
+use super::port::{ActionKey, CursorId, NodeKey, SessionOutput};
+use super::slab::{Slab, SlabKey};
+use crate::evergreen::{SessionLimits, Status};
+use crate::time::Time;
+
+/// The batches of dropped nodes that a reader held.
+pub(super) type HeldBatches = SmallVec<[SlabKey; 1]>;
+
+/// All readers; see the module documentation.
+#[derive(Debug)]
+pub(super) struct Readers {
+    cursors: Slab<TreeCursor>,
+    /// Number of parked cursors.
+    parked: usize,
+    /// Budget of visits that readers and searches share.
+    pub(super) budget: ReadBudget,
+    /// Readers that wait for that budget to refill.
+    starved: Vec<CursorId>,
+    /// Actions that wait for nothing but their cursors, as the shell reports (D-3).
+    waiting: BTreeSet<ActionKey>,
+    /// Whether a read of the session's own can make progress.
+    own_ready: bool,
+    /// Whether a read of the session's own continues in the next turn.
+    own_paused: bool,
+}
+
+impl Readers {
+    pub(super) const fn new(limits: &SessionLimits, now: Time) -> Self {
+        Self {
+            cursors: Slab::new(),
+            parked: 0,
+            budget: ReadBudget::new(limits, now),
+            starved: Vec::new(),
+            waiting: BTreeSet::new(),
+            own_ready: false,
+            own_paused: false,
+        }
+    }
+
+    /// Opens a cursor at the first item of `root`; `ours` if the session itself reads it.
+    pub(super) fn open(
+        &mut self,
+        root: NodeKey,
+        reader: Option<ActionKey>,
+        ours: bool,
+    ) -> CursorId {
+        let mut cursor = TreeCursor::new(root, reader);
+        cursor.ours = ours;
+        CursorId(self.cursors.insert(cursor))
+    }
+
+    pub(super) fn get(&self, id: CursorId) -> Option<&TreeCursor> {
+        self.cursors.get(id.0)
+    }
+
+    pub(super) fn get_mut(&mut self, id: CursorId) -> Option<&mut TreeCursor> {
+        self.cursors.get_mut(id.0)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (CursorId, &TreeCursor)> + Clone {
+        let cursors = self.cursors.iter();
+        cursors.map(|(key, cursor)| (CursorId(key), cursor))
+    }
+
+    /// Number of parked cursors.
+    pub(super) const fn parked(&self) -> usize {
+        self.parked
+    }
+
+    /// Advances a cursor that neither waits nor has failed; `None` if it waits. `over`: the session is finished.
+    pub(super) fn step(
+        &mut self,
+        id: CursorId,
+        graph: &mut Graph,
+        limits: &SessionLimits,
+        cycles: bool,
+        over: bool,
+    ) -> Option<CursorStep> {
+        let Some(cursor) = self.cursors.get_mut(id.0) else {
+            return Some(CursorStep::End);
+        };
+        if let Some(status) = &cursor.failed {
+            return Some(CursorStep::Fail(Arc::clone(status)));
+        }
+        if cursor.parked.is_some() || cursor.starved && !over {
+            return None;
+        }
+        if !over {
+            return Some(cursor.step(graph, limits, cycles, &mut self.budget));
+        }
+        // A closed session is read without a budget: no more time passes for it, so the budget would never refill.
+        let mut unbounded = ReadBudget::unlimited(self.budget.turn());
+        let step = cursor.step(graph, limits, cycles, &mut unbounded);
+        self.budget.set_turn(unbounded.turn());
+        Some(step)
+    }
+
+    /// Makes a cursor wait until this node grows.
+    pub(super) fn park(&mut self, id: CursorId, node: NodeKey, graph: &mut Graph) {
+        if let Some(cursor) = self.cursors.get_mut(id.0) {
+            cursor.parked = Some(node);
+            self.parked += 1;
+            graph.get_mut(node).waiters.push(id);
+        }
+    }
+
+    /// Wakes the cursors that wait for this node, because it has grown.
+    pub(super) fn wake(&mut self, node: NodeKey, graph: &mut Graph, lifecycle: &mut Lifecycle) {
+        if graph.get(node).waiters.is_empty() {
+            return;
+        }
+        for cursor in std::mem::take(&mut graph.get_mut(node).waiters) {
+            self.ready(cursor, lifecycle);
+        }
+    }
+
+    /// Marks a waiting cursor as ready; its node lists it no more.
+    fn ready(&mut self, id: CursorId, lifecycle: &mut Lifecycle) {
+        let Some(cursor) = self.cursors.get_mut(id.0) else {
+            return;
+        };
+        if cursor.parked.take().is_some() {
+            self.parked -= 1;
+        }
+        if let Some(reader) = cursor.reader {
+            self.waiting.remove(&reader);
+        }
+        if cursor.ours {
+            self.own_ready = true;
+        } else {
+            lifecycle.emit(SessionOutput::Ready(id));
+        }
+    }
+
+    /// Makes a cursor wait for visits.
+    pub(super) fn starve(&mut self, id: CursorId, lifecycle: &mut Lifecycle) {
+        if let Some(cursor) = self.cursors.get_mut(id.0) {
+            cursor.starved = true;
+            self.starved.push(id);
+            lifecycle.emit(SessionOutput::Timed);
+        }
+    }
+
+    /// Fails a cursor for good. Returns the dropped nodes that it held.
+    pub(super) fn fail(
+        &mut self,
+        id: CursorId,
+        status: Arc<Status>,
+        graph: &mut Graph,
+    ) -> HeldBatches {
+        let Some(cursor) = self.cursors.get_mut(id.0) else {
+            return HeldBatches::new();
+        };
+        cursor.failed = Some(status);
+        cursor.abandon(graph);
+        std::mem::take(&mut cursor.holds)
+    }
+
+    /// Wakes a parked cursor that has failed.
+    pub(super) fn wake_failed(
+        &mut self,
+        id: CursorId,
+        node: NodeKey,
+        graph: &mut Graph,
+        lifecycle: &mut Lifecycle,
+    ) {
+        let waiters = &mut graph.get_mut(node).waiters;
+        waiters.retain(|waiter| *waiter != id);
+        self.ready(id, lifecycle);
+    }
+
+    /// Closes a cursor. Returns the dropped nodes that it held. Closing twice does nothing.
+    pub(super) fn close(&mut self, id: CursorId, graph: &mut Graph) -> HeldBatches {
+        let Some(mut cursor) = self.cursors.remove(id.0) else {
+            return HeldBatches::new();
+        };
+        cursor.abandon(graph);
+        if cursor.starved {
+            self.starved.retain(|starved| *starved != id);
+        }
+        if let Some(node) = cursor.parked {
+            self.parked -= 1;
+            let waiters = &mut graph.get_mut(node).waiters;
+            waiters.retain(|waiter| *waiter != id);
+        }
+        cursor.holds
+    }
+
+    /// Whether a read of the session's own can make progress; asked once.
+    pub(super) const fn take_own_ready(&mut self) -> bool {
+        std::mem::replace(&mut self.own_ready, false)
+    }
+
+    /// Pauses the session's own reads until the next turn.
+    pub(super) fn pause_own(&mut self, lifecycle: &mut Lifecycle) {
+        self.own_paused = true;
+        lifecycle.emit(SessionOutput::Timed);
+    }
+
+    /// When starved readers, or the session's own reads, continue.
+    pub(super) fn wake_at(&self, limits: &SessionLimits, now: Time) -> Option<Time> {
+        if self.own_paused {
+            return Some(now);
+        }
+        (!self.starved.is_empty()).then(|| self.budget.enough_at(limits))
+    }
+
+    /// Refills the budget and wakes the readers that wait for visits.
+    pub(super) fn refill(&mut self, limits: &SessionLimits, now: Time, lifecycle: &mut Lifecycle) {
+        self.budget.refill(limits, now);
+        if std::mem::take(&mut self.own_paused) {
+            self.own_ready = true;
+            self.budget.begin_turn();
+        }
+        if self.starved.is_empty() || !self.budget.is_enough(limits) {
+            return;
+        }
+        for id in std::mem::take(&mut self.starved) {
+            if let Some(cursor) = self.cursors.get_mut(id.0) {
+                cursor.starved = false;
+                self.ready(id, lifecycle);
+            }
+        }
+    }
+
+    /// Number of readers that wait for visits.
+    #[cfg(test)]
+    pub(super) const fn starved(&self) -> usize {
+        self.starved.len()
+    }
+
+    /// Records whether an action waits for nothing but its cursors. A cursor that becomes ready resets this by itself.
+    pub(super) fn set_waiting(&mut self, action: ActionKey, waiting: bool) {
+        if waiting {
+            self.waiting.insert(action);
+        } else {
+            self.waiting.remove(&action);
+        }
+    }
+
+    /// Number of actions that wait for nothing but their cursors.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// The actions that wait for nothing but their cursors.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn waiting_actions(&self) -> impl Iterator<Item = ActionKey> {
+        self.waiting.iter().copied()
+    }
+
+    /// The cursors of actions that wait only for one another's outputs, with the node that each is parked at (D-3).
+    pub(super) fn deadlocked(&self, graph: &Graph) -> Vec<(CursorId, NodeKey)> {
+        let stuck = self.stuck_actions(graph);
+        let mut found = Vec::new();
+        for (id, cursor) in self.iter() {
+            if let (Some(reader), Some(node)) = (cursor.reader, cursor.parked)
+                && stuck.contains(&reader)
+            {
+                found.push((id, node));
+            }
+        }
+        found
+    }
+
+    /// The largest set of actions that each wait only for outputs of others in the set. It is what remains after every
+    /// action that can go on, and every action that waits for one that can, has been taken out.
+    fn stuck_actions(&self, graph: &Graph) -> HashSet<ActionKey> {
+        let mut readers_of: HashMap<ActionKey, Vec<ActionKey>> = HashMap::new();
+        let mut stuck: HashSet<ActionKey> = HashSet::new();
+        let mut live: Vec<ActionKey> = Vec::new();
+        for (_, cursor) in self.iter() {
+            let (Some(reader), Some(node)) = (cursor.reader, cursor.parked) else {
+                continue;
+            };
+            match graph.get(node).owner {
+                NodeProducer::Local(Some(producer)) => {
+                    readers_of.entry(producer).or_default().push(reader);
+                    stuck.insert(reader);
+                }
+                _ => live.push(reader),
+            }
+        }
+        let waits = |key: &ActionKey| self.waiting.contains(key);
+        let producers = readers_of.keys().chain(&stuck);
+        live.extend(producers.filter(|&key| !waits(key) || !stuck.contains(key)));
+        // An action that waits for a live action is live.
+        while let Some(key) = live.pop() {
+            stuck.remove(&key);
+            live.extend(readers_of.remove(&key).unwrap_or_default());
+        }
+        stuck
+    }
+}

@@ -1,0 +1,240 @@
+//! Writes nodes of ours: validates, appends to the node's log, and queues.
+//!
+//! What is written can be read here at once, like any other node (EV-307). The callers have checked that the session is
+//! open and that the node is not dropped.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::Sender;
+use crate::evergreen::{DialectCapabilities, Metadata, Status};
+use crate::session::graph::{Graph, LogPiece, NodeKind};
+use crate::session::port::{NodeKey, WriteError};
+
+/// What the peer's dialect requires of what we write.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::session) struct ProduceRules {
+    /// Leaves of a tree are sent one after the other (EV-722).
+    pub(in crate::session) in_order: bool,
+    /// Every chunk carries metadata (EV-731).
+    pub(in crate::session) flat: bool,
+}
+
+impl ProduceRules {
+    pub(in crate::session) const fn of(capabilities: &DialectCapabilities) -> Self {
+        Self {
+            in_order: capabilities.in_order,
+            flat: capabilities.flat,
+        }
+    }
+}
+
+/// Why nothing was written.
+#[derive(Debug)]
+pub(in crate::session) enum Unwritten {
+    /// The node cannot take it.
+    Node(WriteError),
+    /// The quota has no room for it: the session must be aborted.
+    Quota(Status),
+}
+
+impl From<WriteError> for Unwritten {
+    fn from(error: WriteError) -> Self {
+        Self::Node(error)
+    }
+}
+
+impl Sender {
+    /// Appends bytes to a leaf, split at `max_fragment_bytes`.
+    pub(in crate::session) fn put(
+        &mut self,
+        graph: &mut Graph,
+        rules: ProduceRules,
+        node: NodeKey,
+        metadata: &Arc<Metadata>,
+        data: Bytes,
+    ) -> Result<(), Unwritten> {
+        writable(graph, node, NodeKind::Leaf)?;
+        let most = graph.limits().max_fragment_bytes.max(1);
+        let mut rest = data;
+        loop {
+            let part = rest.split_to(rest.len().min(most));
+            let known = graph.get_mut(node);
+            let first = known.metadata.is_none();
+            let piece = if first || (rules.flat && !part.is_empty()) {
+                known.metadata = Some(Arc::clone(metadata));
+                LogPiece::Begin(Arc::clone(metadata), part)
+            } else if part.is_empty() {
+                return Ok(());
+            } else {
+                LogPiece::Data(part)
+            };
+            self.append(graph, node, piece)?;
+            if rest.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Appends children to a tree, in fragments of at most `max_children_per_fragment`.
+    pub(in crate::session) fn list(
+        &mut self,
+        graph: &mut Graph,
+        rules: ProduceRules,
+        node: NodeKey,
+        children: &[NodeKey],
+    ) -> Result<(), Unwritten> {
+        let most = graph.limits().max_children_per_fragment.max(1);
+        for part in children.chunks(most) {
+            adopt(graph, rules, node, part);
+            self.append(graph, node, LogPiece::Children(part.into()))?;
+        }
+        Ok(())
+    }
+
+    /// Ends a node. A leaf that was never written is sent as one empty fragment with `metadata` (EV-404).
+    pub(in crate::session) fn end(
+        &mut self,
+        graph: &mut Graph,
+        node: NodeKey,
+        metadata: &Arc<Metadata>,
+    ) -> Result<(), Unwritten> {
+        let kind = match graph.get(node).kind {
+            NodeKind::Tree => NodeKind::Tree,
+            _ => NodeKind::Leaf,
+        };
+        writable(graph, node, kind)?;
+        let known = graph.get_mut(node);
+        if kind == NodeKind::Leaf && known.is_unsent() {
+            // The last piece was not sent yet, so it becomes the final one.
+            known.last = known.next_seq().checked_sub(1);
+            let _ = known.log.end(());
+            return Ok(());
+        }
+        let piece = if kind == NodeKind::Leaf && known.metadata.is_none() {
+            known.metadata = Some(Arc::clone(metadata));
+            LogPiece::Begin(Arc::clone(metadata), Bytes::new())
+        } else {
+            LogPiece::Empty
+        };
+        self.append_last(graph, node, piece)
+    }
+
+    /// Ends a node with the status of its producer (EV-931); `None` means success. A tree gets a last child that
+    /// carries the status, which is returned.
+    pub(in crate::session) fn seal(
+        &mut self,
+        graph: &mut Graph,
+        rules: ProduceRules,
+        node: NodeKey,
+        status: Option<Arc<Status>>,
+    ) -> Result<Option<NodeKey>, Unwritten> {
+        if graph.get(node).kind != NodeKind::Tree {
+            writable(graph, node, NodeKind::Leaf)?;
+            self.append_last(graph, node, LogPiece::Status(status))?;
+            return Ok(None);
+        }
+        // Without a status at its end, the peer would wait for this tree for ever: no room for it is no room for the
+        // session.
+        let child = graph.make().map_err(Unwritten::Quota)?;
+        let producer = graph.get(node).owner;
+        let known = graph.get_mut(child);
+        (known.kind, known.owner) = (NodeKind::Leaf, producer);
+        adopt(graph, rules, node, &[child]);
+        self.append(graph, node, LogPiece::Children([child].into()))?;
+        self.append_last(graph, child, LogPiece::Status(status))?;
+        self.append_last(graph, node, LogPiece::Empty)?;
+        Ok(Some(child))
+    }
+
+    fn append_last(
+        &mut self,
+        graph: &mut Graph,
+        node: NodeKey,
+        piece: LogPiece,
+    ) -> Result<(), Unwritten> {
+        let known = graph.get_mut(node);
+        known.last = Some(known.next_seq());
+        self.append(graph, node, piece)?;
+        let _ = graph.get_mut(node).log.end(());
+        Ok(())
+    }
+
+    fn append(
+        &mut self,
+        graph: &mut Graph,
+        node: NodeKey,
+        piece: LogPiece,
+    ) -> Result<(), Unwritten> {
+        let bytes = piece.len();
+        let seq = graph.get(node).next_seq();
+        if seq > graph.limits().max_seq {
+            return Err(WriteError::Exhausted.into());
+        }
+        graph.hold(seq, &piece).map_err(Unwritten::Quota)?;
+        // This cannot fail: the log has not ended, as was checked before.
+        let _ = graph.get_mut(node).log.append(piece);
+        self.push(node, bytes, graph);
+        Ok(())
+    }
+}
+
+/// Whether a node of ours can take content of this kind; it is of this kind from now on.
+pub(in crate::session) fn writable(
+    graph: &mut Graph,
+    node: NodeKey,
+    kind: NodeKind,
+) -> Result<(), WriteError> {
+    let max_seq = graph.limits().max_seq;
+    let node = graph.get_mut(node);
+    if !node.owner.is_local() || (node.kind != NodeKind::Unknown && node.kind != kind) {
+        return Err(WriteError::Refused);
+    }
+    if node.is_complete() {
+        return Err(WriteError::Ended);
+    }
+    if node.next_seq() > max_seq {
+        return Err(WriteError::Exhausted);
+    }
+    node.kind = kind;
+    Ok(())
+}
+
+/// Records which of our children must be sent before `parent` may end: those of a tree (EV-508), and for a status the
+/// outputs that it speaks of (EV-735). The first parent of a child waits for it; a second one does not.
+pub(in crate::session) fn adopt(
+    graph: &mut Graph,
+    rules: ProduceRules,
+    parent: NodeKey,
+    children: &[NodeKey],
+) {
+    let in_line = rules.in_order && graph.get(parent).kind == NodeKind::Tree;
+    let mut open = 0;
+    let mut line = Vec::new();
+    for &child in children {
+        let node = graph.get_mut(child);
+        node.referenced = true;
+        let wholly_sent = node.is_complete()
+            && node
+                .sending
+                .as_ref()
+                .is_none_or(|sending| sending.sent >= node.next_seq());
+        if !node.owner.is_local() || wholly_sent || child == parent {
+            continue;
+        }
+        let unwritten = node.next_seq() == 0;
+        let sending = node.sending.get_or_insert_default();
+        if sending.parent.is_none() {
+            (sending.parent, sending.awaited) = (Some(parent), true);
+            open += 1;
+            if in_line && unwritten {
+                sending.pending_at = Some(0);
+                line.push(child);
+            }
+        }
+    }
+    let sending = graph.get_mut(parent).sending.get_or_insert_default();
+    sending.open_children += open;
+    sending.line.extend(line);
+}
