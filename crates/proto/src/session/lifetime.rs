@@ -257,3 +257,54 @@ fn reaches(cursor: &TreeCursor, batch: SlabKey, graph: &Graph, edges: &mut u32) 
     }
     false
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::graph::LogPiece;
+    use crate::session::port::Config;
+    use crate::session::tests::harness::T0;
+
+    /// A graph with one complete leaf, and readers.
+    fn machines() -> (Graph, Readers, NodeKey) {
+        let config = Config::default();
+        let mut graph = Graph::new(&config);
+        let node = graph.mention("n").unwrap();
+        let piece = LogPiece::Data("content".into());
+        graph.hold(0, &piece).unwrap();
+        graph.get_mut(node).log.append(piece).unwrap();
+        graph.get_mut(node).log.end(()).unwrap();
+        (graph, Readers::new(&config.limits, T0), node)
+    }
+
+    #[test]
+    fn ev_911_the_content_goes_with_its_last_holder() {
+        let (mut graph, mut readers, node) = machines();
+        let first = readers.open(node, None);
+        let second = readers.open(node, None);
+        let mut lifetime = Lifetime::default();
+        let (batch, bytes) = lifetime.mark(&[(node, false)], &mut graph);
+        assert!(bytes > 0);
+        lifetime.hold(batch, &mut readers, &mut graph, &mut 100);
+        for reader in [first, second] {
+            assert_eq!(graph.get(node).fate, NodeFate::Dropped(batch));
+            let held = readers.close(reader, &mut graph);
+            lifetime.reader_ended(held, &mut graph);
+        }
+        assert_eq!(graph.get(node).fate, NodeFate::Removed);
+        assert_eq!(lifetime.batches(), 0);
+        assert_eq!(graph.quota.retained(), 1, "its id stays known");
+    }
+
+    #[test]
+    fn ev_911_a_drop_of_what_is_dropped_holds_nothing() {
+        let (mut graph, mut readers, node) = machines();
+        let mut lifetime = Lifetime::default();
+        for dropped in [true, false] {
+            let (batch, bytes) = lifetime.mark(&[(node, false)], &mut graph);
+            assert_eq!(bytes > 0, dropped);
+            lifetime.hold(batch, &mut readers, &mut graph, &mut 100);
+            assert_eq!(lifetime.batches(), 0);
+        }
+    }
+}

@@ -324,3 +324,53 @@ fn in_fragments(id: &NodeId, text: String, max_fragment_bytes: usize) -> SmallVe
 
 /// How long a client may take to send RESUME on a new connection (D-29).
 const HELLO: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::port::Config;
+    use crate::session::tests::harness::{T0, action};
+
+    #[test]
+    fn ev_942_an_action_is_retained_until_the_peer_is_known_to_have_it() {
+        let mut graph = Graph::new(&Config::default());
+        let mut link = Link::new(Side::Client, true);
+        for (ordinal, name) in [(1, "a"), (2, "b"), (3, "c")] {
+            let retained = link.retain(&action(name, "", ""), &mut graph);
+            assert_eq!(retained.unwrap(), ordinal);
+        }
+        link.answered(1, &mut graph);
+        assert_eq!(graph.quota.retained(), link.asked_bytes());
+        assert!(link.lost(T0) && link.returned(T0));
+        link.report_received(br#"{"nodes":{},"actions":2}"#, &graph)
+            .unwrap();
+        let again = link.take_send_again(&mut graph).unwrap();
+        let names = again.actions.iter().map(|action| &*action.name);
+        assert_eq!(names.collect::<Vec<_>>(), ["c"]);
+        assert!(link.take_send_again(&mut graph).is_none());
+        assert_eq!(graph.quota.retained(), link.asked_bytes());
+    }
+
+    #[test]
+    fn ev_940_a_session_without_resume_ends_with_its_connection() {
+        let mut link = Link::new(Side::Server, false);
+        assert!(!link.lost(T0) && !link.returned(T0) && link.is_up());
+        let mut graph = Graph::new(&Config::default());
+        link.retain(&action("a", "", ""), &mut graph).unwrap();
+        assert_eq!(graph.quota.retained(), 0, "nothing can be sent again");
+    }
+
+    #[test]
+    fn ev_941_each_side_has_its_time_to_come_back() {
+        let grace = Duration::from_secs(60);
+        let at = |seconds| T0 + Duration::from_secs(seconds);
+        for (side, returning) in [(Side::Client, at(63)), (Side::Server, at(8))] {
+            let mut link = Link::new(side, true);
+            assert_eq!(link.deadline(grace), None);
+            link.lost(at(1));
+            assert_eq!(link.deadline(grace), Some(at(61)));
+            link.returned(at(3));
+            assert_eq!(link.deadline(grace), Some(returning));
+        }
+    }
+}

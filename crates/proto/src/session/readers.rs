@@ -61,16 +61,9 @@ impl Readers {
         }
     }
 
-    /// Opens a cursor at the first item of `root`; `ours` if the session itself reads it.
-    pub(super) fn open(
-        &mut self,
-        root: NodeKey,
-        reader: Option<ActionKey>,
-        ours: bool,
-    ) -> CursorId {
-        let mut cursor = TreeCursor::new(root, reader);
-        cursor.ours = ours;
-        CursorId(self.cursors.insert(cursor))
+    /// Opens a cursor at the first item of `root`.
+    pub(super) fn open(&mut self, root: NodeKey, reader: Option<ActionKey>) -> CursorId {
+        CursorId(self.cursors.insert(TreeCursor::new(root, reader)))
     }
 
     pub(super) fn get(&self, id: CursorId) -> Option<&TreeCursor> {
@@ -314,5 +307,75 @@ impl Readers {
             live.extend(readers_of.remove(&key).unwrap_or_default());
         }
         stuck
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evergreen::{Fragment, MetadataMode};
+    use crate::session::graph::accept::AcceptanceRules;
+    use crate::session::port::Config;
+    use crate::session::tests::harness::{T0, leaf, more};
+
+    fn machines() -> (Graph, Readers, Lifecycle) {
+        let config = Config::default();
+        let readers = Readers::new(&config.limits, T0);
+        (Graph::new(&config), readers, Lifecycle::new())
+    }
+
+    fn receive(graph: &mut Graph, fragment: Fragment) {
+        let limits = SessionLimits::default();
+        let rules = AcceptanceRules {
+            limits: &limits,
+            mode: MetadataMode::Lenient,
+            references: false,
+            copy_below: 0,
+            joins: false,
+            mixes: false,
+        };
+        graph.accept(fragment, &rules).unwrap();
+    }
+
+    #[test]
+    fn ev_303_a_parked_reader_is_told_once_that_its_node_has_grown() {
+        let (mut graph, mut readers, mut lifecycle) = machines();
+        let limits = SessionLimits::default();
+        let node = graph.mention("n").unwrap();
+        let reader = readers.open(node, None);
+        let step = |readers: &mut Readers, graph: &mut Graph| {
+            readers.step(reader, graph, &limits, false, false)
+        };
+        let Some(CursorStep::Park(at)) = step(&mut readers, &mut graph) else {
+            panic!("there is nothing to read");
+        };
+        readers.park(reader, at, &mut graph);
+        assert!(step(&mut readers, &mut graph).is_none(), "it waits");
+        receive(&mut graph, more("n", 0, "a"));
+        receive(&mut graph, leaf("n", 1, "b"));
+        readers.wake(node, &mut graph, &mut lifecycle);
+        readers.wake(node, &mut graph, &mut lifecycle);
+        assert!(matches!(
+            lifecycle.poll(),
+            Some(SessionOutput::Ready(id)) if id == reader
+        ));
+        assert!(lifecycle.poll().is_none());
+        assert_eq!(readers.parked(), 0);
+        let piece = step(&mut readers, &mut graph);
+        assert!(matches!(piece, Some(CursorStep::Piece(piece)) if &piece.data[..] == b"a"));
+    }
+
+    #[test]
+    fn a_closed_reader_is_forgotten_by_the_node_it_waited_for() {
+        let (mut graph, mut readers, mut lifecycle) = machines();
+        let node = graph.mention("n").unwrap();
+        let reader = readers.open(node, None);
+        readers.park(reader, node, &mut graph);
+        readers.close(reader, &mut graph);
+        readers.close(reader, &mut graph);
+        assert_eq!(readers.parked(), 0);
+        assert!(graph.get(node).waiters.is_empty());
+        readers.wake(node, &mut graph, &mut lifecycle);
+        assert!(lifecycle.poll().is_none());
     }
 }

@@ -305,3 +305,78 @@ pub(super) fn action_bytes(action: &Action) -> usize {
 
 /// Bytes that a node may send before the next node has its turn.
 const TURN_BYTES: usize = 16 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::evergreen::{DialectCapabilities, Metadata};
+    use crate::session::graph::NodeProducer;
+    use crate::session::port::Config;
+
+    /// A graph with two nodes of ours.
+    fn machines() -> (Graph, Sender, [NodeKey; 2]) {
+        let mut graph = Graph::new(&Config::default());
+        let nodes = ["a", "b"].map(|id| {
+            let node = graph.mention(id).unwrap();
+            graph.get_mut(node).owner = NodeProducer::Local(None);
+            node
+        });
+        (graph, Sender::default(), nodes)
+    }
+
+    fn message(sender: &mut Sender, graph: &mut Graph) -> Option<WireMessage> {
+        let limits = SessionLimits::default();
+        sender.message(graph, &limits, true, &mut SessionStats::default())
+    }
+
+    #[test]
+    fn ev_508_a_tree_ends_after_its_children() {
+        let (mut graph, mut sender, [tree, child]) = machines();
+        let rules = ProduceRules::of(&DialectCapabilities::default());
+        let metadata = Arc::new(Metadata::of("text/plain"));
+        writable(&mut graph, tree, NodeKind::Tree).unwrap();
+        sender.list(&mut graph, rules, tree, &[child]).unwrap();
+        sender.end(&mut graph, tree, &metadata).unwrap();
+        let sent = message(&mut sender, &mut graph).unwrap();
+        assert!(sent.fragments.iter().all(|fragment| !fragment.last));
+        assert!(!sender.is_sendable() && !sender.is_empty(), "its end waits");
+        sender
+            .put(
+                &mut graph,
+                rules,
+                child,
+                &metadata,
+                Bytes::from_static(b"x"),
+            )
+            .unwrap();
+        sender.end(&mut graph, child, &metadata).unwrap();
+        let sent = message(&mut sender, &mut graph).unwrap();
+        let ended = sent.fragments.iter().filter(|fragment| fragment.last);
+        let ended: Vec<&str> = ended.map(|fragment| &*fragment.id).collect();
+        assert_eq!(ended, ["b", "a"]);
+        assert!(sender.is_empty());
+    }
+
+    #[test]
+    fn ev_803_a_refused_producer_is_told_once_when_half_of_the_queue_is_empty() {
+        let (mut graph, mut sender, [node, _]) = machines();
+        let rules = ProduceRules::of(&DialectCapabilities::default());
+        let metadata = Arc::new(Metadata::of("text/plain"));
+        let limits = SessionLimits {
+            outbound_queue_bytes: 100,
+            ..SessionLimits::default()
+        };
+        let data = Bytes::from_static(&[0; 80]);
+        assert!(sender.has_room(&limits) && !sender.has_room_again(&limits));
+        sender
+            .put(&mut graph, rules, node, &metadata, data)
+            .unwrap();
+        assert!(!sender.has_room(&limits) && !sender.has_room_again(&limits));
+        message(&mut sender, &mut graph);
+        assert!(sender.has_room_again(&limits) && !sender.has_room_again(&limits));
+    }
+}

@@ -4,7 +4,7 @@ mod actions;
 mod dropping;
 mod failures;
 mod flow;
-mod harness;
+pub(super) mod harness;
 mod lifecycle;
 mod limits;
 mod metadata;

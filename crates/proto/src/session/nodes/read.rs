@@ -20,7 +20,7 @@ impl Nodes {
     /// Opens a reader of `node`'s content from its first item (EV-302); `reader` is the action that reads, if any.
     pub fn open(&mut self, node: NodeKey, reader: Option<ActionKey>) -> CursorId {
         self.graph.bind_reader(node, reader);
-        self.readers.open(node, reader, false)
+        self.readers.open(node, reader)
     }
 
     /// Returns the next piece. After [`CursorRead::Pending`] wait for [`crate::session::SessionOutput::Ready`], after
