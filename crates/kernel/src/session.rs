@@ -304,11 +304,11 @@ impl<W: Observe> Session<W> {
         let ends = SessionGuard(guard.clone());
         let mut driver = Driver {
             runs: Runs::new(self.link.clone(), self.kernel, self.options),
+            pump: self.link.pump(),
             link: self.link,
             observer: self.observer,
             intake: MessageIntake::new(incoming),
             orders: Some(Box::pin(orders)),
-            timer: None,
             finishing: false,
             retained: 0,
         };

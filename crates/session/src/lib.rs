@@ -13,9 +13,11 @@
 mod clock;
 mod live;
 pub mod peer;
+mod pump;
 mod shared;
 mod sync;
 
 pub use self::clock::SessionClock;
 pub use self::live::{Live, Wakers};
+pub use self::pump::SessionPump;
 pub use self::shared::SharedSession;

@@ -9,7 +9,7 @@
 //!   producer ─ poll_room ─┤ machine ─ poll ──┼── Writable ───────► all producers' wakers
 //!   transport ─ message ──┤                  ├── message pending ► the transport's waker
 //!   worker ─── poll_work ─┤                  ├── Start, Cancel ► its waker, where there is one
-//!   owner ── poll_chore ──┘                  └── everything else ► a chore, and the owner's waker
+//!   owner ──── as_owner ──┘                  └── everything else ► a chore, and the owner's waker
 //! ```
 
 use std::collections::{HashMap, VecDeque};
@@ -171,13 +171,20 @@ impl Live {
         Poll::Pending
     }
 
-    /// Returns the next output that only the owner of the session can handle.
-    pub fn poll_chore(&mut self, cx: &mut Context<'_>) -> Poll<SessionOutput> {
-        if let Some(chore) = self.chores.pop_front() {
-            return Poll::Ready(chore);
-        }
+    /// Runs `act` for the owner of the session, and takes the outputs that only the owner can handle. The owner is woken
+    /// when there are more, but not for what it takes here: it would only be scheduled once more for nothing.
+    pub fn as_owner(
+        &mut self,
+        cx: &Context<'_>,
+        chores: &mut VecDeque<SessionOutput>,
+        act: impl FnOnce(&mut Self),
+    ) {
+        let owner = self.owner.take();
+        act(self);
+        self.settle();
+        chores.append(&mut self.chores);
+        self.owner = owner;
         keep(&mut self.owner, cx);
-        Poll::Pending
     }
 
     /// Hands actions of the peer to a worker instead of the owner from now on. `false` if there is a worker already.

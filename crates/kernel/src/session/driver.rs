@@ -1,20 +1,17 @@
 //! The task of a session: receives messages, starts and ends actions, runs the timers (D-2).
 //!
 //! ```text
-//!   every poll:  orders ─► messages (until paused) ─► chores of the machine ─► runs ─► timers ─► wake the transport once
-//!                          └◄───────────────────────────── while busy ─────────────────────┘
+//!   every poll:  orders ─► messages (until paused), timer ─► chores of the machine ─► runs ─► timer, wake the transport once
+//!                          └◄──────────────────────────── while busy ─────────────────────┘
 //! ```
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures::{Stream, StreamExt};
 use sapwood_proto::evergreen::{Reason, Status, WireMessage};
 use sapwood_proto::session::{ActionStart, SessionOutput};
-use sapwood_proto::time::Time;
-use sapwood_session::Live;
-use tokio::time::{Sleep, sleep_until};
+use sapwood_session::{Live, SessionPump};
 
 use super::intake::MessageIntake;
 use super::link::SessionLink;
@@ -24,11 +21,11 @@ use super::{Observe, SessionCommand};
 /// The state of a session's task.
 pub(super) struct Driver<I, O, W> {
     pub(super) link: SessionLink,
+    pub(super) pump: SessionPump,
     pub(super) observer: W,
     pub(super) intake: MessageIntake<I>,
     pub(super) orders: Option<O>,
     pub(super) runs: Runs,
-    pub(super) timer: Option<(Time, Pin<Box<Sleep>>)>,
     /// Refuses new actions, and leaves when none is running (EV-960).
     pub(super) finishing: bool,
     /// The bytes retained by the session when the observer was last called.
@@ -44,25 +41,28 @@ where
     /// Polls the session until it is over; all runs are dropped by then.
     pub(super) fn poll_session(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {
         self.runs.attend(cx.waker());
-        self.link.with(|live| live.machine().nodes().begin_turn());
         self.poll_orders(cx);
+        // One turn of visits for each poll of this task, so that other sessions get theirs in between (D-27).
+        let mut begins = true;
         for _ in 0..ROUNDS {
-            let more = self.poll_incoming(cx);
-            if let Poll::Ready(closed) = self.poll_chores(cx) {
+            let mut busy = self.poll_messages(cx, std::mem::take(&mut begins));
+            if let Poll::Ready(closed) = self.handle_chores() {
                 return Poll::Ready(self.over(closed));
             }
-            let mut busy = self.poll_runs(cx) || more;
-            busy |= self.poll_timer(cx);
+            busy |= self.poll_runs(cx);
             self.leave_if_idle(cx);
             if !busy && self.runs.rest() {
-                // The runs may have left chores, whose waker `poll_chores` has registered, and messages for the
-                // transport.
-                self.link.flush();
-                return Poll::Pending;
+                let (retained, again) = self.pump.rest(cx);
+                self.account(retained);
+                if !again {
+                    return Poll::Pending;
+                }
+                self.runs.attend(cx.waker());
             }
         }
         // There is always more to do: yield to the transport and to other sessions.
-        self.link.flush();
+        let (retained, _) = self.pump.rest(cx);
+        self.account(retained);
         cx.waker().wake_by_ref();
         Poll::Pending
     }
@@ -118,41 +118,36 @@ where
         });
     }
 
-    /// Takes received messages and passes them to the machine. `true`: there may be more.
-    fn poll_incoming(&mut self, cx: &mut Context<'_>) -> bool {
+    /// Takes received messages and passes them to the machine, and handles its timers. `true`: there may be more.
+    fn poll_messages(&mut self, cx: &mut Context<'_>, begins: bool) -> bool {
         // The chore `Resume` wakes this task once reading may continue.
-        let paused = |live: &mut Live| live.machine().inbound_paused();
-        if self.link.with(paused) {
-            return false;
-        }
-        let more = self.intake.poll(cx);
-        if !self.intake.is_waiting() {
-            return more;
-        }
-        let (now, intake) = (self.link.now(), &mut self.intake);
-        let retained = self.link.with(|live| {
+        let more = !self.pump.is_paused() && self.intake.poll(cx);
+        let intake = &mut self.intake;
+        let (retained, continues) = self.pump.turn(cx, |live, now| {
             let machine = live.machine();
+            if begins {
+                machine.nodes().begin_turn();
+            }
             intake.hand_over(machine, now);
-            machine.retained_bytes()
         });
+        // Before the next turn, which may pass the end: a session that is over retains nothing that could be counted.
         self.account(retained);
-        more || self.intake.is_waiting()
+        // What waits while reading is paused waits for the runs, not for another round.
+        continues || !self.pump.is_paused() && (more || self.intake.is_waiting())
     }
 
-    fn poll_chores(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {
-        loop {
-            match self.link.with(|live| live.poll_chore(cx)) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(SessionOutput::Start(start)) => self.start(&start),
-                Poll::Ready(SessionOutput::Refused(status)) => {
-                    self.observer.action_refused(&status)
-                }
-                Poll::Ready(SessionOutput::Cancel { action, by }) => self.runs.cancel(action, by),
-                Poll::Ready(SessionOutput::Close(status)) => return Poll::Ready(status),
+    fn handle_chores(&mut self) -> Poll<Option<Arc<Status>>> {
+        while let Some(chore) = self.pump.next_chore() {
+            match chore {
+                SessionOutput::Start(start) => self.start(&start),
+                SessionOutput::Refused(status) => self.observer.action_refused(&status),
+                SessionOutput::Cancel { action, by } => self.runs.cancel(action, by),
+                SessionOutput::Close(status) => return Poll::Ready(status),
                 // Reading continues with the next round; the remaining chores concern clients.
-                Poll::Ready(_) => {}
+                _ => {}
             }
         }
+        Poll::Pending
     }
 
     fn start(&mut self, start: &ActionStart) {
@@ -170,41 +165,6 @@ where
             let stats = link.with(|live| live.machine().stats());
             observer.counted(&stats);
         })
-    }
-
-    /// Handles timers. `true`: one has expired.
-    fn poll_timer(&mut self, cx: &mut Context<'_>) -> bool {
-        let now = self.link.now();
-        let (next, retained) = self.link.with(|live| {
-            let machine = live.machine();
-            (machine.wake_at(now), machine.retained_bytes())
-        });
-        // Every round passes here, including those in which runs have written, so the retained bytes are reported here.
-        self.account(retained);
-        let Some(next) = next else {
-            return false;
-        };
-        let instant = self.link.instant(next);
-        match &mut self.timer {
-            // Nearly every message postpones a timeout: an early wake-up once in a while is cheaper than resetting the
-            // timer each time.
-            Some((set, _)) if *set <= next => {}
-            Some((set, sleep)) => {
-                *set = next;
-                sleep.as_mut().reset(instant);
-            }
-            None => self.timer = Some((next, Box::pin(sleep_until(instant)))),
-        }
-        let Some((_, sleep)) = &mut self.timer else {
-            return false;
-        };
-        if sleep.as_mut().poll(cx).is_pending() {
-            return false;
-        }
-        self.timer = None;
-        let now = self.link.now();
-        self.link.with(|live| live.machine().tick(now));
-        true
     }
 
     fn report(&mut self) {

@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use sapwood_proto::evergreen::Dialect;
 use sapwood_proto::session::SessionMachine;
 use sapwood_proto::time::Time;
-use sapwood_session::{Live, SessionClock, SharedSession};
-use tokio::time::Instant;
+use sapwood_session::{Live, SessionClock, SessionPump, SharedSession};
 
 /// A session's machine, shared by its runs, its nodes and its transport.
 #[derive(Clone, Debug)]
@@ -34,6 +33,11 @@ impl SessionLink {
         }
     }
 
+    /// What drives the machine.
+    pub(super) fn pump(&self) -> SessionPump {
+        SessionPump::new(self.shared.clone(), self.clock)
+    }
+
     /// The machine without the clock.
     pub(super) fn shared(&self) -> SharedSession {
         self.shared.clone()
@@ -42,11 +46,6 @@ impl SessionLink {
     /// The time of this session.
     pub(super) fn now(&self) -> Time {
         self.clock.now()
-    }
-
-    /// The instant on tokio's clock for `time`.
-    pub(super) fn instant(&self, time: Time) -> Instant {
-        self.clock.instant(time)
     }
 
     /// The dialect of the current connection.

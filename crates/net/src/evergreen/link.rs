@@ -1,5 +1,6 @@
 //! The task of a client's session: it drives the state machine, its timers and reconnection.
 
+use std::future::poll_fn;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,7 @@ use sapwood_proto::code::Code;
 use sapwood_proto::evergreen::{Reason, Status, WireMessage};
 use sapwood_proto::session::{SessionMachine, SessionOutput};
 use sapwood_proto::time::Time;
-use sapwood_session::{Live, SessionClock, SharedSession};
+use sapwood_session::{Live, SessionClock, SessionPump, SharedSession};
 use tokio::time::{Instant, sleep_until};
 
 use super::transport::{ServerConnection, ServerMessages};
@@ -147,70 +148,76 @@ async fn follow(
     returns: bool,
     received: &mut bool,
 ) -> Option<Status> {
+    let mut pump = SessionPump::new(link.shared.clone(), link.clock);
     let mut open = true;
-    loop {
-        let now = link.now();
-        let (paused, wake_at) =
-            link.with(|live| (live.machine().inbound_paused(), live.machine().wake_at(now)));
-        let timer = sleep_until(link.clock.instant(wake_at.unwrap_or(Time::MAX)));
-        // Every branch is cancel-safe: a message that was not received stays in its stream, a chore in its queue.
-        tokio::select! {
-            biased;
-            chore = std::future::poll_fn(|cx| link.with(|live| live.poll_chore(cx))) => {
+    poll_fn(|cx| {
+        for _ in 0..ROUNDS {
+            let mut item = Poll::Pending;
+            if open && !pump.is_paused() {
+                item = incoming.poll_next_unpin(cx);
+            }
+            if let Poll::Ready(Some(Err(status))) = &item
+                && returns
+                && was_cut(status)
+            {
+                return Poll::Ready(Some(status.clone()));
+            }
+            let mut busy = item.is_ready();
+            *received |= busy;
+            let (_, continues) = pump.turn(cx, |live, now| {
+                if let Poll::Ready(item) = item {
+                    open = take(live.machine(), item, now);
+                }
+            });
+            busy |= continues;
+            while let Some(chore) = pump.next_chore() {
                 match chore {
-                    SessionOutput::Close(_) => return None,
+                    SessionOutput::Close(_) => return Poll::Ready(None),
                     SessionOutput::Start(start) => {
                         link.with(|live| live.machine().calls().fail(start.action, unserved()));
                     }
                     _ => {}
                 }
             }
-            item = incoming.next(), if open && !paused => {
-                match item {
-                    Some(Err(status)) if returns && was_cut(&status) => return Some(status),
-                    item => {
-                        *received = true;
-                        open = take(link, item);
-                    }
-                }
-            }
-            () = timer => {
-                let now = link.now();
-                link.with(|live| live.machine().tick(now));
+            let (_, due) = pump.rest(cx);
+            if !busy && !due {
+                return Poll::Pending;
             }
         }
-    }
+        // A server that sends without pause must not keep other tasks from running.
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await
 }
 
 /// Passes one item to the machine; returns `false` after the last one.
-fn take(link: &ClientLink, item: Option<Result<WireMessage, Status>>) -> bool {
-    let now = link.now();
+fn take(
+    machine: &mut SessionMachine,
+    item: Option<Result<WireMessage, Status>>,
+    now: Time,
+) -> bool {
     match item {
         Some(Ok(message)) => {
             // An invalid message aborts the session, and every reader gets that status.
-            let _ = link.with(|live| live.machine().handle(message, now));
-            true
+            let _ = machine.handle(message, now);
+            return true;
         }
         // A draining server has sent all its data, so complete answers must not fail because of the final status.
         // Recognised by its code, because the msgpack dialect has no reasons.
         Some(Err(status)) if status.code == Code::Unavailable => {
-            link.with(|live| live.machine().close_with_status(status, now));
-            false
+            machine.close_with_status(status, now);
         }
         // A WebSocket is accepted before its session token is checked, so the refusal comes as a status.
         Some(Err(status)) if &*status.reason == Reason::NoSession.name() => {
-            link.with(|live| live.machine().fail_resume(status));
-            false
+            machine.fail_resume(status);
         }
         Some(Err(status)) => {
-            link.abort(status);
-            false
+            machine.abort(status);
         }
-        None => {
-            link.with(|live| live.machine().end_of_input(now));
-            false
-        }
+        None => machine.end_of_input(now),
     }
+    false
 }
 
 /// Reconnects to a session whose connection was cut (EV-975).
@@ -289,6 +296,8 @@ pub(super) fn entropy() -> u64 {
     RandomState::new().hash_one(0_u8)
 }
 
+/// Messages taken in one poll before other tasks get to run.
+const ROUNDS: u32 = 32;
 /// Limits of the delay between two attempts.
 const WAIT_LEAST: Duration = Duration::from_millis(50);
 const WAIT_MOST: Duration = Duration::from_secs(5);
