@@ -23,6 +23,28 @@ pub mod google {
     }
 }
 
+/// Names of enumerations for JSON: protobuf's messages keep numbers.
+mod enum_names {
+    use serde::{Serialize, Serializer};
+
+    use super::inference::{DataType, model_input::Format, model_instance_group::Kind};
+
+    macro_rules! names {
+        ($($field:ident: $Enum:ty;)*) => {$(
+            pub(super) fn $field<S: Serializer>(number: &i32, serializer: S) -> Result<S::Ok, S::Error> {
+                let known = <$Enum>::try_from(*number).unwrap_or_default();
+                known.as_str_name().serialize(serializer)
+            }
+        )*};
+    }
+
+    names! {
+        data_type: DataType;
+        input_format: Format;
+        instance_kind: Kind;
+    }
+}
+
 /// Package `inference`: the KServe v2 protocol over gRPC, with its extensions.
 pub mod inference {
     include!("generated/inference.rs");

@@ -43,6 +43,36 @@ const SHARED_BYTES: [&str; 3] = [
     ".inference.ModelInferRequest.raw_input_contents",
     ".inference.ModelInferResponse.raw_output_contents",
 ];
+/// Answers that the same builder gives as protobuf and as JSON: `server::faces::generate::metadata` and `repository`.
+const JSON_MESSAGES: [&str; 17] = [
+    ".inference.InferBatchStatistics",
+    ".inference.InferResponseStatistics",
+    ".inference.InferStatistics",
+    ".inference.MemoryUsage",
+    ".inference.ModelConfig",
+    ".inference.ModelInput",
+    ".inference.ModelInstanceGroup",
+    ".inference.ModelMetadataResponse",
+    ".inference.ModelOutput",
+    ".inference.ModelParameter",
+    ".inference.ModelStatistics",
+    ".inference.ModelStatisticsResponse",
+    ".inference.ModelTransactionPolicy",
+    ".inference.ModelVersionPolicy",
+    ".inference.RepositoryIndexResponse",
+    ".inference.ServerMetadataResponse",
+    ".inference.StatisticDuration",
+];
+/// Enumerations in them. Protobuf keeps numbers, JSON has names.
+const JSON_ENUMS: [(&str, &str); 4] = [
+    (".inference.ModelInput.data_type", "data_type"),
+    (".inference.ModelInput.format", "input_format"),
+    (".inference.ModelInstanceGroup.kind", "instance_kind"),
+    (".inference.ModelOutput.data_type", "data_type"),
+];
+/// The one choice in them. JSON has the variant's name as a key of the message around it. Without a dot in front, because a
+/// path with one stands for the variants as well.
+const JSON_CHOICE: &str = "ModelVersionPolicy.policy_choice";
 const INCLUDE: &str = "crates/proto/proto";
 const MESSAGES: &str = "crates/proto/src/generated";
 
@@ -86,11 +116,10 @@ fn generate(root: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
     let mut files = BTreeMap::new();
     for set in SETS {
         let descriptors = protox::compile(set.sources, [root.join(INCLUDE)])?;
-        prost_build::Config::new()
-            .bytes(SHARED_BYTES)
-            .btree_map(["."])
-            .out_dir(&out)
-            .compile_fds(descriptors.clone())?;
+        let mut config = prost_build::Config::new();
+        config.bytes(SHARED_BYTES).btree_map(["."]).out_dir(&out);
+        with_json(&mut config);
+        config.compile_fds(descriptors.clone())?;
         for name in set.code {
             let code =
                 fs::read(out.join(name)).with_context(|| format!("read generated {name}"))?;
@@ -102,6 +131,21 @@ fn generate(root: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
         );
     }
     Ok(files)
+}
+
+fn with_json(config: &mut prost_build::Config) {
+    const SERIALIZE: &str = "#[derive(::serde::Serialize)]";
+    for message in JSON_MESSAGES {
+        config.message_attribute(message, SERIALIZE);
+    }
+    for (field, names) in JSON_ENUMS {
+        let names = format!("#[serde(serialize_with = \"super::enum_names::{names}\")]");
+        config.field_attribute(field, names);
+    }
+    config
+        .enum_attribute(JSON_CHOICE, SERIALIZE)
+        .enum_attribute(JSON_CHOICE, "#[serde(rename_all = \"snake_case\")]")
+        .field_attribute(JSON_CHOICE, "#[serde(flatten)]");
 }
 
 fn fresh(folder: &Path) -> Result<PathBuf> {

@@ -1,4 +1,5 @@
-//! Server and model metadata, configuration and statistics over HTTP (TR-701 to TR-704, TR-707 to TR-709).
+//! Server and model metadata, configuration and statistics (TR-701 to TR-704, TR-707 to TR-709): what is answered, built
+//! once for HTTP and for gRPC, and the routes of HTTP. The methods of gRPC are in `grpc::metadata`.
 
 use std::sync::Arc;
 
@@ -7,7 +8,14 @@ use http::request::Parts;
 use http::{Method, Response, header};
 use sapwood_kernel::Name;
 use sapwood_proto::code::Code;
-use sapwood_proto::generate::Signature;
+use sapwood_proto::generated::inference::model_metadata_response::TensorMetadata;
+use sapwood_proto::generated::inference::model_version_policy::{PolicyChoice, Specific};
+use sapwood_proto::generated::inference::{
+    ModelConfig, ModelInput, ModelInstanceGroup, ModelMetadataResponse, ModelOutput,
+    ModelStatisticsResponse, ModelTransactionPolicy, ModelVersionPolicy, ServerMetadataResponse,
+    model_instance_group,
+};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::body::{EncodingErrorStyle, Upload};
@@ -18,7 +26,7 @@ use super::request_error::{JSON, RequestError};
 use crate::auth::caller::Caller;
 
 /// What is announced (TR-701).
-pub(super) const EXTENSIONS: [&str; 9] = [
+const EXTENSIONS: [&str; 9] = [
     "model_repository",
     "model_repository(unload_dependents)",
     "model_configuration",
@@ -41,11 +49,7 @@ pub(super) async fn answer(
     Ok(match route {
         GenerateRoute::Live => Response::new(Body::empty()),
         GenerateRoute::Ready => ready(catalog.shared.health.ready().is_ok()),
-        GenerateRoute::Server => json_response(&json!({
-            "name": catalog.config.metadata_name,
-            "version": catalog.config.metadata_version,
-            "extensions": EXTENSIONS,
-        })),
+        GenerateRoute::Server => json_response(&server(catalog)),
         GenerateRoute::Model(target) => json_response(&model(&catalog.find(caller, &target)?)),
         GenerateRoute::ModelReady(target) => model_ready(catalog, caller, &target)?,
         GenerateRoute::Config(target) => json_response(&config(&catalog.find(caller, &target)?)),
@@ -73,8 +77,10 @@ pub(super) async fn answer(
 }
 
 /// A JSON answer.
-pub(super) fn json_response(value: &Value) -> Response<Body> {
-    let mut answer = Response::new(Body::from(value.to_string()));
+pub(super) fn json_response(value: &impl Serialize) -> Response<Body> {
+    // What is answered here has strings as keys, and numbers that are finite: there is nothing that JSON cannot write.
+    let json = serde_json::to_vec(value).unwrap_or_default();
+    let mut answer = Response::new(Body::from(json));
     answer.headers_mut().insert(header::CONTENT_TYPE, JSON);
     answer
 }
@@ -103,75 +109,96 @@ fn model_ready(
     catalog.find(caller, target).map(|_| ready(true))
 }
 
+/// TR-701.
+pub(super) fn server(catalog: &ModelCatalog) -> ServerMetadataResponse {
+    ServerMetadataResponse {
+        name: catalog.config.metadata_name.clone(),
+        version: catalog.config.metadata_version.clone(),
+        extensions: EXTENSIONS.map(str::to_owned).into(),
+    }
+}
+
 /// TR-702.
-fn model(found: &FoundModel) -> Value {
+pub(super) fn model(found: &FoundModel) -> ModelMetadataResponse {
     let signature = &found.signature;
-    let tensor = |name: &str, datatype: &str, shape: &[i64]| json!({"name": name, "datatype": datatype, "shape": signature.shown(shape)});
+    let tensor = |name: &str, datatype: &str, shape: &[i64]| TensorMetadata {
+        name: name.into(),
+        datatype: datatype.into(),
+        shape: signature.shown(shape),
+    };
     let inputs = signature.inputs.iter();
     let outputs = signature.outputs.iter();
-    json!({
-        "name": &*found.name,
-        "versions": found.model.versions.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        "platform": found.model.platform,
-        "inputs": inputs.map(|it| tensor(&it.name, it.datatype.name(), &it.shape)).collect::<Vec<_>>(),
-        "outputs": outputs.map(|it| tensor(&it.name, it.datatype.name(), &it.shape)).collect::<Vec<_>>(),
-    })
+    ModelMetadataResponse {
+        name: (*found.name).into(),
+        versions: found.model.versions.iter().map(u64::to_string).collect(),
+        platform: found.model.platform.clone(),
+        inputs: inputs
+            .map(|it| tensor(&it.name, it.datatype.name(), &it.shape))
+            .collect(),
+        outputs: outputs
+            .map(|it| tensor(&it.name, it.datatype.name(), &it.shape))
+            .collect(),
+    }
 }
 
 /// TR-703.
-fn config(found: &FoundModel) -> Value {
-    let Signature {
-        inputs, outputs, ..
-    } = &*found.signature;
-    let inputs = inputs.iter().map(|input| {
-        json!({
-            "name": input.name,
-            "data_type": input.datatype.config_name(),
-            "format": "FORMAT_NONE",
-            "dims": input.shape,
-            "is_shape_tensor": false,
-            "allow_ragged_batch": false,
-            "optional": input.optional,
-        })
+pub(super) fn config(found: &FoundModel) -> ModelConfig {
+    let signature = &found.signature;
+    let versions = found.model.versions.iter();
+    let versions = versions.map(|version| i64::try_from(*version).unwrap_or(i64::MAX));
+    let inputs = signature.inputs.iter().map(|input| ModelInput {
+        name: input.name.clone(),
+        data_type: input.datatype.number(),
+        dims: input.shape.clone(),
+        optional: input.optional,
+        ..ModelInput::default()
     });
-    let outputs = outputs.iter().map(|output| {
-        json!({
-            "name": output.name,
-            "data_type": output.datatype.config_name(),
-            "dims": output.shape,
-            "label_filename": "",
-            "is_shape_tensor": false,
-        })
+    let outputs = signature.outputs.iter().map(|output| ModelOutput {
+        name: output.name.clone(),
+        data_type: output.datatype.number(),
+        dims: output.shape.clone(),
+        ..ModelOutput::default()
     });
-    json!({
-        "name": &*found.name,
-        "platform": found.model.platform,
-        "backend": found.model.platform,
-        "version_policy": {"specific": {"versions": found.model.versions}},
-        "max_batch_size": found.signature.max_batch_size,
-        "input": inputs.collect::<Vec<_>>(),
-        "output": outputs.collect::<Vec<_>>(),
-        "instance_group": [{"name": &*found.name, "kind": "KIND_CPU", "count": 1, "gpus": [], "profile": []}],
-        "model_transaction_policy": {"decoupled": found.signature.decoupled},
-        "parameters": {},
-    })
+    ModelConfig {
+        name: (*found.name).into(),
+        platform: found.model.platform.clone(),
+        backend: found.model.platform.clone(),
+        version_policy: Some(ModelVersionPolicy {
+            policy_choice: Some(PolicyChoice::Specific(Specific {
+                versions: versions.collect(),
+            })),
+        }),
+        max_batch_size: i32::try_from(signature.max_batch_size).unwrap_or(i32::MAX),
+        input: inputs.collect(),
+        output: outputs.collect(),
+        instance_group: vec![ModelInstanceGroup {
+            name: (*found.name).into(),
+            count: 1,
+            kind: model_instance_group::Kind::Cpu.into(),
+            ..ModelInstanceGroup::default()
+        }],
+        model_transaction_policy: Some(ModelTransactionPolicy {
+            decoupled: signature.decoupled,
+        }),
+        ..ModelConfig::default()
+    }
 }
 
 /// TR-704.
-fn stats(
+pub(super) fn stats(
     catalog: &ModelCatalog,
     caller: &Caller,
     target: Option<&Target>,
-) -> Result<Value, RequestError> {
+) -> Result<ModelStatisticsResponse, RequestError> {
     let all = counted(catalog, caller, target)?.into_iter();
-    let list: Vec<Value> = all
-        .map(|(function, name, version)| catalog.stats.json(&function, &name, version))
+    let model_stats = all
+        .map(|(function, name, version)| catalog.stats.message(&function, &name, version))
         .collect();
-    Ok(json!({"model_stats": list}))
+    Ok(ModelStatisticsResponse { model_stats })
 }
 
 /// Whose statistics are asked for: the function, the name it is asked by, the version.
-pub(super) fn counted(
+fn counted(
     catalog: &ModelCatalog,
     caller: &Caller,
     target: Option<&Target>,

@@ -7,7 +7,8 @@ use http::Response;
 use http::request::Parts;
 use sapwood_kernel::Name;
 use sapwood_proto::code::Code;
-use serde_json::{Value, json};
+use sapwood_proto::generated::inference::repository_index_response::ModelIndex;
+use serde_json::Value;
 
 use super::body::Upload;
 use super::catalog::{ModelCatalog, Readiness};
@@ -73,23 +74,21 @@ fn index(
             return Err(RequestError::new(Code::InvalidRequest, message));
         }
     };
-    let list = list(catalog, caller, only).into_iter().map(|(name, version, state)| {
-        json!({"name": name.as_str(), "version": version.to_string(), "state": state.name(), "reason": ""})
-    });
-    Ok(json_response(&Value::Array(list.collect())))
+    Ok(json_response(&list(catalog, caller, only)))
 }
 
 /// Every version of every model, or those that are ready.
-pub(super) fn list(
-    catalog: &ModelCatalog,
-    caller: &Caller,
-    only_ready: bool,
-) -> Vec<(Name, u64, Readiness)> {
+pub(super) fn list(catalog: &ModelCatalog, caller: &Caller, only_ready: bool) -> Vec<ModelIndex> {
     let all = catalog.all(caller).into_iter();
     let shown = all.filter(|(.., state)| !only_ready || *state == Readiness::Ready);
     let each = |(name, model, state): (Name, Arc<ModelOptions>, Readiness)| {
         let versions = model.versions.clone().into_iter();
-        versions.map(move |version| (name.clone(), version, state))
+        versions.map(move |version| ModelIndex {
+            name: name.as_str().into(),
+            version: version.to_string(),
+            state: state.name().into(),
+            reason: String::new(),
+        })
     };
     shown.flat_map(each).collect()
 }

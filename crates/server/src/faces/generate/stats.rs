@@ -10,7 +10,6 @@ use sapwood_kernel::Name;
 use sapwood_proto::generated::inference::{
     InferResponseStatistics, InferStatistics, ModelStatistics, StatisticDuration,
 };
-use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use super::call::CallResponses;
@@ -54,10 +53,6 @@ impl DurationTotal {
     fn add(&mut self, ns: u64) {
         self.count += 1;
         self.ns = self.ns.saturating_add(ns);
-    }
-
-    fn to_json(self) -> Value {
-        json!({"count": self.count, "ns": self.ns})
     }
 
     const fn to_message(self) -> Option<StatisticDuration> {
@@ -104,58 +99,17 @@ impl InferenceStats {
         })
     }
 
-    /// The statistics of one version of a model, as JSON.
-    pub(super) fn json(&self, function: &Name, shown: &str, version: u64) -> Value {
-        self.counts(function, version).to_json(shown, version)
-    }
-
-    /// The same as a message.
+    /// The statistics of one version of a model.
     pub(super) fn message(&self, function: &Name, shown: &str, version: u64) -> ModelStatistics {
         self.counts(function, version).to_message(shown, version)
     }
 }
 
 impl Counts {
-    fn to_json(&self, name: &str, version: u64) -> Value {
-        let none = DurationTotal::default().to_json();
-        // What happens inside an engine is not known apart here: it is all counted as inference.
-        let passed = DurationTotal {
-            count: self.success.count,
-            ns: 0,
-        }
-        .to_json();
-        let responses = self.responses.iter().enumerate().map(|(index, span)| {
-            let span = span.to_json();
-            let reported = json!({"compute_infer": span, "compute_output": none, "success": span, "fail": none,
-                "empty_response": none, "cancel": none});
-            (index.to_string(), reported)
-        });
-        let responses: Map<String, Value> = responses.collect();
-        json!({
-            "name": name,
-            "version": version.to_string(),
-            "last_inference": self.last_ms,
-            "inference_count": self.success.count,
-            "execution_count": self.success.count,
-            "inference_stats": {
-                "success": self.success.to_json(),
-                "fail": self.fail.to_json(),
-                "queue": passed,
-                "compute_input": passed,
-                "compute_infer": self.infer.to_json(),
-                "compute_output": passed,
-                "cache_hit": none,
-                "cache_miss": none,
-            },
-            "response_stats": responses,
-            "batch_stats": [],
-            "memory_usage": [],
-        })
-    }
-
     fn to_message(&self, name: &str, version: u64) -> ModelStatistics {
         let none = Some(StatisticDuration::default());
         let count = self.success.count;
+        // What happens inside an engine is not known apart here: it is all counted as inference.
         let passed = Some(StatisticDuration { count, ns: 0 });
         let responses = self.responses.iter().enumerate().map(|(index, span)| {
             let reported = InferResponseStatistics {

@@ -1,26 +1,19 @@
 //! Server and model metadata, configuration and statistics over gRPC (TR-701 to TR-709).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::body::Body;
 use http::Extensions;
 use sapwood_proto::code::Code;
-use sapwood_proto::generate::{InputTensor, OutputTensor};
 use sapwood_proto::generated::inference::log_settings_request::setting_value::ParameterChoice as Asked;
 use sapwood_proto::generated::inference::log_settings_response::setting_value::ParameterChoice as Shown;
-use sapwood_proto::generated::inference::model_metadata_response::TensorMetadata;
 use sapwood_proto::generated::inference::model_repository_parameter::ParameterChoice as ModelChoice;
-use sapwood_proto::generated::inference::model_version_policy::{PolicyChoice, Specific};
-use sapwood_proto::generated::inference::repository_index_response::ModelIndex;
 use sapwood_proto::generated::inference::{
-    LogSettingsRequest, LogSettingsResponse, ModelConfig, ModelConfigRequest, ModelConfigResponse,
-    ModelInput, ModelInstanceGroup, ModelMetadataRequest, ModelMetadataResponse, ModelOutput,
-    ModelReadyRequest, ModelReadyResponse, ModelStatisticsRequest, ModelStatisticsResponse,
-    ModelTransactionPolicy, ModelVersionPolicy, RepositoryIndexRequest, RepositoryIndexResponse,
-    RepositoryModelLoadRequest, RepositoryModelUnloadRequest, ServerLiveResponse,
-    ServerMetadataResponse, ServerReadyResponse, TraceSettingRequest, TraceSettingResponse,
-    log_settings_response, model_instance_group, trace_setting_response,
+    LogSettingsRequest, LogSettingsResponse, ModelConfigRequest, ModelConfigResponse,
+    ModelMetadataRequest, ModelReadyRequest, ModelReadyResponse, ModelStatisticsRequest,
+    RepositoryIndexRequest, RepositoryIndexResponse, RepositoryModelLoadRequest,
+    RepositoryModelUnloadRequest, ServerLiveResponse, ServerReadyResponse, TraceSettingRequest,
+    TraceSettingResponse, log_settings_response, trace_setting_response,
 };
 use serde_json::{Map, Value};
 use tonic::Request;
@@ -28,8 +21,8 @@ use tonic::Request;
 use super::infer::target;
 use super::{UnaryCall, asked, logged};
 use crate::auth::caller::Caller;
-use crate::faces::generate::catalog::{FoundModel, ModelCatalog, Readiness};
-use crate::faces::generate::metadata::{EXTENSIONS, counted, logging, trace, unchanged};
+use crate::faces::generate::catalog::{ModelCatalog, Readiness};
+use crate::faces::generate::metadata::{config, logging, model, server, stats, trace, unchanged};
 use crate::faces::generate::model_control::{self, ControlAction, act, allowed};
 use crate::faces::generate::repository::{list, named};
 use crate::faces::generate::request_error::RequestError;
@@ -68,7 +61,10 @@ pub(super) async fn answer(
             logged(request, answer).await
         }
         "ModelStatistics" => {
-            let answer = |asked, whose: &Extensions| stats(it, Caller::of(whose)?, &asked);
+            let answer = |asked: ModelStatisticsRequest, whose: &Extensions| {
+                let target = (!asked.name.is_empty()).then(|| target(&asked.name, &asked.version));
+                stats(it, Caller::of(whose)?, target.as_ref())
+            };
             logged(request, answer).await
         }
         "TraceSetting" => logged(request, |asked, _| tracing(asked)).await,
@@ -184,113 +180,14 @@ fn model_ready(
     Ok(ModelReadyResponse { ready })
 }
 
-fn server(catalog: &ModelCatalog) -> ServerMetadataResponse {
-    ServerMetadataResponse {
-        name: catalog.config.metadata_name.clone(),
-        version: catalog.config.metadata_version.clone(),
-        extensions: EXTENSIONS.map(str::to_owned).into(),
-    }
-}
-
-fn model(found: &FoundModel) -> ModelMetadataResponse {
-    let signature = &found.signature;
-    let tensor = |name: &str, datatype: &str, shape: &[i64]| TensorMetadata {
-        name: name.into(),
-        datatype: datatype.into(),
-        shape: signature.shown(shape),
-    };
-    let inputs = signature.inputs.iter();
-    let outputs = signature.outputs.iter();
-    ModelMetadataResponse {
-        name: (*found.name).into(),
-        versions: found.model.versions.iter().map(u64::to_string).collect(),
-        platform: found.model.platform.clone(),
-        inputs: inputs
-            .map(|it| tensor(&it.name, it.datatype.name(), &it.shape))
-            .collect(),
-        outputs: outputs
-            .map(|it| tensor(&it.name, it.datatype.name(), &it.shape))
-            .collect(),
-    }
-}
-
-fn config(found: &FoundModel) -> ModelConfig {
-    let signature = &found.signature;
-    let versions = found.model.versions.iter();
-    let versions = versions.map(|version| i64::try_from(*version).unwrap_or(i64::MAX));
-    ModelConfig {
-        name: (*found.name).into(),
-        platform: found.model.platform.clone(),
-        backend: found.model.platform.clone(),
-        version_policy: Some(ModelVersionPolicy {
-            policy_choice: Some(PolicyChoice::Specific(Specific {
-                versions: versions.collect(),
-            })),
-        }),
-        max_batch_size: i32::try_from(signature.max_batch_size).unwrap_or(i32::MAX),
-        input: signature.inputs.iter().map(input).collect(),
-        output: signature.outputs.iter().map(output).collect(),
-        instance_group: vec![ModelInstanceGroup {
-            name: (*found.name).into(),
-            count: 1,
-            gpus: Vec::new(),
-            kind: model_instance_group::Kind::Cpu.into(),
-        }],
-        model_transaction_policy: Some(ModelTransactionPolicy {
-            decoupled: signature.decoupled,
-        }),
-        parameters: BTreeMap::new(),
-    }
-}
-
-fn input(input: &InputTensor) -> ModelInput {
-    ModelInput {
-        name: input.name.clone(),
-        data_type: input.datatype.number(),
-        dims: input.shape.clone(),
-        optional: input.optional,
-        ..ModelInput::default()
-    }
-}
-
-fn output(output: &OutputTensor) -> ModelOutput {
-    ModelOutput {
-        name: output.name.clone(),
-        data_type: output.datatype.number(),
-        dims: output.shape.clone(),
-        ..ModelOutput::default()
-    }
-}
-
-fn stats(
-    catalog: &ModelCatalog,
-    caller: &Caller,
-    asked: &ModelStatisticsRequest,
-) -> Result<ModelStatisticsResponse, RequestError> {
-    let target = (!asked.name.is_empty()).then(|| target(&asked.name, &asked.version));
-    let all = counted(catalog, caller, target.as_ref())?.into_iter();
-    let model_stats = all
-        .map(|(function, name, version)| catalog.stats.message(&function, &name, version))
-        .collect();
-    Ok(ModelStatisticsResponse { model_stats })
-}
-
 fn index(
     catalog: &ModelCatalog,
     caller: &Caller,
     asked: &RepositoryIndexRequest,
 ) -> Result<RepositoryIndexResponse, RequestError> {
     is_the_one(&asked.repository_name)?;
-    let all = list(catalog, caller, asked.ready).into_iter();
-    let models = all.map(|(name, version, state)| ModelIndex {
-        name: name.as_str().into(),
-        version: version.to_string(),
-        state: state.name().into(),
-        reason: String::new(),
-    });
-    Ok(RepositoryIndexResponse {
-        models: models.collect(),
-    })
+    let models = list(catalog, caller, asked.ready);
+    Ok(RepositoryIndexResponse { models })
 }
 
 /// TR-707: values are lists of strings here.
