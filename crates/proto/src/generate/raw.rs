@@ -1,5 +1,7 @@
 //! Tensor elements as raw bytes, and as typed contents of the gRPC schema (TR-803, TR-901).
 
+use half::{bf16, f16};
+
 use super::datatype::Datatype;
 use super::tensor::{Strings, TensorData};
 use crate::generated::inference::InferTensorContents;
@@ -19,10 +21,8 @@ impl TensorData {
             Datatype::Uint16 => Self::Uint(each(bytes, |b| u16::from_le_bytes(b).into())?),
             Datatype::Uint32 => Self::Uint(each(bytes, |b| u32::from_le_bytes(b).into())?),
             Datatype::Uint64 => Self::Uint(each(bytes, u64::from_le_bytes)?),
-            Datatype::Fp16 => Self::Float(each(bytes, |b| half(u16::from_le_bytes(b)))?),
-            Datatype::Bf16 => Self::Float(each(bytes, |b| {
-                f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16).into()
-            })?),
+            Datatype::Fp16 => Self::Float(each(bytes, |b| f16::from_le_bytes(b).into())?),
+            Datatype::Bf16 => Self::Float(each(bytes, |b| bf16::from_le_bytes(b).into())?),
             Datatype::Fp32 => Self::Float(each(bytes, |b| f32::from_le_bytes(b).into())?),
             Datatype::Fp64 => Self::Float(each(bytes, f64::from_le_bytes)?),
         })
@@ -124,59 +124,11 @@ fn strings(mut bytes: &[u8]) -> Option<Strings> {
 fn put_float(out: &mut Vec<u8>, datatype: Datatype, x: f64) {
     match datatype {
         Datatype::Fp64 => out.extend_from_slice(&x.to_le_bytes()),
-        Datatype::Fp16 => out.extend_from_slice(&to_half(x).to_le_bytes()),
-        Datatype::Bf16 => {
-            let bits = (x as f32).to_bits();
-            // Round to nearest, ties to even. NaN stays NaN.
-            let round = 0x7fff + (bits >> 16 & 1);
-            let upper = if x.is_nan() {
-                bits | 0x0040_0000
-            } else {
-                bits.wrapping_add(round)
-            };
-            out.extend_from_slice(&((upper >> 16) as u16).to_le_bytes());
-        }
+        Datatype::Fp16 => out.extend_from_slice(&f16::from_f64(x).to_le_bytes()),
+        // By way of single precision, as clients in Python do it.
+        Datatype::Bf16 => out.extend_from_slice(&bf16::from_f32(x as f32).to_le_bytes()),
         _ => out.extend_from_slice(&(x as f32).to_le_bytes()),
     }
-}
-
-/// Decodes an IEEE half: 1 bit of sign, 5 of exponent, 10 of fraction.
-fn half(bits: u16) -> f64 {
-    let sign = if bits >> 15 == 0 { 1.0 } else { -1.0 };
-    let fraction = f64::from(bits & 0x3ff);
-    sign * match bits >> 10 & 0x1f {
-        0 => fraction * 2_f64.powi(-24),
-        31 if fraction == 0.0 => f64::INFINITY,
-        31 => f64::NAN,
-        exponent => (1024.0 + fraction) * 2_f64.powi(i32::from(exponent) - 25),
-    }
-}
-
-/// Converts to the nearest half, ties to even.
-#[allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "bounded by the branches above: at most 31 times 1024"
-)]
-fn to_half(x: f64) -> u16 {
-    let sign = u16::from(x.is_sign_negative()) << 15;
-    let size = x.abs();
-    if x.is_nan() {
-        return sign | 0x7e00;
-    }
-    // Beyond the midpoint between the largest half and its successor: infinity.
-    if size >= 65_520.0 {
-        return sign | 0x7c00;
-    }
-    let steps = |unit: i32| (size * 2_f64.powi(unit)).round_ties_even() as u16;
-    if size < 2_f64.powi(-14) {
-        return sign | steps(24);
-    }
-    // The exponent of a normal number, exact. A fraction that is rounded up to 2048 carries into it.
-    let exponent = ((size.to_bits() >> 52) as i32) - 1023;
-    let fraction = steps(10 - exponent);
-    let exponent = ((exponent + 14) as u16) << 10;
-    sign | (exponent + fraction)
 }
 
 #[cfg(test)]
@@ -271,11 +223,11 @@ mod tests {
     #[test]
     fn tr_803_halves_keep_their_bits_and_others_are_rounded() {
         for bits in 0..=u16::MAX {
-            let value = half(bits);
+            let value = f16::from_bits(bits).to_f64();
             if value.is_nan() {
-                assert!(half(to_half(value)).is_nan());
+                assert!(f16::from_f64(value).is_nan());
             } else {
-                assert_eq!(to_half(value), bits, "{value}");
+                assert_eq!(f16::from_f64(value).to_bits(), bits, "{value}");
             }
         }
         for (value, expect) in [
@@ -287,7 +239,7 @@ mod tests {
             (2_f64.powi(-25), 0),
             (-0.0, 0x8000),
         ] {
-            assert_eq!(to_half(value), expect, "{value}");
+            assert_eq!(f16::from_f64(value).to_bits(), expect, "{value}");
         }
         let near = TensorData::Float(vec![1.0 + 2_f64.powi(-9), f64::NAN]).to_raw(Datatype::Bf16);
         assert_eq!(near[..2], [0x80, 0x3f]);
