@@ -10,11 +10,11 @@ pub(crate) mod lmtp;
 pub(crate) mod ports;
 pub(crate) mod references;
 pub(crate) mod remote_model;
-pub(crate) mod span;
 pub(crate) mod trace;
 pub(crate) mod upstream;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use sapwood_proto::evergreen::SessionLimits as Evergreen;
 use sapwood_proto::secret::{Secret, SecretUrl};
@@ -28,7 +28,6 @@ use lmtp::LmtpConfig;
 use ports::Preset;
 use references::ReferencesConfig;
 use remote_model::RemoteModel;
-use span::Millis;
 use trace::TraceConfig;
 use upstream::UpstreamConfig;
 
@@ -152,7 +151,8 @@ pub(crate) struct EngineConfig {
     /// A file that is loaded while others are served, or that the server can start without, is tried by a process of its own first.
     pub(crate) try_files: bool,
     /// A busy engine without a step for this long counts as stuck.
-    pub(crate) watchdog: Millis,
+    #[serde(with = "humantime_serde")]
+    pub(crate) watchdog: Duration,
 }
 
 /// Which requests share cached prefixes. A caller can tell from the timing whether another one has sent the same prefix.
@@ -179,7 +179,7 @@ impl Default for EngineConfig {
             ageing_turns: 8,
             memory_bytes: 0,
             try_files: true,
-            watchdog: Millis::seconds(30),
+            watchdog: Duration::from_secs(30),
         }
     }
 }
@@ -346,23 +346,29 @@ pub(crate) struct LimitsConfig {
     /// Header lines of a request, over each version of HTTP.
     pub(crate) headers: usize,
     /// A new connection must speak within this time.
-    pub(crate) handshake: Millis,
+    #[serde(with = "humantime_serde")]
+    pub(crate) handshake: Duration,
     /// A connection without a request for this long is closed.
-    pub(crate) idle: Millis,
+    #[serde(with = "humantime_serde")]
+    pub(crate) idle: Duration,
     /// A request's body may pause for this long, and of one with more than 4 KiB, 16 KiB must come in such a time.
-    pub(crate) body_idle: Millis,
+    #[serde(with = "humantime_serde")]
+    pub(crate) body_idle: Duration,
     /// Bytes of requests that are read at a time, of all callers together; what does not fit waits, then 503.
     pub(crate) body_bytes_total: usize,
     /// As many of one key, or of one address without a key.
     pub(crate) body_bytes_each: usize,
     /// How long a request waits for room among them.
-    pub(crate) body_bytes_wait: Millis,
+    #[serde(with = "humantime_serde")]
+    pub(crate) body_bytes_wait: Duration,
     /// Bytes of a refused request's body that are read before it is answered; without a valid key at most 1 MiB.
     pub(crate) drain_bytes: u64,
     /// A client that reads nothing of its answer for this long has it cut.
-    pub(crate) stall: Millis,
+    #[serde(with = "humantime_serde")]
+    pub(crate) stall: Duration,
     /// A request may take this long; a client may ask for less.
-    pub(crate) request: Millis,
+    #[serde(with = "humantime_serde")]
+    pub(crate) request: Duration,
     /// Bytes of one message of an Evergreen client, in any dialect; a longer one ends its session.
     pub(crate) max_message_bytes: usize,
     /// Evergreen sessions at a time; one more is refused.
@@ -378,15 +384,18 @@ pub(crate) struct LimitsConfig {
     /// How many of those one key, or one address without a key, may have.
     pub(crate) resumable_sessions_each: usize,
     /// How long such a session of Evergreen, or a stream of the Triton face, waits for its client.
-    pub(crate) resume_grace: Millis,
+    #[serde(with = "humantime_serde")]
+    pub(crate) resume_grace: Duration,
     /// A client that is asked to run a function that it has offered may take this long.
-    pub(crate) reverse_timeout: Millis,
+    #[serde(with = "humantime_serde")]
+    pub(crate) reverse_timeout: Duration,
     /// Requests that may wait for one model; one more is refused.
     pub(crate) queue_requests: usize,
     /// Prompt tokens that may wait for one model, together.
     pub(crate) queue_tokens: usize,
     /// A request that waits longer fails.
-    pub(crate) queue_timeout: Millis,
+    #[serde(with = "humantime_serde")]
+    pub(crate) queue_timeout: Duration,
 }
 
 impl Default for LimitsConfig {
@@ -397,15 +406,15 @@ impl Default for LimitsConfig {
             streams_per_connection: 256,
             header_bytes: 65_536,
             headers: 100,
-            handshake: Millis::seconds(10),
-            idle: Millis::seconds(75),
-            body_idle: Millis::seconds(30),
+            handshake: Duration::from_secs(10),
+            idle: Duration::from_secs(75),
+            body_idle: Duration::from_secs(30),
             body_bytes_total: 160 << 20,
             body_bytes_each: 112 << 20,
-            body_bytes_wait: Millis::seconds(5),
+            body_bytes_wait: Duration::from_secs(5),
             drain_bytes: 128 << 20,
-            stall: Millis::seconds(60),
-            request: Millis::seconds(600),
+            stall: Duration::from_secs(60),
+            request: Duration::from_secs(600),
             max_message_bytes: Evergreen::default().max_message_bytes,
             sessions: 20_000,
             sessions_each: 10_000,
@@ -413,11 +422,11 @@ impl Default for LimitsConfig {
             retained_bytes_each: 2 << 30,
             resumable_sessions: 1_000,
             resumable_sessions_each: 250,
-            resume_grace: Millis::seconds(60),
-            reverse_timeout: Millis::seconds(60),
+            resume_grace: Duration::from_secs(60),
+            reverse_timeout: Duration::from_secs(60),
             queue_requests: 1_024,
             queue_tokens: 4_194_304,
-            queue_timeout: Millis::seconds(60),
+            queue_timeout: Duration::from_secs(60),
         }
     }
 }
@@ -427,16 +436,18 @@ impl Default for LimitsConfig {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct DrainConfig {
     /// After the signal, new work is still taken for this long.
-    pub(crate) grace: Millis,
+    #[serde(with = "humantime_serde")]
+    pub(crate) grace: Duration,
     /// Then running work may take this long to finish.
-    pub(crate) deadline: Millis,
+    #[serde(with = "humantime_serde")]
+    pub(crate) deadline: Duration,
 }
 
 impl Default for DrainConfig {
     fn default() -> Self {
         Self {
-            grace: Millis::seconds(5),
-            deadline: Millis::seconds(30),
+            grace: Duration::from_secs(5),
+            deadline: Duration::from_secs(30),
         }
     }
 }

@@ -213,7 +213,7 @@ fn limits(config: &Config) -> sapwood_engine::Config {
     sapwood_engine::Config {
         queue_requests: config.limits.queue_requests,
         queue_tokens: config.limits.queue_tokens,
-        queue_timeout_ms: u64::try_from(config.limits.queue_timeout.get().as_millis())
+        queue_timeout_ms: u64::try_from(config.limits.queue_timeout.as_millis())
             .unwrap_or(u64::MAX),
         prefix_sharing: match config.engine.prefix_cache_scope {
             PrefixScope::Key => PrefixSharing::Scope,

@@ -230,7 +230,7 @@ impl RepositoryInner {
         };
         self.shared.health.unloading(name);
         self.kernel.replace(serving::absent(name, "is unloaded"));
-        let until = Instant::now() + self.config.generate.unload_timeout.get();
+        let until = Instant::now() + self.config.generate.unload_timeout;
         let stats = engine.stats();
         while stats.requests_running.get() + stats.requests_waiting.get() > 0
             && Instant::now() < until

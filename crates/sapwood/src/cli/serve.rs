@@ -290,15 +290,15 @@ fn server_config(config: &Config, local: bool, tls: Option<Arc<Tls>>) -> sapwood
             connections: limits.connections,
             connections_each: limits.connections_each,
             streams_per_connection: limits.streams_per_connection,
-            handshake: limits.handshake.get(),
-            idle: limits.idle.get(),
-            stall: limits.stall.get(),
+            handshake: limits.handshake,
+            idle: limits.idle,
+            stall: limits.stall,
             header_bytes: limits.header_bytes,
             headers: limits.headers,
         },
         drain: drain::Config {
-            grace: config.drain.grace.get(),
-            deadline: config.drain.deadline.get(),
+            grace: config.drain.grace,
+            deadline: config.drain.deadline,
             ..drain::Config::default()
         },
         origin: origin::Config {
@@ -307,16 +307,16 @@ fn server_config(config: &Config, local: bool, tls: Option<Arc<Tls>>) -> sapwood
             loopback: local,
         },
         timeouts: timeouts::Config {
-            body_idle: limits.body_idle.get(),
-            request: limits.request.get(),
+            body_idle: limits.body_idle,
+            request: limits.request,
         },
         body_budget: body_budget::Config {
             total: limits.body_bytes_total,
             each: limits.body_bytes_each,
-            wait: limits.body_bytes_wait.get(),
+            wait: limits.body_bytes_wait,
         },
         drain_bytes: limits.drain_bytes,
-        engine_watchdog: config.engine.watchdog.get(),
+        engine_watchdog: config.engine.watchdog,
         metrics_public: config.auth.metrics_public,
         query_key: config.auth.query_key,
         tls,
@@ -339,8 +339,8 @@ fn evergreen_config(
         resumable_sessions_each: config.limits.resumable_sessions_each,
         limits: Arc::new(SessionLimits {
             max_message_bytes: config.limits.max_message_bytes,
-            resume_grace: config.limits.resume_grace.get(),
-            reverse_timeout: config.limits.reverse_timeout.get(),
+            resume_grace: config.limits.resume_grace,
+            reverse_timeout: config.limits.reverse_timeout,
             ..SessionLimits::default()
         }),
         references: Some(references),
@@ -365,7 +365,7 @@ fn generate_face(
         metrics: config.metrics.triton,
         resumable_streams: config.limits.resumable_sessions,
         resumable_streams_each: config.limits.resumable_sessions_each,
-        resume_grace: config.limits.resume_grace.get(),
+        resume_grace: config.limits.resume_grace,
         repository: explicit.then(|| ExplicitRepository(Arc::new(loading.clone()))),
         ..config.generate.face(models?)?
     };

@@ -1,6 +1,7 @@
 //! The keys of `[generate]`, and those of a model's table that concern this face.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use sapwood_proto::generate::{
     Datatype, InputRole, InputTensor, OutputRole, OutputTensor, RequestLimits, Signature,
@@ -9,7 +10,6 @@ use sapwood_proto::secret::Secret;
 use sapwood_server::faces::generate::{self, Category, ForwardedHeaders, Restriction};
 use serde::{Deserialize, Serialize};
 
-use super::span::Millis;
 use super::{ServedModelConfig, check_message_bytes};
 use crate::failure::CliError;
 
@@ -36,7 +36,8 @@ pub(crate) struct GenerateFaceConfig {
     /// Whether requests may load and unload models.
     pub(crate) model_control: ModelControl,
     /// What runs may finish for so long when its model is unloaded.
-    pub(crate) unload_timeout: Millis,
+    #[serde(with = "humantime_serde")]
+    pub(crate) unload_timeout: Duration,
     /// Headers whose names match this regular expression become parameters.
     pub(crate) header_forward_pattern: Option<String>,
     /// Parts of the protocol that need a header of their own, by the part's name.
@@ -99,7 +100,7 @@ impl Default for GenerateFaceConfig {
             compat: Compat::Sapwood,
             metadata_name: face.metadata_name,
             model_control: ModelControl::None,
-            unload_timeout: Millis::seconds(30),
+            unload_timeout: Duration::from_secs(30),
             header_forward_pattern: None,
             restricted: BTreeMap::new(),
         }

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sapwood_proto::lmtp::ConnectionLimits;
 use sapwood_server::faces::lmtp;
 use serde::{Deserialize, Serialize};
 
-use super::span::Millis;
 use crate::failure::CliError;
 
 /// What connections of LMTP may hold and do (section 10 of its page).
@@ -29,9 +29,11 @@ pub(crate) struct LmtpConfig {
     /// Unsent bytes of a connection above which its streams stand still.
     pub(crate) outbox_bytes: usize,
     /// A connection that stands still for so long is cut.
-    pub(crate) stall_timeout: Millis,
+    #[serde(with = "humantime_serde")]
+    pub(crate) stall_timeout: Duration,
     /// How long a session waits for a client whose connection was lost, and ended streams are kept.
-    pub(crate) resume_grace: Millis,
+    #[serde(with = "humantime_serde")]
+    pub(crate) resume_grace: Duration,
     /// Unknown members of GENERATE are refused instead of ignored.
     pub(crate) strict_parameters: bool,
     /// What shares a message.
@@ -73,8 +75,8 @@ impl Default for LmtpConfig {
             max_message_in: limits.max_message_in,
             max_frame_out: limits.max_frame_out,
             outbox_bytes: limits.outbox_bytes,
-            stall_timeout: Millis::seconds(60),
-            resume_grace: Millis::seconds(30),
+            stall_timeout: Duration::from_secs(60),
+            resume_grace: Duration::from_secs(30),
             strict_parameters: false,
             coalesce: Coalesce::default(),
             malformed: MalformedPolicy::default(),
@@ -125,8 +127,8 @@ impl LmtpConfig {
                 max_frame_out: self.max_frame_out,
                 outbox_bytes: self.outbox_bytes,
                 outbox_low_bytes: self.outbox_bytes / 4,
-                stall_timeout: self.stall_timeout.get(),
-                resume_grace: self.resume_grace.get(),
+                stall_timeout: self.stall_timeout,
+                resume_grace: self.resume_grace,
                 ..ConnectionLimits::default()
             }),
             default_model,

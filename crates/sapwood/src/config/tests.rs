@@ -462,3 +462,31 @@ fn the_demo_model_stands_beside_others_by_its_name_and_needs_no_file() {
         assert!(why.contains("is called `demo`"), "{why}");
     });
 }
+
+#[test]
+fn spans_read_as_people_write_them() {
+    #[derive(serde::Deserialize, serde::Serialize)]
+    struct One {
+        #[serde(with = "humantime_serde")]
+        span: Duration,
+    }
+    let read = |text: &str| serde_json::from_value::<One>(serde_json::json!({ "span": text }));
+    for (text, milliseconds, shown) in [
+        ("500ms", 500, "500ms"),
+        ("30s", 30_000, "30s"),
+        ("90s", 90_000, "1m 30s"),
+        ("1m 30s", 90_000, "1m 30s"),
+        ("1.5s", 1_500, "1s 500ms"),
+        ("5m", 300_000, "5m"),
+        ("2h", 7_200_000, "2h"),
+        ("0s", 0, "0s"),
+    ] {
+        let one = read(text).unwrap();
+        assert_eq!(one.span, Duration::from_millis(milliseconds), "{text}");
+        let one = serde_json::to_value(one).unwrap();
+        assert_eq!(one["span"], shown, "{text}");
+    }
+    for text in ["", "5", "s", "-5s", "99999999999999999999h"] {
+        assert!(read(text).is_err(), "{text}");
+    }
+}

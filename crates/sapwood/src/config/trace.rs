@@ -7,7 +7,6 @@ use sapwood_proto::secret::{Secret, SecretUrl};
 use sapwood_server::ops::telemetry;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::span::Millis;
 use crate::failure::CliError;
 
 /// Where spans of generations go (OA-803). Without an endpoint nothing is sent.
@@ -23,7 +22,8 @@ pub(crate) struct TraceConfig {
     /// Prompts and outputs are part of spans.
     pub(crate) content: bool,
     /// How often histograms are sent.
-    pub(crate) metrics_every: Millis,
+    #[serde(with = "humantime_serde")]
+    pub(crate) metrics_every: Duration,
 }
 
 impl Default for TraceConfig {
@@ -33,7 +33,7 @@ impl Default for TraceConfig {
             protocol: TraceProtocol::default(),
             headers: Vec::new(),
             content: false,
-            metrics_every: Millis::seconds(60),
+            metrics_every: Duration::from_secs(60),
         }
     }
 }
@@ -108,7 +108,7 @@ impl TraceConfig {
     pub(crate) fn telemetry(&self) -> telemetry::Config {
         telemetry::Config {
             content: self.content,
-            metrics_every: self.metrics_every.get().max(Duration::from_secs(1)),
+            metrics_every: self.metrics_every.max(Duration::from_secs(1)),
             ..telemetry::Config::default()
         }
     }
