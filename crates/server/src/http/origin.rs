@@ -1,6 +1,9 @@
 //! Which web origins may use the server (CORS): none by default, so that no web page can drive a server on a
 //! developer's machine (OA-908, OA-909).
 //!
+//! Not `tower_http::cors`: it only adds headers and refuses no origin (OA-909), answers a preflight 200 where OA-908 has 204, and takes
+//! every OPTIONS for a preflight, so that none would reach the checks behind it (D-45).
+//!
 //! Where none are needed on loopback, every request must name a host that may be named: a browser sends a plain GET to
 //! a rebound name without anything that shows it to be one (D-45).
 

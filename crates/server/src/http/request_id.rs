@@ -1,4 +1,7 @@
 //! The id of a request, taken from the client or made here (OA-105).
+//!
+//! Not `tower_http::request_id`: it keeps whatever id a client sends, and OA-105 replaces one that is too long or has other
+//! characters, because ids stand in log lines and error reports.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
