@@ -140,6 +140,8 @@ impl Authenticator {
     pub fn replace(&self, mut keys: Vec<ApiKey>) {
         let before = self.keys();
         for key in &mut keys {
+            // By name and not by secret: a key that is rotated keeps what it has used, or rotating would refill its
+            // buckets.
             let same = before.iter().find(|old| old.name == key.name);
             if let (Some(allowance), Some(old)) = (
                 &mut key.allowance,
@@ -153,11 +155,13 @@ impl Authenticator {
             .keys
             .write()
             .unwrap_or_else(std::sync::PoisonError::into_inner) = keys.into();
+        // Behind the new keys: whoever is woken looks at once, and must not find the old ones.
         self.replaced.send_replace(());
     }
 
     /// Resolves when `caller` would be let in no more with this scope (LM-108, D-45).
     pub(crate) async fn revoked(&self, caller: &Caller, scope: KeyScope) {
+        // Before the first look: keys that are replaced between the look and the wait are not missed.
         let mut replaced = self.replaced.subscribe();
         // Its sender is ours.
         while self.stands(caller, scope) && replaced.changed().await.is_ok() {}
@@ -276,6 +280,7 @@ fn presented(headers: &HeaderMap) -> Option<&str> {
 
 /// Compares with every entry, so that the time taken does not tell which one, or how much of one, was right.
 fn matching(keys: &[ApiKey], secret: &str) -> Option<Caller> {
+    // Digests are compared, so that neither the length nor the beginning of a secret shows in the time.
     let presented = KeyFingerprint::of(secret);
     let mut found = u32::MAX;
     for (index, key) in (0_u32..).zip(keys) {

@@ -152,6 +152,7 @@ async fn pass(
     let context = &before.context;
     let id = RequestId::of(request.headers());
     let (parts, body) = request.into_parts();
+    // Before the body is touched: what is refused is charged to nobody, and of its body only `STRANGER_BYTES` are read.
     let judged = before.judge(&parts);
     let caller = match &judged {
         AccessDecision::Passed(caller, _) => Some(caller),
@@ -159,11 +160,14 @@ async fn pass(
     };
     let allowance = caller.and_then(|caller| caller.allowance.clone());
     let identity = caller.map(|caller| caller.identity.clone());
+    // Refused requests have a record as well, without a caller: somebody who guesses keys must show in the log.
     let entry = AccessRecord::new(id.clone(), identity, &parts);
     let mut request_trace = RequestTrace::new(entry, allowance.clone())
         .within_trace(Parent::of(&parts.headers))
         .in_turn(turn(caller, &parts));
     let asked = parts.headers.clone();
+    // Counted as in flight from here until the answer's body is out. If this came after the handler, the idle timer would
+    // close connections under handlers that take long.
     let watches = ConnectionWatches::of(&parts);
     let mut answer = match judged {
         AccessDecision::Answered(answer) => {
@@ -174,17 +178,21 @@ async fn pass(
         AccessDecision::Passed(caller, deadline) => {
             let auth = Arc::clone(&context.shared.auth);
             let revocation = Revocation::new(auth, caller.clone(), before.access);
+            // Before the trace is cloned: tasks that the handler starts take a clone along, and one without the revocation
+            // would outlive the key.
             request_trace = request_trace.until(revocation.clone());
             let path = parts.uri.path().to_owned();
             let request = Request::from_parts(parts, body);
             let handled = before.serve(request, next, caller, deadline, &id);
             let handled = request_trace.clone().follow(handled);
+            // Outside the deadline and the trace: a revoked key ends the handler wherever it waits.
             match revocation.within(handled).await {
                 Some(answer) => answer,
                 None => before.mark(revoked().answer_at(&path, &asked)),
             }
         }
     };
+    // Here and not in the handler, because refusals, timeouts and revocations are answers too (OA-105).
     if let Some(value) = id.to_header() {
         answer.headers_mut().insert(request_id::HEADER, value);
     }
@@ -192,7 +200,9 @@ async fn pass(
     if let Some(allowance) = &allowance {
         allowance.add_headers(answer.headers_mut());
     }
+    // Also on refusals: a page that may not read an answer shows a network error instead of its reason.
     context.sign(&asked, &mut answer);
+    // `None` for a refused request: no face has seen it, and none counts it.
     let face: Option<FaceLabel> = answer.extensions().get().copied();
     request_trace.note(|entry| {
         entry.face = face;
@@ -231,8 +241,12 @@ impl ConnectionWatches {
         metrics: &Arc<ServerMetrics>,
     ) -> Response<Body> {
         let write_stalls = self.write_stalls.filter(|_| !own_timeout);
+        // Taken before the trace moves into the body. The watch sets the flag before it drops the body, so that whatever
+        // runs behind the body knows that its client was too slow and not gone.
         let let_go = request_trace.let_go();
         answer.map(|body| {
+            // The trace is inside the watch: when the watch drops the body, the log line is written and the connection is
+            // idle, although hyper still holds what is outside.
             let body = Body::new(TracedBody::new(body, request_trace, self.in_flight));
             match write_stalls {
                 None => body,
@@ -321,6 +335,7 @@ impl RouteMiddleware {
 
     /// Whether the request may be asked here, by whomever. `Some`: it was a preflight, and this is all that there is to it.
     fn enter(&self, request: &Parts) -> Result<Option<Response<Body>>, Rejection> {
+        // First, because every check below reads headers.
         let most = self.context.headers;
         if request.headers.len() > most {
             let message = format!("A request may have {most} header lines (limits.headers).");
@@ -329,16 +344,22 @@ impl RouteMiddleware {
         }
         let purpose = request.extensions.get::<PortPurpose>();
         let purpose = purpose.copied().unwrap_or_default();
+        // Before the origin: what a port does not serve is not there, whoever asks.
         purpose.check(self.kind, request)?;
         let origin = &self.context.origin;
+        // The host before the origin: an origin is compared with the host, so that has to be one name that no other reader
+        // takes for another.
         origin.check_host(request, self.context.shared.auth.required())?;
         origin.check(request)?;
+        // After the origin, so that a foreign page's preflight is refused, and before the caller: browsers send no
+        // credentials with a preflight.
         origin.preflight(request)
     }
 
     /// Whether its sender may do that, and now.
     fn admit(&self, request: &Parts) -> Result<(Caller, Deadline), Rejection> {
         let shared = &self.context.shared;
+        // Before form and drain: without a key nobody learns which methods a route takes, or that the server is going down.
         let caller = shared.auth.check(self.access, request);
         let caller = caller.inspect_err(|_| shared.metrics.auth_failures.inc())?;
         self.check_form(request)?;
@@ -398,6 +419,8 @@ impl MiddlewareContext {
         } else {
             TimedBody::watching(body, self.timeouts.body_idle)
         };
+        // The charge is around the pause timer, not within it: while a piece waits for room in the budget the body is not
+        // polled and the timer does not run. That wait is ours, not the client's.
         let intake = BodyIntake::new(
             Arc::clone(&self.bodies),
             caller,
@@ -408,7 +431,10 @@ impl MiddlewareContext {
         parts.extensions.insert(Arc::clone(&arrival));
         parts.extensions.insert(Arc::clone(&intake));
         let handled = AssertUnwindSafe(next.run(Request::from_parts(parts, body)));
+        // A panic is caught so that its client gets an answer with the id that the log has; it would otherwise see a closed
+        // connection.
         let handled = timeout_at(deadline, handled.catch_unwind()).await;
+        // Refunds what the body was charged, before `read_away` may wait for a slow client: others wait for that room.
         let leftover = intake.answered();
         let answer = match handled {
             // Whatever the route made of half a body, this is what went wrong. The rest of it is not coming.

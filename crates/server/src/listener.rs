@@ -143,6 +143,8 @@ async fn accept_all(
             () = context.drain.reached(DrainPhase::Over) => break,
             accepted = accept(&socket, &context.slots) => accepted,
         };
+        // A finished task stays in the set until it is joined: without this it would grow with every connection that there
+        // ever was.
         while tasks.try_join_next().is_some() {}
         let (accepted, slot) = match accepted {
             Ok(accepted) => accepted,
@@ -153,6 +155,8 @@ async fn accept_all(
                 continue;
             }
         };
+        // The share is taken after the accept, because only then the address is known. The slot is taken before it, so that
+        // what is above the limit of all waits in the kernel's backlog and costs nothing here.
         let position = match &accepted {
             AcceptedStream::Tcp(socket, peer) => {
                 let Ok(position) = context.shares.take(&CallerIdentity::at(peer.ip())) else {
@@ -167,9 +171,12 @@ async fn accept_all(
         let open = context.metrics.connections_open.clone();
         let context = Arc::clone(&context);
         tasks.spawn(timed(async move {
+            // Within the task, beside the guard that undoes it: a task that is aborted before its first poll has counted
+            // nothing.
             open.inc();
             let _counted = CountedConnection(open);
             connection(accepted, purpose, &context).await;
+            // Not before the last byte: a connection that is being closed still has its descriptor.
             drop((position, slot));
         }));
     }
@@ -216,6 +223,7 @@ async fn accept(
     socket: &ListeningSocket,
     slots: &Arc<Semaphore>,
 ) -> io::Result<(AcceptedStream, tokio::sync::OwnedSemaphorePermit)> {
+    // Before the accept: a connection that was accepted without a slot could only be closed again.
     let slot = Arc::clone(slots)
         .acquire_owned()
         .await
@@ -342,6 +350,8 @@ where
     // Boxed, so that a long session does not hold the room that HTTP needed.
     let http = Box::pin(http(socket, with(caller, upgrade.clone()), connection));
     async move {
+        // hyper's future ends when it has let go of the socket. What a face left for the upgrade waits for that socket, so
+        // it must be polled behind HTTP, and in this task: here are the connection's slot, its count and its abort.
         http.await;
         if let Some(rest) = upgrade.take() {
             rest.await;
@@ -356,9 +366,11 @@ where
 {
     let peer = caller.get::<PeerInfo>().copied();
     let activity = Activity::new();
+    // Every request of the connection carries clones of both; the arms below look at what these clones have seen.
     let write_stalls = WriteStallWatch::new();
     let caller = with(with(caller, activity.clone()), write_stalls.clone());
     let router = connection.router.clone();
+    // Tried and not awaited: without a permit the connection is served at once, with narrow windows.
     let wide = Arc::clone(&connection.wide_permits)
         .try_acquire_owned()
         .ok();
@@ -380,6 +392,8 @@ where
     let received = ReadWatch::new(socket, activity.clone(), write_stalls.clone());
     let serving = protocol.serve_connection_with_upgrades(TokioIo::new(received), service);
     tokio::pin!(serving);
+    // All arms may be cancelled: `serving` is polled on below, and the others only look. The order does not matter, because
+    // each arm leads to the end of the connection.
     let reported = tokio::select! {
         result = serving.as_mut() => return ended(result, peer, &connection.metrics),
         () = until_drained(&connection.drain, &activity) => false,
@@ -393,7 +407,10 @@ where
             return;
         }
     };
+    // HTTP/1 ends after the answer that is under way, HTTP/2 says GOAWAY and finishes its streams.
     serving.as_mut().graceful_shutdown();
+    // An idle connection has nothing to finish, so it only gets the time for its goodbye. A drained one may have requests
+    // under way: those end by themselves or when the drain cuts them, and there is no second limit here.
     if reported {
         let _ = tokio::time::timeout(GOODBYE, serving).await;
     } else {

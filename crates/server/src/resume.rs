@@ -97,9 +97,11 @@ impl<B> ResumeRegistry<B> {
         self: &Arc<Self>,
         caller_identity: &CallerIdentity,
     ) -> Option<(SecretToken, RegistryGuard<B>)> {
+        // Before the lock, because the system's randomness may make it wait.
         let token = SecretToken::random(self.kind)?;
         let mut entries = self.entries();
         let taken = entries.taken.get(caller_identity).copied().unwrap_or(0);
+        // Checked and inserted under one lock: two sessions that begin at once must not both take the last place.
         if entries.by_token.len() >= self.most || taken >= self.most_each {
             return None;
         }
@@ -110,6 +112,8 @@ impl<B> ResumeRegistry<B> {
         entries.by_token.insert(Arc::clone(&token.0), position);
         entries.taken.insert(caller_identity.clone(), taken + 1);
         let guard = RegistryGuard {
+            // An entry holds its session's task, and that task holds this guard: with a strong reference the registry would
+            // keep itself alive.
             registry: Arc::downgrade(self),
             token: token.clone(),
         };
@@ -158,7 +162,11 @@ impl<B> ResumeRegistry<B> {
     ) -> Option<T> {
         let entries = self.entries();
         let position = entries.by_token.get(token);
+        // The owner is checked where the entry is found, not by whoever asks: no face can forget it, and what is another's
+        // looks like what is not there.
         let position = position.filter(|position| caller_identity.may_use_what(&position.identity));
+        // Under the lock, so that the session cannot be removed between the look and the takeover. `way` only clones a
+        // handle or sends a request to the session; it must not wait.
         position?.back.as_ref().map(way)
     }
 
@@ -169,6 +177,8 @@ impl<B> ResumeRegistry<B> {
 
 impl<B> Drop for RegistryGuard<B> {
     fn drop(&mut self) {
+        // The entry is moved out under the lock and dropped after it: with it goes the session's task, and what that holds
+        // may be guards of the same registry.
         let position = self.registry.upgrade();
         let position = position.and_then(|registry| registry.entries().remove(&self.token));
         drop(position);

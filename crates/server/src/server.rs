@@ -260,6 +260,8 @@ impl Server {
         );
         let reporting = grpc::follow(self.reporter, self.services, shared.clone());
         let watching = shared.health.watch();
+        // Joined and not raced: `departing` moves the drain through its phases, the others follow these to their own ends.
+        // The socket stays open until `Over`, so that late clients get a 503 instead of a refused connection.
         let (outcome, (), (), ()) = futures::join!(departing, accepting, reporting, watching);
         outcome
     }

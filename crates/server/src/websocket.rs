@@ -160,8 +160,11 @@ impl UpgradeRequest {
             let name = HeaderValue::from_static(name);
             headers.insert(header::SEC_WEBSOCKET_PROTOCOL, name);
         }
+        // The 101 is sent by hyper after this returns. What is left in the slot runs behind it, in the connection's task.
         let upgrade = self.upgrade;
         let reservation = self.reservation;
+        // Only after the 101 has left hyper can the socket be had: this runs in the connection's task, behind HTTP
+        // (`listener::serve`).
         let serving = async move {
             // The answer may have been lost on its way.
             if let Ok(upgraded) = upgrade.await {
@@ -289,8 +292,11 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
                         SocketLoss::Overloaded
                     }
                     Poll::Pending => {
+                        // Nothing has come: memory that a large message needed goes now, because ten thousand connections
+                        // may rest at a time.
                         self.reader.rest();
                         self.settle();
+                        // Only where reading has to wait: of many pings that came together the last is answered.
                         if self.pong.is_some() {
                             // If it fails, the peer is gone, which reading shows.
                             let _ = self.poll_sent(cx);

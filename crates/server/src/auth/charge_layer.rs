@@ -27,6 +27,8 @@ impl Layer for AllowanceLayer {
         let allowance = trace.and_then(|trace| trace.allowance());
         let limits = allowance.as_ref().map(|allowance| allowance.limits());
         call.known_models = limits.and_then(|limits| limits.models.clone());
+        // Functions are free; the models that they call pass this layer again with the trace that was put into the call
+        // above.
         let Some(allowance) = allowance.filter(|_| next.spec().model) else {
             return next.call(call);
         };
@@ -65,6 +67,7 @@ impl Stream for Charged {
                     self.running.settle(meta.usage);
                 }
             }
+            // Only before the first chunk: after it the call was served in part, and its tokens are charged.
             Some(Err(Error::Unavailable { .. } | Error::RateLimited { .. })) if !self.answered => {
                 self.running.excuse();
             }

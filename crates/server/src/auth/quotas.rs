@@ -120,6 +120,7 @@ impl Permit {
         let all = state.all - self.amount + amount;
         let own = before - self.amount + amount;
         if amount > self.amount {
+            // The caller's own limit first: who has reached it is told so whether or not there is room for others.
             if own > self.shares.most_each {
                 return Err(NoSlot::Each);
             }
@@ -129,6 +130,7 @@ impl Permit {
         }
         state.all = all;
         if own == 0 {
+            // Otherwise the map would grow with every address that ever connected.
             state.taken.remove(&self.caller);
         } else {
             state.taken.insert(self.caller.clone(), own);

@@ -78,6 +78,7 @@ impl TokenMeter {
             (requests, limits.requests_per_minute),
             (tokens, limits.tokens_per_minute),
         ] {
+            // What is left now stays the upper bound: a change of the limits must not be a way to a full bucket.
             let left = bucket.as_ref().map(|bucket| bucket.level);
             if bucket.as_ref().map(|bucket| bucket.size) != per_minute {
                 *bucket = per_minute.map(TokenBucket::new);
@@ -126,6 +127,8 @@ impl TokenMeter {
                 retry_after: None,
             });
         }
+        // One lock over all checks, and nothing is taken before the last of them has passed: a call that is refused has
+        // used up nothing.
         let mut state = self.lock();
         if let Some(most) = limits.requests_running
             && state.running >= most
@@ -229,6 +232,8 @@ impl TokenBucket {
 
     fn overdraw(&mut self, amount: u32) {
         self.refill(Instant::now());
+        // May go below zero. Output is known only when it has been made, so it cannot be refused any more: the key pays by
+        // waiting longer for its next call.
         self.level -= f64::from(amount);
     }
 }
@@ -254,6 +259,7 @@ impl ChargedRun {
     /// The call was not served: it does not count as one.
     pub(super) fn excuse(&self) {
         if let Some(requests) = &mut self.allowance.lock().requests {
+            // May lift it above the bucket's size; the next refill, which comes before every reading, cuts that off.
             requests.level += 1.0;
         }
     }
@@ -261,6 +267,8 @@ impl ChargedRun {
     /// Charges what a model elsewhere says it used, beyond what was charged as it went.
     pub(super) fn settle(&self, usage: RunUsage) {
         let used = usage.prompt_tokens.saturating_add(usage.completion_tokens);
+        // Only what exceeds the guesses. Where they were too high nothing is refunded: a model that reports less than it
+        // has sent would otherwise be free.
         let owed = used.saturating_sub(self.charged.load(Ordering::Relaxed));
         self.output(u32::try_from(owed).unwrap_or(u32::MAX));
     }
@@ -293,6 +301,8 @@ impl TokenCharge for ChargedRun {
 
 impl Drop for ChargedRun {
     fn drop(&mut self) {
+        // Only the place among running calls. Requests and tokens stay charged however the call ended; who drops calls
+        // early must not get them for nothing.
         self.allowance.lock().running -= 1;
     }
 }

@@ -118,8 +118,11 @@ impl SocketDispatch {
         };
         if let Some(index) = answered.iter().position(is_decided) {
             answered.swap(0, index);
+            // The other protocols have given this client a place as well; dropping theirs frees it before the session
+            // begins.
             answered.truncate(1);
         }
+        // Headers of every protocol that may still be chosen: the 101 goes out before the first message decides.
         let mut headers = HeaderMap::new();
         for invited in answered
             .iter_mut()

@@ -145,6 +145,7 @@ impl BodyBudget {
             }
         }
         self.show(&state);
+        // Whoever is woken charges at once, and would wait for this lock.
         drop(state);
         self.refunded.notify_waiters();
     }
@@ -207,6 +208,7 @@ impl Reservation {
             self.shrink(bytes);
             return Poll::Ready(Ok(()));
         };
+        // Would never fit: refused at once, instead of waiting for room that cannot come.
         if bytes > self.budget.config.most() {
             return Poll::Ready(Err(self.overrun()));
         }
@@ -217,6 +219,8 @@ impl Reservation {
         {
             self.waiting = None;
         }
+        // Only where nothing waits: with a waiter of its own this would charge twice, once here and once when the waiter is
+        // polled.
         if self.waiting.is_none() && self.budget.charge(&self.caller, more, bytes) {
             self.charged = bytes;
             return Poll::Ready(Ok(()));

@@ -90,6 +90,8 @@ impl Messages {
                 let [flag, length @ ..] = *head;
                 let length = u32::from_be_bytes(length) as usize;
                 if flag != 1 || length > self.most {
+                    // Longer than allowed or not compressed: it goes through as it is, and the library says what is wrong
+                    // with it. Nothing of it is collected here.
                     self.passing = HEAD + length;
                     continue;
                 }
@@ -141,6 +143,7 @@ impl Messages {
                 let length = u32::try_from(self.most + 1).unwrap_or(u32::MAX);
                 return Ok(head(0, length));
             }
+            // Charged before the step that makes the bytes: a small message can unpack to a thousand times its size.
             if let Err(BudgetFull) = self.reservation.hold(unpacking.bytes + STEP).await {
                 self.intake.overrun();
                 return Err(axum::Error::new(overloaded().to_status()));

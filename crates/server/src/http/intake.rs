@@ -122,6 +122,8 @@ impl BodyIntake {
 
     /// The answer begins: what it is made of has been read. What has not been read comes back.
     pub(crate) fn answered(&self) -> Option<UnreadRemainder> {
+        // The flag before the remainder is taken: a body that is dropped from here on sees it and leaves nothing behind
+        // (see `Drop` of `ChargedBody`).
         self.answered.store(true, Ordering::Relaxed);
         let mut reservations = self
             .reservations
@@ -233,6 +235,8 @@ impl hyper::body::Body for ChargedBody {
         this.begun = true;
         if this.frame.is_none() {
             if this.intake.is(&this.intake.answered) {
+                // A reader that asks for more has taken the messages that came whole; only the unfinished one is still in
+                // memory.
                 this.charged = this.cutter.unfinished;
                 this.reservation.shrink(this.charged);
             }
@@ -291,6 +295,8 @@ impl Drop for ChargedBody {
             }
         }
         if !self.intake.is(&self.intake.discarded) {
+            // A reader drops the body when it has the last byte, and then parses it: the memory is in use until the answer
+            // begins, and so is its charge.
             let none = self.intake.reserve();
             let reservation = std::mem::replace(&mut self.reservation, none);
             self.intake.keep(reservation);

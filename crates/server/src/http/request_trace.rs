@@ -202,6 +202,7 @@ pub(crate) struct TracedBody {
 
 impl TracedBody {
     pub(crate) fn new(body: Body, trace: RequestTrace, in_flight: Option<InFlight>) -> Self {
+        // A body that is empty is never polled by hyper, so its end has to be noted here.
         trace.note(|entry| entry.ended = body.is_end_stream());
         Self {
             body,
@@ -228,6 +229,8 @@ impl hyper::body::Body for TracedBody {
         } = &mut *self;
         // A face that makes its answer while it is read does so here.
         let mut polled = trace.within(|| Pin::new(&mut *body).poll_frame(cx));
+        // Only where the face has nothing to send: a face that notices the revocation itself has its last words in the
+        // frames before.
         if polled.is_pending()
             && let Some(revocation) = &trace.revocation
             && revoked

@@ -161,6 +161,7 @@ impl hyper::body::Body for TimedBody {
         if pause.as_mut().poll(cx).is_pending() {
             return Poll::Pending;
         }
+        // The flag tells the middleware what happened: the error below reaches the handler, which may make anything of it.
         this.arrival.stalled.store(true, Ordering::Relaxed);
         Poll::Ready(Some(Err(axum::Error::new("the body stopped arriving"))))
     }

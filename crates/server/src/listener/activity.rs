@@ -44,6 +44,8 @@ impl Activity {
     /// Bytes have arrived. While a request is in flight they are its body or the next one in its tracks.
     pub(crate) fn touch(&self) {
         self.0.send_if_modified(|count| {
+            // Only the first byte of a head wakes anybody: this runs with each read, and a client that sends byte by byte
+            // must not buy time with each.
             let update = count.in_flight == 0 && !count.arriving;
             count.arriving |= update;
             update

@@ -128,6 +128,7 @@ impl<S: AbortConnection> ReadWatch<S> {
         if !self.write_stalls.is_reset() {
             return Ok(());
         }
+        // Reset and not closed: a close would wait for the bytes in the send buffer, which this client does not read.
         self.socket.abort();
         Err(io::ErrorKind::ConnectionReset.into())
     }

@@ -134,6 +134,8 @@ impl Tls {
     /// [`TlsError`].
     pub fn prepare(&self) -> Result<Option<PreparedTls>, TlsError> {
         let bytes = read(&self.config)?;
+        // Bytes and not times: a file that is written again with the same content changes nothing, and resumption tickets
+        // stay valid.
         let same = |loaded: &Loaded| loaded.bytes == bytes;
         if same(&self.loaded.read().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(None);
@@ -168,6 +170,7 @@ impl Tls {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
+        // The lock is held for a clone only: a handshake may take ten seconds, and a reload must not wait for it.
         let server = {
             let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(&loaded.server)

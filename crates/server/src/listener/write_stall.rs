@@ -121,6 +121,7 @@ impl WriteStallWatch {
         let now = Instant::now();
         let mut first = now + limit;
         let mut bodies = self.bodies();
+        // Weak references: a body that hyper has dropped is not watched any more, and nobody has to sign off.
         bodies.retain(|leaf| leaf.strong_count() > 0);
         for leaf in bodies.iter().filter_map(Weak::upgrade) {
             let since = leaf.since.load(Ordering::Relaxed);
@@ -153,6 +154,8 @@ impl WatchedBody {
 
     /// Ends the work behind the body. Says whether there was any.
     fn let_go(&self) -> bool {
+        // Taken out of the lock and dropped at the end of this function, when the flag is set: what ends with the body
+        // looks at the flag, and counts itself as its client's doing if it is not there.
         let body = self.body().take();
         if body.is_some() {
             self.let_go.store(true, Ordering::Relaxed);
@@ -181,6 +184,8 @@ impl hyper::body::Body for UnreadBody {
             return Poll::Ready(Some(Err(axum::Error::new("nobody has read this answer"))));
         };
         let polled = Pin::new(body).poll_frame(cx);
+        // A piece starts the clock and the next poll stops it: HTTP polls again as soon as it has room. While the face has
+        // nothing (`Pending`) the clock stands, because then the client has read all that there is.
         let since = match &polled {
             Poll::Ready(Some(Ok(_))) => {
                 u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(0)

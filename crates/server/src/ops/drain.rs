@@ -144,6 +144,7 @@ impl Drain {
         tokio::time::sleep(self.0.config.grace).await;
         self.advance(DrainPhase::Refusing);
         let mut open = self.0.open.subscribe();
+        // `admit` counts before it looks at the phase, and `Refusing` is set: once this is zero nothing new can begin.
         let finished = open.wait_for(|open| *open == 0);
         let cut = match tokio::time::timeout(self.0.config.deadline, finished).await {
             Ok(_) => 0,
@@ -156,12 +157,15 @@ impl Drain {
             let _ = tokio::time::timeout(self.0.config.last_word, open.wait_for(|open| *open == 0))
                 .await;
         }
+        // Also where something still holds a guard: the listener waits for this phase, and what ignores its last word must
+        // not keep the process.
         self.advance(DrainPhase::Over);
         DrainOutcome { cut }
     }
 
     fn advance(&self, to: DrainPhase) {
         self.0.phase.send_if_modified(|phase| {
+            // A phase is never taken back: who has seen `Refusing` may rely on it.
             let forward = to > *phase;
             if forward {
                 *phase = to;

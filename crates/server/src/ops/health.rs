@@ -146,6 +146,7 @@ impl Health {
             optional: false,
         });
         change(part);
+        // Whoever is notified asks for the state, and would wait for this lock.
         drop(parts);
         self.changed.send_replace(());
     }

@@ -163,6 +163,8 @@ impl StreamRegistration<'_> {
             _registration: guard,
         };
         let grace = streams.grace;
+        // The task may end before `keep` below. Then its guard has removed the entry already, `keep` finds none, and drops
+        // the handle of a task that is over.
         let task = tokio::spawn(async move { live(&ended, saying, grace, &drain).await });
         let _task = AbortOnDropHandle::new(task);
         let stored = DetachedStream {
@@ -183,6 +185,8 @@ struct TaskEndGuard {
 
 impl Drop for TaskEndGuard {
     fn drop(&mut self) {
+        // The end before the refusal: a reader that is here finds the end (a cut, if the stream has none of its own), and
+        // no new one comes. The token goes last, with the field.
         self.line.end(StreamEnd::Cut);
         self.line.give_up();
     }
@@ -209,6 +213,7 @@ async fn live(
 
 async fn push(line: Arc<EventChannel>, mut events: EventStream) {
     loop {
+        // Before the next event is asked for: the model stands still while its reader is behind, instead of filling memory.
         line.room().await;
         match events.next().await {
             Some(Ok(event)) => line.push(&event),

@@ -94,12 +94,16 @@ impl EventChannel {
     ) -> Result<EventReader, ReadRefused> {
         let mut state = self.state();
         self.may_read(&state, after)?;
+        // All that can fail comes before the present reader is replaced: a bad position must not cut off a good reader.
         state.replay.rewind(after).map_err(ReadRefused::Behind)?;
         let changed = Arc::new(Notify::new());
         if let Some(former) = state.reader.replace(Arc::clone(&changed)) {
+            // It is woken to find that the handle in `reader` is not its own, and ends.
             former.notify_one();
         }
+        // Under the state's lock, as in `give_up`: a stream cannot be given up between the check above and this.
         self.presence.send_replace(ReaderPresence::Here);
+        // A reader that continues behind unread events has read them, which may make room.
         self.room.notify_one();
         Ok(EventReader {
             line: Arc::clone(self),
@@ -225,6 +229,7 @@ impl EventReader {
                 Some(ReplayNext::End(StreamEnd::Cut)) => {
                     return Some(Err(self.cut("the stream is cut").await));
                 }
+                // `notify_one` leaves a permit where nobody waits: an event between the look and the wait is not missed.
                 Some(ReplayNext::Later) => self.changed.notified().await,
             }
         }
@@ -239,6 +244,7 @@ impl EventReader {
         }
         let full = !state.replay.has_room();
         let next = state.replay.next();
+        // Only when the border is crossed: the writer is woken once, and not for each event.
         if full && state.replay.has_room() {
             self.line.room.notify_one();
         }
@@ -261,6 +267,7 @@ impl EventReader {
 impl Drop for EventReader {
     fn drop(&mut self) {
         let mut state = self.line.state();
+        // A reader that was replaced says nothing: its successor is here, and the grace must not begin.
         if self.is_current(&state) {
             state.reader = None;
             self.line.presence.send_if_modified(|now| {

@@ -43,6 +43,8 @@ pub(super) async fn answer(
     options: RequestOptions,
     registration: Option<StreamRegistration<'_>>,
 ) -> Result<Response<Body>, RequestError> {
+    // The head can be sent only once, so the status waits for the first response. A client that wants pings has asked not
+    // to wait in silence: it gets its head after one interval, and an error then comes as an event.
     let first = match options.ping {
         None => Some(responses.next().await),
         Some(idle_timeout) => timeout(idle_timeout, responses.next()).await.ok(),
@@ -66,6 +68,7 @@ pub(super) async fn answer(
     };
     let name = registration.name().to_owned();
     Ok(read_on(
+        // One event in each piece: the replay buffer numbers pieces, and a client continues behind an event.
         registration.keep(sending.singly().boxed(), ending),
         &name,
         options,
@@ -104,6 +107,7 @@ fn stream_of(events: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> 
     let mut answer = Response::new(Body::from_stream(events));
     let headers = answer.headers_mut();
     headers.insert(header::CONTENT_TYPE, EVENTS);
+    // Without these proxies collect the answer: caches until its end, nginx until its buffer is full.
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     answer

@@ -81,6 +81,7 @@ impl ReplayBuffer {
         self.bytes += cost(&event);
         self.unread += cost(&event);
         self.events.push_back(event);
+        // Only what was read: an event that nobody has seen is never dropped, even if it alone is larger than the room.
         while self.bytes > self.most && self.first() <= self.read {
             let removed = self.events.pop_front();
             self.bytes -= removed.as_ref().map_or(0, cost);

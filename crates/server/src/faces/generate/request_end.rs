@@ -100,6 +100,8 @@ impl Drop for WatchedResponses {
     fn drop(&mut self) {
         let let_go = self.let_go.as_ref();
         let stalled = let_go.is_some_and(|it| it.load(Ordering::Relaxed));
+        // A response stream that has ended has decided already, and this changes nothing. One that has not was dropped with
+        // its body: the client has gone, unless the connection cut it off, which has counted that itself.
         self.ending.decide((!stalled).then_some(EarlyEnd::Client));
     }
 }

@@ -87,6 +87,8 @@ impl RunningRequests {
         let token = CancellationToken::new();
         let mut all = self.all();
         let entries = all.entry(name.clone()).or_default();
+        // Unique among those that are listed, because entries stay in order: the guard removes its own, and no other of the
+        // same id.
         let number = entries.last().map_or(0, |last| last.number + 1);
         entries.push(RunningEntry {
             number,

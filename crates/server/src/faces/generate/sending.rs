@@ -92,6 +92,7 @@ impl Sending {
                 }
             }
         }
+        // Once for the piece, because it takes a lock that all requests of the model share.
         self.request_timer.responded(events);
     }
 

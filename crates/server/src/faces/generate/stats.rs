@@ -200,6 +200,7 @@ impl Drop for RequestTimer {
         let since = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
+        // In `Drop`, so that a request whose client goes is counted as failed without anybody having to say so.
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         counts.last_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         if self.ok {

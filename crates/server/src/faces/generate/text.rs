@@ -249,6 +249,8 @@ impl TextResponses {
     /// Whether the end of the request is ready: a step that ends it gives its tokens and the end at once, and what is sent
     /// beside the text belongs to its last token.
     fn is_last(&mut self, cx: &mut Context<'_>) -> bool {
+        // Without outputs beside the text the last response says nothing that an earlier one does not, so nobody looks for
+        // it.
         if !self.more {
             return false;
         }
@@ -393,6 +395,7 @@ impl Stream for TextResponses {
         }
         let mut taken = 0;
         while !reporter.over {
+            // What `is_last` found while it looked for the end comes first: the order of chunks is the order of the text.
             let polled = match reporter.ahead.take() {
                 Some(ahead) => Poll::Ready(Some(ahead)),
                 None => reporter.run.poll_next_unpin(cx),

@@ -51,6 +51,8 @@ pub(super) fn ask(
 ) -> Option<oneshot::Receiver<DetachedState>> {
     let (asking, detached_state) = oneshot::channel();
     let asked = registry.back(name, identity, |retained| {
+        // The channel has room for one: of two connections that want the session the second is refused at once, instead of
+        // taking it from the first.
         retained.ask.try_send(asking).is_ok()
     });
     asked.unwrap_or(false).then_some(detached_state)

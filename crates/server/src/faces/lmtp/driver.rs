@@ -184,6 +184,7 @@ impl ConnectionDriver {
         wire: &mut impl LmtpTransport,
         cx: &mut Context<'_>,
     ) -> Poll<ConversationEnd> {
+        // Streams wake the task that polls them, and after a takeover that is another connection's.
         self.works.belong_to(cx);
         for _ in 0..ROUNDS {
             if self.poll_read(cx).is_pending() {
@@ -191,9 +192,12 @@ impl ConnectionDriver {
                 let _ = wire.poll_sent(cx);
                 return Poll::Pending;
             }
+            // Before anything is received: a message that is taken in after the session was handed over would be answered
+            // by nobody.
             if self.poll_asked(cx).is_ready() {
                 return Poll::Ready(ConversationEnd::Taken);
             }
+            // `|` and not `||`: both have to be polled, or one of them has no waker.
             let received = self.come(cx) | self.receive(wire, cx);
             if self.reading.is_some() {
                 continue;
@@ -212,6 +216,7 @@ impl ConnectionDriver {
                 return Poll::Ready(self.ended(end));
             }
             if !(received || seen || sent) {
+                // Only where nothing moved: while messages come the client is there, and looking may cost a system call.
                 let deaf = !self.listens();
                 if wire.poll_closed(deaf, cx).is_ready() {
                     return Poll::Ready(self.client_closed());
@@ -256,6 +261,7 @@ impl ConnectionDriver {
             return self.poll_asked(cx);
         }
         self.registration = None;
+        // By now the session here is an empty one: this ends the connection, and nothing of what was handed over.
         self.session.hang_up();
         Poll::Ready(())
     }

@@ -80,6 +80,7 @@ async fn answer(context: Arc<LmtpContext>, request: Request<Body>) -> Result<Res
     let arrival = parts.extensions.get::<Arc<BodyArrival>>().cloned();
     let arrival = arrival.unwrap_or_default();
     let whole = Arc::new(AtomicBool::new(false));
+    // One piece in flight: the task stands still while the client reads nothing.
     let (sender, receiver) = mpsc::channel(1);
     let mut conversation = ConnectionDriver::new(&context, connection);
     let mut wire = PostTransport {
@@ -94,6 +95,7 @@ async fn answer(context: Arc<LmtpContext>, request: Request<Body>) -> Result<Res
     let task = tokio::spawn(request_trace::carry(async move {
         let end = std::future::poll_fn(|cx| {
             let end = conversation.poll_end(&mut wire, cx);
+            // While streams run the client has nothing to say, and the pause timer of its body must not end them.
             if arrival.exempt(conversation.is_busy()) {
                 // The limit of the body begins, or ends, when that is looked at again.
                 cx.waker().wake_by_ref();
@@ -101,8 +103,12 @@ async fn answer(context: Arc<LmtpContext>, request: Request<Body>) -> Result<Res
             end
         });
         let end = end.await;
+        // Ends what still runs before the last words are awaited: a slow reader of these must not keep a slot of the
+        // engine.
         drop(conversation);
         if matches!(end, ConversationEnd::Close(_)) {
+            // Before the last bytes are sent: the body ends when the sender is dropped, and asks for this flag then.
+            // Without it the answer counts as cut off.
             sent_whole.store(true, Ordering::Relaxed);
             wire.form.end(&mut wire.out);
             // A client that does not take the last messages by then goes without them (LM-505).

@@ -202,6 +202,8 @@ impl StreamWork {
             };
             let end = chunk.meta.filter(|meta| meta.finish.contains_key(&0));
             if let Some(tokens) = chunk.inner.and_then(|inner| inner.downcast().ok()) {
+                // What is there belongs to the step before. It was held back until now because the end may stand beside a
+                // step's last item.
                 if taken {
                     self.emit_all(&mut take);
                 }

@@ -267,6 +267,7 @@ impl SocketTransport {
 
     fn send(&mut self) -> Result<(), SocketLoss> {
         let bytes = self.buf.split().freeze();
+        // One large message must not cost every idle connection its memory.
         if bytes.len() > RETAINED_BYTES {
             // Its memory goes when it is written.
             self.buf = BytesMut::new();
@@ -317,6 +318,7 @@ impl Stream for SocketMessages {
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<SocketItem> {
         let mut wire = self.0.wire();
         let polled = wire.poll_item(cx);
+        // So that `poll_closed`, which reads one message ahead, knows that it has to wake the session for it.
         wire.wanted = polled.is_pending();
         wire.input_ended |= matches!(polled, Poll::Ready(None | Some(Err(_))));
         polled
@@ -344,7 +346,10 @@ impl Future for SessionDriver {
             let limit = Instant::now() + LAST_WORDS;
             this.limit = Some(Box::pin(sleep_until(limit)));
         }
+        // Behind the session's poll, which takes the same lock in its input stream: what it has just said is sent in this
+        // turn.
         let mut wire = this.line.wire();
+        // Sending before looking: answers to what was received go out although the peer has closed its side meanwhile.
         match wire.poll_send(&mut this.outgoing, cx) {
             Poll::Ready(Ok(end)) => return Poll::Ready(Some(end)),
             Poll::Ready(Err(_)) => return Poll::Ready(None),

@@ -71,9 +71,12 @@ impl InboxSender {
         match item {
             Ok(message) => mail.item = Some(Ok(message)),
             Err(lost) => {
+                // A goodbye and the drop of the sender both come here; the goodbye is first, and a session that was left is
+                // not one that was cut.
                 mail.last.get_or_insert(lost);
             }
         }
+        // Woken after the lock is free: a waker may poll at once, on this thread.
         let session = mail.session.take();
         drop(mail);
         session.into_iter().for_each(Waker::wake);
@@ -108,6 +111,7 @@ impl Stream for InboxReceiver {
 impl Drop for InboxReceiver {
     fn drop(&mut self) {
         let mut mail = self.0.mail();
+        // The connection waits for room that nobody will make any more: it is woken to find that.
         mail.abandoned = true;
         let connection = mail.connection.take();
         drop(mail);

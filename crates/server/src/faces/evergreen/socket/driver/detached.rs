@@ -33,6 +33,7 @@ pub(in crate::faces::evergreen::socket) async fn run_detached(
         }
         DetachedEnd::Connection(PeerLoss::Cut) => {
             connection.inbox.put(Err(session::ConnectionLoss::Cut));
+            // Said, because the drop alone would leave open whether the client has left. It has not, so the session waits for it.
             connection.outgoing.cut();
         }
     }
@@ -85,6 +86,8 @@ impl Future for DetachedDriver {
             Poll::Ready(Err(_)) => return Poll::Ready(DetachedEnd::Connection(PeerLoss::Cut)),
             Poll::Pending => {}
         }
+        // Sending comes first, so that a client which reads but says nothing is served; the clock for last words comes
+        // last, behind all that could still end the session in order.
         let deaf = this.receive(cx);
         if let Some(removed) = this.wire.lost {
             return Poll::Ready(DetachedEnd::Connection(removed));
