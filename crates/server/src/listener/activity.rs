@@ -17,8 +17,8 @@ pub(crate) struct Activity(Arc<watch::Sender<Count>>);
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
     in_flight: u32,
-    /// There has been a request at all.
-    begun: bool,
+    /// Requests that have begun since the connection was opened.
+    begun: u64,
     /// The head of a request has begun to arrive, and is not whole.
     arriving: bool,
 }
@@ -35,7 +35,7 @@ impl Activity {
     pub(crate) fn begin(&self) -> InFlight {
         self.0.send_modify(|count| {
             count.in_flight += 1;
-            count.begun = true;
+            count.begun += 1;
             count.arriving = false;
         });
         InFlight(self.clone())
@@ -57,8 +57,10 @@ impl Activity {
         let mut count = self.0.subscribe();
         loop {
             let _ = count.wait_for(|count| count.arriving).await;
-            let whole = tokio::time::timeout(limit, count.wait_for(|count| !count.arriving)).await;
-            if whole.is_err() {
+            let begun = count.borrow().begun;
+            // A request may be whole, and the next one arriving, before this is polled: then it is another head.
+            let next = count.wait_for(|count| !count.arriving || count.begun != begun);
+            if tokio::time::timeout(limit, next).await.is_err() {
                 return;
             }
         }
@@ -67,7 +69,7 @@ impl Activity {
     /// Resolves when there has been a request.
     pub(crate) async fn begun(&self) {
         // The sender lives in `self`: waiting cannot fail, here and below.
-        let _ = self.0.subscribe().wait_for(|count| count.begun).await;
+        let _ = self.0.subscribe().wait_for(|count| count.begun > 0).await;
     }
 
     /// Resolves when nothing has been in flight for `limit` on end.
@@ -75,9 +77,10 @@ impl Activity {
         let mut count = self.0.subscribe();
         loop {
             let _ = count.wait_for(|count| count.in_flight == 0).await;
-            let busy =
-                tokio::time::timeout(limit, count.wait_for(|count| count.in_flight > 0)).await;
-            if busy.is_err() {
+            let begun = count.borrow().begun;
+            // A request that is answered at once has come and gone before this is polled: its number shows it.
+            let busy = count.wait_for(|count| count.in_flight > 0 || count.begun != begun);
+            if tokio::time::timeout(limit, busy).await.is_err() {
                 return;
             }
         }
@@ -112,6 +115,21 @@ mod tests {
         drop(request);
         idle.await.unwrap();
         assert_eq!(began.elapsed().as_secs(), 74 + 1_000 + 75);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn oa_911_requests_that_are_answered_at_once_count_as_activity() {
+        let activity = Activity::new();
+        let began = Instant::now();
+        let idle = tokio::spawn({
+            let activity = activity.clone();
+            async move { activity.idle_for(Duration::from_secs(75)).await }
+        });
+        tokio::task::yield_now().await;
+        advance(Duration::from_secs(60)).await;
+        drop(activity.begin());
+        idle.await.unwrap();
+        assert_eq!(began.elapsed().as_secs(), 60 + 75);
     }
 
     #[tokio::test(start_paused = true)]
