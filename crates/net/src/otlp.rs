@@ -1,24 +1,45 @@
 //! Exports telemetry to an OpenTelemetry collector, over gRPC or HTTP (OA-803).
+//!
+//! Spans go out through `opentelemetry-otlp`, which tries again what a collector could not take, and reads `OTEL_SERVICE_NAME`,
+//! `OTEL_RESOURCE_ATTRIBUTES` and the `OTEL_EXPORTER_OTLP_*` that an address does not set. Metrics use its transport without
+//! its exporter: that takes only what its own SDK has counted, and engines count for themselves.
 
-mod http;
-
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
+use ::http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use ::http::uri::{Scheme, Uri};
+use bytes::Bytes;
+use hyper_rustls::HttpsConnectorBuilder;
+use opentelemetry_http::HttpClient;
+use opentelemetry_http::hyper::HyperClient;
+use opentelemetry_otlp::{
+    ExporterBuildError, SpanExporter, WithExportConfig, WithHttpConfig, WithTonicConfig,
+};
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::collector::metrics::v1::metrics_service_client::MetricsServiceClient;
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
-use opentelemetry_proto::tonic::collector::trace::v1::trace_service_client::TraceServiceClient;
+use opentelemetry_proto::transform::common::tonic::ResourceAttributesWithSchema;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::resource::{
+    EnvResourceDetector, ResourceDetector, SdkProvidedResourceDetector,
+};
+use opentelemetry_sdk::trace::SpanExporter as _;
 use prost::Message;
 use sapwood_proto::secret::Secret;
 use tonic::Request;
-use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue};
+use tonic::metadata::MetadataMap;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 
 use crate::connection::is_loopback;
+use crate::tls;
 
+/// Attributes and ids of spans.
+pub use opentelemetry as api;
 /// The messages of the protocol.
 pub use opentelemetry_proto::tonic as messages;
+/// A finished span.
+pub use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 
 /// The protocol of a collector.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,6 +84,9 @@ pub enum BadAddress {
     /// A header that cannot be sent.
     #[error("the header `{0}` cannot be sent")]
     Header(String),
+    /// A variable `OTEL_*` that cannot be used.
+    #[error("{0}")]
+    Variable(String),
 }
 
 /// Why an export failed.
@@ -71,24 +95,21 @@ pub enum BadAddress {
 pub struct DeliveryError(String);
 
 /// A collector. A connection is established when something is exported.
-#[derive(Clone, Debug)]
-pub struct Collector(CollectorTransport);
-
-#[derive(Clone)]
-enum CollectorTransport {
-    Grpc {
-        channel: Channel,
-        headers: Vec<(AsciiMetadataKey, AsciiMetadataValue)>,
-    },
-    Http(http::CollectorTarget),
+pub struct Collector {
+    spans: SpanExporter,
+    metrics: MetricsTransport,
+    resource: Resource,
 }
 
-impl std::fmt::Debug for CollectorTransport {
+enum MetricsTransport {
+    Grpc(MetricsServiceClient<Channel>, MetadataMap),
+    Http(Arc<dyn HttpClient>, Uri, HeaderMap),
+}
+
+// Not derived: headers may be credentials.
+impl std::fmt::Debug for Collector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Grpc { .. } => "Grpc",
-            Self::Http(_) => "Http",
-        })
+        f.debug_struct("Collector").finish_non_exhaustive()
     }
 }
 
@@ -108,79 +129,158 @@ impl Collector {
         if uri.authority().is_some_and(|it| it.as_str().contains('@')) {
             return Err(BadAddress::Url);
         }
-        if address.protocol == OtlpProtocol::Http {
-            return Ok(Self(CollectorTransport::Http(http::CollectorTarget::new(
-                &uri, secure, address,
-            )?)));
-        }
-        let mut endpoint = Endpoint::from(uri)
-            .connect_timeout(address.timeout)
-            .timeout(address.timeout);
-        if secure {
-            endpoint = endpoint
-                .tls_config(ClientTlsConfig::new().with_webpki_roots())
-                .map_err(|_| BadAddress::Url)?;
-        }
-        let headers = address.headers.iter().map(|(name, value)| {
-            let wrong = || BadAddress::Header(name.clone());
-            let key: AsciiMetadataKey = name.to_ascii_lowercase().parse().map_err(|_| wrong())?;
-            let mut value: AsciiMetadataValue = value.expose().parse().map_err(|_| wrong())?;
-            value.set_sensitive(true);
-            Ok((key, value))
-        });
-        Ok(Self(CollectorTransport::Grpc {
-            channel: endpoint.connect_lazy(),
-            headers: headers.collect::<Result<_, BadAddress>>()?,
-        }))
+        let (spans, metrics) = match address.protocol {
+            OtlpProtocol::Grpc => over_grpc(uri, secure, address)?,
+            OtlpProtocol::Http => over_http(address)?,
+        };
+        let resource = Resource::builder_empty().build();
+        Ok(Self {
+            spans,
+            metrics,
+            resource,
+        })
     }
 
-    /// Exports spans.
+    /// The same for what this service exports. Variables `OTEL_*` that name the service or describe it win.
+    #[must_use]
+    pub fn with_service(mut self, name: &'static str, version: &'static str) -> Self {
+        const NAME: &str = "service.name";
+        let attributes = [("service.version", version), (NAME, name)];
+        let attributes = attributes.map(|(key, value)| api::KeyValue::new(key, value));
+        let mut resource = Resource::builder_empty()
+            .with_attributes(attributes)
+            .with_detector(Box::new(EnvResourceDetector::new()));
+        let detected = SdkProvidedResourceDetector.detect();
+        // Without a variable it names the program's file, which says less than the name that is set above.
+        let named = detected.get(&NAME.into());
+        if let Some(named) = named.filter(|it| !it.as_str().starts_with("unknown_service")) {
+            resource = resource.with_attribute(api::KeyValue::new(NAME, named));
+        }
+        self.resource = resource.build();
+        self.spans.set_resource(&self.resource);
+        self
+    }
+
+    /// What is exported with metrics to say whose they are; spans have it already.
+    #[must_use]
+    pub fn resource(&self) -> messages::resource::v1::Resource {
+        messages::resource::v1::Resource {
+            attributes: ResourceAttributesWithSchema::from(&self.resource)
+                .attributes
+                .0,
+            ..Default::default()
+        }
+    }
+
+    /// Exports spans. What a collector has no room for is sent again as long as the address's timeout allows.
     ///
     /// # Errors
     /// [`DeliveryError`], if the collector did not accept them.
-    pub async fn traces(&self, spans: ExportTraceServiceRequest) -> Result<(), DeliveryError> {
-        match &self.0 {
-            CollectorTransport::Http(target) => {
-                target.post("v1/traces", spans.encode_to_vec()).await
-            }
-            CollectorTransport::Grpc { channel, .. } => {
-                let mut client = TraceServiceClient::new(channel.clone());
-                let sent = client.export(self.asked(spans)).await;
-                sent.map(drop).map_err(|status| refused(&status))
-            }
-        }
+    pub async fn traces(&self, spans: Vec<SpanData>) -> Result<(), DeliveryError> {
+        self.spans.export(spans).await.map_err(failed)
     }
 
-    /// Exports metrics.
+    /// Exports metrics, once: the next ones say what these would have said.
     ///
     /// # Errors
     /// [`DeliveryError`], if the collector did not accept them.
     pub async fn metrics(&self, metrics: ExportMetricsServiceRequest) -> Result<(), DeliveryError> {
-        match &self.0 {
-            CollectorTransport::Http(target) => {
-                target.post("v1/metrics", metrics.encode_to_vec()).await
+        match &self.metrics {
+            MetricsTransport::Grpc(client, metadata) => {
+                let request = Request::from_parts(metadata.clone(), Default::default(), metrics);
+                client.clone().export(request).await.map_err(failed)?;
             }
-            CollectorTransport::Grpc { channel, .. } => {
-                let mut client = MetricsServiceClient::new(channel.clone());
-                let sent = client.export(self.asked(metrics)).await;
-                sent.map(drop).map_err(|status| refused(&status))
+            MetricsTransport::Http(client, uri, headers) => {
+                let body = Bytes::from(metrics.encode_to_vec());
+                let mut request = ::http::Request::new(body);
+                *request.method_mut() = ::http::Method::POST;
+                *request.uri_mut() = uri.clone();
+                *request.headers_mut() = headers.clone();
+                let answer = client.send_bytes(request).await.map_err(failed)?;
+                if !answer.status().is_success() {
+                    let why = format!("the collector answered {}", answer.status());
+                    return Err(DeliveryError(why));
+                }
             }
         }
-    }
-
-    fn asked<T>(&self, message: T) -> Request<T> {
-        let mut request = Request::new(message);
-        if let CollectorTransport::Grpc { headers, .. } = &self.0 {
-            for (key, value) in headers {
-                request.metadata_mut().insert(key.clone(), value.clone());
-            }
-        }
-        request
+        Ok(())
     }
 }
 
-fn refused(status: &tonic::Status) -> DeliveryError {
-    DeliveryError(format!("{}: {}", status.code(), status.message()))
+fn over_grpc(
+    uri: Uri,
+    secure: bool,
+    address: &CollectorAddress,
+) -> Result<(SpanExporter, MetricsTransport), BadAddress> {
+    let mut endpoint = Endpoint::from(uri)
+        .connect_timeout(address.timeout)
+        .timeout(address.timeout);
+    if secure {
+        endpoint = endpoint
+            .tls_config(ClientTlsConfig::new().with_webpki_roots())
+            .map_err(|_| BadAddress::Url)?;
+    }
+    let channel = endpoint.connect_lazy();
+    let metadata = MetadataMap::from_headers(headers(address)?);
+    let spans = SpanExporter::builder()
+        .with_tonic()
+        .with_channel(channel.clone())
+        .with_metadata(metadata.clone())
+        .with_timeout(address.timeout)
+        .build();
+    let metrics = MetricsTransport::Grpc(MetricsServiceClient::new(channel), metadata);
+    Ok((spans.map_err(variable)?, metrics))
+}
+
+fn over_http(address: &CollectorAddress) -> Result<(SpanExporter, MetricsTransport), BadAddress> {
+    let mut headers = headers(address)?;
+    let config = tls::client(None).map_err(|_| BadAddress::Url)?;
+    let connector = HttpsConnectorBuilder::new()
+        .with_tls_config(config)
+        .https_or_http()
+        .enable_http1()
+        .build();
+    let client = Arc::new(HyperClient::new(connector, address.timeout, None));
+    let base = address.url.trim_end_matches('/');
+    let shown = address.headers.iter();
+    let spans = SpanExporter::builder()
+        .with_http()
+        .with_shared_http_client(Arc::clone(&client) as Arc<dyn HttpClient>)
+        .with_endpoint(format!("{base}/v1/traces"))
+        .with_headers(
+            shown
+                .map(|(name, value)| (name.clone(), value.expose().to_owned()))
+                .collect::<HashMap<_, _>>(),
+        )
+        .with_timeout(address.timeout)
+        .build();
+    headers.insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static("application/x-protobuf"),
+    );
+    let uri = format!("{base}/v1/metrics");
+    let uri = uri.parse().map_err(|_| BadAddress::Url)?;
+    let metrics = MetricsTransport::Http(client, uri, headers);
+    Ok((spans.map_err(variable)?, metrics))
+}
+
+fn headers(address: &CollectorAddress) -> Result<HeaderMap, BadAddress> {
+    let headers = address.headers.iter().map(|(name, value)| {
+        let wrong = || BadAddress::Header(name.clone());
+        let key: HeaderName = name.parse().map_err(|_| wrong())?;
+        let mut value: HeaderValue = value.expose().parse().map_err(|_| wrong())?;
+        value.set_sensitive(true);
+        Ok((key, value))
+    });
+    headers.collect()
+}
+
+fn variable(error: ExporterBuildError) -> BadAddress {
+    BadAddress::Variable(error.to_string())
+}
+
+fn failed(error: impl std::fmt::Display) -> DeliveryError {
+    DeliveryError(error.to_string())
 }
 
 #[cfg(test)]

@@ -16,14 +16,9 @@ mod span;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
-use prost::Message as _;
-use sapwood_net::otlp::messages::collector::trace::v1::ExportTraceServiceRequest;
-use sapwood_net::otlp::messages::common::v1::InstrumentationScope;
-use sapwood_net::otlp::messages::resource::v1::Resource;
-use sapwood_net::otlp::messages::trace::v1::{ResourceSpans, ScopeSpans, Span};
-use sapwood_net::otlp::{Collector, DeliveryError};
+use sapwood_net::otlp::{Collector, DeliveryError, SpanData};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
@@ -31,7 +26,6 @@ use crate::ops::metrics::ServerMetrics;
 
 pub use layer::Spans;
 pub(crate) use parent::Parent;
-use span::attribute;
 
 /// What is exported, and how often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,12 +51,12 @@ impl Default for Config {
 /// The near end of the queue; clones share it.
 #[derive(Clone, Debug)]
 struct SpanSender {
-    spans: mpsc::Sender<Span>,
+    spans: mpsc::Sender<SpanData>,
     dropped: Arc<AtomicU64>,
 }
 
 impl SpanSender {
-    fn put(&self, span: Span) {
+    fn put(&self, span: SpanData) {
         if self.spans.try_send(span).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
@@ -74,7 +68,7 @@ pub struct Telemetry {
     collector: Collector,
     metrics: Arc<ServerMetrics>,
     config: Config,
-    spans: mpsc::Receiver<Span>,
+    spans: mpsc::Receiver<SpanData>,
     dropped: Arc<AtomicU64>,
     began: SystemTime,
     /// The last delivery failed; said once, not for each.
@@ -95,7 +89,7 @@ pub fn open(
         dropped: Arc::clone(&dropped),
     };
     let telemetry = Telemetry {
-        collector,
+        collector: collector.with_service("sapwood", crate::VERSION),
         metrics,
         config,
         spans,
@@ -150,24 +144,14 @@ impl Telemetry {
 
     async fn send(&mut self, SpanBatch { spans, .. }: SpanBatch) {
         let count = spans.len();
-        let resource_spans = ResourceSpans {
-            resource: Some(resource()),
-            scope_spans: vec![ScopeSpans {
-                scope: Some(scope()),
-                spans,
-                schema_url: String::new(),
-            }],
-            schema_url: String::new(),
-        };
-        let request = ExportTraceServiceRequest {
-            resource_spans: vec![resource_spans],
-        };
-        let sent = self.collector.traces(request).await;
+        let sent = self.collector.traces(spans).await;
         self.note(sent, count);
     }
 
     async fn export_metrics(&mut self) {
-        let Some(request) = histograms::request(&self.metrics.engines(), self.began) else {
+        let engines = &self.metrics.engines();
+        let Some(request) = histograms::request(engines, self.began, self.collector.resource())
+        else {
             return;
         };
         let sent = self.collector.metrics(request).await;
@@ -197,14 +181,14 @@ impl Telemetry {
 /// Spans that are delivered together.
 #[derive(Default)]
 struct SpanBatch {
-    spans: Vec<Span>,
+    spans: Vec<SpanData>,
     bytes: usize,
 }
 
 impl SpanBatch {
     /// Whether it has to go now.
-    fn put(&mut self, span: Span) -> bool {
-        self.bytes += span.encoded_len();
+    fn put(&mut self, span: SpanData) -> bool {
+        self.bytes += span::size(&span);
         self.spans.push(span);
         self.spans.len() >= BATCH_SPANS || self.bytes >= BATCH_BYTES
     }
@@ -212,30 +196,6 @@ impl SpanBatch {
     const fn is_empty(&self) -> bool {
         self.spans.is_empty()
     }
-}
-
-fn resource() -> Resource {
-    Resource {
-        attributes: vec![
-            attribute("service.name", "sapwood"),
-            attribute("service.version", crate::VERSION),
-        ],
-        ..Resource::default()
-    }
-}
-
-fn scope() -> InstrumentationScope {
-    InstrumentationScope {
-        name: "sapwood".into(),
-        version: crate::VERSION.into(),
-        ..InstrumentationScope::default()
-    }
-}
-
-/// Nanoseconds since 1970.
-fn nanos(time: SystemTime) -> u64 {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Spans that wait for the collector; more are dropped.

@@ -1,17 +1,17 @@
 //! The engines' histograms under their `gen_ai` names (OA-803), from the counters that `/metrics` reads.
 
-use std::time::SystemTime;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use sapwood_engine::Engine;
 use sapwood_engine::stats::{EngineStats, Histogram as Counted};
 use sapwood_net::otlp::messages::collector::metrics::v1::ExportMetricsServiceRequest;
+use sapwood_net::otlp::messages::common::v1::any_value::Value;
+use sapwood_net::otlp::messages::common::v1::{AnyValue, InstrumentationScope, KeyValue};
 use sapwood_net::otlp::messages::metrics::v1::metric::Data;
 use sapwood_net::otlp::messages::metrics::v1::{
     AggregationTemporality, Histogram, HistogramDataPoint, Metric, ResourceMetrics, ScopeMetrics,
 };
-
-use super::span::attribute;
-use super::{nanos, resource, scope};
+use sapwood_net::otlp::messages::resource::v1::Resource;
 
 /// Name, unit, the kind of token if it counts tokens, and how to read it.
 type HistogramRow = (
@@ -34,6 +34,7 @@ const ROWS: &[HistogramRow] = &[
 pub(super) fn request(
     engines: &[Engine],
     began: SystemTime,
+    resource: Resource,
 ) -> Option<ExportMetricsServiceRequest> {
     if engines.is_empty() {
         return None;
@@ -73,9 +74,13 @@ pub(super) fn request(
     }
     Some(ExportMetricsServiceRequest {
         resource_metrics: vec![ResourceMetrics {
-            resource: Some(resource()),
+            resource: Some(resource),
             scope_metrics: vec![ScopeMetrics {
-                scope: Some(scope()),
+                scope: Some(InstrumentationScope {
+                    name: "sapwood".into(),
+                    version: crate::VERSION.into(),
+                    ..InstrumentationScope::default()
+                }),
                 metrics,
                 schema_url: String::new(),
             }],
@@ -95,4 +100,19 @@ fn point(counted: &Counted, start: u64, now: u64) -> HistogramDataPoint {
         explicit_bounds: counted.bounds().to_vec(),
         ..HistogramDataPoint::default()
     }
+}
+
+pub(super) fn attribute(key: &str, value: impl Into<String>) -> KeyValue {
+    let value = Some(Value::StringValue(value.into()));
+    KeyValue {
+        key: key.into(),
+        value: Some(AnyValue { value }),
+        ..KeyValue::default()
+    }
+}
+
+/// Nanoseconds since 1970.
+fn nanos(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

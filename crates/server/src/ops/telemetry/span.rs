@@ -6,13 +6,13 @@ use std::time::{Duration, SystemTime};
 
 use sapwood_engine::api::{self, Prompt};
 use sapwood_kernel::RunUsage;
-use sapwood_net::otlp::messages::common::v1::any_value::Value;
-use sapwood_net::otlp::messages::common::v1::{AnyValue, ArrayValue, KeyValue};
-use sapwood_net::otlp::messages::trace::v1::span::{Event, SpanKind};
-use sapwood_net::otlp::messages::trace::v1::status::StatusCode;
-use sapwood_net::otlp::messages::trace::v1::{Span, Status};
+use sapwood_net::otlp::api::trace::{
+    Event, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState,
+};
+use sapwood_net::otlp::api::{Array, InstrumentationScope, KeyValue, StringValue, Value};
+use sapwood_net::otlp::{SpanData, SpanEvents, SpanLinks};
 
-use super::{Parent, nanos};
+use super::Parent;
 
 /// What is known of a generation when it has ended.
 #[derive(Debug)]
@@ -51,17 +51,17 @@ impl RequestAttributes {
         let params = &request.params;
         let sampling = api::Sampling::from(params);
         let mut attributes = vec![
-            number(
+            KeyValue::new(
                 "gen_ai.request.temperature",
                 f64::from(sampling.temperature),
             ),
-            number("gen_ai.request.top_p", f64::from(sampling.top_p)),
+            KeyValue::new("gen_ai.request.top_p", f64::from(sampling.top_p)),
             count("gen_ai.request.top_k", u64::from(sampling.top_k)),
-            number(
+            KeyValue::new(
                 "gen_ai.request.frequency_penalty",
                 f64::from(sampling.frequency_penalty),
             ),
-            number(
+            KeyValue::new(
                 "gen_ai.request.presence_penalty",
                 f64::from(sampling.presence_penalty),
             ),
@@ -70,7 +70,7 @@ impl RequestAttributes {
                 u64::from(params.n.unwrap_or(1)),
             ),
             // The caller reads while it is generated; faces that do not will say so.
-            pair("gen_ai.request.stream", Value::BoolValue(true)),
+            KeyValue::new("gen_ai.request.stream", true),
         ];
         if let Some(max) = params.max_tokens {
             attributes.push(count("gen_ai.request.max_tokens", u64::from(max)));
@@ -82,7 +82,10 @@ impl RequestAttributes {
             attributes.push(list("gen_ai.request.stop_sequences", &params.stop));
         }
         if content {
-            attributes.push(attribute("gen_ai.input.messages", input(&request.prompt)));
+            attributes.push(KeyValue::new(
+                "gen_ai.input.messages",
+                input(&request.prompt),
+            ));
         }
         Self {
             chat: matches!(request.prompt, Prompt::Chat(_)),
@@ -122,49 +125,56 @@ fn input(prompt: &Prompt) -> String {
 }
 
 impl Generation {
-    pub(super) fn into_span(self) -> Span {
+    pub(super) fn into_span(self) -> SpanData {
         let operation = match &self.asked {
             Some(asked) if !asked.chat => "text_completion",
             _ => "chat",
         };
         let (trace, span) = self.ids;
-        let at = |after: Duration| nanos(self.began + after);
-        Span {
-            trace_id: self.parent.map_or(trace, |parent| parent.trace).to_vec(),
-            span_id: span.to_vec(),
-            parent_span_id: self
-                .parent
-                .map_or_else(Vec::new, |parent| parent.span.to_vec()),
-            name: format!("{operation} {}", self.model),
-            kind: SpanKind::Server.into(),
-            start_time_unix_nano: at(Duration::ZERO),
-            end_time_unix_nano: at(self.took),
+        let trace = self.parent.map_or(trace, |parent| parent.trace);
+        let parent = self.parent.map(|parent| SpanId::from_bytes(parent.span));
+        SpanData {
+            span_context: SpanContext::new(
+                TraceId::from_bytes(trace),
+                SpanId::from_bytes(span),
+                TraceFlags::SAMPLED,
+                false,
+                TraceState::default(),
+            ),
+            parent_span_id: parent.unwrap_or(SpanId::INVALID),
+            parent_span_is_remote: parent.is_some(),
+            span_kind: SpanKind::Server,
+            name: format!("{operation} {}", self.model).into(),
+            start_time: self.began,
+            end_time: self.began + self.took,
             events: self.events(),
-            status: self.error.map(|error| Status {
-                message: error.into(),
-                code: StatusCode::Error.into(),
-            }),
+            status: self.error.map_or(Status::Unset, Status::error),
             attributes: self.attributes(operation),
-            // Sampled.
-            flags: 1,
-            ..Span::default()
+            dropped_attributes_count: 0,
+            links: SpanLinks::default(),
+            instrumentation_scope: InstrumentationScope::builder("sapwood")
+                .with_version(crate::VERSION)
+                .build(),
         }
     }
 
-    fn attributes(self, operation: &str) -> Vec<KeyValue> {
+    fn attributes(self, operation: &'static str) -> Vec<KeyValue> {
         let mut all = vec![
-            attribute("gen_ai.operation.name", operation),
-            attribute("gen_ai.provider.name", "sapwood"),
-            attribute("gen_ai.request.model", self.model.as_str()),
-            attribute("gen_ai.response.model", self.model.as_str()),
+            KeyValue::new("gen_ai.operation.name", operation),
+            KeyValue::new("gen_ai.provider.name", "sapwood"),
+            KeyValue::new("gen_ai.request.model", self.model.clone()),
+            KeyValue::new("gen_ai.response.model", self.model.clone()),
         ];
         all.extend(self.asked.into_iter().flat_map(|asked| asked.attributes));
-        all.extend(self.request.map(|id| attribute("gen_ai.response.id", id)));
+        all.extend(
+            self.request
+                .map(|id| KeyValue::new("gen_ai.response.id", id)),
+        );
         if !self.finish.is_empty() {
             all.push(list("gen_ai.response.finish_reasons", &self.finish));
         }
         let first = self.first_chunk.map(|first| first.as_secs_f64());
-        all.extend(first.map(|first| number("gen_ai.response.time_to_first_chunk", first)));
+        all.extend(first.map(|first| KeyValue::new("gen_ai.response.time_to_first_chunk", first)));
         if let Some(usage) = self.usage {
             all.extend([
                 count("gen_ai.usage.input_tokens", usage.prompt_tokens),
@@ -172,33 +182,30 @@ impl Generation {
                 count("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens),
             ]);
         }
-        all.extend(self.error.map(|error| attribute("error.type", error)));
+        all.extend(self.error.map(|error| KeyValue::new("error.type", error)));
         all.extend(
             self.output
-                .map(|text| attribute("gen_ai.output.messages", text)),
+                .map(|text| KeyValue::new("gen_ai.output.messages", text)),
         );
         all
     }
 
-    fn events(&self) -> Vec<Event> {
-        let event = |name: &str, after: Duration, seconds: Option<Duration>| Event {
-            time_unix_nano: nanos(self.began + after),
-            name: name.into(),
-            attributes: seconds
-                .map(|span| number("sapwood.seconds", span.as_secs_f64()))
-                .into_iter()
-                .collect(),
-            ..Event::default()
+    fn events(&self) -> SpanEvents {
+        let event = |name: &'static str, after: Duration, seconds: Option<Duration>| {
+            let seconds = seconds.map(|span| KeyValue::new("sapwood.seconds", span.as_secs_f64()));
+            Event::new(name, self.began + after, seconds.into_iter().collect(), 0)
         };
-        let mut events = Vec::new();
+        let mut events = SpanEvents::default();
         if let Some(asked) = &self.asked {
             let queued = self.phases.map(|(queued, _)| queued);
-            events.push(event("queue", asked.after, queued));
+            events.events.push(event("queue", asked.after, queued));
             if let Some((queued, prefill)) = self.phases {
-                events.push(event("prefill", asked.after + queued, Some(prefill)));
+                events
+                    .events
+                    .push(event("prefill", asked.after + queued, Some(prefill)));
             }
         }
-        events.extend(
+        events.events.extend(
             self.first_chunk
                 .map(|first| event("first_token", first, None)),
         );
@@ -206,49 +213,42 @@ impl Generation {
     }
 }
 
-fn pair(key: &str, value: Value) -> KeyValue {
-    KeyValue {
-        key: key.into(),
-        value: Some(AnyValue { value: Some(value) }),
-        ..KeyValue::default()
-    }
+/// About how many bytes an export has of a span.
+pub(super) fn size(span: &SpanData) -> usize {
+    let attribute = |pair: &KeyValue| match &pair.value {
+        Value::String(text) => text.as_str().len() + ATTRIBUTE_BYTES,
+        Value::Array(Array::String(texts)) => {
+            let texts = texts.iter().map(|text| text.as_str().len());
+            texts.sum::<usize>() + ATTRIBUTE_BYTES
+        }
+        _ => ATTRIBUTE_BYTES,
+    };
+    span.name.len() + span.attributes.iter().map(attribute).sum::<usize>()
 }
 
-pub(super) fn attribute(key: &str, value: impl Into<String>) -> KeyValue {
-    pair(key, Value::StringValue(value.into()))
-}
-
-fn number(key: &str, value: f64) -> KeyValue {
-    pair(key, Value::DoubleValue(value))
-}
-
-fn count(key: &str, value: u64) -> KeyValue {
-    pair(
-        key,
-        Value::IntValue(i64::try_from(value).unwrap_or(i64::MAX)),
-    )
+fn count(key: &'static str, value: u64) -> KeyValue {
+    KeyValue::new(key, i64::try_from(value).unwrap_or(i64::MAX))
 }
 
 /// A number of 64 bits, every one of which counts: as text where the integers of the wire end.
-fn whole(key: &str, value: u64) -> KeyValue {
+fn whole(key: &'static str, value: u64) -> KeyValue {
     match i64::try_from(value) {
-        Ok(value) => pair(key, Value::IntValue(value)),
-        Err(_) => attribute(key, value.to_string()),
+        Ok(value) => KeyValue::new(key, value),
+        Err(_) => KeyValue::new(key, value.to_string()),
     }
 }
 
-fn list(key: &str, values: &[String]) -> KeyValue {
-    let value = |text: &String| AnyValue {
-        value: Some(Value::StringValue(text.clone())),
-    };
-    let values = values.iter().map(value).collect();
-    pair(key, Value::ArrayValue(ArrayValue { values }))
+fn list(key: &'static str, values: &[String]) -> KeyValue {
+    let values = values.iter().cloned().map(StringValue::from);
+    KeyValue::new(key, Value::Array(Array::String(values.collect())))
 }
 
 /// Bytes of a prompt, and of an output, in a span, where content is exported at all; the rest is left out.
 pub(super) const CONTENT_BYTES_MAX: usize = 64 * 1024;
 /// About what a message takes beside its role and its text.
 const MESSAGE_BYTES: usize = 64;
+/// About what an attribute takes beside its text.
+const ATTRIBUTE_BYTES: usize = 48;
 
 #[cfg(test)]
 mod tests {
@@ -257,13 +257,13 @@ mod tests {
     #[test]
     fn oa_803_a_seed_is_told_as_it_was_however_large() {
         for (seed, expect) in [
-            (7, Value::IntValue(7)),
-            (i64::MAX as u64, Value::IntValue(i64::MAX)),
-            (1 << 63, Value::StringValue("9223372036854775808".into())),
-            (u64::MAX, Value::StringValue("18446744073709551615".into())),
+            (7, Value::I64(7)),
+            (i64::MAX as u64, Value::I64(i64::MAX)),
+            (1 << 63, Value::String("9223372036854775808".into())),
+            (u64::MAX, Value::String("18446744073709551615".into())),
         ] {
             let reported = whole("gen_ai.request.seed", seed);
-            assert_eq!(reported.value.unwrap().value, Some(expect));
+            assert_eq!(reported.value, expect);
         }
     }
 }
