@@ -1,4 +1,7 @@
 //! Metrics of the process, under the conventional `process_` names.
+//!
+//! Not the collector of the crate `prometheus` (feature `process`): it counts processor time in whole seconds, so that a rate over
+//! a usual scrape interval is off by several percent, and brings `procfs` for what are six short files here.
 
 use super::format::MetricsText;
 
