@@ -134,17 +134,24 @@ pub(crate) fn tls(host: &str, authorities: Option<&[u8]>) -> Result<ClientTls, C
 /// Connects to a host, over TLS if settings are given.
 pub(crate) async fn dial(host: &str, port: u16, tls: Option<ClientTls>) -> io::Result<Box<dyn Io>> {
     let addresses = lookup_host((host, port)).await?.collect();
-    let tcp = race(alternating(addresses), TcpStream::connect).await?;
-    tcp.set_nodelay(true)?;
+    let tcp = connect_to_any(addresses).await?;
     match tls {
         Some(tls) => Ok(Box::new(tls.connector.connect(tls.name, tcp).await?)),
         None => Ok(Box::new(tcp)),
     }
 }
 
+/// Connects to one of the addresses of a host.
+pub(crate) async fn connect_to_any(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
+    let tcp = race(alternating(addresses), TcpStream::connect).await?;
+    tcp.set_nodelay(true)?;
+    Ok(tcp)
+}
+
 /// Tries the addresses of one host as RFC 8305 describes: each gets a head start before the next one is tried
 /// concurrently, and the first that connects is used. An address that drops packets costs one head start, not the whole
-/// connect timeout.
+/// connect timeout. The connector of `hyper-util` gives a head start to the second family alone, and waits for each address
+/// of one family in turn.
 async fn race<T, F: Future<Output = io::Result<T>>>(
     addresses: Vec<SocketAddr>,
     connect: impl Fn(SocketAddr) -> F,

@@ -1,4 +1,9 @@
 //! Sends one HTTP/1.1 request over its own connection.
+//!
+//! There is no pool. These requests are generations, which last for seconds, and files that are fetched once: a handshake more does
+//! not show. A server that closes an idle connection while a POST is on its way makes it fail, and it must not be sent twice. Closing
+//! the connection is how a server learns that nobody reads the rest. References may not share connections at all. gRPC
+//! channels and exports of telemetry, with their many short requests, have the pools of `tonic` and `hyper-util`.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

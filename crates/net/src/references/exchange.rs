@@ -15,6 +15,7 @@ use url::{Host, Url};
 
 use super::address::is_public;
 use super::error::Error;
+use crate::connection::connect_to_any;
 use crate::http1::{ResponseBody, exchange};
 
 /// Connects to checked addresses and sends requests.
@@ -90,20 +91,19 @@ async fn connect(host: &Host<&str>, port: u16, reach: Reach) -> Result<TcpStream
             found.collect()
         }
     };
-    let may = |address: &&SocketAddr| reach == Reach::Any || is_public(address.ip());
-    let mut allowed = addresses.iter().filter(may).peekable();
-    if allowed.peek().is_none() {
+    let may = |address: &SocketAddr| reach == Reach::Any || is_public(address.ip());
+    let allowed = addresses.into_iter().filter(may).take(ADDRESSES_TRIED);
+    let allowed: Vec<_> = allowed.collect();
+    if allowed.is_empty() {
         return Err(Error::Denied {
             what: "a host without a public address is",
             key: "private_hosts",
         });
     }
-    for address in allowed.take(ADDRESSES_TRIED) {
-        match timeout(CONNECT, TcpStream::connect(address)).await {
-            Ok(Ok(tcp)) => return Ok(tcp),
-            Ok(Err(error)) => tracing::debug!(%error, "no connection"),
-            Err(_) => tracing::debug!("no connection in time"),
-        }
+    match timeout(CONNECT, connect_to_any(allowed)).await {
+        Ok(Ok(tcp)) => return Ok(tcp),
+        Ok(Err(error)) => tracing::debug!(%error, "no connection"),
+        Err(_) => tracing::debug!("no connection in time"),
     }
     Err(Error::Failed("its host does not answer"))
 }
@@ -113,7 +113,7 @@ fn broken(error: &hyper::Error) -> Error {
     Error::Failed("its server does not speak HTTP as it should")
 }
 
-/// The time limit of one address.
+/// The time limit of connecting.
 const CONNECT: Duration = Duration::from_secs(3);
 /// The maximum of addresses of one host that are tried.
 const ADDRESSES_TRIED: usize = 4;

@@ -282,12 +282,17 @@ fn server(url: &SecretUrl) -> CheckResult {
     let whole = url.expose();
     let rest = whole.split_once("://").map_or(whole, |(_, rest)| rest);
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-    let address = std::net::ToSocketAddrs::to_socket_addrs(authority).map(|mut all| all.next());
-    let answer = match address {
-        Ok(Some(address)) => std::net::TcpStream::connect_timeout(&address, CONNECT_TIMEOUT),
-        Ok(None) => Err(std::io::ErrorKind::AddrNotAvailable.into()),
-        Err(error) => Err(error),
-    };
+    // Each of its addresses: `localhost` is two, and a server listens at one of them.
+    let answer = std::net::ToSocketAddrs::to_socket_addrs(authority).and_then(|addresses| {
+        let mut answer = Err(std::io::ErrorKind::AddrNotAvailable.into());
+        for address in addresses {
+            answer = std::net::TcpStream::connect_timeout(&address, CONNECT_TIMEOUT);
+            if answer.is_ok() {
+                break;
+            }
+        }
+        answer
+    });
     match answer {
         Ok(_) => CheckResult::new("server", Verdict::Ok, format!("{url} answers"), ""),
         Err(error) => {
