@@ -17,6 +17,9 @@ mod resume;
 pub mod server;
 mod websocket;
 
+#[cfg(feature = "echo")]
+pub use websocket::echo;
+
 pub use context::{Face, ServerContext};
 pub use server::{Builder, Config, Server};
 

@@ -9,6 +9,8 @@
 //! ```
 
 mod carrier;
+#[cfg(feature = "echo")]
+pub mod echo;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 pub(crate) mod handshake;
