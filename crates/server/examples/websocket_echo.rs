@@ -5,7 +5,8 @@
 //! wstest -m fuzzingclient -s fuzzingclient.json      with {"servers": [{"url": "ws://127.0.0.1:9001/echo"}], "cases": ["*"]}
 //! ```
 //!
-//! Cases 12 and 13 (compression) are unimplemented on purpose: the server declines extensions.
+//! Cases 2.10 and 2.11 may fail on purpose: they want an answer to each of ten pings, and of pings that come together the last has one
+//! (RFC 6455, section 5.5.3). Cases 12 and 13 (compression) are not implemented: the server declines extensions.
 
 use std::error::Error;
 

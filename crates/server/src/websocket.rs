@@ -378,6 +378,8 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
         if self.closed {
             return Err(SocketLoss::Closed);
         }
+        // The ping came before whatever this answers: a client that measures with it must not wait for a long message.
+        self.put_pong();
         self.put(
             if is_text {
                 FrameKind::Text
@@ -394,14 +396,19 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
         self.unflushed = true;
     }
 
-    /// Hands everything to the network.
-    pub(crate) fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SocketLoss>> {
+    /// Answers the last ping, if there is room: a client that sends pings and reads nothing must not fill memory.
+    fn put_pong(&mut self) {
         if self.writer.len() < WRITE_BYTES
             && let Some(data) = self.pong.take()
             && !self.closed
         {
             self.put(FrameKind::Pong, data);
         }
+    }
+
+    /// Hands everything to the network.
+    pub(crate) fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SocketLoss>> {
+        self.put_pong();
         if !self.unflushed {
             return Poll::Ready(Ok(()));
         }

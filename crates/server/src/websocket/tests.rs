@@ -191,6 +191,29 @@ async fn ev_705_pings_are_answered_and_a_close_is_said_back() {
     assert_eq!(received.await.unwrap(), SocketLoss::Left);
 }
 
+#[tokio::test]
+async fn ev_705_a_ping_between_fragments_is_answered_before_their_message() {
+    let (mut client, server) = duplex(1024);
+    let mut socket = WebSocket::new(server, Vec::new(), 1024, KEEPALIVE);
+    let fragments = [
+        frame(0x01, b"frag"),
+        frame(0x89, b"p"),
+        frame(0x80, b"ment"),
+    ];
+    client.write_all(&fragments.concat()).await.unwrap();
+    let SocketMessage::Text(text) = socket.receive().await.unwrap() else {
+        panic!("it is text")
+    };
+    socket.send(text, true).unwrap();
+    std::future::poll_fn(|cx| socket.poll_sent(cx))
+        .await
+        .unwrap();
+    drop(socket);
+    let mut answers = Vec::new();
+    client.read_to_end(&mut answers).await.unwrap();
+    assert_eq!(answers, b"\x8a\x01p\x81\x08fragment");
+}
+
 /// Whoever sends pings and reads nothing does not make us keep an answer to each.
 #[tokio::test(start_paused = true)]
 async fn ev_705_many_pings_have_one_answer_waiting() {
