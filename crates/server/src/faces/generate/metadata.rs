@@ -299,3 +299,75 @@ pub(super) async fn object(
         RequestError::new(Code::InvalidRequest, message)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use sapwood_proto::generate::{
+        Datatype, InputRole, InputTensor, OutputRole, OutputTensor, Signature,
+    };
+    use sapwood_proto::generated::inference::{InferStatistics, ModelStatistics};
+
+    use super::*;
+
+    fn found() -> FoundModel {
+        let signature = Signature {
+            inputs: vec![InputTensor {
+                name: "in".into(),
+                datatype: Datatype::Bytes,
+                shape: vec![1],
+                optional: true,
+                role: InputRole::Prompt,
+                accepts_json: false,
+            }],
+            outputs: vec![OutputTensor {
+                name: "out".into(),
+                datatype: Datatype::Fp32,
+                shape: vec![-1],
+                role: OutputRole::Text,
+            }],
+            max_batch_size: 4,
+            decoupled: true,
+            lenient: false,
+            tensorrt_llm: false,
+        };
+        FoundModel {
+            name: "m".into(),
+            version: 2,
+            function: Name::new("m"),
+            signature: Arc::new(signature),
+            model: Arc::new(ModelOptions {
+                versions: vec![1, 2],
+                platform: "p".into(),
+                ..ModelOptions::default()
+            }),
+            text: true,
+        }
+    }
+
+    /// Clients have read these texts before the messages of gRPC were what they are written from.
+    #[test]
+    fn tr_703_json_names_the_fields_of_the_messages_in_their_order() {
+        let found = found();
+        for (json, expect) in [
+            (
+                serde_json::to_string(&model(&found)),
+                r#"{"name":"m","versions":["1","2"],"platform":"p","inputs":[{"name":"in","datatype":"BYTES","shape":[-1,1]}],"outputs":[{"name":"out","datatype":"FP32","shape":[-1,-1]}]}"#,
+            ),
+            (
+                serde_json::to_string(&config(&found)),
+                r#"{"name":"m","platform":"p","backend":"p","version_policy":{"specific":{"versions":[1,2]}},"max_batch_size":4,"input":[{"name":"in","data_type":"TYPE_STRING","format":"FORMAT_NONE","dims":[1],"is_shape_tensor":false,"allow_ragged_batch":false,"optional":true}],"output":[{"name":"out","data_type":"TYPE_FP32","dims":[-1],"label_filename":"","is_shape_tensor":false}],"instance_group":[{"name":"m","kind":"KIND_CPU","count":1,"gpus":[],"profile":[]}],"model_transaction_policy":{"decoupled":true},"parameters":{}}"#,
+            ),
+            (
+                serde_json::to_string(&ModelStatistics {
+                    name: "m".into(),
+                    version: "1".into(),
+                    inference_stats: Some(InferStatistics::default()),
+                    ..ModelStatistics::default()
+                }),
+                r#"{"name":"m","version":"1","last_inference":0,"inference_count":0,"execution_count":0,"inference_stats":{"success":null,"fail":null,"queue":null,"compute_input":null,"compute_infer":null,"compute_output":null,"cache_hit":null,"cache_miss":null},"response_stats":{},"batch_stats":[],"memory_usage":[]}"#,
+            ),
+        ] {
+            assert_eq!(json.unwrap(), expect);
+        }
+    }
+}
