@@ -39,7 +39,7 @@ struct EngineShared {
     token_index: OnceLock<Arc<TokenIndex>>,
     config: Config,
     commands: SyncSender<Box<EngineCommand>>,
-    bell: Arc<OwnerWaker>,
+    waker: Arc<OwnerWaker>,
     queue: Arc<AdmissionQueue>,
     stats: Arc<EngineStats>,
     seeds: AtomicU64,
@@ -78,14 +78,14 @@ pub struct Engine {
 struct Thread {
     join: Option<JoinHandle<()>>,
     interrupt: Interrupt,
-    bell: Arc<OwnerWaker>,
+    waker: Arc<OwnerWaker>,
     started: Instant,
 }
 
 impl Drop for Thread {
     fn drop(&mut self) {
         self.interrupt.raise();
-        self.bell.close();
+        self.waker.close();
         if let Some(join) = self.join.take() {
             // The owner runs wakers, and a reader's waker may hold the last engine. A thread cannot join itself.
             if join.thread().id() != std::thread::current().id() {
@@ -106,16 +106,16 @@ impl Engine {
         model.interrupt(Arc::clone(&interrupt));
         let name = format!("engine {}", model.info().name);
         let (owner, mut engine) = Self::by_hand(model, config);
-        let bell = Arc::clone(&engine.shared.bell);
+        let waker = Arc::clone(&engine.shared.waker);
         let started = Instant::now();
         let join = std::thread::Builder::new()
             .name(name)
             .spawn(move || crate::owner::run(owner, started))?;
-        bell.hang(join.thread().clone());
+        waker.set_thread(join.thread().clone());
         engine.thread = Some(Arc::new(Thread {
             join: Some(join),
             interrupt,
-            bell,
+            waker,
             started,
         }));
         Ok(engine)
@@ -127,7 +127,7 @@ impl Engine {
     #[must_use]
     pub fn by_hand(model: Box<dyn Model>, config: Config) -> (EngineOwner, Self) {
         let (sender, commands) = sync_channel(at_most(config.queue_requests).max(1));
-        let bell = Arc::new(OwnerWaker::default());
+        let waker = Arc::new(OwnerWaker::default());
         let queue = Arc::new(AdmissionQueue::default());
         let stats = Arc::new(EngineStats::default());
         let seeds = config
@@ -140,7 +140,7 @@ impl Engine {
             token_index: OnceLock::new(),
             config: config.clone(),
             commands: sender,
-            bell: Arc::clone(&bell),
+            waker: Arc::clone(&waker),
             queue: Arc::clone(&queue),
             stats: Arc::clone(&stats),
             seeds: AtomicU64::new(seeds),
@@ -150,7 +150,7 @@ impl Engine {
             config,
             OwnerInbox {
                 commands,
-                bell,
+                waker,
                 queue,
                 stats,
             },
@@ -202,7 +202,7 @@ impl Engine {
         let (outbox, mut handle) = outbox(
             choices,
             shared.config.outbox_events,
-            Arc::clone(&shared.bell),
+            Arc::clone(&shared.waker),
         );
         handle.seed = submission.terms.seed;
         handle.prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
@@ -213,9 +213,9 @@ impl Engine {
             .try_send(Box::new(EngineCommand { submission, outbox }))
         {
             shared.queue.leave(caller, prompt_tokens);
-            return Err(shared.bell.closed_error());
+            return Err(shared.waker.closed_error());
         }
-        shared.bell.wake();
+        shared.waker.wake();
         Ok(handle)
     }
 
@@ -224,7 +224,7 @@ impl Engine {
     pub fn end(&self) {
         if let Some(thread) = &self.thread {
             thread.interrupt.raise();
-            thread.bell.close();
+            thread.waker.close();
         }
     }
 

@@ -17,7 +17,7 @@ pub(crate) struct EngineCommand {
 /// The owner's end: commands arrive here, and the waker is called when there is one.
 pub(crate) struct OwnerInbox {
     pub(crate) commands: Receiver<Box<EngineCommand>>,
-    pub(crate) bell: Arc<OwnerWaker>,
+    pub(crate) waker: Arc<OwnerWaker>,
     pub(crate) queue: Arc<AdmissionQueue>,
     pub(crate) stats: Arc<EngineStats>,
 }

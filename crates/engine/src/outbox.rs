@@ -25,20 +25,20 @@ use crate::api::{EngineError, EngineEvent, EventKind};
 /// Wakes the owner after a change that the owner reads only when it is woken (D-7).
 #[derive(Debug, Default)]
 pub(crate) struct OwnerWaker {
-    rung: AtomicBool,
+    woken: AtomicBool,
     closing: AtomicBool,
     thread: OnceLock<Thread>,
 }
 
 impl OwnerWaker {
     /// Sets the thread to unpark. Without a thread, [`OwnerWaker::wake`] only sets the flag.
-    pub(crate) fn hang(&self, thread: Thread) {
+    pub(crate) fn set_thread(&self, thread: Thread) {
         // Each waker has one owner, whose thread calls this once.
         let _ = self.thread.set(thread);
     }
 
     pub(crate) fn wake(&self) {
-        self.rung.store(true, Ordering::Release);
+        self.woken.store(true, Ordering::Release);
         if let Some(thread) = self.thread.get() {
             thread.unpark();
         }
@@ -46,7 +46,7 @@ impl OwnerWaker {
 
     /// Returns whether the owner was woken since the last call.
     pub(crate) fn is_observed(&self) -> bool {
-        self.rung.load(Ordering::Relaxed) && self.rung.swap(false, Ordering::Acquire)
+        self.woken.load(Ordering::Relaxed) && self.woken.swap(false, Ordering::Acquire)
     }
 
     pub(crate) fn close(&self) {
@@ -76,14 +76,14 @@ impl OwnerWaker {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReaderRequest {
     /// Continue.
-    GoOn,
+    Continue,
     /// End every choice here; the output so far remains valid.
     Stop,
     /// The reader was dropped.
     Closed,
 }
 
-const GO_ON: u8 = 0;
+const CONTINUE: u8 = 0;
 const STOP: u8 = 1;
 const CLOSED: u8 = 2;
 
@@ -99,22 +99,22 @@ struct OutboxShared {
     /// A choice is parked, so the owner wants to be woken when there is room.
     parked: AtomicBool,
     ended: AtomicBool,
-    waker: AtomicWaker,
-    bell: Arc<OwnerWaker>,
+    reader: AtomicWaker,
+    owner: Arc<OwnerWaker>,
 }
 
 /// Creates both ends for a request of at most `choices` choices, each with at most `quota` unread token events.
-pub(crate) fn outbox(choices: u32, quota: u32, bell: Arc<OwnerWaker>) -> (Sender, RequestHandle) {
+pub(crate) fn outbox(choices: u32, quota: u32, owner: Arc<OwnerWaker>) -> (Sender, RequestHandle) {
     let shared = Arc::new(OutboxShared {
         queue: SegQueue::new(),
         shown: AtomicU64::new(0),
         read: (0..choices.max(1)).map(|_| AtomicU32::new(0)).collect(),
         quota: quota.max(1),
-        request: AtomicU8::new(GO_ON),
+        request: AtomicU8::new(CONTINUE),
         parked: AtomicBool::new(false),
         ended: AtomicBool::new(false),
-        waker: AtomicWaker::new(),
-        bell,
+        reader: AtomicWaker::new(),
+        owner,
     });
     let handle = RequestHandle {
         shared: Arc::clone(&shared),
@@ -163,7 +163,7 @@ impl Sender {
 
     pub(crate) fn reader_request(&self) -> ReaderRequest {
         match self.shared.request.load(Ordering::Acquire) {
-            GO_ON => ReaderRequest::GoOn,
+            CONTINUE => ReaderRequest::Continue,
             STOP => ReaderRequest::Stop,
             _ => ReaderRequest::Closed,
         }
@@ -202,7 +202,7 @@ impl Sender {
 
     pub(crate) fn wake(&self) {
         self.show();
-        self.shared.waker.wake();
+        self.shared.reader.wake();
     }
 
     /// Makes all published events visible: the step is complete.
@@ -214,7 +214,7 @@ impl Sender {
 impl Drop for Sender {
     fn drop(&mut self) {
         if !self.shared.ended.load(Ordering::Acquire) {
-            let error = self.shared.bell.closed_error();
+            let error = self.shared.owner.closed_error();
             self.fail(error);
         }
         self.wake();
@@ -250,12 +250,14 @@ impl RequestHandle {
     /// Ends every choice before the next step. Each then sends its held-back text and `Finish` with
     /// [`crate::api::FinishReason::Cancelled`]; `Usage` is last.
     pub fn stop(&self) {
-        // Only from `GO_ON`: `CLOSED` is final.
-        let _ =
-            self.shared
-                .request
-                .compare_exchange(GO_ON, STOP, Ordering::AcqRel, Ordering::Relaxed);
-        self.shared.bell.wake();
+        // Only from `CONTINUE`: `CLOSED` is final.
+        let _ = self.shared.request.compare_exchange(
+            CONTINUE,
+            STOP,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+        self.shared.owner.wake();
     }
 
     /// Returns the next event if one is available, without waiting.
@@ -278,7 +280,7 @@ impl RequestHandle {
                 && self.shared.parked.load(Ordering::SeqCst)
                 && self.shared.parked.swap(false, Ordering::SeqCst)
             {
-                self.shared.bell.wake();
+                self.shared.owner.wake();
             }
         }
         Some(event)
@@ -292,7 +294,7 @@ impl Stream for RequestHandle {
         if let Some(event) = self.try_next() {
             return Poll::Ready(Some(event));
         }
-        self.shared.waker.register(cx.waker());
+        self.shared.reader.register(cx.waker());
         // `ended` is loaded before the queue is checked, so everything published before the end is seen.
         let ended = self.shared.ended.load(Ordering::Acquire);
         match self.try_next() {
@@ -307,7 +309,7 @@ impl Drop for RequestHandle {
     fn drop(&mut self) {
         self.shared.request.store(CLOSED, Ordering::Release);
         if !self.shared.ended.load(Ordering::Acquire) {
-            self.shared.bell.wake();
+            self.shared.owner.wake();
         }
     }
 }

@@ -5,6 +5,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::api::FinishReason;
+
 /// A number that only increases.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
@@ -182,6 +184,18 @@ pub struct EngineStats {
     pub step_tokens: Histogram,
     /// Sequences in a step's batch.
     pub batch_size: Histogram,
+}
+
+impl EngineStats {
+    pub(crate) fn count_finish(&self, reason: FinishReason) {
+        let index = match reason {
+            FinishReason::Stop => 0,
+            FinishReason::Length => 1,
+            FinishReason::Controller => 2,
+            FinishReason::Cancelled => 3,
+        };
+        self.finished[index].add(1);
+    }
 }
 
 impl Default for EngineStats {

@@ -17,6 +17,7 @@ use crate::api::{
 use crate::bad_words::{BadWords, TokenIndex};
 use crate::request_phase::Follower;
 use crate::scheduler::SchedulerTurn;
+use crate::stats::EngineStats;
 use crate::stop;
 
 /// A validated request that can be run as it is.
@@ -64,6 +65,24 @@ pub(crate) struct Scored {
     /// The prompt is empty, so no token precedes the first one: it takes the place of the prompt, and its score is 0
     /// (LM-312).
     pub(crate) score_only: bool,
+}
+
+impl Submission {
+    /// Records the sizes of the request.
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "counts of tokens are exact below 2^53"
+    )]
+    pub(crate) fn observe(&self, stats: &EngineStats) {
+        stats.prompt_tokens.add(self.prompt.len() as u64);
+        stats
+            .request_prompt_tokens
+            .observe(self.prompt.len() as f64);
+        stats.request_n.observe(f64::from(self.choices));
+        stats
+            .request_max_tokens
+            .observe(f64::from(self.terms.max_tokens));
+    }
 }
 
 impl RequestTerms {

@@ -22,8 +22,8 @@ fn tokens(choice: u32) -> EngineEvent {
 
 #[test]
 fn the_quota_is_per_choice_and_the_reader_rings_when_half_is_read() {
-    let bell = Arc::new(OwnerWaker::default());
-    let (mut sender, mut handle) = outbox(2, 4, Arc::clone(&bell));
+    let waker = Arc::new(OwnerWaker::default());
+    let (mut sender, mut handle) = outbox(2, 4, Arc::clone(&waker));
     for _ in 0..4 {
         assert!(sender.has_room(0));
         sender.publish(tokens(0));
@@ -35,13 +35,13 @@ fn the_quota_is_per_choice_and_the_reader_rings_when_half_is_read() {
     sender.park();
     handle.try_next();
     assert!(
-        sender.has_room(0) && !bell.is_observed(),
+        sender.has_room(0) && !waker.is_observed(),
         "one place is not worth a ring"
     );
     handle.try_next();
-    assert!(bell.is_observed());
+    assert!(waker.is_observed());
     handle.try_next();
-    assert!(!bell.is_observed(), "it rings once");
+    assert!(!waker.is_observed(), "it rings once");
 }
 
 #[test]
@@ -82,24 +82,24 @@ fn readers_are_woken_when_told_and_the_end_comes_after_everything() {
 
 #[test]
 fn what_the_reader_wishes_is_seen_and_leaving_is_final() {
-    let bell = Arc::new(OwnerWaker::default());
-    let (sender, handle) = outbox(1, 4, Arc::clone(&bell));
+    let waker = Arc::new(OwnerWaker::default());
+    let (sender, handle) = outbox(1, 4, Arc::clone(&waker));
     assert_eq!(
-        (sender.reader_request(), bell.is_observed()),
-        (ReaderRequest::GoOn, false)
+        (sender.reader_request(), waker.is_observed()),
+        (ReaderRequest::Continue, false)
     );
     handle.stop();
     assert_eq!(
         (
             sender.reader_request(),
-            bell.is_observed(),
-            bell.is_observed()
+            waker.is_observed(),
+            waker.is_observed()
         ),
         (ReaderRequest::Stop, true, false)
     );
     drop(handle);
     assert_eq!(
-        (sender.reader_request(), bell.is_observed()),
+        (sender.reader_request(), waker.is_observed()),
         (ReaderRequest::Closed, true)
     );
 }

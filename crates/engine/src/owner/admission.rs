@@ -1,58 +1,115 @@
-//! Admission: receives commands, gives sequences their slots, parks and resumes them.
+//! [`Admission`]: receives commands, watches readers and deadlines, gives sequences their slots, parks and resumes
+//! them.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
-use slab::Slab;
 
-use super::EngineOwner;
-use super::sequence::{AwaitedPrefix, RequestJob, RunningSequence, Steering};
-use crate::api::{ChoiceEnd, EngineError, FinishReason};
-use crate::config::PrefixSharing;
-use crate::inbox::EngineCommand;
-use crate::model::{Model, SlotId, SlotPurpose};
+use super::requests::Requests;
+use super::scoring::score_first;
+use super::sequence::{AwaitedPrefix, RequestJob, RunningSequence};
+use super::steering::Steering;
+use crate::api::{EngineError, FinishReason};
+use crate::config::{Config, PrefixSharing};
+use crate::inbox::{EngineCommand, OwnerInbox};
+use crate::model::SlotPurpose;
 use crate::outbox::ReaderRequest;
 use crate::prefix_cache::{PrefixMatch, common_prefix};
-use crate::sampling::TokenHistory;
+use crate::queue::QueuePace;
 use crate::scheduler::SequenceKey;
-use crate::text::ChoiceText;
 
 /// The minimum length of a common prefix for which a request waits while another computes it (LM-609); a shorter one is
 /// computed twice.
 const SHARED_TOKENS_MIN: usize = 32;
 
-impl EngineOwner {
-    /// Takes all commands from the inbox.
-    pub(super) fn receive(&mut self, now: Time) {
-        while let Ok(command) = self.inbox.commands.try_recv() {
-            self.accept(*command, now);
+/// How requests come in, wait and get their slots.
+pub(super) struct Admission {
+    inbox: OwnerInbox,
+    prefix_sharing: PrefixSharing,
+    queue_timeout: Duration,
+    /// Whether the model can shorten a slot, so that a running sequence's prefix can be shared.
+    truncates: bool,
+    /// Measures how fast requests leave the queue.
+    pace: QueuePace,
+    /// The earliest deadline of any request; it may have passed without effect if that request has ended.
+    next_deadline: Option<Time>,
+    /// Why the model is lost, if it is: then every request fails as it arrives.
+    lost: Option<EngineError>,
+    /// Buffer that retains its allocation.
+    order: Vec<SequenceKey>,
+}
+
+impl Admission {
+    pub(super) fn new(inbox: OwnerInbox, config: &Config, truncates: bool) -> Self {
+        Self {
+            inbox,
+            prefix_sharing: config.prefix_sharing,
+            queue_timeout: Duration::from_millis(config.queue_timeout_ms),
+            truncates,
+            pace: QueuePace::default(),
+            next_deadline: None,
+            lost: None,
+            order: Vec::new(),
         }
     }
 
-    fn accept(&mut self, command: EngineCommand, now: Time) {
+    /// Returns whether the engine was dropped.
+    pub(super) fn is_closing(&self) -> bool {
+        self.inbox.waker.is_closing()
+    }
+
+    /// The earliest deadline of any request.
+    pub(super) fn next_deadline(&self) -> Option<Time> {
+        self.next_deadline
+    }
+
+    /// Measures how fast requests leave the queue.
+    pub(super) fn pace(&self) -> &QueuePace {
+        &self.pace
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.is_some()
+    }
+
+    /// Refuses every later request with this error: the model is lost.
+    pub(super) fn lose(&mut self, error: EngineError) {
+        self.inbox.stats.dead.set(1);
+        self.lost = Some(error);
+    }
+
+    /// Forgets the requests of an interrupted step.
+    pub(super) fn reset(&mut self) {
+        self.next_deadline = None;
+        self.order = Vec::new();
+    }
+
+    /// Takes all commands from the inbox. Returns whether one has a follower.
+    pub(super) fn receive(&mut self, requests: &mut Requests, now: Time) -> bool {
+        let mut followed = false;
+        while let Ok(command) = self.inbox.commands.try_recv() {
+            followed |= command.submission.follower.is_some();
+            self.accept(requests, *command, now);
+        }
+        followed
+    }
+
+    fn accept(&mut self, requests: &mut Requests, command: EngineCommand, now: Time) {
         let EngineCommand { submission, outbox } = command;
         let deadline = submission.timeout.map(|timeout| now + timeout);
-        let queue_deadline = now + Duration::from_millis(self.config.queue_timeout_ms);
-        let earliest = deadline.map_or(queue_deadline, |deadline| deadline.min(queue_deadline));
-        self.next_deadline = Some(
-            self.next_deadline
-                .map_or(earliest, |next| next.min(earliest)),
-        );
-        self.observe_request(&submission);
-        if submission.follower.is_some() {
-            self.follow_from(now);
-        }
+        self.watch(Some(now + self.queue_timeout));
+        self.watch(deadline);
+        submission.observe(&requests.stats);
         let nothing_wanted = submission.terms.max_tokens == 0;
-        let job = self.jobs.insert(RequestJob {
+        let job = requests.jobs.insert(RequestJob {
             outbox,
             terms: submission.terms,
             prompt: submission.prompt,
             priority: submission.priority,
             turn: submission.turn,
-            scope: match self.config.prefix_sharing {
+            scope: match self.prefix_sharing {
                 PrefixSharing::Scope => submission.prefix_scope,
                 PrefixSharing::All => 0,
             },
@@ -73,128 +130,66 @@ impl EngineOwner {
         let mut first = None;
         for _ in 0..submission.choices {
             let steering = steerers.next().map(Steering::new);
-            let key = self.enqueue(job, steering, first);
+            let after = match first {
+                // Every choice shares the prompt with the first one.
+                Some(first) => Some(requests.prompt_of(first)),
+                None if steering.is_none() && self.truncates => prefix_in_progress(requests, job),
+                None => None,
+            };
+            let key = requests.add_sequence(job, steering, after);
             first.get_or_insert(key);
         }
-        if let Some(error) = self.dead.clone() {
-            self.fail(job, error, false);
+        if let Some(error) = self.lost.clone() {
+            requests.fail(job, error, false);
         } else if nothing_wanted {
-            for key in self.jobs[job].members.clone() {
-                self.finish(
-                    key,
-                    ChoiceEnd {
-                        reason: FinishReason::Length,
-                        stop: None,
-                    },
-                );
-            }
-        } else if self.jobs[job].is_score_only() {
-            for key in self.jobs[job].members.clone() {
-                self.score_only_step(key, now);
+            requests.finish_all(job, FinishReason::Length);
+        } else if requests.jobs[job].is_score_only() {
+            for key in requests.jobs[job].members.clone() {
+                score_first(requests, key, now);
             }
         }
     }
 
-    /// Adds a new sequence to a job, with the prompt as its tokens.
-    pub(super) fn enqueue(
-        &mut self,
-        job: usize,
-        steering: Option<Steering>,
-        after: Option<SequenceKey>,
-    ) -> SequenceKey {
-        let request = &self.jobs[job];
-        let tokens = request.tokens();
-        let after = match after {
-            Some(key) => Some(AwaitedPrefix {
-                key,
-                number: self.sequences[key].number,
-                tokens: request.prompt.len() - 1,
-            }),
-            // A steerer's branch has its parent's tokens, which are not known here yet. A request with prompt logprobs
-            // computes its prompt itself.
-            None if steering.is_none() && self.info.truncates && !request.terms.prompt_logprobs => {
-                leader(&self.sequences, &self.jobs, request, &tokens)
-            }
-            None => None,
-        };
-        let score_only = usize::from(request.is_score_only());
-        let request = &mut self.jobs[job];
-        let choice = request.next_choice;
-        request.next_choice += 1;
-        let key = self.sequences.insert(RunningSequence {
-            number: self.numbers,
-            job,
-            choice,
-            tokens,
-            prompt_tokens: request.prompt.len() - score_only,
-            scored: request.terms.scored.is_some(),
-            prompt_scores: (choice == 0 && request.terms.prompt_logprobs).then(Vec::new),
-            computed: 0,
-            slot: None,
-            after,
-            asleep_until: None,
-            cached_row: None,
-            appended: 0,
-            text: ChoiceText::default(),
-            history: TokenHistory::of(&request.prompt, &request.terms.sampling),
-            steering,
-            last_token_at: None,
-            untold: None,
-        });
-        self.numbers += 1;
-        request.members.push(key);
-        self.scheduler.submit(key, request.priority, request.turn);
-        key
+    /// Moves the next look at the deadlines to this time, if it is earlier.
+    fn watch(&mut self, deadline: Option<Time>) {
+        self.next_deadline = self.next_deadline.into_iter().chain(deadline).min();
     }
 
     /// Handles the requests of readers, if one woke the owner, and deadlines, if one has passed.
-    pub(super) fn take_cancellations(&mut self, now: Time) {
-        let rung = self.inbox.bell.is_observed();
+    pub(super) fn take_cancellations(&mut self, requests: &mut Requests, now: Time) {
+        let woken = self.inbox.waker.is_observed();
         let due = self.next_deadline.is_some_and(|deadline| deadline <= now);
-        if !rung && !due {
+        if !woken && !due {
             return;
         }
-        let queue_timeout = Duration::from_millis(self.config.queue_timeout_ms);
         self.next_deadline = None;
-        let jobs: Vec<usize> = self.jobs.iter().map(|(index, _)| index).collect();
+        let open = requests.jobs.iter().filter(|(_, job)| !job.ended);
+        let jobs: Vec<usize> = open.map(|(index, _)| index).collect();
         for index in jobs {
-            let job = &self.jobs[index];
-            let queue_deadline = job.started.is_none().then_some(job.arrived + queue_timeout);
-            if job.ended {
-                continue;
-            }
+            let job = &requests.jobs[index];
+            let queue_deadline = job
+                .started
+                .is_none()
+                .then_some(job.arrived + self.queue_timeout);
+            let passed = |deadline: Option<Time>| deadline.is_some_and(|deadline| deadline <= now);
             match job.outbox.reader_request() {
-                ReaderRequest::Closed => self.cancel(index),
-                ReaderRequest::Stop => {
-                    for key in job.members.clone() {
-                        self.finish(
-                            key,
-                            ChoiceEnd {
-                                reason: FinishReason::Cancelled,
-                                stop: None,
-                            },
-                        );
-                    }
-                }
-                ReaderRequest::GoOn if job.deadline.is_some_and(|deadline| deadline <= now) => {
-                    self.inbox.stats.cancelled_timeout.add(1);
+                ReaderRequest::Closed => requests.cancel(index),
+                ReaderRequest::Stop => requests.finish_all(index, FinishReason::Cancelled),
+                ReaderRequest::Continue if passed(job.deadline) => {
                     let message = "the time allowed for this request has passed";
-                    self.fail(
-                        index,
-                        EngineError::new(Code::DeadlineExceeded, "timeout", message),
-                        true,
-                    );
+                    let error = EngineError::new(Code::DeadlineExceeded, "timeout", message);
+                    time_out(requests, index, error);
                 }
-                ReaderRequest::GoOn if queue_deadline.is_some_and(|deadline| deadline <= now) => {
-                    self.inbox.stats.cancelled_timeout.add(1);
-                    let message = "the request waited too long for a place: try again later";
-                    let error = EngineError::new(Code::Unavailable, "queue_timeout", message)
-                        .after(self.inbox.queue.retry_after());
-                    self.fail(index, error, true);
+                ReaderRequest::Continue if passed(queue_deadline) => {
+                    let message = "the request waited too long for a slot: try again later";
+                    let error = EngineError::new(Code::Unavailable, "queue_timeout", message);
+                    let error = error.after(requests.queue.retry_after());
+                    time_out(requests, index, error);
                 }
-                ReaderRequest::GoOn => {
-                    let earliest = job.deadline.into_iter().chain(queue_deadline).min();
-                    self.next_deadline = self.next_deadline.into_iter().chain(earliest).min();
+                ReaderRequest::Continue => {
+                    let deadline = job.deadline;
+                    self.watch(deadline);
+                    self.watch(queue_deadline);
                 }
             }
         }
@@ -202,219 +197,132 @@ impl EngineOwner {
 
     /// Parks sequences whose reader is slow, unparks those whose reader has caught up, and wakes sequences whose sleep
     /// is over.
-    pub(super) fn park_and_resume(&mut self, now: Time) {
-        let mut order = std::mem::take(&mut self.scratch.order);
-        order.clear();
-        order.extend(self.scheduler.parked());
-        for &key in &order {
-            let sequence = &self.sequences[key];
-            if self.jobs[sequence.job].outbox.has_room(sequence.choice) {
-                self.scheduler.unpark(key);
+    pub(super) fn park_and_resume(&mut self, requests: &mut Requests, now: Time) {
+        self.order.clear();
+        self.order.extend(requests.scheduler.parked());
+        for &key in &self.order {
+            let sequence = &requests.sequences[key];
+            let outbox = &requests.jobs[sequence.job].outbox;
+            if outbox.has_room(sequence.choice) {
+                requests.scheduler.unpark(key);
             }
         }
-        order.clear();
-        order.extend(self.scheduler.running());
-        for &key in &order {
-            let sequence = &mut self.sequences[key];
+        self.order.clear();
+        self.order.extend(requests.scheduler.running());
+        for &key in &self.order {
+            let sequence = &mut requests.sequences[key];
             if sequence.asleep_until.is_some_and(|until| until <= now) {
                 sequence.asleep_until = None;
             }
-            let outbox = &self.jobs[sequence.job].outbox;
+            let outbox = &requests.jobs[sequence.job].outbox;
             if !outbox.has_room(sequence.choice) {
                 outbox.park();
                 // The reader may have made room just before it could see the flag, and then it does not wake the owner.
                 if !outbox.has_room(sequence.choice) {
-                    self.scheduler.park(key);
-                    self.report.parked.push(sequence.number);
+                    requests.scheduler.park(key);
+                    requests.report.parked.push(sequence.number);
                 }
             }
         }
-        self.scratch.order = order;
     }
 
     /// Gives slots to waiting sequences, in their order, until the next one does not fit.
-    pub(super) fn admit(&mut self, now: Time) {
-        while let Some(key) = self.scheduler.next(|key| self.is_eligible(key)) {
-            if !self.admit_to_slot(key) {
+    pub(super) fn admit(&mut self, requests: &mut Requests, now: Time) {
+        while let Some(key) = requests.scheduler.next(|key| requests.is_eligible(key)) {
+            // A parked sequence keeps its slot unless another one needed it.
+            if requests.sequences[key].slot.is_none() && !acquire_slot(requests, key) {
                 return;
             }
-            self.scheduler.admit(key);
-            let sequence = &self.sequences[key];
-            self.report.admitted.push(sequence.number);
-            let job = &mut self.jobs[sequence.job];
+            requests.scheduler.admit(key);
+            let sequence = &requests.sequences[key];
+            requests.report.admitted.push(sequence.number);
+            let job = &mut requests.jobs[sequence.job];
             if job.started.is_none() {
                 job.started = Some(now);
-                self.inbox.queue.leave(job.turn.caller, job.prompt.len());
+                requests.queue.leave(job.turn.caller, job.prompt.len());
                 self.pace.departed(job.arrived, now);
-                self.inbox.queue.publish(&self.pace);
-                self.inbox
-                    .stats
-                    .queue_seconds
-                    .observe_span(now.since(job.arrived));
+                requests.queue.publish(&self.pace);
+                let queued = now.since(job.arrived);
+                requests.stats.queue_seconds.observe_span(queued);
             }
         }
-    }
-
-    /// Returns whether a waiting sequence may be admitted: one that shares a prefix waits until another has computed
-    /// it.
-    pub(super) fn is_eligible(&self, key: SequenceKey) -> bool {
-        let Some(after) = self.sequences[key].after else {
-            return true;
-        };
-        let first = self.sequences.get(after.key);
-        first.is_none_or(|first| first.number != after.number || first.computed >= after.tokens)
-    }
-
-    /// Gives the sequence a slot, with as much of its prefix as is cached. Returns false if it does not fit now.
-    fn admit_to_slot(&mut self, key: SequenceKey) -> bool {
-        if self.sequences[key].slot.is_some() {
-            // It was parked, and no other sequence needed its slot.
-            return true;
-        }
-        let Some(shared) = self.free_slot(key) else {
-            return false;
-        };
-        if !self.cache.has_free_slot() {
-            // Evicts another cached prefix before the one that this sequence needs, unless only one slot is left.
-            let evicted = self.cache.evict(shared.map(|shared| shared.slot));
-            let evicted = evicted.or_else(|| self.cache.evict(None));
-            if let Some(slot) = evicted {
-                self.model.release(slot);
-            }
-        }
-        if let Some((cached, free)) = self.cache.in_the_way(shared.map(|shared| shared.slot)) {
-            self.shift(cached, free);
-        }
-        let scope = self.jobs[self.sequences[key].job].scope;
-        let Some(slot) = self.cache.take(scope) else {
-            return false;
-        };
-        let shared = shared
-            .filter(|shared| self.cache.holds(shared.slot, shared.tokens) && shared.slot != slot);
-        self.open(key, slot, shared);
-        true
-    }
-
-    fn shift(&mut self, cached: SlotId, free: SlotId) {
-        // The sequence of a cached slot has ended, so only its tokens matter.
-        let opening = SlotPurpose {
-            prompt: &[],
-            seed: 0,
-            choice: 0,
-            max_tokens: None,
-        };
-        // A slot holds fewer tokens than the context, which is a u32.
-        let tokens = u32::try_from(self.cache.len(cached)).unwrap_or(u32::MAX);
-        self.model.open(free, &opening);
-        self.model.fork(cached, free, tokens);
-        self.model.release(cached);
-        self.cache.shift(cached, free);
-    }
-
-    /// Makes room for a sequence's tokens, one more cell for each running sequence, and a slot. Preempts only sequences
-    /// that do not run. Returns the shared prefix, if any; `None` if the sequence does not fit.
-    fn free_slot(&mut self, key: SequenceKey) -> Option<Option<PrefixMatch>> {
-        loop {
-            let sequence = &self.sequences[key];
-            let tokens = &sequence.tokens;
-            let scope = self.jobs[sequence.job].scope;
-            let model = &*self.model;
-            let shared = self.cache.find(
-                scope,
-                &tokens[..=sequence.first_row()],
-                self.config.prefix_tokens_min as usize,
-                |slot, tokens| can_resume(model, slot, tokens),
-            );
-            let saved = shared.map_or(0, |shared| {
-                shared.tokens - self.cache.unpinned(shared.slot, shared.tokens)
-            });
-            let need = tokens.len() - saved + self.scheduler.running_count();
-            if self.cache.room() >= need && self.cache.has_slot() {
-                return Some(shared);
-            }
-            let sequences = &self.sequences;
-            let holds = |other: SequenceKey| other != key && sequences[other].slot.is_some();
-            let victim = self.scheduler.victim(false, holds)?;
-            self.preempt(victim);
-        }
-    }
-
-    fn open(&mut self, key: SequenceKey, slot: SlotId, shared: Option<PrefixMatch>) {
-        let sequence = &mut self.sequences[key];
-        let job = &mut self.jobs[sequence.job];
-        let terms = Arc::clone(&job.terms);
-        let opening = SlotPurpose {
-            prompt: &job.prompt,
-            seed: terms.seed,
-            choice: sequence.choice,
-            max_tokens: terms.asked_max_tokens,
-        };
-        self.model.open(slot, &opening);
-        let common = shared.map_or(0, |shared| shared.tokens);
-        if let Some(shared) = shared {
-            // A slot holds fewer tokens than the context, which is a u32.
-            self.model
-                .fork(shared.slot, slot, u32::try_from(common).unwrap_or(u32::MAX));
-            self.cache.fork(shared.slot, slot, common);
-            if shared.cached && shared.whole {
-                // A prompt with this prefix can use the new slot instead.
-                self.cache.discard(shared.slot);
-                self.model.release(shared.slot);
-            }
-        }
-        if let Some(key) = job.cache_key {
-            self.cache.warm(job.scope, key);
-        }
-        if job.started.is_none() {
-            job.cached_tokens = u32::try_from(common).unwrap_or(u32::MAX);
-            self.inbox.stats.prefix_queries.add(job.prompt.len() as u64);
-            self.inbox.stats.prefix_hits.add(common as u64);
-        }
-        sequence.slot = Some(slot);
-        sequence.computed = common;
-        sequence.after = None;
-    }
-
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "counts of tokens are exact below 2^53"
-    )]
-    fn observe_request(&self, submission: &crate::submission::Submission) {
-        let stats = &self.inbox.stats;
-        stats.prompt_tokens.add(submission.prompt.len() as u64);
-        stats
-            .request_prompt_tokens
-            .observe(submission.prompt.len() as f64);
-        stats.request_n.observe(f64::from(submission.choices));
-        stats
-            .request_max_tokens
-            .observe(f64::from(submission.terms.max_tokens));
     }
 }
 
-/// Returns whether the model can continue after the first `tokens` tokens of a slot.
-pub(super) fn can_resume(model: &dyn Model, slot: SlotId, tokens: usize) -> bool {
-    u32::try_from(tokens).is_ok_and(|tokens| model.can_resume(slot, tokens))
+fn time_out(requests: &mut Requests, job: usize, error: EngineError) {
+    requests.stats.cancelled_timeout.add(1);
+    requests.fail(job, error, true);
 }
 
-/// Finds the sequence that computes, or will compute, the longest prefix that is worth waiting for. A sequence that may
-/// be suspended before it has computed that much, that has lower priority, or whose prefixes are in another scope, is
-/// not waited for.
-fn leader(
-    sequences: &Slab<RunningSequence>,
-    jobs: &Slab<RequestJob>,
-    request: &RequestJob,
-    tokens: &[Token],
-) -> Option<AwaitedPrefix> {
+/// Gives a sequence a slot, with as much of its prefix as is cached. Returns false if it does not fit now.
+fn acquire_slot(requests: &mut Requests, key: SequenceKey) -> bool {
+    let Some(shared) = make_room_for(requests, key) else {
+        return false;
+    };
+    let sequence = &mut requests.sequences[key];
+    let job = &mut requests.jobs[sequence.job];
+    let purpose = SlotPurpose {
+        prompt: &job.prompt,
+        seed: job.terms.seed,
+        choice: sequence.choice,
+        max_tokens: job.terms.asked_max_tokens,
+    };
+    let Some((slot, computed)) = requests.slots.acquire(job.scope, shared, &purpose) else {
+        return false;
+    };
+    if let Some(cache_key) = job.cache_key {
+        requests.slots.warm(job.scope, cache_key);
+    }
+    // Only the first admission counts as a use of the cache: a preempted sequence finds its own tokens.
+    if job.started.is_none() {
+        job.cached_tokens = u32::try_from(computed).unwrap_or(u32::MAX);
+        let stats = &requests.stats;
+        stats.prefix_queries.add(job.prompt.len() as u64);
+        stats.prefix_hits.add(computed as u64);
+    }
+    sequence.slot = Some(slot);
+    sequence.computed = computed;
+    sequence.after = None;
+    true
+}
+
+/// Makes room for a sequence's tokens, one more cell for each running sequence, and a slot. Preempts only sequences
+/// that do not run. Returns the shared prefix, if any; `None` if the sequence does not fit.
+fn make_room_for(requests: &mut Requests, key: SequenceKey) -> Option<Option<PrefixMatch>> {
+    loop {
+        let sequence = &requests.sequences[key];
+        let scope = requests.jobs[sequence.job].scope;
+        let usable = &sequence.tokens[..=sequence.first_row()];
+        let shared = requests.slots.find(scope, usable);
+        // Without the cell for each running sequence, the next step would preempt what is admitted now.
+        let cells = sequence.tokens.len() + requests.scheduler.running_count();
+        if requests.slots.fits(cells, shared) {
+            return Some(shared);
+        }
+        let victim = requests.victim(false, Some(key))?;
+        requests.preempt(victim);
+    }
+}
+
+/// Finds the sequence that computes, or will compute, the longest prefix of a new request that is worth waiting for. A
+/// sequence that may be suspended before it has computed that much, that has lower priority, or whose prefixes are in
+/// another scope, is not waited for.
+fn prefix_in_progress(requests: &Requests, job: usize) -> Option<AwaitedPrefix> {
+    let request = &requests.jobs[job];
+    // A request with prompt logprobs computes its prompt itself.
+    if request.terms.prompt_logprobs {
+        return None;
+    }
+    let tokens: Vec<Token> = request.tokens();
+    let usable = &tokens[..request.prompt.len().saturating_sub(1)];
     let leads = |other: &RunningSequence| {
         other.after.is_none()
             && other.steering.is_none()
-            && jobs[other.job].scope == request.scope
-            && jobs[other.job].priority >= request.priority
+            && requests.jobs[other.job].scope == request.scope
+            && requests.jobs[other.job].priority >= request.priority
     };
     let common = |(key, other): (SequenceKey, &RunningSequence)| {
-        let usable = request.prompt.len().saturating_sub(1);
-        let common = common_prefix(&other.tokens, &tokens[..usable]).min(other.first_output_row());
+        let common = common_prefix(&other.tokens, usable).min(other.first_output_row());
         let worth = common >= SHARED_TOKENS_MIN && common > other.computed;
         worth.then_some(AwaitedPrefix {
             key,
@@ -422,7 +330,8 @@ fn leader(
             tokens: common,
         })
     };
-    sequences
+    requests
+        .sequences
         .iter()
         .filter(|(_, other)| leads(other))
         .filter_map(common)

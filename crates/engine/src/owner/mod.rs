@@ -1,136 +1,107 @@
 //! The owner of a model: takes requests from the inbox, steps a batch of sequences, and publishes their events.
 //!
-//! What is decided without a model is pure and has its own modules: the order of sequences in [`crate::scheduler`],
-//! slots and KV cells in [`crate::prefix_cache`], the choice of tokens in [`crate::sampling`].
-//!
 //! ```text
-//!   step:  receive ─► cancellations and deadlines ─► resume, park ─► admit ─► pre ─► plan (preempt) ─► mid begins
+//!   step:  receive ─► cancellations, deadlines ─► resume, park ─► admit ─► pre ─► plan (preempt) ─► mid begins
 //!            ─► decode ─► output rows: collect mid, sample, post ─► publish everything, then wake readers once
 //!
-//!   step:  receive ─► cancellations, deadlines ─► resume, park ─► admit ─► pre ─► plan (preempt) ─► mid begins
+//!   request:  waiting ── admit ──► running ── its last token, stop, error, cancel ──► ended
 //!                 ▲ └── preempt ◄──┤   ▲
 //!                 │                └─ park ─► parked (its reader is slow) ─ unpark ─► waiting
 //! ```
+//!
+//! Each machine owns its state; the upper ones work on [`requests::Requests`], which knows none of them:
+//!
+//! | machine | owns | decides |
+//! |---|---|---|
+//! | [`admission::Admission`] | the inbox, deadlines, the pace of the queue | who gets a slot, who waits, who has run out of time |
+//! | [`steer_rounds::SteerRounds`] | | when steerers are called; one steerer's state is a [`steering::Steering`] |
+//! | [`batch::Batch`] | the plan and entries of a batch | what is computed in this step |
+//! | [`sampling::RowSampling`] | the sampler | which token a row gives |
+//! | [`progress::ProgressReports`] | a timer | when followers are notified |
+//! | [`requests::Requests`] | requests, sequences, the scheduler | nothing: appends tokens, ends and preempts sequences |
+//! | [`kv_slots::KvSlots`] | the model and its prefix cache | which cached prefix is evicted |
+//! | [`output::StepOutput`] | the events of a step | when a reader is woken |
+//!
+//! What is decided without a model is pure and has its own modules: the order of sequences in [`crate::scheduler`],
+//! slots and KV cells in [`crate::prefix_cache`], the choice of tokens in [`crate::sampling`].
 //!
 //! A full outbox parks its sequence; nothing here waits for a reader, a lock or a steerer. A panic in the model ends
 //! the requests of the call in which it occurred; any other panic ends all running and waiting requests, and the owner
 //! starts again with empty state ([`recovery`]).
 
 mod admission;
-mod ending;
+mod batch;
+mod kv_slots;
 mod output;
-mod prefix_followers;
+mod progress;
 mod recovery;
 mod report;
+mod requests;
 mod sampling;
 mod scoring;
 mod sequence;
+mod steer_rounds;
 mod steering;
-mod step;
 mod thread;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
-use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
-use slab::Slab;
 
-use crate::api::{EngineError, EngineEvent, ModelInfo, SharedVocabulary};
+use crate::api::ModelInfo;
 use crate::config::Config;
 use crate::inbox::OwnerInbox;
-use crate::model::{BatchEntry, Model};
-use crate::prefix_cache::PrefixCache;
-use crate::queue::QueuePace;
-use crate::sampling::Sampler;
-use crate::scheduler::{Runnable, Scheduler, SequenceKey, StepShare};
+use crate::model::Model;
+use crate::scheduler::Scheduler;
+use admission::Admission;
+use batch::{Batch, Decoded};
+use kv_slots::KvSlots;
+use progress::ProgressReports;
 use recovery::fenced;
-use sequence::{RequestJob, RunningSequence};
+use requests::Requests;
+use sampling::RowSampling;
+use steer_rounds::SteerRounds;
 
 pub use report::{SequenceId, StepReport};
 pub(crate) use thread::run;
 
+/// Reads the time.
+type Clock = Box<dyn Fn() -> Time + Send>;
+
 /// Owns a model and steps its sequences.
 pub struct EngineOwner {
-    model: Box<dyn Model>,
     info: ModelInfo,
-    batch_tokens: usize,
-    /// Output rows of a batch beyond one for each running sequence.
-    spare_rows: usize,
-    vocabulary: SharedVocabulary,
-    /// The EOG tokens.
-    ends: Vec<Token>,
     config: Config,
-    inbox: OwnerInbox,
-    jobs: Slab<RequestJob>,
-    sequences: Slab<RunningSequence>,
-    scheduler: Scheduler,
-    cache: PrefixCache,
-    sampler: Sampler,
-    /// Measures how fast requests leave the queue.
-    pace: QueuePace,
-    /// The earliest deadline of any job.
-    next_deadline: Option<Time>,
-    /// When followers are notified next, if there are any.
-    phases_due: Option<Time>,
-    /// Why the model is lost, if it is.
-    dead: Option<EngineError>,
-    numbers: SequenceId,
-    /// The current time of this step; later after the decode call than before it.
-    now: Time,
-    report: StepReport,
-    /// Events of this step, in order, with the index of their job.
-    outgoing: Vec<(usize, EngineEvent)>,
+    admission: Admission,
+    steering: SteerRounds,
+    batch: Batch,
+    sampling: RowSampling,
+    progress: ProgressReports,
+    requests: Requests,
     /// Reads the time after the decode call. `None` if stepped by hand: time then stands still during a step.
-    clock: Option<Box<dyn Fn() -> Time + Send>>,
-    scratch: Scratch,
-}
-
-/// Buffers that are refilled in every step and retain their allocations.
-#[derive(Default)]
-struct Scratch {
-    order: Vec<SequenceKey>,
-    work: Vec<Runnable>,
-    shares: Vec<StepShare>,
-    batch: Vec<BatchEntry>,
-    /// Sequences with an output row in this batch, and the row's index in the batch.
-    rows: Vec<(SequenceKey, usize)>,
-    awake: Vec<usize>,
+    clock: Option<Clock>,
 }
 
 impl EngineOwner {
     pub(crate) fn new(model: Box<dyn Model>, config: Config, inbox: OwnerInbox) -> Self {
-        let info = model.info();
-        let capacity = model.capacity();
+        let (info, capacity) = (model.info(), model.capacity());
         let vocabulary = model.vocabulary();
-        let ends = (0..info.vocabulary_tokens)
-            .filter(|&token| vocabulary.is_end(token))
-            .collect();
-        inbox.stats.cells_total.set(u64::from(capacity.cells));
-        inbox.stats.idle.set(1);
+        let (stats, queue) = (Arc::clone(&inbox.stats), Arc::clone(&inbox.queue));
+        stats.cells_total.set(u64::from(capacity.cells));
+        stats.idle.set(1);
+        let slots = KvSlots::new(model, config.prefix_tokens_min);
+        let scheduler = config.scheduler(&info);
         Self {
-            scheduler: Scheduler::new(info.parallel as usize, config.ageing_turns),
-            cache: PrefixCache::new(capacity, info.truncates),
-            batch_tokens: capacity.batch_tokens as usize,
-            spare_rows: capacity.rows.saturating_sub(info.parallel) as usize,
-            model,
+            admission: Admission::new(inbox, &config, info.truncates),
+            steering: SteerRounds::default(),
+            batch: Batch::new(&config, &info, capacity),
+            sampling: RowSampling::new(config.steer_ms, info.vocabulary_tokens),
+            progress: ProgressReports::default(),
+            requests: Requests::new(slots, vocabulary, scheduler, stats, queue),
             info,
-            vocabulary,
-            ends,
             config,
-            inbox,
-            jobs: Slab::new(),
-            sequences: Slab::new(),
-            sampler: Sampler::default(),
-            pace: QueuePace::default(),
-            next_deadline: None,
-            phases_due: None,
-            dead: None,
-            numbers: 0,
-            now: Time::ZERO,
-            report: StepReport::default(),
-            outgoing: Vec::new(),
             clock: None,
-            scratch: Scratch::default(),
         }
     }
 
@@ -144,80 +115,63 @@ impl EngineOwner {
     }
 
     fn try_step(&mut self, now: Time) -> StepReport {
-        let step = self.report.step + 1;
-        self.report = StepReport {
-            step,
-            ..StepReport::default()
-        };
-        self.now = now;
-        self.receive(now);
-        self.take_cancellations(now);
-        self.park_and_resume(now);
-        self.admit(now);
-        if self.ask_pre(now) {
-            // Admits new branches at once: a fork is cheapest while the parent's slot ends where the branch starts.
-            self.admit(now);
+        let requests = &mut self.requests;
+        requests.begin_step(now);
+        if self.admission.receive(requests, now) {
+            self.progress.start(now);
         }
-        let computed = self.pass(now);
-        self.now = self.clock.as_ref().map_or(now, |clock| clock());
-        self.gather(self.now);
-        self.report_phases(self.now);
-        self.publish();
-        self.report.wake_at = self.wake_at(now);
-        self.count(now, computed);
-        self.report.clone()
+        self.admission.take_cancellations(requests, now);
+        self.admission.park_and_resume(requests, now);
+        self.admission.admit(requests, now);
+        if self.steering.call_pre(requests, now) {
+            // Admits new branches at once: a fork is cheapest while the parent's slot ends where the branch starts.
+            self.admission.admit(requests, now);
+        }
+        let computed = match self.batch.decode(requests, now) {
+            Decoded::Tokens(computed) => computed,
+            Decoded::Lost(error) => {
+                self.admission.lose(error);
+                0
+            }
+        };
+        // A decode call takes most of the step, and the times of tokens are measured after it.
+        let after = self.clock.as_ref().map_or(now, |clock| clock());
+        requests.now = after;
+        self.sampling.collect(requests, self.batch.rows(), after);
+        self.progress
+            .publish(requests, self.admission.pace(), after);
+        requests.publish();
+        let wake_at = self.wake_at(now);
+        self.requests.report.wake_at = wake_at;
+        self.observe(now, computed);
+        self.requests.report.clone()
     }
 
     /// Returns whether no request is in progress or waiting.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.jobs.is_empty() && self.sequences.is_empty() && self.outgoing.is_empty()
-    }
-
-    /// Publishes every event of the step to its reader, and only then wakes the readers (D-6).
-    fn publish(&mut self) {
-        let mut awake = std::mem::take(&mut self.scratch.awake);
-        awake.clear();
-        for (job, event) in self.outgoing.drain(..) {
-            self.jobs[job].outbox.publish(event);
-            awake.push(job);
-        }
-        awake.sort_unstable();
-        awake.dedup();
-        for &job in &awake {
-            // Wakers and the values that a request holds are foreign code, so their panics are caught here.
-            let woken = if self.jobs[job].ended {
-                // Dropping the outbox wakes its reader.
-                let job = self.jobs.remove(job);
-                job.outbox.end();
-                fenced(move || drop(job))
-            } else {
-                fenced(|| self.jobs[job].outbox.wake())
-            };
-            if !woken {
-                self.inbox.stats.panics.add(1);
-            }
-        }
-        self.scratch.awake = awake;
+        self.requests.is_empty()
     }
 
     /// Returns when there is work again without a message from outside.
     fn wake_at(&self, now: Time) -> Option<Time> {
-        let report = &self.report;
+        let requests = &self.requests;
+        let report = &requests.report;
         let changed = !report.finished.is_empty() || !report.cancelled.is_empty();
-        if self.scheduler.waiting() > 0
+        if requests.scheduler.waiting() > 0
             && (changed || !report.parked.is_empty() || !report.preempted.is_empty())
         {
             return Some(now);
         }
-        let mut earliest = self.next_deadline.into_iter().chain(self.phases_due).min();
-        for key in self.scheduler.running() {
-            let sequence = &self.sequences[key];
+        let timers = [self.admission.next_deadline(), self.progress.due()];
+        let mut earliest = timers.into_iter().flatten().min();
+        for key in requests.scheduler.running() {
+            let sequence = &requests.sequences[key];
             let due = match sequence.asleep_until {
                 Some(until) => until,
                 // A steerer does not wake the owner when it is ready, so it is polled again soon.
                 None if sequence.is_suspended() || sequence.cached_row.is_some() => {
-                    now + steering::MIN_WAIT
+                    now + steer_rounds::MIN_WAIT
                 }
                 None => now,
             };
@@ -227,24 +181,19 @@ impl EngineOwner {
         earliest.filter(|&due| due < Time::MAX)
     }
 
-    fn count(&self, now: Time, computed: usize) {
-        let stats = &self.inbox.stats;
-        let report = &self.report;
-        let parked = self.scheduler.parked().count();
-        stats.requests_running.set(
-            self.jobs
-                .iter()
-                .filter(|(_, job)| job.started.is_some())
-                .count() as u64,
-        );
-        stats.requests_waiting.set(
-            self.jobs
-                .iter()
-                .filter(|(_, job)| job.started.is_none())
-                .count() as u64,
-        );
+    /// Records the metrics of the step.
+    fn observe(&self, now: Time, computed: usize) {
+        let requests = &self.requests;
+        let (stats, report) = (&requests.stats, &requests.report);
+        let jobs = || requests.jobs.iter().map(|(_, job)| job);
+        let running = jobs().filter(|job| job.started.is_some()).count();
+        stats.requests_running.set(running as u64);
+        stats
+            .requests_waiting
+            .set((requests.jobs.len() - running) as u64);
+        let parked = requests.scheduler.parked().count();
         stats.streams_parked.set(parked as u64);
-        stats.cells_used.set(self.cache.used() as u64);
+        stats.cells_used.set(requests.slots.used() as u64);
         stats.preemptions.add(report.preempted.len() as u64);
         stats.generation_tokens.add(u64::from(report.appended));
         if computed == 0 {
@@ -264,9 +213,15 @@ impl EngineOwner {
     }
 }
 
+impl Config {
+    fn scheduler(&self, info: &ModelInfo) -> Scheduler {
+        Scheduler::new(info.parallel as usize, self.ageing_turns)
+    }
+}
+
 impl std::fmt::Debug for EngineOwner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Owner")
+        f.debug_struct("EngineOwner")
             .field("model", &self.info.name)
             .finish_non_exhaustive()
     }

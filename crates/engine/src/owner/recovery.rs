@@ -9,63 +9,59 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use sapwood_proto::code::Code;
 use sapwood_proto::time::Time;
 
-use super::{EngineOwner, Scratch, StepReport};
+use super::progress::ProgressReports;
+use super::requests::Requests;
+use super::steer_rounds::SteerRounds;
+use super::{EngineOwner, StepReport};
 use crate::api::EngineError;
-use crate::prefix_cache::PrefixCache;
-use crate::sampling::Sampler;
-use crate::scheduler::Scheduler;
 
 impl EngineOwner {
     /// Ends every request with an error and clears all state. The model is lost if it cannot release its slots, or if
     /// there was no request that could have caused the panic: then the next step would panic as well.
     pub(super) fn recover(&mut self, now: Time) -> StepReport {
-        self.inbox.stats.panics.add(1);
+        let requests = &mut self.requests;
+        requests.stats.panics.add(1);
         tracing::error!(
             model = self.info.name,
             "a step panicked; every request of the model ends"
         );
-        let message = "the engine failed in this step and has begun anew: try again";
+        let message = "the engine failed in this step and has started again: try again";
         let cause = EngineError::new(Code::Internal, "engine_panic", message);
-        let was_idle = self.jobs.is_empty() && self.dead.is_none();
-        self.outgoing.clear();
-        self.scratch = Scratch::default();
-        self.sampler = Sampler::default();
-        self.end_requests(&cause);
-        let capacity = self.model.capacity();
-        self.scheduler = Scheduler::new(self.info.parallel as usize, self.config.ageing_turns);
-        self.cache = PrefixCache::new(capacity, self.info.truncates);
-        (self.next_deadline, self.phases_due) = (None, None);
-        let released = (0..capacity.slots).all(|slot| fenced(|| self.model.release(slot)));
-        if !released || was_idle {
-            self.inbox.stats.dead.set(1);
-            self.dead = Some(cause);
+        let was_idle = requests.jobs.is_empty() && !self.admission.is_lost();
+        requests.output.clear();
+        self.steering = SteerRounds::default();
+        self.batch.reset();
+        self.sampling.reset();
+        self.admission.reset();
+        self.progress = ProgressReports::default();
+        end_all(requests, &cause);
+        requests.scheduler = self.config.scheduler(&self.info);
+        if !requests.slots.reset() || was_idle {
+            self.admission.lose(cause);
         }
-        self.report = StepReport {
-            step: self.report.step,
+        requests.report = StepReport {
+            step: requests.report.step,
             wake_at: Some(now).filter(|_| !was_idle),
             ..StepReport::default()
         };
-        self.report.clone()
+        requests.report.clone()
     }
+}
 
-    fn end_requests(&mut self, error: &EngineError) {
-        // Steerers, followers and wakers are foreign code, which may panic again when it is dropped or called.
-        for mut job in std::mem::take(&mut self.jobs)
-            .into_iter()
-            .map(|(_, job)| job)
-        {
-            if job.started.is_none() && !job.ended {
-                self.inbox.queue.leave(job.turn.caller, job.prompt.len());
-            }
-            if !job.ended {
-                self.inbox.stats.failed.add(1);
-            }
-            job.outbox.fail(error.clone());
-            fenced(move || drop(job));
+fn end_all(requests: &mut Requests, error: &EngineError) {
+    // Steerers, followers and wakers are foreign code, which may panic again when it is dropped or called.
+    for (_, mut job) in std::mem::take(&mut requests.jobs) {
+        if job.started.is_none() && !job.ended {
+            requests.queue.leave(job.turn.caller, job.prompt.len());
         }
-        for (_, sequence) in std::mem::take(&mut self.sequences) {
-            fenced(move || drop(sequence));
+        if !job.ended {
+            requests.stats.failed.add(1);
         }
+        job.outbox.fail(error.clone());
+        fenced(move || drop(job));
+    }
+    for (_, sequence) in std::mem::take(&mut requests.sequences) {
+        fenced(move || drop(sequence));
     }
 }
 

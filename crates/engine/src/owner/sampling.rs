@@ -1,17 +1,17 @@
-//! Samples the output rows of a step: logits and the steerer's mask give one token each.
+//! [`RowSampling`]: turns the output rows of a step into tokens. Logits and the steerer's mask give one token each.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use sapwood_proto::code::Code;
 use sapwood_proto::steer::{Mask, Token};
 use sapwood_proto::time::Time;
 
-use super::EngineOwner;
+use super::kv_slots::KvSlots;
+use super::requests::Requests;
 use super::sequence::{CachedRow, RunningSequence};
-use super::steering::{Middle, SteerRules};
-use crate::api::{ChoiceEnd, EngineError, FinishReason};
-use crate::model::{Model, OutputRow};
+use super::steering::{MidResult, SteerRules, to_engine_error};
+use crate::api::{EngineError, FinishReason};
+use crate::model::OutputRow;
 use crate::ranking::RankedRow;
 use crate::sampling::{Sample, SampleError, SampleParams, Sampler};
 use crate::scheduler::SequenceKey;
@@ -25,7 +25,7 @@ pub(super) enum Logits<'a> {
 }
 
 impl Logits<'_> {
-    fn keep(self) -> CachedRow {
+    fn retain(self) -> CachedRow {
         match self {
             Logits::Whole(row) => CachedRow::Logits(row.to_vec()),
             Logits::Ranked(ranking) => CachedRow::Ranked(ranking),
@@ -50,193 +50,170 @@ pub(super) enum RowOutcome {
 /// Whether the mask allowed only the token sampled (AI-804).
 pub(super) type SoleToken = bool;
 
-impl EngineOwner {
-    /// Samples from every row that was cached for a late steerer, and from every output row of this step.
-    pub(super) fn gather(&mut self, now: Time) {
-        let mut order = std::mem::take(&mut self.scratch.order);
+/// Samples and scores output rows.
+pub(super) struct RowSampling {
+    pub(super) sampler: Sampler,
+    rules: SteerRules,
+    /// Buffer that retains its allocation.
+    order: Vec<SequenceKey>,
+}
+
+impl RowSampling {
+    pub(super) fn new(steer_ms: u64, vocabulary_tokens: u32) -> Self {
+        Self {
+            sampler: Sampler::default(),
+            rules: SteerRules {
+                deadline_budget: Duration::from_millis(steer_ms),
+                vocabulary: vocabulary_tokens as usize,
+            },
+            order: Vec::new(),
+        }
+    }
+
+    /// Forgets what an interrupted step may have left in the buffers.
+    pub(super) fn reset(&mut self) {
+        self.sampler = Sampler::default();
+        self.order = Vec::new();
+    }
+
+    /// Takes a token from every row that was cached for a late steerer, and from every output row of this step (pairs
+    /// of a sequence and the index of the row's entry in the batch).
+    pub(super) fn collect(
+        &mut self,
+        requests: &mut Requests,
+        rows: &[(SequenceKey, usize)],
+        now: Time,
+    ) {
+        let mut order = std::mem::take(&mut self.order);
         order.clear();
-        order.extend(
-            self.scheduler
-                .running()
-                .filter(|&key| self.sequences[key].cached_row.is_some()),
-        );
+        let waits = |&key: &SequenceKey| requests.sequences[key].cached_row.is_some();
+        order.extend(requests.scheduler.running().filter(waits));
         for &key in &order {
-            if !self.sequences.contains(key) || self.sequences[key].is_suspended() {
+            // The failure of a sibling in this loop may have ended it.
+            let sequence = requests.sequences.get_mut(key);
+            let Some(sequence) = sequence.filter(|sequence| !sequence.is_suspended()) else {
                 continue;
-            }
-            if let Some(row) = self.sequences[key].cached_row.take() {
-                let outcome = self.take_cached_row(key, row, now);
-                self.follow(key, outcome, now);
+            };
+            if let Some(row) = sequence.cached_row.take() {
+                let outcome = self.sample_cached(requests, key, row, now);
+                apply(requests, key, outcome, now);
             }
         }
-        self.scratch.order = order;
-        let rows = std::mem::take(&mut self.scratch.rows);
-        for &(key, index) in &rows {
-            // The failure of a sibling in this loop may have ended it.
-            match self.sequences.get(key) {
+        self.order = order;
+        for &(key, index) in rows {
+            match requests.sequences.get(key) {
                 // An earlier row of this step is not available yet, and the slot was truncated to it.
                 Some(sequence) if sequence.asleep_until.is_some() => {}
                 Some(sequence) if sequence.next_in_prompt().is_some() => {
-                    self.score_prompt(key, index, now);
+                    self.score_prompt(requests, key, index, now);
                 }
-                Some(sequence) if sequence.scored => self.score(key, index, now),
+                Some(sequence) if sequence.scored => self.score(requests, key, index, now),
                 Some(_) => {
-                    let outcome = self.take(key, index, now);
-                    self.follow(key, outcome, now);
+                    let outcome = self.sample_row(requests, key, index, now);
+                    apply(requests, key, outcome, now);
                 }
                 None => {}
             }
         }
-        self.scratch.rows = rows;
     }
 
-    fn take(&mut self, key: SequenceKey, index: usize, now: Time) -> RowOutcome {
-        let rules = self.rules();
-        let row = match ask(&mut *self.model, &self.inbox.stats.panics, index, now) {
-            Ok(row) => row,
-            Err(outcome) => return outcome,
-        };
-        let sequence = &mut self.sequences[key];
-        let terms = &self.jobs[sequence.job].terms;
-        let steps = Steps {
-            sampler: &mut self.sampler,
-            ends: &self.ends,
-            rules,
-            panics: &self.inbox.stats.panics,
-        };
-        steps.decide(sequence, terms, row, now)
-    }
-
-    fn take_cached_row(&mut self, key: SequenceKey, row: CachedRow, now: Time) -> RowOutcome {
-        let rules = self.rules();
-        let sequence = &mut self.sequences[key];
-        let terms = &self.jobs[sequence.job].terms;
-        let steps = Steps {
-            sampler: &mut self.sampler,
-            ends: &self.ends,
-            rules,
-            panics: &self.inbox.stats.panics,
-        };
-        match row {
-            CachedRow::Logits(mut row) => {
-                steps.decide(sequence, terms, Logits::Whole(&mut row), now)
-            }
-            CachedRow::Ranked(ranking) => {
-                steps.decide(sequence, terms, Logits::Ranked(ranking), now)
-            }
-        }
-    }
-
-    fn rules(&self) -> SteerRules {
-        SteerRules {
-            deadline_budget: Duration::from_millis(self.config.steer_ms),
-            vocabulary: self.info.vocabulary_tokens as usize,
-        }
-    }
-
-    pub(super) fn follow(&mut self, key: SequenceKey, outcome: RowOutcome, now: Time) {
-        match outcome {
-            RowOutcome::Sampled(sample, lone) => self.append_sampled(key, sample, lone, now),
-            RowOutcome::Splice { backtrack, tokens } => self.splice(key, backtrack, &tokens, now),
-            RowOutcome::Finish(reason) => self.finish(key, ChoiceEnd { reason, stop: None }),
-            RowOutcome::NotBefore(until) => {
-                self.sequences[key].asleep_until = Some(until);
-                let computed = self.sequences[key].computed;
-                self.cut_back(key, computed - 1);
-            }
-            RowOutcome::Error(error) => self.fail(self.sequences[key].job, error, true),
-            RowOutcome::Waits => {
-                if self.sequences[key].is_late() {
-                    self.report.late.push(self.sequences[key].number);
-                }
-            }
-        }
-    }
-}
-
-/// Returns the logits of an entry of the last batch, or the outcome that replaces a token.
-pub(super) fn ask<'a>(
-    model: &'a mut dyn Model,
-    panics: &Counter,
-    index: usize,
-    now: Time,
-) -> Result<Logits<'a>, RowOutcome> {
-    match catch_unwind(AssertUnwindSafe(once(move || model.row(index, now)))) {
-        Ok(OutputRow::Logits(row)) => Ok(Logits::Whole(row)),
-        Ok(OutputRow::Ranked(ranking)) => Ok(Logits::Ranked(ranking)),
-        Ok(OutputRow::NotBefore(until)) => Err(RowOutcome::NotBefore(until)),
-        Ok(OutputRow::End(reason)) => Err(RowOutcome::Finish(reason)),
-        Ok(OutputRow::Failed(error)) => Err(RowOutcome::Error(error)),
-        Err(_panic) => {
-            panics.add(1);
-            let message = "the model failed on this request";
-            let error = EngineError::new(Code::Internal, "model_panic", message);
-            Err(RowOutcome::Error(error))
-        }
-    }
-}
-
-/// Makes a closure `FnOnce`, so that it may move out of its captures.
-fn once<T>(call: impl FnOnce() -> T) -> impl FnOnce() -> T {
-    call
-}
-
-/// The parts of the owner that a decision needs beside the sequence.
-struct Steps<'a> {
-    sampler: &'a mut Sampler,
-    ends: &'a [Token],
-    rules: SteerRules,
-    panics: &'a Counter,
-}
-
-impl Steps<'_> {
-    fn decide(
-        self,
-        sequence: &mut RunningSequence,
-        terms: &RequestTerms,
-        row: Logits<'_>,
+    fn sample_row(
+        &mut self,
+        requests: &mut Requests,
+        key: SequenceKey,
+        index: usize,
         now: Time,
     ) -> RowOutcome {
-        match sequence.poll_mid(now, self.rules, self.panics) {
-            Ok(Middle::Sample {
+        let panics = &requests.stats.panics;
+        let sequence = &mut requests.sequences[key];
+        let terms = &requests.jobs[sequence.job].terms;
+        match logits(&mut requests.slots, panics, index, now) {
+            Ok(row) => self.decide(sequence, terms, &requests.ends, row, panics, now),
+            Err(outcome) => outcome,
+        }
+    }
+
+    fn sample_cached(
+        &mut self,
+        requests: &mut Requests,
+        key: SequenceKey,
+        row: CachedRow,
+        now: Time,
+    ) -> RowOutcome {
+        let panics = &requests.stats.panics;
+        let sequence = &mut requests.sequences[key];
+        let terms = &requests.jobs[sequence.job].terms;
+        let (mut whole, ranked);
+        let row = match row {
+            CachedRow::Logits(row) => {
+                whole = row;
+                Logits::Whole(&mut whole)
+            }
+            CachedRow::Ranked(row) => {
+                ranked = row;
+                Logits::Ranked(ranked)
+            }
+        };
+        self.decide(sequence, terms, &requests.ends, row, panics, now)
+    }
+
+    /// Asks the steerer, if there is one, and samples unless it decides otherwise.
+    fn decide(
+        &mut self,
+        sequence: &mut RunningSequence,
+        terms: &RequestTerms,
+        ends: &[Token],
+        row: Logits<'_>,
+        panics: &Counter,
+        now: Time,
+    ) -> RowOutcome {
+        let Some(steering) = &mut sequence.steering else {
+            return self.sample(sequence, terms, ends, row, &Restriction::default());
+        };
+        match steering.poll_mid(now, self.rules, panics) {
+            Ok(MidResult::Sample {
                 mask,
                 bias,
                 temperature,
-            }) => self.sample(sequence, terms, row, mask.as_ref(), &bias, temperature),
-            Ok(Middle::Splice { backtrack, tokens }) => RowOutcome::Splice { backtrack, tokens },
-            Ok(Middle::Stop) => RowOutcome::Finish(FinishReason::Controller),
-            Ok(Middle::Waits) => {
-                sequence.cached_row = Some(row.keep());
+            }) => {
+                let restriction = Restriction {
+                    mask,
+                    bias,
+                    temperature,
+                };
+                self.sample(sequence, terms, ends, row, &restriction)
+            }
+            Ok(MidResult::Splice { backtrack, tokens }) => RowOutcome::Splice { backtrack, tokens },
+            Ok(MidResult::Stop) => RowOutcome::Finish(FinishReason::Controller),
+            Ok(MidResult::Waits) => {
+                sequence.cached_row = Some(row.retain());
                 RowOutcome::Waits
             }
-            Err(failure) => RowOutcome::Error(super::steering::to_engine_error(failure)),
+            Err(failure) => RowOutcome::Error(to_engine_error(failure)),
         }
     }
 
     fn sample(
-        self,
+        &mut self,
         sequence: &RunningSequence,
         terms: &RequestTerms,
+        ends: &[Token],
         row: Logits<'_>,
-        mask: Option<&Mask>,
-        bias: &[(Token, f32)],
-        temperature: Option<f32>,
+        steered: &Restriction,
     ) -> RowOutcome {
         let forbidden: Vec<Token> = if sequence.appended < terms.min_tokens {
-            self.ends
-                .iter()
-                .copied()
-                .chain(terms.single_stops())
-                .collect()
+            let ends = ends.iter().copied();
+            ends.chain(terms.single_stops()).collect()
         } else {
             Vec::new()
         };
+        let mask = steered.mask.as_ref();
         let good = terms.bad_words.as_ref().map(|bad| {
             let mut good = bad.mask(sequence.emitted());
             mask.iter().for_each(|mask| good.intersect(mask));
             good
         });
-        let draw = SampleParams {
+        let params = SampleParams {
             sampling: &terms.sampling,
             seed: terms.seed,
             choice: sequence.choice,
@@ -244,22 +221,69 @@ impl Steps<'_> {
             history: sequence.history.as_ref(),
             forbidden: &forbidden,
             mask: good.as_ref().or(mask),
-            bias,
-            temperature,
+            bias: &steered.bias,
+            temperature: steered.temperature,
             top_logprobs: terms.top_logprobs,
         };
         let sampled = match row {
-            Logits::Whole(row) => self.sampler.sample(row, &draw),
-            Logits::Ranked(ranking) => self.sampler.sample_ranked(&ranking, &draw),
+            Logits::Whole(row) => self.sampler.sample(row, &params),
+            Logits::Ranked(ranking) => self.sampler.sample_ranked(&ranking, &params),
         };
         match sampled {
             Ok(sample) => RowOutcome::Sampled(sample, mask.is_some_and(|mask| mask.count() == 1)),
-            Err(error) => RowOutcome::Error(unsampleable(error, mask.is_some())),
+            Err(error) => RowOutcome::Error(sample_error(error, mask.is_some())),
         }
     }
 }
 
-pub(super) fn unsampleable(error: SampleError, masked: bool) -> EngineError {
+/// How a steerer restricts the choice of a token.
+#[derive(Default)]
+struct Restriction {
+    mask: Option<Mask>,
+    bias: Vec<(Token, f32)>,
+    temperature: Option<f32>,
+}
+
+/// Applies the outcome of a row to its sequence.
+pub(super) fn apply(requests: &mut Requests, key: SequenceKey, outcome: RowOutcome, now: Time) {
+    match outcome {
+        RowOutcome::Sampled(sample, sole) => requests.append_sampled(key, sample, sole, now),
+        RowOutcome::Splice { backtrack, tokens } => requests.splice(key, backtrack, &tokens, now),
+        RowOutcome::Finish(reason) => requests.finish(key, reason, None),
+        RowOutcome::NotBefore(until) => {
+            let sequence = &mut requests.sequences[key];
+            sequence.asleep_until = Some(until);
+            // The model computes the row anew when it is available, so its token counts as not computed.
+            let computed = sequence.computed - 1;
+            requests.truncate(key, computed);
+        }
+        RowOutcome::Error(error) => requests.fail_request_of(key, error),
+        RowOutcome::Waits => {
+            let sequence = &requests.sequences[key];
+            if sequence.is_late() {
+                requests.report.late.push(sequence.number);
+            }
+        }
+    }
+}
+
+/// Returns the logits of an entry of the last batch, or the outcome that replaces a token.
+pub(super) fn logits<'a>(
+    slots: &'a mut KvSlots,
+    panics: &Counter,
+    index: usize,
+    now: Time,
+) -> Result<Logits<'a>, RowOutcome> {
+    match slots.row(index, now, panics) {
+        OutputRow::Logits(row) => Ok(Logits::Whole(row)),
+        OutputRow::Ranked(ranking) => Ok(Logits::Ranked(ranking)),
+        OutputRow::NotBefore(until) => Err(RowOutcome::NotBefore(until)),
+        OutputRow::End(reason) => Err(RowOutcome::Finish(reason)),
+        OutputRow::Failed(error) => Err(RowOutcome::Error(error)),
+    }
+}
+
+pub(super) fn sample_error(error: SampleError, masked: bool) -> EngineError {
     match error {
         SampleError::NotANumber => {
             EngineError::new(Code::Internal, "engine_error", error.to_string())

@@ -6,10 +6,11 @@
 
 use std::sync::Arc;
 
-use sapwood_proto::steer::{Steer, Token};
+use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
 use super::SequenceId;
+use super::steering::Steering;
 use crate::api::{Sampled, Tokens};
 use crate::model::SlotId;
 use crate::outbox::Sender;
@@ -17,6 +18,7 @@ use crate::ranking::RankedRow;
 use crate::request_phase::Follower;
 use crate::sampling::TokenHistory;
 use crate::scheduler::{SchedulerTurn, SequenceKey};
+use crate::stats::EngineStats;
 use crate::submission::RequestTerms;
 use crate::text::ChoiceText;
 
@@ -60,6 +62,26 @@ impl RequestJob {
         tokens
     }
 
+    /// Records the durations of the request and its phases.
+    pub(super) fn observe_end(&self, stats: &EngineStats, now: Time) {
+        stats.request_seconds.observe_span(now.since(self.arrived));
+        if let Some(started) = self.started {
+            stats.inference_seconds.observe_span(now.since(started));
+        }
+        let Some(first) = self.first_token else {
+            return;
+        };
+        let decode = now.since(first);
+        stats.decode_seconds.observe_span(decode);
+        // The first token of each choice belongs to the prefill time.
+        let choices = self.next_choice;
+        let gaps = self.completion_tokens.saturating_sub(choices);
+        if gaps > 0 {
+            let mean = decode.as_secs_f64() * f64::from(choices) / f64::from(gaps);
+            stats.output_token_seconds.observe(mean);
+        }
+    }
+
     /// Returns whether the first of the scored tokens has no token before it.
     pub(super) fn is_score_only(&self) -> bool {
         let scored = self.terms.scored.as_ref();
@@ -72,49 +94,6 @@ impl RequestJob {
 pub(super) enum CachedRow {
     Logits(Vec<f32>),
     Ranked(RankedRow),
-}
-
-/// The phase of a steerer within its round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SteerPhase {
-    /// `pre` comes next.
-    Pre,
-    /// `pre` returned run; `mid` begins with the decode call that computes the last known token.
-    Ready,
-    /// `mid` began at this time and has no result yet.
-    Begun(Time),
-}
-
-/// The steerer of a sequence, with its state.
-pub(super) struct Steering {
-    pub(super) steer: Box<dyn Steer>,
-    pub(super) phase: SteerPhase,
-    /// When it was found late, if it is.
-    pub(super) late: Option<Time>,
-    /// It skips this step.
-    pub(super) suspended: bool,
-    /// The reported output, for rewinds and forks.
-    pub(super) output: Vec<Sampled>,
-}
-
-impl std::fmt::Debug for Steering {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Steering")
-            .field("phase", &self.phase)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Steering {
-    pub(super) fn new(steer: Box<dyn Steer>) -> Self {
-        Self {
-            steer,
-            phase: SteerPhase::Pre,
-            late: None,
-            suspended: false,
-            output: Vec::new(),
-        }
-    }
 }
 
 /// A prefix that another sequence is computing.
@@ -156,7 +135,7 @@ pub(super) struct RunningSequence {
     pub(super) steering: Option<Steering>,
     pub(super) last_token_at: Option<Time>,
     /// Tokens that are not reported yet, because they go with the next one ([`crate::model::Model::joins`]).
-    pub(super) untold: Option<Box<Tokens>>,
+    pub(super) unreported: Option<Box<Tokens>>,
 }
 
 impl RunningSequence {
@@ -232,8 +211,11 @@ impl RunningSequence {
 
     /// Returns whether the steerer skips this step.
     pub(super) fn is_suspended(&self) -> bool {
-        self.steering
-            .as_ref()
-            .is_some_and(|steering| steering.suspended)
+        self.steering.as_ref().is_some_and(Steering::is_suspended)
+    }
+
+    /// Returns whether `mid` of its steerer has begun and has no result yet.
+    pub(super) fn is_late(&self) -> bool {
+        self.steering.as_ref().is_some_and(Steering::is_late)
     }
 }

@@ -1,5 +1,6 @@
 //! The engine's thread: steps its owner while there is work and sleeps otherwise.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use sapwood_proto::time::Time;
@@ -10,9 +11,9 @@ use super::EngineOwner;
 pub(crate) fn run(mut owner: EngineOwner, started: Instant) {
     let clock = move || Time::new(started.elapsed());
     owner.clock = Some(Box::new(clock));
-    while !owner.inbox.bell.is_closing() {
+    let stats = Arc::clone(&owner.requests.stats);
+    while !owner.admission.is_closing() {
         let now = clock();
-        let stats = &owner.inbox.stats;
         stats
             .last_step_ms
             .set(u64::try_from(now.since_origin().as_millis()).unwrap_or(u64::MAX));
@@ -22,11 +23,11 @@ pub(crate) fn run(mut owner: EngineOwner, started: Instant) {
         match wake_at {
             Some(at) if at <= clock() => {}
             Some(at) => {
-                owner.inbox.stats.idle.set(1);
+                stats.idle.set(1);
                 std::thread::park_timeout(at.since(clock()));
             }
             None => {
-                owner.inbox.stats.idle.set(1);
+                stats.idle.set(1);
                 std::thread::park();
             }
         }

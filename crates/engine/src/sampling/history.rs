@@ -40,7 +40,7 @@ impl TokenHistory {
     }
 
     /// Removes a rolled-back token of the output.
-    pub(crate) fn take_back(&mut self, token: Token) {
+    pub(crate) fn remove(&mut self, token: Token) {
         if let Some(seen) = self.seen.get_mut(&token) {
             seen.in_output = seen.in_output.saturating_sub(1);
         }

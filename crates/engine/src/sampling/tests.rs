@@ -286,7 +286,7 @@ fn penalties_count_what_was_seen_and_leave_logprobs_alone() {
     history.append(1);
     history.append(1);
     history.append(2);
-    history.take_back(2);
+    history.remove(2);
     // 4 / 2 = 2; 6 / 2 - 1 - 2 x 0.5 = 1; 1.9 as it is; -1 x 1.
     let case = Case {
         sampling,

@@ -1,0 +1,258 @@
+//! [`Batch`]: plans the batch of a step, decodes it, and handles failures of the model.
+
+use sapwood_proto::code::Code;
+use sapwood_proto::time::Time;
+
+use super::requests::Requests;
+use super::steer_rounds::begin_mid;
+use crate::api::{EngineError, ModelInfo};
+use crate::config::Config;
+use crate::model::{BatchEntry, Capacity, DecodeStop};
+use crate::scheduler::{Runnable, SequenceKey, StepBudget, StepShare, plan};
+
+/// The limits of a batch, and the batch of the last step.
+pub(super) struct Batch {
+    limits: BatchLimits,
+    /// Buffers that retain their allocations. `work` and `shares` are the plan, `entries` what is decoded.
+    work: Vec<Runnable>,
+    shares: Vec<StepShare>,
+    entries: Vec<BatchEntry>,
+    /// Sequences with an output row in this batch, and the index of the row's entry.
+    rows: Vec<(SequenceKey, usize)>,
+}
+
+#[derive(Clone, Copy)]
+struct BatchLimits {
+    tokens: usize,
+    alone: usize,
+    step: usize,
+    prefill_min: usize,
+    /// Output rows beyond one for each running sequence.
+    spare_rows: usize,
+    /// Whether the model can shorten a slot.
+    truncates: bool,
+}
+
+/// The result of a decode call.
+pub(super) enum Decoded {
+    /// Number of tokens computed; 0 if there was nothing to compute or nothing could be.
+    Tokens(usize),
+    /// The model is lost, and every request has failed.
+    Lost(EngineError),
+}
+
+impl Batch {
+    pub(super) fn new(config: &Config, info: &ModelInfo, capacity: Capacity) -> Self {
+        Self {
+            limits: BatchLimits {
+                tokens: capacity.batch_tokens as usize,
+                alone: config.prefill_tokens_alone as usize,
+                step: config.step_tokens as usize,
+                prefill_min: config.prefill_tokens_min as usize,
+                spare_rows: capacity.rows.saturating_sub(info.parallel) as usize,
+                truncates: info.truncates,
+            },
+            work: Vec::new(),
+            shares: Vec::new(),
+            entries: Vec::new(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// The output rows of the last decode call.
+    pub(super) fn rows(&self) -> &[(SequenceKey, usize)] {
+        &self.rows
+    }
+
+    /// Forgets what an interrupted step may have left in the buffers.
+    pub(super) fn reset(&mut self) {
+        self.work = Vec::new();
+        self.shares = Vec::new();
+        self.entries = Vec::new();
+        self.rows = Vec::new();
+    }
+
+    /// Plans a batch and decodes it.
+    pub(super) fn decode(&mut self, requests: &mut Requests, now: Time) -> Decoded {
+        let decoded = self.try_decode(requests, now);
+        if !matches!(decoded, Decoded::Tokens(1..)) {
+            // Nothing was computed, so there is no row to collect.
+            self.rows.clear();
+        }
+        decoded
+    }
+
+    fn try_decode(&mut self, requests: &mut Requests, now: Time) -> Decoded {
+        // Each round that fails frees cached cells or takes those of one sequence, so the loop ends.
+        loop {
+            if !self.plan(requests) {
+                return Decoded::Tokens(0);
+            }
+            for share in &self.shares {
+                // Only the last known token gives an output row. `mid` starts before the decode call, so that the
+                // steerer works meanwhile (AI-811).
+                if requests.sequences[share.key].pending() == share.tokens {
+                    begin_mid(requests, share.key, now);
+                }
+            }
+            self.build(requests);
+            let panics = &requests.stats.panics;
+            match requests.slots.decode(&self.entries, now, panics) {
+                Ok(()) => return Decoded::Tokens(self.commit(requests)),
+                Err(DecodeStop::Full) => {
+                    if !make_room(requests) {
+                        let message = "the model's cache has no room for a single sequence";
+                        let error = EngineError::new(Code::LimitExceeded, "CACHE_FULL", message);
+                        self.fail(requests, &error);
+                        return Decoded::Tokens(0);
+                    }
+                }
+                Err(DecodeStop::Aborted) => return Decoded::Tokens(0),
+                Err(DecodeStop::Failed(error)) => {
+                    self.fail(requests, &error);
+                    return Decoded::Tokens(0);
+                }
+                Err(DecodeStop::Dead(error)) => {
+                    fail_all(requests, &error);
+                    return Decoded::Lost(error);
+                }
+            }
+        }
+    }
+
+    /// Fills `shares`; preempts until the plan fits. Returns false if there is nothing to compute.
+    fn plan(&mut self, requests: &mut Requests) -> bool {
+        loop {
+            self.work.clear();
+            let running = requests.scheduler.running();
+            self.work
+                .extend(running.filter_map(|key| self.limits.work_of(requests, key)));
+            let budget = StepBudget {
+                batch: self.limits.tokens,
+                alone: self.limits.alone,
+                step: self.limits.step,
+                prefill_min: self.limits.prefill_min,
+                room: requests.slots.room(),
+            };
+            if plan(&self.work, &budget, &mut self.shares) || self.work.is_empty() {
+                self.ration_rows(requests);
+                return !self.shares.is_empty();
+            }
+            let Some(victim) = requests.victim(true, None) else {
+                return !self.shares.is_empty();
+            };
+            requests.preempt(victim);
+        }
+    }
+
+    /// Shortens shares so that the batch needs no more output rows than the model has. One row is reserved for each
+    /// running sequence.
+    fn ration_rows(&mut self, requests: &Requests) {
+        let mut spare = self.limits.spare_rows;
+        for share in &mut self.shares {
+            let sequence = &requests.sequences[share.key];
+            let until = sequence.computed + share.tokens;
+            let more = until.saturating_sub(sequence.first_row() + 1);
+            let granted = more.min(spare);
+            spare -= granted;
+            share.tokens -= more - granted;
+        }
+    }
+
+    /// Fills `entries` and `rows` from the plan.
+    fn build(&mut self, requests: &mut Requests) {
+        let total = self.shares.iter().map(|share| share.tokens).sum();
+        requests.slots.evict_for(total);
+        self.entries.clear();
+        self.rows.clear();
+        for share in &self.shares {
+            let sequence = &requests.sequences[share.key];
+            let Some(slot) = sequence.slot else { continue };
+            let until = sequence.computed + share.tokens;
+            for index in sequence.computed..until {
+                let row = sequence.wants_row(index);
+                if row {
+                    self.rows.push((share.key, self.entries.len()));
+                }
+                self.entries.push(BatchEntry {
+                    slot,
+                    // A sequence is shorter than the context, which is a u32.
+                    position: u32::try_from(index).unwrap_or(u32::MAX),
+                    token: sequence.tokens[index],
+                    row,
+                });
+            }
+        }
+    }
+
+    /// Records what was computed; returns the number of tokens.
+    fn commit(&self, requests: &mut Requests) -> usize {
+        for share in &self.shares {
+            let sequence = &mut requests.sequences[share.key];
+            let Some(slot) = sequence.slot else { continue };
+            let until = sequence.computed + share.tokens;
+            let tokens = &sequence.tokens[sequence.computed..until];
+            requests.slots.append(slot, tokens);
+            // A single token after a sampled one is a decode; all other tokens were known before.
+            if share.tokens == 1 && sequence.appended > 0 && until == sequence.tokens.len() {
+                requests.report.decoded.push(sequence.number);
+            } else {
+                let tokens = u32::try_from(share.tokens).unwrap_or(u32::MAX);
+                requests.report.prefilled.push((sequence.number, tokens));
+            }
+            sequence.computed = until;
+        }
+        self.entries.len()
+    }
+
+    /// Fails every request with a sequence in the batch. The contents of their slots are undefined, so the slots are
+    /// freed.
+    fn fail(&self, requests: &mut Requests, error: &EngineError) {
+        for share in &self.shares {
+            // Two choices of one request may be in the batch; the first has ended the request.
+            if let Some(sequence) = requests.sequences.get(share.key) {
+                requests.fail(sequence.job, error.clone(), false);
+            }
+        }
+    }
+}
+
+impl BatchLimits {
+    /// Returns the work that a running sequence has in this step.
+    fn work_of(self, requests: &Requests, key: SequenceKey) -> Option<Runnable> {
+        let sequence = &requests.sequences[key];
+        let mut pending = sequence.pending();
+        if pending == 0 || sequence.asleep_until.is_some() || sequence.is_suspended() {
+            return None;
+        }
+        // A model that cannot truncate can share a prompt only from a slot that ends there, so prefill stops once
+        // before the last token of the prompt.
+        let shared = sequence.prompt_tokens.saturating_sub(1);
+        let has_siblings = requests.jobs[sequence.job].members.len() > 1;
+        if !self.truncates && sequence.computed < shared && has_siblings {
+            pending = shared - sequence.computed;
+        }
+        Some(Runnable { key, pending })
+    }
+}
+
+/// The model has less room than was counted: evicts all cached prefixes, or else preempts a sequence. Returns false if
+/// neither is possible.
+fn make_room(requests: &mut Requests) -> bool {
+    if requests.slots.evict_all() {
+        return true;
+    }
+    let Some(victim) = requests.victim(true, None) else {
+        return false;
+    };
+    requests.preempt(victim);
+    true
+}
+
+fn fail_all(requests: &mut Requests, error: &EngineError) {
+    let open = requests.jobs.iter().filter(|(_, job)| !job.ended);
+    let jobs: Vec<usize> = open.map(|(index, _)| index).collect();
+    for job in jobs {
+        requests.fail(job, error.clone(), false);
+    }
+}

@@ -1,0 +1,370 @@
+//! Appends tokens to a sequence, sampled, forced or scored: context, text, events, and the checks for its end.
+
+use compact_str::CompactString;
+use sapwood_proto::steer::{Post, Token};
+use sapwood_proto::time::Time;
+use smallvec::{SmallVec, smallvec};
+
+use super::super::sampling::SoleToken;
+use super::super::steering::{Steering, check_splice, to_engine_error};
+use super::Requests;
+use crate::api::{EventKind, FinishReason, Sampled, StopCause, Tokens};
+use crate::sampling::Sample;
+use crate::scheduler::SequenceKey;
+use crate::text::ChoiceText;
+
+impl Requests {
+    /// Appends a sampled token, and ends the sequence if the token ends it.
+    pub(in super::super) fn append_sampled(
+        &mut self,
+        key: SequenceKey,
+        sample: Sample,
+        sole: SoleToken,
+        now: Time,
+    ) {
+        let token = sample.token;
+        let terms = self.terms(key);
+        let is_end = self.ends.contains(&token) && !terms.ignore_eos;
+        let sequence = &self.sequences[key];
+        let output = &sequence.tokens[sequence.prompt_tokens..];
+        // The token being appended counts towards `min_tokens`, as it does for stop strings.
+        let stopping = sequence.appended + 1 >= terms.min_tokens;
+        let by_tokens = terms
+            .stop_sequence(output, token)
+            .filter(|_| stopping)
+            .map(<[_]>::to_vec);
+        let sampled = self.with_logprobs(sample);
+        let hidden = is_end || by_tokens.is_some();
+        let (text, stop_text) = if hidden {
+            (CompactString::default(), None)
+        } else {
+            self.push_text(key, token)
+        };
+        self.count_token(key, now);
+        let steered = self.sequences[key].steering.is_some();
+        // Under a steerer an EOG token need not end the output; a space replaces it in the context (AI-804).
+        let context = if is_end && steered {
+            self.space_or(token)
+        } else {
+            token
+        };
+        let joins = !steered && self.joins(key);
+        self.sequences[key].record(&sampled, context);
+        let tokens = Tokens {
+            tokens: smallvec![sampled],
+            text,
+            ..Tokens::default()
+        };
+        self.emit_or_join(key, tokens, joins);
+        let by_end = (is_end && (!steered || sole)).then(|| vec![token]);
+        let by_text = stop_text.map(|index| StopCause::Text(self.terms(key).stop[index].clone()));
+        let stop = by_tokens.or(by_end).map(StopCause::Tokens).or(by_text);
+        self.end_after(key, token, stop, is_end);
+    }
+
+    /// Ends the sequence if the sampled token was the last one: by a stop, the steerer or the limits.
+    fn end_after(&mut self, key: SequenceKey, token: Token, stop: Option<StopCause>, is_end: bool) {
+        // The steerer sees the last token too, before the end.
+        let Some(post) = self.call_post(key, 0, &[token], true) else {
+            return;
+        };
+        if stop.is_some() {
+            self.finish(key, FinishReason::Stop, stop);
+        } else if post == Post::Stop {
+            let reason = if is_end {
+                FinishReason::Stop
+            } else {
+                FinishReason::Controller
+            };
+            self.finish(key, reason, None);
+        } else {
+            self.finish_if_full(key);
+        }
+    }
+
+    /// Truncates the output by `backtrack` tokens and appends others, as a steerer requested.
+    pub(in super::super) fn splice(
+        &mut self,
+        key: SequenceKey,
+        backtrack: u32,
+        tokens: &[Token],
+        now: Time,
+    ) {
+        let vocabulary = self.vocabulary_tokens;
+        if let Err(failure) = check_splice(&self.sequences[key], backtrack, tokens, vocabulary) {
+            return self.fail_request_of(key, to_engine_error(failure));
+        }
+        let withdrawn = self.roll_back(key, backtrack as usize);
+        self.append_forced(key, backtrack, withdrawn, tokens, now);
+        match self.call_post(key, backtrack, tokens, false) {
+            Some(Post::Stop) => self.finish(key, FinishReason::Controller, None),
+            Some(Post::Continue) => self.finish_if_full(key),
+            None => {}
+        }
+    }
+
+    /// Calls `post` of a sequence's steerer, if it has one. `None`: the steerer failed, and with it its request.
+    fn call_post(
+        &mut self,
+        key: SequenceKey,
+        backtrack: u32,
+        tokens: &[Token],
+        sampled: bool,
+    ) -> Option<Post> {
+        let Some(steering) = &mut self.sequences[key].steering else {
+            return Some(Post::Continue);
+        };
+        match steering.post(backtrack, tokens, sampled, &self.stats.panics) {
+            Ok(post) => Some(post),
+            Err(failure) => {
+                self.fail_request_of(key, to_engine_error(failure));
+                None
+            }
+        }
+    }
+
+    /// Appends forced tokens, which follow a rollback of `backtrack` tokens. Tokens past the limit are dropped.
+    pub(in super::super) fn append_forced(
+        &mut self,
+        key: SequenceKey,
+        backtrack: u32,
+        withdrawn: u32,
+        tokens: &[Token],
+        now: Time,
+    ) {
+        let mut text = String::new();
+        let mut forced = SmallVec::with_capacity(tokens.len());
+        for &token in tokens {
+            if self.is_full(key) {
+                break;
+            }
+            // Stop strings apply to sampled text only; a steerer ends its output itself.
+            self.push_forced_text(key, token, &mut text);
+            self.count_token(key, now);
+            let requested = self.terms(key).top_logprobs;
+            let sampled = Sampled {
+                logprob: if requested.is_some() { 0.0 } else { f32::NAN },
+                rank: requested.map(|_| 1),
+                top: match requested {
+                    Some(1..) => vec![(token, 0.0)],
+                    _ => Vec::new(),
+                },
+                forced: true,
+                ..self.sampled(token)
+            };
+            self.sequences[key].record(&sampled, token);
+            forced.push(sampled);
+        }
+        let computed = self.sequences[key].computed;
+        if computed == self.sequences[key].tokens.len() {
+            // Nothing was appended: the output row after the last remaining token is needed again.
+            self.truncate(key, computed - 1);
+        }
+        let tokens = Tokens {
+            backtrack,
+            withdrawn,
+            tokens: forced,
+            text: text.into(),
+            ..Tokens::default()
+        };
+        self.emit_tokens(key, tokens);
+    }
+
+    /// Truncates context, penalty history and text by `count` tokens; returns the bytes of reported text that are void.
+    fn roll_back(&mut self, key: SequenceKey, count: usize) -> u32 {
+        if count == 0 {
+            return 0;
+        }
+        let sequence = &mut self.sequences[key];
+        let left = sequence.tokens.len() - count;
+        sequence.tokens.truncate(left);
+        if let Some(steering) = &mut sequence.steering {
+            let rest = steering.output.len() - count;
+            for removed in steering.output.drain(rest..) {
+                if let Some(history) = &mut sequence.history {
+                    history.remove(removed.id);
+                }
+            }
+        }
+        let before = sequence.text.shown();
+        let (text, _) = self.replay(key);
+        let sequence = &mut self.sequences[key];
+        sequence.text = text;
+        let withdrawn = before.saturating_sub(sequence.text.shown());
+        self.truncate(key, left);
+        u32::try_from(withdrawn).unwrap_or(u32::MAX)
+    }
+
+    /// Rebuilds the text of a steered sequence from its output. The same tokens give the same text, so this is the text
+    /// that had been sent when the output ended there.
+    fn replay(&self, key: SequenceKey) -> (ChoiceText, String) {
+        let terms = self.terms(key);
+        let steering = self.sequences[key].steering.as_ref();
+        let output = steering.map_or(&[][..], |steering| &steering.output);
+        let (mut text, mut shown) = (ChoiceText::default(), String::new());
+        for sampled in output {
+            // No stop string ended the output then, so none is searched for.
+            let bytes = terms.bytes(&*self.vocabulary, sampled.id);
+            text.push(&bytes, &terms.stop, false, &mut shown);
+        }
+        (text, shown)
+    }
+
+    /// Adds a branch of a steered sequence to its request: a sequence with the same output so far.
+    pub(in super::super) fn add_branch(&mut self, key: SequenceKey, steering: Steering) {
+        let parent = &self.sequences[key];
+        // Before the prompt is computed, the branch waits for its parent to compute it, and then shares it.
+        let after = (!parent.can_share_prompt()).then(|| self.prompt_of(key));
+        let sent = steering.output.clone();
+        let born = self.add_sequence(parent.job, Some(steering), after);
+        let (text, shown) = self.replay(key);
+        if let Some((parent, branch)) = self.sequences.get2_mut(key, born) {
+            branch.tokens.clone_from(&parent.tokens);
+            branch.history.clone_from(&parent.history);
+            branch.appended = parent.appended;
+            branch.text = text;
+        }
+        if !sent.is_empty() {
+            // The branch's first event repeats the output before the fork, so that every choice is complete (AI-933).
+            let tokens = Tokens {
+                tokens: sent.into(),
+                text: shown.into(),
+                ..Tokens::default()
+            };
+            self.emit_tokens(born, tokens);
+        }
+    }
+
+    /// Reports a scored token, and ends the sequence with the last one. The tokens of one step form one event.
+    pub(in super::super) fn append_scored(&mut self, key: SequenceKey, sample: Sample, now: Time) {
+        let token = sample.token;
+        let (text, _) = self.push_text(key, token);
+        let sampled = self.with_logprobs(sample);
+        self.count_token(key, now);
+        let job = self.sequences[key].job;
+        if let Err(sampled) = self.output.append_token(job, sampled, &text) {
+            let tokens = Tokens {
+                tokens: smallvec![sampled],
+                text,
+                ..Tokens::default()
+            };
+            self.emit_tokens(key, tokens);
+        }
+        if self.next_scored(key).is_none() {
+            self.finish(key, FinishReason::Stop, None);
+        }
+    }
+
+    /// Returns the token that is scored next, if the sequence's output is given.
+    pub(in super::super) fn next_scored(&self, key: SequenceKey) -> Option<Token> {
+        let scored = self.terms(key).scored.as_ref()?;
+        let next = self.sequences[key].appended as usize;
+        scored.tokens.get(next).copied()
+    }
+
+    /// Returns the text that is ready to be sent after a token, and the index of the stop string that it completes.
+    fn push_text(&mut self, key: SequenceKey, token: Token) -> (CompactString, Option<usize>) {
+        let sequence = &mut self.sequences[key];
+        let terms = &self.jobs[sequence.job].terms;
+        let bytes = terms.bytes(&*self.vocabulary, token);
+        if let Some(text) = sequence.text.pass(&bytes, &terms.stop) {
+            return (text, None);
+        }
+        // The token being appended counts: the last token of the minimum may complete a stop string.
+        let stopping = sequence.appended + 1 >= terms.min_tokens;
+        let mut out = String::new();
+        let stop = sequence.text.push(&bytes, &terms.stop, stopping, &mut out);
+        (out.into(), stop)
+    }
+
+    fn push_forced_text(&mut self, key: SequenceKey, token: Token, out: &mut String) {
+        let sequence = &mut self.sequences[key];
+        let terms = &self.jobs[sequence.job].terms;
+        let bytes = terms.bytes(&*self.vocabulary, token);
+        sequence.text.push(&bytes, &terms.stop, false, out);
+    }
+
+    /// A [`Sampled`] with the token alone: no log-probability, rank or alternatives.
+    fn sampled(&self, token: Token) -> Sampled {
+        Sampled {
+            id: token,
+            logprob: f32::NAN,
+            rank: None,
+            top: Vec::new(),
+            special: self.vocabulary.is_special(token),
+            forced: false,
+        }
+    }
+
+    fn with_logprobs(&self, sample: Sample) -> Sampled {
+        Sampled {
+            logprob: sample.logprob,
+            rank: sample.rank,
+            top: sample.top,
+            ..self.sampled(sample.token)
+        }
+    }
+
+    fn count_token(&mut self, key: SequenceKey, now: Time) {
+        let stats = &self.stats;
+        let sequence = &mut self.sequences[key];
+        let job = &mut self.jobs[sequence.job];
+        sequence.appended += 1;
+        job.completion_tokens += 1;
+        self.report.appended += 1;
+        if let Some(last) = sequence.last_token_at.replace(now) {
+            stats.inter_token_seconds.observe_span(now.since(last));
+        }
+        if job.first_token.is_none() {
+            job.first_token = Some(now);
+            stats
+                .first_token_seconds
+                .observe_span(now.since(job.arrived));
+            if let Some(started) = job.started {
+                stats.prefill_seconds.observe_span(now.since(started));
+            }
+        }
+    }
+
+    /// Returns whether the token to be appended is reported together with the one after it.
+    fn joins(&self, key: SequenceKey) -> bool {
+        let sequence = &self.sequences[key];
+        let output = sequence.tokens.len() - sequence.prompt_tokens;
+        let slot = sequence.slot;
+        slot.is_some_and(|slot| self.slots.joins(slot, output))
+    }
+
+    /// Emits tokens together with the unreported ones before them; with `joins`, retains all of them for the next
+    /// event.
+    fn emit_or_join(&mut self, key: SequenceKey, tokens: Tokens, joins: bool) {
+        let tokens = match self.sequences[key].unreported.take() {
+            Some(earlier) => earlier.followed_by(tokens),
+            None => tokens,
+        };
+        if joins {
+            self.sequences[key].unreported = Some(Box::new(tokens));
+        } else {
+            self.emit_tokens(key, tokens);
+        }
+    }
+
+    /// Emits the retained tokens, because no token follows them.
+    pub(super) fn emit_unreported(&mut self, key: SequenceKey) {
+        if let Some(tokens) = self.sequences[key].unreported.take() {
+            self.emit_tokens(key, *tokens);
+        }
+    }
+
+    fn emit_tokens(&mut self, key: SequenceKey, mut tokens: Tokens) {
+        let sequence = &mut self.sequences[key];
+        tokens.prompt = sequence.take_prompt_scores();
+        self.output
+            .emit(sequence.job, sequence.choice, EventKind::Tokens(tokens));
+    }
+
+    /// The token of a space, or `end` in a vocabulary without one.
+    fn space_or(&self, end: Token) -> Token {
+        let space = self.vocabulary.tokenize(" ", false);
+        space.first().copied().unwrap_or(end)
+    }
+}

@@ -1,0 +1,348 @@
+//! [`Requests`]: the requests in progress, with their sequences, slots and unpublished events; and how each one ends.
+//!
+//! The other machines of the owner (admission, steering, batch, sampling) decide; what they decide is carried out
+//! here, so that every end of a sequence passes one function that takes it out of each table.
+//!
+//! Invariants:
+//! - A sequence is in `sequences`, in the scheduler and among its request's `members`, or in none of them.
+//! - A sequence without a slot has `computed == 0`; a running one has a slot.
+//! - A request without members is `ended`: its last event is in `output`, and publishing that removes it.
+//! - A request that has not started is charged to the queue; `started` and the refund happen together.
+
+mod append;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sapwood_proto::steer::Token;
+use sapwood_proto::time::Time;
+use slab::Slab;
+
+use super::kv_slots::KvSlots;
+use super::output::StepOutput;
+use super::report::{SequenceId, StepReport};
+use super::sequence::{AwaitedPrefix, RequestJob, RunningSequence};
+use super::steering::Steering;
+use crate::api::{
+    ChoiceEnd, EngineError, EventKind, FinishReason, SharedVocabulary, StopCause, TokenUsage,
+};
+use crate::queue::AdmissionQueue;
+use crate::sampling::TokenHistory;
+use crate::scheduler::{Scheduler, SequenceKey};
+use crate::stats::EngineStats;
+use crate::submission::RequestTerms;
+use crate::text::ChoiceText;
+
+/// Every request in progress, and what its sequences occupy.
+pub(super) struct Requests {
+    pub(super) jobs: Slab<RequestJob>,
+    pub(super) sequences: Slab<RunningSequence>,
+    pub(super) scheduler: Scheduler,
+    pub(super) slots: KvSlots,
+    pub(super) output: StepOutput,
+    pub(super) report: StepReport,
+    pub(super) stats: Arc<EngineStats>,
+    pub(super) queue: Arc<AdmissionQueue>,
+    pub(super) vocabulary: SharedVocabulary,
+    /// The EOG tokens.
+    pub(super) ends: Vec<Token>,
+    context_tokens: usize,
+    pub(super) vocabulary_tokens: u32,
+    numbers: SequenceId,
+    /// The time of this step; later after the decode call than before it.
+    pub(super) now: Time,
+}
+
+impl Requests {
+    pub(super) fn new(
+        slots: KvSlots,
+        vocabulary: SharedVocabulary,
+        scheduler: Scheduler,
+        stats: Arc<EngineStats>,
+        queue: Arc<AdmissionQueue>,
+    ) -> Self {
+        let info = slots.info();
+        let ends = (0..info.vocabulary_tokens)
+            .filter(|&token| vocabulary.is_end(token))
+            .collect();
+        Self {
+            jobs: Slab::new(),
+            sequences: Slab::new(),
+            scheduler,
+            slots,
+            output: StepOutput::default(),
+            report: StepReport::default(),
+            stats,
+            queue,
+            vocabulary,
+            ends,
+            context_tokens: info.context_tokens as usize,
+            vocabulary_tokens: info.vocabulary_tokens,
+            numbers: 0,
+            now: Time::ZERO,
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.jobs.is_empty() && self.sequences.is_empty() && self.output.is_empty()
+    }
+
+    /// Starts the report and the events of a new step.
+    pub(super) fn begin_step(&mut self, now: Time) {
+        let step = self.report.step + 1;
+        self.report = StepReport {
+            step,
+            ..StepReport::default()
+        };
+        self.output.begin(step);
+        self.now = now;
+    }
+
+    /// Publishes the events of the step, wakes the readers, and removes the requests that have ended.
+    pub(super) fn publish(&mut self) {
+        self.output.publish(&mut self.jobs, &self.stats.panics);
+    }
+
+    /// The number of sequences ever added.
+    pub(super) fn added(&self) -> SequenceId {
+        self.numbers
+    }
+
+    /// The terms of a sequence's request.
+    pub(super) fn terms(&self, key: SequenceKey) -> &RequestTerms {
+        &self.jobs[self.sequences[key].job].terms
+    }
+
+    /// Adds a new sequence to a request, with the known tokens of the request as its own.
+    pub(super) fn add_sequence(
+        &mut self,
+        job: usize,
+        steering: Option<Steering>,
+        after: Option<AwaitedPrefix>,
+    ) -> SequenceKey {
+        let request = &mut self.jobs[job];
+        let tokens = request.tokens();
+        let score_only = usize::from(request.is_score_only());
+        let choice = request.next_choice;
+        request.next_choice += 1;
+        let key = self.sequences.insert(RunningSequence {
+            number: self.numbers,
+            job,
+            choice,
+            tokens,
+            prompt_tokens: request.prompt.len() - score_only,
+            scored: request.terms.scored.is_some(),
+            prompt_scores: (choice == 0 && request.terms.prompt_logprobs).then(Vec::new),
+            computed: 0,
+            slot: None,
+            after,
+            asleep_until: None,
+            cached_row: None,
+            appended: 0,
+            text: ChoiceText::default(),
+            history: TokenHistory::of(&request.prompt, &request.terms.sampling),
+            steering,
+            last_token_at: None,
+            unreported: None,
+        });
+        self.numbers += 1;
+        request.members.push(key);
+        self.scheduler.submit(key, request.priority, request.turn);
+        key
+    }
+
+    /// Returns what a new sequence of the request waits for: the prompt of the first one, which it shares.
+    pub(super) fn prompt_of(&self, key: SequenceKey) -> AwaitedPrefix {
+        let sequence = &self.sequences[key];
+        AwaitedPrefix {
+            key,
+            number: sequence.number,
+            tokens: self.jobs[sequence.job].prompt.len() - 1,
+        }
+    }
+
+    /// Returns whether a waiting sequence may be admitted: one that shares a prefix waits until another has computed
+    /// it.
+    pub(super) fn is_eligible(&self, key: SequenceKey) -> bool {
+        let Some(after) = self.sequences[key].after else {
+            return true;
+        };
+        let first = self.sequences.get(after.key);
+        first.is_none_or(|first| first.number != after.number || first.computed >= after.tokens)
+    }
+
+    /// Returns a sequence that can be preempted: it holds a slot, and it is not `except`.
+    pub(super) fn victim(
+        &self,
+        running_too: bool,
+        except: Option<SequenceKey>,
+    ) -> Option<SequenceKey> {
+        self.scheduler.victim(running_too, |key| {
+            Some(key) != except && self.sequences[key].slot.is_some()
+        })
+    }
+
+    /// Ends a sequence; its output so far stands. The last sequence of a request ends the request.
+    pub(super) fn finish(
+        &mut self,
+        key: SequenceKey,
+        reason: FinishReason,
+        stop: Option<StopCause>,
+    ) {
+        self.emit_unreported(key);
+        let sequence = &self.sequences[key];
+        let (job, choice, number) = (sequence.job, sequence.choice, sequence.number);
+        // After a complete stop string the remaining text is dropped; after any other end no stop string can follow, so
+        // it is sent.
+        if !matches!(stop, Some(StopCause::Text(_))) {
+            self.flush_text(key);
+        }
+        self.stats.count_finish(reason);
+        self.output
+            .emit(job, choice, EventKind::Finish(ChoiceEnd { reason, stop }));
+        self.report.finished.push(number);
+        self.remove(key, true);
+        if self.jobs[job].members.is_empty() {
+            self.conclude(job);
+        }
+    }
+
+    /// Ends every sequence of a request; the output so far stands.
+    pub(super) fn finish_all(&mut self, job: usize, reason: FinishReason) {
+        for key in self.jobs[job].members.clone() {
+            self.finish(key, reason, None);
+        }
+    }
+
+    /// Ends a request with an error. `sound`: the contents of its slots are valid, so they can be cached as prefixes.
+    pub(super) fn fail(&mut self, job: usize, error: EngineError, sound: bool) {
+        for key in self.jobs[job].members.clone() {
+            self.emit_unreported(key);
+            // The tokens of the held-back text have been reported, so the text is sent too.
+            self.flush_text(key);
+            self.report.finished.push(self.sequences[key].number);
+            self.remove(key, sound);
+        }
+        self.stats.failed.add(1);
+        self.output.emit(job, 0, EventKind::Error(error));
+        self.close(job);
+    }
+
+    /// Ends the request of a sequence with an error that leaves the contents of its slots valid.
+    pub(super) fn fail_request_of(&mut self, key: SequenceKey, error: EngineError) {
+        self.fail(self.sequences[key].job, error, true);
+    }
+
+    /// Ends a request whose reader was dropped.
+    pub(super) fn cancel(&mut self, job: usize) {
+        for key in self.jobs[job].members.clone() {
+            self.report.cancelled.push(self.sequences[key].number);
+            self.remove(key, true);
+        }
+        self.stats.cancelled_client.add(1);
+        self.close(job);
+        self.output.discard(job);
+        let job = self.jobs.remove(job);
+        job.outbox.end();
+    }
+
+    /// Ends a request all of whose sequences have finished.
+    fn conclude(&mut self, job: usize) {
+        let request = &self.jobs[job];
+        let usage = TokenUsage {
+            prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX)
+                - u32::from(request.is_score_only()),
+            completion_tokens: request.completion_tokens,
+            cached_tokens: request.cached_tokens,
+            seed: request.terms.seed,
+            queued: request.started.unwrap_or(self.now).since(request.arrived),
+            prefill: match (request.started, request.first_token) {
+                (Some(started), Some(first)) => first.since(started),
+                _ => Duration::ZERO,
+            },
+        };
+        self.stats
+            .request_generation_tokens
+            .observe(f64::from(request.completion_tokens));
+        self.output.emit(job, 0, EventKind::Usage(usage));
+        self.close(job);
+    }
+
+    /// Marks a request as ended: its last event is emitted, and publishing it removes the request.
+    fn close(&mut self, job: usize) {
+        let request = &mut self.jobs[job];
+        request.ended = true;
+        if request.started.is_none() {
+            let caller = request.turn.caller;
+            self.queue.leave(caller, request.prompt.len());
+        }
+        request.observe_end(&self.stats, self.now);
+    }
+
+    /// Removes a sequence everywhere. `retain`: its tokens stay cached in its slot as a prefix for later prompts.
+    fn remove(&mut self, key: SequenceKey, retain: bool) {
+        let sequence = self.sequences.remove(key);
+        self.scheduler.remove(key);
+        let job = &mut self.jobs[sequence.job];
+        job.members.retain(|&member| member != key);
+        match sequence.slot {
+            Some(slot) if retain => {
+                self.slots
+                    .retain(slot, sequence.prompt_tokens, job.cache_key);
+            }
+            Some(slot) => self.slots.release(slot),
+            None => {}
+        }
+    }
+
+    /// Preempts a sequence: frees its KV cells; its tokens are computed again after it is admitted again.
+    pub(super) fn preempt(&mut self, key: SequenceKey) {
+        let sequence = &mut self.sequences[key];
+        sequence.computed = 0;
+        sequence.cached_row = None;
+        if let Some(slot) = sequence.slot.take() {
+            self.slots.release(slot);
+        }
+        self.report.preempted.push(sequence.number);
+        self.scheduler.preempt(key);
+    }
+
+    /// Truncates a sequence's slot to its first `tokens` tokens; later ones are computed again.
+    pub(super) fn truncate(&mut self, key: SequenceKey, tokens: usize) {
+        let sequence = &mut self.sequences[key];
+        // The retained row follows the last computed token, which may be gone.
+        sequence.cached_row = None;
+        if sequence.computed <= tokens {
+            return;
+        }
+        let Some(slot) = sequence.slot else { return };
+        if self.slots.truncate(slot, tokens) {
+            sequence.computed = tokens;
+        } else {
+            self.preempt(key);
+        }
+    }
+
+    /// Ends a sequence that has as many tokens as it may have.
+    pub(super) fn finish_if_full(&mut self, key: SequenceKey) {
+        if self.is_full(key) {
+            self.finish(key, FinishReason::Length, None);
+        }
+    }
+
+    fn is_full(&self, key: SequenceKey) -> bool {
+        let sequence = &self.sequences[key];
+        sequence.appended >= self.terms(key).max_tokens
+            || sequence.tokens.len() >= self.context_tokens
+    }
+
+    /// Emits the text that was held back as the possible start of a stop string.
+    fn flush_text(&mut self, key: SequenceKey) {
+        let sequence = &mut self.sequences[key];
+        let mut text = String::new();
+        sequence.text.flush(&mut text);
+        if !text.is_empty() {
+            self.output.append_text(sequence.job, sequence.choice, text);
+        }
+    }
+}
