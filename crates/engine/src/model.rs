@@ -4,6 +4,23 @@
 //! A model computes output rows; its only caller, the owner, decides everything else and meets every precondition
 //! written here.
 //!
+//! The engine uses the terms of llama.cpp and vLLM:
+//!
+//! | term | meaning |
+//! |---|---|
+//! | KV cache, KV cell | the computed keys and values of all sequences; the share of one token of one sequence |
+//! | slot | the place of one sequence in the KV cache: llama.cpp's `seq_id` |
+//! | unified, per-slot KV cache | all slots share the cells, or each has its own |
+//! | prefill, decode | computing tokens that are known; computing the last sampled token |
+//! | batch, ubatch | the tokens of one decode call; the part of it that llama.cpp computes at once |
+//! | logits, output row | a score for each token of the vocabulary, after one position |
+//! | prefix cache | slots of ended sequences, whose first tokens a new sequence may copy |
+//! | preempt | take a running sequence's cells; its tokens are computed again later |
+//! | park | leave a sequence out of the batch while its reader is slow |
+//! | EOG token | ends the output: end of sequence, end of turn and their kind |
+//! | score | give the log-probabilities of known tokens instead of sampling |
+//! | draft, verify, accept | speculative decoding; no model here does it yet |
+//!
 //! ```text
 //!   slot:  free ── open ──► empty ── decode ──► holds n tokens ── truncate ──► holds fewer
 //!                            └── fork (a copy of another slot's first tokens) ──┘      │

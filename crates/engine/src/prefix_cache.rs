@@ -2,7 +2,7 @@
 //! which are evicted.
 //!
 //! ```text
-//!   free ── take ──► live ── keep ──► cached     fork: from live or cached into live
+//!   free ── acquire ──► live ── retain ──► cached     fork: from live or cached into live
 //!    ▲                │                │
 //!    └──── release ───┴──── evict ─────┘
 //! ```
@@ -152,7 +152,7 @@ impl PrefixCache {
     }
 
     /// Takes a free slot for tokens of this scope and makes it live and empty.
-    pub(crate) fn take(&mut self, scope: u64) -> Option<SlotId> {
+    pub(crate) fn acquire(&mut self, scope: u64) -> Option<SlotId> {
         let slot = (0..)
             .zip(&self.slots)
             .find(|(_, cached_slot)| cached_slot.usage == SlotUse::Free)?
@@ -164,9 +164,9 @@ impl PrefixCache {
     }
 
     /// If the first cached slot lies before the first free one, returns both (cached, free), so that the caller can
-    /// move the prefix with [`PrefixCache::shift`]. Live slots then stay adjacent, and a model may compute adjacent
+    /// move the prefix with [`PrefixCache::swap_slots`]. Live slots then stay adjacent, and a model may compute adjacent
     /// slots in one decode call. `None` if no slot is live; `spare` is never chosen.
-    pub(crate) fn in_the_way(&self, spare: Option<SlotId>) -> Option<(SlotId, SlotId)> {
+    pub(crate) fn misplaced_prefix(&self, spare: Option<SlotId>) -> Option<(SlotId, SlotId)> {
         let first = |wanted: fn(SlotUse) -> bool| {
             let mut slots = (0..).zip(&self.slots);
             slots.find(|(slot, cached_slot)| wanted(cached_slot.usage) && Some(*slot) != spare)
@@ -184,7 +184,7 @@ impl PrefixCache {
     }
 
     /// Swaps a cached slot with a free one. The caller moves the contents in the model.
-    pub(crate) fn shift(&mut self, cached: SlotId, free: SlotId) {
+    pub(crate) fn swap_slots(&mut self, cached: SlotId, free: SlotId) {
         self.slots.swap(cached as usize, free as usize);
     }
 
@@ -250,7 +250,7 @@ impl PrefixCache {
     /// later requests. Duplicates are freed: of equal slots the new one, and of a slot whose tokens are the beginning
     /// of another, if the model can continue from within (`resumes`), the shorter one. Returns the freed slots, which
     /// the caller releases in the model.
-    pub(crate) fn keep(
+    pub(crate) fn retain(
         &mut self,
         slot: SlotId,
         prompt: usize,
@@ -274,7 +274,7 @@ impl PrefixCache {
             self.unpin(cell);
         }
         self.cached_slot_mut(slot).usage = SlotUse::Cached(CachedPrefix { used, key, prompt });
-        let beginnings = self.beginnings_of(slot, &resumes);
+        let beginnings = self.shorter_copies_of(slot, &resumes);
         for &beginning in &beginnings {
             self.discard(beginning);
         }
@@ -292,7 +292,11 @@ impl PrefixCache {
     }
 
     /// Returns the cached slots that `slot` makes redundant because it holds all their tokens.
-    fn beginnings_of(&self, slot: SlotId, resumes: &impl Fn(SlotId, usize) -> bool) -> Vec<SlotId> {
+    fn shorter_copies_of(
+        &self,
+        slot: SlotId,
+        resumes: &impl Fn(SlotId, usize) -> bool,
+    ) -> Vec<SlotId> {
         let covered = |(other, cached_slot): &(SlotId, &CachedSlot)| {
             *other != slot
                 && matches!(cached_slot.usage, SlotUse::Cached(_))

@@ -44,12 +44,12 @@ pub(crate) struct AdmissionQueue {
 /// `all` is the sum of `callers`; a caller without queued requests has no entry.
 #[derive(Debug, Default)]
 struct CallerShares {
-    all: Taken,
-    callers: HashMap<u64, Taken>,
+    all: QueueCharge,
+    callers: HashMap<u64, QueueCharge>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Taken {
+struct QueueCharge {
     requests: usize,
     tokens: usize,
 }
@@ -63,7 +63,7 @@ impl AdmissionQueue {
         limits: QueueLimits,
     ) -> Result<(), QueueFull> {
         let mut shares = self.lock();
-        let Taken { requests, tokens } = shares.all;
+        let QueueCharge { requests, tokens } = shares.all;
         let theirs = shares.callers.get(&caller).copied().unwrap_or_default();
         let theirs = theirs.and(prompt_tokens);
         if requests >= room(limits.requests, theirs.requests, requests) {
@@ -85,7 +85,7 @@ impl AdmissionQueue {
         if let Entry::Occupied(mut theirs) = shares.callers.entry(caller) {
             let left = theirs.get().without(prompt_tokens);
             *theirs.get_mut() = left;
-            if left == Taken::default() {
+            if left == QueueCharge::default() {
                 theirs.remove();
             }
         }
@@ -113,7 +113,7 @@ impl AdmissionQueue {
     }
 }
 
-impl Taken {
+impl QueueCharge {
     /// Returns the sum with one more request of `tokens` tokens.
     const fn and(self, tokens: usize) -> Self {
         Self {
@@ -264,7 +264,7 @@ mod tests {
             if full.is_some() {
                 // A refused request is not charged.
                 waiting.iter().for_each(|&tokens| queue.leave(7, tokens));
-                assert_eq!(queue.lock().all, Taken::default());
+                assert_eq!(queue.lock().all, QueueCharge::default());
                 assert!(queue.lock().callers.is_empty());
             }
         }

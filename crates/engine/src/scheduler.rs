@@ -31,7 +31,7 @@ pub(crate) struct SchedulerTurn {
 
 impl SchedulerTurn {
     /// The keys that take turns: the caller among callers, the connection among those of the same caller.
-    const fn takers(self) -> [FairKey; 2] {
+    const fn fair_keys(self) -> [FairKey; 2] {
         [(self.caller, None), (self.caller, Some(self.connection))]
     }
 }
@@ -76,7 +76,7 @@ pub(crate) struct Scheduler {
     /// One in this many admissions of new sequences goes to the priority of the one that waits longest; 0: none.
     ageing: u64,
     /// Number of new sequences admitted so far.
-    seated: u64,
+    new_admitted: u64,
     /// The last turn of each caller with waiting sequences, and of each of their connections.
     last_turn: HashMap<FairKey, u64>,
 }
@@ -91,7 +91,7 @@ impl Scheduler {
             arrivals: 0,
             turns: 0,
             ageing: ageing.into(),
-            seated: 0,
+            new_admitted: 0,
             last_turn: HashMap::new(),
         }
     }
@@ -101,7 +101,7 @@ impl Scheduler {
         self.arrivals += 1;
         let arrival = self.arrivals;
         // A caller that is new in the queue comes after those that already take turns.
-        self.stand_in_line(turn);
+        self.start_turns(turn);
         let stage = SequenceStage::Waiting(WaitingFrom::New);
         self.members.push(QueueMember {
             key,
@@ -117,7 +117,7 @@ impl Scheduler {
         if self.running >= self.slots {
             return None;
         }
-        let waiting = || self.in_wait().filter(|member| eligible(member.key));
+        let waiting = || self.waiting_members().filter(|member| eligible(member.key));
         let aged = self.aged(waiting());
         waiting()
             .min_by_key(|member| self.rank(member, aged))
@@ -126,21 +126,21 @@ impl Scheduler {
 
     /// Returns the waiting sequences in the order in which they would be admitted now. Callers take turns, so each
     /// admission may change the order.
-    pub(crate) fn line(&self) -> Vec<SequenceKey> {
-        let mut line: Vec<_> = self.in_wait().collect();
-        let aged = self.aged(self.in_wait());
-        line.sort_by_key(|member| self.rank(member, aged));
-        line.into_iter().map(|member| member.key).collect()
+    pub(crate) fn admission_order(&self) -> Vec<SequenceKey> {
+        let mut order: Vec<_> = self.waiting_members().collect();
+        let aged = self.aged(self.waiting_members());
+        order.sort_by_key(|member| self.rank(member, aged));
+        order.into_iter().map(|member| member.key).collect()
     }
 
-    fn in_wait(&self) -> impl Iterator<Item = &QueueMember> {
+    fn waiting_members(&self) -> impl Iterator<Item = &QueueMember> {
         let waits = |member: &&QueueMember| matches!(member.stage, SequenceStage::Waiting(_));
         self.members.iter().filter(waits)
     }
 
     /// Returns the priority that ageing prefers, if the next admission is one of those that ageing decides.
     fn aged<'a>(&self, waiting: impl Iterator<Item = &'a QueueMember>) -> Option<i32> {
-        if self.ageing == 0 || !(self.seated + 1).is_multiple_of(self.ageing) {
+        if self.ageing == 0 || !(self.new_admitted + 1).is_multiple_of(self.ageing) {
             return None;
         }
         let new = waiting.filter(|member| member.stage == SequenceStage::Waiting(WaitingFrom::New));
@@ -157,8 +157,8 @@ impl Scheduler {
         let last_turns = match waiting {
             WaitingFrom::Ran => [0; 2],
             WaitingFrom::New | WaitingFrom::Yielded => {
-                let last = |taker| self.last_turn.get(&taker).copied().unwrap_or(0);
-                member.turn.takers().map(last)
+                let last = |fair_key| self.last_turn.get(&fair_key).copied().unwrap_or(0);
+                member.turn.fair_keys().map(last)
             }
         };
         let urgency = (aged == Some(member.priority), member.priority);
@@ -173,7 +173,10 @@ impl Scheduler {
 
     /// Returns how many eligible sequences wait for lack of a slot.
     pub(crate) fn missing_slots(&self, eligible: impl Fn(SequenceKey) -> bool) -> usize {
-        let waits = self.in_wait().filter(|member| eligible(member.key)).count();
+        let waits = self
+            .waiting_members()
+            .filter(|member| eligible(member.key))
+            .count();
         waits.saturating_sub(self.slots - self.running.min(self.slots))
     }
 
@@ -189,9 +192,9 @@ impl Scheduler {
         let turn = member.turn;
         self.running += 1;
         if fresh {
-            self.seated += 1;
-            for taker in turn.takers() {
-                self.last_turn.insert(taker, now);
+            self.new_admitted += 1;
+            for fair_key in turn.fair_keys() {
+                self.last_turn.insert(fair_key, now);
             }
         }
         self.remove_turn(turn);
@@ -220,7 +223,7 @@ impl Scheduler {
         {
             member.stage = SequenceStage::Waiting(WaitingFrom::Ran);
             let turn = member.turn;
-            self.stand_in_line(turn);
+            self.start_turns(turn);
         }
     }
 
@@ -263,7 +266,7 @@ impl Scheduler {
 
     /// Returns the number of waiting sequences.
     pub(crate) fn waiting(&self) -> usize {
-        self.in_wait().count()
+        self.waiting_members().count()
     }
 
     /// Selects the sequence to preempt among those for which `holds` is true: sequences that do not run before running
@@ -299,24 +302,24 @@ impl Scheduler {
             member.stage = stage;
             let turn = member.turn;
             self.running -= 1;
-            self.stand_in_line(turn);
+            self.start_turns(turn);
         }
     }
 
     /// Starts the turns of a caller and its connection, unless they take turns already.
-    fn stand_in_line(&mut self, turn: SchedulerTurn) {
-        for taker in turn.takers() {
-            self.last_turn.entry(taker).or_insert(self.turns);
+    fn start_turns(&mut self, turn: SchedulerTurn) {
+        for fair_key in turn.fair_keys() {
+            self.last_turn.entry(fair_key).or_insert(self.turns);
         }
     }
 
     /// Removes the turns of a caller or connection without waiting sequences, so that the table stays as small as the
     /// queue.
     fn remove_turn(&mut self, turn: SchedulerTurn) {
-        for taker in turn.takers() {
-            let waits = |member: &QueueMember| member.turn.takers().contains(&taker);
-            if !self.in_wait().any(waits) {
-                self.last_turn.remove(&taker);
+        for fair_key in turn.fair_keys() {
+            let waits = |member: &QueueMember| member.turn.fair_keys().contains(&fair_key);
+            if !self.waiting_members().any(waits) {
+                self.last_turn.remove(&fair_key);
             }
         }
     }

@@ -370,14 +370,14 @@ impl LoadPlan {
             batch_tokens: options.batch_tokens.clamp(slots, BATCH_TOKENS_MAX),
             slots,
         };
-        let own = context_tokens.next_multiple_of(llama::CELLS_STEP);
+        let slot_cells = context_tokens.next_multiple_of(llama::CELLS_STEP);
         let small = CACHE_BYTES_SMALL / memory::cell_bytes(header).max(1);
         let small = u32::try_from(small).unwrap_or(CONTEXT_TOKENS_MAX);
         let allowed = options.cache_tokens.unwrap_or_else(|| cells.max(small));
-        let affordable = allowed / own;
+        let affordable = allowed / slot_cells;
         let separate = (affordable >= options.parallel).then(|| {
             let slots = slots.min(affordable);
-            sizes(own.saturating_mul(slots), true, slots)
+            sizes(slot_cells.saturating_mul(slots), true, slots)
         });
         let processors = available_parallelism().map_or(1, |count| count.get() as u32);
         let spared = processors.saturating_sub(1).max(1);

@@ -134,13 +134,13 @@ fn slots_have_cells_of_their_own_where_there_are_enough() {
         };
         let model = loaded(&wanted);
         let Capacity { slots, cells, .. } = model.capacity();
-        let own = model.context.own();
-        assert_eq!((slots, cells, own), expected, "{cache_tokens:?}");
+        let per_slot = model.context.cells_per_slot();
+        assert_eq!((slots, cells, per_slot), expected, "{cache_tokens:?}");
     }
     let sample = Sample::new("apart", &written(&RandomModelShape::tiny_recurrent()));
     let source = ModelSource::File(sample.0.clone());
     let recurrent = load("apart", &source, &options(), &mut |_| true).unwrap();
-    assert_eq!(recurrent.context.own(), None);
+    assert_eq!(recurrent.context.cells_per_slot(), None);
 }
 
 /// A batch of three ubatches: two neighbours with a token each, the rest of one of them, and a slot that is not

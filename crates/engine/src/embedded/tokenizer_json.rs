@@ -49,7 +49,7 @@ pub(super) fn file(
     let (adds_bos, bos) = model.bos();
     let vocabulary = ByteLevel {
         added: (0..model.size())
-            .filter_map(|token| model.found(token))
+            .filter_map(|token| model.added_token(token))
             .collect(),
         patterns: split.patterns.to_vec(),
         merges,

@@ -68,7 +68,7 @@ impl LlamaVocabulary {
             } else {
                 bytes.extend(model.piece(token, false));
             }
-            if let Some(how) = model.found(token) {
+            if let Some(how) = model.added_token(token) {
                 fixed.push((model.text(token), how));
             }
             kinds.push(kind);

@@ -85,10 +85,10 @@ impl KvSlots {
                 self.model.release(slot);
             }
         }
-        if let Some((cached, free)) = self.cache.in_the_way(wanted) {
+        if let Some((cached, free)) = self.cache.misplaced_prefix(wanted) {
             self.move_cached(cached, free);
         }
-        let slot = self.cache.take(scope)?;
+        let slot = self.cache.acquire(scope)?;
         self.model.open(slot, purpose);
         // The eviction may have taken the shared prefix, and its slot may be the one that was opened.
         let shared = shared
@@ -119,7 +119,7 @@ impl KvSlots {
         self.model.open(free, &purpose);
         self.model.fork(cached, free, tokens);
         self.model.release(cached);
-        self.cache.shift(cached, free);
+        self.cache.swap_slots(cached, free);
     }
 
     /// Marks the prefixes of a cache key as recently used.
@@ -156,7 +156,7 @@ impl KvSlots {
         }
         let model = &*self.model;
         let resumes = |slot, tokens| can_resume(model, slot, tokens);
-        for slot in self.cache.keep(slot, prompt_tokens, cache_key, resumes) {
+        for slot in self.cache.retain(slot, prompt_tokens, cache_key, resumes) {
             self.model.release(slot);
         }
     }

@@ -31,6 +31,7 @@
 
 mod admission;
 mod batch;
+mod detokenizer;
 mod kv_slots;
 mod output;
 mod progress;

@@ -63,7 +63,7 @@ impl ProgressReports {
 /// Returns the requests that have waiting sequences, each with the position of the first of these.
 fn positions(requests: &Requests) -> HashMap<usize, FollowerPosition> {
     let mut positions = HashMap::new();
-    for key in requests.scheduler.line() {
+    for key in requests.scheduler.admission_order() {
         let ahead = u32::try_from(positions.len()).unwrap_or(u32::MAX);
         let fresh = FollowerPosition { ahead, waiting: 0 };
         let job = requests.sequences[key].job;

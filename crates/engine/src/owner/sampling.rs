@@ -128,7 +128,7 @@ impl RowSampling {
         let sequence = &mut requests.sequences[key];
         let terms = &requests.jobs[sequence.job].terms;
         match logits(&mut requests.slots, panics, index, now) {
-            Ok(row) => self.decide(sequence, terms, &requests.ends, row, panics, now),
+            Ok(row) => self.decide(sequence, terms, &requests.tokens.ends, row, panics, now),
             Err(outcome) => outcome,
         }
     }
@@ -154,7 +154,7 @@ impl RowSampling {
                 Logits::Ranked(ranked)
             }
         };
-        self.decide(sequence, terms, &requests.ends, row, panics, now)
+        self.decide(sequence, terms, &requests.tokens.ends, row, panics, now)
     }
 
     /// Asks the steerer, if there is one, and samples unless it decides otherwise.

@@ -24,9 +24,9 @@ fn everywhere(_: SlotId, _: usize) -> bool {
     true
 }
 
-fn keep(cache: &mut PrefixCache, slot: SlotId, key: Option<u64>) -> Vec<SlotId> {
+fn retain(cache: &mut PrefixCache, slot: SlotId, key: Option<u64>) -> Vec<SlotId> {
     let prompt = cache.len(slot);
-    cache.keep(slot, prompt, key, everywhere)
+    cache.retain(slot, prompt, key, everywhere)
 }
 
 fn find(cache: &PrefixCache, scope: u64, prompt: &[Token]) -> Option<PrefixMatch> {
@@ -36,11 +36,11 @@ fn find(cache: &PrefixCache, scope: u64, prompt: &[Token]) -> Option<PrefixMatch
 #[test]
 fn a_prefix_is_found_among_live_and_kept_slots_and_the_longest_wins() {
     let mut cache = cache(true);
-    let live = cache.take(0).unwrap();
+    let live = cache.acquire(0).unwrap();
     cache.append(live, &[1, 2, 3, 4]);
-    let cached = cache.take(0).unwrap();
+    let cached = cache.acquire(0).unwrap();
     cache.append(cached, &[1, 2, 3, 4, 5, 6]);
-    keep(&mut cache, cached, None);
+    retain(&mut cache, cached, None);
     let found = |prompt: &[Token]| {
         find(&cache, 0, prompt).map(|found| (found.slot, found.tokens, found.cached, found.whole))
     };
@@ -57,9 +57,9 @@ fn a_prefix_is_found_among_live_and_kept_slots_and_the_longest_wins() {
 #[test]
 fn a_model_that_cannot_cut_back_goes_on_only_where_a_slot_ends() {
     let mut cache = cache(false);
-    let cached = cache.take(0).unwrap();
+    let cached = cache.acquire(0).unwrap();
     cache.append(cached, &[1, 2, 3]);
-    keep(&mut cache, cached, None);
+    retain(&mut cache, cached, None);
     assert_eq!(find(&cache, 0, &[1, 2, 9]), None);
     assert_eq!(
         find(&cache, 0, &[1, 2, 3]),
@@ -75,10 +75,10 @@ fn a_model_that_cannot_cut_back_goes_on_only_where_a_slot_ends() {
 #[test]
 fn the_least_recently_used_goes_first_and_a_key_keeps_its_own_warm() {
     let mut cache = cache(true);
-    let slots: Vec<SlotId> = (0..3).map(|_| cache.take(0).unwrap()).collect();
+    let slots: Vec<SlotId> = (0..3).map(|_| cache.acquire(0).unwrap()).collect();
     for (&slot, key) in slots.iter().zip([Some(7), None, None]) {
         cache.append(slot, &[slot, 1]);
-        keep(&mut cache, slot, key);
+        retain(&mut cache, slot, key);
     }
     cache.warm(0, 7);
     assert_eq!(cache.evict(Some(slots[1])), Some(slots[2]));
@@ -91,9 +91,9 @@ fn the_least_recently_used_goes_first_and_a_key_keeps_its_own_warm() {
 fn lm_609_a_prefix_is_found_in_its_own_scope_alone() {
     let mut cache = cache(true);
     for (scope, tokens) in [(1, &[1, 2, 3, 4][..]), (2, &[1, 2, 9])] {
-        let slot = cache.take(scope).unwrap();
+        let slot = cache.acquire(scope).unwrap();
         cache.append(slot, tokens);
-        keep(&mut cache, slot, Some(7));
+        retain(&mut cache, slot, Some(7));
     }
     let common = |cache: &PrefixCache, scope| {
         let found = find(cache, scope, &[1, 2, 3, 4, 5]);
@@ -106,7 +106,7 @@ fn lm_609_a_prefix_is_found_in_its_own_scope_alone() {
     assert!(cache.evict(None).is_some());
     assert_eq!([1, 2].map(|scope| common(&cache, scope)), [Some(4), None]);
     // A slot belongs to the scope that took it last.
-    let slot = cache.take(3).unwrap();
+    let slot = cache.acquire(3).unwrap();
     cache.append(slot, &[1]);
     assert_eq!(common(&cache, 3), Some(1));
 }
@@ -117,9 +117,9 @@ fn what_is_held_twice_is_kept_once() {
         let mut cache = cache(truncates);
         let mut freed = Vec::new();
         for tokens in all {
-            let slot = cache.take(0).unwrap();
+            let slot = cache.acquire(0).unwrap();
             cache.append(slot, tokens);
-            freed.push(cache.keep(slot, 1, None, resumes));
+            freed.push(cache.retain(slot, 1, None, resumes));
         }
         (freed, cache.used())
     };
@@ -137,9 +137,9 @@ fn what_is_held_twice_is_kept_once() {
     // Not across scopes.
     let mut cache = cache(true);
     for scope in [1, 2] {
-        let slot = cache.take(scope).unwrap();
+        let slot = cache.acquire(scope).unwrap();
         cache.append(slot, &[1, 2]);
-        assert!(keep(&mut cache, slot, None).is_empty());
+        assert!(retain(&mut cache, slot, None).is_empty());
     }
 }
 
@@ -147,9 +147,9 @@ fn what_is_held_twice_is_kept_once() {
 fn answers_to_one_prompt_go_before_another_conversation() {
     let mut cache = cache(true);
     let add = |cache: &mut PrefixCache, scope, prompt: Token, answer: Token| {
-        let slot = cache.take(scope).unwrap();
+        let slot = cache.acquire(scope).unwrap();
         cache.append(slot, &[prompt, answer]);
-        assert!(cache.keep(slot, 1, None, everywhere).is_empty());
+        assert!(cache.retain(slot, 1, None, everywhere).is_empty());
         slot
     };
     let conversation = add(&mut cache, 0, 7, 1);
@@ -166,9 +166,9 @@ fn answers_to_one_prompt_go_before_another_conversation() {
 fn a_match_has_its_least_length_and_d_48_a_model_that_can_go_on_from_it() {
     let mut cache = cache(true);
     for tokens in [&[1, 2, 3, 4, 5][..], &[1, 2, 3, 9]] {
-        let slot = cache.take(0).unwrap();
+        let slot = cache.acquire(0).unwrap();
         cache.append(slot, tokens);
-        keep(&mut cache, slot, None);
+        retain(&mut cache, slot, None);
     }
     let prompt = [1, 2, 3, 4, 6];
     let tokens = |min, resumes: fn(SlotId, usize) -> bool| {
@@ -278,7 +278,7 @@ fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
     let live = |naive: &Naive, slot: usize| naive[slot].as_ref().is_some_and(|entry| entry.1);
     match act {
         Act::Take => {
-            let slot = cache.take(0);
+            let slot = cache.acquire(0);
             assert_eq!(slot.is_some(), naive.iter().any(Option::is_none));
             if let Some(slot) = slot {
                 assert!(naive[slot as usize].is_none(), "no slot is given twice");
@@ -302,7 +302,7 @@ fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
             let Some((retained, _)) = naive[from].clone() else {
                 return;
             };
-            let Some(to) = cache.take(0) else { return };
+            let Some(to) = cache.acquire(0) else { return };
             let count = count.min(retained.len());
             cache.fork(from as u32, to, count);
             naive[to as usize] = Some((retained[..count].to_vec(), true));
@@ -313,7 +313,7 @@ fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
         }
         Act::Keep(slot) if live(naive, slot) => {
             naive[slot].as_mut().unwrap().1 = false;
-            for freed in keep(cache, slot as u32, None) {
+            for freed in retain(cache, slot as u32, None) {
                 assert_held(naive, freed as usize);
                 naive[freed as usize] = None;
             }
@@ -329,13 +329,13 @@ fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
             }
         }
         Act::Shift(spare) => {
-            if let Some((cached, free)) = cache.in_the_way(Some(spare as u32)) {
+            if let Some((cached, free)) = cache.misplaced_prefix(Some(spare as u32)) {
                 assert!(naive.iter().flatten().any(|entry| entry.1), "nobody runs");
                 assert!(cached < free && cached as usize != spare);
                 let entry = naive[cached as usize].take().unwrap();
                 assert!(!entry.1, "what runs stays where it is");
                 assert!(naive[free as usize].replace(entry).is_none());
-                cache.shift(cached, free);
+                cache.swap_slots(cached, free);
             }
         }
         _ => {}
@@ -345,25 +345,25 @@ fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
 #[test]
 fn what_is_kept_makes_room_beside_those_who_run() {
     let mut cache = cache(true);
-    let slots: Vec<SlotId> = (0..4).map(|_| cache.take(0).unwrap()).collect();
+    let slots: Vec<SlotId> = (0..4).map(|_| cache.acquire(0).unwrap()).collect();
     for &slot in &slots {
         cache.append(slot, &[slot, 9]);
     }
     for slot in [1, 2] {
-        keep(&mut cache, slot, None);
+        retain(&mut cache, slot, None);
     }
-    assert_eq!(cache.in_the_way(None), Some((1, 4)));
-    assert_eq!(cache.in_the_way(Some(1)), Some((2, 4)));
-    cache.shift(1, 4);
+    assert_eq!(cache.misplaced_prefix(None), Some((1, 4)));
+    assert_eq!(cache.misplaced_prefix(Some(1)), Some((2, 4)));
+    cache.swap_slots(1, 4);
     let found = find(&cache, 0, &[1, 9, 5]).unwrap();
     assert_eq!((found.slot, found.tokens, found.cached), (4, 2, true));
-    assert_eq!(cache.take(0), Some(1));
-    assert_eq!(cache.in_the_way(None), None, "no slot is free");
+    assert_eq!(cache.acquire(0), Some(1));
+    assert_eq!(cache.misplaced_prefix(None), None, "no slot is free");
     for slot in [0, 1, 3] {
-        keep(&mut cache, slot, None);
+        retain(&mut cache, slot, None);
     }
     assert!(cache.evict(None).is_some());
-    assert_eq!(cache.in_the_way(None), None, "nobody runs");
+    assert_eq!(cache.misplaced_prefix(None), None, "nobody runs");
 }
 
 proptest! {

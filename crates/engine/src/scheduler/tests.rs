@@ -12,13 +12,13 @@ fn of(caller: u64) -> SchedulerTurn {
 
 /// Admits all sequences in turn; each is removed at once.
 fn order(scheduler: &mut Scheduler) -> Vec<SequenceKey> {
-    let mut seated = Vec::new();
+    let mut new_admitted = Vec::new();
     while let Some(key) = scheduler.next(|_| true) {
         scheduler.admit(key);
         scheduler.remove(key);
-        seated.push(key);
+        new_admitted.push(key);
     }
-    seated
+    new_admitted
 }
 
 #[test]
@@ -40,9 +40,9 @@ fn priority_then_turns_of_callers_then_arrival() {
     for (key, priority, caller) in arrivals {
         scheduler.submit(key, priority, of(caller));
     }
-    assert_eq!(scheduler.line(), [5, 1, 2, 3, 4, 6]);
+    assert_eq!(scheduler.admission_order(), [5, 1, 2, 3, 4, 6]);
     scheduler.admit(5);
-    assert_eq!(scheduler.line(), [4, 1, 2, 3, 6]);
+    assert_eq!(scheduler.admission_order(), [4, 1, 2, 3, 6]);
 }
 
 #[test]
@@ -57,10 +57,10 @@ fn d_54_connections_take_turns_within_their_callers() {
         scheduler.submit(key, 0, from(2, 7));
     }
     let first = [0, 100, 2, 101, 4, 102, 6, 103];
-    let seated = order(&mut scheduler);
-    assert_eq!(seated[..8], first, "callers take turns");
+    let new_admitted = order(&mut scheduler);
+    assert_eq!(new_admitted[..8], first, "callers take turns");
     let rest = [8, 10, 12, 14, 16, 18, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19];
-    assert_eq!(seated[8..], rest, "and so do the connections of one");
+    assert_eq!(new_admitted[8..], rest, "and so do the connections of one");
     assert!(scheduler.last_turn.is_empty());
 }
 
@@ -70,17 +70,21 @@ fn one_turn_in_so_many_is_that_of_the_priority_that_waits_longest() {
         let mut scheduler = Scheduler::new(1, ageing);
         scheduler.submit(0, -5, of(9));
         scheduler.submit(1, 0, of(1));
-        let mut seated = Vec::new();
+        let mut new_admitted = Vec::new();
         // A sequence of higher priority waits at every turn.
         for newcomer in 10..30 {
             scheduler.submit(newcomer, 3, of(1));
             let key = scheduler.next(|_| true).unwrap();
-            assert_eq!(scheduler.line()[0], key, "the line says so too");
+            assert_eq!(scheduler.admission_order()[0], key, "the line says so too");
             scheduler.admit(key);
             scheduler.remove(key);
-            seated.push(key);
+            new_admitted.push(key);
         }
-        let turn = |key| seated.iter().position(|&seated| seated == key);
+        let turn = |key| {
+            new_admitted
+                .iter()
+                .position(|&new_admitted| new_admitted == key)
+        };
         assert_eq!(turn(0), expect, "{ageing}");
         let second = expect.map(|first| first + ageing as usize);
         assert_eq!(turn(1), second, "{ageing}");
@@ -114,15 +118,15 @@ fn a_caller_that_comes_anew_does_not_overtake_those_that_take_turns() {
     let mut scheduler = Scheduler::new(1, 0);
     scheduler.submit(1, 0, of(1));
     scheduler.submit(2, 0, of(1));
-    let mut seated = Vec::new();
+    let mut new_admitted = Vec::new();
     for newcomer in 10..14 {
         let key = scheduler.next(|_| true).unwrap();
         scheduler.admit(key);
         scheduler.remove(key);
-        seated.push(key);
+        new_admitted.push(key);
         scheduler.submit(newcomer, 0, of(newcomer as u64));
     }
-    assert_eq!(seated[..2], [1, 2]);
+    assert_eq!(new_admitted[..2], [1, 2]);
 }
 
 #[test]

@@ -24,7 +24,7 @@ impl Requests {
     ) {
         let token = sample.token;
         let terms = self.terms(key);
-        let is_end = self.ends.contains(&token) && !terms.ignore_eos;
+        let is_end = self.tokens.ends.contains(&token) && !terms.ignore_eos;
         let sequence = &self.sequences[key];
         let output = &sequence.tokens[sequence.prompt_tokens..];
         // The token being appended counts towards `min_tokens`, as it does for stop strings.
@@ -33,7 +33,7 @@ impl Requests {
             .stop_sequence(output, token)
             .filter(|_| stopping)
             .map(<[_]>::to_vec);
-        let sampled = self.with_logprobs(sample);
+        let sampled = self.tokens.with_logprobs(sample);
         let hidden = is_end || by_tokens.is_some();
         let (text, stop_text) = if hidden {
             (CompactString::default(), None)
@@ -44,7 +44,7 @@ impl Requests {
         let steered = self.sequences[key].steering.is_some();
         // Under a steerer an EOG token need not end the output; a space replaces it in the context (AI-804).
         let context = if is_end && steered {
-            self.space_or(token)
+            self.tokens.space_or(token)
         } else {
             token
         };
@@ -139,7 +139,10 @@ impl Requests {
                 break;
             }
             // Stop strings apply to sampled text only; a steerer ends its output itself.
-            self.push_forced_text(key, token, &mut text);
+            let sequence = &mut self.sequences[key];
+            let terms = &self.jobs[sequence.job].terms;
+            let bytes = terms.bytes(&*self.tokens.vocabulary, token);
+            sequence.text.push(&bytes, &terms.stop, false, &mut text);
             self.count_token(key, now);
             let requested = self.terms(key).top_logprobs;
             let sampled = Sampled {
@@ -150,7 +153,7 @@ impl Requests {
                     _ => Vec::new(),
                 },
                 forced: true,
-                ..self.sampled(token)
+                ..self.tokens.sampled(token)
             };
             self.sequences[key].record(&sampled, token);
             forced.push(sampled);
@@ -204,7 +207,7 @@ impl Requests {
         let (mut text, mut shown) = (ChoiceText::default(), String::new());
         for sampled in output {
             // No stop string ended the output then, so none is searched for.
-            let bytes = terms.bytes(&*self.vocabulary, sampled.id);
+            let bytes = terms.bytes(&*self.tokens.vocabulary, sampled.id);
             text.push(&bytes, &terms.stop, false, &mut shown);
         }
         (text, shown)
@@ -239,7 +242,7 @@ impl Requests {
     pub(in super::super) fn append_scored(&mut self, key: SequenceKey, sample: Sample, now: Time) {
         let token = sample.token;
         let (text, _) = self.push_text(key, token);
-        let sampled = self.with_logprobs(sample);
+        let sampled = self.tokens.with_logprobs(sample);
         self.count_token(key, now);
         let job = self.sequences[key].job;
         if let Err(sampled) = self.output.append_token(job, sampled, &text) {
@@ -266,7 +269,7 @@ impl Requests {
     fn push_text(&mut self, key: SequenceKey, token: Token) -> (CompactString, Option<usize>) {
         let sequence = &mut self.sequences[key];
         let terms = &self.jobs[sequence.job].terms;
-        let bytes = terms.bytes(&*self.vocabulary, token);
+        let bytes = terms.bytes(&*self.tokens.vocabulary, token);
         if let Some(text) = sequence.text.pass(&bytes, &terms.stop) {
             return (text, None);
         }
@@ -275,34 +278,6 @@ impl Requests {
         let mut out = String::new();
         let stop = sequence.text.push(&bytes, &terms.stop, stopping, &mut out);
         (out.into(), stop)
-    }
-
-    fn push_forced_text(&mut self, key: SequenceKey, token: Token, out: &mut String) {
-        let sequence = &mut self.sequences[key];
-        let terms = &self.jobs[sequence.job].terms;
-        let bytes = terms.bytes(&*self.vocabulary, token);
-        sequence.text.push(&bytes, &terms.stop, false, out);
-    }
-
-    /// A [`Sampled`] with the token alone: no log-probability, rank or alternatives.
-    fn sampled(&self, token: Token) -> Sampled {
-        Sampled {
-            id: token,
-            logprob: f32::NAN,
-            rank: None,
-            top: Vec::new(),
-            special: self.vocabulary.is_special(token),
-            forced: false,
-        }
-    }
-
-    fn with_logprobs(&self, sample: Sample) -> Sampled {
-        Sampled {
-            logprob: sample.logprob,
-            rank: sample.rank,
-            top: sample.top,
-            ..self.sampled(sample.token)
-        }
     }
 
     fn count_token(&mut self, key: SequenceKey, now: Time) {
@@ -360,11 +335,5 @@ impl Requests {
         tokens.prompt = sequence.take_prompt_scores();
         self.output
             .emit(sequence.job, sequence.choice, EventKind::Tokens(tokens));
-    }
-
-    /// The token of a space, or `end` in a vocabulary without one.
-    fn space_or(&self, end: Token) -> Token {
-        let space = self.vocabulary.tokenize(" ", false);
-        space.first().copied().unwrap_or(end)
     }
 }

@@ -14,10 +14,10 @@ mod append;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 use slab::Slab;
 
+use super::detokenizer::Detokenizer;
 use super::kv_slots::KvSlots;
 use super::output::StepOutput;
 use super::report::{SequenceId, StepReport};
@@ -43,9 +43,7 @@ pub(super) struct Requests {
     pub(super) report: StepReport,
     pub(super) stats: Arc<EngineStats>,
     pub(super) queue: Arc<AdmissionQueue>,
-    pub(super) vocabulary: SharedVocabulary,
-    /// The EOG tokens.
-    pub(super) ends: Vec<Token>,
+    pub(super) tokens: Detokenizer,
     context_tokens: usize,
     pub(super) vocabulary_tokens: u32,
     numbers: SequenceId,
@@ -62,9 +60,6 @@ impl Requests {
         queue: Arc<AdmissionQueue>,
     ) -> Self {
         let info = slots.info();
-        let ends = (0..info.vocabulary_tokens)
-            .filter(|&token| vocabulary.is_end(token))
-            .collect();
         Self {
             jobs: Slab::new(),
             sequences: Slab::new(),
@@ -74,8 +69,7 @@ impl Requests {
             report: StepReport::default(),
             stats,
             queue,
-            vocabulary,
-            ends,
+            tokens: Detokenizer::new(vocabulary, info.vocabulary_tokens),
             context_tokens: info.context_tokens as usize,
             vocabulary_tokens: info.vocabulary_tokens,
             numbers: 0,

@@ -1,0 +1,436 @@
+//! [`LlamaContext`]: the KV cache and the decode calls. Its `SAFETY` comments refer to the arguments in [`super`].
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use llama_cpp_sys_2 as sys;
+
+use super::super::guard::{guarded, throwing};
+use super::batch::LlamaBatch;
+use super::model::LlamaModel;
+use super::{LAST_ERROR, take_last_error};
+use crate::model::{BatchEntry, DecodeSignals, Interrupt};
+
+/// The result of a decode call that threw an exception; distinct from llama.cpp's own codes.
+const THROWN: i32 = i32::MIN;
+
+/// ggml's worker threads for one context.
+#[derive(Debug)]
+struct ComputeThreads(NonNull<sys::ggml_threadpool>);
+
+impl ComputeThreads {
+    fn new(threads: u32, poll: u32) -> Option<Self> {
+        // More threads would overrun ggml's fixed CPU mask.
+        let threads = i32::try_from(threads.clamp(1, THREADS_MAX)).ok()?;
+        // SAFETY: a plain value is returned.
+        let mut params = unsafe { sys::ggml_threadpool_params_default(threads) };
+        params.poll = poll.min(100);
+        // SAFETY: the parameters are copied; the pool is freed by `Drop`.
+        NonNull::new(unsafe { sys::ggml_threadpool_new(&raw mut params) }).map(Self)
+    }
+}
+
+impl Drop for ComputeThreads {
+    fn drop(&mut self) {
+        // SAFETY: the only owner; the context that used it was freed before.
+        unsafe { sys::ggml_threadpool_free(self.0.as_ptr()) };
+    }
+}
+
+/// The maximum of threads of one decode call.
+pub(in super::super) const THREADS_MAX: u32 = 256;
+
+/// The number of KV cells, or of those of each slot with a per-slot KV cache, is a multiple of this.
+pub(in super::super) const CELLS_STEP: u32 = 256;
+
+/// The maximum of slots (sequences) of llama.cpp.
+pub(in super::super) const SLOTS_MAX: u32 = 256;
+
+/// Output rows of a batch for scored tokens, in addition to one for each slot.
+pub(in super::super) const SCORED_ROWS: u32 = 64;
+
+/// The size of a context.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct ContextSize {
+    /// KV cells of all slots together.
+    pub(in super::super) cells: u32,
+    /// Per-slot KV: each slot has an equal part of the cells to itself. Otherwise unified KV: all slots share all
+    /// cells.
+    pub(in super::super) per_slot: bool,
+    pub(in super::super) batch_tokens: u32,
+    pub(in super::super) slots: u32,
+    pub(in super::super) threads: u32,
+    /// How long idle worker threads spin before they sleep, 0 to 100.
+    pub(in super::super) poll: u32,
+}
+
+/// Why a batch was not computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum DecodeError {
+    /// No room in the KV cache; nothing changed.
+    Full,
+    /// The interrupt was seen.
+    Aborted,
+    /// An argument is out of range: a defect of the caller. Nothing was computed.
+    Invalid(&'static str),
+    /// llama.cpp failed, with its code.
+    Broken(i32),
+}
+
+/// A KV cache, and the llama.cpp context that computes in it.
+///
+/// With a unified KV cache, one batch is one ubatch (physical and logical batch size are equal). With a per-slot KV
+/// cache, it is one ubatch for each run of neighbouring slots with the same number of tokens. Either way a batch that
+/// fails leaves every slot of a model that can be truncated as it was.
+#[derive(Debug)]
+pub(in super::super) struct LlamaContext {
+    context: NonNull<sys::llama_context>,
+    memory: NonNull<sys::llama_memory_i>,
+    /// Number of tokens in each slot.
+    cells_held: Vec<u32>,
+    /// The number of the last batch that had entries of each slot.
+    named: Vec<u64>,
+    batches: u64,
+    cells: u32,
+    /// KV cells of each slot, with a per-slot KV cache.
+    cells_per_slot: Option<u32>,
+    batch_tokens: u32,
+    rows: u32,
+    batch: LlamaBatch,
+    interrupt: Interrupt,
+    /// Tokens that a sliding-window layer attends to; 0 if every layer attends to all.
+    window: u32,
+    /// Its state is recurrent, not a list of KV cells.
+    recurrent: bool,
+    model: Arc<LlamaModel>,
+    /// Declared last: dropped after the context that uses it.
+    _pool: ComputeThreads,
+}
+
+// SAFETY: see "Threads" above. The batch's pointers are filled and used within one call.
+unsafe impl Send for LlamaContext {}
+
+impl LlamaContext {
+    /// Creates a context. Must be called before the model is shared: llama.cpp may still modify the model here.
+    ///
+    /// # Errors
+    /// The error that llama.cpp logged.
+    pub(in super::super) fn new(model: Arc<LlamaModel>, size: ContextSize) -> Result<Self, String> {
+        let slots = size.slots.clamp(1, SLOTS_MAX);
+        // llama.cpp asserts that a batch has room for one row per slot, and pads the number of cells itself.
+        let batch_tokens = size.batch_tokens.max(slots);
+        let cells = size.cells.max(batch_tokens).next_multiple_of(CELLS_STEP);
+        let threads = size.threads.clamp(1, THREADS_MAX);
+        let pool =
+            ComputeThreads::new(threads, size.poll).ok_or("ggml could not start its threads")?;
+        // SAFETY: a plain value is returned.
+        let mut params = unsafe { sys::llama_context_default_params() };
+        params.n_ctx = cells;
+        params.n_batch = batch_tokens;
+        params.n_ubatch = batch_tokens;
+        params.n_seq_max = slots;
+        // One output row per slot, and some for slots with several scored tokens.
+        let rows = slots.saturating_add(SCORED_ROWS).min(batch_tokens);
+        params.n_outputs_max = rows;
+        params.n_outputs_max_per_seq = rows;
+        params.n_threads = threads.cast_signed();
+        params.n_threads_batch = threads.cast_signed();
+        // With a unified KV cache a fork copies nothing, but every token attends over all cells.
+        params.kv_unified = !size.per_slot;
+        // Allocates as many cells for sliding-window layers as for the others, so that most prefixes of such models can
+        // be truncated and forked too. It is no guarantee: llama.cpp reuses cells that have left their sequence's
+        // window, hence `can_resume`.
+        params.swa_full = true;
+        params.no_perf = true;
+        let _ = LAST_ERROR.take();
+        // SAFETY: the model is live and stays so through the `Arc`; the parameters hold no pointers of ours.
+        let init = || unsafe { throwing::llama_init_from_model(model.model.as_ptr(), params) };
+        let context = guarded(init)?;
+        let context = NonNull::new(context).ok_or_else(take_last_error)?;
+        let interrupt = Interrupt::default();
+        // SAFETY: the context is live; the flag and the pool live as long as it does (fields of the same value).
+        let (memory, cells, slot_cells, batch_tokens) = unsafe {
+            let raw = context.as_ptr();
+            sys::llama_attach_threadpool(raw, pool.0.as_ptr(), pool.0.as_ptr());
+            sys::llama_set_abort_callback(
+                raw,
+                Some(on_poll),
+                Arc::as_ptr(&interrupt).cast_mut().cast(),
+            );
+            (
+                sys::llama_get_memory(raw),
+                sys::llama_n_ctx(raw),
+                sys::llama_n_ctx_seq(raw),
+                sys::llama_n_batch(raw),
+            )
+        };
+        let Some(memory) = NonNull::new(memory) else {
+            // SAFETY: the only owner frees it, before the pool.
+            unsafe { sys::llama_free(context.as_ptr()) };
+            return Err("the model keeps no state between tokens".to_owned());
+        };
+        let batch = LlamaBatch::new(batch_tokens as usize);
+        let (retained, named) = (vec![0; slots as usize], vec![0; slots as usize]);
+        let batches = 0;
+        let facts = model.facts();
+        Ok(Self {
+            context,
+            memory,
+            cells_held: retained,
+            named,
+            batches,
+            cells,
+            cells_per_slot: size.per_slot.then_some(slot_cells),
+            batch_tokens,
+            rows,
+            batch,
+            interrupt,
+            window: facts.sliding_window,
+            recurrent: facts.recurrent,
+            model,
+            _pool: pool,
+        })
+    }
+
+    /// Returns the number of KV cells.
+    pub(in super::super) fn cells(&self) -> u32 {
+        self.cells
+    }
+
+    /// Returns the number of KV cells of each slot, with a per-slot KV cache.
+    #[cfg(test)]
+    pub(in super::super) fn cells_per_slot(&self) -> Option<u32> {
+        self.cells_per_slot
+    }
+
+    /// Returns the maximum of entries of a batch.
+    pub(in super::super) fn batch_tokens(&self) -> u32 {
+        self.batch_tokens
+    }
+
+    /// Returns the maximum of output rows of a batch.
+    pub(in super::super) fn rows(&self) -> u32 {
+        self.rows
+    }
+
+    /// Returns the number of slots.
+    pub(in super::super) fn slots(&self) -> u32 {
+        self.cells_held.len() as u32
+    }
+
+    /// Sets the flag that aborts a running decode call; it is polled between the nodes of the graph.
+    pub(in super::super) fn set_interrupt(&mut self, flag: Interrupt) {
+        // SAFETY: the context is live and not computing. The old flag is dropped only after the new one is in place.
+        unsafe {
+            let data = Arc::as_ptr(&flag).cast_mut().cast();
+            sys::llama_set_abort_callback(self.context.as_ptr(), Some(on_poll), data);
+        }
+        self.interrupt = flag;
+    }
+
+    /// Decodes a batch. After an error other than [`DecodeError::Broken`] the slots of a model that can be truncated
+    /// are unchanged.
+    pub(in super::super) fn decode(&mut self, entries: &[BatchEntry]) -> Result<(), DecodeError> {
+        self.batch.clear();
+        self.check(entries)?;
+        self.batch.fill(entries);
+        let (context, batch) = (self.context.as_ptr(), self.batch.raw());
+        // SAFETY: `check` has compared every number with the context's limits; the batch's arrays are as long as it
+        // says and live during the call, which copies them.
+        let decode = || unsafe { throwing::llama_decode(context, batch) };
+        let code = guarded(decode).unwrap_or_else(|thrown| {
+            tracing::error!(thrown, "llama.cpp failed within a pass");
+            THROWN
+        });
+        if code == 0 {
+            for entry in entries {
+                self.cells_held[entry.slot as usize] += 1;
+            }
+            return Ok(());
+        }
+        self.batch.clear();
+        self.roll_back(entries);
+        Err(match code {
+            1 => DecodeError::Full,
+            2 => DecodeError::Aborted,
+            -1 => DecodeError::Invalid("llama.cpp refused the batch"),
+            code => DecodeError::Broken(code),
+        })
+    }
+
+    /// Rolls back the slots of a failed batch: ubatches before the failed one have added tokens to them.
+    fn roll_back(&mut self, entries: &[BatchEntry]) {
+        if self.cells_per_slot.is_none() {
+            return;
+        }
+        for entry in entries {
+            let retained = self.cells_held[entry.slot as usize].cast_signed();
+            // SAFETY: the memory lives with its context, and `check` has found the slot in range.
+            unsafe {
+                let memory = self.memory.as_ptr();
+                sys::llama_memory_seq_rm(memory, entry.slot.cast_signed(), retained, -1);
+            }
+        }
+    }
+
+    fn check(&mut self, entries: &[BatchEntry]) -> Result<(), DecodeError> {
+        self.batches += 1;
+        if entries.is_empty() || entries.len() > self.batch_tokens as usize {
+            return Err(DecodeError::Invalid("a batch is empty or too large"));
+        }
+        let (mut rows, reach) = (0, self.cells_per_slot.unwrap_or(self.cells));
+        for (index, entry) in entries.iter().enumerate() {
+            let Some(&retained) = self.cells_held.get(entry.slot as usize) else {
+                return Err(DecodeError::Invalid("a slot is out of range"));
+            };
+            if self.model.id(entry.token).is_none() {
+                return Err(DecodeError::Invalid("a token is outside the vocabulary"));
+            }
+            let expected = match index.checked_sub(1).map(|before| entries[before]) {
+                Some(before) if before.slot == entry.slot => before.position + 1,
+                _ if self.named[entry.slot as usize] == self.batches => {
+                    return Err(DecodeError::Invalid("the entries of a slot are apart"));
+                }
+                _ => retained,
+            };
+            self.named[entry.slot as usize] = self.batches;
+            if entry.position != expected || entry.position >= reach {
+                return Err(DecodeError::Invalid(
+                    "a position does not follow its slot's last",
+                ));
+            }
+            rows += usize::from(entry.row);
+        }
+        if rows > self.rows as usize {
+            Err(DecodeError::Invalid("more rows than there is room for"))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Returns the logits after the entry at `index` of the last batch, if that batch succeeded and the entry requested
+    /// an output row. The caller may overwrite them: the next batch writes them anew.
+    pub(in super::super) fn row(&mut self, index: usize) -> Option<&mut [f32]> {
+        let index = self.batch.wanted(index)?;
+        // SAFETY: the last decode succeeded and its batch wanted a row at this index.
+        let row = unsafe { sys::llama_get_logits_ith(self.context.as_ptr(), index) };
+        let row = NonNull::new(row)?;
+        // SAFETY: a row has one float per token of the vocabulary, in a buffer that the context owns and does not touch
+        // before its next call; `&mut self` is borrowed for as long.
+        Some(unsafe { std::slice::from_raw_parts_mut(row.as_ptr(), self.model.size() as usize) })
+    }
+
+    /// Copies the first `tokens` tokens of `from` into the empty slot `to`.
+    pub(in super::super) fn fork(
+        &mut self,
+        from: u32,
+        to: u32,
+        tokens: u32,
+    ) -> Result<(), DecodeError> {
+        let (Some(&source), Some(&target)) = (
+            self.cells_held.get(from as usize),
+            self.cells_held.get(to as usize),
+        ) else {
+            return Err(DecodeError::Invalid("a slot is out of range"));
+        };
+        if from == to || target != 0 || tokens > source {
+            return Err(DecodeError::Invalid(
+                "a fork wants an empty slot and no more than its source holds",
+            ));
+        }
+        if tokens == 0 {
+            return Ok(());
+        }
+        // A whole copy is requested as such, because recurrent models support only that, and so does a per-slot KV
+        // cache.
+        let whole = tokens == source || self.cells_per_slot.is_some();
+        let until = if whole { -1 } else { tokens.cast_signed() };
+        // SAFETY: the memory lives with its context, and both slots are in range.
+        unsafe {
+            let memory = self.memory.as_ptr();
+            sys::llama_memory_seq_cp(memory, from.cast_signed(), to.cast_signed(), -1, until);
+        }
+        self.cells_held[to as usize] = if whole { source } else { tokens };
+        if self.truncate(to, tokens) {
+            Ok(())
+        } else {
+            Err(DecodeError::Invalid(
+                "a model that cannot be cut back was to be",
+            ))
+        }
+    }
+
+    /// Returns whether a slot truncated to its first `tokens` tokens holds every position that the token after them
+    /// attends to (D-48).
+    pub(in super::super) fn can_resume(&self, slot: u32, tokens: u32) -> bool {
+        let Some(&retained) = self.cells_held.get(slot as usize) else {
+            return false;
+        };
+        if tokens == 0 || tokens >= retained {
+            // Nothing is attended to, or nothing is truncated: llama.cpp retains the window at the end of a sequence
+            // itself.
+            return tokens <= retained;
+        }
+        if self.recurrent || self.window == 0 {
+            return !self.recurrent;
+        }
+        // SAFETY: the memory lives with its context, and the slot is in range; the call only reads.
+        let oldest =
+            unsafe { sys::llama_memory_seq_pos_min(self.memory.as_ptr(), slot.cast_signed()) };
+        // The token at position `tokens` attends to itself and the `window - 1` before it; layers that attend to chunks
+        // or to half of the window on either side attend to fewer.
+        let first = (tokens + 1).saturating_sub(self.window);
+        u32::try_from(oldest).is_ok_and(|oldest| oldest <= first)
+    }
+
+    /// Truncates a slot to its first `tokens` tokens; returns false if this model cannot.
+    pub(in super::super) fn truncate(&mut self, slot: u32, tokens: u32) -> bool {
+        let Some(retained) = self.cells_held.get_mut(slot as usize) else {
+            return false;
+        };
+        if tokens >= *retained {
+            return tokens == *retained;
+        }
+        // Removing everything never fails, even on models where removing a part does.
+        let from = if tokens == 0 {
+            -1
+        } else {
+            tokens.cast_signed()
+        };
+        // SAFETY: the memory lives with its context, and the slot is in range.
+        let done =
+            unsafe { sys::llama_memory_seq_rm(self.memory.as_ptr(), slot.cast_signed(), from, -1) };
+        if done {
+            *retained = tokens;
+        }
+        done
+    }
+
+    /// Empties a slot, whatever state llama.cpp left there after a failure.
+    pub(in super::super) fn clear(&mut self, slot: u32) {
+        if let Some(retained) = self.cells_held.get_mut(slot as usize) {
+            *retained = 0;
+            // SAFETY: as in `truncate`.
+            unsafe { sys::llama_memory_seq_rm(self.memory.as_ptr(), slot.cast_signed(), -1, -1) };
+        }
+    }
+
+    /// Returns the number of tokens in a slot.
+    pub(in super::super) fn cells_held(&self, slot: u32) -> u32 {
+        self.cells_held.get(slot as usize).copied().unwrap_or(0)
+    }
+}
+
+impl Drop for LlamaContext {
+    fn drop(&mut self) {
+        // SAFETY: the only owner; model, flag and pool are dropped afterwards.
+        unsafe { sys::llama_free(self.context.as_ptr()) };
+    }
+}
+
+/// Called by ggml's first thread before each node of the graph; returns true to abort.
+unsafe extern "C" fn on_poll(data: *mut c_void) -> bool {
+    // SAFETY: the address of the context's `DecodeSignals`, which its `Arc` keeps alive.
+    unsafe { &*data.cast::<DecodeSignals>() }.pulse()
+}
