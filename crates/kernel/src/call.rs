@@ -1,7 +1,7 @@
 //! One call of a function: its inputs, options and extensions.
 
 use std::any::Any;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,12 +14,10 @@ use serde_json::{Map, Value};
 
 use crate::cancel::Cancel;
 use crate::error::Error;
+use crate::extensions::{Context, Extensions};
 use crate::name::{Mime, Name};
 use crate::node::Node;
-use crate::observer::CallObserver;
-use crate::request_context::RequestContext;
 use crate::spec::{InputSpec, Spec};
-use crate::token_charge::TokenCharge;
 use crate::want::Want;
 use crate::{Chunks, Result};
 
@@ -45,23 +43,6 @@ impl CallId {
 impl fmt::Display for CallId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
-    }
-}
-
-/// Values that a call passes to the calls made within it.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Extensions(BTreeMap<Name, Value>);
-
-impl Extensions {
-    /// The value under `key`.
-    #[must_use]
-    pub fn get(&self, key: &str) -> Option<&Value> {
-        self.0.get(key)
-    }
-
-    /// Sets a value.
-    pub fn insert(&mut self, key: impl Into<Name>, value: impl Into<Value>) {
-        self.0.insert(key.into(), value.into());
     }
 }
 
@@ -130,7 +111,7 @@ impl Inputs {
     }
 }
 
-/// The share of a queue that a call waits in: callers take turns, and within a caller its connections or sessions do
+/// An extension: the share of a queue that a call waits in. Callers take turns, and within a caller its connections or sessions do
 /// (D-54). 0 stands for no caller in particular.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FairShare {
@@ -139,6 +120,11 @@ pub struct FairShare {
     /// Number of the caller's connection or session.
     pub connection: u64,
 }
+
+/// An extension: the models that the caller may know of; without it, all. For functions that look models up by name, so
+/// that their errors name no others.
+#[derive(Clone, Debug)]
+pub struct KnownModels(pub Arc<HashSet<Name>>);
 
 /// The kernel that a call came from, and what calls made through it inherit (KE-138).
 ///
@@ -156,9 +142,7 @@ pub(crate) struct Inherited {
     pub(crate) depth: u32,
     pub(crate) deadline: Option<Instant>,
     pub(crate) cancel: Cancel,
-    pub(crate) context: Arc<Extensions>,
-    pub(crate) request_context: Option<RequestContext>,
-    pub(crate) turn: FairShare,
+    pub(crate) extensions: Extensions,
 }
 
 impl Inherited {
@@ -168,22 +152,13 @@ impl Inherited {
             depth: call.depth,
             deadline: call.deadline,
             cancel: call.cancel.clone(),
-            context: call.context.clone(),
-            request_context: call.request_context.clone(),
-            turn: call.turn,
+            extensions: call.extensions.clone(),
         }
     }
 
     /// Whether nothing that `call` passes down has changed since.
     fn is_still(&self, call: &Call) -> bool {
-        self.id == call.id
-            && self.deadline == call.deadline
-            && self.turn == call.turn
-            && Arc::ptr_eq(&self.context, &call.context)
-            && match (&self.request_context, &call.request_context) {
-                (Some(before), Some(now)) => before.is(now),
-                (before, now) => before.is_none() && now.is_none(),
-            }
+        self.id == call.id && self.deadline == call.deadline && self.extensions.is(&call.extensions)
     }
 }
 
@@ -205,19 +180,9 @@ pub struct Call {
     pub deadline: Option<Instant>,
     /// Fires when no reader needs the rest.
     pub cancel: Cancel,
-    /// Values that its callers passed down.
-    pub context: Arc<Extensions>,
-    /// Its share of queues; its caller's unless a layer sets another.
-    pub turn: FairShare,
-    /// The account that its tokens are charged to, if any. Calls made within this one are charged by their own layers.
-    pub token_charge: Option<Arc<dyn TokenCharge>>,
-    /// Observes the requests to models, if the call is traced.
-    pub observer: Option<Arc<dyn CallObserver>>,
-    /// Request extensions of the call; its caller's unless a layer sets others.
-    pub request_context: Option<RequestContext>,
-    /// The models that the caller may know of; `None`: all. For functions that look models up by name, so that their
-    /// errors name no others. Layers set it anew for the calls made within this one.
-    pub known_models: Option<Arc<HashSet<Name>>>,
+    /// Typed values; its caller's unless a layer sets others. Functions of models read a [`FairShare`], an
+    /// `Arc<dyn` [`TokenCharge`](crate::TokenCharge)`>` and an `Arc<dyn` [`CallObserver`](crate::CallObserver)`>`.
+    pub extensions: Extensions,
     pub(crate) spec: Arc<Spec>,
     pub(crate) depth: u32,
 }
@@ -267,7 +232,19 @@ impl Call {
             .map_err(|error| Error::argument(self.spec.name.clone(), error.to_string()))
     }
 
-    /// Passes the present deadline, turn and extensions down to the calls made from here on: a layer may have changed them.
+    /// The named value `key` that this call's caller, or one around it, set with [`crate::Run::context`].
+    #[must_use]
+    pub fn context(&self, key: &str) -> Option<&Value> {
+        self.extensions.get::<Context>()?.get(key)
+    }
+
+    /// Its share of queues.
+    #[must_use]
+    pub fn fair_share(&self) -> FairShare {
+        self.extensions.get().copied().unwrap_or_default()
+    }
+
+    /// Passes the present deadline and extensions down to the calls made from here on: a layer may have changed them.
     /// Most do not, and then nothing is allocated.
     pub(crate) fn pass_down(&mut self) {
         let inherited = self.caller.inherited.as_ref();

@@ -7,7 +7,7 @@ use sapwood_proto::clip::shown;
 use sapwood_proto::code::Code;
 
 use crate::Result;
-use crate::call::Call;
+use crate::call::{Call, KnownModels};
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::function::Fun;
@@ -61,7 +61,8 @@ impl Targets {
     /// The model that the name `asked` stands for (EV-503).
     fn find(&self, call: &Call, asked: &str) -> Result<Name> {
         let specs = call.kernel().specs();
-        let known = call.known_models.as_deref();
+        let known = call.extensions.get::<KnownModels>();
+        let known = known.map(|known| &*known.0);
         let models = || {
             specs
                 .iter()

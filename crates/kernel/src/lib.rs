@@ -47,6 +47,7 @@ mod chunk;
 #[cfg(feature = "net")]
 pub mod connect;
 mod error;
+mod extensions;
 mod facts;
 pub mod from_chunks;
 mod function;
@@ -65,7 +66,6 @@ mod observer;
 pub mod pool;
 #[cfg(test)]
 mod probe;
-mod request_context;
 mod run;
 pub mod session;
 mod spec;
@@ -74,10 +74,11 @@ mod token_charge;
 mod want;
 
 pub use self::args::{Args, IntoArgs};
-pub use self::call::{Call, CallId, Caller, Extensions, FairShare, Inputs, Instant};
+pub use self::call::{Call, CallId, Caller, FairShare, Inputs, Instant, KnownModels};
 pub use self::cancel::{Cancel, Cancelled};
 pub use self::chunk::{Chunk, Part, Text};
 pub use self::error::Error;
+pub use self::extensions::{Context, Extensions};
 pub use self::facts::ModelFacts;
 pub use self::from_chunks::{FromChunks, Json, Out};
 pub use self::function::{Fun, Function};
@@ -91,7 +92,6 @@ pub use self::model::{CONFIG_CONTEXT, GenerateConfig, PromptMode, model};
 pub use self::name::{Mime, Name, Port};
 pub use self::node::{Node, NodeWriter, Retention, source_panics};
 pub use self::observer::CallObserver;
-pub use self::request_context::RequestContext;
 pub use self::run::{Folding, Run, Settled};
 pub use self::spec::{Effect, InnerType, InputSpec, OutputSpec, Spec};
 pub use self::token_charge::TokenCharge;

@@ -38,6 +38,7 @@ use crate::limits;
 use crate::name::{Mime, Name, Port};
 use crate::pool::{BlockingPool, TaskSize};
 use crate::spec::{Effect, InnerType, InputSpec, OutputSpec, Spec};
+use crate::token_charge::TokenCharge;
 use crate::want::RequestedPorts;
 
 /// The key in a call's context for a base of input `config`, a JSON object. The input overrides it field by field
@@ -104,7 +105,7 @@ async fn begin(
     let (request, mut asked) = read(&call, &facts).await?;
     let handle = submit(engine, request).await?;
     asked.prompt_tokens = handle.prompt_tokens();
-    if let Some(token_charge) = &call.token_charge {
+    if let Some(token_charge) = call.extensions.get::<Arc<dyn TokenCharge>>() {
         // An error drops the handle, and with it the request.
         token_charge.prompt(handle.prompt_tokens())?;
     }
@@ -160,7 +161,7 @@ pub(crate) async fn read(
     let config = read_config(call, facts).await?;
     let tools = read_tools(call).await?;
     let has_tools = tools.as_array().is_some_and(|tools| !tools.is_empty());
-    let turn = call.turn.caller;
+    let turn = call.fair_share().caller;
     let prompt = read_prompt(call, facts, &config, tools, turn).await?;
     let markup = matches!(prompt, Prompt::Chat(_));
     let asked = SubmittedInfo {
@@ -176,11 +177,11 @@ pub(crate) async fn read(
         prompt_tokens: 0,
         seeded: true,
         began,
-        token_charge: call.token_charge.clone(),
-        observer: call.observer.clone(),
+        token_charge: call.extensions.get().cloned(),
+        observer: call.extensions.get().cloned(),
     };
     let request = request(call, config, prompt);
-    if let Some(observer) = &call.observer {
+    if let Some(observer) = &asked.observer {
         observer.asked(&request);
     }
     Ok((request, asked))
@@ -192,11 +193,12 @@ fn request(call: &Call, config: GenerateConfig, prompt: Prompt) -> GenerationReq
     request.timeout = call
         .deadline
         .map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    (request.caller, request.connection) = (call.turn.caller, call.turn.connection);
+    let share = call.fair_share();
+    (request.caller, request.connection) = (share.caller, share.connection);
     // Each token account has a prefix scope of its own; calls without one share scope 0.
     request.prefix_scope = call
-        .token_charge
-        .as_ref()
+        .extensions
+        .get::<Arc<dyn TokenCharge>>()
         .map_or(0, |token_charge| token_charge.prefix_scope());
     config.apply(&mut request);
     request.params.top_logprobs = top_logprobs;
@@ -235,7 +237,7 @@ pub(crate) async fn typed_config(call: &Call) -> Result<Option<GenerateConfig>> 
 
 /// The input `config` as JSON, merged over the base in the call's context.
 async fn written_config(call: &Call) -> Result<GenerateConfig> {
-    let mut fields = match call.context.get(CONFIG_CONTEXT) {
+    let mut fields = match call.context(CONFIG_CONTEXT) {
         Some(Value::Object(base)) => base.clone(),
         _ => Map::new(),
     };
@@ -272,7 +274,7 @@ async fn read_json(call: &Call, name: &'static str) -> Result<Option<Value>> {
     let Some(data) = whole(call, name).await? else {
         return Ok(None);
     };
-    let turn = call.turn.caller;
+    let turn = call.fair_share().caller;
     offload(turn, data.len(), move || parse(name, &data)).await
 }
 

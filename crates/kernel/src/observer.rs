@@ -4,8 +4,8 @@ use std::fmt;
 
 use sapwood_engine::api;
 
-/// Observes a model call, for traces. A layer puts one into [`crate::Call::observer`]. It is called on the hot path, so
-/// it must neither block nor do much.
+/// Observes a model call, for traces. A layer puts an `Arc<dyn CallObserver>` into [`crate::Call::extensions`]. It is
+/// called on the hot path, so it must neither block nor do much.
 pub trait CallObserver: fmt::Debug + Send + Sync {
     /// Called with the request before it is submitted.
     fn asked(&self, request: &api::GenerationRequest);

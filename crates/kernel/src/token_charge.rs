@@ -4,8 +4,9 @@ use std::fmt;
 
 use crate::error::Error;
 
-/// The account that a call's tokens are charged to. A layer puts one into [`crate::Call::token_charge`]; the functions
-/// of models charge it as they go, so that a call that is cut short has paid for what it got.
+/// The account that a call's tokens are charged to. A layer puts an `Arc<dyn TokenCharge>` into
+/// [`crate::Call::extensions`]; the functions of models charge it as they go, so that a call that is cut short has paid
+/// for what it got.
 pub trait TokenCharge: fmt::Debug + Send + Sync {
     /// The scope of the prefix cache that the requests share (LM-609). 0 stands for no caller in particular.
     fn prefix_scope(&self) -> u64;

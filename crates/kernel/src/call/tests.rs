@@ -135,7 +135,7 @@ fn ke_138_nested_calls_inherit_and_depth_is_limited() {
     let kernel = Kernel::new();
     kernel
         .add(function("down", "", |down: Down, call: Call| async move {
-            let key = call.context.get("key").cloned();
+            let key = call.context("key").cloned();
             assert_eq!((key, call.deadline.is_none()), (Some(json!(7)), true));
             if down.left == 0 {
                 return Ok(format!("{}", call.parent.is_some()));

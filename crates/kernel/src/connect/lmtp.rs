@@ -29,6 +29,7 @@ use crate::model::{self, AnswerChunks};
 use crate::name::{Name, Port};
 use crate::pool::BlockingPool as SlowWork;
 use crate::spec::{Effect, InnerType, Spec};
+use crate::token_charge::TokenCharge;
 
 /// Facts of a model that the LMTP servers do not report.
 #[derive(Clone)]
@@ -152,7 +153,7 @@ async fn begin(
     };
     let prompt = transcript.prompt();
     asked.prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-    if let Some(token_charge) = &call.token_charge {
+    if let Some(token_charge) = call.extensions.get::<Arc<dyn TokenCharge>>() {
         token_charge.prompt(asked.prompt_tokens)?;
     }
     let pool = peer.pool.clone();

@@ -17,7 +17,7 @@ use serde_json::Value;
 use tokio::time::{Sleep, sleep_until};
 
 use super::output_tracker::OutputTracker;
-use crate::call::{Call, CallId, Caller, Extensions as Handed, Inputs, Instant};
+use crate::call::{Call, CallId, Caller, Inputs, Instant};
 use crate::cancel::{Cancel, Cancelled};
 use crate::chunk::Chunk;
 use crate::error::Error;
@@ -249,13 +249,9 @@ impl Flow {
         let inherited = setup.caller.inherited.clone();
         let inherited = inherited.as_deref();
         self.deadline = within(inherited.and_then(|from| from.deadline), setup.timeout);
-        let mut context = inherited.map_or_else(Arc::default, |from| from.context.clone());
-        if !setup.context.is_empty() {
-            let handed: &mut Handed = Arc::make_mut(&mut context);
-            for (key, value) in setup.context {
-                handed.insert(key, value);
-            }
-        }
+        let mut extensions =
+            inherited.map_or_else(Default::default, |from| from.extensions.clone());
+        extensions.add_context(setup.context);
         self.port = setup.port;
         self.panics = Some(setup.panics);
         let call = Call {
@@ -266,12 +262,7 @@ impl Flow {
             want,
             deadline: self.deadline,
             cancel: self.cancel.clone(),
-            context,
-            turn: inherited.map(|from| from.turn).unwrap_or_default(),
-            token_charge: None,
-            observer: None,
-            request_context: inherited.and_then(|from| from.request_context.clone()),
-            known_models: None,
+            extensions,
             spec: setup.spec,
             depth: setup.depth,
         };

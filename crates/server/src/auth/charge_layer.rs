@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures::{Stream, stream};
-use sapwood_kernel::{Call, Chunk, Chunks, Error, FairShare, Layer, Next, Result, TokenCharge};
+use sapwood_kernel::{
+    Call, Chunk, Chunks, Error, FairShare, KnownModels, Layer, Next, Result, TokenCharge,
+};
 
 use crate::auth::rate_limit::ChargedRun;
 use crate::http::request_trace::{self, RequestTrace};
@@ -20,13 +22,21 @@ impl Layer for AllowanceLayer {
         // Also of what is no model: it may call some.
         let trace = RequestTrace::of(&mut call);
         if let Some(turn) = trace.as_ref().map(RequestTrace::turn) {
-            call.turn = turn;
-        } else if call.turn == FairShare::default() {
-            call.turn = request_trace::present_turn();
+            // The calls within a call inherit it: setting it anew would copy the extensions for nothing.
+            if call.fair_share() != turn {
+                call.extensions.insert(turn);
+            }
+        } else if call.fair_share() == FairShare::default() {
+            call.extensions.insert(request_trace::present_turn());
         }
         let allowance = trace.and_then(|trace| trace.allowance());
         let limits = allowance.as_ref().map(|allowance| allowance.limits());
-        call.known_models = limits.and_then(|limits| limits.models.clone());
+        match limits.and_then(|limits| limits.models.clone()) {
+            Some(models) => call.extensions.insert(KnownModels(models)),
+            None => call.extensions.remove::<KnownModels>(),
+        }
+        // The call around this one may have been charged for its own tokens.
+        call.extensions.remove::<Arc<dyn TokenCharge>>();
         // Functions are free; the models that they call pass this layer again with the trace that was put into the call
         // above.
         let Some(allowance) = allowance.filter(|_| next.spec().model) else {
@@ -36,7 +46,8 @@ impl Layer for AllowanceLayer {
             Err(error) => Box::pin(stream::once(std::future::ready(Err(error)))),
             Ok(running) => {
                 let running = Arc::new(running);
-                call.token_charge = Some(Arc::clone(&running) as Arc<dyn TokenCharge>);
+                let charge = Arc::clone(&running) as Arc<dyn TokenCharge>;
+                call.extensions.insert(charge);
                 Box::pin(Charged {
                     chunks: next.call(call),
                     running,

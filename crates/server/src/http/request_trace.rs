@@ -17,7 +17,7 @@ use axum::body::{Body, Bytes};
 use futures::FutureExt;
 use futures::future::{BoxFuture, Either, pending};
 use hyper::body::{Body as _, Frame, SizeHint};
-use sapwood_kernel::{Call, FairShare, RequestContext};
+use sapwood_kernel::{Call, FairShare};
 use tracing::{Instrument, Span};
 
 use crate::auth::identity::CallerIdentity;
@@ -111,10 +111,12 @@ impl RequestTrace {
     /// The trace of the request that a call belongs to: that of the call around it, or else that of the present task. The
     /// calls within it belong to the same, whichever task they are made by.
     pub(crate) fn of(call: &mut Call) -> Option<Self> {
-        if call.request_context.is_none() {
-            call.request_context = Self::present().map(RequestContext::of);
+        if let Some(trace) = call.extensions.get::<Self>() {
+            return Some(trace.clone());
         }
-        call.request_context.as_ref()?.get::<Self>().cloned()
+        let trace = Self::present()?;
+        call.extensions.insert(trace.clone());
+        Some(trace)
     }
 
     /// Runs `work` within this trace. Not an `async fn`, which would hold the room for `work` twice; nor is [`carry`].

@@ -25,7 +25,8 @@ fn kernel() -> Kernel {
         let mut spec = Spec::new(name, "").outputs([OutputSpec::new(Port::MAIN, Mime::TEXT)]);
         spec.model = true;
         let model = raw(spec, move |call: Call| {
-            let token_charge = call.token_charge.clone().filter(|_| name == "near");
+            let charge = call.extensions.get::<Arc<dyn TokenCharge>>();
+            let token_charge = charge.cloned().filter(|_| name == "near");
             let begun = token_charge
                 .as_ref()
                 .map_or(Ok(()), |token_charge| token_charge.prompt(10));
