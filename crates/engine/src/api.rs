@@ -11,25 +11,21 @@
 //!     └─ or EngineEvent{Error} once, as the last event
 //! ```
 //!
-//! Only a script that cuts its connection produces an `Error` with [`Code::Truncated`] and the reason [`CUT_CLOSE`] or
-//! [`CUT_RESET`]. A face that carries one stream per connection then closes or resets that connection (D-11).
+//! Only a script that cuts its connection produces an `Error` with [`Code::Truncated`] and the reason
+//! [`ErrorReason::CUT_CLOSE`] or [`ErrorReason::CUT_RESET`]. A face that carries one stream per connection then closes or resets that connection (D-11).
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use compact_str::CompactString;
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::params::GenerationParams;
 use sapwood_proto::steer::{Steer, Token};
 use smallvec::SmallVec;
 
 use crate::recommended::RecommendedSampling;
 use crate::request_phase::Follower;
-
-/// Reason of an error: close the transport cleanly, but without the protocol's own end message.
-pub const CUT_CLOSE: &str = "cut_close";
-/// Reason of an error: reset the transport.
-pub const CUT_RESET: &str = "cut_reset";
 
 /// The input of a generation. It is complete before submission (D-9).
 #[derive(Clone, Debug, PartialEq)]
@@ -370,8 +366,8 @@ pub struct TokenUsage {
 pub struct EngineError {
     /// One of the closed set of codes.
     pub code: Code,
-    /// The finer, stable name (`ENGINE_BUSY`, `PROMPT_TOO_LONG`, `timeout` …), or empty.
-    pub reason: &'static str,
+    /// The finer, stable name (`ENGINE_BUSY`, `PROMPT_TOO_LONG`, `timeout` …), if there is one.
+    pub reason: ErrorReason,
     /// A message for people. Contains nothing that a client must not see.
     pub message: String,
     /// When a retry makes sense, if that is known.
@@ -381,7 +377,7 @@ pub struct EngineError {
 impl EngineError {
     /// An error with its reason and its message.
     #[must_use]
-    pub fn new(code: Code, reason: &'static str, message: impl Into<String>) -> Self {
+    pub fn new(code: Code, reason: ErrorReason, message: impl Into<String>) -> Self {
         Self {
             code,
             reason,

@@ -15,6 +15,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::params::CHOICES_MAX;
 use sapwood_proto::time::Time;
 
@@ -62,7 +63,7 @@ impl EngineShared {
         }
         let what = full.name();
         let message = format!("too many {what} wait for this model: try again later");
-        let rejection = SubmitError::new(Code::Overloaded, "ENGINE_BUSY", message);
+        let rejection = SubmitError::new(Code::Overloaded, ErrorReason::ENGINE_BUSY, message);
         rejection.after(self.queue.retry_after())
     }
 }

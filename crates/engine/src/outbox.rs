@@ -19,6 +19,7 @@ use crossbeam_queue::SegQueue;
 use futures::Stream;
 use futures::task::AtomicWaker;
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 
 use crate::api::{EngineError, EngineEvent, EventKind};
 
@@ -59,11 +60,15 @@ impl OwnerWaker {
         if self.is_closing() {
             EngineError::new(
                 Code::Unavailable,
-                "model_unloaded",
+                ErrorReason::MODEL_UNLOADED,
                 "the model was unloaded",
             )
         } else {
-            EngineError::new(Code::Unavailable, "engine_dead", "the engine stopped")
+            EngineError::new(
+                Code::Unavailable,
+                ErrorReason::ENGINE_DEAD,
+                "the engine stopped",
+            )
         }
     }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::params::ParamRanges;
 use sapwood_proto::steer::{Steer, Token};
 
@@ -142,7 +143,7 @@ pub(crate) fn prepare(
         // The tokens may be incomplete, and the caller no longer waits for them.
         return Err(SubmitError::new(
             Code::Cancelled,
-            "",
+            ErrorReason::NONE,
             "nobody waits for this request any more",
         ));
     }
@@ -245,7 +246,7 @@ fn inside(tokens: &[Token], info: &ModelInfo) -> Result<(), SubmitError> {
     let message = format!("token {token} is outside the vocabulary of {size} tokens");
     Err(SubmitError::new(
         Code::InvalidRequest,
-        "BAD_TOKENS",
+        ErrorReason::BAD_TOKENS,
         message,
     ))
 }
@@ -254,7 +255,7 @@ fn too_long(what: &str, length: usize, info: &ModelInfo) -> SubmitError {
     let context = info.context_tokens;
     let message =
         format!("{what} of {length} tokens exceeds the model's context of {context} tokens");
-    SubmitError::new(Code::InvalidRequest, "PROMPT_TOO_LONG", message)
+    SubmitError::new(Code::InvalidRequest, ErrorReason::PROMPT_TOO_LONG, message)
 }
 
 /// Bytes of a prompt per byte that its tokens represent, at most: a tokenizer may drop spaces or accents, and a
@@ -275,7 +276,7 @@ fn fits(prompt: &Prompt, info: &ModelInfo, token_bytes_max: usize) -> Result<(),
             format!("{count} messages cannot fit the model's context of {context} tokens");
         return Err(SubmitError::new(
             Code::InvalidRequest,
-            "PROMPT_TOO_LONG",
+            ErrorReason::PROMPT_TOO_LONG,
             message,
         ));
     }
@@ -291,7 +292,7 @@ fn fits(prompt: &Prompt, info: &ModelInfo, token_bytes_max: usize) -> Result<(),
         );
         return Err(SubmitError::new(
             Code::InvalidRequest,
-            "NAME_TOO_LONG",
+            ErrorReason::NAME_TOO_LONG,
             message,
         ));
     }
@@ -304,7 +305,7 @@ fn fits(prompt: &Prompt, info: &ModelInfo, token_bytes_max: usize) -> Result<(),
         );
         return Err(SubmitError::new(
             Code::InvalidRequest,
-            "PROMPT_TOO_LONG",
+            ErrorReason::PROMPT_TOO_LONG,
             message,
         ));
     }
@@ -334,7 +335,7 @@ fn tokenise(
             let message = "the prompt is empty: give at least one token of text";
             return Err(SubmitError::new(
                 Code::InvalidRequest,
-                "EMPTY_PROMPT",
+                ErrorReason::EMPTY_PROMPT,
                 message,
             ));
         };
@@ -348,7 +349,8 @@ fn tokenise(
 
 /// Checks the ranges of D-20's core column, and what scoring leaves no room for.
 fn check(request: &mut GenerationRequest, vocabulary_tokens: u32) -> Result<(), SubmitError> {
-    let bad = |message: String| SubmitError::new(Code::InvalidRequest, "BAD_CONFIG", message);
+    let bad =
+        |message: String| SubmitError::new(Code::InvalidRequest, ErrorReason::BAD_CONFIG, message);
     let checked = request.params.check(&ParamRanges::CORE, vocabulary_tokens);
     checked.map_err(|error| bad(error.to_string()))?;
     let Some(scored) = &request.scored else {

@@ -24,6 +24,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::Token;
 
 use crate::api::{ChatMessage, ChatRequest, EngineError, Vocabulary};
@@ -105,8 +106,10 @@ pub enum TemplateError {
 impl From<TemplateError> for EngineError {
     fn from(error: TemplateError) -> Self {
         let reason = match &error {
-            TemplateError::Rejected(why) if why.to_ascii_lowercase().contains("role") => "BAD_ROLE",
-            _ => "chat_template_error",
+            TemplateError::Rejected(why) if why.to_ascii_lowercase().contains("role") => {
+                ErrorReason::BAD_ROLE
+            }
+            _ => ErrorReason::CHAT_TEMPLATE_ERROR,
         };
         Self::new(Code::InvalidRequest, reason, error.to_string())
     }
@@ -116,7 +119,7 @@ impl From<TemplateError> for EngineError {
 #[must_use]
 pub fn no_template() -> EngineError {
     let message = "this model has no chat template: send raw text instead of messages";
-    EngineError::new(Code::FailedPrecondition, "NO_TEMPLATE", message)
+    EngineError::new(Code::FailedPrecondition, ErrorReason::NO_TEMPLATE, message)
 }
 
 /// A compiled chat template; shared, renders from any thread.

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use compact_str::CompactString;
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{Mask, Token};
 
 use crate::api::{
@@ -54,11 +55,19 @@ impl Transcript {
     ) -> Result<Self, SubmitError> {
         if !request.params.bad_words.is_empty() && !vocabulary.has_text() {
             let why = "bad_words are not there for a model whose tokenizer is not known";
-            return Err(SubmitError::new(Code::Unimplemented, "", why));
+            return Err(SubmitError::new(
+                Code::Unimplemented,
+                ErrorReason::NONE,
+                why,
+            ));
         }
         if request.prompt_logprobs {
             let why = "prompt_logprobs are not there for a model elsewhere: score the prompt";
-            return Err(SubmitError::new(Code::Unimplemented, "", why));
+            return Err(SubmitError::new(
+                Code::Unimplemented,
+                ErrorReason::NONE,
+                why,
+            ));
         }
         let made = || {
             let vocabulary = Arc::clone(&vocabulary);

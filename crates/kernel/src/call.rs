@@ -1,5 +1,6 @@
 //! One call of a function: its inputs, options and extensions.
 
+use sapwood_proto::error_reason::ErrorReason;
 use std::any::Any;
 use std::collections::HashSet;
 use std::fmt;
@@ -95,17 +96,21 @@ impl Inputs {
                     spec.name,
                     names.join(", ")
                 );
-                return Err(Error::argument(given, why).because("UNKNOWN_PARAM"));
+                return Err(Error::argument(given, why).because(ErrorReason::UNKNOWN_PARAM));
             };
             if inputs.get(&input.name).is_some() {
-                return Err(Error::argument(given, "given twice").because("DUPLICATE_PARAM"));
+                return Err(
+                    Error::argument(given, "given twice").because(ErrorReason::DUPLICATE_PARAM)
+                );
             }
             inputs.0.push((input.name.clone(), node));
         }
         let missing = |input: &&InputSpec| input.required && inputs.get(&input.name).is_none();
         if let Some(input) = spec.inputs.iter().find(missing) {
             let why = format!("{} needs this input", spec.name);
-            return Err(Error::argument(input.name.clone(), why).because("MISSING_INPUT"));
+            return Err(
+                Error::argument(input.name.clone(), why).because(ErrorReason::MISSING_INPUT)
+            );
         }
         Ok(inputs)
     }

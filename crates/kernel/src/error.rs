@@ -8,6 +8,7 @@ use std::time::Duration;
 use sapwood_engine::api;
 use sapwood_proto::clip::{SHOWN_BYTES_MAX, message, shown};
 use sapwood_proto::code::{Blame, Code, RetryAdvice};
+use sapwood_proto::error_reason::ErrorReason;
 
 use crate::name::{Mime, Name};
 
@@ -48,8 +49,8 @@ pub enum Error {
         name: Name,
         /// What is wrong, and what would be valid.
         why: String,
-        /// The finer, stable name (`BAD_CONFIG`, `MISSING_INPUT` …), or empty.
-        reason: &'static str,
+        /// The finer, stable name (`BAD_CONFIG`, `MISSING_INPUT` …), if there is one.
+        reason: ErrorReason,
     },
     /// Bytes cannot be decoded as the requested type.
     #[error("not {wanted}: {why}")]
@@ -143,8 +144,8 @@ pub enum Error {
     Engine {
         /// The error code.
         code: Code,
-        /// The finer, stable name, or empty.
-        reason: &'static str,
+        /// The finer, stable name, if there is one.
+        reason: ErrorReason,
         /// A message for people. Contains nothing that a client must not see.
         message: String,
         /// When a retry is worthwhile, if that is known.
@@ -172,7 +173,7 @@ impl Error {
                 name
             },
             why: message(why.into()),
-            reason: "",
+            reason: ErrorReason::NONE,
         }
     }
 
@@ -200,9 +201,9 @@ impl Error {
 
     /// Sets this finer reason, where the variant has one.
     #[must_use]
-    pub fn because(mut self, finer: &'static str) -> Self {
+    pub fn because(mut self, finer: impl Into<ErrorReason>) -> Self {
         if let Self::Argument { reason, .. } | Self::Engine { reason, .. } = &mut self {
-            *reason = finer;
+            *reason = finer.into();
         }
         self
     }
@@ -236,19 +237,25 @@ impl Error {
     pub fn reason(&self) -> &str {
         match self {
             Self::NotFound { kind, .. } => match *kind {
-                "function" => "UNKNOWN_ACTION",
-                "model" => "UNKNOWN_TARGET",
-                "controller" => "UNKNOWN_CONTROLLER",
-                "input" => "UNKNOWN_PARAM",
+                "function" => ErrorReason::UNKNOWN_ACTION.name(),
+                "model" => ErrorReason::UNKNOWN_TARGET.name(),
+                "controller" => ErrorReason::UNKNOWN_CONTROLLER.name(),
+                "input" => ErrorReason::UNKNOWN_PARAM.name(),
                 _ => "",
             },
-            Self::Argument { reason, .. } | Self::Engine { reason, .. } => reason,
+            Self::Argument { reason, .. } | Self::Engine { reason, .. } => reason.name(),
             Self::Remote { reason, .. } => reason,
-            Self::Panicked { .. } | Self::Function(_) => "FUNCTION",
-            Self::Deadline => "DEADLINE",
-            Self::RateLimited { .. } => "RATE_LIMITED",
+            Self::Panicked { .. } | Self::Function(_) => ErrorReason::FUNCTION.name(),
+            Self::Deadline => ErrorReason::DEADLINE.name(),
+            Self::RateLimited { .. } => ErrorReason::RATE_LIMITED.name(),
             _ => "",
         }
+    }
+
+    /// The reason as a constant, to be matched; [`ErrorReason::NONE`] for one that has no constant.
+    #[must_use]
+    pub fn known_reason(&self) -> ErrorReason {
+        ErrorReason::known(self.reason())
     }
 
     /// Who caused the error.

@@ -110,19 +110,19 @@ mod tests {
     use super::*;
 
     #[derive(Debug, PartialEq)]
-    struct Tenant(u32);
+    struct Account(u32);
 
     #[test]
     fn one_value_of_each_type() {
         let mut extensions = Extensions::default();
-        assert_eq!(extensions.get::<Tenant>(), None);
-        extensions.insert(Tenant(1));
+        assert_eq!(extensions.get::<Account>(), None);
+        extensions.insert(Account(1));
         extensions.insert("text");
-        extensions.insert(Tenant(2));
-        assert_eq!(extensions.get(), Some(&Tenant(2)));
+        extensions.insert(Account(2));
+        assert_eq!(extensions.get(), Some(&Account(2)));
         assert_eq!(extensions.get::<&str>(), Some(&"text"));
-        extensions.remove::<Tenant>();
-        assert_eq!(extensions.get::<Tenant>(), None);
+        extensions.remove::<Account>();
+        assert_eq!(extensions.get::<Account>(), None);
         assert_eq!(format!("{extensions:?}"), r#"{"&str"}"#);
     }
 
@@ -130,13 +130,13 @@ mod tests {
     fn a_clone_does_not_see_later_changes() {
         let mut outer = Extensions::default();
         assert!(outer.is(&Extensions::default()));
-        outer.insert(Tenant(1));
+        outer.insert(Account(1));
         let mut inner = outer.clone();
         assert!(inner.is(&outer));
         inner.remove::<u8>();
         assert!(inner.is(&outer), "nothing to remove, so nothing was copied");
-        inner.insert(Tenant(2));
-        assert_eq!(outer.get(), Some(&Tenant(1)));
+        inner.insert(Account(2));
+        assert_eq!(outer.get(), Some(&Account(1)));
         assert!(!inner.is(&outer));
     }
 

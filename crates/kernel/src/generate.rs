@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use sapwood_proto::clip::shown;
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 
 use crate::Result;
 use crate::call::{Call, KnownModels};
@@ -77,7 +78,7 @@ impl Targets {
             None => Err(Error::not_found("model", name, models().cloned())),
             Some(_) => Err(Error::Engine {
                 code: Code::PermissionDenied,
-                reason: "insufficient_scope",
+                reason: ErrorReason::INSUFFICIENT_SCOPE,
                 message: format!("this key may call no model of the name {:?}", shown(name)),
                 retry_after: None,
             }),
@@ -95,7 +96,7 @@ impl Targets {
                 (None, Some(_), Some(_)) => {
                     let names: Vec<&str> = models().take(20).map(Name::as_str).collect();
                     let why = format!("name one of the models: {}", names.join(", "));
-                    Err(Error::argument("target", why).because("TARGET_REQUIRED"))
+                    Err(Error::argument("target", why).because(ErrorReason::TARGET_REQUIRED))
                 }
             };
         }

@@ -96,6 +96,7 @@ pub use self::run::{Folding, Run, Settled};
 pub use self::spec::{Effect, InnerType, InputSpec, OutputSpec, Spec};
 pub use self::token_charge::TokenCharge;
 pub use self::want::{RequestedPorts, Want};
+pub use sapwood_proto::error_reason::ErrorReason;
 
 /// A result whose error is the kernel's.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

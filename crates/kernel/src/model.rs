@@ -22,6 +22,7 @@ use futures::{FutureExt, Stream, StreamExt, TryStreamExt};
 use sapwood_engine::api::{self, GenerationRequest, ModelInfo, Prompt};
 use sapwood_engine::{Engine, RequestHandle};
 use sapwood_proto::bounded_json::{self, JsonBounds};
+use sapwood_proto::error_reason::ErrorReason;
 use serde_json::{Map, Value};
 
 pub(crate) use self::answer::{AnswerChunks, AnswerEvent, SubmittedInfo};
@@ -312,7 +313,11 @@ fn parse(name: &'static str, data: &[u8]) -> Result<Option<Value>> {
     match bounded_json::read(data, bounds) {
         Ok(value) => Ok(Some(value)),
         Err(error) => {
-            let reason = if name == "config" { "BAD_CONFIG" } else { "" };
+            let reason = if name == "config" {
+                ErrorReason::BAD_CONFIG
+            } else {
+                ErrorReason::NONE
+            };
             Err(Error::argument(name, error.to_string()).because(reason))
         }
     }
@@ -337,11 +342,11 @@ async fn read_prompt(
         }
         (Some(_), Some(_)) => {
             let why = "give either prompt or messages, not both";
-            return Err(Error::argument("messages", why).because("DUPLICATE_PARAM"));
+            return Err(Error::argument("messages", why).because(ErrorReason::DUPLICATE_PARAM));
         }
         (None, None) => {
             let why = "a model needs this input, or messages";
-            return Err(Error::argument("prompt", why).because("MISSING_INPUT"));
+            return Err(Error::argument("prompt", why).because(ErrorReason::MISSING_INPUT));
         }
     };
     match mode {
@@ -361,7 +366,7 @@ fn prompt_mode(config: &GenerateConfig, info: &ModelInfo) -> Result<PromptMode> 
     match config.prompt_mode {
         PromptMode::Chat if !info.chat => Err(api::EngineError::new(
             sapwood_proto::code::Code::FailedPrecondition,
-            "NO_TEMPLATE",
+            ErrorReason::NO_TEMPLATE,
             "this model has no chat template; use prompt_mode \"raw\"",
         )
         .into()),

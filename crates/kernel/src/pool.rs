@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 use futures::channel::oneshot;
 pub use sapwood_engine::stop;
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 
 use self::queue::{FairQueue, QueuedJob};
 use crate::error::Error;
@@ -388,7 +389,7 @@ fn panicked() -> Error {
 fn too_much_waits() -> Error {
     Error::Engine {
         code: Code::Overloaded,
-        reason: "ENGINE_BUSY",
+        reason: ErrorReason::ENGINE_BUSY,
         message: "too many prompts wait to be read: try again later".to_owned(),
         retry_after: Some(Duration::from_secs(1)),
     }

@@ -9,6 +9,7 @@ pub mod clip;
 pub mod code;
 #[cfg(test)]
 mod corpus;
+pub mod error_reason;
 pub mod evergreen;
 pub mod generate;
 pub mod generated;

@@ -9,6 +9,7 @@
 //!
 //! All methods are polled: none may block, and the engine enforces timeouts (AI-812).
 
+use crate::error_reason::ErrorReason;
 use crate::time::Time;
 
 /// A token id of the model's vocabulary.
@@ -165,7 +166,7 @@ pub enum Post {
 #[error("{reason}: {message}")]
 pub struct SteerFailure {
     /// The short, stable name (`trap`, `timeout`, `constraint_failed`, `deadlock` …).
-    pub reason: &'static str,
+    pub reason: ErrorReason,
     /// A message for humans. Contains nothing that a client must not see.
     pub message: String,
 }

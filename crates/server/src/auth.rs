@@ -17,6 +17,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, header};
 use percent_encoding::percent_decode_str;
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use subtle::ConditionallySelectable;
 use tokio::sync::watch;
 
@@ -219,7 +220,7 @@ impl Authenticator {
         };
         let caller = caller.ok_or_else(|| {
             let message = "A valid API key is needed: send it as `Authorization: Bearer KEY`.";
-            Rejection::new(Code::Unauthenticated, "invalid_api_key", message)
+            Rejection::new(Code::Unauthenticated, ErrorReason::INVALID_API_KEY, message)
         })?;
         caller.require(scope)?;
         Ok(caller)

@@ -38,6 +38,7 @@ use http::request::Parts;
 use http::{HeaderMap, Method, Response, StatusCode, Version};
 use sapwood_kernel::FairShare;
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use tokio::time::timeout_at;
 
 use self::access_log::AccessRecord;
@@ -339,7 +340,8 @@ impl RouteMiddleware {
         let most = self.context.headers;
         if request.headers.len() > most {
             let message = format!("A request may have {most} header lines (limits.headers).");
-            let rejection = Rejection::new(Code::LimitExceeded, "too_many_headers", message);
+            let rejection =
+                Rejection::new(Code::LimitExceeded, ErrorReason::TOO_MANY_HEADERS, message);
             return Err(rejection.with_status(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE));
         }
         let purpose = request.extensions.get::<PortPurpose>();
@@ -366,7 +368,11 @@ impl RouteMiddleware {
         if shared.drain.phase() >= DrainPhase::Refusing && !is_for_operators(request.uri.path()) {
             shared.metrics.rejected.with_label_values(&["drain"]).inc();
             let message = "The server is shutting down and takes no new work: try another one.";
-            return Err(Rejection::new(Code::Unavailable, "draining", message));
+            return Err(Rejection::new(
+                Code::Unavailable,
+                ErrorReason::DRAINING,
+                message,
+            ));
         }
         let deadline = self.context.timeouts.deadline(&request.headers)?;
         Ok((caller, deadline))
@@ -381,13 +387,17 @@ impl RouteMiddleware {
         };
         if !taken {
             let message = format!("{method} is not allowed here.");
-            let rejection = Rejection::new(Code::InvalidRequest, "method_not_allowed", message);
+            let rejection = Rejection::new(
+                Code::InvalidRequest,
+                ErrorReason::METHOD_NOT_ALLOWED,
+                message,
+            );
             return Err(rejection.with_status(StatusCode::METHOD_NOT_ALLOWED));
         }
         if self.kind == RouteKind::Grpc && !is_grpc(&request.headers) {
             // A client of another protocol cannot read its trailers.
             let message = "This address speaks gRPC: send application/grpc over HTTP/2.";
-            let rejection = Rejection::new(Code::InvalidRequest, "not_grpc", message);
+            let rejection = Rejection::new(Code::InvalidRequest, ErrorReason::NOT_GRPC, message);
             return Err(rejection.with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE));
         }
         Ok(())
@@ -456,8 +466,8 @@ impl MiddlewareContext {
             "The server had an error while processing your request. Request id: {}",
             id.as_str()
         );
-        let mut answer =
-            Rejection::new(Code::Internal, "internal_error", message).answer_at(path, asked);
+        let mut answer = Rejection::new(Code::Internal, ErrorReason::INTERNAL_ERROR, message)
+            .answer_at(path, asked);
         // OA-202: asking again would fail again.
         answer
             .headers_mut()
@@ -469,7 +479,7 @@ impl MiddlewareContext {
 /// What is said where nothing was, by the time that a key was revoked.
 fn revoked() -> Rejection {
     let message = "The key of this request was revoked.";
-    Rejection::new(Code::Unauthenticated, "revoked", message)
+    Rejection::new(Code::Unauthenticated, ErrorReason::REVOKED, message)
 }
 
 /// Routes that answer as long as the process lives.

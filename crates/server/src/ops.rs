@@ -17,6 +17,7 @@ use axum::routing::{MethodRouter, get};
 use http::{HeaderMap, StatusCode, header};
 use sapwood_kernel::Name;
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use serde_json::json;
 use tower::ServiceExt;
 
@@ -98,7 +99,7 @@ fn answer(
     };
     let (status, word) = match &health {
         Ok(()) => (StatusCode::OK, "ok"),
-        Err(rejection) => (StatusCode::SERVICE_UNAVAILABLE, rejection.reason),
+        Err(rejection) => (StatusCode::SERVICE_UNAVAILABLE, rejection.reason.name()),
     };
     (status, axum::Json(json!({"status": word, "parts": parts}))).into_response()
 }
@@ -167,7 +168,7 @@ async fn page(State(ops): Ops, request: Request) -> Response {
         state: ops
             .health
             .ready()
-            .map_or_else(|rejection| rejection.reason, |()| "ready"),
+            .map_or_else(|rejection| rejection.reason.name(), |()| "ready"),
         models: &models,
     };
     // Nothing is loaded from anywhere, so nothing needs to be allowed.
@@ -181,16 +182,20 @@ async fn page(State(ops): Ops, request: Request) -> Response {
 /// What a route answers to a method that it does not take.
 pub(crate) async fn wrong_method(request: Request) -> Response {
     let message = format!("{} is not allowed here.", request.method());
-    Rejection::new(Code::InvalidRequest, "method_not_allowed", message)
-        .with_status(StatusCode::METHOD_NOT_ALLOWED)
-        .into_response()
+    Rejection::new(
+        Code::InvalidRequest,
+        ErrorReason::METHOD_NOT_ALLOWED,
+        message,
+    )
+    .with_status(StatusCode::METHOD_NOT_ALLOWED)
+    .into_response()
 }
 
 /// OA-101: no answer is without an error object; a gRPC client gets UNIMPLEMENTED.
 pub(crate) async fn unknown(request: Request) -> Response {
     if crate::http::rejection::is_grpc(request.headers()) {
         let message = "This gRPC service is not served here.";
-        return Rejection::new(Code::Unimplemented, "unknown_url", message)
+        return Rejection::new(Code::Unimplemented, ErrorReason::UNKNOWN_URL, message)
             .answer(request.headers());
     }
     let message = format!(
@@ -198,5 +203,5 @@ pub(crate) async fn unknown(request: Request) -> Response {
         request.method(),
         request.uri().path()
     );
-    Rejection::new(Code::NotFound, "unknown_url", message).into_response()
+    Rejection::new(Code::NotFound, ErrorReason::UNKNOWN_URL, message).into_response()
 }

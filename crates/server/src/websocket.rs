@@ -27,6 +27,7 @@ use bytes::{BufMut, Bytes};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use hyper::upgrade::OnUpgrade;
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
@@ -99,12 +100,14 @@ impl UpgradeRequest {
         if !is_asked(headers) || !dialect || !upgradable {
             let message =
                 "This address speaks WebSocket: ask for an upgrade, version 13, over HTTP/1.1.";
-            return Err(
-                Rejection::new(Code::InvalidRequest, "upgrade_required", message)
-                    .with_status(StatusCode::UPGRADE_REQUIRED),
-            );
+            return Err(Rejection::new(
+                Code::InvalidRequest,
+                ErrorReason::UPGRADE_REQUIRED,
+                message,
+            )
+            .with_status(StatusCode::UPGRADE_REQUIRED));
         }
-        let malformed = |what| Rejection::new(Code::InvalidRequest, "bad_upgrade", what);
+        let malformed = |what| Rejection::new(Code::InvalidRequest, ErrorReason::BAD_UPGRADE, what);
         if !has_token(headers, header::CONNECTION, "upgrade") {
             return Err(malformed("The header Connection does not say Upgrade."));
         }

@@ -119,6 +119,7 @@ fn findings() -> Result<Vec<Finding>> {
         files::faces_apart,
         files::serialisable_types,
         pages::error_codes,
+        pages::error_reasons,
         pages::metrics,
         conformance::check,
     ];

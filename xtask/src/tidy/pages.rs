@@ -35,6 +35,60 @@ pub(super) fn error_codes(tree: &Tree) -> Vec<Finding> {
 
 const CODES: &str = "crates/proto/src/code.rs";
 
+/// The tables of reasons; each row is `Variant = "name", Code …`.
+const REASONS: [&str; 3] = [
+    "crates/proto/src/error_reason.rs",
+    "crates/proto/src/evergreen/reason.rs",
+    "crates/proto/src/lmtp/reason.rs",
+];
+
+/// Checks that the page of an error code lists every reason that is sent with it.
+pub(super) fn error_reasons(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for path in REASONS {
+        let source = tree.text(path).unwrap_or_default();
+        let rows = source.split("\nreasons! {").nth(1).unwrap_or_default();
+        let rows = rows.split("\n}").next().unwrap_or_default();
+        let before = findings.len();
+        let mut seen = 0;
+        for row in rows.lines() {
+            let mut parts = row.trim().trim_end_matches(';').splitn(3, '"').skip(1);
+            let (Some(name), Some(rest)) = (parts.next(), parts.next()) else {
+                continue;
+            };
+            seen += 1;
+            for code in rest.split(", ").filter_map(as_code) {
+                let page = format!("docs/errors/{code}.md");
+                let text = tree.text(&page).unwrap_or_default();
+                if !text.contains(&format!("`{name}`")) {
+                    findings.push(Finding::new(page, format!("does not explain `{name}`")));
+                }
+            }
+        }
+        if seen == 0 && findings.len() == before {
+            findings.push(Finding::new(path, "no table of reasons is found in it"));
+        }
+    }
+    findings
+}
+
+/// `InvalidRequest` as `invalid-request`; `None` for a column that is no code.
+fn as_code(column: &str) -> Option<String> {
+    let is_code = column.starts_with(|c: char| c.is_ascii_uppercase());
+    // Evergreen's table has the scope of an error in a column of its own.
+    if !is_code || ["Action", "Session", "Connection"].contains(&column) {
+        return None;
+    }
+    let mut name = String::new();
+    for c in column.chars() {
+        if c.is_ascii_uppercase() && !name.is_empty() {
+            name.push('-');
+        }
+        name.push(c.to_ascii_lowercase());
+    }
+    Some(name)
+}
+
 /// Checks that the page for operators lists every metric of the server.
 pub(super) fn metrics(tree: &Tree) -> Vec<Finding> {
     let Some(source) = tree.text("crates/server/src/ops/metrics/names.rs") else {

@@ -26,6 +26,7 @@ mod vocabulary;
 use std::sync::Arc;
 
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
 pub use self::load::{LoadError, LoadOptions, ModelSource, load};
@@ -107,7 +108,7 @@ impl Model for Embedded {
         let failed = |message: &str| {
             Err(DecodeStop::Failed(EngineError::new(
                 Code::Internal,
-                "",
+                ErrorReason::NONE,
                 message,
             )))
         };
@@ -132,7 +133,7 @@ impl Model for Embedded {
             Some(logits) => OutputRow::Logits(logits),
             None => OutputRow::Failed(EngineError::new(
                 Code::Internal,
-                "",
+                ErrorReason::NONE,
                 "the model gave no row",
             )),
         }

@@ -116,7 +116,7 @@ fn a_lost_sender_is_a_fault_and_an_ended_one_is_not() {
         panic!("no fault")
     };
     assert_eq!(
-        (error.code, error.reason),
+        (error.code, error.reason.name()),
         (Code::Unavailable, "engine_dead")
     );
     let (sender, mut handle) = outbox(1, 4, Arc::default());

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
@@ -177,12 +178,14 @@ impl Admission {
                 ReaderRequest::Stop => requests.finish_all(index, FinishReason::Cancelled),
                 ReaderRequest::Continue if passed(job.deadline) => {
                     let message = "the time allowed for this request has passed";
-                    let error = EngineError::new(Code::DeadlineExceeded, "timeout", message);
+                    let error =
+                        EngineError::new(Code::DeadlineExceeded, ErrorReason::TIMEOUT, message);
                     time_out(requests, index, error);
                 }
                 ReaderRequest::Continue if passed(queue_deadline) => {
                     let message = "the request waited too long for a slot: try again later";
-                    let error = EngineError::new(Code::Unavailable, "queue_timeout", message);
+                    let error =
+                        EngineError::new(Code::Unavailable, ErrorReason::QUEUE_TIMEOUT, message);
                     let error = error.after(requests.queue.retry_after());
                     time_out(requests, index, error);
                 }

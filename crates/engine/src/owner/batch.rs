@@ -1,6 +1,7 @@
 //! [`Batch`]: plans the batch of a step, decodes it, and handles failures of the model.
 
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
 use super::requests::Requests;
@@ -102,7 +103,8 @@ impl Batch {
                 Err(DecodeStop::Full) => {
                     if !make_room(requests) {
                         let message = "the model's cache has no room for a single sequence";
-                        let error = EngineError::new(Code::LimitExceeded, "CACHE_FULL", message);
+                        let error =
+                            EngineError::new(Code::LimitExceeded, ErrorReason::CACHE_FULL, message);
                         self.fail(requests, &error);
                         return Decoded::Tokens(0);
                     }

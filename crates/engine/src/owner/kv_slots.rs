@@ -8,6 +8,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
@@ -189,7 +190,7 @@ impl KvSlots {
         catch_unwind(AssertUnwindSafe(|| model.decode(batch, now))).unwrap_or_else(|_panic| {
             panics.add(1);
             let message = "the model failed in this step";
-            let error = EngineError::new(Code::Internal, "model_panic", message);
+            let error = EngineError::new(Code::Internal, ErrorReason::MODEL_PANIC, message);
             Err(DecodeStop::Failed(error))
         })
     }
@@ -201,7 +202,11 @@ impl KvSlots {
             |_panic| {
                 panics.add(1);
                 let message = "the model failed on this request";
-                OutputRow::Failed(EngineError::new(Code::Internal, "model_panic", message))
+                OutputRow::Failed(EngineError::new(
+                    Code::Internal,
+                    ErrorReason::MODEL_PANIC,
+                    message,
+                ))
             },
         )
     }

@@ -7,6 +7,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
 use super::progress::ProgressReports;
@@ -26,7 +27,7 @@ impl EngineOwner {
             "a step panicked; every request of the model ends"
         );
         let message = "the engine failed in this step and has started again: try again";
-        let cause = EngineError::new(Code::Internal, "engine_panic", message);
+        let cause = EngineError::new(Code::Internal, ErrorReason::ENGINE_PANIC, message);
         let was_idle = requests.jobs.is_empty() && !self.admission.is_lost();
         requests.output.clear();
         self.steering = SteerRounds::default();

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{Mask, Token};
 use sapwood_proto::time::Time;
 
@@ -286,16 +287,20 @@ pub(super) fn logits<'a>(
 pub(super) fn sample_error(error: SampleError, masked: bool) -> EngineError {
     match error {
         SampleError::NotANumber => {
-            EngineError::new(Code::Internal, "engine_error", error.to_string())
+            EngineError::new(Code::Internal, ErrorReason::ENGINE_ERROR, error.to_string())
         }
         SampleError::NothingAllowed if masked => EngineError::new(
             Code::ControllerFailed,
-            "constraint_failed",
+            ErrorReason::CONSTRAINT_FAILED,
             error.to_string(),
         ),
         SampleError::NothingAllowed => {
             let message = "logit_bias, bad_words and min_tokens together allow no token";
-            EngineError::new(Code::InvalidRequest, "constraint_failed", message)
+            EngineError::new(
+                Code::InvalidRequest,
+                ErrorReason::CONSTRAINT_FAILED,
+                message,
+            )
         }
     }
 }

@@ -6,6 +6,7 @@
 //! like any other. The only difference is that output rows are needed from the last token of the prompt on.
 
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 
@@ -39,7 +40,7 @@ impl RowSampling {
     ) {
         let Some(token) = requests.next_scored(key) else {
             let message = "an output row was computed after the last scored token";
-            let error = EngineError::new(Code::Internal, "", message);
+            let error = EngineError::new(Code::Internal, ErrorReason::NONE, message);
             return requests.fail_request_of(key, error);
         };
         let top = requests.terms(key).top_logprobs.unwrap_or(0) as usize;
@@ -100,7 +101,7 @@ fn apply_unscored(requests: &mut Requests, key: SequenceKey, outcome: RowOutcome
         }
         RowOutcome::Finish(_) => {
             let message = "the model ends before the tokens to be scored do";
-            let error = EngineError::new(Code::FailedPrecondition, "", message);
+            let error = EngineError::new(Code::FailedPrecondition, ErrorReason::NONE, message);
             requests.fail_request_of(key, error);
         }
         outcome => apply(requests, key, outcome, now),

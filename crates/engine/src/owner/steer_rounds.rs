@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::params::CHOICES_MAX;
 use sapwood_proto::steer::{Pre, SteerFailure, Token};
 use sapwood_proto::time::Time;
@@ -119,7 +120,7 @@ fn fork(requests: &mut Requests, key: SequenceKey, branches: u32, now: Time) {
     let choices = requests.jobs[requests.sequences[key].job].next_choice;
     if choices.saturating_add(more) > CHOICES_MAX {
         let failure = SteerFailure {
-            reason: "limit",
+            reason: ErrorReason::LIMIT,
             message: format!("a request may have {CHOICES_MAX} choices, forks included"),
         };
         return requests.fail_request_of(key, to_engine_error(failure));
@@ -161,7 +162,7 @@ fn fail_deadlocked(requests: &mut Requests) {
     }
     for job in stuck {
         let failure = SteerFailure {
-            reason: "deadlock",
+            reason: ErrorReason::DEADLOCK,
             message: format!(
                 "every sequence was suspended in more than {SUSPENDED_STEPS_MAX} steps in a row"
             ),

@@ -12,6 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{Mask, Mid, Post, Pre, Steer, SteerFailure, Steered, Token};
 use sapwood_proto::time::Time;
 
@@ -193,7 +194,7 @@ impl Steering {
         }
         let allowed = allowed.as_millis();
         Err(SteerFailure {
-            reason: "timeout",
+            reason: ErrorReason::TIMEOUT,
             message: format!("the controller was late for more than {allowed} ms"),
         })
     }
@@ -255,7 +256,7 @@ fn check_sample(
 
 fn bad_result(message: impl Into<String>) -> SteerFailure {
     SteerFailure {
-        reason: "bad-result",
+        reason: ErrorReason::BAD_RESULT,
         message: message.into(),
     }
 }
@@ -265,7 +266,7 @@ fn fenced<T>(panics: &Counter, call: impl FnOnce() -> Steered<T>) -> Steered<T> 
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_panic| {
         panics.add(1);
         Err(SteerFailure {
-            reason: "trap",
+            reason: ErrorReason::TRAP,
             message: "the controller panicked".to_owned(),
         })
     })

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
 use crate::api::{EngineError, ModelInfo, SharedVocabulary};
@@ -171,7 +172,11 @@ impl Model for Scripted {
         let entry = self.batch[index];
         let distribution = self.distribution.clone();
         let Some(sequence) = self.sequence(entry.slot) else {
-            return OutputRow::Failed(EngineError::new(Code::Internal, "", "the sequence is gone"));
+            return OutputRow::Failed(EngineError::new(
+                Code::Internal,
+                ErrorReason::NONE,
+                "the sequence is gone",
+            ));
         };
         let hash = sequence.hashes.get(entry.position as usize);
         let hash = hash.copied().unwrap_or_default();

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use regex::Regex;
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::Token;
 
 use super::config::{
     Config, InvalidScript, Script, ScriptFinish, ScriptStep, ScriptedTokenizer, TransportCut,
 };
 use super::vocabulary::{END, ScriptedVocabulary};
-use crate::api::{CUT_CLOSE, CUT_RESET, EngineError, FinishReason, Vocabulary};
+use crate::api::{EngineError, FinishReason, Vocabulary};
 use crate::model::SlotPurpose;
 use crate::ranking::mix;
 
@@ -241,7 +242,11 @@ impl Library {
                 .is_none_or(|pattern| pattern.is_match(&text))
         });
         let Some(rule) = matching else {
-            let error = EngineError::new(Code::InvalidRequest, "NO_RULE", "no rule matches");
+            let error = EngineError::new(
+                Code::InvalidRequest,
+                ErrorReason::NO_RULE,
+                "no rule matches",
+            );
             return vec![ScriptPart::Last(Cue::Fail(error))];
         };
         let parts = rule.steps.iter().zip(0..).filter_map(|(step, index)| {
@@ -299,13 +304,13 @@ impl Library {
 fn to_engine_error(failure: &super::config::ScriptedFailure) -> EngineError {
     // `Library::new` has checked the name.
     let code = Code::from_name(&failure.code).unwrap_or(Code::Internal);
-    EngineError::new(code, "scripted", failure.message.clone())
+    EngineError::new(code, ErrorReason::SCRIPTED, failure.message.clone())
 }
 
 fn cut_error(cut: TransportCut) -> EngineError {
     let reason = match cut {
-        TransportCut::Close => CUT_CLOSE,
-        TransportCut::Reset => CUT_RESET,
+        TransportCut::Close => ErrorReason::CUT_CLOSE,
+        TransportCut::Reset => ErrorReason::CUT_RESET,
     };
     EngineError::new(Code::Truncated, reason, "the script cuts the stream here")
 }

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::Token;
 
 use super::config::{Config, Script, ScriptedTokenizer};
@@ -264,7 +265,7 @@ impl Vocabulary for ScriptedVocabulary {
             let message = "this model has no chat template: send raw text";
             return Err(EngineError::new(
                 Code::FailedPrecondition,
-                "NO_TEMPLATE",
+                ErrorReason::NO_TEMPLATE,
                 message,
             ));
         }
@@ -272,7 +273,11 @@ impl Vocabulary for ScriptedVocabulary {
         for message in &chat.messages {
             if !["system", "user", "assistant", "tool"].contains(&message.role.as_str()) {
                 let text = "roles are system, user, assistant and tool";
-                return Err(EngineError::new(Code::InvalidRequest, "BAD_ROLE", text));
+                return Err(EngineError::new(
+                    Code::InvalidRequest,
+                    ErrorReason::BAD_ROLE,
+                    text,
+                ));
             }
             tokens.push(BEGIN);
             tokens.extend(message.role.bytes().map(Token::from));

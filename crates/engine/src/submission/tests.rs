@@ -21,7 +21,7 @@ fn refused(change: impl FnOnce(&mut GenerationRequest)) -> Option<(&'static str,
     );
     prepared
         .err()
-        .map(|rejection| (rejection.reason, rejection.message))
+        .map(|rejection| (rejection.reason.name(), rejection.message))
 }
 
 /// A field, a value at its limit, and one past it.

@@ -150,13 +150,13 @@ fn rejections_name_the_role_or_the_template() {
     };
     let system = reason(&[("system", "x")]);
     assert_eq!(
-        (system.code, system.reason),
+        (system.code, system.reason.name()),
         (Code::InvalidRequest, "BAD_ROLE")
     );
     assert!(system.message.contains("System role not supported"));
     let order = reason(&[("assistant", "x")]);
     assert_eq!(
-        (order.code, order.reason),
+        (order.code, order.reason.name()),
         (Code::InvalidRequest, "chat_template_error")
     );
     assert_eq!(no_template().code, Code::FailedPrecondition);

@@ -1,5 +1,6 @@
 //! Tests of error codes, reasons and retries.
 
+use sapwood_proto::error_reason::ErrorReason;
 use std::fmt::Write;
 
 use super::*;
@@ -17,7 +18,7 @@ fn all() -> Vec<Error> {
             wanted: Box::new([]),
         },
         Error::argument("a", "must be 1"),
-        Error::argument("temperature", "must be a number").because("BAD_CONFIG"),
+        Error::argument("temperature", "must be a number").because(ErrorReason::BAD_CONFIG),
         Error::Decode {
             wanted: "text".into(),
             why: "byte 3 is not UTF-8".into(),
@@ -62,7 +63,12 @@ fn all() -> Vec<Error> {
         Error::Unimplemented {
             what: "a controller".into(),
         },
-        api::EngineError::new(Code::Overloaded, "ENGINE_BUSY", "the queue is full").into(),
+        api::EngineError::new(
+            Code::Overloaded,
+            ErrorReason::ENGINE_BUSY,
+            "the queue is full",
+        )
+        .into(),
         Error::Panicked {
             function: "f".into(),
         },
@@ -110,14 +116,20 @@ fn an_error_is_no_larger_than_a_chunk() {
 
 #[test]
 fn oa_910_the_time_to_come_back_is_the_engines_own_estimate_where_it_has_one() {
-    let busy = || api::EngineError::new(Code::Overloaded, "ENGINE_BUSY", "the queue is full");
+    let busy = || {
+        api::EngineError::new(
+            Code::Overloaded,
+            ErrorReason::ENGINE_BUSY,
+            "the queue is full",
+        )
+    };
     let twelve = Duration::from_secs(12);
     for (error, expect) in [
         (busy(), Some(Duration::from_secs(1))),
         (busy().after(twelve), Some(twelve)),
         // An error that a retry cannot fix is never retryable.
         (
-            api::EngineError::new(Code::InvalidRequest, "", "").after(twelve),
+            api::EngineError::new(Code::InvalidRequest, ErrorReason::NONE, "").after(twelve),
             None,
         ),
     ] {

@@ -6,6 +6,7 @@
 
 use sapwood_engine::api::GenerationRequest;
 use sapwood_engine::request_phase::Follower;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::params::{GenerationParams, JsonCoercion, ParamError, ParamRanges, ParamSpec};
 use sapwood_proto::steer::Token;
 use serde_json::{Map, Value};
@@ -158,7 +159,7 @@ fn out_of_range(error: ParamError) -> Error {
 
 /// `BAD_CONFIG` for this field.
 pub(super) fn bad(field: &str, why: &str) -> Error {
-    Error::argument(Name::shared(field), why).because("BAD_CONFIG")
+    Error::argument(Name::shared(field), why).because(ErrorReason::BAD_CONFIG)
 }
 
 fn unimplemented(what: &str) -> Error {

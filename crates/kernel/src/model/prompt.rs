@@ -5,6 +5,7 @@
 use bytes::BytesMut;
 use futures::StreamExt;
 use sapwood_engine::api::{ChatMessage, ChatRequest, Prompt, Vocabulary};
+use sapwood_proto::error_reason::ErrorReason;
 use serde_json::Value;
 
 use crate::chunk::Chunk;
@@ -230,7 +231,8 @@ pub(super) fn messages(value: Value) -> Result<Vec<ChatMessage>> {
 
 /// A string, nothing, or a list of text parts.
 fn content(value: Option<Value>) -> Result<String> {
-    let wrong = |why: &str| Error::argument("messages", why).because("UNSUPPORTED_MIMETYPE");
+    let wrong =
+        |why: &str| Error::argument("messages", why).because(ErrorReason::UNSUPPORTED_MIMETYPE);
     match value {
         None | Some(Value::Null) => Ok(String::new()),
         Some(Value::String(text)) => Ok(text),
@@ -345,7 +347,7 @@ fn raw_tokens(items: Vec<PromptLeaf>, vocabulary: &dyn Vocabulary) -> Result<Vec
             LeafContent::Tokens(tokens) => {
                 if let Some(id) = tokens.iter().find(|id| **id as usize >= vocabulary.size()) {
                     let why = format!("token {id} is outside the vocabulary");
-                    return Err(Error::argument("prompt", why).because("BAD_TOKENS"));
+                    return Err(Error::argument("prompt", why).because(ErrorReason::BAD_TOKENS));
                 }
                 out.extend(tokens);
             }
@@ -372,7 +374,9 @@ fn turns(items: Vec<PromptLeaf>) -> Result<(Vec<ChatMessage>, bool)> {
             }
             LeafContent::Tokens(_) => {
                 let why = "token ids are taken with prompt_mode raw only";
-                return Err(Error::argument("prompt", why).because("UNSUPPORTED_MIMETYPE"));
+                return Err(
+                    Error::argument("prompt", why).because(ErrorReason::UNSUPPORTED_MIMETYPE)
+                );
             }
         };
         let mut role = canonical(&item.role);

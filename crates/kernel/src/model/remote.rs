@@ -1,5 +1,6 @@
 //! The prompt for a model of another server that takes text and returns text (D-5).
 
+use sapwood_proto::error_reason::ErrorReason;
 use serde_json::Value;
 
 use super::config::{GenerateConfig, PromptMode};
@@ -50,11 +51,11 @@ impl RemoteCall {
             }
             (Some(_), Some(_)) => {
                 let why = "give either prompt or messages, not both";
-                return Err(Error::argument("messages", why).because("DUPLICATE_PARAM"));
+                return Err(Error::argument("messages", why).because(ErrorReason::DUPLICATE_PARAM));
             }
             (None, None) => {
                 let why = "a model needs this input, or messages";
-                return Err(Error::argument("prompt", why).because("MISSING_INPUT"));
+                return Err(Error::argument("prompt", why).because(ErrorReason::MISSING_INPUT));
             }
         };
         if config.prompt_mode == PromptMode::Chat && matches!(prompt, RemotePrompt::Text(_)) {

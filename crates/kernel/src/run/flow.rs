@@ -6,6 +6,7 @@
 //!   Failed ──────┘ error: Done                 └─ error, panic, cancel, deadline: the source is dropped ► Done
 //! ```
 
+use sapwood_proto::error_reason::ErrorReason;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -360,7 +361,9 @@ impl Setup {
             && spec.output(port).is_none()
         {
             let why = format!("{} has no such port", spec.name);
-            return Err(Error::argument(Name::shared(port), why).because("UNKNOWN_PARAM"));
+            return Err(
+                Error::argument(Name::shared(port), why).because(ErrorReason::UNKNOWN_PARAM)
+            );
         }
         let read = |port: &Port| match &self.port {
             Some(mine) => port == mine,

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytestring::ByteString;
 use futures::{StreamExt, stream};
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::session::{ActionStart, NodeKey};
 use serde_json::{Map, Value};
 
@@ -107,10 +108,11 @@ fn bind_output(spec: &Spec, outputs: &mut Outputs, name: &ByteString, node: Node
             spec.name,
             names.join(", ")
         );
-        return Err(Error::argument(Name::shared(name), why).because("UNKNOWN_PARAM"));
+        return Err(Error::argument(Name::shared(name), why).because(ErrorReason::UNKNOWN_PARAM));
     };
     if outputs.ports().any(|port| *port == output.port) {
-        return Err(Error::argument(Name::shared(name), "given twice").because("DUPLICATE_PARAM"));
+        return Err(Error::argument(Name::shared(name), "given twice")
+            .because(ErrorReason::DUPLICATE_PARAM));
     }
     outputs.bind(output, node);
     Ok(())
@@ -151,7 +153,8 @@ fn merge_config(
         let text = given.whole().await?;
         let mut merged = sent.unwrap_or_default();
         let over: Map<String, Value> = serde_json::from_slice(&text).map_err(|error| {
-            Error::argument(CONFIG, format!("must be a JSON object: {error}")).because("BAD_CONFIG")
+            Error::argument(CONFIG, format!("must be a JSON object: {error}"))
+                .because(ErrorReason::BAD_CONFIG)
         })?;
         merged.extend(over);
         note_choices(&merged, &choices);

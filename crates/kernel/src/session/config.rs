@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use prost::Message;
 use prost_types::{Any, Struct, Value as Proto, value::Kind};
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::generated::sapwood::v1::GenerateConfig;
 use serde_json::{Map, Number, Value};
 
@@ -100,11 +101,12 @@ fn unknown(spec: &Spec, name: &str, generates: bool) -> Error {
         "{} takes no config of type {shown:?}; it takes {taken} and google.protobuf.Struct",
         spec.name
     );
-    Error::argument("configs", why).because("UNKNOWN_CONFIG")
+    Error::argument("configs", why).because(ErrorReason::UNKNOWN_CONFIG)
 }
 
 fn duplicate(name: &str) -> Error {
-    Error::argument("configs", format!("{name} is given twice")).because("DUPLICATE_CONFIG")
+    Error::argument("configs", format!("{name} is given twice"))
+        .because(ErrorReason::DUPLICATE_CONFIG)
 }
 
 fn undecodable(name: &str) -> Error {
@@ -112,7 +114,7 @@ fn undecodable(name: &str) -> Error {
 }
 
 fn bad(field: &str, why: &str) -> Error {
-    Error::argument(Name::shared(field), why).because("BAD_CONFIG")
+    Error::argument(Name::shared(field), why).because(ErrorReason::BAD_CONFIG)
 }
 
 /// Every field that is set, under its name; unset fields are omitted, so that defaults apply.

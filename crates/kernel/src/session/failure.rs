@@ -2,6 +2,7 @@
 
 use sapwood_proto::clip;
 use sapwood_proto::code::RetryAdvice;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::evergreen::{Reason, Status};
 
 use super::offers::{MAX_OFFER_BYTES, MAX_OFFERS};
@@ -24,7 +25,7 @@ pub(crate) fn status(error: &Error, action: &str) -> Status {
         Error::Argument {
             name,
             why,
-            reason: "BAD_CONFIG",
+            reason: ErrorReason::BAD_CONFIG,
         } => status.with_field(name.as_str(), why.as_str()),
         Error::Argument { name, .. } => status.with("param", name),
         Error::NotFound {

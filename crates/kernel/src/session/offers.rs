@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::BytesMut;
 use futures::{StreamExt, TryStreamExt, stream};
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::evergreen::SessionLimits;
 use sapwood_session::peer::PeerHandle;
 use serde_json::json;
@@ -133,7 +134,7 @@ impl OffersInner {
     fn take(&self, ticket: u64, text: &[u8]) -> Result<usize> {
         let listed = PeerListing::read(text).ok_or_else(|| {
             let form = "must be JSON of the form {\"actions\":[{\"name\":…,\"inputs\":[{\"name\":…}],\"outputs\":[…]}]}";
-            Error::argument(ACTIONS, form).because("BAD_CONFIG")
+            Error::argument(ACTIONS, form).because(ErrorReason::BAD_CONFIG)
         })?;
         let (cancels, specs): (Vec<Spec>, Vec<Spec>) = listed
             .functions()
@@ -179,7 +180,8 @@ impl OffersInner {
         let mut names = BTreeSet::new();
         for spec in specs {
             let name = &spec.name;
-            let refuse = |why: String| Err(Error::argument(ACTIONS, why).because("BAD_NAME"));
+            let refuse =
+                |why: String| Err(Error::argument(ACTIONS, why).because(ErrorReason::BAD_NAME));
             if let Err(error) = spec.check() {
                 return refuse(error.to_string());
             }

@@ -8,6 +8,7 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use sapwood_proto::clip::shown;
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::evergreen::{Reason, Status};
 use sapwood_proto::session::{ActionKey, ActionStart, CancelledBy};
 
@@ -112,7 +113,7 @@ impl Runs {
         };
         found.ok().filter(permitted).ok_or_else(|| Error::Engine {
             code: Code::PermissionDenied,
-            reason: "insufficient_scope",
+            reason: ErrorReason::INSUFFICIENT_SCOPE,
             message: format!("this key may call nothing of the name {:?}", shown(name)),
             retry_after: None,
         })

@@ -19,6 +19,7 @@ use clap::Args;
 use futures::StreamExt;
 use sapwood_kernel::{ChoiceFinish, Error, Node};
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use serde_json::{Map, Value};
 
 use super::{Common, TargetFlags};
@@ -345,5 +346,5 @@ fn cost(usage: sapwood_kernel::RunUsage, took: std::time::Duration) -> String {
 }
 
 fn too_long(error: &Error) -> bool {
-    error.code() == Code::InvalidRequest && error.reason() == "PROMPT_TOO_LONG"
+    error.code() == Code::InvalidRequest && error.known_reason() == ErrorReason::PROMPT_TOO_LONG
 }

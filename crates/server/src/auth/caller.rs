@@ -5,6 +5,7 @@ use std::sync::Arc;
 use http::Extensions;
 use sapwood_kernel::Name;
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 
 use crate::auth::identity::CallerIdentity;
 use crate::auth::rate_limit::TokenMeter;
@@ -46,7 +47,11 @@ impl Caller {
     pub fn of(extensions: &Extensions) -> Result<&Self, Rejection> {
         extensions.get().ok_or_else(|| {
             let message = "Nobody has checked who sends this request.";
-            Rejection::new(Code::Unauthenticated, "unchecked_caller", message)
+            Rejection::new(
+                Code::Unauthenticated,
+                ErrorReason::UNCHECKED_CALLER,
+                message,
+            )
         })
     }
 
@@ -61,7 +66,7 @@ impl Caller {
         let message = format!("This caller does not have the scope `{}`.", scope.name());
         Err(Rejection::new(
             Code::PermissionDenied,
-            "insufficient_scope",
+            ErrorReason::INSUFFICIENT_SCOPE,
             message,
         ))
     }

@@ -5,6 +5,7 @@
 //!                                                                  what an upstream reports is charged at its end
 //! ```
 
+use sapwood_proto::error_reason::ErrorReason;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -122,7 +123,7 @@ impl TokenMeter {
         {
             return Err(Error::Engine {
                 code: sapwood_proto::code::Code::PermissionDenied,
-                reason: "insufficient_scope",
+                reason: ErrorReason::INSUFFICIENT_SCOPE,
                 message: format!("this key may not call the model {model:?}"),
                 retry_after: None,
             });

@@ -188,7 +188,7 @@ fn serve(
         match invited {
             Ok(invited) => (invited.serve)(socket, first).await,
             Err(rejection) => {
-                let reason = rejection.reason.to_owned();
+                let reason = rejection.reason.to_string();
                 Box::pin(socket.close(TRY_AGAIN_LATER, reason, GOODBYE)).await;
             }
         }

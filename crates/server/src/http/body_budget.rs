@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use prometheus::{IntCounter, IntGauge};
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -277,7 +278,7 @@ impl Drop for Reservation {
 pub(crate) fn overloaded() -> Rejection {
     let message =
         "The server is reading as much as it may: send this again later, or send less at a time.";
-    Rejection::new(Code::Overloaded, "server_overloaded", message)
+    Rejection::new(Code::Overloaded, ErrorReason::SERVER_OVERLOADED, message)
 }
 
 /// Small bodies are not charged: the limits of connections and streams bound them.

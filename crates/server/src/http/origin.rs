@@ -14,6 +14,7 @@ use http::request::Parts;
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version, header};
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 
 use crate::http::rejection::Rejection;
 use crate::listener::peer::PeerInfo;
@@ -43,7 +44,11 @@ impl Config {
         // RFC 9112, section 3.2: exactly one. Intermediaries that read another one than we do would be led astray.
         if more || first.is_none() && request.version == Version::HTTP_11 {
             let message = "A request names its host once, in the header Host.";
-            return Err(Rejection::new(Code::InvalidRequest, "bad_host", message));
+            return Err(Rejection::new(
+                Code::InvalidRequest,
+                ErrorReason::BAD_HOST,
+                message,
+            ));
         }
         let authority = request.uri.authority().map(Authority::as_str);
         let sent = first.map(|first| first.to_str().unwrap_or_default());
@@ -51,14 +56,22 @@ impl Config {
             && !authority.eq_ignore_ascii_case(sent)
         {
             let message = "The header Host names another host than the request itself.";
-            return Err(Rejection::new(Code::InvalidRequest, "bad_host", message));
+            return Err(Rejection::new(
+                Code::InvalidRequest,
+                ErrorReason::BAD_HOST,
+                message,
+            ));
         }
         let named = authority.or(sent).unwrap_or_default();
         // No page reaches a Unix socket.
         let reachable = request.extensions.get::<PeerInfo>().is_some();
         if reachable && !named.is_empty() && !is_host(named) {
             let message = "The header Host names a host and may name its port, and nothing else.";
-            return Err(Rejection::new(Code::InvalidRequest, "bad_host", message));
+            return Err(Rejection::new(
+                Code::InvalidRequest,
+                ErrorReason::BAD_HOST,
+                message,
+            ));
         }
         let host = without_port(named);
         if keyed || !self.loopback || !reachable || is_loopback(host) || self.lists(host) {
@@ -68,7 +81,7 @@ impl Config {
             "Without keys this server answers to loopback names alone: see `browser.hosts`.";
         Err(Rejection::new(
             Code::PermissionDenied,
-            "host_not_allowed",
+            ErrorReason::HOST_NOT_ALLOWED,
             message,
         ))
     }
@@ -172,7 +185,11 @@ impl Config {
 }
 
 fn refused(message: &str) -> Rejection {
-    Rejection::new(Code::PermissionDenied, "origin_not_allowed", message)
+    Rejection::new(
+        Code::PermissionDenied,
+        ErrorReason::ORIGIN_NOT_ALLOWED,
+        message,
+    )
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {

@@ -7,6 +7,7 @@ use axum::response::IntoResponse;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use sapwood_net::evergreen::grpc::to_grpc;
 use sapwood_proto::code::{Code, RetryAdvice};
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::evergreen::{Reason, Status};
 use sapwood_proto::generate::error_body;
 
@@ -16,7 +17,7 @@ pub struct Rejection {
     /// The closed code; it decides the HTTP and gRPC status.
     pub code: Code,
     /// The finer name, in the lower case that HTTP clients read (`invalid_api_key`, `draining` …).
-    pub reason: &'static str,
+    pub reason: ErrorReason,
     /// What is wrong and what to do; contains nothing that a client must not see.
     pub message: String,
     /// Replaces the code's own HTTP status, where a page names another one.
@@ -27,7 +28,7 @@ pub struct Rejection {
 
 impl Rejection {
     /// A refusal with the code's usual status.
-    pub fn new(code: Code, reason: &'static str, message: impl Into<String>) -> Self {
+    pub fn new(code: Code, reason: ErrorReason, message: impl Into<String>) -> Self {
         Self {
             code,
             reason,
@@ -89,9 +90,9 @@ impl Rejection {
     /// The reason as sessions name it (D-30); a code without a reason of its own is written in capitals, as is the custom of gRPC.
     fn wire_reason(&self) -> String {
         match self.reason {
-            "draining" => Reason::GoingAway.name().to_owned(),
-            "server_overloaded" => Reason::EngineBusy.name().to_owned(),
-            other => other.to_ascii_uppercase(),
+            ErrorReason::DRAINING => Reason::GoingAway.name().to_owned(),
+            ErrorReason::SERVER_OVERLOADED => Reason::EngineBusy.name().to_owned(),
+            other => other.name().to_ascii_uppercase(),
         }
     }
 
@@ -124,7 +125,7 @@ impl Rejection {
             StatusCode::from_u16(self.code.http()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
         });
         let body = serde_json::json!({"error": {
-            "message": self.message, "type": self.kind(), "param": null, "code": self.reason,
+            "message": self.message, "type": self.kind(), "param": null, "code": self.reason.name(),
         }});
         let mut answer = (status, axum::Json(body)).into_response();
         let headers = answer.headers_mut();
@@ -172,7 +173,7 @@ mod tests {
     async fn oa_201_every_error_body_has_the_four_members() {
         let rejection = Rejection::new(
             Code::Unavailable,
-            "draining",
+            ErrorReason::DRAINING,
             "The server is shutting down.",
         );
         let answer = rejection.answer(&HeaderMap::new());
@@ -198,7 +199,8 @@ mod tests {
             (Some(Duration::from_millis(11_200)), "12", "11200"),
             (Some(Duration::from_secs(600)), "60", "60000"),
         ] {
-            let mut rejection = Rejection::new(Code::Overloaded, "server_overloaded", "later");
+            let mut rejection =
+                Rejection::new(Code::Overloaded, ErrorReason::SERVER_OVERLOADED, "later");
             rejection.retry_after = wait;
             let headers = rejection.answer(&HeaderMap::new());
             let headers = headers.headers();
@@ -214,7 +216,8 @@ mod tests {
             header::CONTENT_TYPE,
             HeaderValue::from_static("application/grpc+proto"),
         );
-        let answer = Rejection::new(Code::Unauthenticated, "invalid_api_key", "no").answer(&asked);
+        let answer = Rejection::new(Code::Unauthenticated, ErrorReason::INVALID_API_KEY, "no")
+            .answer(&asked);
         assert_eq!(answer.status(), StatusCode::OK);
         assert_eq!(answer.headers()["grpc-status"], "16");
     }
@@ -250,7 +253,7 @@ mod tests {
                 ("RATE_LIMITED", seconds(60)),
             ),
         ] {
-            let mut rejection = Rejection::new(code, reason, "why");
+            let mut rejection = Rejection::new(code, reason.into(), "why");
             rejection.retry_after = wait;
             let answer = rejection.answer(&asked);
             let headers = answer.headers();

@@ -10,6 +10,7 @@ use axum::body::{Body, Bytes};
 use http::HeaderMap;
 use hyper::body::{Body as _, Frame, SizeHint};
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::http::body_budget::FREE;
@@ -62,7 +63,7 @@ impl Config {
             }
             _ => Err(Rejection::new(
                 Code::InvalidRequest,
-                "invalid_value",
+                ErrorReason::INVALID_VALUE,
                 "The header x-request-timeout-ms must be a number of milliseconds, 1 or more.",
             )),
         }
@@ -73,14 +74,14 @@ impl Config {
 pub(crate) fn too_late() -> Rejection {
     let message = "The time allowed for this request has passed.";
     // The page has 500 here: official clients retry it, and so would they 504.
-    Rejection::new(Code::DeadlineExceeded, "timeout", message)
+    Rejection::new(Code::DeadlineExceeded, ErrorReason::TIMEOUT, message)
         .with_status(http::StatusCode::INTERNAL_SERVER_ERROR)
 }
 
 /// What a request is answered whose body stopped arriving.
 pub(crate) fn stalled() -> Rejection {
     let message = "The body of this request stopped arriving.";
-    Rejection::new(Code::InvalidRequest, "request_timeout", message)
+    Rejection::new(Code::InvalidRequest, ErrorReason::REQUEST_TIMEOUT, message)
         .with_status(http::StatusCode::REQUEST_TIMEOUT)
 }
 
@@ -89,7 +90,7 @@ pub(crate) fn slow() -> Rejection {
     let message = format!(
         "The body of this request arrives too slowly: of more than {FREE} bytes, {LEAST_BYTES} must come in the time that it may pause."
     );
-    Rejection::new(Code::InvalidRequest, "request_timeout", message)
+    Rejection::new(Code::InvalidRequest, ErrorReason::REQUEST_TIMEOUT, message)
         .with_status(http::StatusCode::REQUEST_TIMEOUT)
 }
 

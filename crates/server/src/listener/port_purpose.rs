@@ -3,6 +3,7 @@
 use http::StatusCode;
 use http::request::Parts;
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 
 use crate::http::rejection::{Rejection, is_grpc};
 use crate::http::route::RouteKind;
@@ -27,18 +28,28 @@ impl PortPurpose {
             Self::Grpc if is_grpc(&request.headers) && kind == RouteKind::Grpc => Ok(()),
             Self::Grpc if is_grpc(&request.headers) => {
                 let message = "This gRPC service is not served here.";
-                Err(Rejection::new(Code::Unimplemented, "unknown_url", message))
+                Err(Rejection::new(
+                    Code::Unimplemented,
+                    ErrorReason::UNKNOWN_URL,
+                    message,
+                ))
             }
             Self::Grpc => {
                 let message = "This port speaks gRPC alone: send application/grpc over HTTP/2, or use the common port.";
-                Err(Rejection::new(Code::InvalidRequest, "not_grpc", message)
-                    .with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE))
+                Err(
+                    Rejection::new(Code::InvalidRequest, ErrorReason::NOT_GRPC, message)
+                        .with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE),
+                )
             }
             Self::Metrics if of_metrics(request.uri.path()) => Ok(()),
             Self::Metrics => {
                 let message =
                     "This port is for /metrics alone: everything else is on the common port.";
-                Err(Rejection::new(Code::NotFound, "unknown_url", message))
+                Err(Rejection::new(
+                    Code::NotFound,
+                    ErrorReason::UNKNOWN_URL,
+                    message,
+                ))
             }
         }
     }

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use tokio::sync::watch;
 
 use crate::http::rejection::Rejection;
@@ -114,7 +115,11 @@ impl Drain {
         }
         self.0.refused.fetch_add(1, Ordering::Relaxed);
         let message = "The server is shutting down and takes no new work: try another one.";
-        Err(Rejection::new(Code::Unavailable, "draining", message))
+        Err(Rejection::new(
+            Code::Unavailable,
+            ErrorReason::DRAINING,
+            message,
+        ))
     }
 
     /// Takes in work that belongs to something admitted before, an action of a live session for example. The holder

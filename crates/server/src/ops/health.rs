@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use tokio::sync::watch;
 
 use crate::http::rejection::Rejection;
@@ -218,7 +219,11 @@ impl Health {
         for (name, state) in self.parts_now() {
             if state == HealthState::Stuck {
                 let message = format!("The engine of `{name}` is {}.", state.name());
-                return Err(Rejection::new(Code::Unavailable, "engine_dead", message));
+                return Err(Rejection::new(
+                    Code::Unavailable,
+                    ErrorReason::ENGINE_DEAD,
+                    message,
+                ));
             }
         }
         Ok(())
@@ -232,16 +237,22 @@ impl Health {
     pub fn ready(&self) -> Result<(), Rejection> {
         if self.drain.phase() > DrainPhase::Serving {
             let message = "The server is shutting down.";
-            return Err(Rejection::new(Code::Unavailable, "draining", message));
+            return Err(Rejection::new(
+                Code::Unavailable,
+                ErrorReason::DRAINING,
+                message,
+            ));
         }
         self.live()?;
         let parts = self.parts();
         let required = parts.iter().filter(|(_, part)| !part.optional);
         for (name, part) in required {
             let (reason, what) = match part.stage {
-                HealthStage::Loading => ("model_loading", "still loading"),
-                HealthStage::Unloading | HealthStage::Unloaded => ("model_unloaded", "unloaded"),
-                HealthStage::Away => ("upstream_away", "without a server that answers"),
+                HealthStage::Loading => (ErrorReason::MODEL_LOADING, "still loading"),
+                HealthStage::Unloading | HealthStage::Unloaded => {
+                    (ErrorReason::MODEL_UNLOADED, "unloaded")
+                }
+                HealthStage::Away => (ErrorReason::UPSTREAM_AWAY, "without a server that answers"),
                 HealthStage::Failed | HealthStage::Running(_) => continue,
             };
             let message = format!("The model `{name}` is {what}.");
@@ -255,7 +266,11 @@ impl Health {
             .any(|part| matches!(part.stage, HealthStage::Away));
         if is_away && !serves {
             let message = "No server answers that computes a model of this one.";
-            return Err(Rejection::new(Code::Unavailable, "upstream_away", message));
+            return Err(Rejection::new(
+                Code::Unavailable,
+                ErrorReason::UPSTREAM_AWAY,
+                message,
+            ));
         }
         Ok(())
     }
@@ -300,7 +315,7 @@ mod tests {
         for (milliseconds, live) in [(0, true), (30_000, true), (30_001, false), (5, true)] {
             *stalled.lock().unwrap() = Duration::from_millis(milliseconds);
             assert_eq!(health.live().is_ok(), live, "{milliseconds} ms");
-            let why = health.ready().map_err(|rejection| rejection.reason);
+            let why = health.ready().map_err(|rejection| rejection.reason.name());
             assert_eq!(why, if live { Ok(()) } else { Err("engine_dead") });
         }
     }

@@ -110,7 +110,7 @@ fn tr_401_bad_words_that_leave_nothing_end_the_request_and_no_other() {
         ..
     } = answer.error.unwrap();
     assert_eq!(
-        (code.name(), reason),
+        (code.name(), reason.name()),
         ("invalid-request", "constraint_failed")
     );
     assert!(message.contains("bad_words"), "{message}");
@@ -177,7 +177,7 @@ fn tr_401_bad_words_hold_together_with_a_mask_and_after_forced_tokens() {
     request.steer = Some(Box::new(probe));
     let cause = echo().answer(request).error.unwrap();
     assert_eq!(
-        (cause.code.name(), cause.reason),
+        (cause.code.name(), cause.reason.name()),
         ("controller-failed", "constraint_failed")
     );
 }

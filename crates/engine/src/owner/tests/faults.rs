@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::time::Time;
 
 use super::harness::{Bench, read, request_for};
@@ -69,7 +70,7 @@ impl Model for Faulty {
             *trouble = Trouble::None;
         }
         drop(trouble);
-        let error = || EngineError::new(Code::Internal, "broken", "broken");
+        let error = || EngineError::new(Code::Internal, ErrorReason::custom("broken"), "broken");
         match self.now {
             Trouble::Full => Err(DecodeStop::Full),
             Trouble::Aborted => Err(DecodeStop::Aborted),
@@ -195,7 +196,7 @@ fn a_script_that_panics_ends_its_request_only() {
     bench.settle();
     let bad = read(&mut bad);
     assert_eq!(
-        (bad.text(), bad.error.as_ref().unwrap().reason),
+        (bad.text(), bad.error.as_ref().unwrap().reason.name()),
         ("o", "model_panic")
     );
     assert_eq!(read(&mut good).text(), "fine");
@@ -283,7 +284,7 @@ fn a_spawned_engine_answers_and_ends_with_its_last_clone() {
         panic!("no fault")
     };
     assert_eq!(
-        (error.reason, &*error.message),
+        (error.reason.name(), &*error.message),
         ("model_unloaded", "the model was unloaded")
     );
     assert_eq!(clone.stalled_for(), std::time::Duration::ZERO);

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::{Mask, Mid, Post, Pre, Steer, SteerFailure, Steered, Token};
 use sapwood_proto::time::Time;
 
@@ -48,7 +49,7 @@ fn controller() -> Option<ChoiceEnd> {
 fn error_of(answer: &Answer) -> (&str, &str) {
     let cause = answer.error.as_ref().unwrap();
     assert_eq!(cause.code.name(), "controller-failed");
-    (cause.reason, &cause.message)
+    (cause.reason.name(), &cause.message)
 }
 
 #[test]
@@ -585,19 +586,19 @@ fn a_steerer_that_fails_or_panics_ends_its_request_only() {
     let mut probes = vec![Probe::new(); 6];
     probes[0].pre = |_| {
         Err(SteerFailure {
-            reason: "trap",
+            reason: ErrorReason::TRAP,
             message: "the controller panicked".to_owned(),
         })
     };
     probes[1].mid = |_| {
         Err(SteerFailure {
-            reason: "trap",
+            reason: ErrorReason::TRAP,
             message: "the controller panicked".to_owned(),
         })
     };
     probes[2].post = |_, _| {
         Err(SteerFailure {
-            reason: "trap",
+            reason: ErrorReason::TRAP,
             message: "the controller panicked".to_owned(),
         })
     };

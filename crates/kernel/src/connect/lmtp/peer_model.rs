@@ -5,6 +5,7 @@ use std::sync::Arc;
 use sapwood_engine::api::{ChatRequest, EngineError, ModelInfo, SharedVocabulary, Vocabulary};
 use sapwood_engine::recommended::RecommendedSampling;
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::steer::Token;
 use serde_json::Value;
 
@@ -120,6 +121,10 @@ impl Vocabulary for Numbers {
 
     fn chat(&self, _: &ChatRequest) -> Result<Vec<Token>, EngineError> {
         let why = "the tokenizer of this model is not known here";
-        Err(EngineError::new(Code::Unimplemented, "NO_TEMPLATE", why))
+        Err(EngineError::new(
+            Code::Unimplemented,
+            ErrorReason::NO_TEMPLATE,
+            why,
+        ))
     }
 }

@@ -1,6 +1,7 @@
 //! Maps generation parameters to the inputs of a Triton model.
 
 use sapwood_net::triton::{InferRequest, ModelSignature, TensorData};
+use sapwood_proto::error_reason::ErrorReason;
 use serde_json::{Map, Value, json};
 
 use super::elements;
@@ -122,7 +123,7 @@ fn element(model: &ModelSignature, target: usize, value: &Value) -> Result<Tenso
     let input = &model.inputs[target];
     elements::from_json(input.datatype, value).ok_or_else(|| {
         let why = format!("the model's server takes {} here", input.datatype);
-        Error::argument(Name::shared(&input.name), why).because("BAD_CONFIG")
+        Error::argument(Name::shared(&input.name), why).because(ErrorReason::BAD_CONFIG)
     })
 }
 

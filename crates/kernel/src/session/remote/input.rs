@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::future::{BoxFuture, try_join_all};
 use futures::{FutureExt, StreamExt};
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::evergreen::{Metadata, Status};
 use sapwood_proto::session::WriteError;
 use sapwood_session::peer::{PeerHandle, PeerNodeWriter, SessionNode as Remote};
@@ -114,7 +115,7 @@ async fn write(
         if *part != chunk.part {
             let why =
                 "several parts are sent to the other side as a tree of nodes, not as one node";
-            return Err(Error::argument("input", why).because("UNSUPPORTED_MIMETYPE"));
+            return Err(Error::argument("input", why).because(ErrorReason::UNSUPPORTED_MIMETYPE));
         }
         writer
             .write(metadata, chunk.data)

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use sapwood_kernel::session::Observe;
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::evergreen::{Reason, Status};
 use sapwood_proto::session::SessionStats;
 
@@ -202,7 +203,7 @@ fn early(status: &Status) -> Option<&'static str> {
         Some(Reason::SlowReader) => Some("stall"),
         Some(Reason::GoingAway) => Some("drain"),
         Some(Reason::Revoked) => Some("revoked"),
-        _ if status.reason == "queue_timeout" => Some("timeout"),
+        _ if *status.reason == *ErrorReason::QUEUE_TIMEOUT.name() => Some("timeout"),
         _ => match status.code {
             Code::DeadlineExceeded => Some("timeout"),
             Code::Cancelled => Some("client"),

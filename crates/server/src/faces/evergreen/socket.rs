@@ -16,6 +16,7 @@ use axum::body::Body;
 use futures::StreamExt;
 use http::{HeaderMap, HeaderValue, Request};
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::evergreen::{DetectedDialect, Dialect, Reason, Status, WebSocketFrame, socket};
 
 use self::driver::SocketTransport;
@@ -71,7 +72,7 @@ impl SocketProtocol for EvergreenSockets {
             RequestedOptions::of_upgrade(request.headers(), query).map_err(|malformed| {
                 Rejection::new(
                     Code::InvalidRequest,
-                    "bad_session_option",
+                    ErrorReason::BAD_SESSION_OPTION,
                     malformed.to_string(),
                 )
             })?;
@@ -263,8 +264,8 @@ async fn first(
 /// Why there is no place, as an HTTP answer.
 fn rejection(status: &Status) -> Rejection {
     let reason = match status.known() {
-        Some(Reason::GoingAway) => "draining",
-        _ => "server_overloaded",
+        Some(Reason::GoingAway) => ErrorReason::DRAINING,
+        _ => ErrorReason::SERVER_OVERLOADED,
     };
     Rejection::new(Code::Unavailable, reason, status.message.clone())
 }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use axum::body::Body;
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
-use sapwood_engine::api::{CUT_CLOSE, CUT_RESET};
 use sapwood_kernel::Error;
 use sapwood_proto::clip;
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::generate::{InvalidRequest, error_body, error_event};
 
 use super::request_end::EarlyEnd;
@@ -178,17 +178,17 @@ fn is_rejection(error: &Error) -> bool {
             *code == Code::Overloaded
                 || matches!(
                     *reason,
-                    "PROMPT_TOO_LONG"
-                        | "EMPTY_PROMPT"
-                        | "BAD_CONFIG"
-                        | "BAD_TOKENS"
-                        | "BAD_ROLE"
-                        | "NO_TEMPLATE"
+                    ErrorReason::PROMPT_TOO_LONG
+                        | ErrorReason::EMPTY_PROMPT
+                        | ErrorReason::BAD_CONFIG
+                        | ErrorReason::BAD_TOKENS
+                        | ErrorReason::BAD_ROLE
+                        | ErrorReason::NO_TEMPLATE
                 )
         }
         // Nobody was asked: no upstream is there.
         Error::Remote { code, reason, .. } => {
-            *code == Code::Unavailable && *reason == *"upstream_error"
+            *code == Code::Unavailable && **reason == *ErrorReason::UPSTREAM_ERROR.name()
         }
         Error::Argument { .. }
         | Error::NotFound { .. }
@@ -203,7 +203,7 @@ fn is_rejection(error: &Error) -> bool {
 
 fn early_end(error: &Error) -> Option<EarlyEnd> {
     match error.code() {
-        _ if error.reason() == "queue_timeout" => Some(EarlyEnd::Timeout),
+        _ if error.known_reason() == ErrorReason::QUEUE_TIMEOUT => Some(EarlyEnd::Timeout),
         Code::DeadlineExceeded => Some(EarlyEnd::Timeout),
         Code::Cancelled => Some(EarlyEnd::Client),
         _ => None,
@@ -211,5 +211,6 @@ fn early_end(error: &Error) -> Option<EarlyEnd> {
 }
 
 fn is_cut(error: &Error) -> bool {
-    error.code() == Code::Truncated && matches!(error.reason(), CUT_CLOSE | CUT_RESET)
+    let cuts = [ErrorReason::CUT_CLOSE, ErrorReason::CUT_RESET];
+    error.code() == Code::Truncated && cuts.contains(&error.known_reason())
 }

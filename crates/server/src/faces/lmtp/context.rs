@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytestring::ByteString;
 use sapwood_kernel::Kernel;
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::lmtp::{self, Feature, Features, LmtpSession, MessageFraming};
 use sapwood_proto::time::Time;
 use tokio::time::Instant;
@@ -64,7 +65,7 @@ impl LmtpContext {
                     self.quotas.most_each()
                 ),
             };
-            Rejection::new(Code::Unavailable, "server_overloaded", message)
+            Rejection::new(Code::Unavailable, ErrorReason::SERVER_OVERLOADED, message)
         })
     }
 

@@ -26,6 +26,7 @@ use futures::{Stream, StreamExt};
 use http::{HeaderMap, Request, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::lmtp::{LineSplitter, Unreadable, WireLine};
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
@@ -135,12 +136,20 @@ async fn answer(context: Arc<LmtpContext>, request: Request<Body>) -> Result<Res
 async fn array(body: Body, max: usize) -> Result<VecDeque<ByteString>, Rejection> {
     let wrong = |why: String| {
         let message = format!("{why}: send [[\"TYPE\", {{..}}], ..], or lines as text/plain.");
-        Rejection::new(Code::InvalidRequest, "malformed", message)
+        Rejection::new(
+            Code::InvalidRequest,
+            ErrorReason::custom("malformed"),
+            message,
+        )
     };
     let body = Limited::new(body, max).collect().await.map_err(|_| {
         let message = format!("The body has more than {max} bytes, or ended early.");
-        Rejection::new(Code::LimitExceeded, "message_too_large", message)
-            .with_status(StatusCode::PAYLOAD_TOO_LARGE)
+        Rejection::new(
+            Code::LimitExceeded,
+            ErrorReason::custom("message_too_large"),
+            message,
+        )
+        .with_status(StatusCode::PAYLOAD_TOO_LARGE)
     })?;
     let body = body.to_bytes();
     let pairs: Vec<(String, &RawValue)> = serde_json::from_slice(&body)

@@ -3,6 +3,7 @@
 use sapwood_kernel::Error;
 use sapwood_proto::clip;
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::lmtp::{LmtpError, LmtpReason};
 
 /// How a stream ends that failed so.
@@ -15,12 +16,12 @@ pub(super) fn to_lmtp_error(error: &Error) -> LmtpError {
 }
 
 fn reason(error: &Error) -> LmtpReason {
-    match error.reason() {
-        "PROMPT_TOO_LONG" => return LmtpReason::ContextLengthExceeded,
-        "queue_timeout" => return LmtpReason::QueueTimeout,
-        "engine_dead" => return LmtpReason::EngineDead,
-        "constraint_failed" => return LmtpReason::ConstraintFailed,
-        "upstream_error" => return LmtpReason::UpstreamError,
+    match error.known_reason() {
+        ErrorReason::PROMPT_TOO_LONG => return LmtpReason::ContextLengthExceeded,
+        ErrorReason::QUEUE_TIMEOUT => return LmtpReason::QueueTimeout,
+        ErrorReason::ENGINE_DEAD => return LmtpReason::EngineDead,
+        ErrorReason::CONSTRAINT_FAILED => return LmtpReason::ConstraintFailed,
+        ErrorReason::UPSTREAM_ERROR => return LmtpReason::UpstreamError,
         _ => {}
     }
     match error.code() {
@@ -59,7 +60,7 @@ mod tests {
             .map(|&code| {
                 let error = Error::Engine {
                     code,
-                    reason: "",
+                    reason: ErrorReason::NONE,
                     message: "why".into(),
                     retry_after: Some(Duration::from_secs(3)),
                 };
@@ -102,7 +103,7 @@ mod tests {
         ] {
             let error = Error::Engine {
                 code,
-                reason,
+                reason: reason.into(),
                 message: String::new(),
                 retry_after: None,
             };

@@ -1,6 +1,7 @@
 //! The vocabulary of a model, for the text features of version 2 (LM-911, LM-915).
 
 use sapwood_engine::api::{ChatMessage, ChatRequest, SharedVocabulary};
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::lmtp::{LmtpError, LmtpReason, TextCodec};
 use sapwood_proto::steer::Token;
 use serde_json::Value;
@@ -29,7 +30,7 @@ impl TextCodec for EngineTextCodec {
             ..ChatRequest::default()
         };
         self.0.chat(&chat).map_err(|error| {
-            let reason = if error.reason == "NO_TEMPLATE" {
+            let reason = if error.reason == ErrorReason::NO_TEMPLATE {
                 LmtpReason::UnsupportedOperation
             } else {
                 LmtpReason::InvalidValue

@@ -7,6 +7,7 @@ use axum::extract::Path;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, Request, StatusCode, header};
 use sapwood_proto::code::Code;
+use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::lmtp::ModelLookup;
 
 use super::context::LmtpContext;
@@ -33,7 +34,8 @@ pub(super) async fn answer(
     let found = context.catalog.tokenizer(&name).filter(|_| permitted);
     let Some((file, sha256)) = found else {
         let message = "There is no such model, or no tokenizer file of it is known.";
-        return Rejection::new(Code::NotFound, "tokenizer_not_found", message).into_response();
+        return Rejection::new(Code::NotFound, ErrorReason::TOKENIZER_NOT_FOUND, message)
+            .into_response();
     };
     let tag = format!("\"{sha256}\"");
     let headers = [
