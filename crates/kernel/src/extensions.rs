@@ -35,6 +35,11 @@ impl Extensions {
         entry.value.downcast_ref()
     }
 
+    pub(crate) fn contains(&self, id: TypeId) -> bool {
+        let entries = self.0.as_deref().map_or(&[][..], Vec::as_slice);
+        entries.iter().any(|entry| entry.id == id)
+    }
+
     /// Sets the value of its type, replacing the previous one.
     pub fn insert<T: Any + Send + Sync>(&mut self, value: T) {
         let entry = Entry {

@@ -2,13 +2,13 @@
 //!
 //! The spec is derived from the types.
 
-use std::future::Future;
+use std::future::{Future, ready};
 use std::panic::resume_unwind;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
-use futures::{FutureExt, StreamExt, TryStreamExt};
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -23,16 +23,22 @@ use crate::into_chunks::IntoChunks;
 use crate::layer::Lazy;
 use crate::name::{Mime, Name, Port};
 use crate::spec::{InputSpec, OutputSpec, Spec};
+use crate::state::{NeededState, State};
 use crate::{Chunks, Result};
 
 /// Plain code that can be a function: `Fn(A) -> Fut` and `Fn(A, Call) -> Fut`, where `A` is a struct of inputs and the
-/// future's output is [`IntoChunks`]. `M` only distinguishes the two forms.
+/// future's output is [`IntoChunks`]; each also with a [`State`] before `A`. `M` only distinguishes the forms.
 pub trait Handler<M>: Send + Sync + 'static {
     /// The schema of its arguments: an object, or null for no inputs.
     fn schema() -> Value;
 
     /// The spec of its output.
     fn output() -> OutputSpec;
+
+    /// The state that it takes.
+    fn state() -> Option<NeededState> {
+        None
+    }
 
     /// Calls it.
     fn call(self: Arc<Self>, call: Call) -> Chunks;
@@ -78,6 +84,66 @@ where
     }
 }
 
+impl<F, S, A, Fut> Handler<(State<S>, A, ())> for F
+where
+    F: Fn(State<S>, A) -> Fut + Send + Sync + 'static,
+    S: Clone + Send + Sync + 'static,
+    A: DeserializeOwned + JsonSchema + Send + 'static,
+    Fut: Future + Send + 'static,
+    Fut::Output: IntoChunks,
+{
+    fn schema() -> Value {
+        schema_of::<A>()
+    }
+
+    fn output() -> OutputSpec {
+        output_of::<Fut::Output>()
+    }
+
+    fn state() -> Option<NeededState> {
+        Some(NeededState::of::<S>())
+    }
+
+    fn call(self: Arc<Self>, call: Call) -> Chunks {
+        match State::of(&call) {
+            Ok(state) => with_args(call, move |args, _| self(state, args)),
+            Err(error) => failed(error),
+        }
+    }
+}
+
+impl<F, S, A, Fut> Handler<(State<S>, A, Call)> for F
+where
+    F: Fn(State<S>, A, Call) -> Fut + Send + Sync + 'static,
+    S: Clone + Send + Sync + 'static,
+    A: DeserializeOwned + JsonSchema + Send + 'static,
+    Fut: Future + Send + 'static,
+    Fut::Output: IntoChunks,
+{
+    fn schema() -> Value {
+        schema_of::<A>()
+    }
+
+    fn output() -> OutputSpec {
+        output_of::<Fut::Output>()
+    }
+
+    fn state() -> Option<NeededState> {
+        Some(NeededState::of::<S>())
+    }
+
+    fn call(self: Arc<Self>, call: Call) -> Chunks {
+        match State::of(&call) {
+            Ok(state) => with_args(call, move |args, call| self(state, args, call)),
+            Err(error) => failed(error),
+        }
+    }
+}
+
+fn failed(error: Error) -> Chunks {
+    stream::once(ready(Err(error))).boxed()
+}
+
 /// Decodes the arguments of `call`, and returns the output of `f` for them.
 fn with_args<A, Fut>(call: Call, f: impl FnOnce(A, Call) -> Fut + Send + 'static) -> Chunks
 where
@@ -104,6 +170,7 @@ fn output_of<O: IntoChunks>() -> OutputSpec {
 /// or argument type is reported when the function is registered.
 pub fn function<M: 'static, H: Handler<M>>(name: &str, description: &str, f: H) -> Fun {
     let mut spec = Spec::new(Name::shared(name), Text::from(description)).outputs([H::output()]);
+    spec.state = H::state();
     match inputs_of(&H::schema()) {
         Ok(inputs) => spec.inputs = inputs,
         Err(defect) => spec.defect = Some(defect),
@@ -212,7 +279,7 @@ impl<O: Send + 'static> Future for Blocking<O> {
         let HandlerState::Running(task) = &mut self.0 else {
             return removed("blocking code was not started");
         };
-        match ready!(Pin::new(task).poll(cx)) {
+        match std::task::ready!(Pin::new(task).poll(cx)) {
             Ok(value) => Poll::Ready(Ok(value)),
             // Resumed here and caught again by the run, where the function's name is known.
             Err(error) => match error.try_into_panic() {

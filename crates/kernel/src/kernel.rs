@@ -12,11 +12,13 @@ use std::sync::{Arc, PoisonError, RwLock};
 use crate::Result;
 use crate::call::{Call, Caller, Inherited};
 use crate::error::Error;
+use crate::extensions::Extensions;
 use crate::function::Fun;
 use crate::layer::{Layer, Next};
 use crate::limits;
 use crate::name::Name;
 use crate::spec::Spec;
+use crate::state::NeededState;
 
 /// A registry of functions. Cloning shares it; changes are atomic and never affect running calls.
 #[derive(Clone, Default)]
@@ -40,6 +42,8 @@ struct Registry {
 #[derive(Default)]
 struct Tables {
     functions: BTreeMap<Name, Registration>,
+    /// What functions take as [`crate::State`].
+    state: Extensions,
     layers: Vec<(Option<Name>, Arc<dyn Layer>)>,
 }
 
@@ -73,7 +77,7 @@ impl Kernel {
         let entries: Vec<Registration> = functions.into_iter().map(Registration::new).collect();
         let mut names = std::collections::BTreeSet::new();
         for entry in &entries {
-            entry.spec.check()?;
+            self.check(&entry.spec)?;
             if !names.insert(entry.spec.name.clone()) {
                 return Err(taken(&entry.spec));
             }
@@ -103,7 +107,7 @@ impl Kernel {
     /// not registered and is returned itself.
     pub fn replace(&self, function: Fun) -> Option<Fun> {
         let entry = Registration::new(function);
-        if let Err(error) = entry.spec.check() {
+        if let Err(error) = self.check(&entry.spec) {
             tracing::error!(function = %entry.spec.name, %error, "not registered");
             return Some(entry.function);
         }
@@ -138,6 +142,32 @@ impl Kernel {
         let mut all = BTreeMap::new();
         self.registry.list(&mut all);
         all.into_values().collect()
+    }
+
+    /// Sets the value that functions of this kernel and its scopes take as [`State`](crate::State)`<S>`, in place of the
+    /// previous one. Calls that have begun keep the value that they have.
+    pub fn set_state<S: Clone + Send + Sync + 'static>(&self, state: S) {
+        self.registry.change(|tables| tables.state.insert(state));
+    }
+
+    /// The value of this type that was set here, or else in the kernel that this is a scope of.
+    #[must_use]
+    pub fn state<S: Clone + Send + Sync + 'static>(&self) -> Option<S> {
+        self.registry
+            .in_scope(|tables| tables.state.get::<S>().cloned())
+    }
+
+    fn check(&self, spec: &Spec) -> Result<()> {
+        spec.check()?;
+        let has = |needed: &NeededState| {
+            self.registry
+                .in_scope(|tables| tables.state.contains(needed.id).then_some(()))
+                .is_some()
+        };
+        match spec.state.filter(|needed| !has(needed)) {
+            Some(needed) => Err(needed.missing(&spec.name)),
+            None => Ok(()),
+        }
     }
 
     /// Adds a layer around every function; inside the layers added before (KE-147).
@@ -252,6 +282,18 @@ impl Registry {
 
     fn change<R>(&self, change: impl FnOnce(&mut Tables) -> R) -> R {
         change(&mut self.tables.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// What `look` finds in this scope, or else in the next one around it.
+    fn in_scope<R>(&self, look: impl Fn(&Tables) -> Option<R>) -> Option<R> {
+        let mut scope = Some(self);
+        while let Some(registry) = scope {
+            if let Some(found) = registry.look(&look) {
+                return Some(found);
+            }
+            scope = registry.parent.as_deref();
+        }
+        None
     }
 
     fn find(&self, name: &str) -> Option<Registration> {

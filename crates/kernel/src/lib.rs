@@ -69,8 +69,11 @@ mod probe;
 mod run;
 pub mod session;
 mod spec;
+mod state;
 mod sync;
 mod token_charge;
+#[cfg(feature = "tower")]
+mod tower;
 mod want;
 
 pub use self::args::{Args, IntoArgs};
@@ -94,7 +97,10 @@ pub use self::node::{Node, NodeWriter, Retention, source_panics};
 pub use self::observer::CallObserver;
 pub use self::run::{Folding, Run, Settled};
 pub use self::spec::{Effect, InnerType, InputSpec, OutputSpec, Spec};
+pub use self::state::{NeededState, State};
 pub use self::token_charge::TokenCharge;
+#[cfg(feature = "tower")]
+pub use self::tower::{Head, tower_layer};
 pub use self::want::{RequestedPorts, Want};
 pub use sapwood_proto::error_reason::ErrorReason;
 

@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::facts::ModelFacts;
 use crate::limits;
 use crate::name::{Mime, Name, Port};
+use crate::state::NeededState;
 
 /// Names that Evergreen sessions reserve.
 const RESERVED: [&str; 10] = [
@@ -56,6 +57,8 @@ pub struct Spec {
     pub sampling: RecommendedSampling,
     /// Why it cannot be registered, if that was found while it was built.
     pub(crate) defect: Option<String>,
+    /// The state that its code takes; the kernel has it before the function is added.
+    pub(crate) state: Option<NeededState>,
 }
 
 /// One named input.
@@ -244,6 +247,7 @@ impl Spec {
             facts: None,
             sampling: RecommendedSampling::default(),
             defect: None,
+            state: None,
         }
     }
 

@@ -97,7 +97,7 @@ pub(super) const LONG: &[Lane] = &[Lane {
 }];
 
 /// Features of the workspace in every lane without llama.cpp.
-pub(crate) const TESTED: &str = "sapwood/cli,sapwood/stores";
+pub(crate) const TESTED: &str = "sapwood/cli,sapwood/stores,sapwood/tower";
 
 fn cargo(arguments: &[&str]) -> Result<Outcome> {
     process::run(&mut process::cargo(arguments))?;
@@ -200,6 +200,7 @@ fn features() -> Result<Outcome> {
         &["--package", "sapwood"][..],
         &["--package", "sapwood", "--features", "cli"],
         &["--package", "sapwood", "--features", "stores"],
+        &["--package", "sapwood", "--features", "tower"],
         &["--package", "sapwood-engine"],
         &["--package", "sapwood-kernel"],
         &["--package", "sapwood-kernel", "--features", "net"],

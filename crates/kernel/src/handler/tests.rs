@@ -81,7 +81,7 @@ fn ke_213_a_function_may_take_its_call_and_give_a_stream() {
     kernel
         .add(function("count", "", |add: Add, call: Call| async move {
             assert!(call.want.ports.has(""));
-            StreamOf(futures::stream::iter(0..add.a))
+            StreamOf(stream::iter(0..add.a))
         }))
         .unwrap();
     assert_eq!(
@@ -142,4 +142,75 @@ fn ke_r16_a_value_that_cannot_stream_is_one_update_equal_to_its_whole() {
             .collect(),
     );
     assert_eq!(updates, [whole(kernel.run::<String>("whole", ())).unwrap()]);
+}
+
+/// What a program shares with its functions.
+#[derive(Clone)]
+struct Greeting(&'static str);
+
+#[derive(serde::Deserialize, JsonSchema)]
+struct Whom {
+    name: String,
+}
+
+fn greet() -> Fun {
+    let greet = |State(greeting): State<Greeting>, whom: Whom| async move {
+        format!("{} {}", greeting.0, whom.name)
+    };
+    function("greet", "Greets.", greet)
+}
+
+#[test]
+fn a_function_takes_the_state_of_its_kernel() {
+    let kernel = Kernel::new();
+    kernel.set_state(Greeting("Hello"));
+    kernel.add(greet()).unwrap();
+    let run = || whole(kernel.run::<String>("greet", args!(name: "Ada"))).unwrap();
+    assert_eq!(run(), "Hello Ada");
+    kernel.set_state(Greeting("Good morning"));
+    assert_eq!(run(), "Good morning Ada");
+}
+
+#[test]
+fn state_and_call_together() {
+    let kernel = Kernel::new();
+    kernel.set_state(Greeting("Hello"));
+    let nested = |State(greeting): State<Greeting>, whom: Whom, call: Call| async move {
+        let run = call.kernel().run::<String>("inner", args!(name: whom.name));
+        Ok::<_, Error>(format!("{}: {}", greeting.0, run.await?))
+    };
+    let inner = |whom: Whom| async move { whom.name.to_uppercase() };
+    kernel.add(function("outer", "", nested)).unwrap();
+    kernel.add(function("inner", "", inner)).unwrap();
+    let run = kernel.run::<String>("outer", args!(name: "Ada"));
+    assert_eq!(whole(run).unwrap(), "Hello: ADA");
+}
+
+#[test]
+fn a_scope_has_the_state_of_the_kernel_around_it_or_its_own() {
+    let kernel = Kernel::new();
+    kernel.set_state(Greeting("Hello"));
+    let (plain, own) = (kernel.scope(), kernel.scope());
+    own.set_state(Greeting("Hi"));
+    for (scope, expected) in [(&plain, "Hello Ada"), (&own, "Hi Ada")] {
+        scope.add(greet()).unwrap();
+        let run = scope.run::<String>("greet", args!(name: "Ada"));
+        assert_eq!(whole(run).unwrap(), expected);
+    }
+    assert!(kernel.state::<Greeting>().is_some());
+    assert!(kernel.state::<u32>().is_none());
+}
+
+#[test]
+fn a_function_without_its_state_is_not_registered() {
+    let kernel = Kernel::new();
+    let error = kernel.add(greet()).unwrap_err().to_string();
+    assert!(
+        error.contains("Greeting") && error.contains("set_state"),
+        "{error}"
+    );
+    assert!(kernel.replace(greet()).is_some(), "it is given back");
+    let unregistered = greet().run::<String>(&kernel, args!(name: "Ada"));
+    let error = whole(unregistered).unwrap_err().to_string();
+    assert!(error.contains("set_state"), "{error}");
 }
