@@ -97,7 +97,7 @@ impl Cutter {
 /// A scheme, and what stands behind the port.
 pub(super) type Dialect = (&'static str, &'static str);
 
-/// Those whose sessions can be come back to.
+/// Those whose sessions can be resumed.
 pub(super) const DIALECTS: [Dialect; 3] = [
     ("http", ""),
     ("ws", "/?dialect=protobuf"),

@@ -26,7 +26,7 @@ async fn open() -> TestServer {
     .await
 }
 
-/// A stream that has said something, and the address to come back to.
+/// A stream that has sent an event, and the address to resume it.
 async fn begin(server: &Running, headers: &[&str]) -> (Wire, String) {
     let mut wire = Wire::connect(server.address).await;
     wire.send(post(STREAM, headers, BODY)).await;

@@ -59,7 +59,7 @@ const ERRANDS: [Errand; 10] = [
     Errand::LoadHeader,
 ];
 
-/// Schemes, and what stands behind the port; the first three can be come back to.
+/// Schemes, and what stands behind the port; the first three can be resumed.
 const DIALECTS: [(&str, &str); 4] = [
     ("http", ""),
     ("ws", "/evergreen?dialect=protobuf"),

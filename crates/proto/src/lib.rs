@@ -16,6 +16,7 @@ pub mod generated;
 pub mod lmtp;
 pub mod log;
 pub mod params;
+pub mod replay;
 pub mod secret;
 pub mod session;
 pub mod sse;

@@ -379,7 +379,7 @@ pub(crate) struct LimitsConfig {
     pub(crate) server_retained_bytes: u64,
     /// Bytes that the Evergreen sessions of one key, or of one address without a key, may hold together.
     pub(crate) retained_bytes_each: u64,
-    /// Sessions, or streams, of each face at a time that can be come back to; 0 is none.
+    /// Sessions, or streams, of each face at a time that can be resumed; 0 is none.
     pub(crate) resumable_sessions: usize,
     /// How many of those one key, or one address without a key, may have.
     pub(crate) resumable_sessions_each: usize,

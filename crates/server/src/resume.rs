@@ -1,6 +1,6 @@
 //! Registry of detached sessions, for every face that has them (EV-940, EV-941, LM-964, LM-965, D-29).
 //!
-//! How many there are is bounded here, and what they hold counts like everybody else's (EV-801).
+//! The number of entries is bounded here; what a detached session retains is charged to the session (EV-801).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -9,7 +9,7 @@ use crate::auth::identity::CallerIdentity;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
-/// What nobody can guess.
+/// An unguessable resume token.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct SecretToken(Arc<str>);
 
@@ -32,24 +32,25 @@ impl SecretToken {
 /// How tokens of a face look.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TokenFormat {
-    /// What they begin with.
+    /// The prefix.
     pub(crate) prefix: &'static str,
     /// Random bytes of each.
     pub(crate) bytes: usize,
 }
 
-/// The sessions that can be come back to; `B` is the way back to one, and what ends with its place.
+/// The resumable sessions of a face. `B` is the handle through which a session is resumed; dropping it ends the session's
+/// task, if it has one of its own.
 pub(crate) struct ResumeRegistry<B> {
     entries: Mutex<RegistryEntries<B>>,
     kind: TokenFormat,
     most: usize,
-    /// How many of them one caller may have, so that none takes all.
+    /// The limit for one caller, so that none takes all.
     most_each: usize,
 }
 
 struct RegistryEntries<B> {
     by_token: HashMap<Arc<str>, RegistryEntry<B>>,
-    /// How many each has.
+    /// The number of entries of each caller.
     taken: HashMap<CallerIdentity, usize>,
 }
 
@@ -71,7 +72,7 @@ struct RegistryEntry<B> {
     back: Option<B>,
 }
 
-/// Held by a session: its end is the end of the token.
+/// Held by a session; dropping it removes the entry, so that the token is no longer valid.
 pub(crate) struct RegistryGuard<B> {
     registry: Weak<ResumeRegistry<B>>,
     token: SecretToken,
@@ -91,13 +92,13 @@ impl<B> ResumeRegistry<B> {
         }
     }
 
-    /// A token for a session of this caller; `None` where there are as many as there may be, of all or of these, and the
-    /// session is one without resume.
+    /// Issues a token for a session of this caller. `None` if the registry or the caller's share is full; the session then
+    /// cannot be resumed.
     pub(crate) fn issue(
         self: &Arc<Self>,
         caller_identity: &CallerIdentity,
     ) -> Option<(SecretToken, RegistryGuard<B>)> {
-        // Before the lock, because the system's randomness may make it wait.
+        // Before the lock, because the system's random source may block.
         let token = SecretToken::random(self.kind)?;
         let mut entries = self.entries();
         let taken = entries.taken.get(caller_identity).copied().unwrap_or(0);
@@ -120,8 +121,8 @@ impl<B> ResumeRegistry<B> {
         Some((token, guard))
     }
 
-    /// Ends what can be spared first, to make room for this caller: of its own where it has as many as it may, else of all.
-    /// `when` says which can be, and in which order; it must not come back here.
+    /// Removes one entry to make room for this caller: one of its own if its share is full, else any. `when` selects the
+    /// entries that may be removed and orders them; it must not call the registry.
     pub(crate) fn spare<T: Ord>(
         &self,
         caller_identity: &CallerIdentity,
@@ -139,21 +140,22 @@ impl<B> ResumeRegistry<B> {
         let first = first.map(|(_, token)| SecretToken(Arc::clone(token)));
         let removed = first.and_then(|token| entries.remove(&token));
         drop(entries);
-        // What ends with it does so when nothing is locked any more.
+        // Dropped after the lock: with the entry goes a task, which may hold guards of this registry.
         drop(removed);
     }
 
-    /// How to come back. A session that is over already needs no way.
+    /// Stores the handle of a session; without effect if the session has ended.
     pub(crate) fn keep(&self, token: &SecretToken, back: B) {
         let mut back = Some(back);
         if let Some(position) = self.entries().by_token.get_mut(&token.0) {
             std::mem::swap(&mut position.back, &mut back);
         }
-        // What was there before goes when nothing is locked any more.
+        // Dropped after the lock, like every handle.
         drop(back);
     }
 
-    /// The entry of this token, if it belongs to this caller. Unknown, ended and another caller's are one answer.
+    /// The entry of this token, if it belongs to this caller. An unknown token, an ended session and another caller's
+    /// session give the same answer.
     pub(crate) fn back<T>(
         &self,
         token: &str,
@@ -162,11 +164,10 @@ impl<B> ResumeRegistry<B> {
     ) -> Option<T> {
         let entries = self.entries();
         let position = entries.by_token.get(token);
-        // The owner is checked where the entry is found, not by whoever asks: no face can forget it, and what is another's
-        // looks like what is not there.
+        // The owner is checked here and not by the faces, so that none can forget it.
         let position = position.filter(|position| caller_identity.may_use_what(&position.identity));
-        // Under the lock, so that the session cannot be removed between the look and the takeover. `way` only clones a
-        // handle or sends a request to the session; it must not wait.
+        // Called under the lock, so that the session cannot be removed before it is taken over. `way` only clones a handle
+        // or sends a request to the session; it must not wait.
         position?.back.as_ref().map(way)
     }
 

@@ -25,7 +25,7 @@ pub(crate) struct GenerateFaceConfig {
     pub(crate) grpc_message_size: usize,
     /// Requests that may run at once on one gRPC stream.
     pub(crate) grpc_requests_per_stream: usize,
-    /// Bytes that are kept of a stream that can be come back to.
+    /// Bytes that are kept of a stream that can be resumed.
     pub(crate) resume_bytes: usize,
     /// The status for a model that nobody knows.
     pub(crate) unknown_model_status: u16,

@@ -55,7 +55,7 @@ pub struct Config {
     pub default_target: Option<String>,
     /// Where references to content elsewhere are followed to; without it only `data:` is (EV-410).
     pub references: Option<Arc<dyn ReferenceFetch>>,
-    /// Sessions at a time that can be come back to after their connection was lost (EV-940), with or without one now; those
+    /// Sessions at a time that can be resumed after their connection was lost (EV-940), with or without one now; those
     /// above are sessions without resume. 0 turns that off.
     pub resumable_sessions: usize,
     /// How many of those one key may have, or one network address where no key is needed: nobody takes all.

@@ -116,7 +116,7 @@ impl Drop for AccessRecord {
     }
 }
 
-/// A path without what is as good as a key: the name of a stream that can be come back to (TR-1303). Segments are compared as
+/// A path without what is as good as a key: the name of a stream that can be resumed (TR-1303). Segments are compared as
 /// they are read, decoded, and empty ones are passed over: such a path leads nowhere, but the name in it is as good. What is
 /// shown otherwise is what was sent.
 fn shown(path: &str) -> String {

@@ -311,7 +311,7 @@ fn wanted(
 
 /// The one error for a session that cannot be resumed: unknown, expired, and another caller's are not distinguished.
 pub(super) fn stream_gone_error() -> LmtpError {
-    let message = "there is no session of this name to come back to; send the requests again";
+    let message = "there is no session of this name to resume; send the requests again";
     LmtpError::new(LmtpReason::StreamGone, message)
 }
 

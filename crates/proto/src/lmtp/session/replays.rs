@@ -1,10 +1,5 @@
-//! Bounded replay buffers: numbered items that a client may be sent again, or later (LM-952, LM-963, LM-964).
-//!
-//! ```text
-//!           first              waiting              next
-//!   dropped │ sent, retained    │ unsent             │
-//!           └── dropped when room is needed          └── a stream whose items do not fit any more is parked
-//! ```
+//! Replay buffers of the streams of a session, and their windows (LM-952, LM-963, LM-964). A stream whose items fit
+//! neither into its buffer nor into its window is parked.
 //!
 //! Most buffers have nothing unsent: an item is sent at once, and a copy is retained. Items wait in three cases: a lost
 //! connection, items that are replayed, and a full window.
@@ -18,6 +13,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use super::outbox::Outbox;
 use crate::lmtp::port::StreamKey;
 use crate::lmtp::{ConnectionLimits, StreamId};
+use crate::replay::ReplayBuffer;
 use crate::time::Time;
 
 /// Flow control: the number of items that may be unacknowledged (LM-952).
@@ -30,18 +26,15 @@ pub(super) struct Window {
     full: Option<Time>,
 }
 
-/// Bounded replay buffer of one stream's items.
+/// The items of one stream, and whether they may be sent.
 #[derive(Debug)]
-pub(super) struct ReplayBuffer {
+pub(super) struct StreamReplay {
     id: StreamId,
     /// Whether the stream can be resumed; only then its items carry their numbers.
     resumable: bool,
-    /// The number of the oldest retained item.
-    first: u64,
-    items: VecDeque<Bytes>,
-    bytes: usize,
-    /// The number of the first unsent item; set also if the next item will have to wait.
-    waiting: Option<u64>,
+    items: ReplayBuffer<Bytes>,
+    /// Items wait for their turn or the window. Without it, all are sent, and the next is sent as it comes.
+    waits: bool,
     window: Option<Window>,
     /// Whether its stream is parked.
     parked: bool,
@@ -49,15 +42,13 @@ pub(super) struct ReplayBuffer {
     until: Option<Time>,
 }
 
-impl ReplayBuffer {
+impl StreamReplay {
     fn new(id: StreamId, resumable: bool, window: Option<u32>) -> Self {
         Self {
             id,
             resumable,
-            first: 0,
-            items: VecDeque::new(),
-            bytes: 0,
-            waiting: None,
+            items: ReplayBuffer::new(0, 0),
+            waits: false,
             window: window.map(|size| Window {
                 size: size.into(),
                 acked: 0,
@@ -66,11 +57,6 @@ impl ReplayBuffer {
             parked: false,
             until: None,
         }
-    }
-
-    /// The number of the next item.
-    fn next(&self) -> u64 {
-        self.first + self.items.len() as u64
     }
 
     /// Items from this number on are outside of the window, and must not be sent yet.
@@ -82,37 +68,25 @@ impl ReplayBuffer {
     /// Whether the buffer is full and no item can be dropped; `all` is the number of bytes in all buffers.
     fn is_full(&self, limits: &ConnectionLimits, all: usize) -> bool {
         let room = self.items.len() < limits.resume_items
-            && self.bytes < limits.resume_bytes
+            && self.items.bytes() < limits.resume_bytes
             && all < limits.resume_session_bytes;
-        !room && self.waiting == Some(self.first)
+        !room && self.waits && self.items.next_unsent() == self.items.first()
     }
 
-    /// The number of the first unsent item.
-    fn next_unsent(&self) -> u64 {
-        self.waiting.unwrap_or_else(|| self.next())
+    /// Whether the next item is outside of the window.
+    fn is_closed(&self) -> bool {
+        self.items.next() >= self.closed_from()
     }
 
-    /// Whether there is an unsent item.
     fn has_unsent(&self) -> bool {
-        self.next_unsent() < self.next()
-    }
-
-    /// Drops the oldest item, if it was sent. Returns its bytes.
-    fn shed(&mut self) -> Option<usize> {
-        if self.waiting.is_some_and(|waiting| waiting <= self.first) {
-            return None;
-        }
-        let bytes = self.items.pop_front()?.len();
-        self.first += 1;
-        self.bytes -= bytes;
-        Some(bytes)
+        self.items.has_unsent()
     }
 }
 
 /// The replay buffers of a session.
 #[derive(Debug, Default)]
 pub(super) struct ReplayBuffers {
-    of: BTreeMap<StreamKey, ReplayBuffer>,
+    of: BTreeMap<StreamKey, StreamReplay>,
     ids: BTreeMap<StreamId, StreamKey>,
     /// Buffers of ended streams, in the order in which they expire.
     ended: VecDeque<StreamKey>,
@@ -136,7 +110,7 @@ impl ReplayBuffers {
         resumable: bool,
         window: Option<u32>,
     ) {
-        self.adopt(key, ReplayBuffer::new(id.clone(), resumable, window));
+        self.adopt(key, StreamReplay::new(id.clone(), resumable, window));
     }
 
     /// Removes the buffer under an id.
@@ -159,13 +133,13 @@ impl ReplayBuffers {
     /// Whether a stream with this id has unsent items.
     pub(super) fn has_unsent(&self, id: &StreamId) -> bool {
         let replay = self.named(id).and_then(|key| self.of.get(&key));
-        replay.is_some_and(ReplayBuffer::has_unsent)
+        replay.is_some_and(StreamReplay::has_unsent)
     }
 
     /// Whether everything from `seq` on can be replayed.
     pub(super) fn reaches(&self, key: StreamKey, seq: u64) -> bool {
         let replay = self.of.get(&key);
-        replay.is_some_and(|replay| (replay.first..=replay.next()).contains(&seq))
+        replay.is_some_and(|replay| replay.items.check(seq).is_ok())
     }
 
     /// Appends an item: to the message that is being composed, or to wait. Returns whether its stream must be parked
@@ -190,20 +164,19 @@ impl ReplayBuffers {
         let mut item = BytesMut::new();
         write(&mut item);
         let item = item.freeze();
-        if replay.waiting.is_none() && replay.next() >= replay.closed_from() {
-            replay.waiting = Some(replay.next());
-        }
-        if replay.waiting.is_none() {
+        replay.waits |= replay.is_closed();
+        if replay.waits {
+            self.bytes += replay.items.push(item);
+        } else {
             outbound.item(limits.max_frame_out, |out| out.put_slice(&item));
+            self.bytes += replay.items.push(item);
+            replay.items.advance();
         }
-        replay.bytes += item.len();
-        self.bytes += item.len();
-        replay.items.push_back(item);
         self.fit(key, limits);
         let Some(replay) = self.of.get_mut(&key) else {
             return false;
         };
-        let closed = replay.next() >= replay.closed_from();
+        let closed = replay.is_closed();
         if let Some(window) = replay.window.as_mut().filter(|_| closed) {
             window.full.get_or_insert(now);
         }
@@ -229,15 +202,12 @@ impl ReplayBuffers {
                 break;
             };
             let replay = self.of.get_mut(&key);
-            let Some((replay, seq)) =
-                replay.and_then(|replay| replay.waiting.map(|seq| (replay, seq)))
-            else {
+            let Some(replay) = replay.filter(|replay| replay.waits) else {
                 self.flowing.remove(&key);
                 continue;
             };
-            let at = usize::try_from(seq - replay.first).unwrap_or(usize::MAX);
-            let item = replay.items.get(at).filter(|_| seq < replay.closed_from());
-            if let Some(item) = item {
+            let closed = replay.items.next_unsent() >= replay.closed_from();
+            if let Some(item) = replay.items.peek().filter(|_| !closed) {
                 outbound.item(limits.max_frame_out, |out| out.put_slice(item));
                 if !*coalesce {
                     outbound.end_items();
@@ -245,16 +215,15 @@ impl ReplayBuffers {
                 if let Some((_, left)) = &mut self.turn {
                     *left = left.saturating_sub(item.len());
                 }
-                replay.waiting = Some(seq + 1);
+                replay.items.advance();
                 continue;
             }
             self.flowing.remove(&key);
-            let closed = seq >= replay.closed_from();
             if let Some(window) = replay.window.as_mut().filter(|_| closed) {
                 window.full.get_or_insert(now);
             }
-            if seq == replay.next() {
-                replay.waiting = None;
+            if !replay.has_unsent() {
+                replay.waits = false;
                 if !closed && std::mem::take(&mut replay.parked) {
                     goes_on.push(key);
                 }
@@ -284,7 +253,7 @@ impl ReplayBuffers {
         let Some(replay) = self.of.get_mut(&key) else {
             return;
         };
-        let sent = replay.next_unsent();
+        let sent = replay.items.next_unsent();
         let Some(window) = replay.window.as_mut().filter(|_| below <= sent) else {
             return;
         };
@@ -295,7 +264,7 @@ impl ReplayBuffers {
         let closed = sent >= window.acked.saturating_add(window.size);
         window.full = window.full.filter(|_| closed).map(|_| now);
         // If nothing is unsent, the buffer continues from its current position.
-        replay.waiting.get_or_insert(sent);
+        replay.waits = true;
         self.flowing.insert(key);
     }
 
@@ -305,7 +274,7 @@ impl ReplayBuffers {
             && let Some(replay) = self.of.get_mut(&key)
         {
             replay.window = None;
-            if replay.waiting.is_some() {
+            if replay.waits {
                 self.flowing.insert(key);
             }
         }
@@ -320,7 +289,7 @@ impl ReplayBuffers {
 
     /// Whether all items were sent; unacknowledged items may be in flight.
     pub(super) fn is_sent(&self) -> bool {
-        let waits = |key| self.of.get(key).is_some_and(ReplayBuffer::has_unsent);
+        let waits = |key| self.of.get(key).is_some_and(StreamReplay::has_unsent);
         self.flowing.is_empty() && !self.windows.iter().any(waits)
     }
 
@@ -330,7 +299,7 @@ impl ReplayBuffers {
             return None;
         }
         // A stream whose end was sent waits for nothing.
-        let full = |replay: &ReplayBuffer| {
+        let full = |replay: &StreamReplay| {
             let has_output = replay.until.is_none() || replay.has_unsent();
             Some(replay.window?.full? + timeout).filter(|_| has_output)
         };
@@ -342,16 +311,8 @@ impl ReplayBuffers {
     /// Discards unsent items and closes the window.
     pub(super) fn discard_unsent(&mut self, key: StreamKey) -> Option<StreamId> {
         let replay = self.of.get_mut(&key)?;
-        if let Some(waiting) = replay.waiting.take() {
-            let sent = usize::try_from(waiting.saturating_sub(replay.first)).unwrap_or(usize::MAX);
-            let dropped: usize = replay
-                .items
-                .drain(sent.min(replay.items.len())..)
-                .map(|item| item.len())
-                .sum();
-            replay.bytes -= dropped;
-            self.bytes -= dropped;
-        }
+        self.bytes -= replay.items.discard_unsent();
+        replay.waits = false;
         replay.window = None;
         let id = replay.id.clone();
         self.windows.remove(&key);
@@ -362,7 +323,7 @@ impl ReplayBuffers {
     /// The number of the next item, if items are numbered.
     pub(super) fn seq(&self, key: StreamKey) -> Option<u64> {
         let replay = self.of.get(&key).filter(|replay| replay.resumable);
-        replay.map(ReplayBuffer::next)
+        replay.map(|replay| replay.items.next())
     }
 
     /// The stream has ended: its items are retained until the given time, if there is room.
@@ -407,7 +368,9 @@ impl ReplayBuffers {
         let mut full = Vec::new();
         for (key, replay) in &mut self.of {
             let acked = replay.window.map_or(0, |window| window.acked);
-            replay.waiting = Some(replay.first.max(acked));
+            // Acknowledged items are between the first and the next.
+            let _ = replay.items.rewind(replay.items.first().max(acked));
+            replay.waits = true;
             if replay.is_full(limits, self.bytes) && !std::mem::replace(&mut replay.parked, true) {
                 full.push(*key);
             }
@@ -416,9 +379,9 @@ impl ReplayBuffers {
     }
 
     /// Removes a buffer.
-    pub(super) fn take(&mut self, key: StreamKey) -> Option<ReplayBuffer> {
+    pub(super) fn take(&mut self, key: StreamKey) -> Option<StreamReplay> {
         let replay = self.of.remove(&key)?;
-        self.bytes -= replay.bytes;
+        self.bytes -= replay.items.bytes();
         self.flowing.remove(&key);
         self.windows.remove(&key);
         if replay.until.is_some() {
@@ -435,28 +398,30 @@ impl ReplayBuffers {
     pub(super) fn resume(
         &mut self,
         key: StreamKey,
-        mut replay: ReplayBuffer,
+        mut replay: StreamReplay,
         seq: u64,
         (now, grace): (Time, Duration),
     ) {
-        replay.waiting = Some(seq);
+        // The caller has checked `reaches`.
+        let _ = replay.items.rewind(seq);
+        replay.waits = true;
         replay.until = replay.until.map(|_| now + grace);
         if let Some(window) = &mut replay.window {
             window.acked = window.acked.max(seq);
             window.full = window.full.map(|_| now);
         }
-        while replay.first < seq && replay.shed().is_some() {}
+        while replay.items.first() < seq && replay.items.evict().is_some() {}
         self.adopt(key, replay);
         self.flowing.insert(key);
     }
 
-    fn adopt(&mut self, key: StreamKey, replay: ReplayBuffer) {
+    fn adopt(&mut self, key: StreamKey, replay: StreamReplay) {
         if let Some(earlier) = self.ids.insert(replay.id.clone(), key)
             && earlier != key
         {
             let _ = self.take(earlier);
         }
-        self.bytes += replay.bytes;
+        self.bytes += replay.items.bytes();
         if replay.until.is_some() {
             self.ended.push_back(key);
         }
@@ -474,10 +439,10 @@ impl ReplayBuffers {
             return;
         };
         while replay.items.len() > limits.resume_items
-            || replay.bytes > limits.resume_bytes
+            || replay.items.bytes() > limits.resume_bytes
             || self.bytes > total
         {
-            let Some(bytes) = replay.shed() else {
+            let Some(bytes) = replay.items.evict() else {
                 return;
             };
             self.bytes -= bytes;

@@ -10,7 +10,7 @@ use bytestring::ByteString;
 use super::buffers::BufferRequest;
 use super::extended::{ExtendedStream, SampleKey, number};
 use super::outbox::Outbox;
-use super::replays::{ReplayBuffer, ReplayBuffers};
+use super::replays::{ReplayBuffers, StreamReplay};
 use crate::lmtp::port::{LmtpOutput, StreamDemand, StreamKey, StreamStart, StreamUpdate};
 use crate::lmtp::{
     Feature, LmtpError, LmtpModelInfo, LmtpReason, StreamFinish, StreamId, TokenItem, write,
@@ -43,7 +43,7 @@ struct LmtpStream {
 
 /// A stream that moves to another session.
 pub(super) struct DepartingStream {
-    replay: ReplayBuffer,
+    replay: StreamReplay,
     first: StreamKey,
     /// `None` if the stream has ended.
     extended: Option<ExtendedStream>,

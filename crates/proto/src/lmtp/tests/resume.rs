@@ -208,7 +208,7 @@ fn play(cuts: &[Cut]) -> BTreeMap<String, Vec<String>> {
                 .map(|(_, payload)| serde_json::from_str(payload).unwrap());
             play.asked
                 .extend(value.map(|value| value["stream_id"].to_string()));
-            // What is refused has nothing to come back to.
+            // A refused stream cannot be resumed.
             if play.session.has_message() && text.contains("900") {
                 while play.read() {}
             }
@@ -256,7 +256,7 @@ proptest! {
     }
 }
 
-/// A server that has agreed to be come back to.
+/// A server that has agreed to resumption.
 fn agreed(limits: ConnectionLimits) -> Server {
     let mut server = Server::limited(limits);
     let answer = server.ask(
@@ -512,7 +512,7 @@ fn lm_965_a_session_that_is_not_there_is_one_answer() {
     assert_eq!(server.send(&ask("\"s_2\"")), None);
     assert_eq!(server.session.resumed(None, server.now), []);
     assert!(server.received()[0].contains(removed));
-    // One that nobody can come back to.
+    // One that cannot be resumed.
     assert_eq!(server.send(&ask("\"s_3\"")), None);
     let base = LmtpSession::new(Config::default());
     assert_eq!(server.session.resumed(Some(base), server.now), []);

@@ -15,7 +15,7 @@ pub(super) struct DetachedSession {
     pub(super) _task: AbortOnDropHandle<()>,
 }
 
-/// The sessions that can be come back to.
+/// The sessions that can be resumed.
 pub(super) type SessionRegistry = resume::ResumeRegistry<DetachedSession>;
 /// A session's place among them.
 pub(super) type SessionRegistrationGuard = resume::RegistryGuard<DetachedSession>;
@@ -47,6 +47,6 @@ pub(super) fn connect(
 
 /// The one answer to a client that must not resume.
 pub(super) fn session_gone() -> Status {
-    let message = "there is no session to come back to: open a new one";
+    let message = "there is no session to resume: open a new one";
     Status::new(Reason::NoSession, message)
 }

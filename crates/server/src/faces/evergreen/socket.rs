@@ -3,7 +3,7 @@
 //! ```text
 //!   options, place ─► 101 ─┬─ subprotocol ──────────────► conversation in that dialect
 //!                          └─ first message: which? ─────► the same, or Close
-//!   a new session, one that can be come back to, or the next connection of such a one (EV-941)
+//!   a new session, one that can be resumed, or the next connection of such a one (EV-941)
 //! ```
 
 mod driver;
@@ -126,7 +126,7 @@ struct NewConnection {
 
 /// What a connection is to become.
 enum SessionEntry {
-    /// A session with a place among the others; with a token if it is one that can be come back to.
+    /// A session with a place among the others; with a token if it is one that can be resumed.
     New(Permit, Option<(SecretToken, SessionRegistrationGuard)>),
     /// The next connection of the session with this token.
     Back(Arc<str>),

@@ -1,8 +1,8 @@
 //! Resumable streams: they go on without a connection, and their client reconnects by name (TR-1303).
 //!
 //! ```text
-//!   events ─► task ─► line ─► the answer of the request
-//!                      └────► that of a client that reconnects by its name, when the first is lost
+//!   events ─► task ─► channel ─► the response to the request
+//!                         └────► the response to a client that reconnects by name, when the first is lost
 //! ```
 
 use std::future::Future;
@@ -13,12 +13,13 @@ use futures::StreamExt;
 use http::StatusCode;
 use sapwood_proto::code::Code;
 use sapwood_proto::generate::error_event;
+use sapwood_proto::replay::ReplayGap;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::event_channel::{EventChannel, EventReader, ReadRefused};
 use super::events::EventStream;
 use super::options::Config;
-use super::replay::{ReplayGap, StreamEnd};
+use super::replay::StreamEnd;
 use super::request_end::{EarlyEnd, RequestEnd};
 use super::request_error::RequestError;
 use super::running;
@@ -33,7 +34,7 @@ const NAMES: TokenFormat = TokenFormat {
     bytes: 32,
 };
 
-/// The streams that can be come back to.
+/// The resumable streams.
 pub(super) struct Streams {
     retained: Arc<ResumeRegistry<DetachedStream>>,
     bytes: usize,
@@ -41,14 +42,14 @@ pub(super) struct Streams {
     drain: Drain,
 }
 
-/// The way to a stream, and its task; it is aborted with the server, and where its place is needed.
+/// A stream and its task, which is aborted with the server, and when its registration is needed.
 struct DetachedStream {
-    line: Arc<EventChannel>,
+    channel: Arc<EventChannel>,
     ending: RequestEnd,
     _task: AbortOnDropHandle<()>,
 }
 
-/// A stream's place among those that can be come back to.
+/// A stream's registration.
 pub(super) struct StreamRegistration<'a> {
     streams: &'a Streams,
     token: SecretToken,
@@ -70,7 +71,7 @@ impl Streams {
     pub(super) fn registration(&self, identity: &CallerIdentity) -> Option<StreamRegistration<'_>> {
         let issued = self.retained.issue(identity).or_else(|| {
             self.retained
-                .spare(identity, |stored| stored.line.spare_since());
+                .spare(identity, |stored| stored.channel.spare_since());
             self.retained.issue(identity)
         });
         let (token, guard) = issued?;
@@ -93,7 +94,7 @@ impl Streams {
         identity: &CallerIdentity,
         after: u64,
     ) -> Result<Option<EventReader>, RequestError> {
-        match self.line(name, identity)?.read(after, self.drain.hold()) {
+        match self.channel(name, identity)?.read(after, self.drain.hold()) {
             Ok(reader) => Ok(Some(reader)),
             Err(removed) => check_position(removed, after).map(|()| None),
         }
@@ -109,7 +110,7 @@ impl Streams {
         identity: &CallerIdentity,
         after: u64,
     ) -> Result<bool, RequestError> {
-        match self.line(name, identity)?.follows(after) {
+        match self.channel(name, identity)?.follows(after) {
             Ok(()) => Ok(true),
             Err(removed) => check_position(removed, after).map(|()| false),
         }
@@ -120,34 +121,34 @@ impl Streams {
     /// # Errors
     /// `not-found`.
     pub(super) fn cancel(&self, name: &str, identity: &CallerIdentity) -> Result<(), RequestError> {
-        let stored = |stored: &DetachedStream| (Arc::clone(&stored.line), stored.ending.clone());
+        let stored = |stored: &DetachedStream| (Arc::clone(&stored.channel), stored.ending.clone());
         let stored = self.retained.back(name, identity, stored);
-        let (line, ending) = stored.ok_or_else(unknown)?;
+        let (channel, ending) = stored.ok_or_else(unknown)?;
         ending.decide(Some(EarlyEnd::Delete));
-        line.cancel(&error_event(&running::cancelled().message));
+        channel.cancel(&error_event(&running::cancelled().message));
         Ok(())
     }
 
     /// Unknown, over and another caller's are one answer.
-    fn line(
+    fn channel(
         &self,
         name: &str,
         identity: &CallerIdentity,
     ) -> Result<Arc<EventChannel>, RequestError> {
-        let line = self
+        let channel = self
             .retained
-            .back(name, identity, |stored| Arc::clone(&stored.line));
-        line.ok_or_else(unknown)
+            .back(name, identity, |stored| Arc::clone(&stored.channel));
+        channel.ok_or_else(unknown)
     }
 }
 
 impl StreamRegistration<'_> {
-    /// What the stream is called.
+    /// The stream's name.
     pub(super) fn name(&self) -> &str {
         self.token.text()
     }
 
-    /// Has the stream go on by itself, and gives its first reader.
+    /// Lets the stream continue in a task of its own; returns its first reader.
     pub(super) fn keep(self, events: EventStream, ending: RequestEnd) -> EventReader {
         let Self {
             streams,
@@ -155,20 +156,20 @@ impl StreamRegistration<'_> {
             guard,
         } = self;
         let drain = streams.drain.clone();
-        let (line, reader) = EventChannel::new(streams.bytes, drain.hold());
+        let (channel, reader) = EventChannel::new(streams.bytes, drain.hold());
         // Within the trace of its request while it produces events, and not while it is only retained.
-        let saying = request_trace::carry(push(Arc::clone(&line), events));
+        let pushing = request_trace::carry(push(Arc::clone(&channel), events));
         let ended = TaskEndGuard {
-            line: Arc::clone(&line),
+            channel: Arc::clone(&channel),
             _registration: guard,
         };
         let grace = streams.grace;
         // The task may end before `keep` below. Then its guard has removed the entry already, `keep` finds none, and drops
         // the handle of a task that is over.
-        let task = tokio::spawn(async move { live(&ended, saying, grace, &drain).await });
+        let task = tokio::spawn(async move { live(&ended, pushing, grace, &drain).await });
         let _task = AbortOnDropHandle::new(task);
         let stored = DetachedStream {
-            line,
+            channel,
             ending,
             _task,
         };
@@ -177,48 +178,47 @@ impl StreamRegistration<'_> {
     }
 }
 
-/// The end of a stream's task, however it comes: nobody waits for more.
+/// Ends the stream when its task ends, however that happens.
 struct TaskEndGuard {
-    line: Arc<EventChannel>,
+    channel: Arc<EventChannel>,
     _registration: RegistryGuard<DetachedStream>,
 }
 
 impl Drop for TaskEndGuard {
     fn drop(&mut self) {
-        // The end before the refusal: a reader that is here finds the end (a cut, if the stream has none of its own), and
-        // no new one comes. The token goes last, with the field.
-        self.line.end(StreamEnd::Cut);
-        self.line.give_up();
+        // The end comes before the stream is given up: the present reader finds the end (a cut, if the stream has none of
+        // its own), and no new one is let in. The token is removed last, with the field.
+        self.channel.end(StreamEnd::Cut);
+        self.channel.give_up();
     }
 }
 
-/// As long as anybody may come back.
+/// Runs as long as a reader may come back.
 async fn live(
     ended: &TaskEndGuard,
-    saying: impl Future<Output = ()>,
+    pushing: impl Future<Output = ()>,
     grace: Duration,
     drain: &Drain,
 ) {
-    let deserted = ended.line.deserted(grace, drain);
+    let deserted = ended.channel.deserted(grace, drain);
     tokio::pin!(deserted);
-    // Both may be cancelled: what nobody wants is not said, and what was not awaited can be awaited again. Who is not
-    // wanted says nothing more.
+    // Biased, so that a stream that was given up produces nothing more. Both can be polled again after they were left.
     tokio::select! {
         biased;
         () = &mut deserted => return,
-        () = saying => {}
+        () = pushing => {}
     }
     deserted.await;
 }
 
-async fn push(line: Arc<EventChannel>, mut events: EventStream) {
+async fn push(channel: Arc<EventChannel>, mut events: EventStream) {
     loop {
-        // Before the next event is asked for: the model stands still while its reader is behind, instead of filling memory.
-        line.room().await;
+        // Awaited before the next event is polled: the model waits while its reader is behind, instead of filling memory.
+        channel.room().await;
         match events.next().await {
-            Some(Ok(event)) => line.push(&event),
-            Some(Err(_cut)) => return line.end(StreamEnd::Cut),
-            None => return line.end(StreamEnd::Well),
+            Some(Ok(event)) => channel.push(&event),
+            Some(Err(_cut)) => return channel.end(StreamEnd::Cut),
+            None => return channel.end(StreamEnd::Well),
         }
     }
 }
@@ -241,10 +241,7 @@ fn check_position(removed: ReadRefused, after: u64) -> Result<(), RequestError> 
 }
 
 fn unknown() -> RequestError {
-    RequestError::new(
-        Code::NotFound,
-        "there is no stream of this id to come back to",
-    )
+    RequestError::new(Code::NotFound, "there is no stream of this id to resume")
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   here ◄── a reader comes ── away ── grace, or a drain that lets nobody in ──► over
-//!    └─── it goes ─────────────►┘                          unwanted ─────────────►┘
+//!    └─── it goes ─────────────►┘                          given up ─────────────►┘
 //! ```
 
 use std::io;
@@ -11,42 +11,43 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use futures::{Stream, stream};
+use sapwood_proto::replay::ReplayGap;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 
-use super::replay::{ReplayBuffer, ReplayGap, ReplayNext, StreamEnd};
+use super::replay::{EventReplay, ReplayNext, StreamEnd};
 use crate::ops::drain::{Drain, DrainGuard, DrainPhase};
 
-/// What the one who says events and the one who reads them share.
+/// What the task that produces events and their reader share.
 #[derive(Debug)]
 pub(super) struct EventChannel {
     state: Mutex<ChannelState>,
-    /// What was read has made room.
+    /// Notified when reading has made room.
     room: Notify,
     presence: watch::Sender<ReaderPresence>,
 }
 
 #[derive(Debug)]
 struct ChannelState {
-    replay: ReplayBuffer,
+    replay: EventReplay,
     /// Notifies the reader of new events; `None` without a reader.
     reader: Option<Arc<Notify>>,
 }
 
-/// Whether anybody reads, or may come to.
+/// Whether the stream has a reader, or may get one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReaderPresence {
     Here,
     /// Since the last one left.
     Away(Instant),
-    /// Nobody may any more.
-    Unwanted,
+    /// The stream was given up: no reader is let in.
+    GivenUp,
 }
 
-/// Why nobody can read on.
+/// Why a reader cannot continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadRefused {
-    /// There is no stream any more.
+    /// The stream was given up.
     Over,
     Behind(ReplayGap),
     /// All was read, and it ended well.
@@ -54,25 +55,25 @@ pub(super) enum ReadRefused {
 }
 
 impl EventChannel {
-    /// A line that keeps this many bytes, and its first reader.
+    /// A channel that retains this many bytes, and its first reader.
     pub(super) fn new(most: usize, work: DrainGuard) -> (Arc<Self>, EventReader) {
         let changed = Arc::new(Notify::new());
         let state = ChannelState {
-            replay: ReplayBuffer::new(most),
+            replay: EventReplay::new(most),
             reader: Some(Arc::clone(&changed)),
         };
-        let line = Arc::new(Self {
+        let channel = Arc::new(Self {
             state: Mutex::new(state),
             room: Notify::new(),
             presence: watch::Sender::new(ReaderPresence::Here),
         });
         let reader = EventReader {
-            line: Arc::clone(&line),
+            channel: Arc::clone(&channel),
             changed,
             over: false,
             _work: work,
         };
-        (line, reader)
+        (channel, reader)
     }
 
     /// Whether a reader could continue after this event.
@@ -106,7 +107,7 @@ impl EventChannel {
         // A reader that continues behind unread events has read them, which may make room.
         self.room.notify_one();
         Ok(EventReader {
-            line: Arc::clone(self),
+            channel: Arc::clone(self),
             changed,
             over: false,
             _work: work,
@@ -114,7 +115,7 @@ impl EventChannel {
     }
 
     fn may_read(&self, state: &ChannelState, after: u64) -> Result<(), ReadRefused> {
-        if *self.presence.borrow() == ReaderPresence::Unwanted {
+        if *self.presence.borrow() == ReaderPresence::GivenUp {
             return Err(ReadRefused::Over);
         }
         state.replay.follows(after).map_err(ReadRefused::Behind)?;
@@ -124,14 +125,14 @@ impl EventChannel {
         Ok(())
     }
 
-    /// Resolves when an event may be said.
+    /// Resolves when there is room for an event.
     pub(super) async fn room(&self) {
         while !self.state().replay.has_room() {
             self.room.notified().await;
         }
     }
 
-    /// Says an event.
+    /// Appends an event.
     pub(super) fn push(&self, event: &[u8]) {
         self.change(|replay| replay.push(event));
     }
@@ -141,7 +142,7 @@ impl EventChannel {
         self.change(|replay| replay.end(end));
     }
 
-    /// Ends it with this event, if it has not ended, and nobody can come back to it.
+    /// Ends the stream with this event, if it has not ended, and gives it up.
     pub(super) fn cancel(&self, last: &[u8]) {
         self.change(|replay| {
             replay.push(last);
@@ -150,20 +151,20 @@ impl EventChannel {
         self.give_up();
     }
 
-    /// Nobody can come back to it.
+    /// Lets no reader in any more.
     pub(super) fn give_up(&self) {
-        // Not between a reader's look at it and its coming.
+        // The lock keeps this from happening between the check and the arrival of a reader.
         let _state = self.state();
-        self.presence.send_replace(ReaderPresence::Unwanted);
+        self.presence.send_replace(ReaderPresence::GivenUp);
     }
 
-    /// Resolves when nobody wants it any more: that is said, or nobody has read for `grace`, or can come any more.
+    /// Resolves when the stream was given up, has had no reader for `grace`, or can get none because of a drain.
     pub(super) async fn deserted(&self, grace: Duration, drain: &Drain) {
         let mut presence = self.presence.subscribe();
         loop {
             let now = *presence.borrow_and_update();
             let left = match now {
-                ReaderPresence::Unwanted => return,
+                ReaderPresence::GivenUp => return,
                 ReaderPresence::Here => {
                     // The sender lives in `self`: waiting cannot fail, here and below.
                     let _ = presence.changed().await;
@@ -180,7 +181,7 @@ impl EventChannel {
         }
     }
 
-    /// Since when it has been over and left alone, if it is.
+    /// Since when it has been read to its end and has had no reader, if so.
     pub(super) fn spare_since(&self) -> Option<Instant> {
         let state = self.state();
         match *self.presence.borrow() {
@@ -189,7 +190,7 @@ impl EventChannel {
         }
     }
 
-    fn change(&self, change: impl FnOnce(&mut ReplayBuffer)) {
+    fn change(&self, change: impl FnOnce(&mut EventReplay)) {
         let mut state = self.state();
         change(&mut state.replay);
         if let Some(reader) = &state.reader {
@@ -205,14 +206,14 @@ impl EventChannel {
 /// The present reader of a channel. Dropped with the response that carries it.
 #[derive(Debug)]
 pub(super) struct EventReader {
-    line: Arc<EventChannel>,
+    channel: Arc<EventChannel>,
     changed: Arc<Notify>,
     over: bool,
     _work: DrainGuard,
 }
 
 impl EventReader {
-    /// What it reads, to the end of the stream, or until another one takes over.
+    /// The events, to the end of the stream or until another reader takes over.
     pub(super) fn events(self) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
         stream::unfold(self, |mut reader| async move {
             let event = reader.next().await?;
@@ -236,9 +237,9 @@ impl EventReader {
         None
     }
 
-    /// What is next, for as long as this is the reader.
+    /// What is next; `None` once another reader has taken over.
     fn look(&self) -> Option<ReplayNext> {
-        let mut state = self.line.state();
+        let mut state = self.channel.state();
         if !self.is_current(&state) {
             return None;
         }
@@ -246,7 +247,7 @@ impl EventReader {
         let next = state.replay.next();
         // Only when the border is crossed: the writer is woken once, and not for each event.
         if full && state.replay.has_room() {
-            self.line.room.notify_one();
+            self.channel.room.notify_one();
         }
         Some(next)
     }
@@ -266,11 +267,11 @@ impl EventReader {
 
 impl Drop for EventReader {
     fn drop(&mut self) {
-        let mut state = self.line.state();
+        let mut state = self.channel.state();
         // A reader that was replaced says nothing: its successor is here, and the grace must not begin.
         if self.is_current(&state) {
             state.reader = None;
-            self.line.presence.send_if_modified(|now| {
+            self.channel.presence.send_if_modified(|now| {
                 let leaves = *now == ReaderPresence::Here;
                 if leaves {
                     *now = ReaderPresence::Away(Instant::now());

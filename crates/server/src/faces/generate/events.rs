@@ -25,13 +25,13 @@ use super::stats::RequestTimer;
 /// What a stream says that has nothing to say (TR-1304).
 const PING: Bytes = Bytes::from_static(b": ping\n\n");
 
-/// The name of a stream that can be come back to (TR-1303).
+/// The name of a stream that can be resumed (TR-1303).
 const STREAM: HeaderName = HeaderName::from_static("sapwood-stream-id");
 
 /// The events of a request, as they go to its client.
 pub(super) type EventStream = BoxStream<'static, io::Result<Bytes>>;
 
-/// TR-602 to TR-604: the first thing that comes decides the status. With a `place` the stream can be come back to, once
+/// TR-602 to TR-604: the first thing that comes decides the status. With a `place` the stream can be resumed, once
 /// there is one.
 ///
 /// # Errors

@@ -20,7 +20,7 @@ pub struct Config {
     pub grpc_message_size: usize,
     /// Requests that may run at once on one gRPC stream (TR-904).
     pub grpc_requests_per_stream: usize,
-    /// Streams that can be come back to (TR-1303), and how many of them one key, or one address without a key, may have.
+    /// Streams that can be resumed (TR-1303), and how many of them one key, or one address without a key, may have.
     pub resumable_streams: usize,
     /// See [`Config::resumable_streams`].
     pub resumable_streams_each: usize,

@@ -60,7 +60,7 @@ pub(super) enum GenerateRoute {
     Infer(Target),
     /// What runs under an id.
     Request(String),
-    /// A stream that can be come back to.
+    /// A stream that can be resumed.
     Stream(String),
     Index,
     Load(String),

@@ -1,25 +1,15 @@
-//! A bounded replay buffer of numbered events (TR-1303).
+//! [`EventReplay`]: the numbered events of a resumable stream, with its end (TR-1303).
 //!
-//! ```text
-//!   forgotten │ read, and perhaps lost on the way │ not read yet │
-//!             └──────────── `most` bytes ─────────────────┤
-//!                                    half of it at most ──┴─► then nothing more is said
-//! ```
-
-use std::collections::VecDeque;
+//! Unread events take half of the room at most; then the model waits, instead of filling memory.
 
 use axum::body::Bytes;
+use sapwood_proto::replay::{ReplayBuffer, ReplayGap};
 
-/// The events of one stream. What was read is forgotten where room is needed, the oldest first; what was not never is.
+/// The events of one stream. Events that were read are evicted where room is needed; unread ones never are.
 #[derive(Debug)]
-pub(super) struct ReplayBuffer {
-    events: VecDeque<Bytes>,
-    /// The number of the last event, and of the last that was read; the first is 1.
-    next_number: u64,
-    read: u64,
-    /// What is kept, and what of it was not read, with what it costs to keep it.
-    bytes: usize,
-    unread: usize,
+pub(super) struct EventReplay {
+    /// The first event is number 1; 0 is the position before it.
+    events: ReplayBuffer<Bytes>,
     most: usize,
     end: Option<StreamEnd>,
 }
@@ -27,7 +17,7 @@ pub(super) struct ReplayBuffer {
 /// How a stream ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamEnd {
-    /// With its last event.
+    /// After its last event.
     Well,
     /// Without its own end, as if its transport had failed.
     Cut,
@@ -38,124 +28,77 @@ pub(super) enum StreamEnd {
 pub(super) enum ReplayNext {
     Event(Bytes),
     End(StreamEnd),
-    /// It is still to be said.
+    /// There is no event yet.
     Later,
 }
 
-/// Why a stream does not go on behind an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReplayGap {
-    /// What follows is no longer kept; the number of the first that is lost.
-    Evicted(u64),
-    /// That event was never said.
-    Unsaid,
-}
-
-impl ReplayBuffer {
-    /// Keeps this many bytes, or the last event where that is more.
+impl EventReplay {
+    /// Retains this many bytes, or the last event where that is more. Small events cost more than their bytes.
     pub(super) const fn new(most: usize) -> Self {
         Self {
-            events: VecDeque::new(),
-            next_number: 0,
-            read: 0,
-            bytes: 0,
-            unread: 0,
+            events: ReplayBuffer::new(1, size_of::<Bytes>()),
             most,
             end: None,
         }
     }
 
-    /// Whether anything more may be said: what was not read takes half of the room at most, and one event.
+    /// Whether another event may be pushed.
     pub(super) const fn has_room(&self) -> bool {
-        self.unread * 2 < self.most
+        self.events.unsent_bytes() * 2 < self.most
     }
 
-    /// Says an event. What is said behind the end is nothing.
+    /// Appends an event. After the end nothing is appended.
     pub(super) fn push(&mut self, event: &[u8]) {
         if self.end.is_some() {
             return;
         }
-        self.next_number += 1;
-        let number = format!("id: {}\n", self.next_number);
-        let event = Bytes::from([number.as_bytes(), event].concat());
-        self.bytes += cost(&event);
-        self.unread += cost(&event);
-        self.events.push_back(event);
-        // Only what was read: an event that nobody has seen is never dropped, even if it alone is larger than the room.
-        while self.bytes > self.most && self.first() <= self.read {
-            let removed = self.events.pop_front();
-            self.bytes -= removed.as_ref().map_or(0, cost);
-        }
+        let number = format!("id: {}\n", self.events.next());
+        self.events
+            .push(Bytes::from([number.as_bytes(), event].concat()));
+        while self.events.bytes() > self.most && self.events.evict().is_some() {}
     }
 
-    /// The first end is the end.
+    /// Ends the stream; only the first end counts.
     pub(super) fn end(&mut self, end: StreamEnd) {
         self.end.get_or_insert(end);
     }
 
-    /// Whether nothing is left to be read but a good end.
+    /// Whether everything was read, and the stream ended well.
     pub(super) fn is_read(&self) -> bool {
-        self.is_all(self.read)
+        self.is_all(self.events.next_unsent() - 1)
     }
 
-    /// Whether nothing is left behind this event but a good end.
+    /// Whether nothing follows this event but a good end.
     pub(super) fn is_all(&self, after: u64) -> bool {
-        self.end == Some(StreamEnd::Well) && self.next_number == after
+        self.end == Some(StreamEnd::Well) && self.events.next() == after + 1
     }
 
-    /// Reads on.
+    /// Reads the next event.
     pub(super) fn next(&mut self) -> ReplayNext {
-        let event = self.index(self.read).and_then(|at| self.events.get(at));
-        match event.cloned() {
+        match self.events.peek().cloned() {
             Some(event) => {
-                self.read += 1;
-                self.unread -= cost(&event);
+                self.events.advance();
                 ReplayNext::Event(event)
             }
             None => self.end.map_or(ReplayNext::Later, ReplayNext::End),
         }
     }
 
-    /// Whether it can be read on behind this event; 0 is the beginning.
+    /// Checks that a reader can continue after this event; 0 is the beginning.
     ///
     /// # Errors
-    /// Where it cannot.
+    /// If it cannot.
     pub(super) fn follows(&self, after: u64) -> Result<(), ReplayGap> {
-        if after > self.next_number {
-            Err(ReplayGap::Unsaid)
-        } else if after + 1 < self.first() {
-            Err(ReplayGap::Evicted(after + 1))
-        } else {
-            Ok(())
-        }
+        self.events.check(after.saturating_add(1))
     }
 
-    /// The next to be read is the one behind this event.
+    /// Makes the event after this one the next to be read.
     ///
     /// # Errors
-    /// As [`ReplayBuffer::follows`].
+    /// As [`EventReplay::follows`].
     pub(super) fn rewind(&mut self, after: u64) -> Result<(), ReplayGap> {
-        self.follows(after)?;
-        self.read = after;
-        let read = self.index(after).unwrap_or(0);
-        self.unread = self.events.iter().skip(read).map(cost).sum();
-        Ok(())
+        self.events.rewind(after.saturating_add(1))
     }
-
-    /// The number of the first that is kept, or of the next one where none is.
-    fn first(&self) -> u64 {
-        self.next_number + 1 - self.events.len() as u64
-    }
-
-    /// Where the event behind this number is kept.
-    fn index(&self, after: u64) -> Option<usize> {
-        usize::try_from((after + 1).checked_sub(self.first())?).ok()
-    }
-}
-
-/// What keeping an event takes: small ones cost more than their bytes.
-fn cost(event: &Bytes) -> usize {
-    event.len() + size_of::<Bytes>()
 }
 
 #[cfg(test)]
@@ -164,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    fn read(replay: &mut ReplayBuffer) -> Vec<String> {
+    fn read(replay: &mut EventReplay) -> Vec<String> {
         let mut all = Vec::new();
         while let ReplayNext::Event(event) = replay.next() {
             all.push(String::from_utf8(event.to_vec()).unwrap());
@@ -174,8 +117,8 @@ mod tests {
 
     #[test]
     fn tr_1303_what_was_read_is_forgotten_where_room_is_needed_and_nothing_else() {
-        let one = cost(&Bytes::from("id: 1\nx\n\n"));
-        let mut replay = ReplayBuffer::new(4 * one);
+        let one = "id: 1\nx\n\n".len() + size_of::<Bytes>();
+        let mut replay = EventReplay::new(4 * one);
         // Half of the room, and nobody has read anything.
         for _ in 0..2 {
             assert!(replay.has_room());
@@ -187,7 +130,10 @@ mod tests {
         for _ in 0..2 {
             replay.push(b"x\n\n");
         }
-        assert_eq!((replay.follows(0), replay.bytes), (Ok(()), 4 * one));
+        assert_eq!(
+            (replay.follows(0), replay.events.bytes()),
+            (Ok(()), 4 * one)
+        );
         read(&mut replay);
         replay.push(b"x\n\n");
         assert_eq!(replay.rewind(0), Err(ReplayGap::Evicted(1)));
@@ -230,7 +176,7 @@ mod tests {
         #[test]
         fn tr_1303_readers_who_come_and_go_see_every_event_in_its_turn(acts in prop::collection::vec(act(), 1..200)) {
             let most = 1_000;
-            let mut replay = ReplayBuffer::new(most);
+            let mut replay = EventReplay::new(most);
             let mut sent = Vec::new();
             let mut at = 0;
             for act in acts {
@@ -256,12 +202,12 @@ mod tests {
                             // What is not kept was read once, and there was no room for it.
                             Err(ReplayGap::Evicted(first)) => {
                                 prop_assert_eq!(first, after + 1);
-                                prop_assert!(registration < sent.len() && replay.first() > first);
+                                prop_assert!(registration < sent.len() && replay.events.first() > first);
                             }
                         }
                     }
                 }
-                prop_assert!(replay.bytes <= most && replay.unread <= replay.bytes);
+                prop_assert!(replay.events.bytes() <= most);
             }
         }
     }

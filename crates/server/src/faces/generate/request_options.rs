@@ -10,7 +10,7 @@ use tonic::metadata::{KeyAndValueRef, MetadataMap};
 
 use super::request_error::RequestError;
 
-/// A stream that can be come back to (TR-1303).
+/// A stream that can be resumed (TR-1303).
 const RESUME: &str = "sapwood-resume";
 /// Seconds of silence after which a stream says that it lives (TR-1304).
 const KEEPALIVE: &str = "sapwood-keepalive";

@@ -26,7 +26,7 @@ pub(super) struct DetachedState {
 /// A connection that wants the session.
 pub(super) type TakeoverRequest = oneshot::Sender<DetachedState>;
 
-/// The way to a session that can be come back to, and its task if it has no connection; it is aborted with the server.
+/// The way to a session that can be resumed, and its task if it has no connection; it is aborted with the server.
 pub(super) struct DetachedConnection {
     ask: mpsc::Sender<TakeoverRequest>,
     _task: Option<AbortOnDropHandle<()>>,
@@ -58,7 +58,7 @@ pub(super) fn ask(
     asked.unwrap_or(false).then_some(detached_state)
 }
 
-/// A session's place among those that can be come back to.
+/// A session's place among those that can be resumed.
 pub(super) struct SessionRegistration {
     token: SecretToken,
     _registration: resume::RegistryGuard<DetachedConnection>,

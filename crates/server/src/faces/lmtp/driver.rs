@@ -100,7 +100,7 @@ pub(super) struct ConnectionDriver {
     recorder: ConnectionRecorder,
     /// Whose it is, where a client can come back.
     identity: Option<CallerIdentity>,
-    /// Its place among those that can be come back to.
+    /// Its place among those that can be resumed.
     registration: Option<SessionRegistration>,
     /// What another connection has left for this one.
     coming: Option<oneshot::Receiver<DetachedState>>,

@@ -143,7 +143,7 @@ fn lm_965_a_stream_that_is_given_up_meanwhile_is_not_named() {
     );
     let asked = client.come_back(Time::ZERO).unwrap();
     assert!(asked.ends_with(br#""session":"s_1","streams":[]}"#));
-    // Streams that a peer does not number have nothing to come back to.
+    // Streams that a peer does not number cannot be resumed.
     let mut client = busy();
     assert!(!client.part());
     assert_eq!(

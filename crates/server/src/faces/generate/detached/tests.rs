@@ -141,11 +141,11 @@ async fn tr_1303_where_nobody_reads_a_stream_stands_still_at_half_of_its_room() 
     received_events(&mut reader, 500).await;
     drop(reader);
     settle().await;
-    let line = streams
-        .line(&name, &CallerIdentity::Anonymous(None))
+    let channel = streams
+        .channel(&name, &CallerIdentity::Anonymous(None))
         .unwrap();
-    assert!(there.strong_count() == 1 && line.follows(530).is_err());
-    assert!(line.follows(510).is_ok(), "it went on a little");
+    assert!(there.strong_count() == 1 && channel.follows(530).is_err());
+    assert!(channel.follows(510).is_ok(), "it went on a little");
     assert_eq!(read(&streams, &name, 100).err(), Some(StatusCode::GONE));
     assert_eq!(
         read(&streams, &name, 1_000).err(),
@@ -260,7 +260,7 @@ async fn tr_1303_what_was_read_to_its_end_makes_room_and_nothing_else_does() {
     );
 }
 
-/// OA-904: nobody can come back to a server that drains, so nobody waits for what is not read.
+/// OA-904: a draining server lets no reader reconnect, so unread events are dropped.
 #[tokio::test(start_paused = true)]
 async fn tr_1303_a_drain_waits_for_streams_that_are_read_and_for_no_others() {
     let streams = streams(|_| {});
