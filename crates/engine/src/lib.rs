@@ -44,4 +44,4 @@ pub use config::{Config, PrefixSharing};
 pub use engine::Engine;
 pub use outbox::RequestHandle;
 pub use owner::{EngineOwner, SequenceId, StepReport};
-pub use transcript::{BadWordIndex, Transcript};
+pub use transcript::Transcript;

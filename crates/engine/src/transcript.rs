@@ -3,12 +3,12 @@
 //! It processes each token as the owner does a sampled one, so that a remote model's output has the same form as a
 //! local one's.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use compact_str::CompactString;
 use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
-use sapwood_proto::steer::{Mask, Token};
+use sapwood_proto::steer::Token;
 
 use crate::api::{
     ChoiceEnd, EngineEvent, EventKind, FinishReason, GenerationRequest, ModelInfo, Sampled,
@@ -17,11 +17,6 @@ use crate::api::{
 use crate::bad_words::TokenIndex;
 use crate::submission::{RequestTerms, Submission, prepare};
 use crate::text::ChoiceText;
-
-/// The token index for the bad words of a model's requests. It is built for the first request that needs it, which is
-/// slow: keep one per model.
-#[derive(Default)]
-pub struct BadWordIndex(OnceLock<Arc<TokenIndex>>);
 
 /// One request whose tokens a remote server computes.
 pub struct Transcript {
@@ -45,16 +40,15 @@ impl Transcript {
     /// Validates a request and tokenises its prompt, as an engine does.
     ///
     /// # Errors
-    /// Those of [`Engine::submit`](crate::Engine::submit) before anything is queued; `unimplemented` for bad words if
-    /// the vocabulary has no text, and for prompt logprobs.
+    /// Those of [`Engine::submit`](crate::Engine::submit) before anything is queued; `unimplemented` for bad words,
+    /// which no protocol of a remote server has, and for prompt logprobs.
     pub fn new(
         request: GenerationRequest,
         info: &ModelInfo,
         vocabulary: SharedVocabulary,
-        words: &BadWordIndex,
     ) -> Result<Self, SubmitError> {
-        if !request.params.bad_words.is_empty() && !vocabulary.has_text() {
-            let why = "bad_words are not there for a model whose tokenizer is not known";
+        if !request.params.bad_words.is_empty() && request.scored.is_none() {
+            let why = "bad_words are not supported by a model on another server";
             return Err(SubmitError::new(
                 Code::Unimplemented,
                 ErrorReason::NONE,
@@ -62,18 +56,19 @@ impl Transcript {
             ));
         }
         if request.prompt_logprobs {
-            let why = "prompt_logprobs are not there for a model elsewhere: score the prompt";
+            let why =
+                "prompt_logprobs are not supported by a model on another server: score the prompt";
             return Err(SubmitError::new(
                 Code::Unimplemented,
                 ErrorReason::NONE,
                 why,
             ));
         }
-        let made = || {
+        // Only needed for bad words of scored tokens, which have no effect.
+        let token_index = || {
             let vocabulary = Arc::clone(&vocabulary);
             Arc::new(TokenIndex::new(vocabulary, info.vocabulary_tokens))
         };
-        let token_index = || Arc::clone(words.0.get_or_init(made));
         // The remote server also samples, and picks its own seed unless one was requested.
         let longest = vocabulary.token_bytes_max();
         let submission = prepare(request, info, &*vocabulary, longest, token_index, || 0)?;
@@ -128,15 +123,6 @@ impl Transcript {
     pub fn output(&self, choice: u32) -> &[Token] {
         let choice = self.choices.get(choice as usize);
         choice.map_or(&[], |choice| &choice.output)
-    }
-
-    /// Returns the tokens that may come next in a choice because they complete no bad word (TR-401); `None` if the
-    /// request has none. The remote server has to apply this mask. Before the first token it contains the restriction
-    /// that applies at every position.
-    #[must_use]
-    pub fn allowed(&self, choice: u32) -> Option<Mask> {
-        let bad_words = self.terms.bad_words.as_ref()?;
-        Some(bad_words.mask(self.output(choice).iter().rev().copied()))
     }
 
     /// Records prompt tokens that came from the remote server's prefix cache.

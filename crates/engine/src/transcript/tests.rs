@@ -40,13 +40,7 @@ fn config() -> Config {
 /// The events of the same request, from the tokens of the engine.
 fn received_events(request: GenerationRequest, tokens: &[Token]) -> Vec<EngineEvent> {
     let model = Scripted::new(config()).unwrap();
-    let mut transcript = Transcript::new(
-        request,
-        &model.info(),
-        model.vocabulary(),
-        &BadWordIndex::default(),
-    )
-    .unwrap();
+    let mut transcript = Transcript::new(request, &model.info(), model.vocabulary()).unwrap();
     let mut events = Vec::new();
     for &id in tokens {
         let token = Sampled {
@@ -139,8 +133,7 @@ fn lm_712_whoever_computes_may_end_a_choice_and_nothing_follows_an_end() {
     let mut request = GenerationRequest::new(Prompt::Text("x".into()));
     request.params.stop = vec!["held".into()];
     request.params.n = Some(2);
-    let mut transcript =
-        Transcript::new(request, &model.info(), vocabulary, &BadWordIndex::default()).unwrap();
+    let mut transcript = Transcript::new(request, &model.info(), vocabulary).unwrap();
     let token = |byte: u8| Sampled {
         id: byte.into(),
         logprob: 0.0,

@@ -10,8 +10,8 @@ mod request;
 use std::sync::Arc;
 
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt};
+use sapwood_engine::Transcript;
 use sapwood_engine::api::{GenerationRequest, Prompt, Sampling, SharedVocabulary, Tokens};
-use sapwood_engine::{BadWordIndex, Transcript};
 use sapwood_net::lmtp::pool::LmtpPool;
 use sapwood_proto::lmtp::GenerateRequest;
 
@@ -32,7 +32,7 @@ use crate::spec::{Effect, InnerType, Spec};
 use crate::token_charge::TokenCharge;
 
 /// Facts of a model that the LMTP servers do not report.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct LmtpModelTerms {
     /// The tokenizer. `None`: the model is served in tokens alone.
     pub vocabulary: Option<SharedVocabulary>,
@@ -40,20 +40,6 @@ pub struct LmtpModelTerms {
     pub chat: bool,
     /// The context length, if the servers do not report it.
     pub context: Option<u32>,
-    /// Whether features that LMTP lacks are emulated: several choices as several independent streams, and bad words by
-    /// a new request from the token where one would complete (LM-704).
-    pub emulate: bool,
-}
-
-impl Default for LmtpModelTerms {
-    fn default() -> Self {
-        Self {
-            vocabulary: None,
-            chat: false,
-            context: None,
-            emulate: true,
-        }
-    }
 }
 
 /// The model of `pool` as function `name` of this kernel. It takes the inputs of a model; without a tokenizer these are
@@ -75,22 +61,10 @@ pub fn function(pool: &LmtpPool, name: impl Into<Name>, terms: LmtpModelTerms) -
     spec.sampling = facts.info.sampling;
     // Faces of tokens check a request before they submit it, as far as the facts of the model are known.
     spec.facts = Some(Arc::clone(&facts));
-    let vocabulary = &facts.vocabulary;
-    let all = 0..u32::try_from(vocabulary.size()).unwrap_or(u32::MAX);
-    let ends: Vec<_> = if has_text {
-        all.filter(|token| vocabulary.is_end(*token)).collect()
-    } else {
-        known.ends
-    };
-    if !ends.is_empty() {
-        pool.ends_with(ends);
-    }
     let peer = Arc::new(LmtpPeer {
         pool: pool.clone(),
         bounded: facts.context_tokens().is_some(),
         facts,
-        emulate: terms.emulate,
-        words: BadWordIndex::default(),
     });
     raw(spec, move |call| {
         begin(call, Arc::clone(&peer))
@@ -105,8 +79,6 @@ struct LmtpPeer {
     facts: Arc<ModelFacts>,
     /// The context length is known.
     bounded: bool,
-    emulate: bool,
-    words: BadWordIndex,
 }
 
 /// Reads the inputs and requests the streams of the call.
@@ -122,11 +94,6 @@ async fn begin(
     if !has_text && matches!(&request.prompt, Prompt::Chat(_)) {
         return Err(unimplemented("chat"));
     }
-    if request.params.n.is_some_and(|n| n > 1) && !peer.emulate {
-        let what = "several choices of a model elsewhere, which is not to be emulated".into();
-        return Err(Error::Unimplemented { what });
-    }
-    refuse_words(&request, &peer)?;
     // Without a known context length the output must be bounded here: by the default of LMTP.
     if !peer.bounded && request.params.max_tokens.is_none() {
         request.params.max_tokens = Some(GenerateRequest::default().max_tokens);
@@ -138,14 +105,7 @@ async fn begin(
     let vocabulary = peer.facts.vocabulary.clone();
     let (turn, size) = (request.caller, model::size(&request.prompt));
     let tokenizing = Arc::clone(&peer);
-    let tokenize = move || {
-        Transcript::new(
-            request,
-            &tokenizing.facts.info,
-            vocabulary,
-            &tokenizing.words,
-        )
-    };
+    let tokenize = move || Transcript::new(request, &tokenizing.facts.info, vocabulary);
     // Off the async workers, as an engine's own prompts are.
     let transcript = match size {
         None => tokenize()?,
@@ -162,24 +122,6 @@ async fn begin(
         asked,
         ChoiceStreams::new(asking, transcript, alternatives),
     ))
-}
-
-/// Bad words are detected here, and the token that would complete one is requested anew (LM-704, TR-401). Penalties
-/// would differ after such a token, so the two cannot be combined.
-fn refuse_words(request: &GenerationRequest, peer: &LmtpPeer) -> Result<()> {
-    let sampling = Sampling::from(&request.params);
-    let looks_back = sampling.presence_penalty != 0.0
-        || sampling.frequency_penalty != 0.0
-        || sampling.repetition_penalty != 1.0;
-    let what = match () {
-        () if request.params.bad_words.is_empty() || request.scored.is_some() => return Ok(()),
-        () if !peer.facts.vocabulary.has_text() => return Err(unimplemented("bad_words")),
-        () if !peer.emulate => "bad_words of a model elsewhere, which are not to be emulated",
-        () if looks_back => "bad_words together with penalties, of a model elsewhere",
-        () => return Ok(()),
-    };
-    let what = what.into();
-    Err(Error::Unimplemented { what })
 }
 
 /// Refuses inputs and outputs that need a tokenizer.

@@ -20,7 +20,6 @@ use sapwood_proto::lmtp::pool::{
 use sapwood_proto::lmtp::{
     GenerateRequest, LmtpError, LmtpReason, ReceivedItem, Score, StreamDemand,
 };
-use sapwood_proto::steer::Token;
 use sapwood_proto::time::Time;
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
@@ -61,8 +60,6 @@ struct PoolPeers {
     /// Options for peers that are added later.
     options: ConnectOptions,
     seeded: bool,
-    /// The EOG tokens, once they are known.
-    ends: OnceLock<Arc<[Token]>>,
     /// The origin of the machine's clock.
     origin: Instant,
     facts: OnceLock<String>,
@@ -158,7 +155,6 @@ impl LmtpPool {
             links: RwLock::new(links),
             options,
             seeded,
-            ends: OnceLock::new(),
             origin: Instant::now(),
             facts: OnceLock::new(),
             moved: AtomicU64::new(0),
@@ -216,12 +212,6 @@ impl LmtpPool {
     pub fn raw_logprobs(&self) -> bool {
         let links = self.0.peers.links();
         links.iter().any(|link| link.client.raw_logprobs())
-    }
-
-    /// Sets the EOG tokens of the model. Peers of the base protocol do not know `min_tokens`, so these tokens are
-    /// forbidden until then (LM-704); before they are set, such streams are refused. Can be set once.
-    pub fn ends_with(&self, ends: impl Into<Arc<[Token]>>) {
-        let _known_already = self.0.peers.ends.set(ends.into());
     }
 
     /// Returns the current state of the peers.
@@ -308,8 +298,7 @@ impl LmtpPool {
         let peers = Arc::clone(&self.0.peers);
         PooledItems {
             conditions: ConditionsChanged::of(&peers),
-            passage: RelayedStream::new(work, peers.seeded)
-                .with_ends(peers.ends.get().cloned().unwrap_or_default()),
+            passage: RelayedStream::new(work, peers.seeded),
             peers,
             deadline,
             leg: StreamLocation::Next(None),
@@ -456,16 +445,12 @@ impl PoolPeers {
     fn ask(
         &self,
         member: PoolMember,
-        passage: &mut RelayedStream,
+        passage: &RelayedStream,
         deadline: Option<Instant>,
     ) -> PendingAsk {
         let link = self.link(member);
         let (client, model) = (link.client.clone(), link.model.clone());
-        let work = if client.is_base() {
-            passage.base_work()
-        } else {
-            passage.work()
-        };
+        let work = passage.work();
         async move {
             match work {
                 StreamDemand::Generate(wanted) => {
@@ -675,9 +660,7 @@ impl Stream for PooledItems {
                 StreamLocation::Over => return Poll::Ready(None),
                 StreamLocation::Next(but) => match this.peers.route(&this.passage, *but) {
                     Ok(slot) => {
-                        let asking = this
-                            .peers
-                            .ask(slot.member, &mut this.passage, this.deadline);
+                        let asking = this.peers.ask(slot.member, &this.passage, this.deadline);
                         this.leg = StreamLocation::Asking(asking);
                         this.target = Some(slot);
                         continue;
@@ -706,10 +689,6 @@ impl Stream for PooledItems {
                             }
                             RelayedItem::On if item.finish.is_none() => {}
                             RelayedItem::On => this.finished(),
-                            RelayedItem::OnAndAgain => {
-                                this.finished();
-                                this.leg = StreamLocation::Next(None);
-                            }
                         }
                         return Poll::Ready(Some(Ok(item)));
                     }

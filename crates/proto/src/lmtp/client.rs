@@ -5,7 +5,6 @@
 mod received;
 mod remote_buffers;
 mod send;
-mod stops;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -18,7 +17,6 @@ use super::{Feature, Features, GenerateRequest, LmtpError, LmtpReason, Score, St
 use crate::time::Time;
 use received::ItemMembers;
 use remote_buffers::RemoteBuffers;
-use stops::Stops;
 
 pub use received::{ReceivedItem, StreamUsage};
 
@@ -97,8 +95,6 @@ struct OpenCall {
     next: Option<u64>,
     /// Its connection is lost, and it was not resumed on another one yet.
     detached: bool,
-    /// Stop sequences checked here, because its peer does not support them (LM-704).
-    stops: Option<Stops>,
 }
 
 /// The client state machine; see the module documentation.
@@ -112,8 +108,6 @@ pub struct ClientMachine {
     raw_logprobs: bool,
     /// The negotiated features.
     features: Features,
-    /// Vocabulary sizes of models, as far as the peer has reported them.
-    vocabularies: BTreeMap<String, u32>,
     load: Option<u64>,
     draining: bool,
     /// The peer's name for this session, with which it can be resumed after the connection is lost.
@@ -134,7 +128,6 @@ impl ClientMachine {
             dropped: 0,
             raw_logprobs: false,
             features: Features::NONE,
-            vocabularies: BTreeMap::new(),
             load: None,
             draining: false,
             session: None,
@@ -174,8 +167,7 @@ impl ClientMachine {
         }
         let id = self.last_id + 1;
         let mut out = BytesMut::new();
-        let size = self.vocabularies.get(model).copied();
-        send::generate(&mut out, id, model, wanted, size, whole);
+        send::generate(&mut out, id, model, wanted, whole);
         if self.options.text && self.features.has(Feature::Text) {
             member(&mut out, "text", &true);
         }
@@ -186,9 +178,6 @@ impl ClientMachine {
         out.put_u8(b'}');
         let kind = CallKind::Generate(wanted.top_logprobs);
         let begun = self.begin(out, model, kind, u64::from(wanted.max_tokens), now)?;
-        if !whole && let Some(open) = self.open.get_mut(&begun.0.0) {
-            open.stops = Stops::of(wanted);
-        }
         Ok(begun)
     }
 
@@ -333,7 +322,6 @@ impl ClientMachine {
             begun: false,
             next: None,
             detached: false,
-            stops: None,
         };
         self.open.insert(self.last_id, open);
         Some(out.freeze())
@@ -443,7 +431,6 @@ impl ClientMachine {
             begun: false,
             next: is_numbered.then_some(0),
             detached: false,
-            stops: None,
         };
         self.open.insert(self.last_id, open);
         Ok((ClientCallId(self.last_id), out.freeze()))
@@ -518,9 +505,6 @@ impl ClientMachine {
                     self.session = members.session();
                     self.load = members.load();
                 }
-                if let Some(size) = members.vocabulary() {
-                    self.vocabularies.insert(open.model.clone(), size);
-                }
                 let facts = facts.as_str().to_owned();
                 self.end(id, |call| ClientEvent::ModelInfo(call, facts));
             }
@@ -562,8 +546,6 @@ impl ClientMachine {
         open.due = self.options.item_timeout.map(|timeout| now + timeout);
         open.begun = true;
         open.left = open.left.saturating_sub(u64::from(item.token.is_some()));
-        let stops = open.stops.as_mut().zip(item.token);
-        let stopped = stops.is_some_and(|(stops, token)| stops.end_with(token));
         let unreasoned = match open.kind {
             CallKind::Generate(top) => {
                 item.keep_top(top);
@@ -577,17 +559,8 @@ impl ClientMachine {
         if open.left == 0 {
             item.finish.get_or_insert(unreasoned);
         }
-        if stopped && item.finish == Some(StreamFinish::Length) {
-            item.finish = Some(StreamFinish::Stop);
-        }
         if item.finish.is_some() {
             self.end(id, |call| ClientEvent::Item(call, item));
-        } else if stopped && !open.abandoned {
-            // The peer continues, but the stream has ended for its reader.
-            item.finish = Some(StreamFinish::Stop);
-            open.abandoned = true;
-            self.events
-                .push_back(ClientEvent::Item(ClientCallId(id), item));
         } else if !open.abandoned {
             self.events
                 .push_back(ClientEvent::Item(ClientCallId(id), item));
@@ -628,12 +601,13 @@ impl ClientMachine {
     }
 }
 
-/// Refuses parameters that a reference server does not support (LM-704).
+/// Refuses parameters that a reference server does not support (LM-704, D-42).
 fn refuse_unsent(wanted: &GenerateRequest) -> Result<(), LmtpError> {
     for (name, is_set) in [
         ("seed", wanted.seed.is_some()),
         ("min_p", wanted.min_p != 0.0),
         ("stop", !wanted.stop.is_empty()),
+        ("stop_tokens", !wanted.stop_tokens.is_empty()),
         ("min_tokens", wanted.min_tokens != 0),
         ("ignore_eos", wanted.ignore_eos),
     ] {

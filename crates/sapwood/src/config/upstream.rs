@@ -26,15 +26,8 @@ pub(crate) struct UpstreamConfig {
     /// `tokenizer.json`, or the folder that it stands in with what belongs to it, where the servers do not give theirs.
     #[serde(default)]
     pub(crate) tokenizer: Option<PathBuf>,
-    /// What the servers cannot do is made of what they can, where that is more than one stream (LM-704).
-    #[serde(default = "yes")]
-    pub(crate) emulate: bool,
     #[serde(default)]
     pub(crate) failover: Failover,
-}
-
-const fn yes() -> bool {
-    true
 }
 
 /// What servers elsewhere speak.

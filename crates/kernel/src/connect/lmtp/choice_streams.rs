@@ -1,8 +1,4 @@
-//! The streams of one call at an LMTP server, merged into the events of a model.
-//!
-//! ```text
-//!   whole ── a token that completes a bad word ──► one, without what may not come here ──► rest ── such a token ──► one …
-//! ```
+//! The streams of one call at an LMTP server, one for each choice, merged into the events of a model.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -11,7 +7,7 @@ use std::task::{Context, Poll};
 use futures::{Stream, StreamExt};
 use sapwood_engine::Transcript;
 use sapwood_engine::api::{FinishReason, Sampled};
-use sapwood_net::lmtp::pool::PooledItems;
+use sapwood_net::lmtp::pool::{LmtpPool, PooledItems};
 use sapwood_proto::code::Code;
 use sapwood_proto::lmtp::{LmtpError, LmtpReason, ReceivedItem, StreamFinish};
 use sapwood_proto::steer::Token;
@@ -25,29 +21,14 @@ use crate::name::Name;
 /// The streams of a call. Dropping them cancels those that still run.
 pub(super) struct ChoiceStreams {
     /// By choice. A finished one is dropped, which ends the work for it at the server.
-    streams: Vec<Option<ChoiceStream>>,
+    streams: Vec<Option<PooledItems>>,
     /// The stream that is polled next, round robin.
     next: usize,
     transcript: Transcript,
-    asking: LmtpRequest,
+    /// Tells whether the peers send values that are no probabilities.
+    pool: LmtpPool,
     alternatives: u32,
     ready: VecDeque<AnswerEvent>,
-}
-
-/// The stream that currently provides the tokens of a choice.
-struct ChoiceStream {
-    items: PooledItems,
-    leg: ChoiceState,
-}
-
-/// The section of a choice that a stream provides.
-#[derive(Clone, Copy, PartialEq)]
-enum ChoiceState {
-    Whole,
-    /// One token in place of one that is not allowed.
-    One,
-    /// The rest, after that token.
-    Rest,
 }
 
 impl ChoiceStreams {
@@ -60,64 +41,25 @@ impl ChoiceStreams {
                 ready.extend(events.into_iter().map(AnswerEvent::Event));
                 continue;
             }
-            let (items, leg) = (asking.whole(choice), ChoiceState::Whole);
-            streams.push(Some(ChoiceStream { items, leg }));
+            streams.push(Some(asking.stream(choice)));
         }
         Self {
             streams,
             next: 0,
             transcript,
-            asking,
+            pool: asking.pool,
             alternatives,
             ready,
         }
     }
 
     /// Handles an item of the stream of this choice.
-    fn receive(&mut self, choice: u32, leg: ChoiceState, item: ReceivedItem) -> Result<()> {
-        let allowed = item.token.and_then(|token| {
-            let allowed = self.transcript.allowed(choice)?;
-            let is_bad = (token as usize) < allowed.vocabulary() && !allowed.allows(token);
-            is_bad.then_some(allowed)
-        });
-        if let Some(allowed) = allowed {
-            if leg == ChoiceState::One {
-                let why = "the upstream says what it was told not to";
-                return Err(to_kernel_error(LmtpError::new(
-                    LmtpReason::ConstraintFailed,
-                    why,
-                )));
-            }
-            let output = self.transcript.output(choice);
-            let items = self.asking.one(choice, output, &allowed);
-            self.read(choice, items, ChoiceState::One);
-            return Ok(());
-        }
-        let is_seam = leg == ChoiceState::One && item.finish == Some(StreamFinish::Length);
-        self.take(choice, leg, item, is_seam);
-        if is_seam && !self.transcript.is_over(choice) {
-            let items = self.asking.rest(choice, self.transcript.output(choice));
-            self.read(choice, items, ChoiceState::Rest);
-        }
-        Ok(())
-    }
-
-    /// Replaces the stream of a choice; the stream before it is cancelled.
-    fn read(&mut self, choice: u32, items: PooledItems, leg: ChoiceState) {
-        if let Some(stream) = self.streams.get_mut(choice as usize) {
-            *stream = Some(ChoiceStream { items, leg });
-        }
-    }
-
-    fn take(&mut self, choice: u32, leg: ChoiceState, item: ReceivedItem, is_seam: bool) {
-        // Only the first stream's cached tokens count: later streams of a choice have its earlier output in their
-        // prompts.
-        if let Some(usage) = item.usage.filter(|_| leg == ChoiceState::Whole) {
+    fn receive(&mut self, choice: u32, item: ReceivedItem) {
+        if let Some(usage) = item.usage {
             let cached = u32::try_from(usage.cached_tokens).unwrap_or(u32::MAX);
             self.transcript.cached(cached);
         }
-        let finish = item.finish.as_ref().filter(|_| !is_seam);
-        let end = finish.map(|finish| match finish {
+        let end = item.finish.as_ref().map(|finish| match finish {
             StreamFinish::Length => FinishReason::Length,
             StreamFinish::Cancelled => FinishReason::Cancelled,
             StreamFinish::Stop | StreamFinish::Deadline | StreamFinish::Other(_) => {
@@ -140,7 +82,7 @@ impl ChoiceStreams {
 
     /// A token in the form that engines emit. Invalid probabilities are not passed on (LM-711).
     fn sampled(&self, id: Token, item: ReceivedItem) -> Sampled {
-        let raw = self.asking.pool.raw_logprobs();
+        let raw = self.pool.raw_logprobs();
         let mut top = if raw { Vec::new() } else { item.top };
         top.sort_by(|(a, p), (b, q)| q.total_cmp(p).then(a.cmp(b)));
         top.truncate(self.alternatives as usize);
@@ -174,13 +116,10 @@ impl Stream for ChoiceStreams {
                 open = true;
                 // There are at most 64.
                 let choice = u32::try_from(at).unwrap_or(u32::MAX);
-                let leg = stream.leg;
-                match stream.items.poll_next_unpin(cx) {
+                match stream.poll_next_unpin(cx) {
                     Poll::Pending => continue,
                     Poll::Ready(Some(Ok(item))) => {
-                        if let Err(error) = this.receive(choice, leg, item) {
-                            return Poll::Ready(Some(Err(error)));
-                        }
+                        this.receive(choice, item);
                     }
                     Poll::Ready(Some(Err(cause))) => {
                         return Poll::Ready(Some(Err(to_kernel_error(cause))));

@@ -121,12 +121,6 @@ impl<'a> ItemMembers<'a> {
         Some(members)
     }
 
-    /// The model's vocabulary size, if its metadata contains it.
-    pub(super) fn vocabulary(&self) -> Option<u32> {
-        let size = member(self.model_info?, "vocab_size")?;
-        u32::try_from(size.integer()?).ok()
-    }
-
     /// Number of streams of all clients of the peer, if it reports that (LM-902).
     pub(super) fn load(&self) -> Option<u64> {
         let load = member(self.lmtp?, "load")?;

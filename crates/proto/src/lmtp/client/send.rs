@@ -7,14 +7,12 @@ use crate::lmtp::write::{self, member};
 use crate::steer::Token;
 
 /// Writes only the members that LMQL's own client sends, in its order, and none that is not set (LM-301, LM-703). With
-/// `whole` also the others, for a peer that is known not to be a reference server. `size` is the size of the model's
-/// vocabulary, if known. The object is left open.
+/// `whole` also the others, for a peer that is known not to be a reference server. The object is left open.
 pub(super) fn generate(
     out: &mut BytesMut,
     id: u64,
     model: &str,
     wanted: &GenerateRequest,
-    size: Option<u32>,
     whole: bool,
 ) {
     out.put_slice(b"GENERATE {\"max_tokens\":");
@@ -25,12 +23,7 @@ pub(super) fn generate(
     member(out, "model", model);
     member(out, "prompt", &wanted.prompt);
     member(out, "stream_id", &id);
-    let bias = if whole {
-        None
-    } else {
-        size.and_then(|size| allowing(&wanted.logit_bias, size))
-    };
-    biases(out, bias.as_deref().unwrap_or(&wanted.logit_bias), whole);
+    biases(out, &wanted.logit_bias, whole);
     let default = GenerateRequest::default();
     if wanted.top_p.to_bits() != default.top_p.to_bits() {
         member(out, "top_p", &wanted.top_p);
@@ -78,33 +71,12 @@ fn biases(out: &mut BytesMut, bias: &[(Token, f32)], whole: bool) {
         if bias.is_finite() {
             write::json(out, &bias);
         } else {
-            // LMQL's form, for a base peer.
+            // LMQL's own client sends this value, for the lack of an infinity in its JSON.
             let forbidden: &[u8] = if whole { b"-Infinity" } else { b"-100.0" };
             out.put_slice(forbidden);
         }
     }
     out.put_u8(b'}');
-}
-
-/// The same as a list of permitted tokens, if that is shorter than the list of forbidden ones (LM-703): only
-/// differences matter.
-fn allowing(bias: &[(Token, f32)], size: u32) -> Option<Vec<(Token, f32)>> {
-    let is_forbidden = |bias: f32| bias <= -FORBIDS;
-    let forbidden = bias
-        .iter()
-        .filter(|(token, bias)| *token < size && is_forbidden(*bias));
-    let allowed = (size as usize).saturating_sub(forbidden.count());
-    if allowed == 0 || allowed >= bias.len() {
-        return None;
-    }
-    let mut listed = bias.iter().peekable();
-    let all = (0..size).filter_map(|token| {
-        // The biases are ascending, each token once.
-        let own = listed.next_if(|(listed, _)| *listed == token);
-        let own = own.map_or(0.0, |(_, bias)| *bias);
-        (!is_forbidden(own)).then_some((token, FORBIDS + own))
-    });
-    Some(all.collect())
 }
 
 /// Writes the members that the reference server does not support.
@@ -128,6 +100,3 @@ fn rest(out: &mut BytesMut, wanted: &GenerateRequest) {
         member(out, "ignore_eos", &true);
     }
 }
-
-/// The value that LMQL adds to permitted tokens, and subtracts from forbidden ones.
-const FORBIDS: f32 = 100.0;

@@ -152,6 +152,7 @@ fn lm_704_what_the_peer_lacks_is_refused_before_it_is_sent() {
     with(|wanted| wanted.min_p = 0.5);
     with(|wanted| wanted.stop = vec!["x".to_owned()]);
     with(|wanted| wanted.min_tokens = 1);
+    with(|wanted| wanted.stop_tokens = vec![vec![7]]);
     with(|wanted| wanted.ignore_eos = true);
 }
 
@@ -584,110 +585,4 @@ fn lm_922_news_of_a_stream_renew_the_wait_for_its_first_item() {
     client.handle(item, Time::from_millis(300_000));
     client.handle(update, Time::from_millis(310_000));
     assert_eq!(client.wake_at(), Some(Time::from_millis(360_000)));
-}
-
-/// LM-307: the sequence is sent.
-#[test]
-fn lm_704_sequences_of_tokens_stop_a_stream_of_a_peer_that_does_not_know_them() {
-    let wanted = GenerateRequest {
-        prompt: vec![3, 4],
-        stop_tokens: vec![vec![3, 4, 5], vec![9], Vec::new()],
-        ..GenerateRequest::default()
-    };
-    for (tokens, stopped) in [
-        (&[4, 5, 3, 4, 5][..], true),
-        (&[3, 3, 4, 5], true),
-        (&[9], true),
-        (&[5, 3, 4, 4, 5], false),
-    ] {
-        let mut client = ClientMachine::new(ClientTimeouts::default());
-        let (_, message) = client.generate("m", &wanted, Time::ZERO).unwrap();
-        let message = String::from_utf8(message.to_vec()).unwrap();
-        assert!(!message.contains("stop"), "{message}");
-        for token in tokens {
-            let item = format!(r#"TOKEN [{{"stream_id":1,"token":{token}}}]"#);
-            client.handle(&item, Time::ZERO);
-        }
-        let mut finishes = Vec::new();
-        while let Some(ClientEvent::Item(_, item)) = client.poll() {
-            finishes.push(item.finish);
-        }
-        let mut expect = vec![None; tokens.len()];
-        expect[tokens.len() - 1] = stopped.then_some(StreamFinish::Stop);
-        assert_eq!(finishes, expect, "{tokens:?}");
-        // Also as the last that there may be.
-        let last = GenerateRequest {
-            max_tokens: tokens.len() as u32,
-            ..wanted.clone()
-        };
-        let mut short = ClientMachine::new(ClientTimeouts::default());
-        short.generate("m", &last, Time::ZERO).unwrap();
-        for token in tokens {
-            let item = format!(r#"TOKEN [{{"stream_id":1,"token":{token}}}]"#);
-            short.handle(&item, Time::ZERO);
-        }
-        let ends = std::iter::from_fn(|| short.poll()).filter_map(|event| match event {
-            ClientEvent::Item(_, item) => item.finish,
-            _ => None,
-        });
-        let end = if stopped {
-            StreamFinish::Stop
-        } else {
-            StreamFinish::Length
-        };
-        assert_eq!(
-            (ends.collect::<Vec<_>>(), short.outstanding()),
-            (vec![end], 0)
-        );
-        // The peer works on, and nobody hears of it.
-        client.handle(r#"TOKEN [{"stream_id":1,"token":1}]"#, Time::ZERO);
-        assert_eq!(
-            (client.outstanding(), client.poll().is_none()),
-            (1, stopped)
-        );
-    }
-}
-
-#[test]
-fn lm_703_the_shorter_of_two_lists_of_biases_is_sent() {
-    let info = r#"MSG [{"stream_id":1,"model_info":{"vocab_size":6}}]"#;
-    let bias = |agrees: bool, bias: &[(u32, f32)]| {
-        let mut client = if agrees {
-            agreed()
-        } else {
-            ClientMachine::new(ClientTimeouts::default())
-        };
-        client.model_info("m", Time::ZERO).unwrap();
-        client.handle(
-            &info.replace(":1,", if agrees { ":2," } else { ":1," }),
-            Time::ZERO,
-        );
-        let wanted = GenerateRequest {
-            prompt: vec![1],
-            logit_bias: bias.into(),
-            ..GenerateRequest::default()
-        };
-        let (_, message) = client.generate("m", &wanted, Time::ZERO).unwrap();
-        let message = String::from_utf8(message.to_vec()).unwrap();
-        let (_, list) = message.split_once("\"logit_bias\":").unwrap();
-        list.split_inclusive('}').next().unwrap().to_owned()
-    };
-    let no = f32::NEG_INFINITY;
-    let four = [(0, no), (1, -100.0), (3, no), (4, no)];
-    assert_eq!(bias(false, &four), r#"{"2":100.0,"5":100.0}"#);
-    assert_eq!(
-        bias(false, &four[..3]),
-        r#"{"0":-100.0,"1":-100.0,"3":-100.0}"#
-    );
-    let with = [(0, no), (1, no), (2, -2.0), (3, no), (4, no)];
-    assert_eq!(bias(false, &with), r#"{"2":98.0,"5":100.0}"#);
-    let none: Vec<_> = (0..6).map(|token| (token, no)).collect();
-    assert!(
-        bias(false, &none).starts_with(r#"{"0":-100.0,"#),
-        "nothing is allowed"
-    );
-    assert_eq!(
-        bias(true, &four),
-        r#"{"0":-Infinity,"1":-100.0,"3":-Infinity,"4":-Infinity}"#
-    );
 }

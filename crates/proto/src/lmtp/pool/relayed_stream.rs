@@ -1,7 +1,5 @@
 //! One stream that may move from one upstream to another (LM-806).
 
-use std::sync::Arc;
-
 use crate::lmtp::{
     GenerateRequest, LmtpError, LmtpReason, ReceivedItem, Score, StreamDemand, StreamFinish,
 };
@@ -21,10 +19,6 @@ pub struct RelayedStream {
     /// Number of items that the caller had when the current upstream was asked.
     at_last: usize,
     seeded: bool,
-    /// EOS tokens, as far as they are known.
-    ends: Arc<[Token]>,
-    /// Whether the current upstream was asked for the tokens of `min_tokens` only.
-    short: bool,
     /// If the current upstream computes the stream from its beginning: how many items that the caller has already it
     /// has repeated.
     repeated: Option<usize>,
@@ -35,9 +29,6 @@ pub struct RelayedStream {
 pub enum RelayedItem {
     /// Pass it to the caller.
     On,
-    /// Pass it to the caller and ask for the rest of the stream: this was the last item of `min_tokens`, but not of the
-    /// stream.
-    OnAndAgain,
     /// Drop it: the caller has it already.
     Known,
     /// It differs from the output of the first upstream, although the seed is the same: the stream fails with this
@@ -63,17 +54,8 @@ impl RelayedStream {
             in_vain: 0,
             at_last: 0,
             seeded,
-            ends: Arc::default(),
-            short: false,
             repeated: None,
         }
-    }
-
-    /// Sets the EOS tokens, with which `min_tokens` can be emulated for upstreams that do not support it (LM-704).
-    #[must_use]
-    pub fn with_ends(mut self, ends: Arc<[Token]>) -> Self {
-        self.ends = ends;
-        self
     }
 
     /// The work for the next upstream: all of it, or the rest.
@@ -105,29 +87,6 @@ impl RelayedStream {
         }
     }
 
-    /// The same for an upstream that supports only the base protocol. The tokens of `min_tokens` are requested first,
-    /// with all tokens forbidden that would end the stream; then the rest (LM-704).
-    #[must_use]
-    pub fn base_work(&mut self) -> StreamDemand {
-        let mut work = self.work();
-        self.short = false;
-        if let StreamDemand::Generate(wanted) = &mut work
-            && wanted.min_tokens > 0
-            && !self.ends.is_empty()
-            // These penalties depend on the output, and would not see the first part of it in the second request.
-            && wanted.presence_penalty == 0.0
-            && wanted.frequency_penalty == 0.0
-        {
-            wanted.max_tokens = wanted.max_tokens.min(wanted.min_tokens);
-            wanted.min_tokens = 0;
-            let stops = std::mem::take(&mut wanted.stop_tokens);
-            let singles = stops.iter().filter(|stop| stop.len() == 1).flatten();
-            wanted.logit_bias = forbidding(&wanted.logit_bias, self.ends.iter().chain(singles));
-            self.short = true;
-        }
-        work
-    }
-
     /// Prompt and output so far: what the current upstream has computed.
     #[must_use]
     pub fn tokens(&self) -> &[Token] {
@@ -141,21 +100,13 @@ impl RelayedStream {
             return self.repeat(at, item);
         }
         self.tokens.extend(item.token);
-        if self.before == 0 && !self.short {
+        if self.before == 0 {
             return RelayedItem::On;
         }
-        // A stop sequence may span two upstreams, or may not have been sent to this one, so it is checked here as well.
+        // A stop sequence may span two upstreams, so it is checked here as well.
         let may_stop = matches!(item.finish, None | Some(StreamFinish::Length));
         if may_stop && item.token.is_some() && self.is_stopped() {
             item.finish = Some(StreamFinish::Stop);
-        }
-        let ended = item.finish == Some(StreamFinish::Length);
-        if self.short && ended && self.given() > self.before && self.given() < self.most() {
-            item.finish = None;
-            item.usage = None;
-            self.before = self.given();
-            self.at_last = self.before;
-            return RelayedItem::OnAndAgain;
         }
         if let Some(usage) = &mut item.usage {
             let before = self.before as u64;
@@ -205,7 +156,6 @@ impl RelayedStream {
         } else {
             (self.given(), None)
         };
-        self.short = false;
         self.at_last = self.given();
         Ok(())
     }
@@ -222,14 +172,6 @@ impl RelayedStream {
         if new { 0 } else { self.in_vain + 1 }
     }
 
-    /// Maximum number of items that the caller asked for.
-    fn most(&self) -> usize {
-        match &self.work {
-            StreamDemand::Generate(wanted) => wanted.max_tokens as usize,
-            StreamDemand::Score(wanted) => wanted.scored.len(),
-        }
-    }
-
     fn given(&self) -> usize {
         self.tokens.len() - self.prompt
     }
@@ -239,14 +181,13 @@ impl RelayedStream {
         self.given() == 0 || self.is_seamless() || self.is_repeatable()
     }
 
-    /// Whether the stream can be recomputed from the beginning with its seed. Not if it was requested in parts: its
-    /// seed does not apply to the whole then.
+    /// Whether the stream can be recomputed from the beginning with its seed.
     fn is_repeatable(&self) -> bool {
         let StreamDemand::Generate(wanted) = &self.work else {
             return false;
         };
         let is_seeded = wanted.seed.is_some() && wanted.temperature != 0.0;
-        is_seeded && self.seeded && wanted.min_tokens == 0
+        is_seeded && self.seeded
     }
 
     /// Whether the output can become part of the prompt: nothing in the request may distinguish prompt and output.
@@ -271,21 +212,6 @@ impl RelayedStream {
         output.len() >= wanted.min_tokens as usize
             && stops.any(|stop| !stop.is_empty() && output.ends_with(stop))
     }
-}
-
-/// The biases with these tokens forbidden; ascending, each once.
-fn forbidding<'a>(
-    bias: &[(Token, f32)],
-    tokens: impl Iterator<Item = &'a Token> + Clone,
-) -> Arc<[(Token, f32)]> {
-    let others = bias
-        .iter()
-        .filter(|(token, _)| !tokens.clone().any(|forbidden| forbidden == token));
-    let forbidden = tokens.clone().map(|token| (*token, f32::NEG_INFINITY));
-    let mut all: Vec<_> = others.copied().chain(forbidden).collect();
-    all.sort_by_key(|(token, _)| *token);
-    all.dedup_by_key(|(token, _)| *token);
-    all.into()
 }
 
 /// Whether the error means that the upstream was lost, drains or hangs; the request itself is valid then.

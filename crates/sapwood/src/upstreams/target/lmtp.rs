@@ -31,7 +31,6 @@ pub(crate) struct PeerPool {
     tokenizer: Option<PathBuf>,
     /// The context length, if the servers do not report it.
     context: Option<u32>,
-    emulate: bool,
     watchers: Watchers,
 }
 
@@ -61,7 +60,6 @@ pub(super) fn read(
         settings: pool::PoolOptions::default(),
         tokenizer,
         context: None,
-        emulate: true,
         watchers: watchers.clone(),
     }))
 }
@@ -88,7 +86,6 @@ pub(super) fn configured(
         endpoints: endpoints.collect::<Result<_, Status>>()?,
         tokenizer: upstream.tokenizer.clone(),
         context: model.ctx,
-        emulate: upstream.emulate,
         settings: pool::PoolOptions {
             seeded: upstream.failover.seeded,
             ..pool::PoolOptions::default()
@@ -125,7 +122,6 @@ pub(super) async fn dial(peers: &PeerPool) -> Result<UpstreamLink, Status> {
         chat: tokenizer.as_ref().is_some_and(|one| one.has_template()),
         vocabulary: tokenizer.map(|one| one as _),
         context: peers.context,
-        emulate: peers.emulate,
     };
     let Watchers { metrics, pools } = &peers.watchers;
     metrics.watch_pool(&peers.name, pool.clone());

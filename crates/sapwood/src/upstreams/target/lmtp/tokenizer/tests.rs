@@ -44,7 +44,6 @@ fn peers(tokenizer: Option<PathBuf>) -> PeerPool {
         settings: Default::default(),
         tokenizer,
         context: None,
-        emulate: true,
         watchers: Watchers {
             metrics: Arc::new(ServerMetrics::new().unwrap()),
             pools: Pools::default(),
