@@ -84,8 +84,11 @@ impl Runs {
             self.bind(start)
                 .map(|bound| self.serve(start, bound))
                 .inspect(|()| {
-                    self.link
-                        .with(|live| live.machine().calls().dispatched(start.action));
+                    // A lock round that only msgpack's clients ask for.
+                    if start.confirm {
+                        self.link
+                            .with(|live| live.machine().calls().dispatched(start.action));
+                    }
                 })
                 .map_err(|error| failure::status(&error, &start.name))
         };

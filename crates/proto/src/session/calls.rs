@@ -252,8 +252,10 @@ impl Calls {
         check_cycle(key, &self.table, &mut self.nodes)?;
         self.nodes.flow.closures = true;
         let deadline = own.into_iter().chain(self.nodes.config.deadline).min();
+        let entry = self.table.get(key);
         let start = Box::new(ActionStart {
             action: key,
+            confirm: entry.is_some_and(|entry| entry.dispatch.is_some()),
             name: copy(&action.name),
             target: copy(&action.target),
             inputs,

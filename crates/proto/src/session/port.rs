@@ -172,6 +172,9 @@ pub struct ActionStart {
     pub configs: Vec<Any>,
     /// The deadline: the earlier of its own and the session's (EV-950).
     pub deadline: Option<Time>,
+    /// Whether the peer waits for word that the function was found (EV-736): then call
+    /// [`dispatched`](super::Calls::dispatched).
+    pub confirm: bool,
 }
 
 /// An action for the peer to run.
