@@ -140,16 +140,10 @@ pub(crate) fn prepare(
         Some(tokens) => scoring(&request.prompt, tokens, info, vocabulary)?,
     };
     if stop::stopped() {
-        // The tokens may be incomplete, and the caller no longer waits for them.
-        return Err(SubmitError::new(
-            Code::Cancelled,
-            ErrorReason::NONE,
-            "nobody waits for this request any more",
-        ));
+        return Err(abandoned());
     }
     // The prompt is shorter than the context, which is a u32.
-    let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-    let rest = info.context_tokens - prompt_tokens;
+    let rest = info.context_tokens - count(prompt.len());
     let mut params = request.params;
     let choices = params.n.unwrap_or(1);
     let steerers = match request.steer {
@@ -167,10 +161,8 @@ pub(crate) fn prepare(
     // depends on the seed repeat themselves.
     let drawn = sampling.temperature > 0.0 || !steerers.is_empty();
     let seed = || if drawn && scored.is_none() { seed() } else { 0 };
-    let scored_len = scored
-        .as_ref()
-        .map(|scored| u32::try_from(scored.tokens.len()).unwrap_or(u32::MAX));
-    let asked_max_tokens = scored_len.or(params.max_tokens);
+    let scored_tokens = scored.as_ref().map(|scored| count(scored.tokens.len()));
+    let asked_max_tokens = scored_tokens.or(params.max_tokens);
     Ok(Submission {
         prompt: prompt.into(),
         choices,
@@ -200,6 +192,16 @@ pub(crate) fn prepare(
             prompt_logprobs: request.prompt_logprobs,
         }),
     })
+}
+
+/// The error of a request whose caller no longer waits; its tokens may be incomplete.
+fn abandoned() -> SubmitError {
+    let message = "the caller no longer waits for this request";
+    SubmitError::new(Code::Cancelled, ErrorReason::NONE, message)
+}
+
+fn count(tokens: usize) -> u32 {
+    u32::try_from(tokens).unwrap_or(u32::MAX)
 }
 
 fn fork_steerers(

@@ -118,13 +118,6 @@ impl Transcript {
         choice.is_none_or(|choice| choice.over)
     }
 
-    /// Returns the output of a choice so far.
-    #[must_use]
-    pub fn output(&self, choice: u32) -> &[Token] {
-        let choice = self.choices.get(choice as usize);
-        choice.map_or(&[], |choice| &choice.output)
-    }
-
     /// Records prompt tokens that came from the remote server's prefix cache.
     pub fn cached(&mut self, tokens: u32) {
         self.cached = self.cached.max(tokens);

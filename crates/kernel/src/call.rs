@@ -126,7 +126,7 @@ pub struct FairShare {
     pub connection: u64,
 }
 
-/// An extension: the models that the caller may know of; without it, all. For functions that look models up by name, so
+/// A value of one call: the models that the caller may know of; without it, all. For functions that look models up by name, so
 /// that their errors name no others.
 #[derive(Clone, Debug)]
 pub struct KnownModels(pub Arc<HashSet<Name>>);
@@ -185,9 +185,13 @@ pub struct Call {
     pub deadline: Option<Instant>,
     /// Fires when no reader needs the rest.
     pub cancel: Cancel,
-    /// Typed values; its caller's unless a layer sets others. Functions of models read a [`FairShare`], an
-    /// `Arc<dyn` [`TokenCharge`](crate::TokenCharge)`>` and an `Arc<dyn` [`CallObserver`](crate::CallObserver)`>`.
+    /// Typed values that the calls within this one inherit; its caller's unless a layer sets others. Functions of models
+    /// read a [`FairShare`].
     pub extensions: Extensions,
+    /// Typed values of this call alone: what a layer puts here ends with the call, also if the calls within it go on.
+    /// Functions of models read an `Arc<dyn` [`TokenCharge`](crate::TokenCharge)`>` and an
+    /// `Arc<dyn` [`CallObserver`](crate::CallObserver)`>`, those that look models up a [`KnownModels`].
+    pub own: Extensions,
     pub(crate) spec: Arc<Spec>,
     pub(crate) depth: u32,
 }

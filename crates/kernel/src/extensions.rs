@@ -1,4 +1,4 @@
-//! [`Extensions`]: typed values that travel with a call and to the calls made within it, as in `http`.
+//! [`Extensions`]: typed values that travel with a call, as in `http`.
 
 use std::any::{Any, TypeId, type_name};
 use std::collections::BTreeMap;
@@ -11,8 +11,7 @@ use crate::name::Name;
 
 /// Typed values of a call, at most one of each type (KE-138).
 ///
-/// The calls made within a call inherit all of them, and pass the kernel's layers too. So a layer whose value is meant
-/// for one call sets or removes it at each call.
+/// A call has two lists: [`crate::Call::extensions`], which the calls within it inherit, and [`crate::Call::own`].
 ///
 /// Clones share the values until one of them changes; a call without values allocates nothing.
 #[derive(Clone, Default)]

@@ -62,7 +62,7 @@ impl Targets {
     /// The model that the name `asked` stands for (EV-503).
     fn find(&self, call: &Call, asked: &str) -> Result<Name> {
         let specs = call.kernel().specs();
-        let known = call.extensions.get::<KnownModels>();
+        let known = call.own.get::<KnownModels>();
         let known = known.map(|known| &*known.0);
         let models = || {
             specs

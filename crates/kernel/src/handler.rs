@@ -105,7 +105,7 @@ where
     }
 
     fn call(self: Arc<Self>, call: Call) -> Chunks {
-        match State::of(&call) {
+        match state_of(&call) {
             Ok(state) => with_args(call, move |args, _| self(state, args)),
             Err(error) => failed(error),
         }
@@ -133,11 +133,18 @@ where
     }
 
     fn call(self: Arc<Self>, call: Call) -> Chunks {
-        match State::of(&call) {
+        match state_of(&call) {
             Ok(state) => with_args(call, move |args, call| self(state, args, call)),
             Err(error) => failed(error),
         }
     }
+}
+
+/// Reads the state of the kernel that a call came from.
+fn state_of<S: Clone + Send + Sync + 'static>(call: &Call) -> Result<State<S>> {
+    // Registration has checked that it is there; a function that runs unregistered is checked here alone.
+    let state = call.kernel().state::<S>().map(State);
+    state.ok_or_else(|| NeededState::of::<S>().missing(&call.spec.name))
 }
 
 fn failed(error: Error) -> Chunks {

@@ -147,7 +147,13 @@ impl Kernel {
     /// Sets the value that functions of this kernel and its scopes take as [`State`](crate::State)`<S>`, in place of the
     /// previous one. Calls that have begun keep the value that they have.
     pub fn set_state<S: Clone + Send + Sync + 'static>(&self, state: S) {
-        self.registry.change(|tables| tables.state.insert(state));
+        let before = self.registry.change(|tables| {
+            let before = tables.state.clone();
+            tables.state.insert(state);
+            before
+        });
+        // Dropped after the lock: a state's `Drop` may use this kernel.
+        drop(before);
     }
 
     /// The value of this type that was set here, or else in the kernel that this is a scope of.

@@ -106,7 +106,7 @@ async fn begin(
     let (request, mut asked) = read(&call, &facts).await?;
     let handle = submit(engine, request).await?;
     asked.prompt_tokens = handle.prompt_tokens();
-    if let Some(token_charge) = call.extensions.get::<Arc<dyn TokenCharge>>() {
+    if let Some(token_charge) = call.own.get::<Arc<dyn TokenCharge>>() {
         // An error drops the handle, and with it the request.
         token_charge.prompt(handle.prompt_tokens())?;
     }
@@ -178,8 +178,8 @@ pub(crate) async fn read(
         prompt_tokens: 0,
         seeded: true,
         began,
-        token_charge: call.extensions.get().cloned(),
-        observer: call.extensions.get().cloned(),
+        token_charge: call.own.get().cloned(),
+        observer: call.own.get().cloned(),
     };
     let request = request(call, config, prompt);
     if let Some(observer) = &asked.observer {
@@ -198,7 +198,7 @@ fn request(call: &Call, config: GenerateConfig, prompt: Prompt) -> GenerationReq
     (request.caller, request.connection) = (share.caller, share.connection);
     // Each token account has a prefix scope of its own; calls without one share scope 0.
     request.prefix_scope = call
-        .extensions
+        .own
         .get::<Arc<dyn TokenCharge>>()
         .map_or(0, |token_charge| token_charge.prefix_scope());
     config.apply(&mut request);

@@ -3,8 +3,6 @@
 use std::any::{TypeId, type_name};
 use std::ops::{Deref, DerefMut};
 
-use crate::Result;
-use crate::call::Call;
 use crate::error::Error;
 
 /// A clone of the kernel's value of type `S`, as the first argument of a function's code:
@@ -23,17 +21,6 @@ impl<S> Deref for State<S> {
 impl<S> DerefMut for State<S> {
     fn deref_mut(&mut self) -> &mut S {
         &mut self.0
-    }
-}
-
-impl<S: Clone + Send + Sync + 'static> State<S> {
-    /// Reads the state of the kernel that a call came from.
-    pub(crate) fn of(call: &Call) -> Result<Self> {
-        // Registration has checked that it is there; a function that runs unregistered is checked here alone.
-        let state = call.kernel().state::<S>();
-        state
-            .map(Self)
-            .ok_or_else(|| NeededState::of::<S>().missing(&call.spec.name))
     }
 }
 

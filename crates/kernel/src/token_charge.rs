@@ -5,7 +5,7 @@ use std::fmt;
 use crate::error::Error;
 
 /// The account that a call's tokens are charged to. A layer puts an `Arc<dyn TokenCharge>` into
-/// [`crate::Call::extensions`]; the functions of models charge it as they go, so that a call that is cut short has paid
+/// [`crate::Call::own`]; the functions of models charge it as they go, so that a call that is cut short has paid
 /// for what it got.
 pub trait TokenCharge: fmt::Debug + Send + Sync {
     /// The scope of the prefix cache that the requests share (LM-609). 0 stands for no caller in particular.

@@ -50,6 +50,9 @@ impl Service<Call> for Next {
 /// Makes a kernel layer of a tower layer. The tower layer is applied anew for each call; one that counts across calls
 /// shares its state in itself (`GlobalConcurrencyLimitLayer`, not `ConcurrencyLimitLayer`).
 ///
+/// Limits and timeouts end with the first chunk, as they end with the head of an HTTP response: they bound the calls
+/// that have not answered yet, not the streams that are being read.
+///
 /// An error of the middleware that is not an [`Error`] is an [`Error::Function`] with its text.
 pub fn tower_layer<L>(layer: L) -> impl Layer
 where

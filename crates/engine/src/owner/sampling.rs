@@ -169,7 +169,7 @@ impl RowSampling {
         now: Time,
     ) -> RowOutcome {
         let Some(steering) = &mut sequence.steering else {
-            return self.sample(sequence, terms, ends, row, &Restriction::default());
+            return self.sample(sequence, terms, ends, row, &SteeredSampling::default());
         };
         match steering.poll_mid(now, self.rules, panics) {
             Ok(MidResult::Sample {
@@ -177,7 +177,7 @@ impl RowSampling {
                 bias,
                 temperature,
             }) => {
-                let restriction = Restriction {
+                let restriction = SteeredSampling {
                     mask,
                     bias,
                     temperature,
@@ -200,7 +200,7 @@ impl RowSampling {
         terms: &RequestTerms,
         ends: &[Token],
         row: Logits<'_>,
-        steered: &Restriction,
+        steered: &SteeredSampling,
     ) -> RowOutcome {
         let forbidden: Vec<Token> = if sequence.appended < terms.min_tokens {
             let ends = ends.iter().copied();
@@ -239,7 +239,7 @@ impl RowSampling {
 
 /// How a steerer restricts the choice of a token.
 #[derive(Default)]
-struct Restriction {
+struct SteeredSampling {
     mask: Option<Mask>,
     bias: Vec<(Token, f32)>,
     temperature: Option<f32>,

@@ -113,7 +113,7 @@ async fn begin(
     };
     let prompt = transcript.prompt();
     asked.prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-    if let Some(token_charge) = call.extensions.get::<Arc<dyn TokenCharge>>() {
+    if let Some(token_charge) = call.own.get::<Arc<dyn TokenCharge>>() {
         token_charge.prompt(asked.prompt_tokens)?;
     }
     let pool = peer.pool.clone();

@@ -22,6 +22,7 @@ use crate::call::{Call, CallId, Caller, Inputs, Instant};
 use crate::cancel::{Cancel, Cancelled};
 use crate::chunk::Chunk;
 use crate::error::Error;
+use crate::extensions::Extensions;
 use crate::layer::Next;
 use crate::meta::Meta;
 use crate::name::{Name, Port};
@@ -264,6 +265,7 @@ impl Flow {
             deadline: self.deadline,
             cancel: self.cancel.clone(),
             extensions,
+            own: Extensions::default(),
             spec: setup.spec,
             depth: setup.depth,
         };

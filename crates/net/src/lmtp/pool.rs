@@ -445,12 +445,16 @@ impl PoolPeers {
     fn ask(
         &self,
         member: PoolMember,
-        passage: &RelayedStream,
+        passage: &mut RelayedStream,
         deadline: Option<Instant>,
     ) -> PendingAsk {
         let link = self.link(member);
         let (client, model) = (link.client.clone(), link.model.clone());
-        let work = passage.work();
+        let work = if client.is_base() {
+            passage.base_work()
+        } else {
+            passage.work()
+        };
         async move {
             match work {
                 StreamDemand::Generate(wanted) => {
@@ -660,7 +664,9 @@ impl Stream for PooledItems {
                 StreamLocation::Over => return Poll::Ready(None),
                 StreamLocation::Next(but) => match this.peers.route(&this.passage, *but) {
                     Ok(slot) => {
-                        let asking = this.peers.ask(slot.member, &this.passage, this.deadline);
+                        let asking = this
+                            .peers
+                            .ask(slot.member, &mut this.passage, this.deadline);
                         this.leg = StreamLocation::Asking(asking);
                         this.target = Some(slot);
                         continue;

@@ -413,14 +413,6 @@ impl LmtpSession {
         }
     }
 
-    /// Creates the buffers that ended streams have asked for. Before any further message, which may name them.
-    fn store_kept(&mut self, now: Time) {
-        for (request, tokens) in std::mem::take(&mut self.streams.kept) {
-            let limits = &self.config.limits;
-            self.buffers.store(request, tokens, limits, now);
-        }
-    }
-
     fn refuse_malformed(&mut self, what: &str, now: Time) {
         self.stats.malformed += 1;
         self.malformed += 1;
@@ -436,7 +428,9 @@ impl LmtpSession {
 
     /// What follows every input: sends items that wait, and parks all streams if too many bytes are unsent then.
     fn park(&mut self, now: Time) {
-        self.store_kept(now);
+        // Before any further message, which may name these buffers.
+        self.buffers
+            .store_all(&mut self.streams.kept, &self.config.limits, now);
         self.streams.flow(&mut self.outbox, now);
         self.outbox.park(now);
     }

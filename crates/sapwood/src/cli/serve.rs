@@ -161,11 +161,9 @@ impl ServeCommand {
         let reporter = SpanExport::begin(&config, &shared, &kernel)?;
         let counting = |face| counted(&kernel, &shared, face);
         let settings = evergreen_config(&config, &planned, references);
-        let counted_kernel = counting(FaceLabel::Evergreen);
-        let evergreen = evergreen::face(shared.clone(), counted_kernel, settings);
-        let settings = config
-            .lmtp
-            .face(config.default_model.clone(), &config.limits);
+        let evergreen = evergreen::face(shared.clone(), counting(FaceLabel::Evergreen), settings);
+        let default_model = config.default_model.clone();
+        let settings = config.lmtp.face(default_model, &config.limits);
         let lmtp = LmtpService::new(shared.clone(), counting(FaceLabel::Lmtp), settings);
         let lines = lines(&config)?;
         let loading = ServedModels::new(kernel.clone(), shared.clone(), config.clone(), &planned);

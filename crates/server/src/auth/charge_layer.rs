@@ -31,12 +31,9 @@ impl Layer for AllowanceLayer {
         }
         let allowance = trace.and_then(|trace| trace.allowance());
         let limits = allowance.as_ref().map(|allowance| allowance.limits());
-        match limits.and_then(|limits| limits.models.clone()) {
-            Some(models) => call.extensions.insert(KnownModels(models)),
-            None => call.extensions.remove::<KnownModels>(),
+        if let Some(models) = limits.and_then(|limits| limits.models.clone()) {
+            call.own.insert(KnownModels(models));
         }
-        // The call around this one may have been charged for its own tokens.
-        call.extensions.remove::<Arc<dyn TokenCharge>>();
         // Functions are free; the models that they call pass this layer again with the trace that was put into the call
         // above.
         let Some(allowance) = allowance.filter(|_| next.spec().model) else {
@@ -47,7 +44,8 @@ impl Layer for AllowanceLayer {
             Ok(running) => {
                 let running = Arc::new(running);
                 let charge = Arc::clone(&running) as Arc<dyn TokenCharge>;
-                call.extensions.insert(charge);
+                // Not inherited: the key's place is free when this call has ended, and not when the last call within it has.
+                call.own.insert(charge);
                 Box::pin(Charged {
                     chunks: next.call(call),
                     running,

@@ -65,6 +65,30 @@ pub(in super::super) struct ContextSize {
     pub(in super::super) poll: u32,
 }
 
+impl ContextSize {
+    /// The parameters of a context of exactly this size.
+    fn params(self, rows: u32) -> sys::llama_context_params {
+        // SAFETY: a plain value is returned.
+        let mut params = unsafe { sys::llama_context_default_params() };
+        params.n_ctx = self.cells;
+        params.n_batch = self.batch_tokens;
+        params.n_ubatch = self.batch_tokens;
+        params.n_seq_max = self.slots;
+        params.n_outputs_max = rows;
+        params.n_outputs_max_per_seq = rows;
+        params.n_threads = self.threads.cast_signed();
+        params.n_threads_batch = self.threads.cast_signed();
+        // With a unified KV cache a fork copies nothing, but every token attends over all cells.
+        params.kv_unified = !self.per_slot;
+        // Allocates as many cells for sliding-window layers as for the others, so that most prefixes of such models can
+        // be truncated and forked too. It is no guarantee: llama.cpp reuses cells that have left their sequence's
+        // window, hence `can_resume`.
+        params.swa_full = true;
+        params.no_perf = true;
+        params
+    }
+}
+
 /// Why a batch was not computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum DecodeError {
@@ -124,25 +148,16 @@ impl LlamaContext {
         let threads = size.threads.clamp(1, THREADS_MAX);
         let pool =
             ComputeThreads::new(threads, size.poll).ok_or("ggml could not start its threads")?;
-        // SAFETY: a plain value is returned.
-        let mut params = unsafe { sys::llama_context_default_params() };
-        params.n_ctx = cells;
-        params.n_batch = batch_tokens;
-        params.n_ubatch = batch_tokens;
-        params.n_seq_max = slots;
         // One output row per slot, and some for slots with several scored tokens.
         let rows = slots.saturating_add(SCORED_ROWS).min(batch_tokens);
-        params.n_outputs_max = rows;
-        params.n_outputs_max_per_seq = rows;
-        params.n_threads = threads.cast_signed();
-        params.n_threads_batch = threads.cast_signed();
-        // With a unified KV cache a fork copies nothing, but every token attends over all cells.
-        params.kv_unified = !size.per_slot;
-        // Allocates as many cells for sliding-window layers as for the others, so that most prefixes of such models can
-        // be truncated and forked too. It is no guarantee: llama.cpp reuses cells that have left their sequence's
-        // window, hence `can_resume`.
-        params.swa_full = true;
-        params.no_perf = true;
+        let size = ContextSize {
+            cells,
+            batch_tokens,
+            slots,
+            threads,
+            ..size
+        };
+        let params = size.params(rows);
         let _ = LAST_ERROR.take();
         // SAFETY: the model is live and stays so through the `Arc`; the parameters hold no pointers of ours.
         let init = || unsafe { throwing::llama_init_from_model(model.model.as_ptr(), params) };

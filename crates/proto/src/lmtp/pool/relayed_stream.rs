@@ -19,6 +19,8 @@ pub struct RelayedStream {
     /// Number of items that the caller had when the current upstream was asked.
     at_last: usize,
     seeded: bool,
+    /// Whether the stop sequences were kept from the current upstream, which does not know them, and are matched here.
+    stops_here: bool,
     /// If the current upstream computes the stream from its beginning: how many items that the caller has already it
     /// has repeated.
     repeated: Option<usize>,
@@ -54,6 +56,7 @@ impl RelayedStream {
             in_vain: 0,
             at_last: 0,
             seeded,
+            stops_here: false,
             repeated: None,
         }
     }
@@ -87,6 +90,17 @@ impl RelayedStream {
         }
     }
 
+    /// The same for an upstream of the base protocol, which has no stop sequences of tokens: they are matched here, and
+    /// the rest of its stream is dropped (LM-704).
+    #[must_use]
+    pub fn base_work(&mut self) -> StreamDemand {
+        let mut work = self.work();
+        if let StreamDemand::Generate(wanted) = &mut work {
+            self.stops_here = !std::mem::take(&mut wanted.stop_tokens).is_empty();
+        }
+        work
+    }
+
     /// Prompt and output so far: what the current upstream has computed.
     #[must_use]
     pub fn tokens(&self) -> &[Token] {
@@ -100,10 +114,10 @@ impl RelayedStream {
             return self.repeat(at, item);
         }
         self.tokens.extend(item.token);
-        if self.before == 0 {
+        if self.before == 0 && !self.stops_here {
             return RelayedItem::On;
         }
-        // A stop sequence may span two upstreams, so it is checked here as well.
+        // A stop sequence may span two upstreams, or was not sent to this one.
         let may_stop = matches!(item.finish, None | Some(StreamFinish::Length));
         if may_stop && item.token.is_some() && self.is_stopped() {
             item.finish = Some(StreamFinish::Stop);
@@ -157,6 +171,7 @@ impl RelayedStream {
             (self.given(), None)
         };
         self.at_last = self.given();
+        self.stops_here = false;
         Ok(())
     }
 

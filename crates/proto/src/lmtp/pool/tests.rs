@@ -533,3 +533,19 @@ fn lm_805_an_upstream_that_is_added_is_asked_once_it_has_answered() {
     pool.set_weight(PoolMember(0), 9);
     assert_eq!(spread(&mut pool, 3), [0, 0, 0]);
 }
+
+#[test]
+fn lm_704_stop_sequences_that_a_base_upstream_does_not_know_are_matched_here() {
+    let mut passage = generate(|wanted| wanted.stop_tokens = vec![vec![4, 5]]);
+    let StreamDemand::Generate(asked) = passage.base_work() else {
+        panic!("tokens");
+    };
+    assert!(asked.stop_tokens.is_empty());
+    give(&mut passage, &[3, 4]);
+    let mut item = ReceivedItem {
+        token: Some(5),
+        ..ReceivedItem::default()
+    };
+    assert_eq!(passage.item(&mut item), RelayedItem::On);
+    assert_eq!(item.finish, Some(StreamFinish::Stop));
+}

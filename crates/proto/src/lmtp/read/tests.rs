@@ -1,4 +1,5 @@
 use super::*;
+use crate::lmtp::Features;
 use crate::lmtp::ModelLookup as _;
 use crate::lmtp::fuzz::FuzzModels;
 

@@ -221,8 +221,19 @@ impl Buffers {
         Ok(Some(tokens[..len].to_vec()))
     }
 
-    /// Creates the buffer that an ended stream has asked for, however the stream has ended.
-    pub(super) fn store(
+    /// Creates the buffers that ended streams have asked for, however the streams have ended.
+    pub(super) fn store_all(
+        &mut self,
+        kept: &mut Vec<(BufferRequest, Vec<Token>)>,
+        limits: &ConnectionLimits,
+        now: Time,
+    ) {
+        for (request, tokens) in kept.drain(..) {
+            self.store(request, tokens, limits, now);
+        }
+    }
+
+    fn store(
         &mut self,
         request: BufferRequest,
         tokens: Vec<Token>,

@@ -12,8 +12,25 @@ use super::text::RequestSubject;
 use super::window::acknowledged;
 use crate::lmtp::port::StreamUpdate;
 use crate::lmtp::read::PayloadMembers;
-use crate::lmtp::{Feature, LmtpError, LmtpReason, ModelLookup, StreamFinish, write};
+use crate::lmtp::{Feature, Features, LmtpError, LmtpReason, ModelLookup, StreamFinish, write};
 use crate::time::Time;
+
+fn unknown_command(word: &str) -> LmtpError {
+    let shown: String = word.chars().take(WORD_CHARS).collect();
+    LmtpError::new(
+        LmtpReason::UnknownCommand,
+        format!("Unknown command: {shown}"),
+    )
+}
+
+fn not_negotiated(feature: Feature, features: Features) -> LmtpError {
+    let message = if features.is_empty() {
+        "version 2 was not negotiated on this connection".into()
+    } else {
+        format!("feature '{}' was not negotiated", feature.name())
+    };
+    LmtpError::new(LmtpReason::NotNegotiated, message)
+}
 
 impl LmtpSession {
     /// Handles a message of any type.
@@ -27,18 +44,11 @@ impl LmtpSession {
         let features = self.negotiation.features;
         let id = members.id(&self.config.limits);
         let Some(feature) = feature(word) else {
-            let shown: String = word.chars().take(WORD_CHARS).collect();
-            let message = format!("Unknown command: {shown}");
-            let error = LmtpError::new(LmtpReason::UnknownCommand, message);
+            let error = unknown_command(word);
             return self.outbox.notice(id.ok().as_ref(), &error);
         };
         if let Some(feature) = feature.filter(|feature| !features.has(*feature)) {
-            let message = if features.is_empty() {
-                "version 2 was not negotiated on this connection".into()
-            } else {
-                format!("feature '{}' was not negotiated", feature.name())
-            };
-            let error = LmtpError::new(LmtpReason::NotNegotiated, message);
+            let error = not_negotiated(feature, features);
             return self.outbox.notice(id.ok().as_ref(), &error);
         }
         let id = match id {

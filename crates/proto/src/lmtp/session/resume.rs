@@ -27,7 +27,8 @@ impl LmtpSession {
         self.loading.take();
         self.streams.detach(&mut self.outbox, now);
         // The buffers move with the session, so they must be there before another connection resumes it.
-        self.store_kept(now);
+        self.buffers
+            .store_all(&mut self.streams.kept, &self.config.limits, now);
         true
     }
 

@@ -25,7 +25,7 @@ fn kernel() -> Kernel {
         let mut spec = Spec::new(name, "").outputs([OutputSpec::new(Port::MAIN, Mime::TEXT)]);
         spec.model = true;
         let model = raw(spec, move |call: Call| {
-            let charge = call.extensions.get::<Arc<dyn TokenCharge>>();
+            let charge = call.own.get::<Arc<dyn TokenCharge>>();
             let token_charge = charge.cloned().filter(|_| name == "near");
             let begun = token_charge
                 .as_ref()

@@ -57,21 +57,25 @@ pub(super) fn handler(
     }
 }
 
+/// The messages of a request body, of which one has at most `max` bytes.
+async fn input(headers: &HeaderMap, body: Body, max: usize) -> Result<PostInput, Rejection> {
+    if media_type(headers, header::CONTENT_TYPE) == "application/json" {
+        return Ok(PostInput::Array(array(body, max).await?));
+    }
+    Ok(PostInput::Lines {
+        body: body.into_data_stream(),
+        cut: LineSplitter::new(max),
+        ended: false,
+    })
+}
+
 async fn answer(context: Arc<LmtpContext>, request: Request<Body>) -> Result<Response, Rejection> {
     let (parts, body) = request.into_parts();
     let caller = Caller::of(&parts.extensions)?.clone();
     let position = context.admit(&caller.identity)?;
     let form = PostFormat::of(&parts.headers);
     let max = context.config.limits.max_message_in;
-    let incoming = if media_type(&parts.headers, header::CONTENT_TYPE) == "application/json" {
-        PostInput::Array(array(body, max).await?)
-    } else {
-        PostInput::Lines {
-            body: body.into_data_stream(),
-            cut: LineSplitter::new(max),
-            ended: false,
-        }
-    };
+    let incoming = input(&parts.headers, body, max).await?;
     let query = parts.uri.query().unwrap_or_default();
     let connection = LmtpClientInfo {
         bare: query.split('&').any(|pair| pair == "items=object"),

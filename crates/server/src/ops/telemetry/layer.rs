@@ -36,8 +36,6 @@ impl Layer for Spans {
         let request_trace = RequestTrace::of(&mut call);
         let parent = request_trace.as_ref().and_then(RequestTrace::parent);
         if !next.spec().model || parent.is_some_and(|parent| !parent.sampled) {
-            // That of a call around this one must not see the requests of this one.
-            call.extensions.remove::<Arc<dyn CallObserver>>();
             return next.call(call);
         }
         let notes = Arc::new(SpanNotes {
@@ -45,8 +43,7 @@ impl Layer for Spans {
             content: self.content,
             seen: Mutex::default(),
         });
-        call.extensions
-            .insert(Arc::clone(&notes) as Arc<dyn CallObserver>);
+        call.own.insert(Arc::clone(&notes) as Arc<dyn CallObserver>);
         let watch = Watch {
             outlet: self.outlet.clone(),
             model: next.spec().name.clone(),

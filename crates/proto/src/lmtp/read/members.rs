@@ -1,0 +1,293 @@
+//! [`PayloadMembers`]: the members of a message that its negotiated features know.
+
+use std::borrow::Cow;
+
+use super::super::json::RawValue;
+use super::super::{
+    ConnectionLimits, Feature, Features, LmtpError, LmtpModelInfo, LmtpReason, StreamId,
+};
+use super::{id, integer, out_of_range, token, wrong_type};
+use crate::steer::Token;
+
+/// The members of a payload by name; the last one wins (LM-205).
+#[derive(Debug)]
+pub(in super::super) struct PayloadMembers<'a> {
+    known: [Option<RawValue<'a>>; NAMES.len()],
+    /// Members of version 2 whose feature was negotiated; without that they are unknown (LM-207).
+    added: Vec<(&'static str, RawValue<'a>)>,
+    /// Whether a controller is requested.
+    controller: bool,
+    /// The first unknown name, and the number of unknown members.
+    pub(super) unknown: Option<(Cow<'a, str>, u64)>,
+    /// The whole object, as sent.
+    source: &'a str,
+}
+
+const NAMES: [&str; 22] = [
+    "stream_id",
+    "model",
+    "prompt",
+    "scored",
+    "max_tokens",
+    "temperature",
+    "top_logprobs",
+    "logit_bias",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "length_penalty",
+    "seed",
+    "stop_tokens",
+    "stop",
+    "min_tokens",
+    "ignore_eos",
+    "num_samples",
+    "data",
+];
+
+/// Members of version 2, with the feature that each belongs to.
+const ADDED: [(&str, Feature); 33] = [
+    ("prompt_text", Feature::Text),
+    ("messages", Feature::Text),
+    ("add_generation_prompt", Feature::Text),
+    ("add_bos", Feature::Text),
+    ("text", Feature::Text),
+    ("skip_special", Feature::Text),
+    ("echo_prompt_tokens", Feature::Text),
+    ("top_text", Feature::Text),
+    ("scored_text", Feature::Text),
+    ("tokens", Feature::Text),
+    ("buffer", Feature::Buffers),
+    ("from", Feature::Buffers),
+    ("append", Feature::Buffers),
+    ("append_text", Feature::Buffers),
+    ("ttl_s", Feature::Buffers),
+    ("drop", Feature::Buffers),
+    ("prefix", Feature::Buffers),
+    ("keep", Feature::Buffers),
+    ("mask", Feature::Masks),
+    ("allow", Feature::Masks),
+    ("deny", Feature::Masks),
+    ("bitmap", Feature::Masks),
+    ("streams", Feature::Cancel),
+    ("deadline_ms", Feature::Cancel),
+    ("ttft_ms", Feature::Cancel),
+    ("priority", Feature::Cancel),
+    ("n", Feature::Samples),
+    ("scored_many", Feature::Samples),
+    ("prompt_logprobs", Feature::Samples),
+    ("session", Feature::Resume),
+    ("streams", Feature::Resume),
+    ("window", Feature::Window),
+    ("seq", Feature::Window),
+];
+
+impl<'a> PayloadMembers<'a> {
+    /// Reads the members of an object; `None` for any other value.
+    pub(in super::super) fn of(payload: RawValue<'a>, features: Features) -> Option<Self> {
+        let mut members = Self {
+            known: [None; NAMES.len()],
+            added: Vec::new(),
+            controller: false,
+            unknown: None,
+            source: payload.as_str(),
+        };
+        let added = |name: &str| {
+            let added = ADDED.iter().filter(|_| !features.is_empty());
+            let mut added = added.filter(|(_, feature)| features.has(*feature));
+            added
+                .find(|(added, _)| *added == name)
+                .map(|(name, _)| *name)
+        };
+        for (name, value) in payload.members()? {
+            if let Some(at) = NAMES.iter().position(|known| *known == name) {
+                members.known[at] = Some(value);
+            } else if let Some(name) = added(&name) {
+                members.added.retain(|(earlier, _)| *earlier != name);
+                members.added.push((name, value));
+            } else {
+                members.controller |= name == "controller" && !value.is_null();
+                let (_, count) = members.unknown.get_or_insert((name, 0));
+                *count += 1;
+            }
+        }
+        Some(members)
+    }
+
+    /// The object as sent.
+    pub(in super::super) const fn source(&self) -> &'a str {
+        self.source
+    }
+
+    /// Returns a member that is present and not null.
+    pub(in super::super) fn value(&self, name: &str) -> Option<RawValue<'a>> {
+        let value = match NAMES.iter().position(|known| *known == name) {
+            Some(at) => self.known[at],
+            None => self
+                .added
+                .iter()
+                .find(|(added, _)| *added == name)
+                .map(|(_, value)| *value),
+        };
+        value.filter(|value| !value.is_null())
+    }
+
+    /// Whether a controller is requested; recognised here although the feature cannot be negotiated.
+    pub(in super::super) fn names_controller(&self) -> bool {
+        self.controller
+    }
+
+    /// The name of the first unknown member.
+    pub(in super::super) fn first_unknown(&self) -> Option<&str> {
+        self.unknown.as_ref().map(|(name, _)| &**name)
+    }
+
+    /// Number of unknown members.
+    pub(in super::super) fn unknown(&self) -> u64 {
+        self.unknown.as_ref().map_or(0, |(_, count)| *count)
+    }
+
+    /// Reads the id to echo.
+    pub(in super::super) fn id(&self, limits: &ConnectionLimits) -> Result<StreamId, LmtpError> {
+        let value = self
+            .value("stream_id")
+            .ok_or_else(|| LmtpError::new(LmtpReason::MissingRequiredParameter, "'stream_id'"))?;
+        id(value, limits)
+    }
+
+    /// Reads a boolean; `None` if the member is absent.
+    pub(in super::super) fn flag(&self, name: &str) -> Result<Option<bool>, LmtpError> {
+        let Some(value) = self.value(name) else {
+            return Ok(None);
+        };
+        let flag = value.boolean();
+        flag.map(Some)
+            .ok_or_else(|| wrong_type(name, "true or false"))
+    }
+
+    /// Reads the name of a buffer, mask or other object that the client has named.
+    pub(in super::super) fn name(
+        &self,
+        name: &str,
+        limits: &ConnectionLimits,
+    ) -> Result<Option<String>, LmtpError> {
+        let Some(value) = self.value(name) else {
+            return Ok(None);
+        };
+        let text = value.string().ok_or_else(|| wrong_type(name, "a name"))?;
+        if text.is_empty() || text.len() > limits.max_name_bytes {
+            let range = format!("a name of 1 to {} bytes", limits.max_name_bytes);
+            return Err(out_of_range(name, &range));
+        }
+        Ok(Some(text.into_owned()))
+    }
+
+    /// Reads the number of most likely tokens to show.
+    pub(in super::super) fn top_logprobs(
+        &self,
+        limits: &ConnectionLimits,
+    ) -> Result<Option<u32>, LmtpError> {
+        let count = self.count("top_logprobs", "0 or more", 0)?;
+        match count {
+            Some(count) if count > limits.max_top_logprobs => {
+                let message = format!("'top_logprobs' must be at most {}", limits.max_top_logprobs);
+                Err(LmtpError::new(LmtpReason::InvalidValue, message))
+            }
+            count => Ok(count),
+        }
+    }
+
+    /// Reads the model's name, if there is one.
+    pub(in super::super) fn model(
+        &self,
+        limits: &ConnectionLimits,
+    ) -> Result<Option<Cow<'a, str>>, LmtpError> {
+        let Some(value) = self.value("model") else {
+            return Ok(None);
+        };
+        let name = value
+            .string()
+            .ok_or_else(|| wrong_type("model", "a string"))?;
+        if name.len() > limits.max_model_bytes {
+            return Err(LmtpError::model(LmtpReason::ModelNotFound));
+        }
+        Ok(Some(name))
+    }
+
+    /// Reads a number in range, as an f32; `None` if the member is absent.
+    pub(super) fn number(
+        &self,
+        name: &str,
+        range: &'static str,
+        is_in: impl Fn(f32) -> bool,
+    ) -> Result<Option<f32>, LmtpError> {
+        let Some(value) = self.value(name) else {
+            return Ok(None);
+        };
+        let number = value.number().ok_or_else(|| wrong_type(name, "a number"))? as f32;
+        if is_in(number) {
+            Ok(Some(number))
+        } else {
+            Err(out_of_range(name, range))
+        }
+    }
+
+    /// Reads an integer in range; `None` if the member is absent.
+    pub(in super::super) fn integer(
+        &self,
+        name: &str,
+        range: &'static str,
+        is_in: impl Fn(i128) -> bool,
+    ) -> Result<Option<i128>, LmtpError> {
+        let Some(value) = self.value(name) else {
+            return Ok(None);
+        };
+        let number = integer(value).ok_or_else(|| wrong_type(name, "an integer"))?;
+        let number = number.map_err(|_| out_of_range(name, range))?;
+        if is_in(number) {
+            Ok(Some(number))
+        } else {
+            Err(out_of_range(name, range))
+        }
+    }
+
+    /// Reads a count, which may exceed every limit.
+    pub(super) fn count(
+        &self,
+        name: &str,
+        range: &'static str,
+        least: i128,
+    ) -> Result<Option<u32>, LmtpError> {
+        let number = self.integer(name, range, |number| number >= least)?;
+        Ok(number.map(|number| u32::try_from(number.max(0)).unwrap_or(u32::MAX)))
+    }
+
+    /// Reads token ids; in a prompt `[null]` is `[]` (LM-303).
+    pub(in super::super) fn tokens(
+        &self,
+        name: &str,
+        model: &LmtpModelInfo,
+    ) -> Result<Vec<Token>, LmtpError> {
+        let value = self.value(name).ok_or_else(|| {
+            LmtpError::new(
+                LmtpReason::MissingRequiredParameter,
+                format!("'{name}' is required: a list of token ids"),
+            )
+        })?;
+        let elements = value
+            .elements()
+            .ok_or_else(|| wrong_type(name, "a list of token ids"))?;
+        let mut first_two = value.elements().into_iter().flatten();
+        let only = first_two.next().filter(|_| first_two.next().is_none());
+        if name == "prompt" && only.is_some_and(RawValue::is_null) {
+            return Ok(Vec::new());
+        }
+        let ids = elements
+            .zip(0..)
+            .map(|(element, index)| token(name, index, element, model));
+        ids.collect()
+    }
+}
