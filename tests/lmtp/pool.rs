@@ -137,7 +137,7 @@ async fn lm_806_a_stream_goes_on_at_another_server_without_a_seam() {
                 .await;
             };
             tokio::select! {
-                _ = items.next() => panic!("nothing was said"),
+                _ = items.next() => panic!("no message arrived"),
                 () = asked => {}
             }
         }

@@ -98,7 +98,7 @@ fn of_tls(error: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
                 "its certificate is for another name"
             }
-            _ => "nobody that is trusted here has signed its certificate",
+            _ => "its certificate is not signed by a trusted authority",
         },
         Error::InvalidMessage(_) => "it does not speak TLS",
         Error::AlertReceived(_) => "it refused TLS: it may want a client certificate",

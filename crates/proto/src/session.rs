@@ -259,7 +259,7 @@ impl SessionMachine {
         let past = |at: Option<Time>| at.is_some_and(|at| now >= at);
         let grace = self.config().limits.resume_grace;
         if past(self.calls.link.deadline(grace)) {
-            let message = "the connection was lost, and nobody came back in time";
+            let message = "the connection was lost, and the client did not reconnect in time";
             self.abort(Status::new(Reason::Cancelled, message));
             return;
         }

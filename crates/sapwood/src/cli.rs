@@ -213,7 +213,7 @@ impl TargetFlags {
             match &self.client.server {
                 Some(url) if url.expose() != HERE => {
                     return Err(CliError::usage(format!(
-                        "{engine} is for a model in this process, and --server {url} names one elsewhere: leave one of them out"
+                        "{engine} is for a model in this process, but --server {url} names a server: leave one of them out"
                     )));
                 }
                 _ => flags.set("client.server", engine, Some(HERE)),

@@ -78,7 +78,10 @@ impl Logs {
     pub(crate) fn serve(filter: &str) -> Result<Self, CliError> {
         let logs = Self::start(filter)?;
         let missed = |lines| {
-            tracing::warn!(lines, "log lines were dropped: nobody read them in time");
+            tracing::warn!(
+                lines,
+                "log lines were dropped: the log was not read in time"
+            );
         };
         let queue = LogQueue::start(QUEUE_BYTES, StderrBesideBars, missed)
             .map_err(|error| CliError::new(format!("no thread for the log: {error}")))?;

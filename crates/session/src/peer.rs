@@ -265,7 +265,7 @@ impl PeerNodeWriter {
 impl Drop for PeerNodeWriter {
     fn drop(&mut self) {
         if !self.ended {
-            let message = "whoever wrote this node has stopped before its end";
+            let message = "the writer of this node stopped before its end";
             self.fail_with(Arc::new(Status::new(Reason::Cancelled, message)));
         }
     }

@@ -94,7 +94,7 @@ fn vocabulary(header: &GgufHeader) -> Result<(), String> {
     let types = header.array("tokenizer.ggml.token_type");
     let largest = types.and_then(|types| types.range).map(|(_, most)| most);
     if kind == "bert" && largest >= Some(BYTE_TYPE) {
-        return Err("its tokens are word pieces, and one is said to be a byte".to_owned());
+        return Err("its tokens are word pieces, but one is marked as a byte".to_owned());
     }
     // For ids out of range llama.cpp uses its defaults, and then BOS and EOG are wrong.
     for name in ["bos", "eos", "eot", "eom"] {

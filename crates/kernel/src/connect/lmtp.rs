@@ -173,7 +173,7 @@ fn wanted(request: &GenerationRequest, has_text: bool) -> GenerateRequest {
 
 fn unimplemented(what: &str) -> Error {
     Error::Unimplemented {
-        what: format!("{what} of a model elsewhere whose tokenizer is not known"),
+        what: format!("{what} of a model on another server whose tokenizer is not known"),
     }
 }
 

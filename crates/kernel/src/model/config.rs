@@ -111,12 +111,11 @@ impl GenerateConfig {
     /// `Unimplemented` for values that JSON has no field for: scoring, and stops of several tokens.
     pub(crate) fn to_json(&self) -> Result<Map<String, Value>> {
         if self.scored.is_some() || self.prompt_logprobs {
-            return Err(unimplemented("scoring by a server elsewhere"));
+            return Err(unimplemented("scoring by a model on another server"));
         }
-        let mut out = self
-            .params
-            .to_json()
-            .ok_or_else(|| unimplemented("a stop of several tokens at a server elsewhere"))?;
+        let mut out = self.params.to_json().ok_or_else(|| {
+            unimplemented("a stop sequence of several tokens for a model on another server")
+        })?;
         let mode = match self.prompt_mode {
             PromptMode::Auto => None,
             PromptMode::Chat => Some("chat"),

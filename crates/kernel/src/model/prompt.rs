@@ -316,7 +316,8 @@ impl PromptInputs {
         let states = |item: &PromptLeaf| matches!(&item.content, LeafContent::Text(text) if !text.is_empty());
         if !vocabulary.has_text() && items.iter().any(states) {
             return Err(Error::Unimplemented {
-                what: "a prompt of text for a model elsewhere whose tokenizer is not known".into(),
+                what: "a text prompt for a model on another server whose tokenizer is not known"
+                    .into(),
             });
         }
         if items

@@ -30,7 +30,7 @@ impl PeerAddress {
             return Err(LmtpError::new(LmtpReason::UnsupportedOperation, why));
         };
         if !path.starts_with('/') || path.starts_with("//") {
-            return Err(wire::bad("the upstream says that a file is elsewhere"));
+            return Err(wire::bad("the upstream names a file on another server"));
         }
         let late = |_| {
             LmtpError::new(

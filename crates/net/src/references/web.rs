@@ -127,7 +127,7 @@ fn content(answer: Response<ResponseBody>) -> Result<ResolvedContent, Error> {
     }
     let encoding = answer.headers().get(CONTENT_ENCODING);
     if encoding.is_some_and(|encoding| *encoding != IDENTITY) {
-        return Err(Error::Failed("it comes compressed, which nobody asked for"));
+        return Err(Error::Failed("it is compressed, which was not requested"));
     }
     let body = answer.into_body();
     let bytes = body.size_hint().exact();

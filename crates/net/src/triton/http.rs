@@ -383,7 +383,7 @@ async fn whole(answer: ::http::Response<ResponseBody>, max: usize) -> Result<Byt
 fn plain(headers: &HeaderMap) -> Result<(), Error> {
     match headers.get(CONTENT_ENCODING) {
         Some(encoding) if encoding != IDENTITY => Err(Error::Protocol(
-            "its answer is compressed, which nobody asked for",
+            "its response is compressed, which was not requested",
         )),
         _ => Ok(()),
     }

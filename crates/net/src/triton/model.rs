@@ -176,9 +176,8 @@ fn tensors(list: Option<&Value>) -> Result<Vec<Declared>, Error> {
 }
 
 fn declared(name: String, datatype: &str, shape: Vec<i64>) -> Result<Declared, Error> {
-    let datatype = Datatype::from_name(datatype).ok_or(Error::Protocol(
-        "a tensor of the model has a type that nobody knows",
-    ))?;
+    let datatype = Datatype::from_name(datatype)
+        .ok_or(Error::Protocol("a tensor of the model has an unknown type"))?;
     Ok(Declared {
         name,
         datatype,

@@ -118,7 +118,7 @@ impl Drop for ResumableStream {
         runtime.spawn(async move {
             let asked = http.ask(Method::DELETE, &path, None, None);
             if !matches!(timeout(RECONNECT_TIMEOUT, asked).await, Ok(Ok(_))) {
-                tracing::debug!("a stream that nobody wants could not be ended");
+                tracing::debug!("a stream that is no longer read could not be cancelled");
             }
         });
     }

@@ -254,7 +254,7 @@ impl<'a> Scan<'a> {
                     }
                     _ => return Err(BadJson("invalid escape in a string")),
                 },
-                Some(_) => return Err(BadJson("a control character stands in a string")),
+                Some(_) => return Err(BadJson("a string contains a control character")),
                 None => return Err(BadJson("EOF while parsing a string")),
             }
         }

@@ -32,7 +32,7 @@ pub(super) fn command(text: &str) -> Result<(ClientCommand<'_>, &str), BadJson> 
     let (payload, rest) = value(rest)?;
     let next = rest.trim_start_matches(|c: char| u8::try_from(c).is_ok_and(is_space));
     if !next.is_empty() && !rest[..rest.len() - next.len()].contains('\n') {
-        return Err(BadJson("something stands behind the value"));
+        return Err(BadJson("there is text after the value"));
     }
     Ok((ClientCommand { word, payload }, next))
 }

@@ -237,7 +237,7 @@ impl Link {
     /// Handles the peer's report; returns ours, taken before anything is sent again.
     pub(super) fn report_received(&mut self, text: &[u8], graph: &Graph) -> Result<String, Status> {
         if !self.is_returning() {
-            let message = "what the other side has was said before on this connection";
+            let message = "RESUME is accepted once, on a connection that resumes a session";
             return Err(Status::new(Reason::BadMessage, message));
         }
         let max = graph.limits().max_nodes;

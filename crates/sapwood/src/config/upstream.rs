@@ -68,7 +68,8 @@ impl UpstreamConfig {
             let (addresses, model) = if url.starts_with("lmtp://") {
                 let named = RemoteModel::read(url)?;
                 if named.tokenizer.is_some() {
-                    let why = "the tokenizer of a configured model stands beside its endpoints, in models.upstream.tokenizer";
+                    let why =
+                        "the tokenizer of a configured model is set in models.upstream.tokenizer";
                     return Err(LmtpError::new(LmtpReason::InvalidValue, why));
                 }
                 (named.peers, named.model)

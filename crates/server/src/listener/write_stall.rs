@@ -181,7 +181,9 @@ impl hyper::body::Body for UnreadBody {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let mut retained = self.leaf.body();
         let Some(body) = retained.as_mut() else {
-            return Poll::Ready(Some(Err(axum::Error::new("nobody has read this answer"))));
+            return Poll::Ready(Some(Err(axum::Error::new(
+                "the client does not read this response",
+            ))));
         };
         let polled = Pin::new(body).poll_frame(cx);
         // A piece starts the clock and the next poll stops it: HTTP polls again as soon as it has room. While the face has

@@ -369,7 +369,7 @@ impl ServerMetrics {
         text.family(names::PANICS, "counter", "What panicked and was caught.");
         text.sample(names::PANICS, &[], panics);
         if let Some(dropped) = &watched.log {
-            let help = "Lines of the log that nobody read in time.";
+            let help = "Log lines that were dropped because the log was not read in time.";
             text.family(names::LOG_LINES_DROPPED, "counter", help);
             text.sample(
                 names::LOG_LINES_DROPPED,

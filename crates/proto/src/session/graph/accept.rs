@@ -272,7 +272,7 @@ fn check_end(node: &StoredNode, seq: u32, last: bool) -> Result<(), Status> {
         let last = node.last.filter(|_| past_known).unwrap_or(seq);
         let status = at(
             Reason::SeqPastFinal,
-            "a fragment stands after the node's final one",
+            "a fragment follows the node's final one",
             node,
             seq,
         );

@@ -243,7 +243,7 @@ async fn first(
                     return Err(close(Reason::GoingAway, 1001, "the server is shutting down"));
                 }
                 () = &mut idle => {
-                    return Err(close(Reason::IdleTimeout, 1001, "nothing was said"));
+                    return Err(close(Reason::IdleTimeout, 1001, "no message arrived"));
                 }
             },
         };

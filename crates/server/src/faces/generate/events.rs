@@ -113,7 +113,7 @@ fn stream_of(events: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> 
     answer
 }
 
-/// A comment wherever nothing was said for so long; `silent`: that is so already.
+/// Sends a comment after each silence of `idle_timeout`; `silent`: one has passed already.
 fn pinging(events: EventStream, idle_timeout: Duration, silent: bool) -> EventStream {
     let pinging = stream::unfold((events, silent), move |(mut events, silent)| async move {
         if silent {
