@@ -1,4 +1,4 @@
-//! Bridge to `tower`: [`tower_layer`] makes a kernel layer of a tower layer, so that the middleware that people have for
+//! Bridge to `tower`: [`tower_layer()`] makes a kernel layer of a tower layer, so that the middleware that people have for
 //! their HTTP services (limits, timeouts, retries, load shedding) goes around functions as well.
 //!
 //! A response of tower is complete when its head is there, and its body streams later. The head of a call is its first

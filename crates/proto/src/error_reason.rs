@@ -1,4 +1,4 @@
-//! [`ErrorReason`]: the finer name of an error beside its [`Code`](crate::code::Code), for programs.
+//! [`ErrorReason`]: the finer name of an error beside its [`Code`], for programs.
 //!
 //! Evergreen and LMTP have closed sets of their own for violations of their rules ([`crate::evergreen::Reason`],
 //! [`crate::lmtp::LmtpReason`]); this one is for functions, engines and the HTTP stack, and user code may add to it.
