@@ -517,13 +517,13 @@ fn a_certificate_that_is_not_trusted_is_told_so_with_the_remedy() {
             format!("https://localhost:{port}"),
             &[],
             4,
-            "nobody that is trusted here",
+            "not signed by a trusted authority",
         ),
         (
             format!("wss://localhost:{port}"),
             &[],
             4,
-            "nobody that is trusted here",
+            "not signed by a trusted authority",
         ),
         (
             format!("https://127.0.0.1:{port}"),
