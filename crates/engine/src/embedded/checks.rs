@@ -357,7 +357,7 @@ mod tests {
             })
         };
         let error = of("bert", 6).unwrap_err();
-        assert!(error.contains("said to be a byte"), "{error}");
+        assert!(error.contains("marked as a byte"), "{error}");
         assert_eq!(of("bert", 3), Ok(()));
         assert_eq!(of("llama", 6), Ok(()));
     }
