@@ -252,10 +252,14 @@ impl Error {
         }
     }
 
-    /// The reason as a constant, to be matched; [`ErrorReason::NONE`] for one that has no constant.
+    /// The reason, to be matched; [`ErrorReason::NONE`] for one of a peer that has no constant here.
     #[must_use]
     pub fn known_reason(&self) -> ErrorReason {
-        ErrorReason::known(self.reason())
+        match self {
+            Self::Argument { reason, .. } | Self::Engine { reason, .. } => *reason,
+            // Only a name from the wire is looked up.
+            other => ErrorReason::known(other.reason()),
+        }
     }
 
     /// Who caused the error.
