@@ -13,6 +13,7 @@ pub struct SessionClock(Instant);
 impl SessionClock {
     /// Makes a session whose times begin now.
     pub fn start(make: impl FnOnce(Time) -> SessionMachine) -> (SharedSession, Self) {
+        // Tokio's clock, as for the timer of the pump: in a test with paused time both advance together.
         (SharedSession::new(make(Time::ZERO)), Self(Instant::now()))
     }
 
@@ -25,6 +26,7 @@ impl SessionClock {
     /// The instant on tokio's clock for `time`. No clock reaches [`Time::MAX`].
     #[must_use]
     pub fn instant(&self, time: Time) -> Instant {
+        // Cannot overflow: times that clients send saturate at `Time::MAX`, 136 years after the start.
         self.0 + time.since_origin()
     }
 }

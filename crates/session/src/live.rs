@@ -100,6 +100,7 @@ impl Live {
 
     /// Waits for room for output; also ready once the session is over.
     pub fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        // A session that is over never becomes writable: the producer must not wait, its next write fails.
         if self.closed.is_some() || self.machine.nodes().has_room() {
             return Poll::Ready(());
         }
@@ -123,6 +124,7 @@ impl Live {
         now: Time,
         cx: &mut Context<'_>,
     ) -> Poll<Result<WireMessage, Option<Arc<Status>>>> {
+        // Messages come before the end: what was queued when the session finished in good order is still sent.
         if let Some(message) = self.machine.next_message(now) {
             if !self.machine.has_message() {
                 self.woken.extend(self.emptied.take());
@@ -137,6 +139,7 @@ impl Live {
         if self.half_closed {
             return Poll::Ready(Err(None));
         }
+        // One waker is enough: a connection that has been replaced is woken by `take_over`, and does not wait again.
         keep(&mut self.transport, cx);
         Poll::Pending
     }
@@ -179,6 +182,7 @@ impl Live {
         chores: &mut VecDeque<SessionOutput>,
         act: impl FnOnce(&mut Self),
     ) {
+        // `settle` finds no owner to wake. The waker is put back afterwards, unless the owner's task has changed it.
         let owner = self.owner.take();
         act(self);
         self.settle();
@@ -209,6 +213,7 @@ impl Live {
     /// Removes the worker: actions that it has not started go back to the owner.
     pub fn release_worker(&mut self) {
         self.chores.extend(self.work.take().into_iter().flatten());
+        // These chores do not pass through `settle`, which would wake the owner for new ones.
         self.woken.extend(self.owner.take());
     }
 
@@ -239,6 +244,8 @@ impl Live {
         if self.machine.is_half_closed() {
             self.machine.abort(session_ended());
         }
+        // `lost` says that the peer did not leave. That is unknown here, so an end of input that is still unread must
+        // count.
         self.lost(now);
         self.cut = false;
     }
@@ -246,12 +253,14 @@ impl Live {
     /// A new connection replaces the old one, whose task is notified. Returns its number, unless the session is over.
     pub fn take_over(&mut self, now: Time) -> Option<u64> {
         self.lost(now);
+        // A session without resume has ended with the loss of its old connection.
         if self.machine.is_closed() {
             return None;
         }
         self.connection += 1;
         // The half-close was sent on the lost connection only, so it is sent again on the new one.
         self.half_closed = false;
+        // The old connection sees the new number when it is polled, and ends with `SUPERSEDED` (EV-941).
         self.woken.extend(self.transport.take());
         Some(self.connection)
     }
@@ -278,6 +287,7 @@ impl Live {
 
     /// Drains the machine's outputs and collects the wakers of the tasks that they concern.
     pub fn settle(&mut self) {
+        // The owner is woken once at the end, and only for chores: most outputs concern readers and producers.
         let before = self.chores.len();
         while let Some(output) = self.machine.poll() {
             match output {
@@ -286,6 +296,7 @@ impl Live {
                 SessionOutput::HalfClose => self.half_closed = true,
                 SessionOutput::Close(status) => {
                     self.closed = Some(status.clone());
+                    // The transport is missing here: `flush` wakes it.
                     self.woken
                         .extend(self.readers.drain().map(|(_, waker)| waker));
                     self.woken.extend(self.producers.drain(..));

@@ -118,6 +118,8 @@ impl PeerHandle {
     ) -> Result<T, Status> {
         let act = |live: &mut Live| (act(live), live.machine().retained_bytes());
         let (made, bytes) = self.shared.with_flushed(act);
+        // After the lock: the owner may look at the session. A refusal is reported too, because it shows that the
+        // session is at its limits.
         if let Some(keep) = &self.keep {
             let refused = made.as_ref().err().and_then(Status::known);
             keep.made(count, bytes, refused);
@@ -215,6 +217,7 @@ impl PeerNodeWriter {
         loop {
             poll_fn(|cx| self.poll_room(cx)).await;
             match self.try_write(metadata, data.clone()) {
+                // Another producer took the room after this one was woken: all producers are woken at once.
                 Err(WriteError::Full) => {}
                 written => return written,
             }
@@ -294,6 +297,7 @@ impl PeerCall {
     /// Asks the peer to stop. The outputs end with what was produced so far (EV-913).
     pub fn cancel(&self) {
         if self.peer.cancels {
+            // A peer that does not know CANCEL would fail it as an unknown action, which can end the session (EV-107).
             let cancel = |live: &mut Live| live.machine().calls().cancel(self.action);
             self.peer.shared.with_flushed(cancel);
         }
@@ -335,6 +339,8 @@ impl NodeReader {
             return Poll::Ready(None);
         }
         let read = |live: &mut Live| {
+            // A client has no task that begins turns, so each poll of a reader is one: the budget of visits is per turn
+            // (D-27).
             live.machine().nodes().begin_turn();
             live.poll_read(self.cursor, cx)
         };
@@ -346,6 +352,7 @@ impl NodeReader {
             }
             CursorRead::Reference(_) => {
                 self.over = true;
+                // Following it would take a resolver with the guards of EV-412 to EV-414, which handles do not have.
                 let message = "references in an answer are not followed; send the content inline";
                 let rejection = Status::new(Reason::RefDenied, message);
                 let fail = |live: &mut Live| {
@@ -360,6 +367,7 @@ impl NodeReader {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
+            // `poll_read` has turned a pending cursor into `Poll::Pending`, so only the end is left.
             CursorRead::End | CursorRead::Pending => {
                 self.over = true;
                 None

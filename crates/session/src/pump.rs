@@ -60,6 +60,7 @@ impl SessionPump {
         pass: impl FnOnce(&mut Live, Time),
     ) -> (u64, bool) {
         let due = self.is_due(cx);
+        // An expired timer is removed: it would stay ready, and every later turn would look due.
         if due {
             self.timer = None;
         }
@@ -67,6 +68,7 @@ impl SessionPump {
         let chores = &mut self.chores;
         let (paused, retained) = self.shared.with(|live| {
             live.as_owner(cx, chores, |live| {
+                // Before the timer: a message that has arrived postpones an idle timeout that is due in the same turn.
                 pass(live, now);
                 if due {
                     live.machine().tick(now);
@@ -93,6 +95,7 @@ impl SessionPump {
             let machine = live.machine();
             (machine.wake_at(now), machine.retained_bytes())
         });
+        // A new timer is polled once, or it would have no waker; its time may also have passed already.
         self.set_timer(wake_at);
         (retained, self.is_due(cx))
     }

@@ -32,8 +32,10 @@ impl SharedSession {
             live
         });
         let result = act(&mut live);
+        // Under the same lock, so that no task can lock a session whose outputs are not yet turned into wake-ups.
         live.settle();
         let woken = live.take_woken();
+        // Released first: a woken task may lock this session at once, also on this thread if its waker polls inline.
         drop(live);
         woken.into_iter().flatten().for_each(Waker::wake);
         result
@@ -43,6 +45,7 @@ impl SharedSession {
     pub fn with_flushed<R>(&self, act: impl FnOnce(&mut Live) -> R) -> R {
         self.with(|live| {
             let result = act(live);
+            // `flush` looks at the end and the half-close, which reach `Live` only through `settle`.
             live.settle();
             live.flush();
             result

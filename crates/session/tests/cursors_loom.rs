@@ -93,7 +93,7 @@ fn node(shared: &SharedSession) -> NodeKey {
 }
 
 #[test]
-fn ev_503_every_reader_of_a_node_is_woken_by_what_arrives() {
+fn ev_503_every_reader_of_a_node_is_woken_by_new_fragments() {
     check(|| {
         let shared = session(SessionLimits::default());
         let key = node(&shared);
@@ -120,7 +120,7 @@ fn ev_503_every_reader_of_a_node_is_woken_by_what_arrives() {
 }
 
 #[test]
-fn ev_503_a_reader_that_leaves_while_it_waits_takes_nobody_along() {
+fn ev_503_dropping_a_waiting_reader_loses_no_other_wake_up() {
     check(|| {
         let shared = session(SessionLimits::default());
         let key = node(&shared);
@@ -149,7 +149,7 @@ fn ev_503_a_reader_that_leaves_while_it_waits_takes_nobody_along() {
 }
 
 #[test]
-fn ev_803_a_producer_without_room_is_woken_when_the_transport_takes() {
+fn ev_803_a_producer_without_room_is_woken_when_the_transport_takes_a_message() {
     check(|| {
         let limits = SessionLimits {
             outbound_queue_bytes: 1,

@@ -1,4 +1,4 @@
-//! What handles of a session leave behind, and who is woken.
+//! Handles of a session: what dropping them does, and which tasks are woken.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -65,7 +65,7 @@ fn ev_931_a_writer_that_is_dropped_ends_its_node_as_cancelled() {
     let failed = peer.write().unwrap();
     failed.fail(Status::new(Reason::BadText, ""));
     assert_eq!(end(&sent_fragments(&shared)[0]), Some(Reason::BadText));
-    // A session that is over takes no end.
+    // A node cannot be ended once the session is over.
     let late = peer.write().unwrap();
     shared.with(|live| live.machine().abort(status()));
     drop(late);
@@ -84,7 +84,7 @@ impl Wake for Count {
 }
 
 #[test]
-fn ev_109_whoever_waits_for_the_end_leaves_one_waker_however_often_it_polls() {
+fn ev_109_waiting_for_the_end_registers_one_waker_per_task() {
     let (shared, _) = client();
     let count = Arc::new(Count(AtomicUsize::new(0)));
     let waker = Waker::from(Arc::clone(&count));
@@ -111,7 +111,7 @@ fn ev_901_a_machine_that_panics_ends_its_session_and_wakes_its_readers() {
     let count = Arc::new(Count(AtomicUsize::new(0)));
     let waker = Waker::from(Arc::clone(&count));
     let mut cx = Context::from_waker(&waker);
-    // The writer is gone, so there is something to be read: its end.
+    // Dropping the writer ends the node, so the reader has something to read.
     assert!(reader.poll_piece(&mut cx).is_ready());
     let writer = peer.write().unwrap();
     let mut reader = writer.node().read();
@@ -121,11 +121,12 @@ fn ev_901_a_machine_that_panics_ends_its_session_and_wakes_its_readers() {
     });
     assert!(std::panic::catch_unwind(panicking).is_err());
     assert_eq!(count.0.load(Ordering::Relaxed), 0);
-    // Whoever looks next, as the task that panicked does on its way out, finds it.
+    // The next caller of `with`, such as the panicking task on its way out, sees the poisoned lock and ends the
+    // session.
     shared.with(|_| ());
     assert_eq!(count.0.load(Ordering::Relaxed), 1);
     let Poll::Ready(Some(Err(status))) = reader.poll_piece(&mut cx) else {
-        panic!("the reader is told");
+        panic!("the reader gets the status of the session");
     };
     assert_eq!(status.known(), Some(Reason::Function));
     assert!(peer.write().is_err());
