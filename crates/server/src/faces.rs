@@ -1,7 +1,7 @@
-//! The protocols that clients speak with the server, each in its own module; none imports another.
+//! The protocols of the server (*faces*), each in its own module; none imports another.
 //!
-//! What they share stands below them: [`http`](crate::http), `resume`, the WebSockets, and here which of
-//! them gets a WebSocket whose path does not say it.
+//! What they share is in [`http`](crate::http), `resume` and `websocket`, and in `socket_dispatch`, which selects the
+//! face of a WebSocket whose path does not name one.
 
 pub mod evergreen;
 pub mod generate;

@@ -33,7 +33,7 @@ use crate::http::rejection::Rejection;
 use crate::http::route::Route;
 use crate::ops::metrics;
 
-/// What a session ends with whose message was lost to a panic, which was counted where it was caught.
+/// The status of a session whose message was lost to a panic of the decoder. The panic was counted where it was caught.
 fn unread() -> Status {
     Status::new(Reason::Function, "the server could not read a message")
 }
@@ -53,12 +53,12 @@ pub struct Config {
     pub limits: Arc<SessionLimits>,
     /// The target of GENERATE where an action names none (EV-503).
     pub default_target: Option<String>,
-    /// Where references to content elsewhere are followed to; without it only `data:` is (EV-410).
+    /// Fetches external references; without it only `data:` is resolved (EV-410).
     pub references: Option<Arc<dyn ReferenceFetch>>,
     /// Sessions at a time that can be resumed after their connection was lost (EV-940), with or without one now; those
     /// above are sessions without resume. 0 turns that off.
     pub resumable_sessions: usize,
-    /// How many of those one key may have, or one network address where no key is needed: nobody takes all.
+    /// How many of those one key may have, or one network address where no key is needed, so that no caller takes all.
     pub resumable_sessions_each: usize,
     /// Ready fragments are joined into messages (EV-706); off for the gated bench alone (D-33).
     pub coalesce: bool,
@@ -82,8 +82,9 @@ impl Default for Config {
 }
 
 impl Config {
-    /// What is on in a dialect.
+    /// The extensions that are enabled in a dialect.
     fn extensions(&self, dialect: Dialect) -> &'static [&'static str] {
+        // Either limit at 0 turns resuming off, and a client must not be offered what no session can get.
         let positions = self.resumable_sessions.min(self.resumable_sessions_each);
         let resume = dialect.resumes() && positions > 0;
         session::extensions(resume, dialect != Dialect::Msgpack)
@@ -94,23 +95,25 @@ impl Config {
             dialect,
             limits: Arc::clone(&self.limits),
             metadata: options.metadata.unwrap_or_else(|| dialect.metadata()),
-            // Its clients know no other way (EV-107).
+            // Its clients know no other behaviour: a failed action ends by itself, and the session goes on (EV-107,
+            // EV-737).
             partial_failure: options.partial_failure || dialect == Dialect::Msgpack,
             coalesce: self.coalesce,
             retain: options.retain.unwrap_or_else(|| retain(dialect)),
             timeout: options.timeout,
             default_target: self.default_target.clone(),
+            // Set where the session opens, as the token is: both depend on the caller.
             models: VisibleModels::default(),
             references: self.references.clone(),
             token: None,
             extensions: self.extensions(dialect),
-            // The standard library seeds every hasher from the system's randomness.
+            // `proto` has no randomness of its own. The standard library seeds every hasher from the system's.
             entropy: RandomState::new().hash_one(0_u8),
         }
     }
 }
 
-/// The models that a caller may know of, as its key is at the time: one that is read anew changes what its sessions may.
+/// The models that a caller may use. Looked up at each use, so that a reloaded key changes its open sessions.
 fn known_models(allowance: Option<Arc<TokenMeter>>) -> VisibleModels {
     let Some(allowance) = allowance else {
         return VisibleModels::default();
@@ -118,11 +121,11 @@ fn known_models(allowance: Option<Arc<TokenMeter>>) -> VisibleModels {
     VisibleModels::by(move || allowance.limits().models.clone())
 }
 
-/// What a session keeps whose client has not said (EV-955).
+/// The retention of a session whose client has not asked for one (EV-955).
 const fn retain(dialect: Dialect) -> RetentionPolicy {
     match dialect {
-        // Its clients know no options and keep one session for as long as they run, and what an action leaves is let go
-        // with it anyway (D-55, EV-741).
+        // Its clients know no options and keep one session for as long as they run, and the nodes of a finished action
+        // are released with it anyway (D-55, EV-741).
         Dialect::Msgpack => RetentionPolicy::Unread,
         Dialect::Grpc | Dialect::Protobuf | Dialect::Json => RetentionPolicy::Session,
     }
@@ -133,6 +136,7 @@ const fn retain(dialect: Dialect) -> RetentionPolicy {
 pub fn face(shared: ServerContext, kernel: Kernel, config: Config) -> Face {
     let options = config.session(Dialect::Grpc, RequestedOptions::default());
     let listed = kernel.clone();
+    // The same listing as LIST_ACTIONS, without a session, so that a client can look before it opens one.
     let listing = move |request: Request<Body>| async move {
         let models = known_models(Caller::of(request.extensions())?.allowance.clone());
         let options = session::SessionOptions { models, ..options };

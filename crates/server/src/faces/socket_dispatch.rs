@@ -1,10 +1,10 @@
 //! Dispatches WebSockets to a face: by their path, or on `/` by the first message (D-32, LM-103, EV-701).
 //!
-//! A face hands in its [`SocketProtocol`], and is handed the socket.
+//! A face registers a [`SocketProtocol`], which receives the socket once it is selected.
 //!
 //! ```text
-//!   GET ─ subprotocol? ─ a protocol's own word before the upgrade ─► 101 ─┬─ decided ──────► that protocol
-//!                                                                         └─ first message ► whose it is, else the first's
+//!   GET ─ subprotocol? ─ each protocol checks the request ─► 101 ─┬─ decided ──────► that protocol
+//!                                                                 └─ first message ► the one that knows it, else the first
 //! ```
 
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::websocket::{Keepalive, SocketLoss, SocketMessage, UpgradeRequest, Web
 
 /// A face's protocol over WebSockets.
 pub(crate) trait SocketProtocol: Send + Sync + 'static {
-    /// Whose it is.
+    /// The face that it belongs to, for the access log and the metrics.
     fn face(&self) -> metrics::FaceLabel;
 
     /// Selects one of the subprotocols that a client offers.
@@ -33,10 +33,11 @@ pub(crate) trait SocketProtocol: Send + Sync + 'static {
     /// Whether a first message is in this protocol and in no other.
     fn is_begun_by(&self, first: &SocketMessage) -> bool;
 
-    /// Messages have at most so many bytes.
+    /// The maximum size of a message, in bytes.
     fn message_bytes_max(&self) -> usize;
 
-    /// Looks at a request before it is upgraded; `chosen` is the subprotocol, if it is one of this protocol's.
+    /// Checks a request before it is upgraded, and acquires what its connection needs; `chosen` is the subprotocol, if
+    /// it is one of this protocol's.
     ///
     /// # Errors
     /// Why it cannot be upgraded.
@@ -47,21 +48,21 @@ pub(crate) trait SocketProtocol: Send + Sync + 'static {
     ) -> Result<AllowedProtocols, Rejection>;
 }
 
-/// What serves a socket, with its first message if that has been received.
+/// Serves a socket to its end; the message is the one that selected the protocol, if one was needed.
 pub(crate) type ServeSocket =
     Box<dyn FnOnce(Box<WebSocket>, Option<SocketMessage>) -> BoxFuture<'static, ()> + Send>;
 
-/// Who may come in.
+/// A protocol's consent to an upgrade. It holds the connection's place in the quotas of its face until it is dropped.
 pub(crate) struct AllowedProtocols {
-    /// Headers of the answer.
+    /// Headers for the 101 response.
     pub(crate) headers: HeaderMap,
-    /// Whose socket it is stands in the request: no first message is waited for.
+    /// The request itself selects this protocol: no first message is awaited.
     pub(crate) decided: bool,
-    /// Goes on with the socket.
+    /// Takes over the socket.
     pub(crate) serve: ServeSocket,
 }
 
-/// The route of a path with these protocols. A first message that none recognises goes to the first.
+/// The route of a path with these protocols. A first message that none recognises goes to the first of them.
 pub(crate) fn route(
     protocols: impl Into<Arc<[Arc<dyn SocketProtocol>]>>,
     keepalive: Keepalive,
@@ -94,13 +95,16 @@ struct SocketDispatch {
     drain: Drain,
 }
 
-/// A protocol, and what it makes of a request.
+/// A protocol, and its answer to an upgrade request.
 type ProtocolAnswer = (Arc<dyn SocketProtocol>, Result<AllowedProtocols, Rejection>);
 
 impl SocketDispatch {
     fn upgrade(self, mut request: Request<Body>) -> Result<Response<Body>, Rejection> {
+        // Before any protocol is asked: a plain GET must not acquire a place in a quota.
         let asked = UpgradeRequest::of(&mut request)?;
         let offered: Vec<&str> = asked.offered().collect();
+        // Only the first match is used, and so the order of the protocols is their precedence where a client offers the
+        // subprotocols of several.
         let mut choices = self.protocols.iter().filter_map(|protocol| {
             let name = protocol.subprotocol(&offered)?;
             Some((Arc::clone(protocol), name))
@@ -118,8 +122,8 @@ impl SocketDispatch {
         };
         if let Some(index) = answered.iter().position(is_decided) {
             answered.swap(0, index);
-            // The other protocols have given this client a place as well; dropping theirs frees it before the session
-            // begins.
+            // The other protocols hold a place for this client as well; dropping their answers frees those places before
+            // the session begins.
             answered.truncate(1);
         }
         // Headers of every protocol that may still be chosen: the 101 goes out before the first message decides.
@@ -130,6 +134,7 @@ impl SocketDispatch {
         {
             headers.extend(std::mem::take(&mut invited.headers));
         }
+        // The largest limit of all: the protocol is not known yet, and the one that is selected checks its own limit.
         let sizes = answered
             .iter()
             .map(|(protocol, _)| protocol.message_bytes_max());
@@ -142,12 +147,17 @@ impl SocketDispatch {
         Ok(answer)
     }
 
-    /// What everybody says to a client that has not said whom it wants. Who has no room now tells that to its own clients
-    /// only; a request that is wrong for one of them is refused.
+    /// The answers of all protocols to a client that has named none.
+    ///
+    /// # Errors
+    /// The rejection of a protocol that finds the request invalid. One that only has no room keeps its rejection for the
+    /// clients that turn out to be its own.
     fn ask_all(&self, request: &Request<Body>) -> Result<Vec<ProtocolAnswer>, Rejection> {
         let mut answered = Vec::with_capacity(self.protocols.len());
         for protocol in &*self.protocols {
             let invited = protocol.invite(request, None);
+            // Below 500 the request is wrong, which no other protocol makes right. With one protocol there is nothing to
+            // wait for: the rejection can still be an HTTP status, which is worth more to a client than a Close.
             if let Err(rejection) = &invited
                 && (self.protocols.len() == 1 || rejection.code.http() < 500)
             {
@@ -159,7 +169,7 @@ impl SocketDispatch {
     }
 }
 
-/// Hands the socket to whose it is. Boxed in its parts, so that a long session does not hold the room of its beginning.
+/// Gives the socket to its protocol. The parts are boxed, so that a long session does not hold the memory of its start.
 fn serve(
     mut answered: Vec<ProtocolAnswer>,
     drain: Drain,
@@ -180,13 +190,15 @@ fn serve(
             answered.iter().position(begun)
         });
         let (protocol, invited) = answered.swap_remove(begun.unwrap_or(0));
-        // The others' places are free from here on.
+        // The places that the other protocols hold for this client are freed here, and not at the end of the session.
         drop(answered);
+        // The access log had no face for this request: its path belongs to several.
         if let Some(request_trace) = RequestTrace::present() {
             request_trace.note(|entry| entry.face = Some(protocol.face()));
         }
         match invited {
             Ok(invited) => (invited.serve)(socket, first).await,
+            // The upgrade has been accepted by then, so the rejection can only be a Close.
             Err(rejection) => {
                 let reason = rejection.reason.to_string();
                 Box::pin(socket.close(TRY_AGAIN_LATER, reason, GOODBYE)).await;
@@ -195,7 +207,7 @@ fn serve(
     })
 }
 
-/// The first message. Otherwise how to close, if the client is still there.
+/// The first message; otherwise the code and reason to close with, or `None` if the client has disconnected.
 async fn first(
     drain: &Drain,
     socket: &mut WebSocket,
@@ -211,22 +223,23 @@ async fn first(
         SocketLoss::TooLarge => Some((1009, "a message is too large")),
         SocketLoss::NotText => Some((1007, "a text message is not UTF-8")),
         SocketLoss::Overloaded => {
-            Some((TRY_AGAIN_LATER, "the server is reading as much as it may"))
+            Some((TRY_AGAIN_LATER, "the server has no room for this message"))
         }
-        SocketLoss::Broken => Some((1002, "what came is no WebSocket frame of a client")),
+        SocketLoss::Broken => Some((1002, "the data is not a WebSocket frame of a client")),
     })
 }
 
-/// As clients of Evergreen read it (EV-903); to others the close code says enough.
+/// In the form that Evergreen clients parse (EV-903); for other clients the close code is enough.
 const GOING_AWAY: &str = "UNAVAILABLE: GOING_AWAY";
 const IDLE_TIMEOUT: &str = "DEADLINE_EXCEEDED: IDLE_TIMEOUT";
-/// How long a client may only answer pings, as long as a session may that is idle (EV-111): it holds a place of each protocol.
+/// How long a client may send nothing but pongs: the idle limit of a session (EV-111). It holds a place of each
+/// protocol.
 const IDLE_MAX: Duration = Duration::from_secs(30 * 60);
 /// How long the closing handshake may take.
 const GOODBYE: Duration = Duration::from_secs(2);
-/// The close code for it.
+/// The close code of an overloaded server.
 const TRY_AGAIN_LATER: u16 = 1013;
-/// D-32, LM-107.
+/// For sockets that may be LMTP's: LMQL clients block their event loop for many seconds (D-32, LM-107).
 pub(crate) const LONG_WAIT: Keepalive = Keepalive {
     every: Duration::from_secs(20),
     idle_timeout: Duration::from_secs(90),

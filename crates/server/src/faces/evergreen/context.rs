@@ -24,7 +24,9 @@ pub(super) struct EvergreenContext {
     pub(super) shared: ServerContext,
     kernel: Kernel,
     pub(super) config: Config,
+    /// Open sessions.
     quotas: Arc<CallerQuotas>,
+    /// Bytes that they retain.
     retained: Arc<CallerQuotas>,
     pub(super) detached: Arc<SessionRegistry>,
 }
@@ -46,9 +48,13 @@ impl EvergreenContext {
         }
     }
 
-    /// A place among the open sessions, or the reason why there is none (section 8.2, EV-960).
+    /// Acquires a place among the open sessions.
+    ///
+    /// # Errors
+    /// Why there is none (section 8.2, EV-960).
     pub(super) fn admit(&self, caller: &CallerIdentity) -> Result<Permit, Status> {
         let rejected = &self.shared.metrics.rejected;
+        // Before the quota: during a drain a client has to go to another server, and not to wait for a place here.
         if self.shared.drain.phase() >= DrainPhase::Refusing {
             rejected.with_label_values(&["drain"]).inc();
             let message = "the server is shutting down and opens no new sessions: try another one";
@@ -71,7 +77,7 @@ impl EvergreenContext {
         })
     }
 
-    /// A session that is counted from here on.
+    /// Opens a session, which counts in the metrics from here on. Call it within the trace of its request.
     pub(super) fn open(
         &self,
         dialect: Dialect,
@@ -91,7 +97,7 @@ impl EvergreenContext {
         session::open(self.kernel.clone(), options, recorder)
     }
 
-    /// A session that outlives its connections, in a task of its own; the first of them gives `incoming`.
+    /// Opens a session that outlives its connections, in a task of its own; `incoming` is the input of the first.
     pub(super) fn hold(
         &self,
         dialect: Dialect,
@@ -102,18 +108,21 @@ impl EvergreenContext {
     ) -> OutgoingMessages {
         let (session, outgoing) = self.open(dialect, options, Some(&token), permit.caller());
         let (connections, back) = session.connections(incoming);
+        // Made here and not in the task: the revocation of the key is looked up in the trace of the present request.
         let orders = self.orders();
         let task = tokio::spawn(request_trace::carry_session(async move {
             session.run(connections, orders).await;
+            // The place and the token are given up with the session, and not with a connection of it.
             drop((permit, stay));
         }));
         let _task = AbortOnDropHandle::new(task);
+        // The task may have ended by now. Then its guard has removed the entry, and `keep` drops what it is given.
         self.detached.keep(&token, DetachedSession { back, _task });
         outgoing
     }
 
-    /// What the drain asks of a live session (EV-960, D-31), and the end of its caller's key (D-45). Ask for them where the
-    /// session's request is worked for.
+    /// The commands of the drain to an open session (EV-960, D-31), and of a key that is revoked (D-45). Call it within
+    /// the trace of the session's request.
     pub(super) fn orders(&self) -> impl Stream<Item = SessionCommand> + Send + use<> {
         let revoked = stream::once(request_trace::revoked()).map(|()| SessionCommand::Revoke);
         stream::select(revoked, orders(self.shared.drain.clone()))
@@ -126,8 +135,10 @@ fn orders(drain: Drain) -> impl Stream<Item = SessionCommand> + Send {
         async move {
             match order {
                 SessionCommand::Finish => drain.reached(DrainPhase::Refusing).await,
+                // Not `reached(Cutting)`, which a drain without cuts passes as well: sessions that finish in time are
+                // not cut off.
                 SessionCommand::Leave => drain.cutting().await,
-                // That is no drain's.
+                // Not in the list above: it comes from the key.
                 SessionCommand::Revoke => return order,
             }
             order

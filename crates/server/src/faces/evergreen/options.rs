@@ -1,6 +1,6 @@
 //! Session options in request metadata, headers and query parameters (section 2 of the Evergreen page).
 //!
-//! Options we do not know are ignored, so that newer clients work.
+//! Unknown options are ignored, so that newer clients work.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use sapwood_proto::session::RetentionPolicy;
 /// The header of a session's token, both ways (EV-940).
 pub(crate) const TOKEN: &str = "evergreen-session-token";
 
-/// What a client asked of its session; `None` where the dialect's default holds.
+/// The options that a client asked for; `None` where the dialect's default applies.
 #[derive(Clone, Default, PartialEq, Eq)]
 #[cfg_attr(test, derive(Debug))]
 pub(crate) struct RequestedOptions {
@@ -25,7 +25,7 @@ pub(crate) struct RequestedOptions {
     pub(crate) retain: Option<RetentionPolicy>,
     /// `evergreen-resume` (EV-940).
     pub(crate) resume: bool,
-    /// `evergreen-session-token`: it wants its earlier session back (EV-941). As good as a key, so it is never shown.
+    /// `evergreen-session-token`: the session to resume (EV-941). As good as a key, so it is never shown.
     pub(crate) token: Option<Arc<str>>,
     /// The earlier of `evergreen-timeout-ms` and `grpc-timeout` (EV-950).
     pub(crate) timeout: Option<Duration>,
@@ -40,7 +40,7 @@ pub(crate) struct BadOption {
 }
 
 impl BadOption {
-    /// Which option.
+    /// The option's name.
     pub(crate) const fn name(&self) -> &'static str {
         self.option
     }
@@ -56,9 +56,11 @@ impl RequestedOptions {
         let mut all = headers.clone();
         let named = query.split('&').filter_map(|pair| pair.split_once('='));
         for (name, value) in named.filter(|(name, _)| name.starts_with("evergreen-")) {
+            // What cannot be a header is no option that anybody knows.
             let Ok(name) = HeaderName::from_bytes(name.as_bytes()) else {
                 continue;
             };
+            // Bytes and not text: what is malformed is refused below, in the same words as in a header.
             let value = percent_decode_str(value).collect::<Vec<u8>>();
             if let Ok(value) = HeaderValue::from_bytes(&value) {
                 all.entry(name).or_insert(value);
@@ -110,10 +112,12 @@ impl RequestedOptions {
             partial_failure: partial_failure.unwrap_or(false),
             retain,
             resume: resume.unwrap_or(false),
-            // What cannot be read is no token of ours, which is answered as any other that is unknown.
+            // A token that is not text is not one of ours. It is kept as an empty one, which is answered as any that is
+            // unknown; without it the client would get a new session that it takes for its old one.
             token: headers
                 .get(TOKEN)
                 .map(|token| token.to_str().unwrap_or_default().into()),
+            // Both bound the session (EV-950), so the earlier one holds.
             timeout: ours.into_iter().chain(grpc).min(),
         })
     }
@@ -140,7 +144,7 @@ fn flag(value: &str) -> Option<bool> {
     }
 }
 
-/// A number of at most `most` digits and nothing else; `parse` alone would take a sign.
+/// A number of at most `most` digits and nothing else; `parse` alone would accept a sign.
 fn digits(value: &str, most: usize) -> Option<u64> {
     let plain =
         !value.is_empty() && value.len() <= most && value.bytes().all(|b| b.is_ascii_digit());
@@ -150,6 +154,7 @@ fn digits(value: &str, most: usize) -> Option<u64> {
 /// The `grpc-timeout` grammar: digits and a unit.
 fn grpc_timeout(value: &str) -> Option<Duration> {
     let (number, unit) = value.split_at_checked(value.len().checked_sub(1)?)?;
+    // The grammar of gRPC has at most 8 digits, which also keeps the products below from overflowing.
     let number = digits(number, 8)?;
     Some(match unit {
         "H" => Duration::from_secs(number * 3600),
@@ -175,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn ev_950_timeouts_are_read_in_both_spellings() {
+    fn ev_950_timeouts_are_read_from_both_headers_and_the_earlier_one_holds() {
         for (name, value, expect) in [
             ("evergreen-timeout-ms", "1", Some(Duration::from_millis(1))),
             (
@@ -215,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn options_stand_in_the_query_too_and_a_header_wins() {
+    fn options_are_read_from_the_query_too_and_a_header_wins() {
         let mut headers = HeaderMap::new();
         let read = |headers: &HeaderMap, query| {
             let options = RequestedOptions::of_upgrade(headers, query);
@@ -241,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_read_unknown_ones_ignored_and_malformed_ones_named() {
+    fn unknown_options_are_ignored_and_malformed_ones_are_named() {
         let lenient = RequestedOptions {
             metadata: Some(MetadataMode::Lenient),
             ..RequestedOptions::default()

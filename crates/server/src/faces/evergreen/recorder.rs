@@ -1,6 +1,6 @@
 //! Counts what one session does in the server's metrics (EV-904).
 //!
-//! It takes back what is open when it is dropped, however the session ended.
+//! When it is dropped it removes the session from the gauges, however the session ended.
 
 use std::sync::Arc;
 
@@ -19,10 +19,11 @@ pub(super) struct SessionRecorder {
     metrics: Arc<ServerMetrics>,
     counted: SessionStats,
     retained: i64,
-    /// What of the bytes that all share its session holds.
+    /// The session's part of the bytes that all sessions share.
     permit: Permit,
+    /// Actions that are running.
     actions: i64,
-    /// Why actions that are still running when it goes ended early; nothing, if that is a failure of the session's.
+    /// The label of `cancelled_total` for actions that still run when this is dropped; `None` if the session failed.
     early: Option<&'static str>,
     drain: Drain,
     /// One for each action that runs: a drain waits for them, not for sessions that are merely open (OA-904).
@@ -30,7 +31,7 @@ pub(super) struct SessionRecorder {
 }
 
 impl SessionRecorder {
-    /// A session has been opened; what it retains is counted in `held` (EV-801).
+    /// Counts a session that opens; the bytes that it retains are charged to `permit` (EV-801).
     pub(super) fn begin(metrics: Arc<ServerMetrics>, drain: Drain, permit: Permit) -> Self {
         metrics.evergreen.sessions_open.inc();
         Self {
@@ -39,6 +40,7 @@ impl SessionRecorder {
             retained: 0,
             permit,
             actions: 0,
+            // `over` is not called where the session's task is dropped, which is what a client does that disconnects.
             early: Some("client"),
             drain,
             work: Vec::new(),
@@ -54,12 +56,14 @@ impl SessionRecorder {
             numbers.cancelled.with_label_values(&[reason]).inc();
         }
         if status.known() == Some(Reason::UnknownTarget) {
-            // OA-802: what a client calls a model is no label.
+            // A call of a model that exists is counted by the metrics layer, which never sees this one. The name that
+            // the client sent must not become a label (OA-802).
             let labels = [FaceLabel::Evergreen.name(), "unknown", status.code.name()];
             numbers.requests.with_label_values(&labels).inc();
         }
     }
 
+    /// Sets the session's part of the gauge that all sessions share.
     fn retain(&mut self, bytes: i64) {
         self.metrics
             .evergreen
@@ -103,11 +107,13 @@ impl Observe for SessionRecorder {
     }
 
     fn retains(&mut self, bytes: u64) -> Result<(), Status> {
+        // The gauge includes what the quota refuses: these bytes are in memory until the session is aborted.
         self.retain(i64::try_from(bytes).unwrap_or(i64::MAX));
         let permit = self.permit.amount();
         let Err(full) = self.permit.set(bytes) else {
             return Ok(());
         };
+        // A refused `set` changes nothing: the totals lack `more`, which is added to show what was asked for.
         let shares = self.permit.shares();
         let (all, own) = shares.taken(self.permit.caller());
         let more = bytes.saturating_sub(permit);
@@ -132,6 +138,7 @@ impl Observe for SessionRecorder {
     }
 
     fn counted(&mut self, now: &SessionStats) {
+        // The session counts from its start, and the metrics are sums over all sessions: only the difference is added.
         let numbers = &self.metrics.evergreen;
         let before = &self.counted;
         for (family, label, more) in [
@@ -165,6 +172,7 @@ impl Observe for SessionRecorder {
 
     fn over(&mut self, status: Option<&Status>) {
         self.early = match status {
+            // First: with whatever a session ends while a drain cuts, the drain is the cause.
             _ if self.drain.phase() == DrainPhase::Cutting => Some("drain"),
             Some(status) => early(status),
             None => Some("client"),
@@ -185,11 +193,13 @@ impl Drop for SessionRecorder {
         self.retain(0);
         let numbers = &self.metrics.evergreen;
         numbers.sessions_open.dec();
+        // `action_ended` is not called for actions that are dropped with the session's task.
         numbers.actions_open.sub(self.actions);
         self.metrics
             .streams_open
             .with_label_values(&[FaceLabel::Evergreen.name()])
             .sub(self.actions);
+        // Actions of a session that failed are failures, and were counted as aborts (OA-801).
         if let Some(reason) = self.early {
             let cancelled = self.metrics.cancelled.with_label_values(&[reason]);
             cancelled.inc_by(u64::try_from(self.actions).unwrap_or(0));
@@ -197,12 +207,13 @@ impl Drop for SessionRecorder {
     }
 }
 
-/// The reason in `cancelled_total`, if this status is no failure but an early end.
+/// The label of `cancelled_total`, if this status is an early end rather than a failure.
 fn early(status: &Status) -> Option<&'static str> {
     match status.known() {
         Some(Reason::SlowReader) => Some("stall"),
         Some(Reason::GoingAway) => Some("drain"),
         Some(Reason::Revoked) => Some("revoked"),
+        // By its reason, because its code is `unavailable`, which is a failure otherwise.
         _ if *status.reason == *ErrorReason::QUEUE_TIMEOUT.name() => Some("timeout"),
         _ => match status.code {
             Code::DeadlineExceeded => Some("timeout"),
@@ -212,7 +223,7 @@ fn early(status: &Status) -> Option<&'static str> {
     }
 }
 
-/// Reasons are a closed set; what a function or a peer made up is not, and a label must be.
+/// The reason as a label. A function or a peer may send any reason, and labels must come from a closed set.
 fn label(status: &Status) -> &'static str {
     status.known().map_or("OTHER", Reason::name)
 }
@@ -223,7 +234,7 @@ mod tests {
     use crate::auth::identity::CallerIdentity;
     use crate::auth::quotas::CallerQuotas;
 
-    /// Of as many bytes as it likes.
+    /// A permit without a limit.
     fn unlimited() -> Permit {
         Permit::empty(
             &CallerQuotas::new(u64::MAX, u64::MAX),
@@ -236,9 +247,9 @@ mod tests {
     }
 
     #[test]
-    fn oa_801_work_that_ends_early_is_counted_once_by_why() {
+    fn oa_801_running_actions_of_a_session_that_ends_are_counted_once_by_cause() {
         let status = |reason| Status::new(reason, "");
-        // How the session ends, and what its two running actions are counted as.
+        // How the session ends, and the label under which its two running actions are counted.
         for (over, reason) in [
             (None, Some("client")),
             (Some(None), Some("client")),
@@ -265,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn ev_904_what_is_refused_before_it_begins_is_a_failure_and_a_drain_turns_work_away() {
+    fn ev_904_refused_actions_count_as_failures_and_those_of_a_drain_as_rejected_too() {
         let metrics = Arc::new(ServerMetrics::new().unwrap());
         let mut recorder =
             SessionRecorder::begin(Arc::clone(&metrics), Drain::default(), unlimited());
@@ -282,14 +293,14 @@ mod tests {
             assert_eq!(
                 count(&metrics, reason),
                 0,
-                "what never began did not end early"
+                "a refused action did not end early"
             );
         }
     }
 
     /// OA-802: an unknown model is `unknown`.
     #[test]
-    fn oa_802_an_action_that_fails_is_counted_by_reasons_of_a_closed_set() {
+    fn oa_802_failed_actions_are_counted_by_reasons_of_a_closed_set() {
         let metrics = Arc::new(ServerMetrics::new().unwrap());
         let mut recorder =
             SessionRecorder::begin(Arc::clone(&metrics), Drain::default(), unlimited());

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   call ─► options ─► admitted? ─► headers out at once (EV-702) ─► task: messages in ─► session ─► body: messages out
-//!                                                                    └── aborted, or without connection, when the body is dropped
+//!                                                                    └── aborted, or detached, when the body is dropped
 //! ```
 
 use std::convert::Infallible;
@@ -53,8 +53,10 @@ impl tower::Service<http::Request<Body>> for EvergreenService {
             let mut grpc = Grpc::new(ServerWire {
                 long_bytes: LARGE_BYTES,
             })
+            // Only accepted: compressed messages are never sent unasked (EV-703).
             .accept_compressed(CompressionEncoding::Gzip)
             .max_decoding_message_size(most);
+            // Before the library sees the request: it would unpack a message whole, without charging it (D-47).
             let request = gunzip::unpacked(request, most);
             Ok(grpc.streaming(service, request).await.map(Body::new))
         })
@@ -82,6 +84,8 @@ fn start(
     let caller = Caller::of(&extensions).map_err(unchecked)?;
     let caller_identity = caller.identity.clone();
     let most = context.config.limits.max_message_bytes;
+    // Before `admit`: the session that is resumed holds a place already, also during a drain and where the caller's
+    // share is full.
     if let Some(token) = &options.token {
         let incoming = following(incoming, most);
         let messages = detached::connect(
@@ -91,6 +95,7 @@ fn start(
             Dialect::Grpc,
             incoming,
         )?;
+        // The task is the registry's: a lost connection must not abort a session that can be resumed.
         let outgoing = GrpcResponseBody {
             messages,
             _task: None,
@@ -102,11 +107,14 @@ fn start(
         .resume
         .then(|| context.detached.issue(&caller_identity))
         .flatten();
+    // Without a place in the registry the session runs all the same, without resume: its client sees that no token came.
     let Some((token, guard)) = issued else {
         let (session, messages) = context.open(Dialect::Grpc, options, None, &caller_identity);
         let orders = context.orders();
         let incoming =
             incoming.then(move |item| read(item, move |it| grpc::from_client(&it, most), |it| it));
+        // A task of its own, and not the body's poll: HTTP/2 flow control stops polling a body whose client does not
+        // read, and the session's timers and its input must go on then.
         let task = tokio::spawn(request_trace::carry_session(async move {
             session.run(incoming, orders).await;
             drop(position);
@@ -129,7 +137,8 @@ fn start(
     answer(context, outgoing, Some(token.text()))
 }
 
-/// What a connection gives that another one may follow, in messages of at most so many bytes.
+/// The input of a session that can be resumed from one of its connections, in messages of at most `most` bytes. It tells
+/// a lost connection, for which the session waits, from one that the client has ended (EV-940).
 fn following(incoming: Streaming<ReceivedMessage>, most: usize) -> IncomingMessages {
     let lost = move |status: tonic::Status| {
         if grpc::was_cut(&status) {
@@ -143,7 +152,7 @@ fn following(incoming: Streaming<ReceivedMessage>, most: usize) -> IncomingMessa
         .boxed()
 }
 
-/// A message that has come; a long one is read elsewhere, in its caller's turn.
+/// Decodes a received message; a long one on another thread, in its caller's turn.
 async fn read<E>(
     item: Result<ReceivedMessage, tonic::Status>,
     lost: impl FnOnce(tonic::Status) -> E,
@@ -154,6 +163,7 @@ async fn read<E>(
         Ok(ReceivedMessage::Unread(bytes)) => bytes,
         Err(status) => return Err(lost(status)),
     };
+    // The next message is not asked for meanwhile (`Stream::then`), which keeps them in order.
     let (turn, size) = (
         request_trace::present_turn().caller,
         TaskSize::of(bytes.len()),
@@ -170,6 +180,7 @@ fn answer(
 ) -> Result<Response<GrpcResponseBody>, Status> {
     let mut response = Response::new(outgoing);
     let names = context.config.extensions(Dialect::Grpc).join(", ");
+    // Both are ASCII, which metadata takes: the parsing cannot fail.
     if let Ok(names) = names.parse::<MetadataValue<_>>() {
         response
             .metadata_mut()
@@ -182,6 +193,7 @@ fn answer(
     Ok(response)
 }
 
+/// A request that reached this handler without an authenticated caller: it fails closed (D-45).
 fn unchecked(rejection: Rejection) -> Status {
     Status::other(rejection.code, "UNCHECKED_CALLER", rejection.message)
 }
@@ -192,7 +204,7 @@ fn refused(option: &BadOption) -> Status {
     Status::new(Reason::BadConfig, message.clone()).with_field(option.name(), message)
 }
 
-/// The body of the answer. Dropping it, as hyper does when the client goes away, ends the session's task and with it
+/// The body of the answer. Dropping it, as hyper does when the client disconnects, ends the session's task and with it
 /// every run (EV-109, EV-611); a resumable session is notified that its connection is lost.
 pub(super) struct GrpcResponseBody {
     messages: session::OutgoingMessages,

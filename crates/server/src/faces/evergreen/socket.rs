@@ -1,9 +1,9 @@
 //! Evergreen over WebSockets: access and choice of the dialect (EV-701, EV-704, EV-705).
 //!
 //! ```text
-//!   options, place ─► 101 ─┬─ subprotocol ──────────────► conversation in that dialect
-//!                          └─ first message: which? ─────► the same, or Close
-//!   a new session, one that can be resumed, or the next connection of such a one (EV-941)
+//!   options, quota ─► 101 ─┬─ subprotocol ──────────────► session in that dialect
+//!                          └─ first message: detected ──► the same, or Close
+//!   a new session, one that can be resumed, or the next connection of such a session (EV-941)
 //! ```
 
 mod driver;
@@ -52,7 +52,7 @@ impl SocketProtocol for EvergreenSockets {
         dialects.next().and_then(Dialect::subprotocol)
     }
 
-    /// Evergreen takes what is nobody else's.
+    /// Always false: Evergreen is the first face in the dispatch, which gets what no other recognises.
     fn is_begun_by(&self, _: &SocketMessage) -> bool {
         false
     }
@@ -78,12 +78,16 @@ impl SocketProtocol for EvergreenSockets {
             })?;
         let caller_identity = Caller::of(request.extensions())?.identity.clone();
         let chosen = chosen.and_then(Dialect::of_subprotocol);
+        // A connection that resumes takes no place: its session holds one, and a caller whose share is full must still
+        // be able to come back to it.
         let entry = match &options.token {
             Some(token) => SessionEntry::Back(Arc::clone(token)),
             None => {
                 let room = context
                     .admit(&caller_identity)
                     .map_err(|status| rejection(&status))?;
+                // The token goes out with the 101, before a first message shows the dialect. `serve` drops it where
+                // that is a dialect without resume.
                 let resumes = options.resume && chosen.is_none_or(Dialect::resumes);
                 let issued = resumes
                     .then(|| context.detached.issue(&caller_identity))
@@ -92,6 +96,7 @@ impl SocketProtocol for EvergreenSockets {
             }
         };
         let mut headers = HeaderMap::new();
+        // A dialect that is not known yet is announced as protobuf, which has all extensions.
         let names = context
             .config
             .extensions(chosen.unwrap_or(Dialect::Protobuf));
@@ -99,11 +104,13 @@ impl SocketProtocol for EvergreenSockets {
             headers.insert("evergreen-extensions", names);
         }
         if let Some(Ok(mut token)) = entry.token().map(|token| token.parse::<HeaderValue>()) {
+            // As good as a key: it must not be shown by whatever prints headers.
             token.set_sensitive(true);
             headers.insert(TOKEN, token);
         }
         Ok(AllowedProtocols {
             headers,
+            // No other face has such tokens, so there is nothing to wait for.
             decided: matches!(entry, SessionEntry::Back(_)),
             serve: Box::new(move |socket, received| {
                 let connection = NewConnection {
@@ -117,23 +124,23 @@ impl SocketProtocol for EvergreenSockets {
     }
 }
 
-/// Who has come, and for what.
+/// A connection that was upgraded: its caller, its options, and the session that it is for.
 struct NewConnection {
     identity: CallerIdentity,
     options: RequestedOptions,
     entry: SessionEntry,
 }
 
-/// What a connection is to become.
+/// The session of a connection.
 enum SessionEntry {
-    /// A session with a place among the others; with a token if it is one that can be resumed.
+    /// A new session with its place in the quota; with a token if it can be resumed.
     New(Permit, Option<(SecretToken, SessionRegistrationGuard)>),
     /// The next connection of the session with this token.
     Back(Arc<str>),
 }
 
 impl SessionEntry {
-    /// The token that is given out.
+    /// The token that is sent to the client; a client that resumes has it already.
     fn token(&self) -> Option<String> {
         match self {
             Self::New(_, Some((token, _))) => Some(token.text().to_owned()),
@@ -142,7 +149,7 @@ impl SessionEntry {
     }
 }
 
-/// Finds out the dialect, and speaks it.
+/// Determines the dialect, then serves the session in it.
 async fn begin(
     context: &EvergreenContext,
     connection: NewConnection,
@@ -158,7 +165,8 @@ async fn begin(
         )
         .await;
     }
-    // A connection that comes back has no place among the sessions: without a session it must not wait for its first words.
+    // A connection that resumes holds no place in the quota. If its session does not exist it is closed here: otherwise
+    // sockets with invented tokens could wait for a first message in any number.
     let knocks = matches!(&connection.entry, SessionEntry::Back(token) if context.detached.back(token, &connection.identity, |_| ()).is_none());
     if knocks {
         let (code, status) = (1008, session_gone());
@@ -166,7 +174,7 @@ async fn begin(
             .close(code, socket::reason_text(&status), driver::LAST_WORDS)
             .await;
     }
-    // Boxed, so that a long session does not hold the room of its beginning.
+    // Boxed, so that a long session does not hold the memory of its start.
     match Box::pin(first(context, &mut socket, received)).await {
         Ok((dialect, first)) => {
             serve(
@@ -201,10 +209,12 @@ async fn serve(context: &EvergreenContext, connection: NewConnection, wire: Box<
         SessionEntry::New(room, _) => {
             let (session, outgoing) = context.open(dialect, options, None, room.caller());
             driver::run(session, context.orders(), outgoing, wire).await;
+            // After the last messages and the Close: until then the connection still costs memory.
             drop(room);
         }
         SessionEntry::Back(token) => {
             let (inbox, incoming) = inbox::new();
+            // Msgpack sessions do not resume (D-29): a token in that dialect gets the answer of an unknown one.
             let retained = dialect.resumes().then_some(&context.detached);
             let outgoing = retained.ok_or_else(session_gone).and_then(|retained| {
                 connect(
@@ -223,7 +233,8 @@ async fn serve(context: &EvergreenContext, connection: NewConnection, wire: Box<
     }
 }
 
-/// The first message with content, and what it shows. Otherwise how to close, if the client is still there.
+/// The first message with content, and the dialect that it shows; otherwise the code and status to close with, or `None`
+/// if the client has disconnected.
 async fn first(
     context: &EvergreenContext,
     socket: &mut WebSocket,
@@ -231,6 +242,7 @@ async fn first(
 ) -> Result<(Dialect, WebSocketFrame), Option<(u16, Status)>> {
     let close =
         |reason: Reason, code: u16, message: &str| Some((code, Status::new(reason, message)));
+    // Started once, outside the loop: empty messages do not prolong it.
     let idle = tokio::time::sleep(context.config.limits.idle_timeout);
     tokio::pin!(idle);
     loop {
@@ -253,15 +265,20 @@ async fn first(
         };
         match Dialect::detect(&frame) {
             DetectedDialect::Dialect(dialect) => return Ok((dialect, frame)),
+            // A message without content is legal in every dialect, so the next one decides.
             DetectedDialect::Nothing => {}
             DetectedDialect::Foreign => {
-                return Err(close(Reason::BadMessage, 1007, "no dialect of Evergreen"));
+                return Err(close(
+                    Reason::BadMessage,
+                    1007,
+                    "the message is in no dialect of Evergreen",
+                ));
             }
         }
     }
 }
 
-/// Why there is no place, as an HTTP answer.
+/// The HTTP answer where [`EvergreenContext::admit`] has refused a session.
 fn rejection(status: &Status) -> Rejection {
     let reason = match status.known() {
         Some(Reason::GoingAway) => ErrorReason::DRAINING,

@@ -1,11 +1,11 @@
 //! Drives one session on one WebSocket in one dialect (EV-710, EV-720, EV-730, EV-903).
 //!
 //! ```text
-//!   socket ─ Incoming ─► session ─ outgoing ─► codec ─► socket        all polled by one task, in this order
-//!   the session ends ─► last words ─► Close          the peer goes ─► the session is dropped, and all it runs
+//!   socket ─ SocketMessages ─► session ─ outgoing ─► codec ─► socket    all polled by one task, in this order
+//!   the session ends ─► last messages ─► Close       the peer disconnects ─► the session is dropped, and all that it runs
 //!
-//!   apart:  socket ─ inbox ─► session ─ outgoing ─► socket            a session that outlives the connection has a task
-//!                                                                     of its own (EV-940)
+//!   detached:  socket ─ inbox ─► session ─ outgoing ─► socket           a session that may outlive the connection has a
+//!                                                                       task of its own (EV-940)
 //! ```
 
 mod detached;
@@ -31,7 +31,7 @@ use crate::websocket::{SocketLoss, SocketMessage, WebSocket};
 
 pub(super) use self::detached::run_detached;
 
-/// Runs a session that ends with its socket, until either side has had enough.
+/// Runs a session that ends with its socket, until either side ends it.
 pub(super) async fn run(
     session: Session<impl Observe>,
     orders: impl Stream<Item = SessionCommand> + Send + 'static,
@@ -47,6 +47,8 @@ pub(super) async fn run(
         limit: None,
     };
     let ended = conversation.await;
+    // The driver has dropped the session and its input by then, so this is the last reference to the transport. Without
+    // an end the peer is gone, and there is nobody to send a Close to.
     let (Some(ended), Some(wire)) = (ended, Arc::into_inner(line.0)) else {
         return;
     };
@@ -54,7 +56,7 @@ pub(super) async fn run(
     Box::pin(wire.end(ended.as_ref())).await;
 }
 
-/// How the codec of the session reads a message of the socket.
+/// A message of the socket as the codec reads it.
 pub(super) fn frame(received: SocketMessage) -> WebSocketFrame {
     match received {
         SocketMessage::Text(text) => WebSocketFrame::Text(text),
@@ -62,7 +64,7 @@ pub(super) fn frame(received: SocketMessage) -> WebSocketFrame {
     }
 }
 
-/// The error of what was received, and the close code; `None` if there is no client left to get it.
+/// The close code and the status of a socket that can receive no more; `None` if the client has disconnected.
 pub(super) fn status(lost: SocketLoss) -> Option<(u16, Status)> {
     let (code, reason, message) = match lost {
         SocketLoss::Left | SocketLoss::Closed => return None,
@@ -75,21 +77,21 @@ pub(super) fn status(lost: SocketLoss) -> Option<(u16, Status)> {
         SocketLoss::Overloaded => (
             1013,
             Reason::EngineBusy,
-            "the server is reading as much as it may: send this again later",
+            "the server has no room for this message: send it again later",
         ),
         SocketLoss::Broken => (
             1002,
             Reason::BadMessage,
-            "what came is no WebSocket frame of a client",
+            "the data is not a WebSocket frame of a client",
         ),
     };
     Some((code, Status::new(reason, message)))
 }
 
-/// What goes to the session.
+/// What the session's input yields: a message, an abort, or `None` for a half-close.
 type SocketItem = Option<Result<WireMessage, Status>>;
 
-/// What is said is for the session; `None` if it is nothing.
+/// The content of a frame as an item for the session; `None` if it has none.
 fn item(sent: Result<FrameContent, Status>) -> Option<SocketItem> {
     match sent {
         Ok(FrameContent::Message(message)) => Some(Some(Ok(message))),
@@ -104,22 +106,22 @@ pub(super) struct SocketTransport {
     socket: Box<WebSocket>,
     codec: Codec,
     buf: BytesMut,
-    /// Read while the session did not want it: no more than this one, so that a pause is one for the network, and a
-    /// Close behind it is still seen (EV-802, D-28).
+    /// Read while the session did not want it. Never more than this one: beyond it a paused session pauses the network,
+    /// while a Close behind it is still seen (EV-802, D-28).
     ahead: Option<SocketItem>,
-    /// A long message that is decoded on another thread; nothing more is received until then.
+    /// A long message that is being decoded on another thread. Nothing is received meanwhile, which keeps the order.
     reading: Option<PoolRun<Result<ParsedFrame, Status>>>,
     /// The session has looked for a message, found none, and waits.
     wanted: bool,
     /// The session was notified that no more input comes.
     input_ended: bool,
-    /// What comes can no longer be read, and how one closes for this reason.
+    /// Nothing more can be read; the close code for the reason.
     broken: Option<u16>,
-    /// The peer is not there any more.
+    /// The peer has disconnected.
     lost: Option<PeerLoss>,
 }
 
-/// How a peer went.
+/// How a peer disconnected. A cut is what EV-940 waits for; a client that has left does not come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PeerLoss {
     /// It has closed in good order.
@@ -150,7 +152,7 @@ impl SocketTransport {
         wire
     }
 
-    /// What a frame is for the session; `None` if it is nothing, or is long: then it is read elsewhere.
+    /// The item of a frame; `None` if it has none, or is long: then it is decoded on another thread.
     fn read(&mut self, frame: WebSocketFrame) -> Option<SocketItem> {
         let unread = match self.codec.unread(frame) {
             Ok(unread) => unread,
@@ -158,6 +160,7 @@ impl SocketTransport {
         };
         let size = TaskSize::of(unread.len());
         if size == TaskSize::Large {
+            // Per caller, so that one with many long messages does not delay those of others.
             let turn = request_trace::present_turn().caller;
             self.reading = Some(BlockingPool::global().run_only(turn, size, move || unread.read()));
             return None;
@@ -165,7 +168,7 @@ impl SocketTransport {
         item(unread.read().map(|parsed| self.codec.take(parsed)))
     }
 
-    /// What a long message is for the session, as soon as it is read.
+    /// The item of a long message, as soon as it is decoded.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<Option<SocketItem>> {
         let Some(reading) = &mut self.reading else {
             return Poll::Ready(None);
@@ -174,14 +177,16 @@ impl SocketTransport {
         self.reading = None;
         let lost = |_logged| Err(unread());
         let parsed = read.unwrap_or_else(lost);
+        // Only now: the codec's state changes in the order of the frames, and the pool has none.
         Poll::Ready(item(parsed.map(|parsed| self.codec.take(parsed))))
     }
 
-    /// In which dialect it speaks.
+    /// The dialect of the connection.
     pub(super) const fn dialect(&self) -> Dialect {
         self.codec.dialect()
     }
 
+    /// The next item for the session. Once the peer is gone it is pending for ever: the driver drops the session then.
     fn poll_item(&mut self, cx: &mut Context<'_>) -> Poll<SocketItem> {
         if let Some(item) = self.ahead.take() {
             return Poll::Ready(item);
@@ -205,7 +210,7 @@ impl SocketTransport {
                         self.lost = Some(if left { PeerLoss::Left } else { PeerLoss::Cut });
                         return Poll::Pending;
                     };
-                    // The socket reports it for ever, the session gets it once: what is left is to close.
+                    // The socket reports it at every poll, and the session gets it once: what is left is to close.
                     if self.broken.replace(code).is_some() {
                         return Poll::Pending;
                     }
@@ -215,11 +220,11 @@ impl SocketTransport {
         }
     }
 
-    /// Looks whether the peer is still there, where the session does not look.
+    /// Resolves when the peer is gone. Reads one message ahead for that, while the session does not read.
     fn poll_closed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.ahead.is_none() && self.lost.is_none() {
             match self.poll_item(cx) {
-                // What comes after the end means nothing.
+                // After its half-close or an error the peer can say nothing that counts; it is read to see the Close.
                 Poll::Ready(_) if self.input_ended => {}
                 Poll::Ready(item) => {
                     self.ahead = Some(item);
@@ -230,6 +235,7 @@ impl SocketTransport {
                 Poll::Pending => break,
             }
         }
+        // With an item in hand nothing more is read, pongs included: a peer must not count as silent for that.
         let deaf = self.ahead.is_some() || self.reading.is_some();
         if self.lost.is_some() || self.socket.poll_alive(deaf, cx).is_ready() {
             return Poll::Ready(());
@@ -237,7 +243,7 @@ impl SocketTransport {
         Poll::Pending
     }
 
-    /// Sends what there is; resolves with the end of it.
+    /// Sends what is ready; resolves with the session's end, once everything before it is in the socket's buffer.
     fn poll_send(
         &mut self,
         outgoing: &mut OutgoingMessages,
@@ -246,6 +252,8 @@ impl SocketTransport {
         // One look at the clock for all that is sent together, and none where nothing is.
         let mut now = None;
         loop {
+            // Room first: a message that is taken from the session and cannot be sent would be out of its bounds
+            // (EV-803).
             if self.socket.poll_room(cx)?.is_pending() {
                 return Poll::Pending;
             }
@@ -258,6 +266,8 @@ impl SocketTransport {
                 Poll::Ready(Some(Err(status))) => return Poll::Ready(Ok(Some(status))),
                 Poll::Ready(None) => return Poll::Ready(Ok(None)),
                 Poll::Pending => {
+                    // Flushed only here: what was ready together leaves in one write, and nothing waits for a timer
+                    // (EV-706).
                     let _ = self.socket.poll_sent(cx)?;
                     return Poll::Pending;
                 }
@@ -267,15 +277,15 @@ impl SocketTransport {
 
     fn send(&mut self) -> Result<(), SocketLoss> {
         let bytes = self.buf.split().freeze();
-        // One large message must not cost every idle connection its memory.
+        // `split` keeps the allocation for the next message. After a large one it is dropped with what was sent, so
+        // that an idle connection does not hold it (EV-982).
         if bytes.len() > RETAINED_BYTES {
-            // Its memory goes when it is written.
             self.buf = BytesMut::new();
         }
         self.socket.send(bytes, self.codec.is_text())
     }
 
-    /// Says the last words and closes.
+    /// Sends the last messages of the session and closes.
     pub(super) async fn end(mut self, status: Option<&Arc<Status>>) {
         let now = unix_micros();
         let words = match status {
@@ -283,6 +293,7 @@ impl SocketTransport {
             None if self.codec.finish(now, &mut self.buf) => vec![self.buf.split()],
             None => Vec::new(),
         };
+        // Each in a message of its own: Action Engine clients hang where failures share one with `__abort__` (EV-739).
         for word in words {
             if self
                 .socket
@@ -293,13 +304,14 @@ impl SocketTransport {
             }
         }
         let close = self.codec.close(status.map(Arc::as_ref));
+        // What the socket could not read has its own code (1009 for its size), whatever the session made of it.
         let code = self.broken.unwrap_or(close.code);
         self.socket.close(code, close.reason, LAST_WORDS).await;
     }
 }
 
-/// The wire, shared by the session's input and the conversation around it. Both are polled by one task, so nobody ever
-/// waits for the lock.
+/// The transport, shared by the session's input and the driver around the session. Both are polled by one task, so
+/// nothing ever waits for the lock.
 #[derive(Clone)]
 struct SharedTransport(Arc<Mutex<SocketTransport>>);
 
@@ -309,7 +321,7 @@ impl SharedTransport {
     }
 }
 
-/// What the session reads.
+/// The session's input.
 struct SocketMessages(SharedTransport);
 
 impl Stream for SocketMessages {
@@ -325,12 +337,12 @@ impl Stream for SocketMessages {
     }
 }
 
-/// Session and socket together. Resolves with how the session ended, or with nothing if the peer has gone.
+/// Session and socket together. Resolves with how the session ended, or with `None` if the peer has disconnected.
 struct SessionDriver {
     session: Option<BoxFuture<'static, Option<Arc<Status>>>>,
     outgoing: OutgoingMessages,
     line: SharedTransport,
-    /// How long what is said after the session's end may take.
+    /// The deadline of what is sent after the session's end.
     limit: Option<Pin<Box<Sleep>>>,
 }
 
@@ -342,14 +354,16 @@ impl Future for SessionDriver {
         if let Some(session) = &mut this.session
             && session.as_mut().poll(cx).is_ready()
         {
+            // Dropped now, and not with the driver: a slow reader of the last messages must not keep its memory.
             this.session = None;
             let limit = Instant::now() + LAST_WORDS;
             this.limit = Some(Box::pin(sleep_until(limit)));
         }
-        // Behind the session's poll, which takes the same lock in its input stream: what it has just said is sent in this
+        // After the session's poll, which takes the same lock in its input stream: its newest output is sent in this
         // turn.
         let mut wire = this.line.wire();
-        // Sending before looking: answers to what was received go out although the peer has closed its side meanwhile.
+        // Sending comes before reading: answers to what was received go out although the peer has closed its side by
+        // now.
         match wire.poll_send(&mut this.outgoing, cx) {
             Poll::Ready(Ok(end)) => return Poll::Ready(Some(end)),
             Poll::Ready(Err(_)) => return Poll::Ready(None),
@@ -372,7 +386,7 @@ fn unix_micros() -> i64 {
     })
 }
 
-/// How long the last words and the closing handshake may take together.
+/// How long the last messages and the closing handshake may take together.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(10);
-/// Room for messages that is kept for the next one.
+/// Size of a sent message, in bytes, up to which the buffer is kept for the next one.
 const RETAINED_BYTES: usize = 4 * 1024;

@@ -1,11 +1,13 @@
 //! A channel of one message between the task of a connection and the task of its session.
 //!
-//! A message that the session does not want yet holds up the connection, and with it the network (EV-802).
+//! A message that the session does not want yet pauses the connection, and with it the network (EV-802).
 //!
 //! ```text
-//!   connection ── put ──► one message ──► Incoming ── session
-//!        └◄── room, or nobody takes anything any more ◄──┘
+//!   InboxSender ── put ──► one message ──► InboxReceiver
+//!   (connection) ◄── room, or abandoned ─── (session)
 //! ```
+//!
+//! Invariants: `item` is taken before `last` is seen; `last` never changes once it is set; `abandoned` never resets.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +19,7 @@ use sapwood_proto::evergreen::WireMessage;
 
 type InboxItem = Result<WireMessage, ConnectionLoss>;
 
-/// The connection's end. Dropping it is a cut, unless something else was said last.
+/// The connection's end. Dropping it reports a cut, unless another end was reported before.
 pub(super) struct InboxSender(Arc<InboxShared>);
 
 /// The session's end.
@@ -29,9 +31,9 @@ struct InboxShared(Mutex<InboxState>);
 #[derive(Default)]
 struct InboxState {
     item: Option<InboxItem>,
-    /// Stands behind the item.
+    /// How the connection ended; read after the item.
     last: Option<ConnectionLoss>,
-    /// Nobody takes anything any more.
+    /// The receiver was dropped.
     abandoned: bool,
     session: Option<Waker>,
     connection: Option<Waker>,
@@ -50,7 +52,8 @@ impl InboxShared {
 }
 
 impl InboxSender {
-    /// Waits until the session has taken what came before. Once it is gone this waits for ever, and is woken when it goes.
+    /// Waits until the session has taken the message before. Pending for ever once the receiver is dropped, which wakes
+    /// it.
     pub(super) fn poll_room(&self, cx: &Context<'_>) -> Poll<()> {
         let mut mail = self.0.mail();
         if mail.item.is_none() && mail.last.is_none() && !mail.abandoned {
@@ -60,19 +63,19 @@ impl InboxSender {
         Poll::Pending
     }
 
-    /// Whether nobody takes anything any more.
+    /// Whether the receiver was dropped.
     pub(super) fn is_abandoned(&self) -> bool {
         self.0.mail().abandoned
     }
 
-    /// Something has come. A message needs room; how the connection ended stands behind it, and the first end counts.
+    /// Puts in a message, for which there must be room, or the end of the connection, of which the first counts.
     pub(super) fn put(&self, item: InboxItem) {
         let mut mail = self.0.mail();
         match item {
             Ok(message) => mail.item = Some(Ok(message)),
             Err(lost) => {
-                // A goodbye and the drop of the sender both come here; the goodbye is first, and a session that was left is
-                // not one that was cut.
+                // A clean end and the drop of the sender both come here. The clean end is first, and must win: a session
+                // whose client has left does not wait for it.
                 mail.last.get_or_insert(lost);
             }
         }
@@ -100,6 +103,7 @@ impl Stream for InboxReceiver {
             connection.into_iter().for_each(Waker::wake);
             return Poll::Ready(Some(item));
         }
+        // Cloned and not taken: the end is reported at every poll, as a stream that is over would be.
         if let Some(lost) = mail.last.clone() {
             return Poll::Ready(Some(Err(lost)));
         }
@@ -111,7 +115,7 @@ impl Stream for InboxReceiver {
 impl Drop for InboxReceiver {
     fn drop(&mut self) {
         let mut mail = self.0.mail();
-        // The connection waits for room that nobody will make any more: it is woken to find that.
+        // The connection waits for room that nothing will make any more: it is woken to see that.
         mail.abandoned = true;
         let connection = mail.connection.take();
         drop(mail);
@@ -121,6 +125,7 @@ impl Drop for InboxReceiver {
 
 fn keep(position: &mut Option<Waker>, cx: &Context<'_>) {
     match position {
+        // Saves the clone at each poll of the same task.
         Some(waker) if waker.will_wake(cx.waker()) => {}
         position => *position = Some(cx.waker().clone()),
     }

@@ -11,7 +11,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::{LAST_WORDS, PeerLoss, SocketTransport};
 use crate::faces::evergreen::socket::inbox::InboxSender;
 
-/// Serves the connection until it is lost, or the session, or this connection of it, is over.
+/// Serves the connection until it is lost, or until the session or this attachment to it ends.
 pub(in crate::faces::evergreen::socket) async fn run_detached(
     inbox: InboxSender,
     outgoing: OutgoingMessages,
@@ -26,6 +26,7 @@ pub(in crate::faces::evergreen::socket) async fn run_detached(
     match (&mut connection).await {
         DetachedEnd::Session(status) => Box::pin(connection.wire.end(status.as_ref())).await,
         DetachedEnd::Connection(PeerLoss::Left) => {
+            // A clean Close ends the session although it can be resumed: only a lost connection is waited for (EV-940).
             let status = Status::new(Reason::Cancelled, "the client has closed the connection");
             connection
                 .inbox
@@ -33,7 +34,8 @@ pub(in crate::faces::evergreen::socket) async fn run_detached(
         }
         DetachedEnd::Connection(PeerLoss::Cut) => {
             connection.inbox.put(Err(session::ConnectionLoss::Cut));
-            // Said, because the drop alone would leave open whether the client has left. It has not, so the session waits for it.
+            // Reported explicitly, because a drop alone does not show whether the client has left. It has not: the
+            // session is detached and waits for it.
             connection.outgoing.cut();
         }
     }
@@ -43,21 +45,22 @@ struct DetachedDriver {
     wire: Box<SocketTransport>,
     inbox: InboxSender,
     outgoing: OutgoingMessages,
-    /// How long what is said after the session's end may take.
+    /// The deadline of what is sent after the session's end.
     limit: Option<Pin<Box<Sleep>>>,
 }
 
-/// What has come to its end.
+/// What has ended.
 enum DetachedEnd {
-    /// The session, or its life on this connection.
+    /// The session, or its attachment to this connection.
     Session(Option<Arc<Status>>),
     Connection(PeerLoss),
 }
 
 impl DetachedDriver {
-    /// Hands over what comes, as far as the session has taken what came before. `true`: nothing is listened to.
+    /// Passes received messages to the session, as far as it has taken those before. `true`: the socket is not read now.
     fn receive(&mut self, cx: &mut Context<'_>) -> bool {
         while self.wire.lost.is_none() {
+            // Before the socket is read: a message without room could not be put back.
             if self.inbox.poll_room(cx).is_pending() {
                 return true;
             }
@@ -66,9 +69,9 @@ impl DetachedDriver {
                     let item = item.map_err(session::ConnectionLoss::Ended);
                     self.inbox.put(item);
                 }
-                // The dialects that say so in this way have no such sessions.
+                // Only msgpack half-closes by a message of its own, and its sessions do not resume.
                 Poll::Ready(None) => {}
-                // While a long message is read elsewhere nobody listens either.
+                // While a long message is decoded on another thread the socket is not read either.
                 Poll::Pending => return self.wire.reading.is_some(),
             }
         }
@@ -86,8 +89,8 @@ impl Future for DetachedDriver {
             Poll::Ready(Err(_)) => return Poll::Ready(DetachedEnd::Connection(PeerLoss::Cut)),
             Poll::Pending => {}
         }
-        // Sending comes first, so that a client which reads but says nothing is served; the clock for last words comes
-        // last, behind all that could still end the session in order.
+        // Sending comes first, so that a client that reads but sends nothing is served; the deadline comes last, after
+        // all that could still end the session in order.
         let deaf = this.receive(cx);
         if let Some(removed) = this.wire.lost {
             return Poll::Ready(DetachedEnd::Connection(removed));
@@ -95,6 +98,8 @@ impl Future for DetachedDriver {
         if this.wire.socket.poll_alive(deaf, cx).is_ready() {
             return Poll::Ready(DetachedEnd::Connection(PeerLoss::Cut));
         }
+        // The session reads no more: it has ended, or another connection has taken over. What it still has for this one
+        // gets a limited time.
         if this.inbox.is_abandoned() {
             let late = || Box::pin(sleep_until(Instant::now() + LAST_WORDS));
             let limit = this.limit.get_or_insert_with(late);
