@@ -32,16 +32,16 @@ use crate::websocket::handshake::is_handshake;
 /// One entry of the keys that the server accepts: a secret, a certificate, or both, and what may be done with either.
 #[derive(Clone, Debug)]
 pub struct ApiKey {
-    /// The name under which its use is logged, and whose what it makes is.
+    /// Its name in the log, and the identity of what its callers create.
     pub name: Arc<str>,
-    /// Digest of the secret; without it only a certificate opens.
+    /// Digest of the secret; `None`: only a certificate gives access.
     pub fingerprint: Option<KeyFingerprint>,
     /// Subject of the client certificate that stands for this key; a certificate that no entry names stands for none.
     pub certificate: Option<Arc<str>>,
     /// What it may be used for.
     pub scopes: Scopes,
-    /// How much of it, and with which models; also whose turn it is where requests wait, and whose computed prefixes are
-    /// shared. `None`: without a limit, and with the fair share of a caller without a key.
+    /// Its rate limits and models, and the scope within which its cached prefixes are shared. `None`: no limits, and the
+    /// shared prefixes of callers without a key.
     pub allowance: Option<Arc<TokenMeter>>,
 }
 
@@ -75,7 +75,7 @@ impl ApiKey {
 pub struct Authenticator {
     keys: RwLock<Arc<[ApiKey]>>,
     query_key: bool,
-    /// Clients are asked for certificates: nobody is alone with the server.
+    /// Clients are asked for certificates: a caller without one is not trusted with everything.
     certified: bool,
     /// Notified whenever the keys were replaced.
     replaced: watch::Sender<()>,
@@ -113,6 +113,8 @@ impl Authenticator {
     /// The headers of a request, the key of the query among them if that is accepted; a header wins.
     fn headers<'a>(&self, request: &'a Parts) -> Cow<'a, HeaderMap> {
         let headers = &request.headers;
+        // Only a handshake: on other requests a key in the URL would end up in histories, referrers and proxy logs, and a
+        // link on a web page could carry one.
         if !self.query_key || !is_handshake(request) || presented(headers).is_some() {
             return Cow::Borrowed(headers);
         }
@@ -122,9 +124,11 @@ impl Authenticator {
             let key = percent_decode_str(key).decode_utf8().ok()?;
             HeaderValue::try_from(format!("Bearer {key}")).ok()
         });
+        // An unreadable key counts as none: the request is then refused like any other without a key.
         let Some(bearer) = bearer else {
             return Cow::Borrowed(headers);
         };
+        // Turned into the header, so that keys from both places take the same path through the check.
         let mut headers = headers.clone();
         headers.insert(header::AUTHORIZATION, bearer);
         Cow::Owned(headers)
@@ -136,8 +140,8 @@ impl Authenticator {
         !self.keys().is_empty()
     }
 
-    /// Puts other keys in force; what callers of keys that are no longer there have open ends. A key that is still there keeps
-    /// what is open, within its limits of now, and has used what it has used.
+    /// Replaces all keys. Open work of callers whose key was removed ends; a key that remains keeps its open work and what it
+    /// has used, under its new limits.
     pub fn replace(&self, mut keys: Vec<ApiKey>) {
         let before = self.keys();
         for key in &mut keys {
@@ -148,6 +152,8 @@ impl Authenticator {
                 &mut key.allowance,
                 same.and_then(|old| old.allowance.as_ref()),
             ) {
+                // The old meter with the new limits, and not a new meter: callers hold clones of the old one, and calls that
+                // run have to count against the same buckets as those that begin.
                 old.renew(&allowance.limits());
                 *allowance = Arc::clone(old);
             }
@@ -156,28 +162,33 @@ impl Authenticator {
             .keys
             .write()
             .unwrap_or_else(std::sync::PoisonError::into_inner) = keys.into();
-        // Behind the new keys: whoever is woken looks at once, and must not find the old ones.
+        // After the new keys are in place: a woken task checks at once, and must not find the old ones.
         self.replaced.send_replace(());
     }
 
-    /// Resolves when `caller` would be let in no more with this scope (LM-108, D-45).
+    /// Resolves when `caller` would no longer be admitted with this scope (LM-108, D-45).
     pub(crate) async fn revoked(&self, caller: &Caller, scope: KeyScope) {
         // Before the first look: keys that are replaced between the look and the wait are not missed.
         let mut replaced = self.replaced.subscribe();
-        // Its sender is ours.
+        // `changed` cannot fail, because `self` owns the sender.
         while self.stands(caller, scope) && replaced.changed().await.is_ok() {}
     }
 
-    /// Whether `caller` would be let in now.
+    /// Whether `caller` would be admitted now.
     fn stands(&self, caller: &Caller, scope: KeyScope) -> bool {
         let keys = self.keys();
+        // The same decision as `Self::caller`, from what the caller has shown instead of from its headers, which are gone.
         let scopes = match (&caller.identity, caller.fingerprint) {
             (CallerIdentity::Anonymous(_), _) if keys.is_empty() => self.unkeyed(),
             (CallerIdentity::Anonymous(_), _) => Scopes::default(),
+            // By fingerprint and not by name: a rotated key keeps its name, and whoever holds the old secret is out. The plain
+            // comparison leaks nothing, because both sides are digests of accepted keys and not of what a client sends.
             (CallerIdentity::Key(_), Some(shown)) => {
                 let key = keys.iter().find(|key| key.fingerprint == Some(shown));
                 key.map_or_else(Scopes::default, |key| key.scopes)
             }
+            // A certificate that an entry names. Entries without one are skipped, so that two absent certificates never count
+            // as equal.
             (CallerIdentity::Key(name), None) => {
                 let shown =
                     |key: &&ApiKey| key.name == *name && key.certificate == caller.certificate;
@@ -203,11 +214,12 @@ impl Authenticator {
 
     /// What a caller without a key may do where no key is configured.
     fn unkeyed(&self) -> Scopes {
+        // A server that asks for certificates is reachable by others, so that `admin` for everybody would be theirs too.
         if self.certified { INFER } else { Scopes::ALL }
     }
 
-    /// Who sends a request to a route with this access, or why they may not. A key that is presented decides; without one,
-    /// the certificate of the client (OA-907). Nothing but a key has more than `infer`, except where neither keys nor
+    /// The caller of a request to a route with this access, or the reason to refuse it. A key that is presented decides;
+    /// without one, the client's certificate (OA-907). Only a key gives more than `infer`, except where neither keys nor
     /// certificates are configured (D-45).
     ///
     /// # Errors
@@ -215,6 +227,8 @@ impl Authenticator {
     pub fn check(&self, access: RouteAccess, request: &Parts) -> Result<Caller, Rejection> {
         let caller = self.caller(request);
         let RouteAccess::Needs(scope) = access else {
+            // A wrong key is no reason to refuse where none is needed (OA-905), but it grants no scopes: a handler that shows
+            // more to some callers asks for them.
             let nobody = || Caller::anonymous(&request.extensions, Scopes::default());
             return Ok(caller.unwrap_or_else(nobody));
         };
@@ -233,10 +247,12 @@ impl Authenticator {
         let subject: Option<&Subject> = extensions.get();
         let headers = self.headers(request);
         match (presented(&headers), subject) {
+            // Whatever key is sent: OpenAI clients insist on one, so users of a server without keys set a placeholder.
             _ if keys.is_empty() && subject.is_none() => {
                 Some(Caller::anonymous(extensions, self.unkeyed()))
             }
-            // Where no key is known, what a client sends as one says nothing.
+            // Before the certificate: a wrong key is refused and does not fall back to the certificate. Without configured
+            // keys a presented one has no meaning, and the certificate decides.
             (Some(secret), _) if !keys.is_empty() => matching(&keys, secret),
             (_, Some(subject)) => Some(certified(&keys, &subject.0)),
             (_, None) => None,
@@ -244,8 +260,8 @@ impl Authenticator {
     }
 }
 
-/// The caller of a client certificate: the key whose entry names this certificate, or a caller that may call
-/// functions. Names of keys say nothing about certificates: the authority that signs those need not know of keys.
+/// The caller of a client certificate: the key whose entry names this certificate, or a caller that may call functions. A
+/// certificate whose subject equals the name of a key is not that key: its authority need not know of keys.
 fn certified(keys: &[ApiKey], subject: &Arc<str>) -> Caller {
     let named = |key: &&ApiKey| key.certificate.as_deref() == Some(&**subject);
     match keys.iter().find(named) {
@@ -263,15 +279,18 @@ fn certified(keys: &[ApiKey], subject: &Arc<str>) -> Caller {
     }
 }
 
-/// What may be done without a key that says more.
+/// The scopes of a caller whose key or certificate grants no others.
 const INFER: Scopes = Scopes::of(KeyScope::Infer);
 
 /// The secret that the client presents, in any of the three accepted headers.
 fn presented(headers: &HeaderMap) -> Option<&str> {
+    // `Authorization` alone decides where it is sent, whatever its scheme: a proxy that adds its own must not be combined
+    // with a key from another header.
     if let Some(value) = headers.get(header::AUTHORIZATION) {
         let (scheme, secret) = value.to_str().ok()?.split_once(' ')?;
         return scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim());
     }
+    // The headers of Anthropic's and of Azure OpenAI's clients.
     headers
         .get("x-api-key")
         .or_else(|| headers.get("api-key"))?
@@ -284,6 +303,7 @@ fn matching(keys: &[ApiKey], secret: &str) -> Option<Caller> {
     // Digests are compared, so that neither the length nor the beginning of a secret shows in the time.
     let presented = KeyFingerprint::of(secret);
     let mut found = u32::MAX;
+    // No early return, and no branch on the result: `conditional_assign` keeps the last match in constant time.
     for (index, key) in (0_u32..).zip(keys) {
         if let Some(fingerprint) = &key.fingerprint {
             found.conditional_assign(&index, fingerprint.ct_eq(&presented));
@@ -360,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn d_45_an_open_route_gives_nobody_more_than_they_have() {
+    fn d_45_an_open_route_grants_no_extra_scopes() {
         let auth = Authenticator::new(keys());
         for (secret, name, scopes) in [
             ("", "anonymous", Scopes::default()),
@@ -403,7 +423,7 @@ mod tests {
         for (auth, access, secret, subject, expect) in [
             (&with, CALL, None, Some("robot"), Ok("certificate:robot")),
             (&with, SCRAPE, None, Some("robot"), Err(403)),
-            // A name is no key's, whatever it is.
+            // A certificate never stands for the key of the same name.
             (&with, CALL, None, Some("anna"), Ok("certificate:anna")),
             (&with, MANAGE, None, Some("anna"), Err(403)),
             (&with, SCRAPE, None, Some("scraper"), Err(403)),
@@ -418,12 +438,12 @@ mod tests {
             (&with, SCRAPE, None, Some("monitor"), Ok("scraper")),
             (&with, CALL, None, Some("monitor"), Err(403)),
             (&with, MANAGE, None, Some("robot-7"), Ok("operator")),
-            // A key that is shown decides; an entry without a secret has none.
+            // A presented key decides; an entry without a secret matches none.
             (&with, CALL, Some("three"), Some("robot-7"), Ok("app")),
             (&with, CALL, Some("wrong"), Some("robot-7"), Err(401)),
             (&with, CALL, Some(""), Some("robot-7"), Err(401)),
             (&with, CALL, None, None, Err(401)),
-            // Without keys nobody is an admin, a client without a certificate least of all.
+            // Without keys nobody is an admin, with or without a certificate.
             (&without, CALL, None, Some("robot"), Ok("certificate:robot")),
             (
                 &without,
@@ -446,7 +466,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn d_45_whoever_would_be_let_in_no_more_is_revoked() {
+    async fn d_45_callers_that_are_no_longer_admitted_are_revoked() {
         let named = |certificate: &str| ApiKey {
             certificate: Some(certificate.into()),
             fingerprint: None,
@@ -479,7 +499,7 @@ mod tests {
             ),
             (all(), app(), less(Scopes::ALL), true),
             (all(), robot(), all(), true),
-            // What no entry names may still call functions.
+            // A certificate that no entry names keeps `infer`.
             (all(), request("", "", Some("x")), keys(), true),
             (all(), robot(), keys(), false),
             (all(), robot(), renamed(), false),
@@ -501,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn d_45_new_limits_of_a_key_hold_for_what_it_has_open() {
+    fn d_45_new_limits_of_a_key_apply_to_open_callers() {
         let limited = |per_minute, models: Option<&str>| {
             let mut keys = keys();
             let models = models.map(|name| Arc::new([Name::shared(name)].into()));
@@ -524,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fingerprint_reads_back_and_refuses_what_is_none() {
+    fn a_fingerprint_round_trips_and_malformed_hex_is_refused() {
         let print = KeyFingerprint::of("secret");
         assert_eq!(KeyFingerprint::from_hex(&print.to_string()), Some(print));
         assert_eq!(KeyFingerprint::from_hex("00"), None);

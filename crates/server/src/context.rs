@@ -13,23 +13,23 @@ use crate::ops::metrics::{self, ServerMetrics};
 /// ([`crate::http::request_id::RequestId`]) stand in the request's extensions.
 #[derive(Clone)]
 pub struct ServerContext {
-    /// Keys and scopes; the gate has checked them already, a face asks for finer scopes.
+    /// Keys and scopes. The middleware has checked the scope of the route; a face asks for finer ones.
     pub auth: Arc<Authenticator>,
-    /// Where a face counts.
+    /// The counters of every face.
     pub metrics: Arc<ServerMetrics>,
-    /// Where a face asks before it takes work, and learns when to end it.
+    /// Admits work, and signals when it has to end.
     pub drain: Drain,
-    /// Whether models are there.
+    /// Readiness of the models.
     pub health: Arc<Health>,
 }
 
 /// What a face adds to the server. Each face has one function `face(ServerContext, its Config) -> Face`.
 pub struct Face {
-    /// Which one it is, in metrics and in the access log.
+    /// Its label in metrics and in the access log.
     pub name: metrics::FaceLabel,
     /// Its routes, each with the access that it requires.
     pub routes: Vec<Route>,
-    /// What it speaks over a WebSocket on `/`, where whichever protocol the first message shows is served (D-32).
+    /// Its protocol over WebSockets on `/`, where the subprotocol or the first message decides which face serves (D-32).
     pub(crate) root: Option<Arc<dyn SocketProtocol>>,
     /// Encoded file descriptor sets of its gRPC services, for reflection.
     pub descriptors: Vec<&'static [u8]>,

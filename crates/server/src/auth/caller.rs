@@ -1,4 +1,4 @@
-//! The identity of a caller, as far as the server knows it (D-45).
+//! The caller of a request: its identity, its scopes and its rate limits (D-45).
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ use crate::http::rejection::Rejection;
 /// The caller of a request. The middleware puts it into the extensions of each; a handler that finds none refuses.
 #[derive(Clone, Debug)]
 pub struct Caller {
-    /// Whose the request is, and what comes of it.
+    /// The owner of the request and of what it creates.
     pub identity: CallerIdentity,
     /// What the caller may do.
     pub scopes: Scopes,
     /// What its calls of models are charged to.
     pub allowance: Option<Arc<TokenMeter>>,
-    /// Which key it has shown; `None` if it needed none, or has shown a certificate.
+    /// The key that it presented; `None` if it needed none, or presented a certificate.
     pub(crate) fingerprint: Option<KeyFingerprint>,
-    /// Which certificate it has shown instead: its subject.
+    /// The subject of the certificate that it presented instead.
     pub(crate) certificate: Option<Arc<str>>,
 }
 
@@ -43,10 +43,12 @@ impl Caller {
     /// The caller of a request with these extensions.
     ///
     /// # Errors
-    /// `unauthenticated` if nobody has looked who it is: a handler that was reached past the gate does nothing.
+    /// `unauthenticated` if the middleware has not run: a handler that was reached past it does nothing.
     pub fn of(extensions: &Extensions) -> Result<&Self, Rejection> {
+        // Refused and not taken for an anonymous caller: without keys an anonymous caller may do everything, so that one
+        // route outside the middleware would be open to all (D-45).
         extensions.get().ok_or_else(|| {
-            let message = "Nobody has checked who sends this request.";
+            let message = "This request was not authenticated.";
             Rejection::new(
                 Code::Unauthenticated,
                 ErrorReason::UNCHECKED_CALLER,
@@ -73,6 +75,8 @@ impl Caller {
 
     /// Whether the caller may know of this model, and call it.
     pub(crate) fn may_use(&self, model: &Name) -> bool {
+        // Read from the meter at each call and not kept in the caller: a reload of the keys changes the models of callers
+        // that are already here.
         let limits = self.allowance.as_ref().map(|allowance| allowance.limits());
         let models = limits.as_ref().and_then(|limits| limits.models.as_ref());
         models.is_none_or(|models| models.contains(model))
@@ -93,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn d_45_a_name_makes_nobody_somebody_else() {
+    fn d_45_equal_names_of_different_kinds_are_different_callers() {
         let name = |name: &str| -> Arc<str> { name.into() };
         let all = [
             CallerIdentity::Anonymous(None),
@@ -112,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn d_45_an_address_is_a_network_and_has_one_form() {
+    fn d_45_an_address_counts_as_its_network_in_canonical_form() {
         for (one, other, same) in [
             ("10.0.0.1", "::ffff:10.0.0.1", true),
             ("10.0.0.1", "10.0.0.2", false),
@@ -125,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn d_45_a_handler_that_finds_no_caller_refuses() {
+    fn d_45_a_request_without_a_caller_is_unauthenticated() {
         let rejection = Caller::of(&Extensions::new()).unwrap_err();
         assert_eq!(rejection.code, Code::Unauthenticated);
     }

@@ -1,4 +1,4 @@
-//! The layer of the kernel that charges calls of models to the key of their request.
+//! The kernel layer that charges calls of models to the key of their request.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,14 +12,13 @@ use sapwood_kernel::{
 use crate::auth::rate_limit::ChargedRun;
 use crate::http::request_trace::{self, RequestTrace};
 
-/// The layer that charges calls of models to the token meter of the request that they belong to, and sets in whose turn they
-/// wait (D-54).
+/// Charges calls of models to the token meter of their request, and sets the fair share under which they wait (D-54).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AllowanceLayer;
 
 impl Layer for AllowanceLayer {
     fn call(&self, mut call: Call, next: Next) -> Chunks {
-        // Also of what is no model: it may call some.
+        // For every function and not only for models: a function may call models, and they find the trace in its extensions.
         let trace = RequestTrace::of(&mut call);
         if let Some(turn) = trace.as_ref().map(RequestTrace::turn) {
             // The calls within a call inherit it: setting it anew would copy the extensions for nothing.
@@ -27,11 +26,13 @@ impl Layer for AllowanceLayer {
                 call.extensions.insert(turn);
             }
         } else if call.fair_share() == FairShare::default() {
+            // A connection without requests (LMTP on a Unix socket) has no trace, but takes turns all the same.
             call.extensions.insert(request_trace::present_turn());
         }
         let allowance = trace.and_then(|trace| trace.allowance());
         let limits = allowance.as_ref().map(|allowance| allowance.limits());
         if let Some(models) = limits.and_then(|limits| limits.models.clone()) {
+            // For functions that list models or choose a default: what the key may not call is not named to it (OA-905).
             call.own.insert(KnownModels(models));
         }
         // Functions are free; the models that they call pass this layer again with the trace that was put into the call
@@ -44,7 +45,8 @@ impl Layer for AllowanceLayer {
             Ok(running) => {
                 let running = Arc::new(running);
                 let charge = Arc::clone(&running) as Arc<dyn TokenCharge>;
-                // Not inherited: the key's place is free when this call has ended, and not when the last call within it has.
+                // Not inherited by the calls within: the key's place is free when this call ends, and not when the last of
+                // them does.
                 call.own.insert(charge);
                 Box::pin(Charged {
                     chunks: next.call(call),
@@ -71,6 +73,8 @@ impl Stream for Charged {
         match &item {
             Some(Ok(chunk)) => {
                 self.answered = true;
+                // The guess before the settling: the last chunk of a remote model carries text and the usage, which then
+                // covers that text as well.
                 self.running.guess(chunk);
                 if let Some(meta) = &chunk.meta {
                     self.running.settle(meta.usage);

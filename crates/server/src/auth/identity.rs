@@ -1,4 +1,4 @@
-//! Who a caller is: a plain value by which quotas, budgets and turns tell callers apart (D-45).
+//! The identity of a caller: the plain value by which quotas, budgets and fair shares tell callers apart (D-45).
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -9,8 +9,8 @@ use http::Extensions;
 
 use crate::listener::peer::PeerInfo;
 
-/// Whose something is: shares, request ids, streams and resume tokens. A type and not a name, because names are chosen by
-/// the issuer of keys and certificates, and equal names of different kinds are different callers.
+/// The owner of quotas, request ids, streams and resume tokens. A type and not a name, because names are chosen by the issuers
+/// of keys and certificates, and equal names of different kinds are different callers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CallerIdentity {
     /// A caller without a key. Only its network is known: of IPv4 the address, of IPv6 the first 64
@@ -34,17 +34,19 @@ impl CallerIdentity {
         Self::Anonymous(Some(network(address)))
     }
 
-    /// Whether what `owner` has made may be used by this caller, who knows its token. Without a key the token is all there
-    /// identify a caller by: its address may have changed.
+    /// Whether this caller, who knows the token, may use what `owner` has created. Without a key the token alone identifies
+    /// a caller: its address may have changed.
     pub(crate) fn may_use_what(&self, owner: &Self) -> bool {
+        // A client that has changed its network must be able to resume, and the token cannot be guessed (D-45).
         matches!((self, owner), (Self::Anonymous(_), Self::Anonymous(_))) || self == owner
     }
 }
 
 impl CallerIdentity {
-    /// In whose turn the calls of a request wait (D-54): a number for this caller, never 0.
+    /// The number of this caller in a fair share (D-54); never 0, which stands for no caller.
     pub(crate) fn number(&self) -> u64 {
-        // Seeded, so that nobody can choose a name that takes another's turns.
+        // Seeded per process: with a fixed hash somebody could choose a name that collides with another caller's and take
+        // part of its turns.
         static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
         SEED.hash_one(self).max(1)
     }
@@ -63,6 +65,7 @@ impl fmt::Display for CallerIdentity {
 
 /// The network that an address belongs to, as one caller.
 fn network(address: IpAddr) -> IpAddr {
+    // Canonical first: a dual-stack socket shows IPv4 clients as `::ffff:a.b.c.d`, all of which share the first 64 bits.
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
         address @ IpAddr::V4(_) => address,

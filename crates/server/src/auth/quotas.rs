@@ -1,4 +1,4 @@
-//! Quotas that all callers share and of which each may hold a part (D-45): connections, LMTP connections, Evergreen
+//! Quotas with a limit for all callers together and one for each caller (D-45): connections, LMTP connections, Evergreen
 //! sessions, and bytes held by sessions.
 
 use std::collections::HashMap;
@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::auth::identity::CallerIdentity;
 
-/// What all callers share, of one kind.
+/// The quota of one kind of resource.
 #[derive(Debug)]
 pub(crate) struct CallerQuotas {
     most: u64,
-    /// How much of it each may have.
+    /// The limit of one caller.
     most_each: u64,
     state: Mutex<SlotCounts>,
 }
@@ -18,16 +18,16 @@ pub(crate) struct CallerQuotas {
 #[derive(Debug, Default)]
 struct SlotCounts {
     all: u64,
-    /// Nobody stands here who has nothing.
+    /// The amount of each caller; no entry is 0.
     taken: HashMap<CallerIdentity, u64>,
 }
 
-/// Why there is no more.
+/// Why an amount was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoSlot {
-    /// All together have as much as there is.
+    /// The limit of all callers together is reached.
     All,
-    /// This caller has as much as each may.
+    /// The limit of this caller is reached.
     Each,
 }
 
@@ -42,7 +42,7 @@ impl NoSlot {
 }
 
 impl CallerQuotas {
-    /// So much for all, and for each.
+    /// A quota with these limits for all callers together and for each.
     pub(crate) fn new(most: u64, most_each: u64) -> Arc<Self> {
         Arc::new(Self {
             most,
@@ -51,24 +51,24 @@ impl CallerQuotas {
         })
     }
 
-    /// How much there is for all.
+    /// The limit of all callers together.
     pub(crate) const fn most(&self) -> u64 {
         self.most
     }
 
-    /// How much each may have.
+    /// The limit of each caller.
     pub(crate) const fn most_each(&self) -> u64 {
         self.most_each
     }
 
-    /// Takes one for `caller`.
+    /// Acquires one for `caller`.
     pub(crate) fn take(self: &Arc<Self>, caller: &CallerIdentity) -> Result<Permit, NoSlot> {
         let mut position = Permit::empty(self, caller);
         position.set(1)?;
         Ok(position)
     }
 
-    /// How much all have, and how much `caller` has.
+    /// The amounts of all callers together and of `caller`.
     pub(crate) fn taken(&self, caller: &CallerIdentity) -> (u64, u64) {
         let state = self.state();
         (state.all, state.taken.get(caller).copied().unwrap_or(0))
@@ -79,7 +79,7 @@ impl CallerQuotas {
     }
 }
 
-/// What one holder has of it; given back when it is dropped.
+/// The amount of one holder; released when it is dropped. A caller may have several.
 #[derive(Debug)]
 pub(crate) struct Permit {
     shares: Arc<CallerQuotas>,
@@ -97,30 +97,30 @@ impl Permit {
         }
     }
 
-    /// How much it is.
+    /// The amount.
     pub(crate) const fn amount(&self) -> u64 {
         self.amount
     }
 
-    /// What it is part of.
+    /// The quota that it belongs to.
     pub(crate) fn shares(&self) -> &CallerQuotas {
         &self.shares
     }
 
-    /// Whose it is.
+    /// The caller that holds it.
     pub(crate) const fn caller(&self) -> &CallerIdentity {
         &self.caller
     }
 
-    /// Makes it as large as `amount`. Less is always taken; what cannot be had leaves everything as it was.
+    /// Changes the amount. Shrinking always succeeds; a refused growth leaves everything as it was.
     pub(crate) fn set(&mut self, amount: u64) -> Result<(), NoSlot> {
         let mut state = self.shares.state();
         let before = state.taken.get(&self.caller).copied().unwrap_or(0);
-        // What this holder has is part of both.
+        // Both sums include this holder's present amount, so the subtractions cannot underflow.
         let all = state.all - self.amount + amount;
         let own = before - self.amount + amount;
         if amount > self.amount {
-            // The caller's own limit first: who has reached it is told so whether or not there is room for others.
+            // The caller's own limit first: a caller that has reached it gets that reason whether or not others have room.
             if own > self.shares.most_each {
                 return Err(NoSlot::Each);
             }
@@ -142,7 +142,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        // Less is always taken.
+        // Shrinking cannot fail.
         let _ = self.set(0);
     }
 }
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn d_45_nobody_takes_what_all_share() {
+    fn d_45_each_caller_is_limited_within_the_shared_quota() {
         let shares = CallerQuotas::new(5, 2);
         let mut positions = Vec::new();
         for name in ["one", "other"] {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn d_45_an_amount_grows_to_its_limits_and_shrinks_always() {
+    fn d_45_an_amount_grows_up_to_its_limits_and_always_shrinks() {
         let shares = CallerQuotas::new(100, 60);
         let mut first = Permit::empty(&shares, &key("one"));
         let mut second = Permit::empty(&shares, &key("one"));

@@ -1,4 +1,4 @@
-//! The limits of one key: its models, and its requests and tokens in a time (OA-905, OA-906).
+//! The limits of one key: its models, and its requests and tokens per minute (OA-905, OA-906).
 //!
 //! ```text
 //!   call of a model ─► model allowed? running? a request left? ─► prompt charged when known ─► output as it is made
@@ -20,11 +20,11 @@ use tokio::time::Instant;
 pub struct RateLimits {
     /// The models it may call.
     pub models: Option<Arc<HashSet<Name>>>,
-    /// Calls of models at once.
+    /// Calls of models that run at the same time.
     pub requests_running: Option<u32>,
-    /// Calls of models that may begin in a minute.
+    /// Calls of models that may begin per minute.
     pub requests_per_minute: Option<u32>,
-    /// Tokens of prompts and of outputs in a minute.
+    /// Tokens of prompts and of outputs per minute.
     pub tokens_per_minute: Option<u32>,
 }
 
@@ -32,7 +32,7 @@ pub struct RateLimits {
 #[derive(Debug)]
 pub struct TokenMeter {
     limits: RwLock<Arc<RateLimits>>,
-    /// Whose prefixes are in the caches of engines.
+    /// Separates the cached prefixes of this key from those of others in the engines.
     prefix_scope: u64,
     state: Mutex<LimiterState>,
 }
@@ -48,6 +48,8 @@ impl TokenMeter {
     /// All of `limits`, unused.
     #[must_use]
     pub fn new(limits: RateLimits) -> Self {
+        // From 1: 0 is the scope of all callers without a meter. A meter survives a reload of the keys, and with it the scope,
+        // so that cached prefixes stay usable.
         static SCOPES: AtomicU64 = AtomicU64::new(1);
         let bucket = |per_minute: Option<u32>| per_minute.map(TokenBucket::new);
         let state = LimiterState {
@@ -68,8 +70,8 @@ impl TokenMeter {
         Arc::clone(&self.limits.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Puts other limits in force, for whatever is open too. Of what is limited as before, what is used stays used; of what
-    /// is limited otherwise, no more is left than there was.
+    /// Replaces the limits, for open calls too. A bucket whose limit stays keeps its level; one whose limit changes gets no
+    /// more than was left.
     pub(crate) fn renew(&self, limits: &RateLimits) {
         let mut state = self.lock();
         let LimiterState {
@@ -88,11 +90,13 @@ impl TokenMeter {
                 bucket.level = bucket.level.min(left);
             }
         }
+        // Stored while the buckets are locked, so that two reloads cannot leave the limits of one with the buckets of the
+        // other.
         let limits = Arc::new(limits.clone());
         *self.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
     }
 
-    /// Where a client stands, in the headers that clients of OpenAI read; nothing for what is not limited.
+    /// Adds the rate-limit headers that OpenAI's clients read; none for what is not limited.
     pub(crate) fn add_headers(&self, headers: &mut HeaderMap) {
         let mut state = self.lock();
         let now = Instant::now();
@@ -101,6 +105,7 @@ impl TokenMeter {
         } = &mut *state;
         for (names, bucket) in [(&REQUESTS, requests), (&TOKENS, tokens)] {
             let Some(bucket) = bucket else { continue };
+            // A bucket is only brought up to date when it is looked at.
             bucket.refill(now);
             let values = [
                 bucket.size.to_string(),
@@ -115,7 +120,7 @@ impl TokenMeter {
         }
     }
 
-    /// Begins a call of a model, which ends when what is returned is dropped.
+    /// Begins a call of a model, which ends when the returned value is dropped.
     pub(super) fn begin(self: &Arc<Self>, model: &Name) -> Result<ChargedRun> {
         let limits = self.limits();
         if let Some(models) = &limits.models
@@ -138,13 +143,15 @@ impl TokenMeter {
                 why: format!(
                     "this key may have {most} requests running at once: wait for one to end"
                 ),
+                // Nobody knows when one of them ends: the shortest wait that clients accept.
                 retry_after: Some(Duration::from_secs(1)),
             });
         }
-        // A prompt's length is not known yet, but nothing is left for any.
+        // The prompt's length is not known yet; with no token left, none can be admitted. Not taken: `prompt` charges it all.
         if let Some(tokens) = &mut state.tokens {
             tokens.expect(1, "tokens")?;
         }
+        // Last, because it is the only check that takes something.
         if let Some(requests) = &mut state.requests {
             requests.take(1, "requests")?;
         }
@@ -161,10 +168,11 @@ impl TokenMeter {
     }
 }
 
-/// Refills evenly, up to a minute's worth; may be overdrawn by what cannot be known before.
+/// Refills evenly, up to one minute's allowance; may be overdrawn by output, whose length is not known before.
 #[derive(Debug)]
 struct TokenBucket {
     size: u32,
+    /// At most `size`; negative while overdrawn.
     level: f64,
     filled: Instant,
 }
@@ -187,6 +195,7 @@ impl TokenBucket {
     /// How long until there is `amount`.
     fn until(&self, amount: u32) -> Duration {
         let missing = (f64::from(amount) - self.level).max(0.0);
+        // A limit of 0 is allowed and locks a key; dividing by it would make a duration that panics.
         Duration::from_secs_f64(missing * 60.0 / f64::from(self.size.max(1)))
     }
 
@@ -213,7 +222,8 @@ impl TokenBucket {
         let size = self.size;
         if amount > size {
             return Err(Error::RateLimited {
-                why: format!("this takes {amount} {what}, and this key may use {size} in a minute"),
+                why: format!("this needs {amount} {what}, and this key may use {size} per minute"),
+                // No wait helps: the bucket never holds so many.
                 retry_after: None,
             });
         }
@@ -221,7 +231,7 @@ impl TokenBucket {
             let wait = self.until(amount);
             return Err(Error::RateLimited {
                 why: format!(
-                    "this key may use {size} {what} in a minute, and {} are left: ask again in {}",
+                    "this key may use {size} {what} per minute, and {} are left: retry in {}",
                     self.whole(),
                     spell(wait)
                 ),
@@ -233,31 +243,32 @@ impl TokenBucket {
 
     fn overdraw(&mut self, amount: u32) {
         self.refill(Instant::now());
-        // May go below zero. Output is known only when it has been made, so it cannot be refused any more: the key pays by
-        // waiting longer for its next call.
+        // May go below zero. Output is known only after it was generated, so it cannot be refused any more: the key pays for
+        // it by a longer wait before its next call.
         self.level -= f64::from(amount);
     }
 }
 
-/// A call of a model that is charged to an allowance.
+/// A call of a model that is charged to a token meter.
 #[derive(Debug)]
 pub(crate) struct ChargedRun {
     allowance: Arc<TokenMeter>,
     /// Tokens charged so far.
     charged: AtomicU64,
-    /// The model charges its tokens itself; one elsewhere reports them at its end.
+    /// The model charges its tokens itself, as local ones do; a remote one reports its usage at the end.
     sends_headers: AtomicBool,
 }
 
 impl ChargedRun {
-    /// A chunk of a model elsewhere is a token at least, so that a call that is cut short has paid for something.
+    /// Charges one token for a chunk of a remote model, so that a call that is cut short has paid for something.
     pub(super) fn guess(&self, chunk: &Chunk) {
+        // A local model charges its prompt before its first chunk, so the flag is set by then.
         if !self.sends_headers.load(Ordering::Relaxed) && !chunk.data.is_empty() {
             self.output(1);
         }
     }
 
-    /// The call was not served: it does not count as one.
+    /// Refunds the request of a call that was not served.
     pub(super) fn excuse(&self) {
         if let Some(requests) = &mut self.allowance.lock().requests {
             // May lift it above the bucket's size; the next refill, which comes before every reading, cuts that off.
@@ -265,8 +276,9 @@ impl ChargedRun {
         }
     }
 
-    /// Charges what a model elsewhere says it used, beyond what was charged as it went.
+    /// Charges what a remote model reports as used, beyond what was charged while it ran.
     pub(super) fn settle(&self, usage: RunUsage) {
+        // Saturating, because the numbers come from another server.
         let used = usage.prompt_tokens.saturating_add(usage.completion_tokens);
         // Only what exceeds the guesses. Where they were too high nothing is refunded: a model that reports less than it
         // has sent would otherwise be free.
@@ -302,14 +314,15 @@ impl TokenCharge for ChargedRun {
 
 impl Drop for ChargedRun {
     fn drop(&mut self) {
-        // Only the place among running calls. Requests and tokens stay charged however the call ended; who drops calls
-        // early must not get them for nothing.
+        // Frees only the place among running calls. Requests and tokens stay charged however the call ended: a client that
+        // disconnects early must not get them for nothing.
         self.allowance.lock().running -= 1;
     }
 }
 
-/// As clients of OpenAI read it: `120ms`, `1.5s`, `6m0s`.
+/// A duration as OpenAI's clients read it: `120ms`, `1.5s`, `6m0s`.
 fn spell(wait: Duration) -> String {
+    // Seconds are rounded up: a client that waits exactly this long must not be refused again.
     let milliseconds = wait.as_millis();
     if milliseconds < 1000 {
         format!("{milliseconds}ms")

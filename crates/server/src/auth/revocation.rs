@@ -1,8 +1,8 @@
-//! Ends what a caller has open when its key is revoked (D-45, LM-108).
+//! Ends the open work of a caller when its key is revoked (D-45, LM-108).
 //!
 //! ```text
-//!   keys replaced ─► would this caller still be let in? ─ no ─► faces: last words, reason `revoked`, each in its own spelling
-//!                                                          └──► a moment later the gate cuts whatever has not ended by itself
+//!   keys replaced ─► is this caller still admitted? ─ no ─► each face ends with its own error, reason `revoked`
+//!                                                      └──► 1 s later the middleware cuts what has not ended by itself
 //! ```
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::auth::Authenticator;
 use crate::auth::caller::Caller;
 use crate::auth::scopes::RouteAccess;
 
-/// Knows when what was let in once would be let in no more.
+/// Resolves when a caller that was admitted would be refused; clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Revocation(Arc<RevocationInner>);
 
@@ -28,7 +28,7 @@ struct RevocationInner {
 }
 
 impl Revocation {
-    /// Of what `caller` has been let in to.
+    /// For a `caller` that was admitted with this `access`.
     pub(crate) fn new(auth: Arc<Authenticator>, caller: Caller, access: RouteAccess) -> Self {
         Self(Arc::new(RevocationInner {
             auth,
@@ -37,16 +37,17 @@ impl Revocation {
         }))
     }
 
-    /// Resolves when the caller's key is revoked; never where none was asked for.
+    /// Resolves when the caller's key is revoked; never where the route needs none.
     pub(crate) fn reached(&self) -> BoxFuture<'static, ()> {
         let inner = Arc::clone(&self.0);
+        // An open route was entered without looking at the key, so losing it ends nothing there.
         let RouteAccess::Needs(scope) = inner.access else {
             return pending().boxed();
         };
         async move { inner.auth.revoked(&inner.caller, scope).await }.boxed()
     }
 
-    /// The same, when last words have had their time as well.
+    /// Resolves when the key is revoked and the faces have had their time to end by themselves.
     pub(crate) fn over(&self) -> BoxFuture<'static, ()> {
         let reached = self.reached();
         async move {
@@ -56,10 +57,11 @@ impl Revocation {
         .boxed()
     }
 
-    /// Does `work` as long as the key is good, and a moment longer. `None`: it was cut.
+    /// Runs `work` as long as the key is valid, and [`LAST_WORDS`] longer. `None`: it was cut.
     pub(crate) async fn within<F: Future>(&self, work: F) -> Option<F::Output> {
         tokio::pin!(work);
-        // Both may be cancelled: what is cut is not asked for again.
+        // `work` is not cancelled here: it is polled on below. Biased, so that work that is done wins over a revocation that
+        // comes in the same moment.
         tokio::select! {
             biased;
             done = work.as_mut() => return Some(done),
@@ -69,7 +71,7 @@ impl Revocation {
     }
 }
 
-/// How long a face has to say that a key was revoked. As for what a drain cuts.
+/// How long a face may take to send its error after a revocation; as long as for work that a drain cuts.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
@@ -94,7 +96,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn d_45_what_a_revoked_key_has_open_has_a_moment_for_last_words() {
+    async fn d_45_open_work_of_a_revoked_key_has_one_second_to_end() {
         for (takes, cut) in [
             (LAST_WORDS - Duration::from_millis(1), false),
             (LAST_WORDS + Duration::from_millis(1), true),
@@ -115,7 +117,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn d_45_what_needs_no_key_is_not_revoked_with_one() {
+    async fn d_45_work_on_an_open_route_is_not_revoked() {
         let auth = auth();
         let revocation = asked(&auth, RouteAccess::Open);
         auth.replace(vec![ApiKey::new("ben", "two", Scopes::ALL)]);

@@ -1,4 +1,4 @@
-//! What a caller may do, and what a route asks for: plain values without keys or requests.
+//! Scopes of callers and access requirements of routes: plain values that know no keys or requests.
 
 use std::fmt;
 
@@ -50,6 +50,7 @@ pub struct Scopes(u8);
 
 impl Scopes {
     /// All of them: what a caller has when no keys are configured.
+    // One bit for each of `KeyScope::ALL`; a fifth scope has to be added here too.
     pub const ALL: Self = Self(0b1111);
 
     /// This scope alone.
@@ -81,7 +82,7 @@ impl KeyFingerprint {
         Self(Sha256::digest(secret.as_bytes()).into())
     }
 
-    /// Compares in a time that does not depend on where the two differ.
+    /// Compares in constant time.
     pub(super) fn ct_eq(&self, other: &Self) -> Choice {
         self.0.ct_eq(&other.0)
     }
@@ -110,6 +111,7 @@ impl fmt::Display for KeyFingerprint {
 
 impl fmt::Debug for KeyFingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Not the digest: from the digest of a short secret the secret can be searched for.
         f.write_str("Fingerprint(…)")
     }
 }
