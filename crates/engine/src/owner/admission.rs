@@ -90,6 +90,7 @@ impl Admission {
     /// Takes all commands from the inbox. Returns whether one has a follower.
     pub(super) fn receive(&mut self, requests: &mut Requests, now: Time) -> bool {
         let mut followed = false;
+        // Without a count: the inbox is bounded, and a command stays charged to the queue until its request starts.
         while let Ok(command) = self.inbox.commands.try_recv() {
             followed |= command.submission.follower.is_some();
             self.accept(requests, *command, now);
@@ -100,10 +101,14 @@ impl Admission {
     fn accept(&mut self, requests: &mut Requests, command: EngineCommand, now: Time) {
         let EngineCommand { submission, outbox } = command;
         let deadline = submission.timeout.map(|timeout| now + timeout);
+        // Every request is watched for the queue timeout although most start long before: a look at the deadlines that
+        // finds nothing costs little.
         self.watch(Some(now + self.queue_timeout));
         self.watch(deadline);
         submission.observe(&requests.stats);
         let nothing_wanted = submission.terms.max_tokens == 0;
+        // A request gets its job even if it ends at once below, because its end passes through `Requests` like any
+        // other: events, refund of the queue, metrics.
         let job = requests.jobs.insert(RequestJob {
             outbox,
             terms: submission.terms,
@@ -112,6 +117,7 @@ impl Admission {
             turn: submission.turn,
             scope: match self.prefix_sharing {
                 PrefixSharing::Scope => submission.prefix_scope,
+                // Equal scopes share prefixes, so one constant shares them among all.
                 PrefixSharing::All => 0,
             },
             cache_key: submission.cache_key,
@@ -134,16 +140,22 @@ impl Admission {
             let after = match first {
                 // Every choice shares the prompt with the first one.
                 Some(first) => Some(requests.prompt_of(first)),
+                // A model that cannot truncate shares whole slots only, so the beginning of a running one is of no use
+                // to others.
                 None if steering.is_none() && self.truncates => prefix_in_progress(requests, job),
                 None => None,
             };
             let key = requests.add_sequence(job, steering, after);
             first.get_or_insert(key);
         }
+        // After the sequences were added, so that a request to a lost model ends by the same path as one that was
+        // running.
         if let Some(error) = self.lost.clone() {
             requests.fail(job, error, false);
         } else if nothing_wanted {
             requests.finish_all(job, FinishReason::Length);
+        // The first of the scored tokens takes the place of the prompt and needs no output row, so it is reported
+        // before anything is computed. That may already end the request.
         } else if requests.jobs[job].is_score_only() {
             for key in requests.jobs[job].members.clone() {
                 score_first(requests, key, now);
@@ -158,13 +170,18 @@ impl Admission {
 
     /// Handles the requests of readers, if one woke the owner, and deadlines, if one has passed.
     pub(super) fn take_cancellations(&mut self, requests: &mut Requests, now: Time) {
+        // The requests of readers are flags in their outboxes (D-7). They are scanned only after a wake-up, so that a
+        // step costs nothing for each request that merely runs.
         let woken = self.inbox.waker.is_observed();
         let due = self.next_deadline.is_some_and(|deadline| deadline <= now);
         if !woken && !due {
             return;
         }
+        // The loop below sets it again from the requests that remain.
         self.next_deadline = None;
         let open = requests.jobs.iter().filter(|(_, job)| !job.ended);
+        // Collected first, because requests are removed in the loop. An ended request is skipped: its last event is
+        // already queued.
         let jobs: Vec<usize> = open.map(|(index, _)| index).collect();
         for index in jobs {
             let job = &requests.jobs[index];
@@ -174,6 +191,7 @@ impl Admission {
                 .then_some(job.arrived + self.queue_timeout);
             let passed = |deadline: Option<Time>| deadline.is_some_and(|deadline| deadline <= now);
             match job.outbox.reader_request() {
+                // What the reader asked for comes before the deadlines: nobody would receive the error of a timeout.
                 ReaderRequest::Closed => requests.cancel(index),
                 ReaderRequest::Stop => requests.finish_all(index, FinishReason::Cancelled),
                 ReaderRequest::Continue if passed(job.deadline) => {
@@ -186,6 +204,7 @@ impl Admission {
                     let message = "the request waited too long for a slot: try again later";
                     let error =
                         EngineError::new(Code::Unavailable, ErrorReason::QUEUE_TIMEOUT, message);
+                    // Faces answer 503, which carries a retry time (OA-202, OA-910).
                     let error = error.after(requests.queue.retry_after());
                     time_out(requests, index, error);
                 }
@@ -202,6 +221,7 @@ impl Admission {
     /// is over.
     pub(super) fn park_and_resume(&mut self, requests: &mut Requests, now: Time) {
         self.order.clear();
+        // Resumed sequences first: otherwise those that park below would be checked twice.
         self.order.extend(requests.scheduler.parked());
         for &key in &self.order {
             let sequence = &requests.sequences[key];
@@ -219,6 +239,8 @@ impl Admission {
             }
             let outbox = &requests.jobs[sequence.job].outbox;
             if !outbox.has_room(sequence.choice) {
+                // Nothing is dropped: the sequence leaves the batch before it could produce another event (LM-607,
+                // TR-609).
                 outbox.park();
                 // The reader may have made room just before it could see the flag, and then it does not wake the owner.
                 if !outbox.has_room(sequence.choice) {
@@ -231,15 +253,20 @@ impl Admission {
 
     /// Gives slots to waiting sequences, in their order, until the next one does not fit.
     pub(super) fn admit(&mut self, requests: &mut Requests, now: Time) {
+        // Each admission changes whose turn it is, so the next sequence is looked up anew every time.
         while let Some(key) = requests.scheduler.next(|key| requests.is_eligible(key)) {
             // A parked sequence keeps its slot unless another one needed it.
             if requests.sequences[key].slot.is_none() && !acquire_slot(requests, key) {
+                // If the next one does not fit, no smaller one overtakes it: a stream of small requests would starve a
+                // large one.
                 return;
             }
             requests.scheduler.admit(key);
             let sequence = &requests.sequences[key];
             requests.report.admitted.push(sequence.number);
             let job = &mut requests.jobs[sequence.job];
+            // A preempted or parked sequence is admitted again, and only the first admission leaves the queue. With
+            // several choices the first of them counts for the request.
             if job.started.is_none() {
                 job.started = Some(now);
                 requests.queue.leave(job.turn.caller, job.prompt.len());
@@ -254,6 +281,8 @@ impl Admission {
 
 fn time_out(requests: &mut Requests, job: usize, error: EngineError) {
     requests.stats.cancelled_timeout.add(1);
+    // The slots hold valid tokens, so they are retained as cached prefixes: a client that retries finds its prompt
+    // computed.
     requests.fail(job, error, true);
 }
 
@@ -270,6 +299,7 @@ fn acquire_slot(requests: &mut Requests, key: SequenceKey) -> bool {
         choice: sequence.choice,
         max_tokens: job.terms.asked_max_tokens,
     };
+    // `acquire` returns fewer tokens than were found if it had to evict the shared prefix itself.
     let Some((slot, computed)) = requests.slots.acquire(job.scope, shared, &purpose) else {
         return false;
     };
@@ -285,6 +315,7 @@ fn acquire_slot(requests: &mut Requests, key: SequenceKey) -> bool {
     }
     sequence.slot = Some(slot);
     sequence.computed = computed;
+    // From here on the sequence may itself be waited for by others that share its prompt.
     sequence.after = None;
     true
 }
@@ -294,6 +325,8 @@ fn acquire_slot(requests: &mut Requests, key: SequenceKey) -> bool {
 fn make_room_for(requests: &mut Requests, key: SequenceKey) -> Option<Option<PrefixMatch>> {
     loop {
         let sequence = &requests.sequences[key];
+        // Looked up anew in each round: preempting a victim may have released the very slot that held the shared
+        // prefix.
         let scope = requests.jobs[sequence.job].scope;
         let usable = &sequence.tokens[..=sequence.first_row()];
         let shared = requests.slots.find(scope, usable);
@@ -302,6 +335,8 @@ fn make_room_for(requests: &mut Requests, key: SequenceKey) -> Option<Option<Pre
         if requests.slots.fits(cells, shared) {
             return Some(shared);
         }
+        // A running sequence is never preempted for one that waits: they would displace each other in turn, and compute
+        // their prompts again each time.
         let victim = requests.victim(false, Some(key))?;
         requests.preempt(victim);
     }
@@ -317,15 +352,19 @@ fn prefix_in_progress(requests: &Requests, job: usize) -> Option<AwaitedPrefix> 
         return None;
     }
     let tokens: Vec<Token> = request.tokens();
+    // The last token of the prompt is always computed by the request itself: its output row gives the first token.
     let usable = &tokens[..request.prompt.len().saturating_sub(1)];
     let leads = |other: &RunningSequence| {
+        // A sequence that waits for another request is not waited for itself, so no cycle arises.
         other.after.is_none()
             && other.steering.is_none()
             && requests.jobs[other.job].scope == request.scope
+            // Waiting for one of lower priority would give this request that one's priority.
             && requests.jobs[other.job].priority >= request.priority
     };
     let common = |(key, other): (SequenceKey, &RunningSequence)| {
         let common = common_prefix(&other.tokens, usable).min(other.first_output_row());
+        // A prefix that is computed already needs no waiting: `KvSlots::find` shares it from the running slot.
         let worth = common >= SHARED_TOKENS_MIN && common > other.computed;
         worth.then_some(AwaitedPrefix {
             key,

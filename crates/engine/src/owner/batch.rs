@@ -50,6 +50,8 @@ impl Batch {
                 alone: config.prefill_tokens_alone as usize,
                 step: config.step_tokens as usize,
                 prefill_min: config.prefill_tokens_min as usize,
+                // Each of at most `parallel` running sequences needs one row; only what is left can go to further rows
+                // of scored tokens.
                 spare_rows: capacity.rows.saturating_sub(info.parallel) as usize,
                 truncates: info.truncates,
             },
@@ -96,10 +98,13 @@ impl Batch {
                     begin_mid(requests, share.key, now);
                 }
             }
+            // Built anew in each round, because making room may have preempted a sequence of the plan.
             self.build(requests);
             let panics = &requests.stats.panics;
             match requests.slots.decode(&self.entries, now, panics) {
                 Ok(()) => return Decoded::Tokens(self.commit(requests)),
+                // The owner counts one cell per token, and the model's own count may differ. A full cache is an error
+                // only when nothing is left to free.
                 Err(DecodeStop::Full) => {
                     if !make_room(requests) {
                         let message = "the model's cache has no room for a single sequence";
@@ -109,6 +114,8 @@ impl Batch {
                         return Decoded::Tokens(0);
                     }
                 }
+                // Nothing changed, and the flag is raised only when the engine ends: the thread looks for that after
+                // the step.
                 Err(DecodeStop::Aborted) => return Decoded::Tokens(0),
                 Err(DecodeStop::Failed(error)) => {
                     self.fail(requests, &error);
@@ -140,6 +147,7 @@ impl Batch {
                 self.ration_rows(requests);
                 return !self.shares.is_empty();
             }
+            // The last running sequence is never a victim. It fits alone, because the cells are at least the context.
             let Some(victim) = requests.victim(true, None) else {
                 return !self.shares.is_empty();
             };
@@ -164,6 +172,7 @@ impl Batch {
     /// Fills `entries` and `rows` from the plan.
     fn build(&mut self, requests: &mut Requests) {
         let total = self.shares.iter().map(|share| share.tokens).sum();
+        // After the plan, which counted cached cells as room: only as many prefixes are evicted as this batch needs.
         requests.slots.evict_for(total);
         self.entries.clear();
         self.rows.clear();
@@ -194,6 +203,8 @@ impl Batch {
             let Some(slot) = sequence.slot else { continue };
             let until = sequence.computed + share.tokens;
             let tokens = &sequence.tokens[sequence.computed..until];
+            // Only after the decode call succeeded: a failed batch leaves the slots as they were, and the cache has to
+            // agree.
             requests.slots.append(slot, tokens);
             // A single token after a sampled one is a decode; all other tokens were known before.
             if share.tokens == 1 && sequence.appended > 0 && until == sequence.tokens.len() {
@@ -230,6 +241,8 @@ impl BatchLimits {
         // A model that cannot truncate can share a prompt only from a slot that ends there, so prefill stops once
         // before the last token of the prompt.
         let shared = sequence.prompt_tokens.saturating_sub(1);
+        // A request with one choice shares its prompt with nobody now, and the extra step would only delay its first
+        // token.
         let has_siblings = requests.jobs[sequence.job].members.len() > 1;
         if !self.truncates && sequence.computed < shared && has_siblings {
             pending = shared - sequence.computed;
@@ -253,6 +266,7 @@ fn make_room(requests: &mut Requests) -> bool {
 
 fn fail_all(requests: &mut Requests, error: &EngineError) {
     let open = requests.jobs.iter().filter(|(_, job)| !job.ended);
+    // Collected first: `fail` changes the slab. Ended requests keep their own last event.
     let jobs: Vec<usize> = open.map(|(index, _)| index).collect();
     for job in jobs {
         requests.fail(job, error.clone(), false);

@@ -43,6 +43,7 @@ impl Detokenizer {
 
     /// The token of a space, or `end` in a vocabulary without one.
     pub(super) fn space_or(&self, end: Token) -> Token {
+        // Some tokenizers yield several tokens, or none; the first is close enough for a placeholder in the context.
         let space = self.vocabulary.tokenize(" ", false);
         space.first().copied().unwrap_or(end)
     }

@@ -86,10 +86,13 @@ impl KvSlots {
                 self.model.release(slot);
             }
         }
+        // Before `acquire`, which takes the first free slot: that is then the one which the move has emptied. The
+        // wanted prefix does not move, because `shared` names its slot.
         if let Some((cached, free)) = self.cache.misplaced_prefix(wanted) {
             self.move_cached(cached, free);
         }
         let slot = self.cache.acquire(scope)?;
+        // `fork` expects an open, empty target.
         self.model.open(slot, purpose);
         // The eviction may have taken the shared prefix, and its slot may be the one that was opened.
         let shared = shared
@@ -97,6 +100,8 @@ impl KvSlots {
         let Some(shared) = shared else {
             return Some((slot, 0));
         };
+        // A copy rather than the cached slot itself: the model has opened the new slot for this request's purpose, and
+        // the cached tokens may go on beyond the shared ones.
         self.model.fork(shared.slot, slot, length(shared.tokens));
         self.cache.fork(shared.slot, slot, shared.tokens);
         if shared.cached && shared.whole {
@@ -136,6 +141,7 @@ impl KvSlots {
     /// Truncates a slot. Returns false, with nothing changed, if the model cannot resume from there.
     #[must_use]
     pub(super) fn truncate(&mut self, slot: SlotId, tokens: usize) -> bool {
+        // The caller preempts the sequence instead, which computes it anew from an empty slot.
         if !self.truncates || !self.model.can_resume(slot, length(tokens)) {
             return false;
         }
@@ -152,11 +158,14 @@ impl KvSlots {
 
     /// Keeps the tokens of an ended sequence in its slot as a cached prefix, if later prompts could use them.
     pub(super) fn retain(&mut self, slot: SlotId, prompt_tokens: usize, cache_key: Option<u64>) {
+        // `find` never returns so short a prefix, so keeping it would only occupy a slot.
         if self.cache.len(slot) < self.prefix_min.max(1) {
             return self.release(slot);
         }
         let model = &*self.model;
         let resumes = |slot, tokens| can_resume(model, slot, tokens);
+        // The cache chooses among equal and contained prefixes; what it drops is released in the model too, or the two
+        // would disagree.
         for slot in self.cache.retain(slot, prompt_tokens, cache_key, resumes) {
             self.model.release(slot);
         }
@@ -187,6 +196,8 @@ impl KvSlots {
         panics: &Counter,
     ) -> Result<(), DecodeStop> {
         let model = &mut *self.model;
+        // The model is used again after a panic: the requests of the batch fail and their slots are released, which
+        // `Model` demands to work then. Nothing else of the owner is borrowed in the call.
         catch_unwind(AssertUnwindSafe(|| model.decode(batch, now))).unwrap_or_else(|_panic| {
             panics.add(1);
             let message = "the model failed in this step";
@@ -220,6 +231,8 @@ impl KvSlots {
     #[must_use]
     pub(super) fn reset(&mut self) -> bool {
         let capacity = self.model.capacity();
+        // The cache may be inconsistent after a panic in the middle of a change, so every slot is released, those that
+        // were free as well.
         self.cache = PrefixCache::new(capacity, self.truncates);
         (0..capacity.slots).all(|slot| fenced(|| self.model.release(slot)))
     }

@@ -90,6 +90,8 @@ impl EngineOwner {
         let vocabulary = model.vocabulary();
         let (stats, queue) = (Arc::clone(&inbox.stats), Arc::clone(&inbox.queue));
         stats.cells_total.set(u64::from(capacity.cells));
+        // An engine whose first step has not begun counts as idle, so that the watchdog does not report it as stalled
+        // (OA-901).
         stats.idle.set(1);
         let slots = KvSlots::new(model, config.prefix_tokens_min);
         let scheduler = config.scheduler(&info);
@@ -118,10 +120,16 @@ impl EngineOwner {
     fn try_step(&mut self, now: Time) -> StepReport {
         let requests = &mut self.requests;
         requests.begin_step(now);
+        // Before cancellations: a handle that was dropped while its command was in the inbox has set the wake flag,
+        // which is read only once. If that flag were read first, the request would run although nobody reads it.
         if self.admission.receive(requests, now) {
             self.progress.start(now);
         }
+        // Before parking and admission, so that the slots and KV cells of cancelled requests go to waiting ones in this
+        // step.
         self.admission.take_cancellations(requests, now);
+        // Before admission: a sequence that parks leaves its place in the batch to a waiting one, and one that resumes
+        // competes for it.
         self.admission.park_and_resume(requests, now);
         self.admission.admit(requests, now);
         if self.steering.call_pre(requests, now) {
@@ -139,8 +147,12 @@ impl EngineOwner {
         let after = self.clock.as_ref().map_or(now, |clock| clock());
         requests.now = after;
         self.sampling.collect(requests, self.batch.rows(), after);
+        // Reports come before `publish`. They wake readers, and a wake-up shows everything published so far: whole
+        // steps only, because the events of this step are not in the outboxes yet.
         self.progress
             .publish(requests, self.admission.pace(), after);
+        // Last of all, so that a reader on another core finds the whole step and does not compete with the owner
+        // meanwhile (D-6).
         requests.publish();
         let wake_at = self.wake_at(now);
         self.requests.report.wake_at = wake_at;
@@ -159,6 +171,8 @@ impl EngineOwner {
         let requests = &self.requests;
         let report = &requests.report;
         let changed = !report.finished.is_empty() || !report.cancelled.is_empty();
+        // Slots or cells became free after this step's admission, so the next step can admit something even if nothing
+        // else is due.
         if requests.scheduler.waiting() > 0
             && (changed || !report.parked.is_empty() || !report.preempted.is_empty())
         {
@@ -176,6 +190,7 @@ impl EngineOwner {
                 }
                 None => now,
             };
+            // A parked sequence sets no timer: its reader wakes the owner when it has made room.
             earliest = Some(earliest.map_or(due, |earliest| earliest.min(due)));
         }
         // `Time::MAX` is no timer: a script that hangs waits to be cancelled.
@@ -197,6 +212,8 @@ impl EngineOwner {
         stats.cells_used.set(requests.slots.used() as u64);
         stats.preemptions.add(report.preempted.len() as u64);
         stats.generation_tokens.add(u64::from(report.appended));
+        // A step that only polled steerers or cancelled requests is not a decode step, and would distort the histograms
+        // below.
         if computed == 0 {
             return;
         }

@@ -42,6 +42,8 @@ impl StepOutput {
             .iter_mut()
             .rev()
             .find(|(to, event)| *to == job && event.choice == choice);
+        // Only if that is the choice's last event: text must not come before an event that was emitted after the
+        // tokens.
         if let Some((_, event)) = last
             && let EventKind::Tokens(tokens) = &mut event.kind
         {
@@ -90,9 +92,12 @@ impl StepOutput {
     pub(super) fn publish(&mut self, jobs: &mut Slab<RequestJob>, panics: &Counter) {
         self.readers.clear();
         for (job, event) in self.events.drain(..) {
+            // Every event of the step before the first wake-up: a face that serves several streams on one connection
+            // would otherwise send half a step (LM-601).
             jobs[job].outbox.publish(event);
             self.readers.push(job);
         }
+        // One wake-up for each reader, however many events it gets.
         self.readers.sort_unstable();
         self.readers.dedup();
         for &job in &self.readers {

@@ -56,6 +56,7 @@ impl ProgressReports {
                 job.outbox.wake();
             }
         }
+        // The timer stops with the last follower, so that an engine without followers is not woken for them.
         self.due = followed.then(|| now + EVERY);
     }
 }
@@ -65,6 +66,7 @@ fn positions(requests: &Requests) -> HashMap<usize, FollowerPosition> {
     let mut positions = HashMap::new();
     for key in requests.scheduler.admission_order() {
         let ahead = u32::try_from(positions.len()).unwrap_or(u32::MAX);
+        // `ahead` counts requests, not sequences: the map has one entry for each request met so far.
         let fresh = FollowerPosition { ahead, waiting: 0 };
         let job = requests.sequences[key].job;
         positions.entry(job).or_insert(fresh).waiting += 1;

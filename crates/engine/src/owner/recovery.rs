@@ -28,19 +28,26 @@ impl EngineOwner {
         );
         let message = "the engine failed in this step and has started again: try again";
         let cause = EngineError::new(Code::Internal, ErrorReason::ENGINE_PANIC, message);
+        // Read before the requests end. A lost model is excluded, because it has no requests either, and its own error
+        // must stay.
         let was_idle = requests.jobs.is_empty() && !self.admission.is_lost();
+        // The events of the interrupted step are dropped: a part of a step would reach readers as if it were a whole
+        // one.
         requests.output.clear();
         self.steering = SteerRounds::default();
         self.batch.reset();
         self.sampling.reset();
         self.admission.reset();
         self.progress = ProgressReports::default();
+        // The requests end before the slots are released, so that no sequence refers to a slot that is free. Commands
+        // in the inbox were not part of the step and are served by the next one.
         end_all(requests, &cause);
         requests.scheduler = self.config.scheduler(&self.info);
         if !requests.slots.reset() || was_idle {
             self.admission.lose(cause);
         }
         requests.report = StepReport {
+            // The step number continues, because events of later steps must not repeat it.
             step: requests.report.step,
             wake_at: Some(now).filter(|_| !was_idle),
             ..StepReport::default()
@@ -55,6 +62,8 @@ fn end_all(requests: &mut Requests, error: &EngineError) {
         if job.started.is_none() && !job.ended {
             requests.queue.leave(job.turn.caller, job.prompt.len());
         }
+        // A request that had ended lost its last event with the step's output. Its outbox sends the error in place of
+        // it, but the request was counted already.
         if !job.ended {
             requests.stats.failed.add(1);
         }

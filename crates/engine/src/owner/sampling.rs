@@ -85,6 +85,7 @@ impl RowSampling {
         rows: &[(SequenceKey, usize)],
         now: Time,
     ) {
+        // Taken out of `self`, which sampling borrows as a whole.
         let mut order = std::mem::take(&mut self.order);
         order.clear();
         let waits = |&key: &SequenceKey| requests.sequences[key].cached_row.is_some();
@@ -101,10 +102,14 @@ impl RowSampling {
             }
         }
         self.order = order;
+        // Cached rows come first: they belong to earlier steps. A sequence with a cached row computes nothing, so it
+        // has no row in this batch.
         for &(key, index) in rows {
             match requests.sequences.get(key) {
                 // An earlier row of this step is not available yet, and the slot was truncated to it.
                 Some(sequence) if sequence.asleep_until.is_some() => {}
+                // Rows of one sequence are in the order of its tokens, so those of the prompt come before those of the
+                // output.
                 Some(sequence) if sequence.next_in_prompt().is_some() => {
                     self.score_prompt(requests, key, index, now);
                 }
@@ -113,6 +118,7 @@ impl RowSampling {
                     let outcome = self.sample_row(requests, key, index, now);
                     apply(requests, key, outcome, now);
                 }
+                // An earlier row of this loop ended its request.
                 None => {}
             }
         }
@@ -187,6 +193,8 @@ impl RowSampling {
             Ok(MidResult::Splice { backtrack, tokens }) => RowOutcome::Splice { backtrack, tokens },
             Ok(MidResult::Stop) => RowOutcome::Finish(FinishReason::Controller),
             Ok(MidResult::Waits) => {
+                // Copied, because the model overwrites its rows with the next batch. The sequence then needs no second
+                // decode call (AI-812).
                 sequence.cached_row = Some(row.retain());
                 RowOutcome::Waits
             }
@@ -208,8 +216,10 @@ impl RowSampling {
         } else {
             Vec::new()
         };
+        // Bad words and the steerer's mask apply together: only tokens that both allow remain.
         let mask = steered.mask.as_ref();
         let good = terms.bad_words.as_ref().map(|bad| {
+            // Computed for every token: which tokens would complete a word depends on the output so far.
             let mut good = bad.mask(sequence.emitted());
             mask.iter().for_each(|mask| good.intersect(mask));
             good
@@ -218,6 +228,7 @@ impl RowSampling {
             sampling: &terms.sampling,
             seed: terms.seed,
             choice: sequence.choice,
+            // Rolled-back tokens count as well, so that a position that is sampled again gets a new draw.
             index: sequence.appended,
             history: sequence.history.as_ref(),
             forbidden: &forbidden,
@@ -231,6 +242,7 @@ impl RowSampling {
             Logits::Ranked(ranking) => self.sampler.sample_ranked(&ranking, &params),
         };
         match sampled {
+            // The steerer's mask alone decides: bad words that leave a single token do not end an output.
             Ok(sample) => RowOutcome::Sampled(sample, mask.is_some_and(|mask| mask.count() == 1)),
             Err(error) => RowOutcome::Error(sample_error(error, mask.is_some())),
         }
@@ -289,6 +301,7 @@ pub(super) fn sample_error(error: SampleError, masked: bool) -> EngineError {
         SampleError::NotANumber => {
             EngineError::new(Code::Internal, ErrorReason::ENGINE_ERROR, error.to_string())
         }
+        // The error blames whoever restricted the row: the controller if it gave a mask, the request otherwise.
         SampleError::NothingAllowed if masked => EngineError::new(
             Code::ControllerFailed,
             ErrorReason::CONSTRAINT_FAILED,

@@ -43,6 +43,7 @@ impl RowSampling {
             let error = EngineError::new(Code::Internal, ErrorReason::NONE, message);
             return requests.fail_request_of(key, error);
         };
+        // A score is always computed; without `top_logprobs` only the list of alternatives is empty (LM-311).
         let top = requests.terms(key).top_logprobs.unwrap_or(0) as usize;
         match self.score_token(requests, token, top, index, now) {
             Ok(sample) => requests.append_scored(key, sample, now),
@@ -63,6 +64,7 @@ impl RowSampling {
             return;
         };
         let token = sequence.tokens[next];
+        // No alternatives for the prompt: LM-974 reports one number per token.
         match self.score_token(requests, token, 0, index, now) {
             Ok(sample) => {
                 if let Some(scores) = &mut requests.sequences[key].prompt_scores {
@@ -81,6 +83,7 @@ impl RowSampling {
         index: usize,
         now: Time,
     ) -> Result<Sample, RowOutcome> {
+        // Never masked: scores are without bias and masks, so that they agree with a plain generation (LM-312, LM-314).
         let failed = |error| RowOutcome::Error(sample_error(error, false));
         match logits(&mut requests.slots, &requests.stats.panics, index, now)? {
             Logits::Whole(row) => self.sampler.score_row(row, token, top).map_err(failed),

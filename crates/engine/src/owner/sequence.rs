@@ -56,6 +56,8 @@ impl RequestJob {
     pub(super) fn tokens(&self) -> Vec<Token> {
         let mut tokens = self.prompt.to_vec();
         if let Some(scored) = &self.terms.scored {
+            // `scored.tokens` is not empty (checked at submission). With an empty prompt its first token is the prompt,
+            // and for a single token the range is reversed, for which `get` returns nothing.
             let rest = usize::from(scored.score_only)..scored.tokens.len() - 1;
             tokens.extend(scored.tokens.get(rest).unwrap_or_default());
         }
@@ -188,6 +190,7 @@ impl RunningSequence {
     /// Returns the index of the first token whose row is needed for the output.
     pub(super) fn first_output_row(&self) -> usize {
         if self.scored {
+            // The row before the next scored token; `appended` counts the scores reported so far.
             (self.prompt_tokens + self.appended as usize).saturating_sub(1)
         } else {
             self.tokens.len() - 1
@@ -196,6 +199,7 @@ impl RunningSequence {
 
     /// Returns the output from its end: the tokens themselves, not their replacements in the context (AI-804).
     pub(super) fn emitted(&self) -> impl Iterator<Item = Token> + '_ {
+        // Without a steerer the context is the output, and no second copy of it is kept.
         let (steered, plain) = match &self.steering {
             Some(steering) => (&steering.output[..], &[][..]),
             None => (&[][..], &self.tokens[self.prompt_tokens..]),

@@ -32,12 +32,15 @@ impl SteerRounds {
     /// yielded its slot, so that sequences can be admitted again.
     pub(super) fn call_pre(&mut self, requests: &mut Requests, now: Time) -> bool {
         let before = requests.added();
+        // Selected first: `pre` may end, fork or suspend sequences while the list is walked. Forks made in this loop
+        // are not in it, because they continue in their parent's round.
         self.select(requests, |requests, key| {
             requests.sequences[key].steering.is_some()
         });
         for &key in &self.order {
             // A sibling may have failed in this loop and ended its request.
             let sequence = requests.sequences.get(key);
+            // A sequence that waits for its model has no row to steer.
             if sequence.is_some_and(|sequence| sequence.asleep_until.is_none()) {
                 call_pre_of(requests, key, now);
             }
@@ -45,6 +48,7 @@ impl SteerRounds {
         if requests.report.suspended.is_empty() {
             return requests.added() > before;
         }
+        // Before slots are yielded: a request that ends frees its slots by itself.
         fail_deadlocked(requests);
         let yielded = self.yield_slots(requests);
         requests.added() > before || yielded
@@ -61,6 +65,8 @@ impl SteerRounds {
         });
         // The youngest first: it may wait for an older one.
         for &key in self.order.iter().rev().take(missing) {
+            // It keeps its KV cells and gives up only its place in the batch, until another sequence needs the cells
+            // too.
             requests.scheduler.yield_slot(key);
         }
         missing > 0 && !self.order.is_empty()
@@ -87,6 +93,7 @@ fn call_pre_of(requests: &mut Requests, key: SequenceKey, now: Time) {
             resume_cached_row(requests, key, now);
         }
         Ok(Pre::Run { fast_forward }) => force_tokens(requests, key, &fast_forward, now),
+        // No decode call is spent on it, and `pre` is asked again in the next step (AI-813).
         Ok(Pre::Suspend) => requests.report.suspended.push(sequence.number),
         Ok(Pre::Fork(branches)) => fork(requests, key, branches, now),
         Ok(Pre::Stop) => requests.finish(key, FinishReason::Controller, None),
@@ -118,6 +125,7 @@ fn force_tokens(requests: &mut Requests, key: SequenceKey, tokens: &[Token], now
 fn fork(requests: &mut Requests, key: SequenceKey, branches: u32, now: Time) {
     let more = branches.saturating_sub(1);
     let choices = requests.jobs[requests.sequences[key].job].next_choice;
+    // `next_choice` never goes down, so ended choices count too. The outbox of a steered request has as many quotas.
     if choices.saturating_add(more) > CHOICES_MAX {
         let failure = SteerFailure {
             reason: ErrorReason::LIMIT,
@@ -125,6 +133,7 @@ fn fork(requests: &mut Requests, key: SequenceKey, branches: u32, now: Time) {
         };
         return requests.fail_request_of(key, to_engine_error(failure));
     }
+    // The parent is branch 0 and keeps its choice; each branch takes the next free index (AI-933).
     for index in 1..=more {
         let Some(steering) = &mut requests.sequences[key].steering else {
             return;
@@ -150,6 +159,7 @@ fn fail_deadlocked(requests: &mut Requests) {
         // one.
         let runs = |&&key: &&SequenceKey| requests.scheduler.is_running(key);
         let asked = job.members.iter().filter(runs).count();
+        // A step in which none of them had a slot proves nothing, so it neither counts nor resets the count.
         job.suspended_steps = match (all, asked) {
             (false, _) => 0,
             (true, 0) => job.suspended_steps,

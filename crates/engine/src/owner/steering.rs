@@ -102,12 +102,16 @@ impl Steering {
 
     /// Calls `pre` if a round begins; `None` if one is in progress.
     pub(super) fn pre(&mut self, panics: &Counter) -> Option<Steered<Pre>> {
+        // Cleared by the next call and not before: until then it counts as suspended, also while it waits without a
+        // slot (`fail_deadlocked` in `steer_rounds`).
         self.suspended = false;
+        // A steerer that is late is still in `mid`. Calling it now would begin a second round within the first.
         if self.phase != SteerPhase::Pre {
             return None;
         }
         let pre = fenced(panics, || self.steer.pre());
         match &pre {
+            // A fork becomes `Ready` only when it is complete (`forked`), because it may fail half way.
             Ok(Pre::Run { .. }) => self.phase = SteerPhase::Ready,
             Ok(Pre::Suspend) => self.suspended = true,
             _ => {}
@@ -135,6 +139,7 @@ impl Steering {
         if self.phase != SteerPhase::Ready {
             return;
         }
+        // Set even if the call below panics: the result is then collected, and fails, like any other.
         self.phase = SteerPhase::Begun(now);
         let begun = fenced(panics, || {
             self.steer.mid_begin(now);
@@ -158,10 +163,12 @@ impl Steering {
             // The row was cached before a new round, and `pre` comes first in a round.
             return Ok(MidResult::Waits);
         };
+        // Polled once and never waited for: other sequences of the step are sampled in time whatever this steerer does.
         let Some(mid) = fenced(panics, || self.steer.mid_poll(now))? else {
             return self.check_late(since, now, rules.deadline_budget);
         };
         self.late = None;
+        // Before the checks: an invalid result ends the request, and a valid one ends the round.
         self.phase = SteerPhase::Pre;
         match mid {
             Mid::Sample {
@@ -177,12 +184,15 @@ impl Steering {
                 })
             }
             Mid::Splice { backtrack, tokens } => Ok(MidResult::Splice { backtrack, tokens }),
+            // The row is kept and sampled in a later step, after another round: nothing happens to the sequence
+            // (AI-505).
             Mid::Noop => Ok(MidResult::Waits),
             Mid::Stop => Ok(MidResult::Stop),
         }
     }
 
     fn check_late(&mut self, since: Time, now: Time, budget: Duration) -> Steered<MidResult> {
+        // Being slower than the decode call is not late: the row waits and other sequences go on.
         if now.since(since) < budget {
             return Ok(MidResult::Waits);
         }
@@ -248,6 +258,8 @@ fn check_sample(
     if temperature.is_some_and(|temperature| !(0.0..=100.0).contains(&temperature)) {
         return Err(bad_result("temperature must be from 0 to 100"));
     }
+    // Minus infinity forbids a token and is allowed. A huge positive bias would overflow to infinity, which the sampler
+    // takes for a defect of the model.
     if bias.iter().any(|(_, bias)| bias.is_nan() || *bias > 1e30) {
         return Err(bad_result("a bias must be a finite number"));
     }
@@ -264,6 +276,7 @@ fn bad_result(message: impl Into<String>) -> SteerFailure {
 /// Calls a steerer; converts its panic into a failure and counts it.
 fn fenced<T>(panics: &Counter, call: impl FnOnce() -> Steered<T>) -> Steered<T> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_panic| {
+        // The steerer is not called again: its request fails, and its sequences are dropped with it.
         panics.add(1);
         Err(SteerFailure {
             reason: ErrorReason::TRAP,

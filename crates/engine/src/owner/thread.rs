@@ -17,10 +17,13 @@ pub(crate) fn run(mut owner: EngineOwner, started: Instant) {
         stats
             .last_step_ms
             .set(u64::try_from(now.since_origin().as_millis()).unwrap_or(u64::MAX));
+        // After `last_step_ms`: in the other order the watchdog could take the idle time before this step for a long
+        // step.
         stats.idle.set(0);
         let wake_at = owner.step(now).wake_at;
         // A wake-up from here on sets the thread's unpark token, so `park` returns at once and no wake-up is lost.
         match wake_at {
+            // The clock is read again, because the step took time. `idle` stays 0 between steps that follow each other.
             Some(at) if at <= clock() => {}
             Some(at) => {
                 stats.idle.set(1);

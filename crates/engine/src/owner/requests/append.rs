@@ -34,6 +34,7 @@ impl Requests {
             .filter(|_| stopping)
             .map(<[_]>::to_vec);
         let sampled = self.tokens.with_logprobs(sample);
+        // The token is reported, but neither an EOG token nor a completed stop sequence adds text (LM-307).
         let hidden = is_end || by_tokens.is_some();
         let (text, stop_text) = if hidden {
             (CompactString::default(), None)
@@ -48,6 +49,8 @@ impl Requests {
         } else {
             token
         };
+        // An event that rolls back cannot be merged with the one before it, so a steered token never waits for the
+        // next.
         let joins = !steered && self.joins(key);
         self.sequences[key].record(&sampled, context);
         let tokens = Tokens {
@@ -55,6 +58,7 @@ impl Requests {
             text,
             ..Tokens::default()
         };
+        // The last token is reported before the end, whatever ends the sequence below.
         self.emit_or_join(key, tokens, joins);
         let by_end = (is_end && (!steered || sole)).then(|| vec![token]);
         let by_text = stop_text.map(|index| StopCause::Text(self.terms(key).stop[index].clone()));
@@ -68,6 +72,7 @@ impl Requests {
         let Some(post) = self.call_post(key, 0, &[token], true) else {
             return;
         };
+        // A stop wins over the steerer's result: the text after it was never sent.
         if stop.is_some() {
             self.finish(key, FinishReason::Stop, stop);
         } else if post == Post::Stop {
@@ -78,6 +83,7 @@ impl Requests {
             };
             self.finish(key, reason, None);
         } else {
+            // The limit comes last, so that the token which fills the context can still end by a stop.
             self.finish_if_full(key);
         }
     }
@@ -91,11 +97,13 @@ impl Requests {
         now: Time,
     ) {
         let vocabulary = self.vocabulary_tokens;
+        // Before anything changes: a bad splice fails the request with its output as it was.
         if let Err(failure) = check_splice(&self.sequences[key], backtrack, tokens, vocabulary) {
             return self.fail_request_of(key, to_engine_error(failure));
         }
         let withdrawn = self.roll_back(key, backtrack as usize);
         self.append_forced(key, backtrack, withdrawn, tokens, now);
+        // Only after the tokens were emitted, because `post` may end the request.
         match self.call_post(key, backtrack, tokens, false) {
             Some(Post::Stop) => self.finish(key, FinishReason::Controller, None),
             Some(Post::Continue) => self.finish_if_full(key),
@@ -135,6 +143,7 @@ impl Requests {
         let mut text = String::new();
         let mut forced = SmallVec::with_capacity(tokens.len());
         for &token in tokens {
+            // `max_tokens` counts forced tokens too, so that a steerer cannot extend an output without end (AI-824).
             if self.is_full(key) {
                 break;
             }
@@ -146,6 +155,7 @@ impl Requests {
             self.count_token(key, now);
             let requested = self.terms(key).top_logprobs;
             let sampled = Sampled {
+                // A forced token had no alternative, so its probability is 1 and it is its own top list (LM-972).
                 logprob: if requested.is_some() { 0.0 } else { f32::NAN },
                 rank: requested.map(|_| 1),
                 top: match requested {
@@ -180,6 +190,7 @@ impl Requests {
         }
         let sequence = &mut self.sequences[key];
         let left = sequence.tokens.len() - count;
+        // Tokens first, slot last: `truncate` may preempt the sequence, which must then have its final tokens.
         sequence.tokens.truncate(left);
         if let Some(steering) = &mut sequence.steering {
             let rest = steering.output.len() - count;
@@ -190,6 +201,8 @@ impl Requests {
             }
         }
         let before = sequence.text.shown();
+        // The text cannot be shortened by bytes: a removed token may have completed a character, or released text that
+        // was held back before it.
         let (text, _) = self.replay(key);
         let sequence = &mut self.sequences[key];
         sequence.text = text;
@@ -219,11 +232,14 @@ impl Requests {
         // Before the prompt is computed, the branch waits for its parent to compute it, and then shares it.
         let after = (!parent.can_share_prompt()).then(|| self.prompt_of(key));
         let sent = steering.output.clone();
+        // A new sequence starts with the prompt alone; the parent's output is copied below.
         let born = self.add_sequence(parent.job, Some(steering), after);
         let (text, shown) = self.replay(key);
         if let Some((parent, branch)) = self.sequences.get2_mut(key, born) {
             branch.tokens.clone_from(&parent.tokens);
             branch.history.clone_from(&parent.history);
+            // Inherited tokens count towards the branch's limit and move its random draws on, but nothing was computed
+            // for them: `completion_tokens` counts them once.
             branch.appended = parent.appended;
             branch.text = text;
         }
@@ -253,6 +269,7 @@ impl Requests {
             };
             self.emit_tokens(key, tokens);
         }
+        // The last scored token was not decoded; only the tokens before it give output rows.
         if self.next_scored(key).is_none() {
             self.finish(key, FinishReason::Stop, None);
         }
@@ -270,6 +287,8 @@ impl Requests {
         let sequence = &mut self.sequences[key];
         let terms = &self.jobs[sequence.job].terms;
         let bytes = terms.bytes(&*self.tokens.vocabulary, token);
+        // Without stop strings nearly every token is whole text, and `pass` returns it without a detour through a
+        // `String`.
         if let Some(text) = sequence.text.pass(&bytes, &terms.stop) {
             return (text, None);
         }
@@ -287,9 +306,11 @@ impl Requests {
         sequence.appended += 1;
         job.completion_tokens += 1;
         self.report.appended += 1;
+        // Per sequence: the gaps between choices of one request are no gaps that a client sees.
         if let Some(last) = sequence.last_token_at.replace(now) {
             stats.inter_token_seconds.observe_span(now.since(last));
         }
+        // Per request: the first token of any choice ends the wait of its client.
         if job.first_token.is_none() {
             job.first_token = Some(now);
             stats
@@ -332,6 +353,7 @@ impl Requests {
 
     fn emit_tokens(&mut self, key: SequenceKey, mut tokens: Tokens) {
         let sequence = &mut self.sequences[key];
+        // They are complete by now: output rows come in order, and those of the prompt precede the first of the output.
         tokens.prompt = sequence.take_prompt_scores();
         self.output
             .emit(sequence.job, sequence.choice, EventKind::Tokens(tokens));

@@ -116,6 +116,7 @@ impl Requests {
     ) -> SequenceKey {
         let request = &mut self.jobs[job];
         let tokens = request.tokens();
+        // With an empty prompt the first scored token stands where the prompt would, but it is output (LM-312).
         let score_only = usize::from(request.is_score_only());
         let choice = request.next_choice;
         request.next_choice += 1;
@@ -126,6 +127,7 @@ impl Requests {
             tokens,
             prompt_tokens: request.prompt.len() - score_only,
             scored: request.terms.scored.is_some(),
+            // All choices have the same prompt, so it is scored once.
             prompt_scores: (choice == 0 && request.terms.prompt_logprobs).then(Vec::new),
             computed: 0,
             slot: None,
@@ -151,6 +153,7 @@ impl Requests {
         AwaitedPrefix {
             key,
             number: sequence.number,
+            // A prompt is never empty (`Submission::prompt`), and its last token is computed by every sharer itself.
             tokens: self.jobs[sequence.job].prompt.len() - 1,
         }
     }
@@ -162,6 +165,7 @@ impl Requests {
             return true;
         };
         let first = self.sequences.get(after.key);
+        // If the awaited sequence has ended, its prefix may be cached; if not, this one computes it itself.
         first.is_none_or(|first| first.number != after.number || first.computed >= after.tokens)
     }
 
@@ -183,6 +187,7 @@ impl Requests {
         reason: FinishReason,
         stop: Option<StopCause>,
     ) {
+        // Tokens before held-back text, which follows them in the output.
         self.emit_unreported(key);
         let sequence = &self.sequences[key];
         let (job, choice, number) = (sequence.job, sequence.choice, sequence.number);
@@ -195,6 +200,7 @@ impl Requests {
         self.output
             .emit(job, choice, EventKind::Finish(ChoiceEnd { reason, stop }));
         self.report.finished.push(number);
+        // Retained: the next prompt of a conversation begins with this prompt and its answer.
         self.remove(key, true);
         if self.jobs[job].members.is_empty() {
             self.conclude(job);
@@ -217,6 +223,7 @@ impl Requests {
             self.report.finished.push(self.sequences[key].number);
             self.remove(key, sound);
         }
+        // One error for the whole request, however many choices it had.
         self.stats.failed.add(1);
         self.output.emit(job, 0, EventKind::Error(error));
         self.close(job);
@@ -230,13 +237,17 @@ impl Requests {
     /// Ends a request whose reader was dropped.
     pub(super) fn cancel(&mut self, job: usize) {
         for key in self.jobs[job].members.clone() {
+            // No event and no text: nobody reads them. The tokens are valid, so the slot is retained for a client that
+            // asks again.
             self.report.cancelled.push(self.sequences[key].number);
             self.remove(key, true);
         }
         self.stats.cancelled_client.add(1);
         self.close(job);
+        // Also removed from the step's output: the next request may get the same key, and would receive these events.
         self.output.discard(job);
         let job = self.jobs.remove(job);
+        // Without this, dropping the outbox would report an engine that stopped.
         job.outbox.end();
     }
 
@@ -266,6 +277,7 @@ impl Requests {
     fn close(&mut self, job: usize) {
         let request = &mut self.jobs[job];
         request.ended = true;
+        // A request that ends while it is queued was never admitted, so its charge is refunded here.
         if request.started.is_none() {
             let caller = request.turn.caller;
             self.queue.leave(caller, request.prompt.len());
@@ -292,12 +304,14 @@ impl Requests {
     /// Preempts a sequence: frees its KV cells; its tokens are computed again after it is admitted again.
     pub(super) fn preempt(&mut self, key: SequenceKey) {
         let sequence = &mut self.sequences[key];
+        // The tokens stay: prompt and output are computed again as one prefill, and no event is repeated.
         sequence.computed = 0;
         sequence.cached_row = None;
         if let Some(slot) = sequence.slot.take() {
             self.slots.release(slot);
         }
         self.report.preempted.push(sequence.number);
+        // Only a running sequence changes its stage; a parked or waiting one merely loses its slot.
         self.scheduler.preempt(key);
     }
 
@@ -306,6 +320,7 @@ impl Requests {
         let sequence = &mut self.sequences[key];
         // The retained row follows the last computed token, which may be gone.
         sequence.cached_row = None;
+        // Tokens that were never computed need no change of the slot.
         if sequence.computed <= tokens {
             return;
         }
