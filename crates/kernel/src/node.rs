@@ -205,6 +205,7 @@ impl NodeIdentity {
 
 impl PartialEq for NodeIdentity {
     fn eq(&self, other: &Self) -> bool {
+        // Equal addresses are the same node: the weak pointer keeps the allocation, so no later node gets its address.
         std::ptr::eq(self.address(), other.address())
     }
 }

@@ -172,6 +172,7 @@ pub const fn extensions(resume: bool, reverse: bool) -> &'static [&'static str] 
     }
 }
 
+// The order matters: `extensions` drops `resume`, or `resume` and reverse actions, from the front.
 const EXTENSIONS: &[&str] = &[
     "resume",
     REVERSE,
@@ -301,6 +302,7 @@ impl<W: Observe> Session<W> {
         O: Stream<Item = SessionCommand> + Send,
     {
         let guard = Guard::new(self.link.clone(), self.kernel.panic_count());
+        // Before the driver: if this future is dropped, the runs are dropped first, and the session ends after them.
         let ends = SessionGuard(guard.clone());
         let mut driver = Driver {
             runs: Runs::new(self.link.clone(), self.kernel, self.options),
@@ -315,7 +317,8 @@ impl<W: Observe> Session<W> {
         let closed = poll_fn(|cx| {
             let polled = guard.run(|| driver.poll_session(cx));
             polled.unwrap_or_else(|| {
-                // The session is over: its work is dropped, and its counters are reported all the same.
+                // The session is over: its work is dropped, and its counters are reported all the same. That runs
+                // foreign code too (functions, the observer), so it is guarded again.
                 let aborted = guard.aborted();
                 guard.run(|| driver.over(aborted.clone()));
                 Poll::Ready(aborted)
@@ -372,6 +375,7 @@ impl OutgoingMessages {
         };
         let now = self.link.now();
         self.link.with(|live| {
+            // A connection that has been replaced says nothing about the one that has taken over.
             if live.connection() == connection {
                 how(live, now);
             }
@@ -389,6 +393,7 @@ impl Stream for OutgoingMessages {
     type Item = Result<WireMessage, Arc<Status>>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        // Before `over`: these have left the machine, and the machine counts them as sent.
         if let Some(message) = self.ready.pop_front() {
             return Poll::Ready(Some(Ok(message)));
         }
@@ -405,6 +410,8 @@ impl Stream for OutgoingMessages {
         let now = link.now();
         let polled = guard.run(|| {
             link.with(|live| {
+                // Compared under the lock that `take_over` counts under, so an old connection takes no message of the
+                // new one.
                 if connection.is_some_and(|mine| mine != live.connection()) {
                     return Poll::Ready(Err(Some(superseded())));
                 }

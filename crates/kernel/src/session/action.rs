@@ -88,6 +88,8 @@ impl Serving {
 
     fn poll_serve(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {
         for _ in 0..BATCHES {
+            // What was gathered before goes out first. The run is not polled while the peer has no room, which stops
+            // its work (EV-803).
             let gathered = if self.retained.is_empty() {
                 self.poll_gather(cx)
             } else {
@@ -97,8 +99,10 @@ impl Serving {
                 return Poll::Ready(self.refused(error));
             }
             match &self.end {
+                // Looked at only after the write, so that chunks before a wait or an end are never held back.
                 None => ready!(gathered),
                 Some(Ok(())) => return Poll::Ready(self.finished()),
+                // A function can fail with `Cancelled` of its own, for example from a call it made; that is a failure.
                 Some(Err(Error::Cancelled)) if self.cancel.is_cancelled() => {
                     return Poll::Ready(self.cancelled());
                 }
@@ -143,6 +147,7 @@ impl Serving {
                     Ok(()) => {
                         self.retained.pop_front();
                     }
+                    // The waker is registered under the lock of the attempt, so room that appears now is not missed.
                     Err(WriteError::Full) => ready!(live.poll_room(cx)),
                     Err(error) => return Poll::Ready(Err(error)),
                 }
@@ -160,6 +165,7 @@ impl Serving {
                 })
                 .and_then(|()| {
                     let ends = &self.run.meta().finish;
+                    // Before `finish`, which ends the leaves and drops the shapes that say which answer is where.
                     self.outputs.note_cuts(live.machine(), ends);
                     self.outputs.finish(live.machine())
                 });
@@ -225,8 +231,11 @@ impl Future for Serving {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<ActionOutcome> {
         let this = &mut *self;
+        // What readers found before this poll is out of date.
         this.signals.take_parked();
         let polled = this.poll_serve(cx);
+        // An action that waits for room waits for the peer's transport, not for content, and is not deadlocked
+        // (EV-110).
         let waiting = polled.is_pending() && this.retained.is_empty() && this.signals.take_parked();
         // A cursor that became ready has already ended the wait in the session, so each wait is reported anew.
         if waiting || this.waiting {

@@ -59,6 +59,7 @@ pub(super) fn bind(
     let target = target(spec, options, start);
     for (name, node) in &start.inputs {
         let declared = spec.input(name);
+        // The input is not even read: the action's own target wins (EV-503).
         if target.is_some() && declared.is_some_and(|input| input.name == *TARGET) {
             continue;
         }
@@ -68,6 +69,7 @@ pub(super) fn bind(
             start.action,
             Arc::clone(&signals),
             references.cloned(),
+            // An input that is not declared is refused below; until then it counts as gathered, the costlier case.
             declared.is_none_or(|input| !input.streams),
         );
         args.push((Name::shared(name), node));
@@ -76,15 +78,18 @@ pub(super) fn bind(
         args.push((Name::new(TARGET), Node::from(target)));
     }
     if spec.input(CONFIG).is_some() {
+        // Only with such an input; `Configs::read` has refused a config for any other function.
         merge_config(&mut args, configs.function, choices);
     }
     let mut setup = set_up_function(kernel, function, args)?;
     let wanted = Demand::default();
     outputs.ports().for_each(|port| wanted.add(Some(port)));
     setup.demand = Some(Arc::new(wanted));
+    // The machine's deadline counts from the receipt of the action (EV-950), so what has passed since is subtracted.
     let left = start.deadline.map(|deadline| deadline - link.now());
     setup.timeout = left.into_iter().chain(configs.timeout).min();
     let run = Run::calling(Ok(setup));
+    // Fails here and not at the first poll, so that the error is the reply to the action and nothing is polled.
     run.check()?;
     Ok(BoundAction {
         run,
@@ -138,6 +143,7 @@ fn merge_config(
     sent: Option<Map<String, Value>>,
     choices: Arc<AtomicU32>,
 ) {
+    // Only the first: a second `config` stays in `args`, where it is refused as a duplicate.
     let given = args
         .iter()
         .position(|(name, _)| *name == *CONFIG)
@@ -149,6 +155,7 @@ fn merge_config(
         }
         return;
     };
+    // Lazy: the input may arrive long after the action, and nothing is read before the first poll (KE-141).
     let merged = stream::once(async move {
         let text = given.whole().await?;
         let mut merged = sent.unwrap_or_default();

@@ -40,6 +40,7 @@ impl Configs {
                         .map_err(|_| undecodable(name))?;
                     read.take_function(name, generate_json(config)?)?;
                 }
+                // For clients that cannot encode our messages: the same fields by their JSON names (EV-509).
                 STRUCT => {
                     let object =
                         Struct::decode(any.value.as_slice()).map_err(|_| undecodable(name))?;
@@ -64,6 +65,7 @@ impl Configs {
         if generates {
             fields = fields
                 .into_iter()
+                // JSON names may be camelCase, as proto3-JSON writes them.
                 .map(|(name, value)| (snake(&name), value))
                 .collect();
             return self.take_function(STRUCT, fields);
@@ -96,6 +98,7 @@ fn unknown(spec: &Spec, name: &str, generates: bool) -> Error {
     } else {
         OPTIONS
     };
+    // The name is the client's text: it is cut before it goes into a message.
     let shown: String = name.chars().take(NAME_SHOWN).collect();
     let why = format!(
         "{} takes no config of type {shown:?}; it takes {taken} and google.protobuf.Struct",
@@ -204,6 +207,7 @@ fn object_json(object: Struct, depth: usize) -> Result<Map<String, Value>> {
 }
 
 fn value_json(value: Proto, depth: usize) -> Result<Value> {
+    // The conversion recurses, so the client's value must not choose the depth of the stack.
     if depth > DEPTH_MAX {
         return Err(bad("google.protobuf.Struct", "is nested too deeply"));
     }

@@ -40,6 +40,7 @@ where
 {
     /// Polls the session until it is over; all runs are dropped by then.
     pub(super) fn poll_session(&mut self, cx: &mut Context<'_>) -> Poll<Option<Arc<Status>>> {
+        // First: what this poll does wakes many runs, and they are polled below without scheduling the task again.
         self.runs.attend(cx.waker());
         self.poll_orders(cx);
         // One turn of visits for each poll of this task, so that other sessions get theirs in between (D-27).
@@ -51,12 +52,14 @@ where
             }
             busy |= self.poll_runs(cx);
             self.leave_if_idle(cx);
+            // A run that was woken after it was polled makes `rest` fail: sleeping now would lose that wake-up.
             if !busy && self.runs.rest() {
                 let (retained, again) = self.pump.rest(cx);
                 self.account(retained);
                 if !again {
                     return Poll::Pending;
                 }
+                // `rest` has declared the task asleep, but it goes on.
                 self.runs.attend(cx.waker());
             }
         }
@@ -68,6 +71,7 @@ where
     }
 
     pub(super) fn over(&mut self, closed: Option<Arc<Status>>) -> Option<Arc<Status>> {
+        // The runs first: dropping them still changes the counters and the bytes that are reported below.
         self.runs.give_up();
         self.report();
         let retained = self.link.with(|live| live.machine().retained_bytes());
@@ -81,6 +85,7 @@ where
         while let Some(orders) = &mut self.orders {
             match orders.poll_next_unpin(cx) {
                 Poll::Pending => return,
+                // A stream that has ended must not be polled again.
                 Poll::Ready(None) => self.orders = None,
                 Poll::Ready(Some(SessionCommand::Finish)) => {
                     self.finishing = true;
@@ -101,6 +106,7 @@ where
         if !self.finishing || !self.runs.is_empty() {
             return;
         }
+        // A session that is over has its own status, and is not reported as leaving.
         let idle = |live: &mut Live| live.closed().is_none() && live.poll_emptied(cx).is_ready();
         if self.link.with(idle) {
             self.leave();
@@ -142,6 +148,7 @@ where
                 SessionOutput::Start(start) => self.start(&start),
                 SessionOutput::Refused(status) => self.observer.action_refused(&status),
                 SessionOutput::Cancel { action, by } => self.runs.cancel(action, by),
+                // The machine emits nothing after it, so no chore is lost here.
                 SessionOutput::Close(status) => return Poll::Ready(status),
                 // Reading continues with the next round; the remaining chores concern clients.
                 _ => {}
@@ -175,6 +182,7 @@ where
     /// EV-801: if all sessions together hold too much, the one that asked for more is aborted.
     fn account(&mut self, retained: u64) {
         let retained = retained + self.runs.aside_bytes();
+        // The observer shares a counter with all sessions, and most polls change nothing.
         if retained == self.retained {
             return;
         }

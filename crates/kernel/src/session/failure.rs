@@ -12,6 +12,7 @@ use crate::name::Name;
 /// The status that a peer receives for `error`, which ended a run of `action`.
 pub(crate) fn status(error: &Error, action: &str) -> Status {
     let reason = match error.reason() {
+        // Errors without a reason come from functions; the protocol requires one of its own names.
         "" => closest(error).name().to_owned(),
         reason => reason.to_owned(),
     };
@@ -40,6 +41,7 @@ pub(crate) fn status(error: &Error, action: &str) -> Status {
 /// The error that a caller in this process gets for a peer's `status`.
 pub(crate) fn error(status: &Status) -> Error {
     match status.known() {
+        // These three have their own variants here, which callers match on; the others keep the peer's code and reason.
         Some(Reason::Cancelled) => Error::Cancelled,
         Some(Reason::Deadline) => Error::Deadline,
         Some(Reason::Truncated) => Error::Truncated {

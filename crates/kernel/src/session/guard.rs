@@ -28,6 +28,8 @@ impl Guard {
 
     /// Runs `act` and returns its result; `None` if it panicked, and the session is over by then.
     pub(super) fn run<R>(&self, act: impl FnOnce() -> R) -> Option<R> {
+        // Unwind safe: after a panic the session is ended, and nothing of what `act` changed is used for anything but
+        // its end.
         catch_unwind(AssertUnwindSafe(act))
             .inspect_err(|payload| self.panicked(&**payload))
             .ok()
@@ -52,6 +54,7 @@ impl Guard {
                 live.machine().abort(failure::lost());
             }
         });
+        // Ending alone wakes no transport, and it has to send the status.
         self.link.flush();
     }
 }

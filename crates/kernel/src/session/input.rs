@@ -75,6 +75,7 @@ impl FlattenedInput {
         let mut chunk = Chunk::bytes(piece.data)
             .with_mime(typed.mime.clone())
             .with_part(piece.item);
+        // Once for each leaf: metadata in a run is merged, so a repetition would only cost (KE-303).
         if piece.first {
             chunk.meta.clone_from(&typed.meta);
         }
@@ -116,6 +117,8 @@ impl FlattenedInput {
         cursor: &mut ReplayCursor,
         first: &LeafPiece,
     ) {
+        // One lock round for many pieces instead of one for each token. Bounded, because the lock is shared by the
+        // whole session.
         let mut bytes = first.data.len();
         while cursor.ahead.len() < AHEAD && bytes < AHEAD_BYTES {
             let CursorRead::Piece(piece) = machine.nodes().read(CursorId::from_bits(cursor.slot))
@@ -125,6 +128,7 @@ impl FlattenedInput {
             bytes += piece.data.len();
             self.push(machine, cursor, piece);
         }
+        // Charged before the function gets the bytes: it keeps a copy of its own until its action ends.
         if self.gathered {
             gather(machine, self.action, bytes);
         }
@@ -132,6 +136,7 @@ impl FlattenedInput {
 
     /// Appends a piece. Before it, the finish of the leaf before, if that was an answer.
     fn push(&self, machine: &SessionMachine, cursor: &mut ReplayCursor, piece: LeafPiece) {
+        // Only here is it known that the leaf before has ended: pieces do not say that they are the last.
         if cursor
             .turn
             .as_ref()
@@ -244,8 +249,10 @@ impl Stream for ReferencedChunks {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
         let failed = loop {
+            // After the slice nothing more is fetched for this reader, however long the content is.
             let next = if this.more {
                 let polled = this.reading.poll_piece(cx);
+                // Before the early return: while this waits, the action must not count as deadlocked (EV-110).
                 this.set_waits(polled.is_pending());
                 ready!(polled)
             } else {
@@ -280,6 +287,8 @@ impl Stream for ReferencedChunks {
 
 impl Drop for ReferencedChunks {
     fn drop(&mut self) {
+        // A reader that is dropped while it waits must not leave its count behind: the action would never be found
+        // deadlocked.
         self.set_waits(false);
     }
 }
@@ -303,6 +312,7 @@ impl Replay for FlattenedInput {
         let id = CursorId::from_bits(cursor.slot);
         loop {
             if let Some(inside) = &mut cursor.inside {
+                // The reader stands within a reference: the machine's cursor is not asked before its content has ended.
                 if let Some(item) = ready!(inside.as_mut().poll_next(cx)) {
                     return Poll::Ready(Some(item));
                 }
@@ -311,6 +321,7 @@ impl Replay for FlattenedInput {
             let read = self.link.with(|live| {
                 let read = live.poll_read(id, cx);
                 match &read {
+                    // Under the lock of the read, so that the position of the cursor and what is read ahead agree.
                     Poll::Ready(CursorRead::Piece(first)) => {
                         self.push(live.machine(), cursor, first.clone());
                         self.read_ahead(live.machine(), cursor, first);
@@ -320,6 +331,7 @@ impl Replay for FlattenedInput {
                 }
                 read
             });
+            // Also at the end: `end_turn` may have added a last chunk.
             if let Some(chunk) = cursor.ahead.pop_front() {
                 return Poll::Ready(Some(Ok(chunk)));
             }
@@ -352,6 +364,7 @@ impl Replay for FlattenedInput {
     }
 
     fn close(&self, cursor: &mut ReplayCursor) {
+        // Before the cursor closes: the content of a reference counts its bytes on that cursor.
         cursor.inside = None;
         self.link
             .with(|live| live.close_cursor(CursorId::from_bits(cursor.slot)));

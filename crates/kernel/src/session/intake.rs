@@ -37,6 +37,7 @@ impl<I: Stream<Item = Result<WireMessage, Status>>> MessageIntake<I> {
     /// Takes the available messages, up to a batch, once the previous batch has been handled. `true`: there may be
     /// more.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> bool {
+        // At most one batch is kept here; the rest stays with the transport, which pushes back on the client.
         if self.is_waiting() {
             return true;
         }
@@ -83,6 +84,7 @@ impl<I: Stream<Item = Result<WireMessage, Status>>> MessageIntake<I> {
                 }
                 return;
             };
+            // An empty message is legal (EV-102) but not free, so it counts as one fragment.
             handed += message.fragments.len().max(1);
             // An error of `handle` aborts the session; the machine reports that itself, as a chore.
             let _ = machine.handle(message, now);
@@ -97,6 +99,8 @@ impl<I: Stream<Item = Result<WireMessage, Status>>> MessageIntake<I> {
             if message.fragments.len() <= FRAGMENTS {
                 return Some(message);
             }
+            // One message can hold many thousands of small fragments, which would delay the other sessions of this
+            // thread.
             self.rest = Some(UnreadRest {
                 fragments: message.fragments.into_iter(),
                 actions: message.actions,
@@ -107,6 +111,8 @@ impl<I: Stream<Item = Result<WireMessage, Status>>> MessageIntake<I> {
         let mut part = WireMessage {
             fragments: rest.fragments.by_ref().take(FRAGMENTS).collect(),
             actions: Vec::new(),
+            // Each part has the size of the whole: the size limit and the choice of what is copied (EV-805) are about
+            // the message as it was received.
             wire_bytes: rest.wire_bytes,
         };
         if rest.fragments.len() == 0 {

@@ -65,6 +65,8 @@ impl SessionLink {
             }
             stands
         });
+        // Outside the session's lock; no later connection can come in between, because only the session's task calls
+        // this.
         if stands {
             *self.dialect.lock().unwrap_or_else(PoisonError::into_inner) = dialect;
         }

@@ -85,6 +85,7 @@ impl PeerListing {
         let models = self.targets.iter().map(|target| {
             let mut spec = generate.clone();
             spec.name = Name::shared(target);
+            // The target is the name of this function, so callers do not choose one.
             spec.inputs.retain(|input| input.name != *"target");
             spec.model = true;
             spec.sampling = self
@@ -113,6 +114,7 @@ fn recommended(sent: &Map<String, Value>) -> RecommendedSampling {
         min_p: float("min_p"),
         repetition_penalty: float("repetition_penalty"),
     };
+    // A peer's values are not trusted: what is out of range is dropped, so that it cannot fail calls which set nothing.
     recommended.valid()
 }
 
@@ -145,6 +147,7 @@ fn input(parameter: &ListedParameter) -> InputSpec {
 fn output(index: usize, parameter: &ListedParameter) -> OutputSpec {
     let port = match (&parameter.port, index) {
         (Some(port), _) => Port::shared(port),
+        // By convention the first output of a list is the main one; without `port` nothing else tells.
         (None, 0) => Port::MAIN,
         (None, _) => Port::shared(&parameter.name),
     };
@@ -162,6 +165,7 @@ fn output(index: usize, parameter: &ListedParameter) -> OutputSpec {
 
 fn mimes(parameter: &ListedParameter) -> Vec<Mime> {
     if parameter.mimetypes.is_empty() {
+        // A peer that lists no types promises none.
         return vec![Mime::ANY];
     }
     parameter

@@ -25,6 +25,7 @@ pub(super) fn actions(kernel: &Kernel, options: &SessionOptions) -> Value {
         .filter(|name| may(name));
     let targets: Vec<&str> = targets.map(Name::as_str).collect();
     let default = options.default_target.as_deref();
+    // The default is a model too, and must not reveal one that the key may not use.
     let default = default.filter(|name| may(&Name::shared(name)));
     json!({
         "actions": functions.iter().map(|spec| action(spec)).collect::<Vec<_>>(),
@@ -55,6 +56,7 @@ pub(crate) fn offer(kernel: &Kernel) -> Value {
     let specs = kernel.specs();
     let functions = specs.iter().filter(|spec| !spec.model);
     let mut actions: Vec<Value> = functions.map(|spec| action(spec)).collect();
+    // Not a function of the kernel: it tells the server that a dropped call can be cancelled (EV-974).
     actions.push(json!({ "name": "CANCEL" }));
     json!({ "actions": actions })
 }
@@ -99,6 +101,7 @@ pub(super) fn session(options: &SessionOptions, dialect: Dialect) -> Value {
 }
 
 fn action(spec: &Spec) -> Value {
+    // Every function can be asked for `meta`, so it is listed for those that do not declare it (KE-305).
     let trailing = spec.output_on_wire(wire::META).is_none();
     let trailing = trailing.then(wire::meta_output);
     json!({

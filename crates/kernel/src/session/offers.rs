@@ -79,6 +79,8 @@ impl Offers {
 
     /// The function for the next OFFER_ACTIONS.
     pub(super) fn function(&self) -> Fun {
+        // Numbered when the action starts, not when its input has been read: the later of two offers wins, whichever
+        // arrives first.
         let ticket = self.0.change(|state| {
             state.asked += 1;
             state.asked
@@ -120,6 +122,7 @@ impl OffersInner {
         let mut text = BytesMut::new();
         while let Some(chunk) = chunks.next().await {
             text.extend_from_slice(&chunk?.data);
+            // While it is read: the offer is parsed as a whole, so its size has to be bounded before.
             if text.len() > self.limits.max_offer_bytes {
                 return Err(Error::Limit {
                     name: MAX_OFFER_BYTES,
@@ -139,8 +142,11 @@ impl OffersInner {
         let (cancels, specs): (Vec<Spec>, Vec<Spec>) = listed
             .functions()
             .into_iter()
+            // CANCEL in an offer only says that the client understands it; it is no function to call.
             .partition(|spec| spec.name == *CANCEL);
+        // All of it before anything changes: a refused offer leaves the one before in force.
         self.check(&specs)?;
+        // No owner: the session's own task holds these handles, and ends them with itself.
         let mut client = PeerHandle::new(self.link.shared(), None);
         client.cancels = !cancels.is_empty();
         let pending = Arc::default();
@@ -159,6 +165,7 @@ impl OffersInner {
             self.retained.store(pending, Ordering::Relaxed);
             let names = offered.iter().map(|offer| offer.spec().name.clone());
             let before = std::mem::replace(&mut state.names, names.collect());
+            // New ones before old ones go, so that a function in both offers is never missing for a running agent.
             for offer in offered {
                 self.scope.replace(offer);
             }
@@ -208,6 +215,7 @@ fn until_closed(client: &PeerHandle, function: Fun) -> Fun {
     layered(function, move |call: Call, next: crate::Next| -> Chunks {
         let client = client.clone();
         let reported = move |error| {
+            // The peer's error would be about the lost connection or the abort; EV-812 promises CANCELLED.
             if client.is_over() {
                 return Error::Cancelled;
             }

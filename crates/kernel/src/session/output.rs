@@ -64,6 +64,7 @@ impl PartialJson {
         {
             self.searched += data.len();
         }
+        // Backwards, because only the last line end matters: everything before it is complete.
         let newline = data.iter().rposition(|&byte| byte == b'\n');
         newline.map(|at| before + at + 1)
     }
@@ -94,6 +95,7 @@ impl Outputs {
 
     /// Binds `output` of a function to `node`.
     pub(super) fn bind(&mut self, output: &spec::OutputSpec, node: NodeKey) {
+        // A pattern such as `text/*` is no mimetype, so it cannot go on the wire.
         let mime = output
             .mimes
             .iter()
@@ -154,6 +156,7 @@ impl Outputs {
         else {
             return Ok(());
         };
+        // Marked before the write: if it fails, `finish` must not try to end the node once more.
         output.top.shape = OutputShape::Ended;
         let metadata = Arc::new(wire::metadata(chunk));
         session
@@ -225,11 +228,14 @@ impl ActionOutput {
     ) -> WrittenNode {
         let mut metadata = wire::metadata(chunk);
         let is_plain = metadata.mimetype.starts_with("text/") || metadata.mimetype == DEFAULT_MIME;
+        // An empty chunk with another mimetype can be an item, such as EndOfTurn (EV-301); of plain text it says
+        // nothing.
         if chunk.data.is_empty() && is_plain {
             return Ok(());
         }
         let about_all = ABOUT_ALL.contains(&self.port.as_str());
         if !about_all && (choices > 1 || chunk.choice > 0) {
+            // A flat dialect has no trees, so the answer is named in an attribute of each fragment.
             let choice = msgpack::attribute("choice", chunk.choice.to_string());
             metadata.experimental.push(choice);
         }
@@ -257,10 +263,13 @@ impl ActionOutput {
             && (choices > 1 || chunk.choice > 0)
         {
             self.top.shape = OutputShape::Choices(Vec::new());
+            // All answers are announced at once, so that readers see them in index order, whichever writes first
+            // (EV-604).
             self.top.grow(pen, choices.max(1) as usize)?;
         }
         let many = self.many;
         if let OutputShape::Choices(_) = self.top.shape {
+            // A controller that forks adds answers beyond those that were asked for (KE-613).
             self.top.grow(pen, chunk.choice as usize + 1)?;
         }
         match &mut self.top.shape {
@@ -316,6 +325,8 @@ impl OpenNode {
             OutputShape::Parts(parts) => {
                 let wanted = chunk.part as usize + 1;
                 if wanted > parts.len() {
+                    // Parts do not interleave (KE-113). The one before ends first, so that leaves are sent one after
+                    // the other (EV-722).
                     if let Some(before) = parts.last_mut() {
                         before.finish(pen, &DEFAULT_MIME)?;
                     }
@@ -335,6 +346,7 @@ impl OpenNode {
 
     fn write_leaf(&mut self, pen: &mut OutputWriter<'_>, chunk: &Chunk) -> WrittenNode {
         let metadata = match &self.shape {
+            // Only the first chunk of a leaf can be empty and matter: it carries the metadata.
             OutputShape::Leaf(_) if chunk.data.is_empty() => return Ok(()),
             OutputShape::Leaf(metadata) => Arc::clone(metadata),
             OutputShape::Open => Arc::new(wire::metadata(chunk)),
@@ -366,10 +378,13 @@ impl OpenNode {
         mimetype: &str,
         data: &[u8],
     ) -> Result<Option<Bytes>, WriteError> {
+        // Charged before it is buffered: without room the session ends, and nothing was taken.
         pen.session.calls().hold_aside(pen.action, data.len())?;
         let line = self.begun.push(data);
         let lines = mimetype.contains("ndjson") || mimetype.contains("jsonl");
         let len = self.begun.bytes.len();
+        // A resumed connection may have a dialect in which values can be split (EV-941): what is buffered goes out at
+        // once.
         let end = if len > WHOLE_BYTES_MAX || !pen.whole_json {
             Some(len)
         } else {
@@ -395,9 +410,11 @@ impl OpenNode {
                     .try_for_each(|child| child.finish(pen, mime))?;
             }
         }
+        // Ended even if the write below fails: then the action fails, and the machine ends its outputs itself.
         let shape = std::mem::replace(&mut self.shape, OutputShape::Ended);
         if let (OutputShape::Leaf(metadata), false) = (shape, self.begun.bytes.is_empty()) {
             let rest = self.let_go(pen, self.begun.bytes.len());
+            // Needs no room in the queue: an end must not wait, and the bytes are counted already.
             return pen
                 .session
                 .nodes()

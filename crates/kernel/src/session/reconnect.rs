@@ -66,6 +66,7 @@ impl Reconnector {
         incoming: IncomingMessages,
     ) -> Option<OutgoingMessages> {
         let now = self.link.now();
+        // The number is assigned under the session's lock: of two connections at once, the higher one is the later.
         let connection = self.link.with(|live| live.take_over(now))?;
         self.slot.wait_for_slot(NextConnection {
             connection,
@@ -98,11 +99,13 @@ impl ConnectionSlot {
         let mut waiting = self.waiting();
         let number =
             |waiting: &PendingConnection| waiting.next.as_ref().map_or(0, |next| next.connection);
+        // This connection was overtaken between `take_over` and here. Its outgoing side ends with `SUPERSEDED`.
         if number(&waiting) > next.connection {
             return;
         }
         let before = waiting.next.replace(next);
         let session = waiting.session.take();
+        // The lock is released first: dropping a connection runs foreign code, and the woken task takes the lock.
         drop(waiting);
         drop(before);
         session.into_iter().for_each(Waker::wake);
@@ -112,6 +115,7 @@ impl ConnectionSlot {
     fn open(&self, cx: &Context<'_>) -> Option<NextConnection> {
         let mut waiting = self.waiting();
         let next = waiting.next.take();
+        // Registered even if a connection was found, because a further one may replace that.
         match &waiting.session {
             Some(waker) if waker.will_wake(cx.waker()) => {}
             _ => waiting.session = Some(cx.waker().clone()),
@@ -161,6 +165,7 @@ impl Connections {
     /// Stops reading the current connection. `after` is handled with the next poll, when all messages before it are
     /// handled.
     fn leave(&mut self, after: AfterConnection, cx: &Context<'_>) {
+        // Not handled now: the session's task still has messages of this connection, and they come before its end.
         (self.current, self.after) = (None, Some(after));
         cx.waker().wake_by_ref();
     }
@@ -172,6 +177,7 @@ impl Connections {
                 self.link.with(|live| live.end_of_input(now));
             }
             AfterConnection::Next(next) => {
+                // Otherwise a further connection has taken over, and the slot gives that one next.
                 if self.link.returned(next.connection, next.dialect) {
                     self.current = Some(next.incoming);
                 }
@@ -184,6 +190,8 @@ impl Stream for Connections {
     type Item = Result<WireMessage, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        // Before the current connection: its unread messages are dropped, and the client sends again what RESUME shows
+        // missing (EV-942).
         if let Some(next) = self.slot.open(cx) {
             self.leave(AfterConnection::Next(next), cx);
             return Poll::Pending;
@@ -191,12 +199,15 @@ impl Stream for Connections {
         if let Some(after) = self.after.take() {
             self.go_on(after);
         }
+        // `open` has registered the waker, so a new connection wakes this stream.
         let Some(current) = &mut self.current else {
             return Poll::Pending;
         };
         let polled = current.poll_next_unpin(cx);
         match polled {
             Poll::Ready(Some(Err(ConnectionLoss::Cut))) => {
+                // Not the end of the stream: actions go on during the grace period, and the slot may give another
+                // connection (EV-940).
                 self.current = None;
                 let now = self.link.now();
                 self.link.with(|live| live.lost(now));
@@ -211,6 +222,7 @@ impl Stream for Connections {
                 item.map(|item| {
                     item.map_err(|lost| match lost {
                         ConnectionLoss::Ended(status) => status,
+                        // Handled above.
                         ConnectionLoss::Cut => super::failure::lost(),
                     })
                 })

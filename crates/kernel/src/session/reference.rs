@@ -81,6 +81,7 @@ impl SessionFetcher {
 
     /// Opens a reader of `content`, at its first byte. The first reader starts the fetch.
     pub(super) fn read(&self, content: &ExternalContent) -> ReferenceReader {
+        // Kept with the fragment that has the reference: readers share it, and it goes when the fragment is released.
         let fetch = content.keep(CachedFetch::default);
         let mut state = fetch.lock();
         state.readers += 1;
@@ -99,6 +100,7 @@ impl SessionFetcher {
     /// Charges bytes that are about to be retained.
     fn hold(&self, bytes: u64) -> Result<(), Status> {
         let max = self.0.limits.ref_bytes;
+        // Added before it is compared: two fetches at once could both pass a check that comes first.
         let value = self.0.retained.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if value > max {
             self.give_back(bytes);
@@ -116,11 +118,13 @@ impl SessionFetcher {
         let limits = &self.0.limits;
         // The semaphore is never closed.
         let _place = self.0.permits.acquire().await.ok();
+        // The times count from here: a fetch that waits for a permit is not late.
         let (first, total) = (limits.ref_first_byte, limits.ref_total);
         let fetching = async {
             let opening = async {
                 let mut content = self.0.resolve.open(uri).await?;
                 self.check_declared(content.bytes)?;
+                // Opening has only sent a request; the limit is about the first byte (EV-416).
                 let piece = content.pieces.next().await;
                 Ok((content, piece))
             };
@@ -130,6 +134,7 @@ impl SessionFetcher {
             while let Some(data) = piece {
                 let data = data?;
                 bytes += data.len() as u64;
+                // The declared length is not trusted.
                 within("max_ref_bytes", bytes, limits.max_ref_bytes)?;
                 fetched.append(data)?;
                 piece = content.pieces.next().await;
@@ -181,9 +186,11 @@ impl CachedFetch {
         let mut state = self.lock();
         state.readers -= 1;
         let idle = state.readers == 0;
+        // Complete content stays for later readers (EV-410); an unfinished fetch has nobody left to wait for it.
         let given_up = state
             .running
             .take_if(|running| idle && !running.fetched.has_ended());
+        // Outside the lock: dropping the fetch aborts its task and releases the content.
         drop(state);
         drop(given_up);
     }
@@ -209,6 +216,7 @@ impl RunningFetch {
             let outcome = references.fetch(&uri, &into).await;
             ending.report(outcome);
         };
+        // A task of its own, because all readers share the fetch and none of them may hold it up.
         let task = tokio::spawn(task.in_current_span());
         Self { fetched, task }
     }
@@ -275,6 +283,7 @@ impl FetchedBytes {
         progress.retained += cost;
         // Only this task ends the log, and afterwards it appends nothing.
         let _open = progress.log.append(data);
+        // Readers are woken without the lock, which they take at once.
         let waiting = std::mem::take(&mut progress.waiting);
         drop(progress);
         waiting.into_iter().for_each(Waker::wake);

@@ -54,6 +54,7 @@ pub(crate) fn function(peer: PeerHandle, spec: Spec, pending: &Arc<SentInputs>) 
     });
     raw(spec, move |call| {
         let remote = Arc::clone(&remote);
+        // Lazy: nothing is sent before the first poll (KE-131).
         stream::once(async move { remote.begin(call).await })
             .try_flatten()
             .boxed()
@@ -72,6 +73,7 @@ struct RemoteFunction {
 impl RemoteFunction {
     async fn begin(&self, call: Call) -> Result<RemoteRun> {
         let config = config(&call).await?;
+        // Needed before the outputs are read: their children are choices or parts, and the wire does not say which.
         let choices = match &config {
             Some(node) => choices(&node.whole().await?).unwrap_or(1),
             None => 1,
@@ -84,6 +86,7 @@ impl RemoteFunction {
         self.bound(&call, &mut request);
         let mut pumps = Vec::new();
         for (name, node) in call.inputs.iter() {
+            // The typed config was encoded above, and replaces an input that has no bytes.
             let node = config.as_ref().filter(|_| *name == *CONFIG).unwrap_or(node);
             let (id, pump) = input::hand_over(&self.peer, &self.retained, node, role(name))
                 .map_err(to_kernel_error)?;
@@ -125,6 +128,7 @@ impl RemoteFunction {
         let Some(deadline) = call.deadline.filter(|_| self.peer.deadlines) else {
             return;
         };
+        // A span and not an instant, because the clocks of the two sides are not related.
         let left = deadline.saturating_duration_since(Instant::now());
         let Ok(timeout) = prost_types::Duration::try_from(left) else {
             return;
@@ -168,6 +172,7 @@ impl Stream for RemoteRun {
                 Poll::Pending => open = true,
                 Poll::Ready(None) => {}
                 Poll::Ready(Some(item)) => {
+                    // Round robin: an output that is always ready must not starve the others.
                     this.next = (index + 1) % count;
                     let hidden = !this.meta_wanted && this.outputs[index].port() == META;
                     return Poll::Ready(Some(

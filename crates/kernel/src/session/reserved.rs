@@ -28,6 +28,7 @@ pub(super) fn answer(
         .outputs
         .iter()
         .find(|(name, _)| *name != *output && *name != *"result");
+    // These actions have no inputs, so any input is unknown (EV-504).
     let unknown = unknown.or_else(|| start.inputs.first());
     Some(match unknown {
         Some((name, _)) => {

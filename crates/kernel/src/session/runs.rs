@@ -73,6 +73,7 @@ impl Runs {
     /// Starts an action. Returns its result if it ends at once.
     pub(crate) fn start(&mut self, start: &ActionStart) -> Option<ActionOutcome> {
         let dialect = self.link.dialect();
+        // Before the look-up: a function of the kernel cannot take the name of a reserved action (KE-132).
         let answer = reserved::answer(&self.kernel, &self.options, dialect, start);
         let failed = if let Some(answer) = answer {
             let written = answer.and_then(|value| reserved::write(&self.link, start, &value));
@@ -114,6 +115,7 @@ impl Runs {
             let spec = function.spec();
             !spec.model || models.contains(&spec.name)
         };
+        // A distinct NOT_FOUND, or its list of available names, would let a key probe for models that it may not use.
         found.ok().filter(permitted).ok_or_else(|| Error::Engine {
             code: Code::PermissionDenied,
             reason: ErrorReason::INSUFFICIENT_SCOPE,
@@ -130,6 +132,7 @@ impl Runs {
                 let what = format!("{OFFER} in the dialect {}", self.options.dialect.name());
                 return Err(Error::Unimplemented { what });
             }
+            // Offered functions are not models, so the filter passes them.
             _ => self.known(kernel.get(&start.name), &start.name)?,
         };
         let references = self.references.as_ref();
@@ -192,6 +195,7 @@ impl Runs {
         let mut any = false;
         // `FuturesUnordered` calls the waker and yields when it has polled each of its futures once.
         for _ in 0..TURNS {
+            // Clears what has rung so far: everything is polled now, and only wake-ups during this round need another.
             self.bell.attend(cx.waker());
             let mut cx = Context::from_waker(&waker);
             while let Poll::Ready(Some(end)) = self.running.poll_next_unpin(&mut cx) {

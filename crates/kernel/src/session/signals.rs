@@ -26,6 +26,7 @@ impl InputSignals {
 
     /// Whether a reader found no data since the last call, and no reader waits for external content.
     pub(super) fn take_parked(&self) -> bool {
+        // Relaxed: the function reads its inputs while the task that asks polls it, so both run on one thread.
         let parked = self.parked.swap(false, Ordering::Relaxed);
         parked && self.waiting_for_others.load(Ordering::Relaxed) == 0
     }
@@ -46,6 +47,7 @@ impl InputSignals {
 
     /// The status of the failed read that `error` comes from, if it comes from one.
     pub(super) fn behind(&self, error: &Error) -> Option<Arc<Status>> {
+        // A function may handle the failed read and fail for a reason of its own, so code and reason must agree.
         let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         failed
             .clone()

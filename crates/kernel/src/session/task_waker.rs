@@ -24,6 +24,7 @@ pub(super) struct TaskWaker {
 impl TaskWaker {
     /// The owner polls everything from here on. Wake-ups are recorded, and `owner` is woken for those after it left.
     pub(super) fn attend(&self, owner: &Waker) {
+        // Registered before the state can become `ASLEEP`: a waker that sees that state needs the owner of this poll.
         self.owner.register(owner);
         // A swap, not a store: it synchronises with the wake-up that it overwrites, so the owner sees all that was done
         // before it.
@@ -37,6 +38,8 @@ impl TaskWaker {
 
     /// The owner is about to sleep; `false` if it must not, because the waker was called.
     pub(super) fn leave(&self) -> bool {
+        // Fails if the state is `RUNG`: the wake-up came after the last `attend`, and nobody has woken the owner for
+        // it.
         self.state
             .compare_exchange(ATTENDED, ASLEEP, Ordering::SeqCst, Ordering::SeqCst)
             .is_ok()
@@ -49,6 +52,7 @@ impl Wake for TaskWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
+        // An attending owner looks at the state before it sleeps, and a second wake-up adds nothing to the first.
         if self.state.swap(RUNG, Ordering::SeqCst) == ASLEEP {
             self.owner.wake();
         }

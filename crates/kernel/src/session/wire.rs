@@ -25,6 +25,8 @@ pub(super) fn trailing(meta: &Meta) -> Value {
             document.insert(key.into(), value);
         }
     }
+    // GENERATE's document has the finish of the first answer at the top, and all of them in `choices` if there are
+    // several.
     if let Some(reason) = meta.finish.get(&0) {
         document.insert("finish_reason".into(), reason.name().into());
     }
@@ -73,6 +75,7 @@ fn describe(meta: &Meta, metadata: &mut Metadata) {
     if let Some(time) = meta.extra.get(CAPTURE_TIME) {
         let part = |index: usize| time.get(index).and_then(Value::as_i64);
         let nanos = part(1).and_then(|nanos| i32::try_from(nanos).ok());
+        // Functions can write anything under this key, so a value of another form is left out.
         metadata.capture_time = part(0)
             .zip(nanos)
             .map(|(seconds, nanos)| Timestamp { seconds, nanos });

@@ -30,6 +30,7 @@ pub(crate) struct SentInputs(Mutex<HashMap<NodeIdentity, Remote>>);
 impl SentInputs {
     fn get(&self, peer: &PeerHandle, node: &Node) -> Option<Remote> {
         let mut retained = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // A dead node cannot be passed again, and its entry would only count against `RETAINED_MAX`.
         retained.retain(|identity, _| identity.is_alive());
         retained
             .get(&node.identity()?)
@@ -71,6 +72,7 @@ pub(super) fn hand_over(
         match write(&peer, &retained, &node, &mut writer, role).await {
             Ok(metadata) => {
                 let remote = writer.end(&metadata).map_err(unwritten)?;
+                // Only a complete node: the peer would wait for the rest of one whose pump was dropped.
                 retained.put(&node, remote);
                 Ok(())
             }
@@ -103,6 +105,7 @@ async fn write(
         let children: Vec<Remote> = handed.iter().map(|(remote, _)| remote.clone()).collect();
         // A parent is announced before its children (EV-971).
         writer.list(&children).await.map_err(unwritten)?;
+        // Together: a part that is slow, or that the peer reads last, must not hold up the others.
         try_join_all(handed.into_iter().filter_map(|(_, pump)| pump)).await?;
         return Ok(Arc::default());
     }
@@ -112,6 +115,7 @@ async fn write(
         let chunk = chunk?;
         let (part, metadata) =
             leaf.get_or_insert_with(|| (chunk.part, Arc::new(metadata(&chunk, role))));
+        // Known only while it is read, after the leaf was announced, so it can no longer become a tree.
         if *part != chunk.part {
             let why =
                 "several parts are sent to the other side as a tree of nodes, not as one node";

@@ -82,6 +82,7 @@ impl RemoteOutput {
                 }
                 Poll::Ready(Some(Ok(self.chunk(piece))))
             }
+            // Nothing follows a failure (KE-311), and the cursor is closed at once.
             Some(Err(status)) => {
                 self.reader = None;
                 Poll::Ready(Some(Err(failure::error(&status))))
@@ -133,6 +134,7 @@ impl RemoteOutput {
 
     /// KE-305: converts the document of output `meta` to metadata of the run.
     fn last_words(&mut self) -> Option<Result<Chunk>> {
+        // A peer may end the output without a document: metadata is optional (KE-305).
         if self.meta.is_empty() {
             return None;
         }
@@ -203,6 +205,7 @@ pub(super) fn whole_of(peer: &PeerHandle, node: &Node) -> Option<Remote> {
     while let Some(chunk) = chunks.next().now_or_never()? {
         let chunk = chunk.ok()?;
         let Some(origin) = chunk.inner::<ChunkOrigin>() else {
+            // The chunk with the metadata at the end has no bytes of the node.
             if chunk.data.is_empty() {
                 continue;
             }
@@ -211,6 +214,8 @@ pub(super) fn whole_of(peer: &PeerHandle, node: &Node) -> Option<Remote> {
         let same = source.get_or_insert_with(|| Arc::clone(&origin.source));
         let faithful = Arc::ptr_eq(same, &origin.source)
             && origin.offset == read
+            // A layer may have replaced the data and kept `inner`, so the bytes must be the very ones; comparing
+            // content would read all of it.
             && origin.data.as_ptr() == chunk.data.as_ptr()
             && origin.data.len() == chunk.data.len();
         if !faithful {
@@ -219,5 +224,6 @@ pub(super) fn whole_of(peer: &PeerHandle, node: &Node) -> Option<Remote> {
         read += chunk.data.len() as u64;
     }
     let source = source?;
+    // Without its length the copy could be a prefix; and a node of another session has no id here.
     (source.len.get() == Some(&read) && source.node.is_of(peer)).then(|| source.node.clone())
 }
