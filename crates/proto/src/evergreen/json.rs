@@ -41,6 +41,7 @@ pub struct ParsedJson {
 /// `FRAGMENT_LIMIT` for a message of more than [`ENTRIES_MAX`] parts, or [`ANY_ENTRIES_MAX`] within `Any`, because a
 /// part of three bytes takes two hundred once it is decoded.
 pub fn decode(text: &[u8]) -> Result<ParsedJson, Status> {
+    // Before the parser, which allocates as it goes.
     measure(text)?;
     let Object(wire): Object<SessionMessage<'_>> = serde_json::from_slice(text).map_err(|_| {
         // The parser's error is not repeated, because it may quote the sender's bytes.
@@ -57,6 +58,7 @@ pub fn decode(text: &[u8]) -> Result<ParsedJson, Status> {
         actions: actions.collect::<Result<_, _>>()?,
         wire_bytes: text.len(),
     };
+    // An error that cannot be read still ends the session.
     let unknown = || {
         Status::other(
             Code::Internal,
@@ -74,6 +76,8 @@ pub fn decode(text: &[u8]) -> Result<ParsedJson, Status> {
 /// fragment by itself (EV-721); a client sends it once, because for a server each repetition begins a new chunk
 /// (EV-405).
 pub fn encode(message: &WireMessage, side: Side, out: &mut BytesMut) {
+    // Written by hand: `seq` and `continued` always have to be there and an empty `childIds` never (EV-721), and a
+    // token should not cost a tree of values.
     out.put_slice(b"{");
     if !message.fragments.is_empty() {
         out.put_slice(b"\"nodeFragments\":[");
@@ -153,6 +157,8 @@ fn entries(text: &[u8]) -> Option<usize> {
     while let Some(byte) = bytes.next() {
         match byte {
             b'"' => {
+                // Braces within a string are text. A string without an end is left to the parser, as all invalid JSON
+                // is.
                 while let Some(byte) = bytes.next() {
                     match byte {
                         b'"' => break,
@@ -167,6 +173,7 @@ fn entries(text: &[u8]) -> Option<usize> {
                 depth += 1;
                 entries += 4;
             }
+            // More closing than opening brackets are invalid JSON, which the parser reports.
             b'}' | b']' => depth = depth.saturating_sub(1),
             b',' => entries += 1,
             _ => {}
@@ -181,6 +188,7 @@ fn entries(text: &[u8]) -> Option<usize> {
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", expecting = "a session message")]
 struct SessionMessage<'a> {
+    // camelCase, snake_case and `null` for an absent member are all part of the mapping (EV-720).
     #[serde(borrow, alias = "node_fragments", deserialize_with = "absent")]
     node_fragments: Vec<Object<NodeFragment<'a>>>,
     #[serde(borrow, deserialize_with = "absent")]
@@ -291,6 +299,7 @@ fn read_chunk(
         (Some(_), Some(_)) => return Err(bad("a chunk has data and ref; it may have one of them")),
     };
     let mut chunk = Chunk { metadata, payload };
+    // Only a final fragment can carry its producer's status (EV-931).
     let failed = if last { failure(&chunk) } else { None };
     if let Some(status) = failed {
         chunk.payload = Some(Payload::Status(Some(Arc::new(status))));
@@ -306,6 +315,7 @@ fn failure(chunk: &Chunk) -> Option<Status> {
     if mimetype::is_json_status(&chunk.metadata.as_ref()?.mimetype) {
         // Larger than any status that we send: treated as ordinary content.
         let text = std::str::from_utf8(data).ok()?;
+        // `measure` has not seen this text: in the message it was base64.
         entries(data).filter(|entries| *entries <= ANY_ENTRIES_MAX)?;
         return any::read_status(text);
     }
@@ -322,6 +332,7 @@ fn read_metadata(
         .into_iter()
         .map(|raw| match anys.read(raw)? {
             AnyRead::Fits(any) => Ok(any),
+            // Unlike a config, it belongs to no action that could fail in the session's place.
             AnyRead::Unfit(_) => Err(bad("a message in experimental does not fit its @type")),
         });
     Ok(Metadata {
@@ -369,6 +380,7 @@ fn read_action(
 fn write_fragment(out: &mut BytesMut, fragment: &Fragment, side: Side) {
     out.put_slice(b"{\"id\":");
     string(out, &fragment.id);
+    // Both are written at their defaults too, which proto3-JSON otherwise omits (EV-721).
     let (seq, continued) = (fragment.seq, !fragment.last);
     out.put_slice(format!(",\"seq\":{seq},\"continued\":{continued}").as_bytes());
     // An empty list would make the node a tree for the TypeScript client (EV-721).
@@ -498,6 +510,7 @@ fn string(out: &mut BytesMut, text: &str) {
 fn base64(out: &mut BytesMut, data: &[u8]) {
     let start = out.len();
     let len = base64::encoded_len(data.len(), true).unwrap_or_default();
+    // Encoded in place: a payload may have megabytes, and a string in between would be a second copy.
     out.resize(start + len, 0);
     // The length was computed by the same engine.
     let written = STANDARD.encode_slice(data, &mut out[start..]);

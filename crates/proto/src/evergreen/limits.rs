@@ -105,11 +105,13 @@ impl Default for SessionLimits {
             max_actions: 256,
             max_params: 64,
             max_configs: 16,
+            // The whole range of the wire's int32 (EV-203).
             max_seq: i32::MAX.unsigned_abs(),
             idle_timeout: Duration::from_secs(30 * 60),
             outbound_queue_bytes: MIB,
             outbound_stall: Duration::from_secs(60),
             coalesce_bytes: 64 * KIB,
+            // Far enough apart that reading does not stop and start with each message.
             inbound_high_bytes: 4 << 20,
             inbound_low_bytes: 1 << 20,
             // The end of the session removes all nodes without a TTL.

@@ -12,6 +12,7 @@ pub const JSON_STATUS: &str = "application/json; type=google.rpc.Status";
 /// unordered, values are compared exactly and without quotes (EV-405).
 #[must_use]
 pub fn same(a: &str, b: &str) -> bool {
+    // Nearly always the same bytes, sent again by the same client; only others are worth parsing.
     if a == b {
         return true;
     }
@@ -116,6 +117,7 @@ impl<'a> ParsedMimetype<'a> {
         let mut found = Vec::new();
         let mut rest = self.rest;
         while !rest.is_empty() {
+            // The value cannot be found by splitting at semicolons: in quotes it may contain them.
             let cut = rest.find(['=', ';']).unwrap_or(rest.len());
             let (name, after) = rest.split_at(cut);
             let (value, after) = match after.strip_prefix('=') {
@@ -128,6 +130,7 @@ impl<'a> ParsedMimetype<'a> {
             }
             rest = after.split_once(';').map_or("", |(_, next)| next);
         }
+        // Parameters are unordered (EV-405).
         found.sort_unstable();
         found
     }

@@ -83,7 +83,10 @@ pub fn encode(message: &WireMessage, context: EncodeContext<'_>, out: &mut Bytes
         .zip(context.ids)
         .map(|(action, id)| action::ActionView::new(action, id, context.older))
         .collect();
+    // A bin states its length before its content, so all lengths are computed first; writing each struct into a buffer
+    // of its own would allocate for every token.
     let mut len = value::list_len(fragments.len()) + value::list_len(actions.len());
+    // The header count, one byte for 0, which the layout of 0.1 does not have (EV-732).
     len += usize::from(!context.older);
     len += fragments
         .iter()
@@ -145,6 +148,8 @@ impl ParseStop {
 
 impl PartsBudget {
     fn take(&mut self, entries: usize) -> Result<usize, ParseStop> {
+        // Charged by the stated count, before the first entry is built: a fragment of a few bytes takes hundreds once it
+        // is decoded.
         self.0 = self.0.checked_sub(entries).ok_or(ParseStop::Limit)?;
         Ok(entries)
     }
@@ -153,6 +158,7 @@ impl PartsBudget {
 fn wire_message(bytes: Bytes, budget: &mut PartsBudget) -> Result<ParsedMsgpack, ParseStop> {
     let mut outer = ValueReader::new(bytes);
     let mut inner = outer.inner()?;
+    // One message is one bin; trailing bytes are refused (EV-731).
     if !outer.is_empty() {
         return Err(ParseStop::Malformed);
     }
@@ -164,10 +170,12 @@ fn wire_message(bytes: Bytes, budget: &mut PartsBudget) -> Result<ParsedMsgpack,
     }
     for _ in 0..budget.take(inner.list()?)? {
         let called = action::read(inner.inner()?, budget)?;
+        // The layout belongs to the peer's version, so one action without a header count decides for the session.
         read.older |= called.older;
         read.ids.push(called.id);
         read.message.actions.push(called.action);
     }
+    // There is no version field: the missing header count is the only sign of the older layout (EV-732).
     if inner.is_empty() {
         read.older = true;
         return Ok(read);
@@ -182,6 +190,7 @@ fn fragment(mut from: ValueReader, budget: &mut PartsBudget) -> Result<Fragment,
     let content = from.inner()?;
     let continued = from.bool()?;
     let id = from.text()?;
+    // Absent and negative both mean "append" (EV-731); a value beyond int32 is malformed (EV-203).
     let seq = from.optional(ValueReader::int)?.unwrap_or(-1);
     ended(&from)?;
     let mut fragment = Fragment {
@@ -214,6 +223,7 @@ fn node_ref(mut from: ValueReader, into: &mut Fragment) -> Result<(), ParseStop>
         Some(len) => begin.saturating_add(bytes(len)?),
         None => u64::MAX,
     };
+    // A reference to all bytes is an ordinary child: without a range, readers need no accounting of bytes for it.
     let part = begin > 0 || len.is_some();
     into.range = part.then(|| Box::new(begin..end));
     Ok(())
@@ -236,10 +246,12 @@ fn chunk(
     ended(&from)?;
     let metadata = described.map(|from| metadata(from, budget)).transpose()?;
     let metadata = metadata.unwrap_or_default();
+    // The null chunk of EV-734. A text/plain chunk without bytes is not one: it is an item of its own (EV-301).
     let untyped = metadata.mimetype.is_empty() || *metadata.mimetype == *mimetype::OCTET_STREAM;
     if data.is_empty() && uri.is_empty() && untyped {
         return Ok(None);
     }
+    // A status ends its node (EV-735), so in a fragment that is not final the mimetype means nothing.
     if last && *metadata.mimetype == *STATUS_MIMETYPE {
         return Ok(Some(Chunk {
             metadata: None,
@@ -250,6 +262,7 @@ fn chunk(
         (true, true) => None,
         (false, true) => Some(Payload::Data(data)),
         (true, false) => Some(Payload::Ref(own(&uri))),
+        // The layout has room for both, the schema's `oneof` has not.
         (false, false) => return Err(ParseStop::Malformed),
     };
     Ok(Some(Chunk {
@@ -266,6 +279,7 @@ fn metadata(mut from: ValueReader, budget: &mut PartsBudget) -> Result<Metadata,
     let micros = match time {
         None => None,
         Some(mut time) => {
+            // An absent time may also come as a bin that holds nil (EV-731).
             let micros = time.optional(ValueReader::int)?;
             ended(&time)?;
             micros
@@ -331,6 +345,7 @@ fn ended(from: &ValueReader) -> Result<(), ParseStop> {
 fn read_status(data: &[u8]) -> Option<Status> {
     let (&code, message) = data.split_first().unwrap_or((&UNKNOWN, &[]));
     let message = String::from_utf8_lossy(message);
+    // This dialect carries a gRPC number and a text, but no reason and no details.
     (code != 0).then(|| Status::other(Code::from_grpc(i32::from(code)), "", message))
 }
 
@@ -368,6 +383,7 @@ struct DescribedChunk<'a> {
 
 impl<'a> FragmentView<'a> {
     fn new(fragment: &'a Fragment, now: i64) -> Self {
+        // A NodeRef has room for one child.
         let content = match fragment.children.first() {
             Some(child) => FragmentContent::of_child(child, fragment.range.as_deref()),
             None => FragmentContent::of_chunk(fragment, now),
@@ -426,6 +442,7 @@ impl<'a> FragmentContent<'a> {
                 code: Some(code),
                 data: message,
                 uri: "",
+                // 0.4.0 expects a timestamp on every status (EV-735).
                 metadata: DescribedChunk::new(STATUS_MIMETYPE, Some(now), Vec::new()),
             };
         }
@@ -435,12 +452,15 @@ impl<'a> FragmentContent<'a> {
             _ => (&[], ""),
         };
         let empty = data.is_empty() && uri.is_empty();
+        // An end without content is written as the null chunk, the only form of it that 0.4.0 knows (EV-734): metadata
+        // would turn it into an item.
         let metadata = chunk
             .and_then(|chunk| chunk.metadata.as_deref())
             .filter(|_| !(empty && fragment.last));
         let metadata = match metadata {
             Some(metadata) => {
                 let micros = metadata.capture_time.as_ref().map(micros_of);
+                // Empty, untyped and not final: this would be a null chunk, at which the client's reader ends (EV-734).
                 let typed = if empty && metadata.mimetype() == mimetype::OCTET_STREAM {
                     NOT_NULL
                 } else {
@@ -549,6 +569,7 @@ fn attributes_of(metadata: &Metadata) -> Vec<(String, Vec<u8>)> {
     let retained = metadata
         .experimental
         .iter()
+        // Attributes are named strings: other types of `experimental` have no form in this dialect.
         .filter(|any| any.type_url == ATTRIBUTES)
         .filter_map(|any| Attributes::decode(&*any.value).ok())
         .flat_map(|found| found.attributes);
@@ -566,6 +587,7 @@ fn message_of(status: &Status) -> Cow<'_, [u8]> {
 }
 
 fn time_of(micros: i64) -> Timestamp {
+    // A protobuf timestamp counts its nanos forwards from `seconds`, before 1970 too.
     let nanos = micros.rem_euclid(1_000_000) * 1000;
     Timestamp {
         seconds: micros.div_euclid(1_000_000),

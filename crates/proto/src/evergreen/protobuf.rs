@@ -22,6 +22,7 @@ use super::{Reason, Status, WireMessage};
 /// `BAD_MESSAGE`; the decoder's error is not repeated, because it may quote the sender's bytes. `FRAGMENT_LIMIT` for a
 /// message of more than [`ENTRIES_MAX`] parts, because a part of two bytes takes two hundred once it is decoded.
 pub fn decode(mut bytes: impl Buf) -> Result<WireMessage, Status> {
+    // Copies nothing if the buffer is one piece of `Bytes`.
     let bytes = bytes.copy_to_bytes(bytes.remaining());
     read::message(&bytes).map_err(|refused| match refused {
         ProtobufError::Malformed => {

@@ -36,6 +36,7 @@ pub fn target_of(uri: &str) -> Result<ReferenceTarget, Status> {
     known
         .map(|scheme| ReferenceTarget::External(scheme))
         .ok_or_else(|| {
+            // The URI is not quoted: its path or query may be confidential (EV-902).
             let known = EXTERNAL_SCHEMES.join(", ");
             let message = format!("a reference has no supported scheme; there are: data, {known}");
             Status::new(Reason::RefScheme, message)
@@ -55,11 +56,14 @@ fn data(rest: &str) -> Option<Bytes> {
     let (header, body) = rest.split_once(',')?;
     // A fragment identifier is not part of the content; a literal # is written %23.
     let body = body.split_once('#').map_or(body, |(body, _)| body);
+    // Before base64, whose `+`, `/` and `=` may be percent-encoded.
     let raw: Vec<u8> = percent_encoding::percent_decode_str(body).collect();
+    // `base64` is a flag only behind a semicolon: in `data:base64,` it is the mimetype.
     let base64 = header.rsplit(';').next().filter(|_| header.contains(';'));
     if !base64.is_some_and(|word| word.trim().eq_ignore_ascii_case("base64")) {
         return Some(raw.into());
     }
+    // Long content is often wrapped into lines.
     let packed: Vec<u8> = raw
         .into_iter()
         .filter(|byte| !byte.is_ascii_whitespace())

@@ -70,6 +70,8 @@ impl UnreadFrame {
     pub fn read(self) -> Result<ParsedFrame, Status> {
         let parts = match self.dialect {
             Dialect::Json => FrameParts::Json(json::decode(&self.bytes)?),
+            // After JSON, whose parser refuses an empty text. In the binary dialects an empty message is a no-op
+            // (EV-102).
             _ if self.bytes.is_empty() => FrameParts::Nothing,
             Dialect::Msgpack => FrameParts::Msgpack(msgpack::decode(self.bytes)?),
             Dialect::Protobuf | Dialect::Grpc => {
@@ -142,6 +144,7 @@ impl Codec {
     /// `BAD_MESSAGE` for a frame of the wrong kind.
     pub fn unread(&mut self, frame: WebSocketFrame) -> Result<UnreadFrame, Status> {
         let dialect = self.dialect;
+        // Binary frames are accepted in every dialect: JSON may arrive in them too, as in the first frame (EV-701).
         let bytes = match (frame, dialect) {
             (WebSocketFrame::Text(_), dialect) if dialect != Dialect::Json => {
                 self.wrong_kind = true;
@@ -158,6 +161,8 @@ impl Codec {
         match parts {
             FrameParts::Nothing => FrameContent::Nothing,
             FrameParts::Json(read) => {
+                // Only a server ends a session this way (EV-903). From a client, `error` is an unknown field, and those
+                // are ignored (EV-720).
                 let ended = read.error.filter(|_| self.side == Side::Client);
                 ended.map_or(FrameContent::Message(read.message), FrameContent::Abort)
             }
@@ -175,6 +180,8 @@ impl Codec {
                 protobuf::encode(message, out);
             }
             Dialect::Msgpack => {
+                // `calls` has to see everything that is sent: a client's statuses are named after the ids made here,
+                // and a server that aborts has to know which outputs are still open (EV-739).
                 let mut ids = Vec::new();
                 if self.side == Side::Client {
                     ids.extend(
@@ -209,6 +216,7 @@ impl Codec {
                 };
                 self.encode(&finish, now, out);
             }
+            // There, the close frame is the server's end (EV-924).
             (_, Side::Server) => return false,
         }
         true
@@ -223,6 +231,8 @@ impl Codec {
             return vec![out];
         }
         if self.dialect == Dialect::Msgpack {
+            // A 0.4.0 client is woken neither by `__abort__` nor by the close frame, and hangs if statuses and
+            // `__abort__` share a message (EV-739).
             let failures = self.calls.failures(status);
             if !failures.fragments.is_empty() {
                 self.write_msgpack(&failures, &[], now, &mut out);
@@ -258,6 +268,8 @@ impl Codec {
         };
         let code = match status.known() {
             Some(Reason::BadMessage) if self.wrong_kind => UNSUPPORTED,
+            // Before the arm for msgpack: errors of the WebSocket message itself have their close codes in every
+            // dialect (EV-701, EV-705).
             Some(reason @ (Reason::BadMessage | Reason::MessageTooLarge)) => reason.close(),
             // Its clients know no other code (EV-739).
             _ if self.dialect == Dialect::Msgpack => INTERNAL,
@@ -271,8 +283,10 @@ impl Codec {
 
     fn take_msgpack(&mut self, read: msgpack::ParsedMsgpack) -> FrameContent {
         let mut message = read.message;
+        // Before the half-close returns: it has to be answered in the peer's layout as well.
         self.older |= read.older;
         if message.fragments.is_empty() && message.actions.is_empty() {
+            // With headers it is not a half-close, only a message without content (EV-738).
             let silent = !read.headers;
             return if silent {
                 FrameContent::Finish
@@ -311,6 +325,7 @@ impl Codec {
 #[must_use]
 pub fn reason_text(status: &Status) -> String {
     let mut text = format!("{}: {}", status.code.grpc_name(), status.reason);
+    // The reason may be a peer's, of any length; a longer control frame would be a protocol error.
     let fits = (0..=text.len().min(REASON_BYTES))
         .rev()
         .find(|&len| text.is_char_boundary(len));
@@ -324,6 +339,7 @@ pub fn status_of_close(code: u16, reason: &str) -> Option<Status> {
     if matches!(code, NORMAL | NO_CODE) {
         return None;
     }
+    // Code and reason as `reason_text` writes them; any other text has no reason of ours in it.
     let name = reason.rsplit(": ").next().unwrap_or_default();
     Some(match Reason::from_name(name) {
         Some(known) => Status::new(known, "the peer closed the connection"),
@@ -344,6 +360,7 @@ fn into_content(message: WireMessage) -> FrameContent {
     };
     match last.chunk.as_ref().and_then(|chunk| chunk.payload.as_ref()) {
         Some(Payload::Status(Some(status))) => FrameContent::Abort(Status::clone(status)),
+        // Without a readable error status the peer has ended the session all the same.
         _ => FrameContent::Abort(Status::new(Reason::Cancelled, "the peer ended the session")),
     }
 }

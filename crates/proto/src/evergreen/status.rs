@@ -78,6 +78,7 @@ impl Status {
     #[must_use]
     pub fn with_field(mut self, field: impl Into<String>, what: impl Into<String>) -> Self {
         let (field, what) = (field.into(), what.into());
+        // A config may have any number of invalid fields, and the trailers that carry them are small (EV-902).
         if self.fields.len() < DETAILS_MAX {
             let (field, what) = (cut(field, DETAIL_BYTES_MAX), cut(what, DETAIL_BYTES_MAX));
             self.fields.push((field, what));
@@ -167,6 +168,7 @@ impl Status {
             return Some(None);
         }
         let mut read = Self::other(Code::from_grpc(status.code), "", status.message);
+        // Only a RetryInfo of the peer counts, not the default for the code.
         read.retry_after = None;
         for any in &status.details {
             read.take_detail(any);
@@ -187,6 +189,7 @@ impl Status {
                 {
                     self.code = reason.code();
                 }
+                // All texts are truncated: this status may be passed on to another peer, in trailers of ours.
                 self.reason = cut(info.reason, DETAIL_BYTES_MAX).into();
                 self.details = info
                     .metadata

@@ -40,6 +40,7 @@ pub(crate) fn read(json: &str) -> ParsedAny {
         .map(|url| url.0.to_string())
         .unwrap_or_default();
     let name = type_url.rsplit('/').next().unwrap_or_default();
+    // With a descriptor, the JSON did not match its type: as opaque base64 it would pass unchecked.
     if type_url.is_empty() || descriptor(name).is_some() {
         return ParsedAny::Unfit(type_url);
     }
@@ -56,6 +57,7 @@ pub(crate) fn read(json: &str) -> ParsedAny {
 
 /// An `Any` with bytes that cannot be decoded as any message.
 pub(crate) fn undecodable(type_url: String) -> Any {
+    // A key that ends within its varint: every decoder fails on it.
     let value = vec![0xff];
     Any { type_url, value }
 }
@@ -88,7 +90,8 @@ pub(crate) fn json_of(name: &str, bytes: &[u8]) -> Option<String> {
 pub(crate) fn read_status(json: &str) -> Option<Status> {
     let whole = bytes_of(STATUS, json).and_then(|bytes| Status::decode(&bytes));
     whole.unwrap_or_else(|| {
-        // Its details may be of types without a descriptor here.
+        // Its details may be of types without a descriptor here, so code and message are read alone. Text that is no
+        // status gives `None` like OK: the callers treat both alike.
         let plain: Plain = serde_json::from_str(json).unwrap_or_default();
         let status = || Status::other(Code::from_grpc(plain.code), "", plain.message);
         (plain.code != 0).then(status)
@@ -103,6 +106,7 @@ pub(crate) fn write_status(status: Option<&Status>) -> String {
 
 /// Writes the details of a status, as a JSON list.
 pub(crate) fn write_details(status: &Status) -> String {
+    // Cut out of the whole status, so that its details have one mapping to JSON.
     let whole = write_status(Some(status));
     let details = serde_json::from_str::<Details<'_>>(&whole).ok();
     details.map_or_else(|| "[]".to_owned(), |found| found.details.get().to_owned())
@@ -130,6 +134,7 @@ struct Details<'a> {
 }
 
 fn dynamic(name: &str, json: &str) -> Option<DynamicMessage> {
+    // Unknown fields are ignored (EV-720); the library refuses them by default.
     let lenient = DeserializeOptions::new().deny_unknown_fields(false);
     let mut text = Deserializer::from_str(json);
     DynamicMessage::deserialize_with_options(descriptor(name)?, &mut text, &lenient).ok()

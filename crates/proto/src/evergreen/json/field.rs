@@ -95,6 +95,7 @@ impl<'de> Deserialize<'de> for Int32 {
             }
 
             fn visit_f64<E: Error>(self, number: f64) -> Result<Int32, E> {
+                // proto3-JSON accepts `7.0` and `7e0` for an integer.
                 let whole = number.fract() == 0.0
                     && (f64::from(i32::MIN)..=f64::from(i32::MAX)).contains(&number);
                 #[allow(
@@ -110,6 +111,7 @@ impl<'de> Deserialize<'de> for Int32 {
                 match text.parse() {
                     Ok(number) => Ok(Int32(number)),
                     Err(_) if text.trim() != text => Err(E::custom("blanks around a number")),
+                    // Exponents are accepted in strings as well. `inf` and `nan` parse here, and have no fraction of 0.
                     Err(_) => text
                         .parse::<f64>()
                         .map_err(E::custom)
@@ -132,6 +134,8 @@ impl<'de> Deserialize<'de> for Base64 {
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Base64, E> {
+                // The alphabets differ in two characters, so one of them shows which is meant; a text with both kinds
+                // is refused.
                 let url_safe = text.bytes().any(|byte| matches!(byte, b'-' | b'_'));
                 let engine = if url_safe { &FOR_URLS } else { &USUAL };
                 engine

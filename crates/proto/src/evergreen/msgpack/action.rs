@@ -28,6 +28,7 @@ pub(super) fn read(
     let name = from.text()?;
     let inputs = ports(&mut from, &id, budget)?;
     let outputs = ports(&mut from, &id, budget)?;
+    // The layout of 0.1 ends before the header count (EV-732).
     let older = from.is_empty();
     let headers = if older {
         BTreeMap::new()
@@ -62,6 +63,7 @@ fn ports(
         let mut port = from.inner()?;
         let (name, id) = (port.text()?, port.text()?);
         ended(&port)?;
+        // In no other dialect is an id built from another one (EV-202); 0.4.0 reads and writes the port under this name.
         let id = if id.is_empty() {
             format!("{action}#{name}").into()
         } else {
@@ -77,6 +79,8 @@ fn ports(
 fn configs(headers: &BTreeMap<String, Bytes>) -> Vec<Any> {
     let text = |name| {
         let bytes = headers.get(name)?;
+        // Bytes that are not UTF-8 become an empty text, which is neither JSON nor a number, so the config is
+        // undecodable.
         Some(std::str::from_utf8(bytes).unwrap_or_default())
     };
     let packed = |name: &str, value: Option<Vec<u8>>| {
@@ -86,6 +90,7 @@ fn configs(headers: &BTreeMap<String, Bytes>) -> Vec<Any> {
             None => any::undecodable(type_url),
         }
     };
+    // JSON headers are read as a Struct, which every action accepts in place of its own config type (EV-509).
     let config = text(CONFIG).map(|json| packed(STRUCT, any::bytes_of(STRUCT, json)));
     let timeout = text(TIMEOUT).map(|ms| packed(OPTIONS, ms.parse().ok().map(options)));
     config.into_iter().chain(timeout).collect()
@@ -113,6 +118,7 @@ pub(super) struct ActionView<'a> {
 
 impl<'a> ActionView<'a> {
     pub(super) fn new(action: &'a Action, id: &'a NodeId, older: bool) -> Self {
+        // Lengths come first in this format, so the headers are built here and written by `put`.
         let headers = (!older).then(|| headers(action));
         let ports = |list: &[Param]| {
             let each = list.iter().map(|param| wrapped(port_len(param)));
@@ -172,11 +178,14 @@ fn headers(action: &Action) -> Vec<(&'static str, String)> {
     for config in &action.configs {
         let name = config.type_url.rsplit('/').next().unwrap_or_default();
         if name == OPTIONS {
+            // A timeout that is negative or cannot be decoded is omitted, as a config of an unknown type is: the header
+            // can only hold milliseconds.
             let timeout = ActionOptions::decode(&*config.value)
                 .ok()
                 .and_then(|options| options.timeout)
                 .and_then(|timeout| std::time::Duration::try_from(timeout).ok());
             headers.extend(timeout.map(|timeout| (TIMEOUT, timeout.as_millis().to_string())));
+        // Either becomes the JSON with which the receiver makes a Struct; both types have the same member names there.
         } else if name == STRUCT || name == GENERATE {
             headers.extend(any::json_of(name, &config.value).map(|json| (CONFIG, json)));
         }

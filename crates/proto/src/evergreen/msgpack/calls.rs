@@ -45,6 +45,8 @@ impl OpenActions {
                 }
             }
         }
+        // The ports are opened between the two statuses: `failures` ends nodes in this order, and `__status__`, on
+        // which the client waits for the whole action, has to be the last (EV-735).
         for (name, ends) in [(DISPATCH, false), (STATUS, true)] {
             let node = status_node(id, name);
             if !ends {
@@ -61,6 +63,8 @@ impl OpenActions {
         let outputs = action.outputs.iter().map(|param| param.id.clone());
         self.actions
             .entry(id.clone())
+            // An id that is in use stays with the first action. The session refuses the second one, because its status
+            // nodes are outputs already (EV-505).
             .or_insert_with(|| outputs.collect());
     }
 
@@ -71,6 +75,7 @@ impl OpenActions {
 
     /// The last messages of a server that aborts: every open output of every action ends with `status`.
     pub(crate) fn failures(&mut self, status: &Arc<Status>) -> WireMessage {
+        // Nothing follows an abort, so the actions are forgotten with their nodes.
         self.actions.clear();
         let mut open: Vec<(NodeId, OpenOutput)> =
             std::mem::take(&mut self.nodes).into_iter().collect();
@@ -85,6 +90,7 @@ impl OpenActions {
     /// A client sends an action: returns the id under which it is sent.
     pub(crate) fn asked(&mut self, action: &Action) -> NodeId {
         self.count += 1;
+        // evergreen.v2 has no action ids (EV-501), so the dialect makes one; it has to be unique in this session only.
         let id = NodeId::from(format!("call-{}", self.count));
         let outputs = action.outputs.iter().map(|param| param.id.clone());
         let outputs: Vec<NodeId> = outputs.collect();
@@ -98,6 +104,7 @@ impl OpenActions {
     pub(crate) fn note_received(&mut self, message: &mut WireMessage) {
         let mut received = Fragments::with_capacity(message.fragments.len());
         for fragment in std::mem::take(&mut message.fragments) {
+            // The session knows only the outputs that it asked for: status nodes are taken out before it sees them.
             let Some((action, dispatched)) = self.status_of(&fragment.id) else {
                 self.grown(&fragment);
                 received.push(fragment);
@@ -112,6 +119,8 @@ impl OpenActions {
             let outputs = self.actions.remove(&action).unwrap_or_default();
             for node in outputs {
                 if let Some(open) = self.nodes.remove(&node) {
+                    // Success with an output left open is a server's mistake: to readers it is a truncated stream,
+                    // never a normal end (EV-972).
                     let status = failure.clone().unwrap_or_else(truncated);
                     received.push(ending(node, open.next, &status));
                 }
@@ -149,11 +158,14 @@ impl OpenActions {
                 self.actions.remove(&action);
             }
         } else if let Some(open) = self.nodes.get_mut(&fragment.id) {
+            // A negative seq appends (EV-731).
             let seq = if fragment.seq < 0 {
                 open.next
             } else {
                 fragment.seq
             };
+            // Fragments may arrive in any order, so the highest seq counts; an end at a lower one would lie within the
+            // content.
             open.next = open.next.max(seq.saturating_add(1));
         }
     }

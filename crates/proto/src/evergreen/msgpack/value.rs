@@ -33,6 +33,7 @@ impl ValueReader {
         Ok(match marker {
             0x00..=0x7f => i64::from(marker),
             0xe0..=0xff => i64::from(marker.cast_signed()),
+            // Unsigned forms are accepted (EV-731), but never written (EV-730).
             0xcc => self.unsigned(1)?,
             0xcd => self.unsigned(2)?,
             0xce => self.unsigned(4)?,
@@ -126,6 +127,7 @@ impl ValueReader {
     }
 
     fn take(&mut self, len: usize) -> Result<Bytes, BadValue> {
+        // `split_to` panics beyond the end, and the length is the peer's.
         if len > self.bytes.len() {
             return Err(BadValue);
         }
@@ -140,9 +142,11 @@ impl ValueReader {
     }
 
     fn unsigned(&mut self, bytes: usize) -> Result<i64, BadValue> {
+        // `get_uint` panics beyond the end.
         if self.bytes.len() < bytes {
             return Err(BadValue);
         }
+        // Values above 2^63 fit no field of the protocol, so one signed type is enough for all integers.
         i64::try_from(self.bytes.get_uint(bytes)).map_err(|_| BadValue)
     }
 
@@ -154,6 +158,8 @@ impl ValueReader {
 /// Writes an integer, in the only forms that 0.4.0 reads correctly: fixint, d0, d1, d2.
 pub(super) fn put_int(out: &mut BytesMut, value: i32) {
     match value {
+        // 0.4.0 misreads cc to cf and d3 without an error and loses its place in the message (EV-730); other encoders
+        // choose cc from 128 on. The conversions cannot fail: each arm's range fits its type.
         -32..=127 => out.put_i8(i8::try_from(value).unwrap_or_default()),
         -128..=-33 => {
             out.put_u8(0xd0);
@@ -208,6 +214,7 @@ pub(super) fn put_bool(out: &mut BytesMut, value: bool) {
 
 pub(super) fn put_text(out: &mut BytesMut, text: &[u8]) {
     match text.len() {
+        // A str has a short form for up to 31 bytes, a bin has none: the two head lengths differ.
         len @ 0..=31 => out.put_u8(0xa0 | low_byte(len)),
         len => put_head(out, [0xd9, 0xda, 0xdb], len),
     }

@@ -40,6 +40,7 @@ pub(super) fn message(bytes: &Bytes) -> ReadResult<WireMessage> {
                 message.fragments.push(reader.fragment(bytes)?)
             }
             (ACTIONS, FieldValue::Bytes(bytes)) => message.actions.push(reader.action(bytes)?),
+            // A known field of another wire type is an error in the generated decoder too; unknown fields are skipped.
             (FRAGMENTS | ACTIONS, _) => return Err(ProtobufError::Malformed),
             _ => {}
         }
@@ -71,6 +72,8 @@ impl MessageReader<'_> {
         let value = match kind {
             WireType::Varint => FieldValue::Number(decode_varint(rest).map_err(malformed)?),
             WireType::LengthDelimited => {
+                // Every length-delimited field counts, known or not: each part of a message is one, and this needs no
+                // list of fields.
                 self.entries += 1;
                 if self.entries > ENTRIES_MAX {
                     return Err(ProtobufError::TooMany);
@@ -82,6 +85,7 @@ impl MessageReader<'_> {
                 FieldValue::Bytes(field)
             }
             other => {
+                // Groups may be nested; the context's recursion limit bounds how deeply.
                 skip_field(other, tag, rest, DecodeContext::default()).map_err(malformed)?;
                 FieldValue::Other
             }
@@ -106,6 +110,7 @@ impl MessageReader<'_> {
                 (CONTINUED, FieldValue::Number(number)) => fragment.last = number == 0,
                 (CHILD_IDS, FieldValue::Bytes(bytes)) => fragment.children.push(self.text(bytes)?),
                 (CHUNK, FieldValue::Bytes(bytes)) => {
+                    // A message field that occurs twice is merged, as protobuf requires.
                     self.chunk(bytes, fragment.chunk.get_or_insert_default())?;
                 }
                 (ID | SEQ | CONTINUED | CHILD_IDS | CHUNK, _) => {
@@ -114,6 +119,7 @@ impl MessageReader<'_> {
                 _ => {}
             }
         }
+        // Only here are all fields known: they may come in any order, `continued` after the chunk.
         if fragment.last
             && let Some(chunk) = &mut fragment.chunk
             && let Some(status) = failure(chunk)
@@ -128,8 +134,10 @@ impl MessageReader<'_> {
             match (tag, value) {
                 (METADATA, FieldValue::Bytes(bytes)) => {
                     let metadata = chunk.metadata.get_or_insert_default();
+                    // Not shared with anyone yet, so `make_mut` copies nothing.
                     self.metadata(bytes, Arc::make_mut(metadata))?;
                 }
+                // `ref` and `data` are a `oneof`: the last one on the wire wins.
                 (REF, FieldValue::Bytes(bytes)) => {
                     chunk.payload = Some(Payload::Ref(own(self.text(bytes)?)));
                 }

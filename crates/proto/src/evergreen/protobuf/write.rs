@@ -58,6 +58,8 @@ fn wire_action(action: &Action) -> wire::Action {
 }
 
 fn fragment_len(fragment: &Fragment) -> usize {
+    // Must mirror `encode_fragment` field by field: the length is written before the fragment, and one byte of
+    // difference spoils all that follows. proto3 omits fields at their defaults.
     let seq = if fragment.seq == 0 {
         0
     } else {
@@ -110,6 +112,7 @@ enum ChunkView<'a> {
 
 impl<'a> ChunkView<'a> {
     fn new(fragment: &'a Fragment) -> Option<Self> {
+        // Built once for the length and again for the bytes: it borrows everything except a status, which is rare.
         let chunk = fragment.chunk.as_ref()?;
         if let Some(Payload::Status(status)) = &chunk.payload {
             return Some(Self::Status(status_chunk(status.as_deref())));
