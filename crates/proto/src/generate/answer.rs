@@ -55,6 +55,8 @@ impl AnswerHead {
     fn write(&self, out: &mut Vec<u8>, signature: &Signature, response: &ResponsePayload) {
         out.extend_from_slice(self.0.as_bytes());
         for (location, tensor) in &response.outputs {
+            // An index that the signature lacks would be a mistake of a model: its output is left out rather than
+            // answered with a panic.
             let Some(output) = signature.outputs.get(*location) else {
                 continue;
             };
@@ -110,6 +112,7 @@ fn write_tensor(out: &mut Vec<u8>, datatype: Datatype, tensor: &Tensor) {
             write_list(out, list.iter(), |out, bytes| {
                 match std::str::from_utf8(bytes) {
                     Ok(text) => put(out, text),
+                    // JSON holds text only (TR-503); raw outputs of `infer` carry such bytes unchanged.
                     Err(_) => put(out, &*String::from_utf8_lossy(bytes)),
                 }
             });
@@ -125,6 +128,7 @@ fn write_list<T>(
     let begin = out.len();
     let mut count = 0;
     for element in list {
+        // The number of elements is known at the end only; a single one loses its bracket again below (TR-503).
         out.push(if count == 0 { b'[' } else { b',' });
         write(out, element);
         count += 1;

@@ -23,6 +23,7 @@ impl Mapped {
             return Ok(None);
         }
         let sizes = self.tensors.iter().map(|(_, tensor)| tensor.rows());
+        // An input with one row applies to all rows, so any other number determines the size of the batch.
         let rows = sizes.clone().find(|rows| *rows != 1).unwrap_or(1);
         let refused = |what: String| {
             let id = self.shown_id();
@@ -35,6 +36,7 @@ impl Mapped {
         }
         let most = signature.max_batch_size;
         match usize::try_from(rows) {
+            // One row is an ordinary request: there is nothing to split or to join.
             Ok(1) => Ok(None),
             Ok(count) if count > 1 && rows <= i64::from(most) => {
                 let each = (0..count).map(|row| self.row(row, count));
@@ -71,12 +73,14 @@ impl ResponsePayload {
         for row in rows {
             whole.join(row.outputs);
             for (name, value) in row.parameters {
+                // Of equal names the first row's value stays: the joined response has one place for it.
                 if !whole.parameters.iter().any(|(mine, _)| *mine == name) {
                     whole.parameters.push((name, value));
                 }
             }
         }
         for (_, tensor) in &mut whole.outputs {
+            // The leading dimension is the batch, as clients sent it (TR-1307).
             let each = tensor.data.len() / count;
             let sizes = [count, each].map(|size| i64::try_from(size).unwrap_or(i64::MAX));
             tensor.shape = sizes.to_vec();
@@ -96,6 +100,7 @@ impl ResponsePayload {
                 None => self.outputs.push((location, tensor)),
             }
         }
+        // Rows may have sent different outputs; responses list them in the order of the signature (TR-502).
         self.outputs.sort_by_key(|(location, _)| *location);
     }
 }

@@ -55,6 +55,7 @@ impl RequestLimits {
 }
 
 fn of_input(input: &[u8]) -> usize {
+    // Unknown fields count as their bytes: the decoder skips them, and a bound may be too high.
     measured(input, |number, field| match number {
         SHAPE => numbers(field, 8),
         INPUT_PARAMETERS => sum(ENTRY, field.len()),
@@ -113,6 +114,7 @@ fn walk(mut message: &[u8], see: &mut impl FnMut(u64, &[u8])) {
                 Some(Ok(length)) => length,
                 _ => return,
             },
+            // The fields within a group count as if they were outside: the sum stays an upper bound.
             3 | 4 => continue,
             5 => 4,
             _ => return,
@@ -127,6 +129,7 @@ fn walk(mut message: &[u8], see: &mut impl FnMut(u64, &[u8])) {
 
 fn varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0;
+    // A varint has at most ten bytes; a longer one is malformed to the decoder as well.
     for location in 0..10 {
         let (byte, rest) = bytes.split_first()?;
         *bytes = rest;

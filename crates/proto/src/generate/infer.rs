@@ -61,6 +61,8 @@ impl InputEntry<'_> {
     /// The tensor; its raw bytes are taken from `rest`.
     fn given<'s, 'b: 's>(&'s self, rest: &mut &'b [u8]) -> Result<GivenTensor<'s>, InvalidRequest> {
         let from = match (self.raw, self.data) {
+            // Raw bytes stand in the order of `inputs` (TR-802), so each entry takes its own from the front. If `data`
+            // came first, its raw bytes would be taken for the next input's.
             (Some(bytes), _) => {
                 let taken = rest.split_at_checked(bytes);
                 let (taken, left) = taken.ok_or_else(|| too_few(&self.name))?;
@@ -86,6 +88,7 @@ impl Mapper<'_> {
     /// The first error in it.
     pub fn infer(&self, body: &[u8], header: Option<&str>) -> Result<Infer, InvalidRequest> {
         let (text, mut rest) = split(body, header)?;
+        // A header length of 0 declares the whole body as the one raw value (TR-802).
         if text.is_empty() && header.is_some() {
             return self.raw_body(rest);
         }
@@ -156,7 +159,9 @@ impl Mapper<'_> {
         let mut binary = false;
         for (name, value) in json::members(text, self.limits)? {
             match name.as_str() {
+                // Values are still JSON text here: only the literal `true` is a boolean that is set.
                 "binary_data_output" => binary = value == "true",
+                // Models are stateless: accepted and ignored (TR-805).
                 "sequence_id" | "sequence_start" | "sequence_end" => {}
                 name if name.starts_with("triton_") => return Err(InvalidRequest::Reserved),
                 name => {
@@ -240,6 +245,7 @@ impl Mapper<'_> {
                  '{wanted}'"
             )));
         }
+        // Shape before content: the shape is a few numbers, and tells how many elements may be stored at all (D-47).
         let count = self.elements(input, shape, &id)?;
         let wrong = |what: String| refused(format!("[request id: {id}] {what}"));
         let data = match from {
@@ -255,6 +261,7 @@ impl Mapper<'_> {
                     limits: self.limits,
                 };
                 let data = reading.data(text)?;
+                // JSON may be nested or flat, so only the number of elements is compared with the shape.
                 if data.len() != count {
                     let written =
                         "Unable to parse 'data': Shape does not match true shape of 'data' field";
@@ -303,6 +310,7 @@ impl Mapper<'_> {
                 .iter()
                 .zip(&declared)
                 .all(|(size, declared)| *size >= 0 && (*declared < 0 || size == declared));
+        // Checked, because the sizes are the client's and their product may exceed any integer.
         let count = shape
             .iter()
             .try_fold(1_i64, |count, size| count.checked_mul(*size));
@@ -333,6 +341,7 @@ impl Mapper<'_> {
         ) {
             (false, _) => None,
             (true, ElementSource::Json(text)) => {
+                // A tensor's data is a list, at any depth; a parameter is the value in it.
                 let text = text
                     .trim_start_matches(['[', ' '])
                     .trim_end_matches([']', ' ']);
@@ -380,6 +389,8 @@ impl Mapper<'_> {
         let most = self.limits.tensors;
         let mut asked: Vec<usize> = Vec::new();
         json::elements(text, &mut |entry| {
+            // Each requested output repeats a tensor of the response, so a short request could ask for a huge answer;
+            // for the same reason none may be named twice.
             if asked.len() == most {
                 return Err(InvalidRequest::Tensors(most));
             }
@@ -399,6 +410,7 @@ impl Mapper<'_> {
             Ok(())
         })?;
         if !asked.is_empty() {
+            // A list of outputs overrides `binary_data_output` (TR-804).
             infer.all_binary = false;
             infer.mapped.outputs = Some(asked);
         }
@@ -530,6 +542,7 @@ fn only<T: Copy>(list: &[T]) -> Option<T> {
 fn behind(input: &InputTensor, bytes: &[u8], count: usize) -> Result<TensorData, String> {
     let name = &input.name;
     let width = input.datatype.width();
+    // Before decoding, which would read a tensor of the wrong size in full.
     if width.is_some_and(|width| count.saturating_mul(width) != bytes.len()) {
         return Err(format!("input byte size mismatch for input '{name}'"));
     }
@@ -560,6 +573,7 @@ fn expecting(input: &InputTensor, bytes: &[u8], count: usize) -> String {
         Some(expected) if expected != bytes.len() => {
             format!(". Expected {expected}, got {}", bytes.len())
         }
+        // Decoded again, but only for the text of an error: strings that are whole are too many or too few.
         None if TensorData::from_raw(input.datatype, bytes).is_some() => {
             format!(", expecting {count}")
         }

@@ -25,6 +25,8 @@ pub(super) fn read<'a>(
         reason: "Invalid encoding in string.",
         offset: error.valid_up_to(),
     })?;
+    // Validates the whole body without building anything, so that an error of syntax is reported before all others
+    // (TR-203). The library skips values without recursion, which is why the depth can be checked afterwards.
     let whole: &RawValue =
         serde_json::from_str(text).map_err(|error| syntax(text, text.len(), &error))?;
     if too_deep(text, limits.json_depth) {
@@ -64,6 +66,7 @@ pub(super) fn members<'a>(
 /// `Syntax` for an unpaired surrogate, which is not valid text.
 pub(super) fn string(text: &str) -> Result<Cow<'_, str>, InvalidRequest> {
     #[derive(serde::Deserialize)]
+    // `Cow` alone is always deserialized as owned; only a borrowed field keeps the text of the body.
     struct BorrowedText<'a>(#[serde(borrow)] Cow<'a, str>);
     let read = serde_json::from_str(text).map(|BorrowedText(text)| text);
     read.map_err(|error| syntax(text, text.len(), &error))
@@ -121,6 +124,7 @@ pub(super) fn elements(
         refused: &mut refused,
     };
     let read = visiting.deserialize(&mut serde_json::Deserializer::from_str(array));
+    // The parser's error type carries only text, so an error of `each` travels beside it.
     match (refused, read) {
         (Some(refused), _) => Err(refused),
         (None, read) => read.map_err(|error| syntax(array, array.len(), &error)),
@@ -143,6 +147,7 @@ impl<'de> Visitor<'de> for LimitedMembers {
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut list = Vec::new();
         while let Some((name, value)) = map.next_entry::<String, &'de RawValue>()? {
+            // Reads on to the end of the object: stopping here would be an error of syntax to the parser.
             if list.len() < self.max {
                 list.push((name, value.get()));
             } else {
@@ -208,6 +213,8 @@ fn too_deep(text: &str, max: usize) -> bool {
 
 /// The parser's error, in RapidJSON's wording and with its offset.
 fn syntax(text: &str, end: usize, error: &serde_json::Error) -> InvalidRequest {
+    // The library does not expose its kinds of errors, only their texts. A text that is not listed, as after an update
+    // of the library, becomes `Invalid value.`
     const WORDS: [(&str, &str); 14] = [
         (
             "EOF while parsing an object",
@@ -265,6 +272,7 @@ fn syntax(text: &str, end: usize, error: &serde_json::Error) -> InvalidRequest {
     let offset = if error.is_eof() {
         end
     } else {
+        // The library counts lines and columns from 1, clients get one offset from 0.
         let before = error.line().saturating_sub(1);
         let line: usize = text.split_inclusive('\n').take(before).map(str::len).sum();
         (line + error.column().saturating_sub(1)).min(end)

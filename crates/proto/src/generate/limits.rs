@@ -59,6 +59,7 @@ impl RequestLimits {
     /// # Errors
     /// `Field` for stop strings and bad words, which have a lower limit; `Elements` for everything else.
     pub(super) fn admit(&self, input: &InputTensor, elements: usize) -> Result<(), InvalidRequest> {
+        // The table of parameters checks this number too, but only once every string is stored (D-47).
         if let InputRole::Sampling(field) = &input.role
             && matches!(field.as_str(), "stop" | "bad_words")
             && elements > self.stop_words

@@ -27,6 +27,8 @@ impl Mapper<'_> {
         let mut raws = raw.iter();
         for input in &message.inputs {
             let from = match &input.contents {
+                // With raw contents for some inputs it would be unclear whose they are; the schema forbids the mix
+                // (TR-901).
                 Some(_) if !raw.is_empty() => {
                     let (name, model) = (&input.name, self.model);
                     return Err(refused(format!(
@@ -54,6 +56,7 @@ impl Mapper<'_> {
             let mut asked = Vec::with_capacity(message.outputs.len());
             for output in &message.outputs {
                 let location = self.output(&output.name, &id)?;
+                // Each request for an output repeats a tensor of the response, so a name may be listed once.
                 if asked.contains(&location) {
                     return Err(self.output_twice(&output.name, &id));
                 }
@@ -76,6 +79,7 @@ impl Mapper<'_> {
         }
         for (name, value) in &message.parameters {
             match name.as_str() {
+                // Models are stateless: accepted and ignored (TR-805).
                 "sequence_id" | "sequence_start" | "sequence_end" => {}
                 name if name.starts_with("triton_") => return Err(InvalidRequest::Reserved),
                 name => {
@@ -104,6 +108,7 @@ impl ResponsePayload {
                 shape: shaped(signature, output, tensor),
                 ..InferOutputTensor::default()
             });
+            // Always raw (TR-901): the typed lists have none for 16-bit floats.
             let raw = tensor.data.to_raw(output.datatype);
             message.raw_output_contents.push(raw.into());
         }

@@ -36,6 +36,7 @@ impl TensorData {
         let width = datatype.width().unwrap_or(0);
         match self {
             Self::Bool(list) => out.extend(list.iter().map(|flag| u8::from(*flag))),
+            // Little endian: the first bytes of a wide integer are the narrow one.
             Self::Int(list) => list
                 .iter()
                 .for_each(|number| out.extend_from_slice(&number.to_le_bytes()[..width.min(8)])),
@@ -63,6 +64,8 @@ impl TensorData {
         };
         Some(match datatype {
             Datatype::Bool => Self::Bool(contents.bool_contents.clone()),
+            // The schema has one list for all integers of up to 32 bits, so the range of the narrower ones is checked
+            // here.
             Datatype::Int8 | Datatype::Int16 | Datatype::Int32 => {
                 let list = contents.int_contents.iter();
                 let list = list.map(|x| fits((*x).into()).then_some(i64::from(*x)));
@@ -110,6 +113,7 @@ fn strings(mut bytes: &[u8]) -> Option<Strings> {
     while !bytes.is_empty() {
         let (length, rest) = bytes.split_first_chunk::<4>()?;
         let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+        // The length is the client's: up to four gigabytes in a body of four bytes.
         let (text, rest) = rest.split_at_checked(length)?;
         strings.push(text);
         bytes = rest;

@@ -121,6 +121,8 @@ impl Mapper<'_> {
     pub fn complete(&self, mapped: &Mapped) -> Result<(), InvalidRequest> {
         let inputs = &self.signature.inputs;
         let converses = mapped.role(self.signature, &InputRole::Messages).is_some();
+        // In declared order, while the names below are sorted: the reference does both, and clients match the text
+        // (TR-314).
         let missing: Vec<&str> = inputs
             .iter()
             .enumerate()
@@ -172,6 +174,7 @@ impl Mapper<'_> {
                     model: self.model.into(),
                 });
             }
+            // Counted, not refused: clients also send what only other servers know (TR-307).
             mapped.unknown = mapped.unknown.saturating_add(1);
         }
         if mapped.parameter(name).is_none() {
@@ -217,6 +220,8 @@ impl RequestBuilder<'_> {
         let signature = self.mapper.signature;
         for (name, value) in members {
             match (name.as_str(), signature.input(name)) {
+                // `id` was read before all others (TR-304). Inside `parameters` this name, and `parameters` itself,
+                // mean nothing special (TR-306).
                 ("id", _) if outer => {}
                 ("parameters", Some(_)) if outer => return Err(InvalidRequest::ParametersIsInput),
                 ("parameters", None) if outer => self.nested(value)?,
@@ -259,6 +264,7 @@ impl RequestBuilder<'_> {
         let batches = signature.max_batch_size > 0;
         let (rows, tensor) = reading.tensor(value, batches)?;
         let bytes = tensor.data.bytes(input.datatype);
+        // A short JSON text can make large tensors: `0,` is two bytes, an INT64 eight.
         if self.bytes + bytes > limits.input_bytes {
             return Err(InvalidRequest::TensorBytes {
                 before: self.bytes,
@@ -282,6 +288,7 @@ impl RequestBuilder<'_> {
 
 /// TR-307: reads a parameter.
 pub(super) fn parameter(name: &str, value: &str) -> Result<RequestParameter, InvalidRequest> {
+    // The value is valid JSON, so its first byte determines its type.
     Ok(match value.as_bytes().first() {
         Some(b'"') => RequestParameter::Text(json::string(value)?.into()),
         Some(b't') => RequestParameter::Bool(true),
@@ -330,6 +337,7 @@ impl TextMember<'_> {
             });
         }
         let mut data = TensorData::empty(input.datatype);
+        // A string is a text already and stored without its quotes; any other JSON is stored as it is (TR-1306).
         let count = if input.accepts_json && !value.starts_with('"') {
             self.put(&mut data, &json::compact(value))?;
             1
@@ -362,6 +370,7 @@ impl TextMember<'_> {
     }
 
     fn element(&self, data: &mut TensorData, value: &str) -> Result<(), InvalidRequest> {
+        // Before the element is stored, so that a list beyond its limit is not built first (D-47).
         self.limits.admit(self.input, data.len() + 1)?;
         let wrong = || InvalidRequest::Type(self.input.datatype);
         if !value.starts_with('"') {
@@ -408,6 +417,7 @@ impl TextMember<'_> {
                 list.push(u64::try_from(self.integer(text)?).map_err(|_| wrong())?);
             }
             TensorData::Float(list) => {
+                // `f64` also parses `inf` and `nan`, which a string may contain and JSON has not.
                 if !text.starts_with(|first: char| first == '-' || first.is_ascii_digit()) {
                     return Err(wrong());
                 }
@@ -425,11 +435,13 @@ impl TextMember<'_> {
 
     fn integer(&self, text: &str) -> Result<i128, InvalidRequest> {
         let datatype = self.input.datatype;
+        // `i128` also parses a leading `+`, which a string may contain and JSON has not.
         let digits = text.strip_prefix('-').unwrap_or(text);
         if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(InvalidRequest::Type(datatype));
         }
         let (least, most) = datatype.range().unwrap_or((0, 0));
+        // Digits beyond an i128 are still an integer: out of range, not of the wrong type.
         let number = text
             .parse()
             .ok()

@@ -84,6 +84,7 @@ impl Settings {
         let fields = fields(signature, mapped, &mut settings, limits)?;
         // In the order of the names, so that only this decides which one wins.
         for name in FIELDS {
+            // `null` means absent in `sampling_parameters`; a parameter is never null (TR-307).
             if let Some(value) = fields.get(*name).filter(|value| !value.is_null()) {
                 settings.set(name, value, limits)?;
             }
@@ -102,6 +103,7 @@ impl Settings {
 
     fn limit(&mut self, limits: &RequestLimits) {
         if limits.new_tokens > 0 {
+            // Clipped instead of refused (TR-404): a request without a value gets the limit too.
             let most = limits.new_tokens;
             let asked = self.params.max_tokens;
             self.params.max_tokens = Some(asked.map_or(most, |asked| asked.min(most)));
@@ -189,6 +191,7 @@ fn fields(
                 let values = values.ok_or_else(|| InvalidRequest::Utf8(input.name.clone()))?;
                 declared.push((field, only(values, input.shape != [1])));
             }
+            // A neutral value asks for nothing: only one that would have an effect is refused (TR-401).
             InputRole::Unsupported if does_something(tensor) => {
                 return Err(InvalidRequest::Unsupported(input.name.clone()));
             }
@@ -199,6 +202,7 @@ fn fields(
         }
     }
     match json {
+        // vLLM's backend ignores the parameters as soon as the object is there (TR-403).
         Some(tensor) => fields.extend(sampling_json(tensor, limits)?),
         None => fields.extend(
             mapped
@@ -248,6 +252,7 @@ fn sampling_json(
     else {
         return Ok(Map::new());
     };
+    // The object is JSON within a JSON string, so the limits of the body have not seen what is in it.
     let bounds = JsonBounds {
         values: limits.json_members,
         entries: limits.json_members,
@@ -297,6 +302,7 @@ impl Field<'_> {
     /// Accepts a field without effect here, unless its value would require one.
     fn harmless(self) -> Result<(), InvalidRequest> {
         let nothing = match self.name {
+            // A beam of 1 is ordinary sampling (TR-401).
             "beam_width" => {
                 let one = self.integer("1", i128::from(i64::MIN), i128::from(u64::MAX))? == 1;
                 return if one {
@@ -308,6 +314,7 @@ impl Field<'_> {
             "prompt_logprobs" => {
                 self.integer("0", i128::from(i64::MIN), i128::from(u64::MAX))? == 0
             }
+            // Clients send empty strings for fields that they do not use (TR-401).
             _ => self.value.as_str() == Some(""),
         };
         if nothing {

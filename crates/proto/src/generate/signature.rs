@@ -220,6 +220,7 @@ impl Signature {
     /// The outputs that a request gets: those that need no request by an input, and those that it requests.
     #[must_use]
     pub fn wanted(&self, mapped: &Mapped) -> Vec<bool> {
+        // A list of names says all: `return_*` inputs only matter without one.
         if let Some(asked) = &mapped.outputs {
             return (0..self.outputs.len())
                 .map(|location| asked.contains(&location))
@@ -241,6 +242,7 @@ impl Signature {
             let flags: Vec<_> = asking
                 .map(|(location, _)| mapped.tensor(location).and_then(Tensor::flag) == Some(true))
                 .collect();
+            // An output that no input can request is always sent.
             flags.is_empty() || flags.contains(&true)
         };
         self.outputs.iter().map(asks).collect()
@@ -277,6 +279,7 @@ fn side(tensors: &[(&str, &Vec<i64>)], reserved: &[&str]) -> Result<(), InvalidS
         if reserved.contains(name) {
             return Err(InvalidSignature::Reserved((*name).into()));
         }
+        // Quadratic, but over the few dozen tensors of a configured model.
         if tensors[..index].iter().any(|(earlier, _)| earlier == name) {
             return Err(InvalidSignature::Twice((*name).into()));
         }

@@ -120,6 +120,7 @@ impl TensorData {
     #[must_use]
     pub fn bytes(&self, datatype: Datatype) -> usize {
         match self {
+            // A string counts its length prefix as well, as the reference counts it (TR-315).
             Self::Bytes(list) => list.bytes(),
             other => other.len() * datatype.width().unwrap_or(0),
         }
@@ -194,9 +195,12 @@ pub fn fit(declared: &[i64], count: usize) -> Option<Vec<i64>> {
         }
     }
     let innermost = declared.iter().rposition(|size| *size < 0);
+    // Elements are left over and no dimension can take them. A dimension of 0 has no elements to divide, so there the
+    // rest is 0.
     if innermost.is_none() && rest != 1 && !declared.contains(&0) {
         return None;
     }
+    // The innermost open dimension takes the rest (TR-309).
     let shape = declared.iter().enumerate().map(|(index, size)| match size {
         _ if Some(index) == innermost => rest,
         -1 => 1,

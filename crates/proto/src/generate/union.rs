@@ -205,6 +205,7 @@ fn many(input: InputTensor) -> InputTensor {
 
 fn outputs() -> Vec<OutputTensor> {
     [
+        // The first output has to be the text: litellm joins the data of `outputs[0]` of `infer`.
         ("text_output", Bytes, &[-1][..], OutputRole::Text),
         ("finish_reason", Bytes, &[-1], OutputRole::FinishReason),
         (
@@ -221,6 +222,7 @@ fn outputs() -> Vec<OutputTensor> {
             &[-1],
             OutputRole::NumOutputTokens,
         ),
+        // The ensemble's names for values that vLLM's backend sends under others.
         ("cum_log_probs", Fp32, &[-1], OutputRole::CumulativeLogprob),
         (
             "output_log_probs",

@@ -97,6 +97,7 @@ impl FieldCounter<'_> {
     ) -> Result<(), InvalidRequest> {
         match (tag, value) {
             (SHAPE, value) => {
+                // Added up, because a list may come in several fields, packed or not.
                 *rank += numbers(value);
                 if *rank > self.limits.tensor_rank {
                     return Err(InvalidRequest::Rank(self.limits.tensor_rank));
