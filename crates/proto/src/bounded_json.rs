@@ -47,9 +47,11 @@ pub fn read(text: &[u8], bounds: JsonBounds) -> Result<Value, JsonUnread> {
         state: &state,
         entries: bounds.entries,
     };
+    // The library's limit of 128 levels holds here too, because its reader makes every recursive call.
     let mut reader = serde_json::Deserializer::from_slice(text);
     let value = tree.deserialize(&mut reader);
     let value = value.and_then(|value| reader.end().map(|()| value));
+    // The state first: to the parser, being stopped is an error like any other.
     value.map_err(|error| match state.exceeded.get() {
         Some(Exceeded::Values) => JsonUnread::Values(bounds.values),
         Some(Exceeded::Entries) => JsonUnread::Entries(bounds.entries),
@@ -162,6 +164,7 @@ impl<'de> Visitor<'de> for Tree<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Value, A::Error> {
         let mut list = Vec::new();
         while let Some(element) = elements.next_element_seed(self.within())? {
+            // Only reading an element shows that there is one, so one beyond the limit is parsed before it is refused.
             self.entry(list.len())?;
             list.push(element);
         }
@@ -169,10 +172,12 @@ impl<'de> Visitor<'de> for Tree<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Value, A::Error> {
+        // `deserialize` has counted the first one.
         self.state.count(OBJECT_VALUES - 1)?;
         let mut object = Map::new();
         while let Some(name) = members.next_key::<String>()? {
             self.entry::<A::Error>(object.len())?;
+            // Of equal names the last one stays, as in the library; each of their values counts.
             object.insert(name, members.next_value_seed(self.within())?);
         }
         Ok(Value::Object(object))

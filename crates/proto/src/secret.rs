@@ -128,6 +128,7 @@ impl Serialize for SecretUrl {
 /// Returns `url` for display and logs: possible credentials in it are masked.
 #[must_use]
 pub fn masked(url: &str) -> String {
+    // The fragment first: a `?` within it begins no query.
     let (url, fragment) = url
         .split_once('#')
         .map_or((url, ""), |(url, _)| (url, "#***"));
@@ -154,6 +155,7 @@ pub fn masked(url: &str) -> String {
     {
         shown.push(if index == 0 { '?' } else { '&' });
         match pair.split_once('=') {
+            // An allow list, because credentials have too many names in other servers' URLs to list those.
             Some((name, value)) if HARMLESS.contains(&name) => {
                 shown.push_str(&format!("{name}={value}"));
             }
