@@ -141,7 +141,7 @@ impl VisibleModels {
 
 impl fmt::Debug for VisibleModels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Known").field(&self.now()).finish()
+        f.debug_tuple("VisibleModels").field(&self.now()).finish()
     }
 }
 
@@ -151,7 +151,7 @@ pub struct ResumeToken(pub Arc<str>);
 
 impl fmt::Debug for ResumeToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token")
+        f.write_str("ResumeToken")
     }
 }
 

@@ -127,7 +127,7 @@ fn check(model: impl Fn() + Sync + Send + 'static) {
 }
 
 #[test]
-fn ke_123_a_reader_that_goes_away_in_mid_poll_is_replaced() {
+fn ke_123_another_reader_takes_over_when_the_polling_one_is_dropped() {
     check(|| {
         let (relay, gate) = made(false);
         let departing = {
@@ -146,7 +146,7 @@ fn ke_123_a_reader_that_goes_away_in_mid_poll_is_replaced() {
 }
 
 #[test]
-fn ke_123_a_reader_that_stays_but_is_never_polled_again_blocks_nobody() {
+fn ke_123_a_reader_that_is_never_polled_again_blocks_no_other() {
     check(|| {
         let (relay, gate) = made(true);
         let idle = {

@@ -57,7 +57,7 @@ fn check(model: impl Fn() + Sync + Send + 'static) {
 }
 
 #[test]
-fn d_2_the_sessions_task_never_sleeps_through_a_ring() {
+fn d_2_the_task_of_a_session_misses_no_wake_up() {
     check(|| {
         let bell = Arc::new(TaskWaker::default());
         let rung = Arc::new(AtomicBool::new(false));
@@ -86,7 +86,7 @@ fn d_2_the_sessions_task_never_sleeps_through_a_ring() {
 }
 
 #[test]
-fn d_2_a_task_that_looks_by_itself_is_not_woken() {
+fn d_2_a_task_that_is_polling_is_not_woken() {
     struct Count(AtomicUsize);
     impl Wake for Count {
         fn wake(self: Arc<Self>) {

@@ -130,7 +130,7 @@ impl PeerHandle {
 
 impl fmt::Debug for PeerHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Peer").finish_non_exhaustive()
+        f.debug_struct("PeerHandle").finish_non_exhaustive()
     }
 }
 
@@ -177,7 +177,7 @@ impl SessionNode {
 
 impl fmt::Debug for SessionNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Node").field(&self.key).finish()
+        f.debug_tuple("SessionNode").field(&self.key).finish()
     }
 }
 
@@ -268,7 +268,7 @@ impl PeerNodeWriter {
 impl Drop for PeerNodeWriter {
     fn drop(&mut self) {
         if !self.ended {
-            let message = "the writer of this node stopped before its end";
+            let message = "the writer of this node was dropped before its end";
             self.fail_with(Arc::new(Status::new(Reason::Cancelled, message)));
         }
     }

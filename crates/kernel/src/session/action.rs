@@ -219,7 +219,7 @@ impl Serving {
             // The action was ended by another path, which has informed the peer.
             WriteError::Closed | WriteError::Ended => None,
             error => {
-                let message = format!("{} gave output that cannot be sent: {error}", self.name);
+                let message = format!("{} produced output that cannot be sent: {error}", self.name);
                 self.failed(Status::new(Reason::Function, message).with("action", &self.name))
             }
         }

@@ -85,7 +85,7 @@ impl Offers {
             state.asked += 1;
             state.asked
         });
-        let spec = Spec::new(OFFER, "Says which functions the client serves.")
+        let spec = Spec::new(OFFER, "Declares the functions that the client serves.")
             .inputs([InputSpec::new(ACTIONS).taking([Mime::JSON, Mime::TEXT])])
             .outputs([OutputSpec::new(Port::MAIN, Mime::JSON).wire("result")]);
         let inner = Arc::clone(&self.0);

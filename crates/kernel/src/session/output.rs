@@ -443,7 +443,7 @@ mod tests {
 
     /// EV-722
     #[test]
-    fn ev_722_every_byte_of_json_that_waits_is_looked_at_once() {
+    fn ev_722_buffered_json_is_searched_once_per_byte() {
         let mut begun = PartialJson::default();
         let chunk = [b'x'; 64];
         for _ in 0..32_768 {

@@ -1,7 +1,7 @@
 //! Reconnects a client to a session whose connection was lost (EV-940, EV-941).
 //!
 //! ```text
-//!   connection ── cut ──► (nothing; actions go on) ◄── Back::connect ── another connection
+//!   connection ── cut ──► (nothing; actions go on) ◄── Reconnector::connect ── another connection
 //! ```
 
 use std::collections::VecDeque;
@@ -85,7 +85,7 @@ impl Reconnector {
 
 impl fmt::Debug for Reconnector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Back").finish_non_exhaustive()
+        f.debug_struct("Reconnector").finish_non_exhaustive()
     }
 }
 

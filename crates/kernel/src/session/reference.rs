@@ -46,7 +46,7 @@ pub struct FoundContent {
 
 impl fmt::Debug for FoundContent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Content")
+        f.debug_struct("FoundContent")
             .field("bytes", &self.bytes)
             .finish_non_exhaustive()
     }
@@ -159,8 +159,8 @@ impl SessionFetcher {
 
 impl fmt::Debug for SessionFetcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("References")
-            .field("held", &self.retained())
+        f.debug_struct("SessionFetcher")
+            .field("retained", &self.retained())
             .finish_non_exhaustive()
     }
 }
@@ -234,7 +234,7 @@ struct FetchGuard<'a>(&'a FetchedBytes);
 impl FetchGuard<'_> {
     fn report(&self, outcome: Result<(), Status>) {
         if let Err(status) = &outcome {
-            tracing::debug!(reason = %status.reason, "a reference was not fetched");
+            tracing::debug!(reason = %status.reason, "could not fetch a reference");
         }
         self.0.end(outcome);
     }

@@ -225,4 +225,4 @@ fn read(node: &Node) -> Chunks {
 /// The only input that is read in this process.
 pub(super) const CONFIG: &str = "config";
 /// Name of the peer in errors.
-pub(super) const PEER: Name = Name::new("the other side");
+pub(super) const PEER: Name = Name::new("the peer");

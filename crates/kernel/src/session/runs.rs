@@ -119,7 +119,7 @@ impl Runs {
         found.ok().filter(permitted).ok_or_else(|| Error::Engine {
             code: Code::PermissionDenied,
             reason: ErrorReason::INSUFFICIENT_SCOPE,
-            message: format!("this key may call nothing of the name {:?}", shown(name)),
+            message: format!("this key may not call a function named {:?}", shown(name)),
             retry_after: None,
         })
     }
@@ -171,7 +171,7 @@ impl Runs {
     pub(crate) fn give_up(&mut self) {
         self.running.clear();
         self.offers = None;
-        let message = "what was asked for is not served any more";
+        let message = "this side has stopped serving actions";
         let status = Arc::new(Status::new(Reason::Cancelled, message));
         for action in std::mem::take(&mut self.cancels).into_keys() {
             self.link

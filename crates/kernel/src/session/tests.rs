@@ -232,7 +232,7 @@ async fn ev_107_a_failing_action_aborts_the_session_and_cancels_the_others() {
 
 /// EV-931, EV-921
 #[tokio::test(start_paused = true)]
-async fn ev_930_with_partial_failure_an_error_ends_its_outputs_and_nothing_else() {
+async fn ev_930_with_partial_failure_an_error_ends_only_the_outputs_of_its_action() {
     let options = SessionOptions {
         partial_failure: true,
         ..SessionOptions::default()
@@ -280,7 +280,7 @@ async fn ev_930_with_partial_failure_an_error_ends_its_outputs_and_nothing_else(
 
 /// EV-504
 #[tokio::test(start_paused = true)]
-async fn ev_502_what_cannot_be_bound_says_why() {
+async fn ev_502_binding_errors_name_the_reason() {
     let twice = raw(
         Spec::new("aliased", "Two names for one input.")
             .inputs([InputSpec::new("text").alias("prompt")]),
@@ -346,7 +346,7 @@ async fn ev_913_cancel_ends_one_action_and_not_the_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ev_913_the_meta_of_a_cancelled_answer_says_so() {
+async fn ev_913_meta_of_a_cancelled_action_has_finish_reason_cancelled() {
     let spec = Spec::new("talk", "Talks and never ends.").outputs([
         OutputSpec::new(Port::MAIN, Mime::TEXT),
         OutputSpec::new("meta", Mime::JSON),
@@ -374,7 +374,7 @@ async fn ev_913_the_meta_of_a_cancelled_answer_says_so() {
 
 /// KE-139
 #[tokio::test(start_paused = true)]
-async fn a_panic_in_a_function_is_internal_and_not_the_end_of_the_server() {
+async fn a_panic_in_a_function_is_an_internal_error_and_other_work_goes_on() {
     let broken = raw(Spec::new("broken", "Panics."), |_| {
         stream::once(async { panic!("a secret of the function") }).boxed()
     });
@@ -389,7 +389,7 @@ async fn a_panic_in_a_function_is_internal_and_not_the_end_of_the_server() {
 
 /// A key for some models learns nothing of the others, not even whether they exist.
 #[tokio::test(start_paused = true)]
-async fn d_45_what_a_client_may_not_know_is_told_as_what_is_not_there() {
+async fn d_45_hidden_and_missing_functions_get_the_same_error() {
     let mut hidden = Spec::new("hidden", "");
     hidden.model = true;
     let hidden = raw(hidden, |_| stream::empty().boxed());
@@ -404,14 +404,14 @@ async fn d_45_what_a_client_may_not_know_is_told_as_what_is_not_there() {
     for name in ["hidden", "nobody"] {
         let status = probe.complete(name).await.status.unwrap();
         assert_eq!(status.code, Code::PermissionDenied, "{status:?}");
-        let expect = format!("this key may call nothing of the name \"{name}\"");
+        let expect = format!("this key may not call a function named \"{name}\"");
         assert_eq!(status.message, expect);
     }
 }
 
 /// EV-950
 #[tokio::test(start_paused = true)]
-async fn ev_950_a_session_and_an_action_end_in_time() {
+async fn ev_950_sessions_and_actions_end_at_their_deadlines() {
     let options = SessionOptions {
         timeout: Some(Duration::from_millis(50)),
         ..SessionOptions::default()
@@ -442,7 +442,7 @@ async fn ev_950_a_session_and_an_action_end_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ev_914_the_server_tells_what_it_can_do() {
+async fn ev_914_list_actions_and_session_info_describe_the_server() {
     let mut probe = Probe::plain();
     let ask = vec![
         action("LIST_ACTIONS", &[], &[("actions", "l")]),
@@ -545,7 +545,7 @@ fn any(name: &str, message: &impl prost::Message) -> prost_types::Any {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ev_110_actions_that_wait_for_one_another_are_told_at_half_close() {
+async fn ev_110_actions_that_wait_for_each_other_fail_at_half_close() {
     let mut probe = Probe::plain();
     probe
         .send(

@@ -137,7 +137,7 @@ impl Drop for ServedSession {
 
 impl fmt::Debug for ServedSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Served").finish_non_exhaustive()
+        f.debug_struct("ServedSession").finish_non_exhaustive()
     }
 }
 

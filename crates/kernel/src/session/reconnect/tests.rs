@@ -111,7 +111,7 @@ async fn ended(mut outgoing: OutgoingMessages) -> Option<Reason> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ev_941_of_many_connections_at_once_the_last_one_stays() {
+async fn ev_941_the_last_of_many_concurrent_connections_wins() {
     let (session, first) = resumable();
     let (_send, incoming) = connection();
     let (connections, back) = session.connections(incoming);
@@ -143,7 +143,7 @@ async fn ev_941_of_many_connections_at_once_the_last_one_stays() {
 }
 
 #[tokio::test]
-async fn ev_941_who_comes_to_the_door_late_and_was_taken_over_from_is_not_let_in() {
+async fn ev_941_a_connection_superseded_before_it_is_accepted_is_dropped() {
     let (session, _first) = resumable();
     let (_send, incoming) = connection();
     let (mut connections, back) = session.connections(incoming);
@@ -186,7 +186,7 @@ async fn ev_941_who_comes_to_the_door_late_and_was_taken_over_from_is_not_let_in
 
 /// EV-914
 #[tokio::test(start_paused = true)]
-async fn ev_941_a_session_says_in_which_dialect_it_speaks_now() {
+async fn ev_941_session_info_reports_the_current_dialect() {
     let (session, mut first) = resumable();
     let (mut send, incoming) = connection();
     let (connections, back) = session.connections(incoming);
@@ -210,7 +210,7 @@ async fn ev_941_a_session_says_in_which_dialect_it_speaks_now() {
 
 /// EV-109, EV-943
 #[tokio::test(start_paused = true)]
-async fn ev_940_who_was_cut_after_its_last_word_is_let_in_and_gets_the_rest() {
+async fn ev_940_a_client_cut_after_half_close_resumes_and_receives_the_rest() {
     // Whether the loss, and the end of the input, are noticed before the new connection arrives.
     for (lost, received) in [(false, true), (true, true), (true, false), (false, false)] {
         let (session, mut first) = resumable();
@@ -257,7 +257,7 @@ async fn ev_940_who_was_cut_after_its_last_word_is_let_in_and_gets_the_rest() {
 
 /// EV-109
 #[tokio::test(start_paused = true)]
-async fn ev_940_after_the_last_word_only_a_connection_that_was_surely_cut_is_waited_for() {
+async fn ev_940_after_half_close_only_a_connection_reported_as_cut_can_resume() {
     for cut in [false, true] {
         let (session, mut first) = resumable();
         let (mut send, incoming) = connection();

@@ -118,7 +118,7 @@ async fn write(
         // Known only while it is read, after the leaf was announced, so it can no longer become a tree.
         if *part != chunk.part {
             let why =
-                "several parts are sent to the other side as a tree of nodes, not as one node";
+                "a node of several parts cannot be sent as one leaf: pass a tree of nodes";
             return Err(Error::argument("input", why).because(ErrorReason::UNSUPPORTED_MIMETYPE));
         }
         writer

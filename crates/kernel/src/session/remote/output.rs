@@ -143,7 +143,7 @@ impl RemoteOutput {
         let chunk = |document: Value| Chunk::empty().with_meta(meta(&document));
         let bad = |_| Error::Protocol {
             peer: PEER,
-            why: "its `meta` is no JSON".into(),
+            why: "its output `meta` is not JSON".into(),
         };
         Some(document.map(chunk).map_err(bad))
     }

@@ -4,7 +4,7 @@ use super::*;
 
 /// EV-306, EV-506
 #[tokio::test(start_paused = true)]
-async fn ev_511_the_test_functions_do_what_they_say() {
+async fn ev_511_the_test_functions_work_as_specified() {
     let mut probe = Probe::plain();
     probe
         .send(
@@ -110,7 +110,7 @@ async fn ev_508_an_output_without_content_is_one_final_fragment_of_its_type() {
 
 /// EV-509
 #[tokio::test(start_paused = true)]
-async fn ev_509_configs_are_read_by_type_and_the_input_goes_over_them() {
+async fn ev_509_configs_are_decoded_by_type_and_the_input_config_overrides_them() {
     let spec =
         Spec::new("configured", "Tells its config.").inputs([InputSpec::new("config").optional()]);
     let notify = raw(spec, |call| {
@@ -204,7 +204,7 @@ async fn ev_509_configs_that_cannot_be_used_are_refused() {
 
 /// EV-605, EV-606
 #[tokio::test(start_paused = true)]
-async fn d_51_a_reader_learns_how_an_answer_ended_that_an_action_wrote() {
+async fn d_51_readers_see_the_finish_reason_of_answers_of_actions() {
     use crate::meta::ChoiceFinish;
     // Answers like a model, and stops for the given reason.
     let spec = Spec::new("answer", "Answers.")
@@ -264,7 +264,7 @@ async fn d_51_a_reader_learns_how_an_answer_ended_that_an_action_wrote() {
 
 /// EV-508, EV-803
 #[tokio::test(start_paused = true)]
-async fn ev_803_a_tree_that_waits_for_room_makes_no_child_twice() {
+async fn ev_803_a_tree_that_waits_for_room_creates_each_child_once() {
     let spec =
         Spec::new("parts", "Three parts.")
             .outputs([OutputSpec::new(Port::MAIN, Mime::TEXT).many()]);

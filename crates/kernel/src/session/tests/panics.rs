@@ -198,7 +198,7 @@ fn timeout(seconds: i64, nanos: i32) -> prost_types::Any {
 
 /// EV-912
 #[tokio::test(start_paused = true)]
-async fn ev_950_durations_of_any_length_are_taken_and_end_nothing() {
+async fn ev_950_the_longest_durations_are_accepted_and_never_expire() {
     for (seconds, nanos) in [
         (i64::MAX, 999_999_999),
         (i64::MAX, 0),

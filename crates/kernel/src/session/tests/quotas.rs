@@ -4,7 +4,7 @@ use super::*;
 
 /// KE-305, EV-803
 #[tokio::test(start_paused = true)]
-async fn ev_601_the_last_word_needs_no_room_in_a_full_queue() {
+async fn ev_601_trailing_meta_needs_no_room_in_a_full_queue() {
     let spec = || Spec::new("talk", "Talks.").outputs([OutputSpec::new(Port::MAIN, Mime::TEXT)]);
     let words = || {
         let meta = Meta::default().with_extra("mood", "good");
@@ -42,7 +42,7 @@ async fn ev_601_the_last_word_needs_no_room_in_a_full_queue() {
 
 /// EV-722
 #[tokio::test(start_paused = true)]
-async fn ev_801_json_that_waits_to_be_whole_counts_and_is_given_back() {
+async fn ev_801_buffered_json_is_charged_and_refunded() {
     let spec = || Spec::new("list", "Lists.").outputs([OutputSpec::new(Port::MAIN, Mime::JSON)]);
     let piece = || Ok(Chunk::text("x".repeat(1000)).with_mime(Mime::JSON));
     let options = |retained_bytes| SessionOptions {
@@ -98,7 +98,7 @@ async fn ev_801_json_that_waits_to_be_whole_counts_and_is_given_back() {
 /// Many actions that gather one node hold many copies of it, which must count: a client must not get them for the price
 /// of one.
 #[tokio::test(start_paused = true)]
-async fn ev_801_what_functions_gather_counts_until_their_actions_end() {
+async fn ev_801_gathered_inputs_are_charged_until_their_actions_end() {
     let gather = |name: &'static str, input: InputSpec| {
         let spec = Spec::new(name, "Gathers.")
             .inputs([input])
@@ -173,7 +173,7 @@ async fn ev_803_a_peer_that_does_not_read_stops_the_run_and_ends_the_session() {
 
 /// EV-510
 #[tokio::test(start_paused = true)]
-async fn ev_904_an_observer_is_told_of_actions_that_were_refused_before_they_began() {
+async fn ev_904_observers_see_actions_refused_before_start() {
     struct Refused(Arc<std::sync::Mutex<Vec<String>>>);
     impl Observe for Refused {
         fn action_refused(&mut self, rejection: &Status) {

@@ -59,7 +59,7 @@ impl ReferenceFetch for TestFiles {
                     let first = stream::iter([Ok(Bytes::from(text))]);
                     (None, first.chain(stream::pending()).boxed())
                 }
-                Item::Panics => panic!("as told"),
+                Item::Panics => panic!("on purpose"),
             };
             let pieces = pieces.inspect(move |_| _ = &open).boxed();
             Ok(FoundContent { bytes, pieces })
@@ -159,7 +159,7 @@ async fn ev_410_a_reference_is_fetched_once_for_all_readers_and_never_if_nobody_
 }
 
 #[tokio::test(start_paused = true)]
-async fn ev_410_the_error_belongs_to_the_action_that_reads() {
+async fn ev_410_a_failed_fetch_fails_the_action_that_reads_it() {
     for (uri, item, expect) in [
         ("file:///x", Item::Refused(Reason::RefDenied), "REF_DENIED"),
         (
@@ -259,7 +259,7 @@ async fn ev_416_bytes_of_a_session_are_limited_exactly() {
 
 /// EV-801
 #[tokio::test(start_paused = true)]
-async fn ev_416_what_is_dropped_makes_room_again() {
+async fn ev_416_dropped_references_release_their_bytes() {
     let items = [
         ("file:///a", bytes(1, 800, None)),
         ("file:///b", bytes(1, 800, None)),
@@ -296,7 +296,7 @@ async fn ev_416_a_reference_that_does_not_begin_or_end_in_time_fails() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ev_416_so_many_are_fetched_at_a_time_and_others_wait() {
+async fn ev_416_concurrent_fetches_are_limited_and_others_wait() {
     let names: Vec<String> = (0..5).map(|at| format!("n{at}")).collect();
     let (options, models) = options([("file:///a", Item::Silent)], |limits| {
         limits.max_ref_fetches = 2;
@@ -371,7 +371,7 @@ async fn ev_110_a_fetch_goes_on_after_the_half_close() {
 
 /// EV-801
 #[tokio::test(start_paused = true)]
-async fn ev_416_fetched_bytes_count_among_what_the_server_holds() {
+async fn ev_416_fetched_bytes_count_against_the_server_quota() {
     struct Most(Arc<AtomicUsize>);
     impl Observe for Most {
         fn retains(&mut self, bytes: u64) -> Result<(), Status> {
@@ -400,7 +400,7 @@ async fn ev_416_fetched_bytes_count_among_what_the_server_holds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ev_740_of_a_part_of_what_is_fetched_no_more_is_fetched_than_is_meant() {
+async fn ev_740_a_slice_of_a_reference_fetches_nothing_after_its_end() {
     let pieces = ["0123", "4567"].map(Bytes::from).to_vec();
     let uris = [
         ("file:///a", Item::Whole(pieces, None)),

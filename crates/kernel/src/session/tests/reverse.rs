@@ -122,7 +122,7 @@ async fn ev_812_a_running_function_calls_what_its_client_offers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ev_810_a_client_that_has_offered_nothing_is_asked_nothing() {
+async fn ev_810_a_client_without_an_offer_receives_no_action() {
     let mut probe = session(|_, _| {});
     probe.ask("a", "Bergen").await;
     assert_eq!(probe.rejection("a").await, "UNKNOWN_ACTION");
@@ -130,7 +130,7 @@ async fn ev_810_a_client_that_has_offered_nothing_is_asked_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ev_810_a_later_offer_takes_the_place_of_the_one_before() {
+async fn ev_810_a_later_offer_replaces_the_current_one() {
     let mut probe = session(|_, _| {});
     probe.offer("1", WEATHER).await.unwrap();
     let tides = r#"{"actions":[{"name":"tides"},{"name":"moon.phase"}]}"#;
@@ -165,7 +165,7 @@ async fn ev_810_a_later_offer_takes_the_place_of_the_one_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ev_810_what_cannot_be_offered_is_refused() {
+async fn ev_810_invalid_offers_are_refused() {
     let named = |name: &str| format!(r#"{{"actions":[{{"name":"{name}"}}]}}"#);
     let cases = [
         ("no JSON".to_owned(), "BAD_CONFIG"),
@@ -252,7 +252,7 @@ async fn ev_810_offers_are_limited_in_number_and_bytes() {
 
 /// EV-801: also after the document itself was dropped.
 #[tokio::test(start_paused = true)]
-async fn ev_810_what_is_offered_counts_among_what_the_server_holds() {
+async fn ev_810_offers_count_against_the_server_quota() {
     struct Last(Arc<AtomicUsize>);
     impl Observe for Last {
         fn retains(&mut self, bytes: u64) -> Result<(), Status> {
@@ -331,7 +331,7 @@ async fn ev_812_other_sessions_see_nothing_of_an_offer() {
 
 /// EV-812
 #[tokio::test(start_paused = true)]
-async fn ev_931_a_client_says_how_it_failed_with_a_status() {
+async fn ev_931_a_client_fails_an_offered_function_with_a_status() {
     let mut probe = session(|_, _| {});
     probe.offer("", WEATHER).await.unwrap();
     for (id, started) in [("a", false), ("b", true)] {
@@ -366,7 +366,7 @@ async fn ev_931_a_client_says_how_it_failed_with_a_status() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ev_811_an_answer_that_does_not_come_fails_the_function_that_waits() {
+async fn ev_811_a_missing_answer_fails_the_calling_function_after_reverse_timeout() {
     let mut probe = session(|_, limits| limits.reverse_timeout = Duration::from_secs(7));
     probe.offer("", WEATHER_AND_CANCEL).await.unwrap();
     let began = tokio::time::Instant::now();
@@ -388,7 +388,7 @@ async fn ev_811_an_answer_that_does_not_come_fails_the_function_that_waits() {
 
 /// EV-810
 #[tokio::test(start_paused = true)]
-async fn ev_974_only_a_client_that_offers_cancel_is_told_that_nobody_waits() {
+async fn ev_974_cancel_is_sent_only_to_clients_that_offer_it() {
     for (offer, received) in [(WEATHER, false), (WEATHER_AND_CANCEL, true)] {
         let mut probe = session(|_, _| {});
         probe.offer("", offer).await.unwrap();
@@ -453,7 +453,7 @@ async fn ev_812_offers_vanish_with_the_session_and_calls_in_flight_are_cancelled
 
 /// EV-410, EV-812
 #[tokio::test(start_paused = true)]
-async fn ev_811_a_reference_in_an_answer_is_not_followed_and_what_stands_in_it_is_read() {
+async fn ev_811_references_in_answers_are_not_followed_but_data_uris_are_read() {
     #[derive(Debug)]
     struct Never;
     impl ReferenceFetch for Never {
