@@ -52,12 +52,14 @@ impl EngineShared {
             let vocabulary = Arc::clone(&self.vocabulary);
             Arc::new(TokenIndex::new(vocabulary, self.info.vocabulary_tokens))
         };
+        // Requests that come meanwhile wait for the first one: building it twice would cost more.
         Arc::clone(self.token_index.get_or_init(make))
     }
 
     /// OA-205: refuses at once, with the time after which a retry makes sense.
     fn refused(&self, full: QueueFull) -> SubmitError {
         match full {
+            // Written here and not by the owner, which never sees a refused request.
             QueueFull::Requests => self.stats.rejected_queue.add(1),
             QueueFull::Tokens => self.stats.rejected_tokens.add(1),
         }
@@ -104,6 +106,7 @@ impl Engine {
     /// If the operating system cannot create a thread.
     pub fn spawn(mut model: Box<dyn Model>, config: Config) -> std::io::Result<Self> {
         let interrupt = Interrupt::default();
+        // Before the owner takes the model: `Model` demands it before any other call.
         model.interrupt(Arc::clone(&interrupt));
         let name = format!("engine {}", model.info().name);
         let (owner, mut engine) = Self::by_hand(model, config);
@@ -112,6 +115,7 @@ impl Engine {
         let join = std::thread::Builder::new()
             .name(name)
             .spawn(move || crate::owner::run(owner, started))?;
+        // No wake-up is lost before this line: nobody can submit until the engine is returned.
         waker.set_thread(join.thread().clone());
         engine.thread = Some(Arc::new(Thread {
             join: Some(join),
@@ -127,12 +131,14 @@ impl Engine {
     /// their choices.
     #[must_use]
     pub fn by_hand(model: Box<dyn Model>, config: Config) -> (EngineOwner, Self) {
+        // At least 1: a channel without capacity hands over only to a receiver that waits, which the owner never does.
         let (sender, commands) = sync_channel(at_most(config.queue_requests).max(1));
         let waker = Arc::new(OwnerWaker::default());
         let queue = Arc::new(AdmissionQueue::default());
         let stats = Arc::new(EngineStats::default());
         let seeds = config
             .seed
+            // The standard library's hasher is seeded by the operating system, which is random enough for sampling.
             .unwrap_or_else(|| RandomState::new().hash_one(0));
         let shared = EngineShared {
             info: model.info(),
@@ -174,6 +180,7 @@ impl Engine {
     pub fn submit(&self, request: GenerationRequest) -> Result<RequestHandle, SubmitError> {
         let shared = &self.shared;
         let steered = request.steer.is_some();
+        // Mixed, because consecutive numbers must not give related draws (LM-605).
         let seed = || mix(shared.seeds.fetch_add(1, Ordering::Relaxed));
         let token_index = || shared.token_index();
         let (info, vocabulary) = (&shared.info, &*shared.vocabulary);
@@ -191,6 +198,8 @@ impl Engine {
             requests: shared.config.queue_requests,
             tokens: shared.config.queue_tokens,
         };
+        // After `prepare`, which counts the tokens: an invalid request is refused as such even if the queue is full,
+        // and is never charged.
         if let Err(full) = shared.queue.enter(caller, prompt_tokens, limits) {
             return Err(shared.refused(full));
         }
@@ -213,9 +222,11 @@ impl Engine {
             .commands
             .try_send(Box::new(EngineCommand { submission, outbox }))
         {
+            // The charge is refunded by whoever ends the request; this one never reached the owner.
             shared.queue.leave(caller, prompt_tokens);
             return Err(shared.waker.closed_error());
         }
+        // After the command is in the inbox, so that the owner finds it when it wakes.
         shared.waker.wake();
         Ok(handle)
     }
@@ -256,6 +267,8 @@ impl Engine {
         let Some(thread) = &self.thread else {
             return Duration::ZERO;
         };
+        // A thread that has ended makes no step again, so it is reported as stalled at once, not after the watchdog's
+        // time.
         let ended = thread.join.as_ref().is_none_or(JoinHandle::is_finished);
         if ended || self.shared.stats.dead.get() == 1 {
             return Duration::MAX;
@@ -265,6 +278,8 @@ impl Engine {
         }
         let began = Duration::from_millis(self.shared.stats.last_step_ms.get());
         let in_step = Time::new(thread.started.elapsed()).since(Time::new(began));
+        // The pulse may be older than the step, if the last decode call was in an earlier one; the smaller of the two
+        // is the time without progress.
         in_step.min(thread.interrupt.since_pulse())
     }
 }

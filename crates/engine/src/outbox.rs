@@ -39,6 +39,7 @@ impl OwnerWaker {
     }
 
     pub(crate) fn wake(&self) {
+        // The flag before `unpark`: the owner that returns from `park` must find it.
         self.woken.store(true, Ordering::Release);
         if let Some(thread) = self.thread.get() {
             thread.unpark();
@@ -47,10 +48,13 @@ impl OwnerWaker {
 
     /// Returns whether the owner was woken since the last call.
     pub(crate) fn is_observed(&self) -> bool {
+        // A plain load first: the flag is rarely set, and a swap in every step would take the cache line from the
+        // readers. `Acquire` pairs with `wake`, so that what was changed before the wake-up is seen.
         self.woken.load(Ordering::Relaxed) && self.woken.swap(false, Ordering::Acquire)
     }
 
     pub(crate) fn close(&self) {
+        // Before the wake-up, or the owner could go back to sleep without having seen it.
         self.closing.store(true, Ordering::Release);
         self.wake();
     }
@@ -154,6 +158,7 @@ impl Sender {
     /// Returns whether the choice may produce another token event.
     pub(crate) fn has_room(&self, choice: u32) -> bool {
         let choice = choice as usize;
+        // Wrapping counters: only their difference matters, and it never exceeds the quota by more than one step.
         let counts = self.reported.get(choice).zip(self.shared.read.get(choice));
         counts.is_some_and(|(sent, read)| {
             sent.wrapping_sub(read.load(Ordering::SeqCst)) < self.shared.quota
@@ -163,6 +168,9 @@ impl Sender {
     /// Asks the reader to wake the owner when it has made room. Check [`Sender::has_room`] again afterwards: the reader
     /// may have made room just before it could see this flag.
     pub(crate) fn park(&self) {
+        // `SeqCst` on both sides: this store and the load in `has_room` concern different variables, and weaker
+        // orderings allow the load to come first. Then the owner could park while the reader sees no flag, and neither
+        // would wake the other.
         self.shared.parked.store(true, Ordering::SeqCst);
     }
 
@@ -177,7 +185,10 @@ impl Sender {
     /// Appends an event; the reader neither sees it nor is woken before [`Sender::wake`] or [`Sender::end`].
     pub(crate) fn publish(&mut self, event: EngineEvent) {
         self.step = event.step;
+        // Read by `fail`, so that a panic after the last event adds no second one.
         self.whole |= matches!(event.kind, EventKind::Usage(_) | EventKind::Error(_));
+        // Only token events count: each choice has one `Finish`, and the request one last event, so the others are
+        // bounded anyway.
         if let (EventKind::Tokens(_), Some(sent)) =
             (&event.kind, self.reported.get_mut(event.choice as usize))
         {
@@ -201,6 +212,8 @@ impl Sender {
 
     /// Marks the stream as complete.
     pub(crate) fn end(&self) {
+        // `ended` after the events are visible: a reader that sees it looks at the queue once more and then ends its
+        // stream.
         self.show();
         self.shared.ended.store(true, Ordering::Release);
     }
@@ -299,6 +312,7 @@ impl Stream for RequestHandle {
         if let Some(event) = self.try_next() {
             return Poll::Ready(Some(event));
         }
+        // Registered before the second look, so that an event which arrives in between wakes this task.
         self.shared.reader.register(cx.waker());
         // `ended` is loaded before the queue is checked, so everything published before the end is seen.
         let ended = self.shared.ended.load(Ordering::Acquire);
@@ -312,6 +326,7 @@ impl Stream for RequestHandle {
 
 impl Drop for RequestHandle {
     fn drop(&mut self) {
+        // A store, not an exchange: dropping replaces a stop that the owner has not seen.
         self.shared.request.store(CLOSED, Ordering::Release);
         if !self.shared.ended.load(Ordering::Acquire) {
             self.shared.owner.wake();

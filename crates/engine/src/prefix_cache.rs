@@ -86,6 +86,7 @@ impl PrefixCache {
         Self {
             slots: (0..capacity.slots).map(|_| cached_slot()).collect(),
             cells: vec![Cell::default(); capacity.cells as usize],
+            // Reversed, so that `pop` hands out the lowest cells first.
             free: (0..capacity.cells).rev().collect(),
             pinned: 0,
             uses: 0,
@@ -118,8 +119,11 @@ impl PrefixCache {
         resumes: impl Fn(SlotId, usize) -> bool,
     ) -> Option<PrefixMatch> {
         let min = min.max(1);
+        // The last token is always computed: its output row gives the first token of the output.
         let limit = prompt.len().saturating_sub(1);
         let mut best: Option<PrefixMatch> = None;
+        // A scan instead of a radix tree: slots are few (llama.cpp has at most 256), and comparing tokens costs nothing
+        // beside decoding one.
         for (slot, cached_slot) in (0..).zip(&self.slots) {
             if cached_slot.usage == SlotUse::Free || cached_slot.scope != scope {
                 continue;
@@ -129,6 +133,7 @@ impl PrefixCache {
             // A model that cannot truncate a sequence can only continue at the end of one.
             let usable = common >= min && (whole || self.truncates);
             let longer = best.is_none_or(|best| common > best.tokens);
+            // The model is asked last, and only about a slot that would win.
             if usable && longer && resumes(slot, common) {
                 let cached = cached_slot.usage != SlotUse::Live;
                 best = Some(PrefixMatch {
@@ -144,6 +149,7 @@ impl PrefixCache {
 
     /// Returns how many of a slot's first `tokens` cells a fork would newly pin.
     pub(crate) fn unpinned(&self, slot: SlotId, tokens: usize) -> usize {
+        // `tokens` is at most what the slot holds: it comes from a `PrefixMatch` of this slot.
         let cells = &self.cached_slot(slot).cells[..tokens];
         cells
             .iter()
@@ -155,6 +161,7 @@ impl PrefixCache {
     pub(crate) fn acquire(&mut self, scope: u64) -> Option<SlotId> {
         let slot = (0..)
             .zip(&self.slots)
+            // The lowest free slot, so that live slots stay adjacent; see `misplaced_prefix`.
             .find(|(_, cached_slot)| cached_slot.usage == SlotUse::Free)?
             .0;
         let cached_slot = self.cached_slot_mut(slot);
@@ -213,18 +220,22 @@ impl PrefixCache {
         let shared = source.cells[..tokens].to_vec();
         let text = source.tokens[..tokens].to_vec();
         for &cell in &shared {
+            // Both counts: the new slot holds the cell, and being live it also pins it.
             self.cells[cell as usize].usage += 1;
             self.pin(cell as usize);
         }
         let target = self.cached_slot_mut(to);
         target.cells = shared;
         target.tokens = text;
+        // A cached prefix that was just used is evicted last.
         self.touch(from);
     }
 
     /// Appends tokens to a live slot. The caller has freed enough cells with [`PrefixCache::evict_for`].
     pub(crate) fn append(&mut self, slot: SlotId, tokens: &[Token]) {
         for &token in tokens {
+            // Does not happen after `evict_for`. If it did, the cache would know fewer tokens than the slot holds, and
+            // a lookup would share less.
             let Some(cell) = self.free.pop() else { return };
             self.cells[cell as usize] = Cell { usage: 1, pins: 1 };
             self.pinned += 1;
@@ -240,6 +251,7 @@ impl PrefixCache {
             let cached_slot = self.cached_slot_mut(slot);
             cached_slot.tokens.pop();
             if let Some(cell) = cached_slot.cells.pop() {
+                // A live slot pins each of its cells; a cached one does not, so `discard` only drops them.
                 self.unpin(cell as usize);
                 self.drop_cell(cell);
             }
@@ -268,12 +280,15 @@ impl PrefixCache {
             return vec![slot];
         }
         let entry = self.cached_slot(slot);
+        // A slot may hold less than the prompt, if the sequence ended during its prefill.
         let prompt = hash_of(&entry.tokens[..prompt.min(entry.tokens.len())]);
+        // The cells stay in use but are no longer pinned, so they count as room from here on.
         for index in 0..self.len(slot) {
             let cell = self.cached_slot(slot).cells[index] as usize;
             self.unpin(cell);
         }
         self.cached_slot_mut(slot).usage = SlotUse::Cached(CachedPrefix { used, key, prompt });
+        // After the slot became cached, so that `covers` compares cached slots only.
         let beginnings = self.shorter_copies_of(slot, &resumes);
         for &beginning in &beginnings {
             self.discard(beginning);
@@ -319,11 +334,14 @@ impl PrefixCache {
         longer.scope == entry.scope
             && longer.tokens.starts_with(&entry.tokens)
             && (whole || self.truncates)
+            // With a sliding window the longer slot may have lost positions that the shorter one still has (D-48); then
+            // both stay.
             && resumes(holder, tokens)
     }
 
     /// Frees a live slot and the cells that no other slot holds.
     pub(crate) fn release(&mut self, slot: SlotId) {
+        // Unpins the cells too, because the slot is live.
         self.truncate(slot, 0);
         self.cached_slot_mut(slot).usage = SlotUse::Free;
     }
@@ -344,6 +362,8 @@ impl PrefixCache {
         }
         let candidates = (0..).zip(&self.slots).filter_map(|(slot, cached_slot)| {
             let (scope, cached) = cached(cached_slot).filter(|_| Some(slot) != spare)?;
+            // `used` is unique for each use of a slot, except for slots that `warm` marks together. False sorts before
+            // true.
             let last = latest.get(&(scope, cached.prompt)) == Some(&cached.used);
             Some((last, cached.used, slot))
         });
@@ -365,6 +385,7 @@ impl PrefixCache {
     /// Evicts until `cells` cells are free; returns the slots that the caller then releases in the model.
     pub(crate) fn evict_for(&mut self, cells: usize) -> Vec<SlotId> {
         let mut evicted = Vec::new();
+        // One slot may free fewer cells than it holds: those that it shares with others stay in use.
         while self.free.len() < cells {
             let Some(slot) = self.evict(None) else { break };
             evicted.push(slot);
@@ -424,6 +445,7 @@ impl PrefixCache {
 }
 
 fn hash_of(tokens: &[Token]) -> u64 {
+    // A collision would only change which prefix is evicted first, so the tokens are not compared.
     let mut hasher = DefaultHasher::new();
     tokens.hash(&mut hasher);
     hasher.finish()

@@ -62,6 +62,8 @@ impl AdmissionQueue {
         prompt_tokens: usize,
         limits: QueueLimits,
     ) -> Result<(), QueueFull> {
+        // The owner takes this lock too, when a request leaves the queue. It is only ever held for these few
+        // operations, so no submitter can delay a step.
         let mut shares = self.lock();
         let QueueCharge { requests, tokens } = shares.all;
         let theirs = shares.callers.get(&caller).copied().unwrap_or_default();
@@ -70,6 +72,7 @@ impl AdmissionQueue {
             return Err(QueueFull::Requests);
         }
         let all = tokens.saturating_add(prompt_tokens);
+        // An empty queue accepts any prompt that fits the context: it would be refused for ever otherwise.
         if tokens > 0 && all > room(limits.tokens, theirs.tokens, tokens) {
             return Err(QueueFull::Tokens);
         }
@@ -85,6 +88,7 @@ impl AdmissionQueue {
         if let Entry::Occupied(mut theirs) = shares.callers.entry(caller) {
             let left = theirs.get().without(prompt_tokens);
             *theirs.get_mut() = left;
+            // Removed with the last request, so that the table does not grow with the number of callers ever seen.
             if left == QueueCharge::default() {
                 theirs.remove();
             }
@@ -92,6 +96,7 @@ impl AdmissionQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, CallerShares> {
+        // Nothing panics while it is held; even then the counts would only be off by one request.
         self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -107,6 +112,7 @@ impl AdmissionQueue {
     /// For the owner: publishes the measured pace.
     pub(crate) fn publish(&self, pace: &QueuePace) {
         let micros = pace.smoothed.map_or(0, |pace| {
+            // At least 1, because 0 means that nothing was measured.
             u64::try_from(pace.as_micros()).unwrap_or(u64::MAX).max(1)
         });
         self.pace_us.store(micros, Ordering::Relaxed);
@@ -124,6 +130,7 @@ impl QueueCharge {
 
     const fn without(self, tokens: usize) -> Self {
         Self {
+            // A refund that is made twice must not wrap around to a queue that is full for ever.
             requests: self.requests.saturating_sub(1),
             tokens: self.tokens.saturating_sub(tokens),
         }
@@ -157,6 +164,7 @@ impl QueuePace {
     /// Records that a request which arrived at `arrived` is admitted at `now`. Time in which the queue was empty does
     /// not count.
     pub(crate) fn departed(&mut self, arrived: Time, now: Time) {
+        // From its own arrival if that was later than the last departure: it could not leave before it came.
         let since = self.last.map_or(arrived, |last| last.max(arrived));
         self.last = Some(now);
         let gap = now.since(since);

@@ -41,6 +41,7 @@ impl Follower {
     /// Creates a follower without a phase.
     #[must_use]
     pub fn new() -> Self {
+        // One place: a slow observer sees the newest phase, and nothing piles up.
         Self(Arc::new(ArrayQueue::new(1)))
     }
 

@@ -117,6 +117,8 @@ impl Scheduler {
         if self.running >= self.slots {
             return None;
         }
+        // A sequence that is not eligible is passed over and blocks nobody: it waits for another sequence, not for a
+        // slot.
         let waiting = || self.waiting_members().filter(|member| eligible(member.key));
         let aged = self.aged(waiting());
         waiting()
@@ -143,6 +145,7 @@ impl Scheduler {
         if self.ageing == 0 || !(self.new_admitted + 1).is_multiple_of(self.ageing) {
             return None;
         }
+        // Only new sequences age. Those that ran before come first within their priority anyway.
         let new = waiting.filter(|member| member.stage == SequenceStage::Waiting(WaitingFrom::New));
         let oldest = new.min_by_key(|member| member.arrival)?;
         Some(oldest.priority)
@@ -152,17 +155,22 @@ impl Scheduler {
     fn rank(&self, member: &QueueMember, aged: Option<i32>) -> impl Ord + use<> {
         let waiting = match member.stage {
             SequenceStage::Waiting(waiting) => waiting,
+            // Cannot occur: only waiting members are ranked.
             SequenceStage::Running | SequenceStage::Parked => WaitingFrom::Ran,
         };
         let last_turns = match waiting {
+            // It had its caller's turn when it was first admitted.
             WaitingFrom::Ran => [0; 2],
             WaitingFrom::New | WaitingFrom::Yielded => {
                 let last = |fair_key| self.last_turn.get(&fair_key).copied().unwrap_or(0);
                 member.turn.fair_keys().map(last)
             }
         };
+        // Ageing raises the whole priority of the oldest sequence, not that sequence alone: within it, callers still
+        // take turns.
         let urgency = (aged == Some(member.priority), member.priority);
         (
+            // Before the priority: a sequence of high priority would otherwise get its slot back at once.
             waiting == WaitingFrom::Yielded,
             std::cmp::Reverse(urgency),
             waiting,
@@ -182,6 +190,7 @@ impl Scheduler {
 
     /// Moves a waiting sequence to running.
     pub(crate) fn admit(&mut self, key: SequenceKey) {
+        // A clock that counts admissions: only the order of turns matters.
         self.turns += 1;
         let now = self.turns;
         let Some(member) = self.member(key) else {
@@ -191,12 +200,15 @@ impl Scheduler {
         member.stage = SequenceStage::Running;
         let turn = member.turn;
         self.running += 1;
+        // A sequence that comes back was counted at its first admission; counting it again would cost its caller a
+        // turn.
         if fresh {
             self.new_admitted += 1;
             for fair_key in turn.fair_keys() {
                 self.last_turn.insert(fair_key, now);
             }
         }
+        // After the stage changed: the admitted sequence is no longer among those that wait.
         self.remove_turn(turn);
     }
 
@@ -221,6 +233,8 @@ impl Scheduler {
             .member(key)
             .filter(|member| member.stage == SequenceStage::Parked)
         {
+            // It waits like a preempted one, although it may still hold its slot: `running` counts against the batch,
+            // not against the KV cache.
             member.stage = SequenceStage::Waiting(WaitingFrom::Ran);
             let turn = member.turn;
             self.start_turns(turn);
@@ -282,6 +296,8 @@ impl Scheduler {
             .members
             .iter()
             .filter(|member| running_too || !runs(member));
+        // The youngest of the lowest priority has usually computed the least, and would be the last to be admitted
+        // again.
         let victim = candidates
             .filter(|member| holds(member.key))
             .min_by_key(|member| {
@@ -291,6 +307,7 @@ impl Scheduler {
                     std::cmp::Reverse(member.arrival),
                 )
             })?;
+        // The last running sequence stays, or a step could preempt everything and compute nothing.
         (!runs(victim) || self.running > 1).then_some(victim.key)
     }
 
@@ -309,6 +326,7 @@ impl Scheduler {
     /// Starts the turns of a caller and its connection, unless they take turns already.
     fn start_turns(&mut self, turn: SchedulerTurn) {
         for fair_key in turn.fair_keys() {
+            // The present turn, not 0: otherwise a caller that leaves the queue and comes back would always be first.
             self.last_turn.entry(fair_key).or_insert(self.turns);
         }
     }
@@ -368,6 +386,8 @@ pub(crate) struct StepBudget {
 pub(crate) fn plan(work: &[Runnable], budget: &StepBudget, shares: &mut Vec<StepShare>) -> bool {
     shares.clear();
     let most = budget.batch.min(budget.room);
+    // Decodes first: each is one token for a client that is already reading, and prefill takes what they leave
+    // (LM-604).
     let decodes = work.iter().filter(|work| work.pending == 1);
     shares.extend(
         decodes
@@ -379,18 +399,23 @@ pub(crate) fn plan(work: &[Runnable], budget: &StepBudget, shares: &mut Vec<Step
     );
     let decoding = work.iter().filter(|work| work.pending == 1).count();
     let prompts = work.len() - decoding;
+    // Room for some of the decodes is not enough: the others would stand still and keep their cells.
     if shares.len() < decoding {
         return false;
     }
     if prompts == 0 {
         return true;
     }
+    // With nobody decoding, a longer step delays only requests that have not arrived yet.
     let wanted = match decoding {
         0 => budget.alone,
         _ => budget.step.saturating_sub(decoding),
     };
+    // This may exceed the budget of the step, so that many new prompts do not wait for one another.
     let least = budget.prefill_min.saturating_mul(prompts);
     let mut left = wanted.max(least).min(most - decoding);
+    // A batch that is full of decodes is no lack of room: the prompts go on in a later step, and preempting would not
+    // help.
     if left == 0 {
         return decoding == budget.batch;
     }
@@ -399,9 +424,11 @@ pub(crate) fn plan(work: &[Runnable], budget: &StepBudget, shares: &mut Vec<Step
         .filter(|work| work.pending > 1)
         .copied()
         .collect();
+    // `work` is oldest first and `order` keeps that; it is not empty, because `prompts` is not 0.
     let oldest = order[0];
     let assured = oldest.pending.min(left.div_ceil(4));
     left -= assured;
+    // A stable sort: among prompts of equal length the older one is first.
     order.sort_by_key(|work| work.pending);
     for work in order {
         let floor = if work.key == oldest.key { assured } else { 0 };
