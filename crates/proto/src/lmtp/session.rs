@@ -114,9 +114,11 @@ impl LmtpSession {
         // An empty text is one malformed message, not zero messages.
         let mut rest = &*text;
         loop {
+            // A message may have closed the session; the rest of its frame is not handled then.
             if self.phase != LmtpPhase::Open {
                 return None;
             }
+            // Asked before each message: a frame may hold thousands of them, and each answer takes room.
             if !self.wants_input() {
                 return Some(text.slice_ref(rest));
             }
@@ -125,6 +127,8 @@ impl LmtpSession {
                     rest = behind;
                     match PayloadMembers::of(command.payload, self.negotiation.features) {
                         Some(members) => {
+                            // Any object ends the row, also one of an unknown type (LM-202): the framing is right
+                            // again.
                             self.malformed = 0;
                             self.command(command.word, &members, models, now);
                         }
@@ -167,7 +171,7 @@ impl LmtpSession {
     /// Handles the results of one step, for any of the streams; they are sent in order of admission (LM-601). Results
     /// for an ended stream are dropped.
     pub fn step(&mut self, mut pieces: Vec<(StreamKey, StreamPiece)>, now: Time) {
-        // A stable sort: several pieces of a stream keep their order.
+        // Keys are in order of admission. The sort is stable: several pieces of a stream keep their order.
         pieces.sort_by_key(|(stream, _)| *stream);
         for (stream, piece) in pieces {
             match piece {
@@ -201,6 +205,7 @@ impl LmtpSession {
     /// The connection is lost: all work stops (LM-506). Only [`LmtpOutput::Cancel`] follows.
     pub fn hang_up(&mut self) {
         self.phase = LmtpPhase::Closed;
+        // The shell may still answer a question that it was asked; the answer must find no request then.
         self.negotiation.withdraw();
         self.outbox.clear();
         self.cancel_all();
@@ -216,6 +221,7 @@ impl LmtpSession {
     /// Ends every open stream with an error item, and then closes the connection (LM-505).
     pub fn close(&mut self, close: LmtpClose, now: Time) {
         if self.is_detached() {
+            // Without a connection nobody can receive the error items of LM-505.
             return self.hang_up();
         }
         if !matches!(self.phase, LmtpPhase::Open | LmtpPhase::HalfClosed) {
@@ -231,7 +237,8 @@ impl LmtpSession {
             out.request_failed(&id, &error);
         }
         self.loading.fail_all(&error, out);
-        // Last: the ends of the streams above wait behind the windows of those that have ended before.
+        // Streams that have ended before may still have items, and their end, behind a closed window; LM-505 owes them
+        // their end as well.
         self.streams.replays.open_windows();
         self.phase = LmtpPhase::LastWords(close, now + self.config.limits.last_words);
         self.streams.flow(&mut self.outbox, now);
@@ -291,17 +298,20 @@ impl LmtpSession {
             // Deadlines hold for streams whose client is away; windows and stalls do not.
             LmtpPhase::Detached(until) => self.streams.due().into_iter().chain([until]).min(),
             LmtpPhase::LastWords(_, until) => Some(until),
+            // All streams have ended, so only the transport is waited for.
             LmtpPhase::Closed => None,
         }
     }
 
     /// Handles timers that are due at `now`.
     pub fn tick(&mut self, now: Time) {
+        // The shell's timer may fire early, or after its cause is gone.
         if self.wake_at().is_none_or(|at| now < at) {
             return;
         }
         match self.phase {
             LmtpPhase::LastWords(close, _) => self.end(LmtpOutput::Close(close)),
+            // Before `until` it is a stream's deadline that is due; the last arm handles it as on a live connection.
             LmtpPhase::Detached(until) if until <= now => self.hang_up(),
             _ if self.outbox.stalls_at().is_some_and(|at| at <= now) => {
                 // A client that does not read cannot be notified (LM-607).
@@ -310,7 +320,8 @@ impl LmtpSession {
             }
             _ => {
                 let out = &mut self.outbox;
-                // Deadlines before windows: a stream that has both passed is told of the client's own limit.
+                // Deadlines before windows: if both have passed, the stream ends with the limit that its client has
+                // set.
                 self.streams.expire(out, now);
                 self.loading.expire(out, now);
                 self.streams.expire_windows(out, now);
@@ -379,6 +390,7 @@ impl LmtpSession {
                 members: &members,
                 features: request.features,
             };
+            // With the time of receipt: deadlines count from it (LM-962).
             self.open(opened, models, request.received);
             if request.notified {
                 self.streams.has_waited(&request.id);
@@ -392,6 +404,7 @@ impl LmtpSession {
     /// be sent.
     pub fn status(&mut self, stream: StreamKey, status: &StreamUpdate, now: Time) {
         if !self.is_detached() {
+            // A status describes the moment; a client that reconnects later has no use for it.
             self.streams.status(stream, status, &mut self.outbox, now);
         }
     }
@@ -419,6 +432,7 @@ impl LmtpSession {
         let message = format!("malformed message: {what}");
         self.outbox
             .notice(None, &LmtpError::new(LmtpReason::Malformed, message));
+        // After the answer, which names the cause; the error items that a close sends do not (LM-201, LM-202).
         if self.config.close_on_malformed {
             self.close(LmtpClose::AS_REFERENCE, now);
         } else if self.malformed >= self.config.limits.max_malformed {
@@ -428,7 +442,7 @@ impl LmtpSession {
 
     /// What follows every input: sends items that wait, and parks all streams if too many bytes are unsent then.
     fn park(&mut self, now: Time) {
-        // Before any further message, which may name these buffers.
+        // Before the next message is handled: it may name the buffer of a stream that has just ended.
         self.buffers
             .store_all(&mut self.streams.kept, &self.config.limits, now);
         self.streams.flow(&mut self.outbox, now);
@@ -451,6 +465,7 @@ impl LmtpSession {
 
     fn end(&mut self, how: LmtpOutput) {
         self.phase = LmtpPhase::Closed;
+        // Outputs stay, so that cancelled work is stopped before the connection is closed.
         self.outbox.clear();
         self.streams.replays = ReplayBuffers::default();
         self.outbox.events.push_back(how);
@@ -458,6 +473,7 @@ impl LmtpSession {
 
     fn cancel_all(&mut self) {
         self.loading.take();
+        // Requests that wait for a model have no work to cancel.
         self.streams.cancel_all(&mut self.outbox);
     }
 }

@@ -37,8 +37,8 @@ pub(super) struct BufferRequest {
 
 /// The buffers of one connection.
 ///
-/// Invariants after every call: at most `max_buffers` buffers, whose tokens together are within the quota of the one that
-/// was created last; no two buffers have the same `used`.
+/// Invariants after every call: at most `max_buffers` buffers, whose tokens together are within the quota of the one
+/// that was created last; no two buffers have the same `used`.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     named: HashMap<String, Buffer>,
@@ -90,9 +90,10 @@ impl Buffers {
         let tokens = |all: &HashMap<String, Buffer>| -> usize {
             all.values().map(|buffer| buffer.tokens.len()).sum()
         };
-        // The new buffer has the latest use, so it goes last. It does not go at all: alone it is within its quota, except
-        // the output of a stream, which nothing bounds before it is known.
+        // The new buffer has the latest use, so it is evicted last. Alone it is within its quota, unless it holds the
+        // output of a stream, whose length is not known when the request is checked; then it evicts itself too.
         while self.named.len() > limits.max_buffers || tokens(&self.named) > quota {
+            // A scan, because `max_buffers` is small; an index by use would have to be updated with each use.
             let oldest = self.named.iter().min_by_key(|(_, buffer)| buffer.used);
             let Some(oldest) = oldest.map(|(name, _)| name.clone()) else {
                 return;
@@ -105,7 +106,8 @@ impl Buffers {
     pub(super) fn take_over(&mut self, other: Self, now: Time, limits: &ConnectionLimits) {
         let mut others: Vec<_> = other.named.into_iter().collect();
         others.retain(|(name, buffer)| buffer.expires > now && !self.named.contains_key(name));
-        // Oldest use first: if there is no room for all, `put` drops the ones that were added first.
+        // In order of use: `put` counts each as used, so the order survives, and the oldest are evicted if room is
+        // short.
         others.sort_by_key(|(_, buffer)| buffer.used);
         for (name, buffer) in others {
             self.put(name, buffer, limits);
@@ -132,6 +134,7 @@ impl Buffers {
         let tokens = self.content(members, subject, now)?;
         let quota = quota(subject);
         if tokens.len() > quota {
+            // Refused here, because `put` would evict all other buffers before this one.
             let message = format!("a buffer must have at most {quota} tokens");
             return Err(LmtpError::new(LmtpReason::InvalidValue, message));
         }
@@ -174,6 +177,7 @@ impl Buffers {
             return Err(LmtpError::new(LmtpReason::InvalidValue, message));
         }
         if members.value("append_text").is_some() {
+            // BOS is added only where the text begins the sequence.
             let begins = tokens.is_empty();
             tokens.extend(subject.text(members, "append_text", begins)?);
         } else if members.value("append").is_some() {
@@ -218,6 +222,7 @@ impl Buffers {
                 len.ok_or_else(|| wrong(LmtpReason::InvalidValue, range))?
             }
         };
+        // A copy: the stream keeps what it began with if the buffer is replaced (LM-943).
         Ok(Some(tokens[..len].to_vec()))
     }
 
@@ -262,6 +267,7 @@ impl BufferRequest {
         let Some(buffer) = members.name("keep", &subject.limits)? else {
             return Ok(None);
         };
+        // Several samples have several outputs, and there is one name.
         if samples > 1 {
             let message = "'keep' is for streams of one sample";
             return Err(LmtpError::new(LmtpReason::InvalidValue, message));

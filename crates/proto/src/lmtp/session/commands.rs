@@ -42,6 +42,7 @@ impl LmtpSession {
         now: Time,
     ) {
         let features = self.negotiation.features;
+        // Not an error yet: an unknown type is reported even if the id is missing or invalid (LM-203).
         let id = members.id(&self.config.limits);
         let Some(feature) = feature(word) else {
             let error = unknown_command(word);
@@ -56,6 +57,7 @@ impl LmtpSession {
             Err(error) => return self.outbox.notice(None, &error),
         };
         match word {
+            // A MSG, because an error item would end the live stream that has this id (LM-508).
             "GENERATE" | "SCORE" if self.is_in_use(&id) => {
                 let error = LmtpError::new(LmtpReason::DuplicateStream, "stream_id is in use");
                 self.outbox.notice(Some(&id), &error);
@@ -89,6 +91,7 @@ impl LmtpSession {
                     });
                 self.outbox.reply(&id, reply);
             }
+            // The model is only checked: every request names one that its caller may use (section 3).
             "RESUME" => match model(members, models, &self.config) {
                 Ok(_) => self.negotiation.resume(&id, members, &mut self.outbox),
                 Err(error) => self.outbox.request_failed(&id, &error),
@@ -113,12 +116,13 @@ impl LmtpSession {
         now: Time,
     ) {
         let live = self.streams.len();
+        // `defer` stands in a guard, so that a request for which there is no room to wait is refused by the last arm.
         match self.admit(request, models, now) {
             Ok(admitted) => {
                 self.streams.begin(request.id, admitted, &mut self.outbox);
                 self.warn_of_unknown(request);
             }
-            // A request that waits for a draining server would only delay its end.
+            // While draining nothing is deferred: the request could not start before the server ends (LM-509).
             Err(error)
                 if error.reason == LmtpReason::ModelLoading
                     && !self.draining
@@ -139,6 +143,7 @@ impl LmtpSession {
     ) -> Result<AdmittedRequest, LmtpError> {
         let members = request.members;
         let (name, model) = model(members, models, &self.config)?;
+        // The base protocol takes the short path: no lookup of a vocabulary and no state beside the stream (LM-610).
         let (works, extended) = if request.features.is_empty() {
             let prompt = members.tokens("prompt", &model)?;
             let (config, stats) = (&self.config, &mut self.stats);
@@ -167,6 +172,7 @@ impl LmtpSession {
             return Err(LmtpError::new(LmtpReason::Draining, message));
         }
         let limits = &self.config.limits;
+        // Each sample counts, since each is work of its own in the batch.
         if self.streams.len() + self.loading.len() + works.len() > limits.max_streams {
             let message = format!(
                 "{} streams are open on this connection; wait for one to end",
@@ -188,6 +194,7 @@ impl LmtpSession {
     /// Warns of an ignored member of a request, once the request was accepted.
     fn warn_of_unknown(&mut self, request: StreamRequest<'_, '_>) {
         let name = request.members.first_unknown();
+        // Dropped if there is no room, as any status (LM-923). SCORE ignores unknown members by rule (LM-207).
         let name = name.filter(|_| request.word == "GENERATE" && self.outbox.has_room());
         if let Some(name) = name.filter(|_| request.features.has(Feature::Status)) {
             let message = format!("ignored: '{}'", write::cut(name, NAME_BYTES));
@@ -226,6 +233,7 @@ impl LmtpSession {
         let (mut cancelled, mut unknown) = (Vec::new(), Vec::new());
         let out = &mut self.outbox;
         for stream in named {
+            // A stream that ended by itself before this message is `unknown`: it has its natural end (LM-961).
             if let Some(key) = self.streams.named(&stream) {
                 self.streams
                     .end_early(key, &StreamFinish::Cancelled, out, now);
@@ -246,7 +254,8 @@ impl LmtpSession {
 /// Maximum bytes shown of an ignored member's name.
 const NAME_BYTES: usize = 64;
 
-/// The feature that a message of this type requires; `None` if there is no such type.
+/// The feature that a message of this type requires: `None` if there is no such type, `Some(None)` for the base
+/// protocol.
 fn feature(word: &str) -> Option<Option<Feature>> {
     Some(match word {
         "GENERATE" | "SCORE" | "MODEL_INFO" => None,

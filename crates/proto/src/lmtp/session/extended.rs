@@ -66,7 +66,7 @@ pub(super) struct ExtendedStream {
     pub(super) output: Vec<Token>,
     /// When its client was last sent a status.
     pub(super) notified: Option<Time>,
-    /// Whether its client was sent a status that it waits.
+    /// Whether its client was sent `queued` or `loading` (LM-922).
     pub(super) waited: bool,
 }
 
@@ -93,6 +93,7 @@ impl ExtendedStream {
     /// Counts an item.
     pub(super) fn take(&mut self, item: &TokenItem) {
         self.sent += 1;
+        // Samples share one prompt, so their counts are not added.
         self.cached = self.cached.max(item.cached_tokens);
         if self.keep.is_some() {
             self.output.push(item.token);
@@ -108,9 +109,12 @@ impl ExtendedStream {
         index: u32,
         seq: Option<u64>,
     ) {
+        // `open` still counts this sample: it is removed after its last item is written.
         let last = item.finish.is_some() && self.open == 1;
         let sample_end = item.finish.clone().filter(|_| self.numbered);
         if !last {
+            // Of several samples only the last end is the end of the stream; the others have `sample_end` alone
+            // (LM-973).
             item.finish = item.finish.filter(|_| !self.numbered);
         }
         write::item(out, &self.id, &item, top, |out| {
@@ -175,6 +179,7 @@ impl ExtendedStream {
             member(out, "bytes", &STANDARD.encode(vocabulary.bytes(item.token)));
         }
         if self.shown.top {
+            // The same tokens as in `top_logprobs`, in the same order (LM-413).
             out.put_slice(b",\"top_text\":{");
             let shown = top.map_or(0, |top| usize::try_from(top).unwrap_or(usize::MAX));
             let others = item.top.iter().take(shown).map(|(token, _)| *token);
@@ -185,10 +190,12 @@ impl ExtendedStream {
                 }
                 write::json(out, &token.to_string());
                 out.put_u8(b':');
+                // A token may be a part of a character.
                 write::json(out, &*String::from_utf8_lossy(vocabulary.bytes(token)));
             }
             out.put_u8(b'}');
         }
+        // Facts about the prompt stand in the first item only (LM-913).
         if self.fresh && self.features.has(Feature::Text) {
             member(out, "prompt_len", &self.prompt.len());
             if self.shown.prompt {
@@ -205,6 +212,7 @@ pub(super) fn number(out: &mut BytesMut, seq: Option<u64>) {
     }
 }
 
+// By hand, because a `dyn TextCodec` has no `Debug`.
 impl fmt::Debug for ExtendedStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Extended")

@@ -24,7 +24,7 @@ pub(super) struct DeferredRequest {
     deadline: Option<Time>,
     /// Deadline for the first token.
     first_due: Option<Time>,
-    /// Whether its client was sent a status that it waits.
+    /// Whether its client was sent `loading` (LM-922).
     pub(super) notified: bool,
 }
 
@@ -62,11 +62,13 @@ impl Loading {
         now: Time,
     ) -> bool {
         let payload = request.members.source();
+        // Bytes are bounded beside the number, because the whole payload is retained and parsed again later.
         let room = live + self.requests.len() < limits.max_streams
             && self.bytes + payload.len() <= limits.max_message_in;
         let (Ok((deadline, first_due)), true) = (deadlines(request.members, now), room) else {
             return false;
         };
+        // A wait of 0 turns deferring off: the client gets `model_loading` at once.
         if limits.load_wait.is_zero() {
             return false;
         }
@@ -111,10 +113,11 @@ impl Loading {
             if let Some(end) = request.end_due(&out.limits, now) {
                 let request = self.remove(index);
                 self.end(&request, &end, out);
+                // The next request has moved to this index.
                 continue;
             }
             if request.notify_at(&out.limits).is_some_and(|due| due <= now) {
-                // Set also if there is no room for the status: it is advice, and the next one is due when the stream runs.
+                // Set also if there is no room for the status, which is dropped then (LM-923).
                 request.notified = true;
                 if out.has_room() {
                     let loading = StreamUpdate::Loading {
@@ -180,7 +183,7 @@ impl DeferredRequest {
     /// How it ends, if it ends now.
     fn end_due(&self, limits: &ConnectionLimits, now: Time) -> Option<LoadWaitEnd> {
         let over = |due: Option<Time>| due.is_some_and(|due| due <= now);
-        // The client's own deadlines first: they are what it expects to be told of if several pass at once.
+        // The client's own deadlines first: if several have passed, it expects these.
         if over(self.deadline) {
             return Some(LoadWaitEnd::Finish(StreamFinish::Deadline));
         }

@@ -79,11 +79,12 @@ impl Masks {
             return Ok(());
         };
         let mask = self.spell(&name, &subject.name)?;
+        // The usual case costs no copy (LM-1307). Nothing to check either: a stored mask allows at least one token.
         if wanted.logit_bias.is_empty() {
             wanted.logit_bias = mask;
             return Ok(());
         }
-        // Both are sorted, and have each token once; minus infinity sorts first and wins.
+        // Each list has a token once, so at most two entries per token meet: minus infinity sorts first and wins.
         let mut all: Vec<_> = mask.iter().chain(&*wanted.logit_bias).copied().collect();
         all.sort_by(|left, right| left.0.cmp(&right.0).then(left.1.total_cmp(&right.1)));
         all.dedup_by_key(|(token, _)| *token);
@@ -103,6 +104,7 @@ impl Masks {
         let used = self.uses;
         self.named.insert(name, Named { model, mask, used });
         while self.named.len() > limits.max_masks || self.bytes > limits.max_mask_bytes {
+            // A scan, as for buffers: `max_masks` is small.
             let oldest = self.named.iter().min_by_key(|(_, named)| named.used);
             let Some(oldest) = oldest.map(|(name, _)| name.clone()) else {
                 return;
@@ -115,6 +117,7 @@ impl Masks {
     pub(super) fn take_over(&mut self, other: Self, limits: &ConnectionLimits) {
         let mut others: Vec<_> = other.named.into_iter().collect();
         others.retain(|(name, _)| !self.named.contains_key(name));
+        // In order of use, so that `put` evicts the oldest if there is no room for all.
         others.sort_by_key(|(_, named)| named.used);
         for (name, Named { model, mask, .. }) in others {
             self.put(name, model, mask, limits);
@@ -147,6 +150,7 @@ impl Masks {
         self.uses += 1;
         named.used = self.uses;
         if let Some((spelled, biases)) = &self.spelled
+            // The cached list belongs to the current content: `put` removes it together with the mask that it replaces.
             && spelled == name
         {
             return Ok(Arc::clone(biases));

@@ -120,8 +120,9 @@ pub(super) struct WantedStream {
 
 /// What client and server have agreed on (LM-903), and the name by which the session can be resumed.
 ///
-/// Invariants: the feature `resume` is in force only if the session has a name or `question` asks for one, since nothing could
-/// be resumed without. While there is a question, no input is handled: its answer decides what the next message means.
+/// Invariants: after an answer to MODEL_INFO the feature `resume` is in force only if the session has a name, since
+/// nothing can be resumed without; before it `question` asks for one, or the subprotocol has granted all features
+/// (LM-905). While there is a question, no input is handled: its answer decides what the next message means.
 #[derive(Debug)]
 pub(super) struct Negotiation {
     /// The negotiated features.
@@ -158,8 +159,8 @@ impl Negotiation {
         })
     }
 
-    /// Handles MODEL_INFO about the model with this name. Answered from memory, at once (LM-332); negotiated features apply to
-    /// the messages after it (LM-903).
+    /// Handles MODEL_INFO about the model with this name. Answered from memory, at once (LM-332); negotiated features
+    /// apply to the messages after it (LM-903).
     pub(super) fn model_info(
         &mut self,
         id: &StreamId,
@@ -170,6 +171,7 @@ impl Negotiation {
     ) {
         let found = model_name(members, config).and_then(|name| {
             let model = models.describe(&name).map_err(LmtpError::model)?;
+            // Read before anything changes: a bad shape leaves the connection as it was (LM-902).
             Ok((name, model, asked(members)?))
         });
         let (name, model, asked) = match found {
@@ -179,6 +181,7 @@ impl Negotiation {
         let version = asked.map(|asked| {
             let version = asked.version.min(VERSION);
             let agreed = asked.features.and(config.features);
+            // In force for the next message, which the client may have sent without waiting for the answer (LM-903).
             self.features = if version < VERSION {
                 Features::NONE
             } else {
@@ -196,6 +199,7 @@ impl Negotiation {
             agreed: version.map(|version| (version, models.load())),
         };
         if introduction.agreed.is_some()
+            // Names are issued only on request: the shell's registry has a limited number of them.
             && self.features.has(Feature::Resume)
             && self.name.is_none()
         {
@@ -215,6 +219,7 @@ impl Negotiation {
             agreed,
         } = introduction;
         if self.name.is_none() {
+            // The shell had no room for another session that can be resumed, or does not know whose this one is.
             self.features = self.features.without(Feature::Resume);
         }
         let answer = agreed.map(|(version, load)| NegotiatedFeatures {
@@ -250,7 +255,7 @@ impl Negotiation {
     pub(super) fn resume(&mut self, id: &StreamId, members: &PayloadMembers<'_>, out: &mut Outbox) {
         match wanted(members, &out.limits) {
             Err(error) => out.request_failed(id, &error),
-            // Its own name: the session that it would resume is this one, which has not been lost.
+            // Its own name: this session is not lost, and it cannot hand its streams to itself.
             Ok((session, _)) if self.name.as_ref() == Some(&session) => {
                 out.request_failed(id, &stream_gone_error());
             }
@@ -292,6 +297,8 @@ fn wanted(
                 "'streams' names more streams than a connection can leave",
             ));
         }
+        // Without `after_seq` the client has received nothing. A value of the wrong type becomes `None`, an error
+        // below.
         let (mut id, mut after) = (None, Some(-1));
         for (name, value) in stream.members().ok_or_else(|| wrong(shape))? {
             match &*name {
@@ -326,6 +333,7 @@ fn asked(members: &PayloadMembers<'_>) -> Result<Option<RequestedFeatures>, Lmtp
         LmtpError::new(LmtpReason::InvalidValue, message)
     };
     let version = named(lmtp, "version").and_then(RawValue::integer);
+    // Version 1 and later ones are valid requests; what is agreed is decided by the caller (LM-902).
     let version = version.filter(|version| *version >= 1).ok_or_else(wrong)?;
     let features = named(lmtp, "features").ok_or_else(wrong)?;
     let features = match features.elements() {

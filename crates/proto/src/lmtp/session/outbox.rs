@@ -60,6 +60,7 @@ impl Outbox {
 
     /// Parks all streams if too many bytes are unsent.
     pub(super) fn park(&mut self, now: Time) {
+        // Checked after each input and not for each item: a step may exceed the bound once, by its own size (LM-607).
         if self.parked.is_none() && self.messages.bytes > self.limits.outbox_bytes {
             self.parked = Some(now);
             self.events.push_back(LmtpOutput::Park);
@@ -90,6 +91,8 @@ impl Outbox {
 
     /// Discards all messages.
     pub(super) fn clear(&mut self) {
+        // Outputs stay: the shell must still act on each `Cancel`. The new queue has lost `bare`, but nothing is sent
+        // after a clear.
         self.messages = LmtpOutbound::default();
     }
 

@@ -59,7 +59,7 @@ impl StreamReplay {
         }
     }
 
-    /// Items from this number on are outside of the window, and must not be sent yet.
+    /// The first number outside of the window: this item and all after it must not be sent yet.
     fn closed_from(&self) -> u64 {
         self.window
             .map_or(u64::MAX, |window| window.acked.saturating_add(window.size))
@@ -70,6 +70,7 @@ impl StreamReplay {
         let room = self.items.len() < limits.resume_items
             && self.items.bytes() < limits.resume_bytes
             && all < limits.resume_session_bytes;
+        // Only sent items can be evicted. While nothing waits, all items were sent, so there is always one to evict.
         !room && self.waits && self.items.next_unsent() == self.items.first()
     }
 
@@ -164,6 +165,7 @@ impl ReplayBuffers {
         let mut item = BytesMut::new();
         write(&mut item);
         let item = item.freeze();
+        // Once one item waits, all after it wait as well, or they would overtake it.
         replay.waits |= replay.is_closed();
         if replay.waits {
             self.bytes += replay.items.push(item);
@@ -173,10 +175,13 @@ impl ReplayBuffers {
             replay.items.advance();
         }
         self.fit(key, limits);
+        // First evict, then ask whether the buffer is full: only unsent items park a stream.
         let Some(replay) = self.of.get_mut(&key) else {
             return false;
         };
         let closed = replay.is_closed();
+        // The timeout starts when the window is filled, not with the first item beyond it: a parked stream produces no
+        // such item.
         if let Some(window) = replay.window.as_mut().filter(|_| closed) {
             window.full.get_or_insert(now);
         }
@@ -197,6 +202,8 @@ impl ReplayBuffers {
             coalesce,
             ..
         } = outbox;
+        // Replayed items fill the outbox to its low mark only, so that a replay alone never parks the whole session
+        // (LM-607). An empty outbox takes one item of any size.
         while outbound.is_empty() || outbound.bytes < limits.outbox_low_bytes {
             let Some(key) = self.take_turn() else {
                 break;
@@ -206,6 +213,7 @@ impl ReplayBuffers {
                 self.flowing.remove(&key);
                 continue;
             };
+            // By the next unsent item, unlike `is_closed`: after a rewind that item is not the newest one.
             let closed = replay.items.next_unsent() >= replay.closed_from();
             if let Some(item) = replay.items.peek().filter(|_| !closed) {
                 outbound.item(limits.max_frame_out, |out| out.put_slice(item));
@@ -218,12 +226,14 @@ impl ReplayBuffers {
                 replay.items.advance();
                 continue;
             }
+            // The window is closed, or all items are sent. An acknowledgement puts the buffer back into `flowing`.
             self.flowing.remove(&key);
             if let Some(window) = replay.window.as_mut().filter(|_| closed) {
                 window.full.get_or_insert(now);
             }
             if !replay.has_unsent() {
                 replay.waits = false;
+                // With a closed window the stream stays parked: its next item could not be sent.
                 if !closed && std::mem::take(&mut replay.parked) {
                     goes_on.push(key);
                 }
@@ -239,6 +249,7 @@ impl ReplayBuffers {
             Some((key, left)) if left > 0 && self.flowing.contains(&key) => return Some(key),
             last => last.map(|(key, _)| key),
         };
+        // By key and not by position, since the buffer that had the last turn may have left `flowing`.
         let behind = last.and_then(|last| {
             let behind = (Bound::Excluded(last), Bound::Unbounded);
             self.flowing.range(behind).next()
@@ -262,8 +273,9 @@ impl ReplayBuffers {
         }
         window.acked = below;
         let closed = sent >= window.acked.saturating_add(window.size);
+        // An acknowledgement is progress: a window that is still full gets the whole timeout again.
         window.full = window.full.filter(|_| closed).map(|_| now);
-        // If nothing is unsent, the buffer continues from its current position.
+        // Queued even if nothing is unsent: the stream may be parked by its window, and only `flow` unparks it.
         replay.waits = true;
         self.flowing.insert(key);
     }
@@ -274,6 +286,7 @@ impl ReplayBuffers {
             && let Some(replay) = self.of.get_mut(&key)
         {
             replay.window = None;
+            // A closed window has taken the buffer out of `flowing`.
             if replay.waits {
                 self.flowing.insert(key);
             }
@@ -296,9 +309,10 @@ impl ReplayBuffers {
     /// The first stream whose client has acknowledged nothing for `timeout`.
     pub(super) fn stalled(&self, timeout: Duration) -> Option<(Time, StreamKey)> {
         if self.detached {
+            // Without a connection no acknowledgement can arrive, so the timeouts stand still (D-29).
             return None;
         }
-        // A stream whose end was sent waits for nothing.
+        // A stream whose end was sent needs no further acknowledgement.
         let full = |replay: &StreamReplay| {
             let has_output = replay.until.is_none() || replay.has_unsent();
             Some(replay.window?.full? + timeout).filter(|_| has_output)
@@ -333,6 +347,7 @@ impl ReplayBuffers {
         };
         replay.until = Some(until);
         self.ended.push_back(key);
+        // As many ended streams as live ones; RESUME accepts twice `max_streams` names for this reason.
         if self.ended.len() > limits.max_streams {
             self.remove_one(None);
         }
@@ -340,6 +355,7 @@ impl ReplayBuffers {
 
     /// When the next buffer expires.
     pub(super) fn expires_at(&self) -> Option<Time> {
+        // A detached session expires as a whole, after `resume_grace`.
         let first = self.ended.front().filter(|_| !self.detached);
         first.and_then(|key| self.of.get(key)?.until)
     }
@@ -353,6 +369,8 @@ impl ReplayBuffers {
             match self.of.get_mut(&key).filter(|replay| replay.has_unsent()) {
                 Some(replay) => {
                     replay.until = Some(now + grace);
+                    // At the back, so that `ended` stays sorted: no other buffer expires later than a whole `grace`
+                    // from now.
                     self.ended.push_back(key);
                 }
                 None => drop(self.take(key)),
@@ -365,10 +383,11 @@ impl ReplayBuffers {
     pub(super) fn hold(&mut self, limits: &ConnectionLimits) -> Vec<StreamKey> {
         self.detached = true;
         self.flowing.clear();
+        // No buffer takes turns without a connection; `resume` of the next session queues it there.
         let mut full = Vec::new();
         for (key, replay) in &mut self.of {
             let acked = replay.window.map_or(0, |window| window.acked);
-            // Acknowledged items are between the first and the next.
+            // This cannot fail: `acked` is at most `next`, and the number is not below `first`.
             let _ = replay.items.rewind(replay.items.first().max(acked));
             replay.waits = true;
             if replay.is_full(limits, self.bytes) && !std::mem::replace(&mut replay.parked, true) {
@@ -387,6 +406,7 @@ impl ReplayBuffers {
         if replay.until.is_some() {
             self.ended.retain(|ended| *ended != key);
         }
+        // A later stream may have taken the id: `adopt` enters the new key before it removes the old buffer.
         if self.ids.get(&replay.id) == Some(&key) {
             self.ids.remove(&replay.id);
         }
@@ -402,20 +422,23 @@ impl ReplayBuffers {
         seq: u64,
         (now, grace): (Time, Duration),
     ) {
-        // The caller has checked `reaches`.
+        // This cannot fail: the caller has checked `reaches`.
         let _ = replay.items.rewind(seq);
         replay.waits = true;
         replay.until = replay.until.map(|_| now + grace);
         if let Some(window) = &mut replay.window {
             window.acked = window.acked.max(seq);
+            // The stall timeout stood still while the client was away, and starts anew.
             window.full = window.full.map(|_| now);
         }
+        // The client has received these, so it cannot ask for them after another loss.
         while replay.items.first() < seq && replay.items.evict().is_some() {}
         self.adopt(key, replay);
         self.flowing.insert(key);
     }
 
     fn adopt(&mut self, key: StreamKey, replay: StreamReplay) {
+        // A client may reuse the id of an ended stream (LM-508); only the latest one can be resumed by it.
         if let Some(earlier) = self.ids.insert(replay.id.clone(), key)
             && earlier != key
         {
@@ -433,6 +456,7 @@ impl ReplayBuffers {
 
     /// Makes room for the newest item of a buffer.
     fn fit(&mut self, key: StreamKey, limits: &ConnectionLimits) {
+        // Whole buffers of ended streams are removed before single items of this one, which still runs.
         while self.bytes > limits.resume_session_bytes && self.remove_one(Some(key)) {}
         let total = limits.resume_session_bytes;
         let Some(replay) = self.of.get_mut(&key) else {
@@ -442,6 +466,8 @@ impl ReplayBuffers {
             || replay.items.bytes() > limits.resume_bytes
             || self.bytes > total
         {
+            // Only unsent items are left: they stay although they exceed the limit, and `is_full` parks the stream
+            // (LM-964).
             let Some(bytes) = replay.items.evict() else {
                 return;
             };
@@ -451,6 +477,7 @@ impl ReplayBuffers {
 
     /// Removes the oldest buffer of an ended stream without unsent items, except `but`; returns whether there was one.
     fn remove_one(&mut self, but: Option<StreamKey>) -> bool {
+        // The unsent items of an ended stream include its end, which the client must still receive (LM-501).
         let idle = |key: &StreamKey| self.of.get(key).is_some_and(|replay| !replay.has_unsent());
         let found = self
             .ended

@@ -48,6 +48,7 @@ impl RequestReader<'_, '_> {
     ) -> Result<(Vec<StreamDemand>, ExtendedStream), LmtpError> {
         let (members, subject) = (self.request.members, self.subject);
         let (prompt, is_text) = self.prompt(now)?;
+        // Refused although unknown members are ignored: without its controller the output would be unconstrained.
         refuse_controllers(members)?;
         let (works, numbered) = if self.request.word == "SCORE" {
             self.scores(prompt)?
@@ -58,7 +59,8 @@ impl RequestReader<'_, '_> {
         let shown = subject.shown(members, is_text)?;
         let (deadline, first_due) = deadlines(members, now)?;
         let keep = BufferRequest::read(members, subject, works.len())?;
-        // LM-302 puts the context before the other members; they are few, and none of them depends on it.
+        // There is always a first work. It has passed the check of the context, which LM-302 puts after all members;
+        // the members of version 2 around here are read after it, which shows only in a request with two errors.
         let prompt = match &works[0] {
             StreamDemand::Generate(wanted) => wanted.prompt.clone(),
             StreamDemand::Score(wanted) => wanted.prompt.clone(),
@@ -100,8 +102,8 @@ impl RequestReader<'_, '_> {
             .into_iter()
             .filter(|name| members.value(name).is_some())
             .collect();
-        // The prefix comes first also among errors: a client that is told `buffer_not_found` sends the full prompt, and is
-        // told of anything else then (LM-302).
+        // The prefix comes first also among errors: a client that receives `buffer_not_found` sends the full prompt,
+        // and receives any other error then (LM-302).
         let prefix = self.buffers.part(members, "prefix", subject, now)?;
         if given.len() > 1 {
             let message = "'prompt', 'prompt_text' and 'messages' exclude each other; send one";
@@ -145,9 +147,11 @@ impl RequestReader<'_, '_> {
         self.masks.apply(members, subject, wanted)?;
         let works = (0..n.unwrap_or(1)).zip(0..).map(|(_, index)| {
             let mut wanted = wanted.clone();
+            // LM-973: seed + i. It wraps, because every 64-bit number is a seed.
             wanted.seed = wanted.seed.map(|seed| seed.wrapping_add(index));
             StreamDemand::Generate(wanted)
         });
+        // With `n` the items carry the index even if `n` is 1: the client reads them as samples (LM-973).
         Ok((works.collect(), n.is_some()))
     }
 
@@ -156,6 +160,7 @@ impl RequestReader<'_, '_> {
         let (members, subject) = (self.request.members, self.subject);
         let lists = subject.scored(members)?;
         let numbered = members.value("scored_many").is_some();
+        // Base clients may send the member with SCORE, where it is ignored (LM-311).
         let top_logprobs = if self.request.features.has(Feature::Samples) {
             members.top_logprobs(&self.config.limits)?.unwrap_or(0)
         } else {
@@ -218,7 +223,7 @@ pub(super) fn model_name(
         })
 }
 
-/// Refuses a request for a controller: controllers are not supported here, and the request must not be ignored.
+/// Refuses a request for a controller: controllers are not supported here.
 fn refuse_controllers(members: &PayloadMembers<'_>) -> Result<(), LmtpError> {
     if members.names_controller() {
         let message = "controllers are not supported yet";

@@ -22,6 +22,8 @@ impl LmtpSession {
             return false;
         }
         self.phase = LmtpPhase::Detached(now + self.config.limits.resume_grace);
+        // Messages that were not taken are sent again from the replay buffers. A request that waits for its model has
+        // no items yet, so it is dropped and RESUME reports it as `gone`.
         self.outbox.clear();
         self.negotiation.withdraw();
         self.loading.take();
@@ -38,9 +40,9 @@ impl LmtpSession {
         matches!(self.phase, LmtpPhase::Detached(_))
     }
 
-    /// Answers [`super::LmtpOutput::Resume`] with that session, whose connection must be lost; `None` if this client has no
-    /// session of that name. Both sessions must use the same time origin. Returns the work that continues here, with
-    /// its old and new key; all other work of that session must be stopped.
+    /// Answers [`super::LmtpOutput::Resume`] with that session, whose connection must be lost; `None` if this client
+    /// has no session of that name. Both sessions must use the same time origin. Returns the work that continues here,
+    /// with its old and new key; all other work of that session must be stopped.
     pub fn resumed(&mut self, from: Option<Self>, now: Time) -> Vec<(StreamKey, StreamKey)> {
         let mut moved = Vec::new();
         let Some((id, wanted)) = self.negotiation.take_resume() else {
@@ -53,10 +55,13 @@ impl LmtpSession {
         let grace = self.config.limits.resume_grace;
         let (mut resumed, mut removed, mut conflict) = (Vec::new(), Vec::new(), Vec::new());
         for WantedStream { stream, from: seq } in wanted {
+            // A stream that is not moved is dropped with `from`; the shell stops all work whose key is not in `moved`
+            // (LM-965).
             if self.is_in_use(&stream) {
                 conflict.push(stream);
                 continue;
             }
+            // For each stream anew: the one before it has taken its share.
             let room = self
                 .config
                 .limits
@@ -75,6 +80,7 @@ impl LmtpSession {
         self.buffers
             .take_over(from.buffers, now, &self.config.limits);
         self.masks.take_over(from.masks, &self.config.limits);
+        // The answer comes before the items: `take_over` has only queued them, and `park` below sends them (LM-965).
         self.outbox.messages.notice(|out| {
             write::answer(out, &id, |out| {
                 ids(out, "resumed", &resumed);

@@ -120,7 +120,7 @@ impl Streams {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// The client of this stream was sent a status that it waits, before the stream began.
+    /// Records that the client was sent `loading` before this stream began, so `running` follows (LM-922).
     pub(super) fn has_waited(&mut self, id: &StreamId) {
         let first = self.ids.get(id);
         if let Some(extended) = first.and_then(|first| self.extended.get_mut(first)) {
@@ -131,6 +131,7 @@ impl Streams {
     /// Fails all streams.
     pub(super) fn fail_all(&mut self, error: &LmtpError, out: &mut Outbox, now: Time) {
         while let Some((&stream, _)) = self.live.first_key_value() {
+            // `fail` takes the work of this sample for over, so it would not cancel it.
             out.events.push_back(LmtpOutput::Cancel(stream));
             self.fail(stream, error, out, now);
         }
@@ -154,7 +155,7 @@ impl Streams {
                 drop(self.dissolve(first, None, out, now));
             }
         }
-        // Before the parking below: a stream whose buffer is full must not be let go again.
+        // Before the parking below: `Unpark` lets all streams continue, also those whose buffers are full.
         out.unpark();
         let limits = Arc::clone(&out.limits);
         for first in self.replays.hold(&limits) {
@@ -229,6 +230,7 @@ impl Streams {
         let Some(stream) = self.live.get_mut(&key) else {
             return;
         };
+        // JSON has no NaN, and a clamped value would be a wrong probability (LM-412).
         let nan = item.logprob.is_nan() || item.top.iter().any(|(_, value)| value.is_nan());
         if nan {
             out.events.push_back(LmtpOutput::Cancel(key));
@@ -240,6 +242,7 @@ impl Streams {
                 now,
             );
         }
+        // By the work's own report: if the count below ends the stream, the work must still be cancelled.
         let work_goes_on = item.finish.is_none();
         stream.left -= 1;
         if stream.scores {
@@ -252,6 +255,7 @@ impl Streams {
         let ends = item.finish.is_some();
         let max = out.limits.max_frame_out;
         let (top, part) = (stream.top, stream.part);
+        // Before the item: no status of a stream may follow its end, which this item may be (LM-922).
         self.send_running(part, out);
         let Some(stream) = self.live.get(&key) else {
             return;
@@ -263,6 +267,7 @@ impl Streams {
                 write::item(out, &stream.id, &item, top, |_| {});
             }),
             Some((part, extended)) => {
+                // Counted before it is written, since `usage` on the last item includes it (LM-950).
                 extended.take(&item);
                 let seq = self.replays.seq(part.first);
                 let write = |out: &mut BytesMut| extended.item(out, item, top, part.index, seq);
@@ -305,6 +310,7 @@ impl Streams {
         out: &mut Outbox,
         now: Time,
     ) {
+        // The replay buffer outlives `dissolve`: the error is its last item, and RESUME replays it (LM-963).
         let Some((id, extended)) = self.dissolve(first, but, out, now) else {
             return;
         };
@@ -336,6 +342,7 @@ impl Streams {
             }
         }
         let _ = self.dissolve(first, None, out, now);
+        // For a base stream `dissolve` does nothing, because its only sample was removed above.
         self.ids.remove(&stream.id);
     }
 
@@ -365,6 +372,7 @@ impl Streams {
         for due in extended.deadline.into_iter().chain(extended.first_due) {
             self.due.remove(&(due, first));
         }
+        // However the stream has ended (LM-942). Stored later, because the buffers belong to the session.
         if let Some(keep) = extended.keep.clone() {
             let tokens = [&*extended.prompt, &*extended.output].concat();
             self.kept.push((keep, tokens));
@@ -425,6 +433,7 @@ impl Streams {
             let Some(extended) = self.extended.get_mut(&first) else {
                 continue;
             };
+            // If both deadlines are equal they are one entry of `due`, and the one of the whole stream is reported.
             if extended.deadline == Some(due) {
                 self.end_early(first, &StreamFinish::Deadline, out, now);
             } else if extended.first_due.take() == Some(due) {
@@ -443,6 +452,7 @@ impl Streams {
         {
             let message = "no item was acknowledged for too long";
             let error = LmtpError::new(LmtpReason::Stalled, message);
+            // Unsent items are dropped: the error must not wait behind items that the client does not acknowledge.
             let Some(id) = self.replays.discard_unsent(first) else {
                 return;
             };
@@ -479,6 +489,7 @@ impl Streams {
             return;
         };
         let wanted = extended.features.has(Feature::Status);
+        // Statuses are dropped, not delayed: a later one replaces what an earlier one reports (LM-922).
         let often = extended
             .notified
             .is_some_and(|reported| now < reported + limits.status_interval);
@@ -524,6 +535,7 @@ impl Streams {
             return None;
         }
         let open = self
+            // Moved only as a whole: the new session must have room for every sample that still runs.
             .extended
             .get(&first)
             .map_or(0, |extended| extended.open);
@@ -532,6 +544,7 @@ impl Streams {
         }
         let buffer = self.replays.take(first)?;
         let extended = self.extended.remove(&first);
+        // Its deadlines stay in `due`: this session is dropped once all wanted streams have left it.
         let keys = extended.iter().flat_map(|extended| extended.keys(first));
         let samples = keys.filter_map(|key| Some((key, self.live.remove(&key)?)));
         let samples = samples.collect();
@@ -555,9 +568,12 @@ impl Streams {
     ) {
         let first = StreamKey(self.admitted);
         let samples = departing
+            // An ended stream has no samples, but its replay buffer needs a key.
             .extended
             .as_ref()
             .map_or(1, |extended| extended.samples);
+        // Room for the samples that have ended as well, so that `first + index` stays the key of each. `opened` does
+        // not change: the session that it left has counted the stream.
         self.admitted += u64::from(samples);
         if let Some(extended) = departing.extended {
             self.ids.insert(extended.id.clone(), first);

@@ -49,9 +49,12 @@ impl RequestSubject {
         })?;
         let wrong = || LmtpError::new(LmtpReason::InvalidType, format!("'{name}' must be a text"));
         let text = value.string().ok_or_else(wrong)?;
+        // Before the tokenizer runs, whose time grows with the text (D-47).
         self.is_short(name, value)?;
         let vocabulary = self.vocabulary()?;
         let bos = match members.flag("add_bos")? {
+            // By default the tokenizer decides; a client that asks gets the model's BOS even if the tokenizer adds
+            // none.
             None if begins => vocabulary.bos(),
             Some(true) => self.model.bos,
             None | Some(false) => None,
@@ -69,6 +72,8 @@ impl RequestSubject {
         };
         let value = members.value("messages").ok_or_else(wrong)?;
         self.is_short("messages", value)?;
+        // The message was only scanned, which bounds bytes and depth. A tree of values costs many times its text
+        // (D-47).
         let bounds = JsonBounds {
             values: self.limits.max_message_values,
             entries: self.limits.max_messages,
@@ -108,6 +113,7 @@ impl RequestSubject {
             top: members.flag("top_text")?.unwrap_or(false),
             prompt: members.flag("echo_prompt_tokens")?.unwrap_or(false),
         };
+        // Refused now, because items without the requested text would look like empty text.
         if shown.text || shown.top {
             self.vocabulary()?;
         }
@@ -122,12 +128,14 @@ impl RequestSubject {
                 return Err(LmtpError::new(LmtpReason::InvalidValue, message));
             }
             (None, Some(_)) => self.messages(members)?,
+            // Also if neither is present: the error then names `text`.
             _ => self.text(members, "text", true)?,
         };
         answer("tokens", &tokens)
     }
 
-    /// Handles DETOKENIZE, without the engine; bytes that are not UTF-8 become U+FFFD. Returns the members of the answer.
+    /// Handles DETOKENIZE, without the engine; bytes that are not UTF-8 become U+FFFD. Returns the members of the
+    /// answer.
     pub(super) fn detokenize(&self, members: &PayloadMembers<'_>) -> Result<BytesMut, LmtpError> {
         let vocabulary = self.vocabulary()?;
         let tokens = members.tokens("tokens", &self.model)?;
@@ -159,6 +167,7 @@ impl RequestSubject {
                 let max = self.limits.max_scored_many;
                 read::token_lists(members, "scored_many", &self.model, max)?
             }
+            // An absent member fails there, with the name `scored` (LM-313).
             [] | ["scored"] => vec![members.tokens("scored", &self.model)?],
             _ => {
                 let message =
@@ -174,6 +183,7 @@ impl RequestSubject {
 fn answer<T: serde::Serialize + ?Sized>(name: &str, value: &T) -> Result<BytesMut, LmtpError> {
     let mut body = BytesMut::new();
     member(&mut body, name, value);
+    // Only the encoded length is exact: ids have one to ten digits.
     if body.len() > ANSWER_BYTES_MAX {
         let message = "the answer does not fit a message; ask for it in parts";
         return Err(LmtpError::new(LmtpReason::InvalidValue, message));

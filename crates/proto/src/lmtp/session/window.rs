@@ -20,5 +20,6 @@ pub(super) fn window(
 pub(super) fn acknowledged(members: &PayloadMembers<'_>) -> Option<u64> {
     let seq = members.integer("seq", "0 or more", |seq| seq >= 0);
     let below = seq.ok().flatten().and_then(|seq| u64::try_from(seq).ok())?;
+    // `seq` is the highest item that the client has received (LM-952).
     Some(below.saturating_add(1))
 }
