@@ -49,6 +49,7 @@ pub(crate) async fn connect(
     authorities: Option<&[u8]>,
 ) -> Result<Box<dyn Io>, ConnectError> {
     let host = uri.host().ok_or(ConnectError::Bad("it has no host"))?;
+    // Neither the resolver nor TLS takes the brackets in which a URL has an IPv6 address.
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let default = if secure { 443 } else { 80 };
     let port = uri.port_u16().unwrap_or(default);
@@ -111,9 +112,11 @@ pub(crate) fn is_loopback(host: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let name = host.to_ascii_lowercase();
     name == "localhost"
+        // RFC 6761 reserves the whole domain for this machine.
         || name.ends_with(".localhost")
         || host
             .parse::<IpAddr>()
+            // Canonical: `::ffff:127.0.0.1` is loopback too.
             .is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
@@ -134,6 +137,7 @@ pub(crate) fn tls(host: &str, authorities: Option<&[u8]>) -> Result<ClientTls, C
 /// Connects to a host, over TLS if settings are given.
 pub(crate) async fn dial(host: &str, port: u16, tls: Option<ClientTls>) -> io::Result<Box<dyn Io>> {
     let addresses = lookup_host((host, port)).await?.collect();
+    // TLS begins after the race: only one of the addresses gets a handshake.
     let tcp = connect_to_any(addresses).await?;
     match tls {
         Some(tls) => Ok(Box::new(tls.connector.connect(tls.name, tcp).await?)),
@@ -144,6 +148,7 @@ pub(crate) async fn dial(host: &str, port: u16, tls: Option<ClientTls>) -> io::R
 /// Connects to one of the addresses of a host.
 pub(crate) async fn connect_to_any(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
     let tcp = race(alternating(addresses), TcpStream::connect).await?;
+    // Small messages, such as a CANCEL or one token, must not wait for the acknowledgement of those before.
     tcp.set_nodelay(true)?;
     Ok(tcp)
 }
@@ -168,11 +173,15 @@ async fn race<T, F: Future<Output = io::Result<T>>>(
             tokio::select! {
                 tried = trying.next() => match tried {
                     Some(Ok(connected)) => return Ok(connected),
+                    // The first error is that of the address which the resolver prefers; the others often only say that
+                    // IPv6 is off.
                     Some(Err(error)) => first = first.or(Some(error)),
                     None => return Err(first.unwrap_or_else(nowhere)),
                 },
+                // Without a next address there is nothing to start; the timeout is the caller's.
                 () = sleep(HEAD_START), if more => {}
             }
+            // A failed attempt starts the next one at once. After the last one only the results are left to wait for.
             if more {
                 break;
             }

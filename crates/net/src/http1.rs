@@ -30,12 +30,14 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let mut builder = http1::Builder::new();
+    // The library's default is several hundred KiB, for the head of a response from a server that is not trusted.
     builder.max_buf_size(BUFFER_BYTES);
     let (mut sender, connection) = builder.handshake(TokioIo::new(io)).await?;
     // The task ends with the response body, which owns its handle; a failure of the connection is an error of the body.
     let connection = AbortOnDropHandle::new(tokio::spawn(async move {
         let _shown_by_the_answer = connection.await;
     }));
+    // A failure drops the handle, which closes the connection.
     let answer = sender.send_request(request).await?;
     Ok(answer.map(|body| ResponseBody {
         body,

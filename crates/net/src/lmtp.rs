@@ -80,6 +80,7 @@ impl Default for ConnectOptions {
     fn default() -> Self {
         let usual = machine::ClientTimeouts::default();
         Self {
+            // Only the features that this client acts on: the others would change what a peer sends for nothing.
             features: Features::NONE
                 .with(Feature::Cancel)
                 .with(Feature::Status)
@@ -115,6 +116,7 @@ impl ConnectOptions {
             item_timeout: self.item_timeout,
             request_timeout: self.request_timeout,
             max_message_out: self.max_message_out,
+            // Upstreams are asked with token ids, and their text is made here, so nobody would read it.
             text: false,
         }
     }
@@ -177,12 +179,15 @@ impl LmtpClient {
             outstanding: AtomicUsize::new(0),
             raw_logprobs: AtomicBool::new(false),
             draining: AtomicBool::new(false),
+            // A peer counts as a base peer until it has answered: what a base peer cannot do is then done here, which
+            // is right for every peer.
             base: AtomicBool::new(true),
             load: AtomicU64::new(LOAD_UNKNOWN),
             received_messages: AtomicU64::new(0),
             abandoned: AbandonedStreams::default(),
         });
         let connect_timeout = options.connect_timeout;
+        // Known from the start, so that a pool does not take a client that is connected for one that is away.
         let (connects, connected) = watch::channel(wire.is_some());
         let keeper = LinkKeeper::new(dial, options, asks, Arc::clone(&seen), connects);
         Self(Arc::new(ClientShared {
@@ -249,6 +254,7 @@ impl LmtpClient {
     /// Returns the number of calls whose end has not been received, abandoned ones included (LM-702).
     #[must_use]
     pub fn outstanding(&self) -> usize {
+        // Relaxed, here and below: these are figures for decisions, and no other memory is published with them.
         self.0.seen.outstanding.load(Ordering::Relaxed)
     }
 
@@ -290,12 +296,16 @@ impl LmtpClient {
 
     /// Resolves when the connection is closed permanently; never for a client that reconnects.
     pub async fn closed(&self) {
+        // The keeper owns the receiver, and ends only when it neither has a connection nor may dial again.
         self.0.asks.closed().await;
     }
 
     async fn ask(&self, what: KeeperRequest, items_max: usize) -> Result<StreamItems, LmtpError> {
+        // Each call has a queue of its own, so that a reader which is slow delays no other call's results.
         let (notify, reported) = mpsc::channel(items_max);
         let by = self.0.connect_timeout.map(|limit| Instant::now() + limit);
+        // The machine numbers a call when it is sent. Until then, and to abandon it, the handle needs a number of its
+        // own.
         let serial = self.0.serials.fetch_add(1, Ordering::Relaxed);
         let ask = KeeperCall {
             what,
@@ -312,6 +322,7 @@ impl LmtpClient {
             results: reported,
             ended: false,
             serial,
+            // Keeps the connection open for as long as the stream is read, after the last other handle is dropped.
             client: self.clone(),
         })
     }
@@ -331,7 +342,6 @@ impl fmt::Debug for LmtpClient {
 ///
 /// If a reader leaves 16,384 items unread, the connection stops reading while no other stream of it waits for items.
 /// Otherwise, and after [`ConnectOptions::stall_timeout`], the stream fails (`stalled`).
-/// after [`ConnectOptions::stall_timeout`], the stream is cut off (`stalled`).
 #[must_use = "a stream that is dropped is abandoned"]
 pub struct StreamItems {
     results: mpsc::Receiver<Result<CallResult, LmtpError>>,
@@ -342,6 +352,7 @@ pub struct StreamItems {
 
 impl Drop for StreamItems {
     fn drop(&mut self) {
+        // A stream that has ended is no longer known to the peer, and its id must not be cancelled.
         if !self.ended {
             self.client.0.seen.abandoned.push(self.serial);
         }
@@ -358,6 +369,8 @@ impl Stream for StreamItems {
         let item = match ready!(self.results.poll_recv(cx)) {
             Some(Ok(CallResult::Item(item))) => Ok(item),
             Some(Err(error)) => Err(error),
+            // The keeper has ended without an end of this call, as with its runtime. A stream must not end in silence
+            // (LM-501).
             Some(Ok(CallResult::ModelInfo(_))) | None => Err(lost(CONNECTION_LOST)),
         };
         self.ended = item.as_ref().map_or(true, |item| item.finish.is_some());
@@ -387,6 +400,7 @@ struct Once;
 
 impl DialPeer for Once {
     async fn dial(&self) -> Result<LmtpConnection, LmtpError> {
+        // Not reached: the keeper ends with the only connection of this peer.
         Err(lost(CONNECTION_LOST))
     }
 

@@ -187,6 +187,7 @@ impl Collector {
     pub async fn metrics(&self, metrics: ExportMetricsServiceRequest) -> Result<(), DeliveryError> {
         match &self.metrics {
             MetricsTransport::Grpc(client, metadata) => {
+                // One attempt: counters are cumulative, so the next export contains what this one would have said.
                 let request = Request::from_parts(metadata.clone(), Default::default(), metrics);
                 client.clone().export(request).await.map_err(failed)?;
             }
@@ -220,6 +221,7 @@ fn over_grpc(
             .tls_config(ClientTlsConfig::new().with_webpki_roots())
             .map_err(|_| BadAddress::Url)?;
     }
+    // Lazily, so that a collector that is away does not keep the server from starting.
     let channel = endpoint.connect_lazy();
     let metadata = MetadataMap::from_headers(headers(address)?);
     let spans = SpanExporter::builder()
@@ -234,6 +236,7 @@ fn over_grpc(
 
 fn over_http(address: &CollectorAddress) -> Result<(SpanExporter, MetricsTransport), BadAddress> {
     let mut headers = headers(address)?;
+    // Our own TLS settings, so that there is one list of authorities and one provider.
     let config = tls::client(None).map_err(|_| BadAddress::Url)?;
     let connector = HttpsConnectorBuilder::new()
         .with_tls_config(config)
@@ -269,6 +272,7 @@ fn headers(address: &CollectorAddress) -> Result<HeaderMap, BadAddress> {
         let wrong = || BadAddress::Header(name.clone());
         let key: HeaderName = name.parse().map_err(|_| wrong())?;
         let mut value: HeaderValue = value.expose().parse().map_err(|_| wrong())?;
+        // Or the debug output of a request would show credentials.
         value.set_sensitive(true);
         Ok((key, value))
     });

@@ -119,6 +119,8 @@ impl ReferenceResolver {
     /// # Errors
     /// Why it cannot be read, as a text that is safe to send to clients.
     pub async fn open(&self, uri: &str) -> Result<ResolvedContent, Error> {
+        // Only the scheme is taken from the text. Each resolver parses the rest by its own rules, and checks what it
+        // has parsed.
         let scheme = uri.split_once(':').map_or("", |(scheme, _)| scheme);
         let opened = match scheme.to_ascii_lowercase().as_str() {
             "file" => self.files.open(uri).await,

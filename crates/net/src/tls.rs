@@ -27,6 +27,7 @@ pub(crate) fn client(authorities: Option<&[u8]>) -> Result<ClientConfig, TlsSetu
         let certificate = certificate.map_err(|_| AUTHORITIES)?;
         roots.add(certificate).map_err(|_| AUTHORITIES)?;
     }
+    // Named here: by itself rustls panics where dependencies enable two providers.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider);
     let builder = builder

@@ -67,6 +67,7 @@ impl TritonClient {
             }
         };
         let client = Self(Arc::new(TritonInner { target, wire }));
+        // An upstream that is not ready is reported at the start, where the operator sees it.
         client.ready().await?;
         Ok(client)
     }
@@ -98,6 +99,7 @@ impl TritonClient {
     /// # Errors
     /// The server does not answer, or does not list its models.
     pub async fn models(&self) -> Result<Vec<ReadyModel>, Error> {
+        // Not looked up in the index, which a server may not offer, and which costs a request.
         if let Some(only) = self.only() {
             return Ok(vec![ReadyModel {
                 name: only.to_owned(),
@@ -138,6 +140,7 @@ impl TritonClient {
 
 /// Limits the time of requests other than `generate`.
 async fn in_time<T>(asked: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    // Not for `generate`, whose first response may wait in the server's queue; that has `idle_timeout`.
     let late = |_| Error::Unreachable("it takes connections and says nothing");
     tokio::time::timeout(ANSWER_TIMEOUT, asked)
         .await

@@ -68,6 +68,7 @@ impl Decoder for ServerWire {
         buf: &mut DecodeBuf<'_>,
     ) -> Result<Option<ReceivedMessage>, tonic::Status> {
         let len = buf.remaining();
+        // Decoding it here would delay every stream of the connection, whose task polls this decoder.
         if len >= self.long_bytes {
             return Ok(Some(ReceivedMessage::Unread(buf.copy_to_bytes(len))));
         }
@@ -137,8 +138,10 @@ pub fn to_grpc(status: &Status) -> tonic::Status {
 /// Converts the trailers of a peer.
 #[must_use]
 pub fn from_grpc(status: &tonic::Status) -> Status {
+    // The details come first: they carry the reason, which codes and texts only hint at (EV-902).
     match Status::decode(status.details()) {
         Some(Some(full)) => full,
+        // Then the errors of the library itself: by their codes they would count as the server's.
         _ => unframed(status)
             .or_else(|| cut(status))
             .unwrap_or_else(|| plain(status)),
@@ -171,6 +174,7 @@ pub fn from_client(status: &tonic::Status, max: usize) -> Status {
 /// a final status (EV-940).
 #[must_use]
 pub fn was_cut(status: &tonic::Status) -> bool {
+    // A cancel with a cause is a stream that the peer has reset on purpose.
     let from_transport = std::error::Error::source(status).is_some();
     from_transport && status.details().is_empty() && status.code() != tonic::Code::Cancelled
 }
@@ -186,6 +190,7 @@ fn cut(status: &tonic::Status) -> Option<Status> {
 /// Detects a message that the library could not decode from its frame. A server may send the same codes; only the
 /// library's texts distinguish the two.
 fn unframed(status: &tonic::Status) -> Option<Status> {
+    // Errors of the transport have a cause, the library's complaints about frames have none.
     if std::error::Error::source(status).is_some() {
         return None;
     }

@@ -60,11 +60,14 @@ impl Stream for ClientMessages {
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<WireMessage>> {
         let now = self.link.now();
         let polled = self.link.with(|live| {
+            // The new connection sends from here on. Two that do would split the messages between them.
             if live.connection() != self.connection {
                 return Poll::Ready(Err(None));
             }
             live.poll_message(now, cx)
         });
+        // The status of an abort is not for the transport: the readers get it from the machine, and the stream only
+        // ends.
         polled.map(Result::ok)
     }
 }
@@ -80,11 +83,13 @@ pub(super) fn pump(
     // Created outside of the future, because a task that is dropped before its first poll runs no code of its own.
     let ends = LinkGuard(link.clone());
     async move {
+        // Safe: a panic under the lock poisons it, which `SharedSession` answers by ending the session.
         let pumping = AssertUnwindSafe(take_in(link.clone(), incoming, back));
         if pumping.catch_unwind().await.is_err() {
             panicked("the task of a client's session");
             link.abort(failed());
         }
+        // Moved into the future by this use, so that it is dropped with it.
         drop(ends);
     }
 }
@@ -135,6 +140,8 @@ async fn take_in(link: ClientLink, mut incoming: ServerMessages, back: Option<Cl
             .await
         {
             Some(again) => incoming = again,
+            // The readers get the status of the cut, and not that of the last attempt: it says what happened to their
+            // data.
             None => return link.with(|live| live.machine().fail_resume(cut)),
         }
     }
@@ -153,15 +160,18 @@ async fn follow(
     poll_fn(|cx| {
         for _ in 0..ROUNDS {
             let mut item = Poll::Pending;
+            // Paused: the peer is slowed down by the transport's flow control (EV-802).
             if open && !pump.is_paused() {
                 item = incoming.poll_next_unpin(cx);
             }
             if let Poll::Ready(Some(Err(status))) = &item
                 && returns
+                // Not passed to the machine, which would take it for the end of the session.
                 && was_cut(status)
             {
                 return Poll::Ready(Some(status.clone()));
             }
+            // A ready item is followed by another poll: only a pending one has registered the waker.
             let mut busy = item.is_ready();
             *received |= busy;
             let (_, continues) = pump.turn(cx, |live, now| {
@@ -173,6 +183,7 @@ async fn follow(
             while let Some(chore) = pump.next_chore() {
                 match chore {
                     SessionOutput::Close(_) => return Poll::Ready(None),
+                    // Functions of the client are run by the kernel (`ClientSession::shared`); here there are none.
                     SessionOutput::Start(start) => {
                         link.with(|live| live.machine().calls().fail(start.action, unserved()));
                     }
@@ -244,6 +255,7 @@ impl ReconnectAttempts {
 
     /// Returns the delay before the next attempt: zero for the first one, then growing.
     fn wait(&mut self) -> Duration {
+        // The first attempt is made at once: most cuts are a proxy's or a network's, and the server is still there.
         let longer = (self.wait * 2).clamp(WAIT_LEAST, WAIT_MOST);
         std::mem::replace(&mut self.wait, longer.mul_f64(jitter()))
     }
@@ -259,6 +271,7 @@ impl ClientReconnect {
         while tries.began.elapsed() + tries.wait < self.grace {
             sleep_until(Instant::now() + tries.wait()).await;
             let now = link.now();
+            // Before the call, so that the old connection's stream of messages ends and none of them is sent twice.
             let connection = link.with(|live| live.take_over(now))?;
             let outgoing = ClientMessages {
                 link: link.clone(),
@@ -271,7 +284,9 @@ impl ClientReconnect {
                     link.with(|live| live.returned(now));
                     return Some(opened.incoming);
                 }
+                // The server has given the session up, so no later attempt can succeed (EV-941).
                 Err(status) if &*status.reason == Reason::NoSession.name() => return None,
+                // Everything else may pass: a server that restarts, a network that changes. The grace period bounds it.
                 Err(_) => {}
             }
         }
@@ -281,6 +296,7 @@ impl ClientReconnect {
 
 /// Returns whether the connection was cut, without a final status from the server.
 fn was_cut(status: &Status) -> bool {
+    // A server that ends a session says why: its own `UNAVAILABLE` has a reason, `GOING_AWAY` for example.
     status.code == Code::Unavailable
         && (status.reason.is_empty() || status.reason == crate::NO_ANSWER)
 }

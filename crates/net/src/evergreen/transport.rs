@@ -93,8 +93,11 @@ impl ServerAddress {
         let endpoint = Endpoint::from(uri)
             .connect_timeout(self.connect_timeout)
             .tcp_nodelay(true)
+            // The default of 64 KiB would limit one stream to that many bytes for each round trip.
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            // A session may be idle for long, and a connection that a firewall has dropped must be noticed
+            // nevertheless.
             .http2_keep_alive_interval(KEEPALIVE)
             .keep_alive_while_idle(true);
         if !secure {
@@ -199,6 +202,7 @@ impl ServerConnection {
             }
         };
         let mut request = Request::new(outgoing);
+        // Options travel as headers, because the server needs them before it reads the first message.
         for (name, value) in options {
             let value = value.parse().map_err(|_| bad_option(name))?;
             request
@@ -213,10 +217,12 @@ impl ServerConnection {
             token.set_sensitive(true);
             request.metadata_mut().insert(TOKEN, token);
         }
+        // gzip is accepted and never sent (EV-703).
         let mut client = Grpc::new(channel.clone())
             .accept_compressed(CompressionEncoding::Gzip)
             .max_decoding_message_size(grpc::MESSAGE_BYTES_MAX)
             .max_encoding_message_size(grpc::MESSAGE_BYTES_MAX);
+        // The channel reconnects by itself. An error here means that it could not.
         client.ready().await.map_err(|cause| {
             tracing::debug!(cause = %chain(&cause), "the connection is gone");
             Status::other(

@@ -67,6 +67,7 @@ impl WebSocketTarget {
     fn read(url: &str, secure: bool) -> Result<Self, Status> {
         let uri: Uri = url.parse().map_err(|_| bad_address("it is no URL"))?;
         let authority = uri.authority().map(http::uri::Authority::as_str);
+        // URLs are shown and logged; keys are not.
         if authority.is_some_and(|authority| authority.contains('@')) {
             return Err(bad_address(
                 "a key belongs into the key option, not into the URL",
@@ -106,6 +107,7 @@ impl WebSocketTarget {
         outgoing: impl Stream<Item = WireMessage> + Send + Unpin + 'static,
     ) -> Result<OpenedCall, Status> {
         let opening = async {
+            // Below the WebSocket: its library hands out messages only, and counts no bytes.
             let (io, ear) = ListeningIo::to(self.connect(address).await?);
             let (wire, answer) = self.upgrade(io, address, options, token).await?;
             Ok((wire, ear, answer))
@@ -185,8 +187,10 @@ impl WebSocketTarget {
             headers.insert(AUTHORIZATION, value);
         }
         let config = WebSocketConfig::default()
+            // The default is 128 KiB for each connection, and each session has its own.
             .read_buffer_size(BUFFER_BYTES)
             .write_buffer_size(BUFFER_BYTES)
+            // A frame is not limited further: how a message is cut into frames is the server's choice (EV-705).
             .max_message_size(Some(MESSAGE_BYTES_MAX))
             .max_frame_size(Some(MESSAGE_BYTES_MAX));
         let (wire, answer) = client_async_with_config(request, io, Some(config))
@@ -204,6 +208,8 @@ fn converse(
     outgoing: impl Stream<Item = WireMessage> + Send + Unpin + 'static,
 ) -> ServerMessages {
     let (sink, stream) = wire.split();
+    // One codec for both directions: what was received decides how some dialects write, such as the open actions of
+    // msgpack.
     let shared = SharedCodec(Arc::new(Mutex::new(Codec::new(dialect, Side::Client))));
     let sending = tokio::spawn(send(sink, shared.clone(), outgoing));
     receive(WebSocketReceiver {
@@ -234,6 +240,7 @@ async fn send(
     let mut buf = BytesMut::new();
     let mut ping_at = Instant::now() + PING;
     loop {
+        // Cancel-safe: a message that was not received stays in the stream.
         let first = timeout_at(ping_at, outgoing.next()).await;
         if Instant::now() >= ping_at {
             ping_at = Instant::now() + PING;
@@ -255,6 +262,7 @@ async fn send(
             if feed(&mut sink, &shared, &mut buf).await.is_err() {
                 return;
             }
+            // Bounds the batch: a client that sends without pause must send its pings too.
             let is_due = Instant::now() >= ping_at;
             next = (!is_due).then(|| outgoing.next().now_or_never()).flatten();
         }
@@ -274,6 +282,7 @@ async fn finish(
         return;
     }
     // The server closes once it has sent everything. Until then pings keep the connection alive.
+    // Not closed from here: a WebSocket has no half-close, and a Close would cancel what still runs (EV-109).
     while sink.flush().await.is_ok() {
         tokio::time::sleep(PING).await;
         if sink
@@ -324,6 +333,7 @@ impl WebSocketReceiver {
                 item = self.stream.next() => {
                     return item.map(|item| item.map_err(|error| broken(&error)));
                 }
+                // Its other ends need no action: after an error of the socket, `stream` fails as well.
                 sent = ended(&mut self.sending) => {
                     self.sending = None;
                     if sent.is_err_and(|error| error.is_panic()) {
@@ -358,10 +368,12 @@ fn receive(received: WebSocketReceiver) -> ServerMessages {
                 Ok(tungstenite::Message::Text(text)) => WebSocketFrame::Text(text.into()),
                 Ok(tungstenite::Message::Binary(bytes)) => WebSocketFrame::Binary(bytes),
                 Ok(tungstenite::Message::Close(close)) => {
+                    // A Close may be all that is left of an abort: its reason names the code (EV-903).
                     let close =
                         close.map(|frame| status_of_close(frame.code.into(), &frame.reason));
                     return close.flatten().map(|status| (Err(status), None));
                 }
+                // Pings are answered by the library, and pongs have counted as bytes already.
                 Ok(_) => continue,
                 Err(status) => return Some((Err(status), None)),
             };

@@ -14,7 +14,10 @@ pub(super) struct AbandonedStreams {
 impl AbandonedStreams {
     /// Adds a stream whose reader was dropped.
     pub(super) fn push(&self, serial: u64) {
+        // Called by `Drop`, which can neither wait nor fail: hence a list, and not a bounded channel. It has at most
+        // one entry for each stream that a caller has opened.
         self.list(|serials| serials.push(serial));
+        // `notify_one` keeps one permit if the keeper does not wait at this moment, so an entry is never overlooked.
         self.changed.notify_one();
     }
 

@@ -56,12 +56,15 @@ async fn pass(
     let (mut ended, mut removed) = (false, false);
     loop {
         while ahead.is_none()
+            // One line at a time: while the peer takes no more, the input is not read on, and the local writer waits in
+            // its pipe.
             && let Some(line) = cut
                 .next_line()
                 .or_else(|| ended.then(|| cut.last_line()).flatten())
         {
             match line {
                 WireLine::Text(text) => {
+                    // Before it is sent, so that an answer cannot come first.
                     open.asked(&text);
                     ahead = Some(text.into_bytes());
                 }
@@ -69,6 +72,7 @@ async fn pass(
             }
         }
         if !out.is_empty() {
+            // Meanwhile nothing is received: a local reader that is slow holds up the peer.
             let written = writer.write_all_buf(&mut out).await;
             if written.is_err() || writer.flush().await.is_err() {
                 return BridgeEnd::Cut;
@@ -77,6 +81,7 @@ async fn pass(
         if ended && ahead.is_none() && (cancel || open.is_answered()) {
             return BridgeEnd::Finished;
         }
+        // After the output is written: what the peer sent before it left still reaches the reader.
         if removed {
             return BridgeEnd::Cut;
         }
@@ -89,6 +94,7 @@ async fn pass(
             },
             read = reader.read_buf(&mut buffer), if ahead.is_none() && !ended => match read {
                 Ok(1..) => cut.push(&buffer),
+                // A failure to read is a half-close like the end of input: running streams finish (LM-110).
                 Ok(0) | Err(_) => ended = true,
             },
             reply = wire.incoming.next() => {
@@ -141,6 +147,7 @@ impl PendingCalls {
             return;
         };
         match word {
+            // The id of a stream is unique while it lives (LM-508). Requests may share theirs, so they are counted.
             "GENERATE" | "SCORE" => {
                 self.streams.insert(id.get().to_owned());
             }
@@ -154,6 +161,7 @@ impl PendingCalls {
         let Some((word, payload)) = text.split_once(' ') else {
             return;
         };
+        // What cannot be read as a list ends no call: the bridge then runs until the peer disconnects.
         let items: Vec<MessageHead<'_>> = serde_json::from_str(payload).unwrap_or_default();
         for MessageHead {
             stream_id,
@@ -162,6 +170,7 @@ impl PendingCalls {
         } in items
         {
             let Some(id) = stream_id else { continue };
+            // Every item has a `finish_reason`, which is `null` until the last; `null` is read as `None`.
             let over = finish_reason.is_some() || error.is_some();
             if word == "TOKEN" && over {
                 self.streams.remove(id.get());

@@ -108,16 +108,22 @@ impl<D: DialPeer> LinkKeeper<D> {
                 return;
             };
             let began = Instant::now();
+            // Not `send`, which changes nothing while there is no receiver.
             self.connected.send_replace(true);
             let served = detached.take();
             let mut served = served.unwrap_or_else(|| {
                 ServedStreams::new(&self.options, Arc::clone(&self.seen), self.origin)
             });
             let over = self.serve(wire, &mut served).await;
+            // Before the calls fail: a stream that a pool routes again at once must find this peer lost
+            // (`PoolPeers::route`).
             self.connected.send_replace(false);
             if matches!(over, ServiceEnd::Unwanted) || !self.dial.again() {
+                // Nothing can be resumed, because there is no next connection.
                 return served.lost();
             }
+            // Queued calls stay in `waiting`: they were not sent, so sending them on the next connection repeats
+            // nothing (LM-713).
             detached = served.parted().then_some(served);
             // The delay is reset only after a long connection, so that a peer which closes at once is not dialled in a
             // tight loop.
@@ -135,16 +141,19 @@ impl<D: DialPeer> LinkKeeper<D> {
             // All branches are cancel-safe: frames and calls stay queued, a permit is returned, and abandoned streams
             // stay listed.
             tokio::select! {
+                // While an item is pending nothing is read: the transport's flow control then slows the peer down.
                 text = wire.incoming.next(), if served.is_reading() => match text {
                     Some(text) => served.receive(&text),
                     None => return ServiceEnd::Lost,
                 },
+                // A message is encoded only when there is room for it, because the call's timeout begins with that.
                 permit = wire.outgoing.reserve(), if served.has_words(&self.waiting) => {
                     let Ok(permit) = permit else {
                         return ServiceEnd::Lost;
                     };
                     served.send_waiting(&mut self.waiting, permit);
                 }
+                // With a full queue the callers wait in the channel, and give up after their own `connect_timeout`.
                 ask = self.asks.recv(), if self.waiting.len() < WAITING_MAX => match ask {
                     Some(ask) => self.waiting.push_back(ask),
                     None => return ServiceEnd::Unwanted,
@@ -154,6 +163,7 @@ impl<D: DialPeer> LinkKeeper<D> {
                 () = served.room() => {}
                 () = self.seen.abandoned.changed() => served.abandon(&self.seen.abandoned.take()),
             }
+            // After every branch: a message, a timeout or an abandoned stream may each have ended calls.
             served.deliver();
         }
     }
@@ -166,8 +176,12 @@ impl<D: DialPeer> LinkKeeper<D> {
         detached: &mut Option<ServedStreams>,
     ) -> Option<LmtpConnection> {
         loop {
+            // The delay comes before the first attempt too: a server that has closed the connection is rarely back at
+            // once.
             let span = jittered(*delay);
             *delay = (*delay * 2).min(DELAY_MAX);
+            // The delay is part of the attempt, so that queued calls time out and dropped ones are removed during it
+            // too.
             let dialling = async {
                 sleep(span).await;
                 self.dial.dial().await
@@ -181,6 +195,8 @@ impl<D: DialPeer> LinkKeeper<D> {
                         Ok(wire) => return Some(wire),
                         Err(error) => {
                             tracing::debug!(why = %error.message, "not connected");
+                            // Detached calls have no timeout, so their readers wait for one attempt and not for a peer
+                            // that may never return.
                             if let Some(mut served) = detached.take() {
                                 served.lost();
                             }
@@ -222,6 +238,8 @@ pub(super) fn now(origin: Instant) -> Time {
 
 /// Returns a random delay between half of it and all of it.
 fn jittered(delay: Duration) -> Duration {
+    // The clients of a server that restarts must not all dial at the same moment (LM-713). The standard library seeds
+    // each hasher at random, which is random enough here.
     let share = RandomState::new().hash_one(()) % 1_000;
     delay / 2 + delay * u32::try_from(share).unwrap_or(0) / 2_000
 }

@@ -101,6 +101,7 @@ impl LmtpPool {
         options: &ConnectOptions,
         settings: machine::PoolOptions,
     ) -> Result<Self, LmtpError> {
+        // All peers at once: the start must not take the connect timeouts of all that are away, one after the other.
         let connecting = endpoints.into_iter().map(|endpoint| async move {
             let PoolEndpoint {
                 address,
@@ -115,6 +116,7 @@ impl LmtpPool {
                     LmtpClient::connecting(address, options.clone()),
                     Some(error),
                 ),
+                // A wrong address or a refused key is an error of the configuration, which no later probe would mend.
                 Err(error) => return Err(error),
             };
             Ok((PeerLink::new(client, model, target), weight, away))
@@ -168,11 +170,13 @@ impl LmtpPool {
                 None => greeted.greet(*member).await,
             }
         });
+        // Before any stream is routed: the first facts decide what model this is a pool of.
         let answers = join_all(greeting).await;
         let (mut first, mut served) = (None, false);
         for answer in answers {
             match answer {
                 Ok(()) => served = true,
+                // Different vocabularies at the start are a mistake of the operator. Later only that peer is not used.
                 Err(error) if error.reason == LmtpReason::InvalidValue => return Err(error),
                 Err(error) => {
                     first.get_or_insert(error);
@@ -182,6 +186,7 @@ impl LmtpPool {
         if let Some(error) = first.filter(|_| !served) {
             return Err(error);
         }
+        // Before the watch tasks exist, which report changes only.
         peers.report_conditions(&peers.machine());
         let watches = members.into_iter().map(|member| watching(&peers, member));
         Ok(Self(Arc::new(PoolHandle {
@@ -264,6 +269,7 @@ impl LmtpPool {
                 retained.push(member);
                 continue;
             }
+            // The link first: every member of the machine must have one, and the watch task asks for it at once.
             peers.push(link(slot.clone()));
             let member = machine.add(weight, now);
             let watches = self.0.watches.lock();
@@ -277,6 +283,8 @@ impl LmtpPool {
             if !retained.contains(&member) {
                 machine.remove(member);
             }
+            // The time of a peer's next probe may have changed in either direction, so every watch task computes it
+            // again.
             link.changed.notify_one();
         }
         added
@@ -310,7 +318,7 @@ impl LmtpPool {
 impl fmt::Debug for LmtpPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool")
-            .field("seats", &self.peers())
+            .field("peers", &self.peers())
             .finish_non_exhaustive()
     }
 }
@@ -354,6 +362,7 @@ impl PoolPeers {
 
     /// The first probe. A peer that is connected but does not answer in time is used nevertheless.
     async fn greet(&self, member: PoolMember) -> Result<(), LmtpError> {
+        // The lock is acquired after the answer: it is never held across an await.
         let asked = self.probe(member).await;
         let (mut machine, now) = (self.machine(), self.now());
         let probe = match &asked {
@@ -385,6 +394,8 @@ impl PoolPeers {
             }
             reported => reported?,
         };
+        // Whoever answers first decides. The others are compared with that and never with each other, so all of them
+        // agree.
         let agreed = self.facts.get_or_init(|| facts.clone());
         if is_same(agreed, &facts) {
             return Ok(());
@@ -408,6 +419,7 @@ impl PoolPeers {
         let machine = self.machine();
         machine.condition(member) == Condition::Away
             && machine.is_served(Some(member))
+            // A lost connection has failed its streams already. One that is open but silent fails nobody.
             && *self.link(member).connected.borrow()
     }
 
@@ -421,6 +433,8 @@ impl PoolPeers {
         let mut changed = false;
         for (member, link) in machine.members().zip(&*self.links()) {
             let before = machine.condition(member);
+            // Read here and not at each change: only routing needs the figure, and abandoned calls count in it
+            // (LM-702).
             machine.counts(member, link.client.outstanding());
             if link.client.is_draining() {
                 machine.drains(member);
@@ -438,6 +452,7 @@ impl PoolPeers {
         Ok(PeerSlot {
             peers: Arc::clone(self),
             member,
+            // A stream that is dropped without a verdict blames nobody.
             how: StreamOutcome::Left,
         })
     }
@@ -450,6 +465,7 @@ impl PoolPeers {
     ) -> PendingAsk {
         let link = self.link(member);
         let (client, model) = (link.client.clone(), link.model.clone());
+        // Asked anew for each peer: a stream may move from one that knows token stops to one that does not (LM-704).
         let work = if client.is_base() {
             passage.base_work()
         } else {
@@ -486,12 +502,16 @@ async fn watch(peers: Arc<PoolPeers>, member: PoolMember) {
     let link = peers.link(member);
     let mut connected = link.connected.clone();
     loop {
+        // Computed in each round, because routing and ended streams change it too. `changed` wakes this task only when
+        // the configuration has changed; a probe that became due earlier is made at the time that was known before.
         let due = peers.machine().probe_at(member);
         let due = due.map(|at| peers.origin + at.since_origin());
         // All branches are cancel-safe: they only wait, and the due time is computed again.
         tokio::select! {
             () = link.changed.notified() => {}
             () = until(due) => {
+                // The probe has its own timeout (`request_timeout`). What happens meanwhile is not missed: both
+                // channels keep it.
                 let probe = match peers.probe(member).await {
                     Ok(()) => ProbeOutcome::Answered(link.client.load()),
                     Err(_) => ProbeOutcome::Missed,
@@ -506,6 +526,7 @@ async fn watch(peers: Arc<PoolPeers>, member: PoolMember) {
                     return;
                 }
                 if !*connected.borrow_and_update() {
+                    // The guard of each line ends with it: `report` locks the machine again.
                     let before = peers.machine().condition(member);
                     peers.machine().lost(member, peers.now());
                     peers.report(member, before);
@@ -547,6 +568,7 @@ impl Drop for PeerSlot {
         let now = self.peers.now();
         let mut machine = self.peers.machine();
         let before = machine.condition(self.member);
+        // On drop, so that a stream counts at its peer until it ends, in whatever way its reader leaves it.
         machine.ended(self.member, self.how, now);
         if before != machine.condition(self.member) {
             self.peers.report_conditions(&machine);
@@ -613,12 +635,14 @@ impl PooledItems {
         let Some(slot) = &self.target else {
             return false;
         };
+        // The poll comes first: it registers the reader's waker, without which a hanging peer would never be noticed.
         self.conditions.poll(cx) && self.peers.hangs(slot.member) && self.passage.can_move()
     }
 
     /// Handles an error of the peer: returns it for the reader, unless the stream continues at another peer.
     fn failed(&mut self, error: LmtpError) -> Option<LmtpError> {
         let member = self.target.as_ref().map(|slot| slot.member);
+        // Before the question below: three engine errors in a row take the peer out of service (LM-804).
         self.leave(StreamOutcome::Failed(error.reason));
         self.leg = StreamLocation::Over;
         // A silent peer may only be slow: without another peer, the reader gets the timeout.
@@ -636,6 +660,7 @@ impl PooledItems {
     fn finished(&mut self) {
         if let Some(slot) = &self.target {
             let mut machine = self.peers.machine();
+            // The block ends the guard: `leave` drops the slot, which locks the machine again.
             machine.remember(slot.member, self.passage.tokens());
         }
         self.leave(StreamOutcome::Well);
@@ -662,6 +687,8 @@ impl Stream for PooledItems {
         loop {
             let error = match &mut this.leg {
                 StreamLocation::Over => return Poll::Ready(None),
+                // Routed when it is polled and not when it is created, so that the choice rests on the loads of this
+                // moment.
                 StreamLocation::Next(but) => match this.peers.route(&this.passage, *but) {
                     Ok(slot) => {
                         let asking = this
@@ -689,6 +716,8 @@ impl Stream for PooledItems {
                         match passed {
                             RelayedItem::Known => continue,
                             RelayedItem::Differs(error) => {
+                                // Not the fault of this peer: with the same seed, the two simply compute differently
+                                // (LM-806).
                                 this.leave(StreamOutcome::Left);
                                 this.leg = StreamLocation::Over;
                                 return Poll::Ready(Some(Err(error)));

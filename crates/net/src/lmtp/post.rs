@@ -32,6 +32,7 @@ pub(super) async fn open(
     let connecting = connection::connect(uri, secure, authorities);
     let io = connecting.await.map_err(wire::unreached)?;
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    // A server takes the POST under `/lmtp` alone: `POST /` is answered with 405 (LM-102).
     let mut request = Request::post(if path == "/" { "/lmtp" } else { path })
         .header(HOST, uri.authority().map_or("", |host| host.as_str()))
         .header(CONTENT_TYPE, LINES)
@@ -39,6 +40,7 @@ pub(super) async fn open(
     if let Some(key) = wire::credential(address)? {
         request = request.header(AUTHORIZATION, key);
     }
+    // The body is endless from here on. The server answers without waiting for its end (LM-113).
     let (outgoing, messages) = mpsc::channel(WAITING_MAX);
     let body = StreamBody::new(lines(messages, options));
     let request = request
@@ -68,6 +70,8 @@ fn lines(
         // Both branches are cancel-safe: a message that was not received stays in the channel.
         tokio::select! {
             message = messages.recv() => line.extend_from_slice(&message?),
+            // The interval starts again after each message, so a busy body has no empty lines. Servers skip them
+            // (LM-110).
             () = until(next(every)) => {}
         }
         line.put_u8(b'\n');

@@ -87,6 +87,7 @@ impl ServedStreams {
     /// chance to be sent.
     pub(super) fn late_at(&self, waiting: &VecDeque<KeeperCall>) -> Option<Instant> {
         let by = waiting.front()?.by?;
+        // The negotiation has a timeout of its own, the one of its MODEL_INFO.
         let is_settled = self.agreement == PeerFeatures::Settled;
         is_settled.then(|| by.max(self.settled_at + SENDING))
     }
@@ -97,12 +98,15 @@ impl ServedStreams {
     }
 
     pub(super) fn has_words(&self, waiting: &VecDeque<KeeperCall>) -> bool {
+        // Calls wait for the negotiated features, which decide how they are encoded. CANCELs do not: their features
+        // were agreed on before.
         let is_asked = matches!(self.agreement, PeerFeatures::Asked(_));
         let asks = !waiting.is_empty() || self.machine.detached_session().is_some();
         !self.last_words.is_empty() || (asks && !is_asked)
     }
 
     pub(super) fn receive(&mut self, text: &str) {
+        // Every message counts, also one of an unknown stream: a pool takes it as a sign that the peer is alive.
         self.seen.received_messages.fetch_add(1, Ordering::Relaxed);
         self.machine.handle(text, now(self.origin));
     }
@@ -114,11 +118,14 @@ impl ServedStreams {
         waiting: &mut VecDeque<KeeperCall>,
         permit: Permit<'_, Bytes>,
     ) {
+        // CANCELs come first, because they make room at the peer for the calls behind them.
         if let Some(words) = self.last_words.pop_front() {
             permit.send(words);
             return;
         }
         if self.agreement == PeerFeatures::Unasked
+            // The first call provides the name: a reference server closes the connection on a message without `model`
+            // (section 9). A MODEL_INFO call negotiates by itself, in `begin`.
             && let Some(model) = self
                 .machine
                 .detached_session()
@@ -138,6 +145,7 @@ impl ServedStreams {
             return;
         }
         if self.machine.detached_session().is_some() {
+            // Without a message the peer has not agreed to `resume` again, and the machine has failed the streams.
             if let Some(message) = self.machine.come_back(now(self.origin)) {
                 permit.send(message);
             }
@@ -155,12 +163,14 @@ impl ServedStreams {
             serial,
             ..
         } = ask;
+        // The reader was dropped while the call was queued. The peer never hears of it.
         if reported.is_closed() {
             return;
         }
         let (at, machine) = (now(self.origin), &mut self.machine);
         let begun = match &what {
             KeeperRequest::Generate(model, wanted, by) => {
+                // The time in the queue counts towards the caller's deadline; the peer's clock is not used.
                 let within = by.map(|by| by.saturating_duration_since(Instant::now()));
                 machine.generate_within(model, wanted, within, at)
             }
@@ -175,6 +185,7 @@ impl ServedStreams {
             Ok((call, message)) => {
                 permit.send(message);
                 let is_stream = !matches!(what, KeeperRequest::ModelInfo(_));
+                // This call has asked for the features too, so later calls wait for its answer.
                 if !is_stream && self.agreement == PeerFeatures::Unasked {
                     self.agreement = PeerFeatures::Asked(call);
                 }
@@ -206,6 +217,7 @@ impl ServedStreams {
 
     pub(super) fn tick(&mut self) {
         match self.pending.take() {
+            // The stall timeout. The machine's timeouts do not run while nothing is read.
             Some(retained) => self.cut(retained.call),
             None => self.machine.tick(now(self.origin)),
         }
@@ -218,6 +230,7 @@ impl ServedStreams {
             .as_ref()
             .and_then(|retained| self.open.get(&retained.call));
         let reported = retained.map(|listener| listener.results.clone());
+        // The future owns a clone of the sender: the other branches of the keeper's `select!` need `self`.
         async move {
             match reported {
                 // Waits for room for an item and for an end after it; also resolves if the reader was dropped.
@@ -239,6 +252,7 @@ impl ServedStreams {
     /// Sends the results of the calls to their readers, as far as there is room, and updates the shared state.
     pub(super) fn deliver(&mut self) {
         let was_held = self.pending.is_some();
+        // The pending item first, and then the events behind it: the items of a stream stay in order (LM-606).
         if let Some(PendingItem { call, item, until }) = self.pending.take() {
             self.item(call, item, until);
         }
@@ -264,9 +278,11 @@ impl ServedStreams {
         seen.outstanding
             .store(machine.outstanding(), Ordering::Relaxed);
         seen.raw_logprobs
+            // Stays set over a reconnection, after which the machine is a new one.
             .fetch_or(machine.raw_logprobs(), Ordering::Relaxed);
         seen.draining
             .store(machine.is_draining(), Ordering::Relaxed);
+        // Before that the machine has no features yet, and what the previous connection agreed on is the better guess.
         if self.agreement == PeerFeatures::Settled {
             let base = machine.features().is_empty();
             seen.base.store(base, Ordering::Relaxed);
@@ -281,6 +297,8 @@ impl ServedStreams {
         self.pending = None;
         self.machine.lost();
         self.deliver();
+        // After `deliver`, which reports the drain of the lost connection once more. The next one is to a server that
+        // may have been restarted.
         self.seen.draining.store(false, Ordering::Relaxed);
     }
 
@@ -291,7 +309,9 @@ impl ServedStreams {
             self.lost();
             return false;
         }
+        // Abandoned streams need no CANCEL: the peer cancels those that RESUME does not name (LM-965).
         self.last_words.clear();
+        // Features belong to a connection, and RESUME may be sent only after `resume` was agreed on again (LM-965).
         self.agreement = PeerFeatures::Unasked;
         self.deliver();
         true
@@ -302,6 +322,7 @@ impl ServedStreams {
             return;
         };
         // The last place is reserved for the end of the stream.
+        // A closed queue is not a slow reader: sending to it fails at once, which cancels the stream.
         if listener.results.capacity() > 1 || listener.results.is_closed() {
             if listener
                 .results
@@ -312,6 +333,8 @@ impl ServedStreams {
             }
             return;
         }
+        // A reader with room may wait for items that are behind this one on the connection. It must not wait for a slow
+        // one.
         let waits = |(other, listener): (&ClientCallId, &StreamListener)| {
             *other != call && listener.is_stream && listener.results.capacity() > 1
         };
@@ -319,6 +342,7 @@ impl ServedStreams {
             return self.cut(call);
         }
         let timeout = self.options.stall_timeout;
+        // The timeout runs from the first attempt, however often there is not enough room for the next.
         let until = until.or_else(|| timeout.map(|timeout| Instant::now() + timeout));
         self.pending = Some(PendingItem { call, item, until });
     }
@@ -337,6 +361,7 @@ impl ServedStreams {
     }
 
     fn end(&mut self, call: ClientCallId, reported: Result<CallResult, LmtpError>) {
+        // An error or a timeout settles it as well: the peer is then used with the base protocol.
         if self.agreement == PeerFeatures::Asked(call) {
             self.agreement = PeerFeatures::Settled;
             self.settled_at = Instant::now();
@@ -344,6 +369,7 @@ impl ServedStreams {
         if let Some(listener) = self.open.remove(&call) {
             self.serials.remove(&listener.serial);
             // Sending fails only if the reader was dropped.
+            // The place that `item` reserves for this.
             let _ = listener.results.try_send(reported);
         }
     }
@@ -360,6 +386,7 @@ impl ServedStreams {
         {
             self.pending = None;
         }
+        // The call stays outstanding in the machine until the peer ends it: it is load there until then (LM-702).
         self.last_words.extend(self.machine.abandon(call));
     }
 }

@@ -29,6 +29,7 @@ impl PeerAddress {
                 "files are fetched over HTTP only, and the upstream is reached in another way";
             return Err(LmtpError::new(LmtpReason::UnsupportedOperation, why));
         };
+        // In a URL `//HOST` names another server, and the key below is for this one alone. The peer chooses the path.
         if !path.starts_with('/') || path.starts_with("//") {
             return Err(wire::bad("the upstream names a file on another server"));
         }
@@ -67,9 +68,11 @@ impl PeerAddress {
         let mut body = answer.into_body();
         let mut file = BytesMut::new();
         while let Some(frame) = body.frame().await {
+            // Only trailers are no data.
             let Ok(data) = frame.map_err(broken)?.into_data() else {
                 continue;
             };
+            // Checked before it is appended, because no declared length is trusted.
             if file.len() + data.len() > FILE_BYTES_MAX {
                 let why = "the upstream's file is larger than any tokenizer's";
                 return Err(LmtpError::new(LmtpReason::MessageTooLarge, why));

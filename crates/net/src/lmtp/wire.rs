@@ -69,6 +69,7 @@ impl LmtpConnection {
                 }
             }
         };
+        // One limit for name resolution, TCP, TLS and the upgrade together.
         match options.connect_timeout {
             None => opening.await,
             Some(limit) => {
@@ -100,11 +101,13 @@ impl LmtpConnection {
     fn program(program: &str, args: &[String]) -> Result<Self, LmtpError> {
         let mut command = Command::new(program);
         command.args(args).kill_on_drop(true);
+        // Its standard error remains that of this process: it is the program's log.
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(connection_lost)?;
         let (Some(write), Some(read)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(lost("the upstream's program has no pipes"));
         };
+        // The child goes with the reading side, and is killed when that is dropped (LM-701).
         Ok(Self::lines(read, write, child))
     }
 
@@ -117,12 +120,15 @@ impl LmtpConnection {
         let (outgoing, mut messages) = mpsc::channel::<Bytes>(WAITING_MAX);
         let writing = tokio::spawn(async move {
             let (mut batch, mut text) = (Vec::new(), BytesMut::new());
+            // Everything that waits goes out in one write, which matters more than what serialisation costs (section
+            // 13).
             while messages.recv_many(&mut batch, WAITING_MAX).await > 0 {
                 for message in batch.drain(..) {
                     text.extend_from_slice(&message);
                     text.extend_from_slice(b"\n");
                 }
                 let written = write.write_all_buf(&mut text).await;
+                // Ends the task, and with it the channel: the keeper takes that for the loss of the connection.
                 if written.is_err() || write.flush().await.is_err() {
                     return;
                 }
@@ -152,10 +158,14 @@ impl LmtpConnection {
             request.headers_mut().insert(AUTHORIZATION, key);
         }
         let config = WebSocketConfig::default()
+            // The library's default is 128 KiB of buffer for each connection.
             .read_buffer_size(BUFFER_BYTES)
             .write_buffer_size(BUFFER_BYTES)
+            // The peer is not trusted either: a message is limited, however many frames it has.
             .max_message_size(Some(MESSAGE_BYTES_MAX))
             .max_frame_size(Some(MESSAGE_BYTES_MAX));
+        // No subprotocol is offered: the reference server selects none, and features are negotiated by MODEL_INFO
+        // (LM-901).
         let (socket, _) = client_async_with_config(request, io, Some(config))
             .await
             .map_err(|error| refused(&error))?;
@@ -199,6 +209,8 @@ async fn write_frames(
             message = messages.recv() => message,
             () = until(ping_at) => {
                 ping_at = next(every);
+                // Not only a sign of life: the pong is the frame that `read_frames` waits for on a connection without
+                // items.
                 if sink.send(Message::Ping(Bytes::new())).await.is_err() {
                     return;
                 }
@@ -217,6 +229,7 @@ async fn write_frames(
         while let Some(bytes) = message {
             // JSON is UTF-8.
             let text = Utf8Bytes::try_from(bytes).unwrap_or_default();
+            // Fed, and flushed once for everything that waits.
             if sink.feed(Message::Text(text)).await.is_err() {
                 return;
             }
@@ -237,8 +250,11 @@ fn read_frames(
         loop {
             let frame = match idle_timeout {
                 None => frames.next().await,
+                // Frames of any kind count (LM-709). The time starts again with each of them.
                 Some(limit) => timeout(limit, frames.next()).await.ok().flatten(),
             };
+            // An error of the socket ends the stream of texts: for the calls it is the loss of the connection, whatever
+            // it was.
             match frame?.ok()? {
                 Message::Text(text) => {
                     // The WebSocket library has validated the UTF-8.
@@ -261,6 +277,7 @@ fn read_lines(
     let state = (read, guard, BytesMut::new());
     let chunks = stream::unfold(state, |(mut read, guard, mut buf)| async move {
         buf.reserve(BUFFER_BYTES);
+        // `split` below hands the bytes on without copying them, and leaves the rest of the capacity here.
         match read.read_buf(&mut buf).await {
             Ok(1..) => Some((buf.split().freeze(), (read, guard, buf))),
             Ok(0) | Err(_) => None,
@@ -276,6 +293,8 @@ pub(super) fn cut(chunks: BoxStream<'static, Bytes>) -> BoxStream<'static, ByteS
     stream::unfold(state, |(mut chunks, mut lines)| async move {
         loop {
             if let Some(line) = lines.next_line() {
+                // The rest of a line that is too long could be skipped, but some stream would then wait for an item in
+                // it for ever.
                 let WireLine::Text(text) = line else {
                     return None;
                 };

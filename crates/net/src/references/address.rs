@@ -20,6 +20,8 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
 
 fn is_public_v6(address: Ipv6Addr) -> bool {
     let parts = address.segments();
+    // A host can be given as an IPv6 address that leads to an IPv4 one, which would pass a check of the outer form
+    // alone.
     let low = Ipv4Addr::from(u128::from(address) as u32);
     match parts {
         // Mapped addresses, and those translated by NAT64: the embedded IPv4 address decides.

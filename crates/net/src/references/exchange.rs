@@ -54,13 +54,17 @@ impl Dialler {
         let port = url
             .port_or_known_default()
             .ok_or(Error::Malformed("it has no port"))?;
+        // Connected here and not by an HTTP client, which would resolve the name again, honour proxies and reuse
+        // connections.
         let tcp = connect(&host, port, reach).await?;
         if url.scheme() != "https" {
             return exchange(tcp, request).await.map_err(|error| broken(&error));
         }
+        // The certificate is checked for the name in the URL, although the connection goes to an address.
         let name = server_name(&host)?;
         let tls = TlsConnector::from(Arc::clone(&self.tls));
         let tls = tls.connect(name, tcp).await.map_err(|error| {
+            // Details go to the log only: a client could otherwise map the networks behind this server by its errors.
             tracing::debug!(%error, "no TLS");
             Error::Failed("its server is not who it should be")
         })?;
@@ -91,6 +95,7 @@ async fn connect(host: &Host<&str>, port: u16, reach: Reach) -> Result<TcpStream
             found.collect()
         }
     };
+    // Also for addresses in the URL itself, for which no resolver is asked (EV-414).
     let may = |address: &SocketAddr| reach == Reach::Any || is_public(address.ip());
     let allowed = addresses.into_iter().filter(may).take(ADDRESSES_TRIED);
     let allowed: Vec<_> = allowed.collect();
@@ -100,6 +105,7 @@ async fn connect(host: &Host<&str>, port: u16, reach: Reach) -> Result<TcpStream
             key: "private_hosts",
         });
     }
+    // Short, because ten seconds are all there is for the first byte (EV-416), redirects included.
     match timeout(CONNECT, connect_to_any(allowed)).await {
         Ok(Ok(tcp)) => return Ok(tcp),
         Ok(Err(error)) => tracing::debug!(%error, "no connection"),

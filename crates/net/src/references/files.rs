@@ -56,9 +56,12 @@ impl FileReferences {
         }
         let path = path(uri)?;
         let below = |root: &Root| Some((Arc::clone(&root.dir), within(&root.path, &path)?));
+        // A file below no root and one that does not exist are told apart by the text of the path alone: nothing is
+        // looked up.
         let Some((dir, path)) = self.0.iter().find_map(below) else {
             return Err(denied("a file of this directory is"));
         };
+        // Off the async threads: a network file system may take seconds to open a file.
         let opening = spawn_blocking(move || open(&dir, &path));
         let (file, bytes) = opening
             .await
@@ -73,11 +76,13 @@ impl FileReferences {
 /// Returns the path of a URI: `file:///ABSOLUTE/PATH` and no other form.
 fn path(uri: &str) -> Result<PathBuf, Error> {
     let malformed = Error::Malformed("write file:///ABSOLUTE/PATH");
+    // Checked on the text, because the URL parser also accepts `file:/x` and `file://localhost/x`.
     let local = uri.get(..FILE.len());
     if !local.is_some_and(|local| local.eq_ignore_ascii_case(FILE)) {
         return Err(malformed);
     }
     let url = Url::parse(uri).map_err(|_| malformed)?;
+    // They would be dropped silently, and another file read than the one that the client means.
     if url.query().is_some() || url.fragment().is_some() {
         return Err(malformed);
     }
@@ -87,6 +92,7 @@ fn path(uri: &str) -> Result<PathBuf, Error> {
 /// Returns the part of a path below a root; `None` for a path that could lead outside.
 fn within(root: &Path, path: &Path) -> Option<PathBuf> {
     let rest = path.strip_prefix(root).ok()?;
+    // cap-std would refuse `..` as well; here it is refused before anything is opened.
     let plain = |part: Component<'_>| matches!(part, Component::Normal(_));
     (rest.components().all(plain) && rest.components().next().is_some()).then(|| rest.to_owned())
 }
@@ -96,6 +102,7 @@ fn within(root: &Path, path: &Path) -> Option<PathBuf> {
 fn open(dir: &Dir, path: &Path) -> Result<(std::fs::File, u64), Error> {
     let mut options = OpenOptions::new();
     // Without `NONBLOCK`, opening a pipe without a writer would block forever.
+    // `NOCTTY`: opening a terminal must not make it the terminal of this process.
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     options.read(true).custom_flags(flags.bits().cast_signed());
     let file = dir
@@ -120,6 +127,7 @@ fn rejection(error: &std::io::Error) -> Error {
 }
 
 fn pieces(file: File) -> BoxStream<'static, Result<Bytes, Error>> {
+    // A file that grows while it is read is bounded by the limits of the caller, as an undeclared length is (EV-416).
     try_unfold(file, async |mut file| {
         let mut data = BytesMut::with_capacity(PIECE_BYTES);
         let read = file.read_buf(&mut data).await;

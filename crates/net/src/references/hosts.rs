@@ -93,6 +93,7 @@ impl Names {
     fn have(&self, host: &Host<&str>) -> bool {
         match (self, host) {
             (Self::Any, _) => true,
+            // The suffix begins with a dot, so `evilexample.com` is not below `example.com`.
             (Self::Below(suffix), Host::Domain(name)) => rooted(name).ends_with(suffix.as_str()),
             (Self::One(Host::Domain(one)), Host::Domain(name)) => one == rooted(name),
             (Self::One(Host::Ipv4(one)), Host::Ipv4(address)) => one == address,
@@ -109,6 +110,8 @@ impl Names {
             Some(name) => (true, name),
             None => (false, text),
         };
+        // The parser of URLs, so that an entry and a URL have the same form: lower case, punycode, `0x7f.1` as an
+        // address.
         match Host::parse(name).ok()? {
             Host::Domain(name) if name.contains('*') => None,
             Host::Domain(name) if below => Some(Self::Below(format!(".{}", rooted(&name)))),

@@ -43,11 +43,13 @@ struct StoreEntry {
 
 impl Stores {
     pub(super) fn new(config: &Config) -> Result<Self, BadConfig> {
+        // Only those of the configuration: the environment may hold variables of other programs.
         check_options(&config.store_options)?;
         let tls = tls::client(config.authorities.as_deref())
             .map_err(|bad| BadConfig::new("ca", "PEM", bad.why()))?;
         let connector = Connector(Dialler::new(tls));
         let options = [
+            // In this order, because a later option replaces an earlier one of the same name.
             config.store_environment.as_slice(),
             config.store_options.as_slice(),
         ];
@@ -76,6 +78,7 @@ impl Stores {
         if target.path.as_ref().is_empty() {
             return Err(Error::Malformed("it names no object"));
         }
+        // Parsed forms are compared: `Path` has resolved percent-encodings, and refuses `..`.
         let listed = self.0.iter().find(|listed| {
             listed.scheme == target.scheme
                 && listed.bucket == target.bucket
@@ -91,6 +94,7 @@ impl Stores {
             .await
             .map_err(|error| rejection(&error))?;
         Ok(ResolvedContent {
+            // The declared size; the caller limits what is read all the same.
             bytes: Some(found.meta.size),
             pieces: found
                 .into_stream()
@@ -123,6 +127,7 @@ impl ObjectUri {
         let plain = url.query().is_none()
             && url.fragment().is_none()
             && url.port().is_none()
+            // Nothing that would be dropped silently, or select another object than the list was checked for.
             && url.username().is_empty()
             && url.password().is_none();
         if !plain || !SCHEMES.contains(&url.scheme()) {
@@ -227,6 +232,7 @@ impl HttpService for Connector {
         let unusable = |_| HttpError::new(HttpErrorKind::Unknown, Error::Malformed("no URL"));
         let (mut parts, body) = request.into_parts();
         let url = Url::parse(&parts.uri.to_string()).map_err(unusable)?;
+        // `exchange` sends a URI in origin form, and no `host` of its own.
         let target = &url[Position::BeforePath..Position::AfterQuery];
         parts.uri =
             Uri::try_from(target).map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
@@ -234,6 +240,8 @@ impl HttpService for Connector {
             .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
         parts.headers.insert(HOST, host);
         let request = HttpRequest::from_parts(parts, body);
+        // Endpoints come from the configuration alone, and credential services of clouds have link-local addresses
+        // (EV-415).
         let answer = self.0.ask(&url, Reach::Any, request).await;
         let answer = answer.map_err(|error| HttpError::new(HttpErrorKind::Connect, error))?;
         let cut = |error| HttpError::new(HttpErrorKind::Interrupted, error);

@@ -30,6 +30,7 @@ impl WebReferences {
     pub(super) fn new(config: &Config) -> Result<Self, BadConfig> {
         let mut tls = tls::client(config.authorities.as_deref())
             .map_err(|bad| BadConfig::new("ca", "PEM", bad.why()))?;
+        // The client has HTTP/1.1 only: a server without it fails the handshake, with an error that says so.
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Self {
             hosts: Hosts::read("hosts", &config.hosts)?,
@@ -41,6 +42,7 @@ impl WebReferences {
 
     /// Opens the content of `uri`.
     pub(super) async fn open(&self, uri: &str) -> Result<ResolvedContent, Error> {
+        // Before the URL is parsed: where the web is off, the answer is the same for every URL.
         if self.hosts.is_empty() && self.private.is_empty() {
             return Err(Error::Denied {
                 what: "references to the web are",
@@ -49,6 +51,7 @@ impl WebReferences {
         }
         let mut url = Url::parse(uri).map_err(|_| Error::Malformed("it is no URL"))?;
         for _ in 0..=REDIRECTS_MAX {
+            // In each round: a redirect must not lead to where the first URL could not (EV-414).
             let reach = self.check(&url)?;
             let answer = self.dialler.ask(&url, reach, request(&url)?).await?;
             match redirected(&url, &answer)? {
@@ -78,6 +81,7 @@ impl WebReferences {
         if !url.has_host() {
             return Err(Error::Malformed("it has no host"));
         }
+        // The private list first: a host on both may have a private address.
         if self.private.allow(url) {
             return Ok(Reach::Any);
         }
@@ -94,6 +98,7 @@ impl WebReferences {
 /// Builds a request without any information about the client.
 fn request(url: &Url) -> Result<Request<Empty<Bytes>>, Error> {
     let malformed = |_: http::Error| Error::Malformed("it cannot be asked for");
+    // Neither cookies nor a referrer: a server must learn nothing of the client or of the pages before a redirect.
     Request::get(&url[Position::BeforePath..Position::AfterQuery])
         .header(HOST, &url[Position::BeforeHost..Position::AfterPort])
         .header(USER_AGENT, concat!("sapwood/", env!("CARGO_PKG_VERSION")))
@@ -112,6 +117,7 @@ fn redirected(from: &Url, answer: &Response<ResponseBody>) -> Result<Option<Url>
     let location = answer.headers().get(LOCATION).ok_or(nowhere)?;
     let location = location.to_str().map_err(|_| nowhere)?;
     let to = from.join(location).map_err(|_| nowhere)?;
+    // Even where `allow_http` is on: what was asked for over TLS must not come in the clear (EV-414).
     if from.scheme() == "https" && to.scheme() != "https" {
         return Err(Error::Refused("it is redirected from https: to less"));
     }
@@ -121,11 +127,13 @@ fn redirected(from: &Url, answer: &Response<ResponseBody>) -> Result<Option<Url>
 /// Returns the content of a response, if its status is a success.
 fn content(answer: Response<ResponseBody>) -> Result<ResolvedContent, Error> {
     match answer.status() {
+        // Not all of 2xx: a 206 without a range, for example, would be a part that is taken for the whole.
         StatusCode::OK | StatusCode::NON_AUTHORITATIVE_INFORMATION | StatusCode::NO_CONTENT => {}
         StatusCode::NOT_FOUND | StatusCode::GONE => return Err(Error::NotFound),
         other => return Err(Error::Answered(other.as_u16())),
     }
     let encoding = answer.headers().get(CONTENT_ENCODING);
+    // Decompression is off (EV-416), or a small body could become a very large one.
     if encoding.is_some_and(|encoding| *encoding != IDENTITY) {
         return Err(Error::Failed("it is compressed, which was not requested"));
     }

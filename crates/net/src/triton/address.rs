@@ -100,6 +100,7 @@ impl TritonTarget {
         // Only with a scheme that the URL parser knows does it parse hosts as hosts. The default port of `ftp` is none
         // of Triton's.
         let url = Url::parse(&format!("ftp://{rest}")).map_err(|_| NO_URL)?;
+        // URLs are shown and logged; keys are not.
         if !url.username().is_empty() || url.password().is_some() {
             let why = "a key belongs into the key option, not into the URL";
             return Err(Error::Address(why));
@@ -127,6 +128,7 @@ impl TritonTarget {
 }
 
 fn model(path: &str) -> Result<Option<String>, Error> {
+    // A slash in a name is written `%2F` (TR-201), so a further segment is a mistake, not a part of the name.
     let name = path.trim_matches('/');
     if name.is_empty() {
         return Ok(None);

@@ -49,7 +49,9 @@ impl<Q, A: Message + Default> Decoder for BoundedCodec<Q, A> {
     type Error = Status;
 
     fn decode(&mut self, src: &mut DecodeBuf<'_>) -> Result<Option<A>, Status> {
+        // Cheap: the message is contiguous in tonic's buffer, so this shares its memory.
         let bytes = src.copy_to_bytes(src.remaining());
+        // Counted on the encoded form: after `decode` the memory would be taken already.
         if (self.size)(&bytes) > DECODED_BYTES_MAX {
             return Err(Status::out_of_range(TAKES_TOO_MUCH));
         }

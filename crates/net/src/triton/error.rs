@@ -66,6 +66,7 @@ impl Error {
     /// Converts an HTTP response with this status.
     pub(super) fn of_http(status: StatusCode, headers: &HeaderMap, text: &str) -> Self {
         let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
+        // From the most to the least precise: our own servers send their code, Triton's texts say more than its status.
         let code = header("sapwood-error")
             .and_then(Code::from_name)
             .or_else(|| by_text(text))
@@ -77,6 +78,7 @@ impl Error {
                 text,
                 status.canonical_reason().unwrap_or("the server failed"),
             ),
+            // Bounded: the value is passed on to clients, who would wait for as long as a broken server says.
             retry_after: seconds.map(|seconds: u64| Duration::from_secs(seconds.min(3_600))),
             started: false,
         })
@@ -90,6 +92,7 @@ impl Error {
             return if started { Self::Truncated } else { LOST };
         }
         let code = match status.code() {
+            // These would become `internal`, which means a defect of this server.
             tonic::Code::Unknown | tonic::Code::Internal | tonic::Code::DataLoss => {
                 by_text(status.message()).unwrap_or(Code::UpstreamFailed)
             }
@@ -169,6 +172,7 @@ fn shown(text: &str, otherwise: &str) -> String {
         if line.len() + letter.len_utf8() > MESSAGE_BYTES {
             break;
         }
+        // The text goes into headers, logs and events, where a line end would begin something new.
         line.push(if letter.is_control() { ' ' } else { letter });
     }
     line

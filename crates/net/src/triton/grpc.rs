@@ -102,6 +102,7 @@ impl Grpc {
             .await
         {
             Ok(answer) => model.configure_by(&answer.config.unwrap_or_default()),
+            // KServe v2 servers other than Triton have no configurations. An error of the connection is passed on.
             Err(Error::Reply(reply)) => tracing::debug!(code = %reply.code, "no configuration"),
             Err(error) => return Err(error),
         }
@@ -111,6 +112,7 @@ impl Grpc {
     /// Sends a request and returns its stream of responses.
     pub(super) async fn generate(&self, request: InferRequest) -> Result<ModelResponses, Error> {
         let mut message = request.message(ID)?;
+        // `ModelInfer` is one response without the bookkeeping of a stream, and refused for decoupled models (TR-903).
         if !request.model.decoupled {
             let codec = BoundedCodec::<_, ModelInferResponse>::by(decoded_answer_bytes);
             let asked = self.ask_by(codec, "ModelInfer", message);
@@ -123,9 +125,11 @@ impl Grpc {
         let flag = InferParameter {
             parameter_choice: Some(ParameterChoice::BoolParam(true)),
         };
+        // Without it, only some models mark their end at all (TR-906).
         message.parameters.insert(EMPTY_FINAL.into(), flag);
         let mut asked = self.request(stream::iter([message]));
         let flag = AsciiMetadataValue::from_static("true");
+        // Errors then have a code and not only a text. Servers that do not know it ignore it.
         asked.metadata_mut().insert(ERROR_AS_STATUS, flag);
         let mut client = self.client().await?;
         let codec =
@@ -231,6 +235,7 @@ impl GrpcResponses {
             let message = timeout(self.idle_timeout, self.answer.message()).await;
             let message = message.map_err(|_| Error::Truncated)?;
             let message = message.map_err(|status| failed(&status, self.started))?;
+            // A server that has marked a response must mark its last one too. One that marks none ends the call.
             let Some(message) = message else {
                 return if self.marked {
                     Err(Error::Truncated)
@@ -247,6 +252,8 @@ impl GrpcResponses {
                 self.ended = last;
             }
             // The mark may arrive in a response of its own (TR-906).
+            // The one parameter is the mark itself. A response without outputs but with other parameters is the
+            // model's.
             if message.outputs.is_empty() && (self.ended || message.parameters.len() <= 1) {
                 continue;
             }

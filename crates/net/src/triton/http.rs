@@ -50,6 +50,7 @@ impl Http {
             .map_err(|_| Error::Address("its host is no host"))?;
         headers.insert(HOST, host);
         headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
+        // Limits count the bytes that are received, so nothing may be larger than that.
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static(IDENTITY));
         if let Some(key) = &address.key {
             let mut value = HeaderValue::try_from(key.bearer()).map_err(|_| BAD_KEY)?;
@@ -102,6 +103,7 @@ impl Http {
             .await
         {
             Ok(config) => model.configure(&config),
+            // KServe v2 servers other than Triton have no configurations. An error of the connection is passed on.
             Err(Error::Reply(reply)) => tracing::debug!(code = %reply.code, "no configuration"),
             Err(error) => return Err(error),
         }
@@ -113,6 +115,7 @@ impl Http {
         self: &Arc<Self>,
         request: InferRequest,
     ) -> Result<ModelResponses, Error> {
+        // Also for models with one response: a server may answer with JSON nevertheless, which is read below.
         let path = format!("{}/generate_stream", model_path(&request.model.name));
         let body = request.json()?;
         let asked = self.ask(
@@ -121,6 +124,7 @@ impl Http {
             Some(body),
             Some(resumable::RESUME_HEADER),
         );
+        // The status line waits for the first response (TR-602), so this is no time for a connection.
         let answer = timeout(self.idle_timeout, asked)
             .await
             .map_err(|_| LOST)??;
@@ -181,6 +185,7 @@ impl Http {
             let both = HeaderValue::from_static("text/event-stream, application/json");
             request.headers_mut().insert(ACCEPT, both);
         }
+        // A connection for each request: closing it is how the server learns that nobody reads on (TR-608).
         let io = connection::dial(&self.host, self.port, self.tls.clone());
         let io = timeout(self.connect_timeout, io).await;
         let io = io.map_err(|_| Error::Unreachable("it does not answer in time"))?;
@@ -190,6 +195,7 @@ impl Http {
         })?;
         exchange(io, request).await.map_err(|error| {
             tracing::debug!(%error, "no answer");
+            // Told apart, because another port is the remedy for one, and another attempt for the other.
             if error.is_parse() {
                 Error::Protocol("it does not speak HTTP")
             } else {
@@ -241,6 +247,7 @@ impl SseResponses {
                     resumable.read(&event.id);
                 }
                 let response = read(&self.model, object(&event.data)?, self.started);
+                // The server has ended the stream with this error, so dropping it must not ask for a DELETE.
                 if matches!(response, Err(Error::Reply(_))) {
                     self.ended();
                 }
@@ -261,6 +268,7 @@ impl SseResponses {
                         return Ok(self.ended());
                     }
                 }
+                // A proxy may end a body in good order in the middle of an event: that is a cut too.
                 None if self.has_end && self.events.finish().is_ok() => return Ok(self.ended()),
                 None => {
                     if !self.back().await? {
@@ -286,6 +294,7 @@ impl SseResponses {
             return Ok(false);
         };
         plain(answer.headers())?;
+        // Not an error of the protocol: a proxy may answer for a server that restarts.
         if !is(answer.headers(), EVENTS) {
             return Err(Error::Truncated);
         }
@@ -319,6 +328,7 @@ fn read(
     started: bool,
 ) -> Result<ModelResponse, Error> {
     if let Some(Value::String(text)) = members.get("error")
+        // A model may have an output of this name.
         && model.output("error").is_none()
     {
         return Err(Error::of_text(text, started));
@@ -354,6 +364,7 @@ async fn refused(answer: ::http::Response<ResponseBody>) -> Error {
         Ok(Ok(body)) => body.to_bytes(),
         _ => Bytes::new(),
     };
+    // An error may be an event (TR-604) or plain JSON (TR-605), whatever was asked for.
     let mut events = SseReader::default();
     events.push(&bytes);
     let event = events.next().ok().flatten();

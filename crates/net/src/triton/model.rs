@@ -66,6 +66,7 @@ impl ModelSignature {
             platform: text("platform").unwrap_or_default().to_owned(),
             inputs: tensors(metadata.get("inputs"))?,
             outputs: tensors(metadata.get("outputs"))?,
+            // Assumed until the configuration says otherwise: a stream of responses is right for one response as well.
             decoupled: true,
         })
     }
@@ -100,6 +101,7 @@ impl ModelSignature {
             self.set_optional(name.unwrap_or_default(), optional == Some(true));
         }
         let decoupled = config.pointer("/model_transaction_policy/decoupled");
+        // proto3 leaves a member out that has its default value, so its absence says `false`.
         self.decoupled = decoupled.and_then(Value::as_bool).unwrap_or(false);
     }
 
@@ -126,6 +128,7 @@ pub(super) fn listed(index: Vec<ModelIndex>) -> Vec<ReadyModel> {
     let ready = index
         .into_iter()
         .filter(|model| matches!(&*model.state, "READY" | "") && !model.name.is_empty());
+    // Bounded, because the search for a known name below makes this quadratic.
     for model in ready.take(MODELS_MAX) {
         let known = all.iter_mut().find(|known| known.name == model.name);
         match known {

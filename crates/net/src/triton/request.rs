@@ -62,6 +62,7 @@ impl InferRequest {
         }
         let mut parameters: Map<String, Value> = self.parameters.iter().cloned().collect();
         if let Some(timeout) = self.timeout() {
+            // A timeout that the caller has set as a parameter wins.
             parameters.entry(TIMEOUT).or_insert_with(|| timeout.into());
         }
         // A model may have an input of that name; then parameters cannot be sent (TR-306).
@@ -80,6 +81,7 @@ impl InferRequest {
         };
         for (target, data) in &self.inputs {
             let input = self.declared(*target)?;
+            // The message has to declare a shape, while JSON leaves the fitting to the server (TR-309).
             let shape = fit(&input.shape, data.len()).ok_or(UNFIT)?;
             message.inputs.push(InferInputTensor {
                 name: input.name.clone(),
@@ -88,6 +90,7 @@ impl InferRequest {
                 ..InferInputTensor::default()
             });
             let raw = data.to_raw(input.datatype);
+            // Raw for all inputs: a message must not mix both forms (TR-901), and 16-bit floats have only this one.
             message.raw_input_contents.push(raw.into());
         }
         for (name, value) in &self.parameters {
@@ -150,6 +153,7 @@ impl ModelResponse {
             if let Some(target) = model.output(&name) {
                 let data = output(model.outputs[target].datatype, value)?;
                 response.outputs.push((target, data));
+            // The envelope of a response. Whatever else the model does not declare is a parameter.
             } else if !matches!(&*name, "id" | "model_name" | "model_version") {
                 response.parameters.push((name, value));
             }
@@ -190,6 +194,7 @@ fn parameters(map: BTreeMap<String, InferParameter>) -> Vec<(String, Value)> {
         })
     };
     map.into_iter()
+        // The marks of the transport, such as `triton_final_response`.
         .filter(|(name, _)| !name.starts_with("triton_"))
         .filter_map(|(name, parameter)| Some((name, value(parameter)?)))
         .collect()

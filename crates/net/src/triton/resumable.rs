@@ -37,6 +37,7 @@ impl ResumableStream {
     /// Returns the resumable stream of a response, if its server has a replay buffer.
     pub(super) fn of(http: &Arc<Http>, headers: &HeaderMap) -> Option<Self> {
         let name = headers.get(STREAM)?.to_str().ok()?;
+        // The name becomes a part of a path, and the server is not trusted to choose another one.
         let plain = |letter: u8| letter.is_ascii_alphanumeric() || matches!(letter, b'_' | b'-');
         if name.is_empty() || name.len() > NAME_BYTES || !name.bytes().all(plain) {
             return None;
@@ -55,6 +56,7 @@ impl ResumableStream {
     pub(super) fn read(&mut self, id: &Bytes) {
         if !id.is_empty() {
             self.last = id.clone();
+            // An event is progress. Without this, a long stream over a bad network would use its attempts up.
             (self.tries, self.in_vain) = (0, 0);
         }
     }
@@ -70,9 +72,11 @@ impl ResumableStream {
     /// # Errors
     /// [`Error::Truncated`] if the stream cannot be resumed, or all attempts fail.
     pub(super) async fn back(&mut self) -> Result<Option<Response<ResponseBody>>, Error> {
+        // Called again without an event since the last attempt: that attempt's connection brought nothing.
         self.in_vain += u32::from(self.tries > 0);
         while self.tries < TRIES_MAX && self.in_vain < IN_VAIN_MAX {
             if self.tries > 0 {
+                // At most 100 ms << 4, because `tries` ends at `TRIES_MAX`.
                 sleep(DELAY_MIN * (1 << (self.tries - 1))).await;
             }
             self.tries += 1;
@@ -93,6 +97,8 @@ impl ResumableStream {
                     self.over = true;
                     return Ok(None);
                 }
+                // A proxy in front of a server that restarts. Everything below 500 is the server's own answer, which
+                // stays as it is.
                 status if status.is_server_error() => {}
                 _ => {
                     self.over = true;
