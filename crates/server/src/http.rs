@@ -1,15 +1,15 @@
-//! The middleware of every request and every answer: identity, access, deadlines, traces, headers (D-45).
+//! The middleware of every request and response: identity, access, deadlines, traces, headers (D-45).
 //!
 //! ```text
-//!   1 port       is the route served there at all?          2 host      one name, and one that may be asked for
-//!   3 origin     may this web page ask?                     4 preflight answered here, 204 or 403
-//!   5 caller     key or certificate, and the route's scope  6 form      gRPC takes POST of its own type, nobody CONNECT or TRACE
+//!   1 port       is the route served on it?                 2 host      exactly one name, and an allowed one
+//!   3 origin     may this web page call?                    4 preflight answered here, 204 or 403
+//!   5 caller     key or certificate, and the route's scope  6 form      gRPC takes POST of its own type, no CONNECT or TRACE
 //!   7 drain      is new work still taken?                   8 deadline  how long may it take?
-//!        └─► the handler, behind [`checked`], which refuses what has no caller
+//!        └─► the handler, behind [`checked`], which refuses a request without a caller
 //! ```
 //!
-//! There is no request that skips a step, and no handler is reached another way: `MiddlewareContext::around` makes each route of the
-//! table into a router, and the fallback is one of them.
+//! No request skips a step, and there is no other way to a handler: `MiddlewareContext::around` makes each route of the table
+//! into a router, and the fallback is one of them.
 
 pub(crate) mod access_log;
 pub mod body_budget;
@@ -70,9 +70,9 @@ pub(crate) struct MiddlewareContext {
     pub(crate) origin: origin::Config,
     pub(crate) timeouts: timeouts::Config,
     pub(crate) bodies: Arc<BodyBudget>,
-    /// Bytes of a body that are read although nobody needs them.
+    /// Bytes of an unneeded body that are read before its answer is sent.
     pub(crate) drain_bytes: u64,
-    /// Header lines of a request.
+    /// Maximum of header lines in a request.
     pub(crate) headers: usize,
 }
 
@@ -84,7 +84,7 @@ struct RouteMiddleware {
     access: RouteAccess,
 }
 
-/// A request that may go on, or the response that refuses it.
+/// An admitted request, or the response that ends it: a refusal or a preflight's answer.
 enum AccessDecision {
     Passed(Caller, Deadline),
     Answered(Response<Body>),
@@ -98,8 +98,9 @@ impl MiddlewareContext {
         self.before(routes, face, route.kind, route.access)
     }
 
-    /// What answers where there is no route: the same checks as everywhere, with the scope for calling functions.
+    /// The answer where there is no route, behind the same checks as everywhere, with the scope for calling functions.
     pub(crate) fn fallback(self: &Arc<Self>) -> Router {
+        // With a scope and not open: without a key nobody learns which routes exist and which do not.
         let nowhere = Router::new().fallback(ops::unknown);
         let access = RouteAccess::Needs(KeyScope::Infer);
         self.before(nowhere, FaceLabel::Http, RouteKind::Http, access)
@@ -118,16 +119,17 @@ impl MiddlewareContext {
             kind,
             access,
         });
-        // The last layer is the first that a request comes to.
+        // The layer that is added last runs first.
         routes
             .layer(from_fn(checked))
             .layer(from_fn_with_state(before, pass))
     }
 
-    /// Headers of every response: which pages may read it, and that a draining server takes nothing more.
+    /// Adds the headers of every response: which pages may read it, and that a draining server closes the connection.
     fn sign(&self, asked: &HeaderMap, answer: &mut Response<Body>) {
         self.origin.share(asked, answer.headers_mut());
         let draining = self.shared.drain.phase() >= DrainPhase::Refusing;
+        // HTTP/2 forbids the header; there the listener sends GOAWAY.
         if draining && answer.version() < Version::HTTP_2 {
             let close = HeaderValue::from_static("close");
             answer.headers_mut().insert(CONNECTION, close);
@@ -135,7 +137,7 @@ impl MiddlewareContext {
     }
 }
 
-/// Refuses a request that no middleware has checked, whatever the reason: a second line of defence behind [`pass`].
+/// Refuses a request that [`pass`] has not checked: a second line of defence against mistakes in the router.
 async fn checked(request: Request, next: Next) -> Response<Body> {
     match Caller::of(request.extensions()) {
         Ok(_) => next.run(request).await,
@@ -143,8 +145,8 @@ async fn checked(request: Request, next: Next) -> Response<Body> {
     }
 }
 
-/// The order of every request and every answer. A refused request has a trace and a line in the log as well, but no
-/// caller: nothing of it is charged to anybody, and no handler sees it.
+/// The order of every request and every response. A refused request has a trace and a line in the log as well, but no caller:
+/// it is charged to nobody, and no handler sees it.
 async fn pass(
     State(before): State<Arc<RouteMiddleware>>,
     request: Request,
@@ -153,7 +155,7 @@ async fn pass(
     let context = &before.context;
     let id = RequestId::of(request.headers());
     let (parts, body) = request.into_parts();
-    // Before the body is touched: what is refused is charged to nobody, and of its body only `STRANGER_BYTES` are read.
+    // Before the body is touched: a refused request is charged to nobody, and of its body only `STRANGER_BYTES` are read.
     let judged = before.judge(&parts);
     let caller = match &judged {
         AccessDecision::Passed(caller, _) => Some(caller),
@@ -161,7 +163,7 @@ async fn pass(
     };
     let allowance = caller.and_then(|caller| caller.allowance.clone());
     let identity = caller.map(|caller| caller.identity.clone());
-    // Refused requests have a record as well, without a caller: somebody who guesses keys must show in the log.
+    // Refused requests have a record as well, without a caller: attempts to guess a key must show in the log.
     let entry = AccessRecord::new(id.clone(), identity, &parts);
     let mut request_trace = RequestTrace::new(entry, allowance.clone())
         .within_trace(Parent::of(&parts.headers))
@@ -179,25 +181,25 @@ async fn pass(
         AccessDecision::Passed(caller, deadline) => {
             let auth = Arc::clone(&context.shared.auth);
             let revocation = Revocation::new(auth, caller.clone(), before.access);
-            // Before the trace is cloned: tasks that the handler starts take a clone along, and one without the revocation
-            // would outlive the key.
+            // Before the trace is cloned: tasks that the handler starts carry a clone, and one without the revocation would
+            // outlive the key.
             request_trace = request_trace.until(revocation.clone());
             let path = parts.uri.path().to_owned();
             let request = Request::from_parts(parts, body);
             let handled = before.serve(request, next, caller, deadline, &id);
             let handled = request_trace.clone().follow(handled);
-            // Outside the deadline and the trace: a revoked key ends the handler wherever it waits.
+            // Around the deadline and the trace: a revoked key ends the handler wherever it waits.
             match revocation.within(handled).await {
                 Some(answer) => answer,
                 None => before.mark(revoked().answer_at(&path, &asked)),
             }
         }
     };
-    // Here and not in the handler, because refusals, timeouts and revocations are answers too (OA-105).
+    // Here and not in the handler, so that refusals, timeouts and revocations have the header too (OA-105).
     if let Some(value) = id.to_header() {
         answer.headers_mut().insert(request_id::HEADER, value);
     }
-    // After the handler, so that the headers tell what this request has left.
+    // After the handler, so that the headers show what is left after this request.
     if let Some(allowance) = &allowance {
         allowance.add_headers(answer.headers_mut());
     }
@@ -210,12 +212,12 @@ async fn pass(
         entry.status = answer.status().as_u16();
         entry.grpc = grpc_status(answer.headers());
     });
-    // A session over gRPC decides for itself how long its client may take nothing.
+    // An Evergreen session over gRPC has a write-stall timeout of its own.
     let own_timeout = face == Some(FaceLabel::Evergreen) && is_grpc(&asked);
     watches.watch(answer, request_trace, own_timeout, &context.shared.metrics)
 }
 
-/// What the connection of a request wants to know of its answer.
+/// What the connection of a request watches until the response has been sent.
 struct ConnectionWatches {
     in_flight: Option<InFlight>,
     write_stalls: Option<WriteStallWatch>,
@@ -223,7 +225,7 @@ struct ConnectionWatches {
 }
 
 impl ConnectionWatches {
-    /// From here on the connection is not idle.
+    /// Begins to count the request as in flight.
     fn of(request: &Parts) -> Self {
         let extensions = &request.extensions;
         Self {
@@ -233,7 +235,8 @@ impl ConnectionWatches {
         }
     }
 
-    /// The answer, with a body that holds the trace and the connection until it is out, and is cut if nobody takes it.
+    /// The response with a body that holds the trace and the connection until it is sent, and is cut if its client stops
+    /// reading.
     fn watch(
         self,
         answer: Response<Body>,
@@ -242,8 +245,8 @@ impl ConnectionWatches {
         metrics: &Arc<ServerMetrics>,
     ) -> Response<Body> {
         let write_stalls = self.write_stalls.filter(|_| !own_timeout);
-        // Taken before the trace moves into the body. The watch sets the flag before it drops the body, so that whatever
-        // runs behind the body knows that its client was too slow and not gone.
+        // Taken before the trace moves into the body. The watch sets the flag before it drops the body, so that the work behind
+        // it counts as ended by a stall and not by a disconnect.
         let let_go = request_trace.let_go();
         answer.map(|body| {
             // The trace is inside the watch: when the watch drops the body, the log line is written and the connection is
@@ -252,6 +255,7 @@ impl ConnectionWatches {
             match write_stalls {
                 None => body,
                 Some(write_stalls) => {
+                    // HTTP/1 sends one response at a time, so a stalled one blocks all that could follow.
                     let closes = self.version < Version::HTTP_2;
                     write_stalls.watching(body, closes, Arc::clone(metrics), let_go)
                 }
@@ -260,7 +264,7 @@ impl ConnectionWatches {
     }
 }
 
-/// In whose turn work on the request waits.
+/// The fair share under which work on the request waits.
 fn turn(caller: Option<&Caller>, request: &Parts) -> FairShare {
     FairShare {
         caller: caller.map_or(0, |caller| caller.identity.number()),
@@ -268,18 +272,19 @@ fn turn(caller: Option<&Caller>, request: &Parts) -> FairShare {
     }
 }
 
-/// Reads what the client of an answer still sends. Calls of gRPC are streams that need not end before their answer.
+/// Reads and discards what the client still sends, before its response is sent (TR-208).
 async fn read_away(leftover: Option<UnreadRemainder>, asked: &HeaderMap, most: u64) {
+    // Not over gRPC: a client stream need not end before the response begins.
     if let Some(leftover) = leftover.filter(|_| !is_grpc(asked)) {
         leftover.read_away(most, asked.contains_key(EXPECT)).await;
     }
 }
 
-/// What is read at most of a request that is refused (D-35).
+/// Maximum of bytes that are read of a refused request's body (D-35).
 const STRANGER_BYTES: u64 = 1 << 20;
 
 impl RouteMiddleware {
-    /// What the handler answers to a request that may go on.
+    /// Runs the handler of an admitted request.
     async fn serve(
         &self,
         mut request: Request,
@@ -293,7 +298,7 @@ impl RouteMiddleware {
         extensions.insert(caller);
         extensions.insert(id.clone());
         extensions.insert(deadline);
-        // What is open to everybody has no streams of requests.
+        // Open routes have no client streams, so their bodies keep the idle timeout: a caller without a key must not hold one.
         let streams = self.kind == RouteKind::Grpc && self.access != RouteAccess::Open;
         let handled = self
             .context
@@ -301,7 +306,7 @@ impl RouteMiddleware {
         self.mark(handled.await)
     }
 
-    /// The answer, as one of this route's face.
+    /// Labels the response with the face of this route, for the log and the write-stall timeout.
     fn mark(&self, mut answer: Response<Body>) -> Response<Body> {
         answer.extensions_mut().insert(self.face);
         answer
@@ -318,7 +323,8 @@ impl RouteMiddleware {
         });
         judged.unwrap_or_else(|rejection| {
             let path = request.uri.path();
-            // Whatever it calls itself, a call of gRPC is a POST; of others the status is what proxies and browsers read.
+            // Every gRPC call is a POST. Another method with gRPC's content type comes from something else, which reads the
+            // HTTP status and not a 200 with trailers.
             let is_call = request.method == Method::POST;
             let spelled = if is_call {
                 &request.headers
@@ -334,23 +340,25 @@ impl RouteMiddleware {
         })
     }
 
-    /// Whether the request may be asked here, by whomever. `Some`: it was a preflight, and this is all that there is to it.
+    /// The checks that do not depend on the caller. `Some`: a preflight, with its answer.
     fn enter(&self, request: &Parts) -> Result<Option<Response<Body>>, Rejection> {
-        // First, because every check below reads headers.
+        // First, because every check below reads headers. Counted here and not only by hyper, whose own refusal has no body
+        // and no request id.
         let most = self.context.headers;
         if request.headers.len() > most {
-            let message = format!("A request may have {most} header lines (limits.headers).");
+            let message =
+                format!("A request may have at most {most} header lines (limits.headers).");
             let rejection =
                 Rejection::new(Code::LimitExceeded, ErrorReason::TOO_MANY_HEADERS, message);
             return Err(rejection.with_status(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE));
         }
         let purpose = request.extensions.get::<PortPurpose>();
         let purpose = purpose.copied().unwrap_or_default();
-        // Before the origin: what a port does not serve is not there, whoever asks.
+        // Before the origin: a route that a port does not serve does not exist there, whoever asks.
         purpose.check(self.kind, request)?;
         let origin = &self.context.origin;
-        // The host before the origin: an origin is compared with the host, so that has to be one name that no other reader
-        // takes for another.
+        // The host before the origin: the origin is compared with the host, which therefore has to be a single name that a
+        // proxy cannot read differently.
         origin.check_host(request, self.context.shared.auth.required())?;
         origin.check(request)?;
         // After the origin, so that a foreign page's preflight is refused, and before the caller: browsers send no
@@ -358,13 +366,14 @@ impl RouteMiddleware {
         origin.preflight(request)
     }
 
-    /// Whether its sender may do that, and now.
+    /// The checks of the caller, the form and the state of the server.
     fn admit(&self, request: &Parts) -> Result<(Caller, Deadline), Rejection> {
         let shared = &self.context.shared;
-        // Before form and drain: without a key nobody learns which methods a route takes, or that the server is going down.
+        // Before form and drain: without a key nobody learns which methods a route takes, or that the server is draining.
         let caller = shared.auth.check(self.access, request);
         let caller = caller.inspect_err(|_| shared.metrics.auth_failures.inc())?;
         self.check_form(request)?;
+        // Probes and metrics go on: an orchestrator must see a live server that is not ready, and not a refusal.
         if shared.drain.phase() >= DrainPhase::Refusing && !is_for_operators(request.uri.path()) {
             shared.metrics.rejected.with_label_values(&["drain"]).inc();
             let message = "The server is shutting down and takes no new work: try another one.";
@@ -378,11 +387,13 @@ impl RouteMiddleware {
         Ok((caller, deadline))
     }
 
-    /// Libraries of gRPC look at paths alone, and would run a method for a GET.
+    /// Checks method and content type, because gRPC libraries route by path alone and would run a method for a GET.
     fn check_form(&self, request: &Parts) -> Result<(), Rejection> {
         let method = &request.method;
         let taken = match self.kind {
             RouteKind::Grpc => method == Method::POST,
+            // Other methods are the router's. These two have a meaning of their own: a tunnel, and an echo of the headers,
+            // keys included; no route must get to see them.
             RouteKind::Http => !matches!(*method, Method::CONNECT | Method::TRACE),
         };
         if !taken {
@@ -395,8 +406,8 @@ impl RouteMiddleware {
             return Err(rejection.with_status(StatusCode::METHOD_NOT_ALLOWED));
         }
         if self.kind == RouteKind::Grpc && !is_grpc(&request.headers) {
-            // A client of another protocol cannot read its trailers.
-            let message = "This address speaks gRPC: send application/grpc over HTTP/2.";
+            // Answered as HTTP: a client of another protocol cannot read gRPC's trailers.
+            let message = "This path serves gRPC: send application/grpc over HTTP/2.";
             let rejection = Rejection::new(Code::InvalidRequest, ErrorReason::NOT_GRPC, message);
             return Err(rejection.with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE));
         }
@@ -405,7 +416,7 @@ impl RouteMiddleware {
 }
 
 impl MiddlewareContext {
-    /// What the route answers, within its time and in spite of a panic.
+    /// Runs the route, within its deadline and with panics caught.
     async fn handle(
         &self,
         request: Request,
@@ -416,9 +427,10 @@ impl MiddlewareContext {
         streams: bool,
     ) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
+        // Cloned, because the handler consumes the request, and an answer that replaces its own must suit the client.
         let asked = parts.headers.clone();
         let path = parts.uri.path().to_owned();
-        // Over gRPC a body is a stream that may be silent; its faces have limits of their own.
+        // Over gRPC a body is a stream that may pause; its faces have limits of their own.
         let framing = if is_grpc(&asked) {
             Framing::Grpc
         } else {
@@ -443,11 +455,13 @@ impl MiddlewareContext {
         let handled = AssertUnwindSafe(next.run(Request::from_parts(parts, body)));
         // A panic is caught so that its client gets an answer with the id that the log has; it would otherwise see a closed
         // connection.
+        // `AssertUnwindSafe`: the handler is not used after a panic, and locks that it shares recover from poisoning.
         let handled = timeout_at(deadline, handled.catch_unwind()).await;
         // Refunds what the body was charged, before `read_away` may wait for a slow client: others wait for that room.
         let leftover = intake.answered();
         let answer = match handled {
-            // Whatever the route made of half a body, this is what went wrong. The rest of it is not coming.
+            // The cause wins over the route's answer, which may be anything: to the handler half a body looks malformed. The
+            // rest of a stalled body is not read, because it does not come.
             Ok(_) if arrival.has_stalled() => return timeouts::stalled().answer_at(&path, &asked),
             Ok(_) if intake.is_slow() => return timeouts::slow().answer_at(&path, &asked),
             Ok(_) if intake.is_overloaded() => body_budget::overloaded().answer_at(&path, &asked),
@@ -476,13 +490,13 @@ impl MiddlewareContext {
     }
 }
 
-/// What is said where nothing was, by the time that a key was revoked.
+/// The answer to a request that had none when its key was revoked.
 fn revoked() -> Rejection {
     let message = "The key of this request was revoked.";
     Rejection::new(Code::Unauthenticated, ErrorReason::REVOKED, message)
 }
 
-/// Routes that answer as long as the process lives.
+/// Routes that answer during a drain too.
 fn is_for_operators(path: &str) -> bool {
     matches!(
         path,

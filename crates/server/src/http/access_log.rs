@@ -12,15 +12,15 @@ use crate::http::request_id::RequestId;
 use crate::listener::peer::PeerInfo;
 use crate::ops::metrics::FaceLabel;
 
-/// What the line says; written on drop, so that a client that goes away is logged too.
+/// The fields of one line; written on drop, so that requests whose client disconnects are logged too.
 #[derive(Debug)]
 pub(crate) struct AccessRecord {
     pub(crate) id: RequestId,
-    /// Whose request it is; of nobody's, if the gate refused.
+    /// The caller; `None` if the middleware refused the request.
     pub(crate) caller: Option<CallerIdentity>,
-    /// Where it came from; a Unix socket has no address.
+    /// The peer's address; a Unix socket has none.
     pub(crate) address: Option<SocketAddr>,
-    /// The face that answered; none did if the gate refused.
+    /// The face that answered; `None` if the middleware refused.
     pub(crate) face: Option<FaceLabel>,
     pub(crate) method: http::Method,
     pub(crate) path: String,
@@ -34,17 +34,18 @@ pub(crate) struct AccessRecord {
 /// What models did for one request: a session may call several, and each often.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct UsageTotals {
-    /// The models that were called, each once; there are no more than the kernel knows.
+    /// The models that were called, each once; bounded by the models that the kernel has.
     pub(crate) models: Vec<Name>,
-    /// From the beginning of a call to its first output, for the first call that had one.
+    /// Time from the begin of a call to its first output, of the first call that had one.
     pub(crate) first_output: Option<Duration>,
-    /// What the calls cost, as far as their models said; a call that is cut short says nothing.
+    /// The tokens of all calls, as reported by their models; a call that is cut short may report none.
     pub(crate) usage: Option<RunUsage>,
 }
 
 impl UsageTotals {
     /// A model is called.
     pub(crate) fn called(&mut self, model: &Name) {
+        // A list and not a set: nearly every request has one model, and the line shows them in order of first use.
         if !self.models.contains(model) {
             self.models.push(model.clone());
         }
@@ -60,7 +61,7 @@ impl UsageTotals {
 }
 
 impl AccessRecord {
-    /// A request that begins now and was answered by nobody.
+    /// A request that begins now and has no response yet.
     pub(crate) fn new(
         id: RequestId,
         caller: Option<CallerIdentity>,
@@ -72,6 +73,7 @@ impl AccessRecord {
             address: request.extensions.get().map(|PeerInfo(address)| *address),
             face: None,
             method: request.method.clone(),
+            // Without the query, which may hold a key (`?key=`, EV-704).
             path: shown(request.uri.path()),
             status: 0,
             grpc: None,
@@ -83,7 +85,7 @@ impl AccessRecord {
 }
 
 impl AccessRecord {
-    /// Who is named in the log.
+    /// The caller as the log shows it.
     pub(crate) fn key(&self) -> String {
         let caller = self.caller.as_ref();
         caller.map_or_else(|| "-".to_owned(), ToString::to_string)
@@ -110,15 +112,16 @@ impl Drop for AccessRecord {
             completion_tokens = sums.usage.map(|usage| usage.completion_tokens),
             ttft_ms = sums.first_output.map(milliseconds),
             ms = milliseconds(self.began.elapsed()),
+            // The status alone does not show it: a stream that breaks off has status 200 as well.
             end = if self.ended { "sent" } else { "dropped" },
             "request"
         );
     }
 }
 
-/// A path without what is as good as a key: the name of a stream that can be resumed (TR-1303). Segments are compared as
-/// they are read, decoded, and empty ones are passed over: such a path leads nowhere, but the name in it is as good. What is
-/// shown otherwise is what was sent.
+/// The path as the log shows it: without the name of a resumable stream, which is as good as a key (TR-1303). Segments are
+/// compared decoded and without empty ones: such a path has no route, but the name in it is valid. Every other path is shown
+/// as it was sent.
 fn shown(path: &str) -> String {
     let mut segments = path
         .split('/')
@@ -145,7 +148,7 @@ mod tests {
 
     /// OA-804
     #[test]
-    fn tr_1303_the_name_of_a_stream_stands_in_no_log() {
+    fn tr_1303_the_name_of_a_resumable_stream_is_not_logged() {
         for (path, expect) in [
             ("/v2/streams/secret", "/v2/streams/*"),
             ("/v2/streams/secret/more", "/v2/streams/*"),

@@ -1,11 +1,11 @@
 //! The byte budget: memory for everything that is read from clients (HTTP bodies, gRPC, LMTP and WebSocket messages,
 //! and what compressed ones unpack to) (D-47).
 //!
-//! Bytes are charged when they have arrived, not when a length was declared, and refunded when the reader has done with
-//! them. Who finds no room waits; who has waited for too long is refused, which refunds what it held. So requests that hold
-//! some and wait for more can wait for each other, but not for longer than that. Large bodies that trickle in, or many small
-//! ones of few callers, do not hold up everybody else: a quarter of all room is for callers who hold little, and a quarter of
-//! each caller's for requests that do.
+//! Bytes are charged when they have arrived, not when a length was declared, and refunded when the reader is done with them. A
+//! request that finds no room waits; one that has waited for too long is refused, which refunds what it held. So requests
+//! that hold some bytes and wait for more can wait for each other, but not for longer than that. Large bodies that trickle in,
+//! or many small ones of few callers, do not block everybody else: a quarter of the whole budget is for callers that hold
+//! little, and a quarter of each caller's budget for requests that hold little.
 //!
 //! ```text
 //!   piece arrives ─► fits the server's budget and its caller's? ─ yes ─► charged ─► read ─► refunded
@@ -28,12 +28,12 @@ use tokio::time::timeout;
 use crate::auth::identity::CallerIdentity;
 use crate::http::rejection::Rejection;
 
-/// How much may be read at a time.
+/// Limits of the byte budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Bytes of all callers together.
     pub total: usize,
-    /// Bytes of one caller: a key, or an address where there is none.
+    /// Bytes of one caller: a key, or an address without one.
     pub each: usize,
     /// How long a piece waits for room.
     pub wait: Duration,
@@ -50,8 +50,9 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The largest that one request can be.
+    /// The largest amount that one request can hold.
     const fn most(&self) -> usize {
+        // Written out, because `Ord::min` is not `const`.
         let least = if self.each < self.total {
             self.each
         } else {
@@ -65,17 +66,17 @@ impl Config {
     }
 }
 
-/// So much may be held of `most`, where a quarter of it is for those who hold little.
+/// The part of `most` that may be used; its last quarter is reserved for holders of little.
 const fn room(most: usize, holds_little: bool) -> usize {
     if holds_little { most } else { most - most / 4 }
 }
 
-/// What is read, of everybody.
+/// The bytes that are held for all callers.
 #[derive(Debug)]
 pub(crate) struct BodyBudget {
     config: Config,
     state: Mutex<BudgetState>,
-    /// Something was refunded.
+    /// Notified at each refund.
     refunded: Notify,
     in_use: IntGauge,
     refused: IntCounter,
@@ -88,12 +89,12 @@ struct BudgetState {
     callers: HashMap<CallerIdentity, usize>,
 }
 
-/// No room came in time.
+/// No room became free in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BudgetFull;
 
 impl BodyBudget {
-    /// An empty budget; `in_use` shows how much is charged, and `refused` counts requests that were refused for want of room.
+    /// An empty budget; `in_use` shows how much is charged, and `refused` counts requests that found no room.
     pub(crate) fn new(config: Config, in_use: IntGauge, refused: IntCounter) -> Self {
         Self {
             config,
@@ -114,14 +115,15 @@ impl BodyBudget {
         }
     }
 
-    /// Charges so many bytes more to `caller`, if there is room for a request that holds `whole` then.
+    /// Charges `bytes` more to `caller`, if there is room for a request that holds `whole` bytes afterwards.
     fn charge(&self, caller: &CallerIdentity, bytes: usize, whole: usize) -> bool {
         let mut state = self.lock();
         let theirs = state.callers.get(caller).copied().unwrap_or_default();
         let Config { total, each, .. } = self.config;
         let fits = |used: usize, most| used.checked_add(bytes).is_some_and(|sum| sum <= most);
-        // Many small requests of one caller are not little; nor is more than is left where there are others, so that each of
-        // many callers leaves half of what it found.
+        // Little is judged by all that the caller holds: many small requests of one caller are not little. Where there are
+        // others it is also no more than what is left, so that each of many callers leaves half of what it found; otherwise
+        // a few of them would fill the reserved quarter.
         let is_alone = theirs == state.used;
         let left = if is_alone { total } else { total - state.used };
         let theirs_is_little = fits(theirs, left.min(LITTLE.max(total / LITTLE_PART)));
@@ -146,8 +148,9 @@ impl BodyBudget {
             }
         }
         self.show(&state);
-        // Whoever is woken charges at once, and would wait for this lock.
+        // Unlocked first: a woken task charges at once, and would wait for this lock.
         drop(state);
+        // All and not one: the first in line may need more than was refunded, while another one fits.
         self.refunded.notify_waiters();
     }
 
@@ -156,7 +159,7 @@ impl BodyBudget {
             .set(i64::try_from(state.used).unwrap_or(i64::MAX));
     }
 
-    /// Charges so many bytes as soon as there is room; `false` if that takes too long.
+    /// Charges `bytes` as soon as there is room; `false` if that takes too long.
     async fn charge_later(
         self: Arc<Self>,
         caller: CallerIdentity,
@@ -166,7 +169,7 @@ impl BodyBudget {
         let charging = async {
             loop {
                 let mut refunded = pin!(self.refunded.notified());
-                // Before the look: a refund between that and the waiting would be missed.
+                // Registered before the attempt: a refund between the attempt and the wait would be missed.
                 refunded.as_mut().enable();
                 if self.charge(&caller, bytes, whole) {
                     return;
@@ -189,13 +192,12 @@ pub(crate) struct Reservation {
     budget: Arc<BodyBudget>,
     caller: CallerIdentity,
     charged: usize,
-    /// For how much more, and until when.
+    /// The additional bytes that are waited for, and the wait.
     waiting: Option<(usize, PendingCharge)>,
 }
 
 impl Reservation {
-    /// Holds `bytes` in all: waits for room if that is more than now, and refunds the rest if it is less. The first
-    /// [`FREE`] bytes are not charged.
+    /// Holds `bytes` in all: waits for room to grow, and refunds when it shrinks. Up to [`FREE`] bytes are not charged.
     ///
     /// # Errors
     /// [`BudgetFull`]; everything that was held is refunded then.
@@ -209,10 +211,11 @@ impl Reservation {
             self.shrink(bytes);
             return Poll::Ready(Ok(()));
         };
-        // Would never fit: refused at once, instead of waiting for room that cannot come.
+        // Never fits: refused at once instead of waiting for room that cannot become free.
         if bytes > self.budget.config.most() {
             return Poll::Ready(Err(self.overrun()));
         }
+        // A wait for another amount is dropped. It has charged nothing: `charge_later` charges in the poll that resolves it.
         if self
             .waiting
             .as_ref()
@@ -220,8 +223,7 @@ impl Reservation {
         {
             self.waiting = None;
         }
-        // Only where nothing waits: with a waiter of its own this would charge twice, once here and once when the waiter is
-        // polled.
+        // Only without a wait in progress: otherwise this would charge once here and again when the wait is polled.
         if self.waiting.is_none() && self.budget.charge(&self.caller, more, bytes) {
             self.charged = bytes;
             return Poll::Ready(Ok(()));
@@ -249,6 +251,7 @@ impl Reservation {
 
     /// Holds no more than `bytes`.
     pub(crate) fn shrink(&mut self, bytes: usize) {
+        // What was waited for is not wanted any more, and the next `poll_hold` must not find a wait for an old amount.
         self.waiting = None;
         if bytes < self.charged {
             self.budget.refund(&self.caller, self.charged - bytes);
@@ -262,6 +265,7 @@ impl Reservation {
     }
 
     fn overrun(&mut self) -> BudgetFull {
+        // Everything and not only what was asked for: requests that wait for each other go on when one of them gives up.
         self.shrink(0);
         self.budget.refused.inc();
         BudgetFull
@@ -274,18 +278,18 @@ impl Drop for Reservation {
     }
 }
 
-/// What a request is answered that found no room.
+/// The answer to a request that found no room.
 pub(crate) fn overloaded() -> Rejection {
     let message =
-        "The server is reading as much as it may: send this again later, or send less at a time.";
+        "The server's memory for request bodies is in use: retry later, or send less at a time.";
     Rejection::new(Code::Overloaded, ErrorReason::SERVER_OVERLOADED, message)
 }
 
 /// Small bodies are not charged: the limits of connections and streams bound them.
 pub(crate) const FREE: usize = 4 << 10;
-/// What an ordinary request holds at most.
+/// The maximum that an ordinary request holds.
 const LITTLE: usize = 1 << 20;
-/// Who holds no more than such a part of all that may be held holds little.
+/// A caller that holds no more than this part of the whole budget holds little.
 const LITTLE_PART: usize = 16;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Ends compressed input that no longer unpacks to anything (D-47).
+//! Fails compressed input that unpacks to almost nothing (D-47).
 //!
-//! All formats have parts that hold nothing: empty blocks, members, frames. Sixty MiB of these are seconds of work in one
-//! piece, between the parts of which nobody looks at whether anybody still waits. Nothing that was packed to be smaller
-//! needs more than twice the bytes of what it holds.
+//! All formats have parts without content: empty blocks, members, frames. Sixty MiB of these are seconds of work within one
+//! step, which cannot be interrupted. Data that was compressed to be smaller never needs more than twice the bytes of its
+//! content.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use axum::body::Bytes;
 use bytes::Buf;
 
-/// Bytes that are being unpacked.
+/// The compressed bytes, as the decoder reads them.
 pub(crate) struct CompressedLimit {
     bytes: Bytes,
     read: usize,
     unpacked: UnpackedCount,
 }
 
-/// How much they have unpacked to so far; updated by the decoder between two steps.
+/// The number of bytes that were unpacked so far; updated between two steps.
 #[derive(Clone, Default)]
 pub(crate) struct UnpackedCount(Arc<AtomicUsize>);
 
@@ -31,7 +31,7 @@ impl CompressedLimit {
         }
     }
 
-    /// What was not read.
+    /// The bytes that were not read.
     pub(crate) fn rest(&self) -> &[u8] {
         &self.bytes
     }
@@ -45,9 +45,11 @@ impl UnpackedCount {
 
 impl Read for CompressedLimit {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        // The count is that of the last step, so it lags by what this step has unpacked; `AHEAD` covers that.
         let unpacked = self.unpacked.0.load(Ordering::Relaxed);
         let most = unpacked.saturating_mul(2).saturating_add(AHEAD);
         let left = most.saturating_sub(self.read);
+        // An error and not the end: a decoder would take an end for a complete or cut-off input.
         if left == 0 && !self.bytes.is_empty() {
             return Err(io::ErrorKind::InvalidData.into());
         }
@@ -58,10 +60,10 @@ impl Read for CompressedLimit {
     }
 }
 
-/// Unpacked bytes of a step: between two of them the request may end, and others have their turn.
+/// Bytes that one step unpacks: between two steps the request may end, and other requests get their turn.
 pub(crate) const STEP: usize = 256 << 10;
-/// What may be read before anything has come of it: all that a step can need of what does not get smaller, and what decoders
+/// Bytes that may be read before any are unpacked: the most that a step can need of incompressible content, and what decoders
 /// read ahead.
 const AHEAD: usize = 2 * STEP;
-/// What is packed into so much may be unpacked at once where it is read.
+/// Compressed input up to this size may be unpacked by the task that reads it; larger input goes to the thread pool.
 pub(crate) const UNPACKED_HERE: usize = 8 << 10;

@@ -1,8 +1,8 @@
 //! Reads and discards the rest of a request body when the response is ready early, as for a refused request (TR-208,
 //! D-35).
 //!
-//! Over HTTP/1 a connection whose body was not read has to be closed, and closing it under the hands of a client that still
-//! writes resets it: the client then reports a broken connection, and never sees the answer that says what was wrong.
+//! Over HTTP/1 a connection whose body was not read has to be closed, and closing it while the client still writes resets it:
+//! the client then reports a broken connection, and never sees the response that says what was wrong.
 
 use std::time::Duration;
 
@@ -11,25 +11,27 @@ use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use tokio::time::timeout;
 
-/// All of it may take this long.
+/// Time limit for reading all of it.
 const MOST: Duration = Duration::from_secs(30);
-/// A client that sends nothing for this long waits for its answer; over a stream in both directions it may wait for ever.
+/// A client that sends nothing for this long is taken to wait for its response; over a bidirectional stream it would wait for
+/// ever.
 const PAUSE: Duration = Duration::from_secs(2);
-/// How many pieces are read, and one more for each so many bytes that may be read: each costs something, however small it is.
+/// Number of pieces that are read, plus one for each [`PIECE_BYTES`] that may be read: every piece costs time, however small it
+/// is.
 const PIECES: u64 = 1_000;
 const PIECE_BYTES: u64 = 1 << 10;
 
-/// The part of a body that its reader left.
+/// The part of a body that its reader has not read.
 pub(crate) struct UnreadRemainder {
     pub(crate) body: Body,
-    /// Bytes that the reader took.
+    /// Bytes that the reader has read.
     pub(crate) read: u64,
-    /// The reader has asked for the body. A client with `Expect: 100-continue` sends nothing before that, and is not made to.
+    /// The reader has polled the body. A client with `Expect: 100-continue` sends nothing before that.
     pub(crate) begun: bool,
 }
 
 impl UnreadRemainder {
-    /// All of a body that nobody has asked for.
+    /// A body that was never polled.
     pub(crate) const fn of(body: Body) -> Self {
         Self {
             body,
@@ -38,16 +40,17 @@ impl UnreadRemainder {
         }
     }
 
-    /// Reads the rest, as long as the whole body has no more than `most` bytes. `waits`: the client sends nothing before it
-    /// is asked.
+    /// Reads the rest, as long as the whole body has no more than `most` bytes. `waits`: the client has sent
+    /// `Expect: 100-continue`.
     pub(crate) async fn read_away(mut self, most: u64, waits: bool) {
+        // Polling the body would make hyper send the 100, and with it ask for an upload that is only thrown away.
         if self.begun || !waits {
             read_away(&mut self.body, most.saturating_sub(self.read)).await;
         }
     }
 }
 
-/// Reads at most about so many bytes, and says how many it read.
+/// Reads about `most` bytes, and returns how many it has read.
 pub(crate) async fn read_away(body: &mut Body, most: u64) -> u64 {
     let mut read = 0;
     let mut pieces = PIECES.saturating_add(most / PIECE_BYTES);
@@ -61,7 +64,7 @@ pub(crate) async fn read_away(body: &mut Body, most: u64) -> u64 {
             pieces -= 1;
         }
     };
-    // What is left then is the connection's, which closes.
+    // Whatever is left at a limit or after an error: hyper closes the connection over it.
     let _ = timeout(MOST, reading).await;
     read
 }
@@ -83,7 +86,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn d_35_reading_away_ends_by_bytes_by_pieces_and_by_time() {
+    async fn d_35_draining_a_body_is_limited_in_bytes_pieces_and_time() {
         for (bytes, pause, most, read, seconds) in [
             (1_000_000, 0, 2_500_000, 3_000_000, 0),
             (1, 0, 1 << 20, 2_024, 0),
@@ -100,7 +103,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn d_35_who_waits_to_be_asked_for_a_body_is_not_asked_when_it_is_refused() {
+    async fn d_35_a_refused_body_behind_expect_100_is_not_requested() {
         let leftover = |begun| UnreadRemainder {
             body: dripping(1, 60_000),
             read: 0,

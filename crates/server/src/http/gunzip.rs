@@ -1,9 +1,8 @@
 //! Unpacks compressed gRPC messages before the gRPC library sees them (D-47).
 //!
-//! The library would unpack a whole message at once, where it holds up everything else, and keep the room for as long as
-//! the call lasts. Here each piece is charged before it is there, and handed on by itself, so that it goes when the library has
-//! copied it. What is malformed is handed on in a form that the library
-//! refuses as it would have refused the original.
+//! The library would unpack a whole message at once, which blocks a worker thread, and keep its buffer for as long as the call
+//! lasts. Here each piece is charged before it is unpacked, and is freed when the library has copied it. Malformed messages
+//! are replaced by ones that the library refuses in the same way.
 //!
 //! ```text
 //!   [1, length, packed] ─► charged piece by piece ─► [0, length, message]         [0, length, message] ─► as it is
@@ -25,10 +24,11 @@ use crate::http::body_budget::{BudgetFull, Reservation, overloaded};
 use crate::http::compressed_limit::{CompressedLimit, STEP, UNPACKED_HERE, UnpackedCount};
 use crate::http::intake::BodyIntake;
 
-/// The same request with its messages unpacked, each of which has at most `most` bytes.
+/// The same request with its messages unpacked; each may have up to `most` bytes.
 pub(crate) fn unpacked(request: Request<Body>, most: usize) -> Request<Body> {
     let encoding = request.headers().get("grpc-encoding");
     let intake = request.extensions().get::<Arc<BodyIntake>>().cloned();
+    // Only gzip: the library refuses other encodings by itself, with the list of those that it takes.
     let Some(intake) = intake.filter(|_| encoding.is_some_and(|name| name == "gzip")) else {
         return request;
     };
@@ -50,13 +50,13 @@ pub(crate) fn unpacked(request: Request<Body>, most: usize) -> Request<Body> {
 struct Messages {
     body: Body,
     most: usize,
-    /// Came and was not handed on.
+    /// Received and not yet handed on.
     buf: BytesMut,
-    /// So many bytes of a message are still to be handed on as they come.
+    /// Bytes of a message that are still to be handed on unchanged.
     passing: usize,
-    /// An unpacked message, whose head was handed on.
+    /// The pieces of an unpacked message, whose head was handed on.
     ready: VecDeque<Bytes>,
-    /// For what was unpacked last.
+    /// The charge for the message that was unpacked last.
     reservation: Reservation,
     intake: Arc<BodyIntake>,
 }
@@ -64,7 +64,7 @@ struct Messages {
 type GzipPart = Result<Bytes, axum::Error>;
 
 impl Messages {
-    /// The next bytes, until nothing more comes.
+    /// The next bytes, until the body ends.
     async fn next(mut self) -> Option<(GzipPart, Self)> {
         let part = self.part().await?;
         Some((part, self))
@@ -74,7 +74,7 @@ impl Messages {
         if let Some(piece) = self.ready.pop_front() {
             return Some(Ok(piece));
         }
-        // A poll for more of a stream means that the last message was taken. A unary call holds it until its response begins.
+        // A poll for more of a stream means that the last message was read. A unary call uses it until its response begins.
         if self.intake.has_answered() {
             self.hold_no_more_than(0);
         }
@@ -90,8 +90,8 @@ impl Messages {
                 let [flag, length @ ..] = *head;
                 let length = u32::from_be_bytes(length) as usize;
                 if flag != 1 || length > self.most {
-                    // Longer than allowed or not compressed: it goes through as it is, and the library says what is wrong
-                    // with it. Nothing of it is collected here.
+                    // Too long or not compressed: it is handed on unchanged, and the library answers what is wrong with it.
+                    // Nothing of it is collected here.
                     self.passing = HEAD + length;
                     continue;
                 }
@@ -108,7 +108,7 @@ impl Messages {
                     }
                 }
                 Some(Err(error)) => return Some(Err(error)),
-                // A piece of a message: the library says what is wrong with that.
+                // The end within a message: the library answers what is wrong with that.
                 None if !self.buf.is_empty() => self.passing = self.buf.len(),
                 None => return None,
             }
@@ -120,9 +120,9 @@ impl Messages {
         self.intake.holds_unpacked(!self.reservation.is_empty());
     }
 
-    /// Unpacks a message, and hands its head on.
+    /// Unpacks a message, and returns its new head.
     async fn unpack(&mut self, packed: Bytes) -> GzipPart {
-        // The message before was taken.
+        // The library asks for a message only when it has read the one before.
         self.hold_no_more_than(0);
         let here = packed.len() <= UNPACKED_HERE;
         let reported = UnpackedCount::default();
@@ -139,7 +139,7 @@ impl Messages {
         };
         while let Ok(false) = ended {
             if unpacking.bytes > self.most {
-                // Longer than allowed, however long it is.
+                // A head with one byte too many is enough for the library to refuse it; the rest is never unpacked.
                 let length = u32::try_from(self.most + 1).unwrap_or(u32::MAX);
                 return Ok(head(0, length));
             }
@@ -156,7 +156,7 @@ impl Messages {
             (unpacking, ended) = step.await.map_err(axum::Error::new)?;
         }
         if ended.is_err() {
-            // A byte that is no gzip either.
+            // A compressed message of one byte, which is no gzip: the library fails on it as on the original.
             self.ready = VecDeque::from([Bytes::from_static(&[0])]);
             return Ok(head(1, 1));
         }
@@ -167,9 +167,9 @@ impl Messages {
     }
 }
 
-/// The message of a call of one is worked on until its answer begins.
 impl Drop for Messages {
     fn drop(&mut self) {
+        // A unary call drops its body after the only message and then works on it, so the charge stays until its response.
         let none = self.intake.reserve();
         let reservation = std::mem::replace(&mut self.reservation, none);
         self.intake.keep(reservation);
@@ -180,12 +180,12 @@ struct GunzipState {
     source: GzDecoder<CompressedLimit>,
     counted: UnpackedCount,
     pieces: VecDeque<Bytes>,
-    /// Of all pieces.
+    /// The sum of all pieces.
     bytes: usize,
 }
 
 impl GunzipState {
-    /// Unpacks so many bytes more; whether that was the end. Blocks for as long as that takes.
+    /// Unpacks `bytes` more and returns whether that was the end. Blocks the thread.
     fn step(&mut self, bytes: usize) -> io::Result<bool> {
         let mut piece = Vec::new();
         let read = (&mut self.source)
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn d_47_messages_are_unpacked_and_others_are_left_as_they_are() {
+    async fn d_47_compressed_messages_are_unpacked_and_others_pass_unchanged() {
         let large = vec![b'a'; 3 << 20];
         let sent = [
             message(1, &gzip(b"one")),
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn d_47_what_the_library_refuses_is_left_to_it() {
+    async fn d_47_malformed_messages_are_left_to_the_library_to_refuse() {
         // Longer than allowed: told by its head, without the rest.
         let bomb = message(1, &gzip(&vec![0; 8 << 20]));
         assert_eq!(read(&bomb, 100, 1 << 20).await[..5], head(0, (1 << 20) + 1));
@@ -298,7 +298,7 @@ mod tests {
 
     /// The body of a stream may be silent for as long as it likes, and holds nothing for that.
     #[tokio::test]
-    async fn d_47_a_message_that_was_taken_is_charged_no_more() {
+    async fn d_47_a_message_that_was_read_is_refunded() {
         let in_use = IntGauge::new("used", "-").unwrap();
         let sent = message(1, &gzip(&vec![b'a'; 3 << 20]));
         let request = unpacked(request(&sent, 4096, &in_use), 4 << 20);
@@ -327,7 +327,7 @@ mod tests {
 
     /// A call of one message, whose body never ends: little of it came, and much of it is charged.
     #[tokio::test(start_paused = true)]
-    async fn d_47_what_is_unpacked_is_not_held_for_a_client_that_drips() {
+    async fn d_47_unpacked_bytes_are_refunded_when_the_client_is_too_slow() {
         let in_use = IntGauge::new("used", "-").unwrap();
         let sent = message(1, &gzip(&vec![b'a'; 3 << 20]));
         let drips = stream::repeat(()).then(|()| async {
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn d_47_what_is_unpacked_is_charged() {
+    async fn d_47_unpacked_bytes_are_charged_until_the_response() {
         let in_use = IntGauge::new("used", "-").unwrap();
         let large = vec![b'a'; 3 << 20];
         let request = unpacked(request(&message(1, &gzip(&large)), 4096, &in_use), 4 << 20);

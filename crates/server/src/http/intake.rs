@@ -1,7 +1,7 @@
 //! Charges a request body to the byte budget as it arrives (D-47).
 //!
-//! Until the answer begins everything that came is held; from then on the body is a stream of messages, and what is held is
-//! the message that has not arrived whole: a poll for more means that the others were taken.
+//! Until the response begins, everything that arrived is held. From then on the body is a stream of messages, and only the
+//! message that is not complete is held: a poll for more means that the reader has taken the others.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::Pin;
@@ -19,30 +19,30 @@ use crate::http::drain_body::UnreadRemainder;
 use crate::http::timeouts;
 use crate::http::upload_pace::UploadPace;
 
-/// What a request's body and its reader tell each other about its bytes. Stands in the request's extensions.
+/// State shared by a request's body, its reader and the middleware. Stands in the request's extensions.
 pub(crate) struct BodyIntake {
     budget: Arc<BodyBudget>,
     caller: CallerIdentity,
-    /// The answer has begun.
+    /// The response has begun.
     answered: AtomicBool,
-    /// What still comes is read and thrown away.
+    /// What still arrives is read and discarded, and is not charged.
     discarded: AtomicBool,
     overloaded: AtomicBool,
-    /// It came so slowly that it was given up.
+    /// It arrived too slowly and was given up.
     slow: AtomicBool,
-    /// What was unpacked of it is charged, beside what came.
+    /// Unpacked bytes of it are charged, beside those that arrived.
     unpacked: AtomicBool,
-    /// Charged until the answer begins.
+    /// Charged until the response begins.
     reservations: Mutex<Vec<Reservation>>,
-    /// The body, where its reader has let it go before its end and the answer has not begun.
+    /// The body, if its reader has dropped it before its end and before the response.
     leftover: Mutex<Option<UnreadRemainder>>,
-    /// Bytes of a body that are read although nobody needs them.
+    /// Bytes of an unneeded body that are read before its answer is sent.
     drain_bytes: u64,
-    /// The time in which a client must send as much as [`UploadPace`] says of what is charged.
+    /// The time in which a client must send the least amount of [`UploadPace`] while something is charged.
     pace: Duration,
 }
 
-/// How a body of many messages is cut into them.
+/// How a body is divided into messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Framing {
     /// Each ends with a line feed.
@@ -52,7 +52,7 @@ pub(crate) enum Framing {
 }
 
 impl BodyIntake {
-    /// Nothing has come yet of what `caller` sends.
+    /// For a body of `caller` of which nothing has arrived.
     pub(crate) fn new(
         budget: Arc<BodyBudget>,
         caller: CallerIdentity,
@@ -76,6 +76,7 @@ impl BodyIntake {
 
     /// The same body, charged.
     pub(crate) fn charging(self: &Arc<Self>, body: Body, framing: Framing) -> Body {
+        // Nothing can arrive: a GET needs no watch.
         if body.is_end_stream() {
             return body;
         }
@@ -92,24 +93,24 @@ impl BodyIntake {
         })
     }
 
-    /// How many bytes of a body are read although nobody needs them.
+    /// The bytes of an unneeded body that are read before its answer is sent.
     pub(crate) const fn drain_bytes(&self) -> u64 {
         self.drain_bytes
     }
 
-    /// A reservation for something else that comes of this request.
+    /// A reservation for something else that this request needs, such as unpacked bytes.
     pub(crate) fn reserve(&self) -> Reservation {
         self.budget.reserve(self.caller.clone())
     }
 
-    /// In whose turn slow work on it waits.
+    /// The number under which slow work on it takes turns with that of other callers.
     pub(crate) fn turn(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.caller.hash(&mut hasher);
         hasher.finish()
     }
 
-    /// Holds this until the answer begins.
+    /// Holds `reservation` until the response begins; releases it at once if it has begun.
     pub(crate) fn keep(&self, reservation: Reservation) {
         if !reservation.is_empty() && !self.is(&self.answered) {
             let mut reservations = self
@@ -120,7 +121,7 @@ impl BodyIntake {
         }
     }
 
-    /// The answer begins: what it is made of has been read. What has not been read comes back.
+    /// The response begins: its input has been read, and all charges are refunded. Returns what was not read.
     pub(crate) fn answered(&self) -> Option<UnreadRemainder> {
         // The flag before the remainder is taken: a body that is dropped from here on sees it and leaves nothing behind
         // (see `Drop` of `ChargedBody`).
@@ -130,6 +131,7 @@ impl BodyIntake {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         drop(std::mem::take(&mut *reservations));
+        // Before the other lock, so that no thread ever holds both.
         drop(reservations);
         self.leftover().take()
     }
@@ -138,17 +140,17 @@ impl BodyIntake {
         self.leftover.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the answer has begun.
+    /// Whether the response has begun.
     pub(crate) fn has_answered(&self) -> bool {
         self.is(&self.answered)
     }
 
-    /// What still comes is only read to its end.
+    /// From now on what arrives is only read to its end, without a charge.
     pub(crate) fn discard(&self) {
         self.discarded.store(true, Ordering::Relaxed);
     }
 
-    /// A part of this request found no room.
+    /// A part of this request found no room in the budget.
     pub(crate) fn overrun(&self) {
         self.overloaded.store(true, Ordering::Relaxed);
         self.discard();
@@ -159,7 +161,7 @@ impl BodyIntake {
         self.is(&self.overloaded)
     }
 
-    /// Says whether something that was unpacked of it is charged: the client must not keep that for nothing either.
+    /// Notes whether unpacked bytes of it are charged: then its client has to keep sending, or it would hold them for nothing.
     pub(crate) fn holds_unpacked(&self, holds: bool) {
         self.unpacked.store(holds, Ordering::Relaxed);
     }
@@ -179,21 +181,22 @@ struct ChargedBody {
     body: Body,
     intake: Arc<BodyIntake>,
     reservation: Reservation,
-    /// Bytes that came and are not done with.
+    /// Bytes that arrived and are still held.
     charged: usize,
-    /// Bytes that came in all.
+    /// Bytes that arrived in all.
     read: u64,
-    /// The reader has asked for it.
+    /// It was polled at least once.
     begun: bool,
-    /// Came, and waits for room.
+    /// Has arrived, and waits for room in the budget.
     frame: Option<Frame<Bytes>>,
     pace: UploadPace,
     cutter: MessageBounds,
 }
 
 impl ChargedBody {
-    /// Waits for room for so many bytes more.
+    /// Waits for room for `more` bytes.
     fn poll_room(&mut self, more: usize, cx: &mut Context<'_>) -> Poll<Result<(), BudgetFull>> {
+        // Checked for each piece, because a reader can give a body up while it arrives.
         if self.intake.is(&self.intake.discarded) {
             self.charged = 0;
             self.reservation.shrink(0);
@@ -205,8 +208,9 @@ impl ChargedBody {
         Poll::Ready(Ok(()))
     }
 
-    /// While nothing comes; ready if what is charged has come too slowly.
+    /// Polled while nothing arrives; ready if the charged bytes have arrived too slowly.
     fn poll_slow(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        // A client that holds nothing of the budget may be as slow as it likes: a session over gRPC may be silent for hours.
         if self.reservation.is_empty() && !self.intake.is(&self.intake.unpacked) {
             self.pace.rest();
             return Poll::Pending;
@@ -215,6 +219,7 @@ impl ChargedBody {
     }
 
     fn give_up(&mut self) -> axum::Error {
+        // The flag tells the middleware the cause; the handler may answer anything to the error.
         self.intake.slow.store(true, Ordering::Relaxed);
         self.intake.discard();
         self.charged = 0;
@@ -233,10 +238,11 @@ impl hyper::body::Body for ChargedBody {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let this = &mut *self;
         this.begun = true;
+        // A frame that waits for room comes first; until it has room no other is read, which stops the client through flow
+        // control.
         if this.frame.is_none() {
             if this.intake.is(&this.intake.answered) {
-                // A reader that asks for more has taken the messages that came whole; only the unfinished one is still in
-                // memory.
+                // A reader that asks for more has taken the complete messages; only the unfinished one is still in memory.
                 this.charged = this.cutter.unfinished;
                 this.reservation.shrink(this.charged);
             }
@@ -258,13 +264,14 @@ impl hyper::body::Body for ChargedBody {
             .map_or(0, Bytes::len);
         if ready!(this.poll_room(more, cx)).is_err() {
             this.intake.overrun();
-            // What waited is thrown away with the rest, which can still be read.
+            // The waiting frame is discarded like the rest, which can still be read to its end.
             this.frame = None;
-            // A status, because calls that run show it to their client.
+            // A gRPC status, because the library shows it to the client as it is, where it would make UNKNOWN of another error.
             let status = overloaded().to_status();
             return Poll::Ready(Some(Err(axum::Error::new(status))));
         }
         let frame = this.frame.take();
+        // Only once it is handed on: while it waits it is no part of what the reader has seen.
         if let Some(data) = frame.as_ref().and_then(Frame::data_ref) {
             this.cutter.pass(data);
         }
@@ -280,11 +287,11 @@ impl hyper::body::Body for ChargedBody {
     }
 }
 
-/// A reader lets a body go when it has all of it, and not when it has done with it; or when it refuses the request.
+/// A reader drops a body when it has read all of it, before it has used it; or when it refuses the request.
 impl Drop for ChargedBody {
     fn drop(&mut self) {
         if !self.body.is_end_stream() {
-            // The flag is looked at under the lock: a body that is let go later would be kept for nobody.
+            // The flag is read under the lock: a body that is dropped after `answered` would be kept for nobody.
             let mut leftover = self.intake.leftover();
             if !self.intake.has_answered() {
                 *leftover = Some(UnreadRemainder {
@@ -295,8 +302,8 @@ impl Drop for ChargedBody {
             }
         }
         if !self.intake.is(&self.intake.discarded) {
-            // A reader drops the body when it has the last byte, and then parses it: the memory is in use until the answer
-            // begins, and so is its charge.
+            // The reader has the last byte and now parses the whole: the memory is in use until the response begins, and the
+            // charge with it.
             let none = self.intake.reserve();
             let reservation = std::mem::replace(&mut self.reservation, none);
             self.intake.keep(reservation);
@@ -304,14 +311,14 @@ impl Drop for ChargedBody {
     }
 }
 
-/// Where messages end, in bytes that pass by.
+/// Finds where messages end in the bytes of a body.
 struct MessageBounds {
     framing: Framing,
-    /// Bytes of the message that has begun and not ended.
+    /// Bytes of the message that has begun and not ended, its head included.
     unfinished: usize,
-    /// The beginning of it, as long as that is no whole head.
+    /// The first bytes of its head, until that is complete.
     head: [u8; GRPC_HEAD],
-    /// Bytes of it that are still to come, behind its head.
+    /// Bytes of its payload that are still to come.
     left: usize,
 }
 
@@ -327,6 +334,7 @@ impl MessageBounds {
 
     fn pass(&mut self, data: &[u8]) {
         match self.framing {
+            // Only the last line feed counts: every message before it is complete.
             Framing::Lines => match data.iter().rposition(|byte| *byte == b'\n') {
                 Some(end) => self.unfinished = data.len() - end - 1,
                 None => self.unfinished += data.len(),
@@ -337,6 +345,7 @@ impl MessageBounds {
 
     fn pass_grpc(&mut self, mut data: &[u8]) {
         while let Some(first) = data.first() {
+            // Byte by byte, because a frame of HTTP/2 may end anywhere, within the head too.
             if self.unfinished < GRPC_HEAD {
                 self.head[self.unfinished] = *first;
                 self.unfinished += 1;
@@ -351,6 +360,7 @@ impl MessageBounds {
                 self.unfinished += part;
                 data = &data[part..];
             }
+            // After the head as well as after the payload: a message may be empty.
             if self.unfinished >= GRPC_HEAD && self.left == 0 {
                 self.unfinished = 0;
             }

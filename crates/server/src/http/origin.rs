@@ -1,11 +1,11 @@
 //! Which web origins may use the server (CORS): none by default, so that no web page can drive a server on a
 //! developer's machine (OA-908, OA-909).
 //!
-//! Not `tower_http::cors`: it only adds headers and refuses no origin (OA-909), answers a preflight 200 where OA-908 has 204, and takes
-//! every OPTIONS for a preflight, so that none would reach the checks behind it (D-45).
+//! Not `tower_http::cors`: it only adds headers and refuses no origin (OA-909), answers a preflight 200 where OA-908 has 204,
+//! and takes every OPTIONS for a preflight, so that none would reach the checks behind it (D-45).
 //!
-//! Where none are needed on loopback, every request must name a host that may be named: a browser sends a plain GET to
-//! a rebound name without anything that shows it to be one (D-45).
+//! Without keys on loopback, every request must name an allowed host, and not only those of browsers: a browser sends a plain
+//! GET to a rebound name without any header that shows it to be a browser's (D-45).
 
 use std::net::IpAddr;
 
@@ -19,31 +19,31 @@ use sapwood_proto::error_reason::ErrorReason;
 use crate::http::rejection::Rejection;
 use crate::listener::peer::PeerInfo;
 
-/// What browsers may name.
+/// Allowed origins and hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
-    /// Origins (`https://app.example`) that may call although they are not this host; `*` allows all.
+    /// Other origins (`https://app.example`) that may call the server; `*` allows all.
     pub origins: Vec<String>,
-    /// Host names under which browsers may reach the server; empty allows loopback names on a loopback listener and
-    /// every name elsewhere. On a loopback listener without keys they are also those that other clients may use beside
-    /// loopback names.
+    /// Host names under which browsers may reach the server; empty allows loopback names on a loopback listener and every
+    /// name on others. On a loopback listener without keys, other clients are held to this list and loopback names too.
     pub hosts: Vec<String>,
-    /// The listener is reachable from this machine only.
+    /// The listener can be reached from this machine only.
     pub loopback: bool,
 }
 
 impl Config {
-    /// Whether a request names its host as it must: once, and where nothing but the host tells a browser's request from
-    /// another, one that may be named. `keyed`: callers need keys, which a page under a rebound name does not have.
+    /// Checks that a request names its host exactly once, and on loopback without keys an allowed one. `keyed`: callers need
+    /// keys, which a page under a rebound name does not have.
     ///
     /// # Errors
     /// `invalid-request`, reason `bad_host`; `permission-denied`, reason `host_not_allowed`.
     pub fn check_host(&self, request: &Parts, keyed: bool) -> Result<(), Rejection> {
         let mut named = request.headers.get_all(header::HOST).iter();
         let (first, more) = (named.next(), named.next().is_some());
-        // RFC 9112, section 3.2: exactly one. Intermediaries that read another one than we do would be led astray.
+        // RFC 9112, section 3.2: exactly one. With two, a proxy could check one and this server compare the other. HTTP/1.0
+        // needs none, and HTTP/2 has `:authority` in its place.
         if more || first.is_none() && request.version == Version::HTTP_11 {
-            let message = "A request names its host once, in the header Host.";
+            let message = "A request must name its host exactly once, in the header Host.";
             return Err(Rejection::new(
                 Code::InvalidRequest,
                 ErrorReason::BAD_HOST,
@@ -51,11 +51,12 @@ impl Config {
             ));
         }
         let authority = request.uri.authority().map(Authority::as_str);
+        // A name that is not text becomes the empty one, which is on no list.
         let sent = first.map(|first| first.to_str().unwrap_or_default());
         if let (Some(authority), Some(sent)) = (authority, sent)
             && !authority.eq_ignore_ascii_case(sent)
         {
-            let message = "The header Host names another host than the request itself.";
+            let message = "The header Host differs from the host in the request target.";
             return Err(Rejection::new(
                 Code::InvalidRequest,
                 ErrorReason::BAD_HOST,
@@ -63,10 +64,10 @@ impl Config {
             ));
         }
         let named = authority.or(sent).unwrap_or_default();
-        // No page reaches a Unix socket.
+        // A web page cannot reach a Unix socket, and its clients send any name, or a path, as the host.
         let reachable = request.extensions.get::<PeerInfo>().is_some();
         if reachable && !named.is_empty() && !is_host(named) {
-            let message = "The header Host names a host and may name its port, and nothing else.";
+            let message = "The header Host must be a host name with an optional port.";
             return Err(Rejection::new(
                 Code::InvalidRequest,
                 ErrorReason::BAD_HOST,
@@ -78,7 +79,7 @@ impl Config {
             return Ok(());
         }
         let message =
-            "Without keys this server answers to loopback names alone: see `browser.hosts`.";
+            "Without keys this server accepts loopback host names only: see `browser.hosts`.";
         Err(Rejection::new(
             Code::PermissionDenied,
             ErrorReason::HOST_NOT_ALLOWED,
@@ -86,13 +87,14 @@ impl Config {
         ))
     }
 
-    /// Whether a request may come in.
+    /// Checks the origin of a request that comes from a browser (OA-909).
     ///
     /// # Errors
     /// `permission-denied`, reason `origin_not_allowed`.
     pub fn check(&self, request: &Parts) -> Result<(), Rejection> {
         let headers = &request.headers;
         let origin = text(headers, header::ORIGIN.as_str());
+        // Only browsers send these, and a page can neither set nor remove them; other clients may name any host.
         if !headers.contains_key(header::ORIGIN) && !headers.contains_key("sec-fetch-site") {
             return Ok(());
         }
@@ -100,32 +102,33 @@ impl Config {
         let host = authority
             .or_else(|| text(headers, header::HOST.as_str()))
             .unwrap_or_default();
+        // Against DNS rebinding: a page of `evil.example` whose name resolves to this machine is same-origin with it.
         if !self.knows_host(without_port(host)) {
             return Err(refused(
-                "This host name is not served to browsers: see `hosts`.",
+                "This host name is not served to browsers: see `browser.hosts`.",
             ));
         }
         match origin {
             Some(origin) if !same_host(origin, host) && !self.allows(origin) => Err(refused(
-                "This origin may not call the server: see `origins`.",
+                "This origin may not call the server: see `browser.origins`.",
             )),
-            // What one reader takes for the origin, another may not.
+            // The first of two is the one checked above, and a proxy may have checked the other.
             Some(_) if headers.get_all(header::ORIGIN).iter().count() > 1 => {
-                Err(refused("A request names its origin once."))
+                Err(refused("A request must have only one header Origin."))
             }
-            // What cannot be read allows nothing.
+            // Present but not text: it must not pass as a request without an origin.
             None if headers.contains_key(header::ORIGIN) => {
-                Err(refused("The header Origin is no origin."))
+                Err(refused("The header Origin is not a valid origin."))
             }
             _ => Ok(()),
         }
     }
 
-    /// The answer to a preflight of an origin that [`Self::check`] lets in, for which no key is needed (OA-908); none if the
-    /// request is no preflight. What it asks about is never run: the preflight ends here whatever is configured.
+    /// The answer to a preflight of an origin that passed [`Self::check`], for which no key is needed (OA-908); `None` if the
+    /// request is no preflight. A preflight never reaches a handler, whatever is configured.
     ///
     /// # Errors
-    /// `permission-denied` for a preflight of nobody: browsers name the page that asks.
+    /// `permission-denied` for a preflight without an origin, which no browser sends.
     pub fn preflight(&self, request: &Parts) -> Result<Option<Response<Body>>, Rejection> {
         let headers = &request.headers;
         let Some(asked) = headers.get(header::ACCESS_CONTROL_REQUEST_METHOD) else {
@@ -135,11 +138,12 @@ impl Config {
             return Ok(None);
         }
         let Some(origin) = text(headers, header::ORIGIN.as_str()) else {
-            return Err(refused("A preflight names the origin that asks."));
+            return Err(refused("A preflight must have the header Origin."));
         };
         let mut answer = Response::new(Body::empty());
         *answer.status_mut() = StatusCode::NO_CONTENT;
         if self.allows(origin) {
+            // Whatever was asked for is allowed: the origin is trusted, and the checks of a request do not depend on CORS.
             let reported = answer.headers_mut();
             reported.insert(header::ACCESS_CONTROL_ALLOW_METHODS, asked.clone());
             if let Some(names) = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
@@ -150,8 +154,8 @@ impl Config {
         Ok(Some(answer))
     }
 
-    /// Tells the browser that the page of an allowed origin may read this answer. Credentials of the browser are never
-    /// asked for: keys are sent by the page itself.
+    /// Adds the headers by which the page of an allowed origin may read this response. There is no
+    /// `Access-Control-Allow-Credentials`: pages send keys themselves, and `*` must not go with credentials (OA-908).
     pub fn share(&self, asked: &HeaderMap, answer: &mut HeaderMap) {
         let Some(origin) = asked.get(header::ORIGIN) else {
             return;
@@ -160,6 +164,7 @@ impl Config {
             return;
         }
         answer.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
+        // The origin is echoed even for `*`, so that a cache must not give one page the response of another.
         answer.append(header::VARY, HeaderValue::from_static("origin"));
         answer.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
     }
@@ -199,12 +204,14 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 /// `http://localhost:8000` and `localhost:8000` name the same host; `null` names none.
 fn same_host(origin: &str, host: &str) -> bool {
     let rest = origin.split_once("://").map(|(_, rest)| rest);
+    // The scheme is not compared: behind a proxy that ends TLS the server does not know its own.
     rest.is_some_and(|rest| rest.eq_ignore_ascii_case(host))
 }
 
-/// Whether this is a host and perhaps its port: nobody (`user@`) and no part of a path stands beside them, so that no other
-/// reader finds another host in it.
+/// Whether this is a host with an optional port. User names (`user@`) and parts of a path are refused, so that no other parser
+/// finds another host in it.
 fn is_host(sent: &str) -> bool {
+    // `Authority` does not check that a port is a number.
     let port = |authority: &Authority| {
         let rest = &authority.as_str()[authority.host().len()..];
         rest.is_empty() || authority.port_u16().is_some()
@@ -213,6 +220,7 @@ fn is_host(sent: &str) -> bool {
 }
 
 fn without_port(host: &str) -> &str {
+    // IPv6 first, whose address has colons of its own.
     match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((address, _)) => address,
         None => host.split_once(':').map_or(host, |(name, _)| name),
@@ -222,6 +230,7 @@ fn without_port(host: &str) -> &str {
 /// Whether this names the machine itself.
 #[must_use]
 pub fn is_loopback(name: &str) -> bool {
+    // `*.localhost` is reserved for loopback (RFC 6761), so no public name that could be rebound ends in it.
     name.eq_ignore_ascii_case("localhost")
         || name.to_ascii_lowercase().ends_with(".localhost")
         || name
@@ -229,7 +238,7 @@ pub fn is_loopback(name: &str) -> bool {
             .is_ok_and(|address| address.is_loopback())
 }
 
-/// How long a browser may remember a preflight's answer.
+/// How long a browser may cache a preflight's answer.
 const PREFLIGHT_SECONDS: HeaderValue = HeaderValue::from_static("600");
 /// The headers that a page may read: request id, rate limits, waiting times, streams.
 const EXPOSED: HeaderValue = HeaderValue::from_static(
@@ -302,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn oa_909_an_origin_is_named_once() {
+    fn oa_909_a_request_has_at_most_one_origin() {
         for (origins, expect) in [
             (&["http://a"][..], true),
             (&["http://a", "http://b"], false),
@@ -317,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn d_45_a_host_is_named_once_and_without_keys_on_loopback_it_is_ours() {
+    fn d_45_a_host_is_named_once_and_on_loopback_without_keys_it_is_an_allowed_one() {
         let local = Config {
             loopback: true,
             hosts: vec!["proxy.example".into()],
@@ -365,7 +374,7 @@ mod tests {
             let reported = config.check_host(&parts, keyed).err();
             let reported = reported.map(|rejection| rejection.code.http());
             assert_eq!(reported, expect, "{keyed} {version:?} {uri} {hosts:?}");
-            // No page reaches a Unix socket, whatever a client of it calls us.
+            // A Unix socket accepts any host name.
             parts.extensions.remove::<PeerInfo>();
             let reported = config.check_host(&parts, keyed).err();
             assert!(reported.is_none_or(|rejection| rejection.reason == "bad_host"));

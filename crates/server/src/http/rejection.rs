@@ -11,18 +11,18 @@ use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::evergreen::{Reason, Status};
 use sapwood_proto::generate::error_body;
 
-/// Why a request is answered before any face sees it, or by a route that is no face's.
+/// The error of a request that is refused before a face sees it, or by a route of no face.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
     /// The closed code; it decides the HTTP and gRPC status.
     pub code: Code,
     /// The finer name, in the lower case that HTTP clients read (`invalid_api_key`, `draining` …).
     pub reason: ErrorReason,
-    /// What is wrong and what to do; contains nothing that a client must not see.
+    /// What is wrong and what to do; contains nothing confidential.
     pub message: String,
-    /// Replaces the code's own HTTP status, where a page names another one.
+    /// Replaces the HTTP status of the code, where a specification names another one.
     pub http_status: Option<StatusCode>,
-    /// When it is worth asking again; a second, where the code says later and nobody knows better.
+    /// When to retry; `None` is one second for codes that are worth a retry.
     pub retry_after: Option<Duration>,
 }
 
@@ -45,7 +45,7 @@ impl Rejection {
         self
     }
 
-    /// The same with the time after which it is worth asking again.
+    /// The same with the time after which to retry.
     #[must_use]
     pub const fn after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
@@ -63,7 +63,7 @@ impl Rejection {
         }
     }
 
-    /// The answer for a client that asked with these headers: gRPC calls get trailers, everybody else JSON.
+    /// The response for a client that sent these headers: gRPC trailers, or JSON.
     #[must_use]
     pub fn answer(&self, asked: &HeaderMap) -> Response<Body> {
         if is_grpc(asked) {
@@ -73,9 +73,10 @@ impl Rejection {
         }
     }
 
-    /// The same as a status of gRPC.
+    /// The same as a gRPC status.
     pub(crate) fn to_status(&self) -> tonic::Status {
         let mut status = Status::other(self.code, self.wire_reason(), self.message.clone());
+        // `Status::other` has decided by the code whether a retry is worth while; when, this rejection knows better.
         if status.retry_after.is_some() {
             status.retry_after = Some(self.wait());
         }
@@ -87,7 +88,7 @@ impl Rejection {
         answer.map(Body::new)
     }
 
-    /// The reason as sessions name it (D-30); a code without a reason of its own is written in capitals, as is the custom of gRPC.
+    /// The reason as Evergreen names it (D-30); others are written in capitals, as gRPC's error details have them.
     fn wire_reason(&self) -> String {
         match self.reason {
             ErrorReason::DRAINING => Reason::GoingAway.name().to_owned(),
@@ -96,13 +97,13 @@ impl Rejection {
         }
     }
 
-    /// When to come back.
+    /// When to retry, within what clients accept.
     fn wait(&self) -> Duration {
         let wait = self.retry_after.unwrap_or(LEAST_WAIT);
         wait.clamp(LEAST_WAIT, MOST_WAIT)
     }
 
-    /// The answer for a request to this path: that of the face whose path it is.
+    /// The response for a request to this path, in the format of the face whose path it is.
     #[must_use]
     pub fn answer_at(&self, path: &str, asked: &HeaderMap) -> Response<Body> {
         let theirs = path
@@ -112,10 +113,11 @@ impl Rejection {
         if !theirs || is_grpc(asked) {
             return answer;
         }
-        // TR-205, TR-206: the text alone, and the code in a header.
+        // TR-205, TR-206: the text alone, and the code in a header. The other headers stay, `Retry-After` among them.
         let (mut head, _) = answer.into_parts();
         let code = HeaderValue::from_static(self.code.name());
         head.headers.insert("sapwood-error", code);
+        // That of the body that is replaced; hyper sets the new one.
         head.headers.remove(header::CONTENT_LENGTH);
         Response::from_parts(head, Body::from(error_body(&self.message)))
     }
@@ -150,11 +152,11 @@ impl IntoResponse for Rejection {
     }
 }
 
-/// Official clients give up when they are asked to wait for minutes.
+/// OA-202. Below it, clients fall back to their own back-off; when asked to wait for minutes, official ones give up.
 const LEAST_WAIT: Duration = Duration::from_secs(1);
 const MOST_WAIT: Duration = Duration::from_secs(60);
 
-/// Whether the client speaks gRPC.
+/// Whether this is a gRPC call, by its content type (with or without `+proto`).
 #[must_use]
 pub fn is_grpc(headers: &HeaderMap) -> bool {
     headers
@@ -192,7 +194,7 @@ mod tests {
 
     /// OA-910: what a queue estimates reaches the client.
     #[test]
-    fn oa_202_the_time_to_come_back_is_told_in_whole_seconds_and_in_milliseconds() {
+    fn oa_202_retry_after_is_sent_in_whole_seconds_and_in_milliseconds() {
         for (wait, seconds, milliseconds) in [
             (None, "1", "1000"),
             (Some(Duration::from_millis(1)), "1", "1000"),
@@ -223,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn ev_902_a_grpc_client_reads_why_and_when_to_come_back() {
+    fn ev_902_a_grpc_client_reads_the_reason_and_when_to_retry() {
         let grpc = HeaderValue::from_static("application/grpc");
         let asked = HeaderMap::from_iter([(header::CONTENT_TYPE, grpc)]);
         let seconds = |seconds| Some(Duration::from_secs(seconds));

@@ -9,15 +9,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// The header in which an id comes and goes.
+/// The header of request ids, in requests and responses.
 pub const HEADER: HeaderName = HeaderName::from_static("x-request-id");
 
-/// The id of a request; stands in its extensions, its log lines and its answer.
+/// The id of a request; stands in its extensions, its log lines and its response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestId(Arc<str>);
 
 impl RequestId {
-    /// The client's own id if it is a decent one, else a new one.
+    /// The client's own id if it is valid, else a new one.
     #[must_use]
     pub fn of(headers: &HeaderMap) -> Self {
         let given = headers.get(HEADER).and_then(|value| value.to_str().ok());
@@ -29,8 +29,8 @@ impl RequestId {
     /// `req_` and 32 hex digits, unique in this process and unlikely anywhere else.
     #[must_use]
     pub fn fresh() -> Self {
-        // The standard library seeds this state from the operating system, once per thread: enough for a name that
-        // only has to differ, and no generator of our own to keep.
+        // The standard library seeds this state from the operating system, once per thread: enough for an id that has to be
+        // unique and not secret. The counter makes ids of one thread differ even if the seeds did not.
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let high = RandomState::new().hash_one(count);
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn oa_105_decent_ids_are_kept_and_others_replaced() {
+    fn oa_105_valid_ids_are_kept_and_others_replaced() {
         let long = "a".repeat(128);
         let too_long = "a".repeat(129);
         for (given, retained) in [

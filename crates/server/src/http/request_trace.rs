@@ -1,12 +1,11 @@
 //! The trace of a request: its span, and its line in the access log (OA-804).
 //!
 //! ```text
-//!   middleware ─► route ─► response ([`TracedBody`])      each holds the trace; models that are called add to it;
-//!             └────► tasks begun for it ([`carry`])    the line is written when the last holder has gone
+//!   middleware ─► route ─► response ([`TracedBody`])   each holds the trace; models that are called add to it;
+//!             └────► tasks begun for it ([`carry`])    the line is written when the last holder is dropped
 //! ```
 //!
-//! So the line of a session comes at the session's end, also where the answer to its request was over long before: a
-//! WebSocket's.
+//! So the line of a session is written at the session's end, also where the response ended long before, as for a WebSocket.
 
 use std::pin::Pin;
 use std::sync::atomic::AtomicBool;
@@ -29,6 +28,7 @@ use crate::listener::peer::ConnectionId;
 use crate::listener::poll_timing::timed;
 use crate::ops::telemetry::Parent;
 
+// Task-locals and not arguments: the kernel between a face and the layers knows nothing of requests.
 tokio::task_local! {
     static PRESENT: RequestTrace;
     /// The fair share of the calls of a connection without requests, and so without a trace.
@@ -72,28 +72,28 @@ impl RequestTrace {
         self
     }
 
-    /// The same, for calls that wait in this turn.
+    /// The same, for calls with this fair share.
     pub(crate) fn in_turn(mut self, turn: FairShare) -> Self {
         self.turn = turn;
         self
     }
 
-    /// In whose turn its calls wait (D-54).
+    /// The fair share of its calls (D-54).
     pub(crate) const fn turn(&self) -> FairShare {
         self.turn
     }
 
-    /// When the caller's key is revoked.
+    /// The revocation of the caller's key; `None` if the request was refused.
     pub(crate) fn revocation(&self) -> Option<Revocation> {
         self.revocation.clone()
     }
 
-    /// Whose child the request's spans are.
+    /// The parent of the request's spans.
     pub(crate) const fn parent(&self) -> Option<Parent> {
         self.parent
     }
 
-    /// Set where the connection lets the answer go, because nobody takes it.
+    /// Set when the connection drops the response because its client has stopped reading.
     pub(crate) fn let_go(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.let_go)
     }
@@ -111,6 +111,8 @@ impl RequestTrace {
     /// The trace of the request that a call belongs to: that of the call around it, or else that of the present task. The
     /// calls within it belong to the same, whichever task they are made by.
     pub(crate) fn of(call: &mut Call) -> Option<Self> {
+        // The call's own trace first: a function may call models from a task or thread that has no task-local, or that works
+        // for another request.
         if let Some(trace) = call.extensions.get::<Self>() {
             return Some(trace.clone());
         }
@@ -119,18 +121,18 @@ impl RequestTrace {
         Some(trace)
     }
 
-    /// Runs `work` within this trace. Not an `async fn`, which would hold the room for `work` twice; nor is [`carry`].
+    /// Runs `work` within this trace. Neither this nor [`carry`] is an `async fn`, whose future would hold `work` twice.
     pub(crate) fn follow<F: Future>(self, work: F) -> impl Future<Output = F::Output> {
         let span = self.span.clone();
         PRESENT.scope(self, work.instrument(span))
     }
 
-    /// What the models that are called for the request are charged to.
+    /// The token meter that calls of models are charged to.
     pub(crate) fn allowance(&self) -> Option<Arc<TokenMeter>> {
         self.allowance.clone()
     }
 
-    /// Does something to the line that will be written.
+    /// Reads or changes the record of the log line. `write` must not call this again: the record is locked.
     pub(crate) fn note<R>(&self, write: impl FnOnce(&mut AccessRecord) -> R) -> R {
         write(&mut self.entry.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -150,10 +152,11 @@ pub(crate) fn carry<F: Future>(work: F) -> impl Future<Output = F::Output> {
     }
 }
 
-/// The same, for a session that takes turns of its own beside others on its connection (D-54).
+/// The same, for a session that takes turns of its own beside other sessions on its connection (D-54).
 pub(crate) fn carry_session<F: Future>(work: F) -> impl Future<Output = F::Output> {
     match RequestTrace::present() {
         Some(mut request_trace) => {
+            // Sessions over gRPC share one connection, sessions over WebSockets do not; both get the same share this way.
             request_trace.turn.connection = ConnectionId::fresh().0;
             timed(Either::Left(request_trace.follow(work)))
         }
@@ -161,13 +164,13 @@ pub(crate) fn carry_session<F: Future>(work: F) -> impl Future<Output = F::Outpu
     }
 }
 
-/// Resolves when the key of the request that is being worked for is revoked; never where that is no request.
+/// Resolves when the key of the current task's request is revoked; never in a task without a request.
 pub(crate) fn revoked() -> BoxFuture<'static, ()> {
     let revocation = RequestTrace::present().and_then(|request_trace| request_trace.revocation());
     revocation.map_or_else(|| pending().boxed(), |revocation| revocation.reached())
 }
 
-/// In whose turn what is being worked for waits.
+/// The fair share of the current task.
 pub(crate) fn present_turn() -> FairShare {
     if let Some(request_trace) = RequestTrace::present() {
         return request_trace.turn;
@@ -175,7 +178,7 @@ pub(crate) fn present_turn() -> FairShare {
     TURN.try_with(|turn| *turn).unwrap_or_default()
 }
 
-/// Wraps `work` for a connection without requests, and so without a trace, in the turns of `caller`.
+/// Wraps `work` for a connection without requests, and so without a trace, with a fair share of `caller`.
 pub(crate) fn in_turns_of<F: Future>(
     caller: &CallerIdentity,
     work: F,
@@ -196,9 +199,9 @@ pub(crate) fn grpc_status(headers: &http::HeaderMap) -> Option<i32> {
 pub(crate) struct TracedBody {
     body: Body,
     request_trace: RequestTrace,
-    /// When it is cut because the caller's key was revoked, where that takes longer than a poll.
+    /// Resolves when the body is cut because the caller's key was revoked; made at the first pending poll.
     revoked: Option<BoxFuture<'static, ()>>,
-    /// Keeps the connection from counting as idle until the answer is out.
+    /// Keeps the connection from counting as idle until the response has been sent.
     _in_flight: Option<InFlight>,
 }
 
@@ -229,10 +232,10 @@ impl hyper::body::Body for TracedBody {
             revoked,
             ..
         } = &mut *self;
-        // A face that makes its answer while it is read does so here.
+        // Within the trace, because a face that generates its response while it is read calls models here.
         let mut polled = trace.within(|| Pin::new(&mut *body).poll_frame(cx));
-        // Only where the face has nothing to send: a face that notices the revocation itself has its last words in the
-        // frames before.
+        // Only while the face has nothing to send: one that notices the revocation itself sends its error in the frames
+        // before.
         if polled.is_pending()
             && let Some(revocation) = &trace.revocation
             && revoked
@@ -240,14 +243,16 @@ impl hyper::body::Body for TracedBody {
                 .poll_unpin(cx)
                 .is_ready()
         {
-            // What a face still runs for it ends here, and not when its reader has gone.
+            // Dropped here, so that the face's work ends now and not when hyper drops this body.
             *body = Body::empty();
             polled = Poll::Ready(Some(Err(axum::Error::new("the key was revoked"))));
         }
         match &polled {
             Poll::Ready(Some(Ok(frame))) => trace.note(|entry| {
                 let trailers = frame.trailers_ref();
+                // A gRPC status is in the trailers, or in the headers of a response without messages, which was noted before.
                 entry.grpc = trailers.and_then(grpc_status).or(entry.grpc);
+                // hyper does not poll a body again that says it has ended, so the last frame is the last chance to note it.
                 entry.ended = trailers.is_some() || body.is_end_stream();
             }),
             Poll::Ready(None) => trace.note(|entry| entry.ended = true),
@@ -276,7 +281,7 @@ mod tests {
     use crate::http::request_id::RequestId;
 
     #[tokio::test]
-    async fn a_task_begun_for_a_request_adds_to_its_line_and_holds_it_back() {
+    async fn a_task_of_a_request_adds_to_its_log_line_and_delays_it() {
         let (request, ()) = http::Request::new(()).into_parts();
         let trace = RequestTrace::new(AccessRecord::new(RequestId::fresh(), None, &request), None);
         let line = Arc::downgrade(&trace.entry);

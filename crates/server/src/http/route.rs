@@ -1,7 +1,7 @@
 //! The table that the router is built from: each route with its kind and the access that it requires (D-45).
 //!
-//! There is no other way to a handler: [`crate::server`] makes its router of these, each behind the gate, and gives
-//! the same list out to be walked.
+//! There is no other way to a handler: [`crate::server`] builds its router from these, each behind the middleware, and
+//! publishes the same list, which a test walks.
 
 use std::convert::Infallible;
 
@@ -22,14 +22,14 @@ pub enum RouteKind {
     Grpc,
 }
 
-/// One route. A path without an access cannot be said.
+/// One route. It cannot be made without an access, so none is open by mistake.
 #[derive(Clone, Debug)]
 pub struct Route {
     /// As axum writes paths: `{name}` is a segment, `{*rest}` all that follow.
     pub path: String,
     /// Its protocol.
     pub kind: RouteKind,
-    /// Who may come in.
+    /// The scope that it requires.
     pub access: RouteAccess,
     pub(crate) methods: MethodRouter,
 }
@@ -58,6 +58,7 @@ impl Route {
             path: path.into(),
             kind: RouteKind::Grpc,
             access,
+            // Every method: the middleware answers those other than POST, with an error that gRPC clients can read.
             methods: any_service(service),
         }
     }

@@ -36,8 +36,8 @@ impl Default for Config {
     }
 }
 
-/// When a request must be over; stands in its extensions. What has not begun to be answered by then is answered for it; a
-/// face ends what it sends in pieces.
+/// When a request must be over; stands in its extensions. The middleware answers a request whose response has not begun by
+/// then; a face ends its own streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline(pub Instant);
 
@@ -48,6 +48,7 @@ impl Config {
     /// `invalid-request` if the header is no positive number of milliseconds.
     pub(crate) fn deadline(&self, headers: &HeaderMap) -> Result<Deadline, Rejection> {
         let now = Instant::now();
+        // A far deadline and not an `Option`, whose absence every face would have to handle.
         let most = match self.request {
             Duration::ZERO => FOREVER,
             limit => limit,
@@ -57,6 +58,7 @@ impl Config {
         };
         let milliseconds = asked.to_str().ok().and_then(|text| text.parse().ok());
         match milliseconds {
+            // Lower only (OA-911); an unreadable value is refused, because a client that asks for a limit relies on it.
             Some(1_u64..) => {
                 let asked = Duration::from_millis(milliseconds.unwrap_or(u64::MAX));
                 Ok(Deadline(now + asked.min(most)))
@@ -70,22 +72,22 @@ impl Config {
     }
 }
 
-/// What a request is answered whose time is over before its answer began.
+/// The answer to a request whose deadline passed before its response began.
 pub(crate) fn too_late() -> Rejection {
     let message = "The time allowed for this request has passed.";
-    // The page has 500 here: official clients retry it, and so would they 504.
+    // 500 and not 504, as section 15 of the OpenAI page has it; official clients retry both.
     Rejection::new(Code::DeadlineExceeded, ErrorReason::TIMEOUT, message)
         .with_status(http::StatusCode::INTERNAL_SERVER_ERROR)
 }
 
-/// What a request is answered whose body stopped arriving.
+/// The answer to a request whose body stopped arriving.
 pub(crate) fn stalled() -> Rejection {
     let message = "The body of this request stopped arriving.";
     Rejection::new(Code::InvalidRequest, ErrorReason::REQUEST_TIMEOUT, message)
         .with_status(http::StatusCode::REQUEST_TIMEOUT)
 }
 
-/// What a request is answered whose body came too slowly for what it held.
+/// The answer to a request whose body arrived too slowly for what it held.
 pub(crate) fn slow() -> Rejection {
     let message = format!(
         "The body of this request arrives too slowly: of more than {FREE} bytes, {LEAST_BYTES} must come in the time that it may pause."
@@ -94,7 +96,7 @@ pub(crate) fn slow() -> Rejection {
         .with_status(http::StatusCode::REQUEST_TIMEOUT)
 }
 
-/// How a body arrives: what its watch and its reader tell each other. Stands in the request's extensions.
+/// State shared by a body's timeout and its reader. Stands in the request's extensions.
 #[derive(Debug, Default)]
 pub(crate) struct BodyArrival {
     stalled: AtomicBool,
@@ -107,8 +109,8 @@ impl BodyArrival {
         self.stalled.load(Ordering::Relaxed)
     }
 
-    /// From now on it may be silent for as long as it likes, or not any more. Says whether that is a change; the body is to be
-    /// polled again then.
+    /// Exempts the body from the idle timeout, or ends the exemption. Returns whether that is a change; the caller polls the
+    /// body again then, because the timer is only started and stopped by a poll.
     pub(crate) fn exempt(&self, exempt: bool) -> bool {
         self.exempt.swap(exempt, Ordering::Relaxed) != exempt
     }
@@ -118,13 +120,13 @@ impl BodyArrival {
 pub(crate) struct TimedBody {
     body: Body,
     idle: Duration,
-    /// Runs while nothing comes.
+    /// Runs while nothing arrives.
     pause: Option<Pin<Box<Sleep>>>,
     arrival: Arc<BodyArrival>,
 }
 
 impl TimedBody {
-    /// The body, and how it arrives.
+    /// The body with an idle timeout, and the state that it shares with its reader.
     pub(crate) fn watching(body: Body, idle: Duration) -> (Body, Arc<BodyArrival>) {
         let arrival = Arc::new(BodyArrival::default());
         if body.is_end_stream() {
@@ -154,6 +156,7 @@ impl hyper::body::Body for TimedBody {
             return Poll::Ready(frame);
         }
         if this.arrival.exempt.load(Ordering::Relaxed) {
+            // Dropped and not paused: after the exemption the client gets a whole new limit.
             this.pause = None;
             return Poll::Pending;
         }
@@ -162,7 +165,7 @@ impl hyper::body::Body for TimedBody {
         if pause.as_mut().poll(cx).is_pending() {
             return Poll::Pending;
         }
-        // The flag tells the middleware what happened: the error below reaches the handler, which may make anything of it.
+        // The flag tells the middleware the cause: the error below reaches the handler, which may answer anything to it.
         this.arrival.stalled.store(true, Ordering::Relaxed);
         Poll::Ready(Some(Err(axum::Error::new("the body stopped arriving"))))
     }
@@ -188,7 +191,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn oa_911_a_client_may_lower_the_time_of_its_request_and_not_raise_it() {
+    async fn oa_911_a_client_may_lower_the_timeout_of_its_request_but_not_raise_it() {
         let now = Instant::now();
         for (limit, asked, seconds) in [
             (600, None, Some(600)),
@@ -219,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn oa_911_a_body_may_pause_for_its_limit_and_not_longer() {
+    async fn oa_911_a_body_may_pause_up_to_its_limit() {
         let pieces = |pauses: [u64; 3]| {
             Body::from_stream(stream::unfold(0, move |index| async move {
                 let pause = pauses.get(index)?;
@@ -229,7 +232,7 @@ mod tests {
         };
         let limit = Duration::from_secs(30);
         for (pauses, arrives) in [
-            // The limit is for each pause, not for all together.
+            // The limit applies to each pause, not to all together.
             ([29_999, 29_999, 29_999], true),
             ([0, 30_001, 0], false),
         ] {

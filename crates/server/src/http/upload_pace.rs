@@ -1,7 +1,7 @@
-//! The least rate at which a client must send what is charged to the byte budget (D-47).
+//! The minimum rate at which a client must send what is charged to the byte budget (D-47).
 //!
-//! A limit of pauses alone lets a client hold megabytes with one byte now and then, and a key that many share can have all
-//! its room filled so. Only the time counts in which the client is waited for.
+//! A limit on pauses alone would let a client hold megabytes by sending one byte now and then, and so fill the budget of a key
+//! that many share. Only the time counts in which the server waits for the client.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,23 +9,23 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Bytes that must come within the time for them.
+/// Bytes that must arrive within each time limit.
 pub(crate) const LEAST_BYTES: usize = 16 << 10;
 
 /// The clock of one body.
 pub(crate) struct UploadPace {
-    /// The time for [`LEAST_BYTES`].
+    /// The time limit for [`LEAST_BYTES`].
     within: Duration,
     /// What is left of it.
     left: Duration,
-    /// What has come in it.
+    /// Bytes that have arrived in it.
     brought: usize,
-    /// Since when the client is waited for, and until when.
+    /// Since when the server waits for the client, and the timer for what is left.
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
 impl UploadPace {
-    /// [`LEAST_BYTES`] must come `within` each such time of waiting.
+    /// [`LEAST_BYTES`] must arrive in each period of `within`.
     pub(crate) const fn new(within: Duration) -> Self {
         Self {
             within,
@@ -35,8 +35,10 @@ impl UploadPace {
         }
     }
 
-    /// So many bytes came.
+    /// `bytes` have arrived.
     pub(crate) fn came(&mut self, bytes: usize) {
+        // The timer goes with each arrival and only its time is kept: while the reader or the budget is busy the body is not
+        // polled, and that time must not count against the client.
         if let Some((since, _)) = self.waiting.take() {
             self.left = self.left.saturating_sub(since.elapsed());
         }
@@ -46,13 +48,14 @@ impl UploadPace {
         }
     }
 
-    /// Nothing is held that others could use: begins anew.
+    /// Begins a new period: enough has arrived, or nothing is held.
     pub(crate) fn rest(&mut self) {
         *self = Self::new(self.within);
     }
 
-    /// While the client is waited for; ready when that has taken too long.
+    /// Polled while the server waits for the client; ready when the time is over.
     pub(crate) fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        // Only made when a wait begins: most bodies are there at once, and need no timer.
         let left = self.left;
         let begun = || (Instant::now(), Box::pin(sleep(left)));
         let (_, sleep) = self.waiting.get_or_insert_with(begun);
