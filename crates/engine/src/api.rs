@@ -120,6 +120,7 @@ fn json_bytes(value: &serde_json::Value) -> usize {
     match value {
         Value::Null => 0,
         Value::Bool(_) | Value::Number(_) => 8,
+        // The quotes; below, the separators that Python's `json.dumps` prints between elements.
         Value::String(text) => text.len() + 2,
         Value::Array(values) => values.iter().map(|value| json_bytes(value) + 2).sum(),
         Value::Object(members) => {

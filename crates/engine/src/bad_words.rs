@@ -37,6 +37,7 @@ impl TokenIndex {
         let mut order: Vec<Token> = (0..size)
             .filter(|&token| !vocabulary.bytes(token).is_empty())
             .collect();
+        // Sorted, so that the tokens that begin with the rest of a word are one range, found by binary search.
         order.sort_by_cached_key(|&token| vocabulary.bytes(token));
         let lengths = order.iter().map(|&token| vocabulary.bytes(token).len());
         Self {
@@ -85,10 +86,12 @@ struct Completion {
 impl BadWords {
     /// Searches the vocabulary once. None of the words is empty.
     pub(crate) fn new(words: Vec<String>, token_index: Arc<TokenIndex>) -> Self {
+        // Before the vocabulary is searched: fewer words are fewer comparisons at each byte.
         let words = shortest(words);
         let mut harmless = Mask::all(token_index.size);
         let mut firsts = [false; 256];
         for first in words.iter().filter_map(|word| word.as_bytes().first()) {
+            // A table of first bytes: most positions of most tokens begin no word and are dismissed by one look-up.
             firsts[usize::from(*first)] = true;
         }
         let begins_bad = |bytes: &[u8]| {
@@ -97,6 +100,7 @@ impl BadWords {
         };
         for &token in &token_index.order {
             let bytes = token_index.bytes(token);
+            // Any position: a token may contain a word after its first byte.
             if (0..bytes.len()).any(|at| begins_bad(&bytes[at..])) {
                 harmless.forbid(token);
             }
@@ -115,6 +119,7 @@ impl BadWords {
     /// Returns the mask of tokens that complete no bad word after `output`, which is given from its end. Tokens without
     /// bytes, such as an EOG token, are always allowed.
     pub(crate) fn mask(&self, output: impl Iterator<Item = Token>) -> Mask {
+        // The part that does not depend on the output was computed once; only completions are added for each token.
         let mut mask = self.harmless.clone();
         let tail = self.tail(output);
         for ending in &self.endings {
@@ -131,6 +136,7 @@ impl BadWords {
     fn tail(&self, output: impl Iterator<Item = Token>) -> Vec<u8> {
         let mut pieces = Vec::new();
         let mut length = 0;
+        // From the end, and only as far as a completion looks back: the cost does not grow with the output.
         for token in output {
             if length >= self.reach {
                 break;
@@ -147,6 +153,7 @@ impl BadWords {
 /// Drops the words that contain another word: those are forbidden already. This bounds the work of a step: no two
 /// completions with the same rest apply at once.
 fn shortest(mut words: Vec<String>) -> Vec<String> {
+    // The shortest first, so that each word is compared only with those that it may contain.
     words.sort_by_key(String::len);
     let mut cached: Vec<String> = Vec::new();
     for word in words {
@@ -162,6 +169,7 @@ fn endings(words: &[String], token_index: &TokenIndex) -> Vec<Completion> {
     for (index, word) in words.iter().enumerate() {
         // A rest longer than the longest token is the beginning of none.
         let least = word.len().saturating_sub(token_index.longest).max(1);
+        // From 1: a token that contains the word from its beginning is excluded by `harmless`.
         for begun in least..word.len() {
             let tokens = token_index.beginning_with(&word.as_bytes()[begun..]);
             if !tokens.is_empty() {

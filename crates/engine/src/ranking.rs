@@ -32,6 +32,7 @@ impl ZipfDistribution {
     #[must_use]
     pub fn new(vocabulary: u32, gap: f32) -> Self {
         let gap = f64::from(gap);
+        // In double precision, because the sum over a large vocabulary has many small terms.
         let exact = |rank: u32| -STEEPNESS * (f64::from(rank) + 1.0).ln();
         let total: f64 = (0..vocabulary.max(1)).map(|rank| exact(rank).exp()).sum();
         #[expect(
@@ -141,6 +142,7 @@ impl RankedRow {
         let position =
             |token: Token| (u64::from(token) + size - u64::from(start)) % size * inverse % size;
         let (own, first) = (position(token), position(self.first()));
+        // Tokens before the chosen one on the walk move down by one rank, because it takes rank 0.
         let rank = match own.cmp(&first) {
             std::cmp::Ordering::Less => own + 1,
             std::cmp::Ordering::Equal => 0,
@@ -157,6 +159,7 @@ impl RankedRow {
             return 0.0;
         }
         let others = f64::from(self.vocabulary() - 1);
+        // As if every other token were exactly the gap below the first; each is at least that far.
         1.0 / (1.0 + others * (-self.distribution.gap() / f64::from(temperature)).exp())
     }
 
@@ -174,6 +177,7 @@ impl RankedRow {
         } else {
             0.0
         };
+        // Rank 0 has logit 0, chosen or not.
         row[self.first() as usize] = 0.0;
         for (token, &logit) in self.others().zip(&logits[1..]) {
             row[token as usize] = logit - gap;
@@ -205,6 +209,7 @@ impl RankedRow {
     /// Returns the step width of the walk, which is coprime to the vocabulary's size.
     fn stride(&self) -> u32 {
         let mut stride = self.below(mix(self.key) >> 32).max(1);
+        // Ends at 1 at the latest, which is coprime to everything.
         while gcd(stride, self.vocabulary()) != 1 {
             stride = if stride + 1 < self.vocabulary() {
                 stride + 1
@@ -224,6 +229,7 @@ impl RankedRow {
 /// `(at + stride) mod size`, where both are below `size`.
 const fn step(at: u32, stride: u32, size: u32) -> u32 {
     let room = size - at;
+    // Without an intermediate sum, which may exceed 32 bits.
     if stride < room {
         at + stride
     } else {

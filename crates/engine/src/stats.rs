@@ -15,6 +15,8 @@ impl Counter {
     /// Returns its value.
     #[must_use]
     pub fn get(&self) -> u64 {
+        // Nothing else depends on these numbers, so a scrape in the middle of a step may see some of them before
+        // others.
         self.0.load(Ordering::Relaxed)
     }
 
@@ -85,6 +87,7 @@ impl Histogram {
         reason = "observations are durations and counts: never negative, far below 2^64 millionths"
     )]
     pub(crate) fn observe(&self, value: f64) {
+        // Bounds are inclusive, as `le` in the text format of Prometheus.
         let bucket = self.bounds.partition_point(|&bound| bound < value);
         self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
         self.sum_millionths

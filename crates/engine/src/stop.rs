@@ -22,6 +22,7 @@ pub fn with<T>(flag: &Arc<AtomicBool>, work: impl FnOnce() -> T) -> T {
             FLAG.with_borrow_mut(|retained| *retained = before);
         }
     }
+    // The previous flag is restored afterwards, because such work may be nested.
     let before = FLAG.with_borrow_mut(|retained| retained.replace(Arc::clone(flag)));
     let _restore = RestoreStopFlag(before);
     work()

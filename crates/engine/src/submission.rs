@@ -139,6 +139,7 @@ pub(crate) fn prepare(
         None => (tokenise(&request.prompt, info, vocabulary)?, None),
         Some(tokens) => scoring(&request.prompt, tokens, info, vocabulary)?,
     };
+    // Tokenizing stops half way if the caller left, so the tokens may be incomplete and must not be used.
     if stop::stopped() {
         return Err(abandoned());
     }
@@ -146,11 +147,13 @@ pub(crate) fn prepare(
     let rest = info.context_tokens - count(prompt.len());
     let mut params = request.params;
     let choices = params.n.unwrap_or(1);
+    // Forked here and not by the owner: a fork is foreign code, which may be slow or fail, and nothing is queued yet.
     let steerers = match request.steer {
         Some(first) => fork_steerers(first, choices)?,
         None => Vec::new(),
     };
     if scored.is_some() {
+        // Given tokens are scored to the last one, whatever texts they contain (LM-311).
         params.stop.clear();
         params.bad_words.clear();
     }
@@ -179,6 +182,7 @@ pub(crate) fn prepare(
         terms: Arc::new(RequestTerms {
             seed: sampling.seed.unwrap_or_else(seed),
             sampling,
+            // Reduced rather than refused: a larger `max_tokens` ends with `length` where the context is full (OA-203).
             max_tokens: asked_max_tokens.map_or(rest, |max| max.min(rest)),
             asked_max_tokens,
             min_tokens: params.min_tokens.unwrap_or(0),
@@ -215,6 +219,7 @@ fn fork_steerers(
             SubmitError::new(Code::ControllerFailed, failure.reason, failure.message)
         })?);
     }
+    // The original steers choice 0; the forks were made of it before it was moved.
     others.insert(0, first);
     Ok(others)
 }
@@ -234,6 +239,7 @@ fn scoring(
         tokenise(prompt, info, vocabulary)?
     };
     let length = prompt.len() + tokens.len() - usize::from(score_only);
+    // Unlike a prompt, a scored text may fill the context: nothing is generated after it.
     if length > info.context_tokens as usize {
         return Err(too_long("prompt and scored tokens", length, info));
     }
@@ -271,6 +277,7 @@ const NAME_BYTES_MAX: usize = 1024;
 /// Refuses a prompt that cannot fit before it is rendered or tokenised, which would take time and memory.
 fn fits(prompt: &Prompt, info: &ModelInfo, token_bytes_max: usize) -> Result<(), SubmitError> {
     if let Prompt::Chat(chat) = prompt
+        // Messages are counted too, because empty ones have no bytes.
         && chat.messages.len() > info.context_tokens as usize
     {
         let (count, context) = (chat.messages.len(), info.context_tokens);
@@ -298,6 +305,8 @@ fn fits(prompt: &Prompt, info: &ModelInfo, token_bytes_max: usize) -> Result<(),
             message,
         ));
     }
+    // A lower bound of the tokens, so that no prompt that fits is refused; the exact count follows once it is tokenized
+    // (D-47).
     let at_least = prompt.text_bytes() / token_bytes_max.max(1).saturating_mul(DROPPED_TIMES);
     if at_least > info.context_tokens as usize {
         let context = info.context_tokens;
@@ -326,6 +335,7 @@ fn tokenise(
         }
         Prompt::Text(text) => {
             let mut tokens: Vec<_> = vocabulary.bos().into_iter().collect();
+            // Raw text: the names of control tokens in it are plain text (D-24).
             tokens.extend(vocabulary.tokenize(text, false));
             tokens
         }
@@ -343,6 +353,7 @@ fn tokenise(
         };
         tokens.push(bos);
     }
+    // At least one token must fit behind the prompt (D-23).
     if tokens.len() >= info.context_tokens as usize {
         return Err(too_long("prompt", tokens.len(), info));
     }
@@ -361,6 +372,7 @@ fn check(request: &mut GenerationRequest, vocabulary_tokens: u32) -> Result<(), 
     if scored.is_empty() {
         return Err(bad("scored must be at least one token".to_owned()));
     }
+    // Every choice would have the same scores, and a steerer has nothing to steer.
     if request.params.n.unwrap_or(1) != 1 || request.steer.is_some() {
         let message = "scored must be asked with n 1 and without a controller";
         return Err(bad(message.to_owned()));

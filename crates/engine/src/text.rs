@@ -27,6 +27,7 @@ impl ChoiceText {
         if waits || !stops.is_empty() {
             return None;
         }
+        // An incomplete character fails here and goes to `push`, which holds it back.
         let text = CompactString::from_utf8(bytes).ok()?;
         self.shown += text.len() as u64;
         Some(text)
@@ -42,6 +43,7 @@ impl ChoiceText {
         stopping: bool,
         out: &mut String,
     ) -> Option<usize> {
+        // Where the new text begins: a stop string that is complete now was not before, so it ends after this point.
         let before = self.held_back.len();
         if self.unfinished.is_empty() && bytes.is_ascii() {
             // The common case: no incomplete character before, and every byte belongs to a whole one.
@@ -57,10 +59,12 @@ impl ChoiceText {
         }
         if stopping && let Some((at, index)) = first_stop(&self.held_back, before, stops) {
             self.show(at, out);
+            // The text after the stop string is not part of the output, and neither is an incomplete character.
             self.held_back.clear();
             self.unfinished.clear();
             return Some(index);
         }
+        // Also while stop strings pass as text: one that begins below the minimum may end above it.
         let safe = self.held_back.len() - longest_beginning(&self.held_back, stops);
         self.show(safe, out);
         None
@@ -101,6 +105,7 @@ impl ChoiceText {
                     let (valid, after) = rest.split_at(error.valid_up_to());
                     self.held_back
                         .push_str(std::str::from_utf8(valid).unwrap_or_default());
+                    // No length: the bytes are only incomplete, and the next token may complete the character.
                     let Some(invalid) = error.error_len() else {
                         self.unfinished = after.to_vec();
                         return;
@@ -119,6 +124,7 @@ fn first_stop(retained: &str, fresh: usize, stops: &[String]) -> Option<(usize, 
     for (index, stop) in stops.iter().enumerate() {
         // The text held back before does not contain it, so it ends within the fresh bytes.
         let mut from = (fresh + 1).saturating_sub(stop.len());
+        // Searching a `str` must begin at a character; going back is safe, because the text before holds no match.
         while !retained.is_char_boundary(from) {
             from -= 1;
         }
@@ -126,6 +132,8 @@ fn first_stop(retained: &str, fresh: usize, stops: &[String]) -> Option<(usize, 
             continue;
         };
         let at = from + offset;
+        // The earliest match decides where the text ends. Of several that begin there, the longest is reported,
+        // whatever their order in the request.
         let better = first.is_none_or(|(best_at, best)| {
             at < best_at || at == best_at && stop.len() > stops[best].len()
         });
@@ -141,6 +149,7 @@ fn longest_beginning(retained: &str, stops: &[String]) -> usize {
     let mut longest = 0;
     for stop in stops {
         let most = retained.len().min(stop.len() - 1);
+        // Only longer beginnings than the best so far are of interest, and the longest possible comes first.
         for length in (longest + 1..=most).rev() {
             if retained.as_bytes().ends_with(&stop.as_bytes()[..length]) {
                 longest = length;

@@ -71,6 +71,7 @@ impl Transcript {
         };
         // The remote server also samples, and picks its own seed unless one was requested.
         let longest = vocabulary.token_bytes_max();
+        // The same checks as for a local model, so that a request fails alike wherever its model runs.
         let submission = prepare(request, info, &*vocabulary, longest, token_index, || 0)?;
         let Submission {
             prompt,
@@ -131,11 +132,15 @@ impl Transcript {
         token: Option<Sampled>,
         end: Option<FinishReason>,
     ) -> Vec<EngineEvent> {
+        // Each call is an event group of its own: what the remote server sent together is not known to belong to one
+        // step.
         self.step += 1;
         let mut events = Vec::new();
         let Some(state) = self.choices.get_mut(choice as usize) else {
             return events;
         };
+        // A remote server may go on after a stop that only this side recognises; what it sends then was never asked
+        // for.
         if state.over {
             return events;
         }
@@ -148,13 +153,16 @@ impl Transcript {
             tokens.tokens.push(token);
             stop = by;
         }
+        // The limit is enforced here too, because a remote server may count differently.
         let is_full = state.output.len() >= self.terms.max_tokens as usize;
+        // A stop found here comes first, because the text ends at it whatever the server reports.
         let reason = match (&stop, end) {
             (Some(_), _) => Some(FinishReason::Stop),
             (None, Some(end)) => Some(end),
             (None, None) if is_full && self.terms.scored.is_some() => Some(FinishReason::Stop),
             (None, None) => is_full.then_some(FinishReason::Length),
         };
+        // As in the owner: after a complete stop string the held-back text is dropped, after any other end it is sent.
         if reason.is_some() && !matches!(stop, Some(StopCause::Text(_))) {
             let mut rest = tokens.text.to_string();
             state.text.flush(&mut rest);
@@ -166,6 +174,7 @@ impl Transcript {
         }
         if let Some(reason) = reason {
             events.push(self.event(choice, EventKind::Finish(ChoiceEnd { reason, stop })));
+            // `Usage` is the last event, so it waits for the last choice.
             if self.choices.iter().all(|choice| choice.over) {
                 events.push(self.event(0, EventKind::Usage(self.usage())));
             }
@@ -202,6 +211,7 @@ impl ChoiceTranscript {
         terms: &RequestTerms,
         vocabulary: &SharedVocabulary,
     ) -> (CompactString, Option<StopCause>) {
+        // The token being appended counts, as in the owner.
         let stopping = self.output.len() + 1 >= terms.min_tokens as usize;
         let scored = terms.scored.is_some();
         let is_end = vocabulary.is_end(token) && !terms.ignore_eos && !scored;

@@ -21,11 +21,13 @@ struct TokenCount {
 impl TokenHistory {
     /// Returns the history of a prompt, or `None` if no penalty needs it.
     pub(crate) fn of(prompt: &[Token], sampling: &Sampling) -> Option<Self> {
+        // Without a penalty nothing is counted: the map would grow with every token of every sequence.
         let repetition = sampling.repetition_penalty != 1.0;
         if !repetition && sampling.presence_penalty == 0.0 && sampling.frequency_penalty == 0.0 {
             return None;
         }
         let mut history = Self::default();
+        // Only the repetition penalty looks at the prompt; presence and frequency are about the output, as in vLLM.
         if repetition {
             for &token in prompt {
                 history.seen.entry(token).or_default().in_prompt = true;
@@ -42,6 +44,7 @@ impl TokenHistory {
     /// Removes a rolled-back token of the output.
     pub(crate) fn remove(&mut self, token: Token) {
         if let Some(seen) = self.seen.get_mut(&token) {
+            // An entry of zero stays and changes nothing.
             seen.in_output = seen.in_output.saturating_sub(1);
         }
     }
@@ -67,6 +70,7 @@ fn penalised(logit: f32, seen: TokenCount, sampling: &Sampling) -> f32 {
     let mut logit = logit;
     if seen.in_prompt || seen.in_output > 0 {
         let penalty = sampling.repetition_penalty;
+        // Dividing a negative logit would make the token more likely.
         logit = if logit > 0.0 {
             logit / penalty
         } else {

@@ -92,6 +92,8 @@ fn rank(
     let found = top.iter().position(|(best, _)| *best == token);
     let before = |(other, is): (Token, f32)| is > logit || is == logit && other < token;
     let better = found.unwrap_or_else(|| {
+        // The row has the logits after penalties. Counting over it and correcting for the few penalised tokens saves a
+        // copy of the row.
         let now = (0..).zip(row.iter().copied()).filter(|one| before(*one));
         let then = penalised.iter().filter(|one| before(**one)).count();
         let changed = |(other, _): &&(Token, f32)| before((*other, row[*other as usize]));
@@ -111,13 +113,16 @@ impl Sampler {
         draw: &SampleParams<'_>,
     ) -> Result<Sample, SampleError> {
         constrain(row, draw);
+        // After bias and masks: the reported log-probabilities include them (D-22, LM-411).
         let mut best = self.survey(row)?;
         let asked = draw
             .top_logprobs
             .map(|top| self.log_probabilities(row, best.0, top as usize));
+        // Log-probabilities were taken before: penalties do not change what is reported.
         self.penalised.clear();
         if let Some(history) = draw.history {
             history.penalise(row, draw.sampling, &mut self.penalised);
+            // The penalties have changed the row, so the block maxima are stale.
             best = self.survey(row)?;
         }
         let token = self.pick(row, best, draw);
@@ -150,6 +155,8 @@ impl Sampler {
     ) -> Result<Sample, SampleError> {
         let first = ranking.first();
         let sampling = draw.sampling;
+        // Nothing may change the order or the weights of the row. A forbidden token that is not the first changes
+        // neither the choice nor, without log-probabilities, anything else.
         let plain = sampling.logit_bias.is_empty()
             && draw.bias.is_empty()
             && draw.mask.is_none()
@@ -157,6 +164,7 @@ impl Sampler {
             && (draw.forbidden.is_empty()
                 || draw.top_logprobs.is_none() && !draw.forbidden.contains(&first));
         let temperature = draw.temperature.unwrap_or(sampling.temperature);
+        // A draw below the certainty selects the first token whatever the others weigh, because a draw visits it first.
         let surely_first = temperature <= 0.0
             || sampling.top_k == 1
             || random::uniform(draw.seed, draw.choice, draw.index) < ranking.certainty(temperature);
@@ -220,6 +228,7 @@ impl Sampler {
             return Err(SampleError::NotANumber);
         }
         let best = self.blocks.best(row).ok_or(SampleError::NothingAllowed)?;
+        // An infinite logit has no finite log-probability, and its softmax is not a number.
         if best.0 == f32::INFINITY {
             Err(SampleError::NotANumber)
         } else {
@@ -228,6 +237,7 @@ impl Sampler {
     }
 
     fn log_probabilities(&mut self, row: &[f32], max: f32, top: usize) -> RawRow {
+        // Relative to the maximum, so that no exponential overflows.
         let log_total = max + vector::exp_total(row, max);
         self.blocks.top(row, top, &mut self.candidates);
         let mut top: Vec<_> = self
@@ -235,6 +245,7 @@ impl Sampler {
             .iter()
             .map(|&(logit, token)| (token, (logit - log_total).min(0.0)))
             .collect();
+        // The list lives as long as its event is unread, and the collected vector may have spare capacity.
         top.shrink_to_fit();
         RawRow { log_total, top }
     }
@@ -247,6 +258,8 @@ impl Sampler {
             ..
         } = *draw.sampling;
         let temperature = draw.temperature.unwrap_or(draw.sampling.temperature);
+        // Greedy: no random number is drawn. Each draw depends on its position alone, so none has to be skipped for
+        // later ones.
         if temperature <= 0.0 || top_k == 1 {
             return best.1;
         }
@@ -259,11 +272,14 @@ impl Sampler {
         if !limited {
             return vector::draw_from_all(row, best.1, scale, uniform);
         }
+        // `p >= min_p * p_max` as a bound on logits: no probability has to be computed.
         let floor = if min_p > 0.0 {
             scale.max + temperature * min_p.ln()
         } else {
             f32::NEG_INFINITY
         };
+        // Top-k first, because then top-p is relative to the tokens that top-k left, as in llama.cpp and Transformers.
+        // Top-p and min-p each keep a beginning of the sorted row, so the order of these two does not matter.
         if top_k > 0 && (top_k as usize) < row.len() {
             self.shortlist_by_count(row, scale, top_k as usize, top_p);
         } else {
@@ -272,6 +288,7 @@ impl Sampler {
         let cached = self
             .candidates
             .partition_point(|&(logit, _)| logit >= floor);
+        // The best token always stays: rounding must not leave an empty list.
         self.candidates.truncate(cached.max(1));
         vector::draw_from_sorted(&self.candidates, scale, uniform)
     }
@@ -311,8 +328,10 @@ impl Sampler {
             let near = temperature.max - reach / temperature.scale;
             self.blocks
                 .reaching(row, near.max(floor), &mut self.candidates);
+            // Below the reach of `exp` every weight is 0, so looking further finds nothing.
             let everything = near <= floor || reach > vector::EXP_REACH;
             if everything || temperature.total(&self.candidates) >= wanted {
+                // Before sorting: in a flat row nearly every token is a candidate.
                 narrow(&mut self.candidates, temperature, wanted);
                 vector::sort(&mut self.candidates);
                 nucleus(&mut self.candidates, temperature, wanted);
@@ -344,6 +363,7 @@ impl TemperatureScale {
 /// Drops most candidates that are not among the best with `wanted` total weight, without sorting them.
 fn narrow(candidates: &mut Vec<Candidate>, temperature: TemperatureScale, wanted: f64) {
     let (mut start, mut end, mut left) = (0, candidates.len(), wanted);
+    // A quickselect by weight: each round halves the part that contains the border of the nucleus.
     while end - start > SORTED {
         let middle = (end - start) / 2;
         let (better, _) = vector::part(&mut candidates[start..end], middle);
@@ -375,11 +395,13 @@ fn nucleus(sorted: &mut Vec<Candidate>, temperature: TemperatureScale, wanted: f
 
 /// Applies bias and masks, which also affect the reported log-probabilities.
 fn constrain(row: &mut [f32], draw: &SampleParams<'_>) {
+    // Several biases for one token add up; ids outside the row are ignored (LM-305).
     for &(token, bias) in draw.sampling.logit_bias.iter().chain(draw.bias) {
         if let Some(logit) = row.get_mut(token as usize) {
             *logit += bias;
         }
     }
+    // After the bias, which could otherwise lift a forbidden token again.
     for &token in draw.forbidden {
         if let Some(logit) = row.get_mut(token as usize) {
             *logit = f32::NEG_INFINITY;

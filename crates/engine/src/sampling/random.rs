@@ -5,6 +5,7 @@ use crate::ranking::mix;
 /// Returns a number in [0, 1), the same for the same three arguments.
 #[expect(clippy::cast_precision_loss, reason = "53 bits are exact in an f64")]
 pub(super) fn uniform(seed: u64, choice: u32, index: u32) -> f64 {
+    // No state is carried from token to token, so a preempted or resumed sequence draws the same numbers again.
     let position = u64::from(choice) << 32 | u64::from(index);
     let bits = mix(mix(seed) ^ mix(position.wrapping_add(0x5ee_d0f0_5a9e)));
     (bits >> 11) as f64 / (1_u64 << 53) as f64

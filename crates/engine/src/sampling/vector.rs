@@ -35,6 +35,7 @@ impl Blocks {
                 max = if logit > max { logit } else { max };
                 ordered &= !logit.is_nan();
             }
+            // Collected per block and without an early exit, so that the loop has no branch.
             sound &= ordered;
             self.maxima.push(max);
         }
@@ -45,6 +46,7 @@ impl Blocks {
     pub(super) fn best(&self, row: &[f32]) -> Option<Candidate> {
         let mut best = (f32::NEG_INFINITY, 0);
         for (&max, block) in self.maxima.iter().zip(0..) {
+            // Strictly greater: of equal maxima the first block wins, which has the lower ids.
             best = if max > best.0 { (max, block) } else { best };
         }
         if best.0 == f32::NEG_INFINITY {
@@ -62,6 +64,7 @@ impl Blocks {
         if count == 0 {
             return;
         }
+        // Lowers the number of candidates before the first comparison of single tokens.
         let floor = self.floor(count);
         self.reaching(row, floor, out);
         if out.len() > count {
@@ -75,6 +78,7 @@ impl Blocks {
     pub(super) fn reaching(&self, row: &[f32], floor: f32, out: &mut Vec<Candidate>) {
         out.clear();
         for (index, block) in row.chunks(BLOCK).enumerate() {
+            // The usual case: most blocks of a row have no token near the best one.
             if self.maxima[index] < floor {
                 continue;
             }
@@ -138,6 +142,7 @@ pub(super) fn apply(row: &mut [f32], mask: &Mask) {
             *logit = if keep { *logit } else { f32::NEG_INFINITY };
         }
     }
+    // A mask that is shorter than the row allows nothing beyond its end.
     row[allowed..].fill(f32::NEG_INFINITY);
 }
 
@@ -159,6 +164,7 @@ pub(super) fn scaled_total(row: &[f32], temperature: TemperatureScale) -> f64 {
 }
 
 fn chunk_total(chunk: &[f32], temperature: TemperatureScale) -> f32 {
+    // Several sums, because floating-point addition is not associative and the compiler must not reorder a single one.
     let mut lanes = [0.0_f32; LANES];
     let groups = chunk.chunks_exact(LANES);
     let rest: f32 = groups
@@ -193,6 +199,7 @@ pub(super) fn draw_from_all(
     let mut left = target - 1.0;
     for (index, (chunk, total)) in row.chunks(SUM).zip(totals).enumerate() {
         let first = index * SUM;
+        // The best token was visited first, so its weight is not part of its chunk's share.
         let own = if (first..first + chunk.len()).contains(&(best as usize)) {
             1.0
         } else {
