@@ -63,7 +63,8 @@ pub use self::test_functions::test_functions;
 /// Behaviour and limits of one session, and the facts that it reports about itself.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
-    /// The dialect: its name is reported in SESSION_INFO, and its capabilities apply.
+    /// The dialect of the first connection: outputs take the form that its clients read, and SESSION_INFO reports its
+    /// name.
     pub dialect: Dialect,
     /// The limits of the session.
     pub limits: Arc<SessionLimits>,
@@ -261,9 +262,9 @@ pub fn open<W: Observe>(
             retain: options.retain,
             references: options.references.is_some(),
             resume: options.token.is_some(),
-            capabilities: options.dialect.capabilities(),
             deadline: options.timeout.map(|timeout| now + timeout),
             entropy: options.entropy,
+            ..machine::Config::for_client_of(options.dialect)
         };
         machine::SessionMachine::new(Side::Server, config, now)
     });

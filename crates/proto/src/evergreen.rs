@@ -19,7 +19,7 @@ pub mod reference;
 pub mod socket;
 pub mod status;
 
-pub use dialect::{DetectedDialect, Dialect, DialectCapabilities, WebSocketFrame};
+pub use dialect::{DetectedDialect, Dialect, WebSocketFrame};
 pub use limits::SessionLimits;
 pub use message::{Action, Chunk, Fragment, Fragments, NodeId, Param, Payload, WireMessage};
 pub use metadata::{Metadata, MetadataMode};

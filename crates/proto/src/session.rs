@@ -16,12 +16,13 @@
 //! The work is done by small machines, each with its own state, in three layers. None knows the layer above it:
 //!
 //! ```text
-//!   session    phase, timers (clock), back-pressure (flow)
+//!   session    phase, timers (clock), back-pressure (flow)      adapter: other dialects' fragments in canonical form
 //!     calls      the table of actions, reserved actions ── link: what a new connection needs
 //!       nodes      graph: nodes, ids, edges, quota    readers: cursors, budget of visits
 //!                  sender: the queue to the peer      lifetime: DROP and TTL      lifecycle: phase, outputs
 //! ```
 
+mod adapter;
 mod calls;
 mod clock;
 mod flow;
@@ -45,15 +46,16 @@ use self::flow::InboundFlow;
 use self::graph::NodeProducer;
 use self::lifecycle::SessionPhase;
 use self::link::Link;
-use crate::evergreen::{DialectCapabilities, NodeId, Reason, Status, WireMessage};
+use crate::evergreen::{NodeId, Reason, Status, WireMessage};
 use crate::time::Time;
 
+pub use self::adapter::PeerAdapter;
 pub use self::calls::Calls;
 pub use self::graph::release::RetentionPolicy;
 pub use self::nodes::Nodes;
 pub use self::port::{
     ActionKey, ActionRequest, ActionStart, CancelledBy, Config, CursorId, CursorRead, LeafEnd,
-    LeafPiece, NodeKey, SessionOutput, SessionStats, Side, WriteError,
+    LeafOrder, LeafPiece, NodeKey, SessionOutput, SessionStats, Side, WriteError,
 };
 pub use self::readers::slice::SliceOverlap;
 pub use self::reference::{ExternalContent, Referenced};
@@ -176,11 +178,10 @@ impl SessionMachine {
         nodes.graph.keep(nodes.config.retention());
     }
 
-    /// The new connection has another dialect than the last one (EV-941). A msgpack session cannot change its dialect.
-    pub const fn set_capabilities(&mut self, capabilities: DialectCapabilities) {
-        let own = &mut self.calls.nodes.config.capabilities;
-        own.in_order = capabilities.in_order;
-        own.whole_json = capabilities.whole_json;
+    /// The client of the new connection may need another order than that of the last one (EV-941). Call it before
+    /// [`Self::returned`].
+    pub const fn set_leaf_order(&mut self, order: LeafOrder) {
+        self.calls.nodes.set_leaf_order(order);
     }
 
     /// Whether the shell should stop reading from the connection until [`SessionOutput::Resume`]. It still watches the
@@ -363,7 +364,13 @@ impl SessionMachine {
         // A payload smaller than half of its message is copied, so that it does not pin the receive buffer (EV-805).
         let copy_below = (message.wire_bytes / 2).max(COPY_BELOW_BYTES);
         for fragment in message.fragments {
-            self.calls.take(fragment, copy_below)?;
+            self.calls.nodes.count_received(&fragment);
+            // One at a time: the seq that a fragment is given depends on the fragments before it.
+            let adapter = self.config().adapter;
+            match adapter.receive(fragment, &mut self.calls.nodes.graph) {
+                Some(fragment) => self.calls.take(fragment, copy_below)?,
+                None => self.calls.nodes.count_discarded(),
+            }
         }
         let mut actions = message.actions;
         // A stable sort: actions of the same rank keep their order.

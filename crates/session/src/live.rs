@@ -19,8 +19,8 @@ use std::task::{Context, Poll, Waker};
 use ahash::RandomState;
 use smallvec::SmallVec;
 
-use sapwood_proto::evergreen::{Reason, Status, WireMessage};
-use sapwood_proto::session::{CursorId, CursorRead, SessionMachine, SessionOutput};
+use sapwood_proto::evergreen::{Dialect, Reason, Status, WireMessage};
+use sapwood_proto::session::{CursorId, CursorRead, LeafOrder, SessionMachine, SessionOutput};
 use sapwood_proto::time::Time;
 
 /// Wakers to be called once the lock is released.
@@ -47,6 +47,8 @@ pub struct Live {
     half_closed: bool,
     /// Number of the current connection, counted from 0 (EV-941).
     connection: u64,
+    /// What our client speaks on it; the machine itself knows no dialects.
+    dialect: Dialect,
     /// The connection was certainly lost, rather than possibly closed by the peer.
     cut: bool,
     woken: Wakers,
@@ -71,6 +73,7 @@ impl Live {
             closed: None,
             half_closed: false,
             connection: 0,
+            dialect: Dialect::Grpc,
             cut: false,
             woken: Wakers::new(),
         }
@@ -263,6 +266,20 @@ impl Live {
         // The old connection sees the new number when it is polled, and ends with `SUPERSEDED` (EV-941).
         self.woken.extend(self.transport.take());
         Some(self.connection)
+    }
+
+    /// The dialect of our client on the current connection: gRPC unless set.
+    #[must_use]
+    pub const fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    /// Sets the dialect of our client, who may return in another one than before (EV-941). Call it before
+    /// [`Self::returned`], which queues in the new order what was not received.
+    pub const fn set_dialect(&mut self, dialect: Dialect) {
+        self.dialect = dialect;
+        self.machine
+            .set_leaf_order(LeafOrder::for_client_of(dialect));
     }
 
     /// The new connection is established.

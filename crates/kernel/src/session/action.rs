@@ -143,7 +143,7 @@ impl Serving {
         }
         self.link.with(|live| {
             while let Some(chunk) = self.retained.front() {
-                match self.outputs.write(live.machine(), chunk) {
+                match self.outputs.write(live, chunk) {
                     Ok(()) => {
                         self.retained.pop_front();
                     }
@@ -160,14 +160,12 @@ impl Serving {
         let trailing = self.trailing();
         let written = self.link.with(|live| {
             let written = trailing
-                .map_or(Ok(()), |chunk| {
-                    self.outputs.write_last(live.machine(), &chunk)
-                })
+                .map_or(Ok(()), |chunk| self.outputs.write_last(live, &chunk))
                 .and_then(|()| {
                     let ends = &self.run.meta().finish;
                     // Before `finish`, which ends the leaves and drops the shapes that say which answer is where.
-                    self.outputs.note_cuts(live.machine(), ends);
-                    self.outputs.finish(live.machine())
+                    self.outputs.note_cuts(live, ends);
+                    self.outputs.finish(live)
                 });
             if written.is_ok() {
                 live.machine().calls().finish(self.key);
@@ -208,7 +206,7 @@ impl Serving {
             // If it cannot be written, the session is over.
             let _ = self
                 .link
-                .with(|live| self.outputs.write_last(live.machine(), &chunk.on(META)));
+                .with(|live| self.outputs.write_last(live, &chunk.on(META)));
         }
         self.finished()
     }

@@ -1,7 +1,6 @@
 //! A session's state machine with its clock.
 
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use sapwood_proto::evergreen::Dialect;
 use sapwood_proto::session::SessionMachine;
@@ -13,24 +12,19 @@ use sapwood_session::{Live, SessionClock, SessionPump, SharedSession};
 pub(crate) struct SessionLink {
     shared: SharedSession,
     clock: SessionClock,
-    /// The dialect of the current connection.
-    dialect: Arc<Mutex<Dialect>>,
 }
 
 impl SessionLink {
     /// A link to the machine that `make` builds; its time begins now.
     pub(super) fn new(dialect: Dialect, make: impl FnOnce(Time) -> SessionMachine) -> Self {
         let (shared, clock) = SessionClock::start(make);
-        Self::to(shared, clock, dialect)
+        shared.with(|live| live.set_dialect(dialect));
+        Self::to(shared, clock)
     }
 
     /// A link to a machine with this clock.
-    pub(crate) fn to(shared: SharedSession, clock: SessionClock, dialect: Dialect) -> Self {
-        Self {
-            shared,
-            clock,
-            dialect: Arc::new(Mutex::new(dialect)),
-        }
+    pub(crate) const fn to(shared: SharedSession, clock: SessionClock) -> Self {
+        Self { shared, clock }
     }
 
     /// What drives the machine.
@@ -50,27 +44,21 @@ impl SessionLink {
 
     /// The dialect of the current connection.
     pub(super) fn dialect(&self) -> Dialect {
-        *self.dialect.lock().unwrap_or_else(PoisonError::into_inner)
+        self.with(|live| live.dialect())
     }
 
     /// Sets the dialect if the connection with this number is still the current one. `false`: another one has taken
     /// over.
     pub(super) fn returned(&self, connection: u64, dialect: Dialect) -> bool {
         let now = self.now();
-        let stands = self.with(|live| {
+        self.with(|live| {
             let stands = live.connection() == connection;
             if stands {
-                live.machine().set_capabilities(dialect.capabilities());
+                live.set_dialect(dialect);
                 live.returned(now);
             }
             stands
-        });
-        // Outside the session's lock; no later connection can come in between, because only the session's task calls
-        // this.
-        if stands {
-            *self.dialect.lock().unwrap_or_else(PoisonError::into_inner) = dialect;
-        }
-        stands
+        })
     }
 
     /// Wakes the transport if it has messages to send.

@@ -67,7 +67,7 @@ pub(super) fn session(options: &SessionOptions, dialect: Dialect) -> Value {
     let mode = match options.metadata {
         MetadataMode::Strict => "strict",
         MetadataMode::Lenient => "lenient",
-        MetadataMode::PerChunk => "per-chunk",
+        MetadataMode::PerChunk | MetadataMode::PerItem => "per-chunk",
     };
     let retain = match options.retain {
         RetentionPolicy::Session => "session",

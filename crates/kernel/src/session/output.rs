@@ -14,6 +14,7 @@ use bytes::{Bytes, BytesMut};
 use bytestring::ByteString;
 use sapwood_proto::evergreen::{Metadata, msgpack};
 use sapwood_proto::session::{ActionKey, NodeKey, SessionMachine, WriteError};
+use sapwood_session::Live;
 
 use super::wire;
 use crate::chunk::Chunk;
@@ -125,7 +126,7 @@ impl Outputs {
     }
 
     /// Writes a chunk where it belongs; one for a port that is not listed is dropped (EV-506).
-    pub(super) fn write(&mut self, session: &mut SessionMachine, chunk: &Chunk) -> WrittenNode {
+    pub(super) fn write(&mut self, live: &mut Live, chunk: &Chunk) -> WrittenNode {
         let choices = self.choices.load(Ordering::Relaxed);
         let Some(output) = self
             .list
@@ -134,8 +135,9 @@ impl Outputs {
         else {
             return Ok(());
         };
-        let mut pen = OutputWriter::new(session, self.action);
-        if pen.session.config().capabilities.flat {
+        let flat = live.dialect().needs_flat_outputs();
+        let mut pen = OutputWriter::new(live, self.action);
+        if flat {
             return output.write_flat(&mut pen, chunk, choices);
         }
         output.write(&mut pen, chunk, choices)
@@ -143,11 +145,7 @@ impl Outputs {
 
     /// Writes the whole of a port to which nothing has been written, and ends it. Ignores the room of the outbound
     /// queue: this data is only known at the end.
-    pub(super) fn write_last(
-        &mut self,
-        session: &mut SessionMachine,
-        chunk: &Chunk,
-    ) -> WrittenNode {
+    pub(super) fn write_last(&mut self, live: &mut Live, chunk: &Chunk) -> WrittenNode {
         let output = self
             .list
             .iter_mut()
@@ -159,17 +157,13 @@ impl Outputs {
         // Marked before the write: if it fails, `finish` must not try to end the node once more.
         output.top.shape = OutputShape::Ended;
         let metadata = Arc::new(wire::metadata(chunk));
-        session
+        live.machine()
             .nodes()
             .end_with_data(output.top.node, &metadata, chunk.data.clone())
     }
 
     /// Marks the answers that ended at a token limit, so that a later reader knows that they may be continued (D-51).
-    pub(super) fn note_cuts(
-        &self,
-        session: &mut SessionMachine,
-        ends: &BTreeMap<u32, ChoiceFinish>,
-    ) {
+    pub(super) fn note_cuts(&self, live: &mut Live, ends: &BTreeMap<u32, ChoiceFinish>) {
         let is_cut = |choice: usize| {
             let choice = u32::try_from(choice).unwrap_or(u32::MAX);
             ends.get(&choice) == Some(&ChoiceFinish::Length)
@@ -181,17 +175,17 @@ impl Outputs {
                         .iter()
                         .enumerate()
                         .filter(|(index, _)| is_cut(*index));
-                    cut.for_each(|(_, answer)| answer.note_cut(session));
+                    cut.for_each(|(_, answer)| answer.note_cut(live.machine()));
                 }
-                _ if is_cut(0) => output.top.note_cut(session),
+                _ if is_cut(0) => output.top.note_cut(live.machine()),
                 _ => {}
             }
         }
     }
 
     /// Ends every output, including empty ones (EV-508).
-    pub(super) fn finish(&mut self, session: &mut SessionMachine) -> WrittenNode {
-        let mut pen = OutputWriter::new(session, self.action);
+    pub(super) fn finish(&mut self, live: &mut Live) -> WrittenNode {
+        let mut pen = OutputWriter::new(live, self.action);
         self.list
             .iter_mut()
             .try_for_each(|output| output.top.finish(&mut pen, &output.mime))
@@ -207,11 +201,11 @@ struct OutputWriter<'a> {
 }
 
 impl<'a> OutputWriter<'a> {
-    /// A writer for the capabilities of the current connection.
-    const fn new(session: &'a mut SessionMachine, action: ActionKey) -> Self {
+    /// A writer for the client of the current connection, which may speak another dialect than the one before (EV-941).
+    const fn new(live: &'a mut Live, action: ActionKey) -> Self {
         Self {
-            whole_json: session.config().capabilities.whole_json,
-            session,
+            whole_json: live.dialect().needs_whole_json(),
+            session: live.machine(),
             action,
         }
     }
@@ -251,7 +245,7 @@ impl ActionOutput {
         };
         pen.session
             .nodes()
-            .write(self.top.node, &metadata, chunk.data.clone())?;
+            .write_item(self.top.node, &metadata, chunk.data.clone())?;
         self.top.shape = OutputShape::Leaf(metadata);
         Ok(())
     }

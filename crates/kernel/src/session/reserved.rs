@@ -14,14 +14,14 @@ use crate::kernel::Kernel;
 pub(super) fn answer(
     kernel: &Kernel,
     options: &SessionOptions,
-    dialect: Dialect,
+    link: &SessionLink,
     start: &ActionStart,
 ) -> Option<Result<Value, Status>> {
     let (output, value) = match &*start.name {
         "LIST_ACTIONS" => ("actions", listing::actions(kernel, options)),
-        "SESSION_INFO" => ("info", listing::session(options, dialect)),
+        "SESSION_INFO" => ("info", listing::session(options, link.dialect())),
         // A liveness check, in Action Engine's words (EV-742).
-        "__ping__" if dialect == Dialect::Msgpack => ("result", Value::Null),
+        "__ping__" if link.dialect() == Dialect::Msgpack => ("result", Value::Null),
         _ => return None,
     };
     let unknown = start

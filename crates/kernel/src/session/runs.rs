@@ -72,9 +72,8 @@ impl Runs {
 
     /// Starts an action. Returns its result if it ends at once.
     pub(crate) fn start(&mut self, start: &ActionStart) -> Option<ActionOutcome> {
-        let dialect = self.link.dialect();
         // Before the look-up: a function of the kernel cannot take the name of a reserved action (KE-132).
-        let answer = reserved::answer(&self.kernel, &self.options, dialect, start);
+        let answer = reserved::answer(&self.kernel, &self.options, &self.link, start);
         let failed = if let Some(answer) = answer {
             let written = answer.and_then(|value| reserved::write(&self.link, start, &value));
             if written.is_ok() {

@@ -6,9 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use sapwood_proto::evergreen::{
-    Dialect, DialectCapabilities, MetadataMode, Reason, SessionLimits, Status,
-};
+use sapwood_proto::evergreen::{Reason, SessionLimits, Status};
 use sapwood_proto::session::{self as machine, Config, RetentionPolicy, Side};
 use sapwood_session::peer::{CallRequest, HandleOwner, PeerCall, PeerHandle, PeerNodeWriter};
 use sapwood_session::{SessionClock, SharedSession};
@@ -54,6 +52,8 @@ struct SessionHandle {
 impl Drop for SessionHandle {
     fn drop(&mut self) {
         // Ends the request stream. The end of the task resets the call, so that the server cancels the session's work.
+        // The machine before the task: the readers that are left must get an end, and nobody drives the machine
+        // afterwards.
         self.link.abort(link::closed());
         self.task.abort();
     }
@@ -67,6 +67,7 @@ impl HandleOwner for SessionHandle {
             || nodes >= self.limits.max_nodes / NODES_WORN
             || bytes >= self.limits.retained_bytes / BYTES_WORN
         {
+            // Early, because running calls still need room, and the caller needs time to open another session.
             self.worn.cancel();
         }
     }
@@ -120,14 +121,9 @@ impl ClientSession {
                     idle_timeout: IDLE_NEVER,
                     ..SessionLimits::clone(&options.limits)
                 }),
+                // A function of the client that fails ends with a Status chunk, which servers accept in every mode
+                // (EV-812). What a failed action of the server does is asked for by the header above.
                 partial_failure: true,
-                metadata: metadata(dialect),
-                capabilities: DialectCapabilities {
-                    lax_seq: dialect.capabilities().lax_seq,
-                    mixes: dialect.capabilities().mixes,
-                    joins: dialect == Dialect::Msgpack,
-                    ..DialectCapabilities::default()
-                },
                 retain: if options.retain_unread {
                     RetentionPolicy::Unread
                 } else {
@@ -135,7 +131,7 @@ impl ClientSession {
                 },
                 resume: options.resume,
                 entropy: link::entropy(),
-                ..Config::default()
+                ..Config::for_server_of(dialect)
             };
             machine::SessionMachine::new(Side::Client, config, now)
         });
@@ -144,12 +140,14 @@ impl ClientSession {
             connection: 0,
         };
         let opened = connection.call(&headers, None, outgoing).await?;
+        // A server that does not know the extension gives no token. What was kept for it to come back to is let go.
         if options.resume && opened.token.is_none() {
             link.with(|live| live.machine().without_resume());
         }
         let back = opened.token.map(|token| ClientReconnect {
             connection: connection.clone(),
             token,
+            // The server's grace period is not announced. It answers `NO_SESSION` when it is shorter.
             grace: options.limits.resume_grace,
         });
         let task = tokio::spawn(pump(link.clone(), opened.incoming, back)).abort_handle();
@@ -181,6 +179,7 @@ impl ClientSession {
     pub fn peer(&self) -> PeerHandle {
         let keep = Arc::clone(&self.0);
         let mut peer = PeerHandle::new(self.0.link.shared.clone(), Some(keep));
+        // Only announced extensions are used: another server would fail an unknown action, and so the session (EV-970).
         peer.cancels = self.announces("cancel");
         peer.deadlines = self.announces("deadline");
         peer
@@ -198,7 +197,6 @@ impl ClientSession {
     ///
     /// # Errors
     /// The session is over, or its limit of nodes is reached.
-    /// The session is over, or holds as many nodes as it may.
     pub fn call(&self, request: CallRequest) -> Result<PeerCall, Status> {
         self.peer().call(request)
     }
@@ -249,15 +247,6 @@ impl fmt::Debug for ClientSession {
         f.debug_struct("Session")
             .field("extensions", &self.0.extensions)
             .finish_non_exhaustive()
-    }
-}
-
-/// Returns how strictly a server's metadata is checked. A server of the JSON dialect repeats it on every fragment of a
-/// leaf (EV-721).
-const fn metadata(dialect: Dialect) -> MetadataMode {
-    match dialect {
-        Dialect::Json => MetadataMode::Lenient,
-        dialect => dialect.metadata(),
     }
 }
 

@@ -37,25 +37,6 @@ pub enum DetectedDialect {
     Foreign,
 }
 
-/// Requirements and abilities of a dialect's clients.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DialectCapabilities {
-    /// Leaves of one output are sent one after the other, in reading order: the client appends them as they arrive
-    /// (EV-722).
-    pub in_order: bool,
-    /// JSON values are not split over fragments: the client parses each fragment by itself (EV-722).
-    pub whole_json: bool,
-    /// An output is one leaf whatever its shape, and each chunk is one fragment with its own metadata (EV-733, EV-740).
-    pub flat: bool,
-    /// A fragment without a seq is appended, and one past the final is ignored (EV-731, EV-740).
-    pub lax_seq: bool,
-    /// A node may have both chunks and children, and a child may stand for a byte range of its content (EV-740).
-    pub mixes: bool,
-    /// A server repeats the metadata of every chunk: for a client, consecutive chunks with equal metadata are one item
-    /// (EV-972).
-    pub joins: bool,
-}
-
 impl Dialect {
     /// The dialects of WebSockets.
     pub const OF_SOCKETS: [Self; 3] = [Self::Protobuf, Self::Json, Self::Msgpack];
@@ -105,19 +86,18 @@ impl Dialect {
         !matches!(self, Self::Msgpack)
     }
 
-    /// The requirements of its clients.
+    /// Whether a JSON value must not be split over fragments: the TypeScript client parses each fragment by itself
+    /// (EV-722).
     #[must_use]
-    pub const fn capabilities(self) -> DialectCapabilities {
-        let json = matches!(self, Self::Json);
-        let msgpack = matches!(self, Self::Msgpack);
-        DialectCapabilities {
-            in_order: json,
-            whole_json: json,
-            flat: msgpack,
-            lax_seq: msgpack,
-            mixes: msgpack,
-            joins: false,
-        }
+    pub const fn needs_whole_json(self) -> bool {
+        matches!(self, Self::Json)
+    }
+
+    /// Whether an output is one leaf whatever its shape, of chunks that each have their own metadata: clients of 0.4.0
+    /// know no trees (EV-733, EV-740).
+    #[must_use]
+    pub const fn needs_flat_outputs(self) -> bool {
+        matches!(self, Self::Msgpack)
     }
 
     /// Detects the dialect from the first frame of a WebSocket.

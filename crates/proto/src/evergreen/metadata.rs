@@ -53,6 +53,7 @@ impl Metadata {
     #[must_use]
     pub fn agrees_with(&self, later: &Self) -> bool {
         let role = later.role.is_empty() || later.role == self.role;
+        // Clients that repeat metadata repeat the same bytes, so the comparison that parses comes last.
         let mimetype = later.mimetype.is_empty()
             || later.mimetype == self.mimetype
             || mimetype::same(&later.mimetype, &self.mimetype);
@@ -93,12 +94,24 @@ pub enum MetadataMode {
     Lenient,
     /// It begins a new chunk of the node. The default of WebSocket JSON and msgpack.
     PerChunk,
+    /// As per chunk, but metadata equal to that of the chunk before continues it: for a client of a msgpack server, which
+    /// repeats the metadata on every fragment (EV-972).
+    PerItem,
+}
+
+impl MetadataMode {
+    /// Whether metadata after the first fragment may differ from it.
+    #[must_use]
+    pub const fn is_per_chunk(self) -> bool {
+        matches!(self, Self::PerChunk | Self::PerItem)
+    }
 }
 
 /// `name` reduced to its last path component, without control characters, at most 255 bytes; `.` and `..` become
 /// empty (EV-407).
 #[must_use]
 pub fn file_name(name: &str) -> String {
+    // Both separators on every platform: the name may come from another one.
     let last = name.rsplit(['/', '\\']).next().unwrap_or_default();
     let mut retained = String::new();
     for c in last.chars().filter(|c| !c.is_control()) {

@@ -24,7 +24,6 @@ use super::lifetime::NodeFate;
 use super::link::Link;
 use super::nodes::Nodes;
 use super::port::{ActionKey, ActionStart, CancelledBy, NodeKey, SessionOutput, Side, WriteError};
-use super::sender::{self, ProduceRules};
 use crate::evergreen::{
     Action, ErrorScope, Fragment, Metadata, Param, Reason, SessionLimits, Status, mimetype,
 };
@@ -363,7 +362,7 @@ impl Calls {
     /// An action of the peer has been removed and its outputs have ended.
     fn served_has_ended(&mut self, entry: &ActionEntry) {
         // In a dialect with sessions that last for years, the nodes of an action are dropped at its end (EV-741).
-        if self.nodes.config.capabilities.flat && !self.nodes.lifecycle.is_closed() {
+        if self.nodes.config.forgets_actions && !self.nodes.lifecycle.is_closed() {
             let unused = unused_nodes(entry, &self.table, &self.nodes);
             self.nodes.drop_nodes(&unused);
         }
@@ -463,8 +462,7 @@ fn conclude(nodes: &mut Nodes, node: NodeKey, entry: &ActionEntry, status: Optio
         return;
     }
     if entry.status == Some(node) {
-        let rules = ProduceRules::of(&nodes.config.capabilities);
-        sender::adopt(&mut nodes.graph, rules, node, &entry.outputs);
+        nodes.sender.adopt(&mut nodes.graph, node, &entry.outputs);
     }
     nodes.end_with_status(node, status);
 }

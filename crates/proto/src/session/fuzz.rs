@@ -107,6 +107,8 @@ impl<'a> Play<'a> {
             ..SessionLimits::default()
         };
         let (mode, partial_failure, sending) = (bytes.below(3), bytes.flag(), bytes.next());
+        let deadline = bytes.flag().then(|| Time::from_millis(500_000));
+        let dialect = dialects[usize::from(bytes.below(3))];
         let config = Config {
             limits: Arc::new(limits),
             metadata: modes[usize::from(mode)],
@@ -116,9 +118,8 @@ impl<'a> Play<'a> {
             references: sending & 8 == 8,
             retain: [RetentionPolicy::Session, RetentionPolicy::Unread]
                 [usize::from(sending >> 1 & 1)],
-            deadline: bytes.flag().then(|| Time::from_millis(500_000)),
-            capabilities: dialects[usize::from(bytes.below(3))].capabilities(),
-            ..Config::default()
+            deadline,
+            ..Config::for_client_of(dialect)
         };
         Self {
             server: SessionMachine::new(Side::Server, config, Time::ZERO),

@@ -36,8 +36,8 @@ use super::port::{Config, NodeKey};
 use crate::evergreen::{NodeId, Reason, SessionLimits, Status};
 
 /// All nodes of a session. They live until it ends, so keys are plain indices and freeing never recurses (EV-305). Only
-/// a dialect whose sessions last for years removes nodes of which nothing is left, except the most recent: their
-/// indices are reused, and the key of a removed node finds a node that was released.
+/// where sessions last for years ([`Config::forgets_actions`]) are nodes removed of which nothing is left, except the
+/// most recent: their indices are reused, and the key of a removed node finds a node that was released.
 #[derive(Debug)]
 pub(super) struct Graph {
     limits: Arc<SessionLimits>,
@@ -78,7 +78,7 @@ impl Graph {
             nodes: Vec::new(),
             vacant: Vec::new(),
             removed: VecDeque::new(),
-            removes_nodes: config.capabilities.flat,
+            removes_nodes: config.forgets_actions,
             removed_node: Box::new(evicted),
             packer: CopyArena::default(),
             ids: HashMap::with_hasher(RandomState::with_seeds(entropy, seed(1), seed(2), seed(3))),

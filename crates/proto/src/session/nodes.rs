@@ -17,9 +17,11 @@ use super::graph::search::Search;
 use super::graph::{Graph, NodeKind, NodeProducer};
 use super::lifecycle::{Lifecycle, SessionPhase};
 use super::lifetime::{Lifetime, NodeFate};
-use super::port::{ActionKey, Config, NodeKey, SessionOutput, SessionStats, Side, WriteError};
+use super::port::{
+    ActionKey, Config, LeafOrder, NodeKey, SessionOutput, SessionStats, Side, WriteError,
+};
 use super::readers::Readers;
-use super::sender::{self, ProduceRules, Sender, Unwritten};
+use super::sender::{self, ItemStart, Sender, Unwritten};
 use crate::evergreen::{Fragment, Metadata, Payload, Status, WireMessage};
 use crate::time::Time;
 
@@ -68,7 +70,7 @@ impl Nodes {
             graph: Graph::new(&config),
             search: Search::default(),
             readers: Readers::new(&config.limits, now),
-            sender: Sender::default(),
+            sender: Sender::new(config.leaf_order),
             lifetime: Lifetime::default(),
             lifecycle: Lifecycle::new(),
             stats: SessionStats::default(),
@@ -128,8 +130,13 @@ impl Nodes {
         self.sender.has_room(&self.config.limits)
     }
 
-    /// Appends bytes to a leaf. The first write sets its metadata; the metadata of later writes is ignored, unless the
-    /// dialect has metadata per chunk ([`crate::evergreen::DialectCapabilities::flat`]). Payloads above
+    /// Changes the order in which leaves are sent; only valid while nothing is sent.
+    pub(super) const fn set_leaf_order(&mut self, order: LeafOrder) {
+        self.config.leaf_order = order;
+        self.sender.set_leaf_order(order);
+    }
+
+    /// Appends bytes to a leaf. The first write sets its metadata; the metadata of later writes is ignored. Payloads above
     /// `max_fragment_bytes` are split, which has no effect on the content (EV-211).
     ///
     /// # Errors
@@ -141,11 +148,23 @@ impl Nodes {
         metadata: &Arc<Metadata>,
         data: Bytes,
     ) -> Result<(), WriteError> {
-        if self.takes(node)? && !self.has_room() {
-            sender::writable(&mut self.graph, node, NodeKind::Leaf)?;
-            return Err(WriteError::Full);
-        }
-        self.put(node, metadata, data)
+        self.check_room(node)?;
+        self.put(node, metadata, data, ItemStart::First)
+    }
+
+    /// Appends an item of its own to a leaf, with its own metadata: for clients that see each chunk by itself (EV-733).
+    /// The peer must read metadata per chunk ([`crate::evergreen::MetadataMode`]).
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn write_item(
+        &mut self,
+        node: NodeKey,
+        metadata: &Arc<Metadata>,
+        data: Bytes,
+    ) -> Result<(), WriteError> {
+        self.check_room(node)?;
+        self.put(node, metadata, data, ItemStart::EachFragment)
     }
 
     /// Writes the last bytes of a leaf and ends it. Needs no room, like an end: for content that is only known at the
@@ -159,24 +178,34 @@ impl Nodes {
         metadata: &Arc<Metadata>,
         data: Bytes,
     ) -> Result<(), WriteError> {
-        self.put(node, metadata, data)?;
+        self.put(node, metadata, data, ItemStart::First)?;
         self.end(node, metadata)
     }
 
-    /// The same as [`Self::write`], without the check for room.
+    /// Fails a write for which there is no room. A node that cannot be written at all is reported first: waiting for room
+    /// would not help.
+    fn check_room(&mut self, node: NodeKey) -> Result<(), WriteError> {
+        if self.takes(node)? && !self.has_room() {
+            sender::writable(&mut self.graph, node, NodeKind::Leaf)?;
+            return Err(WriteError::Full);
+        }
+        Ok(())
+    }
+
+    /// Appends bytes to a leaf, without the check for room.
     pub(super) fn put(
         &mut self,
         node: NodeKey,
         metadata: &Arc<Metadata>,
         data: Bytes,
+        start: ItemStart,
     ) -> Result<(), WriteError> {
         if !self.takes(node)? {
             return Ok(());
         }
-        let rules = ProduceRules::of(&self.config.capabilities);
         let written = self
             .sender
-            .put(&mut self.graph, rules, node, metadata, data);
+            .put(&mut self.graph, node, metadata, data, start);
         self.written_to(node, written)
     }
 
@@ -199,8 +228,7 @@ impl Nodes {
         if !self.has_room() {
             return Err(WriteError::Full);
         }
-        let rules = ProduceRules::of(&self.config.capabilities);
-        let written = self.sender.list(&mut self.graph, rules, node, children);
+        let written = self.sender.list(&mut self.graph, node, children);
         self.written_to(node, written)
     }
 
@@ -271,23 +299,25 @@ impl Nodes {
         self.made.remove(&action).unwrap_or_default()
     }
 
+    /// Counts a fragment as it was received, before anything is decided about it.
+    pub(super) fn count_received(&mut self, fragment: &Fragment) {
+        let chunk = fragment.chunk.as_ref();
+        let payload = chunk.and_then(|chunk| chunk.payload.as_ref());
+        self.stats.fragments_in += 1;
+        self.stats.bytes_in += payload.map_or(0, Payload::len) as u64;
+    }
+
+    /// Counts a fragment that is ignored.
+    pub(super) const fn count_discarded(&mut self) {
+        self.stats.discarded += 1;
+    }
+
     /// Accepts a fragment of the peer; `None` if it changes nothing.
     pub(super) fn accept(
         &mut self,
-        mut fragment: Fragment,
+        fragment: Fragment,
         copy_below: usize,
     ) -> Result<Option<Accepted>, Status> {
-        self.stats.fragments_in += 1;
-        let chunk = fragment.chunk.as_ref();
-        let payload = chunk.and_then(|chunk| chunk.payload.as_ref());
-        self.stats.bytes_in += payload.map_or(0, Payload::len) as u64;
-        if self.config.capabilities.lax_seq {
-            let Some(seq) = self.graph.lax_seq(&fragment) else {
-                self.stats.discarded += 1;
-                return Ok(None);
-            };
-            fragment.seq = seq;
-        }
         let seq = u32::try_from(fragment.seq).unwrap_or_default();
         let lists = !fragment.children.is_empty();
         let rules = AcceptanceRules {
@@ -295,8 +325,6 @@ impl Nodes {
             mode: self.config.metadata,
             references: self.config.references,
             copy_below,
-            joins: self.config.capabilities.joins,
-            mixes: self.config.capabilities.mixes,
         };
         let accepted = self.graph.accept(fragment, &rules)?;
         let key = match accepted {
@@ -399,7 +427,7 @@ impl Nodes {
         self.graph = Graph::new(&self.config);
         self.search = Search::default();
         self.readers = Readers::new(&self.config.limits, Time::ZERO);
-        self.sender = Sender::default();
+        self.sender = Sender::new(self.config.leaf_order);
         self.lifetime = Lifetime::default();
         self.made = BTreeMap::new();
         status
@@ -408,8 +436,7 @@ impl Nodes {
     /// Seals a node, also one that is being dropped; the caller has checked that it can end. Returns the child that
     /// carries the status, if the node is a tree.
     fn seal(&mut self, node: NodeKey, status: Option<Arc<Status>>) -> Option<NodeKey> {
-        let rules = ProduceRules::of(&self.config.capabilities);
-        let sealed = self.sender.seal(&mut self.graph, rules, node, status);
+        let sealed = self.sender.seal(&mut self.graph, node, status);
         let child = sealed.as_ref().ok().copied().flatten();
         // A node that is not of this kind any more, or the peer's, keeps what it has.
         let _ = self.written_to(node, sealed.map(|_| ()));

@@ -6,10 +6,11 @@ use bytes::Bytes;
 use bytestring::ByteString;
 use prost_types::Any;
 
+use super::adapter::PeerAdapter;
 use super::graph::release::RetentionPolicy;
 use super::reference::Referenced;
 use super::slab::SlabKey;
-use crate::evergreen::{DialectCapabilities, Metadata, MetadataMode, Param, SessionLimits, Status};
+use crate::evergreen::{Dialect, Metadata, MetadataMode, Param, SessionLimits, Status};
 use crate::time::Time;
 
 /// A node of one session. Valid as long as the session; where a session removes nodes (EV-741), the key of a removed
@@ -74,8 +75,13 @@ pub struct Config {
     pub coalesce: bool,
     /// Which pieces are retained (EV-955).
     pub retain: RetentionPolicy,
-    /// What the peer's dialect requires.
-    pub capabilities: DialectCapabilities,
+    /// In which order the leaves of a tree of ours are sent.
+    pub leaf_order: LeafOrder,
+    /// Whether the nodes of an action are dropped when it ends, and the ids of dropped nodes removed after some time:
+    /// for peers whose sessions last for years (EV-741). Keys and late fragments of such nodes find a released node.
+    pub forgets_actions: bool,
+    /// What brings the peer's fragments into the canonical form.
+    pub adapter: PeerAdapter,
     /// Whether the shell resolves references to external content (EV-410); without it they fail with `REF_DENIED`.
     pub references: bool,
     /// Whether the session outlives its connection for a grace period (EV-940). It then retains everything, whatever
@@ -89,6 +95,35 @@ pub struct Config {
 }
 
 impl Config {
+    /// The configuration of a server whose client speaks `dialect`; everything else has its default.
+    #[must_use]
+    pub fn for_client_of(dialect: Dialect) -> Self {
+        Self {
+            metadata: dialect.metadata(),
+            leaf_order: LeafOrder::for_client_of(dialect),
+            forgets_actions: dialect == Dialect::Msgpack,
+            adapter: PeerAdapter::of(dialect),
+            ..Self::default()
+        }
+    }
+
+    /// The configuration of a client whose server speaks `dialect`; everything else has its default. A client writes as it
+    /// likes: servers read every dialect in the canonical order.
+    #[must_use]
+    pub fn for_server_of(dialect: Dialect) -> Self {
+        let metadata = match dialect {
+            // It repeats the metadata on every fragment of a leaf (EV-721): the same, or it is an error.
+            Dialect::Json => MetadataMode::Lenient,
+            Dialect::Msgpack => MetadataMode::PerItem,
+            Dialect::Grpc | Dialect::Protobuf => dialect.metadata(),
+        };
+        Self {
+            metadata,
+            adapter: PeerAdapter::of(dialect),
+            ..Self::default()
+        }
+    }
+
     /// The effective retention policy.
     pub(super) fn retention(&self) -> RetentionPolicy {
         if self.resume {
@@ -109,9 +144,32 @@ impl Default for Config {
             retain: RetentionPolicy::Session,
             references: false,
             resume: false,
-            capabilities: DialectCapabilities::default(),
+            leaf_order: LeafOrder::Free,
+            forgets_actions: false,
+            adapter: PeerAdapter::Canonical,
             deadline: None,
             entropy: 0,
+        }
+    }
+}
+
+/// The order in which the leaves of a tree are sent to the peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LeafOrder {
+    /// As they are written: leaves of one tree interleave.
+    #[default]
+    Free,
+    /// One after the other, in reading order: for clients that append leaves as they arrive (EV-722).
+    Reading,
+}
+
+impl LeafOrder {
+    /// What a client of this dialect needs.
+    #[must_use]
+    pub const fn for_client_of(dialect: Dialect) -> Self {
+        match dialect {
+            Dialect::Json => Self::Reading,
+            Dialect::Grpc | Dialect::Protobuf | Dialect::Msgpack => Self::Free,
         }
     }
 }

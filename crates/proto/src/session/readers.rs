@@ -331,8 +331,6 @@ mod tests {
             mode: MetadataMode::Lenient,
             references: false,
             copy_below: 0,
-            joins: false,
-            mixes: false,
         };
         graph.accept(fragment, &rules).unwrap();
     }

@@ -10,15 +10,16 @@ use std::collections::VecDeque;
 
 use super::graph::{FRAGMENT_BYTES, Graph, LogPiece, NodeKind};
 use super::lifetime::NodeFate;
-use super::port::{NodeKey, SessionStats};
+use super::port::{LeafOrder, NodeKey, SessionStats};
 use crate::evergreen::{Action, Chunk, Fragment, Payload, SessionLimits, WireMessage};
 
-pub(super) use self::produce::{ProduceRules, Unwritten, adopt, writable};
+pub(super) use self::produce::{ItemStart, Unwritten, writable};
 pub(super) use self::rewind::rewind;
 
 /// The queue to the transport; see the module documentation.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Sender {
+    order: LeafOrder,
     /// Nodes with something to send, in order of their turns.
     turns: VecDeque<NodeKey>,
     /// Actions are sent before fragments, so that the peer can start (EV-215).
@@ -32,6 +33,22 @@ pub(super) struct Sender {
 }
 
 impl Sender {
+    pub(super) const fn new(order: LeafOrder) -> Self {
+        Self {
+            order,
+            turns: VecDeque::new(),
+            actions: Vec::new(),
+            bytes: 0,
+            refused: false,
+            dropped: Vec::new(),
+        }
+    }
+
+    /// The order in which leaves are sent from now on; what is lined up already stays so until [`Self::refill`].
+    pub(super) const fn set_leaf_order(&mut self, order: LeafOrder) {
+        self.order = order;
+    }
+
     /// Whether nothing is queued, including tree ends that wait for their children.
     pub(super) const fn is_empty(&self) -> bool {
         self.bytes == 0
@@ -313,7 +330,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::evergreen::{DialectCapabilities, Metadata};
+    use crate::evergreen::Metadata;
     use crate::session::graph::NodeProducer;
     use crate::session::port::Config;
 
@@ -325,7 +342,7 @@ mod tests {
             graph.get_mut(node).owner = NodeProducer::Local(None);
             node
         });
-        (graph, Sender::default(), nodes)
+        (graph, Sender::new(LeafOrder::Free), nodes)
     }
 
     fn message(sender: &mut Sender, graph: &mut Graph) -> Option<WireMessage> {
@@ -336,10 +353,9 @@ mod tests {
     #[test]
     fn ev_508_a_tree_ends_after_its_children() {
         let (mut graph, mut sender, [tree, child]) = machines();
-        let rules = ProduceRules::of(&DialectCapabilities::default());
         let metadata = Arc::new(Metadata::of("text/plain"));
         writable(&mut graph, tree, NodeKind::Tree).unwrap();
-        sender.list(&mut graph, rules, tree, &[child]).unwrap();
+        sender.list(&mut graph, tree, &[child]).unwrap();
         sender.end(&mut graph, tree, &metadata).unwrap();
         let sent = message(&mut sender, &mut graph).unwrap();
         assert!(sent.fragments.iter().all(|fragment| !fragment.last));
@@ -347,10 +363,10 @@ mod tests {
         sender
             .put(
                 &mut graph,
-                rules,
                 child,
                 &metadata,
                 Bytes::from_static(b"x"),
+                ItemStart::First,
             )
             .unwrap();
         sender.end(&mut graph, child, &metadata).unwrap();
@@ -364,7 +380,6 @@ mod tests {
     #[test]
     fn ev_803_a_refused_producer_is_told_once_when_half_of_the_queue_is_empty() {
         let (mut graph, mut sender, [node, _]) = machines();
-        let rules = ProduceRules::of(&DialectCapabilities::default());
         let metadata = Arc::new(Metadata::of("text/plain"));
         let limits = SessionLimits {
             outbound_queue_bytes: 100,
@@ -373,7 +388,7 @@ mod tests {
         let data = Bytes::from_static(&[0; 80]);
         assert!(sender.has_room(&limits) && !sender.has_room_again(&limits));
         sender
-            .put(&mut graph, rules, node, &metadata, data)
+            .put(&mut graph, node, &metadata, data, ItemStart::First)
             .unwrap();
         assert!(!sender.has_room(&limits) && !sender.has_room_again(&limits));
         message(&mut sender, &mut graph);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use sapwood_net::evergreen::{CallRequest, ClientSession};
-use sapwood_proto::evergreen::{Dialect, Metadata};
+use sapwood_proto::evergreen::Metadata;
 use sapwood_proto::session::SessionOutput;
 use sapwood_session::Live;
 
@@ -54,8 +54,7 @@ pub async fn serve(session: &ClientSession, kernel: Kernel) -> Result<ServedSess
         let what = format!("serving functions to a server that does not announce `{REVERSE}`");
         return Err(Error::Unimplemented { what });
     }
-    // No dialect restricts what a client can do, so the default capabilities apply.
-    let link = SessionLink::to(session.shared(), session.clock(), Dialect::Grpc);
+    let link = SessionLink::to(session.shared(), session.clock());
     if !link.with(Live::acquire_worker) {
         return Err(Error::Exists { name: OFFER.into() });
     }

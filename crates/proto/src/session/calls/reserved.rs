@@ -14,7 +14,7 @@ use crate::session::graph::NodeProducer;
 use crate::session::lifecycle::SessionPhase;
 use crate::session::nodes::Nodes;
 use crate::session::port::{ActionKey, CancelledBy, NodeKey, SessionOutput, Side};
-use crate::session::sender::rewind;
+use crate::session::sender::{ItemStart, rewind};
 use crate::time::Time;
 
 /// Cancels an action.
@@ -168,7 +168,9 @@ impl Calls {
                     let metadata = Arc::new(Metadata::of("application/json"));
                     // Written even if other output waits: the result is small, and the client waits for it. If the
                     // node was dropped meanwhile, the write is discarded.
-                    let _ = self.nodes.put(node, &metadata, Bytes::from(result));
+                    let _ = self
+                        .nodes
+                        .put(node, &metadata, Bytes::from(result), ItemStart::First);
                 }
                 self.send_again(output);
                 self.finish(key);
@@ -335,8 +337,7 @@ impl Calls {
         nodes
             .lifetime
             .recount(graph, |graph| rewind(graph, &again.received));
-        let in_order = nodes.config.capabilities.in_order;
-        nodes.sender.refill(graph, again.actions, first, in_order);
+        nodes.sender.refill(graph, again.actions, first);
         self.after_sending();
     }
 }

@@ -25,10 +25,6 @@ pub(in crate::session) struct AcceptanceRules<'a> {
     pub(in crate::session) references: bool,
     /// Payloads below this are copied out of the receive buffer (EV-805).
     pub(in crate::session) copy_below: usize,
-    /// Consecutive chunks with equal metadata are parts of one item.
-    pub(in crate::session) joins: bool,
-    /// A node may hold chunks and children (EV-740).
-    pub(in crate::session) mixes: bool,
 }
 
 /// The result of accepting a fragment.
@@ -82,7 +78,12 @@ impl Graph {
         let chunk = fragment
             .chunk
             .filter(|chunk| chunk.metadata.is_some() || chunk.payload.is_some());
-        check_kind(node, seq, !children.is_empty(), chunk.is_some(), rules)?;
+        let content = match (children.is_empty(), &range) {
+            (true, _) => chunk.is_some().then_some(NodeKind::Leaf),
+            (false, None) => Some(NodeKind::Tree),
+            (false, Some(_)) => Some(NodeKind::Excerpts),
+        };
+        check_kind(node, seq, content, chunk.is_some())?;
         let piece = match chunk {
             Some(chunk) => {
                 check_chunk(&chunk, node, seq, rules)?;
@@ -104,37 +105,20 @@ impl Graph {
         self.insert(key, seq, last, piece, rules)
     }
 
-    /// Assigns a seq to a fragment in a dialect with lax seqs: the one after the highest, if the fragment has none
-    /// (EV-731). Returns `None` for a fragment past the final one (EV-740). If a final fragment arrives late, buffered
-    /// fragments past it are removed.
-    pub(in crate::session) fn lax_seq(&mut self, fragment: &Fragment) -> Option<i32> {
-        let Some(key) = self.find(&fragment.id) else {
-            return Some(fragment.seq.max(0));
-        };
-        let node = self.get_mut(key);
-        let append = || {
-            node.highest()
-                .map_or(0, |highest| highest.saturating_add(1))
-        };
-        let seq = u32::try_from(fragment.seq).unwrap_or_else(|_| append());
-        if node.last.is_some_and(|last| seq > last) {
-            return None;
-        }
-        if fragment.last && !node.has(seq) {
-            let past = node.early.split_off(&seq);
-            for (seq, piece) in past {
-                let bytes = piece.len() as u64;
-                self.get_mut(key).unread -= bytes;
-                self.unread -= bytes;
-                self.quota.give_back(piece.cost(seq));
-                for &child in piece.children() {
-                    if self.unlist(child) {
-                        self.release(child);
-                    }
+    /// Removes the buffered fragments from `seq` on, as if they had not been received.
+    pub(in crate::session) fn remove_early_from(&mut self, key: NodeKey, seq: u32) {
+        let past = self.get_mut(key).early.split_off(&seq);
+        for (seq, piece) in past {
+            let bytes = piece.len() as u64;
+            self.get_mut(key).unread -= bytes;
+            self.unread -= bytes;
+            self.quota.give_back(piece.cost(seq));
+            for &child in piece.children() {
+                if self.unlist(child) {
+                    self.release(child);
                 }
             }
         }
-        i32::try_from(seq).ok()
     }
 
     fn mention_all(
@@ -193,7 +177,7 @@ impl Graph {
         } else {
             0
         };
-        dropped += node.extend(piece, rules.joins);
+        dropped += node.extend(piece, rules.mode);
         let complete = node.is_complete();
         self.quota.give_back(dropped);
         Ok(if complete {
@@ -207,12 +191,12 @@ impl Graph {
 impl StoredNode {
     /// Appends a piece and the buffered pieces that directly follow it, and ends the log if the final one was appended.
     /// Returns the quota bytes of metadata that was dropped.
-    fn extend(&mut self, piece: LogPiece, joins: bool) -> u64 {
+    fn extend(&mut self, piece: LogPiece, mode: MetadataMode) -> u64 {
         let mut dropped = 0;
         let mut next = Some(piece);
         while let Some(mut piece) = next {
             let seq = self.next_seq();
-            if joins && seq > 0 {
+            if mode == MetadataMode::PerItem && seq > 0 {
                 let before = piece.cost(seq);
                 piece = self.join(piece);
                 dropped += before - piece.cost(seq);
@@ -281,20 +265,25 @@ fn check_end(node: &StoredNode, seq: u32, last: bool) -> Result<(), Status> {
     Ok(())
 }
 
-/// EV-209: a node is a leaf or a tree; where a dialect mixes both, children make it a tree (EV-740).
+/// EV-209: a node is a leaf or a tree. Excerpts are content of a leaf (EV-740). `content` is the kind of node that the
+/// fragment belongs in, if it decides that.
 fn check_kind(
     node: &mut StoredNode,
     seq: u32,
-    children: bool,
+    content: Option<NodeKind>,
     chunk: bool,
-    rules: &AcceptanceRules<'_>,
 ) -> Result<(), Status> {
-    let kind = match (children, chunk) {
-        (false, false) => return Ok(()),
-        (true, false) if rules.mixes => NodeKind::Tree,
-        (false, true) if rules.mixes && node.kind == NodeKind::Tree => NodeKind::Tree,
-        (true, false) if node.kind != NodeKind::Leaf => NodeKind::Tree,
-        (false, true) if node.kind != NodeKind::Tree => NodeKind::Leaf,
+    let Some(content) = content else {
+        return Ok(());
+    };
+    // A fragment with a chunk and children is none of the three.
+    let both = chunk && content != NodeKind::Leaf;
+    node.kind = match (node.kind, content) {
+        (NodeKind::Unknown, content) if !both => content,
+        (known, content) if known == content && !both => known,
+        (NodeKind::Leaf, NodeKind::Excerpts) | (NodeKind::Excerpts, NodeKind::Leaf) if !both => {
+            NodeKind::Excerpts
+        }
         _ => {
             return Err(at(
                 Reason::NodeKind,
@@ -304,7 +293,6 @@ fn check_kind(
             ));
         }
     };
-    node.kind = kind;
     Ok(())
 }
 
@@ -320,8 +308,8 @@ fn check_chunk(
         // The one permitted change of mimetype (EV-931), in every mode (EV-812).
         return Ok(());
     }
-    let untyped = chunk.payload.is_some()
-        && !(rules.mode == MetadataMode::PerChunk && chunk.metadata.is_some());
+    let untyped =
+        chunk.payload.is_some() && !(rules.mode.is_per_chunk() && chunk.metadata.is_some());
     if seq == 0 {
         if chunk.payload.is_some() && chunk.metadata.is_none() {
             return Err(missing(node, seq));

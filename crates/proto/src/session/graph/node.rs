@@ -99,8 +99,16 @@ impl LogPiece {
 pub(in crate::session) enum NodeKind {
     Unknown,
     Leaf,
-    /// In a dialect that mixes both (EV-740), a tree may have chunks between its children.
+    /// A leaf with excerpts of other nodes among its content (EV-740).
+    Excerpts,
     Tree,
+}
+
+impl NodeKind {
+    /// Whether nodes of this kind list others.
+    pub(in crate::session) const fn lists(self) -> bool {
+        matches!(self, Self::Excerpts | Self::Tree)
+    }
 }
 
 /// The producer of a node (EV-216), and its action if there is one.
@@ -272,7 +280,7 @@ impl StoredNode {
     /// The same, with `None` for each piece that lists nothing: a walk with a budget is charged for these too.
     pub(in crate::session) fn edges(&self) -> impl Iterator<Item = Option<NodeKey>> + '_ {
         let ahead = self.early.values();
-        let pieces = if self.kind == NodeKind::Tree {
+        let pieces = if self.kind.lists() {
             Some(self.log.iter().chain(ahead))
         } else {
             None

@@ -6,6 +6,10 @@
 //!   bound                                 ─┼─► nothing is released
 //!   inside, at piece n                    ─┴─► everything before the least n, if it was sent as well
 //! ```
+//!
+//! A low-water mark, and not the count of holders of `session::lifetime`: a node that never ends must give up the pieces
+//! that all have passed while it goes on, and a count cannot say which those are. The two never decide the same thing:
+//! this frees pieces of retained nodes, and `lifetime` whole nodes that were dropped.
 
 use std::sync::Arc;
 

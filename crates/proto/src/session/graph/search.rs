@@ -1,6 +1,6 @@
 //! Detects cycles of nodes, within a budget.
 
-use super::{Graph, NodeKind, NodeProducer};
+use super::{Graph, NodeProducer};
 use crate::evergreen::{Reason, SessionLimits, Status};
 use crate::session::port::{ActionKey, NodeKey};
 use crate::session::readers::budget::ReadBudget;
@@ -140,7 +140,7 @@ impl Search {
 /// Whether there can be nodes below this one, or it is an output itself.
 fn needs_search(graph: &Graph, node: NodeKey) -> bool {
     let node = graph.get(node);
-    node.kind == NodeKind::Tree || matches!(node.owner, NodeProducer::Local(Some(_)))
+    node.kind.lists() || matches!(node.owner, NodeProducer::Local(Some(_)))
 }
 
 fn cycle(graph: &Graph, node: NodeKey) -> Status {

@@ -8,26 +8,17 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::Sender;
-use crate::evergreen::{DialectCapabilities, Metadata, Status};
+use crate::evergreen::{Metadata, Status};
 use crate::session::graph::{Graph, LogPiece, NodeKind};
-use crate::session::port::{NodeKey, WriteError};
+use crate::session::port::{LeafOrder, NodeKey, WriteError};
 
-/// What the peer's dialect requires of what we write.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::session) struct ProduceRules {
-    /// Leaves of a tree are sent one after the other (EV-722).
-    pub(in crate::session) in_order: bool,
-    /// Every chunk carries metadata (EV-731).
-    pub(in crate::session) flat: bool,
-}
-
-impl ProduceRules {
-    pub(in crate::session) const fn of(capabilities: &DialectCapabilities) -> Self {
-        Self {
-            in_order: capabilities.in_order,
-            flat: capabilities.flat,
-        }
-    }
+/// Which fragments of a leaf begin an item, with the metadata that the writer gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::session) enum ItemStart {
+    /// The first of the leaf; the others continue it.
+    First,
+    /// Each one that is not empty: a part of a large payload is an item as well.
+    EachFragment,
 }
 
 /// Why nothing was written.
@@ -50,19 +41,19 @@ impl Sender {
     pub(in crate::session) fn put(
         &mut self,
         graph: &mut Graph,
-        rules: ProduceRules,
         node: NodeKey,
         metadata: &Arc<Metadata>,
         data: Bytes,
+        start: ItemStart,
     ) -> Result<(), Unwritten> {
         writable(graph, node, NodeKind::Leaf)?;
         let most = graph.limits().max_fragment_bytes.max(1);
         let mut rest = data;
+        let each = start == ItemStart::EachFragment;
         loop {
             let part = rest.split_to(rest.len().min(most));
             let known = graph.get_mut(node);
-            let first = known.metadata.is_none();
-            let piece = if first || (rules.flat && !part.is_empty()) {
+            let piece = if known.metadata.is_none() || (each && !part.is_empty()) {
                 known.metadata = Some(Arc::clone(metadata));
                 LogPiece::Begin(Arc::clone(metadata), part)
             } else if part.is_empty() {
@@ -81,13 +72,12 @@ impl Sender {
     pub(in crate::session) fn list(
         &mut self,
         graph: &mut Graph,
-        rules: ProduceRules,
         node: NodeKey,
         children: &[NodeKey],
     ) -> Result<(), Unwritten> {
         let most = graph.limits().max_children_per_fragment.max(1);
         for part in children.chunks(most) {
-            adopt(graph, rules, node, part);
+            self.adopt(graph, node, part);
             self.append(graph, node, LogPiece::Children(part.into()))?;
         }
         Ok(())
@@ -126,7 +116,6 @@ impl Sender {
     pub(in crate::session) fn seal(
         &mut self,
         graph: &mut Graph,
-        rules: ProduceRules,
         node: NodeKey,
         status: Option<Arc<Status>>,
     ) -> Result<Option<NodeKey>, Unwritten> {
@@ -141,11 +130,49 @@ impl Sender {
         let producer = graph.get(node).owner;
         let known = graph.get_mut(child);
         (known.kind, known.owner) = (NodeKind::Leaf, producer);
-        adopt(graph, rules, node, &[child]);
+        self.adopt(graph, node, &[child]);
         self.append(graph, node, LogPiece::Children([child].into()))?;
         self.append_last(graph, child, LogPiece::Status(status))?;
         self.append_last(graph, node, LogPiece::Empty)?;
         Ok(Some(child))
+    }
+
+    /// Records which of our children must be sent before `parent` may end: those of a tree (EV-508), and for a status the
+    /// outputs that it speaks of (EV-735). The first parent of a child waits for it; a second one does not.
+    pub(in crate::session) fn adopt(
+        &self,
+        graph: &mut Graph,
+        parent: NodeKey,
+        children: &[NodeKey],
+    ) {
+        let in_line = self.order == LeafOrder::Reading && graph.get(parent).kind == NodeKind::Tree;
+        let mut open = 0;
+        let mut line = Vec::new();
+        for &child in children {
+            let node = graph.get_mut(child);
+            node.referenced = true;
+            let wholly_sent = node.is_complete()
+                && node
+                    .sending
+                    .as_ref()
+                    .is_none_or(|sending| sending.sent >= node.next_seq());
+            if !node.owner.is_local() || wholly_sent || child == parent {
+                continue;
+            }
+            let unwritten = node.next_seq() == 0;
+            let sending = node.sending.get_or_insert_default();
+            if sending.parent.is_none() {
+                (sending.parent, sending.awaited) = (Some(parent), true);
+                open += 1;
+                if in_line && unwritten {
+                    sending.pending_at = Some(0);
+                    line.push(child);
+                }
+            }
+        }
+        let sending = graph.get_mut(parent).sending.get_or_insert_default();
+        sending.open_children += open;
+        sending.line.extend(line);
     }
 
     fn append_last(
@@ -199,42 +226,4 @@ pub(in crate::session) fn writable(
     }
     node.kind = kind;
     Ok(())
-}
-
-/// Records which of our children must be sent before `parent` may end: those of a tree (EV-508), and for a status the
-/// outputs that it speaks of (EV-735). The first parent of a child waits for it; a second one does not.
-pub(in crate::session) fn adopt(
-    graph: &mut Graph,
-    rules: ProduceRules,
-    parent: NodeKey,
-    children: &[NodeKey],
-) {
-    let in_line = rules.in_order && graph.get(parent).kind == NodeKind::Tree;
-    let mut open = 0;
-    let mut line = Vec::new();
-    for &child in children {
-        let node = graph.get_mut(child);
-        node.referenced = true;
-        let wholly_sent = node.is_complete()
-            && node
-                .sending
-                .as_ref()
-                .is_none_or(|sending| sending.sent >= node.next_seq());
-        if !node.owner.is_local() || wholly_sent || child == parent {
-            continue;
-        }
-        let unwritten = node.next_seq() == 0;
-        let sending = node.sending.get_or_insert_default();
-        if sending.parent.is_none() {
-            (sending.parent, sending.awaited) = (Some(parent), true);
-            open += 1;
-            if in_line && unwritten {
-                sending.pending_at = Some(0);
-                line.push(child);
-            }
-        }
-    }
-    let sending = graph.get_mut(parent).sending.get_or_insert_default();
-    sending.open_children += open;
-    sending.line.extend(line);
 }

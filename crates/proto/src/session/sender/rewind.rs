@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use super::Sender;
 use crate::evergreen::Action;
 use crate::session::graph::{Graph, LogPiece, NodeKind, SendState};
-use crate::session::port::NodeKey;
+use crate::session::port::{LeafOrder, NodeKey};
 
 impl Sender {
     /// Fills the queue anew after [`rewind`]: these actions, then what is left of `first`, then of all other nodes.
@@ -14,7 +14,6 @@ impl Sender {
         graph: &mut Graph,
         actions: Vec<Action>,
         first: Option<NodeKey>,
-        in_order: bool,
     ) {
         self.turns.clear();
         self.actions.clear();
@@ -22,7 +21,10 @@ impl Sender {
         for action in actions {
             self.push_action(action);
         }
-        let trees = if in_order { line_up(graph) } else { Vec::new() };
+        let trees = match self.order {
+            LeafOrder::Reading => line_up(graph),
+            LeafOrder::Free => Vec::new(),
+        };
         let rest = graph.keys().filter(|key| Some(*key) != first);
         for key in first.into_iter().chain(rest) {
             if graph.get(key).is_unsent() {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::harness::*;
-use crate::evergreen::{Dialect, Fragment, Reason};
+use crate::evergreen::{Fragment, Reason};
 use crate::session::lifetime::NodeFate;
 use crate::session::{
-    CursorRead, NodeKey, RetentionPolicy, SessionMachine, SessionOutput, WriteError,
+    CursorRead, NodeKey, PeerAdapter, RetentionPolicy, SessionMachine, SessionOutput, WriteError,
 };
 
 /// A tree over two leaves, one of which another tree lists as well.
@@ -370,7 +370,7 @@ fn ev_911_what_is_gone_keeps_no_metadata() {
 /// EV-741
 #[test]
 fn ev_911_an_action_that_ends_leaves_what_another_still_writes() {
-    let mut session = server_with(|config, _| config.capabilities.flat = true);
+    let mut session = server_with(|config, _| config.forgets_actions = true);
     act(&mut session, action("f", "", "o=x")).unwrap();
     let writer = start(&mut session);
     act(&mut session, action("g", "i=x", "o=y")).unwrap();
@@ -403,7 +403,7 @@ fn ev_741_a_session_that_lasts_for_years_forgets_what_its_actions_left() {
     // The number of nodes is what makes it forget, or it does so by itself.
     for (max_nodes, most) in [(40, 40), (65_536, 1_024 + 8)] {
         let mut session = server_with(|config, limits| {
-            (config.capabilities.flat, config.capabilities.lax_seq) = (true, true);
+            (config.forgets_actions, config.adapter) = (true, PeerAdapter::ActionEngine);
             config.partial_failure = true;
             limits.max_nodes = max_nodes;
         });
@@ -495,8 +495,7 @@ fn ev_911_the_status_child_of_a_dropped_open_tree_goes_with_it() {
 /// EV-741
 #[test]
 fn ev_741_a_node_is_forgotten_once_and_who_has_its_place_is_left_alone() {
-    let mut session =
-        server_with(|config, _| config.capabilities = Dialect::Msgpack.capabilities());
+    let mut session = server_with(|config, _| config.forgets_actions = true);
     let first = session.nodes().node("first").unwrap();
     session.calls.nodes.graph.mark_removed(first);
     session.calls.nodes.graph.mark_removed(first);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::harness::*;
 use crate::code::Code;
-use crate::evergreen::{DialectCapabilities, Fragment, MetadataMode, Reason, Status, WireMessage};
+use crate::evergreen::{Fragment, MetadataMode, Reason, Status, WireMessage};
 use crate::session::{
     ActionStart, CancelledBy, Config, CursorId, CursorRead, SessionMachine, SessionOutput, Side,
 };
@@ -468,11 +468,7 @@ fn ev_972_what_is_described_as_the_chunk_before_it_is_more_of_it_whenever_it_cam
     ];
     for order in orders(&list) {
         let config = Config {
-            metadata: MetadataMode::PerChunk,
-            capabilities: DialectCapabilities {
-                joins: true,
-                ..DialectCapabilities::default()
-            },
+            metadata: MetadataMode::PerItem,
             ..Config::default()
         };
         let mut client = SessionMachine::new(Side::Client, config, T0);

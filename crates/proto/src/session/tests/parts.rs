@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use super::harness::*;
 use crate::evergreen::{Fragment, MetadataMode, Payload, Reason, SessionLimits};
-use crate::session::{Config, CursorRead, RetentionPolicy, SessionMachine, SliceOverlap};
+use crate::session::{
+    Config, CursorRead, PeerAdapter, RetentionPolicy, SessionMachine, SliceOverlap,
+};
 
 /// A session in which nodes are mixed.
 fn mixing() -> SessionMachine {
@@ -13,7 +15,7 @@ fn mixing() -> SessionMachine {
 
 fn mixing_with(change: impl FnOnce(&mut Config, &mut SessionLimits)) -> SessionMachine {
     server_with(|config, limits| {
-        config.capabilities.mixes = true;
+        config.adapter = PeerAdapter::ActionEngine;
         config.metadata = MetadataMode::PerChunk;
         change(config, limits);
     })
@@ -45,7 +47,11 @@ fn ev_740_a_node_of_chunks_and_children_reads_in_order_whatever_came_first() {
     ];
     for joins in [false, true] {
         for order in orders(&list) {
-            let mut session = mixing_with(|config, _| config.capabilities.joins = joins);
+            let mut session = mixing_with(|config, _| {
+                if joins {
+                    config.metadata = MetadataMode::PerItem;
+                }
+            });
             feed(&mut session, order).unwrap();
             assert_eq!(texts(&mut session, "m"), ["one ", "0123456", "23", "two"]);
         }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::harness::*;
 use crate::evergreen::{MetadataMode, Reason};
-use crate::session::{ActionStart, CursorRead, RetentionPolicy, SessionMachine};
+use crate::session::{ActionStart, CursorRead, PeerAdapter, RetentionPolicy, SessionMachine};
 
 fn unread() -> SessionMachine {
     server_with(|config, _| config.retain = RetentionPolicy::Unread)
@@ -213,7 +213,7 @@ fn ev_955_the_count_of_what_is_held_does_not_drift() {
 fn ev_955_children_listed_past_a_final_fragment_are_listed_no_more() {
     let mut session = server_with(|config, _| {
         config.retain = RetentionPolicy::Unread;
-        config.capabilities.lax_seq = true;
+        config.adapter = PeerAdapter::ActionEngine;
     });
     feed(&mut session, [branch("t", 5, &["c"]), leaf("c", 0, "C")]).unwrap();
     assert_eq!(texts(&mut session, "c"), ["C"]);

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use super::harness::*;
 use crate::evergreen::{Dialect, Fragment, Payload, Reason, SessionLimits, WireMessage};
 use crate::session::{
-    ActionKey, ActionRequest, ActionStart, Config, CursorId, CursorRead, NodeKey, SessionMachine,
-    SessionOutput, Side,
+    ActionKey, ActionRequest, ActionStart, Config, CursorId, CursorRead, LeafOrder, NodeKey,
+    SessionMachine, SessionOutput, Side,
 };
 use crate::time::Time;
 
@@ -510,7 +510,7 @@ fn ev_942_one_resume_at_a_time_whose_text_is_counted_and_bounded() {
 /// A server with a tree of three leaves on its way, and what a client that has taken so many messages has of it.
 fn leaves_under_way(taken: usize, dialect: Dialect) -> (SessionMachine, Vec<(String, i32)>) {
     let mut server = server_with(|config, limits| {
-        (config.resume, config.capabilities) = (true, dialect.capabilities());
+        (config.resume, config.leaf_order) = (true, LeafOrder::for_client_of(dialect));
         limits.coalesce_bytes = 1;
     });
     act(&mut server, action("f", "", "o=o")).unwrap();
@@ -553,7 +553,7 @@ fn ev_942_leaves_take_their_turns_after_a_resume_and_what_waits_is_counted_once(
         for after in [Dialect::Protobuf, Dialect::Json] {
             for taken in 0..9 {
                 let (mut server, has) = leaves_under_way(taken, before);
-                server.set_capabilities(after.capabilities());
+                server.set_leaf_order(LeafOrder::for_client_of(after));
                 server.returned(T0);
                 let mut next = std::collections::BTreeMap::new();
                 for (id, seq) in &has {

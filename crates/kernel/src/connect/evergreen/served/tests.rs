@@ -23,7 +23,7 @@ fn served(kernel: &Kernel) -> (SharedSession, ServedSession) {
         ..Config::default()
     };
     let (shared, clock) = SessionClock::start(|now| Machine::new(Side::Client, config, now));
-    let link = SessionLink::to(shared.clone(), clock, Dialect::Grpc);
+    let link = SessionLink::to(shared.clone(), clock);
     assert!(link.with(Live::acquire_worker));
     let options = SessionOptions {
         partial_failure: true,
