@@ -2,8 +2,8 @@
 //! (`lines`) and HTTP (`post`).
 //!
 //! ```text
-//!   socket │ lines │ post ──► Conversation ──► lmtp::Session ──► Start ──► Works: runs of the kernel
-//!                      ◄── one message per step ◄── step(pieces) ◄────────────┘
+//!   socket │ lines │ post ──► ConnectionDriver ──► LmtpSession ──► Start ──► StreamWorks: runs of the kernel
+//!                      ◄── one message per step ◄── step(pieces) ◄──────────────┘
 //! ```
 
 mod catalog;
@@ -93,6 +93,7 @@ impl LmtpService {
     pub fn face(&self) -> Face {
         let drain = self.0.shared.drain.clone();
         let sockets: Arc<dyn SocketProtocol> = Arc::new(LmtpSockets(Arc::clone(&self.0)));
+        // `/lmtp` has this protocol alone, and never waits for a first message; `/` shares it with Evergreen (LM-103).
         let upgrades = socket_dispatch::route(
             vec![Arc::clone(&sockets)],
             socket_dispatch::LONG_WAIT,
@@ -113,19 +114,20 @@ impl LmtpService {
         }
     }
 
-    /// Speaks lines over a pair of streams until both ends have had enough (LM-110). At the end of input running streams
-    /// finish, or are `cancelled` at once if that is wished.
+    /// Serves the line transport over a pair of streams until it ends (LM-110). At the end of input running streams
+    /// finish, or are cancelled at once with `cancel_at_end`.
     pub async fn serve_connection(
         &self,
         reader: impl AsyncRead + Send + Unpin,
         writer: impl AsyncWrite + Send + Unpin,
         cancel_at_end: bool,
     ) -> LinesEnd {
+        // Without an identity the client cannot resume: this is standard input and output, which nothing reconnects to.
         let stream = LineStream::pair(reader, writer);
         lines::serve_lines(&self.0, stream, None, cancel_at_end).await
     }
 
-    /// Speaks lines with everybody who connects to a Unix socket, until the server is gone (LM-111).
+    /// Serves the line transport to all who connect to a Unix socket, until the server has drained (LM-111).
     pub async fn listen(&self, socket: listening::ListeningSocket) {
         lines::listen(&self.0, socket).await;
     }

@@ -25,13 +25,13 @@ pub(super) struct Catalog {
     kernel: Kernel,
     health: Arc<Health>,
     metrics: Arc<ServerMetrics>,
-    /// What was gathered of which facts; never held while gathering.
+    /// The descriptions that were built. Never locked while one is built.
     known: RwLock<HashMap<Name, CatalogSnapshot>>,
-    /// What is said of a model of which nothing is known.
+    /// The description of an upstream model without facts.
     unknown: CatalogSnapshot,
 }
 
-/// What was gathered, and of which facts.
+/// The description of a model, and the facts that it was built from.
 #[derive(Clone)]
 struct CatalogSnapshot {
     of: Option<Arc<ModelFacts>>,
@@ -70,10 +70,11 @@ impl Catalog {
             .map_err(|_| LmtpReason::ModelNotFound)?;
         let spec = function.spec();
         let Some(facts) = &spec.facts else {
+            // Without facts there is no vocabulary: the model is not loaded, is upstream, or is no model.
             return match self.health.state(&spec.name) {
                 Some(HealthState::Loading) => Err(LmtpReason::ModelLoading),
                 Some(HealthState::Failed) => Err(LmtpReason::EngineError),
-                // A server elsewhere computes it, and judges what it is asked (LM-712).
+                // An upstream computes it and checks the request (LM-712), also one that is unreachable now.
                 None | Some(HealthState::Ok | HealthState::Away) if spec.model => {
                     Ok((spec.name.clone(), self.unknown.clone()))
                 }
@@ -81,12 +82,15 @@ impl Catalog {
                 _ => Err(LmtpReason::UnsupportedOperation),
             };
         };
+        // By identity: a model that was loaded again under its name has other facts, and may have another vocabulary.
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = known.get(&spec.name)
             && found.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, facts))
         {
             return Ok((spec.name.clone(), found.clone()));
         }
+        // Built without the lock, because digests of a whole vocabulary take long. Two requests may build the same; the
+        // last one stays.
         drop(known);
         let (model, file) = describe(&spec.name, facts);
         let found = CatalogSnapshot {
@@ -112,7 +116,7 @@ impl Catalog {
     }
 }
 
-/// A catalog with a caller's eyes.
+/// The catalog as one caller sees it.
 pub(super) struct CallerCatalog<'a> {
     catalog: &'a Catalog,
     allowance: Option<Arc<TokenMeter>>,
@@ -122,6 +126,7 @@ impl CallerCatalog<'_> {
     fn known(&self, name: &str) -> Result<(Name, Arc<LmtpModelInfo>), LmtpReason> {
         let limits = self.allowance.as_ref().map(|allowance| allowance.limits());
         let models = limits.as_ref().and_then(|limits| limits.models.as_ref());
+        // By the model's own name where it is found, so that an alias gives no access, and else by the name as sent.
         let may = |name: &Name| models.is_none_or(|models| models.contains(name));
         match self.catalog.model(name) {
             Ok((name, known)) if may(&name) => Ok((name, known.model)),
@@ -135,7 +140,7 @@ impl CallerCatalog<'_> {
 impl ModelLookup for CallerCatalog<'_> {
     fn find(&self, name: &str) -> Result<Arc<LmtpModelInfo>, LmtpReason> {
         let (name, model) = self.known(name)?;
-        // What its file says is no engine yet.
+        // The facts of a file are known before its engine runs: that is not ready yet.
         if self.catalog.health.state(&name) == Some(HealthState::Loading) {
             return Err(LmtpReason::ModelLoading);
         }
@@ -144,6 +149,7 @@ impl ModelLookup for CallerCatalog<'_> {
 
     fn describe(&self, name: &str) -> Result<Arc<LmtpModelInfo>, LmtpReason> {
         let (name, model) = self.known(name)?;
+        // LM-331 needs no engine: a model that is loading is described, and marked so.
         if self.catalog.health.state(&name) != Some(HealthState::Loading) {
             return Ok(model);
         }
@@ -174,10 +180,10 @@ impl ModelLookup for CallerCatalog<'_> {
     }
 }
 
-/// What MODEL_INFO says of a model, and the file of its tokenizer, if there is one.
+/// The answer of MODEL_INFO for a model, and its tokenizer file, if there is one.
 fn describe(name: &Name, facts: &ModelFacts) -> (LmtpModelInfo, Option<Bytes>) {
     let ModelFacts { info, vocabulary } = facts;
-    // What is not known has neither ends nor a tokenizer.
+    // A vocabulary of unknown size has no tokens to list, so it has neither EOS tokens nor special ones.
     let known = facts.vocabulary_tokens();
     let size = known.unwrap_or(0);
     let eos: Vec<_> = (0..size)
@@ -193,7 +199,7 @@ fn describe(name: &Name, facts: &ModelFacts) -> (LmtpModelInfo, Option<Bytes>) {
         max_context: facts.context_tokens().map(|tokens| tokens as usize),
         bos,
         eos: eos.clone(),
-        // A model elsewhere is served in tokens alone (LM-712).
+        // An upstream model without a tokenizer is served in tokens alone (LM-712).
         tokenizer: vocabulary.has_text().then(|| TokenizerInfo {
             kind: kind(&**vocabulary, size).to_owned(),
             vocab_size: size,
@@ -215,7 +221,7 @@ fn describe(name: &Name, facts: &ModelFacts) -> (LmtpModelInfo, Option<Bytes>) {
     (model, file)
 }
 
-/// What MODEL_INFO says of a model of which nothing but its name is known.
+/// The answer of MODEL_INFO for a model of which only the name is known.
 fn unknown() -> LmtpModelInfo {
     LmtpModelInfo {
         constructor: "sapwood:upstream".to_owned(),
@@ -230,8 +236,9 @@ fn unknown() -> LmtpModelInfo {
     }
 }
 
-/// How text becomes tokens, as the order of the vocabulary shows it: bytes come first where they, or they and whole words, are
-/// all there is; SentencePiece keeps them in order behind its first tokens; the byte-level way shuffles them.
+/// The kind of tokenizer (LM-951), as the order of the vocabulary shows it: the 256 bytes come first where they, or
+/// they and whole words, are all there is; SentencePiece has them in order after its first tokens; byte-level BPE
+/// shuffles them.
 fn kind(vocabulary: &dyn Vocabulary, size: u32) -> &'static str {
     let bytes_from = |first: Token| {
         (0..=u8::MAX).all(|byte| vocabulary.bytes(first + Token::from(byte)) == [byte])
@@ -243,16 +250,18 @@ fn kind(vocabulary: &dyn Vocabulary, size: u32) -> &'static str {
             "words"
         };
     }
+    // SentencePiece begins with a few control tokens: unknown, BOS, EOS, padding.
     if (1..8).any(bytes_from) { "spm" } else { "bpe" }
 }
 
-/// Which vocabulary it is, where no file of it is known: the digest of every token's length, as four bytes with the lowest
-/// first, and its bytes.
+/// Identifies a vocabulary without a file: the digest of each token's length, as four bytes in little-endian order, and
+/// of its bytes.
 fn digest(vocabulary: &dyn Vocabulary, size: u32) -> String {
     let mut digest = Sha256::new();
     for token in 0..size {
         let bytes = vocabulary.bytes(token);
-        // A token is no longer than its vocabulary's file.
+        // The length is written too, or vocabularies that cut the same bytes differently would be equal. It fits: a
+        // token is not longer than the file of its vocabulary.
         let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         digest.update(length.to_le_bytes());
         digest.update(bytes);
@@ -267,5 +276,5 @@ fn hex(digest: impl AsRef<[u8]>) -> String {
 
 /// Special tokens that are listed by name (LM-951).
 const SPECIAL_MAX: usize = 256;
-/// The most that a vocabulary of bytes has, its control tokens included.
+/// The largest size of a vocabulary of bytes, with its control tokens.
 const BYTES_AND_CONTROL: u32 = 512;

@@ -28,7 +28,7 @@ pub(super) struct LmtpContext {
     default_model: Option<ByteString>,
     quotas: Arc<CallerQuotas>,
     pub(super) detached: Arc<ConnectionRegistry>,
-    /// Sessions count their time from here, so that one can go on where another has begun.
+    /// The origin of all sessions' times. It is one for all, so that a session can move to another connection.
     began: Instant,
 }
 
@@ -49,7 +49,10 @@ impl LmtpContext {
         }
     }
 
-    /// A place among the connections, or why there is none (LM-109).
+    /// Acquires a place among the connections.
+    ///
+    /// # Errors
+    /// Why there is none (LM-109).
     pub(super) fn admit(&self, caller: &CallerIdentity) -> Result<Permit, Rejection> {
         self.quotas.take(caller).map_err(|full| {
             let rejected = &self.shared.metrics.rejected;
@@ -65,21 +68,22 @@ impl LmtpContext {
                     self.quotas.most_each()
                 ),
             };
+            // 503 with `Retry-After` for both, as LM-109 has it, also where only the caller's own share is used up.
             Rejection::new(Code::Unavailable, ErrorReason::SERVER_OVERLOADED, message)
         })
     }
 
-    /// The time of sessions.
+    /// The time now, as sessions count it.
     pub(super) fn now(&self) -> Time {
         Time::new(self.began.elapsed())
     }
 
-    /// When that is on the clock.
+    /// A time of sessions as an instant.
     pub(super) fn instant(&self, time: Time) -> Instant {
         self.began + time.since_origin()
     }
 
-    /// A session that begins now.
+    /// Makes a session for a connection.
     pub(super) fn open(&self, connection: &LmtpClientInfo) -> LmtpSession {
         let features = Features::BUILT;
         LmtpSession::new(lmtp::Config {
@@ -92,6 +96,8 @@ impl LmtpContext {
             close_on_malformed: self.config.close_on_malformed,
             features: match &connection.identity {
                 Some(_) => features,
+                // A session belongs to the identity that made it. Without one nothing may resume it (D-45), and so the
+                // feature is not offered.
                 None => features.without(Feature::Resume),
             },
             negotiated: connection.negotiated,
@@ -99,15 +105,15 @@ impl LmtpContext {
     }
 }
 
-/// Who has come, and how.
+/// The client of a connection, and the form of its messages.
 pub(super) struct LmtpClientInfo {
     pub(super) carrier: MessageFraming,
-    /// With all that version 2 has here (LM-905).
+    /// All features of version 2 are on, without a negotiation (LM-905).
     pub(super) negotiated: bool,
     /// Items are objects (LM-114).
     pub(super) bare: bool,
     pub(super) caller: Option<Caller>,
-    /// As whom it can come back, if it can.
+    /// The owner of its session, if it can resume.
     pub(super) identity: Option<CallerIdentity>,
 }
 

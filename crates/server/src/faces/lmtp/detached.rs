@@ -1,8 +1,10 @@
 //! Registry of LMTP connections whose clients may reconnect (LM-964, LM-965).
 //!
 //! ```text
-//!   new connection ─ name ─► held ─ asking ─► the old one, lost or not ─ estate ─► new connection
+//!   new connection ─ name ─► registry ─ TakeoverRequest ─► the old one, lost or not ─ DetachedState ─► new connection
 //! ```
+//!
+//! The session moves to the new connection by value: no lock is shared, and one task at a time has it.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -17,16 +19,16 @@ use super::works::StreamWorks;
 use crate::auth::identity::CallerIdentity;
 use crate::resume::{self, SecretToken, TokenFormat};
 
-/// What a connection leaves behind.
+/// What a connection hands over: its session and the work of its streams.
 pub(super) struct DetachedState {
     pub(super) session: LmtpSession,
     pub(super) works: StreamWorks,
 }
 
-/// A connection that wants the session.
+/// The request of a connection that resumes the session; the answer is the session.
 pub(super) type TakeoverRequest = oneshot::Sender<DetachedState>;
 
-/// The way to a session that can be resumed, and its task if it has no connection; it is aborted with the server.
+/// A handle to a session that can be resumed, and its task if it has no connection; that is aborted with the server.
 pub(super) struct DetachedConnection {
     ask: mpsc::Sender<TakeoverRequest>,
     _task: Option<AbortOnDropHandle<()>>,
@@ -34,7 +36,7 @@ pub(super) struct DetachedConnection {
 
 pub(super) type ConnectionRegistry = resume::ResumeRegistry<DetachedConnection>;
 
-/// Names of 128 random bits; so many sessions of all, and of one caller.
+/// Names of 128 random bits (LM-965); room for `most` sessions, of which one caller may have `most_each`.
 pub(super) fn new_registry(most: usize, most_each: usize) -> ConnectionRegistry {
     let kind = TokenFormat {
         prefix: "s_",
@@ -43,7 +45,7 @@ pub(super) fn new_registry(most: usize, most_each: usize) -> ConnectionRegistry 
     ConnectionRegistry::new(kind, most, most_each)
 }
 
-/// Asks for the session of this name; `None` if this caller has none, or another connection was first.
+/// Requests the session of this name; `None` if this caller has none, or another connection was first.
 pub(super) fn ask(
     registry: &ConnectionRegistry,
     name: &str,
@@ -51,8 +53,8 @@ pub(super) fn ask(
 ) -> Option<oneshot::Receiver<DetachedState>> {
     let (asking, detached_state) = oneshot::channel();
     let asked = registry.back(name, identity, |retained| {
-        // The channel has room for one: of two connections that want the session the second is refused at once, instead of
-        // taking it from the first.
+        // The channel has room for one: of two connections that want the session the second is refused at once, instead
+        // of taking it from the first.
         retained.ask.try_send(asking).is_ok()
     });
     asked.unwrap_or(false).then_some(detached_state)
@@ -67,13 +69,15 @@ pub(super) struct SessionRegistration {
 }
 
 impl SessionRegistration {
-    /// `None` if there is no room for another.
+    /// Registers a session; `None` if there is no room for another.
     pub(super) fn take(
         registry: &Arc<ConnectionRegistry>,
         identity: &CallerIdentity,
     ) -> Option<Self> {
         let (token, guard) = registry.issue(identity)?;
         let (ask, asked) = mpsc::channel(1);
+        // Registered while the connection is still there: the client often reconnects before the server sees the loss,
+        // and the half-dead connection is then taken over (LM-965).
         let retained = DetachedConnection {
             ask: ask.clone(),
             _task: None,
@@ -91,7 +95,7 @@ impl SessionRegistration {
         self.token.text()
     }
 
-    /// Where the task belongs in which it goes on without its client.
+    /// A handle with which the session's task is stored once the session is detached.
     pub(super) fn way(&self) -> RegistryHandle {
         RegistryHandle {
             token: self.token.clone(),
@@ -99,11 +103,11 @@ impl SessionRegistration {
         }
     }
 
-    /// Another connection wants the session.
+    /// Resolves when another connection resumes the session.
     pub(super) fn poll_asked(&mut self, cx: &mut Context<'_>) -> Poll<TakeoverRequest> {
         match self.asked.poll_recv(cx) {
             Poll::Ready(Some(asking)) => Poll::Ready(asking),
-            // It never ends: there is a sender beside it.
+            // The channel cannot close: `ask` is a sender in this struct.
             Poll::Ready(None) | Poll::Pending => Poll::Pending,
         }
     }
@@ -117,13 +121,15 @@ pub(super) struct RegistryHandle {
 
 impl RegistryHandle {
     pub(super) fn keep(self, registry: &ConnectionRegistry, task: AbortOnDropHandle<()>) {
+        // Replaces the entry without a task. If the session has ended meanwhile there is no entry, and the task is
+        // dropped.
         let Self { token, ask } = self;
         let _task = Some(task);
         registry.keep(&token, DetachedConnection { ask, _task });
     }
 }
 
-/// The wire of a session whose client is away.
+/// The transport of a detached session: nothing is received, and sending succeeds without effect.
 pub(super) struct NoTransport;
 
 impl LmtpTransport for NoTransport {

@@ -2,10 +2,14 @@
 //!
 //! ```text
 //!   transport ─ input ─► session ─ Start, Cancel ─► works ─ items of a step ─► session ─ one message ─► transport
-//!   a long message ─► the session goes with it to a thread for slow work, and everything waits until it is back
-//!   a drain, the clock, a peer that goes ─► session ─ last words ─► Close
-//!   a peer that is lost ─► session, held ─ in a task of its own ─► another connection, or the end
+//!   a long message ─► the session moves with it to a thread for slow work, and everything waits until it is back
+//!   a drain, a timer, a revoked key ─► session ─ last messages ─► Close
+//!   a lost peer ─► session, detached ─ in a task of its own ─► another connection, or the end
 //! ```
+//!
+//! Invariants: while `reading` is set, `session` is a placeholder that must be neither asked nor driven; `registration`
+//! is set exactly while another connection can take the session over; whatever waits has registered the task of the
+//! last [`ConnectionDriver::poll_end`].
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -33,43 +37,44 @@ use crate::auth::rate_limit::TokenMeter;
 use crate::http::request_trace;
 use crate::ops::drain::DrainPhase;
 
-/// Something that came over a wire.
+/// Something that was received by a transport.
 #[derive(Debug)]
 pub(super) enum LmtpInput {
     /// One frame or line.
     Text(ByteString),
-    /// Neither.
+    /// A frame or line that is no text, or is too long.
     Unreadable(Unreadable),
-    /// What is passed over, and counted.
+    /// A message that is ignored and counted.
     Ignored,
-    /// Nothing that can be parsed any more.
+    /// Data that is not in the transport's framing: nothing after it can be parsed.
     Broken,
-    /// There was no room for what comes (D-47).
+    /// There was no room for a message in the byte budget (D-47).
     Overloaded,
     /// The client sends nothing more, and may still read.
     End,
-    /// The client has said goodbye.
+    /// The client has closed in good order.
     Left,
-    /// The client is gone.
+    /// The connection is lost.
     Closed,
 }
 
-/// The client is gone.
+/// The connection is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ClientClosed;
 
-/// A transport, as a conversation needs it.
+/// A transport, as [`ConnectionDriver`] needs it.
 pub(super) trait LmtpTransport {
-    /// What came next.
+    /// The next input.
     fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<LmtpInput>;
 
-    /// Resolves when the client is gone or dead. `deaf`: nothing is read now, and yet it is to be seen when it goes.
+    /// Resolves when the client is gone or dead. `deaf`: nothing is read now, and a disconnect has to be seen
+    /// nevertheless.
     fn poll_closed(&mut self, deaf: bool, cx: &mut Context<'_>) -> Poll<()>;
 
     /// Waits until a message can be sent without piling up.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ClientClosed>>;
 
-    /// Sends one, where there was room.
+    /// Sends a message, for which there was room.
     fn send(&mut self, message: Bytes) -> Result<(), ClientClosed>;
 
     /// Hands everything to the network.
@@ -79,15 +84,15 @@ pub(super) trait LmtpTransport {
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConversationEnd {
-    /// In order; the wire is to be closed so.
+    /// In order: close the transport with this code.
     Close(LmtpClose),
-    /// The peer does not read: the wire is to be broken off.
+    /// The peer does not read: drop the transport without a close.
     Reset,
-    /// The client was gone first.
+    /// The client has disconnected.
     Closed,
-    /// The client is gone and may come back: go on with [`ConnectionDriver::wait`].
+    /// The client has disconnected and may come back: continue with [`ConnectionDriver::wait`].
     Lost,
-    /// Another connection has taken over.
+    /// Another connection has taken over the session.
     Taken,
 }
 
@@ -98,28 +103,28 @@ pub(super) struct ConnectionDriver {
     session: LmtpSession,
     works: StreamWorks,
     recorder: ConnectionRecorder,
-    /// Whose it is, where a client can come back.
+    /// The owner of the session, where its client can reconnect.
     identity: Option<CallerIdentity>,
-    /// Its place among those that can be resumed.
+    /// Its entry in the registry of sessions that can be resumed.
     registration: Option<SessionRegistration>,
-    /// What another connection has left for this one.
+    /// The session of another connection, which was asked for.
     coming: Option<oneshot::Receiver<DetachedState>>,
-    /// There is no wire.
+    /// There is no transport.
     is_detached: bool,
-    /// The session is elsewhere with a long message: rendering and tokenising it may take long. What stands in its place
-    /// meanwhile is nobody's, so nothing is done until it is back.
+    /// The session is on another thread with a long message: rendering and tokenising it may take long. A placeholder
+    /// stands in its field, so nothing is done until it is back.
     reading: Option<PoolRun<(LmtpSession, Option<ByteString>)>>,
-    /// Text that the session had no room to answer.
+    /// The rest of a message, which the session had no room to answer.
     unread: Option<ByteString>,
     /// The client sends nothing more.
     input_ended: bool,
     /// Wakes for [`LmtpSession::wake_at`].
     timer: Option<Pin<Box<Sleep>>>,
-    /// What of the drain comes next.
+    /// The next phase of the drain.
     drain: Option<(DrainPhase, BoxFuture<'static, ()>)>,
-    /// Tells that models have come, while streams wait for theirs.
+    /// Changes of the models' states, while streams wait for one to load.
     models: Option<BoxStream<'static, ()>>,
-    /// Resolves when its key is no longer good.
+    /// Resolves when the caller's key is revoked.
     revoked: Option<BoxFuture<'static, ()>>,
 }
 
@@ -148,8 +153,9 @@ impl ConnectionDriver {
         }
     }
 
-    /// Ends everything with last words (LM-505).
+    /// Ends every stream with an error item, then the connection (LM-505).
     pub(super) fn close(&mut self, close: LmtpClose, why: &'static str) {
+        // Counted first: afterwards no stream is live, and the works that are dropped on `Cancel` count nothing.
         self.recorder.cancelled(self.session.live(), why);
         self.session.close(close, self.now());
     }
@@ -159,13 +165,14 @@ impl ConnectionDriver {
         self.reading.is_some() || self.session.live() + self.session.waiting() > 0
     }
 
-    /// Talks over `wire` to the end.
+    /// Drives the connection over `wire` to its end.
     pub(super) async fn run(&mut self, wire: &mut impl LmtpTransport) -> ConversationEnd {
         std::future::poll_fn(|cx| self.poll_end(wire, cx)).await
     }
 
-    /// Goes on without a client until one comes back for it (LM-964).
+    /// Goes on without a client until it reconnects (LM-964), or its grace is over.
     pub(super) fn wait(mut self) {
+        // `Lost` is only returned for sessions with a name, which have an entry; without one nothing could resume it.
         let Some(way) = self.registration.as_ref().map(SessionRegistration::way) else {
             return;
         };
@@ -178,7 +185,7 @@ impl ConnectionDriver {
         way.keep(&server_context.detached, AbortOnDropHandle::new(task));
     }
 
-    /// Goes on as far as it can.
+    /// Does everything that can be done now. Resolves with the end of the connection.
     pub(super) fn poll_end(
         &mut self,
         wire: &mut impl LmtpTransport,
@@ -188,22 +195,24 @@ impl ConnectionDriver {
         self.works.belong_to(cx);
         for _ in 0..ROUNDS {
             if self.poll_read(cx).is_pending() {
-                // If the client is gone, that shows again when there is a session to tell.
+                // What was sent before still has to leave. An error is ignored because it shows again at the next send,
+                // when there is a session to notify.
                 let _ = wire.poll_sent(cx);
                 return Poll::Pending;
             }
-            // Before anything is received: a message that is taken in after the session was handed over would be answered
-            // by nobody.
+            // Before anything is received: a message that is read after the session was handed over would be lost.
             if self.poll_asked(cx).is_ready() {
                 return Poll::Ready(ConversationEnd::Taken);
             }
             // `|` and not `||`: both have to be polled, or one of them has no waker.
             let received = self.come(cx) | self.receive(wire, cx);
             if self.reading.is_some() {
+                // The session is a placeholder from here on. The next round registers the waker.
                 continue;
             }
             let seen = self.look();
             self.watch(cx);
+            // Before sending: a session that hung up or was reset has nothing more to send.
             if let Some(end) = self.obey() {
                 return Poll::Ready(self.ended(end));
             }
@@ -211,7 +220,7 @@ impl ConnectionDriver {
                 Ok(sent) => sent,
                 Err(ClientClosed) => return Poll::Ready(self.client_closed()),
             };
-            // What was taken may have been the last thing to say, or have made room.
+            // The last message may have been taken, which lets the session close; or there is room to unpark streams.
             if let Some(end) = self.obey() {
                 return Poll::Ready(self.ended(end));
             }
@@ -227,7 +236,8 @@ impl ConnectionDriver {
                 };
             }
         }
-        // Others get their turn.
+        // Other tasks get their turn. The network does as well: a client that is served without pause would otherwise
+        // see nothing until the buffers are full.
         cx.waker().wake_by_ref();
         match wire.poll_sent(cx) {
             Poll::Ready(Err(ClientClosed)) => Poll::Ready(self.client_closed()),
@@ -245,7 +255,8 @@ impl ConnectionDriver {
             return Poll::Pending;
         };
         let asking = std::task::ready!(position.poll_asked(cx));
-        // Its counts go with it, and are not recorded twice.
+        // Recorded here for the last time: the session's counters move with it, and the new connection counts with its
+        // own.
         self.recorder.record(self.session.stats());
         let detached_state = DetachedState {
             session: std::mem::replace(
@@ -255,18 +266,19 @@ impl ConnectionDriver {
             works: std::mem::replace(&mut self.works, StreamWorks::new()),
         };
         if let Err(detached_state) = asking.send(detached_state) {
-            // The connection that asked is closed already.
+            // The connection that asked has closed by now. The session is taken back, and the next request is looked at,
+            // because only a poll that is pending registers a waker.
             (self.session, self.works) = (detached_state.session, detached_state.works);
             self.works.belong_to(cx);
             return self.poll_asked(cx);
         }
         self.registration = None;
-        // By now the session here is an empty one: this ends the connection, and nothing of what was handed over.
+        // The session in this struct is an empty one now: this ends the connection, and nothing that was handed over.
         self.session.hang_up();
         Poll::Ready(())
     }
 
-    /// Continues the session of another connection; whether there is anything to be sent.
+    /// Continues the session of another connection, once it has been handed over. Returns whether it has.
     fn come(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(detached_state) = &mut self.coming else {
             return false;
@@ -278,18 +290,20 @@ impl ConnectionDriver {
         let now = self.now();
         match detached_state {
             Ok(DetachedState { session, works }) => {
+                // The client names the streams that it continues; the others end here (LM-965).
                 let before = works.len();
                 let moved = self.session.resumed(Some(session), now);
                 self.recorder
                     .cancelled(before.saturating_sub(moved.len()), "client");
                 self.works.take_over(works, &moved);
             }
+            // The other connection ended before it saw the request: the session is gone.
             Err(_) => drop(self.session.resumed(None, now)),
         }
         true
     }
 
-    /// Asks for what another connection has begun.
+    /// Requests the session of another connection.
     fn ask_for(&mut self, name: &str) {
         let caller_identity = self.identity.as_ref();
         self.coming = caller_identity.and_then(|caller_identity| {
@@ -301,7 +315,7 @@ impl ConnectionDriver {
         }
     }
 
-    /// A name for the session, if there is a place for it.
+    /// Registers the session for resume and returns its name; `None` if there is no room, and the client gets no resume.
     fn name(&mut self) -> Option<ByteString> {
         let caller_identity = self.identity.as_ref()?;
         let position = SessionRegistration::take(&self.context.detached, caller_identity)?;
@@ -319,7 +333,8 @@ impl ConnectionDriver {
         self.reading = None;
         match back {
             Ok((session, unread)) => (self.session, self.unread) = (session, unread),
-            // It is lost with everything that it knew; the new one in its place says goodbye.
+            // It panicked, and is lost with its streams: their works have no session to report to. The placeholder,
+            // which has no streams, closes the connection.
             Err(_logged) => {
                 self.works = StreamWorks::new();
                 self.works.belong_to(cx);
@@ -329,13 +344,15 @@ impl ConnectionDriver {
         Poll::Ready(())
     }
 
-    /// Takes in a long message, elsewhere.
+    /// Lets the session handle a long message on another thread.
     fn offload_read(&mut self, text: ByteString) {
         let now = self.now();
         let (server_context, allowance) = (Arc::clone(&self.context), self.allowance.clone());
         let position = LmtpSession::new(lmtp::Config::default());
         let mut session = std::mem::replace(&mut self.session, position);
         let size = TaskSize::of(text.len());
+        // The session moves by value, which needs no lock; its streams stand still meanwhile, and those of other
+        // connections do not (LM-607).
         self.reading = Some(BlockingPool::global().run_only(
             request_trace::present_turn().caller,
             size,
@@ -351,7 +368,7 @@ impl ConnectionDriver {
         self.session.wants_input() && !self.input_ended
     }
 
-    /// Takes in what came; whether anything did.
+    /// Receives messages, as long as the session takes them. Returns whether there were any.
     fn receive(&mut self, wire: &mut impl LmtpTransport, cx: &mut Context<'_>) -> bool {
         let mut received = false;
         for _ in 0..MESSAGES {
@@ -361,7 +378,8 @@ impl ConnectionDriver {
             let next = match self.unread.take() {
                 Some(text) => LmtpInput::Text(text),
                 None if self.input_ended => {
-                    // Only now is nothing left of what the client has sent.
+                    // Only here, where nothing is left of what the client has sent: after a half-close running streams
+                    // finish, and a message that is still unread would start another.
                     self.session.end_of_input();
                     break;
                 }
@@ -394,7 +412,7 @@ impl ConnectionDriver {
         }
     }
 
-    /// Gives the session what a step has for its streams; whether there was anything.
+    /// Gives the session what a step has for its streams. Returns whether there was anything.
     fn look(&mut self) -> bool {
         let mut client_info = WorkUpdates::default();
         self.works.look(&mut client_info);
@@ -404,6 +422,7 @@ impl ConnectionDriver {
             updates: update,
         } = client_info;
         let seen = !(pieces.is_empty() && over.is_empty() && update.is_empty());
+        // Items first: a stream that is over without an end fails, and its last item may be that end (LM-501).
         if !pieces.is_empty() {
             let now = self.now();
             self.session.step(pieces, now);
@@ -419,7 +438,7 @@ impl ConnectionDriver {
         seen
     }
 
-    /// Does what the session asks for; its end, if that has come.
+    /// Carries out the session's outputs. Returns the end of the connection, if it has come.
     fn obey(&mut self) -> Option<ConversationEnd> {
         while let Some(output) = self.session.poll() {
             match output {
@@ -442,14 +461,15 @@ impl ConnectionDriver {
                 LmtpOutput::Reset => return Some(ConversationEnd::Reset),
             }
         }
+        // Reported once: in the task of a detached session `is_detached` is set, and the session waits there.
         if self.session.is_detached() && !self.is_detached {
             return Some(ConversationEnd::Lost);
         }
-        // Nothing follows what hung up.
+        // A session that hung up has no further outputs; `Close` and `Reset` were handled above.
         self.session.is_closed().then_some(ConversationEnd::Closed)
     }
 
-    /// Sends what there is; whether anything went.
+    /// Sends pending messages, as long as the transport has room. Returns whether there were any.
     fn send_pending(
         &mut self,
         wire: &mut impl LmtpTransport,
@@ -457,6 +477,8 @@ impl ConnectionDriver {
     ) -> Result<bool, ClientClosed> {
         let mut sent = false;
         while self.session.has_message() {
+            // Asked before the message is built: items of later steps join the pending message while there is no room
+            // (LM-607).
             match wire.poll_room(cx)? {
                 Poll::Ready(()) => {}
                 Poll::Pending => break,
@@ -472,8 +494,9 @@ impl ConnectionDriver {
         Ok(sent)
     }
 
-    /// The drain and the clock.
+    /// Handles the drain, a revoked key, changes of models, and timers.
     fn watch(&mut self, cx: &mut Context<'_>) {
+        // A loop, because the future of the next phase has no waker until it is polled, and may be ready at once.
         while let Some((phase, reached)) = &mut self.drain
             && reached.poll_unpin(cx).is_ready()
         {
@@ -496,6 +519,7 @@ impl ConnectionDriver {
             self.timer = None;
             return;
         };
+        // Deadlines move often, and resetting a timer costs less than making one.
         let at = self.context.instant(at);
         let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(at)));
         if timer.deadline() != at {
@@ -505,23 +529,25 @@ impl ConnectionDriver {
             self.timer = None;
             let live = self.session.live();
             self.session.tick(self.now());
+            // Of timers only the stall of the reader and the end of the grace close a session with streams.
             if self.session.is_closed() {
                 let why = if self.is_detached { "client" } else { "stall" };
                 self.recorder.cancelled(live, why);
             } else {
-                // It wanted to be looked at a moment later.
+                // The tick may have produced messages, or set the next deadline, for which nothing is registered here.
                 cx.waker().wake_by_ref();
             }
         }
     }
 
-    /// Streams begin whose model has come (LM-322).
+    /// Starts the streams whose model was loaded, and fails those whose model was not (LM-322).
     fn watch_models(&mut self, cx: &mut Context<'_>) {
         if self.session.waiting() == 0 {
             self.models = None;
             return;
         }
-        // What came before it was listened for is looked at once.
+        // A model that was loaded before this subscribes sends no change: the first call looks at the models in any
+        // case.
         let mut came = self.models.is_none();
         let models = self.models.get_or_insert_with(|| {
             let changes = self.context.catalog.changes();
@@ -531,6 +557,7 @@ impl ConnectionDriver {
             };
             stream::unfold(changes, next).boxed()
         });
+        // To the end, because only a pending poll registers the waker.
         while let Poll::Ready(Some(())) = models.poll_next_unpin(cx) {
             came = true;
         }
@@ -546,9 +573,10 @@ impl ConnectionDriver {
         self.session.hang_up();
     }
 
-    /// The client did not say goodbye: it may come back.
+    /// The connection is lost without a close: the client may come back.
     fn lose(&mut self) {
         let live = self.session.live();
+        // A session that was asked for and not handed over yet stays where it is, for the client's next connection.
         self.coming = None;
         self.session.lose(self.now());
         self.recorder
@@ -567,7 +595,7 @@ impl ConnectionDriver {
     }
 }
 
-/// Who drops a conversation that has not ended has lost its client.
+/// A driver that is dropped before its end has lost its client: the task of a POST is aborted with its answer.
 impl Drop for ConnectionDriver {
     fn drop(&mut self) {
         self.recorder.cancelled(self.works.len(), "client");
@@ -579,21 +607,21 @@ fn await_phase(context: &LmtpContext, phase: DrainPhase) -> (DrainPhase, BoxFutu
     (phase, async move { drain.reached(phase).await }.boxed())
 }
 
-/// Bytes of a message from which on it is read on a thread for slow work: it may hold a text to be tokenised.
+/// A message of this many bytes or more is read on a thread for slow work: it may hold a text to be tokenised.
 const OFFLOAD_BYTES: usize = 4 << 10;
-/// How often everything is looked at before others get their turn.
+/// Rounds of one poll, after which other tasks get their turn.
 const ROUNDS: usize = 32;
-/// Messages taken in before works are looked at.
+/// Messages that are received before the works are polled.
 const MESSAGES: usize = 64;
-/// The error of streams whose client's message finds no room (D-47).
+/// The close of a connection whose message finds no room in the byte budget (D-47).
 const OVERLOADED: LmtpClose = LmtpClose {
     code: 1013,
     reason: lmtp::LmtpReason::ServerOverloaded,
-    message: "the server is reading as much as it may",
+    message: "the server has no room for this message",
 };
-/// The error of streams whose client sends frames that cannot be read.
+/// The close of a connection whose frames cannot be parsed.
 const BROKEN: LmtpClose = LmtpClose {
     code: 1002,
     reason: lmtp::LmtpReason::Malformed,
-    message: "what came is no WebSocket frame of a client",
+    message: "the data is not a WebSocket frame of a client",
 };

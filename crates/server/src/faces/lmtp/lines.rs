@@ -22,16 +22,16 @@ use crate::http::request_trace;
 use crate::listener::socket::{AcceptedStream, ListeningSocket};
 use crate::ops::drain::DrainPhase;
 
-/// How a conversation over a pair of streams ended.
+/// How a connection over a pair of streams ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinesEnd {
-    /// Everything that was asked for was said, or a drain has ended it in order.
+    /// All output was sent, or a drain has ended it in order.
     Finished,
-    /// The reader of our output has gone, or what it sent could not be read on.
+    /// The reader of the output has disconnected, or its input could not be read any further.
     Cut,
 }
 
-/// A reader and a writer, and how to see that the peer of both has gone.
+/// A reader and a writer, and a check of whether the peer of both has disconnected.
 pub(super) struct LineStream<R, W> {
     reader: R,
     writer: W,
@@ -39,7 +39,7 @@ pub(super) struct LineStream<R, W> {
 }
 
 impl<R, W> LineStream<R, W> {
-    /// Of which nothing can be seen but by reading and writing.
+    /// Streams that show a disconnect only where they are read and written.
     pub(super) const fn pair(reader: R, writer: W) -> Self {
         Self {
             reader,
@@ -56,6 +56,8 @@ impl LineStream<OwnedReadHalf, OwnedWriteHalf> {
             reader,
             writer,
             hung_up: |writer| {
+                // Half-closed and closed look alike to a read. Only after a hang-up of both directions is the write side
+                // closed as well (LM-111). `now_or_never`: the present state is asked for, and not a change.
                 let ready = writer.as_ref().ready(Interest::WRITABLE).now_or_never();
                 ready.is_some_and(|ready| ready.map_or(true, |ready| ready.is_write_closed()))
             },
@@ -78,6 +80,7 @@ pub(super) async fn serve_lines(
     let mut wire = LineTransport::new(stream, context.config.limits.max_message_in);
     let end = std::future::poll_fn(|cx| {
         let end = conversation.poll_end(&mut wire, cx);
+        // After the poll, which has handled the last messages: only then does the driver know what they have started.
         if end.is_pending() && cancel_at_end && wire.ended && conversation.is_busy() {
             return Poll::Ready(ConversationEnd::Closed);
         }
@@ -88,6 +91,7 @@ pub(super) async fn serve_lines(
         conversation.wait();
         return LinesEnd::Cut;
     }
+    // Before the last messages are sent: a slow reader of these must not keep what still runs.
     drop(conversation);
     if matches!(end, ConversationEnd::Close(_)) {
         let sent = std::future::poll_fn(|cx| wire.poll_sent(cx));
@@ -98,6 +102,7 @@ pub(super) async fn serve_lines(
     }
     match end {
         ConversationEnd::Close(LmtpClose::FINISHED | LmtpClose::SHUTDOWN) => LinesEnd::Finished,
+        // `cancel_at_end` ends the connection so on purpose, above.
         ConversationEnd::Closed if cancel_at_end && wire.ended => LinesEnd::Finished,
         ConversationEnd::Close(_)
         | ConversationEnd::Closed
@@ -107,7 +112,7 @@ pub(super) async fn serve_lines(
     }
 }
 
-/// Talks with everybody who connects, until the server is gone.
+/// Serves all who connect, until the server has drained.
 pub(super) async fn listen(context: &Arc<LmtpContext>, socket: ListeningSocket) {
     let drain = context.shared.drain.clone();
     let mut tasks = JoinSet::new();
@@ -117,10 +122,13 @@ pub(super) async fn listen(context: &Arc<LmtpContext>, socket: ListeningSocket) 
             () = drain.reached(DrainPhase::Refusing) => break,
             accepted = socket.accept() => accepted,
         };
+        // The set keeps the results of finished tasks until they are taken. A panic is one of them; it was logged.
         while tasks.try_join_next().is_some() {}
         match accepted {
             Ok(AcceptedStream::Unix(stream)) => {
+                // The file's mode is the access control (LM-111): who can connect is nobody in particular.
                 let identity = CallerIdentity::Anonymous(None);
+                // There is no HTTP here that could carry a refusal: the connection is dropped.
                 let Ok(position) = context.admit(&identity) else {
                     continue;
                 };
@@ -134,8 +142,10 @@ pub(super) async fn listen(context: &Arc<LmtpContext>, socket: ListeningSocket) 
                     },
                 ));
             }
+            // The socket was bound to a path, which gives no TCP streams.
             Ok(AcceptedStream::Tcp(..)) => {}
             Err(error) => {
+                // Mostly too many open files, which would fail again at once: the pause keeps the loop from spinning.
                 tracing::warn!(%error, "could not accept a connection");
                 tokio::time::sleep(PAUSE_AFTER_ERROR).await;
             }
@@ -146,14 +156,15 @@ pub(super) async fn listen(context: &Arc<LmtpContext>, socket: ListeningSocket) 
     while tasks.join_next().await.is_some() {}
 }
 
-/// The wire of lines.
+/// The transport of lines.
 struct LineTransport<R, W> {
     stream: LineStream<R, W>,
     cut: Cut,
     scratch: Box<[u8]>,
     out: BytesMut,
-    /// Nothing more comes.
+    /// The end of input was read.
     ended: bool,
+    /// When `hung_up` is asked again.
     look: Pin<Box<Interval>>,
 }
 
@@ -184,11 +195,13 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> LineTransport<R, W> {
     fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.out.is_empty() {
             let written = ready!(Pin::new(&mut self.stream.writer).poll_write(cx, &self.out))?;
+            // A writer that takes nothing for ever must not keep this loop.
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
             self.out.advance(written);
         }
+        // The memory of one large message is not kept by an idle connection.
         if self.out.capacity() > RETAINED_BYTES {
             self.out = BytesMut::new();
         }
@@ -215,7 +228,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> LmtpTransport for LineTranspor
     }
 
     fn poll_closed(&mut self, deaf: bool, cx: &mut Context<'_>) -> Poll<()> {
-        // Half-closed and closed look alike to a reader.
+        // Where the connection reads, the read shows the disconnect. Where it does not, nothing wakes for one, so it is
+        // asked for by a timer.
         while deaf && self.look.poll_tick(cx).is_ready() {
             if (self.stream.hung_up)(&self.stream.writer) {
                 return Poll::Ready(());
@@ -238,20 +252,21 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> LmtpTransport for LineTranspor
 
     fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ClientClosed>> {
         ready!(self.poll_write(cx)).map_err(|_| ClientClosed)?;
+        // Standard output is buffered: without a flush its reader would wait for the next message (LM-110).
         Pin::new(&mut self.stream.writer)
             .poll_flush(cx)
             .map_err(|_| ClientClosed)
     }
 }
 
-/// How long last words may take.
+/// How long the last messages may take (LM-505).
 const GOODBYE: Duration = Duration::from_secs(2);
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 /// Size of the buffer that is read into.
 const READ_BYTES: usize = 4 * 1024;
-/// What is gathered before it is written; then it is one write.
+/// Bytes that are gathered for one write.
 const WRITE_BYTES: usize = 64 * 1024;
-/// Room for messages that is kept while nothing is said.
+/// Size of the write buffer, in bytes, up to which it is kept while nothing is sent.
 const RETAINED_BYTES: usize = 16 * 1024;
-/// How often a peer that is not read from is looked at.
+/// How often a peer that is not read from is checked for a disconnect.
 const LOOK: Duration = Duration::from_secs(1);

@@ -1,14 +1,14 @@
 //! LMTP in the body of one HTTP request, `POST /lmtp` (LM-113 to LM-115).
 //!
 //! ```text
-//!   request's body ─ lines │ array ─► conversation, in a task of its own ─ lines │ events ─► channel of one ─► answer's body
+//!   request body ─ lines │ array ─► ConnectionDriver, in a task of its own ─ lines │ events ─► channel of one ─► response body
 //! ```
 //!
-//! A body may be silent for as long as anything runs that it asked for. An answer whose request broke off, or whose reader is
-//! too slow, breaks off too: nobody takes it for a whole one.
+//! A request body may be silent while anything runs that it asked for. A response whose request broke off, or whose
+//! reader is too slow, breaks off too, so that no client takes it for a complete one.
 //!
-//! The task goes with the answer, so a client that closes its side cancels everything (LM-115); a client that does not read
-//! stops the conversation at the channel, and its clock goes on (LM-607).
+//! The task is dropped with the response, so a client that disconnects cancels everything (LM-115). A client that does
+//! not read stops the driver at the channel, while its timers go on (LM-607).
 
 use std::collections::VecDeque;
 use std::io;
@@ -42,7 +42,7 @@ use crate::http::rejection::Rejection;
 use crate::http::request_trace;
 use crate::http::timeouts::BodyArrival;
 
-/// What answers `POST /lmtp`.
+/// The handler of `POST /lmtp`.
 pub(super) fn handler(
     context: &Arc<LmtpContext>,
 ) -> impl Fn(Request<Body>) -> Pin<Box<dyn Future<Output = Response> + Send>> + Clone + Send + 'static
@@ -57,8 +57,9 @@ pub(super) fn handler(
     }
 }
 
-/// The messages of a request body, of which one has at most `max` bytes.
+/// The messages of a request body, each of at most `max` bytes.
 async fn input(headers: &HeaderMap, body: Body, max: usize) -> Result<PostInput, Rejection> {
+    // An array has to be complete before it can be parsed. Lines are acted on as they arrive (LM-113).
     if media_type(headers, header::CONTENT_TYPE) == "application/json" {
         return Ok(PostInput::Array(array(body, max).await?));
     }
@@ -85,7 +86,7 @@ async fn answer(context: Arc<LmtpContext>, request: Request<Body>) -> Result<Res
     let arrival = parts.extensions.get::<Arc<BodyArrival>>().cloned();
     let arrival = arrival.unwrap_or_default();
     let whole = Arc::new(AtomicBool::new(false));
-    // One piece in flight: the task stands still while the client reads nothing.
+    // One piece in flight: the task stops sending while the client does not read.
     let (sender, receiver) = mpsc::channel(1);
     let mut conversation = ConnectionDriver::new(&context, connection);
     let mut wire = PostTransport {
@@ -100,20 +101,20 @@ async fn answer(context: Arc<LmtpContext>, request: Request<Body>) -> Result<Res
     let task = tokio::spawn(request_trace::carry(async move {
         let end = std::future::poll_fn(|cx| {
             let end = conversation.poll_end(&mut wire, cx);
-            // While streams run the client has nothing to say, and the pause timer of its body must not end them.
+            // While streams run the client has nothing to send, and the pause timer of its body must not end them.
             if arrival.exempt(conversation.is_busy()) {
-                // The limit of the body begins, or ends, when that is looked at again.
+                // The body starts or stops its timer only where it is polled.
                 cx.waker().wake_by_ref();
             }
             end
         });
         let end = end.await;
-        // Ends what still runs before the last words are awaited: a slow reader of these must not keep a slot of the
+        // Ends what still runs before the last messages are awaited: a slow reader of these must not keep a slot of the
         // engine.
         drop(conversation);
         if matches!(end, ConversationEnd::Close(_)) {
-            // Before the last bytes are sent: the body ends when the sender is dropped, and asks for this flag then.
-            // Without it the answer counts as cut off.
+            // Before the last bytes are sent: the body ends when the sender is dropped, and reads this flag then.
+            // Without it the response counts as cut off.
             sent_whole.store(true, Ordering::Relaxed);
             wire.form.end(&mut wire.out);
             // A client that does not take the last messages by then goes without them (LM-505).
@@ -136,7 +137,7 @@ async fn answer(context: Arc<LmtpContext>, request: Request<Body>) -> Result<Res
     Ok((headers, Body::from_stream(answer)).into_response())
 }
 
-/// The messages of a JSON array of pairs, each as it would stand on a line but for its white space.
+/// The messages of a JSON array of pairs, as lines. The white space within a payload stays, line feeds included.
 async fn array(body: Body, max: usize) -> Result<VecDeque<ByteString>, Rejection> {
     let wrong = |why: String| {
         let message = format!("{why}: send [[\"TYPE\", {{..}}], ..], or lines as text/plain.");
@@ -156,6 +157,7 @@ async fn array(body: Body, max: usize) -> Result<VecDeque<ByteString>, Rejection
         .with_status(StatusCode::PAYLOAD_TOO_LARGE)
     })?;
     let body = body.to_bytes();
+    // Payloads stay raw: they are parsed once, by the rules of the session, and an error in one is a line of the answer.
     let pairs: Vec<(String, &RawValue)> = serde_json::from_slice(&body)
         .map_err(|error| wrong(format!("The body is no JSON array of pairs ({error})")))?;
     if pairs.is_empty() {
@@ -165,7 +167,7 @@ async fn array(body: Body, max: usize) -> Result<VecDeque<ByteString>, Rejection
     Ok(pairs.into_iter().map(line).collect())
 }
 
-/// What comes.
+/// The input of a request body.
 enum PostInput {
     Lines {
         body: BodyDataStream,
@@ -175,7 +177,7 @@ enum PostInput {
     Array(VecDeque<ByteString>),
 }
 
-/// How messages are written.
+/// The format of the response body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PostFormat {
     Lines,
@@ -201,12 +203,13 @@ impl PostFormat {
         }
     }
 
-    /// A message comes with its line's end.
+    /// Writes a message, which includes its line feed.
     fn write(self, message: &Bytes, out: &mut BytesMut) {
         if self == Self::Events {
             out.extend_from_slice(b"data: ");
         }
         out.extend_from_slice(message);
+        // With the message's own line feed this is the blank line that ends an event.
         if self == Self::Events {
             out.extend_from_slice(b"\n");
         }
@@ -221,14 +224,16 @@ impl PostFormat {
     fn ping(self) -> Option<Pin<Box<Interval>>> {
         (self == Self::Events).then(|| {
             let mut ping = interval(PING);
+            // After a long stop at the channel one ping is enough.
             ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            // An interval is ready at once otherwise.
             ping.reset();
             Box::pin(ping)
         })
     }
 }
 
-/// The wire between both bodies.
+/// The transport between both bodies.
 struct PostTransport {
     incoming: PostInput,
     intake: Option<Arc<BodyIntake>>,
@@ -261,6 +266,7 @@ impl LmtpTransport for PostTransport {
                         {
                             return Poll::Ready(LmtpInput::Overloaded);
                         }
+                        // Not an end of input: the request is incomplete, and the response must show that it is too.
                         Some(Err(_)) => return Poll::Ready(LmtpInput::Closed),
                     }
                     continue;
@@ -280,6 +286,7 @@ impl LmtpTransport for PostTransport {
         {
             self.out.extend_from_slice(b": ping\n\n");
         }
+        // Seen without a waker: the response body is dropped together with this task.
         if self.sender.is_closed() {
             return Poll::Ready(());
         }
@@ -302,27 +309,28 @@ impl LmtpTransport for PostTransport {
         if self.out.is_empty() {
             return Poll::Ready(Ok(()));
         }
+        // The slot first, and the bytes after it: what is written while the channel is full joins one piece.
         ready!(self.sender.poll_reserve(cx)).map_err(|_| ClientClosed)?;
         let bytes = self.out.split().freeze();
         Poll::Ready(self.sender.send_item(bytes).map_err(|_| ClientClosed))
     }
 }
 
-/// The answer's body.
+/// The response body.
 struct PostBody {
     receiver: mpsc::Receiver<Bytes>,
-    /// Set before the last words: without it the answer is cut.
+    /// Set before the last messages: without it the response is cut off.
     whole: Arc<AtomicBool>,
     ended: PostEnd,
-    /// Ends the conversation when nobody wants the answer any more.
+    /// Aborts the driver when the response is dropped.
     _task: AbortOnDropHandle<()>,
 }
 
-/// How far the end of an answer is.
+/// The progress of the end of a response.
 #[derive(Clone, Copy, PartialEq)]
 enum PostEnd {
     Open,
-    /// What was sent before goes out first: an error drops whatever the connection still holds.
+    /// One more poll, so that what was sent before goes out: an error makes hyper drop what it still holds.
     Cutting,
     Over,
 }
@@ -335,7 +343,7 @@ impl Stream for PostBody {
             PostEnd::Open => ready!(self.receiver.poll_recv(cx)),
             PostEnd::Cutting => {
                 self.ended = PostEnd::Over;
-                let cut = io::Error::other("the conversation broke off");
+                let cut = io::Error::other("the LMTP connection ended before all streams had");
                 return Poll::Ready(Some(Err(cut)));
             }
             PostEnd::Over => return Poll::Ready(None),
@@ -343,6 +351,7 @@ impl Stream for PostBody {
         if bytes.is_some() {
             return Poll::Ready(bytes.map(Ok));
         }
+        // Relaxed is enough: the channel's close orders the store before this load.
         if self.whole.load(Ordering::Relaxed) {
             self.ended = PostEnd::Over;
             return Poll::Ready(None);
@@ -361,9 +370,9 @@ fn media_type(headers: &HeaderMap, name: header::HeaderName) -> String {
 }
 
 const NO_BUFFERING: header::HeaderName = header::HeaderName::from_static("x-accel-buffering");
-/// How often a silent answer of events shows that it is alive.
+/// The interval of pings in a response of events (LM-114).
 const PING: Duration = Duration::from_secs(15);
-/// How long last words may take.
+/// How long the last messages may take (LM-505).
 const GOODBYE: Duration = Duration::from_secs(2);
-/// What is gathered at most while the answer is not read.
+/// Bytes from which on no more messages are taken while the response is not read.
 const WRITE_BYTES: usize = 64 * 1024;

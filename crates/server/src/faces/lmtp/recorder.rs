@@ -8,12 +8,12 @@ use crate::ops::drain::Drain;
 use crate::ops::metrics::{FaceLabel, ServerMetrics};
 use crate::ops::open_streams::OpenStreamGuard;
 
-/// The numbers of one connection; open as long as this lives.
+/// The counts of one connection, which is in the gauges until this is dropped.
 pub(super) struct ConnectionRecorder {
     metrics: Arc<ServerMetrics>,
     drain: Drain,
     counted: LmtpStats,
-    /// It has a connection.
+    /// It is in the gauge of open connections.
     connected: bool,
 }
 
@@ -30,17 +30,18 @@ impl ConnectionRecorder {
 
     /// The connection is lost, and its session goes on.
     pub(super) fn disconnected(&mut self) {
+        // Called once for a session that is detached and again when it is dropped.
         if std::mem::take(&mut self.connected) {
             self.metrics.lmtp.connections_open.dec();
         }
     }
 
-    /// A stream begins; a drain waits for it (LM-509).
+    /// Counts a stream that starts; a drain waits for it (LM-509).
     pub(super) fn open(&self) -> OpenStreamGuard {
         OpenStreamGuard::begin(&self.metrics, &self.drain, FaceLabel::Lmtp)
     }
 
-    /// So many streams were ended early, and why.
+    /// Counts streams that were ended early, by cause.
     pub(super) fn cancelled(&self, streams: usize, why: &'static str) {
         if streams > 0 {
             let cancelled = self.metrics.cancelled.with_label_values(&[why]);
@@ -48,7 +49,7 @@ impl ConnectionRecorder {
         }
     }
 
-    /// A binary message was passed over (LM-106).
+    /// Counts a binary message, which is ignored (LM-106).
     pub(super) fn ignored(&self) {
         self.metrics
             .lmtp
@@ -57,8 +58,10 @@ impl ConnectionRecorder {
             .inc();
     }
 
-    /// What the session has counted by now.
+    /// Adds what the session has counted since the last call.
     pub(super) fn record(&mut self, stats: LmtpStats) {
+        // Asked after each turn of the connection, of which many count nothing: the counters are shared by all
+        // connections.
         if stats == self.counted {
             return;
         }

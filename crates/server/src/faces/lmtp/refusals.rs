@@ -6,16 +6,18 @@ use sapwood_proto::code::Code;
 use sapwood_proto::error_reason::ErrorReason;
 use sapwood_proto::lmtp::{LmtpError, LmtpReason};
 
-/// How a stream ends that failed so.
+/// The error with which a stream ends whose call failed with `error`.
 pub(super) fn to_lmtp_error(error: &Error) -> LmtpError {
     let reason = reason(error);
     LmtpError {
+        // A delay beside `retryable: false` would contradict it.
         retry_after: error.retry_after().filter(|_| reason.is_retryable()),
         ..LmtpError::new(reason, clip::message(error.to_string()))
     }
 }
 
 fn reason(error: &Error) -> LmtpReason {
+    // Before the code: these are finer than it, and LMTP has a reason of its own for each.
     match error.known_reason() {
         ErrorReason::PROMPT_TOO_LONG => return LmtpReason::ContextLengthExceeded,
         ErrorReason::QUEUE_TIMEOUT => return LmtpReason::QueueTimeout,
@@ -36,7 +38,7 @@ fn reason(error: &Error) -> LmtpReason {
         Code::ControllerFailed => LmtpReason::ControllerFailed,
         Code::Unavailable => LmtpReason::ModelLoading,
         Code::Unimplemented => LmtpReason::UnsupportedOperation,
-        // D-11: a model that cuts its connection cuts one of many streams here.
+        // D-11: a script's `cut` ends the transport, but this one is shared with other streams, so the stream fails.
         Code::AlreadyExists
         | Code::FailedPrecondition
         | Code::Cancelled
@@ -52,9 +54,8 @@ mod tests {
 
     use super::*;
 
-    /// The whole table, and what is told of it.
     #[test]
-    fn lm_502_every_code_has_its_spelling() {
+    fn lm_502_every_code_has_a_reason_and_only_retryable_ones_a_delay() {
         let reported: Vec<_> = Code::ALL
             .iter()
             .map(|&code| {

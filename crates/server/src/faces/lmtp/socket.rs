@@ -27,7 +27,7 @@ impl SocketProtocol for LmtpSockets {
         metrics::FaceLabel::Lmtp
     }
 
-    /// LM-104
+    /// The newest version that the client offers (LM-104).
     fn subprotocol(&self, offered: &[&str]) -> Option<&'static str> {
         let mut names = [VERSION_2, "lmtp"].into_iter();
         names.find(|name| offered.contains(name))
@@ -51,6 +51,7 @@ impl SocketProtocol for LmtpSockets {
         request: &Request<Body>,
         chosen: Option<&'static str>,
     ) -> Result<AllowedProtocols, Rejection> {
+        // Without the subprotocol a client may still negotiate by a message (LM-905).
         let negotiated = chosen == Some(VERSION_2);
         let context = Arc::clone(&self.0);
         let caller = Caller::of(request.extensions())?.clone();
@@ -64,6 +65,7 @@ impl SocketProtocol for LmtpSockets {
         };
         Ok(AllowedProtocols {
             headers: HeaderMap::new(),
+            // Nothing in an upgrade request without a subprotocol distinguishes an LMTP client.
             decided: false,
             serve: Box::new(move |socket, first| {
                 let wire = FrameTransport {
@@ -82,12 +84,14 @@ const fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_'
 }
 
-/// Talks to the end, and closes.
+/// Serves the connection to its end, and closes it.
 async fn serve(mut conversation: ConnectionDriver, mut wire: FrameTransport, position: Permit) {
     let end = conversation.run(&mut wire).await;
     if end == ConversationEnd::Lost {
+        // The place is freed although the session goes on: it counts connections, and the registry counts sessions.
         return conversation.wait();
     }
+    // Before the closing handshake: what still runs must not wait for a client that answers slowly.
     drop(conversation);
     if let ConversationEnd::Close(close) = end {
         let reason = close.message.to_owned();
@@ -96,7 +100,7 @@ async fn serve(mut conversation: ConnectionDriver, mut wire: FrameTransport, pos
     drop(position);
 }
 
-/// The wire of frames.
+/// The transport of WebSocket messages.
 struct FrameTransport {
     socket: Box<WebSocket>,
     /// Received before the protocol was known.
@@ -111,7 +115,7 @@ impl LmtpTransport for FrameTransport {
             None => ready!(self.socket.poll_receive(cx)),
         };
         Poll::Ready(match received {
-            // Where another protocol takes more, a message of ours is still limited.
+            // On `/` the socket takes the largest message of any face, so the limit of this one is checked here.
             Ok(websocket::SocketMessage::Text(text)) if text.len() > self.max => {
                 LmtpInput::Unreadable(Unreadable::TooLarge)
             }
@@ -119,6 +123,7 @@ impl LmtpTransport for FrameTransport {
                 Ok(text) => LmtpInput::Text(text),
                 Err(_) => LmtpInput::Unreadable(Unreadable::BadText),
             },
+            // LM-106; the reference server passes them over as well.
             Ok(websocket::SocketMessage::Binary(_)) => LmtpInput::Ignored,
             Err(SocketLoss::Left) => LmtpInput::Left,
             Err(SocketLoss::Closed) => LmtpInput::Closed,
@@ -146,7 +151,7 @@ impl LmtpTransport for FrameTransport {
     }
 }
 
-/// The subprotocol of all that version 2 has (LM-905).
+/// The subprotocol that turns on all features of version 2 (LM-905).
 const VERSION_2: &str = "lmtp.v2";
 /// How long the closing handshake may take (LM-505).
 const GOODBYE: Duration = Duration::from_secs(2);

@@ -11,6 +11,7 @@ pub(super) struct EngineTextCodec(pub(super) SharedVocabulary);
 
 impl TextCodec for EngineTextCodec {
     fn tokenize(&self, text: &str) -> Vec<Token> {
+        // D-24: special tokens are not parsed in a raw text. The session adds the BOS where `add_bos` says so.
         self.0.tokenize(text, false)
     }
 
@@ -26,10 +27,12 @@ impl TextCodec for EngineTextCodec {
         let messages = messages.as_array().into_iter().flatten();
         let chat = ChatRequest {
             messages: messages.map(turn).collect::<Result<_, _>>()?,
+            // Without a generation prompt the last turn is left open, for the model to continue.
             continue_last: !add_generation_prompt,
             ..ChatRequest::default()
         };
         self.0.chat(&chat).map_err(|error| {
+            // A model without a template cannot do this at all; any other error is one of these messages.
             let reason = if error.reason == ErrorReason::NO_TEMPLATE {
                 LmtpReason::UnsupportedOperation
             } else {
@@ -47,6 +50,7 @@ fn turn(message: &Value) -> Result<ChatMessage, LmtpError> {
         LmtpError::new(LmtpReason::InvalidValue, wrong)
     })?;
     let tool_calls = message.get("tool_calls").cloned().unwrap_or(Value::Null);
+    // An assistant's turn that calls tools has no content, or null, as in the OpenAI API.
     let content = match (text("content"), tool_calls.is_null()) {
         (Some(content), _) => content,
         (None, false) => String::new(),

@@ -14,13 +14,14 @@ use super::context::LmtpContext;
 use crate::auth::caller::Caller;
 use crate::http::rejection::Rejection;
 
-/// Where the file of this model is to be had.
+/// The path of this model's tokenizer file.
 pub(super) fn url(name: &str) -> String {
+    // One segment: names of models may hold slashes.
     let name = percent_encoding::utf8_percent_encode(name, percent_encoding::NON_ALPHANUMERIC);
     format!("/lmtp/tokenizer/{name}")
 }
 
-/// What answers `GET /lmtp/tokenizer/NAME`.
+/// The handler of `GET /lmtp/tokenizer/NAME`.
 pub(super) async fn answer(
     context: Arc<LmtpContext>,
     Path(name): Path<String>,
@@ -30,6 +31,7 @@ pub(super) async fn answer(
         Ok(caller) => caller.allowance.clone(),
         Err(rejection) => return rejection.into_response(),
     };
+    // One answer for models that are foreign, unknown, loading or without a file: the route must not show which exist.
     let permitted = context.catalog.for_caller(allowance).find(&name).is_ok();
     let found = context.catalog.tokenizer(&name).filter(|_| permitted);
     let Some((file, sha256)) = found else {
@@ -37,6 +39,7 @@ pub(super) async fn answer(
         return Rejection::new(Code::NotFound, ErrorReason::TOKENIZER_NOT_FOUND, message)
             .into_response();
     };
+    // Strong, and the digest of `tokenizer` in MODEL_INFO: a client that cached the file by it need not ask at all.
     let tag = format!("\"{sha256}\"");
     let headers = [
         (header::CONTENT_TYPE, "application/json".to_owned()),
@@ -48,7 +51,7 @@ pub(super) async fn answer(
     (headers, file).into_response()
 }
 
-/// Whether the client has it already.
+/// Whether the client has this version already.
 fn is_known(headers: &HeaderMap, tag: &str) -> bool {
     let known = headers.get_all(header::IF_NONE_MATCH).into_iter();
     let mut known = known.filter_map(|value| value.to_str().ok());

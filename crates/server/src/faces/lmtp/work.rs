@@ -1,4 +1,4 @@
-//! The work of one stream: a call of the model's function, and the items that come of it.
+//! The work of one stream: a call of the model's function, and the items that it yields.
 
 mod ported;
 
@@ -26,31 +26,32 @@ use serde_json::Value;
 use self::ported::PortTokens;
 use super::refusals::to_lmtp_error;
 
-/// What a look at some work has shown.
+/// The result of polling the work of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WorkUpdate {
-    /// It waits, and will wake who looked.
+    /// Nothing is ready; the waker is registered.
     Waiting,
-    /// One step's items were taken, and there is more.
+    /// The items of one step were taken, and more is ready.
     More,
-    /// Nothing more comes.
+    /// It has ended.
     Over,
 }
 
-/// Where the tokens come from.
+/// The source of the tokens.
 #[expect(
     clippy::large_enum_variant,
     reason = "models of this process are the usual case: their run stays in place, without an allocation per stream"
 )]
 enum WorkSource {
-    /// The model's function gives them beside its text.
+    /// The model's function attaches them to its chunks of text.
     Inner(Run<Chunk>),
+    /// The model's function has a port for them.
     Ported(Box<PortTokens>),
 }
 
 impl WorkSource {
     fn of(kernel: &Kernel, name: &str, args: Args) -> Self {
-        // A name that is unknown by now fails in its run.
+        // A model that was unloaded since the request was checked fails in its run, with the kernel's error.
         let inner = kernel
             .get(name)
             .ok()
@@ -75,10 +76,10 @@ impl WorkSource {
 pub(super) struct StreamWork {
     /// `None` where there was nothing to compute.
     run: Option<WorkSource>,
-    /// What is known to be said and was not looked at yet: what the engine need not be asked for, or the beginning of the
-    /// next step. Its last item waits for the end that may follow.
+    /// Items that were not taken yet: those that need no engine, or the first of the next step. The last one waits for
+    /// the finish reason that may follow it.
     ahead: VecDeque<TokenItem>,
-    /// Knows how the engine is getting on, if the client wants to know (LM-921).
+    /// The engine's progress with the request, if the client wants status updates (LM-921).
     follower: Option<Follower>,
 }
 
@@ -102,7 +103,8 @@ impl StreamWork {
         }
     }
 
-    /// LM-312: nothing precedes the first token of an empty prompt, so it is certain, and precedes the others.
+    /// LM-312: nothing precedes the first token of an empty prompt, so its log-probability is 0. It becomes the prompt
+    /// of the others.
     fn scoring(kernel: &Kernel, name: &str, wanted: Score, mut base: GenerateConfig) -> Self {
         let Score {
             mut prompt,
@@ -112,7 +114,8 @@ impl StreamWork {
         let mut ahead = VecDeque::new();
         if prompt.is_empty() && !scored.is_empty() {
             prompt.push(scored.remove(0));
-            // None of the prompt is there to be scored.
+            // The prompt is empty, so its log-probabilities are an empty list, and the engine must not be asked for
+            // those of the token that stands in for it.
             let known = std::mem::take(&mut base.prompt_logprobs);
             ahead.push_back(TokenItem {
                 token: prompt[0],
@@ -156,7 +159,7 @@ impl StreamWork {
         }
     }
 
-    /// The engine's progress, if there is an update. Poll the work first: that registers the waker.
+    /// The engine's progress, if there is an update. Poll the work first, which registers the waker.
     pub(super) fn updates(&self) -> Option<StreamUpdate> {
         let phase = self.follower.as_ref()?.latest()?;
         Some(match phase {
@@ -171,7 +174,7 @@ impl StreamWork {
         })
     }
 
-    /// Takes what one step has for this stream. Never more, so that the connection can stop reading between steps.
+    /// Takes the items of one step. Never more, so that the connection can park its streams between steps (LM-607).
     pub(super) fn look(
         &mut self,
         cx: &mut Context<'_>,
@@ -184,7 +187,7 @@ impl StreamWork {
                 None => Poll::Ready(None),
             };
             let chunk = match polled {
-                // A reader is shown whole steps: had this been the last item, its end would stand beside it.
+                // Engines publish whole steps (D-6): had this been the last item, its finish would be ready as well.
                 Poll::Pending => {
                     self.emit_all(&mut take);
                     return WorkUpdate::Waiting;
@@ -200,10 +203,11 @@ impl StreamWork {
                     return WorkUpdate::Over;
                 }
             };
+            // Choice 0: each sample of a stream has work of its own.
             let end = chunk.meta.filter(|meta| meta.finish.contains_key(&0));
             if let Some(tokens) = chunk.inner.and_then(|inner| inner.downcast().ok()) {
-                // What is there belongs to the step before. It was held back until now because the end may stand beside a
-                // step's last item.
+                // These items belong to the step before. They were held back because the finish may come in a chunk of
+                // its own after the tokens of the last step, and base clients need it on the last item (LM-405).
                 if taken {
                     self.emit_all(&mut take);
                 }
@@ -213,6 +217,8 @@ impl StreamWork {
                 }
             }
             if let (Some(meta), Some(last)) = (end, self.ahead.back_mut()) {
+                // Without an item nothing can carry the finish, because LM-405 has no trailing item. The session then
+                // ends the stream with an error (LM-501).
                 last.finish = meta.finish.get(&0).map(ending);
                 let stop = meta.extra.get("stop").and_then(Value::as_str);
                 last.stop = stop.map(str::to_owned);
@@ -229,7 +235,7 @@ impl StreamWork {
     }
 }
 
-/// Adds the items of a step's tokens, without a copy where nobody else holds them. The last has the text of all.
+/// Adds the items of a step's tokens, without a copy where this is the only reference. The last has the text of all.
 fn add(tokens: Arc<api::Tokens>, items: &mut VecDeque<TokenItem>) {
     let api::Tokens {
         tokens,
@@ -248,19 +254,20 @@ fn add(tokens: Arc<api::Tokens>, items: &mut VecDeque<TokenItem>) {
         last.text = text;
     }
     if let Some((item, prompt)) = items.get_mut(first).zip(prompt) {
+        // Nothing precedes the first token of a prompt, so it has no log-probability.
         let known = prompt.iter().copied().map(Some);
         item.prompt = Some(std::iter::once(None).chain(known).collect());
     }
 }
 
-/// From 0 to 1, in hundredths: it is for people.
+/// From 0 to 1, in hundredths: it is meant for display.
 fn progress(computed: u32, prompt: u32) -> f32 {
     let hundredths = u64::from(computed) * 100 / u64::from(prompt.max(1));
     let hundredths = u8::try_from(hundredths).unwrap_or(100).min(100);
     f32::from(hundredths) / 100.0
 }
 
-/// What base clients know of endings (LM-405).
+/// The finish reason as base clients know it (LM-405).
 fn ending(reason: &ChoiceFinish) -> StreamFinish {
     match reason {
         ChoiceFinish::Length => StreamFinish::Length,
@@ -274,7 +281,7 @@ fn tokens(ids: &[Token]) -> Bytes {
     bytes.freeze()
 }
 
-/// How a model is asked for what a GENERATE wants. Ranges were checked, and are the core's (D-20).
+/// The configuration of a model's function for a GENERATE. Ranges were checked, and are the core's (D-20).
 fn generate(wanted: GenerateRequest, base: GenerateConfig) -> GenerateConfig {
     GenerateConfig {
         params: GenerationParams {

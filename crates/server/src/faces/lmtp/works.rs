@@ -1,7 +1,10 @@
 //! The works of all streams of one connection, polled together.
 //!
-//! An engine shows a step to all its readers and then wakes them one by one. The first wakes the connection's task, the
-//! others find the flag set; a look at every work then gives the whole step, which becomes one message (D-6, LM-601).
+//! An engine publishes a step to all its readers and then wakes them one by one. The first wakes the connection's task,
+//! the others find the flag set; polling every work then gives the whole step, which becomes one message (D-6, LM-601).
+//!
+//! Invariants: `running` is sorted by stream, which is the order of admission; the flag is set whenever a work may be
+//! ready that nothing will wake for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +16,7 @@ use sapwood_proto::lmtp::{StreamKey, StreamPiece, StreamUpdate};
 use super::work::{StreamWork, WorkUpdate};
 use crate::ops::open_streams::OpenStreamGuard;
 
-/// Rung by whatever some work waits for.
+/// One waker for all works of a connection: a flag, and the connection's task.
 #[derive(Default)]
 struct WorksWaker {
     rung: AtomicBool,
@@ -26,23 +29,24 @@ impl Wake for WorksWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // One wake-up is enough until the owner has looked.
+        // One wake-up is enough until the connection has polled. `look` clears the flag before it polls any work, so an
+        // event that comes while it polls sets it again.
         if !self.rung.swap(true, Ordering::AcqRel) {
             self.task.wake();
         }
     }
 }
 
-/// Work of one stream, counted as long as it lasts.
+/// The work of one stream, which counts as an open stream until it is dropped.
 struct CountedWork {
     stream: StreamKey,
     work: StreamWork,
-    /// Nobody looks at it for now (LM-952, LM-964).
+    /// It is parked, and not polled for now (LM-952, LM-964).
     stands: bool,
     _open: OpenStreamGuard,
 }
 
-/// What a look at all work has shown.
+/// The results of polling all works.
 #[derive(Default)]
 pub(super) struct WorkUpdates {
     pub(super) pieces: Vec<(StreamKey, StreamPiece)>,
@@ -55,7 +59,7 @@ pub(super) struct StreamWorks {
     running: Vec<CountedWork>,
     bell: Arc<WorksWaker>,
     waker: Waker,
-    /// Nobody looks while too much waits to be sent (LM-607): engines park what is not read.
+    /// Nothing is polled while too much waits to be sent (LM-607). The engine parks what is not read.
     parked: bool,
 }
 
@@ -70,18 +74,20 @@ impl StreamWorks {
         }
     }
 
-    /// Whom to wake.
+    /// Sets the task to wake: that of the connection that has the works now.
     pub(super) fn belong_to(&self, cx: &Context<'_>) {
         self.bell.task.register(cx.waker());
     }
 
     pub(super) fn begin(&mut self, stream: StreamKey, work: StreamWork, open: OpenStreamGuard) {
+        // Keys grow, so the list stays sorted.
         self.running.push(CountedWork {
             stream,
             work,
             stands: false,
             _open: open,
         });
+        // A work starts with its first poll, and nothing wakes for it before.
         self.bell.rung.store(true, Ordering::Release);
     }
 
@@ -90,6 +96,7 @@ impl StreamWorks {
         let found = self
             .running
             .binary_search_by_key(&stream, |running| running.stream);
+        // Not found where its work has ended by itself, in this very turn.
         if let Ok(index) = found {
             self.running.remove(index);
         }
@@ -104,7 +111,7 @@ impl StreamWorks {
         self.bell.rung.store(true, Ordering::Release);
     }
 
-    /// One stream stands still, or goes on.
+    /// Parks one stream, or lets it continue.
     pub(super) fn stand(&mut self, stream: StreamKey, stands: bool) {
         let found = self
             .running
@@ -115,7 +122,7 @@ impl StreamWorks {
         }
     }
 
-    /// Takes over what goes on here, under keys of this connection; the rest is dropped.
+    /// Takes over the works that continue here, under keys of this connection. The others are dropped.
     pub(super) fn take_over(&mut self, other: Self, moved: &[(StreamKey, StreamKey)]) {
         for running in other.running {
             let found = moved.iter().find(|(old, _)| *old == running.stream);
@@ -123,23 +130,27 @@ impl StreamWorks {
                 self.running.push(CountedWork { stream, ..running });
             }
         }
+        // The keys were given in the order in which the client named its streams, and `cancel` searches by key.
         self.running.sort_by_key(|running| running.stream);
+        // The works have the waker of the former connection until they are polled here.
         self.bell.rung.store(true, Ordering::Release);
     }
 
-    /// How much work there is.
+    /// The number of works.
     pub(super) fn len(&self) -> usize {
         self.running.len()
     }
 
-    /// Takes what one step has for any stream, the streams whose work is over, and updates of those without items.
+    /// Takes the items of one step of each stream, the streams whose work is over, and the updates of those that wait.
     pub(super) fn look(&mut self, client_info: &mut WorkUpdates) {
+        // In this order: a parked connection must leave the flag as it is.
         if self.parked || !self.bell.rung.swap(false, Ordering::AcqRel) {
             return;
         }
         let mut context = Context::from_waker(&self.waker);
         let mut more = false;
         self.running.retain_mut(|running| {
+            // `stand` sets the flag when it may continue.
             if running.stands {
                 return true;
             }
@@ -160,6 +171,7 @@ impl StreamWorks {
             }
             seen != WorkUpdate::Over
         });
+        // Only the flag, and no wake-up: the driver polls again before it returns, because there was something to send.
         if more {
             self.bell.rung.store(true, Ordering::Release);
         }

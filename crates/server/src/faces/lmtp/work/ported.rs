@@ -1,8 +1,8 @@
-//! Tokens of a model that gives them on ports of their own, as one behind an Evergreen server does.
+//! Tokens of a model that has a port for them, as one behind an Evergreen server does.
 //!
-//! [`PortTokens`] reads the port `logprobs`, where each line is a token, and gives chunks whose `inner` are tokens, as models
-//! of this process do. The finish comes with the run's metadata, before the last tokens or behind them, and clients want it on
-//! the last token (LM-405): so a token waits here until the next one has come, or the end.
+//! [`PortTokens`] reads the port `logprobs`, where each line is a token, and yields chunks whose `inner` are tokens, as
+//! models of this process do. The finish comes with the run's metadata, before the last tokens or after them, and
+//! clients need it on the last token (LM-405): so a token waits here until the next one has come, or the end.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -16,18 +16,19 @@ use serde_json::Value;
 pub(super) struct PortTokens {
     run: Run<Chunk>,
     name: Name,
-    /// The beginning of a line whose end has not come.
+    /// The start of a line that is not complete.
     line: Vec<u8>,
     /// The last token so far.
     pending: Option<Sampled>,
-    /// Nothing more is to be read.
+    /// The run has ended.
     read: bool,
-    /// The metadata was reported, and nothing more follows.
+    /// The metadata was yielded, and nothing more follows.
     reported: bool,
 }
 
 impl PortTokens {
     pub(super) fn new(kernel: &Kernel, name: &str, args: Args) -> Self {
+        // The lines of this port have the ids as well; the text is not asked for, because base clients get tokens alone.
         let ports = [Port::LOGPROBS].into_iter().collect();
         let run = kernel.run::<Chunk>(name, args);
         Self {
@@ -44,7 +45,7 @@ impl PortTokens {
     fn tokens(&mut self, data: &[u8]) -> Result<Tokens, Error> {
         let mut tokens = Tokens::default();
         let mut pieces = data.split(|byte| *byte == b'\n');
-        // What stands behind the last line feed waits for the next one.
+        // Chunks need not end with a line: what follows the last line feed waits for the next chunk.
         let rest = pieces.next_back().unwrap_or_default();
         for piece in pieces {
             self.line.extend_from_slice(piece);
@@ -56,6 +57,7 @@ impl PortTokens {
             tokens.tokens.extend(self.pending.replace(token));
         }
         self.line.extend_from_slice(rest);
+        // The peer need not send a line feed at all.
         if self.line.len() > LINE_BYTES_MAX {
             return Err(Error::Limit {
                 name: "logprobs_line_bytes",
@@ -89,12 +91,13 @@ impl Stream for PortTokens {
             tokens.tokens.push(last);
             return Poll::Ready(Some(Ok(Chunk::empty().with_inner(tokens))));
         }
+        // Last, in a chunk of its own: only after the end of the run is the metadata final, with usage and finish.
         let reported = std::mem::replace(&mut this.reported, true);
         Poll::Ready((!reported).then(|| Ok(Chunk::empty().with_meta(this.run.meta().clone()))))
     }
 }
 
-/// One line: a token, and the best beside it. A number that JSON cannot say is null there.
+/// Parses a line: a token, and its alternatives. A number that JSON cannot express is null there.
 fn sampled(line: &[u8]) -> Option<Sampled> {
     let line: Value = serde_json::from_slice(line).ok()?;
     let id = |value: &Value| u32::try_from(value.get("token_id")?.as_u64()?).ok();
@@ -120,5 +123,5 @@ fn sampled(line: &[u8]) -> Option<Sampled> {
     })
 }
 
-/// Of a line: a token with its bytes, and 1,000 alternatives with theirs.
+/// Bytes of a line: enough for a token with its bytes, and 1,000 alternatives with theirs.
 const LINE_BYTES_MAX: usize = 1 << 20;
