@@ -98,6 +98,7 @@ impl Inputs {
                 );
                 return Err(Error::argument(given, why).because(ErrorReason::UNKNOWN_PARAM));
             };
+            // Looked up by the declared name: an alias beside its name is the same input (EV-504).
             if inputs.get(&input.name).is_some() {
                 return Err(
                     Error::argument(given, "given twice").because(ErrorReason::DUPLICATE_PARAM)
@@ -163,6 +164,7 @@ impl Inherited {
 
     /// Whether nothing that `call` passes down has changed since.
     fn is_still(&self, call: &Call) -> bool {
+        // A layer may change these two (KE-911); the cancel token and the depth go with the id.
         self.id == call.id && self.deadline == call.deadline && self.extensions.is(&call.extensions)
     }
 }
@@ -227,6 +229,7 @@ impl Call {
             let schema = self.spec.input(name).map_or(all, |input| &input.schema);
             Ok::<_, Error>((name.to_string(), whole(name, node, schema).await?))
         });
+        // Together: two inputs may come from one bounded source, and reading them in turn would deadlock (KE-137).
         let object: Map<String, Value> = try_join_all(reads).await?.into_iter().collect();
         let none = object.is_empty();
         serde_json::from_value(Value::Object(object))
@@ -300,6 +303,7 @@ async fn whole(name: &str, node: &Node, schema: &Value) -> Result<Value> {
         return Err(wrong(format!("{mime} is neither text nor JSON")));
     }
     let plain = mime.matches(&Mime::TEXT);
+    // Plain text stays text even if it looks like JSON: `42` for a string is "42" (KE-137).
     if plain && admits_string(schema, schema, 0) {
         return match String::from_utf8(data.into()) {
             Ok(text) => Ok(Value::String(text)),
@@ -314,6 +318,7 @@ fn admits_string(schema: &Value, root: &Value, depth: u32) -> bool {
     let Value::Object(object) = schema else {
         return *schema != Value::Bool(false);
     };
+    // A schema may refer to itself.
     if depth > 32 {
         return false;
     }
@@ -345,6 +350,7 @@ fn admits_string(schema: &Value, root: &Value, depth: u32) -> bool {
         (None, Some(all)) => all
             .as_array()
             .is_none_or(|all| all.iter().all(|item| admits_string(item, root, depth + 1))),
+        // JSON Schema admits what it does not restrict.
         (None, None) => true,
     }
 }

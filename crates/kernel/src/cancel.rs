@@ -77,6 +77,7 @@ impl Cancel {
     /// A child token: fires with this one, and may fire alone.
     #[must_use]
     pub fn child(&self) -> Self {
+        // Registered with a weak pointer, so that a parent that lives long does not keep the calls that have ended.
         let child = Arc::new_cyclic(|weak| {
             let slot = self
                 .0
@@ -98,6 +99,7 @@ impl Cancel {
 
     /// Requests cancellation. Further calls have no effect.
     pub fn cancel(&self) {
+        // Set before the listeners are taken: whoever registers after that sees the flag and does not wait.
         if self.0.fired.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -151,6 +153,7 @@ impl Future for Cancelled {
         let registered = self.slot.as_ref();
         if registered.is_none_or(|(_, waker)| !waker.will_wake(cx.waker())) {
             let cancel = self.cancel.clone();
+            // The old waker belongs to another task, which must not be woken for this future any more.
             let mut listeners = cancel.0.listeners();
             if let Some((slot, _)) = self.slot.take() {
                 listeners.remove(slot);

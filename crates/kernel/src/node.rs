@@ -103,6 +103,8 @@ impl NodeView {
 
     /// This filter combined with `inner`; `None` if both select a port, or both select a choice.
     fn over(&self, inner: &Self) -> Option<Self> {
+        // Two filters of one kind are not one filter: the inner one renames what it lets through, and the outer one
+        // sees the new name.
         let both = self.port.is_some() && inner.port.is_some()
             || self.choice.is_some() && inner.choice.is_some();
         (!both).then(|| Self {
@@ -285,6 +287,7 @@ impl Node {
             NodeBody::One(chunk) => futures::stream::iter([Result::clone(chunk)]).boxed(),
             NodeBody::Log(log) => read::LogReader::new(log.clone()).boxed(),
             NodeBody::Tree(parts) => read::TreeReader::new(parts.clone()).boxed(),
+            // A view of a log is by far the most common one; its reader needs no boxed stream in between.
             NodeBody::View(node, view) => match &node.body {
                 NodeBody::Log(log) => {
                     read::ViewReader::new(read::LogReader::new(log.clone()), view.clone()).boxed()
@@ -339,6 +342,7 @@ impl Node {
     /// What a consumer of one input reads: the main port's choice 0.
     pub(crate) fn main(&self) -> Self {
         match &self.body {
+            // A converted value has only the main port and choice 0, so a view would only cost.
             NodeBody::One(_) => self.clone(),
             _ => self.port(Port::MAIN).choice(0),
         }
@@ -349,6 +353,7 @@ impl Node {
             NodeBody::View(node, inner) => view.over(inner).map(|both| (Arc::clone(node), both)),
             _ => None,
         };
+        // Merged where possible, so that `main()` of a view adds no stage to the path of every chunk.
         let (node, view) = merged.unwrap_or_else(|| (Arc::new(self.clone()), view));
         Self {
             body: NodeBody::View(node, view),

@@ -223,6 +223,7 @@ impl<T: FromChunks> Run<T> {
     /// Moves the run into a task that polls it, at most `capacity` items ahead. Dropping the run aborts the task.
     /// Needs a tokio runtime.
     pub fn driven(self, capacity: usize) -> Self {
+        // Copied before the run moves into its task, where this handle cannot reach it any more.
         let (id, cancel, meta) = (self.id(), self.cancel(), Box::new(self.meta().clone()));
         match Driven::spawn(self, capacity) {
             Ok(driven) => Self {
@@ -260,6 +261,7 @@ impl<T: FromChunks> Run<T> {
             why: why.into(),
         };
         let item = self.next().await.ok_or_else(|| wrong("there was none"))??;
+        // Read on to the end: only then is it known that there was one item, and that the run did not fail after it.
         match self.next().await {
             None => Ok(item),
             Some(Err(error)) => Err(error),
@@ -274,6 +276,7 @@ impl<T: FromChunks> Run<T> {
     pub async fn finish(self) -> Result<(T::Whole, Meta)> {
         let settled = self.settle().await;
         match (settled.whole, settled.error) {
+            // An error wins over a whole: `settle` is for callers that want the part that arrived.
             (_, Some(error)) => Err(error),
             (Some(whole), None) => Ok((whole, settled.meta)),
             (None, None) => Err(Error::Truncated {
@@ -290,6 +293,8 @@ impl<T: FromChunks> Run<T> {
         let whole = match T::whole(acc) {
             Ok(whole) => Some(whole),
             Err(unformed) => {
+                // The run's own error is the cause where there is one; a whole that cannot be formed then only follows
+                // from it.
                 error.get_or_insert(unformed);
                 None
             }
@@ -343,6 +348,7 @@ impl<T: FromChunks> Stream for Run<T> {
             }
             match run.ending.take() {
                 Some(RunEnd::Error(error)) => {
+                    // An error is reported once, and the stream stays ended for callers that poll on (KE-311).
                     run.ending = Some(RunEnd::Over);
                     return Poll::Ready(Some(Err(error)));
                 }
@@ -395,6 +401,7 @@ impl<T: FromChunks> Folding<T> {
             // Items that were decoded before, at the end, or by a driving task.
             while let Some(item) = self.run.out.pop() {
                 if let Err(error) = T::fold(&mut self.acc, item) {
+                    // The source is dropped now and not with the future, which its owner may keep.
                     self.run.stop(Error::Cancelled);
                     return Poll::Ready(Err(error));
                 }
@@ -404,6 +411,7 @@ impl<T: FromChunks> Folding<T> {
                 Some(RunEnd::Over) => return Poll::Ready(Ok(())),
                 None => {}
             }
+            // A driven run delivers decoded items, which were folded above; there are no chunks to fold directly.
             let RunSource::Flow(flow) = &mut self.run.source else {
                 ready!(self.run.poll_decode(cx));
                 continue;
@@ -415,6 +423,7 @@ impl<T: FromChunks> Folding<T> {
                         return Poll::Ready(Err(error));
                     }
                 }
+                // Not returned at once: items that were decoded before the error belong to the whole of `settle`.
                 Some(Err(error)) => self.run.ending = Some(RunEnd::Error(error)),
                 None => {
                     let ended = T::end(&mut self.run.state, &mut self.run.out);

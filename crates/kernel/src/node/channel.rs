@@ -44,6 +44,7 @@ impl ChannelShared {
     fn end(&self, end: Option<Error>) {
         let waker = {
             let mut queue = self.lock();
+            // The first end wins: the drop after `finish` or `fail` ends the channel once more.
             if queue.end.is_none() {
                 queue.end = Some(end);
             }
@@ -70,6 +71,7 @@ impl NodeWriter {
             if queue.abandoned {
                 return Poll::Ready(Err(Error::Cancelled));
             }
+            // Compared before the chunk is added, so that a chunk larger than the limit passes when the queue is empty.
             if queue.bytes >= self.0.bytes_max {
                 queue.writer = Some(cx.waker().clone());
                 return Poll::Pending;
@@ -78,6 +80,7 @@ impl NodeWriter {
                 queue.bytes += local::weight(&chunk);
                 queue.chunks.push_back(chunk);
             }
+            // The reader locks the queue as soon as it runs.
             let waker = queue.reader.take();
             drop(queue);
             if let Some(waker) = waker {
@@ -125,6 +128,7 @@ impl Stream for ChannelSource {
             }
             return Poll::Ready(Some(Ok(chunk)));
         }
+        // After the queued chunks: what was sent before an end, or an error, is delivered first (KE-311).
         match queue.end.clone() {
             Some(end) => Poll::Ready(end.map(Err)),
             None => {
@@ -140,6 +144,7 @@ impl Drop for ChannelSource {
         let waker = {
             let mut queue = self.0.lock();
             queue.abandoned = true;
+            // Nobody can read them; the writer may keep its half for long.
             queue.chunks.clear();
             queue.writer.take()
         };

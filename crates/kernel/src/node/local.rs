@@ -22,6 +22,7 @@ impl Local {
     pub(super) fn new(source: Chunks, keep: Retention) -> Self {
         let (room, window) = match keep {
             Retention::All { bytes } => (Some(bytes), None),
+            // A window has no total limit: its source may be endless, and the relay bounds what is retained.
             Retention::Window { bytes } => (None, Some(bytes)),
         };
         let source = Guarded {
@@ -34,6 +35,7 @@ impl Local {
             source,
             RelayRetention {
                 window,
+                // An error has no weight: it must always be logged, also at the limit.
                 weight_of: |item| item.as_ref().map_or(0, weight),
             },
         ))
@@ -115,8 +117,11 @@ impl Stream for Guarded {
         let item = match polled {
             Ok(Poll::Pending) => return Poll::Pending,
             Ok(Poll::Ready(item)) => item,
+            // Caught here and not only in the run: a node has readers in several runs, and its log must still end
+            // (KE-126).
             Err(payload) => Some(Err(self.panicked(&*payload))),
         };
+        // The limit replaces the chunk that exceeds it; what was logged before stays readable (KE-124).
         let item = match (item, self.room) {
             (Some(Ok(chunk)), Some(room)) => Some(match room.checked_sub(weight(&chunk)) {
                 Some(rest) => {
@@ -133,7 +138,9 @@ impl Stream for Guarded {
         if matches!(item, Some(Ok(_))) {
             return Poll::Ready(item);
         }
+        // Released before the end is logged, so that a source's guards have run when readers see the end.
         let panicked = self.release();
+        // At most one error: a panic of the drop is reported only where the source ended well.
         Poll::Ready(item.or_else(|| panicked.map(Err)))
     }
 }

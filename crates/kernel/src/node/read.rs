@@ -47,6 +47,7 @@ impl Stream for LogReader {
 
 impl Drop for LogReader {
     fn drop(&mut self) {
+        // Also after the end: the slot, and what the log holds for a slow reader, are freed here.
         self.log.close(&mut self.cursor);
     }
 }
@@ -85,6 +86,7 @@ impl TreeReader {
                 self.path.push((inner.clone(), 0));
             } else {
                 self.part = self.next_part;
+                // Opened only when it is reached: an open reader holds a cursor, and may hold back a window (KE-125).
                 self.leaf = Some(node.main().open());
                 return true;
             }
@@ -106,11 +108,13 @@ impl Stream for TreeReader {
             };
             match ready!(leaf.as_mut().poll_next(cx)) {
                 Some(Ok(mut chunk)) => {
+                    // Parts count through the whole tree; a leaf of a function may have several of its own (KE-128).
                     chunk.part = chunk.part.saturating_add(self.part);
                     self.next_part = self.next_part.max(chunk.part.saturating_add(1));
                     return Poll::Ready(Some(Ok(chunk)));
                 }
                 Some(Err(error)) => {
+                    // An error is the last item (KE-311), also if later leaves could be read.
                     self.path.clear();
                     self.leaf = None;
                     return Poll::Ready(Some(Err(error)));
@@ -140,6 +144,7 @@ impl<S: Stream<Item = Result<Chunk>> + Unpin> Stream for ViewReader<S> {
         let this = &mut *self;
         loop {
             let mut item = ready!(Pin::new(&mut this.chunks).poll_next(cx));
+            // Errors and the end concern every view.
             if let Some(Ok(chunk)) = &mut item
                 && !this.view.admit(chunk)
             {

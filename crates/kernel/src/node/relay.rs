@@ -153,6 +153,7 @@ where
             },
             waker: None,
         });
+        // Slots are reused, so a node with many short-lived readers does not grow.
         let slot = if let Some(slot) = state.free.pop() {
             state.readers[slot] = reader;
             slot
@@ -172,6 +173,7 @@ where
             {
                 state.free.push(position.slot);
             }
+            // All waiting readers and not one: which of them is still polled is not known here (KE-123).
             state.release_passed();
             state.waiting()
         };
@@ -187,6 +189,7 @@ where
         let (look, calls) = {
             let mut state = self.board.lock();
             let look = state.look(position, waker);
+            // This reader's step may have been the one that the leading reader waits for.
             let room = state.release_passed();
             (
                 look,
@@ -203,9 +206,12 @@ where
             RelayLook::Wait => return Poll::Pending,
             RelayLook::Turn => {}
         }
+        // Without the board's lock: a source may take long, and may read this very node again (KE-126).
         let (polled, ended) = self.poll_source();
         let (step, calls) = {
             let mut state = self.board.lock();
+            // One critical section for giving the turn back, the item and the flag: a reader that registers after it
+            // finds the turn free.
             state.turn = None;
             let woken = std::mem::take(&mut state.woken);
             if let Poll::Ready(Some(item)) = &polled {
@@ -222,6 +228,7 @@ where
                     (Poll::Ready(step), state.waiting())
                 }
                 Poll::Ready(None) => (Poll::Ready(RelayPoll::End), state.waiting()),
+                // Readers that registered after that wake-up saw the turn taken, and nobody else would wake them.
                 Poll::Pending if woken => (Poll::Pending, state.waiting()),
                 Poll::Pending => (Poll::Pending, PendingWakers::new()),
             }
@@ -242,6 +249,8 @@ where
             return (Poll::Ready(None), true);
         };
         let polled = Pin::new(&mut *source).poll_next(&mut Context::from_waker(waker));
+        // A terminated source may still return its last item. Ending with it lets `is_ended` be true without one more
+        // poll.
         let ended = matches!(polled, Poll::Ready(None)) || source.is_terminated();
         if ended {
             *retained = None;
@@ -262,6 +271,8 @@ impl<T: Clone> RelayState<T> {
             LogRead::End(()) => return RelayLook::Here(RelayPoll::End),
             LogRead::Pending => {}
         }
+        // Compared by thread: a re-entrant poll is on the stack of the poll that has the turn. Waiting for that would
+        // deadlock.
         if self.turn == Some(current_thread()) {
             return RelayLook::Here(RelayPoll::Reentered);
         }
@@ -271,6 +282,7 @@ impl<T: Clone> RelayState<T> {
                 slot => *slot = Some(waker.clone()),
             }
         }
+        // After the waker is stored: whoever has the turn, or makes room, must find it.
         if self.turn.is_some() || self.window_is_full() {
             return RelayLook::Wait;
         }
@@ -283,6 +295,7 @@ impl<T: Clone> RelayState<T> {
         reader_position.position += 1;
         if let Some(Some(reader)) = self.readers.get_mut(reader_position.slot) {
             reader.position = reader_position.position;
+            // A reader with an item is not waiting; waking it again would only poll its task for nothing.
             reader.waker = None;
         }
         RelayPoll::Item(item)
@@ -306,6 +319,7 @@ impl<T: Clone> RelayState<T> {
         }
         let was_full = self.window_is_full();
         let positions = self.readers.iter().flatten().map(|reader| reader.position);
+        // Without readers nobody has passed anything, and a later one may still start at the first item.
         let Some(slowest) = positions.min() else {
             return false;
         };

@@ -29,6 +29,7 @@ impl Kernel {
         let demand = Arc::new(Demand::default());
         let mut setup = set_up(self, name, args);
         if let Ok(setup) = &mut setup {
+            // Shared with the node: its views add ports to it until the run starts.
             setup.demand = Some(demand.clone());
         }
         let run: Run = Run::calling(setup);
@@ -84,6 +85,7 @@ fn prepare(kernel: &Kernel, entry: Registration, args: impl IntoArgs) -> Result<
         panics: kernel.panic_count(),
         depth,
         inputs,
+        // The layers of now: changes to the registry do not affect a call that was made before (KE-146).
         next: kernel.layered(&entry),
         spec: entry.spec,
         demand: None,

@@ -41,6 +41,7 @@ impl<T: FromChunks> Driven<T> {
                 retry_after: None,
             });
         };
+        // A channel of capacity zero panics.
         let (tx, items) = mpsc::channel(capacity.max(1));
         let (end, last_meta) = tokio::sync::oneshot::channel();
         let task = runtime.spawn(async move {
@@ -101,6 +102,8 @@ async fn drive<T: FromChunks>(mut run: Run<T>, tx: &mpsc::Sender<Delivery<T>>) -
         // Both arms may be dropped half-way: neither holds an item. If the buffer is full, a cancel or a deadline drops
         // the source at once, and the error follows the buffered items (KE-502, KE-503).
         let ended = ended(run.cancel(), run.deadline());
+        // A place is reserved before the item is sent, so that waiting for it can be interrupted without losing the
+        // item.
         let permit = match select(pin!(tx.reserve()), pin!(ended)).await {
             Either::Left((permit, _)) => permit,
             Either::Right((error, reserve)) => {
@@ -108,6 +111,7 @@ async fn drive<T: FromChunks>(mut run: Run<T>, tx: &mpsc::Sender<Delivery<T>>) -
                 reserve.await
             }
         };
+        // The reader is gone; its drop aborts this task anyway.
         let Ok(permit) = permit else { break };
         permit.send((item, meta));
     }

@@ -97,6 +97,7 @@ impl Flow {
                     .caller
                     .inherited
                     .as_ref()
+                    // A child: the caller's cancel reaches this call, and this call's own does not reach the caller.
                     .map_or_else(Cancel::new, |inherited| inherited.cancel.child()),
             ),
             _ => (Name::new("node"), Cancel::new()),
@@ -152,6 +153,7 @@ impl Flow {
     /// poll (KE-139); it is returned as an error.
     pub(super) fn stop(&mut self) -> Option<Error> {
         let source = std::mem::replace(&mut self.phase, FlowPhase::Done);
+        // Both hold the waker of a task that may live on.
         self.sleep = None;
         self.listening = None;
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(source)));
@@ -165,6 +167,7 @@ impl Flow {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Chunk>>> {
         loop {
+            // Checked before the source is polled, so that a run that is always ready ends too (KE-502).
             if self.cancel.is_cancelled() && !self.is_done() {
                 return self.fail(Error::Cancelled);
             }
@@ -172,6 +175,7 @@ impl Flow {
                 if self.is_done() {
                     return Poll::Ready(None);
                 }
+                // Nothing of the call exists before this first poll (KE-141).
                 if let Err(error) = self.start(want()) {
                     return self.fail(error);
                 }
@@ -187,6 +191,7 @@ impl Flow {
                 Err(payload) => return self.panicked(&*payload),
             };
             self.ready += 1;
+            // Reading the clock costs more than a chunk, so a stream that is always ready pays it once in 64 (KE-503).
             let admitted = if self.ready >= BUDGET {
                 self.look_at_clock()
                     .and_then(|()| self.border.admit(&chunk))
@@ -197,6 +202,7 @@ impl Flow {
                 Ok(wanted) => wanted,
                 Err(error) => return self.fail(error),
             };
+            // Before the port is looked at: metadata belongs to the request, and may come on a port that nobody reads.
             if let Some(meta) = &chunk.meta {
                 self.meta.merge(meta);
                 self.version += 1;
@@ -213,6 +219,7 @@ impl Flow {
     }
 
     fn relabel(&self, mut chunk: Chunk) -> Chunk {
+        // `T` decodes the main port, whichever port the caller chose for it.
         if self.port.is_some() {
             chunk.port = Port::MAIN;
         }
@@ -220,6 +227,7 @@ impl Flow {
     }
 
     fn start(&mut self, want: Want) -> Result<()> {
+        // `Done` until the stream exists: a start that fails or panics leaves nothing to be started again.
         match std::mem::replace(&mut self.phase, FlowPhase::Done) {
             FlowPhase::Call(setup) => self.start_call(*setup, want),
             FlowPhase::Node(reading) => {
@@ -240,10 +248,12 @@ impl Flow {
     }
 
     fn start_call(&mut self, mut setup: Setup, want: Want) -> Result<()> {
+        // Again, although `check` may have been asked: the caller can have set a port since, or never asked.
         setup.check(&want)?;
         let mut want = setup.want.take().unwrap_or(want);
         if let Some(port) = &setup.port {
             want.ports = RequestedPorts::Only(vec![port.clone()]);
+        // Read now and not when the node was made: views may be added until the first poll (KE-149).
         } else if let Some(ports) = setup.demand.as_ref().and_then(|demand| demand.ports()) {
             want.ports = RequestedPorts::Only(ports);
         }
@@ -269,6 +279,7 @@ impl Flow {
             spec: setup.spec,
             depth: setup.depth,
         };
+        // `call` is user code as well, although it should do nothing yet (KE-131, KE-139).
         match catch_unwind(AssertUnwindSafe(|| setup.next.call(call))) {
             Ok(chunks) => {
                 self.phase = FlowPhase::Live(chunks);
@@ -280,6 +291,7 @@ impl Flow {
 
     /// The source is pending: registers the deadline and the cancel as well (KE-502, KE-503).
     fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Chunk>>> {
+        // A pending source has yielded, which starts a new budget.
         self.ready = 0;
         if let Some(deadline) = self.deadline {
             if self.sleep.is_none() {
@@ -292,11 +304,13 @@ impl Flow {
                 }
                 self.sleep = Some(Box::pin(sleep_until(deadline)));
             }
+            // Polled each time, because the task, and with it the waker, may have changed.
             let expired = |sleep: &mut Pin<Box<Sleep>>| sleep.as_mut().poll(cx).is_ready();
             if self.sleep.as_mut().is_some_and(expired) {
                 return self.fail(Error::Deadline);
             }
         }
+        // Registered last and after the source was polled: a cancel in between is seen by this poll of it.
         let cancelled = self
             .listening
             .get_or_insert_with(|| self.cancel.cancelled());
@@ -316,6 +330,7 @@ impl Flow {
 
     fn end(&mut self) -> Poll<Option<Result<Chunk>>> {
         let panicked = self.stop();
+        // The source goes before its end is reported, so that its guards have run by then (KE-501).
         let error = panicked.or_else(|| self.border.end(&self.meta).err());
         Poll::Ready(error.map(Err))
     }
@@ -356,6 +371,7 @@ impl Setup {
     fn check(&self, want: &Want) -> Result<()> {
         let want = self.want.as_ref().unwrap_or(want);
         let spec = &*self.spec;
+        // It promises nothing, so nothing can be checked before it runs (KE-142).
         if spec.outputs.is_empty() {
             return Ok(());
         }

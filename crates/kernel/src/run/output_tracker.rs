@@ -72,9 +72,11 @@ impl OutputTracker {
         if chunk.part != 0 {
             return Err(self.broken(format!("{:?} begins with part {}", chunk.port, chunk.part)));
         }
+        // Readers keep state for each choice, so a peer must not choose how many there are.
         if chunk.choice >= limits::CHOICES_SEEN_MAX {
             return Err(self.broken(format!("choice {} is out of range", chunk.choice)));
         }
+        // Looked up once for each port and choice, not for each chunk.
         let wanted = self.want.ports.has(&chunk.port);
         self.check_mime(chunk, wanted)?;
         let output = self.spec.as_ref().and_then(|spec| spec.output(&chunk.port));
@@ -102,6 +104,7 @@ impl OutputTracker {
         if !many || part.checked_add(1) != Some(chunk.part) {
             return Err(self.broken(format!("part {} follows part {part}", chunk.part)));
         }
+        // A new part may have another mimetype (KE-113), so it is checked like a first one.
         self.check_mime(chunk, wanted)?;
         let lane = &mut self.lanes[self.last];
         lane.part = chunk.part;
@@ -139,6 +142,7 @@ impl OutputTracker {
     pub(super) fn end(&self, meta: &Meta) -> Result<()> {
         let finishes = self.spec.as_ref().is_some_and(|spec| spec.finishes);
         let unfinished = |lane: &OutputLane| !meta.finish.contains_key(&lane.choice);
+        // Only choices that produced a chunk owe a finish (KE-136).
         if finishes && self.lanes.iter().any(unfinished) {
             return Err(Error::Truncated {
                 what: self.name.clone(),

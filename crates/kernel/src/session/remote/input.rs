@@ -117,8 +117,7 @@ async fn write(
             leaf.get_or_insert_with(|| (chunk.part, Arc::new(metadata(&chunk, role))));
         // Known only while it is read, after the leaf was announced, so it can no longer become a tree.
         if *part != chunk.part {
-            let why =
-                "a node of several parts cannot be sent as one leaf: pass a tree of nodes";
+            let why = "a node of several parts cannot be sent as one leaf: pass a tree of nodes";
             return Err(Error::argument("input", why).because(ErrorReason::UNSUPPORTED_MIMETYPE));
         }
         writer
