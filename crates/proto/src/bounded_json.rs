@@ -197,7 +197,7 @@ mod tests {
     };
 
     #[test]
-    fn it_reads_what_the_library_reads() {
+    fn it_accepts_and_returns_the_same_as_serde_json() {
         for text in [
             "null",
             "true",
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn d_47_values_and_entries_are_bounded_while_they_are_read() {
+    fn d_47_values_and_entries_are_limited_while_they_are_parsed() {
         let check = |text: &str, values, entries, expect: Option<&str>| {
             let bounds = JsonBounds { values, entries };
             let error = read(text.as_bytes(), bounds).err();
@@ -242,7 +242,7 @@ mod tests {
         check(list, 14, 2, Some("more than 2 entries"));
         check(r#"{"a": 0, "b": 0}"#, 10, 2, None);
         check(r#"{"a": 0, "b": 0}"#, 10, 1, Some("more than 1 entries"));
-        // Parsing stops at the bound: the rest is not even looked at.
+        // Parsing stops at the bound: the rest is not parsed.
         check("[0, 0, nonsense", 2, 9, Some("more than 2 JSON values"));
     }
 }

@@ -13,7 +13,7 @@ pub const SHOWN_BYTES_MAX: usize = 256;
 #[must_use]
 pub fn shown(text: impl fmt::Display) -> String {
     let mut shown = Clipped(String::new());
-    // The only possible error is ours: the limit was reached, and the rest of the text is not written.
+    // The only possible error is from `Clipped`: the limit was reached, and the rest of the text is not formatted.
     if write!(shown, "{text}").is_err() {
         shown.0.push(ELLIPSIS);
     }
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn d_47_text_of_a_client_is_cut_at_256_bytes_on_the_border_of_a_character() {
+    fn d_47_client_text_is_truncated_to_256_bytes_at_a_character_boundary() {
         let whole = "x".repeat(256);
         assert_eq!(shown(&whole), whole);
         let cut = shown("x".repeat(257));
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn d_47_a_message_is_cut_at_4096_bytes() {
+    fn d_47_a_message_is_truncated_to_4096_bytes() {
         let whole = "x".repeat(4096);
         assert_eq!(message(whole.clone()), whole);
         let cut = message(whole + "x");
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn d_47_what_is_not_shown_is_not_written_either() {
+    fn d_47_formatting_stops_at_the_limit() {
         struct Endless;
         impl fmt::Display for Endless {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

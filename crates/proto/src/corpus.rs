@@ -6,7 +6,7 @@ pub(crate) fn replay(target: &str, run: fn(&[u8])) {
         .join("../../fuzz/corpus")
         .join(target);
     let mut files = 0;
-    for entry in std::fs::read_dir(folder).expect("a committed corpus") {
+    for entry in std::fs::read_dir(folder).expect("fuzz/corpus has no folder for this target") {
         run(&std::fs::read(entry.unwrap().path()).unwrap());
         files += 1;
     }

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn user_code_may_name_its_own() {
+    fn user_code_may_define_its_own_reasons() {
         let mine = ErrorReason::custom("NO_SUCH_CITY");
         assert_eq!(mine, "NO_SUCH_CITY");
         assert_ne!(mine, ErrorReason::NONE);

@@ -22,12 +22,12 @@ pub fn decode(bytes: &[u8]) {
     assert_eq!(
         once.len(),
         protobuf::encoded_len(&message),
-        "lengths are told truly"
+        "encoded_len does not match the encoding"
     );
-    let again = protobuf::decode(&*once).expect("what we write can be read");
+    let again = protobuf::decode(&*once).expect("our own encoding is decodable");
     let mut twice = Vec::new();
     protobuf::encode(&again, &mut twice);
-    assert_eq!(once, twice, "writing settles after one round");
+    assert_eq!(once, twice, "the encoding changes after one round trip");
     for metadata in [
         MetadataMode::Strict,
         MetadataMode::Lenient,
@@ -72,8 +72,8 @@ fn decode_as(dialect: Dialect, frame: WebSocketFrame) {
         else {
             continue;
         };
-        // Our output can be read again, and does not change after one round trip. The second codec is ours as well, so
-        // that names stay.
+        // Our output can be decoded, and does not change after one round trip. The second codec is of the other side,
+        // which translates names back.
         let (mut once, mut twice) = (BytesMut::new(), BytesMut::new());
         Codec::new(dialect, side).encode(&message, 0, &mut once);
         let once = once.freeze();
@@ -89,10 +89,13 @@ fn decode_as(dialect: Dialect, frame: WebSocketFrame) {
         if let Ok(FrameContent::Message(again)) = Codec::new(dialect, other).decode(again) {
             if dialect == Dialect::Json {
                 Codec::new(dialect, side).encode(&again, 0, &mut twice);
-                assert_eq!(once, twice, "writing settles after one round");
+                assert_eq!(once, twice, "the encoding changes after one round trip");
             }
         } else {
-            assert!(dialect == Dialect::Msgpack, "what we write can be read");
+            assert!(
+                dialect == Dialect::Msgpack,
+                "our own encoding is not decodable"
+            );
         }
         let config = Config {
             metadata: dialect.metadata(),

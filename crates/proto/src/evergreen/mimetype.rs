@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn ev_606_end_of_turn_and_ev_931_status_are_told_by_their_type() {
+    fn ev_606_end_of_turn_and_ev_931_status_are_detected_by_the_type_parameter() {
         for (mimetype, end_of_turn, status) in [
             ("application/x-protobuf; type=EndOfTurn", true, false),
             (

@@ -268,7 +268,7 @@ mod tests {
 
     /// EV-902
     #[test]
-    fn ev_902_a_status_carries_reason_details_retry_and_fields_and_reads_back() {
+    fn ev_902_a_status_round_trips_with_reason_details_retry_and_fields() {
         let limit =
             Status::limit(Reason::RetainedLimit, "retained_bytes", 11, 10).with("node", "p");
         let field = Status::new(Reason::BadConfig, "temperature is out of range")
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn ev_902_what_would_not_fit_into_trailers_is_cut_at_a_character() {
+    fn ev_902_texts_are_truncated_to_fit_into_trailers() {
         let long = "ä".repeat(1 << 20);
         let full = Status::new(Reason::BadName, long.clone()).with("action", &long);
         let status = full.with_field("f", long.clone());
@@ -300,7 +300,7 @@ mod tests {
         assert_eq!(odd.message.len(), MESSAGE_BYTES_MAX - 1);
         let fits = "x".repeat(MESSAGE_BYTES_MAX);
         assert_eq!(Status::new(Reason::BadName, fits.clone()).message, fits);
-        // A peer's status, as it is passed on to another peer.
+        // A status from a peer, which may be passed on to another one.
         let metadata = (0..40).map(|at| (format!("{at}"), "x".repeat(1_000)));
         let info = rpc::ErrorInfo {
             reason: "R".repeat(1_000),
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_of_strangers_are_read_as_far_as_they_go() {
+    fn statuses_of_other_servers_are_decoded_within_limits() {
         let plain = rpc::Status {
             code: 5,
             message: "gone".into(),

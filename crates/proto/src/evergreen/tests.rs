@@ -114,7 +114,7 @@ fn schema_byte_samples() {
 }
 
 #[test]
-fn payloads_share_the_receive_buffer_until_they_are_copied() {
+fn payloads_are_views_of_the_receive_buffer() {
     let wire = Bytes::from(
         fragments(vec![NodeFragment {
             chunk_fragment: Some(chunk("text/plain", "", b"shared")),

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn tr_1307_a_batch_falls_into_its_rows() {
+    fn tr_1307_a_batch_is_split_into_rows() {
         let signature = batching(3);
         let body = r#"{"id":"a","text_input":["x","y"],"max_tokens":4,"top_p":[0.1,0.2],"n":2}"#;
         let rows = rows(&signature, body).unwrap().unwrap();
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn tr_1307_a_batch_has_its_limit() {
+    fn tr_1307_batch_size_and_number_of_rows_are_checked() {
         let one = r#"{"text_input":["x"]}"#;
         let three = r#"{"text_input":["x","y","z"]}"#;
         let four = r#"{"text_input":["x","y","z","a"]}"#;
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn tr_1307_responses_of_rows_stand_in_their_order() {
+    fn tr_1307_responses_of_rows_are_joined_in_row_order() {
         let rows = vec![
             response(&["a", "b"], &[1, 2], 1),
             response(&["c", "d"], &[3, 4], 2),

@@ -185,7 +185,7 @@ fn echo(signature: &Signature, mapped: &super::Mapped) {
     let text = event
         .strip_prefix(b"data: ")
         .and_then(|text| text.strip_suffix(b"\n\n"));
-    let text = text.expect("an event");
+    let text = text.expect("the response is not one event");
     assert!(!text.contains(&b'\n'));
     serde_json::from_slice::<serde_json::Value>(text).expect("JSON");
 }

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tr_803_elements_are_little_endian_and_strings_bring_their_length() {
+    fn tr_803_elements_are_little_endian_and_strings_have_a_length_prefix() {
         let strings: Strings = [&b"hi"[..], b"", b"\xff"].into_iter().collect();
         for (datatype, data, bytes) in [
             (
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn tr_803_bytes_that_are_no_tensor_are_refused() {
+    fn tr_803_truncated_or_invalid_elements_are_refused() {
         for (datatype, bytes) in [
             (Datatype::Bool, &b"\x02"[..]),
             (Datatype::Int32, b"\0\0\0"),
@@ -223,9 +223,9 @@ mod tests {
         }
     }
 
-    /// Every half, and the nearest one for values between two.
+    /// Every half-precision value, and rounding to the nearest for values between two.
     #[test]
-    fn tr_803_halves_keep_their_bits_and_others_are_rounded() {
+    fn tr_803_16_bit_floats_round_trip_and_others_are_rounded_to_the_nearest() {
         for bits in 0..=u16::MAX {
             let value = f16::from_bits(bits).to_f64();
             if value.is_nan() {
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn tr_901_contents_are_read_by_datatype_and_in_range() {
+    fn tr_901_contents_are_decoded_by_datatype_and_checked_for_range() {
         let contents = InferTensorContents {
             bool_contents: vec![true],
             int_contents: vec![200],

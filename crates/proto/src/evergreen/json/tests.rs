@@ -40,7 +40,7 @@ fn one(fragment: Fragment) -> WireMessage {
 }
 
 #[test]
-fn ev_723_exactly_these_messages_of_the_client_are_read() {
+fn ev_723_the_messages_of_the_typescript_client_are_decoded() {
     let action = Action {
         name: "GENERATE".into(),
         target: "evergreen://demo".into(),
@@ -77,7 +77,7 @@ fn ev_723_exactly_these_messages_of_the_client_are_read() {
 
 /// EV-723
 #[test]
-fn ev_721_exactly_these_messages_are_sent_to_the_client() {
+fn ev_721_messages_to_the_typescript_client_are_exactly_these() {
     for (message, text) in [
         (
             one(leaf(
@@ -113,7 +113,7 @@ fn ev_721_exactly_these_messages_are_sent_to_the_client() {
     ] {
         assert_eq!(written(&message, Side::Server), text);
     }
-    // A client of ours says once what a leaf is: for a server each repetition begins a new chunk (EV-405).
+    // Our client sends metadata once: for a server each repetition begins a new chunk (EV-405).
     let later = one(leaf("u", 1, false, chunk("text/plain", "USER", Some("x"))));
     assert_eq!(
         written(&later, Side::Client),
@@ -122,7 +122,7 @@ fn ev_721_exactly_these_messages_are_sent_to_the_client() {
 }
 
 #[test]
-fn ev_720_what_the_mapping_lets_clients_choose_is_read_alike() {
+fn ev_720_equivalent_json_forms_decode_to_the_same_message() {
     let plain = one(leaf("p", 7, false, chunk("a/b", "USER", Some("?>hi"))));
     for text in [
         r#"{"nodeFragments":[{"id":"p","seq":7,"continued":true,"chunkFragment":{"metadata":{"mimetype":"a/b","role":"USER"},"data":"Pz5oaQ=="}}]}"#,
@@ -143,7 +143,7 @@ fn ev_720_what_the_mapping_lets_clients_choose_is_read_alike() {
 }
 
 #[test]
-fn ev_720_times_file_names_and_references_are_kept() {
+fn ev_720_times_file_names_and_references_round_trip() {
     let text = r#"{"nodeFragments":[{"id":"i","seq":0,"continued":false,"chunkFragment":{"metadata":{"mimetype":"image/png","originalFileName":"cat.png","captureTime":"2024-05-06T07:08:09.500Z"},"ref":"data:,x"}}]}"#;
     let message = read(text);
     let chunk = message.fragments[0].chunk.as_ref().unwrap();
@@ -157,7 +157,7 @@ fn ev_720_times_file_names_and_references_are_kept() {
 }
 
 #[test]
-fn ev_720_configs_are_mapped_by_type_and_what_does_not_fit_is_the_actions_to_refuse() {
+fn ev_720_configs_are_mapped_by_type_and_invalid_ones_become_undecodable() {
     let config = |json: &str| {
         let text = format!(r#"{{"actions":[{{"name":"F","configs":[{json}]}}]}}"#);
         read(&text).actions[0].configs[0].clone()
@@ -196,7 +196,7 @@ fn ev_720_configs_are_mapped_by_type_and_what_does_not_fit_is_the_actions_to_ref
 }
 
 #[test]
-fn ev_720_what_is_no_message_is_refused_without_quoting_it() {
+fn ev_720_invalid_messages_are_refused_without_quoting_them() {
     let deep = |levels: usize| {
         let (open, close) = ("[".repeat(levels - 1), "]".repeat(levels - 1));
         format!("{{\"x\":{open}{close}}}")
@@ -232,7 +232,7 @@ fn ev_720_what_is_no_message_is_refused_without_quoting_it() {
 }
 
 #[test]
-fn ev_720_one_part_too_many_is_refused_before_it_is_built() {
+fn ev_720_the_number_of_parts_is_limited() {
     // Two brackets and a brace count four each, a comma one, an empty fragment four.
     let many = |fragments: usize| {
         let list = vec!["{}"; fragments].join(",");
@@ -246,9 +246,9 @@ fn ev_720_one_part_too_many_is_refused_before_it_is_built() {
     );
 }
 
-/// D-47: what is built value by value from descriptors is bounded in all fragments and actions together.
+/// D-47: `Any` values are built from descriptors, and limited in all fragments and actions together.
 #[test]
-fn d_47_a_message_holds_so_many_parts_within_any() {
+fn d_47_parts_within_any_are_limited_per_message() {
     // An Any counts eight and its two braces and its bracket four each; it has a comma, and one between its values.
     let config = |values: usize| {
         let list = vec!["0"; values].join(",");
@@ -295,7 +295,7 @@ fn ev_903_errors_and_statuses_are_written_in_json() {
     let mut out = BytesMut::new();
     encode_error(&status, &mut out);
     let text = std::str::from_utf8(&out).unwrap();
-    // The order of metadata means nothing.
+    // The order of metadata is not significant.
     let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
     let expect = value(
         r#"{"error":{"code":3,"status":"INVALID_ARGUMENT","message":"past \"it\"","details":[{"@type":"type.googleapis.com/google.rpc.ErrorInfo","reason":"SEQ_PAST_FINAL","domain":"evergreen.sapwood","metadata":{"node":"p","seq":"7"}}]}}"#,
@@ -305,7 +305,7 @@ fn ev_903_errors_and_statuses_are_written_in_json() {
     let strange = r#"{"error":{"code":5,"message":"gone","details":[{"@type":"x/y.Z","a":1}]}}"#;
     let strange = decode(strange.as_bytes()).unwrap().error.unwrap();
     assert_eq!((strange.code, &*strange.message), (Code::NotFound, "gone"));
-    // A node that failed: its mimetype says so, and it reads back as what it is.
+    // A failed node: its mimetype marks the status, which decodes to the same value.
     for status in [Some(Arc::new(status)), None] {
         let failed = one(leaf(
             "r",
@@ -330,7 +330,7 @@ fn ev_903_errors_and_statuses_are_written_in_json() {
 }
 
 #[test]
-fn what_nobody_here_knows_travels_as_base64() {
+fn an_any_of_unknown_type_round_trips_as_base64() {
     let any = Any {
         type_url: "example.com/a.B".into(),
         value: vec![1, 2, 255],

@@ -1,4 +1,4 @@
-//! The samples of the page byte for byte, and what a decoder meets in the field.
+//! The samples of the specification byte for byte, and the variants that other encoders send.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message as _;
@@ -118,7 +118,7 @@ fn ev_730_the_samples_are_written_and_read_byte_for_byte() {
 }
 
 #[test]
-fn ev_730_integers_are_written_in_the_forms_that_are_read_rightly() {
+fn ev_730_integers_are_written_in_signed_forms_only() {
     for (value, bytes) in [
         (0, "00"),
         (127, "7f"),
@@ -145,11 +145,11 @@ fn ev_730_integers_are_written_in_the_forms_that_are_read_rightly() {
 }
 
 #[test]
-fn ev_730_a_stream_of_40000_fragments_keeps_in_step() {
+fn ev_730_seqs_of_a_stream_of_40000_fragments_round_trip() {
     for seq in 0..40_001 {
         let message = fragments(vec![leaf("q", seq, false, text("x"))]);
         let bytes = written(&message, &[]);
-        // Nothing but fixint, d1 and d2 stands where the seq is.
+        // The seq is a fixint, d1 or d2.
         let end = bytes.len() - 2;
         let marker = match seq {
             0..=127 => bytes[end - 1],
@@ -180,14 +180,14 @@ fn holding(chunk: &str) -> Bytes {
     around(&[&[0][..], &bin(&[&hex(chunk)]), &hex("c2 a1 71 00")].concat())
 }
 
-/// The fragment of the sample, with what stands after the chunk's bin replaced.
+/// The fragment of the sample, with the bytes after the chunk's bin replaced.
 fn ending_in(rest: &str) -> Bytes {
     let head = "00 c4 14 c4 02 796f a0 c4 0d aa 746578742f706c61696e c0 00";
     around(&hex(&format!("{head} {rest}")))
 }
 
 #[test]
-fn ev_731_every_form_of_an_integer_and_of_a_length_is_read() {
+fn ev_731_every_form_of_an_integer_and_of_a_length_is_accepted() {
     for (rest, seq) in [
         ("c3 a1 71 05", 5),
         ("c3 a1 71 cc 80", 128),
@@ -223,7 +223,7 @@ fn ev_731_every_form_of_an_integer_and_of_a_length_is_read() {
 }
 
 #[test]
-fn ev_731_chunks_are_read_generously() {
+fn ev_731_lenient_forms_of_a_chunk_are_accepted() {
     let chunk =
         |bytes: &str| decode(holding(bytes)).map(|mut read| read.message.fragments.remove(0).chunk);
     // No data at all, a reference instead; no metadata: an octet stream, which is a chunk of its own (EV-401).
@@ -247,7 +247,7 @@ fn ev_731_chunks_are_read_generously() {
     assert_eq!(retained.attributes["k"], [0xff, 0]);
     // A null chunk with and without metadata (EV-734).
     assert_eq!(chunk("c4 00 a0 c0"), Ok(None));
-    // A failure has a code; without one, nobody knows which.
+    // A status chunk: a code and a message.
     let failed = chunk("c4 02 05 78 a0 c4 0d aa 5f5f7374617475735f5f c0 00")
         .unwrap()
         .unwrap();
@@ -263,19 +263,19 @@ fn refused(bytes: Bytes, what: &str) {
 }
 
 #[test]
-fn ev_731_what_is_nothing_is_refused() {
+fn ev_731_malformed_messages_are_refused() {
     for bytes in [
         "",
         "90",
         "c4",
         "c4 05 90 90 00",
-        // Something after the message, after the headers, after a fragment.
+        // Trailing bytes after the message and after the headers.
         "c4 03 90 90 00 00",
         "c4 04 90 90 00 00",
-        // A bin where a list stands, a str where a struct stands.
+        // A bin in place of a list, a str in place of a struct.
         "c4 04 c4 01 90 00",
         "c4 05 91 a1 71 90 00",
-        // Counts that nothing can follow.
+        // Counts without their entries, and a negative one.
         "c4 03 95 90 00",
         "c4 03 90 90 01",
         "c4 03 90 90 ff",
@@ -283,7 +283,7 @@ fn ev_731_what_is_nothing_is_refused() {
         refused(hex(bytes), bytes);
     }
     for rest in [
-        // A bin as flag and as id, an id that is no UTF-8, a seq beyond int32, something after it.
+        // A bin as flag and as id, an id that is not UTF-8, a seq beyond int32, a trailing byte.
         "c4 01 71 a1 71 00",
         "c3 c4 01 71 00",
         "c3 a1 ff 00",
@@ -292,12 +292,12 @@ fn ev_731_what_is_nothing_is_refused() {
     ] {
         refused(ending_in(rest), rest);
     }
-    // A str as data, a chunk that goes on, data and reference at once, no such variant.
+    // A str as data, a chunk with a trailing byte, data and reference at once; then an unknown variant.
     for chunk in ["a1 78 a1 78 c0", "c4 01 78 a0 c0 00", "c4 01 78 a1 78 c0"] {
         refused(holding(chunk), chunk);
     }
     refused(around(&hex("02 c4 00 c2 a1 71 00")), "variant 2");
-    // Offsets and lengths below nothing.
+    // A negative offset and length, and a str as offset.
     for range in ["ff c0", "00 ff", "a1 78 c0"] {
         let child = bin(&[&hex("a1 63"), &hex(range)]);
         refused(
@@ -308,7 +308,7 @@ fn ev_731_what_is_nothing_is_refused() {
 }
 
 #[test]
-fn ev_740_a_node_ref_says_which_bytes_are_meant() {
+fn ev_740_a_node_ref_selects_a_byte_range_of_its_child() {
     let read = decode(sample("node-ref")).unwrap().message;
     let fragment = &read.fragments[0];
     assert_eq!(
@@ -346,7 +346,7 @@ fn ev_740_a_node_ref_says_which_bytes_are_meant() {
 }
 
 #[test]
-fn ev_731_one_entry_too_many_is_refused_before_it_is_built() {
+fn ev_731_the_number_of_entries_is_limited() {
     let one = hex("c4 0b 00 c4 04 c4 00 a0 c0 c2 a1 71 00");
     let many = |count: usize| {
         let mut list = BytesMut::new();
@@ -360,7 +360,7 @@ fn ev_731_one_entry_too_many_is_refused_before_it_is_built() {
 }
 
 #[test]
-fn ev_732_the_older_layout_is_told_by_what_it_lacks_and_answered_alike() {
+fn ev_732_the_older_layout_is_detected_and_can_be_written() {
     // No count of headers, neither in the action nor in the message.
     let sample = sample("action");
     // The action's own count stands before the message's.
@@ -381,7 +381,7 @@ fn ev_732_the_older_layout_is_told_by_what_it_lacks_and_answered_alike() {
 
 /// EV-733
 #[test]
-fn ev_734_a_piece_without_content_is_never_a_null_chunk_unless_it_is_the_last() {
+fn ev_734_only_a_final_empty_fragment_becomes_a_null_chunk() {
     let nothing = Some(Chunk {
         metadata: Some(Arc::new(Metadata::default())),
         payload: None,
@@ -396,7 +396,7 @@ fn ev_734_a_piece_without_content_is_never_a_null_chunk_unless_it_is_the_last() 
 }
 
 #[test]
-fn ev_737_an_unknown_action_is_worded_as_its_own_registry_words_it() {
+fn ev_737_an_unknown_action_has_the_message_of_action_engines_registry() {
     let unknown = Status::new(Reason::UnknownAction, "no such").with("action", "nope");
     let message = fragments(vec![leaf("A#__status__", 0, true, status(Some(unknown)))]);
     let read = decode(written(&message, &[])).unwrap();
@@ -448,7 +448,7 @@ fn ev_741_headers_are_target_config_and_timeout() {
         ..action
     };
     assert_eq!(read.message.actions, [expect]);
-    // What is no config fails the action, which the session says; here it only must not be lost.
+    // An invalid config fails the action in the session; the decoder only has to pass it on.
     let header = hex("01 ae 736170776f6f642d636f6e666967 a1 7b");
     let broken = bin(&[&hex("a1 41 a1 46 90 90"), &header]);
     let broken = bin(&[&[0x90, 0x91], &broken, &[0x00]]);

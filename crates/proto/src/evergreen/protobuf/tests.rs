@@ -1,4 +1,4 @@
-//! Reading as the generated code reads.
+//! The decoder agrees with the generated code.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use super::super::wire::{self, SessionMessage};
 use super::super::{Action, Chunk, Fragment, Metadata, Param, Payload, mimetype};
 use super::*;
 
-/// What a message is, by way of the generated structs.
+/// Decodes a message by way of the generated structs.
 fn by_the_schema(bytes: &[u8]) -> Option<WireMessage> {
     let message = SessionMessage::decode(bytes).ok()?;
     Some(WireMessage {
@@ -126,12 +126,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn any_fields_are_read_as_the_generated_code_reads_them(bytes in nested()) {
+    fn any_fields_decode_as_in_the_generated_code(bytes in nested()) {
         prop_assert_eq!(decode(&*bytes).ok(), by_the_schema(&bytes));
     }
 
     #[test]
-    fn what_is_cut_anywhere_is_read_alike(bytes in nested(), keep in 0.0..1.0) {
+    fn truncated_messages_decode_as_in_the_generated_code(bytes in nested(), keep in 0.0..1.0) {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a share of a small length")]
         let cut = &bytes[..(bytes.len() as f64 * keep) as usize];
         prop_assert_eq!(decode(cut).ok(), by_the_schema(cut));
@@ -139,7 +139,7 @@ proptest! {
 }
 
 #[test]
-fn ev_805_texts_that_stay_are_copies_and_payloads_are_views() {
+fn ev_805_metadata_is_copied_and_payloads_are_views() {
     let message = SessionMessage {
         node_fragments: vec![wire::NodeFragment {
             id: "a".into(),

@@ -1,4 +1,4 @@
-//! What is said around messages: statuses of actions, the half-close, the last words.
+//! Tests of what surrounds messages: statuses of actions, half-close, abort and close.
 
 use bytes::BytesMut;
 
@@ -17,7 +17,7 @@ fn message(received: Result<FrameContent, Status>) -> WireMessage {
     }
 }
 
-/// A server of msgpack that has taken in the sample's action.
+/// A msgpack server that has received the action of the sample.
 fn with_action() -> (Codec, WireMessage) {
     let mut codec = Codec::new(Dialect::Msgpack, Side::Server);
     let message = message(codec.decode(binary(sample("action"))));
@@ -88,7 +88,7 @@ fn ev_736_an_action_has_two_status_nodes_beside_its_ports() {
 }
 
 #[test]
-fn ev_739_statuses_of_all_that_is_open_go_before_the_abort_in_a_message_of_their_own() {
+fn ev_739_open_outputs_are_ended_in_a_message_before_the_abort() {
     let (mut codec, _) = with_action();
     send(&mut codec, vec![ended("A1#__dispatch_status__", None)]);
     send(&mut codec, vec![data("r", 0, false), data("r", 1, false)]);
@@ -105,7 +105,7 @@ fn ev_739_statuses_of_all_that_is_open_go_before_the_abort_in_a_message_of_their
         (close.code, &*close.reason),
         (1011, "RESOURCE_EXHAUSTED: RETAINED_LIMIT")
     );
-    // What has ended is not ended twice.
+    // Outputs that have ended are not ended again.
     let (mut codec, _) = with_action();
     for node in ["A1#__dispatch_status__", "r", "A1#__status__"] {
         send(&mut codec, vec![ended(node, None)]);
@@ -141,7 +141,7 @@ fn ev_738_an_empty_message_is_the_half_close_from_either_side() {
 }
 
 #[test]
-fn ev_742_names_of_theirs_become_ours_and_an_action_is_cancelled_by_its_id() {
+fn ev_742_reserved_names_are_translated_and_cancel_accepts_an_action_id() {
     let (mut codec, _) = with_action();
     let mut client = Codec::new(Dialect::Msgpack, Side::Client);
     let mut out = BytesMut::new();
@@ -167,7 +167,7 @@ fn ev_742_names_of_theirs_become_ours_and_an_action_is_cancelled_by_its_id() {
     }
 }
 
-/// A client that has asked for an action with these outputs, and the action's id.
+/// A client that has sent an action with these outputs, and the action's id.
 fn asking(outputs: &[&'static str]) -> (Codec, NodeId) {
     let mut client = Codec::new(Dialect::Msgpack, Side::Client);
     let mut out = BytesMut::new();
@@ -187,10 +187,10 @@ fn asking(outputs: &[&'static str]) -> (Codec, NodeId) {
 
 /// EV-735, EV-976
 #[test]
-fn ev_972_a_client_takes_statuses_out_and_ends_what_they_leave_open() {
+fn ev_972_a_client_removes_status_nodes_and_ends_outputs_left_open() {
     let failed = || Some(Status::other(Code::Internal, "", "no"));
     for (reply, expect) in [
-        // It went well, and both outputs were ended.
+        // Success; the server ended both outputs.
         (
             vec![
                 data("a", 0, true),
@@ -199,7 +199,7 @@ fn ev_972_a_client_takes_statuses_out_and_ends_what_they_leave_open() {
             ],
             vec!["a@0", "b@0"],
         ),
-        // It failed, and the server ended one of them.
+        // Failure; the server ended one output.
         (
             vec![
                 data("a", 0, true),
@@ -208,12 +208,12 @@ fn ev_972_a_client_takes_statuses_out_and_ends_what_they_leave_open() {
             ],
             vec!["a@0", "b@0", "b@1!"],
         ),
-        // It went well, and the server forgot one.
+        // Success; the server did not end one output.
         (
             vec![data("a", 0, true), ended("__status__", None)],
             vec!["a@0", "b@0!"],
         ),
-        // It was never begun.
+        // The action could not be dispatched.
         (
             vec![ended("__dispatch_status__", failed())],
             vec!["a@0!", "b@0!"],
@@ -253,7 +253,7 @@ fn ev_972_a_client_takes_statuses_out_and_ends_what_they_leave_open() {
 }
 
 #[test]
-fn ev_903_the_last_words_of_each_dialect_are_understood_by_the_other_side() {
+fn ev_903_the_peer_decodes_the_abort_of_every_dialect() {
     let status = Arc::new(Status::new(Reason::SeqPastFinal, "past").with("node", "p"));
     for (dialect, close) in [
         (Dialect::Protobuf, 1008),

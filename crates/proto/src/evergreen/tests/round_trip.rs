@@ -1,4 +1,4 @@
-//! What every dialect can say is said alike by all of them.
+//! Messages that every dialect can represent decode to the same value in all of them.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ fn metadata() -> impl Strategy<Value = Metadata> {
     })
 }
 
-/// A fragment of a leaf at seq 0, or the end of one. Only there every dialect says all that there is to say.
+/// A fragment of a leaf at seq 0, or the end of one: only these have their whole content in every dialect.
 fn fragment() -> impl Strategy<Value = Fragment> {
     let data =
         prop::collection::vec(any::<u8>(), 1..300).prop_map(|data| Payload::Data(data.into()));
@@ -86,7 +86,7 @@ fn action() -> impl Strategy<Value = Action> {
     })
 }
 
-/// A client says it, a server hears it; what the dialect has besides is taken away.
+/// Encodes as a client and decodes as a server; removes what only this dialect adds.
 fn round_trip(dialect: Dialect, message: &WireMessage) -> WireMessage {
     let mut out = BytesMut::new();
     Codec::new(dialect, Side::Client).encode(message, 0, &mut out);
@@ -97,7 +97,7 @@ fn round_trip(dialect: Dialect, message: &WireMessage) -> WireMessage {
     };
     let received = Codec::new(dialect, Side::Server).decode(frame);
     let Ok(FrameContent::Message(mut received)) = received else {
-        panic!("{dialect:?} hears {received:?}");
+        panic!("{dialect:?} decodes to {received:?}");
     };
     received.wire_bytes = 0;
     for action in &mut received.actions {
@@ -106,7 +106,7 @@ fn round_trip(dialect: Dialect, message: &WireMessage) -> WireMessage {
             .retain(|param| !param.id.starts_with("call-"));
     }
     for fragment in &mut received.fragments {
-        // How the form of a status says that it is one.
+        // Some dialects mark a status by its mimetype.
         if let Some(Chunk {
             metadata,
             payload: Some(Payload::Status(_)),
@@ -132,7 +132,7 @@ proptest! {
 }
 
 #[test]
-fn ev_408_metadata_goes_through_every_dialect() {
+fn ev_408_metadata_survives_every_dialect() {
     let metadata = Metadata {
         file_name: "cat.png".into(),
         capture_time: Some(Timestamp {

@@ -1,4 +1,4 @@
-//! D-47: what a request may hold is bounded while it is read.
+//! D-47: the contents of a request are limited while they are parsed.
 
 use super::*;
 
@@ -29,7 +29,7 @@ fn d_47_a_shape_has_sixteen_dimensions_at_most() {
 }
 
 #[test]
-fn d_47_a_shape_that_is_refused_is_not_told_at_length() {
+fn d_47_errors_truncate_the_client_text_that_they_quote() {
     let refused = infer(r#"{"name":"text_input","datatype":"BYTES","shape":[2,2],"data":["x"]}"#);
     assert!(refused.unwrap_err().len() < 256);
     let name = "n".repeat(10_000);
@@ -44,7 +44,7 @@ fn d_47_a_shape_that_is_refused_is_not_told_at_length() {
 }
 
 #[test]
-fn d_47_stop_texts_and_bad_words_are_counted_before_they_are_kept() {
+fn d_47_stop_words_and_bad_words_are_limited_while_they_are_parsed() {
     for name in ["stop_words", "bad_words"] {
         let given = |count| {
             let body = format!(r#"{{"text_input":"x","{name}":{}}}"#, list(count));
@@ -70,7 +70,7 @@ fn d_47_stop_texts_and_bad_words_are_counted_before_they_are_kept() {
 }
 
 #[test]
-fn d_47_sampling_parameters_are_bounded_while_they_are_read() {
+fn d_47_sampling_parameters_are_limited_while_they_are_parsed() {
     let settings = |count: usize| {
         let list = format!(r#"{{\"x\":[{}]}}"#, vec!["0"; count].join(","));
         let body = format!(r#"{{"text_input":"x","sampling_parameters":"{list}"}}"#);
@@ -88,7 +88,7 @@ fn d_47_sampling_parameters_are_bounded_while_they_are_read() {
 }
 
 #[test]
-fn d_47_a_conversation_is_kept_without_its_white_space_and_makes_no_tree() {
+fn d_47_messages_are_stored_as_compact_text() {
     let body = r#"{"messages": [ {"role" : "user",
         "content": "a  \" b\\" } ] }"#;
     let mapped = map(&Signature::union(), body).unwrap();
