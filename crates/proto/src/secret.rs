@@ -160,7 +160,7 @@ pub fn masked(url: &str) -> String {
                 shown.push_str(&format!("{name}={value}"));
             }
             Some((name, _)) => shown.push_str(&format!("{name}={MASK}")),
-            // A word without a name may be the key itself.
+            // A value without a name may be the key itself.
             None if pair.is_empty() => {}
             None => shown.push_str(MASK),
         }
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn d_46_a_secret_is_shown_by_nothing() {
+    fn d_46_no_formatting_shows_a_secret() {
         let secret = Secret::from("hush");
         let shown = format!(
             "{secret} {secret:?} {:#?} {}",
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn d_46_an_address_is_shown_without_what_may_be_a_credential() {
+    fn d_46_a_url_is_shown_with_possible_credentials_masked() {
         for (url, shown) in [
             ("http://h:1/p", "http://h:1/p"),
             ("h:1", "h:1"),

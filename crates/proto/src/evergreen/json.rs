@@ -45,7 +45,7 @@ pub fn decode(text: &[u8]) -> Result<ParsedJson, Status> {
     measure(text)?;
     let Object(wire): Object<SessionMessage<'_>> = serde_json::from_slice(text).map_err(|_| {
         // The parser's error is not repeated, because it may quote the sender's bytes.
-        bad("a message is no evergreen.v2.SessionMessage in JSON; check names, types and base64")
+        bad("a message is not an evergreen.v2.SessionMessage in JSON; check names, types and base64")
     })?;
     let mut anys = ParsedAnys::default();
     let fragments = wire.node_fragments.into_iter();
@@ -63,7 +63,7 @@ pub fn decode(text: &[u8]) -> Result<ParsedJson, Status> {
         Status::other(
             Code::Internal,
             "",
-            "the server ended the session without saying why",
+            "the server ended the session with an error that cannot be decoded",
         )
     };
     let error = wire
@@ -313,7 +313,7 @@ fn failure(chunk: &Chunk) -> Option<Status> {
         return None;
     };
     if mimetype::is_json_status(&chunk.metadata.as_ref()?.mimetype) {
-        // Larger than any status that we send: treated as ordinary content.
+        // One that is larger than any that we send is ordinary content.
         let text = std::str::from_utf8(data).ok()?;
         // `measure` has not seen this text: in the message it was base64.
         entries(data).filter(|entries| *entries <= ANY_ENTRIES_MAX)?;
@@ -333,7 +333,7 @@ fn read_metadata(
         .map(|raw| match anys.read(raw)? {
             AnyRead::Fits(any) => Ok(any),
             // Unlike a config, it belongs to no action that could fail in the session's place.
-            AnyRead::Unfit(_) => Err(bad("a message in experimental does not fit its @type")),
+            AnyRead::Unfit(_) => Err(bad("a message in experimental does not match its @type")),
         });
     Ok(Metadata {
         mimetype: wire.mimetype.0,
@@ -341,7 +341,7 @@ fn read_metadata(
         file_name: wire.original_file_name.0,
         capture_time: time
             .transpose()
-            .map_err(|_| bad("captureTime is no RFC 3339 time"))?,
+            .map_err(|_| bad("captureTime is not an RFC 3339 timestamp"))?,
         experimental: experimental.collect::<Result<_, _>>()?,
     })
 }

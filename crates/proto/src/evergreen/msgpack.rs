@@ -139,7 +139,7 @@ impl ParseStop {
         match self {
             Self::Malformed => Status::new(
                 Reason::BadMessage,
-                "a message is no WireMessage of Action Engine 0.4.0",
+                "a message cannot be decoded as a WireMessage of Action Engine 0.4.0",
             ),
             Self::Limit => Status::limit(Reason::FragmentLimit, "entries_max", max + 1, max),
         }

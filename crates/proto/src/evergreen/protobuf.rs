@@ -26,7 +26,7 @@ pub fn decode(mut bytes: impl Buf) -> Result<WireMessage, Status> {
     let bytes = bytes.copy_to_bytes(bytes.remaining());
     read::message(&bytes).map_err(|refused| match refused {
         ProtobufError::Malformed => {
-            let what = "a message is no evergreen.v2.SessionMessage; check the schema and the UTF-8 of strings";
+            let what = "a message is not an evergreen.v2.SessionMessage; check the schema and the UTF-8 of strings";
             Status::new(Reason::BadMessage, what)
         }
         ProtobufError::TooMany => {

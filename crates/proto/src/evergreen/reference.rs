@@ -38,7 +38,8 @@ pub fn target_of(uri: &str) -> Result<ReferenceTarget, Status> {
         .ok_or_else(|| {
             // The URI is not quoted: its path or query may be confidential (EV-902).
             let known = EXTERNAL_SCHEMES.join(", ");
-            let message = format!("a reference has no supported scheme; there are: data, {known}");
+            let message =
+                format!("the scheme of a reference is not supported; supported are: data, {known}");
             Status::new(Reason::RefScheme, message)
         })
 }
@@ -46,8 +47,9 @@ pub fn target_of(uri: &str) -> Result<ReferenceTarget, Status> {
 /// The error for a scheme that is not enabled.
 #[must_use]
 pub fn switched_off(scheme: &str) -> Status {
-    let message =
-        format!("references of scheme {scheme} are switched off here; send the content inline");
+    let message = format!(
+        "references of scheme {scheme} are disabled on this server; send the content inline"
+    );
     Status::new(Reason::RefDenied, message)
 }
 
@@ -107,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn ev_410_references_are_told_apart_by_scheme() {
+    fn ev_410_references_are_distinguished_by_scheme() {
         for (uri, expect) in [
             ("data:no-comma", Err(Reason::RefScheme)),
             ("data:;base64,!!", Err(Reason::RefScheme)),

@@ -148,7 +148,7 @@ impl Codec {
         let bytes = match (frame, dialect) {
             (WebSocketFrame::Text(_), dialect) if dialect != Dialect::Json => {
                 self.wrong_kind = true;
-                let what = "a text message in a session of binary ones";
+                let what = "a text message in a session of a binary dialect";
                 return Err(Status::new(Reason::BadMessage, what));
             }
             (WebSocketFrame::Text(bytes) | WebSocketFrame::Binary(bytes), _) => bytes,
@@ -216,7 +216,7 @@ impl Codec {
                 };
                 self.encode(&finish, now, out);
             }
-            // There, the close frame is the server's end (EV-924).
+            // The close frame is the end of a server in these dialects (EV-924).
             (_, Side::Server) => return false,
         }
         true
@@ -271,7 +271,7 @@ impl Codec {
             // Before the arm for msgpack: errors of the WebSocket message itself have their close codes in every
             // dialect (EV-701, EV-705).
             Some(reason @ (Reason::BadMessage | Reason::MessageTooLarge)) => reason.close(),
-            // Its clients know no other code (EV-739).
+            // Clients of 0.4.0 know no other close code (EV-739).
             _ if self.dialect == Dialect::Msgpack => INTERNAL,
             known => known.map_or(INTERNAL, Reason::close),
         };

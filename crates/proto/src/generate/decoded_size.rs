@@ -69,7 +69,7 @@ fn of_contents(contents: &[u8]) -> usize {
         INTS | UINTS => numbers(field, 4),
         INTS64 | UINTS64 => numbers(field, 8),
         BYTES => sum(ELEMENT, field.len()),
-        // Packed as they are, or a single one.
+        // Fixed-width numbers, packed or a single one; the list may have grown to twice their size.
         _ => field.len().max(8).saturating_mul(2),
     })
 }
@@ -314,7 +314,7 @@ mod tests {
             // A truncated message is counted as far as it goes.
             assert!(decoded_bytes(&bytes[..bytes.len() - 1]) <= counted);
         }
-        // Numbers that are not packed, which decoders accept as well.
+        // Numbers that are not packed, which decoders accept too.
         let sparse: Vec<u8> = [0x18, 1].repeat(N);
         let head = [&[0x2a][..], &prost_length(sparse.len())].concat();
         assert!(decoded_bytes(&[head, sparse].concat()) >= N * 8);
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn d_47_a_message_may_take_twice_the_bytes_of_its_tensors_and_no_more() {
+    fn d_47_the_decoded_size_is_limited_to_twice_the_input_limit() {
         let limits = RequestLimits::default();
         assert!(limits.admit_message(128 << 20).is_ok());
         assert!(limits.admit_message((128 << 20) + 1).is_err());

@@ -211,7 +211,7 @@ fn too_deep(text: &str, max: usize) -> bool {
     false
 }
 
-/// The parser's error, in RapidJSON's wording and with its offset.
+/// The parser's error, in RapidJSON's wording (TR-301) and with a byte offset.
 fn syntax(text: &str, end: usize, error: &serde_json::Error) -> InvalidRequest {
     // The library does not expose its kinds of errors, only their texts. A text that is not listed, as after an update
     // of the library, becomes `Invalid value.`

@@ -89,7 +89,7 @@ pub enum InvalidRequest {
     )]
     MessageBytes(usize),
     /// The message does not match its schema.
-    #[error("the message is not what its schema says")]
+    #[error("the message does not match its schema")]
     Malformed,
     /// More elements than a tensor may have.
     #[error("input '{name}' has more than {max} elements")]

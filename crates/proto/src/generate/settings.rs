@@ -119,7 +119,7 @@ impl Settings {
         let field = Field { name, value };
         match name {
             "end_id" => match field.integer("a token id, or -1", -1, i128::from(u32::MAX))? {
-                // No token ends the output.
+                // -1: no token ends the output.
                 -1 => self.params.ignore_eos = Some(true),
                 id => {
                     let stops = Token::try_from(id).into_iter().map(|token| vec![token]);
@@ -136,7 +136,7 @@ impl Settings {
                 let range = "an integer of 64 bits";
                 let least = i128::from(i64::MIN);
                 let lower_first = field.integer(range, least, i128::from(u64::MAX))?;
-                // Here the lowest value runs first, in the core the highest.
+                // The protocol runs the lowest value first, the core the highest.
                 let priority = lower_first.saturating_neg();
                 let clamped = priority.clamp(i32::MIN.into(), i32::MAX.into());
                 self.params.priority = i32::try_from(clamped).ok();
@@ -259,7 +259,9 @@ fn sampling_json(
     };
     match bounded_json::read(text, bounds) {
         Ok(Value::Object(map)) => Ok(map),
-        Ok(_) => Err(InvalidRequest::SamplingJson("it is another value".into())),
+        Ok(_) => Err(InvalidRequest::SamplingJson(
+            "it is a JSON value of another type".into(),
+        )),
         Err(JsonUnread::Syntax(error)) => Err(InvalidRequest::SamplingJson(error.to_string())),
         Err(unread) => Err(InvalidRequest::SamplingJson(unread.to_string())),
     }

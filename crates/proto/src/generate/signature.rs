@@ -227,7 +227,7 @@ impl Signature {
                 .collect();
         }
         let asks = |output: &OutputTensor| {
-            // vLLM's clients never get the index outputs.
+            // Clients of vLLM's backend never receive the index outputs.
             if output.role.is_index() {
                 return self.tensorrt_llm;
             }

@@ -1,4 +1,4 @@
-//! The rules of sections 1, 3 and 4, as tables: a body, and the text of its refusal or what it sets.
+//! Tests of sections 1, 3 and 4: tables of bodies with the expected error text, tensors or settings.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ fn map(signature: &Signature, body: &str) -> Result<Mapped, String> {
         .map_err(|refused| refused.to_string())
 }
 
-/// Bodies and the texts of their refusals.
+/// Checks the error text of each body.
 fn refuses(signature: &Signature, table: &[(&str, &str)]) {
     for (body, expect) in table {
         assert_eq!(map(signature, body).unwrap_err(), *expect, "{body}");
@@ -63,7 +63,7 @@ fn refuses(signature: &Signature, table: &[(&str, &str)]) {
 }
 
 #[test]
-fn tr_301_what_is_no_json_is_told_in_the_words_that_clients_know() {
+fn tr_301_syntax_errors_have_the_wording_and_offset_of_rapidjson() {
     let prefix = "failed to parse the request JSON buffer: ";
     for (body, rest) in [
         ("", "The document is empty. at 0"),
@@ -99,7 +99,7 @@ fn tr_301_what_is_no_json_is_told_in_the_words_that_clients_know() {
 }
 
 #[test]
-fn tr_302_nesting_is_bounded_and_members_keep_their_order_and_their_number() {
+fn tr_302_nesting_depth_and_number_of_members_are_limited() {
     let nested = |depth: usize| {
         format!(
             r#"{{"QUESTION":{}{}}}"#,
@@ -137,7 +137,7 @@ fn tr_302_nesting_is_bounded_and_members_keep_their_order_and_their_number() {
 
 /// TR-304, TR-306, TR-307, TR-310, TR-311, TR-313
 #[test]
-fn tr_303_each_refusal_has_its_text() {
+fn tr_303_each_invalid_request_has_its_exact_text() {
     refuses(
         &parrot(),
         &[
@@ -192,7 +192,7 @@ fn tr_303_each_refusal_has_its_text() {
                 r#"{"QUESTION":"a","parameters":{"QUESTION":"b"},"id":"7"}"#,
                 "Converting keyword: 'parameters': [request id: 7] input 'QUESTION' already exists in request",
             ),
-            // The first that is wrong is told, in the order of the body.
+            // The first error in the order of the body is reported.
             (
                 r#"{"LIVE":1,"QUESTION":1}"#,
                 "Unable to parse 'data': attempt to access JSON non-boolean as boolean",
@@ -209,7 +209,7 @@ fn tr_303_each_refusal_has_its_text() {
 }
 
 #[test]
-fn tr_304_the_id_is_read_first_and_kept_as_it_is() {
+fn tr_304_the_first_id_is_kept_unchanged_up_to_1024_bytes() {
     for (body, expect) in [
         (r#"{"QUESTION":"a","LIVE":true,"id":"x y"}"#, Some("x y")),
         (r#"{"QUESTION":"a","LIVE":true,"id":""}"#, None),
@@ -238,7 +238,7 @@ fn tr_304_the_id_is_read_first_and_kept_as_it_is() {
 
 /// TR-305, TR-317
 #[test]
-fn tr_306_members_are_inputs_or_parameters_also_one_level_down() {
+fn tr_306_members_of_parameters_are_mapped_like_those_of_the_body() {
     let body = r#"{"a":1,"parameters":{"LIVE":true,"b":"two","id":"p","c":1e3},"QUESTION":"q","a":2,
         "sequence_id":5,"timeout":3,"triton_x":false,"big":9223372036854775808}"#;
     let mapped = map(&parrot(), body).unwrap();
@@ -264,7 +264,7 @@ fn tr_306_members_are_inputs_or_parameters_also_one_level_down() {
 }
 
 #[test]
-fn tr_307_what_is_unknown_is_counted_or_refused() {
+fn tr_307_unknown_parameters_are_counted_or_refused() {
     let body = br#"{"QUESTION":"q","LIVE":true,"temperature":1,"mystery":1,"known":2}"#;
     let (signature, limits, known) = (parrot(), RequestLimits::default(), ["known".to_owned()]);
     let lax = Mapper {
@@ -326,7 +326,7 @@ fn tr_308_scalars_and_lists_fit_the_shape_or_are_refused() {
 
 /// TR-102
 #[test]
-fn tr_310_every_datatype_takes_its_json_type_and_refuses_the_others() {
+fn tr_310_every_datatype_accepts_only_its_json_type() {
     let request = |is: &str, wanted: &str| {
         format!("Unable to parse 'data': attempt to access JSON {is} as {wanted}")
     };
@@ -398,7 +398,7 @@ fn tr_310_every_datatype_takes_its_json_type_and_refuses_the_others() {
 }
 
 #[test]
-fn tr_312_the_union_signature_takes_strings_for_numbers_and_flags() {
+fn tr_312_the_union_signature_accepts_strings_for_numbers_and_booleans() {
     let body = r#"{"text_input":["hi"],"max_tokens":"16","temperature":"0.5","stream":"true","seed":" 7 "}"#;
     let union = Signature::union();
     let mapped = map(&union, body).unwrap();
@@ -428,7 +428,7 @@ fn tr_312_the_union_signature_takes_strings_for_numbers_and_flags() {
 }
 
 #[test]
-fn tr_314_all_that_is_missing_is_told_at_once() {
+fn tr_314_all_missing_inputs_are_listed_in_one_error() {
     let tail = "Please provide all required input(s).";
     for (body, expect) in [
         (
@@ -459,12 +459,12 @@ fn tr_314_all_that_is_missing_is_told_at_once() {
     let union = Signature::union();
     assert!(
         map(&union, r#"{"messages":[]}"#).is_ok(),
-        "a conversation stands for the prompt"
+        "messages replace the prompt"
     );
 }
 
 #[test]
-fn tr_315_the_text_and_the_tensors_have_a_limit() {
+fn tr_315_json_text_tensor_bytes_and_elements_are_limited() {
     let limits = RequestLimits {
         input_bytes: 64,
         ..RequestLimits::default()
@@ -508,7 +508,7 @@ fn tr_315_the_text_and_the_tensors_have_a_limit() {
 }
 
 #[test]
-fn tr_105_a_signature_that_cannot_work_is_refused_by_the_name_of_its_tensor() {
+fn tr_105_the_error_of_an_invalid_signature_names_the_tensor() {
     let change = |change: fn(&mut Signature)| {
         let mut signature = parrot();
         change(&mut signature);
@@ -588,7 +588,7 @@ fn asking(members: &str) -> Result<Settings, String> {
 
 /// TR-401, TR-402
 #[test]
-fn tr_403_an_input_wins_over_the_object_and_the_object_over_parameters() {
+fn tr_403_inputs_override_sampling_parameters_and_these_override_parameters() {
     let max = |members| asking(members).unwrap().params.max_tokens;
     for (members, expect) in [
         (r#""max_tokens":5"#, Some(5)),
@@ -641,7 +641,7 @@ fn tr_403_an_input_wins_over_the_object_and_the_object_over_parameters() {
 
 /// TR-407, TR-408
 #[test]
-fn tr_404_fields_have_ranges_and_messages_name_them() {
+fn tr_404_values_out_of_range_are_refused_with_the_range() {
     for (members, expect) in [
         (
             r#""top_p":1.5"#,
@@ -690,7 +690,7 @@ fn tr_404_fields_have_ranges_and_messages_name_them() {
         (r#""regex":"a+""#, "'regex' is not supported"),
         (
             r#""sampling_parameters":"[]""#,
-            "sampling_parameters must be a JSON object: it is another value",
+            "sampling_parameters must be a JSON object: it is a JSON value of another type",
         ),
         (
             r#""stream":true,"exclude_input_in_output":false"#,
@@ -715,7 +715,7 @@ fn tr_404_fields_have_ranges_and_messages_name_them() {
 
 /// TR-401, D-55
 #[test]
-fn tr_404_what_asks_for_nothing_is_taken() {
+fn tr_404_neutral_values_of_unsupported_fields_are_accepted() {
     for members in [
         r#""beam_width":1"#,
         r#""image":[]"#,
@@ -737,7 +737,7 @@ fn tr_404_what_asks_for_nothing_is_taken() {
 }
 
 #[test]
-fn tr_1306_json_inputs_take_any_value_as_its_text() {
+fn tr_1306_json_inputs_accept_any_value_as_compact_text() {
     let union = Signature::union();
     let location = union.input("messages").unwrap();
     for (value, expect) in [
@@ -801,11 +801,11 @@ fn tr_503_answers_are_compact_json_with_scalars_where_there_is_one_element() {
 }
 
 #[test]
-fn the_corpus_of_bodies_holds() {
+fn the_fuzz_corpus_of_bodies_is_replayed() {
     corpus::replay("generate_body", fuzz::body);
 }
 
 #[test]
-fn the_corpus_of_messages_holds() {
+fn the_fuzz_corpus_of_messages_is_replayed() {
     corpus::replay("generate_message", fuzz::message);
 }

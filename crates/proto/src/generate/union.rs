@@ -159,7 +159,7 @@ impl Signature {
             tensorrt_llm: true,
             ..Self::union()
         };
-        // Here the leading dimension is the batch.
+        // The leading dimension is the batch here.
         let indices = signature.outputs.iter_mut();
         for index in indices.filter(|output| output.role.is_index()) {
             index.shape = vec![1];

@@ -27,7 +27,7 @@ pub fn request_bytes(message: &[u8], limits: &RequestLimits) -> Result<usize, In
 /// The value of a field.
 #[derive(Clone, Copy)]
 enum WireValue<'a> {
-    /// A number, and its bytes on the wire.
+    /// A number; its value is not needed.
     Number,
     Bytes(&'a [u8]),
 }
@@ -83,7 +83,7 @@ impl FieldCounter<'_> {
                     (_, value) => self.text(value),
                 })
             }
-            // Views of the message, one for each tensor's bytes.
+            // Each is a view of the message, not a copy.
             (RAW_CONTENTS, WireValue::Bytes(bytes)) => self.add(ENTRY_BYTES + bytes.len()),
             (_, value) => self.text(value),
         }
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn d_47_what_is_no_message_is_refused() {
+    fn d_47_malformed_messages_are_refused() {
         let limits = RequestLimits::default();
         for bytes in [&[0xff][..], &[INPUTS as u8 * 8 + 2, 9, 0], &[0x0a, 0xff]] {
             assert_eq!(

@@ -49,7 +49,7 @@ pub(crate) fn read(json: &str) -> ParsedAny {
         .map(|raw| serde_json::from_str::<Base64>(raw.get()))
     {
         Some(Ok(bytes)) => bytes.0.into(),
-        // JSON of a type without a descriptor: its name is enough to refuse it.
+        // Plain JSON of a type without a descriptor: the name alone is passed on, which is enough to refuse it.
         Some(Err(_)) | None => Vec::new(),
     };
     ParsedAny::Fits(Any { type_url, value })
@@ -106,7 +106,7 @@ pub(crate) fn write_status(status: Option<&Status>) -> String {
 
 /// Writes the details of a status, as a JSON list.
 pub(crate) fn write_details(status: &Status) -> String {
-    // Cut out of the whole status, so that its details have one mapping to JSON.
+    // Taken from the JSON of the whole status, so that details have a single mapping.
     let whole = write_status(Some(status));
     let details = serde_json::from_str::<Details<'_>>(&whole).ok();
     details.map_or_else(|| "[]".to_owned(), |found| found.details.get().to_owned())

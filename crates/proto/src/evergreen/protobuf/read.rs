@@ -217,7 +217,7 @@ fn own(text: ByteString) -> ByteString {
 /// An int32 is encoded as the 64 bits that it is sign-extended to.
 #[allow(
     clippy::cast_possible_truncation,
-    reason = "the upper half says nothing, as the protobuf library has it"
+    reason = "the upper half is ignored, as by the protobuf library"
 )]
 const fn int32(number: u64) -> i32 {
     number as i32
