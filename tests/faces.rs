@@ -272,7 +272,7 @@ async fn lmtp_post(server: SocketAddr, key: Option<&str>, prompt: &str) -> Resul
 
 /// A face that nobody can ask by any way here is missing from every table of these tests.
 #[tokio::test]
-async fn every_face_has_its_ways() {
+async fn every_face_is_in_the_table_of_requests_and_answers_all_of_them() {
     let faces = [FaceLabel::Evergreen, FaceLabel::Lmtp, FaceLabel::Generate];
     for face in faces {
         assert!(WAYS.iter().any(|way| way.face() == face), "{}", face.name());

@@ -237,7 +237,7 @@ async fn agreed(server: &Running, vocabulary: &dyn Vocabulary) -> Given {
 
 /// D-21, D-24
 #[tokio::test]
-async fn lm_605_tr_1311_one_prompt_and_one_seed_give_the_same_at_every_face() {
+async fn lm_605_tr_1311_the_same_prompt_and_seed_give_the_same_tokens_at_every_face() {
     let engine = spawned(wanderer());
     let vocabulary = engine.vocabulary().clone();
     let kernel = Kernel::new();
@@ -248,7 +248,7 @@ async fn lm_605_tr_1311_one_prompt_and_one_seed_give_the_same_at_every_face() {
 
 /// LM-951: the server behind it gives its tokenizer, and the faces before it are those of a model that is there.
 #[tokio::test]
-async fn lm_712_through_an_upstream_every_face_gives_what_the_model_gives() {
+async fn lm_712_every_face_gives_the_tokens_of_the_model_through_an_upstream() {
     let engine = spawned(scripted::Config {
         tokenizer: Some(scripted::ScriptedTokenizer::Bytes),
         ..wanderer()

@@ -276,7 +276,7 @@ const FACES: [Face; 8] = [
 
 /// LM-712, TR-1311: every face before every kind of upstream.
 #[tokio::test]
-async fn d_5_a_model_behind_any_upstream_says_the_same_at_every_face() {
+async fn d_5_every_face_gives_the_text_of_the_model_through_every_kind_of_upstream() {
     let (server, engine) = there().await;
     for kind in UPSTREAMS {
         let front = Front::of(&server, &engine, kind).await;
@@ -307,7 +307,7 @@ async fn d_5_a_model_behind_any_upstream_says_the_same_at_every_face() {
 
 /// D-5: log-probabilities come from those who have them, and from the others nothing does.
 #[tokio::test]
-async fn d_5_log_probabilities_are_given_or_refused_and_never_left_out() {
+async fn d_5_log_probabilities_are_returned_or_refused_and_never_omitted() {
     let (server, engine) = there().await;
     for kind in UPSTREAMS {
         if !kind.has_text() {
@@ -346,7 +346,7 @@ async fn d_5_log_probabilities_are_given_or_refused_and_never_left_out() {
 
 /// LM-331: who asks what a model is, is told as much as is known.
 #[tokio::test]
-async fn lm_331_models_of_upstreams_are_known_at_the_lmtp_face() {
+async fn lm_331_model_info_describes_models_of_upstreams() {
     let (server, engine) = there().await;
     for kind in UPSTREAMS {
         let front = Front::of(&server, &engine, kind).await;

@@ -39,7 +39,7 @@ async fn session(server: &Running, url: &str) -> ClientSession {
 
 /// EV-973, EV-976
 #[tokio::test]
-async fn ev_970_the_url_says_which_dialect_is_spoken_and_all_do_the_same() {
+async fn ev_970_the_url_selects_the_dialect_and_all_dialects_behave_alike() {
     let server = Running::with_test_functions().await;
     let text = Arc::new(Metadata::of("text/plain").with_role("USER"));
     for url in URLS {
@@ -69,7 +69,7 @@ async fn ev_970_the_url_says_which_dialect_is_spoken_and_all_do_the_same() {
 
 /// EV-971
 #[tokio::test]
-async fn ev_971_functions_of_a_server_are_functions_here_in_every_dialect() {
+async fn ev_971_imported_functions_work_in_every_dialect() {
     let server = Running::over(with_model(spawned(scripted::Config::default()))).await;
     for url in URLS {
         let kernel = Kernel::new();
@@ -86,7 +86,7 @@ async fn ev_971_functions_of_a_server_are_functions_here_in_every_dialect() {
 
 /// EV-974
 #[tokio::test]
-async fn ev_975_refusals_aborts_and_a_server_that_goes_are_told_by_their_codes() {
+async fn ev_975_refused_connections_and_failed_calls_have_their_codes() {
     let key = key("anna", "one");
     let kernel = Kernel::new();
     kernel
@@ -125,7 +125,7 @@ async fn ev_975_refusals_aborts_and_a_server_that_goes_are_told_by_their_codes()
 
 /// EV-801
 #[tokio::test]
-async fn a_session_says_when_it_has_made_much_of_what_it_may() {
+async fn worn_resolves_before_a_session_reaches_its_node_or_byte_limit() {
     let server = Running::with_test_functions().await;
     let worn_after = |limits: SessionLimits| {
         let options = ClientSessionOptions {

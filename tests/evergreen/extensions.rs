@@ -35,7 +35,7 @@ fn payload(fragment: NodeFragment) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn ev_911_a_dropped_node_is_free_and_cannot_be_read_again() {
+async fn ev_911_a_dropped_node_frees_its_bytes_and_cannot_be_read_again() {
     let server = Running::with_test_functions().await;
     let numbers = &server.shared.metrics.evergreen;
     let (send, messages) = mpsc::channel(8);
@@ -76,7 +76,7 @@ async fn answers_extensions(server: &Running) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn ev_912_a_node_whose_time_has_come_cannot_be_read_again() {
+async fn ev_912_a_node_with_an_expired_ttl_cannot_be_read_again() {
     let server = Running::with_test_functions().await;
     let (send, messages) = mpsc::channel(8);
     let headers = [("evergreen-partial-failure", "1")];

@@ -147,7 +147,7 @@ async fn ev_801_all_sessions_share_the_quota_of_the_server() {
 }
 
 #[tokio::test]
-async fn ev_804_fragments_ahead_of_their_turn_are_held_up_to_4096_over_a_socket() {
+async fn ev_804_up_to_4096_fragments_out_of_order_are_retained() {
     let server = Running::with_test_functions().await;
     let early = |count: i32| {
         let mut list: Vec<NodeFragment> = (1..=count).map(|seq| piece("p", seq, 1)).collect();
@@ -212,7 +212,7 @@ async fn busy(session: &ClientSession) {
 
 /// EV-805: 64 MiB to an action that never reads.
 #[tokio::test]
-async fn ev_802_an_action_that_never_reads_stops_its_client_and_its_end_lets_it_go_on() {
+async fn ev_802_reading_pauses_while_an_action_does_not_read_and_continues_at_its_end() {
     const KIB: usize = 64;
     const PIECES: usize = 1_024;
     let enough = Arc::new(Notify::new());
@@ -251,7 +251,7 @@ async fn ev_802_an_action_that_never_reads_stops_its_client_and_its_end_lets_it_
 /// EV-802: a pause would hold back what the reader waits for.
 /// EV-802, D-28
 #[tokio::test]
-async fn ev_109_a_socket_that_is_not_read_is_seen_to_go_all_the_same() {
+async fn ev_109_a_disconnect_is_noticed_while_reading_is_paused() {
     let spec = Spec::new("deaf", "Reads nothing and never ends.")
         .inputs([InputSpec::new("text").streaming()])
         .outputs([OutputSpec::new(Port::MAIN, Mime::ANY).wire("response")]);
@@ -292,7 +292,7 @@ async fn ev_109_a_socket_that_is_not_read_is_seen_to_go_all_the_same() {
 }
 
 #[tokio::test]
-async fn ev_805_what_a_reader_waits_for_comes_through_behind_a_flood() {
+async fn ev_805_input_that_a_reader_waits_for_is_accepted_behind_a_flood() {
     let server = Running::with_test_functions().await;
     let session = server.session().await;
     let (mut wanted, mut flood) = (session.write().unwrap(), session.write().unwrap());

@@ -40,7 +40,7 @@ pub(super) async fn whole(node: Option<SessionNode>) -> String {
 
 /// EV-706, EV-970, EV-971, EV-972
 #[tokio::test]
-async fn ev_702_headers_come_at_once_and_an_echo_goes_through_the_whole_house() {
+async fn ev_702_headers_are_sent_at_once_and_an_echo_streams_back() {
     let server = Running::with_test_functions().await;
     // Nothing has been sent when the call is accepted.
     let session = server.session().await;
@@ -73,7 +73,7 @@ async fn ev_702_headers_come_at_once_and_an_echo_goes_through_the_whole_house() 
 }
 
 #[tokio::test]
-async fn ev_109_after_half_close_everything_is_finished_and_the_end_is_ok() {
+async fn ev_109_after_a_half_close_running_actions_finish_and_the_status_is_ok() {
     let server = Running::with_test_functions().await;
     let session = server.session().await;
     let data = "x".repeat(300_000);
@@ -121,7 +121,7 @@ async fn ev_601_generate_streams_an_answer_with_its_meta() {
 
 /// EV-309
 #[tokio::test]
-async fn ev_610_a_prompt_that_comes_while_it_is_read_is_answered_as_one_that_has_come() {
+async fn ev_610_a_prompt_that_arrives_after_its_action_gets_the_same_answer() {
     let server = Running::over(with_model(spawned(scripted::Config::default()))).await;
     let session = server.session().await;
     let mut answers = Vec::new();
@@ -185,7 +185,7 @@ async fn ev_612_the_second_turn_is_sent_before_the_first_answer_exists() {
 
 /// EV-931, EV-975
 #[tokio::test]
-async fn ev_930_one_failed_answer_does_not_cost_the_conversation() {
+async fn ev_930_with_partial_failure_a_session_outlives_a_failed_action() {
     let server = Running::with_test_functions().await;
     let session = server.partial().await;
     let failed = session.call(request("fail", &[], &["response"])).unwrap();
@@ -206,7 +206,7 @@ async fn ev_930_one_failed_answer_does_not_cost_the_conversation() {
 
 /// EV-974
 #[tokio::test]
-async fn ev_913_a_call_that_is_dropped_is_cancelled_and_the_session_lives() {
+async fn ev_913_dropping_a_call_cancels_the_call_and_not_the_session() {
     let endless = scripted::Config {
         script: scripted::Script::Tokens,
         context_tokens: 1 << 20,
@@ -239,7 +239,7 @@ async fn ev_913_a_call_that_is_dropped_is_cancelled_and_the_session_lives() {
 }
 
 #[tokio::test]
-async fn ev_611_a_client_that_goes_away_frees_its_sequence_within_one_step() {
+async fn ev_611_a_disconnect_frees_the_sequence_within_one_step() {
     let config = scripted::Config {
         script: scripted::Script::Tokens,
         count: 4000,
@@ -285,7 +285,7 @@ async fn ev_611_a_client_that_goes_away_frees_its_sequence_within_one_step() {
 }
 
 #[tokio::test]
-async fn ev_950_a_session_deadline_goes_over_the_wire() {
+async fn ev_950_the_deadline_of_a_session_is_sent_to_the_server() {
     let server = Running::with_test_functions().await;
     let options = ClientSessionOptions {
         timeout: Some(Duration::from_millis(20)),
@@ -308,7 +308,7 @@ async fn ev_950_a_session_deadline_goes_over_the_wire() {
 }
 
 #[tokio::test]
-async fn ev_704_without_the_key_there_is_no_session() {
+async fn ev_704_a_session_without_a_valid_key_is_refused() {
     let key = key("anna", "secret");
     let kernel = sapwood_kernel::Kernel::new();
     let server = Running::start(kernel, Config::default(), vec![key]).await;
@@ -372,7 +372,7 @@ async fn oa_906_a_session_is_charged_to_its_key() {
 
 /// EV-902
 #[tokio::test]
-async fn a_server_full_of_sessions_says_when_to_come_back() {
+async fn a_session_above_the_limit_is_refused_with_a_retry_delay() {
     let config = Config {
         sessions: 1,
         ..Config::default()

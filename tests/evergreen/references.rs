@@ -33,7 +33,7 @@ fn refers(id: &str, seq: i32, uri: &str) -> NodeFragment {
 
 /// EV-412, EV-413
 #[tokio::test]
-async fn ev_410_files_and_the_web_are_read_as_if_they_had_been_sent() {
+async fn ev_410_file_and_http_references_are_read_as_inline_content() {
     let dir = tempfile::tempdir().unwrap();
     let file = "a file, ".repeat(20_000);
     std::fs::write(dir.path().join("file"), &file).unwrap();
@@ -57,7 +57,7 @@ async fn ev_410_files_and_the_web_are_read_as_if_they_had_been_sent() {
 }
 
 #[tokio::test]
-async fn ev_410_what_is_refused_ends_with_its_reason_and_says_which_key_would_allow_it() {
+async fn ev_410_a_refused_reference_names_its_reason_and_the_setting_that_allows_it() {
     let dir = tempfile::tempdir().unwrap();
     let server = reading(&Config {
         files: vec![dir.path().to_owned()],

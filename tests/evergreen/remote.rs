@@ -151,7 +151,7 @@ async fn ke_501_dropping_a_remote_run_stops_it_at_the_server() {
 }
 
 #[tokio::test]
-async fn ke_802_what_was_said_and_answered_before_goes_by_id() {
+async fn ke_802_earlier_nodes_are_referred_to_by_id_and_not_sent_again() {
     let server = Running::over(with_model(spawned(scripted::Config::default()))).await;
     let remote = imported(&server).await;
     let bytes_in = || {

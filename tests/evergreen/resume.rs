@@ -210,7 +210,7 @@ async fn conversation(
 
 /// EV-940, EV-941, EV-942, EV-975
 #[tokio::test]
-async fn ev_943_a_connection_cut_at_any_message_or_within_it_comes_back_and_nobody_notices() {
+async fn ev_943_a_session_cut_at_or_within_any_message_resumes_without_loss() {
     for dialect in DIALECTS {
         let runs = Arc::new(AtomicUsize::new(0));
         let server = Running::over(request_timer(&runs)).await;
@@ -250,7 +250,7 @@ async fn ev_943_a_connection_cut_at_any_message_or_within_it_comes_back_and_nobo
 
 /// EV-943
 #[tokio::test]
-async fn ev_975_who_is_let_in_and_cut_at_once_again_and_again_waits_and_gives_up() {
+async fn ev_975_a_client_that_is_cut_after_every_reconnect_backs_off_and_gives_up() {
     let server = Running::over(request_timer(&Arc::default())).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -346,7 +346,7 @@ async fn back(server: &Running, token: &str, key: Option<&str>) -> (i32, String)
 }
 
 #[tokio::test]
-async fn ev_941_a_second_connection_takes_over_and_the_first_is_told() {
+async fn ev_941_a_second_connection_takes_over_and_the_first_ends_with_superseded() {
     let server = Running::with_test_functions().await;
     let (_first, answers, token) = by_hand(&server, &[RESUME]).await;
     let token = token.unwrap();
@@ -381,7 +381,7 @@ async fn ev_941_a_second_connection_takes_over_and_the_first_is_told() {
 }
 
 #[tokio::test]
-async fn ev_941_whoever_must_not_come_back_gets_one_answer() {
+async fn ev_941_unknown_and_foreign_tokens_get_the_same_answer() {
     let kernel = Kernel::new();
     kernel.add_all(test_functions()).unwrap();
     let config = Config {
@@ -416,7 +416,7 @@ async fn ev_941_whoever_must_not_come_back_gets_one_answer() {
 }
 
 #[tokio::test]
-async fn ev_940_a_session_waits_for_its_grace_and_no_longer() {
+async fn ev_940_a_detached_session_ends_after_its_grace() {
     for dialect in DIALECTS {
         let server = Running::with_test_functions().await;
         let numbers = &server.shared.metrics.evergreen;

@@ -106,7 +106,7 @@ fn partial() -> ClientSessionOptions {
 
 /// EV-103, EV-812, EV-931
 #[tokio::test]
-async fn ev_976_the_client_serves_functions_from_a_kernel_in_every_dialect_that_carries_them() {
+async fn ev_976_a_client_serves_functions_of_a_kernel_in_every_dialect_with_offers() {
     let server = server().await;
     for url in [
         "http://ADDRESS",
@@ -152,7 +152,7 @@ async fn ev_976_the_client_serves_functions_from_a_kernel_in_every_dialect_that_
 
 /// EV-810
 #[tokio::test]
-async fn ev_976_what_cannot_be_served_says_so() {
+async fn ev_976_offers_that_cannot_be_served_are_refused() {
     let server = server().await;
     let tools = tools(&Arc::default(), &Arc::default());
     let msgpack = ServerAddress::new(format!("ws://{}/?dialect=msgpack", server.address));
@@ -177,7 +177,7 @@ async fn ev_976_what_cannot_be_served_says_so() {
 
 /// EV-940, EV-811
 #[tokio::test]
-async fn ev_943_a_tool_at_the_client_is_run_once_wherever_the_connection_is_cut() {
+async fn ev_943_a_tool_at_the_client_runs_once_wherever_the_connection_is_cut() {
     let asks = Arc::new(AtomicUsize::new(0));
     let runs = Arc::new(AtomicUsize::new(0));
     let kernel = Kernel::new();

@@ -291,7 +291,7 @@ async fn world(seed: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_clients_with_cuts_stalls_and_cancels_get_what_they_are_owed() {
+async fn clients_with_cuts_stalls_and_cancels_receive_their_outputs() {
     for seed in 1..=6 {
         world(seed).await;
     }

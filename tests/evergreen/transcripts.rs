@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 /// EV-403, EV-410, EV-601, EV-606, EV-612
 #[tokio::test]
-async fn ev_215_the_documents_conversations_end_on_a_server_as_they_should() {
+async fn ev_215_the_examples_of_the_document_end_as_expected_on_a_server() {
     let server = Running::over(with_model(spawned(scripted::Config::default()))).await;
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/evergreen");
     let mut ends = BTreeMap::<String, usize>::new();

@@ -17,7 +17,7 @@ async fn ended<M: Message + Default + 'static>(
 
 /// EV-902
 #[tokio::test]
-async fn ev_703_messages_that_are_too_large_or_no_messages_end_with_their_reason() {
+async fn ev_703_too_large_and_malformed_messages_end_with_their_reason() {
     let server = Running::with_test_functions().await;
     let whole = |id: &str| leaf(id, 0, 6 << 20);
     let two = vec![fragments(vec![whole("a"), whole("b")])];
@@ -33,7 +33,7 @@ async fn ev_703_messages_that_are_too_large_or_no_messages_end_with_their_reason
 }
 
 #[tokio::test]
-async fn ev_703_the_size_of_a_message_is_what_the_operator_says() {
+async fn ev_703_the_size_limit_of_a_message_is_configurable() {
     let message = fragments(vec![leaf("a", 0, 2_000)]);
     let exact = message.encoded_len();
     for (max_message_bytes, expect) in [
@@ -104,7 +104,7 @@ async fn malformed_options_are_refused_before_the_session_starts() {
 
 /// EV-110
 #[tokio::test]
-async fn ev_110_an_input_that_never_came_is_named_at_half_close() {
+async fn ev_110_an_input_that_never_arrived_fails_at_half_close() {
     let server = Running::with_test_functions().await;
     let message = action("echo", &[("text", "never")], &[("response", "out")]);
     let (code, reason) = ended(&server, vec![message]).await;

@@ -64,7 +64,7 @@ impl Begun {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_ends_its_work_at_every_face() {
+async fn a_disconnect_cancels_the_request_at_every_face() {
     for way in WAYS {
         let mut begun = Begun::by(way).await;
         begun.asked.abort();
@@ -81,7 +81,7 @@ async fn a_client_that_goes_ends_its_work_at_every_face() {
 }
 
 #[tokio::test]
-async fn d_45_a_key_that_is_revoked_ends_its_work_at_every_face() {
+async fn d_45_revoking_a_key_ends_its_requests_at_every_face() {
     for way in WAYS {
         let mut begun = Begun::by(way).await;
         begun.server.shared.auth.replace(vec![key("ben", "two")]);
@@ -98,7 +98,7 @@ async fn d_45_a_key_that_is_revoked_ends_its_work_at_every_face() {
 }
 
 #[tokio::test]
-async fn oa_904_a_drain_ends_nothing_that_runs_and_begins_nothing_at_every_face() {
+async fn oa_904_a_drain_refuses_new_requests_and_finishes_running_ones_at_every_face() {
     for way in WAYS {
         let mut begun = Begun::by(way).await;
         let drain = begun.server.shared.drain.clone();
@@ -121,7 +121,7 @@ async fn oa_904_a_drain_ends_nothing_that_runs_and_begins_nothing_at_every_face(
 }
 
 #[tokio::test]
-async fn d_48_a_cold_and_a_warm_cache_give_one_text_at_every_face() {
+async fn d_48_a_cold_and_a_warm_cache_give_the_same_text_at_every_face() {
     for way in WAYS {
         let engine = spawned(parrot());
         let kernel = with_model(engine.clone());

@@ -18,7 +18,7 @@ use crate::lmtp::{of_parrot, parrot};
 const MOST: usize = 100;
 
 #[tokio::test]
-async fn oa_911_a_request_has_as_many_header_lines_over_each_version_of_http() {
+async fn oa_911_the_limit_of_header_lines_is_the_same_over_each_version_of_http() {
     let server = of_parrot().await;
     for (count, status) in [(MOST, 200), (MOST + 1, 431)] {
         let names: Vec<_> = (0..count).map(|index| format!("x-{index}")).collect();
@@ -63,7 +63,7 @@ async fn oa_911_a_request_has_as_many_header_lines_over_each_version_of_http() {
 }
 
 #[tokio::test]
-async fn what_is_no_request_is_counted() {
+async fn malformed_requests_are_counted() {
     let server = of_parrot().await;
     let rejected = server
         .shared
@@ -87,7 +87,7 @@ async fn what_is_no_request_is_counted() {
 /// What a refused client still sends is read, so that its answer reaches it and the connection goes on: of whoever has a key
 /// up to the limit, and of others up to 1 MiB.
 #[tokio::test]
-async fn d_35_a_refused_upload_is_read_away() {
+async fn d_35_the_body_of_a_refused_request_is_drained() {
     const STRANGER: usize = 1 << 20;
     const MOST: usize = 3 << 20;
     let kernel = with_model(spawned(parrot()));

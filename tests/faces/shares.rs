@@ -30,7 +30,7 @@ async fn limited(config: server::Config, faces: Faces) -> (Running, Proxy) {
 
 /// What a connection of HTTP/2 may send before it is read is in no budget, so that thousands must not hold megabytes each.
 #[tokio::test]
-async fn d_47_of_many_http2_connections_each_may_hold_little_unread() {
+async fn d_47_http2_connections_beside_the_first_32_have_a_small_window() {
     let server = Running::with_test_functions().await;
     let mut open = Vec::new();
     // Those of HTTP/1, which has no windows, take none of the places.
@@ -61,7 +61,7 @@ async fn d_47_of_many_http2_connections_each_may_hold_little_unread() {
 }
 
 #[tokio::test]
-async fn d_45_one_caller_cannot_have_all_sessions_or_connections() {
+async fn d_45_one_caller_cannot_use_all_sessions_or_connections() {
     let faces = Faces {
         evergreen: evergreen::Config {
             sessions_each: 2,
@@ -120,7 +120,7 @@ async fn d_45_one_caller_cannot_have_all_sessions_or_connections() {
 }
 
 #[tokio::test]
-async fn d_45_one_address_cannot_have_all_connections() {
+async fn d_45_one_address_cannot_use_all_connections() {
     let config = server::Config {
         listener: listener::Config {
             connections_each: 2,
@@ -154,7 +154,7 @@ async fn d_45_one_address_cannot_have_all_connections() {
 }
 
 #[tokio::test]
-async fn d_45_one_caller_cannot_have_all_bytes_that_sessions_hold() {
+async fn d_45_one_caller_cannot_use_all_retained_bytes() {
     let faces = Faces {
         evergreen: evergreen::Config {
             retained_bytes: 150_000,

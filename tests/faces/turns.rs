@@ -129,7 +129,7 @@ async fn d_54_ten_connections_of_one_address_get_the_share_of_one() {
 
 /// OA-910: who waits too long is told so, by every way alike, and waits no more.
 #[tokio::test]
-async fn oa_910_a_request_that_waits_too_long_ends_at_every_face() {
+async fn oa_910_a_queued_request_times_out_at_every_face() {
     const QUEUE_TIMEOUT_MS: u64 = 5_000;
     for way in WAYS {
         let config = Config {

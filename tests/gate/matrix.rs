@@ -381,7 +381,7 @@ async fn certified(keys: Vec<ApiKey>, who: Who) {
 }
 
 #[tokio::test]
-async fn d_45_every_route_is_closed_to_nobody_in_particular() {
+async fn d_45_every_route_is_closed_without_a_key() {
     walked(Who::Nobody).await;
 }
 
@@ -396,12 +396,12 @@ async fn d_45_every_route_is_closed_to_a_revoked_key() {
 }
 
 #[tokio::test]
-async fn d_45_a_key_for_metrics_opens_metrics_alone() {
+async fn d_45_a_key_with_scope_metrics_opens_only_metrics() {
     walked(Who::Scraper).await;
 }
 
 #[tokio::test]
-async fn d_45_a_key_for_infer_opens_what_calls_functions() {
+async fn d_45_a_key_with_scope_infer_opens_the_routes_that_call_functions() {
     walked(Who::User).await;
 }
 
@@ -426,6 +426,6 @@ async fn d_45_a_certificate_with_the_name_of_a_key_has_none_of_its_scopes() {
 }
 
 #[tokio::test]
-async fn d_45_a_certificate_named_anonymous_is_somebody() {
+async fn d_45_a_certificate_named_anonymous_is_not_an_anonymous_caller() {
     certified(keys(), Who::Certificate("anonymous")).await;
 }

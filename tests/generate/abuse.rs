@@ -149,7 +149,7 @@ fn tasks() -> usize {
 
 /// OA-801, TR-608, TR-904, TR-907: four calls of five hundred requests each on one connection, left in the middle in every way.
 #[tokio::test]
-async fn tr_904_thousands_of_streams_on_one_connection_leave_nothing() {
+async fn tr_904_thousands_of_streams_on_one_connection_leave_no_state() {
     let context = TestServer::open(Vec::new(), 2.0).await;
     let mut grpc = Grpc::connect(&context.server).await;
     let mut calls = Vec::new();
@@ -206,7 +206,7 @@ async fn tr_904_thousands_of_streams_on_one_connection_leave_nothing() {
 
 /// TR-609 over gRPC: who does not read parks its own sequences; the others go on, also on the same connection.
 #[tokio::test]
-async fn tr_609_a_call_that_is_not_read_parks_its_own_sequences() {
+async fn tr_609_an_unread_call_parks_only_its_own_sequences() {
     let context = TestServer::open(Vec::new(), 0.0).await;
     let mut grpc = Grpc::connect(&context.server).await;
     let requests = (0..16).map(|index| prompt("m", &index.to_string(), "x", true));
@@ -234,7 +234,7 @@ async fn tr_609_a_call_that_is_not_read_parks_its_own_sequences() {
 
 /// A call that is never read is cut; what it asked for is gone, and the connection carries the next one.
 #[tokio::test]
-async fn tr_609_a_call_that_is_never_read_is_cut() {
+async fn tr_609_a_call_that_is_never_read_is_reset() {
     let mut config = server::Config::default();
     config.listener.stall = Duration::from_millis(200);
     let context = TestServer::of(config, Vec::new(), 0.0).await;
@@ -266,7 +266,7 @@ async fn tr_609_a_call_that_is_never_read_is_cut() {
 
 /// TR-608, TR-610: three hundred connections, each left at another point of its request.
 #[tokio::test]
-async fn tr_608_hundreds_of_connections_left_at_any_point_leave_nothing() {
+async fn tr_608_hundreds_of_connections_dropped_at_any_point_leave_no_state() {
     let allowance = rate_limit::RateLimits {
         requests_running: Some(400),
         ..rate_limit::RateLimits::default()
@@ -363,7 +363,7 @@ async fn tr_905_a_flood_of_bad_requests_is_answered_one_by_one() {
 
 /// OA-801, OA-904 at both doors: a drain waits for what runs; what it has to cut ends with an error of the face.
 #[tokio::test]
-async fn oa_904_a_drain_waits_for_streams_and_tells_those_that_it_cuts() {
+async fn oa_904_a_drain_waits_for_streams_and_ends_late_ones_with_an_error() {
     for deadline in [Duration::from_secs(20), Duration::from_millis(50)] {
         let config = server::Config {
             drain: drain::Config {

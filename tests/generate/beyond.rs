@@ -31,7 +31,7 @@ fn unpacked(coding: &str, bytes: &[u8]) -> String {
 }
 
 #[tokio::test]
-async fn tr_1301_answers_are_packed_from_a_kibibyte_on_and_streams_never() {
+async fn tr_1301_responses_from_1_kib_on_are_compressed_and_streams_never() {
     let server = demo().await;
     let long = "green tea ".repeat(200);
     let body = json!({"text_input": long}).to_string();
@@ -54,7 +54,7 @@ async fn tr_1301_answers_are_packed_from_a_kibibyte_on_and_streams_never() {
 
 /// A ping lets the head go out; what goes wrong afterwards is an event.
 #[tokio::test]
-async fn tr_1304_a_silent_stream_pings_where_that_is_asked_for() {
+async fn tr_1304_a_silent_stream_sends_pings_on_request() {
     let failure = sapwood_engine::scripted::ScriptedFailure {
         code: "internal".into(),
         message: "tired".into(),
@@ -95,7 +95,7 @@ async fn batching() -> Running {
 }
 
 #[tokio::test]
-async fn tr_1307_rows_of_a_batch_are_elements_and_events_say_whose_they_are() {
+async fn tr_1307_a_batch_gives_one_element_per_row_and_events_name_their_row() {
     let server = batching().await;
     let body = r#"{"text_input":["one two","three","four five six"],"max_tokens":2,"return_num_input_tokens":true}"#;
     let answer = ask(&server, ONE, body).await.json();
@@ -139,7 +139,7 @@ async fn tr_1307_rows_of_a_batch_are_elements_and_events_say_whose_they_are() {
 
 /// Headers that the operator lets through are parameters like others: here they ask a scripted model to fail.
 #[tokio::test]
-async fn tr_1309_headers_are_parameters_where_the_operator_says_so() {
+async fn tr_1309_headers_that_match_the_pattern_become_parameters() {
     let mut answers = Vec::new();
     for forwarded in [None, Some(ForwardedHeaders::new("^k").unwrap())] {
         let model = ModelOptions {

@@ -63,7 +63,7 @@ fn chunked(path: &str, headers: &[&str], body: &[u8], size: usize) -> Vec<u8> {
 
 /// TR-207
 #[tokio::test]
-async fn tr_208_a_body_that_is_too_large_is_drained_and_answered_and_the_connection_lives() {
+async fn tr_208_a_body_that_is_too_large_is_drained_and_the_connection_stays_open() {
     let server = limited(small()).await;
     let mut wire = Wire::connect(server.address).await;
     assert_eq!(
@@ -104,7 +104,7 @@ async fn tr_208_a_body_that_is_too_large_is_drained_and_answered_and_the_connect
 }
 
 #[tokio::test]
-async fn tr_208_beyond_what_is_drained_the_answer_comes_and_the_connection_goes() {
+async fn tr_208_above_the_drain_limit_the_connection_closes_after_the_response() {
     let faces = Faces {
         generate: small(),
         ..Faces::default()
@@ -246,7 +246,7 @@ async fn tr_316_a_body_of_too_many_chunks_is_refused() {
 
 /// Whatever the pieces of a request are, the answer is the same; no body gives a status of 500 and above.
 #[tokio::test]
-async fn tr_301_any_split_gives_the_same_answer() {
+async fn tr_301_any_split_of_a_body_gives_the_same_response() {
     let server = demo().await;
     let path = "/v2/models/demo/generate";
     for (body, status) in [
@@ -270,7 +270,7 @@ async fn tr_301_any_split_gives_the_same_answer() {
 
 /// One request has every fault; each is told when those before it are mended.
 #[tokio::test]
-async fn tr_203_the_first_check_that_fails_is_the_answer() {
+async fn tr_203_the_first_check_that_fails_decides_the_error() {
     let server = limited(small()).await;
     let long = format!("/v2/models/x/versions/{}/generate", "9".repeat(30));
     let large = body(2_000);
@@ -327,7 +327,7 @@ async fn tr_203_the_first_check_that_fails_is_the_answer() {
 
 /// TR-206, OA-911: and the connection goes with it.
 #[tokio::test]
-async fn tr_205_a_body_that_stops_arriving_is_told_so_as_every_error_here_is() {
+async fn tr_205_a_body_that_stops_arriving_gets_a_408_in_tritons_format() {
     let server = demo().await;
     let open = &server.shared.metrics.connections_open;
     for coming in ["content-length: 100", "transfer-encoding: chunked"] {

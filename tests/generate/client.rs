@@ -28,7 +28,7 @@ async fn imported(server: &Running, scheme: &str, model: &str) -> Kernel {
 
 /// The text over the border is the text of the model itself.
 #[tokio::test]
-async fn tr_406_a_model_over_the_border_says_what_it_says_here() {
+async fn tr_406_a_model_of_another_server_gives_the_same_text() {
     let there = kernel(&[("demo", script(Script::Words))]);
     let server = Running::generating(there.clone(), Config::default()).await;
     for scheme in SCHEMES {
@@ -154,7 +154,7 @@ async fn tr_604_a_bad_parameter_is_an_invalid_request() {
 
 /// TR-907
 #[tokio::test]
-async fn tr_608_dropping_the_run_frees_the_sequence_there() {
+async fn tr_608_dropping_the_run_frees_the_sequence_at_the_server() {
     for scheme in SCHEMES {
         let engine = spawned(steps(vec![
             ScriptStep::Text("a".into()),
@@ -203,7 +203,7 @@ async fn tr_404_a_deadline_ends_the_request_on_both_sides() {
 
 /// A function there is one here, by its name.
 #[tokio::test]
-async fn tr_1308_a_function_over_the_border_is_a_function() {
+async fn tr_1308_a_function_of_another_server_is_imported_by_name() {
     let server = demo().await;
     let here = imported(&server, SCHEMES[0], "/concat").await;
     assert!(!here.specs().remove(0).model);

@@ -22,7 +22,7 @@ fn body(members: &str) -> String {
 
 /// TR-504, TR-603, TR-604, TR-607, TR-1102
 #[tokio::test]
-async fn tr_1103_controls_make_the_shapes_of_failure() {
+async fn tr_1103_controls_produce_repeats_and_each_kind_of_failure() {
     let server = parrot(|_| {}).await;
     let head = r#"{"model_name":"parrot","model_version":"1","ANSWER":"#;
     let answer = format!(r#"{head}"x"}}"#);

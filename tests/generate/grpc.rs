@@ -192,7 +192,7 @@ pub(super) async fn with_metadata(
 
 /// TR-203, TR-803: contents and raw bytes are the same request.
 #[tokio::test]
-async fn tr_901_inputs_come_in_contents_or_all_of_them_raw() {
+async fn tr_901_inputs_are_all_in_typed_contents_or_all_raw() {
     let server = demo().await;
     let mut grpc = Grpc::connect(&server).await;
     let raw = prompt("demo", "7", "one two three", false);
@@ -224,7 +224,7 @@ async fn tr_901_inputs_come_in_contents_or_all_of_them_raw() {
 }
 
 #[tokio::test]
-async fn tr_401_bad_words_never_come_over_grpc() {
+async fn tr_401_the_output_has_no_bad_words_over_grpc() {
     let server = demo().await;
     let mut grpc = Grpc::connect(&server).await;
     for stream in [false, true] {
@@ -337,7 +337,7 @@ fn bad() -> Vec<(ModelInferRequest, &'static str)> {
 
 /// TR-204, TR-202.
 #[tokio::test]
-async fn tr_902_statuses_and_texts_of_what_is_not_there() {
+async fn tr_902_unknown_models_and_versions_have_exact_statuses_and_texts() {
     let server = demo().await;
     let mut grpc = Grpc::connect(&server).await;
     for (model, version, code, why) in [
@@ -381,7 +381,7 @@ async fn tr_902_statuses_and_texts_of_what_is_not_there() {
 
 /// TR-901: at the limit and past it, as one message and on a stream; what is packed counts as it is unpacked.
 #[tokio::test]
-async fn tr_907_the_size_of_a_message_is_what_the_operator_says() {
+async fn tr_907_the_size_limit_of_a_message_is_configurable() {
     let message = prompt("demo", "", "green tea", false);
     let exact = message.encoded_len();
     for (most, code) in [(exact, Code::Ok), (exact - 1, Code::ResourceExhausted)] {
@@ -409,7 +409,7 @@ async fn tr_907_the_size_of_a_message_is_what_the_operator_says() {
 }
 
 #[tokio::test]
-async fn tr_903_infer_gives_one_response_or_says_why_not() {
+async fn tr_903_model_infer_with_stream_is_refused() {
     let server = demo().await;
     let mut grpc = Grpc::connect(&server).await;
     let status = grpc.infer(prompt("demo", "", "x", true)).await.unwrap_err();
@@ -424,7 +424,7 @@ async fn tr_903_infer_gives_one_response_or_says_why_not() {
 
 /// TR-701, TR-703, TR-704, TR-709: as messages.
 #[tokio::test]
-async fn tr_702_metadata_is_that_of_the_http_face() {
+async fn tr_702_metadata_over_grpc_equals_metadata_over_http() {
     let server = demo().await;
     let mut grpc = Grpc::connect(&server).await;
     let live: ServerLiveResponse = grpc.ask("ServerLive", ServerLiveRequest {}).await.unwrap();
@@ -495,7 +495,7 @@ async fn tr_702_metadata_is_that_of_the_http_face() {
 
 /// TR-706, TR-707, TR-708
 #[tokio::test]
-async fn tr_705_the_repository_and_settings_are_shown() {
+async fn tr_705_the_repository_and_settings_can_be_read_over_grpc() {
     let server = demo().await;
     let mut grpc = Grpc::connect(&server).await;
     let asked = RepositoryIndexRequest::default();

@@ -31,7 +31,7 @@ fn tokens(count: i64) -> Value {
 
 /// An answer has each output once.
 #[tokio::test]
-async fn tr_804_an_output_is_requested_once() {
+async fn tr_804_an_output_that_is_requested_twice_is_refused() {
     let server = demo().await;
     let once = json!({"name": "text_output"});
     let raw = json!({"name": "text_output", "parameters": {"binary_data": true}});
@@ -45,7 +45,7 @@ async fn tr_804_an_output_is_requested_once() {
 
 /// TR-806
 #[tokio::test]
-async fn tr_801_json_in_and_json_out() {
+async fn tr_801_json_inputs_give_json_outputs() {
     let server = demo().await;
     let body = json!({"id": "7", "inputs": [tokens(2), text("one two three")]}).to_string();
     let answer = infer(&server, &[], body.as_bytes()).await;
@@ -93,7 +93,7 @@ async fn tr_401_bad_words_are_a_tensor_of_any_length() {
 
 /// TR-803
 #[tokio::test]
-async fn tr_802_raw_bytes_stand_behind_the_json_both_ways() {
+async fn tr_802_binary_tensors_follow_the_json_in_requests_and_responses() {
     let server = demo().await;
     let head = r#"{"id":"7","inputs":[{"name":"text_input","shape":[1],"datatype":"BYTES","parameters":{"binary_data_size":6}},{"name":"max_tokens","shape":[1],"datatype":"INT32","data":[4]}],"outputs":[{"name":"text_output","parameters":{"binary_data":true}}]}"#;
     let length = format!("inference-header-content-length: {}", head.len());
@@ -164,7 +164,7 @@ async fn tr_802_raw_bytes_stand_behind_the_json_both_ways() {
 
 /// TR-805
 #[tokio::test]
-async fn tr_804_outputs_are_raw_where_it_is_asked_for() {
+async fn tr_804_outputs_are_binary_on_request() {
     let server = demo().await;
     let ask = async |members: Value| {
         let mut body = json!({"inputs": [text("hi")]});
@@ -243,7 +243,7 @@ async fn tr_806_a_streamed_infer_is_refused() {
 }
 
 #[tokio::test]
-async fn tr_807_long_answers_are_compressed_where_the_client_likes_it() {
+async fn tr_807_long_responses_are_compressed_if_the_client_accepts_it() {
     let server = demo().await;
     let prompt = "green tea ".repeat(200);
     let body = json!({"inputs": [text(&prompt)]}).to_string();
@@ -279,7 +279,7 @@ async fn tr_807_long_answers_are_compressed_where_the_client_likes_it() {
 }
 
 #[tokio::test]
-async fn tr_801_a_signature_of_its_own_has_its_shapes() {
+async fn tr_801_outputs_have_the_shapes_of_a_custom_signature() {
     let server = parrot(|_| {}).await;
     let body = json!({"inputs": [
         {"name": "QUESTION", "shape": [1, 1], "datatype": "BYTES", "data": ["x"]},

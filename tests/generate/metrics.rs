@@ -126,7 +126,7 @@ async fn worked() -> Scrape {
 }
 
 #[tokio::test]
-async fn tr_1001_requests_are_counted_under_the_names_that_dashboards_look_for() {
+async fn tr_1001_requests_are_counted_under_tritons_metric_names() {
     let received = worked().await;
     for (name, expect) in [
         ("nv_inference_request_success", 3.0),
@@ -174,7 +174,7 @@ async fn tr_1001_requests_are_counted_under_the_names_that_dashboards_look_for()
 
 /// Each of them is a number that stands there under our own name as well.
 #[tokio::test]
-async fn tr_1002_a_number_is_the_same_under_both_names() {
+async fn tr_1002_metrics_under_tritons_names_equal_our_own() {
     let received = worked().await;
     let ours = r#"sapwood_requests_total{code="ok",face="generate",model="m"}"#;
     assert_eq!(
@@ -214,7 +214,7 @@ async fn tr_1002_a_number_is_the_same_under_both_names() {
 
 /// D-36: OpenMetrics has no place for counters of such names.
 #[tokio::test]
-async fn tr_1002_tritons_names_can_be_left_out_and_are_no_open_metrics() {
+async fn tr_1002_tritons_names_can_be_disabled_and_are_absent_from_open_metrics() {
     let received = |server: Running| async move {
         let mut wire = Wire::connect(server.address).await;
         let open = ["accept: application/openmetrics-text"];
@@ -229,7 +229,7 @@ async fn tr_1002_tritons_names_can_be_left_out_and_are_no_open_metrics() {
 
 /// The load of a model beside its answers, for balancers that ask.
 #[tokio::test]
-async fn tr_1003_answers_tell_the_load_to_whoever_asks() {
+async fn tr_1003_responses_have_a_load_header_on_request() {
     let server = server(true).await;
     let ask = |path: &'static str, form: &'static str| {
         let address = server.address;
@@ -280,7 +280,7 @@ async fn tr_1003_answers_tell_the_load_to_whoever_asks() {
 
 /// What is refused because too much waits is REJECTED.
 #[tokio::test]
-async fn tr_1001_a_full_queue_rejects() {
+async fn tr_1001_a_full_queue_counts_as_rejected() {
     let mut config = script(Script::Echo);
     config.name = "m".into();
     let limits = sapwood_engine::Config {

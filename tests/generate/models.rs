@@ -29,7 +29,7 @@ async fn versions(ready: bool) -> Running {
 
 /// TR-205
 #[tokio::test]
-async fn tr_204_versions_and_names_that_are_not_there_have_their_texts() {
+async fn tr_204_unknown_models_and_versions_have_exact_error_texts() {
     let long = "9".repeat(30);
     let stol = format!(
         "failed to get model version from specified version string '{long}' (details: stol), version should be an \
@@ -101,7 +101,7 @@ async fn tr_204_the_status_of_an_unknown_model_can_be_404() {
 
 /// TR-201
 #[tokio::test]
-async fn tr_202_paths_and_methods_that_are_not_there_are_answered_as_json() {
+async fn tr_202_unknown_paths_and_methods_get_json_errors() {
     let server = demo().await;
     let mut wire = Wire::connect(server.address).await;
     for path in [
@@ -152,7 +152,7 @@ async fn tr_202_paths_and_methods_that_are_not_there_are_answered_as_json() {
 }
 
 #[tokio::test]
-async fn tr_206_detail_stands_in_headers() {
+async fn tr_206_the_error_code_and_the_retry_delay_are_headers() {
     let server = versions(false).await;
     let answer = ask(&server, "/v2/models/m/versions/1/generate", "{}").await;
     assert_eq!(
@@ -164,7 +164,7 @@ async fn tr_206_detail_stands_in_headers() {
 }
 
 #[tokio::test]
-async fn tr_207_connections_live_on_after_errors() {
+async fn tr_207_connections_stay_open_after_errors() {
     let server = demo().await;
     let mut wire = Wire::connect(server.address).await;
     for _ in 0..3 {
@@ -194,7 +194,7 @@ async fn tr_207_connections_live_on_after_errors() {
 }
 
 #[tokio::test]
-async fn tr_205_who_has_no_key_is_told_so_as_every_error_here_is() {
+async fn tr_205_a_missing_key_is_an_error_in_tritons_format() {
     let kernel = kernel(&[("demo", script(Script::Echo))]);
     let keys = vec![key("anna", "secret")];
     let server = Running::start(
@@ -228,7 +228,7 @@ async fn tr_205_who_has_no_key_is_told_so_as_every_error_here_is() {
 
 /// TR-101, TR-709
 #[tokio::test]
-async fn tr_701_the_server_and_its_health_say_what_they_are() {
+async fn tr_701_server_metadata_and_health_routes_respond() {
     let server = demo().await;
     let mut wire = Wire::connect(server.address).await;
     let about = wire.get("/v2").await.json();
@@ -341,7 +341,7 @@ async fn tr_703_the_configuration_has_every_field_that_load_generators_read() {
 }
 
 #[tokio::test]
-async fn tr_704_statistics_are_numbers_and_all_there() {
+async fn tr_704_statistics_have_every_field_as_a_number() {
     let server = demo().await;
     let mut wire = Wire::connect(server.address).await;
     wire.post("/v2/models/demo/generate", r#"{"text_input":"hi"}"#)
@@ -450,7 +450,7 @@ async fn tr_705_the_repository_lists_models_and_loads_none() {
 
 /// TR-708
 #[tokio::test]
-async fn tr_707_settings_are_shown_and_stay_as_they_are() {
+async fn tr_707_trace_and_log_settings_are_read_only() {
     let server = demo().await;
     let mut wire = Wire::connect(server.address).await;
     let trace = wire.get("/v2/trace/setting").await.json();
@@ -552,7 +552,7 @@ async fn tr_1308_every_function_is_a_model_with_its_ports_as_tensors() {
 
 /// What functions give, and models elsewhere, need have no end.
 #[tokio::test]
-async fn d_47_an_answer_in_one_piece_holds_so_many_bytes() {
+async fn d_47_a_single_response_has_at_most_16_mib_of_text() {
     let kernel = kernel(&[]);
     for (name, is_model) in [("function", false), ("model", true)] {
         let mut spec = Spec::new(name, "It says the same for ever.");
@@ -579,7 +579,7 @@ async fn d_47_an_answer_in_one_piece_holds_so_many_bytes() {
 
 /// GENERATE as a function: its text, what became of it, and no token ids as if they were text.
 #[tokio::test]
-async fn tr_1308_binary_ports_and_log_probabilities_are_given_to_whoever_asks() {
+async fn tr_1308_binary_ports_and_log_probabilities_are_returned_on_request() {
     let kernel = kernel(&[("demo", script(Script::Words))]);
     kernel
         .add(sapwood_kernel::generate(Default::default()))

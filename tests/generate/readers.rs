@@ -15,7 +15,7 @@ use super::{ask, script};
 
 /// A client that reads nothing has its answer cut and its sequence freed; whoever shares the server does not notice.
 #[tokio::test(flavor = "multi_thread")]
-async fn tr_609_a_client_that_never_reads_is_reset_and_its_sequence_is_free() {
+async fn tr_609_a_client_that_never_reads_is_reset_and_its_sequence_freed() {
     let engine = spawned(scripted::Config {
         context_tokens: 10_000_000,
         parallel: 2,

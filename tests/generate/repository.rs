@@ -78,7 +78,7 @@ async fn server() -> (Running, Arc<Notes>) {
 }
 
 #[tokio::test]
-async fn tr_706_load_and_unload_say_what_became_of_them() {
+async fn tr_706_load_and_unload_report_their_results() {
     let (server, notes) = server().await;
     let mut wire = Wire::connect(server.address).await;
     let config = json!({"parameters": {"config": "{}", "unload_dependents": true}}).to_string();
@@ -147,7 +147,7 @@ async fn tr_706_load_and_unload_say_what_became_of_them() {
 }
 
 #[tokio::test]
-async fn tr_706_over_grpc_it_is_the_same() {
+async fn tr_706_load_and_unload_over_grpc_report_the_same_results() {
     let (server, notes) = server().await;
     let mut grpc = Grpc::connect(&server).await;
     let allowed = |message| {

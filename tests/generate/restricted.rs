@@ -21,7 +21,7 @@ fn config() -> Config {
 }
 
 #[tokio::test]
-async fn tr_210_a_restricted_part_wants_its_header_and_the_others_do_not() {
+async fn tr_210_only_a_restricted_part_requires_the_header() {
     let server = Running::generating(kernel(&[("m", script(Script::Words))]), config()).await;
     let mut wire = Wire::connect(server.address).await;
     let body = br#"{"text_input":"x"}"#;
@@ -59,7 +59,7 @@ async fn tr_210_a_restricted_part_wants_its_header_and_the_others_do_not() {
 
 /// A server with both wants both.
 #[tokio::test]
-async fn tr_210_keys_are_wanted_as_well() {
+async fn tr_210_a_restricted_part_requires_the_key_and_the_header() {
     let faces = Faces {
         generate: config(),
         ..Faces::default()
@@ -81,7 +81,7 @@ async fn tr_210_keys_are_wanted_as_well() {
 }
 
 #[tokio::test]
-async fn tr_210_over_grpc_the_header_has_another_name_and_the_answer_too() {
+async fn tr_210_over_grpc_the_header_has_a_prefix_and_the_error_names_it() {
     let server = Running::generating(kernel(&[("m", script(Script::Words))]), config()).await;
     let mut grpc = Grpc::connect(&server).await;
     let index = RepositoryIndexRequest::default;

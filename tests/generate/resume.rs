@@ -71,7 +71,7 @@ async fn chunk(wire: &mut Wire) -> String {
 
 /// Wherever a stream is cut, once or behind every event, all comes once.
 #[tokio::test]
-async fn tr_1303_a_stream_that_was_cut_says_what_an_uncut_one_says() {
+async fn tr_1303_a_resumed_stream_has_the_events_of_an_uncut_one() {
     let server = playing(words()).await;
     let plain = Wire::connect(server.address).await.post(STREAM, BODY).await;
     assert_eq!(plain.head.header("sapwood-stream-id"), None);
@@ -136,7 +136,7 @@ async fn tr_1303_a_stream_that_was_cut_says_what_an_uncut_one_says() {
 
 /// TR-608: a stream that nobody comes back to is cancelled, and until then it runs, and counts once.
 #[tokio::test]
-async fn tr_1303_abandoned_streams_are_gone_after_the_grace() {
+async fn tr_1303_abandoned_streams_are_removed_after_the_grace() {
     let (server, engine) = hanging(Config::default(), &[]).await;
     let mut paths = Vec::new();
     for _ in 0..20 {
@@ -230,7 +230,7 @@ async fn tr_1303_a_stream_belongs_to_its_key() {
 
 /// A stream for which there is no place is one like any other; and what is too far behind is not to be had.
 #[tokio::test]
-async fn tr_1303_places_and_bytes_are_bounded() {
+async fn tr_1303_the_number_and_bytes_of_resumable_streams_are_limited() {
     let config = Config {
         resumable_streams_each: 1,
         resume_bytes: 300,
@@ -265,7 +265,7 @@ async fn tr_1303_places_and_bytes_are_bounded() {
 
 /// TR-1304: who comes back says anew how it wants to read; pings have no number.
 #[tokio::test]
-async fn tr_1303_a_reader_has_its_own_wishes() {
+async fn tr_1303_pings_of_a_resumable_stream_have_no_number() {
     let (server, _engine) = hanging(Config::default(), &[]).await;
     let (mut wire, first) = begin(&server, &["sapwood-keepalive: 1"]).await;
     assert!(chunk(&mut wire).await.starts_with("id: 1\n"));
@@ -275,7 +275,7 @@ async fn tr_1303_a_reader_has_its_own_wishes() {
 }
 
 #[tokio::test]
-async fn tr_1303_what_fails_first_is_an_answer_that_is_whole() {
+async fn tr_1303_a_request_that_fails_at_once_is_not_resumable() {
     let failing = playing(vec![ScriptStep::Error(scripted::ScriptedFailure {
         code: "internal".into(),
         message: "tired".into(),

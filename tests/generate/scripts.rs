@@ -13,7 +13,7 @@ fn texts(events: &[Value]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn tr_1105_a_chunk_is_one_response_as_it_is() {
+async fn tr_1105_a_chunk_step_is_one_response() {
     let chunk = "one chunk, however many tokens";
     let server = playing(vec![
         ScriptStep::Text("ab".into()),
@@ -32,7 +32,7 @@ async fn tr_1105_a_chunk_is_one_response_as_it_is() {
 }
 
 #[tokio::test]
-async fn tr_1104_a_response_has_as_many_tokens_as_the_script_says() {
+async fn tr_1104_tokens_per_chunk_sets_the_tokens_of_a_response() {
     let config = scripted::Config {
         tokens_per_chunk: 4,
         ..script(Script::Tokens)

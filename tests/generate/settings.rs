@@ -21,7 +21,7 @@ async fn events(server: &Running, body: Value) -> Vec<Value> {
 
 /// TR-402
 #[tokio::test]
-async fn tr_401_max_tokens_and_stop_words_work_whichever_way_they_come() {
+async fn tr_401_max_tokens_and_stop_words_work_as_inputs_parameters_and_sampling_fields() {
     let server = demo().await;
     for body in [
         json!({"text_input": "one two three", "max_tokens": 2}),
@@ -48,7 +48,7 @@ async fn tr_402_control_tokens_are_text_on_request() {
 }
 
 #[tokio::test]
-async fn tr_401_bad_words_never_come_and_empty_ones_are_dropped() {
+async fn tr_401_the_output_has_no_bad_words_and_empty_ones_are_ignored() {
     let server = demo().await;
     let prompt = "one two three two";
     for body in [
@@ -98,7 +98,7 @@ async fn tr_401_bad_words_never_come_and_empty_ones_are_dropped() {
 
 /// A few bytes of a request make no answer of a hundred megabytes; a stream holds none of it.
 #[tokio::test]
-async fn d_47_an_answer_in_one_piece_holds_so_many_log_probabilities() {
+async fn d_47_a_single_response_has_at_most_65536_log_probabilities() {
     let server = demo().await;
     let asking = |choices: u32| {
         let settings = json!({"n": choices, "logprobs": 20, "max_tokens": 1_000}).to_string();
@@ -121,7 +121,7 @@ async fn d_47_an_answer_in_one_piece_holds_so_many_log_probabilities() {
 
 /// TR-407
 #[tokio::test]
-async fn tr_401_outputs_come_on_request() {
+async fn tr_401_additional_outputs_are_returned_on_request() {
     let server = demo().await;
     let all = json!({"text_input": "one two", "return_finish_reason": true, "return_num_input_tokens": true,
         "return_num_output_tokens": true, "return_cumulative_logprob": true, "return_logprobs": true, "logprobs": 1,
@@ -204,7 +204,7 @@ async fn tr_407_choices_are_elements_in_their_order() {
 }
 
 #[tokio::test]
-async fn tr_405_the_prompt_stands_before_the_output_only_where_it_is_asked_for() {
+async fn tr_405_the_prompt_precedes_the_output_only_on_request() {
     let server = demo().await;
     let prompt = |exclude| json!({"text_input": "one", "exclude_input_in_output": exclude});
     assert_eq!(generate(&server, prompt(true)).await["text_output"], "one");
@@ -233,7 +233,7 @@ async fn tr_405_the_prompt_stands_before_the_output_only_where_it_is_asked_for()
 }
 
 #[tokio::test]
-async fn tr_408_a_prompt_that_is_too_long_is_refused_with_both_numbers() {
+async fn tr_408_a_prompt_that_is_too_long_is_refused_with_its_length_and_the_limit() {
     let small = scripted::Config {
         context_tokens: 16,
         ..script(Script::Echo)
@@ -268,7 +268,7 @@ async fn tr_408_a_prompt_that_is_too_long_is_refused_with_both_numbers() {
 
 /// TR-307, D-24
 #[tokio::test]
-async fn tr_1306_messages_are_templated_and_bare_prompts_are_not_unless_the_model_says_so() {
+async fn tr_1306_messages_get_the_chat_template_and_raw_prompts_only_by_a_model_option() {
     let server = demo().await;
     let messages = json!({"messages": [{"role": "user", "content": "hello there"}], "mystery": 1});
     assert_eq!(

@@ -12,7 +12,7 @@ const STREAM: &str = "text/event-stream; charset=utf-8";
 
 /// TR-205, TR-502, TR-503
 #[tokio::test]
-async fn tr_501_one_answer_with_its_exact_head() {
+async fn tr_501_generate_returns_one_response_with_an_exact_head() {
     let server = demo().await;
     let body = r#"{"id":"a1","text_input":"green tea"}"#;
     // curl's own type, and none.
@@ -41,7 +41,7 @@ async fn tr_501_one_answer_with_its_exact_head() {
 
 /// TR-406, TR-607
 #[tokio::test]
-async fn tr_601_a_stream_is_events_and_nothing_else() {
+async fn tr_601_a_stream_consists_of_events_only() {
     let server = demo().await;
     let body = r#"{"id":"a1","text_input":"Say two words","stream":true,"max_tokens":"16"}"#;
     let answer = ask(&server, "/v2/models/demo/generate_stream", body).await;
@@ -134,7 +134,7 @@ async fn tr_602_the_head_waits_for_the_first_response_and_each_event_is_one_chun
 
 /// What is there when the stream is looked at goes out together (D-6): on one thread nobody looks while tokens come.
 #[tokio::test]
-async fn tr_606_events_that_came_together_are_one_chunk() {
+async fn tr_606_events_that_are_ready_together_are_one_chunk() {
     let (mut step, _server, mut wire) = stepped("one two three four").await;
     while !step() {
         tokio::task::yield_now().await;
@@ -260,7 +260,7 @@ async fn tr_504_generate_needs_one_response_and_a_stream_may_have_none() {
 
 /// OA-801: each is counted as one whose client has gone.
 #[tokio::test]
-async fn tr_608_a_client_that_goes_away_frees_its_sequence_at_once() {
+async fn tr_608_a_disconnect_frees_the_sequence_at_once() {
     let config = steps(vec![ScriptStep::Text("a".into()), ScriptStep::Hang(true)]);
     let engine = sapwood_tests::spawned(config);
     let kernel = sapwood_kernel::Kernel::new();
@@ -345,7 +345,7 @@ async fn tr_404_a_request_that_takes_too_long_is_unavailable() {
 }
 
 #[tokio::test]
-async fn tr_605_a_full_queue_is_plain_json_with_its_text() {
+async fn tr_605_a_full_queue_is_a_json_error_at_both_endpoints() {
     let config = sapwood_engine::Config {
         queue_requests: 1,
         ..sapwood_engine::Config::default()
@@ -378,7 +378,7 @@ async fn tr_605_a_full_queue_is_plain_json_with_its_text() {
 }
 
 #[tokio::test]
-async fn tr_610_many_streams_at_once_all_end_well() {
+async fn tr_610_two_hundred_concurrent_streams_complete() {
     let server =
         Running::generating(kernel(&[("m", script(Script::Words))]), Config::default()).await;
     let streams = (0..200).map(|index| {

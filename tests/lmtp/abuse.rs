@@ -12,7 +12,7 @@ use super::{
 
 /// LM-201, LM-505
 #[tokio::test]
-async fn lm_202_a_flood_of_bad_lines_ends_its_connection_alone() {
+async fn lm_202_a_flood_of_malformed_messages_ends_only_its_connection() {
     let server = of_parrot().await;
     let mut other = client(&server).await;
     let mut flooding = client(&server).await;
@@ -52,7 +52,7 @@ async fn lm_202_a_flood_of_bad_lines_ends_its_connection_alone() {
 }
 
 #[tokio::test]
-async fn lm_201_the_reference_servers_answer_can_be_had_on_a_socket() {
+async fn lm_201_malformed_messages_can_be_configured_to_close_the_connection() {
     let config = lmtp::Config {
         close_on_malformed: true,
         ..lmtp::Config::default()
@@ -65,7 +65,7 @@ async fn lm_201_the_reference_servers_answer_can_be_had_on_a_socket() {
 
 /// LM-106, LM-505, LM-1201: open streams hear why.
 #[tokio::test]
-async fn lm_1201_what_is_too_large_or_no_text_closes_behind_last_words() {
+async fn lm_1201_too_large_and_invalid_frames_close_the_connection_after_an_error() {
     for (path, message, code, reason) in [
         (
             "/lmtp",
@@ -103,7 +103,7 @@ async fn lm_1201_what_is_too_large_or_no_text_closes_behind_last_words() {
 
 /// LM-106, LM-207
 #[tokio::test]
-async fn lm_106_binary_is_passed_over_and_fragments_are_joined() {
+async fn lm_106_binary_messages_are_ignored_and_frames_are_joined() {
     let server = of_parrot().await;
     let mut socket = client(&server).await;
     socket.send(&b"\x0a\x00"[..]).await;
@@ -159,7 +159,7 @@ async fn lm_601_a_thousand_streams_of_one_connection_end_once_each() {
 
 /// LM-610
 #[tokio::test]
-async fn lm_506_abandoned_streams_leave_nothing() {
+async fn lm_506_abandoned_streams_leave_no_state() {
     let engine = spawned(chatter());
     let server = with_config(kernel("m", engine.clone()), lmtp::Config::default()).await;
     for round in 0..50 {

@@ -62,7 +62,7 @@ async fn lm_901_text_is_negotiated_and_generated_without_a_round_trip() {
 
 /// LM-950
 #[tokio::test]
-async fn lm_609_a_key_does_not_see_what_another_has_had_computed() {
+async fn lm_609_cached_prefixes_are_not_shared_between_keys() {
     for (prefix_sharing, theirs) in [(PrefixSharing::Scope, 0), (PrefixSharing::All, 38)] {
         let limits = sapwood_engine::Config {
             prefix_sharing,
@@ -108,7 +108,7 @@ async fn lm_912_control_tokens_are_text_on_request() {
 
 /// LM-905, LM-913, LM-915
 #[tokio::test]
-async fn lm_905_the_subprotocol_opens_everything() {
+async fn lm_905_the_subprotocol_enables_every_feature() {
     let server = of_parrot().await;
     let mut socket = negotiated(&server).await;
     socket
@@ -145,7 +145,7 @@ async fn lm_905_the_subprotocol_opens_everything() {
 }
 
 #[tokio::test]
-async fn lm_961_a_cancelled_stream_frees_its_row() {
+async fn lm_961_a_cancelled_stream_frees_its_sequence() {
     let (mut owner, server) = stepped(chatter()).await;
     let mut socket = negotiated(&server).await;
     let open = server
@@ -174,7 +174,7 @@ async fn lm_961_a_cancelled_stream_frees_its_row() {
 
 /// Samples are streams of the engine's of their own.
 #[tokio::test]
-async fn lm_973_samples_end_each_and_the_stream_with_the_last() {
+async fn lm_973_a_stream_has_the_items_of_all_its_samples() {
     let server = of_parrot().await;
     let mut socket = negotiated(&server).await;
     let ask = r#"GENERATE {"model":"parrot","prompt":[72],"n":3,"stream_id":1}"#;
@@ -207,7 +207,7 @@ async fn lm_914_scored_text_has_text_and_alternatives() {
 
 /// LM-312
 #[tokio::test]
-async fn lm_974_prompts_are_weighed_with_the_first_item() {
+async fn lm_974_prompt_logprobs_are_in_the_first_item() {
     let server = of_parrot().await;
     let mut socket = negotiated(&server).await;
     for (ask, scored) in [
@@ -243,7 +243,7 @@ async fn lm_974_prompts_are_weighed_with_the_first_item() {
 }
 
 #[tokio::test]
-async fn lm_945_a_mask_is_kept_by_the_engine() {
+async fn lm_945_only_tokens_of_the_mask_are_sampled() {
     let server = of_parrot().await;
     let mut socket = negotiated(&server).await;
     let mask = r#"MASK {"model":"parrot","mask":"k","allow":[[98,99]],"stream_id":1}"#;
@@ -259,7 +259,7 @@ async fn lm_945_a_mask_is_kept_by_the_engine() {
 }
 
 #[tokio::test]
-async fn lm_973_samples_of_a_seed_are_those_of_the_seeds_after_it() {
+async fn lm_973_sample_i_equals_a_stream_whose_seed_is_greater_by_i() {
     let kernel = kernel("chatter", spawned(chatter()));
     let server = Running::start(kernel, Default::default(), Vec::new()).await;
     let mut socket = negotiated(&server).await;
@@ -313,7 +313,7 @@ async fn next(socket: &mut Socket, id: u64) -> (String, Value) {
 
 /// LM-922: `running` with the first item, since it was told that it waits.
 #[tokio::test]
-async fn lm_921_a_client_is_told_how_its_stream_waits_and_gets_on() {
+async fn lm_921_status_reports_queueing_prefill_and_running() {
     let one_place = scripted::Config {
         parallel: 1,
         ..chatter()
@@ -378,7 +378,7 @@ async fn lm_921_a_client_is_told_how_its_stream_waits_and_gets_on() {
 }
 
 #[tokio::test]
-async fn lm_921_a_stream_that_has_to_make_room_is_throttled() {
+async fn lm_921_a_preempted_stream_is_reported_as_throttled() {
     let small = scripted::Config {
         parallel: 2,
         context_tokens: 250,

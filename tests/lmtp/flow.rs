@@ -62,7 +62,7 @@ async fn lm_601_the_items_of_a_step_share_a_frame_in_order_of_admission() {
 }
 
 #[tokio::test]
-async fn lm_601_off_gives_one_item_per_message() {
+async fn lm_601_coalesce_off_gives_one_item_per_message() {
     let (mut owner, engine) = by_hand(parrot());
     let config = lmtp::Config {
         coalesce: false,
@@ -83,7 +83,7 @@ async fn lm_601_off_gives_one_item_per_message() {
 }
 
 #[tokio::test]
-async fn lm_506_a_client_that_goes_frees_its_rows_by_the_next_step() {
+async fn lm_506_a_disconnect_frees_its_sequences_by_the_next_step() {
     for close in [false, true] {
         let (mut owner, server) = stepped(chatter()).await;
         let numbers = &server.shared.metrics;
@@ -116,7 +116,7 @@ async fn lm_506_a_client_that_goes_frees_its_rows_by_the_next_step() {
 
 /// LM-508
 #[tokio::test]
-async fn lm_508_the_id_of_a_live_stream_is_taken_and_then_free_again() {
+async fn lm_508_the_id_of_a_live_stream_is_in_use_until_its_end() {
     let (mut owner, server) = stepped(parrot()).await;
     let mut socket = client(&server).await;
     socket.send_text(&generate(7, "")).await;
@@ -144,7 +144,7 @@ async fn lm_508_the_id_of_a_live_stream_is_taken_and_then_free_again() {
 
 /// A reader that does not read.
 #[tokio::test]
-async fn lm_607_a_slow_reader_slows_itself_alone_and_loses_nothing() {
+async fn lm_607_a_slow_reader_delays_only_itself_and_loses_nothing() {
     let engine = spawned(sapwood_engine::scripted::Config {
         context_tokens: 1 << 20,
         ..chatter()
@@ -175,7 +175,7 @@ async fn lm_607_a_slow_reader_slows_itself_alone_and_loses_nothing() {
 }
 
 #[tokio::test]
-async fn lm_607_who_never_reads_is_cut() {
+async fn lm_607_a_client_that_never_reads_is_disconnected() {
     let engine = spawned(sapwood_engine::scripted::Config {
         context_tokens: 1 << 22,
         ..chatter()
@@ -266,7 +266,7 @@ async fn lm_509_a_drain_refuses_new_streams_and_ends_open_ones_at_its_deadline()
 
 /// LM-109, LM-302
 #[tokio::test]
-async fn lm_510_what_there_is_no_room_for_is_told_when_to_come_again() {
+async fn lm_510_work_above_a_limit_is_refused_with_a_retry_delay() {
     let model = scripted(parrot());
     let limits = sapwood_engine::Config {
         queue_requests: 2,

@@ -13,7 +13,7 @@ use sapwood_tests::socket::Socket;
 use sapwood_tests::{Faces, Running, key, spawned};
 
 #[tokio::test]
-async fn lm_331_a_model_says_what_it_is() {
+async fn lm_331_model_info_describes_the_model() {
     let server = of_parrot().await;
     let mut socket = client(&server).await;
     socket
@@ -66,7 +66,7 @@ async fn lm_331_a_model_says_what_it_is() {
 }
 
 #[tokio::test]
-async fn lm_951_a_tokenizer_says_what_it_is_and_where_it_is_to_be_had() {
+async fn lm_951_model_info_describes_the_tokenizer_and_its_url() {
     let server = of_parrot().await;
     let mut socket = client(&server).await;
     socket
@@ -139,7 +139,7 @@ async fn d_45_a_key_for_some_models_learns_nothing_of_the_others() {
 }
 
 #[tokio::test]
-async fn lm_331_words_are_told_from_bytes() {
+async fn lm_331_model_info_distinguishes_word_and_byte_tokenizers() {
     let server = super::with_config(kernel("m", spawned(chatter())), Default::default()).await;
     let mut socket = client(&server).await;
     socket
@@ -152,7 +152,7 @@ async fn lm_331_words_are_told_from_bytes() {
 
 /// The engine stands still, and nobody waits for it.
 #[tokio::test]
-async fn lm_332_a_model_says_what_it_is_while_its_engine_does_nothing() {
+async fn lm_332_model_info_is_answered_while_the_engine_is_stalled() {
     let (_owner, server) = stepped(parrot()).await;
     let mut socket = client(&server).await;
     socket
@@ -166,7 +166,7 @@ async fn lm_332_a_model_says_what_it_is_while_its_engine_does_nothing() {
 
 /// The header of its file is enough to say what a model is; what it computes waits (LM-322).
 #[tokio::test]
-async fn lm_332_a_model_that_is_loading_says_what_its_file_says() {
+async fn lm_332_model_info_of_a_loading_model_comes_from_its_file() {
     let engine = spawned(parrot());
     let facts = sapwood_kernel::ModelFacts {
         info: engine.info().clone(),

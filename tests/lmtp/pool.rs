@@ -116,7 +116,7 @@ fn whole() -> Vec<u32> {
 
 /// LM-801: killed in mid-stream, at every place.
 #[tokio::test]
-async fn lm_806_a_stream_goes_on_at_another_server_without_a_seam() {
+async fn lm_806_a_stream_continues_at_another_server_with_the_same_tokens() {
     for cut in [0, 1, 5, SAYS.len() - 1] {
         let (mut first, one) = stepped(fluent()).await;
         let (mut second, two) = stepped(fluent()).await;
@@ -175,7 +175,7 @@ async fn lm_806_a_stream_goes_on_at_another_server_without_a_seam() {
 }
 
 #[tokio::test]
-async fn lm_806_a_score_goes_on_and_what_looks_back_at_its_output_does_not() {
+async fn lm_806_a_pool_scores_and_a_lost_stream_with_a_penalty_fails() {
     let (mut first, one) = stepped(parrot()).await;
     let (mut second, two) = stepped(parrot()).await;
     let settings = machine::PoolOptions {
@@ -216,7 +216,7 @@ async fn lm_806_a_score_goes_on_and_what_looks_back_at_its_output_does_not() {
 }
 
 #[tokio::test]
-async fn lm_804_a_pool_without_a_server_says_so_at_once() {
+async fn lm_804_a_pool_without_a_server_fails_at_once_with_a_retry_delay() {
     let (_first, one) = stepped(fluent()).await;
     let (_second, two) = stepped(fluent()).await;
     let pool = pool(&[&one, &two], machine::PoolOptions::default()).await;
@@ -238,7 +238,7 @@ async fn lm_804_a_pool_without_a_server_says_so_at_once() {
 
 /// LM-801, LM-803
 #[tokio::test]
-async fn lm_801_streams_of_a_pool_are_shared_among_its_servers() {
+async fn lm_801_streams_of_a_pool_are_distributed_over_its_servers() {
     let (mut first, one) = stepped(fluent()).await;
     let (mut second, two) = stepped(fluent()).await;
     let pool = pool(&[&one, &two], machine::PoolOptions::default()).await;
@@ -313,7 +313,7 @@ async fn conversation(server: &Running) -> Vec<(Vec<u64>, String)> {
 
 /// LM-712: buffers, masks and the like end at our own face; a base server behind it is sent full prompts and biases.
 #[tokio::test]
-async fn lm_807_a_pool_of_base_servers_is_a_whole_server() {
+async fn lm_807_a_pool_of_base_servers_serves_version_2() {
     let (one, two) = (of_parrot().await, of_parrot().await);
     let settings = machine::PoolOptions::default();
     for options in [ConnectOptions::base(), ConnectOptions::default()] {

@@ -46,7 +46,7 @@ async fn read(
 
 /// LM-606, LM-963, LM-964: tokens are those of a run that was not cut, each once.
 #[tokio::test]
-async fn lm_965_a_lost_connection_costs_nothing() {
+async fn lm_965_a_stream_resumes_after_a_lost_connection_without_loss() {
     let mut runs = Vec::new();
     for cut in [false, true] {
         let (mut owner, server) = stepped(chatter()).await;
@@ -94,7 +94,7 @@ async fn lm_965_a_lost_connection_costs_nothing() {
 }
 
 #[tokio::test]
-async fn lm_965_a_half_dead_connection_is_cut_first() {
+async fn lm_965_resume_closes_a_connection_that_is_still_open() {
     let (mut owner, server) = stepped(chatter()).await;
     let mut old = client(&server).await;
     let name = agreed(&mut old).await;
@@ -120,7 +120,7 @@ async fn lm_965_a_half_dead_connection_is_cut_first() {
 
 /// LM-506: and after the grace nobody does.
 #[tokio::test]
-async fn lm_964_who_says_goodbye_or_stays_away_does_not_come_back() {
+async fn lm_964_a_session_ends_with_a_normal_close_or_after_its_grace() {
     for (goodbye, grace) in [(true, Duration::from_secs(30)), (false, Duration::ZERO)] {
         let (mut owner, engine) = by_hand(chatter());
         let config = lmtp::Config {
@@ -183,7 +183,7 @@ async fn lm_965_a_session_belongs_to_its_key() {
 
 /// LM-115: whoever closes the answer of a POST wants no more, and cannot be told from who has lost it.
 #[tokio::test]
-async fn lm_964_places_are_bounded_and_without_one_it_is_not_agreed_on() {
+async fn lm_964_resume_is_not_negotiated_above_the_limit_of_sessions() {
     let config = lmtp::Config {
         resumable_sessions_each: 1,
         ..lmtp::Config::default()
@@ -211,7 +211,7 @@ async fn lm_964_places_are_bounded_and_without_one_it_is_not_agreed_on() {
 
 /// LM-952: the window stops one stream, and the engine with it.
 #[tokio::test]
-async fn lm_952_a_stream_stands_still_until_it_is_acknowledged() {
+async fn lm_952_a_stream_with_a_full_window_pauses_until_an_ack() {
     let server = with_config(
         kernel("parrot", spawned(chatter())),
         lmtp::Config::default(),

@@ -76,7 +76,7 @@ const GENERATED: &[(&str, &str, &str, &str)] = &[
 
 /// LM-303, LM-304, LM-305, LM-307, LM-321, LM-405, LM-602
 #[tokio::test]
-async fn lm_404_streams_say_their_tokens_and_end_once() {
+async fn lm_404_streams_send_their_tokens_and_end_once() {
     let server = of_parrot().await;
     let mut socket = client(&server).await;
     for (index, (prompt, members, tokens, end)) in GENERATED.iter().enumerate() {
@@ -137,7 +137,7 @@ async fn lm_311_a_score_has_one_item_for_each_token_and_no_alternatives() {
 }
 
 #[tokio::test]
-async fn lm_314_a_score_agrees_with_what_was_generated() {
+async fn lm_314_score_gives_the_log_probabilities_of_generate() {
     let config = scripted::Config {
         gap: 2.0,
         ..chatter()
@@ -172,7 +172,7 @@ async fn lm_314_a_score_agrees_with_what_was_generated() {
 }
 
 #[tokio::test]
-async fn lm_306_the_context_is_all_there_is() {
+async fn lm_306_prompt_and_output_share_the_context() {
     let config = scripted::Config {
         context_tokens: 8,
         ..chatter()
@@ -227,7 +227,7 @@ async fn lm_1308_a_growing_prompt_is_computed_once() {
 
 /// LM-603
 #[tokio::test]
-async fn lm_605_streams_have_generators_and_parameters_of_their_own() {
+async fn lm_605_each_stream_has_its_own_seed_and_parameters() {
     let config = scripted::Config {
         gap: 0.0,
         ..chatter()

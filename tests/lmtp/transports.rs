@@ -38,7 +38,7 @@ const ITEMS: usize = 1 + 2 + 1 + 2 + 5;
 
 /// LM-105
 #[tokio::test]
-async fn lm_105_compression_is_declined_and_what_is_compressed_all_the_same_ends_the_connection() {
+async fn lm_105_compression_is_declined_and_a_compressed_message_ends_the_connection() {
     let server = of_parrot().await;
     let offer = [("sec-websocket-extensions", "permessage-deflate")];
     let mut socket = Socket::open(&server, "/lmtp", &offer).await.unwrap();
@@ -252,7 +252,7 @@ async fn lm_101_the_same_session_over_every_transport_gives_equal_items() {
 }
 
 #[tokio::test]
-async fn lm_102_other_requests_are_told_what_to_ask_for() {
+async fn lm_102_other_requests_get_the_status_and_headers_that_say_what_to_send() {
     let server = of_parrot().await;
     for (head, status, header) in [
         ("GET /lmtp", 426, "upgrade: websocket"),
@@ -276,7 +276,7 @@ async fn lm_102_other_requests_are_told_what_to_ask_for() {
 
 /// LM-102, LM-104
 #[tokio::test]
-async fn lm_103_the_first_message_on_the_root_decides() {
+async fn lm_103_the_first_message_on_the_root_path_selects_the_protocol() {
     let kernel = kernel("parrot", spawned(parrot()));
     let server = Running::over(kernel).await;
     let mut ours = Socket::open(&server, "/", &[]).await.unwrap();
@@ -297,7 +297,7 @@ async fn lm_103_the_first_message_on_the_root_decides() {
 }
 
 #[tokio::test]
-async fn lm_104_a_subprotocol_is_selected_where_it_is_ours() {
+async fn lm_104_only_subprotocols_of_the_path_are_selected() {
     let server = of_parrot().await;
     let upgrade = "upgrade: websocket\nsec-websocket-version: 13\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==";
     for (path, offered, chosen) in [
@@ -358,7 +358,7 @@ async fn lm_107_a_socket_that_answers_no_ping_is_dropped_after_90_seconds() {
 }
 
 #[tokio::test]
-async fn lm_108_keys_are_asked_for_before_the_upgrade() {
+async fn lm_108_keys_are_checked_before_the_upgrade() {
     for query_key in [false, true] {
         let config = server::Config {
             query_key,
@@ -388,7 +388,7 @@ async fn lm_108_keys_are_asked_for_before_the_upgrade() {
 
 /// LM-505: whoever is cut off hears why, and whose key still stands hears nothing.
 #[tokio::test]
-async fn lm_108_a_key_that_is_revoked_ends_its_connections() {
+async fn lm_108_revoking_a_key_ends_its_connections() {
     let (mut owner, engine) = by_hand(parrot());
     let (anna, ben) = (key("anna", "one"), key("ben", "two"));
     let kernel = kernel("parrot", engine);
@@ -473,7 +473,7 @@ async fn pipes(server: &Running, cancel: bool, retained: bool) -> (LinesEnd, Str
 }
 
 #[tokio::test]
-async fn lm_110_at_the_end_of_input_streams_finish_or_are_cancelled_as_wished() {
+async fn lm_110_at_the_end_of_input_streams_finish_or_are_cancelled_as_configured() {
     let config = sapwood_engine::scripted::Config {
         tokens_per_s: 2_000.0,
         ..chatter()
@@ -496,7 +496,7 @@ async fn lm_110_at_the_end_of_input_streams_finish_or_are_cancelled_as_wished() 
 
 /// LM-112: a long line is skipped and the next is read.
 #[tokio::test]
-async fn lm_111_a_unix_client_that_hangs_up_cancels_everything() {
+async fn lm_111_a_disconnect_of_a_unix_client_cancels_its_streams() {
     let (mut owner, engine) = by_hand(chatter());
     let server = with_config(kernel("m", engine), lmtp::Config::default()).await;
     let folder = tempfile::tempdir().unwrap();
@@ -529,7 +529,7 @@ async fn lm_111_a_unix_client_that_hangs_up_cancels_everything() {
 }
 
 #[tokio::test]
-async fn lm_113_a_body_that_is_no_list_of_messages_is_refused_at_once() {
+async fn lm_113_a_json_body_that_is_not_a_list_of_messages_is_refused() {
     let server = of_parrot().await;
     for body in ["", "[]", "{}", "7", "[[\"X\"]]", "[[1,{}]]"] {
         let (head, reply) = http(&server, "POST /lmtp\ncontent-type: application/json", body).await;
@@ -547,7 +547,7 @@ async fn lm_113_a_body_that_is_no_list_of_messages_is_refused_at_once() {
 
 /// LM-113: lines are acted on as they arrive.
 #[tokio::test]
-async fn lm_115_a_client_that_closes_the_answer_cancels_its_streams() {
+async fn lm_115_closing_the_response_cancels_its_streams() {
     let engine = spawned(chatter());
     let server = with_config(kernel("m", engine.clone()), lmtp::Config::default()).await;
     let open = server
@@ -578,7 +578,7 @@ async fn lm_115_a_client_that_closes_the_answer_cancels_its_streams() {
 
 /// LM-302: what a client calls by no name is the configured model.
 #[tokio::test]
-async fn lm_302_a_default_model_stands_for_a_missing_name_on_a_socket() {
+async fn lm_302_a_message_without_a_model_uses_the_default_model() {
     let config = lmtp::Config {
         default_model: Some("parrot".into()),
         ..lmtp::Config::default()
@@ -595,7 +595,7 @@ async fn lm_302_a_default_model_stands_for_a_missing_name_on_a_socket() {
 /// OA-911 is for bodies that are read before they are answered. One that is read as a stream may be silent while its streams
 /// run; one that is given up later does not look like one that was answered to its end.
 #[tokio::test]
-async fn lm_113_a_silent_client_is_waited_for_while_its_streams_run_and_a_cut_looks_cut() {
+async fn lm_113_a_body_may_be_silent_while_streams_run_and_a_timeout_breaks_off_the_response() {
     let (mut owner, engine) = by_hand(chatter());
     let server = with_config(kernel("m", engine), lmtp::Config::default()).await;
     let open = server

@@ -48,7 +48,7 @@ async fn whole(mut items: StreamItems) -> (Vec<u32>, Result<StreamFinish, LmtpRe
 
 /// LM-701, LM-703
 #[tokio::test]
-async fn lm_702_our_client_and_our_face_understand_each_other() {
+async fn lm_702_our_client_works_against_our_face() {
     let server = of_parrot().await;
     let client = connected(&server).await;
     let facts = client.model_info("parrot").await.unwrap();
@@ -74,7 +74,7 @@ async fn lm_702_our_client_and_our_face_understand_each_other() {
 
 /// LM-113: one request that lasts, and its answer.
 #[tokio::test]
-async fn lm_701_a_request_carries_lines_to_our_face_and_back() {
+async fn lm_701_our_client_works_over_one_long_post_request() {
     let server = of_parrot().await;
     let address = PeerAddress::parse(&format!("post+http://{}", server.address)).unwrap();
     let client = LmtpClient::connect(address, ConnectOptions::default())
@@ -124,7 +124,7 @@ async fn sampled(kernel: &Kernel, name: &str) -> Vec<(u32, f32, Vec<(u32, f32)>)
 }
 
 #[tokio::test]
-async fn lm_712_a_model_behind_a_connection_gives_what_the_model_itself_gives() {
+async fn lm_712_a_remote_model_gives_the_tokens_of_the_local_one() {
     let server = of_parrot().await;
     let client = connected(&server).await;
     let here = kernel("parrot", spawned(parrot()));
@@ -138,7 +138,7 @@ async fn lm_712_a_model_behind_a_connection_gives_what_the_model_itself_gives() 
 
 /// A model whose tokenizer nobody knows: tokens go through, and text is refused.
 #[tokio::test]
-async fn lm_712_without_a_tokenizer_faces_of_text_say_so_and_those_of_tokens_serve() {
+async fn lm_712_without_a_tokenizer_text_is_refused_and_token_ids_are_served() {
     let server = of_parrot().await;
     let pool = LmtpPool::of(connected(&server).await, "parrot")
         .await
@@ -167,7 +167,7 @@ async fn lm_712_without_a_tokenizer_faces_of_text_say_so_and_those_of_tokens_ser
 
 /// What the peer is not asked for is not left out in silence.
 #[tokio::test]
-async fn lm_974_a_prompt_is_not_weighed_through_an_upstream() {
+async fn lm_974_prompt_logprobs_of_a_remote_model_are_refused() {
     let server = of_parrot().await;
     let pool = LmtpPool::of(connected(&server).await, "parrot")
         .await

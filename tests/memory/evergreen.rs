@@ -37,7 +37,7 @@ async fn echoes(over: &ClientSession) {
 }
 
 #[tokio::test]
-async fn ev_104_memory_after_a_thousand_sessions_is_what_it_was_after_ten() {
+async fn ev_104_memory_after_a_thousand_sessions_equals_memory_after_ten() {
     let _turn = TURN.lock().await;
     let server = Running::with_test_functions().await;
     let sessions_open = &server.shared.metrics.evergreen.sessions_open;
@@ -74,7 +74,7 @@ async fn ev_104_memory_after_a_thousand_sessions_is_what_it_was_after_ten() {
 
 /// EV-803
 #[tokio::test]
-async fn ev_805_a_client_that_never_reads_holds_the_servers_memory_flat() {
+async fn ev_805_memory_is_constant_with_a_client_that_never_reads() {
     let _turn = TURN.lock().await;
     let engine = spawned(scripted::Config {
         script: scripted::Script::Tokens,

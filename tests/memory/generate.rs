@@ -74,7 +74,7 @@ async fn visit(server: &Running, way: usize) {
 
 /// TR-608, TR-609
 #[tokio::test]
-async fn tr_1303_who_comes_and_goes_leaves_rows_tasks_and_memory_as_they_were() {
+async fn tr_1303_clients_that_leave_in_any_way_leave_no_sequences_tasks_or_memory() {
     let _turn = TURN.lock().await;
     let context = open().await;
     context

@@ -141,7 +141,7 @@ async fn visit(context: &TestServer, way: usize) {
 
 /// LM-506, LM-610, LM-964
 #[tokio::test]
-async fn lm_1305_who_comes_and_goes_leaves_rows_tasks_and_memory_as_they_were() {
+async fn lm_1305_clients_that_leave_in_any_way_leave_no_sequences_tasks_or_memory() {
     let _turn = TURN.lock().await;
     let context = open().await;
     context
@@ -151,7 +151,7 @@ async fn lm_1305_who_comes_and_goes_leaves_rows_tasks_and_memory_as_they_were() 
 
 /// LM-1304: thousands of streams on one connection, again and again.
 #[tokio::test]
-async fn lm_610_thousands_of_streams_of_one_connection_leave_nothing() {
+async fn lm_610_thousands_of_streams_of_one_connection_leave_no_memory() {
     let _turn = TURN.lock().await;
     let context = open().await;
     let mut socket = context.client().await;
@@ -210,7 +210,7 @@ async fn unread(context: &TestServer) {
 
 /// LM-608: others are served meanwhile, and who reads after all has everything.
 #[tokio::test]
-async fn lm_607_a_thousand_streams_that_nobody_reads_hold_memory_flat() {
+async fn lm_607_memory_is_constant_with_a_thousand_unread_streams() {
     let _turn = TURN.lock().await;
     let context = open().await;
     // What is as wide as the largest batch and queue stays so.
@@ -232,7 +232,7 @@ const FLOODS: [&[&str]; 4] = [
 
 /// LM-202, LM-203: answers wait for room, and what asks for them is not read meanwhile.
 #[tokio::test]
-async fn lm_607_floods_of_lines_whose_answers_nobody_reads_hold_memory_flat() {
+async fn lm_607_memory_is_constant_under_floods_with_unread_answers() {
     let _turn = TURN.lock().await;
     let context = open().await;
     context.others().await;

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_belongs_to_the_innermost_package_and_to_those_that_read_it() {
+    fn a_file_maps_to_the_innermost_package_and_to_those_that_read_it() {
         for (changed, expected) in [
             (&["crates/proto/src/time.rs"][..], &["sapwood-proto"][..]),
             (&["xtask/codegen/src/main.rs"], &["codegen"]),

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_installed_says_how_by_hand() {
+    fn tools_that_cannot_be_installed_have_instructions() {
         assert_eq!(
             failure_of(|| bail!("no network")),
             "no network; try `get tool`"

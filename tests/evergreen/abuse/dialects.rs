@@ -38,7 +38,7 @@ async fn send(socket: &mut Socket, bytes: &[u8], is_text: bool) {
 
 /// EV-720, EV-731, EV-903
 #[tokio::test]
-async fn ev_701_each_dialect_refuses_the_others_and_answers_in_its_own() {
+async fn ev_701_a_message_of_another_dialect_is_refused_in_the_dialect_of_the_socket() {
     let server = Running::with_test_functions().await;
     for (dialect, sent, is_text, code) in [
         (PROTOBUF, JSON, true, 1003),
@@ -79,7 +79,7 @@ async fn ev_701_each_dialect_refuses_the_others_and_answers_in_its_own() {
 
 /// RFC 6455: frames that no client may send.
 #[tokio::test]
-async fn ev_705_what_is_no_frame_of_a_client_is_closed() {
+async fn ev_705_invalid_websocket_frames_close_the_connection() {
     let server = Running::with_test_functions().await;
     let list = message(PROTOBUF);
     let unmasked = [&[0x82, u8::try_from(list.len()).unwrap()], &list[..]].concat();
@@ -114,7 +114,7 @@ async fn ev_705_what_is_no_frame_of_a_client_is_closed() {
 
 /// What is no request at all, and HTTP where something else is spoken.
 #[tokio::test]
-async fn oa_911_bytes_of_other_protocols_are_dropped_or_told_400() {
+async fn oa_911_bytes_of_other_protocols_get_a_close_or_a_400() {
     let server = Running::with_test_functions().await;
     let hello = [&[0x16, 3, 1, 0, 200, 1, 0, 0, 196, 3, 3][..], &[0x5a; 194]].concat();
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -157,7 +157,7 @@ async fn oa_911_bytes_of_other_protocols_are_dropped_or_told_400() {
 
 /// EV-703: other bytes than those of gRPC on its path.
 #[tokio::test]
-async fn ev_703_what_is_no_grpc_is_told_so() {
+async fn ev_703_requests_that_are_not_grpc_get_an_error() {
     let server = Running::with_test_functions().await;
     let framed = |bytes: &[u8]| {
         let length = u32::try_from(bytes.len()).unwrap().to_be_bytes();
@@ -193,7 +193,7 @@ async fn ev_703_what_is_no_grpc_is_told_so() {
 
 /// D-54: whoever reads a long message on a thread that serves connections delays everybody else on it.
 #[tokio::test]
-async fn d_54_long_messages_are_read_by_threads_for_slow_work_in_every_dialect() {
+async fn d_54_long_messages_are_decoded_on_slow_work_threads_in_every_dialect() {
     let server = Running::with_test_functions().await;
     let separate = |done: u64, what: &'static str| async move {
         let stats = || BlockingPool::global().stats();

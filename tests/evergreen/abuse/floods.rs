@@ -35,7 +35,7 @@ fn many(count: usize, name: &str, inputs: &[(&str, &str)], output: &str) -> Sess
 
 /// EV-510, EV-914, EV-930
 #[tokio::test]
-async fn ev_510_actions_by_the_thousand_run_as_far_as_they_may() {
+async fn ev_510_thousands_of_actions_run_only_up_to_the_action_limit() {
     let server = Running::with_test_functions().await;
     let running = &server.shared.metrics.evergreen.actions_open;
     let flood = many(5_000, "slow", &[], "response");
@@ -59,7 +59,7 @@ async fn ev_510_actions_by_the_thousand_run_as_far_as_they_may() {
 
 /// Section 8.2
 #[tokio::test]
-async fn ev_801_nodes_and_children_by_the_hundred_thousand_end_the_session() {
+async fn ev_801_too_many_nodes_or_children_end_the_session() {
     let server = Running::with_test_functions().await;
     let ids: Vec<String> = (0..70_000).map(|at| at.to_string()).collect();
     let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
@@ -85,7 +85,7 @@ async fn ev_801_nodes_and_children_by_the_hundred_thousand_end_the_session() {
 
 /// EV-911, EV-912: of nodes that are there, that are not, and of nothing; answers wanted or not.
 #[tokio::test]
-async fn ev_913_reserved_actions_by_the_ten_thousand_are_done_and_cost_no_place() {
+async fn ev_913_thousands_of_reserved_actions_do_not_reach_the_action_limit() {
     let server = Running::with_test_functions().await;
     for (name, inputs, output) in [
         ("CANCEL", vec![("action", "slow0")], "result"),
@@ -115,7 +115,7 @@ async fn ev_913_reserved_actions_by_the_ten_thousand_are_done_and_cost_no_place(
 
 /// EV-812
 #[tokio::test]
-async fn ev_810_offers_by_the_thousand_replace_one_another_up_to_the_limits() {
+async fn ev_810_each_of_a_thousand_offers_replaces_the_one_before_within_the_limits() {
     let server = Running::with_test_functions().await;
     let list = |count: usize| {
         let one = |at: usize| format!("{{\"name\":\"f{at}\"}}");
@@ -156,7 +156,7 @@ async fn ev_810_offers_by_the_thousand_replace_one_another_up_to_the_limits() {
 
 /// EV-942, D-29
 #[tokio::test]
-async fn ev_941_who_comes_back_again_and_again_is_one_session() {
+async fn ev_941_two_hundred_reconnects_are_one_session() {
     let server = Running::with_test_functions().await;
     let sessions = &server.shared.metrics.evergreen.sessions_open;
     let resume = [("evergreen-resume", "1"), PARTIAL];
@@ -196,7 +196,7 @@ async fn ev_941_who_comes_back_again_and_again_is_one_session() {
 
 /// EV-802: pongs that nobody takes do not pile up.
 #[tokio::test]
-async fn ev_705_pings_by_the_hundred_thousand_hold_up_nobody() {
+async fn ev_705_a_flood_of_pings_delays_no_other_client() {
     let server = Running::with_test_functions().await;
     let mut socket = Socket::speaking(&server, "evergreen.v2.proto").await;
     let pings = frame(0x89, &[b'?'; 125]).repeat(1_000);
@@ -221,7 +221,7 @@ async fn ev_705_pings_by_the_hundred_thousand_hold_up_nobody() {
 
 /// EV-101, EV-109: calls that are reset as soon as they are made, all on one connection.
 #[tokio::test]
-async fn ev_109_calls_reset_by_the_thousand_leave_nothing() {
+async fn ev_109_a_thousand_reset_calls_leave_no_state() {
     let server = Running::with_test_functions().await;
     let first = server.session().await;
     for _ in 0..1_000 {

@@ -51,7 +51,7 @@ fn read(id: &str) -> SessionMessage {
 
 /// EV-308, EV-106
 #[tokio::test]
-async fn ev_217_circles_end_the_session_that_sends_them_and_no_other() {
+async fn ev_217_a_cycle_ends_only_the_session_that_sends_it() {
     let server = Running::with_test_functions().await;
     let closed = |length: usize| {
         let mut replay = chain(length);
@@ -94,7 +94,7 @@ async fn ev_217_circles_end_the_session_that_sends_them_and_no_other() {
 
 /// A bomb of chunks, and one of nothing, as every function meets them.
 #[tokio::test]
-async fn ev_306_bombs_end_the_action_that_reads_them_and_the_session_goes_on() {
+async fn ev_306_a_flatten_bomb_fails_the_action_that_reads_it_and_not_the_session() {
     let limits = SessionLimits {
         max_visits: 20_000,
         ..SessionLimits::default()
@@ -129,7 +129,7 @@ async fn ev_306_bombs_end_the_action_that_reads_them_and_the_session_goes_on() {
 
 /// A prompt is held whole before it is computed.
 #[tokio::test]
-async fn ev_306_a_bomb_for_a_prompt_is_refused_before_it_is_held() {
+async fn ev_306_a_flatten_bomb_as_a_prompt_is_refused_before_it_takes_memory() {
     let kernel = with_model(spawned(scripted::Config::default()));
     let server = Running::over(kernel).await;
     let generate = action("GENERATE", &[("prompt", "0")], &[("response", "r")]);
@@ -144,7 +144,7 @@ async fn ev_306_a_bomb_for_a_prompt_is_refused_before_it_is_held() {
 
 /// EV-106
 #[tokio::test]
-async fn ev_305_a_chain_is_followed_1024_deep_and_a_longer_one_is_only_held() {
+async fn ev_305_reading_a_chain_deeper_than_1024_fails_and_sending_it_does_not() {
     let server = Running::with_test_functions().await;
     let to_leaf = |length: usize| {
         let mut list = chain(length - 1);
@@ -165,7 +165,7 @@ async fn ev_305_a_chain_is_followed_1024_deep_and_a_longer_one_is_only_held() {
 
 /// EV-903: the same answers, as a WebSocket closes with them.
 #[tokio::test]
-async fn ev_106_a_socket_is_told_why_in_its_last_words_and_in_its_close() {
+async fn ev_106_the_last_message_and_the_close_frame_have_the_reason() {
     let server = Running::with_test_functions().await;
     for (messages, close) in [
         (

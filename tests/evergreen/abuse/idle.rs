@@ -46,7 +46,7 @@ const BEGINNINGS: [(&str, &[u8], u64); 7] = [
 
 /// OA-911, D-31
 #[tokio::test]
-async fn ev_705_a_connection_that_says_too_little_is_dropped_and_holds_up_nobody() {
+async fn ev_705_connections_with_an_incomplete_start_are_dropped_and_delay_nobody() {
     let server = Running::with_test_functions().await;
     let open = &server.shared.metrics.connections_open;
     for (what, bytes, seconds) in BEGINNINGS {
@@ -74,7 +74,7 @@ async fn ev_705_a_connection_that_says_too_little_is_dropped_and_holds_up_nobody
 
 /// OA-911: every second a byte, so that no pause is ever long.
 #[tokio::test]
-async fn ev_705_a_head_that_trickles_has_ten_seconds_all_the_same() {
+async fn ev_705_a_trickling_request_head_has_ten_seconds_in_all() {
     let server = Running::with_test_functions().await;
     let open = &server.shared.metrics.connections_open;
     let begun: &[u8] = b"GET /evergreen HTTP/1.1\r\nhost: x\r\nx: ";
@@ -92,7 +92,7 @@ async fn ev_705_a_head_that_trickles_has_ten_seconds_all_the_same() {
 
 /// EV-111, D-32
 #[tokio::test]
-async fn ev_705_a_socket_without_a_message_is_asked_and_then_dropped() {
+async fn ev_705_a_socket_that_answers_no_ping_is_dropped() {
     let server = Running::with_test_functions().await;
     let numbers = &server.shared.metrics;
     for (path, subprotocol, seconds) in [
@@ -137,7 +137,7 @@ async fn ev_705_a_socket_without_a_message_is_asked_and_then_dropped() {
 
 /// EV-702: the head of the answer is there at once, whatever comes or does not.
 #[tokio::test]
-async fn ev_111_a_call_without_a_message_has_half_an_hour() {
+async fn ev_111_a_call_without_a_message_ends_after_thirty_minutes() {
     let server = Running::with_test_functions().await;
     let sessions = &server.shared.metrics.evergreen.sessions_open;
     let (_kept, nothing) = open(Vec::<SessionMessage>::new());
@@ -163,8 +163,7 @@ async fn ev_111_a_call_without_a_message_has_half_an_hour() {
 }
 
 #[tokio::test]
-async fn ev_111_a_socket_that_only_answers_pings_has_half_an_hour_also_before_it_has_said_whom_it_wants()
- {
+async fn ev_111_a_socket_that_only_answers_pings_ends_after_thirty_minutes() {
     let server = Running::with_test_functions().await;
     let mut socket = Socket::open(&server, "/", &[]).await.unwrap();
     let silent = tokio::spawn(async move { socket.rest().await.1 });
@@ -178,7 +177,7 @@ async fn ev_111_a_socket_that_only_answers_pings_has_half_an_hour_also_before_it
 
 /// EV-104, EV-109
 #[tokio::test]
-async fn ev_109_what_is_opened_and_left_leaves_nothing() {
+async fn ev_109_abandoned_connections_and_sessions_leave_no_state() {
     let server = Running::with_test_functions().await;
     let numbers = &server.shared.metrics;
     let slow = action("slow", &[], &[("response", "r")]).encode_to_vec();
@@ -207,7 +206,7 @@ async fn ev_109_what_is_opened_and_left_leaves_nothing() {
 
 /// EV-941: a token that nobody has is refused as often as it is shown, and costs nothing.
 #[tokio::test]
-async fn ev_941_false_tokens_by_the_hundred_get_one_answer_each() {
+async fn ev_941_every_unknown_token_gets_not_found() {
     let server = Running::with_test_functions().await;
     for count in 0..300 {
         let token = format!("{count:A>43}");

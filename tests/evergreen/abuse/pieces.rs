@@ -49,7 +49,7 @@ async fn bytes_by_itself(from: &mut (impl AsyncRead + Unpin), to: &mut (impl Asy
 
 /// EV-970: the handshakes too, in every dialect.
 #[tokio::test]
-async fn ev_705_bytes_that_come_one_by_one_are_what_they_would_be_together() {
+async fn ev_705_messages_that_arrive_byte_by_byte_are_decoded() {
     let server = Running::with_test_functions().await;
     let address = trickling(server.address).await;
     for (scheme, rest) in [
@@ -86,7 +86,7 @@ async fn ev_705_bytes_that_come_one_by_one_are_what_they_would_be_together() {
 
 /// D-34
 #[tokio::test]
-async fn ev_705_a_large_message_in_frames_of_one_byte_runs_at_speed() {
+async fn ev_705_a_large_message_in_one_byte_frames_is_decoded_at_speed() {
     let server = Running::with_test_functions().await;
     let mut all = action("echo", &[("text", "p")], &[("response", "r")]);
     all.node_fragments = vec![leaf("p", 0, 300_000)];

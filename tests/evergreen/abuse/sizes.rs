@@ -30,7 +30,7 @@ fn typed(id: &str, mimetype: String, role: String) -> NodeFragment {
 
 /// EV-201, EV-406, EV-802
 #[tokio::test]
-async fn ev_201_names_of_any_size_are_refused_past_their_limit_and_not_kept() {
+async fn ev_201_ids_and_names_above_their_limit_are_refused_and_not_retained() {
     let server = Running::with_test_functions().await;
     let long = |bytes: usize| "x".repeat(bytes);
     for bytes in [257, MIB, 12 * MIB] {
@@ -75,7 +75,7 @@ async fn ev_201_names_of_any_size_are_refused_past_their_limit_and_not_kept() {
 
 /// EV-703: four GiB, one byte more than allowed, and lengths inside of a message.
 #[tokio::test]
-async fn ev_703_what_is_announced_over_grpc_is_judged_before_it_comes() {
+async fn ev_703_too_large_lengths_over_grpc_are_refused_before_the_bytes_arrive() {
     let server = Running::with_test_functions().await;
     let prefixed = |length: usize, bytes: &[u8]| {
         let length = u32::try_from(length).unwrap().to_be_bytes();
@@ -134,7 +134,7 @@ fn zeros(mib: usize) -> Vec<u8> {
 
 /// EV-703
 #[tokio::test]
-async fn ev_703_a_gzip_bomb_is_not_unpacked_past_the_limit_of_a_message() {
+async fn ev_703_a_gzip_bomb_is_decompressed_only_up_to_the_message_limit() {
     let server = Running::with_test_functions().await;
     let packed = zeros(1_024);
     assert!(packed.len() < 8 * MIB, "{}", packed.len());
@@ -155,7 +155,7 @@ fn announced(first: u8, length: u64) -> Vec<u8> {
 
 /// EV-705, EV-902
 #[tokio::test]
-async fn ev_705_what_is_announced_over_a_socket_is_judged_before_it_comes() {
+async fn ev_705_too_large_frame_lengths_are_refused_before_the_bytes_arrive() {
     let server = Running::with_test_functions().await;
     let whole = u64::try_from(16 * MIB).unwrap();
     let half = frame(0x02, &vec![b'x'; 8 * MIB]);
@@ -191,7 +191,7 @@ async fn ev_705_what_is_announced_over_a_socket_is_judged_before_it_comes() {
 
 /// EV-731: lengths inside of a message that promise what is not there, in each dialect.
 #[tokio::test]
-async fn ev_701_lengths_inside_of_a_message_are_not_believed() {
+async fn ev_701_false_lengths_within_a_message_are_refused() {
     let server = Running::with_test_functions().await;
     let deep = "[".repeat(MIB);
     for (subprotocol, bytes, code) in [
@@ -251,7 +251,7 @@ async fn ev_701_lengths_inside_of_a_message_are_not_believed() {
 
 /// EV-805: what is announced and within the limit is room that nobody has used yet.
 #[tokio::test]
-async fn ev_805_two_hundred_large_messages_announced_take_no_memory() {
+async fn ev_805_announced_bytes_are_not_allocated_before_they_arrive() {
     let server = Running::with_test_functions().await;
     let sessions = &server.shared.metrics.evergreen.sessions_open;
     let before = resident();
@@ -284,7 +284,7 @@ pub(super) fn resident() -> u64 {
 
 /// EV-804, EV-209: fragments that are of no use to anybody.
 #[tokio::test]
-async fn ev_204_the_same_fragment_again_and_again_is_held_once() {
+async fn ev_204_duplicate_fragments_are_retained_once() {
     let server = Running::with_test_functions().await;
     let numbers = &server.shared.metrics.evergreen;
     let again: Vec<SessionMessage> = (0..200)

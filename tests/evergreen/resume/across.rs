@@ -174,7 +174,7 @@ async fn no_session_left(server: &Running) {
 
 /// EV-940, EV-942
 #[tokio::test]
-async fn ev_941_a_session_goes_from_any_dialect_and_transport_to_any_other() {
+async fn ev_941_a_session_resumes_in_any_other_dialect_and_transport() {
     let server = Running::with_test_functions().await;
     let pairs = DIALECTS
         .iter()
@@ -224,7 +224,7 @@ async fn ev_941_a_session_goes_from_any_dialect_and_transport_to_any_other() {
 
 /// EV-109
 #[tokio::test]
-async fn ev_940_a_close_in_good_order_ends_the_session_and_any_other_end_is_a_loss() {
+async fn ev_940_a_normal_close_ends_the_session_and_any_other_end_detaches_it() {
     let server = Running::with_test_functions().await;
     let close = |code: u16| frame(0x88, &code.to_be_bytes());
     for dialect in [Dialect::Json, Dialect::Protobuf] {
@@ -284,7 +284,7 @@ async fn ev_940_a_close_in_good_order_ends_the_session_and_any_other_end_is_a_lo
 }
 
 #[tokio::test]
-async fn ev_941_whoever_must_not_come_back_over_a_socket_gets_one_answer() {
+async fn ev_941_unknown_and_foreign_tokens_over_a_socket_get_the_same_answer() {
     let kernel = Kernel::new();
     kernel.add_all(test_functions()).unwrap();
     let config = Config {
@@ -343,7 +343,7 @@ async fn ev_941_whoever_must_not_come_back_over_a_socket_gets_one_answer() {
 }
 
 #[tokio::test]
-async fn ev_940_sessions_of_msgpack_are_not_held() {
+async fn ev_940_msgpack_sessions_cannot_be_resumed() {
     let server = Running::with_test_functions().await;
     let msgpack = ("sec-websocket-protocol", "actionengine.msgpack");
     let chosen = Socket::open(&server, "/", &[msgpack, RESUME])
@@ -378,7 +378,7 @@ async fn ev_940_sessions_of_msgpack_are_not_held() {
 }
 
 #[tokio::test]
-async fn ev_960_a_drain_lets_who_is_away_finish_and_nobody_back_in() {
+async fn ev_960_a_drain_lets_detached_sessions_finish_and_refuses_reconnects() {
     let server = Running::that_drains_at_once().await;
     let (mut busy, token) = Peer::new(&server, Dialect::Json).await;
     let (idle, _) = Peer::new(&server, Dialect::Protobuf).await;

@@ -32,7 +32,7 @@ const FINISH: &str = r#"{"actions":[{"name":"FINISH"}]}"#;
 
 /// EV-720, EV-721
 #[tokio::test]
-async fn ev_723_exactly_the_messages_of_the_client_are_answered_as_it_reads_them() {
+async fn ev_723_recorded_messages_of_the_typescript_client_are_answered_in_its_format() {
     let server = generating().await;
     let mut socket = Socket::open(&server, "/", &[]).await.unwrap();
     for text in [
@@ -71,7 +71,7 @@ fn whole(all: &[Value], node: &str) -> String {
 
 /// EV-605, EV-606: the examples of the page, as they stand there. The model says what it was asked last.
 #[tokio::test]
-async fn d_51_the_conversations_of_the_page_run() {
+async fn d_51_the_conversation_examples_of_the_page_run() {
     let page = include_str!("../../../docs/faces/evergreen.md");
     let mut sections = page.split("\n## ");
     let section = sections.find(|section| section.starts_with("Conversations\n"));
@@ -98,7 +98,7 @@ async fn d_51_the_conversations_of_the_page_run() {
 
 /// EV-903
 #[tokio::test]
-async fn ev_720_what_is_wrong_is_said_in_json_and_closed() {
+async fn ev_720_errors_are_sent_as_json_before_the_close() {
     let server = Running::with_test_functions().await;
     for (text, reason, code) in [
         (r#"{"actions":"#, "BAD_MESSAGE", 1007),
@@ -130,7 +130,7 @@ async fn ev_720_what_is_wrong_is_said_in_json_and_closed() {
 }
 
 #[tokio::test]
-async fn ev_722_answers_come_one_after_the_other_and_are_announced_before() {
+async fn ev_722_choices_are_sent_one_after_the_other_and_listed_before() {
     let server = generating().await;
     let mut socket = Socket::speaking(&server, "evergreen.v2.json").await;
     socket
@@ -168,7 +168,7 @@ async fn ev_722_answers_come_one_after_the_other_and_are_announced_before() {
 }
 
 #[tokio::test]
-async fn ev_722_json_values_are_not_cut() {
+async fn ev_722_json_values_are_not_split_over_fragments() {
     let server = Running::with_test_functions().await;
     let mut socket = Socket::speaking(&server, "evergreen.v2.json").await;
     let piece = |node: &str, mime: &str, seq: usize, data: &str, more: bool| {

@@ -141,7 +141,7 @@ fn ok() -> Detached {
 
 /// EV-735, EV-736, EV-738
 #[tokio::test]
-async fn ev_733_each_chunk_is_a_fragment_and_both_statuses_come_with_the_action() {
+async fn ev_733_each_chunk_is_a_fragment_and_an_action_gets_both_statuses() {
     let server = Running::with_test_functions().await;
     let other = Socket::open(&server, "/elsewhere", &[]).await;
     assert!(other.is_err(), "only on paths that are served");
@@ -211,7 +211,7 @@ async fn ev_735_the_status_comes_after_all_outputs_however_long_they_are() {
 }
 
 #[tokio::test]
-async fn ev_737_failures_end_what_is_open_and_the_session_goes_on() {
+async fn ev_737_a_failure_ends_the_outputs_of_its_action_and_not_the_session() {
     let server = Running::with_test_functions().await;
     let mut socket = speaking(&server).await;
     let unknown = call("A", "nobody", &[], &[("response", "")]);
@@ -257,7 +257,7 @@ async fn ev_738_a_message_with_headers_alone_is_no_half_close() {
 }
 
 #[tokio::test]
-async fn ev_739_statuses_of_all_that_is_open_then_the_abort_then_the_close() {
+async fn ev_739_an_abort_sends_the_status_of_every_open_node_before_the_close() {
     let server = Running::with_test_functions().await;
     let running = &server.shared.metrics.evergreen.actions_open;
     let mut socket = speaking(&server).await;
@@ -292,7 +292,7 @@ async fn ev_739_statuses_of_all_that_is_open_then_the_abort_then_the_close() {
 
 /// EV-955
 #[tokio::test]
-async fn d_55_a_session_that_echoes_lives_past_its_quota_without_an_option() {
+async fn d_55_a_msgpack_session_may_echo_more_than_its_quota_without_an_option() {
     let quota = 1 << 20;
     let server = Running::limited(SessionLimits {
         retained_bytes: quota,
@@ -332,7 +332,7 @@ async fn d_55_a_session_that_echoes_lives_past_its_quota_without_an_option() {
 
 /// EV-731
 #[tokio::test]
-async fn ev_740_first_wins_what_is_past_the_end_is_ignored_and_no_place_is_the_next() {
+async fn ev_740_the_first_duplicate_wins_late_fragments_are_ignored_and_no_seq_is_the_next() {
     let server = Running::with_test_functions().await;
     let mut socket = speaking(&server).await;
     let echo = call("A", "echo", &[("text", "p")], &[("response", "")]);
@@ -362,7 +362,7 @@ async fn ev_740_first_wins_what_is_past_the_end_is_ignored_and_no_place_is_the_n
 }
 
 #[tokio::test]
-async fn ev_740_a_node_of_chunks_and_of_parts_of_others_is_an_input_like_any_other() {
+async fn ev_740_a_node_may_mix_chunks_and_node_refs() {
     let server = Running::with_test_functions().await;
     let mut socket = speaking(&server).await;
     let echo = call("A", "echo", &[("text", "m")], &[("response", "")]);
@@ -385,7 +385,7 @@ async fn ev_740_a_node_of_chunks_and_of_parts_of_others_is_an_input_like_any_oth
 }
 
 #[tokio::test]
-async fn ev_740_answers_are_one_port_and_say_which_they_are() {
+async fn ev_740_choices_share_one_port_and_carry_their_number() {
     let engine = spawned(sapwood_engine::scripted::Config::default());
     let server = Running::over(with_model(engine)).await;
     let mut socket = speaking(&server).await;
@@ -424,7 +424,7 @@ async fn ev_740_answers_are_one_port_and_say_which_they_are() {
 
 /// EV-742
 #[tokio::test]
-async fn ev_741_finished_actions_leave_nothing_and_a_long_session_does_not_grow() {
+async fn ev_741_finished_actions_are_released_and_a_long_session_does_not_grow() {
     let server = Running::with_test_functions().await;
     let retained = &server.shared.metrics.evergreen.retained_bytes;
     let mut socket = speaking(&server).await;
@@ -485,7 +485,7 @@ fn nodes_of(reply: &SocketReply) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn ev_732_an_older_client_is_answered_in_its_own_layout() {
+async fn ev_732_an_older_client_gets_responses_in_its_own_layout() {
     let server = Running::with_test_functions().await;
     let mut socket = speaking(&server).await;
     let echo = wrap(&[

@@ -56,7 +56,7 @@ fn finish() -> SessionMessage {
 
 /// EV-924
 #[tokio::test]
-async fn ev_710_messages_are_those_of_grpc_and_finish_ends_them() {
+async fn ev_710_messages_are_those_of_grpc_and_finish_is_the_half_close() {
     let server = Running::with_test_functions().await;
     let mut socket = Socket::speaking(&server, "evergreen.v2.proto").await;
     assert!(
@@ -79,7 +79,7 @@ async fn ev_710_messages_are_those_of_grpc_and_finish_ends_them() {
 }
 
 #[tokio::test]
-async fn ev_924_what_stands_beside_finish_in_a_message_still_counts() {
+async fn ev_924_other_parts_of_the_message_with_finish_are_handled() {
     let server = Running::with_test_functions().await;
     let mut socket = Socket::speaking(&server, "evergreen.v2.proto").await;
     let mut all = finish();
@@ -101,7 +101,7 @@ async fn ev_924_what_stands_beside_finish_in_a_message_still_counts() {
 }
 
 #[tokio::test]
-async fn ev_903_the_last_message_is_the_status_and_the_close_says_it_in_short() {
+async fn ev_903_the_last_message_is_the_status_and_the_close_frame_repeats_it() {
     let server = Running::with_test_functions().await;
     let past = fragments(vec![leaf("p", 0, 1), leaf("p", 7, 1)]);
     let failing = action("fail", &[], &[("response", "r")]);
@@ -132,7 +132,7 @@ async fn ev_903_the_last_message_is_the_status_and_the_close_says_it_in_short() 
 
 /// EV-930, EV-931
 #[tokio::test]
-async fn ev_930_partial_failure_is_asked_for_in_the_query() {
+async fn ev_930_partial_failure_can_be_set_in_the_query() {
     let server = Running::with_test_functions().await;
     let path = "/evergreen?evergreen-partial-failure=1";
     let mut socket = Socket::open(&server, path, &[]).await.unwrap();

@@ -18,7 +18,7 @@ fn bytes(code: u16, reason: &str) -> Option<(u16, String)> {
 }
 
 #[tokio::test]
-async fn ev_701_the_first_message_decides_on_both_paths() {
+async fn ev_701_the_first_message_selects_the_dialect_on_both_paths() {
     let server = Running::with_test_functions().await;
     let list = action("LIST_ACTIONS", &[], &[("actions", "a")]).encode_to_vec();
     let json = r#" {"actions":[{"name":"LIST_ACTIONS","outputs":[{"name":"actions","id":"a"}]}]}"#;
@@ -53,7 +53,7 @@ async fn ev_701_the_first_message_decides_on_both_paths() {
 }
 
 #[tokio::test]
-async fn ev_701_what_is_none_of_ours_is_closed() {
+async fn ev_701_a_first_message_of_no_dialect_closes_the_connection() {
     let server = Running::with_test_functions().await;
     for (path, text, expect) in [
         (
@@ -182,7 +182,7 @@ async fn ev_704_keys_and_origins_are_checked_before_the_upgrade() {
 }
 
 #[tokio::test]
-async fn malformed_options_and_a_full_house_are_refused_before_the_upgrade() {
+async fn malformed_options_and_sessions_above_the_limit_are_refused_before_the_upgrade() {
     let config = Config {
         sessions: 1,
         ..Config::default()
@@ -201,7 +201,7 @@ async fn malformed_options_and_a_full_house_are_refused_before_the_upgrade() {
 }
 
 #[tokio::test]
-async fn ev_705_messages_come_in_any_number_of_frames() {
+async fn ev_705_messages_may_have_any_number_of_frames() {
     let server = Running::with_test_functions().await;
     let mut socket = Socket::speaking(&server, "evergreen.v2.proto").await;
     let mut all = action("echo", &[("text", "p")], &[("response", "r")]);
@@ -293,7 +293,7 @@ async fn ev_109_a_close_or_a_lost_connection_cancels_everything_at_once() {
 }
 
 #[tokio::test]
-async fn ev_960_a_drain_says_goodbye_to_sockets() {
+async fn ev_960_a_drain_closes_sockets_with_going_away() {
     let server = Running::that_drains_at_once().await;
     let mut undecided = Socket::open(&server, "/", &[]).await.unwrap();
     let mut idle = Socket::speaking(&server, "evergreen.v2.proto").await;

@@ -18,7 +18,7 @@ fn words(count: usize) -> Vec<ScriptStep> {
 
 /// TR-1303 from the client's end: what is said is said once, whatever becomes of connections.
 #[tokio::test]
-async fn tr_1303_a_model_over_the_border_survives_its_connection() {
+async fn tr_1303_streams_of_another_server_survive_lost_connections() {
     let server = playing(words(60)).await;
     let proxy = Proxy::to(server.address).await;
     let address = TritonAddress::new(format!("triton+http://{}/m", proxy.address));

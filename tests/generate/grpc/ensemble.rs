@@ -102,7 +102,7 @@ async fn texts(grpc: &mut Grpc, message: ModelInferRequest) -> Vec<Vec<String>> 
 }
 
 #[tokio::test]
-async fn d_55_the_ensembles_client_streams_with_what_it_sends_by_default() {
+async fn d_55_the_default_request_of_the_ensembles_client_can_be_streamed() {
     for is_sent in [true, false] {
         let server = ensemble(is_sent).await;
         let mut grpc = Grpc::connect(&server).await;
@@ -142,7 +142,7 @@ async fn d_55_without_the_ensembles_inputs_a_prompt_in_a_stream_is_refused() {
 }
 
 #[tokio::test]
-async fn d_55_each_response_says_of_which_sequence_it_is() {
+async fn d_55_each_response_has_its_sequence_index() {
     for (is_sent, stream) in [(true, true), (true, false), (false, true), (false, false)] {
         let server = ensemble(is_sent).await;
         let mut grpc = Grpc::connect(&server).await;
@@ -162,7 +162,7 @@ async fn d_55_each_response_says_of_which_sequence_it_is() {
 
 /// TR-1307
 #[tokio::test]
-async fn d_55_each_response_says_of_which_row_it_is() {
+async fn d_55_each_response_has_its_batch_index() {
     let server = ensemble(true).await;
     let mut grpc = Grpc::connect(&server).await;
     let prompts = ["one two", "three", "four five six"];
@@ -187,7 +187,7 @@ async fn d_55_each_response_says_of_which_row_it_is() {
 
 /// TR-401: what is not there is refused by its name where it asks for something.
 #[tokio::test]
-async fn d_55_inputs_and_outputs_of_the_ensemble_are_taken_or_refused_by_name() {
+async fn d_55_inputs_and_outputs_of_the_ensemble_are_accepted_or_refused_by_name() {
     let server = ensemble(true).await;
     let mut grpc = Grpc::connect(&server).await;
     let float = |value: f32| value.to_le_bytes().to_vec();
@@ -254,7 +254,7 @@ async fn d_55_inputs_and_outputs_of_the_ensemble_are_taken_or_refused_by_name() 
 
 /// TR-502, TR-1307: an event says of which sequence it is once, and as a number.
 #[tokio::test]
-async fn d_55_events_of_an_ensemble_say_of_which_sequence_they_are() {
+async fn d_55_events_of_an_ensemble_have_batch_and_sequence_index() {
     let server = ensemble(true).await;
     let body = r#"{"text_input":["one two","three"],"max_tokens":9,"stream":true,"num_return_sequences":2,
         "exclude_input_in_output":false}"#;

@@ -13,7 +13,7 @@ const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
 
 /// The bytes of the page, both ways.
 #[tokio::test]
-async fn tr_906_the_end_comes_with_its_flag() {
+async fn tr_906_the_last_response_has_the_final_flag() {
     let request = b"\x0a\x01m\x1a\x017\x22\x28\x0a\x22triton_enable_empty_final_response\x12\x02\x08\x01\x2a\x16\x0a\
         \x0atext_input\x12\x05BYTES\x1a\x01\x01:\x06\x02\0\0\0hi";
     let end =
@@ -81,7 +81,7 @@ async fn stepped<T>(owner: &mut EngineOwner, at: Time, waited: impl Future<Outpu
 
 /// TR-906: a model with a signature of its own sends nothing after its last payload, unless asked.
 #[tokio::test]
-async fn tr_1103_a_parrot_answers_as_often_as_it_is_told() {
+async fn tr_1103_a_scripted_model_sends_the_requested_number_of_responses() {
     let server = parrot(|_| {}).await;
     let mut grpc = Grpc::connect(&server).await;
     let mut message = ModelInferRequest {
@@ -120,7 +120,7 @@ async fn tr_1103_a_parrot_answers_as_often_as_it_is_told() {
 }
 
 #[tokio::test]
-async fn tr_904_requests_of_a_stream_run_at_once_and_are_told_apart_by_id() {
+async fn tr_904_requests_of_a_stream_run_concurrently_and_carry_their_ids() {
     let engine = spawned(steps(vec![
         ScriptStep::Text("a".into()),
         ScriptStep::Hang(true),
@@ -242,7 +242,7 @@ async fn tr_904_models_that_are_not_decoupled_keep_the_order() {
 }
 
 #[tokio::test]
-async fn tr_905_a_request_that_fails_leaves_the_stream_alone() {
+async fn tr_905_a_failed_request_does_not_end_the_stream() {
     let server = playing(vec![ScriptStep::Error(ScriptedFailure {
         code: "unavailable".into(),
         message: "the parrot is tired".into(),
@@ -280,7 +280,7 @@ async fn tr_905_a_request_that_fails_leaves_the_stream_alone() {
 
 /// TR-907: the headers do not wait for a request; a message of more than 64 MiB ends the call.
 #[tokio::test]
-async fn tr_907_headers_come_at_once() {
+async fn tr_907_headers_do_not_wait_for_a_request() {
     let server = demo().await;
     let mut grpc = Grpc::connect(&server).await;
     let (mut send, messages) = mpsc::channel(1);

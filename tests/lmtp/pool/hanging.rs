@@ -33,7 +33,7 @@ async fn behind(proxy: &Proxy, two: &Running) -> LmtpPool {
 
 /// Before its first item and in the midst of it; the minutes that an item may take are not waited for.
 #[tokio::test]
-async fn lm_804_streams_of_a_server_that_hangs_go_on_at_another() {
+async fn lm_804_streams_of_a_server_that_hangs_move_to_another() {
     for cut in [0, 3] {
         let (mut first, one) = stepped(fluent()).await;
         let (mut second, two) = stepped(fluent()).await;
@@ -55,7 +55,7 @@ async fn lm_804_streams_of_a_server_that_hangs_go_on_at_another() {
 }
 
 #[tokio::test]
-async fn lm_804_whoever_follows_a_pool_is_told_when_nobody_serves() {
+async fn lm_804_watchers_of_a_pool_are_notified_when_no_server_is_left() {
     let (one, two) = (of_parrot().await, of_parrot().await);
     let pool = pool(&[&one, &two], machine::PoolOptions::default()).await;
     let mut served = pool.served();
@@ -68,7 +68,7 @@ async fn lm_804_whoever_follows_a_pool_is_told_when_nobody_serves() {
 
 /// A seed that was promised is kept: the other server computes the stream from its beginning, penalties and all.
 #[tokio::test]
-async fn lm_806_a_promised_seed_is_kept_at_another_server() {
+async fn lm_806_a_seeded_stream_has_the_same_tokens_at_another_server() {
     let wanted = || GenerateRequest {
         prompt: vec![7],
         max_tokens: 20,

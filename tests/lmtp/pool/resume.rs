@@ -29,7 +29,7 @@ async fn read(socket: &mut Socket, owners: &mut [&mut EngineOwner], count: usize
 
 /// LM-965: its client is away for a while, and meanwhile the server is lost that computes it; nobody sees a seam.
 #[tokio::test]
-async fn lm_807_a_client_comes_back_to_what_a_pool_computes() {
+async fn lm_807_a_client_resumes_a_stream_that_its_pool_has_moved() {
     for options in [ConnectOptions::base(), ConnectOptions::default()] {
         let (mut first, one) = stepped(fluent()).await;
         let (mut second, two) = stepped(fluent()).await;
@@ -97,7 +97,7 @@ async fn over(proxy: &Proxy) -> LmtpPool {
 
 /// Another server could not go on with it: a penalty looks back at what was said.
 #[tokio::test]
-async fn lm_965_an_upstream_that_is_lost_for_a_moment_costs_nothing() {
+async fn lm_965_streams_survive_a_short_loss_of_the_upstream_connection() {
     let mut runs = Vec::new();
     for cuts in [0, 1, 3] {
         let (mut owner, server) = stepped(super::super::chatter()).await;
@@ -133,7 +133,7 @@ async fn lm_965_an_upstream_that_is_lost_for_a_moment_costs_nothing() {
 
 /// LM-506: whoever goes for good says so, and nothing is kept for him.
 #[tokio::test]
-async fn lm_964_a_pool_that_goes_leaves_nothing_running() {
+async fn lm_964_dropping_a_pool_cancels_its_streams_at_the_server() {
     let (mut owner, server) = stepped(super::super::chatter()).await;
     let pool = pool(&[&server], machine::PoolOptions::default()).await;
     let items = begun(&pool, &mut owner).await;
