@@ -88,7 +88,9 @@ impl<T, E> Log<T, E> {
 
     /// Releases all items, and their memory.
     pub fn clear(&mut self) {
+        // Counted as released, so that the indices of later items do not change.
         self.released += self.items.len();
+        // Replaced, because `VecDeque::clear` would keep its memory.
         self.items = VecDeque::new();
     }
 

@@ -1,8 +1,8 @@
 //! Generation parameters: the one set that the engine, the kernel and every protocol share (D-20, D-43).
 //!
 //! [`GenerationParams`] holds the values that a caller has set. [`PARAMS`] is the table of those that have a name on a
-//! wire: each with its type, its range and its place in the struct. Readers, writers and checks walk this table, so a new
-//! parameter is a field and a row here, and what the engine does with it there.
+//! wire: each with its type, its range and its place in the struct. Readers, writers and checks walk this table, so a
+//! new parameter is a field and a row here, and what the engine does with it there.
 //!
 //! The core takes the widest ranges, [`ParamRanges::CORE`]; a protocol narrows some of them:
 //!
@@ -111,9 +111,10 @@ impl Interval {
         }
     }
 
-    /// Returns whether the interval contains `value`.
+    /// Whether the interval contains `value`.
     #[must_use]
     pub fn contains(&self, value: f32) -> bool {
+        // Every comparison with NaN is false, so no check for it is needed.
         let above = value > self.least || self.with_least && value == self.least;
         above && (value < self.most || self.with_most && value == self.most)
     }
@@ -293,6 +294,7 @@ pub struct ParamSpec {
     /// The name on the wires.
     pub name: &'static str,
     domain: fn(&ParamRanges) -> Domain,
+    // One accessor for reading and writing, so that a row cannot name two fields. Readers need `&mut` or a clone.
     field: fn(&mut GenerationParams) -> ParamField<'_>,
 }
 
@@ -334,6 +336,7 @@ pub const PARAMS: &[ParamSpec] = &[
     param!(max_tokens: Count, |_| count(0, u32::MAX)),
     param!(min_tokens: Count, |_| count(0, u32::MAX)),
     param!(temperature: Number, |ranges| Domain::Number(ranges.temperature)),
+    // 0 would leave no token to sample from.
     param!(top_p: Number, |_| Domain::Number(Interval::above(0.0, 1.0))),
     param!(top_k: Count, |ranges| count(ranges.top_k_least, u32::MAX)),
     param!(min_p: Number, |_| Domain::Number(Interval::below(0.0, 1.0))),
@@ -404,6 +407,7 @@ impl GenerationParams {
                 });
             }
         }
+        // Only if both are set: the rest of the context, which `max_tokens` stands for otherwise, is not known here.
         match (self.min_tokens, self.max_tokens) {
             (Some(min), Some(max)) if min > max => {
                 Err(ParamError::new("min_tokens", "at most max_tokens"))
@@ -433,12 +437,15 @@ fn holds(domain: &Domain, field: ParamField<'_>, vocabulary: u32) -> bool {
         }
         // No early exit, so that the compiler can vectorise the loop: a mask has an entry for nearly every token.
         (Domain::Biases { count, each }, ParamField::Biases(biases)) => {
+            // The lower bound does not apply: `bias` has turned what forbids a token into minus infinity. NaN fails
+            // `<=`.
             let most = each.most;
             let sound = biases.iter().fold(true, |sound, &(token, bias)| {
                 sound & (token < vocabulary) & (bias <= most)
             });
             sound && biases.len() <= *count
         }
+        // A value that is not set, a seed or a flag: no range.
         _ => true,
     }
 }

@@ -1,4 +1,5 @@
-//! [`ReplayBuffer`]: numbered items of a stream, retained so that a client that reconnects can be sent them again (D-44).
+//! [`ReplayBuffer`]: numbered items of a stream, retained so that a client that reconnects can be sent them again
+//! (D-44).
 //!
 //! ```text
 //!           first             next_unsent            next
@@ -126,6 +127,7 @@ impl<T: AsRef<[u8]>> ReplayBuffer<T> {
 
     /// Evicts the oldest item, if it was sent; returns its charge.
     pub fn evict(&mut self) -> Option<usize> {
+        // The oldest item is unsent: without it every client would miss an item.
         if self.next_unsent == self.first {
             return None;
         }
@@ -141,6 +143,7 @@ impl<T: AsRef<[u8]>> ReplayBuffer<T> {
     /// # Errors
     /// If an item is missing.
     pub fn check(&self, number: u64) -> Result<(), ReplayGap> {
+        // `next` itself is valid: the client has received everything and waits for what follows.
         if number > self.next() {
             Err(ReplayGap::Unsaid)
         } else if number < self.first {
@@ -157,6 +160,7 @@ impl<T: AsRef<[u8]>> ReplayBuffer<T> {
     pub fn rewind(&mut self, number: u64) -> Result<(), ReplayGap> {
         self.check(number)?;
         self.next_unsent = number;
+        // Counted anew, because `number` may be before or behind the old position; it happens once per reconnection.
         let unsent = self.items.range(self.unsent());
         self.unsent_bytes = unsent.map(|item| self.cost(item)).sum();
         Ok(())
@@ -165,6 +169,7 @@ impl<T: AsRef<[u8]>> ReplayBuffer<T> {
     /// Drops the unsent items; returns their charge.
     pub fn discard_unsent(&mut self) -> usize {
         let dropped = std::mem::take(&mut self.unsent_bytes);
+        // Their numbers are given again, which is right because nobody has received them.
         self.items.truncate(self.sent_items());
         self.bytes -= dropped;
         dropped

@@ -109,6 +109,7 @@ impl SseReader {
                 self.field(&line)?;
                 continue;
             }
+            // The type is of this event alone, even if it has no data; the id stays for the events that follow.
             let name = std::mem::take(&mut self.name);
             let data = match std::mem::take(&mut self.data) {
                 EventData::None => continue,
@@ -126,6 +127,7 @@ impl SseReader {
     /// # Errors
     /// [`Violation::Cut`] if it ended within an event or a line.
     pub fn finish(&self) -> Result<(), Violation> {
+        // A type or id without data is no loss: browsers drop such an event too.
         if self.buf.is_empty() && matches!(self.data, EventData::None) {
             Ok(())
         } else {
@@ -134,6 +136,7 @@ impl SseReader {
     }
 
     fn line(&mut self) -> Result<Option<Bytes>, Violation> {
+        // The flag is taken only with a byte at hand: the LF of a CRLF may come with the next read.
         if let Some(first) = self.buf.first()
             && std::mem::take(&mut self.after_cr)
             && *first == b'\n'
@@ -144,6 +147,7 @@ impl SseReader {
             .iter()
             .position(|byte| matches!(byte, b'\n' | b'\r'));
         let bytes = end.map_or(self.buf.len(), |end| self.scanned + end);
+        // Also while no line end was found, or a line without one would fill the memory.
         if bytes > self.limits.line_bytes {
             return Err(Violation::LineTooLong(self.limits.line_bytes));
         }
@@ -151,10 +155,12 @@ impl SseReader {
             self.scanned = bytes;
             return Ok(None);
         }
+        // Split off and not copied: the data of a usual event is a slice of what was read.
         let mut line = self.buf.split_to(bytes).freeze();
         self.scanned = 0;
         self.after_cr = self.buf.first() == Some(&b'\r');
         self.buf.advance(1);
+        // Only before the first line; anywhere else it is data.
         if !std::mem::replace(&mut self.begun, true) && line.starts_with(BYTE_ORDER_MARK) {
             line.advance(BYTE_ORDER_MARK.len());
         }
@@ -175,7 +181,7 @@ impl SseReader {
                 Ok(())
             }
             b"id" => {
-                // An id with a NUL is ignored.
+                // The standard ignores an id with a NUL.
                 if !value.contains(&0) {
                     self.id = value;
                 }
@@ -189,6 +195,7 @@ impl SseReader {
     fn more(&mut self, line: Bytes) -> Result<(), Violation> {
         let retained = match &self.data {
             EventData::None => 0,
+            // One more for the line feed that joins the next line.
             EventData::One(data) => data.len() + 1,
             EventData::Many(data) => data.len() + 1,
         };

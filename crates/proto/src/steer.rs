@@ -55,6 +55,7 @@ impl Mask {
     }
 
     fn trim(&mut self) {
+        // `count` and `==` take whole words, so the bits past the vocabulary must stay 0.
         let spare = self.words.len() * 32 - self.vocabulary;
         if let Some(last) = self.words.last_mut() {
             *last &= u32::MAX >> spare;
@@ -75,6 +76,7 @@ impl Mask {
 
     /// Allows `token`; a token outside the vocabulary is ignored.
     pub fn allow(&mut self, token: Token) {
+        // By the vocabulary and not by the number of words: the last word has bits for ids that do not exist.
         if (token as usize) < self.vocabulary {
             self.words[token as usize / 32] |= 1 << (token % 32);
         }
@@ -96,6 +98,7 @@ impl Mask {
 
     /// Intersects with `other`. Both must be over the same vocabulary; a longer one is truncated.
     pub fn intersect(&mut self, other: &Self) {
+        // `zip` cannot panic if the lengths differ, which an index could; masks come from programs of users.
         for (mine, theirs) in self.words.iter_mut().zip(&other.words) {
             *mine &= theirs;
         }

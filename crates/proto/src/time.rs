@@ -24,6 +24,7 @@ impl Time {
     /// The instant `since_origin` after the origin, or [`Time::MAX`].
     #[must_use]
     pub const fn new(since_origin: Duration) -> Self {
+        // By seconds, because two `Duration`s cannot be compared in a const function.
         if since_origin.as_secs() >= Self::MAX.0.as_secs() {
             return Self::MAX;
         }
@@ -52,6 +53,7 @@ impl Time {
 impl Add<Duration> for Time {
     type Output = Self;
     fn add(self, span: Duration) -> Self {
+        // Adding two `Duration`s panics on overflow, and `span` may come from a client.
         Self::new(self.0.saturating_add(span))
     }
 }

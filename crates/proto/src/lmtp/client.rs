@@ -161,10 +161,12 @@ impl ClientMachine {
         within: Option<Duration>,
         now: Time,
     ) -> Result<(ClientCallId, Bytes), LmtpError> {
+        // A peer that has negotiated anything is no reference server, and knows all sampling members.
         let whole = !self.features.is_empty();
         if !whole {
             refuse_unsent(wanted)?;
         }
+        // Not counted before `begin` succeeds: a message that is refused here must not use up an id.
         let id = self.last_id + 1;
         let mut out = BytesMut::new();
         send::generate(&mut out, id, model, wanted, whole);
@@ -214,6 +216,7 @@ impl ClientMachine {
         let mut out = BytesMut::from(&b"MODEL_INFO {\"model\":"[..]);
         write::json(&mut out, model);
         member(&mut out, "stream_id", &(self.last_id + 1));
+        // `data` repeats the model, as LMQL's own client sends it (LM-703).
         out.put_slice(b",\"data\":{\"model\":");
         write::json(&mut out, model);
         out.put_slice(b"}}");
@@ -266,6 +269,7 @@ impl ClientMachine {
         let mut rest = text.trim_start();
         while !rest.is_empty() {
             let line = rest.lines().next().unwrap_or(rest);
+            // No message at all, and no harm to any stream (LM-705).
             if !line.contains(' ') {
                 rest = rest[line.len()..].trim_start();
                 continue;
@@ -286,6 +290,7 @@ impl ClientMachine {
                             |open| !open.kind.is_request(),
                         );
                     }
+                    // Where the broken message ends is not known, so the rest of the text is dropped.
                     return;
                 }
             }
@@ -299,6 +304,7 @@ impl ClientMachine {
             return None;
         }
         let open = self.open.get_mut(&call.0)?;
+        // A base peer knows no CANCEL: it generates to the end, and its items are dropped here (LM-702).
         if std::mem::replace(&mut open.abandoned, true)
             || open.kind.is_request()
             || !self.features.has(Feature::Cancel)
@@ -375,6 +381,7 @@ impl ClientMachine {
                 CallKind::Generate(_) | CallKind::Score if open.begun => self.options.item_timeout,
                 CallKind::Generate(_) | CallKind::Score => self.options.first_item_timeout,
             };
+            // Calls without a timeout get none: CANCEL, and streams that wait for RESUME.
             open.due = open.due.and(timeout).map(|timeout| now + timeout);
         }
     }
@@ -421,6 +428,7 @@ impl ClientMachine {
             }
             CallKind::Generate(_) | CallKind::Score => self.options.first_item_timeout,
         };
+        // A peer numbers the items of a stream by what was negotiated when the stream began (LM-903).
         let is_numbered = !kind.is_request() && self.features.has(Feature::Resume);
         let open = OpenCall {
             kind,
@@ -492,6 +500,7 @@ impl ClientMachine {
         let cause = members.error();
         match (is_request, cause, members.model_info) {
             (true, Some(cause), _) => self.fail(id, cause),
+            // Each cancelled stream gets its own end item, so the lists in the answer are not read.
             (true, None, None) if members.cancelled && matches!(open.kind, CallKind::Cancel) => {
                 self.open.remove(&id);
             }
@@ -500,6 +509,8 @@ impl ClientMachine {
                 self.came_back(members, now);
             }
             (true, None, Some(facts)) if !matches!(open.kind, CallKind::Resume) => {
+                // An old server ignores the request and answers without it: the client stays with the base protocol
+                // (LM-901).
                 if members.lmtp.is_some() {
                     self.features = members.features();
                     self.session = members.session();
@@ -527,10 +538,12 @@ impl ClientMachine {
             return self.fail(id, cause);
         }
         if let (Some(next), Some(seq)) = (open.next, members.seq) {
+            // The reader has it already.
             if seq < next {
                 self.dropped += 1;
                 return;
             }
+            // A missing item cannot be requested again, and the reader must not take what follows for the whole output.
             if seq > next {
                 let why = "the upstream has left out items of the stream";
                 return self.fail(id, LmtpError::new(LmtpReason::ConnectionLost, why));
@@ -538,6 +551,7 @@ impl ClientMachine {
             open.next = Some(next + 1);
         }
         let mut item = members.item();
+        // No progress: such an item must not restart the timeout below.
         if item.token.is_none() && item.finish.is_none() {
             self.dropped += 1;
             return;
@@ -556,6 +570,7 @@ impl ClientMachine {
                 StreamFinish::Stop
             }
         };
+        // The reference server goes on to the maximum of its batch, and gives no reason here (LM-707).
         if open.left == 0 {
             item.finish.get_or_insert(unreasoned);
         }
@@ -568,6 +583,7 @@ impl ClientMachine {
     }
 
     fn fail(&mut self, id: u64, error: LmtpError) {
+        // A RESUME has no reader of its own: its failure is that of the streams that wait for it.
         if matches!(
             self.open.get(&id),
             Some(OpenCall {

@@ -58,7 +58,7 @@ impl<'a> RawValue<'a> {
 
     /// An integer, including integral floats (LM-205). Values beyond the type saturate.
     pub(super) fn integer(self) -> Option<i128> {
-        // The fast path: nearly all are plain digits.
+        // The fast path: nearly all are plain digits. A float beyond the type saturates and fails every range check.
         self.0.parse().ok().or_else(|| {
             let number = self.number()?;
             let whole = number.is_finite() && number.fract() == 0.0;
@@ -69,6 +69,7 @@ impl<'a> RawValue<'a> {
     /// A string; `None` also for an unpaired surrogate, which is not valid text.
     pub(super) fn string(self) -> Option<Cow<'a, str>> {
         let inner = self.0.strip_prefix('"')?.strip_suffix('"')?;
+        // Most strings have no escape and are borrowed: a bias object has a million names (LM-1307).
         if inner.contains('\\') {
             serde_json::from_str(self.0).ok().map(Cow::Owned)
         } else {
@@ -134,6 +135,7 @@ impl<'a> Scan<'a> {
         self.skip(is_space);
         let from = self.at;
         match self.peek() {
+            // The wording of serde_json, as in the example of section 4.
             None => return Err(BadJson("EOF while parsing a value")),
             Some(b'{') => self.object(depth)?,
             Some(b'[') => self.array(depth)?,
@@ -151,6 +153,7 @@ impl<'a> Scan<'a> {
             b'}' | b']' => return None,
             b'"' => self.checked_string(),
             b'{' | b'[' => self.checked_nest()?,
+            // A number or word: it was checked, so only its end is wanted.
             _ => self.skip(|byte| !matches!(byte, b',' | b':' | b'}' | b']') && !is_space(byte)),
         }
         Some(RawValue(&self.text[from..self.at]))
@@ -163,11 +166,13 @@ impl<'a> Scan<'a> {
             if self.next() != Some(b'\\') {
                 return;
             }
+            // The escaped byte may be a quotation mark. It is ASCII, so `at` stays on a character boundary.
             self.at += 1;
         }
     }
 
     fn checked_nest(&mut self) -> Option<()> {
+        // No recursion, and kinds of brackets are not compared: the first scan has matched them.
         let mut depth = 0_usize;
         loop {
             match self.peek()? {
@@ -230,6 +235,7 @@ impl<'a> Scan<'a> {
 
     /// Enters an object or list.
     const fn enter(&mut self, depth: usize) -> Result<(), BadJson> {
+        // This bounds the recursion: a message of brackets alone must not overflow the stack.
         if depth >= DEPTH_MAX {
             return Err(BadJson("nested deeper than 64 levels"));
         }
@@ -240,6 +246,7 @@ impl<'a> Scan<'a> {
     fn string(&mut self) -> Result<(), BadJson> {
         self.at += 1;
         loop {
+            // By byte: those of longer characters are all above 0x7f, so `at` always stops on a character boundary.
             self.skip(|byte| byte >= 0x20 && byte != b'"' && byte != b'\\');
             match self.next() {
                 Some(b'"') => return Ok(()),
@@ -329,6 +336,7 @@ impl<'a> Scan<'a> {
     }
 
     fn missing(&self, what: &'static str) -> BadJson {
+        // At the end of the text the cause is that it was cut off, whatever was expected there.
         if self.at == self.text.len() {
             BadJson("EOF while parsing a value")
         } else {

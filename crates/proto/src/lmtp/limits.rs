@@ -87,7 +87,10 @@ pub struct ConnectionLimits {
 impl Default for ConnectionLimits {
     fn default() -> Self {
         Self {
+            // Four times the limit of the reference server: large bias objects and long prompts come close to that one
+            // (LM-1201).
             max_message_in: 16 << 20,
+            // PyPI `websockets` refuses messages above 1 MiB by default (LM-1202).
             max_frame_out: 1_000_000,
             max_streams: 1_024,
             max_id_bytes: 256,

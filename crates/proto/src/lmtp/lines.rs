@@ -57,6 +57,7 @@ impl LineSplitter {
             self.searched = 0;
             let line = self.buffer.split_to(end);
             self.buffer.advance(1);
+            // If set, this is the tail of a line that was reported as too long.
             let skipped = std::mem::take(&mut self.skipping);
             if let Some(line) = self.read(line).filter(|_| !skipped) {
                 return Some(line);
@@ -80,6 +81,7 @@ impl LineSplitter {
         if !self.skipping && retained - half <= self.max {
             return None;
         }
+        // Dropped as it arrives, so that a line without an end takes no more memory than `max` and one push.
         self.buffer.clear();
         self.searched = 0;
         (!std::mem::replace(&mut self.skipping, true)).then_some(WireLine::TooLong)
@@ -89,6 +91,7 @@ impl LineSplitter {
         if line.last() == Some(&b'\r') {
             line.truncate(line.len() - 1);
         }
+        // A line that arrived together with its end has not passed through `overflow`.
         if line.len() > self.max {
             return Some(WireLine::TooLong);
         }

@@ -43,13 +43,16 @@ impl LmtpOutbound {
         let retained = self.open.len();
         self.open
             .put_slice(if retained == 0 { OPENING } else { b"," });
+        // Written in place: its size is not known before, and nearly always it fits.
         write(&mut self.open);
         self.bytes += self.open.len() - retained;
+        // A first item is never split off: larger than the limit, it goes alone (LM-1202).
         if retained > 0 && self.open.len() + ENDING_BYTES > max {
             let item = self.open.split_off(retained);
             self.end_items();
             self.open.put_slice(OPENING);
             self.open.put_slice(&item[1..]);
+            // The comma was counted above; the opening takes its place.
             self.bytes += OPENING.len() - 1;
         }
     }
@@ -71,9 +74,12 @@ impl LmtpOutbound {
 
     /// Queues a message of one item; `opening` is its text up to the list.
     pub(super) fn alone(&mut self, opening: &[u8], write: impl FnOnce(&mut BytesMut)) {
+        // Before it, so that messages keep the order of the calls: streams end before their CANCEL is answered
+        // (LM-961).
         self.end_items();
         let mut message = BytesMut::from(opening);
         if self.bare {
+            // Without the bracket of the list, with which `opening` ends.
             message.truncate(opening.len() - 1);
         }
         write(&mut message);
@@ -86,6 +92,7 @@ impl LmtpOutbound {
 
     /// Takes the next message, if there is one.
     pub(super) fn take(&mut self, carrier: MessageFraming) -> Option<Bytes> {
+        // Only if nothing else waits: until it is taken, items of further steps join the open message (LM-607).
         if self.whole.is_empty() {
             self.end_items();
         }

@@ -137,6 +137,8 @@ impl UpstreamState {
     }
 
     fn load(&self) -> u64 {
+        // `counted` has the abandoned streams, and `open` those that the connection has not seen yet: the larger one is
+        // taken.
         self.open.max(self.counted) + self.others
     }
 }
@@ -192,6 +194,7 @@ impl PoolMachine {
     ) -> Result<PoolMember, LmtpError> {
         let usable = |member: PoolMember| self.serves(member) && Some(member) != but;
         let known = self.affinity.longest(prompt, usable);
+        // A cached prefix is worth a longer queue only up to a point (LM-803).
         let known = known.filter(|member| !self.is_crowded(*member));
         let chosen = known.or_else(|| {
             self.members()
@@ -203,6 +206,7 @@ impl PoolMachine {
         };
         self.streams += 1;
         let upstream = &mut self.upstreams[chosen.0];
+        // At once, so that streams routed before this one is sent take it into account.
         upstream.open += 1;
         upstream.used = self.streams;
         Ok(chosen)
@@ -213,6 +217,7 @@ impl PoolMachine {
         let upstream = &mut self.upstreams[at.0];
         upstream.open = upstream.open.saturating_sub(1);
         match how {
+            // A timeout counts too: a reference server that cannot load its model sends nothing at all (LM-710).
             StreamOutcome::Failed(
                 LmtpReason::EngineError | LmtpReason::EngineDead | LmtpReason::Timeout,
             ) => {
@@ -223,7 +228,9 @@ impl PoolMachine {
             }
             StreamOutcome::Failed(LmtpReason::Draining) => self.drains(at),
             StreamOutcome::Failed(LmtpReason::ConnectionLost) => self.lost(at, now),
+            // Any other error is about the request, and shows that the upstream works.
             StreamOutcome::Well | StreamOutcome::Failed(_) => upstream.engine_errors = 0,
+            // Its reader left first, so nothing is known about the upstream.
             StreamOutcome::Left => {}
         }
     }
@@ -258,7 +265,9 @@ impl PoolMachine {
         match (probe, upstream.condition) {
             (ProbeOutcome::Answered(streams), condition) => {
                 upstream.missed = 0;
+                // The figure includes our own streams.
                 upstream.others = streams.map_or(0, |all| all.saturating_sub(upstream.open));
+                // A draining upstream answers probes to its end, so only one that was away returns to service (LM-805).
                 if condition == Condition::Away {
                     self.serve(at, now);
                 }
@@ -279,8 +288,10 @@ impl PoolMachine {
     pub fn lost(&mut self, at: PoolMember, now: Time) {
         let upstream = &mut self.upstreams[at.0];
         if upstream.condition == Condition::Away {
+            // Each stream of a lost connection reports the loss; only the first report doubles the delay.
             return;
         }
+        // An upstream that comes and goes keeps its long delay.
         if now.since(upstream.served_from) >= self.options.back_off_max {
             upstream.delay = self.options.back_off;
         }
@@ -300,6 +311,7 @@ impl PoolMachine {
     /// (LM-805).
     pub fn remove(&mut self, at: PoolMember) {
         self.drains(at);
+        // It stays in the list: a member is an index, and its running streams still report their ends.
         self.upstreams[at.0].removed = true;
     }
 
@@ -341,12 +353,14 @@ impl PoolMachine {
         let serving = self.members().filter(|member| self.serves(*member));
         let loads = serving.map(|member| self.upstreams[member.0].load());
         let (count, all) = loads.fold((0, 0), |(count, all), load| (count + 1, all + load));
+        // load > 2 * (all / count) + 4, multiplied by `count` to avoid a rounded average.
         self.upstreams[at.0].load() * count > 2 * all + 4 * count
     }
 
     fn serve(&mut self, at: PoolMember, now: Time) {
         let upstream = &mut self.upstreams[at.0];
         if upstream.removed {
+            // A probe that was under way during the removal must not return it to service.
             return;
         }
         upstream.condition = Condition::Serving;
@@ -360,6 +374,7 @@ impl PoolMachine {
         let upstream = &mut self.upstreams[at.0];
         upstream.probe_at = now + upstream.delay;
         upstream.delay = (upstream.delay * 2).min(self.options.back_off_max);
+        // The figure of its last probe says nothing about its state when it comes back.
         upstream.others = 0;
     }
 
@@ -381,6 +396,7 @@ fn by_load(
 ) -> impl Fn(&PoolMember, &PoolMember) -> std::cmp::Ordering + use<'_> {
     |a, b| {
         let (a, b) = (&pool.upstreams[a.0], &pool.upstreams[b.0]);
+        // Crosswise products instead of quotients, which would round small loads to 0.
         let loads = (a.load() * b.weight).cmp(&(b.load() * a.weight));
         loads.then(a.used.cmp(&b.used))
     }

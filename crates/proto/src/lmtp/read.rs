@@ -26,11 +26,13 @@ pub(super) fn command(text: &str) -> Result<(ClientCommand<'_>, &str), BadJson> 
     let (word, rest) = text
         .split_once(' ')
         .ok_or(BadJson("expected a type, one space, and JSON"))?;
+    // With a tab or line end in the word, the space that was found is not the one behind the type (LM-201).
     if word.is_empty() || word.bytes().any(is_space) {
         return Err(BadJson("expected a type, one space, and JSON"));
     }
     let (payload, rest) = value(rest)?;
     let next = rest.trim_start_matches(|c: char| u8::try_from(c).is_ok_and(is_space));
+    // Only a newline separates two messages (LM-204).
     if !next.is_empty() && !rest[..rest.len() - next.len()].contains('\n') {
         return Err(BadJson("there is text after the value"));
     }
@@ -95,7 +97,7 @@ pub(super) fn generate(
         prompt,
     };
     refuse_unsupported(members, strict)?;
-    // The prompt must leave room for at least one token (D-23).
+    // After all members (LM-302). The prompt must leave room for at least one token (D-23).
     let length = generate.prompt.len();
     fits(model, length, |context| length < context)?;
     Ok(generate)
@@ -182,6 +184,7 @@ pub(super) fn ranges(
         .value(name)
         .and_then(RawValue::elements)
         .ok_or_else(wrong)?;
+    // How many ranges begin minus how many end at each id; the running sum below is the number of ranges around it.
     let mut changes = vec![0_i32; size as usize + 1];
     for list in lists {
         let ends: Option<Vec<_>> = list
@@ -216,6 +219,7 @@ pub(super) fn id(value: RawValue<'_>, limits: &ConnectionLimits) -> Result<Strea
         let message = format!("'stream_id' has more than {} bytes", limits.max_id_bytes);
         return Err(LmtpError::new(LmtpReason::InvalidValue, message));
     }
+    // JSON allows line ends inside a list, but on a line transport one would split the answer.
     let strict = serde_json::from_str::<serde::de::IgnoredAny>(json).is_ok();
     if !strict || json.bytes().any(|byte| byte < b' ') {
         let message = "'stream_id' must be JSON on one line, without NaN and Infinity";
@@ -226,6 +230,7 @@ pub(super) fn id(value: RawValue<'_>, limits: &ConnectionLimits) -> Result<Strea
 
 /// The prompt that generation starts from: an empty one becomes BOS (LM-303).
 fn opened(prompt: Vec<Token>, model: &LmtpModelInfo) -> Result<Vec<Token>, LmtpError> {
+    // No BOS is added: LMQL has put it into its prompts already (section 13).
     if !prompt.is_empty() {
         return Ok(prompt);
     }
@@ -266,9 +271,11 @@ fn biases(
         .ok_or_else(|| refused("'logit_bias' must be an object from token ids to numbers"))?;
     let mut biases = Vec::new();
     for (at, (key, bias)) in entries.enumerate() {
+        // Counts all entries and not only known ids: the bound is on the work.
         if at == limits.max_biases {
             return Err(refused("'logit_bias' has too many entries"));
         }
+        // A negative id is an integer outside the vocabulary, so it is ignored and not refused (LM-305).
         let digits = key.strip_prefix('-').unwrap_or(&key);
         if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(refused("'logit_bias' has a key that is no integer"));
@@ -282,7 +289,8 @@ fn biases(
             biases.push((token, (bias as f32).min(f32::MAX)));
         }
     }
-    // A stable sort: of repeated ids the last one sent stays last, and is retained.
+    // Sorted once, because an object may have a million entries (LM-1307). The sort is stable: of repeated ids the last
+    // one sent stays last, and is retained.
     biases.sort_by_key(|(token, _)| *token);
     biases.dedup_by(|later, retained| {
         let same = later.0 == retained.0;
@@ -291,6 +299,7 @@ fn biases(
         }
         same
     });
+    // Exact, because by now each id is in the vocabulary and occurs once.
     let forbidden = biases.iter().filter(|(_, bias)| *bias == f32::NEG_INFINITY);
     if model.is_all(forbidden.count()) {
         let message = "'logit_bias' forbids every token; allow at least one";
@@ -333,6 +342,7 @@ fn stop_tokens(
             None => ids.push(token(name, index, list, model)?),
             Some(elements) => {
                 for element in elements {
+                    // While reading and not after: the message has room for a million ids (D-47).
                     if ids.len() == limits.max_stop_ids {
                         let wanted = format!("sequences of at most {} ids", limits.max_stop_ids);
                         return Err(out_of_range(name, &wanted));

@@ -143,6 +143,7 @@ impl LmtpError {
                 LmtpReason::UnsupportedOperation => {
                     "this function takes text and gives text; only models are served as tokens"
                 }
+                // `InsufficientScope`; lookups give no other reason.
                 _ => "this key may not use the model",
             },
         )

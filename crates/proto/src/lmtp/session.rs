@@ -297,8 +297,8 @@ impl LmtpSession {
             }
             // Deadlines hold for streams whose client is away; windows and stalls do not.
             LmtpPhase::Detached(until) => self.streams.due().into_iter().chain([until]).min(),
-            LmtpPhase::LastWords(_, until) => Some(until),
             // All streams have ended, so only the transport is waited for.
+            LmtpPhase::LastWords(_, until) => Some(until),
             LmtpPhase::Closed => None,
         }
     }
@@ -403,8 +403,8 @@ impl LmtpSession {
     /// Handles a new status of a stream. It is sent if the client wants it, not too often, and never when items wait to
     /// be sent.
     pub fn status(&mut self, stream: StreamKey, status: &StreamUpdate, now: Time) {
+        // A status describes the moment; a client that reconnects later has no use for it.
         if !self.is_detached() {
-            // A status describes the moment; a client that reconnects later has no use for it.
             self.streams.status(stream, status, &mut self.outbox, now);
         }
     }
@@ -472,8 +472,8 @@ impl LmtpSession {
     }
 
     fn cancel_all(&mut self) {
-        self.loading.take();
         // Requests that wait for a model have no work to cancel.
+        self.loading.take();
         self.streams.cancel_all(&mut self.outbox);
     }
 }

@@ -19,6 +19,8 @@ pub(super) fn item(
     top: Option<u32>,
     more: impl FnOnce(&mut BytesMut),
 ) {
+    // By hand and not by a serializer: the id is echoed as raw bytes (LM-206), members keep the order of the seed
+    // (LM-208), and this runs for every token (LM-1301).
     out.put_slice(b"{\"token\":");
     integer(out, item.token);
     out.put_slice(b",\"stream_id\":");
@@ -34,6 +36,8 @@ pub(super) fn item(
         out.put_slice(b",\"top_logprobs\":{");
         top_logprob(out, item.token, item.logprob);
         let shown = usize::try_from(top).unwrap_or(usize::MAX);
+        // Cut before the sampled token is left out: k entries if it is among the k most likely ones, else k + 1
+        // (LM-413).
         let others = item.top.iter().take(shown);
         for &(token, value) in others.filter(|(token, _)| *token != item.token) {
             out.put_u8(b',');
@@ -176,6 +180,7 @@ fn error(out: &mut BytesMut, id: Option<&StreamId>, cause: &LmtpError, max_bytes
     out.put_slice(b",\"error\":");
     json(out, cut(&cause.message, max_bytes));
     out.put_slice(b",\"code\":\"");
+    // Names of reasons need no escapes.
     out.put_slice(cause.reason.name().as_bytes());
     out.put_u8(b'"');
 }

@@ -13,8 +13,8 @@ use crate::steer::Token;
 /// How much a protocol forgives in JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JsonCoercion {
-    /// A value has its JSON type. Whole numbers may be written as `1.0`, because a protobuf `Struct` has doubles only, and
-    /// integers of 64 bits as strings, as proto3 writes them.
+    /// A value has its JSON type. Whole numbers may be written as `1.0`, because a protobuf `Struct` has doubles only,
+    /// and integers of 64 bits as strings, as proto3 writes them.
     Strict,
     /// Also texts of numbers, of flags and of objects, as in parameters that can only be strings, and lists with empty
     /// texts, which clients send for "none" (Triton).
@@ -39,10 +39,11 @@ impl GenerationParams {
             .ok_or_else(|| ParamError::new(param.name, &domain))
     }
 
-    /// Returns the parameters that are set, as typed JSON under their names; `priority` is not among them. `None` if there
-    /// is a stop of several tokens, which JSON has no form for.
+    /// Returns the parameters that are set, as typed JSON under their names; `priority` is not among them. `None` if
+    /// there is a stop of several tokens, which JSON has no form for.
     #[must_use]
     pub fn to_json(&self) -> Option<Map<String, Value>> {
+        // `ParamSpec::field` borrows mutably; the clone also gives its texts away below.
         let mut params = self.clone();
         let mut out = Map::new();
         for param in PARAMS {
@@ -79,8 +80,8 @@ impl GenerationParams {
     }
 }
 
-/// Converts through the decimal text: 0.7 stays 0.7 instead of the nearest number of 32 bits widened to 64. A value that
-/// is not finite has no JSON form; servers refuse its `null`.
+/// Converts through the decimal text: 0.7 stays 0.7 instead of the nearest number of 32 bits widened to 64. A value
+/// that is not finite has no JSON form; servers refuse its `null`.
 #[must_use]
 pub fn float_to_json(number: f32) -> Value {
     let read = number.to_string().parse::<f64>().ok();
@@ -162,6 +163,7 @@ impl JsonParam<'_> {
     }
 
     fn seed(self) -> Option<u64> {
+        // Under both coercions: proto3 writes 64-bit integers as strings in JSON.
         let text = self
             .value
             .as_str()
@@ -180,6 +182,7 @@ impl JsonParam<'_> {
     fn texts(self, count: usize, bytes: usize) -> Option<Vec<String>> {
         let none = |text: &&str| text.is_empty() && self.coercion == JsonCoercion::FromText;
         let list: Vec<&str> = match self.value {
+            // A single text for a list of one, as OpenAI's `stop` allows.
             Value::String(one) => vec![one],
             Value::Array(list) => list.iter().map(Value::as_str).collect::<Option<_>>()?,
             _ => return None,
@@ -211,10 +214,12 @@ impl JsonParam<'_> {
         let text = text.filter(|_| self.coercion == JsonCoercion::FromText);
         let read = text.and_then(|text| bounded_json::read(text.as_bytes(), bounds).ok());
         let object = read.as_ref().unwrap_or(self.value).as_object()?;
+        // An object that did not come as text was parsed under the wider bounds of its request.
         if object.len() > count {
             return None;
         }
         let bias = |value| {
+            // Only the whole parameter may be a text; numbers within it have their JSON type.
             let strict = JsonCoercion::Strict;
             let number = JsonParam {
                 value,

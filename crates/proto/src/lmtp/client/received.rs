@@ -45,11 +45,13 @@ impl ReceivedItem {
             return self.top.clear();
         };
         if self.top.is_empty() {
+            // Some peers leave the member out, and readers expect the sampled token in it (LM-705).
             self.top
                 .extend(self.logprob.map(|logprob| (token, logprob)));
         }
         let mut others = top;
         self.top.retain(|(id, _)| {
+            // The sampled token does not count: it is shown beside the most likely ones (LM-413).
             let shown = *id == token || others > 0;
             others = others.saturating_sub(u32::from(*id != token));
             shown
@@ -96,11 +98,13 @@ impl<'a> ItemMembers<'a> {
                     .and_then(|number| u64::try_from(number).ok())
             };
             match &*name {
+                // Our ids are integers; any other id belongs to none of our calls.
                 "stream_id" => members.id = whole(),
                 "token" => members.token = whole().and_then(|id| Token::try_from(id).ok()),
                 "logprob" => members.logprob = Some(value),
                 "finish_reason" => members.finish = value.string(),
                 "top_logprobs" => members.top = Some(value),
+                // A peer may send `error: null` with every item (LM-705).
                 "error" => members.error = (!value.is_null()).then_some(value),
                 "code" => members.code = value.string(),
                 "retry_after_ms" => members.retry_after = whole().map(Duration::from_millis),
@@ -150,6 +154,7 @@ impl<'a> ItemMembers<'a> {
     pub(super) fn features(&self) -> Features {
         let member = |name| member(self.lmtp?, name);
         let version = member("version").and_then(RawValue::integer);
+        // Below version 2 nothing is negotiated, whatever the list says (LM-902).
         if version.is_none_or(|version| version < 2) {
             return Features::NONE;
         }
@@ -180,6 +185,7 @@ impl<'a> ItemMembers<'a> {
 
     pub(super) fn item(&self) -> ReceivedItem {
         let number = |value: RawValue<'_>| {
+            // NaN means that there is no log-probability (LM-705).
             let number = value.number().filter(|number| !number.is_nan())?;
             Some(number as f32)
         };
@@ -207,6 +213,7 @@ fn usage(value: RawValue<'_>) -> Option<StreamUsage> {
     let mut usage = StreamUsage::default();
     for (name, value) in value.members()? {
         let count = value.integer().and_then(|count| u64::try_from(count).ok());
+        // Counts are for accounting only: one that cannot be read does not fail the stream.
         let count = count.unwrap_or_default();
         match &*name {
             "prompt_tokens" => usage.prompt_tokens = count,

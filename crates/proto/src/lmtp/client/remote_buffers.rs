@@ -35,13 +35,18 @@ impl ClientMachine {
     /// that; all other calls fail. Returns whether any stream waits: then negotiate with the peer again, and call
     /// [`Self::come_back`]. Streams that are detached twice in a row fail.
     pub fn part(&mut self) -> bool {
+        // Still set if the connection was lost before it had answered RESUME; then the session is given up.
         let session = self.session.take().filter(|_| self.detached.is_none());
+        // Negotiated for each connection: the next one may reach an older server.
         self.features = Features::NONE;
         (self.load, self.draining, self.detached) = (None, false, None);
+        // An abandoned stream is not retained: RESUME does not name it, and so the peer cancels it (LM-965).
         let is_retained =
             |open: &OpenCall| session.is_some() && open.next.is_some() && !open.abandoned;
         self.fail_all(LmtpReason::ConnectionLost, LOST, |open| !is_retained(open));
         for open in self.open.values_mut() {
+            // Timeouts of items do not run without a connection; the caller bounds the wait by its first attempt to
+            // connect.
             (open.detached, open.due) = (true, None);
         }
         let model = self.open.values().next().map(|open| open.model.clone());
@@ -74,6 +79,7 @@ impl ClientMachine {
         let wanted: Vec<_> = waiting
             .map(|(id, open)| WantedBuffer {
                 stream_id: *id,
+                // -1 if nothing was received: all items are wanted.
                 after_seq: i64::try_from(open.next.unwrap_or(0)).unwrap_or(i64::MAX) - 1,
             })
             .collect();
@@ -97,6 +103,7 @@ impl ClientMachine {
     /// Handles the answer to RESUME: streams continue or fail.
     pub(super) fn came_back(&mut self, members: &ItemMembers<'_>, now: Time) {
         for id in members.left_behind() {
+            // Only streams that wait: the peer must not fail others by naming them.
             if self.open.get(&id).is_some_and(|open| open.detached) {
                 self.fail(id, LmtpError::new(LmtpReason::ConnectionLost, LOST));
             }

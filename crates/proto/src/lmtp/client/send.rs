@@ -24,6 +24,7 @@ pub(super) fn generate(
     member(out, "prompt", &wanted.prompt);
     member(out, "stream_id", &id);
     biases(out, &wanted.logit_bias, whole);
+    // Backends of the reference server fail on members that they do not know, so a default is not sent (LM-703).
     let default = GenerateRequest::default();
     if wanted.top_p.to_bits() != default.top_p.to_bits() {
         member(out, "top_p", &wanted.top_p);

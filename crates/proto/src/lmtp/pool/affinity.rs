@@ -48,6 +48,8 @@ impl AffinityTable {
             return None;
         }
         let hashes = self.hashes(prompt);
+        // Longest prefix first. If its upstream cannot be used, one that knows a shorter prefix is still better than
+        // none.
         let known = hashes.iter().rev().filter_map(|hash| self.blocks.get(hash));
         known
             .map(|known| known.member)
@@ -63,6 +65,7 @@ impl AffinityTable {
                 member,
                 entered: self.entered,
             };
+            // A known block moves to the end of the order, or a prefix in use would be evicted by its age.
             if let Some(before) = self.blocks.insert(hash, known) {
                 self.order.remove(&before.entered);
             }
@@ -77,6 +80,8 @@ impl AffinityTable {
 
     /// h(i) = H(h(i-1), block i), for complete blocks.
     fn hashes(&self, tokens: &[Token]) -> Vec<u64> {
+        // The incomplete last block is left out: it changes with the next token. A collision only misroutes a stream,
+        // so blocks are not compared.
         let (blocks, _) = tokens.as_chunks::<BLOCK_TOKENS>();
         let chain = blocks.iter().scan(0, |before, block| {
             let mut hasher = self.hasher.build_hasher();

@@ -74,6 +74,8 @@ impl RelayedStream {
         match &self.work {
             StreamDemand::Generate(wanted) => StreamDemand::Generate(GenerateRequest {
                 prompt: self.tokens.clone(),
+                // 0 is refused by peers (LM-304). It does not occur: the item that uses up `max_tokens` ends the
+                // stream.
                 max_tokens: wanted.max_tokens.saturating_sub(given).max(1),
                 min_tokens: wanted.min_tokens.saturating_sub(given),
                 ..wanted.clone()
@@ -114,14 +116,17 @@ impl RelayedStream {
             return self.repeat(at, item);
         }
         self.tokens.extend(item.token);
+        // The first upstream knows all stops, and its usage is that of the whole stream.
         if self.before == 0 && !self.stops_here {
             return RelayedItem::On;
         }
         // A stop sequence may span two upstreams, or was not sent to this one.
+        // A stop that is complete with the last token allowed wins over `length`, as EOS does (LM-404).
         let may_stop = matches!(item.finish, None | Some(StreamFinish::Length));
         if may_stop && item.token.is_some() && self.is_stopped() {
             item.finish = Some(StreamFinish::Stop);
         }
+        // Output that has become prompt at this upstream is still output to the caller.
         if let Some(usage) = &mut item.usage {
             let before = self.before as u64;
             usage.prompt_tokens = usage.prompt_tokens.saturating_sub(before);
@@ -165,6 +170,7 @@ impl RelayedStream {
                        at another one; try again";
             return Err(LmtpError::new(LmtpReason::UpstreamError, why));
         }
+        // A sampled stream with a seed is computed again: continued, the generator would start anew in its middle.
         (self.before, self.repeated) = if self.given() > 0 && self.is_repeatable() {
             (0, Some(0))
         } else {
@@ -214,6 +220,7 @@ impl RelayedStream {
             && wanted.frequency_penalty == 0.0
             && wanted.repetition_penalty == 1.0
             && wanted.stop.is_empty();
+        // Without a seed no certain tokens are promised, and at temperature 0 the seed has no effect.
         is_free && (wanted.seed.is_none() || wanted.temperature == 0.0)
     }
 
@@ -224,6 +231,7 @@ impl RelayedStream {
         };
         let output = &self.tokens[self.prompt..];
         let mut stops = wanted.stop_tokens.iter();
+        // Before `min_tokens` a stop has no effect, also across two upstreams.
         output.len() >= wanted.min_tokens as usize
             && stops.any(|stop| !stop.is_empty() && output.ends_with(stop))
     }
@@ -240,5 +248,5 @@ const fn is_loss(reason: LmtpReason) -> bool {
     )
 }
 
-/// How often a stream is sent again without progress.
+/// How often a stream is sent again without progress: once (LM-806).
 const IN_VAIN_MAX: u32 = 1;

@@ -12,6 +12,7 @@ use crate::steer::Token;
 /// The members of a payload by name; the last one wins (LM-205).
 #[derive(Debug)]
 pub(in super::super) struct PayloadMembers<'a> {
+    // Indexed by position in `NAMES`: reading a message of the base protocol allocates nothing (LM-610).
     known: [Option<RawValue<'a>>; NAMES.len()],
     /// Members of version 2 whose feature was negotiated; without that they are unknown (LM-207).
     added: Vec<(&'static str, RawValue<'a>)>,
@@ -80,6 +81,7 @@ const ADDED: [(&str, Feature); 33] = [
     ("scored_many", Feature::Samples),
     ("prompt_logprobs", Feature::Samples),
     ("session", Feature::Resume),
+    // A second time: `streams` is known with either feature.
     ("streams", Feature::Resume),
     ("window", Feature::Window),
     ("seq", Feature::Window),
@@ -106,10 +108,14 @@ impl<'a> PayloadMembers<'a> {
             if let Some(at) = NAMES.iter().position(|known| *known == name) {
                 members.known[at] = Some(value);
             } else if let Some(name) = added(&name) {
+                // The last of repeated members wins (LM-205).
                 members.added.retain(|(earlier, _)| *earlier != name);
                 members.added.push((name, value));
             } else {
+                // Unknown here, but a request for it must not pass as an ignored member: its output would be
+                // unconstrained.
                 members.controller |= name == "controller" && !value.is_null();
+                // Only the first name is retained: a message can have a million unknown members.
                 let (_, count) = members.unknown.get_or_insert((name, 0));
                 *count += 1;
             }
@@ -152,6 +158,7 @@ impl<'a> PayloadMembers<'a> {
 
     /// Reads the id to echo.
     pub(in super::super) fn id(&self, limits: &ConnectionLimits) -> Result<StreamId, LmtpError> {
+        // LM-206 fixes this text.
         let value = self
             .value("stream_id")
             .ok_or_else(|| LmtpError::new(LmtpReason::MissingRequiredParameter, "'stream_id'"))?;
@@ -211,6 +218,7 @@ impl<'a> PayloadMembers<'a> {
         let name = value
             .string()
             .ok_or_else(|| wrong_type("model", "a string"))?;
+        // No model has such a name, so the answer is that for an unknown one (section 10).
         if name.len() > limits.max_model_bytes {
             return Err(LmtpError::model(LmtpReason::ModelNotFound));
         }
@@ -227,6 +235,7 @@ impl<'a> PayloadMembers<'a> {
         let Some(value) = self.value(name) else {
             return Ok(None);
         };
+        // Checked as the f32 that is used: a double just outside of a range may round into it.
         let number = value.number().ok_or_else(|| wrong_type(name, "a number"))? as f32;
         if is_in(number) {
             Ok(Some(number))
@@ -262,6 +271,7 @@ impl<'a> PayloadMembers<'a> {
         least: i128,
     ) -> Result<Option<u32>, LmtpError> {
         let number = self.integer(name, range, |number| number >= least)?;
+        // A negative value that `least` allows means off, as 0 does; a value beyond the type is no limit at all.
         Ok(number.map(|number| u32::try_from(number.max(0)).unwrap_or(u32::MAX)))
     }
 
@@ -280,6 +290,7 @@ impl<'a> PayloadMembers<'a> {
         let elements = value
             .elements()
             .ok_or_else(|| wrong_type(name, "a list of token ids"))?;
+        // Looks at two elements only: the list may have a million. LMQL sends `[null]` if its tokenizer has no BOS.
         let mut first_two = value.elements().into_iter().flatten();
         let only = first_two.next().filter(|_| first_two.next().is_none());
         if name == "prompt" && only.is_some_and(RawValue::is_null) {

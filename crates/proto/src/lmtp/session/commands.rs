@@ -122,7 +122,7 @@ impl LmtpSession {
                 self.streams.begin(request.id, admitted, &mut self.outbox);
                 self.warn_of_unknown(request);
             }
-            // While draining nothing is deferred: the request could not start before the server ends (LM-509).
+            // While draining nothing is deferred: with its model loaded, the request would be refused as well (LM-509).
             Err(error)
                 if error.reason == LmtpReason::ModelLoading
                     && !self.draining

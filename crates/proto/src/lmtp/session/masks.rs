@@ -149,8 +149,8 @@ impl Masks {
         }
         self.uses += 1;
         named.used = self.uses;
+        // The cached list belongs to the current content: `put` removes it together with the mask that it replaces.
         if let Some((spelled, biases)) = &self.spelled
-            // The cached list belongs to the current content: `put` removes it together with the mask that it replaces.
             && spelled == name
         {
             return Ok(Arc::clone(biases));

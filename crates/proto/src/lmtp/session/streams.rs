@@ -534,8 +534,8 @@ impl Streams {
         if !self.replays.is_numbered(first) || !self.replays.reaches(first, seq) {
             return None;
         }
+        // Moved only as a whole: the new session must have room for every sample that still runs.
         let open = self
-            // Moved only as a whole: the new session must have room for every sample that still runs.
             .extended
             .get(&first)
             .map_or(0, |extended| extended.open);
@@ -567,8 +567,8 @@ impl Streams {
         moved: &mut Vec<(StreamKey, StreamKey)>,
     ) {
         let first = StreamKey(self.admitted);
+        // An ended stream has no samples, but its replay buffer needs a key.
         let samples = departing
-            // An ended stream has no samples, but its replay buffer needs a key.
             .extended
             .as_ref()
             .map_or(1, |extended| extended.samples);
