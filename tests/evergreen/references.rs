@@ -70,7 +70,7 @@ async fn ev_410_a_refused_reference_names_its_reason_and_the_setting_that_allows
     let inside = format!("http://{}/version", server.address);
     for (uri, expect, states) in [
         ("file:///etc/passwd", (7, "REF_DENIED"), "references.files"),
-        (&*missing, (5, "REF_NOT_FOUND"), "nothing that is there"),
+        (&*missing, (5, "REF_NOT_FOUND"), "does not exist"),
         (&*inside, (7, "REF_DENIED"), "references.private_hosts"),
         ("s3://bucket/key", (7, "REF_DENIED"), "references.stores"),
         ("ftp://host/", (3, "REF_SCHEME"), "data, file, http"),

@@ -126,7 +126,7 @@ pub(crate) fn is_loopback(host: &str) -> bool {
 /// [`ConnectError::Bad`].
 pub(crate) fn tls(host: &str, authorities: Option<&[u8]>) -> Result<ClientTls, ConnectError> {
     let name = ServerName::try_from(host.to_owned())
-        .map_err(|_| ConnectError::Bad("its host is no name that a certificate could have"))?;
+        .map_err(|_| ConnectError::Bad("its host is not a valid TLS server name"))?;
     let config = tls::client(authorities).map_err(|bad| ConnectError::Bad(bad.why()))?;
     Ok(ClientTls {
         connector: TlsConnector::from(Arc::new(config)),

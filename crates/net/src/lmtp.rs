@@ -316,7 +316,7 @@ impl LmtpClient {
         // Both branches are cancel-safe: a call that was not sent to the keeper was not made.
         tokio::select! {
             sent = self.0.asks.send(ask) => sent.map_err(|_| lost(CONNECTION_LOST))?,
-            () = until(by) => return Err(lost("the upstream takes no more calls at the moment")),
+            () = until(by) => return Err(lost("too many calls wait for the upstream: try again later")),
         }
         Ok(StreamItems {
             results: reported,
@@ -415,7 +415,7 @@ const ASKS_MAX: usize = 64;
 const ITEMS_MAX: usize = 16_384;
 /// The load of a peer that has not reported it.
 const LOAD_UNKNOWN: u64 = u64::MAX;
-const CONNECTION_LOST: &str = "the connection to the upstream is gone";
+const CONNECTION_LOST: &str = "the connection to the upstream was lost";
 
 #[cfg(test)]
 mod tests;

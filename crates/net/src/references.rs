@@ -103,7 +103,7 @@ impl ReferenceResolver {
     pub fn new(config: &Config) -> Result<Self, BadConfig> {
         #[cfg(not(feature = "stores"))]
         if let Some(entry) = config.stores.first() {
-            let why = "this build knows no stores: build it with the cargo feature `stores`";
+            let why = "this build has no object stores: build it with the cargo feature `stores`";
             return Err(BadConfig::new("stores", entry, why));
         }
         Ok(Self {
@@ -132,7 +132,7 @@ impl ReferenceResolver {
                 what: "references to object stores are",
                 key: "stores",
             }),
-            _ => Err(Error::Malformed("it has no scheme that is known")),
+            _ => Err(Error::Malformed("its scheme is not known")),
         };
         if let Err(error) = &opened {
             // Neither path nor query is logged: the client chose them, and they may be private.

@@ -37,5 +37,5 @@ pub(crate) fn client(authorities: Option<&[u8]>) -> Result<ClientConfig, TlsSetu
 }
 
 const AUTHORITIES: TlsSetupError =
-    TlsSetupError("the authorities to trust are no PEM certificates");
-const VERSIONS: TlsSetupError = TlsSetupError("no version of TLS can be spoken");
+    TlsSetupError("the authorities to trust are not PEM certificates");
+const VERSIONS: TlsSetupError = TlsSetupError("no version of TLS is available");

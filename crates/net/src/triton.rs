@@ -141,7 +141,7 @@ impl TritonClient {
 /// Limits the time of requests other than `generate`.
 async fn in_time<T>(asked: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     // Not for `generate`, whose first response may wait in the server's queue; that has `idle_timeout`.
-    let late = |_| Error::Unreachable("it takes connections and says nothing");
+    let late = |_| Error::Unreachable("it accepts connections but does not answer");
     tokio::time::timeout(ANSWER_TIMEOUT, asked)
         .await
         .map_err(late)?

@@ -160,7 +160,7 @@ async fn dial(dial: &impl DialUpstream) -> Result<UpstreamLink, Status> {
         Status::other(
             Code::Unavailable,
             "",
-            "it takes connections and says nothing",
+            "it accepts connections but does not answer",
         )
     };
     timeout(JOIN_TIMEOUT, dial.dial()).await.map_err(silent)?

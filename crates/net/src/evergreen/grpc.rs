@@ -201,7 +201,7 @@ fn unframed(status: &tonic::Status) -> Option<Status> {
         _ if !is_the_librarys => None,
         tonic::Code::OutOfRange => Some(too_large(MESSAGE_BYTES_MAX)),
         tonic::Code::Internal => {
-            let message = "a message could not be taken out of its gRPC frame";
+            let message = "a message could not be decoded from its gRPC frame";
             Some(Status::new(Reason::BadMessage, message))
         }
         _ => None,

@@ -72,7 +72,7 @@ impl ServerAddress {
         let uri: Uri = self
             .plain()
             .parse()
-            .map_err(|_| bad_address("it is no URL"))?;
+            .map_err(|_| bad_address("it is not a URL"))?;
         let secure = match uri.scheme() {
             Some(scheme) if *scheme == Scheme::HTTP => false,
             Some(scheme) if *scheme == Scheme::HTTPS => true,
@@ -87,7 +87,7 @@ impl ServerAddress {
             .is_some_and(|authority| authority.as_str().contains('@'))
         {
             return Err(bad_address(
-                "a key belongs into the key option, not into the URL",
+                "a key belongs in the key option, not in the URL",
             ));
         }
         let endpoint = Endpoint::from(uri)
@@ -109,7 +109,7 @@ impl ServerAddress {
         }
         endpoint
             .tls_config(tls)
-            .map_err(|_| bad_address("the authorities to trust are no PEM certificates"))
+            .map_err(|_| bad_address("the authorities to trust are not PEM certificates"))
     }
 }
 
@@ -158,7 +158,7 @@ impl ServerConnection {
                 Status::other(
                     Code::InvalidRequest,
                     "",
-                    "the key holds characters that no header can carry",
+                    "the key has characters that a header cannot contain",
                 )
             })?;
             value.set_sensitive(true);

@@ -65,12 +65,12 @@ impl WebSocketTarget {
     }
 
     fn read(url: &str, secure: bool) -> Result<Self, Status> {
-        let uri: Uri = url.parse().map_err(|_| bad_address("it is no URL"))?;
+        let uri: Uri = url.parse().map_err(|_| bad_address("it is not a URL"))?;
         let authority = uri.authority().map(http::uri::Authority::as_str);
         // URLs are shown and logged; keys are not.
         if authority.is_some_and(|authority| authority.contains('@')) {
             return Err(bad_address(
-                "a key belongs into the key option, not into the URL",
+                "a key belongs in the key option, not in the URL",
             ));
         }
         let query = uri.query().unwrap_or_default();
@@ -161,7 +161,7 @@ impl WebSocketTarget {
         let scheme = if self.secure { "wss" } else { "ws" };
         let mut request = format!("{scheme}://{authority}{path}")
             .into_client_request()
-            .map_err(|_| bad_address("it is no URL of a WebSocket"))?;
+            .map_err(|_| bad_address("it is not the URL of a WebSocket"))?;
         let headers = request.headers_mut();
         // 0.4.0 servers do not know subprotocols, and a client must not offer one that the server does not choose: the
         // first message shows the dialect.
@@ -182,7 +182,7 @@ impl WebSocketTarget {
         }
         if let Some(key) = &address.key {
             let mut value = HeaderValue::try_from(key.bearer())
-                .map_err(|_| bad_address("the key holds characters that no header can carry"))?;
+                .map_err(|_| bad_address("the key has characters that a header cannot contain"))?;
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
@@ -346,7 +346,7 @@ impl WebSocketReceiver {
                 }
             }
         }
-        let message = "the server has not answered for a minute: the connection was given up";
+        let message = "nothing was received from the server for a minute: the connection was closed";
         Some(Err(Status::other(Code::Unavailable, "", message)))
     }
 }
@@ -397,8 +397,8 @@ fn unavailable(address: &ServerAddress, hint: &str) -> Status {
 /// Converts a refused upgrade. Servers describe it differently; only the HTTP status is common.
 fn refused(address: &ServerAddress, error: &tungstenite::Error) -> Status {
     let tungstenite::Error::Http(answer) = error else {
-        tracing::debug!(%error, "no upgrade");
-        return unavailable(address, "it speaks no WebSocket there");
+        tracing::debug!(%error, "the WebSocket upgrade failed");
+        return unavailable(address, "it does not accept WebSockets there");
     };
     let number = answer.status().as_u16();
     let code = match number {

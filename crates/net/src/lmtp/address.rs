@@ -63,7 +63,7 @@ impl PeerAddress {
             parts.ok_or_else(|| bad("it must name a model: lmtp://host:port/MODEL"))?;
         let model = percent_decode_str(model).decode_utf8();
         let model = model
-            .map_err(|_| bad("its model is no UTF-8"))?
+            .map_err(|_| bad("its model is not UTF-8"))?
             .into_owned();
         let question = if query.is_empty() { "" } else { "?" };
         let peers = hosts
@@ -141,7 +141,7 @@ fn target(url: &str) -> Result<LmtpTarget, LmtpError> {
     }
     if let Some(command) = url.strip_prefix("stdio:") {
         let mut words = command.split_whitespace().map(str::to_owned);
-        let program = words.next().ok_or_else(|| bad("it names no command"))?;
+        let program = words.next().ok_or_else(|| bad("it has no command"))?;
         return Ok(LmtpTarget::Stdio(program, words.collect()));
     }
     let (scheme, rest) = url.split_once("://").unwrap_or(("ws", url));
@@ -158,10 +158,10 @@ fn target(url: &str) -> Result<LmtpTarget, LmtpError> {
     };
     let uri: Uri = format!("{scheme}://{rest}")
         .parse()
-        .map_err(|_| bad("it is no URL"))?;
+        .map_err(|_| bad("it is not a URL"))?;
     match uri.authority() {
         Some(authority) if authority.as_str().contains('@') => {
-            Err(bad("a key belongs into the key option, not into the URL"))
+            Err(bad("a key belongs in the key option, not in the URL"))
         }
         Some(authority) if !authority.host().is_empty() => Ok(match scheme {
             "http" | "https" => LmtpTarget::Post { uri, secure },

@@ -192,6 +192,6 @@ impl PendingCalls {
 }
 
 /// The answer to a line that cannot be forwarded.
-const NO_MESSAGE: &[u8] = b"MSG [{\"stream_id\":null,\"error\":\"a line that is no UTF-8 or longer than 16 MiB\",\"code\":\"message_too_large\"}]\n";
+const NO_MESSAGE: &[u8] = b"MSG [{\"stream_id\":null,\"error\":\"a line is not UTF-8, or is longer than 16 MiB\",\"code\":\"message_too_large\"}]\n";
 /// The maximum of bytes written at once.
 const BATCH_BYTES: usize = 64 * 1024;

@@ -194,7 +194,7 @@ impl<D: DialPeer> LinkKeeper<D> {
                     dialled = &mut dialling => match dialled {
                         Ok(wire) => return Some(wire),
                         Err(error) => {
-                            tracing::debug!(why = %error.message, "not connected");
+                            tracing::debug!(why = %error.message, "could not connect");
                             // Detached calls have no timeout, so their readers wait for one attempt and not for a peer
                             // that may never return.
                             if let Some(mut served) = detached.take() {

@@ -549,7 +549,7 @@ impl PoolPeers {
                 tracing::warn!(upstream, "an upstream of a pool does not answer");
             }
             Condition::Serving if before != after => {
-                tracing::info!(upstream, "an upstream of a pool serves");
+                tracing::info!(upstream, "an upstream of a pool is available");
             }
             _ => {}
         }
@@ -619,7 +619,7 @@ enum StreamLocation {
 }
 
 /// The items of one stream of a pool; the last has a finish, or is an error. Dropping it abandons the stream.
-#[must_use = "nothing is asked before it is read"]
+#[must_use = "nothing is sent before the stream is polled"]
 pub struct PooledItems {
     peers: Arc<PoolPeers>,
     passage: RelayedStream,
@@ -728,7 +728,7 @@ impl Stream for PooledItems {
                         return Poll::Ready(Some(Ok(item)));
                     }
                     Some(Err(error)) => error,
-                    None => lost("the stream of the upstream has ended without an end"),
+                    None => lost("the upstream's stream ended without a finish reason"),
                 },
             };
             if let Some(error) = this.failed(error) {

@@ -45,7 +45,7 @@ pub(super) async fn open(
     let body = StreamBody::new(lines(messages, options));
     let request = request
         .body(body)
-        .map_err(|_| wire::bad("the address is no URL of an HTTP server"))?;
+        .map_err(|_| wire::bad("the address is not the URL of an HTTP server"))?;
     let answer = exchange(io, request).await.map_err(|error| {
         tracing::debug!(%error, "no answer");
         lost("the upstream does not answer there")

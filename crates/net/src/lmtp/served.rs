@@ -351,7 +351,7 @@ impl ServedStreams {
     fn cut(&mut self, call: ClientCallId) {
         if let Some(listener) = self.open.get(&call) {
             let why =
-                "the items of the stream were not read as they came, and others wait for theirs";
+                "the items of the stream were not read fast enough";
             // Sending fails only if the reader was dropped.
             let _ = listener
                 .results

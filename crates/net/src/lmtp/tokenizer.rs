@@ -36,7 +36,7 @@ impl PeerAddress {
         let late = |_| {
             LmtpError::new(
                 LmtpReason::Timeout,
-                "the upstream takes too long for a file",
+                "the upstream did not send the file in time",
             )
         };
         let fetching = self.get(uri, *secure, path);
@@ -56,10 +56,10 @@ impl PeerAddress {
         }
         let request = request
             .body(Empty::<Bytes>::new())
-            .map_err(|_| wire::bad("the upstream names a file whose path is none"))?;
+            .map_err(|_| wire::bad("the upstream names a file with an invalid path"))?;
         let broken = |error| {
-            tracing::debug!(%error, "a file broke off");
-            lost("the upstream does not give the file")
+            tracing::debug!(%error, "the download of a file failed");
+            lost("the upstream did not send the file")
         };
         let answer = exchange(io, request).await.map_err(broken)?;
         if answer.status() != StatusCode::OK {
@@ -74,7 +74,7 @@ impl PeerAddress {
             };
             // Checked before it is appended, because no declared length is trusted.
             if file.len() + data.len() > FILE_BYTES_MAX {
-                let why = "the upstream's file is larger than any tokenizer's";
+                let why = "the upstream's file is larger than 64 MiB";
                 return Err(LmtpError::new(LmtpReason::MessageTooLarge, why));
             }
             file.extend_from_slice(&data);

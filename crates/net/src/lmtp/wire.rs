@@ -105,7 +105,7 @@ impl LmtpConnection {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(connection_lost)?;
         let (Some(write), Some(read)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(lost("the upstream's program has no pipes"));
+            return Err(lost("the upstream's program could not be connected to"));
         };
         // The child goes with the reading side, and is killed when that is dropped (LM-701).
         Ok(Self::lines(read, write, child))
@@ -153,7 +153,7 @@ impl LmtpConnection {
         let io = connecting.await.map_err(unreached)?;
         let mut request = uri
             .into_client_request()
-            .map_err(|_| bad("the address is no URL of a WebSocket"))?;
+            .map_err(|_| bad("the address is not the URL of a WebSocket"))?;
         if let Some(key) = credential(address)? {
             request.headers_mut().insert(AUTHORIZATION, key);
         }
@@ -325,15 +325,15 @@ pub(super) fn lost(why: &'static str) -> LmtpError {
 }
 
 fn connection_lost(error: std::io::Error) -> LmtpError {
-    tracing::debug!(%error, "no connection");
+    tracing::debug!(%error, "could not connect");
     lost("the upstream cannot be reached: is it running there?")
 }
 
 /// Converts a refused upgrade. Servers describe it differently; only the HTTP status is common.
 fn refused(error: &Error) -> LmtpError {
     let Error::Http(answer) = error else {
-        tracing::debug!(%error, "no upgrade");
-        return lost("the upstream speaks no WebSocket there");
+        tracing::debug!(%error, "the WebSocket upgrade failed");
+        return lost("the upstream does not accept WebSockets there");
     };
     refused_with(answer.status().as_u16())
 }
@@ -362,7 +362,7 @@ pub(super) fn credential(address: &PeerAddress) -> Result<Option<HeaderValue>, L
         return Ok(None);
     };
     let mut value = HeaderValue::try_from(key.bearer())
-        .map_err(|_| bad("the key holds characters that no header can carry"))?;
+        .map_err(|_| bad("the key has characters that a header cannot contain"))?;
     value.set_sensitive(true);
     Ok(Some(value))
 }

@@ -20,7 +20,7 @@ pub enum Error {
     #[error("a reference is refused: {0}")]
     Refused(&'static str),
     /// It does not exist.
-    #[error("a reference names nothing that is there")]
+    #[error("the content of a reference does not exist")]
     NotFound,
     /// Fetching it failed.
     #[error("a reference could not be fetched: {0}")]

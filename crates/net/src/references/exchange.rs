@@ -65,8 +65,8 @@ impl Dialler {
         let tls = TlsConnector::from(Arc::clone(&self.tls));
         let tls = tls.connect(name, tcp).await.map_err(|error| {
             // Details go to the log only: a client could otherwise map the networks behind this server by its errors.
-            tracing::debug!(%error, "no TLS");
-            Error::Failed("its server is not who it should be")
+            tracing::debug!(%error, "the TLS handshake failed");
+            Error::Failed("the TLS handshake with its server failed")
         })?;
         exchange(tls, request).await.map_err(|error| broken(&error))
     }
@@ -75,7 +75,7 @@ impl Dialler {
 fn server_name(host: &Host<&str>) -> Result<ServerName<'static>, Error> {
     match host {
         Host::Domain(name) => ServerName::try_from((*name).to_owned())
-            .map_err(|_| Error::Malformed("its host is no name that a certificate could have")),
+            .map_err(|_| Error::Malformed("its host is not a valid TLS server name")),
         Host::Ipv4(address) => Ok(ServerName::from(IpAddr::from(*address))),
         Host::Ipv6(address) => Ok(ServerName::from(IpAddr::from(*address))),
     }
@@ -89,8 +89,8 @@ async fn connect(host: &Host<&str>, port: u16, reach: Reach) -> Result<TcpStream
         Host::Ipv6(address) => vec![(*address, port).into()],
         Host::Domain(name) => {
             let found = lookup_host((*name, port)).await.map_err(|error| {
-                tracing::debug!(%error, "no address");
-                Error::Failed("its host is not known")
+                tracing::debug!(%error, "could not resolve a host");
+                Error::Failed("its host could not be resolved")
             })?;
             found.collect()
         }
@@ -108,15 +108,15 @@ async fn connect(host: &Host<&str>, port: u16, reach: Reach) -> Result<TcpStream
     // Short, because ten seconds are all there is for the first byte (EV-416), redirects included.
     match timeout(CONNECT, connect_to_any(allowed)).await {
         Ok(Ok(tcp)) => return Ok(tcp),
-        Ok(Err(error)) => tracing::debug!(%error, "no connection"),
-        Err(_) => tracing::debug!("no connection in time"),
+        Ok(Err(error)) => tracing::debug!(%error, "could not connect"),
+        Err(_) => tracing::debug!("could not connect in time"),
     }
     Err(Error::Failed("its host does not answer"))
 }
 
 fn broken(error: &hyper::Error) -> Error {
-    tracing::debug!(%error, "no answer");
-    Error::Failed("its server does not speak HTTP as it should")
+    tracing::debug!(%error, "no HTTP response");
+    Error::Failed("its server did not send a valid HTTP response")
 }
 
 /// The time limit of connecting.

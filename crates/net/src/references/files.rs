@@ -65,7 +65,7 @@ impl FileReferences {
         let opening = spawn_blocking(move || open(&dir, &path));
         let (file, bytes) = opening
             .await
-            .map_err(|_| Error::Failed("reading was broken off"))??;
+            .map_err(|_| Error::Failed("the read was cancelled"))??;
         Ok(ResolvedContent {
             bytes: Some(bytes),
             pieces: pieces(File::from_std(file)),
@@ -145,6 +145,6 @@ const fn denied(what: &'static str) -> Error {
 }
 
 const FILE: &str = "file:///";
-const IRREGULAR: Error = Error::Refused("what it names is no regular file");
+const IRREGULAR: Error = Error::Refused("it does not name a regular file");
 /// Bytes read at once.
 const PIECE_BYTES: usize = 64 * 1024;

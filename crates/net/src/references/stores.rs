@@ -61,7 +61,7 @@ impl Stores {
             let store = build(&target, &options, &connector);
             // The message of the error may contain options, and so credentials.
             let store = store
-                .map_err(|_| bad("the store cannot be set up: look at references.store_options"))?;
+                .map_err(|_| bad("the store cannot be set up: check references.store_options"))?;
             Ok(StoreEntry {
                 scheme: target.scheme,
                 bucket: target.bucket,
@@ -76,7 +76,7 @@ impl Stores {
     pub(super) async fn open(&self, uri: &str) -> Result<ResolvedContent, Error> {
         let target = ObjectUri::read(uri)?;
         if target.path.as_ref().is_empty() {
-            return Err(Error::Malformed("it names no object"));
+            return Err(Error::Malformed("it does not name an object"));
         }
         // Parsed forms are compared: `Path` has resolved percent-encodings, and refuses `..`.
         let listed = self.0.iter().find(|listed| {
@@ -109,7 +109,7 @@ fn rejection(error: &object_store::Error) -> Error {
         return Error::NotFound;
     }
     tracing::debug!(%error, "a store did not answer");
-    Error::Failed("its store did not give it")
+    Error::Failed("its store did not return it")
 }
 
 /// The parsed URI of an object.

@@ -49,7 +49,7 @@ impl WebReferences {
                 key: "hosts",
             });
         }
-        let mut url = Url::parse(uri).map_err(|_| Error::Malformed("it is no URL"))?;
+        let mut url = Url::parse(uri).map_err(|_| Error::Malformed("it is not a URL"))?;
         for _ in 0..=REDIRECTS_MAX {
             // In each round: a redirect must not lead to where the first URL could not (EV-414).
             let reach = self.check(&url)?;
@@ -73,10 +73,10 @@ impl WebReferences {
                     key: "allow_http",
                 });
             }
-            _ => return Err(Error::Refused("it leads out of the web")),
+            _ => return Err(Error::Refused("its redirect is not http: or https:")),
         }
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(Error::Refused("it holds a name or a password"));
+            return Err(Error::Refused("it contains a user name or a password"));
         }
         if !url.has_host() {
             return Err(Error::Malformed("it has no host"));
@@ -97,7 +97,7 @@ impl WebReferences {
 
 /// Builds a request without any information about the client.
 fn request(url: &Url) -> Result<Request<Empty<Bytes>>, Error> {
-    let malformed = |_: http::Error| Error::Malformed("it cannot be asked for");
+    let malformed = |_: http::Error| Error::Malformed("it cannot be requested");
     // Neither cookies nor a referrer: a server must learn nothing of the client or of the pages before a redirect.
     Request::get(&url[Position::BeforePath..Position::AfterQuery])
         .header(HOST, &url[Position::BeforeHost..Position::AfterPort])
@@ -113,13 +113,13 @@ fn redirected(from: &Url, answer: &Response<ResponseBody>) -> Result<Option<Url>
     if !REDIRECTS.contains(&answer.status()) {
         return Ok(None);
     }
-    let nowhere = Error::Failed("it is redirected to nowhere");
+    let nowhere = Error::Failed("its redirect has no valid target");
     let location = answer.headers().get(LOCATION).ok_or(nowhere)?;
     let location = location.to_str().map_err(|_| nowhere)?;
     let to = from.join(location).map_err(|_| nowhere)?;
     // Even where `allow_http` is on: what was asked for over TLS must not come in the clear (EV-414).
     if from.scheme() == "https" && to.scheme() != "https" {
-        return Err(Error::Refused("it is redirected from https: to less"));
+        return Err(Error::Refused("its redirect downgrades https:"));
     }
     Ok(Some(to))
 }

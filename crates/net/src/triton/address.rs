@@ -102,7 +102,7 @@ impl TritonTarget {
         let url = Url::parse(&format!("ftp://{rest}")).map_err(|_| NO_URL)?;
         // URLs are shown and logged; keys are not.
         if !url.username().is_empty() || url.password().is_some() {
-            let why = "a key belongs into the key option, not into the URL";
+            let why = "a key belongs in the key option, not in the URL";
             return Err(Error::Address(why));
         }
         if url.query().is_some() || url.fragment().is_some() {
@@ -146,7 +146,7 @@ fn model(path: &str) -> Result<Option<String>, Error> {
     Ok(Some(name.into_owned()))
 }
 
-const NO_URL: Error = Error::Address("it is no URL");
+const NO_URL: Error = Error::Address("it is not a URL");
 
 #[cfg(test)]
 mod tests {

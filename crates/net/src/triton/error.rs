@@ -25,7 +25,7 @@ pub enum Error {
     #[error("the answer ended before it was finished")]
     Truncated,
     /// The response is invalid.
-    #[error("the server broke the protocol: {0}")]
+    #[error("the server violated the protocol: {0}")]
     Protocol(&'static str),
     /// The response exceeds a limit.
     #[error("{name} is limited to {max}")]

@@ -196,7 +196,7 @@ impl Grpc {
 fn endpoint(target: &TritonTarget, address: &TritonAddress) -> Result<Endpoint, Error> {
     let scheme = if target.secure { "https" } else { "http" };
     let endpoint = Endpoint::from_shared(format!("{scheme}://{}", target.authority))
-        .map_err(|_| Error::Address("its host is no host"))?
+        .map_err(|_| Error::Address("its host is invalid"))?
         .connect_timeout(address.connect_timeout)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEPALIVE)
@@ -208,7 +208,7 @@ fn endpoint(target: &TritonTarget, address: &TritonAddress) -> Result<Endpoint, 
     if let Some(pem) = &address.authorities {
         tls = tls.ca_certificate(Certificate::from_pem(pem));
     }
-    let bad = |_| Error::Address("the authorities to trust are no PEM certificates");
+    let bad = |_| Error::Address("the authorities to trust are not PEM certificates");
     endpoint.tls_config(tls).map_err(bad)
 }
 
@@ -294,7 +294,7 @@ const ID: &str = "1";
 const FINAL: &str = "triton_final_response";
 const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
 const ERROR_AS_STATUS: &str = "triton_grpc_error";
-const BAD_KEY: Error = Error::Address("the key holds characters that no header can carry");
+const BAD_KEY: Error = Error::Address("the key has characters that a header cannot contain");
 const UNREAD: Error = Error::Protocol("an output is not what it is declared to be");
 /// The library's message for a message with too many bytes.
 const TOO_LARGE: &str = "decoded message length too large";

@@ -47,7 +47,7 @@ impl Http {
     pub(super) fn new(target: &TritonTarget, address: &TritonAddress) -> Result<Self, Error> {
         let mut headers = HeaderMap::new();
         let host = HeaderValue::try_from(&*target.authority)
-            .map_err(|_| Error::Address("its host is no host"))?;
+            .map_err(|_| Error::Address("its host is invalid"))?;
         headers.insert(HOST, host);
         headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
         // Limits count the bytes that are received, so nothing may be larger than that.
@@ -161,7 +161,7 @@ impl Http {
         }
         plain(answer.headers())?;
         let text = whole(answer, ABOUT_BYTES).await?;
-        serde_json::from_slice(&text).map_err(|_| Error::Protocol("its answer is no JSON"))
+        serde_json::from_slice(&text).map_err(|_| Error::Protocol("its answer is not JSON"))
     }
 
     /// Sends one request and returns the response head. `more`: an additional header.
@@ -349,7 +349,7 @@ fn object(text: &[u8]) -> Result<Map<String, Value>, Error> {
             max: VALUES_MAX as u64,
         });
     }
-    serde_json::from_slice(text).map_err(|_| Error::Protocol("its answer is no JSON object"))
+    serde_json::from_slice(text).map_err(|_| Error::Protocol("its answer is not a JSON object"))
 }
 
 /// Converts a response with a status other than 200, in JSON or as an event.
@@ -424,7 +424,7 @@ const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
 /// The end mark of other protocols; some servers send it here.
 const DONE: &[u8] = b"[DONE]";
-const BAD_KEY: Error = Error::Address("the key holds characters that no header can carry");
+const BAD_KEY: Error = Error::Address("the key has characters that a header cannot contain");
 /// The maximum of bytes of a response that is not a stream.
 const ANSWER_BYTES: usize = 64 << 20;
 /// The maximum of commas and opening brackets of a response, or of an event: it has at most as many values.

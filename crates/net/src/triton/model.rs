@@ -199,6 +199,6 @@ const fn counted(tensors: usize) -> Result<(), Error> {
     })
 }
 
-const UNREAD: Error = Error::Protocol("what it says of a model cannot be read");
+const UNREAD: Error = Error::Protocol("its description of a model cannot be parsed");
 const MODELS_MAX: usize = 1_000;
 const TENSORS_MAX: usize = 256;

@@ -94,7 +94,7 @@ impl InferRequest {
             message.raw_input_contents.push(raw.into());
         }
         for (name, value) in &self.parameters {
-            let value = parameter(value).ok_or(Error::Request("a parameter is no plain value"))?;
+            let value = parameter(value).ok_or(Error::Request("a parameter is not a flag, a number or a string"))?;
             message.parameters.insert(name.clone(), value);
         }
         if let Some(timeout) = self.timeout() {
@@ -128,7 +128,7 @@ fn input_json(input: &Declared, data: &TensorData) -> Result<Value, Error> {
 fn values(data: &TensorData) -> Result<Vec<Value>, Error> {
     let number = |x: &f64| {
         let number = serde_json::Number::from_f64(*x);
-        let number = number.ok_or(Error::Request("JSON has no infinite numbers"))?;
+        let number = number.ok_or(Error::Request("JSON has no infinite numbers and no NaN"))?;
         Ok(Value::Number(number))
     };
     let text = |bytes| {

@@ -90,7 +90,7 @@ impl ResumableStream {
             };
             match answer.status() {
                 StatusCode::OK => {
-                    tracing::debug!("a stream that was cut goes on");
+                    tracing::debug!("resumed a detached stream");
                     return Ok(Some(answer));
                 }
                 StatusCode::NO_CONTENT => {
@@ -124,7 +124,7 @@ impl Drop for ResumableStream {
         runtime.spawn(async move {
             let asked = http.ask(Method::DELETE, &path, None, None);
             if !matches!(timeout(RECONNECT_TIMEOUT, asked).await, Ok(Ok(_))) {
-                tracing::debug!("a stream that is no longer read could not be cancelled");
+                tracing::debug!("could not cancel an abandoned stream");
             }
         });
     }

@@ -120,7 +120,7 @@ fn lm_805_a_server_that_is_named_later_takes_the_place_of_another() {
     names(&second);
     front.signal(Signal::HUP);
     front.wait_for("an upstream joins a pool");
-    front.wait_for("an upstream of a pool serves");
+    front.wait_for("an upstream of a pool is available");
     drop(first);
     assert_eq!(asked(&here, &front.url, "two"), (0, "two".into()));
 }
