@@ -1,6 +1,6 @@
 //! Triton's generate extension, and the KServe v2 protocol around it, over HTTP and gRPC.
 //!
-//! What a body means is `proto::generate`'s.
+//! The meaning of a body is in `proto::generate`.
 //!
 //! ```text
 //!   path ─► method ─► version ─► model ─► body ─► tensors ─► a call of the kernel ─► responses ─► JSON | events | messages
@@ -61,6 +61,7 @@ use crate::ops::metrics;
 /// The face over the functions of `kernel`.
 #[must_use]
 pub fn face(shared: ServerContext, kernel: Kernel, config: Config) -> Face {
+    // Before the catalog takes the configuration: it moves the models out of it.
     if config.metrics {
         let versions = config.versions().collect();
         shared.metrics.spell_for_triton(kernel.clone(), versions);

@@ -34,7 +34,7 @@ use crate::auth::scopes::{KeyScope, RouteAccess};
 use crate::http::gunzip;
 use crate::http::intake::BodyIntake;
 
-/// The paths of its methods; those that change what is loaded stand alone.
+/// The paths of its methods. Those that change what is loaded have routes of their own, for their scope.
 pub(super) const METHODS: [(&str, RouteAccess); 3] = [
     (
         "/inference.GRPCInferenceService/{method}",
@@ -72,8 +72,11 @@ impl tower::Service<http::Request<Body>> for InferenceService {
 }
 
 async fn answer(catalog: Arc<ModelCatalog>, request: http::Request<Body>) -> http::Response<Body> {
+    // One route serves nearly all methods, and so the name is read from the path. An unknown one is answered like the
+    // others, by `metadata`.
     let path = request.uri().path().to_owned();
     let method = path.rsplit('/').next().unwrap_or_default();
+    // First (TR-203): a caller without access learns nothing of a model, and costs no reading of its message.
     let restriction = &catalog.config.restricted.get(&Category::of_method(method));
     if let Some(Err(failure)) = restriction.map(|it| it.check_grpc(request.headers())) {
         return status(&failure).into_http();
@@ -81,6 +84,7 @@ async fn answer(catalog: Arc<ModelCatalog>, request: http::Request<Body>) -> htt
     let most = catalog.config.grpc_message_size;
     let request = UnaryCall {
         most: match method {
+            // A load may carry the whole configuration of a model.
             "ModelInfer" | "ModelStreamInfer" | "RepositoryModelLoad" => most,
             _ => most.min(QUESTION_BYTES),
         },
@@ -115,7 +119,7 @@ impl UnaryCall {
     }
 }
 
-/// A method of one message each way, which is answered at once.
+/// A unary method that is answered without waiting.
 async fn logged<Q, A>(
     request: UnaryCall,
     answer: impl FnOnce(Q, &Extensions) -> Result<A, RequestError> + Send,
@@ -131,7 +135,7 @@ where
     .await
 }
 
-/// A method of one message each way.
+/// A unary method.
 async fn asked<Q, A, W>(
     UnaryCall {
         request,
@@ -145,17 +149,19 @@ where
     A: Message + Default + 'static,
     W: Future<Output = Result<A, RequestError>> + Send,
 {
+    // A tower service may be called again, and this closure is called once: it is taken out.
     let mut answer = Some(answer);
     let intake = request.extensions().get::<Arc<BodyIntake>>().cloned();
     let service = tower::service_fn(move |request: Request<Encoded>| {
         let (answer, limits, intake) = (answer.take(), limits.clone(), intake.clone());
         async move {
-            // A call has one message.
-            let answer = answer.ok_or_else(|| tonic::Status::internal("a second message"))?;
+            // Cannot happen: the library calls the service of a unary method once.
+            let answer =
+                answer.ok_or_else(|| tonic::Status::internal("the call has a second message"))?;
             let (metadata, extensions, encoded) = request.into_parts();
             let (message, reservation) = encoded.decode(&limits, intake.as_ref()).await?;
             if let (Some(reservation), Some(intake)) = (reservation, intake) {
-                // It is worked on until its answer begins.
+                // The message stays in memory until its response begins, and is charged as long.
                 intake.keep(reservation);
             }
             let answered = answer(Request::from_parts(metadata, extensions, message)).await;
@@ -167,7 +173,8 @@ where
         .send_compressed(CompressionEncoding::Gzip)
         .max_decoding_message_size(most);
     let mut answered = grpc.unary(service, request).await.map(Body::new);
-    // The library says so of a message that is too large, and nobody else does.
+    // OUT_OF_RANGE is what the library answers to a message that is too large, and no error of this face. Clients know
+    // RESOURCE_EXHAUSTED.
     if let Some(code) = answered.headers_mut().get_mut("grpc-status")
         && code == "11"
     {
@@ -176,7 +183,7 @@ where
     answered
 }
 
-/// Nothing is awaited before the headers go out (TR-907).
+/// `ModelStreamInfer`. Nothing is awaited before the headers go out (TR-907).
 async fn streamed(
     catalog: Arc<ModelCatalog>,
     UnaryCall {
@@ -191,6 +198,8 @@ async fn streamed(
     let service = tower::service_fn(move |request: Request<Streaming<Encoded>>| {
         let (limits, intake) = (limits.clone(), intake.clone());
         let request = request.map(|messages| {
+            // `then` decodes one message at a time and in order. The next one is not read before this one is taken,
+            // which bounds what a stream has charged.
             let decoded = messages.then(move |encoded| {
                 let (limits, intake) = (limits.clone(), intake.clone());
                 async move { encoded?.decode(&limits, intake.as_ref()).await }
@@ -207,7 +216,7 @@ async fn streamed(
     answer.map(|body| Body::new(cut::CuttableBody::new(Body::new(body), cut)))
 }
 
-/// A failure as a status; the closed code stands beside it (TR-206).
+/// A failure as a status, with its code of the closed set in the metadata (TR-206).
 pub(super) fn status(failure: &RequestError) -> tonic::Status {
     let mut status = tonic::Status::new(grpc_code(failure), failure.message.clone());
     let metadata = status.metadata_mut();
@@ -222,8 +231,10 @@ pub(super) fn status(failure: &RequestError) -> tonic::Status {
     status
 }
 
-/// TR-902, TR-1501: what is a fault of the request over HTTP is one here.
+/// The gRPC code of a failure: an error of the request over HTTP is one here as well (TR-902, TR-1501).
 fn grpc_code(failure: &RequestError) -> tonic::Code {
+    // The status of HTTP is finer than the code: an unknown model is 400 there, and may be configured to be 404
+    // (TR-204).
     let bad = failure.status == StatusCode::BAD_REQUEST;
     match failure.code {
         Code::InvalidRequest | Code::FailedPrecondition | Code::LimitExceeded | Code::Aborted => {
@@ -236,7 +247,7 @@ fn grpc_code(failure: &RequestError) -> tonic::Code {
         Code::NotFound => tonic::Code::NotFound,
         Code::RateLimited => tonic::Code::ResourceExhausted,
         Code::Unimplemented => tonic::Code::Unimplemented,
-        // A client asks again after UNAVAILABLE, and would for ever.
+        // Not UNAVAILABLE, as for a restricted category: clients retry that, and would for ever.
         Code::PermissionDenied => tonic::Code::PermissionDenied,
         Code::Overloaded | Code::Unavailable | Code::DeadlineExceeded => tonic::Code::Unavailable,
         Code::Truncated | Code::UpstreamFailed | Code::ControllerFailed | Code::Internal => {
@@ -245,7 +256,7 @@ fn grpc_code(failure: &RequestError) -> tonic::Code {
     }
 }
 
-/// Bytes of a message that asks for no model's answer: a few names, and settings (D-47).
+/// Bytes of a message that does not run a model: a few names, and settings (D-47).
 const QUESTION_BYTES: usize = 1 << 20;
 
 #[cfg(test)]

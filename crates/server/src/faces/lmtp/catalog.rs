@@ -126,7 +126,7 @@ impl CallerCatalog<'_> {
     fn known(&self, name: &str) -> Result<(Name, Arc<LmtpModelInfo>), LmtpReason> {
         let limits = self.allowance.as_ref().map(|allowance| allowance.limits());
         let models = limits.as_ref().and_then(|limits| limits.models.as_ref());
-        // By the model's own name where it is found, so that an alias gives no access, and else by the name as sent.
+        // By the model's own name where it is found, which is the one that keys list; else by the name as sent.
         let may = |name: &Name| models.is_none_or(|models| models.contains(name));
         match self.catalog.model(name) {
             Ok((name, known)) if may(&name) => Ok((name, known.model)),

@@ -2,8 +2,8 @@
 //! messages off the async workers (D-47).
 //!
 //! ```text
-//!   tonic ─► Encoded, as it came ─► measured ─► charged, as soon as there is room ─► decoded
-//!                                   └──────── large ones on the pool's threads ────────┘
+//!   tonic ─► Encoded, as received ─► measured ─► charged, as soon as there is room ─► decoded
+//!                                    └──────── large ones on the pool's threads ────────┘
 //! ```
 
 use std::any::TypeId;
@@ -25,7 +25,7 @@ use crate::faces::generate::request_error::RequestError;
 use crate::http::body_budget::{Reservation, overloaded};
 use crate::http::intake::BodyIntake;
 
-/// Messages of the schema go out as `A`; what comes in is left encoded.
+/// Encodes messages of type `A`, and leaves received messages encoded.
 pub(super) struct DeferredCodec<A>(PhantomData<A>);
 
 impl<A> Default for DeferredCodec<A> {
@@ -49,7 +49,7 @@ impl<A: Message + Default + 'static> Codec for DeferredCodec<A> {
     }
 }
 
-/// Cuts a message out of what has come.
+/// Takes the bytes of one message out of the receive buffer.
 pub(super) struct MessageSplitter;
 
 impl Decoder for MessageSplitter {
@@ -57,15 +57,16 @@ impl Decoder for MessageSplitter {
     type Error = Status;
 
     fn decode(&mut self, src: &mut DecodeBuf<'_>) -> Result<Option<Encoded>, Status> {
+        // The library gives exactly one message. Its buffer is split here, and not copied.
         Ok(Some(Encoded(src.copy_to_bytes(src.remaining()))))
     }
 }
 
-/// A message as it came.
+/// A message as it was received.
 pub(super) struct Encoded(Bytes);
 
 impl Encoded {
-    /// The message, and what it is charged while it is worked on. `intake`: of the request that it belongs to.
+    /// Decodes the message, and returns what it is charged while it is in use. `intake` is that of its request.
     ///
     /// # Errors
     /// It is malformed, too much for `limits` once it is decoded, or finds no room in the byte budget.
@@ -78,16 +79,20 @@ impl Encoded {
         Q: Message + Default + 'static,
     {
         let Self(bytes) = self;
+        // Only requests for inference may decode to many times their size: an empty tensor costs two bytes of the wire,
+        // and far more in memory. All others are bounded by `QUESTION_BYTES`.
         let is_measured = TypeId::of::<Q>() == TypeId::of::<ModelInferRequest>();
         let Some(intake) = intake.filter(|_| is_measured) else {
             return Ok((decoded(bytes)?, None));
         };
         let is_large = bytes.len() > DECODED_HERE;
         let turn = intake.turn();
+        // Measured without decoding, so that a message which would be too much never is in memory.
         let measured = bytes.clone();
         let size = offload(is_large, turn, move || decoded_bytes(&measured)).await?;
         let admitted = limits.admit_message(size);
         admitted.map_err(|refused| status(&RequestError::from(refused)))?;
+        // The limit before the budget: what can never be admitted must not wait for room.
         let mut reservation = intake.reserve();
         if reservation.hold(size).await.is_err() {
             intake.overrun();
@@ -98,7 +103,7 @@ impl Encoded {
     }
 }
 
-/// Does it where it holds up nobody, if it `is_large`.
+/// Runs `work` on a thread of the pool, if it `is_large`.
 async fn offload<T: Send + 'static>(
     is_large: bool,
     turn: u64,
@@ -114,9 +119,9 @@ async fn offload<T: Send + 'static>(
 }
 
 fn decoded<Q: Message + Default>(bytes: Bytes) -> Result<Q, Status> {
-    // As the library's own codec says it.
+    // The code and text of the library's own codec, which clients know.
     Q::decode(bytes).map_err(|error| Status::internal(error.to_string()))
 }
 
-/// What is larger takes longer to decode than to hand over.
+/// Messages of more bytes take longer to decode than to move to another thread.
 const DECODED_HERE: usize = 64 << 10;

@@ -1,4 +1,4 @@
-//! Responses that a script cuts off without an end, as a crashed server would (D-11).
+//! Response bodies that a script cuts off without trailers, as a crashed server would (D-11).
 
 use std::io;
 use std::pin::Pin;
@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use axum::body::{Body, Bytes};
 use hyper::body::{Body as Frames, Frame};
 
-/// A body whose trailers are kept back once `cut` is set; an error stands in their place.
+/// A body that ends with an error in place of its trailers once `cut` is set.
 pub(super) struct CuttableBody {
     body: Body,
     cut: Arc<AtomicBool>,
@@ -36,12 +36,13 @@ impl Frames for CuttableBody {
             return Poll::Ready(Some(Err(axum::Error::new(error))));
         }
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        // The flag is read after the body was polled: that is where the failure is encoded, which sets it.
         let data = matches!(&frame, Some(Ok(frame)) if frame.is_data());
         if data || !self.cut.load(Ordering::Relaxed) {
             return Poll::Ready(frame);
         }
         self.ended = true;
-        // What was sent before goes out first: an error drops whatever the connection still holds.
+        // One more poll, so that what was sent before goes out: an error makes hyper drop what it still holds.
         cx.waker().wake_by_ref();
         Poll::Pending
     }

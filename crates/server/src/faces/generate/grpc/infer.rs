@@ -18,7 +18,7 @@ use crate::faces::generate::path::Target;
 use crate::faces::generate::request_error::RequestError;
 use crate::faces::generate::stats::RequestTimer;
 
-/// What responses are written with.
+/// What every response of a request repeats: model, version, id.
 #[derive(Clone, Debug)]
 pub(super) struct GrpcResponseContext {
     pub(super) signature: Arc<Signature>,
@@ -61,9 +61,11 @@ pub(super) async fn answer(
     let (metadata, extensions, message) = request.into_parts();
     let caller = Caller::of(&extensions)?;
     let found = catalog.find(caller, &target(&message.model_name, &message.model_version))?;
+    // From here on the request counts for its model: one for an unknown model has nowhere to be counted.
     let request_timer = catalog.stats.begin(&found);
     let deadline = deadline(&extensions);
     let call = read(catalog, found, message, &metadata, deadline).await?;
+    // After the reading, because whether it streams is an input of the request.
     if gives_many(&call.found, &call.mapped, catalog.config.compat) {
         let message = "ModelInfer RPC doesn't support models with decoupled transaction policy";
         return Err(RequestError::new(Code::Unimplemented, message));
@@ -71,20 +73,22 @@ pub(super) async fn answer(
     whole(catalog, call, request_timer).await
 }
 
-/// Exactly one response.
+/// Runs a call that has exactly one response.
 pub(super) async fn whole(
     catalog: &ModelCatalog,
     call: CheckedRequest,
     request_timer: RequestTimer,
 ) -> Result<ModelInferResponse, RequestError> {
     let reported = GrpcResponseContext::of(&call);
+    // Not on the list of running requests: a gRPC client cancels its call (TR-907).
     let responses = request_timer.watch(call.begin(catalog, false)?);
     let response = one(responses, request_timer).await?;
     Ok(reported.message(&response))
 }
 
-/// A model and the version asked for, which may be left out. No name and no version is as long as what is cut off: copied
-/// whole, a text of megabytes would stand in memory once more than it is charged for (D-47).
+/// The model and the version that a request names; an empty version is the latest (TR-902). Both are cut to a length
+/// that no real one reaches: copied whole, a text of megabytes would be in memory once more than it is charged for
+/// (D-47).
 pub(super) fn target(model: &str, version: &str) -> Target {
     let cut = |text: &str| text[..text.floor_char_boundary(LONGEST)].to_owned();
     Target {
@@ -95,7 +99,7 @@ pub(super) fn target(model: &str, version: &str) -> Target {
 
 const LONGEST: usize = 1024;
 
-/// What is checked of a message before there is work.
+/// Checks a message. Nothing runs yet (TR-203).
 pub(super) async fn read(
     catalog: &ModelCatalog,
     found: FoundModel,
@@ -103,6 +107,7 @@ pub(super) async fn read(
     metadata: &MetadataMap,
     deadline: Instant,
 ) -> Result<CheckedRequest, RequestError> {
+    // Decides which thread reads it. The bytes on the wire are gone by now, and their number is the same.
     let size = message.encoded_len();
     let reading = reading(&found, catalog, size, move |mapper| {
         mapper.message(&message)

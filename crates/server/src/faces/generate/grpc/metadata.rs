@@ -34,9 +34,12 @@ pub(super) async fn answer(
     request: UnaryCall,
 ) -> http::Response<Body> {
     let it = &*catalog;
+    // Whatever is about a model takes the caller from the request's extensions, and fails closed without one (D-45). The
+    // three that do not are about the server alone.
     match method {
         "ServerLive" => logged(request, |(), _| Ok(ServerLiveResponse { live: true })).await,
         "ServerReady" => {
+            // A state and not a failure: clients ask for this in a loop while a server starts.
             let ready = it.shared.health.ready().is_ok();
             logged(request, |(), _| Ok(ServerReadyResponse { ready })).await
         }
@@ -62,6 +65,7 @@ pub(super) async fn answer(
         }
         "ModelStatistics" => {
             let answer = |asked: ModelStatisticsRequest, whose: &Extensions| {
+                // Without a name: all models, as `/v2/models/stats`.
                 let target = (!asked.name.is_empty()).then(|| target(&asked.name, &asked.version));
                 stats(it, Caller::of(whose)?, target.as_ref())
             };
@@ -109,7 +113,7 @@ async fn repository(
     }
 }
 
-/// There is one repository, and it has no name.
+/// Refuses a request that names a repository: there is one, without a name.
 fn is_the_one(repository: &str) -> Result<(), RequestError> {
     if repository.is_empty() {
         Ok(())
@@ -125,6 +129,7 @@ async fn load(
 ) -> Result<(), RequestError> {
     let (_, extensions, message) = request.into_parts();
     is_the_one(&message.repository_name)?;
+    // Before the parameters: a caller without the scope learns nothing of what they may be.
     let explicit = allowed(catalog, &extensions, &message.model_name)?;
     let mut sent = model_control::LoadParameters::default();
     for (name, value) in &message.parameters {
@@ -174,6 +179,8 @@ fn model_ready(
 ) -> Result<ModelReadyResponse, RequestError> {
     let found = catalog.known(caller, &asked.name)?;
     let ready = catalog.state(&found.function) == Readiness::Ready;
+    // Only for its errors: a ready model may lack the version that is asked for. For one that is not ready `find` would
+    // fail, where the answer is false.
     if ready {
         catalog.find(caller, &target(&asked.name, &asked.version))?;
     }
@@ -190,11 +197,13 @@ fn index(
     Ok(RepositoryIndexResponse { models })
 }
 
-/// TR-707: values are lists of strings here.
+/// `TraceSetting`: the values are lists of strings here, and JSON over HTTP (TR-707).
 fn tracing(asked: TraceSettingRequest) -> Result<TraceSettingResponse, RequestError> {
     let now = trace();
     let asked = asked.settings.into_iter().map(|(name, setting)| {
         let mut list = setting.value;
+        // An empty list asks for the default, as null does over HTTP. A list of one is a scalar, except where the
+        // setting itself is a list.
         let value = match list.len() {
             0 => Value::Null,
             1 if !now.get(&name).is_some_and(Value::is_array) => list.swap_remove(0).into(),
@@ -222,7 +231,7 @@ fn tracing(asked: TraceSettingRequest) -> Result<TraceSettingResponse, RequestEr
     })
 }
 
-/// TR-707.
+/// `LogSettings` (TR-707).
 fn logs(asked: LogSettingsRequest) -> Result<LogSettingsResponse, RequestError> {
     let now = logging();
     let asked = asked.settings.into_iter().map(|(name, setting)| {

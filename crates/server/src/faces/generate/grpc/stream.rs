@@ -5,7 +5,8 @@
 //!                └► one response each ──► in the order of the requests ────┴─► messages out
 //! ```
 //!
-//! Nothing runs beside the answer's body: who does not read is not read from, and who goes away drops everything.
+//! Everything runs within the polls of the response body: from a client that does not read, nothing is read, and one
+//! that disconnects drops everything.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -39,17 +40,17 @@ use crate::http::rejection::Rejection;
 use crate::http::request_trace;
 use crate::ops::drain::DrainPhase;
 
-/// The mark of the response that ends a request.
+/// The parameter of a response that says whether it is the last one of its request.
 const FINAL: &str = "triton_final_response";
-/// A request wants that mark even where it has to come alone.
+/// The parameter of a request that wants the final mark even in a response without outputs (TR-906).
 const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
-/// The metadata with which the first error ends the call.
+/// The metadata with which the first error ends the call (TR-905).
 const ERROR_AS_STATUS: &str = "triton_grpc_error";
 
-/// What a request has to tell.
+/// A response of a request, or its failure.
 type ResponseItem = Result<ModelInferResponse, FailedRequest>;
 
-/// The requests of a stream, each with what it is charged until it has been read.
+/// The requests of a stream, each with its charge to the byte budget, which ends when it has been read.
 type ChargedRequests = BoxStream<'static, Result<(ModelInferRequest, Option<Reservation>), Status>>;
 
 /// A request that has failed.
@@ -58,25 +59,28 @@ struct FailedRequest {
     failure: RequestError,
 }
 
-/// The body of the answer.
+/// The response body.
 pub(super) struct StreamBody {
     catalog: Arc<ModelCatalog>,
     caller: Result<Caller, Rejection>,
-    /// `None` when no request comes any more.
+    /// `None` after the last request.
     incoming: Option<ChargedRequests>,
+    /// Requests of decoupled models, whose responses interleave.
     running: SelectAll<BoxStream<'static, ResponseItem>>,
+    /// Requests of other models, whose responses come in the order of the requests.
     ordered: FuturesOrdered<BoxFuture<'static, ResponseItem>>,
-    /// What came with the call, for all its requests.
+    /// The metadata of the call, for all its requests.
     metadata: Arc<MetadataMap>,
-    /// How long one request may take.
+    /// The time limit of one request.
     time: Duration,
     error_as_status: bool,
     /// The last response was a refusal: running requests have their turn first.
     refused: bool,
-    /// When the caller's key is revoked: nothing more is taken, and what runs ends by itself.
+    /// Resolves when the caller's key is revoked; `None` after that. No more requests are read then, and those that run
+    /// end by themselves.
     revoked: Option<BoxFuture<'static, ()>>,
     over: bool,
-    /// Set where a script cuts the call.
+    /// Set when a script cuts the call.
     cut: Arc<AtomicBool>,
 }
 
@@ -90,10 +94,13 @@ impl StreamBody {
         let drain = catalog.shared.drain.clone();
         let departing = async move { drain.reached(DrainPhase::Refusing).await };
         Self {
+            // An error here is the answer to each request: the headers have to go out at once (TR-907).
             caller: Caller::of(&extensions).cloned(),
+            // A drain is like a half-close: requests that run are finished, and then the call ends with OK.
             incoming: Some(incoming.take_until(departing.boxed()).boxed()),
             running: SelectAll::new(),
             ordered: FuturesOrdered::new(),
+            // A duration and not the deadline itself: a stream may live for days, and each of its requests has its own.
             time: deadline(&extensions).saturating_duration_since(Instant::now()),
             error_as_status: asks_for_it(&metadata),
             metadata: Arc::new(metadata),
@@ -105,7 +112,7 @@ impl StreamBody {
         }
     }
 
-    /// A request that has come. `Some`: it is refused at once.
+    /// Starts a request. `Some`: it is refused at once.
     fn begin(
         &mut self,
         (message, reservation): (ModelInferRequest, Option<Reservation>),
@@ -131,6 +138,7 @@ impl StreamBody {
             Err(failure) => return refuse(failure),
         };
         let asked = UncheckedRequest {
+            // Only now, where the model is known: what was refused above is in nobody's statistics.
             request_timer: self.catalog.stats.begin(&found),
             catalog: Arc::clone(&self.catalog),
             metadata: Arc::clone(&self.metadata),
@@ -149,10 +157,13 @@ impl StreamBody {
         None
     }
 
+    /// Starts the requests that have arrived. `Ready(None)`: no more can come.
     fn poll_incoming(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<ResponseItem, Status>>> {
+        // To the end, because only a pending poll registers the waker. Each round starts a request, of which there are
+        // at most `grpc_requests_per_stream`, or returns.
         while let Some(incoming) = &mut self.incoming {
             match incoming.poll_next_unpin(cx) {
                 Poll::Ready(Some(Ok(message))) => {
@@ -161,7 +172,7 @@ impl StreamBody {
                     }
                 }
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(client(&error)))),
-                // Half-closed: what runs is finished (TR-907).
+                // Half-closed: requests that run are finished (TR-907).
                 Poll::Ready(None) => self.incoming = None,
                 Poll::Pending => return Poll::Pending,
             }
@@ -171,6 +182,7 @@ impl StreamBody {
 
     fn poll_running(&mut self, cx: &mut Context<'_>) -> Poll<Option<ResponseItem>> {
         let running = self.running.poll_next_unpin(cx);
+        // Pending or empty: the ordered ones are polled as well, or they have no waker.
         if let Poll::Ready(Some(_)) = running {
             return running;
         }
@@ -180,7 +192,7 @@ impl StreamBody {
         }
     }
 
-    /// TR-905.
+    /// The message of a response or a failure (TR-905).
     fn encode(&mut self, item: ResponseItem) -> Result<ModelStreamInferResponse, Status> {
         match item {
             Ok(response) => Ok(ModelStreamInferResponse {
@@ -189,6 +201,7 @@ impl StreamBody {
             }),
             Err(FailedRequest { failure, .. }) if self.error_as_status || failure.cut => {
                 self.over = true;
+                // Without the flag the status would go out in trailers, which is a proper end.
                 self.cut.store(failure.cut, Ordering::Relaxed);
                 Err(status(&failure))
             }
@@ -198,6 +211,7 @@ impl StreamBody {
                     ..ModelInferResponse::default()
                 };
                 Ok(ModelStreamInferResponse {
+                    // Clients test this field for a failure, so it is never empty (TR-905).
                     error_message: Some(failure.message)
                         .filter(|message| !message.is_empty())
                         .unwrap_or_else(|| failure.code.name().into()),
@@ -219,18 +233,23 @@ impl Stream for StreamBody {
             && revoked.poll_unpin(cx).is_ready()
         {
             self.revoked = None;
+            // The running requests watch the key themselves (`CallResponses`), and each reports its end.
             self.incoming = None;
         }
+        // Requests beyond the limit are refused as fast as they arrive: without this turn a client that sends them
+        // without pause would get nothing but refusals.
         if std::mem::take(&mut self.refused)
             && let Poll::Ready(Some(item)) = self.poll_running(cx)
         {
             return Poll::Ready(Some(self.encode(item)));
         }
+        // Before the running ones: a client that reads slowly must not keep its own requests from starting together.
         let came = self.poll_incoming(cx);
         if let Poll::Ready(Some(item)) = came {
             self.refused = true;
             return Poll::Ready(Some(match item {
                 Ok(rejection) => self.encode(rejection),
+                // A message that cannot be decoded has no id to answer to, and after a broken stream nothing follows.
                 Err(status) => {
                     self.over = true;
                     Err(status)
@@ -241,6 +260,7 @@ impl Stream for StreamBody {
             (Poll::Ready(Some(item)), _) => Poll::Ready(Some(self.encode(item))),
             (Poll::Ready(None), Poll::Ready(None)) => {
                 self.over = true;
+                // Also where nothing ran: OK would look like an answer to a half-close.
                 let is_revoked = self.revoked.is_none();
                 Poll::Ready(is_revoked.then(|| Err(status(&revoked()))))
             }
@@ -249,9 +269,10 @@ impl Stream for StreamBody {
     }
 }
 
-/// What a client's stream ends with, in the terms of section 14.
+/// The status with which a broken stream of requests ends, in the terms of section 14.
 fn client(error: &Status) -> Status {
     match error.code() {
+        // The library's code for a message that is too large.
         tonic::Code::OutOfRange => Status::resource_exhausted(error.message()),
         _ => error.clone(),
     }
@@ -268,12 +289,12 @@ fn marked(mut message: ModelInferResponse, last: bool) -> ModelInferResponse {
     message
 }
 
-/// A request whose form is still to be checked.
+/// A request whose inputs were not checked yet.
 struct UncheckedRequest {
     catalog: Arc<ModelCatalog>,
     found: FoundModel,
     message: ModelInferRequest,
-    /// What the message is charged.
+    /// The charge of the message to the byte budget.
     reservation: Option<Reservation>,
     metadata: Arc<MetadataMap>,
     deadline: Instant,
@@ -282,10 +303,11 @@ struct UncheckedRequest {
 }
 
 impl UncheckedRequest {
-    /// The call, and whether its end may come alone.
+    /// Checks the request. Returns the call, and whether its end may come alone.
     async fn read(
         mut self,
     ) -> Result<(CheckedRequest, RequestTimer, bool, Arc<ModelCatalog>), RequestError> {
+        // Taken out before the mapping, which refuses every name that starts with `triton_` (TR-805).
         if let Some(asked) = self.message.parameters.remove(EMPTY_FINAL) {
             let Some(ParameterChoice::BoolParam(flag)) = asked.parameter_choice else {
                 let message = format!("parameter '{EMPTY_FINAL}' must be true or false");
@@ -304,12 +326,13 @@ impl UncheckedRequest {
             request_timer: timer,
         } = self;
         let call = read(&catalog, found, message, &metadata, deadline).await?;
+        // The message is gone by now. A stream may be open for long, so its messages are not charged until it ends.
         drop(reservation);
         Ok((call, timer, empty_final, catalog))
     }
 }
 
-/// A model that gives one response; its end is known with it.
+/// Runs a request of a model that gives one response, which is the final one.
 async fn single(asked: UncheckedRequest, id: String) -> ResponseItem {
     let reported = async {
         let (call, request_timer, _, catalog) = asked.read().await?;
@@ -321,7 +344,7 @@ async fn single(asked: UncheckedRequest, id: String) -> ResponseItem {
     }
 }
 
-/// How far a request is.
+/// The progress of a request of a decoupled model.
 enum RequestProgress {
     Asked(Box<UncheckedRequest>),
     Reporter(Box<ResponseWriter>),
@@ -334,9 +357,9 @@ struct ResponseWriter {
     response_context: GrpcResponseContext,
     request_timer: RequestTimer,
     empty_final: bool,
-    /// It is a text model: its clients wait for a last payload.
+    /// It is a text model, whose clients wait for a last payload (TR-906).
     text: bool,
-    /// What was found behind the last response, where that was at hand.
+    /// The response that was ready behind the one that was sent.
     ahead: Option<Result<ResponsePayload, RequestError>>,
     /// Elements of the text output of the last response.
     texts: usize,
@@ -378,8 +401,8 @@ impl ResponseWriter {
         }))
     }
 
-    /// The next message, and how far the request is then. An end that is ready is sent with the response before it; no
-    /// response waits for one (TR-906).
+    /// The next message, and the progress of the request after it. An end that is ready is sent with the response
+    /// before it; no response waits for one (TR-906).
     async fn next(
         mut self: Box<Self>,
     ) -> Option<(Result<ModelInferResponse, RequestError>, RequestProgress)> {
@@ -399,6 +422,8 @@ impl ResponseWriter {
         self.request_timer.responded(1);
         self.texts = self.texts_of(&response);
         let message = self.response_context.message(&response);
+        // Polled once with a waker that does nothing. That loses no wake-up: the stream is polled again for the next
+        // message, with the waker of the body.
         let behind = self.responses.next().now_or_never();
         let last = matches!(behind, Some(None));
         if last {
@@ -415,6 +440,7 @@ impl ResponseWriter {
             return Some(self.response_context.message(&ResponsePayload::default()));
         }
         let registration = self.text_output().filter(|_| self.text)?;
+        // As many elements as the responses before it: clients index the choices.
         let empty = TensorData::Bytes(vec![&b""[..]; self.texts].into_iter().collect());
         Some(self.response_context.message(&ResponsePayload {
             outputs: vec![(registration, Tensor::flat(empty))],
@@ -429,6 +455,7 @@ impl ResponseWriter {
             .position(|output| output.role == OutputRole::Text)
     }
 
+    /// Elements of the text output of this response, or of the last one that had that output.
     fn texts_of(&self, response: &ResponsePayload) -> usize {
         let mine = self.text_output();
         let text = response
