@@ -110,20 +110,24 @@ impl GgufHeader {
         let mut magic = [0_u8; 4];
         match reader.exact(&mut magic) {
             Ok(()) if &magic == b"GGUF" => {}
+            // A file shorter than the magic is no GGUF file either, rather than a damaged one.
             Ok(()) | Err(Error::Short) => return Err(Error::Magic),
             Err(error) => return Err(error),
         }
         match reader.u32()? {
             2 | 3 => {}
+            // A version read in the wrong byte order is a huge number; the advice for such a file is another one.
             version if (1..=3).contains(&version.swap_bytes()) => return Err(Error::BigEndian),
             version => return Err(Error::Version(version)),
         }
+        // Limits on counts bound the loops below; what they read is bounded by `HEADER_BYTES_MAX`.
         let tensors = reader.count(TENSORS_MAX, "tensors")?;
         let pairs = reader.count(PAIRS_MAX, "key-value pairs")?;
         let mut header = Self::default();
         for _ in 0..pairs {
             header.pair(&mut reader)?;
         }
+        // Checked before it is used to round up below; `checks` is stricter, as ggml is.
         let alignment = header.number("general.alignment").unwrap_or(32);
         if !alignment.is_power_of_two() || alignment > 1 << 20 {
             return Err(Error::Damaged("its alignment is not a small power of two"));
@@ -134,6 +138,7 @@ impl GgufHeader {
             let end = offset
                 .checked_add(bytes)
                 .ok_or(Error::Damaged("a tensor ends beyond any file"))?;
+            // Tensors may be in any order, so the one that ends last decides.
             data_bytes = end.max(data_bytes);
             header.tensor_bytes = header.tensor_bytes.saturating_add(bytes);
         }
@@ -205,6 +210,7 @@ impl GgufHeader {
                 self.texts.insert(key, value);
             }
             ARRAY => {
+                // Two arrays need more than a summary; all others are skipped element by element.
                 let array = match key.as_str() {
                     "tokenizer.ggml.merges" => texts(reader, &mut self.merges)?,
                     "tokenizer.ggml.tokens" => tokens(reader)?,
@@ -266,6 +272,7 @@ fn texts(reader: &mut GgufReader<impl Read>, into: &mut Vec<String>) -> Result<A
     }
     let length = reader.count(ARRAY_MAX, "elements in an array")?;
     for _ in 0..length {
+        // Too many to store is no error: such a vocabulary only cannot be written as a `tokenizer.json`.
         if length > MERGES_MAX {
             reader.skip_text()?;
         } else {
@@ -284,6 +291,7 @@ fn tokens(reader: &mut GgufReader<impl Read>) -> Result<Array, Error> {
     if reader.u32()? != STRING {
         return Err(Error::Damaged("its tokens are not texts"));
     }
+    // A smaller limit than for other arrays, because every text is kept until the end, to find equal ones.
     let length = reader.count(TOKENS_MAX, "tokens")?;
     let mut numbers: HashMap<Vec<u8>, u64> = HashMap::new();
     for second in 0..length {
@@ -320,12 +328,14 @@ fn array(reader: &mut GgufReader<impl Read>) -> Result<Array, Error> {
     for _ in 0..length {
         match kind {
             STRING => reader.skip_text()?,
+            // The format allows it, but no model has it, and refusing it bounds the depth.
             ARRAY => return Err(Error::Damaged("an array contains arrays")),
             kind => match scalar(reader, kind)? {
                 Some(value) => {
                     let (least, largest) = range.unwrap_or((value, value));
                     range = Some((least.min(value), largest.max(value)));
                 }
+                // A single negative or fractional element, and the summary has no range.
                 None => whole = false,
             },
         }
@@ -354,6 +364,7 @@ fn tensor(reader: &mut GgufReader<impl Read>) -> Result<(u64, u64), Error> {
     }
     let mut elements = 1_u64;
     for _ in 0..dimensions {
+        // Dimensions are untrusted 64-bit numbers: a product that wraps around would pass the checks of the size.
         elements = elements.checked_mul(reader.u64()?).ok_or(Error::Damaged(
             "a tensor has more elements than can be counted",
         ))?;
@@ -418,6 +429,7 @@ impl<R: Read> GgufReader<R> {
     }
 
     fn advance(&mut self, bytes: u64) -> Result<(), Error> {
+        // Counted before reading, so that a length beyond the limit is refused without reading a byte of it.
         self.read = self.read.saturating_add(bytes);
         if self.read > HEADER_BYTES_MAX {
             return Err(Error::Excessive(format!(

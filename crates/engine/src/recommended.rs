@@ -28,6 +28,7 @@ impl RecommendedSampling {
             temperature: self
                 .temperature
                 .filter(|value| (0.0..=100.0).contains(value)),
+            // Any number is valid: 0 is off, and more than the vocabulary keeps everything.
             top_k: self.top_k,
             top_p: self.top_p.filter(|&value| value > 0.0 && value <= 1.0),
             min_p: self.min_p.filter(|value| (0.0..1.0).contains(value)),

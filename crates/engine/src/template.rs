@@ -70,8 +70,10 @@ pub fn tokens(pieces: &[TemplatePiece], vocabulary: &impl Vocabulary) -> Vec<Tok
         TemplatePiece::Template(text) => vocabulary.tokenize(text, true),
         TemplatePiece::Plain(text) => vocabulary.tokenize(text, false),
     };
+    // Between pieces as well as within them: a conversation may have thousands of short ones.
     let wanted = pieces.iter().take_while(|_| !stop::stopped());
     let mut tokens: Vec<Token> = wanted.flat_map(of).collect();
+    // Two BOS tokens in a row are not what the model was trained on.
     if let Some(bos) = vocabulary.bos()
         && tokens.first() != Some(&bos)
     {
@@ -106,6 +108,8 @@ pub enum TemplateError {
 impl From<TemplateError> for EngineError {
     fn from(error: TemplateError) -> Self {
         let reason = match &error {
+            // Templates raise free texts. The usual ones about roles ("Conversation roles must alternate ...") contain
+            // the word.
             TemplateError::Rejected(why) if why.to_ascii_lowercase().contains("role") => {
                 ErrorReason::BAD_ROLE
             }
@@ -151,14 +155,17 @@ impl Template {
         let syntax = |error: Error| TemplateError::Syntax(clipped(&error.to_string()));
         let mut environment = Environment::new();
         let blocks = SyntaxConfig::builder()
+            // Both as in Transformers, for which chat templates are written.
             .trim_blocks(true)
             .lstrip_blocks(true)
             .build();
         let blocks = blocks.map_err(syntax)?;
+        // A prompt is not HTML.
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(RECURSION_MAX);
         bounds::install(&mut environment);
+        // In place of minijinja's own, which escapes for HTML.
         environment.add_filter("tojson", json::filter);
         environment.add_function("raise_exception", |why: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(why)))
@@ -166,11 +173,13 @@ impl Template {
         environment.add_function("strftime_now", move |format: String| {
             calendar::format(clock(), &format)
         });
+        // Before it is parsed: parsing takes time and memory in proportion to it.
         if source.len() > SOURCE_BYTES_MAX {
             let why = format!("it is longer than {SOURCE_BYTES_MAX} bytes");
             return Err(TemplateError::Syntax(why));
         }
         let source = without_generation_tags(source);
+        // Compiled only to find errors: the result borrows the source, so each rendering compiles it again.
         program::compile(NAME, &source, &blocks).map_err(syntax)?;
         let Ok(shield) = SpecialTextShield::new(&special.all) else {
             return Err(TemplateError::Syntax(
@@ -224,6 +233,7 @@ impl Template {
         if !chat.continue_last {
             return Ok(covered.pieces(&text));
         }
+        // The last one: a template may print a message twice, and the model continues at the end.
         let Some(at) = text.rfind(shield::TAIL) else {
             return Err(TemplateError::NothingToContinue);
         };
@@ -282,6 +292,7 @@ impl Template {
         {
             pairs.push(("add_generation_prompt".into(), (!chat.continue_last).into()));
         }
+        // Without messages no index is equal to it.
         let last = chat.messages.len().wrapping_sub(1);
         if chat.continue_last
             && chat
@@ -308,6 +319,7 @@ impl Template {
         let mut content = self.shield.cover(&message.content, covered).into_owned();
         if tail {
             content.push_str(shield::TAIL);
+            // A space after the mark shows whether the template trims contents; see `render`.
             content.push(' ');
         }
         let text = |text: &str, covered: &mut CoveredTexts| {
@@ -365,6 +377,7 @@ fn with_parsed_arguments(calls: &serde_json::Value) -> serde_json::Value {
             && let Some(Ok(parsed)) = arguments
                 .as_str()
                 .map(serde_json::from_str::<serde_json::Value>)
+            // Anything else stays a text: templates iterate over the members.
             && parsed.is_object()
         {
             *arguments = parsed;
@@ -387,6 +400,7 @@ fn without_generation_tags(source: &str) -> String {
             .trim_end_matches("%}")
             .trim_matches(['-', '+', ' ']);
         match word {
+            // Replaced by a block rather than removed, so that its trimming of white space stays.
             "generation" => out.push_str(&tag.replacen("generation", "if true", 1)),
             "endgeneration" => out.push_str(&tag.replacen("endgeneration", "endif", 1)),
             _ => out.push_str(tag),
@@ -403,6 +417,7 @@ fn without_generation_tags(source: &str) -> String {
 struct Raised(String);
 
 fn failure(error: Error) -> TemplateError {
+    // minijinja converts an error of a bounded writer into a `WriteFailure`.
     if matches!(error.kind(), ErrorKind::OutOfFuel | ErrorKind::WriteFailure) {
         return TemplateError::TooLong;
     }
@@ -417,6 +432,7 @@ fn failure(error: Error) -> TemplateError {
 }
 
 fn clipped(message: &str) -> String {
+    // A template may quote a value in its error, and marks are internal.
     let message = shield::without_marks(message);
     match message
         .char_indices()

@@ -36,6 +36,7 @@ impl TokenizerFiles {
     /// # Errors
     /// The file does not exist, cannot be read or is larger than [`FILE_BYTES_MAX`]. Only `tokenizer.json` is required.
     pub fn read(path: &Path) -> io::Result<Self> {
+        // A path that does not exist comes here too, and reading it gives the error of the system.
         if !path.is_dir() {
             return Ok(Self {
                 tokenizer: whole(path)?.into(),
@@ -51,6 +52,8 @@ impl TokenizerFiles {
             let read = beside(name)?.map(|data| serde_json::from_slice(&data));
             Ok::<Value, io::Error>(read.transpose()?.unwrap_or_default())
         };
+        // Refused if it is not UTF-8, rather than repaired: a template with replaced characters would prompt the model
+        // wrongly.
         let template = beside("chat_template.jinja")?.map(String::from_utf8);
         Ok(Self {
             tokenizer: whole(&path.join("tokenizer.json"))?.into(),
@@ -68,6 +71,7 @@ impl TokenizerFiles {
             list.iter().find(is_default)?.get("template")
         });
         let configured = listed.or(configured).and_then(Value::as_str);
+        // The file of its own wins, as in Transformers, which writes newer templates there.
         self.template.as_deref().or(configured)
     }
 
@@ -79,6 +83,7 @@ impl TokenizerFiles {
 }
 
 fn whole(path: &Path) -> io::Result<Vec<u8>> {
+    // Before reading, so that a wrong path to a huge file costs no memory.
     if std::fs::metadata(path)?.len() > FILE_BYTES_MAX as u64 {
         return Err(io::Error::new(
             io::ErrorKind::FileTooLarge,
@@ -153,6 +158,7 @@ impl FileTokenizer {
             .map_err(|error| syntax(&error))?;
         plain.with_padding(None);
         let pieces = TokenPieces::of(&plain, &files.tokenizer)?;
+        // The server that runs the model knows its tokens better than files beside it.
         let bos = match reported.bos {
             Some(reported) => reported,
             None => bos(&plain, files, &pieces),
@@ -170,6 +176,7 @@ impl FileTokenizer {
         });
         let listed = listed.into_iter().flatten().filter_map(Value::as_u64);
         ends.extend(listed.filter_map(|id| Token::try_from(id).ok()));
+        // `generation_config.json` is a file of its own, and may list ids that this tokenizer does not have.
         ends.retain(|id| (*id as usize) < pieces.len());
         ends.sort_unstable();
         ends.dedup();
@@ -184,6 +191,7 @@ impl FileTokenizer {
         let template = template
             .transpose()
             .map_err(|error| VocabularyError::Template(error.to_string()))?;
+        // Cloned before the next line: from then on `plain` takes the names of special tokens as text.
         let special = template.is_some().then(|| plain.clone());
         plain.set_encode_special_tokens(true);
         Ok(Self {
@@ -215,6 +223,7 @@ fn bos(machine: &Machine, files: &TokenizerFiles, pieces: &TokenPieces) -> Optio
         Some(true) => machine.token_to_id(files.named("bos_token")?),
         Some(false) => None,
         None => {
+            // The post-processor of the file tells what it adds: encoding nothing yields only that.
             let added = machine.encode_fast("", true).ok()?;
             let first = added.get_ids().first().copied()?;
             pieces.is_control(first).then_some(first)
@@ -227,6 +236,7 @@ fn tokens(machine: &Machine, text: &str) -> Vec<Token> {
     if stop::stopped() {
         return Vec::new();
     }
+    // No special tokens are added: BOS is the caller's decision.
     if let Ok(encoded) = machine.encode_fast(text, false) {
         return encoded.get_ids().to_vec();
     }
@@ -234,6 +244,7 @@ fn tokens(machine: &Machine, text: &str) -> Vec<Token> {
         .char_indices()
         .map(|(at, _)| at)
         .find(|at| *at > 0 && *at >= text.len() / 2);
+    // A single character that cannot be tokenised is dropped.
     let Some(middle) = middle else {
         return Vec::new();
     };
@@ -284,6 +295,7 @@ impl Vocabulary for FileTokenizer {
     }
 
     fn end_of_turn(&self) -> Option<Token> {
+        // The files do not say which of them ends a turn.
         self.ends.first().copied()
     }
 

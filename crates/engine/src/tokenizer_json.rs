@@ -44,6 +44,7 @@ pub(crate) struct AddedToken {
 impl ByteLevel {
     /// Returns the bytes of the file.
     pub(crate) fn file(self) -> Bytes {
+        // `Isolated`: the matches and the parts between them are pieces, as in llama.cpp.
         let split = |pattern: &&str| {
             json!({
                 "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false,
@@ -53,6 +54,7 @@ impl ByteLevel {
             "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false,
         });
         let mut steps: Vec<Value> = self.patterns.iter().map(split).collect();
+        // After the patterns, which are written for text and not for byte-level characters.
         steps.push(bytes.clone());
         if !self.lacking.is_empty() {
             // After the byte-level step: readers drop characters without a token too, but merge across them.
@@ -66,6 +68,7 @@ impl ByteLevel {
             }));
         }
         let added: Vec<Value> = self.added.iter().map(|added| self.added(added)).collect();
+        // Before `self.tokens` is moved below.
         let bos = self.bos();
         let tokens = self.tokens.into_iter().zip(0_u32..);
         let tokens: Map<String, Value> = tokens.map(|(text, id)| (text, json!(id))).collect();

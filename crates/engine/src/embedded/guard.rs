@@ -75,6 +75,7 @@ struct Task<F, R> {
 /// # Errors
 /// The message of the exception.
 pub(super) fn guarded<F: FnOnce() -> R + Copy, R: Copy>(call: F) -> Result<R, String> {
+    // On the stack of this function, and passed by address: the guard is C and knows no closures.
     let mut task = Task {
         call: Some(call),
         returned: None,

@@ -174,6 +174,8 @@ pub fn load(
     options: &LoadOptions,
     progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<Embedded, LoadError> {
+    // Before any function of ggml that uses the instructions: a missing one would end the process with an illegal
+    // instruction.
     check_processor()?;
     let (header, path) = match source {
         ModelSource::File(path) => (header_of_file(path)?, path.clone()),
@@ -183,10 +185,14 @@ pub fn load(
         }
     };
     let architecture = architecture(&header);
+    // All that the header decides comes before llama.cpp is involved: its own errors are less clear, and some of them
+    // end the process.
     let plan = LoadPlan::new(&header, &architecture, options)?;
+    // Held until this function returns: by then the memory is in use, and the system counts it itself.
     let _reserved = plan.reserve_memory(&header, options, progress)?;
     let backend = llama::LlamaBackend::start();
     let mut stopped = false;
+    // llama.cpp reports a stopped load like any other failure, so the reason is kept here.
     let mut received = |fraction: f32| {
         stopped = !progress(fraction);
         !stopped
@@ -210,6 +216,7 @@ pub fn load(
     let model = match loaded {
         Ok(model) => Arc::new(model),
         Err(_) if stopped => return Err(LoadError::Stopped),
+        // llama.cpp has no code for this, only its log message.
         Err(why) if why.contains("unknown model architecture") => {
             return Err(LoadError::Architecture(architecture));
         }
@@ -246,6 +253,7 @@ fn embed(
 ) -> Result<Embedded, LoadError> {
     let architecture = architecture(header);
     let facts = model.facts();
+    // Asked of llama.cpp, which knows the kind of each architecture.
     if !facts.generates {
         return Err(LoadError::NotGenerative(architecture));
     }
@@ -270,6 +278,7 @@ fn embed(
         threads: plan.threads,
         poll: options.poll,
     };
+    // Before the vocabulary, which shares the model with other threads: creating a context may still modify the model.
     let context = llama::LlamaContext::new(Arc::clone(&model), size).map_err(LoadError::Llama)?;
     let vocabulary = Arc::new(LlamaVocabulary::new(Arc::clone(&model), header)?);
     // Whether the model is served is decided when it is registered; this line tells how it was loaded.
@@ -305,6 +314,7 @@ fn embed(
 /// Returns how many KV cells are missing for the requested cached prefixes, with a per-slot KV cache.
 fn missing_prefixes(options: &LoadOptions, sizes: Sizes) -> Option<u32> {
     let asked = options.parallel.saturating_add(options.kept_prefixes?);
+    // More than `SLOTS_MAX` is not missing cells: no cache would be large enough.
     let missing = asked.min(llama::SLOTS_MAX).saturating_sub(sizes.slots);
     (missing > 0).then(|| missing.saturating_mul(sizes.cells / sizes.slots.max(1)))
 }
@@ -341,7 +351,10 @@ impl LoadPlan {
         let trained = trained
             .and_then(|tokens| u32::try_from(tokens).ok())
             .filter(|&tokens| tokens > 0);
+        // Positions that a model was never trained on give text without sense, so a longer context is not offered.
         let most = trained.unwrap_or(u32::MAX).min(CONTEXT_TOKENS_MAX);
+        // Not the whole trained context by default: for recent models it is so long that its cache fits no small
+        // machine.
         let wanted = options.context_tokens.unwrap_or_else(|| most.min(8192));
         if wanted > most {
             tracing::warn!(
@@ -357,6 +370,7 @@ impl LoadPlan {
         let cells = options
             .cache_tokens
             .unwrap_or(all)
+            // `Capacity` promises room for one sequence of full length; without it some requests could never run.
             .max(context_tokens)
             .min(CONTEXT_TOKENS_MAX);
         let kept_prefixes = options.kept_prefixes.unwrap_or(KEPT_PREFIXES_DEFAULT);
@@ -367,19 +381,24 @@ impl LoadPlan {
         let sizes = |cells, separate, slots| Sizes {
             cells,
             per_slot: separate,
+            // At least one token for each slot, so that every running sequence can decode in the same step.
             batch_tokens: options.batch_tokens.clamp(slots, BATCH_TOKENS_MAX),
             slots,
         };
+        // llama.cpp rounds each slot up to this, so the number of slots is computed with the rounded size.
         let slot_cells = context_tokens.next_multiple_of(llama::CELLS_STEP);
         let small = CACHE_BYTES_SMALL / memory::cell_bytes(header).max(1);
         let small = u32::try_from(small).unwrap_or(CONTEXT_TOKENS_MAX);
         let allowed = options.cache_tokens.unwrap_or_else(|| cells.max(small));
         let affordable = allowed / slot_cells;
+        // Only if every sequence can have its full context. Otherwise a unified cache lets a long one use what short
+        // ones leave.
         let separate = (affordable >= options.parallel).then(|| {
             let slots = slots.min(affordable);
             sizes(slot_cells.saturating_mul(slots), true, slots)
         });
         let processors = available_parallelism().map_or(1, |count| count.get() as u32);
+        // One is left for the other threads of the server; see `LoadOptions::threads`.
         let spared = processors.saturating_sub(1).max(1);
         let threads = options.threads.unwrap_or(spared).min(llama::THREADS_MAX);
         Ok(Self {
@@ -404,6 +423,7 @@ impl LoadPlan {
         }
         let sizes = self.per_slot.unwrap_or(self.together);
         let estimate = Estimate::new(header, sizes);
+        // While it waits for memory, a load reports no progress, but it can be stopped.
         let mut wait = || progress(0.0);
         let available = || options.memory_bytes.or_else(memory::available);
         match MemoryReservation::take(estimate.total(), available, &mut wait) {
@@ -481,6 +501,7 @@ pub(super) fn header_of(
 ) -> Result<GgufHeader, LoadError> {
     let path = path.to_owned();
     match GgufHeader::read(bytes) {
+        // Checked here, because a mapped file that is too short ends the process when its missing pages are read.
         Ok(header) if header.file_bytes > length => Err(LoadError::Truncated {
             path,
             have: length,
@@ -513,6 +534,7 @@ impl StagedFile {
     fn new(bytes: &[u8]) -> io::Result<Self> {
         use std::os::fd::AsRawFd;
         let descriptor =
+            // The descriptor has no name that another process could open, and does not outlive this process.
             rustix::fs::memfd_create("sapwood-model", rustix::fs::MemfdFlags::CLOEXEC)?;
         let mut file = File::from(descriptor);
         file.write_all(bytes)?;
@@ -524,6 +546,7 @@ impl StagedFile {
     fn new(bytes: &[u8]) -> io::Result<Self> {
         let name = format!("sapwood-model-{}.gguf", std::process::id());
         let path = std::env::temp_dir().join(name);
+        // `create_new`: an existing file, or a link that somebody else has put there, is not followed.
         let mut file = File::create_new(&path)?;
         file.write_all(bytes)?;
         Ok(Self { file, path })

@@ -55,6 +55,7 @@ pub(super) fn cell_bytes(header: &GgufHeader) -> u64 {
     let key = of("attention.key_length").unwrap_or(width / heads);
     let value = of("attention.value_length").unwrap_or(width / heads);
     let layers = of("block_count").unwrap_or(0);
+    // Saturating everywhere: a header may contain any numbers, and a sum that wraps around would look small.
     product(&[layers, key_value_heads, key.saturating_add(value), 2])
 }
 
@@ -65,6 +66,8 @@ fn state_bytes(header: &GgufHeader) -> u64 {
     let of = |key: &str| header.number(&format!("{architecture}.{key}"));
     let or_zero = |key: &str| of(key).unwrap_or(0);
     let width = or_zero("embedding_length");
+    // Three kinds of recurrent layers, told apart by their keys: RWKV, short convolutions (LFM2), and state-space
+    // models (Mamba).
     let numbers = if let Some(head) = of("wkv.head_size") {
         let shifts = of("token_shift_count").unwrap_or(2);
         product(&[width, shifts.saturating_add(head)])
@@ -104,6 +107,7 @@ impl Estimate {
         let masks = product(&[batch, u64::from(sizes.reach()), 4]);
         let rows = u64::from(sizes.slots.saturating_add(SCORED_ROWS));
         let logits = product(&[rows, vocabulary, 8]);
+        // The header describes the first part of a split model; the others are assumed to be as large.
         let parts = header.number("split.count").unwrap_or(1).max(1);
         Self {
             weights: header.tensor_bytes.saturating_mul(parts),
@@ -112,6 +116,7 @@ impl Estimate {
                 .saturating_add(state_bytes(header).saturating_mul(u64::from(sizes.slots))),
             pass: [activations, masks, logits]
                 .into_iter()
+                // 32 MiB for what has no formula here.
                 .fold(32 << 20, u64::saturating_add),
         }
     }
@@ -130,6 +135,7 @@ pub(super) fn available() -> Option<u64> {
     let meminfo = fs::read_to_string("/proc/meminfo")
         .ok()
         .and_then(|text| of_meminfo(&text));
+    // In a container the system's figure is that of the whole machine, so the smaller of the two counts.
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let group = of_groups(Path::new("/sys/fs/cgroup"), own_group(&groups));
     match (meminfo, group) {
@@ -165,6 +171,7 @@ impl MemoryReservation {
         available: impl Fn() -> Option<u64>,
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Result<Self, OutOfMemory> {
+        // Held while `available` is read, so that two models which load at once cannot both count on the same bytes.
         let mut reserved = lock();
         loop {
             let available = available();
@@ -174,10 +181,13 @@ impl MemoryReservation {
                 *reserved = reserved.saturating_add(bytes);
                 return Ok(Self(bytes));
             }
+            // Nothing else is being loaded, so waiting would free nothing.
             if *reserved == 0 {
                 return Err(OutOfMemory::Of(available.unwrap_or(0)));
             }
+            // With a limit, so that a caller who gives up is noticed although no reservation ends.
             let waited = RELEASED.wait_timeout(reserved, ASK);
+            // The lock is released before `goes_on`, which is the caller's code and may take time.
             drop(waited.unwrap_or_else(PoisonError::into_inner));
             if !goes_on() {
                 return Err(OutOfMemory::Stopped);
@@ -191,6 +201,7 @@ impl Drop for MemoryReservation {
     fn drop(&mut self) {
         let mut reserved = lock();
         *reserved = reserved.saturating_sub(self.0);
+        // All of them: each waits for a different number of bytes.
         RELEASED.notify_all();
     }
 }
@@ -202,6 +213,7 @@ fn lock() -> MutexGuard<'static, u64> {
 /// Returns the path of this process's control group, from `/proc/self/cgroup`.
 fn own_group(groups: &str) -> &str {
     let mut lines = groups.lines();
+    // Version 2 of control groups alone; with version 1 the system's figure counts.
     let path = lines.find_map(|line| line.strip_prefix("0::"));
     path.unwrap_or("/").trim_matches('/')
 }
@@ -212,6 +224,7 @@ fn of_groups(root: &Path, path: &str) -> Option<u64> {
     let around = own
         .ancestors()
         .take_while(|folder| folder.starts_with(root));
+    // Each enclosing group limits the sum of the groups within it.
     around.filter_map(of_group).min()
 }
 

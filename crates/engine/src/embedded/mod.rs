@@ -68,6 +68,8 @@ impl Model for Embedded {
     }
 
     fn open(&mut self, slot: SlotId, _: &SlotPurpose<'_>) {
+        // A free slot is empty, except after a fork or a truncation that failed; a call into llama.cpp is saved
+        // otherwise.
         if self.context.cells_held(slot) > 0 {
             self.context.clear(slot);
         }
@@ -114,6 +116,7 @@ impl Model for Embedded {
         };
         match failure {
             llama::DecodeError::Full => Err(DecodeStop::Full),
+            // The slots are as they were before the call, so the same batch may be tried again.
             llama::DecodeError::Aborted if self.info.truncates => Err(DecodeStop::Aborted),
             // The state of a model that does not truncate has advanced and cannot be rolled back.
             llama::DecodeError::Aborted => failed("the model was interrupted"),

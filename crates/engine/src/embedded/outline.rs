@@ -32,9 +32,11 @@ pub fn outline(
     };
     let architecture = architecture(&header);
     let plan = LoadPlan::new(&header, &architecture, options)?;
+    // Numbers only: the tokenizer is part of llama.cpp, which needs the loaded model for it.
     let vocabulary = OutlineVocabulary::of(&header);
     let info = ModelInfo {
         name: name.to_owned(),
+        // llama.cpp composes the description of a loaded model; this is the nearest that the header has.
         description: header.text("general.name").unwrap_or_default().to_owned(),
         context_tokens: plan.context_tokens,
         vocabulary_tokens: vocabulary.size,
@@ -42,6 +44,7 @@ pub fn outline(
         weight_bytes: header.tensor_bytes,
         parallel: options.parallel,
         chat: header.text("tokenizer.chat_template").is_some(),
+        // Unknown before the model is loaded. Nothing runs on an outline, so the usual case is stated.
         truncates: true,
         deterministic: false,
         sampling: recommended(&header),

@@ -139,11 +139,13 @@ pub fn write(mut out: impl Write, shape: &RandomModelShape, seed: u64) -> io::Re
     let mut offset = 0;
     for (name, dimensions) in &tensors {
         header.tensor(name, dimensions, offset);
+        // Offsets are relative to the end of the header, so they are known before its length is.
         offset += bytes_of(dimensions).next_multiple_of(ALIGNMENT);
     }
     let head = header.finish(tensors.len());
     out.write_all(&head)?;
     pad(&mut out, head.len() as u64)?;
+    // xorshift stays at 0 for ever if it starts there.
     let mut random = Random(seed | 1);
     for (_, dimensions) in &tensors {
         weights(&mut out, dimensions, &mut random)?;
@@ -173,6 +175,7 @@ fn tensors(shape: &RandomModelShape) -> Vec<(String, Vec<u32>)> {
             tensors.push((format!("blk.{layer}.{name}"), dimensions.to_vec()));
         };
         add("attn_norm.weight", &[width]);
+        // The names and shapes that llama.cpp expects of each architecture; a missing tensor is an error when it loads.
         if shape.architecture == "mamba" {
             let inner = 2 * width;
             add("ssm_in.weight", &[width, 2 * inner]);
@@ -266,6 +269,7 @@ fn metadata(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
     let name = shape.architecture;
     header.text("general.architecture", name);
     header.text("general.name", "random");
+    // A key that is written twice is an error in llama.cpp, so the shape's own value replaces the usual one.
     let sent = |key: &str| shape.numbers.iter().any(|(sent, _)| sent == key);
     for (key, value) in [
         ("context_length", shape.context_tokens),
@@ -281,6 +285,7 @@ fn metadata(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
         }
     }
     let shared = format!("{name}.attention.head_count_kv");
+    // A hybrid model has a number of heads for each layer, and none where it is recurrent.
     if name == "lfm2" {
         let heads = (0..shape.layers).map(|layer| match shape.is_recurrent(layer) {
             true => 0,
@@ -326,6 +331,7 @@ fn vocabulary(header: &mut GgufWriterHeader, shape: &RandomModelShape) {
     header.text("tokenizer.ggml.model", shape.kind);
     header.text("tokenizer.ggml.pre", &shape.pre);
     let mut tokens: Vec<String> = (0..=255).map(byte_text).collect();
+    // The id stays in use, so that the other tokens keep theirs.
     if let Some(byte) = shape.lacking {
         tokens[usize::from(byte)] = "<lacking>".to_owned();
     }

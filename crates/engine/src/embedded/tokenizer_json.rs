@@ -38,9 +38,11 @@ pub(super) fn file(
         return Err(NoTokenizerFile::Kind(kind.to_owned()));
     }
     let name = header.text("tokenizer.ggml.pre").unwrap_or_default();
+    // An unknown pre-tokenizer is not guessed: the file would tokenise nearly alike, which nobody would notice.
     let split = split(name).ok_or_else(|| NoTokenizerFile::Split(name.to_owned()))?;
     let tokens: Vec<String> = (0..model.size()).map(|token| model.text(token)).collect();
     let known: HashSet<&str> = tokens.iter().map(String::as_str).collect();
+    // The format maps texts to ids, so two tokens of the same text cannot both be in it.
     if known.len() != tokens.len() {
         return Err(NoTokenizerFile::Tokens);
     }
@@ -85,8 +87,10 @@ fn merges(all: &[String], known: &HashSet<&str>) -> Result<Vec<String>, NoTokeni
             .char_indices()
             .skip(1)
             .find(|(_, letter)| *letter == ' ');
+        // Without a second part it is no merge, and llama.cpp never applies it.
         let Some((border, _)) = border else { continue };
         let (left, right) = (&merge[..border], &merge[border + 1..]);
+        // llama.cpp ignores merges that can never apply; readers of the file refuse them.
         if !known.contains(left) || !known.contains(right) || !seen.insert((left, right)) {
             continue;
         }

@@ -27,6 +27,8 @@ impl Embedded {
             choice: 0,
             max_tokens: None,
         };
+        // Two slots, because requests run side by side: llama.cpp splits such a batch differently from one of a single
+        // sequence.
         slots.clone().for_each(|slot| self.open(slot, &opening));
         // A context or a batch may be as short as one token.
         let most = self

@@ -51,6 +51,7 @@ impl LlamaVocabulary {
     ) -> Result<Self, TemplateError> {
         let mut bytes = Vec::new();
         let mut special = SpecialTexts::default();
+        // With `special`: control tokens have a text in templates, although they add none to an output.
         let text = |token: Option<Token>| {
             let piece = token
                 .map(|token| model.piece(token, true))
@@ -63,6 +64,7 @@ impl LlamaVocabulary {
         let (mut ends, mut kinds, mut fixed) = (Vec::new(), Vec::new(), Vec::new());
         for token in 0..model.size() {
             let kind = model.kind(token);
+            // Control tokens get no bytes, so that they add nothing to the text of an output.
             if kind.control {
                 special.all.push(text(Some(token)));
             } else {
@@ -78,6 +80,7 @@ impl LlamaVocabulary {
         let template = match model.chat_template() {
             Some(source) => {
                 let template = Template::new(&source, &special, SystemTime::now)?;
+                // Only a template that takes too long is refused; see there.
                 template.try_out()?;
                 Some(template)
             }
@@ -102,6 +105,7 @@ impl LlamaVocabulary {
             ends,
             kinds,
             bos: bos.filter(|_| adds_bos),
+            // Models without a token for the end of a turn end it with EOS.
             end_of_turn: model.end_of_turn().or_else(|| model.end()),
             template,
             model,
@@ -124,6 +128,8 @@ impl api::Vocabulary for LlamaVocabulary {
     }
 
     fn tokenize(&self, text: &str, special: bool) -> Vec<Token> {
+        // Without `special` the texts of control tokens are plain text, so they are no border at which llama.cpp
+        // splits.
         let marks = if special { &self.fixed } else { &self.added };
         let mut tokens = Vec::new();
         for part in marks.parts(text) {
@@ -209,6 +215,8 @@ fn run_border(text: &str) -> usize {
     for (at, c) in text.char_indices() {
         if before.is_none_or(|before| before.is_whitespace() != c.is_whitespace()) {
             (length, border) = (0, None);
+        // The last change between letters and other characters is the better place: fewer pieces of the pre-tokenizer
+        // cross it.
         } else if length == RUN_CHARS_MAX {
             return border.unwrap_or(at);
         } else if before.is_some_and(|before| before.is_alphabetic() != c.is_alphabetic()) {

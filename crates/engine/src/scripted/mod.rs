@@ -119,6 +119,7 @@ impl Model for Scripted {
             play: self.library.play(opening),
             seed: opening.seed,
             prompt_tokens: opening.prompt.len(),
+            // The prompt's length is known, and most outputs of tests are short.
             hashes: Vec::with_capacity(opening.prompt.len() + 64),
             started: None,
         };
@@ -135,6 +136,7 @@ impl Model for Scripted {
             return;
         };
         if let Some(target) = self.sequence(to) {
+            // Only the tokens are copied. The script stays that of the request for which the slot was opened.
             target.hashes = hashes;
         }
     }
@@ -160,6 +162,7 @@ impl Model for Scripted {
                     "positions have no gap"
                 );
                 let before = sequence.hashes.last().copied().unwrap_or_default();
+                // A hash of the whole prefix: two contexts that differ anywhere have different rows from there on.
                 sequence.hashes.push(mix(before ^ u64::from(entry.token)));
             }
         }
@@ -186,6 +189,8 @@ impl Model for Scripted {
             return OutputRow::Ranked(RankedRow::new(&distribution, mix(hash), None));
         }
         let next = (entry.position as usize + 1).saturating_sub(sequence.prompt_tokens);
+        // From the first row and not from `open`, and relative to the token that is next then: a sequence that was
+        // preempted goes on at its pace.
         let (started, first) = *sequence.started.get_or_insert((now, next));
         let due = started
             + sequence
@@ -203,6 +208,7 @@ impl Model for Scripted {
             )),
             Cue::End(reason) => OutputRow::End(reason),
             Cue::Fail(error) => OutputRow::Failed(error),
+            // The owner sets no timer for `Time::MAX`: the request ends when it is cancelled or times out.
             Cue::Hang => OutputRow::NotBefore(Time::MAX),
             Cue::Panic => panic!("the script says so"),
         }

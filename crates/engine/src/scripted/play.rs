@@ -77,6 +77,8 @@ impl ScriptPlayback {
                     return Cue::Token(tokens[left]);
                 }
                 ScriptPart::Random { count, key } if left < *count => {
+                    // Derived from the position, not from a generator with state: a preempted sequence repeats the same
+                    // words.
                     return Cue::Token(self.vocabulary.word(mix(key ^ left as u64)));
                 }
                 ScriptPart::Last(cue) if left == 0 => return cue.clone(),
@@ -94,6 +96,8 @@ impl ScriptPlayback {
             let tokens = part.tokens();
             if left < tokens {
                 let whole = matches!(part, ScriptPart::Chunk(_));
+                // The last token of a part never waits: what follows may be a pause, and the reader would see it too
+                // late.
                 return left + 1 < tokens && (whole || !(left + 1).is_multiple_of(self.per_chunk));
             }
             left -= tokens;
@@ -127,6 +131,7 @@ impl ScriptPlayback {
         let mut seen = 0;
         let mut total = Duration::ZERO;
         for part in &self.parts {
+            // Pauses add up, and those before the token itself count only if it is to be emitted.
             if let ScriptPart::Pause(span) = part
                 && (seen < n || inclusive && seen == n)
             {
@@ -158,6 +163,7 @@ impl Library {
         mut config: Config,
         vocabulary: Arc<ScriptedVocabulary>,
     ) -> Result<Self, InvalidScript> {
+        // Refused here rather than when it is parsed, so that the message can say what to use instead.
         if let Some(ScriptedTokenizer::File(path)) = &config.tokenizer {
             return Err(InvalidScript::Tokenizer(path.clone()));
         }
@@ -217,6 +223,7 @@ impl Library {
             }
             Script::Text => vec![self.text_part(&self.config.text)],
             Script::Tokens => {
+                // As many as the request wants, so that load tests choose the length with `max_tokens`.
                 let count = opening.max_tokens.unwrap_or(self.config.count) as usize;
                 vec![ScriptPart::Random {
                     count,
@@ -236,6 +243,7 @@ impl Library {
 
     fn steps(&self, opening: &SlotPurpose<'_>) -> Vec<ScriptPart> {
         let text = self.vocabulary.text(opening.prompt);
+        // The first match wins, in the order of the configuration.
         let matching = self.rules.iter().find(|rule| {
             rule.pattern
                 .as_ref()
@@ -274,6 +282,7 @@ impl Library {
                 ScriptStep::Error(failure) => ScriptPart::Last(Cue::Fail(to_engine_error(failure))),
                 ScriptStep::Hang(true) => ScriptPart::Last(Cue::Hang),
                 ScriptStep::Panic(true) => ScriptPart::Last(Cue::Panic),
+                // The steps have a value only because of the format of configurations; `false` switches them off.
                 ScriptStep::Hang(false) | ScriptStep::Panic(false) => return None,
                 ScriptStep::Cut(cut) => ScriptPart::Last(Cue::Fail(cut_error(*cut))),
             })

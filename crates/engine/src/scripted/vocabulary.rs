@@ -71,6 +71,7 @@ impl ScriptedVocabulary {
             None => matches!(config.script, Script::Words | Script::Tokens),
         };
         let count = if words {
+            // Bounded, because the configuration may ask for any number and each word is made and stored.
             config.vocab.clamp(WITH_WORDS_MIN, 1 << 20) - WORDS
         } else {
             0
@@ -95,6 +96,7 @@ impl ScriptedVocabulary {
 
     fn add(&mut self, word: &[u8]) {
         let token = self.len();
+        // The list of common words repeats some, and a made-up word may be one of them.
         if !self.tokens.contains_key(word) {
             self.tokens.insert(word.into(), token);
             self.bytes.extend_from_slice(word);
@@ -130,6 +132,7 @@ impl ScriptedVocabulary {
     /// Returns the part of a prompt that scripts answer: of a conversation the content of the last message that is not
     /// from the assistant; else all tokens but control tokens.
     pub(super) fn subject(&self, prompt: &[Token]) -> Vec<Token> {
+        // The last part is the open turn of the assistant, which has no end yet.
         let closed = prompt.split(|&token| token == END).rev().skip(1);
         for message in closed {
             let Some(message) = message.strip_prefix(&[BEGIN]) else {
@@ -152,6 +155,7 @@ impl ScriptedVocabulary {
     fn tokenize_word(&self, word: &[u8], tokens: &mut Vec<Token>) {
         match self.tokens.get(word) {
             Some(&token) => tokens.push(token),
+            // The first 256 tokens are the bytes themselves.
             None => tokens.extend(word.iter().map(|&byte| Token::from(byte))),
         }
     }
@@ -290,6 +294,7 @@ impl Vocabulary for ScriptedVocabulary {
             .last()
             .is_some_and(|last| last.role == "assistant");
         if chat.continue_last && last_is_answer {
+            // Takes the END of the last message away, so that the model continues it (EV-606).
             tokens.pop();
         } else {
             tokens.push(BEGIN);

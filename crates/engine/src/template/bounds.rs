@@ -43,10 +43,12 @@ thread_local! {
 
 /// Runs a rendering under a budget for `input_bytes` of input.
 pub(super) fn within<T>(input_bytes: usize, render: impl FnOnce() -> T) -> T {
+    // In proportion to the input, because a template may copy each message several times.
     let bytes = MADE_BYTES_MAX.saturating_add(input_bytes.saturating_mul(MADE_TIMES_MAX));
     let until = Instant::now() + RENDER_TIME_MAX;
     BUDGET.set(Some(TemplateBudget { bytes, until }));
     let rendered = render();
+    // A budget that a panic left behind is replaced by the next rendering of this thread.
     BUDGET.set(None);
     rendered
 }
@@ -58,7 +60,9 @@ fn too_much() -> Error {
 
 /// Checks that this many bytes are left, and that the time is not over.
 pub(super) fn check(bytes: usize) -> Result<TemplateBudget, Error> {
+    // Outside of `within` there is no budget, so nothing may be charged to it.
     let budget = BUDGET.get().ok_or_else(too_much)?;
+    // The time is checked with each charge, because fuel counts instructions and a single one may be slow.
     if bytes > budget.bytes || Instant::now() > budget.until || stop::stopped() {
         return Err(too_much());
     }
@@ -79,6 +83,7 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_filter(SLICED, super::slice::sliced);
     let mut wrap = |name: &'static str, filter: Value, check: fn(&[Value]) -> Result<(), Error>| {
         environment.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<Value>| {
+            // Before the call: afterwards the memory is already used.
             check(&args)?;
             filter.call(state, &args)
         });
@@ -91,8 +96,10 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     wrap("list", Value::from_function(filters::list), listed);
     wrap("split", Value::from_function(filters::split), listed);
     wrap("lines", Value::from_function(filters::lines), listed);
+    // Both print values of any size without passing the formatter.
     environment.remove_filter("pprint");
     environment.remove_global("debug");
+    // Python's methods do the same as the filters, so they have the same bounds.
     environment.set_unknown_method_callback(|state, value, method, args| {
         let of = |rest: &[Value]| [std::slice::from_ref(value), rest].concat();
         match (method, args) {
@@ -109,6 +116,8 @@ pub(super) fn install(environment: &mut Environment<'_>) {
 
 /// Charges a new value, and checks its number of elements and its depth.
 fn hold_value(value: Value) -> Result<Value, Error> {
+    // Charged after the instruction: what a single one makes is bounded by minijinja, or by the checks before the
+    // wrapped filters.
     charge(size(&value))?;
     charge_value(&value, false, 0, &mut 0)?;
     Ok(value)
@@ -143,8 +152,10 @@ pub(super) fn charge_value(
     }
     let is_namespace = |value: &Value| {
         let object = value.as_object();
+        // The type is private to minijinja, so only its name tells.
         object.is_some_and(|object| object.type_name().ends_with("Namespace"))
     };
+    // minijinja and `Drop` recurse into values; a deep one would overflow the stack.
     if depth > DEPTH_MAX || sole && is_namespace(value) {
         return Err(too_much());
     }
@@ -187,6 +198,7 @@ fn shown(value: &Value) -> Result<String, Error> {
         text: String::new(),
         left,
     };
+    // Into a bounded writer: the length of a printed value is not known before.
     write!(out, "{value}").map_err(|_full| too_much())?;
     Ok(out.text)
 }
@@ -210,6 +222,7 @@ fn text(args: &[Value], index: usize) -> &str {
 
 fn replaced(args: &[Value]) -> Result<(), Error> {
     let (whole, from, to) = (text(args, 0), text(args, 1), text(args, 2));
+    // An upper bound of the result: every match could become longer.
     let found = whole.matches(from).count();
     check(found.saturating_mul(to.len()).saturating_add(whole.len())).map(drop)
 }
@@ -260,6 +273,7 @@ fn formatted(args: &[Value]) -> Result<(), Error> {
     if digits.any(|digits| digits.len() > DIGITS_MAX) || format.contains('*') {
         return Err(too_much());
     }
+    // The widest field that `DIGITS_MAX` allows.
     let mut most = 1000_usize;
     for arg in args.iter().skip(1) {
         most = most.saturating_add(shown(arg)?.len());

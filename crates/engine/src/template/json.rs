@@ -18,6 +18,7 @@ pub(super) fn filter(value: &Value, options: Kwargs) -> Result<String, Error> {
     let style = match separators.as_deref() {
         None => PythonJson {
             indent,
+            // As Python's `json.dumps`: with an indent a line ends at the comma.
             item: if indent.is_some() { "," } else { ", " }.to_owned(),
             key: ": ".to_owned(),
             ascii: options
@@ -41,7 +42,9 @@ pub(super) fn filter(value: &Value, options: Kwargs) -> Result<String, Error> {
             ));
         }
     };
+    // An unknown option would otherwise change nothing, and the prompt would differ from what the model was trained on.
     options.assert_all_used()?;
+    // Before writing, which recurses: bounds depth and number of elements.
     super::bounds::charge_value(value, false, 0, &mut 0)?;
     let mut out = String::new();
     style.write(value, 0, &mut out)?;
@@ -50,6 +53,7 @@ pub(super) fn filter(value: &Value, options: Kwargs) -> Result<String, Error> {
 
 impl PythonJson {
     fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+        // At each value, so that the output stops growing at the limit; the finished text is charged by `@held`.
         super::bounds::check(out.len())?;
         match value.kind() {
             ValueKind::None => out.push_str("null"),
@@ -111,6 +115,7 @@ impl PythonJson {
     fn line(&self, depth: usize, out: &mut String) {
         if let Some(indent) = self.indent {
             out.push('\n');
+            // A template may ask for any indent, and depth multiplies it.
             out.extend(std::iter::repeat_n(' ', indent.min(16) * depth));
         }
     }
@@ -122,6 +127,7 @@ impl PythonJson {
             out.push_str(&quoted);
             return;
         }
+        // UTF-16 units, because Python escapes characters beyond U+FFFF as two surrogates.
         for unit in quoted.encode_utf16() {
             match u8::try_from(unit) {
                 Ok(byte) if byte.is_ascii() => out.push(char::from(byte)),

@@ -33,11 +33,13 @@ pub(super) fn compile<'a>(
     source: &'a str,
     syntax: &SyntaxConfig,
 ) -> Result<Instructions<'a>, Error> {
+    // Before compiling, which multiplies constants itself, outside of any budget.
     check_constants(source, syntax)?;
     let tree = parse(source, name, syntax.clone())?;
     let mut generator = CodeGenerator::new(name, source);
     generator.compile_stmt(&tree);
     let (instructions, blocks) = generator.finish();
+    // Their instructions are compiled apart and would not pass `bounded`.
     if !blocks.is_empty() {
         let message = "blocks are for templates that extend others, of which there are none";
         return Err(Error::new(ErrorKind::SyntaxError, message));
@@ -53,10 +55,12 @@ fn check_constants(source: &str, syntax: &SyntaxConfig) -> Result<(), Error> {
         let (token, _) = token?;
         let number = match &token {
             Token::Int(number) => Some(*number),
+            // No template needs such a factor, so it counts as the largest allowed.
             Token::Int128(_) | Token::Float(_) => Some(FACTORS_MAX),
             _ => None,
         };
         if matches!(token, Token::Mul) {
+            // Both neighbours of each `*`, over the whole source: an overestimate that no real template reaches.
             product = product.saturating_mul(before.unwrap_or(1).max(1));
         } else if multiplied {
             product = product.saturating_mul(number.unwrap_or(1).max(1));
@@ -75,6 +79,7 @@ fn bounded(mut from: Instructions<'_>) -> Instructions<'_> {
     let mut to = Instructions::new(from.name(), from.source());
     // The new position of each instruction, for jump targets.
     let (mut positions, mut end) = (Vec::new(), 0);
+    // A first pass, because jumps may go forwards to positions that are not known yet.
     while let Some(instruction) = from.get(positions.len() as u32) {
         positions.push(end);
         end += 1 + added(instruction);
@@ -93,6 +98,7 @@ fn bounded(mut from: Instructions<'_>) -> Instructions<'_> {
             }
             Instruction::Iterate(target) => {
                 to.add(Instruction::Iterate(position(target)));
+                // Prints nothing, but passes the formatter, which checks budget and time.
                 to.add(Instruction::LoadConst(Value::from("")));
                 to.add(Instruction::Emit);
             }

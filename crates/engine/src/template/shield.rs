@@ -36,6 +36,7 @@ impl SpecialTextShield {
             .filter(|text| !text.is_empty());
         let finder = AhoCorasick::builder()
             .ascii_case_insensitive(true)
+            // The longest, so that a token's text that begins with another's is covered as a whole.
             .match_kind(MatchKind::LeftmostLongest)
             .build(specials)?;
         Ok(Self(finder))
@@ -48,6 +49,7 @@ impl SpecialTextShield {
         for found in self.0.find_iter(text) {
             out.push_str(&text[from..found.start()]);
             out.push(OPEN);
+            // An index and not the text: the template may change the letter case of a value, or escape it.
             out.push_str(&covered.0.len().to_string());
             out.push(CLOSE);
             covered.0.push(text[found.range()].to_owned());
@@ -93,6 +95,7 @@ impl CoveredTexts {
                     push(&mut pieces, TemplatePiece::Plain(original.clone()));
                     &inside[digits + CLOSE.len_utf8()..]
                 }
+                // Only the opening character is removed; what follows it may be the rest of another mark.
                 None => inside,
             };
         }
@@ -105,6 +108,7 @@ impl CoveredTexts {
 fn push(pieces: &mut Vec<TemplatePiece>, piece: TemplatePiece) {
     match (pieces.last_mut(), piece) {
         (_, TemplatePiece::Template(text)) if text.is_empty() => {}
+        // Adjacent plain texts are tokenised as one, as they were in the value.
         (Some(TemplatePiece::Plain(before)), TemplatePiece::Plain(text)) => before.push_str(&text),
         (_, piece) => pieces.push(piece),
     }

@@ -26,6 +26,7 @@ pub(super) fn sliced(
     match value.kind() {
         ValueKind::String => {
             let text = value.as_str().unwrap_or_default();
+            // Python counts characters, so they are collected; four bytes each, charged before that happens.
             bounds::charge(text.len().saturating_mul(size_of::<char>()))?;
             let letters: Vec<char> = text.chars().collect();
             let taken = indices(letters.len(), start, stop, step).map(|index| letters[index]);
@@ -61,6 +62,7 @@ fn indices(
 ) -> impl Iterator<Item = usize> {
     // No collection has more elements than i64 can count.
     let len = i64::try_from(len).unwrap_or(i64::MAX);
+    // Backwards the end may be -1, before the first element.
     let (first, last) = if step > 0 { (0, len) } else { (-1, len - 1) };
     // A negative bound counts from the end; a bound outside of the range is clamped.
     let bound = |given: i64| {
@@ -79,6 +81,7 @@ fn indices(
     let begin = start.map_or(begin, bound);
     let end = stop.map_or(end, bound);
     let within = move |index: &i64| if step > 0 { *index < end } else { *index > end };
+    // `checked_add`: a huge step ends the sequence instead of wrapping around.
     std::iter::successors(Some(begin), move |index| index.checked_add(step))
         .take_while(within)
         .filter_map(|index| usize::try_from(index).ok())

@@ -33,6 +33,7 @@ impl TokenPieces {
         let added = machine.get_added_tokens_decoder();
         let named = machine.get_vocab(true);
         let size = named.values().max().map_or(0, |last| *last as usize + 1);
+        // Before the tables are allocated: ids come from the file, and one huge id would make huge tables.
         if size == 0 || size > TOKENS_MAX {
             return Err(VocabularyError::Size);
         }
@@ -45,6 +46,7 @@ impl TokenPieces {
         for (id, text) in (0..).zip(texts) {
             match added.get(&id) {
                 Some(token) if token.special => drop(controls.insert(id, text)),
+                // Added tokens are plain text in the file, not in its encoding.
                 Some(_) => bytes.extend_from_slice(text.as_bytes()),
                 None => encoding_of.write(&text, &mut bytes),
             }
@@ -92,6 +94,7 @@ fn encoding(file: &[u8]) -> Result<PieceEncoding, VocabularyError> {
         serde_json::from_slice(file).map_err(|error| VocabularyError::Syntax(error.to_string()))?;
     let decoder = file.get("decoder").unwrap_or(&Value::Null);
     let listed = decoder.get("decoders").and_then(Value::as_array);
+    // A decoder is a single step, or a sequence of steps.
     let steps = listed.map_or_else(|| std::slice::from_ref(decoder), Vec::as_slice);
     let step = |kind: &str| {
         let mut steps = steps.iter();
@@ -119,10 +122,12 @@ impl PieceEncoding {
                 for shown in text.chars() {
                     match alphabet.get(&shown) {
                         Some(byte) => out.push(*byte),
+                        // A character outside the alphabet stands for itself, as in Transformers' decoder.
                         None => out.extend(shown.encode_utf8(&mut [0; 4]).bytes()),
                     }
                 }
             }
+            // SentencePiece spells bytes without a token of their own as `<0x0A>`.
             Self::Marked(mark) => match byte(text) {
                 Some(byte) => out.push(byte),
                 None => out.extend(text.replace(mark, " ").bytes()),
