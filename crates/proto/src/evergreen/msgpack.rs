@@ -148,7 +148,7 @@ impl ParseStop {
 
 impl PartsBudget {
     fn take(&mut self, entries: usize) -> Result<usize, ParseStop> {
-        // Charged by the stated count, before the first entry is built: a fragment of a few bytes takes hundreds once it
+        // Charged by the stated count, before the first entry is built: an entry of a few bytes takes hundreds once it
         // is decoded.
         self.0 = self.0.checked_sub(entries).ok_or(ParseStop::Limit)?;
         Ok(entries)
@@ -223,7 +223,7 @@ fn node_ref(mut from: ValueReader, into: &mut Fragment) -> Result<(), ParseStop>
         Some(len) => begin.saturating_add(bytes(len)?),
         None => u64::MAX,
     };
-    // A reference to all bytes is an ordinary child: without a range, readers need no accounting of bytes for it.
+    // A reference to all bytes has no range here; the session's adapter makes an excerpt of the whole of it (EV-740).
     let part = begin > 0 || len.is_some();
     into.range = part.then(|| Box::new(begin..end));
     Ok(())

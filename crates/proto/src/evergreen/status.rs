@@ -49,6 +49,7 @@ impl Status {
             reason: reason.into(),
             message: cut(message.into(), MESSAGE_BYTES_MAX),
             details: Vec::new(),
+            // Whatever may be retried later gets a delay, as EV-902 requires for UNAVAILABLE.
             retry_after: (code.retry() == RetryAdvice::Later).then_some(RETRY_AFTER),
             fields: Vec::new(),
         }
@@ -160,6 +161,7 @@ impl Status {
     /// than 64 KiB, which no peer needs and which would take far more once it is decoded.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Option<Self>> {
+        // Before decoding: details are lists of maps, which take far more memory than their bytes.
         if bytes.len() > ENCODED_MAX {
             return None;
         }
@@ -194,6 +196,7 @@ impl Status {
                 self.details = info
                     .metadata
                     .into_iter()
+                    // A map has no order, so it is arbitrary which of too many stay; our own statuses have fewer.
                     .take(DETAILS_MAX)
                     .map(|(key, value)| (key, cut(value, DETAIL_BYTES_MAX)))
                     .map(|(key, value)| (cut(key, DETAIL_BYTES_MAX).into(), value))

@@ -94,6 +94,7 @@ impl Mapper<'_> {
         }
         let members = json::read(text, self.limits)?;
         let mut infer = Infer::default();
+        // First, because the texts of later errors contain it (TR-313).
         infer.mapped.id = id(&members, self.limits)?;
         let member = |name: &str| {
             members
@@ -127,6 +128,7 @@ impl Mapper<'_> {
     fn raw_body(&self, body: &[u8]) -> Result<Infer, InvalidRequest> {
         let needed = |input: &&InputTensor| !input.optional && input.datatype == Datatype::Bytes;
         let mut needed = self.signature.inputs.iter().filter(needed);
+        // With two such inputs it would be unclear which one the body is.
         let (Some(input), None) = (needed.next(), needed.next()) else {
             let message = format!(
                 "model '{}' does not take a raw body: it needs one BYTES input",
@@ -479,6 +481,7 @@ pub(super) fn shaped(signature: &Signature, output: &OutputTensor, tensor: &Tens
     match fit(&output.shape, each) {
         Some(shape) if signature.max_batch_size > 0 => [&[rows], shape.as_slice()].concat(),
         Some(shape) => shape,
+        // The model sent more or fewer elements than it declares: its own shape at least matches the data.
         None => tensor.shape.clone(),
     }
 }
@@ -488,6 +491,7 @@ fn split<'a>(body: &'a [u8], header: Option<&str>) -> Result<(&'a [u8], &'a [u8]
     let Some(header) = header else {
         return Ok((body, &[]));
     };
+    // Signed, because a negative length has the error of a length out of range, not of a bad number (TR-802).
     let length: i64 = header.trim().parse().map_err(|_| {
         refused(format!(
             "Unable to parse Inference-Header-Content-Length, got: {}",

@@ -191,6 +191,7 @@ impl Signature {
             .map(|output| (&*output.name, &output.shape))
             .collect();
         side(&inputs, &["id"])?;
+        // Outputs are members of the response beside these (TR-502).
         side(&outputs, &["id", "model_name", "model_version"])?;
         let works = |input: &InputTensor| {
             matches!(

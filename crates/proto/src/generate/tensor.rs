@@ -150,6 +150,7 @@ impl TensorData {
                 .iter()
                 .map(|text| String::from_utf8_lossy(text).into())
                 .collect(),
+            // Only strings can fail to be JSON.
             other => other.values().unwrap_or_default(),
         }
     }

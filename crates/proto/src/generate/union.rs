@@ -114,6 +114,7 @@ impl Signature {
             optional("min_length", Int32, field("min_length")),
             optional("random_seed", Uint64, field("random_seed")),
             optional("seed", Uint64, field("seed")),
+            // Named by the ensemble; the role is the sampling field that all clients' names lead to.
             many(optional("stop_words", Bytes, field("stop"))),
             many(optional("bad_words", Bytes, field("bad_words"))),
             optional("end_id", Int32, field("end_id")),
@@ -137,6 +138,8 @@ impl Signature {
             ..optional(name, Bytes, role)
         };
         inputs.extend([
+            // `json_schema` and `tools` are declared in order to be refused by name: as parameters, objects would only
+            // have the wrong type.
             json("messages", InputRole::Messages),
             json("json_schema", InputRole::Unsupported),
             json("tools", InputRole::Unsupported),

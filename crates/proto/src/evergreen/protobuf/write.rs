@@ -89,6 +89,7 @@ fn encode_fragment(fragment: &Fragment, buf: &mut impl BufMut) {
         encode_key(CONTINUED, WireType::Varint, buf);
         buf.put_u8(1);
     }
+    // A repeated field keeps empty elements, so these are not written as implicit fields are.
     for id in &fragment.children {
         head(CHILD_IDS, id.len(), buf);
         buf.put_slice(id.as_bytes());
@@ -129,6 +130,8 @@ impl<'a> ChunkView<'a> {
             Self::Content { metadata, payload } => {
                 let metadata =
                     metadata.map_or(0, |metadata| field_len(METADATA, metadata_len(metadata)));
+                // Written even if it is empty: a `oneof` has presence, and an empty payload is not the same as none.
+                // Statuses are never here, because `new` has separated them.
                 let payload = match payload {
                     Some(Payload::Data(data)) => field_len(DATA, data.len()),
                     Some(Payload::Ref(uri)) => field_len(REF, uri.len()),
@@ -170,6 +173,7 @@ pub(crate) fn status_bytes(status: Option<&Status>) -> Bytes {
 
 fn status_chunk(status: Option<&Status>) -> wire::Chunk {
     wire::Chunk {
+        // With metadata at any seq, also behind a leaf of another type: the one permitted change of mimetype (EV-931).
         metadata: Some(wire::ChunkMetadata {
             mimetype: mimetype::STATUS.to_owned(),
             ..Default::default()
