@@ -167,6 +167,7 @@ impl Error {
     pub fn argument(name: impl Into<Name>, why: impl Into<String>) -> Self {
         let name: Name = name.into();
         Self::Argument {
+            // A name can be text of a client, of any length (D-47).
             name: if name.as_str().len() > SHOWN_BYTES_MAX {
                 Name::shared(&shown(name.as_str()))
             } else {

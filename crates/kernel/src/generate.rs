@@ -49,12 +49,14 @@ async fn dispatch(call: Call, targets: Targets) -> Result<Run<Chunk>> {
         None => String::new(),
     };
     let name = targets.find(&call, asked.trim())?;
+    // Models do not declare this input.
     let mut inputs = call.inputs.clone();
     inputs.remove("target");
     let args: Vec<_> = inputs
         .iter()
         .map(|(name, node)| (name.clone(), node.clone()))
         .collect();
+    // Through the kernel of the call, so that the model's layers, deadline and cancel apply (KE-138).
     Ok(call.kernel().run::<Chunk>(&name, args).wanting(call.want))
 }
 
@@ -100,6 +102,7 @@ impl Targets {
                 }
             };
         }
+        // The TypeScript client sends its URI as the target. The whole name is tried first (EV-503).
         let bare = asked.strip_prefix("evergreen://").unwrap_or(asked);
         if let Some(name) = [asked, bare].into_iter().find(|name| is_model(name)) {
             return Ok(Name::shared(name));
@@ -108,6 +111,7 @@ impl Targets {
             .into_iter()
             .find_map(|name| self.aliases.get(name));
         match alias {
+            // An alias of a model that the key may not use is unknown like the model itself.
             Some(name) if is_model(name) => Ok(name.clone()),
             _ => unknown(asked),
         }

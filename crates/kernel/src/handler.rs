@@ -159,6 +159,7 @@ where
     Fut::Output: IntoChunks,
 {
     let chunks = async move {
+        // Before the user's code: arguments that do not decode fail before work (KE-137).
         let args = call.args().await?;
         Ok::<_, Error>(f(args, call).await.into_chunks())
     };
@@ -214,6 +215,7 @@ impl<F: Fn(Call) -> Chunks + Send + Sync + 'static> Function for Raw<F> {
 fn inputs_of(schema: &Value) -> Result<Vec<InputSpec>, String> {
     let kind = schema.get("type").and_then(Value::as_str);
     let properties = match (kind, schema.get("properties")) {
+        // `()` as arguments: a function without inputs.
         (Some("null"), _) => return Ok(Vec::new()),
         (Some("object"), properties) => properties.and_then(Value::as_object),
         _ => return Err("its arguments must be a struct with named fields".into()),
@@ -236,6 +238,7 @@ fn inputs_of(schema: &Value) -> Result<Vec<InputSpec>, String> {
 fn with_defs(schema: &Value, defs: Option<&Map<String, Value>>) -> Value {
     let mut schema = schema.clone();
     if let (Some(defs), Some(object)) = (defs, schema.as_object_mut()) {
+        // A property stands alone as the schema of an input, so its references must resolve within it.
         object.insert("$defs".into(), Value::Object(defs.clone()));
     }
     schema
@@ -278,6 +281,7 @@ impl<O: Send + 'static> Future for Blocking<O> {
             let Ok(runtime) = tokio::runtime::Handle::try_current() else {
                 return removed("blocking code needs a tokio runtime");
             };
+            // A future may be polled after a failure although it should not; that is an error here and no panic.
             let Some(work) = work.take() else {
                 return removed("blocking code was polled after its end");
             };

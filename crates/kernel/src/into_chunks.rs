@@ -253,6 +253,7 @@ where
     type Item = Result<Chunk>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        // Numbered here: a stream of parts is one output, and its items do not know their position (KE-113).
         let is_part = std::any::TypeId::of::<S::Item>() == std::any::TypeId::of::<Part>();
         loop {
             let Some(items) = self.items.as_mut() else {
@@ -272,6 +273,7 @@ where
                     return Poll::Ready(Some(Ok(record(chunk))));
                 }
                 Err(error) => {
+                    // Nothing follows an error, and the source is dropped with it (KE-311).
                     self.items = None;
                     return Poll::Ready(Some(Err(error)));
                 }

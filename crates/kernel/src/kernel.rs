@@ -76,6 +76,7 @@ impl Kernel {
     pub fn add_all(&self, functions: impl IntoIterator<Item = Fun>) -> Result<()> {
         let entries: Vec<Registration> = functions.into_iter().map(Registration::new).collect();
         let mut names = std::collections::BTreeSet::new();
+        // Checked outside the lock: a check reads the state of the scopes around, each under its own lock.
         for entry in &entries {
             self.check(&entry.spec)?;
             if !names.insert(entry.spec.name.clone()) {
@@ -83,6 +84,7 @@ impl Kernel {
             }
         }
         self.registry.change(|tables| {
+            // All names are checked under the lock that adds them, before the first is added: all or none.
             if let Some(entry) = entries
                 .iter()
                 .find(|entry| tables.functions.contains_key(&*entry.spec.name))
@@ -275,6 +277,7 @@ impl Call {
 
 impl Registration {
     pub(crate) fn new(function: Fun) -> Self {
+        // Shared from here on: every call of the function carries it.
         let spec = Arc::new(function.spec().clone());
         Self { function, spec }
     }
@@ -305,6 +308,7 @@ impl Registry {
     fn find(&self, name: &str) -> Option<Registration> {
         let own = || self.look(|tables| tables.functions.get(name).cloned());
         let above = || self.parent.as_ref()?.find(name);
+        // Looked up each time, so that a function added to the parent later is not hidden either (EV-812).
         if self.yields {
             above().or_else(own)
         } else {
@@ -315,6 +319,7 @@ impl Registry {
     /// Adds the entries of this level and of those above; entries found first stay.
     fn list(&self, all: &mut BTreeMap<Name, Arc<Spec>>) {
         let parent = self.parent.as_ref();
+        // The order of look-up: whoever is found first is listed.
         if let Some(parent) = parent.filter(|_| self.yields) {
             parent.list(all);
         }

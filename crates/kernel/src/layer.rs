@@ -54,6 +54,7 @@ impl Next {
     /// Calls the next layer or the function.
     #[must_use]
     pub fn call(&self, mut call: Call) -> Chunks {
+        // Before each layer and before the function: the layer above may have changed what nested calls inherit.
         call.pass_down();
         match self.layers.get(self.depth) {
             Some(layer) => {
@@ -85,6 +86,7 @@ impl Function for Layered {
     }
 
     fn call(&self, call: Call) -> Chunks {
+        // Lazy: the layer's code runs at the first poll (KE-911), and this function is called before that.
         let next = self.next.clone();
         Lazy::new(move || next.call(call)).boxed()
     }

@@ -181,6 +181,7 @@ impl Meta {
     /// else the last value wins, and an absent field erases nothing.
     pub fn merge(&mut self, newer: &Self) {
         if newer.usage_by_turn.is_empty() {
+            // Metadata without usage must not reset what was counted.
             if newer.usage != RunUsage::default() {
                 let turn = newer.turn.unwrap_or(0);
                 self.usage_by_turn.insert(turn, newer.usage);
@@ -188,6 +189,7 @@ impl Meta {
         } else {
             self.usage_by_turn.extend(&newer.usage_by_turn);
         }
+        // Recomputed and not added: usage within a turn is a running total (KE-303).
         self.usage = self.total();
         for (choice, reason) in &newer.finish {
             self.finish.insert(*choice, reason.clone());

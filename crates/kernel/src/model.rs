@@ -164,6 +164,7 @@ pub(crate) async fn read(
     let has_tools = tools.as_array().is_some_and(|tools| !tools.is_empty());
     let turn = call.fair_share().caller;
     let prompt = read_prompt(call, facts, &config, tools, turn).await?;
+    // In raw mode `<think>` and `<tool_call>` are ordinary text; only a conversation has them as markers.
     let markup = matches!(prompt, Prompt::Chat(_));
     let asked = SubmittedInfo {
         model: Name::shared(&facts.info.name),
@@ -202,6 +203,7 @@ fn request(call: &Call, config: GenerateConfig, prompt: Prompt) -> GenerationReq
         .get::<Arc<dyn TokenCharge>>()
         .map_or(0, |token_charge| token_charge.prefix_scope());
     config.apply(&mut request);
+    // After `apply`, which sets what was configured: the ports that are read decide what is computed (EV-506).
     request.params.top_logprobs = top_logprobs;
     request
 }
@@ -219,6 +221,7 @@ fn logprobs(call: &Call, config: &GenerateConfig) -> Option<u32> {
 }
 
 async fn read_config(call: &Call, facts: &ModelFacts) -> Result<GenerateConfig> {
+    // A typed value has the ranges of the core, which the engine checks when the request is submitted (D-20).
     if let Some(config) = typed_config(call).await? {
         return Ok(config);
     }
@@ -261,6 +264,7 @@ async fn read_tools(call: &Call) -> Result<Value> {
     };
     for (index, tool) in list.iter().enumerate() {
         let name = tool.pointer("/function/name").and_then(Value::as_str);
+        // Templates print what they find, so an incomplete tool would go into the prompt as it is.
         if name.is_none_or(str::is_empty) {
             return Err(wrong(format!(
                 "tool {index} needs {{\"type\": \"function\", \"function\": {{\"name\": ..}}}}"
@@ -303,6 +307,7 @@ async fn offload<T: Send + 'static>(
 
 /// Parses JSON; `None` if there is nothing but white space.
 fn parse(name: &'static str, data: &[u8]) -> Result<Option<Value>> {
+    // An input that is bound and stays empty is as good as one that is absent.
     if data.iter().all(u8::is_ascii_whitespace) {
         return Ok(None);
     }
@@ -356,6 +361,7 @@ async fn read_prompt(
         }
         _ => {
             let template_args = config.template_args.clone().unwrap_or(Value::Null);
+            // The template itself runs when the request is submitted, on the pool if the conversation is large.
             turns.chat(tools, template_args)
         }
     }

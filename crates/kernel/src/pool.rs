@@ -116,6 +116,7 @@ impl BlockingPool {
         Self(Arc::new(PoolShared {
             state: Mutex::default(),
             wake: Condvar::new(),
+            // With one thread, small work would wait for large work.
             threads: threads.max(2),
             refused: AtomicU64::new(0),
             panics: AtomicU64::new(0),
@@ -169,6 +170,7 @@ impl BlockingPool {
         let (sender, result) = oneshot::channel();
         let stop = Arc::new(AtomicBool::new(false));
         let entered = Instant::now();
+        // Weak, because a queued job is owned by the pool itself.
         let shared = Arc::downgrade(&self.0);
         let flag = Arc::clone(&stop);
         let run = move || {
@@ -232,6 +234,7 @@ impl PoolShared {
         let mut state = self.state();
         let full = state.small.len() + state.large.len() >= QUEUE_MAX;
         let queue = state.queue(size);
+        // A share for each caller, so that one of them cannot fill the queue for all.
         if bounded && (full || queue.len_of(turn) >= QUEUE_EACH_MAX) {
             self.refused.fetch_add(1, Ordering::Relaxed);
             return None;
@@ -253,6 +256,7 @@ impl PoolShared {
         if state.started >= wanted.min(self.threads) {
             return;
         }
+        // The threads must not keep the pool alive, which is what tells them to end.
         let shared = Arc::downgrade(self);
         let builder = std::thread::Builder::new().name("slow work".to_owned());
         match builder.spawn(move || work_until_closed(&shared)) {
@@ -272,6 +276,7 @@ impl PoolState {
 
     /// Takes the next piece of work for a free thread.
     fn next(&mut self, threads: usize) -> Option<(TaskSize, QueuedJob)> {
+        // The last free thread stays for small work.
         let for_large = self.running_large + 1 < threads;
         // One thread always does large work, so that small work cannot starve it.
         if self.running_large == 0
@@ -303,6 +308,8 @@ fn work_until_closed(pool: &std::sync::Weak<PoolShared>) {
                 .wait_timeout(state, IDLE)
                 .unwrap_or_else(PoisonError::into_inner);
             state = guard;
+            // Gives up the strong pointer, so that a pool without users can be dropped; `upgrade` decides whether to
+            // wait again.
             if waited.timed_out() {
                 break None;
             }
@@ -374,6 +381,7 @@ impl<T> Future for PoolRun<T> {
             return Poll::Ready(Err(too_much_waits()));
         }
         let result = std::task::ready!(Pin::new(&mut self.result).poll(cx));
+        // The pool is released now, and not when the future is dropped.
         self.work = None;
         Poll::Ready(result.unwrap_or_else(|_gone| Err(panicked())))
     }

@@ -306,6 +306,7 @@ impl Spec {
             if let Some(object) = schema.as_object_mut()
                 && let Some(Value::Object(found)) = object.remove("$defs")
             {
+                // Definitions are moved to the root, where `#/$defs/…` of all properties looks for them.
                 defs.extend(found);
             }
             properties.insert(input.name.to_string(), schema);
@@ -350,6 +351,7 @@ impl Spec {
             return Some(format!("at most {} ports", limits::PORTS));
         }
         let mut outputs = self.outputs.iter().enumerate();
+        // Readers of the main output, and peers that list outputs without ports, rely on this position (KE-134).
         if outputs.any(|(index, output)| (output.port == *"") != (index == 0)) {
             return Some("the main output, port \"\", comes first and once".into());
         }
@@ -419,6 +421,7 @@ fn check_name(name: &Name, model: bool) -> Result<()> {
     if name.len() > limits::NAME_BYTES || !name.split('.').all(segment) {
         return refuse("a name is 1 to 64 bytes: segments [A-Za-z_][A-Za-z0-9_]* joined by dots");
     }
+    // `fn.` is the prefix with which faces name a function beside a model of the same name (D-17).
     if name.split('.').next() == Some("fn") || RESERVED.contains(&name.as_str()) {
         return refuse("this name is reserved; choose another");
     }

@@ -62,6 +62,7 @@ where
     <L::Service as Service<Call>>::Future: Send,
 {
     move |call: Call, next: Next| {
+        // A service serves one request at a time (`&mut self`), and calls are concurrent, so each has its own.
         let mut service = layer.layer(next);
         let answer = async move {
             poll_fn(|cx| service.poll_ready(cx))

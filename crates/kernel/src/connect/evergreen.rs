@@ -41,6 +41,7 @@ pub struct Listing {
 /// As [`import`].
 pub async fn list(session: &ClientSession) -> Result<Listing> {
     let listed = ask(session).await?;
+    // One store for all functions of the session: an output of one is an input of another without being sent (EV-973).
     let (peer, retained) = (session.peer(), Arc::<SentInputs>::default());
     let all = listed.functions().into_iter().chain(listed.models());
     Ok(Listing {

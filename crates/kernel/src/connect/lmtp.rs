@@ -87,6 +87,7 @@ async fn begin(
     peer: Arc<LmtpPeer>,
 ) -> Result<impl Stream<Item = Result<Chunk>> + Send> {
     let has_text = peer.facts.vocabulary.has_text();
+    // Before the inputs are read, which may take long (LM-712).
     if !has_text {
         refuse_text(&call)?;
     }
@@ -98,6 +99,7 @@ async fn begin(
     if !peer.bounded && request.params.max_tokens.is_none() {
         request.params.max_tokens = Some(GenerateRequest::default().max_tokens);
     }
+    // A seed that the peer chose is not reported back, so none can be named.
     asked.seeded = request.params.seed.is_some();
     let wanted = wanted(&request, has_text);
     let scored = request.scored.clone();
@@ -113,6 +115,7 @@ async fn begin(
     };
     let prompt = transcript.prompt();
     asked.prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+    // Before anything is sent: a caller above its rate limit must not cost the peer a prefill.
     if let Some(token_charge) = call.own.get::<Arc<dyn TokenCharge>>() {
         token_charge.prompt(asked.prompt_tokens)?;
     }
@@ -143,6 +146,7 @@ fn wanted(request: &GenerationRequest, has_text: bool) -> GenerateRequest {
     let sampling = Sampling::from(params);
     let mut bias = sampling.logit_bias.to_vec();
     bias.sort_by_key(|(token, _)| *token);
+    // Biases of one token add up (D-20), so they are sent as their sum.
     bias.dedup_by(|later, first| {
         let same = later.0 == first.0;
         first.1 += if same { later.1 } else { 0.0 };

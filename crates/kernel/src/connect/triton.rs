@@ -26,12 +26,14 @@ pub async fn import(client: &TritonClient) -> Result<Vec<Fun>> {
     let listed = listed.map_err(|error| failure::error(error, &server))?;
     let described = stream::iter(listed)
         .map(|listed| async move { (client.model(&listed.name).await, listed.name) })
+        // In order and a few at a time: a server with hundreds of models is not flooded.
         .buffered(AT_ONCE);
     let described: Vec<_> = described.collect().await;
     let mut functions = Vec::with_capacity(described.len());
     for (model, name) in described {
         match model {
             Ok(model) => functions.push(function(client, model)),
+            // A model that was asked for by name must not be missing silently.
             Err(error) if client.only().is_some() => {
                 return Err(failure::error(error, &Name::from(name)));
             }

@@ -60,9 +60,11 @@ impl Splitter {
                     _ => JsonKind::Word,
                 };
             }
+            // The space is not part of the value, and `1 2` are two values.
             JsonKind::Word if space => return Ok(true),
             JsonKind::Word | JsonKind::String | JsonKind::Nested => {}
         }
+        // Checked for each byte: a value without an end must not grow with the stream.
         if self.value.len() == limits::JSON_VALUE_BYTES {
             return Err(self.wrong(format!("json_value_bytes is {}", limits::JSON_VALUE_BYTES)));
         }
@@ -70,6 +72,7 @@ impl Splitter {
         if self.in_string {
             self.in_string = self.escaped || byte != b'"';
             self.escaped = byte == b'\\' && !self.escaped;
+            // A string within an object does not end the value.
             return Ok(!self.in_string && self.depth == 0);
         }
         match byte {
@@ -81,6 +84,7 @@ impl Splitter {
                 }
             }
             b'}' | b']' => {
+                // A bracket too many is left to the parser, whose message says where it is.
                 self.depth = self.depth.saturating_sub(1);
                 return Ok(self.depth == 0 && self.kind == JsonKind::Nested);
             }
@@ -96,6 +100,7 @@ impl Splitter {
         reader.disable_recursion_limit();
         let parsed = T::deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
         let value = parsed.map_err(|error| self.wrong(error.to_string()))?;
+        // Cleared and not replaced: the buffer serves the next value.
         self.value.clear();
         self.kind = JsonKind::Between;
         self.depth = 0;

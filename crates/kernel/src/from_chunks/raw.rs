@@ -92,6 +92,7 @@ impl Joined {
             self.first = piece;
             return;
         }
+        // Copied only when a second piece comes; many outputs are a single chunk.
         if self.rest.is_empty() {
             self.rest.extend_from_slice(&self.first);
         }

@@ -35,6 +35,7 @@ impl PartialChar {
         if self.len == 0 {
             return self.split(data);
         }
+        // Only where a character was cut; all other text stays a view of the chunk's bytes.
         let mut joined = BytesMut::with_capacity(self.len + data.len());
         joined.extend_from_slice(&self.bytes[..self.len]);
         joined.extend_from_slice(&data);
@@ -45,6 +46,7 @@ impl PartialChar {
     fn split(&mut self, mut data: Bytes) -> Result<Text> {
         let complete = match std::str::from_utf8(&data) {
             Ok(_) => data.len(),
+            // No length: the bytes end within a character that is right so far. The rest is held for the next chunk.
             Err(error) if error.error_len().is_none() => error.valid_up_to(),
             Err(error) => return Err(wrong(self.offset + error.valid_up_to(), "is not UTF-8")),
         };
@@ -63,6 +65,7 @@ impl PartialChar {
 
     /// Appends the text that is complete with `data` to `acc`.
     fn append(&mut self, data: &Bytes, acc: &mut String) -> Result<()> {
+        // The usual chunk: validated once and appended, without a view in between (KE-206).
         if self.len == 0
             && let Ok(text) = std::str::from_utf8(data)
         {

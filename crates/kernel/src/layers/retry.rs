@@ -55,6 +55,7 @@ impl RetryLayer {
 impl Layer for RetryLayer {
     fn call(&self, call: Call, next: Next) -> Chunks {
         let spec = next.spec();
+        // Without a wrapper: a call that is never repeated costs nothing here.
         if self.times == 0 || !(self.forced || spec.model || spec.effect != Effect::Effect) {
             return next.call(call);
         }
@@ -84,6 +85,7 @@ impl RetryStream {
         let Some((call, _)) = &self.again else {
             return Some(error);
         };
+        // Creating the timer would panic without a runtime; the error is then simply delivered (D-16).
         let can_wait = tokio::runtime::Handle::try_current().is_ok();
         if self.made == self.times || !error.retryable() || !can_wait {
             return Some(error);
@@ -92,6 +94,7 @@ impl RetryStream {
             .retry_after()
             .unwrap_or_else(|| delay(call.id.get(), self.made));
         self.made += 1;
+        // The failed attempt is dropped before the wait: it may hold a slot or a connection.
         self.chunks = None;
         self.waiting = Some(Box::pin(sleep(delay)));
         None
@@ -117,6 +120,7 @@ impl Stream for RetryStream {
             };
             match ready!(chunks.as_mut().poll_next(cx)) {
                 Some(Ok(chunk)) => {
+                    // From here on a repetition would duplicate text; the inputs need not be kept for one.
                     this.again = None;
                     return Poll::Ready(Some(Ok(chunk)));
                 }

@@ -93,7 +93,9 @@ impl Stream for TimedStream {
             Poll::Ready(item) => {
                 this.seen = true;
                 this.timer = None;
+                // A source that is always ready never reaches the timer below.
                 let late = this.total.is_some_and(|total| Instant::now() > total);
+                // An end is an end, also a late one.
                 if late && item.is_some() {
                     return this.fail();
                 }
@@ -101,6 +103,7 @@ impl Stream for TimedStream {
             }
             Poll::Pending => {}
         }
+        // Set when the source is first pending, so time in which the consumer does not poll is not counted.
         if this.timer.is_none() {
             let Some(due) = this.due() else {
                 return Poll::Pending;

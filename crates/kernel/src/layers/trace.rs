@@ -80,6 +80,7 @@ impl Traced {
         if let Some(meta) = &chunk.meta
             && meta.usage != RunUsage::default()
         {
+            // Usage is a running total within a turn, so the last one counts (KE-303).
             self.usage = meta.usage;
         }
     }
@@ -100,6 +101,7 @@ impl Stream for Traced {
         match &polled {
             Poll::Ready(Some(Ok(chunk))) => this.count(chunk),
             Poll::Ready(Some(Err(error))) => this.outcome = error.code().name(),
+            // `None` also follows an error, whose code stays the outcome.
             Poll::Ready(None) if this.outcome == "dropped" => this.outcome = "ok",
             Poll::Ready(None) | Poll::Pending => {}
         }

@@ -129,6 +129,7 @@ impl<S> AnswerChunks<S> {
     }
 
     fn choice(&mut self, index: u32) -> Result<&mut ChoiceProgress> {
+        // Events of other servers come through here too, so the index is not trusted.
         if index >= limits::CHOICES_SEEN_MAX {
             return Err(Error::Protocol {
                 peer: self.asked.model.clone(),
@@ -171,6 +172,7 @@ impl<S> AnswerChunks<S> {
     fn tokens(&mut self, choice: u32, tokens: Tokens) -> Result<()> {
         if !tokens.tokens.is_empty() {
             self.first_token.get_or_insert_with(Instant::now);
+            // Charged as they come, so that a call that is cancelled has paid for what it got.
             if let Some(token_charge) = &self.asked.token_charge {
                 token_charge.output(u32::try_from(tokens.tokens.len()).unwrap_or(u32::MAX));
             }
@@ -179,6 +181,7 @@ impl<S> AnswerChunks<S> {
         let inner = self.asked.want.inner;
         let text = Text::from(&*tokens.text);
         self.parse(choice, |markup, out| markup.push(text, out))?;
+        // A caller that reads `inner` gets a chunk for each step, also if its text is held back (KE-612).
         if inner && self.ready.len() == before {
             self.text(choice, Port::MAIN, Text::new());
         }
@@ -210,6 +213,7 @@ impl<S> AnswerChunks<S> {
         feed: impl FnOnce(&mut Markup, &mut dyn FnMut(MarkupPiece)),
     ) -> Result<()> {
         let mut markup =
+            // Taken out for the call, because the pieces that it emits change the same choice.
             std::mem::replace(&mut self.choice(choice)?.markup, Markup::new(false, false));
         feed(&mut markup, &mut |piece| self.piece(choice, piece));
         self.choice(choice)?.markup = markup;
@@ -228,8 +232,10 @@ impl<S> AnswerChunks<S> {
                     return;
                 };
                 let index = state.calls;
+                // Counted even if the port is not read: the finish reason depends on it.
                 state.calls += 1;
                 if self.wants.tool_calls {
+                    // Unique over the calls of this process: clients send these ids back beside those of earlier turns.
                     let id = format!("call_{}_{choice}_{index}", self.asked.call);
                     let call =
                         json!({"index": index, "id": id, "name": name, "arguments": arguments});
@@ -264,6 +270,7 @@ impl<S> AnswerChunks<S> {
     }
 
     fn finish(&mut self, choice: u32, finish: api::ChoiceEnd) -> Result<()> {
+        // First: text that was held back, or a call that ends here, comes before the finish and may decide it.
         self.parse(choice, |markup, out| markup.end(out))?;
         let state = self.choice(choice)?;
         if let Some(name) = state.odd.take() {
@@ -343,6 +350,7 @@ impl<S> AnswerChunks<S> {
         }
         let (port, mime) = self.carrier();
         let carrier = Chunk::empty().on(port).with_mime(mime);
+        // The usage is the last event of a request, so nothing more is read.
         self.ready.push_back(carrier.with_meta(meta));
         self.handle = None;
     }

@@ -72,6 +72,7 @@ impl GenerateConfig {
     pub(crate) fn from_json(fields: Map<String, Value>) -> Result<Self> {
         let mut config = Self::default();
         let given = |name: &str| fields.get(name).is_some_and(|value| !value.is_null());
+        // Before the fields: each of them alone has another error (EV-603).
         if given("controller") && given("response_format") {
             return Err(bad("controller", "cannot be combined with response_format"));
         }
@@ -84,6 +85,7 @@ impl GenerateConfig {
     }
 
     fn set(&mut self, field: &str, value: &Value) -> Result<()> {
+        // The table of D-20 knows the ranges of each face; a text or a bool is not taken for a number here.
         if let Some(param) = ParamSpec::named(field) {
             let (ranges, coercion) = (&ParamRanges::EVERGREEN, JsonCoercion::Strict);
             let set = self.params.set_json(param, value, ranges, coercion);

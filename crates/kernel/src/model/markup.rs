@@ -67,6 +67,7 @@ impl Markup {
                 == MarkupState::Text {
                     after_marker: false,
                 };
+        // The usual step: no marker can begin here, so the text is passed on without a copy.
         if plain && !((self.reasoning || self.tools) && text.contains('<')) {
             if !text.is_empty() {
                 out(MarkupPiece::Text(text));
@@ -83,6 +84,7 @@ impl Markup {
         match self.state {
             MarkupState::Reasoning { .. } => emit(retained.trim_end_matches('\n'), true, out),
             MarkupState::Text { .. } => emit(&retained, false, out),
+            // The model was cut within a call. Nothing that it wrote is lost.
             MarkupState::Call => emit(&format!("{CALL}{retained}"), false, out),
         }
         self.state = MarkupState::Text {
@@ -116,6 +118,7 @@ impl Markup {
         let found = markers
             .iter()
             .filter_map(|marker| Some((self.buffered.find(marker)?, *marker)))
+            // The earlier marker wins: the other one may lie within what it begins.
             .min_by_key(|(at, _)| *at);
         let Some((at, marker)) = found else {
             let safe = self.buffered.len() - held_back(&self.buffered, markers);
@@ -158,6 +161,8 @@ impl Markup {
     fn step_call(&mut self, out: &mut dyn FnMut(MarkupPiece)) -> bool {
         let from = floor(&self.buffered, self.searched);
         let Some(at) = self.buffered[from..].find(CALL_END).map(|at| at + from) else {
+            // A call's arguments may be long and come in small pieces; searching from the start each time would be
+            // quadratic.
             self.searched = self.buffered.len().saturating_sub(CALL_END.len());
             return false;
         };
@@ -223,6 +228,7 @@ fn parse_call(json: &str) -> Option<MarkupPiece> {
     };
     let arguments = call
         .remove("arguments")
+        // Models of the Llama family write `parameters`.
         .or_else(|| call.remove("parameters"))
         .unwrap_or_else(|| Value::Object(serde_json::Map::new()));
     Some(MarkupPiece::Call { name, arguments })

@@ -47,11 +47,13 @@ pub(super) async fn read(mut chunks: Chunks) -> Result<PromptInputs> {
     let mut room = limits::PROMPT_BYTES;
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk?;
+        // Bounded while it is read: a flattened tree can be far larger than what was sent (EV-306).
         room = room.checked_sub(chunk.data.len()).ok_or(Error::Limit {
             name: "prompt_bytes",
             max: limits::PROMPT_BYTES as u64,
         })?;
         match &mut leaf {
+            // Leaves and not chunks are the items: a character or a token id may be cut between chunks (KE-111).
             Some(leaf) if leaf.part == chunk.part => leaf.extend(&chunk),
             _ => {
                 items.extend(
@@ -96,6 +98,7 @@ impl OpenLeaf {
     fn extend(&mut self, chunk: &Chunk) {
         self.data.extend_from_slice(&chunk.data);
         let finish = chunk.meta.as_deref().and_then(finish);
+        // The finish comes with the last chunk of a leaf; later metadata without one erases nothing.
         self.finish = finish.or_else(|| self.finish.take());
     }
 
@@ -122,15 +125,18 @@ impl OpenLeaf {
                 Ok(text) => LeafContent::Text(text),
                 Err(_) => return wrong(format!("text that is not UTF-8{position}"), "BAD_TEXT"),
             }
+        // An empty node of any type adds nothing, and is no reason to refuse the prompt (EV-301).
         } else if self.data.is_empty() {
             return Ok(None);
         } else {
+            // The mimetype is the client's text, so it is cut.
             let shown: String = self.mime.chars().take(80).collect();
             let why = format!("this model does not take {shown:?}{position}; it takes text");
             return wrong(why, "UNSUPPORTED_MIMETYPE");
         };
         let closed = self
             .finish
+            // An answer that was cut at a limit may be continued, like text that the client wrote itself.
             .is_some_and(|finish| finish != ChoiceFinish::Length);
         Ok(Some(PromptLeaf {
             role: self.role,
@@ -252,6 +258,7 @@ fn insert_context(messages: &mut [ChatMessage]) {
     let mut seen_user = false;
     for message in messages {
         if message.role == "context" {
+            // Many templates accept `system` only in front (EV-605).
             message.role = if seen_user { "user" } else { "system" }.into();
         } else if message.role == "user" {
             seen_user = true;
@@ -276,6 +283,7 @@ impl PromptInputs {
     /// A conversation for the chat template.
     pub(super) fn chat(self, tools: Value, template_args: Value) -> Result<Prompt> {
         let (messages, continue_last) = match self {
+            // `messages` has no way to leave a turn open, so the last one is always complete.
             Self::Messages(messages) => (messages, false),
             Self::Items(items) => turns(items)?,
         };
@@ -314,6 +322,7 @@ impl PromptInputs {
             }
         };
         let states = |item: &PromptLeaf| matches!(&item.content, LeafContent::Text(text) if !text.is_empty());
+        // Such a vocabulary tokenises everything to nothing, which would silently drop the text.
         if !vocabulary.has_text() && items.iter().any(states) {
             return Err(Error::Unimplemented {
                 what: "a text prompt for a model on another server whose tokenizer is not known"
@@ -328,6 +337,7 @@ impl PromptInputs {
                 LeafContent::Text(text) => text,
                 LeafContent::Tokens(_) | LeafContent::EndOfTurn => String::new(),
             });
+            // Joined before it is tokenised: a token may span two items.
             return Ok(Prompt::Text(text.collect()));
         }
         raw_tokens(items, vocabulary).map(Prompt::Tokens)
@@ -343,9 +353,11 @@ fn raw_tokens(items: Vec<PromptLeaf>, vocabulary: &dyn Vocabulary) -> Result<Vec
     }
     for item in items {
         match item.content {
+            // `false`: special tokens in a client's text are text (EV-607).
             LeafContent::Text(text) => out.extend(vocabulary.tokenize(&text, false)),
             LeafContent::EndOfTurn => out.extend(vocabulary.end_of_turn()),
             LeafContent::Tokens(tokens) => {
+                // Ids come from the client, and a model has no embedding for others.
                 if let Some(id) = tokens.iter().find(|id| **id as usize >= vocabulary.size()) {
                     let why = format!("token {id} is outside the vocabulary");
                     return Err(Error::argument("prompt", why).because(ErrorReason::BAD_TOKENS));
@@ -393,6 +405,7 @@ fn turns(items: Vec<PromptLeaf>) -> Result<(Vec<ChatMessage>, bool)> {
                 ..ChatMessage::default()
             }),
         }
+        // An answer that ended by itself is complete without an EndOfTurn (D-51).
         open = !(answers && asked && item.closed);
     }
     insert_context(&mut turns);

@@ -58,6 +58,7 @@ impl RemoteCall {
                 return Err(Error::argument("prompt", why).because(ErrorReason::MISSING_INPUT));
             }
         };
+        // The template is at the other server, and these servers apply it to `messages` only.
         if config.prompt_mode == PromptMode::Chat && matches!(prompt, RemotePrompt::Text(_)) {
             return Err(unimplemented("prompt_mode \"chat\" with input prompt"));
         }
@@ -71,6 +72,8 @@ impl RemoteCall {
 
 fn refuse(call: &Call, config: &GenerateConfig) -> Result<()> {
     let named = |port: &Port| matches!(&call.want.ports, RequestedPorts::Only(ports) if ports.contains(port));
+    // A caller that reads everything gets what there is; only what was named, or configured, must not be missing
+    // silently.
     let all = call.want.ports == RequestedPorts::All || call.want.inner;
     let what = if named(&Port::TOKENS) {
         "token ids of the output"

@@ -48,6 +48,7 @@ impl FairQueue {
     }
 
     pub(super) fn pop(&mut self) -> Option<QueuedJob> {
+        // A caller with more work goes to the back, so a long backlog delays only itself (D-54).
         let turn = self.order.pop_front()?;
         let jobs = self.jobs.get_mut(&turn)?;
         let job = jobs.pop_front();

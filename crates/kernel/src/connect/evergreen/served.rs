@@ -55,6 +55,7 @@ pub async fn serve(session: &ClientSession, kernel: Kernel) -> Result<ServedSess
         return Err(Error::Unimplemented { what });
     }
     let link = SessionLink::to(session.shared(), session.clock());
+    // Before the offer: the server may call as soon as it has read it, and without a worker such calls are refused.
     if !link.with(Live::acquire_worker) {
         return Err(Error::Exists { name: OFFER.into() });
     }
@@ -98,6 +99,7 @@ impl Future for ServedSession {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
+        // First, as in the server's task: what is woken below is polled below.
         this.runs.attend(cx.waker());
         this.link.with(|live| live.machine().nodes().begin_turn());
         for _ in 0..ROUNDS {
@@ -128,6 +130,7 @@ impl Future for ServedSession {
 
 impl Drop for ServedSession {
     fn drop(&mut self) {
+        // The running calls fail first; calls that are still queued go back to the owner, which refuses them.
         self.runs.give_up();
         self.link.with(Live::release_worker);
         self.link.flush();

@@ -36,6 +36,7 @@ impl ChoiceStreams {
     pub(super) fn new(asking: LmtpRequest, mut transcript: Transcript, alternatives: u32) -> Self {
         let (mut ready, mut streams) = (VecDeque::new(), Vec::new());
         for choice in 0..transcript.choices() {
+            // Nothing is asked of a peer for no tokens; the answer is an empty one at its limit.
             if transcript.max_tokens() == 0 {
                 let events = transcript.take(choice, None, Some(FinishReason::Length));
                 ready.extend(events.into_iter().map(AnswerEvent::Event));
@@ -72,6 +73,7 @@ impl ChoiceStreams {
             }
             _ => None,
         };
+        // Before the events of the transcript, because it names the finish that comes with them.
         self.ready
             .extend(odd.map(|name| AnswerEvent::Odd(choice, name)));
         let token = item.token.map(|id| self.sampled(id, item));
@@ -127,6 +129,7 @@ impl Stream for ChoiceStreams {
                     // A lost stream reports an error itself; an end without a finish truncates the answer.
                     Poll::Ready(None) => return Poll::Ready(None),
                 }
+                // The transcript may end before the peer does: stop texts are matched here (LM-704).
                 if this.transcript.is_over(choice) {
                     this.streams[at] = None;
                 }
@@ -136,6 +139,7 @@ impl Stream for ChoiceStreams {
             if !open {
                 return Poll::Ready(None);
             }
+            // Every open stream has been polled and has this task's waker.
             if !received {
                 return Poll::Pending;
             }

@@ -24,6 +24,7 @@ pub(super) struct PeerModel {
 impl PeerModel {
     /// Decodes `model_info`. Anything but a JSON object gives no facts.
     pub(super) fn of(facts: &str) -> Self {
+        // Some peers send a text such as `<unavailable>` instead of an object; that is as good as no report.
         let facts: Value = serde_json::from_str(facts).unwrap_or_default();
         let whole = |value: &Value| u32::try_from(value.as_u64()?).ok();
         let number = |key: &str| whole(facts.get(key)?);

@@ -54,6 +54,8 @@ impl LmtpRequest {
         let wanted = GenerateRequest {
             prompt: self.prompt.clone(),
             max_tokens: self.max_tokens,
+            // The token limit may have been cut to the room in the context, and a minimum above it could not be
+            // reached.
             min_tokens: self.wanted.min_tokens.min(self.max_tokens),
             seed: self
                 .wanted

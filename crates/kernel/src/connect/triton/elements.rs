@@ -8,6 +8,7 @@ pub(super) fn from_json(datatype: Datatype, value: &Value) -> Option<TensorData>
     let mut flat = Vec::new();
     flatten(value, &mut flat);
     let range = datatype.range();
+    // Compared in 128 bits, which hold every integer of JSON and of Triton.
     let fits = |number: i128| range.is_some_and(|(min, max)| (min..=max).contains(&number));
     Some(match TensorData::empty(datatype) {
         TensorData::Bool(_) => {

@@ -18,6 +18,7 @@ use crate::name::Name;
 /// model has no input for.
 pub(super) fn fill(request: &mut InferRequest, config: &GenerateConfig) -> Result<()> {
     let mut fields = Fields {
+        // vLLM's backend takes most parameters only within this input.
         sampling: request.model.input(SAMPLING).map(|_| Map::new()),
         request,
     };

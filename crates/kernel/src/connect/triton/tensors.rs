@@ -142,6 +142,7 @@ async fn read(declared: &Declared, node: &Node) -> Result<TensorData> {
     let wrong = |why: String| Error::argument(Name::shared(&declared.name), why);
     let json = || serde_json::from_slice::<Value>(&bytes);
     if declared.datatype == Datatype::Bytes {
+        // One string of JSON text is a string; only an input with room for several takes an array apart.
         let several = mime.matches(&Mime::JSON) && size(declared) != Some(1);
         let list = several.then(json).and_then(std::result::Result::ok);
         let strings = list
@@ -164,6 +165,7 @@ async fn gather(node: &Node) -> Result<(Mime, Bytes)> {
     let mut mime = None;
     let mut all = BytesMut::new();
     while let Some(chunk) = chunks.try_next().await? {
+        // A tensor is sent as a whole, so the input has to fit memory.
         if all.len() + chunk.data.len() > limits::PROMPT_BYTES {
             return Err(Error::Limit {
                 name: "prompt_bytes",
@@ -191,6 +193,7 @@ fn input(declared: &Declared) -> InputSpec {
 
 fn output(target: usize, declared: &Declared, decoupled: bool) -> OutputSpec {
     let wire = Name::shared(&declared.name);
+    // Tensors have no main output, and a function needs one (KE-134).
     let port = if target == 0 {
         Port::MAIN
     } else {

@@ -123,6 +123,7 @@ impl TritonTextModel {
                 .push((target, text(&asked.tools.to_string())));
         }
         self.flag(&mut request, "stream", self.model.decoupled);
+        // Otherwise vLLM's backend repeats the prompt in front of the answer.
         self.flag(&mut request, "exclude_input_in_output", true);
         for output in [FINISH, INPUT_TOKENS, OUTPUT_TOKENS] {
             if self.model.output(output).is_some() {
@@ -186,6 +187,7 @@ impl TextAnswer {
                 }
                 (FINISH, TensorData::Bytes(reasons)) => {
                     let reason = reasons.iter().next().map(String::from_utf8_lossy);
+                    // vLLM's backend sends `None` as text with every response but the last.
                     let reason = reason.filter(|reason| !matches!(&**reason, "" | "None"));
                     if let Some(reason) = reason {
                         self.finish = Some(ChoiceFinish::from_name(&reason));
@@ -205,6 +207,7 @@ impl TextAnswer {
     }
 
     fn text(&mut self, text: Bytes) {
+        // The first chunk is kept even if it is empty: it carries the role.
         if !self.main || (text.is_empty() && self.begun) {
             return;
         }
