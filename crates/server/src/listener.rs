@@ -2,9 +2,10 @@
 //! EV-703).
 //!
 //! ```text
-//!   accept ──► first byte (10 s) ──► TLS, if there is any (10 s) ──► HTTP ──► head 10 s, idle 75 s, or draining ──► asked to finish ──► closed
-//!                                                                     ├─ an answer that nobody reads (60 s) ──► reset
-//!                                                                     └─ 101 ──► what the face handed over, to its end
+//!   accept ──► first byte (10 s) ──► TLS, if configured (10 s) ──► HTTP ──► idle 75 s or draining ──► GOAWAY ──► closed
+//!                                                                   ├─ head incomplete for 10 s ──► closed
+//!                                                                   ├─ response unread for 60 s ──► reset
+//!                                                                   └─ 101 ──► the future that the face has left, to its end
 //! ```
 
 pub(crate) mod activity;
@@ -59,16 +60,16 @@ pub struct Config {
     pub connections_each: usize,
     /// HTTP/2 streams at a time on one connection; above it a stream is refused.
     pub streams_per_connection: u32,
-    /// A connection that says nothing for this long after it was opened is dropped, and so is one whose request's head
-    /// takes longer.
+    /// A connection that sends nothing for this long after it was opened is dropped, and so is one whose request head takes
+    /// longer.
     pub handshake: Duration,
     /// A connection without a request for this long is closed.
     pub idle: Duration,
-    /// A client that reads nothing of its answer for this long has it cut.
+    /// A response whose client reads nothing for this long is reset.
     pub stall: Duration,
     /// Bytes of a request's head.
     pub header_bytes: u32,
-    /// Header lines of a request, over each version of HTTP.
+    /// Header lines of a request, in every version of HTTP.
     pub headers: usize,
 }
 
@@ -87,7 +88,7 @@ impl Default for Config {
     }
 }
 
-/// What every connection needs.
+/// Shared by all connections.
 struct ConnectionContext {
     router: Router,
     drain: Drain,
@@ -96,13 +97,13 @@ struct ConnectionContext {
     slots: Arc<Semaphore>,
     wide: auto::Builder<TimedExecutor>,
     narrow: auto::Builder<TimedExecutor>,
-    /// Who gets the wide windows.
+    /// One permit for each connection with wide windows.
     wide_permits: Arc<Semaphore>,
     tls: Option<Arc<Tls>>,
     config: Config,
 }
 
-/// Accepts on every socket until the drain is over, then waits a moment for the connections to say goodbye.
+/// Accepts on every socket until the drain is over, then gives the connections [`GOODBYE`] to end.
 pub(crate) async fn run(
     sockets: Vec<(ListeningSocket, PortPurpose)>,
     router: Router,
@@ -111,7 +112,7 @@ pub(crate) async fn run(
     tls: Option<Arc<Tls>>,
     config: Config,
 ) {
-    // A port that waits for a connection has a slot in its hand.
+    // Each port holds a slot while it waits for a connection, so fewer slots than ports would leave a port without any.
     let slots = config.connections.max(sockets.len());
     let connection = Arc::new(ConnectionContext {
         router,
@@ -138,13 +139,12 @@ async fn accept_all(
 ) {
     let mut tasks = JoinSet::new();
     loop {
-        // Both arms may be cancelled: a connection not yet accepted stays in the backlog, a permit goes back.
+        // Both arms may be cancelled: a connection that is not accepted stays in the backlog, and the slot is released.
         let accepted = tokio::select! {
             () = context.drain.reached(DrainPhase::Over) => break,
             accepted = accept(&socket, &context.slots) => accepted,
         };
-        // A finished task stays in the set until it is joined: without this it would grow with every connection that there
-        // ever was.
+        // A finished task stays in the set until it is joined: without this the set would grow with each connection.
         while tasks.try_join_next().is_some() {}
         let (accepted, slot) = match accepted {
             Ok(accepted) => accepted,
@@ -155,8 +155,8 @@ async fn accept_all(
                 continue;
             }
         };
-        // The share is taken after the accept, because only then the address is known. The slot is taken before it, so that
-        // what is above the limit of all waits in the kernel's backlog and costs nothing here.
+        // The quota of the address is charged after the accept, because only then the address is known. The slot is acquired
+        // before it, so that connections above the common limit wait in the kernel's backlog and cost nothing here.
         let position = match &accepted {
             AcceptedStream::Tcp(socket, peer) => {
                 let Ok(position) = context.shares.take(&CallerIdentity::at(peer.ip())) else {
@@ -165,48 +165,48 @@ async fn accept_all(
                 };
                 Some(position)
             }
-            // A client that may open the socket is trusted with all of it; proxies connect this way.
+            // No quota on a Unix socket: all its clients look alike, and behind it is often a proxy for many.
             AcceptedStream::Unix(_) => None,
         };
         let open = context.metrics.connections_open.clone();
         let context = Arc::clone(&context);
         tasks.spawn(timed(async move {
-            // Within the task, beside the guard that undoes it: a task that is aborted before its first poll has counted
-            // nothing.
+            // Within the task, beside the guard that undoes it: a task that is aborted before its first poll counts nothing.
             open.inc();
             let _counted = CountedConnection(open);
             connection(accepted, purpose, &context).await;
-            // Not before the last byte: a connection that is being closed still has its descriptor.
+            // Held to the end of the task: a connection that is being closed still has its descriptor.
             drop((position, slot));
         }));
     }
     let goodbye = async { while tasks.join_next().await.is_some() {} };
-    // What has not gone by now goes with the set.
+    // Connections that are left are aborted when the set is dropped.
     let _ = tokio::time::timeout(GOODBYE, goodbye).await;
 }
 
-/// Reports that there are too many connections from this address, as far as that can be done without waiting: a client that opens
-/// them is not to hold anything here.
+/// Answers that this address has too many connections, as far as that is possible without waiting: the accept loop must not
+/// depend on the client, and the connection must not hold anything here.
 fn turn_away(socket: &TcpStream, connection: &ConnectionContext) {
     connection
         .metrics
         .rejected
         .with_label_values(&["share"])
         .inc();
-    tracing::debug!("a connection was closed: its address has as many as limits.connections_each");
+    tracing::debug!("closed a connection: its address is at limits.connections_each");
+    // A plain answer would only look like a broken handshake.
     if connection.tls.is_some() {
         return;
     }
     let body = format!(
-        r#"{{"error":"One address may have {} connections (limits.connections_each): close one, or use those that are open."}}"#,
+        r#"{{"error":"One address may have at most {} connections (limits.connections_each): close or reuse one."}}"#,
         connection.config.connections_each
     );
     let answer = format!(
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
         body.len()
     );
-    // What was asked is read first, if it is here: closing over unread bytes would reset the connection before the answer
-    // arrives. A client that reads neither sees it closed.
+    // The request is read first, if it has arrived: closing over unread bytes resets the connection, and the client loses the
+    // answer. Errors are ignored: the connection is closed in any case.
     let _ = socket.try_read(&mut [0; 4096]);
     let _ = socket.try_write(answer.as_bytes());
 }
@@ -231,11 +231,11 @@ async fn accept(
     Ok((socket.accept().await?, slot))
 }
 
-/// Of so many connections at a time, each gets [`Windows::WIDE`]; of more, [`Windows::NARROW`].
+/// Connections that get [`Windows::WIDE`] at the same time; all others get [`Windows::NARROW`].
 const WIDE_CONNECTIONS: usize = 32;
 
-/// How many bytes the client of an HTTP/2 connection may send before they are read. What came and was not read is in no byte
-/// budget: this is all that a connection can hold of it (D-47).
+/// Bytes that the client of an HTTP/2 connection may send before they are read. Received and unread bytes are in no byte
+/// budget, so these windows are all that limits them (D-47).
 #[derive(Clone, Copy)]
 struct Windows {
     stream: u32,
@@ -248,7 +248,8 @@ impl Windows {
         stream: 1 << 20,
         connection: 2 << 20,
     };
-    /// What HTTP/2 begins with, which cannot be less: thousands of connections must not hold megabytes each.
+    /// The initial windows of HTTP/2, of which that of the connection cannot be lowered: thousands of connections must not
+    /// hold megabytes each.
     const NARROW: Self = Self {
         stream: 65_535,
         connection: 65_535,
@@ -259,10 +260,10 @@ fn protocol(config: &Config, windows: Windows) -> auto::Builder<TimedExecutor> {
     let mut http = auto::Builder::new(TimedExecutor);
     http.http1()
         .timer(TokioTimer::new())
-        // Its own would end idle connections as well; `Activity` tells the two apart.
+        // hyper's own timeout would close idle connections too; `Activity` distinguishes an incomplete head from an idle wait.
         .header_read_timeout(None)
         .max_buf_size(config.header_bytes as usize)
-        // Above its own limit hyper answers without a body and without us; so the gate comes first, which has words for it.
+        // Twice the limit, so that the middleware refuses first: hyper's own answer has no body.
         .max_headers(config.headers.saturating_mul(2));
     http.http2()
         .timer(TokioTimer::new())
@@ -270,13 +271,14 @@ fn protocol(config: &Config, windows: Windows) -> auto::Builder<TimedExecutor> {
         .initial_connection_window_size(windows.connection)
         .max_concurrent_streams(config.streams_per_connection)
         .max_header_list_size(config.header_bytes)
+        // Streams may be silent for long, so that only a ping finds a peer that is gone without a FIN.
         .keep_alive_interval(Duration::from_secs(30))
         .keep_alive_timeout(Duration::from_secs(30));
     http
 }
 
-/// Lets one connection in and serves it to its end. Nothing a client leaves out may hold it for longer than the
-/// handshake's limit.
+/// Serves one connection to its end. Nothing that a client leaves out before its first request may hold it for longer than
+/// the handshake's limit.
 async fn connection(accepted: AcceptedStream, purpose: PortPurpose, slot: &ConnectionContext) {
     let limit = slot.config.handshake;
     let caller = match purpose {
@@ -284,7 +286,7 @@ async fn connection(accepted: AcceptedStream, purpose: PortPurpose, slot: &Conne
         purpose => with(Extensions::new(), purpose),
     };
     let caller = with(caller, ConnectionId::fresh());
-    // Waiting for the first byte also keeps an idle connection from costing more than its slot.
+    // Nothing is allocated before the first byte: a silent connection costs its slot and its task only.
     match accepted {
         AcceptedStream::Tcp(socket, peer) => {
             let mut first = [0];
@@ -294,7 +296,7 @@ async fn connection(accepted: AcceptedStream, purpose: PortPurpose, slot: &Conne
             let caller = with(caller, PeerInfo(peer));
             secure(socket, first[0] == tls::HANDSHAKE, caller, slot).await;
         }
-        // It cannot be looked into before it is read; a first byte that is no handshake fails the handshake.
+        // A Unix socket has no `peek` in tokio. With TLS, plain HTTP then fails the handshake instead of being answered.
         AcceptedStream::Unix(socket) => {
             if let Ok(Ok(())) = tokio::time::timeout(limit, socket.readable()).await {
                 secure(socket, true, caller, slot).await;
@@ -303,7 +305,7 @@ async fn connection(accepted: AcceptedStream, purpose: PortPurpose, slot: &Conne
     }
 }
 
-/// TLS, if the listener speaks it. `hello`: the first byte looks like it.
+/// Does the TLS handshake if TLS is configured. `hello`: the first byte is that of a handshake.
 async fn secure<S>(socket: S, hello: bool, caller: Extensions, connection: &ConnectionContext)
 where
     S: AsyncRead + AsyncWrite + AbortConnection + Unpin + Send + 'static,
@@ -313,10 +315,11 @@ where
         return serve(socket, caller, connection).await;
     };
     if !hello {
+        // Whether the answer arrives does not matter: the connection is closed anyway.
         let _ = tokio::time::timeout(limit, Box::pin(tls::answer_plain(socket))).await;
         return;
     }
-    // Boxed, so that a connection does not hold the room of its handshake.
+    // Boxed, so that the connection's future does not keep space for the handshake.
     let shaken = tokio::time::timeout(limit, Box::pin(tls.accept(socket))).await;
     let serving = match shaken {
         Ok(Ok(stream)) => {
@@ -326,8 +329,9 @@ where
             };
             serve(stream, caller, connection)
         }
-        Ok(Err(error)) => return tracing::debug!(%error, "no TLS handshake"),
-        Err(_) => return tracing::debug!("a TLS handshake took too long"),
+        // At debug level, because port scanners and clients that distrust the certificate fail here all the time.
+        Ok(Err(error)) => return tracing::debug!(%error, "the TLS handshake failed"),
+        Err(_) => return tracing::debug!("the TLS handshake timed out"),
     };
     serving.await;
 }
@@ -337,7 +341,7 @@ fn with<T: Clone + Send + Sync + 'static>(mut extensions: Extensions, value: T) 
     extensions
 }
 
-/// Serves one connection: HTTP, then what a face has handed over, if it took the connection out of HTTP's hands.
+/// Serves one connection: HTTP, then the future that a face has left if it upgraded the connection.
 fn serve<S>(
     socket: S,
     caller: Extensions,
@@ -347,11 +351,11 @@ where
     S: AsyncRead + AsyncWrite + AbortConnection + Unpin + Send + 'static,
 {
     let upgrade = UpgradeSlot::default();
-    // Boxed, so that a long session does not hold the room that HTTP needed.
+    // Boxed and awaited first, so that a long session does not keep the space that HTTP needed.
     let http = Box::pin(http(socket, with(caller, upgrade.clone()), connection));
     async move {
-        // hyper's future ends when it has let go of the socket. What a face left for the upgrade waits for that socket, so
-        // it must be polled behind HTTP, and in this task: here are the connection's slot, its count and its abort.
+        // hyper's future ends when it has released the socket, which the face's future waits for; so that is polled after HTTP.
+        // In this task, because it holds the connection's slot and count, and is aborted by the drain.
         http.await;
         if let Some(rest) = upgrade.take() {
             rest.await;
@@ -366,11 +370,11 @@ where
 {
     let peer = caller.get::<PeerInfo>().copied();
     let activity = Activity::new();
-    // Every request of the connection carries clones of both; the arms below look at what these clones have seen.
+    // Every request of the connection carries clones of both, which share their state with those that the arms below watch.
     let write_stalls = WriteStallWatch::new();
     let caller = with(with(caller, activity.clone()), write_stalls.clone());
     let router = connection.router.clone();
-    // Tried and not awaited: without a permit the connection is served at once, with narrow windows.
+    // Without waiting: a connection without a permit is served at once, with narrow windows.
     let wide = Arc::clone(&connection.wide_permits)
         .try_acquire_owned()
         .ok();
@@ -382,7 +386,7 @@ where
     let wide = Mutex::new(wide);
     let service = hyper::service::service_fn(move |request: http::Request<Incoming>| {
         if request.version() < Version::HTTP_2 {
-            // It has no windows: an HTTP/2 connection may have the permit.
+            // HTTP/1 has no windows, so another connection may have the permit. The version is known only now.
             drop(wide.lock().unwrap_or_else(PoisonError::into_inner).take());
         }
         let mut request = request.map(Body::new);
@@ -392,25 +396,25 @@ where
     let received = ReadWatch::new(socket, activity.clone(), write_stalls.clone());
     let serving = protocol.serve_connection_with_upgrades(TokioIo::new(received), service);
     tokio::pin!(serving);
-    // All arms may be cancelled: `serving` is polled on below, and the others only look. The order does not matter, because
+    // All arms may be cancelled: `serving` is polled on below, and the others only watch. The order does not matter, because
     // each arm leads to the end of the connection.
     let reported = tokio::select! {
         result = serving.as_mut() => return ended(result, peer, &connection.metrics),
         () = until_drained(&connection.drain, &activity) => false,
         () = activity.idle_for(connection.config.idle) => true,
-        // Half a request cannot be answered.
+        // Closed without an answer: hyper has no request yet, and cannot send a response without one.
         () = activity.late_head(connection.config.handshake) => return,
         () = write_stalls.stalled(connection.config.stall) => {
-            // Its next write is where the socket learns of it.
+            // The flag takes effect in the socket's next write, so `serving` is polled once more until that fails.
             write_stalls.reset();
             let _ = tokio::time::timeout(GOODBYE, serving).await;
             return;
         }
     };
-    // HTTP/1 ends after the answer that is under way, HTTP/2 says GOAWAY and finishes its streams.
+    // HTTP/1 ends after the response in progress; HTTP/2 sends GOAWAY and finishes its streams.
     serving.as_mut().graceful_shutdown();
-    // An idle connection has nothing to finish, so it only gets the time for its goodbye. A drained one may have requests
-    // under way: those end by themselves or when the drain cuts them, and there is no second limit here.
+    // An idle connection has nothing to finish, and only gets time for its GOAWAY. A drained one may have requests in flight:
+    // those end by themselves or when the drain cuts them, so there is no second limit here.
     if reported {
         let _ = tokio::time::timeout(GOODBYE, serving).await;
     } else {
@@ -418,13 +422,15 @@ where
     }
 }
 
-/// Resolves when a drain closes the connection. One that has just been opened may still send a request, and gets the reason.
+/// Resolves when a drain closes the connection. One that was just opened may still send its first request, which is answered
+/// with 503 and the reason instead of a closed connection.
 async fn until_drained(drain: &Drain, activity: &Activity) {
     drain.reached(DrainPhase::Refusing).await;
     let _ = tokio::time::timeout(GOODBYE, activity.begun()).await;
 }
 
-/// A broken connection is the client's business; it is logged for debugging alone.
+/// Logs how a connection ended. Broken connections are frequent and the client's doing, so only malformed requests are counted
+/// and logged at info level.
 fn ended(
     result: Result<(), Box<dyn std::error::Error + Send + Sync>>,
     peer: Option<PeerInfo>,
@@ -433,15 +439,17 @@ fn ended(
     let Err(error) = result else { return };
     let hyper = error.downcast_ref::<hyper::Error>();
     if hyper.is_some_and(hyper::Error::is_parse) {
-        // hyper has answered 400, 414 or 431 by itself, before there was a request: that answer has no body and no id, and
-        // nothing of ours sees it. This is what can be known of it.
+        // hyper has answered 400, 414 or 431 by itself, before there was a request: the middleware never sees that answer, and
+        // no line of the access log has it. This error is all that can be known of it.
         metrics.rejected.with_label_values(&["malformed"]).inc();
         let client = peer.map(|PeerInfo(address)| tracing::field::display(address));
-        tracing::info!(client, %error, "refused what is no request of HTTP");
+        tracing::info!(client, %error, "refused a malformed HTTP request");
     } else {
-        tracing::debug!(%error, "connection ended");
+        tracing::debug!(%error, "a connection broke");
     }
 }
 
+/// How long a port waits after a failed accept.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
+/// How long a connection may take to close once it has nothing more to answer.
 const GOODBYE: Duration = Duration::from_secs(1);

@@ -1,8 +1,8 @@
-//! The activity of one connection: how many requests are in flight, since when there is none, and whether one has
-//! begun to arrive (OA-911).
+//! The activity of one connection: the number of requests in flight, and whether the head of one has begun to arrive
+//! (OA-911).
 //!
 //! ```text
-//!   idle (75 s) ─ first byte ─► head (10 s) ─ whole ─► in flight ─ answered ─► idle
+//!   idle (75 s) ─ first byte ─► head (10 s) ─ complete ─► in flight ─ response sent ─► idle
 //! ```
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ struct Count {
     in_flight: u32,
     /// Requests that have begun since the connection was opened.
     begun: u64,
-    /// The head of a request has begun to arrive, and is not whole.
+    /// The head of a request has begun to arrive, and is not complete.
     arriving: bool,
 }
 
@@ -41,11 +41,11 @@ impl Activity {
         InFlight(self.clone())
     }
 
-    /// Bytes have arrived. While a request is in flight they are its body or the next one in its tracks.
+    /// Bytes have arrived. While a request is in flight they are its body or a pipelined request.
     pub(crate) fn touch(&self) {
         self.0.send_if_modified(|count| {
-            // Only the first byte of a head wakes anybody: this runs with each read, and a client that sends byte by byte
-            // must not buy time with each.
+            // Only the first byte of a head wakes the watchers: this runs with each read, and a client that sends byte by byte
+            // must not get more time with each.
             let update = count.in_flight == 0 && !count.arriving;
             count.arriving |= update;
             update
@@ -58,7 +58,7 @@ impl Activity {
         loop {
             let _ = count.wait_for(|count| count.arriving).await;
             let begun = count.borrow().begun;
-            // A request may be whole, and the next one arriving, before this is polled: then it is another head.
+            // The head may be complete, and that of the next request arriving, before this is polled: `begun` tells them apart.
             let next = count.wait_for(|count| !count.arriving || count.begun != begun);
             if tokio::time::timeout(limit, next).await.is_err() {
                 return;
@@ -78,7 +78,7 @@ impl Activity {
         loop {
             let _ = count.wait_for(|count| count.in_flight == 0).await;
             let begun = count.borrow().begun;
-            // A request that is answered at once has come and gone before this is polled: its number shows it.
+            // A request that is answered at once is over before this is polled; `begun` shows that there was one.
             let busy = count.wait_for(|count| count.in_flight > 0 || count.begun != begun);
             if tokio::time::timeout(limit, busy).await.is_err() {
                 return;
@@ -89,6 +89,7 @@ impl Activity {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
+        // On drop, so that a request counts as in flight until its response is sent or its client gone.
         self.0.0.send_modify(|count| count.in_flight -= 1);
     }
 }
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn oa_911_a_head_has_its_time_and_waiting_for_one_has_another() {
+    async fn oa_911_the_head_timeout_begins_with_the_first_byte_of_a_head() {
         let activity = Activity::new();
         let late = tokio::spawn({
             let activity = activity.clone();
@@ -144,7 +145,7 @@ mod tests {
             advance(Duration::from_secs(seconds)).await;
             tokio::task::yield_now().await;
         };
-        // Waiting for a request costs no time of its head.
+        // The idle wait does not count against the head.
         step(70).await;
         activity.touch();
         step(9).await;
@@ -157,7 +158,7 @@ mod tests {
         let began = Instant::now();
         activity.touch();
         step(6).await;
-        // Another byte buys no time.
+        // Another byte does not extend the timeout.
         activity.touch();
         assert!(!late.is_finished());
         late.await.unwrap();

@@ -3,10 +3,10 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors kept for everything that is no connection: model files, logs, the runtime, upstreams. Where there are few, half of
-/// them.
+/// Descriptors reserved for everything but connections: model files, logs, the runtime, upstreams. Where there are few, half
+/// of them.
 pub const RESERVE: u64 = 256;
-/// With fewer no server starts: the runtime, the log and the ports alone take some twenty.
+/// The server does not start with fewer: the runtime, the log and the ports alone need about twenty.
 pub const LEAST: u64 = 64;
 
 /// What the check found.
@@ -29,7 +29,7 @@ impl DescriptorCheck {
         }
     }
 
-    /// Raises the soft limit so that `connections` fit, as far as the hard limit allows, and tells what is in force.
+    /// Raises the soft limit so that `connections` fit, as far as the hard limit allows, and returns the limits in force.
     #[must_use]
     pub fn raise_for(connections: usize) -> Self {
         let found = Self::read();
@@ -38,7 +38,7 @@ impl DescriptorCheck {
                 current: Some(soft),
                 maximum: found.hard,
             };
-            // Refused only where the system forbids it; the limit read back below tells.
+            // May be forbidden, in a sandbox for example; the limit that is read back below shows the result.
             let _ = setrlimit(Resource::Nofile, wanted);
         }
         Self::read()
@@ -48,6 +48,7 @@ impl DescriptorCheck {
     fn wanted(self, connections: usize) -> Option<u64> {
         let needed = (connections as u64).saturating_add(RESERVE);
         let soft = self.soft.filter(|soft| *soft < needed)?;
+        // Never above the hard limit, which only root may raise; never lower than it was, whatever the configuration says.
         let reachable = self.hard.map_or(needed, |hard| needed.min(hard));
         (reachable > soft).then_some(reachable)
     }

@@ -1,19 +1,20 @@
-//! What a request knows of its connection; both stand in its extensions.
+//! The peer address and the connection id of a request, in its extensions.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Whom a request came from; stands in its extensions.
+/// The address of the peer that sent a request; stands in its extensions. A Unix socket has none.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerInfo(pub SocketAddr);
 
-/// Which connection a request came by; stands in its extensions.
+/// The connection that a request arrived on; stands in its extensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ConnectionId(pub(crate) u64);
 
 impl ConnectionId {
-    /// One that no other connection has; never 0.
+    /// A new unique id.
     pub(crate) fn fresh() -> Self {
+        // From 1: 0 in a fair share stands for no connection.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }

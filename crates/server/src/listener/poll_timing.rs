@@ -1,8 +1,8 @@
 //! Measures how long each poll of a connection task occupies a worker thread.
 //!
-//! A thread that is held serves nobody else, so whatever takes long belongs on the threads for slow work
-//! ([`sapwood_kernel::pool`]). This measures whether all of it is there. The runtime belongs to the whole process, and so
-//! does the number.
+//! A worker thread that is occupied serves no other task, so slow work belongs on the thread pool
+//! ([`sapwood_kernel::pool`]). This measures whether all of it is there. The runtime belongs to the whole process, and so does
+//! the histogram.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -23,7 +23,7 @@ pin_project_lite::pin_project! {
     }
 }
 
-/// `work`, for a task of its own. Costs two looks at the clock per poll.
+/// Wraps `work` for a task of its own. Costs two reads of the clock per poll.
 pub(crate) const fn timed<F: Future>(work: F) -> TimedTask<F> {
     TimedTask { work }
 }
@@ -41,7 +41,7 @@ impl<F: Future> Future for TimedTask<F> {
     }
 }
 
-/// Where hyper begins the tasks of HTTP/2.
+/// Spawns hyper's tasks of HTTP/2 streams.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TimedExecutor;
 
@@ -50,23 +50,23 @@ where
     F: Future<Output: Send> + Send + 'static,
 {
     fn execute(&self, work: F) {
-        // As with hyper's own executor they end with their connection, which each of them watches.
+        // Not joined by us, as with hyper's own executor: each of them ends with its connection, which it watches.
         tokio::spawn(timed(work));
     }
 }
 
-/// What was measured since the process began.
+/// The histogram since the start of the process.
 pub(crate) fn seconds() -> Option<&'static Histogram> {
     SECONDS.as_ref()
 }
 
-/// The bounds are constant and ascending, so that there always is one.
+// A static, because tasks are polled far from any handle. The bounds are constant and ascending, so it never is `None`.
 static SECONDS: LazyLock<Option<Histogram>> = LazyLock::new(|| {
     let options = HistogramOpts::new(POLL_SECONDS, "-").buckets(BOUNDS.to_vec());
     Histogram::with_opts(options).ok()
 });
 
-/// In seconds. What lasts longer than a twentieth is a defect.
+/// In seconds. A poll of more than a twentieth is a defect.
 const BOUNDS: [f64; 8] = [0.0001, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0];
 
 #[cfg(test)]

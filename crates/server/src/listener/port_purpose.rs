@@ -8,24 +8,25 @@ use sapwood_proto::error_reason::ErrorReason;
 use crate::http::rejection::{Rejection, is_grpc};
 use crate::http::route::RouteKind;
 
-/// What a port is for. What it serves is also served on the common one.
+/// What a port serves. All of it is served on the common port too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PortPurpose {
     /// The common port: every face.
     #[default]
     Everything,
-    /// Calls of gRPC, of whichever face.
+    /// gRPC calls of all faces.
     Grpc,
     /// `/metrics`, and the probes beside it.
     Metrics,
 }
 
 impl PortPurpose {
-    /// Whether a request may come in by this port.
+    /// Checks whether this port serves the request.
     pub(crate) fn check(self, kind: RouteKind, request: &Parts) -> Result<(), Rejection> {
         match self {
             Self::Everything => Ok(()),
             Self::Grpc if is_grpc(&request.headers) && kind == RouteKind::Grpc => Ok(()),
+            // The fallback is a route of HTTP: an unknown service gets UNIMPLEMENTED, as every gRPC server answers.
             Self::Grpc if is_grpc(&request.headers) => {
                 let message = "This gRPC service is not served here.";
                 Err(Rejection::new(
@@ -35,7 +36,7 @@ impl PortPurpose {
                 ))
             }
             Self::Grpc => {
-                let message = "This port speaks gRPC alone: send application/grpc over HTTP/2, or use the common port.";
+                let message = "This port serves gRPC only: send application/grpc over HTTP/2, or use the common port.";
                 Err(
                     Rejection::new(Code::InvalidRequest, ErrorReason::NOT_GRPC, message)
                         .with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE),
@@ -44,7 +45,7 @@ impl PortPurpose {
             Self::Metrics if of_metrics(request.uri.path()) => Ok(()),
             Self::Metrics => {
                 let message =
-                    "This port is for /metrics alone: everything else is on the common port.";
+                    "This port serves /metrics only: everything else is on the common port.";
                 Err(Rejection::new(
                     Code::NotFound,
                     ErrorReason::UNKNOWN_URL,

@@ -1,7 +1,7 @@
 //! A socket wrapper that reports arriving bytes to the connection's [`Activity`], so that a request head has a timeout
 //! of its own beside the idle timeout (OA-911).
 //!
-//! On HTTP/2 it is silent: there frames that belong to no request come and go, and hyper bounds heads by size.
+//! On HTTP/2 it reports nothing: there frames that belong to no request arrive at any time, and hyper limits heads by size.
 
 use std::io;
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use tokio_rustls::server::TlsStream;
 use crate::listener::activity::Activity;
 use crate::listener::write_stall::WriteStallWatch;
 
-/// A socket that is listened to.
+/// A socket whose reads and writes are watched.
 pub(crate) struct ReadWatch<S> {
     socket: S,
     activity: Activity,
@@ -22,33 +22,34 @@ pub(crate) struct ReadWatch<S> {
     version: HttpVersion,
 }
 
-/// A socket that can be told to give up what has not arrived.
+/// A socket that can be reset.
 pub(crate) trait AbortConnection {
-    /// When it is dropped, it is reset.
+    /// Makes the socket reset the connection when it is dropped.
     fn abort(&self);
 
-    /// What has come is acknowledged at once, and not with the next bytes that go back or 40 ms later: a client that
-    /// writes a message in pieces and does not switch Nagle's algorithm off holds the last piece back until then. The
-    /// system forgets it as bytes go back, so it is said with each read. Nothing happens where the system cannot do it.
+    /// Acknowledges the received bytes at once, and not with the next response bytes or 40 ms later: a client that writes a
+    /// message in pieces with Nagle's algorithm on holds the last piece back until then. Linux resets the option when bytes
+    /// are sent, so it is set with each read. A no-op on other systems.
     fn acknowledge(&self);
 }
 
 impl AbortConnection for TcpStream {
     fn abort(&self) {
-        // Where that is refused it closes as it always does.
+        // If that fails, the socket is closed in the usual way.
         let _ = self.set_zero_linger();
     }
 
     fn acknowledge(&self) {
         #[cfg(target_os = "linux")]
         {
-            // A socket that refuses it is merely slower.
+            // If that fails, the connection is merely slower.
             let _ = self.set_quickack(true);
         }
     }
 }
 
 impl AbortConnection for UnixStream {
+    // Neither applies: a Unix socket has no lingering close and no acknowledgements.
     fn abort(&self) {}
 
     fn acknowledge(&self) {}
@@ -64,7 +65,8 @@ impl<S: AbortConnection> AbortConnection for TlsStream<S> {
     }
 }
 
-/// What the bytes so far say. No method of HTTP/1 begins like the preface of HTTP/2.
+/// The version by the bytes so far. `PR` is taken for the preface of HTTP/2: methods of WebDAV, which begin so too, have the
+/// idle timeout instead of the head's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HttpVersion {
     Unknown,
@@ -96,7 +98,7 @@ impl<S> ReadWatch<S> {
         }
     }
 
-    /// The socket, where it is no longer one of requests.
+    /// The socket, after an upgrade.
     pub(crate) fn into_inner(self) -> S {
         self.socket
     }
@@ -115,7 +117,7 @@ impl<S: AsyncRead + AbortConnection + Unpin> AsyncRead for ReadWatch<S> {
         this.version = this.version.after(update);
         if !update.is_empty() && this.version != HttpVersion::Two {
             this.activity.touch();
-            // WebSockets and HTTP/1; clients of HTTP/2 write their frames at once.
+            // HTTP/1 and WebSocket handshakes only: clients of HTTP/2 write their frames whole.
             this.socket.acknowledge();
         }
         Poll::Ready(Ok(()))
@@ -123,12 +125,12 @@ impl<S: AsyncRead + AbortConnection + Unpin> AsyncRead for ReadWatch<S> {
 }
 
 impl<S: AbortConnection> ReadWatch<S> {
-    /// A client that has read nothing for too long is sent nothing more (TR-609).
+    /// Fails a write to a client that has stopped reading (TR-609).
     fn check(&self) -> io::Result<()> {
         if !self.write_stalls.is_reset() {
             return Ok(());
         }
-        // Reset and not closed: a close would wait for the bytes in the send buffer, which this client does not read.
+        // Reset and not closed: after a close the system keeps the send buffer, which this client does not read.
         self.socket.abort();
         Err(io::ErrorKind::ConnectionReset.into())
     }
@@ -140,6 +142,7 @@ impl<S: AsyncWrite + AbortConnection + Unpin> AsyncWrite for ReadWatch<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        // Checked in the write, because hyper owns the socket meanwhile: only here can it be reset, and the error ends hyper.
         self.check()?;
         Pin::new(&mut self.socket).poll_write(cx, bytes)
     }
@@ -171,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn oa_911_a_version_is_known_by_its_first_bytes_however_they_come() {
+    fn oa_911_the_http_version_is_detected_in_any_split_of_its_first_bytes() {
         for (pieces, version) in [
             (&["PRI * HTTP/2.0"][..], HttpVersion::Two),
             (&["P", "R", "I"], HttpVersion::Two),
@@ -190,7 +193,7 @@ mod tests {
         }
     }
 
-    /// One side of a pipe that counts how often it was told to acknowledge what has come.
+    /// One side of a pipe that counts calls of `acknowledge`.
     struct Counted {
         pipe: tokio::io::DuplexStream,
         acknowledged: std::cell::Cell<usize>,
@@ -217,7 +220,7 @@ mod tests {
     /// Measured with Action Engine 0.4.0, whose messages are two writes each: an exchange took 44 ms. Whether a real socket
     /// acknowledges at once is also the system's choice, so that what is asked of it is counted.
     #[tokio::test]
-    async fn what_is_read_is_acknowledged_at_once_but_over_http_2() {
+    async fn reads_are_acknowledged_at_once_except_over_http_2() {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         for (sent, times) in [("GET / HTTP/1.1", 3), ("PRI * HTTP/2.0", 0)] {
             let (mut client, pipe) = tokio::io::duplex(64);

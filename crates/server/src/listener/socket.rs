@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 pub enum ListeningSocket {
     /// A TCP port.
     Tcp(TcpListener),
-    /// A Unix socket. The file, if we made it, goes with this value.
+    /// A Unix socket. Its file, if we created it, is removed with this value.
     Unix(UnixListener, Option<SocketFile>),
 }
 
@@ -29,20 +29,22 @@ pub(crate) enum AcceptedStream {
 }
 
 impl ListeningSocket {
-    /// Listens at `path`, for the owner of this process alone. A socket that nobody listens on any more is replaced.
+    /// Listens at `path`, for the owner of this process only (mode 0600). A socket without a listener is replaced.
     ///
     /// # Errors
-    /// `AddrInUse` if a server listens there; `AlreadyExists` if there is something that is no socket; what the system
-    /// says of the folder.
+    /// `AddrInUse` if a server listens there; `AlreadyExists` if there is something else than a socket; errors of the system
+    /// for the folder.
     pub fn unix(path: &Path) -> io::Result<Self> {
         clear(path)?;
-        // Made under another name and moved: nobody finds it before it has its mode.
+        // Created under another name and renamed, because a socket has the mode of the umask until `set_permissions`: nobody
+        // may connect in between. Changing the umask would affect all threads.
         let unseen = unseen(path);
         clear(&unseen)?;
         let listener = UnixListener::bind(&unseen)?;
         let placed = std::fs::set_permissions(&unseen, std::fs::Permissions::from_mode(0o600))
             .and_then(|()| std::fs::rename(&unseen, path))
             .and_then(|()| SocketFile::at(path));
+        // The error that is returned is the first one; a file that cannot be removed is replaced at the next start.
         if placed.is_err() {
             let _ = std::fs::remove_file(&unseen);
         }
@@ -52,7 +54,7 @@ impl ListeningSocket {
     /// Whether it can be reached from this machine only.
     ///
     /// # Errors
-    /// What the system says.
+    /// Those of `getsockname`.
     pub fn is_local(&self) -> io::Result<bool> {
         match self {
             Self::Tcp(listener) => Ok(listener.local_addr()?.ip().is_loopback()),
@@ -65,6 +67,7 @@ impl ListeningSocket {
         match self {
             Self::Tcp(listener) => {
                 let (socket, peer) = listener.accept().await?;
+                // A token is one small write: with Nagle's algorithm each would wait for the acknowledgement of the one before.
                 socket.set_nodelay(true)?;
                 Ok(AcceptedStream::Tcp(socket, peer))
             }
@@ -73,14 +76,17 @@ impl ListeningSocket {
     }
 }
 
-/// Where the socket of `path` is made.
+/// The temporary name of a socket, next to `path`.
 fn unseen(path: &Path) -> PathBuf {
+    // In the same folder, so that the rename stays within one file system; with the process id, so that two servers do not
+    // take each other's.
     let folder = path.parent().unwrap_or_else(|| Path::new("."));
     folder.join(format!(".{}.sock", std::process::id()))
 }
 
-/// Makes room at `path`, if what is there is left over from a server that is gone.
+/// Removes a socket at `path` that a dead server has left.
 fn clear(path: &Path) -> io::Result<()> {
+    // Not following links: what one points to is not ours to remove.
     let found = match std::fs::symlink_metadata(path) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -89,6 +95,7 @@ fn clear(path: &Path) -> io::Result<()> {
     if !found.file_type().is_socket() {
         return Err(io::ErrorKind::AlreadyExists.into());
     }
+    // Only connecting shows whether somebody listens. A full backlog or a missing right is another error, and the socket stays.
     match std::os::unix::net::UnixStream::connect(path) {
         Ok(_) => Err(io::ErrorKind::AddrInUse.into()),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
@@ -98,10 +105,11 @@ fn clear(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The file of a Unix socket; removed on drop, unless another one has taken its place.
+/// The file of a Unix socket; removed on drop, unless it was replaced by another one.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
+    /// Device and inode: a server that was started later may have put its own socket here.
     id: (u64, u64),
 }
 
@@ -117,7 +125,7 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if id(&self.path).is_ok_and(|id| id == self.id) {
-            // Ignored: there is no one to report it to.
+            // The error is ignored: the next start replaces the file.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -133,7 +141,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn oa_912_a_unix_socket_is_the_owners_alone_and_goes_with_the_server() {
+    async fn oa_912_a_unix_socket_has_mode_0600_and_is_removed_with_the_server() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let socket = ListeningSocket::unix(&path).unwrap();
@@ -152,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn oa_912_what_a_dead_server_left_is_replaced_and_nothing_else_is() {
+    async fn oa_912_only_the_socket_of_a_dead_server_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         // The standard library leaves the file behind, as a killed server does.

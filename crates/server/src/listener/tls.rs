@@ -15,12 +15,12 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// Whether clients show a certificate of their own.
+/// Whether clients must present a certificate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mtls {
-    /// A client without one is let in, and needs a key where keys are configured.
+    /// A client without one is admitted, and needs a key where keys are configured.
     Optional,
-    /// A client without one is not let in.
+    /// A client without one fails the handshake.
     #[default]
     Required,
 }
@@ -30,11 +30,11 @@ pub enum Mtls {
 pub struct Clients {
     /// PEM file of one or more certificates.
     pub authority: PathBuf,
-    /// Whether each client must show one.
+    /// Whether each client must present one.
     pub mtls: Mtls,
 }
 
-/// The files that TLS is made of, all PEM.
+/// The files of TLS, all PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The server's certificate and the chain above it.
@@ -56,7 +56,7 @@ pub enum TlsError {
         /// What the system said.
         error: io::Error,
     },
-    /// A file holds no PEM block of the kind that is looked for.
+    /// A file has no PEM block of the expected kind.
     #[error("{path} holds no {wanted} in PEM form")]
     Missing {
         /// The file.
@@ -64,7 +64,7 @@ pub enum TlsError {
         /// `certificate` or `private key`.
         wanted: &'static str,
     },
-    /// The pieces are there but do not fit each other.
+    /// The files are readable but do not fit each other.
     #[error("the certificate and its key cannot be used: {0}")]
     Unusable(String),
 }
@@ -73,16 +73,16 @@ pub enum TlsError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject(pub Arc<str>);
 
-/// What is in force: the files' bytes, to see whether they change, and what they amount to.
+/// The configuration in use, and the bytes of its files, by which a change is detected.
 struct Loaded {
     bytes: Vec<Vec<u8>>,
     server: Arc<ServerConfig>,
 }
 
-/// Files that were read and can be put in force.
+/// Files that were read and checked, ready for [`Tls::apply`].
 pub struct PreparedTls(Loaded);
 
-/// TLS as it stands. Shared; replaced as a whole when the files change.
+/// TLS with reloadable certificates. Shared; the configuration is replaced as a whole when the files change.
 pub struct Tls {
     config: Config,
     loaded: RwLock<Loaded>,
@@ -90,6 +90,7 @@ pub struct Tls {
 
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without `loaded`, which has the bytes of the private key.
         f.debug_struct("Tls")
             .field("config", &self.config)
             .finish_non_exhaustive()
@@ -115,10 +116,10 @@ impl Tls {
         self.config.clients.is_some()
     }
 
-    /// Reads the files again; connections that stand are not affected. True if something changed.
+    /// Reads the files again; open connections are not affected. True if something changed.
     ///
     /// # Errors
-    /// [`TlsError`]; what was in force stays in force.
+    /// [`TlsError`]; the previous configuration stays in use.
     pub fn reload(&self) -> Result<bool, TlsError> {
         let prepared = self.prepare()?;
         let changed = prepared.is_some();
@@ -128,28 +129,29 @@ impl Tls {
         Ok(changed)
     }
 
-    /// Reads the files again without putting them in force; `None` if nothing changed.
+    /// Reads and checks the files without using them yet; `None` if nothing changed.
     ///
     /// # Errors
     /// [`TlsError`].
     pub fn prepare(&self) -> Result<Option<PreparedTls>, TlsError> {
         let bytes = read(&self.config)?;
-        // Bytes and not times: a file that is written again with the same content changes nothing, and resumption tickets
+        // Compares bytes and not times: a file that is written again with the same content changes nothing, and session tickets
         // stay valid.
         let same = |loaded: &Loaded| loaded.bytes == bytes;
+        // Unlocked before the files are parsed: handshakes take the same lock.
         if same(&self.loaded.read().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(None);
         }
         load(&self.config, bytes).map(PreparedTls).map(Some)
     }
 
-    /// Puts in force what was read; connections that stand are not affected.
+    /// Uses prepared files from now on; open connections are not affected.
     pub fn apply(&self, PreparedTls(loaded): PreparedTls) {
         *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = loaded;
     }
 
-    /// Looks at the files every now and then, for ever. A look is cheap, and unlike a watch on the file system it also
-    /// sees what a mounted secret or a changed link brings.
+    /// Checks the files every [`LOOK`], for ever. That is cheap, and unlike a watch on the file system it also notices mounted
+    /// secrets and changed links.
     pub(crate) async fn follow(self: Arc<Self>) {
         let mut tick = tokio::time::interval(LOOK);
         loop {
@@ -157,20 +159,22 @@ impl Tls {
             let tls = Arc::clone(&self);
             // Reading files may block.
             match tokio::task::spawn_blocking(move || tls.reload()).await {
-                Ok(Ok(true)) => tracing::info!("the certificate has changed"),
+                Ok(Ok(true)) => tracing::info!("reloaded the TLS certificate"),
                 Ok(Ok(false)) => {}
-                Ok(Err(error)) => tracing::error!(%error, "the old certificate stays"),
+                // With each check, until it is fixed: the previous certificate expires some day.
+                Ok(Err(error)) => tracing::error!(%error, "could not reload the certificate: the old one stays in use"),
+                // A panic while reading, or the runtime is being shut down.
                 Err(_) => return,
             }
         }
     }
 
-    /// The handshake. Limits of time are the caller's.
+    /// Does the handshake. The caller sets the time limit.
     pub(crate) async fn accept<S>(&self, socket: S) -> io::Result<TlsStream<S>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        // The lock is held for a clone only: a handshake may take ten seconds, and a reload must not wait for it.
+        // Locked for the clone only: a handshake may take ten seconds, and a reload must not wait for it.
         let server = {
             let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(&loaded.server)
@@ -179,14 +183,15 @@ impl Tls {
     }
 }
 
-/// The subject of the certificate that the client showed; none if it showed none. That is its common name, where that is one
-/// name and cannot be taken for a whole subject of another certificate.
+/// The subject of the client's certificate, or `None` without one: its common name if it has exactly one, else the whole
+/// distinguished name.
 pub(crate) fn subject<S>(stream: &TlsStream<S>) -> Option<Subject> {
     let shown = stream.get_ref().1.peer_certificates()?.first()?;
     let (_, certificate) = X509Certificate::from_der(shown).ok()?;
     let subject = certificate.subject();
     let mut common = subject.iter_common_name();
     let name = match (common.next(), common.next()) {
+        // With `=` it could equal the distinguished name of another certificate, and so take its identity.
         (Some(name), None) => name.as_str().ok().filter(|name| !name.contains('=')),
         _ => None,
     };
@@ -210,6 +215,7 @@ fn read(config: &Config) -> Result<Vec<Vec<u8>>, TlsError> {
 }
 
 fn load(config: &Config, bytes: Vec<Vec<u8>>) -> Result<Loaded, TlsError> {
+    // The order of `read`: certificate, key, authority.
     let chain = certificates(&config.certificate, &bytes[0])?;
     let key = PrivateKeyDer::from_pem_slice(&bytes[1]).map_err(|_| TlsError::Missing {
         path: config.key.clone(),
@@ -220,7 +226,7 @@ fn load(config: &Config, bytes: Vec<Vec<u8>>) -> Result<Loaded, TlsError> {
         None => WebPkiClientVerifier::no_client_auth(),
         Some(clients) => verifier(clients, &bytes[2])?,
     };
-    // Named, because a dependency that brings another provider would make "the default one" ambiguous.
+    // Named, because rustls has no default provider as soon as a dependency enables a second one.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut server = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -228,6 +234,7 @@ fn load(config: &Config, bytes: Vec<Vec<u8>>) -> Result<Loaded, TlsError> {
         .with_client_cert_verifier(verifier)
         .with_single_cert(chain, key)
         .map_err(unusable)?;
+    // HTTP/2 first: the server's order decides.
     server.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Loaded {
         bytes,
@@ -269,15 +276,15 @@ const LOOK: Duration = Duration::from_secs(10);
 /// The first byte of a TLS connection: a handshake record.
 pub(crate) const HANDSHAKE: u8 = 0x16;
 
-/// Tells a client that speaks plain HTTP to a TLS port what is wrong, which silence would not.
+/// Answers a client that sends plain HTTP to a TLS port (OA-907).
 pub(crate) async fn answer_plain<S>(mut socket: S) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    // What was asked is read first: closing over unread bytes would reset the connection before the answer arrives.
+    // The request is read first: closing over unread bytes resets the connection, and the client loses the answer.
     let mut asked = [0; 4096];
     let _ = socket.read(&mut asked).await?;
-    let body = r#"{"error":{"message":"This port speaks TLS: use https://","type":"invalid_request_error","param":null,"code":"tls_required"}}"#;
+    let body = r#"{"error":{"message":"This port requires TLS: use https://","type":"invalid_request_error","param":null,"code":"tls_required"}}"#;
     let head = format!(
         "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
         body.len()

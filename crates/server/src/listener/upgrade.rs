@@ -1,7 +1,6 @@
-//! Hands a connection over after a 101 response: the face leaves a future that the connection's task runs (EV-705).
+//! Continues a connection after a 101 response: the face leaves a future that the connection's task runs (EV-705).
 //!
-//! The connection's own task goes on with it, so its place among the connections, its count and its end in a drain
-//! stay what they were.
+//! The task stays the same, so the connection keeps its slot and its count, and a drain still ends it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,12 +11,13 @@ use futures::future::{BoxFuture, FutureExt};
 pub(crate) struct UpgradeSlot(Arc<Mutex<Option<BoxFuture<'static, ()>>>>);
 
 impl UpgradeSlot {
-    /// What the connection's task does once HTTP has let go of it.
+    /// Leaves the future that the connection's task runs once HTTP has released the socket.
     pub(crate) fn leave(&self, rest: impl Future<Output = ()> + Send + 'static) {
+        // Replaces an earlier one, whose 101 was not sent: HTTP would have ended with it.
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(rest.boxed());
     }
 
-    /// What was left, for the connection's task.
+    /// Takes the future, for the connection's task.
     pub(crate) fn take(&self) -> Option<BoxFuture<'static, ()>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

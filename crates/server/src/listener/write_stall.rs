@@ -1,12 +1,12 @@
 //! Write-stall timeout: resets a response whose client has stopped reading (TR-609).
 //!
 //! ```text
-//!   a piece goes to HTTP ─► HTTP asks for the next one: it goes on            there is room, or the face has nothing yet
-//!                        └► HTTP has not asked for `limit`: the body is let go, and with it the work behind it
+//!   hyper takes a piece ─► it polls for the next one: not stalled (the send buffer has room)
+//!                       └► it has not polled for `limit`: the body is dropped, and with it the work behind it
 //! ```
 //!
-//! HTTP/1 carries one answer at a time, so its connection is reset. On HTTP/2 the others go on; the stream that nobody
-//! reads is reset when its client looks at it again.
+//! HTTP/1 sends one response at a time, so its connection is reset. On HTTP/2 the other streams go on; the stalled one is reset
+//! when its client reads again.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::ops::metrics::ServerMetrics;
 
-/// The answers that leave over one connection; clones share them.
+/// The responses that are being sent over one connection; clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct WriteStallWatch(Arc<StallWatchShared>);
 
@@ -33,28 +33,29 @@ struct StallWatchShared {
     reset: AtomicBool,
 }
 
-/// One body on its way.
+/// One body that is being sent.
 #[derive(Debug)]
 struct WatchedBody {
     body: Mutex<Option<Body>>,
-    /// Milliseconds from the connection's opening to the last piece that HTTP took and has not asked beyond; [`MOVING`]
-    /// while it waits for more.
+    /// Milliseconds from the connection's opening to the last piece that hyper took, if it has not polled since; else
+    /// [`MOVING`].
     since: AtomicU64,
-    /// Nothing else goes over the connection meanwhile.
+    /// Nothing else is sent over the connection meanwhile.
     alone: bool,
     metrics: Arc<ServerMetrics>,
     let_go: Arc<AtomicBool>,
 }
 
+/// The client is not behind: it has read everything, or the face has nothing to send.
 const MOVING: u64 = u64::MAX;
 
-/// What one look at all bodies finds.
+/// The result of one check of all bodies.
 enum WatchResult {
-    /// Nothing leaves.
+    /// No body is being sent.
     Nothing,
-    /// None can be late before then.
+    /// No body can stall before then.
     Again(Instant),
-    /// The connection carries nothing else than what was let go.
+    /// The body that was dropped was the only one of the connection.
     Over,
 }
 
@@ -68,8 +69,8 @@ impl WriteStallWatch {
         }))
     }
 
-    /// The body as one whose client has to read it. `alone`: the connection carries one answer at a time. `let_go` is set
-    /// before the work behind it is ended.
+    /// Wraps a body so that a stall is noticed. `alone`: the connection sends one response at a time. `let_go` is set before
+    /// the work behind the body is dropped.
     pub(crate) fn watching(
         &self,
         body: Body,
@@ -78,7 +79,7 @@ impl WriteStallWatch {
         let_go: Arc<AtomicBool>,
     ) -> Body {
         if body.is_end_stream() || body.size_hint().exact().is_some() {
-            // Nothing waits behind a body that is whole.
+            // Behind a complete body no work waits that a slow client could hold up.
             return body;
         }
         let leaf = Arc::new(WatchedBody {
@@ -96,23 +97,24 @@ impl WriteStallWatch {
         })
     }
 
-    /// Resolves when the connection has to be reset, because its client has taken nothing for `limit`.
+    /// Resolves when the connection has to be reset, because its client has read nothing for `limit`.
     pub(crate) async fn stalled(&self, limit: Duration) {
         loop {
             match self.look(limit) {
                 WatchResult::Over => return,
+                // A body that begins during this sleep cannot stall before it ends.
                 WatchResult::Again(at) => sleep_until(at).await,
                 WatchResult::Nothing => self.0.more.notified().await,
             }
         }
     }
 
-    /// From now on the socket takes nothing more.
+    /// Makes all further writes of the socket fail.
     pub(crate) fn reset(&self) {
         self.0.reset.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the socket takes nothing more.
+    /// Whether writes of the socket fail.
     pub(crate) fn is_reset(&self) -> bool {
         self.0.reset.load(Ordering::Relaxed)
     }
@@ -121,9 +123,10 @@ impl WriteStallWatch {
         let now = Instant::now();
         let mut first = now + limit;
         let mut bodies = self.bodies();
-        // Weak references: a body that hyper has dropped is not watched any more, and nobody has to sign off.
+        // Weak references, so that a body that hyper has dropped disappears without unregistering itself.
         bodies.retain(|leaf| leaf.strong_count() > 0);
         for leaf in bodies.iter().filter_map(Weak::upgrade) {
+            // Relaxed: a value that is a moment old only delays or repeats the check.
             let since = leaf.since.load(Ordering::Relaxed);
             if since == MOVING {
                 continue;
@@ -152,10 +155,10 @@ impl WatchedBody {
         self.body.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the work behind the body. Says whether there was any.
+    /// Drops the body and so ends the work behind it. Returns whether it was still there.
     fn let_go(&self) -> bool {
-        // Taken out of the lock and dropped at the end of this function, when the flag is set: what ends with the body
-        // looks at the flag, and counts itself as its client's doing if it is not there.
+        // Taken out under the lock and dropped at the end of this function, after the flag is set: the work that ends with the
+        // body reads the flag, and counts itself as cancelled by the client without it.
         let body = self.body().take();
         if body.is_some() {
             self.let_go.store(true, Ordering::Relaxed);
@@ -165,7 +168,7 @@ impl WatchedBody {
     }
 }
 
-/// A body that has to be read.
+/// A body whose client has to keep reading.
 struct UnreadBody {
     leaf: Arc<WatchedBody>,
     opened: Instant,
@@ -179,6 +182,7 @@ impl hyper::body::Body for UnreadBody {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        // Held during the poll, which must not wait; `let_go` from the connection's task waits for it.
         let mut retained = self.leaf.body();
         let Some(body) = retained.as_mut() else {
             return Poll::Ready(Some(Err(axum::Error::new(
@@ -186,8 +190,8 @@ impl hyper::body::Body for UnreadBody {
             ))));
         };
         let polled = Pin::new(body).poll_frame(cx);
-        // A piece starts the clock and the next poll stops it: HTTP polls again as soon as it has room. While the face has
-        // nothing (`Pending`) the clock stands, because then the client has read all that there is.
+        // A piece starts the clock and the next poll stops it: hyper polls again as soon as it has room. While the face has
+        // nothing (`Pending`) the clock stands still, because the client has then read all that there is.
         let since = match &polled {
             Poll::Ready(Some(Ok(_))) => {
                 u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(0)
@@ -240,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn tr_609_a_body_may_stand_still_for_its_limit_and_not_longer() {
+    async fn tr_609_a_body_may_stall_up_to_its_limit() {
         let write_stalls = WriteStallWatch::new();
         let (mut body, there) = draining(&write_stalls, true);
         let watching = {
@@ -262,7 +266,7 @@ mod tests {
 
     /// Where several answers share a connection, the others go on.
     #[tokio::test(start_paused = true)]
-    async fn tr_609_only_the_body_that_stands_still_is_let_go() {
+    async fn tr_609_only_the_stalled_body_of_a_connection_is_dropped() {
         let write_stalls = WriteStallWatch::new();
         let (mut still, removed) = draining(&write_stalls, false);
         let (mut read, there) = draining(&write_stalls, false);
@@ -280,7 +284,7 @@ mod tests {
                 tokio::time::sleep(LIMIT / 4).await;
             }
         };
-        // What has nothing to say is not what nobody reads.
+        // A body that has nothing to send is not stalled.
         let waiting = timeout(LIMIT * 2, silent.frame());
         let stalled = timeout(LIMIT * 2, write_stalls.stalled(LIMIT));
         let (stalled, waited, ()) = futures::join!(stalled, waiting, reading);
@@ -290,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_is_watched_where_nothing_leaves() {
+    async fn complete_and_dropped_bodies_are_not_watched() {
         let write_stalls = WriteStallWatch::new();
         let metrics = Arc::new(ServerMetrics::new().unwrap());
         let whole = write_stalls.watching(Body::from("whole"), true, metrics, Arc::default());
