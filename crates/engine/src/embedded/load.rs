@@ -351,10 +351,9 @@ impl LoadPlan {
         let trained = trained
             .and_then(|tokens| u32::try_from(tokens).ok())
             .filter(|&tokens| tokens > 0);
-        // Positions that a model was never trained on give text without sense, so a longer context is not offered.
+        // Output at positions that a model was not trained for is useless, so a longer context is not offered.
         let most = trained.unwrap_or(u32::MAX).min(CONTEXT_TOKENS_MAX);
-        // Not the whole trained context by default: for recent models it is so long that its cache fits no small
-        // machine.
+        // Not the whole trained context by default: its cache would not fit on a small machine.
         let wanted = options.context_tokens.unwrap_or_else(|| most.min(8192));
         if wanted > most {
             tracing::warn!(
@@ -381,7 +380,6 @@ impl LoadPlan {
         let sizes = |cells, separate, slots| Sizes {
             cells,
             per_slot: separate,
-            // At least one token for each slot, so that every running sequence can decode in the same step.
             batch_tokens: options.batch_tokens.clamp(slots, BATCH_TOKENS_MAX),
             slots,
         };
@@ -391,14 +389,12 @@ impl LoadPlan {
         let small = u32::try_from(small).unwrap_or(CONTEXT_TOKENS_MAX);
         let allowed = options.cache_tokens.unwrap_or_else(|| cells.max(small));
         let affordable = allowed / slot_cells;
-        // Only if every sequence can have its full context. Otherwise a unified cache lets a long one use what short
-        // ones leave.
+        // Only if every sequence can have its full context: a unified cache lets a long one use what short ones leave.
         let separate = (affordable >= options.parallel).then(|| {
             let slots = slots.min(affordable);
             sizes(slot_cells.saturating_mul(slots), true, slots)
         });
         let processors = available_parallelism().map_or(1, |count| count.get() as u32);
-        // One is left for the other threads of the server; see `LoadOptions::threads`.
         let spared = processors.saturating_sub(1).max(1);
         let threads = options.threads.unwrap_or(spared).min(llama::THREADS_MAX);
         Ok(Self {

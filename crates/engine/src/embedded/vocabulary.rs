@@ -215,9 +215,9 @@ fn run_border(text: &str) -> usize {
     for (at, c) in text.char_indices() {
         if before.is_none_or(|before| before.is_whitespace() != c.is_whitespace()) {
             (length, border) = (0, None);
-        // The last change between letters and other characters is the better place: fewer pieces of the pre-tokenizer
-        // cross it.
         } else if length == RUN_CHARS_MAX {
+            // The last change between letters and other characters is the better place: fewer pieces of the pre-tokenizer
+            // cross it.
             return border.unwrap_or(at);
         } else if before.is_some_and(|before| before.is_alphabetic() != c.is_alphabetic()) {
             border = Some(at);

@@ -154,9 +154,9 @@ impl Admission {
             requests.fail(job, error, false);
         } else if nothing_wanted {
             requests.finish_all(job, FinishReason::Length);
-        // The first of the scored tokens takes the place of the prompt and needs no output row, so it is reported
-        // before anything is computed. That may already end the request.
         } else if requests.jobs[job].is_score_only() {
+            // The first of the scored tokens takes the place of the prompt and needs no output row, so it is reported
+            // before anything is computed. That may already end the request.
             for key in requests.jobs[job].members.clone() {
                 score_first(requests, key, now);
             }
