@@ -143,8 +143,8 @@ impl Code {
     /// The code for a peer's gRPC status number; unknown numbers are `internal`.
     #[must_use]
     pub const fn from_grpc(number: i32) -> Self {
-        // Several codes share 8, 13 and 14, which stand for the most general of them here; a reason of ours restores
-        // the finer one (`Status::decode`).
+        // Several codes share 8, 13 and 14; here each number becomes the most general of them. A reason of ours
+        // restores the finer one (`Status::decode`).
         match number {
             1 => Self::Cancelled,
             // OUT_OF_RANGE blames the request, as INVALID_ARGUMENT does.

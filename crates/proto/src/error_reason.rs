@@ -86,7 +86,7 @@ reasons! {
     NO_RULE = "NO_RULE", InvalidRequest;
 
     // Engines.
-    /// The failure that a scripted model was told to produce.
+    /// A failure that the script of a scripted model contains.
     SCRIPTED = "scripted", Internal;
     /// A scripted model closes its connection here (D-11).
     CUT_CLOSE = "cut_close", Truncated;
@@ -154,7 +154,7 @@ reasons! {
     BAD_UPGRADE = "bad_upgrade", InvalidRequest;
     /// A query parameter of a session is invalid.
     BAD_SESSION_OPTION = "bad_session_option", InvalidRequest;
-    /// The model has no tokenizer to give.
+    /// The model's tokenizer is not available.
     TOKENIZER_NOT_FOUND = "tokenizer_not_found", NotFound;
     /// Too much is open or being read at once.
     SERVER_OVERLOADED = "server_overloaded", Overloaded, Unavailable;

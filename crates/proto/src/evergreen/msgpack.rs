@@ -576,7 +576,7 @@ fn attributes_of(metadata: &Metadata) -> Vec<(String, Vec<u8>)> {
     named.chain(retained).collect()
 }
 
-/// The message that a client shows. Its own registry words an unknown action like this (EV-737).
+/// The message that a client shows. For an unknown action it is the text of 0.4.0's own registry (EV-737).
 fn message_of(status: &Status) -> Cow<'_, [u8]> {
     match (status.known(), status.detail("action")) {
         (Some(Reason::UnknownAction), Some(name)) => {

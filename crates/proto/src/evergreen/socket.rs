@@ -333,7 +333,7 @@ pub fn reason_text(status: &Status) -> String {
     text
 }
 
-/// The status that a close frame of the peer stands for, without another message.
+/// The status for a close frame of the peer that no error message preceded; `None` for a normal end.
 #[must_use]
 pub fn status_of_close(code: u16, reason: &str) -> Option<Status> {
     if matches!(code, NORMAL | NO_CODE) {

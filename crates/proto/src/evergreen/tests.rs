@@ -7,7 +7,7 @@ use prost::Message;
 
 use super::wire::*;
 
-/// A fragment of a leaf, as the codecs of every dialect give it.
+/// A fragment of a leaf, as the codec of every dialect returns it.
 pub(in crate::evergreen) fn leaf(
     id: &str,
     seq: i32,

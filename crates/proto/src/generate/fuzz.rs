@@ -63,7 +63,8 @@ pub fn body(bytes: &[u8]) {
             Ok(mapped) => mapped,
             Err(refused) => {
                 let written = error_body(&refused.to_string());
-                let written: serde_json::Value = serde_json::from_slice(&written).expect("JSON");
+                let written: serde_json::Value =
+                    serde_json::from_slice(&written).expect("the error is not JSON");
                 assert!(
                     written["error"]
                         .as_str()
@@ -165,7 +166,7 @@ fn infer(mapper: &Mapper<'_>, bytes: &[u8]) {
         };
         let head = AnswerHead::new(infer.mapped.id.as_deref(), "m", 1);
         let (json, _) = infer.answer(&head, mapper.signature, &response);
-        serde_json::from_slice::<serde_json::Value>(&json).expect("JSON");
+        serde_json::from_slice::<serde_json::Value>(&json).expect("the response is not JSON");
     }
 }
 
@@ -187,5 +188,5 @@ fn echo(signature: &Signature, mapped: &super::Mapped) {
         .and_then(|text| text.strip_suffix(b"\n\n"));
     let text = text.expect("the response is not one event");
     assert!(!text.contains(&b'\n'));
-    serde_json::from_slice::<serde_json::Value>(text).expect("JSON");
+    serde_json::from_slice::<serde_json::Value>(text).expect("the event is not JSON");
 }

@@ -61,7 +61,7 @@ impl InputEntry<'_> {
     /// The tensor; its raw bytes are taken from `rest`.
     fn given<'s, 'b: 's>(&'s self, rest: &mut &'b [u8]) -> Result<GivenTensor<'s>, InvalidRequest> {
         let from = match (self.raw, self.data) {
-            // Raw bytes stand in the order of `inputs` (TR-802), so each entry takes its own from the front. If `data`
+            // Raw bytes follow in the order of `inputs` (TR-802), so each entry takes its own from the front. If `data`
             // came first, its raw bytes would be taken for the next input's.
             (Some(bytes), _) => {
                 let taken = rest.split_at_checked(bytes);

@@ -124,7 +124,7 @@ pub(super) fn elements(
         refused: &mut refused,
     };
     let read = visiting.deserialize(&mut serde_json::Deserializer::from_str(array));
-    // The parser's error type carries only text, so an error of `each` travels beside it.
+    // The parser's error type carries only text, so an error of `each` is passed out separately.
     match (refused, read) {
         (Some(refused), _) => Err(refused),
         (None, read) => read.map_err(|error| syntax(array, array.len(), &error)),

@@ -191,7 +191,7 @@ impl Signature {
             .map(|output| (&*output.name, &output.shape))
             .collect();
         side(&inputs, &["id"])?;
-        // Outputs are members of the response beside these (TR-502).
+        // Outputs become members of the response in addition to these (TR-502).
         side(&outputs, &["id", "model_name", "model_version"])?;
         let works = |input: &InputTensor| {
             matches!(
@@ -221,7 +221,7 @@ impl Signature {
     /// The outputs that a request gets: those that need no request by an input, and those that it requests.
     #[must_use]
     pub fn wanted(&self, mapped: &Mapped) -> Vec<bool> {
-        // A list of names says all: `return_*` inputs only matter without one.
+        // A list of names is complete: `return_*` inputs only matter without one.
         if let Some(asked) = &mapped.outputs {
             return (0..self.outputs.len())
                 .map(|location| asked.contains(&location))

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   server:  received(action) ──► + __dispatch_status__, __status__ ──► sent(fragment)… ──► final: removed
-//!   client:  asked(action) ──► id ──► note_received(message): status nodes taken out, what they leave open is ended
+//!   client:  asked(action) ──► id ──► note_received(message): status nodes removed, outputs left open ended
 //! ```
 
 use std::collections::BTreeMap;
@@ -104,7 +104,7 @@ impl OpenActions {
     pub(crate) fn note_received(&mut self, message: &mut WireMessage) {
         let mut received = Fragments::with_capacity(message.fragments.len());
         for fragment in std::mem::take(&mut message.fragments) {
-            // The session knows only the outputs that it asked for: status nodes are taken out before it sees them.
+            // The session has only the outputs that the action listed: status nodes are removed before it sees them.
             let Some((action, dispatched)) = self.status_of(&fragment.id) else {
                 self.grown(&fragment);
                 received.push(fragment);
