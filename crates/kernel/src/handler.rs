@@ -2,25 +2,25 @@
 //!
 //! The spec is derived from the types.
 
-use std::future::{Future, ready};
+use std::future::Future;
 use std::panic::resume_unwind;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
-use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use futures::{Stream, StreamExt, stream};
+use pin_project_lite::pin_project;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tokio::task::JoinHandle;
 
 use crate::call::Call;
-use crate::chunk::Text;
+use crate::chunk::{Chunk, Text};
 use crate::error::Error;
 use crate::from_chunks::schema_of;
 use crate::function::{Fun, Function};
 use crate::into_chunks::IntoChunks;
-use crate::layer::Lazy;
 use crate::name::{Mime, Name, Port};
 use crate::spec::{InputSpec, OutputSpec, Spec};
 use crate::state::{NeededState, State};
@@ -40,7 +40,7 @@ pub trait Handler<M>: Send + Sync + 'static {
         None
     }
 
-    /// Calls it.
+    /// Makes the stream of a call. Nothing observable happens before the stream is polled (KE-131).
     fn call(self: Arc<Self>, call: Call) -> Chunks;
 }
 
@@ -148,7 +148,7 @@ fn state_of<S: Clone + Send + Sync + 'static>(call: &Call) -> Result<State<S>> {
 }
 
 fn failed(error: Error) -> Chunks {
-    stream::once(ready(Err(error))).boxed()
+    stream::iter([Err(error)]).boxed()
 }
 
 /// Decodes the arguments of `call`, and returns the output of `f` for them.
@@ -158,12 +158,48 @@ where
     Fut: Future + Send + 'static,
     Fut::Output: IntoChunks,
 {
-    let chunks = async move {
+    let start = async move {
         // Before the user's code: arguments that do not decode fail before work (KE-137).
         let args = call.args().await?;
-        Ok::<_, Error>(f(args, call).await.into_chunks())
+        Ok(f(args, call).await.into_chunks())
     };
-    chunks.into_stream().try_flatten().boxed()
+    HandlerStream {
+        start: Some(start),
+        chunks: None,
+    }
+    .boxed()
+}
+
+pin_project! {
+    /// The output of a handler: a future that gives the stream, then that stream. One type in place of adapters around
+    /// adapters, because every function's chunks pass through it.
+    struct HandlerStream<F> {
+        // `None` once it has ended, so that what it held is dropped before the first chunk.
+        #[pin]
+        start: Option<F>,
+        chunks: Option<Chunks>,
+    }
+}
+
+impl<F: Future<Output = Result<Chunks>>> Stream for HandlerStream<F> {
+    type Item = Result<Chunk>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let mut this = self.project();
+        if let Some(start) = this.start.as_mut().as_pin_mut() {
+            let started = ready!(start.poll(cx));
+            this.start.set(None);
+            match started {
+                Ok(chunks) => *this.chunks = Some(chunks),
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            }
+        }
+        // After an error there are no chunks: the stream has ended.
+        match this.chunks {
+            Some(chunks) => chunks.as_mut().poll_next(cx),
+            None => Poll::Ready(None),
+        }
+    }
 }
 
 fn output_of<O: IntoChunks>() -> OutputSpec {
@@ -184,10 +220,7 @@ pub fn function<M: 'static, H: Handler<M>>(name: &str, description: &str, f: H) 
         Err(defect) => spec.defect = Some(defect),
     }
     let f = Arc::new(f);
-    raw(spec, move |call| {
-        let f = f.clone();
-        Lazy::new(move || f.call(call)).boxed()
-    })
+    raw(spec, move |call| f.clone().call(call))
 }
 
 /// Makes a function from a spec and a closure that makes its stream. `f` must do nothing observable before the stream
@@ -290,7 +323,7 @@ impl<O: Send + 'static> Future for Blocking<O> {
         let HandlerState::Running(task) = &mut self.0 else {
             return removed("blocking code was not started");
         };
-        match std::task::ready!(Pin::new(task).poll(cx)) {
+        match ready!(Pin::new(task).poll(cx)) {
             Ok(value) => Poll::Ready(Ok(value)),
             // Resumed here and caught again by the run, where the function's name is known.
             Err(error) => match error.try_into_panic() {
