@@ -1,4 +1,5 @@
-//! Requests with a batch: each row runs as a sequence of its own, and the request ends when all have ended (TR-1307).
+//! Requests with a batch: each row runs as a sequence of its own, and the request ends when all rows have ended
+//! (TR-1307).
 
 use futures::future::try_join_all;
 use futures::stream::{self, select_all};
@@ -10,13 +11,13 @@ use super::call::{CallResponses, CheckedRequest, streams};
 use super::catalog::ModelCatalog;
 use super::request_error::RequestError;
 
-/// Which row an event is of.
+/// The response parameter with the row of an event.
 const INDEX: &str = "batch_index";
 
-/// The responses of every row: as they come, or as one.
+/// The responses of every row: as they come, or joined into one.
 ///
 /// # Errors
-/// Of the first row that is refused; then none has begun.
+/// Those of the first row that is refused; then no row has started.
 pub(super) fn begin(
     call: CheckedRequest,
     rows: Vec<Mapped>,
@@ -34,12 +35,15 @@ pub(super) fn begin(
         };
         row.begin(catalog, pieces)
     });
+    // All rows are checked before one runs: a call does nothing until it is polled.
     let each: Vec<CallResponses> = each.collect::<Result<_, _>>()?;
     let is_whole = !streams && !is_separate;
     let index = signature.output_of(&OutputRole::BatchIndex);
     let each = (0..).zip(each).map(|(row, responses)| {
         let named = responses.map(move |response| {
             let mut response = response?;
+            // TensorRT-LLM has an output for the index, and all others get a parameter. A whole response needs neither,
+            // because its rows are in order.
             if !set_row(&mut response, index, row) && !is_whole {
                 let mark = (INDEX.into(), RequestParameter::Int(row));
                 response.parameters.push(mark);
@@ -49,6 +53,7 @@ pub(super) fn begin(
         named.boxed()
     });
     if is_whole {
+        // The first error ends all: the rows are one request, with one cancellation scope.
         let whole = try_join_all(each.map(only));
         let whole = whole.map(|rows| rows.map(ResponsePayload::of_rows));
         return Ok(stream::once(whole).boxed());
@@ -56,7 +61,7 @@ pub(super) fn begin(
     Ok(select_all(each).boxed())
 }
 
-/// Says in the output for it, at `index`, which row a response is of; false where the response has no such output.
+/// Sets the row of a response in the output at `index`; false where the response has no such output.
 fn set_row(response: &mut ResponsePayload, index: Option<usize>, row: i64) -> bool {
     let mut outputs = response.outputs.iter_mut();
     let Some((_, tensor)) = outputs.find(|(registration, _)| Some(*registration) == index) else {

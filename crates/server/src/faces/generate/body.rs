@@ -21,27 +21,27 @@ use crate::http::compressed_limit::{STEP, UNPACKED_HERE};
 use crate::http::drain_body::read_away;
 use crate::http::intake::BodyIntake;
 
-/// A body that is still to come.
+/// A request body that was not read yet.
 pub(super) struct Upload {
     body: Body,
     length: Option<u64>,
     chunked: bool,
     read: u64,
-    /// What it is charged to.
+    /// The charges of the request to the byte budget.
     intake: Option<Arc<BodyIntake>>,
 }
 
-/// Which error an unknown encoding is.
+/// The endpoint's texts for unknown encodings and bodies that are too large.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum EncodingErrorStyle {
     Generate,
     Infer,
-    /// [`EncodingErrorStyle::Infer`] with raw bytes behind its JSON, or in its place.
+    /// [`EncodingErrorStyle::Infer`] with raw bytes after its JSON, or in its place.
     Raw,
 }
 
 impl EncodingErrorStyle {
-    /// A body of so many bytes is larger than allowed.
+    /// The error for a body of this many bytes.
     pub(super) fn too_large(self, bytes: u64, max: usize) -> RequestError {
         match self {
             Self::Generate | Self::Infer => InvalidRequest::JsonBytes { bytes, max }.into(),
@@ -57,6 +57,7 @@ impl Upload {
         Self {
             body,
             length: text(header::CONTENT_LENGTH).and_then(|length| length.parse().ok()),
+            // HTTP/2 has no chunks, and the header means nothing there.
             chunked: parts.version < Version::HTTP_2
                 && headers.contains_key(header::TRANSFER_ENCODING),
             read: 0,
@@ -64,13 +65,15 @@ impl Upload {
         }
     }
 
-    /// Everything, decoded as the headers say.
+    /// Reads the whole body, and decodes it as the headers say.
     pub(super) async fn whole(
         mut self,
         headers: &HeaderMap,
         style: EncodingErrorStyle,
         config: &Config,
     ) -> Result<Bytes, RequestError> {
+        // TR-203: the encoding is checked before the size, and both before a byte is read. The middleware discards the
+        // rest.
         let coding = Coding::of(headers, style, config)?;
         let max = config.limits.input_bytes;
         if let Some(length) = self.length
@@ -78,6 +81,8 @@ impl Upload {
         {
             return Err(style.too_large(length, max));
         }
+        // The limit of the content holds for the compressed bytes as well: compression that makes a body larger is
+        // refused.
         let bytes = self.collect(style, max, config).await?;
         match coding {
             Coding::Identity => Ok(bytes),
@@ -88,7 +93,8 @@ impl Upload {
         }
     }
 
-    /// Each piece is charged before it is there, and all but small bodies are unpacked where that holds up nobody.
+    /// Decompresses a body. Each piece is charged before it is allocated, and all but small bodies are decompressed on
+    /// threads of the pool.
     #[expect(
         clippy::needless_pass_by_ref_mut,
         reason = "shared over an await, an upload would have to be Sync"
@@ -99,6 +105,8 @@ impl Upload {
         max: usize,
     ) -> Result<Bytes, RequestError> {
         let mut reservation = self.intake.as_ref().map(|intake| intake.reserve());
+        // A small body is unpacked in place and without a charge, up to one step, which costs less than moving it to
+        // another thread. If it holds more, the loop charges all of it.
         let mut ended = self.read <= UNPACKED_HERE as u64 && unpacking.step(STEP)?;
         while !ended {
             let part = STEP.min(max);
@@ -110,6 +118,8 @@ impl Upload {
                 }
                 return Err(overloaded().into());
             }
+            // One step at a time, and not the whole: between two of them the request may be dropped, and the pool serves
+            // others.
             let turn = self.intake.as_ref().map_or(0, |intake| intake.turn());
             let step = BlockingPool::global().run_only(turn, TaskSize::Large, move || {
                 let ended = unpacking.step(part);
@@ -121,6 +131,7 @@ impl Upload {
             ended = step?;
         }
         if let (Some(intake), Some(mut reservation)) = (&self.intake, reservation) {
+            // The last step was charged in full. What is left stays charged until the response begins.
             reservation.shrink(unpacking.held_bytes());
             intake.keep(reservation);
         }
@@ -138,6 +149,7 @@ impl Upload {
         let mut first = Bytes::new();
         let mut chunks = 0_usize;
         while let Some(data) = self.frame().await? {
+            // A piece costs work beyond its bytes, so their number has a limit of its own (TR-316).
             chunks += usize::from(!data.is_empty());
             if self.chunked && chunks > chunks_max {
                 let message = format!(
@@ -150,7 +162,7 @@ impl Upload {
                 first = data;
             } else {
                 if all.is_empty() {
-                    // Room that nobody has written to costs nothing, and growing costs as much again.
+                    // Reserved at once: memory that was not written to costs nothing, and growing would copy the body.
                     let length = self.length.and_then(|length| usize::try_from(length).ok());
                     all.reserve(length.unwrap_or(0).min(max));
                     all.extend_from_slice(&first);
@@ -158,7 +170,8 @@ impl Upload {
                 all.extend_from_slice(&data);
             }
             if all.len().max(first.len()) > max {
-                // How much there was is known at its end.
+                // The text names the size of the body (TR-315), which is known at its end. The rest is discarded and not
+                // charged, up to the bytes that any refused body is read for.
                 if let Some(intake) = &self.intake {
                     intake.discard();
                     let most = intake.drain_bytes().saturating_sub(self.read);
@@ -167,13 +180,14 @@ impl Upload {
                 return Err(style.too_large(self.read, max));
             }
         }
-        // Nearly every body is one piece.
+        // Nearly every body is one piece, which is not copied.
         Ok(if all.is_empty() { first } else { all.freeze() })
     }
 
     async fn frame(&mut self) -> Result<Option<Bytes>, RequestError> {
         while let Some(frame) = self.body.frame().await {
-            let broken = |_| RequestError::new(Code::InvalidRequest, "the request body broke off");
+            let broken = |_| RequestError::new(Code::InvalidRequest, "the request body ended early");
+            // Other frames are trailers, which mean nothing here.
             if let Ok(data) = frame.map_err(broken)?.into_data() {
                 self.read += data.len() as u64;
                 return Ok(Some(data));

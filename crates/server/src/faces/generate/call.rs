@@ -18,7 +18,7 @@ use super::request_error::RequestError;
 use super::{batch, function, scripted, text};
 use crate::http::request_trace;
 
-/// Responses as they come; the end is the final flag. Dropping it ends the work.
+/// The responses of a call as they come; the end of the stream is the final flag. Dropping it ends the work.
 pub(super) type CallResponses = BoxStream<'static, Result<ResponsePayload, RequestError>>;
 
 /// A request that has passed every check of its form.
@@ -26,21 +26,22 @@ pub(super) type CallResponses = BoxStream<'static, Result<ResponsePayload, Reque
 pub(super) struct CheckedRequest {
     pub(super) found: FoundModel,
     pub(super) mapped: Mapped,
-    /// When it must be over.
+    /// When its answer must be complete.
     pub(super) deadline: Instant,
 }
 
 impl CheckedRequest {
-    /// The responses, of which none has been asked for yet. `pieces`: one for each chunk of a function's output, or for each
-    /// sequence of a request that tells them apart (D-55), rather than one for all.
+    /// Makes the call. Nothing runs before the responses are polled. `pieces`: one response for each chunk of a
+    /// function's output, or for each sequence of a request that tells them apart (D-55), rather than one for all.
     ///
     /// # Errors
-    /// What TR-203 checks of values.
+    /// Those of the values that TR-203 has checked.
     pub(super) fn begin(
         self,
         catalog: &ModelCatalog,
         pieces: bool,
     ) -> Result<CallResponses, RequestError> {
+        // Here, around the calls of every kind of endpoint, so that none can forget it.
         let cutting = catalog.shared.drain.clone();
         let cutting = async move { cutting.cutting().await };
         Ok(CuttableResponses {
@@ -62,6 +63,7 @@ impl CheckedRequest {
             return function::begin(self, kernel, pieces);
         }
         let limits = &catalog.config.limits;
+        // Before the settings: of a batch each row has its own.
         let rows = self.mapped.rows(&self.found.signature, &self.found.name)?;
         if let Some(rows) = rows {
             return batch::begin(self, rows, catalog, pieces);
@@ -79,7 +81,7 @@ impl CheckedRequest {
     }
 }
 
-/// Responses that a drain may cut, or a revoked key: what they end with then is an error of this face (OA-904, D-45).
+/// Responses that end with an error of this face when a drain cuts them or the key is revoked (OA-904, D-45).
 struct CuttableResponses {
     responses: CallResponses,
     cutting: BoxFuture<'static, ()>,
@@ -94,9 +96,11 @@ impl Stream for CuttableResponses {
         if self.over {
             return Poll::Ready(None);
         }
+        // Responses first: those that are ready are sent, and an end that is ready is not made an error.
         if let Poll::Ready(next) = self.responses.poll_next_unpin(cx) {
             return Poll::Ready(next);
         }
+        // Both are polled while neither is ready, or one of them has no waker.
         let failure = if self.revoked.poll_unpin(cx).is_ready() {
             revoked()
         } else {
@@ -105,13 +109,13 @@ impl Stream for CuttableResponses {
             RequestError::new(Code::Unavailable, message).because(EarlyEnd::Drain)
         };
         self.over = true;
-        // The work ends here, and not when its reader has gone.
+        // Dropped here, which ends the work: the stream itself lives until its reader has taken the error.
         self.responses = stream::empty().boxed();
         Poll::Ready(Some(Err(failure)))
     }
 }
 
-/// What a request ends with whose key is good no more.
+/// The error of a request whose key was revoked.
 pub(super) fn revoked() -> RequestError {
     let message = "revoked: the key of this request is no longer valid";
     RequestError::new(Code::Unauthenticated, message)
@@ -119,7 +123,7 @@ pub(super) fn revoked() -> RequestError {
         .because(EarlyEnd::Revoked)
 }
 
-/// What the request gives for the first input with this role.
+/// The name and the tensor of the first input with this role, if the request has it.
 pub(super) fn given<'a>(
     signature: &'a Signature,
     mapped: &'a Mapped,
@@ -135,6 +139,7 @@ pub(super) fn given<'a>(
 pub(super) fn streams(found: &FoundModel, mapped: &Mapped) -> bool {
     let asked = given(&found.signature, mapped, |role| *role == InputRole::Stream);
     asked.is_some_and(|(_, tensor)| match &tensor.data {
+        // One element for each row of a batch: a request is answered in one way.
         TensorData::Bool(list) => list.contains(&true),
         _ => false,
     })

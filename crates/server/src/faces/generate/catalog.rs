@@ -31,8 +31,11 @@ pub(super) struct ModelCatalog {
     pub(super) stats: InferenceStats,
     pub(super) running: Arc<RunningRequests>,
     pub(super) streams: Streams,
+    /// The signature of text models without one of their own.
     union: Arc<Signature>,
+    /// The options of models without their own.
     usual: Arc<ModelOptions>,
+    /// A lock, because a model that is loaded on request brings new options.
     models: RwLock<BTreeMap<String, Arc<ModelOptions>>>,
 }
 
@@ -57,7 +60,8 @@ pub(super) enum Readiness {
     Loading,
     Unloading,
     Unavailable,
-    /// Nobody answers where it is computed. It can be asked, and says so itself.
+    /// Its upstream does not answer. Requests are passed on and fail with the upstream's error, or succeed if it is
+    /// back.
     Away,
 }
 
@@ -92,7 +96,7 @@ impl ModelCatalog {
         }
     }
 
-    /// Every model that `caller` may know of: its name, its versions, its state.
+    /// Every model that `caller` may use: its name, its options, its state.
     pub(super) fn all(&self, caller: &Caller) -> Vec<(Name, Arc<ModelOptions>, Readiness)> {
         let specs = self.kernel.specs();
         let models = specs
@@ -109,13 +113,13 @@ impl ModelCatalog {
             .collect()
     }
 
-    /// What was said of a model.
+    /// The options of a model.
     fn options_of(&self, name: &str) -> Arc<ModelOptions> {
         let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(models.get(name).unwrap_or(&self.usual))
     }
 
-    /// From now on this is said of a model.
+    /// Replaces the options of a model. Requests that were checked before keep the old ones.
     pub(super) fn set_options(&self, name: &str, model: ModelOptions) {
         let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
         models.insert(name.into(), Arc::new(model));
@@ -123,6 +127,7 @@ impl ModelCatalog {
 
     pub(super) fn state(&self, name: &str) -> Readiness {
         match self.shared.health.state(name) {
+            // Functions are in no list of health: they are ready as long as they are registered.
             None | Some(health::HealthState::Ok) => Readiness::Ready,
             Some(health::HealthState::Away) => Readiness::Away,
             Some(health::HealthState::Loading) => Readiness::Loading,
@@ -141,9 +146,11 @@ impl ModelCatalog {
         caller: &Caller,
         target: &Target,
     ) -> Result<FoundModel, RequestError> {
+        // TR-203: the syntax of the version, then the model, then the version itself. The texts are those of TR-204.
         let version = target.version.as_deref().map(version).transpose()?;
         let found = self.known(caller, &target.model)?;
         let name = &target.model;
+        // All versions are one model here, and so are in one state.
         let ready = matches!(
             self.state(&found.function),
             Readiness::Ready | Readiness::Away
@@ -167,18 +174,23 @@ impl ModelCatalog {
         }
     }
 
-    /// The model of this name, in its highest version, whether it is ready or not. A key for some models learns nothing of
-    /// others, not even whether they are there.
+    /// The model of this name, in its highest version, whether it is ready or not. A key for some models learns nothing
+    /// of others, not even whether they are there.
     pub(super) fn known(&self, caller: &Caller, name: &str) -> Result<FoundModel, RequestError> {
+        // The whole name first: a model may have a name that starts with `fn.`, and one without it may be a function
+        // (D-17).
         let bare = name.strip_prefix(FUNCTION);
         let spec = |name: &str| self.kernel.get(name).ok();
         let function = match (spec(name), bare.and_then(spec)) {
             (Some(function), _) => function,
+            // Never a model: the prefix is for functions alone.
             (None, Some(function)) if !function.spec().model => function,
+            // Before `unknown`: a key for some models must not learn by the answer which others exist.
             _ if !caller.may_use(&Name::shared(name)) => return Err(foreign()),
             _ => return Err(self.unknown(name)),
         };
         let spec = function.spec();
+        // A key lists models. Functions are open to every caller of the face.
         if spec.model && !caller.may_use(&spec.name) {
             return Err(foreign());
         }
@@ -186,6 +198,7 @@ impl ModelCatalog {
         let signature = match &model.signature {
             Some(signature) => Arc::new(signature.clone()),
             None if spec.model => Arc::clone(&self.union),
+            // Derived at each request: functions may be registered and replaced while the server runs.
             None => Arc::new(derived(spec).ok_or_else(|| self.unknown(name))?),
         };
         Ok(FoundModel {
@@ -200,6 +213,7 @@ impl ModelCatalog {
 
     fn unknown(&self, name: &str) -> RequestError {
         let text = format!("Request for unknown model: '{name}' is not found");
+        // The reference answers 400, which is not what HTTP clients expect, and so it can be set (TR-204).
         let status = StatusCode::from_u16(self.config.unknown_model_status);
         RequestError::new(Code::NotFound, text)
             .with_status(status.unwrap_or(StatusCode::BAD_REQUEST))
@@ -214,11 +228,13 @@ fn derived(spec: &Spec) -> Option<Signature> {
 
 /// A version's digits as a number.
 pub(super) fn version(text: &str) -> Result<u64, RequestError> {
+    // By way of a signed number, because the reference parses one (`stol`): what does not fit it is refused there too.
     let number = text
         .parse::<i64>()
         .ok()
         .and_then(|number| u64::try_from(number).ok());
     number.ok_or_else(|| {
+        // Clipped: the text is the client's, of any length (D-47).
         let shown: String = text.chars().take(64).collect();
         let message = format!(
             "failed to get model version from specified version string '{shown}' (details: stol), version should be an \
@@ -228,7 +244,7 @@ pub(super) fn version(text: &str) -> Result<u64, RequestError> {
     })
 }
 
-/// OA-905.
+/// The error for a model that the caller's key does not list (OA-905).
 pub(super) fn foreign() -> RequestError {
     let message = "insufficient_scope: this key may not use this model";
     RequestError::new(Code::PermissionDenied, message)

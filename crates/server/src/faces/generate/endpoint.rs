@@ -27,7 +27,7 @@ use crate::auth::caller::Caller;
 use crate::http::request_trace;
 use crate::http::timeouts::Deadline;
 
-/// JSON of more than this is read where it holds up nobody.
+/// JSON of more bytes is read on a thread of the pool.
 const READ_HERE: usize = 64 << 10;
 
 /// Answers one request.
@@ -40,6 +40,8 @@ pub(super) async fn serve(catalog: Arc<ModelCatalog>, request: Request<Body>) ->
     };
     match answered {
         Ok(route) => {
+            // Looked up before the route is consumed, and read after the answer has begun, so that it shows the load by
+            // then.
             let load = LoadReportRequest::of(&catalog, &route, &parts);
             let mut answered = to(route, &catalog, &parts, upload).await;
             if let (Ok(answer), Some(load)) = (&mut answered, load) {
@@ -51,7 +53,7 @@ pub(super) async fn serve(catalog: Arc<ModelCatalog>, request: Request<Body>) ->
     }
 }
 
-/// TR-203: who may come in, and how. The header `Allow` goes with the refusal of a method.
+/// Checks access and method, in this order and before the model is looked up (TR-203, TR-202).
 fn allowed(
     route: GenerateRoute,
     parts: &Parts,
@@ -85,6 +87,7 @@ async fn to(
             let (call, request_timer, options) = read(catalog, &target, parts, upload).await?;
             let reported = JsonResponseContext::of(&call);
             let responses = begin(catalog, call, &request_timer, parts, true)?;
+            // After all checks: a request that is refused takes no place among the resumable streams.
             let registration = resume::register(catalog, parts, options);
             events::answer(responses, reported, request_timer, options, registration).await
         }
@@ -99,7 +102,7 @@ async fn to(
     }
 }
 
-/// The responses of a call, which its sender may cancel by its id.
+/// Makes a call that its sender may cancel by its id (TR-1311).
 pub(super) fn begin(
     catalog: &ModelCatalog,
     call: CheckedRequest,
@@ -112,10 +115,11 @@ pub(super) fn begin(
     let caller = Caller::of(&parts.extensions)?;
     let running = &catalog.running;
     let responses = running.list(&caller.identity, id.as_deref(), responses);
+    // Outermost: a cancellation by id is an end that has to be counted as well.
     Ok(request_timer.watch(responses))
 }
 
-/// TR-1311.
+/// Cancels the running requests of an id (TR-1311).
 fn cancel(catalog: &ModelCatalog, parts: &Parts, id: &str) -> Result<Response<Body>, RequestError> {
     let caller = Caller::of(&parts.extensions)?;
     if !catalog.running.cancel(&caller.identity, id) {
@@ -125,14 +129,14 @@ fn cancel(catalog: &ModelCatalog, parts: &Parts, id: &str) -> Result<Response<Bo
     Ok(nothing())
 }
 
-/// The answer to what is done, where nothing is to be said.
+/// An answer without content, 204.
 pub(super) fn nothing() -> Response<Body> {
     let mut answer = Response::new(Body::empty());
     *answer.status_mut() = StatusCode::NO_CONTENT;
     answer
 }
 
-/// Everything that is checked before there is work.
+/// Reads and checks a request, in the order of TR-203. Nothing runs yet.
 async fn read(
     catalog: &ModelCatalog,
     target: &Target,
@@ -162,7 +166,7 @@ async fn read(
     Ok((call, request_timer, options))
 }
 
-/// When an answer has to be there: a moment before the gate gives its own, which is no answer of this face.
+/// The deadline of the answer: a moment before that of the middleware, whose own answer is not in the form of this face.
 pub(super) fn deadline(extensions: &Extensions) -> Instant {
     let deadline = extensions.get::<Deadline>();
     deadline.map_or_else(|| Instant::now() + FOREVER, |deadline| deadline.0 - OURS)
@@ -171,7 +175,7 @@ pub(super) fn deadline(extensions: &Extensions) -> Instant {
 const OURS: Duration = Duration::from_millis(5);
 const FOREVER: Duration = Duration::from_secs(86_400);
 
-/// Reads a request of this many bytes for a model, on a thread of its own where it is large.
+/// Reads a request of this many bytes for a model, on a thread of the pool if it is large.
 pub(super) async fn reading<T: Send + 'static>(
     found: &FoundModel,
     catalog: &ModelCatalog,
@@ -182,6 +186,7 @@ pub(super) async fn reading<T: Send + 'static>(
     let found = found.clone();
     let large = size > READ_HERE;
     let reading = move || {
+        // Parameters that only this model knows, which must not count as unknown ones (TR-307).
         let known: Vec<String> = found.model.controls.values().cloned().collect();
         let mapper = Mapper {
             model: &found.name,
@@ -203,7 +208,7 @@ pub(super) async fn reading<T: Send + 'static>(
     Ok(read?)
 }
 
-/// TR-504: exactly one response.
+/// The response of a call that must have exactly one (TR-504).
 pub(super) async fn one(
     mut responses: CallResponses,
     mut request_timer: RequestTimer,
@@ -215,13 +220,15 @@ pub(super) async fn one(
     };
     let response = responses.next().await.ok_or_else(wrong)??;
     request_timer.responded(1);
+    // Awaited for an error as well: one that comes in place of the end wins over the response (TR-504).
     match responses.next().await {
         None => {
             request_timer.succeeded();
             Ok(response)
         }
         Some(Err(failure)) => Err(failure),
-        // Dropped, and cancelled with it.
+        // The call is dropped, which cancels it. It is decided as a failure here, or the drop would count a client that
+        // has disconnected.
         Some(Ok(_)) => {
             request_timer.ending().decide(None);
             Err(wrong())
@@ -229,7 +236,7 @@ pub(super) async fn one(
     }
 }
 
-/// A whole answer, in what the client likes to unpack (TR-1301).
+/// A whole answer, compressed if the client accepts that (TR-1301).
 fn json(asked: &HeaderMap, body: Bytes) -> Response<Body> {
     let (body, packing) = AcceptedEncoding::whole(asked, body);
     let mut answer = Response::new(Body::from(body));

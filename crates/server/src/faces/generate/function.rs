@@ -20,9 +20,9 @@ use super::call::{CallResponses, CheckedRequest};
 use super::request_error::RequestError;
 use super::text::{PIECE_BYTES_MAX, too_much};
 
-/// What a part of an output takes besides its bytes.
+/// Bytes that a part of an output takes besides its content.
 const PART_BYTES: usize = 64;
-/// Where the mimetype of a chunk stands in its response.
+/// The response parameter with the mimetype of a chunk.
 const MIME: &str = "sapwood-mime";
 
 /// The signature of a function with these ports.
@@ -40,6 +40,7 @@ pub(super) fn signature(spec: &Spec) -> Signature {
             })
             .collect(),
         max_batch_size: 0,
+        // A function may yield any number of chunks; what it really yields is not known before it runs.
         decoupled: true,
         lenient: false,
         tensorrt_llm: false,
@@ -53,6 +54,8 @@ fn input(taken: &Taken) -> InputTensor {
         Some("boolean") => Datatype::Bool,
         _ => Datatype::Bytes,
     };
+    // A schema of a string takes precedence: with both, an object would arrive as its JSON where the function wants
+    // text.
     let says_text = taken.schema.get("type").and_then(Value::as_str) == Some("string");
     let json = taken.mimes.iter().any(|mime| Mime::JSON.matches(mime));
     InputTensor {
@@ -71,10 +74,11 @@ pub(super) fn begin(
     kernel: &Kernel,
     pieces: bool,
 ) -> Result<CallResponses, RequestError> {
+    // It was there when the request was checked, and may have been removed since.
     let Some(spec) = kernel.get(&call.found.function).ok() else {
         return Err(RequestError::new(
             Code::Unavailable,
-            "the function has gone",
+            "the function was removed",
         ));
     };
     let args = args(&call, spec.spec())?;
@@ -97,10 +101,10 @@ pub(super) fn begin(
     Ok(reported.boxed())
 }
 
-/// The ports that are read: those of the outputs that the request names; without any, the main one, and whatever else is text
-/// and no detail of single tokens.
+/// The ports that are read: those of the outputs that the request names; without any, the main one and the others that
+/// may hold text, except log-probabilities.
 fn ports(call: &CheckedRequest, spec: &Spec) -> Vec<Port> {
-    // A signature that is derived has the function's outputs in their order.
+    // By position: a derived signature has the function's outputs in their order.
     let outputs = spec.outputs.iter().enumerate();
     let read = outputs.filter(|(registration, output)| match &call.mapped.outputs {
         Some(asked) => asked.contains(registration),
@@ -109,7 +113,7 @@ fn ports(call: &CheckedRequest, spec: &Spec) -> Vec<Port> {
     read.map(|(_, output)| output.port.clone()).collect()
 }
 
-/// It may give text.
+/// Whether an output may hold text.
 fn is_text(output: &sapwood_kernel::OutputSpec) -> bool {
     let any = |mime: &Mime| *mime == Mime::ANY || mime.is_text();
     output.mimes.iter().any(any)
@@ -124,6 +128,7 @@ fn args(call: &CheckedRequest, spec: &Spec) -> Result<Args, RequestError> {
         let InputRole::Port(port) = &input.role else {
             continue;
         };
+        // An input that is not in the spec is refused by the kernel, in its own words.
         let mimes = spec.inputs.iter().find(|taken| *taken.name == **port);
         let mimes = mimes.map_or(&[][..], |taken| &taken.mimes);
         let chunk = chunk(input, tensor, mimes)?;
@@ -132,7 +137,7 @@ fn args(call: &CheckedRequest, spec: &Spec) -> Result<Args, RequestError> {
     Ok(args)
 }
 
-/// An element as what the function reads.
+/// The single element of a tensor as a chunk of a type that the function accepts.
 fn chunk(input: &InputTensor, tensor: &Tensor, mimes: &[Mime]) -> Result<Chunk, RequestError> {
     let wrong = |why: &str| {
         RequestError::new(
@@ -140,10 +145,12 @@ fn chunk(input: &InputTensor, tensor: &Tensor, mimes: &[Mime]) -> Result<Chunk, 
             format!("input '{}' {why}", input.name),
         )
     };
+    // A port takes one value. The indexing below relies on it.
     if tensor.data.len() != 1 {
         return Err(wrong("must have exactly one element"));
     }
-    let json = |value: Value| Chunk::json(&value).map_err(|_| wrong("has no JSON"));
+    let json =
+        |value: Value| Chunk::json(&value).map_err(|_| wrong("cannot be written as JSON"));
     match &tensor.data {
         TensorData::Bool(list) => json(list[0].into()),
         TensorData::Int(list) => json(list[0].into()),
@@ -152,6 +159,7 @@ fn chunk(input: &InputTensor, tensor: &Tensor, mimes: &[Mime]) -> Result<Chunk, 
         TensorData::Bytes(list) => {
             let data = Bytes::copy_from_slice(list.iter().next().unwrap_or_default());
             let takes = |mime: &Mime| mimes.iter().any(|pattern| mime.matches(pattern));
+            // Guessed, because BYTES has no mimetype. Text comes before JSON: every JSON text is a text as well.
             let mime = match std::str::from_utf8(&data) {
                 Ok(_) if takes(&Mime::TEXT) => Mime::TEXT,
                 Ok(_) if takes(&Mime::JSON) => Mime::JSON,
@@ -181,6 +189,7 @@ impl FunctionResponses {
         }
         loop {
             match self.run.next().await {
+                // Chunks that only carry metadata, or an end.
                 Some(Ok(chunk)) if chunk.data.is_empty() => {}
                 Some(Ok(chunk)) => {
                     if let Some(response) = self.piece(&chunk) {
@@ -226,6 +235,7 @@ impl FunctionResponses {
             };
             let parts = &mut parts[registration];
             retained += chunk.data.len();
+            // Chunks of one part are pieces of one value; another part is another element.
             match parts.last_mut() {
                 Some((part, data)) if *part == chunk.part => data.extend_from_slice(&chunk.data),
                 _ => {
@@ -233,10 +243,11 @@ impl FunctionResponses {
                     parts.push((chunk.part, chunk.data.to_vec()));
                 }
             }
+            // Each part is charged beyond its bytes, or empty parts would grow the answer for nothing.
             if retained > PIECE_BYTES_MAX {
                 return Err(too_much(&format!("{PIECE_BYTES_MAX} bytes")));
             }
-            // One that is faster than this would keep the worker for itself.
+            // A function that is always ready would keep this worker thread for itself.
             tokio::task::coop::consume_budget().await;
             if registration == 0 && mime.is_none() && !chunk.data.is_empty() {
                 mime = Some(chunk.mime.to_string());

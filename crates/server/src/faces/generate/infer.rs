@@ -30,6 +30,7 @@ pub(super) async fn answer(
     upload: Upload,
 ) -> Result<Response<Body>, RequestError> {
     let (call, infer, request_timer) = read(target, catalog, parts, upload).await?;
+    // After the reading, because whether it streams is an input of the request.
     if gives_many(&call.found, &call.mapped, catalog.config.compat) {
         let message = "HTTP end point doesn't support models with decoupled transaction policy";
         return Err(RequestError::new(Code::Unimplemented, message));
@@ -43,7 +44,7 @@ pub(super) async fn answer(
     Ok(to_response(&parts.headers, json, &raw))
 }
 
-/// Everything that is checked before there is work.
+/// Reads and checks a request, in the order of TR-203. Nothing runs yet.
 async fn read(
     target: Target,
     catalog: &ModelCatalog,
@@ -57,6 +58,8 @@ async fn read(
     let length = parts.headers.get(LENGTH);
     let style = length.map_or(EncodingErrorStyle::Infer, |_| EncodingErrorStyle::Raw);
     let bytes = upload.whole(&parts.headers, style, config).await?;
+    // Kept as text: the error for a value that is no number shows it (TR-802). The range is checked against the decoded
+    // body.
     let length = length.map(|length| length.to_str().unwrap_or("?").to_owned());
     let read = reading(&found, catalog, bytes.len(), move |mapper| {
         mapper.infer(&bytes, length.as_deref())
@@ -75,12 +78,14 @@ async fn read(
     Ok((call, infer, request_timer))
 }
 
-/// TR-806: what may give many responses is served where it is asked for one.
+/// Whether a request may have several responses. A decoupled model that is asked for one is served; the reference
+/// refuses it always, and so does `compat` (TR-806).
 pub(super) fn gives_many(found: &FoundModel, mapped: &Mapped, compat: bool) -> bool {
     streams(found, mapped) || compat && found.signature.decoupled
 }
 
 fn to_response(asked: &HeaderMap, json: Bytes, raw: &Bytes) -> Response<Body> {
+    // Without raw bytes there is no length header: its presence is how clients see that the body is binary (TR-804).
     let (kind, length) = match raw.is_empty() {
         true => (JSON, None),
         false => (OCTETS, Some(json.len())),
@@ -89,6 +94,7 @@ fn to_response(asked: &HeaderMap, json: Bytes, raw: &Bytes) -> Response<Body> {
         true => json,
         false => [json, raw.clone()].concat().into(),
     };
+    // Compressed last, and whole: the length header counts bytes of the decoded body (TR-807).
     let (body, packing) = AcceptedEncoding::whole(asked, whole);
     let mut answer = Response::new(Body::from(body));
     let headers = answer.headers_mut();

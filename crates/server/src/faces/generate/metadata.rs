@@ -1,4 +1,4 @@
-//! Server and model metadata, configuration and statistics (TR-701 to TR-704, TR-707 to TR-709): what is answered, built
+//! Server and model metadata, configuration and statistics (TR-701 to TR-704, TR-707 to TR-709): the answers, built
 //! once for HTTP and for gRPC, and the routes of HTTP. The methods of gRPC are in `grpc::metadata`.
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use super::path::{GenerateRoute, MemoryAct, Target};
 use super::request_error::{JSON, RequestError};
 use crate::auth::caller::Caller;
 
-/// What is announced (TR-701).
+/// The extensions that are announced (TR-701).
 const EXTENSIONS: [&str; 9] = [
     "model_repository",
     "model_repository(unload_dependents)",
@@ -45,6 +45,7 @@ pub(super) async fn answer(
     parts: &Parts,
     upload: Upload,
 ) -> Result<Response<Body>, RequestError> {
+    // For every route, also for those that do not need it: one without an authenticated caller refuses (D-45).
     let caller = Caller::of(&parts.extensions)?;
     Ok(match route {
         GenerateRoute::Live => Response::new(Body::empty()),
@@ -62,6 +63,7 @@ pub(super) async fn answer(
         }
         GenerateRoute::Trace => json_response(&trace()),
         GenerateRoute::Logging => json_response(&logging()),
+        // TR-708: no region can exist, so the list is empty and an unregistration has nothing to do.
         GenerateRoute::Memory(act) => match act {
             MemoryAct::Status => json_response(&json!([])),
             MemoryAct::Unregister => Response::new(Body::empty()),
@@ -72,20 +74,21 @@ pub(super) async fn answer(
                 ));
             }
         },
+        // The routes that `endpoint` handles itself.
         _ => return Err(RequestError::new(Code::NotFound, "Not Found")),
     })
 }
 
 /// A JSON answer.
 pub(super) fn json_response(value: &impl Serialize) -> Response<Body> {
-    // What is answered here has strings as keys, and numbers that are finite: there is nothing that JSON cannot write.
+    // These values have strings as keys and finite numbers, so the encoding cannot fail.
     let json = serde_json::to_vec(value).unwrap_or_default();
     let mut answer = Response::new(Body::from(json));
     answer.headers_mut().insert(header::CONTENT_TYPE, JSON);
     answer
 }
 
-/// Empty either way; probes look at the status alone.
+/// The answer of a readiness probe: empty, because probes read the status alone.
 fn ready(ready: bool) -> Response<Body> {
     let mut answer = Response::new(Body::empty());
     if !ready {
@@ -106,6 +109,7 @@ fn model_ready(
                 .with_status(http::StatusCode::BAD_REQUEST),
         );
     }
+    // A ready model may still lack the version that is asked for.
     catalog.find(caller, target).map(|_| ready(true))
 }
 
@@ -197,7 +201,7 @@ pub(super) fn stats(
     Ok(ModelStatisticsResponse { model_stats })
 }
 
-/// Whose statistics are asked for: the function, the name it is asked by, the version.
+/// The models whose statistics are asked for: the function, the name it is asked by, the version.
 fn counted(
     catalog: &ModelCatalog,
     caller: &Caller,
@@ -253,10 +257,12 @@ async fn settings(
     Ok(json_response(&now))
 }
 
-/// Settings that are what they are: asking for that, or for the default, is granted.
+/// Checks a request to change settings, none of which can be changed: the present value and null, for the default, are
+/// accepted.
 pub(super) fn unchanged(now: &Value, asked: &Map<String, Value>) -> Result<(), RequestError> {
     for (key, value) in asked {
         let Some(current) = now.get(key) else {
+            // TR-707: an unknown key is 400, and a known one that cannot be changed 501.
             return Err(RequestError::new(
                 Code::InvalidRequest,
                 format!("unknown setting '{key}'"),
@@ -291,6 +297,7 @@ pub(super) async fn object(
             &catalog.config,
         )
         .await?;
+    // Every member is optional, and so is the object (TR-705).
     if bytes.trim_ascii().is_empty() {
         return Ok(Map::new());
     }
@@ -344,7 +351,7 @@ mod tests {
         }
     }
 
-    /// Clients have read these texts before the messages of gRPC were what they are written from.
+    /// The JSON comes from the messages of gRPC, and its text is part of the protocol.
     #[test]
     fn tr_703_json_names_the_fields_of_the_messages_in_their_order() {
         let found = found();

@@ -79,8 +79,8 @@ impl Encoded {
         Q: Message + Default + 'static,
     {
         let Self(bytes) = self;
-        // Only requests for inference may decode to many times their size: an empty tensor costs two bytes of the wire,
-        // and far more in memory. All others are bounded by `QUESTION_BYTES`.
+        // Only requests for inference decode to many times their size: an empty tensor takes two bytes on the wire, and
+        // far more in memory. Other messages are small, or hold little but texts.
         let is_measured = TypeId::of::<Q>() == TypeId::of::<ModelInferRequest>();
         let Some(intake) = intake.filter(|_| is_measured) else {
             return Ok((decoded(bytes)?, None));

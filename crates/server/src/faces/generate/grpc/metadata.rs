@@ -34,8 +34,8 @@ pub(super) async fn answer(
     request: UnaryCall,
 ) -> http::Response<Body> {
     let it = &*catalog;
-    // Whatever is about a model takes the caller from the request's extensions, and fails closed without one (D-45). The
-    // three that do not are about the server alone.
+    // Whatever is about a model takes the caller from the request's extensions, and fails closed without one (D-45). Those
+    // that do not are about the server alone.
     match method {
         "ServerLive" => logged(request, |(), _| Ok(ServerLiveResponse { live: true })).await,
         "ServerReady" => {

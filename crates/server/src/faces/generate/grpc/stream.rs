@@ -233,7 +233,7 @@ impl Stream for StreamBody {
             && revoked.poll_unpin(cx).is_ready()
         {
             self.revoked = None;
-            // The running requests watch the key themselves (`CallResponses`), and each reports its end.
+            // The running requests watch the key themselves (`CheckedRequest::begin`), and each reports its end.
             self.incoming = None;
         }
         // Requests beyond the limit are refused as fast as they arrive: without this turn a client that sends them
@@ -243,7 +243,7 @@ impl Stream for StreamBody {
         {
             return Poll::Ready(Some(self.encode(item)));
         }
-        // Before the running ones: a client that reads slowly must not keep its own requests from starting together.
+        // Before the running ones: requests run concurrently (TR-904), so each starts as it arrives.
         let came = self.poll_incoming(cx);
         if let Poll::Ready(Some(item)) = came {
             self.refused = true;
