@@ -1,4 +1,4 @@
-//! The Evergreen face, from a client's end of a real socket, and the simulation.
+//! Tests of the Evergreen face over real sockets, and the simulation.
 
 mod abuse;
 mod client;

@@ -1,4 +1,4 @@
-//! What holds at every face alike: whose turn it is (D-54), and what else the table names.
+//! Tests that run over every face: turns (D-54), limits of one caller, ends of requests, heads.
 
 mod ends;
 mod heads;
@@ -21,7 +21,7 @@ use serde_json::json;
 use crate::generate::grpc::{self, Grpc};
 use crate::lmtp::parrot;
 
-/// How a client asks a model.
+/// A way in which a client calls a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// A session over gRPC.
@@ -44,7 +44,7 @@ pub(crate) enum Way {
     StreamInfer,
 }
 
-/// All of them.
+/// Every way.
 pub(crate) const WAYS: [Way; 11] = [
     Way::EvergreenGrpc,
     Way::EvergreenSocket(""),
@@ -60,7 +60,7 @@ pub(crate) const WAYS: [Way; 11] = [
 ];
 
 impl Way {
-    /// Whose the request is where faces are counted.
+    /// The face that the request is counted under.
     pub(crate) const fn face(self) -> FaceLabel {
         match self {
             Self::EvergreenGrpc | Self::EvergreenSocket(_) => FaceLabel::Evergreen,
@@ -73,7 +73,7 @@ impl Way {
         }
     }
 
-    /// Asks `parrot` over a connection of its own: the text it says, or what came in its place.
+    /// Calls `parrot` on a connection of its own: its text, or the error.
     pub(crate) async fn ask(self, server: SocketAddr, prompt: &str) -> Result<String, String> {
         self.ask_as(None, server, prompt).await
     }
@@ -145,7 +145,7 @@ impl Way {
     }
 }
 
-/// A POST, of JSON or of lines.
+/// A POST of JSON or of lines.
 fn posted(path: &str, key: Option<&str>, body: &str) -> Vec<u8> {
     let key = key.map(|key| format!("authorization: Bearer {key}"));
     let headers: Vec<_> = key.as_deref().into_iter().collect();
@@ -167,7 +167,7 @@ fn succeeded(answer: Answer) -> Result<Answer, String> {
     Err(format!("{} {}", answer.head.status, answer.text()))
 }
 
-/// Our own client streams wherever a model does, so that these messages are made by hand.
+/// Built by hand, because our own client streams from every model that can.
 async fn model_infer(
     server: SocketAddr,
     key: Option<&str>,
@@ -270,7 +270,7 @@ async fn lmtp_post(server: SocketAddr, key: Option<&str>, prompt: &str) -> Resul
     String::from_utf8(reply).map_err(to_text)
 }
 
-/// A face that nobody can ask by any way here is missing from every table of these tests.
+/// A face that is missing here would be missing from every table of these tests.
 #[tokio::test]
 async fn every_face_is_in_the_table_of_requests_and_answers_all_of_them() {
     let faces = [FaceLabel::Evergreen, FaceLabel::Lmtp, FaceLabel::Generate];

@@ -1,4 +1,4 @@
-//! The gate of the whole program: every route of the router, with every method, by everybody (D-45).
+//! Authentication of the whole program: every route of the router, with every method, by every kind of caller (D-45).
 
 mod client;
 mod matrix;

@@ -1,4 +1,4 @@
-//! The Triton face, from a client's end of a real socket.
+//! Tests of the Triton face over real sockets.
 
 mod abuse;
 mod beyond;
@@ -58,7 +58,7 @@ fn steps(steps: Vec<ScriptStep>) -> scripted::Config {
     }
 }
 
-/// A server with the model `demo`, which says `words` of the prompt, one at a time.
+/// A server with the model `demo`, which repeats the `words` of the prompt, one at a time.
 async fn demo() -> Running {
     Running::generating(
         kernel(&[("demo", script(Script::Words))]),
@@ -67,12 +67,12 @@ async fn demo() -> Running {
     .await
 }
 
-/// A server with the model `m` that plays these steps.
+/// A server with the model `m`, which plays these steps.
 async fn playing(list: Vec<ScriptStep>) -> Running {
     Running::generating(kernel(&[("m", steps(list))]), Config::default()).await
 }
 
-/// The example of the page: QUESTION and LIVE in, ANSWER out.
+/// The signature of the page's example: QUESTION and LIVE in, ANSWER out.
 fn parrot_signature() -> Signature {
     let input = |name: &str, datatype, shape: &[i64], role| InputTensor {
         name: name.into(),
@@ -104,7 +104,7 @@ fn parrot_signature() -> Signature {
     }
 }
 
-/// A server with the example of the page, and what `change` makes of it.
+/// A server with the page's example, modified by `change`.
 async fn parrot(change: impl FnOnce(&mut ModelOptions)) -> Running {
     let controls = [
         (ScriptControl::Repeat, "TIMES"),
@@ -130,7 +130,7 @@ async fn parrot(change: impl FnOnce(&mut ModelOptions)) -> Running {
     Running::generating(kernel(&[("parrot", script(Script::Echo))]), config).await
 }
 
-/// Posts a body and gives the answer.
+/// Posts a body and returns the response.
 async fn ask(server: &Running, path: &str, body: &str) -> Answer {
     Wire::connect(server.address).await.post(path, body).await
 }

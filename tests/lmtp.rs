@@ -1,4 +1,4 @@
-//! The LMTP face, from a client's end of a real socket.
+//! Tests of the LMTP face over real sockets.
 
 mod abuse;
 mod affinity;
@@ -20,7 +20,7 @@ use sapwood_tests::socket::{Socket, SocketReply};
 use sapwood_tests::{Faces, Running, by_hand, spawned};
 use serde_json::Value;
 
-/// What says its prompt again, byte by byte, and then the end.
+/// A model that repeats its prompt, byte by byte, and then ends.
 pub(crate) fn parrot() -> scripted::Config {
     scripted::Config {
         name: "parrot".into(),
@@ -28,7 +28,7 @@ pub(crate) fn parrot() -> scripted::Config {
     }
 }
 
-/// What says pseudo-random words for ever.
+/// A model that generates pseudo-random words without end.
 pub(crate) fn chatter() -> scripted::Config {
     scripted::Config {
         name: "chatter".into(),

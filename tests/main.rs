@@ -1,4 +1,4 @@
-//! Everything that needs more than one crate: faces over real sockets, and the simulation.
+//! Integration tests that need more than one crate: faces over real sockets, and the simulation.
 
 #![allow(
     missing_docs,

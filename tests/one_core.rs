@@ -1,4 +1,4 @@
-//! Every face reaches the same function: one prompt, one seed, and the same tokens at each of them.
+//! Every face reaches the same function: the same prompt and seed give the same tokens.
 
 use std::sync::Arc;
 
@@ -28,14 +28,14 @@ const PROMPT: &str = "two roads diverged";
 const TOKENS: u32 = 24;
 const SEED: u64 = 20_260;
 
-/// What a face gave, as far as it shows it.
+/// The output of a face, as far as the face shows it.
 #[derive(Debug, PartialEq)]
 struct Given {
     tokens: Option<Vec<u64>>,
     text: Option<String>,
 }
 
-/// A model whose seed decides what it says.
+/// A model whose output depends on the seed.
 fn wanderer() -> scripted::Config {
     scripted::Config {
         name: "wanderer".into(),
@@ -202,7 +202,7 @@ async fn grpc(server: &Running, stream: bool) -> Given {
     text_alone(texts.collect())
 }
 
-/// What Evergreen gives, once every other face has given the same.
+/// The output of Evergreen, after checking that every other face gives the same.
 async fn agreed(server: &Running, vocabulary: &dyn Vocabulary) -> Given {
     let mut prompt: Vec<u32> = vocabulary.bos().into_iter().collect();
     prompt.extend(vocabulary.tokenize(PROMPT, false));
@@ -246,7 +246,7 @@ async fn lm_605_tr_1311_the_same_prompt_and_seed_give_the_same_tokens_at_every_f
     agreed(&server, &*vocabulary).await;
 }
 
-/// LM-951: the server behind it gives its tokenizer, and the faces before it are those of a model that is there.
+/// LM-951: the server behind it sends its tokenizer, and the faces in front behave as with a local model.
 #[tokio::test]
 async fn lm_712_every_face_gives_the_tokens_of_the_model_through_an_upstream() {
     let engine = spawned(scripted::Config {

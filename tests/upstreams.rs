@@ -1,5 +1,5 @@
-//! A model behind each kind of upstream, asked at each face: the text is the model's own, and what an upstream cannot give
-//! is `unimplemented`, said before it is asked for anything (D-5).
+//! A model behind each kind of upstream, called over each face: the text is the model's own, and what an upstream
+//! cannot give is `unimplemented`, before anything is sent to it (D-5).
 
 use futures::{StreamExt, stream};
 use sapwood_engine::{Engine, scripted};
@@ -21,10 +21,10 @@ use serde_json::{Value, json};
 use crate::generate::grpc::{Grpc, prompt, text};
 use crate::lmtp::{stream as items, tokens_and_end};
 
-/// What the model repeats, byte by byte.
+/// The model repeats it, byte by byte.
 const PROMPT: &str = "two w\u{f6}rds";
 
-/// How a server can be an upstream.
+/// The kinds of upstream.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Upstream {
     EvergreenGrpc,
@@ -46,12 +46,12 @@ const UPSTREAMS: [Upstream; 6] = [
 ];
 
 impl Upstream {
-    /// It takes text and gives text.
+    /// Whether it takes and gives text.
     fn has_text(self) -> bool {
         self != Self::LmtpTokens
     }
 
-    /// It takes token ids and gives them, with their probabilities.
+    /// Whether it takes and gives token ids, with log-probabilities.
     fn has_tokens(self) -> bool {
         !matches!(self, Self::TritonHttp | Self::TritonGrpc)
     }
@@ -80,7 +80,7 @@ async fn pool(server: &Running) -> LmtpPool {
         .unwrap()
 }
 
-/// The model of `server` as a function here.
+/// The model of `server`, imported as a function.
 async fn function(server: &Running, engine: &Engine, kind: Upstream) -> Fun {
     let model = |all: Vec<Fun>| {
         let mut all = all.into_iter();
@@ -121,7 +121,7 @@ async fn function(server: &Running, engine: &Engine, kind: Upstream) -> Fun {
     }
 }
 
-/// A server in front of that.
+/// A server in front of an upstream.
 struct Front {
     kernel: Kernel,
     server: Running,
@@ -138,7 +138,7 @@ impl Front {
         Self { kernel, server }
     }
 
-    /// What a face gives: the text, or the code of an error.
+    /// The text that a face gives, or the code of its error.
     async fn ask(&self, face: Face) -> Result<String, String> {
         match face {
             Face::Kernel => {
@@ -250,7 +250,7 @@ fn code(error: &Error) -> String {
     error.code().name().to_owned()
 }
 
-/// Where a model can be asked.
+/// The faces over which a model can be called.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Face {
     Kernel,
@@ -305,7 +305,7 @@ async fn d_5_every_face_gives_the_text_of_the_model_through_every_kind_of_upstre
     }
 }
 
-/// D-5: log-probabilities come from those who have them, and from the others nothing does.
+/// D-5: log-probabilities are returned by upstreams that have them, and refused for the others.
 #[tokio::test]
 async fn d_5_log_probabilities_are_returned_or_refused_and_never_omitted() {
     let (server, engine) = there().await;
@@ -344,7 +344,7 @@ async fn d_5_log_probabilities_are_returned_or_refused_and_never_omitted() {
     }
 }
 
-/// LM-331: who asks what a model is, is told as much as is known.
+/// LM-331: MODEL_INFO has what is known of the model.
 #[tokio::test]
 async fn lm_331_model_info_describes_models_of_upstreams() {
     let (server, engine) = there().await;
@@ -365,7 +365,7 @@ async fn lm_331_model_info_describes_models_of_upstreams() {
     }
 }
 
-/// LM-804, OA-902, TR-204: nobody is there any more, and no face takes that for a fault of its own.
+/// LM-804, OA-902, TR-204: the only upstream is lost, and no face reports that as its own failure.
 #[tokio::test]
 async fn lm_804_a_server_without_any_upstream_is_unavailable_and_not_ready() {
     let (server, engine) = there().await;

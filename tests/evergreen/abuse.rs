@@ -1,4 +1,4 @@
-//! What strangers do to a server that they do not wish well, as one set, over real sockets.
+//! Abuse of the Evergreen face over real sockets: floods, malformed input, idle connections, memory.
 
 mod dialects;
 mod floods;
@@ -12,7 +12,7 @@ use sapwood_tests::{Running, WAIT_LIMIT, request};
 
 use super::loopback::{text, whole};
 
-/// Serves a new, honest client at once, over gRPC and over a WebSocket, while whoever else is there still is.
+/// Serves a new, well-behaved client at once, over gRPC and over a WebSocket, beside the connections that are open.
 async fn honest(server: &Running) {
     for scheme in ["http", "ws"] {
         let served = async {
@@ -34,7 +34,7 @@ async fn honest(server: &Running) {
     }
 }
 
-/// Honest clients are served, and nothing is left of anybody: no connection, no session, no action, no byte.
+/// Well-behaved clients are served, and no connection, session, action or retained byte is left.
 async fn unharmed(server: &Running) {
     honest(server).await;
     let numbers = &server.shared.metrics;

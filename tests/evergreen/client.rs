@@ -21,7 +21,7 @@ const URLS: [&str; 5] = [
     "ws:///?dialect=msgpack",
 ];
 
-/// The address of a server, put into one of [`URLS`].
+/// The address of a server, as one of [`URLS`].
 fn at(server: &Running, url: &str) -> ServerAddress {
     let (scheme, rest) = url.split_once("://").unwrap();
     ServerAddress::new(format!("{scheme}://{}{rest}", server.address))
@@ -104,7 +104,7 @@ async fn ev_975_refused_connections_and_failed_calls_have_their_codes() {
             .unwrap();
         let slow = session.call(request("slow", &[], &["response"])).unwrap();
         until("it runs", || running.get() == 1).await;
-        // Dropping the call stops it, and the session lives.
+        // Dropping the call cancels it, and the session stays open.
         drop(slow);
         until("it is cancelled", || running.get() == 0).await;
         let unknown = request("nobody", &[], &["response"]);
@@ -139,7 +139,7 @@ async fn worn_resolves_before_a_session_reaches_its_node_or_byte_limit() {
             tokio::pin!(worn);
             let mut made = 0;
             while futures::poll!(&mut worn).is_pending() {
-                // Of a hundred bytes and their fragment's own.
+                // A node of a hundred bytes, plus the overhead of its fragment.
                 let mut writer = session.write().unwrap();
                 writer.write(&text, vec![b'x'; 100].into()).await.unwrap();
                 writer.end(&text).unwrap();
@@ -161,7 +161,7 @@ async fn worn_resolves_before_a_session_reaches_its_node_or_byte_limit() {
     assert!((15..35).contains(&made), "{made}");
 }
 
-/// The key `rye`, for these models.
+/// The key with the secret `rye`, restricted to these models.
 fn may(models: &[&str]) -> Vec<ApiKey> {
     let mut some = key("anna", "rye");
     let models = models.iter().map(|name| Name::shared(name)).collect();
@@ -172,7 +172,7 @@ fn may(models: &[&str]) -> Vec<ApiKey> {
     vec![some]
 }
 
-/// What a key may use can change while its sessions are open, to less and to more.
+/// The models of a key can change while its sessions are open: fewer, and more.
 #[tokio::test]
 async fn d_45_an_open_session_follows_the_models_of_its_key() {
     let kernel = with_model(spawned(scripted::Config::default()));
@@ -185,7 +185,7 @@ async fn d_45_an_open_session_follows_the_models_of_its_key() {
         };
         ClientSession::connect(&address, options).await.unwrap()
     };
-    // Of both beginnings: one session opens while the key may, the other while it may not.
+    // One session opens while the key may use the model, the other while it may not.
     let wide = open().await;
     let kernel = Kernel::new();
     kernel.add_all(import(&wide).await.unwrap()).unwrap();
@@ -212,7 +212,7 @@ async fn d_45_an_open_session_follows_the_models_of_its_key() {
             Err(error) => assert!(!good, "{models}: {error}"),
         }
     }
-    // What the second session was shown only later can be called in it.
+    // A model that was allowed only after the session opened can be called in it.
     server.shared.auth.replace(may(&["parrot"]));
     let kernel = Kernel::new();
     kernel.add_all(import(&narrow).await.unwrap()).unwrap();

@@ -1,6 +1,6 @@
 //! Extensions of the protocol (section 10 of the Evergreen page), each once over a real socket.
 //!
-//! The machine's own tests have their tables; here is shown that the whole house obeys.
+//! The session machine has tables of its own; these tests show that the whole server behaves the same.
 
 use futures::stream;
 use sapwood_proto::evergreen::wire::{NodeFragment, Payload, SessionMessage};
@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-/// Reads on until a final fragment of `id`; gives the payload of all that came of it.
+/// Reads until the final fragment of `id`; returns the payload of all its fragments.
 pub(super) async fn finished(answers: &mut Streaming<SessionMessage>, id: &str) -> String {
     let mut all = Vec::new();
     loop {
@@ -91,7 +91,7 @@ async fn ev_912_a_node_with_an_expired_ttl_cannot_be_read_again() {
         &[("result", "r")],
     );
     send.send(set).await.unwrap();
-    // The action came first: it waits for its input.
+    // The action is sent first and waits for its input.
     send.send(fragments(vec![now])).await.unwrap();
     assert_eq!(finished(&mut answers, "r").await, "{\"set\":true}");
     send.send(action("echo", &[("text", "p")], &[("response", "e")]))
@@ -112,7 +112,7 @@ async fn ev_924_finish_ends_a_session_whose_client_keeps_its_stream_open() {
     for message in [echo, action("FINISH", &[], &[]), input] {
         send.send(message).await.unwrap();
     }
-    // The input came too late: after FINISH nothing is taken.
+    // The input is too late: nothing is accepted after FINISH.
     let answers = call(&server, ReceiverStream::new(messages), &[])
         .await
         .unwrap();
@@ -150,7 +150,7 @@ async fn ev_921_a_status_output_ends_with_its_action() {
     send.send(action("CANCEL", &[("action", "s")], &[("result", "r")]))
         .await
         .unwrap();
-    // An empty `google.rpc.Status` is OK: the caller has asked for the end.
+    // An empty `google.rpc.Status` is OK: the caller has cancelled the action itself.
     assert_eq!(finished(&mut answers, "s").await, "");
     drop(send);
     assert_eq!(code_and_reason(end(answers).await), (0, String::new()));

@@ -1,7 +1,6 @@
-//! Quotas, pauses and queues (section 8.1 of the Evergreen page), with a socket between the two sides.
+//! Quotas, pauses and queues (section 8.1 of the Evergreen page), over a real socket.
 //!
-//! What the machine's own tests show of these rules holds only if transports obey: here they are not taken at their
-//! word.
+//! The session machine's own tests assume that transports obey it: these check that they do.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -46,7 +45,7 @@ async fn ev_801_the_quota_of_a_session_holds_over_a_socket() {
         ..SessionLimits::default()
     })
     .await;
-    // The id, 64 for the fragment, the mimetype.
+    // The id, 64 bytes for the fragment, and the mimetype.
     let most = 100_000 - 1 - 64 - 10;
     assert!(
         ended(&server, vec![fragments(vec![leaf("p", 0, most)])])
@@ -132,12 +131,12 @@ async fn ev_801_all_sessions_share_the_quota_of_the_server() {
     assert_eq!(code_and_reason(Some(past)), (8, "RETAINED_LIMIT".into()));
     let aborts = numbers.aborts.with_label_values(&["RETAINED_LIMIT"]);
     assert_eq!((aborts.get(), numbers.retained_bytes.get()), (1, 60_000));
-    // What functions make counts too: an echo of a third is two thirds.
+    // Outputs of functions count, too: echoing a third makes two thirds.
     let third = fragments(vec![leaf("p", 0, 30_000)]);
     let echo = action("echo", &[("text", "p")], &[("response", "r")]);
     let echoed = ended(&server, vec![third, echo]).await;
     assert_eq!(code_and_reason(echoed), (8, "RETAINED_LIMIT".into()));
-    // The first one never asked for too much.
+    // The first session never asked for too much.
     drop(hold);
     assert!(end(first).await.is_none());
     until("its bytes are free again", || {
@@ -156,7 +155,7 @@ async fn ev_804_up_to_4096_fragments_out_of_order_are_retained() {
             .map(|part| fragments(part.to_vec()))
             .collect::<Vec<_>>()
     };
-    // What was held comes out in order, once the first is there.
+    // Retained fragments are delivered in order once the first one arrives.
     let mut messages = early(4_096);
     messages.push(action("echo", &[("text", "p")], &[("response", "r")]));
     messages.push(fragments(vec![piece("p", 0, 1), leaf("p", 4_097, 1)]));
@@ -177,7 +176,7 @@ async fn ev_804_up_to_4096_fragments_out_of_order_are_retained() {
     assert_eq!(code_and_reason(past), (8, "REORDER_LIMIT".into()));
 }
 
-/// `ignore`: has an input, never reads it, ends when told to.
+/// `ignore`: has an input, never reads it, and ends when notified.
 fn ignoring(end: Arc<Notify>) -> Kernel {
     let spec = Spec::new("ignore", "Never reads.")
         .inputs([InputSpec::new("text").streaming()])
@@ -186,7 +185,7 @@ fn ignoring(end: Arc<Notify>) -> Kernel {
     kernel
         .add(raw(spec, move |call: Call| -> Chunks {
             let end = Arc::clone(&end);
-            // The call is held: whoever drops it has finished with its inputs.
+            // The call is kept alive: dropping it would release its inputs.
             stream::once(async move {
                 end.notified().await;
                 drop(call);
@@ -198,7 +197,7 @@ fn ignoring(end: Arc<Notify>) -> Kernel {
     kernel
 }
 
-/// Lets everybody have many turns: whoever is not stopped by then goes on for ever.
+/// Gives all other tasks many turns; a task that has not stopped by then will not stop.
 async fn busy(session: &ClientSession) {
     for _ in 0..30 {
         let mut writer = session.write().unwrap();
@@ -248,7 +247,7 @@ async fn ev_802_reading_pauses_while_an_action_does_not_read_and_continues_at_it
     assert_eq!(taken.load(Ordering::Relaxed), PIECES);
 }
 
-/// EV-802: a pause would hold back what the reader waits for.
+/// EV-802: reading must not pause while it holds back what a reader waits for.
 /// EV-802, D-28
 #[tokio::test]
 async fn ev_109_a_disconnect_is_noticed_while_reading_is_paused() {
@@ -281,10 +280,10 @@ async fn ev_109_a_disconnect_is_noticed_while_reading_is_paused() {
             let message = fragments(vec![piece("p", seq, 500)]);
             socket.send(message.encode_to_vec()).await;
         }
-        // A goodbye that stands behind what is not read.
+        // A Close frame behind bytes that are not read.
         socket.raw(&frame(0x88, &1000_u16.to_be_bytes())).await;
         drop(socket);
-        // Before the first ping could find nobody; who may come back is waited for besides.
+        // Before the first ping could time out; a resumable session also waits for its grace.
         let grace = Duration::from_secs(if resume == "1" { 40 } else { 8 });
         closed_in_time(&server, grace).await;
         assert_eq!(numbers.actions_open.get(), 0);

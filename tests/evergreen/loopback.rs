@@ -42,7 +42,7 @@ pub(super) async fn whole(node: Option<SessionNode>) -> String {
 #[tokio::test]
 async fn ev_702_headers_are_sent_at_once_and_an_echo_streams_back() {
     let server = Running::with_test_functions().await;
-    // Nothing has been sent when the call is accepted.
+    // The call is accepted before anything has been sent.
     let session = server.session().await;
     assert!(session.announces("cancel") && session.announces("list-actions"));
     let mut input = session.write().unwrap();
@@ -176,7 +176,7 @@ async fn ev_612_the_second_turn_is_sent_before_the_first_answer_exists() {
     assert_eq!(whole(first.output("response")).await, "Name a river.");
     let meta: serde_json::Value =
         serde_json::from_str(&whole(second.output("meta")).await).unwrap();
-    // The prompt held both turns and the answer between them.
+    // The prompt had both turns and the answer between them.
     assert!(
         meta["usage"]["prompt_tokens"].as_u64().unwrap() > 40,
         "{meta}"
@@ -224,7 +224,7 @@ async fn ev_913_dropping_a_call_cancels_the_call_and_not_the_session() {
         .unwrap();
     let mut response = call.output("response").unwrap().read();
     response.next().await.unwrap().unwrap();
-    // A step is counted after it has been published.
+    // The metric of running requests is updated after the step's events are published.
     until("it runs", || engine.stats().requests_running.get() == 1).await;
     drop((response, call));
     until("the sequence is gone", || {
@@ -312,7 +312,7 @@ async fn ev_704_a_session_without_a_valid_key_is_refused() {
     let key = key("anna", "secret");
     let kernel = sapwood_kernel::Kernel::new();
     let server = Running::start(kernel, Config::default(), vec![key]).await;
-    // The finer name as well, in trailers.
+    // The reason is sent in trailers, too.
     let refused = (Code::Unauthenticated, "INVALID_API_KEY");
     for (address, expect) in [
         (server.at(), Some(refused)),

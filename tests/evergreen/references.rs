@@ -1,4 +1,4 @@
-//! References over a real socket: files, and a server on this machine (which is the one under test).
+//! References over a real socket: files, and HTTP (to the server under test itself).
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Functions of another server as functions of a kernel here.
+//! Functions of another server, imported into a kernel.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use sapwood_proto::code::Code;
 
 use sapwood_tests::{Running, spawned, until, with_model};
 
-/// A kernel whose functions are all the server's.
+/// A kernel with all functions of the server.
 async fn imported(server: &Running) -> Kernel {
     let kernel = Kernel::new();
     kernel
@@ -90,7 +90,7 @@ async fn ke_801_a_remote_function_is_called_like_a_local_one() {
     }
 }
 
-/// A model that computes its answer whole before it says anything.
+/// A model that computes its whole answer before it sends anything.
 fn unstreamed() -> Kernel {
     let mut spec =
         Spec::new("whole", "Answers at once.")
@@ -115,7 +115,7 @@ async fn ke_615_a_model_that_does_not_stream_is_one_chunk_with_its_finish_and_us
     let local = unstreamed();
     let server = Running::over(local.clone()).await;
     for kernel in [local, imported(&server).await] {
-        // What only carries the metadata that trails on a wire is no piece of text.
+        // A chunk that only carries the trailing metadata is not a piece of text.
         let texts: Vec<String> = kernel
             .run::<String>("whole", ())
             .map(Result::unwrap)

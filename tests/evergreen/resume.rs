@@ -1,7 +1,7 @@
-//! A connection that is cut at any byte comes back (EV-940 to EV-943, D-29), over real sockets.
+//! Sessions resume after their connection is cut at any byte (EV-940 to EV-943, D-29), over real sockets.
 //!
-//! [`Cutter`], a wire between client and server that breaks after so many bytes. What goes from one transport to
-//! another, by hand, stands in `across`.
+//! [`Cutter`] is a proxy between client and server that cuts a connection after a number of bytes. Resuming by hand, in
+//! another dialect or transport, is in `across`.
 
 mod across;
 
@@ -30,13 +30,13 @@ use tonic::Streaming;
 use super::extensions::finished;
 use super::loopback::text;
 
-/// Passes bytes on until its connections have had their share: the first so many, the second so many, further ones all.
+/// A proxy that cuts its n-th connection after the n-th number of bytes; connections beyond the list are not cut.
 pub(super) struct Cutter {
     address: SocketAddr,
     pub(super) connections: Arc<AtomicUsize>,
-    /// Bytes of the last connection.
+    /// Bytes forwarded on the last connection.
     pub(super) bytes: Arc<AtomicUsize>,
-    /// After how many bytes of it something had been passed on whole: where messages end, nearly always.
+    /// Byte counts at which a write was forwarded as a whole; nearly always the end of a message.
     borders: Arc<Mutex<Vec<usize>>>,
 }
 
@@ -66,7 +66,7 @@ impl Cutter {
         cutter
     }
 
-    /// One connection, until `stopped` is; nobody listens any more then.
+    /// Forwards one connection until `stopped` fires; then nothing listens any more.
     async fn until_stopped(server: SocketAddr, mut stopped: mpsc::Receiver<()>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let cutter = Self {
@@ -79,7 +79,7 @@ impl Cutter {
             let (client, _) = listener.accept().await.unwrap();
             let server = TcpStream::connect(server).await.unwrap();
             let bytes = (&AtomicUsize::new(0), &Mutex::default());
-            // Either may be cancelled: the connection is no more then.
+            // Either may be cancelled: the connection ends then.
             tokio::select! {
                 () = pass(client, server, usize::MAX, bytes) => {}
                 _ = stopped.recv() => {}
@@ -88,30 +88,30 @@ impl Cutter {
         cutter
     }
 
-    /// Its address in a dialect: the scheme, and what stands behind the port.
+    /// Its address in a dialect: the scheme, and what follows the port.
     pub(super) fn at(&self, (scheme, rest): Dialect) -> ServerAddress {
         ServerAddress::new(format!("{scheme}://{}{rest}", self.address))
     }
 }
 
-/// A scheme, and what stands behind the port.
+/// A scheme, and what follows the port.
 pub(super) type Dialect = (&'static str, &'static str);
 
-/// Those whose sessions can be resumed.
+/// The dialects whose sessions can be resumed.
 pub(super) const DIALECTS: [Dialect; 3] = [
     ("http", ""),
     ("ws", "/?dialect=protobuf"),
     ("ws", "/?dialect=json"),
 ];
 
-/// What has gone through: how many bytes, and where something ended.
+/// The bytes forwarded, and the offsets where writes ended.
 type Passed<'a> = (&'a AtomicUsize, &'a Mutex<Vec<usize>>);
 
-/// Both ways until `share` bytes have gone through, or one side has closed; then the connection is no more.
+/// Forwards both ways until `share` bytes have passed or one side has closed; then drops the connection.
 async fn pass(client: TcpStream, server: TcpStream, share: usize, bytes: Passed<'_>) {
     let (client_reads, client_writes) = client.into_split();
     let (server_reads, server_writes) = server.into_split();
-    // Either may be cancelled: the other direction has ended, and with it the connection.
+    // Either may be cancelled: the other direction has ended, and the connection with it.
     tokio::select! {
         () = one_way(client_reads, server_writes, share, bytes) => {}
         () = one_way(server_reads, client_writes, share, bytes) => {}
@@ -142,7 +142,7 @@ async fn one_way(
     }
 }
 
-/// `twice`: gives every chunk of its input two times, and counts how often it is run.
+/// `twice`: sends every chunk of its input two times, and counts its runs.
 fn request_timer(runs: &Arc<AtomicUsize>) -> Kernel {
     let runs = Arc::clone(runs);
     let spec = Spec::new("twice", "Gives every chunk two times.")
@@ -164,8 +164,8 @@ fn request_timer(runs: &Arc<AtomicUsize>) -> Kernel {
     kernel
 }
 
-/// A conversation: a stream goes through two functions while it is written, a second one follows. `None`: the
-/// connection was cut before there was a session.
+/// A conversation: a stream passes through two functions while it is written, and a third call reads it again. Returns
+/// `None` if the connection was cut before there was a session.
 async fn conversation(
     cutter: &Cutter,
     dialect: Dialect,
@@ -189,7 +189,7 @@ async fn conversation(
             let piece = format!("<{index}:{}>", "x".repeat(40));
             let data = Bytes::from(piece.clone());
             input.write(&text(""), data).await.unwrap();
-            // Everything of this piece is back before the next one is written.
+            // All of this piece is back before the next one is written.
             let wanted = got.len() + 4 * piece.len();
             while got.len() < wanted {
                 let piece = reader.next().await.unwrap()?;
@@ -201,7 +201,7 @@ async fn conversation(
         let last = session.call(request("twice", &[("text", &first)], &["response"]))?;
         let last = last.output("response").unwrap().read();
         let last = last.whole().await?;
-        // Whatever the cut took of the leave-taking, everything was there.
+        // If the cut hit the end of the session, everything had arrived before.
         session.close().await?;
         Ok((got, String::from_utf8(last).unwrap()))
     };
@@ -219,13 +219,13 @@ async fn ev_943_a_session_cut_at_or_within_any_message_resumes_without_loss() {
         let borders = uncut.borders.lock().unwrap().clone();
         assert!(borders.len() > 40, "{} messages", borders.len());
         assert_eq!(runs.load(Ordering::Relaxed), 3);
-        // At each border, within what came before it, within the head of what comes after it, and again while it comes back.
+        // At each border, within the message before it or the head of the one after it, and again during the resume.
         let cuts = borders.iter().enumerate().flat_map(|(index, &border)| {
             let again = [usize::MAX, 600][usize::from(index % 4 == 0)];
             let inside = [border - 9, border + 3][usize::from(index % 2 == 0)];
             [(border, again), (inside, usize::MAX)]
         });
-        // Before that there is no session, or nobody knows its token.
+        // Before that there is no session, or the client does not have its token.
         let cuts = cuts.filter(|(at, _)| *at > 1_000);
         let (mut resumed, mut tried) = (0, 0);
         for (at, again) in cuts {
@@ -243,7 +243,7 @@ async fn ev_943_a_session_cut_at_or_within_any_message_resumes_without_loss() {
             resumed += usize::from(connections > 1);
         }
         assert!(resumed > 80 && resumed + 9 >= tried, "{resumed} of {tried}");
-        // Where the answer to the call itself is cut nobody knows the token, and the session waits in vain.
+        // If the response headers are cut, nobody has the token, and the session waits until its grace is over.
         closed_in_time(&server, SessionLimits::default().resume_grace).await;
     }
 }
@@ -261,12 +261,12 @@ async fn ev_975_a_client_that_is_cut_after_every_reconnect_backs_off_and_gives_u
         let (client, _) = listener.accept().await.unwrap();
         let server = TcpStream::connect(to).await.unwrap();
         let bytes = (&AtomicUsize::new(0), &Mutex::default());
-        // Either may be cancelled: the connection is no more then.
+        // Either may be cancelled: the connection ends then.
         tokio::select! {
             () = pass(client, server, usize::MAX, bytes) => {}
             _ = received.recv() => {}
         }
-        // So many, and nobody listens any more: an endless test would prove less than a failed one.
+        // The listener stops after this many: a failed test says more than an endless one.
         while counted.fetch_add(1, Ordering::Relaxed) < 1_000 {
             let (client, _) = listener.accept().await.unwrap();
             let _ = tokio_tungstenite::accept_hdr_async(client, agree).await;
@@ -288,7 +288,7 @@ async fn ev_975_a_client_that_is_cut_after_every_reconnect_backs_off_and_gives_u
     assert!((5..100).contains(&tries), "{tries} tries");
 }
 
-/// Lets everybody in, in the first dialect offered.
+/// Accepts every client, in the first dialect that it offers.
 #[expect(clippy::result_large_err, reason = "the library's signature")]
 fn agree(
     request: &tungstenite::handshake::server::Request,
@@ -302,7 +302,7 @@ fn agree(
     Ok(answer)
 }
 
-/// No session is left once so much time has passed, which nobody waits for.
+/// Waits until no session is left, on the virtual clock and for at most twice the grace.
 pub(super) async fn closed_in_time(server: &Running, grace: Duration) {
     let open = &server.shared.metrics.evergreen.sessions_open;
     in_time("all have gone", grace * 2, || open.get() == 0).await;
@@ -311,7 +311,7 @@ pub(super) async fn closed_in_time(server: &Running, grace: Duration) {
 const RESUME: (&str, &str) = ("evergreen-resume", "1");
 const TOKEN: &str = "evergreen-session-token";
 
-/// A session by hand: what it is told, what it says, and its token if it has one.
+/// A session by hand: its sender, its responses, and its token if it has one.
 async fn by_hand(
     server: &Running,
     headers: &[(&'static str, &str)],
@@ -332,12 +332,12 @@ async fn by_hand(
     (send, answers, token)
 }
 
-/// How a call with this token is answered, at once or in the end.
+/// How a call with this token is answered, at once or at its end.
 async fn back(server: &Running, token: &str, key: Option<&str>) -> (i32, String) {
     let mut headers = vec![(TOKEN, token)];
     let bearer = key.map(|key| format!("Bearer {key}"));
     headers.extend(bearer.as_deref().map(|bearer| ("authorization", bearer)));
-    // Who is let in has still to say what it has; nobody here does, and leaves.
+    // An accepted client has to send RESUME first; this one ends its stream instead.
     let nothing = stream::iter(Vec::<SessionMessage>::new());
     match call(server, nothing, &headers).await {
         Ok(answers) => code_and_reason(end(answers).await),
@@ -402,10 +402,10 @@ async fn ev_941_unknown_and_foreign_tokens_get_the_same_answer() {
             "{wrong:?}"
         );
     }
-    // Above the number that is held a session is one without a token, and so is one that did not ask.
+    // A session above the limit has no token, and neither has one that did not ask.
     assert_eq!(by_hand(&server, &mine).await.2, None);
     assert_eq!(by_hand(&server, &mine[1..]).await.2, None);
-    // A call that is cancelled is no connection that was lost, whatever it was doing.
+    // A cancelled call does not count as a lost connection, whatever it was doing.
     let slow = action("slow", &[], &[("response", "s")]);
     send.send(slow).await.unwrap();
     let numbers = &server.shared.metrics.evergreen;

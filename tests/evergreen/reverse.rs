@@ -1,4 +1,4 @@
-//! Tools that live at the client: our client serves functions to a server, whose functions call them (section 8.3).
+//! Tools at the client: our client serves functions to a server, whose functions call them (section 8.3).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ struct Look {
     city: String,
 }
 
-/// What a client serves: `weather`, which counts its runs; `stuck`, which never answers and counts its ends; `sad`.
+/// The client's functions: `weather`, which counts its runs; `stuck`, which never answers and counts its ends; `sad`.
 fn tools(runs: &Arc<AtomicUsize>, ends: &Arc<AtomicUsize>) -> Kernel {
     let (runs, ends) = (Arc::clone(runs), Arc::clone(ends));
     let kernel = Kernel::new();
@@ -61,7 +61,7 @@ impl Drop for Guard {
     }
 }
 
-/// A function of the server's that calls the function of its client that `tool` names.
+/// A function of the server that calls the client's function named by `tool`.
 fn ask() -> Fun {
     let spec = Spec::new("ask", "Asks whom it is told to.")
         .inputs([InputSpec::new("tool"), InputSpec::new("city")])
@@ -132,7 +132,7 @@ async fn ev_976_a_client_serves_functions_of_a_kernel_in_every_dialect_with_offe
             (Code::InvalidRequest, "NO_SUCH_CITY"),
             "{url}"
         );
-        // Whom nobody waits for stops.
+        // A tool whose caller has gone is cancelled.
         let ask = kernel.run::<String>("ask", args! { tool: "stuck", city: "x" });
         let late = ask.timeout(Duration::from_millis(200)).await.unwrap_err();
         assert_eq!(late.code(), Code::DeadlineExceeded, "{url}");
@@ -159,14 +159,14 @@ async fn ev_976_offers_that_cannot_be_served_are_refused() {
     let session = ClientSession::connect(&msgpack, partial()).await.unwrap();
     let refused = serve(&session, tools.clone()).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unimplemented);
-    // The server has that one itself.
+    // The server has a function of this name itself.
     let session = ClientSession::connect(&server.at(), partial())
         .await
         .unwrap();
     tools.add(ask()).unwrap();
     let refused = serve(&session, tools.clone()).await.unwrap_err();
     assert_eq!(refused.reason(), "BAD_NAME");
-    // Whoever was refused, or has stopped, may serve something else.
+    // A client whose offer was refused, or that has stopped serving, may serve other functions.
     tools.remove("ask");
     let served = serve(&session, tools).await.unwrap();
     let kernel = functions(&session).await;

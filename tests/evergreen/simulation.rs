@@ -1,6 +1,6 @@
-//! Many clients against the server's shell, over transports in memory and on a virtual clock: cuts, stalls, cancels.
+//! Many clients against the server's session task, in memory and on a virtual clock: cuts, stalls, cancels.
 //!
-//! A failure prints its seed; the same seed is the same world.
+//! A failure prints its seed; the same seed gives the same run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use sapwood_tests::{by_hand, with_model};
 
-/// Numbers that follow from a seed.
+/// Pseudo-random numbers from a seed.
 struct Dice(u64);
 
 impl Dice {
@@ -34,7 +34,7 @@ impl Dice {
     }
 }
 
-/// A call and what its output has to be.
+/// A call, and what its output has to be.
 struct Expected {
     action: ActionKey,
     input: NodeKey,
@@ -155,7 +155,7 @@ impl Client {
         }
     }
 
-    /// Carries messages both ways, as far as they go at once.
+    /// Carries messages both ways, as far as possible without waiting.
     async fn carry(&mut self) -> bool {
         let now = self.now();
         if let Some(send) = &self.send
@@ -188,7 +188,7 @@ impl Client {
                     }
                 }
                 13 => sleep(Duration::from_secs(self.dice.roll(4))).await,
-                // The connection is cut; what the server did for it must end.
+                // The connection is cut; the server's work for it must end.
                 14 if self.dice.roll(8) == 0 => return self.cut().await,
                 _ => sleep(Duration::from_micros(self.dice.roll(3_000))).await,
             }
@@ -203,7 +203,7 @@ impl Client {
         let _ = self.server.await;
     }
 
-    /// Ends everything and compares.
+    /// Ends all inputs, waits for the outputs, and compares them.
     async fn finish(mut self) {
         (0..self.calls.len()).for_each(|index| self.end(index));
         let deadline = Instant::now() + Duration::from_secs(50);
@@ -252,7 +252,7 @@ impl Client {
     }
 }
 
-/// One world: an engine stepped in virtual time, and clients that come and go.
+/// One simulation: an engine stepped in virtual time, and clients that connect and leave.
 async fn world(seed: u64) {
     let (mut owner, engine): (_, Engine) = by_hand(scripted::Config::default());
     let kernel = with_model(engine.clone());
@@ -261,7 +261,7 @@ async fn world(seed: u64) {
         let origin = Instant::now();
         loop {
             let report = owner.step(Time::new(origin.elapsed()));
-            // An idle engine is looked at less often, so that hours of stalls cost nothing.
+            // An idle engine is stepped less often, so that hours of stalls are cheap.
             let pause = if report.batch().next().is_some() {
                 1
             } else {

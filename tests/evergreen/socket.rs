@@ -1,4 +1,4 @@
-//! Evergreen over WebSockets, from raw clients: the transport, and each dialect.
+//! Evergreen over WebSockets from raw clients: the transport, and each dialect.
 
 mod json;
 mod msgpack;

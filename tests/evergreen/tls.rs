@@ -1,4 +1,4 @@
-//! The same session inside TLS.
+//! An Evergreen session over TLS.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use sapwood_server::server;
 
 use sapwood_tests::{Running, request};
 
-/// A session needs to trust whoever signed the server's certificate, and then runs as without TLS.
+/// A client has to trust the server's certificate; then the session runs as without TLS.
 #[tokio::test]
 async fn oa_907_an_evergreen_session_runs_inside_tls() {
     let folder = tempfile::tempdir().unwrap();

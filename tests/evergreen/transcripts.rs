@@ -1,4 +1,4 @@
-//! The conversations of the protocol document, held with a whole server: they end as they should.
+//! The conversations of the protocol document against a whole server, which must end them as expected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -27,7 +27,7 @@ async fn ev_215_the_examples_of_the_document_end_as_expected_on_a_server() {
                 [(false, false), (true, false), (false, true), (true, true)]
             {
                 let expected = ending(&transcript["expect"], mode);
-                // Cut up, such a conversation may fail for what came first: its other fault.
+                // Split into messages, such a conversation may fail earlier, with another error.
                 if expected == "METADATA_REPEATED" && in_pieces {
                     continue;
                 }
@@ -48,7 +48,7 @@ async fn ev_215_the_examples_of_the_document_end_as_expected_on_a_server() {
     );
 }
 
-/// The reason that a transcript expects in this mode: of the abort, or of what cannot be read; none is a good end.
+/// The reason that a transcript expects in this mode, of the abort or of an unreadable node; empty if there is none.
 fn ending<'a>(expect: &'a Value, mode: &str) -> &'a str {
     let expect = expect.get(mode).unwrap_or_else(|| &expect["all"]);
     let fails = expect["fails"]
@@ -100,7 +100,7 @@ fn action(item: &Value) -> Value {
     json!({"name": item["name"], "inputs": params(&item["inputs"]), "outputs": params(&item["outputs"])})
 }
 
-/// What is absent is `null`, which says the same.
+/// An absent member is `null`, which means the same.
 fn fragment(item: &Value) -> Value {
     let metadata = item
         .get("mimetype")
@@ -120,7 +120,7 @@ fn fragment(item: &Value) -> Value {
 async fn hold(server: &Running, mode: &str, turns: &[Vec<Value>], expected: &str, what: &str) {
     let path = format!("/evergreen?evergreen-metadata={mode}");
     let mut socket = Socket::open(server, &path, &[]).await.unwrap();
-    // The first turn of those that fail is the one that does.
+    // Conversations that fail do so in their first turn.
     let turns = if expected.is_empty() {
         turns
     } else {
@@ -142,7 +142,7 @@ async fn hold(server: &Running, mode: &str, turns: &[Vec<Value>], expected: &str
     }
 }
 
-/// The ids of the outputs that were asked for.
+/// The ids of the outputs that the actions name.
 fn wanted(turns: &[Vec<Value>]) -> BTreeSet<String> {
     let messages = turns.iter().flatten();
     let actions = messages.flat_map(|message| message["actions"].as_array().unwrap());
@@ -152,7 +152,7 @@ fn wanted(turns: &[Vec<Value>]) -> BTreeSet<String> {
         .collect()
 }
 
-/// The ids of the nodes that came to their end with something in them.
+/// The ids of the nodes that ended with content.
 fn ended(reply: &[SocketReply]) -> BTreeSet<String> {
     let (mut filled, mut finished) = (BTreeSet::new(), BTreeSet::new());
     for reply in reply {

@@ -1,4 +1,4 @@
-//! What our client would never send: raw messages, a bare gRPC call.
+//! What our client would never send: raw messages in a bare gRPC call.
 
 use futures::stream;
 use prost::Message;
@@ -45,7 +45,7 @@ async fn ev_703_the_size_limit_of_a_message_is_configurable() {
             ..SessionLimits::default()
         };
         let server = Running::limited(limits).await;
-        // What is packed counts as it is unpacked.
+        // A compressed message counts with its decompressed size.
         assert_eq!(ended(&server, vec![message.clone()]).await, expect);
         let plain = stream::iter([message.clone()]);
         let answers = call(&server, plain, &[]).await.unwrap();
@@ -96,7 +96,7 @@ async fn malformed_options_are_refused_before_the_session_starts() {
         assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{name}");
         assert!(refused.message().contains(name), "{}", refused.message());
     }
-    // Unknown options are for servers to come.
+    // Unknown options are ignored, for later versions.
     let nothing = stream::iter([SessionMessage::default()]);
     let known = call(&server, nothing, &[("evergreen-from-tomorrow", "1")]).await;
     assert!(end(known.unwrap()).await.is_none());

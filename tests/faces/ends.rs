@@ -1,5 +1,5 @@
-//! How requests end before their time, and that they are the same by every way: the client goes, its key goes, the server
-//! goes. And that what is known of a prompt changes no text.
+//! Early ends of requests, at every face: the client disconnects, its key is revoked, the server drains. Also: a cached
+//! prefix does not change the text.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use tokio::time::timeout;
 use super::{WAYS, Way};
 use crate::lmtp::parrot;
 
-/// Long enough to be in the middle of it.
+/// Long enough to be interrupted.
 const PROMPT: &str = "a prompt that is said again byte by byte, which takes a step each";
 
-/// A request whose model has begun.
+/// A request whose model is running.
 struct Begun {
     owner: EngineOwner,
     engine: Engine,
@@ -52,7 +52,7 @@ impl Begun {
         begun
     }
 
-    /// Steps until so many requests run.
+    /// Steps until `count` requests run.
     async fn runs(&mut self, count: u64) {
         until("the model runs them", || {
             self.now += 1;

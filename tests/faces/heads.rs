@@ -1,4 +1,4 @@
-//! How much of a head a request may have, and what is known of one that is no request.
+//! Limits of request heads, and what is counted of malformed requests.
 
 use std::time::Duration;
 
@@ -84,8 +84,8 @@ async fn malformed_requests_are_counted() {
     }
 }
 
-/// What a refused client still sends is read, so that its answer reaches it and the connection goes on: of whoever has a key
-/// up to the limit, and of others up to 1 MiB.
+/// The body of a refused request is read, so that the client gets the response and the connection stays usable: up to
+/// the limit for a caller with a key, and up to 1 MiB for others.
 #[tokio::test]
 async fn d_35_the_body_of_a_refused_request_is_drained() {
     const STRANGER: usize = 1 << 20;

@@ -1,4 +1,4 @@
-//! What all callers share, and what one of them may take of it (D-45): at the limit, and one past it.
+//! Limits of one caller within those of all callers (D-45): at the limit, and one past it.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::{WAYS, Way};
 use crate::lmtp::parrot;
 
-/// A server, and a way to it from another address.
+/// A server, and a proxy to it from another address.
 async fn limited(config: server::Config, faces: Faces) -> (Running, Proxy) {
     let kernel = with_model(spawned(parrot()));
     let server = Running::start_faces(config, kernel, faces, Vec::new()).await;
@@ -28,12 +28,12 @@ async fn limited(config: server::Config, faces: Faces) -> (Running, Proxy) {
     (server, other)
 }
 
-/// What a connection of HTTP/2 may send before it is read is in no budget, so that thousands must not hold megabytes each.
+/// The receive windows of HTTP/2 are in no budget, so thousands of connections must not have megabytes each.
 #[tokio::test]
 async fn d_47_http2_connections_beside_the_first_32_have_a_small_window() {
     let server = Running::with_test_functions().await;
     let mut open = Vec::new();
-    // Those of HTTP/1, which has no windows, take none of the places.
+    // HTTP/1 connections have no windows and do not count.
     for _ in 0..32 {
         let mut wire = Wire::connect(server.address).await;
         wire.send("GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -43,7 +43,7 @@ async fn d_47_http2_connections_beside_the_first_32_have_a_small_window() {
     }
     for index in 0..34 {
         let mut wire = Wire::connect(server.address).await;
-        // The preface, and settings that say nothing.
+        // The preface, and empty SETTINGS.
         let hello = [
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
             &[0, 0, 0, 4, 0, 0, 0, 0, 0][..],
@@ -78,7 +78,7 @@ async fn d_45_one_caller_cannot_use_all_sessions_or_connections() {
         Socket::open(&server, "/evergreen", &[]).await.unwrap(),
         Socket::open(&server, "/lmtp", &[]).await.unwrap(),
     );
-    // With the last place, and without one. Triton's requests have none.
+    // With the last session or connection, and without one. Triton's requests need none.
     let takes = |way: Way| {
         !matches!(
             way.face(),
@@ -143,7 +143,7 @@ async fn d_45_one_address_cannot_use_all_connections() {
     );
     let answer = Wire::connect(other.address).await.get("/livez").await;
     assert_eq!(answer.head.status, 200);
-    // Who goes makes room.
+    // A closed connection makes room.
     drop(first);
     until("a connection has gone", || {
         server.shared.metrics.connections_open.get() == 1
@@ -196,7 +196,7 @@ async fn d_45_one_caller_cannot_use_all_retained_bytes() {
             assert_eq!(code_and_reason(ended), (0, String::new()));
         }
     }
-    // Everybody else has what is left.
+    // Other callers may use the rest.
     server.address = other.address;
     let message = fragments(vec![leaf("p", 0, 90_000 - overhead)]);
     let sent = call(&server, futures::stream::iter([message]), &[])

@@ -1,4 +1,4 @@
-//! Whose turn it is where requests wait for a model (D-54).
+//! Turns of callers whose requests wait for a model (D-54).
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::lmtp::parrot;
 const MANY: usize = 10;
 const FEW: usize = 3;
 
-/// A model with one seat, so that the order in which requests end is that of their turns; and who has the seat first.
+/// A model with one slot, so that requests end in the order of their turns, and the request that holds the slot.
 struct BusyEngine {
     owner: EngineOwner,
     engine: Engine,
@@ -28,7 +28,7 @@ struct BusyEngine {
 }
 
 impl BusyEngine {
-    /// A model whose seat is taken until it is let go.
+    /// A model whose slot is taken until it is released.
     fn taken(config: Config) -> Self {
         let model = scripted::Config {
             parallel: 1,
@@ -52,12 +52,12 @@ impl BusyEngine {
         self.now += 1;
         self.owner.step(Time::from_millis(self.now));
         if let Some(taken) = &mut self.taken {
-            // Unread, it would have to leave its seat.
+            // A reader keeps it from being parked, which would free its slot.
             while let Some(Some(_)) = taken.next().now_or_never() {}
         }
     }
 
-    /// Waits until so many requests wait.
+    /// Waits until `count` requests wait.
     async fn waits_for(&mut self, count: u64) {
         until("the request waits", || {
             self.step();
@@ -66,7 +66,7 @@ impl BusyEngine {
         .await;
     }
 
-    /// Lets the seat go, steps until `count` requests have ended, and gives whose they were, in that order.
+    /// Releases the slot, steps until `count` requests have ended, and returns their callers in that order.
     async fn ended(
         &mut self,
         answers: &mut mpsc::Receiver<&'static str>,
@@ -88,7 +88,7 @@ impl BusyEngine {
     }
 }
 
-/// What comes of ten connections by one way and three by another, from these two.
+/// The order in which ten connections of one caller and three of another are served, each by its own way.
 async fn shared(many: (Way, &'static str), few: (Way, &'static str)) -> Vec<&'static str> {
     let mut slot = BusyEngine::taken(Config::default());
     let kernel = with_model(slot.engine.clone());
@@ -101,7 +101,7 @@ async fn shared(many: (Way, &'static str), few: (Way, &'static str)) -> Vec<&'st
         (few.0, few.1, other.address, FEW),
     ] {
         for index in 0..count {
-            // No two begin alike: who has the same prompt as another waits for it.
+            // Prompts differ from the start: a request with the prompt of another would wait for it.
             let first = char::from(b'a' + waiting);
             let (sender, prompt) = (sender.clone(), format!("{first}{index}"));
             tokio::spawn(async move {
@@ -116,7 +116,7 @@ async fn shared(many: (Way, &'static str), few: (Way, &'static str)) -> Vec<&'st
     slot.ended(&mut answers, MANY + FEW).await
 }
 
-/// Each way beside each other one: whoever has ten connections gets no more than whoever has few.
+/// Each way against another: a caller with ten connections gets no more than one with few.
 #[tokio::test]
 async fn d_54_ten_connections_of_one_address_get_the_share_of_one() {
     for (index, &many) in WAYS.iter().enumerate() {
@@ -127,7 +127,7 @@ async fn d_54_ten_connections_of_one_address_get_the_share_of_one() {
     }
 }
 
-/// OA-910: who waits too long is told so, by every way alike, and waits no more.
+/// OA-910: a request that waits too long fails, at every face, and leaves the queue.
 #[tokio::test]
 async fn oa_910_a_queued_request_times_out_at_every_face() {
     const QUEUE_TIMEOUT_MS: u64 = 5_000;

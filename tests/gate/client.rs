@@ -1,4 +1,4 @@
-//! Bare requests over either version of HTTP, in the clear or inside TLS with a certificate.
+//! Bare requests over either version of HTTP, without TLS or over TLS with a certificate.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,14 +21,14 @@ use tokio_rustls::TlsConnector;
 
 use sapwood_tests::WAIT_LIMIT;
 
-/// Which version of HTTP is spoken.
+/// The version of HTTP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Version {
     One,
     Two,
 }
 
-/// Where requests go, and how.
+/// The address, version and transport of requests.
 #[derive(Clone)]
 pub(super) struct Way {
     pub(super) address: SocketAddr,
@@ -36,13 +36,13 @@ pub(super) struct Way {
     pub(super) tls: Option<Arc<ClientConfig>>,
 }
 
-/// An answer as far as it tells who was let in.
+/// The parts of a response that show whether the caller was let in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reported {
-    /// The HTTP status, or the one that stands for a gRPC status in the head.
+    /// The HTTP status, or the one that corresponds to a gRPC status in the head.
     pub(super) class: u16,
     pub(super) headers: HeaderMap,
-    /// The body of a refusal.
+    /// The body of an error response.
     pub(super) body: Bytes,
 }
 
@@ -51,7 +51,7 @@ enum Sender {
     Two(http2::SendRequest<Empty<Bytes>>),
 }
 
-/// A connection that is opened where it is needed.
+/// A connection that is opened on first use.
 pub(super) struct Client {
     way: Way,
     sender: Option<Sender>,
@@ -62,7 +62,7 @@ impl Client {
         Self { way, sender: None }
     }
 
-    /// Sends one request and gives what its answer tells. What was let in is not waited for any longer.
+    /// Sends one request and returns what the response shows. A request that was let in is not waited for.
     pub(super) async fn ask(&mut self, request: Request<Empty<Bytes>>) -> Reported {
         let asking = async {
             let answer = match self.sender().await {
@@ -136,7 +136,7 @@ where
     }
 }
 
-/// What an answer tells, and whether all of it was read.
+/// What a response shows, and whether all of it was read.
 async fn classify(answer: Response<Incoming>) -> (Reported, bool) {
     let (head, body) = answer.into_parts();
     let grpc = head.headers.get("grpc-status");
@@ -163,10 +163,10 @@ async fn classify(answer: Response<Incoming>) -> (Reported, bool) {
     (received, whole)
 }
 
-/// A refusal is short; what takes longer is none.
+/// Error responses are immediate; a response that takes longer is none.
 const READ: Duration = Duration::from_secs(10);
 
-/// An authority with a server's certificate in a folder, and certificates of clients.
+/// A certificate authority in a folder: a server's certificate, and certificates of clients.
 pub(super) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     folder: tempfile::TempDir,
@@ -197,7 +197,7 @@ impl Authority {
         (about.signed_by(&key, &self.issuer).unwrap(), key)
     }
 
-    /// TLS for a server that lets in clients with a certificate alone, or also others.
+    /// TLS for a server that requires a client certificate, or accepts clients without one.
     pub(super) fn tls(&self, mtls: Mtls) -> Arc<Tls> {
         let config = Config {
             certificate: self.path("server.pem"),
@@ -210,7 +210,7 @@ impl Authority {
         Arc::new(Tls::load(config).unwrap())
     }
 
-    /// A client with a certificate of this name, if it has one.
+    /// A client with a certificate of this common name, if any.
     pub(super) fn client(&self, name: Option<&str>) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         roots.add(self.issuer.der().clone()).unwrap();

@@ -1,4 +1,4 @@
-//! Every route x method x credential x version x port.
+//! The product of every route, method, credential, HTTP version and port.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -31,17 +31,17 @@ use tokio_util::task::AbortOnDropHandle;
 use super::client::{Authority, Client, Reported, Version, Way};
 use super::table::{Target, targets};
 
-/// Whoever asks.
+/// The caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
     Nobody,
     WrongKey,
     RevokedKey,
-    /// A key for something else.
+    /// A key for metrics only.
     Scraper,
     User,
     Admin,
-    /// No key, but a certificate that no key names, whatever its name is.
+    /// No key, but a certificate that no key names, whatever its common name is.
     Certificate(&'static str),
 }
 
@@ -57,7 +57,7 @@ impl Who {
         }
     }
 
-    /// What the gate has to say to it.
+    /// The status with which authentication must refuse this caller; `None` if it must not.
     fn judged(self, access: RouteAccess) -> Option<u16> {
         let RouteAccess::Needs(scope) = access else {
             return None;
@@ -72,11 +72,11 @@ impl Who {
     }
 }
 
-/// How a route is asked.
+/// How a route is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
     Plain(&'static str),
-    /// A preflight of this origin, if of any.
+    /// The origin of a preflight, if it is one.
     Preflight(Option<&'static str>),
     /// With the headers of a WebSocket.
     Upgrade(&'static str),
@@ -99,17 +99,17 @@ const ACTS: [Act; 14] = [
     Act::Upgrade("HEAD"),
 ];
 
-/// The page that may call.
+/// The allowed origin.
 const ALLOWED: &str = "https://app.example";
 
-/// What must come of one cell.
+/// The expected result of one combination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expect {
-    /// The gate answers so.
+    /// Authentication or the middleware answers with this status.
     Refused(u16),
     /// A preflight's answer.
     Allowed,
-    /// A handler answers, whatever it says.
+    /// A handler answers, with any status.
     Reached,
 }
 
@@ -146,7 +146,7 @@ fn expect(purpose: PortPurpose, target: &Target, act: Act, who: Who, grpc: bool)
     }
 }
 
-/// Notes what is done with models.
+/// Records loads and unloads of models.
 #[derive(Default)]
 struct Notes(Mutex<Vec<String>>);
 
@@ -213,7 +213,7 @@ impl TestServer {
         }
     }
 
-    /// Walks it all as one caller, and gives how many cells there were.
+    /// Tests all combinations for one caller, and returns their number.
     async fn walk(&self, who: Who, tls: Option<&Authority>) -> usize {
         let mut cells = 0;
         let config = |authority: &Authority| match who {
@@ -221,7 +221,7 @@ impl TestServer {
             _ => authority.client(None),
         };
         let tls = tls.map(config);
-        // Every handshake costs time, and what a port is for does not depend on who asks.
+        // TLS handshakes are slow, and which routes a port has does not depend on the caller.
         let common = tls.is_some();
         let ports = self.ports.iter().copied();
         for (purpose, address) in
@@ -236,7 +236,7 @@ impl TestServer {
                 });
                 for target in &self.targets {
                     for act in ACTS {
-                        // As what it comes is asked where that could make a difference.
+                        // Other requests are made only where they could make a difference.
                         let forms: &[bool] = match (purpose, target.kind) {
                             (PortPurpose::Everything, RouteKind::Http) => &[false],
                             _ => &[false, true],
@@ -259,7 +259,7 @@ impl TestServer {
     }
 }
 
-/// The request of one cell; `None` where its version has no such thing.
+/// The request of one combination; `None` if its HTTP version has no such request.
 fn request(
     target: &Target,
     act: Act,
@@ -356,7 +356,7 @@ fn keys() -> Vec<ApiKey> {
     ]
 }
 
-/// Everything in the clear, as one caller.
+/// All combinations without TLS, for one caller.
 async fn walked(who: Who) {
     let before = [keys(), vec![ApiKey::new("gone", "old", Scopes::ALL)]].concat();
     let context = TestServer::open(config(), before).await;
@@ -367,7 +367,7 @@ async fn walked(who: Who) {
     assert_eq!(done.is_empty(), who != Who::Admin, "{who:?}: {done:?}");
 }
 
-/// The same for whoever shows a certificate, or could.
+/// The same over TLS, for callers with a certificate.
 async fn certified(keys: Vec<ApiKey>, who: Who) {
     let authority = Authority::new();
     let config = server::Config {

@@ -1,6 +1,6 @@
-//! What the matrix knows of each route: who may come in, and what stands for the names in its path.
+//! The table of routes for the matrix: the access that each needs, and values for the names in its path.
 //!
-//! [`EXPECTED`], which is compared with the router's own table. A route that is not here fails the test.
+//! [`EXPECTED`] is compared with the router's own table: a route that is missing here fails the test.
 
 use prost::Message;
 use prost_types::FileDescriptorSet;
@@ -13,7 +13,7 @@ const CALL: RouteAccess = RouteAccess::Needs(KeyScope::Infer);
 const MANAGE: RouteAccess = RouteAccess::Needs(KeyScope::Admin);
 const SCRAPE: RouteAccess = RouteAccess::Needs(KeyScope::Metrics);
 
-/// Every route, and what it asks for.
+/// Every route, and the access that it needs.
 pub(super) const EXPECTED: &[(&str, RouteAccess)] = &[
     ("/", CALL),
     ("/livez", OPEN),
@@ -65,7 +65,7 @@ pub(super) const EXPECTED: &[(&str, RouteAccess)] = &[
     ),
 ];
 
-/// Paths that no pattern names: what the fallback answers, other spellings of what is served, and what might be.
+/// Paths that no route matches: other spellings of served paths, and plausible ones.
 pub(super) const OTHER_TABLES: &[&str] = &[
     "/nothing",
     "/livez/",
@@ -85,7 +85,7 @@ pub(super) const OTHER_TABLES: &[&str] = &[
     "/v1/models",
 ];
 
-/// A path of a route, with something for each of its names.
+/// A path of a route, with a value for each of its names.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     pub(super) path: String,
@@ -93,7 +93,7 @@ pub(super) struct Target {
     pub(super) access: RouteAccess,
 }
 
-/// Every path to ask for: those of the routes, of gRPC every method that the services say they have, and those elsewhere.
+/// Every path to request: those of the routes, every method that the gRPC services list, and unknown paths.
 pub(super) fn targets(routes: &[Route]) -> Vec<Target> {
     let mut listed: Vec<_> = routes
         .iter()
@@ -155,7 +155,7 @@ fn methods() -> Vec<String> {
     described.chain(others.map(str::to_owned)).collect()
 }
 
-/// The methods that a route of gRPC is for.
+/// The methods that a gRPC route accepts.
 fn spelled(route: &str, methods: &[String]) -> Vec<String> {
     let Some((service, _)) = route.split_once('{') else {
         assert!(methods.iter().any(|method| method == route), "{route}");

@@ -1,5 +1,5 @@
-//! What clients of both doors do to a server that they do not wish well: streams by the thousand that are left, readers that
-//! do not read, floods of nonsense. Each test ends with the server's own numbers: nothing is left (TR-608, TR-609).
+//! Abuse of both front ends of the Triton face: abandoned streams, clients that do not read, floods of bad requests.
+//! Each test ends with a check of the server's metrics: no state is left (TR-608, TR-609).
 
 use std::time::Duration;
 
@@ -20,16 +20,16 @@ use tokio::runtime::Handle;
 use super::grpc::{Grpc, last, number, prompt, text};
 use super::script;
 
-/// The key of somebody with an allowance.
+/// A key with rate limits.
 const BEARER: &str = "authorization: Bearer hush";
 
-/// A model that says words without end, each sequence so many in a second; 0 is as fast as they are read.
+/// A model that generates words without end, at this pace for each sequence; 0 is as fast as they are read.
 fn endless(tokens_per_s: f64) -> Engine {
     let config = scripted::Config {
         name: "m".into(),
         context_tokens: 1 << 20,
         count: 1 << 19,
-        // Everybody has a place: what is left must go by itself.
+        // There is a slot for every sequence, so that abandoned ones are not hidden by preemption.
         parallel: 2_100,
         tokens_per_s,
         ..script(scripted::Script::Tokens)
@@ -43,7 +43,7 @@ fn endless(tokens_per_s: f64) -> Engine {
     Engine::spawn(model, limits).unwrap()
 }
 
-/// A server of that model, and its tasks before anybody came.
+/// A server of that model, and the number of its tasks before any client connected.
 struct TestServer {
     server: Running,
     engine: Engine,
@@ -81,7 +81,7 @@ impl TestServer {
         }
     }
 
-    /// Whoever behaves is served at once.
+    /// A well-behaved client is served at once.
     async fn serves(&self) {
         let mut wire = Wire::connect(self.server.address).await;
         let body = br#"{"text_input":"x","max_tokens":2}"#;
@@ -91,8 +91,8 @@ impl TestServer {
         assert_eq!(answer.summary().0, 200, "{}", answer.text());
     }
 
-    /// Connections, streams, pieces of work, and sequences that run, wait or are parked. (Cells hold the beginnings of what is
-    /// over until somebody wants them.)
+    /// Connections, streams, open work, and sequences that run, wait or are parked. (KV cells are not counted: they have
+    /// cached prefixes of ended requests.)
     fn left(&self) -> [u64; 6] {
         let numbers = &self.server.shared.metrics;
         let streams = numbers.streams_open.with_label_values(&["generate"]);
@@ -107,7 +107,7 @@ impl TestServer {
         ]
     }
 
-    /// Nothing is left of anybody, and nothing has panicked.
+    /// No state is left, and nothing has panicked.
     async fn is_unharmed(&self) {
         let clean = || self.left() == [0; 6] && tasks() <= self.tasks;
         let waiting = async {
@@ -147,14 +147,14 @@ fn tasks() -> usize {
     Handle::current().metrics().num_alive_tasks()
 }
 
-/// OA-801, TR-608, TR-904, TR-907: four calls of five hundred requests each on one connection, left in the middle in every way.
+/// OA-801, TR-608, TR-904, TR-907: four calls of five hundred requests each on one connection, abandoned in every way.
 #[tokio::test]
 async fn tr_904_thousands_of_streams_on_one_connection_leave_no_state() {
     let context = TestServer::open(Vec::new(), 2.0).await;
     let mut grpc = Grpc::connect(&context.server).await;
     let mut calls = Vec::new();
     for call in 0..4 {
-        // Half of them would send more.
+        // Half of them keep their request stream open.
         let (mut more, requests) = mpsc::channel(500);
         for index in 0..500 {
             let id = format!("{call}.{index}");
@@ -163,7 +163,7 @@ async fn tr_904_thousands_of_streams_on_one_connection_leave_no_state() {
         let more = (call % 2 == 0).then_some(more);
         calls.push((grpc.stream(requests, false).await, more));
     }
-    // Whoever reads gets the words of many sequences.
+    // A reader gets words of many sequences.
     for (answers, _) in &mut calls {
         let mut seen = std::collections::BTreeSet::new();
         while seen.len() < 16 {
@@ -175,13 +175,13 @@ async fn tr_904_thousands_of_streams_on_one_connection_leave_no_state() {
         }
     }
     context.holds(2_000).await;
-    // The engine's numbers are those of its last step.
+    // The engine's metrics are those of its last step.
     let stats = context.engine.stats();
     until("all of them are at work or wait", || {
         stats.requests_running.get() + stats.requests_waiting.get() == 2_000
     })
     .await;
-    // A call that is dropped takes its own with it, and no other's.
+    // Dropping a call cancels its own requests and no others.
     calls.truncate(3);
     context.holds(1_500).await;
     assert!(calls[0].0.message().await.unwrap().is_some());
@@ -190,12 +190,12 @@ async fn tr_904_thousands_of_streams_on_one_connection_leave_no_state() {
     let cancelled = &context.server.shared.metrics.cancelled;
     let removed = cancelled.with_label_values(&["client"]);
     until("all of them are counted", || removed.get() == 2_000).await;
-    // The connection lives, and carries the next call.
+    // The connection stays usable for the next call.
     let mut answers = grpc
         .stream(stream::iter([prompt("m", "", "x", true)]), false)
         .await;
     assert!(answers.message().await.unwrap().is_some());
-    // A connection that is lost is the end of everything on it.
+    // A lost connection ends everything on it.
     let calls = (0..64)
         .map(|_| prompt("m", "", "x", true))
         .collect::<Vec<_>>();
@@ -204,7 +204,7 @@ async fn tr_904_thousands_of_streams_on_one_connection_leave_no_state() {
     context.is_unharmed().await;
 }
 
-/// TR-609 over gRPC: who does not read parks its own sequences; the others go on, also on the same connection.
+/// TR-609 over gRPC: an unread call parks only its own sequences; others continue, also on the same connection.
 #[tokio::test]
 async fn tr_609_an_unread_call_parks_only_its_own_sequences() {
     let context = TestServer::open(Vec::new(), 0.0).await;
@@ -224,7 +224,7 @@ async fn tr_609_an_unread_call_parks_only_its_own_sequences() {
         let received = read.message().await.unwrap().unwrap();
         assert_eq!(received.infer_response.unwrap().id, "r");
     }
-    // Of the others not one token has been computed; the reader's outbox and what lies on its way hold a few more.
+    // The parked sequences computed no token; the reader's outbox and its transport buffers hold some more.
     assert!(stats.streams_parked.get() >= 16);
     let grown = stats.generation_tokens.get() - computed;
     assert!((300..4_096).contains(&grown), "{grown}");
@@ -232,7 +232,7 @@ async fn tr_609_an_unread_call_parks_only_its_own_sequences() {
     context.is_unharmed().await;
 }
 
-/// A call that is never read is cut; what it asked for is gone, and the connection carries the next one.
+/// A call that is never read is reset and its requests are cancelled; the connection carries the next call.
 #[tokio::test]
 async fn tr_609_a_call_that_is_never_read_is_reset() {
     let mut config = server::Config::default();
@@ -252,7 +252,7 @@ async fn tr_609_a_call_that_is_never_read_is_reset() {
     for _ in 0..50 {
         read.message().await.unwrap().unwrap();
     }
-    // What lay on its way is there; then comes no good end.
+    // What was in the transport's buffers arrives; then the call ends with an error.
     let end = loop {
         match unread.message().await {
             Ok(Some(_)) => {}
@@ -264,7 +264,7 @@ async fn tr_609_a_call_that_is_never_read_is_reset() {
     context.is_unharmed().await;
 }
 
-/// TR-608, TR-610: three hundred connections, each left at another point of its request.
+/// TR-608, TR-610: three hundred connections, dropped at different points of their requests.
 #[tokio::test]
 async fn tr_608_hundreds_of_connections_dropped_at_any_point_leave_no_state() {
     let allowance = rate_limit::RateLimits {
@@ -274,7 +274,7 @@ async fn tr_608_hundreds_of_connections_dropped_at_any_point_leave_no_state() {
     let mut mine = key("anna", "hush");
     mine.allowance = Some(std::sync::Arc::new(rate_limit::TokenMeter::new(allowance)));
     let context = TestServer::open(vec![mine], 2.0).await;
-    // Twice: what is not given back the first time is missing the second.
+    // Twice: what is not released the first time is missing the second time.
     for _ in 0..2 {
         let mut wires = Vec::new();
         for index in 0..300 {
@@ -311,7 +311,7 @@ async fn tr_608_hundreds_of_connections_dropped_at_any_point_leave_no_state() {
     context.is_unharmed().await;
 }
 
-/// TR-207: nonsense is answered, one answer for each, and neither the connection nor anybody else minds.
+/// TR-207: each bad request gets one response, and neither the connection nor other clients are affected.
 #[tokio::test]
 async fn tr_905_a_flood_of_bad_requests_is_answered_one_by_one() {
     let context = TestServer::open(Vec::new(), 2.0).await;
@@ -361,7 +361,7 @@ async fn tr_905_a_flood_of_bad_requests_is_answered_one_by_one() {
     context.is_unharmed().await;
 }
 
-/// OA-801, OA-904 at both doors: a drain waits for what runs; what it has to cut ends with an error of the face.
+/// OA-801, OA-904 at both front ends: a drain waits for running streams; those that it cuts end with an error.
 #[tokio::test]
 async fn oa_904_a_drain_waits_for_streams_and_ends_late_ones_with_an_error() {
     for deadline in [Duration::from_secs(20), Duration::from_millis(50)] {

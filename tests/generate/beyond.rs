@@ -1,4 +1,4 @@
-//! What requests may ask for beyond the protocol, and get only then (section 13).
+//! Extensions that a request has to ask for (section 13).
 
 use std::io::Read;
 
@@ -45,14 +45,14 @@ async fn tr_1301_responses_from_1_kib_on_are_compressed_and_streams_never() {
         let short = with(&server, ONE, &[&accept], r#"{"text_input":"x"}"#).await;
         assert_eq!(short.head.header("content-encoding"), None);
         assert_eq!(short.json()["text_output"], "x");
-        // An event that waits for others to be packed with is late.
+        // Compressing a stream would delay its events.
         let body = r#"{"text_input":"one two three","stream":true}"#;
         let plain = with(&server, STREAM, &[&accept], body).await;
         assert_eq!(plain.head.header("content-encoding"), None);
     }
 }
 
-/// A ping lets the head go out; what goes wrong afterwards is an event.
+/// A ping sends the head, so a later failure is an event.
 #[tokio::test]
 async fn tr_1304_a_silent_stream_sends_pings_on_request() {
     let failure = sapwood_engine::scripted::ScriptedFailure {
@@ -73,7 +73,7 @@ async fn tr_1304_a_silent_stream_sends_pings_on_request() {
         error(&wrong),
         "header 'sapwood-keepalive' must be seconds, from 1 to 3600"
     );
-    // Who speaks in time is not interrupted.
+    // A stream that is never silent gets no ping.
     let server = demo().await;
     let answer = with(&server, STREAM, &["sapwood-keepalive: 1"], body).await;
     assert!(!answer.text().contains("ping"));
@@ -104,7 +104,7 @@ async fn tr_1307_a_batch_gives_one_element_per_row_and_events_name_their_row() {
         json!(["one two", "three", "four five"])
     );
     assert_eq!(answer["num_input_tokens"].as_array().unwrap().len(), 3);
-    // A row may have values of its own, and one prompt is not a batch.
+    // Each row may have its own values, and a single prompt is not a batch.
     let body = r#"{"text_input":["one two","one two"],"max_tokens":[1,2]}"#;
     let answer = ask(&server, ONE, body).await.json();
     assert_eq!(answer["text_output"], json!(["one", "one two"]));
@@ -137,7 +137,7 @@ async fn tr_1307_a_batch_gives_one_element_per_row_and_events_name_their_row() {
     );
 }
 
-/// Headers that the operator lets through are parameters like others: here they ask a scripted model to fail.
+/// Headers that match the operator's pattern become parameters: here they make a scripted model fail.
 #[tokio::test]
 async fn tr_1309_headers_that_match_the_pattern_become_parameters() {
     let mut answers = Vec::new();

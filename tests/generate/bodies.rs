@@ -31,7 +31,7 @@ fn small() -> Config {
     }
 }
 
-/// A body of exactly so many bytes.
+/// A body of exactly `bytes` bytes.
 fn body(bytes: usize) -> Vec<u8> {
     let text = "x".repeat(bytes - r#"{"text_input":""}"#.len());
     format!(r#"{{"text_input":"{text}"}}"#).into_bytes()
@@ -122,13 +122,13 @@ async fn tr_208_above_the_drain_limit_the_connection_closes_after_the_response()
     wire.send(head("POST", PATH, &["content-length: 50000000"]))
         .await;
     while wire.try_send(&[b'x'; 10_000]).await {
-        // It is enough that the server does not read for ever.
+        // It is enough to show that the server stops reading.
         if wire.answered().await {
             break;
         }
     }
     assert_eq!(wire.answer().await.summary().0, 400);
-    // Who asks first is told at once.
+    // A client that waits for `100 Continue` gets the error at once.
     let mut wire = Wire::connect(server.address).await;
     let asking = ["content-length: 50000000", "expect: 100-continue"];
     let answer = wire.ask(head("POST", PATH, &asking)).await;
@@ -244,7 +244,7 @@ async fn tr_316_a_body_of_too_many_chunks_is_refused() {
     );
 }
 
-/// Whatever the pieces of a request are, the answer is the same; no body gives a status of 500 and above.
+/// The response does not depend on how a request is split; no body gives a status of 500 or above.
 #[tokio::test]
 async fn tr_301_any_split_of_a_body_gives_the_same_response() {
     let server = demo().await;
@@ -268,7 +268,7 @@ async fn tr_301_any_split_of_a_body_gives_the_same_response() {
     }
 }
 
-/// One request has every fault; each is told when those before it are mended.
+/// A request with every fault: each error is reported once the checks before it pass.
 #[tokio::test]
 async fn tr_203_the_first_check_that_fails_decides_the_error() {
     let server = limited(small()).await;
@@ -325,7 +325,7 @@ async fn tr_203_the_first_check_that_fails_decides_the_error() {
     }
 }
 
-/// TR-206, OA-911: and the connection goes with it.
+/// TR-206, OA-911: and the connection closes.
 #[tokio::test]
 async fn tr_205_a_body_that_stops_arriving_gets_a_408_in_tritons_format() {
     let server = demo().await;

@@ -14,10 +14,10 @@ use serde_json::json;
 
 use super::*;
 
-/// How the client may speak.
+/// The schemes of the client.
 const SCHEMES: [&str; 2] = ["triton+http", "triton+grpc"];
 
-/// What `server` serves, as functions here; with `model`, only that.
+/// The models and functions of `server`, imported; with `model`, only that one.
 async fn imported(server: &Running, scheme: &str, model: &str) -> Kernel {
     let address = TritonAddress::new(format!("{scheme}://{}{model}", server.address));
     let client = TritonClient::connect(&address).await.unwrap();
@@ -26,7 +26,7 @@ async fn imported(server: &Running, scheme: &str, model: &str) -> Kernel {
     kernel
 }
 
-/// The text over the border is the text of the model itself.
+/// The text of the imported model equals that of the model itself.
 #[tokio::test]
 async fn tr_406_a_model_of_another_server_gives_the_same_text() {
     let there = kernel(&[("demo", script(Script::Words))]);
@@ -66,7 +66,7 @@ async fn tr_406_a_model_of_another_server_gives_the_same_text() {
     }
 }
 
-/// TR-605, TR-1105, D-11: what is refused there is refused here, with the code that it has there.
+/// TR-605, TR-1105, D-11: errors of the server keep their codes here.
 #[tokio::test]
 async fn tr_604_errors_keep_their_codes_and_cuts_are_truncated() {
     let failure = |code: &str| {
@@ -168,7 +168,7 @@ async fn tr_608_dropping_the_run_frees_the_sequence_at_the_server() {
         let here = imported(&server, scheme, "").await;
         let mut run = here.run::<String>("m", args! { prompt: "x" });
         assert_eq!(run.next().await.unwrap().unwrap(), "a");
-        // The number is that of a step's end, which comes behind what the step gave.
+        // The metric is updated at the end of a step, after the step's events are published.
         until("the sequence runs", || {
             engine.stats().requests_running.get() == 1
         })
@@ -181,7 +181,7 @@ async fn tr_608_dropping_the_run_frees_the_sequence_at_the_server() {
     }
 }
 
-/// A deadline of ours is kept there too.
+/// A deadline of the caller is sent to the server as well.
 #[tokio::test]
 async fn tr_404_a_deadline_ends_the_request_on_both_sides() {
     let engine = spawned(steps(vec![ScriptStep::Hang(true)]));
@@ -201,7 +201,7 @@ async fn tr_404_a_deadline_ends_the_request_on_both_sides() {
     .await;
 }
 
-/// A function there is one here, by its name.
+/// A function of the server is imported under its name.
 #[tokio::test]
 async fn tr_1308_a_function_of_another_server_is_imported_by_name() {
     let server = demo().await;

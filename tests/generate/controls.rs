@@ -1,4 +1,4 @@
-//! A scripted model that does what requests ask of it, and the shapes of failure of section 12.
+//! Controls of a scripted model (section 12): requests choose repeats, pauses and failures.
 
 use sapwood_proto::code::Code;
 use serde_json::json;
@@ -88,7 +88,7 @@ async fn tr_1103_controls_produce_repeats_and_each_kind_of_failure() {
     assert_eq!(wrong.summary(), (400, json.to_owned(), text));
 }
 
-/// Without streaming there is one response, whatever is asked for.
+/// Without streaming there is one response, whatever the controls ask for.
 #[tokio::test]
 async fn tr_1103_without_streaming_most_controls_do_nothing_and_wrong_ones_are_refused() {
     let server = parrot(|_| {}).await;
@@ -128,7 +128,7 @@ async fn tr_1103_without_streaming_most_controls_do_nothing_and_wrong_ones_are_r
     }
 }
 
-/// The one table of statuses, in full.
+/// The whole table of statuses.
 #[tokio::test]
 async fn tr_1501_every_code_has_its_status() {
     let server = parrot(|_| {}).await;

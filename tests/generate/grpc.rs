@@ -1,4 +1,4 @@
-//! `inference.GRPCInferenceService`: messages by hand, and our own client.
+//! `inference.GRPCInferenceService`, with messages built by hand and with our own client.
 
 mod additional;
 mod ensemble;
@@ -32,7 +32,7 @@ impl Grpc {
 
     pub(crate) async fn at(address: SocketAddr) -> Result<Self, tonic::transport::Error> {
         let channel = Channel::from_shared(format!("http://{address}")).unwrap();
-        // What is not read soon holds up whoever sends it.
+        // A small window: a client that does not read blocks the server soon.
         let channel = channel.initial_stream_window_size(Some(1 << 16));
         let channel = channel.connect().await?;
         let most = usize::MAX;
@@ -90,7 +90,7 @@ impl Grpc {
         answer.unwrap().into_inner()
     }
 
-    /// Everything that these requests are answered.
+    /// All responses to these requests.
     async fn all(&mut self, messages: Vec<ModelInferRequest>) -> Vec<ModelStreamInferResponse> {
         let mut answers = self.stream(stream::iter(messages), false).await;
         let mut list = Vec::new();
@@ -160,7 +160,7 @@ pub(super) fn last(message: &ModelInferResponse) -> bool {
     }
 }
 
-/// What the parrot is asked in a call with this metadata, as `ModelInfer` and then on a stream. Says which went well.
+/// Calls the parrot with this metadata, by `ModelInfer` and then on a stream; returns which calls succeeded.
 pub(super) async fn with_metadata(
     server: &Running,
     name: &'static str,
@@ -190,7 +190,7 @@ pub(super) async fn with_metadata(
     [infer.is_ok(), first.unwrap().error_message.is_empty()]
 }
 
-/// TR-203, TR-803: contents and raw bytes are the same request.
+/// TR-203, TR-803: typed contents and raw bytes are equivalent.
 #[tokio::test]
 async fn tr_901_inputs_are_all_in_typed_contents_or_all_raw() {
     let server = demo().await;
@@ -252,7 +252,7 @@ async fn tr_401_the_output_has_no_bad_words_over_grpc() {
     }
 }
 
-/// What is wrong with tensors; TR-805.
+/// Invalid tensors; TR-805.
 #[tokio::test]
 async fn tr_901_bad_tensors_are_refused_by_name() {
     let server = demo().await;
@@ -379,7 +379,7 @@ async fn tr_902_unknown_models_and_versions_have_exact_statuses_and_texts() {
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
 }
 
-/// TR-901: at the limit and past it, as one message and on a stream; what is packed counts as it is unpacked.
+/// TR-901: at the limit and one past it, as a single message and on a stream; compressed messages count decompressed.
 #[tokio::test]
 async fn tr_907_the_size_limit_of_a_message_is_configurable() {
     let message = prompt("demo", "", "green tea", false);

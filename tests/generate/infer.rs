@@ -1,4 +1,4 @@
-//! `infer` over HTTP, in JSON and in raw bytes (section 8).
+//! `infer` over HTTP, with JSON and with binary tensors (section 8).
 
 use std::io::Read;
 
@@ -29,7 +29,7 @@ fn tokens(count: i64) -> Value {
     json!({"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [count]})
 }
 
-/// An answer has each output once.
+/// An output can be requested once.
 #[tokio::test]
 async fn tr_804_an_output_that_is_requested_twice_is_refused() {
     let server = demo().await;
@@ -52,7 +52,7 @@ async fn tr_801_json_inputs_give_json_outputs() {
     let expect = r#"{"id":"7","model_name":"demo","model_version":"1","outputs":[{"name":"text_output","datatype":"BYTES","shape":[1],"data":["one two"]}]}"#;
     assert_eq!(answer.summary(), (200, "application/json".into(), expect));
     assert_eq!(answer.head.header("inference-header-content-length"), None);
-    // A client of another backend puts a batch before the shape, and has names of its own.
+    // A client of another backend puts the batch dimension first, and uses other names.
     let other = json!({"inputs": [
         {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": [["one two three"]]},
         {"name": "max_new_tokens", "shape": [1], "datatype": "INT32", "data": [2]},
@@ -120,7 +120,7 @@ async fn tr_802_binary_tensors_follow_the_json_in_requests_and_responses() {
     let header = raw.head.header("inference-header-content-length");
     assert_eq!(header, Some(json.len().to_string()));
     assert_eq!(raw.body, [json.as_bytes(), b"\x09\0\0\0green tea"].concat());
-    // Which is answered so, and has a text of its own where there is too much of it.
+    // The response is raw, too, and a body that is too large has an error text of its own.
     let large = vec![b'x'; 2_000];
     let config = Config {
         limits: RequestLimits {

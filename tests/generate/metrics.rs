@@ -1,4 +1,4 @@
-//! The numbers under Triton's names, as a scraper reads them (section 10).
+//! Metrics under Triton's names, as a scraper reads them (section 10).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use sapwood_tests::{Running, scripted, spawned, until};
 
 use super::{ask, script, steps};
 
-/// Every sample of a text, by its name and labels.
+/// Every sample of a text, by name and labels.
 fn samples(text: &str) -> BTreeMap<&str, f64> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines
@@ -33,7 +33,7 @@ async fn scrape(server: &Running) -> String {
     answer.text().to_owned()
 }
 
-/// A server of a model `m` in version 3 that says three words, one `tired` that fails, and one `hangs`.
+/// A server of a model `m` in version 3 that generates three words, one `tired` that fails, and one `hangs`.
 async fn server(metrics: bool) -> Running {
     let tired = ScriptStep::Error(ScriptedFailure {
         code: "internal".into(),
@@ -72,7 +72,7 @@ async fn server(metrics: bool) -> Running {
     server
 }
 
-/// What a scraper has read.
+/// The samples of one scrape.
 struct Scrape {
     text: String,
 }
@@ -84,7 +84,7 @@ impl Scrape {
         *value.unwrap_or_else(|| panic!("{name} is missing in\n{}", self.text))
     }
 
-    /// A number of the model `m`.
+    /// A metric of the model `m`.
     fn of_m(&self, name: &str, more: &str) -> f64 {
         self.value(&format!("{name}{{model=\"m\",version=\"3\"{more}}}"))
     }
@@ -98,7 +98,7 @@ impl Scrape {
     }
 }
 
-/// What is told after three answers of `m`, one failure, and one client that left.
+/// A scrape after three responses of `m`, one failure, and one client that disconnected.
 async fn worked() -> Scrape {
     let server = server(true).await;
     for _ in 0..3 {
@@ -138,7 +138,7 @@ async fn tr_1001_requests_are_counted_under_tritons_metric_names() {
     ] {
         assert_eq!(received.of_m(name, ""), expect, "{name}");
     }
-    // All four are there before anything fails.
+    // All four reasons exist before anything fails.
     assert_eq!(received.failures("m", 3), [0.0; 4]);
     assert_eq!(received.failures("tired", 1), [0.0, 0.0, 1.0, 0.0]);
     assert_eq!(received.failures("hangs", 1), [0.0, 1.0, 0.0, 0.0]);
@@ -156,7 +156,7 @@ async fn tr_1001_requests_are_counted_under_tritons_metric_names() {
     assert!((0.0..=1.0).contains(&received.value("nv_cpu_utilization")));
     let total = received.value("nv_cpu_memory_total_bytes");
     assert!((1.0..total).contains(&received.value("nv_cpu_memory_used_bytes")));
-    // What nobody measures is not told.
+    // What is not measured is absent.
     for absent in [
         "nv_gpu",
         "nv_energy",
@@ -172,7 +172,7 @@ async fn tr_1001_requests_are_counted_under_tritons_metric_names() {
     assert_eq!(heads.len(), separate.len(), "each family has one head");
 }
 
-/// Each of them is a number that stands there under our own name as well.
+/// Each of them equals a metric under our own name.
 #[tokio::test]
 async fn tr_1002_metrics_under_tritons_names_equal_our_own() {
     let received = worked().await;
@@ -212,7 +212,7 @@ async fn tr_1002_metrics_under_tritons_names_equal_our_own() {
     assert_eq!(blocks("tokens_per"), 1.0);
 }
 
-/// D-36: OpenMetrics has no place for counters of such names.
+/// D-36: OpenMetrics does not allow counters of such names.
 #[tokio::test]
 async fn tr_1002_tritons_names_can_be_disabled_and_are_absent_from_open_metrics() {
     let received = |server: Running| async move {
@@ -227,7 +227,7 @@ async fn tr_1002_tritons_names_can_be_disabled_and_are_absent_from_open_metrics(
     assert_eq!(received(server(false).await).await, [false, false]);
 }
 
-/// The load of a model beside its answers, for balancers that ask.
+/// The load of the model in a response header, for load balancers that ask for it.
 #[tokio::test]
 async fn tr_1003_responses_have_a_load_header_on_request() {
     let server = server(true).await;
@@ -278,7 +278,7 @@ async fn tr_1003_responses_have_a_load_header_on_request() {
     assert_eq!(answer.head.header("endpoint-load-metrics"), None);
 }
 
-/// What is refused because too much waits is REJECTED.
+/// A request that is refused because the queue is full counts as REJECTED.
 #[tokio::test]
 async fn tr_1001_a_full_queue_counts_as_rejected() {
     let mut config = script(Script::Echo);

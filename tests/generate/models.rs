@@ -1,4 +1,4 @@
-//! Which models there are, what is said of them, and every text of a look-up that fails.
+//! Metadata, configuration, statistics and index of models, and the error texts of failed look-ups.
 
 use futures::{StreamExt, stream};
 use sapwood_engine::scripted::Script;
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{ask, demo, error, kernel, parrot, parrot_signature, script};
 
-/// A server whose model `m` has the versions 1 and 3 and is loading as long as `ready` says so.
+/// A server whose model `m` has the versions 1 and 3, and is loading unless `ready`.
 async fn versions(ready: bool) -> Running {
     let model = ModelOptions {
         versions: vec![1, 3],
@@ -139,7 +139,7 @@ async fn tr_202_unknown_paths_and_methods_get_json_errors() {
             "{path}"
         );
     }
-    // A slash in a name, and a query that nobody reads.
+    // An encoded slash in a name, and a query that is ignored.
     let kernel = kernel(&[("org/name", script(Script::Echo))]);
     let server = Running::generating(kernel, Config::default()).await;
     let answer = ask(
@@ -335,7 +335,7 @@ async fn tr_703_the_configuration_has_every_field_that_load_generators_read() {
     for absent in ["dynamic_batching", "sequence_batching"] {
         assert!(config.get(absent).is_none(), "{absent}");
     }
-    // Metadata has the dimension of the batch, the configuration has not.
+    // Metadata includes the batch dimension, the configuration does not.
     let shape = &wire.get("/v2/models/parrot").await.json()["inputs"][0]["shape"];
     assert_eq!(*shape, json!([-1, 1, 1]));
 }
@@ -544,13 +544,13 @@ async fn tr_1308_every_function_is_a_model_with_its_ports_as_tensors() {
         .map(|event| event["response"].as_str().unwrap())
         .collect();
     assert_eq!(text, "hello");
-    // A model is no function.
+    // A model is not listed as a function.
     assert_eq!(wire.get("/v2/models/fn.demo").await.summary().0, 400);
     let missing = wire.post("/v2/models/echo/generate", "{}").await;
     assert!(error(&missing).contains("missing required input(s) ['text']"));
 }
 
-/// What functions give, and models elsewhere, need have no end.
+/// Functions and models of upstreams may be endless.
 #[tokio::test]
 async fn d_47_a_single_response_has_at_most_16_mib_of_text() {
     let kernel = kernel(&[]);
@@ -577,7 +577,7 @@ async fn d_47_a_single_response_has_at_most_16_mib_of_text() {
     }
 }
 
-/// GENERATE as a function: its text, what became of it, and no token ids as if they were text.
+/// GENERATE as a function: text and metadata, and no token ids in place of text.
 #[tokio::test]
 async fn tr_1308_binary_ports_and_log_probabilities_are_returned_on_request() {
     let kernel = kernel(&[("demo", script(Script::Words))]);

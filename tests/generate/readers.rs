@@ -1,4 +1,4 @@
-//! Clients that do not read what they asked for.
+//! Clients that do not read their responses.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tokio::net::TcpSocket;
 
 use super::{ask, script};
 
-/// A client that reads nothing has its answer cut and its sequence freed; whoever shares the server does not notice.
+/// The response of a client that reads nothing is cut and its sequence freed; other clients are not affected.
 #[tokio::test(flavor = "multi_thread")]
 async fn tr_609_a_client_that_never_reads_is_reset_and_its_sequence_freed() {
     let engine = spawned(scripted::Config {
@@ -42,7 +42,7 @@ async fn tr_609_a_client_that_never_reads_is_reset_and_its_sequence_freed() {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4_096).unwrap();
     let mut socket = socket.connect(server.address).await.unwrap();
-    // Each event repeats the id, so that the sockets are full soon.
+    // Each event repeats the id, so that the socket buffers are full soon.
     let id = "i".repeat(1_000);
     let body = format!(r#"{{"id":"{id}","text_input":"x","stream":true,"max_tokens":9000000}}"#);
     let request = post("/v2/models/m/generate_stream", &[], body.as_bytes());
@@ -58,7 +58,7 @@ async fn tr_609_a_client_that_never_reads_is_reset_and_its_sequence_freed() {
     until("the sequence is gone", || running() == 0).await;
     let mut seen = Vec::new();
     let end = socket.read_to_end(&mut seen).await;
-    // Which of the two a client sees that reads again is its system's affair.
+    // Whether the client sees an end or a reset depends on its operating system.
     let cut = end.is_err() || !seen.ends_with(b"0\r\n\r\n");
     assert!(cut && seen.starts_with(b"HTTP/1.1 200 OK"));
     let cancelled = &server.shared.metrics.cancelled;

@@ -1,4 +1,4 @@
-//! Models that clients load and unload, over HTTP and gRPC (TR-706).
+//! Loading and unloading of models by clients, over HTTP and gRPC (TR-706).
 
 use std::sync::{Arc, Mutex};
 
@@ -23,7 +23,7 @@ use tonic::{Code, Request};
 use super::grpc::Grpc;
 use super::{error, kernel, script};
 
-/// Notes what is asked of it.
+/// Records the requests to the repository.
 #[derive(Default)]
 struct Notes(Mutex<Vec<String>>);
 
@@ -137,7 +137,7 @@ async fn tr_706_load_and_unload_report_their_results() {
         "load broken as configured",
     ];
     assert_eq!(*notes.0.lock().unwrap(), asked);
-    // What is said of the model now is what its load has given.
+    // The model's metadata is now what the load returned.
     let index = post(
         "/v2/repository/index",
         &["authorization: Bearer sesame"],

@@ -1,4 +1,4 @@
-//! Parts of the protocol that want a header of their own (TR-210).
+//! Parts of the protocol that require a header (TR-210).
 
 use sapwood_proto::generated::inference::{RepositoryIndexRequest, ServerLiveRequest};
 use sapwood_server::faces::generate::{Category, Config, Restriction};
@@ -50,14 +50,14 @@ async fn tr_210_only_a_restricted_part_requires_the_header() {
             }
         }
     }
-    // It is checked before the method is.
+    // The header is checked before the method.
     let get = wire.ask(head("GET", "/v2/models/m/generate", &[])).await;
     assert_eq!(get.summary().0, 403);
     assert_eq!(wire.get("/v2/health/live").await.summary().0, 200);
     assert_eq!(wire.get("/v2/models/m").await.summary().0, 200);
 }
 
-/// A server with both wants both.
+/// A server with keys and restrictions requires both.
 #[tokio::test]
 async fn tr_210_a_restricted_part_requires_the_key_and_the_header() {
     let faces = Faces {

@@ -1,4 +1,4 @@
-//! Clients come back to streams that they have lost (TR-1303), over real sockets.
+//! Clients resume streams after a lost connection (TR-1303), over real sockets.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ const STREAM: &str = "/v2/models/m/generate_stream";
 const BODY: &str = r#"{"text_input":"x","stream":true}"#;
 const RESUME: &str = "sapwood-resume: 1";
 
-/// Words that come one by one, with a moment between them.
+/// Words with a pause between them.
 fn words() -> Vec<ScriptStep> {
     let words = ["a ", "lost ", "line ", "is ", "no ", "lost ", "word"];
     let steps = words.map(|word| [ScriptStep::SleepMs(2), ScriptStep::Text(word.into())]);
     steps.into_iter().flatten().collect()
 }
 
-/// A server over a model that says a word and hangs.
+/// A server over a model that generates a word and hangs.
 async fn hanging(config: Config, keys: &[&str]) -> (Running, Engine) {
     let engine = spawned(steps(vec![
         ScriptStep::Text("a".into()),
@@ -39,7 +39,7 @@ async fn hanging(config: Config, keys: &[&str]) -> (Running, Engine) {
     (server, engine)
 }
 
-/// A stream that has begun, its connection and its head.
+/// A stream that has started: its connection and its head.
 async fn begin(server: &Running, headers: &[&str]) -> (Wire, Head) {
     let mut wire = Wire::connect(server.address).await;
     let headers = [&[RESUME], headers].concat();
@@ -69,7 +69,7 @@ async fn chunk(wire: &mut Wire) -> String {
     String::from_utf8(wire.chunk().await.unwrap()).unwrap()
 }
 
-/// Wherever a stream is cut, once or behind every event, all comes once.
+/// Wherever a stream is cut, once or after every event, each event arrives once.
 #[tokio::test]
 async fn tr_1303_a_resumed_stream_has_the_events_of_an_uncut_one() {
     let server = playing(words()).await;
@@ -110,7 +110,7 @@ async fn tr_1303_a_resumed_stream_has_the_events_of_an_uncut_one() {
             assert_eq!(kind, "text/event-stream; charset=utf-8");
         }
     }
-    // Behind every event, from one stream.
+    // After every event of one stream.
     let (mut wire, head) = begin(&server, &[]).await;
     let path = path(&head);
     let mut received = vec![chunk(&mut wire).await];
@@ -125,7 +125,7 @@ async fn tr_1303_a_resumed_stream_has_the_events_of_an_uncut_one() {
         open.with_label_values(&["generate"]).get() == 0
     })
     .await;
-    // A client that has all of it and does not know may ask; one that asks from the beginning gets it.
+    // A client that has every event may ask for more; one that asks from the beginning gets all of it.
     assert_eq!(
         back(&server, &path, whole.len()).await.head().await.status,
         204
@@ -134,7 +134,7 @@ async fn tr_1303_a_resumed_stream_has_the_events_of_an_uncut_one() {
     assert_eq!(again.text(), whole.concat());
 }
 
-/// TR-608: a stream that nobody comes back to is cancelled, and until then it runs, and counts once.
+/// TR-608: a stream that nobody resumes is cancelled after the grace; until then it runs, and counts once.
 #[tokio::test]
 async fn tr_1303_abandoned_streams_are_removed_after_the_grace() {
     let (server, engine) = hanging(Config::default(), &[]).await;
@@ -167,7 +167,7 @@ async fn tr_1303_abandoned_streams_are_removed_after_the_grace() {
     }
 }
 
-/// Also the methods of its address, and those of generate.
+/// Including the methods of the stream's path and of generate_stream.
 #[tokio::test]
 async fn tr_1303_a_stream_belongs_to_its_key() {
     let (server, engine) = hanging(Config::default(), &["anna", "ben"]).await;
@@ -200,7 +200,7 @@ async fn tr_1303_a_stream_belongs_to_its_key() {
         assert_eq!(refused.summary().0, status, "{header}");
         error(&refused);
     }
-    // Whoever only looks, or is refused, takes it from nobody.
+    // HEAD, or a refused request, does not replace the reader.
     let mut wire = Wire::connect(server.address).await;
     wire.send(head_of("HEAD", &path, &anna)).await;
     assert_eq!(wire.head().await.status, 200);
@@ -228,7 +228,7 @@ async fn tr_1303_a_stream_belongs_to_its_key() {
     assert_eq!(deleted.summary().0, 404);
 }
 
-/// A stream for which there is no place is one like any other; and what is too far behind is not to be had.
+/// Without room, a stream is not resumable; a client that is too far behind gets 410.
 #[tokio::test]
 async fn tr_1303_the_number_and_bytes_of_resumable_streams_are_limited() {
     let config = Config {
@@ -257,13 +257,13 @@ async fn tr_1303_the_number_and_bytes_of_resumable_streams_are_limited() {
     assert_eq!(code.as_deref(), Some("failed-precondition"));
     let rest = back(&server, &path, events - 1).await.answer().await;
     assert!(rest.complete && rest.text().starts_with(&format!("id: {events}\n")));
-    // What was read to its end makes room.
+    // A stream that was read to its end makes room.
     let (_, third) = begin(&server, &[]).await;
     assert!(third.header("sapwood-stream-id").is_some());
     assert_eq!(ask(&server, "GET", &path, &[]).await.summary().0, 404);
 }
 
-/// TR-1304: who comes back says anew how it wants to read; pings have no number.
+/// TR-1304: the keepalive is set by each reader, and pings have no number.
 #[tokio::test]
 async fn tr_1303_pings_of_a_resumable_stream_have_no_number() {
     let (server, _engine) = hanging(Config::default(), &[]).await;

@@ -1,4 +1,4 @@
-//! What a scripted model's configuration does to the responses of this face.
+//! Effects of a scripted model's configuration on the responses of this face.
 
 use sapwood_engine::scripted::{self, Script, ScriptStep};
 use sapwood_server::faces::generate::Config;
@@ -24,7 +24,7 @@ async fn tr_1105_a_chunk_step_is_one_response() {
     let body = r#"{"text_input":"x","stream":true,"return_num_output_tokens":true}"#;
     let answer = ask(&server, "/v2/models/m/generate_stream", body).await;
     let events = answer.events();
-    // The end has an event of its own, because it has a number to tell.
+    // The end is an event of its own, because it has the final number of tokens.
     assert_eq!(texts(&events), ["a", "b", chunk, "c", ""]);
     assert_eq!(events[2]["num_output_tokens"], chunk.len());
     let whole = ask(&server, "/v2/models/m/generate", r#"{"text_input":"x"}"#).await;

@@ -1,4 +1,4 @@
-//! What inputs and parameters do to the answer (sections 3 and 4).
+//! Effects of inputs and parameters on the response (sections 3 and 4).
 
 use sapwood_engine::scripted::{self, Script};
 use sapwood_server::faces::generate::{Config, ModelOptions};
@@ -75,7 +75,7 @@ async fn tr_401_the_output_has_no_bad_words_and_empty_ones_are_ignored() {
     }
     let answer = generate(&server, json!({"text_input": prompt, "bad_words": [""]})).await;
     assert_eq!(answer["text_output"], prompt);
-    // One that leaves nothing to say is the request's own fault, and its message says which.
+    // Bad words that leave no token are the request's own error, and its message names the cause.
     let body = json!({"text_input": "aa", "bad_words": ["a"], "sampling_parameters": ""});
     let mut body = body;
     let all: serde_json::Map<_, _> = (0..1_024)
@@ -96,7 +96,7 @@ async fn tr_401_the_output_has_no_bad_words_and_empty_ones_are_ignored() {
     );
 }
 
-/// A few bytes of a request make no answer of a hundred megabytes; a stream holds none of it.
+/// A small request cannot make a response of a hundred megabytes; a stream buffers none of it.
 #[tokio::test]
 async fn d_47_a_single_response_has_at_most_65536_log_probabilities() {
     let server = demo().await;
@@ -167,7 +167,7 @@ async fn tr_401_additional_outputs_are_returned_on_request() {
         .map(|event| event["text_output"].as_str().unwrap())
         .collect();
     assert_eq!(text, "one two");
-    // Nothing is told that was not asked for.
+    // Nothing is returned that was not requested.
     let bare = generate(&server, json!({"text_input": "one"})).await;
     assert_eq!(
         bare,
@@ -239,7 +239,7 @@ async fn tr_408_a_prompt_that_is_too_long_is_refused_with_its_length_and_the_lim
         ..script(Script::Echo)
     };
     let server = Running::generating(kernel(&[("demo", small)]), Config::default()).await;
-    // A token for each byte, and one to begin with (D-23).
+    // One token for each byte, and BOS (D-23).
     for (bytes, expect) in [
         (14, None),
         (

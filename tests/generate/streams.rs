@@ -1,4 +1,4 @@
-//! `/generate` and `/generate_stream`: exact answers, what decides the status, and clients that go away (sections 5, 6).
+//! `/generate` and `/generate_stream`: exact responses, what decides the status, and disconnects (sections 5, 6).
 
 use sapwood_engine::scripted::{Script, ScriptFinish, ScriptStep, ScriptedFailure, TransportCut};
 use sapwood_server::faces::generate::Config;
@@ -15,7 +15,7 @@ const STREAM: &str = "text/event-stream; charset=utf-8";
 async fn tr_501_generate_returns_one_response_with_an_exact_head() {
     let server = demo().await;
     let body = r#"{"id":"a1","text_input":"green tea"}"#;
-    // curl's own type, and none.
+    // curl's default content type, and none.
     for headers in [
         &["content-type: application/x-www-form-urlencoded"][..],
         &[],
@@ -87,7 +87,7 @@ async fn tr_601_a_stream_consists_of_events_only() {
     assert_eq!(one.events()[0]["text_output"], "Say two words");
 }
 
-/// A model that says the words of a prompt when it is told to step, which tells whether there was one; and the stream of them.
+/// A function that steps the engine and returns whether there was a batch; a stream of the words of a prompt.
 async fn stepped(prompt: &str) -> (impl FnMut() -> bool, Running, Wire) {
     let (mut owner, engine) = by_hand(script(Script::Words));
     let kernel = sapwood_kernel::Kernel::new();
@@ -120,7 +120,7 @@ async fn tr_602_the_head_waits_for_the_first_response_and_each_event_is_one_chun
     }
     let (head, mut wire) = reading.await.unwrap();
     assert_eq!(head.status, 200);
-    // Each goes out before there is another.
+    // Each event is sent before there is another.
     for word in ["one", " two"] {
         let chunk = String::from_utf8(wire.chunk().await.unwrap()).unwrap();
         let event = chunk.strip_prefix("data: ").unwrap();
@@ -132,7 +132,7 @@ async fn tr_602_the_head_waits_for_the_first_response_and_each_event_is_one_chun
     assert_eq!(wire.chunk().await.unwrap_or_default(), b"");
 }
 
-/// What is there when the stream is looked at goes out together (D-6): on one thread nobody looks while tokens come.
+/// Events that are ready in one poll are sent together (D-6): on one thread, nothing polls while tokens are generated.
 #[tokio::test]
 async fn tr_606_events_that_are_ready_together_are_one_chunk() {
     let (mut step, _server, mut wire) = stepped("one two three four").await;
@@ -198,7 +198,7 @@ async fn tr_604_a_first_error_decides_the_status_and_a_later_one_is_an_event() {
     assert_eq!(events.len(), 2);
     assert_eq!(events[0]["text_output"], "x");
     assert_eq!(events[1], json!({"error": "the parrot is tired"}));
-    // What is found before there is work is plain JSON, at both.
+    // An error before any work is plain JSON, at both endpoints.
     for tail in ["generate", "generate_stream"] {
         let answer = ask(
             &server,
@@ -237,10 +237,10 @@ async fn tr_504_generate_needs_one_response_and_a_stream_may_have_none() {
     )
     .await;
     assert_eq!(answer.summary(), (200, STREAM.into(), ""));
-    // Unstreamed there is always one.
+    // Without streaming there is always one response.
     let answer = ask(&none, "/v2/models/m/generate", r#"{"text_input":"x"}"#).await;
     assert_eq!(answer.json()["text_output"], "");
-    // An error among the responses wins.
+    // If there is an error among the responses, it is the result.
     let failing = playing(vec![
         ScriptStep::Text("a".into()),
         ScriptStep::Error(ScriptedFailure {
@@ -258,7 +258,7 @@ async fn tr_504_generate_needs_one_response_and_a_stream_may_have_none() {
     assert_eq!(error(&answer), "broken");
 }
 
-/// OA-801: each is counted as one whose client has gone.
+/// OA-801: each counts as cancelled by the client.
 #[tokio::test]
 async fn tr_608_a_disconnect_frees_the_sequence_at_once() {
     let config = steps(vec![ScriptStep::Text("a".into()), ScriptStep::Hang(true)]);
@@ -288,7 +288,7 @@ async fn tr_608_a_disconnect_frees_the_sequence_at_once() {
     assert_eq!(wire.get("/v2/health/ready").await.summary().0, 200);
 }
 
-/// D-11: a script that cuts the transport ends the connection without the stream's own end.
+/// D-11: a script that cuts the transport ends the connection without the end of the stream.
 #[tokio::test]
 async fn tr_1105_a_script_can_cut_the_connection() {
     for cut in [TransportCut::Close, TransportCut::Reset] {
@@ -314,7 +314,7 @@ async fn tr_1105_a_script_can_cut_the_connection() {
     );
 }
 
-/// OA-801: each is counted as one whose time was up.
+/// OA-801: each counts as timed out.
 #[tokio::test]
 async fn tr_404_a_request_that_takes_too_long_is_unavailable() {
     let server = playing(vec![ScriptStep::Text("a".into()), ScriptStep::Hang(true)]).await;

@@ -1,4 +1,4 @@
-//! What nobody should send, and what is left behind.
+//! Invalid messages, floods, and abandoned connections.
 
 use sapwood_proto::lmtp::ConnectionLimits;
 use sapwood_server::faces::lmtp;
@@ -63,7 +63,7 @@ async fn lm_201_malformed_messages_can_be_configured_to_close_the_connection() {
     assert_eq!(socket.rest().await.1.map(|(code, _)| code), Some(1000));
 }
 
-/// LM-106, LM-505, LM-1201: open streams hear why.
+/// LM-106, LM-505, LM-1201: open streams get an error item first.
 #[tokio::test]
 async fn lm_1201_too_large_and_invalid_frames_close_the_connection_after_an_error() {
     for (path, message, code, reason) in [

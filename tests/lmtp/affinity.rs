@@ -1,4 +1,4 @@
-//! What a pool finds in the caches of its servers.
+//! Hits of a pool in the prefix caches of its servers.
 
 use futures::StreamExt;
 use sapwood_proto::lmtp::{GenerateRequest, pool as machine};
@@ -7,8 +7,8 @@ use sapwood_tests::{Running, spawned};
 use super::pool::pool;
 use super::{chatter, kernel};
 
-/// Queries whose prompts grow by what was generated, six at a time, over so many servers: the prompt tokens that were found
-/// in their caches.
+/// Queries whose prompts grow by their output, six at a time, over `count` servers; returns the prompt tokens found in
+/// the servers' caches.
 async fn prefix_hits(count: usize) -> u64 {
     let engines: Vec<_> = (0..count).map(|_| spawned(chatter())).collect();
     let mut servers = Vec::new();

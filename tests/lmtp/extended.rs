@@ -1,4 +1,4 @@
-//! Version 2 over a real socket and a real engine: what the machine's own tests cannot show.
+//! Version 2 over a real socket and a real engine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -172,7 +172,7 @@ async fn lm_961_a_cancelled_stream_frees_its_sequence() {
     assert!(owner.is_empty());
 }
 
-/// Samples are streams of the engine's of their own.
+/// Each sample is a sequence of the engine.
 #[tokio::test]
 async fn lm_973_a_stream_has_the_items_of_all_its_samples() {
     let server = of_parrot().await;
@@ -199,7 +199,7 @@ async fn lm_914_scored_text_has_text_and_alternatives() {
     let items = stream(&mut socket, 1).await;
     assert_eq!(tokens_and_end(&items), (vec![97, 98], "stop".into()));
     assert_eq!(text(&items), "ab");
-    // The parrot says what it was told, so it is sure of it.
+    // The parrot repeats its prompt, so it gives these tokens the highest probability.
     for (item, token) in items.iter().zip(["97", "98"]) {
         assert_eq!(item["top_logprobs"][token], item["logprob"]);
     }
@@ -284,7 +284,7 @@ async fn lm_973_sample_i_equals_a_stream_whose_seed_is_greater_by_i() {
     }
 }
 
-/// A server whose engine the test steps, and that tells of streams whenever there is news.
+/// A server whose engine the test steps, and that sends STATUS for every change.
 async fn talkative(config: scripted::Config) -> (EngineOwner, Engine, Running) {
     let (owner, engine) = by_hand(config);
     let limits = ConnectionLimits {
@@ -300,7 +300,7 @@ async fn talkative(config: scripted::Config) -> (EngineOwner, Engine, Running) {
     (owner, engine, server)
 }
 
-/// What is said of this stream, in order: the next message about it.
+/// The events of this stream, in order: its next STATUS.
 async fn next(socket: &mut Socket, id: u64) -> (String, Value) {
     loop {
         let (word, items) = message(socket).await;
@@ -311,7 +311,7 @@ async fn next(socket: &mut Socket, id: u64) -> (String, Value) {
     }
 }
 
-/// LM-922: `running` with the first item, since it was told that it waits.
+/// LM-922: `running` is sent with the first item, because the stream was reported as queued.
 #[tokio::test]
 async fn lm_921_status_reports_queueing_prefill_and_running() {
     let one_place = scripted::Config {
@@ -344,10 +344,10 @@ async fn lm_921_status_reports_queueing_prefill_and_running() {
         (&reply["event"], &reply["queue_pos"]),
         (&json!("queued"), &json!(0))
     );
-    // It is told again as long as it waits.
+    // STATUS is repeated while the stream waits.
     owner.step(at(200));
     assert_eq!(next(&mut socket, 2).await.1["event"], json!("queued"));
-    // A base client hears of nothing but tokens.
+    // A base client receives only tokens.
     for _ in 0..3 {
         assert_eq!(message(&mut base).await.0, "TOKEN");
     }

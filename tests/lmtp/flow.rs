@@ -1,4 +1,4 @@
-//! Steps and frames, slow readers, clients that go, and a server that goes.
+//! Steps and frames, slow readers, disconnects, and draining.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ async fn lm_601_the_items_of_a_step_share_a_frame_in_order_of_admission() {
     for id in 0..8 {
         socket.send_text(&generate(id, "")).await;
     }
-    // Answered behind everything before it, so they are all in.
+    // The response follows all messages before it, so they have been handled.
     socket.send_text("X {}").await;
     assert_eq!(message(&mut socket).await.0, "MSG");
     let open = server
@@ -142,7 +142,7 @@ async fn lm_508_the_id_of_a_live_stream_is_in_use_until_its_end() {
     }
 }
 
-/// A reader that does not read.
+/// LM-607: a client that does not read.
 #[tokio::test]
 async fn lm_607_a_slow_reader_delays_only_itself_and_loses_nothing() {
     let engine = spawned(sapwood_engine::scripted::Config {
@@ -152,7 +152,7 @@ async fn lm_607_a_slow_reader_delays_only_itself_and_loses_nothing() {
     let server = with_config(kernel("parrot", engine.clone()), lmtp::Config::default()).await;
     let mut slow = client(&server).await;
     for id in 0..4 {
-        // Wide items fill what the network holds sooner.
+        // Items with many alternatives fill the socket buffers sooner.
         slow.send_text(&generate(id, r#","max_tokens":8000,"top_logprobs":40"#))
             .await;
     }
@@ -241,7 +241,7 @@ async fn lm_509_a_drain_refuses_new_streams_and_ends_open_ones_at_its_deadline()
         .drain
         .reached(drain::DrainPhase::Refusing)
         .await;
-    // Nobody knows yet what it would have spoken.
+    // Its protocol is not known yet.
     let SocketReply::Close(Some((code, _))) = idle.received().await else {
         panic!("not closed");
     };
@@ -286,7 +286,7 @@ async fn lm_510_work_above_a_limit_is_refused_with_a_retry_delay() {
     for id in 0..4 {
         socket.send_text(&generate(id, "")).await;
     }
-    // The queue is the engine's and is asked behind the connection's own limit.
+    // The engine's queue is checked after the limit of the connection.
     for id in [3, 2] {
         let items = stream(&mut socket, id).await;
         assert_eq!(tokens_and_end(&items).1, "server_overloaded", "{items:?}");
@@ -295,7 +295,7 @@ async fn lm_510_work_above_a_limit_is_refused_with_a_retry_delay() {
     }
     let refused = Socket::open(&server, "/lmtp", &[]).await;
     assert_eq!(refused.err().map(|status| status.as_u16()), Some(503));
-    // LM-103: Evergreen has its own room.
+    // LM-103: Evergreen connections do not count.
     assert!(Socket::open(&server, "/", &[]).await.is_ok());
 }
 
@@ -325,7 +325,7 @@ async fn lm_604_streams_join_between_steps() {
     assert!(!owner.is_empty(), "the first goes on");
 }
 
-/// Whoever has asked for much does not shut out who asks for little.
+/// A connection with many waiting streams does not delay one with few.
 #[tokio::test]
 async fn lm_608_waiting_streams_of_connections_take_turns() {
     let (mut owner, server) = stepped(sapwood_engine::scripted::Config {
@@ -350,7 +350,7 @@ async fn lm_608_waiting_streams_of_connections_take_turns() {
         .streams_open
         .with_label_values(&["lmtp"]);
     let mut now = 0;
-    // The first of the many, and then the one.
+    // The first stream of the many, and then that of the other connection.
     while open.get() > 3 {
         owner.step(Time::from_millis(now));
         now += 1;

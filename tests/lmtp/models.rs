@@ -1,4 +1,4 @@
-//! Which models there are, and what is said of them.
+//! MODEL_INFO, and which models are served.
 
 use std::sync::Arc;
 
@@ -104,7 +104,7 @@ async fn lm_951_model_info_describes_the_tokenizer_and_its_url() {
     );
     let unknown = http(&server, "GET /lmtp/tokenizer/nobody", "").await.0;
     assert!(unknown.starts_with("http/1.1 404"), "{unknown}");
-    // Words have theirs.
+    // Models with word tokenizers have a file, too.
     let words = super::with_config(kernel("m", spawned(chatter())), Default::default()).await;
     let (head, body) = http(&words, "GET /lmtp/tokenizer/m", "").await;
     assert!(head.starts_with("http/1.1 200"), "{head}");
@@ -113,7 +113,7 @@ async fn lm_951_model_info_describes_the_tokenizer_and_its_url() {
     assert_eq!(vocabulary.len(), 32_000);
 }
 
-/// What a key may not use and what is not there are told alike.
+/// A model that the key may not use and one that does not exist get the same answer.
 #[tokio::test]
 async fn d_45_a_key_for_some_models_learns_nothing_of_the_others() {
     let mut some = key("anna", "rye");
@@ -150,7 +150,7 @@ async fn lm_331_model_info_distinguishes_word_and_byte_tokenizers() {
     assert_eq!(info["vocab_size"], json!(32_000));
 }
 
-/// The engine stands still, and nobody waits for it.
+/// The engine is never stepped.
 #[tokio::test]
 async fn lm_332_model_info_is_answered_while_the_engine_is_stalled() {
     let (_owner, server) = stepped(parrot()).await;
@@ -164,7 +164,7 @@ async fn lm_332_model_info_is_answered_while_the_engine_is_stalled() {
     assert_eq!(message(&mut socket).await.0, "MSG");
 }
 
-/// The header of its file is enough to say what a model is; what it computes waits (LM-322).
+/// The header of the file is enough for MODEL_INFO; generation waits (LM-322).
 #[tokio::test]
 async fn lm_332_model_info_of_a_loading_model_comes_from_its_file() {
     let engine = spawned(parrot());
@@ -206,7 +206,7 @@ async fn lm_332_model_info_of_a_loading_model_comes_from_its_file() {
     );
 }
 
-/// What takes text alone is no model.
+/// A function that takes only text is not a model.
 #[tokio::test]
 async fn lm_322_a_stream_waits_for_a_model_that_is_loading() {
     let kernel = Kernel::new();

@@ -1,4 +1,4 @@
-//! A pool of servers that are there, and are killed.
+//! A pool whose servers are killed.
 
 mod hanging;
 mod resume;
@@ -20,7 +20,7 @@ use super::{client, message, of_parrot, parrot, stepped, stream, tokens_and_end}
 
 const SAYS: &str = "the quick brown fox jumps over it";
 
-/// What goes on after any beginning of what it says, as models do: what it is asked and what it has said are one to it.
+/// A script that continues from any part of its text, as models do: prompt and output are one text to it.
 fn fluent() -> scripted::Config {
     let rule = |given: usize| ScriptRule {
         pattern: Some(format!("^say: {}$", &SAYS[..given])),
@@ -68,7 +68,7 @@ async fn speaking(
         .unwrap()
 }
 
-/// The rest of a stream, with both engines stepped as long as there is something to do.
+/// The rest of a stream, with both engines stepped while there is work.
 async fn rest(
     items: &mut PooledItems,
     owners: &mut [&mut EngineOwner],
@@ -95,7 +95,7 @@ async fn rest(
     }
 }
 
-/// So many tokens of a stream.
+/// The next `count` tokens of a stream.
 async fn some(items: &mut PooledItems, owner: &mut EngineOwner, count: usize) -> Vec<u32> {
     let mut tokens = Vec::new();
     while tokens.len() < count {
@@ -109,12 +109,12 @@ async fn some(items: &mut PooledItems, owner: &mut EngineOwner, count: usize) ->
     tokens
 }
 
-/// What is said, and its end.
+/// The whole text, and its end token.
 fn whole() -> Vec<u32> {
     [bytes(SAYS), vec![257]].concat()
 }
 
-/// LM-801: killed in mid-stream, at every place.
+/// LM-801: the server is killed at several points of the stream.
 #[tokio::test]
 async fn lm_806_a_stream_continues_at_another_server_with_the_same_tokens() {
     for cut in [0, 1, 5, SAYS.len() - 1] {
@@ -124,7 +124,7 @@ async fn lm_806_a_stream_continues_at_another_server_with_the_same_tokens() {
         let mut items = pool.generate(request(), None);
         let mut tokens = some(&mut items, &mut first, cut).await;
         if cut == 0 {
-            // It is there, and has not begun.
+            // The request has arrived and has no token yet.
             let asked = async {
                 until("it is asked", || {
                     one.shared
@@ -191,7 +191,7 @@ async fn lm_806_a_pool_scores_and_a_lost_stream_with_a_penalty_fails() {
     });
     let whole_score = rest(&mut score, &mut [&mut first, &mut second]).await;
     assert_eq!(whole_score, (scored, Ok(StreamFinish::Stop)));
-    // The other's turn, then the first's again.
+    // The second server's turn, then the first's again.
     drop(
         rest(
             &mut pool.generate(request(), None),
@@ -243,7 +243,7 @@ async fn lm_801_streams_of_a_pool_are_distributed_over_its_servers() {
     let (mut second, two) = stepped(fluent()).await;
     let pool = pool(&[&one, &two], machine::PoolOptions::default()).await;
     let mut streams: Vec<PooledItems> = (0..6).map(|_| pool.generate(request(), None)).collect();
-    // Asked when they are read.
+    // A request is sent when its stream is polled.
     for items in &mut streams {
         tokio::select! {
             biased;
@@ -259,7 +259,7 @@ async fn lm_801_streams_of_a_pool_are_distributed_over_its_servers() {
     }
 }
 
-/// What a client of version 2 asks, and what it is told: buffers, masks, biases, scores, samples.
+/// Requests of a version 2 client, and their results: buffers, masks, biases, scores, samples.
 async fn conversation(server: &Running) -> Vec<(Vec<u64>, String)> {
     let mut socket = client(server).await;
     for request in [
@@ -311,7 +311,7 @@ async fn conversation(server: &Running) -> Vec<(Vec<u64>, String)> {
     all
 }
 
-/// LM-712: buffers, masks and the like end at our own face; a base server behind it is sent full prompts and biases.
+/// LM-712: buffers and masks are features of our own face; a base server behind it gets full prompts and biases.
 #[tokio::test]
 async fn lm_807_a_pool_of_base_servers_serves_version_2() {
     let (one, two) = (of_parrot().await, of_parrot().await);
@@ -326,7 +326,7 @@ async fn lm_807_a_pool_of_base_servers_serves_version_2() {
         let received = conversation(&front).await;
         assert_eq!(received, conversation(&one).await);
         assert_eq!(received[0].0, [104, 101, 108, 108, 111, 257]);
-        // What needs a tokenizer is not to be had.
+        // Features that need a tokenizer are not offered.
         let mut socket = client(&front).await;
         socket.send_text(r#"MODEL_INFO {"stream_id":1,"model":"parrot","data":{"lmtp":{"version":2,"features":"all"}}}"#).await;
         let facts = &message(&mut socket).await.1[0]["model_info"];
@@ -343,7 +343,7 @@ async fn lm_807_a_pool_of_base_servers_serves_version_2() {
     }
 }
 
-/// A long stream of which something has come.
+/// A long stream with at least one item.
 async fn begun(pool: &LmtpPool, owner: &mut EngineOwner) -> PooledItems {
     let wanted = GenerateRequest {
         prompt: vec![1],
@@ -355,7 +355,7 @@ async fn begun(pool: &LmtpPool, owner: &mut EngineOwner) -> PooledItems {
     items
 }
 
-/// LM-506, LM-961: a client that goes frees its rows at the upstream.
+/// LM-506, LM-961: dropping a stream frees its sequence at the server.
 #[tokio::test]
 async fn lm_702_a_stream_that_is_dropped_is_cancelled_at_its_server() {
     let (mut owner, one) = stepped(super::chatter()).await;

@@ -1,4 +1,4 @@
-//! Clients come back to what they have begun (LM-963 to LM-966), over real sockets.
+//! Clients resume their streams after a lost connection (LM-963 to LM-966), over real sockets.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::{chatter, client, kernel, message, stepped, tokens_and_end, with_conf
 const AGREE: &str = r#"MODEL_INFO {"stream_id":0,"model":"parrot","data":{"lmtp":{"version":2,"features":["resume","cancel"]}}}"#;
 const GENERATE: &str = r#"GENERATE {"model":"parrot","prompt":[7],"stream_id":1,"temperature":1,"seed":3,"max_tokens":20}"#;
 
-/// The name that the session is given.
+/// The token of the session.
 pub(super) async fn agreed(socket: &mut Socket) -> String {
     socket.send_text(AGREE).await;
     let (word, items) = message(socket).await;
@@ -44,7 +44,7 @@ async fn read(
     all
 }
 
-/// LM-606, LM-963, LM-964: tokens are those of a run that was not cut, each once.
+/// LM-606, LM-963, LM-964: the tokens are those of an uncut run, each once.
 #[tokio::test]
 async fn lm_965_a_stream_resumes_after_a_lost_connection_without_loss() {
     let mut runs = Vec::new();
@@ -86,7 +86,7 @@ async fn lm_965_a_stream_resumes_after_a_lost_connection_without_loss() {
             assert_eq!(item["seq"], json!(seq));
         }
         assert!(owner.is_empty());
-        // What the first connection counted is not taken back.
+        // Counters of the first connection are not decremented.
         assert_eq!(server.shared.metrics.lmtp.items.get(), 20);
         runs.push(tokens_and_end(&items));
     }
@@ -111,14 +111,14 @@ async fn lm_965_resume_closes_a_connection_that_is_still_open() {
     assert_eq!((reply.len(), close), (0, None));
     let items = message(&mut new).await.1;
     assert_eq!(items.len(), 3, "from the beginning: {items:?}");
-    // What was taken over belongs to nobody else any more.
+    // The token is used up.
     let mut third = client(&server).await;
     agreed(&mut third).await;
     third.send_text(&resume(&name, -1)).await;
     assert_eq!(message(&mut third).await.1[0]["code"], json!("stream_gone"));
 }
 
-/// LM-506: and after the grace nobody does.
+/// LM-506: a session is removed after its grace.
 #[tokio::test]
 async fn lm_964_a_session_ends_with_a_normal_close_or_after_its_grace() {
     for (goodbye, grace) in [(true, Duration::from_secs(30)), (false, Duration::ZERO)] {
@@ -159,7 +159,7 @@ async fn lm_964_a_session_ends_with_a_normal_close_or_after_its_grace() {
     }
 }
 
-/// Whoever finds a name has no use for it.
+/// A session token works only with the key of its session.
 #[tokio::test]
 async fn lm_965_a_session_belongs_to_its_key() {
     let keys = vec![key("one", "secret-one"), key("two", "secret-two")];
@@ -181,7 +181,7 @@ async fn lm_965_a_session_belongs_to_its_key() {
     }
 }
 
-/// LM-115: whoever closes the answer of a POST wants no more, and cannot be told from who has lost it.
+/// LM-115: `POST /lmtp` does not offer resume, because a closed response cannot be told from a lost one.
 #[tokio::test]
 async fn lm_964_resume_is_not_negotiated_above_the_limit_of_sessions() {
     let config = lmtp::Config {
@@ -196,7 +196,7 @@ async fn lm_964_resume_is_not_negotiated_above_the_limit_of_sessions() {
     let answer = message(&mut second).await.1;
     assert_eq!(answer[0]["lmtp"]["features"], json!(["cancel"]));
     assert_eq!(answer[0]["lmtp"].get("session"), None);
-    // A place is free again when its session is over.
+    // The session's room is free when the session has ended.
     first.close().await;
     loop {
         second.send_text(AGREE).await;
@@ -209,7 +209,7 @@ async fn lm_964_resume_is_not_negotiated_above_the_limit_of_sessions() {
     }
 }
 
-/// LM-952: the window stops one stream, and the engine with it.
+/// LM-952: the window pauses one stream, and its sequence.
 #[tokio::test]
 async fn lm_952_a_stream_with_a_full_window_pauses_until_an_ack() {
     let server = with_config(
@@ -230,7 +230,7 @@ async fn lm_952_a_stream_with_a_full_window_pauses_until_an_ack() {
             inside += message(&mut socket).await.1.len();
         }
         assert_eq!(inside, 2);
-        // Nothing else is under way: this is answered next.
+        // No other item is in flight: this is answered next.
         socket.send_text("X {}").await;
         assert_eq!(message(&mut socket).await.0, "MSG");
         seen += inside;

@@ -6,17 +6,17 @@ use serde_json::{Value, json};
 
 use super::{chatter, client, kernel, of_parrot, parrot, stream, tokens_and_end, with_config};
 
-/// Prompt and further members of a GENERATE to a parrot; its tokens, and how it ends.
+/// Prompt and further members of a GENERATE for the parrot; its tokens, and how it ends.
 const GENERATED: &[(&str, &str, &str, &str)] = &[
-    // LM-404: the end of the sequence is sent.
+    // LM-404: EOS is sent.
     ("[72,105]", "", "72 105 257", "stop"),
-    // LM-602; LM-404: an end that is the last token allowed is a stop.
+    // LM-602, LM-404: EOS as the last allowed token is a stop.
     ("[72,105]", r#","max_tokens":1"#, "72", "length"),
     ("[72,105]", r#","max_tokens":3"#, "72 105 257", "stop"),
-    // LM-303: an empty prompt begins a text.
+    // LM-303: an empty prompt starts with BOS.
     ("[]", "", "257", "stop"),
     ("[null]", "", "257", "stop"),
-    // LM-305: added before everything else; unknown ids are ignored.
+    // LM-305: the bias is added first; unknown ids are ignored.
     (
         "[72,105]",
         r#","logit_bias":{"257":100,"100000":100}"#,
@@ -29,7 +29,7 @@ const GENERATED: &[(&str, &str, &str, &str)] = &[
         "0",
         "length",
     ),
-    // LM-307: what completes a stop is sent, and the prompt takes no part.
+    // LM-307: the token that completes a stop is sent, and the prompt is not matched.
     (
         "[72,101,108,108,111]",
         r#","stop":"l""#,
@@ -91,7 +91,7 @@ async fn lm_404_streams_send_their_tokens_and_end_once() {
             .collect();
         let (reply, how) = tokens_and_end(&items);
         assert_eq!(how, *end, "{text}");
-        // Where only the number of tokens is known, the zero stands for any.
+        // 0 stands for any token where only the number is known.
         if expect != [0] {
             assert_eq!(reply, expect, "{text}");
         }
@@ -148,7 +148,7 @@ async fn lm_314_score_gives_the_log_probabilities_of_generate() {
     socket.send_text(ask).await;
     let generated = stream(&mut socket, 1).await;
     for item in &generated {
-        // LM-413: the sampled one first, then the best; greedy takes the best.
+        // LM-413: the sampled token first, then the best ones; greedy sampling takes the best.
         let top: Vec<f64> = item["top_logprobs"]
             .as_object()
             .unwrap()
@@ -195,7 +195,7 @@ async fn lm_306_prompt_and_output_share_the_context() {
     }
 }
 
-/// What was generated becomes part of the next prompt, as LMQL does it: nothing is computed twice.
+/// The output becomes part of the next prompt, as LMQL does it: nothing is computed twice.
 #[tokio::test]
 async fn lm_1308_a_growing_prompt_is_computed_once() {
     let engine = spawned(chatter());
@@ -267,7 +267,7 @@ async fn lm_605_each_stream_has_its_own_seed_and_parameters() {
     assert_eq!(reply[5], reply[7], "the best of one is the best");
 }
 
-/// LM-503: what a model does to one request is that request's alone.
+/// LM-503: a failure of one request does not affect others.
 #[tokio::test]
 async fn lm_503_a_failing_stream_fails_alone() {
     use sapwood_engine::scripted::{Script, ScriptRule, ScriptStep};
@@ -308,7 +308,7 @@ async fn lm_503_a_failing_stream_fails_alone() {
         let items = stream(&mut socket, 1).await;
         let (tokens, how) = tokens_and_end(&items);
         assert_eq!(how, end, "{prompt}");
-        // LM-502: tokens from before the failure come first.
+        // LM-502: tokens before the failure are sent first.
         assert!(tokens.len() >= least, "{items:?}");
         if end != "stop" {
             assert_eq!(items.last().unwrap()["retryable"], json!(true));

@@ -1,4 +1,4 @@
-//! The same protocol over every transport, and what each has of its own.
+//! The same protocol over every transport, and what is specific to each.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use super::{
     with_config,
 };
 
-/// A session of everything that the base protocol has.
+/// A session with everything in the base protocol.
 const SESSION: [&str; 9] = [
     r#"MODEL_INFO {"stream_id": 1, "model": "parrot", "data": {"model": "parrot"}}"#,
     r#"GENERATE {"model":"parrot","prompt":[256,72,105],"max_tokens":2,"top_logprobs":2,"stream_id":2}"#,
@@ -33,7 +33,7 @@ const SESSION: [&str; 9] = [
     r#"CANCEL {"stream_id":6,"model":"parrot","streams":"all"}"#,
     r#"GENERATE {"model":"parrot","prompt":[],"stream_id":7}"#,
 ];
-/// Items that it is answered with.
+/// The number of items in its responses.
 const ITEMS: usize = 1 + 2 + 1 + 2 + 5;
 
 /// LM-105
@@ -48,7 +48,7 @@ async fn lm_105_compression_is_declined_and_a_compressed_message_ends_the_connec
         .await;
     let (tokens, why) = tokens_and_end(&stream(&mut socket, 1).await);
     assert_eq!((tokens, why.as_str()), (vec![72, 257], "stop"));
-    // A text message whose first reserved bit says that it is compressed.
+    // A text message whose RSV1 bit says that it is compressed.
     let mut masked = vec![0b1100_0001, 0x80 | 2];
     masked.extend([0; 4]);
     masked.extend(*b"{}");
@@ -57,7 +57,7 @@ async fn lm_105_compression_is_declined_and_a_compressed_message_ends_the_connec
     assert_eq!(close.map(|(code, _)| code), Some(1002));
 }
 
-/// The same as an array, where what is no JSON cannot stand.
+/// The same as a JSON array, which cannot hold lines that are not JSON.
 fn array() -> String {
     let pairs = SESSION.iter().filter(|line| line.ends_with('}'));
     let pairs: Vec<String> = pairs
@@ -67,7 +67,7 @@ fn array() -> String {
     format!("[{}]", pairs.join(",\n "))
 }
 
-/// Items in an order that does not depend on steps: those of one id keep theirs.
+/// Sorts items by stream id, because the order between streams depends on timing.
 fn sorted(messages: impl IntoIterator<Item = String>) -> Vec<Value> {
     let messages = messages.into_iter().map(|text| parsed(&text));
     let mut items: Vec<Value> = messages.flat_map(|(_, items)| items).collect();
@@ -106,7 +106,7 @@ async fn over_unix(server: &Running) -> Vec<Value> {
     let mut stream = UnixStream::connect(&path).await.unwrap();
     let text = SESSION.join("\r\n\n") + "\n";
     stream.write_all(text.as_bytes()).await.unwrap();
-    // LM-111: a half-close; what runs finishes.
+    // LM-111: a half-close; running streams finish.
     stream.shutdown().await.unwrap();
     let mut reply = String::new();
     stream.read_to_string(&mut reply).await.unwrap();
@@ -123,7 +123,7 @@ async fn over_pipes(server: &Running) -> Vec<Value> {
         lmtp.serve_connection(reader, writer, false).await
     });
     let states = tokio::spawn(async move {
-        // The last line has no end.
+        // The last line has no line end.
         writer
             .write_all(SESSION.join("\n").as_bytes())
             .await
@@ -146,7 +146,7 @@ async fn over_a_bridge(server: &Running) -> Vec<Value> {
         bridge(&address, &ConnectOptions::default(), reader, writer, false).await
     });
     let states = tokio::spawn(async move {
-        // What is answered to nobody is not waited for, so it does not come last.
+        // Errors without a stream are not waited for, so they must not be last.
         writer
             .write_all(SESSION.join("\n").as_bytes())
             .await
@@ -160,7 +160,7 @@ async fn over_a_bridge(server: &Running) -> Vec<Value> {
     lines(&reply)
 }
 
-/// Sends a request over a connection of its own; the head of the answer, and its body.
+/// Sends a request on a connection of its own; returns head and body of the response.
 pub(super) async fn http(server: &Running, head: &str, body: &str) -> (String, String) {
     let mut tcp = TcpStream::connect(server.address).await.unwrap();
     let length = body.len();
@@ -168,7 +168,7 @@ pub(super) async fn http(server: &Running, head: &str, body: &str) -> (String, S
         "{head} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}",
         server.address
     );
-    // Headers of the caller's stand behind the path.
+    // Additional headers follow the path.
     let text = match head.split_once('\n') {
         Some((line, headers)) => text.replacen(
             &format!("{head} HTTP/1.1"),
@@ -260,7 +260,7 @@ async fn lm_102_other_requests_get_the_status_and_headers_that_say_what_to_send(
         ("PUT /lmtp", 405, "allow: "),
         ("POST /", 405, "allow: "),
         ("GET /lmtp/x", 404, ""),
-        // D-32: a page, for people.
+        // D-32: the home page.
         ("GET /", 200, "text/html"),
     ] {
         let (answer, _) = http(&server, head, "").await;
@@ -283,14 +283,14 @@ async fn lm_103_the_first_message_on_the_root_path_selects_the_protocol() {
     ours.send_text(r#"GENERATE {"model":"parrot","prompt":[7],"stream_id":1}"#)
         .await;
     assert_eq!(tokens_and_end(&stream(&mut ours, 1).await).1, "stop");
-    // It stays what it is.
+    // The protocol does not change.
     ours.send_text(r#"{"actions":[]}"#).await;
     assert_eq!(message(&mut ours).await.1[0]["code"], json!("malformed"));
     let mut theirs = Socket::open(&server, "/", &[]).await.unwrap();
     let list: SessionMessage = action("LIST_ACTIONS", &[], &[("actions", "a")]);
     theirs.send(prost::Message::encode_to_vec(&list)).await;
     assert!(matches!(theirs.received().await, SocketReply::Binary(_)));
-    // `/lmtp` is never anything else.
+    // On `/lmtp` there is no detection.
     let mut ours = client(&server).await;
     ours.send_text(r#"{"actions":[]}"#).await;
     assert_eq!(message(&mut ours).await.1[0]["code"], json!("malformed"));
@@ -330,7 +330,7 @@ async fn lm_104_only_subprotocols_of_the_path_are_selected() {
             .filter_map(|line| line.strip_prefix("sec-websocket-protocol: "));
         assert_eq!(selected.next(), chosen, "{path} {offered}");
     }
-    // Where it is offered there is nothing to find out: a first word that is none is ours to answer.
+    // With a subprotocol there is no detection: an unknown type is answered by LMTP.
     let headers = [("sec-websocket-protocol", "lmtp")];
     let mut socket = Socket::open(&server, "/", &headers).await.unwrap();
     socket.send_text("{}").await;
@@ -375,7 +375,7 @@ async fn lm_108_keys_are_checked_before_the_upgrade() {
             let named = Socket::open(&server, &format!("{path}?key=secret"), &[]).await;
             assert_eq!(named.is_ok(), query_key);
         }
-        // A request that only says that it becomes a WebSocket shows its key as others do.
+        // A POST that claims to upgrade must not use the query key.
         let reply = "POST /lmtp?key=secret\nupgrade: websocket\nconnection: upgrade";
         for asked in ["POST /lmtp", reply] {
             let (head, _) = http(&server, asked, "X {}").await;
@@ -386,7 +386,7 @@ async fn lm_108_keys_are_checked_before_the_upgrade() {
     }
 }
 
-/// LM-505: whoever is cut off hears why, and whose key still stands hears nothing.
+/// LM-505: streams of the revoked key get an error, and those of other keys are not affected.
 #[tokio::test]
 async fn lm_108_revoking_a_key_ends_its_connections() {
     let (mut owner, engine) = by_hand(parrot());
@@ -406,7 +406,7 @@ async fn lm_108_revoking_a_key_ends_its_connections() {
         socket.send_text("X {}").await;
         assert_eq!(message(socket).await.0, "MSG");
     }
-    // Under the same name, with another secret.
+    // The same name, with another secret.
     server.shared.auth.replace(vec![key("anna", "new"), ben]);
     let (reply, close) = cut.rest().await;
     let Some(SocketReply::Text(last)) = reply.last() else {
@@ -421,7 +421,7 @@ async fn lm_108_revoking_a_key_ends_its_connections() {
     assert_eq!(tokens_and_end(&stream(&mut other, 1).await).1, "stop");
 }
 
-/// A message for each item, and no list.
+/// LM-114: one message for each item, without a list.
 #[tokio::test]
 async fn lm_114_items_may_be_objects() {
     let server = of_parrot().await;
@@ -448,7 +448,7 @@ async fn lm_114_items_may_be_objects() {
     }
 }
 
-/// Input that has ended, with streams that have not.
+/// Input that has ended while streams are open.
 async fn pipes(server: &Running, cancel: bool, retained: bool) -> (LinesEnd, String) {
     let (ours, theirs) = duplex(1 << 20);
     let (mut reader, mut writer) = tokio::io::split(ours);
@@ -485,7 +485,7 @@ async fn lm_110_at_the_end_of_input_streams_finish_or_are_cancelled_as_configure
     let (ended, reply) = pipes(&server, true, true).await;
     assert_eq!(ended, LinesEnd::Finished);
     assert!(lines(&reply).len() < 2000);
-    // Nobody reads any more.
+    // The reader of the output has gone.
     let (ended, _) = pipes(&server, false, false).await;
     assert_eq!(ended, LinesEnd::Cut);
     until("nothing runs", || {
@@ -537,7 +537,7 @@ async fn lm_113_a_json_body_that_is_not_a_list_of_messages_is_refused() {
         let error: Value = serde_json::from_str(&reply).unwrap();
         assert_eq!(error["error"]["code"], json!("malformed"));
     }
-    // Lines of nothing are no fault.
+    // An empty body of lines is valid.
     let (head, reply) = http(&server, "POST /lmtp", "").await;
     assert!(
         head.starts_with("http/1.1 200") && reply.is_empty(),
@@ -562,7 +562,7 @@ async fn lm_115_closing_the_response_cancels_its_streams() {
         line.len()
     );
     tcp.write_all(text.as_bytes()).await.unwrap();
-    // The answer comes although the body has not ended.
+    // The response starts before the body has ended.
     let mut first = vec![0; 600];
     tcp.read_exact(&mut first).await.unwrap();
     assert!(String::from_utf8_lossy(&first).contains("TOKEN ["));
@@ -576,7 +576,7 @@ async fn lm_115_closing_the_response_cancels_its_streams() {
     .await;
 }
 
-/// LM-302: what a client calls by no name is the configured model.
+/// LM-302: messages without a model get the configured one.
 #[tokio::test]
 async fn lm_302_a_message_without_a_model_uses_the_default_model() {
     let config = lmtp::Config {
@@ -592,8 +592,8 @@ async fn lm_302_a_message_without_a_model_uses_the_default_model() {
     assert_eq!(tokens_and_end(&stream(&mut socket, 1).await).1, "stop");
 }
 
-/// OA-911 is for bodies that are read before they are answered. One that is read as a stream may be silent while its streams
-/// run; one that is given up later does not look like one that was answered to its end.
+/// OA-911 is for bodies that are read before they are answered. A body that is read as a stream may be silent while its
+/// streams run; if it times out later, the response is broken off instead of ended.
 #[tokio::test]
 async fn lm_113_a_body_may_be_silent_while_streams_run_and_a_timeout_breaks_off_the_response() {
     let (mut owner, engine) = by_hand(chatter());
@@ -626,10 +626,10 @@ async fn lm_113_a_body_may_be_silent_while_streams_run_and_a_timeout_breaks_off_
             () = tokio::task::yield_now() => {}
         }
     }
-    // Nothing runs any more, and nothing comes.
+    // Nothing is running, and no more input arrives.
     let reading = tokio::spawn(async move {
         let mut rest = Vec::new();
-        // A reset is as good a cut as an end.
+        // The connection may end with a reset or with EOF.
         let _ = tcp.read_to_end(&mut rest).await;
         rest
     });

@@ -1,4 +1,4 @@
-//! Our client, and models behind it, against our own face.
+//! Our client, and remote models, against our own face.
 
 use futures::StreamExt;
 use sapwood_engine::api::Tokens;
@@ -72,7 +72,7 @@ async fn lm_702_our_client_works_against_our_face() {
     assert!(!client.raw_logprobs());
 }
 
-/// LM-113: one request that lasts, and its answer.
+/// LM-113: one long request, and its response.
 #[tokio::test]
 async fn lm_701_our_client_works_over_one_long_post_request() {
     let server = of_parrot().await;
@@ -87,7 +87,7 @@ async fn lm_701_our_client_works_over_one_long_post_request() {
     let both = tokio::join!(whole(first), whole(second));
     assert_eq!(both.0, (vec![72, 105, 257], Ok(StreamFinish::Stop)));
     assert_eq!(both.1.1, Ok(StreamFinish::Stop));
-    // Another path knows no such request.
+    // Another path does not serve LMTP.
     let url = format!("post+http://{}/elsewhere", server.address);
     let refused =
         LmtpClient::connect(PeerAddress::parse(&url).unwrap(), ConnectOptions::default()).await;
@@ -97,7 +97,7 @@ async fn lm_701_our_client_works_over_one_long_post_request() {
     sapwood_tests::until("the request has ended", || open.get() == 0).await;
 }
 
-/// What a function gives for a prompt of tokens: ids, probabilities, alternatives.
+/// The output of a function for a prompt of tokens: ids, log-probabilities, alternatives.
 async fn sampled(kernel: &Kernel, name: &str) -> Vec<(u32, f32, Vec<(u32, f32)>)> {
     let ids: Vec<u8> = [72_u32, 105]
         .iter()
@@ -136,7 +136,7 @@ async fn lm_712_a_remote_model_gives_the_tokens_of_the_local_one() {
     assert_eq!(sampled(&here, "far").await, near);
 }
 
-/// A model whose tokenizer nobody knows: tokens go through, and text is refused.
+/// A model without a known tokenizer: token ids are served, and text is refused.
 #[tokio::test]
 async fn lm_712_without_a_tokenizer_text_is_refused_and_token_ids_are_served() {
     let server = of_parrot().await;
@@ -165,7 +165,7 @@ async fn lm_712_without_a_tokenizer_text_is_refused_and_token_ids_are_served() {
     assert_eq!(tokens, (vec![72, 105, 257], Ok(StreamFinish::Stop)));
 }
 
-/// What the peer is not asked for is not left out in silence.
+/// LM-974: what a peer cannot give is refused rather than omitted.
 #[tokio::test]
 async fn lm_974_prompt_logprobs_of_a_remote_model_are_refused() {
     let server = of_parrot().await;

@@ -1,4 +1,4 @@
-//! Sessions of Evergreen that come, go, and do not read.
+//! Memory of Evergreen sessions that end, or do not read.
 
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ async fn ev_104_memory_after_a_thousand_sessions_equals_memory_after_ten() {
             .unwrap();
         write(&session, &data).await;
         match count % 4 {
-            // Every way to end: in good order, by leaving, with work in progress, after an answer.
+            // Every way to end: a close, a drop, with running work, after an answer.
             0 => session.close().await.unwrap(),
             1 => drop(session),
             2 => {
@@ -89,7 +89,7 @@ async fn ev_805_memory_is_constant_with_a_client_that_never_reads() {
     let generate = action("GENERATE", &[("prompt", "p")], &[("response", "r")]);
     let messages = stream::iter([generate, fragments(vec![leaf("p", 0, 10)])]);
     let unread = call(&server, messages, &[]).await.unwrap();
-    // Generation comes to a stop: other calls go on, and no token is computed meanwhile.
+    // Generation stops: other calls continue, and no token is computed meanwhile.
     let tokens = || engine.stats().generation_tokens.get();
     let mut computed = 0;
     while tokens() == 0 || std::mem::replace(&mut computed, tokens()) != tokens() {
@@ -97,7 +97,7 @@ async fn ev_805_memory_is_constant_with_a_client_that_never_reads() {
     }
     assert!(engine.stats().streams_parked.get() == 1 && computed < 1 << 18);
     let parked = live_bytes();
-    // A queue of 1 MiB in tokens of five bytes, each with what keeps it in its log.
+    // A queue of 1 MiB in tokens of five bytes, each with the overhead of its log entry.
     assert!(parked - before < 16 << 20, "{} bytes", parked - before);
     echoes(&other).await;
     let grown = live_bytes() - parked;
@@ -109,7 +109,7 @@ async fn ev_805_memory_is_constant_with_a_client_that_never_reads() {
 async fn ev_805_small_payloads_pin_no_large_receive_buffer() {
     let _turn = TURN.lock().await;
     let server = Running::with_test_functions().await;
-    // The large fragment is kept once; later ones are duplicates and go, and what came with them stays.
+    // The large fragment is retained once; later ones are duplicates and dropped, and the small ones are retained.
     let message = |round: i32| {
         let small = leaf(&format!("small {round}"), 0, 100);
         fragments(vec![leaf("large", 0, 4 << 20), small])
@@ -121,7 +121,7 @@ async fn ev_805_small_payloads_pin_no_large_receive_buffer() {
     for round in 0..30 {
         send.send(message(round)).await.unwrap();
     }
-    // An answer to what was sent last says that all of it has been taken in.
+    // A response to the last message shows that all of them have been handled.
     let ping = fragments(vec![leaf("ping", 0, 1)]);
     send.send(ping).await.unwrap();
     let echo = action("echo", &[("text", "ping")], &[("response", "pong")]);

@@ -1,4 +1,4 @@
-//! Streams of the Triton face that are left in every way there is: what is left of them.
+//! Memory after streams of the Triton face that are abandoned in every way.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use super::test_server::TestServer;
 const STREAM: &str = "/v2/models/m/generate_stream";
 const BODY: &[u8] = br#"{"id":"a","text_input":"x","stream":true,"max_tokens":4000}"#;
 
-/// Nobody may stay away.
+/// Resumable streams are removed at once.
 async fn open() -> TestServer {
     TestServer::open(Faces {
         generate: generate::Config {
             resume_grace: Duration::ZERO,
-            // So little that a stream stands still before it has ended.
+            // So small that a stream pauses before its end.
             resume_bytes: 64 << 10,
             ..generate::Config::default()
         },
@@ -26,7 +26,7 @@ async fn open() -> TestServer {
     .await
 }
 
-/// A stream that has sent an event, and the address to resume it.
+/// A resumable stream that has sent an event, and the path to resume it.
 async fn begin(server: &Running, headers: &[&str]) -> (Wire, String) {
     let mut wire = Wire::connect(server.address).await;
     wire.send(post(STREAM, headers, BODY)).await;
@@ -36,35 +36,35 @@ async fn begin(server: &Running, headers: &[&str]) -> (Wire, String) {
     (wire, format!("/v2/streams/{name}"))
 }
 
-/// Ways to come, ask and go.
+/// The number of ways to use and leave a stream.
 const WAYS: usize = 6;
 
-/// Somebody who comes, asks and goes in one of the [`WAYS`].
+/// A client that uses and leaves a stream in one of the [`WAYS`].
 async fn visit(server: &Running, way: usize) {
     let resume = "sapwood-resume: 1";
     let mut other = Wire::connect(server.address).await;
     match way {
-        // Before anything was said, and in the middle of it.
+        // Before the first event, and in the middle.
         0 => other.send(post(STREAM, &[resume], BODY)).await,
         1 => drop(begin(server, &[]).await),
-        // With the right to come back, for no time at all.
+        // Resumable, with no grace.
         2 => drop(begin(server, &[resume]).await),
-        // With a word.
+        // Cancelled by DELETE.
         3 => {
             let (_wire, path) = begin(server, &[resume]).await;
             let answer = other.ask(head("DELETE", &path, &[])).await;
             assert_eq!(answer.summary().0, 204);
         }
-        // Having taken over from oneself, or come too late for it.
+        // Resumed while it was connected, or too late.
         4 => {
             let (_wire, path) = begin(server, &[resume]).await;
             other.send(head("GET", &path, &[])).await;
-            // What it does not read is sent nevertheless, and soon forgotten.
+            // Unread events are sent, and soon evicted.
             if other.head().await.status == 200 {
                 other.chunk().await.unwrap();
             }
         }
-        // With everything.
+        // Read to its end.
         _ => {
             let request = post(STREAM, &[resume], br#"{"text_input":"x","max_tokens":20}"#);
             assert!(other.ask(request).await.complete);

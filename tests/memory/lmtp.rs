@@ -1,4 +1,4 @@
-//! Streams of LMTP that come and go, are never read, or are no streams at all: what is left of them.
+//! Memory after LMTP streams that are abandoned, never read, or invalid.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use super::test_server::TestServer;
 use super::{TURN, live_bytes, usual_growth};
 
-/// Nobody may stay away.
+/// Resumable sessions are removed at once.
 async fn open() -> TestServer {
     let limits = ConnectionLimits {
         resume_grace: Duration::ZERO,
@@ -35,12 +35,12 @@ impl TestServer {
         Socket::open(&self.server, "/lmtp", &[]).await.unwrap()
     }
 
-    /// Somebody who will not read.
+    /// A client that does not read.
     async fn mute(&self) -> Socket {
         Socket::narrow(&self.server, "/lmtp").await.unwrap()
     }
 
-    /// Short streams of somebody who reads.
+    /// Short streams of a client that reads.
     async fn others(&self) {
         let mut socket = self.client().await;
         for id in 0..5 {
@@ -53,7 +53,7 @@ impl TestServer {
         socket.close().await;
     }
 
-    /// Lets others work until `number` stays as it is; gives it.
+    /// Yields until `number` no longer changes; returns it.
     async fn settled(&self, number: impl Fn() -> usize) -> usize {
         let mut last = 0;
         loop {
@@ -87,15 +87,15 @@ fn ends_in(text: &str) -> usize {
     text.matches(r#""finish_reason":"length""#).count()
 }
 
-/// Ways to come, ask and go.
+/// The number of ways to use and leave a connection.
 const WAYS: usize = 7;
 
-/// Somebody who comes, asks and goes in one of the [`WAYS`].
+/// A client that uses and leaves a connection in one of the [`WAYS`].
 async fn visit(context: &TestServer, way: usize) {
     let mut socket = context.client().await;
     socket.send_text(&generate(1, 4_000)).await;
     match way {
-        // Before anything was said, in the middle of it, in good order.
+        // Before the first item, in the middle, and with a close.
         0 => {}
         1 => drop(next_text(&mut socket).await),
         2 => {
@@ -110,7 +110,7 @@ async fn visit(context: &TestServer, way: usize) {
             socket.send_text(&generate(16, 1)).await;
             while ends_in(&next_text(&mut socket).await) == 0 {}
         }
-        // Because of what it says.
+        // After an invalid message.
         4 => {
             for _ in 0..16 {
                 socket.send_text("nonsense").await;
@@ -118,14 +118,14 @@ async fn visit(context: &TestServer, way: usize) {
             let (_, close) = socket.rest().await;
             assert_eq!(close.map(|(code, _)| code), Some(1008));
         }
-        // With the right to come back, for no time at all.
+        // Resumable, with no grace.
         5 => {
             socket.send_text(AGREE).await;
             while !next_text(&mut socket).await.contains("\"session\"") {}
             socket.send_text(&generate(2, 4_000)).await;
             while !next_text(&mut socket).await.contains("\"stream_id\":2,") {}
         }
-        // Over HTTP, in the middle of the answer.
+        // Over HTTP, in the middle of the response.
         _ => {
             let mut tcp = TcpStream::connect(context.server.address).await.unwrap();
             let line = generate(1, 4_000) + "\n";
@@ -149,7 +149,7 @@ async fn lm_1305_clients_that_leave_in_any_way_leave_no_sequences_tasks_or_memor
         .await;
 }
 
-/// LM-1304: thousands of streams on one connection, again and again.
+/// LM-1304: thousands of streams on one connection, repeatedly.
 #[tokio::test]
 async fn lm_610_thousands_of_streams_of_one_connection_leave_no_memory() {
     let _turn = TURN.lock().await;
@@ -179,7 +179,7 @@ async fn lm_610_thousands_of_streams_of_one_connection_leave_no_memory() {
     assert!(usual_growth(&after) < 32 << 10, "{after:?}");
 }
 
-/// A thousand streams of somebody who does not read, and then does.
+/// A thousand streams of a client that does not read at first.
 async fn unread(context: &TestServer) {
     let mut mute = context.mute().await;
     let computed = context.stats().generation_tokens.get();
@@ -190,13 +190,13 @@ async fn unread(context: &TestServer) {
     loop {
         context.others().await;
         visits += 1;
-        // What others get is known.
+        // The number of tokens for the other clients is known.
         let now = context.stats().generation_tokens.get() - computed - 25 * visits;
         if std::mem::replace(&mut last, now) == now && now > 0 {
             break;
         }
     }
-    // The system's own buffers may hold some megabytes, which is up to 40,000 tokens.
+    // The system's socket buffers may hold some megabytes, which is up to 40,000 tokens.
     assert!(last < 100_000, "{last} tokens computed for nobody");
     let full = live_bytes();
     context.others().await;
@@ -208,12 +208,12 @@ async fn unread(context: &TestServer) {
     }
 }
 
-/// LM-608: others are served meanwhile, and who reads after all has everything.
+/// LM-608: other clients are served meanwhile, and the slow reader receives everything in the end.
 #[tokio::test]
 async fn lm_607_memory_is_constant_with_a_thousand_unread_streams() {
     let _turn = TURN.lock().await;
     let context = open().await;
-    // What is as wide as the largest batch and queue stays so.
+    // The first round grows buffers to the largest batch and queue, which stay that large.
     unread(&context).await;
     let before = context.left().await;
     unread(&context).await;
@@ -222,7 +222,7 @@ async fn lm_607_memory_is_constant_with_a_thousand_unread_streams() {
     assert!(grown < 128 << 10, "{grown} bytes left");
 }
 
-/// Lines that are answered with an error each, so that the flood never ends by LM-202.
+/// Lines that get an error each, but are never malformed, so LM-202 does not close the connection.
 const FLOODS: [&[&str]; 4] = [
     &["nonsense", "FOO {}"],
     &[r#"GENERATE {"model":"nobody","prompt":[1],"stream_id":1}"#],
@@ -230,7 +230,7 @@ const FLOODS: [&[&str]; 4] = [
     &[r#"MODEL_INFO {"stream_id":1,"model":"m"}"#],
 ];
 
-/// LM-202, LM-203: answers wait for room, and what asks for them is not read meanwhile.
+/// LM-202, LM-203: responses wait for room, and the server does not read meanwhile.
 #[tokio::test]
 async fn lm_607_memory_is_constant_under_floods_with_unread_answers() {
     let _turn = TURN.lock().await;
@@ -264,7 +264,7 @@ async fn lm_607_memory_is_constant_under_floods_with_unread_answers() {
     }
 }
 
-/// LM-1304: what is wide enough for the largest message is not kept by those that wait for the next.
+/// LM-1304: a connection does not keep a buffer as large as its largest message.
 #[tokio::test]
 async fn lm_1201_large_messages_pin_no_memory() {
     let _turn = TURN.lock().await;
@@ -276,7 +276,7 @@ async fn lm_1201_large_messages_pin_no_memory() {
     for mut large in [generate(1, 1), "nonsense".to_owned()] {
         large.extend(std::iter::repeat_n(' ', (4 << 20) - large.len()));
         let mut socket = context.client().await;
-        // Past the client's library, which keeps what it had to be as wide.
+        // Sent as raw bytes, because the client's library keeps large buffers.
         socket.raw(&frame(0x81, large.as_bytes())).await;
         next_text(&mut socket).await;
         sockets.push(socket);

@@ -1,6 +1,6 @@
-//! What a server holds, in bytes of the allocator (EV-104, EV-805, LM-1305, TR-1303).
+//! Memory of a server, in bytes counted by the allocator (EV-104, EV-805, LM-1305, TR-1303).
 //!
-//! Client and server are one process: both have to let go.
+//! Client and server are one process: both have to release their memory.
 
 #![allow(
     missing_docs,
@@ -21,11 +21,11 @@ use tokio::sync::Mutex;
 #[global_allocator]
 static GLOBAL: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Held by the test whose bytes are counted.
+/// Held by the test whose bytes are counted, so that tests run one at a time.
 static TURN: Mutex<()> = Mutex::const_new(());
 
-/// What a round leaves behind, given the bytes held [`after`](held) each one. Lists keep the room of their best times, so
-/// one round may take more once in a while; a leak is there in every one.
+/// The bytes that a round leaves behind, given the live bytes `after` each. Collections keep their largest
+/// capacity, so single rounds may grow; a leak grows in every round.
 fn usual_growth(after: &[isize]) -> isize {
     let mut grown: Vec<isize> = after.windows(2).map(|two| two[1] - two[0]).collect();
     grown.sort_unstable();

@@ -1,4 +1,4 @@
-//! A server of one model, and everything of it that can be left behind.
+//! A server of one model, and all of its state that a client can leave behind.
 
 use sapwood_engine::scripted::{self, Script};
 use sapwood_engine::stats::EngineStats;
@@ -9,25 +9,25 @@ use tokio::runtime::Handle;
 
 use super::{live_bytes, usual_growth};
 
-/// Tokens in the model's cache, and in one stream.
+/// Tokens in the model's KV cache, and in one stream.
 const CELLS: u32 = 1 << 13;
 
 pub(super) struct TestServer {
     pub(super) server: Running,
     engine: Engine,
-    /// Tasks while nobody is there.
+    /// The number of tasks without clients.
     tasks: usize,
 }
 
 impl TestServer {
-    /// Its model says words until nobody wants more.
+    /// Its model generates words until it is cancelled.
     pub(super) async fn open(faces: Faces) -> Self {
         let words = played(scripted::Config {
             name: "m".into(),
             script: Script::Tokens,
             context_tokens: CELLS,
             count: 1 << 16,
-            // What the cache remembers of those who are gone is little.
+            // A small prefix cache, so that ended requests leave little.
             kept_prefixes: 0,
             cells: Some(CELLS),
             ..scripted::Config::default()
@@ -51,7 +51,7 @@ impl TestServer {
         self.engine.stats()
     }
 
-    /// Has everybody come and go again and again: rows and tasks are as they were each time, and so is what is held.
+    /// Runs every way of leaving repeatedly: sequences, tasks and memory are the same after each round.
     pub(super) async fn keeps_nothing(&self, ways: usize, visit: impl AsyncFn(usize)) {
         let mut after = Vec::new();
         for _ in 0..25 {
@@ -62,11 +62,11 @@ impl TestServer {
             }
             after.push(bytes);
         }
-        // What the model's cache remembers differs from time to time.
+        // The content of the prefix cache varies from round to round.
         assert!(usual_growth(&after) < 32 << 10, "{after:?}");
     }
 
-    /// Waits until nothing is left of anybody, and counts the bytes.
+    /// Waits until no state is left, and returns the live bytes.
     pub(super) async fn left(&self) -> isize {
         let numbers = &self.server.shared.metrics;
         until("everybody is gone", || numbers.connections_open.get() == 0).await;

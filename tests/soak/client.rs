@@ -1,4 +1,4 @@
-//! One client after the other in one place: each does something else, and knows what must come of it.
+//! A sequence of clients: each does another errand, and checks the result.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -21,28 +21,28 @@ use tokio::time::Instant;
 use super::dice::Dice;
 use super::wire::Wire;
 
-/// What a client comes for.
+/// The errand of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Errand {
-    /// A stream through two functions while it is written, and once more in the end.
+    /// Streams through two functions while writing, and calls one again at the end.
     Echo,
-    /// An answer of a model.
+    /// Generates with a model.
     Generate,
-    /// Begins what never ends, reads a little, and changes its mind.
+    /// Starts an endless call, reads a little, and cancels it.
     Cancel,
-    /// Loses its connection in the middle and comes back.
+    /// Loses its connection in the middle and resumes.
     Cut,
-    /// Takes its time.
+    /// Reads slowly.
     Slow,
     /// Serves functions of its own.
     Offer,
-    /// Meets a function that fails, and goes on.
+    /// Calls a function that fails, and continues.
     Fail,
-    /// Has no time for what it asks.
+    /// Sets a deadline that is too short.
     Late,
-    /// Goes without a word.
+    /// Disconnects without a close.
     Leave,
-    /// Sends what is long and takes long, and is refused or has gone by then.
+    /// Sends long messages that take long to decode, and is refused or disconnects.
     LoadHeader,
 }
 
@@ -59,7 +59,7 @@ const ERRANDS: [Errand; 10] = [
     Errand::LoadHeader,
 ];
 
-/// Schemes, and what stands behind the port; the first three can be resumed.
+/// Schemes, and what follows the port; the first three can be resumed.
 const DIALECTS: [(&str, &str); 4] = [
     ("http", ""),
     ("ws", "/evergreen?dialect=protobuf"),
@@ -67,7 +67,7 @@ const DIALECTS: [(&str, &str); 4] = [
     ("ws", "/?dialect=msgpack"),
 ];
 
-/// How often each errand was done, and how many bytes came back.
+/// How often each errand ran, and how many bytes were received.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Totals {
     done: [u64; ERRANDS.len()],
@@ -98,7 +98,7 @@ impl fmt::Display for Totals {
     }
 }
 
-/// A place where one client follows the other.
+/// One of the concurrent clients; each errand is a new client.
 pub(crate) struct Client {
     server: SocketAddr,
     dice: Dice,
@@ -119,7 +119,7 @@ impl Client {
         }
     }
 
-    /// Errand after errand until `end`.
+    /// Runs errands until `end`.
     pub(crate) async fn run(mut self, end: Instant) -> Result<Totals> {
         let mut round = 0_u64;
         while Instant::now() < end {
@@ -167,7 +167,7 @@ impl Client {
         Ok(ClientSession::connect(&address, options).await?)
     }
 
-    /// One message of most of a megabyte, of parts that take long to read or to take in.
+    /// A message of nearly a megabyte, with parts that take long to decode or to handle.
     async fn load(&mut self) -> Result<()> {
         let many = |part: &str| part.repeat(LOAD_HEADER_BYTES / part.len());
         let message = match self.dice.below(3) {
@@ -199,7 +199,7 @@ impl Client {
         if self.dice.below(2) == 0 {
             return Ok(());
         }
-        // Whether it was refused and closed by then or not: that nothing is left of it is seen in the end.
+        // It may have been refused and closed by then; the check at the end of the soak shows that no state is left.
         let _ = socket
             .write_all(&frame(0x88, &1000_u16.to_be_bytes()))
             .await;
@@ -207,7 +207,7 @@ impl Client {
         Ok(())
     }
 
-    /// Pieces of text, and the whole.
+    /// Pieces of text, and the whole text.
     fn pieces(&mut self, most: usize, bytes: usize) -> Vec<Bytes> {
         let count = 1 + self.dice.below(most);
         let piece = |dice: &mut Dice| {
@@ -227,7 +227,7 @@ impl Client {
         Ok(())
     }
 
-    /// A stream through two functions; what comes out is read by two, the second when all is over.
+    /// A stream through two functions; the output has two readers, the second after the end.
     async fn pipeline(&mut self, session: &ClientSession, pieces: Vec<Bytes>) -> Result<()> {
         let expect = pieces.concat();
         let mut writer = session.write()?;
@@ -291,7 +291,7 @@ impl Client {
             self.totals.bytes += piece.map_err(to_anyhow)?.data.len() as u64;
         }
         drop((reader, call));
-        // The session is as good as before.
+        // The session is still usable.
         let pieces = self.pieces(3, 100);
         self.pipeline(&session, pieces).await?;
         session.close().await?;
@@ -344,7 +344,7 @@ impl Client {
         Ok(())
     }
 
-    /// Functions of ours are listed while we are there, and called by their names.
+    /// Our functions are listed while the session is open, and can be called by name.
     async fn offer(&mut self) -> Result<()> {
         let dialect = DIALECTS[self.dice.below(3)];
         let session = self
@@ -467,9 +467,9 @@ fn to_anyhow(status: Arc<Status>) -> anyhow::Error {
     Status::clone(&status).into()
 }
 
-/// Of a message that is a burden.
+/// The size of a large message.
 const LOAD_HEADER_BYTES: usize = 900_000;
-/// How it begins to speak JSON.
+/// The start of a JSON message.
 const UPGRADE: &[u8] = b"GET /evergreen HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-protocol: evergreen.v2.json\r\n\r\n";
-/// How long one errand may take, on a machine that does other things as well.
+/// The time limit of one errand, on a busy machine.
 const WAIT_LIMIT: Duration = Duration::from_secs(120);

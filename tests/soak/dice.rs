@@ -1,6 +1,6 @@
-//! Chance that can be had again.
+//! Pseudo-random numbers from a seed.
 
-/// Numbers that follow from a seed.
+/// A generator; the same seed gives the same numbers.
 pub(crate) struct Dice(u64);
 
 impl Dice {
@@ -26,7 +26,7 @@ impl Dice {
         &all[self.below(all.len())]
     }
 
-    /// So many letters.
+    /// A text of `count` letters.
     pub(crate) fn letters(&mut self, count: usize) -> String {
         (0..count)
             .map(|_| char::from(b'a' + (self.next() % 26) as u8))

@@ -25,19 +25,19 @@ use self::victim::{Polls, Sample, Victim};
 /// Many clients of all kinds against a running server
 #[derive(Parser)]
 struct Args {
-    /// Where it listens
+    /// Address of the server
     #[arg(long)]
     server: SocketAddr,
-    /// Its process, whose memory is watched
+    /// Process id of the server, whose memory is watched
     #[arg(long)]
     pid: u32,
-    /// How long
+    /// Duration in minutes
     #[arg(long, default_value = "10")]
     minutes: f64,
-    /// Clients at a time
+    /// Number of concurrent clients
     #[arg(long, default_value = "16")]
     clients: u64,
-    /// What they do follows from this; without it, from the clock
+    /// Seed of the clients' choices; default: the clock
     #[arg(long)]
     seed: Option<u64>,
 }
@@ -80,8 +80,8 @@ async fn soak(args: &Args, seed: u64) -> Result<()> {
     judge(&samples, span)
 }
 
-/// No task may hold a thread of the server for long. The machine is busy with the clients, so that a thread may lose its
-/// processor in the middle of a poll: a few may seem long.
+/// No task may block a thread of the server for long. The clients keep the machine busy, so a thread may be preempted
+/// in the middle of a poll: a few polls may seem long.
 fn judge_polls(polls: &Polls) -> Result<()> {
     let Polls { all, long, longest } = polls;
     send(&format!(
@@ -93,7 +93,7 @@ fn judge_polls(polls: &Polls) -> Result<()> {
     Ok(())
 }
 
-/// Looks at the server every few seconds; gives up as soon as a client has found something wrong.
+/// Checks the server every few seconds; stops as soon as a client has failed.
 async fn watch(
     victim: &Victim,
     clients: &mut JoinSet<Result<Totals>>,
@@ -114,7 +114,7 @@ async fn watch(
             ))?;
         }
         samples.push(sample);
-        // A client that has ended before its time has failed.
+        // A client that has ended early has failed.
         if Instant::now() < end
             && let Some(ended) = clients.try_join_next()
         {
@@ -124,7 +124,7 @@ async fn watch(
     Ok(samples)
 }
 
-/// Compares what was resident in the first and in the last third after the warm-up, the middle of each.
+/// Compares the medians of resident memory in the first and in the last third after the warm-up.
 fn judge(samples: &[Sample], span: Duration) -> Result<()> {
     let warm = (span / 3).min(WARM_UP);
     let after: Vec<&Sample> = samples.iter().filter(|sample| sample.at >= warm).collect();
@@ -139,7 +139,7 @@ fn judge(samples: &[Sample], span: Duration) -> Result<()> {
     let minutes = (span - warm).as_secs_f64() / 60.0 * 2.0 / 3.0;
     #[allow(clippy::cast_precision_loss, reason = "memory is far below 2^52 bytes")]
     let growth = (last as f64 - first as f64) / 1024.0 / minutes;
-    // What allocators round and keep is the same for a short run as for a long one.
+    // Rounding and caching of allocators do not depend on the length of the run.
     let most = GROWTH_KIB.max(ROUNDING_KIB / minutes);
     send(&format!(
         "resident after the warm-up {} KiB, at the end {} KiB: {growth:+.0} KiB per minute (at most {most:.0})",
@@ -162,16 +162,16 @@ fn send(line: &str) -> Result<()> {
     Ok(writeln!(std::io::stdout(), "{line}")?)
 }
 
-/// How often the server is looked at.
+/// Interval of the checks.
 const EVERY: Duration = Duration::from_secs(1);
-/// Until when memory may grow: buffers and caches find their size.
+/// Warm-up, in which buffers and caches may grow.
 const WARM_UP: Duration = Duration::from_secs(120);
-/// How long models may take to load, and how long after the last client something may still be open: whoever is away is
-/// waited for.
+/// How long models may take to load, and how long something may stay open after the last client: detached sessions wait
+/// for their grace.
 const WAIT_LIMIT: Duration = Duration::from_secs(40);
-/// One in so many polls may seem to last longer than 50 ms.
+/// One in this many polls may seem to last longer than 50 ms.
 const LONG_POLLS: u64 = 100;
-/// Growth that passes, in a run that is long enough.
+/// Allowed growth, in a run that is long enough.
 const GROWTH_KIB: f64 = 256.0;
-/// What may come on top, once.
+/// Allowed growth besides, once.
 const ROUNDING_KIB: f64 = 2_048.0;

@@ -1,4 +1,4 @@
-//! The server as it is seen from outside: its memory, and its own numbers.
+//! The server under load, seen from outside: its memory and its metrics.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,19 +14,19 @@ pub(crate) struct Victim {
     pid: u32,
 }
 
-/// What was resident, and when.
+/// Resident memory over time.
 pub(crate) struct Sample {
     pub(crate) at: Duration,
     /// Bytes.
     pub(crate) resident: u64,
 }
 
-/// How often tasks ran.
+/// Numbers of polls.
 pub(crate) struct Polls {
     pub(crate) all: u64,
-    /// For longer than 50 ms.
+    /// Longer than 50 ms.
     pub(crate) long: u64,
-    /// For longer than a second.
+    /// Longer than a second.
     pub(crate) longest: u64,
 }
 
@@ -35,7 +35,7 @@ impl Victim {
         Self { address, pid }
     }
 
-    /// How much is resident now.
+    /// Resident memory now.
     pub(crate) fn sample(&self, at: Duration) -> Result<Sample> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid))
             .context("the server is gone")?;
@@ -45,7 +45,7 @@ impl Victim {
         Ok(Sample { at, resident })
     }
 
-    /// Waits until nothing is open, and nothing has ever panicked.
+    /// Waits until nothing is open, and checks that nothing has panicked.
     pub(crate) async fn empty(&self, timeout: Duration) -> Result<()> {
         let began = Instant::now();
         loop {
@@ -71,7 +71,7 @@ impl Victim {
         }
     }
 
-    /// Looks whether tasks held the server's threads for long.
+    /// Checks that tasks did not block the server's threads for long.
     pub(crate) async fn polls(&self) -> Result<Polls> {
         let numbers = self.numbers().await?;
         let below = |bound| {
@@ -115,7 +115,7 @@ impl Victim {
     }
 }
 
-/// The sum of a number over its labels.
+/// The sum of a metric over its labels.
 fn value(numbers: &str, name: &str) -> Result<u64> {
     let mut found = None;
     for line in numbers.lines() {
@@ -133,7 +133,7 @@ fn value(numbers: &str, name: &str) -> Result<u64> {
     found.with_context(|| format!("the server does not count {name}"))
 }
 
-/// What has to come down, and to what: our own question is a connection.
+/// The gauges that must go down, and to what: our own scrape is a connection.
 const OPEN: [(&str, u64); 6] = [
     ("sapwood_connections_open", 1),
     ("sapwood_evergreen_sessions_open", 0),

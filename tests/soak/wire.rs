@@ -1,4 +1,4 @@
-//! A wire that breaks once.
+//! A proxy that cuts its connection once.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,14 +8,14 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::task::AbortOnDropHandle;
 
-/// Goes with all its connections when it is dropped.
+/// Ends with all its connections when it is dropped.
 pub(crate) struct Wire {
     pub(crate) address: SocketAddr,
     _task: AbortOnDropHandle<()>,
 }
 
 impl Wire {
-    /// A way to `server` that is cut after `bytes`, and whole from then on.
+    /// A proxy to `server` that is cut after `bytes`, and uncut from then on.
     pub(crate) async fn cut_after(bytes: usize, server: SocketAddr) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
@@ -36,7 +36,7 @@ impl Wire {
     }
 }
 
-/// Both ways until nothing is left of the share, or one side has closed.
+/// Forwards both ways until the share is used up or one side has closed.
 async fn pass(client: TcpStream, server: TcpStream, left: &AtomicUsize) {
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();

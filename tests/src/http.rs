@@ -1,4 +1,4 @@
-//! HTTP/1.1 as bytes on a socket, for what a client library would hide: exact heads, pieces as they come, resets.
+//! HTTP/1.1 as bytes on a socket, for what a client library would hide: exact heads, chunks as they arrive, resets.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,20 +13,20 @@ use crate::WAIT_LIMIT;
 /// A connection.
 pub struct Wire {
     socket: TcpStream,
-    /// Read, and not yet used.
+    /// Bytes that are read and not yet used.
     ahead: Vec<u8>,
 }
 
-/// The head of an answer.
+/// The head of a response.
 #[derive(Clone, Debug)]
 pub struct Head {
-    /// The number.
+    /// The status code.
     pub status: u16,
     /// Names in lower case, in order.
     pub headers: Vec<(String, String)>,
 }
 
-/// A whole answer.
+/// A whole response.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// Its head.
@@ -35,7 +35,7 @@ pub struct Answer {
     pub body: Vec<u8>,
     /// The chunks it came in, if it was chunked.
     pub chunks: Vec<Vec<u8>>,
-    /// It ended as its framing says.
+    /// Whether it ended as its framing says.
     pub complete: bool,
 }
 
@@ -59,7 +59,7 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("{}", self.text()))
     }
 
-    /// Status, type and text: what most tests compare.
+    /// Status, content type and text: what most tests compare.
     pub fn summary(&self) -> (u16, String, &str) {
         let kind = self.head.header("content-type").unwrap_or_default();
         (self.head.status, kind, self.text())
@@ -81,7 +81,7 @@ pub fn post(path: &str, headers: &[&str], body: &[u8]) -> Vec<u8> {
     [head("POST", path, &lines).as_bytes(), body].concat()
 }
 
-/// A head.
+/// The head of a request.
 pub fn head(method: &str, path: &str, headers: &[&str]) -> String {
     let lines: String = headers.iter().map(|line| format!("{line}\r\n")).collect();
     format!("{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{lines}\r\n")
@@ -101,12 +101,12 @@ impl Wire {
         self.socket.write_all(bytes.as_ref()).await.unwrap();
     }
 
-    /// Sends bytes, unless the other end has gone.
+    /// Sends bytes; false if the other end has closed.
     pub async fn try_send(&mut self, bytes: &[u8]) -> bool {
         self.socket.write_all(bytes).await.is_ok()
     }
 
-    /// Sends a request and reads its answer.
+    /// Sends a request and reads its response.
     pub async fn ask(&mut self, request: impl AsRef<[u8]>) -> Answer {
         self.send(request).await;
         self.answer().await
@@ -122,7 +122,7 @@ impl Wire {
         self.ask(head("GET", path, &[])).await
     }
 
-    /// Reads a whole answer.
+    /// Reads a whole response.
     pub async fn answer(&mut self) -> Answer {
         let head = self.head().await;
         let length = head.header("content-length");
@@ -149,7 +149,7 @@ impl Wire {
         answer
     }
 
-    /// Reads the head of an answer.
+    /// Reads the head of a response.
     pub async fn head(&mut self) -> Head {
         let end = self
             .until(b"\r\n\r\n")
@@ -182,14 +182,14 @@ impl Wire {
         Some(chunk)
     }
 
-    /// Whether something of an answer is there already.
+    /// Whether bytes of a response have arrived.
     pub async fn answered(&mut self) -> bool {
         let now = Duration::from_millis(1);
         let read = timeout(now, self.socket.read_buf(&mut self.ahead)).await;
         matches!(read, Ok(Ok(1..)))
     }
 
-    /// So many bytes, whatever they are.
+    /// Reads exactly `count` bytes.
     pub async fn bytes(&mut self, bytes: usize) -> Vec<u8> {
         assert!(self.fill(bytes).await, "the connection ended before");
         self.ahead.drain(..bytes).collect()

@@ -1,7 +1,7 @@
-//! What the test binaries share: a server of their own, scripted engines, and raw Evergreen calls.
+//! What the test binaries share: a server, scripted engines, and raw Evergreen calls.
 //!
-//! The integration tests stand in `main.rs`, one binary; those that count the allocator's bytes stand in `memory/`,
-//! because a counting allocator is global. Everything here panics where it cannot go on, as tests do.
+//! The integration tests are one binary, `main.rs`; those that count the allocator's bytes are in `memory/`, because a
+//! counting allocator is global. Everything here panics on failure, as tests do.
 
 #![allow(
     clippy::unwrap_used,
@@ -41,7 +41,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// A server on a port of its own; it goes away when this is dropped.
+/// A server on a port of its own; it stops when this is dropped.
 pub struct Running {
     /// Where it listens.
     pub address: SocketAddr,
@@ -59,7 +59,7 @@ impl Running {
         Self::start_with(server::Config::default(), kernel, config, keys).await
     }
 
-    /// The same, with settings of its own.
+    /// The same, with a configuration.
     pub async fn start_with(
         server: server::Config,
         kernel: Kernel,
@@ -73,7 +73,7 @@ impl Running {
         Self::start_faces(server, kernel, faces, keys).await
     }
 
-    /// A server whose Triton face has these settings.
+    /// A server whose Triton face has this configuration.
     pub async fn generating(kernel: Kernel, config: generate::Config) -> Self {
         let faces = Faces {
             generate: config,
@@ -82,7 +82,7 @@ impl Running {
         Self::start_faces(server::Config::default(), kernel, faces, Vec::new()).await
     }
 
-    /// The same, with settings for every face.
+    /// The same, with a configuration for every face.
     pub async fn start_faces(
         server: server::Config,
         kernel: Kernel,
@@ -121,14 +121,14 @@ impl Running {
         }
     }
 
-    /// Ends it as a power cut would: without a word to anybody.
+    /// Ends it without closing connections, like a power cut.
     pub async fn kill(self) {
         self.serving.abort();
-        // Aborted, which is what was asked for.
+        // The error says that the task was aborted, as intended.
         let _ = self.serving.await;
     }
 
-    /// A server with the test functions and whatever `kernel` has besides.
+    /// A server with the test functions and those of `kernel`.
     pub async fn over(kernel: Kernel) -> Self {
         kernel.add_all(test_functions()).unwrap();
         Self::start(kernel, Config::default(), Vec::new()).await
@@ -145,7 +145,7 @@ impl Running {
         Self::start(kernel, config, Vec::new()).await
     }
 
-    /// A server with the test functions that refuses as soon as it drains.
+    /// A server with the test functions, whose drain has no grace.
     pub async fn that_drains_at_once() -> Self {
         let config = server::Config {
             drain: drain::Config {
@@ -159,12 +159,12 @@ impl Running {
         Self::start_with(config, kernel, Config::default(), Vec::new()).await
     }
 
-    /// A server with the test functions alone.
+    /// A server with only the test functions.
     pub async fn with_test_functions() -> Self {
         Self::over(Kernel::new()).await
     }
 
-    /// Where a client finds it.
+    /// Its address for our client.
     pub fn at(&self) -> ServerAddress {
         ServerAddress::new(format!("http://{}", self.address))
     }
@@ -197,7 +197,7 @@ pub struct Faces {
     pub generate: generate::Config,
 }
 
-/// The key of somebody who may do everything.
+/// A key with all scopes.
 pub fn key(name: &str, secret: &str) -> ApiKey {
     ApiKey::new(name, secret, Scopes::ALL)
 }
@@ -240,10 +240,10 @@ pub fn request(name: &str, inputs: &[(&str, &SessionNode)], outputs: &[&str]) ->
     }
 }
 
-/// How long a test waits for what must come: only what hangs takes so long, on a busy machine too.
+/// How long a test waits for something that must happen: only a hang takes so long, also on a busy machine.
 pub const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
-/// Lets everything else run until `holds`; a test that waits longer than [`WAIT_LIMIT`] has failed.
+/// Yields until `holds`; a test that waits longer than [`WAIT_LIMIT`] fails.
 pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let waiting = async {
         while !holds() {
@@ -255,8 +255,8 @@ pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
         .unwrap_or_else(|_| panic!("{what}: never"));
 }
 
-/// The same on a virtual clock, which goes on second by second and everybody has a turn at each: nobody waits for it.
-/// Gives how long it took. Only for tests on one thread.
+/// The same on a virtual clock, which advances second by second, with a turn for every task at each. Returns how long
+/// it took. Only for tests on one thread.
 pub async fn in_time(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) -> Duration {
     tokio::time::pause();
     let began = tokio::time::Instant::now();

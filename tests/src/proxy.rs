@@ -1,4 +1,4 @@
-//! A way to a server that can be cut.
+//! A proxy to a server, which can be cut.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -7,9 +7,9 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-/// What stands between a client and a server; when it is dropped nobody gets through any more.
+/// A proxy between client and server; when it is dropped, its connections end.
 pub struct Proxy {
-    /// Where clients find it.
+    /// Its address for clients.
     pub address: SocketAddr,
     cuts: watch::Sender<u64>,
     hangs: watch::Sender<bool>,
@@ -17,12 +17,12 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// A way to the server at `to`.
+    /// A proxy to the server at `to`.
     pub async fn to(to: SocketAddr) -> Self {
         Self::from(Ipv4Addr::LOCALHOST, to).await
     }
 
-    /// The same, for clients that are to come from this address of the loopback network.
+    /// The same, with connections to the server from this address of the loopback network.
     pub async fn from(from: Ipv4Addr, to: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -38,13 +38,13 @@ impl Proxy {
                     let Ok(mut server) = socket.connect(to).await else {
                         return;
                     };
-                    // All may be cancelled: what is under way is lost, as it is where a wire is cut.
+                    // All may be cancelled: bytes in flight are lost, as with a cut cable.
                     tokio::select! {
                         _ = copy_bidirectional(&mut client, &mut server) => return,
                         _ = cut.changed() => return,
                         _ = hang.wait_for(|hangs| *hangs) => {}
                     }
-                    // Both ends stay connected, and nothing comes through.
+                    // Both ends stay connected, and nothing is forwarded.
                     let _ = cut.changed().await;
                 });
             }
@@ -57,12 +57,12 @@ impl Proxy {
         }
     }
 
-    /// Lets nothing through any more, over any connection, and cuts none: as a server that was stopped in its tracks.
+    /// Stops forwarding on every connection without closing any, like a server that hangs.
     pub fn hang(&self) {
         self.hangs.send_replace(true);
     }
 
-    /// Cuts every connection that there is; others can be made.
+    /// Cuts every connection; new ones can be made.
     pub fn cut(&self) {
         self.cuts.send_modify(|cuts| *cuts += 1);
     }

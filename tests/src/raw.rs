@@ -22,7 +22,7 @@ use tower::ServiceExt;
 
 use super::Running;
 
-/// Sends `messages` of any type and gives what comes back.
+/// Sends `messages` of any type and returns the responses.
 ///
 /// # Errors
 /// The call is refused before it begins.
@@ -57,12 +57,12 @@ async fn channel(server: &Running) -> Channel {
     endpoint.connect().await.unwrap()
 }
 
-/// What keeps a stream of messages open; without it the stream ends, as it must before a call can be given up.
+/// Keeps a request stream open; dropping it ends the stream.
 pub struct Open {
     _kept: oneshot::Sender<()>,
 }
 
-/// A stream of these that stays open as long as it is kept so.
+/// A request stream of these messages that stays open while the guard lives.
 pub fn open<T: Send + 'static>(
     items: impl IntoIterator<Item = T, IntoIter: Send + 'static>,
 ) -> (Open, BoxStream<'static, T>) {
@@ -72,8 +72,8 @@ pub fn open<T: Send + 'static>(
     (Open { _kept }, items)
 }
 
-/// What need not be a gRPC call: a request for its path with these bytes as the body, which ends there or, if there is
-/// `more`, stays open. Gives the answer as it begins.
+/// A request for gRPC's path with these bytes as its body, which need not be gRPC; with `more`, the body stays open.
+/// Returns the start of the response.
 pub async fn request(
     server: &Running,
     head: http::request::Builder,
@@ -88,14 +88,14 @@ pub async fn request(
     (answer, retained)
 }
 
-/// The head of a gRPC call.
+/// The head of a gRPC request.
 pub fn head() -> http::request::Builder {
     let head = http::Request::builder().method("POST");
     head.header("content-type", "application/grpc")
         .header("te", "trailers")
 }
 
-/// The gRPC number and the reason in the head of an answer, or behind its body.
+/// The gRPC number and the reason, from the head of a response or from its trailers.
 pub async fn outcome((answer, _kept): (http::Response<Body>, Option<Open>)) -> (i32, String) {
     let (head, body) = answer.into_parts();
     let trailers = body
@@ -136,14 +136,14 @@ pub async fn end(mut answers: Streaming<SessionMessage>) -> Option<Status> {
     }
 }
 
-/// The gRPC number and the reason of an end.
+/// The gRPC number and the reason of a status.
 pub fn code_and_reason(end: Option<Status>) -> (i32, String) {
     end.map_or((0, String::new()), |status| {
         (status.code.grpc().into(), status.reason.to_string())
     })
 }
 
-/// A final leaf fragment of so many bytes; the first of a node has metadata.
+/// A final leaf fragment of `bytes` bytes; the first of a node has metadata.
 pub fn leaf(id: &str, seq: i32, bytes: usize) -> NodeFragment {
     let metadata = (seq == 0).then(|| ChunkMetadata {
         mimetype: "text/plain".into(),
@@ -174,7 +174,7 @@ pub fn json(id: &str, text: &str) -> NodeFragment {
     }
 }
 
-/// A leaf fragment of so many bytes, with more to come.
+/// A leaf fragment of `bytes` bytes that is not the last.
 pub fn piece(id: &str, seq: i32, bytes: usize) -> NodeFragment {
     NodeFragment {
         continued: true,

@@ -1,4 +1,4 @@
-//! A raw WebSocket to a server of the tests: what any client might send, frame by frame.
+//! A raw WebSocket client: any frame that a client might send.
 
 use bytes::Bytes;
 use futures::{SinkExt, StreamExt};
@@ -18,14 +18,14 @@ pub struct Socket {
     pub headers: HeaderMap,
 }
 
-/// What the server said.
+/// What the server sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SocketReply {
     /// A text message.
     Text(String),
     /// A binary message.
     Binary(Bytes),
-    /// The end: close code and reason; `None` for a connection that just went.
+    /// The end: close code and reason; `None` for a connection that ended without a Close frame.
     Close(Option<(u16, String)>),
 }
 
@@ -43,7 +43,7 @@ impl Socket {
         Self::over(tcp, server, path, headers).await
     }
 
-    /// Connects with a network that holds little: whoever does not read is soon noticed.
+    /// Connects with small socket buffers, so that a client that does not read is noticed soon.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -118,7 +118,7 @@ impl Socket {
         self.stream.get_mut().write_all(bytes).await.unwrap();
     }
 
-    /// What the server says next.
+    /// The next message of the server.
     pub async fn received(&mut self) -> SocketReply {
         let mut close = None;
         loop {
@@ -129,13 +129,13 @@ impl Socket {
                     close = reply.map(|frame| (frame.code.into(), frame.reason.to_string()));
                 }
                 Some(Ok(_)) => {}
-                // After the Close the server goes.
+                // After its Close frame, the server closes the connection.
                 Some(Err(_)) | None => return SocketReply::Close(close),
             }
         }
     }
 
-    /// Everything until the end, and the end.
+    /// All messages until the end, and the end.
     pub async fn rest(&mut self) -> (Vec<SocketReply>, Option<(u16, String)>) {
         let mut all = Vec::new();
         loop {
@@ -146,17 +146,17 @@ impl Socket {
         }
     }
 
-    /// Closes from this side, and waits until the server has gone too.
+    /// Closes from this side, and waits until the server has closed, too.
     pub async fn close(mut self) {
         let _ = self.stream.close(None).await;
         self.rest().await;
     }
 }
 
-/// What a narrow network takes in unread.
+/// The size of small socket buffers.
 const NARROW_BYTES: u32 = 16 << 10;
 
-/// A frame of a client, masked with zero: the first byte of its head, and the payload.
+/// A frame of a client with a zero mask: the first byte of its head, and the payload.
 pub fn frame(head: u8, payload: &[u8]) -> Vec<u8> {
     let mut bytes = vec![head];
     match payload.len() {

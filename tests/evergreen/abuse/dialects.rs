@@ -1,4 +1,4 @@
-//! Whoever speaks something else than what is spoken there.
+//! Messages of another dialect or protocol than the one of the connection.
 
 use http::{Request, StatusCode};
 use prost::Message;
@@ -15,7 +15,7 @@ const PROTOBUF: &str = "evergreen.v2.proto";
 const JSON: &str = "evergreen.v2.json";
 const MSGPACK: &str = "actionengine.msgpack";
 
-/// A message of each dialect that is all right there.
+/// A valid message of each dialect.
 fn message(dialect: &str) -> Vec<u8> {
     match dialect {
         PROTOBUF => action("LIST_ACTIONS", &[], &[("actions", "a")]).encode_to_vec(),
@@ -51,7 +51,7 @@ async fn ev_701_a_message_of_another_dialect_is_refused_in_the_dialect_of_the_so
         (MSGPACK, JSON, false, 1007),
         (MSGPACK, PROTOBUF, false, 1007),
     ] {
-        // At once, and after a message that was all right.
+        // As the first message, and after a valid one.
         for before in [false, true] {
             let what = format!("{sent} as text: {is_text}, on {dialect}, after one: {before}");
             let mut socket = Socket::speaking(&server, dialect).await;
@@ -77,7 +77,7 @@ async fn ev_701_a_message_of_another_dialect_is_refused_in_the_dialect_of_the_so
     unharmed(&server).await;
 }
 
-/// RFC 6455: frames that no client may send.
+/// RFC 6455: frames that a client must not send.
 #[tokio::test]
 async fn ev_705_invalid_websocket_frames_close_the_connection() {
     let server = Running::with_test_functions().await;
@@ -92,7 +92,7 @@ async fn ev_705_invalid_websocket_frames_close_the_connection() {
         ("HTTP", b"GET / HTTP/1.1\r\nhost: x\r\n\r\n".to_vec(), 1002),
         ("no UTF-8", frame(0x81, b"\xff\xfe"), 1007),
     ] {
-        // Before a dialect is known, and in each.
+        // Before the dialect is known, and in each dialect.
         for dialect in [None, Some(PROTOBUF), Some(JSON), Some(MSGPACK)] {
             let mut socket = match dialect {
                 None => Socket::open(&server, "/evergreen", &[]).await.unwrap(),
@@ -112,7 +112,7 @@ async fn ev_705_invalid_websocket_frames_close_the_connection() {
     unharmed(&server).await;
 }
 
-/// What is no request at all, and HTTP where something else is spoken.
+/// Bytes that are not HTTP, and HTTP where another protocol is expected.
 #[tokio::test]
 async fn oa_911_bytes_of_other_protocols_get_a_close_or_a_400() {
     let server = Running::with_test_functions().await;
@@ -155,7 +155,7 @@ async fn oa_911_bytes_of_other_protocols_get_a_close_or_a_400() {
     unharmed(&server).await;
 }
 
-/// EV-703: other bytes than those of gRPC on its path.
+/// EV-703: bytes that are not gRPC, on the path of gRPC.
 #[tokio::test]
 async fn ev_703_requests_that_are_not_grpc_get_an_error() {
     let server = Running::with_test_functions().await;
@@ -191,7 +191,7 @@ async fn ev_703_requests_that_are_not_grpc_get_an_error() {
     unharmed(&server).await;
 }
 
-/// D-54: whoever reads a long message on a thread that serves connections delays everybody else on it.
+/// D-54: decoding a long message on a thread that serves connections would delay the others on it.
 #[tokio::test]
 async fn d_54_long_messages_are_decoded_on_slow_work_threads_in_every_dialect() {
     let server = Running::with_test_functions().await;
@@ -220,7 +220,7 @@ async fn d_54_long_messages_are_decoded_on_slow_work_threads_in_every_dialect() 
         }
         done = separate(done, dialect).await;
         drop(socket);
-        // The message that shows the dialect is read there as well.
+        // The message that selects the dialect is decoded there as well.
         let mut socket = Socket::open(&server, "/evergreen", &[]).await.unwrap();
         match dialect {
             JSON => socket.send_text(std::str::from_utf8(&long).unwrap()).await,
@@ -229,7 +229,7 @@ async fn d_54_long_messages_are_decoded_on_slow_work_threads_in_every_dialect() 
         done = separate(done, dialect).await;
         drop(socket);
     }
-    // What is short is read where it comes.
+    // Short messages are decoded on the connection's own task.
     let mut socket = Socket::speaking(&server, PROTOBUF).await;
     socket.send(of(LARGE_BYTES / 2).encode_to_vec()).await;
     socket

@@ -1,4 +1,4 @@
-//! More of everything than anybody needs: actions, nodes, reserved actions, offers, returns, pings, calls.
+//! Floods of actions, nodes, reserved actions, offers, reconnects, pings and calls.
 
 use futures::stream;
 use prost::Message;
@@ -24,7 +24,7 @@ async fn ended(
     code_and_reason(end(call(server, stream::iter(messages), headers).await.unwrap()).await)
 }
 
-/// So many of the same action in one message, each with an output of its own.
+/// A message with `count` actions of one name, each with an output of its own.
 fn many(count: usize, name: &str, inputs: &[(&str, &str)], output: &str) -> SessionMessage {
     let one = |at: usize| action(name, inputs, &[(output, &format!("{name}{at}"))]);
     SessionMessage {
@@ -83,7 +83,7 @@ async fn ev_801_too_many_nodes_or_children_end_the_session() {
     unharmed(&server).await;
 }
 
-/// EV-911, EV-912: of nodes that are there, that are not, and of nothing; answers wanted or not.
+/// EV-911, EV-912: ids of nodes that exist and that do not; with outputs and without.
 #[tokio::test]
 async fn ev_913_thousands_of_reserved_actions_do_not_reach_the_action_limit() {
     let server = Running::with_test_functions().await;
@@ -182,7 +182,7 @@ async fn ev_941_two_hundred_reconnects_are_one_session() {
         let ended = code_and_reason(end(before.0).await);
         assert_eq!(ended.0, 10, "{round}: {ended:?}");
         assert_eq!(sessions.get(), 1);
-        // Every other one does not even wait for the answer.
+        // Every second client does not wait for the response.
         if round % 2 == 0 {
             finished(&mut next, &theirs).await;
         }
@@ -194,7 +194,7 @@ async fn ev_941_two_hundred_reconnects_are_one_session() {
     unharmed(&server).await;
 }
 
-/// EV-802: pongs that nobody takes do not pile up.
+/// EV-802: pongs that the client does not read are not queued.
 #[tokio::test]
 async fn ev_705_a_flood_of_pings_delays_no_other_client() {
     let server = Running::with_test_functions().await;
@@ -219,7 +219,7 @@ async fn ev_705_a_flood_of_pings_delays_no_other_client() {
     unharmed(&server).await;
 }
 
-/// EV-101, EV-109: calls that are reset as soon as they are made, all on one connection.
+/// EV-101, EV-109: calls that are reset at once, all on one connection.
 #[tokio::test]
 async fn ev_109_a_thousand_reset_calls_leave_no_state() {
     let server = Running::with_test_functions().await;

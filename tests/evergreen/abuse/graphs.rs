@@ -1,4 +1,4 @@
-//! Nodes that hold one another: in circles, too deep, too often.
+//! Trees with cycles, too much depth, or exponential size.
 
 use futures::stream;
 use prost::Message;
@@ -19,20 +19,20 @@ async fn ended(server: &Running, messages: Vec<SessionMessage>) -> (i32, String)
     code_and_reason(end(call(server, stream::iter(messages), &[]).await.unwrap()).await)
 }
 
-/// A list in which each holds the next one.
+/// A chain of trees, each listing the next.
 fn chain(length: usize) -> Vec<NodeFragment> {
     let link = |at: usize| tree(&at.to_string(), &[&(at + 1).to_string()]);
     (0..length).map(link).collect()
 }
 
-/// Fragments in messages of a thousand.
+/// The fragments in messages of a thousand each.
 fn thousands(list: &[NodeFragment]) -> Vec<SessionMessage> {
     list.chunks(1_000)
         .map(|part| fragments(part.to_vec()))
         .collect()
 }
 
-/// Each of so many levels lists the next one twice; `0` is the root.
+/// A binary bomb: each of `levels` trees lists the next one twice; `0` is the root.
 fn bomb(levels: usize, last: NodeFragment) -> Vec<NodeFragment> {
     let level = |at: usize| {
         let next = (at + 1).to_string();
@@ -85,14 +85,14 @@ async fn ev_217_a_cycle_ends_only_the_session_that_sends_it() {
         );
         honest(&server).await;
     }
-    // Whoever reads what the search did not see the end of comes to the limit of depth first.
+    // The search for cycles has a budget of work; a reader of a longer cycle reaches the depth limit.
     let mut unseen = thousands(&closed(30_000));
     unseen.push(read("0"));
     assert_eq!(ended(&server, unseen).await, (8, "DEPTH_LIMIT".into()));
     unharmed(&server).await;
 }
 
-/// A bomb of chunks, and one of nothing, as every function meets them.
+/// EV-306: a bomb of chunks and a bomb of empty nodes, as the input of a function.
 #[tokio::test]
 async fn ev_306_a_flatten_bomb_fails_the_action_that_reads_it_and_not_the_session() {
     let limits = SessionLimits {
@@ -127,7 +127,7 @@ async fn ev_306_a_flatten_bomb_fails_the_action_that_reads_it_and_not_the_sessio
     }
 }
 
-/// A prompt is held whole before it is computed.
+/// GENERATE collects its whole prompt before prefill.
 #[tokio::test]
 async fn ev_306_a_flatten_bomb_as_a_prompt_is_refused_before_it_takes_memory() {
     let kernel = with_model(spawned(scripted::Config::default()));
@@ -156,14 +156,14 @@ async fn ev_305_reading_a_chain_deeper_than_1024_fails_and_sending_it_does_not()
         messages.push(read("0"));
         assert_eq!(ended(&server, messages).await, (expect.0, expect.1.into()));
     }
-    // Nobody reads it; it is forgotten without a stack.
+    // Nobody reads it, and it is dropped without recursion.
     assert_eq!(ended(&server, to_leaf(65_536)).await, (0, String::new()));
     let past = ended(&server, to_leaf(65_537)).await;
     assert_eq!(past, (8, "NODE_LIMIT".into()));
     unharmed(&server).await;
 }
 
-/// EV-903: the same answers, as a WebSocket closes with them.
+/// EV-903: the same errors, as a WebSocket closes with them.
 #[tokio::test]
 async fn ev_106_the_last_message_and_the_close_frame_have_the_reason() {
     let server = Running::with_test_functions().await;

@@ -1,6 +1,6 @@
-//! Connections that are opened and left, and those on which too little comes too late.
+//! Connections that are opened and left idle, and those that send too slowly.
 //!
-//! The clock is virtual where anybody would have to wait.
+//! The clock is virtual wherever a test would have to wait.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ async fn connected(server: &Running, bytes: &[u8]) -> TcpStream {
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What is said on a connection before it falls silent, and how many seconds it is borne.
+/// What is sent on a connection before it goes idle, and after how many seconds it is dropped.
 const BEGINNINGS: [(&str, &[u8], u64); 7] = [
     ("nothing", b"", 10),
     ("a first byte", b"P", 10),
@@ -36,7 +36,7 @@ const BEGINNINGS: [(&str, &[u8], u64); 7] = [
     ),
     ("half a preface", b"PRI * HT", 75),
     ("a preface", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 75),
-    // HEADERS of stream 1 that END_HEADERS never follows.
+    // HEADERS of stream 1, without END_HEADERS.
     (
         "half the headers of a call",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x01\x01\0\0\0\0\x01\x83",
@@ -72,7 +72,7 @@ async fn ev_705_connections_with_an_incomplete_start_are_dropped_and_delay_nobod
     unharmed(&server).await;
 }
 
-/// OA-911: every second a byte, so that no pause is ever long.
+/// OA-911: one byte each second, so that no single pause is long.
 #[tokio::test]
 async fn ev_705_a_trickling_request_head_has_ten_seconds_in_all() {
     let server = Running::with_test_functions().await;
@@ -103,7 +103,7 @@ async fn ev_705_a_socket_that_answers_no_ping_is_dropped() {
         let chosen = subprotocol.map(|name| ("sec-websocket-protocol", name));
         let headers: Vec<_> = chosen.into_iter().collect();
         let mut mute = Socket::open(&server, path, &headers).await.unwrap();
-        // Half a message: what is not whole says nothing either.
+        // Half a message: an incomplete message does not count as one.
         mute.raw(&frame(0x02, b"\x0a")).await;
         honest(&server).await;
         until("it is alone", || numbers.connections_open.get() == 1).await;
@@ -113,7 +113,7 @@ async fn ev_705_a_socket_that_answers_no_ping_is_dropped() {
         assert!((limit / 2..limit + MINUTE / 2).contains(&took), "{took:?}");
         drop(mute);
     }
-    // One that answers every ping is there, and has half an hour to say what it came for.
+    // A client that answers every ping has thirty minutes to send its first message.
     for headers in [
         vec![],
         vec![("sec-websocket-protocol", "evergreen.v2.json")],
@@ -135,14 +135,14 @@ async fn ev_705_a_socket_that_answers_no_ping_is_dropped() {
     unharmed(&server).await;
 }
 
-/// EV-702: the head of the answer is there at once, whatever comes or does not.
+/// EV-702: the response headers are sent at once, before any message.
 #[tokio::test]
 async fn ev_111_a_call_without_a_message_ends_after_thirty_minutes() {
     let server = Running::with_test_functions().await;
     let sessions = &server.shared.metrics.evergreen.sessions_open;
     let (_kept, nothing) = open(Vec::<SessionMessage>::new());
     let silent = call(&server, nothing, &[]).await.unwrap();
-    // Of sixteen MiB, and of four GiB in as many pieces as you like, comes the first byte.
+    // The first byte of a message of 16 MiB, and a message with an incomplete length prefix.
     let half = [0, 1, 0, 0, 0, 0x0a];
     let half = request(&server, head(), half.to_vec(), true).await;
     assert_eq!(half.0.status(), StatusCode::OK);
@@ -189,7 +189,7 @@ async fn ev_109_abandoned_connections_and_sessions_leave_no_state() {
         sockets.push(Socket::open(&server, "/", &[]).await.unwrap());
         let mut working = Socket::open(&server, "/", &[]).await.unwrap();
         working.send(slow.clone()).await;
-        // A message of which half has come.
+        // Half of another message.
         working.raw(&frame(0x02, &slow[..5])).await;
         sockets.push(working);
         let (retained, working) = open([action("slow", &[], &[("response", "r")])]);
@@ -204,7 +204,7 @@ async fn ev_109_abandoned_connections_and_sessions_leave_no_state() {
     unharmed(&server).await;
 }
 
-/// EV-941: a token that nobody has is refused as often as it is shown, and costs nothing.
+/// EV-941: an unknown token is refused however often it is sent, and leaves no state.
 #[tokio::test]
 async fn ev_941_every_unknown_token_gets_not_found() {
     let server = Running::with_test_functions().await;
@@ -217,7 +217,7 @@ async fn ev_941_every_unknown_token_gets_not_found() {
             assert_eq!(refused.code(), tonic::Code::NotFound);
         } else {
             let mut socket = Socket::open(&server, "/", &header).await.unwrap();
-            // Not a word is waited for, so the dialect is not known, and the answer is the close alone.
+            // The token is checked before the first message: no dialect is known, so there is only the close.
             let close = Some((1008, "NOT_FOUND: NO_SESSION".to_owned()));
             assert_eq!(socket.rest().await, (Vec::new(), close));
         }

@@ -1,4 +1,4 @@
-//! Bytes that come one by one, as fast as they can.
+//! Bytes that arrive one by one, without pauses.
 
 use std::net::SocketAddr;
 
@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::super::loopback::{text, whole};
 use super::{honest, unharmed};
 
-/// Passes each byte on by itself, both ways.
+/// A proxy that forwards each byte separately, both ways.
 async fn trickling(server: SocketAddr) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -25,7 +25,7 @@ async fn trickling(server: SocketAddr) -> SocketAddr {
             server.set_nodelay(true).unwrap();
             tokio::spawn(async move {
                 let (mut client, mut server) = (client.into_split(), server.into_split());
-                // Either may be cancelled: with one direction the connection has ended.
+                // Either may be cancelled: when one direction ends, the connection has ended.
                 tokio::select! {
                     () = bytes_by_itself(&mut client.0, &mut server.1) => {}
                     () = bytes_by_itself(&mut server.0, &mut client.1) => {}
@@ -47,7 +47,7 @@ async fn bytes_by_itself(from: &mut (impl AsyncRead + Unpin), to: &mut (impl Asy
     }
 }
 
-/// EV-970: the handshakes too, in every dialect.
+/// EV-970: in every dialect, the handshakes included.
 #[tokio::test]
 async fn ev_705_messages_that_arrive_byte_by_byte_are_decoded() {
     let server = Running::with_test_functions().await;

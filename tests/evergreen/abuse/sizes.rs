@@ -1,4 +1,4 @@
-//! What is too large, and what says that it is and never comes.
+//! Messages that are too large, and lengths that announce more than arrives.
 
 use futures::stream;
 use prost::Message;
@@ -73,7 +73,7 @@ async fn ev_201_ids_and_names_above_their_limit_are_refused_and_not_retained() {
     unharmed(&server).await;
 }
 
-/// EV-703: four GiB, one byte more than allowed, and lengths inside of a message.
+/// EV-703: 4 GiB, one byte more than allowed, and false lengths within a message.
 #[tokio::test]
 async fn ev_703_too_large_lengths_over_grpc_are_refused_before_the_bytes_arrive() {
     let server = Running::with_test_functions().await;
@@ -82,7 +82,7 @@ async fn ev_703_too_large_lengths_over_grpc_are_refused_before_the_bytes_arrive(
         [&[0][..], &length, bytes].concat()
     };
     let within = |bytes: &[u8]| prefixed(bytes.len(), bytes);
-    // A fragment, an id, and payload of 1 GiB: field, wire type 2, length.
+    // A fragment and an id whose length says 1 GiB: field, wire type 2, length.
     let gigabyte = [0x80, 0x80, 0x80, 0x80, 0x04];
     let id = [&[0x0a][..], &gigabyte, b"x"].concat();
     let inner = [&[0x0a, 7, 0x0a][..], &gigabyte, b"x"].concat();
@@ -100,14 +100,14 @@ async fn ev_703_too_large_lengths_over_grpc_are_refused_before_the_bytes_arrive(
         ("a fragment of 1 GiB", within(&id), (3, "BAD_MESSAGE")),
         ("an id of 1 GiB", within(&inner), (3, "BAD_MESSAGE")),
     ] {
-        // Nothing more comes, and the call does not end: the answer must not wait for it.
+        // Nothing more arrives and the call stays open: the response must not wait for the body.
         let answer = request(&server, head(), body, true).await;
         assert_eq!(outcome(answer).await, (expect.0, expect.1.into()), "{what}");
     }
     unharmed(&server).await;
 }
 
-/// A gzip stream of so many zeros: blocks of one literal and matches of 258, by hand, because the size is the point.
+/// A gzip stream of `mib` MiB of zeros, built by hand so that it stays small: one literal, then matches of length 258.
 fn zeros(mib: usize) -> Vec<u8> {
     let mut bytes = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
     let (mut bit, mut retained) = (0, 0_u64);
@@ -120,7 +120,7 @@ fn zeros(mib: usize) -> Vec<u8> {
             bit -= 8;
         }
     };
-    // A last block with the fixed codes, and a literal 0 (00110000).
+    // A final block with the fixed codes, and a literal 0 (00110000).
     put(0b011, 3);
     put(0b0000_1100, 8);
     // Length 258 is symbol 285 (11000101), distance 1 is symbol 0.
@@ -145,7 +145,7 @@ async fn ev_703_a_gzip_bomb_is_decompressed_only_up_to_the_message_limit() {
     unharmed(&server).await;
 }
 
-/// The head of a frame that announces so much.
+/// The head of a frame with this payload length.
 fn announced(first: u8, length: u64) -> Vec<u8> {
     let mut head = vec![first, 0xff];
     head.extend(length.to_be_bytes());
@@ -159,7 +159,7 @@ async fn ev_705_too_large_frame_lengths_are_refused_before_the_bytes_arrive() {
     let server = Running::with_test_functions().await;
     let whole = u64::try_from(16 * MIB).unwrap();
     let half = frame(0x02, &vec![b'x'; 8 * MIB]);
-    // A piece is judged together with those before it.
+    // A fragment counts together with those before it.
     let rest = announced(0x80, whole / 2 + 1);
     let two_halves = [half, rest].concat();
     for subprotocol in [
@@ -181,7 +181,7 @@ async fn ev_705_too_large_frame_lengths_are_refused_before_the_bytes_arrive() {
             assert!(!reply.is_empty(), "last words");
         }
     }
-    // A control frame of more than 125 bytes is none.
+    // A control frame may have at most 125 bytes.
     let mut socket = Socket::speaking(&server, "evergreen.v2.proto").await;
     socket.raw(&frame(0x89, &[0; 126])).await;
     let (_, close) = socket.rest().await;
@@ -189,7 +189,7 @@ async fn ev_705_too_large_frame_lengths_are_refused_before_the_bytes_arrive() {
     unharmed(&server).await;
 }
 
-/// EV-731: lengths inside of a message that promise what is not there, in each dialect.
+/// EV-731: lengths within a message that exceed its bytes, in each dialect.
 #[tokio::test]
 async fn ev_701_false_lengths_within_a_message_are_refused() {
     let server = Running::with_test_functions().await;
@@ -200,7 +200,7 @@ async fn ev_701_false_lengths_within_a_message_are_refused() {
             vec![0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f, 1],
             1007,
         ),
-        // A bin, an array and a string of 4 GiB; the array is more children than one fragment may have.
+        // A bin, an array and a string of 4 GiB; the array has more children than a fragment may have.
         (
             "actionengine.msgpack",
             vec![0xc6, 0xff, 0xff, 0xff, 0xff, 0x90],
@@ -249,7 +249,7 @@ async fn ev_701_false_lengths_within_a_message_are_refused() {
     unharmed(&server).await;
 }
 
-/// EV-805: what is announced and within the limit is room that nobody has used yet.
+/// EV-805: announced bytes within the limit are not allocated before they arrive.
 #[tokio::test]
 async fn ev_805_announced_bytes_are_not_allocated_before_they_arrive() {
     let server = Running::with_test_functions().await;
@@ -274,7 +274,7 @@ async fn ev_805_announced_bytes_are_not_allocated_before_they_arrive() {
     unharmed(&server).await;
 }
 
-/// Resident memory of this process at its highest, in bytes; 0 where there is no `/proc`.
+/// Peak resident memory of this process, in bytes; 0 without `/proc`.
 pub(super) fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -282,7 +282,7 @@ pub(super) fn resident() -> u64 {
     kib.unwrap_or(0) * 1024
 }
 
-/// EV-804, EV-209: fragments that are of no use to anybody.
+/// EV-804, EV-209: duplicate fragments.
 #[tokio::test]
 async fn ev_204_duplicate_fragments_are_retained_once() {
     let server = Running::with_test_functions().await;

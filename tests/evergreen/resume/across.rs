@@ -1,4 +1,4 @@
-//! Sessions that are come back to by hand: in another dialect, over another transport, after any end of a connection.
+//! Sessions resumed by hand: in another dialect, over another transport, after any end of a connection.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,7 +26,7 @@ const DIALECTS: [Dialect; 3] = [Dialect::Grpc, Dialect::Json, Dialect::Protobuf]
 /// A client of any dialect.
 struct Peer {
     wire: Wire,
-    /// What has come of each node, and whether that is all.
+    /// The content received of each node, and whether it has ended.
     seen: BTreeMap<String, (String, bool)>,
 }
 
@@ -115,7 +115,7 @@ impl Peer {
         }
     }
 
-    /// The payload of what comes of a node until its final fragment, or until there is so much of it.
+    /// The content of a node until its final fragment, or until there are `most` bytes of it.
     async fn read(&mut self, node: &str, most: usize) -> String {
         loop {
             let (data, last) = self.seen.entry(node.to_owned()).or_default();
@@ -137,7 +137,7 @@ impl Peer {
         self.read(node, usize::MAX).await
     }
 
-    /// Says what it has; what the server has.
+    /// Sends RESUME with `have`; returns what the server has.
     async fn resume(&mut self, name: &str, have: &str) -> Value {
         let answer = format!("answer to {name}");
         let mut hello = action("RESUME", &[("have", name)], &[("have", &answer)]);
@@ -155,7 +155,7 @@ impl Peer {
         }
     }
 
-    /// Leaves in good order.
+    /// Half-closes, and waits for the end of the session.
     async fn leave(self) {
         match self.wire {
             Wire::Call(send, answers) => {
@@ -202,7 +202,7 @@ async fn ev_941_a_session_resumes_in_any_other_dialect_and_transport() {
             "xxxx",
             "and not what was had before"
         );
-        // And back, with nothing in hand.
+        // And back, with nothing received.
         let mut third = Peer::back(&server, one, &token).await;
         assert_eq!(
             second.end().await,
@@ -266,7 +266,7 @@ async fn ev_940_a_normal_close_ends_the_session_and_any_other_end_detaches_it() 
                 let theirs = peer.resume("h", "{}").await;
                 assert_eq!(theirs["actions"], 2 + i32::from(half_closed), "{what}");
                 if half_closed {
-                    // Nothing more is taken from it, and it waits for what is under way.
+                    // The server accepts nothing more, and waits for what is running.
                     drop(peer);
                     let mut other = Peer::back(&server, Dialect::Grpc, &token).await;
                     other.resume("g", "{}").await;
@@ -303,7 +303,7 @@ async fn ev_941_unknown_and_foreign_tokens_over_a_socket_get_the_same_answer() {
         .unwrap();
     let token = retained.headers[TOKEN].to_str().unwrap().to_owned();
     assert_eq!(token.len(), 43, "32 bytes in base64url");
-    // There is room for one, and who does not ask gets none.
+    // There is room for one session; a client that does not ask for a token gets none.
     for headers in [vec![mine, json, RESUME], vec![mine, json]] {
         let other = Socket::open(&server, "/", &headers).await.unwrap();
         assert_eq!(other.headers.get(TOKEN), None);
@@ -324,18 +324,18 @@ async fn ev_941_unknown_and_foreign_tokens_over_a_socket_get_the_same_answer() {
         assert_eq!(close, removed, "{path} {headers:?}");
         assert_eq!(reply.len(), 1, "its last word, {path} {headers:?}");
     }
-    // A dialect that has no way to come back, and one close code (EV-739).
+    // msgpack cannot resume, and has one close code (EV-739).
     let headers = [mine, msgpack, (TOKEN, token.as_str())];
     let mut socket = Socket::open(&server, "/", &headers).await.unwrap();
     let close = socket.rest().await.1;
     assert_eq!(close, Some((1011, "NOT_FOUND: NO_SESSION".to_owned())));
-    // Nobody's token holds no connection until its first words, whichever dialect they would be in.
+    // An unknown token closes the connection before its first message, whichever dialect it would be in.
     let nobodys = format!("/?evergreen-session-token={}", "A".repeat(43));
     for (path, caller) in [(&nobodys, mine), (&query, theirs)] {
         let mut socket = Socket::open(&server, path, &[caller]).await.unwrap();
         assert_eq!(socket.rest().await, (Vec::new(), removed.clone()), "{path}");
     }
-    // A browser has nothing but the URL, and the first message shows the dialect.
+    // A browser can set only the URL, and its first message selects the dialect.
     let mut back = Socket::open(&server, &query, &[mine]).await.unwrap();
     back.send_text(r#"{"actions":[{"name":"RESUME","inputs":[{"name":"have","id":"h"}],"outputs":[{"name":"have","id":"m"}]}],"nodeFragments":[{"id":"h","chunkFragment":{"metadata":{"mimetype":"application/json"},"data":"e30="}}]}"#).await;
     assert!(matches!(back.received().await, SocketReply::Text(text) if text.contains("\"m\"")));
@@ -353,7 +353,7 @@ async fn ev_940_msgpack_sessions_cannot_be_resumed() {
     let extensions = chosen.headers["evergreen-extensions"].to_str().unwrap();
     assert!(!extensions.contains("resume"));
     chosen.close().await;
-    // Nor are any where that is off.
+    // Nor are any if resuming is turned off.
     let config = Config {
         resumable_sessions: 0,
         ..Config::default()
@@ -363,7 +363,7 @@ async fn ev_940_msgpack_sessions_cannot_be_resumed() {
     assert_eq!(socket.headers.get(TOKEN), None);
     let extensions = socket.headers["evergreen-extensions"].to_str().unwrap();
     assert!(!extensions.contains("resume"));
-    // Where the first message shows the dialect it is too late for the headers.
+    // If the first message selects the dialect, it is too late for the headers.
     let mut shown = Socket::open(&server, "/", &[RESUME]).await.unwrap();
     let token = shown.headers[TOKEN].to_str().unwrap().to_owned();
     let open = &server.shared.metrics.evergreen.sessions_open;
@@ -388,7 +388,7 @@ async fn ev_960_a_drain_lets_detached_sessions_finish_and_refuses_reconnects() {
     drop((busy, idle));
     let drain = server.shared.drain.clone();
     tokio::spawn(async move { drain.run().await });
-    // Nobody waits for who is away and has nothing under way.
+    // The drain does not wait for a detached session with nothing running.
     until("one has left", || numbers.sessions_open.get() == 1).await;
     let json = ("sec-websocket-protocol", "evergreen.v2.json");
     let back = Socket::open(&server, "/", &[json, (TOKEN, &token)]).await;

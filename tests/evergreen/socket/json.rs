@@ -1,4 +1,4 @@
-//! proto3-JSON as the TypeScript client speaks it (section 7.2).
+//! Proto3 JSON as the TypeScript client sends and reads it (section 7.2).
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -69,7 +69,7 @@ fn whole(all: &[Value], node: &str) -> String {
     String::from_utf8(bytes.collect()).unwrap()
 }
 
-/// EV-605, EV-606: the examples of the page, as they stand there. The model says what it was asked last.
+/// EV-605, EV-606: the examples of the page as they are printed there. The model repeats the last message.
 #[tokio::test]
 async fn d_51_the_conversation_examples_of_the_page_run() {
     let page = include_str!("../../../docs/faces/evergreen.md");

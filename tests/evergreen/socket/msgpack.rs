@@ -1,4 +1,4 @@
-//! The dialect of Action Engine 0.4.0, byte by byte (section 7.3). Its own client is among the foreign clients.
+//! The dialect of Action Engine 0.4.0, byte by byte (section 7.3). Its own client is tested in `tests/foreign/`.
 
 use std::collections::BTreeMap;
 
@@ -90,7 +90,7 @@ struct Detached {
     ended: bool,
 }
 
-/// Puts together what the server said. Every fragment is in its place, and nothing follows an end.
+/// Assembles the nodes from the server's messages. Fragments are in order, and none follows a final one.
 fn nodes(reply: &[SocketReply]) -> BTreeMap<String, Detached> {
     let mut nodes: BTreeMap<String, Detached> = BTreeMap::new();
     let mut next: BTreeMap<String, i32> = BTreeMap::new();
@@ -264,7 +264,7 @@ async fn ev_739_an_abort_sends_the_status_of_every_open_node_before_the_close() 
     let slow = |id| call(id, "slow", &[], &[("response", "")]);
     socket.send(message(&[], &[slow("A"), slow("B")])).await;
     until("both run", || running.get() == 2).await;
-    // A fragment for an output is nobody's but ours.
+    // Only the server may write the node of an output.
     socket
         .send(message(&[piece("A#response", &[0], "x", false)], &[]))
         .await;
@@ -309,7 +309,7 @@ async fn d_55_a_msgpack_session_may_echo_more_than_its_quota_without_an_option()
             .send(message(&[piece("p", &[0xc0], &data, true)], &[]))
             .await;
         sent += data.len();
-        // As a client that converses does: the answer before the next question.
+        // Like a conversation: the answer is read before the next question is sent.
         while back < sent {
             let SocketReply::Binary(bytes) = socket.received().await else {
                 panic!("the session has ended after {back} bytes");
@@ -345,7 +345,7 @@ async fn ev_740_the_first_duplicate_wins_late_fragments_are_ignored_and_no_seq_i
         piece("p", &[0xc0], "past", false),
     ];
     socket.send(message(&fragments, &[echo])).await;
-    // A final one that comes after what it leaves out.
+    // A final fragment that arrives after a fragment past the end.
     let echo = call("B", "echo", &[("text", "q")], &[("response", "")]);
     let fragments = [
         piece("q", &[2], "out", true),
@@ -443,7 +443,7 @@ async fn ev_741_finished_actions_are_released_and_a_long_session_does_not_grow()
                 break;
             }
         }
-        // What still comes for it is thrown away.
+        // Later fragments of it are ignored.
         socket
             .send(message(&[piece(&node, &[1], "late", true)], &[]))
             .await;

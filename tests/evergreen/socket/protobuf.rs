@@ -15,7 +15,7 @@ async fn send(socket: &mut Socket, messages: impl IntoIterator<Item = SessionMes
     }
 }
 
-/// The message that was said.
+/// The message that was received.
 fn message(reply: &SocketReply) -> SessionMessage {
     match reply {
         SocketReply::Binary(bytes) => SessionMessage::decode(bytes.clone()).unwrap(),
@@ -90,7 +90,7 @@ async fn ev_924_other_parts_of_the_message_with_finish_are_handled() {
     let (reply, close) = socket.rest().await;
     assert_eq!(content(&reply, "r").len(), 7);
     assert_eq!(close, Some((1000, String::new())));
-    // What is read and never sent is told, not waited for.
+    // An input that was never sent fails the action at once.
     let mut socket = Socket::speaking(&server, "evergreen.v2.proto").await;
     let echo = action("echo", &[("text", "p")], &[("response", "r")]);
     send(&mut socket, [echo, finish()]).await;

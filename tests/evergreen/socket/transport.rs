@@ -1,4 +1,4 @@
-//! What holds in every dialect: the upgrade, detection, frames, limits, the end (EV-701, EV-704, EV-705).
+//! What holds in every dialect: the upgrade, dialect detection, frames, limits, the close (EV-701, EV-704, EV-705).
 
 use prost::Message;
 use sapwood_kernel::Kernel;
@@ -37,7 +37,7 @@ async fn ev_701_the_first_message_selects_the_dialect_on_both_paths() {
             matches!(socket.received().await, SocketReply::Text(_)),
             "{path}"
         );
-        // The dialect stays what it is.
+        // The dialect does not change.
         socket.send(list.clone()).await;
         let (reply, close) = socket.rest().await;
         assert!(
@@ -124,7 +124,7 @@ async fn ev_701_unknown_subprotocols_select_nothing_and_a_plain_get_is_426_or_th
     }
 }
 
-/// A server with a key, and pages of one origin.
+/// A server with a key, and one allowed origin.
 async fn guarded(query_key: bool) -> Running {
     let key = key("anna", "one");
     let config = server::Config {
@@ -194,7 +194,7 @@ async fn malformed_options_and_sessions_above_the_limit_are_refused_before_the_u
     let other = Socket::open(&server, "/evergreen", &[]).await;
     assert_eq!(other.err().unwrap().as_u16(), 503);
     one.close().await;
-    // Its place is free as soon as its task has seen the end.
+    // The session is released when its task has seen the end.
     while Socket::open(&server, "/evergreen", &[]).await.is_err() {
         tokio::task::yield_now().await;
     }

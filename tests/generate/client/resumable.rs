@@ -1,11 +1,11 @@
-//! A stream whose way is cut.
+//! A stream whose connection is cut.
 
 use sapwood_kernel::{Chunk, Port};
 use sapwood_tests::proxy::Proxy;
 
 use super::*;
 
-/// So many words, one for each step.
+/// `count` words, one for each step.
 fn words(count: usize) -> Vec<ScriptStep> {
     let words = (0..count).flat_map(|word| {
         [
@@ -16,7 +16,7 @@ fn words(count: usize) -> Vec<ScriptStep> {
     words.collect()
 }
 
-/// TR-1303 from the client's end: what is said is said once, whatever becomes of connections.
+/// TR-1303 at the client: each word is received once, however often the connection is cut.
 #[tokio::test]
 async fn tr_1303_streams_of_another_server_survive_lost_connections() {
     let server = playing(words(60)).await;
@@ -41,7 +41,7 @@ async fn tr_1303_streams_of_another_server_survive_lost_connections() {
         }
         assert_eq!(reply, expect, "cut every {every}");
     }
-    // Nobody has read it to its end: it is not kept for anybody either.
+    // The last stream was not read to its end: it must not be retained either.
     let mut run = here.run::<Chunk>("m", args! { prompt: "x" });
     run.next().await.unwrap().unwrap();
     drop(proxy);

@@ -8,7 +8,7 @@ use super::*;
 
 const TOKENS: usize = 6;
 
-/// What one request asks for: absent, or said to be wanted or not.
+/// What one request asks for: absent, `true` or `false`.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     stream: bool,
@@ -72,7 +72,7 @@ fn message(asked: &Asked) -> ModelInferRequest {
     message
 }
 
-/// The raw bytes of an output; its text without the length.
+/// The raw bytes of an output; its text without the length prefix.
 fn output<'a>(message: &'a ModelInferResponse, name: &str) -> Option<&'a [u8]> {
     let slot = message
         .outputs
@@ -89,7 +89,7 @@ fn number(raw: &[u8]) -> u32 {
     u32::from_le_bytes(raw.try_into().unwrap())
 }
 
-/// The tokens of a response with their alternatives, whose text is that of the best ones.
+/// The tokens of a response with their alternatives; the text is that of the best ones.
 fn check_logprobs(received: &Value, alternatives: usize, text: &str) -> usize {
     let received = received.as_array().unwrap();
     let mut best = String::new();
@@ -170,7 +170,7 @@ async fn d_55_additional_outputs_come_with_each_response_in_every_combination() 
                 received.infer_response.unwrap()
             })
             .collect();
-        // Where nothing more is told than text, the flag of the end may come with an empty one.
+        // If only text is asked for, the final flag may come with an empty text.
         let nothing = [
             asked.finish,
             asked.cumulative,

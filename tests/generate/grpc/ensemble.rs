@@ -1,4 +1,4 @@
-//! What NVIDIA's client of a TensorRT-LLM ensemble sends, and how it reads what comes (D-55).
+//! Requests of NVIDIA's client of a TensorRT-LLM ensemble, and how it reads the responses (D-55).
 
 use sapwood_proto::generate::Signature;
 
@@ -6,8 +6,8 @@ use super::*;
 
 const PROMPT: &str = "one two three";
 
-/// The inputs that the client always sends, for these prompts as one batch. Its switch for the prompt in the output is off
-/// unless it is told otherwise.
+/// The inputs that the client always sends, for these prompts as one batch. By default it sends
+/// `exclude_input_in_output` as false.
 fn message(prompts: &[&str], stream: bool) -> ModelInferRequest {
     let rows = prompts.len();
     let mut message = ModelInferRequest {
@@ -54,7 +54,7 @@ fn want(message: &mut ModelInferRequest, name: &str) {
     });
 }
 
-/// A server whose model says the words of its prompt, for these clients or for all.
+/// A server whose model repeats the words of its prompt, with `compat` for these clients or without.
 async fn ensemble(is_sent: bool) -> Running {
     let signature = is_sent.then(Signature::tensorrt_llm);
     let model = ModelOptions {
@@ -185,7 +185,7 @@ async fn d_55_each_response_has_its_batch_index() {
     }
 }
 
-/// TR-401: what is not there is refused by its name where it asks for something.
+/// TR-401: an unsupported input is refused by name if it asks for something.
 #[tokio::test]
 async fn d_55_inputs_and_outputs_of_the_ensemble_are_accepted_or_refused_by_name() {
     let server = ensemble(true).await;
@@ -252,7 +252,7 @@ async fn d_55_inputs_and_outputs_of_the_ensemble_are_accepted_or_refused_by_name
     assert_eq!(answer.error_message, "beam search is not supported");
 }
 
-/// TR-502, TR-1307: an event says of which sequence it is once, and as a number.
+/// TR-502, TR-1307: an event has its indices once, as numbers.
 #[tokio::test]
 async fn d_55_events_of_an_ensemble_have_batch_and_sequence_index() {
     let server = ensemble(true).await;

@@ -1,4 +1,4 @@
-//! Requests on one stream, and which response is the last.
+//! Requests on one stream, and the flag of the last response.
 
 use futures::channel::mpsc;
 use futures::stream;
@@ -11,7 +11,7 @@ use super::*;
 
 const EMPTY_FINAL: &str = "triton_enable_empty_final_response";
 
-/// The bytes of the page, both ways.
+/// The example of the page, byte by byte in both directions.
 #[tokio::test]
 async fn tr_906_the_last_response_has_the_final_flag() {
     let request = b"\x0a\x01m\x1a\x017\x22\x28\x0a\x22triton_enable_empty_final_response\x12\x02\x08\x01\x2a\x16\x0a\
@@ -21,7 +21,7 @@ async fn tr_906_the_last_response_has_the_final_flag() {
     let asked = ModelInferRequest::decode(&request[..]).unwrap();
     assert_eq!(asked.encode_to_vec(), request);
 
-    // The end is at hand with the one response.
+    // The end is known with the only response.
     let server = playing(vec![
         ScriptStep::Text("a ".into()),
         ScriptStep::Text("b".into()),
@@ -33,7 +33,7 @@ async fn tr_906_the_last_response_has_the_final_flag() {
     let only = received[0].infer_response.as_ref().unwrap();
     assert_eq!((&*text(only), last(only)), ("a b", true));
 
-    // It is not with a pause before it, which ends when the test says so.
+    // It is not known while the script pauses before its end; the test ends the pause.
     let pieces = vec![ScriptStep::Text("a".into()), ScriptStep::SleepMs(20)];
     let (mut owner, engine) = by_hand(steps(pieces));
     let kernel = Kernel::new();
@@ -65,12 +65,12 @@ async fn tr_906_the_last_response_has_the_final_flag() {
     }
 }
 
-/// What comes of `waited` while the engine is stepped at this time.
+/// The result of `waited` while the engine is stepped at this time.
 async fn stepped<T>(owner: &mut EngineOwner, at: Time, waited: impl Future<Output = T>) -> T {
     tokio::pin!(waited);
     loop {
         owner.step(at);
-        // Both may be cancelled: the first goes on where it was.
+        // Both may be cancelled: the future continues in the next turn.
         tokio::select! {
             biased;
             came = &mut waited => return came,
@@ -79,7 +79,7 @@ async fn stepped<T>(owner: &mut EngineOwner, at: Time, waited: impl Future<Outpu
     }
 }
 
-/// TR-906: a model with a signature of its own sends nothing after its last payload, unless asked.
+/// TR-906: a model with a custom signature sends nothing after its last payload, unless the request asks for it.
 #[tokio::test]
 async fn tr_1103_a_scripted_model_sends_the_requested_number_of_responses() {
     let server = parrot(|_| {}).await;
@@ -156,20 +156,20 @@ async fn tr_904_requests_of_a_stream_run_concurrently_and_carry_their_ids() {
     })
     .await;
 
-    // One more than may run.
+    // One more than may run at a time.
     send.try_send(prompt("demo", "more", "x", false)).unwrap();
     let received = answers.message().await.unwrap().unwrap();
     assert_eq!(received.error_message, "too many requests on this stream");
     assert_eq!(received.infer_response.unwrap().id, "more");
 
-    // TR-907, TR-608: a call that is cancelled takes all of them with it.
+    // TR-907, TR-608: cancelling a call cancels all its requests.
     drop((answers, send));
     until("the sequences are gone", || {
         engine.stats().requests_running.get() == 0
     })
     .await;
 
-    // Those that end do so beside each other, each in its own order; half-closed, the stream ends well.
+    // Requests run concurrently, each with its responses in order; after a half-close the stream ends with OK.
     let all = (0..6).map(|index| {
         prompt(
             "demo",
@@ -189,7 +189,7 @@ async fn tr_904_requests_of_a_stream_run_concurrently_and_carry_their_ids() {
     }
 }
 
-/// TR-904: models of one response each answer in the order of the requests.
+/// TR-904: models that are not decoupled respond in the order of the requests.
 #[tokio::test]
 async fn tr_904_models_that_are_not_decoupled_keep_the_order() {
     let mut signature = Signature::union();
@@ -269,7 +269,7 @@ async fn tr_905_a_failed_request_does_not_end_the_stream() {
         "{received:?}"
     );
 
-    // Asked for, the first error is the status of the call.
+    // On request, the first error is the status of the call.
     let mut answers = grpc.stream(stream::iter(list), true).await;
     let status = answers.message().await.unwrap_err();
     assert_eq!(
@@ -278,7 +278,7 @@ async fn tr_905_a_failed_request_does_not_end_the_stream() {
     );
 }
 
-/// TR-907: the headers do not wait for a request; a message of more than 64 MiB ends the call.
+/// TR-907: response headers are sent before the first request; a message above 64 MiB ends the call.
 #[tokio::test]
 async fn tr_907_headers_do_not_wait_for_a_request() {
     let server = demo().await;

@@ -1,4 +1,4 @@
-//! A server of a pool that hangs: it takes what is sent, and answers nothing.
+//! A server of a pool that hangs: it accepts what is sent, and answers nothing.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use sapwood_tests::proxy::Proxy;
 
 use super::*;
 
-/// Two servers of a pool, the first behind a way that can hang.
+/// A pool of two servers, the first behind a proxy that can hang.
 async fn behind(proxy: &Proxy, two: &Running) -> LmtpPool {
     let endpoint = |address| PoolEndpoint {
         address: PeerAddress::parse(&format!("{address}/lmtp")).unwrap(),
@@ -14,7 +14,7 @@ async fn behind(proxy: &Proxy, two: &Running) -> LmtpPool {
         weight: 1,
     };
     let endpoints = vec![endpoint(proxy.address), endpoint(two.address)];
-    // Whoever is only slow, because the machine is busy, comes back with its next answer.
+    // A server that is only slow, because the machine is busy, is used again after its next answer.
     let often = Duration::from_millis(50);
     let settings = machine::PoolOptions {
         probe_interval: often,
@@ -31,7 +31,7 @@ async fn behind(proxy: &Proxy, two: &Running) -> LmtpPool {
         .unwrap()
 }
 
-/// Before its first item and in the midst of it; the minutes that an item may take are not waited for.
+/// Before the first item and in the middle; probes find it, so the minutes that an item may take are not waited for.
 #[tokio::test]
 async fn lm_804_streams_of_a_server_that_hangs_move_to_another() {
     for cut in [0, 3] {
@@ -66,7 +66,7 @@ async fn lm_804_watchers_of_a_pool_are_notified_when_no_server_is_left() {
     assert!(!*nobody.await.unwrap());
 }
 
-/// A seed that was promised is kept: the other server computes the stream from its beginning, penalties and all.
+/// A seed is kept: the other server computes the stream from its beginning, penalties included.
 #[tokio::test]
 async fn lm_806_a_seeded_stream_has_the_same_tokens_at_another_server() {
     let wanted = || GenerateRequest {

@@ -1,4 +1,4 @@
-//! Connections that are lost, before a pool and behind it.
+//! Lost connections of a pool: those of its clients, and those to its servers.
 
 use sapwood_tests::proxy::Proxy;
 use sapwood_tests::socket::Socket;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::lmtp::resume::{agreed, resume};
 
-/// So many more items at a face, with the engines behind it stepped.
+/// `count` more items from a face, with the engines behind it stepped.
 async fn read(socket: &mut Socket, owners: &mut [&mut EngineOwner], count: usize) -> Vec<Value> {
     let mut all = Vec::new();
     while all.len() < count {
@@ -27,7 +27,7 @@ async fn read(socket: &mut Socket, owners: &mut [&mut EngineOwner], count: usize
     all
 }
 
-/// LM-965: its client is away for a while, and meanwhile the server is lost that computes it; nobody sees a seam.
+/// LM-965: the client is disconnected while the server of its stream is lost; the output is the same.
 #[tokio::test]
 async fn lm_807_a_client_resumes_a_stream_that_its_pool_has_moved() {
     for options in [ConnectOptions::base(), ConnectOptions::default()] {
@@ -49,7 +49,7 @@ async fn lm_807_a_client_resumes_a_stream_that_its_pool_has_moved() {
         drop(socket);
         let open = &front.shared.metrics.lmtp.connections_open;
         until("nobody is connected", || open.get() == 0).await;
-        // It goes on without its client, and then without its server.
+        // It continues without its client, and then moves to another server.
         first.step(Time::ZERO);
         one.kill().await;
         until("it goes on elsewhere", || pool.moved() == 1).await;
@@ -82,7 +82,7 @@ async fn lm_807_a_client_resumes_a_stream_that_its_pool_has_moved() {
     }
 }
 
-/// A pool of one server that is reached over a way which can be cut.
+/// A pool of one server behind a proxy that can be cut.
 async fn over(proxy: &Proxy) -> LmtpPool {
     let endpoint = PoolEndpoint {
         address: PeerAddress::parse(&format!("{}/lmtp", proxy.address)).unwrap(),
@@ -95,7 +95,7 @@ async fn over(proxy: &Proxy) -> LmtpPool {
         .unwrap()
 }
 
-/// Another server could not go on with it: a penalty looks back at what was said.
+/// Another server could not continue it, because a penalty depends on the output.
 #[tokio::test]
 async fn lm_965_streams_survive_a_short_loss_of_the_upstream_connection() {
     let mut runs = Vec::new();
@@ -131,7 +131,7 @@ async fn lm_965_streams_survive_a_short_loss_of_the_upstream_connection() {
     assert!(runs[0] == runs[1] && runs[0] == runs[2], "{runs:?}");
 }
 
-/// LM-506: whoever goes for good says so, and nothing is kept for him.
+/// LM-506: a dropped pool closes its connection normally, so the server retains nothing.
 #[tokio::test]
 async fn lm_964_dropping_a_pool_cancels_its_streams_at_the_server() {
     let (mut owner, server) = stepped(super::super::chatter()).await;
