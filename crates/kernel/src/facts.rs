@@ -44,7 +44,7 @@ fn known(tokens: u32) -> Option<u32> {
 
 impl fmt::Debug for ModelFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Facts")
+        f.debug_struct("ModelFacts")
             .field("info", &self.info)
             .finish_non_exhaustive()
     }

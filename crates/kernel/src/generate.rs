@@ -81,7 +81,7 @@ impl Targets {
             Some(_) => Err(Error::Engine {
                 code: Code::PermissionDenied,
                 reason: ErrorReason::INSUFFICIENT_SCOPE,
-                message: format!("this key may call no model of the name {:?}", shown(name)),
+                message: format!("this key may not call a model named {:?}", shown(name)),
                 retry_after: None,
             }),
         };

@@ -110,7 +110,7 @@ impl Kernel {
     pub fn replace(&self, function: Fun) -> Option<Fun> {
         let entry = Registration::new(function);
         if let Err(error) = self.check(&entry.spec) {
-            tracing::error!(function = %entry.spec.name, %error, "not registered");
+            tracing::error!(function = %entry.spec.name, %error, "refused to register a function");
             return Some(entry.function);
         }
         let name = entry.spec.name.clone();

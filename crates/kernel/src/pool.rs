@@ -261,7 +261,7 @@ impl PoolShared {
         let builder = std::thread::Builder::new().name("slow work".to_owned());
         match builder.spawn(move || work_until_closed(&shared)) {
             Ok(_detached) => state.started += 1,
-            Err(why) => tracing::error!(%why, "no thread for slow work"),
+            Err(why) => tracing::error!(%why, "could not start a thread for slow work"),
         }
     }
 }
@@ -389,7 +389,7 @@ impl<T> Future for PoolRun<T> {
 
 fn panicked() -> Error {
     Error::Panicked {
-        function: Name::new("the work on a prompt"),
+        function: Name::new("prompt processing"),
     }
 }
 
@@ -398,7 +398,7 @@ fn too_much_waits() -> Error {
     Error::Engine {
         code: Code::Overloaded,
         reason: ErrorReason::ENGINE_BUSY,
-        message: "too many prompts wait to be read: try again later".to_owned(),
+        message: "the queue for prompt processing is full: try again later".to_owned(),
         retry_after: Some(Duration::from_secs(1)),
     }
 }

@@ -165,13 +165,13 @@ pub(crate) fn poll_once<S: Stream + Unpin>(stream: &mut S, waker: &Waker) -> Pol
 /// Where a [`fragile`] function panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Panics {
-    /// As it is called.
+    /// When it is called.
     Call,
     /// At this poll of its stream, counted from 0.
     Poll(usize),
-    /// As its stream is dropped, whenever that is.
+    /// When its stream is dropped.
     Drop,
-    /// At this poll, and once more as its stream is dropped.
+    /// At this poll, and once more when its stream is dropped.
     PollAndDrop(usize),
 }
 

@@ -29,7 +29,7 @@ use loom::sync::Mutex;
 use loom::thread;
 use relay::{ReaderPosition, Relay, RelayPoll, RelayRetention};
 
-/// One item, once somebody says so.
+/// Gives one item once the gate is open.
 struct Source {
     gate: Arc<Gate>,
     given: bool,
@@ -112,7 +112,7 @@ fn read_all(relay: &Shared) -> Vec<u8> {
     out
 }
 
-/// Polls once, whatever comes.
+/// Polls once and ignores the result.
 fn poll_once(relay: &Shared) -> ReaderPosition {
     let mut position = relay.open();
     let _whatever = relay.poll(&mut position, Waker::noop());

@@ -1,7 +1,7 @@
-//! The bell of a session's task, under a model checker (D-2).
+//! The waker of a session's task, under a model checker (D-2).
 //!
 //! The very file that runs, `src/session/task_waker.rs`, is compiled here once more over loom's primitives; loom then tries
-//! every interleaving of the task and of who rings. A lost wake-up is a deadlock, which loom reports. An ordinary test:
+//! every interleaving of the task and of a wake-up. A lost wake-up is a deadlock, which loom reports. An ordinary test:
 //! `cargo test -p sapwood-kernel --test task_waker_loom --release`.
 
 #[path = "../src/session/task_waker.rs"]
@@ -13,7 +13,7 @@ mod sync {
 
     pub(crate) use loom::sync::atomic::AtomicU8;
 
-    /// Loom's, with the manners of the one in `futures`.
+    /// Loom's, with the interface of the one in `futures`.
     pub(crate) struct AtomicWaker(loom::future::AtomicWaker);
 
     impl Default for AtomicWaker {
@@ -100,11 +100,11 @@ fn d_2_a_task_that_is_polling_is_not_woken() {
         let ringer = Waker::from(bell.clone());
         ringer.wake_by_ref();
         bell.attend(&owner);
-        assert!(!bell.has_rung(), "what was before is looked at now");
+        assert!(!bell.has_rung(), "earlier wake-ups are cleared");
         ringer.wake_by_ref();
         ringer.wake_by_ref();
         assert!(bell.has_rung() && !bell.leave());
-        assert_eq!(woken.0.load(Ordering::SeqCst), 0, "it looks by itself");
+        assert_eq!(woken.0.load(Ordering::SeqCst), 0, "the owner polls by itself");
         bell.attend(&owner);
         assert!(bell.leave());
         ringer.wake_by_ref();

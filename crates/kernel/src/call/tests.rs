@@ -62,7 +62,7 @@ fn ke_137_text_is_a_string_where_the_schema_admits_one() {
 }
 
 #[test]
-fn ke_137_what_does_not_decode_is_an_argument_error() {
+fn ke_137_inputs_that_do_not_decode_are_argument_errors() {
     let cases: [Args; 4] = [
         args! { text: "a", number: "nine" },
         args! { text: "a", kind: "small" },

@@ -50,7 +50,7 @@ pub fn function(pool: &LmtpPool, name: impl Into<Name>, terms: LmtpModelTerms) -
     let has_text = terms.vocabulary.is_some();
     let gives = if has_text { "text" } else { "tokens" };
     let description =
-        format!("The model {name} of servers that speak LMTP; it takes and gives {gives}.");
+        format!("The model {name} of servers that speak LMTP; it takes and returns {gives}.");
     let mut spec = Spec::new(name, description.as_str()).effect(Effect::Idempotent);
     spec.inputs = model::inputs();
     spec.outputs = model::outputs();

@@ -115,7 +115,7 @@ fn an_error_is_no_larger_than_a_chunk() {
 }
 
 #[test]
-fn oa_910_the_time_to_come_back_is_the_engines_own_estimate_where_it_has_one() {
+fn oa_910_retry_after_is_the_estimate_of_the_engine_or_one_second() {
     let busy = || {
         api::EngineError::new(
             Code::Overloaded,

@@ -40,7 +40,7 @@ fn asked(kernel: &Kernel, target: Option<&str>) -> Result<String, (String, Strin
 }
 
 #[test]
-fn ev_503_how_a_target_is_found() {
+fn ev_503_targets_are_found_by_name_uri_and_alias() {
     let targets = Targets {
         default: Some("two".into()),
         aliases: [
@@ -72,7 +72,7 @@ fn ev_503_how_a_target_is_found() {
     assert!(error.to_string().contains("one, two"), "{error}");
 }
 
-/// What a client names comes back as far as it is shown, however it is escaped.
+/// Errors quote a client's text only up to a limit, however it is escaped.
 #[test]
 fn d_47_a_target_of_megabytes_makes_a_short_error() {
     let kernel = kernel(&["one"], Targets::default());
@@ -89,7 +89,7 @@ fn d_47_a_target_of_megabytes_makes_a_short_error() {
 }
 
 #[test]
-fn ev_503_without_a_default() {
+fn ev_503_a_request_without_target_and_default_takes_the_only_model() {
     assert_eq!(
         asked(&kernel(&["only"], Targets::default()), None),
         Ok("I am only".into())

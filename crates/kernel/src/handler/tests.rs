@@ -91,7 +91,7 @@ fn ke_213_a_function_may_take_its_call_and_give_a_stream() {
 }
 
 #[tokio::test]
-async fn ke_139_blocking_code_runs_elsewhere() {
+async fn ke_139_blocking_code_runs_on_another_thread() {
     let kernel = Kernel::new();
     let here = std::thread::current().id();
     kernel

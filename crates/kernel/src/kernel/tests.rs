@@ -40,7 +40,7 @@ fn bad_name(name: &str, model: bool) -> bool {
 
 /// Limits: `name_bytes` at 64 and 65.
 #[test]
-fn ke_132_which_names_are_legal() {
+fn ke_132_legal_and_illegal_names() {
     for name in [
         "a",
         "plugin.fn2",
@@ -306,7 +306,7 @@ fn globs_match() {
 }
 
 #[test]
-fn ke_148_what_arguments_may_be() {
+fn ke_148_forms_of_arguments() {
     let given = |args: Result<Vec<(Name, Node)>>| {
         let names: Vec<String> = args
             .unwrap()

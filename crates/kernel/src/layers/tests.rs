@@ -64,7 +64,7 @@ async fn retry_repeats_while_nothing_was_delivered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retry_waits_as_long_as_the_error_says_and_gives_up_after_its_number() {
+async fn retry_waits_for_retry_after_and_stops_after_its_number_of_attempts() {
     let received = || {
         Err(Error::Unavailable {
             why: "busy".into(),
@@ -89,7 +89,7 @@ async fn retry_waits_as_long_as_the_error_says_and_gives_up_after_its_number() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retry_leaves_alone_what_it_must() {
+async fn retry_skips_delivered_permanent_and_effectful_calls() {
     let delivered = vec![Ok(Chunk::text("a")), busy()];
     let cases: [(Spec, Vec<Result<Chunk>>, RetryLayer, usize); 4] = [
         (pure(), delivered, retry(3), 1),

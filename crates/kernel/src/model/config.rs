@@ -211,7 +211,7 @@ mod tests {
 
     /// A config that is written is read back unchanged.
     #[test]
-    fn d_20_a_config_that_leaves_this_process_is_read_as_it_was_meant() {
+    fn d_20_a_config_survives_its_json_form_unchanged() {
         let all = GenerateConfig {
             params: GenerationParams {
                 max_tokens: Some(7),
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn d_5_what_json_cannot_say_is_unimplemented() {
+    fn d_5_a_config_without_a_json_form_is_unimplemented() {
         for config in [
             GenerateConfig {
                 scored: Some(vec![1]),

@@ -93,6 +93,6 @@ fn refuse(call: &Call, config: &GenerateConfig) -> Result<()> {
 
 /// The error that `what` is not available from a text-only model of another server.
 pub(crate) fn unimplemented(what: &str) -> Error {
-    let what = format!("{what} (the server of this model takes and gives text only)");
+    let what = format!("{what} (the server of this model takes and returns text only)");
     Error::Unimplemented { what }
 }

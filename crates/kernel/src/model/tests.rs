@@ -238,7 +238,7 @@ fn ke_r18_the_first_item_comes_before_the_model_has_finished() {
 
 /// D-10
 #[test]
-fn thoughts_and_tool_calls_go_to_their_ports() {
+fn reasoning_and_tool_calls_go_to_their_ports() {
     let kernel = steps(json!([
         {"reasoning": "hm"},
         {"text": "Let me see. "},
@@ -570,7 +570,7 @@ fn d_51_answers_of_actions_are_closed_and_a_prompt_without_a_user_is_the_users()
 
 /// The first example of the README: an answer is the prompt of another call.
 #[test]
-fn d_51_a_chained_answer_is_asked_about() {
+fn d_51_an_earlier_answer_alone_is_the_question_of_a_prompt() {
     let echo = kernel(json!({"script": "echo"}));
     let first = echo.node("m", args! { prompt: "What is a tree?" });
     let second = whole(echo.run::<String>("m", args! { prompt: first })).unwrap();
@@ -578,7 +578,7 @@ fn d_51_a_chained_answer_is_asked_about() {
 }
 
 #[test]
-fn ev_607_how_the_prompt_becomes_tokens() {
+fn ev_607_prompt_modes_auto_chat_and_raw() {
     let echo = kernel(json!({"script": "echo"}));
     let text = |node: Node, mode: &str| {
         whole(echo.run::<String>(
@@ -623,7 +623,7 @@ fn ev_607_how_the_prompt_becomes_tokens() {
 }
 
 #[test]
-fn ev_608_what_is_text() {
+fn ev_608_mimetypes_that_are_taken_as_text() {
     let node =
         |mime: &'static str, data: &'static [u8]| Node::from(Chunk::bytes(data).with_mime(mime));
     for (mime, data, expect) in [
@@ -659,7 +659,7 @@ fn ev_608_what_is_text() {
 
 /// Text split inside a character is joined before it is checked. Limit: `prompt_bytes`.
 #[test]
-fn ev_608_a_leaf_is_joined_before_it_is_judged() {
+fn ev_608_pieces_of_a_leaf_are_joined_before_they_are_checked() {
     let cut =
         [&b"caf\xc3"[..], b"\xa9"].map(|piece| Ok(Chunk::bytes(piece).with_mime("text/plain")));
     let (turns, _) = chat(vec![Node::new(futures::stream::iter(cut))]).unwrap();
@@ -677,7 +677,7 @@ fn ev_608_a_leaf_is_joined_before_it_is_judged() {
 }
 
 #[test]
-fn ev_609_what_the_engine_refuses_keeps_its_reason() {
+fn ev_609_errors_of_the_engine_keep_their_reason() {
     let small = kernel(json!({"script": "text", "text": "x", "context_tokens": 64}));
     let refused = whole(small.run::<String>("m", args! { prompt: "p".repeat(500) })).unwrap_err();
     assert_eq!(
@@ -695,7 +695,7 @@ fn ev_609_what_the_engine_refuses_keeps_its_reason() {
 }
 
 #[test]
-fn one_of_prompt_and_messages_is_needed() {
+fn exactly_one_of_prompt_and_messages_is_required() {
     let echo = kernel(json!({"script": "echo"}));
     let messages = json!([{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "m"}]}]);
     assert_eq!(

@@ -89,7 +89,7 @@ pub(crate) fn finite(number: f64) -> crate::Result<Chunk> {
     } else {
         Err(Error::Decode {
             wanted: "JSON".into(),
-            why: "a number that is not finite has no JSON".into(),
+            why: "JSON cannot represent a number that is not finite".into(),
         })
     }
 }

@@ -99,7 +99,7 @@ fn ke_122_nothing_progresses_unless_a_reader_is_polled() {
 }
 
 #[test]
-fn ke_123_a_dropped_reader_hands_its_turn_on() {
+fn ke_123_a_waiting_reader_takes_over_when_the_polling_one_is_dropped() {
     let (mut writer, node) = Node::channel(1 << 20);
     let (mut first, mut second, mut third) = (node.read(), node.read(), node.read());
     let (woken_first, waker_first) = Woken::new();
@@ -220,7 +220,7 @@ fn ke_125_a_reader_that_is_never_polled_holds_the_window() {
 }
 
 #[test]
-fn ke_125_a_window_lets_go_of_what_all_have_passed() {
+fn ke_125_a_window_releases_chunks_that_every_reader_has_passed() {
     let data = Bytes::from(vec![7_u8; 4096]);
     let copies = data.clone();
     let keep = Retention::Window { bytes: 1 << 20 };
@@ -301,7 +301,7 @@ fn ke_127_a_writer_waits_while_enough_is_unread() {
 }
 
 #[test]
-fn ke_127_how_a_writer_ends_is_how_its_node_ends() {
+fn ke_127_a_node_ends_as_its_writer_ended() {
     type Case = (fn(NodeWriter), &'static [&'static str]);
     let ends: [Case; 3] = [
         (NodeWriter::finish, &["a"]),
@@ -395,7 +395,7 @@ fn ke_128_views_share_the_log() {
 }
 
 #[test]
-fn ke_129_what_becomes_a_node() {
+fn ke_129_values_become_nodes_of_text_bytes_or_json() {
     let text = |node: Node| {
         let chunk = block_on(node.read().next()).unwrap().unwrap();
         (chunk.mime.to_string(), chunk.to_string())

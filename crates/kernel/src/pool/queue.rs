@@ -13,7 +13,7 @@ pub(super) struct QueuedJob {
 
 impl fmt::Debug for QueuedJob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Job")
+        f.debug_struct("QueuedJob")
             .field("id", &self.id)
             .finish_non_exhaustive()
     }

@@ -35,7 +35,7 @@ fn drain(notes: &Receiver<&'static str>) -> Vec<&'static str> {
 }
 
 #[test]
-fn d_54_work_is_taken_from_one_caller_after_the_other() {
+fn d_54_callers_take_turns_in_the_pool() {
     let pool = BlockingPool::new(2);
     let (_large, _go) = busy(&pool, 9, TaskSize::Large);
     let (small, go) = busy(&pool, 9, TaskSize::Small);
@@ -82,7 +82,7 @@ fn small_work_does_not_wait_for_large_work_nor_large_for_all_small() {
 }
 
 #[test]
-fn work_that_nobody_waits_for_is_not_begun_or_is_told_to_stop() {
+fn work_of_a_dropped_future_is_removed_or_asked_to_stop() {
     let pool = BlockingPool::new(2);
     let (_large, _go) = busy(&pool, 1, TaskSize::Large);
     let (_small, go) = busy(&pool, 1, TaskSize::Small);
@@ -116,7 +116,7 @@ fn a_panic_ends_one_piece_of_work() {
 }
 
 #[test]
-fn a_caller_may_have_so_much_waiting_and_others_still_wait_beside_it() {
+fn the_queue_of_one_caller_is_limited_and_others_still_enter() {
     let pool = BlockingPool::new(2);
     let (_large, _go) = busy(&pool, 9, TaskSize::Large);
     let (_small, _gate) = busy(&pool, 9, TaskSize::Small);
@@ -135,7 +135,7 @@ fn a_caller_may_have_so_much_waiting_and_others_still_wait_beside_it() {
 }
 
 #[test]
-fn what_is_dropped_with_the_work_is_dropped_outside_of_the_lock() {
+fn captured_values_are_dropped_outside_the_lock() {
     /// Calls the pool while it is dropped.
     struct Asks(BlockingPool, Arc<Mutex<usize>>);
     impl Drop for Asks {

@@ -276,12 +276,12 @@ fn ke_142_unknown_outputs_are_checked_at_the_first_chunk() {
 }
 
 #[test]
-fn ke_r7_a_type_that_cannot_be_given_is_an_error_before_work() {
+fn ke_r7_an_unsupported_type_fails_before_work() {
     ke_142_a_type_that_does_not_fit_fails_before_work();
 }
 
 #[tokio::test(start_paused = true)]
-async fn ke_143_a_timeout_counts_from_the_first_poll_and_comes_too_late_afterwards() {
+async fn ke_143_a_timeout_counts_from_the_first_poll_and_cannot_be_set_later() {
     let count = Count::new();
     let kernel = Kernel::new();
     let counted = count.clone();
@@ -520,7 +520,7 @@ fn ke_311_an_error_is_the_last_item_for_ever() {
     assert!(run.is_terminated());
 }
 
-/// A value whose drop can be seen.
+/// Reports when it is dropped.
 struct Guard(Arc<AtomicUsize>);
 
 impl Drop for Guard {
@@ -675,7 +675,7 @@ fn ke_503_a_deadline_without_a_runtime_is_an_error() {
 }
 
 #[test]
-fn ke_504_three_of_a_million_make_three() {
+fn ke_504_three_items_of_a_million_are_produced_if_three_are_read() {
     let (kernel, count) = (Kernel::new(), Count::new());
     let counted = count.clone();
     kernel
@@ -707,7 +707,7 @@ fn ke_504_three_of_a_million_make_three() {
 
 /// OA-913.
 #[test]
-fn ke_139_a_panic_ends_one_run_and_says_nothing() {
+fn ke_139_a_panic_ends_one_run_and_its_text_stays_private() {
     let kernel = Kernel::new();
     let panics: [Fun; 2] = [
         raw(Spec::new("at_call", ""), |_| panic!("secret")),

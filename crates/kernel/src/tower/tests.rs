@@ -33,7 +33,7 @@ fn slow() -> Kernel {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_is_one_until_the_first_chunk() {
+async fn a_tower_timeout_ends_with_the_first_chunk() {
     for (seconds, expected) in [(4, None), (6, Some(4))] {
         let kernel = slow();
         kernel.layer(tower_layer(TimeoutLayer::new(Duration::from_secs(seconds))));
@@ -44,7 +44,7 @@ async fn a_timeout_is_one_until_the_first_chunk() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_limit_that_calls_share_sheds_what_is_above_it() {
+async fn a_shared_limit_sheds_calls_above_it() {
     let kernel = slow();
     let limit = GlobalConcurrencyLimitLayer::new(1);
     kernel.layer(tower_layer(
@@ -102,7 +102,7 @@ async fn a_retry_repeats_a_call_that_fails_before_its_first_chunk() {
 }
 
 #[tokio::test]
-async fn an_error_of_the_kernel_stays_what_it_is() {
+async fn kernel_errors_pass_through_unchanged() {
     let kernel = Kernel::new();
     let fails = |(): ()| async { Err::<u32, _>(Error::Cancelled) };
     kernel.add(function("fails", "", fails)).unwrap();

@@ -94,7 +94,7 @@ fn sampled(chunks: &[Chunk]) -> Vec<Sampled> {
 }
 
 #[tokio::test]
-async fn lm_712_a_model_elsewhere_is_called_with_tokens_and_gives_tokens() {
+async fn lm_712_an_upstream_model_without_tokenizer_takes_and_returns_tokens() {
     let (kernel, mut fake) = joined(FACTS).await.unwrap();
     let config = GenerateConfig::from(GenerationParams {
         max_tokens: Some(2),
@@ -157,7 +157,7 @@ async fn tr_401_bad_words_of_a_model_on_another_server_are_refused() {
 }
 
 #[tokio::test]
-async fn lm_712_what_it_cannot_give_is_refused_before_anything_is_sent() {
+async fn lm_712_unsupported_requests_are_refused_before_anything_is_sent() {
     let (kernel, mut fake) = joined(FACTS).await.unwrap();
     let one = || {
         GenerateConfig::from(GenerationParams {
@@ -223,7 +223,7 @@ async fn lm_712_what_it_cannot_give_is_refused_before_anything_is_sent() {
 
 /// D-30
 #[tokio::test]
-async fn lm_712_what_the_peer_has_against_it_is_told() {
+async fn lm_712_errors_of_the_peer_are_reported_with_their_code() {
     let (kernel, mut fake) = joined(FACTS).await.unwrap();
     let run = typed(&kernel, &[1], GenerateConfig::default());
     let answering = async {
@@ -245,7 +245,7 @@ async fn lm_712_what_the_peer_has_against_it_is_told() {
 
 /// LM-703: without a limit of the caller, the remaining context.
 #[tokio::test]
-async fn lm_712_json_is_read_as_a_model_reads_it_and_scoring_is_passed_on() {
+async fn lm_712_a_json_config_is_decoded_and_scoring_is_forwarded() {
     let (kernel, mut fake) = joined(FACTS).await.unwrap();
     let run: Run<Chunk> = kernel.run(
         "far",
@@ -285,7 +285,7 @@ async fn lm_712_json_is_read_as_a_model_reads_it_and_scoring_is_passed_on() {
 }
 
 #[tokio::test]
-async fn lm_711_what_is_no_probability_is_not_passed_on() {
+async fn lm_711_invalid_log_probabilities_are_dropped() {
     let (kernel, mut fake) = joined(FACTS).await.unwrap();
     let config = GenerateConfig::from(GenerationParams {
         max_tokens: Some(1),
@@ -305,7 +305,7 @@ async fn lm_711_what_is_no_probability_is_not_passed_on() {
 
 /// LM-331: the facts that the reference server reports.
 #[tokio::test]
-async fn lm_712_a_model_that_says_little_is_served_and_one_that_is_not_there_is_not() {
+async fn lm_712_a_model_without_reported_facts_is_served_and_a_missing_one_is_an_error() {
     let little = r#"MSG [{"stream_id":1,"model_info":"<unavailable>"}]"#;
     let (kernel, mut fake) = joined(little).await.unwrap();
     let run: Run<Chunk> = kernel.run("far", args! { prompt: ids(&[1]) });
@@ -354,7 +354,7 @@ async fn lm_712_with_a_tokenizer_text_goes_in_and_text_comes_out() {
 }
 
 #[tokio::test]
-async fn lm_712_a_template_makes_conversations_and_an_end_is_no_text() {
+async fn lm_712_messages_use_the_chat_template_and_an_eog_token_gives_no_text() {
     let (kernel, mut fake) = of_bytes().await;
     let messages = json!([{"role": "user", "content": "x"}]);
     let asking: Run<String> = kernel.run("far", args! { messages: messages });
@@ -373,7 +373,7 @@ async fn lm_712_a_template_makes_conversations_and_an_end_is_no_text() {
 }
 
 #[tokio::test]
-async fn lm_704_choices_are_streams_beside_each_other() {
+async fn lm_704_each_choice_is_a_stream_of_its_own() {
     let (kernel, mut fake) = of_bytes().await;
     let config = json!({"n": 2, "maxTokens": 2, "promptMode": "raw"});
     let asking: Run<Chunk> = kernel.run("far", args! { prompt: "x", config: config });
@@ -406,7 +406,7 @@ async fn lm_704_choices_are_streams_beside_each_other() {
 }
 
 #[tokio::test]
-async fn lm_712_nothing_is_asked_of_a_peer_for_no_tokens() {
+async fn lm_712_max_tokens_of_zero_sends_no_request() {
     let (kernel, _fake) = of_bytes().await;
     let config = json!({"maxTokens": 0});
     let asking: Run<String> = kernel.run("far", args! { prompt: "x", config: config });

@@ -31,7 +31,7 @@ fn parse(pieces: &[&str], reasoning: bool, tools: bool) -> Vec<String> {
 }
 
 #[test]
-fn thoughts_and_calls_are_found_and_what_is_neither_is_text() {
+fn reasoning_and_calls_are_found_and_the_rest_is_text() {
     let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
     let twice = format!("{call}\n{call}done");
     let cases: [(&str, &[&str]); 9] = [

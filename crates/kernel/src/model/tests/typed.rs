@@ -63,7 +63,7 @@ fn d_20_a_typed_config_has_the_cores_ranges() {
 
 /// LM-404
 #[test]
-fn lm_307_the_end_and_the_token_that_completes_a_stop_are_told() {
+fn lm_307_the_end_and_the_token_that_completes_a_stop_are_reported() {
     let kernel = kernel(json!({}));
     type Case<'a> = (&'a [&'a [u32]], &'a [u32], &'a str);
     let cases: [Case<'_>; 3] = [

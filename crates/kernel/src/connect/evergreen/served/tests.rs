@@ -129,7 +129,7 @@ async fn oa_913_a_clients_function_that_panics_anywhere_ends_its_own_action_and_
 }
 
 #[tokio::test]
-async fn oa_913_what_serves_is_dropped_with_a_function_that_panics_as_it_goes() {
+async fn oa_913_dropping_a_served_session_survives_a_function_that_panics_on_drop() {
     let (kernel, alive) = (Kernel::new(), Arc::new(()));
     let spec = Spec::new("fragile", "").outputs([SpecOutput::new(Port::MAIN, Mime::TEXT)]);
     kernel

@@ -137,7 +137,7 @@ async fn tr_403_fields_go_into_inputs_then_sampling_parameters_then_parameters()
 
 /// Without a configuration no sampling parameter is sent; stop tokens and biases are sent where the model takes JSON.
 #[tokio::test]
-async fn tr_402_what_is_not_set_is_not_sent() {
+async fn tr_402_unset_fields_are_not_sent() {
     for (config, sampling) in [
         (json!({}), None),
         (json!({"top_k": 0}), Some(json!({"top_k": -1}))),
@@ -163,7 +163,7 @@ async fn tr_402_what_is_not_set_is_not_sent() {
 /// Bad words go into the input of this name, else into the object, and nowhere else: a model that does not know them
 /// would generate them.
 #[tokio::test]
-async fn tr_401_bad_words_go_where_the_model_has_a_place_for_them() {
+async fn tr_401_bad_words_go_to_their_input_or_to_sampling_parameters() {
     let config = json!({"bad_words": ["no", "never"]});
     for (model, expect) in [
         (ensemble(), Some(json!(["no", "never"]))),
@@ -384,7 +384,7 @@ async fn tr_1306_messages_and_tools_go_to_a_model_that_declares_them() {
 
 /// D-30; KE-313 for the stream that is cut off.
 #[tokio::test]
-async fn tr_604_errors_come_after_what_had_come_and_have_our_codes() {
+async fn tr_604_errors_follow_the_received_output_and_have_kernel_codes() {
     let tired = json!({"error": "the parrot is tired"});
     let refused = |status, text: &str| (status, format!("data: {{\"error\":\"{text}\"}}\n\n"));
     let (_, cut) = events(&[states("green")]);
