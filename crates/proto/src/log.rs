@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_released_keeps_its_index() {
+    fn a_release_does_not_change_the_indices() {
         let mut log: Log<u8, &str> = Log::new();
         for item in 0..3 {
             log.append(item).unwrap();

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn discarding_leaves_what_was_sent() {
+    fn discarding_unsent_items_leaves_the_sent_ones() {
         let mut buffer = ReplayBuffer::new(0, 1);
         buffer.push(b"a".to_vec());
         buffer.advance();
@@ -253,7 +253,7 @@ mod tests {
     proptest! {
         /// After any operations the counts are those of the retained items, and items come in their order.
         #[test]
-        fn the_counts_are_those_of_the_items(acts in prop::collection::vec((0..5_u8, 0..40_u64), 1..200)) {
+        fn the_charges_are_those_of_the_items(acts in prop::collection::vec((0..5_u8, 0..40_u64), 1..200)) {
             let mut buffer = ReplayBuffer::new(7, 3);
             let mut pushed = Vec::new();
             for (act, amount) in acts {

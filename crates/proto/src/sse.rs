@@ -37,7 +37,7 @@ pub enum Violation {
     #[error("a line of the event stream is longer than {0} bytes")]
     LineTooLong(usize),
     /// An event exceeds its limit.
-    #[error("an event holds more than {0} bytes")]
+    #[error("an event has more than {0} bytes of data")]
     EventTooLarge(usize),
     /// The bytes ended within an event.
     #[error("the event stream ended within an event")]

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_saturate_where_every_clock_can_follow() {
+    fn times_saturate_at_the_maximum() {
         let most = Duration::MAX;
         for late in [
             Time::new(most),

@@ -364,7 +364,7 @@ impl ClientMachine {
                 continue;
             };
             let message = format!(
-                "no answer in time from the upstream's model '{}'",
+                "the upstream's model '{}' did not answer in time",
                 open.model
             );
             self.fail(id, LmtpError::new(LmtpReason::Timeout, message));
@@ -415,7 +415,7 @@ impl ClientMachine {
     ) -> Result<(ClientCallId, Bytes), LmtpError> {
         if out.len() > self.options.max_message_out {
             let message = format!(
-                "the message has {} bytes, and the upstream takes {}",
+                "the message has {} bytes; the upstream accepts at most {}",
                 out.len(),
                 self.options.max_message_out
             );
@@ -628,7 +628,7 @@ fn refuse_unsent(wanted: &GenerateRequest) -> Result<(), LmtpError> {
         ("ignore_eos", wanted.ignore_eos),
     ] {
         if is_set {
-            let message = format!("the upstream does not take '{name}'");
+            let message = format!("the upstream does not support '{name}'");
             return Err(LmtpError::new(LmtpReason::UnsupportedOperation, message));
         }
     }

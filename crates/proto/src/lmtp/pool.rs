@@ -384,7 +384,7 @@ impl PoolMachine {
             retry_after: probes.min().map(|at| at.since(now).max(SOON)),
             ..LmtpError::new(
                 LmtpReason::UpstreamError,
-                "no upstream of this model is there at the moment; try again",
+                "no upstream of this model is available; try again",
             )
         }
     }

@@ -278,12 +278,12 @@ fn biases(
         // A negative id is an integer outside the vocabulary, so it is ignored and not refused (LM-305).
         let digits = key.strip_prefix('-').unwrap_or(&key);
         if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(refused("'logit_bias' has a key that is no integer"));
+            return Err(refused("'logit_bias' must have integers as keys"));
         }
         let bias = bias
             .number()
             .filter(|bias| !bias.is_nan() && *bias < f64::INFINITY)
-            .ok_or_else(|| refused("'logit_bias' has a value that is no number below Infinity"))?;
+            .ok_or_else(|| refused("'logit_bias' must have numbers below Infinity as values"))?;
         if let Some(token) = key.parse().ok().filter(|token| model.has_token(*token)) {
             // A value beyond the range of f32 is treated as the largest f32.
             biases.push((token, (bias as f32).min(f32::MAX)));
@@ -401,7 +401,7 @@ fn token(
     model: &LmtpModelInfo,
 ) -> Result<Token, LmtpError> {
     let wrong = || {
-        let message = format!("'{name}' must hold integers; index {index} is none");
+        let message = format!("'{name}' must contain only integers; index {index} is not one");
         LmtpError::new(LmtpReason::InvalidType, message)
     };
     let id = integer(value).ok_or_else(wrong)?.ok();
@@ -410,7 +410,7 @@ fn token(
         let last = model
             .vocab_size
             .map_or(Token::MAX, |size| size.saturating_sub(1));
-        let message = format!("'{name}' must hold ids of 0 to {last}; index {index} is none");
+        let message = format!("'{name}' must contain ids from 0 to {last}; index {index} does not");
         LmtpError::new(LmtpReason::InvalidValue, message)
     })
 }

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_read_back() {
+    fn from_name_inverts_name() {
         for &reason in LmtpReason::ALL {
             assert_eq!(LmtpReason::from_name(reason.name()), Some(reason));
         }

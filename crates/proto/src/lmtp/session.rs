@@ -187,7 +187,7 @@ impl LmtpSession {
 
     /// The work of a stream is over. If its end was not reported, the stream fails rather than hang (LM-501).
     pub fn finished(&mut self, stream: StreamKey, now: Time) {
-        let error = LmtpError::new(LmtpReason::EngineError, "the work ended without an end");
+        let error = LmtpError::new(LmtpReason::EngineError, "the stream stopped without an end");
         self.streams.fail(stream, &error, &mut self.outbox, now);
         self.park(now);
         self.settle();

@@ -142,7 +142,7 @@ fn d_20_protocols_narrow_the_ranges() {
 }
 
 #[test]
-fn tr_404_parameters_that_can_only_be_texts_are_read_too() {
+fn tr_404_parameters_sent_as_text_are_read() {
     let ranges = ParamRanges {
         biases: 2,
         ..ParamRanges::TRITON
@@ -188,7 +188,7 @@ fn d_20_a_bias_of_minus_100_forbids() {
 }
 
 #[test]
-fn d_43_what_is_written_is_read_back() {
+fn d_43_written_parameters_are_read_back_unchanged() {
     let all = GenerationParams {
         max_tokens: Some(7),
         min_tokens: Some(2),
@@ -289,7 +289,7 @@ fn d_20_the_core_checks_what_was_set_in_this_process() {
 }
 
 #[test]
-fn intervals_say_which_of_their_ends_belong_to_them() {
+fn intervals_display_open_and_closed_ends() {
     for (interval, shown, inside, outside) in [
         (
             Interval::closed(0.0, 2.0),

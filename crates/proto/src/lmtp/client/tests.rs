@@ -118,7 +118,7 @@ fn lm_703_messages_are_those_of_lmqls_own_client() {
 }
 
 #[test]
-fn lm_703_a_message_that_the_peer_would_not_take_is_not_sent() {
+fn lm_703_a_message_above_the_peers_limit_is_not_sent() {
     let message =
         ClientMachine::new(ClientTimeouts::default()).generate("m", &wanted(), Time::ZERO);
     let length = message.unwrap().1.len();
@@ -137,7 +137,7 @@ fn lm_703_a_message_that_the_peer_would_not_take_is_not_sent() {
 }
 
 #[test]
-fn lm_704_what_the_peer_lacks_is_refused_before_it_is_sent() {
+fn lm_704_parameters_that_the_peer_lacks_are_refused_locally() {
     let with = |change: fn(&mut GenerateRequest)| {
         let mut wanted = wanted();
         change(&mut wanted);
@@ -171,7 +171,7 @@ fn lm_705_lists_and_bare_objects_are_items_alike() {
 }
 
 #[test]
-fn lm_705_odd_items_are_read_as_they_are_meant() {
+fn lm_705_unusual_items_are_accepted() {
     let read = item(
         r#"TOKEN {"token":7,"stream_id":2,"logprob":-Infinity,"finish_reason":null,"top_logprobs":{"7":-Infinity,"8":NaN,"x":1}}"#,
     );
@@ -234,7 +234,7 @@ fn lm_706_items_that_cannot_be_read_fail_every_stream() {
 }
 
 #[test]
-fn lm_707_what_runs_on_is_cut_off() {
+fn lm_707_items_after_the_end_are_dropped() {
     let next = r#"TOKEN {"token":1,"stream_id":2,"logprob":-1,"finish_reason":null}"#;
     assert_eq!(
         receive(&[next, next, next, next]),
@@ -248,7 +248,7 @@ fn lm_707_what_runs_on_is_cut_off() {
 
 /// D-39: a request is answered first, and an id in use ends nothing.
 #[test]
-fn lm_708_an_error_in_a_msg_ends_what_it_names() {
+fn lm_708_an_error_in_a_msg_ends_the_call_with_its_id() {
     assert_eq!(
         receive(&[r#"MSG [{"stream_id":2,"error":"'scored'"}]"#]),
         ["2: upstream_error 'scored'"]
@@ -271,7 +271,7 @@ fn lm_708_an_error_in_a_msg_ends_what_it_names() {
 }
 
 #[test]
-fn lm_331_the_facts_of_a_model_are_handed_on() {
+fn lm_331_model_info_is_passed_on() {
     for text in [
         r#"MSG [{"stream_id":1,"model_info":{"model":"tiny", "eos":[2]}}]"#,
         r#"MSG {"stream_id":1,"model_info":{"model":"tiny", "eos":[2]}}"#,
@@ -303,14 +303,14 @@ fn lm_702_an_abandoned_stream_counts_until_its_end() {
 
 /// LM-710: the message names the model.
 #[test]
-fn lm_709_nothing_hangs() {
+fn lm_709_every_call_has_its_timeout() {
     let mut client = busy();
     assert_eq!(client.wake_at(), Some(Time::from_millis(5_000)));
     client.tick(Time::from_millis(4_999));
     assert!(events(&mut client).is_empty());
     client.tick(Time::from_millis(5_000));
     let late =
-        |call: u32| format!("{call}: timeout no answer in time from the upstream's model 'tiny'");
+        |call: u32| format!("{call}: timeout the upstream's model 'tiny' did not answer in time");
     assert_eq!(events(&mut client), [late(1)]);
     // The first item may take long, the next may not.
     client.handle(
@@ -338,7 +338,7 @@ fn lm_709_a_lost_connection_fails_every_call() {
 }
 
 #[test]
-fn lm_711_probabilities_above_one_are_none() {
+fn lm_711_logprobs_above_the_tolerance_mark_the_peer_as_raw() {
     for (logprob, raw) in [
         ("0.01", false),
         ("0.05", false),
@@ -354,7 +354,7 @@ fn lm_711_probabilities_above_one_are_none() {
 
 /// LM-101: our own server and our own client, without a wire.
 #[test]
-fn lm_702_both_machines_understand_each_other() {
+fn lm_702_the_client_and_server_machines_interoperate() {
     use crate::lmtp::fuzz::FuzzModels;
     use crate::lmtp::{Config, LmtpOutput, LmtpSession, StreamDemand, StreamPiece, TokenItem};
     let mut client = ClientMachine::new(ClientTimeouts::default());
@@ -427,7 +427,7 @@ fn agreed() -> ClientMachine {
 
 /// LM-703, LM-704: who has agreed on version 2 is no reference server.
 #[test]
-fn lm_901_a_peer_that_agrees_is_sent_everything() {
+fn lm_901_a_version_2_peer_is_sent_all_members() {
     let wanted = GenerateRequest {
         prompt: vec![1],
         seed: Some(7),
@@ -450,7 +450,7 @@ fn lm_901_a_peer_that_agrees_is_sent_everything() {
 }
 
 #[test]
-fn lm_901_an_old_server_stays_an_old_server() {
+fn lm_901_a_base_server_grants_no_features() {
     for answer in [
         r#"MSG [{"stream_id":1,"model_info":{"model":"m"}}]"#,
         r#"MSG [{"stream_id":1,"model_info":{},"lmtp":{"version":1,"features":["text"]}}]"#,
@@ -464,7 +464,7 @@ fn lm_901_an_old_server_stays_an_old_server() {
 }
 
 #[test]
-fn lm_702_a_stream_that_nobody_reads_is_cancelled_where_that_was_agreed() {
+fn lm_702_an_abandoned_stream_is_cancelled_if_negotiated() {
     let wanted = GenerateRequest {
         prompt: vec![1],
         ..GenerateRequest::default()
@@ -491,7 +491,7 @@ fn lm_702_a_stream_that_nobody_reads_is_cancelled_where_that_was_agreed() {
 
 /// LM-912, LM-950
 #[test]
-fn lm_702_what_version_2_adds_to_items_is_read() {
+fn lm_702_version_2_members_of_items_are_read() {
     let mut client = agreed();
     let wanted = GenerateRequest {
         prompt: vec![1],
@@ -516,7 +516,7 @@ fn lm_702_what_version_2_adds_to_items_is_read() {
 }
 
 #[test]
-fn lm_962_a_deadline_is_passed_on_where_that_was_agreed() {
+fn lm_962_a_deadline_is_sent_if_negotiated() {
     let wanted = GenerateRequest {
         prompt: vec![1],
         ..GenerateRequest::default()
@@ -543,7 +543,7 @@ fn lm_962_a_deadline_is_passed_on_where_that_was_agreed() {
 }
 
 #[test]
-fn lm_902_how_busy_a_peer_is_and_that_it_goes_are_noticed() {
+fn lm_902_the_load_and_the_drain_of_a_peer_are_recorded() {
     let mut client = ClientMachine::new(ClientTimeouts::default());
     client.negotiate("m", Features::ALL, Time::ZERO).unwrap();
     assert_eq!((client.load(), client.is_draining()), (None, false));
@@ -567,7 +567,7 @@ fn lm_902_how_busy_a_peer_is_and_that_it_goes_are_noticed() {
 }
 
 #[test]
-fn lm_922_news_of_a_stream_renew_the_wait_for_its_first_item() {
+fn lm_922_a_status_restarts_the_timeout_of_the_first_item() {
     let mut client = ClientMachine::new(ClientTimeouts::default());
     let status = Features::NONE.with(Feature::Status);
     client.negotiate("m", status, Time::ZERO).unwrap();

@@ -32,7 +32,7 @@ fn lm_205_values_are_read_as_they_were_sent() {
 }
 
 #[test]
-fn lm_201_what_is_no_json_is_refused() {
+fn lm_201_invalid_json_is_refused() {
     for text in [
         "",
         " ",
@@ -77,7 +77,7 @@ fn lm_201_what_is_no_json_is_refused() {
 }
 
 #[test]
-fn lm_205_sixty_four_levels_are_the_deepest() {
+fn lm_205_nesting_is_limited_to_64_levels() {
     let nested = |levels: usize| "[".repeat(levels) + &"]".repeat(levels);
     assert!(read(&nested(DEPTH_MAX)).is_ok());
     assert_eq!(
@@ -91,7 +91,7 @@ fn lm_205_sixty_four_levels_are_the_deepest() {
 }
 
 #[test]
-fn lm_205_numbers_are_what_they_mean() {
+fn lm_205_numbers_and_bare_words_are_converted() {
     let integer = |text| value(text).unwrap().0.integer();
     assert_eq!(integer("16.0"), Some(16));
     assert_eq!(integer("1e3"), Some(1_000));
@@ -107,7 +107,7 @@ fn lm_205_numbers_are_what_they_mean() {
 }
 
 #[test]
-fn lm_205_members_and_elements_are_those_that_were_sent() {
+fn lm_205_all_members_and_elements_are_iterated_in_order() {
     let (object, rest) =
         value("{ \"a\" : [1, \"}\"] , \"\\u0062\":{\"x\":1},\"a\":2 } \nrest").unwrap();
     let members: Vec<_> = object
@@ -128,7 +128,7 @@ fn lm_205_members_and_elements_are_those_that_were_sent() {
 
 /// What was checked is walked with less care, to the same ends.
 #[test]
-fn lm_205_parts_of_what_was_checked_end_where_they_did() {
+fn lm_205_nested_values_end_where_the_first_scan_found_them() {
     for inner in [
         r#""a\\\"}]""#,
         r#"{"]" : [ {"}":"\\"} , -Infinity,1e5 ] , "" :{} }"#,
@@ -155,7 +155,7 @@ fn lm_205_parts_of_what_was_checked_end_where_they_did() {
 }
 
 #[test]
-fn half_a_surrogate_pair_is_no_text() {
+fn an_unpaired_surrogate_is_not_a_string() {
     assert_eq!(value("\"\\ud83c\"").unwrap().0.string(), None);
     assert_eq!(
         value("\"\\ud83c\\udf33\"").unwrap().0.string().as_deref(),

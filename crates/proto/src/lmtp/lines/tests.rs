@@ -19,7 +19,7 @@ fn cut(max: usize, pieces: &[&[u8]]) -> Vec<String> {
 
 /// LM-110
 #[test]
-fn lm_101_lines_end_with_one_byte_or_two_and_blank_ones_are_none() {
+fn lm_101_lines_end_with_lf_or_crlf_and_blank_lines_are_skipped() {
     assert_eq!(cut(9, &[b"a\nb\r\n\n  \r\nc"]), ["a", "b", "c"]);
     assert_eq!(cut(9, &[b"a", b"b\r", b"\nc\r", b"d\n"]), ["ab", "c\rd"]);
     assert_eq!(cut(9, &[b"\xff\na\n"]), ["BadText", "a"]);

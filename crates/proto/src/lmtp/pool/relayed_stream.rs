@@ -143,7 +143,7 @@ impl RelayedStream {
             .is_none_or(|token| self.tokens[self.prompt + at] == token);
         // The stream of the first upstream did not end there.
         if !same || item.finish.is_some() {
-            let why = "the upstream was lost, and another one gave other tokens for the same seed; try again";
+            let why = "the upstream was lost, and another one returned different tokens for the same seed; try again";
             return RelayedItem::Differs(LmtpError::new(LmtpReason::UpstreamError, why));
         }
         let at = at + usize::from(item.token.is_some());
@@ -162,12 +162,12 @@ impl RelayedStream {
         }
         self.in_vain = self.in_vain_now();
         if self.in_vain > IN_VAIN_MAX {
-            let why = "the upstream was lost, and the one that was asked instead, too; try again";
+            let why = "the upstream was lost, and so was the one that replaced it; try again";
             return Err(LmtpError::new(LmtpReason::UpstreamError, why));
         }
         if !self.is_continued() {
-            let why = "the upstream was lost, and a stream with penalties, stop texts or a promised seed cannot go on \
-                       at another one; try again";
+            let why = "the upstream was lost, and a stream with penalties, stop texts or a promised seed cannot \
+                       continue at another one; try again";
             return Err(LmtpError::new(LmtpReason::UpstreamError, why));
         }
         // A sampled stream with a seed is computed again: continued, the generator would start anew in its middle.

@@ -63,7 +63,7 @@ fn lm_802_the_upstream_of_the_longest_known_prefix_is_taken() {
 }
 
 #[test]
-fn lm_802_the_table_forgets_what_was_used_least_recently() {
+fn lm_802_the_least_recently_used_blocks_are_evicted() {
     let options = PoolOptions {
         blocks: 8,
         ..PoolOptions::default()
@@ -127,7 +127,7 @@ fn lm_803_a_candidate_with_too_many_streams_is_not_taken() {
 
 /// LM-702: abandoned work is work; LM-902: `load`.
 #[test]
-fn lm_803_what_others_do_there_counts_and_what_was_abandoned() {
+fn lm_803_streams_of_others_and_abandoned_ones_count_as_load() {
     let mut pool = pool(&[1, 1]);
     pool.counts(PoolMember(0), 2);
     assert_eq!(spread(&mut pool, 3), [1, 1, 0]);
@@ -177,7 +177,7 @@ fn lm_804_two_missed_probes_take_an_upstream_out_and_a_good_one_brings_it_back()
 }
 
 #[test]
-fn lm_804_a_miss_between_good_probes_is_forgiven() {
+fn lm_804_a_good_probe_resets_the_count_of_misses() {
     let mut pool = pool(&[1]);
     for probe in [
         ProbeOutcome::Missed,
@@ -219,7 +219,7 @@ fn lm_804_three_engine_errors_in_a_row_take_an_upstream_out() {
 }
 
 #[test]
-fn lm_804_nobody_there_is_an_upstream_error_that_says_when_to_come_back() {
+fn lm_804_without_an_upstream_the_error_has_a_retry_delay() {
     let mut pool = pool(&[1, 1]);
     pool.lost(PoolMember(0), at(50));
     let failed = StreamOutcome::Failed(LmtpReason::ConnectionLost);
@@ -235,7 +235,7 @@ fn lm_804_nobody_there_is_an_upstream_error_that_says_when_to_come_back() {
 }
 
 #[test]
-fn lm_805_one_that_drains_gets_nothing_new_until_it_has_gone_and_come_back() {
+fn lm_805_a_draining_upstream_gets_no_streams_until_it_has_reconnected() {
     let mut pool = pool(&[1, 1]);
     assert_eq!(spread(&mut pool, 2), [0, 1]);
     pool.ended(
@@ -254,7 +254,7 @@ fn lm_805_one_that_drains_gets_nothing_new_until_it_has_gone_and_come_back() {
 }
 
 #[test]
-fn lm_805_one_that_is_not_configured_any_more_comes_back_when_it_is() {
+fn lm_805_a_removed_upstream_is_used_again_once_restored() {
     let mut pool = pool(&[1, 1]);
     pool.remove(PoolMember(0));
     assert_eq!(pool.condition(PoolMember(0)), Condition::Draining);
@@ -299,7 +299,7 @@ fn lost() -> LmtpError {
 }
 
 #[test]
-fn lm_806_a_stream_without_an_item_is_sent_elsewhere_once_and_as_it_was() {
+fn lm_806_a_stream_without_items_is_sent_again_once_and_unchanged() {
     // Whatever it asks for: nothing of it is there yet.
     let mut passage = generate(|wanted| {
         wanted.repetition_penalty = 1.1;
@@ -314,7 +314,7 @@ fn lm_806_a_stream_without_an_item_is_sent_elsewhere_once_and_as_it_was() {
 }
 
 #[test]
-fn lm_806_after_items_it_goes_on_with_what_is_left() {
+fn lm_806_after_items_only_the_rest_is_requested() {
     let mut passage = generate(|wanted| wanted.min_tokens = 3);
     give(&mut passage, &[4, 5]);
     for reason in [LmtpReason::Draining, LmtpReason::EngineDead] {
@@ -354,7 +354,7 @@ fn lm_806_after_items_it_goes_on_with_what_is_left() {
 }
 
 #[test]
-fn lm_806_what_looks_back_at_the_output_does_not_go_on() {
+fn lm_806_streams_that_depend_on_their_output_do_not_move() {
     type Case = (&'static str, fn(&mut GenerateRequest), bool);
     let cases: [Case; 8] = [
         ("plain", |_| {}, true),
@@ -427,7 +427,7 @@ fn one(token: Token, finish: Option<StreamFinish>) -> ReceivedItem {
 }
 
 #[test]
-fn lm_806_a_promised_seed_is_kept_by_computing_the_stream_again() {
+fn lm_806_a_seeded_stream_is_computed_again_from_its_beginning() {
     let (mut passage, whole) = repeated();
     assert_eq!(passage.work(), whole);
     for known in [4, 5] {
@@ -453,7 +453,7 @@ fn lm_806_a_promised_seed_is_kept_by_computing_the_stream_again() {
 
 /// Other weights, another build: the reader is told, rather than given the end of another text.
 #[test]
-fn lm_806_another_text_for_the_same_seed_is_an_error() {
+fn lm_806_different_tokens_for_the_same_seed_are_an_error() {
     for item in [
         one(9, None),
         one(4, Some(StreamFinish::Stop)),
@@ -489,7 +489,7 @@ fn lm_806_other_errors_end_the_stream_as_they_are() {
 
 /// LM-950
 #[test]
-fn lm_806_the_seam_does_not_show_in_stops_and_usage() {
+fn lm_806_stops_and_usage_span_both_upstreams() {
     let mut passage = generate(|wanted| wanted.stop_tokens = vec![vec![4, 5]]);
     give(&mut passage, &[4]);
     passage.failed(lost()).unwrap();
@@ -522,7 +522,7 @@ fn lm_806_the_seam_does_not_show_in_stops_and_usage() {
 }
 
 #[test]
-fn lm_805_an_upstream_that_is_added_is_asked_once_it_has_answered() {
+fn lm_805_an_added_upstream_is_used_after_its_first_good_probe() {
     let mut pool = pool(&[1]);
     let added = pool.add(2, at(5));
     assert_eq!(pool.probe_at(added), Some(at(5)));

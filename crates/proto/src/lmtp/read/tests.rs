@@ -70,7 +70,7 @@ fn lm_301_what_lmql_sends_is_read() {
 
 /// LM-205: null is absent.
 #[test]
-fn lm_301_defaults_are_the_pages() {
+fn lm_301_defaults_are_those_of_the_specification() {
     let read = parse(
         r#""max_tokens":null,"temperature":null,"top_logprobs":null,"logit_bias":null,"stop":null,"seed":null,"ignore_eos":null"#,
     )
@@ -120,7 +120,7 @@ fn lm_303_prompts_are_lists_of_ids() {
 }
 
 #[test]
-fn lm_303_an_empty_prompt_begins_a_text() {
+fn lm_303_an_empty_prompt_becomes_bos_or_eos() {
     for empty in ["[]", "[null]", "[ ]"] {
         let members = format!(r#""prompt":{empty}"#);
         assert_eq!(read(&members).unwrap().prompt, [256]);
@@ -382,7 +382,7 @@ fn lm_307_stops_are_texts_or_tokens() {
 
 /// LM-312: an empty prompt stays empty, nothing precedes the first token.
 #[test]
-fn lm_313_a_score_has_something_to_score() {
+fn lm_313_a_score_needs_tokens_and_room_in_the_context() {
     use LmtpReason::{ContextLengthExceeded, InvalidType, InvalidValue, MissingRequiredParameter};
     let score = |members: &str| with("SCORE", "tiny", members, &ConnectionLimits::default());
     let read = score(r#""prompt":[],"scored":[1,2],"max_tokens":"x""#).unwrap();

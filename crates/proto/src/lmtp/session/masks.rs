@@ -176,7 +176,7 @@ fn read(members: &PayloadMembers<'_>, model: &LmtpModelInfo) -> Result<Mask, Lmt
         .filter(|way| members.value(way).is_some())
         .collect();
     let vocabulary = model.vocab_size.ok_or_else(|| {
-        let message = "a mask needs the size of the vocabulary, which the server of this model does not tell; send \
+        let message = "a mask needs the size of the vocabulary, which the server of this model does not report; send \
                        'logit_bias'";
         LmtpError::new(LmtpReason::UnsupportedOperation, message)
     })?;

@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn lm_964_after_a_resume_streams_take_turns_however_much_one_of_them_gives() {
+    fn lm_964_after_a_resume_streams_take_turns_by_bytes() {
         let config = Config {
             coalesce: false,
             limits: std::sync::Arc::new(ConnectionLimits {

@@ -234,7 +234,7 @@ impl Streams {
         let nan = item.logprob.is_nan() || item.top.iter().any(|(_, value)| value.is_nan());
         if nan {
             out.events.push_back(LmtpOutput::Cancel(key));
-            let message = "the engine gave a probability that is no number";
+            let message = "the engine returned a probability that is not a number";
             return self.fail(
                 key,
                 &LmtpError::new(LmtpReason::EngineError, message),
@@ -512,7 +512,7 @@ impl Streams {
         out.status(Some(&id), status);
     }
 
-    /// Sends a status before the first item of a stream whose client was sent a status that it waits (LM-922).
+    /// Sends `running` before the first item of a stream whose client was sent `queued` or `loading` (LM-922).
     fn send_running(&self, part: Option<SampleKey>, out: &mut Outbox) {
         let extended = part.and_then(|part| self.extended.get(&part.first));
         let waited = extended.filter(|extended| extended.fresh && extended.waited);

@@ -30,7 +30,7 @@ fn lm_961_streams_end_without_a_token_and_then_the_request_is_answered() {
 }
 
 #[test]
-fn lm_961_all_are_named_at_once_in_order_of_admission() {
+fn lm_961_all_cancels_every_stream_in_order_of_admission() {
     let mut server = Server::agreed(r#"["cancel"]"#);
     for id in ["30", "\"b\"", "2"] {
         let text = format!(r#"GENERATE {{"stream_id":{id},"model":"tiny","prompt":[1]}}"#);
@@ -64,7 +64,7 @@ fn lm_961_bad_requests_end_nothing() {
 }
 
 #[test]
-fn lm_962_a_deadline_ends_the_stream_and_keeps_what_was_said() {
+fn lm_962_a_deadline_ends_the_stream_and_the_items_sent_stand() {
     let mut server = Server::agreed(r#"["cancel"]"#);
     let stream = server.open(&format!(r#"{GENERATE},"deadline_ms":500}}"#));
     assert_eq!(server.session.wake_at(), Some(Time::from_millis(500)));

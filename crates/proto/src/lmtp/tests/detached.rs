@@ -24,7 +24,7 @@ fn last_prompt(server: &Server) -> Vec<u32> {
 }
 
 #[test]
-fn lm_941_a_buffer_is_made_of_another_and_more() {
+fn lm_941_a_buffer_extends_another_buffer() {
     let mut server = detached(ConnectionLimits::default());
     for (members, answer) in [
         (
@@ -78,7 +78,7 @@ fn lm_941_a_buffer_is_made_of_another_and_more() {
 
 /// LM-943: the work is that of the full prompt, so its results are.
 #[test]
-fn lm_942_a_prefix_stands_before_the_prompt_and_a_stream_leaves_a_buffer_behind() {
+fn lm_942_a_prefix_precedes_the_prompt_and_keep_stores_the_output() {
     let mut server = detached(ConnectionLimits::default());
     buffer(&mut server, r#""buffer":"b0","append":[1,2,3]"#);
     let text = r#"GENERATE {"stream_id":1,"model":"tiny","prefix":{"buffer":"b0","len":2},"prompt":[7],"keep":"b1"}"#;
@@ -106,7 +106,7 @@ fn lm_942_a_prefix_stands_before_the_prompt_and_a_stream_leaves_a_buffer_behind(
 }
 
 #[test]
-fn lm_943_buffers_go_by_time_and_by_quota() {
+fn lm_943_buffers_expire_and_are_evicted_over_quota() {
     let mut server = detached(ConnectionLimits {
         max_buffers: 2,
         max_buffer_contexts: 1,
@@ -161,7 +161,7 @@ fn bias(server: &Server) -> Vec<(u32, f32)> {
 }
 
 #[test]
-fn lm_945_a_mask_is_named_once_and_forbids_what_it_does_not_allow() {
+fn lm_945_a_stored_mask_forbids_all_other_tokens() {
     for (members, allowed) in [
         (r#""allow":[[5,9],[7,8],[300,400],[250,9999]]"#, 13),
         (r#""deny":[[0,255]]"#, 2),
@@ -197,7 +197,7 @@ fn lm_945_a_mask_is_named_once_and_forbids_what_it_does_not_allow() {
 }
 
 #[test]
-fn lm_945_bad_masks_are_refused_and_lost_ones_are_retryable() {
+fn lm_945_bad_masks_are_refused_and_missing_ones_are_retryable() {
     let mut server = detached(ConnectionLimits {
         max_masks: 1,
         ..ConnectionLimits::default()

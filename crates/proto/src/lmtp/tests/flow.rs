@@ -96,7 +96,7 @@ fn fill(server: &mut Server) {
 }
 
 #[test]
-fn lm_607_a_full_outbox_parks_and_an_emptied_one_goes_on() {
+fn lm_607_a_full_outbox_parks_the_streams_and_an_emptied_one_unparks_them() {
     let mut server = narrow();
     fill(&mut server);
     assert_eq!(server.outputs(), ["park"]);
@@ -112,7 +112,7 @@ fn lm_607_a_full_outbox_parks_and_an_emptied_one_goes_on() {
 }
 
 #[test]
-fn lm_607_who_takes_nothing_for_a_minute_is_cut_off() {
+fn lm_607_a_client_that_reads_nothing_for_60_seconds_is_reset() {
     let mut server = narrow();
     server.now = Time::from_millis(5_000);
     fill(&mut server);
@@ -153,7 +153,7 @@ fn lm_607_answers_wait_for_room_too() {
 }
 
 #[test]
-fn lm_402_nothing_is_said_before_the_client() {
+fn lm_402_the_server_sends_nothing_first() {
     let mut server = Server::new();
     assert!(server.received().is_empty());
     assert_eq!(server.session.wake_at(), None);
@@ -161,7 +161,7 @@ fn lm_402_nothing_is_said_before_the_client() {
 
 /// LM-1201: each cause, its error items and its close code.
 #[test]
-fn lm_505_every_stream_is_told_before_a_close() {
+fn lm_505_every_stream_gets_its_error_before_a_close() {
     for (close, code, expected) in [
         (LmtpClose::SHUTDOWN, "draining", "close 1001"),
         (LmtpClose::BAD_TEXT, "malformed", "close 1007"),
@@ -194,7 +194,7 @@ fn lm_505_every_stream_is_told_before_a_close() {
 }
 
 #[test]
-fn lm_505_last_words_have_two_seconds() {
+fn lm_505_the_last_messages_have_two_seconds_to_drain() {
     let mut server = Server::new();
     server.open(&generate(1));
     server.session.close(LmtpClose::SHUTDOWN, server.now);
@@ -216,7 +216,7 @@ fn lm_505_an_idle_connection_is_closed_at_once() {
 }
 
 #[test]
-fn lm_506_who_goes_takes_all_streams_along() {
+fn lm_506_a_hang_up_cancels_all_streams() {
     let mut server = narrow();
     fill(&mut server);
     server.outputs();
@@ -269,7 +269,7 @@ fn lm_509_a_draining_server_takes_no_new_streams() {
 
 /// LM-1201: over the limit a frame ends the connection, a line is skipped.
 #[test]
-fn lm_112_what_cannot_be_read_costs_a_line_its_answer_and_frames_the_connection() {
+fn lm_112_an_unreadable_line_is_answered_and_an_unreadable_frame_closes() {
     let mut lines = Server::lines();
     lines.open(&generate(1));
     lines
@@ -296,7 +296,7 @@ fn lm_112_what_cannot_be_read_costs_a_line_its_answer_and_frames_the_connection(
 }
 
 #[test]
-fn lm_610_ended_streams_leave_nothing() {
+fn lm_610_ended_streams_leave_no_state() {
     let mut server = Server::new();
     for _ in 0..10_000 {
         let stream = server.open(&generate(1));

@@ -76,7 +76,7 @@ fn lm_322_streams_wait_for_their_model_and_begin_in_order() {
 }
 
 #[test]
-fn lm_322_a_model_that_does_not_come_ends_what_waits_for_it() {
+fn lm_322_a_model_that_is_not_loaded_ends_the_streams_that_wait_for_it() {
     let mut server = Server::new();
     send(&mut server, &generate(1, ""));
     let end = Time::ZERO + Duration::from_secs(60);
@@ -136,7 +136,7 @@ fn lm_322_deadlines_and_cancels_do_not_wait_for_models() {
 
 /// LM-922: after 100 ms, and `running` after it alone.
 #[test]
-fn lm_921_whoever_waits_for_a_model_is_told() {
+fn lm_921_a_stream_that_waits_for_a_model_gets_a_status() {
     let mut server = Server::agreed(r#"["status"]"#);
     send(&mut server, &generate(1, ""));
     assert_eq!(at(&mut server, 99), "");
@@ -154,7 +154,7 @@ fn lm_921_whoever_waits_for_a_model_is_told() {
 }
 
 #[test]
-fn lm_1201_what_waits_for_a_model_has_limits() {
+fn lm_1201_requests_that_wait_for_a_model_have_limits() {
     for (limits, waits) in [
         (
             ConnectionLimits {

@@ -11,7 +11,7 @@ fn ask(server: &mut Server, lmtp: &str) -> String {
 
 /// LM-902
 #[test]
-fn lm_901_the_answer_has_what_was_asked_and_is_there() {
+fn lm_901_the_answer_lists_the_requested_and_available_features() {
     let mut server = Server::new();
     let lmtp = r#"{"version":2,"features":["resume","text","teleport","controllers"]}"#;
     let answer = ask(&mut server, lmtp);
@@ -24,7 +24,7 @@ fn lm_901_the_answer_has_what_was_asked_and_is_there() {
 }
 
 #[test]
-fn lm_902_all_is_everything_and_a_bad_shape_changes_nothing() {
+fn lm_902_all_grants_every_feature_and_a_bad_shape_changes_nothing() {
     let mut server = Server::new();
     let all = ask(&mut server, r#"{"version":3,"features":"all"}"#);
     let features = r#""version":2,"features":["text","buffers","masks","status","cancel","usage","resume","window","samples"]"#;
@@ -54,7 +54,7 @@ fn lm_902_all_is_everything_and_a_bad_shape_changes_nothing() {
 }
 
 #[test]
-fn lm_902_below_version_2_nothing_is_agreed() {
+fn lm_902_below_version_2_nothing_is_negotiated() {
     let mut server = Server::new();
     let answer = ask(&mut server, r#"{"version":1,"features":"all"}"#);
     assert!(answer.contains(r#""lmtp":{"version":1,"features":[],"#));
@@ -64,7 +64,7 @@ fn lm_902_below_version_2_nothing_is_agreed() {
 
 /// No round trip is needed, and a stream keeps what it began with.
 #[test]
-fn lm_903_it_takes_effect_for_what_follows() {
+fn lm_903_features_apply_to_later_messages() {
     let mut server = Server::new();
     let agree = |features: &str| {
         format!(
@@ -103,7 +103,7 @@ fn lm_904_a_message_needs_its_own_feature() {
 }
 
 #[test]
-fn lm_905_the_subprotocol_is_every_feature_without_an_answer() {
+fn lm_905_the_subprotocol_grants_every_feature_without_an_answer() {
     let mut server = Server::with(Config {
         negotiated: true,
         ..Config::default()
@@ -130,7 +130,7 @@ fn lm_207_members_of_version_2_are_unknown_without_it() {
 }
 
 #[test]
-fn lm_971_a_controller_is_refused_rather_than_overlooked() {
+fn lm_971_a_controller_is_refused_and_not_ignored() {
     let mut server = Server::agreed(r#""all""#);
     let text = r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1],"controller":"x"}"#;
     assert!(server.ask(text).contains("unsupported_operation"));

@@ -233,7 +233,7 @@ fn play(cuts: &[Cut]) -> BTreeMap<String, Vec<String>> {
 
 /// LM-963: with numbers.
 #[test]
-fn lm_966_a_run_that_is_cut_anywhere_is_the_run_that_is_not() {
+fn lm_966_a_run_cut_at_any_message_equals_the_uncut_run() {
     let whole = play(&[]);
     assert_eq!(whole.len(), 6);
     assert_eq!(whole["1"].len(), 9);
@@ -288,7 +288,7 @@ fn back(old: Server, streams: &str) -> (Server, String, usize) {
 }
 
 #[test]
-fn lm_963_items_bear_numbers_the_last_and_errors_included() {
+fn lm_963_every_item_is_numbered_including_the_last_and_errors() {
     let request = generate(3);
     let mut server = Server::agreed(r#"["resume","cancel","usage"]"#);
     let stream = server.open(&request);
@@ -324,7 +324,7 @@ fn lm_963_items_bear_numbers_the_last_and_errors_included() {
 
 /// LM-207: `retry_of` is a member like any other that is unknown; the request is new work beside the stream that it names.
 #[test]
-fn lm_963_a_request_that_names_an_earlier_stream_is_work_of_its_own() {
+fn lm_963_retry_of_is_ignored_and_the_request_runs_afresh() {
     let mut server = Server::agreed(r#"["resume"]"#);
     let stream = server.open(&generate(3));
     let again = server.open(r#"GENERATE {"stream_id":8,"retry_of":3,"model":"tiny","prompt":[1]}"#);
@@ -361,7 +361,7 @@ fn lm_965_a_stream_without_numbers_is_not_mistaken_for_the_retained_one_under_it
 }
 
 #[test]
-fn lm_964_a_lost_session_goes_on_until_its_rings_are_full() {
+fn lm_964_a_detached_session_runs_until_its_replay_buffers_are_full() {
     for (limits, room) in [
         (
             ConnectionLimits {
@@ -409,7 +409,7 @@ fn lm_964_a_lost_session_goes_on_until_its_rings_are_full() {
 }
 
 #[test]
-fn lm_964_who_does_not_come_back_is_cancelled_after_the_grace() {
+fn lm_964_a_detached_session_is_cancelled_after_the_grace() {
     let mut server = agreed(ConnectionLimits::default());
     server.open(&generate(1));
     server.session.lose(server.now);
@@ -423,7 +423,7 @@ fn lm_964_who_does_not_come_back_is_cancelled_after_the_grace() {
 
 /// LM-506: who cannot come back takes everything along.
 #[test]
-fn lm_964_streams_without_the_feature_go_with_their_connection() {
+fn lm_964_streams_without_the_feature_end_with_their_connection() {
     let mut base = Server::new();
     base.open(&generate(1));
     assert!(!base.session.lose(base.now));
@@ -462,7 +462,7 @@ fn lm_964_streams_without_the_feature_go_with_their_connection() {
 }
 
 #[test]
-fn lm_965_what_is_named_goes_on_and_everything_else_is_told() {
+fn lm_965_named_streams_resume_and_the_others_are_reported() {
     let limits = ConnectionLimits {
         resume_items: 2,
         ..ConnectionLimits::default()
@@ -501,7 +501,7 @@ fn lm_965_what_is_named_goes_on_and_everything_else_is_told() {
 }
 
 #[test]
-fn lm_965_a_session_that_is_not_there_is_one_answer() {
+fn lm_965_all_missing_sessions_get_the_same_answer() {
     let removed = r#""code":"stream_gone","retryable":true"#;
     let mut server = agreed(ConnectionLimits::default());
     let ask = |session: &str| {
@@ -544,7 +544,7 @@ fn lm_965_a_session_that_is_not_there_is_one_answer() {
 
 /// LM-607: what is told again waits for room as everything else does.
 #[test]
-fn lm_965_items_that_are_told_again_wait_for_room() {
+fn lm_965_replayed_items_wait_for_room() {
     let mut server = agreed(ConnectionLimits::default());
     let stream = server.open(&generate(1));
     for token in 0..90 {
@@ -577,7 +577,7 @@ fn lm_965_items_that_are_told_again_wait_for_room() {
 
 /// An ended stream is kept as long as a lost one would be, and its items go before those of others.
 #[test]
-fn lm_965_the_end_that_was_not_heard_is_told_again_for_a_while() {
+fn lm_965_an_end_that_was_not_received_is_replayed_within_the_grace() {
     let limits = ConnectionLimits {
         resume_session_bytes: 200,
         ..ConnectionLimits::default()

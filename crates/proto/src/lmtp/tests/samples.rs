@@ -102,7 +102,7 @@ fn lm_973_the_number_of_samples_has_a_range_and_counts_as_streams() {
 }
 
 #[test]
-fn lm_974_scores_show_alternatives_where_that_was_agreed() {
+fn lm_974_scores_have_top_logprobs_if_negotiated() {
     let text = r#"SCORE {"stream_id":3,"model":"tiny","prompt":[1],"scored":[5],"top_logprobs":2}"#;
     for (features, shown) in [(r#"["samples"]"#, true), (r#"["usage"]"#, false)] {
         let mut server = Server::agreed(features);
@@ -113,7 +113,7 @@ fn lm_974_scores_show_alternatives_where_that_was_agreed() {
 }
 
 #[test]
-fn lm_974_the_first_item_says_how_likely_the_prompt_is_to_who_asked() {
+fn lm_974_the_first_item_has_prompt_logprobs_on_request() {
     let member = r#""prompt_logprobs":true"#;
     for (text, works) in [
         (
@@ -170,7 +170,7 @@ fn lm_974_the_first_item_says_how_likely_the_prompt_is_to_who_asked() {
 }
 
 #[test]
-fn lm_922_news_are_rare_and_waiting_is_told_after_a_while() {
+fn lm_922_statuses_are_rate_limited_and_waiting_is_reported_after_100_ms() {
     let mut server = Server::agreed(r#"["status"]"#);
     let stream = server.open(r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1]}"#);
     let notify = |server: &mut Server, ms: u64, status: StreamUpdate| {
@@ -201,7 +201,7 @@ fn lm_922_news_are_rare_and_waiting_is_told_after_a_while() {
 
 /// LM-402, LM-903. Samples share their prompt and their turn: one of them is enough.
 #[test]
-fn lm_921_only_streams_whose_client_agreed_to_it_are_followed() {
+fn lm_921_only_streams_with_the_feature_have_statuses() {
     for (features, expect) in [
         (r#"["status","samples"]"#, [true, false]),
         (r#"["samples"]"#, [false, false]),
@@ -218,7 +218,7 @@ fn lm_921_only_streams_whose_client_agreed_to_it_are_followed() {
 
 /// LM-402: who did not ask is told nothing.
 #[test]
-fn lm_921_the_connection_is_told_of_its_end_and_of_ignored_members() {
+fn lm_921_draining_shutdown_and_ignored_members_are_announced() {
     let mut base = Server::new();
     base.session.drain();
     assert!(base.received().is_empty());
@@ -242,7 +242,7 @@ fn lm_921_the_connection_is_told_of_its_end_and_of_ignored_members() {
 }
 
 #[test]
-fn lm_923_news_of_streams_are_dropped_where_items_wait() {
+fn lm_923_statuses_are_dropped_while_items_wait() {
     let mut server = Server::limited(ConnectionLimits {
         outbox_low_bytes: 10,
         ..ConnectionLimits::default()

@@ -18,7 +18,7 @@ fn code(answer: &str) -> (&str, &str) {
 }
 
 #[test]
-fn lm_201_what_is_no_message_is_answered_and_nothing_else_happens() {
+fn lm_201_a_malformed_message_is_answered_and_nothing_else_happens() {
     for text in [
         "",
         " ",
@@ -77,7 +77,7 @@ fn lm_202_sixteen_malformed_messages_in_a_row_close_the_connection() {
 }
 
 #[test]
-fn lm_201_the_reference_servers_answer_can_be_had() {
+fn lm_201_a_malformed_message_can_close_as_at_the_reference_server() {
     let mut server = Server::with(Config {
         close_on_malformed: true,
         ..Config::default()
@@ -156,7 +156,7 @@ fn lm_206_ids_are_echoed_byte_for_byte() {
 
 /// LM-1201: at the limit it is an id, above it none.
 #[test]
-fn lm_206_what_is_no_id_is_told_without_one() {
+fn lm_206_an_invalid_id_is_answered_with_a_null_id() {
     let long = format!("\"{}\"", "x".repeat(255));
     for (id, expected) in [
         ("null", "missing_required_parameter"),
@@ -260,7 +260,7 @@ fn lm_302_a_default_model_stands_for_a_missing_name() {
 
 /// LM-602: whatever the engine does.
 #[test]
-fn lm_405_a_stream_has_one_end_and_nothing_behind_it() {
+fn lm_405_a_stream_has_one_end_and_nothing_after_it() {
     let mut server = Server::new();
     let stream =
         server.open(r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":1,"max_tokens":2}"#);
@@ -343,7 +343,7 @@ fn lm_412_probabilities_are_short_finite_numbers() {
 
 /// LM-412
 #[test]
-fn lm_503_what_is_no_number_ends_its_stream_only() {
+fn lm_503_a_nan_ends_its_stream_only() {
     let mut server = Server::new();
     let (bad, good) = (server.open(&generate(1)), server.open(&generate(2)));
     let received = server.step(vec![
@@ -464,7 +464,7 @@ fn lm_904_messages_of_version_2_are_not_negotiated() {
 }
 
 #[test]
-fn lm_331_a_model_without_a_tokenizer_says_so() {
+fn lm_331_model_info_reports_a_missing_tokenizer() {
     let answer = Server::new().ask(r#"MODEL_INFO {"stream_id":1,"model":"bare","data":[1]}"#);
     assert!(answer.contains(r#""bos":null,"eos":[],"tokenizer":null,"version":"0.1.0""#));
 }

@@ -64,7 +64,7 @@ fn text_item(token: u32, text: &str) -> TokenItem {
 }
 
 #[test]
-fn lm_912_items_have_the_text_that_became_certain() {
+fn lm_912_items_have_the_text_that_they_complete() {
     let mut server = Server::agreed(r#"["text"]"#);
     let stream = server.open(r#"GENERATE {"stream_id":2,"model":"tiny","prompt_text":"Hi"}"#);
     let items = [text_item(195, ""), text_item(169, "\u{e9}")]
@@ -90,7 +90,7 @@ fn lm_912_items_have_the_text_that_became_certain() {
 }
 
 #[test]
-fn lm_913_the_stop_that_matched_and_the_prompt_are_shown_where_asked() {
+fn lm_913_the_matched_stop_and_the_prompt_are_sent_on_request() {
     let mut server = Server::agreed(r#"["text"]"#);
     let text = r#"GENERATE {"stream_id":2,"model":"tiny","prompt_text":"a","echo_prompt_tokens":true,"top_text":true}"#;
     let stream = server.open(text);
@@ -102,7 +102,7 @@ fn lm_913_the_stop_that_matched_and_the_prompt_are_shown_where_asked() {
 }
 
 #[test]
-fn lm_914_scored_text_is_made_tokens_by_itself() {
+fn lm_914_scored_text_is_tokenised_separately() {
     let mut server = Server::agreed(r#"["text"]"#);
     let stream =
         server.open(r#"SCORE {"stream_id":2,"model":"tiny","prompt_text":"a","scored_text":"bc"}"#);
@@ -115,7 +115,7 @@ fn lm_914_scored_text_is_made_tokens_by_itself() {
 }
 
 #[test]
-fn lm_915_text_becomes_tokens_and_tokens_text_at_once() {
+fn lm_915_tokenize_and_detokenize_are_answered_at_once() {
     let mut server = Server::agreed(r#"["text"]"#);
     for (message, answer) in [
         (
@@ -184,7 +184,7 @@ fn lm_1201_a_text_has_a_limit() {
 
 /// Whoever computes a model of which nothing is known judges ids and lengths itself; what needs to know is refused.
 #[test]
-fn lm_712_a_model_of_which_nothing_is_known_is_served_in_token_ids() {
+fn lm_712_a_model_without_metadata_is_served_in_token_ids() {
     let mut server = Server::agreed(r#"["text","masks","buffers"]"#);
     let long: Vec<u32> = (0..5_000).collect();
     let ids = serde_json::to_string(&long).unwrap();

@@ -66,7 +66,7 @@ fn given(server: &Server, line: &str) -> (StreamKey, StreamPiece) {
 
 /// LM-401, LM-402, LM-404, LM-406, LM-311, LM-331: the page's own conversation, byte for byte.
 #[test]
-fn lm_208_the_transcripts_are_said_byte_for_byte() {
+fn lm_208_the_transcripts_are_sent_byte_for_byte() {
     for name in ["base.txt", "refused.txt"] {
         play(name, Server::new(), "");
     }

@@ -23,7 +23,7 @@ fn pieces(stream: StreamKey, tokens: std::ops::Range<u32>) -> Vec<(StreamKey, St
 }
 
 #[test]
-fn lm_952_no_more_items_are_under_way_than_the_window_allows() {
+fn lm_952_unacknowledged_items_are_limited_by_the_window() {
     let (mut server, stream) = agreed(2);
     let other = server.open(r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":2}"#);
     assert_eq!(server.step(pieces(stream, 0..1)).len(), 1);
@@ -60,7 +60,7 @@ fn lm_952_no_more_items_are_under_way_than_the_window_allows() {
 }
 
 #[test]
-fn lm_952_the_end_waits_for_its_turn_and_the_id_with_it() {
+fn lm_952_the_end_waits_for_the_window_and_keeps_the_id_in_use() {
     let (mut server, stream) = agreed(1);
     let end = StreamPiece::Item(item(8, -0.5, Some(StreamFinish::Stop)));
     let mut both = pieces(stream, 7..8);
@@ -76,7 +76,7 @@ fn lm_952_the_end_waits_for_its_turn_and_the_id_with_it() {
 }
 
 #[test]
-fn lm_952_a_silent_client_loses_its_stream_and_no_other() {
+fn lm_952_a_client_that_acknowledges_nothing_loses_only_that_stream() {
     for ended in [false, true] {
         let (mut server, stream) = agreed(1);
         server.step(pieces(stream, 0..1));

@@ -55,7 +55,7 @@ fn again(agreed: &str) -> (ClientMachine, Option<String>) {
 }
 
 #[test]
-fn lm_965_a_client_asks_for_what_follows_and_tells_it_once() {
+fn lm_965_a_resumed_stream_delivers_each_item_once() {
     let (mut client, asked) = again(AGREED);
     assert_eq!(
         asked.unwrap(),
@@ -77,7 +77,7 @@ fn lm_965_a_client_asks_for_what_follows_and_tells_it_once() {
 }
 
 #[test]
-fn lm_965_where_there_is_no_way_back_streams_fail() {
+fn lm_965_streams_that_cannot_be_resumed_fail() {
     let lost = |id: u64| format!("{id}: connection_lost the connection to the upstream was lost");
     // The new connection has not agreed on it.
     let (mut client, asked) = again(WITHOUT);
@@ -118,7 +118,7 @@ fn lm_965_where_there_is_no_way_back_streams_fail() {
 }
 
 #[test]
-fn lm_965_an_item_that_is_left_out_fails_its_stream() {
+fn lm_965_a_missing_item_fails_its_stream() {
     let mut client = numbered();
     client.handle(r#"TOKEN {"token":7,"stream_id":2,"seq":3}"#, Time::ZERO);
     assert_eq!(
@@ -129,7 +129,7 @@ fn lm_965_an_item_that_is_left_out_fails_its_stream() {
 
 /// LM-702: what nobody wants any more is not asked for, and so ends there.
 #[test]
-fn lm_965_a_stream_that_is_given_up_meanwhile_is_not_named() {
+fn lm_965_an_abandoned_stream_is_not_named_in_resume() {
     let mut client = numbered();
     let calls: Vec<_> = [2, 3].map(ClientCallId).into();
     assert!(client.part());
