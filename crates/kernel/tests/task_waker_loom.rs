@@ -104,7 +104,7 @@ fn d_2_a_task_that_is_polling_is_not_woken() {
         ringer.wake_by_ref();
         ringer.wake_by_ref();
         assert!(bell.has_rung() && !bell.leave());
-        assert_eq!(woken.0.load(Ordering::SeqCst), 0, "the owner polls by itself");
+        assert_eq!(woken.0.load(Ordering::SeqCst), 0, "the owner is polling");
         bell.attend(&owner);
         assert!(bell.leave());
         ringer.wake_by_ref();

@@ -37,7 +37,7 @@ pub async fn import(client: &TritonClient) -> Result<Vec<Fun>> {
             Err(error) if client.only().is_some() => {
                 return Err(failure::error(error, &Name::from(name)));
             }
-            Err(error) => tracing::warn!(model = name, %error, "left out a model whose description could not be read"),
+            Err(error) => tracing::warn!(model = name, %error, "left out an unreadable model"),
         }
     }
     Ok(functions)

@@ -299,7 +299,7 @@ impl PromptInputs {
     #[cfg(feature = "net")]
     pub(super) fn text(self) -> Result<String> {
         let Self::Items(items) = self else {
-            let why = "this model has no chat template: use the input prompt";
+            let why = "this model takes the input prompt instead";
             return Err(Error::argument("messages", why));
         };
         let text = items.into_iter().map(|item| match item.content {
@@ -317,7 +317,8 @@ impl PromptInputs {
         let items = match self {
             Self::Items(items) => items,
             Self::Messages(_) => {
-                let why = "a model without chat template, or prompt_mode raw, takes the input prompt";
+                let why =
+                    "a model without chat template, or prompt_mode raw, takes the input prompt";
                 return Err(Error::argument("messages", why));
             }
         };
