@@ -1,11 +1,10 @@
 //! WebSockets for every face: upgrade, message limits, pings, close (EV-705, D-32).
 //!
-//! Extensions are declined: there is no compression. Heads of frames, close codes and the handshake's key are the
-//! library's; the memory around them is ours, because what is wide enough for large messages is too much for ten
-//! thousand idle connections (EV-981, EV-982).
+//! Extensions are declined: there is no compression. Frame headers, close codes and the handshake's key are tungstenite's; the
+//! buffers are ours, because buffers that suit large messages are too much for ten thousand idle connections (EV-981, EV-982).
 //!
 //! ```text
-//!   GET ─ asked ─► 101 ─► handed over to the connection's task ─► messages ─► last words ─► Close ─► the peer's Close
+//!   GET ─ accept ─► 101 ─► the connection's task runs `serve` ─► messages ─► last messages ─► Close ─► the peer's Close
 //! ```
 
 mod carrier;
@@ -50,18 +49,18 @@ pub(crate) struct UpgradeRequest {
     offered: Vec<String>,
     upgrade: OnUpgrade,
     slot: UpgradeSlot,
-    /// What its messages are charged to.
+    /// Charges its messages to the byte budget.
     reservation: Option<Reservation>,
 }
 
-/// How often a peer is asked whether it is there, and how long it may be silent.
+/// Interval of pings, and how long a peer may be silent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keepalive {
     pub(crate) every: Duration,
     pub(crate) idle_timeout: Duration,
 }
 
-/// A whole message of the peer.
+/// A complete message of the peer.
 #[derive(Debug)]
 pub(crate) enum SocketMessage {
     /// UTF-8.
@@ -73,7 +72,7 @@ pub(crate) enum SocketMessage {
 /// Why nothing more can be received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SocketLoss {
-    /// The peer has closed in good order: with the code 1000, or with none.
+    /// The peer has closed normally: with the code 1000, or with none.
     Left,
     /// The connection is gone, or the peer has closed it for another reason.
     Closed,
@@ -81,17 +80,17 @@ pub(crate) enum SocketLoss {
     TooLarge,
     /// A text message is not UTF-8.
     NotText,
-    /// What came is no WebSocket frame.
+    /// The peer has sent an invalid frame.
     Broken,
     /// There was no room for a message in the byte budget (D-47).
     Overloaded,
 }
 
 impl UpgradeRequest {
-    /// Looks at a request.
+    /// Checks a request.
     ///
     /// # Errors
-    /// 426 for a request that asks for no WebSocket of a version that we speak, 400 for a malformed one.
+    /// 426 for a request that does not ask for a WebSocket of version 13, 400 for a malformed one.
     pub(crate) fn of(request: &mut Request<Body>) -> Result<Self, Rejection> {
         let headers = request.headers();
         let version = headers.get(header::SEC_WEBSOCKET_VERSION);
@@ -99,7 +98,7 @@ impl UpgradeRequest {
         let upgradable = request.version() == Version::HTTP_11 && request.method() == Method::GET;
         if !is_asked(headers) || !dialect || !upgradable {
             let message =
-                "This address speaks WebSocket: ask for an upgrade, version 13, over HTTP/1.1.";
+                "This path serves WebSockets: request an upgrade, version 13, over HTTP/1.1.";
             return Err(Rejection::new(
                 Code::InvalidRequest,
                 ErrorReason::UPGRADE_REQUIRED,
@@ -109,18 +108,19 @@ impl UpgradeRequest {
         }
         let malformed = |what| Rejection::new(Code::InvalidRequest, ErrorReason::BAD_UPGRADE, what);
         if !has_token(headers, header::CONNECTION, "upgrade") {
-            return Err(malformed("The header Connection does not say Upgrade."));
+            return Err(malformed("The header Connection must contain Upgrade."));
         }
         let Some(key) = headers.get(header::SEC_WEBSOCKET_KEY).cloned() else {
             return Err(malformed("The header Sec-WebSocket-Key is missing."));
         };
-        // Its bytes would be read as frames here and as a body by a proxy on the way.
+        // A body would be read as frames here and as a body by a proxy on the way, which is a way to smuggle requests.
         let length = headers.get(header::CONTENT_LENGTH);
         if headers.contains_key(header::TRANSFER_ENCODING) || length.is_some_and(|it| it != "0") {
-            return Err(malformed("A request that becomes a WebSocket has no body."));
+            return Err(malformed("A WebSocket handshake must not have a body."));
         }
         let offered = tokens(headers, header::SEC_WEBSOCKET_PROTOCOL);
         let offered = offered.map(ToOwned::to_owned).collect();
+        // The slot and hyper's upgrade are taken out, because both can be used only once.
         let extensions = request.extensions_mut();
         let intake = extensions.get::<Arc<BodyIntake>>();
         let reservation = intake.map(|intake| intake.reserve());
@@ -141,8 +141,8 @@ impl UpgradeRequest {
         self.offered.iter().map(String::as_str)
     }
 
-    /// Accepts, with the subprotocol that was chosen; `serve` goes on in the connection's task. Messages have at most
-    /// `message_bytes_max`.
+    /// Accepts with the chosen subprotocol; `serve` runs in the connection's task. Messages may have up to
+    /// `message_bytes_max` bytes.
     pub(crate) fn accept<F>(
         self,
         subprotocol: Option<&'static str>,
@@ -165,13 +165,12 @@ impl UpgradeRequest {
             let name = HeaderValue::from_static(name);
             headers.insert(header::SEC_WEBSOCKET_PROTOCOL, name);
         }
-        // The 101 is sent by hyper after this returns. What is left in the slot runs behind it, in the connection's task.
         let upgrade = self.upgrade;
         let reservation = self.reservation;
-        // Only after the 101 has left hyper can the socket be had: this runs in the connection's task, behind HTTP
-        // (`listener::serve`).
+        // hyper sends the 101 after this function returns, and only then releases the socket: this future runs in the
+        // connection's task, after HTTP (`listener::serve`).
         let serving = async move {
-            // The answer may have been lost on its way.
+            // Fails if the connection broke before the 101 was sent: then there is nothing to serve.
             if let Ok(upgraded) = upgrade.await {
                 let (io, ahead) = SocketIo::of(upgraded);
                 let mut socket = WebSocket::new(io, ahead, message_bytes_max, keepalive);
@@ -182,7 +181,7 @@ impl UpgradeRequest {
         let revocation = RequestTrace::present().and_then(|trace| trace.revocation());
         self.slot.leave(request_trace::carry(async move {
             match revocation {
-                // The face has said its last words by then, if it can.
+                // The middleware's own `within` ended with the 101. The face has sent its error by the time this cuts.
                 Some(revocation) => drop(revocation.within(serving).await),
                 None => serving.await,
             }
@@ -195,45 +194,45 @@ impl UpgradeRequest {
 pub(crate) struct WebSocket<S = SocketIo> {
     io: S,
     reader: FrameReader,
-    /// What is charged for the message that has not come whole; it is refunded when the next one is asked for.
+    /// The charge for the bytes that are held in `reader`; adjusted whenever more is to be read.
     reservation: Option<Reservation>,
     writer: FrameWriter,
-    /// The answer to the last ping; a client that sends many before it can be sent gets one for them all.
+    /// The payload of the last unanswered ping; earlier ones are not answered (RFC 6455, section 5.5.3).
     pong: Option<Bytes>,
     keepalive: Keepalive,
-    /// When anything came last, a pong included.
+    /// When anything was received last, pongs included.
     last_received: Instant,
     /// Something was received since `last_received` was set: the clock is not read for every message.
     stirred: bool,
-    /// Messages that have come whole.
+    /// Number of complete messages.
     messages: u64,
-    /// The message that had begun and not ended when that was looked at last.
+    /// The incomplete message at the last check.
     under_way: Option<UnderWay>,
     /// When the next ping is due.
     ping_at: Instant,
     timer: Pin<Box<Sleep>>,
     /// Why nothing is read any more.
     lost: Option<SocketLoss>,
-    /// Either side has said goodbye: nothing may be said behind it.
+    /// A Close was sent or queued: nothing may be sent after it.
     closed: bool,
-    /// Something was written and not flushed.
+    /// Something was queued or written, and not flushed.
     unflushed: bool,
 }
 
-/// A message that has begun.
+/// An incomplete message.
 struct UnderWay {
-    /// Messages that came before it.
+    /// The number of messages before it, which identifies it.
     before: u64,
-    /// How much of it had come when it last came fast enough.
+    /// Bytes of it at the last check that found enough progress.
     bytes: usize,
-    /// When that was seen.
+    /// The time of that check.
     moved: Instant,
-    /// When anything of it was first seen.
+    /// The time of the first check that found it.
     since: Instant,
 }
 
 impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
-    /// `io`, of which `ahead` has been read.
+    /// A WebSocket over `io`, of which hyper has already read `ahead`.
     pub(crate) fn new(
         io: S,
         ahead: Vec<u8>,
@@ -260,7 +259,7 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
         }
     }
 
-    /// The next message.
+    /// Receives the next message. The caller polls [`Self::poll_alive`] too, which sends what this leaves to be sent.
     pub(crate) fn poll_receive(
         &mut self,
         cx: &mut Context<'_>,
@@ -272,6 +271,7 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
             let lost = match self.reader.next() {
                 Ok(Some(sent)) => {
                     self.stirred = true;
+                    // Control frames may come within a message, so they do not count as its end.
                     if matches!(sent, ReadFrame::Text(_) | ReadFrame::Binary(_)) {
                         self.messages += 1;
                     }
@@ -292,18 +292,18 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
                     Poll::Ready(Ok(true)) => continue,
                     Poll::Ready(Ok(false)) => SocketLoss::Closed,
                     Poll::Ready(Err(BudgetFull)) => {
-                        // What it held was refunded.
+                        // Its charge was refunded, so the bytes have to go as well.
                         self.reader = FrameReader::new(Vec::new(), 0);
                         SocketLoss::Overloaded
                     }
                     Poll::Pending => {
-                        // Nothing has come: memory that a large message needed goes now, because ten thousand connections
-                        // may rest at a time.
+                        // Nothing has arrived: memory that a large message needed is freed now, because ten thousand
+                        // connections may be idle at a time (EV-982).
                         self.reader.rest();
                         self.settle();
-                        // Only where reading has to wait: of many pings that came together the last is answered.
+                        // Only when reading has to wait: of many pings that arrive together only the last is answered.
                         if self.pong.is_some() {
-                            // If it fails, the peer is gone, which reading shows.
+                            // An error means that the peer is gone, which reading will show.
                             let _ = self.poll_sent(cx);
                         }
                         return Poll::Pending;
@@ -316,29 +316,31 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
         }
     }
 
-    /// Reads what has come, as soon as there is room for what came before; `Ok(false)` if nothing more can.
+    /// Reads what has arrived, as soon as the bytes before are charged; `Ok(false)` at the end of the connection.
     fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, BudgetFull>> {
         let retained = self.reader.held_bytes();
         if let Some(reservation) = &mut self.reservation {
             ready!(reservation.poll_hold(retained, cx))?;
         }
-        // No more at a time than may come before it is charged.
+        // Limited, because these bytes are charged only before the next read.
         let mut room = self.reader.room().limit(READ_BYTES);
         let read = pin!(self.io.read_buf(&mut room));
         let more = matches!(ready!(read.poll(cx)), Ok(read) if read > 0);
         self.reader.came();
-        // A client that is busy with a large message may have no time for pongs.
+        // Every byte is a sign of life: a client that is busy sending a large message may not send pongs.
         self.stirred |= more;
         Poll::Ready(Ok(more))
     }
 
-    /// The peer has sent a close frame, which is answered if it still reads.
+    /// The peer has sent a Close, which is answered with its code.
     fn left(&mut self, code: Option<CloseCode>, cx: &mut Context<'_>) -> SocketLoss {
         if !std::mem::replace(&mut self.closed, true) {
             let code = code.map(|code| u16::from(code).to_be_bytes());
             let echo = code.map_or_else(Bytes::new, |code| Bytes::copy_from_slice(&code));
+            // No pong after the Close.
             self.pong = None;
             self.put(FrameKind::Close, echo);
+            // What is pending or fails here does not matter: a peer that has closed need not read any more.
             let _ = self.poll_sent(cx);
         }
         let well = code.is_none_or(|code| code == CloseCode::Normal);
@@ -349,14 +351,14 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
         }
     }
 
-    /// Dates what came.
+    /// Sets `last_received` if anything was received since it was set.
     fn settle(&mut self) {
         if std::mem::take(&mut self.stirred) {
             self.last_received = Instant::now();
         }
     }
 
-    /// The next message.
+    /// Receives the next message, and sends pings meanwhile.
     pub(crate) async fn receive(&mut self) -> Result<SocketMessage, SocketLoss> {
         std::future::poll_fn(|cx| {
             if self.poll_alive(false, cx).is_ready() {
@@ -367,7 +369,7 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
         .await
     }
 
-    /// Waits until a message can be sent without piling up.
+    /// Waits until the write buffer has room, so that messages do not pile up.
     pub(crate) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SocketLoss>> {
         if self.writer.len() < WRITE_BYTES {
             return Poll::Ready(Ok(()));
@@ -376,12 +378,12 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
         Poll::Ready(written.map_err(|_| SocketLoss::Closed))
     }
 
-    /// Sends a message, text being UTF-8; ask [`Self::poll_room`] before, and [`Self::poll_sent`] after the last one.
+    /// Queues a message; text must be UTF-8. Poll [`Self::poll_room`] before, and [`Self::poll_sent`] after the last one.
     pub(crate) fn send(&mut self, bytes: Bytes, is_text: bool) -> Result<(), SocketLoss> {
         if self.closed {
             return Err(SocketLoss::Closed);
         }
-        // The ping came before whatever this answers: a client that measures with it must not wait for a long message.
+        // The pong first: a client that measures the latency with pings must not wait for a long message.
         self.put_pong();
         self.put(
             if is_text {
@@ -399,7 +401,7 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
         self.unflushed = true;
     }
 
-    /// Answers the last ping, if there is room: a client that sends pings and reads nothing must not fill memory.
+    /// Queues the pong for the last ping, if there is room: a client that sends pings and reads nothing must not fill memory.
     fn put_pong(&mut self) {
         if self.writer.len() < WRITE_BYTES
             && let Some(data) = self.pong.take()
@@ -409,7 +411,7 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
         }
     }
 
-    /// Hands everything to the network.
+    /// Writes and flushes everything that is queued.
     pub(crate) fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SocketLoss>> {
         self.put_pong();
         if !self.unflushed {
@@ -425,11 +427,12 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
         Poll::Ready(sent.map_err(|_| SocketLoss::Closed))
     }
 
-    /// Whether less than [`LEAST_BYTES`] come of a message that has begun, for as long as a peer may be silent, or it is not
-    /// whole after [`MESSAGE_TIME`]: pongs keep a connection, but what has come of the message is charged to the byte budget (D-47).
+    /// Whether an incomplete message has got less than [`LEAST_BYTES`] for as long as a peer may be silent, or is not complete
+    /// after [`MESSAGE_TIME`]. Pongs keep a connection alive, but an incomplete message is charged to the byte budget (D-47).
     fn stands_still(&mut self, deaf: bool, now: Instant) -> bool {
         let bytes = self.reader.held_bytes();
         let before = self.messages;
+        // While we do not read, the message stands still because of us.
         if deaf || bytes == 0 {
             self.under_way = None;
             return false;
@@ -437,7 +440,7 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
         match &mut self.under_way {
             Some(seen) if seen.before == before => {
                 let more = bytes.saturating_sub(seen.bytes);
-                // Little is not charged, and may come as slowly as it likes.
+                // Up to `FREE` bytes are not charged, and may arrive as slowly as they like.
                 if more >= LEAST_BYTES || more > 0 && bytes <= FREE {
                     seen.bytes = bytes;
                     seen.moved = now;
@@ -457,14 +460,16 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
         }
     }
 
-    /// Sends pings; resolves when the peer is gone, or has been silent for too long. A peer that we do not listen to is not
-    /// silent, but watched: nothing of it is read, and yet it is seen when it has closed (EV-802, D-28).
+    /// Sends pings; resolves when the peer is gone, or has been silent for too long. `deaf`: reading is paused. Then the peer's
+    /// silence does not count, but it is still noticed when it has closed the connection (EV-802, D-28).
     pub(crate) fn poll_alive(&mut self, deaf: bool, cx: &mut Context<'_>) -> Poll<()> {
+        // The timer may still be set to the next ping from before the pause.
         if deaf && self.timer.deadline() > Instant::now() + LOOK {
             self.timer.as_mut().reset(Instant::now() + LOOK);
         }
         while self.timer.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
+            // Its pongs are among what we do not read, so a paused peer counts as alive until it is read again.
             self.stirred |= deaf;
             self.settle();
             let closed = deaf && self.io.is_closed();
@@ -477,6 +482,7 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
                 }
                 self.ping_at = now + self.keepalive.every;
                 self.writer.rest();
+                // A peer that does not read gets no pings: they would pile up. Its write stall is the face's business.
                 if self.poll_room(cx).is_ready() && !self.closed {
                     self.put(FrameKind::Ping, Bytes::new());
                 }
@@ -484,15 +490,17 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
             let next = if deaf { now + LOOK } else { self.ping_at };
             self.timer.as_mut().reset(next.min(self.ping_at));
         }
+        // Whatever was queued goes out here, so that a face has one thing to poll while it waits.
         match self.poll_sent(cx) {
             Poll::Ready(Err(_)) => Poll::Ready(()),
             _ => Poll::Pending,
         }
     }
 
-    /// Sends a Close behind everything else and waits for the peer's, in all no longer than `limit`. What still comes
-    /// is thrown away, so that the network does not throw away what we have said.
+    /// Sends a Close after everything else and waits for the peer's, within `limit`. What still arrives is read and discarded:
+    /// closing over unread bytes would reset the connection, and the peer would lose what we have sent.
     pub(crate) async fn close(mut self: Box<Self>, code: u16, reason: String, limit: Duration) {
+        // Already answered by `left`, or sent.
         if self.closed {
             return;
         }
@@ -511,33 +519,34 @@ impl<S: AsyncRead + AsyncWrite + PeekConnection + Unpin> WebSocket<S> {
                 {}
                 return;
             }
+            // Frames cannot be parsed any more, so the peer's Close cannot be found: the end of its bytes has to do.
             let io = &mut self.io;
             if io.shutdown().await.is_ok() {
                 let mut scratch = [0; 1024];
                 while io.read(&mut scratch).await.is_ok_and(|read| read > 0) {}
             }
         };
-        // A client that does not answer by then is disconnected.
+        // A peer that has not answered by then is disconnected.
         let _ = timeout(limit, goodbye).await;
     }
 }
 
-/// The payload of a Close; one too long is cut where a character ends.
+/// The payload of a Close; a reason that is too long is cut between two characters.
 fn close_frame(code: u16, reason: &str) -> Bytes {
     let reason = &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)];
     [&code.to_be_bytes(), reason.as_bytes()].concat().into()
 }
 
 const VERSION: &str = "13";
-/// Bytes that are read at a time.
+/// Maximum of bytes in one read.
 const READ_BYTES: usize = 64 * 1024;
-/// What is written together while there is more to write.
+/// Bytes that may be queued before a sender has to wait.
 const WRITE_BYTES: usize = 32 * 1024;
-/// RFC 6455, section 5.5.
+/// RFC 6455, section 5.5: a control frame has 125 bytes, two of them for the code.
 const REASON_BYTES_MAX: usize = 123;
-/// How long a message may be on its way: as long as a request by default.
+/// Time limit of one message: the same as the default for a request.
 const MESSAGE_TIME: Duration = Duration::from_secs(600);
-/// How often a peer that is not listened to is looked at.
+/// How often a peer is checked for a closed connection while reading is paused.
 const LOOK: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

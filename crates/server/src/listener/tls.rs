@@ -162,7 +162,9 @@ impl Tls {
                 Ok(Ok(true)) => tracing::info!("reloaded the TLS certificate"),
                 Ok(Ok(false)) => {}
                 // With each check, until it is fixed: the previous certificate expires some day.
-                Ok(Err(error)) => tracing::error!(%error, "could not reload the certificate: the old one stays in use"),
+                Ok(Err(error)) => {
+                    tracing::error!(%error, "could not reload the certificate: the old one stays in use");
+                }
                 // A panic while reading, or the runtime is being shut down.
                 Err(_) => return,
             }

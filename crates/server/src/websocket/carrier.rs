@@ -1,7 +1,6 @@
 //! The byte stream under a WebSocket, after the upgrade.
 //!
-//! Nothing of HTTP is kept, neither its buffers nor its wrappers, so a connection that says little holds little
-//! (EV-982).
+//! Neither buffers nor wrappers of HTTP are kept, so an idle connection holds little memory (EV-982).
 
 use std::io;
 use std::pin::Pin;
@@ -17,12 +16,12 @@ use tokio_rustls::server::TlsStream;
 
 use crate::listener::read_watch::{AbortConnection, ReadWatch};
 
-/// The connection itself, as the listener has accepted it.
+/// The socket as the listener has accepted it, with TLS if it has that.
 pub(crate) struct SocketIo(Box<dyn AcceptedConnection>);
 
-/// A connection that can be looked at without being read.
+/// A connection whose end can be noticed without reading.
 pub(crate) trait PeekConnection {
-    /// Whether the peer has closed it, or it broke, behind whatever is still unread.
+    /// Whether the peer has closed the connection, or it broke, after whatever is still unread.
     fn is_closed(&self) -> bool;
 }
 
@@ -30,8 +29,9 @@ trait AcceptedConnection: PeekConnection + AsyncRead + AsyncWrite + Send + Unpin
 impl<T: PeekConnection + AsyncRead + AsyncWrite + Send + Unpin> AcceptedConnection for T {}
 
 impl SocketIo {
-    /// The connection of an upgrade, and what was read ahead of it.
+    /// The socket of an upgrade, and the bytes that hyper has read ahead.
     pub(super) fn of(upgraded: Upgraded) -> (Self, Vec<u8>) {
+        // hyper hides the type of its transport, and a downcast needs it: each kind that the listener can serve is tried.
         let found = taken::<TcpStream>(upgraded)
             .or_else(taken::<TlsStream<TcpStream>>)
             .or_else(taken::<UnixStream>)
@@ -46,7 +46,7 @@ impl SocketIo {
     }
 }
 
-/// What is below HTTP's wrappers, if it is of this type.
+/// The socket below HTTP's wrappers, if it is of this type.
 fn taken<T>(upgraded: Upgraded) -> Result<(SocketIo, Vec<u8>), Upgraded>
 where
     T: PeekConnection + AbortConnection + AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -57,6 +57,7 @@ where
 }
 
 fn closed(ready: Option<io::Result<Ready>>) -> bool {
+    // `None`: not readable now, so not closed either. The flag of the poller is looked at, and no byte is consumed.
     ready.is_some_and(|ready| ready.map_or(true, Ready::is_read_closed))
 }
 
@@ -74,11 +75,12 @@ impl PeekConnection for UnixStream {
 
 impl<S: PeekConnection> PeekConnection for TlsStream<S> {
     fn is_closed(&self) -> bool {
+        // That of TCP: an alert of TLS stands unread among the bytes.
         self.get_ref().0.is_closed()
     }
 }
 
-/// None of our listeners gives one of those, and it shows nothing of its socket.
+/// No listener of ours produces one; it hides its socket.
 impl PeekConnection for TokioIo<Upgraded> {
     fn is_closed(&self) -> bool {
         false

@@ -1,4 +1,4 @@
-//! A face whose WebSocket sends every message back. Conformance suites test the frames, limits and closes of all faces with it.
+//! A face whose WebSocket echoes every message. Conformance suites test with it what all faces share: frames, limits, closes.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -45,16 +45,17 @@ async fn echo(mut socket: Box<WebSocket>) {
         }
     };
     let (code, why) = match lost {
+        // Answered already, or nobody is left to answer.
         SocketLoss::Left | SocketLoss::Closed => return,
         SocketLoss::TooLarge => (1009, "a message is too large"),
         SocketLoss::NotText => (1007, "a text message is not UTF-8"),
-        SocketLoss::Broken => (1002, "what came is no WebSocket frame of a client"),
-        SocketLoss::Overloaded => (1013, "the server is reading as much as it may"),
+        SocketLoss::Broken => (1002, "the client has sent an invalid frame"),
+        SocketLoss::Overloaded => (1013, "the server's memory for messages is in use"),
     };
     socket.close(code, why.into(), GOODBYE).await;
 }
 
-/// The longest message of Autobahn's suite has 16 MiB.
+/// The longest message of the Autobahn suite has 16 MiB.
 const MESSAGE_BYTES_MAX: usize = 32 << 20;
 const KEEPALIVE: Keepalive = Keepalive {
     every: Duration::from_secs(20),

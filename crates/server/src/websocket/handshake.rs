@@ -3,12 +3,12 @@
 use http::request::Parts;
 use http::{HeaderMap, Method, header};
 
-/// Whether a request wants to become a WebSocket.
+/// Whether a request asks for a WebSocket, however badly: such a request gets an error about its handshake, and no page.
 pub(crate) fn is_asked(headers: &HeaderMap) -> bool {
     has_token(headers, header::UPGRADE, "websocket")
 }
 
-/// Whether a request is the handshake of a WebSocket, and nothing that only says so: no browser sends that for a form or a link.
+/// Whether a request is a complete WebSocket handshake, which no browser sends for a form or a link.
 pub(crate) fn is_handshake(request: &Parts) -> bool {
     request.method == Method::GET
         && is_asked(&request.headers)
@@ -16,6 +16,7 @@ pub(crate) fn is_handshake(request: &Parts) -> bool {
         && request.headers.contains_key(header::SEC_WEBSOCKET_KEY)
 }
 
+/// The elements of a comma-separated header, which may be sent in several lines.
 pub(super) fn tokens(headers: &HeaderMap, name: header::HeaderName) -> impl Iterator<Item = &str> {
     headers
         .get_all(name)

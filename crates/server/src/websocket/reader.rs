@@ -1,11 +1,11 @@
-//! Reads a client's messages from the bytes of its frames (RFC 6455, sections 5 and 7).
+//! Decodes a client's messages from the bytes of its frames (RFC 6455, sections 5 and 7).
 //!
-//! Memory is held while something is under way and not otherwise, so an idle connection holds none (EV-982):
+//! Memory is held only while something is being received, so an idle connection holds none (EV-982):
 //!
 //! ```text
-//!   nothing ─ more is asked for ─► 4 KiB ─ it was filled ─► 16 KiB ─┐
+//!   nothing ─ room is requested ─► 4 KiB ─ it was filled ─► 16 KiB ─┐
 //!      ▲          a frame's head was read ─► room for all of it ────┤
-//!      └───────────────────── nothing comes, nothing is left ◄──────┘
+//!      └──────────────── nothing arrives, and nothing is left ◄─────┘
 //! ```
 
 use std::io::Cursor;
@@ -16,22 +16,22 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::{CloseCode, Control
 
 use super::SocketLoss;
 
-/// Bytes of a client, until they are messages.
+/// Decodes frames and reassembles messages.
 pub(super) struct FrameReader {
-    /// What came and was not taken.
+    /// Received and not yet decoded.
     buf: BytesMut,
-    /// How large the allocation is in which `buf` stands.
+    /// The size of the allocation that `buf` is part of.
     block: usize,
-    /// The last read filled all the room that there was.
+    /// The last read filled all the room.
     filled: bool,
-    /// The frame whose payload is awaited.
+    /// The head of the frame whose payload is awaited.
     frame: Option<FrameHead>,
-    /// The message of which pieces have come.
+    /// The message of which fragments have arrived.
     pieces: Option<PartialMessage>,
     message_bytes_max: usize,
 }
 
-/// What a client has said.
+/// A complete message or control frame of a client.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ReadFrame {
     /// UTF-8.
@@ -39,7 +39,7 @@ pub(super) enum ReadFrame {
     Binary(Bytes),
     Ping(Bytes),
     Pong,
-    /// With the code, if it gave one.
+    /// With the code, if there is one.
     Close(Option<CloseCode>),
 }
 
@@ -53,12 +53,12 @@ struct FrameHead {
 struct PartialMessage {
     kind: Data,
     bytes: BytesMut,
-    /// Frames that may still come, beside one for each byte (EV-705).
+    /// Frames that may still arrive, beside one for each byte (EV-705).
     frames_left: usize,
 }
 
 impl FrameReader {
-    /// `ahead` has been read already; a message has at most `message_bytes_max`.
+    /// A reader that begins with the bytes `ahead`; a message may have up to `message_bytes_max` bytes.
     pub(super) fn new(ahead: Vec<u8>, message_bytes_max: usize) -> Self {
         let ahead = Bytes::from(ahead);
         Self {
@@ -71,10 +71,10 @@ impl FrameReader {
         }
     }
 
-    /// The next that was said, as far as it has come.
+    /// The next message or control frame that is complete; `None` if more bytes are needed.
     ///
     /// # Errors
-    /// `TooLarge`, `NotText` or `Broken`; what follows one of these cannot be parsed any more.
+    /// `TooLarge`, `NotText` or `Broken`; nothing after one of these can be parsed.
     pub(super) fn next(&mut self) -> Result<Option<ReadFrame>, SocketLoss> {
         loop {
             let frame = match self.frame.take() {
@@ -94,11 +94,12 @@ impl FrameReader {
         }
     }
 
-    /// Where more is to be read to; tell [`Self::came`] how much it was.
+    /// The buffer to read into; call [`Self::came`] after each read.
     pub(super) fn room(&mut self) -> &mut BytesMut {
         let usual = if self.filled { WIDE } else { NARROW };
         let (least, best) = match &self.frame {
-            // What follows may come with it, so that its head needs no reading of its own.
+            // Room for the whole payload, so that a large message takes few reads (EV-981), and some for what follows, so that
+            // the next head needs no read of its own. The length was checked in `head`.
             Some(frame) => {
                 let missing = frame.len.saturating_sub(self.buf.len());
                 (missing, usual.max(missing.saturating_add(NARROW)))
@@ -107,7 +108,7 @@ impl FrameReader {
             None => (HEAD_MAX, usual),
         };
         if self.buf.capacity() - self.buf.len() < least {
-            // Always another one: messages that were handed out may still stand in the old one.
+            // Always a new allocation and never `reserve` on the old one: messages that were handed out may share that.
             let mut fresh = BytesMut::new();
             self.block = self.buf.len() + best;
             fresh.reserve(self.block);
@@ -117,28 +118,30 @@ impl FrameReader {
         &mut self.buf
     }
 
-    /// So much was read.
+    /// A read into [`Self::room`] has ended.
     pub(super) fn came(&mut self) {
         self.filled = self.buf.len() == self.buf.capacity();
     }
 
-    /// Bytes that came and are in no message that was handed out.
+    /// Received bytes that are in no message that was handed out.
     pub(super) fn held_bytes(&self) -> usize {
         let pieces = self.pieces.as_ref().map_or(0, |pieces| pieces.bytes.len());
         self.buf.len() + pieces
     }
 
-    /// Nothing comes for now.
+    /// Nothing arrives for now: frees the buffer if it is empty.
     pub(super) fn rest(&mut self) {
         self.filled = false;
+        // Not with bytes of an incomplete frame in it, which stay where they are until the rest arrives.
         if self.buf.is_empty() {
             self.buf = BytesMut::new();
             self.block = 0;
         }
     }
 
-    /// The head of the next frame, and whether it may stand where it does.
+    /// Parses the head of the next frame and checks it against the state of the message.
     fn head(&mut self) -> Result<Option<FrameHead>, SocketLoss> {
+        // All checks are made at the head, before memory is allocated for the payload.
         let mut cursor = Cursor::new(&self.buf[..self.buf.len().min(HEAD_MAX)]);
         let head = FrameHeader::parse(&mut cursor).map_err(|_| SocketLoss::Broken)?;
         let Some((head, len)) = head else {
@@ -146,11 +149,14 @@ impl FrameReader {
         };
         let read = usize::try_from(cursor.position()).unwrap_or(HEAD_MAX);
         let len = usize::try_from(len).map_err(|_| SocketLoss::TooLarge)?;
+        // A client must mask (section 5.1), which keeps proxies from reading its bytes as another request.
         let Some(mask) = head.mask else {
             return Err(SocketLoss::Broken);
         };
+        // Reserved bits belong to extensions, and none was accepted.
         let reserved = head.rsv1 || head.rsv2 || head.rsv3;
         let placed = match (head.opcode, &self.pieces) {
+            // Control frames may come between the fragments of a message, whole and short.
             (OpCode::Control(_), _) => head.is_final && len <= CONTROL_BYTES_MAX,
             (OpCode::Data(Data::Continue), pieces) => pieces.is_some(),
             (OpCode::Data(_), pieces) => pieces.is_none(),
@@ -172,19 +178,21 @@ impl FrameReader {
         }))
     }
 
-    /// What a whole frame says, if that is not yet to come.
+    /// Consumes a complete frame; `None` if it was a fragment of an incomplete message.
     fn take(&mut self, frame: &FrameHead) -> Result<Option<ReadFrame>, SocketLoss> {
         let mut payload = self.buf.split_to(frame.len);
         unmask(&mut payload, frame.mask);
         let kind = match frame.kind {
             OpCode::Control(Control::Close) => return close(&payload).map(Some),
             OpCode::Control(Control::Ping) => {
+                // Copied, because a pong may wait for a slow peer, and must not keep the read buffer meanwhile.
                 return Ok(Some(ReadFrame::Ping(Bytes::copy_from_slice(&payload))));
             }
             OpCode::Control(_) => return Ok(Some(ReadFrame::Pong)),
             OpCode::Data(kind) => kind,
         };
         let mut pieces = match self.pieces.take() {
+            // Most messages: one frame, which is handed out without a copy.
             None if frame.is_final => return message(kind, self.alone(payload)).map(Some),
             None => PartialMessage {
                 kind,
@@ -201,8 +209,8 @@ impl FrameReader {
         Ok(None)
     }
 
-    /// A message that stands in a much larger allocation is copied out, lest it keep all of that; the smallest ones are
-    /// left to its owner (EV-805).
+    /// The payload of a message in one frame. In a much larger allocation it is copied, or it would keep all of that alive; the
+    /// smallest payloads are not, because whoever stores one copies it anyway (EV-805).
     fn alone(&self, payload: BytesMut) -> Bytes {
         let pins = payload.len() >= RETAINED_WHOLE && self.block / 4 > payload.len();
         if pins {
@@ -216,6 +224,7 @@ impl FrameReader {
 impl PartialMessage {
     fn add(&mut self, payload: &[u8]) -> Result<(), SocketLoss> {
         self.bytes.extend_from_slice(payload);
+        // Each byte pays for a frame, so that fragments of one byte are legal and only empty ones are counted out.
         self.frames_left = (self.frames_left + payload.len())
             .checked_sub(1)
             .ok_or(SocketLoss::TooLarge)?;
@@ -227,6 +236,7 @@ fn message(kind: Data, bytes: Bytes) -> Result<ReadFrame, SocketLoss> {
     if kind != Data::Text {
         return Ok(ReadFrame::Binary(bytes));
     }
+    // The whole message and not each fragment: a character may be split between two.
     match std::str::from_utf8(&bytes) {
         Ok(_) => Ok(ReadFrame::Text(bytes)),
         Err(_) => Err(SocketLoss::NotText),
@@ -235,6 +245,7 @@ fn message(kind: Data, bytes: Bytes) -> Result<ReadFrame, SocketLoss> {
 
 fn close(payload: &[u8]) -> Result<ReadFrame, SocketLoss> {
     let Some((code, reason)) = payload.split_first_chunk() else {
+        // A single byte is no code.
         let bare = payload.is_empty();
         return bare
             .then_some(ReadFrame::Close(None))
@@ -251,7 +262,7 @@ fn close(payload: &[u8]) -> Result<ReadFrame, SocketLoss> {
 }
 
 fn unmask(payload: &mut [u8], mask: [u8; 4]) {
-    // Eight bytes at a time, of which the compiler makes as many as the processor has.
+    // Eight bytes at a time, which the compiler turns into vector instructions.
     let wide = u64::from_ne_bytes([
         mask[0], mask[1], mask[2], mask[3], mask[0], mask[1], mask[2], mask[3],
     ]);
@@ -264,15 +275,15 @@ fn unmask(payload: &mut [u8], mask: [u8; 4]) {
     }
 }
 
-/// A frame's head has at most this.
+/// The longest head of a frame: two bytes, a length of eight and a mask of four.
 const HEAD_MAX: usize = 14;
 /// RFC 6455, section 5.5.
 const CONTROL_BYTES_MAX: usize = 125;
-/// Room for a client that may not say much.
+/// Buffer for a client whose reads do not fill it.
 const NARROW: usize = 4 * 1024;
-/// Room for one that does.
+/// Buffer after a read that filled the one before.
 const WIDE: usize = 16 * 1024;
-/// An owner of less than this copies it anyway.
+/// Payloads below this are copied by whoever stores them.
 const RETAINED_WHOLE: usize = 1024;
 /// Frames of a message, beside one for each byte (EV-705).
 const FRAMES_MAX: usize = 1_048_576;

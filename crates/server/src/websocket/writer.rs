@@ -13,9 +13,9 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::{Control, Data, OpC
 /// Frames that are not yet written.
 #[derive(Default)]
 pub(super) struct FrameWriter {
-    /// Ahead of `open`.
+    /// Sent before `open`.
     pieces: VecDeque<Bytes>,
-    /// Where small frames are gathered.
+    /// Collects the heads and small frames.
     open: BytesMut,
     /// Bytes in both.
     len: usize,
@@ -32,7 +32,7 @@ pub(super) enum FrameKind {
 }
 
 impl FrameWriter {
-    /// Bytes that wait.
+    /// Bytes that are queued.
     pub(super) const fn len(&self) -> usize {
         self.len
     }
@@ -42,6 +42,8 @@ impl FrameWriter {
         let before = self.open.len();
         head(kind, payload.len(), &mut self.open);
         self.len += self.open.len() - before + payload.len();
+        // Small payloads are copied, so that many of them are one slice; large ones are shared and not copied, and end the
+        // collected run so that the order stays.
         if payload.len() < GATHERED {
             self.open.put(payload);
         } else {
@@ -50,7 +52,7 @@ impl FrameWriter {
         }
     }
 
-    /// Writes all that waits.
+    /// Writes everything that is queued.
     pub(super) fn poll_write(
         &mut self,
         mut io: Pin<&mut impl AsyncWrite>,
@@ -66,6 +68,7 @@ impl FrameWriter {
                 count += 1;
             }
             let written = ready!(io.as_mut().poll_write_vectored(cx, &slices[..count]))?;
+            // Nothing accepted although there is something to write: the loop would never end.
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
@@ -74,8 +77,9 @@ impl FrameWriter {
         Poll::Ready(Ok(()))
     }
 
-    /// Lets go of what was needed for more than is usual.
+    /// Frees a buffer that has grown beyond [`RETAINED_BYTES`], if it is empty.
     pub(super) fn rest(&mut self) {
+        // A usual buffer is kept: the next token needs it again.
         if self.len == 0 && self.open.capacity() > RETAINED_BYTES {
             *self = Self::default();
         }
@@ -108,15 +112,15 @@ fn head(kind: FrameKind, len: usize, out: &mut BytesMut) {
         opcode,
         ..FrameHeader::default()
     };
-    // Nothing can go wrong where the memory grows.
+    // Writing into a growing buffer cannot fail.
     let _ = head.format(len as u64, &mut out.writer());
 }
 
-/// Payloads below this are copied next to each other.
+/// Payloads below this are copied into the common buffer.
 const GATHERED: usize = 4 * 1024;
-/// Pieces that are written with one call.
+/// Maximum of slices in one vectored write.
 const AT_ONCE: usize = 16;
-/// Room that is kept while nothing is said.
+/// Size up to which an empty buffer is kept.
 const RETAINED_BYTES: usize = 4 * 1024;
 
 #[cfg(test)]
