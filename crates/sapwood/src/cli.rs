@@ -216,6 +216,8 @@ impl TargetFlags {
                         "{engine} is for a model in this process, but --server {url} names a server: leave one of them out"
                     )));
                 }
+                // As if it were a flag, so that it wins over a server of the file or the environment. `config show`
+                // names this flag.
                 _ => flags.set("client.server", engine, Some(HERE)),
             }
         }
@@ -230,6 +232,7 @@ impl TargetFlags {
 fn log_filter<'a>(config: &'a Config, given: Option<&'a str>) -> &'a str {
     match given {
         Some(filter) => filter,
+        // A command that answers a person is quiet, unless the configuration asks for more.
         None if config.log == Config::default().log => "warn",
         None => &config.log,
     }
@@ -278,6 +281,7 @@ pub(crate) fn main() -> Result<Exit, CliError> {
 }
 
 /// Runs a command that uses sockets, models or a terminal.
+// Not for every command: the others must not fail on a machine that gives no more threads.
 fn wait(command: impl Future<Output = Result<Exit, CliError>>) -> Result<Exit, CliError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

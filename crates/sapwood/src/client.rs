@@ -47,6 +47,7 @@ impl ClientTarget {
             [only] => Some(only.clone()),
             _ => None,
         };
+        // In the order in which GENERATE itself chooses.
         let asked = target.map(str::to_owned);
         asked.or_else(|| self.default.clone()).or_else(only)
     }
@@ -63,6 +64,7 @@ impl ClientTarget {
     /// Whether the demo model serves `target`. On a server it is recognised by its name.
     pub(crate) fn is_demo(&self, target: Option<&str>) -> bool {
         let model = self.model(target);
+        // A server does not say which of its models is built in.
         let demo = match self.url {
             Some(_) => Some(DEMO),
             None => self.demo.as_deref(),
@@ -146,6 +148,8 @@ async fn find(config: &Config) -> Result<Option<ClientTarget>, CliError> {
         if url.expose() == HERE {
             return Ok(None);
         }
+        // A server that was named is never replaced by a model in this process: its user would talk to another model
+        // unnoticed.
         let there = there(url.expose(), config, CONNECT_TIMEOUT).await;
         return there
             .map(Some)
@@ -160,6 +164,7 @@ async fn find(config: &Config) -> Result<Option<ClientTarget>, CliError> {
         Err(status) if status.code == Code::Unauthenticated || status.reason == UNTRUSTED => {
             Err(unreachable(&local, &status))
         }
+        // Whatever else listens there, it is no server of ours, and the model can run here.
         Err(_) => Ok(None),
     }
 }
@@ -172,6 +177,7 @@ fn local(config: &Config) -> Option<String> {
         .filter(|(host, _)| *host != "unix")?;
     let port: u16 = port.parse().ok().filter(|port| *port != 0)?;
     let host = match host {
+        // A client cannot connect to the unspecified address everywhere.
         "0.0.0.0" | "" => "127.0.0.1",
         "[::]" => "[::1]",
         host => host,
@@ -192,9 +198,11 @@ async fn there(url: &str, config: &Config, timeout: Duration) -> Result<ClientTa
     // A local port that accepts connections and sends nothing is no server; the timeout is short, because a person
     // waits.
     let address = address(url, access?, timeout);
+    // The connect timeout alone is not enough: TLS, HTTP/2 and the listing each wait for the server as well.
     let joined = tokio::time::timeout(ANSWER_TIMEOUT, join(&address)).await;
     let silent = || Status::other(Code::Unavailable, SILENT, "it says nothing");
     let (session, listing) = joined.map_err(|_| silent())??;
+    // A kernel of its own, so that names of the server cannot collide with functions of this process.
     kernel.add_all(listing.functions).map_err(broken)?;
     Ok(ClientTarget {
         kernel,

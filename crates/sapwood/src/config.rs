@@ -520,6 +520,7 @@ impl Config {
             model.check_served()?;
             names.push(&model.name);
         }
+        // Without configured models the demo model takes this name.
         if let Some(name) = &self.default_model
             && !names.is_empty()
             && !names.contains(&name.as_str())

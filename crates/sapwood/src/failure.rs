@@ -63,6 +63,7 @@ impl fmt::Display for CliError {
 impl From<io::Error> for CliError {
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
+            // Rust ignores SIGPIPE, so without this `| head` would end with an error message.
             return Self::exit(Exit::Ok, "");
         }
         Self::new(format!("cannot write the output: {error}"))

@@ -94,6 +94,7 @@ async fn listen(
 ) -> Result<BoundSocket, CliError> {
     let opened = match address.strip_prefix("unix:") {
         Some(path) => unix(Path::new(path)),
+        // `ListenFd` checks LISTEN_PID, so that a child process does not take sockets that were passed to its parent.
         None if address == "systemd" => passed(&mut ListenFd::from_env()),
         None => TcpListener::bind(address).await.and_then(tcp),
     };
@@ -139,6 +140,7 @@ fn unix(path: &Path) -> io::Result<BoundSocket> {
 /// The first socket that systemd has passed. Its file, if it has one, is managed by systemd.
 fn passed(sockets: &mut ListenFd) -> io::Result<BoundSocket> {
     if let Ok(Some(listener)) = sockets.take_unix_listener(0) {
+        // Passed sockets block unless the unit says otherwise, and tokio would then block a whole thread.
         listener.set_nonblocking(true)?;
         let listener = UnixListener::from_std(listener)?;
         let address = listener.local_addr()?;

@@ -65,6 +65,7 @@ impl LogQueue {
     /// Queues a line, or counts it as dropped if the queue is full.
     pub(crate) fn push(&self, line: &[u8]) {
         let mut state = self.state();
+        // Dropped without waiting for room: no writer of a log may depend on its reader.
         if state.bytes + line.len() > self.0.bytes_max {
             self.0.dropped.fetch_add(1, Ordering::Relaxed);
             return;
@@ -79,10 +80,11 @@ impl LogQueue {
         Arc::clone(&self.0.dropped)
     }
 
-    /// Waits until everything is written, as long as each line is written within `patience`.
+    /// Waits until everything is written, as long as each line is written within `timeouts`.
     pub(crate) fn flush(&self, timeouts: Duration) {
         let mut state = self.state();
         while state.writing || !state.lines.is_empty() {
+            // The timeout is for one line, so a slow reader that makes progress gets everything.
             let before = state.done;
             let waited = self.0.written.wait_timeout_while(state, timeouts, |state| {
                 state.done == before && (state.writing || !state.lines.is_empty())
@@ -104,6 +106,7 @@ impl LogQueue {
         loop {
             if let Some(line) = state.lines.pop_front() {
                 state.bytes -= line.len();
+                // Under the same lock as the removal, or `flush` would find an empty queue before the line is written.
                 state.writing = true;
                 return line;
             }
@@ -125,6 +128,7 @@ impl LogQueue {
             // Reports only when there is room again, or the report would be dropped too.
             let has_room = self.state().bytes <= self.0.bytes_max / 2;
             if written.is_ok() && has_room && dropped > reported {
+                // Called without the lock: the report is a log line itself, and comes back through `push`.
                 missed(dropped - reported);
                 reported = dropped;
             }

@@ -29,6 +29,7 @@ pub(crate) struct Stderr;
 impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match QUEUE.get() {
+            // One call has one whole line, as the formatter writes it; the queue drops whole lines only.
             Some(queue) => queue.push(bytes),
             None => StderrBesideBars.write_all(bytes)?,
         }
@@ -46,6 +47,7 @@ impl Logs {
     /// # Errors
     /// [`CliError::usage`] if the filter does not parse.
     pub(crate) fn start(filter: &str) -> Result<Self, CliError> {
+        // Only the filter is replaced by a reload; the format depends on what standard error is.
         let (filter, handle) = reload::Layer::new(parse(filter)?);
         let human = stderr().is_terminal();
         let lines = if human {
@@ -85,7 +87,9 @@ impl Logs {
         };
         let queue = LogQueue::start(QUEUE_BYTES, StderrBesideBars, missed)
             .map_err(|error| CliError::new(format!("no thread for the log: {error}")))?;
+        // Fails only if it was set before, and a process serves once.
         let _ = QUEUE.set(queue);
+        // The default hook writes to standard error directly, and a blocked reader would block the thread that panics.
         std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "panicked")));
         Ok(logs)
     }

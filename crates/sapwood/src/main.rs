@@ -20,11 +20,13 @@ mod trial;
 mod upstreams;
 
 fn main() -> std::process::ExitCode {
+    // Before anything else: the option is read without synchronisation, and here no other thread exists yet.
     allocator::give_back_at_once();
     let exit = cli::main().unwrap_or_else(|failure| {
         output::complain(&failure);
         failure.exit
     });
+    // Last, because the line above goes through the queue too where a server has started.
     logs::flush();
     std::process::ExitCode::from(exit as u8)
 }

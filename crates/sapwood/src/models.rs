@@ -103,6 +103,7 @@ fn size(engine: &crate::config::EngineConfig, model: &ServedModelConfig) -> Mode
         threads: model.threads.unwrap_or(engine.threads),
         parallel: model.parallel.unwrap_or(engine.parallel),
         kept_prefixes: model.kept_prefixes.unwrap_or(engine.kept_prefixes),
+        // The default is no request: a small model may have less room, and that is not worth a warning.
         prefixes_asked: model.kept_prefixes.is_some()
             || engine.kept_prefixes != crate::config::EngineConfig::default().kept_prefixes,
         cache_tokens: model.cache_tokens.unwrap_or(engine.cache_tokens),
@@ -128,6 +129,7 @@ pub(crate) fn planned(
                     name: model.name.clone(),
                     required: model.required.unwrap_or(true),
                     size,
+                    // The name is the configured one here; alone, the demo model may be called by `default_model`.
                     ..demo
                 }));
             }
@@ -200,6 +202,7 @@ fn script(model: &ServedModelConfig, size: ModelSize) -> Result<scripted::Config
             known.join(", ")
         )));
     }
+    // Set last: these are keys of every model, and win over what the script says of itself.
     script.name.clone_from(&model.name);
     script.parallel = size.parallel;
     script.kept_prefixes = size.kept_prefixes;
@@ -242,6 +245,7 @@ fn look_at(name: &str, path: &Path) -> Result<(), CliError> {
 /// The reason if it does not, for people.
 pub(crate) fn is_gguf(path: &Path) -> Result<(), String> {
     let mut magic = [0; 4];
+    // Four bytes are enough to tell the mistakes that people make: a directory, a web page, a model in another format.
     let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
     match read {
         Ok(()) if &magic == b"GGUF" => Ok(()),
@@ -364,6 +368,7 @@ impl PlannedModel {
             PlannedSource::File(path) => embedded::ModelSource::File(path.clone()),
         };
         // Errors in the file are reported when the model is loaded.
+        // With the same options as the load, so that the context length is the one that will be served.
         let outline = embedded::outline(&self.name, &source, &self.size.options());
         let (info, vocabulary) = outline.ok()?;
         Some(ModelFacts { info, vocabulary })
@@ -375,6 +380,7 @@ impl PlannedModel {
         match &self.source {
             PlannedSource::File(path) if self.is_tried => {
                 let size = serde_json::to_string(&self.size).ok()?;
+                // `--`: a path may begin with a dash.
                 Some(vec!["--size".into(), size.into(), "--".into(), path.into()])
             }
             _ => None,

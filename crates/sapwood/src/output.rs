@@ -16,6 +16,7 @@ use crate::plain::plain;
 pub(crate) fn data(bytes: impl AsRef<[u8]>) -> Result<(), CliError> {
     let mut out = stdout().lock();
     out.write_all(bytes.as_ref())?;
+    // Flushed at once: a reader at the other end of a pipe sees each piece of an answer as it arrives.
     Ok(out.flush()?)
 }
 
@@ -60,6 +61,7 @@ pub(crate) fn whisper(line: impl AsRef<str>) {
 pub(crate) fn complain(failure: &CliError) {
     if !failure.message.is_empty() {
         let failure = failure.to_string();
+        // The message may quote a server or a file.
         let reported = if stderr().is_terminal() {
             plain(&failure)
         } else {

@@ -9,6 +9,7 @@ use std::fmt::Write;
 
 /// `text` without control sequences.
 pub(crate) fn plain(text: &str) -> Cow<'_, str> {
+    // Most text has none, and is not copied.
     if !text.contains(is_order) {
         return Cow::Borrowed(text);
     }
@@ -64,6 +65,8 @@ fn push(out: &mut String, c: char) {
     }
 }
 
+// C0 without tab and line feed, DEL, C1 (an 8-bit terminal takes U+009B for ESC `[`), and the bidirectional controls,
+// with which text can be shown in another order than it has.
 const fn is_order(c: char) -> bool {
     matches!(c, '\0'..='\u{8}' | '\u{b}'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

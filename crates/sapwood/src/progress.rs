@@ -19,6 +19,7 @@ impl Write for StderrBesideBars {
         if !io::stderr().is_terminal() {
             return io::stderr().write(bytes);
         }
+        // Otherwise the line would be written into the middle of a bar.
         BARS.suspend(|| io::stderr().write(bytes))
     }
 

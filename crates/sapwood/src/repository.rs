@@ -79,10 +79,13 @@ impl ServedModels {
         }
         let mut changing = BTreeMap::new();
         for model in &planned {
+            // All are locked before the first is loaded: a request must not load a model that the start is about to
+            // load.
             changing.insert(model.name.clone(), inner.change(&model.name).await);
         }
         let changing = Mutex::new(changing);
         serving::load(&inner.kernel, planned, |name, loaded, took| {
+            // The lock is released for each model on its own, so that a slow one holds up no change of the others.
             inner.loaded(name, loaded, took);
             let mut changing = changing.lock().unwrap_or_else(PoisonError::into_inner);
             changing.remove(name);
@@ -136,9 +139,11 @@ impl RepositoryInner {
         name: &str,
         config: Option<&str>,
     ) -> Result<generate::ModelOptions, ModelControlError> {
+        // Everything that can be refused comes before the model is unloaded: a bad request leaves it running.
         let (config, planned) = self.plan(name, config)?;
         let served = planned.served(&config).map_err(unreadable)?;
         let _changing = self.change(name).await;
+        // Unloaded first, because there may not be memory for both.
         self.take_out(name).await;
         self.shared.health.loading(name);
         self.kernel
@@ -146,6 +151,7 @@ impl RepositoryInner {
         serving::announce(&self.kernel, &planned).await;
         let began = Instant::now();
         let loading = async {
+            // A crash of llama.cpp would end the requests of all other models.
             trial::pass(&planned).await?;
             serving::engine(planned).await
         };
@@ -189,6 +195,7 @@ impl RepositoryInner {
             let why = "it has no configuration that could be replaced";
             return Err(ModelControlError::Config(why.into()));
         };
+        // In a copy of the configuration: the next load without one uses the file's again.
         *mine = replaced(mine, given).map_err(ModelControlError::Config)?;
         let mine = mine.clone();
         config.check().map_err(unreadable)?;
@@ -225,6 +232,7 @@ impl RepositoryInner {
 
     /// Unloads a model, if it is loaded. Running requests may finish within `unload_timeout`.
     async fn take_out(&self, name: &str) {
+        // Removed first, so that it is unloaded once, whoever comes second.
         let Some(engine) = self.engines().remove(name) else {
             return;
         };
@@ -232,6 +240,7 @@ impl RepositoryInner {
         self.kernel.replace(serving::absent(name, "is unloaded"));
         let until = Instant::now() + self.config.generate.unload_timeout;
         let stats = engine.stats();
+        // No new call can come: the function is replaced already.
         while stats.requests_running.get() + stats.requests_waiting.get() > 0
             && Instant::now() < until
         {
@@ -261,6 +270,7 @@ fn replaced(mine: &ServedModelConfig, given: &str) -> Result<ServedModelConfig, 
     let serde_json::Value::Object(mut given) = given else {
         return Err("parameter 'config' must be the text of a JSON object".into());
     };
+    // A caller, even one with scope `admin`, must not make the server read files that the operator has not named.
     for key in ["name", "backend", "path"] {
         if given.remove(key).is_some() {
             return Err(format!("`{key}` can not be changed by a request"));

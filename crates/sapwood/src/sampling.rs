@@ -16,6 +16,7 @@ const USUAL: RecommendedSampling = RecommendedSampling {
 
 /// Adds the values that `config` does not set, in either spelling.
 pub(crate) fn fill(config: &mut Map<String, Value>, recommended: RecommendedSampling) {
+    // All or nothing: values are chosen together, and a recommended temperature does not fit another one's `min_p`.
     let recommended = if recommended.is_empty() {
         USUAL
     } else {
@@ -23,6 +24,7 @@ pub(crate) fn fill(config: &mut Map<String, Value>, recommended: RecommendedSamp
     };
     let recommended = GenerationParams::from(recommended).to_json();
     for (name, value) in recommended.unwrap_or_default() {
+        // GENERATE takes both spellings, so a value in either one is the user's.
         if !config.keys().any(|key| plain(key) == plain(&name)) {
             config.insert(name, value);
         }

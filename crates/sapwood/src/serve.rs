@@ -95,6 +95,7 @@ impl Serve {
             .enable_all()
             .build()?;
         runtime.block_on(async {
+            // Before the address is bound, so that a signal during the start is not the default one, which kills.
             let mut terminate = signal(SignalKind::terminate())?;
             let mut interrupt = signal(SignalKind::interrupt())?;
             let bound = self.bind().await?;
@@ -122,6 +123,7 @@ impl Serve {
         };
         let listener = TcpListener::bind(&self.listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
+        // The bound address and not the given one, which may be a name. `::ffff:127.0.0.1` is loopback too.
         let loopback = address.ip().to_canonical().is_loopback();
         if !loopback && self.key.is_none() {
             return Err(ServeError::Open(address));
@@ -162,11 +164,13 @@ fn built(kernel: &Kernel, config: Config, key: Option<&Secret>) -> Result<Server
         fingerprint: Some(KeyFingerprint::of(key.expose())),
         certificate: None,
         scopes: Scopes::ALL,
+        // A meter without limits, as `auth.key` of the configuration has.
         allowance: Some(TokenMeter::new(RateLimits::default()).into()),
     });
     let builder = Server::builder(config, keys.into_iter().collect())?;
     let shared = builder.shared().clone();
     shared.metrics.watch_kernel(kernel.clone());
+    // A scope for each face, so that the functions are shared and the layers are not.
     let counted = |face| {
         let kernel = kernel.scope();
         kernel.layer(AllowanceLayer);

@@ -52,6 +52,7 @@ fn absent_with(name: &str, what: &'static str, facts: Option<ModelFacts>) -> Fun
     let mut spec = Spec::new(Name::shared(name), format!("This model {what}."));
     spec.model = true;
     spec.facts = facts.map(Arc::new);
+    // The same ports as the model will have, so that faces that list functions show them from the start.
     spec.inputs = generate(Targets::default()).spec().inputs.clone();
     spec.outputs = generate(Targets::default()).spec().outputs.clone();
     let why = format!("the model {name} {what}");
@@ -68,6 +69,7 @@ fn absent_with(name: &str, what: &'static str, facts: Option<ModelFacts>) -> Fun
 pub(crate) async fn announce(kernel: &Kernel, planned: &PlannedModel) {
     let (name, planned) = (planned.name.clone(), planned.clone());
     let outline = tokio::task::spawn_blocking(move || planned.outline()).await;
+    // Errors are ignored: the load that follows reports them.
     if let Ok(Some(facts)) = outline {
         kernel.replace(absent_with(&name, "is still loading", Some(facts)));
     }
@@ -84,9 +86,11 @@ pub(crate) async fn load(
 ) -> Result<(), CliError> {
     let all = planned.into_iter().map(|one| async {
         let (name, required) = (one.name.clone(), one.required);
+        // First, because a client of LMTP gives up after 5 s, and loading takes longer (LM-332).
         announce(kernel, &one).await;
         let began = Instant::now();
         let loading = async {
+            // A required model needs no trial: without it the server does not start, so it may as well end with it.
             if !required {
                 trial::pass(&one).await?;
             }
@@ -98,6 +102,7 @@ pub(crate) async fn load(
                 kernel.replace(model(Name::shared(&name), engine.clone()));
                 loaded(&name, Ok(&engine), began.elapsed());
             }
+            // Dropping the other loads stops them (`Stopper`).
             Err(failure) if required => return Err(failure),
             Err(failure) => {
                 kernel.replace(absent(&name, "could not be loaded"));
@@ -129,6 +134,7 @@ pub(crate) async fn engine(planned: PlannedModel) -> Result<Engine, CliError> {
         let what = format!("loading the model `{name}` failed unexpectedly");
         CliError::exit(Exit::Model, what)
     })?;
+    // Held until here: if this future is dropped earlier, the thread stops loading.
     drop(stopper);
     loaded
 }

@@ -35,6 +35,7 @@ impl SpanExport {
             let (spans, telemetry) = telemetry::open(collector, metrics, config.trace.telemetry());
             kernel.layer(spans);
             let run = telemetry.run(async move {
+                // Resolves at the end, and also if the sender is dropped because the server could not start.
                 let _ = ended.await;
             });
             AbortOnDropHandle::new(tokio::spawn(run))
@@ -44,8 +45,10 @@ impl SpanExport {
 
     /// Sends the remaining spans. If the collector does not answer, this ends at a timeout.
     pub(crate) async fn end(self) {
+        // The receiver is gone only if the task has ended already.
         let _ = self.end.send(());
         if let Some(task) = self.task {
+            // Spans that are not sent by then are lost: a collector must not keep the server from ending.
             let _ = tokio::time::timeout(LAST_SPANS, task).await;
         }
     }

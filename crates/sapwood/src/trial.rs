@@ -49,6 +49,7 @@ pub(crate) async fn pass(planned: &PlannedModel) -> Result<(), CliError> {
 }
 
 async fn try_with(arguments: Vec<OsString>) -> std::io::Result<Output> {
+    // Fails only if the semaphore is closed, and it is never closed.
     let _turn = ONE_AT_A_TIME.acquire().await;
     let mut child = Command::new(program()?)
         .arg(COMMAND)
@@ -58,6 +59,7 @@ async fn try_with(arguments: Vec<OsString>) -> std::io::Result<Output> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        // The request that wants the model may be cancelled.
         .kill_on_drop(true)
         .spawn()?;
     // The pipe is closed when this process ends, for whatever reason: see `be_expendable`.
@@ -80,6 +82,7 @@ fn verdict(output: &Output) -> Option<String> {
     if output.status.success() {
         return None;
     }
+    // This exit code is the child's own verdict; its reason is the only text on standard output.
     if output.status.code() == Some(Exit::Model as i32) {
         return Some(String::from_utf8_lossy(&output.stdout).trim().to_owned());
     }
@@ -118,6 +121,7 @@ pub(crate) fn be_expendable() {
     #[cfg(target_os = "linux")]
     {
         // Without permission for this, the system chooses by size.
+        // Two processes hold the model for a moment; if the memory is too small, the serving one must survive.
         let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     }
     #[cfg(unix)]
@@ -126,8 +130,11 @@ pub(crate) fn be_expendable() {
             current: Some(0),
             maximum: Some(0),
         };
+        // A core file would have the size of the model.
         let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
     }
+    // A thread, because loading blocks the main one. The parent never writes: the read ends when its end of the pipe is
+    // closed.
     std::thread::spawn(|| {
         use std::io::Read;
         let mut rest = [0; 64];

@@ -84,9 +84,12 @@ impl Upstreams {
             let standing = UpstreamStatus::of_model(&shared.health, name, required);
             let mut upstream = UpstreamTask::new(name, target, kernel.clone(), standing);
             let refused = |error: Error| CliError::usage(format!("models: {error}"));
+            // A configured model exists from the start: its callers get `unavailable` and a time to come back, not
+            // `not-found`.
             upstream.expect(name).map_err(refused)?;
             planned.push(upstream);
         }
+        // Room for one: the first failure ends the server.
         let (failed, failures) = mpsc::channel(1);
         let upstreams = Self {
             planned,
@@ -102,6 +105,8 @@ impl Upstreams {
     /// A name that is taken is not replaced, so that our own GENERATE finds the models of all upstreams.
     pub(crate) fn begin(&mut self) {
         for upstream in self.planned.drain(..) {
+            // Different in each process, so that servers that were restarted together do not dial an upstream at the
+            // same moments.
             let jitter = RandomState::new().hash_one(&upstream.url);
             let retained = upstream.keep(self.failed.clone(), jitter, self.stop.subscribe());
             self.tasks.spawn(retained);
@@ -116,6 +121,8 @@ impl Upstreams {
     /// Disconnects from all upstreams.
     pub(crate) async fn leave(mut self) {
         self.stop.send_replace(true);
+        // Joined and not aborted: each task closes its session in order, so that the upstream does not take it for a
+        // loss.
         while self.tasks.join_next().await.is_some() {}
     }
 }
@@ -207,6 +214,7 @@ impl<D: DialUpstream> UpstreamTask<D> {
     /// Announces a model that the upstream will serve: until it is connected, calls of it fail as unavailable.
     fn expect(&mut self, model: &str) -> Result<(), Error> {
         let spec = serving::absent(model, "is not connected").spec().clone();
+        // `add`: a name that is taken twice in the configuration is an error, and not the last one's.
         self.kernel.add(away(spec.clone()))?;
         self.ours.insert(spec.name.clone(), spec);
         Ok(())
@@ -216,6 +224,7 @@ impl<D: DialUpstream> UpstreamTask<D> {
     async fn first(&mut self) -> Result<Option<UpstreamLink>, Status> {
         match dial(&self.dial).await {
             Ok(link) => Ok(Some(self.joined(link))),
+            // Only at the first time, as a mistake of the configuration: later, a running server must not end because of it.
             Err(status) if is_final(status.code) => Err(status),
             Err(status) => {
                 tracing::warn!(
@@ -271,6 +280,8 @@ impl<D: DialUpstream> UpstreamTask<D> {
             let began = Instant::now();
             // All arms may be cancelled: they only watch or dial.
             let next = tokio::select! {
+                // In this order, because a stop ends everything, and a session that is over has nothing left to be
+                // replaced.
                 biased;
                 () = stop_requested(&mut stop) => return retained.leave.await,
                 () = retained.over => None,
@@ -300,6 +311,7 @@ impl<D: DialUpstream> UpstreamTask<D> {
         let count = link.functions.len();
         for function in link.functions.drain(..) {
             let spec = function.spec().clone();
+            // `replace` where it is ours already, so that the name never disappears between two sessions.
             let added = if before.remove(&spec.name).is_some() {
                 self.kernel.replace(function);
                 Ok(())
@@ -315,6 +327,7 @@ impl<D: DialUpstream> UpstreamTask<D> {
                 Err(error) => tracing::warn!(%name, upstream, %error, "not served"),
             }
         }
+        // What the upstream has served before and does not serve any more.
         for name in before.keys() {
             self.kernel.remove(name);
         }
@@ -373,6 +386,7 @@ fn away(spec: Spec) -> Fun {
 fn delays(jitter: u64) -> ExponentialBackoff {
     ExponentialBuilder::new()
         .with_min_delay(DELAY_MIN)
+        // Half, because the jitter adds up to as much again.
         .with_max_delay(DELAY_MAX / 2)
         .without_max_times()
         .with_jitter()

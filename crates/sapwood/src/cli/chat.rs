@@ -78,6 +78,7 @@ impl ChatArgs {
         let target = client::open(&config).await?;
         let mut lines = LineSource::open(!self.no_history)?;
         let ended = ChatSession::new(&self, &target).run(&mut lines).await;
+        // Also after an error: a session that is only dropped is aborted at the server.
         target.close().await;
         ended
     }
@@ -118,6 +119,7 @@ impl<'a> ChatSession<'a> {
             match ChatCommand::read(&line) {
                 ChatCommand::Quit => return Ok(self.exit),
                 ChatCommand::Ask(question) => self.ask(question).await?,
+                // The turn is removed, so that the model does not see the answer that the user did not want.
                 ChatCommand::Retry => match self.conversation.take_back() {
                     Some(question) => self.ask(&question).await?,
                     None => output::whisper("Nothing has been asked yet."),
@@ -214,6 +216,7 @@ impl<'a> ChatSession<'a> {
     async fn answer(&mut self, asked: &str) -> Result<Result<(), CliError>, CliError> {
         let question = message_node("USER", asked);
         loop {
+            // The nodes of earlier turns are referenced: a server that has them already is not sent them again.
             let inputs = self.inputs(self.conversation.prompt(&question));
             let answer = self.server.kernel.node("GENERATE", inputs);
             let mut text = String::new();
@@ -282,6 +285,7 @@ impl<'a> ChatSession<'a> {
     /// Writes the answer as it streams, and its cost.
     async fn show(&self, answer: &Node, text: &mut String) -> Result<AnswerEnd, CliError> {
         let mut interrupts = client::interrupts()?;
+        // After the listener for Ctrl-C, which stays a signal while the echo is off.
         let _quiet = EchoOff::begin();
         let mut run = answer.run::<String>();
         let asked = Instant::now();
@@ -296,6 +300,7 @@ impl<'a> ChatSession<'a> {
             tokio::select! {
                 next = run.next(), if over.is_none() => match next {
                     Some(Ok(piece)) => pace.push(piece),
+                    // Comes before any text (D-23), so nothing has been shown.
                     Some(Err(error)) if too_long(&error) => return Ok(AnswerEnd::TooLong),
                     Some(Err(error)) => over = Some((AnswerEnd::Failed(to_cli_error(&error)), asked.elapsed())),
                     None => over = Some((AnswerEnd::Whole, asked.elapsed())),
@@ -306,6 +311,7 @@ impl<'a> ChatSession<'a> {
                 }
                 _ = interrupts.recv() => break (AnswerEnd::Cancelled, asked.elapsed()),
             }
+            // The end is shown after the text before it, which may still be waiting for its time.
             if pace.is_empty()
                 && let Some(over) = over.take()
             {
@@ -324,6 +330,7 @@ impl<'a> ChatSession<'a> {
             .finish
             .values()
             .any(|reason| *reason == ChoiceFinish::Length);
+        // With `--max-tokens` the length is the user's wish; without, only the context can have ended the answer.
         Ok(if cut && self.chat.max_tokens.is_none() {
             AnswerEnd::Full
         } else {

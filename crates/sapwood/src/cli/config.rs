@@ -42,6 +42,7 @@ impl ConfigCommand {
                 let layers = common.layers(Flags::default())?;
                 let config = layers.config()?;
                 warn_of_strangers(&layers);
+                // The same calls as `serve` makes before it opens a port.
                 keys::load(&config.auth)?;
                 load_tls(&config)?;
                 config.trace.collector()?;
@@ -64,6 +65,7 @@ fn warn_of_strangers(layers: &Layers) {
 
 fn show(layers: &Layers, as_json: bool) -> Result<Exit, CliError> {
     let config = layers.config()?;
+    // Written and not logged: these commands have no log.
     warn_of_strangers(layers);
     let mut leaves = Vec::new();
     let tree = serde_json::to_value(&config).map_err(|error| CliError::new(error.to_string()))?;

@@ -210,6 +210,7 @@ fn free_mebibytes() -> Option<u64> {
 fn descriptors(config: &Config) -> CheckResult {
     let DescriptorCheck { soft, hard } = DescriptorCheck::read();
     let needed = config.limits.connections as u64 + RESERVE;
+    // The hard limit counts: a server raises its soft one itself.
     let enough = hard.is_none_or(|hard| hard >= needed);
     let show =
         |limit: Option<u64>| limit.map_or_else(|| "unlimited".into(), |limit| limit.to_string());
@@ -224,6 +225,7 @@ fn descriptors(config: &Config) -> CheckResult {
 }
 
 fn port(ConfiguredPort { address, flag, .. }: &ConfiguredPort) -> CheckResult {
+    // Bound and released at once, without accepting anything.
     match TcpListener::bind(address.as_str()) {
         Ok(_) => CheckResult::new("port", Verdict::Ok, format!("{address} is free"), ""),
         Err(error) => {

@@ -34,6 +34,7 @@ impl KeyCommand {
         let KeySubcommand::New { name, scopes } = &self.command;
         let (secret, entry) = keys::new(name, scopes)?;
         output::data(entry)?;
+        // On standard error, so that `>> keys.toml` adds the entry without the secret.
         output::message(format!("The key, shown this once: {secret}"));
         Ok(Exit::Ok)
     }

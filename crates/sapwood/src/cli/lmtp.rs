@@ -50,6 +50,7 @@ impl LmtpCommand {
         self.models.set(&mut flags)?;
         let layers = common.layers(flags)?;
         let config = layers.config()?;
+        // With a queue, as for a server: a parent process that does not read standard error must not block the streams.
         Logs::serve(log_filter(&config, common.log.as_deref()))?;
         layers.warn_unknown_keys();
         if let Some(url) = &self.connect {
@@ -71,6 +72,7 @@ impl LmtpCommand {
             .shared()
             .clone();
         let kernel = serving::kernel(&config, &planned)?;
+        // Before the first line is read: unlike a port, a pipe keeps its input until then.
         serving::load(&kernel, planned, |_, _, _| {}).await?;
         let lmtp = LmtpService::new(
             shared.clone(),
@@ -106,6 +108,7 @@ impl LmtpCommand {
             |error: LmtpError| CliError::usage(format!("--connect {url}: {}", error.message));
         let mut address = PeerAddress::parse(url.expose()).map_err(wrong)?;
         let access = config.client.access()?;
+        // A key in the address wins, and the other one is not sent at all (D-46).
         if let Some(key) = access.key.filter(|_| !address.has_own_key()) {
             address = address.with_key(key);
         }

@@ -27,6 +27,7 @@ enum MockAction {
 impl MockCommand {
     pub(super) fn run(self) -> Result<Exit, CliError> {
         let MockAction::Check { file } = self.act;
+        // With the environment, as `serve` would read it.
         let config = Layers::read(Some(&file), Flags::default())?.config()?;
         let mut text = String::new();
         for model in &config.models {

@@ -41,6 +41,7 @@ impl ModelsCommand {
             Some(url) => format!("At {url}:"),
             None => "In this process:".to_owned(),
         };
+        // On standard error, so that a pipe gets the list alone.
         output::whisper(target);
         let models = models
             .iter()

@@ -48,6 +48,7 @@ impl RunArgs {
             .map(|given| input(given))
             .collect::<Result<Vec<_>, _>>()?;
         if let Some(target) = &self.target {
+            // Two targets would be an error of the server; here the message can name the flag.
             if inputs.iter().any(|(name, _)| name == TARGET) {
                 return Err(CliError::usage(
                     "--target: the inputs name a target already",
@@ -55,6 +56,7 @@ impl RunArgs {
             }
             inputs.push((TARGET.to_owned(), GivenInput::Text(target.clone())));
         }
+        // After the inputs are read: a missing file is reported before a model is loaded.
         let place = client::open(&config).await?;
         let inputs = self.sampled(&place, inputs);
         let ended = self.call(&place, inputs).await;
@@ -80,6 +82,7 @@ impl RunArgs {
             _ => None,
         };
         let config = match text(&inputs, CONFIG) {
+            // Without a config, all values are the defaults.
             None => Some(Map::new()),
             Some(text) => text.and_then(|text| serde_json::from_str(&text).ok()),
         };
@@ -99,6 +102,7 @@ impl RunArgs {
         target: &ClientTarget,
         inputs: Vec<(String, Node)>,
     ) -> Result<Exit, CliError> {
+        // Before the call, so that nothing is computed for a file that cannot be written.
         let mut sink = Sink::open(self.output.as_deref())?;
         let port = self.port(&target.kernel)?;
         let mut interrupts = client::interrupts()?;
@@ -148,6 +152,7 @@ impl RunArgs {
             .get(&self.name)
             .map_err(|error| to_cli_error(&error))?;
         let spec = function.spec();
+        // The name on the wire first: it is the one that LIST_ACTIONS and the documentation use.
         let found = spec.output_on_wire(asked).or_else(|| spec.output(asked));
         found.map(|output| output.port.clone()).ok_or_else(|| {
             let known: Vec<_> = spec

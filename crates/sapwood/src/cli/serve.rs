@@ -139,6 +139,9 @@ impl ServeCommand {
         Ok((config, logs))
     }
 
+    /// Starts in this order: signals; everything that the configuration can have wrong; the ports, so that one in use is
+    /// reported at once and probes are answered while models load; upstreams and models last. At the end upstreams are
+    /// left after the drain, because running calls may be calls of their functions.
     pub(super) async fn run(self, common: Common) -> Result<Exit, CliError> {
         // First of all: a signal may arrive at any time during the start.
         let signals = UnixSignals::install()?;
@@ -215,6 +218,7 @@ impl ServeCommand {
 async fn open(config: &Config, keys: &[ApiKey]) -> Result<BoundSockets, CliError> {
     let ports = listening::open(config).await?;
     match ports.open_to_others()? {
+        // Checked on what is bound, because a name or `systemd` does not say who can reach it.
         Some(name) if keys.is_empty() && is_open(config) => Err(open_to_all(name)),
         _ => Ok(ports),
     }
@@ -326,6 +330,7 @@ fn evergreen_config(
     planned: &[PlannedModel],
     references: Arc<ReferenceResolver>,
 ) -> evergreen::Config {
+    // The only model is the default one.
     let only = || (planned.len() == 1).then(|| planned[0].name.clone());
     evergreen::Config {
         sessions: config.limits.sessions,
@@ -418,6 +423,7 @@ impl Reload {
             let read = tls.prepare();
             read.map_err(|error| CliError::usage(format!("tls: {error}")))
         };
+        // Every fallible part comes before the first change, so that a reload is applied whole or not at all.
         let certificates = self.tls.as_ref().map(read).transpose()?.flatten();
         let filter = logs::parse(&config.log)?;
         let pools = self.pools.prepare(&config)?;
@@ -473,6 +479,7 @@ impl UnixSignals {
             }
             reported = true;
             output::whisper("Finishing what runs; interrupt again to end at once.");
+            // `notify_one` keeps a permit: the server may not be waiting for it yet.
             stop.notify_one();
         }
     }

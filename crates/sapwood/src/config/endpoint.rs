@@ -81,6 +81,7 @@ impl EndpointConfig {
             (None, Some(path)) => Some(key_in(path)?),
             (None, None) => None,
         };
+        // Evaluated last: a key of the entry itself wins over all others.
         let shared = || client.key.clone().filter(|_| !self.has_key_in_url());
         Ok(ServerAccess {
             key: own.or_else(shared),
@@ -114,6 +115,7 @@ impl ClientConfig {
 fn key_in(path: &Path) -> Result<Secret, CliError> {
     let wrong = |why: String| CliError::usage(format!("key_file {}: {why}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    // Only the line end of an editor is removed: a space may belong to the key.
     match text.trim_end_matches(['\r', '\n']) {
         "" => Err(wrong("it is empty".into())),
         key => Ok(Secret::from(key)),
@@ -148,6 +150,7 @@ impl<'de> Deserialize<'de> for EndpointConfig {
             }
         }
 
+        // An untagged enum would report only that nothing fits, and not which key of the table is wrong.
         from.deserialize_any(Either)
     }
 }

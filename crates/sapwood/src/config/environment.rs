@@ -49,6 +49,7 @@ impl Environment {
         let all = Env::raw();
         let all = all
             .iter()
+            // Case does not matter, as in figment's own provider for the environment.
             .map(|(name, value)| (name.as_str().to_ascii_uppercase(), value));
         Self::of(all.filter(|(name, _)| name.starts_with(PREFIX)))
     }
@@ -74,6 +75,7 @@ impl Environment {
                     value.parse().unwrap_or_else(|never| match never {})
                 };
                 read.set.push(Variable { name, key, value });
+            // Known keys come first: a variable of a Kubernetes service must not shadow one of ours.
             } else if is_of_kubernetes(&name, &value) {
                 read.passed_over.push(name);
             } else {
@@ -117,6 +119,7 @@ impl Provider for Environment {
 /// Every dotted key, including those of tables.
 fn known() -> BTreeSet<String> {
     let mut keys = BTreeSet::new();
+    // From the defaults themselves, so that no second list of keys has to be kept.
     let tree = serde_json::to_value(Config::default()).unwrap_or_default();
     collect("", &tree, &mut keys);
     keys

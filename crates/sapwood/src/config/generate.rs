@@ -127,6 +127,7 @@ impl GenerateFaceConfig {
                 "generate.unknown_model_status: must be 400 or 404",
             ));
         }
+        // Built once here and thrown away, so that a mistake is found by `config check`.
         self.forwarded()?;
         self.restricted().map(|_| ())
     }

@@ -121,6 +121,7 @@ impl KeyEntry {
                 )
             })
         });
+        // The name of a key stands in logs, metrics and quotas, where these names have a meaning.
         if RESERVED.contains(&self.name.as_str()) {
             return Err(format!(
                 "no key may be called `{}`: the log means nobody by it",
@@ -164,6 +165,7 @@ impl KeyEntry {
 /// If the operating system gives no randomness.
 pub(crate) fn new(name: &str, scopes: &[String]) -> Result<(String, String), CliError> {
     let mut random = [0_u8; 32];
+    // From the system, because this is a credential: `RandomState` is not made for that.
     let got = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
     if got != Ok(random.len()) {
         return Err(CliError::new("the operating system gives no randomness"));

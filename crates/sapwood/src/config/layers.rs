@@ -102,6 +102,7 @@ impl Layers {
     pub(crate) fn read(file: Option<&Path>, flags: Flags) -> Result<Self, CliError> {
         let mut figment = Figment::from(Serialized::defaults(Config::default()));
         let path = file.unwrap_or_else(|| Path::new("sapwood.toml"));
+        // A file that was named must exist; the one in the working directory need not.
         if file.is_some() || path.is_file() {
             let text = std::fs::read_to_string(path).map_err(|error| {
                 CliError::usage(format!(
@@ -109,12 +110,14 @@ impl Layers {
                     path.display()
                 ))
             })?;
+            // The text is handed over, because figment takes a missing file for an empty one.
             figment = figment.merge(File {
                 path: path.into(),
                 toml: Toml::string(&text),
             });
         }
         let environment = Environment::read();
+        // In this order: what is merged later wins.
         let figment = figment.merge(environment.clone()).merge(flags.clone());
         Ok(Self {
             figment,
@@ -174,6 +177,7 @@ impl Layers {
 
     /// One line: the error, its key, and where the value was written.
     fn explain(&self, error: figment::Error) -> CliError {
+        // Only the first of several errors, because a command that fails ends with one line.
         let first = error.into_iter().next();
         let Some(first) = first else {
             return CliError::usage("the configuration cannot be read");
@@ -182,6 +186,7 @@ impl Layers {
         if let figment::error::Kind::UnknownField(name, _) = &first.kind
             && path.last() != Some(name)
         {
+            // figment names the table of an unknown key, and not always the key.
             path.push(name.clone());
         }
         let key = path.join(".");

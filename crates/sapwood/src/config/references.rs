@@ -42,6 +42,7 @@ impl ReferencesConfig {
                 CliError::usage(format!("references.ca {}: {error}", path.display()))
             })
         };
+        // Credentials of clouds are not even read where no store is listed.
         let environment = if self.stores.is_empty() {
             Vec::new()
         } else {

@@ -33,6 +33,7 @@ impl RemoteModel {
                     return Err(bad("it names two tokenizers, and a model has one"));
                 }
                 (TOKENIZER, path) => tokenizer = Some(decoded(path)?),
+                // Passed on with its address (LM-108), and never printed.
                 ("key", _) => theirs.push(pair),
                 // A word without a name may be a key whose name was forgotten, so it is not printed.
                 _ if !pair.contains('=') => {

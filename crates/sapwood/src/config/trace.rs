@@ -62,6 +62,7 @@ impl TraceHeader {
 impl Serialize for TraceHeader {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self.parts() {
+            // The name helps to find a mistake, and is no secret.
             Some((name, _)) => to.collect_str(&format_args!("{name}: {}", self.0)),
             None => self.0.serialize(to),
         }
@@ -108,6 +109,7 @@ impl TraceConfig {
     pub(crate) fn telemetry(&self) -> telemetry::Config {
         telemetry::Config {
             content: self.content,
+            // A shorter interval, 0 above all, would export without pause.
             metrics_every: self.metrics_every.max(Duration::from_secs(1)),
             ..telemetry::Config::default()
         }

@@ -67,6 +67,7 @@ impl UpstreamConfig {
             let weight = endpoint.weight.unwrap_or(1);
             let (addresses, model) = if url.starts_with("lmtp://") {
                 let named = RemoteModel::read(url)?;
+                // Several endpoints could name several tokenizers, and a model has one.
                 if named.tokenizer.is_some() {
                     let why =
                         "the tokenizer of a configured model is set in models.upstream.tokenizer";

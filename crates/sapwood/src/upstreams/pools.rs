@@ -18,6 +18,7 @@ impl Pools {
     /// Registers a pool that was joined.
     pub(super) fn add(&self, model: &str, pool: LmtpPool) {
         let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // A pool that is joined again replaces the one before, which its task has given up.
         pools.retain(|(other, _)| other != model);
         pools.push((model.to_owned(), pool));
     }
@@ -34,6 +35,8 @@ impl Pools {
             let endpoints = endpoints(config, model).map_err(|status| {
                 CliError::usage(format!("upstreams of `{model}`: {}", status.message))
             })?;
+            // An empty list is a model that is not configured any more. Removing a model needs a restart, so its pool
+            // stays as it is.
             if !endpoints.is_empty() {
                 prepared.push((model.clone(), pool.clone(), endpoints));
             }
@@ -63,6 +66,7 @@ impl PreparedPools {
 fn endpoints(config: &Config, model: &str) -> Result<Vec<PoolEndpoint>, Status> {
     let mut configured = config.models.iter().filter(|one| one.name == model);
     if let Some(upstream) = configured.find_map(|one| one.upstream.as_ref()) {
+        // The same call has succeeded in `Config::check`.
         let peers = upstream.peers(model).unwrap_or_default().into_iter();
         let let_in = |(peer, server)| Ok(target::let_in(peer, &target::access(server, config)?));
         return peers.map(let_in).collect();

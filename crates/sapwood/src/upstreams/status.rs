@@ -41,6 +41,7 @@ impl UpstreamStatus {
     }
 
     fn new(health: &Arc<Health>, own: String, required: bool) -> Self {
+        // Before the first state is set, or the server would be unready for a moment because of it.
         if !required {
             health.optional(&own);
         }
@@ -63,6 +64,7 @@ impl UpstreamStatus {
     ) {
         let parts = &mut self.parts;
         parts.models = models
+            // For a configured model both have the same name, and the component of its own must outlive the session.
             .filter(|name| **name != *parts.own)
             .cloned()
             .collect();
@@ -90,6 +92,7 @@ impl UpstreamStatus {
 
     /// The upstream is disconnected, until it is joined again.
     pub(super) fn lost(&mut self) {
+        // The task first: it must not show the model as served after this.
         self.following = None;
         self.parts.show(false);
     }
@@ -111,6 +114,7 @@ impl UpstreamModels {
     async fn follow(self, mut served: watch::Receiver<bool>, mut shown: bool) {
         while served.changed().await.is_ok() {
             let serves = *served.borrow_and_update();
+            // The channel is also written when the condition of a single peer changes, without a change for the model.
             if std::mem::replace(&mut shown, serves) != serves {
                 self.show(serves);
             }

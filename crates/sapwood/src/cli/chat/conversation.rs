@@ -39,6 +39,7 @@ impl ChatHistory {
             .iter()
             .flat_map(|turn| [&turn.question.1, &turn.answer.1]);
         let system = self.system.iter().map(|(_, node)| node);
+        // A tree of nodes and not one text, so that the server applies its own chat template to the roles.
         Node::tree(system.chain(turns).chain([question]).cloned())
     }
 

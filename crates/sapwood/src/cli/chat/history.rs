@@ -39,6 +39,7 @@ impl LineHistory {
             if let Some(folder) = file.parent() {
                 DirBuilder::new()
                     .recursive(true)
+                    // The editor creates the file itself with mode 0600.
                     .mode(0o700)
                     .create(folder)?;
             }
@@ -81,6 +82,7 @@ impl LineHistory {
                 "Questions are not remembered: {}: {error}; --no-history does without",
                 file.display()
             ));
+            // Reported once, and not again for each line.
             self.file = None;
         }
     }

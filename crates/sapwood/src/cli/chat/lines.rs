@@ -56,6 +56,7 @@ impl LineSource {
                 Ok(line.map_or(InputLine::End, InputLine::Text))
             }
             Self::Terminal(target) => {
+                // The editor was not returned by its thread: the chat is ending.
                 let Some(mut editor) = target.take() else {
                     return Ok(InputLine::End);
                 };

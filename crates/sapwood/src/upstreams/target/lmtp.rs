@@ -124,10 +124,12 @@ pub(super) async fn dial(peers: &PeerPool) -> Result<UpstreamLink, Status> {
         context: peers.context,
     };
     let Watchers { metrics, pools } = &peers.watchers;
+    // Registered only now: a pool whose tokenizer cannot be used is dropped again.
     metrics.watch_pool(&peers.name, pool.clone());
     pools.add(&peers.name, pool.clone());
     Ok(UpstreamLink {
         functions: vec![function(&pool, Name::shared(&peers.name), terms)],
+        // Calls of LMTP leave nothing behind on a connection that would have to be renewed.
         worn: std::future::pending().boxed(),
         // Its servers come and go, but the pool itself is never lost.
         over: std::future::pending().boxed(),

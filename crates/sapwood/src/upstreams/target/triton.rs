@@ -19,6 +19,7 @@ pub(super) async fn dial(address: &TritonAddress) -> Result<UpstreamLink, Status
     let index = client.clone();
     let is_other = move || {
         let (index, listed) = (index.clone(), Arc::clone(&listed));
+        // A failure is no change: `until_unready` decides whether the server is lost.
         async move { index.models().await.is_ok_and(|now| now != *listed) }
     };
     // A client of a single model has no list that could change.

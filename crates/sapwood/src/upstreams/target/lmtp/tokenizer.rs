@@ -65,6 +65,7 @@ pub(super) async fn find(
         files.is_some_and(|files| hex(&files.tokenizer) == *sha256)
     };
     if let Some((url, sha256)) = &sent.file
+        // The digest decides: a configured file that is the server's own is not downloaded again.
         && !has(sha256, &files)
     {
         match fetch(peers, url, sha256).await {
@@ -88,6 +89,7 @@ pub(super) async fn find(
     let made = tokio::task::spawn_blocking(move || FileTokenizer::new(&files, ends)).await;
     let made = made.map_err(|_| unusable(peers, "its file cannot be read"))?;
     let made = made.map_err(|why| unusable(peers, &why.to_string()))?;
+    // A wrong tokenizer gives plausible nonsense and no error, so its size is compared at least (LM-712).
     let size = sapwood_engine::api::Vocabulary::size(&made) as u64;
     if let Some(theirs) = sent.size.filter(|theirs| *theirs != size) {
         let why = format!("it has {size} tokens, and the upstream's model has {theirs}");
@@ -111,6 +113,7 @@ async fn read(path: PathBuf) -> Result<TokenizerFiles, Status> {
 async fn fetch(peers: &PeerPool, url: &str, sha256: &str) -> Result<Bytes, String> {
     let asked = peers.endpoints.iter().map(|endpoint| async move {
         match endpoint.address.fetch(url).await {
+            // Against files that are damaged or older than the facts. The server itself has to be trusted for both.
             Ok(file) if hex(&file) == sha256 => Ok(file),
             Ok(_) => Err("the file is not the one that was named: its digest differs".to_owned()),
             Err(error) => Err(error.message.into_owned()),
