@@ -1,4 +1,4 @@
-//! The server's machine against the rules, by tables and by hand.
+//! Tests of the server's state machine against the rules.
 
 mod cancel;
 mod detached;
@@ -20,7 +20,7 @@ use super::fuzz::FuzzModels;
 use super::*;
 use crate::time::Time;
 
-/// A session and a shell that keeps what it is asked.
+/// A session with a shell that records its outputs.
 pub(super) struct Server {
     pub(super) session: LmtpSession,
     pub(super) started: Vec<StreamStart>,
@@ -56,14 +56,14 @@ impl Server {
         }
     }
 
-    /// The client sends; what there was no room for comes back.
+    /// Sends a message; returns the part for which there was no room.
     pub(super) fn send(&mut self, text: &str) -> Option<ByteString> {
         let rest = self.session.handle(text.into(), &FuzzModels, self.now);
         self.poll();
         rest
     }
 
-    /// What the client reads when it reads everything.
+    /// Takes all messages.
     pub(super) fn received(&mut self) -> Vec<String> {
         let mut incoming = Vec::new();
         while let Some(message) = self.session.next_message(self.now) {
@@ -87,7 +87,7 @@ impl Server {
         self.received()
     }
 
-    /// A stream that is accepted.
+    /// Opens a stream that must be accepted.
     pub(super) fn open(&mut self, text: &str) -> StreamKey {
         let before = self.started.len();
         assert_eq!(self.ask(text), "");
@@ -105,7 +105,7 @@ impl Server {
         }
     }
 
-    /// One that has negotiated these features.
+    /// A server with which these features were negotiated.
     pub(super) fn agreed(features: &str) -> Self {
         let mut server = Self::new();
         let answer = server.ask(&format!(
@@ -115,7 +115,7 @@ impl Server {
         server
     }
 
-    /// What the shell was asked beside starting, in short.
+    /// The outputs other than `Start`, in short.
     pub(super) fn outputs(&mut self) -> Vec<String> {
         let outputs = std::mem::take(&mut self.outputs);
         let short = outputs.into_iter().map(|output| match output {

@@ -1,4 +1,4 @@
-//! Tests of the table: every parameter at its limits, in every range, and there and back as JSON.
+//! Tests of the table: every parameter at its limits, in every range, and its round trip through JSON.
 
 use serde_json::{Value, json};
 
@@ -211,7 +211,7 @@ fn d_43_written_parameters_are_read_back_unchanged() {
         priority: None,
     };
     let json = all.to_json().unwrap();
-    // A row for each field, or its value would be lost.
+    // Every field has a row, or its value would be lost.
     assert_eq!(json.len(), PARAMS.len());
     assert_eq!(json["temperature"], json!(0.7));
     let mut read = GenerationParams::default();

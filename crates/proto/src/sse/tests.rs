@@ -25,7 +25,7 @@ fn whole(text: &str) -> (Vec<String>, Result<(), Violation>) {
     read(&[text.as_bytes()], SseLimits::default())
 }
 
-/// What real servers send, beside what TR-601 says.
+/// Forms that real servers send, beside those of TR-601.
 #[test]
 fn tr_601_events_are_read_as_servers_write_them() {
     for (text, expect) in [
@@ -69,7 +69,7 @@ fn tr_601_events_are_read_as_servers_write_them() {
     assert_eq!(ids, ["7", "7", ""]);
 }
 
-/// A stream that ends without the end of its last event was cut.
+/// A stream that ends within its last event was cut off.
 #[test]
 fn tr_602_an_event_counts_with_its_blank_line_only() {
     for text in [

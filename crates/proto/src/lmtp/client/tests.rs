@@ -24,7 +24,7 @@ fn busy() -> ClientMachine {
     client
 }
 
-/// What comes of it, in short.
+/// The events, in short.
 fn events(client: &mut ClientMachine) -> Vec<String> {
     let events = std::iter::from_fn(|| client.poll());
     let short = events.map(|event| match event {
@@ -312,7 +312,7 @@ fn lm_709_every_call_has_its_timeout() {
     let late =
         |call: u32| format!("{call}: timeout the upstream's model 'tiny' did not answer in time");
     assert_eq!(events(&mut client), [late(1)]);
-    // The first item may take long, the next may not.
+    // The timeout of the first item is longer than that of the next.
     client.handle(
         r#"TOKEN {"token":1,"stream_id":2}"#,
         Time::from_millis(10_000),
@@ -352,7 +352,7 @@ fn lm_711_logprobs_above_the_tolerance_mark_the_peer_as_raw() {
     }
 }
 
-/// LM-101: our own server and our own client, without a wire.
+/// LM-101: our server and our client, without a transport.
 #[test]
 fn lm_702_the_client_and_server_machines_interoperate() {
     use crate::lmtp::fuzz::FuzzModels;
@@ -425,7 +425,7 @@ fn agreed() -> ClientMachine {
     client
 }
 
-/// LM-703, LM-704: who has agreed on version 2 is no reference server.
+/// LM-703, LM-704: a peer that has negotiated version 2 is not a reference server.
 #[test]
 fn lm_901_a_version_2_peer_is_sent_all_members() {
     let wanted = GenerateRequest {
@@ -443,7 +443,7 @@ fn lm_901_a_version_2_peer_is_sent_all_members() {
     let message = String::from_utf8(message.to_vec()).unwrap();
     let end = r#""seed":7,"min_p":0.5,"stop":["x"],"stop_tokens":[[1,2]],"min_tokens":1,"ignore_eos":true,"text":true}"#;
     assert!(message.ends_with(end), "{message}");
-    // An answer without `lmtp`, to a plain question, takes nothing back.
+    // A plain MODEL_INFO, answered without `lmtp`, does not withdraw features.
     client.model_info("m", Time::ZERO).unwrap();
     client.handle(r#"MSG [{"stream_id":3,"model_info":{}}]"#, Time::ZERO);
     assert!(client.features().has(Feature::Text));
@@ -560,7 +560,7 @@ fn lm_902_the_load_and_the_drain_of_a_peer_are_recorded() {
     let update = r#"STATUS [{"stream_id":null,"event":"draining","deadline_ms":5000}]"#;
     client.handle(update, Time::ZERO);
     assert!(client.is_draining());
-    // A base peer has no words for that.
+    // A base peer sends no STATUS, so it is dropped.
     let mut base = ClientMachine::new(ClientTimeouts::default());
     base.handle(update, Time::ZERO);
     assert!(!base.is_draining() && base.dropped() == 1);

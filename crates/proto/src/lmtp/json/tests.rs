@@ -126,7 +126,7 @@ fn lm_205_all_members_and_elements_are_iterated_in_order() {
     assert_eq!(elements, ["1", "[2,3]", "\"a,b\""]);
 }
 
-/// What was checked is walked with less care, to the same ends.
+/// The second, unchecked scan of a value finds the same ends.
 #[test]
 fn lm_205_nested_values_end_where_the_first_scan_found_them() {
     for inner in [

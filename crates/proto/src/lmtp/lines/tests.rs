@@ -25,7 +25,7 @@ fn lm_101_lines_end_with_lf_or_crlf_and_blank_lines_are_skipped() {
     assert_eq!(cut(9, &[b"\xff\na\n"]), ["BadText", "a"]);
 }
 
-/// LM-1201: at the limit a line, above it none, wherever it is cut.
+/// LM-1201: a line at the limit is accepted, a longer one is not, however the bytes are split.
 #[test]
 fn lm_112_a_long_line_is_skipped_and_the_next_is_read() {
     for pieces in [

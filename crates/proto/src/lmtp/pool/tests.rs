@@ -1,4 +1,4 @@
-//! Pools on a clock that is made up.
+//! Pools on a simulated clock.
 
 mod journeys;
 
@@ -18,7 +18,7 @@ fn pool(weights: &[u32]) -> PoolMachine {
     pool
 }
 
-/// So many blocks of a prompt of this name.
+/// This number of blocks of the prompt with this name.
 fn prompt(name: u32, blocks: u32) -> Vec<Token> {
     (0..16 * blocks).map(|at| 1_000 * name + at).collect()
 }
@@ -27,7 +27,7 @@ fn route(pool: &mut PoolMachine, prompt: &[Token]) -> usize {
     pool.route(prompt, None, Time::ZERO).unwrap().index()
 }
 
-/// Where so many streams of prompts that nobody knows go.
+/// The upstreams of this number of streams whose prompts are unknown.
 fn spread(pool: &mut PoolMachine, streams: usize) -> Vec<usize> {
     (0..streams).map(|_| route(pool, &[])).collect()
 }
@@ -49,14 +49,14 @@ fn lm_802_the_upstream_of_the_longest_known_prefix_is_taken() {
     pool.remember(PoolMember(1), &long[..32]);
     pool.remember(PoolMember(2), &long);
     assert_eq!(route(&mut pool, &long), 2);
-    // A block that differs hides what follows, equal or not.
+    // Behind a block that differs, equal blocks do not count.
     let mut other = long.clone();
     other[20] += 1;
     pool.remember(PoolMember(1), &long[..16]);
     assert_eq!(route(&mut pool, &other), 1);
-    // Less than a block is nothing.
+    // An incomplete block does not count.
     assert_eq!(route(&mut pool, &long[..15]), 0);
-    // One that cannot be asked is passed over for who knows less.
+    // An upstream that cannot be used gives way to one that knows a shorter prefix.
     pool.remember(PoolMember(1), &long[..32]);
     pool.lost(PoolMember(2), at(1));
     assert_eq!(route(&mut pool, &long), 1);
@@ -76,7 +76,7 @@ fn lm_802_the_least_recently_used_blocks_are_evicted() {
     for prompt in &prompts {
         pool.remember(PoolMember(1), prompt);
     }
-    // The limit: both are known. What was used again stays, and one more block costs the end of the other.
+    // At the limit both are known. One more block evicts the last block of the one that was not used again.
     assert_eq!(
         pool.affinity.longest(&prompts[0], |_| true),
         Some(PoolMember(1))
@@ -99,7 +99,7 @@ fn lm_803_the_upstream_with_the_fewest_streams_for_its_weight_is_taken() {
     let mut even = pool(&[1, 3]);
     let went = spread(&mut even, 8);
     assert_eq!(went.iter().filter(|one| **one == 1).count(), 6, "{went:?}");
-    // Of equals the one that was idle for longest, and streams that ended do not count.
+    // Among equals the longest idle one; ended streams do not count.
     let mut pool = pool(&[1, 1, 1]);
     assert_eq!(spread(&mut pool, 3), [0, 1, 2]);
     pool.ended(PoolMember(2), StreamOutcome::Well, at(1));
@@ -112,7 +112,7 @@ fn lm_803_a_candidate_with_too_many_streams_is_not_taken() {
     let mut pool = pool(&[1, 1]);
     let prompt = prompt(1, 1);
     pool.remember(PoolMember(0), &prompt);
-    // With n streams at one of two, n > 2 · n / 2 + 4 never holds: the mean has them, too.
+    // With n streams at one of two, n > 2 · n / 2 + 4 never holds, because the mean includes them.
     for _ in 0..20 {
         assert_eq!(route(&mut pool, &prompt), 0);
     }
@@ -125,7 +125,7 @@ fn lm_803_a_candidate_with_too_many_streams_is_not_taken() {
     assert_eq!(route(&mut pool, &prompt), 1);
 }
 
-/// LM-702: abandoned work is work; LM-902: `load`.
+/// LM-702: abandoned work counts as load; LM-902: `load`.
 #[test]
 fn lm_803_streams_of_others_and_abandoned_ones_count_as_load() {
     let mut pool = pool(&[1, 1]);
@@ -134,7 +134,7 @@ fn lm_803_streams_of_others_and_abandoned_ones_count_as_load() {
     pool.counts(PoolMember(0), 0);
     pool.probed(PoolMember(1), ProbeOutcome::Answered(Some(9)), at(1));
     assert_eq!(spread(&mut pool, 3), [0, 0, 0]);
-    // Ours are among the nine.
+    // The nine include our own streams.
     pool.probed(PoolMember(1), ProbeOutcome::Answered(Some(2)), at(2));
     assert_eq!(spread(&mut pool, 2), [1, 1]);
 }
@@ -145,14 +145,14 @@ fn lm_804_two_missed_probes_take_an_upstream_out_and_a_good_one_brings_it_back()
     assert_eq!(pool.probe_at(PoolMember(0)), Some(at(10)));
     pool.probed(PoolMember(0), ProbeOutcome::Missed, at(10));
     assert_eq!(pool.condition(PoolMember(0)), Condition::Serving);
-    // One that may hang is asked again soon.
+    // After a miss the next probe comes soon.
     assert_eq!(pool.probe_at(PoolMember(0)), Some(at(11)));
     assert!(pool.is_served(Some(PoolMember(1))));
     pool.probed(PoolMember(0), ProbeOutcome::Missed, at(100));
     assert!(pool.is_served(None) && !pool.is_served(Some(PoolMember(1))));
     assert_eq!(pool.condition(PoolMember(0)), Condition::Away);
     assert_eq!(spread(&mut pool, 3), [1, 1, 1]);
-    // Waits double up to half a minute.
+    // Delays double up to 30 s.
     let mut now = at(100);
     for wait in [1, 2, 4, 8, 16, 30, 30] {
         assert_eq!(
@@ -164,7 +164,7 @@ fn lm_804_two_missed_probes_take_an_upstream_out_and_a_good_one_brings_it_back()
     }
     pool.probed(PoolMember(0), ProbeOutcome::Answered(None), now);
     assert_eq!(route(&mut pool, &[]), 0);
-    // One that comes and goes is not trusted at once; one that held is.
+    // The delay is reset only by an upstream that has served for a while.
     for (retained, wait) in [(29, 30), (30, 1)] {
         now = now + Duration::from_secs(retained);
         pool.lost(PoolMember(0), now);
@@ -204,7 +204,7 @@ fn lm_804_three_engine_errors_in_a_row_take_an_upstream_out() {
         pool.ended(PoolMember(0), how, at(1));
         assert_eq!(pool.condition(PoolMember(0)), Condition::Serving);
     }
-    // What the caller did wrong shows that the engine is there.
+    // An error of the caller shows that the engine works.
     pool.ended(
         PoolMember(0),
         StreamOutcome::Failed(LmtpReason::InvalidValue),
@@ -230,7 +230,7 @@ fn lm_804_without_an_upstream_the_error_has_a_retry_delay() {
     assert_eq!(error.retry_after, Some(Duration::from_secs(1)));
     pool.met(PoolMember(1), at(51));
     assert_eq!(pool.route(&[], None, at(51)), Ok(PoolMember(1)));
-    // Nor is one that was just lost asked again for the same stream.
+    // The upstream that has just lost the stream is not chosen again for it.
     assert!(pool.route(&[], Some(PoolMember(1)), at(51)).is_err());
 }
 
@@ -268,7 +268,7 @@ fn lm_805_a_removed_upstream_is_used_again_once_restored() {
     assert_eq!(spread(&mut pool, 1), [1]);
     pool.probed(PoolMember(0), ProbeOutcome::Answered(None), at(3));
     assert_eq!(spread(&mut pool, 1), [0]);
-    // One that was never gone is left as it is.
+    // Restoring an upstream that was not removed changes nothing.
     pool.restore(PoolMember(1), at(4));
     assert_eq!(pool.condition(PoolMember(1)), Condition::Serving);
 }
@@ -300,7 +300,7 @@ fn lost() -> LmtpError {
 
 #[test]
 fn lm_806_a_stream_without_items_is_sent_again_once_and_unchanged() {
-    // Whatever it asks for: nothing of it is there yet.
+    // With any parameters, because nothing was generated yet.
     let mut passage = generate(|wanted| {
         wanted.repetition_penalty = 1.1;
         wanted.seed = Some(7);
@@ -433,7 +433,7 @@ fn lm_806_a_seeded_stream_is_computed_again_from_its_beginning() {
     for known in [4, 5] {
         assert_eq!(passage.item(&mut one(known, None)), RelayedItem::Known);
     }
-    // Lost once more before anything new: the other way round is the last.
+    // Lost again before a new item: the next loss is the last.
     assert_eq!(passage.failed(lost()), Ok(()));
     assert!(!passage.can_move());
     for known in [4, 5, 6] {
@@ -451,7 +451,7 @@ fn lm_806_a_seeded_stream_is_computed_again_from_its_beginning() {
     assert_eq!(passage.tokens(), [1, 2, 4, 5, 6, 7]);
 }
 
-/// Other weights, another build: the reader is told, rather than given the end of another text.
+/// Other weights or another build: the reader gets an error instead of the rest of another text.
 #[test]
 fn lm_806_different_tokens_for_the_same_seed_are_an_error() {
     for item in [

@@ -1,10 +1,10 @@
-//! Streams that end early, and what the last item says of them.
+//! Streams that end early, and the members of their last item.
 
 use super::*;
 
 const GENERATE: &str = r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1,2],"top_logprobs":0"#;
 
-/// LM-950: the conversation of the page.
+/// LM-950: the example of the specification.
 #[test]
 fn lm_961_streams_end_without_a_token_and_then_the_request_is_answered() {
     let mut server = Server::agreed(r#"["cancel","usage"]"#);

@@ -1,4 +1,4 @@
-//! What the server holds for a client by a name: buffers and masks.
+//! Named state of a client on the server: buffers and masks.
 
 use super::*;
 
@@ -76,7 +76,7 @@ fn lm_941_a_buffer_extends_another_buffer() {
     }
 }
 
-/// LM-943: the work is that of the full prompt, so its results are.
+/// LM-943: the work equals that of the full prompt, so the results do.
 #[test]
 fn lm_942_a_prefix_precedes_the_prompt_and_keep_stores_the_output() {
     let mut server = detached(ConnectionLimits::default());
@@ -93,7 +93,7 @@ fn lm_942_a_prefix_precedes_the_prompt_and_keep_stores_the_output() {
     );
     server.open(r#"SCORE {"stream_id":1,"model":"tiny","prefix":{"buffer":"b1"},"scored":[4]}"#);
     assert_eq!(last_prompt(&server), [1, 2, 7, 8, 257]);
-    // However it ends.
+    // Also if the stream is cancelled.
     let text = r#"GENERATE {"stream_id":2,"model":"tiny","prompt":[5],"keep":"b2"}"#;
     let stream = server.open(text);
     server.step(vec![(stream, piece(6))]);
@@ -125,7 +125,7 @@ fn lm_943_buffers_expire_and_are_evicted_over_quota() {
     assert!(has(&mut server, "a"));
     server.now = Time::from_millis(29_998);
     assert!(!has(&mut server, "a"));
-    // Two stay; the one that was used least recently goes.
+    // Two are retained; the least recently used one is evicted.
     buffer(&mut server, r#""buffer":"a","append":[1]"#);
     buffer(&mut server, r#""buffer":"b","append":[1]"#);
     buffer(&mut server, r#""buffer":"a","from":{"buffer":"a"}"#);
@@ -137,7 +137,7 @@ fn lm_943_buffers_expire_and_are_evicted_over_quota() {
         answer.contains(r#""code":"buffer_not_found","retryable":true"#),
         "{answer}"
     );
-    // A context of tokens, and one more.
+    // As many tokens as the context, and one more.
     let tokens = |count: usize| vec!["1"; count].join(",");
     let full = buffer(
         &mut server,
@@ -265,7 +265,7 @@ fn lm_1201_names_and_models_have_a_limit_in_bytes() {
         let text = format!(r#"BUFFER {{"stream_id":1,"model":"tiny","buffer":"{name}"}}"#);
         assert_eq!(server.ask(&text).contains(r#""len":0"#), taken, "{bytes}");
     }
-    // No model is called either, and the longer name is not even looked up.
+    // Neither name belongs to a model, and the longer one is not looked up.
     for bytes in [512, 513] {
         let model = "m".repeat(bytes);
         let text = format!(r#"GENERATE {{"stream_id":1,"model":"{model}","prompt":[1]}}"#);

@@ -1,4 +1,4 @@
-//! What goes out when: steps, room, pauses, and ends of connections.
+//! When messages are sent: steps, bounds, parking, and ends of connections.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ fn lm_601_off_gives_one_item_per_message() {
     );
 }
 
-/// LM-607: a message is as large as it may be, and no larger but for one item.
+/// LM-607: a message fills its limit, and exceeds it only with a single item.
 #[test]
 fn lm_1202_messages_are_split_between_items() {
     let mut whole = Server::new();
@@ -61,7 +61,7 @@ fn lm_1202_messages_are_split_between_items() {
     }
 }
 
-/// LM-406: a MSG goes alone, and order is kept around it.
+/// LM-406: a MSG is a message of its own, in order with the items around it.
 #[test]
 fn lm_607_steps_join_while_nothing_is_taken() {
     let mut server = Server::new();
@@ -129,7 +129,7 @@ fn lm_607_a_client_that_reads_nothing_for_60_seconds_is_reset() {
     assert!(server.session.is_closed() && server.session.next_message(server.now).is_none());
 }
 
-/// Many small requests in one frame cannot make a heap of answers (LM-607).
+/// Many small requests in one frame cannot fill the memory with answers (LM-607).
 #[test]
 fn lm_607_answers_wait_for_room_too() {
     let mut server = Server::limited(ConnectionLimits {
@@ -230,7 +230,7 @@ fn lm_506_a_hang_up_cancels_all_streams() {
     assert_eq!(server.session.wake_at(), None);
 }
 
-/// A half-close is no hang-up.
+/// A half-close is not a hang-up.
 #[test]
 fn lm_110_streams_finish_after_the_last_line() {
     let mut server = Server::lines();

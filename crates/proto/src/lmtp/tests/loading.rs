@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 
-/// The shelf, with one model more.
+/// The usual models, and one named `later` whose lookup gives this result.
 struct Coming(Result<(), LmtpReason>);
 
 impl ModelLookup for Coming {
@@ -43,7 +43,7 @@ fn at(server: &mut Server, ms: u64) -> String {
     server.received().join("\n")
 }
 
-/// What begins is what was asked for, as it was agreed on then.
+/// Deferred requests start in order, with the features negotiated when they were received.
 #[test]
 fn lm_322_streams_wait_for_their_model_and_begin_in_order() {
     let mut server = Server::agreed(r#"["samples","usage"]"#);
@@ -65,7 +65,7 @@ fn lm_322_streams_wait_for_their_model_and_begin_in_order() {
         .into_iter()
         .map(|stream| server.session.id(stream).unwrap().as_json());
     assert_eq!(ids.collect::<Vec<_>>(), ["1", "1", "2"]);
-    // Others ask for what is not there, and hear so.
+    // A request for a model that does not exist is refused at once.
     assert!(
         send(
             &mut server,
@@ -100,7 +100,7 @@ fn lm_322_a_model_that_is_not_loaded_ends_the_streams_that_wait_for_it() {
     send(&mut server, &generate(1, ""));
     server.session.close(LmtpClose::SHUTDOWN, server.now);
     assert!(server.received().concat().contains(r#""code":"draining""#));
-    // Whoever goes waits no more.
+    // After a hang-up nothing waits.
     let mut removed = Server::new();
     send(&mut removed, &generate(1, ""));
     removed.session.hang_up();
@@ -108,7 +108,7 @@ fn lm_322_a_model_that_is_not_loaded_ends_the_streams_that_wait_for_it() {
         (removed.session.waiting(), removed.session.wake_at()),
         (0, None)
     );
-    // Input that has ended has not ended this.
+    // A half-close does not end a request that waits.
     let mut half = Server::new();
     send(&mut half, &generate(1, ""));
     half.session.end_of_input();
@@ -134,7 +134,7 @@ fn lm_322_deadlines_and_cancels_do_not_wait_for_models() {
     );
 }
 
-/// LM-922: after 100 ms, and `running` after it alone.
+/// LM-922: `loading` after 100 ms, and `running` only after `loading`.
 #[test]
 fn lm_921_a_stream_that_waits_for_a_model_gets_a_status() {
     let mut server = Server::agreed(r#"["status"]"#);

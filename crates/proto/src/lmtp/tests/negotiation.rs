@@ -1,4 +1,4 @@
-//! Version 2 is agreed on, feature by feature.
+//! Version 2 is negotiated feature by feature.
 
 use super::*;
 
@@ -62,7 +62,7 @@ fn lm_902_below_version_2_nothing_is_negotiated() {
     assert!(server.ask(cancel).contains("not_negotiated"));
 }
 
-/// No round trip is needed, and a stream keeps what it began with.
+/// No round trip is needed, and a stream keeps the features with which it began.
 #[test]
 fn lm_903_features_apply_to_later_messages() {
     let mut server = Server::new();
@@ -110,13 +110,13 @@ fn lm_905_the_subprotocol_grants_every_feature_without_an_answer() {
     });
     let answer = server.ask(r#"TOKENIZE {"stream_id":3,"model":"tiny","text":"a"}"#);
     assert_eq!(answer, r#"MSG [{"stream_id":3,"tokens":[256,97]}]"#);
-    // Whoever wants to know what is in force, or to come back, asks.
+    // MODEL_INFO reports the features in force and names the session.
     let facts = server.ask(r#"MODEL_INFO {"stream_id":4,"model":"tiny"}"#);
     let all = r#""features":["text","buffers","masks","status","cancel","usage","resume","window","samples"],"session":"s_1","#;
     assert!(facts.contains(all), "{facts}");
 }
 
-/// LM-207: members of version 2 mean nothing before it is agreed on.
+/// LM-207: members of version 2 are unknown before it is negotiated.
 #[test]
 fn lm_207_members_of_version_2_are_unknown_without_it() {
     let text = r#"GENERATE {"stream_id":3,"model":"tiny","prompt":[1],"n":2,"deadline_ms":"x"}"#;

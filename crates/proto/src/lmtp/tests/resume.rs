@@ -1,4 +1,4 @@
-//! Connections are lost, and nothing else is (LM-964 to LM-966).
+//! Lost connections lose no items (LM-964 to LM-966).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -23,7 +23,7 @@ const FEATURES: &str = r#"["text","usage","resume","samples"]"#;
 /// engine steps so often before the client is back.
 type Cut = (usize, usize, usize);
 
-/// An engine whose streams say what depends on nothing but their place in the script.
+/// An engine whose tokens depend on nothing but the stream's place in the script.
 #[derive(Default)]
 struct Playing {
     /// The stream's first letter, its sample, and how many tokens it has given.
@@ -150,7 +150,7 @@ impl Play {
         true
     }
 
-    /// The connection is lost, and the client comes back to everything that has not ended for it.
+    /// The connection is lost, and the client resumes every stream whose end it has not received.
     fn cut(&mut self, in_flight: usize, steps: usize) {
         for _ in 0..in_flight {
             let _ = self.session.next_message(self.now);
@@ -247,7 +247,7 @@ fn lm_966_a_run_cut_at_any_message_equals_the_uncut_run() {
 }
 
 proptest! {
-    /// Again and again, wherever.
+    /// Several cuts at any messages.
     #[test]
     fn lm_966_any_number_of_cuts_changes_nothing(
         cuts in prop::collection::vec((0_usize..8, 0_usize..3, 0_usize..5), 0..6),
@@ -256,7 +256,7 @@ proptest! {
     }
 }
 
-/// A server that has agreed to resumption.
+/// A server with which resume was negotiated.
 fn agreed(limits: ConnectionLimits) -> Server {
     let mut server = Server::limited(limits);
     let answer = server.ask(
@@ -270,7 +270,7 @@ fn generate(id: u32) -> String {
     format!(r#"GENERATE {{"model":"tiny","prompt":[1],"stream_id":{id},"max_tokens":100}}"#)
 }
 
-/// A new connection asks for streams of `old`, and hears this.
+/// A new connection resumes streams of `old`; returns what it receives.
 fn back(old: Server, streams: &str) -> (Server, String, usize) {
     let mut server = agreed(ConnectionLimits::default());
     server.now = old.now;
@@ -322,7 +322,8 @@ fn lm_963_every_item_is_numbered_including_the_last_and_errors() {
     assert!(!other.step(vec![(stream, piece(1))])[0].contains("seq"));
 }
 
-/// LM-207: `retry_of` is a member like any other that is unknown; the request is new work beside the stream that it names.
+/// LM-207: `retry_of` is a member like any other that is unknown; the request is new work beside the stream that it
+/// names.
 #[test]
 fn lm_963_retry_of_is_ignored_and_the_request_runs_afresh() {
     let mut server = Server::agreed(r#"["resume"]"#);
@@ -336,8 +337,8 @@ fn lm_963_retry_of_is_ignored_and_the_request_runs_afresh() {
     assert!(reply.contains(r#""token":67,"stream_id":8,"#), "{reply}");
 }
 
-/// A stream that began without `resume` replaces the retained items under its id: a client that resumes that id must not
-/// be sent the items of another stream.
+/// A stream that began without `resume` replaces the retained items under its id: a client that resumes that id must
+/// not be sent the items of another stream.
 #[test]
 fn lm_965_a_stream_without_numbers_is_not_mistaken_for_the_retained_one_under_its_id() {
     let negotiate = |server: &mut Server, features: &str| {
@@ -421,7 +422,7 @@ fn lm_964_a_detached_session_is_cancelled_after_the_grace() {
     assert!(server.session.is_closed());
 }
 
-/// LM-506: who cannot come back takes everything along.
+/// LM-506: without `resume` all streams end with the connection.
 #[test]
 fn lm_964_streams_without_the_feature_end_with_their_connection() {
     let mut base = Server::new();
@@ -443,7 +444,7 @@ fn lm_964_streams_without_the_feature_end_with_their_connection() {
     assert!(mixed.session.lose(mixed.now));
     mixed.poll();
     assert_eq!(mixed.outputs(), ["cancel 0", "cancel 2"]);
-    // Nobody has a name without room for it.
+    // A session gets no name if the registry has no room.
     let mut full = LmtpSession::new(Config::default());
     let ask = agree(r#"["usage","resume"]"#);
     assert_eq!(
@@ -479,7 +480,7 @@ fn lm_965_named_streams_resume_and_the_others_are_reported() {
     }
     server.ask(r#"BUFFER {"stream_id":5,"model":"tiny","buffer":"b","append":[1,2]}"#);
     server.ask(r#"MASK {"stream_id":5,"model":"tiny","mask":"k","allow":[[1,9]]}"#);
-    // 0 is no longer in the ring, 4 is not named, 7 never was, and nobody has got what was not sent.
+    // Item 0 was evicted, 4 is not named, 7 does not exist, and no client can have received unsent items.
     let wanted = r#"[{"stream_id":1,"after_seq":0},{"stream_id":2,"after_seq":2},{"stream_id":3},{"stream_id":7},{"stream_id":1}]"#;
     let (mut server, received, moved) = back(server, wanted);
     let (answer, items) = received.split_once('\n').unwrap();
@@ -492,7 +493,7 @@ fn lm_965_named_streams_resume_and_the_others_are_reported() {
         items.contains(r#""seq":1"#) && items.contains(r#""seq":2"#),
         "{items}"
     );
-    // Names have moved along, and ids are in use.
+    // Buffers and masks have moved along, and ids are in use.
     assert!(server.ask(&generate(2)).contains("duplicate_stream"));
     server.open(
         r#"GENERATE {"model":"tiny","prefix":{"buffer":"b"},"mask":"k","stream_id":8,"max_tokens":1}"#,
@@ -507,12 +508,12 @@ fn lm_965_all_missing_sessions_get_the_same_answer() {
     let ask = |session: &str| {
         format!(r#"RESUME {{"stream_id":2,"model":"tiny","session":{session},"streams":[]}}"#)
     };
-    // Its own.
+    // Its own name.
     assert!(server.ask(&ask("\"s_1\"")).contains(removed));
     assert_eq!(server.send(&ask("\"s_2\"")), None);
     assert_eq!(server.session.resumed(None, server.now), []);
     assert!(server.received()[0].contains(removed));
-    // One that cannot be resumed.
+    // A session that cannot be resumed.
     assert_eq!(server.send(&ask("\"s_3\"")), None);
     let base = LmtpSession::new(Config::default());
     assert_eq!(server.session.resumed(Some(base), server.now), []);
@@ -535,14 +536,14 @@ fn lm_965_all_missing_sessions_get_the_same_answer() {
         let answer = server.ask(&format!(r#"RESUME {{"stream_id":2,"model":"tiny",{bad}}}"#));
         assert!(answer.contains(code), "{bad}: {answer}");
     }
-    // A close does not leave the question open.
+    // A close answers the RESUME that waits for the shell.
     assert_eq!(server.send(&ask("\"s_4\"")), None);
     server.session.close(LmtpClose::SHUTDOWN, server.now);
     let last = server.received().join("\n");
     assert!(last.contains(r#"MSG [{"stream_id":2,"error":"#), "{last}");
 }
 
-/// LM-607: what is told again waits for room as everything else does.
+/// LM-607: replayed items wait for room as all others do.
 #[test]
 fn lm_965_replayed_items_wait_for_room() {
     let mut server = agreed(ConnectionLimits::default());
@@ -575,7 +576,7 @@ fn lm_965_replayed_items_wait_for_room() {
     assert_eq!(seen, 90);
 }
 
-/// An ended stream is kept as long as a lost one would be, and its items go before those of others.
+/// An ended stream is retained for the grace period, and its items are evicted before those of running ones.
 #[test]
 fn lm_965_an_end_that_was_not_received_is_replayed_within_the_grace() {
     let limits = ConnectionLimits {

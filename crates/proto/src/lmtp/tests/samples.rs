@@ -1,4 +1,4 @@
-//! Several answers to one request, and news of streams.
+//! Several samples of one request, and statuses of streams.
 
 use super::*;
 
@@ -199,7 +199,7 @@ fn lm_922_statuses_are_rate_limited_and_waiting_is_reported_after_100_ms() {
     assert_eq!(after, "", "never after the end");
 }
 
-/// LM-402, LM-903. Samples share their prompt and their turn: one of them is enough.
+/// LM-402, LM-903. Samples share their prompt and their place in the queue, so one of them reports the status.
 #[test]
 fn lm_921_only_streams_with_the_feature_have_statuses() {
     for (features, expect) in [
@@ -216,7 +216,7 @@ fn lm_921_only_streams_with_the_feature_have_statuses() {
     assert!(!base.started[0].statuses);
 }
 
-/// LM-402: who did not ask is told nothing.
+/// LM-402: without the feature no status is sent.
 #[test]
 fn lm_921_draining_shutdown_and_ignored_members_are_announced() {
     let mut base = Server::new();

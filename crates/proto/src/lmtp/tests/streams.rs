@@ -1,4 +1,4 @@
-//! What is accepted, refused and said, message by message.
+//! Accepted and refused messages and their answers, one by one.
 
 use std::time::Duration;
 
@@ -154,7 +154,7 @@ fn lm_206_ids_are_echoed_byte_for_byte() {
     assert_ne!(first, other, "other bytes are another id");
 }
 
-/// LM-1201: at the limit it is an id, above it none.
+/// LM-1201: an id at the limit is accepted, a longer one is refused.
 #[test]
 fn lm_206_an_invalid_id_is_answered_with_a_null_id() {
     let long = format!("\"{}\"", "x".repeat(255));
@@ -304,7 +304,7 @@ fn lm_404_eos_as_the_last_token_allowed_is_a_stop() {
 fn lm_311_a_score_has_one_item_for_each_token_and_no_alternatives() {
     let mut server = Server::new();
     let stream = server.open(r#"SCORE {"model":"tiny","prompt":[1],"scored":[7,8],"stream_id":1}"#);
-    // An early end of the engine's is none.
+    // A finish reason that the engine gives early is ignored.
     let early = StreamPiece::Item(item(7, -0.5, Some(StreamFinish::Stop)));
     let received = server.step(vec![(stream, early), (stream, piece(8))]);
     assert_eq!(
@@ -442,7 +442,7 @@ fn lm_508_an_id_in_use_leaves_the_live_stream_alone() {
     assert_ne!(server.open(GENERATE), stream, "it may be used again");
 }
 
-/// Without negotiation version 2 is not there.
+/// Without negotiation no message of version 2 is accepted.
 #[test]
 fn lm_904_messages_of_version_2_are_not_negotiated() {
     let mut server = Server::new();
@@ -469,7 +469,7 @@ fn lm_331_model_info_reports_a_missing_tokenizer() {
     assert!(answer.contains(r#""bos":null,"eos":[],"tokenizer":null,"version":"0.1.0""#));
 }
 
-/// LM-1201: at the limit a stream, above it a refusal that says when to come again.
+/// LM-1201: a stream at the limit is accepted, the next one is refused with a retry delay.
 #[test]
 fn lm_510_more_streams_than_allowed_are_refused() {
     let mut server = Server::limited(ConnectionLimits {

@@ -171,7 +171,7 @@ fn lm_915_tokenize_and_detokenize_are_answered_at_once() {
 fn lm_1201_a_text_has_a_limit() {
     for (bytes, refused) in [(8, false), (9, true)] {
         let mut server = Server::limited(ConnectionLimits {
-            // With its quotes.
+            // The limit counts the quotes of the string.
             max_text_bytes: 10,
             ..ConnectionLimits::default()
         });
@@ -182,7 +182,7 @@ fn lm_1201_a_text_has_a_limit() {
     }
 }
 
-/// Whoever computes a model of which nothing is known judges ids and lengths itself; what needs to know is refused.
+/// The server that runs such a model checks ids and lengths; requests that need the metadata here are refused.
 #[test]
 fn lm_712_a_model_without_metadata_is_served_in_token_ids() {
     let mut server = Server::agreed(r#"["text","masks","buffers"]"#);

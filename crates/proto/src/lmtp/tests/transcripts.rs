@@ -1,4 +1,4 @@
-//! The conversations of the protocol document, byte for byte.
+//! The transcripts of the specification, byte for byte.
 
 use super::*;
 use crate::steer::Token;
@@ -64,7 +64,7 @@ fn given(server: &Server, line: &str) -> (StreamKey, StreamPiece) {
     (stream, StreamPiece::Item(item))
 }
 
-/// LM-401, LM-402, LM-404, LM-406, LM-311, LM-331: the page's own conversation, byte for byte.
+/// LM-401, LM-402, LM-404, LM-406, LM-311, LM-331: the example of the specification, byte for byte.
 #[test]
 fn lm_208_the_transcripts_are_sent_byte_for_byte() {
     for name in ["base.txt", "refused.txt"] {
@@ -89,7 +89,7 @@ fn lm_101_one_line_is_ended_by_one_byte() {
     assert_eq!(lined, framed + "\n");
 }
 
-/// The bytes of section 1: what a frame and a line hold.
+/// The bytes of section 1: the contents of a frame and of a line.
 #[test]
 fn lm_101_frames_and_lines_hold_the_same_bytes() {
     let line =

@@ -1,4 +1,4 @@
-//! Streams go as fast as their clients say (LM-952).
+//! Flow control by the client (LM-952).
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn lm_952_unacknowledged_items_are_limited_by_the_window() {
     let other = server.open(r#"GENERATE {"model":"tiny","prompt":[1],"stream_id":2}"#);
     assert_eq!(server.step(pieces(stream, 0..1)).len(), 1);
     assert_eq!(server.outputs(), Vec::<String>::new());
-    // A step may have more than fits; what does not waits.
+    // A step may have more items than the window allows; the rest waits.
     let reply = server.step(pieces(stream, 1..4)).concat();
     assert!(
         reply.contains(r#""token":1,"#) && !reply.contains(r#""token":2,"#),
@@ -40,7 +40,7 @@ fn lm_952_unacknowledged_items_are_limited_by_the_window() {
         1,
         "it alone stands still"
     );
-    // Stale, impossible and malformed words change nothing, and nothing is answered.
+    // Stale, impossible and malformed acknowledgements change nothing and get no answer.
     for seq in [-1, 2, 9_000] {
         assert_eq!(ack(&mut server, seq), "");
     }
@@ -71,7 +71,7 @@ fn lm_952_the_end_waits_for_the_window_and_keeps_the_id_in_use() {
     assert!(server.ask(again).contains("duplicate_stream"));
     assert!(ack(&mut server, 0).contains(r#""finish_reason":"stop""#));
     server.open(again);
-    // Nobody waits for the last acknowledgement, and nothing is kept of the first stream to be forgotten later.
+    // No timer waits for the last acknowledgement or for the expiry of the first stream.
     assert_eq!(server.session.wake_at(), None);
 }
 
@@ -125,7 +125,7 @@ fn lm_952_a_window_has_a_range_and_early_ends_do_not_wait() {
         reply.contains(r#"{"stream_id":1,"finish_reason":"cancelled"}"#),
         "{reply}"
     );
-    // Where nobody can acknowledge any more, it ends all the same.
+    // A close by the server does not wait for acknowledgements.
     let (mut server, stream) = agreed(1);
     server.step(pieces(stream, 0..2));
     server.session.close(LmtpClose::SHUTDOWN, server.now);

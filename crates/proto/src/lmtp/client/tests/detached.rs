@@ -35,7 +35,7 @@ fn numbered() -> ClientMachine {
     client
 }
 
-/// The same, with a new connection that has agreed on this, and what is asked there.
+/// The same on a new connection that has negotiated these features, with the RESUME sent there.
 fn again(agreed: &str) -> (ClientMachine, Option<String>) {
     let mut client = numbered();
     assert!(client.part());
@@ -79,7 +79,7 @@ fn lm_965_a_resumed_stream_delivers_each_item_once() {
 #[test]
 fn lm_965_streams_that_cannot_be_resumed_fail() {
     let lost = |id: u64| format!("{id}: connection_lost the connection to the upstream was lost");
-    // The new connection has not agreed on it.
+    // The new connection has not negotiated resume.
     let (mut client, asked) = again(WITHOUT);
     assert_eq!(asked, None);
     assert_eq!(events(&mut client), [lost(2), lost(3)]);
@@ -96,7 +96,7 @@ fn lm_965_streams_that_cannot_be_resumed_fail() {
         assert_eq!(events(&mut client), [lost(2), lost(3)]);
         assert_eq!(client.outstanding(), 0);
     }
-    // What is no answer to it does not stand for one.
+    // A message that is not its answer does not complete RESUME.
     for odd in [r#""model_info":{}"#, r#""cancelled":[]"#] {
         let (mut client, _) = again(AGREED);
         client.handle(&format!("MSG [{{\"stream_id\":6,{odd}}}]"), Time::ZERO);
@@ -104,7 +104,7 @@ fn lm_965_streams_that_cannot_be_resumed_fail() {
         client.tick(Time::from_millis(5_000));
         assert_eq!(events(&mut client), [lost(2), lost(3)]);
     }
-    // Lost again before anything has come of it.
+    // Lost again before RESUME was answered.
     let (mut client, _) = again(AGREED);
     assert!(!client.part());
     assert_eq!(events(&mut client), [lost(2), lost(3)]);
@@ -127,7 +127,7 @@ fn lm_965_a_missing_item_fails_its_stream() {
     );
 }
 
-/// LM-702: what nobody wants any more is not asked for, and so ends there.
+/// LM-702: an abandoned stream is not named in RESUME, so the peer cancels it.
 #[test]
 fn lm_965_an_abandoned_stream_is_not_named_in_resume() {
     let mut client = numbered();

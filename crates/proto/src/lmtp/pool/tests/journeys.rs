@@ -16,7 +16,7 @@ enum Op {
     Miss(usize),
     /// The engine fails under this stream.
     Fail(usize),
-    /// Its reader goes.
+    /// Its reader is dropped.
     Leave(usize),
     Wait(u64),
 }
@@ -98,7 +98,7 @@ impl Asked {
     }
 }
 
-/// A model that says the same after the same tokens, wherever it runs.
+/// A model that gives the same token after the same tokens on every upstream.
 fn next(tokens: &[Token]) -> Token {
     let mixed = tokens.iter().fold(7_u32, |mixed, token| {
         mixed.wrapping_mul(31).wrapping_add(*token)
@@ -106,7 +106,7 @@ fn next(tokens: &[Token]) -> Token {
     (mixed >> 3) % 12
 }
 
-/// A stream at an upstream: what was asked there, and what it has said.
+/// A stream at an upstream: its request, and its output so far.
 struct There {
     work: StreamDemand,
     reply: Vec<Token>,
@@ -155,7 +155,7 @@ struct Stream {
     left: bool,
 }
 
-/// What a single upstream that is never lost gives.
+/// The output of a single upstream that is never lost.
 fn undisturbed(work: &StreamDemand) -> (Vec<Token>, StreamFinish) {
     let mut there = There {
         work: work.clone(),
@@ -314,7 +314,7 @@ impl World {
 }
 
 proptest! {
-    /// LM-501, LM-606: whatever happens to upstreams, a stream is what it would have been, up to where it ends.
+    /// LM-501, LM-606: whatever happens to upstreams, the output of a stream is a prefix of the undisturbed output.
     #[test]
     fn lm_806_every_stream_ends_once_with_no_token_twice_and_none_lost(
         ops in prop::collection::vec(op(), 0..120)
@@ -323,7 +323,7 @@ proptest! {
         for op in ops {
             world.apply(op);
         }
-        // What still runs is let run.
+        // Streams that still run are completed.
         for _ in 0..16 {
             for member in 0..UPSTREAMS {
                 world.apply(Op::Step(member));
