@@ -351,7 +351,7 @@ pub fn status_of_close(code: u16, reason: &str) -> Option<Status> {
     })
 }
 
-/// Converts a message, unless it contains the peer's half-close.
+/// Converts a message; one with a final fragment `__abort__` is the peer's abort, whatever else it contains.
 fn into_content(message: WireMessage) -> FrameContent {
     let mut fragments = message.fragments.iter();
     let last = fragments.find(|fragment| fragment.last && *fragment.id == *msgpack::ABORT);

@@ -55,8 +55,8 @@ impl AnswerHead {
     fn write(&self, out: &mut Vec<u8>, signature: &Signature, response: &ResponsePayload) {
         out.extend_from_slice(self.0.as_bytes());
         for (location, tensor) in &response.outputs {
-            // An index that the signature lacks would be a mistake of a model: its output is left out rather than
-            // answered with a panic.
+            // An index beyond the signature would be a defect of a model: its output is left out, because a panic here
+            // would lose the whole response.
             let Some(output) = signature.outputs.get(*location) else {
                 continue;
             };

@@ -391,8 +391,7 @@ impl Mapper<'_> {
         let most = self.limits.tensors;
         let mut asked: Vec<usize> = Vec::new();
         json::elements(text, &mut |entry| {
-            // Each requested output repeats a tensor of the response, so a short request could ask for a huge answer;
-            // for the same reason none may be named twice.
+            // Bounded while the list is parsed (D-47).
             if asked.len() == most {
                 return Err(InvalidRequest::Tensors(most));
             }
@@ -400,6 +399,7 @@ impl Mapper<'_> {
             let name = name.and_then(|name| json::string(name).ok());
             let name = name.unwrap_or_default();
             let location = self.output(&name, &id)?;
+            // A response has each output once, and two entries may want it in different forms.
             if asked.contains(&location) {
                 return Err(self.output_twice(&name, &id));
             }

@@ -27,8 +27,7 @@ impl Mapper<'_> {
         let mut raws = raw.iter();
         for input in &message.inputs {
             let from = match &input.contents {
-                // With raw contents for some inputs it would be unclear whose they are; the schema forbids the mix
-                // (TR-901).
+                // All inputs are raw or none is: raw contents have no names, only an order (TR-901).
                 Some(_) if !raw.is_empty() => {
                     let (name, model) = (&input.name, self.model);
                     return Err(refused(format!(
@@ -56,7 +55,7 @@ impl Mapper<'_> {
             let mut asked = Vec::with_capacity(message.outputs.len());
             for output in &message.outputs {
                 let location = self.output(&output.name, &id)?;
-                // Each request for an output repeats a tensor of the response, so a name may be listed once.
+                // A response has each output once.
                 if asked.contains(&location) {
                     return Err(self.output_twice(&output.name, &id));
                 }

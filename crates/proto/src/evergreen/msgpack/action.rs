@@ -185,8 +185,8 @@ fn headers(action: &Action) -> Vec<(&'static str, String)> {
                 .and_then(|options| options.timeout)
                 .and_then(|timeout| std::time::Duration::try_from(timeout).ok());
             headers.extend(timeout.map(|timeout| (TIMEOUT, timeout.as_millis().to_string())));
-        // Either becomes the JSON with which the receiver makes a Struct; both types have the same member names there.
         } else if name == STRUCT || name == GENERATE {
+            // Either type becomes the JSON from which the receiver makes a Struct: the member names are the same.
             headers.extend(any::json_of(name, &config.value).map(|json| (CONFIG, json)));
         }
     }
