@@ -27,7 +27,8 @@ use std::sync::Arc;
 pub use self::json::{JsonCoercion, float_to_json};
 use crate::steer::Token;
 
-/// What a caller wants of a generation. A field that is not set has the default of whoever runs the request.
+/// Parameters that a caller has set for a generation. A field that is not set has the default of the engine or upstream
+/// that runs the request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationParams {
     /// The maximum of tokens of each choice; not set: the rest of the context. 0 generates nothing.
@@ -251,7 +252,7 @@ impl fmt::Display for Domain {
     }
 }
 
-/// A parameter whose value is not what it must be.
+/// A parameter with an invalid value.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{name} must be {must}")]
 pub struct ParamError {

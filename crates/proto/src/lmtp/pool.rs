@@ -299,7 +299,8 @@ impl PoolMachine {
         self.postpone(at, now);
     }
 
-    /// An upstream has announced that it drains. It is used again once it has disconnected and come back (LM-805).
+    /// An upstream has announced that it drains. It is used again once it has disconnected and answers a probe
+    /// (LM-805).
     pub fn drains(&mut self, at: PoolMember) {
         let upstream = &mut self.upstreams[at.0];
         if upstream.condition == Condition::Serving {

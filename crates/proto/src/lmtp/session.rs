@@ -80,7 +80,7 @@ pub struct LmtpSession {
     malformed: u32,
     /// Whether new streams are refused (LM-509).
     draining: bool,
-    /// The counters that are not kept where they are counted.
+    /// Counters that no other field has; [`Self::stats`] adds the rest.
     stats: LmtpStats,
 }
 

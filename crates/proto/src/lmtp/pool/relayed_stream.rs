@@ -19,7 +19,8 @@ pub struct RelayedStream {
     /// Number of items that the caller had when the current upstream was asked.
     at_last: usize,
     seeded: bool,
-    /// Whether the stop sequences were kept from the current upstream, which does not know them, and are matched here.
+    /// Whether the stop sequences were not sent to the current upstream, which does not know them, and are matched
+    /// here.
     stops_here: bool,
     /// If the current upstream computes the stream from its beginning: how many items that the caller has already it
     /// has repeated.

@@ -151,7 +151,7 @@ impl Negotiation {
         self.question.is_some()
     }
 
-    /// The connection is gone: nobody waits for the answer. Returns the id of the request that waited.
+    /// Withdraws the question to the shell, because the connection ends. Returns the id of the request that waited.
     pub(super) fn withdraw(&mut self) -> Option<StreamId> {
         Some(match self.question.take()? {
             ResumeQuestion::Name(introduction) => introduction.id,

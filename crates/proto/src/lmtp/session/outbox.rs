@@ -1,4 +1,4 @@
-//! What the client is sent and what the shell is told, with the bound on unsent bytes (LM-607).
+//! Outgoing messages for the client and outputs for the shell, with the bound on unsent bytes (LM-607).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::time::Time;
 /// Outgoing messages and outputs of a session.
 ///
 /// Invariant: `parked` is set from the moment at which more than `outbox_bytes` are unsent until less than
-/// `outbox_low_bytes` are, and the shell was told of each change. The gap between both keeps work from being parked and
-/// unparked with each message.
+/// `outbox_low_bytes` are, and the shell was notified of each change. The gap between both keeps work from being parked
+/// and unparked with each message.
 #[derive(Debug)]
 pub(super) struct Outbox {
     pub(super) messages: LmtpOutbound,
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
     use crate::lmtp::LmtpReason;
 
-    /// LM-607: parked above the upper bound, unparked below the lower one, told once each.
+    /// LM-607: parked above the upper bound, unparked below the lower one, one output each.
     #[test]
     fn lm_607_the_outbox_parks_above_one_bound_and_unparks_below_the_other() {
         let limits = ConnectionLimits {
