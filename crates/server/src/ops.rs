@@ -1,4 +1,4 @@
-//! Routes that belong to no face: probes, metrics, version and the page (OA-901, OA-903, D-32).
+//! Routes of no face: probes, metrics, version and the page (OA-901, OA-903, D-32).
 
 pub mod call_metrics;
 pub mod drain;
@@ -30,7 +30,7 @@ use crate::http::route::Route;
 use crate::page::Page;
 use crate::websocket::handshake::is_asked;
 
-/// `root` serves the WebSockets of `/`, if anybody does.
+/// `root` serves the WebSockets of `/`, if a face has any.
 pub(crate) fn routes(
     shared: ServerContext,
     root: Option<MethodRouter>,
@@ -38,6 +38,7 @@ pub(crate) fn routes(
 ) -> Vec<Route> {
     let sockets = middleware::from_fn_with_state(root, socket);
     let state = Arc::new(shared);
+    // The page, the version and the load describe the server, so they are for its callers (OA-905 opens the probes alone).
     let known = RouteAccess::Needs(KeyScope::Infer);
     let scraping = if metrics_public {
         RouteAccess::Open
@@ -48,6 +49,7 @@ pub(crate) fn routes(
         Route::http(path, access, methods.with_state(Arc::clone(&state)))
     };
     vec![
+        // A layer of the page and not a route of its own: a router cannot have two routes for one path and method.
         route("/", known, get(page).route_layer(sockets)),
         route("/livez", RouteAccess::Open, get(live)),
         route("/readyz", RouteAccess::Open, get(ready)),
@@ -65,10 +67,11 @@ async fn live(State(ops): Ops) -> Response {
     answer(ops.health.live(), None)
 }
 
-/// Names of models are for callers that may use them: an anonymous probe reads the state of the whole.
+/// Readiness; with `?verbose` and the scope `infer`, the state of each model as well.
 async fn ready(State(ops): Ops, RawQuery(query): RawQuery, request: Request) -> Response {
     let verbose =
         query.is_some_and(|query| query.split('&').any(|part| part.starts_with("verbose")));
+    // The route is open, but model names are for callers that may use them: an anonymous probe gets the overall state.
     let caller = Caller::of(request.extensions()).ok();
     let caller = caller.filter(|caller| verbose && caller.require(KeyScope::Infer).is_ok());
     let parts = caller.map(|caller| {
@@ -78,7 +81,7 @@ async fn ready(State(ops): Ops, RawQuery(query): RawQuery, request: Request) -> 
     answer(ops.health.ready(), parts)
 }
 
-/// The models that a caller may know of, and how each is.
+/// The models that a caller may use, with their states.
 fn parts(ops: &ServerContext, caller: &Caller) -> impl Iterator<Item = (String, &'static str)> {
     let parts = ops.health.parts_now().into_iter();
     parts
@@ -86,7 +89,7 @@ fn parts(ops: &ServerContext, caller: &Caller) -> impl Iterator<Item = (String, 
         .map(|(name, state)| (name, state.name()))
 }
 
-/// `{"status":"ok"}` or the error object; with the parts if they were asked for.
+/// `{"status":"ok"}` or the error object; with `parts`, the states of the models instead of the error's message.
 fn answer(
     health: Result<(), Rejection>,
     parts: Option<serde_json::Map<String, serde_json::Value>>,
@@ -119,7 +122,7 @@ async fn metrics(State(ops): Ops, headers: HeaderMap) -> Response {
     (kind, ops.metrics.render(format)).into_response()
 }
 
-/// D-32: a plain GET is for the page.
+/// Serves the WebSockets of `/`; a plain GET goes on to the page (D-32).
 async fn socket(
     State(root): State<Option<MethodRouter>>,
     request: Request,
@@ -127,7 +130,7 @@ async fn socket(
 ) -> Response {
     match root {
         Some(root) if is_asked(request.headers()) => {
-            // A router of routes never fails.
+            // The error type of a router is `Infallible`.
             root.oneshot(request)
                 .await
                 .unwrap_or_else(|never| match never {})
@@ -137,6 +140,7 @@ async fn socket(
 }
 
 async fn page(State(ops): Ops, request: Request) -> Response {
+    // HTTP/2 has the host in the URI, HTTP/1 in the header. The middleware has checked that they do not differ.
     let uri = request.uri().authority().map(ToString::to_string);
     let host = uri.or_else(|| {
         Some(
@@ -154,6 +158,7 @@ async fn page(State(ops): Ops, request: Request) -> Response {
     };
     let here = parts(&ops, caller).map(|(name, state)| (name, state.to_owned()));
     let mut models: Vec<_> = here.collect();
+    // Health has only the models of this process; those of upstreams are known to the kernels alone.
     let other = ops.metrics.models().into_iter();
     let other: Vec<_> = other
         .filter(|name| models.iter().all(|(here, _)| here != name))
@@ -171,7 +176,7 @@ async fn page(State(ops): Ops, request: Request) -> Response {
             .map_or_else(|rejection| rejection.reason.name(), |()| "ready"),
         models: &models,
     };
-    // Nothing is loaded from anywhere, so nothing needs to be allowed.
+    // The page loads nothing, so the policy allows nothing but its own style sheet; markup that slips in cannot run.
     let policy = [(
         "content-security-policy",
         "default-src 'none'; style-src 'unsafe-inline'",
@@ -179,7 +184,7 @@ async fn page(State(ops): Ops, request: Request) -> Response {
     (policy, Html(page.render())).into_response()
 }
 
-/// What a route answers to a method that it does not take.
+/// The answer to a method that a route does not have.
 pub(crate) async fn wrong_method(request: Request) -> Response {
     let message = format!("{} is not allowed here.", request.method());
     Rejection::new(
@@ -191,7 +196,7 @@ pub(crate) async fn wrong_method(request: Request) -> Response {
     .into_response()
 }
 
-/// OA-101: no answer is without an error object; a gRPC client gets UNIMPLEMENTED.
+/// The answer where there is no route: an error object (OA-101), or UNIMPLEMENTED for gRPC.
 pub(crate) async fn unknown(request: Request) -> Response {
     if crate::http::rejection::is_grpc(request.headers()) {
         let message = "This gRPC service is not served here.";
@@ -199,7 +204,7 @@ pub(crate) async fn unknown(request: Request) -> Response {
             .answer(request.headers());
     }
     let message = format!(
-        "There is nothing at {} {}.",
+        "There is no route for {} {}.",
         request.method(),
         request.uri().path()
     );

@@ -1,16 +1,16 @@
-//! The plain page at `/` that says what this server is and how to call it (D-32). It loads nothing from anywhere.
+//! The plain page at `/` that shows what this server is and how to call it (D-32). It loads no other resources.
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-/// What the page shows.
+/// The content of the page.
 pub(crate) struct Page<'a> {
-    /// The host under which the reader came here.
+    /// The host of the request.
     pub(crate) host: &'a str,
-    /// `http` or `https`, as the reader came here.
+    /// The scheme of the request, `http` or `https`.
     pub(crate) scheme: &'a str,
     /// Whether callers must present a key.
     pub(crate) key: bool,
-    /// `ready`, or why not.
+    /// `ready`, or the reason why not.
     pub(crate) state: &'a str,
     /// Name and state of every model.
     pub(crate) models: &'a [(String, String)],
@@ -29,13 +29,14 @@ impl Page<'_> {
             .replace("{docs}", DOCS)
             .replace("{scheme}", &escape(self.scheme))
             .replace("{model}", &escape(&self.example()))
-            // Last, because it comes from the client: what it contains is not expanded again.
+            // Last, because it comes from the client: placeholders in it are not replaced.
             .replace("{host}", &escape(self.host))
     }
 
-    /// A model to ask, as a path has it.
+    /// The name of the first model, encoded for a path.
     fn example(&self) -> String {
         let name = self.models.first().map_or("MODEL", |(name, _)| name);
+        // Everything but letters and digits, because the example is a path within a shell command within HTML.
         utf8_percent_encode(name, NON_ALPHANUMERIC).to_string()
     }
 
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn d_32_the_page_names_models_and_never_trusts_a_host() {
+    fn d_32_the_page_lists_models_and_escapes_the_host() {
         let models = [
             ("demo".into(), "ok".into()),
             ("<b>".into(), "loading".into()),
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn d_32_the_page_says_how_to_call_a_model_and_whether_a_key_is_needed() {
+    fn d_32_the_page_shows_how_to_call_a_model_and_whether_a_key_is_needed() {
         let models = [("org/a b".into(), "upstream".into())];
         for (key, scheme) in [(true, "https"), (false, "http")] {
             let html = Page {

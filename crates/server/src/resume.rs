@@ -17,6 +17,7 @@ impl SecretToken {
     /// `None` if the system has no randomness to give.
     fn random(kind: TokenFormat) -> Option<Self> {
         let mut bytes = vec![0; kind.bytes];
+        // The source that TLS uses: another crate for random numbers is not needed.
         let source = rustls::crypto::ring::default_provider().secure_random;
         source.fill(&mut bytes).ok()?;
         let text = format!("{}{}", kind.prefix, URL_SAFE_NO_PAD.encode(bytes));
@@ -29,7 +30,7 @@ impl SecretToken {
     }
 }
 
-/// How tokens of a face look.
+/// The format of a face's tokens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TokenFormat {
     /// The prefix.
@@ -102,7 +103,7 @@ impl<B> ResumeRegistry<B> {
         let token = SecretToken::random(self.kind)?;
         let mut entries = self.entries();
         let taken = entries.taken.get(caller_identity).copied().unwrap_or(0);
-        // Checked and inserted under one lock: two sessions that begin at once must not both take the last place.
+        // Checked and inserted under one lock: two sessions that begin at the same time must not both get the last entry.
         if entries.by_token.len() >= self.most || taken >= self.most_each {
             return None;
         }
@@ -130,6 +131,7 @@ impl<B> ResumeRegistry<B> {
     ) {
         let mut entries = self.entries();
         let taken = entries.taken.get(caller_identity).copied().unwrap_or(0);
+        // A caller at its own limit removes one of its own: freeing an entry of another caller would not help it.
         let mine = taken >= self.most_each;
         let can_go = entries.by_token.iter().filter_map(|(token, position)| {
             let asked = !mine || position.identity == *caller_identity;
@@ -200,13 +202,13 @@ mod tests {
 
     /// D-29
     #[test]
-    fn ev_940_nobody_takes_all_places_with_a_key_or_without_one() {
+    fn ev_940_the_entries_of_each_caller_are_limited_with_and_without_a_key() {
         let kind = TokenFormat {
             prefix: "s_",
             bytes: 16,
         };
         let registry = Arc::new(ResumeRegistry::<()>::new(kind, 7, 2));
-        // Each has two places, and not a third, whatever the others have.
+        // Each caller gets two entries and not a third, whatever the others have.
         let mut stays = Vec::new();
         for identity in [key("key"), at("10.0.0.1"), at("10.0.0.2")] {
             for turn in 0..3 {
@@ -215,11 +217,11 @@ mod tests {
                 stays.extend(issued);
             }
         }
-        // The seventh place is the last of all.
+        // The seventh entry is the last of all.
         stays.extend(registry.issue(&key("other")));
         assert_eq!(stays.len(), 7);
         assert!(registry.issue(&key("third")).is_none());
-        // What can be spared makes room, of one's own where that is full.
+        // An entry that may be removed makes room: one of the caller's own if its share is full.
         let own = key("key");
         let all: Vec<_> = registry.entries().by_token.keys().cloned().collect();
         all.into_iter()
@@ -230,7 +232,7 @@ mod tests {
         stays.extend(registry.issue(&own));
         assert_eq!(stays.len(), 8);
         assert!(registry.issue(&own).is_none());
-        // Who leaves makes room, and leaves nothing behind.
+        // A dropped guard frees its entry and leaves nothing behind.
         drop(stays.pop());
         let again = registry.issue(&key("key"));
         assert!(again.is_some());

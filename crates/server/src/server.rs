@@ -1,5 +1,4 @@
-//! The server: faces and operational routes behind one middleware, on one port for everything and ports for parts of
-//! it.
+//! The server: faces and operational routes behind one middleware, on one common port and on ports that serve a part.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,26 +25,26 @@ use crate::ops::grpc;
 use crate::ops::health::Health;
 use crate::ops::metrics::{self, ServerMetrics};
 
-/// Everything that can be set, with its default.
+/// The settings of the server, with their defaults.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Limits of the listener.
     pub listener: listener::Config,
     /// Times of the drain.
     pub drain: drain::Config,
-    /// What browsers may name.
+    /// Allowed origins and hosts.
     pub origin: origin::Config,
-    /// How long requests may take.
+    /// Timeouts of requests.
     pub timeouts: timeouts::Config,
-    /// How much may be read at a time.
+    /// Limits of the byte budget.
     pub body_budget: body_budget::Config,
-    /// Bytes of a refused request's body that are read before it is answered; of one without a valid key, at most 1 MiB.
+    /// Bytes of a refused request's body that are read before its answer is sent; at most 1 MiB without a valid key.
     pub drain_bytes: u64,
-    /// A busy engine without a step for this long is stuck.
+    /// A busy engine that makes no step for this long is stuck.
     pub engine_watchdog: Duration,
     /// `/metrics` needs no key.
     pub metrics_public: bool,
-    /// A WebSocket may bring its key as `?key=` (EV-704).
+    /// A WebSocket handshake may have its key as `?key=` (EV-704).
     pub query_key: bool,
     /// TLS on the listener; without it, plain HTTP. Shared, so that its owner can reload it.
     pub tls: Option<Arc<Tls>>,
@@ -68,18 +67,18 @@ impl Default for Config {
     }
 }
 
-/// Why a server could not be put together; each is a defect of ours, not of a configuration.
+/// Why a server could not be built; each is a bug of the program and not an error of the configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// Two metrics of one name.
     #[error("metrics: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// A file descriptor set that does not read.
+    /// A file descriptor set that cannot be decoded.
     #[error("reflection: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
 }
 
-/// Collects what a server is made of.
+/// Collects the faces of a server.
 pub struct Builder {
     config: Config,
     shared: ServerContext,
@@ -129,6 +128,7 @@ impl Builder {
             shared,
             mut faces,
         } = self;
+        // While the faces are whole: they are taken apart below.
         let (grpc, reporter) = grpc::routes(&faces)?;
         let services = faces
             .iter()
@@ -161,9 +161,12 @@ impl Builder {
             routes.map(move |route| (face.name, route))
         });
         let table: Vec<(metrics::FaceLabel, Route)> = ours.chain(theirs).collect();
+        // The table as it is served, for the test that walks every route without a key (D-45).
         let listed = table.iter().map(|(_, route)| route.clone()).collect();
         let routes = table
             .into_iter()
+            // Each route is a router of its own with the middleware inside. One layer around all of them would not know which
+            // route was matched, and so not which scope it needs.
             .fold(gate.fallback(), |all, (face, route)| {
                 all.merge(gate.around(face, route))
             });
@@ -198,7 +201,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Begins to put a server together; see [`Builder::new`].
+    /// Begins to build a server; see [`Builder::new`].
     ///
     /// # Errors
     /// [`BuildError`].
@@ -212,13 +215,13 @@ impl Server {
         &self.shared
     }
 
-    /// Every route that there is: the table that the router was built from.
+    /// All routes: the table that the router was built from.
     #[must_use]
     pub fn routes(&self) -> &[Route] {
         &self.listed
     }
 
-    /// Serves on this socket as well, but for one purpose (TR-908).
+    /// Serves on this socket as well, for one purpose (TR-908).
     #[must_use]
     pub fn also(mut self, socket: impl Into<ListeningSocket>, purpose: PortPurpose) -> Self {
         self.also.push((socket.into(), purpose));
@@ -231,6 +234,7 @@ impl Server {
         socket: impl Into<ListeningSocket>,
         shutdown: impl Future<Output = ()>,
     ) -> DrainOutcome {
+        // Before the listener is made, whose limit of connections this may lower.
         self.fit_descriptors();
         let shared = self.shared.clone();
         let departing = async {
@@ -246,7 +250,7 @@ impl Server {
             .tls
             .clone()
             .map(|tls| tokio::spawn(tls.follow()));
-        // Goes with the server.
+        // It never ends by itself; it is aborted when this function returns.
         let _following = following.map(AbortOnDropHandle::new);
         let mut sockets = self.also;
         sockets.insert(0, (socket.into(), PortPurpose::Everything));
@@ -260,24 +264,25 @@ impl Server {
         );
         let reporting = grpc::follow(self.reporter, self.services, shared.clone());
         let watching = shared.health.watch();
-        // Joined and not raced: `departing` moves the drain through its phases, the others follow these to their own ends.
-        // The socket stays open until `Over`, so that late clients get a 503 instead of a refused connection.
+        // Joined and not raced: `departing` moves the drain through its phases, and the others end by themselves when they see
+        // them. The sockets stay open until `Over`, so that late clients get a 503 instead of a refused connection.
         let (outcome, (), (), ()) = futures::join!(departing, accepting, reporting, watching);
         outcome
     }
 
-    /// D-31: fewer connections than asked for is better than none to accept with.
+    /// Lowers the limit of connections to the file descriptors that the process may have (D-31).
     fn fit_descriptors(&mut self) {
+        // Not an error: fewer connections than configured are better than no server.
         let wanted = self.config.listener.connections;
         let found = DescriptorCheck::raise_for(wanted);
         let allowed = found.fit(wanted);
         self.config.listener.connections = allowed;
-        // Nobody has asked for the default, and it is more than most need.
+        // At info level for the default, which nobody has asked for and which is more than most servers need.
         if allowed < wanted && wanted == listener::Config::default().connections {
             tracing::info!(
                 allowed,
                 wanted,
-                "connections at a time, as file descriptors allow"
+                "limited the connections to the available file descriptors"
             );
         } else if allowed < wanted {
             tracing::warn!(

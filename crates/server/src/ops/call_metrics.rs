@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::http::request_trace::RequestTrace;
 use crate::ops::metrics::{FaceLabel, ServerMetrics};
 
-/// A layer for the kernel of one face. It belongs around every other one, so that it sees what they refuse.
+/// A layer for the kernel of one face. It has to be the outermost one, so that it sees what the others refuse.
 #[derive(Clone, Debug)]
 pub struct CallMetricsLayer {
     requests: IntCounterVec,
@@ -37,7 +37,7 @@ impl CallMetricsLayer {
 
 impl Layer for CallMetricsLayer {
     fn call(&self, mut call: Call, next: Next) -> Chunks {
-        // Also of what is no model: it may call some.
+        // For every function and not only for models: a function may call models, and they find the trace in its extensions.
         let trace = RequestTrace::of(&mut call);
         if !next.spec().model {
             return next.call(call);
@@ -59,7 +59,7 @@ impl Layer for CallMetricsLayer {
     }
 }
 
-/// A call of a model on its way.
+/// A running call of a model.
 struct CountedCall {
     chunks: Chunks,
     end: CallCountGuard,
@@ -69,13 +69,15 @@ impl Stream for CountedCall {
     type Item = Result<Chunk>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        // At the first poll and not when the call is made: one that is never polled has done no work and is not counted.
         self.end.begin();
         let item = ready!(self.chunks.as_mut().poll_next(cx));
         match &item {
             Some(Ok(chunk)) => self.end.see(chunk),
             Some(Err(error)) => {
+                // The first error is the end, whatever the stream yields after it.
                 self.end.code.get_or_insert_with(|| error.code().name());
-                // What an upstream says of its own limits is another error.
+                // Always a limit of our own key: a limit of an upstream is reported as another error.
                 if matches!(error, Error::RateLimited { .. }) {
                     let rejected = &self.end.layer.rejected;
                     rejected.with_label_values(&["key"]).inc();
@@ -89,18 +91,18 @@ impl Stream for CountedCall {
     }
 }
 
-/// Counts when it goes, so that a call that is dropped counts too; one that never began does not.
+/// Counts the call on drop, so that a call that is dropped early is counted too.
 struct CallCountGuard {
     layer: CallMetricsLayer,
     model: Name,
-    /// How it ended; nothing as long as it has not.
+    /// How it ended; `None` while it runs.
     code: Option<&'static str>,
     request_trace: Option<RequestTrace>,
     /// When it was first polled.
     began: Option<Instant>,
-    /// Some output has come.
+    /// Some output was yielded.
     answered: bool,
-    /// What it cost, as its model said last.
+    /// Its token usage, as its model reported last.
     usage: Option<RunUsage>,
 }
 
@@ -116,6 +118,7 @@ impl CallCountGuard {
     }
 
     fn see(&mut self, chunk: &Chunk) {
+        // The last report counts; chunks may have metadata without usage, which must not replace it.
         if let Some(meta) = &chunk.meta
             && meta.usage != RunUsage::default()
         {
@@ -144,7 +147,7 @@ impl Drop for CallCountGuard {
             trace.note(|entry| entry.sums.cost(usage));
         }
         if self.began.is_some() {
-            // What goes before its end was dropped.
+            // No end was seen, so the call was dropped.
             let code = self.code.unwrap_or(Code::Cancelled.name());
             let labels = [self.layer.face.name(), self.model.as_str(), code];
             self.layer.requests.with_label_values(&labels).inc();

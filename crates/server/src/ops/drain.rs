@@ -1,12 +1,12 @@
-//! Graceful shutdown: new work is refused, running work may end (OA-904, EV-960, D-31).
+//! Graceful shutdown: new work is refused, and running work gets time to end (OA-904, EV-960, D-31).
 //!
 //! ```text
 //!   Serving ──begin──► Grace (5 s) ──► Refusing ──all work done──► Over
 //!                                          └──── deadline (30 s) ──► Cutting ──► Over
 //! ```
 //!
-//! Readiness is false from `Grace` on; new work is still taken in `Grace`, because load balancers lag; from `Refusing`
-//! on it is refused and idle connections close; in `Cutting` every face ends its streams with its own last word.
+//! Readiness is false from `Grace` on. New work is still taken in `Grace`, because load balancers notice late. From `Refusing`
+//! on it is refused, and idle connections close. In `Cutting` every face ends its streams with its own final error.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ pub struct Config {
     pub grace: Duration,
     /// From the end of the grace until running work is cut.
     pub deadline: Duration,
-    /// How long what was cut may take for its last word.
+    /// How long faces may take to send their final error after the cut.
     pub last_word: Duration,
 }
 
@@ -39,18 +39,18 @@ impl Default for Config {
     }
 }
 
-/// How far the server is on its way out.
+/// The phase of the shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DrainPhase {
-    /// Not at all.
+    /// No shutdown.
     Serving,
-    /// Asked to leave; unready, still taking work.
+    /// Asked to shut down; unready, still taking work.
     Grace,
     /// Taking no new work, finishing what runs.
     Refusing,
     /// The deadline has passed: end everything now.
     Cutting,
-    /// Nothing is left to wait for.
+    /// The drain has ended.
     Over,
 }
 
@@ -91,24 +91,25 @@ impl Drain {
         *self.0.phase.borrow()
     }
 
-    /// Pieces of work that hold a guard now.
+    /// Number of guards that are held now.
     #[must_use]
     pub fn open(&self) -> u64 {
         *self.0.open.borrow()
     }
 
-    /// Pieces of work that were refused because of the drain.
+    /// Number of requests that were refused because of the drain.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.0.refused.load(Ordering::Relaxed)
     }
 
-    /// Takes in a piece of work (a request, an action, a generation): hold the guard until it is finished.
+    /// Admits a piece of work (a request, an action, a generation): hold the guard until it is finished.
     ///
     /// # Errors
-    /// `unavailable`, reason `draining` (each face has its own spelling), once the grace is over.
+    /// `unavailable`, reason `draining`, once the grace is over; each face encodes it in its own way.
     pub fn admit(&self) -> Result<DrainGuard, Rejection> {
-        // Counted first: a drain that sees zero open pieces must not miss one that was let in a moment ago.
+        // Counted before the phase is read: a drain that has set `Refusing` and sees zero open guards must not miss work that
+        // is being admitted at that moment.
         let work = self.hold();
         if self.phase() < DrainPhase::Refusing {
             return Ok(work);
@@ -122,34 +123,35 @@ impl Drain {
         ))
     }
 
-    /// Takes in work that belongs to something admitted before, an action of a live session for example. The holder
-    /// looks at the phase itself.
+    /// A guard for work that belongs to something already admitted, such as an action of a live session. The caller checks
+    /// the phase itself.
     #[must_use]
     pub fn hold(&self) -> DrainGuard {
         self.0.open.send_modify(|open| *open += 1);
         DrainGuard(self.clone())
     }
 
-    /// Resolves once the server is in `phase` or past it. Never misses a phase, may be dropped and called again.
+    /// Resolves once the server is in `phase` or a later one. Cancel safe: it never misses a phase.
     pub async fn reached(&self, phase: DrainPhase) {
         let mut phases = self.0.phase.subscribe();
-        // The sender lives in `self`, so waiting cannot fail while we are borrowed.
+        // The sender is owned by `self`, so waiting cannot fail.
         let _ = phases.wait_for(|now| *now >= phase).await;
     }
 
-    /// Resolves when running work is cut; never, if all of it finishes in time: `Over` alone cuts nobody off.
+    /// Resolves when running work is cut; never if all of it finishes in time.
     pub async fn cutting(&self) {
+        // `==` and not `>=`: after a drain in which all work finished, `Over` must not end streams with a drain error.
         let mut phases = self.0.phase.subscribe();
         let _ = phases.wait_for(|now| *now == DrainPhase::Cutting).await;
     }
 
-    /// Runs the drain to its end: phases, deadlines and all. The caller decides when.
+    /// Runs the drain to its end, through all phases.
     pub async fn run(&self) -> DrainOutcome {
         self.advance(DrainPhase::Grace);
         tokio::time::sleep(self.0.config.grace).await;
         self.advance(DrainPhase::Refusing);
         let mut open = self.0.open.subscribe();
-        // `admit` counts before it looks at the phase, and `Refusing` is set: once this is zero nothing new can begin.
+        // `Refusing` is set, and `admit` counts before it reads the phase: once this is zero, nothing new can begin.
         let finished = open.wait_for(|open| *open == 0);
         let cut = match tokio::time::timeout(self.0.config.deadline, finished).await {
             Ok(_) => 0,
@@ -157,20 +159,20 @@ impl Drain {
         };
         if cut > 0 {
             self.advance(DrainPhase::Cutting);
-            // Every face says its last word; what ignores this goes with the process.
+            // Every face sends its final error; work that ignores the cut ends with the process.
             let mut open = self.0.open.subscribe();
             let _ = tokio::time::timeout(self.0.config.last_word, open.wait_for(|open| *open == 0))
                 .await;
         }
-        // Also where something still holds a guard: the listener waits for this phase, and what ignores its last word must
-        // not keep the process.
+        // Also if guards are still held: the listener waits for this phase, and work that ignores the cut must not keep the
+        // process alive.
         self.advance(DrainPhase::Over);
         DrainOutcome { cut }
     }
 
     fn advance(&self, to: DrainPhase) {
         self.0.phase.send_if_modified(|phase| {
-            // A phase is never taken back: who has seen `Refusing` may rely on it.
+            // A phase is never reverted: code that has seen `Refusing` relies on it.
             let forward = to > *phase;
             if forward {
                 *phase = to;
@@ -186,7 +188,7 @@ impl Default for Drain {
     }
 }
 
-/// A piece of work that a drain waits for. Dropping it says that the work has ended.
+/// A piece of work that a drain waits for, until it is dropped.
 #[derive(Debug)]
 pub struct DrainGuard(Drain);
 
@@ -202,7 +204,7 @@ mod tests {
     use tokio::time::Instant;
 
     #[tokio::test(start_paused = true)]
-    async fn oa_904_new_work_is_taken_in_the_grace_and_refused_after_it() {
+    async fn oa_904_new_work_is_admitted_in_the_grace_and_refused_after_it() {
         let drain = Drain::default();
         let early = drain.admit().unwrap();
         let running = tokio::spawn({
@@ -225,7 +227,7 @@ mod tests {
         assert_eq!(drain.phase(), DrainPhase::Over);
         tokio::task::yield_now().await;
         assert!(!cutting.is_finished(), "what has finished is not cut");
-        // All was finished, so nobody waited for the deadline.
+        // All work was finished, so the deadline was not waited for.
         assert_eq!(began.elapsed(), Duration::from_secs(5));
     }
 

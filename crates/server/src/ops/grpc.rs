@@ -20,14 +20,14 @@ use crate::context::{Face, ServerContext};
 use crate::http::route::Route;
 use crate::ops::drain::DrainPhase;
 
-/// What [`follow`] reports through.
+/// The handles through which [`follow`] reports.
 pub(crate) struct Reporter {
     reporter: HealthReporter,
-    /// The drain is over: the server takes no new work, and watchers end.
+    /// Cancelled when the server takes no new work, which ends all watchers.
     over: CancellationToken,
 }
 
-/// The services' routes, and what [`follow`] reports through.
+/// The routes of the services, and the handles for [`follow`].
 pub(crate) fn routes(
     faces: &[Face],
 ) -> Result<(Vec<Route>, Reporter), tonic_reflection::server::Error> {
@@ -41,10 +41,11 @@ pub(crate) fn routes(
             |builder, set| builder.register_encoded_file_descriptor_set(set),
         )
     };
-    // Older tools know the alpha name of reflection only.
+    // Reflection under both names, because older tools know only the alpha one.
     let routes = vec![
-        // It stands open, and asks for the name of a service.
+        // An open route, whose request has only the name of a service: no need to decode more from anybody.
         health_route(health.max_decoding_message_size(1024), over.clone()),
+        // Not open, unlike health: it lists what the server has.
         service(
             RouteAccess::Needs(KeyScope::Infer),
             reflection().build_v1()?,
@@ -57,7 +58,7 @@ pub(crate) fn routes(
     Ok((routes, Reporter { reporter, over }))
 }
 
-/// `Watch` is a stream that its client need not end, so that it ends here when `over` is cancelled.
+/// Clients need not end a `Watch`, so it ends here when `over` is cancelled.
 fn health_route<H: Health>(health: HealthServer<H>, over: CancellationToken) -> Route {
     let path = format!("/{}/{{*rest}}", HealthServer::<H>::NAME);
     let health = ServiceExt::<http::Request<Body>>::map_response(health, move |response| {
@@ -66,13 +67,14 @@ fn health_route<H: Health>(health: HealthServer<H>, over: CancellationToken) -> 
     Route::grpc(path, RouteAccess::Open, health)
 }
 
-/// Ends `body`, once all that it has at the moment is sent and `over` is cancelled, as a call whose server shuts down.
+/// Ends `body` with UNAVAILABLE when `over` is cancelled and the frames that are ready have been sent.
 fn until_over(body: Body, over: CancellationToken) -> Body {
     let frames = BodyStream::new(body);
     let over = Box::pin(over.cancelled_owned());
     let ended = stream::unfold(Some((frames, over)), async |both| {
         let (mut frames, mut over) = both?;
-        // Both may be cancelled: a body that is dropped is read no further.
+        // Both may be cancelled: after `over` the body is not read any further. Biased, so that the last status (NOT_SERVING)
+        // is sent before the end.
         tokio::select! {
             biased;
             frame = frames.next() => frame.map(|frame| (frame, Some((frames, over)))),
@@ -84,8 +86,8 @@ fn until_over(body: Body, over: CancellationToken) -> Body {
 
 fn goodbye() -> Frame<Bytes> {
     let mut trailers = HeaderMap::new();
-    let status = tonic::Status::unavailable("the server is shutting down: ask another one");
-    // Its words can stand in a header: they are ours.
+    let status = tonic::Status::unavailable("the server is shutting down: use another one");
+    // Fails only for a message that cannot be a header value.
     let _ = status.add_header(&mut trailers);
     Frame::trailers(trailers)
 }
@@ -104,7 +106,7 @@ where
     Route::grpc(format!("/{}/{{*rest}}", S::NAME), access, service)
 }
 
-/// Keeps `grpc.health.v1` equal to readiness until the drain is over. When that takes no new work, watchers end.
+/// Keeps `grpc.health.v1` equal to readiness until the drain is over. Watchers end when the drain refuses new work.
 pub(crate) async fn follow(
     Reporter { reporter, over }: Reporter,
     services: Vec<&'static str>,
@@ -119,17 +121,18 @@ pub(crate) async fn follow(
         } else {
             ServingStatus::NotServing
         };
-        // The empty name stands for the whole server.
+        // The empty name is that of the whole server.
         for service in std::iter::once(&"").chain(&services) {
             reporter.set_service_status(*service, status).await;
         }
-        // All watchers were sent above that it is not ready, if not before.
+        // Only now, after every watcher has been sent NOT_SERVING.
         if refusing && !ready {
             over.cancel();
         }
-        // All may be cancelled: a change not yet seen is seen by the next wait.
+        // All arms may be cancelled: a change that was not seen is found by the next wait.
         tokio::select! {
             _ = readiness.changed() => {}
+            // Disabled once it was reached, or the loop would spin.
             () = shared.drain.reached(DrainPhase::Refusing), if !refusing => {}
             () = shared.drain.reached(DrainPhase::Over) => return,
         }

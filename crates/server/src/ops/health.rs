@@ -1,4 +1,4 @@
-//! Liveness and readiness: one state that every kind of probe reads (OA-901, OA-902).
+//! Liveness and readiness: one state for every kind of probe (OA-901, OA-902).
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use crate::http::rejection::Rejection;
 use crate::ops::drain::{Drain, DrainPhase};
 
-/// Tells for how long a part has been in its present step; zero while it is idle. Called from probes: must return at
-/// once and take no lock that the part needs.
+/// Returns for how long a part has been in its present step; zero while it is idle. Called from probes: it must return at once
+/// and take no lock that the part holds during a step.
 pub type StepClock = Box<dyn Fn() -> Duration + Send + Sync>;
 
 /// The state of one part.
@@ -26,11 +26,11 @@ pub enum HealthState {
     Stuck,
     /// It could not be loaded.
     Failed,
-    /// On its way out: what runs may finish.
+    /// Being unloaded: running requests may finish.
     Unloading,
-    /// Taken out on purpose.
+    /// Unloaded on request.
     Unloaded,
-    /// It is computed elsewhere, and nobody answers there.
+    /// Served by an upstream that does not answer.
     Away,
 }
 
@@ -69,14 +69,14 @@ enum HealthStage {
 pub struct Health {
     parts: Mutex<BTreeMap<String, HealthPart>>,
     changed: watch::Sender<()>,
-    /// What [`Health::watch`] found last.
+    /// The last result of [`Health::watch`].
     readiness: watch::Sender<bool>,
     drain: Drain,
     watchdog: Duration,
 }
 
 impl Health {
-    /// Nothing to watch yet. A busy part that makes no step for `watchdog` counts as stuck.
+    /// Without parts. A busy part that makes no step for `watchdog` counts as stuck.
     #[must_use]
     pub fn new(drain: Drain, watchdog: Duration) -> Self {
         Self {
@@ -94,44 +94,44 @@ impl Health {
         self.changed.subscribe()
     }
 
-    /// A part that will come: the server is not ready until it has, unless it is [`Health::optional`].
+    /// A part is being loaded: the server is not ready until it runs, unless it is [`Health::optional`].
     pub fn loading(&self, name: &str) {
         self.put(name, HealthStage::Loading);
     }
 
-    /// A part that will not come; it does not make the others unready.
+    /// A part could not be loaded; that does not make the server unready.
     pub fn failed(&self, name: &str) {
         self.put(name, HealthStage::Failed);
     }
 
-    /// A part that is there.
+    /// A part runs.
     pub fn running(&self, name: &str, probe: StepClock) {
         self.put(name, HealthStage::Running(probe));
     }
 
-    /// A part that is being taken out.
+    /// A part is being unloaded.
     pub fn unloading(&self, name: &str) {
         self.put(name, HealthStage::Unloading);
     }
 
-    /// A part that was taken out, and may come back.
+    /// A part was unloaded, and may be loaded again.
     pub fn unloaded(&self, name: &str) {
         self.put(name, HealthStage::Unloaded);
     }
 
-    /// A part that is computed elsewhere, where nobody answers at the moment. The server is not ready while it needs the part,
-    /// nor while no other part is there.
+    /// The upstream of a part does not answer at the moment. The server is not ready while it requires the part, nor while no
+    /// other part runs.
     pub fn away(&self, name: &str) {
         self.put(name, HealthStage::Away);
     }
 
-    /// There is no such part any more.
+    /// Removes a part.
     pub fn remove(&self, name: &str) {
         self.parts().remove(name);
         self.changed.send_replace(());
     }
 
-    /// Whatever becomes of this part, the server is ready without it (TR-709).
+    /// Marks a part as optional: the server is ready without it (TR-709).
     pub fn optional(&self, name: &str) {
         self.change(name, |part| part.optional = true);
     }
@@ -142,36 +142,38 @@ impl Health {
 
     fn change(&self, name: &str, change: impl FnOnce(&mut HealthPart)) {
         let mut parts = self.parts();
+        // Inserted by whichever call comes first: `optional` may be called before or after `loading`.
         let part = parts.entry(name.into()).or_insert(HealthPart {
             stage: HealthStage::Loading,
             optional: false,
         });
         change(part);
-        // Whoever is notified asks for the state, and would wait for this lock.
+        // Unlocked first: receivers of the notification read the state, and would wait for this lock.
         drop(parts);
         self.changed.send_replace(());
     }
 
-    /// Whether the server is ready, and every change of it. Kept by [`Health::watch`]; false until that has begun.
+    /// Readiness and its changes. Updated by [`Health::watch`]; false until that has begun.
     #[must_use]
     pub fn readiness(&self) -> watch::Receiver<bool> {
         self.readiness.subscribe()
     }
 
-    /// Keeps [`Health::readiness`] true to [`Health::ready`] until the drain begins.
+    /// Keeps [`Health::readiness`] equal to [`Health::ready`] until the drain begins.
     pub async fn watch(&self) {
         let mut changes = self.changed.subscribe();
         while self.drain.phase() == DrainPhase::Serving {
             self.publish();
-            // Every arm may be cancelled: each only says that it is time to look again. That a part is stuck or has
-            // moved on is announced by nobody, so it is looked for when it can first be.
+            // Every arm may be cancelled: each only means that it is time to check again. A part that gets stuck or goes on
+            // notifies nobody, so the check is timed for the first moment at which that is possible.
             tokio::select! {
                 () = self.drain.reached(DrainPhase::Grace) => {}
-                // The sender lives in `self`: waiting cannot fail.
+                // The sender is owned by `self`: waiting cannot fail.
                 _ = changes.changed() => {}
                 () = tokio::time::sleep(self.until_stuck()) => {}
             }
         }
+        // Once more, because the drain has made the server unready; from here on that does not change.
         self.publish();
     }
 
@@ -181,7 +183,7 @@ impl Health {
             .send_if_modified(|ready| std::mem::replace(ready, now) != now);
     }
 
-    /// How long it takes until a part can be stuck that is not; a part that is stuck may move on at any time.
+    /// The time until a part can get stuck at the earliest; a stuck part may go on at any time, so it is checked often.
     fn until_stuck(&self) -> Duration {
         let parts = self.parts();
         let left = parts.values().filter_map(|part| match &part.stage {
@@ -211,7 +213,7 @@ impl Health {
         parts.get(name).map(|part| part.state(self.watchdog))
     }
 
-    /// Whether the process works: no part is stuck.
+    /// Liveness: no part is stuck.
     ///
     /// # Errors
     /// `unavailable`, reason `engine_dead`.
@@ -229,8 +231,7 @@ impl Health {
         Ok(())
     }
 
-    /// Whether the server takes work: it lives, is not draining, and every model that can be loaded is, but for those that
-    /// it is ready without.
+    /// Readiness: the server is live and not draining, and every required model that can be loaded is loaded.
     ///
     /// # Errors
     /// `unavailable`, reason `draining`, `engine_dead`, `model_loading`, `model_unloaded` or `upstream_away`.
@@ -243,6 +244,7 @@ impl Health {
                 message,
             ));
         }
+        // Before the lock: `live` takes it too.
         self.live()?;
         let parts = self.parts();
         let required = parts.iter().filter(|(_, part)| !part.optional);
@@ -252,7 +254,8 @@ impl Health {
                 HealthStage::Unloading | HealthStage::Unloaded => {
                     (ErrorReason::MODEL_UNLOADED, "unloaded")
                 }
-                HealthStage::Away => (ErrorReason::UPSTREAM_AWAY, "without a server that answers"),
+                HealthStage::Away => (ErrorReason::UPSTREAM_AWAY, "at an upstream that is away"),
+                // A model that failed to load will not come by waiting, so it must not keep the others from being used.
                 HealthStage::Failed | HealthStage::Running(_) => continue,
             };
             let message = format!("The model `{name}` is {what}.");
@@ -261,11 +264,12 @@ impl Health {
         let serves = parts
             .values()
             .any(|part| matches!(part.stage, HealthStage::Running(_)));
+        // Optional upstreams make a server unready together: one that only forwards requests could not serve any (OA-902).
         let is_away = parts
             .values()
             .any(|part| matches!(part.stage, HealthStage::Away));
         if is_away && !serves {
-            let message = "No server answers that computes a model of this one.";
+            let message = "No upstream of this server answers.";
             return Err(Rejection::new(
                 Code::Unavailable,
                 ErrorReason::UPSTREAM_AWAY,
@@ -294,9 +298,9 @@ impl HealthPart {
     }
 }
 
-/// Timers count in milliseconds, and a part is stuck only past its limit.
+/// Added to the watchdog's limit: timers count in milliseconds, and a part is stuck only beyond the limit.
 const TICK: Duration = Duration::from_millis(1);
-/// A part that is stuck is looked at this often.
+/// How often a stuck part is checked.
 const LOOK: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
@@ -338,7 +342,7 @@ mod tests {
 
     /// A part that the server needs makes it unready wherever it is but running; one that it does not need never does.
     #[test]
-    fn tr_709_the_server_is_ready_when_what_it_needs_is() {
+    fn tr_709_the_server_is_ready_when_its_required_models_are() {
         let health = Health::new(Drain::default(), Duration::from_secs(30));
         health.running("needed", Box::new(|| Duration::ZERO));
         health.optional("other");
@@ -389,7 +393,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn oa_901_whoever_follows_readiness_is_told_when_it_changes() {
+    async fn oa_901_readiness_notifies_its_receivers_of_each_change() {
         let drain = Drain::default();
         let health = Arc::new(Health::new(drain.clone(), Duration::from_secs(30)));
         health.loading("demo");

@@ -14,7 +14,7 @@ pub(crate) struct OpenStreamGuard {
 }
 
 impl OpenStreamGuard {
-    /// A stream of `face` begins.
+    /// Counts a stream of `face` as begun.
     pub(crate) fn begin(metrics: &ServerMetrics, drain: &Drain, face: FaceLabel) -> Self {
         let streams = metrics.streams_open.with_label_values(&[face.name()]);
         streams.inc();

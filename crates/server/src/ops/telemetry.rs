@@ -6,8 +6,8 @@
 //!   engines' histograms ─────────────────────────────────► every minute ───────► collector
 //! ```
 //!
-//! Nothing waits for a collector: what the queue has no room for is dropped and counted, and what could not be delivered
-//! is not kept.
+//! Nothing waits for a collector: spans that find the queue full are dropped and counted, and spans that could not be delivered
+//! are not kept.
 
 mod histograms;
 mod layer;
@@ -30,11 +30,11 @@ pub(crate) use parent::Parent;
 /// What is exported, and how often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Prompts and outputs are part of spans.
+    /// Spans contain prompts and outputs.
     pub content: bool,
-    /// Spans wait for others at most so long.
+    /// The longest time that a span waits for others of its batch.
     pub batch_every: Duration,
-    /// Histograms are sent this often.
+    /// The interval of histograms.
     pub metrics_every: Duration,
 }
 
@@ -48,7 +48,7 @@ impl Default for Config {
     }
 }
 
-/// The near end of the queue; clones share it.
+/// The sending end of the queue; clones share it.
 #[derive(Clone, Debug)]
 struct SpanSender {
     spans: mpsc::Sender<SpanData>,
@@ -57,13 +57,14 @@ struct SpanSender {
 
 impl SpanSender {
     fn put(&self, span: SpanData) {
+        // Never waits: this runs in the task that serves the call.
         if self.spans.try_send(span).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-/// The far end. [`Telemetry::run`] it until the server has ended.
+/// The task that exports; run [`Telemetry::run`] until the server has ended.
 pub struct Telemetry {
     collector: Collector,
     metrics: Arc<ServerMetrics>,
@@ -71,11 +72,11 @@ pub struct Telemetry {
     spans: mpsc::Receiver<SpanData>,
     dropped: Arc<AtomicU64>,
     began: SystemTime,
-    /// The last delivery failed; said once, not for each.
+    /// The last delivery failed; logged once, not for each.
     failing: bool,
 }
 
-/// A way for spans to `collector`: the layer that makes them, and the task that sends them.
+/// Opens an export to `collector`: the layer that makes spans, and the task that sends them.
 #[must_use]
 pub fn open(
     collector: Collector,
@@ -101,20 +102,23 @@ pub fn open(
 }
 
 impl Telemetry {
-    /// Sends what comes, until `ended`; then what is left, once.
+    /// Exports until `ended`; then sends what is left, once.
     pub async fn run(mut self, ended: impl Future<Output = ()>) {
         tokio::pin!(ended);
         let mut ticks = tokio::time::interval(self.config.metrics_every);
+        // A slow collector must not get a burst of histograms afterwards.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // The first tick comes at once, when nothing has happened yet.
+        // The first tick is immediate, when there is nothing to report yet.
         ticks.tick().await;
         let (mut batch, mut due) = (SpanBatch::default(), Instant::now());
         loop {
-            // All arms may be cancelled: a span that was not received stays in the queue.
+            // All arms may be cancelled: a span that was not received stays in the queue. Deliveries are awaited in the bodies
+            // of the arms, which are not cancelled; meanwhile the queue takes the spans.
             tokio::select! {
                 () = &mut ended => break,
                 span = self.spans.recv() => match span {
                     Some(span) => {
+                        // From the first span of the batch: later ones must not put it off.
                         if batch.is_empty() {
                             due = Instant::now() + self.config.batch_every;
                         }
@@ -122,7 +126,7 @@ impl Telemetry {
                             self.send(std::mem::take(&mut batch)).await;
                         }
                     }
-                    // Every layer is gone.
+                    // All senders were dropped.
                     None => break,
                 },
                 () = sleep_until(due), if !batch.is_empty() => {
@@ -131,6 +135,7 @@ impl Telemetry {
                 _ = ticks.tick() => self.export_metrics().await,
             }
         }
+        // Without waiting for more: the server has ended, and this has to end too.
         while let Ok(span) = self.spans.try_recv() {
             if batch.put(span) {
                 self.send(std::mem::take(&mut batch)).await;
@@ -158,7 +163,7 @@ impl Telemetry {
         self.note(sent, 0);
     }
 
-    /// Says when deliveries begin to fail and when they go through again, not each time.
+    /// Logs when deliveries begin to fail and when they succeed again, but not each of them.
     fn note(&mut self, sent: Result<(), DeliveryError>, spans: usize) {
         let dropped = self.dropped.swap(0, Ordering::Relaxed);
         if dropped > 0 {
@@ -166,11 +171,11 @@ impl Telemetry {
         }
         match sent {
             Err(error) if !self.failing => {
-                tracing::warn!(%error, spans, "the collector takes nothing; spans are dropped until it does");
+                tracing::warn!(%error, spans, "could not export to the collector; spans are dropped meanwhile");
                 self.failing = true;
             }
             Ok(()) if self.failing => {
-                tracing::info!("the collector takes spans again");
+                tracing::info!("the export to the collector works again");
                 self.failing = false;
             }
             Ok(()) | Err(_) => {}
@@ -178,7 +183,7 @@ impl Telemetry {
     }
 }
 
-/// Spans that are delivered together.
+/// Spans of one delivery.
 #[derive(Default)]
 struct SpanBatch {
     spans: Vec<SpanData>,
@@ -186,7 +191,7 @@ struct SpanBatch {
 }
 
 impl SpanBatch {
-    /// Whether it has to go now.
+    /// Adds a span. Returns whether the batch is full.
     fn put(&mut self, span: SpanData) -> bool {
         self.bytes += span::size(&span);
         self.spans.push(span);
@@ -198,11 +203,11 @@ impl SpanBatch {
     }
 }
 
-/// Spans that wait for the collector; more are dropped.
+/// Maximum of spans that wait for the collector; more are dropped.
 const QUEUE_SPANS: usize = 2048;
-/// Spans in one delivery.
+/// Maximum of spans in one delivery.
 const BATCH_SPANS: usize = 512;
-/// Bytes after which an export is sent. Collectors refuse messages of more than 4 MiB by default.
+/// Bytes at which a batch is sent. Collectors refuse messages of more than 4 MiB by default, and one span may exceed this.
 const BATCH_BYTES: usize = 2 << 20;
 
 #[cfg(test)]

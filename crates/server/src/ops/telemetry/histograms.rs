@@ -30,7 +30,7 @@ const ROWS: &[HistogramRow] = &[
     ("gen_ai.client.token.usage", "{token}", Some("output"), |stats| &stats.request_generation_tokens),
 ];
 
-/// All of them as of now; nothing without engines.
+/// The export of all of them with their present counts; `None` without engines.
 pub(super) fn request(
     engines: &[Engine],
     began: SystemTime,
@@ -53,7 +53,8 @@ pub(super) fn request(
             point
         });
         match metrics.last_mut() {
-            // The second kind of token belongs to the same metric.
+            // Input and output tokens are one metric with an attribute, and `ROWS` has them next to each other: two metrics of
+            // one name in an export are an error.
             Some(Metric {
                 name: last,
                 data: Some(Data::Histogram(histogram)),

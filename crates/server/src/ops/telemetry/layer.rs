@@ -35,6 +35,7 @@ impl Layer for Spans {
     fn call(&self, mut call: Call, next: Next) -> Chunks {
         let request_trace = RequestTrace::of(&mut call);
         let parent = request_trace.as_ref().and_then(RequestTrace::parent);
+        // The caller's decision not to sample holds for its children; without a caller's trace every call is sampled.
         if !next.spec().model || parent.is_some_and(|parent| !parent.sampled) {
             return next.call(call);
         }
@@ -43,6 +44,7 @@ impl Layer for Spans {
             content: self.content,
             seen: Mutex::default(),
         });
+        // In `own` and not in `extensions`: calls within this one have spans of their own.
         call.own.insert(Arc::clone(&notes) as Arc<dyn CallObserver>);
         let watch = Watch {
             outlet: self.outlet.clone(),
@@ -62,7 +64,7 @@ impl Layer for Spans {
     }
 }
 
-/// What the model's function says on the way.
+/// What the model's function reports during the call.
 #[derive(Debug)]
 struct SpanNotes {
     began: Instant,
@@ -93,7 +95,7 @@ impl CallObserver for SpanNotes {
     }
 }
 
-/// A call on its way.
+/// A running call.
 struct TracedCall {
     chunks: Chunks,
     watch: Watch,
@@ -113,7 +115,7 @@ impl Stream for TracedCall {
     }
 }
 
-/// Becomes a span when it goes, so that a call that is dropped has one too.
+/// Becomes a span on drop, so that a call that is dropped early has one too.
 struct Watch {
     outlet: SpanSender,
     model: Name,
@@ -125,12 +127,12 @@ struct Watch {
     finish: Vec<String>,
     usage: Option<RunUsage>,
     output: Option<String>,
-    /// How it ended; nothing as long as it has not.
+    /// How it ended; `None` while it runs.
     ended: Option<std::result::Result<(), Code>>,
 }
 
 impl Watch {
-    /// The first end is the end.
+    /// Notes the end; only the first one counts.
     fn end(&mut self, how: std::result::Result<(), Code>) {
         self.ended.get_or_insert(how);
     }
@@ -144,6 +146,7 @@ impl Watch {
                 self.finish = meta.finish.values().map(ToString::to_string).collect();
             }
         }
+        // Chunks with metadata alone are no output.
         if chunk.data.is_empty() {
             return;
         }
@@ -153,6 +156,7 @@ impl Watch {
         if let Some(output) = &mut self.output
             && chunk.port == Port::MAIN
             && let Ok(text) = std::str::from_utf8(&chunk.data)
+            // A chunk that does not fit is left out whole, so that no character is cut.
             && output.len() + text.len() <= CONTENT_BYTES_MAX
         {
             output.push_str(text);
@@ -177,7 +181,7 @@ impl Drop for Watch {
             finish: std::mem::take(&mut self.finish),
             usage: self.usage,
             phases,
-            // What goes before its end was dropped.
+            // No end was seen, so the call was dropped.
             error: self
                 .ended
                 .unwrap_or(Err(Code::Cancelled))
@@ -189,8 +193,9 @@ impl Drop for Watch {
     }
 }
 
-/// A new trace and a new span. The standard library seeds this state from the system's randomness.
+/// A new trace id and a new span id.
 fn ids() -> ([u8; 16], [u8; 8]) {
+    // Seeded by the standard library from the system's randomness: ids have to be unique and not secret.
     let state = RandomState::new();
     let part = |index: u8| state.hash_one(index).to_be_bytes();
     let mut trace = [0; 16];

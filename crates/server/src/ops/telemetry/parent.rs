@@ -2,7 +2,7 @@
 
 use http::HeaderMap;
 
-/// Whose child a request is.
+/// The span of the caller, of which those of the request are children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parent {
     pub(crate) trace: [u8; 16],
@@ -12,8 +12,9 @@ pub(crate) struct Parent {
 }
 
 impl Parent {
-    /// What the header says, if it says it well; otherwise the request begins a trace of its own.
+    /// The parent that the header names. `None` if it is absent or malformed: the request then begins a trace of its own.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
+        // Exactly one, as the specification asks: of two nobody knows which is the parent.
         let mut given = headers.get_all("traceparent").iter();
         match (given.next(), given.next()) {
             (Some(value), None) => Self::read(value.to_str().ok()?),
@@ -26,7 +27,7 @@ impl Parent {
         let [version] = hex(fields.next()?)?;
         let (trace, span) = (hex(fields.next()?)?, hex(fields.next()?)?);
         let [flags] = hex(fields.next()?)?;
-        // Version 0 has four fields; later ones may have more, and 255 is none.
+        // Version 0 has exactly four fields; later versions may have more, and 255 is invalid.
         let more = fields.next().is_some();
         let legal = version != 0xff && !(version == 0 && more);
         (legal && trace != [0; 16] && span != [0; 8]).then_some(Self {
@@ -39,6 +40,7 @@ impl Parent {
 
 /// Exactly `N` bytes of lower-case hex digits.
 fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    // Not `char::to_digit`: the specification forbids capitals.
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
         b'a'..=b'f' => Some(byte - b'a' + 10),

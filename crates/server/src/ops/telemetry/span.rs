@@ -1,6 +1,6 @@
 //! The attributes of a generation's span, by OpenTelemetry's conventions for generative AI (OA-803).
 //!
-//! Content is in it only if the layer that recorded it put it there.
+//! Prompts and outputs are in it only if the layer has recorded them.
 
 use std::time::{Duration, SystemTime};
 
@@ -18,10 +18,10 @@ use super::Parent;
 #[derive(Debug)]
 pub(super) struct Generation {
     pub(super) parent: Option<Parent>,
-    /// Its own id, and that of the trace if it begins one.
+    /// The trace id, used if there is no parent, and the span's own id.
     pub(super) ids: ([u8; 16], [u8; 8]),
     pub(super) model: String,
-    /// The id under which the request is known in logs and answers.
+    /// The request id, as in logs and responses.
     pub(super) request: Option<String>,
     pub(super) began: SystemTime,
     pub(super) took: Duration,
@@ -30,14 +30,14 @@ pub(super) struct Generation {
     pub(super) first_chunk: Option<Duration>,
     pub(super) finish: Vec<String>,
     pub(super) usage: Option<RunUsage>,
-    /// Waiting, and then computing the prompt; known at the end.
+    /// Time in the queue, and time of the prefill; known at the end.
     pub(super) phases: Option<(Duration, Duration)>,
-    /// The code of what ended it early.
+    /// The code of the error that ended it.
     pub(super) error: Option<&'static str>,
     pub(super) output: Option<String>,
 }
 
-/// What was asked of the model.
+/// The request to the model, as attributes.
 #[derive(Debug)]
 pub(super) struct RequestAttributes {
     chat: bool,
@@ -69,7 +69,7 @@ impl RequestAttributes {
                 "gen_ai.request.choice.count",
                 u64::from(params.n.unwrap_or(1)),
             ),
-            // The caller reads while it is generated; faces that do not will say so.
+            // The kernel streams every call, whether or not the client does.
             KeyValue::new("gen_ai.request.stream", true),
         ];
         if let Some(max) = params.max_tokens {
@@ -95,11 +95,12 @@ impl RequestAttributes {
     }
 }
 
-/// A prompt as text, as much of it as may be exported; tokens are no text.
+/// A prompt as JSON messages, up to [`CONTENT_BYTES_MAX`]; empty for a prompt of tokens.
 fn input(prompt: &Prompt) -> String {
     let mut left = CONTENT_BYTES_MAX;
     let mut messages = Vec::new();
     let mut notify = |role: &str, text: &str| {
+        // The role counts and is cut too: a client chooses it, as well as the number of messages (`MESSAGE_BYTES`).
         let role = &role[..role.floor_char_boundary(left)];
         left = left.saturating_sub(role.len() + MESSAGE_BYTES);
         let text = &text[..text.floor_char_boundary(left)];
@@ -114,7 +115,7 @@ fn input(prompt: &Prompt) -> String {
             notify("user", text);
         }
         Prompt::Chat(chat) => {
-            // As many as there is room for.
+            // `all` stops at the first message for which there is no more room.
             let _all = chat
                 .messages
                 .iter()
@@ -213,8 +214,9 @@ impl Generation {
     }
 }
 
-/// About how many bytes an export has of a span.
+/// Approximate size of a span in an export.
 pub(super) fn size(span: &SpanData) -> usize {
+    // Only texts are counted exactly, because only they can be large.
     let attribute = |pair: &KeyValue| match &pair.value {
         Value::String(text) => text.as_str().len() + ATTRIBUTE_BYTES,
         Value::Array(Array::String(texts)) => {
@@ -230,7 +232,7 @@ fn count(key: &'static str, value: u64) -> KeyValue {
     KeyValue::new(key, i64::try_from(value).unwrap_or(i64::MAX))
 }
 
-/// A number of 64 bits, every one of which counts: as text where the integers of the wire end.
+/// A number of 64 bits that must stay exact: as text beyond `i64`, the integer of the protocol.
 fn whole(key: &'static str, value: u64) -> KeyValue {
     match i64::try_from(value) {
         Ok(value) => KeyValue::new(key, value),
@@ -243,11 +245,11 @@ fn list(key: &'static str, values: &[String]) -> KeyValue {
     KeyValue::new(key, Value::Array(Array::String(values.collect())))
 }
 
-/// Bytes of a prompt, and of an output, in a span, where content is exported at all; the rest is left out.
+/// Maximum of bytes of a prompt, and of an output, in a span; the rest is left out.
 pub(super) const CONTENT_BYTES_MAX: usize = 64 * 1024;
-/// About what a message takes beside its role and its text.
+/// Approximate bytes of a message beside its role and its text.
 const MESSAGE_BYTES: usize = 64;
-/// About what an attribute takes beside its text.
+/// Approximate bytes of an attribute beside its text.
 const ATTRIBUTE_BYTES: usize = 48;
 
 #[cfg(test)]
@@ -255,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn oa_803_a_seed_is_told_as_it_was_however_large() {
+    fn oa_803_a_seed_is_exported_exactly_however_large() {
         for (seed, expect) in [
             (7, Value::I64(7)),
             (i64::MAX as u64, Value::I64(i64::MAX)),
