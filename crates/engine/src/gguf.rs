@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_numbers_texts_and_the_length_the_file_must_have() {
+    fn reads_numbers_texts_and_the_expected_file_length() {
         let architecture = [
             text("general.architecture"),
             STRING.to_le_bytes().into(),
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_wrong() {
+    fn malformed_headers_give_specific_errors() {
         let damaged = |bytes: &[u8]| GgufHeader::read(bytes).unwrap_err().to_string();
         assert!(matches!(GgufHeader::read(&b""[..]), Err(Error::Magic)));
         assert!(matches!(
@@ -636,7 +636,7 @@ mod tests {
 
     /// Two equal tokens ended the process (`GGML_ASSERT`).
     #[test]
-    fn two_tokens_of_a_vocabulary_are_never_equal() {
+    fn equal_tokens_are_refused() {
         let vocabulary = |tokens: &[&str]| {
             let head = [
                 text("tokenizer.ggml.tokens"),
@@ -665,7 +665,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_give_an_answer(mut bytes in proptest::collection::vec(any::<u8>(), 0..512), like in any::<bool>()) {
+        fn any_bytes_parse_or_fail_without_a_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..512), like in any::<bool>()) {
             if like && bytes.len() >= 24 {
                 bytes[..8].copy_from_slice(b"GGUF\x03\0\0\0");
                 bytes[9..16].fill(0);
@@ -675,7 +675,7 @@ mod tests {
         }
 
         #[test]
-        fn any_damage_to_a_good_header_gives_an_answer(at in 8_usize..120, value in any::<u8>(), cut in 0_usize..160) {
+        fn damaged_headers_parse_or_fail_without_a_panic(at in 8_usize..120, value in any::<u8>(), cut in 0_usize..160) {
             let mut bytes = header(
                 &[number("general.alignment", 64), number("llama.block_count", 7)],
                 &[tensor_of(&[64, 2], 8, 0)],

@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn oa_910_the_time_to_come_back_follows_from_the_queue_and_its_pace() {
+    fn oa_910_retry_after_follows_from_queue_length_and_pace() {
         let milliseconds = |pace| Some(Duration::from_millis(pace));
         for (waiting, pace, seconds) in [
             (0, None, 1),
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn oa_910_the_pace_is_what_those_who_wait_see() {
+    fn oa_910_the_pace_is_the_smoothed_time_between_departures() {
         let queue = AdmissionQueue::default();
         let mut pace = QueuePace::default();
         assert_eq!(queue.retry_after(), LEAST);
@@ -252,7 +252,7 @@ mod tests {
 
     /// OA-910, section 13: `queue_requests` and `queue_tokens` at the limit and one past it.
     #[test]
-    fn oa_910_requests_and_tokens_are_taken_up_to_their_limits() {
+    fn oa_910_requests_and_tokens_are_accepted_up_to_their_limits() {
         let limits = QueueLimits {
             requests: 3,
             tokens: 10,
@@ -280,7 +280,7 @@ mod tests {
 
     /// A caller that fills the queue does not lock out others, neither with requests nor with tokens.
     #[test]
-    fn d_54_a_caller_with_much_leaves_room_for_those_who_have_little() {
+    fn d_54_a_caller_that_fills_the_queue_leaves_room_for_others() {
         let limits = QueueLimits {
             requests: 64,
             tokens: 6_400,
@@ -303,7 +303,7 @@ mod tests {
 
     /// Many callers with few requests each do not lock out a caller with none.
     #[test]
-    fn d_54_several_callers_leave_room_for_one_who_comes_with_nothing() {
+    fn d_54_many_callers_leave_room_for_one_with_nothing_queued() {
         let limits = QueueLimits {
             requests: 1_024,
             tokens: 1 << 20,

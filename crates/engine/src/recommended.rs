@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn d_53_what_no_request_could_ask_for_is_not_recommended() {
+    fn d_53_recommendations_out_of_range_are_dropped() {
         let all = |value| RecommendedSampling {
             temperature: Some(value),
             top_k: None,

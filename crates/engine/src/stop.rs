@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_flag_is_the_threads_while_the_work_lasts() {
+    fn the_flag_belongs_to_the_thread_during_the_work() {
         let flag = Arc::new(AtomicBool::new(true));
         assert!(!stopped());
         assert!(with(&flag, stopped));

@@ -53,7 +53,7 @@ fn over(pieces: &[&str], words: &[&str]) -> BadWords {
 
 /// A word may be a whole token, split over tokens, within longer tokens, and begun more than once at the same time.
 #[test]
-fn tr_401_what_would_complete_a_bad_word_in_any_tokens_is_forbidden() {
+fn tr_401_tokens_that_would_complete_a_bad_word_are_masked() {
     let pieces = ["c", "a", "t", "ca", "at", "cat", "scatter", "ts", " ", "tt"];
     let reply = |text: &[Token]| text.to_vec();
     for (words, output, forbidden) in [
@@ -78,7 +78,7 @@ fn tr_401_what_would_complete_a_bad_word_in_any_tokens_is_forbidden() {
 
 /// A word that contains another word adds no work.
 #[test]
-fn tr_401_words_that_hold_a_word_are_left_out() {
+fn tr_401_words_that_contain_another_bad_word_are_dropped() {
     let words = ["stop it", "stop", "stop", "a stop", "it"].map(str::to_owned);
     assert_eq!(shortest(words.into()), ["it", "stop"]);
 }

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_llama_cpp_asserts_is_refused_with_its_key() {
+    fn headers_that_fail_assertions_of_llama_cpp_are_refused_with_the_key() {
         assert_eq!(checked(|_| {}), Ok(()));
         let cases: [(&str, u32, &str); 16] = [
             ("block_count", 0, "block_count is 0"),
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn fractions_that_end_the_process_or_every_request_are_refused() {
+    fn floats_that_are_not_finite_or_out_of_range_are_refused() {
         for (key, value, expected) in [
             ("attention.layer_norm_rms_epsilon", f32::NAN, "is NaN"),
             ("attention.layer_norm_rms_epsilon", -1.0, "is -1, and"),
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_single_architectures_assert_is_refused() {
+    fn assertions_of_single_architectures_are_checked() {
         let reported = |name, numbers: &[(&str, u32)]| {
             checked(|shape| {
                 shape.architecture = name;
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_piece_is_no_byte() {
+    fn byte_tokens_in_a_wordpiece_vocabulary_are_refused() {
         let of = |kind, token_type| {
             checked(|shape| {
                 shape.kind = kind;
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_that_go_with_the_tokens_are_as_long() {
+    fn token_lists_shorter_than_the_vocabulary_are_refused() {
         let error = checked(|shape| shape.token_types = 287).unwrap_err();
         assert!(error.contains("287 elements for 288 tokens"), "{error}");
     }

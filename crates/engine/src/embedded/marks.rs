@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn borders_stand_where_one_mark_wins_whatever_stands_around() {
+    fn borders_are_at_marks_that_no_other_mark_overlaps() {
         let turns = marks(&["<s>", "</s>", "<start>"]);
         assert_eq!(turns.borders("a<s>b</s><start>"), [1, 5, 9]);
         let overlapping = marks(&["ab", "bcd", "\n", "\n\n"]);
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_the_text_and_no_longer_than_they_have_to_be() {
+    fn parts_concatenate_to_the_text_and_are_short() {
         let turns = marks(&["<|im_start|>", "<|im_end|>"]);
         let text = "<|im_start|>user\na<|im_end|>\n".repeat(1000);
         let parts = turns.parts(&text);

@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_the_system_says() {
+    fn parses_meminfo_and_cgroup_paths() {
         let text = "MemTotal:       16000000 kB\nMemFree: 1 kB\nMemAvailable:    2048 kB\n";
         assert_eq!(of_meminfo(text), Some(2 << 20));
         assert_eq!(of_meminfo("MemTotal: 1 kB"), None);
@@ -282,7 +282,7 @@ mod tests {
 
     /// A file that was read once is in the page cache, and is not in the way of anything.
     #[test]
-    fn a_control_group_leaves_its_limit_but_for_what_cannot_be_dropped() {
+    fn reclaimable_page_cache_counts_as_available_in_a_control_group() {
         let root = tempfile::tempdir().unwrap();
         let inner = root.path().join("outer/inner");
         fs::create_dir_all(&inner).unwrap();
@@ -311,7 +311,7 @@ mod tests {
 
     /// Two models that fit one by one: the second waits for the first, and sees what that one has taken.
     #[test]
-    fn models_that_are_loaded_side_by_side_do_not_count_on_the_same_memory() {
+    fn concurrent_loads_do_not_reserve_the_same_memory() {
         let left = Mutex::new(1_000_u64 << 40);
         let available = || Some(*left.lock().unwrap());
         let half = 600 << 40;
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn recurrent_models_take_a_state_for_each_slot_and_no_cells_where_nothing_attends() {
+    fn recurrent_layers_need_state_per_slot_and_no_kv_cells() {
         use super::super::random::{RandomModelShape, write};
         let of = |shape: RandomModelShape| {
             let mut bytes = Vec::new();

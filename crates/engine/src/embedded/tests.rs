@@ -101,7 +101,7 @@ fn alike(a: &[f32], b: &[f32]) {
 const TEXT: &[Token] = &[72, 101, 108, 108, 111, 44, 32, 119, 111, 114, 108, 100];
 
 #[test]
-fn says_what_it_is() {
+fn model_info_matches_the_header() {
     let model = loaded(&options());
     let info = model.info();
     assert_eq!(
@@ -117,7 +117,7 @@ fn says_what_it_is() {
 
 /// `cache_tokens`, `kept_prefixes`; number of slots, of cells, and of cells per slot.
 #[test]
-fn slots_have_cells_of_their_own_where_there_are_enough() {
+fn the_kv_cache_is_per_slot_if_there_are_enough_cells() {
     let cases = [
         (None, 4, (8, 4096, Some(512))),
         (Some(4096), 4, (8, 4096, Some(512))),
@@ -146,7 +146,7 @@ fn slots_have_cells_of_their_own_where_there_are_enough() {
 /// A batch of three ubatches: two neighbours with a token each, the rest of one of them, and a slot that is not
 /// adjacent.
 #[test]
-fn entries_are_computed_in_whatever_order_they_come() {
+fn the_slots_of_a_batch_may_be_in_any_order() {
     for mut model in layouts() {
         let next = TEXT.len() as u32;
         let alone = [0, 1, 4].map(|slot| {
@@ -182,7 +182,7 @@ fn a_row_has_a_finite_logit_for_each_token() {
 }
 
 #[test]
-fn a_fork_goes_on_like_its_source_and_apart_from_it() {
+fn a_fork_computes_the_same_logits_as_its_source() {
     for mut model in layouts() {
         model.open(0, &opening());
         model.decode(&entries(0, 0, TEXT), Time::ZERO).unwrap();
@@ -221,7 +221,7 @@ fn a_truncated_slot_computes_what_it_did_before() {
 }
 
 #[test]
-fn many_sequences_share_a_batch_and_do_not_disturb_each_other() {
+fn sequences_in_one_batch_do_not_affect_each_other() {
     for mut model in layouts() {
         let alone = {
             model.open(7, &opening());
@@ -249,7 +249,7 @@ fn many_sequences_share_a_batch_and_do_not_disturb_each_other() {
 }
 
 #[test]
-fn an_aborted_pass_leaves_every_slot_as_it_was() {
+fn an_aborted_decode_call_leaves_the_slots_unchanged() {
     for mut model in layouts() {
         let flag = Interrupt::default();
         model.interrupt(flag.clone());
@@ -272,7 +272,7 @@ fn an_aborted_pass_leaves_every_slot_as_it_was() {
 }
 
 #[test]
-fn a_full_cache_says_so_and_takes_what_fits() {
+fn a_full_kv_cache_is_reported_and_smaller_batches_still_fit() {
     let mut model = loaded(&LoadOptions {
         context_tokens: Some(256),
         cache_tokens: Some(256),
@@ -296,7 +296,7 @@ fn a_full_cache_says_so_and_takes_what_fits() {
 }
 
 #[test]
-fn what_would_end_the_process_is_refused() {
+fn batches_that_would_fail_an_assertion_are_refused() {
     let mut model = loaded(&options());
     model.open(0, &opening());
     let one = |slot, position, token| {
@@ -335,7 +335,7 @@ fn what_would_end_the_process_is_refused() {
 
 /// LM-312
 #[test]
-fn rows_of_several_tokens_are_those_of_each_and_have_a_limit() {
+fn output_rows_of_one_batch_equal_single_rows_and_have_a_limit() {
     let wide = LoadOptions {
         batch_tokens: 128,
         ..options()
@@ -365,7 +365,7 @@ fn rows_of_several_tokens_are_those_of_each_and_have_a_limit() {
 }
 
 #[test]
-fn text_survives_the_tokenizer() {
+fn text_round_trips_through_the_tokenizer() {
     let vocabulary = loaded(&options()).vocabulary();
     let text = "the théâtre, 日本 🦀\n\t\0 <|im_end|>";
     let tokens = vocabulary.tokenize(text, false);
@@ -408,7 +408,7 @@ fn ev_607_a_message_cannot_forge_a_turn() {
 }
 
 #[test]
-fn a_recurrent_model_says_that_it_cannot_be_cut_back_and_forks_whole() {
+fn a_recurrent_model_reports_that_it_cannot_truncate_and_forks_whole() {
     let sample = Sample::new("mamba", &written(&RandomModelShape::tiny_recurrent()));
     let source = ModelSource::File(sample.0.clone());
     let mut model = load("mamba", &source, &options(), &mut |_| true).unwrap();
@@ -468,7 +468,7 @@ fn rejection(name: &str, bytes: &[u8]) -> LoadError {
 }
 
 #[test]
-fn bad_files_are_one_line_that_says_what_to_do() {
+fn load_errors_are_one_line_with_advice() {
     let missing = load(
         "x",
         &ModelSource::File("/nowhere/x.gguf".into()),
@@ -515,7 +515,7 @@ fn bad_files_are_one_line_that_says_what_to_do() {
 }
 
 #[test]
-fn a_model_that_lacks_a_tensor_is_llamas_own_refusal() {
+fn a_missing_tensor_is_reported_with_the_message_of_llama_cpp() {
     let mut bytes = tiny().to_vec();
     let at = bytes
         .windows(11)
@@ -530,7 +530,7 @@ fn a_model_that_lacks_a_tensor_is_llamas_own_refusal() {
 }
 
 #[test]
-fn too_big_is_refused_before_anything_is_loaded() {
+fn a_model_too_large_for_memory_is_refused_before_loading() {
     let refused = |memory| {
         let options = LoadOptions {
             memory_bytes: Some(memory),
@@ -567,7 +567,7 @@ fn too_big_is_refused_before_anything_is_loaded() {
 }
 
 #[test]
-fn progress_is_heard_and_can_stop_the_loading() {
+fn progress_is_reported_and_can_stop_the_loading() {
     let mut received = Vec::new();
     let sample = Sample::new("progress", tiny());
     let source = ModelSource::File(sample.0.clone());
@@ -594,7 +594,7 @@ fn progress_is_heard_and_can_stop_the_loading() {
 /// Some vocabularies are split by a regular expression that recurses for each character of a match: 8 KB of letters and
 /// digits overflowed the 2 MiB stack of a thread.
 #[test]
-fn a_word_without_end_does_not_end_the_process() {
+fn very_long_words_do_not_overflow_the_stack() {
     let mut bytes = tiny().to_vec();
     let at = bytes
         .windows(5)
@@ -619,7 +619,7 @@ fn a_word_without_end_does_not_end_the_process() {
 
 /// llama.cpp alone takes minutes for it.
 #[test]
-fn many_turns_are_tokenised_as_each_of_them_in_time_that_grows_with_their_number() {
+fn many_turns_tokenise_in_linear_time_and_like_single_turns() {
     let vocabulary = loaded(&options()).vocabulary();
     let turn = "<|im_start|>user\nthe word<|im_end|>\n";
     let once = vocabulary.tokenize(turn, true);
@@ -638,7 +638,7 @@ fn many_turns_are_tokenised_as_each_of_them_in_time_that_grows_with_their_number
 }
 
 #[test]
-fn tokenising_ends_where_nobody_waits_for_it() {
+fn tokenising_stops_when_the_caller_has_left() {
     let vocabulary = loaded(&options()).vocabulary();
     let flag = Arc::new(std::sync::atomic::AtomicBool::new(true));
     let text = "word ".repeat(10);
@@ -647,7 +647,7 @@ fn tokenising_ends_where_nobody_waits_for_it() {
 
 /// llama.cpp throws if a SentencePiece vocabulary has no token for a byte; the process must survive that.
 #[test]
-fn a_character_without_tokens_is_left_out_of_a_text() {
+fn characters_without_tokens_are_dropped() {
     let shape = RandomModelShape {
         kind: "llama",
         // The space that precedes every text there.

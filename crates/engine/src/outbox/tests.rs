@@ -21,7 +21,7 @@ fn tokens(choice: u32) -> EngineEvent {
 }
 
 #[test]
-fn the_quota_is_per_choice_and_the_reader_rings_when_half_is_read() {
+fn the_quota_is_per_choice_and_the_owner_is_woken_when_half_is_free() {
     let waker = Arc::new(OwnerWaker::default());
     let (mut sender, mut handle) = outbox(2, 4, Arc::clone(&waker));
     for _ in 0..4 {
@@ -45,7 +45,7 @@ fn the_quota_is_per_choice_and_the_reader_rings_when_half_is_read() {
 }
 
 #[test]
-fn readers_are_woken_when_told_and_the_end_comes_after_everything() {
+fn readers_are_woken_once_per_step_and_the_end_is_last() {
     let (mut sender, mut handle) = outbox(1, 4, Arc::default());
     let count = Arc::new(Count::default());
     let waker = waker(Arc::clone(&count));
@@ -81,7 +81,7 @@ fn readers_are_woken_when_told_and_the_end_comes_after_everything() {
 }
 
 #[test]
-fn what_the_reader_wishes_is_seen_and_leaving_is_final() {
+fn reader_requests_reach_the_owner_and_closing_is_final() {
     let waker = Arc::new(OwnerWaker::default());
     let (sender, handle) = outbox(1, 4, Arc::clone(&waker));
     assert_eq!(
@@ -105,7 +105,7 @@ fn what_the_reader_wishes_is_seen_and_leaving_is_final() {
 }
 
 #[test]
-fn a_lost_sender_is_a_fault_and_an_ended_one_is_not() {
+fn a_sender_dropped_before_its_end_sends_an_error() {
     let (sender, mut handle) = outbox(1, 4, Arc::default());
     drop(sender);
     let Some(EngineEvent {

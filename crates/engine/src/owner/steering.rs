@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_goes_from_pre_over_mid_back_to_pre() {
+    fn a_round_is_pre_then_mid_then_pre_again() {
         let panics = Counter::default();
         let mids = vec![Some(Mid::Stop)];
         let mut steering = Steering::new(Box::new(Script {

@@ -34,7 +34,7 @@ fn find(cache: &PrefixCache, scope: u64, prompt: &[Token]) -> Option<PrefixMatch
 }
 
 #[test]
-fn a_prefix_is_found_among_live_and_kept_slots_and_the_longest_wins() {
+fn the_longest_prefix_of_live_and_cached_slots_is_found() {
     let mut cache = cache(true);
     let live = cache.acquire(0).unwrap();
     cache.append(live, &[1, 2, 3, 4]);
@@ -55,7 +55,7 @@ fn a_prefix_is_found_among_live_and_kept_slots_and_the_longest_wins() {
 }
 
 #[test]
-fn a_model_that_cannot_cut_back_goes_on_only_where_a_slot_ends() {
+fn a_model_that_cannot_truncate_resumes_only_at_the_end_of_a_slot() {
     let mut cache = cache(false);
     let cached = cache.acquire(0).unwrap();
     cache.append(cached, &[1, 2, 3]);
@@ -73,7 +73,7 @@ fn a_model_that_cannot_cut_back_goes_on_only_where_a_slot_ends() {
 }
 
 #[test]
-fn the_least_recently_used_goes_first_and_a_key_keeps_its_own_warm() {
+fn the_least_recently_used_prefix_is_evicted_first_and_its_key_warms_it() {
     let mut cache = cache(true);
     let slots: Vec<SlotId> = (0..3).map(|_| cache.acquire(0).unwrap()).collect();
     for (&slot, key) in slots.iter().zip([Some(7), None, None]) {
@@ -88,7 +88,7 @@ fn the_least_recently_used_goes_first_and_a_key_keeps_its_own_warm() {
 }
 
 #[test]
-fn lm_609_a_prefix_is_found_in_its_own_scope_alone() {
+fn lm_609_a_prefix_is_found_only_in_its_scope() {
     let mut cache = cache(true);
     for (scope, tokens) in [(1, &[1, 2, 3, 4][..]), (2, &[1, 2, 9])] {
         let slot = cache.acquire(scope).unwrap();
@@ -112,7 +112,7 @@ fn lm_609_a_prefix_is_found_in_its_own_scope_alone() {
 }
 
 #[test]
-fn what_is_held_twice_is_kept_once() {
+fn duplicate_and_contained_prefixes_are_freed() {
     let cached = |truncates: bool, resumes: fn(SlotId, usize) -> bool, all: &[&[Token]]| {
         let mut cache = cache(truncates);
         let mut freed = Vec::new();
@@ -144,7 +144,7 @@ fn what_is_held_twice_is_kept_once() {
 }
 
 #[test]
-fn answers_to_one_prompt_go_before_another_conversation() {
+fn answers_to_one_prompt_are_evicted_before_another_conversation() {
     let mut cache = cache(true);
     let add = |cache: &mut PrefixCache, scope, prompt: Token, answer: Token| {
         let slot = cache.acquire(scope).unwrap();
@@ -163,7 +163,7 @@ fn answers_to_one_prompt_go_before_another_conversation() {
 }
 
 #[test]
-fn a_match_has_its_least_length_and_d_48_a_model_that_can_go_on_from_it() {
+fn d_48_a_match_has_the_minimum_length_and_the_model_can_resume_from_it() {
     let mut cache = cache(true);
     for tokens in [&[1, 2, 3, 4, 5][..], &[1, 2, 3, 9]] {
         let slot = cache.acquire(0).unwrap();
@@ -343,7 +343,7 @@ fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
 }
 
 #[test]
-fn what_is_kept_makes_room_beside_those_who_run() {
+fn cached_slots_are_moved_behind_live_ones() {
     let mut cache = cache(true);
     let slots: Vec<SlotId> = (0..4).map(|_| cache.acquire(0).unwrap()).collect();
     for &slot in &slots {
@@ -368,7 +368,7 @@ fn what_is_kept_makes_room_beside_those_who_run() {
 
 proptest! {
     #[test]
-    fn references_balance_and_no_slot_is_given_twice(acts in prop::collection::vec(act(), 0..80)) {
+    fn references_balance_and_no_slot_is_acquired_twice(acts in prop::collection::vec(act(), 0..80)) {
         let (mut cache, mut naive, mut cells) = (cache(true), vec![None; SLOTS as usize], 0);
         for act in acts {
             play(&mut cache, &mut naive, act, &mut cells);

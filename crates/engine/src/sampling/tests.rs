@@ -173,7 +173,7 @@ proptest! {
 
     /// A drawn token is allowed by the naive sampler, and a token that is nearly certain there is drawn.
     #[test]
-    fn what_is_drawn_is_in_the_reference_distribution((row, case) in row_and_case(), index in 0..1000_u32) {
+    fn draws_are_within_the_reference_distribution((row, case) in row_and_case(), index in 0..1000_u32) {
         let expected = reference_distribution(&row, &case);
         let sample = Sampler::default().sample(&mut row.clone(), &case.draw(index)).unwrap();
         // At the border of a nucleus rounding may include one token more or fewer: only clear cases are checked.
@@ -188,7 +188,7 @@ proptest! {
     }
 
     #[test]
-    fn the_best_by_threshold_are_the_best_by_sorting(
+    fn selection_by_threshold_equals_selection_by_sorting(
         row in prop::collection::vec((-20_i32..20).prop_map(|logit| logit as f32), 1..3000),
         count in 1..3000_usize,
     ) {
@@ -205,7 +205,7 @@ proptest! {
 
     /// D-11: the closed form gives the same result as the whole row.
     #[test]
-    fn a_ranking_gives_what_its_whole_row_gives((_, case) in row_and_case(), key: u64, gap in 0..3_u8, index in 0..50_u32) {
+    fn a_ranked_row_samples_like_its_full_row((_, case) in row_and_case(), key: u64, gap in 0..3_u8, index in 0..50_u32) {
         let distribution = ZipfDistribution::new(400, [0.0, 3.0, 40.0][gap as usize]);
         let ranking = RankedRow::new(&distribution, key, Some(77));
         let case = Case { mask: None, sampling: Sampling { logit_bias: Arc::default(), ..case.sampling }, ..case };
@@ -274,7 +274,7 @@ fn draws_follow_the_distribution() {
 }
 
 #[test]
-fn penalties_count_what_was_seen_and_leave_logprobs_alone() {
+fn penalties_count_seen_tokens_and_do_not_change_logprobs() {
     let sampling = Sampling {
         temperature: 0.0,
         repetition_penalty: 2.0,
@@ -304,7 +304,7 @@ fn penalties_count_what_was_seen_and_leave_logprobs_alone() {
 }
 
 #[test]
-fn rows_that_cannot_be_sampled_say_why() {
+fn rows_that_cannot_be_sampled_are_errors() {
     let mut sampler = Sampler::default();
     let greedy = Case {
         sampling: Sampling {

@@ -22,7 +22,7 @@ fn order(scheduler: &mut Scheduler) -> Vec<SequenceKey> {
 }
 
 #[test]
-fn priority_then_turns_of_callers_then_arrival() {
+fn the_order_is_priority_then_turns_of_callers_then_arrival() {
     let mut scheduler = Scheduler::new(1, 0);
     let arrivals = [
         (1, 0, 7),
@@ -65,7 +65,7 @@ fn d_54_connections_take_turns_within_their_callers() {
 }
 
 #[test]
-fn one_turn_in_so_many_is_that_of_the_priority_that_waits_longest() {
+fn ageing_admits_the_priority_that_has_waited_longest() {
     for (ageing, expect) in [(0, None), (1, Some(0)), (4, Some(3))] {
         let mut scheduler = Scheduler::new(1, ageing);
         scheduler.submit(0, -5, of(9));
@@ -98,7 +98,7 @@ fn one_turn_in_so_many_is_that_of_the_priority_that_waits_longest() {
 }
 
 #[test]
-fn d_49_who_yields_its_seat_comes_after_all_others_and_before_nobody() {
+fn d_49_a_sequence_that_yields_its_slot_is_admitted_last() {
     let mut scheduler = Scheduler::new(1, 0);
     scheduler.submit(1, 5, of(0));
     scheduler.admit(1);
@@ -114,7 +114,7 @@ fn d_49_who_yields_its_seat_comes_after_all_others_and_before_nobody() {
 }
 
 #[test]
-fn a_caller_that_comes_anew_does_not_overtake_those_that_take_turns() {
+fn a_new_caller_does_not_overtake_callers_that_take_turns() {
     let mut scheduler = Scheduler::new(1, 0);
     scheduler.submit(1, 0, of(1));
     scheduler.submit(2, 0, of(1));
@@ -130,7 +130,7 @@ fn a_caller_that_comes_anew_does_not_overtake_those_that_take_turns() {
 }
 
 #[test]
-fn who_ran_before_goes_first_and_who_does_not_fit_is_not_overtaken() {
+fn preempted_and_unparked_sequences_are_admitted_first() {
     let mut scheduler = Scheduler::new(1, 0);
     scheduler.submit(1, 0, of(0));
     scheduler.submit(2, 0, of(0));
@@ -156,7 +156,7 @@ fn who_ran_before_goes_first_and_who_does_not_fit_is_not_overtaken() {
 }
 
 #[test]
-fn victims_are_the_parked_then_the_lowest_then_the_youngest_and_never_the_last() {
+fn victims_are_parked_then_lowest_priority_then_youngest_and_never_the_last() {
     let mut scheduler = Scheduler::new(4, 0);
     for (key, priority) in [(1, 0), (2, 5), (3, 0), (4, 0)] {
         scheduler.submit(key, priority, of(0));
@@ -199,7 +199,7 @@ fn shares(work: &[(SequenceKey, usize)], budget: &StepBudget) -> (bool, Vec<(Seq
 }
 
 #[test]
-fn decodes_come_first_and_prompts_get_what_is_left() {
+fn decodes_are_planned_first_and_prefill_gets_the_rest() {
     let many: Vec<(SequenceKey, usize)> =
         (0..100).map(|key| (key, 1)).chain([(100, 900)]).collect();
     let tight = |room| StepBudget { room, ..BUDGET };
@@ -242,7 +242,7 @@ fn decodes_come_first_and_prompts_get_what_is_left() {
 
 proptest! {
     #[test]
-    fn a_plan_keeps_its_limits_and_moves_the_oldest(
+    fn a_plan_keeps_its_limits_and_advances_the_oldest_prompt(
         pending in prop::collection::vec(prop_oneof![Just(1_usize), 2..600_usize], 0..40),
         batch in 40..600_usize, alone in 1..600_usize, step in 1..200_usize, prefill_min in 1..100_usize, room in 0..800_usize,
     ) {
@@ -268,7 +268,7 @@ proptest! {
 
     /// Every waiting sequence is admitted eventually.
     #[test]
-    fn nothing_starves(arrivals in prop::collection::vec((0..4_u64, 0..3_u8), 1..60), seats in 1..4_usize) {
+    fn every_waiting_sequence_is_admitted_eventually(arrivals in prop::collection::vec((0..4_u64, 0..3_u8), 1..60), seats in 1..4_usize) {
         let mut scheduler = Scheduler::new(seats, 0);
         let mut seen = Vec::new();
         let mut running: Vec<SequenceKey> = Vec::new();

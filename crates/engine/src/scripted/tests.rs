@@ -66,7 +66,7 @@ fn run(model: &mut Scripted, prompt: &str, seed: u64) -> (String, String) {
 
 /// TR-1104, TR-1105.
 #[test]
-fn tr_1102_scripts_say_what_they_should() {
+fn tr_1102_each_script_gives_its_output() {
     let steps =
         |steps: &str| format!(r#"{{"script": "steps", "rules": [{{"steps": [{steps}]}}]}}"#);
     let cases = [
@@ -136,7 +136,7 @@ fn tr_1102_scripts_say_what_they_should() {
 }
 
 #[test]
-fn tr_1105_calls_and_thoughts_come_as_markup() {
+fn tr_1105_tool_calls_and_reasoning_are_markup() {
     let config = r#"{"script": "steps", "rules": [{"steps": [
         {"reasoning": "hm"}, {"tool_call": {"name": "f", "arguments": {"x": 1}}}]}]}"#;
     let call = "<tool_call>\n{\"name\":\"f\",\"arguments\":{\"x\":1}}\n</tool_call>";
@@ -201,7 +201,7 @@ fn tr_1106_tokens_join_to_the_text_whatever_the_vocabulary() {
 }
 
 #[test]
-fn the_chat_template_cannot_be_opened_from_within() {
+fn message_contents_cannot_open_a_turn() {
     let vocabulary = ScriptedVocabulary::new(&Config::default());
     let message = |role: &str, content: &str| ChatMessage {
         role: role.to_owned(),
@@ -231,7 +231,7 @@ fn the_chat_template_cannot_be_opened_from_within() {
 }
 
 #[test]
-fn a_configuration_that_makes_no_sense_is_refused() {
+fn invalid_configurations_are_refused() {
     let cases = [
         (r#"{"tokens_per_s": -1}"#, "tokens_per_s must be 0 or more"),
         (r#"{"gap": 99}"#, "gap must be from 0 to 80"),

@@ -207,7 +207,7 @@ fn lm_313_prompt_and_scored_are_refused_iff_they_are_longer_than_the_context() {
 }
 
 #[test]
-fn prompts_of_tokens_are_checked_and_an_empty_one_begins() {
+fn token_prompts_are_checked_and_an_empty_one_becomes_bos() {
     assert_eq!(
         refused(|r| r.prompt = Prompt::Tokens(vec![1, 258]))
             .unwrap()
@@ -218,7 +218,7 @@ fn prompts_of_tokens_are_checked_and_an_empty_one_begins() {
 }
 
 #[test]
-fn limits_and_seed_are_settled() {
+fn max_tokens_is_limited_by_the_context_and_a_seed_is_chosen() {
     let model = Scripted::new(Config {
         context_tokens: 32,
         ..Config::default()
@@ -249,7 +249,7 @@ fn limits_and_seed_are_settled() {
 }
 
 #[test]
-fn what_cannot_fit_is_refused_before_it_is_tokenised() {
+fn prompts_that_cannot_fit_are_refused_before_tokenising() {
     // 32 tokens of at most 8 bytes, if a tokenizer drops three quarters of the text.
     let text = |bytes: usize| refused(|r| r.prompt = Prompt::Text("x".repeat(bytes)));
     let (reason, why) = text(33 * 32).unwrap();
@@ -280,7 +280,7 @@ fn what_cannot_fit_is_refused_before_it_is_tokenised() {
 
 /// Roles and names are names: templates print them, but they are not measured with the content.
 #[test]
-fn a_name_that_is_a_text_is_refused_before_it_is_rendered() {
+fn overlong_names_are_refused_before_rendering() {
     let long = |bytes: usize| "u".repeat(bytes);
     for set in [
         |message: &mut ChatMessage, text| message.role = text,
@@ -306,7 +306,7 @@ fn a_name_that_is_a_text_is_refused_before_it_is_rendered() {
 
 /// The work for a conversation is estimated from everything that a template may print.
 #[test]
-fn everything_that_may_be_printed_is_counted() {
+fn prompt_bytes_include_all_that_a_template_may_print() {
     let text = "x".repeat(1000);
     let tools = serde_json::json!([{"function": {"name": text}}]);
     let chats = [
@@ -341,7 +341,7 @@ fn everything_that_may_be_printed_is_counted() {
 }
 
 #[test]
-fn a_prompt_that_nobody_waits_for_is_not_submitted() {
+fn an_abandoned_prompt_is_not_submitted() {
     let flag = Arc::new(std::sync::atomic::AtomicBool::new(true));
     assert!(stop::with(&flag, || refused(|_| {})).is_some());
     assert_eq!(refused(|_| {}), None);

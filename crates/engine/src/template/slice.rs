@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn every_slice_is_pythons() {
+    fn slices_equal_those_of_python() {
         let bounds = [i64::MIN, -7, -3, -2, -1, 0, 1, 2, 3, 7, i64::MAX].map(Some);
         let bounds: Vec<Option<i64>> = bounds.into_iter().chain([None]).collect();
         for len in 0..4 {

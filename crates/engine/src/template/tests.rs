@@ -110,7 +110,7 @@ fn check(source: &str, messages: &[(&str, &str)], expect: &str) {
 }
 
 #[test]
-fn renders_as_the_shapes_in_the_wild_expect() {
+fn renders_common_chat_template_formats() {
     let talk = [
         ("system", " Be brief. "),
         ("user", " Hi "),
@@ -247,7 +247,7 @@ fn tools_and_calls_reach_the_template_as_objects() {
 }
 
 #[test]
-fn json_is_pythons() {
+fn tojson_equals_json_dumps_of_python() {
     let spelt = |arguments: &str| {
         let mut talk = chat(&[]);
         talk.template_args = json!({"v": {"b": [1, 2.5, null, true], "a": "é\"\n"}});
@@ -275,7 +275,7 @@ fn json_is_pythons() {
 }
 
 #[test]
-fn endless_and_huge_renderings_end() {
+fn endless_and_huge_renderings_are_refused() {
     let endless =
         "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}";
     assert_eq!(
@@ -290,7 +290,7 @@ fn endless_and_huge_renderings_end() {
 }
 
 #[test]
-fn what_does_not_parse_says_where() {
+fn syntax_errors_name_the_line() {
     let error = Template::new("{% if %}", &specials(), || UNIX_EPOCH).unwrap_err();
     assert!(
         matches!(&error, TemplateError::Syntax(why) if why.contains("chat:1")),
@@ -304,7 +304,7 @@ fn what_does_not_parse_says_where() {
 
 /// A template that doubled a string reached 6.9 GB, one that contained itself overflowed the stack.
 #[test]
-fn whatever_a_template_makes_is_bounded() {
+fn every_growing_value_is_bounded() {
     let doubled = "{% set x = x ~ x %}".repeat(40);
     let sums = "{% set x = x + x %}".repeat(40);
     let lists = "{% set x = [x, x] %}".repeat(40);
@@ -346,7 +346,7 @@ fn whatever_a_template_makes_is_bounded() {
 
 /// Templates in use read their messages backwards, and minijinja panics if there are none.
 #[test]
-fn a_list_without_elements_is_read_backwards() {
+fn an_empty_list_can_be_sliced_backwards() {
     let source = "{{ messages[1:][::-1]|length }}{{ messages[::-1][0].content }}{{ 'abc'[::-1] }}{{ ''[::-1] }}{{ x[::-1] }}";
     let pieces = template(source).render(&chat(&[("user", "u")])).unwrap();
     assert!(

@@ -56,7 +56,7 @@ fn below_the_minimum_a_stop_passes_as_text() {
 }
 
 #[test]
-fn held_back_text_is_as_short_as_it_can_be() {
+fn held_back_text_is_minimal() {
     let (mut text, mut out) = (ChoiceText::default(), String::new());
     let stops = strings(&["\n\n", "User:"]);
     for (piece, shown) in [
@@ -73,7 +73,7 @@ fn held_back_text_is_as_short_as_it_can_be() {
 proptest! {
     /// However bytes are split, the text is the lossy decoding of all of them, up to the first stop string.
     #[test]
-    fn any_cut_gives_the_same_text(
+    fn any_split_gives_the_same_text(
         bytes in prop::collection::vec(prop_oneof![Just(b'a'), Just(b'b'), Just(0xc3), Just(0xa9), any::<u8>()], 0..40),
         cuts in prop::collection::vec(0usize..40, 0..6),
         stops in prop::collection::vec("[abé]{1,4}", 0..4),

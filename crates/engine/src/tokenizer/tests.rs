@@ -50,7 +50,7 @@ fn bytes(tokenizer: &FileTokenizer, tokens: &[Token]) -> Vec<u8> {
 
 /// The written file of a scripted model gives the same ids as the model.
 #[test]
-fn lm_951_files_of_scripted_models_give_their_ids() {
+fn lm_951_tokenizer_files_of_scripted_models_give_equal_ids() {
     use crate::model::Model;
     use crate::scripted::{self, Scripted};
     for kind in [
@@ -110,7 +110,7 @@ fn lm_712_tokens_of_a_byte_level_file_are_the_bytes_of_its_texts() {
 }
 
 #[test]
-fn lm_712_what_stands_beside_a_tokenizer_says_how_texts_begin_and_end() {
+fn lm_712_the_configuration_files_give_bos_and_eog_tokens() {
     let beside = |config: Value, generation: Value| TokenizerFiles {
         config,
         generation,
@@ -201,7 +201,7 @@ fn lm_712_sentencepiece_files_mark_spaces_and_write_bytes_as_texts() {
 }
 
 #[test]
-fn lm_712_what_is_no_tokenizer_says_so() {
+fn lm_712_files_that_are_not_tokenizers_are_refused() {
     let read = |tokenizer: &str| {
         let files = TokenizerFiles {
             tokenizer: tokenizer.to_owned().into(),

@@ -105,7 +105,7 @@ fn requests() -> Vec<GenerationRequest> {
 
 /// LM-704
 #[test]
-fn lm_712_tokens_from_elsewhere_become_what_an_engine_makes_of_its_own() {
+fn lm_712_remote_tokens_give_the_events_of_a_local_engine() {
     for index in 0..requests().len() {
         let request = || requests().swap_remove(index);
         let near = computed(request());
@@ -127,7 +127,7 @@ fn lm_712_tokens_from_elsewhere_become_what_an_engine_makes_of_its_own() {
 }
 
 #[test]
-fn lm_712_whoever_computes_may_end_a_choice_and_nothing_follows_an_end() {
+fn lm_712_either_side_may_end_a_choice_and_nothing_follows() {
     let model = Scripted::new(config()).unwrap();
     let vocabulary: SharedVocabulary = Arc::clone(&model.vocabulary());
     let mut request = GenerationRequest::new(Prompt::Text("x".into()));

@@ -183,7 +183,7 @@ fn it_knows_the_capital_of_japan() {
 }
 
 #[test]
-fn a_sample_of_the_held_out_questions_reaches_what_the_card_says() {
+fn held_out_questions_reach_the_accuracy_of_the_model_card() {
     let Some(folder) = demo() else { return };
     let card = card(&folder);
     let questions = fs::read_to_string(folder.join("recipe/heldout.jsonl")).unwrap_or_default();
@@ -277,7 +277,7 @@ fn answered(
 }
 
 #[test]
-fn d_53_the_first_questions_are_answered_as_the_card_says() {
+fn d_53_the_first_questions_are_answered_as_the_model_card_states() {
     let Some(folder) = demo() else { return };
     let list = fs::read_to_string(folder.join("recipe/first_questions.jsonl")).unwrap();
     let questions: Vec<Value> = list

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn lm_332_a_header_says_what_the_loaded_model_says() {
+fn lm_332_the_outline_matches_the_loaded_model() {
     let source = ModelSource::Bytes(tiny());
     let (info, announced) = outline("tiny", &source, &options()).unwrap();
     let loaded = loaded(&options());

@@ -143,7 +143,7 @@ fn shapes() -> [(&'static str, RandomModelShape); 4] {
 }
 
 #[test]
-fn d_48_a_warm_cache_gives_what_a_cold_one_gives() {
+fn d_48_a_warm_and_a_cold_cache_give_equal_text() {
     for (kind, shape) in shapes() {
         for cache_tokens in [None, Some(1024)] {
             let options = LoadOptions {
@@ -202,7 +202,7 @@ fn d_48_a_warm_cache_gives_what_a_cold_one_gives() {
 
 /// Cells before a window are reused as soon as other slots need them.
 #[test]
-fn d_48_a_windowed_slot_that_has_gone_on_cannot_go_far_back() {
+fn d_48_a_sliding_window_slot_cannot_resume_before_its_window() {
     let few = LoadOptions {
         context_tokens: Some(512),
         cache_tokens: Some(512),

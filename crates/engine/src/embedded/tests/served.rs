@@ -34,7 +34,7 @@ fn answer(handle: RequestHandle) -> (Vec<Token>, TokenUsage) {
 }
 
 #[test]
-fn a_second_turn_computes_only_what_is_new() {
+fn a_second_turn_computes_only_new_tokens() {
     let engine = engine();
     let first = TEXT.repeat(8);
     let (answered, usage) = answer(engine.submit(request(first.clone(), 20)).unwrap());
@@ -47,7 +47,7 @@ fn a_second_turn_computes_only_what_is_new() {
 
 /// Prompt logprobs equal the scores of the prompt's tokens, cached or not, in one step or in several.
 #[test]
-fn lm_974_a_prompt_is_as_likely_as_its_tokens_score() {
+fn lm_974_prompt_logprobs_equal_scores_of_the_same_tokens() {
     let engine = engine();
     let prompt = TEXT.repeat(8);
     let received = |mut request: GenerationRequest| {
@@ -76,7 +76,7 @@ fn lm_974_a_prompt_is_as_likely_as_its_tokens_score() {
 }
 
 #[test]
-fn more_requests_than_slots_are_all_answered_alike() {
+fn requests_beyond_the_slots_get_equal_answers() {
     let engine = engine();
     let handles: Vec<RequestHandle> = (0..12)
         .map(|number| {
@@ -92,7 +92,7 @@ fn more_requests_than_slots_are_all_answered_alike() {
 }
 
 #[test]
-fn dropping_the_engine_in_the_middle_of_work_ends_its_thread() {
+fn dropping_a_busy_engine_ends_its_thread() {
     let engine = engine();
     let prompt = TEXT.repeat(40);
     let handle = engine.submit(request(prompt, 20)).unwrap();

@@ -104,7 +104,7 @@ const TEXTS: &[&str] = &[
 
 /// The file of the demo model gives the same ids as the model itself.
 #[test]
-fn lm_951_the_file_of_the_demo_model_gives_its_ids() {
+fn lm_951_the_tokenizer_file_of_the_demo_model_gives_equal_ids() {
     let Some(two) = demo().map(Two::of) else {
         return;
     };
@@ -130,7 +130,7 @@ const LETTERS: &str = "asS1 \n\r\t.'\u{e9}\u{663}\u{65e5}";
 
 /// The merges reveal how a text is split: all pairs and triples of bytes of [`LETTERS`] are tokens.
 #[test]
-fn lm_951_every_known_split_is_llamas() {
+fn lm_951_every_pre_tokenizer_matches_llama_cpp() {
     let letters: Vec<String> = LETTERS.bytes().map(byte_text).collect();
     let mut merges = Vec::new();
     let mut firsts: std::collections::BTreeSet<String> = letters.iter().cloned().collect();
@@ -179,7 +179,7 @@ const NAMES: &[&str] = &[
 
 /// SmolLM2's vocabulary has no token for some bytes: llama.cpp drops them, and so does a reader of the file.
 #[test]
-fn lm_951_bytes_without_a_token_are_left_out_of_texts() {
+fn lm_951_bytes_without_a_token_are_dropped() {
     for (byte, text) in [
         (0xf1, "a\u{40000}b th\u{e9}\u{40001}th"),
         (0x01, "t\u{1}h th\u{1}"),
@@ -205,7 +205,7 @@ fn lm_951_bytes_without_a_token_are_left_out_of_texts() {
 }
 
 #[test]
-fn lm_951_what_cannot_be_written_has_no_file() {
+fn lm_951_unsupported_vocabularies_have_no_tokenizer_file() {
     let of = |pre: &str| RandomModelShape {
         pre: pre.to_owned(),
         ..RandomModelShape::tiny()

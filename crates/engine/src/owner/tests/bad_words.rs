@@ -35,7 +35,7 @@ fn all_but(spared: u32) -> Vec<(u32, f32)> {
 }
 
 #[test]
-fn tr_401_a_bad_word_does_not_come_and_the_script_goes_on_behind_it() {
+fn tr_401_a_bad_word_is_not_generated_and_the_script_continues() {
     for (text, words, expect) in [
         ("a cat sat", &["cat"][..], "a ca? sat"),
         ("a cat sat", &["cat", "a s"], "a ca? ?at"),
@@ -62,7 +62,7 @@ fn tr_401_a_bad_word_does_not_come_and_the_script_goes_on_behind_it() {
 
 /// D-22: bad words are masked before log-probabilities are computed.
 #[test]
-fn tr_401_a_forbidden_token_is_no_alternative() {
+fn tr_401_masked_tokens_are_not_in_the_top_list() {
     let mut bench = wandering();
     let mut request = forbidding("x", &[" the", "e"]);
     (
@@ -91,7 +91,7 @@ fn tr_401_a_forbidden_token_is_no_alternative() {
 
 /// LM-305: if no token is allowed at all, this request fails; while the EOG token is allowed, it ends.
 #[test]
-fn tr_401_bad_words_that_leave_nothing_end_the_request_and_no_other() {
+fn tr_401_bad_words_that_allow_no_token_fail_only_their_request() {
     let refused = |words: &[&str], bias: Vec<(u32, f32)>| -> Answer {
         let mut bench = echo();
         let mut beside = bench.submit(request_for("ab"));
@@ -124,7 +124,7 @@ fn tr_401_bad_words_that_leave_nothing_end_the_request_and_no_other() {
 }
 
 #[test]
-fn tr_401_bad_words_hold_together_with_a_mask_and_after_forced_tokens() {
+fn tr_401_bad_words_apply_with_masks_and_after_forced_tokens() {
     let mut probe = Probe::new();
     // After "ca", which the steerer forces, the model would sample "t".
     probe.pre = |round| {
@@ -183,7 +183,7 @@ fn tr_401_bad_words_hold_together_with_a_mask_and_after_forced_tokens() {
 }
 
 #[test]
-fn tr_401_tokens_that_are_weighed_may_be_anything() {
+fn tr_401_bad_words_do_not_apply_to_scored_tokens() {
     let mut request = forbidding("x", &["a"]);
     request.scored = Some(vec![97, 98]);
     let answer = echo().answer(request);
@@ -195,7 +195,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     /// Words of the vocabulary, parts of them, and texts that only several tokens form.
     #[test]
-    fn tr_401_no_bad_word_ever_comes_out(
+    fn tr_401_no_output_contains_a_bad_word(
         seed in any::<u64>(),
         words in prop::collection::vec(
             prop::sample::select(&["e", "th", " the", "a ", "ba", "de fi", "o t", "s", "ing", " ", "ka", "zagoba", "é"][..]),

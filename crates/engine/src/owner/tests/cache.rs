@@ -20,7 +20,7 @@ fn computed(reports: &[crate::StepReport]) -> u32 {
 }
 
 #[test]
-fn the_second_turn_of_a_conversation_pays_only_its_new_tokens() {
+fn the_second_turn_of_a_conversation_computes_only_its_new_tokens() {
     for truncates in [true, false] {
         let mut bench = Bench::new(Script {
             truncates,
@@ -50,7 +50,7 @@ fn of_scope(scope: u64, prompt: &str) -> GenerationRequest {
 }
 
 #[test]
-fn lm_609_a_prefix_is_shared_within_its_scope_or_with_everybody() {
+fn lm_609_prefixes_are_shared_within_a_scope_or_by_all() {
     for (prefix_sharing, expect) in [
         (PrefixSharing::Scope, [0, 0, 21, 21]),
         (PrefixSharing::All, [0, 21, 21, 21]),
@@ -174,7 +174,7 @@ fn n_choices_share_one_prefill() {
 }
 
 #[test]
-fn more_choices_than_seats_take_turns() {
+fn choices_beyond_the_slots_take_turns() {
     let mut bench = Bench::new(Script {
         parallel: 2,
         kept_prefixes: 1,
@@ -219,7 +219,7 @@ fn choices_of_a_sampled_request_differ_and_repeat_with_their_seed() {
 
 /// Many sequences in a KV cache for few; each output is the same as if it ran alone.
 #[test]
-fn a_full_cache_preempts_and_everybody_ends_as_if_alone() {
+fn a_full_cache_preempts_and_outputs_stay_the_same() {
     let script = |cells| Script {
         script: Name::Tokens,
         gap: 0.0,
@@ -258,7 +258,7 @@ fn a_full_cache_preempts_and_everybody_ends_as_if_alone() {
 }
 
 #[test]
-fn the_lowest_priority_gives_way() {
+fn the_lowest_priority_is_preempted() {
     let script = Script {
         script: Name::Tokens,
         count: 60,
@@ -290,7 +290,7 @@ fn the_lowest_priority_gives_way() {
 }
 
 #[test]
-fn the_end_of_the_context_is_length() {
+fn a_full_context_ends_with_length() {
     let mut bench = Bench::new(Script {
         script: Name::Tokens,
         context_tokens: 20,

@@ -30,7 +30,7 @@ fn steered(
 }
 
 #[test]
-fn what_was_held_back_comes_with_every_end_but_that_stop_text() {
+fn held_back_text_is_sent_at_every_end_except_its_stop_string() {
     let tokens = |text: &str| Some(StopCause::Tokens(text.bytes().map(u32::from).collect()));
     let end = Some(StopCause::Tokens(vec![257]));
     let cases = [
@@ -95,7 +95,7 @@ fn what_was_held_back_comes_with_every_end_but_that_stop_text() {
 }
 
 #[test]
-fn what_was_held_back_comes_when_a_steerer_stops() {
+fn held_back_text_is_sent_when_a_steerer_stops() {
     let request = request_that_holds_back("I type O", |request| {
         steered(request, |_, tokens| {
             Ok(if tokens == [u32::from(b'O')] {
@@ -115,7 +115,7 @@ fn what_was_held_back_comes_when_a_steerer_stops() {
 }
 
 #[test]
-fn what_was_held_back_comes_when_the_model_itself_ends_or_fails() {
+fn held_back_text_is_sent_when_the_model_ends_or_fails() {
     for (step, reason) in [
         (r#"{"finish": "stop"}"#, Some(FinishReason::Stop)),
         (r#"{"finish": "length"}"#, Some(FinishReason::Length)),
@@ -139,7 +139,7 @@ fn what_was_held_back_comes_when_the_model_itself_ends_or_fails() {
 }
 
 #[test]
-fn what_was_held_back_comes_when_the_reader_or_the_clock_ends_it() {
+fn held_back_text_is_sent_on_stop_and_timeout() {
     for stopped in [true, false] {
         let rules =
             r#"{"script": "steps", "rules": [{"steps": [{"text": "I type O"}, {"hang": true}]}]}"#;

@@ -145,7 +145,7 @@ fn play(trouble: Trouble) -> [String; 3] {
 }
 
 #[test]
-fn trouble_ends_what_it_must_and_nothing_else() {
+fn model_failures_end_only_the_affected_requests() {
     let cases = [
         (Trouble::None, ["first", "second", "third"]),
         (Trouble::Full, ["first", "second", "third"]),
@@ -174,7 +174,7 @@ fn trouble_ends_what_it_must_and_nothing_else() {
 }
 
 #[test]
-fn a_model_with_room_for_nobody_fails_the_last_one_and_does_not_loop() {
+fn a_cache_without_room_for_one_sequence_fails_its_request() {
     let (model, switch) = faulty(true);
     *switch.lock().unwrap() = Trouble::Full;
     let mut bench = Bench::over(Box::new(model), Config::default());
@@ -203,7 +203,7 @@ fn a_script_that_panics_ends_its_request_only() {
 }
 
 #[test]
-fn oa_913_a_panic_of_the_model_is_counted_and_a_lost_model_is_known_to_be_lost() {
+fn oa_913_model_panics_are_counted_and_a_lost_model_is_dead() {
     for (trouble, panics, dead) in [
         (Trouble::PanicInPass, 1, 0),
         (Trouble::PanicInRow, 1, 0),
@@ -228,7 +228,7 @@ fn oa_913_a_panic_of_the_model_is_counted_and_a_lost_model_is_known_to_be_lost()
 
 /// OA-901, OA-913: whatever ended the thread, the watchdog reports it as stalled.
 #[test]
-fn oa_913_an_engine_whose_model_or_thread_is_lost_counts_as_stuck_for_ever() {
+fn oa_913_an_engine_with_a_lost_model_counts_as_stalled() {
     let (model, switch) = faulty(true);
     *switch.lock().unwrap() = Trouble::Dead;
     let engine = Engine::spawn(Box::new(model), Config::default()).unwrap();
@@ -239,7 +239,7 @@ fn oa_913_an_engine_whose_model_or_thread_is_lost_counts_as_stuck_for_ever() {
 }
 
 #[test]
-fn a_lost_owner_tells_every_reader_and_refuses_what_comes() {
+fn a_dropped_owner_fails_its_requests_and_new_ones() {
     let Bench { owner, engine, .. } = Bench::new(Script::default());
     let mut handle = engine.submit(request_for("x")).unwrap();
     drop(owner);
@@ -293,7 +293,7 @@ fn a_spawned_engine_answers_and_ends_with_its_last_clone() {
 /// A panic that no narrower guard catches: every running or waiting request ends with one error, and later requests are
 /// answered.
 #[test]
-fn oa_913_an_owner_begins_anew_after_a_panic_that_nothing_else_catches() {
+fn oa_913_an_uncaught_panic_ends_all_requests_and_the_owner_continues() {
     for trouble in [Trouble::PanicInOpen, Trouble::PanicInTruncate] {
         let (model, switch) = faulty(false);
         let mut bench = Bench::over(Box::new(model), Config::default());
@@ -372,7 +372,7 @@ fn oa_913_a_model_that_cannot_release_its_slots_is_lost() {
 
 /// A reader's waker that panics does not affect other readers.
 #[test]
-fn a_waker_that_panics_ends_nothing_but_itself() {
+fn a_panicking_waker_does_not_affect_other_requests() {
     struct Bad;
     impl std::task::Wake for Bad {
         fn wake(self: Arc<Self>) {
@@ -446,7 +446,7 @@ impl Model for Slow {
 
 /// A decode call may be longer than the watchdog's limit as long as the model pulses.
 #[test]
-fn oa_901_a_long_pass_that_gets_on_is_not_stuck() {
+fn oa_901_a_long_decode_call_that_pulses_is_not_stalled() {
     use std::sync::mpsc::sync_channel;
     use std::time::{Duration, Instant};
     let ((begun, in_pass), (pulse, pulses), (pulsed, alive)) =

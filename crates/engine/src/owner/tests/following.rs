@@ -41,7 +41,7 @@ fn ahead(phase: Option<RequestPhase>) -> Option<u32> {
 }
 
 #[test]
-fn lm_921_those_who_wait_are_told_how_many_go_before_them() {
+fn lm_921_queued_requests_report_how_many_are_ahead() {
     let mut bench = Bench::new(slow());
     let first = bench.submit(request_for("aaaaaaaaaaaaaaaaaaaa"));
     run_until(&mut bench, 50);
@@ -76,7 +76,7 @@ fn lm_921_those_who_wait_are_told_how_many_go_before_them() {
 }
 
 #[test]
-fn lm_921_a_long_prompt_is_told_as_it_is_computed() {
+fn lm_921_prefill_progress_is_reported() {
     let script = Script {
         script: Name::Text,
         text: "x".to_owned(),
@@ -112,7 +112,7 @@ fn lm_921_a_long_prompt_is_told_as_it_is_computed() {
 
 /// Two long outputs and cells for one and a half: one of them is preempted.
 #[test]
-fn lm_921_who_is_displaced_is_told_and_goes_on() {
+fn lm_921_a_preempted_request_reports_it_and_continues() {
     let script = Script {
         script: Name::Tokens,
         count: 200,
@@ -151,7 +151,7 @@ fn lm_921_who_is_displaced_is_told_and_goes_on() {
 
 /// Without a follower, or after the last one is dropped, no timer is set.
 #[test]
-fn lm_921_without_a_follower_nobody_is_told_and_nothing_wakes_the_owner() {
+fn lm_921_without_a_follower_no_timer_wakes_the_owner() {
     let hang = || {
         let script = r#"{"script": "steps", "rules": [{"steps": [{"hang": true}]}]}"#;
         let script: Script = serde_json::from_str(script).unwrap();

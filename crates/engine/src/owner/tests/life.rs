@@ -52,7 +52,7 @@ fn max_tokens_ends_a_choice_with_length_and_zero_generates_nothing() {
 }
 
 #[test]
-fn each_step_is_one_event_per_choice_and_a_stop_text_is_never_leaked() {
+fn each_step_is_one_event_per_choice_and_stop_strings_are_not_sent() {
     let script = Script {
         script: Name::Text,
         text: "one END two".to_owned(),
@@ -103,7 +103,7 @@ fn a_dropped_handle_leaves_the_batch_before_the_next_step() {
 }
 
 #[test]
-fn stop_tokens_end_and_are_told_but_not_shown() {
+fn stop_tokens_are_reported_without_text() {
     let mut request = request_for("abcd");
     request.params.stop_sequences = vec![vec![99]];
     let answer = Bench::new(Script::default()).answer(request);
@@ -123,7 +123,7 @@ fn stop_tokens_end_and_are_told_but_not_shown() {
 
 /// The prompt is BOS and `abab`, and the script repeats it.
 #[test]
-fn lm_307_stops_are_sequences_of_the_output_and_the_completing_token_is_told() {
+fn lm_307_stop_sequences_match_the_output_and_the_last_token_is_reported() {
     // Stops, the minimum of tokens, the output, and the stop that ended it.
     type Case<'a> = (&'a [&'a [u32]], u32, &'a [u32], &'a [u32]);
     let cases: [Case<'_>; 8] = [
@@ -153,7 +153,7 @@ fn lm_307_stops_are_sequences_of_the_output_and_the_completing_token_is_told() {
 }
 
 #[test]
-fn before_min_tokens_nothing_stops_and_with_ignore_eos_the_end_does_not() {
+fn min_tokens_suppresses_stops_and_ignore_eos_the_eog_token() {
     let script = Script {
         script: Name::Text,
         text: "ab".to_owned(),
@@ -219,7 +219,7 @@ fn lm_305_a_bias_is_added_as_sent_and_minus_infinity_forbids() {
 }
 
 #[test]
-fn lm_305_a_bias_that_forbids_everything_is_a_fault_of_this_request_only() {
+fn lm_305_a_bias_that_forbids_every_token_fails_only_its_request() {
     let mut bench = Bench::new(Script::default());
     let mut beside = bench.submit(request_for("ab"));
     let mut request = request_for("ab");
@@ -258,7 +258,7 @@ fn lm_603_every_row_of_a_step_may_differ() {
 }
 
 #[test]
-fn tr_1105_pauses_hangs_errors_and_cuts_come_as_the_script_says() {
+fn tr_1105_scripted_pauses_hangs_errors_and_cuts() {
     let script = r#"{"script": "steps", "rules": [
         {"match": "hang", "steps": [{"text": "a"}, {"hang": true}]},
         {"match": "cut", "steps": [{"text": "a"}, {"cut": "close"}]},
@@ -294,7 +294,7 @@ fn tr_1105_pauses_hangs_errors_and_cuts_come_as_the_script_says() {
 }
 
 #[test]
-fn bytes_that_are_no_text_flow_and_none_is_split() {
+fn invalid_utf8_is_replaced_and_no_character_is_split() {
     let script = Script {
         script: Name::Echo,
         ..Script::default()

@@ -32,7 +32,7 @@ fn sampled(text: &str, seed: u64) -> GenerationRequest {
 }
 
 #[test]
-fn d_21_batch_mates_change_nothing() {
+fn d_21_output_does_not_depend_on_batch_mates() {
     let alone = Bench::new(wandering()).answer(sampled("mine", 3));
     for mates in [1, 5, 15] {
         let mut bench = Bench::new(wandering());
@@ -96,7 +96,7 @@ fn a_short_prompt_overtakes_a_long_one() {
 
 /// D-6, D-7.
 #[test]
-fn a_slow_reader_parks_alone_and_loses_nothing() {
+fn a_slow_reader_parks_only_its_own_sequence_and_loses_no_event() {
     let script = Script {
         script: Name::Tokens,
         count: 100,
@@ -155,7 +155,7 @@ fn a_slow_reader_parks_alone_and_loses_nothing() {
 
 /// OA-910: `queue_timeout`. OA-911.
 #[test]
-fn time_ends_requests_that_run_and_requests_that_wait() {
+fn timeouts_end_running_and_queued_requests() {
     let script = Script {
         script: Name::Tokens,
         count: 1000,
@@ -191,7 +191,7 @@ fn time_ends_requests_that_run_and_requests_that_wait() {
 }
 
 #[test]
-fn a_stop_keeps_what_there_is() {
+fn stop_keeps_the_output_so_far() {
     let mut bench = Bench::new(Script {
         script: Name::Text,
         text: "one STOP".to_owned(),
@@ -289,7 +289,7 @@ fn oa_910_a_queued_request_whose_reader_left_is_removed_before_its_turn() {
 
 /// Each phase of a request is observed once, and the phases add up.
 #[test]
-fn oa_801_the_life_of_a_request_is_observed_in_its_parts() {
+fn oa_801_each_phase_of_a_request_is_observed_once() {
     let script = Script {
         script: Name::Tokens,
         count: 5,
@@ -460,7 +460,7 @@ fn simulate(seed: u64) {
 }
 
 #[test]
-fn a_simulated_crowd_is_served_and_everybody_gets_what_it_would_get_alone() {
+fn simulated_clients_get_the_output_they_would_get_alone() {
     for seed in 0..6 {
         simulate(seed);
     }

@@ -47,7 +47,7 @@ fn steps(steps: Vec<ScriptStep>, tokens_per_chunk: u32) -> Script {
 }
 
 #[test]
-fn tr_1104_tokens_are_told_by_as_many_as_the_script_says() {
+fn tr_1104_tokens_per_chunk_are_reported_in_one_event() {
     let short = |max_tokens| {
         let mut request = request_for("x");
         request.params.max_tokens = Some(max_tokens);
@@ -74,7 +74,7 @@ fn tr_1104_tokens_are_told_by_as_many_as_the_script_says() {
 
 /// A chunk is one event, and so are the tokens before a pause or an error.
 #[test]
-fn tr_1105_a_chunk_is_told_at_once_as_it_is() {
+fn tr_1105_a_chunk_is_one_event() {
     let text_part = |text: &str| ScriptStep::Text(text.into());
     let chunk = |text: &str| ScriptStep::Chunk(text.into());
     let error = ScriptStep::Error(ScriptedFailure {
@@ -114,7 +114,7 @@ fn tr_1105_a_chunk_is_told_at_once_as_it_is() {
 
 /// A request that fails while it has unreported tokens: they are reported first.
 #[test]
-fn tokens_that_were_kept_back_come_before_the_fault_of_a_sibling() {
+fn unreported_tokens_are_sent_before_an_error() {
     let mut bench = Bench::new(text("abcdefg", 100));
     let request = GenerationRequest {
         timeout: Some(std::time::Duration::from_millis(4)),

@@ -40,7 +40,7 @@ fn scores(bench: &mut Bench, prompt: &[u32], scored: &[u32]) -> Vec<f32> {
 }
 
 #[test]
-fn lm_311_each_scored_token_is_told_once_in_order_and_the_last_ends_with_stop() {
+fn lm_311_each_scored_token_is_reported_once_in_order_and_the_last_ends_with_stop() {
     let mut bench = Bench::new(Script::default());
     let mut request = score(&[256, 97], &[98, 257, 99, 98]);
     // Parameters of generation have no effect.
@@ -91,7 +91,7 @@ fn lm_312_a_score_is_the_logprob_over_the_whole_vocabulary_without_bias() {
 }
 
 #[test]
-fn lm_312_after_nothing_the_first_is_certain_and_the_rest_follow_it() {
+fn lm_312_with_an_empty_prompt_the_first_score_is_zero() {
     let mut bench = Bench::new(wanders());
     assert_eq!(scores(&mut bench, &[], &[9]), [0.0]);
     let score_only = scores(&mut bench, &[], &[9, 8, 7]);
@@ -150,7 +150,7 @@ fn lm_314_concurrent_requests_with_a_common_prefix_prefill_it_once() {
 }
 
 #[test]
-fn who_waits_for_a_prefix_goes_on_when_its_leader_goes() {
+fn a_request_that_awaits_a_prefix_continues_when_its_leader_ends() {
     let mut bench = Bench::new(wanders());
     let prompt: Vec<u32> = (0..3000).map(|index| index % 1000).collect();
     let leader = bench.submit(score(&prompt, &[1]));
@@ -205,7 +205,7 @@ fn lm_312_scores_do_not_depend_on_how_they_are_computed() {
 
 /// LM-506, LM-607.
 #[test]
-fn a_score_is_parked_behind_a_slow_reader_and_cancelled_without_one() {
+fn scoring_parks_for_a_slow_reader_and_is_cancelled_without_one() {
     let script = Script {
         batch_tokens: 4,
         parallel: 4,
@@ -269,7 +269,7 @@ fn generate(prompt: &[u32]) -> GenerationRequest {
 
 /// The probabilities of all tokens at one position of a prompt sum to one, with or without a bias.
 #[test]
-fn lm_974_a_prompt_is_weighed_over_the_whole_vocabulary_without_bias() {
+fn lm_974_prompt_logprobs_are_over_the_whole_vocabulary_without_bias() {
     let mut bench = Bench::new(wanders());
     let vocabulary = bench.engine.info().vocabulary_tokens;
     let mut total = 0.0;
@@ -285,7 +285,7 @@ fn lm_974_a_prompt_is_weighed_over_the_whole_vocabulary_without_bias() {
 
 /// LM-609: cached tokens are computed again, in any number of steps, and the output is unchanged.
 #[test]
-fn lm_974_the_prompt_is_weighed_alike_however_it_is_computed() {
+fn lm_974_prompt_logprobs_do_not_depend_on_how_they_are_computed() {
     let prompt: Vec<u32> = (0..90).map(|index| index * 7).collect();
     let expected = scored(&mut Bench::new(wanders()), generate(&prompt));
     assert_eq!((expected.0.len(), expected.2), (89, 0));
@@ -309,7 +309,7 @@ fn lm_974_the_prompt_is_weighed_alike_however_it_is_computed() {
 
 /// LM-312
 #[test]
-fn lm_974_a_prompt_of_one_token_has_nothing_to_weigh_and_scores_have_theirs() {
+fn lm_974_a_prompt_of_one_token_has_no_logprobs_and_scoring_includes_them() {
     let mut bench = Bench::new(wanders());
     assert!(scored(&mut bench, generate(&[5])).0.is_empty());
     let (prompt, output, _) = scored(&mut bench, score(&[5, 6, 7], &[8, 9]));

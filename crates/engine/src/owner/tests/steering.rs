@@ -129,7 +129,7 @@ fn lm_411_the_only_token_a_mask_leaves_has_logprob_zero() {
 }
 
 #[test]
-fn ai_804_a_lone_end_of_sequence_ends_and_another_stands_as_a_space() {
+fn ai_804_a_sole_eog_token_ends_and_any_other_becomes_a_space() {
     let mut probe = Probe::new();
     probe.mid = |round| {
         let mut mask = Mask::none(258);
@@ -177,7 +177,7 @@ fn ai_804_a_lone_end_of_sequence_ends_and_another_stands_as_a_space() {
 }
 
 #[test]
-fn ai_823_fast_forward_tokens_are_appended_in_one_pass_and_marked() {
+fn ai_823_fast_forward_tokens_are_computed_in_one_decode_call_and_marked() {
     let mut probe = Probe::new();
     probe.pre = |round| {
         Ok(Pre::Run {
@@ -208,7 +208,7 @@ fn ai_823_fast_forward_tokens_are_appended_in_one_pass_and_marked() {
 }
 
 #[test]
-fn ai_822_a_splice_takes_back_tokens_and_text_and_appends_others() {
+fn ai_822_a_splice_rolls_back_tokens_and_text_and_appends_others() {
     let mut probe = Probe::new();
     probe.mid = |round| {
         Ok(Some(match round {
@@ -306,7 +306,7 @@ fn ai_826_a_splice_past_the_beginning_or_out_of_the_vocabulary_fails() {
 
 /// AI-933.
 #[test]
-fn ai_821_a_fork_gives_whole_choices_that_go_their_own_ways_and_share_the_cache() {
+fn ai_821_forks_are_complete_independent_choices_that_share_the_cache() {
     let mut probe = Probe::new();
     probe.pre = |round| {
         Ok(if round == 2 {
@@ -406,7 +406,7 @@ impl Steer for Waiter {
 }
 
 #[test]
-fn ai_813_a_suspended_sequence_costs_no_pass_and_four_steps_of_it_are_a_deadlock() {
+fn ai_813_a_suspended_sequence_is_not_decoded_and_four_steps_are_a_deadlock() {
     let flag = Arc::new(Mutex::new(false));
     let mut bench = echo();
     let mut request = request_for("abcd");
@@ -443,7 +443,7 @@ fn ai_813_a_suspended_sequence_costs_no_pass_and_four_steps_of_it_are_a_deadlock
 
 /// The parent waits for its child, which waits for the parent's slot.
 #[test]
-fn d_49_a_suspended_parent_gives_its_seat_to_its_child() {
+fn d_49_a_suspended_parent_yields_its_slot_to_its_child() {
     for parallel in [1, 2] {
         let done = Arc::new(Mutex::new(false));
         let family = Family {
@@ -511,7 +511,7 @@ impl Steer for Family {
 }
 
 #[test]
-fn a_deadlock_is_told_as_such() {
+fn a_deadlock_is_reported_with_its_reason() {
     let mut probe = Probe::new();
     probe.pre = |_| Ok(Pre::Suspend);
     let answer = echo().answer(steered("ab", &probe));
@@ -519,7 +519,7 @@ fn a_deadlock_is_told_as_such() {
 }
 
 #[test]
-fn ai_812_a_late_steerer_keeps_its_row_and_delays_nobody() {
+fn ai_812_a_late_steerer_keeps_its_row_and_does_not_delay_others() {
     let mut probe = Probe::new();
     probe.slow = Duration::from_millis(3);
     let mut bench = echo();
@@ -555,7 +555,7 @@ fn ai_812_a_late_steerer_keeps_its_row_and_delays_nobody() {
 }
 
 #[test]
-fn ai_812_d_49_a_steerer_is_late_by_the_clock_and_not_by_the_step() {
+fn ai_812_d_49_lateness_is_measured_in_time_and_not_in_steps() {
     let late = |step_ms: u64| {
         let mut probe = Probe::new();
         probe.slow = Duration::from_secs(3600);
@@ -620,7 +620,7 @@ fn a_steerer_that_fails_or_panics_ends_its_request_only() {
 }
 
 #[test]
-fn pre_and_mid_can_stop_and_noop_waits_without_a_pass() {
+fn pre_and_mid_can_stop_and_noop_waits_without_a_decode_call() {
     let mut probe = Probe::new();
     probe.pre = |round| {
         Ok(if round == 2 {
