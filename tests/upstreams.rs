@@ -183,7 +183,7 @@ impl Front {
         if end != "stop" {
             return Err(end);
         }
-        assert_eq!(tokens.last(), Some(&257), "the end is sent (LM-404)");
+        assert_eq!(tokens.last(), Some(&257), "EOS is sent (LM-404)");
         assert!(
             items
                 .iter()
@@ -300,7 +300,7 @@ async fn d_5_every_face_gives_the_text_of_the_model_through_every_kind_of_upstre
             };
             assert_eq!(code, expect, "{kind:?} {face:?}");
             let after = engine.stats().prompt_tokens.get();
-            assert_eq!(after, asked, "{kind:?} {face:?}: said before any work");
+            assert_eq!(after, asked, "{kind:?} {face:?}: refused before any work");
         }
     }
 }
@@ -340,7 +340,7 @@ async fn d_5_log_probabilities_are_returned_or_refused_and_never_omitted() {
         assert_eq!(code(&error), "unimplemented", "{kind:?}");
         assert_eq!(answer.summary().0, 501, "{kind:?}: {}", answer.text());
         let after = engine.stats().prompt_tokens.get();
-        assert_eq!(after, asked, "{kind:?}: said before any work");
+        assert_eq!(after, asked, "{kind:?}: refused before any work");
     }
 }
 

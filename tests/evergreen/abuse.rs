@@ -30,7 +30,7 @@ async fn honest(server: &Running) {
             session.close().await.unwrap();
         };
         let served = tokio::time::timeout(WAIT_LIMIT, served).await;
-        served.expect("an honest client is served at once");
+        served.expect("a well-behaved client is served at once");
     }
 }
 

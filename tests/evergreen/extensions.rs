@@ -14,7 +14,7 @@ use tonic::Streaming;
 pub(super) async fn finished(answers: &mut Streaming<SessionMessage>, id: &str) -> String {
     let mut all = Vec::new();
     loop {
-        let message = answers.message().await.unwrap().expect("it goes on");
+        let message = answers.message().await.unwrap().expect("it continues");
         let list = message.node_fragments.into_iter();
         for fragment in list.filter(|fragment| fragment.id == id) {
             let last = !fragment.continued;

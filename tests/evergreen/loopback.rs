@@ -268,7 +268,7 @@ async fn ev_611_a_disconnect_frees_the_sequence_within_one_step() {
     let numbers = &server.shared.metrics.evergreen;
     drop((asked, call, prompt, session));
     drop(response);
-    until("the server has noticed", || {
+    until("the server has noticed the disconnect", || {
         numbers.sessions_open.get() == 0
     })
     .await;
@@ -388,7 +388,7 @@ async fn a_session_above_the_limit_is_refused_with_a_retry_delay() {
         "{refused}"
     );
     drop(first);
-    until("the place is free", || {
+    until("the session is released", || {
         server.shared.metrics.evergreen.sessions_open.get() == 0
     })
     .await;
@@ -416,7 +416,7 @@ async fn ev_904_sessions_are_counted() {
     assert_eq!(numbers.bytes.with_label_values(&["in"]).get(), 5);
     assert!(numbers.retained_bytes.get() > 10);
     session.close().await.unwrap();
-    until("nothing is held", || {
+    until("nothing is retained", || {
         numbers.retained_bytes.get() == 0 && numbers.sessions_open.get() == 0
     })
     .await;

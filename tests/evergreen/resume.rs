@@ -305,7 +305,7 @@ fn agree(
 /// Waits until no session is left, on the virtual clock and for at most twice the grace.
 pub(super) async fn closed_in_time(server: &Running, grace: Duration) {
     let open = &server.shared.metrics.evergreen.sessions_open;
-    in_time("all have gone", grace * 2, || open.get() == 0).await;
+    in_time("all sessions have ended", grace * 2, || open.get() == 0).await;
 }
 
 const RESUME: (&str, &str) = ("evergreen-resume", "1");

@@ -215,7 +215,7 @@ impl Client {
         };
         while !complete(&self) {
             assert!(self.carry().await, "the session ended before its outputs");
-            assert!(Instant::now() < deadline, "an output never came to its end");
+            assert!(Instant::now() < deadline, "an output did not end");
             sleep(Duration::from_millis(1)).await;
         }
         for call in std::mem::take(&mut self.calls) {
@@ -223,7 +223,7 @@ impl Client {
             if call.cancelled {
                 assert!(
                     call.written.starts_with(&read),
-                    "a cancelled output is a beginning of the whole"
+                    "a cancelled output is a prefix of the whole"
                 );
             } else {
                 assert_eq!(
@@ -282,11 +282,7 @@ async fn world(seed: u64) {
         engine.stats().requests_running.get(),
         engine.stats().requests_waiting.get(),
     );
-    assert_eq!(
-        left,
-        (0, 0),
-        "seed {seed}: the engine still works for somebody"
-    );
+    assert_eq!(left, (0, 0), "seed {seed}: the engine still has requests");
     stepping.abort();
 }
 

@@ -111,7 +111,7 @@ async fn oa_904_a_drain_refuses_new_requests_and_finishes_running_ones_at_every_
             way.ask_as(Some("two"), address, "Hi"),
         )
         .await;
-        assert!(late.expect("it is told").is_err(), "{way:?}");
+        assert!(late.expect("it is answered").is_err(), "{way:?}");
         begun.runs(0).await;
         let reply = timeout(Duration::from_secs(20), &mut begun.asked).await;
         let reply = reply.expect("it ends in time").unwrap();

@@ -79,7 +79,7 @@ impl BusyEngine {
             let done: u64 = finished.iter().map(|it| it.get()).sum();
             if done > order.len() as u64 {
                 let answer = timeout(Duration::from_secs(20), answers.recv()).await;
-                order.extend(answer.expect("what ended is told"));
+                order.extend(answer.expect("the ended request is answered"));
             } else {
                 self.step();
             }
@@ -152,7 +152,7 @@ async fn oa_910_a_queued_request_times_out_at_every_face() {
         assert_eq!(timed_out(&slot), 1, "{way:?}");
         assert_eq!(slot.engine.stats().requests_waiting.get(), 0, "{way:?}");
         let reply = timeout(Duration::from_secs(20), &mut asked).await;
-        let reply = reply.expect("it is told").unwrap().unwrap_err();
+        let reply = reply.expect("it is answered").unwrap().unwrap_err();
         assert!(reply.contains("waited too long"), "{way:?}: {reply}");
     }
 }

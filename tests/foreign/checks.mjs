@@ -1,7 +1,5 @@
-// How the checks of a client in Node are run and told, and programs out of our pages.
-//
-// Owns: the flags, one line per check, the plain last line, the exit code; where our files are. Refuses to know: the client.
-// A script finds this beside it: what runs it copies both to where the packages are.
+// Runs the checks of a Node client: command-line flags, one line for each check, a summary line, the exit code; and programs
+// of our pages. `cargo xtask` copies this file and the script to the folder of the packages.
 
 import { execFileSync } from "node:child_process";
 import { readFileSync } from "node:fs";
@@ -20,13 +18,13 @@ const { values } = parseArgs({
 
 /** host:port of the server. */
 export const server = values.server;
-/** Where packages are installed, and programs may be written. */
+/** The folder of the installed packages; programs may be written there. */
 export const place = import.meta.dirname;
 
-/** A file of ours. */
+/** The path of a file of this repository. */
 export const ours = (name) => path.join(values.root, name);
 
-/** The first fenced block of a page in this language that holds `mark`, with the server in place of the usual one. */
+/** The first fenced block of a page in this language that holds `mark`, with this server instead of the default one. */
 export function block(page, language, mark) {
   const blocks = readFileSync(ours(page), "utf8").matchAll(new RegExp(`^\`\`\`${language}\n(.*?)^\`\`\``, "gms"));
   const text = [...blocks].map(([, text]) => text).find((text) => text.includes(mark));
@@ -34,7 +32,7 @@ export function block(page, language, mark) {
   return text.replaceAll("127.0.0.1", host).replaceAll("8000", port);
 }
 
-/** What a program of Node prints that must succeed, run from the root of the checkout. */
+/** The output of a Node program, run from the root of the checkout; it must succeed. */
 export function printed(...words) {
   return execFileSync(process.execPath, words, { cwd: values.root, encoding: "utf8", timeout: TIMEOUT_MS });
 }

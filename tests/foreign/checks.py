@@ -1,7 +1,4 @@
-"""How the checks of a foreign client are run and told.
-
-Owns: the flags, one line per check, the plain last line, the exit code. Refuses to know: the client.
-"""
+"""Runs the checks of a Python client: command-line flags, one line for each check, a summary line, the exit code."""
 
 import argparse
 import pathlib
@@ -11,10 +8,10 @@ PROTO = pathlib.Path(__file__).resolve().parents[2] / "crates/proto/proto"
 
 
 def main(description, world, checks):
-    """Runs each of `checks` with what `world` makes of the flags; gives the exit code."""
+    """Calls `world` with the flags and runs each of `checks` with its result; returns the exit code."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--server", default="127.0.0.1:8000", help="host:port")
-    parser.add_argument("--key", default="", help="bearer key, if the server wants one")
+    parser.add_argument("--key", default="", help="bearer key, if the server requires one")
     parser.add_argument("--proto", default=str(PROTO), help="our .proto files")
     made = world(parser.parse_args())
     failed = 0

@@ -1,7 +1,4 @@
-"""Programs and commands out of our pages, run as they stand there.
-
-Owns: finding them, where the server of the check is put in for the usual address. Refuses to know: what they do.
-"""
+"""Programs and commands of our pages, run as they are printed there, with the address of the tested server."""
 
 import pathlib
 import re
@@ -22,20 +19,20 @@ def block(page, language, mark):
 
 
 def addressed(text, server):
-    """The text with this server in place of the usual one."""
+    """The text with this server instead of the default one."""
     host, port = server.rsplit(":", 1)
     return text.replace("127.0.0.1", host).replace("8000", port)
 
 
 def printed(command, folder=ROOT):
-    """What a command prints that must succeed; what goes wrong is told with all it said."""
+    """The output of a command, which must succeed; a failure shows its output."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=folder)
     assert done.returncode == 0, f"exit {done.returncode}: {done.stdout}{done.stderr}"
     return done.stdout
 
 
 def python(page, mark, server, folder=None):
-    """What a Python program of a page prints; `folder` has the modules that it needs besides the installed ones."""
+    """The output of a Python program of a page; `folder` has modules that it imports beside the installed ones."""
     with tempfile.TemporaryDirectory() as scratch:
         path = pathlib.Path(folder or scratch, "program.py")
         path.write_text(addressed(block(page, "python", mark), server))

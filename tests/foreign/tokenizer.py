@@ -1,7 +1,4 @@
-"""The tokenizer of a served model, as a folder that libraries load, and as what a hub's client keeps of what it fetched.
-
-Owns: the file that the server gives, saved as those want it. Refuses to know: who loads it.
-"""
+"""The tokenizer of a served model: as a folder for `transformers`, and as a Hugging Face cache."""
 
 import pathlib
 import shutil
@@ -15,7 +12,7 @@ REVISION = "0" * 40
 
 
 def folder(server, model):
-    """Where it stands."""
+    """Downloads the tokenizer into a new folder and returns its path."""
     made = tempfile.mkdtemp(prefix=f"{model}-")
     file = pathlib.Path(made, "tokenizer.json")
     with urllib.request.urlopen(f"http://{server}/lmtp/tokenizer/{model}", timeout=30) as answer:
@@ -26,7 +23,7 @@ def folder(server, model):
 
 
 def hub(server, model, name):
-    """A hub's cache that holds it under this name: what HF_HUB_CACHE is to be."""
+    """A cache with the tokenizer under this name; returns the value for HF_HUB_CACHE."""
     cache = tempfile.mkdtemp(prefix="hub-")
     kept = pathlib.Path(cache, "models--" + name.replace("/", "--"))
     shutil.copytree(folder(server, model), kept / "snapshots" / REVISION)

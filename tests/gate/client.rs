@@ -73,7 +73,7 @@ impl Client {
         };
         let (received, whole) = timeout(WAIT_LIMIT, asking)
             .await
-            .expect("an answer in time");
+            .expect("a response in time");
         if !whole && self.way.version == Version::One {
             self.sender = None;
         }

@@ -94,7 +94,7 @@ async fn lm_1201_too_large_and_invalid_frames_close_the_connection_after_an_erro
         socket.raw(&message).await;
         let (reply, close) = socket.rest().await;
         let Some(SocketReply::Text(last)) = reply.last() else {
-            panic!("no last words: {reply:?}");
+            panic!("no last message: {reply:?}");
         };
         assert!(last.contains(&format!(r#""code":"{reason}""#)), "{last}");
         assert_eq!(close.map(|(code, _)| code), Some(code));
@@ -141,7 +141,7 @@ async fn lm_601_a_thousand_streams_of_one_connection_end_once_each() {
         for item in message(&mut socket).await.1 {
             let id = usize::try_from(item["stream_id"].as_u64().unwrap()).unwrap();
             counts[id] += 1;
-            assert!(counts[id] <= 1 + id % 20, "nothing behind the end");
+            assert!(counts[id] <= 1 + id % 20, "no item after the end");
             ends += usize::from(item["finish_reason"] == json!("length"));
         }
     }

@@ -52,7 +52,7 @@ async fn lm_901_text_is_negotiated_and_generated_without_a_round_trip() {
     );
     let items = stream(&mut socket, 2).await;
     assert_eq!(text(&items), "Größe");
-    assert_eq!(items[0]["prompt_len"], json!(8), "the beginning counts");
+    assert_eq!(items[0]["prompt_len"], json!(8), "BOS counts");
     let usage = &items.last().unwrap()["usage"];
     assert_eq!(
         (&usage["prompt_tokens"], &usage["completion_tokens"]),
@@ -323,7 +323,7 @@ async fn lm_921_status_reports_queueing_prefill_and_running() {
     base.send_text(r#"GENERATE {"model":"parrot","prompt":[1],"max_tokens":900,"stream_id":1}"#)
         .await;
     let at = Time::from_millis;
-    until("the first has the place", || {
+    until("the first has the slot", || {
         !owner.step(at(0)).admitted.is_empty()
     })
     .await;
@@ -352,7 +352,7 @@ async fn lm_921_status_reports_queueing_prefill_and_running() {
         assert_eq!(message(&mut base).await.0, "TOKEN");
     }
     drop(base);
-    until("the second has the place", || {
+    until("the second has the slot", || {
         !owner.step(at(200)).admitted.is_empty()
     })
     .await;
@@ -400,7 +400,7 @@ async fn lm_921_a_preempted_stream_is_reported_as_throttled() {
     })
     .await;
     let mut steps = 0;
-    until("one had to make room", || {
+    until("one was preempted", || {
         steps += 1;
         assert!(steps < 1_000, "there is room for both");
         !owner.step(Time::ZERO).preempted.is_empty()

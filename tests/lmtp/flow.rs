@@ -322,7 +322,7 @@ async fn lm_604_streams_join_between_steps() {
         owner.step(Time::from_millis(step));
     }
     assert_eq!(tokens_and_end(&stream(&mut second, 1).await).1, "length");
-    assert!(!owner.is_empty(), "the first goes on");
+    assert!(!owner.is_empty(), "the first continues");
 }
 
 /// A connection with many waiting streams does not delay one with few.

@@ -247,7 +247,7 @@ async fn lm_801_streams_of_a_pool_are_distributed_over_its_servers() {
     for items in &mut streams {
         tokio::select! {
             biased;
-            _ = items.next() => panic!("nobody steps"),
+            _ = items.next() => panic!("an item although no engine was stepped"),
             () = tokio::task::yield_now() => {}
         }
     }

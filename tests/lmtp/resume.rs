@@ -61,12 +61,12 @@ async fn lm_965_a_stream_resumes_after_a_lost_connection_without_loss() {
         if cut {
             let connections = &server.shared.metrics.lmtp.connections_open;
             drop(socket);
-            until("nobody is connected", || connections.get() == 0).await;
+            until("no client is connected", || connections.get() == 0).await;
             for _ in 0..4 {
                 owner.step(Time::from_millis(now));
                 now += 1;
             }
-            assert!(!owner.is_empty(), "the stream goes on");
+            assert!(!owner.is_empty(), "the stream continues");
             socket = client(&server).await;
             let other = agreed(&mut socket).await;
             assert_ne!(name, other);

@@ -410,7 +410,7 @@ async fn lm_108_revoking_a_key_ends_its_connections() {
     server.shared.auth.replace(vec![key("anna", "new"), ben]);
     let (reply, close) = cut.rest().await;
     let Some(SocketReply::Text(last)) = reply.last() else {
-        panic!("no last words: {reply:?}");
+        panic!("no last message: {reply:?}");
     };
     assert!(last.contains(r#""code":"insufficient_scope""#), "{last}");
     assert_eq!(close.map(|(code, _)| code), Some(1008));
@@ -614,7 +614,7 @@ async fn lm_113_a_body_may_be_silent_while_streams_run_and_a_timeout_breaks_off_
         seconds += 1;
         seconds > 90
     };
-    in_time("a long silence", Duration::from_secs(100), idle_timeout).await;
+    in_time("a long pause", Duration::from_secs(100), idle_timeout).await;
     assert_eq!(open.get(), 1, "it still runs");
     let mut reply = Vec::new();
     while !String::from_utf8_lossy(&reply).contains("\"finish_reason\":\"length\"") {

@@ -69,8 +69,11 @@ impl TestServer {
     /// Waits until no state is left, and returns the live bytes.
     pub(super) async fn left(&self) -> isize {
         let numbers = &self.server.shared.metrics;
-        until("everybody is gone", || numbers.connections_open.get() == 0).await;
-        until("every connection is told to be over", || {
+        until("all connections have closed", || {
+            numbers.connections_open.get() == 0
+        })
+        .await;
+        until("every LMTP connection has ended", || {
             numbers.lmtp.connections_open.get() == 0
         })
         .await;

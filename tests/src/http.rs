@@ -154,7 +154,7 @@ impl Wire {
         let end = self
             .until(b"\r\n\r\n")
             .await
-            .expect("the head of an answer");
+            .expect("the head of a response");
         let text: Vec<u8> = self.ahead.drain(..end).collect();
         let text = String::from_utf8(text).unwrap();
         let mut lines = text.split_terminator("\r\n");
@@ -216,7 +216,7 @@ impl Wire {
     async fn fill(&mut self, bytes: usize) -> bool {
         while self.ahead.len() < bytes {
             let read = timeout(WAIT_LIMIT, self.socket.read_buf(&mut self.ahead));
-            match read.await.expect("an answer in time") {
+            match read.await.expect("a response in time") {
                 Ok(0) | Err(_) => return false,
                 Ok(_) => {}
             }

@@ -64,7 +64,9 @@ async fn ev_701_a_message_of_another_dialect_is_refused_in_the_dialect_of_the_so
             }
             send(&mut socket, &message(sent), is_text).await;
             let (reply, close) = socket.rest().await;
-            let last = reply.last().unwrap_or_else(|| panic!("last words: {what}"));
+            let last = reply
+                .last()
+                .unwrap_or_else(|| panic!("a last message: {what}"));
             assert_eq!(
                 matches!(last, SocketReply::Text(_)),
                 dialect == JSON,

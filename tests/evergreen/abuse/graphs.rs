@@ -184,7 +184,7 @@ async fn ev_106_the_last_message_and_the_close_frame_have_the_reason() {
         let (reply, closed) = socket.rest().await;
         assert_eq!(closed, Some((1008, close.into())));
         let Some(SocketReply::Binary(last)) = reply.last() else {
-            panic!("no last words: {reply:?}")
+            panic!("no last message: {reply:?}")
         };
         let last = SessionMessage::decode(last.clone()).unwrap();
         assert_eq!(last.node_fragments[0].id, "__abort__");

@@ -56,7 +56,7 @@ async fn ev_705_connections_with_an_incomplete_start_are_dropped_and_delay_nobod
         }
         until("they are open", || open.get() == 20).await;
         honest(&server).await;
-        until("the honest have gone", || open.get() == 20).await;
+        until("the well-behaved clients have left", || open.get() == 20).await;
         let limit = Duration::from_secs(seconds);
         let took = in_time(what, limit + 5 * MINUTE, || open.get() == 0).await;
         let most = limit + Duration::from_secs(3);
@@ -80,7 +80,7 @@ async fn ev_705_a_trickling_request_head_has_ten_seconds_in_all() {
     let begun: &[u8] = b"GET /evergreen HTTP/1.1\r\nhost: x\r\nx: ";
     let socket = connected(&server, begun).await;
     until("it is open", || open.get() == 1).await;
-    let took = in_time("a head without end", MINUTE, || {
+    let took = in_time("an endless head", MINUTE, || {
         let _ = socket.try_write(b"a");
         open.get() == 0
     });
@@ -122,7 +122,7 @@ async fn ev_705_a_socket_that_answers_no_ping_is_dropped() {
         until("it is open", || numbers.connections_open.get() == 1).await;
         let mut received = Box::pin(async move { socket.rest().await });
         let mut close = None;
-        let took = in_time("a socket that says nothing", 40 * MINUTE, || {
+        let took = in_time("a socket that sends nothing", 40 * MINUTE, || {
             close = received.as_mut().now_or_never();
             close.is_some()
         });
@@ -149,7 +149,7 @@ async fn ev_111_a_call_without_a_message_ends_after_thirty_minutes() {
     let prefix = request(&server, head(), vec![0, 0], true).await;
     until("they are open", || sessions.get() == 3).await;
     honest(&server).await;
-    until("the honest have gone", || sessions.get() == 3).await;
+    until("the well-behaved clients have left", || sessions.get() == 3).await;
     let took = in_time("sessions without a message", 40 * MINUTE, || {
         sessions.get() == 0
     })

@@ -178,7 +178,7 @@ async fn ev_705_too_large_frame_lengths_are_refused_before_the_bytes_arrive() {
             let (reply, close) = socket.rest().await;
             let close = close.map(|(code, _)| code);
             assert_eq!(close, Some(1009), "{subprotocol}: {what}");
-            assert!(!reply.is_empty(), "last words");
+            assert!(!reply.is_empty(), "a last message");
         }
     }
     // A control frame may have at most 125 bytes.
@@ -242,7 +242,7 @@ async fn ev_701_false_lengths_within_a_message_are_refused() {
         let last = match reply.last() {
             Some(SocketReply::Text(text)) => text.len(),
             Some(SocketReply::Binary(bytes)) => bytes.len(),
-            _ => panic!("no last words: {reply:?}"),
+            _ => panic!("no last message: {reply:?}"),
         };
         assert!(last < 2_000, "{last}");
     }

@@ -200,7 +200,7 @@ async fn ev_941_a_session_resumes_in_any_other_dialect_and_transport() {
         assert_eq!(
             second.read("r", 4).await,
             "xxxx",
-            "and not what was had before"
+            "and not what had been received before"
         );
         // And back, with nothing received.
         let mut third = Peer::back(&server, one, &token).await;
@@ -322,7 +322,7 @@ async fn ev_941_unknown_and_foreign_tokens_over_a_socket_get_the_same_answer() {
         let mut socket = Socket::open(&server, path, &headers).await.unwrap();
         let (reply, close) = socket.rest().await;
         assert_eq!(close, removed, "{path} {headers:?}");
-        assert_eq!(reply.len(), 1, "its last word, {path} {headers:?}");
+        assert_eq!(reply.len(), 1, "its last message, {path} {headers:?}");
     }
     // msgpack cannot resume, and has one close code (EV-739).
     let headers = [mine, msgpack, (TOKEN, token.as_str())];
@@ -389,7 +389,7 @@ async fn ev_960_a_drain_lets_detached_sessions_finish_and_refuses_reconnects() {
     let drain = server.shared.drain.clone();
     tokio::spawn(async move { drain.run().await });
     // The drain does not wait for a detached session with nothing running.
-    until("one has left", || numbers.sessions_open.get() == 1).await;
+    until("one session has ended", || numbers.sessions_open.get() == 1).await;
     let json = ("sec-websocket-protocol", "evergreen.v2.json");
     let back = Socket::open(&server, "/", &[json, (TOKEN, &token)]).await;
     assert_eq!(back.err().unwrap().as_u16(), 503);

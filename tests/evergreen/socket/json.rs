@@ -91,7 +91,7 @@ async fn d_51_the_conversation_examples_of_the_page_run() {
     assert_eq!(
         whole(&all, "b"),
         "What is a tree?",
-        "asked about the answer"
+        "the question is about the answer"
     );
     assert_eq!(whole(&all, "a2"), "And a forest?");
 }

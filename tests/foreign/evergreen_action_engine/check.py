@@ -1,13 +1,13 @@
-"""Evergreen in the dialect of Action Engine, as its own client sees it: PyPI action-engine 0.4.0, unmodified.
+"""Evergreen in the dialect of Action Engine, with its own client: PyPI action-engine 0.4.0, unmodified.
 
-Owns: calls with default and custom node ids, long and large streams, statuses, failures, cancelling, an abort while a
-reader waits, both half-closes, the program of the face's page. Refuses to know: the bytes; the tests of the codec have those.
+Checks calls with default and custom node ids, long and large streams, statuses, failures, cancelling, an abort during a read, both
+half-closes, and the program of the Evergreen page. The bytes are checked by the tests of the codec.
 
-Needs a running server that serves a scripted model as its default target and has its test functions on:
+Needs a running server with a scripted model as its default target and `test_functions = true`:
 
     python tests/foreign/evergreen_action_engine/check.py --server 127.0.0.1:8000
 
-Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing failed.
+The last line is `N passed, N failed`; the exit code is 0 if nothing failed.
 """
 
 import argparse
@@ -44,7 +44,7 @@ SCHEMAS = [
 
 
 class Client:
-    """One connection with what the library needs around it."""
+    """A connection, and the objects that the library needs for it."""
 
     def __init__(self, world, target="/"):
         self.registry = actions.ActionRegistry()
@@ -104,8 +104,8 @@ def two_actions_on_one_connection(world):
     client.finish()
 
 
-def long_streams_keep_in_step(world):
-    # Past 128 and 32,768, where the integers of msgpack change their form.
+def long_streams_keep_their_order(world):
+    # Beyond 128 and 32,768, where msgpack changes the encoding of integers.
     count, batch = 33_000, 1_000
     client = Client(world)
     echo = client.action("echo_async")
@@ -153,7 +153,7 @@ def custom_node_ids(world):
     client.finish()
 
 
-def generate_answers(world):
+def generate_streams_an_answer(world):
     client = Client(world)
     generate = client.action("GENERATE")
     generate.call_and_wait_for_dispatch_status_sync()
@@ -165,7 +165,7 @@ def generate_answers(world):
     client.finish()
 
 
-def an_unknown_action_is_no_end(world):
+def an_unknown_action_does_not_end_the_session(world):
     client = Client(world)
     unknown = client.action("nobody_has_this")
     refused(unknown.call_and_wait_for_dispatch_status_sync, "Action not found in registry: nobody_has_this.")
@@ -174,7 +174,7 @@ def an_unknown_action_is_no_end(world):
     client.finish()
 
 
-def a_failing_action_is_no_end(world):
+def a_failing_action_does_not_end_the_session(world):
     client = Client(world)
     failing = client.action("fail")
     failing.call_sync()
@@ -184,7 +184,7 @@ def a_failing_action_is_no_end(world):
     client.finish()
 
 
-def cancel_by_the_id_of_the_action(world):
+def cancel_takes_the_id_of_the_action(world):
     client = Client(world)
     slow = client.action("slow")
     slow.call_and_wait_for_dispatch_status_sync()
@@ -207,7 +207,7 @@ def ping(world):
     client.finish()
 
 
-def an_abort_wakes_whoever_reads(world):
+def an_abort_wakes_a_waiting_reader(world):
     client = Client(world)
     slow = client.action("slow")
     slow.call_and_wait_for_dispatch_status_sync()
@@ -223,13 +223,13 @@ def an_abort_wakes_whoever_reads(world):
 
 
 def the_program_of_the_page(world):
-    # The scripted model says the words of its prompt again.
+    # The scripted model repeats the words of its prompt.
     said = pages.python(pages.EVERGREEN, "make_websocket_stream", f"{world.host}:{world.port}")
     assert "the sky blue" in said, said
 
 
 def after(client):
-    """The session goes on."""
+    """Checks that the session still works."""
     echo = client.action("echo_async")
     echo.call_sync()
     echo["text"].put_sync("still here", final=True)
@@ -241,14 +241,14 @@ CHECKS = [
     echo_with_both_statuses,
     two_actions_on_one_connection,
     custom_node_ids,
-    long_streams_keep_in_step,
+    long_streams_keep_their_order,
     chunks_of_64_kib,
-    generate_answers,
-    an_unknown_action_is_no_end,
-    a_failing_action_is_no_end,
-    cancel_by_the_id_of_the_action,
+    generate_streams_an_answer,
+    an_unknown_action_does_not_end_the_session,
+    a_failing_action_does_not_end_the_session,
+    cancel_takes_the_id_of_the_action,
     ping,
-    an_abort_wakes_whoever_reads,
+    an_abort_wakes_a_waiting_reader,
     the_program_of_the_page,
 ]
 
@@ -269,7 +269,7 @@ def one(world, name):
         code = 1
         traceback.print_exc(limit=4)
     sys.stderr.flush()
-    # Not sys.exit: threads of the library would be waited for.
+    # Not sys.exit, which would wait for threads of the library.
     os._exit(code)
 
 
@@ -280,7 +280,7 @@ def main():
     options = parser.parse_args()
     if options.only:
         one(World(options.server), options.only)
-    # The library waits without end where it waits, deaf to signals: each check has a process of its own.
+    # The library waits without a timeout and ignores signals, so each check has a process of its own.
     failed = 0
     for check in CHECKS:
         command = [sys.executable, __file__, "--server", options.server, "--only", check.__name__]

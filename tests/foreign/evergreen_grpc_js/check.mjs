@@ -1,11 +1,11 @@
-// Evergreen over gRPC from Node: npm @grpc/grpc-js, with what npm @grpc/proto-loader makes of our .proto files.
+// Evergreen over gRPC from Node: npm @grpc/grpc-js, with our .proto files loaded by npm @grpc/proto-loader.
 //
-// Owns: echo, GENERATE with its config, half-close, failures with their details, the program of the face's page.
-// Refuses to know: anything of the Rust code but its .proto files.
+// Checks echo, GENERATE with its config, half-close, failures with their details, and the program of the Evergreen page.
+// Uses nothing of the Rust code but the .proto files.
 //
 //     node check.mjs --server 127.0.0.1:8000 --root PATH_OF_THE_CHECKOUT
 //
-// Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing failed.
+// The last line is `N passed, N failed`; the exit code is 0 if nothing failed.
 
 import assert from "node:assert/strict";
 import { writeFileSync } from "node:fs";
@@ -40,7 +40,7 @@ function converse(talk, options = {}) {
       fragments.push(...message.nodeFragments);
       talk.heard?.(session, fragments);
     });
-    // Every failure is told by the status as well.
+    // The status event reports failures, too.
     session.on("error", () => {});
     session.on("status", (status) => resolve({ fragments, status }));
     talk.messages.forEach((message) => session.write(message));
@@ -93,7 +93,7 @@ async function echoInEitherOrder() {
   }
 }
 
-async function echoWhileStillTalking() {
+async function echoStreamsBothWays() {
   // Each word is sent when the one before has come back.
   const words = ["one ", "two ", "three "];
   const heard = (session, fragments) => {
@@ -113,7 +113,7 @@ async function echoWhileStillTalking() {
   assert.equal(content(fragments, "r"), words.join(""));
 }
 
-async function generateAnswersWithItsConfig() {
+async function generateAppliesItsConfig() {
   const config = {
     type_url: "type.googleapis.com/sapwood.v1.GenerateConfig",
     value: GenerateConfig.encode(GenerateConfig.fromObject({ maxTokens: 3, temperature: 0 })).finish(),
@@ -131,10 +131,10 @@ async function generateAnswersWithItsConfig() {
   );
 }
 
-async function whatRunsEndsAfterTheHalfClose() {
+async function runningActionsFinishAfterTheHalfClose() {
   const turns = [
     action("echo", { text: "p" }, { response: "q" }),
-    // The output of one is the input of the other.
+    // The output of one call is the input of the other.
     action("echo", { text: "q" }, { response: "r" }),
   ];
   const { fragments, status } = await converse({ messages: [{ actions: turns, nodeFragments: [leaf("p", "late")] }] });
@@ -142,7 +142,7 @@ async function whatRunsEndsAfterTheHalfClose() {
   assert.deepEqual([content(fragments, "q"), content(fragments, "r")], ["late", "late"]);
 }
 
-async function whatNeverComesIsNamedAtTheHalfClose() {
+async function aMissingInputFailsAtTheHalfClose() {
   const { status } = await converse({ messages: [{ actions: [action("echo", { text: "never" }, { response: "r" })] }] });
   assert.deepEqual(failure(status).slice(0, 2), [grpc.status.FAILED_PRECONDITION, "INCOMPLETE_INPUT"]);
 }
@@ -161,7 +161,7 @@ async function anAbortHasItsCodeAndDetails() {
   }
 }
 
-async function afterAPartialFailureTheSessionGoesOn() {
+async function theSessionContinuesAfterAPartialFailure() {
   const messages = [
     { actions: [action("no_such", {}, { response: "r" })] },
     { actions: [action("echo", { text: "p" }, { response: "q" })], nodeFragments: [leaf("p", "still here")] },
@@ -177,18 +177,18 @@ async function afterAPartialFailureTheSessionGoesOn() {
 function theProgramOfThePage() {
   const program = path.join(place, "page.mjs");
   writeFileSync(program, block(EVERGREEN, "javascript", "@grpc/grpc-js"));
-  // The scripted model says the words of its prompt again.
+  // The scripted model repeats the words of its prompt.
   assert.match(printed(program), /the sky blue/);
 }
 
 await run([
   echoInEitherOrder,
-  echoWhileStillTalking,
-  generateAnswersWithItsConfig,
-  whatRunsEndsAfterTheHalfClose,
-  whatNeverComesIsNamedAtTheHalfClose,
+  echoStreamsBothWays,
+  generateAppliesItsConfig,
+  runningActionsFinishAfterTheHalfClose,
+  aMissingInputFailsAtTheHalfClose,
   anAbortHasItsCodeAndDetails,
-  afterAPartialFailureTheSessionGoesOn,
+  theSessionContinuesAfterAPartialFailure,
   theProgramOfThePage,
 ]);
 client.close();

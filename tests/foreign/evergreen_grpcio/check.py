@@ -1,13 +1,13 @@
-"""Evergreen over gRPC as a foreign client sees it: PyPI grpcio with stubs made from our .proto files at run time.
+"""Evergreen over gRPC with PyPI grpcio, and stubs generated from our .proto files.
 
-Owns: the seed's own conversations in every metadata mode and in both orders of arrival, the status details that
-grpcio-status reads, functions that it offers itself, health and reflection. Refuses to know: anything of the Rust code but its .proto files.
+Checks the conversations of the protocol document in every metadata mode and in both orders of arrival, the status details that
+grpcio-status reads, functions offered by the client, health and reflection. Uses nothing of the Rust code but the .proto files.
 
-Needs a running server that serves a scripted model as its default target and has its test functions on:
+Needs a running server with a scripted model as its default target and `test_functions = true`:
 
     python tests/foreign/evergreen_grpcio/check.py --server 127.0.0.1:8000 [--key SECRET]
 
-Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing failed.
+The last line is `N passed, N failed`; the exit code is 0 if nothing failed.
 """
 
 import importlib
@@ -53,7 +53,7 @@ def make_stubs(root):
 
 
 class Session:
-    """One StartSession call: a queue of messages out, nodes put together from what comes in."""
+    """One StartSession call: a queue of messages out, nodes assembled from the responses."""
 
     def __init__(self, world, metadata=(), timeout=TIMEOUT_S):
         self.pb, self.spb = world.pb, world.spb
@@ -114,14 +114,14 @@ class Session:
         return b"".join(fragments[seq] for seq in sorted(fragments))
 
     def end(self):
-        """Half-closes and drains; a clean end raises nothing."""
+        """Half-closes and reads to the end, which must be OK."""
         self.half_close()
         for message in self.call:
             self.take(message)
         assert self.call.code() == grpc.StatusCode.OK, self.call.code()
 
     def failure(self):
-        """Drains to the error: its code, its reason and the reason's metadata."""
+        """Reads to the error: its code, its reason and the reason's metadata."""
         try:
             for message in self.call:
                 self.take(message)
@@ -190,10 +190,10 @@ MODES = ("strict", "lenient")
 
 
 def seed_conversation(world):
-    """The seed's first conversation, its video replaced by text in two data: references."""
+    """The first conversation of the protocol document, with its video replaced by text in two data: references."""
     for mode in MODES:
         for order in (0, 1, 2, 3):
-            # The second fragment repeats its metadata as in the seed, which only the lenient mode takes.
+            # The second fragment repeats its metadata, as in the document; only the lenient mode accepts that.
             again = "text/plain" if mode == "lenient" else None
             first = [
                 world.action("GENERATE", {"prompt": "prompt_1"}, {"response": "response_1"}),
@@ -221,7 +221,7 @@ def seed_conversation(world):
 
 
 def seed_file_references(world):
-    """The seed's own file: references are refused unless the operator allows them."""
+    """The file: references of the document are refused unless the operator allows them."""
     session = Session(world)
     session.send(
         world.action("GENERATE", {"prompt": "p"}, {"response": "r"}),
@@ -245,7 +245,7 @@ def seed_repeated_metadata_in_strict_mode(world):
 
 
 def seed_config_and_end_of_turn(world):
-    """The seed's third and fourth conversations: ports `text`, a config, EndOfTurn, a streamed prompt tree."""
+    """The third and fourth conversations of the document: ports `text`, a config, EndOfTurn, a streamed prompt tree."""
     for mode in MODES:
         for streamed in (False, True):
             for order in (0, 1, 2, 3):
@@ -267,7 +267,7 @@ def seed_config_and_end_of_turn(world):
 
 
 def struct_in_place_of_a_config(world):
-    """EV-509: a Struct with the config's JSON field names, so that nobody must compile our messages."""
+    """EV-509: a Struct with the config's JSON field names, so that clients need not compile our messages."""
     answers = []
     struct = struct_pb2.Struct()
     struct.update({"max_tokens": 6, "temperature": 0, "seed": 11})
@@ -315,7 +315,7 @@ def echo_copies_every_chunk(world):
     session.end()
 
 
-def order_of_fragments_is_free(world):
+def fragments_may_arrive_in_any_order(world):
     parts = [
         world.action("concat", {"a": "x", "b": "y"}, {"response": "z"}),
         world.leaf("x", b"one ", mime="text/plain", more=True),
@@ -361,7 +361,7 @@ def errors_carry_their_details(world):
             assert found[2].get(key) == value, (reason, found[2])
 
 
-def half_close_names_what_is_missing(world):
+def half_close_fails_an_action_with_a_missing_input(world):
     session = Session(world)
     session.send(world.action("echo", {"text": "never"}, {"response": "r"}))
     session.half_close()
@@ -384,7 +384,7 @@ def partial_failure_keeps_the_session(world):
 
 
 def cancel_ends_one_action(world):
-    """EV-913: the cancelled action ends, the session does not."""
+    """EV-913: CANCEL ends the action and not the session."""
     session = Session(world)
     session.send(world.action("slow", {}, {"response": "r"}))
     session.send(world.action("CANCEL", {"action": "r"}, {"result": "c"}))
@@ -431,7 +431,7 @@ def gzip_is_accepted(world):
     assert data == text
 
 
-def listing(world):
+def list_actions(world):
     session = Session(world)
     session.send(world.action("LIST_ACTIONS", {}, {"actions": "l"}))
     session.send(world.action("SESSION_INFO", {}, {"info": "i"}))
@@ -441,7 +441,7 @@ def listing(world):
 
 
 def offer(world, session, actions):
-    """Offers actions to the server and waits for what it says."""
+    """Offers actions to the server and waits for the result."""
     session.send(
         world.action("OFFER_ACTIONS", {"actions": "offer"}, {"result": "offered"}),
         world.leaf("offer", json.dumps({"actions": actions}).encode(), mime="application/json"),
@@ -453,8 +453,8 @@ def offer(world, session, actions):
 WEATHER = {"name": "weather", "inputs": [{"name": "city"}], "outputs": [{"name": "report"}]}
 
 
-def the_server_asks_what_was_offered(world):
-    """EV-810 to EV-812: a function that lives here, called through the server, answers in two fragments."""
+def the_server_calls_an_offered_function(world):
+    """EV-810 to EV-812: a function of this client, called through the server, answers in two fragments."""
     session = Session(world)
     assert offer(world, session, [WEATHER]) == {"offered": 1}
     for at in range(3):
@@ -474,8 +474,8 @@ def the_server_asks_what_was_offered(world):
     session.end()
 
 
-def a_status_says_how_an_offered_action_failed(world):
-    """EV-931 from a client: the action that has called fails with our code."""
+def the_status_of_an_offered_function_reaches_its_caller(world):
+    """EV-931 at the client: the calling action fails with the client's code."""
     session = Session(world, [("evergreen-partial-failure", "1")])
     offer(world, session, [WEATHER])
     session.send(
@@ -491,7 +491,7 @@ def a_status_says_how_an_offered_action_failed(world):
     session.end()
 
 
-def who_offers_nothing_is_asked_nothing(world):
+def a_client_without_an_offer_gets_no_actions(world):
     session = Session(world)
     session.send(
         world.action("weather", {"city": "c"}, {"report": "r"}),
@@ -523,18 +523,18 @@ CHECKS = [
     struct_in_place_of_a_config,
     pipelined_turns,
     echo_copies_every_chunk,
-    order_of_fragments_is_free,
+    fragments_may_arrive_in_any_order,
     errors_carry_their_details,
-    half_close_names_what_is_missing,
+    half_close_fails_an_action_with_a_missing_input,
     partial_failure_keeps_the_session,
     cancel_ends_one_action,
     options_and_headers,
     deadline_ends_the_session,
     gzip_is_accepted,
-    listing,
-    the_server_asks_what_was_offered,
-    a_status_says_how_an_offered_action_failed,
-    who_offers_nothing_is_asked_nothing,
+    list_actions,
+    the_server_calls_an_offered_function,
+    the_status_of_an_offered_function_reaches_its_caller,
+    a_client_without_an_offer_gets_no_actions,
     health,
     reflection,
 ]

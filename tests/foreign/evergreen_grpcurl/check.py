@@ -1,10 +1,10 @@
-"""Evergreen from the command line: grpcurl, which knows nothing but what server reflection tells it.
+"""Evergreen from the command line with grpcurl, which uses server reflection.
 
-Owns: the commands of the face's page, run as they stand there, and how an abort looks. Refuses to know: our .proto files.
+Runs the commands of the Evergreen page as they are printed there, and checks the form of an abort.
 
     python tests/foreign/evergreen_grpcurl/check.py --server 127.0.0.1:8000
 
-Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing failed.
+The last line is `N passed, N failed`; the exit code is 0 if nothing failed.
 """
 
 import base64
@@ -23,7 +23,7 @@ SESSION = "evergreen.v2.EvergreenService/StartSession"
 
 
 class World:
-    """The commands of the page, each with the server of the check in it, by what they end with."""
+    """The commands of the page with the address of this server, by their last words."""
 
     def __init__(self, options):
         self.server = options.server
@@ -32,12 +32,12 @@ class World:
         self.commands = {words[-1]: words for words in map(shlex.split, commands)}
 
     def run(self, last):
-        """What the page's command prints whose last word this is."""
+        """The output of the page's command with this last word."""
         return pages.printed([GRPCURL, *self.commands.pop(last)])
 
 
 def messages(text):
-    """The JSON objects that stand one behind the other."""
+    """The JSON objects in a sequence."""
     decoder, found, at = json.JSONDecoder(), [], 0
     while text[at:].strip():
         at += len(text[at:]) - len(text[at:].lstrip())
@@ -56,20 +56,20 @@ def messages_are_described(world):
     assert "repeated .evergreen.v2.NamedParameter inputs = 3;" in world.run("evergreen.v2.Action")
 
 
-def health_is_told(world):
+def health_is_serving(world):
     assert json.loads(world.run("grpc.health.v1.Health/Check")) == {"status": "SERVING"}
 
 
-def generate_answers(world):
+def generate_streams_an_answer(world):
     fragments = [one for message in messages(world.run(SESSION)) for one in message["nodeFragments"]]
-    # The end may come in a fragment of its own, which has no chunk.
+    # The final fragment may have no chunk.
     chunks = [one.get("chunkFragment", {}) for one in fragments]
     answer = b"".join(base64.b64decode(chunk.get("data", "")) for chunk in chunks)
-    # The scripted model says the words of its prompt again.
+    # The scripted model repeats the words of its prompt.
     assert b"the sky blue" in answer, answer
 
 
-def the_page_has_no_further_commands(world):
+def the_page_has_no_other_commands(world):
     assert not world.commands, world.commands
 
 
@@ -86,9 +86,9 @@ def an_abort_has_its_code_and_details(world):
 CHECKS = [
     services_are_listed,
     messages_are_described,
-    health_is_told,
-    generate_answers,
-    the_page_has_no_further_commands,
+    health_is_serving,
+    generate_streams_an_answer,
+    the_page_has_no_other_commands,
     an_abort_has_its_code_and_details,
 ]
 

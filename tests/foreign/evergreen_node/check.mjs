@@ -1,12 +1,12 @@
 // Evergreen from Node: npm ws, with JSON as the TypeScript client sends it, and npm @msgpack/msgpack, whose integers
 // are not those of Action Engine.
 //
-// Owns: recorded frames of the TypeScript client, the byte samples of msgpack, every integer form that this library
-// writes, small frames, the program of the face's page. Refuses to know: anything of the Rust code.
+// Checks recorded frames of the TypeScript client, the byte samples of msgpack, every integer encoding of this library,
+// small frames, and the program of the Evergreen page.
 //
 //     node check.mjs --server 127.0.0.1:8000 --root PATH_OF_THE_CHECKOUT
 //
-// Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing failed.
+// The last line is `N passed, N failed`; the exit code is 0 if nothing failed.
 
 import assert from "node:assert/strict";
 import { readFileSync, writeFileSync } from "node:fs";
@@ -15,7 +15,7 @@ import { decodeMulti, encode } from "@msgpack/msgpack";
 import WebSocket from "ws";
 import { EVERGREEN, TIMEOUT_MS, block, ours, place, printed, run, server } from "./checks.mjs";
 
-/** Opens a socket, lets `talk` send, and gives everything that is said until the Close. */
+/** Opens a socket, lets `talk` send, and returns all messages until the Close frame. */
 function converse(target, talk, protocols = []) {
   return new Promise((resolve, reject) => {
     const socket = new WebSocket(`ws://${server}${target}`, protocols);
@@ -74,7 +74,7 @@ async function theTypescriptClientsFramesAreAnswered() {
   });
 }
 
-async function jsonMayComeInBinaryMessages() {
+async function jsonIsAcceptedInBinaryMessages() {
   const { said, code } = await converse("/evergreen", (socket) => {
     [...recorded("Hi!"), FINISH].forEach((text) => socket.send(Buffer.from(text)));
   });
@@ -82,7 +82,7 @@ async function jsonMayComeInBinaryMessages() {
   assert.ok(said.length > 0 && said.every(({ isBinary }) => !isBinary));
 }
 
-async function aWrongMessageIsAnsweredWithTheError() {
+async function aMalformedMessageGetsAnError() {
   const { said, code, reason } = await converse("/evergreen", (socket) => socket.send("{]"), ["evergreen.v2.json"]);
   const { error } = JSON.parse(said.at(-1).data);
   assert.equal(error.status, "INVALID_ARGUMENT");
@@ -126,20 +126,20 @@ function read(message) {
 }
 
 /** EV-730 */
-function theSamplesAreWhatThisLibraryWrites() {
+function theSamplesEqualTheEncodingOfThisLibrary() {
   const yo = (seq) => wire([fragment("q", seq, Buffer.from("yo"), true)], []);
   assert.deepEqual(HALF_CLOSE, sample("half-close"));
   assert.deepEqual(yo(0), sample("fragment"));
   assert.deepEqual(wire([], [call("A1", "GENERATE", [["prompt", "p"]], [["response", "r"]])]), sample("action"));
   const end = struct(0, bin(chunk([], "application/octet-stream")), false, "q", 1);
   assert.deepEqual(wire([end], []), sample("null-chunk"));
-  // From here on the forms of integers differ, what they say does not.
+  // From here on the encodings of integers differ, but not their values.
   assert.notDeepEqual(yo(128), sample("fragment-at-128"));
   assert.deepEqual(read(yo(128)), read(sample("fragment-at-128")));
 }
 
 /** EV-730, EV-735, EV-736, EV-738 */
-async function theSamplesAreASession() {
+async function theSamplesRunAsASession() {
   const samples = ["action", "fragment", "null-chunk", "half-close"].map(sample);
   // The prompt of the sample's action is named p, the fragments' node q: the ids have one length.
   const [action, first, last, halfClose] = samples.map((bytes) => Buffer.from(bytes.toString("latin1").replace("\xa1q", "\xa1p"), "latin1"));
@@ -154,7 +154,7 @@ async function theSamplesAreASession() {
 }
 
 /** EV-739 */
-async function anAbortIsAsInTheSample() {
+async function anAbortEqualsTheSample() {
   const past = [fragment("q", 0, Buffer.from("yo"), true), fragment("", 1, Buffer.from("yo"), false)];
   const { said, code } = await converse("/", (socket) => socket.send(wire(past, [])));
   assert.equal(code, 1011);
@@ -163,7 +163,7 @@ async function anAbortIsAsInTheSample() {
   assert.deepEqual({ ...told, data: told.data[0] }, { ...abort, data: abort.data[0] });
 }
 
-async function unsignedIntegersAreUnderstood() {
+async function unsignedIntegersAreAccepted() {
   const count = 70_000;
   const { said, code } = await converse("/", (socket) => {
     socket.send(wire([], [call("A", "echo_async", [["text", "p"]], [["response", "r"]])]));
@@ -187,7 +187,7 @@ async function unsignedIntegersAreUnderstood() {
   assert.deepEqual([all.at(-1).mimetype, [...all.at(-1).data]], ["__status__", [0]]);
 }
 
-async function oneByteFramesAreMessagesToo() {
+async function messagesMayComeInOneByteFrames() {
   const { said, code } = await converse(
     "/evergreen",
     (socket) => {
@@ -205,7 +205,7 @@ async function oneByteFramesAreMessagesToo() {
   assert.equal(Buffer.concat(response.map(({ data }) => data)).toString(), "small");
 }
 
-async function anUnknownActionIsNoEnd() {
+async function anUnknownActionDoesNotEndTheSession() {
   const { said, code } = await converse("/", (socket) => {
     socket.send(wire([], [call("A", "nobody", [], [["response", ""]])]));
     socket.send(HALF_CLOSE);
@@ -226,19 +226,19 @@ function theProgramOfThePage() {
   writeFileSync(program, block(EVERGREEN, "typescript", "evergreen.v2.json"));
   const options = ["--strict", "--module", "nodenext", "--target", "es2022", "--skipLibCheck"];
   printed(path.join(place, "node_modules/typescript/bin/tsc"), ...options, program);
-  // The scripted model says the words of its prompt again.
+  // The scripted model repeats the words of its prompt.
   assert.match(printed(program.replace(/ts$/, "js")), /the sky blue/);
 }
 
 await run([
   theTypescriptClientsFramesAreAnswered,
-  jsonMayComeInBinaryMessages,
-  aWrongMessageIsAnsweredWithTheError,
-  theSamplesAreWhatThisLibraryWrites,
-  theSamplesAreASession,
-  anAbortIsAsInTheSample,
-  unsignedIntegersAreUnderstood,
-  oneByteFramesAreMessagesToo,
-  anUnknownActionIsNoEnd,
+  jsonIsAcceptedInBinaryMessages,
+  aMalformedMessageGetsAnError,
+  theSamplesEqualTheEncodingOfThisLibrary,
+  theSamplesRunAsASession,
+  anAbortEqualsTheSample,
+  unsignedIntegersAreAccepted,
+  messagesMayComeInOneByteFrames,
+  anUnknownActionDoesNotEndTheSession,
   theProgramOfThePage,
 ]);

@@ -1,12 +1,11 @@
-"""Evergreen over a plain WebSocket, as a program writes it by hand: PyPI websockets, protobuf and JSON.
+"""Evergreen over a plain WebSocket with PyPI websockets, in protobuf and JSON.
 
-Owns: both dialects against protobuf's own encoding and JSON mapping, detection, half-close, last words, small frames, coming
-back with a token, the program of the face's page.
-Refuses to know: anything of the Rust code but its .proto files.
+Checks both dialects against protobuf's own encoding and JSON mapping, detection of the dialect, half-close, the last message, small
+frames, resuming with a token, and the program of the Evergreen page. Uses nothing of the Rust code but the .proto files.
 
     python tests/foreign/evergreen_websockets/check.py --server 127.0.0.1:8000 [--key SECRET]
 
-Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing failed.
+The last line is `N passed, N failed`; the exit code is 0 if nothing failed.
 """
 
 import importlib
@@ -39,7 +38,7 @@ def make_messages(root):
     if protoc.main(["protoc", f"-I{root}", f"-I{well_known}", f"--python_out={out}", *files]) != 0:
         raise SystemExit("the .proto files do not compile")
     sys.path.insert(0, out)
-    # Known to protobuf's JSON mapping by being imported.
+    # Importing it registers the type for protobuf's JSON mapping.
     importlib.import_module("sapwood.v1.config_pb2")
     return importlib.import_module("evergreen.v2.evergreen_service_pb2")
 
@@ -87,7 +86,7 @@ class World:
         return self.pb.SessionMessage.FromString(bytes(said))
 
     def rest(self, socket):
-        """Everything until the Close, and how that reads."""
+        """All messages until the Close frame, and its code and reason."""
         said = []
         while True:
             try:
@@ -150,7 +149,7 @@ def generate_in_json(world):
         assert json.loads(content(answers, "m"))["usage"], said
 
 
-def pieces_of_16_bytes(world):
+def frames_of_16_bytes(world):
     with world.open() as socket:
         echo = ("echo", {"text": "p"}, {"response": "r"})
         data = world.message([echo, FINISH], [("p", 0, b"x" * 65_536, False)]).SerializeToString()
@@ -160,7 +159,7 @@ def pieces_of_16_bytes(world):
         assert content(answers, "r") == b"x" * 65_536 and close == (1000, ""), close
 
 
-def a_wrong_message_has_last_words(world):
+def a_malformed_message_gets_a_status_before_the_close(world):
     past = world.message(fragments=[("p", 0, b"x", False), ("p", 5, b"x", False)])
     with world.open() as socket:
         socket.send(past.SerializeToString())
@@ -175,7 +174,7 @@ def a_wrong_message_has_last_words(world):
         assert close == (1008, "INVALID_ARGUMENT: SEQ_PAST_FINAL"), close
 
 
-def what_is_no_dialect_is_closed(world):
+def a_message_of_no_dialect_closes_the_connection(world):
     for text, code in (("[]", 1007), ("7", 1007)):
         with world.open("/") as socket:
             socket.send(text)
@@ -199,7 +198,7 @@ def pings_are_answered(world):
         assert socket.ping().wait(TIMEOUT_S)
 
 
-def a_session_is_come_back_to_in_either_dialect(world):
+def a_session_resumes_in_either_dialect(world):
     for before, after in itertools.product((PROTO, JSON), repeat=2):
         for cut in (True, False):
             with ExitStack() as sockets:
@@ -216,7 +215,7 @@ def comes_back(world, sockets, before, after, cut):
     while not any(f.id == "r" for message in had for f in message.node_fragments):
         had.append(world.heard(first))
     if cut:
-        # Not a word, as when a cable is pulled.
+        # Without a Close frame, like a cut cable.
         first.socket.shutdown(SHUT_RDWR)
     second = sockets.enter_context(world.open(subprotocol=after, headers={TOKEN: token}))
     if not cut:
@@ -244,7 +243,7 @@ def comes_back(world, sockets, before, after, cut):
 
 
 def the_program_of_the_page(world):
-    # The scripted model says the words of its prompt again.
+    # The scripted model repeats the words of its prompt.
     said = pages.python(pages.EVERGREEN, "evergreen.v2.json", world.server)
     assert "the sky blue" in said, said
 
@@ -253,12 +252,12 @@ CHECKS = [
     protobuf_echo,
     json_echo_in_protobufs_own_mapping,
     generate_in_json,
-    pieces_of_16_bytes,
-    a_wrong_message_has_last_words,
-    what_is_no_dialect_is_closed,
+    frames_of_16_bytes,
+    a_malformed_message_gets_a_status_before_the_close,
+    a_message_of_no_dialect_closes_the_connection,
     options_are_checked_before_the_upgrade,
     pings_are_answered,
-    a_session_is_come_back_to_in_either_dialect,
+    a_session_resumes_in_either_dialect,
     the_program_of_the_page,
 ]
 

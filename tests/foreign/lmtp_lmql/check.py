@@ -1,7 +1,6 @@
-"""LMQL's own client, its library and its LangChain class against the LMTP face.
+"""LMTP with LMQL's own client, its library and its LangChain class.
 
-Owns: what `LMTPWebSocketClient`, a query and a chain read of us. Refuses to know: how the server is started. Every call has a limit of
-time, because what LMQL does not understand makes it wait for ever.
+Every call has a time limit, because LMQL waits forever for messages that it does not understand.
 """
 
 import asyncio
@@ -10,7 +9,7 @@ import pathlib
 import sys
 import tempfile
 
-# Nothing is fetched from anywhere, and LMQL's caches go with the run.
+# No downloads, and LMQL's caches are in a temporary folder.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HOME"] = tempfile.mkdtemp(prefix="lmql-")
 
@@ -37,7 +36,7 @@ class World:
         self.tokenizer = tokenizer.folder(options.server, MODEL)
 
     def talk(self, conversation, model=MODEL, path="/"):
-        """Runs `conversation` with a client of LMQL's, under a limit of time."""
+        """Runs `conversation` with an LMQL client and a time limit."""
 
         async def connected():
             async with aiohttp.ClientSession() as session:
@@ -110,7 +109,7 @@ def streams_share_a_connection(world):
     world.talk(conversation)
 
 
-def what_is_wrong_is_told(world):
+def errors_are_raised(world):
     async def refused(client, **members):
         try:
             await said(client.generate([1], **members))
@@ -120,7 +119,7 @@ def what_is_wrong_is_told(world):
 
     async def wrong(client):
         assert "max_tokens" in await refused(client, max_tokens=0)
-        # The connection lives on.
+        # The connection is still usable.
         assert await said(client.generate([1], max_tokens=1))
 
     async def unknown(client):
@@ -244,7 +243,7 @@ CHECKS = [
     tokens_are_generated,
     tokens_are_scored,
     streams_share_a_connection,
-    what_is_wrong_is_told,
+    errors_are_raised,
     the_library_generates_and_scores,
     queries_of_every_kind_run,
     the_langchain_class_answers,

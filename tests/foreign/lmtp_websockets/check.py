@@ -1,7 +1,4 @@
-"""LMTP with bare carriers: PyPI `websockets`, and curl for `POST /lmtp`.
-
-Owns: what such a client reads of us. Refuses to know: how the server is started.
-"""
+"""LMTP over bare transports: PyPI `websockets`, and curl for `POST /lmtp`."""
 
 import json
 import pathlib
@@ -33,7 +30,7 @@ class World:
         )
 
     def post(self, body, *headers):
-        """The body of curl's answer."""
+        """The response body, from curl."""
         command = ["curl", "-sN", "--max-time", str(TIMEOUT_S), "--data-binary", "@-"]
         given = [*headers, *(f"{name}: {value}" for name, value in self.headers.items())]
         for header in given:
@@ -79,7 +76,7 @@ def fragments_binary_and_pings(world):
         assert socket.ping().wait(TIMEOUT_S)
 
 
-def bad_lines_are_answered_and_then_closed(world):
+def malformed_messages_get_errors_and_then_a_close(world):
     with world.open() as socket:
         for _ in range(16):
             socket.send("nonsense")
@@ -124,7 +121,7 @@ CHECKS = [
     a_stream_is_echoed,
     subprotocols_are_selected,
     fragments_binary_and_pings,
-    bad_lines_are_answered_and_then_closed,
+    malformed_messages_get_errors_and_then_a_close,
     messages_of_16_mib_are_the_limit,
     curl_posts_lines_arrays_and_reads_events,
 ]

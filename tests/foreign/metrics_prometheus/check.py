@@ -1,10 +1,10 @@
-"""What `/metrics` says, read by the parsers of PyPI prometheus-client: OA-801, OA-802, TR-1001, TR-1002.
+"""`/metrics` with the parsers of PyPI prometheus-client: OA-801, OA-802, TR-1001, TR-1002.
 
-Owns: both formats, that they say the same, that numbers have their second names. Refuses to know: who counts what.
+Checks both formats, that they agree, and that metrics under other names have the same values.
 
     python tests/foreign/metrics_prometheus/check.py --server 127.0.0.1:8000 [--key SECRET]
 
-Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing failed.
+The last line is `N passed, N failed`; the exit code is 0 if nothing failed.
 """
 
 import base64
@@ -20,7 +20,7 @@ from websockets.sync.client import connect
 
 TIMEOUT_S = 30
 OPEN = "application/openmetrics-text"
-# What Prometheus itself sends.
+# The Accept header of Prometheus.
 PROMETHEUS = f"{OPEN};version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"
 
 PAIRS = {
@@ -38,7 +38,7 @@ PAIRS = {
     "sapwood_queue_seconds_sum": "vllm:request_queue_time_seconds_sum",
     "sapwood_step_tokens_count": "vllm:iteration_tokens_total_count",
 }
-# They change between two scrapes without anybody asking for anything.
+# These change between two scrapes without any request.
 RESTLESS = ("process_", "sapwood_connections_open", "sapwood_poll_seconds")
 
 
@@ -49,7 +49,7 @@ class World:
         self.generate()
 
     def generate(self):
-        """One request of a model, so that there is something to count."""
+        """Calls a model, so that the counters are not zero."""
         text = base64.b64encode(b"hello").decode()
         fragment = {"id": "p", "chunkFragment": {"metadata": {"mimetype": "text/plain"}, "data": text}}
         generate = {
@@ -75,7 +75,7 @@ class World:
 
 
 def samples(families):
-    """Name and labels of every sample, with its value; each may stand there once."""
+    """Name and labels of every sample, with its value; each must be unique."""
     found = {}
     for family in families:
         for sample in family.samples:
@@ -85,7 +85,7 @@ def samples(families):
     return found
 
 
-def the_text_format_is_what_comes_unasked(world):
+def the_text_format_is_the_default(world):
     kind, text = world.scrape()
     assert kind == "text/plain; version=0.0.4; charset=utf-8", kind
     families = {family.name: family for family in read_text(text)}
@@ -94,7 +94,7 @@ def the_text_format_is_what_comes_unasked(world):
     assert families["sapwood_draining"].samples[0].value == 0
 
 
-def openmetrics_comes_to_who_prefers_it(world):
+def openmetrics_is_returned_if_preferred(world):
     for accept in (OPEN, PROMETHEUS):
         kind, text = world.scrape(accept)
         assert kind.startswith(OPEN + "; version=1.0.0"), kind
@@ -104,9 +104,9 @@ def openmetrics_comes_to_who_prefers_it(world):
         assert families["sapwood_build_info"].samples[0].labels["version"]
 
 
-def both_formats_say_the_same(world):
+def both_formats_have_the_same_samples(world):
     plain = samples(read_text(world.scrape()[1]))
-    # Counters of such names have no place in OpenMetrics.
+    # OpenMetrics does not allow counters of such names.
     plain = {key: value for key, value in plain.items() if not key[0].startswith("nv_")}
     opened = samples(read_open(world.scrape(OPEN)[1]))
     assert plain.keys() == opened.keys(), plain.keys() ^ opened.keys()
@@ -114,7 +114,7 @@ def both_formats_say_the_same(world):
         assert opened[key] == value or key[0].startswith(RESTLESS), (key, value, opened[key])
 
 
-def each_number_stands_under_both_names(world):
+def metrics_have_the_same_value_under_both_names(world):
     found = samples(read_text(world.scrape()[1]))
     for ours, theirs in PAIRS.items():
         compared = 0
@@ -136,7 +136,7 @@ def each_number_stands_under_both_names(world):
 
 def calls_are_counted_under_tritons_names(world):
     found = samples(read_text(world.scrape()[1]))
-    # This parser gives counters the ending that Triton's names lack.
+    # This parser adds the suffix to counters that Triton's names do not have.
     told = {dict(labels)["model"]: value for (name, labels), value in found.items() if name == "nv_inference_request_success_total"}
     ours = dict.fromkeys(told, 0)
     for (name, labels), value in found.items():
@@ -160,10 +160,10 @@ def labels_come_from_closed_sets(world):
 
 
 CHECKS = [
-    the_text_format_is_what_comes_unasked,
-    openmetrics_comes_to_who_prefers_it,
-    both_formats_say_the_same,
-    each_number_stands_under_both_names,
+    the_text_format_is_the_default,
+    openmetrics_is_returned_if_preferred,
+    both_formats_have_the_same_samples,
+    metrics_have_the_same_value_under_both_names,
     calls_are_counted_under_tritons_names,
     labels_come_from_closed_sets,
 ]

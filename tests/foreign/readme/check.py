@@ -1,10 +1,8 @@
-"""The Python clients of the README and of the face's page over gRPC, and the page's Rust client, run as they stand there.
-
-Owns: the command that makes the stubs, and what each program prints. Refuses to know: how they do it.
+"""The programs of the README, and the gRPC and Rust programs of the Evergreen page, run as they are printed there.
 
     python tests/foreign/readme/check.py --server 127.0.0.1:8000
 
-Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing failed.
+The last line is `N passed, N failed`; the exit code is 0 if nothing failed.
 """
 
 import pathlib
@@ -31,10 +29,10 @@ class World:
         subprocess.run(command, shell=True, check=True, cwd=pages.ROOT)
 
 
-# The scripted model says the words of its prompt again.
+# The scripted model repeats the words of its prompt.
 
 
-def the_client_of_the_readme(world):
+def the_python_client_of_the_readme(world):
     said = pages.python(README, "import grpc", world.server, world.folder)
     assert "the capital of Japan" in said, said
 
@@ -44,18 +42,18 @@ def tools_at_the_client(world):
     assert "wet in Bergen" in said, said
 
 
-def the_client_in_rust(world):
+def the_rust_client_of_the_page(world):
     program = pages.block(pages.EVERGREEN, "rust,no_run", "std::env::args()")
-    assert program == (pages.ROOT / EXAMPLE).read_text(), f"{EXAMPLE} is not what the page says"
-    # With the features of the whole workspace, as the tests' lane has built it.
+    assert program == (pages.ROOT / EXAMPLE).read_text(), f"{EXAMPLE} differs from the page"
+    # The features of the `test` lane, so that nothing is built twice.
     command = ["cargo", "build", "--workspace", "--features", "sapwood/cli", "--example", "evergreen"]
     subprocess.run(command, check=True, cwd=pages.ROOT, timeout=BUILD_TIMEOUT_S)
     said = pages.printed(["target/debug/examples/evergreen", f"http://{world.server}"])
     assert "the sky blue" in said, said
 
 
-def the_programs_in_rust_as_they_are_copied(world):
-    """Each program of the README compiles in a crate that has the dependencies named there and nothing else."""
+def the_rust_programs_of_the_readme_compile(world):
+    """Each program of the README compiles in a crate with only the dependencies named there."""
     named = pages.block(README, "toml", "[dependencies]")
     here = f'path = "{pages.ROOT / "crates/sapwood"}"'
     named = named.replace('git = "https://github.com/sapwood/sapwood"', here)
@@ -64,7 +62,7 @@ def the_programs_in_rust_as_they_are_copied(world):
     (crate / "src/bin").mkdir(parents=True)
     package = '[package]\nname = "copied"\nedition = "2024"\n\n[workspace]\n\n'
     (crate / "Cargo.toml").write_text(package + named)
-    # The versions that everything here is tested with.
+    # The locked versions of the workspace.
     (crate / "Cargo.lock").write_text((pages.ROOT / "Cargo.lock").read_text())
     for kind, part, name in [
         ("rust,no_run", "import(&session)", "client"),
@@ -77,10 +75,10 @@ def the_programs_in_rust_as_they_are_copied(world):
 
 
 CHECKS = [
-    the_client_of_the_readme,
+    the_python_client_of_the_readme,
     tools_at_the_client,
-    the_client_in_rust,
-    the_programs_in_rust_as_they_are_copied,
+    the_rust_client_of_the_page,
+    the_rust_programs_of_the_readme_compile,
 ]
 
 

@@ -1,11 +1,10 @@
-"""The Triton face under the load of PyPI aiperf, endpoint type `template`: TR-501, TR-601, TR-606.
+"""The Triton face with PyPI aiperf, endpoint type `template`: TR-501, TR-601, TR-606.
 
-Owns: short runs over `/generate_stream` and `/generate`, and what aiperf's files say of them. Refuses to know: how fast it
-was, and anything of the Rust code.
+Short runs over `/generate_stream` and `/generate`; checks the reports that aiperf writes, but not the speed.
 
     python tests/foreign/triton_aiperf/check.py --server 127.0.0.1:8000
 
-Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing failed.
+The last line is `N passed, N failed`; the exit code is 0 if nothing failed.
 """
 
 import json
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 
-# Nothing is fetched from elsewhere: the tokenizer of the server is found where a hub's would be kept.
+# No downloads: the server's tokenizer is put into a Hugging Face cache.
 os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"})
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -23,7 +22,7 @@ import checks
 import tokenizer
 
 TIMEOUT_S = 120
-# It says its prompt again, one token for each byte.
+# It repeats its prompt, one token for each byte.
 MODEL = "bytes"
 TOKENIZER = "sapwood/bytes"
 REQUESTS = 12
@@ -46,7 +45,7 @@ class World:
         self.payload.write_text(PAYLOAD)
 
     def profile(self, method, *flags):
-        """Runs it; the summary, and a line for each request."""
+        """Runs aiperf; returns its summary and its records of requests."""
         said = self.folder / method
         command = [
             str(pathlib.Path(sys.executable).parent / "aiperf"),
@@ -78,7 +77,7 @@ class World:
 
 
 def counted(summary, records):
-    """Every request succeeded, and its tokens are those that the model was asked for."""
+    """Checks that every request succeeded with the requested number of tokens."""
     assert summary["request_count"]["avg"] == REQUESTS, summary["request_count"]
     assert not summary.get("error_request_count") and not summary.get("error_summary"), summary
     assert len(records) == REQUESTS, len(records)
@@ -94,11 +93,11 @@ def streams_are_profiled(world):
     assert summary["time_to_first_token"]["avg"] > 0 and summary["inter_token_latency"]["avg"] >= 0
 
 
-def whole_answers_are_profiled(world):
+def single_responses_are_profiled(world):
     counted(*world.profile("generate"))
 
 
-CHECKS = [streams_are_profiled, whole_answers_are_profiled]
+CHECKS = [streams_are_profiled, single_responses_are_profiled]
 
 if __name__ == "__main__":
     sys.exit(checks.main(__doc__, World, CHECKS))

@@ -1,11 +1,11 @@
-"""The Triton face as its official client uses it over gRPC, plain and with asyncio: TR-701, TR-702, TR-703, TR-704, TR-705, TR-707,
+"""The Triton face with its official client over gRPC, plain and with asyncio: TR-701, TR-702, TR-703, TR-704, TR-705, TR-707,
 TR-708, TR-709, TR-901, TR-902, TR-903, TR-904, TR-905, TR-906, TR-907.
 
-Owns: metadata, one response, many requests on one stream, failures, cancelling. Refuses to know: anything of the Rust code.
+Checks metadata, single responses, many requests on one stream, failures and cancelling.
 
     python tests/foreign/triton_grpc/check.py --server 127.0.0.1:8000 [--key SECRET]
 
-Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing failed.
+The last line is `N passed, N failed`; the exit code is 0 if nothing failed.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class World:
         return self.client.infer(model, inputs, headers=self.headers, client_timeout=TIMEOUT_S, **more)
 
     def stream(self, requests):
-        """All that a stream with these requests is answered, in order, until each has ended."""
+        """All responses of a stream with these requests, in order, until each request has ended."""
         told = queue.Queue()
         client = triton.InferenceServerClient(self.server)
         client.start_stream(lambda result, error: told.put((result, error)), headers=self.headers)
@@ -137,7 +137,7 @@ def statistics_are_counted(world):
     assert count() == (good + 1, bad + 1), (good, bad, count())
 
 
-def refusals_have_their_texts(world):
+def errors_have_their_texts(world):
     for model, inputs, status, text in [
         ("nobody", prompt("x"), "INVALID_ARGUMENT", "Request for unknown model: 'nobody' is not found"),
         ("scripted", prompt("x"), "UNIMPLEMENTED", "doesn't support models with decoupled transaction policy"),
@@ -159,7 +159,7 @@ def a_stream_of_many_requests(world):
     assert texts == {str(index): f"one two {index}" for index in range(50)}, texts
 
 
-def the_end_comes_when_it_is_asked_for(world):
+def an_empty_final_response_is_sent_on_request(world):
     for times in range(4):
         request = {
             "model_name": "parrot",
@@ -174,7 +174,7 @@ def the_end_comes_when_it_is_asked_for(world):
         assert [it.flatten()[0] for it in texts if it is not None] == [b"hello"] * times, texts
 
 
-def a_failure_leaves_the_stream_alone(world):
+def a_failed_request_does_not_end_the_stream(world):
     requests = [
         {"model_name": "nobody", "inputs": prompt("x"), "request_id": "a"},
         {"model_name": "scripted", "inputs": prompt("one"), "request_id": "b"},
@@ -185,7 +185,7 @@ def a_failure_leaves_the_stream_alone(world):
     assert "".join(said(result) for result, error in answers if error is None) == "one"
 
 
-def a_stream_may_be_cancelled(world):
+def a_stream_can_be_cancelled(world):
     told = queue.Queue()
     client = triton.InferenceServerClient(world.server)
     client.start_stream(lambda result, error: told.put((result, error)), headers=world.headers)
@@ -224,11 +224,11 @@ CHECKS = [
     repository_and_settings,
     one_response,
     statistics_are_counted,
-    refusals_have_their_texts,
+    errors_have_their_texts,
     a_stream_of_many_requests,
-    the_end_comes_when_it_is_asked_for,
-    a_failure_leaves_the_stream_alone,
-    a_stream_may_be_cancelled,
+    an_empty_final_response_is_sent_on_request,
+    a_failed_request_does_not_end_the_stream,
+    a_stream_can_be_cancelled,
     with_asyncio,
 ]
 

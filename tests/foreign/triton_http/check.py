@@ -1,11 +1,11 @@
-"""The Triton face as its clients use it over HTTP: PyPI tritonclient, requests with sseclient-py: TR-601, TR-701, TR-702, TR-703,
+"""The Triton face with its clients over HTTP: PyPI tritonclient, requests with sseclient-py: TR-601, TR-701, TR-702, TR-703,
 TR-704, TR-705, TR-707, TR-709, TR-801, TR-802, TR-804, TR-807, TR-1101, TR-1102.
 
-Owns: metadata, infer in JSON and in bytes, compressed both ways, streams, failures. Refuses to know: anything of the Rust code.
+Checks metadata, infer in JSON and in binary, compression both ways, streams and failures.
 
     python tests/foreign/triton_http/check.py --server 127.0.0.1:8000 [--key SECRET]
 
-Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing failed.
+The last line is `N passed, N failed`; the exit code is 0 if nothing failed.
 """
 
 import concurrent.futures
@@ -31,7 +31,7 @@ class World:
 
     @property
     def headers(self):
-        """New ones each time: the client puts its own into what it is given."""
+        """A new dictionary each time, because the client modifies it."""
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
     def post(self, path, body, **more):
@@ -86,7 +86,7 @@ def repository_and_settings(world):
     assert "explicit model load" in error.message(), error
 
 
-def infer_in_json_and_in_bytes(world):
+def infer_in_json_and_binary(world):
     for binary_in in (True, False):
         for binary_out in (True, False):
             tokens = triton.InferInput("max_tokens", [1], "INT32")
@@ -97,7 +97,7 @@ def infer_in_json_and_in_bytes(world):
             said = result.as_numpy("text_output").tolist()
             assert [bytes(it) if isinstance(it, bytes) else it.encode() for it in said] == [b"one two"], said
             assert result.get_response()["id"] == "7"
-    # Without a list of outputs this client asks for bytes.
+    # Without a list of outputs this client asks for binary ones.
     result = world.client.infer("scripted", [text("text_input", "hello", True)], headers=world.headers)
     assert result.as_numpy("text_output").tolist() == [b"hello"]
 
@@ -125,7 +125,7 @@ def statistics_are_counted(world):
     assert count() == before + 1
 
 
-def refusals_have_their_texts(world):
+def errors_have_their_texts(world):
     for path, body, status, told in [
         ("nobody/generate", "{}", 400, "Request for unknown model: 'nobody' is not found"),
         ("scripted/versions/9/generate", "{}", 404, "Request for unknown model: 'scripted' version 9 is not found"),
@@ -153,7 +153,7 @@ def streams_are_events(world):
     assert whole.json()["text_output"] == "one two three", whole.text
 
 
-def the_parrot_fails_as_it_is_told(world):
+def the_scripted_model_fails_on_request(world):
     ask = {"QUESTION": "x", "LIVE": True}
     assert world.post("parrot/generate", ask).json()["ANSWER"] == "x"
     status, events = world.events("parrot/generate_stream", ask | {"TIMES": 2, "BREAK": True})
@@ -164,7 +164,7 @@ def the_parrot_fails_as_it_is_told(world):
     assert world.post("parrot/generate", ask | {"HOLLOW": True}).json()["ANSWER"] == []
 
 
-def a_stream_that_is_cut_has_no_proper_end(world):
+def a_cut_stream_raises_an_error(world):
     answer = world.post("faulty/generate_stream", {"text_input": "truncate", "stream": True}, stream=True)
     try:
         for _ in answer.iter_content(None):
@@ -174,13 +174,13 @@ def a_stream_that_is_cut_has_no_proper_end(world):
     raise AssertionError("the stream ended as if it were whole")
 
 
-def a_body_of_85_megabytes_is_answered(world):
+def a_body_of_85_megabytes_gets_a_response(world):
     answer = world.post("scripted/generate", b'{"text_input":"' + b"x" * 85_000_000 + b'"}')
     assert answer.status_code == 400, answer.status_code
     assert "exceeds the maximum allowed input size of 67108864 bytes" in answer.json()["error"], answer.text
 
 
-def a_hundred_threads_at_once(world):
+def a_hundred_concurrent_threads(world):
     def ask(index):
         body = {"text_input": f"one two {index}", "stream": index % 2 == 0, "id": str(index)}
         if index % 2:
@@ -192,7 +192,7 @@ def a_hundred_threads_at_once(world):
             assert said == f"one two {index}", (index, said)
 
 
-def who_goes_away_in_mid_stream_harms_nobody(world):
+def a_disconnect_during_a_stream_affects_no_other_client(world):
     host, port = world.server.rsplit(":", 1)
     body = json.dumps({"text_input": "x", "stream": True, "max_tokens": 4000})
     with socket.create_connection((host, int(port)), TIMEOUT_S) as gone:
@@ -207,16 +207,16 @@ CHECKS = [
     health_and_readiness,
     metadata_and_configuration,
     repository_and_settings,
-    infer_in_json_and_in_bytes,
+    infer_in_json_and_binary,
     infer_compressed_both_ways,
     statistics_are_counted,
-    refusals_have_their_texts,
+    errors_have_their_texts,
     streams_are_events,
-    the_parrot_fails_as_it_is_told,
-    a_stream_that_is_cut_has_no_proper_end,
-    a_body_of_85_megabytes_is_answered,
-    a_hundred_threads_at_once,
-    who_goes_away_in_mid_stream_harms_nobody,
+    the_scripted_model_fails_on_request,
+    a_cut_stream_raises_an_error,
+    a_body_of_85_megabytes_gets_a_response,
+    a_hundred_concurrent_threads,
+    a_disconnect_during_a_stream_affects_no_other_client,
 ]
 
 

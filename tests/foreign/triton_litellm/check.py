@@ -1,11 +1,10 @@
-"""The Triton face as PyPI litellm uses it through its provider `triton/`: TR-307, TR-405, TR-501, TR-601, TR-801.
+"""The Triton face with PyPI litellm and its provider `triton/`: TR-307, TR-405, TR-501, TR-601, TR-801.
 
-Owns: completions over `/generate`, `/generate_stream` and `/infer`, one and many at a time, and what a refusal becomes.
-Refuses to know: anything of the Rust code.
+Checks completions over `/generate`, `/generate_stream` and `/infer`, single and concurrent, and the exceptions for errors.
 
     python tests/foreign/triton_litellm/check.py --server 127.0.0.1:8000
 
-Ends with the plain line `N passed, N failed`; the exit code is 0 if nothing failed.
+The last line is `N passed, N failed`; the exit code is 0 if nothing failed.
 """
 
 import asyncio
@@ -13,7 +12,7 @@ import os
 import pathlib
 import sys
 
-# Prices of models stand in the package; nothing is fetched from anywhere.
+# No downloads: the prices of models are in the package.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 os.environ["LITELLM_TELEMETRY"] = "False"
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -26,7 +25,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import checks
 
 TIMEOUT_S = 30
-# It says its prompt again, one token for each byte.
+# It repeats its prompt, one token for each byte.
 MODEL = "bytes"
 TEXT = "Grüße, 世界!"
 
@@ -34,7 +33,7 @@ TEXT = "Grüße, 世界!"
 class World:
     def __init__(self, options):
         self.server = options.server
-        # What the model is asked is what the user says; without this the client looks for a template at a hub.
+        # The prompt is the text of the user; without this the client would download a template.
         litellm.register_prompt_template(model=MODEL, roles={})
 
     def words(self, method, text=TEXT, model=MODEL, **more):
@@ -52,7 +51,7 @@ class World:
         return answer.choices[0].message.content
 
     def events(self, *words, **more):
-        """What each event of a stream adds, and how the stream ends."""
+        """The text of each chunk of a stream, and the finish reason."""
         chunks = list(litellm.completion(**self.words("generate", *words, stream=True, **more)))
         return told(chunks)
 
@@ -64,32 +63,32 @@ def told(chunks):
     return [text for text in texts if text], ends[-1]
 
 
-def a_completion_is_what_the_model_says(world):
+def a_completion_has_the_text_of_the_model(world):
     assert world.said("generate") == TEXT
 
 
-def an_inference_is_the_same(world):
+def infer_gives_the_same_text(world):
     assert world.said("infer", max_tokens=100) == TEXT
-    # Its own default is 20 tokens.
+    # The default of the client is 20 tokens.
     assert world.said("infer", "a" * 30) == "a" * 20
 
 
-def limits_are_kept(world):
+def max_tokens_is_respected(world):
     for name in ("max_tokens", "max_completion_tokens"):
         assert world.said("generate", "abcdef", **{name: 3}) == "abc", name
-    # Whatever else it is told goes along as a parameter.
+    # Other arguments are sent as parameters.
     assert world.said("generate", "abcdef", stop_words=["d"]) == "abc"
     assert world.said("generate", "abcdef", temperature=0.0, allowed_openai_params=["temperature"]) == "abcdef"
 
 
-def a_stream_comes_in_pieces(world):
+def a_stream_has_several_chunks(world):
     pieces, end = world.events()
     assert "".join(pieces) == TEXT and len(pieces) > 1 and end == "stop", (pieces, end)
     pieces, _ = world.events("abcdef", max_tokens=3)
     assert "".join(pieces) == "abc", pieces
 
 
-def many_at_once(world):
+def concurrent_completions(world):
     async def streamed(text):
         chunks = await litellm.acompletion(**world.words("generate", text, stream=True))
         return "".join(told([chunk async for chunk in chunks])[0])
@@ -106,7 +105,7 @@ def many_at_once(world):
     asyncio.run(asyncio.wait_for(asked(), TIMEOUT_S))
 
 
-def what_is_wrong_is_told(world):
+def errors_are_raised(world):
     def refused(ask, **more):
         try:
             ask(**more)
@@ -118,18 +117,18 @@ def what_is_wrong_is_told(world):
         for method in ("generate", "infer"):
             error = refused(world.said, method=method, **more)
             assert error.status_code == 400 and text in str(error), (method, more, error)
-        # A stream that cannot begin is refused as a whole.
+        # A stream that fails before its first chunk is an error response.
         error = refused(world.events, **more)
         assert error.status_code == 400 and text in str(error), (more, error)
 
 
 CHECKS = [
-    a_completion_is_what_the_model_says,
-    an_inference_is_the_same,
-    limits_are_kept,
-    a_stream_comes_in_pieces,
-    many_at_once,
-    what_is_wrong_is_told,
+    a_completion_has_the_text_of_the_model,
+    infer_gives_the_same_text,
+    max_tokens_is_respected,
+    a_stream_has_several_chunks,
+    concurrent_completions,
+    errors_are_raised,
 ]
 
 if __name__ == "__main__":

@@ -48,11 +48,11 @@ async fn lm_807_a_client_resumes_a_stream_that_its_pool_has_moved() {
         let before = items.len();
         drop(socket);
         let open = &front.shared.metrics.lmtp.connections_open;
-        until("nobody is connected", || open.get() == 0).await;
+        until("no client is connected", || open.get() == 0).await;
         // It continues without its client, and then moves to another server.
         first.step(Time::ZERO);
         one.kill().await;
-        until("it goes on elsewhere", || pool.moved() == 1).await;
+        until("it continues at the other server", || pool.moved() == 1).await;
         let mut socket = client(&front).await;
         agreed(&mut socket).await;
         let last = items[before - 1]["seq"].as_i64().unwrap();
@@ -141,7 +141,7 @@ async fn lm_964_dropping_a_pool_cancels_its_streams_at_the_server() {
     let metrics = &server.shared.metrics;
     let open = metrics.streams_open.with_label_values(&["lmtp"]);
     until("it is cancelled", || open.get() == 0).await;
-    until("nobody is connected", || {
+    until("no client is connected", || {
         metrics.lmtp.connections_open.get() == 0
     })
     .await;
