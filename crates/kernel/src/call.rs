@@ -135,7 +135,7 @@ pub struct KnownModels(pub Arc<HashSet<Name>>);
 /// The kernel that a call came from, and what calls made through it inherit (KE-138).
 ///
 /// A kernel's functions and layers take calls, so a call cannot name the kernel's type without a circle; it carries the
-/// registry as an opaque value, and [`Call::kernel`], which stands beside [`Kernel`](crate::Kernel), reads it.
+/// registry as an opaque value, and [`Call::kernel`], which is defined with [`Kernel`](crate::Kernel), reads it.
 #[derive(Clone)]
 pub struct Caller {
     pub(crate) registry: Arc<dyn Any + Send + Sync>,

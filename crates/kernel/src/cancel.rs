@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
-/// A request to stop, shared between those who cancel and those who are cancelled. Cloning shares it.
+/// A request to stop, shared between the side that cancels and the calls that are cancelled. Cloning shares it.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<Signal>);
 
@@ -99,7 +99,7 @@ impl Cancel {
 
     /// Requests cancellation. Further calls have no effect.
     pub fn cancel(&self) {
-        // Set before the listeners are taken: whoever registers after that sees the flag and does not wait.
+        // Set before the listeners are taken: a task that registers after that sees the flag and does not wait.
         if self.0.fired.swap(true, Ordering::AcqRel) {
             return;
         }

@@ -319,7 +319,7 @@ impl Registry {
     /// Adds the entries of this level and of those above; entries found first stay.
     fn list(&self, all: &mut BTreeMap<Name, Arc<Spec>>) {
         let parent = self.parent.as_ref();
-        // The order of look-up: whoever is found first is listed.
+        // In the order of look-up: the function that a call would find is the one that is listed.
         if let Some(parent) = parent.filter(|_| self.yields) {
             parent.list(all);
         }

@@ -256,7 +256,7 @@ impl PoolShared {
         if state.started >= wanted.min(self.threads) {
             return;
         }
-        // The threads must not keep the pool alive, which is what tells them to end.
+        // Weak: a thread ends when its pool is gone, so it must not keep it alive.
         let shared = Arc::downgrade(self);
         let builder = std::thread::Builder::new().name("slow work".to_owned());
         match builder.spawn(move || work_until_closed(&shared)) {

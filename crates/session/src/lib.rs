@@ -1,6 +1,6 @@
 //! The async shell around the Evergreen session machine, for clients and servers alike.
 //!
-//! [`sapwood_proto::session`] is a value without tasks; here are the lock that its tasks share, the wakers of those who wait,
+//! [`sapwood_proto::session`] is a value without tasks; here are the lock that its tasks share, the wakers of waiting tasks,
 //! its clock, and the handles with which a task reads, writes and calls. A transport is a stream and a sink of messages to
 //! it: there are no sockets here, and no functions.
 //!

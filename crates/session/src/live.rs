@@ -247,7 +247,7 @@ impl Live {
         if self.machine.is_half_closed() {
             self.machine.abort(session_ended());
         }
-        // `lost` says that the peer did not leave. That is unknown here, so an end of input that is still unread must
+        // `lost` means that the peer did not leave. That is unknown here, so an end of input that is still unread must
         // count.
         self.lost(now);
         self.cut = false;

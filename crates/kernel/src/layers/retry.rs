@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   calling ── first chunk ──► through, to the end, whatever it is
-//!      ▲  └── retryable error, attempts left ──► waiting (jittered, or as the error says) ──┐
+//!      ▲  └── retryable error, attempts left ──► waiting (backoff, or `retry_after`) ───────┐
 //!      └──────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 

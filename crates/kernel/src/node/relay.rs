@@ -228,7 +228,7 @@ where
                     (Poll::Ready(step), state.waiting())
                 }
                 Poll::Ready(None) => (Poll::Ready(RelayPoll::End), state.waiting()),
-                // Readers that registered after that wake-up saw the turn taken, and nobody else would wake them.
+                // Readers that registered after that wake-up saw the turn taken, and nothing else would wake them.
                 Poll::Pending if woken => (Poll::Pending, state.waiting()),
                 Poll::Pending => (Poll::Pending, PendingWakers::new()),
             }
@@ -282,7 +282,7 @@ impl<T: Clone> RelayState<T> {
                 slot => *slot = Some(waker.clone()),
             }
         }
-        // After the waker is stored: whoever has the turn, or makes room, must find it.
+        // After the waker is stored: the reader that has the turn, or that makes room, must find it.
         if self.turn.is_some() || self.window_is_full() {
             return RelayLook::Wait;
         }
@@ -319,7 +319,7 @@ impl<T: Clone> RelayState<T> {
         }
         let was_full = self.window_is_full();
         let positions = self.readers.iter().flatten().map(|reader| reader.position);
-        // Without readers nobody has passed anything, and a later one may still start at the first item.
+        // Without readers no item has been passed, and a later reader may still start at the first one.
         let Some(slowest) = positions.min() else {
             return false;
         };

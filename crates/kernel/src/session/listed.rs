@@ -147,7 +147,7 @@ fn input(parameter: &ListedParameter) -> InputSpec {
 fn output(index: usize, parameter: &ListedParameter) -> OutputSpec {
     let port = match (&parameter.port, index) {
         (Some(port), _) => Port::shared(port),
-        // By convention the first output of a list is the main one; without `port` nothing else tells.
+        // By convention the first output of a list is the main one; without `port` nothing else shows which one it is.
         (None, 0) => Port::MAIN,
         (None, _) => Port::shared(&parameter.name),
     };

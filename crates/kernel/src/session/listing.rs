@@ -56,7 +56,7 @@ pub(crate) fn offer(kernel: &Kernel) -> Value {
     let specs = kernel.specs();
     let functions = specs.iter().filter(|spec| !spec.model);
     let mut actions: Vec<Value> = functions.map(|spec| action(spec)).collect();
-    // Not a function of the kernel: it tells the server that a dropped call can be cancelled (EV-974).
+    // Not a function of the kernel: with it the server knows that this side can be asked to cancel (EV-974).
     actions.push(json!({ "name": "CANCEL" }));
     json!({ "actions": actions })
 }

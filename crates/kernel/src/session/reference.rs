@@ -186,7 +186,7 @@ impl CachedFetch {
         let mut state = self.lock();
         state.readers -= 1;
         let idle = state.readers == 0;
-        // Complete content stays for later readers (EV-410); an unfinished fetch has nobody left to wait for it.
+        // Complete content stays for later readers (EV-410); an unfinished fetch has no reader any more.
         let given_up = state
             .running
             .take_if(|running| idle && !running.fetched.has_ended());

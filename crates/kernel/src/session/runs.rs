@@ -194,7 +194,7 @@ impl Runs {
         let mut any = false;
         // `FuturesUnordered` calls the waker and yields when it has polled each of its futures once.
         for _ in 0..TURNS {
-            // Clears what has rung so far: everything is polled now, and only wake-ups during this round need another.
+            // Clears earlier wake-ups: everything is polled now, and only wake-ups during this round need another.
             self.bell.attend(cx.waker());
             let mut cx = Context::from_waker(&waker);
             while let Poll::Ready(Some(end)) = self.running.poll_next_unpin(&mut cx) {

@@ -4,8 +4,8 @@
 //! task, it would be scheduled again after every poll, and on another thread.
 //!
 //! ```text
-//!   asleep ── ring: the owner is woken ──► rung ── attend ──► attended ── leave ──► asleep
-//!                                            └◄──── ring ────────┘
+//!   ASLEEP ── wake: the owner is woken ──► RUNG ── attend ──► ATTENDED ── leave ──► ASLEEP
+//!                                            └◄──── wake ────────┘
 //! ```
 
 use std::sync::Arc;
