@@ -33,7 +33,7 @@ pub fn percentile(times: &[Duration], hundredths: usize) -> u128 {
 /// The flags of benches that measure in rounds.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Rounds {
-    /// Rounds that count
+    /// Measured rounds
     #[arg(long, default_value = "5", default_value_if("quick", "true", "3"))]
     pub rounds: usize,
     /// Length of a round

@@ -16,7 +16,7 @@ use crate::{process, root, tidy};
 /// Options of `cargo xtask check`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// The revision to compare with, besides what is not committed [default: where this branch left its upstream or `main`]
+    /// The revision to compare with, in addition to uncommitted changes [default: where this branch left its upstream or `main`]
     #[arg(long, value_name = "REVISION")]
     since: Option<String>,
 }

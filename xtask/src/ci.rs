@@ -28,7 +28,7 @@ pub(crate) struct Options {
     /// List the lanes and stop
     #[arg(long)]
     list: bool,
-    /// Lanes that may be skipped where their tools cannot be had; all of them, where none is named
+    /// Lanes that may be skipped if their tools cannot be installed; without a name, all of them
     #[arg(
         long,
         value_name = "NAME,...",
@@ -44,16 +44,16 @@ pub(crate) struct Options {
     settings: Settings,
 }
 
-/// What lanes are told.
+/// The options that lanes get.
 #[derive(clap::Args)]
 pub(crate) struct Settings {
-    /// Run the tests beside two busy loops, which take the processors from them
+    /// Run the tests beside two busy loops
     #[arg(long)]
     pub(crate) busy: bool,
     /// Seconds for each fuzz target
     #[arg(long, value_name = "SECONDS", default_value_t = 20)]
     pub(crate) seconds: u32,
-    /// The fuzzers' seed, to repeat a run; without it a new one, which is printed
+    /// Seed of the fuzzers, to repeat a run; default: a new one, which is printed
     #[arg(long)]
     pub(crate) seed: Option<u32>,
 }

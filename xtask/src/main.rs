@@ -48,7 +48,7 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
-    /// Train the demo model anew with our own recipe and write its GGUF file (an hour or more).
+    /// Train the demo model with our recipe and write its GGUF file (an hour or more).
     DemoModel(demo_model::Options),
 }
 

@@ -14,13 +14,13 @@ pub(crate) const FEATURES: &str = "cli,embedded,demo-model,stores";
 /// Options of `cargo xtask serve`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// `release` is built sooner, `dist` runs a little faster and is what is shipped.
+    /// `release` builds faster; `dist` runs a little faster and is what is shipped.
     #[arg(long, value_name = "NAME", default_value = "release", value_parser = ["release", "dist"])]
     profile: String,
     /// Build only; do not start the server.
     #[arg(long)]
     build_only: bool,
-    /// Further cargo features of the binary, e.g. `cuda`, `metal`, `vulkan`.
+    /// Additional cargo features of the binary, e.g. `cuda`, `metal`, `vulkan`.
     #[arg(long, value_name = "LIST")]
     features: Option<String>,
     /// Arguments for `sapwood serve`, e.g. `--model path.gguf`.

@@ -9,13 +9,13 @@ use crate::{process, root};
 /// Options of `cargo xtask soak`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// How long; an hour before a release
+    /// Duration in minutes; an hour before a release
     #[arg(long, default_value = "10")]
     minutes: f64,
-    /// Clients at a time
+    /// Number of concurrent clients
     #[arg(long, default_value = "16")]
     clients: u32,
-    /// What the clients do follows from this; without it, from the clock. It is printed
+    /// Seed of the clients' choices; default: the clock. It is printed
     #[arg(long)]
     seed: Option<u64>,
 }
@@ -33,7 +33,7 @@ pub(crate) fn lane() -> Result<Outcome> {
 /// Starts the server and the clients.
 ///
 /// # Errors
-/// A content was wrong, a resource stayed open, or memory grew.
+/// If received content was wrong, a resource stayed open, or memory grew.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let package = ["--package", "sapwood-tests", "--bin", "soak"];
     process::run(&mut process::cargo(&[&["build"], &package[..]].concat()))?;

@@ -35,13 +35,13 @@ const GATE: f64 = 0.95;
 /// The engine against the same llama.cpp called bare
 #[derive(Parser)]
 struct Args {
-    /// Rounds that count
+    /// Measured rounds
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Tokens of each sequence in a round
     #[arg(long, default_value_t = 64)]
     steps: usize,
-    /// Threads that compute; the engine's own choice if not given
+    /// Compute threads; default: the engine's choice
     #[arg(long)]
     threads: Option<u32>,
     #[command(flatten)]

@@ -19,7 +19,7 @@ const SEQUENCES: [usize; 2] = [1, 8];
 /// Tokens per second over threads and polling
 #[derive(Parser)]
 struct Args {
-    /// Rounds that count
+    /// Measured rounds
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// Tokens of each sequence in a round

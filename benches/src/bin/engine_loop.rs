@@ -22,7 +22,7 @@ const STEPS: u32 = 1500;
 const STRIDE: u32 = 50;
 const ROUNDS: usize = 5;
 
-/// What the engine's own loop costs per token
+/// Cost of the engine's own loop per token
 #[derive(Parser)]
 struct Args {
     /// Write JSON instead of a table

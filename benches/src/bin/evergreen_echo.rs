@@ -36,10 +36,10 @@ const CASES: [(&str, usize, usize, f64); 4] = [
 /// Session echo against a bare echo of the same messages
 #[derive(Debug, Parser)]
 struct Args {
-    /// Be one of the servers instead: `bare`, `bare-websocket`, `session` or `coalesced`
+    /// Run as one of the servers: `bare`, `bare-websocket`, `session` or `coalesced`
     #[arg(long, value_name = "SERVER")]
     serve: Option<String>,
-    /// Only drive the server that listens there (started with `--serve`, under a profiler) for one round of each case
+    /// Only drive the server at this address (started with `--serve`, under a profiler), for one round of each case
     #[arg(long, value_name = "ADDRESS")]
     drive: Option<SocketAddr>,
     #[command(flatten)]
@@ -47,16 +47,16 @@ struct Args {
     /// Over WebSockets instead of gRPC
     #[arg(long)]
     websocket: bool,
-    /// Over WebSockets in the msgpack dialect; the echo that is compared with sends the bytes back
+    /// Over WebSockets in the msgpack dialect; the bare echo sends the bytes back
     #[arg(long)]
     msgpack: bool,
-    /// Measure the time of one echo after the other instead
+    /// Measure the time of single echoes, one after the other
     #[arg(long)]
     latency: bool,
-    /// Let the session join ready fragments into messages; the goals are those without
+    /// Let the session join ready fragments into messages; the goals are those without this
     #[arg(long)]
     coalesced: bool,
-    /// Only cases whose names contain this, for whoever profiles one
+    /// Only cases whose names contain this, for profiling
     #[arg(
         long,
         value_name = "WORDS",
@@ -64,7 +64,7 @@ struct Args {
         hide_default_value = true
     )]
     case: String,
-    /// Measure the memory of this many idle sessions instead
+    /// Measure the memory of this many idle sessions
     #[arg(
         long,
         value_name = "SESSIONS",

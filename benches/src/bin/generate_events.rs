@@ -25,10 +25,10 @@ use serde_json::json;
 /// Events of `generate_stream` against a bare handler that sends the same
 #[derive(Debug, Parser)]
 struct Args {
-    /// Be one of the servers instead: `generate` or `bare`
+    /// Run as one of the servers: `generate` or `bare`
     #[arg(long, value_name = "SERVER")]
     serve: Option<String>,
-    /// Streams at a time
+    /// Concurrent streams
     #[arg(long, default_value = "128")]
     streams: u32,
     #[command(flatten)]

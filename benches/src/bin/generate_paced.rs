@@ -22,10 +22,10 @@ use serde_json::json;
 /// Paced events of `generate_stream` against a bare handler that sends the same
 #[derive(Debug, Parser)]
 struct Args {
-    /// Be one of the servers instead: `generate` or `bare`
+    /// Run as one of the servers: `generate` or `bare`
     #[arg(long, value_name = "SERVER")]
     serve: Option<String>,
-    /// Streams at a time
+    /// Concurrent streams
     #[arg(long, default_value = "128")]
     streams: u32,
     /// Tokens per second of each stream

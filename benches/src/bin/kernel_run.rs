@@ -110,13 +110,13 @@ fn summary(mut rounds: Vec<f64>) -> (f64, f64) {
     (rounds[0], rounds[rounds.len() / 2])
 }
 
-/// What the kernel adds to a stream of small chunks
+/// Cost of the kernel for a stream of small chunks
 #[derive(Parser)]
 struct Args {
     /// Chunks of a stream
     #[arg(long, default_value = "1000000")]
     chunks: NonZeroUsize,
-    /// Rounds that count
+    /// Measured rounds
     #[arg(long, default_value = "7")]
     rounds: NonZeroUsize,
     #[command(flatten)]

@@ -35,13 +35,13 @@ struct Args {
     /// llama.cpp's server
     #[arg(long, value_name = "PROGRAM")]
     llama_server: Option<PathBuf>,
-    /// Be our server instead
+    /// Run as our server
     #[arg(long, value_name = "SERVER", value_parser = ["generate"])]
     serve: Option<String>,
     /// A model for both; the demo model if not given
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// Threads that compute
+    /// Compute threads
     #[arg(long, default_value = "1")]
     threads: u32,
     /// Words of a prompt
@@ -50,10 +50,10 @@ struct Args {
     /// Tokens of an answer
     #[arg(long, default_value = "64")]
     tokens: u32,
-    /// Streams at a time
+    /// Concurrent streams
     #[arg(long, default_value = "1,8,32,128", value_delimiter = ',')]
     at_once: Vec<u32>,
-    /// Rounds that count
+    /// Measured rounds
     #[arg(long, default_value = "5", default_value_if("quick", "true", "2"))]
     rounds: usize,
     /// Fewer rounds
@@ -163,7 +163,7 @@ impl Side {
         Ok(text)
     }
 
-    /// One round. `number` makes its prompts distinct, so that a cache has no more of them than their first words.
+    /// One round. `number` makes its prompts distinct, so that a prefix cache has no more than their first words.
     async fn round(
         &self,
         args: &Args,
@@ -196,7 +196,7 @@ impl Side {
     }
 }
 
-/// A prompt with a beginning of its own.
+/// A prompt that shares no prefix with the others.
 fn prompt(number: usize, words: usize) -> String {
     let words = (1..words).map(|at| WORDS[(number + at * at) % WORDS.len()]);
     words.fold(format!("{number}"), |text, word| text + " " + word)

@@ -1,4 +1,4 @@
-//! Measures single costs of LMTP: large biases and named masks (LM-1307), prompts that grow by what was generated
+//! Measures single costs of LMTP: large biases and named masks (LM-1307), prompts that grow by their output
 //! (LM-1308), items at the client (LM-1310), and streams that are forwarded from a pool of two servers (LM-1309).
 //!
 //! Everything but engines runs on one thread, whose processor time is measured, so that a busy machine distorts the
@@ -44,7 +44,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, ReadHal
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-/// What single things of LMTP cost
+/// Costs of single operations of LMTP
 #[derive(Debug, Parser)]
 struct Args {
     #[command(subcommand)]
@@ -58,7 +58,7 @@ enum What {
         #[command(flatten)]
         report: Report,
     },
-    /// Queries as LMQL sends them: each prompt is the last one and what was generated
+    /// Queries as LMQL sends them: each prompt is the previous one with its output
     Prompts {
         #[command(flatten)]
         report: Report,
@@ -70,14 +70,14 @@ enum What {
         #[command(flatten)]
         report: Report,
     },
-    /// Tokens that a function passes on from the servers of a pool
+    /// Tokens that a function forwards from the servers of a pool
     Pool {
         #[command(flatten)]
         rounds: Rounds,
         #[command(flatten)]
         report: Report,
     },
-    /// Be what the client reads instead
+    /// Run as the server of the client
     #[command(hide = true)]
     Serve { what: Served },
 }

@@ -25,7 +25,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_tungstenite::tungstenite::Message;
 
-/// What clients of LMTP do besides reading as fast as they can
+/// Patterns of LMTP clients besides reading as fast as possible
 #[derive(Debug, Parser)]
 struct Args {
     #[command(subcommand)]
@@ -41,15 +41,15 @@ enum What {
         #[command(flatten)]
         report: Report,
     },
-    /// Connect, ask, go
+    /// Connections that are opened, used once and closed
     Cycles {
-        /// How often
+        /// Number of connections
         #[arg(long, default_value = "10000")]
         count: u32,
         #[command(flatten)]
         report: Report,
     },
-    /// Be the server instead
+    /// Run as the server
     #[command(hide = true)]
     Serve { model: Model },
 }
@@ -199,7 +199,7 @@ async fn cycles(count: u32, report: Report) -> Result<ExitCode> {
     Ok(report.exit(grown <= GOAL_GROWTH_BYTES))
 }
 
-/// Waits until no row is in use and no connection is open but our own.
+/// Waits until no sequence is running and no connection but our own is open.
 async fn alone(server: &Server) -> Result<Duration> {
     let began = Instant::now();
     loop {

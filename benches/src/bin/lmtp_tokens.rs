@@ -40,7 +40,7 @@ const CASES: [(&str, u32, u32); 4] = [
 /// Tokens over LMTP against bare WebSockets that send the same
 #[derive(Debug, Parser)]
 struct Args {
-    /// Be one of the servers instead: `lmtp`, `recorded` or `formatted`
+    /// Run as one of the servers: `lmtp`, `recorded` or `formatted`
     #[arg(long, value_name = "SERVER")]
     serve: Option<String>,
     /// Items in a frame of a bare server
@@ -48,7 +48,7 @@ struct Args {
     streams: u32,
     #[command(flatten)]
     rounds: Rounds,
-    /// Only cases whose names contain this, for whoever profiles one
+    /// Only cases whose names contain this, for profiling
     #[arg(
         long,
         value_name = "WORDS",
@@ -56,13 +56,13 @@ struct Args {
         hide_default_value = true
     )]
     case: String,
-    /// Compare streams that sample in their own ways with streams that sample alike instead
+    /// Compare streams with different sampling parameters with streams with equal ones
     #[arg(long)]
     mixed: bool,
-    /// Measure the time from GENERATE to the first TOKEN instead
+    /// Measure the time from GENERATE to the first TOKEN
     #[arg(long)]
     latency: bool,
-    /// Measure the memory and the processor time of this many idle connections instead
+    /// Measure the memory and the processor time of this many idle connections
     #[arg(
         long,
         value_name = "CONNECTIONS",

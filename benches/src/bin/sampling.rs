@@ -25,7 +25,7 @@ const ROUNDS: usize = 9;
 /// Rows of the table: more than fit into the first-level caches, because a model's rows do not stay there either.
 const ROWS: usize = 16;
 
-/// What taking a token from a row costs
+/// Cost of sampling one token
 #[derive(Parser)]
 struct Args {
     /// Write JSON instead of a table

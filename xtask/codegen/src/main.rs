@@ -1,8 +1,7 @@
 //! Rust code from our `.proto` files, committed so that no build needs a protobuf compiler.
 //!
-//! The messages and the descriptor sets in `proto` come of it. There are no stubs: client and server put their own codec
-//! under the call (see `net::evergreen::grpc`). A package of its own, because whoever runs `cargo xtask serve` should not wait
-//! for a protobuf compiler to be built.
+//! It writes the messages and the descriptor sets in `proto`. There are no stubs: client and server use codecs of their own
+//! (see `net::evergreen::grpc`). This is a separate package, so that `cargo xtask serve` need not build a protobuf compiler.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,8 +11,8 @@ use anyhow::{Context, Result, bail};
 use prost::Message;
 use prost_types::FileDescriptorSet;
 
-/// What is described together: files to compile, relative to [`INCLUDE`], the code that comes of them and where their
-/// descriptors go. A face that is not served must not be listed by reflection, so each has a set of its own.
+/// One descriptor set: files to compile, relative to [`INCLUDE`], the generated code, and the path of the descriptors. Each
+/// face has a set of its own, because reflection must not list a face that is not served.
 struct Set {
     sources: &'static [&'static str],
     code: &'static [&'static str],
@@ -37,13 +36,13 @@ const SETS: [Set; 2] = [
         descriptors: "inference.binpb",
     },
 ];
-/// Payloads: parts of the buffer that they were read from, not copies of it.
+/// Payloads: slices of the receive buffer instead of copies.
 const SHARED_BYTES: [&str; 3] = [
     ".evergreen.v2.Chunk.data",
     ".inference.ModelInferRequest.raw_input_contents",
     ".inference.ModelInferResponse.raw_output_contents",
 ];
-/// Answers that the same builder gives as protobuf and as JSON: `server::faces::generate::metadata` and `repository`.
+/// Responses that one builder makes as protobuf and as JSON: `server::faces::generate::metadata` and `repository`.
 const JSON_MESSAGES: [&str; 17] = [
     ".inference.InferBatchStatistics",
     ".inference.InferResponseStatistics",
@@ -63,15 +62,15 @@ const JSON_MESSAGES: [&str; 17] = [
     ".inference.ServerMetadataResponse",
     ".inference.StatisticDuration",
 ];
-/// Enumerations in them. Protobuf keeps numbers, JSON has names.
+/// Enumerations in them: numbers in protobuf, names in JSON.
 const JSON_ENUMS: [(&str, &str); 4] = [
     (".inference.ModelInput.data_type", "data_type"),
     (".inference.ModelInput.format", "input_format"),
     (".inference.ModelInstanceGroup.kind", "instance_kind"),
     (".inference.ModelOutput.data_type", "data_type"),
 ];
-/// The one choice in them. JSON has the variant's name as a key of the message around it. Without a dot in front, because a
-/// path with one stands for the variants as well.
+/// The only `oneof` in them. JSON has the variant's name as a key of the enclosing message. Written without a leading dot,
+/// because a path with one would also match the variants.
 const JSON_CHOICE: &str = "ModelVersionPolicy.policy_choice";
 const INCLUDE: &str = "crates/proto/proto";
 const MESSAGES: &str = "crates/proto/src/generated";
