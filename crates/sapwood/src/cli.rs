@@ -213,7 +213,7 @@ impl TargetFlags {
             match &self.client.server {
                 Some(url) if url.expose() != HERE => {
                     return Err(CliError::usage(format!(
-                        "{engine} is for a model in this process, but --server {url} names a server: leave one of them out"
+                        "{engine} is for a model in this process, but --server {url} names a server: remove one of them"
                     )));
                 }
                 // As if it were a flag, so that it wins over a server of the file or the environment. `config show`

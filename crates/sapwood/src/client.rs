@@ -81,7 +81,7 @@ impl ClientTarget {
         match self.model(target) {
             Some(model) => format!("Talking to {model} {place}."),
             None => format!(
-                "Talking to the models {place}; say which with /model or --target: {}.",
+                "Talking to the models {place}; choose one with /model or --target: {}.",
                 self.models().join(", ")
             ),
         }
@@ -113,7 +113,7 @@ pub(crate) async fn leave(session: ClientSession) {
     match tokio::time::timeout(GOODBYE, session.close()).await {
         Ok(Ok(())) => {}
         Ok(Err(status)) => tracing::debug!(code = %status.code, "the session had ended before"),
-        Err(_) => tracing::debug!("the server did not answer the goodbye"),
+        Err(_) => tracing::debug!("the server did not answer the half-close"),
     }
 }
 
@@ -200,7 +200,7 @@ async fn there(url: &str, config: &Config, timeout: Duration) -> Result<ClientTa
     let address = address(url, access?, timeout);
     // The connect timeout alone is not enough: TLS, HTTP/2 and the listing each wait for the server as well.
     let joined = tokio::time::timeout(ANSWER_TIMEOUT, join(&address)).await;
-    let silent = || Status::other(Code::Unavailable, SILENT, "it says nothing");
+    let silent = || Status::other(Code::Unavailable, SILENT, "it does not answer");
     let (session, listing) = joined.map_err(|_| silent())??;
     // A kernel of its own, so that names of the server cannot collide with functions of this process.
     kernel.add_all(listing.functions).map_err(broken)?;
@@ -280,23 +280,23 @@ pub(crate) async fn join_triton(
 pub(crate) fn unreachable(url: &str, status: &Status) -> CliError {
     if status.reason == UNTRUSTED {
         let what = format!(
-            "{url}: {}; if it is meant, name the authority that signed its certificate with --ca FILE (client.ca), or \
-             correct the address",
+            "{url}: {}; if the address is right, name the authority that signed its certificate with --ca FILE \
+             (client.ca), or correct it",
             status.message
         );
         return CliError::exit(Exit::Unreachable, what);
     }
     if status.reason == SILENT {
         let what = format!(
-            "{url} takes connections but says nothing for {} seconds; look whether it is a Sapwood server (and whether \
-             http:// or https:// is right), and start it again if it is one that hangs",
+            "{url} accepts connections but did not answer for {} seconds; check that it is a Sapwood server (and that \
+             http:// or https:// is right), and restart it if it hangs",
             ANSWER_TIMEOUT.as_secs()
         );
         return CliError::exit(Exit::Unreachable, what);
     }
     match status.code {
         Code::Unauthenticated | Code::PermissionDenied => CliError::new(format!(
-            "{url} does not let us in: {}; give a key with --api-key or SAPWOOD_CLIENT_KEY",
+            "{url} refused access: {}; give a key with --api-key or SAPWOOD_CLIENT_KEY",
             status.message
         )),
         Code::InvalidRequest | Code::Unimplemented => {

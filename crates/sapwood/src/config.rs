@@ -600,7 +600,7 @@ impl ServedModelConfig {
                 "models.upstream: the model `{name}` needs upstream.endpoints, the servers that compute it"
             ))),
             (Some(_), false) => Err(CliError::usage(format!(
-                "models.upstream: the model `{name}` is computed here unless it says backend = \"upstream\""
+                "models.upstream: the model `{name}` has a table `upstream`, which needs backend = \"upstream\""
             ))),
         }
     }
@@ -623,14 +623,14 @@ fn check_upstream(upstream: &EndpointConfig) -> Result<(), CliError> {
     let url = &upstream.url;
     if upstream.weight.is_some() {
         return Err(CliError::usage(format!(
-            "upstreams: `{url}`: a weight is for models.upstream.endpoints, of which several compute one model"
+            "upstreams: `{url}`: `weight` is a key of models.upstream.endpoints, of which several compute one model"
         )));
     }
     let address = url.expose();
     let scheme = address.split_once("://").map_or("", |(scheme, _)| scheme);
     let there_are = "write evergreen+http://HOST:PORT for another Sapwood, triton+http://HOST:PORT or \
                      triton+grpc://HOST:PORT for a Triton server, lmtp://HOST:PORT/MODEL for a model of an LMTP server, \
-                     or of several: lmtp://HOST:PORT,HOST:PORT/MODEL; ?tokenizer=PATH behind it where they do not give theirs";
+                     or of several: lmtp://HOST:PORT,HOST:PORT/MODEL; with ?tokenizer=PATH appended if they do not offer theirs";
     match scheme {
         "evergreen+http" | "evergreen+https" | "evergreen+ws" | "evergreen+wss" | "triton+http"
         | "triton+https" | "triton+grpc" | "triton+grpcs" => Ok(()),
@@ -645,7 +645,7 @@ fn check_upstream(upstream: &EndpointConfig) -> Result<(), CliError> {
             "upstreams: {scheme}:// is not built yet; {there_are}"
         ))),
         _ => Err(CliError::usage(format!(
-            "upstreams: `{url}` is no upstream; {there_are}"
+            "upstreams: `{url}` is not the address of an upstream; {there_are}"
         ))),
     }
 }

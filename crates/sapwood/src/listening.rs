@@ -115,11 +115,11 @@ fn advice(error: &io::Error, address: &str, flag: &str) -> String {
             format!("it is in use; stop the other program, or choose {other}")
         }
         io::ErrorKind::AlreadyExists => {
-            format!("there is a file that is no socket; choose {other}")
+            format!("a file that is not a socket is there; choose {other}")
         }
-        io::ErrorKind::PermissionDenied => format!("that needs more rights; choose {other}"),
+        io::ErrorKind::PermissionDenied => format!("permission denied; choose {other}"),
         io::ErrorKind::InvalidInput if address != "systemd" => {
-            "that is no address; write HOST:PORT or unix:PATH".into()
+            "that is not an address; write HOST:PORT or unix:PATH".into()
         }
         _ => format!("{error}; choose {other}"),
     }

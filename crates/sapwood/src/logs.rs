@@ -120,7 +120,7 @@ pub(crate) fn flush() {
 pub(crate) fn parse(filter: &str) -> Result<EnvFilter, CliError> {
     EnvFilter::builder().parse(filter).map_err(|error| {
         CliError::usage(format!(
-            "log: `{filter}` is no filter ({error}); write for example info or sapwood=debug"
+            "log: `{filter}` is not a valid filter ({error}); write for example info or sapwood=debug"
         ))
     })
 }

@@ -255,7 +255,7 @@ pub(crate) fn is_gguf(path: &Path) -> Result<(), String> {
     }
 }
 
-const NO_GGUF: &str = "it is no GGUF file";
+const NO_GGUF: &str = "it is not a GGUF file";
 
 #[cfg(feature = "embedded")]
 fn weights(model: &ServedModelConfig) -> Result<PlannedSource, CliError> {

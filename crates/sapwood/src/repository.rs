@@ -164,7 +164,7 @@ impl RepositoryInner {
                 Ok(served)
             }
             Err(failure) => {
-                tracing::error!(model = name, %failure, "not loaded");
+                tracing::error!(model = name, %failure, "a model could not be loaded");
                 self.kernel
                     .replace(serving::absent(name, "could not be loaded"));
                 self.shared.health.unloaded(name);
@@ -209,7 +209,7 @@ impl RepositoryInner {
             Ok(engine) => engine,
             Err(failure) => {
                 self.shared.health.failed(name);
-                tracing::error!(model = name, %failure, "not loaded; the others serve without it");
+                tracing::error!(model = name, %failure, "a model could not be loaded; the server runs without it");
                 return;
             }
         };

@@ -93,7 +93,7 @@ fn verdict(output: &Output) -> Option<String> {
     };
     let sent = String::from_utf8_lossy(&output.stderr);
     let last = sent.lines().rfind(|line| !line.trim().is_empty());
-    let last: String = plain(last.unwrap_or("no word"))
+    let last: String = plain(last.unwrap_or("no output"))
         .chars()
         .take(LAST_WORDS_MAX)
         .collect();
@@ -162,7 +162,7 @@ mod tests {
                 "echo first >&2; echo 'GGML_ASSERT(n > 0) failed' >&2; echo >&2; kill -ABRT $$",
                 ["llama.cpp ends one", ": GGML_ASSERT(n > 0) failed)"],
             ),
-            ("kill -KILL $$", ["when memory runs out", "no word"]),
+            ("kill -KILL $$", ["when memory runs out", "no output"]),
             (
                 "printf 'a\\033[2Jb' >&2; exit 1",
                 ["unexpectedly", "status: 1: a"],

@@ -184,7 +184,7 @@ async fn renewed(
     loop {
         match self::dial(dial).await {
             Ok(link) => return link,
-            Err(status) => tracing::debug!(why = status.message, "no new session"),
+            Err(status) => tracing::debug!(why = status.message, "could not open a new session"),
         }
         sleep(delays.next().unwrap_or(DELAY_MAX)).await;
     }
@@ -324,7 +324,9 @@ impl<D: DialUpstream> UpstreamTask<D> {
                     self.ours.insert(name, spec);
                 }
                 Err(Error::Exists { .. }) => tracing::debug!(%name, upstream, "the name is taken"),
-                Err(error) => tracing::warn!(%name, upstream, %error, "not served"),
+                Err(error) => {
+                    tracing::warn!(%name, upstream, %error, "an upstream's function is not served")
+                }
             }
         }
         // What the upstream has served before and does not serve any more.

@@ -66,7 +66,7 @@ impl DoctorCommand {
         let findings = match common.config(flags) {
             Ok(config) => examine(&config),
             Err(failure) => {
-                let hint = "correct it, then look again: without it nothing else can be looked at";
+                let hint = "correct it and run doctor again: nothing else can be checked";
                 vec![CheckResult::new(
                     "configuration",
                     Verdict::Fail,
@@ -194,7 +194,7 @@ fn memory() -> CheckResult {
         "memory",
         verdict,
         found,
-        "close something, or use a smaller model or --ctx",
+        "close other programs, or use a smaller model or --ctx",
     )
 }
 

@@ -161,7 +161,7 @@ impl RunArgs {
                 .map(|output| output.wire.as_str())
                 .collect();
             CliError::usage(format!(
-                "--port {asked}: {} gives {}",
+                "--port {asked}: the outputs of {} are {}",
                 self.name,
                 known.join(", ")
             ))

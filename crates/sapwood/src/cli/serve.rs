@@ -250,7 +250,7 @@ fn is_open(config: &Config) -> bool {
 fn open_to_all(name: &ServerName) -> CliError {
     CliError::usage(format!(
         "{name} can be reached from other machines and no key is configured: set --api-key, --key-file or \
-         --tls-client-ca, or say --insecure if that is meant"
+         --tls-client-ca, or --insecure to allow it"
     ))
 }
 
@@ -416,7 +416,7 @@ impl Reload {
         // Without this check, a key file emptied by mistake would open the server to every caller.
         if keys.is_empty() && self.auth.required() {
             return Err(CliError::usage(
-                "the configuration holds no key any more; the old ones stay",
+                "the configuration has no keys any more; the current keys stay in force",
             ));
         }
         let read = |tls: &Arc<Tls>| {
@@ -475,10 +475,10 @@ impl UnixSignals {
                 }
             }
             if reported {
-                return CliError::exit(Exit::Interrupted, "ended at once, as asked twice");
+                return CliError::exit(Exit::Interrupted, "ended at once after a second signal");
             }
             reported = true;
-            output::whisper("Finishing what runs; interrupt again to end at once.");
+            output::whisper("Draining running work; interrupt again to end at once.");
             // `notify_one` keeps a permit: the server may not be waiting for it yet.
             stop.notify_one();
         }

@@ -63,7 +63,7 @@ impl EndpointConfig {
     pub(crate) fn check(&self, at: &str) -> Result<(), CliError> {
         if self.key.is_some() && self.key_file.is_some() {
             return Err(CliError::usage(format!(
-                "{at}: `{}`: there is one key: write `key` or `key_file`",
+                "{at}: `{}`: there can be only one key: write `key` or `key_file`",
                 self.url
             )));
         }

@@ -146,8 +146,8 @@ fn stranger(name: &str, known: &BTreeSet<String>) -> String {
         .map(|(short, _)| short[PREFIX.len()..].to_owned());
     let names: Vec<String> = usual.chain(short).collect();
     match nearest(&name[PREFIX.len()..], names.iter().map(String::as_str)) {
-        Some(best) => format!("{name} sets nothing; did you mean {PREFIX}{best}?"),
-        None => format!("{name} sets nothing: no key of the configuration is called so"),
+        Some(best) => format!("{name} sets no key; did you mean {PREFIX}{best}?"),
+        None => format!("{name} sets no key of the configuration"),
     }
 }
 
@@ -234,8 +234,8 @@ mod tests {
     #[test]
     fn d_46_others_are_told_with_what_was_probably_meant() {
         for (name, value, sent) in [
-            ("SAPWOOD_PORT", "9000", "sets nothing"),
-            ("SAPWOOD_PORT_X_TCP", "1", "sets nothing"),
+            ("SAPWOOD_PORT", "9000", "sets no key"),
+            ("SAPWOOD_PORT_X_TCP", "1", "sets no key"),
             ("SAPWOOD_LISEN", "a:1", "did you mean SAPWOOD_LISTEN?"),
             ("SAPWOOD_APIKEY", "hush", "did you mean SAPWOOD_API_KEY?"),
             (
@@ -243,7 +243,7 @@ mod tests {
                 "1",
                 "did you mean SAPWOOD_LIMITS__CONNECTIONS?",
             ),
-            ("SAPWOOD_WHATEVER_THAT_IS", "hush", "sets nothing"),
+            ("SAPWOOD_WHATEVER_THAT_IS", "hush", "sets no key"),
         ] {
             let environment = read(&[(name, value)]);
             let [reported] = environment.strangers() else {

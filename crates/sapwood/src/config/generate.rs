@@ -147,7 +147,7 @@ impl GenerateFaceConfig {
             })?;
             let restriction = Restriction::new(&sent.header, sent.value.expose());
             let restriction =
-                restriction.ok_or_else(|| wrong(".header: no header has such a name".into()))?;
+                restriction.ok_or_else(|| wrong(".header: not a valid header name".into()))?;
             Ok((category, restriction))
         });
         each.collect()
@@ -260,7 +260,7 @@ impl ServedModelConfig {
         let is_own = !self.inputs.is_empty() || !self.outputs.is_empty();
         let is_tensorrt_llm = self.compat == ModelCompat::TensorRtLlm;
         let mut signature = if is_own && is_tensorrt_llm {
-            let what = "compat = \"tensorrt_llm\" gives it inputs and outputs: leave its own out";
+            let what = "compat = \"tensorrt_llm\" defines its inputs and outputs: remove its own";
             return Err(wrong(name, what));
         } else if is_own {
             let inputs: Result<_, _> = self.inputs.iter().map(|it| it.input(name)).collect();

@@ -75,7 +75,7 @@ fn read(path: &Path, keys: &mut Vec<ApiKey>) -> Result<(), CliError> {
         if keys.iter().any(|other| other.name == key.name) {
             let name = &key.name;
             let ours = if **name == *DEFAULT {
-                "; `auth.key` is called so where it is set"
+                "; `auth.key` has this name"
             } else {
                 ""
             };
@@ -88,7 +88,7 @@ fn read(path: &Path, keys: &mut Vec<ApiKey>) -> Result<(), CliError> {
         if let Some(other) = keys.iter().find(named) {
             let (one, two) = (&other.name, &key.name);
             return Err(wrong(format!(
-                "`{one}` and `{two}` name the same certificate: it can stand for one of them"
+                "`{one}` and `{two}` name the same certificate: only one of them may"
             )));
         }
         keys.push(key);
@@ -102,7 +102,7 @@ fn parse(text: &str) -> Result<Vec<ApiKey>, String> {
         .extract()
         .map_err(|error| format!("{} ({})", error.kind, error.path.join(".")))?;
     if file.keys.is_empty() {
-        return Err("it holds no [[keys]] entry".into());
+        return Err("it has no [[keys]] entry".into());
     }
     file.keys.into_iter().map(KeyEntry::into_key).collect()
 }
@@ -124,7 +124,7 @@ impl KeyEntry {
         // The name of a key stands in logs, metrics and quotas, where these names have a meaning.
         if RESERVED.contains(&self.name.as_str()) {
             return Err(format!(
-                "no key may be called `{}`: the log means nobody by it",
+                "the key name `{}` is reserved: in the log it means a caller without a key",
                 self.name
             ));
         }
@@ -162,13 +162,13 @@ impl KeyEntry {
 /// A new secret of 32 random bytes, and its entry for the key file.
 ///
 /// # Errors
-/// If the operating system gives no randomness.
+/// If the operating system provides no randomness.
 pub(crate) fn new(name: &str, scopes: &[String]) -> Result<(String, String), CliError> {
     let mut random = [0_u8; 32];
     // From the system, because this is a credential: `RandomState` is not made for that.
     let got = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
     if got != Ok(random.len()) {
-        return Err(CliError::new("the operating system gives no randomness"));
+        return Err(CliError::new("the operating system provides no randomness"));
     }
     let secret = random.iter().fold(String::from("sw_"), |secret, byte| {
         format!("{secret}{byte:02x}")
@@ -209,7 +209,7 @@ mod tests {
             ),
             (
                 "[[keys]]\nname = \"anonymous\"\ncertificate = \"x\"",
-                "no key may be called",
+                "is reserved",
             ),
             ("[[keys]]\nname = \"a\"\nsha256 = \"12\"", "64 hex digits"),
             (

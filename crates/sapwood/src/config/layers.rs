@@ -137,7 +137,7 @@ impl Layers {
             tracing::warn!("{stranger}");
         }
         for name in self.environment.passed_over() {
-            tracing::debug!(name, "a variable of a Kubernetes service is passed over");
+            tracing::debug!(name, "ignored a variable of a Kubernetes service");
         }
     }
 
@@ -259,4 +259,4 @@ pub(crate) fn list(values: impl IntoIterator<Item = Value>) -> Value {
 
 const FLAGS: &str = "command line";
 /// The error text for a secret that cannot be parsed.
-const NOT_SHOWN: &str = "it cannot be read like this; write it as config.example.toml does";
+const NOT_SHOWN: &str = "it cannot be parsed; write it as config.example.toml does";

@@ -38,12 +38,12 @@ impl RemoteModel {
                 // A word without a name may be a key whose name was forgotten, so it is not printed.
                 _ if !pair.contains('=') => {
                     return Err(bad(
-                        "its query has a word without a value; write ?tokenizer=PATH or ?key=KEY",
+                        "its query has a parameter without a value; write ?tokenizer=PATH or ?key=KEY",
                     ));
                 }
                 (unknown, _) => {
                     return Err(bad(&format!(
-                        "nobody knows '{unknown}' of its query; there are 'tokenizer' (a tokenizer.json, or the folder that \
+                        "its query has an unknown parameter '{unknown}'; there are 'tokenizer' (a tokenizer.json, or the folder that \
                          it stands in) and 'key' (which goes to the server)"
                     )));
                 }
@@ -65,7 +65,7 @@ fn decoded(path: &str) -> Result<PathBuf, LmtpError> {
         return Err(bad("its tokenizer needs a path: ?tokenizer=PATH"));
     }
     let path = percent_decode_str(path).decode_utf8();
-    let path = path.map_err(|_| bad("the path of its tokenizer is no UTF-8"))?;
+    let path = path.map_err(|_| bad("the path of its tokenizer is not UTF-8"))?;
     Ok(PathBuf::from(path.into_owned()))
 }
 
@@ -111,7 +111,7 @@ mod tests {
             ("lmtp://a:1/tiny?tokenizer", "?tokenizer=PATH"),
             ("lmtp://a:1/tiny?tokenizer=", "?tokenizer=PATH"),
             ("lmtp://a:1/tiny?tokenizer=x&tokenizer=y", "two tokenizers"),
-            ("lmtp://a:1/tiny?tokenizer=%ff", "no UTF-8"),
+            ("lmtp://a:1/tiny?tokenizer=%ff", "not UTF-8"),
             ("lmtp://a:1?tokenizer=x", "MODEL"),
         ] {
             let error = RemoteModel::read(url).unwrap_err();

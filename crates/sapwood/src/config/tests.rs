@@ -427,7 +427,7 @@ fn d_55_a_model_may_be_there_for_clients_of_a_tensorrt_llm_ensemble() {
         let own =
             "inputs = [{ name = \"Q\", datatype = \"BYTES\", shape = [1], role = \"prompt\" }]\n";
         let refused = read(jail, own).unwrap_err();
-        assert!(refused.contains("leave its own out"), "{refused}");
+        assert!(refused.contains("remove its own"), "{refused}");
     });
 }
 

@@ -401,7 +401,7 @@ fn an_upstream_that_does_not_let_us_in_keeps_a_server_from_starting() {
         &["serve", "--listen", "127.0.0.1:0", "--upstream", &upstream],
     );
     assert!(
-        ended.code == 1 && ended.err.contains("does not let us in"),
+        ended.code == 1 && ended.err.contains("refused access"),
         "{ended:?}"
     );
 }

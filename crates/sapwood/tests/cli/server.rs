@@ -117,7 +117,7 @@ fn d_52_a_model_file_that_is_not_there_is_told_at_once() {
     std::fs::write(here.join("odd.gguf"), "no").unwrap();
     for (file, why) in [
         ("nowhere.gguf", "No such file"),
-        ("odd.gguf", "no GGUF file"),
+        ("odd.gguf", "not a GGUF file"),
     ] {
         for command in [
             &["serve", "--listen", "127.0.0.1:0"][..],

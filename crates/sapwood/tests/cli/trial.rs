@@ -58,7 +58,7 @@ fn tr_706_a_file_that_ends_its_process_does_not_end_the_server() {
     "#;
     std::fs::write(here.join("sapwood.toml"), config).unwrap();
     let mut serving = Serving::start(&here, &[]);
-    let line = serving.wait_for("not loaded; the others serve without it");
+    let line = serving.wait_for("a model could not be loaded; the server runs without it");
     assert_eq!(line["model"], "fatal");
     let why = line["failure"].as_str().unwrap();
     assert!(why.contains("GGML_ASSERT"), "{why}");

@@ -46,13 +46,13 @@ impl<'a> ChatCommand<'a> {
 }
 
 pub(super) const HELP: &str = "\
-/new               forget the conversation
+/new               start a new conversation
 /retry             ask the last question again
-/system [TEXT]     set the system message; without TEXT, show it; /system - takes it away
-/model [NAME]      talk to another model; without NAME, list them
+/system [TEXT]     set the system message; without TEXT, show it; /system - removes it
+/model [NAME]      use another model; without NAME, list them
 /temperature [X]   0 takes the likeliest token, higher varies more; without X, show it; - goes back to the model's own
 /save FILE         write the conversation to a file, as JSON if its name ends in .json
-/quit              leave; so do Ctrl-D, and Ctrl-C while nothing is answered
+/quit              quit; so do Ctrl-D, and Ctrl-C while no answer is running
 Ctrl-C             stop an answer";
 
 #[cfg(test)]

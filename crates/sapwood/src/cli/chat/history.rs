@@ -79,7 +79,7 @@ impl LineHistory {
         };
         if let Err(error) = act(&mut self.editor, file) {
             output::whisper(format!(
-                "Questions are not remembered: {}: {error}; --no-history does without",
+                "The history of questions is off: {}: {error}; with --no-history none is used",
                 file.display()
             ));
             // Reported once, and not again for each line.

@@ -38,7 +38,7 @@ impl LineSource {
     /// Prints the greeting with the model in use, on a terminal only.
     pub(super) fn greet(&self, target: &str) {
         if matches!(self, Self::Terminal(_)) {
-            output::whisper(format!("{target} /help tells what there is."));
+            output::whisper(format!("{target} /help lists the commands."));
         }
     }
 

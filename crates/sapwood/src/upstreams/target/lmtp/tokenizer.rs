@@ -74,14 +74,14 @@ pub(super) async fn find(
             Err(why) => tracing::warn!(
                 model = peers.name,
                 why,
-                "the tokenizer of an upstream's model could not be had; the configured one is used, or none"
+                "the tokenizer of an upstream's model could not be downloaded; the configured one is used, or none"
             ),
         }
     }
     let Some(files) = files else {
         tracing::info!(
             model = peers.name,
-            "the tokenizer of an upstream's model is not known: it is served in tokens alone"
+            "the tokenizer of an upstream's model is not known: it is served with token ids only"
         );
         return Ok(None);
     };
@@ -115,13 +115,13 @@ async fn fetch(peers: &PeerPool, url: &str, sha256: &str) -> Result<Bytes, Strin
         match endpoint.address.fetch(url).await {
             // Against files that are damaged or older than the facts. The server itself has to be trusted for both.
             Ok(file) if hex(&file) == sha256 => Ok(file),
-            Ok(_) => Err("the file is not the one that was named: its digest differs".to_owned()),
+            Ok(_) => Err("the digest of the file is not the announced one".to_owned()),
             Err(error) => Err(error.message.into_owned()),
         }
     });
     let asked: Vec<_> = asked.map(FutureExt::boxed).collect();
     if asked.is_empty() {
-        return Err("there is no server".to_owned());
+        return Err("no server is configured".to_owned());
     }
     // Servers that are not connected are skipped.
     select_ok(asked).await.map(|(file, _)| file)
