@@ -1,4 +1,4 @@
-//! The server's metrics, and the text in which scrapers read them (OA-801, OA-802, EV-904).
+//! The server's metrics, and their text for scrapers (OA-801, OA-802, EV-904).
 //!
 //! Labels come from closed sets; rendering takes no lock that an engine needs.
 
@@ -56,23 +56,23 @@ impl FaceLabel {
     }
 }
 
-/// Whose own numbers are read when they are rendered.
+/// The parts with metrics of their own, which are read at each rendering.
 #[derive(Clone, Default)]
 struct MetricSources {
     engines: Vec<Engine>,
-    /// What engines have counted that have gone, and may count while they end.
+    /// The counters of removed engines that may still count while they end.
     ending: Vec<Arc<EngineStats>>,
     ended: RetiredEngineCounts,
     kernels: Vec<Kernel>,
     /// How long loading a model took.
     loaded: BTreeMap<String, Duration>,
-    /// By the model that they serve.
+    /// With the model that they serve.
     pools: Vec<(String, LmtpPool)>,
-    /// Lines of the log that found no reader.
+    /// The number of dropped log lines.
     log: Option<Arc<AtomicU64>>,
 }
 
-/// The counts of engines that nobody holds any more, which sums go on with: a counter never falls.
+/// The final counts of removed engines. They stay part of the sums, because a counter must never fall.
 #[derive(Clone, Copy, Default)]
 struct RetiredEngineCounts {
     panics: u64,
@@ -81,8 +81,9 @@ struct RetiredEngineCounts {
 }
 
 impl MetricSources {
-    /// Keeps no more of an engine than its sums once it counts nothing more.
+    /// Replaces the counters of each removed engine by their sums, once nobody else can count with them.
     fn fold(&mut self) {
+        // Not when the engine is removed: its thread may still end requests, and those counts would be lost.
         let (ended, ending) = (&mut self.ended, &mut self.ending);
         ending.retain(|stats| {
             let counts = Arc::strong_count(stats) > 1;
@@ -104,23 +105,23 @@ impl std::fmt::Debug for MetricSources {
     }
 }
 
-/// Every number of the server. Clone the field you count with; clones share the number.
+/// All metrics of the server. Clone the field that you count with; clones share the value.
 #[derive(Debug)]
 pub struct ServerMetrics {
     registry: Registry,
     watched: RwLock<MetricSources>,
-    /// Who is written under Triton's names too, if anybody is.
+    /// The models that are rendered under Triton's names too, if any.
     triton: OnceLock<TritonNames>,
     /// TCP connections open now.
     pub connections_open: IntGauge,
-    /// Bytes of requests that are read now, as far as they are charged (D-47).
+    /// Bytes that are charged to the byte budget now (D-47).
     pub body_bytes: IntGauge,
     /// 1 from the beginning of a drain.
     pub draining: IntGauge,
     /// Requests without a valid key.
     pub auth_failures: IntCounter,
-    /// Work refused at the door, by `reason`: `queue`, `tokens`, `key` (a key's own limits), `body` (the byte
-    /// budget of bodies), `drain`.
+    /// Refused work, by `reason`: `queue`, `tokens`, `key` (a key's own limits), `share` (a caller's quota), `body` (the byte
+    /// budget), `drain`, `malformed`.
     pub rejected: IntCounterVec,
     /// Work that ended early, by `reason`: `client`, `stall`, `timeout`, `drain`, `delete`, `revoked`, `panic`.
     pub cancelled: IntCounterVec,
@@ -132,32 +133,32 @@ pub struct ServerMetrics {
     pub requests: IntCounterVec,
     /// Milliseconds from the first poll of a call to its first output, by `model` (TR-1001). Engines count tokens instead.
     pub first_response_ms: HistogramVec,
-    /// Parameters of requests that meant nothing (TR-307, LM-207).
+    /// Unknown parameters of requests (TR-307, LM-207).
     pub unknown_parameters: IntCounter,
-    /// What Evergreen sessions count (EV-904).
+    /// Metrics of Evergreen sessions (EV-904).
     pub evergreen: EvergreenMetrics,
-    /// What LMTP connections count.
+    /// Metrics of LMTP connections.
     pub lmtp: LmtpMetrics,
 }
 
-/// What LMTP connections count.
+/// Metrics of LMTP connections.
 #[derive(Debug)]
 pub struct LmtpMetrics {
     /// Connections open now, of every transport.
     pub connections_open: IntGauge,
-    /// GENERATE and SCORE that were refused with an error item.
+    /// GENERATE and SCORE messages that were refused with an error item.
     pub refused: IntCounter,
     /// Messages sent.
     pub messages: IntCounter,
-    /// Items sent; divided by messages, the items that share one (LM-601).
+    /// Items sent; divided by `messages`, the number of items per message (LM-601).
     pub items: IntCounter,
-    /// What was passed over, by `reason`: `binary`, `malformed`.
+    /// Ignored messages, by `reason`: `binary`, `malformed`.
     pub ignored: IntCounterVec,
-    /// Members of GENERATE that nothing knows (LM-207).
+    /// Unknown members of GENERATE (LM-207).
     pub unknown_parameters: IntCounter,
 }
 
-/// What Evergreen sessions count (EV-904).
+/// Metrics of Evergreen sessions (EV-904).
 #[derive(Debug)]
 pub struct EvergreenMetrics {
     /// Sessions open now.
@@ -202,7 +203,8 @@ impl ServerMetrics {
             draining: registry.gauge(names::DRAINING, "1 while the server is shutting down.")?,
             auth_failures: registry
                 .counter(names::AUTH_FAILURES, "Requests without a valid key.")?,
-            // Not in the registry: rendered together with what engines count.
+            // Not in the registry: these are rendered as sums with the counts of engines and kernels, and a family must appear
+            // only once in the text.
             rejected: IntCounterVec::new(Opts::new(names::REJECTED, "-"), &["reason"])?,
             cancelled: IntCounterVec::new(Opts::new(names::CANCELLED, "-"), &["reason"])?,
             watched: RwLock::default(),
@@ -219,7 +221,7 @@ impl ServerMetrics {
                 "Calls ended, by how.",
                 &["face", "model", "code"],
             )?,
-            // One number for the faces that ignore what they do not know.
+            // One counter for all faces that ignore unknown parameters.
             unknown_parameters: lmtp.unknown_parameters.clone(),
             evergreen: EvergreenMetrics::new(&registry)?,
             lmtp,
@@ -227,19 +229,21 @@ impl ServerMetrics {
         })
     }
 
-    /// Adds an engine, whose own numbers are read when rendered.
+    /// Adds an engine, whose metrics are read at each rendering.
     pub fn watch(&self, engine: Engine) {
         self.change(|watched| {
+            // Here and in `unwatch`, so that engines that are loaded and unloaded for ever do not accumulate.
             watched.fold();
             watched.engines.push(engine);
         });
     }
 
-    /// Leaves an engine out that has gone, but for its part of the sums of all engines.
+    /// Removes an engine. Its part of the sums of all engines stays.
     pub fn unwatch(&self, engine: &Engine) {
         let removed = engine.stats();
         self.change(|watched| {
             watched.fold();
+            // By identity and not by name: a reloaded model has the name of the one that it replaces.
             watched
                 .engines
                 .retain(|it| !Arc::ptr_eq(it.stats(), removed));
@@ -247,39 +251,40 @@ impl ServerMetrics {
         });
     }
 
-    /// Adds a kernel, whose panics are read when rendered.
+    /// Adds a kernel, whose panics are read at each rendering.
     pub fn watch_kernel(&self, kernel: Kernel) {
         self.change(|watched| watched.kernels.push(kernel));
     }
 
-    /// Notes how long loading a model took.
+    /// Records how long loading a model took.
     pub fn loaded_in(&self, model: &str, time: Duration) {
         self.change(|watched| {
             watched.loaded.insert(model.to_owned(), time);
         });
     }
 
-    /// Has the models of this kernel written under Triton's names as well, each with its version, which is 1 if nothing is
-    /// said of it (TR-1002). Only the first call counts.
+    /// Renders the models of this kernel under Triton's names as well, each with its version, which is 1 by default (TR-1002).
+    /// Only the first call has an effect.
     pub fn spell_for_triton(&self, kernel: Kernel, versions: BTreeMap<String, u64>) {
         self.triton
             .get_or_init(|| TritonNames::new(kernel, versions));
     }
 
-    /// Adds the upstreams that share a model's streams, whose own numbers are read when rendered.
+    /// Adds the upstreams that serve a model, whose metrics are read at each rendering.
     pub fn watch_pool(&self, model: &str, pool: LmtpPool) {
         self.change(|watched| {
+            // Two pools of one model would render samples with equal labels, which a scraper refuses.
             watched.pools.retain(|(other, _)| other != model);
             watched.pools.push((model.to_owned(), pool));
         });
     }
 
-    /// Adds the number of log lines that were dropped, which is read when rendered.
+    /// Adds the counter of dropped log lines, which is read at each rendering.
     pub fn watch_log(&self, dropped: Arc<AtomicU64>) {
         self.change(|watched| watched.log = Some(dropped));
     }
 
-    /// The models of the kernels that are watched, those of upstreams included.
+    /// The models of all kernels, those of upstreams included.
     pub(crate) fn models(&self) -> BTreeSet<String> {
         let watched = self.watched.read();
         let kernels = &watched.unwrap_or_else(PoisonError::into_inner).kernels;
@@ -288,7 +293,7 @@ impl ServerMetrics {
         models.map(|spec| spec.name.as_str().to_owned()).collect()
     }
 
-    /// The engines that are watched.
+    /// The engines that were added and not removed.
     pub(crate) fn engines(&self) -> Vec<Engine> {
         let watched = self.watched.read();
         watched
@@ -304,6 +309,7 @@ impl ServerMetrics {
     /// The text that a scraper reads.
     #[must_use]
     pub fn render(&self, format: Format) -> String {
+        // Cloned, so that the lock is free while the text is made: loading and unloading models takes it.
         let watched = self.watched.read();
         let watched = watched.unwrap_or_else(PoisonError::into_inner).clone();
         let mut text = MetricsText::new(format);
@@ -312,7 +318,7 @@ impl ServerMetrics {
         engines::write(&watched.engines, &mut text);
         write_loads(&watched, &mut text);
         pools::write(&watched.pools, &mut text);
-        // OpenMetrics wants an ending of counters that those names do not have (D-36).
+        // OpenMetrics requires counters to end in `_total`, which Triton's do not (D-36).
         if format == Format::Text
             && let Some(triton) = self.triton.get()
         {
@@ -324,7 +330,7 @@ impl ServerMetrics {
         text.end()
     }
 
-    /// What several parts count, each event once: the numbers of the server, its engines and its kernels together.
+    /// The families that are sums over the server, its engines and its kernels. Each event is counted by only one of them.
     fn write_sums(&self, watched: &MetricSources, text: &mut MetricsText) {
         let ended = &watched.ended;
         let engines = || {
@@ -332,7 +338,8 @@ impl ServerMetrics {
             running.chain(&watched.ending)
         };
         let sum = |read: fn(&EngineStats) -> u64| engines().map(|stats| read(stats)).sum::<u64>();
-        text.family(names::REJECTED, "counter", "Work refused at the door.");
+        text.family(names::REJECTED, "counter", "Work that was refused.");
+        // Every reason, those with 0 too: a rate over a series that appears with its first event misses that event.
         for (reason, engines) in [
             (
                 "queue",
@@ -366,7 +373,7 @@ impl ServerMetrics {
             + pool::BlockingPool::global().stats().panics;
         let engines = ended.panics + sum(|stats| stats.panics.get());
         let panics = self.panics.get() + code + engines;
-        text.family(names::PANICS, "counter", "What panicked and was caught.");
+        text.family(names::PANICS, "counter", "Panics that were caught.");
         text.sample(names::PANICS, &[], panics);
         if let Some(dropped) = &watched.log {
             let help = "Log lines that were dropped because the log was not read in time.";
@@ -426,15 +433,13 @@ impl LmtpMetrics {
                 "LMTP messages without effect.",
                 &["reason"],
             )?,
-            unknown_parameters: registry.counter(
-                names::UNKNOWN_PARAMETERS,
-                "Members of requests that nothing knows.",
-            )?,
+            unknown_parameters: registry
+                .counter(names::UNKNOWN_PARAMETERS, "Unknown parameters of requests.")?,
         })
     }
 }
 
-/// Makes metrics and registers them in one go.
+/// Creates metrics and registers them.
 struct MetricsRegistrar(Registry);
 
 impl MetricsRegistrar {

@@ -10,7 +10,7 @@ use super::names::{self, vllm};
 /// One number of an engine.
 struct EngineNumber {
     name: &'static str,
-    /// Its other name, if it has one.
+    /// Its name in vLLM, if it has one.
     vllm: Option<&'static str>,
     kind: &'static str,
     help: &'static str,
@@ -25,11 +25,13 @@ struct EngineHistogram {
     pick: fn(&EngineStats) -> &Histogram,
 }
 
-/// Writes every number of every engine, labelled with its model.
+/// Writes all metrics of all engines, labelled with the model.
 pub(super) fn write(engines: &[Engine], text: &mut MetricsText) {
+    // A family without samples would be noise on a server that only forwards.
     if engines.is_empty() {
         return;
     }
+    // The engines in the inner loop: all samples of a family have to follow its header.
     for number in NUMBERS {
         for (name, labels) in spellings(number.name, number.vllm) {
             text.family(name, number.kind, number.help);
@@ -65,10 +67,11 @@ fn spellings(
 }
 
 fn vllm_labels(model: &str) -> Vec<(&str, &str)> {
+    // Dashboards for vLLM select by `engine`, its number among data-parallel replicas.
     vec![("model_name", model), ("engine", "0")]
 }
 
-/// What is constant about a cache stands in labels there. Our cells hold one token each.
+/// Writes vLLM's info metric of the cache, whose constants are labels. Our cells hold one token each.
 fn write_cache(engines: &[Engine], text: &mut MetricsText) {
     text.family(vllm::CACHE_CONFIG, "gauge", "The cache, in its labels.");
     for engine in engines {
@@ -79,7 +82,7 @@ fn write_cache(engines: &[Engine], text: &mut MetricsText) {
     }
 }
 
-/// How choices ended, in the words of vLLM.
+/// Writes the ends of choices under vLLM's reasons.
 fn write_endings(engines: &[Engine], text: &mut MetricsText) {
     text.family(
         vllm::REQUEST_SUCCESS,
@@ -88,6 +91,7 @@ fn write_endings(engines: &[Engine], text: &mut MetricsText) {
     );
     for engine in engines {
         let stats = engine.stats();
+        // In the order of the engine's finish reasons. vLLM has no controllers; an end by one is a regular stop.
         let [stop, length, controller, cancelled] =
             [0, 1, 2, 3].map(|index: usize| stats.finished[index].get());
         for (reason, count) in [
@@ -105,6 +109,7 @@ fn write_endings(engines: &[Engine], text: &mut MetricsText) {
 
 #[expect(clippy::cast_precision_loss, reason = "exact below 2^53")]
 fn used_ratio(stats: &EngineStats) -> f64 {
+    // `max(1)`: an engine without a cache has a ratio of 0 and not NaN.
     stats.cells_used.get() as f64 / stats.cells_total.get().max(1) as f64
 }
 

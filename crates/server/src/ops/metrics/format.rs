@@ -5,7 +5,7 @@ use std::fmt::{Display, Write};
 use prometheus::proto::{MetricFamily, MetricType};
 use sapwood_engine::stats::Histogram;
 
-/// How numbers are written.
+/// The text format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     /// The text format 0.0.4, unless the scraper asks for the other one.
@@ -16,7 +16,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// What an `Accept` header prefers of the two.
+    /// The format that an `Accept` header prefers.
     #[must_use]
     pub fn of(accept: Option<&str>) -> Self {
         let quality = |kind: &str| {
@@ -29,6 +29,7 @@ impl Format {
             named.map(quality).fold(0.0, f32::max)
         };
         let open = quality("application/openmetrics-text");
+        // `*/*` does not count: whoever takes anything gets the older format, which every scraper reads.
         if open > 0.0 && open >= quality("text/plain") {
             Self::OpenMetrics
         } else {
@@ -36,7 +37,7 @@ impl Format {
         }
     }
 
-    /// The media type of the answer.
+    /// The media type of the response.
     #[must_use]
     pub const fn content_type(self) -> &'static str {
         match self {
@@ -50,10 +51,11 @@ impl Format {
 fn quality(element: &str) -> f32 {
     let mut parameters = element.split(';').skip(1);
     let q = parameters.find_map(|parameter| parameter.trim().strip_prefix("q="));
+    // A malformed weight counts as a refusal, so that the default format is used.
     q.map_or(1.0, |q| q.trim().parse().unwrap_or(0.0))
 }
 
-/// A text that grows family by family.
+/// Writer for the text, family by family.
 #[derive(Debug, Default)]
 pub(super) struct MetricsText {
     written: String,
@@ -74,11 +76,11 @@ impl MetricsText {
     /// Begins a family; its samples follow.
     pub(super) fn family(&mut self, name: &str, kind: &str, help: &str) {
         let name = match (self.format, kind) {
-            // There a counter is named without the ending that its samples have.
+            // In OpenMetrics the name of a counter's family lacks the suffix that its samples have.
             (Format::OpenMetrics, "counter") => name.strip_suffix("_total").unwrap_or(name),
             _ => name,
         };
-        // Writing into a string cannot fail, here and below.
+        // Writing into a `String` cannot fail, here and below.
         let _ = writeln!(self.written, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
@@ -90,6 +92,7 @@ impl MetricsText {
     /// One histogram of an engine.
     pub(super) fn histogram(&mut self, name: &str, labels: Labels<'_>, histogram: &Histogram) {
         let bounds = histogram.bounds().iter().copied();
+        // Engines count each bucket by itself; the text has cumulative counts.
         let counts = histogram.counts().scan(0, |total, count| {
             *total += count;
             Some(*total)
@@ -98,8 +101,8 @@ impl MetricsText {
         self.buckets(name, labels, buckets, histogram.sum());
     }
 
-    /// One histogram: the bounds, the last of which is infinite, each with how many observations do not exceed it, and the
-    /// sum of all observations.
+    /// One histogram: pairs of an upper bound, the last of which is infinite, and the cumulative count; and the sum of all
+    /// observations.
     pub(super) fn buckets(
         &mut self,
         name: &str,
@@ -109,7 +112,7 @@ impl MetricsText {
     ) {
         let mut all = 0;
         for (bound, total) in buckets {
-            // `{:?}` writes whole numbers with a point, as OpenMetrics wants its bounds.
+            // `{:?}` writes whole numbers with a decimal point, as OpenMetrics requires for bounds.
             let bound = if bound.is_finite() {
                 format!("{bound:?}")
             } else {
@@ -117,6 +120,8 @@ impl MetricsText {
             };
             let braces = braces(labels, Some(&bound));
             let _ = writeln!(self.written, "{name}_bucket{braces} {total}");
+            // The count is that of the last bucket and not another read of the counters, which run on meanwhile: the two must
+            // be equal.
             all = total;
         }
         let braces = braces(labels, None);
@@ -124,7 +129,7 @@ impl MetricsText {
         let _ = writeln!(self.written, "{name}_count{braces} {all}");
     }
 
-    /// What a registry has gathered: counters and gauges.
+    /// The families of a registry, which has counters and gauges only.
     pub(super) fn gathered(&mut self, families: &[MetricFamily]) {
         for family in families {
             let counts = family.get_field_type() == MetricType::COUNTER;
@@ -143,7 +148,7 @@ impl MetricsText {
         }
     }
 
-    /// All of it.
+    /// The finished text.
     pub(super) fn end(mut self) -> String {
         if self.format == Format::OpenMetrics {
             self.written += "# EOF\n";
@@ -179,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn label_values_cannot_break_out() {
+    fn label_values_are_escaped() {
         let mut text = MetricsText::default();
         text.sample("x", &[("model", "a\"b\\c\nd")], 1);
         text.sample("y", &[], 2.5);
@@ -187,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn oa_801_a_scraper_is_given_the_format_it_prefers() {
+    fn oa_801_a_scraper_gets_the_format_that_it_prefers() {
         let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1";
         for (accept, open) in [
             (None, false),
@@ -213,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn oa_801_open_metrics_names_counters_without_their_ending_and_says_where_it_ends() {
+    fn oa_801_open_metrics_has_counters_without_suffix_and_an_eof() {
         let write = |format| {
             let mut text = MetricsText::new(format);
             text.family("x_total", "counter", "All.");

@@ -1,4 +1,4 @@
-//! Metrics of how long polls of connection tasks take.
+//! The histogram of the poll times of connection tasks.
 
 use prometheus::core::Metric;
 
@@ -14,6 +14,7 @@ pub(super) fn write(text: &mut MetricsText) {
     text.family(POLL_SECONDS, "histogram", help);
     let reported = reported.metric();
     let reported = reported.get_histogram();
+    // The crate leaves the infinite bucket to whoever renders.
     let last = (f64::INFINITY, reported.get_sample_count());
     let buckets = reported.get_bucket().iter();
     let buckets = buckets.map(|bucket| (bucket.upper_bound(), bucket.cumulative_count()));

@@ -6,14 +6,15 @@ use sapwood_proto::lmtp::pool::Condition;
 use super::format::MetricsText;
 use super::names;
 
-/// One number of one upstream.
+/// One metric of an upstream.
 struct UpstreamNumber {
     name: &'static str,
     help: &'static str,
     read: fn(&PeerStatus) -> u64,
 }
 
-/// Writes the numbers of every pool, labelled with the model and, where they are its own, the upstream. Both stand in the configuration.
+/// Writes the metrics of every pool, labelled with the model and, for those of a single upstream, with its target. Both come
+/// from the configuration, so the labels are a closed set.
 pub(super) fn write(pools: &[(String, LmtpPool)], text: &mut MetricsText) {
     if pools.is_empty() {
         return;
@@ -27,6 +28,7 @@ pub(super) fn write(pools: &[(String, LmtpPool)], text: &mut MetricsText) {
             }
         }
     }
+    // Of the pool and not of an upstream: a stream that moves belongs to two.
     let help = "Streams that went on at another upstream.";
     text.family(names::UPSTREAM_MOVED, "counter", help);
     for (model, pool) in pools {

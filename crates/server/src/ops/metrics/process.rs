@@ -1,11 +1,12 @@
 //! Metrics of the process, under the conventional `process_` names.
 //!
-//! Not the collector of the crate `prometheus` (feature `process`): it counts processor time in whole seconds, so that a rate over
-//! a usual scrape interval is off by several percent, and brings `procfs` for what are six short files here.
+//! Not the collector of the crate `prometheus` (feature `process`): it counts processor time in whole seconds, so that a rate
+//! over a usual scrape interval is off by several percent, and depends on `procfs` for what are six short files here.
 
 use super::format::MetricsText;
 
 pub(super) fn write(text: &mut MetricsText) {
+    // Each family by itself: outside of Linux, or where `/proc` is restricted, what cannot be read is left out.
     if let Some(bytes) = resident_bytes() {
         text.family(
             "process_resident_memory_bytes",
@@ -74,6 +75,7 @@ fn start_seconds() -> Option<f64> {
 
 /// A field of `/proc/self/stat`, counted from 1. The second is a name in parentheses that may hold spaces.
 fn field(stat: &str, number: usize) -> Option<u64> {
+    // From the last parenthesis, because the name may contain some as well.
     let (_, rest) = stat.rsplit_once(") ")?;
     rest.split(' ').nth(number.checked_sub(3)?)?.parse().ok()
 }

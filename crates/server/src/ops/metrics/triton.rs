@@ -1,7 +1,6 @@
 //! Metrics under Triton's names, with those of the machine that its dashboards show (TR-1001, TR-1002).
 //!
-//! What nobody measures here is left out: graphics processors, a cache of responses, tokenising and detokenising apart
-//! from the inference.
+//! Metrics that are not measured here are left out: GPUs, the response cache, and tokenising apart from inference.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -17,17 +16,17 @@ use super::format::MetricsText;
 use super::names::triton as names;
 use super::{MetricSources, ServerMetrics};
 
-/// Upper bounds of the times to a first response, in milliseconds.
+/// Bucket bounds of the time to the first response, in milliseconds.
 pub(super) const FIRST_RESPONSE_MS: &[f64] = &[
     1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2000.0, 5000.0,
 ];
 
-/// Who is written under these names.
+/// The models that are rendered under these names.
 pub(super) struct TritonNames {
     kernel: Kernel,
-    /// The version that a model says it is, where it is not 1.
+    /// The versions of models other than 1.
     versions: BTreeMap<String, u64>,
-    /// The processors' ticks when they were last looked at, and the share that was busy then.
+    /// The processors' ticks at the last rendering, and the busy share that was rendered.
     processors: Mutex<(Ticks, f64)>,
 }
 
@@ -39,7 +38,7 @@ impl std::fmt::Debug for TritonNames {
     }
 }
 
-/// How calls end, as Triton tells it.
+/// The outcome of a call in Triton's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum CallOutcome {
     Success,
@@ -58,7 +57,7 @@ const FAILURES: [(CallOutcome, &str); 4] = [
 ];
 
 impl CallOutcome {
-    /// Of the label under which a call was counted.
+    /// The outcome for the `code` label of `sapwood_requests_total`.
     fn of(label: &str) -> Self {
         match Code::from_name(label) {
             None if label == "ok" => Self::Success,
@@ -143,6 +142,7 @@ impl TritonNames {
     fn write_machine(&self, text: &mut MetricsText) {
         if let Some(ticks) = Ticks::read() {
             let busy = {
+                // Two scrapes within one tick see no progress, and get the last value instead of a division by zero.
                 let mut last = self
                     .processors
                     .lock()
@@ -151,10 +151,11 @@ impl TritonNames {
                 *last = (ticks, busy);
                 busy
             };
-            let help = "Share of all processors in use since the last look, 0 to 1.";
+            let help = "Share of all processors in use since the last scrape, 0 to 1.";
             text.family(names::CPU_UTILIZATION, "gauge", help);
             text.sample(names::CPU_UTILIZATION, &[], busy);
         }
+        // Without `/proc` the families are left out: 0 would be a false value.
         let Some((total, available)) = memory() else {
             return;
         };
@@ -172,7 +173,7 @@ impl TritonNames {
     }
 }
 
-/// A name, what it says, and the observations whose sum it is.
+/// Name, help, and the histogram whose sum it is.
 type Duration = (&'static str, &'static str, fn(&EngineStats) -> &Histogram);
 
 const DURATIONS: [Duration; 3] = [
@@ -193,7 +194,7 @@ const DURATIONS: [Duration; 3] = [
     ),
 ];
 
-/// The models that are computed here.
+/// The models with an engine in this process.
 fn computed<'a>(
     models: &'a [ModelMetrics<'a>],
 ) -> impl Iterator<Item = (&'a ModelMetrics<'a>, &'a EngineStats)> {
@@ -202,7 +203,8 @@ fn computed<'a>(
         .filter_map(|model| Some((model, &**model.engine?.stats())))
 }
 
-/// A request is one inference and one execution here: its sequences join the batch whenever there is a place.
+/// Writes the counts of requests. A request counts as one inference and one execution, because its sequences join the running
+/// batch: there is no batch of requests that could be counted.
 fn write_requests(models: &[ModelMetrics<'_>], requests: &IntCounterVec, text: &mut MetricsText) {
     let ended = ended(requests);
     let count = |model: &ModelMetrics<'_>, outcome| {
@@ -222,7 +224,7 @@ fn write_requests(models: &[ModelMetrics<'_>], requests: &IntCounterVec, text: &
     text.family(
         names::FAILURE,
         "counter",
-        "Requests that ended otherwise, by why.",
+        "Requests that failed, by reason.",
     );
     for model in models {
         let [name, version] = model.labels();
@@ -233,12 +235,13 @@ fn write_requests(models: &[ModelMetrics<'_>], requests: &IntCounterVec, text: &
     }
 }
 
-/// The calls of each model, whichever face they came through.
+/// The number of calls of each model by outcome, summed over the faces.
 fn ended(requests: &IntCounterVec) -> BTreeMap<(String, CallOutcome), f64> {
     let mut ended = BTreeMap::new();
     for metric in requests.collect().iter().flat_map(|it| it.get_metric()) {
         let labels = metric.get_label();
         let label = |name| labels.iter().find(|label| label.name() == name);
+        // Several codes and all faces add to one outcome.
         if let (Some(model), Some(code)) = (label("model"), label("code")) {
             let key = (model.value().to_owned(), CallOutcome::of(code.value()));
             *ended.entry(key).or_insert(0.0) += metric.get_counter().get_value();
@@ -247,7 +250,7 @@ fn ended(requests: &IntCounterVec) -> BTreeMap<(String, CallOutcome), f64> {
     ended
 }
 
-/// Our cells hold one token each.
+/// Writes the blocks of the KV cache: one cell is one block, and holds one token.
 fn write_cache(models: &[ModelMetrics<'_>], text: &mut MetricsText) {
     text.family(names::CACHE_BLOCKS, "gauge", "Blocks of the token cache.");
     for (model, stats) in computed(models) {
@@ -278,6 +281,7 @@ fn write_first_responses(
         let reported = reported.get_histogram();
         let buckets = reported.get_bucket().iter();
         let buckets = buckets.map(|bucket| (bucket.upper_bound(), bucket.cumulative_count()));
+        // The crate leaves the infinite bucket to whoever renders.
         let all = [(f64::INFINITY, reported.get_sample_count())];
         text.buckets(
             names::FIRST_RESPONSE,
@@ -288,7 +292,7 @@ fn write_first_responses(
     }
 }
 
-/// What all processors together have done since the machine started.
+/// Ticks of all processors together since the machine was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Ticks {
     all: u64,
@@ -300,28 +304,30 @@ impl Ticks {
         Self::of(&std::fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// Of the first line of `/proc/stat`: user, nice, system, idle, waiting for a device, interrupts, soft ones, stolen; what
-    /// follows is part of the first two.
+    /// Parses the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal. The guest times after them
+    /// are part of the first two.
     fn of(stat: &str) -> Option<Self> {
         let line = stat.lines().next()?.strip_prefix("cpu ")?;
         let ticks = line.split_whitespace().take(8).map(str::parse);
         let ticks: Vec<u64> = ticks.collect::<Result<_, _>>().ok()?;
         Some(Self {
             all: ticks.iter().sum(),
+            // Waiting for a device is idle too: the processor could do other work.
             idle: ticks.get(3)? + ticks.get(4).unwrap_or(&0),
         })
     }
 
-    /// The share that was busy; none if no time has passed.
+    /// The busy share since `last`; `None` if no time has passed.
     #[expect(clippy::cast_precision_loss, reason = "exact below 2^53 ticks")]
     fn busy_since(&self, last: &Self) -> Option<f64> {
         let all = self.all.checked_sub(last.all).filter(|all| *all > 0)?;
+        // Clamped, because iowait may decrease (proc(5)).
         let idle = self.idle.saturating_sub(last.idle).min(all);
         Some((all - idle) as f64 / all as f64)
     }
 }
 
-/// Bytes of the machine's memory, and how many of them are to be had.
+/// The machine's memory in bytes: total and available.
 fn memory() -> Option<(u64, u64)> {
     let reported = std::fs::read_to_string("/proc/meminfo").ok()?;
     let bytes = |name: &str| {
@@ -329,6 +335,7 @@ fn memory() -> Option<(u64, u64)> {
         let kibibytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
         Some(kibibytes * 1_024)
     };
+    // Not `MemFree`, which counts the page cache as used.
     Some((bytes("MemTotal:")?, bytes("MemAvailable:")?))
 }
 
@@ -362,7 +369,7 @@ mod tests {
         let after = Ticks::of("cpu  130 0 60 850 60 0 0 0 9 9\n").unwrap();
         assert_eq!(after.busy_since(&before), Some(0.4));
         assert_eq!(after.busy_since(&after), None);
-        // A machine that was put to sleep may tell less than before.
+        // After a suspend the counts may be lower than before.
         assert_eq!(before.busy_since(&after), None);
         for text in ["", "intr 1 2", "cpu  1 2 x 4", "cpu  1 2"] {
             assert_eq!(Ticks::of(text), None, "{text:?}");
