@@ -218,6 +218,7 @@ impl Error {
             Self::Unsupported { .. } | Self::Argument { .. } | Self::Cycle { .. } => {
                 Code::InvalidRequest
             }
+            // What cannot be decoded came from a function or a peer; bad input of the caller is an `Argument`.
             Self::Decode { .. } | Self::Protocol { .. } => Code::Internal,
             Self::Panicked { .. } | Self::Function(_) => Code::Internal,
             Self::Truncated { .. } => Code::Truncated,

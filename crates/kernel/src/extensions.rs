@@ -46,6 +46,7 @@ impl Extensions {
             name: type_name::<T>(),
             value: Arc::new(value),
         };
+        // Copied only if shared: a change of one call must not be seen by the call around it.
         let entries = Arc::make_mut(self.0.get_or_insert_default());
         match entries.iter_mut().find(|old| old.id == entry.id) {
             Some(old) => *old = entry,

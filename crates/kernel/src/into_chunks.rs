@@ -139,6 +139,7 @@ impl IntoChunks for Chunks {
 
 impl IntoChunks for () {
     fn mimes() -> Vec<Mime> {
+        // A spec has a main output (KE-134), also if nothing ever comes on it.
         vec![Mime::TEXT]
     }
 

@@ -58,6 +58,7 @@ impl Next {
         call.pass_down();
         match self.layers.get(self.depth) {
             Some(layer) => {
+                // The list of layers is shared, so a chain of any length copies only pointers.
                 let next = Self {
                     depth: self.depth + 1,
                     ..self.clone()

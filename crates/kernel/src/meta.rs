@@ -183,6 +183,7 @@ impl Meta {
         if newer.usage_by_turn.is_empty() {
             // Metadata without usage must not reset what was counted.
             if newer.usage != RunUsage::default() {
+                // A source without turns reports one total; it belongs to the turn that its metadata names.
                 let turn = newer.turn.unwrap_or(0);
                 self.usage_by_turn.insert(turn, newer.usage);
             }

@@ -81,6 +81,7 @@ impl Ord for Name {
 
 impl Hash for Name {
     fn hash<H: Hasher>(&self, state: &mut H) {
+        // As its text, because `Borrow<str>` promises equal hashes.
         self.as_str().hash(state);
     }
 }

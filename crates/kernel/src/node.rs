@@ -169,6 +169,7 @@ impl Demand {
         let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match port {
             None => asked.all = true,
+            // A list and not a set: a function has 64 ports at most, and most readers want one.
             Some(port) if !asked.ports.contains(port) => asked.ports.push(port.clone()),
             Some(_) => {}
         }

@@ -405,6 +405,7 @@ fn is_port(port: &str) -> bool {
 /// KE-132.
 fn check_name(name: &Name, model: bool) -> Result<()> {
     let refuse = |why: &str| Err(Error::argument(name.clone(), why));
+    // Ids of models come from repositories, with `/`, `:` and `-`; they are targets and not identifiers.
     if model {
         return match name.len() {
             1..=limits::MODEL_NAME_BYTES if !name.chars().any(char::is_control) => Ok(()),

@@ -93,6 +93,7 @@ impl GenerateConfig {
         }
         match field {
             "response_format" => response_format(value)?,
+            // Known fields that are not built here are `Unimplemented` and not bad configuration (D-19).
             "controller" => return Err(unimplemented("a controller")),
             "prompt_mode" => self.prompt_mode = prompt_mode(value)?,
             "template_args" => {

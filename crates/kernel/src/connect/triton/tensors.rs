@@ -73,6 +73,7 @@ async fn begin(remote: Arc<TritonTensorModel>, call: Call) -> Result<Chunks> {
     request.timeout = call
         .deadline
         .map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    // Only now, when every input is complete: a tensor request has no part that could be sent later.
     let responses = remote.client.generate(request).await;
     let responses = responses.map_err(|error| failure::error(error, &remote.name))?;
     let answer = TensorAnswer {
@@ -129,6 +130,7 @@ fn chunk(declared: &Declared, data: &TensorData, decoupled: bool) -> Chunk {
         return Chunk::bytes(text.freeze()).with_mime(Mime::TEXT);
     }
     let mut json = elements::to_json(data).to_string();
+    // Each response is a value, and values that follow one another need a separator (KE-112).
     if decoupled {
         json.push('\n');
         return Chunk::bytes(json).with_mime(Mime::NDJSON);

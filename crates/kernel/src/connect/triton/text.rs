@@ -107,6 +107,7 @@ impl TritonTextModel {
             RemotePrompt::Messages(messages) => ("messages", text(&messages.to_string())),
         };
         let target = self.model.input(input);
+        // Only servers that render a chat template declare `messages`; anywhere else they would be lost.
         let target = target.ok_or_else(|| unimplemented("input messages"))?;
         request.inputs.push((target, prompt));
         if asked
