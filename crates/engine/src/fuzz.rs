@@ -29,7 +29,7 @@ pub fn gguf(bytes: &[u8]) {
         .map_err(|it| it.to_string());
     let slow = GgufHeader::read(OneByOne(bytes)).map(reported);
     let slow = slow.map_err(|it| it.to_string());
-    assert_eq!(whole, slow, "how bytes come changes nothing");
+    assert_eq!(whole, slow, "the split into reads changed the result");
 }
 
 /// A reader that returns one byte per call.

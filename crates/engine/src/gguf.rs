@@ -40,7 +40,7 @@ pub(super) enum Error {
     #[error("it does not begin with the letters GGUF")]
     Magic,
     /// An unsupported version.
-    #[error("its GGUF version is {0}, and only 2 and 3 are read here")]
+    #[error("its GGUF version is {0}, and only versions 2 and 3 are supported")]
     Version(u32),
     /// Written for machines of the other byte order.
     #[error("it is written for big-endian machines")]
@@ -49,13 +49,13 @@ pub(super) enum Error {
     #[error("it ends within its header")]
     Short,
     /// A number is larger than any model needs.
-    #[error("its header says {0}, which no model needs")]
+    #[error("its header exceeds a limit: {0}")]
     Excessive(String),
     /// The layout is broken.
     #[error("its header is damaged: {0}")]
     Damaged(&'static str),
     /// Two tokens of the vocabulary are the same text.
-    #[error("its tokens {first} and {second} are both {text:?}")]
+    #[error("its tokens {first} and {second} have the same text {text:?}")]
     EqualTokens {
         /// The id of the first token.
         first: u64,

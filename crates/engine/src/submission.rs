@@ -374,7 +374,7 @@ fn check(request: &mut GenerationRequest, vocabulary_tokens: u32) -> Result<(), 
     }
     // Every choice would have the same scores, and a steerer has nothing to steer.
     if request.params.n.unwrap_or(1) != 1 || request.steer.is_some() {
-        let message = "scored must be asked with n 1 and without a controller";
+        let message = "scored requires n = 1 and no controller";
         return Err(bad(message.to_owned()));
     }
     Ok(())

@@ -183,7 +183,7 @@ impl Template {
         program::compile(NAME, &source, &blocks).map_err(syntax)?;
         let Ok(shield) = SpecialTextShield::new(&special.all) else {
             return Err(TemplateError::Syntax(
-                "the control tokens' texts are too many".to_owned(),
+                "the vocabulary has too many control tokens".to_owned(),
             ));
         };
         let (bos, end) = (special.bos.clone(), special.end.clone());
@@ -215,7 +215,7 @@ impl Template {
         match self.render(&chat) {
             Err(TemplateError::TooLong) => Err(TemplateError::TooLong),
             Err(why) => {
-                tracing::debug!(%why, "the chat template does not take a plain message");
+                tracing::debug!(%why, "the chat template rejects a single short message");
                 Ok(())
             }
             Ok(_) => Ok(()),

@@ -87,7 +87,7 @@ fn whole(path: &Path) -> io::Result<Vec<u8>> {
     if std::fs::metadata(path)?.len() > FILE_BYTES_MAX as u64 {
         return Err(io::Error::new(
             io::ErrorKind::FileTooLarge,
-            "it is larger than any tokenizer's",
+            "the file is larger than any tokenizer's: check the path",
         ));
     }
     std::fs::read(path)
@@ -106,15 +106,16 @@ pub struct SpecialTokens {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VocabularyError {
     /// The file cannot be parsed as a tokenizer.
-    #[error("it is no tokenizer: {0}")]
+    #[error("it is not a tokenizer.json: {0}")]
     Syntax(String),
     /// The bytes of its tokens cannot be determined.
     #[error(
-        "tokens of this kind cannot be made text again piece by piece; there are byte-level and SentencePiece ones"
+        "the bytes of single tokens are not known for this kind of tokenizer: only byte-level and SentencePiece ones are \
+         supported"
     )]
     Kind,
     /// It has no tokens, or ids that are larger than any model's.
-    #[error("it has no tokens, or more than any model")]
+    #[error("it has no tokens, or ids larger than those of any model")]
     Size,
     /// The chat template beside it is not usable.
     #[error("{0}")]

@@ -58,7 +58,7 @@ pub(super) fn check(header: &GgufHeader) -> Result<(), String> {
     let scaling = format!("{architecture}.rope.scaling.type");
     match header.text(&scaling) {
         None | Some("none" | "linear" | "yarn" | "longrope") => Ok(()),
-        Some(_) => Err(format!("{scaling} names no known kind")),
+        Some(_) => Err(format!("{scaling} is not a known type")),
     }
 }
 
@@ -81,7 +81,7 @@ fn vocabulary(header: &GgufHeader) -> Result<(), String> {
     ] {
         match header.array(key) {
             Some(list) if !kinds.contains(&list.of) => {
-                return Err(format!("{key} is of a wrong kind"));
+                return Err(format!("{key} has elements of a wrong type"));
             }
             Some(list) if list.length < tokens => {
                 let length = list.length;
@@ -239,7 +239,7 @@ impl Keys<'_> {
             return Ok(());
         }
         Err(format!(
-            "it uses {used} of {experts} experts in {used_groups} of {groups} groups, which cannot be"
+            "its numbers of experts do not fit: it uses {used} of {experts} experts in {used_groups} of {groups} groups"
         ))
     }
 }

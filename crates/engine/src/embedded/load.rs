@@ -111,7 +111,7 @@ pub enum LoadError {
         why: String,
     },
     /// Its end is missing.
-    #[error("{path} is cut short: it has {have} bytes and needs {need}: download it again")]
+    #[error("{path} is incomplete: it has {have} bytes and needs {need}: download it again")]
     Truncated {
         /// The file.
         path: PathBuf,
@@ -267,7 +267,8 @@ fn embed(
             model = name,
             asked = options.kept_prefixes,
             kept = sizes.slots - options.parallel,
-            "the cache has room for fewer kept prefixes than asked for: raise cache_tokens by {missing}, or ask for fewer"
+            "the cache has room for fewer cached prefixes than configured: raise cache_tokens by {missing}, or lower \
+             kept_prefixes"
         );
     }
     let size = llama::ContextSize {
@@ -288,7 +289,7 @@ fn embed(
         apart = sizes.per_slot,
         threads = plan.threads,
         sliding_window = facts.sliding_window,
-        "weights and cache are in memory"
+        "loaded the weights and allocated the KV cache"
     );
     let info = ModelInfo {
         name: name.to_owned(),
@@ -359,7 +360,7 @@ impl LoadPlan {
             tracing::warn!(
                 wanted,
                 used = most,
-                "the model was trained for a shorter context"
+                "the configured context is longer than the model was trained for: using the shorter one"
             );
         }
         let context_tokens = wanted.min(most);

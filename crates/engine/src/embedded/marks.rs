@@ -28,7 +28,7 @@ impl MarkFinder {
         let mut finder = AhoCorasick::builder();
         let finder = finder.match_kind(MatchKind::Standard).build(texts);
         if let Err(why) = &finder {
-            tracing::warn!(%why, "prompts of many turns will be slow to tokenise");
+            tracing::warn!(%why, "special tokens cannot be searched for: prompts of many turns will be slow to tokenise");
         }
         Self {
             finder: finder.ok(),

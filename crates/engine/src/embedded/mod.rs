@@ -83,14 +83,18 @@ impl Model for Embedded {
                 from,
                 to,
                 tokens,
-                "a fork was asked for that cannot be"
+                "a slot cannot be forked: later tokens of the new slot will be refused"
             );
         }
     }
 
     fn truncate(&mut self, slot: SlotId, tokens: u32) {
         if !self.context.truncate(slot, tokens) {
-            tracing::error!(slot, tokens, "a slot was to be cut back that cannot be");
+            tracing::error!(
+                slot,
+                tokens,
+                "a slot cannot be truncated: later tokens of it will be refused"
+            );
         }
     }
 
@@ -121,11 +125,11 @@ impl Model for Embedded {
             // The state of a model that does not truncate has advanced and cannot be rolled back.
             llama::DecodeError::Aborted => failed("the model was interrupted"),
             llama::DecodeError::Invalid(what) => {
-                tracing::error!(what, "a batch was refused");
+                tracing::error!(what, "the batch is invalid, and its requests fail");
                 failed("the model refused the batch")
             }
             llama::DecodeError::Broken(code) => {
-                tracing::error!(code, "llama.cpp failed");
+                tracing::error!(code, "llama.cpp failed to decode a batch");
                 failed("the model failed")
             }
         }
@@ -137,7 +141,7 @@ impl Model for Embedded {
             None => OutputRow::Failed(EngineError::new(
                 Code::Internal,
                 ErrorReason::NONE,
-                "the model gave no row",
+                "the model returned no output row",
             )),
         }
     }

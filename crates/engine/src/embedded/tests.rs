@@ -424,7 +424,7 @@ fn a_recurrent_model_reports_that_it_cannot_truncate_and_forks_whole() {
     assert_eq!(
         model.context.cells_held(1),
         at + 1,
-        "what cannot be done is not done"
+        "a truncation that is impossible changes nothing"
     );
     // The state has advanced when a decode call is aborted, so the sequence is lost and reports an error.
     let flag = Interrupt::default();

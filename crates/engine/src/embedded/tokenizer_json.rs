@@ -15,16 +15,16 @@ use crate::tokenizer_json::{ByteLevel, alphabet};
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoTokenizerFile {
     /// It is not a byte-pair vocabulary.
-    #[error("vocabularies of the kind {0:?} cannot be written as one yet")]
+    #[error("a vocabulary of the kind {0:?} cannot be written as a tokenizer.json")]
     Kind(String),
     /// Its pre-tokenizer is not supported.
-    #[error("how {0:?} splits texts is not known here")]
+    #[error("the pre-tokenizer {0:?} is not supported")]
     Split(String),
     /// Two tokens have the same text, or a token contains a byte that has no token.
-    #[error("its tokens are not bytes and what is made of them")]
+    #[error("two of its tokens have the same text, or a token contains a byte that has no token")]
     Tokens,
     /// The result of a merge is not a token.
-    #[error("it merges tokens to what is none")]
+    #[error("the result of one of its merges is not a token")]
     Merge,
 }
 

@@ -73,7 +73,7 @@ impl Embedded {
                 // Infinite logits are allowed: they exclude tokens.
                 OutputRow::Logits(logits) if !logits.iter().any(|logit| logit.is_nan()) => {}
                 OutputRow::Failed(error) => return Err(error.to_string()),
-                _ => return Err("its logits are no numbers".to_owned()),
+                _ => return Err("its logits are not numbers".to_owned()),
             }
         }
         Ok(())

@@ -88,7 +88,7 @@ impl LlamaVocabulary {
         };
         let file = tokenizer_json::file(&model, header);
         if let Err(why) = &file {
-            tracing::info!(%why, "others cannot be given the model's tokenizer as a file");
+            tracing::info!(%why, "the model's vocabulary is not offered as a tokenizer.json");
         }
         let marks = |of: &dyn Fn(&AddedToken) -> bool| {
             let those = fixed.iter().filter(|(_, how)| of(how));

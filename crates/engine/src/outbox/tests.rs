@@ -28,7 +28,7 @@ fn the_quota_is_per_choice_and_the_owner_is_woken_when_half_is_free() {
         assert!(sender.has_room(0));
         sender.publish(tokens(0));
     }
-    assert_eq!(handle.try_next(), None, "half a step is not seen");
+    assert_eq!(handle.try_next(), None, "an incomplete step is not visible");
     sender.wake();
     assert!(!sender.has_room(0) && sender.has_room(1));
     assert!(!sender.has_room(2), "there is no third choice");
@@ -36,12 +36,12 @@ fn the_quota_is_per_choice_and_the_owner_is_woken_when_half_is_free() {
     handle.try_next();
     assert!(
         sender.has_room(0) && !waker.is_observed(),
-        "one place is not worth a ring"
+        "the owner is not woken for a single place"
     );
     handle.try_next();
     assert!(waker.is_observed());
     handle.try_next();
-    assert!(!waker.is_observed(), "it rings once");
+    assert!(!waker.is_observed(), "the owner is woken once");
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn readers_are_woken_once_per_step_and_the_end_is_last() {
     assert_eq!(
         count.0.load(Ordering::SeqCst),
         0,
-        "nobody is woken in mid-step"
+        "no reader is woken within a step"
     );
     sender.wake();
     assert_eq!(count.0.load(Ordering::SeqCst), 1);
@@ -113,7 +113,7 @@ fn a_sender_dropped_before_its_end_sends_an_error() {
         ..
     }) = handle.try_next()
     else {
-        panic!("no fault")
+        panic!("no error")
     };
     assert_eq!(
         (error.code, error.reason.name()),

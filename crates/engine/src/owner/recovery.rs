@@ -24,7 +24,7 @@ impl EngineOwner {
         requests.stats.panics.add(1);
         tracing::error!(
             model = self.info.name,
-            "a step panicked; every request of the model ends"
+            "a step of the engine panicked: all requests of this model fail, and the engine continues"
         );
         let message = "the engine failed in this step and has started again: try again";
         let cause = EngineError::new(Code::Internal, ErrorReason::ENGINE_PANIC, message);

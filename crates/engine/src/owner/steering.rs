@@ -331,7 +331,7 @@ mod tests {
         }
 
         fn mid_begin(&mut self, _now: Time) {
-            assert!(!self.panics, "as the script says");
+            assert!(!self.panics, "scripted panic");
         }
 
         fn mid_poll(&mut self, _now: Time) -> Steered<Option<Mid>> {

@@ -268,7 +268,7 @@ fn assert_held(naive: &Naive, slot: usize) {
         entry.0.iter().map(|cell| cell.0).collect()
     };
     let removed = naive[slot].as_ref().unwrap();
-    assert!(!removed.1, "what runs is not given away");
+    assert!(!removed.1, "a live slot is not freed");
     let others = naive.iter().enumerate().filter(|(index, _)| *index != slot);
     let mut cached = others.filter_map(|(_, entry)| entry.as_ref().filter(|entry| !entry.1));
     assert!(cached.any(|entry| tokens(entry).starts_with(&tokens(removed))));
@@ -281,13 +281,16 @@ fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
             let slot = cache.acquire(0);
             assert_eq!(slot.is_some(), naive.iter().any(Option::is_none));
             if let Some(slot) = slot {
-                assert!(naive[slot as usize].is_none(), "no slot is given twice");
+                assert!(naive[slot as usize].is_none(), "no slot is acquired twice");
                 naive[slot as usize] = Some((Vec::new(), true));
             }
         }
         Act::Append(slot, count) if live(naive, slot) && cache.room() >= count => {
             for evicted in cache.evict_for(count) {
-                assert!(!live(naive, evicted as usize), "what runs is never evicted");
+                assert!(
+                    !live(naive, evicted as usize),
+                    "a live slot is never evicted"
+                );
                 naive[evicted as usize] = None;
             }
             let tokens: Vec<Token> = (0..count as u32).map(|token| token % 3).collect();
@@ -330,10 +333,13 @@ fn play(cache: &mut PrefixCache, naive: &mut Naive, act: Act, cells: &mut u64) {
         }
         Act::Shift(spare) => {
             if let Some((cached, free)) = cache.misplaced_prefix(Some(spare as u32)) {
-                assert!(naive.iter().flatten().any(|entry| entry.1), "nobody runs");
+                assert!(
+                    naive.iter().flatten().any(|entry| entry.1),
+                    "a slot is live"
+                );
                 assert!(cached < free && cached as usize != spare);
                 let entry = naive[cached as usize].take().unwrap();
-                assert!(!entry.1, "what runs stays where it is");
+                assert!(!entry.1, "a live slot is not moved");
                 assert!(naive[free as usize].replace(entry).is_none());
                 cache.swap_slots(cached, free);
             }
@@ -363,7 +369,7 @@ fn cached_slots_are_moved_behind_live_ones() {
         retain(&mut cache, slot, None);
     }
     assert!(cache.evict(None).is_some());
-    assert_eq!(cache.misplaced_prefix(None), None, "nobody runs");
+    assert_eq!(cache.misplaced_prefix(None), None, "no slot is live");
 }
 
 proptest! {

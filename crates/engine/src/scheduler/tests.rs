@@ -60,7 +60,11 @@ fn d_54_connections_take_turns_within_their_callers() {
     let new_admitted = order(&mut scheduler);
     assert_eq!(new_admitted[..8], first, "callers take turns");
     let rest = [8, 10, 12, 14, 16, 18, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19];
-    assert_eq!(new_admitted[8..], rest, "and so do the connections of one");
+    assert_eq!(
+        new_admitted[8..],
+        rest,
+        "connections of one caller take turns"
+    );
     assert!(scheduler.last_turn.is_empty());
 }
 
@@ -75,7 +79,11 @@ fn ageing_admits_the_priority_that_has_waited_longest() {
         for newcomer in 10..30 {
             scheduler.submit(newcomer, 3, of(1));
             let key = scheduler.next(|_| true).unwrap();
-            assert_eq!(scheduler.admission_order()[0], key, "the line says so too");
+            assert_eq!(
+                scheduler.admission_order()[0],
+                key,
+                "admission_order agrees"
+            );
             scheduler.admit(key);
             scheduler.remove(key);
             new_admitted.push(key);
@@ -135,7 +143,7 @@ fn preempted_and_unparked_sequences_are_admitted_first() {
     scheduler.submit(1, 0, of(0));
     scheduler.submit(2, 0, of(0));
     scheduler.admit(1);
-    assert_eq!(scheduler.next(|_| true), None, "no seat");
+    assert_eq!(scheduler.next(|_| true), None, "no slot is left");
     scheduler.preempt(1);
     assert_eq!(scheduler.next(|_| true), Some(1));
     assert_eq!(scheduler.next(|_| true), Some(1), "asking changes nothing");
@@ -144,14 +152,14 @@ fn preempted_and_unparked_sequences_are_admitted_first() {
     assert_eq!(
         scheduler.next(|_| true),
         Some(2),
-        "a parked sequence holds no seat"
+        "a parked sequence is not counted as running"
     );
     scheduler.unpark(1);
     assert_eq!(scheduler.next(|_| true), Some(1));
     assert_eq!(
         scheduler.next(|key| key != 1),
         Some(2),
-        "who waits for a sibling is passed over"
+        "a sequence that is not eligible is passed over"
     );
 }
 
@@ -236,7 +244,7 @@ fn decodes_are_planned_first_and_prefill_gets_the_rest() {
     assert_eq!(
         [1, 3, 8, 20].map(computed),
         [41, 121, 321, 512],
-        "many that wait do not wait for one another"
+        "many waiting prompts do not wait for one another"
     );
 }
 
@@ -262,7 +270,7 @@ proptest! {
             prop_assert!(work.iter().filter(|work| work.pending == 1).all(|work| share(work.key)));
             let oldest = work.iter().find(|work| work.pending > 1);
             let full = work.iter().filter(|work| work.pending == 1).count() == batch;
-            prop_assert!(full || oldest.is_none_or(|work| share(work.key)), "the oldest prompt gets on");
+            prop_assert!(full || oldest.is_none_or(|work| share(work.key)), "the oldest prompt advances");
         }
     }
 
@@ -275,7 +283,7 @@ proptest! {
         for (key, &(caller, what)) in arrivals.iter().enumerate() {
             scheduler.submit(key, 0, of(caller));
             while let Some(next) = scheduler.next(|_| true) {
-                prop_assert!(!running.contains(&next), "no seat is given twice");
+                prop_assert!(!running.contains(&next), "no sequence is admitted twice");
                 scheduler.admit(next);
                 running.push(next);
             }
@@ -300,6 +308,6 @@ proptest! {
         }
         seen.sort_unstable();
         prop_assert_eq!(seen, (0..arrivals.len()).collect::<Vec<_>>());
-        prop_assert!(scheduler.last_turn.is_empty(), "no caller is remembered for ever");
+        prop_assert!(scheduler.last_turn.is_empty(), "callers without sequences are removed");
     }
 }

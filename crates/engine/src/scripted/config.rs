@@ -235,11 +235,11 @@ pub enum InvalidScript {
         cause: regex::Error,
     },
     /// A step names an error code that does not exist.
-    #[error("{0:?} is no error code; one is {example:?}", example = Code::Internal.name())]
+    #[error("{0:?} is not an error code; an example is {example:?}", example = Code::Internal.name())]
     Code(String),
     /// A tokenizer file, which is not supported.
     #[error(
-        "tokenizer {}: files of tokenizers are not read; \"bytes\" and \"words\" are built in, and a model from a GGUF \
+        "tokenizer {}: tokenizer files are not supported; \"bytes\" and \"words\" are built in, and a model from a GGUF \
          file (backend = \"embedded\") brings its own",
         .0.display()
     )]

@@ -51,8 +51,8 @@ struct ScriptedSequence {
 impl Scripted {
     /// Creates the model that a configuration describes.
     ///
+    /// # Errors
     /// [`InvalidScript`] names the invalid member.
-    /// [`InvalidScript`] names the member that does not make sense.
     pub fn new(config: Config) -> Result<Self, InvalidScript> {
         let vocabulary = Arc::new(ScriptedVocabulary::new(&config));
         let vocabulary_tokens = vocabulary.len();
@@ -178,7 +178,7 @@ impl Model for Scripted {
             return OutputRow::Failed(EngineError::new(
                 Code::Internal,
                 ErrorReason::NONE,
-                "the sequence is gone",
+                "the slot of this row holds no sequence",
             ));
         };
         let hash = sequence.hashes.get(entry.position as usize);
@@ -210,7 +210,7 @@ impl Model for Scripted {
             Cue::Fail(error) => OutputRow::Failed(error),
             // The owner sets no timer for `Time::MAX`: the request ends when it is cancelled or times out.
             Cue::Hang => OutputRow::NotBefore(Time::MAX),
-            Cue::Panic => panic!("the script says so"),
+            Cue::Panic => panic!("the script has a panic step here"),
         }
     }
 

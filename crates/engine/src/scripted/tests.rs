@@ -237,7 +237,7 @@ fn invalid_configurations_are_refused() {
         (r#"{"gap": 99}"#, "gap must be from 0 to 80"),
         (
             r#"{"rules": [{"steps": [{"error": {"code": "nope"}}]}]}"#,
-            "\"nope\" is no error code",
+            "\"nope\" is not an error code",
         ),
         (
             r#"{"rules": [{"match": "(", "steps": []}]}"#,
@@ -250,7 +250,7 @@ fn invalid_configurations_are_refused() {
         // TR-1106
         (
             r#"{"tokenizer": "models/tokenizer.json"}"#,
-            "tokenizer models/tokenizer.json: files of tokenizers are not read; \"bytes\" and \"words\"",
+            "tokenizer models/tokenizer.json: tokenizer files are not supported; \"bytes\" and \"words\"",
         ),
     ];
     for (config, message) in cases {

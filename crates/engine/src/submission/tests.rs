@@ -227,7 +227,7 @@ fn max_tokens_is_limited_by_the_context_and_a_seed_is_chosen() {
     let terms = |max_tokens, seed| {
         let mut request = GenerationRequest::new(Prompt::Tokens(vec![1; 12]));
         (request.params.max_tokens, request.params.seed) = (max_tokens, seed);
-        let token_index = || unreachable!("nobody asked for it");
+        let token_index = || unreachable!("the request has no bad words");
         let submission = prepare(
             request,
             &model.info(),

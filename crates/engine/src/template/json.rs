@@ -38,7 +38,7 @@ pub(super) fn filter(value: &Value, options: Kwargs) -> Result<String, Error> {
         Some(_) => {
             return Err(Error::new(
                 ErrorKind::InvalidOperation,
-                "separators are two texts",
+                "separators must be two strings",
             ));
         }
     };
@@ -81,7 +81,7 @@ impl PythonJson {
                 })?;
             }
             kind => {
-                let message = format!("a value of kind {kind} has no JSON");
+                let message = format!("a value of kind {kind} cannot be written as JSON");
                 return Err(Error::new(ErrorKind::BadSerialization, message));
             }
         }

@@ -41,7 +41,7 @@ pub(super) fn compile<'a>(
     let (instructions, blocks) = generator.finish();
     // Their instructions are compiled apart and would not pass `bounded`.
     if !blocks.is_empty() {
-        let message = "blocks are for templates that extend others, of which there are none";
+        let message = "chat templates cannot contain blocks";
         return Err(Error::new(ErrorKind::SyntaxError, message));
     }
     Ok(bounded(instructions))
@@ -69,7 +69,7 @@ fn check_constants(source: &str, syntax: &SyntaxConfig) -> Result<(), Error> {
         before = number;
     }
     if product > FACTORS_MAX {
-        let message = "it multiplies by numbers that no chat template needs";
+        let message = "it multiplies by constants that are too large";
         return Err(Error::new(ErrorKind::SyntaxError, message));
     }
     Ok(())

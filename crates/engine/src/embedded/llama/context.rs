@@ -255,7 +255,10 @@ impl LlamaContext {
         // says and live during the call, which copies them.
         let decode = || unsafe { throwing::llama_decode(context, batch) };
         let code = guarded(decode).unwrap_or_else(|thrown| {
-            tracing::error!(thrown, "llama.cpp failed within a pass");
+            tracing::error!(
+                thrown,
+                "llama.cpp threw an exception while decoding a batch"
+            );
             THROWN
         });
         if code == 0 {
@@ -305,7 +308,9 @@ impl LlamaContext {
             let expected = match index.checked_sub(1).map(|before| entries[before]) {
                 Some(before) if before.slot == entry.slot => before.position + 1,
                 _ if self.named[entry.slot as usize] == self.batches => {
-                    return Err(DecodeError::Invalid("the entries of a slot are apart"));
+                    return Err(DecodeError::Invalid(
+                        "the entries of a slot are not adjacent",
+                    ));
                 }
                 _ => retained,
             };
@@ -318,7 +323,9 @@ impl LlamaContext {
             rows += usize::from(entry.row);
         }
         if rows > self.rows as usize {
-            Err(DecodeError::Invalid("more rows than there is room for"))
+            Err(DecodeError::Invalid(
+                "a batch has more output rows than the context",
+            ))
         } else {
             Ok(())
         }
@@ -351,7 +358,7 @@ impl LlamaContext {
         };
         if from == to || target != 0 || tokens > source {
             return Err(DecodeError::Invalid(
-                "a fork wants an empty slot and no more than its source holds",
+                "a fork needs an empty slot, and at most the tokens of its source",
             ));
         }
         if tokens == 0 {
@@ -370,9 +377,7 @@ impl LlamaContext {
         if self.truncate(to, tokens) {
             Ok(())
         } else {
-            Err(DecodeError::Invalid(
-                "a model that cannot be cut back was to be",
-            ))
+            Err(DecodeError::Invalid("this model cannot truncate a slot"))
         }
     }
 

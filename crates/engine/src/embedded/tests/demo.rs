@@ -292,7 +292,7 @@ fn d_53_the_first_questions_are_answered_as_the_model_card_states() {
     };
     assert!(
         promised("greedy") > 0.0,
-        "the card tells how many are right"
+        "the model card states how many are right"
     );
     let engine = engine(&folder);
     let share = answered(&engine, &questions, |_| greedy());

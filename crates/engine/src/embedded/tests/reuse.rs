@@ -225,7 +225,7 @@ fn d_48_a_sliding_window_slot_cannot_resume_before_its_window() {
         fill(&mut model, slot, 0, &text(slot, tokens));
     }
     let back = |model: &Embedded| [150, 41, 40, 20, 0].map(|tokens| model.can_resume(2, tokens));
-    assert_eq!(back(&model), [true; 5], "nobody else wants its cells");
+    assert_eq!(back(&model), [true; 5], "no other slot needs its cells");
     // More tokens than the gap that the other slot leaves: sliding-window layers reuse the cells behind the window.
     model.release(1);
     model.open(3, &opening());

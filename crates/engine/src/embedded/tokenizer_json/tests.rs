@@ -213,7 +213,7 @@ fn lm_951_unsupported_vocabularies_have_no_tokenizer_file() {
     assert!(shaped(&of("gpt-2")).file().is_some());
     assert!(
         shaped(&of("bloom")).file().is_none(),
-        "its pattern is not known"
+        "its pre-tokenizer is not supported"
     );
     let lacking = RandomModelShape {
         merges: vec![["t".to_owned(), "h".to_owned()]],

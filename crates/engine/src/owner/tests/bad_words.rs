@@ -102,7 +102,7 @@ fn tr_401_bad_words_that_allow_no_token_fail_only_their_request() {
         answer
     };
     let answer = refused(&["aa"], all_but(97));
-    assert_eq!(answer.text(), "a", "what came before stands");
+    assert_eq!(answer.text(), "a", "the output before the error is sent");
     let EngineError {
         code,
         reason,

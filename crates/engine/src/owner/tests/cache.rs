@@ -284,7 +284,7 @@ fn the_lowest_priority_is_preempted() {
     assert_eq!(preempted.first(), Some(&1));
     assert!(
         !preempted.contains(&2),
-        "the highest never gives way: {preempted:?}"
+        "the highest priority is never preempted: {preempted:?}"
     );
     assert_eq!(handles.len(), 3);
 }

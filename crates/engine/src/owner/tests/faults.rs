@@ -281,7 +281,7 @@ fn a_spawned_engine_answers_and_ends_with_its_last_clone() {
     let mut last = None;
     futures::executor::block_on_stream(handle).for_each(|event| last = Some(event));
     let crate::api::EventKind::Error(error) = last.unwrap().kind else {
-        panic!("no fault")
+        panic!("no error")
     };
     assert_eq!(
         (error.reason.name(), &*error.message),
@@ -325,7 +325,7 @@ fn oa_913_an_uncaught_panic_ends_all_requests_and_the_owner_continues() {
         assert_eq!(
             stats.cells_used.get(),
             cached,
-            "nothing of the old ones is left"
+            "no prefix of the earlier requests is cached"
         );
         assert_eq!(stats.requests_waiting.get(), 0);
     }

@@ -53,7 +53,7 @@ fn lm_921_queued_requests_report_how_many_are_ahead() {
     urgent.params.priority = Some(1);
     let (_third, third_follower) = followed(&bench, urgent);
     run_until(&mut bench, 100);
-    assert_eq!(second_follower.latest(), None, "it has hardly come");
+    assert_eq!(second_follower.latest(), None, "it has only just arrived");
     run_until(&mut bench, 200);
     // A request counts once, however many choices it has; a higher priority is ahead of it.
     assert_eq!(ahead(second_follower.latest()), Some(2));
@@ -65,9 +65,9 @@ fn lm_921_queued_requests_report_how_many_are_ahead() {
     drop(first);
     run_until(&mut bench, 1_000);
     let Some(RequestPhase::Waits { ahead, eta }) = second_follower.latest() else {
-        panic!("it waits")
+        panic!("it is not reported as queued")
     };
-    assert_eq!(ahead, 1, "the urgent one has its place");
+    assert_eq!(ahead, 1, "the urgent request is ahead");
     let eta = eta.unwrap();
     assert!(
         eta > Duration::ZERO && eta < Duration::from_secs(2),
@@ -137,10 +137,10 @@ fn lm_921_a_preempted_request_reports_it_and_continues() {
             break;
         }
     }
-    assert!(displaced > 0, "the cells are too many");
+    assert!(displaced > 0, "no sequence was preempted");
     assert!(
         reports < 10_000 && !bench.owner.is_empty(),
-        "it was not told"
+        "the preemption was not reported"
     );
     let answers = [&mut first, &mut second].map(|handle| {
         bench.settle();

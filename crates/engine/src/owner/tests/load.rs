@@ -68,7 +68,7 @@ fn a_long_prefill_does_not_stall_running_streams() {
         assert_eq!(
             report.decoded.len(),
             4,
-            "everybody who runs gets a token in every step"
+            "each running sequence gets a token in every step"
         );
         let prefill: u32 = report.prefilled.iter().map(|prefill| prefill.1).sum();
         assert!(
@@ -128,7 +128,10 @@ fn a_slow_reader_parks_only_its_own_sequence_and_loses_no_event() {
             }
         }
     }
-    assert_eq!(parked, 1, "it is parked once, and holds no seat");
+    assert_eq!(
+        parked, 1,
+        "it is parked once, and does not count as running"
+    );
     assert!(
         answers
             .iter()

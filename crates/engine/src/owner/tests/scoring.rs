@@ -67,7 +67,7 @@ fn lm_311_one_prefill_gives_every_row() {
     assert_eq!(
         report.prefilled,
         [(0, 29)],
-        "nobody needs the row of the last"
+        "the row of the last token is not computed"
     );
     assert_eq!(report.finished, [0]);
     assert_eq!(tokens(&mut handle).len(), 20);
@@ -302,7 +302,7 @@ fn lm_974_prompt_logprobs_do_not_depend_on_how_they_are_computed() {
         let mut several = generate(&prompt);
         several.params.n = Some(3);
         let (weights, _, _) = scored(&mut bench, several);
-        assert_eq!(weights, expected.0, "one of the choices tells it");
+        assert_eq!(weights, expected.0, "one of the choices reports them");
         assert!(bench.owner.is_empty());
     }
 }

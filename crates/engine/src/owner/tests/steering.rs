@@ -156,7 +156,7 @@ fn ai_804_a_sole_eog_token_ends_and_any_other_becomes_a_space() {
     assert_eq!(
         answer.choices[0].1,
         [97, 257, 257],
-        "the end is told and the sequence goes on"
+        "the EOG token is reported and the sequence continues"
     );
     probe.post = |_, tokens| {
         Ok(if tokens == [257] {
